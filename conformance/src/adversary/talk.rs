@@ -1,0 +1,158 @@
+//! What the adversary does right: windows both ways, and bytes through them.
+
+use rdma_conn::Descriptors;
+use rdma_proto::backend::{Region, RemoteAddress};
+use rdma_proto::wire::{Message, Window};
+
+use super::{Adversary, Incoming};
+use crate::client::Failure;
+
+impl<B: Descriptors> Adversary<B> {
+    /// What both sides do first: each registers a window.
+    pub fn handshake(&mut self) -> Result<(), Failure> {
+        self.register()?;
+        self.await_window().map(drop)
+    }
+
+    /// Registers the current part of its plan.
+    pub fn register(&mut self) -> Result<(), Failure> {
+        let (offset, length) = self.part();
+        let Window { address, rkey, .. } = self.own_window();
+        self.taken = 0;
+        self.message(Message::RegisterXferMemory(Window {
+            address: address + u64::from(offset),
+            length,
+            rkey,
+        }))
+    }
+
+    fn part(&self) -> (u32, u32) {
+        self.plan[self.turn % self.plan.len()]
+    }
+
+    /// Waits for the first window of the other side.
+    pub fn await_window(&mut self) -> Result<Window, Failure> {
+        loop {
+            if let Some(window) = self.theirs {
+                return Ok(window);
+            }
+            let incoming = self.receive()?;
+            self.absorb(incoming)?;
+        }
+    }
+
+    /// Writes bytes as a correct peer does: as much as there is room for, one notification each.
+    pub fn say(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+        self.say_in(bytes, bytes.len())
+    }
+
+    /// The same, at most `piece` bytes at a time.
+    pub fn say_in(&mut self, mut bytes: &[u8], piece: usize) -> Result<(), Failure> {
+        while !bytes.is_empty() {
+            let (to, room) = self.room()?;
+            let (now, rest) = bytes.split_at(bytes.len().min(room as usize).min(piece));
+            let count = u32::try_from(now.len()).unwrap_or(u32::MAX);
+            self.write_immediate(to, now, count)?;
+            self.used += count;
+            bytes = rest;
+        }
+        Ok(())
+    }
+
+    /// Where the next byte goes, and how many fit; waits for a new window if none does.
+    pub fn room(&mut self) -> Result<(RemoteAddress, u32), Failure> {
+        loop {
+            let Window { address, length, rkey } = self.await_window()?;
+            if self.used < length {
+                return Ok((
+                    RemoteAddress { address: address + u64::from(self.used), rkey },
+                    length - self.used,
+                ));
+            }
+            let incoming = self.receive()?;
+            self.absorb(incoming)?;
+        }
+    }
+
+    /// Waits for `len` bytes.
+    pub fn hear(&mut self, len: usize) -> Result<Vec<u8>, Failure> {
+        while self.heard.len() < len {
+            let incoming = self.receive()?;
+            self.absorb(incoming)?;
+        }
+        Ok(self.heard.drain(..len).collect())
+    }
+
+    /// The next message other than a keepalive; everything before it is handled as a correct peer does.
+    pub fn receive_message(&mut self) -> Result<Message, Failure> {
+        loop {
+            match self.receive()? {
+                Incoming::Message(bytes) => match decode(&bytes)? {
+                    Message::Keepalive => self.keepalives += 1,
+                    other => return Ok(other),
+                },
+                other => self.absorb(other)?,
+            }
+        }
+    }
+
+    /// Keepalives that came.
+    pub const fn keepalives(&self) -> u64 {
+        self.keepalives
+    }
+
+    /// Does with `incoming` what a correct peer does.
+    pub fn absorb(&mut self, incoming: Incoming) -> Result<(), Failure> {
+        match incoming {
+            Incoming::Message(bytes) => match decode(&bytes)? {
+                Message::Keepalive => self.keepalives += 1,
+                Message::RegisterXferMemory(window) => {
+                    self.theirs = Some(window);
+                    self.used = 0;
+                }
+                other => return Err(Failure::wrong(format!("unexpected message {other:?}"))),
+            },
+            Incoming::Notified(count) => return self.take_bytes(count),
+            Incoming::Read => {}
+            Incoming::Failed(status) => {
+                return Err(Failure::wrong(format!("the adversary's request failed: {status:?}")));
+            }
+            Incoming::Gone(why) => return Err(Failure::wrong(format!("the connection ended: {why}"))),
+        }
+        Ok(())
+    }
+
+    /// Waits for the end of the connection, whatever comes before it.
+    pub fn await_end(&mut self) -> Result<(), Failure> {
+        loop {
+            if let Incoming::Gone(_) = self.receive()? {
+                return Ok(());
+            }
+        }
+    }
+
+    fn take_bytes(&mut self, count: u32) -> Result<(), Failure> {
+        let (offset, length) = self.part();
+        if self.taken + count > length {
+            let taken = self.taken;
+            return Err(Failure::wrong(format!(
+                "{count} bytes were notified when {taken} of {length} were used"
+            )));
+        }
+        let mut bytes = vec![0; count as usize];
+        if !self.window.memory().read((offset + self.taken) as usize, &mut bytes) {
+            return Err(Failure::wrong("the adversary's plan is not within its memory"));
+        }
+        self.heard.extend_from_slice(&bytes);
+        self.taken += count;
+        if self.taken == length && self.drains {
+            self.turn += 1;
+            self.register()?;
+        }
+        Ok(())
+    }
+}
+
+fn decode(bytes: &[u8]) -> Result<Message, Failure> {
+    Message::decode(bytes).map_err(|error| Failure::wrong(format!("our side sent {bytes:02x?}: {error}")))
+}

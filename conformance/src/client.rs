@@ -1,0 +1,116 @@
+//! A RESP client on any stream.
+
+use std::io::{self, IoSlice, Read, Write};
+
+use bytes::Bytes;
+use resp_rs::resp2::Frame;
+
+use crate::resp::FrameReader;
+
+/// What a check found wrong, or why it could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// The stream failed.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    /// The connection failed.
+    #[error("{0}")]
+    Connection(#[from] rdma_conn::Error),
+    /// The stream ended where a reply was due.
+    #[error("the server closed the connection instead of answering")]
+    Closed,
+    /// Something arrived that is not what must.
+    #[error("{0}")]
+    Wrong(String),
+}
+
+impl Failure {
+    /// [`Failure::Wrong`], from any text.
+    pub fn wrong(what: impl Into<String>) -> Self {
+        Self::Wrong(what.into())
+    }
+}
+
+/// Sends commands and reads replies.
+pub struct Client<S> {
+    reader: FrameReader<S>,
+}
+
+impl<S: Read + Write> Client<S> {
+    /// A client on a connected stream.
+    pub fn new(stream: S) -> Self {
+        Self { reader: FrameReader::new(stream) }
+    }
+
+    /// The stream below.
+    pub fn stream(&mut self) -> &mut S {
+        self.reader.stream()
+    }
+
+    /// Sends a command, all of its parts in one vectored write.
+    pub fn send(&mut self, words: &[&[u8]]) -> Result<(), Failure> {
+        let heads: Vec<String> = std::iter::once(format!("*{}\r\n", words.len()))
+            .chain(words.iter().map(|word| format!("${}\r\n", word.len())))
+            .collect();
+        let mut parts = vec![heads[0].as_bytes()];
+        for (head, word) in heads[1..].iter().zip(words) {
+            parts.extend([head.as_bytes(), word, b"\r\n"]);
+        }
+        let mut slices: Vec<IoSlice<'_>> = parts.into_iter().map(IoSlice::new).collect();
+        let mut rest = &mut slices[..];
+        while !rest.is_empty() {
+            let written = self.stream().write_vectored(rest)?;
+            IoSlice::advance_slices(&mut rest, written);
+        }
+        Ok(())
+    }
+
+    /// The next reply.
+    pub fn reply(&mut self) -> Result<Frame, Failure> {
+        self.reader.frame()?.ok_or(Failure::Closed)
+    }
+
+    /// Sends a command and waits for its reply.
+    pub fn call(&mut self, words: &[&[u8]]) -> Result<Frame, Failure> {
+        self.send(words)?;
+        self.reply()
+    }
+
+    /// The next reply must be this status.
+    pub fn expect(&mut self, status: &str) -> Result<(), Failure> {
+        let reply = self.reply()?;
+        match &reply {
+            Frame::SimpleString(text) if text == status => Ok(()),
+            other => Err(Failure::wrong(format!("expected +{status}, got {}", describe(other)))),
+        }
+    }
+
+    /// The next reply must be a bulk string.
+    pub fn expect_bulk(&mut self) -> Result<Bytes, Failure> {
+        match self.reply()? {
+            Frame::BulkString(Some(bytes)) => Ok(bytes),
+            other => Err(Failure::wrong(format!("expected a bulk string, got {}", describe(&other)))),
+        }
+    }
+
+    /// The stream must end here.
+    pub fn expect_end(&mut self) -> Result<(), Failure> {
+        match self.reader.frame()? {
+            None => Ok(()),
+            Some(frame) => Err(Failure::wrong(format!("expected the end, got {}", describe(&frame)))),
+        }
+    }
+}
+
+/// A reply in a few words.
+pub fn describe(frame: &Frame) -> String {
+    match frame {
+        Frame::SimpleString(text) => format!("+{}", String::from_utf8_lossy(text)),
+        Frame::Error(text) => format!("-{}", String::from_utf8_lossy(text)),
+        Frame::Integer(number) => format!(":{number}"),
+        Frame::BulkString(None) => "a null".into(),
+        Frame::BulkString(Some(bytes)) => format!("a bulk string of {} bytes", bytes.len()),
+        Frame::Array(None) => "a null array".into(),
+        Frame::Array(Some(items)) => format!("an array of {}", items.len()),
+    }
+}

@@ -1,0 +1,154 @@
+//! Every schedule of a model, breadth first.
+//!
+//! What is wanted is stronger than that delivery stays *possible*: it must be *inevitable*. If every path ends, and ends only
+//! in states that count as the goal, then every schedule reaches it, however unfair. So the search keeps one layer of states
+//! at a time (equal states at one depth are one state) and asks of each: is it wrong; has it no successor and is not the goal?
+//! Paths that would not end are found by their depth. For the way to what it finds it keeps one byte and one place per state.
+//!
+//! That is why this is not stateright: its `eventually` is documented to miss violations on paths that join, and its table of
+//! all states ever visited would be what limits the size.
+
+use std::collections::HashSet;
+use std::hash::{BuildHasher, Hash, RandomState};
+use std::time::{Duration, Instant};
+
+/// A system that goes from state to state in numbered steps.
+pub trait Model {
+    /// Everything that matters to the future.
+    type State: Clone + Hash;
+
+    /// Where it begins.
+    fn start(&self) -> Self::State;
+    /// How many different steps there are; not all are possible everywhere.
+    fn steps(&self) -> u8;
+    /// Takes a step. `None`: it is not possible here.
+    ///
+    /// # Errors
+    /// What must never happen has.
+    fn take(&self, state: &Self::State, step: u8) -> Option<Result<Self::State, String>>;
+    /// Whether this is where everything may end.
+    fn is_goal(&self, state: &Self::State) -> bool;
+    /// A step in words.
+    fn describe(&self, step: u8) -> String;
+}
+
+/// What a search has seen.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Seen {
+    /// States.
+    pub states: u64,
+    /// Steps between them.
+    pub steps: u64,
+    /// States in which everything had arrived.
+    pub goals: u64,
+    /// Steps on the longest path.
+    pub depth: usize,
+    /// States of one depth, at most.
+    pub widest: usize,
+    /// How long it took.
+    pub took: Duration,
+}
+
+/// Something that must not be, and the steps that lead to it.
+#[derive(Clone, Debug)]
+pub struct Flaw {
+    /// What is wrong.
+    pub what: String,
+    /// How to get there, on a shortest path.
+    pub path: Vec<String>,
+}
+
+/// How a search ended.
+#[derive(Clone, Debug)]
+pub enum End {
+    /// All states were seen, and nothing is wrong.
+    Complete,
+    /// This is wrong.
+    Flawed(Flaw),
+    /// There are more states than were allowed. Nothing is wrong with those that were seen.
+    Truncated,
+}
+
+/// A path this long does not end.
+const LONGEST: usize = 2000;
+
+/// Explores `model`, up to `limit` states.
+pub fn explore<M: Model>(model: &M, limit: u64) -> (Seen, End) {
+    let (begun, hasher) = (Instant::now(), RandomState::new());
+    let mut seen = Seen { states: 1, widest: 1, ..Seen::default() };
+    let mut layer = vec![model.start()];
+    // For each layer: from which state of the one before, by which step.
+    let mut origins: Vec<Vec<(u32, u8)>> = vec![vec![(0, 0)]];
+    let end = loop {
+        let (mut next, mut from) = (Vec::new(), Vec::new());
+        // Fingerprints of 64 bits instead of states: with a million states in a layer, two different ones count as one with
+        // a probability of 3 in 10^8, and with other numbers in the next run.
+        let mut known = HashSet::new();
+        let mut flaw = None;
+        'layer: for (place, state) in layer.iter().enumerate() {
+            let mut ends = true;
+            for step in 0..model.steps() {
+                let Some(result) = model.take(state, step) else { continue };
+                ends = false;
+                seen.steps += 1;
+                match result {
+                    Ok(state) => {
+                        if known.insert(hasher.hash_one(&state)) {
+                            next.push(state);
+                            from.push((place as u32, step));
+                        }
+                    }
+                    Err(what) => {
+                        flaw = Some((what, place, Some(step)));
+                        break 'layer;
+                    }
+                }
+            }
+            if ends {
+                if !model.is_goal(state) {
+                    flaw = Some((
+                        "deadlock: nothing can happen, and not everything has arrived".into(),
+                        place,
+                        None,
+                    ));
+                    break;
+                }
+                seen.goals += 1;
+            }
+        }
+        if let Some((what, place, last)) = flaw {
+            break End::Flawed(Flaw { what, path: path(model, &origins, place, last) });
+        }
+        if next.is_empty() {
+            break End::Complete;
+        }
+        seen.states += next.len() as u64;
+        seen.depth += 1;
+        seen.widest = seen.widest.max(next.len());
+        origins.push(from);
+        if seen.depth > LONGEST {
+            break End::Flawed(Flaw {
+                what: "livelock: it goes on for ever".into(),
+                path: path(model, &origins, 0, None),
+            });
+        }
+        if seen.states > limit {
+            break End::Truncated;
+        }
+        layer = next;
+    };
+    seen.took = begun.elapsed();
+    (seen, end)
+}
+
+/// The steps to the state at `place` of the last layer, and one more.
+fn path<M: Model>(model: &M, origins: &[Vec<(u32, u8)>], place: usize, last: Option<u8>) -> Vec<String> {
+    let mut steps: Vec<u8> = last.into_iter().collect();
+    let mut place = place;
+    for layer in origins.iter().skip(1).rev() {
+        let Some(&(from, step)) = layer.get(place) else { break };
+        steps.push(step);
+        place = from as usize;
+    }
+    steps.iter().rev().map(|step| model.describe(*step)).collect()
+}

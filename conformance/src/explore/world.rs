@@ -1,0 +1,454 @@
+//! Two connection machines, and between them a channel that keeps the order of reliable connections.
+//!
+//! A step is the smallest thing that can happen to one side: its application writes or reads a byte, its machine is asked for
+//! one action, its device carries one request, one arrival is handled and its receive posted again, one completion is
+//! reported. Whatever order a driver, a device and two applications may bring about is an order of these steps. Bytes are read
+//! from the send buffer when they are carried, and looked at again when the machine is told that they are done.
+//!
+//! Time stands still, so that nothing can be waited out.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use rdma_proto::backend::{Immediate, RNR_RETRY_INFINITE};
+use rdma_proto::time::Instant;
+use rdma_proto::wire::Message;
+use rdma_proto::{Action, Config, Connection, RegionAddress, Role, Span, State};
+
+use super::Defect;
+use super::search::Model;
+
+/// A setting of everything, explored as a whole.
+#[derive(Clone, Debug)]
+pub struct Scenario {
+    /// What it is about.
+    pub name: &'static str,
+    /// The client's settings.
+    pub client: Config,
+    /// The server's.
+    pub server: Config,
+    /// Bytes that the client and the server write, at most 255.
+    pub bytes: [u8; 2],
+    /// Whether the server allows no retries, as Valkey's does: then a notification without a receive is an error.
+    pub fatal: bool,
+    /// Who closes, once it has written and read everything.
+    pub closes: Option<Role>,
+    /// What is done wrong.
+    pub defect: Option<Defect>,
+}
+
+/// Both sides.
+#[derive(Clone, Hash)]
+pub struct World {
+    client: Side,
+    server: Side,
+}
+
+/// One machine with its memory, its device and its application.
+#[derive(Clone, Hash)]
+struct Side {
+    machine: Connection,
+    established: bool,
+    closed: bool,
+    /// The send buffer.
+    buffer: Vec<u8>,
+    /// The receive regions; zero is a byte that was read or never written.
+    regions: [Vec<u8>; 2],
+    /// Bytes written and read by the application. A byte's value is its position, from 1.
+    wrote: u8,
+    read: u8,
+    /// Requests posted and not carried, ...
+    queue: VecDeque<Action>,
+    /// ... and carried ones, with their bytes, whose completion was not reported.
+    carried: VecDeque<(Action, Vec<u8>)>,
+    /// Signaled completions to report.
+    completions: VecDeque<u64>,
+    /// Receives posted.
+    receives: u16,
+    arrivals: VecDeque<Arrival>,
+    /// Its queue pair is in error, for it has disconnected.
+    broken: bool,
+    /// Its peer has disconnected, which it has not heard.
+    left: bool,
+    /// Registrations carried: defects concern one of them.
+    registrations: u8,
+}
+
+#[derive(Clone, Copy, Hash)]
+enum Arrival {
+    Message(Message),
+    Immediate(u32),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Establish,
+    Write,
+    Read,
+    Post,
+    Carry,
+    Handle,
+    Report,
+    Close,
+    Hear,
+}
+
+const KINDS: [Kind; 9] = [
+    Kind::Establish,
+    Kind::Write,
+    Kind::Read,
+    Kind::Post,
+    Kind::Carry,
+    Kind::Handle,
+    Kind::Report,
+    Kind::Close,
+    Kind::Hear,
+];
+
+const NOW: Instant = Instant::from_start(Duration::from_secs(1));
+
+/// Where the regions of a side seem to lie: the second far from the first.
+const fn region(number: u8) -> RegionAddress {
+    RegionAddress { address: 0x1000 * (number as u64 + 1), rkey: number as u32 + 1 }
+}
+
+fn decode(step: u8) -> (Role, Kind) {
+    let role = if step.is_multiple_of(2) { Role::Client } else { Role::Server };
+    (role, KINDS[usize::from(step / 2)])
+}
+
+/// A check that fails says so.
+fn must(holds: bool, what: impl FnOnce() -> String) -> Result<(), String> {
+    if holds { Ok(()) } else { Err(what()) }
+}
+
+impl Model for Scenario {
+    type State = World;
+
+    fn start(&self) -> World {
+        World {
+            client: Side::new(
+                self.client,
+                self.server.peer_receives,
+                self.defect == Some(Defect::ReceiveForgotten),
+            ),
+            server: Side::new(
+                self.server,
+                self.client.peer_receives,
+                self.defect == Some(Defect::ReceiveForgotten),
+            ),
+        }
+    }
+
+    fn steps(&self) -> u8 {
+        2 * KINDS.len() as u8
+    }
+
+    fn take(&self, state: &World, step: u8) -> Option<Result<World, String>> {
+        let (role, kind) = decode(step);
+        if !self.is_possible(state, role, kind) {
+            return None;
+        }
+        let mut world = state.clone();
+        match self.act(&mut world, role, kind) {
+            Ok(true) => Some(world.check().map(|()| world)),
+            Ok(false) => None,
+            Err(what) => Some(Err(what)),
+        }
+    }
+
+    fn is_goal(&self, World { client, server }: &World) -> bool {
+        let [from_client, from_server] = self.bytes;
+        let arrived = (client.read, server.read) == (from_server, from_client);
+        let written = (client.wrote, server.wrote) == (from_client, from_server);
+        let closed = |side: &Side| side.machine.state() == State::Closed;
+        arrived && written && (self.closes.is_none() || closed(client) && closed(server))
+    }
+
+    fn describe(&self, step: u8) -> String {
+        let (role, kind) = decode(step);
+        format!("{role:?}: {kind:?}")
+    }
+}
+
+impl Scenario {
+    const fn quota(&self, role: Role) -> (u8, u8) {
+        let [client, server] = self.bytes;
+        match role {
+            Role::Client => (client, server),
+            Role::Server => (server, client),
+        }
+    }
+
+    /// A first look, before anything is copied.
+    fn is_possible(&self, world: &World, role: Role, kind: Kind) -> bool {
+        let (side, other) = world.sides(role);
+        let (quota, expected) = self.quota(role);
+        let finished = side.wrote == quota && side.read == expected;
+        match kind {
+            // The passive side is established when the active one has read that it is.
+            Kind::Establish => !side.established && (role == Role::Client || other.established),
+            Kind::Write => {
+                side.wrote < quota
+                    && side.machine.space().len > 0
+                    && matches!(side.machine.state(), State::Connecting | State::Open)
+            }
+            Kind::Read => side.machine.readable().is_some(),
+            Kind::Post => !side.broken,
+            Kind::Carry => {
+                let takes = side.queue.front().is_some_and(notifies);
+                !side.queue.is_empty()
+                    && !other.broken
+                    && (!takes || other.receives > 0 || self.fatal && role == Role::Client)
+            }
+            Kind::Handle => !side.arrivals.is_empty() && !side.broken,
+            Kind::Report => !side.completions.is_empty() && !side.broken,
+            Kind::Close => {
+                self.closes == Some(role) && !side.closed && finished && side.machine.state() == State::Open
+            }
+            // All that had arrived is handled first (VR-CLOSE-002).
+            Kind::Hear => side.left && side.arrivals.is_empty() && side.completions.is_empty(),
+        }
+    }
+
+    /// Does it; false if nothing came of it.
+    fn act(&self, world: &mut World, role: Role, kind: Kind) -> Result<bool, String> {
+        let defect = self.defect;
+        let (side, other) = world.sides_mut(role);
+        match kind {
+            Kind::Establish => {
+                let retries = if self.fatal && role == Role::Client { 0 } else { RNR_RETRY_INFINITE };
+                side.established = true;
+                side.machine.handle_established(NOW, retries);
+            }
+            Kind::Write => side.write(defect)?,
+            Kind::Read => side.read()?,
+            Kind::Post => return side.post(other, defect),
+            Kind::Carry => side.carry(other, defect)?,
+            Kind::Handle => side.handle(defect),
+            Kind::Report => side.report(defect)?,
+            Kind::Close => {
+                side.closed = true;
+                side.machine.close(NOW, Duration::from_secs(3600));
+            }
+            Kind::Hear => {
+                side.left = false;
+                side.machine.handle_disconnected();
+            }
+        }
+        Ok(true)
+    }
+}
+
+fn notifies(action: &Action) -> bool {
+    matches!(action, Action::Send { .. } | Action::Write { immediate: Some(_), .. })
+}
+
+impl World {
+    const fn sides(&self, role: Role) -> (&Side, &Side) {
+        match role {
+            Role::Client => (&self.client, &self.server),
+            Role::Server => (&self.server, &self.client),
+        }
+    }
+
+    const fn sides_mut(&mut self, role: Role) -> (&mut Side, &mut Side) {
+        match role {
+            Role::Client => (&mut self.client, &mut self.server),
+            Role::Server => (&mut self.server, &mut self.client),
+        }
+    }
+
+    fn check(&self) -> Result<(), String> {
+        for side in [&self.client, &self.server] {
+            if let State::Failed(error) = side.machine.state() {
+                return Err(format!("a machine failed: {error}"));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Side {
+    fn new(config: Config, receives: u16, forgetful: bool) -> Self {
+        let window = vec![0; config.window as usize];
+        Self {
+            machine: Connection::new(config, [region(0), region(1)])
+                .expect("a scenario's settings are valid"),
+            established: false,
+            closed: false,
+            buffer: vec![0; config.send_buffer as usize],
+            regions: [window.clone(), window],
+            wrote: 0,
+            read: 0,
+            queue: VecDeque::new(),
+            carried: VecDeque::new(),
+            completions: VecDeque::new(),
+            receives: if forgetful { receives.saturating_sub(1) } else { receives },
+            arrivals: VecDeque::new(),
+            broken: false,
+            left: false,
+            registrations: 0,
+        }
+    }
+
+    fn write(&mut self, defect: Option<Defect>) -> Result<(), String> {
+        let at = self.machine.space().offset;
+        let owned = |(action, _): &(Action, Vec<u8>)| overlaps(action, at);
+        let in_use = self.queue.iter().any(|action| overlaps(action, at)) || self.carried.iter().any(owned);
+        must(!in_use, || format!("byte {at} of the send buffer is given out while the device owns it"))?;
+        self.wrote += 1;
+        self.buffer[at as usize] = self.wrote;
+        self.machine.commit(1).map_err(|error| error.to_string())?;
+        if defect == Some(Defect::BufferReused) && self.wrote > 1 {
+            // The byte before is taken for done.
+            let before = (at as usize + self.buffer.len() - 1) % self.buffer.len();
+            self.buffer[before] = self.wrote;
+        }
+        Ok(())
+    }
+
+    fn read(&mut self) -> Result<(), String> {
+        let Some(readable) = self.machine.readable() else { return Ok(()) };
+        let byte = &mut self.regions[usize::from(readable.region)][readable.offset as usize];
+        let (found, due) = (std::mem::take(byte), self.read + 1);
+        must(found == due, || format!("byte {due} reads as {found}"))?;
+        self.read = due;
+        self.machine.consume(1).map_err(|error| error.to_string())
+    }
+
+    /// The machine's next action goes to the send queue. One that has none was only asked: nothing has happened.
+    fn post(&mut self, other: &mut Self, defect: Option<Defect>) -> Result<bool, String> {
+        let Some(mut action) = self.machine.poll_action(NOW) else { return Ok(false) };
+        match &mut action {
+            Action::Disconnect => {
+                self.broken = true;
+                self.queue.clear();
+                self.arrivals.clear();
+                self.completions.clear();
+                other.left = true;
+                return Ok(true);
+            }
+            Action::Write { from, immediate: Some(immediate), .. } => {
+                if defect == Some(Defect::NoticeTooLong) && from.len > 1 {
+                    immediate.0 += 1;
+                }
+            }
+            Action::Send { slot, .. } => {
+                let slot = *slot;
+                let same =
+                    |action: &Action| matches!(action, Action::Send { slot: other, .. } if *other == slot);
+                let taken =
+                    self.queue.iter().any(same) || self.carried.iter().any(|(action, _)| same(action));
+                must(!taken, || format!("message slot {slot} is given out while the device owns it"))?;
+            }
+            Action::Write { .. } => {}
+        }
+        self.queue.push_back(action);
+        let depth = usize::from(self.machine.config().send_depth);
+        let posted = self.queue.len() + self.carried.len();
+        must(posted <= depth, || format!("{posted} requests in a send queue for {depth}"))?;
+        Ok(true)
+    }
+
+    /// The device carries the oldest request.
+    fn carry(&mut self, other: &mut Self, defect: Option<Defect>) -> Result<(), String> {
+        let Some(action) = self.queue.pop_front() else { return Ok(()) };
+        if notifies(&action) {
+            must(other.receives > 0, || "a notification without a receive, and no retries".into())?;
+        }
+        let mut bytes = Vec::new();
+        let signaled = match action {
+            Action::Send { id, signaled, message, .. } => {
+                let message = Message::decode(&message).map_err(|error| error.to_string())?;
+                if matches!(message, Message::RegisterXferMemory(_)) {
+                    self.registrations += 1;
+                }
+                match defect {
+                    // As if it had never been sent: not even its receive is taken.
+                    Some(Defect::RegistrationLost) if self.registrations == 2 => self.registrations += 1,
+                    Some(Defect::RegistrationTwice) if self.registrations == 1 => {
+                        other.receives -= 1;
+                        other.arrivals.extend([Arrival::Message(message); 2]);
+                    }
+                    _ => {
+                        other.receives -= 1;
+                        other.arrivals.push_back(Arrival::Message(message));
+                    }
+                }
+                signaled.then_some(id)
+            }
+            Action::Write { id, signaled, from: Span { offset, len }, to, immediate } => {
+                bytes = self.buffer[offset as usize..][..len as usize].to_vec();
+                other.land(to.rkey, to.address, &bytes)?;
+                if let Some(Immediate(count)) = immediate {
+                    other.receives -= 1;
+                    other.arrivals.push_back(Arrival::Immediate(count));
+                }
+                signaled.then_some(id)
+            }
+            Action::Disconnect => None,
+        };
+        self.carried.push_back((action, bytes));
+        if let Some(id) = signaled
+            && defect != Some(Defect::CompletionLost)
+        {
+            self.completions.push_back(id);
+        }
+        Ok(())
+    }
+
+    /// Bytes of the peer arrive.
+    fn land(&mut self, rkey: u32, address: u64, bytes: &[u8]) -> Result<(), String> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let number = rkey.wrapping_sub(1);
+        let target = self.regions.get_mut(number as usize).ok_or("a WRITE with a key that nobody gave")?;
+        let start = address.wrapping_sub(region(number as u8).address) as usize;
+        let end = start.saturating_add(bytes.len());
+        let window = target.get_mut(start..end).ok_or("a WRITE outside the window")?;
+        must(window.iter().all(|byte| *byte == 0), || "a WRITE over bytes that were not read".into())?;
+        window.copy_from_slice(bytes);
+        Ok(())
+    }
+
+    /// The oldest arrival is handled, and its receive posted again.
+    fn handle(&mut self, defect: Option<Defect>) {
+        match self.arrivals.pop_front() {
+            Some(Arrival::Message(message)) => self.machine.handle_message(NOW, &message.encode()),
+            Some(Arrival::Immediate(count)) => self.machine.handle_immediate(NOW, Immediate(count)),
+            None => return,
+        }
+        let keeps = defect == Some(Defect::ReceivesDwindle);
+        self.receives += u16::from(!keeps);
+    }
+
+    /// The oldest completion is reported.
+    fn report(&mut self, defect: Option<Defect>) -> Result<(), String> {
+        let Some(id) = self.completions.pop_front() else { return Ok(()) };
+        let mut found = false;
+        while let Some((action, bytes)) = self.carried.pop_front() {
+            if let Action::Write { from: Span { offset, len }, .. } = action {
+                let now = &self.buffer[offset as usize..][..len as usize];
+                must(now == bytes, || "the send buffer changed while the device owned it".into())?;
+            }
+            if let Action::Send { id: this, .. } | Action::Write { id: this, .. } = action
+                && this == id
+            {
+                found = true;
+                break;
+            }
+        }
+        must(found, || "a request completes twice".into())?;
+        if defect != Some(Defect::CompletionUnreported) {
+            self.machine.handle_sent(NOW, id);
+        }
+        Ok(())
+    }
+}
+
+/// Whether the request reads this byte of the send buffer.
+fn overlaps(action: &Action, at: u32) -> bool {
+    matches!(action, Action::Write { from, .. } if (from.offset..from.offset + from.len).contains(&at))
+}

@@ -1,0 +1,24 @@
+//! The cases of all suites, for what they say about requirements.
+
+use rdma_softsim::SoftSim;
+
+use crate::suite::Case;
+use crate::{hostile, outage, semantics, smoke};
+
+/// A case and the requirements it is about.
+pub type Shows = (&'static str, &'static [&'static str]);
+
+/// All cases of all suites.
+pub fn all() -> Vec<Shows> {
+    let suites = [
+        shows(&smoke::cases::<SoftSim>()),
+        shows(&outage::cases::<SoftSim>()),
+        shows(&hostile::cases::<SoftSim>()),
+        shows(&semantics::cases::<SoftSim>()),
+    ];
+    suites.concat()
+}
+
+fn shows<S>(cases: &[Case<S>]) -> Vec<Shows> {
+    cases.iter().map(|case| (case.id, case.requirements)).collect()
+}

@@ -1,0 +1,170 @@
+//! The requirements of the protocol: `spec/requirements.toml`, read, listed, rendered, and held against the workspace.
+
+pub mod cases;
+mod command;
+pub mod coverage;
+pub mod render;
+pub mod scan;
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+pub use command::{Command, run};
+
+/// The version of the file's format that this program reads.
+const FORMAT: u32 = 1;
+
+/// How binding a requirement is, as in RFC 2119.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Level {
+    /// Without it peers do not work together, or come to harm.
+    Must,
+    /// There may be reasons against it, to be weighed.
+    Should,
+    /// A choice, which peers must be able to live with.
+    May,
+}
+
+/// Where a requirement comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Origin {
+    /// Valkey's page about RDMA.
+    Document,
+    /// The RDMA verbs and the connection manager.
+    Verbs,
+    /// What deployed implementations do, so that a peer must follow.
+    Reference,
+    /// What a peer that errs or attacks must not be able to do.
+    Hardening,
+}
+
+/// A side of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// The side that connects.
+    Client,
+    /// The side that accepts.
+    Server,
+}
+
+/// One requirement.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Requirement {
+    /// `VR-<AREA>-<NNN>`.
+    pub id: String,
+    /// How binding it is.
+    pub level: Level,
+    /// Where it comes from.
+    pub origin: Origin,
+    /// Where to look it up.
+    pub source: String,
+    /// The requirement itself.
+    pub text: String,
+    /// Where the document and deployed code differ, or why.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
+    /// Whom it binds.
+    #[serde(default = "both")]
+    pub roles: Vec<Role>,
+    /// Tests and cases that show it and do not say so themselves.
+    #[serde(default)]
+    pub tests: Vec<String>,
+    /// Why no test can show it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub untestable: Option<String>,
+}
+
+fn both() -> Vec<Role> {
+    vec![Role::Client, Role::Server]
+}
+
+impl Requirement {
+    /// The middle part of its id.
+    pub fn area(&self) -> &str {
+        self.id.split('-').nth(1).unwrap_or_default()
+    }
+}
+
+/// The names of an enum's values, as in the file.
+macro_rules! display_as_in_the_file {
+    ($($name:ident)*) => { $(
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&format!("{self:?}").to_lowercase())
+            }
+        }
+    )* };
+}
+
+display_as_in_the_file!(Level Origin Role);
+
+/// All requirements.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Requirements {
+    format: u32,
+    #[serde(rename = "requirement")]
+    all: Vec<Requirement>,
+}
+
+impl Requirements {
+    /// Those this program was built with.
+    ///
+    /// # Panics
+    /// If the file it was built with is broken, which a test excludes.
+    pub fn built_in() -> Self {
+        Self::parse(include_str!("../../../spec/requirements.toml"))
+            .unwrap_or_else(|problem| panic!("{problem}"))
+    }
+
+    /// Those of the workspace at `root`.
+    ///
+    /// # Errors
+    /// Says what is wrong with the file.
+    pub fn of(root: &Path) -> Result<Self, String> {
+        let file = root.join("spec/requirements.toml");
+        let text = std::fs::read_to_string(&file).map_err(|error| format!("{}: {error}", file.display()))?;
+        Self::parse(&text).map_err(|problem| format!("{}: {problem}", file.display()))
+    }
+
+    fn parse(text: &str) -> Result<Self, String> {
+        let parsed: Self = toml::from_str(text).map_err(|error| error.to_string())?;
+        if parsed.format != FORMAT {
+            return Err(format!("format {}, and this program reads {FORMAT}", parsed.format));
+        }
+        let mut seen = BTreeSet::new();
+        for requirement in &parsed.all {
+            let id = &requirement.id;
+            if scan::ids(id) != [id.as_str()] {
+                return Err(format!("{id} is not an id"));
+            }
+            if !seen.insert(id) {
+                return Err(format!("{id} is there twice"));
+            }
+        }
+        Ok(parsed)
+    }
+
+    /// In the order of the file.
+    pub fn iter(&self) -> impl Iterator<Item = &Requirement> {
+        self.all.iter()
+    }
+
+    /// Whether there is one of this id.
+    pub fn has(&self, id: &str) -> bool {
+        self.all.iter().any(|requirement| requirement.id == id)
+    }
+}
+
+/// The workspace that this program was built from.
+pub fn workspace() -> PathBuf {
+    let conformance = Path::new(env!("CARGO_MANIFEST_DIR"));
+    conformance.parent().unwrap_or(conformance).to_path_buf()
+}

@@ -1,0 +1,279 @@
+//! The programs that use connections: what they write and read, when, and how they end.
+
+use std::io::IoSlice;
+use std::time::Duration;
+
+use rdma_conn::{Error, Link};
+use rdma_proto::time::Instant;
+use rdma_proto::{Config, State};
+use rdma_softsim::{Random, SoftSim};
+
+/// Longer than any run.
+const PATIENCE: Duration = Duration::from_secs(3600);
+
+/// What a program does with a connection.
+#[derive(Clone, Copy, Debug)]
+pub struct Habits {
+    /// Bytes it writes.
+    pub bytes: u64,
+    /// The most it writes at once, and reads at once.
+    pub write: u64,
+    /// See [`Habits::write`].
+    pub read: u64,
+    /// How long it rests after writing, ...
+    pub write_rest: Duration,
+    /// ... after reading, ...
+    pub read_rest: Duration,
+    /// ... and before its first read.
+    pub reads_late: Duration,
+    /// How it ends.
+    pub end: End,
+    /// How long ending may take, and after which time it ends in any case.
+    linger: Duration,
+    gives_up: Option<Duration>,
+}
+
+/// How a program ends a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// Closes when everything is written, and, if it says so, everything of the peer's is read.
+    Close {
+        /// Whether it waits for the peer's bytes.
+        reads_first: bool,
+    },
+    /// Waits for the peer's end.
+    Wait,
+    /// Drops the connection when it has written so much.
+    Drop {
+        /// So much.
+        after: u64,
+    },
+}
+
+impl Habits {
+    /// Habits for a connection between these two, such that a run stays short.
+    pub fn draw(random: &mut Random, own: &Config, peer: &Config) -> Self {
+        let write = random.pick(&[1, 3, 10, 100, 1000, 5000]);
+        let read = random.pick(&[1, 7, 64, 1000, 10_000]);
+        let unit = write.min(own.send_buffer.into()).min(peer.window.into()).min(read * 4);
+        let most = (unit * random.pick(&[1, 8, 40, 100])).min(30_000);
+        let micros = |random: &mut Random| Duration::from_micros(random.pick(&[0, 0, 0, 50, 2000]));
+        Self {
+            bytes: random.below(most + 1),
+            write,
+            read,
+            write_rest: micros(random),
+            read_rest: micros(random),
+            reads_late: Duration::from_micros(random.pick(&[0, 0, 0, 1000, 400_000])),
+            end: End::Wait,
+            linger: PATIENCE,
+            gives_up: None,
+        }
+    }
+
+    /// A peer that breaks the rules may never let this program finish, so it finishes by itself.
+    pub fn faces_rogue(&mut self) {
+        // Less than the windows that rogues register, so that they are never full.
+        self.bytes = self.bytes.min(2000);
+        self.gives_up = Some(Duration::from_secs(3));
+        self.linger = Duration::from_secs(1);
+    }
+}
+
+/// A running program.
+pub struct App {
+    habits: Habits,
+    /// Which streams it writes and expects.
+    writes: Stream,
+    reads: Stream,
+    /// How many bytes the peer writes.
+    expected: u64,
+    written: u64,
+    read: u64,
+    random: Random,
+    next_write: Instant,
+    next_read: Instant,
+    gives_up: Option<Instant>,
+    last_run: Instant,
+    closing: bool,
+    /// Whether what was closed was known to be delivered.
+    delivered: bool,
+    /// A byte that was not the one written.
+    wrong: Option<u64>,
+    /// The peer's content is not checked.
+    trusts_nobody: bool,
+}
+
+/// What came of it.
+#[derive(Clone, Debug)]
+pub struct Ending {
+    /// Bytes taken from the program, and given to it.
+    pub written: u64,
+    /// See [`Ending::written`].
+    pub read: u64,
+    /// Whether its own close reported that every byte written had arrived.
+    pub delivered: bool,
+    /// How the connection ended.
+    pub how: How,
+}
+
+/// How a program's connection ended.
+#[derive(Clone, Debug)]
+pub enum How {
+    /// The program closed or dropped it.
+    Own,
+    /// The peer did, and everything before was read.
+    Eof,
+    /// It failed.
+    Failed(Error),
+    /// The host was killed, or the connection never came about on this side.
+    Gone,
+}
+
+/// A pseudo-random stream of bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Stream(pub u64);
+
+impl Stream {
+    fn fill(self, from: u64, into: &mut [u8]) {
+        for (at, byte) in (from..).zip(into) {
+            *byte = self.byte(at);
+        }
+    }
+
+    const fn byte(self, at: u64) -> u8 {
+        let mixed = Random::new(self.0 ^ (at / 8)).next();
+        mixed.to_le_bytes()[(at % 8) as usize]
+    }
+}
+
+impl App {
+    /// A program with its streams.
+    pub fn new(
+        habits: Habits,
+        writes: Stream,
+        reads: Stream,
+        expected: u64,
+        now: Instant,
+        seed: u64,
+    ) -> Self {
+        Self {
+            habits,
+            writes,
+            reads,
+            expected,
+            written: 0,
+            read: 0,
+            random: Random::new(seed),
+            next_write: now,
+            next_read: now.after(habits.reads_late),
+            gives_up: habits.gives_up.map(|after| now.after(after)),
+            last_run: Instant::default(),
+            closing: false,
+            delivered: false,
+            wrong: None,
+            trusts_nobody: habits.gives_up.is_some(),
+        }
+    }
+
+    /// Bytes read.
+    pub const fn bytes_read(&self) -> u64 {
+        self.read
+    }
+
+    /// The place of a byte that was not the one the peer wrote.
+    pub const fn wrong_byte(&self) -> Option<u64> {
+        self.wrong
+    }
+
+    /// When it wants to run, if nothing else happens.
+    pub fn next_wake(&self) -> Option<Instant> {
+        let times = [Some(self.next_read), Some(self.next_write), self.gives_up];
+        times.into_iter().flatten().filter(|at| *at > self.last_run).min()
+    }
+
+    /// What it does when it runs: whether it did something, and its ending if that was the last.
+    pub fn run(&mut self, link: &mut Link<SoftSim>) -> Result<bool, Ending> {
+        let now = link.now();
+        self.last_run = now;
+        let read = now >= self.next_read && self.read_some(link, now)?;
+        let wrote = !self.closing && now >= self.next_write && self.write_some(link, now)?;
+        if self.closing && link.state() == State::Closed {
+            // The peer may have been first: then nobody knows what of ours it still took.
+            self.delivered = link.unconfirmed() == 0;
+            return Err(self.ending(How::Own));
+        }
+        let finished = match self.habits.end {
+            End::Close { reads_first } => {
+                self.written == self.habits.bytes && (!reads_first || self.read >= self.expected)
+            }
+            End::Drop { after } if self.written >= after => return Err(self.ending(How::Own)),
+            End::Wait | End::Drop { .. } => false,
+        };
+        let late = self.gives_up.is_some_and(|at| now >= at);
+        if (finished || late) && !self.closing && link.state() != State::Connecting {
+            self.closing = true;
+            link.close(self.habits.linger);
+            return Ok(true);
+        }
+        if late && link.state() == State::Connecting {
+            return Err(self.ending(How::Own));
+        }
+        Ok(read || wrote)
+    }
+
+    fn read_some(&mut self, link: &mut Link<SoftSim>, now: Instant) -> Result<bool, Ending> {
+        let mut buffer = vec![0; self.random.within(1..=self.habits.read) as usize];
+        let count = match link.try_read(&mut buffer) {
+            Ok(None) => return Ok(false),
+            Ok(Some(0)) if self.closing => return Ok(false),
+            Ok(Some(0)) => return Err(self.ending(How::Eof)),
+            Ok(Some(count)) => count,
+            Err(error) => return Err(self.ending(How::Failed(error))),
+        };
+        if self.wrong.is_none() && !self.trusts_nobody {
+            let read = (self.read..).zip(&buffer[..count]);
+            let limit = self.expected;
+            self.wrong = read
+                .clone()
+                .find(|(at, byte)| *at >= limit || **byte != self.reads.byte(*at))
+                .map(|(at, _)| at);
+        }
+        self.read += count as u64;
+        if !self.habits.read_rest.is_zero() {
+            self.next_read = now.after(self.random.duration(self.habits.read_rest));
+        }
+        Ok(true)
+    }
+
+    fn write_some(&mut self, link: &mut Link<SoftSim>, now: Instant) -> Result<bool, Ending> {
+        let left = self.habits.bytes - self.written;
+        if left == 0 {
+            return Ok(false);
+        }
+        let mut buffer = vec![0; self.random.within(1..=self.habits.write.min(left)) as usize];
+        self.writes.fill(self.written, &mut buffer);
+        let (one, other) = buffer.split_at(self.random.below(buffer.len() as u64 + 1) as usize);
+        match link.try_write(&[IoSlice::new(one), IoSlice::new(other)]) {
+            Ok(None | Some(0)) => Ok(false),
+            Ok(Some(count)) => {
+                self.written += count as u64;
+                if !self.habits.write_rest.is_zero() {
+                    self.next_write = now.after(self.random.duration(self.habits.write_rest));
+                }
+                Ok(true)
+            }
+            // What arrived before the end can still be read, and reading says how it ended.
+            Err(_) if now < self.next_read => {
+                self.next_read = now;
+                Ok(true)
+            }
+            Err(_) => self.read_some(link, now),
+        }
+    }
+
+    /// How it stands, as its end.
+    pub fn ending(&self, how: How) -> Ending {
+        Ending { written: self.written, read: self.read, delivered: self.delivered, how }
+    }
+}

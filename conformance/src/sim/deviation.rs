@@ -1,0 +1,157 @@
+//! The rules a rogue peer breaks, and what its victim has to make of it.
+
+use rdma_conn::{Config, Error};
+use rdma_proto::{Error as Protocol, InvalidMessage, PeerIncompatible, PeerMisbehaved};
+use rdma_softsim::Random;
+
+/// What a rogue does once it is connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Deviation {
+    /// Nothing at all: no window, no answer, no end.
+    Silence,
+    /// Registers a window and then reads nothing.
+    Deaf,
+    /// Posts few receives and never again, while its peer has much to say.
+    Starving,
+    /// Goes away without a word in the middle of everything.
+    Vanish,
+    /// Takes its window away while the peer may be writing into it.
+    WithdrawWindow,
+    /// Announces more bytes than the window holds.
+    Overrun,
+    /// Announces bytes whose sum wraps around 32 bits.
+    Wrap,
+    /// A message of an opcode that nobody knows.
+    UnknownOpcode(u16),
+    /// A message of another length than 32.
+    Length(u8),
+    /// A window of no bytes, ...
+    EmptyWindow,
+    /// ... of more than the peer accepts, ...
+    HugeWindow,
+    /// ... that wraps around the address space, ...
+    WrappedWindow,
+    /// ... whose key is wrong, ...
+    BogusKey,
+    /// ... and one before the last is full.
+    EarlyRegistration,
+    /// Features nobody asked for, from a server.
+    UnaskedFeatures,
+    /// What only clients send, from a server.
+    ServerSends,
+    /// Different questions without end, and no receive for the answers.
+    FeatureFlood,
+    /// Writes behind the end of the peer's window.
+    WriteOutside,
+    /// Reads the peer's window.
+    ReadWindow,
+    /// Things that are odd and allowed: keepalives, reserved bits, unknown features, immediates of nothing.
+    Odd,
+}
+
+impl Deviation {
+    /// A deviation for a client or a server.
+    pub fn draw(random: &mut Random, serves: bool) -> Self {
+        loop {
+            let drawn = random.pick(&[
+                Self::Silence,
+                Self::Deaf,
+                Self::Starving,
+                Self::Vanish,
+                Self::WithdrawWindow,
+                Self::Overrun,
+                Self::Wrap,
+                Self::UnknownOpcode(4),
+                Self::UnknownOpcode(0xffff),
+                Self::Length(0),
+                Self::Length(31),
+                Self::Length(33),
+                Self::EmptyWindow,
+                Self::HugeWindow,
+                Self::WrappedWindow,
+                Self::BogusKey,
+                Self::EarlyRegistration,
+                Self::UnaskedFeatures,
+                Self::ServerSends,
+                Self::FeatureFlood,
+                Self::WriteOutside,
+                Self::ReadWindow,
+                Self::Odd,
+            ]);
+            let fits = match drawn {
+                Self::UnaskedFeatures | Self::ServerSends => serves,
+                Self::FeatureFlood => !serves,
+                _ => true,
+            };
+            if fits {
+                return drawn;
+            }
+        }
+    }
+
+    /// Whether the victim has to end the connection with a certain error, and whether this is it.
+    pub fn is_answered_by(self, error: Option<&Error>) -> bool {
+        let Some(Error::Protocol(error)) = error else {
+            return matches!(
+                self,
+                Self::Silence | Self::Deaf | Self::Starving | Self::Vanish | Self::Odd | Self::WithdrawWindow
+            );
+        };
+        let misbehaved =
+            |wanted: fn(&PeerMisbehaved) -> bool| matches!(error, Protocol::PeerMisbehaved(m) if wanted(m));
+        match self {
+            // The sum wraps in a window that is not full, and before the next one in one that is.
+            Self::Overrun | Self::Wrap => misbehaved(|m| {
+                matches!(m, PeerMisbehaved::WindowOverrun { .. } | PeerMisbehaved::NoWindow { .. })
+            }),
+            Self::UnknownOpcode(_) => {
+                matches!(error, Protocol::InvalidMessage(InvalidMessage::UnknownOpcode { .. }))
+            }
+            // The flush of the victim's own work may come before what caused it.
+            Self::Length(33..) => {
+                matches!(error, Protocol::InvalidMessage(InvalidMessage::TooLong) | Protocol::Transport(_))
+            }
+            Self::Length(_) => matches!(error, Protocol::InvalidMessage(InvalidMessage::Length { .. })),
+            Self::EmptyWindow => misbehaved(|m| *m == PeerMisbehaved::EmptyWindow),
+            Self::HugeWindow => {
+                matches!(error, Protocol::PeerIncompatible(PeerIncompatible::WindowTooLarge { .. }))
+            }
+            Self::WrappedWindow => misbehaved(|m| matches!(m, PeerMisbehaved::WindowWraps { .. })),
+            Self::BogusKey => {
+                // Or nothing was ever written: a rogue answers no question, so its receives are never proven.
+                matches!(error, Protocol::Transport(_)) || misbehaved(|m| *m == PeerMisbehaved::WindowRefused)
+            }
+            Self::EarlyRegistration => misbehaved(|m| matches!(m, PeerMisbehaved::EarlyRegistration { .. })),
+            Self::UnaskedFeatures => misbehaved(|m| *m == PeerMisbehaved::UnaskedFeatures),
+            Self::ServerSends => misbehaved(|m| matches!(m, PeerMisbehaved::ServerSent { .. })),
+            Self::FeatureFlood => misbehaved(|m| *m == PeerMisbehaved::FeatureFlood),
+            // A device that flushes late lets the news of the end come first.
+            Self::WriteOutside => {
+                matches!(error, Protocol::Transport(_)) || misbehaved(|m| *m == PeerMisbehaved::WroteOutside)
+            }
+            Self::Silence | Self::Deaf | Self::Starving | Self::Vanish | Self::Odd | Self::ReadWindow => {
+                matches!(error, Protocol::Transport(_)) || misbehaved(|_| true)
+            }
+            Self::WithdrawWindow => true,
+        }
+    }
+
+    /// What a client must be like for this to be a deviation.
+    pub const fn prepare(self, victim: &mut Config) {
+        if matches!(self, Self::UnaskedFeatures) {
+            // One that never asks.
+            victim.negotiate = false;
+            victim.peer_receives = 64;
+        }
+    }
+
+    /// Whether the victim is certain to notice, if the script was executed to its end.
+    pub const fn is_fatal(self) -> bool {
+        !matches!(
+            self,
+            Self::Silence | Self::Deaf | Self::Starving | Self::Vanish | Self::WithdrawWindow | Self::Odd
+                // Only whoever writes or posts notices these.
+                | Self::BogusKey | Self::WriteOutside | Self::ReadWindow
+        )
+    }
+}

@@ -1,0 +1,203 @@
+//! One end of a connection: what an event loop does for it.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use rdma_conn::{Dial, Error, Link, Listener, Options};
+use rdma_proto::time::Instant;
+use rdma_softsim::{Random, SoftSim};
+
+use super::app::{App, Ending, How};
+
+/// A connection's end, with the program that uses it.
+pub struct End {
+    /// Its host.
+    pub host: u32,
+    /// Which of the scenario's connections it belongs to.
+    pub connection: usize,
+    stage: Stage,
+    app: App,
+    /// The number of its queue pair, once there was one.
+    pair: Option<u32>,
+}
+
+enum Stage {
+    Waiting { at: Instant, dial: Box<dyn FnOnce() -> Result<Dial<SoftSim>, Error>> },
+    Dialing(Box<Dial<SoftSim>>),
+    Open(Box<Link<SoftSim>>),
+    Over(Ending),
+}
+
+/// How long connecting may take.
+const DIAL_TIMEOUT: Duration = Duration::from_secs(20);
+
+impl End {
+    /// A client that begins to connect at a certain time.
+    pub fn dial(
+        backend: SoftSim,
+        peer: SocketAddr,
+        options: Options,
+        at: Instant,
+        (host, connection): (u32, usize),
+        app: App,
+    ) -> Self {
+        let dial = Box::new(move || Dial::new(&backend, peer, None, DIAL_TIMEOUT, options));
+        Self { host, connection, stage: Stage::Waiting { at, dial }, app, pair: None }
+    }
+
+    /// The end of an accepted connection.
+    pub fn accepted(link: Link<SoftSim>, host: u32, connection: usize, app: App) -> Self {
+        let pair = Some(link.queue_pair_number());
+        Self { host, connection, stage: Stage::Open(Box::new(link)), app, pair }
+    }
+
+    /// How it ended, if it did.
+    pub const fn ending(&self) -> Option<&Ending> {
+        match &self.stage {
+            Stage::Over(ending) => Some(ending),
+            _ => None,
+        }
+    }
+
+    /// The program.
+    pub const fn app(&self) -> &App {
+        &self.app
+    }
+
+    /// The connection, while there is one.
+    pub fn link(&self) -> Option<&Link<SoftSim>> {
+        match &self.stage {
+            Stage::Open(link) => Some(link),
+            _ => None,
+        }
+    }
+
+    /// The number of its queue pair.
+    pub const fn pair(&self) -> Option<u32> {
+        self.pair
+    }
+
+    /// Its process is gone, and everything with it.
+    pub fn kill(&mut self) {
+        if self.ending().is_none() {
+            self.stage = Stage::Over(self.app.ending(How::Gone));
+        }
+    }
+
+    /// What its descriptors would say.
+    pub fn is_readable(&self) -> bool {
+        match &self.stage {
+            Stage::Waiting { .. } | Stage::Over(_) => false,
+            Stage::Dialing(dial) => dial.sources().is_some_and(|(events, completions)| {
+                events.is_readable() || completions.is_some_and(|queue| queue.is_readable())
+            }),
+            Stage::Open(link) => link.event_channel().is_readable() || link.completion_queue().is_readable(),
+        }
+    }
+
+    /// When it wants to run, if its descriptors stay silent.
+    pub fn next_wake(&self) -> Option<Instant> {
+        match &self.stage {
+            Stage::Waiting { at, .. } => Some(*at),
+            Stage::Dialing(dial) => Some(dial.deadline()),
+            Stage::Open(link) => link.next_timeout().into_iter().chain(self.app.next_wake()).min(),
+            Stage::Over(_) => None,
+        }
+    }
+
+    /// One turn of the event loop: takes what woke it, does what can be done, and is ready to sleep again. This is all
+    /// that ever runs, so a wake-up that is lost stays lost. Says whether more than one thing had woken it.
+    pub fn run(&mut self, random: &mut Random) -> bool {
+        let mut several = false;
+        let stage = std::mem::replace(&mut self.stage, Stage::Over(self.app.ending(How::Gone)));
+        self.stage = match stage {
+            Stage::Waiting { dial, .. } => match dial() {
+                Ok(dial) => self.dialed(Box::new(dial)),
+                Err(error) => Stage::Over(self.app.ending(How::Failed(error))),
+            },
+            Stage::Dialing(dial) => self.dialed(dial),
+            Stage::Open(mut link) => {
+                // Which descriptor is looked at first is the poller's affair.
+                let events_first = random.chance(1, 2);
+                several = link.event_channel().is_readable() && link.completion_queue().is_readable();
+                if events_first && link.event_channel().is_readable() {
+                    link.take_events();
+                }
+                if link.completion_queue().is_readable() {
+                    link.take_completion_events();
+                }
+                if !events_first && link.event_channel().is_readable() {
+                    link.take_events();
+                }
+                self.opened(link)
+            }
+            over @ Stage::Over(_) => over,
+        };
+        several
+    }
+
+    fn dialed(&mut self, mut dial: Box<Dial<SoftSim>>) -> Stage {
+        match dial.progress() {
+            Ok(Some(link)) => self.opened(Box::new(link)),
+            Ok(None) => Stage::Dialing(dial),
+            Err(error) => Stage::Over(self.app.ending(How::Failed(error))),
+        }
+    }
+
+    fn opened(&mut self, mut link: Box<Link<SoftSim>>) -> Stage {
+        self.pair = Some(link.queue_pair_number());
+        loop {
+            link.arm();
+            link.progress();
+            match self.app.run(&mut link) {
+                Ok(true) => {}
+                Ok(false) => return Stage::Open(link),
+                Err(ending) => return Stage::Over(self.checked(ending, &mut link)),
+            }
+        }
+    }
+
+    /// An error must be the same one from then on.
+    fn checked(&self, ending: Ending, link: &mut Link<SoftSim>) -> Ending {
+        if let How::Failed(error) = &ending.how {
+            let again = link.try_read(&mut [0]).err().map(|error| error.to_string());
+            if again != Some(error.to_string()) || link.check().is_ok() {
+                let how = How::Failed(rdma_proto::Error::Unreachable("an error that was not sticky").into());
+                return Ending { how, ..ending };
+            }
+        }
+        ending
+    }
+}
+
+/// The listening end.
+pub struct Door {
+    listener: Option<Listener<SoftSim>>,
+}
+
+impl Door {
+    /// Listens.
+    pub fn open(backend: &SoftSim, address: SocketAddr, options: Options) -> Result<Self, Error> {
+        Ok(Self { listener: Some(Listener::bind(backend, address, options)?) })
+    }
+
+    /// What its descriptor would say.
+    pub fn is_readable(&self) -> bool {
+        self.listener.as_ref().is_some_and(|listener| listener.event_channel().is_readable())
+    }
+
+    /// The next connection. A device that is gone closes the door.
+    pub fn accept(&mut self) -> Option<Link<SoftSim>> {
+        match self.listener.as_ref()?.try_accept() {
+            Ok(link) => link,
+            Err(error) => {
+                // It goes on with the next one, when its descriptor says that there is one.
+                tracing::debug!(%error, "a connection was not accepted");
+                if matches!(error, Error::DeviceRemoved) {
+                    self.listener = None;
+                }
+                None
+            }
+        }
+    }
+}

@@ -1,0 +1,271 @@
+//! What must hold at every step, judged from the trace: on the wire, and in the books of each queue pair.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use rdma_proto::backend::{Completed, Completion, SendOp};
+use rdma_proto::wire::{Message, Window};
+use rdma_softsim::trace::{Entry, What, Work};
+
+/// A rule that was broken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// Which oracle says so: a stable name.
+    pub oracle: &'static str,
+    /// What it saw.
+    pub what: String,
+}
+
+impl Violation {
+    /// What `oracle` saw.
+    pub fn new(oracle: &'static str, what: impl Into<String>) -> Self {
+        Self { oracle, what: what.into() }
+    }
+}
+
+/// The books of all queue pairs.
+#[derive(Default)]
+pub struct Oracle {
+    pairs: BTreeMap<u32, Pair>,
+}
+
+/// What is known of a queue pair.
+#[derive(Default)]
+struct Pair {
+    /// Whether its owner is expected to follow the rules.
+    honest: bool,
+    /// Requests posted and not completed, with whether they are signaled.
+    sends: VecDeque<(u64, bool)>,
+    receives: BTreeSet<u64>,
+    /// Where its owner may write.
+    target: Option<Target>,
+    /// The windows it announced.
+    announced: Announced,
+    /// Its identifier, and what its owner did: posted something, failed, disconnected.
+    identifier: u64,
+    spoke: bool,
+    failed: bool,
+    disconnected: bool,
+    /// Bytes its peer has announced to it, and bytes its program has read.
+    arrived: u64,
+    read: u64,
+}
+
+/// A window of the peer's, as announced, and how much of it was used.
+#[derive(Clone, Copy)]
+struct Target {
+    window: Window,
+    used: u32,
+    /// Bytes written since the last immediate.
+    unannounced: u32,
+}
+
+#[derive(Default)]
+struct Announced {
+    /// Bytes of all windows so far.
+    total: u64,
+    /// Up to which byte of the stream each address was last used.
+    ends: BTreeMap<u64, u64>,
+}
+
+impl Oracle {
+    /// Takes note of what happened. `honest` says whether the program on a host follows the rules, and `read` how many
+    /// bytes the program behind an identifier's connection has read.
+    pub fn look(&mut self, entry: &Entry, honest: impl Fn(u32) -> bool) -> Result<(), Violation> {
+        match &entry.what {
+            What::Created { host, pair, identifier } => {
+                let (honest, identifier) = (honest(*host), *identifier);
+                self.pairs.insert(*pair, Pair { honest, identifier, ..Pair::default() });
+                Ok(())
+            }
+            What::Called { host, identifier, what } if honest(*host) => self.called(*identifier, what),
+            What::Posted { pair, work } => self.posted(*pair, work),
+            What::Received { pair, id } => self.received(*pair, *id),
+            What::Executed { from, to, work } => self.executed(*from, *to, work),
+            What::Completed(completion) => self.completed(completion),
+            What::NotReady { from, to, injected: false, limited: true }
+                if self.is_honest(*from) && self.is_honest(*to) =>
+            {
+                Err(Violation::new(
+                    "credit",
+                    format!("pair {from} outran the receives of pair {to}, which cannot wait"),
+                ))
+            }
+            What::Tampered { pair, id } if self.is_honest(*pair) => Err(Violation::new(
+                "ownership",
+                format!("pair {pair}: bytes of work {id:#x} changed before its completion was polled"),
+            )),
+            What::Busy { host, what } if honest(*host) => {
+                Err(Violation::new("teardown", format!("host {host}: {what} destroyed while in use")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The program on `host` behind queue pair `pair` has read so many bytes in all.
+    pub fn has_read(&mut self, pair: u32, bytes: u64) {
+        if let Some(pair) = self.pairs.get_mut(&pair) {
+            pair.read = bytes;
+        }
+    }
+
+    /// The connection behind queue pair `pair` has failed.
+    pub fn has_failed(&mut self, pair: u32) {
+        if let Some(pair) = self.pairs.get_mut(&pair) {
+            pair.failed = true;
+        }
+    }
+
+    /// A connection that fails tells its peer, and does not leave that to whoever drops it in the end.
+    fn called(&mut self, identifier: u64, what: &str) -> Result<(), Violation> {
+        let Some((number, pair)) = self.pairs.iter_mut().find(|(_, pair)| pair.identifier == identifier)
+        else {
+            return Ok(());
+        };
+        pair.disconnected |= what == "disconnect";
+        if what == "destroy" && pair.spoke && pair.failed && !pair.disconnected {
+            return Err(Violation::new(
+                "disconnect",
+                format!("pair {number} failed and did not tell its peer"),
+            ));
+        }
+        Ok(())
+    }
+
+    fn is_honest(&self, pair: u32) -> bool {
+        self.pairs.get(&pair).is_some_and(|pair| pair.honest)
+    }
+
+    fn posted(&mut self, number: u32, work: &Work) -> Result<(), Violation> {
+        let Some(pair) = self.pairs.get_mut(&number) else { return Ok(()) };
+        pair.sends.push_back((work.id, work.signaled));
+        pair.spoke = true;
+        if !pair.honest {
+            return Ok(());
+        }
+        let Some(Ok(Message::RegisterXferMemory(window))) = work.message.map(|bytes| Message::decode(&bytes))
+        else {
+            return Ok(());
+        };
+        let announced = &mut pair.announced;
+        let early = |what: String| Err(Violation::new("early window", what));
+        if pair.arrived < announced.total {
+            return early(format!(
+                "pair {number} announces a window when {} of {} bytes of the last ones have arrived",
+                pair.arrived, announced.total
+            ));
+        }
+        if let Some(end) = announced.ends.get(&window.address).filter(|end| pair.read < **end) {
+            return early(format!(
+                "pair {number} announces {:#x} again, which holds bytes up to {end} of which {} are read",
+                window.address, pair.read
+            ));
+        }
+        announced.total += u64::from(window.length);
+        announced.ends.insert(window.address, announced.total);
+        Ok(())
+    }
+
+    fn received(&mut self, number: u32, id: u64) -> Result<(), Violation> {
+        let Some(pair) = self.pairs.get_mut(&number) else { return Ok(()) };
+        if !pair.receives.insert(id) && pair.honest {
+            return Err(Violation::new(
+                "exactly once",
+                format!("pair {number}: receive {id} is posted twice"),
+            ));
+        }
+        Ok(())
+    }
+
+    fn executed(&mut self, from: u32, to: u32, work: &Work) -> Result<(), Violation> {
+        let honest = self.is_honest(from);
+        match work.op {
+            SendOp::Send | SendOp::SendImmediate(_) => {
+                let message = work.message.and_then(|bytes| Message::decode(&bytes).ok());
+                if honest && (work.len != 32 || message.is_none()) {
+                    return Err(Violation::new(
+                        "wire",
+                        format!("pair {from} sent {} bytes of nonsense", work.len),
+                    ));
+                }
+                if let (Some(Message::RegisterXferMemory(window)), Some(peer)) =
+                    (message, self.pairs.get_mut(&to))
+                {
+                    // One that comes too early is a rogue's, and its victim goes by the old one until it notices.
+                    let early = peer.target.is_some_and(|old| old.used < old.window.length);
+                    if honest || !early {
+                        peer.target = Some(Target { window, used: 0, unannounced: 0 });
+                    }
+                }
+                Ok(())
+            }
+            SendOp::Write(_) if work.len == 0 => Ok(()),
+            SendOp::Write(at) | SendOp::WriteImmediate(at, _) => {
+                let immediate = match work.op {
+                    SendOp::WriteImmediate(_, immediate) => Some(immediate.0),
+                    _ => None,
+                };
+                if let (Some(peer), Some(immediate)) = (self.pairs.get_mut(&to), immediate) {
+                    peer.arrived += u64::from(immediate);
+                }
+                let Some(Pair { honest: true, target, .. }) = self.pairs.get_mut(&from) else {
+                    return Ok(());
+                };
+                let outside = |what: String| Err(Violation::new("window", what));
+                let Some(target) = target else {
+                    return outside(format!("pair {from} wrote without a window"));
+                };
+                let (begin, room) =
+                    (target.window.address + u64::from(target.used), target.window.length - target.used);
+                if (at.address, at.rkey) != (begin, target.window.rkey) || work.len > room as usize {
+                    return outside(format!(
+                        "pair {from} wrote {} bytes to {:#x} where {room} bytes at {begin:#x} are free",
+                        work.len, at.address
+                    ));
+                }
+                // It is at most `room`, a u32.
+                target.used += work.len as u32;
+                target.unannounced += work.len as u32;
+                match immediate {
+                    Some(immediate) if immediate != target.unannounced => Err(Violation::new(
+                        "immediate",
+                        format!("pair {from} announced {immediate} bytes and wrote {}", target.unannounced),
+                    )),
+                    Some(_) => {
+                        target.unannounced = 0;
+                        Ok(())
+                    }
+                    None => Ok(()),
+                }
+            }
+            SendOp::Read(_) if honest => Err(Violation::new("wire", format!("pair {from} reads"))),
+            SendOp::Read(_) => Ok(()),
+        }
+    }
+
+    fn completed(&mut self, completion: &Completion) -> Result<(), Violation> {
+        let number = completion.queue_pair;
+        let Some(pair) = self.pairs.get_mut(&number) else { return Ok(()) };
+        let received = match completion.result {
+            Ok(Completed::Recv { .. } | Completed::RecvWrite { .. }) => true,
+            Ok(_) => false,
+            Err(_) => pair.receives.contains(&completion.id),
+        };
+        let wrong = |what: String| Err(Violation::new("exactly once", format!("pair {number}: {what}")));
+        if received {
+            return if pair.receives.remove(&completion.id) {
+                Ok(())
+            } else {
+                wrong(format!("receive {} completed and was not posted", completion.id))
+            };
+        }
+        while let Some((id, signaled)) = pair.sends.pop_front() {
+            if id == completion.id {
+                return Ok(());
+            }
+            if signaled {
+                return wrong(format!("work {id:#x} was passed over by {:#x}", completion.id));
+            }
+        }
+        wrong(format!("work {:#x} completed and was not posted", completion.id))
+    }
+}

@@ -1,0 +1,299 @@
+//! What a run is: everything that is drawn from its seed before it begins.
+
+use std::time::Duration;
+
+use rdma_conn::{Config, Keepalive, Options};
+use rdma_proto::backend::RnrTimer;
+use rdma_softsim::{Fault, FaultPlan, Injection, Knobs, Limits, Parameters, Personality, Random, Site, When};
+
+use super::app::{End, Habits};
+use super::deviation::Deviation;
+
+/// A run, as data.
+#[derive(Clone, Debug)]
+pub struct Scenario {
+    /// Where all of it comes from.
+    pub seed: u64,
+    /// What kind of devices there are.
+    pub personality: Personality,
+    /// The fabric's times.
+    pub knobs: Knobs,
+    /// The server's settings.
+    pub server: Options,
+    /// Its device's limits, and those of the clients.
+    pub limits: Limits,
+    /// Whether the limits are so tight that connections may fail by them.
+    pub tight: bool,
+    /// The connections.
+    pub connections: Vec<Dialogue>,
+    /// How long whoever was woken may take to run.
+    pub sluggishness: Duration,
+    /// What befalls them.
+    pub plan: FaultPlan,
+}
+
+/// One connection: its client's host is its place in the list, plus one.
+#[derive(Clone, Debug)]
+pub struct Dialogue {
+    /// When the client begins.
+    pub begins: Duration,
+    /// The client's settings, ...
+    pub options: Options,
+    /// ... what it does, ...
+    pub client: Habits,
+    /// ... and what its peer does.
+    pub server: Habits,
+    /// One of the two is a raw peer that breaks the rules.
+    pub rogue: Option<Rogue>,
+}
+
+/// Who breaks which rule.
+#[derive(Clone, Copy, Debug)]
+pub struct Rogue {
+    /// The server rather than the client.
+    pub serves: bool,
+    /// What it does.
+    pub deviation: Deviation,
+}
+
+const fn micros(count: u64) -> Duration {
+    Duration::from_micros(count)
+}
+
+impl Scenario {
+    /// The run of `seed` on devices of a personality.
+    #[must_use]
+    pub fn draw(seed: u64, personality: Personality) -> Self {
+        let mut random = Random::new(seed ^ 0x51a7_0000_0000_0000);
+        let knobs = knobs(&mut random);
+        let limits = Limits {
+            max_queue_depth: random.pick(&[2, 4, 16, 1024, 1 << 14]),
+            max_inline: random.pick(&[0, 16, 32, 256]),
+            ..Limits::default()
+        };
+        let tight = random.chance(1, 16);
+        let limits = if tight {
+            Limits {
+                locked_memory: random.within(1000..=100_000),
+                max_queue_pairs: random.within(1..=3) as u32,
+                ..limits
+            }
+        } else {
+            limits
+        };
+        let server = options(&mut random, Options::server());
+        let count = random.pick(&[1, 1, 1, 1, 2, 2, 3]);
+        let connections: Vec<_> = (0..count).map(|_| Dialogue::draw(&mut random, &server)).collect();
+        let mut this = Self {
+            seed,
+            personality,
+            knobs,
+            server,
+            limits,
+            tight,
+            connections,
+            sluggishness: random.pick(&[Duration::ZERO, micros(1), micros(30), micros(500)]),
+            plan: FaultPlan::new(),
+        };
+        if random.chance(2, 3) {
+            let harmless = this.connections.iter().any(|connection| connection.rogue.is_some());
+            this.plan = plan(&mut random, count, harmless);
+        }
+        this.agree();
+        this
+    }
+
+    /// What must fit together for a run to be within the rules.
+    fn agree(&mut self) {
+        let deepest = u16::try_from(self.limits.max_queue_depth).unwrap_or(u16::MAX);
+        let server_receives = self.server.receives.min(deepest);
+        for connection in &mut self.connections {
+            if self.knobs.accept_rnr_retry.is_some() {
+                // A peer that cannot wait counts on the receives that it was promised.
+                let protocol = &mut connection.options.protocol;
+                protocol.peer_receives = protocol.peer_receives.min(server_receives).max(2);
+            }
+        }
+        if self.knobs.accept_rnr_retry.is_some() && server_receives < 2 {
+            self.knobs.accept_rnr_retry = None;
+        }
+        if self.knobs.accept_rnr_retry.is_some() {
+            // One receive that is not ready would be the end, and not by any program's fault.
+            self.plan.retain(|injection| !matches!(injection.fault, Fault::NotReady { .. }));
+        }
+        // Some ends make no noise on one side, which then depends on the other to tell it. A second one there, or an outage
+        // that swallows the news, and nobody would ever learn of it: no protocol helps.
+        let mut silent = 0;
+        self.plan.retain(|injection| {
+            let quiet = matches!(
+                injection.fault,
+                Fault::QueueLost | Fault::PairFatal | Fault::KeyRefused | Fault::LinkDown { .. }
+            );
+            silent += u32::from(quiet);
+            !quiet || silent == 1
+        });
+        if self.plan.iter().any(|injection| injection.fault.may_end_connections()) {
+            // Without a sign of life nobody would ever learn of an end that makes no noise.
+            self.server.protocol.keepalive.every.get_or_insert(Duration::from_secs(3));
+            for connection in &mut self.connections {
+                connection.options.protocol.keepalive.probe.get_or_insert(Duration::from_secs(10));
+            }
+        }
+    }
+}
+
+fn knobs(random: &mut Random) -> Knobs {
+    let latency = micros(random.pick(&[0, 1, 5, 50, 1000]));
+    Knobs {
+        parameters: Parameters { latency, timewait: micros(500), ..Parameters::default() },
+        jitter: random.pick(&[Duration::ZERO, latency, micros(20)]),
+        cm_jitter: random.pick(&[Duration::ZERO, micros(100), micros(3000)]),
+        pauses: random.pick(&[0, 8, 64, 128]),
+        pause: random.pick(&[latency, latency * 3, micros(50)]),
+        accept_rnr_retry: random.pick(&[None, None, Some(0), Some(1)]),
+    }
+}
+
+fn options(random: &mut Random, usual: Options) -> Options {
+    let keepalive = usual.protocol.keepalive;
+    let often = random.pick(&[None, Some(micros(5_000)), Some(micros(50_000)), Some(Duration::from_secs(3))]);
+    Options {
+        protocol: Config {
+            window: random.pick(&[1, 2, 3, 5, 8, 16, 64, 100, 256, 1000, 4096]),
+            windows: random.pick(&[1, 2, 2]),
+            send_buffer: random.pick(&[1, 2, 3, 7, 16, 64, 100, 512, 4096, 8192]),
+            send_depth: random.pick(&[1, 2, 3, 4, 5, 8, 16, 64]),
+            peer_receives: random.pick(&[2, 3, 4, 5, 8, 16, 64]),
+            window_limit: 4096,
+            negotiate: random.chance(1, 4),
+            keepalive: match keepalive.every {
+                Some(_) => Keepalive { every: often, ..keepalive },
+                None => Keepalive { probe: often, ..keepalive },
+            },
+            stall_limit: random.pick(&[None, None, Some(Duration::from_secs(100))]),
+            ..usual.protocol
+        },
+        receives: random.pick(&[1, 2, 3, 4, 8, 16, 64]),
+        inline: random.pick(&[0, 16, 32, 64]),
+        rnr_timer: random.pick(&[RnrTimer::MICROS_640, RnrTimer::from_code(8).unwrap_or(RnrTimer::SLOWEST)]),
+        ..usual
+    }
+}
+
+impl Dialogue {
+    fn draw(random: &mut Random, server: &Options) -> Self {
+        let mut options = options(random, Options::client());
+        let rogue = random.chance(1, 6).then(|| {
+            let serves = random.chance(1, 3);
+            Rogue { serves, deviation: Deviation::draw(random, serves) }
+        });
+        if let Some(rogue) = rogue {
+            rogue.deviation.prepare(&mut options.protocol);
+        }
+        let mut client = Habits::draw(random, &options.protocol, &server.protocol);
+        let mut peer = Habits::draw(random, &server.protocol, &options.protocol);
+        // Somebody has to end it, and whoever waits for everything needs a peer that lets it finish.
+        match random.below(8) {
+            0 => (client.end, peer.end) = (End::Close { reads_first: false }, End::Wait),
+            1 => (client.end, peer.end) = (End::Wait, End::Close { reads_first: false }),
+            2 => client.end = End::Drop { after: random.below(client.bytes + 1) },
+            3 => peer.end = End::Drop { after: random.below(peer.bytes + 1) },
+            4 => (client.end, peer.end) = (End::Wait, End::Close { reads_first: true }),
+            5 => {
+                (client.end, peer.end) = (End::Close { reads_first: true }, End::Close { reads_first: true });
+            }
+            _ => (client.end, peer.end) = (End::Close { reads_first: true }, End::Wait),
+        }
+        if rogue.is_some() {
+            (client.end, peer.end) = (End::Wait, End::Wait);
+            client.faces_rogue();
+            peer.faces_rogue();
+        }
+        Self { begins: random.pick(&[0, 0, 100, 5000]).pipe(micros), options, client, server: peer, rogue }
+    }
+}
+
+/// So that a choice reads from left to right.
+trait Pipe: Sized {
+    fn pipe<T>(self, into: impl FnOnce(Self) -> T) -> T {
+        into(self)
+    }
+}
+
+impl Pipe for u64 {}
+
+/// Faults by two coins: one says which kinds this run has at all, the other how many of each.
+fn plan(random: &mut Random, clients: u32, harmless: bool) -> FaultPlan {
+    let mut plan = FaultPlan::new();
+    for kind in 0..23 {
+        if !random.chance(1, 6) {
+            continue;
+        }
+        loop {
+            let fault = fault(random, kind);
+            if !(harmless && fault.may_end_connections()) {
+                plan.push(Injection {
+                    when: when(random, fault),
+                    host: random.below(u64::from(clients) + 1) as u32,
+                    fault,
+                });
+            }
+            if random.chance(2, 3) || plan.len() > 12 {
+                break;
+            }
+        }
+    }
+    plan
+}
+
+fn fault(random: &mut Random, kind: u64) -> Fault {
+    let micros = random.pick(&[10, 200, 5_000, 100_000, 300_000]);
+    match kind {
+        0 => Fault::NotReady { times: random.within(1..=4) as u8 },
+        1 => Fault::LinkDown { micros },
+        2 => Fault::LinkDown { micros: 2_000_000 },
+        3 => Fault::KeyRefused,
+        4 => Fault::ReceiveGone,
+        5 => Fault::SourceGone,
+        6 => Fault::QueueLost,
+        7 => Fault::QueueFull,
+        8 => Fault::Hold { micros },
+        9 => Fault::Spurious,
+        10 => Fault::Lose,
+        11 => Fault::LoseAnswer,
+        12 => Fault::AddressError,
+        13 => Fault::RouteError,
+        14 => Fault::Unreachable,
+        15 => Fault::Rejected { reason: random.pick(&[4, 8, 28]) },
+        16 => Fault::ConnectError,
+        17 => Fault::SlowReady { micros },
+        18 => Fault::DeviceRemoval,
+        19 => Fault::AddressChange,
+        20 => Fault::PairFatal,
+        21 => Fault::Exhausted,
+        _ => random.pick(&[Fault::Stall { micros }, Fault::Stall { micros }, Fault::Kill]),
+    }
+}
+
+fn when(random: &mut Random, fault: Fault) -> When {
+    let many = random.pick(&[4, 30, 200, 1000]);
+    let site = match fault {
+        Fault::NotReady { .. } | Fault::KeyRefused | Fault::ReceiveGone | Fault::SourceGone | Fault::Lose => {
+            Site::Arrive
+        }
+        Fault::QueueLost | Fault::Hold { .. } => Site::Report,
+        Fault::QueueFull => Site::Post,
+        Fault::LoseAnswer => Site::Answer,
+        Fault::Exhausted => return When::Pass(Site::Create, random.below(24) as u32),
+        Fault::AddressError | Fault::RouteError => return When::Pass(Site::Resolve, random.below(3) as u32),
+        Fault::Unreachable | Fault::Rejected { .. } | Fault::ConnectError | Fault::SlowReady { .. } => {
+            return When::Pass(Site::Packet, random.below(4) as u32);
+        }
+        _ => return When::Event(random.below(many)),
+    };
+    if random.chance(1, 2) {
+        When::Event(random.below(many))
+    } else {
+        When::Pass(site, random.below(many) as u32)
+    }
+}

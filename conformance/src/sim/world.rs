@@ -1,0 +1,484 @@
+//! A run: hosts, their programs, and the loop that lets time pass.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use rdma_proto::time::Instant;
+use rdma_softsim::trace::{Entry, What};
+use rdma_softsim::{Limits, Marks, Random, Resources, Simulation, SoftSim};
+
+use super::app::{App, Ending, How, Stream};
+use super::end::{Door, End};
+use super::judge;
+use super::oracle::{Oracle, Violation};
+use super::rogue::Rogue;
+use super::scenario::{Dialogue, Scenario};
+
+/// Where the server listens; the second port is for rogue servers, one each.
+const PORT: u16 = 6379;
+const SERVER: u32 = 0;
+/// After the last fault everything has to come to an end within this time.
+const LIVENESS: Duration = Duration::from_secs(200);
+/// No run needs more: each of these is a message, an answer, a completion.
+const MOST_EVENTS: u64 = 1_000_000;
+/// Turns without an event in between after which a program is not working but spinning.
+const MOST_TURNS: u32 = 200;
+
+/// What came of a run.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// The first rule that was broken.
+    pub violation: Option<Violation>,
+    /// Stands for everything that happened.
+    pub hash: u64,
+    /// How many events there were.
+    pub events: u64,
+    /// Bytes read by all programs.
+    pub bytes: u64,
+    /// Classes of failure met.
+    pub marks: Marks,
+    /// Faults that found nothing to strike.
+    pub idle_faults: usize,
+    /// What happened, if it was asked for.
+    pub trace: Vec<Entry>,
+}
+
+impl Outcome {
+    /// Of a run that panicked.
+    #[must_use]
+    pub fn panicked(message: String) -> Self {
+        Self {
+            violation: Some(Violation::new("panic", message)),
+            hash: 0,
+            events: 0,
+            bytes: 0,
+            marks: Marks::default(),
+            idle_faults: 0,
+            trace: Vec::new(),
+        }
+    }
+}
+
+struct World<'a> {
+    scenario: &'a Scenario,
+    sim: Simulation,
+    server: SoftSim,
+    random: Random,
+    door: Option<Door>,
+    ends: Vec<End>,
+    rogues: Vec<(usize, Rogue)>,
+    /// When those who were woken run: the door, the ends, the rogues.
+    turns: BTreeMap<Runner, Instant>,
+    oracle: Oracle,
+    /// Classes of failure that the fabric knows nothing about.
+    marks: Marks,
+    trace: Option<Vec<Entry>>,
+    /// Faults that struck: on which host, and whether connections may end by them.
+    struck: Vec<(u32, bool)>,
+    /// Whether somebody ran since the descriptors were last looked at.
+    stirred: bool,
+    /// Turns since anything happened.
+    idle_turns: u32,
+    last_stir: (u64, Instant),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Runner {
+    Door,
+    End(usize),
+    Rogue(usize),
+}
+
+fn address(host: u32) -> IpAddr {
+    IpAddr::from([10, 0, 0, host as u8 + 1])
+}
+
+/// Runs a scenario to its end, or to the first rule that is broken.
+#[must_use]
+pub fn run(scenario: &Scenario, keep_trace: bool) -> Outcome {
+    let mut world = World::new(scenario, keep_trace);
+    let violation = world.begin().and_then(|()| world.live()).and_then(|()| world.judge()).err();
+    let bytes = world.ends.iter().map(|end| end.app().bytes_read()).sum();
+    let idle_faults = world.sim.remaining_faults().len();
+    let violation = violation.or_else(|| world.clear_up().err());
+    let mut marks = world.sim.marks();
+    marks.add(&world.marks);
+    Outcome {
+        violation,
+        hash: world.sim.hash(),
+        events: world.sim.events(),
+        bytes,
+        marks,
+        idle_faults,
+        trace: world.trace.unwrap_or_default(),
+    }
+}
+
+impl<'a> World<'a> {
+    fn new(scenario: &'a Scenario, keep_trace: bool) -> Self {
+        let sim = Simulation::new(scenario.seed, scenario.personality, scenario.knobs, scenario.plan.clone());
+        let server = sim.host(&[address(SERVER)], scenario.limits);
+        Self {
+            scenario,
+            sim,
+            server,
+            random: Random::new(scenario.seed ^ 0x77),
+            door: None,
+            ends: Vec::new(),
+            rogues: Vec::new(),
+            turns: BTreeMap::new(),
+            oracle: Oracle::default(),
+            marks: Marks::default(),
+            trace: keep_trace.then(Vec::new),
+            struck: Vec::new(),
+            stirred: true,
+            idle_turns: 0,
+            last_stir: (0, Instant::default()),
+        }
+    }
+
+    fn begin(&mut self) -> Result<(), Violation> {
+        let listening = SocketAddr::new(address(SERVER), PORT);
+        // Without a listener, for instance by a fault, all clients are refused.
+        self.door = Door::open(&self.server, listening, self.scenario.server).ok();
+        for (place, connection) in self.scenario.connections.iter().enumerate() {
+            let host = place as u32 + 1;
+            // A client's device is an ordinary one, unless all are tight.
+            let rogue = connection.rogue;
+            let limits = if rogue.is_some() { Limits::default() } else { self.scenario.limits };
+            let backend = self.sim.host(&[address(host)], limits);
+            let begins = self.sim.now().after(connection.begins);
+            match rogue {
+                Some(rogue) if rogue.serves => {
+                    // The victim dials from the server's host, which has no other clients.
+                    let target = SocketAddr::new(address(host), PORT);
+                    if let Ok(rogue) = Rogue::listen(&backend, target, rogue.deviation) {
+                        self.rogues.push((place, rogue));
+                    }
+                    let app = self.app(place, true);
+                    let client = self.server.clone();
+                    self.ends.push(End::dial(
+                        client,
+                        target,
+                        connection.options,
+                        begins,
+                        (SERVER, place),
+                        app,
+                    ));
+                }
+                Some(rogue) => {
+                    if let Ok(rogue) = Rogue::dial(&backend, listening, rogue.deviation) {
+                        self.rogues.push((place, rogue));
+                    }
+                }
+                None => {
+                    let app = self.app(place, true);
+                    self.ends.push(End::dial(
+                        backend,
+                        listening,
+                        connection.options,
+                        begins,
+                        (host, place),
+                        app,
+                    ));
+                }
+            }
+        }
+        self.look()
+    }
+
+    /// The program at one end of a connection.
+    fn app(&mut self, place: usize, client: bool) -> App {
+        let Dialogue { client: ours, server: theirs, .. } = self.scenario.connections[place];
+        let stream =
+            |client: bool| Stream(self.scenario.seed ^ (place as u64) << 32 ^ u64::from(client) << 48);
+        let (ours, theirs) = if client { (ours, theirs) } else { (theirs, ours) };
+        let now = self.sim.now();
+        App::new(ours, stream(client), stream(!client), theirs.bytes, now, self.random.next())
+    }
+
+    /// The loop.
+    fn live(&mut self) -> Result<(), Violation> {
+        while !self.is_over() {
+            self.wake();
+            let now = self.sim.now();
+            let next_turn = self.next_turn(now);
+            let next_event = self.sim.deadline();
+            match (next_turn, next_event) {
+                (Some((at, runner)), event) if event.is_none_or(|event| at <= event) => {
+                    self.sim.advance(at);
+                    self.look()?;
+                    self.turn(runner)?;
+                }
+                (_, Some(_)) => {
+                    self.sim.step();
+                }
+                (None, None) => return Err(self.stuck("everybody sleeps for ever")),
+                (Some(_), None) => {}
+            }
+            self.look()?;
+            let since = self.sim.last_fault().unwrap_or_default();
+            if self.sim.now().since(since) > LIVENESS {
+                return Err(self.stuck("nothing came to an end in time"));
+            }
+            if self.sim.events() > MOST_EVENTS {
+                return Err(self.stuck("too many events"));
+            }
+        }
+        Ok(())
+    }
+
+    fn is_over(&self) -> bool {
+        let ends = self.ends.iter().all(|end| end.ending().is_some());
+        ends && self.rogues.iter().all(|(_, rogue)| rogue.is_over()) && self.turns.is_empty()
+    }
+
+    /// Whoever's descriptors are readable gets a turn, sooner or later.
+    fn wake(&mut self) {
+        if self.sim.has_woken() || std::mem::take(&mut self.stirred) {
+            let now = self.sim.now();
+            let door = self.door.as_ref().is_some_and(Door::is_readable).then_some(Runner::Door);
+            let ends = self.ends.iter().enumerate().filter(|(_, end)| end.is_readable());
+            let rogues = self.rogues.iter().enumerate().filter(|(_, (_, rogue))| rogue.is_readable());
+            let woken: Vec<_> = ends
+                .map(|(place, _)| Runner::End(place))
+                .chain(rogues.map(|(place, _)| Runner::Rogue(place)))
+                .chain(door)
+                .collect();
+            for runner in woken {
+                let delay = self.random.duration(self.scenario.sluggishness);
+                self.turns.entry(runner).or_insert_with(|| now.after(delay));
+            }
+        }
+    }
+
+    /// Whose turn is next, and when.
+    fn next_turn(&mut self, now: Instant) -> Option<(Instant, Runner)> {
+        let woken = self.turns.iter().map(|(runner, at)| (*at, *runner));
+        let timers = self
+            .ends
+            .iter()
+            .enumerate()
+            .filter_map(|(place, end)| Some((end.next_wake()?, Runner::End(place))));
+        let rogues = self.rogues.iter().enumerate().filter(|(_, (_, rogue))| !rogue.is_over());
+        let rogues = rogues.map(|(place, (_, rogue))| (rogue.next_wake(), Runner::Rogue(place)));
+        let stalled = |(at, runner): (Instant, Runner)| {
+            let host = match runner {
+                Runner::Door => SERVER,
+                Runner::End(place) => self.ends[place].host,
+                Runner::Rogue(_) => return (at.max(now), runner),
+            };
+            (at.max(now).max(self.sim.stalled_until(host).unwrap_or_default()), runner)
+        };
+        woken.chain(timers).chain(rogues).map(stalled).min()
+    }
+
+    fn turn(&mut self, runner: Runner) -> Result<(), Violation> {
+        self.turns.remove(&runner);
+        self.stirred = true;
+        match runner {
+            Runner::Door => self.accept(),
+            Runner::End(place) => {
+                let host = self.ends[place].host;
+                if self.sim.stalled_until(host).is_some_and(|until| until == self.sim.now()) {
+                    self.marks.observe(28);
+                }
+                if self.sim.is_killed(host) {
+                    self.ends[place].kill();
+                }
+                self.marks.inject(30);
+                if self.ends[place].run(&mut self.random) {
+                    self.marks.observe(30);
+                }
+                self.check_end(place)?;
+            }
+            Runner::Rogue(place) => self.rogues[place].1.run(),
+        }
+        let stir = (self.sim.events(), self.sim.now());
+        self.idle_turns =
+            if std::mem::replace(&mut self.last_stir, stir) == stir { self.idle_turns + 1 } else { 0 };
+        if self.idle_turns > MOST_TURNS {
+            return Err(self.stuck("a program spins"));
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self) {
+        if self.sim.is_killed(SERVER) {
+            self.door = None;
+            return;
+        }
+        while let Some(link) = self.door.as_mut().and_then(Door::accept) {
+            let IpAddr::V4(ip) = link.peer_addr().ip() else { continue };
+            let place = usize::from(ip.octets()[3]).saturating_sub(2);
+            if place < self.scenario.connections.len() {
+                let app = self.app(place, false);
+                let mut end = End::accepted(link, SERVER, place, app);
+                end.run(&mut self.random);
+                self.ends.push(end);
+            }
+        }
+    }
+
+    /// Looks at what happened since the last look.
+    fn look(&mut self) -> Result<(), Violation> {
+        let entries = self.sim.take_trace();
+        if entries.is_empty() {
+            return Ok(());
+        }
+        self.note_reads();
+        let mut verdict = Ok(());
+        for entry in &entries {
+            if let What::Struck(injection) = &entry.what {
+                self.struck.push((injection.host, injection.fault.may_end_connections()));
+            }
+            if verdict.is_ok() {
+                let connections = &self.scenario.connections;
+                verdict = self
+                    .oracle
+                    .look(entry, |host| host == SERVER || connections[host as usize - 1].rogue.is_none());
+            }
+        }
+        if let Some(trace) = &mut self.trace {
+            trace.extend(entries);
+        }
+        verdict
+    }
+
+    fn note_reads(&mut self) {
+        for end in &self.ends {
+            if let Some(pair) = end.pair() {
+                self.oracle.has_read(pair, end.app().bytes_read());
+                let alive = !self.sim.is_killed(end.host);
+                if alive && matches!(end.ending(), Some(Ending { how: How::Failed(_), .. })) {
+                    self.oracle.has_failed(pair);
+                }
+            }
+        }
+    }
+
+    fn check_end(&self, place: usize) -> Result<(), Violation> {
+        let end = &self.ends[place];
+        if let Some(at) = end.app().wrong_byte() {
+            return Err(Violation::new(
+                "stream",
+                format!("{}: byte {at} is not the one written", self.name(end)),
+            ));
+        }
+        if let Some(link) = end.link() {
+            let (counters, limit) = (link.counters(), link.options().protocol.peer_receives);
+            if counters.most_in_flight > limit.into() {
+                return Err(Violation::new(
+                    "credit",
+                    format!(
+                        "{}: {} notifications in flight of {limit}",
+                        self.name(end),
+                        counters.most_in_flight
+                    ),
+                ));
+            }
+        }
+        if let Some(Ending { how: How::Failed(error), .. }) = end.ending()
+            && let rdma_conn::Error::Protocol(rdma_proto::Error::Unreachable(what)) = error
+        {
+            return Err(Violation::new("unreachable", format!("{}: {what}", self.name(end))));
+        }
+        Ok(())
+    }
+
+    fn name(&self, end: &End) -> String {
+        let side = if end.host == SERVER { "server" } else { "client" };
+        format!("{side} of connection {}", end.connection)
+    }
+
+    fn stuck(&self, how: &str) -> Violation {
+        let who: Vec<String> = self
+            .ends
+            .iter()
+            .filter(|end| end.ending().is_none())
+            .map(|end| format!("{}: {:?}", self.name(end), end.link()))
+            .collect();
+        Violation::new("liveness", format!("{how} at {:?}: {}", self.sim.now().since_start(), who.join("; ")))
+    }
+
+    /// Whether anything befell the connection by which it may have ended.
+    fn is_excused(&self, place: usize) -> bool {
+        let concerned = |host: u32| host == SERVER || host as usize == place + 1;
+        self.scenario.tight || self.struck.iter().any(|(host, ends)| *ends && concerned(*host))
+    }
+
+    /// The end of the run: what was promised must have been kept.
+    fn judge(&mut self) -> Result<(), Violation> {
+        for (place, dialogue) in self.scenario.connections.iter().enumerate() {
+            let of = |host_is_server: bool| {
+                let own = move |end: &&End| end.connection == place && (end.host == SERVER) == host_is_server;
+                self.ends.iter().filter(own).find_map(|end| end.ending().cloned())
+            };
+            match dialogue.rogue {
+                Some(rogue) => {
+                    self.marks.inject(29);
+                    let victim = of(true);
+                    self.judge_rogue(place, rogue.deviation.is_fatal(), victim)?;
+                }
+                None if self.is_excused(place) => {}
+                None => {
+                    let (Some(client), Some(server)) = (of(false), of(true)) else {
+                        return Err(Violation::new(
+                            "connection",
+                            format!("connection {place} never came about"),
+                        ));
+                    };
+                    judge::judge(place, dialogue, &client, &server)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn judge_rogue(&mut self, place: usize, fatal: bool, victim: Option<Ending>) -> Result<(), Violation> {
+        let Some((_, rogue)) = self.rogues.iter().find(|(of, _)| *of == place) else { return Ok(()) };
+        let deviation = rogue.deviation();
+        if rogue.read_succeeded {
+            return Err(Violation::new("rights", "a peer could read our window"));
+        }
+        let Some(Ending { how, .. }) = victim else { return Ok(()) };
+        let error = match &how {
+            How::Failed(error) => Some(error),
+            _ => None,
+        };
+        let excused = self.is_excused(place) || !self.struck.is_empty();
+        if !excused && (fatal && rogue.executed || error.is_some()) && !deviation.is_answered_by(error) {
+            return Err(Violation::new(
+                "adversary",
+                format!("{deviation:?} ended the connection with {how:?}"),
+            ));
+        }
+        if error.is_some() {
+            self.marks.observe(29);
+        }
+        Ok(())
+    }
+
+    /// Everything goes, and nothing may be left.
+    fn clear_up(&mut self) -> Result<(), Violation> {
+        self.ends.clear();
+        self.rogues.clear();
+        self.door = None;
+        // Late packets, time-waits.
+        for _ in 0..10_000 {
+            if !self.sim.step() {
+                break;
+            }
+        }
+        self.look()?;
+        let fabric = self.sim.fabric();
+        for host in 0..=self.scenario.connections.len() as u32 {
+            let held = fabric.resources(address(host));
+            if held != Resources::default() {
+                return Err(Violation::new("ledger", format!("host {host} still holds {held:?}")));
+            }
+        }
+        Ok(())
+    }
+}

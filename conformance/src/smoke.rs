@@ -1,0 +1,266 @@
+//! The smoke suite: a client and a server doing what clients and servers do.
+
+use std::time::{Duration, Instant};
+
+use indicatif::ProgressBar;
+use rdma_conn::{Connect, Descriptors, Stream};
+use resp_rs::resp2::Frame;
+
+use crate::client::{Client, Failure, describe};
+use crate::ledger::{self, Ledger};
+use crate::suite::{Case, Outcome};
+use crate::workload::{Entry, entries};
+
+/// How much of everything.
+#[derive(Clone, Copy, Debug)]
+pub struct Scale {
+    /// Keys to store and read back, ...
+    pub keys: u64,
+    /// ... shared out among this many connections.
+    pub connections: usize,
+    /// Commands in the pipeline.
+    pub pipeline: usize,
+    /// Commands sent to a server that is held.
+    pub busy_commands: usize,
+    /// How long to be idle.
+    pub idle: Duration,
+    /// Connections to open and close.
+    pub cycles: usize,
+    /// Length of the windows on both sides: the boundaries of the values follow from it.
+    pub window: usize,
+}
+
+/// What the cases run against.
+pub struct Peer<B> {
+    /// RDMA as the client has it.
+    pub backend: B,
+    /// HOST:PORT of the server.
+    pub address: String,
+    /// How to connect.
+    pub connect: Connect,
+    /// How much of everything.
+    pub scale: Scale,
+}
+
+/// The cases in their order: the first shows that there is a server at all.
+pub fn cases<B: Descriptors>() -> Vec<Case<Peer<B>>> {
+    vec![
+        Case::new("smoke.ping", "connect, PING, close", &["VR-CONN-001"], ping),
+        Case::new("smoke.keys", "every key comes back byte for byte", &["VR-FLOW-001", "VR-XFER-001"], keys),
+        Case::new("smoke.pipeline", "many small commands in one go", &["VR-FLOW-006"], pipeline),
+        Case::new(
+            "smoke.busy-server",
+            "one notification per command to a held server",
+            &["VR-FLOW-005"],
+            busy,
+        ),
+        Case::new("smoke.info", "INFO and COMMAND replies arrive whole", &["VR-XFER-004"], info),
+        Case::new(
+            "smoke.idle",
+            "keepalives arrive while idle, then PING",
+            &["VR-KEEP-001", "VR-KEEP-002"],
+            idle,
+        ),
+        Case::new("smoke.bgsave", "the connection survives a fork of the server", &["VR-RES-010"], bgsave),
+        Case::new("smoke.quit", "+OK arrives before the disconnect", &["VR-CLOSE-001", "VR-CLOSE-002"], quit),
+        Case::new(
+            "smoke.connect-close",
+            "nothing is left of closed connections",
+            &["VR-RES-001"],
+            connect_close,
+        ),
+    ]
+}
+
+impl<B: Descriptors> Peer<B> {
+    fn client(&self) -> Result<Client<Stream<B>>, Failure> {
+        let mut stream = Stream::connect_with(&self.backend, self.address.as_str(), &self.connect)?;
+        stream.set_read_timeout(Some(Duration::from_secs(60)));
+        stream.set_write_timeout(Some(Duration::from_secs(60)));
+        Ok(Client::new(stream))
+    }
+}
+
+fn ping<B: Descriptors>(peer: &Peer<B>, _: &ProgressBar) -> Outcome {
+    let mut client = peer.client()?;
+    client.send(&[b"PING"])?;
+    client.expect("PONG")?;
+    Ok(format!("{} KiB registered", client.stream().registered_bytes() >> 10))
+}
+
+fn keys<B: Descriptors>(peer: &Peer<B>, progress: &ProgressBar) -> Outcome {
+    let entries = entries(peer.scale.keys, peer.scale.window);
+    let bytes: u64 = entries.iter().map(|entry| entry.value_len as u64).sum();
+    progress.set_length(2 * bytes);
+    let begun = Instant::now();
+    let next_share = |connection: usize| entries.iter().skip(connection).step_by(peer.scale.connections);
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..peer.scale.connections)
+            .map(|connection| scope.spawn(move || store_and_check(peer, next_share(connection), progress)))
+            .collect();
+        workers.into_iter().try_for_each(|worker| {
+            worker.join().unwrap_or_else(|_| Err(Failure::wrong("a client thread panicked")))
+        })
+    })?;
+    let mib = bytes as f64 / f64::from(1 << 20);
+    Ok(format!(
+        "{} keys on {} connections, {mib:.0} MiB each way, {:.1} s",
+        entries.len(),
+        peer.scale.connections,
+        begun.elapsed().as_secs_f64()
+    ))
+}
+
+fn store_and_check<'a, B: Descriptors>(
+    peer: &Peer<B>,
+    entries: impl Iterator<Item = &'a Entry> + Clone,
+    progress: &ProgressBar,
+) -> Result<(), Failure> {
+    let mut client = peer.client()?;
+    for entry in entries.clone() {
+        client.send(&[b"SET", entry.key().as_bytes(), &entry.value()])?;
+        client.expect("OK")?;
+        progress.inc(entry.value_len as u64);
+    }
+    for entry in entries {
+        client.send(&[b"GET", entry.key().as_bytes()])?;
+        if let Some(difference) = entry.difference(&client.expect_bulk()?) {
+            return Err(Failure::wrong(difference));
+        }
+        progress.inc(entry.value_len as u64);
+    }
+    Ok(())
+}
+
+fn pipeline<B: Descriptors>(peer: &Peer<B>, progress: &ProgressBar) -> Outcome {
+    use std::io::Write;
+
+    let count = peer.scale.pipeline;
+    let mut client = peer.client()?;
+    let mut commands = Vec::new();
+    for number in 0..count {
+        write!(commands, "*2\r\n$4\r\nPING\r\n$8\r\n{number:08}\r\n")?;
+    }
+    progress.set_length(count as u64);
+    let before = client.stream().counters();
+    client.stream().write_all(&commands)?;
+    for number in 0..count {
+        let echo = client.expect_bulk()?;
+        if echo != format!("{number:08}") {
+            return Err(Failure::wrong(format!(
+                "reply {number} of {count} is {}",
+                String::from_utf8_lossy(&echo)
+            )));
+        }
+        progress.inc(1);
+    }
+    let sent = client.stream().counters().data_notifications_sent - before.data_notifications_sent;
+    Ok(format!("{count} commands in {sent} notifications"))
+}
+
+fn busy<B: Descriptors>(peer: &Peer<B>, progress: &ProgressBar) -> Outcome {
+    let count = peer.scale.busy_commands;
+    progress.set_length(count as u64);
+    let (mut holder, mut client) = (peer.client()?, peer.client()?);
+    holder.send(&[b"DEBUG", b"SLEEP", b"2"])?;
+    // Time for the command to arrive and take effect; commands that come before it only make the case easier.
+    std::thread::sleep(Duration::from_millis(100));
+    for _ in 0..count {
+        client.send(&[b"PING"])?;
+    }
+    let most = client.stream().counters().most_in_flight;
+    for _ in 0..count {
+        client.expect("PONG")?;
+        progress.inc(1);
+    }
+    holder.expect("OK")?;
+    Ok(format!("{count} commands, at most {most} notifications unproven"))
+}
+
+fn info<B: Descriptors>(peer: &Peer<B>, _: &ProgressBar) -> Outcome {
+    let mut client = peer.client()?;
+    client.send(&[b"INFO"])?;
+    let info = client.expect_bulk()?;
+    if !info.windows(9).any(|text| text == b"# Clients") {
+        return Err(Failure::wrong("INFO has no section # Clients"));
+    }
+    match client.call(&[b"COMMAND"])? {
+        Frame::Array(Some(commands)) => {
+            Ok(format!("{} bytes of INFO, {} commands", info.len(), commands.len()))
+        }
+        other => Err(Failure::wrong(format!("COMMAND answered {}", describe(&other)))),
+    }
+}
+
+fn idle<B: Descriptors>(peer: &Peer<B>, progress: &ProgressBar) -> Outcome {
+    let mut client = peer.client()?;
+    client.send(&[b"PING"])?;
+    client.expect("PONG")?;
+    progress.set_length(peer.scale.idle.as_secs());
+    let begun = Instant::now();
+    while begun.elapsed() < peer.scale.idle {
+        std::thread::sleep(Duration::from_millis(200));
+        progress.set_position(begun.elapsed().as_secs());
+    }
+    let keepalives = client.stream().counters().keepalives_received;
+    // The server sends one every 3 s.
+    let expected = (peer.scale.idle.as_secs() / 3).saturating_sub(1).max(1);
+    if keepalives < expected {
+        return Err(Failure::wrong(format!("{keepalives} keepalives arrived, expected at least {expected}")));
+    }
+    client.send(&[b"PING"])?;
+    client.expect("PONG")?;
+    Ok(format!("{keepalives} keepalives in {} s", peer.scale.idle.as_secs()))
+}
+
+fn bgsave<B: Descriptors>(peer: &Peer<B>, _: &ProgressBar) -> Outcome {
+    let mut client = peer.client()?;
+    let reply = match client.call(&[b"BGSAVE"])? {
+        Frame::SimpleString(text) => String::from_utf8_lossy(&text).into_owned(),
+        other => return Err(Failure::wrong(format!("BGSAVE answered {}", describe(&other)))),
+    };
+    for _ in 0..100 {
+        client.send(&[b"PING"])?;
+        client.expect("PONG")?;
+    }
+    Ok(reply)
+}
+
+fn quit<B: Descriptors>(peer: &Peer<B>, progress: &ProgressBar) -> Outcome {
+    progress.set_length(100);
+    for _ in 0..100 {
+        let mut client = peer.client()?;
+        client.send(&[b"QUIT"])?;
+        client.expect("OK")?;
+        client.expect_end()?;
+        progress.inc(1);
+    }
+    Ok("100 times".into())
+}
+
+fn connect_close<B: Descriptors>(peer: &Peer<B>, progress: &ProgressBar) -> Outcome {
+    let cycle = || -> Result<(), Failure> {
+        let mut client = peer.client()?;
+        client.send(&[b"PING"])?;
+        client.expect("PONG")?;
+        Ok(client.stream().shutdown(Duration::from_secs(5))?)
+    };
+    // Once before counting, for what a process opens only once.
+    cycle()?;
+    ledger::settle();
+    let before = Ledger::now();
+    let during = {
+        let _open = peer.client()?;
+        Ledger::now()
+    };
+    progress.set_length(peer.scale.cycles as u64);
+    for _ in 0..peer.scale.cycles {
+        cycle()?;
+        progress.inc(1);
+    }
+    let after = ledger::await_no_more_than(before);
+    if after.exceeds(before) {
+        return Err(Failure::wrong(format!("before: {before}; after {} cycles: {after}", peer.scale.cycles)));
+    }
+    Ok(format!("{} cycles, then {after}, as before (one connection: {during})", peer.scale.cycles))
+}

@@ -1,0 +1,198 @@
+//! What holds in every trace, whatever its steps expect: the rules about writes, immediates and registrations.
+
+use super::data::{Bytes, Fields, Hex, Input, Output, Settings};
+use super::protocol::Reply;
+use crate::reqs::Role;
+use rdma_proto::wire::Message;
+
+/// The peer's books about an implementation.
+pub(super) struct Books<'a> {
+    role: Role,
+    settings: &'a Settings,
+    established: bool,
+    ended: bool,
+    /// The peer's window and how much of it was written.
+    window: Option<(Fields, u32)>,
+    /// Bytes written since the last immediate.
+    unnotified: u64,
+    /// Bytes the application gave, and bytes written.
+    given: u64,
+    sent: u64,
+    /// GetServerFeature that a server may still answer.
+    questions: u64,
+    /// Notifications: messages and immediates.
+    pub(super) notifications: u64,
+    /// For each of our regions, the number of the window it was last; and how many windows there were.
+    last: [Option<u64>; 2],
+    windows: u64,
+    /// Bytes that arrived in the last of our windows; all that arrived; all that were read.
+    received: u64,
+    arrived: u64,
+    read: u64,
+}
+
+impl<'a> Books<'a> {
+    pub(super) const fn new(role: Role, settings: &'a Settings) -> Self {
+        Self {
+            role,
+            settings,
+            established: false,
+            ended: false,
+            window: None,
+            unnotified: 0,
+            given: 0,
+            sent: 0,
+            questions: 0,
+            notifications: 0,
+            last: [None; 2],
+            windows: 0,
+            received: 0,
+            arrived: 0,
+            read: 0,
+        }
+    }
+
+    /// Notes what happens to the implementation.
+    pub(super) fn input(&mut self, input: &Input) {
+        match input {
+            Input::Established { .. } => self.established = true,
+            Input::Write { length } => self.given += u64::from(*length),
+            Input::Read { length } => self.read = self.arrived.min(self.read + u64::from(*length)),
+            Input::Immediate { value } => {
+                self.received += u64::from(*value);
+                self.arrived += u64::from(*value);
+            }
+            Input::Receive { message } => self.message(*message),
+            Input::Bytes { hex } => {
+                if let Ok(message) = Message::decode(&hex.0) {
+                    self.message(message.into());
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn message(&mut self, message: Fields) {
+        match message {
+            Fields::RegisterXferMemory { .. } => self.window = Some((message, 0)),
+            Fields::GetServerFeature { .. } => self.questions += 1,
+            _ => {}
+        }
+    }
+
+    /// Notes what the implementation does: `None` for what counts only together with what follows.
+    pub(super) fn output(&mut self, reply: &Reply) -> Result<Option<Output>, String> {
+        if self.ended {
+            return Err(format!("{reply:?} after its disconnect (VR-CLOSE-006)"));
+        }
+        match reply {
+            Reply::Disconnect => {
+                self.ended = true;
+                Ok(Some(Output::Disconnect))
+            }
+            _ if !self.established => Err(format!("{reply:?} before the connection is established")),
+            Reply::Send { hex } => self.send(hex).map(|message| Some(Output::Send(message))),
+            Reply::Write { length: 0, immediate: None, .. } => Ok(None),
+            Reply::Write { address, rkey, length, immediate } => {
+                self.write(*address, *rkey, *length, *immediate)
+            }
+            other => Err(format!("{other:?} is not something it can do")),
+        }
+    }
+
+    fn send(&mut self, Bytes(bytes): &Bytes) -> Result<Fields, String> {
+        let message =
+            Message::decode(bytes).map_err(|error| format!("it sent no control message: {error}"))?;
+        self.notifications += 1;
+        let fields = Fields::from(message);
+        if message.encode() != bytes[..] {
+            return Err(format!("{fields:?} with reserved bytes that are not zero (VR-CTRL-005)"));
+        }
+        match (fields, self.role) {
+            (Fields::RegisterXferMemory { address, length, rkey }, _) => {
+                self.register(address, length, rkey)?;
+            }
+            (Fields::GetServerFeature { .. }, Role::Server) => {
+                self.questions =
+                    self.questions.checked_sub(1).ok_or("an answer without a question (VR-FEAT-005)")?;
+            }
+            (Fields::SetClientFeature { .. }, Role::Server) => {
+                return Err("a server sent SetClientFeature (VR-FEAT-006)".to_string());
+            }
+            _ => {}
+        }
+        Ok(fields)
+    }
+
+    fn register(&mut self, address: Hex, length: u32, rkey: Hex) -> Result<(), String> {
+        let Settings { window, windows, address2, rkey2, .. } = *self.settings;
+        let region = match (address, rkey) {
+            at if at == (self.settings.address, self.settings.rkey) => 0,
+            at if at == (address2, rkey2) && windows == 2 => 1,
+            _ => {
+                return Err(format!(
+                    "it registered {address:?} with key {rkey:?}, which is no region of its"
+                ));
+            }
+        };
+        if length != window {
+            return Err(format!("it registered {length} bytes of a region of {window} (VR-MEM-008)"));
+        }
+        if self.windows > 0 && self.received < u64::from(window) {
+            return Err(format!(
+                "it registered when {} of {window} bytes were received (VR-MEM-004)",
+                self.received
+            ));
+        }
+        if let Some(number) = self.last[region]
+            && self.read < (number + 1) * u64::from(window)
+        {
+            return Err(
+                "it registered a region that is not read to the end (VR-MEM-003, VR-MEM-010)".to_string()
+            );
+        }
+        self.last[region] = Some(self.windows);
+        self.windows += 1;
+        self.received = 0;
+        Ok(())
+    }
+
+    fn write(
+        &mut self,
+        address: Hex,
+        rkey: Hex,
+        length: u32,
+        immediate: Option<u32>,
+    ) -> Result<Option<Output>, String> {
+        let Some((Fields::RegisterXferMemory { address: begin, length: room, rkey: key }, used)) =
+            &mut self.window
+        else {
+            return Err("it wrote before there was a window (VR-FLOW-004)".to_string());
+        };
+        let next = Hex(begin.0.wrapping_add(u64::from(*used)));
+        if length > 0 && (address, rkey) != (next, *key) {
+            return Err(format!(
+                "it wrote to {address:?} with key {rkey:?}; the next byte is at {next:?}, key {key:?} (VR-MEM-002)"
+            ));
+        }
+        if length > *room - *used {
+            return Err(format!("it wrote {length} bytes where {} fit (VR-FLOW-007)", *room - *used));
+        }
+        *used += length;
+        self.unnotified += u64::from(length);
+        self.sent += u64::from(length);
+        if self.sent > self.given {
+            return Err(format!("it wrote {} bytes and was given {}", self.sent, self.given));
+        }
+        let Some(immediate) = immediate else { return Ok(None) };
+        self.notifications += 1;
+        if u64::from(immediate) != self.unnotified {
+            return Err(format!(
+                "its immediate is {immediate} after {} bytes (VR-XFER-004)",
+                self.unnotified
+            ));
+        }
+        self.unnotified = 0;
+        Ok(Some(Output::Payload(immediate.into())))
+    }
+}

@@ -1,0 +1,82 @@
+//! Runs vectors against an implementation.
+
+use super::data::{ControlVector, Verdict};
+use super::protocol::{Implementation, Reply, Request, VERSION};
+use super::{Files, trace};
+
+/// What came of one vector that did not fail.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// As it must be.
+    Passed,
+    /// The implementation does not have it, and says why.
+    Skipped(String),
+}
+
+/// What came of all.
+#[derive(Debug, Default)]
+pub struct Report {
+    /// Name and version of the implementation.
+    pub who: String,
+    /// How many vectors passed.
+    pub passed: usize,
+    /// Which were skipped, and why. None of them counts as passed.
+    pub skipped: Vec<(String, String)>,
+    /// Which failed, and why.
+    pub failed: Vec<(String, String)>,
+}
+
+/// Runs the vectors whose id contains `select`.
+///
+/// # Errors
+/// The implementation does not speak the protocol at all.
+pub fn run(files: &Files, implementation: &mut dyn Implementation, select: &str) -> Result<Report, String> {
+    let mut report = match implementation.ask(&Request::Hello { protocol: VERSION })?.as_slice() {
+        [Reply::Hello { name, version, protocol: VERSION }] => {
+            Report { who: format!("{name} {version}"), ..Report::default() }
+        }
+        other => {
+            return Err(format!("not an implementation of version {VERSION} of the protocol: {other:?}"));
+        }
+    };
+    for vector in files.control.iter().flat_map(|(_, file)| &file.vectors) {
+        report.add(&vector.id, select, || control(implementation, vector));
+    }
+    for one in files.traces.iter().flat_map(|(_, file)| &file.traces) {
+        report.add(&one.id, select, || trace::run(implementation, one));
+    }
+    Ok(report)
+}
+
+impl Report {
+    fn add(&mut self, id: &str, select: &str, run: impl FnOnce() -> Result<Outcome, String>) {
+        if !id.contains(select) {
+            return;
+        }
+        match run() {
+            Ok(Outcome::Passed) => self.passed += 1,
+            Ok(Outcome::Skipped(reason)) => self.skipped.push((id.to_string(), reason)),
+            Err(reason) => self.failed.push((id.to_string(), reason)),
+        }
+    }
+}
+
+fn control(implementation: &mut dyn Implementation, vector: &ControlVector) -> Result<Outcome, String> {
+    let decoded = implementation.ask(&Request::Decode { hex: vector.hex.clone() })?;
+    let expected = match (vector.fields, vector.reason) {
+        (Some(fields), _) => Reply::Message { fields },
+        (None, Some(reason)) => Reply::Invalid { reason },
+        (None, None) => return Err("the vector has neither fields nor reason".to_string()),
+    };
+    match decoded.as_slice() {
+        [Reply::Skip { reason }] => return Ok(Outcome::Skipped(reason.clone())),
+        [decoded] if *decoded == expected => {}
+        other => return Err(format!("decoded as {other:?}, not {expected:?}")),
+    }
+    let (Verdict::Valid, Some(fields)) = (vector.result, vector.fields) else { return Ok(Outcome::Passed) };
+    match implementation.ask(&Request::Encode { fields })?.as_slice() {
+        [Reply::Bytes { hex }] if *hex == vector.hex => Ok(Outcome::Passed),
+        [Reply::Skip { reason }] => Ok(Outcome::Skipped(reason.clone())),
+        other => Err(format!("encoded as {other:?}, not {:?}", vector.hex)),
+    }
+}

@@ -1,0 +1,63 @@
+//! Test vectors: what control messages mean, and what a connection does when. Data in `spec/vectors`, checked against any
+//! implementation that speaks the [`protocol`], ours included.
+
+mod books;
+pub mod check;
+mod command;
+pub mod data;
+pub mod lint;
+pub mod ours;
+pub mod protocol;
+pub mod shim;
+mod trace;
+
+use std::path::{Path, PathBuf};
+
+pub use command::{Command, run};
+
+use data::{ControlFile, TraceFile};
+
+/// All vector files of a folder.
+pub struct Files {
+    /// `control/*.json`, by name without extension.
+    pub control: Vec<(String, ControlFile)>,
+    /// `trace/*.json`, likewise.
+    pub traces: Vec<(String, TraceFile)>,
+}
+
+impl Files {
+    /// Reads them.
+    ///
+    /// # Errors
+    /// A file cannot be read, is not of its format, or has fields that its format does not know.
+    pub fn read(folder: &Path) -> Result<Self, String> {
+        Ok(Self { control: read_all(&folder.join("control"))?, traces: read_all(&folder.join("trace"))? })
+    }
+
+    /// The requirements of each vector, by the vector's id.
+    pub fn requirements(&self) -> impl Iterator<Item = (String, &[String])> {
+        let control = self.control.iter().flat_map(|(_, file)| &file.vectors);
+        let traces = self.traces.iter().flat_map(|(_, file)| &file.traces);
+        let control = control.map(|vector| (vector.id.clone(), vector.requirements.as_slice()));
+        control.chain(traces.map(|trace| (trace.id.clone(), trace.requirements.as_slice())))
+    }
+}
+
+fn read_all<T: serde::de::DeserializeOwned>(folder: &Path) -> Result<Vec<(String, T)>, String> {
+    let listed = std::fs::read_dir(folder).and_then(Iterator::collect::<std::io::Result<Vec<_>>>);
+    let mut files: Vec<PathBuf> = listed
+        .map_err(|error| format!("{}: {error}", folder.display()))?
+        .into_iter()
+        .map(|entry| entry.path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "json"))
+        .collect();
+    files.sort();
+    files.into_iter().map(|file| read(&file)).collect()
+}
+
+fn read<T: serde::de::DeserializeOwned>(file: &Path) -> Result<(String, T), String> {
+    let text = std::fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))?;
+    let parsed = serde_json::from_str(&text).map_err(|error| format!("{}: {error}", file.display()))?;
+    let name = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    Ok((name, parsed))
+}

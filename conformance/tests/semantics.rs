@@ -1,0 +1,22 @@
+//! The verbs semantics suite on the embedded fabric: what the simulator claims of RDMA is what the suite says.
+
+use conformance::semantics::{self, deviations};
+use conformance::suite::{self, Verdict};
+use indicatif::ProgressBar;
+
+#[test]
+fn the_embedded_fabric_keeps_to_the_book() {
+    let (setting, cases) = (semantics::embedded(), semantics::cases());
+    let mut reports = suite::run(&cases, &setting, "", |_| ProgressBar::hidden());
+    deviations::judge(&setting.provider, &mut reports);
+    let failed: Vec<_> = reports
+        .iter()
+        .filter(|report| report.verdict == Verdict::Failed)
+        .map(|report| match &report.outcome {
+            Ok(details) => format!("{}: {details}", report.id),
+            Err(failure) => format!("{}: {failure}", report.id),
+        })
+        .collect();
+    assert!(failed.is_empty(), "{failed:#?}");
+    assert_eq!(reports.len(), cases.len());
+}

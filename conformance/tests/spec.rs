@@ -1,0 +1,247 @@
+//! The specification held against itself, the workspace, and the implementations of the vectors.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use conformance::reqs::coverage::Coverage;
+use conformance::reqs::{Level, Requirements, render, workspace};
+use conformance::vectors::check::{self, Report};
+use conformance::vectors::ours::Ours;
+use conformance::vectors::protocol::{Implementation, Reply, Request};
+use conformance::vectors::shim::Shim;
+use conformance::vectors::{Files, lint};
+use jsonschema::Validator;
+use serde_json::Value;
+
+fn vectors() -> PathBuf {
+    workspace().join("spec/vectors")
+}
+
+fn files() -> Files {
+    Files::read(&vectors()).unwrap()
+}
+
+fn read(file: &Path) -> String {
+    std::fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()))
+}
+
+fn json(file: &Path) -> Value {
+    serde_json::from_str(&read(file)).unwrap_or_else(|error| panic!("{}: {error}", file.display()))
+}
+
+fn schema(name: &str) -> Validator {
+    let schema = json(&vectors().join("schema").join(name));
+    jsonschema::meta::validate(&schema).unwrap_or_else(|error| panic!("{name}: {error}"));
+    jsonschema::validator_for(&schema).unwrap()
+}
+
+fn assert_none(problems: &[String]) {
+    assert!(problems.is_empty(), "{}", problems.join("\n"));
+}
+
+fn assert_passed(report: &Report) {
+    println!("{}: {} passed, {} skipped", report.who, report.passed, report.skipped.len());
+    let failures: Vec<String> = report.failed.iter().map(|(id, reason)| format!("{id}: {reason}")).collect();
+    assert_none(&failures);
+    assert!(report.passed > 0);
+}
+
+#[test]
+fn every_must_is_shown_and_every_id_exists() {
+    let coverage = Coverage::of(&workspace()).unwrap();
+    println!("{}", coverage.table());
+    assert_none(&coverage.problems);
+}
+
+/// What is about messages or the machine is shown to other implementations, too.
+#[test]
+fn every_must_about_messages_or_the_machine_has_a_vector() {
+    let no_vector_can_show = [
+        ("VR-CTRL-007", "the size of a receive is chosen by who posts it"),
+        ("VR-MEM-015", "memory is below the machine"),
+        ("VR-XFER-003", "the byte order of an immediate is the device's business"),
+        ("VR-XFER-011", "memory is below the machine"),
+    ];
+    let coverage = Coverage::of(&workspace()).unwrap();
+    let without: Vec<String> = Requirements::built_in()
+        .iter()
+        .filter(|one| one.level == Level::Must && !["CONN", "RES", "SEC"].contains(&one.area()))
+        .filter(|one| coverage.shown(&one.id).is_none_or(|shown| shown.vectors.is_empty()))
+        .map(|one| one.id.clone())
+        .collect();
+    assert_eq!(without, no_vector_can_show.map(|(id, _)| id));
+}
+
+#[test]
+fn the_page_is_up_to_date() {
+    let page = render::page(&Requirements::of(&workspace()).unwrap());
+    let there = read(&workspace().join("spec/requirements.md"));
+    assert!(page == there, "run `valkey-rdma-conformance reqs render`");
+}
+
+/// The text explains each requirement, and names none that does not exist.
+#[test]
+fn the_text_and_the_requirements_agree() {
+    let text = read(&workspace().join("spec/protocol.md"));
+    let requirements = Requirements::built_in();
+    let named = conformance::reqs::scan::ids(&text);
+    let unknown: Vec<_> = named.iter().filter(|id| !requirements.has(id)).cloned().collect();
+    assert_none(&unknown);
+    let unexplained: Vec<_> =
+        requirements.iter().map(|one| one.id.clone()).filter(|id| !named.contains(id)).collect();
+    assert_none(&unexplained);
+}
+
+#[test]
+fn the_vectors_are_right() {
+    assert_none(&lint::problems(&files(), &Requirements::built_in()));
+}
+
+#[test]
+fn the_files_match_their_schemas() {
+    for (folder, schema) in [("control", schema("control-1.json")), ("trace", schema("trace-1.json"))] {
+        for entry in std::fs::read_dir(vectors().join(folder)).unwrap() {
+            let file = entry.unwrap().path();
+            let problems: Vec<String> = schema
+                .iter_errors(&json(&file))
+                .map(|error| format!("{}: {}: {error}", file.display(), error.instance_path()))
+                .collect();
+            assert_none(&problems);
+        }
+    }
+}
+
+/// An implementation whose lines are held against the protocol's schema.
+struct Validated<I> {
+    inner: I,
+    schema: Validator,
+}
+
+impl<I: Implementation> Implementation for Validated<I> {
+    fn ask(&mut self, request: &Request) -> Result<Vec<Reply>, String> {
+        let replies = self.inner.ask(request)?;
+        let lines =
+            std::iter::once(serde_json::to_value(request)).chain(replies.iter().map(serde_json::to_value));
+        for line in lines {
+            let line = line.unwrap();
+            let flat =
+                line.as_object().unwrap().values().all(|value| !value.is_object() && !value.is_array());
+            assert!(flat && self.schema.is_valid(&line), "not a line of the protocol: {line}");
+        }
+        Ok(replies)
+    }
+}
+
+/// Ours passes all of them and skips none.
+#[test]
+fn our_implementation() {
+    let mut ours = Validated { inner: Ours::default(), schema: schema("protocol-1.json") };
+    let report = check::run(&files(), &mut ours, "").unwrap();
+    assert_passed(&report);
+    assert_eq!(report.skipped, []);
+}
+
+/// The program, if it is there and says something to `--version`.
+fn have(program: &str) -> bool {
+    let there = Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success());
+    if !there {
+        println!("skipped: there is no {program} here");
+    }
+    there
+}
+
+fn shim(command: String) -> Shim {
+    Shim::new(command, Duration::from_secs(30))
+}
+
+#[test]
+fn the_c_consumer() {
+    if !have("cc") {
+        return;
+    }
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("c-consumer");
+    let source = vectors().join("consumers/c/consumer.c");
+    let flags = ["-std=c99", "-pedantic", "-Wall", "-Wextra", "-Werror", "-O1", "-o"];
+    let built = Command::new("cc").args(flags).args([&program, &source]).status().unwrap();
+    assert!(built.success());
+    assert_passed(&check::run(&files(), &mut shim(format!("'{}'", program.display())), "").unwrap());
+}
+
+#[test]
+fn the_python_consumer() {
+    if !have("python3") {
+        return;
+    }
+    let consumer = vectors().join("consumers/python/consumer.py");
+    assert_passed(&check::run(&files(), &mut shim(format!("python3 '{}'", consumer.display())), "").unwrap());
+}
+
+/// Mistakes an implementer might make: what is changed in the Python consumer, into what, and a vector that must notice.
+const MISTAKES: [(&str, &str, &str); 20] = [
+    (
+        r#"struct.Struct(">H14xQII")"#,
+        r#"struct.Struct("<H14xQII")"#,
+        "control/register-xfer-memory/every-byte",
+    ),
+    (
+        r#"struct.Struct(">H14xQII")"#,
+        r#"struct.Struct(">H14xqII")"#,
+        "control/register-xfer-memory/every-byte-high",
+    ),
+    (
+        r#"struct.Struct(">HH20xQ")"#,
+        r#"struct.Struct(">HHQ20x")"#,
+        "control/get-server-feature/features-bytes",
+    ),
+    ("len(raw) != 32", "len(raw) < 32", "control/invalid/33-bytes"),
+    ("opcode > REGISTER", "opcode > 4", "control/invalid/opcode-0004"),
+    ("self.used < self.window[1]", "False", "trace/refused/one-byte-early"),
+    ("self.used < self.window[1]", "0 < self.used < self.window[1]", "trace/refused/unused-window-replaced"),
+    ("length == 0 or", "", "trace/refused/client-empty-window"),
+    ("address + length >= 1 << 64", "False", "trace/refused/window-beyond-the-address-space"),
+    (r#"length > self.settings["window_limit"]"#, "False", "trace/refused/window-of-4-gib"),
+    ("if value == 0:", "if False:", "trace/receive/zero"),
+    (
+        r#"> self.settings["window"]:"#,
+        r#"> self.settings["window"] + 1:"#,
+        "trace/refused/client-immediate-beyond-the-window",
+    ),
+    ("self.received + value >", "(self.received + value) % 2**32 >", "trace/refused/server-immediate-wraps"),
+    (
+        r#"if self.read == self.settings["window"]:"#,
+        "if self.read == self.received:",
+        "trace/receive/client-reads",
+    ),
+    (
+        r#""length": length, "immediate": length"#,
+        r#""length": length, "immediate": self.used + length"#,
+        "trace/stream/writes-follow-each-other",
+    ),
+    ("hex(address + self.used)", "hex(address)", "trace/stream/writes-follow-each-other"),
+    ("self.window[1] - self.used)", "self.window[1])", "trace/stream/client-one-more-than-the-window"),
+    (
+        "and self.server:\n            self.answers",
+        "and False:\n            self.answers",
+        "trace/features/question-0102",
+    ),
+    ("self.unproven + reserve <", "0 <", "trace/credits/never-more-than-the-peer-has-receives"),
+    ("if self.patient:", "if True:", "trace/credits/never-more-than-the-peer-has-receives"),
+];
+
+#[test]
+fn mistakes_are_noticed() {
+    if !have("python3") {
+        return;
+    }
+    let files = files();
+    let right = read(&vectors().join("consumers/python/consumer.py"));
+    for (number, (from, to, vector)) in MISTAKES.into_iter().enumerate() {
+        assert_eq!(right.matches(from).count(), 1, "{from}");
+        let wrong = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("mistake-{number}.py"));
+        std::fs::write(&wrong, right.replace(from, to)).unwrap();
+        let report =
+            check::run(&files, &mut shim(format!("python3 '{}' 2>&1", wrong.display())), vector).unwrap();
+        assert!(!report.failed.is_empty(), "`{from}` became `{to}`, and {vector} did not notice");
+    }
+}

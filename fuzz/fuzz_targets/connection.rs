@@ -1,0 +1,10 @@
+//! One machine, and a driver, an application and a peer that do anything. The body is in `rdma-proto/tests/bodies/connection.rs`.
+
+#![no_main]
+
+#[path = "../../rdma-proto/tests/bodies/mod.rs"]
+mod bodies;
+#[path = "../../rdma-proto/tests/pair/mod.rs"]
+mod pair;
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| bodies::connection::run(input));

@@ -1,0 +1,80 @@
+# Shared by the scripts of this folder; POSIX sh, to be sourced (also inside the guest).
+# Sets LAB_CACHE and the paths below; defines logging, `die` and the search for Valkey's programs.
+# shellcheck shell=sh
+
+: "${LAB_CACHE:=${XDG_CACHE_HOME:-${HOME:?HOME is not set, set LAB_CACHE}/.cache}/valkey-rdma-lab}"
+export LAB_CACHE
+
+# Read by the scripts that source this file.
+# shellcheck disable=SC2034
+{
+    LAB_KERNEL=$LAB_CACHE/kernel/vmlinuz
+    LAB_INITRAMFS=$LAB_CACHE/kernel/initramfs
+    LAB_KERNEL_TREE=$LAB_CACHE/kernel/root
+    LAB_LOCK=$LAB_CACHE/lock
+
+    # What must be installed to run the guest, and what more to build Valkey and the optional bindings.
+    LAB_RUN_PACKAGES='qemu-system-x86 busybox-static cpio kmod xz-utils iproute2 libibverbs1 librdmacm1
+        ibverbs-providers rdmacm-utils ibverbs-utils perftest'
+    LAB_BUILD_PACKAGES='build-essential pkg-config libssl-dev libibverbs-dev librdmacm-dev libclang-dev
+        debian-archive-keyring ca-certificates'
+}
+
+LAB_STARTED=${LAB_STARTED:-$(date +%s)}
+
+# One line on stderr, with the seconds since the script started.
+say() { printf 'lab: [%4ds] %s\n' "$(($(date +%s) - LAB_STARTED))" "$*" >&2; }
+
+warn() { printf 'lab: %s\n' "$*" >&2; }
+
+# `lab/run` sets LAB_DIE_STATUS so that its own failures differ from the command's.
+die() {
+    warn "$*"
+    exit "${LAB_DIE_STATUS:-1}"
+}
+
+# Runs a command as root: as it is, or through sudo. Nothing but installing packages needs it.
+as_root() {
+    if [ "$(id -u)" -eq 0 ]; then
+        "$@"
+    elif command -v sudo >/dev/null 2>&1; then
+        sudo -- "$@"
+    else
+        die "this needs root and there is no sudo: $*"
+    fi
+}
+
+# Prints those of the named packages that are not installed.
+missing_packages() {
+    for lab_package in "$@"; do
+        dpkg-query -W -f '${db:Status-Status}' "$lab_package" 2>/dev/null | grep -qx installed ||
+            printf '%s ' "$lab_package"
+    done
+}
+
+# Finds valkey-server, valkey-cli and valkey-benchmark: in VALKEY_DIR (or its src/) when that is set, else in the cache.
+# Exports VALKEY_BIN, the directory that holds them, and VALKEY_RDMA_TEST, Valkey's own RDMA test client, when it is
+# there. Fails, silently, when they are not found.
+find_valkey() {
+    if [ -n "${VALKEY_DIR:-}" ]; then
+        set -- "$VALKEY_DIR" "$VALKEY_DIR/src"
+    else
+        set -- "$LAB_CACHE/valkey/bin"
+    fi
+    unset VALKEY_BIN VALKEY_RDMA_TEST
+    for lab_dir in "$@"; do
+        if ! [ -x "$lab_dir/valkey-server" ] || ! [ -x "$lab_dir/valkey-cli" ] || ! [ -x "$lab_dir/valkey-benchmark" ]; then
+            continue
+        fi
+        VALKEY_BIN=$lab_dir
+        export VALKEY_BIN
+        for lab_test in "$lab_dir/rdma-test" "${VALKEY_DIR:-$lab_dir}/tests/rdma/rdma-test"; do
+            [ -x "$lab_test" ] || continue
+            VALKEY_RDMA_TEST=$lab_test
+            export VALKEY_RDMA_TEST
+            break
+        done
+        return 0
+    done
+    return 1
+}

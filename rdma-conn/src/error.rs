@@ -1,0 +1,136 @@
+//! Errors of connections, in the words of somebody who has to do something about them.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rdma_proto::backend::{ErrorKind, Failure, reject};
+
+/// What went wrong with a connection. Cheap to clone: the first error of a connection is reported by every later call.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A host name has no address.
+    #[error("cannot find the host {host}: {source}")]
+    NoSuchHost {
+        /// As it was given.
+        host: String,
+        /// What the resolver said.
+        source: Arc<io::Error>,
+    },
+    /// The RDMA backend could not do something.
+    #[error("{doing}: {source}")]
+    Backend {
+        /// What was being done.
+        doing: &'static str,
+        /// The class of the failure.
+        kind: ErrorKind,
+        /// The backend's own error.
+        source: Arc<dyn std::error::Error + Send + Sync>,
+    },
+    /// Nobody listens there.
+    #[error(
+        "{peer} refused the connection: nothing listens there for RDMA (a server that listens on the same port by TCP only \
+         does not count; for Valkey see --rdma-bind and --rdma-port)"
+    )]
+    Refused {
+        /// Who refused.
+        peer: SocketAddr,
+    },
+    /// The application or host there said no.
+    #[error("{peer} rejected the connection (reason {reason})")]
+    Rejected {
+        /// Who rejected.
+        peer: SocketAddr,
+        /// The reason code of the connection manager.
+        reason: i32,
+    },
+    /// There is no way from here to there by RDMA.
+    #[error("{peer} cannot be reached by RDMA: {what} ({source})")]
+    Unreachable {
+        /// Who.
+        peer: SocketAddr,
+        /// Which step failed.
+        what: &'static str,
+        /// The errno of the step.
+        source: Arc<io::Error>,
+    },
+    /// A time-out passed.
+    #[error("timed out after {after:?} {doing}")]
+    TimedOut {
+        /// What was being done.
+        doing: &'static str,
+        /// The time-out.
+        after: Duration,
+    },
+    /// The protocol machine ended the connection, or refused a call; says who is at fault.
+    #[error(transparent)]
+    Protocol(#[from] rdma_proto::Error),
+    /// Waiting for descriptors failed.
+    #[error("poll: {0}")]
+    Wait(Arc<io::Error>),
+    /// The device went away.
+    #[error("the RDMA device was removed")]
+    DeviceRemoved,
+}
+
+impl From<rdma_proto::ApiMisuse> for Error {
+    fn from(misuse: rdma_proto::ApiMisuse) -> Self {
+        Self::Protocol(misuse.into())
+    }
+}
+
+impl Error {
+    /// Wraps a backend's error; for use with `map_err`.
+    pub(crate) fn backend<E: Failure>(doing: &'static str) -> impl Fn(E) -> Self {
+        move |error| Self::Backend { doing, kind: error.kind(), source: Arc::new(error) }
+    }
+
+    pub(crate) fn rejected(peer: SocketAddr, reason: i32) -> Self {
+        if reason == reject::INVALID_SERVICE_ID {
+            Self::Refused { peer }
+        } else {
+            Self::Rejected { peer, reason }
+        }
+    }
+
+    pub(crate) fn unreachable(peer: SocketAddr, what: &'static str, status: i32) -> Self {
+        let source = Arc::new(io::Error::from_raw_os_error(status.saturating_abs()));
+        Self::Unreachable { peer, what, source }
+    }
+
+    /// The nearest kind of [`io::Error`].
+    pub fn io_kind(&self) -> io::ErrorKind {
+        use rdma_proto::Error as Protocol;
+        match self {
+            Self::NoSuchHost { source, .. } | Self::Wait(source) => source.kind(),
+            Self::Backend { kind: ErrorKind::NoDevice, .. } => io::ErrorKind::Unsupported,
+            Self::Backend { kind: ErrorKind::Address, .. } => io::ErrorKind::AddrNotAvailable,
+            Self::Backend { kind: ErrorKind::Memory, .. } => io::ErrorKind::OutOfMemory,
+            Self::Backend { kind: ErrorKind::Argument, .. } => io::ErrorKind::InvalidInput,
+            Self::Refused { .. } | Self::Rejected { .. } => io::ErrorKind::ConnectionRefused,
+            Self::Unreachable { source, .. } if source.kind() == io::ErrorKind::TimedOut => {
+                io::ErrorKind::TimedOut
+            }
+            Self::Unreachable { .. } => io::ErrorKind::HostUnreachable,
+            Self::TimedOut { .. } => io::ErrorKind::TimedOut,
+            Self::Protocol(Protocol::InvalidMessage(_) | Protocol::PeerMisbehaved(_)) => {
+                io::ErrorKind::InvalidData
+            }
+            Self::Protocol(Protocol::ApiMisuse(_)) => io::ErrorKind::InvalidInput,
+            Self::Protocol(Protocol::Transport(rdma_proto::TransportError::Disconnected)) => {
+                io::ErrorKind::BrokenPipe
+            }
+            Self::Protocol(Protocol::Transport(_)) => io::ErrorKind::ConnectionReset,
+            Self::DeviceRemoved => io::ErrorKind::ConnectionAborted,
+            Self::Backend { .. } | Self::Protocol(_) => io::ErrorKind::Other,
+        }
+    }
+}
+
+impl From<Error> for io::Error {
+    fn from(error: Error) -> Self {
+        Self::new(error.io_kind(), error)
+    }
+}

@@ -1,0 +1,30 @@
+#![doc = include_str!("../README.md")]
+// The one exception is `asynchronous::readiness`: tokio asks for a promise about descriptors.
+#![cfg_attr(not(feature = "tokio"), forbid(unsafe_code))]
+#![cfg_attr(feature = "tokio", deny(unsafe_code))]
+
+#[cfg(feature = "tokio")]
+mod asynchronous;
+mod dial;
+mod error;
+mod keeper;
+mod link;
+mod listener;
+mod memory;
+mod options;
+mod shared;
+mod stream;
+mod wait;
+#[cfg(feature = "tokio")]
+mod waiting;
+
+#[cfg(feature = "tokio")]
+pub use asynchronous::{AsyncListener, AsyncStream};
+pub use dial::Dial;
+pub use error::Error;
+pub use link::Link;
+pub use listener::Listener;
+pub use options::Options;
+pub use rdma_proto::{Config, Counters, Keepalive, Role};
+pub use stream::{Connect, Stream};
+pub use wait::Descriptors;

@@ -1,0 +1,47 @@
+//! What a user of streams can choose.
+
+use std::time::Duration;
+
+use rdma_proto::backend::RnrTimer;
+use rdma_proto::{Config, RECEIVES};
+
+/// Settings of a stream or listener. Start from [`Options::client`] or [`Options::server`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// The protocol's own settings: window sizes, credits, keepalive, limits.
+    pub protocol: Config,
+    /// Receives kept posted, 1 to 16384. Peers count on 1024 (VR-RES-002); fewer is for tests.
+    pub receives: u16,
+    /// Bytes that a work request may carry within itself, so that the device need not fetch them. What the device grants
+    /// may be less.
+    pub inline: u32,
+    /// How long a peer waits before it repeats what met no posted receive.
+    pub rnr_timer: RnrTimer,
+    /// How long an accepted connection may take to be established.
+    pub handshake_timeout: Duration,
+    /// How long dropping a stream waits for the last bytes to arrive. [`Stream::shutdown`](crate::Stream::shutdown) takes
+    /// its own limit.
+    pub linger: Duration,
+    /// Which completion vector signals completions; taken modulo the device's number of vectors.
+    pub completion_vector: u32,
+}
+
+impl Options {
+    /// What a client usually wants.
+    pub const fn client() -> Self {
+        Self {
+            protocol: Config::client(),
+            receives: RECEIVES,
+            inline: 128,
+            rnr_timer: RnrTimer::MICROS_640,
+            handshake_timeout: Duration::from_secs(5),
+            linger: Duration::from_secs(2),
+            completion_vector: 0,
+        }
+    }
+
+    /// What a server usually wants.
+    pub const fn server() -> Self {
+        Self { protocol: Config::server(), ..Self::client() }
+    }
+}

@@ -1,0 +1,227 @@
+//! Streams over the embedded fabric: what a user of `TcpStream` would expect, and what RDMA adds.
+
+use std::io::{ErrorKind, IoSlice, Read, Write};
+use std::net::SocketAddr;
+use std::thread;
+use std::time::Duration;
+
+use rdma_conn::{Connect, Listener, Options, Stream};
+use rdma_softsim::{Fabric, SoftSim};
+
+const LONG: Duration = Duration::from_secs(20);
+
+struct Bed {
+    fabric: Fabric,
+    client: SoftSim,
+    listener: Listener<SoftSim>,
+    address: SocketAddr,
+}
+
+fn bed(options: Options) -> Bed {
+    let fabric = Fabric::new();
+    let address = SocketAddr::from(([192, 0, 2, 1], 6379));
+    let listener = Listener::bind(&fabric.host(&[address.ip()]), address, options).expect("a free address");
+    Bed { client: fabric.host(&[[192, 0, 2, 2].into()]), fabric, listener, address }
+}
+
+/// Two connected streams, the client's first.
+fn pair_with(client: Options, server: Options) -> (Stream<SoftSim>, Stream<SoftSim>) {
+    let bed = bed(server);
+    let how = Connect { options: client, ..Connect::default() };
+    thread::scope(|scope| {
+        let dial = scope.spawn(|| Stream::connect_with(&bed.client, bed.address, &how).expect("connects"));
+        let (mut server, _) = bed.listener.accept_timeout(LONG).expect("accepts");
+        // The client waits for the server's window, which the server's first call announces.
+        server.flush().expect("is established");
+        let client = dial.join().expect("does not panic");
+        (client, server)
+    })
+}
+
+fn pair() -> (Stream<SoftSim>, Stream<SoftSim>) {
+    pair_with(Options::client(), Options::server())
+}
+
+/// Bytes of which no two neighbouring kilobytes are alike.
+fn pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|index| (index ^ (index >> 8) ^ (index >> 16)) as u8).collect()
+}
+
+fn read_all(stream: &mut Stream<SoftSim>, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    stream.read_exact(&mut bytes).expect("all bytes");
+    bytes
+}
+
+#[test]
+fn bytes_arrive_in_both_directions() {
+    let (mut client, mut server) = pair();
+    client.write_all(b"question").expect("written");
+    assert_eq!(read_all(&mut server, 8), b"question");
+    server.write_all(b"answer").expect("written");
+    assert_eq!(read_all(&mut client, 6), b"answer");
+}
+
+/// VR-FLOW-006: however many pieces, one notification.
+#[test]
+fn a_vectored_write_is_one_notification() {
+    let (mut client, mut server) = pair();
+    let before = client.counters().data_notifications_sent;
+    let slices = [b"one ".as_slice(), b"", b"two ", b"three"].map(IoSlice::new);
+    assert_eq!(client.write_vectored(&slices).expect("written"), 13);
+    assert_eq!(client.counters().data_notifications_sent, before + 1);
+    assert_eq!(read_all(&mut server, 13), b"one two three");
+}
+
+/// VR-FLOW-001, VR-MEM-003: many windows both ways at once, with settings from roomy to absurd.
+#[test]
+fn long_transfers_arrive_whole_whatever_the_settings() {
+    let roomy = (Options::client(), Options::server(), 16 << 20);
+    let mut tiny = roomy;
+    for options in [&mut tiny.0, &mut tiny.1] {
+        options.protocol.window = 3;
+        options.protocol.send_buffer = 5;
+        options.protocol.send_depth = 1;
+        options.protocol.peer_receives = 2;
+        options.receives = 2;
+        options.inline = 0;
+    }
+    tiny.2 = 2000;
+    let mut odd = roomy;
+    (odd.0.protocol.window, odd.0.protocol.windows) = (65_537, 1);
+    (odd.1.protocol.window, odd.1.protocol.send_buffer) = (40_961, 10_007);
+    for (client, server, len) in [roomy, tiny, odd] {
+        let (client, server) = pair_with(client, server);
+        let sent = pattern(len);
+        thread::scope(|scope| {
+            for mut stream in [client, server] {
+                let sent = &sent;
+                scope.spawn(move || {
+                    // Half of the bytes at a time, so that neither side waits for ever for the other to read.
+                    let mut received = Vec::new();
+                    for half in sent.chunks(len.div_ceil(1 << 10)) {
+                        stream.write_all(half).expect("written");
+                        received.extend(read_all(&mut stream, half.len()));
+                    }
+                    assert!(received == *sent, "{len} bytes differ");
+                });
+            }
+        });
+    }
+}
+
+#[test]
+fn a_read_times_out() {
+    let (mut client, _server) = pair();
+    client.set_read_timeout(Some(Duration::from_millis(20)));
+    let error = client.read(&mut [0; 1]).expect_err("there is nothing to read");
+    assert_eq!(error.kind(), ErrorKind::TimedOut);
+    assert!(error.to_string().contains("20ms reading"), "{error}");
+}
+
+/// A peer that does not read stops the writer, which says so in time.
+#[test]
+fn a_write_times_out() {
+    let (mut client, _server) = pair();
+    client.set_write_timeout(Some(Duration::from_millis(50)));
+    let error = loop {
+        if let Err(error) = client.write(&[0; 1 << 20]) {
+            break error;
+        }
+    };
+    assert_eq!(error.kind(), ErrorKind::TimedOut);
+}
+
+/// VR-CLOSE-001, VR-CLOSE-002: what was written before the end is read before the end.
+#[test]
+fn the_last_bytes_arrive_before_the_end() {
+    for shut in [true, false] {
+        let (mut client, mut server) = pair();
+        let last = pattern(3 << 20);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                client.write_all(&last).expect("written");
+                if shut {
+                    client.shutdown(LONG).expect("delivered");
+                }
+                drop(client);
+            });
+            let mut received = Vec::new();
+            server.read_to_end(&mut received).expect("ends in order");
+            assert!(received == last, "{} of {} bytes", received.len(), last.len());
+        });
+    }
+}
+
+#[test]
+fn after_the_end_reads_return_nothing_and_writes_fail() {
+    let (client, mut server) = pair();
+    drop(client);
+    assert_eq!(server.read(&mut [0; 1]).expect("the end"), 0);
+    assert_eq!(server.read(&mut [0; 1]).expect("still the end"), 0);
+    assert_eq!(server.write(b"late").expect_err("nobody reads it").kind(), ErrorKind::BrokenPipe);
+}
+
+/// A close that cannot be completed says what was lost.
+#[test]
+fn a_shutdown_that_times_out_says_so() {
+    let (mut client, _server) = pair();
+    client.set_write_timeout(Some(Duration::from_millis(50)));
+    while client.write(&[0; 1 << 20]).is_ok() {}
+    let error = client.shutdown(Duration::from_millis(50)).expect_err("the server does not read");
+    assert!(error.to_string().contains("bytes not yet confirmed"), "{error}");
+}
+
+/// VR-RES-003: a program that is busy elsewhere does not starve its peer of receives.
+#[test]
+fn an_idle_stream_posts_its_receives_again() {
+    let mut server = Options::server();
+    server.protocol.keepalive.every = Some(Duration::from_millis(1));
+    let mut client = Options::client();
+    client.receives = 4;
+    let (mut client, server) = pair_with(client, server);
+    let patience = std::time::Instant::now();
+    while client.counters().keepalives_received < 6 {
+        assert!(patience.elapsed() < LONG, "{:?}", client.counters());
+        // Neither side is called; only the keeper tends them.
+        thread::sleep(Duration::from_millis(10));
+    }
+    drop(server);
+    assert_eq!(client.read(&mut [0; 1]).expect("the end"), 0);
+}
+
+#[test]
+fn connections_outlive_their_listener() {
+    let Bed { client: host, listener, address, fabric: _fabric } = bed(Options::server());
+    let how = Connect { local: Some(SocketAddr::from(([192, 0, 2, 2], 0))), ..Connect::default() };
+    thread::scope(|scope| {
+        let dial = scope.spawn(|| Stream::connect_with(&host, address, &how).expect("connects"));
+        let (mut server, peer) = listener.accept_timeout(LONG).expect("accepts");
+        server.flush().expect("is established");
+        let mut client = dial.join().expect("does not panic");
+        assert_eq!(client.peer_addr(), address);
+        assert_eq!(client.local_addr().map(|address| address.ip()), how.local.map(|address| address.ip()));
+        assert_eq!(peer.ip(), std::net::IpAddr::from([192, 0, 2, 2]));
+        drop(listener);
+        client.write_all(b"still here").expect("written");
+        assert_eq!(read_all(&mut server, 10), b"still here");
+    });
+}
+
+/// VR-RES-001.
+#[test]
+fn nothing_is_left_of_a_connection() {
+    let bed = bed(Options::server());
+    let before = bed.fabric.resources(bed.address.ip());
+    for _ in 0..3 {
+        let client = thread::scope(|scope| {
+            let dial = scope.spawn(|| Stream::connect(&bed.client, bed.address).expect("connects"));
+            let (mut server, _) = bed.listener.accept_timeout(LONG).expect("accepts");
+            server.flush().expect("is established");
+            dial.join().expect("does not panic")
+        });
+        drop(client);
+    }
+    assert_eq!(bed.fabric.resources(bed.address.ip()), before);
+    assert_eq!(bed.fabric.resources([192, 0, 2, 2].into()), Default::default());
+}

@@ -1,0 +1,133 @@
+//! Streams on the tokio runtime, over the embedded fabric.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use rdma_conn::{AsyncListener, AsyncStream, Connect, Listener, Options};
+use rdma_softsim::{Fabric, SoftSim};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::time::timeout;
+
+const LONG: Duration = Duration::from_secs(20);
+
+async fn pair_with(client: Options, server: Options) -> (AsyncStream<SoftSim>, AsyncStream<SoftSim>) {
+    let fabric = Fabric::new();
+    let address = SocketAddr::from(([192, 0, 2, 1], 6379));
+    let listener = Listener::bind(&fabric.host(&[address.ip()]), address, server).expect("a free address");
+    let listener = AsyncListener::new(listener).expect("is watched");
+    let host = fabric.host(&[[192, 0, 2, 2].into()]);
+    let how = Connect { options: client, ..Connect::default() };
+    let serve = async {
+        let (mut server, _) = listener.accept().await.expect("accepts");
+        server.flush().await.expect("is established");
+        server
+    };
+    let (client, server) = tokio::join!(AsyncStream::connect_with(&host, address, &how), serve);
+    (client.expect("connects"), server)
+}
+
+async fn pair() -> (AsyncStream<SoftSim>, AsyncStream<SoftSim>) {
+    pair_with(Options::client(), Options::server()).await
+}
+
+fn pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|index| (index ^ (index >> 8) ^ (index >> 16)) as u8).collect()
+}
+
+/// One task reads while another writes, on both ends, through windows that are always too small: each waits for what the
+/// other one's task may notice first.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn readers_and_writers_do_not_forget_each_other() {
+    let mut options = (Options::client(), Options::server());
+    for options in [&mut options.0, &mut options.1] {
+        options.protocol.window = 1000;
+        options.protocol.send_buffer = 700;
+    }
+    let (client, server) = pair_with(options.0, options.1).await;
+    let sent = pattern(1 << 20);
+    let mut tasks = Vec::new();
+    for stream in [client, server] {
+        let (mut reader, mut writer) = tokio::io::split(stream);
+        let (outgoing, expected) = (sent.clone(), sent.clone());
+        tasks.push(tokio::spawn(async move {
+            writer.write_all(&outgoing).await.expect("written");
+            writer.flush().await.expect("flushed");
+        }));
+        tasks.push(tokio::spawn(async move {
+            let mut received = vec![0; expected.len()];
+            reader.read_exact(&mut received).await.expect("all bytes");
+            assert!(received == expected);
+        }));
+    }
+    for task in tasks {
+        timeout(LONG, task).await.expect("nobody waits for ever").expect("does not panic");
+    }
+}
+
+/// A cancelled read or write has read or written nothing.
+#[tokio::test]
+async fn cancelled_futures_lose_nothing() {
+    let (mut client, mut server) = pair().await;
+    let mut byte = [0; 1];
+    assert!(timeout(Duration::from_millis(5), server.read(&mut byte)).await.is_err(), "nothing to read yet");
+    client.write_all(b"x").await.expect("written");
+    assert_eq!(server.read(&mut byte).await.expect("read"), 1);
+    assert_eq!(&byte, b"x");
+
+    // Fill everything, then give up on one more write.
+    let mut accepted = 0;
+    while let Ok(written) = timeout(Duration::from_millis(50), client.write(&[7; 1 << 16])).await {
+        accepted += written.expect("written");
+    }
+    let mut received = vec![0; accepted];
+    timeout(LONG, server.read_exact(&mut received)).await.expect("in time").expect("all that was accepted");
+    client.write_all(b"y").await.expect("written");
+    server.read_exact(&mut byte).await.expect("read");
+    assert_eq!(&byte, b"y");
+}
+
+/// VR-CLOSE-001: dropping does not wait, and delivers all the same.
+#[tokio::test]
+async fn dropped_streams_deliver_in_the_background() {
+    for shut in [true, false] {
+        let (mut client, mut server) = pair().await;
+        let last = pattern(3 << 20);
+        let (_, received) = tokio::join!(
+            async {
+                client.write_all(&last).await.expect("written");
+                if shut {
+                    client.shutdown().await.expect("delivered");
+                }
+                drop(client);
+            },
+            async {
+                let mut received = Vec::new();
+                timeout(LONG, server.read_to_end(&mut received)).await.expect("in time").expect("in order");
+                received
+            }
+        );
+        assert!(received == last, "{} of {} bytes", received.len(), last.len());
+    }
+}
+
+#[tokio::test]
+async fn a_refused_connection_says_so() {
+    let fabric = Fabric::new();
+    let _server = fabric.host(&[[192, 0, 2, 1].into()]);
+    let client = fabric.host(&[[192, 0, 2, 2].into()]);
+    let error = AsyncStream::connect(&client, "192.0.2.1:6379").await.expect_err("nobody listens");
+    assert!(error.to_string().contains("nothing listens there for RDMA"), "{error}");
+}
+
+/// A dropped connect leaves nothing behind.
+#[tokio::test]
+async fn a_cancelled_connect_is_gone() {
+    let fabric = Fabric::new();
+    let address = SocketAddr::from(([192, 0, 2, 1], 6379));
+    let server = fabric.host(&[address.ip()]);
+    let _unanswered = Listener::bind(&server, address, Options::server()).expect("a free address");
+    let client = fabric.host(&[[192, 0, 2, 2].into()]);
+    let connect = AsyncStream::connect(&client, address);
+    assert!(timeout(Duration::from_millis(50), connect).await.is_err(), "nobody accepts");
+    assert_eq!(fabric.resources([192, 0, 2, 2].into()), Default::default());
+}

@@ -1,0 +1,613 @@
+//! The seam: what the connection layer needs from RDMA, and nothing more.
+//!
+//! `rdma-verbs` implements it over librdmacm and libibverbs, `rdma-softsim` in one process. Everything above
+//! is generic over [`Backend`], so whatever runs on one runs on the other. The names are those of the verbs
+//! man pages; each method says which page it stands for.
+//!
+//! # Obligations of both sides
+//!
+//! * **Nothing here blocks.** What takes time is reported later, as a [`CmEvent`] or a [`Completion`].
+//! * **Notification is one-shot and may lose a race.** After [`CompletionQueue::arm`] one later completion
+//!   raises one event; a completion that landed before the call raises none. The order that never sleeps on
+//!   work is: poll until empty, arm, poll again, and only then wait. Events may be spurious or coalesced.
+//! * **A completion with an error carries only what verbs defines for it** (`ibv_poll_cq(3)`): the work request
+//!   id, the status, the queue pair and a vendor code. [`Completion`] has no other fields to read.
+//! * **Destruction is by ownership.** A queue pair keeps its completion queues, protection domain and connection
+//!   identifier alive; a region keeps its domain alive. Dropping handles in any order is correct.
+//! * **Memory is reached through atomics** ([`Region::memory`]): a peer may change it at any moment while its
+//!   rkey is valid, so no `&[u8]` into it exists.
+
+use core::fmt;
+use core::net::SocketAddr;
+
+use crate::memory::SharedMemory;
+use crate::time::Instant;
+
+/// One RDMA implementation: the family of types that belong together, and the way in.
+pub trait Backend: Sized + Clone + Send + Sync + 'static {
+    /// What goes wrong; see [`Failure`].
+    type Error: Failure;
+    /// A channel on which connection-manager events arrive.
+    type EventChannel: EventChannel<Self>;
+    /// A connection-manager identifier.
+    type Identifier: Identifier<Self>;
+    /// A protection domain.
+    type Domain: Domain<Self>;
+    /// A registered memory region.
+    type Region: Region;
+    /// A completion queue with its completion channel.
+    type CompletionQueue: CompletionQueue<Self>;
+    /// A reliable-connected queue pair.
+    type QueuePair: QueuePair<Self>;
+
+    /// Opens a channel for connection-manager events, `rdma_create_event_channel(3)`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NoDevice`] on a machine without RDMA.
+    fn event_channel(&self) -> Result<Self::EventChannel, Self::Error>;
+
+    /// The backend's monotonic clock: real time, or the virtual time of a simulation.
+    fn now(&self) -> Instant;
+}
+
+/// An error of a backend, reduced to what generic code may decide on; its `Display` tells the whole story.
+pub trait Failure: core::error::Error + Send + Sync + 'static {
+    /// The class of this error.
+    fn kind(&self) -> ErrorKind;
+}
+
+/// Classes of backend errors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// There is no RDMA device, or no RDMA runtime library.
+    NoDevice,
+    /// An address is not one that the device can use (no route, not local, in use).
+    Address,
+    /// Registered memory or another pinned resource is exhausted (`RLIMIT_MEMLOCK`, device limits).
+    Memory,
+    /// A send or receive queue has no room: back-pressure, not failure.
+    QueueFull,
+    /// The object is in a state in which the call makes no sense (for instance: not connected).
+    State,
+    /// An argument is outside what the device or the man page allows.
+    Argument,
+    /// Anything else; see `Display`.
+    Other,
+}
+
+/// A channel of connection-manager events, `rdma_create_event_channel(3)`.
+pub trait EventChannel<B: Backend>: Send + Sync {
+    /// Creates an identifier for an outgoing connection whose events arrive here, `rdma_create_id(3)` with
+    /// `RDMA_PS_TCP`.
+    fn create_id(&self) -> Result<B::Identifier, B::Error>;
+
+    /// Creates an identifier bound to `address` that accepts connections, `rdma_bind_addr(3)` and `rdma_listen(3)`.
+    /// Port 0 takes any free port; see [`Identifier::local_addr`]. A `backlog` of 0 takes the system's maximum.
+    fn listen(&self, address: SocketAddr, backlog: u32) -> Result<B::Identifier, B::Error>;
+
+    /// Takes the next event, acknowledged, or `None` if there is none now, `rdma_get_cm_event(3)`.
+    fn next_event(&self) -> Result<Option<CmEvent<B>>, B::Error>;
+}
+
+/// Names one identifier within its process; equal to [`Identifier::key`] of the identifier the event is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct IdentifierKey(pub u64);
+
+/// A connection-manager event and the identifier it is for (for a connect request: the listening one).
+pub struct CmEvent<B: Backend> {
+    /// The identifier this event is for.
+    pub id: IdentifierKey,
+    /// What happened.
+    pub kind: CmEventKind<B>,
+}
+
+/// What a connection-manager event says, `rdma_get_cm_event(3)`. `status` values are negative errno values, except in
+/// `Rejected`, where it is the transport's reason code.
+#[non_exhaustive]
+pub enum CmEventKind<B: Backend> {
+    /// The address was resolved to a device.
+    AddressResolved,
+    /// It was not.
+    AddressError {
+        /// Negative errno.
+        status: i32,
+    },
+    /// A route to the peer is known.
+    RouteResolved,
+    /// There is none.
+    RouteError {
+        /// Negative errno.
+        status: i32,
+    },
+    /// A peer asks for a connection; `id` belongs to the receiver of the event.
+    ConnectRequest {
+        /// The identifier of the connection to be.
+        id: B::Identifier,
+        /// What the peer offered.
+        peer: ConnectParams,
+    },
+    /// Connected, with the peer's parameters (on the accepting side those of its request).
+    Established {
+        /// What the peer offered.
+        peer: ConnectParams,
+    },
+    /// The connection could not be made.
+    ConnectError {
+        /// Negative errno.
+        status: i32,
+    },
+    /// The peer does not answer.
+    Unreachable {
+        /// Negative errno.
+        status: i32,
+    },
+    /// The peer, or its host, refused; see [`reject`].
+    Rejected {
+        /// The transport's reason code.
+        reason: i32,
+    },
+    /// The connection has ended.
+    Disconnected,
+    /// The queue pair has left the timewait state and its number may be used again.
+    TimewaitExit,
+    /// The device is being removed.
+    DeviceRemoval,
+    /// The address behind the identifier changed.
+    AddressChange,
+    /// An event this library does not know or need, by its number in `rdma_cma.h`.
+    Other(u32),
+}
+
+impl<B: Backend> fmt::Debug for CmEventKind<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AddressResolved => f.write_str("AddressResolved"),
+            Self::AddressError { status } => write!(f, "AddressError({status})"),
+            Self::RouteResolved => f.write_str("RouteResolved"),
+            Self::RouteError { status } => write!(f, "RouteError({status})"),
+            Self::ConnectRequest { id, peer } => write!(f, "ConnectRequest({:?}, {peer:?})", id.key()),
+            Self::Established { peer } => write!(f, "Established({peer:?})"),
+            Self::ConnectError { status } => write!(f, "ConnectError({status})"),
+            Self::Unreachable { status } => write!(f, "Unreachable({status})"),
+            Self::Rejected { reason } => write!(f, "Rejected({reason})"),
+            Self::Disconnected => f.write_str("Disconnected"),
+            Self::TimewaitExit => f.write_str("TimewaitExit"),
+            Self::DeviceRemoval => f.write_str("DeviceRemoval"),
+            Self::AddressChange => f.write_str("AddressChange"),
+            Self::Other(number) => write!(f, "Other({number})"),
+        }
+    }
+}
+
+/// Reason codes of [`CmEventKind::Rejected`] (InfiniBand CM, table of REJ reasons).
+pub mod reject {
+    /// Nobody listens on that address and port.
+    pub const INVALID_SERVICE_ID: i32 = 8;
+    /// The listening application refused.
+    pub const CONSUMER_DEFINED: i32 = 28;
+}
+
+/// Connection parameters, `rdma_connect(3)` and `rdma_accept(3)`. In an event they are the peer's, with the two depths as
+/// the receiver sees them: what the peer passed as `initiator_depth` arrives as `responder_resources`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnectParams {
+    /// RDMA READs the peer may have outstanding towards us.
+    pub responder_resources: u8,
+    /// RDMA READs we may have outstanding towards the peer.
+    pub initiator_depth: u8,
+    /// How often an unacknowledged request is sent again, 0 to 7. Ignored by `rdma_accept(3)`.
+    pub retry_count: u8,
+    /// How often **the receiver of these parameters** sends again what met no posted receive, 0 to 7; 7 is for ever.
+    pub rnr_retry_count: u8,
+}
+
+/// `rnr_retry_count` that retries for ever.
+pub const RNR_RETRY_INFINITE: u8 = 7;
+
+/// A connection-manager identifier, `rdma_create_id(3)`.
+pub trait Identifier<B: Backend>: Send + Sync {
+    /// The name under which this identifier's events arrive.
+    fn key(&self) -> IdentifierKey;
+    /// Starts resolving `remote`, from `local` if given; `rdma_resolve_addr(3)`. Ends in `AddressResolved` or
+    /// `AddressError`.
+    fn resolve_address(
+        &self,
+        local: Option<SocketAddr>,
+        remote: SocketAddr,
+        timeout: core::time::Duration,
+    ) -> Result<(), B::Error>;
+    /// Starts resolving the route; `rdma_resolve_route(3)`. Ends in `RouteResolved` or `RouteError`.
+    fn resolve_route(&self, timeout: core::time::Duration) -> Result<(), B::Error>;
+    /// The limits of the device behind this identifier. An error before it has one.
+    fn capabilities(&self) -> Result<Capabilities, B::Error>;
+    /// A new protection domain on the identifier's device, `ibv_alloc_pd(3)`.
+    fn create_domain(&self) -> Result<B::Domain, B::Error>;
+    /// A completion queue for at least `depth` completions, with a completion channel, `ibv_create_cq(3)`. `vector`
+    /// is taken modulo the device's number of completion vectors.
+    fn create_completion_queue(&self, depth: u32, vector: u32) -> Result<B::CompletionQueue, B::Error>;
+    /// The identifier's one queue pair, `rdma_create_qp(3)`; both queues report to `completions`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Argument`] for limits beyond the device's; [`ErrorKind::State`] may mean that the peer has gone meanwhile.
+    fn create_queue_pair(
+        &self,
+        domain: &B::Domain,
+        completions: &B::CompletionQueue,
+        limits: QueuePairLimits,
+    ) -> Result<B::QueuePair, B::Error>;
+    /// Asks the peer for a connection, `rdma_connect(3)`. Receives must be posted before.
+    fn connect(&self, params: &ConnectParams, private_data: &[u8]) -> Result<(), B::Error>;
+    /// Accepts a connect request, `rdma_accept(3)`. Receives must be posted before.
+    fn accept(&self, params: &ConnectParams, private_data: &[u8]) -> Result<(), B::Error>;
+    /// Refuses a connect request, `rdma_reject(3)`.
+    fn reject(&self, private_data: &[u8]) -> Result<(), B::Error>;
+    /// Ends the connection: the queue pair goes to the error state and the peer is told; `rdma_disconnect(3)`.
+    fn disconnect(&self) -> Result<(), B::Error>;
+    /// Moves this identifier's events to another channel, `rdma_migrate_id(3)`.
+    fn migrate(&self, to: &B::EventChannel) -> Result<(), B::Error>;
+    /// The local address, `rdma_get_local_addr(3)`.
+    fn local_addr(&self) -> Option<SocketAddr>;
+    /// The peer's address, `rdma_get_peer_addr(3)`.
+    fn peer_addr(&self) -> Option<SocketAddr>;
+}
+
+/// What a device can do, `ibv_query_device(3)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Capabilities {
+    /// Work requests in one queue, at most.
+    pub max_queue_depth: u32,
+    /// Completions in one completion queue, at most.
+    pub max_completions: u32,
+    /// Bytes in one region, at most.
+    pub max_region: u64,
+    /// RDMA READs outstanding on a queue pair as its initiator, at most.
+    pub max_read_depth: u8,
+    /// Completion vectors.
+    pub completion_vectors: u32,
+}
+
+impl Capabilities {
+    /// Capabilities from their values, for implementers of [`Backend`].
+    pub const fn new(
+        max_queue_depth: u32,
+        max_completions: u32,
+        max_region: u64,
+        max_read_depth: u8,
+        completion_vectors: u32,
+    ) -> Self {
+        Self { max_queue_depth, max_completions, max_region, max_read_depth, completion_vectors }
+    }
+}
+
+/// Queue pair sizes asked for, `ibv_create_qp(3)`. Each work request has one scatter/gather element; work requests are
+/// signalled only when they say so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueuePairLimits {
+    /// Send work requests outstanding.
+    pub send_depth: u32,
+    /// Receive work requests outstanding.
+    pub recv_depth: u32,
+    /// Bytes of inline data asked for; see [`QueuePair::max_inline`] for what was granted (which may be less).
+    pub inline: u32,
+}
+
+/// A protection domain, `ibv_alloc_pd(3)`.
+pub trait Domain<B: Backend>: Send + Sync {
+    /// Allocates and registers `len` bytes of zeroed memory, `ibv_reg_mr(3)`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Memory`] when the locked-memory limit or the device has no room; the message says which limit and
+    /// how to raise it.
+    fn register(&self, len: usize, access: Access) -> Result<B::Region, B::Error>;
+}
+
+/// What the device and the peer may do to a region, `ibv_reg_mr(3)`. The device may always read it for our own sends.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+pub struct Access(u8);
+
+impl Access {
+    /// The device only reads the region, for our sends and writes.
+    pub const NONE: Self = Self(0);
+    /// The device may write into it: receives, and answers to our reads.
+    pub const LOCAL_WRITE: Self = Self(1);
+    /// The peer may write into it (which includes [`Access::LOCAL_WRITE`]).
+    pub const REMOTE_WRITE: Self = Self(1 | 2);
+    /// The peer may read it.
+    pub const REMOTE_READ: Self = Self(4);
+
+    /// Both.
+    #[must_use]
+    pub const fn and(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// Whether everything in `other` is allowed.
+    pub const fn allows(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+}
+
+impl fmt::Debug for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = [
+            (Self::LOCAL_WRITE, "LOCAL_WRITE"),
+            (Self(2), "REMOTE_WRITE"),
+            (Self::REMOTE_READ, "REMOTE_READ"),
+        ];
+        f.debug_list()
+            .entries(names.iter().filter(|(bit, _)| self.allows(*bit)).map(|(_, name)| name))
+            .finish()
+    }
+}
+
+/// A registered memory region, `ibv_reg_mr(3)`. Dropping it deregisters and frees the memory.
+pub trait Region: Send + Sync {
+    /// Its length in bytes, as asked for.
+    fn len(&self) -> usize;
+    /// Whether its length is zero.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+    /// The address under which a peer reaches its first byte.
+    fn address(&self) -> u64;
+    /// The key by which a peer reaches it.
+    fn rkey(&self) -> u32;
+    /// Its bytes.
+    fn memory(&self) -> SharedMemory<'_>;
+}
+
+/// A part of a region.
+#[derive(Debug)]
+pub struct Slice<'a, R> {
+    /// The region.
+    pub region: &'a R,
+    /// The first byte.
+    pub offset: usize,
+    /// How many.
+    pub len: usize,
+}
+
+impl<R> Clone for Slice<'_, R> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<R> Copy for Slice<'_, R> {}
+
+/// An address in the peer's memory, with its key. Any value is safe to use: the peer's device checks it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RemoteAddress {
+    /// The virtual address.
+    pub address: u64,
+    /// The key.
+    pub rkey: u32,
+}
+
+/// A send work request, `ibv_post_send(3)`.
+#[derive(Debug)]
+pub struct SendRequest<'a, R> {
+    /// Returned in the completion.
+    pub id: u64,
+    /// What to do.
+    pub op: SendOp,
+    /// From (for a READ: to) where.
+    pub local: Slice<'a, R>,
+    /// Whether success is reported; an error always is.
+    pub signaled: bool,
+    /// Whether the bytes are copied during the call, so that the slice may be written again at once. At most
+    /// [`QueuePair::max_inline`] bytes; not for a READ.
+    pub inline: bool,
+}
+
+impl<R> Clone for SendRequest<'_, R> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<R> Copy for SendRequest<'_, R> {}
+
+/// Operations of a send queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SendOp {
+    /// SEND: consumes one of the peer's receives.
+    Send,
+    /// SEND with immediate: the same, with a number.
+    SendImmediate(Immediate),
+    /// RDMA WRITE: the peer's processor sees nothing.
+    Write(RemoteAddress),
+    /// RDMA WRITE with immediate: consumes one of the peer's receives.
+    WriteImmediate(RemoteAddress, Immediate),
+    /// RDMA READ, limited by [`ConnectParams::initiator_depth`].
+    Read(RemoteAddress),
+}
+
+/// The immediate of a work request or completion, as a number. On the wire it is big-endian (VR-XFER-003); the
+/// conversion happens once, in the backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Immediate(pub u32);
+
+/// A receive work request, `ibv_post_recv(3)`.
+#[derive(Debug)]
+pub struct RecvRequest<'a, R> {
+    /// Returned in the completion.
+    pub id: u64,
+    /// Where a SEND is put.
+    pub local: Slice<'a, R>,
+}
+
+impl<R> Clone for RecvRequest<'_, R> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<R> Copy for RecvRequest<'_, R> {}
+
+/// A reliable-connected queue pair, `rdma_create_qp(3)`.
+pub trait QueuePair<B: Backend>: Send + Sync {
+    /// Its number, found again in [`Completion::queue_pair`].
+    fn number(&self) -> u32;
+    /// Bytes that fit inline.
+    fn max_inline(&self) -> usize;
+    /// Posts a chain of requests with one doorbell, `ibv_post_send(3)`. Requests execute in order.
+    ///
+    /// # Errors
+    /// [`PostError::posted`] requests were posted before the one that failed; the others were not.
+    /// [`ErrorKind::Argument`] for a slice outside its region or of another domain.
+    fn post_send(&self, requests: &[SendRequest<'_, B::Region>]) -> Result<(), PostError<B::Error>>;
+    /// Posts a chain of receives, `ibv_post_recv(3)`; errors as for [`QueuePair::post_send`].
+    fn post_recv(&self, requests: &[RecvRequest<'_, B::Region>]) -> Result<(), PostError<B::Error>>;
+    /// Sets how long a peer waits before it repeats a request that met no posted receive, `ibv_modify_qp(3)`,
+    /// `min_rnr_timer`. The connection manager leaves the slowest, 655 ms. For a connected queue pair only.
+    fn set_min_rnr_timer(&self, timer: RnrTimer) -> Result<(), B::Error>;
+}
+
+/// The `min_rnr_timer` codes of InfiniBand, 0 to 31.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RnrTimer(u8);
+
+impl RnrTimer {
+    /// 655.36 ms: what a queue pair has that nobody set.
+    pub const SLOWEST: Self = Self(0);
+    /// 0.64 ms.
+    pub const MICROS_640: Self = Self(12);
+
+    /// The timer of a code; `None` above 31.
+    pub const fn from_code(code: u8) -> Option<Self> {
+        if code < 32 { Some(Self(code)) } else { None }
+    }
+
+    /// The code.
+    pub const fn code(self) -> u8 {
+        self.0
+    }
+
+    /// The delay the code stands for (InfiniBand, table of RNR NAK timer values), in steps of 10 µs.
+    pub fn delay(self) -> core::time::Duration {
+        const TENS_OF_MICROS: [u64; 32] = [
+            65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536,
+            2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
+        ];
+        match TENS_OF_MICROS.get(self.0 as usize) {
+            Some(tens) => core::time::Duration::from_micros(tens.saturating_mul(10)),
+            None => core::time::Duration::ZERO,
+        }
+    }
+}
+
+/// A chain of which only a part was posted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PostError<E> {
+    /// How many requests of the chain were posted.
+    pub posted: usize,
+    /// Why the next one was not.
+    pub error: E,
+}
+
+/// A completion queue and its completion channel, `ibv_create_cq(3)`.
+pub trait CompletionQueue<B: Backend>: Send + Sync {
+    /// Takes completions, at most `into.len()`, and says how many, `ibv_poll_cq(3)`.
+    ///
+    /// # Errors
+    /// The queue is lost, for instance by overrun; so are its queue pairs.
+    fn poll(&self, into: &mut [Completion]) -> Result<usize, B::Error>;
+    /// Asks for one event when the next completion arrives, `ibv_req_notify_cq(3)`. Then poll again: see the module's
+    /// rules.
+    fn arm(&self) -> Result<(), B::Error>;
+    /// Takes all events that wait in the channel and acknowledges them, `ibv_get_cq_event(3)`, `ibv_ack_cq_events(3)`.
+    /// Says how many; none is not an error.
+    fn take_events(&self) -> Result<u32, B::Error>;
+}
+
+/// How a work request ended, `ibv_poll_cq(3)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Completion {
+    /// The id of the work request.
+    pub id: u64,
+    /// The number of its queue pair.
+    pub queue_pair: u32,
+    /// What it did, or why it failed.
+    pub result: Result<Completed, CompletionError>,
+}
+
+impl Completion {
+    /// A value to fill arrays with before a poll.
+    pub const EMPTY: Self = Self { id: 0, queue_pair: 0, result: Ok(Completed::Send) };
+}
+
+/// What a successful work request did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Completed {
+    /// A SEND left and was acknowledged by the peer's device.
+    Send,
+    /// A WRITE, likewise.
+    Write,
+    /// A READ has answered.
+    Read,
+    /// A receive took a SEND.
+    Recv {
+        /// Its length in bytes.
+        len: u32,
+        /// Its immediate, if it had one.
+        immediate: Option<Immediate>,
+    },
+    /// A receive was consumed by a WRITE with immediate.
+    RecvWrite {
+        /// The immediate.
+        immediate: Immediate,
+    },
+}
+
+/// Why a work request failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CompletionError {
+    /// The status.
+    pub status: CompletionStatus,
+    /// The vendor's code, for logs.
+    pub vendor: u32,
+}
+
+/// A completion status that is not success: `enum ibv_wc_status`, open, because devices add to it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct CompletionStatus(pub u32);
+
+macro_rules! statuses {
+    ($($name:ident = $value:literal, $text:literal;)*) => {
+        impl CompletionStatus {
+            $(#[doc = concat!("`IBV_WC_", stringify!($name), "`: ", $text, ".")] pub const $name: Self = Self($value);)*
+
+            /// What it means, in a few words.
+            pub const fn describe(self) -> &'static str {
+                match self.0 { $($value => $text,)* _ => "unknown status" }
+            }
+        }
+
+        impl fmt::Debug for CompletionStatus {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                match self.0 { $($value => f.write_str(stringify!($name)),)* other => write!(f, "CompletionStatus({other})") }
+            }
+        }
+    };
+}
+
+statuses! {
+    LOC_LEN_ERR = 1, "a message was longer than the receive posted for it";
+    LOC_QP_OP_ERR = 2, "the queue pair could not perform the operation";
+    LOC_PROT_ERR = 4, "local memory was not registered for the operation";
+    WR_FLUSH_ERR = 5, "the device stopped the queue pair, as it does when the peer reaches for memory that it was not given";
+    BAD_RESP_ERR = 7, "the peer's device answered something unexpected";
+    LOC_ACCESS_ERR = 8, "a write arrived for memory that does not allow it";
+    REM_INV_REQ_ERR = 9, "the peer's device found the request invalid";
+    REM_ACCESS_ERR = 10, "the peer's device refused access to its memory";
+    REM_OP_ERR = 11, "the peer's device failed to perform the operation";
+    RETRY_EXC_ERR = 12, "the peer's device no longer acknowledges";
+    RNR_RETRY_EXC_ERR = 13, "the peer had no receive posted";
+    REM_ABORT_ERR = 16, "the peer's device aborted the operation";
+    FATAL_ERR = 19, "the device failed";
+    RESP_TIMEOUT_ERR = 20, "the peer's device did not answer in time";
+    GENERAL_ERR = 21, "the device reported a general error";
+}

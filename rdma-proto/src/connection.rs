@@ -1,0 +1,638 @@
+//! The connection machine, one for both roles.
+
+mod answers;
+mod timers;
+
+use core::time::Duration;
+
+use crate::backend::{CompletionError, CompletionStatus, Immediate, RNR_RETRY_INFINITE, RemoteAddress};
+use crate::config::{Config, Role};
+use crate::credit::{Credits, Purpose};
+use crate::error::{ApiMisuse, Effect, Error, InvalidMessage, PeerMisbehaved, TransportError};
+use crate::send::{SendBooks, Span};
+use crate::time::Instant;
+use crate::window::{Readable, RxWindow, TxWindow};
+use crate::wire::{FeatureSet, MESSAGE_LEN, Message, Window};
+
+use answers::Answers;
+use timers::{HeldUp, Timers};
+
+/// Where one of our receive regions lies, as the peer will be told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub struct RegionAddress {
+    /// The address of its first byte.
+    pub address: u64,
+    /// The key that opens it to the peer.
+    pub rkey: u32,
+}
+
+/// What the driver of a [`Connection`] must do, in the order given. Consecutive requests may share a doorbell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[must_use]
+pub enum Action {
+    /// Post a SEND of `message`.
+    Send {
+        /// The work request's id.
+        id: u64,
+        /// Whether its success must be reported.
+        signaled: bool,
+        /// A place for the message in a table of [`Config::send_depth`] slots, free until this request has completed.
+        slot: u16,
+        /// The bytes.
+        message: [u8; MESSAGE_LEN],
+    },
+    /// Post a WRITE from the send buffer. An empty one writes nothing and needs no key; its completion tells that all
+    /// before it are done.
+    Write {
+        /// The work request's id.
+        id: u64,
+        /// Whether its success must be reported.
+        signaled: bool,
+        /// The bytes, in the send buffer.
+        from: Span,
+        /// Where they go.
+        to: RemoteAddress,
+        /// The immediate, for a WRITE with immediate.
+        immediate: Option<Immediate>,
+    },
+    /// Disconnect. The last action of a connection.
+    Disconnect,
+}
+
+/// Where a connection stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum State {
+    /// Not established yet.
+    Connecting,
+    /// Bytes may flow.
+    Open,
+    /// Closed by us; what was written is still being delivered.
+    Closing,
+    /// Ended in order, by either side. Received bytes may still be read.
+    Closed,
+    /// Ended by an error. Received bytes may still be read.
+    Failed(Error),
+}
+
+/// What a connection has done so far.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub struct Counters {
+    /// Bytes posted towards the peer.
+    pub bytes_sent: u64,
+    /// Bytes the peer notified.
+    pub bytes_received: u64,
+    /// WRITEs with immediate posted.
+    pub data_notifications_sent: u64,
+    /// Plain WRITEs posted.
+    pub plain_writes_sent: u64,
+    /// Immediates received.
+    pub data_notifications_received: u64,
+    /// Control messages posted.
+    pub messages_sent: u64,
+    /// Control messages received.
+    pub messages_received: u64,
+    /// Keepalives received.
+    pub keepalives_received: u64,
+    /// Windows the peer registered.
+    pub windows_received: u64,
+    /// The most notifications ever in flight.
+    pub most_in_flight: u64,
+}
+
+/// One connection: wire rules, windows, credits, keepalive and end, for a client or a server.
+///
+/// The methods come in four groups, as the crate's guide describes: getters; `handle_*`, by which the driver reports what
+/// happened; what the application does; and [`Connection::poll_action`], drained until `None` after any of the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Connection {
+    config: Config,
+    regions: [RegionAddress; 2],
+    state: State,
+    /// Whether [`Action::Disconnect`] is due, and not given out yet.
+    disconnect: bool,
+    rx: RxWindow,
+    tx: TxWindow,
+    send: SendBooks,
+    credits: Credits,
+    /// Whether acknowledgements return credits: the peer makes us wait for receives instead of failing (VR-FLOW-015).
+    patient: bool,
+    /// What is left of a flush whose first part was posted without an immediate.
+    flush: Option<Flush>,
+    answers: Answers,
+    negotiation: Negotiation,
+    timers: Timers,
+    counters: Counters,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Flush {
+    left: u32,
+    total: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Negotiation {
+    None,
+    /// The question for features is to be asked, ...
+    Due,
+    /// ... was asked, ...
+    Asked,
+    /// ... and answered: SetClientFeature is to be sent.
+    Answered(FeatureSet),
+    Done(FeatureSet),
+}
+
+impl Connection {
+    /// A connection that is being established, with the regions for the peer to write to (the second is ignored unless
+    /// [`Config::windows`] is 2). Each must be [`Config::window`] bytes long.
+    ///
+    /// # Errors
+    /// A value of `config` is out of bounds.
+    pub fn new(config: Config, regions: [RegionAddress; 2]) -> Result<Self, ApiMisuse> {
+        config.check()?;
+        let asks = matches!(config.role, Role::Client) && config.negotiate;
+        Ok(Self {
+            config,
+            regions,
+            state: State::Connecting,
+            disconnect: false,
+            rx: RxWindow::new(config.window, config.windows),
+            tx: TxWindow::new(),
+            send: SendBooks::new(config.send_depth, config.peer_receives, config.send_buffer),
+            credits: Credits::new(config.peer_receives),
+            patient: false,
+            flush: None,
+            answers: Answers::new(),
+            negotiation: if asks { Negotiation::Due } else { Negotiation::None },
+            timers: Timers::new(),
+            counters: Counters::default(),
+        })
+    }
+
+    // Getters.
+
+    /// Where it stands.
+    pub const fn state(&self) -> State {
+        self.state
+    }
+
+    /// The settings it was made with.
+    pub const fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// What it has done so far.
+    pub const fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// The features both sides have, once negotiated.
+    pub const fn features(&self) -> FeatureSet {
+        match self.negotiation {
+            Negotiation::Done(features) => features,
+            _ => FeatureSet::NONE,
+        }
+    }
+
+    /// Whether the peer has given us a window, so that bytes can leave.
+    pub const fn is_registered(&self) -> bool {
+        self.tx.is_registered()
+    }
+
+    /// The next received bytes. There may be more in the other region, so ask again after consuming.
+    pub const fn readable(&self) -> Option<Readable> {
+        self.rx.readable()
+    }
+
+    /// All received bytes that were not consumed.
+    pub const fn unread(&self) -> u64 {
+        self.rx.unread()
+    }
+
+    /// Free space in the send buffer, as far as it lies together. After a [`Connection::commit`] there may be more at its
+    /// beginning.
+    pub const fn space(&self) -> Span {
+        self.send.space()
+    }
+
+    /// Bytes taken from the application that were not posted yet: they wait for window or credit.
+    pub const fn unposted(&self) -> u64 {
+        self.send.unposted()
+    }
+
+    /// Bytes taken from the application of which it is not known that they arrived.
+    pub const fn unconfirmed(&self) -> u64 {
+        self.send.unconfirmed()
+    }
+
+    /// When [`Connection::handle_timeout`] must be called at the latest.
+    pub fn next_timeout(&self) -> Option<Instant> {
+        match self.state {
+            State::Open | State::Closing => self.timers.next(&self.config),
+            State::Connecting | State::Closed | State::Failed(_) => None,
+        }
+    }
+
+    // What happened.
+
+    /// The connection is established. `peer_rnr_retry_count` is what the peer passed to `rdma_connect` or `rdma_accept`:
+    /// how often *our* queue pair repeats what met no receive.
+    pub const fn handle_established(&mut self, now: Instant, peer_rnr_retry_count: u8) {
+        if let State::Connecting = self.state {
+            self.state = State::Open;
+            // A server cannot ask a client for a proof, because no client expects the question. A client that allows few
+            // retries has chosen the risk for its own connection.
+            self.patient =
+                peer_rnr_retry_count >= RNR_RETRY_INFINITE || matches!(self.config.role, Role::Server);
+            self.timers.start(now, &self.config);
+        }
+    }
+
+    /// A SEND was received: at any time, also before the connection is known to be established (VR-CONN-007,
+    /// VR-CTRL-009).
+    pub fn handle_message(&mut self, now: Instant, bytes: &[u8]) {
+        if self.has_ended() {
+            return;
+        }
+        self.timers.heard(now);
+        self.counters.messages_received = self.counters.messages_received.saturating_add(1);
+        if let Err(error) = self.receive_message(bytes) {
+            self.fail(error);
+        }
+    }
+
+    fn receive_message(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        match Message::decode(bytes)? {
+            // VR-KEEP-002: accepted at any time, never answered.
+            Message::Keepalive => {
+                self.counters.keepalives_received = self.counters.keepalives_received.saturating_add(1);
+            }
+            Message::RegisterXferMemory(window) => {
+                self.tx.register(window, self.config.window_limit)?;
+                self.credits.got_registration();
+                self.timers.window_came();
+                self.counters.windows_received = self.counters.windows_received.saturating_add(1);
+            }
+            Message::GetServerFeature { select, features } => match self.config.role {
+                Role::Server => self.answers.push(select)?,
+                Role::Client => self.receive_answer(features)?,
+            },
+            Message::SetClientFeature { features, .. } => match self.config.role {
+                // VR-FEAT-004: unknown bits enable nothing and harm nothing.
+                Role::Server => self.negotiation = Negotiation::Done(features.common(self.config.features)),
+                Role::Client => {
+                    let opcode = crate::wire::Opcode::SET_CLIENT_FEATURE;
+                    return Err(PeerMisbehaved::ServerSent { opcode }.into());
+                }
+            },
+        }
+        Ok(())
+    }
+
+    /// In force is what both sides have (VR-FEAT-010).
+    const fn receive_answer(&mut self, features: FeatureSet) -> Result<(), Error> {
+        if !self.credits.has_asked() {
+            return Err(Error::PeerMisbehaved(PeerMisbehaved::UnaskedFeatures));
+        }
+        self.credits.got_answer();
+        self.timers.receives_came();
+        if matches!(self.negotiation, Negotiation::Asked) {
+            self.negotiation = Negotiation::Answered(features.common(self.config.features));
+        }
+        Ok(())
+    }
+
+    /// A WRITE with immediate was received: `immediate` more bytes lie in the window.
+    pub const fn handle_immediate(&mut self, now: Instant, immediate: Immediate) {
+        if self.has_ended() {
+            return;
+        }
+        self.timers.heard(now);
+        self.counters.data_notifications_received =
+            self.counters.data_notifications_received.saturating_add(1);
+        if let Err(misbehaved) = self.rx.receive(immediate.0) {
+            self.fail(Error::PeerMisbehaved(misbehaved));
+            return;
+        }
+        if immediate.0 != 0 {
+            if self.credits.got_data() {
+                self.timers.receives_came();
+            }
+            self.counters.bytes_received = self.counters.bytes_received.saturating_add(immediate.0 as u64);
+        }
+    }
+
+    /// A signalled send work request completed, and with it all before it.
+    pub const fn handle_sent(&mut self, now: Instant, id: u64) {
+        if let Err(error) = self.send.complete(id) {
+            self.fail(error);
+            return;
+        }
+        if self.patient {
+            self.credits.got_acknowledgement(self.send.done().notices);
+            self.timers.receives_came();
+        }
+        self.timers.acknowledged(now, self.send.done().slots);
+    }
+
+    /// A work request failed. Of several failures the first that names a cause counts: the others are flushed in its wake
+    /// (VR-CLOSE-008).
+    pub fn handle_failure(&mut self, failure: CompletionError) {
+        let error = match failure.status {
+            CompletionStatus::LOC_LEN_ERR => Error::InvalidMessage(InvalidMessage::TooLong),
+            CompletionStatus::LOC_ACCESS_ERR => Error::PeerMisbehaved(PeerMisbehaved::WroteOutside),
+            CompletionStatus::REM_ACCESS_ERR => Error::PeerMisbehaved(PeerMisbehaved::WindowRefused),
+            CompletionStatus::RNR_RETRY_EXC_ERR => {
+                Error::PeerMisbehaved(PeerMisbehaved::TooFewReceives { limit: self.config.peer_receives })
+            }
+            _ => Error::Transport(TransportError::Completion(failure)),
+        };
+        match self.state {
+            State::Failed(Error::Transport(TransportError::Completion(first)))
+                if first.status == CompletionStatus::WR_FLUSH_ERR =>
+            {
+                self.state = State::Failed(error);
+            }
+            _ => self.fail(error),
+        }
+    }
+
+    /// A receive failed: as [`Connection::handle_failure`], but whatever fails a receive was the peer's doing. Some devices
+    /// (soft-RoCE) give a receive the status that belongs to the peer's refused WRITE.
+    pub fn handle_receive_failure(&mut self, failure: CompletionError) {
+        let status = match failure.status {
+            CompletionStatus::REM_ACCESS_ERR => CompletionStatus::LOC_ACCESS_ERR,
+            other => other,
+        };
+        self.handle_failure(CompletionError { status, ..failure });
+    }
+
+    /// The backend refused `call`.
+    pub const fn handle_refusal(&mut self, call: &'static str) {
+        self.fail(Error::Transport(TransportError::Backend { call }));
+    }
+
+    /// The peer disconnected, which is answered with ours (VR-CLOSE-005), or answered our disconnect. Before this, report
+    /// all completions that have arrived: the last bytes may be among them (VR-CLOSE-002).
+    pub const fn handle_disconnected(&mut self) {
+        match self.state {
+            State::Connecting => self.fail(Error::Transport(TransportError::Disconnected)),
+            State::Open | State::Closing => self.end(),
+            State::Closed | State::Failed(_) => {}
+        }
+    }
+
+    /// The time of [`Connection::next_timeout`] has come, or any other.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        if !matches!(self.state, State::Open | State::Closing) {
+            return;
+        }
+        if self.timers.close_is_due(now) {
+            match self.send.unconfirmed() {
+                0 => self.end(),
+                unconfirmed => self.fail(Error::Transport(TransportError::CloseTimedOut { unconfirmed })),
+            }
+        } else if let Some(waited) = self.timers.silent(now, &self.config) {
+            self.fail(Error::PeerMisbehaved(PeerMisbehaved::Silent { waited }));
+        } else if let Some((held_up, waited)) = self.timers.stalled(now, &self.config) {
+            self.fail(Error::PeerMisbehaved(match held_up {
+                HeldUp::NoWindow => PeerMisbehaved::NeverRegistered { waited },
+                HeldUp::WindowFull => PeerMisbehaved::NeverDrained { waited },
+                HeldUp::NoReceives => PeerMisbehaved::NeverReceives { waited },
+            }));
+        } else {
+            self.timers.tick(now, &self.config);
+        }
+    }
+
+    // What the application does.
+
+    /// Takes `bytes` that were put at the beginning of [`Connection::space`].
+    ///
+    /// # Errors
+    /// More than there is space for, or the connection is not open for writing.
+    pub const fn commit(&mut self, bytes: usize) -> Result<(), Error> {
+        match self.state {
+            State::Connecting | State::Open => match self.send.commit(bytes) {
+                Ok(()) => Ok(()),
+                Err(misuse) => Err(Error::ApiMisuse(misuse)),
+            },
+            State::Closing => Err(Error::ApiMisuse(ApiMisuse::WriteAfterClose)),
+            State::Closed => Err(Error::Transport(TransportError::Disconnected)),
+            State::Failed(error) => Err(error),
+        }
+    }
+
+    /// Gives `bytes` of [`Connection::readable`] back to the peer.
+    ///
+    /// # Errors
+    /// More than was readable.
+    pub const fn consume(&mut self, bytes: u32) -> Result<(), ApiMisuse> {
+        self.rx.consume(bytes)
+    }
+
+    /// Ends the connection once everything written has arrived, or after `linger` (VR-CLOSE-004). Idempotent. A connection
+    /// that is not established yet ends at once, with what was written to it.
+    pub const fn close(&mut self, now: Instant, linger: Duration) {
+        match self.state {
+            State::Open => {
+                self.state = State::Closing;
+                self.timers.close_by(now.after(linger));
+            }
+            State::Connecting => self.end(),
+            State::Closing | State::Closed | State::Failed(_) => {}
+        }
+    }
+
+    // What to do.
+
+    /// The next thing to do, or `None` if there is nothing now.
+    pub fn poll_action(&mut self, now: Instant) -> Option<Action> {
+        let action = self.next_action();
+        if action.is_none() {
+            self.timers.note_held_up(now, self.held_up());
+        }
+        action
+    }
+
+    fn next_action(&mut self) -> Option<Action> {
+        if self.disconnect {
+            self.disconnect = false;
+            return Some(Action::Disconnect);
+        }
+        if !matches!(self.state, State::Open | State::Closing) {
+            return None;
+        }
+        // A flush that has begun goes first: the slot and the credit of its last part are promised.
+        if let Some(flush) = self.flush {
+            return self.write_part(flush);
+        }
+        if let Some(message) = self.next_message() {
+            return Some(message);
+        }
+        if let Some(flush) = self.next_flush() {
+            return self.write_part(flush);
+        }
+        (self.state == State::Closing).then(|| self.next_of_close()).flatten()
+    }
+
+    fn next_message(&mut self) -> Option<Action> {
+        if self.send.free_slots() == 0 {
+            return None;
+        }
+        let sent = self.send.posted().notices;
+        if self.credits.allow(sent, Purpose::Control) {
+            if let Some(region) = self.rx.unannounced() {
+                return Some(self.announce(region));
+            }
+            if let Some(select) = self.answers.pop() {
+                let features = self.config.features;
+                return Some(self.send(Message::GetServerFeature { select, features }, false));
+            }
+            if let Negotiation::Answered(features) = self.negotiation {
+                self.negotiation = Negotiation::Done(features);
+                return Some(self.send(Message::SetClientFeature { select: 0, features }, false));
+            }
+            if self.timers.take_keepalive(self.send.posted().slots.saturating_add(1)) {
+                return Some(self.send(Message::Keepalive, true));
+            }
+        }
+        let proof = !self.patient && self.credits.wants_proof(sent);
+        if (proof || self.negotiation == Negotiation::Due) && self.credits.allow(sent, Purpose::Question) {
+            if self.negotiation == Negotiation::Due {
+                self.negotiation = Negotiation::Asked;
+            }
+            let action =
+                self.send(Message::GetServerFeature { select: 0, features: FeatureSet::NONE }, false);
+            self.credits.sent_question(self.send.posted().notices);
+            return Some(action);
+        }
+        // A Keepalive for which there is no credit would wait for ever for a peer that has vanished. An empty WRITE takes
+        // no receive, and the peer's device acknowledges it as well (VR-KEEP-006).
+        let due = self.timers.take_keepalive(self.send.posted().slots.saturating_add(1));
+        due.then(|| self.write_nothing())
+    }
+
+    /// Due as soon as the connection is established, and again when a window is used up (VR-MEM-001, VR-MEM-010).
+    fn announce(&mut self, region: u8) -> Action {
+        let [first, second] = self.regions;
+        let RegionAddress { address, rkey } = if region == 0 { first } else { second };
+        let window = Window { address, length: self.config.window, rkey };
+        let action = self.send(Message::RegisterXferMemory(window), false);
+        self.rx.announce();
+        self.credits.sent_registration(self.send.posted().notices);
+        action
+    }
+
+    fn send(&mut self, message: Message, force_signal: bool) -> Action {
+        let slot = self.send.next_slot();
+        let (id, signaled) = self.send.post(0, true, force_signal);
+        self.counters.messages_sent = self.counters.messages_sent.saturating_add(1);
+        self.note_in_flight();
+        Action::Send { id, signaled, slot, message: message.encode() }
+    }
+
+    /// How much to send now, as one notification: all there is, up to the end of the peer's window (VR-FLOW-006).
+    fn next_flush(&self) -> Option<Flush> {
+        let slots = self.send.free_slots().saturating_sub(self.slots_kept_back());
+        let pending = self.send.unposted().min(self.tx.room().into());
+        if pending == 0 || slots == 0 || !self.credits.allow(self.send.posted().notices, Purpose::Data) {
+            return None;
+        }
+        let first = self.send.next_span(pending).len;
+        // Bytes that wrap around the end of the send buffer need a second request.
+        let total = if slots >= 2 { u32::try_from(pending).unwrap_or(first) } else { first };
+        Some(Flush { left: total, total })
+    }
+
+    /// Slots of the send queue that data leaves to control messages (VR-FLOW-009).
+    fn slots_kept_back(&self) -> u64 {
+        u64::from(self.config.send_depth / 2).min(4)
+    }
+
+    /// Posts a part of a flush: a plain WRITE, or the one that ends it with the sum of all (VR-XFER-002, VR-XFER-004).
+    fn write_part(&mut self, flush: Flush) -> Option<Action> {
+        let from = self.send.next_span(flush.left.into());
+        let Some(to) = self.tx.take(from.len) else {
+            self.fail(Error::Unreachable("a flush longer than the peer's window"));
+            return self.next_action();
+        };
+        let left = flush.left.saturating_sub(from.len);
+        let ends = left == 0;
+        self.flush = if ends { None } else { Some(Flush { left, ..flush }) };
+        let (id, signaled) = self.send.post(from.len, ends, false);
+        let counters = &mut self.counters;
+        counters.bytes_sent = counters.bytes_sent.saturating_add(from.len.into());
+        if ends {
+            counters.data_notifications_sent = counters.data_notifications_sent.saturating_add(1);
+            if self.tx.room() == 0 {
+                self.credits.sent_window_end(self.send.posted().notices);
+            }
+            self.note_in_flight();
+        } else {
+            counters.plain_writes_sent = counters.plain_writes_sent.saturating_add(1);
+        }
+        let immediate = ends.then_some(Immediate(flush.total));
+        Some(Action::Write { id, signaled, from, to, immediate })
+    }
+
+    /// Disconnect when every byte is known to have arrived (VR-CLOSE-001). Control messages are not waited for: they mean
+    /// nothing to a peer that is about to hear of the end.
+    fn next_of_close(&mut self) -> Option<Action> {
+        if self.send.unconfirmed() == 0 {
+            self.end();
+            return self.next_action();
+        }
+        if self.send.unposted() == 0 && self.send.has_unsignaled() && self.send.free_slots() > 0 {
+            return Some(self.write_nothing());
+        }
+        None
+    }
+
+    /// An empty WRITE: its completion tells that all before it are done, and that the peer's device is there.
+    const fn write_nothing(&mut self) -> Action {
+        let from = self.send.next_span(0);
+        let (id, signaled) = self.send.post(0, false, true);
+        Action::Write { id, signaled, from, to: RemoteAddress { address: 0, rkey: 0 }, immediate: None }
+    }
+
+    /// What the peer lacks for something to leave that waits.
+    fn held_up(&self) -> Option<HeldUp> {
+        if !matches!(self.state, State::Open | State::Closing) {
+            None
+        } else if self.send.unposted() > 0 && !self.tx.is_registered() {
+            Some(HeldUp::NoWindow)
+        } else if self.send.unposted() > 0 && self.tx.room() == 0 {
+            Some(HeldUp::WindowFull)
+        } else if self.send.unposted() > 0 || self.rx.unannounced().is_some() || !self.answers.is_empty() {
+            Some(HeldUp::NoReceives)
+        } else {
+            None
+        }
+    }
+
+    const fn note_in_flight(&mut self) {
+        let in_flight = self.credits.in_flight(self.send.posted().notices);
+        if in_flight > self.counters.most_in_flight {
+            self.counters.most_in_flight = in_flight;
+        }
+    }
+
+    const fn has_ended(&self) -> bool {
+        matches!(self.state, State::Closed | State::Failed(_))
+    }
+
+    const fn end(&mut self) {
+        self.state = State::Closed;
+        self.disconnect = true;
+    }
+
+    /// The first error ends the connection, at once and for good (VR-CLOSE-006, VR-CLOSE-007).
+    const fn fail(&mut self, error: Error) {
+        if !self.has_ended() && matches!(error.effect(), Effect::Disconnect) {
+            self.state = State::Failed(error);
+            self.disconnect = true;
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! Questions for features that wait for their answer.
+
+use crate::error::PeerMisbehaved;
+
+/// How many different questions in a row may wait. Only a peer that takes no answers fills it.
+const RUNS: usize = 4;
+
+/// A queue of `select` values in which equal neighbours share a place, so that a peer repeating one question costs
+/// nothing (VR-FEAT-003).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Answers {
+    runs: [Run; RUNS],
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Run {
+    select: u16,
+    count: u16,
+}
+
+impl Answers {
+    pub(super) const fn new() -> Self {
+        Self { runs: [Run { select: 0, count: 0 }; RUNS] }
+    }
+
+    pub(super) const fn is_empty(&self) -> bool {
+        let [Run { count, .. }, ..] = self.runs;
+        count == 0
+    }
+
+    pub(super) fn push(&mut self, select: u16) -> Result<(), PeerMisbehaved> {
+        if let Some(last) = self.runs.iter_mut().rev().find(|run| run.count > 0)
+            && last.select == select
+        {
+            last.count = last.count.checked_add(1).ok_or(PeerMisbehaved::FeatureFlood)?;
+            return Ok(());
+        }
+        let free = self.runs.iter_mut().find(|run| run.count == 0).ok_or(PeerMisbehaved::FeatureFlood)?;
+        *free = Run { select, count: 1 };
+        Ok(())
+    }
+
+    pub(super) fn pop(&mut self) -> Option<u16> {
+        let first = self.runs.first_mut().filter(|run| run.count > 0)?;
+        let select = first.select;
+        first.count = first.count.saturating_sub(1);
+        if first.count == 0 {
+            // The emptied place goes to the end.
+            self.runs.rotate_left(1);
+        }
+        Some(select)
+    }
+}

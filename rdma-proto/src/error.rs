@@ -1,0 +1,237 @@
+//! Errors, sorted by who is at fault, and what each does to the connection.
+
+use core::time::Duration;
+
+use crate::backend::CompletionError;
+use crate::wire::{MESSAGE_LEN, Opcode};
+
+/// What went wrong, by culprit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The peer sent something that is not a control message.
+    #[error("the peer sent an invalid control message: {0}")]
+    InvalidMessage(#[from] InvalidMessage),
+    /// The peer broke a rule of the protocol.
+    #[error("the peer broke the protocol: {0}")]
+    PeerMisbehaved(#[from] PeerMisbehaved),
+    /// The peer is within the protocol but beyond what this side is configured for.
+    #[error("the peer is incompatible with this side's configuration: {0}")]
+    PeerIncompatible(#[from] PeerIncompatible),
+    /// The fabric, the device or the peer's host failed.
+    #[error("the RDMA transport failed: {0}")]
+    Transport(#[from] TransportError),
+    /// The program that uses this library called it wrongly. Never caused by a peer.
+    #[error("this library was called wrongly: {0}")]
+    ApiMisuse(#[from] ApiMisuse),
+    /// A state that this library or the backend below it should never reach; please report it.
+    #[error("a bug in this library or its backend: {0}")]
+    Unreachable(&'static str),
+}
+
+/// What is not a control message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+#[non_exhaustive]
+pub enum InvalidMessage {
+    /// VR-CTRL-002.
+    #[error("{length} bytes long, not {MESSAGE_LEN}")]
+    Length {
+        /// Its length.
+        length: usize,
+    },
+    /// VR-CTRL-002: longer than the receive posted for it, so that its length is not known.
+    #[error("longer than {MESSAGE_LEN} bytes")]
+    TooLong,
+    /// VR-CTRL-004.
+    #[error("{opcode} is not defined")]
+    UnknownOpcode {
+        /// The opcode.
+        opcode: Opcode,
+    },
+}
+
+/// Rules that a peer can break.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+#[non_exhaustive]
+pub enum PeerMisbehaved {
+    /// VR-FLOW-002: more bytes notified than the window holds.
+    #[error("it notified {immediate} bytes when {received} of the window's {length} were already used")]
+    WindowOverrun {
+        /// The immediate.
+        immediate: u32,
+        /// Bytes of the window used before.
+        received: u32,
+        /// The window's length.
+        length: u32,
+    },
+    /// VR-FLOW-003: bytes notified before a window was announced.
+    #[error("it notified {immediate} bytes before it was given a window")]
+    NoWindow {
+        /// The immediate.
+        immediate: u32,
+    },
+    /// VR-MEM-004: a window replaced before it was full.
+    #[error("it registered a new window when only {used} of the old one's {length} bytes were used")]
+    EarlyRegistration {
+        /// Bytes of the window used.
+        used: u32,
+        /// The window's length.
+        length: u32,
+    },
+    /// VR-MEM-006.
+    #[error("it registered a window of no bytes")]
+    EmptyWindow,
+    /// VR-MEM-007.
+    #[error("it registered a window of {length} bytes at 0x{address:x}, beyond the end of the address space")]
+    WindowWraps {
+        /// The address.
+        address: u64,
+        /// The length.
+        length: u32,
+    },
+    /// VR-FEAT-005: a server sent features that nobody asked for.
+    #[error("it answered a question for features that was not asked")]
+    UnaskedFeatures,
+    /// VR-FEAT-006: a server sent what only clients send.
+    #[error("a server sent {opcode}, which only a client may")]
+    ServerSent {
+        /// The opcode.
+        opcode: Opcode,
+    },
+    /// VR-FEAT-007: questions without end whose answers are never taken.
+    #[error("it asks for features faster than it takes the answers")]
+    FeatureFlood,
+    /// VR-RES-004: bytes wait for a window and none was ever registered.
+    #[error("it registered no window for {waited:?} while data waits for it")]
+    NeverRegistered {
+        /// How long it was given.
+        waited: Duration,
+    },
+    /// VR-RES-004: the window is full and no new one comes: the peer does not read.
+    #[error("it did not empty its window for {waited:?} while data waits for it")]
+    NeverDrained {
+        /// How long it was given.
+        waited: Duration,
+    },
+    /// VR-MEM-009: the window it registered is not one its device lets us write to.
+    #[error("its device refused the window that it registered")]
+    WindowRefused,
+    /// VR-SEC-011: it wrote elsewhere than into a window of this connection, and our device refused.
+    #[error("it wrote to memory that it was not given")]
+    WroteOutside,
+    /// VR-RES-002: it keeps fewer receives posted than the protocol counts on.
+    #[error("it had no receive posted for a notification, though no more were in flight than {limit}")]
+    TooFewReceives {
+        /// [`Config::peer_receives`](crate::Config::peer_receives).
+        limit: u16,
+    },
+    /// VR-RES-005: notifications are not taken: the peer posts no receives.
+    #[error("it took no notification for {waited:?}: its receives are used up and not posted again")]
+    NeverReceives {
+        /// How long it was given.
+        waited: Duration,
+    },
+    /// VR-KEEP-005: nothing was heard for longer than configured.
+    #[error("nothing was heard from it for {waited:?}")]
+    Silent {
+        /// How long it was given.
+        waited: Duration,
+    },
+}
+
+/// Choices of a peer that this side was configured not to follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+#[non_exhaustive]
+pub enum PeerIncompatible {
+    /// VR-MEM-005.
+    #[error(
+        "it registered a window of {length} bytes; this side accepts at most {limit} (Config::window_limit)"
+    )]
+    WindowTooLarge {
+        /// The length it declared.
+        length: u32,
+        /// The limit.
+        limit: u32,
+    },
+}
+
+/// Failures below the protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+#[non_exhaustive]
+pub enum TransportError {
+    /// A work request failed.
+    #[error("{} ({:?}, vendor code {})", .0.status.describe(), .0.status, .0.vendor)]
+    Completion(CompletionError),
+    /// The peer disconnected.
+    #[error("the peer has disconnected")]
+    Disconnected,
+    /// The time for a graceful close ran out.
+    #[error("the connection was closed with {unconfirmed} bytes not yet confirmed by the peer")]
+    CloseTimedOut {
+        /// Bytes accepted for sending of which it is not known that they arrived.
+        unconfirmed: u64,
+    },
+    /// The backend refused a call on the connection's own objects.
+    #[error("the RDMA backend refused {call}")]
+    Backend {
+        /// What was being done.
+        call: &'static str,
+    },
+}
+
+/// Calls that make no sense.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+#[non_exhaustive]
+pub enum ApiMisuse {
+    /// Data after the end.
+    #[error("write after close")]
+    WriteAfterClose,
+    /// More bytes committed than there was space for.
+    #[error("{bytes} bytes committed into {space} bytes of space")]
+    CommitBeyondSpace {
+        /// What was committed.
+        bytes: usize,
+        /// What was free.
+        space: usize,
+    },
+    /// More bytes consumed than were readable.
+    #[error("{bytes} bytes consumed of {readable} readable")]
+    ConsumeBeyondReadable {
+        /// What was consumed.
+        bytes: usize,
+        /// What was readable.
+        readable: usize,
+    },
+    /// A value of [`Config`](crate::Config) is out of bounds.
+    #[error("Config::{field} must be {bounds}")]
+    Config {
+        /// The field.
+        field: &'static str,
+        /// Its bounds.
+        bounds: &'static str,
+    },
+}
+
+/// What an error does to its connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Effect {
+    /// Nothing: the call is refused, the connection goes on.
+    CallRefused,
+    /// The connection ends now; what was received before may still be read.
+    Disconnect,
+}
+
+impl Error {
+    /// The one table of what each error does to the connection. Errors that end a connection are sticky: the first one
+    /// is reported from then on.
+    pub const fn effect(&self) -> Effect {
+        match self {
+            Self::InvalidMessage(_)
+            | Self::PeerMisbehaved(_)
+            | Self::PeerIncompatible(_)
+            | Self::Transport(_)
+            | Self::Unreachable(_) => Effect::Disconnect,
+            Self::ApiMisuse(_) => Effect::CallRefused,
+        }
+    }
+}

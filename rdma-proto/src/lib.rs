@@ -1,0 +1,33 @@
+#![doc = include_str!("../README.md")]
+#![no_std]
+#![forbid(unsafe_code)]
+#![deny(
+    clippy::arithmetic_side_effects,
+    clippy::indexing_slicing,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic
+)]
+#![cfg_attr(
+    test,
+    allow(clippy::arithmetic_side_effects, clippy::indexing_slicing, clippy::unwrap_used, clippy::panic)
+)]
+
+#[cfg(test)]
+extern crate std;
+
+pub mod backend;
+mod config;
+mod connection;
+mod credit;
+mod error;
+pub mod memory;
+mod send;
+pub mod time;
+pub mod window;
+pub mod wire;
+
+pub use config::{Config, Keepalive, LARGEST_WINDOW, RECEIVES, Role};
+pub use connection::{Action, Connection, Counters, RegionAddress, State};
+pub use error::{ApiMisuse, Effect, Error, InvalidMessage, PeerIncompatible, PeerMisbehaved, TransportError};
+pub use send::Span;

@@ -1,0 +1,183 @@
+//! What is under way on the send queue: bytes in the send buffer, work requests, and notifications.
+//!
+//! Three counters move together. A work request's id carries all three as they stand *after* it, so that one completion
+//! tells how far each has come: completions of a send queue arrive in order, and that of a signalled request stands for
+//! the unsignalled ones before it.
+
+use crate::error::{ApiMisuse, Error};
+
+/// The bits of each count in an id: 16 for requests, 16 for notifications, 31 for bytes. Each spans more than can be
+/// under way (see the bounds in [`Config`](crate::Config)), so the low bits tell the whole count.
+const BYTE_BITS: u32 = 31;
+const NOTICE_BITS: u32 = 16;
+const BYTES: u64 = 0x7fff_ffff;
+const NOTICES: u64 = 0xffff;
+const SLOTS: u64 = 0xffff;
+
+/// How far something has come, as three counts since the connection began.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub(crate) struct Progress {
+    /// Work requests.
+    pub(crate) slots: u64,
+    /// Notifications: requests that consume one of the peer's receives.
+    pub(crate) notices: u64,
+    /// Bytes out of the send buffer.
+    pub(crate) bytes: u64,
+}
+
+impl Progress {
+    const fn to_id(self) -> u64 {
+        ((self.slots & SLOTS) << NOTICE_BITS | (self.notices & NOTICES)) << BYTE_BITS | (self.bytes & BYTES)
+    }
+
+    /// The progress an id stands for, seen from `self`, which it cannot lie behind.
+    const fn advanced_to(self, id: u64) -> Self {
+        let upper = id >> BYTE_BITS;
+        Self {
+            slots: catch_up(self.slots, upper >> NOTICE_BITS, SLOTS),
+            notices: catch_up(self.notices, upper, NOTICES),
+            bytes: catch_up(self.bytes, id, BYTES),
+        }
+    }
+}
+
+/// The smallest count not below `from` whose bits under `mask` are those of `value`.
+const fn catch_up(from: u64, value: u64, mask: u64) -> u64 {
+    from.saturating_add(value.wrapping_sub(from) & mask)
+}
+
+/// A part of the send buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Span {
+    /// Offset of its first byte.
+    pub offset: u32,
+    /// How many bytes.
+    pub len: u32,
+}
+
+/// The send side's books.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct SendBooks {
+    depth: u64,
+    notice_limit: u64,
+    capacity: u64,
+    /// Bytes the application has put into the buffer.
+    written: u64,
+    posted: Progress,
+    /// Up to the last request posted with a signal.
+    signaled: Progress,
+    done: Progress,
+}
+
+impl SendBooks {
+    pub(crate) const fn new(depth: u16, notice_limit: u16, capacity: u32) -> Self {
+        let zero = Progress { slots: 0, notices: 0, bytes: 0 };
+        Self {
+            depth: depth as u64,
+            notice_limit: notice_limit as u64,
+            capacity: capacity as u64,
+            written: 0,
+            posted: zero,
+            signaled: zero,
+            done: zero,
+        }
+    }
+
+    pub(crate) const fn posted(&self) -> Progress {
+        self.posted
+    }
+
+    pub(crate) const fn done(&self) -> Progress {
+        self.done
+    }
+
+    /// The free part of the buffer up to its end, none of which a request still reads (VR-XFER-011); the rest, if any, begins at offset 0.
+    pub(crate) const fn space(&self) -> Span {
+        let free = self.capacity.saturating_sub(self.written.saturating_sub(self.done.bytes));
+        self.span(self.written, free)
+    }
+
+    pub(crate) const fn commit(&mut self, bytes: usize) -> Result<(), ApiMisuse> {
+        let space = self.space().len as usize;
+        if bytes > space {
+            return Err(ApiMisuse::CommitBeyondSpace { bytes, space });
+        }
+        self.written = self.written.saturating_add(bytes as u64);
+        Ok(())
+    }
+
+    pub(crate) const fn unposted(&self) -> u64 {
+        self.written.saturating_sub(self.posted.bytes)
+    }
+
+    /// Bytes accepted from the application and not known to have arrived.
+    pub(crate) const fn unconfirmed(&self) -> u64 {
+        self.written.saturating_sub(self.done.bytes)
+    }
+
+    /// The first `bytes` of what is to be posted, as far as they lie together.
+    pub(crate) const fn next_span(&self, bytes: u64) -> Span {
+        self.span(self.posted.bytes, bytes)
+    }
+
+    const fn span(&self, position: u64, bytes: u64) -> Span {
+        let offset = match position.checked_rem(self.capacity) {
+            Some(offset) => offset,
+            None => 0,
+        };
+        let to_end = self.capacity.saturating_sub(offset);
+        let len = if bytes < to_end { bytes } else { to_end };
+        // Both are at most the capacity, which came as a u32.
+        Span { offset: offset as u32, len: len as u32 }
+    }
+
+    /// Requests that can be posted before one completes (VR-FLOW-011).
+    pub(crate) const fn free_slots(&self) -> u64 {
+        self.depth.saturating_sub(self.posted.slots.saturating_sub(self.done.slots))
+    }
+
+    /// The place of the next request in a table of `depth` slots: free as long as [`SendBooks::free_slots`] is not zero.
+    pub(crate) const fn next_slot(&self) -> u16 {
+        match self.posted.slots.checked_rem(self.depth) {
+            Some(slot) => slot as u16,
+            None => 0,
+        }
+    }
+
+    /// Books one request of `bytes` from the buffer and says its id and whether it must be signalled: whenever a quarter of
+    /// any budget is used since the last signal, so that whoever waits for room always has a completion to wait for.
+    pub(crate) const fn post(&mut self, bytes: u32, notifies: bool, force_signal: bool) -> (u64, bool) {
+        self.posted.slots = self.posted.slots.saturating_add(1);
+        self.posted.notices = self.posted.notices.saturating_add(notifies as u64);
+        self.posted.bytes = self.posted.bytes.saturating_add(bytes as u64);
+        let slots = self.posted.slots.saturating_sub(self.signaled.slots);
+        let notices = self.posted.notices.saturating_sub(self.signaled.notices);
+        let bytes = self.posted.bytes.saturating_sub(self.signaled.bytes);
+        let signal = force_signal
+            || slots >= self.depth.div_ceil(4)
+            || notices >= self.notice_limit.div_ceil(4)
+            || bytes >= self.capacity.div_ceil(4);
+        if signal {
+            self.signaled = self.posted;
+        }
+        (self.posted.to_id(), signal)
+    }
+
+    /// Whether bytes were posted after the last signalled request, so that nothing will tell when they are done.
+    pub(crate) const fn has_unsignaled(&self) -> bool {
+        self.posted.bytes > self.signaled.bytes
+    }
+
+    /// Books the completion of the request `id` and of all before it.
+    pub(crate) const fn complete(&mut self, id: u64) -> Result<(), Error> {
+        let done = self.done.advanced_to(id);
+        if done.slots > self.posted.slots
+            || done.notices > self.posted.notices
+            || done.bytes > self.posted.bytes
+        {
+            return Err(Error::Unreachable("a send completion for a work request that was never posted"));
+        }
+        self.done = done;
+        Ok(())
+    }
+}

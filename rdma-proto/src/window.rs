@@ -1,0 +1,214 @@
+//! The two offset machines of a direction: [`RxWindow`] where bytes arrive, [`TxWindow`] where they are sent to.
+//!
+//! A window is filled once, from its first byte to its last, without wrapping. Immediates say by how much. When it is full
+//! its owner registers it, or another of the same length, anew. Nothing else moves the offsets (VR-FLOW-001).
+
+use crate::backend::RemoteAddress;
+use crate::error::{ApiMisuse, Error, PeerIncompatible, PeerMisbehaved};
+use crate::wire::Window;
+
+/// Where the peer's bytes arrive: one region, or two in turn.
+///
+/// With two, the other region is announced the moment one is full, while its bytes are still being read: from then on no
+/// correct peer writes to the full one, because its immediates have used it up (VR-MEM-003). Announcing before a window is
+/// full is not possible in this protocol: nothing would tell which window an immediate is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RxWindow {
+    length: u32,
+    windows: u8,
+    /// The region being filled: all of `read <= received <= length`.
+    current: u8,
+    received: u32,
+    read: u32,
+    /// Where the unread bytes of the other region begin; they go to its end.
+    previous: Option<u32>,
+    announced: bool,
+}
+
+/// Bytes that can be read, contiguous in one region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Readable {
+    /// The region's index, 0 or 1.
+    pub region: u8,
+    /// Offset of the first byte.
+    pub offset: u32,
+    /// How many bytes.
+    pub len: u32,
+}
+
+impl RxWindow {
+    /// A receiving side of `windows` regions (1 or 2) of `length` bytes each, not yet announced.
+    pub const fn new(length: u32, windows: u8) -> Self {
+        Self { length, windows, current: 0, received: 0, read: 0, previous: None, announced: false }
+    }
+
+    /// The region to announce to the peer now, if one is due.
+    pub const fn unannounced(&self) -> Option<u8> {
+        if self.announced { None } else { Some(self.current) }
+    }
+
+    /// Notes that the region of [`RxWindow::unannounced`] was announced.
+    pub const fn announce(&mut self) {
+        self.announced = true;
+    }
+
+    /// The peer says that `immediate` more bytes are there. How it wrote them does not matter (VR-XFER-006).
+    ///
+    /// # Errors
+    /// The peer used more than it was given (VR-FLOW-002), or anything before it was given a window (VR-FLOW-003).
+    /// Zero is always allowed and means nothing (VR-XFER-005).
+    pub const fn receive(&mut self, immediate: u32) -> Result<(), PeerMisbehaved> {
+        if !self.announced && immediate != 0 {
+            return Err(PeerMisbehaved::NoWindow { immediate });
+        }
+        match self.received.checked_add(immediate) {
+            Some(received) if received <= self.length => {
+                self.received = received;
+                self.rotate();
+                Ok(())
+            }
+            _ => {
+                Err(PeerMisbehaved::WindowOverrun { immediate, received: self.received, length: self.length })
+            }
+        }
+    }
+
+    /// The next bytes to read, in order, and none that no immediate has covered (VR-XFER-008); more may follow in the other
+    /// region once these are consumed.
+    pub const fn readable(&self) -> Option<Readable> {
+        let (region, offset, end) = match self.previous {
+            Some(offset) => (self.other(), offset, self.length),
+            None => (self.current, self.read, self.received),
+        };
+        if offset == end { None } else { Some(Readable { region, offset, len: end.saturating_sub(offset) }) }
+    }
+
+    /// All unread bytes.
+    pub const fn unread(&self) -> u64 {
+        let previous = match self.previous {
+            Some(offset) => self.length.saturating_sub(offset),
+            None => 0,
+        };
+        (previous as u64).saturating_add(self.received.saturating_sub(self.read) as u64)
+    }
+
+    /// Notes that `bytes` of [`RxWindow::readable`] were read and their memory may be written again.
+    ///
+    /// # Errors
+    /// More than was readable.
+    pub const fn consume(&mut self, bytes: u32) -> Result<(), ApiMisuse> {
+        let (offset, readable) = match self.readable() {
+            Some(readable) => (readable.offset, readable.len),
+            None => (0, 0),
+        };
+        if bytes > readable {
+            return Err(ApiMisuse::ConsumeBeyondReadable {
+                bytes: bytes as usize,
+                readable: readable as usize,
+            });
+        }
+        let offset = offset.saturating_add(bytes);
+        match self.previous {
+            Some(_) if offset == self.length => self.previous = None,
+            Some(_) => self.previous = Some(offset),
+            None if readable != 0 => self.read = offset,
+            None => {}
+        }
+        self.rotate();
+        Ok(())
+    }
+
+    const fn other(&self) -> u8 {
+        self.current ^ 1
+    }
+
+    const fn is_full(&self) -> bool {
+        self.received == self.length
+    }
+
+    /// Moves on to the next region once this one is full and the next one is free (VR-MEM-010).
+    const fn rotate(&mut self) {
+        if !self.is_full() {
+            return;
+        }
+        let unread = self.read != self.length;
+        match (self.windows, self.previous) {
+            (2, None) => {
+                self.previous = if unread { Some(self.read) } else { None };
+                self.current = self.other();
+            }
+            (1, _) if !unread => {}
+            _ => return,
+        }
+        self.received = 0;
+        self.read = 0;
+        self.announced = false;
+    }
+}
+
+/// The peer's window, where our bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub struct TxWindow {
+    window: Option<Window>,
+    used: u32,
+}
+
+impl TxWindow {
+    /// No window yet: nothing may be sent (VR-FLOW-004).
+    pub const fn new() -> Self {
+        Self { window: None, used: 0 }
+    }
+
+    /// The peer registered `window`; sending goes on at its first byte (VR-MEM-002), whatever its address, key and length
+    /// are (VR-MEM-011 to 013).
+    ///
+    /// # Errors
+    /// It is empty, wraps around the address space, is longer than `limit`, or comes before the old one was full. In the
+    /// last case bytes already written cannot be attributed to either window, so the stream is lost (VR-MEM-004).
+    pub const fn register(&mut self, window: Window, limit: u32) -> Result<(), Error> {
+        if let Some(old) = self.window
+            && self.used < old.length
+        {
+            let early = PeerMisbehaved::EarlyRegistration { used: self.used, length: old.length };
+            return Err(Error::PeerMisbehaved(early));
+        }
+        let Window { address, length, .. } = window;
+        if length == 0 {
+            return Err(Error::PeerMisbehaved(PeerMisbehaved::EmptyWindow));
+        }
+        if length > limit {
+            return Err(Error::PeerIncompatible(PeerIncompatible::WindowTooLarge { length, limit }));
+        }
+        if address.checked_add(length as u64).is_none() {
+            return Err(Error::PeerMisbehaved(PeerMisbehaved::WindowWraps { address, length }));
+        }
+        *self = Self { window: Some(window), used: 0 };
+        Ok(())
+    }
+
+    /// Whether the peer ever registered a window.
+    pub const fn is_registered(&self) -> bool {
+        self.window.is_some()
+    }
+
+    /// Bytes that still fit.
+    pub const fn room(&self) -> u32 {
+        match self.window {
+            Some(window) => window.length.saturating_sub(self.used),
+            None => 0,
+        }
+    }
+
+    /// Takes the next `bytes` of the window and says where they are; `None` if they do not fit (VR-FLOW-007). No byte is
+    /// taken twice (VR-XFER-009).
+    pub const fn take(&mut self, bytes: u32) -> Option<RemoteAddress> {
+        let Some(window) = self.window else { return None };
+        if bytes > self.room() {
+            return None;
+        }
+        let at =
+            RemoteAddress { address: window.address.saturating_add(self.used as u64), rkey: window.rkey };
+        self.used = self.used.saturating_add(bytes);
+        Some(at)
+    }
+}

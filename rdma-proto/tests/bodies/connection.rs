@@ -1,0 +1,266 @@
+//! One machine, and a driver, an application and a peer that do anything in any order.
+
+use std::time::Duration;
+
+use rdma_proto::backend::{CompletionStatus, Immediate};
+use rdma_proto::time::Instant;
+use rdma_proto::wire::{FeatureSet, Message, Window};
+use rdma_proto::{Action, Config, Connection, Error, Keepalive, RegionAddress, Role, State, TransportError};
+
+use super::Script;
+use crate::pair::{Ledger, at, failure};
+
+pub(crate) fn run(input: &[u8]) {
+    let mut script = Script::new(input);
+    let config = settings(&mut script);
+    let mut world = World::new(config);
+    while let Some(step) = script.step() {
+        let before = world.machine.state();
+        world.step(step, &mut script);
+        world.check(before);
+    }
+    let before = world.machine.state();
+    world.drain();
+    world.check(before);
+}
+
+fn settings(script: &mut Script<'_>) -> Config {
+    let interval = |script: &mut Script<'_>| {
+        let millis = script.byte();
+        (millis > 127).then(|| Duration::from_millis(millis.into()))
+    };
+    let config = Config {
+        role: if script.flag() { Role::Client } else { Role::Server },
+        window: script.within(1..=64),
+        windows: script.within(1..=2) as u8,
+        send_buffer: script.within(1..=64),
+        send_depth: script.within(1..=40) as u16,
+        peer_receives: script.within(2..=20) as u16,
+        window_limit: if script.flag() { 100 } else { u32::MAX },
+        features: FeatureSet(script.byte().into()),
+        negotiate: script.flag(),
+        keepalive: Keepalive { every: interval(script), probe: interval(script), limit: interval(script) },
+        stall_limit: interval(script),
+    };
+    assert_eq!(config.check(), Ok(()));
+    config
+}
+
+struct World {
+    config: Config,
+    machine: Connection,
+    now: Instant,
+    /// `None` after a completion was made up: nobody knows any more what is under way.
+    ledger: Option<Ledger>,
+    disconnects: u32,
+}
+
+impl World {
+    fn new(config: Config) -> Self {
+        let regions = [1, 2].map(|rkey| RegionAddress { address: u64::from(rkey) << 32, rkey });
+        let machine = Connection::new(config, regions).expect("settings within their bounds");
+        Self { config, machine, now: at(1), ledger: Some(Ledger::new(config)), disconnects: 0 }
+    }
+
+    fn step(&mut self, step: u8, script: &mut Script<'_>) {
+        match step % 20 {
+            0 => {
+                let rnr_retry = script.byte() % 8;
+                if self.machine.state() == State::Connecting
+                    && let Some(ledger) = &mut self.ledger
+                {
+                    ledger.established(rnr_retry);
+                }
+                self.machine.handle_established(self.now, rnr_retry);
+            }
+            1 => self.message(Message::Keepalive),
+            2 => {
+                let (select, features) = (script.byte().into(), FeatureSet(script.byte().into()));
+                self.message(Message::GetServerFeature { select, features });
+            }
+            3 => {
+                let (select, features) = (script.byte().into(), FeatureSet(script.byte().into()));
+                self.message(Message::SetClientFeature { select, features });
+            }
+            4 | 5 => {
+                let address = u64::from(script.number());
+                let window = Window { address, length: script.within(1..=100), rkey: script.byte().into() };
+                self.message(Message::RegisterXferMemory(window));
+            }
+            6 => {
+                let window = Window {
+                    address: u64::from_be_bytes(script.bytes()),
+                    length: script.number(),
+                    rkey: script.number(),
+                };
+                self.message(Message::RegisterXferMemory(window));
+            }
+            7 => {
+                let bytes: [u8; 40] = script.bytes();
+                let length = usize::from(script.byte()) % 41;
+                if length != 32 {
+                    self.machine.handle_message(self.now, &bytes[..length]);
+                }
+            }
+            8 | 9 => {
+                let immediate = script.byte().into();
+                self.immediate(immediate);
+            }
+            10 => {
+                let immediate = script.number();
+                self.immediate(immediate);
+            }
+            11 => {
+                if let Some(ledger) = &mut self.ledger {
+                    // The oldest, or a later one whose completion stands for it.
+                    let skip = usize::from(script.byte()) % 3;
+                    let due: Vec<u64> = ledger.signaled().take(skip + 1).collect();
+                    if let Some(id) = due.last() {
+                        ledger.complete(*id);
+                        self.machine.handle_sent(self.now, *id);
+                    }
+                }
+            }
+            12 => match script.byte() {
+                // Rare, for it ends most of what can be checked.
+                0..8 => {
+                    self.machine.handle_sent(self.now, u64::from_be_bytes(script.bytes()));
+                    self.ledger = None;
+                }
+                8..16 => self.machine.handle_refusal("a call"),
+                16..24 => self.machine.handle_disconnected(),
+                24..64 => {
+                    self.machine.handle_failure(failure(CompletionStatus(u32::from(script.byte()) % 24)));
+                }
+                _ => self.drain(),
+            },
+            13 => {
+                self.now = self.now.after(Duration::from_millis(script.byte().into()));
+                self.machine.handle_timeout(self.now);
+                let next = self.machine.next_timeout();
+                assert!(next.is_none_or(|due| due > self.now), "a time-out that never ends");
+            }
+            14 | 15 => {
+                let space = self.machine.space().len as usize;
+                let bytes = usize::from(script.byte()) % (space + 1);
+                let accepted = self.machine.commit(bytes);
+                let open = matches!(self.machine.state(), State::Connecting | State::Open);
+                assert_eq!(accepted.is_ok(), open);
+            }
+            16 => {
+                let bytes = script.number() as usize;
+                let fits = bytes <= self.machine.space().len as usize;
+                assert!(self.machine.commit(bytes).is_err() || fits);
+            }
+            17 => {
+                let readable = self.machine.readable().map_or(0, |readable| readable.len);
+                let bytes = u32::from(script.byte());
+                assert_eq!(self.machine.consume(bytes).is_ok(), bytes <= readable);
+            }
+            18 if script.byte() < 32 => {
+                self.machine.close(self.now, Duration::from_millis(script.byte().into()));
+            }
+            18 => {
+                self.post();
+            }
+            _ => self.drain(),
+        }
+    }
+
+    fn message(&mut self, message: Message) {
+        let windows = self.machine.counters().windows_received;
+        self.machine.handle_message(self.now, &message.encode());
+        let Some(ledger) = &mut self.ledger else { return };
+        match message {
+            Message::RegisterXferMemory(window) if self.machine.counters().windows_received > windows => {
+                assert_eq!(ledger.room(), 0, "a window replaced before it was full");
+                assert!(window.length > 0 && window.length <= self.config.window_limit);
+                ledger.window(window);
+            }
+            Message::GetServerFeature { .. } if self.config.role == Role::Client => ledger.answer_came(),
+            _ => {}
+        }
+    }
+
+    fn immediate(&mut self, immediate: u32) {
+        self.machine.handle_immediate(self.now, Immediate(immediate));
+        if let (Some(ledger), true) = (&mut self.ledger, immediate > 0) {
+            ledger.bytes_came();
+        }
+    }
+
+    /// Takes one action; false if there is none.
+    fn post(&mut self) -> bool {
+        let Some(action) = self.machine.poll_action(self.now) else {
+            self.check_wake_up();
+            return false;
+        };
+        assert_eq!(self.disconnects, 0, "{action:?} after Disconnect");
+        if let Some(ledger) = &mut self.ledger {
+            ledger.post(&action);
+        }
+        if action == Action::Disconnect {
+            self.disconnects += 1;
+        }
+        true
+    }
+
+    fn drain(&mut self) {
+        while self.post() {}
+    }
+
+    /// With nothing left to do, whatever waits will be woken: by a completion, an answer, a window, or time.
+    fn check_wake_up(&self) {
+        let Some(ledger) = &self.ledger else { return };
+        let (machine, state) = (&self.machine, self.machine.state());
+        if !matches!(state, State::Open | State::Closing) {
+            return;
+        }
+        let woken = ledger.awaits_completion() || (ledger.awaits_answer() && !ledger.is_patient());
+        if machine.unposted() > 0 && ledger.room() > 0 {
+            assert!(woken, "data waits for nothing: {machine:#?}");
+        }
+        if machine.space().len == 0 && machine.unposted() == 0 {
+            assert!(ledger.awaits_completion(), "the application waits for nothing: {machine:#?}");
+        }
+        if state == State::Closing {
+            assert!(machine.unconfirmed() > 0, "nothing is left to wait for: {machine:#?}");
+            assert!(
+                machine.unposted() > 0 || ledger.awaits_completion(),
+                "the close waits for nothing: {machine:#?}"
+            );
+            assert!(machine.next_timeout().is_some());
+        }
+    }
+
+    fn check(&self, before: State) {
+        let (config, machine, state) = (&self.config, &self.machine, self.machine.state());
+        let flushed = |error| {
+            matches!(error, Error::Transport(TransportError::Completion(first))
+                if first.status == CompletionStatus::WR_FLUSH_ERR)
+        };
+        match before {
+            State::Failed(error) if flushed(error) => assert!(matches!(state, State::Failed(_))),
+            State::Closed | State::Failed(_) => assert_eq!(state, before, "the end is the end"),
+            State::Closing => assert!(!matches!(state, State::Connecting | State::Open)),
+            State::Open => assert_ne!(state, State::Connecting),
+            State::Connecting => {}
+        }
+        let running = matches!(state, State::Open | State::Closing);
+        assert!(running || machine.next_timeout().is_none(), "a time-out in {state:?}");
+        let counters = machine.counters();
+        assert!(counters.most_in_flight <= config.peer_receives.into());
+        assert!(machine.unposted() <= machine.unconfirmed());
+        assert!(machine.unconfirmed() <= config.send_buffer.into());
+        let space = machine.space();
+        assert!(space.offset + space.len <= config.send_buffer);
+        assert!(machine.unread() <= u64::from(config.window) * u64::from(config.windows));
+        if let Some(readable) = machine.readable() {
+            assert!(readable.len > 0 && readable.region < config.windows);
+            assert!(readable.offset + readable.len <= config.window);
+        }
+        if let Some(ledger) = &self.ledger {
+            assert_eq!(ledger.has_ended(), self.disconnects == 1);
+        }
+    }
+}

@@ -1,0 +1,15 @@
+//! No sequence of calls, with any values, panics or breaks an invariant: see [`bodies::connection`].
+
+use proptest::prelude::*;
+
+use crate::bodies;
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+
+    /// VR-SEC-003, VR-FLOW-007, VR-CLOSE-006.
+    #[test]
+    fn no_calls_break_the_machine(script in prop::collection::vec(any::<u8>(), 0..600)) {
+        bodies::connection::run(&script);
+    }
+}

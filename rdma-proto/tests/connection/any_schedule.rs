@@ -1,0 +1,15 @@
+//! All bytes arrive in order, both ways, whatever the sizes and whoever is slow: see [`bodies::pair`].
+
+use proptest::prelude::*;
+
+use crate::bodies;
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1000, ..ProptestConfig::default() })]
+
+    /// VR-XFER-001, VR-FLOW-005, VR-CLOSE-001.
+    #[test]
+    fn all_bytes_arrive_in_every_schedule(script in prop::collection::vec(any::<u8>(), 0..600)) {
+        bodies::pair::run(&script);
+    }
+}

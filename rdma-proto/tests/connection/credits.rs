@@ -1,0 +1,226 @@
+//! VR-FLOW-005: every SEND and every immediate takes one of the peer's receives, and without one the connection may die.
+
+use rdma_proto::backend::{CompletionStatus, Immediate};
+use rdma_proto::wire::{FeatureSet, Message};
+use rdma_proto::{Config, Error, PeerMisbehaved, State};
+
+use crate::pair::{Client, Pair, Server, failure, quiet};
+
+/// A client of a Valkey server, which accepts with an RNR retry count of 0; both keep `receives` posted.
+fn valkey(receives: u16) -> Pair {
+    let wide =
+        |base| Config { window: 1 << 16, send_buffer: 1 << 16, peer_receives: receives, ..quiet(base) };
+    let mut pair = Pair::new(wide(Config::client()), wide(Config::server()));
+    pair.client.rnr_retry = 0;
+    pair.establish(Server);
+    pair.establish(Client);
+    pair.settle();
+    pair
+}
+
+fn questions(messages: &[Message]) -> usize {
+    messages.iter().filter(|message| matches!(message, Message::GetServerFeature { .. })).count()
+}
+
+/// A server that is busy for the time of two thousand one-byte writes: the client stops in time, asks one question, and
+/// goes on when it is answered.
+#[test]
+fn a_server_that_does_not_poll_is_not_overrun() {
+    for receives in [2, 3, 8, 17, 64, 1024] {
+        let mut pair = valkey(receives);
+        let before = questions(&pair.client.messages());
+        pair.server.handles = false;
+        for _ in 0..2000 {
+            assert_eq!(pair.client.write(1), 1);
+            pair.settle();
+            assert!(pair.unhandled(Client) <= usize::from(receives), "{receives} receives");
+        }
+        assert_eq!(pair.client.state(), State::Open);
+        assert_eq!(questions(&pair.client.messages()) - before, 1, "one question is under way, not more");
+        assert!(pair.unhandled(Client) * 2 >= usize::from(receives), "half of them were of use");
+
+        pair.server.handles = true;
+        pair.finish([2000, 0]);
+        assert!(pair.client.machine.counters().most_in_flight <= u64::from(receives));
+    }
+}
+
+/// VR-FLOW-008: the answer proves that all before the question was handled.
+#[test]
+fn the_answer_returns_the_credits() {
+    let mut pair = valkey(16);
+    pair.server.handles = false;
+    while pair.client.machine.unposted() == 0 {
+        pair.client.write(1);
+        pair.settle();
+    }
+    let (before, asked) = (pair.client.writes().len(), questions(&pair.client.messages()));
+    assert_eq!(asked, 1);
+    while pair.handle(Server) {}
+    pair.settle();
+    assert!(pair.client.writes().len() > before);
+    assert_eq!(pair.client.machine.unposted(), 0);
+}
+
+/// VR-FLOW-008: a registration proves as much: whoever fills windows never has to ask.
+#[test]
+fn full_windows_need_no_questions() {
+    let narrow = |base| Config { window: 8, send_buffer: 8, peer_receives: 16, ..quiet(base) };
+    let mut pair = Pair::new(narrow(Config::client()), narrow(Config::server()));
+    pair.client.rnr_retry = 0;
+    pair.establish(Server);
+    pair.establish(Client);
+    pair.finish([1000, 0]);
+    assert_eq!(questions(&pair.client.messages()), 0);
+}
+
+/// VR-FLOW-008: so do bytes in a window that we announced: whoever only reads never has to ask.
+#[test]
+fn bytes_in_a_new_window_need_no_questions() {
+    let narrow = |base| Config { window: 8, peer_receives: 4, windows: 1, ..quiet(base) };
+    let mut pair = Pair::new(narrow(Config::client()), narrow(Config::server()));
+    pair.client.rnr_retry = 0;
+    pair.establish(Server);
+    pair.establish(Client);
+    pair.finish([0, 1000]);
+    assert!(pair.client.registrations() > 100);
+    assert_eq!(questions(&pair.client.messages()), 0);
+    assert!(pair.client.machine.counters().most_in_flight <= 4);
+}
+
+/// VR-FLOW-008: an acknowledgement proves nothing to a client whose peer fails it: the device had a receive, its program may be asleep.
+#[test]
+fn acknowledgements_return_no_credits_where_rnr_is_fatal() {
+    let mut pair = valkey(16);
+    pair.server.handles = false;
+    for _ in 0..100 {
+        pair.client.write(1);
+        pair.settle();
+    }
+    assert!(pair.client.ledger.unacknowledged_notifications() < 4, "all acknowledged that were signalled");
+    assert!(pair.client.machine.unposted() > 0, "and yet no credit is left");
+}
+
+/// VR-FLOW-015: a peer that gave us endless retries makes us wait instead: no question, and nothing is lost.
+#[test]
+fn a_patient_peer_is_never_asked() {
+    for (who, receives) in [(Client, 4), (Server, 4), (Client, 1000), (Server, 1000)] {
+        let wide =
+            |base| Config { window: 1 << 16, send_buffer: 1 << 16, peer_receives: receives, ..quiet(base) };
+        let mut pair = Pair::connected(wide(Config::client()), wide(Config::server()));
+        let other = crate::pair::peer(who);
+        pair.side(other).handles = false;
+        for _ in 0..2000 {
+            pair.side(who).write(1);
+            pair.settle();
+        }
+        assert!(pair.side(who).ledger.unacknowledged_notifications() <= usize::from(receives));
+        assert_eq!(questions(&pair.side(who).messages()), 0);
+        pair.side(other).handles = true;
+        pair.finish([0, 0]);
+    }
+}
+
+/// VR-FLOW-015: a patient peer may keep fewer receives than is assumed: the device waits, the machine does not care.
+#[test]
+fn fewer_receives_than_assumed_only_slow_a_patient_peer_down() {
+    let mut pair = Pair::quiet();
+    pair.server.receives = 1;
+    pair.finish([3000, 3000]);
+}
+
+/// VR-RES-002: the same with retries that end: the peer broke what everybody counts on.
+#[test]
+fn fewer_receives_than_assumed_kill_an_impatient_connection() {
+    let mut pair = valkey(16);
+    pair.server.receives = 3;
+    pair.server.handles = false;
+    for _ in 0..10 {
+        pair.client.write(1);
+        pair.settle();
+    }
+    let culprit = PeerMisbehaved::TooFewReceives { limit: 16 };
+    assert_eq!(pair.client.state(), State::Failed(Error::PeerMisbehaved(culprit)));
+}
+
+/// VR-FLOW-009: data leaves credits to control messages: the reader's window is announced while the writer is out of credit.
+#[test]
+fn data_leaves_credits_to_registrations() {
+    for receives in [2, 4, 16, 1024] {
+        let base = |base| Config {
+            window: 1 << 12,
+            windows: 1,
+            send_buffer: 1 << 13,
+            peer_receives: receives,
+            ..quiet(base)
+        };
+        let mut pair = Pair::new(base(Config::client()), base(Config::server()));
+        pair.client.rnr_retry = 0;
+        pair.establish(Server);
+        pair.establish(Client);
+        pair.settle();
+        pair.server.handles = false;
+        for _ in 0..2000 {
+            pair.client.write(1);
+            pair.settle();
+        }
+        pair.server.write(1 << 12);
+        pair.settle();
+        pair.client.read(1 << 12);
+        pair.settle();
+        if receives > 2 {
+            assert_eq!(pair.client.registrations(), 2, "{receives} receives");
+        }
+        pair.server.handles = true;
+        pair.finish([0, 1 << 13]);
+    }
+}
+
+/// A question for features and one for credits are the same message, and one answer serves both.
+#[test]
+fn the_first_question_serves_both_ends() {
+    let ask = Config { negotiate: true, peer_receives: 2, ..quiet(Config::client()) };
+    let mut pair = Pair::new(ask, Config { peer_receives: 8, ..quiet(Config::server()) });
+    pair.client.rnr_retry = 0;
+    pair.server.receives = 2;
+    pair.establish(Server);
+    pair.establish(Client);
+    pair.finish([100, 100]);
+    let set = Message::SetClientFeature { select: 0, features: FeatureSet::NONE };
+    assert_eq!(pair.client.messages().iter().filter(|message| **message == set).count(), 1);
+}
+
+/// VR-FLOW-009: slots of the send queue are kept for control messages, too.
+#[test]
+fn data_leaves_requests_to_registrations() {
+    for depth in [2, 3, 4, 16] {
+        let mut client = quiet(Config::client());
+        client.send_depth = depth;
+        client.windows = 1;
+        let mut pair = Pair::connected(client, quiet(Config::server()));
+        pair.client.reports = false;
+        for _ in 0..64 {
+            pair.client.write(1);
+            pair.settle();
+        }
+        assert!(pair.client.machine.unposted() > 0, "the queue is full");
+        pair.server.write(64);
+        pair.settle();
+        pair.client.read(64);
+        pair.settle();
+        assert_eq!(pair.client.registrations(), 2, "depth {depth}");
+        pair.client.reports = true;
+        pair.finish([0, 0]);
+    }
+}
+
+/// VR-RES-002: an error of the device about our notification is the peer's, and names its limit.
+#[test]
+fn a_receiver_not_ready_names_the_limit() {
+    let mut pair = valkey(16);
+    pair.client.machine.handle_failure(failure(CompletionStatus::RNR_RETRY_EXC_ERR));
+    let culprit = PeerMisbehaved::TooFewReceives { limit: 16 };
+    assert_eq!(pair.client.state(), State::Failed(Error::PeerMisbehaved(culprit)));
+    pair.client.machine.handle_immediate(pair.now, Immediate(1));
+    assert_eq!(pair.client.machine.unread(), 0, "nothing is taken after the end");
+}

@@ -1,0 +1,159 @@
+//! Features: optional, asked by clients, answered by servers.
+
+use rdma_proto::wire::{FeatureSet, Message, Opcode};
+use rdma_proto::{Config, Error, PeerMisbehaved, State};
+
+use crate::pair::{Client, Pair, Server, quiet};
+
+fn negotiating(client: u64, server: u64) -> Pair {
+    let client = Config { negotiate: true, features: FeatureSet(client), ..quiet(Config::client()) };
+    Pair::connected(client, Config { features: FeatureSet(server), ..quiet(Config::server()) })
+}
+
+/// VR-FEAT-001, VR-FEAT-008: nobody asks unless told to, and a server never does.
+#[test]
+fn nobody_asks_by_itself() {
+    let mut pair = Pair::quiet();
+    pair.finish([1000, 1000]);
+    for who in [Client, Server] {
+        let all_registrations = pair.side(who).messages().len() == pair.side(who).registrations();
+        assert!(all_registrations, "{:?}", pair.side(who).messages());
+    }
+}
+
+/// VR-FEAT-009, VR-FEAT-010, VR-FEAT-012.
+#[test]
+fn a_client_asks_learns_and_tells_what_both_have() {
+    let pair = negotiating(0b0110, 0b0011);
+    let told: Vec<Message> = pair
+        .client
+        .messages()
+        .into_iter()
+        .filter(|message| !matches!(message, Message::RegisterXferMemory(_)))
+        .collect();
+    assert_eq!(
+        told,
+        [
+            Message::GetServerFeature { select: 0, features: FeatureSet::NONE },
+            Message::SetClientFeature { select: 0, features: FeatureSet(0b0010) },
+        ]
+    );
+    assert_eq!(pair.client.machine.features(), FeatureSet(0b0010));
+    assert_eq!(pair.server.machine.features(), FeatureSet(0b0010));
+}
+
+/// VR-FEAT-004: bits that this side does not know enable nothing and harm nothing.
+#[test]
+fn unknown_bits_enable_nothing() {
+    let mut pair = negotiating(0, u64::MAX);
+    assert_eq!(pair.client.machine.features(), FeatureSet::NONE);
+    let all = Message::SetClientFeature { select: 0, features: FeatureSet(u64::MAX) };
+    let mut plain = Pair::quiet();
+    plain.server.machine.handle_message(plain.now, &all.encode());
+    assert_eq!(plain.server.machine.features(), FeatureSet::NONE);
+    plain.finish([10, 10]);
+    pair.finish([10, 10]);
+}
+
+/// VR-FEAT-002: the answer repeats `select`; questions may come at any time and any number of times.
+#[test]
+fn every_question_is_answered_with_its_select() {
+    let mut pair = Pair::quiet();
+    let selects = [0, 7, 7, 7, 0, 0xffff];
+    for select in selects {
+        let question = Message::GetServerFeature { select, features: FeatureSet(99) };
+        pair.server.machine.handle_message(pair.now, &question.encode());
+        pair.post(Server);
+    }
+    let answers: Vec<Message> = pair.server.messages().into_iter().skip(1).collect();
+    let expected = selects.map(|select| Message::GetServerFeature { select, features: FeatureSet::NONE });
+    assert_eq!(answers, expected);
+}
+
+/// VR-FEAT-002: also when several wait at once.
+#[test]
+fn answers_keep_the_order_of_their_questions() {
+    let mut pair = Pair::quiet();
+    for _ in 0..3 {
+        for select in [1, 2, 2, 3, 1] {
+            let question = Message::GetServerFeature { select, features: FeatureSet::NONE };
+            pair.server.machine.handle_message(pair.now, &question.encode());
+        }
+        pair.server.log.clear();
+        assert_eq!(pair.post(Server), 5);
+        let expected =
+            [1, 2, 2, 3, 1].map(|select| Message::GetServerFeature { select, features: FeatureSet::NONE });
+        assert_eq!(pair.server.messages(), expected);
+    }
+}
+
+/// VR-FEAT-003, VR-RES-008: one question repeated costs a peer's receives, not our memory.
+#[test]
+fn one_question_many_times_is_fine() {
+    let mut pair = Pair::quiet();
+    let question = Message::GetServerFeature { select: 3, features: FeatureSet::NONE }.encode();
+    for _ in 0..3000 {
+        pair.server.machine.handle_message(pair.now, &question);
+    }
+    pair.client.machine.handle_disconnected(); // it would not understand the answers
+    let mut answers = 0;
+    loop {
+        answers += pair.post(Server);
+        if answers == 3000 {
+            break;
+        }
+        assert!(pair.carry(Server), "{answers} answers");
+        while pair.carry(Server) || pair.handle(Client) || pair.report(Server) {}
+    }
+    assert_eq!(pair.server.state(), State::Open);
+}
+
+/// VR-FEAT-007: different ones, whose answers are not taken, are a flood.
+#[test]
+fn different_questions_without_end_are_a_flood() {
+    let mut pair = Pair::quiet();
+    for select in 0..4 {
+        let question = Message::GetServerFeature { select, features: FeatureSet::NONE };
+        pair.server.machine.handle_message(pair.now, &question.encode());
+    }
+    assert_eq!(pair.server.state(), State::Open, "four may wait");
+    let question = Message::GetServerFeature { select: 4, features: FeatureSet::NONE };
+    pair.server.machine.handle_message(pair.now, &question.encode());
+    assert_eq!(pair.server.state(), State::Failed(Error::PeerMisbehaved(PeerMisbehaved::FeatureFlood)));
+}
+
+/// VR-FEAT-007: the same question, more often than can be counted.
+#[test]
+fn one_question_without_end_is_a_flood_too() {
+    let mut pair = Pair::quiet();
+    let question = Message::GetServerFeature { select: 0, features: FeatureSet::NONE }.encode();
+    for _ in 0..u16::MAX {
+        pair.server.machine.handle_message(pair.now, &question);
+    }
+    assert_eq!(pair.server.state(), State::Open);
+    pair.server.machine.handle_message(pair.now, &question);
+    assert_eq!(pair.server.state(), State::Failed(Error::PeerMisbehaved(PeerMisbehaved::FeatureFlood)));
+}
+
+/// VR-FEAT-005: an answer without a question, also a second answer to one question.
+#[test]
+fn an_answer_nobody_asked_for_ends_the_connection() {
+    let answer = Message::GetServerFeature { select: 0, features: FeatureSet::NONE }.encode();
+    for mut pair in [Pair::quiet(), negotiating(0, 0)] {
+        assert_eq!(pair.client.state(), State::Open);
+        pair.client.machine.handle_message(pair.now, &answer);
+        let unasked = Error::PeerMisbehaved(PeerMisbehaved::UnaskedFeatures);
+        assert_eq!(pair.client.state(), State::Failed(unasked));
+    }
+}
+
+/// VR-FEAT-006.
+#[test]
+fn a_server_that_sets_client_features_is_refused() {
+    let mut pair = Pair::quiet();
+    let set = Message::SetClientFeature { select: 0, features: FeatureSet::NONE };
+    pair.client.machine.handle_message(pair.now, &set.encode());
+    let opcode = Opcode::SET_CLIENT_FEATURE;
+    let sent = Error::PeerMisbehaved(PeerMisbehaved::ServerSent { opcode });
+    assert_eq!(pair.client.state(), State::Failed(sent));
+}

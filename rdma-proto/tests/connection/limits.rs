@@ -1,0 +1,245 @@
+//! VR-RES-004 and VR-RES-005: who keeps data waiting, and for how long.
+
+use std::time::Duration;
+
+use rdma_proto::backend::Immediate;
+use rdma_proto::wire::{FeatureSet, Message};
+use rdma_proto::{Config, Error, PeerMisbehaved, State};
+
+use crate::pair::{Client, Pair, Server, quiet};
+
+const LIMIT: Duration = Duration::from_secs(20);
+const ALMOST: Duration = Duration::from_millis(19_999);
+const REST: Duration = Duration::from_millis(1);
+
+fn limited(base: Config) -> Config {
+    Config { stall_limit: Some(LIMIT), ..quiet(base) }
+}
+
+fn failed(misbehaved: PeerMisbehaved) -> State {
+    State::Failed(Error::PeerMisbehaved(misbehaved))
+}
+
+/// VR-RES-004.
+#[test]
+fn a_peer_that_never_registers() {
+    let mut pair = Pair::new(limited(Config::client()), quiet(Config::server()));
+    pair.establish(Client);
+    pair.settle();
+    pair.advance(LIMIT * 10);
+    pair.settle();
+    assert_eq!(pair.client.state(), State::Open, "nothing waits yet");
+    pair.client.write(1);
+    pair.settle();
+    pair.advance(ALMOST);
+    assert_eq!(pair.client.state(), State::Open);
+    pair.advance(REST);
+    assert_eq!(pair.client.state(), failed(PeerMisbehaved::NeverRegistered { waited: LIMIT }));
+}
+
+/// VR-RES-004.
+#[test]
+fn a_peer_that_never_drains() {
+    let mut pair = Pair::connected(quiet(Config::client()), limited(Config::server()));
+    pair.server.write(200);
+    pair.settle();
+    pair.advance(ALMOST);
+    pair.settle();
+    // One window more, and the time begins again.
+    assert_eq!(pair.client.read(64), 64);
+    pair.settle();
+    pair.advance(ALMOST);
+    pair.settle();
+    assert_eq!(pair.server.state(), State::Open);
+    pair.advance(REST);
+    assert_eq!(pair.server.state(), failed(PeerMisbehaved::NeverDrained { waited: LIMIT }));
+}
+
+/// VR-RES-005: a patient peer without receives: its device does not acknowledge, and what waits, waits.
+#[test]
+fn a_peer_that_never_receives() {
+    for who in [Client, Server] {
+        let base = |base| Config { peer_receives: 8, ..limited(base) };
+        let mut pair = Pair::connected(base(Config::client()), base(Config::server()));
+        let other = crate::pair::peer(who);
+        pair.side(other).handles = false;
+        for _ in 0..50 {
+            pair.side(who).write(1);
+            pair.settle();
+        }
+        pair.advance(ALMOST);
+        pair.settle();
+        assert_eq!(pair.side(who).state(), State::Open);
+        pair.advance(REST);
+        assert_eq!(
+            pair.side(who).state(),
+            failed(PeerMisbehaved::NeverReceives { waited: LIMIT }),
+            "{who:?}"
+        );
+    }
+}
+
+/// VR-RES-005: the same to a client that gets its credits back by questions only.
+#[test]
+fn a_server_that_never_polls() {
+    let client = Config { peer_receives: 16, ..limited(Config::client()) };
+    let mut pair = Pair::new(client, quiet(Config::server()));
+    pair.client.rnr_retry = 0;
+    pair.establish(Server);
+    pair.establish(Client);
+    pair.settle();
+    pair.server.handles = false;
+    for _ in 0..50 {
+        pair.client.write(1);
+        pair.settle();
+    }
+    pair.advance(LIMIT);
+    assert_eq!(pair.client.state(), failed(PeerMisbehaved::NeverReceives { waited: LIMIT }));
+}
+
+/// VR-RES-005: answers that are not taken are waited for no longer than data.
+#[test]
+fn answers_that_are_not_taken() {
+    let server = Config { peer_receives: 4, ..limited(Config::server()) };
+    let mut pair = Pair::connected(quiet(Config::client()), server);
+    pair.client.handles = false;
+    pair.client.receives = 0;
+    let question = Message::GetServerFeature { select: 0, features: FeatureSet::NONE }.encode();
+    for _ in 0..10 {
+        pair.server.machine.handle_message(pair.now, &question);
+    }
+    pair.settle();
+    pair.advance(LIMIT);
+    assert_eq!(pair.server.state(), failed(PeerMisbehaved::NeverReceives { waited: LIMIT }));
+}
+
+/// Answers that are taken slowly are taken.
+#[test]
+fn answers_that_are_taken_one_by_one() {
+    let server = Config { peer_receives: 4, ..limited(Config::server()) };
+    let mut pair = Pair::connected(quiet(Config::client()), server);
+    // The client's device has receives; the client itself would not understand the answers.
+    (pair.client.handles, pair.client.receives) = (false, 100);
+    pair.server.carries = false;
+    let question = Message::GetServerFeature { select: 0, features: FeatureSet::NONE }.encode();
+    for _ in 0..10 {
+        pair.server.machine.handle_message(pair.now, &question);
+    }
+    while pair.server.messages().len() < 11 {
+        pair.settle();
+        pair.advance(ALMOST);
+        assert_eq!(pair.server.state(), State::Open);
+        while pair.carry(Server) && !pair.report(Server) {}
+    }
+}
+
+/// Credits that come back are progress, however they come: here by the peer's first bytes in a window we announced, just
+/// before the limit.
+#[test]
+fn a_proof_by_bytes_begins_the_wait_anew() {
+    let client = Config { peer_receives: 6, ..limited(Config::client()) };
+    let mut pair = Pair::new(client, quiet(Config::server()));
+    pair.client.rnr_retry = 0;
+    pair.establish(Client);
+    pair.establish(Server);
+    pair.settle();
+    pair.server.handles = false;
+    pair.client.write(1);
+    pair.settle();
+    // The server fills our window, and the next one is announced behind the byte just written.
+    pair.client.machine.handle_immediate(pair.now, Immediate(64));
+    for _ in 0..20 {
+        pair.client.write(1);
+        pair.settle();
+    }
+    assert_eq!(pair.client.registrations(), 2);
+    assert!(pair.client.machine.unposted() > 0, "no credit is left");
+    pair.advance(ALMOST);
+    pair.settle();
+    // Its first byte in the new window: it has handled all up to there.
+    pair.client.machine.handle_immediate(pair.now, Immediate(1));
+    pair.advance(REST);
+    assert_eq!(pair.client.state(), State::Open, "a credit came back in time");
+    assert!(pair.post(Client) > 0);
+}
+
+/// Bytes that prove nothing are no progress for what waits: a peer cannot talk its way past the limit.
+#[test]
+fn bytes_that_prove_nothing_do_not_extend_the_limit() {
+    let client = Config { peer_receives: 6, ..limited(Config::client()) };
+    let mut pair = Pair::new(client, quiet(Config::server()));
+    pair.client.rnr_retry = 0;
+    pair.establish(Client);
+    pair.establish(Server);
+    pair.settle();
+    pair.server.handles = false;
+    pair.client.machine.handle_immediate(pair.now, Immediate(1));
+    for _ in 0..20 {
+        pair.client.write(1);
+        pair.settle();
+    }
+    for _ in 0..20 {
+        pair.client.machine.handle_immediate(pair.now, Immediate(1));
+        pair.settle();
+        pair.advance(Duration::from_secs(1));
+    }
+    assert_eq!(pair.client.state(), failed(PeerMisbehaved::NeverReceives { waited: LIMIT }));
+}
+
+/// Nor do keepalives that the device of a sleeping server acknowledges: it had receives for them, and has them no more.
+#[test]
+fn acknowledged_keepalives_do_not_extend_the_limit() {
+    let mut client = Config { peer_receives: 16, ..limited(Config::client()) };
+    client.keepalive.probe = Some(Duration::from_secs(1));
+    let mut pair = Pair::new(client, quiet(Config::server()));
+    pair.client.rnr_retry = 0;
+    pair.establish(Server);
+    pair.establish(Client);
+    pair.settle();
+    pair.server.handles = false;
+    for _ in 0..20 {
+        pair.client.write(1);
+        pair.settle();
+    }
+    for _ in 0..20 {
+        pair.advance(Duration::from_secs(1));
+        pair.settle();
+    }
+    assert_eq!(pair.client.state(), failed(PeerMisbehaved::NeverReceives { waited: LIMIT }));
+}
+
+/// Whoever gets on is not stalled, however slowly, and whether it waits for credit or for a place in the send queue.
+#[test]
+fn slow_progress_is_progress() {
+    for (rnr_retry, send_depth) in [(0, 1), (0, 256), (7, 1), (7, 256)] {
+        let client = Config { peer_receives: 4, send_depth, ..limited(Config::client()) };
+        let mut pair = Pair::new(client, quiet(Config::server()));
+        pair.client.rnr_retry = rnr_retry;
+        pair.establish(Server);
+        pair.establish(Client);
+        pair.settle();
+        (pair.client.reports, pair.client.carries) = (false, false);
+        for _ in 0..100 {
+            pair.client.write(1);
+            pair.settle();
+            pair.carry(Client);
+            pair.report(Client);
+            pair.settle();
+            pair.server.read(1);
+            pair.advance(LIMIT / 4);
+            assert_eq!(pair.client.state(), State::Open, "RNR retry {rnr_retry}, depth {send_depth}");
+        }
+    }
+}
+
+/// Without a limit whoever waits has its own.
+#[test]
+fn without_a_limit_nothing_is_waited_for() {
+    let mut pair = Pair::quiet();
+    pair.server.handles = false;
+    pair.client.write(256);
+    pair.settle();
+    assert_eq!(pair.client.machine.next_timeout(), None);
+    pair.advance(Duration::from_secs(1 << 30));
+    assert_eq!(pair.client.state(), State::Open);
+}

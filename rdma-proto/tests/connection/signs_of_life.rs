@@ -1,0 +1,165 @@
+//! Keepalives, probes and silence.
+
+use std::time::Duration;
+
+use rdma_proto::wire::Message;
+use rdma_proto::{Config, Error, Keepalive, PeerMisbehaved, State};
+
+use crate::pair::{Client, Pair, Server, Side, peer, quiet};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn living(client: Keepalive, server: Keepalive) -> Pair {
+    let client = Config { keepalive: client, ..quiet(Config::client()) };
+    Pair::connected(client, Config { keepalive: server, ..quiet(Config::server()) })
+}
+
+const SILENT: Keepalive = Keepalive { every: None, probe: None, limit: None };
+
+fn keepalives(side: &Side) -> usize {
+    side.messages().iter().filter(|message| matches!(message, Message::Keepalive)).count()
+}
+
+/// VR-KEEP-001: a server shows life every three seconds; a client does nothing while it hears that.
+#[test]
+fn a_server_sends_keepalives_and_a_client_listens() {
+    let mut client = Config::client();
+    client.window = 64;
+    let mut pair = Pair::connected(client, Config { window: 64, ..Config::server() });
+    for second in 1..=60 {
+        pair.advance(SECOND);
+        pair.settle();
+        assert_eq!(keepalives(&pair.server), second / 3);
+    }
+    assert_eq!(keepalives(&pair.client), 0);
+    assert_eq!(pair.client.machine.counters().keepalives_received, 20);
+    assert_eq!(pair.client.messages().len(), 1, "VR-KEEP-002: a keepalive is not answered");
+}
+
+/// VR-KEEP-007: either role can do either, whatever the defaults are.
+#[test]
+fn both_roles_can_send_them() {
+    let every = Keepalive { every: Some(SECOND), ..SILENT };
+    let mut pair = living(every, every);
+    for _ in 0..10 {
+        pair.advance(SECOND);
+        pair.settle();
+    }
+    assert_eq!((keepalives(&pair.client), keepalives(&pair.server)), (10, 10));
+}
+
+/// After a long sleep of this program one is enough.
+#[test]
+fn missed_keepalives_are_not_made_up_for() {
+    let mut pair = living(SILENT, Keepalive { every: Some(SECOND), ..SILENT });
+    pair.advance(SECOND * 1000);
+    pair.settle();
+    assert_eq!(keepalives(&pair.server), 1);
+}
+
+/// VR-KEEP-004: a peer that takes none makes them pile up nowhere.
+#[test]
+fn never_more_than_one_keepalive_is_under_way() {
+    let mut pair = living(SILENT, Keepalive { every: Some(SECOND), ..SILENT });
+    pair.server.carries = false;
+    for _ in 0..100 {
+        pair.advance(SECOND);
+        pair.settle();
+    }
+    assert_eq!(keepalives(&pair.server), 1);
+    pair.server.carries = true;
+    pair.settle();
+    pair.advance(SECOND);
+    pair.settle();
+    assert_eq!(keepalives(&pair.server), 2);
+}
+
+/// VR-KEEP-006: a probe is sent when nothing was heard, not while anything is.
+#[test]
+fn a_probe_is_sent_into_silence_only() {
+    for who in [Client, Server] {
+        let probe = Keepalive { probe: Some(SECOND * 10), ..SILENT };
+        let mut pair = living(probe, probe);
+        for _ in 0..50 {
+            pair.advance(SECOND * 9);
+            pair.side(who).write(1);
+            pair.settle();
+            pair.side(peer(who)).read(1);
+        }
+        assert_eq!(keepalives(pair.side(peer(who))), 0, "bytes came often enough");
+        let before = keepalives(pair.side(who));
+        pair.side(peer(who)).handles = false;
+        pair.advance(SECOND * 10);
+        pair.settle();
+        assert!(keepalives(pair.side(who)) <= before + 1);
+    }
+}
+
+/// The peer's device answers a probe even when its program does not: a busy peer is left in peace, a dead one shows in the
+/// device's own time-out.
+#[test]
+fn a_busy_peer_satisfies_the_probe_through_its_device() {
+    let mut pair = living(Keepalive { probe: Some(SECOND * 10), ..SILENT }, SILENT);
+    pair.server.handles = false;
+    for expected in 1..=20 {
+        pair.advance(SECOND * 10);
+        pair.settle();
+        assert_eq!(keepalives(&pair.client), expected);
+    }
+    assert_eq!(pair.client.state(), State::Open);
+}
+
+/// VR-KEEP-005: only what the peer itself sends counts against the limit, and the limit is exact.
+#[test]
+fn silence_beyond_the_limit_ends_the_connection() {
+    let limit = SECOND * 30;
+    let mut pair = living(Keepalive { probe: Some(SECOND), limit: Some(limit), ..SILENT }, SILENT);
+    for _ in 0..20 {
+        pair.advance(SECOND);
+        pair.settle();
+    }
+    // One byte, and the time begins again.
+    pair.server.write(1);
+    pair.settle();
+    for _ in 0..29 {
+        pair.advance(SECOND);
+        pair.settle();
+    }
+    assert!(keepalives(&pair.client) >= 40, "its device acknowledges every one");
+    pair.advance(SECOND - Duration::from_nanos(1));
+    assert_eq!(pair.client.state(), State::Open);
+    pair.advance(Duration::from_nanos(1));
+    let silent = PeerMisbehaved::Silent { waited: limit };
+    assert_eq!(pair.client.state(), State::Failed(Error::PeerMisbehaved(silent)));
+    assert_eq!(pair.client.machine.next_timeout(), None);
+}
+
+/// VR-KEEP-003: none after the end.
+#[test]
+fn no_keepalive_after_the_end() {
+    let mut pair = living(SILENT, Keepalive { every: Some(SECOND), ..SILENT });
+    pair.server.machine.close(pair.now, SECOND);
+    pair.settle();
+    assert_eq!(pair.server.state(), State::Closed);
+    pair.advance(SECOND * 10);
+    pair.settle();
+    assert_eq!(keepalives(&pair.server), 0);
+}
+
+/// VR-FLOW-013: intervals of nothing would be a time-out that is always due.
+#[test]
+fn intervals_of_zero_are_refused() {
+    let zero = Some(Duration::ZERO);
+    let mut refused = Vec::new();
+    for keepalive in [
+        Keepalive { every: zero, ..SILENT },
+        Keepalive { probe: zero, ..SILENT },
+        Keepalive { limit: zero, ..SILENT },
+    ] {
+        refused.push(Config { keepalive, ..Config::client() });
+    }
+    refused.push(Config { stall_limit: zero, ..Config::client() });
+    for config in refused {
+        assert!(config.check().is_err(), "{config:?}");
+    }
+}

@@ -1,0 +1,195 @@
+//! Bytes: windows filled to their last byte, one notification for each flush, the same stream on both ends.
+
+use rdma_proto::Config;
+
+use crate::pair::{Client, Pair, Server, peer, quiet};
+
+fn windows_of(window: u32, windows: u8) -> Pair {
+    let base = |base| Config { window, windows, ..quiet(base) };
+    Pair::connected(base(Config::client()), base(Config::server()))
+}
+
+/// VR-FLOW-006: what waits is one notification, however many pieces it was written in.
+#[test]
+fn one_notification_for_one_flush() {
+    let mut pair = Pair::quiet();
+    for bytes in [1, 2, 3] {
+        pair.client.write(bytes);
+    }
+    pair.settle();
+    assert_eq!(pair.client.writes(), [(6, Some(6))]);
+}
+
+/// VR-XFER-004: bytes around the end of the send buffer are two requests and one immediate, the sum of both.
+#[test]
+fn bytes_around_the_end_of_the_send_buffer_are_a_plain_write_and_one_with_the_sum() {
+    let mut client = quiet(Config::client());
+    client.send_buffer = 40;
+    let mut pair = Pair::connected(client, Config { window: 1000, ..quiet(Config::server()) });
+    pair.client.write(30);
+    pair.settle();
+    pair.client.write(25);
+    pair.settle();
+    assert_eq!(pair.client.writes(), [(30, Some(30)), (10, None), (15, Some(25))]);
+    assert_eq!(pair.server.read(100), 55);
+}
+
+/// VR-FLOW-011: with one free request, what is around the end has to wait, and nothing is lost.
+#[test]
+fn with_one_request_left_a_flush_ends_at_the_end_of_the_buffer() {
+    let client = Config { send_buffer: 40, send_depth: 1, ..quiet(Config::client()) };
+    let mut pair = Pair::connected(client, Config { window: 1000, ..quiet(Config::server()) });
+    pair.client.write(30);
+    pair.settle();
+    pair.client.write(25);
+    pair.settle();
+    assert_eq!(pair.client.writes(), [(30, Some(30)), (10, Some(10)), (15, Some(15))]);
+    assert_eq!(pair.server.read(100), 55);
+}
+
+/// VR-FLOW-001: the window's last byte is used before the next window is waited for.
+#[test]
+fn a_message_longer_than_the_window_is_split_at_its_last_byte() {
+    for windows in [1, 2] {
+        let mut pair = windows_of(16, windows);
+        pair.client.write(40);
+        pair.finish([0, 0]);
+        assert_eq!(pair.client.writes(), [(16, Some(16)), (16, Some(16)), (8, Some(8))]);
+        assert_eq!(pair.server.registrations(), 3, "{windows} windows");
+    }
+}
+
+/// VR-XFER-001, at the edges.
+#[test]
+fn one_byte_less_the_same_and_one_more_than_the_window() {
+    for bytes in [15, 16, 17, 31, 32, 33] {
+        for windows in [1, 2] {
+            let mut pair = windows_of(16, windows);
+            pair.finish([bytes, bytes]);
+        }
+    }
+}
+
+/// VR-MEM-003: the second region is announced when the first is full, before anything is read; a third not before the
+/// first is free again. Both are read in order.
+#[test]
+fn the_second_region_is_filled_while_the_first_is_unread() {
+    for who in [Client, Server] {
+        let mut pair = windows_of(16, 2);
+        pair.side(who).write(100);
+        pair.settle();
+        assert_eq!(pair.side(peer(who)).registrations(), 2, "nothing was read");
+        assert_eq!(pair.side(peer(who)).machine.unread(), 32);
+        assert_eq!(pair.side(peer(who)).read(15), 15);
+        pair.settle();
+        assert_eq!(pair.side(peer(who)).registrations(), 2, "one byte of the first region is still unread");
+        assert_eq!(pair.side(peer(who)).read(1), 1);
+        pair.settle();
+        assert_eq!(pair.side(peer(who)).registrations(), 3);
+        pair.finish([0, 0]);
+    }
+}
+
+/// VR-MEM-004, VR-MEM-010: with one region nothing is announced before it is full and read.
+#[test]
+fn a_single_region_is_announced_again_when_full_and_read() {
+    let mut pair = windows_of(16, 1);
+    pair.client.write(15);
+    pair.settle();
+    pair.server.read(15);
+    pair.settle();
+    assert_eq!(pair.server.registrations(), 1, "read, but not full");
+    pair.client.write(10);
+    pair.settle();
+    assert_eq!(pair.server.registrations(), 1, "full, but not read");
+    pair.server.read(1);
+    pair.settle();
+    assert_eq!(pair.server.registrations(), 2);
+    pair.finish([0, 0]);
+}
+
+/// VR-FLOW-010: a full peer stops its writer, not its reader: bytes go on the other way.
+#[test]
+fn input_goes_on_while_output_waits() {
+    let mut pair = windows_of(16, 2);
+    pair.server.write(1000);
+    pair.settle();
+    for _ in 0..100 {
+        assert_eq!(pair.client.write(7), 7);
+        pair.settle();
+        assert_eq!(pair.server.read(100), 7);
+    }
+    pair.finish([0, 0]);
+}
+
+/// VR-XFER-005, VR-XFER-006, and what a foreign sender may do: plain writes with one immediate for all, or an immediate each.
+#[test]
+fn an_immediate_of_zero_is_nothing_and_sums_are_taken_as_they_come() {
+    let mut pair = Pair::quiet();
+    let now = pair.now;
+    let machine = &mut pair.client.machine;
+    for (immediate, unread) in [(0, 0), (5, 5), (0, 5), (59, 64)] {
+        machine.handle_immediate(now, rdma_proto::backend::Immediate(immediate));
+        assert_eq!(machine.unread(), unread);
+    }
+}
+
+/// VR-MEM-013, VR-FLOW-014: the smallest of everything at once.
+#[test]
+fn windows_buffers_and_queues_of_one_still_carry_a_stream() {
+    let tiny = |base| Config {
+        window: 1,
+        windows: 1,
+        send_buffer: 1,
+        send_depth: 1,
+        peer_receives: 2,
+        ..quiet(base)
+    };
+    for rnr_retry in [0, 7] {
+        let mut pair = Pair::new(tiny(Config::client()), tiny(Config::server()));
+        pair.client.rnr_retry = rnr_retry;
+        pair.establish(Server);
+        pair.establish(Client);
+        pair.finish([50, 50]);
+    }
+}
+
+/// VR-FLOW-011: the counts inside work request ids wrap several times.
+#[test]
+fn more_requests_than_an_id_can_count() {
+    let mut pair = Pair::quiet();
+    for _ in 0..140_000 {
+        pair.client.write(1);
+        pair.post(Client);
+        while pair.carry(Client) || pair.report(Client) {}
+        while pair.handle(Server) {}
+        pair.server.read(1);
+        if pair.client.ledger.room() == 0 {
+            pair.settle();
+        }
+        pair.client.log.clear();
+    }
+    assert_eq!((pair.client.wrote, pair.server.read), (140_000, 140_000));
+    pair.finish([100, 100]);
+}
+
+/// VR-XFER-011: space comes back in order, and never before the bytes in it are known to have arrived.
+#[test]
+fn space_comes_back_when_bytes_are_acknowledged() {
+    let mut pair = Pair::quiet();
+    pair.client.reports = false;
+    assert_eq!(pair.client.write(1000), 256);
+    pair.finish_without_completions();
+    assert_eq!(pair.client.machine.space().len, 0, "carried and read, but not acknowledged");
+    assert_eq!(pair.client.machine.unconfirmed(), 256);
+    pair.client.reports = true;
+    pair.settle();
+    assert_eq!(pair.client.machine.space().len, 256);
+    assert_eq!(pair.client.machine.unconfirmed(), 0);
+}
+
+impl Pair {
+    fn finish_without_completions(&mut self) {
+        while self.settle() || self.server.read(usize::MAX) > 0 {}
+    }
+}

@@ -1,0 +1,172 @@
+//! Runs one program against one server twice, over RDMA and over TCP, and compares what it saw.
+//!
+//! ```text
+//! cargo run --release -p rdma-redis --example same_as_tcp -- --host 192.0.2.1 --rdma-port 6380 --tcp-port 6379
+//! ```
+//!
+//! The program: many commands of many kinds from several tasks on one connection, publish and subscribe, a transaction, a
+//! blocking pop, and a large value.
+
+use std::collections::hash_map::DefaultHasher;
+use std::hash::{Hash, Hasher};
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use futures_util::StreamExt;
+use rdma_redis::Client;
+use rdma_verbs::Verbs;
+use redis::aio::{MultiplexedConnection, PubSub};
+use redis::{AsyncCommands, AsyncConnectionConfig, RedisResult, Value};
+
+#[derive(Parser)]
+#[command(about = "Runs one program over RDMA and over TCP, and compares what it saw")]
+struct Arguments {
+    /// The server.
+    #[arg(long)]
+    host: String,
+    /// Its port for RDMA.
+    #[arg(long)]
+    rdma_port: u16,
+    /// Its port for TCP.
+    #[arg(long)]
+    tcp_port: u16,
+    /// Commands in all.
+    #[arg(long, default_value_t = 100_000)]
+    commands: u64,
+    /// Tasks that send them.
+    #[arg(long, default_value_t = 8)]
+    tasks: u64,
+    /// Length of the large value, in MiB.
+    #[arg(long, default_value_t = 64)]
+    large: usize,
+}
+
+enum Transport {
+    Rdma(Client<Verbs>),
+    Tcp(redis::Client),
+}
+
+impl Transport {
+    async fn connection(&self) -> RedisResult<MultiplexedConnection> {
+        // A busy test machine is no reason to give up on a reply.
+        let config = AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_secs(120)));
+        match self {
+            Self::Rdma(client) => client.get_multiplexed_async_connection_with_config(config).await,
+            Self::Tcp(client) => client.get_multiplexed_async_connection_with_config(&config).await,
+        }
+    }
+
+    async fn pubsub(&self) -> RedisResult<PubSub> {
+        match self {
+            Self::Rdma(client) => client.get_async_pubsub().await,
+            Self::Tcp(client) => client.get_async_pubsub().await,
+        }
+    }
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let arguments = Arguments::parse();
+    let Arguments { host, rdma_port, tcp_port, .. } = &arguments;
+    let rdma = Transport::Rdma(Client::open(Verbs::load()?, &format!("valkey+rdma://{host}:{rdma_port}/0"))?);
+    let tcp = Transport::Tcp(redis::Client::open(format!("redis://{host}:{tcp_port}/0"))?);
+    let mut seen = Vec::new();
+    for (name, transport) in [("RDMA", rdma), ("TCP", tcp)] {
+        let begun = Instant::now();
+        let digest = program(&transport, &arguments).await?;
+        println!("{name}: saw {digest:016x} in {:.1} s", begun.elapsed().as_secs_f64());
+        seen.push(digest);
+    }
+    if seen.windows(2).any(|pair| pair[0] != pair[1]) {
+        return Err("the two differ".into());
+    }
+    println!("the same over both");
+    Ok(())
+}
+
+/// A digest of every reply.
+async fn program(transport: &Transport, arguments: &Arguments) -> Result<u64, Box<dyn std::error::Error>> {
+    let mut connection = transport.connection().await?;
+    let () = redis::cmd("FLUSHALL").query_async(&mut connection).await?;
+    let mut digest = DefaultHasher::new();
+
+    let tasks: Vec<_> = (0..arguments.tasks)
+        .map(|task| tokio::spawn(mixed(connection.clone(), task, arguments.commands / arguments.tasks)))
+        .collect();
+    for task in tasks {
+        task.await??.hash(&mut digest);
+    }
+
+    let mut transaction = redis::pipe();
+    transaction.atomic().set("counter", 40).ignore().incr("counter", 1).incr("counter", 1);
+    let counts: Vec<i64> = transaction.query_async(&mut connection).await?;
+    counts.hash(&mut digest);
+
+    publish_and_subscribe(transport, &mut connection).await?.hash(&mut digest);
+
+    // The pop blocks its connection, so the push needs another one.
+    let mut waiting = transport.connection().await?;
+    let pop = tokio::spawn(async move { waiting.blpop::<_, (String, String)>("queue", 30.0).await });
+    let () = connection.rpush("queue", "late").await?;
+    pop.await??.hash(&mut digest);
+
+    let large: Vec<u8> =
+        (0..arguments.large << 20).map(|index| (index ^ (index >> 9) ^ (index >> 17)) as u8).collect();
+    let () = connection.set("large", &large).await?;
+    let found: Vec<u8> = connection.get("large").await?;
+    (found == large).hash(&mut digest);
+    if found != large {
+        return Err("the large value came back changed".into());
+    }
+    Ok(digest.finish())
+}
+
+/// Commands of one task, on keys of its own, so that what it sees depends on nobody else.
+async fn mixed(mut connection: MultiplexedConnection, task: u64, commands: u64) -> RedisResult<u64> {
+    let mut digest = DefaultHasher::new();
+    let mut state = task + 1;
+    for _ in 0..commands {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let (kind, number) = (state >> 60, state >> 33);
+        let key = format!("{task}:{}", number % 100);
+        let (name, suffix) = match kind {
+            0..4 => ("SET", 's'),
+            4..8 => ("GET", 's'),
+            8..10 => ("INCRBY", 'n'),
+            10..12 => ("RPUSH", 'l'),
+            12 => ("LRANGE", 'l'),
+            13 => ("HSET", 'h'),
+            14 => ("DEL", 's'),
+            _ => ("PERSIST", 's'),
+        };
+        let mut command = redis::cmd(name);
+        command.arg(format!("{key}:{suffix}"));
+        match name {
+            "SET" => command.arg(vec![b'v'; (number % 3000) as usize]),
+            "INCRBY" | "RPUSH" => command.arg(number % 1000),
+            "LRANGE" => command.arg(-20).arg(-1),
+            "HSET" => command.arg(number % 50).arg(number),
+            _ => &mut command,
+        };
+        let reply: Value = command.query_async(&mut connection).await?;
+        format!("{reply:?}").hash(&mut digest);
+    }
+    Ok(digest.finish())
+}
+
+async fn publish_and_subscribe(
+    transport: &Transport,
+    publisher: &mut MultiplexedConnection,
+) -> Result<Vec<String>, Box<dyn std::error::Error>> {
+    let mut subscriber = transport.pubsub().await?;
+    subscriber.subscribe("news").await?;
+    for number in 0..100 {
+        let receivers: i64 = publisher.publish("news", format!("item {number}")).await?;
+        if receivers != 1 {
+            return Err(format!("{receivers} subscribers").into());
+        }
+    }
+    let messages = subscriber.on_message().take(100);
+    let payloads: Vec<_> = messages.map(|message| message.get_payload::<String>()).collect().await;
+    Ok(payloads.into_iter().collect::<Result<_, _>>()?)
+}

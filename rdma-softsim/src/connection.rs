@@ -1,0 +1,237 @@
+//! Handles of the connection manager: event channels and identifiers.
+
+use core::fmt;
+use core::time::Duration;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rdma_proto::backend::{
+    self, Capabilities, CmEvent, CmEventKind, ConnectParams, IdentifierKey, QueuePairLimits,
+};
+
+use crate::driver::{Driver, Signal};
+use crate::model::{ChannelId, HostId, IdentifierId, NoticeKind, Wake};
+use crate::verbs::{CompletionQueue, Domain, QueuePair};
+use crate::{Error, SoftSim};
+
+/// A channel of connection-manager events. Its descriptor is readable while an event waits.
+pub struct EventChannel {
+    inner: Arc<ChannelInner>,
+}
+
+struct ChannelInner {
+    driver: Arc<Driver>,
+    id: ChannelId,
+    signal: Signal,
+}
+
+impl EventChannel {
+    pub(crate) fn create(driver: &Arc<Driver>, host: HostId) -> Result<Self, Error> {
+        let (id, signal) =
+            driver.create_waking(|model| model.create_channel(host), |id| Wake::Events(*id))?;
+        Ok(Self { inner: Arc::new(ChannelInner { driver: Arc::clone(driver), id, signal }) })
+    }
+
+    /// A handle to an identifier of this channel.
+    fn handle(&self, id: IdentifierId, key: IdentifierKey) -> Identifier {
+        let channel = Mutex::new(Arc::clone(&self.inner));
+        let inner = IdentifierInner { driver: Arc::clone(&self.inner.driver), id, key, channel };
+        Identifier { inner: Arc::new(inner) }
+    }
+}
+
+impl Drop for ChannelInner {
+    fn drop(&mut self) {
+        self.driver.destroy_waking(Wake::Events(self.id), |model| model.destroy_channel(self.id));
+    }
+}
+
+impl backend::EventChannel<SoftSim> for EventChannel {
+    fn create_id(&self) -> Result<Identifier, Error> {
+        let (id, key) = self.inner.driver.with(|model| model.create_identifier(self.inner.id))?;
+        Ok(self.handle(id, key))
+    }
+
+    fn listen(&self, address: SocketAddr, backlog: u32) -> Result<Identifier, Error> {
+        let (id, key) = self.inner.driver.with(|model| model.listen(self.inner.id, address, backlog))?;
+        Ok(self.handle(id, key))
+    }
+
+    fn next_event(&self) -> Result<Option<CmEvent<SoftSim>>, Error> {
+        let notice = self.inner.driver.with(|model| {
+            let taken = model.take_notice(self.inner.id)?;
+            if taken.emptied {
+                self.inner.signal.clear();
+            }
+            Ok(taken.notice)
+        })?;
+        Ok(notice.map(|notice| {
+            let kind = match notice.kind {
+                NoticeKind::AddressResolved => CmEventKind::AddressResolved,
+                NoticeKind::AddressError(status) => CmEventKind::AddressError { status },
+                NoticeKind::RouteResolved => CmEventKind::RouteResolved,
+                NoticeKind::ConnectRequest { id, key, peer } => {
+                    CmEventKind::ConnectRequest { id: self.handle(id, key), peer }
+                }
+                NoticeKind::RouteError(status) => CmEventKind::RouteError { status },
+                NoticeKind::ConnectError(status) => CmEventKind::ConnectError { status },
+                NoticeKind::DeviceRemoval => CmEventKind::DeviceRemoval,
+                NoticeKind::AddressChange => CmEventKind::AddressChange,
+                NoticeKind::Established(peer) => CmEventKind::Established { peer },
+                NoticeKind::Unreachable(status) => CmEventKind::Unreachable { status },
+                NoticeKind::Rejected(reason) => CmEventKind::Rejected { reason },
+                NoticeKind::Disconnected => CmEventKind::Disconnected,
+                NoticeKind::TimewaitExit => CmEventKind::TimewaitExit,
+            };
+            CmEvent { id: notice.key, kind }
+        }))
+    }
+}
+
+impl EventChannel {
+    /// Whether an event waits: what the descriptor's readiness says in real time.
+    #[must_use]
+    pub fn is_readable(&self) -> bool {
+        self.inner.driver.peek(|model| model.has_notices(self.inner.id))
+    }
+}
+
+/// # Panics
+/// In virtual time, where nobody sleeps on descriptors.
+impl AsFd for EventChannel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.inner.signal.as_fd()
+    }
+}
+
+impl fmt::Debug for EventChannel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EventChannel").field("id", &self.inner.id).finish_non_exhaustive()
+    }
+}
+
+/// A connection-manager identifier.
+pub struct Identifier {
+    inner: Arc<IdentifierInner>,
+}
+
+/// What keeps an identifier alive: its handle and its queue pair.
+pub(crate) struct IdentifierInner {
+    driver: Arc<Driver>,
+    id: IdentifierId,
+    key: IdentifierKey,
+    /// Keeps the channel alive that the events go to.
+    channel: Mutex<Arc<ChannelInner>>,
+}
+
+impl Drop for IdentifierInner {
+    fn drop(&mut self) {
+        self.driver.with(|model| model.destroy_identifier(self.id));
+    }
+}
+
+impl Identifier {
+    fn same_fabric(&self, other: &Arc<Driver>) -> Result<(), Error> {
+        if Arc::ptr_eq(&self.inner.driver, other) {
+            Ok(())
+        } else {
+            Err(Error::Argument("a handle of another fabric"))
+        }
+    }
+}
+
+impl backend::Identifier<SoftSim> for Identifier {
+    fn key(&self) -> IdentifierKey {
+        self.inner.key
+    }
+
+    fn resolve_address(
+        &self,
+        local: Option<SocketAddr>,
+        remote: SocketAddr,
+        timeout: Duration,
+    ) -> Result<(), Error> {
+        self.inner.driver.with(|model| model.resolve_address(self.inner.id, local, remote, timeout))
+    }
+
+    /// There is a route to every host there is, so this never fails and never waits.
+    fn resolve_route(&self, _timeout: Duration) -> Result<(), Error> {
+        self.inner.driver.with(|model| model.resolve_route(self.inner.id))
+    }
+
+    fn capabilities(&self) -> Result<Capabilities, Error> {
+        self.inner.driver.with(|model| model.capabilities(self.inner.id))
+    }
+
+    fn create_domain(&self) -> Result<Domain, Error> {
+        let id = self.inner.driver.with(|model| model.create_domain(self.inner.id))?;
+        Ok(Domain::new(&self.inner.driver, id))
+    }
+
+    fn create_completion_queue(&self, depth: u32, _vector: u32) -> Result<CompletionQueue, Error> {
+        let id = self.inner.id;
+        let (id, signal) = self
+            .inner
+            .driver
+            .create_waking(|model| model.create_queue(id, depth), |id| Wake::Completions(*id))?;
+        Ok(CompletionQueue::new(&self.inner.driver, id, signal))
+    }
+
+    fn create_queue_pair(
+        &self,
+        domain: &Domain,
+        completions: &CompletionQueue,
+        limits: QueuePairLimits,
+    ) -> Result<QueuePair, Error> {
+        self.same_fabric(domain.driver())?;
+        self.same_fabric(completions.driver())?;
+        let (id, number, inline) = self
+            .inner
+            .driver
+            .with(|model| model.create_pair(self.inner.id, domain.id(), completions.id(), limits))?;
+        let identifier = Arc::clone(&self.inner);
+        Ok(QueuePair::new(&self.inner.driver, id, number, inline, (identifier, domain, completions)))
+    }
+
+    fn connect(&self, params: &ConnectParams, private_data: &[u8]) -> Result<(), Error> {
+        self.inner.driver.with(|model| model.connect(self.inner.id, params, private_data))
+    }
+
+    fn accept(&self, params: &ConnectParams, private_data: &[u8]) -> Result<(), Error> {
+        self.inner.driver.with(|model| model.accept(self.inner.id, params, private_data))
+    }
+
+    fn reject(&self, private_data: &[u8]) -> Result<(), Error> {
+        self.inner.driver.with(|model| model.reject(self.inner.id, private_data))
+    }
+
+    fn disconnect(&self) -> Result<(), Error> {
+        self.inner.driver.with(|model| model.disconnect(self.inner.id))
+    }
+
+    fn migrate(&self, to: &EventChannel) -> Result<(), Error> {
+        self.same_fabric(&to.inner.driver)?;
+        let mut channel = self.inner.channel.lock().unwrap_or_else(PoisonError::into_inner);
+        self.inner.driver.with(|model| model.migrate(self.inner.id, to.inner.id))?;
+        let old = core::mem::replace(&mut *channel, Arc::clone(&to.inner));
+        drop(channel);
+        // Perhaps the last handle to it, which then destroys it.
+        drop(old);
+        Ok(())
+    }
+
+    fn local_addr(&self) -> Option<SocketAddr> {
+        self.inner.driver.with(|model| model.local_addr(self.inner.id))
+    }
+
+    fn peer_addr(&self) -> Option<SocketAddr> {
+        self.inner.driver.with(|model| model.peer_addr(self.inner.id))
+    }
+}
+
+impl fmt::Debug for Identifier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Identifier").field("key", &self.inner.key).finish_non_exhaustive()
+    }
+}

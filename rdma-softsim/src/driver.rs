@@ -1,0 +1,259 @@
+//! The model in real time: a lock around it, a clock, descriptors that wake sleepers, and one thread for what happens
+//! while nobody calls.
+//!
+//! Whoever calls executes what is due, so data moves in the calling thread. The thread here only sleeps until the
+//! model's next deadline (a retry, a time-out, or everything if the fabric has a latency). It starts when there is a
+//! first one and ends with the last handle.
+
+use core::time::Duration;
+use std::collections::HashMap;
+use std::io::ErrorKind::Interrupted;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use rdma_proto::time::Instant;
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::Error;
+use crate::model::{Model, Nature, Wake};
+use crate::settings::Parameters;
+
+/// No sleep is longer; a spurious wake-up now and then is harmless, an overflowing time-out is not.
+const LONGEST_SLEEP: Duration = Duration::from_secs(3600);
+
+/// What every handle of one fabric shares.
+pub(crate) struct Driver {
+    core: Arc<Core>,
+}
+
+struct Core {
+    state: Mutex<State>,
+    /// Tells the thread that its deadline moved, or that it is over.
+    changed: Condvar,
+    clock: Clock,
+}
+
+/// Whose time it is.
+enum Clock {
+    /// The machine's, from this moment on.
+    Real(std::time::Instant),
+    /// The model's own, which moves when somebody moves it.
+    Virtual,
+}
+
+struct State {
+    model: Model,
+    /// The descriptors of those who may sleep.
+    signals: HashMap<Wake, Arc<OwnedFd>>,
+    /// Until when the thread sleeps.
+    asleep_until: Option<Instant>,
+    thread: Option<JoinHandle<()>>,
+    closed: bool,
+    /// Whether somebody was woken, for those who have no descriptor.
+    woken: bool,
+}
+
+impl Driver {
+    pub(crate) fn new(parameters: Parameters) -> Self {
+        Self::with_clock(Model::new(parameters), Clock::Real(std::time::Instant::now()))
+    }
+
+    pub(crate) fn simulated(nature: Nature) -> Self {
+        Self::with_clock(Model::simulated(nature), Clock::Virtual)
+    }
+
+    fn with_clock(model: Model, clock: Clock) -> Self {
+        let state = State {
+            model,
+            signals: HashMap::new(),
+            asleep_until: None,
+            thread: None,
+            closed: false,
+            woken: false,
+        };
+        Self { core: Arc::new(Core { state: Mutex::new(state), changed: Condvar::new(), clock }) }
+    }
+
+    pub(crate) fn now(&self) -> Instant {
+        match self.core.clock {
+            Clock::Real(start) => Instant::from_start(start.elapsed()),
+            Clock::Virtual => self.core.lock().model.now(),
+        }
+    }
+
+    /// A program does one thing to the model, at the present time. In real time all that follows from it at once is done
+    /// when it returns; in virtual time it waits for its turn, but the program may have lost its processor before.
+    pub(crate) fn with<T>(&self, act: impl FnOnce(&mut Model) -> T) -> T {
+        self.act(act, true)
+    }
+
+    /// The same, by nobody who could lose a processor.
+    pub(crate) fn peek<T>(&self, act: impl FnOnce(&mut Model) -> T) -> T {
+        self.act(act, false)
+    }
+
+    fn act<T>(&self, act: impl FnOnce(&mut Model) -> T, pausing: bool) -> T {
+        let mut state = self.core.lock();
+        match self.core.clock {
+            Clock::Real(start) => {
+                state.model.advance(Instant::from_start(start.elapsed()));
+                let result = act(&mut state.model);
+                state.model.settle();
+                state.wake();
+                self.core.watch(&mut state);
+                result
+            }
+            Clock::Virtual => {
+                if pausing {
+                    state.model.pause();
+                }
+                let result = act(&mut state.model);
+                state.wake();
+                result
+            }
+        }
+    }
+
+    /// Whether somebody was woken since the last call.
+    pub(crate) fn has_woken(&self) -> bool {
+        core::mem::take(&mut self.core.lock().woken)
+    }
+
+    /// What makes this a simulation.
+    ///
+    /// # Panics
+    /// It is none; only [`Driver::simulated`] is.
+    pub(crate) fn nature<T>(&self, look: impl FnOnce(&mut Nature) -> T) -> T {
+        match self.core.lock().model.nature_mut() {
+            Some(nature) => look(nature),
+            None => unreachable!("only simulations ask"),
+        }
+    }
+
+    /// Creates something that wakes a descriptor of its own.
+    pub(crate) fn create_waking<T>(
+        &self,
+        create: impl FnOnce(&mut Model) -> Result<T, Error>,
+        wake: impl FnOnce(&T) -> Wake,
+    ) -> Result<(T, Signal), Error> {
+        if matches!(self.core.clock, Clock::Virtual) {
+            return Ok((self.with(create)?, Signal { fd: None }));
+        }
+        let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(Error::Descriptor)?;
+        let fd = Arc::new(fd);
+        let mut state = self.core.lock();
+        let created = create(&mut state.model)?;
+        state.signals.insert(wake(&created), Arc::clone(&fd));
+        Ok((created, Signal { fd: Some(fd) }))
+    }
+
+    /// Destroys something that wakes.
+    pub(crate) fn destroy_waking(&self, wake: Wake, destroy: impl FnOnce(&mut Model)) {
+        self.with(destroy);
+        let signal = self.core.lock().signals.remove(&wake);
+        drop(signal);
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        let mut state = self.core.lock();
+        state.closed = true;
+        let thread = state.thread.take();
+        drop(state);
+        self.core.changed.notify_one();
+        if let Some(thread) = thread {
+            // It has nothing to say; a panic of its own would have been reported by now.
+            let _ended = thread.join();
+        }
+    }
+}
+
+impl Core {
+    /// The model holds no invariant that a panic elsewhere could have broken half-way and that its checks would not
+    /// catch: a poisoned lock is as good as any.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes sure that somebody will be there at the model's next deadline.
+    fn watch(self: &Arc<Self>, state: &mut State) {
+        let Some(deadline) = state.model.deadline() else { return };
+        if state.thread.is_none() {
+            let core = Arc::clone(self);
+            let thread = std::thread::Builder::new().name("softsim".into()).spawn(move || core.keep_time());
+            // Without a thread time passes only in calls; the next call tries again.
+            state.thread = thread.ok();
+        } else if state.asleep_until.is_none_or(|until| deadline < until) {
+            self.changed.notify_one();
+        }
+    }
+
+    /// The thread.
+    fn keep_time(&self) {
+        let Clock::Real(start) = self.clock else { return };
+        let mut state = self.lock();
+        while !state.closed {
+            let now = Instant::from_start(start.elapsed());
+            state.model.advance(now);
+            state.wake();
+            let deadline = state.model.deadline();
+            state.asleep_until = deadline;
+            let sleep = deadline.map_or(LONGEST_SLEEP, |at| at.since(now).min(LONGEST_SLEEP));
+            state = self.changed.wait_timeout(state, sleep).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+impl State {
+    /// Makes the descriptors of those readable for whom something waits. Under the lock, so that readable means
+    /// waiting: a take that empties a channel cannot slip in between.
+    fn wake(&mut self) {
+        for wake in self.model.wakes() {
+            self.woken = true;
+            if let Some(fd) = self.signals.get(&wake) {
+                raise(fd);
+            }
+        }
+    }
+}
+
+/// A descriptor that is readable while something waits.
+pub(crate) struct Signal {
+    /// None in virtual time.
+    fd: Option<Arc<OwnedFd>>,
+}
+
+impl AsFd for Signal {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match &self.fd {
+            Some(fd) => fd.as_fd(),
+            None => panic!("in virtual time nobody sleeps on a descriptor; see Simulation"),
+        }
+    }
+}
+
+impl Signal {
+    /// Nothing waits any more. Called under the fabric's lock.
+    pub(crate) fn clear(&self) {
+        let Some(fd) = &self.fd else { return };
+        let mut count = [0; 8];
+        // Empty already, or interrupted: then the next wake-up is a spurious one.
+        let _cleared = retry(|| rustix::io::read(&**fd, &mut count));
+    }
+}
+
+/// Cannot fail but by a full counter, and then the descriptor is readable anyway.
+fn raise(fd: &OwnedFd) {
+    let _raised = retry(|| rustix::io::write(fd, &1u64.to_ne_bytes()));
+}
+
+fn retry<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Result<T> {
+    loop {
+        match call() {
+            Err(errno) if errno.kind() == Interrupted => {}
+            other => return other,
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! What goes wrong, told so that the reader knows what to change.
+
+use core::net::SocketAddr;
+use std::net::IpAddr;
+
+use rdma_proto::backend::{ErrorKind, Failure};
+
+/// An error of the software fabric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The host, and everything on it, is gone: somebody called [`crate::Fabric::kill_host`].
+    #[error("the {0} is gone: its host was killed")]
+    Gone(&'static str),
+    /// The address is on no device of this host.
+    #[error("{0} is not an address of this host")]
+    NotLocal(IpAddr),
+    /// Somebody on this host listens there already.
+    #[error("{0} is in use on this host")]
+    AddressInUse(SocketAddr),
+    /// Every dynamic port of the host is in use.
+    #[error("no free port on this host")]
+    NoFreePort,
+    /// Registering would pin more than the host may pin.
+    #[error(
+        "cannot register {asked} bytes: {registered} of {limit} bytes of locked memory are in use; raise \
+         Limits::locked_memory (on a real host: RLIMIT_MEMLOCK, `ulimit -l`)"
+    )]
+    LockedMemory {
+        /// Bytes asked for.
+        asked: u64,
+        /// Bytes registered already.
+        registered: u64,
+        /// The limit.
+        limit: u64,
+    },
+    /// A device limit other than locked memory.
+    #[error("the device has no more {what}: Limits::{limit} is {value}")]
+    Exhausted {
+        /// What there is no more of.
+        what: &'static str,
+        /// The field of [`crate::Limits`] that says so.
+        limit: &'static str,
+        /// Its value.
+        value: u64,
+    },
+    /// The allocator has no memory of that size.
+    #[error("cannot allocate {0} bytes")]
+    Allocation(usize),
+    /// A queue has no free slot.
+    #[error("the {queue} queue is full: {depth} work requests are outstanding")]
+    QueueFull {
+        /// `send` or `receive`.
+        queue: &'static str,
+        /// Its depth.
+        depth: u32,
+    },
+    /// The call makes no sense now.
+    #[error("{0}")]
+    State(&'static str),
+    /// An argument is outside what is allowed.
+    #[error("{0}")]
+    Argument(&'static str),
+    /// More completions arrived than the completion queue has room for.
+    #[error("the completion queue was overrun: {depth} completions waited when another arrived")]
+    Overrun {
+        /// The queue's depth.
+        depth: u32,
+    },
+    /// The operating system gave no descriptor, or took it back.
+    #[error("event descriptor: {0}")]
+    Descriptor(#[source] rustix::io::Errno),
+}
+
+impl Failure for Error {
+    fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Gone(_) | Self::State(_) => ErrorKind::State,
+            Self::NotLocal(_) | Self::AddressInUse(_) | Self::NoFreePort => ErrorKind::Address,
+            Self::LockedMemory { .. } | Self::Exhausted { .. } | Self::Allocation(_) => ErrorKind::Memory,
+            Self::QueueFull { .. } => ErrorKind::QueueFull,
+            Self::Argument(_) => ErrorKind::Argument,
+            Self::Overrun { .. } | Self::Descriptor(_) => ErrorKind::Other,
+        }
+    }
+}

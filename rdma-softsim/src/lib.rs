@@ -1,0 +1,125 @@
+//! An RDMA fabric inside one process, with the semantics of reliable connections.
+//!
+//! [`Fabric`] is a network, [`SoftSim`] a host on it with one RDMA device and one process. `SoftSim` implements
+//! [`Backend`](rdma_proto::backend::Backend), so whatever is written against that seam runs here as it runs on
+//! libibverbs: in tests, in programs without a device, and in a simulator.
+//!
+//! ```
+//! use rdma_proto::backend::{Backend, CmEventKind, EventChannel, Identifier};
+//! use rdma_softsim::{Fabric, Resources};
+//!
+//! let fabric = Fabric::new();
+//! let (server, client) = ("10.0.0.1".parse()?, "10.0.0.2".parse()?);
+//! let listening = fabric.host(&[server]).event_channel()?;
+//! let listener = listening.listen((server, 6379).into(), 0)?;
+//!
+//! let channel = fabric.host(&[client]).event_channel()?;
+//! let id = channel.create_id()?;
+//! id.resolve_address(None, (server, 6379).into(), std::time::Duration::from_secs(1))?;
+//! let event = channel.next_event()?.expect("without latency it is there at once");
+//! assert!(matches!(event.kind, CmEventKind::AddressResolved));
+//!
+//! drop((listener, listening, id, channel));
+//! assert_eq!(fabric.resources(server), Resources::default());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # One model, two ways to run it
+//!
+//! The fabric itself is the private module `model`: deterministic, single-threaded, without clock, thread or descriptor.
+//! Calls change it and put what follows on an agenda, in one total order by time and then by decision; advancing it
+//! executes what is due.
+//!
+//! * **In real time**, as a [`Fabric`]: a lock around the model, the machine's clock, an eventfd
+//!   for each event channel and completion queue ([`AsFd`](std::os::fd::AsFd); readable while something waits), and one
+//!   thread that sleeps until the model's next deadline. Whoever calls executes what is due, so without latency data
+//!   moves in the calling thread: a message is in the peer's memory and its completion in the queue when
+//!   [`post_send`](rdma_proto::backend::QueuePair::post_send) returns. The thread starts with the first deadline and
+//!   ends with the last handle.
+//! * **In virtual time**, as a [`Simulation`]: the same model and the same handles, a clock that moves from event to event,
+//!   and one seed from which everything follows. A [`Personality`] chooses where verbs leaves devices a choice (when bytes
+//!   land, when a failed queue pair flushes, what a refused key looks like, how late and in which order completions
+//!   come). A [`FaultPlan`] says what befalls whom and when, as data. [`trace`] is what happened, and its hash. No threads,
+//!   no descriptors: [`EventChannel::is_readable`] says what they would.
+//!
+//! ```
+//! use rdma_proto::backend::{Backend, EventChannel, Identifier};
+//! use rdma_softsim::{Fault, Injection, Knobs, Limits, Personality, Simulation, When};
+//!
+//! let plan = vec![Injection { when: When::Event(0), host: 0, fault: Fault::AddressError }];
+//! let sim = Simulation::new(42, Personality::Rxe, Knobs::default(), plan);
+//! let events = sim.host(&["10.0.0.1".parse()?], Limits::default()).event_channel()?;
+//! let id = events.create_id()?;
+//! id.resolve_address(None, "10.0.0.1:6379".parse()?, std::time::Duration::from_secs(1))?;
+//! assert!(!events.is_readable());
+//! while sim.step() {}
+//! assert!(events.is_readable());
+//! assert_eq!(sim.now().since_start().as_secs(), 1, "as long as resolving may take");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # What it does
+//!
+//! Messages are whole: there are no packets, and order is by message. Each rule has a test in virtual time.
+//!
+//! | Rule | Source |
+//! |---|---|
+//! | SEND and WRITE with immediate consume a receive, also when empty; WRITE and READ never do | `ibv_post_send(3)` |
+//! | No receive: the requester comes back after the responder's `min_rnr_timer`, `rnr_retry_count` times, 7 is for ever; then `RNR_RETRY_EXC_ERR`. What is behind waits. Success gives the retries back | `rdma_connect(3)`, IBA 9.7.5.2.8 |
+//! | Each side's `rnr_retry_count` is the one that the *other* side passed; `retry_count` is the active side's | `rdma_accept(3)` |
+//! | No answer: again after [`Parameters::ack_timeout`], `retry_count` times, then `RETRY_EXC_ERR`. What was executed is acknowledged and not executed again. Idle connections notice nothing | IBA 9.7.6.1.3, 9.4.4 |
+//! | Key, bounds, domain or permission wrong at the responder: `REM_ACCESS_ERR`, both queue pairs in error; a receive consumed by it ends in `LOC_ACCESS_ERR` | `ibv_poll_cq(3)`, IBA 9.9.3 |
+//! | Without bytes no key is checked | IBA 9.7.4.1.2 |
+//! | SEND longer than its receive: `REM_INV_REQ_ERR` here, `LOC_LEN_ERR` there; receive memory gone or read-only: `REM_OP_ERR` and `LOC_PROT_ERR` | `ibv_poll_cq(3)` |
+//! | Own memory gone under a request: `LOC_PROT_ERR`; the peer learns nothing | `ibv_dereg_mr(3)` |
+//! | Bytes are read when a message is executed, inline bytes when it is posted | `ibv_post_send(3)` |
+//! | Completions keep the order of their queue. Unsignaled success is silent, failure never is | `ibv_post_send(3)`, IBA 10.7.3.1 |
+//! | A send slot is free when the completion of a later-or-equal request was *polled*; a receive slot when a message has consumed it (a device may take until that is polled) | `ibv_post_send(3)` |
+//! | In the error state whatever is or gets posted ends with `WR_FLUSH_ERR`, in order | `ibv_modify_qp(3)` |
+//! | One event per arming, for a completion that comes after it | `ibv_req_notify_cq(3)` |
+//! | A completion too many loses the queue and its queue pairs | `ibv_create_cq(3)` |
+//! | READs in flight are at most our `initiator_depth` and the peer's `responder_resources` | `rdma_connect(3)` |
+//! | The active side is ready when `Established` is *read*, and only then is the passive one connected | `rdma_get_cm_event(3)` |
+//! | Nobody listens: `Rejected(8)`; rejected, dropped or beyond the backlog of unread requests: `Rejected(28)` | `rdma_reject(3)`, `rdma_listen(3)` |
+//! | Disconnecting flushes our queue pair and leaves the peer's as it is. Our own `Disconnected` comes when the peer has disconnected too or [`Parameters::cm_timeout`] is over; `TimewaitExit` follows | `rdma_disconnect(3)` |
+//! | Dropping a connected identifier disconnects; dropping only the queue pair tells nobody | `rdma_destroy_id(3)`, `rdma_destroy_qp(3)` |
+//!
+//! # What can befall it
+//!
+//! [`Fabric::set_link`], [`Fabric::kill_host`] and small [`Limits`], at any time; in a simulation every [`Fault`], and the
+//! [`Marks`] say which of the [`CLASSES`] of failure were met. [`Fabric::resources`] counts what a host holds, for tests
+//! that look for leaks.
+//!
+//! # What it does not do
+//!
+//! Packets, path MTU, bandwidth and congestion; reordering and corruption of messages; atomics, fences and solicited
+//! events; shared receive queues; more than one device on a host; asynchronous events of devices; delivery of private data; the hours after which a real connection manager gives up on an application that never
+//! decides on a request. The bytes of a READ are taken when its answer arrives, which is late but allowed without a
+//! fence. Completions of a dropped queue pair stay in their queue, as soft-RoCE leaves them there and some devices do
+//! not.
+#![forbid(unsafe_code)]
+
+mod connection;
+mod driver;
+mod error;
+mod fabric;
+mod faults;
+mod marks;
+mod model;
+mod personality;
+mod random;
+mod settings;
+mod simulation;
+pub mod trace;
+mod verbs;
+
+pub use connection::{EventChannel, Identifier};
+pub use error::Error;
+pub use fabric::{Fabric, SoftSim};
+pub use faults::{Fault, FaultPlan, Injection, Site, When};
+pub use marks::{CLASSES, Marks};
+pub use personality::{Knobs, Personality};
+pub use random::Random;
+pub use settings::{Limits, Link, Parameters, Resources};
+pub use simulation::Simulation;
+pub use verbs::{CompletionQueue, Domain, QueuePair, Region};

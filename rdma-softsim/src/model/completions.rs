@@ -1,0 +1,311 @@
+//! Completion queues: what ended, in order, and the one-shot promise to say so.
+
+use core::time::Duration;
+use std::collections::VecDeque;
+
+use rdma_proto::backend::{Completed, Completion, CompletionError, CompletionStatus};
+use rdma_proto::time::Instant;
+
+use super::{Event, HostId, Model, PairId, QueueId, Wake};
+use crate::Error;
+use crate::faults::{Fault, Site};
+use crate::trace::What;
+
+/// A completion queue and its completion channel.
+pub(crate) struct CompletionQueue {
+    pub(super) host: HostId,
+    depth: u32,
+    entries: VecDeque<Entry>,
+    /// Whether the next completion raises an event.
+    armed: bool,
+    /// Whether completions came before the last arming that nobody had polled: no event tells of them.
+    raced: bool,
+    /// Events raised and not taken.
+    events: u32,
+    /// Overrun: nothing comes out any more.
+    lost: bool,
+}
+
+/// A completion, and what polling it brings with it.
+pub(super) struct Entry {
+    pub(super) completion: Completion,
+    pub(super) pair: PairId,
+    /// Send slots that are free again.
+    pub(super) frees: u32,
+    /// The message after whose execution the receive completed: its bytes, and those before it, are there.
+    pub(super) lands: Option<u64>,
+    /// The classes of failure that it shows, as bits.
+    pub(super) shows: u32,
+}
+
+/// One of a queue pair's two queues.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Half {
+    Send,
+    Receive,
+}
+
+/// Completions on their way from a queue pair to its completion queue. Each half keeps its order; the halves do not keep
+/// one between them (`ibv_poll_cq(3)`).
+#[derive(Default)]
+pub(super) struct Held {
+    halves: [VecDeque<Entry>; 2],
+    /// When the last of each half comes.
+    last: [Instant; 2],
+    /// Nothing comes before this.
+    until: Instant,
+}
+
+/// The completion of a work request that failed.
+pub(super) const fn failure(id: u64, queue_pair: u32, status: CompletionStatus) -> Completion {
+    Completion { id, queue_pair, result: Err(CompletionError { status, vendor: 0 }) }
+}
+
+/// The completion of one that did not.
+pub(super) const fn success(id: u64, queue_pair: u32, completed: Completed) -> Completion {
+    Completion { id, queue_pair, result: Ok(completed) }
+}
+
+impl CompletionQueue {
+    pub(super) const fn new(host: HostId, depth: u32) -> Self {
+        Self { host, depth, entries: VecDeque::new(), armed: false, raced: false, events: 0, lost: false }
+    }
+
+    pub(super) const fn is_lost(&self) -> bool {
+        self.lost
+    }
+
+    /// An event, caused or not.
+    pub(super) const fn raise(&mut self) {
+        self.events += 1;
+    }
+}
+
+impl Entry {
+    /// The completion of a receive that brought nothing.
+    pub(super) const fn new(completion: Completion, pair: PairId) -> Self {
+        Self { completion, pair, frees: 0, lands: None, shows: 0 }
+    }
+
+    const fn half(&self) -> Half {
+        if self.frees > 0 { Half::Send } else { Half::Receive }
+    }
+
+    /// The classes of failure that its status stands for.
+    fn classes(&self) -> u32 {
+        let Err(error) = self.completion.result else { return 0 };
+        let of_receive = self.half() == Half::Receive;
+        let class = match error.status {
+            CompletionStatus::RNR_RETRY_EXC_ERR => 1,
+            CompletionStatus::RETRY_EXC_ERR => 2,
+            CompletionStatus::REM_ACCESS_ERR | CompletionStatus::LOC_ACCESS_ERR => 3,
+            CompletionStatus::REM_INV_REQ_ERR | CompletionStatus::LOC_LEN_ERR => 5,
+            CompletionStatus::REM_OP_ERR => 6,
+            CompletionStatus::LOC_PROT_ERR if of_receive => 6,
+            CompletionStatus::LOC_PROT_ERR => 7,
+            CompletionStatus::WR_FLUSH_ERR => 10,
+            _ => 0,
+        };
+        // Every one shows that nothing but the id, the status and the queue pair can be relied on.
+        1 << class | 1 << 11
+    }
+}
+
+impl Model {
+    pub(crate) fn destroy_queue(&mut self, id: QueueId) {
+        let busy = self.pairs.iter().any(|(_, pair)| pair.queue == id);
+        let Some(queue) = self.queues.remove(id) else { return };
+        let host = queue.host.index();
+        if busy {
+            self.note(|| What::Busy { host, what: "completion queue" });
+        } else {
+            self.mark_observed(26);
+        }
+    }
+
+    /// `ibv_poll_cq(3)`. A polled completion of a send frees its slot and those of the unsignaled ones before it.
+    pub(crate) fn poll(&mut self, id: QueueId, into: &mut [Completion]) -> Result<usize, Error> {
+        let silent = self.behaviour().is_some_and(|behaviour| behaviour.silent_overrun);
+        let queue = self.queues.get_mut(id).ok_or(Error::Gone("completion queue"))?;
+        if queue.lost {
+            let depth = queue.depth;
+            self.mark_observed(12);
+            return if silent { Ok(0) } else { Err(Error::Overrun { depth }) };
+        }
+        let raced = core::mem::take(&mut queue.raced) && !queue.entries.is_empty() && queue.events == 0;
+        let mut count = 0;
+        for slot in into {
+            let Some(entry) = self.queues.get_mut(id).and_then(|queue| queue.entries.pop_front()) else {
+                break;
+            };
+            *slot = entry.completion;
+            count += 1;
+            self.polled(&entry);
+        }
+        if raced {
+            self.mark_observed(16);
+        }
+        Ok(count)
+    }
+
+    fn polled(&mut self, entry: &Entry) {
+        if entry.frees > 0
+            && let Some(pair) = self.pairs.get_mut(entry.pair)
+        {
+            pair.requester.give_back(entry.frees);
+        }
+        if self.nature.is_some() {
+            self.note(|| What::Polled(entry.completion));
+            if let Some(sequence) = entry.lands {
+                self.land(entry.pair, sequence);
+                if self.is_half_open(entry.pair) {
+                    self.mark_observed(23);
+                }
+            }
+            self.check_ownership(entry.pair);
+            let shows = entry.shows | entry.classes();
+            for class in (1..32).filter(|class| shows & 1 << class != 0) {
+                self.mark_observed(class);
+            }
+        }
+    }
+
+    /// `ibv_req_notify_cq(3)`: only a completion later than this call raises the event.
+    pub(crate) fn arm(&mut self, id: QueueId) -> Result<(), Error> {
+        let spurious = self.by_chance(|nature| nature.behaviour.spurious);
+        let silent = self.behaviour().is_some_and(|behaviour| behaviour.silent_overrun);
+        let queue = self.queues.get_mut(id).ok_or(Error::Gone("completion queue"))?;
+        if queue.lost {
+            return if silent { Ok(()) } else { Err(Error::Overrun { depth: queue.depth }) };
+        }
+        queue.armed = true;
+        if !queue.entries.is_empty() && queue.events == 0 {
+            queue.raced = true;
+            self.mark_injected(16);
+        }
+        if spurious && let Some(queue) = self.queues.get_mut(id) {
+            queue.events += 1;
+            self.wakes.push(Wake::Completions(id));
+            self.mark_injected(17);
+        }
+        Ok(())
+    }
+
+    /// Whether [`Model::take_events`] has something to take.
+    pub(crate) fn has_events(&self, id: QueueId) -> bool {
+        // A queue that is gone has an error to tell.
+        self.queues.get(id).is_none_or(|queue| queue.events > 0)
+    }
+
+    /// Takes all events that wait.
+    pub(crate) fn take_events(&mut self, id: QueueId) -> Result<u32, Error> {
+        let queue = self.queues.get_mut(id).ok_or(Error::Gone("completion queue"))?;
+        let events = core::mem::take(&mut queue.events);
+        let waiting = queue.entries.len();
+        if events > 0 {
+            self.mark_observed(18);
+            if waiting != events as usize {
+                self.mark_observed(17);
+            }
+        }
+        Ok(events)
+    }
+
+    /// Appends a completion, at once or after what the device takes for it.
+    pub(super) fn report(&mut self, id: QueueId, entry: Entry) {
+        if self.nature.is_none() {
+            return self.append_completion(id, entry);
+        }
+        let Some(host) = self.queues.get(id).map(|queue| queue.host.index()) else { return };
+        let struck = self.strike(Site::Report, |fault, on| {
+            on == host && matches!(fault, Fault::QueueLost | Fault::Hold { .. })
+        });
+        let hold = match struck {
+            Some(Fault::QueueLost) => return self.lose_queue(id),
+            Some(Fault::Hold { micros }) => Duration::from_micros(micros.into()),
+            _ => Duration::ZERO,
+        };
+        let delay = self.by_duration(|nature| nature.behaviour.report_delay);
+        let now = self.agenda.now();
+        let of = entry.half();
+        let pair = entry.pair;
+        let Some(owner) = self.pairs.get_mut(pair) else { return self.append_completion(id, entry) };
+        let held = &mut owner.held;
+        held.until = held.until.max(now.after(hold));
+        let at = now.after(delay).max(held.until).max(held.last[of as usize]);
+        if at <= now && held.halves[of as usize].is_empty() {
+            return self.append_completion(id, entry);
+        }
+        held.last[of as usize] = at;
+        held.halves[of as usize].push_back(entry);
+        self.mark_injected(15);
+        self.agenda.schedule(at.since(now), Event::Report { pair, of });
+    }
+
+    /// A held completion comes.
+    pub(super) fn report_held(&mut self, pair: PairId, of: Half) {
+        let Some(owner) = self.pairs.get_mut(pair) else { return };
+        let queue = owner.queue;
+        if let Some(mut entry) = owner.held.halves[of as usize].pop_front() {
+            entry.shows |= 1 << 15;
+            self.append_completion(queue, entry);
+        }
+    }
+
+    /// All held completions of a queue pair come now.
+    pub(super) fn report_all(&mut self, pair: PairId) {
+        for of in [Half::Receive, Half::Send] {
+            while self.pairs.get(pair).is_some_and(|owner| !owner.held.halves[of as usize].is_empty()) {
+                self.report_held(pair, of);
+            }
+        }
+    }
+
+    /// Appends a completion. One too many loses the queue and, a moment later, its queue pairs.
+    fn append_completion(&mut self, id: QueueId, entry: Entry) {
+        let Some(queue) = self.queues.get(id).filter(|queue| !queue.lost) else { return };
+        if queue.entries.len() >= queue.depth as usize {
+            return self.lose_queue(id);
+        }
+        let completion = entry.completion;
+        self.note(|| What::Completed(completion));
+        let Some(queue) = self.queues.get_mut(id) else { return };
+        queue.entries.push_back(entry);
+        if core::mem::take(&mut queue.armed) {
+            queue.events += 1;
+            if queue.events == 1 {
+                self.wakes.push(Wake::Completions(id));
+            }
+            self.mark_injected(18);
+        } else if queue.events > 0 {
+            self.mark_injected(17);
+        }
+    }
+
+    fn lose_queue(&mut self, id: QueueId) {
+        let silent = self.behaviour().is_some_and(|behaviour| behaviour.silent_overrun);
+        let Some(queue) = self.queues.get_mut(id) else { return };
+        queue.lost = true;
+        queue.entries.clear();
+        if !silent {
+            // Whoever sleeps on the queue has to learn of it.
+            queue.events += 1;
+            self.wakes.push(Wake::Completions(id));
+        }
+        self.agenda.schedule(Duration::ZERO, Event::Overrun(id));
+    }
+
+    /// The queue pairs of a lost queue can report no more: they go to the error state.
+    pub(super) fn overrun(&mut self, id: QueueId) {
+        for pair in self.pairs.select(|pair| pair.queue == id) {
+            self.enter_error(pair);
+        }
+    }
+
+    /// Whether anything that ended on `pair` was not polled yet.
+    pub(super) fn has_unpolled(&self, pair: PairId) -> bool {
+        let Some(owner) = self.pairs.get(pair) else { return false };
+        let queued = self.queues.get(owner.queue).is_some_and(|queue| !queue.entries.is_empty());
+        queued || owner.held.halves.iter().any(|half| !half.is_empty())
+    }
+}

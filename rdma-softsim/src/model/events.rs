@@ -1,0 +1,211 @@
+//! Event channels: what the connection manager has to say, in order.
+
+use std::collections::VecDeque;
+
+use rdma_proto::backend::{ConnectParams, IdentifierKey};
+
+use super::{ChannelId, HostId, IdentifierId, Model, Wake};
+use crate::Error;
+use crate::trace::What;
+
+/// A channel of connection-manager events.
+pub(crate) struct EventChannel {
+    pub(super) host: HostId,
+    notices: VecDeque<Notice>,
+    /// Whether a wake was given that was not taken back.
+    raised: bool,
+}
+
+/// What [`Model::take_notice`] finds.
+pub(crate) struct Taken {
+    pub(crate) notice: Option<Notice>,
+    /// Whether nothing waits any more, after something did: the wake is to be taken back.
+    pub(crate) emptied: bool,
+}
+
+/// An event, and the identifier it is for.
+pub(crate) struct Notice {
+    identifier: IdentifierId,
+    pub(crate) key: IdentifierKey,
+    pub(crate) kind: NoticeKind,
+}
+
+/// [`CmEventKind`](rdma_proto::backend::CmEventKind) as far as this fabric raises it, with names for handles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NoticeKind {
+    AddressResolved,
+    AddressError(i32),
+    RouteResolved,
+    RouteError(i32),
+    ConnectRequest { id: IdentifierId, key: IdentifierKey, peer: ConnectParams },
+    Established(ConnectParams),
+    Unreachable(i32),
+    ConnectError(i32),
+    Rejected(i32),
+    Disconnected,
+    TimewaitExit,
+    DeviceRemoval,
+    AddressChange,
+}
+
+impl NoticeKind {
+    /// For traces.
+    pub(super) const fn name(&self) -> &'static str {
+        match self {
+            Self::AddressResolved => "address resolved",
+            Self::AddressError(_) => "address error",
+            Self::RouteResolved => "route resolved",
+            Self::RouteError(_) => "route error",
+            Self::ConnectRequest { .. } => "connect request",
+            Self::Established(_) => "established",
+            Self::Unreachable(_) => "unreachable",
+            Self::ConnectError(_) => "connect error",
+            Self::Rejected(_) => "rejected",
+            Self::Disconnected => "disconnected",
+            Self::TimewaitExit => "timewait exit",
+            Self::DeviceRemoval => "device removal",
+            Self::AddressChange => "address change",
+        }
+    }
+
+    /// The class of failure that whoever reads it is confronted with.
+    const fn class(&self) -> Option<usize> {
+        match self {
+            Self::AddressError(_)
+            | Self::RouteError(_)
+            | Self::Unreachable(_)
+            | Self::ConnectError(_)
+            | Self::Rejected(_) => Some(22),
+            Self::TimewaitExit | Self::DeviceRemoval | Self::AddressChange => Some(25),
+            _ => None,
+        }
+    }
+
+    const fn child(&self) -> Option<IdentifierId> {
+        match self {
+            Self::ConnectRequest { id, .. } => Some(*id),
+            _ => None,
+        }
+    }
+}
+
+impl Model {
+    pub(crate) fn create_channel(&mut self, host: HostId) -> Result<ChannelId, Error> {
+        self.alive(host)?;
+        if self.strikes_creation(host) {
+            return Err(Error::Descriptor(rustix::io::Errno::MFILE));
+        }
+        Ok(self.channels.insert(EventChannel { host, notices: VecDeque::new(), raised: false }))
+    }
+
+    /// Destroys a channel and what still lives on it: connect requests that nobody read.
+    pub(crate) fn destroy_channel(&mut self, id: ChannelId) {
+        for identifier in self.identifiers.select(|identifier| identifier.channel == id) {
+            self.destroy_identifier(identifier);
+        }
+        self.channels.remove(id);
+    }
+
+    /// Raises an event for `identifier` on its channel.
+    pub(super) fn notify(&mut self, identifier: IdentifierId, kind: NoticeKind) {
+        let Some(owner) = self.identifiers.get(identifier) else { return };
+        let (key, channel, host) = (owner.key, owner.channel, owner.host.index());
+        self.note(|| What::Told { host, identifier: key.0, what: kind.name() });
+        self.append(channel, Notice { identifier, key, kind });
+    }
+
+    fn append(&mut self, id: ChannelId, notice: Notice) {
+        let Some(channel) = self.channels.get_mut(id) else { return };
+        channel.notices.push_back(notice);
+        if !core::mem::replace(&mut channel.raised, true) {
+            self.wakes.push(Wake::Events(id));
+        }
+    }
+
+    /// The next event.
+    pub(crate) fn take_notice(&mut self, id: ChannelId) -> Result<Taken, Error> {
+        let channel = self.channels.get_mut(id).ok_or(Error::Gone("event channel"))?;
+        let notice = channel.notices.pop_front();
+        let emptied = channel.notices.is_empty() && core::mem::take(&mut channel.raised);
+        if let Some(Notice { identifier, kind, .. }) = notice {
+            if let Some(class) = kind.class() {
+                self.mark_observed(class);
+            }
+            match kind {
+                NoticeKind::Established(_) => self.establish(identifier),
+                NoticeKind::Disconnected if self.nature.is_some() => {
+                    let pair = self.identifiers.get(identifier).and_then(|owner| owner.pair);
+                    if pair.is_some_and(|pair| self.ends_in_the_middle(pair)) {
+                        self.mark_observed(24);
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(Taken { notice, emptied })
+    }
+
+    /// Whether [`Model::take_notice`] has something to take.
+    pub(crate) fn has_notices(&self, id: ChannelId) -> bool {
+        // A channel that is gone has an error to tell.
+        self.channels.get(id).is_none_or(|channel| channel.raised)
+    }
+
+    /// Connect requests to `listener` that nobody read.
+    pub(super) fn unread_requests(&self, listener: IdentifierId) -> usize {
+        let channel = self.identifiers.get(listener).and_then(|owner| self.channels.get(owner.channel));
+        let requests = |notice: &&Notice| notice.identifier == listener && notice.kind.child().is_some();
+        channel.map_or(0, |channel| channel.notices.iter().filter(requests).count())
+    }
+
+    /// Takes the unread events of `identifier` out that satisfy `wanted`.
+    pub(super) fn withdraw(
+        &mut self,
+        identifier: IdentifierId,
+        wanted: impl Fn(&NoticeKind) -> bool,
+    ) -> Vec<Notice> {
+        let owner = self.identifiers.get(identifier);
+        let Some(channel) = owner.and_then(|owner| self.channels.get_mut(owner.channel)) else {
+            return Vec::new();
+        };
+        let mut taken = Vec::new();
+        let mut kept = VecDeque::with_capacity(channel.notices.len());
+        for notice in channel.notices.drain(..) {
+            if notice.identifier == identifier && wanted(&notice.kind) {
+                taken.push(notice);
+            } else {
+                kept.push_back(notice);
+            }
+        }
+        channel.notices = kept;
+        taken
+    }
+
+    /// Drops all unread events of an identifier, and the identifiers of connect requests among them.
+    pub(super) fn forget_notices(&mut self, identifier: IdentifierId) {
+        for notice in self.withdraw(identifier, |_| true) {
+            if let Some(child) = notice.kind.child() {
+                self.destroy_identifier(child);
+            }
+        }
+    }
+
+    /// `rdma_migrate_id(3)`: unread events move along.
+    pub(crate) fn migrate(&mut self, identifier: IdentifierId, to: ChannelId) -> Result<(), Error> {
+        let host = self.identifiers.get(identifier).ok_or(Error::Gone("identifier"))?.host;
+        if self.channels.get(to).ok_or(Error::Gone("event channel"))?.host != host {
+            return Err(Error::Argument("the event channel is of another host"));
+        }
+        let moving = self.withdraw(identifier, |_| true);
+        if let Some(owner) = self.identifiers.get_mut(identifier) {
+            owner.channel = to;
+        }
+        for notice in moving {
+            if let Some(child) = notice.kind.child().and_then(|child| self.identifiers.get_mut(child)) {
+                child.channel = to;
+            }
+            self.append(to, notice);
+        }
+        Ok(())
+    }
+}

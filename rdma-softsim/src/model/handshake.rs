@@ -1,0 +1,312 @@
+//! The connection manager's messages: how two identifiers come together and part.
+//!
+//! The names are those of InfiniBand's communication manager: a request (REQ) is answered by a reply (REP), that by a
+//! ready-to-use (RTU); a reject (REJ) ends what has not begun, a disconnect (DREQ) and its goodbye (DREP) end the rest.
+//! A message that meets a dead link is repeated until [`Parameters::cm_timeout`](crate::Parameters::cm_timeout) is over.
+
+use core::time::Duration;
+use std::net::{IpAddr, SocketAddr};
+
+use rdma_proto::backend::{ConnectParams, reject};
+use rdma_proto::time::Instant;
+
+use super::events::NoticeKind;
+use super::identifier::{Identifier, Phase, TIMED_OUT};
+use super::queue_pair::{Path, State};
+use super::{Event, IdentifierId, Model, PairId};
+use crate::faults::{Fault, Site};
+
+/// Repetitions of a message within the time-out.
+const REPETITIONS: u32 = 8;
+
+/// A message on its way.
+pub(crate) struct Packet {
+    from: IdentifierId,
+    /// The peer. A request finds it by address.
+    to: Option<IdentifierId>,
+    source: IpAddr,
+    target: SocketAddr,
+    body: Body,
+    /// When the sender gives up.
+    until: Instant,
+}
+
+/// What a message says.
+#[derive(Clone, Copy)]
+pub(super) enum Body {
+    /// REQ.
+    Request { params: ConnectParams, pair: PairId },
+    /// REP.
+    Reply { params: ConnectParams, pair: PairId },
+    /// RTU.
+    Ready,
+    /// REJ.
+    Reject(i32),
+    /// DREQ.
+    Disconnect,
+    /// DREP.
+    Goodbye,
+}
+
+/// Parameters as the side that hears of them sees them: what the other will have outstanding is what this one must answer,
+/// and the other way round (`rdma_get_cm_event(3)`).
+pub(super) const fn as_received(params: ConnectParams) -> ConnectParams {
+    let ConnectParams { responder_resources, initiator_depth, .. } = params;
+    ConnectParams { responder_resources: initiator_depth, initiator_depth: responder_resources, ..params }
+}
+
+impl Model {
+    /// Sends a message from `from` to its peer. One that has none yet is told when the request gets there and finds
+    /// nobody behind it.
+    pub(super) fn send_packet(&mut self, from: IdentifierId, body: Body) {
+        let Some((source, target)) = self.ends(from) else { return };
+        let to = self.identifiers.get(from).and_then(|identifier| identifier.peer);
+        let until = self.agenda.now().after(self.parameters.cm_timeout);
+        let travel = self.packet_travel(from);
+        self.post_packet(travel, Box::new(Packet { from, to, source, target, body, until }));
+    }
+
+    /// How long a message of `from` takes: messages do not overtake each other, because each is an answer to the one
+    /// before or repeated until it is one.
+    fn packet_travel(&mut self, from: IdentifierId) -> Duration {
+        let travel = self.parameters.latency + self.by_duration(|nature| nature.knobs.cm_jitter);
+        let now = self.agenda.now();
+        let Some(identifier) = self.identifiers.get_mut(from) else { return travel };
+        identifier.arrival = identifier.arrival.max(now.after(travel));
+        identifier.arrival.since(now)
+    }
+
+    fn post_packet(&mut self, delay: Duration, packet: Box<Packet>) {
+        self.agenda.schedule(delay, Event::Packet(packet));
+    }
+
+    /// A message arrives, or would if the link were up.
+    pub(super) fn packet(&mut self, packet: Box<Packet>) {
+        if self.cut(packet.source, packet.target.ip()) {
+            let left = packet.until.since(self.agenda.now());
+            if left.is_zero() {
+                self.undeliverable(&packet);
+            } else {
+                let pause = (self.parameters.cm_timeout / REPETITIONS).max(Duration::from_nanos(1)).min(left);
+                self.post_packet(pause, packet);
+            }
+            return;
+        }
+        let Some(packet) = self.strike_packet(packet) else { return };
+        match (packet.body, packet.to) {
+            (Body::Request { params, pair }, _) => self.requested(&packet, params, pair),
+            (Body::Reply { params, pair }, Some(to)) => self.replied(to, params, pair),
+            (Body::Ready, Some(to)) => self.peer_ready(to),
+            (Body::Reject(reason), Some(to)) => self.rejected(to, reason),
+            (Body::Disconnect, Some(to)) => self.peer_disconnects(packet.from, to),
+            (Body::Goodbye, Some(to)) => self.parted(to),
+            (_, None) => {}
+        }
+    }
+
+    /// What befalls a message that arrives; nothing is left of it if it comes late or not at all.
+    fn strike_packet(&mut self, packet: Box<Packet>) -> Option<Box<Packet>> {
+        let host = |id: Option<IdentifierId>| Some(self.identifiers.get(id?)?.host.index());
+        let (from, to) = (host(Some(packet.from)), host(packet.to));
+        let body = packet.body;
+        let struck = self.strike(Site::Packet, |fault, on| match (fault, body) {
+            (Fault::Unreachable | Fault::Rejected { .. }, Body::Request { .. }) => Some(on) == from,
+            (Fault::ConnectError, Body::Reply { .. }) | (Fault::SlowReady { .. }, Body::Ready) => {
+                Some(on) == to
+            }
+            _ => false,
+        });
+        match struck {
+            Some(Fault::Unreachable) => self.undeliverable(&packet),
+            Some(Fault::Rejected { reason }) => {
+                self.answer_for_nobody(packet.from, Body::Reject(reason));
+            }
+            Some(Fault::ConnectError) => {
+                if let Some(to) = packet.to.filter(|to| self.in_phase(*to, &[Phase::Connecting])) {
+                    self.end(to, NoticeKind::ConnectError(TIMED_OUT));
+                    self.send_packet(to, Body::Reject(reject::CONSUMER_DEFINED));
+                }
+            }
+            Some(Fault::SlowReady { micros }) => {
+                self.post_packet(Duration::from_micros(micros.into()), packet);
+            }
+            _ => return Some(packet),
+        }
+        None
+    }
+
+    /// The sender gives up.
+    fn undeliverable(&mut self, packet: &Packet) {
+        let unreachable = |model: &mut Self, id: IdentifierId, phase: Phase| {
+            if model.in_phase(id, &[phase]) {
+                model.end(id, NoticeKind::Unreachable(TIMED_OUT));
+            }
+        };
+        match (packet.body, packet.to) {
+            (Body::Request { .. }, _) => unreachable(self, packet.from, Phase::Connecting),
+            (Body::Reply { .. }, _) => unreachable(self, packet.from, Phase::Accepted),
+            // Whoever waits for these hears nothing, and gives up as well.
+            (Body::Ready, Some(to)) => unreachable(self, to, Phase::Accepted),
+            (Body::Reject(_), Some(to)) => unreachable(self, to, Phase::Connecting),
+            (Body::Disconnect, _) => self.parted(packet.from),
+            (Body::Goodbye, Some(to)) => self.parted(to),
+            (_, None) => {}
+        }
+    }
+
+    /// Whether the queue pair's owner may not know yet that it is connected.
+    pub(super) fn is_half_open(&self, pair: PairId) -> bool {
+        let identifier = self.pairs.get(pair).map(|pair| pair.identifier);
+        self.nature.is_some() && identifier.is_some_and(|id| self.in_phase(id, &[Phase::Accepted]))
+    }
+
+    fn in_phase(&self, id: IdentifierId, phases: &[Phase]) -> bool {
+        self.identifiers.get(id).is_some_and(|identifier| phases.contains(&identifier.phase))
+    }
+
+    /// A connection that did not come about: as librdmacm does, its queue pair goes to the error state.
+    fn end(&mut self, id: IdentifierId, kind: NoticeKind) {
+        let Some(identifier) = self.identifiers.get_mut(id) else { return };
+        identifier.phase = Phase::Closed;
+        if let Some(pair) = identifier.pair {
+            self.enter_error(pair);
+        }
+        self.notify(id, kind);
+    }
+
+    /// REQ: the listener gets an identifier to decide on.
+    fn requested(&mut self, packet: &Packet, params: ConnectParams, pair: PairId) {
+        if !self.in_phase(packet.from, &[Phase::Connecting]) {
+            return;
+        }
+        let host = self.host_at(packet.target.ip());
+        let listener = host.and_then(|host| self.hosts.get(host)?.listener(packet.target));
+        let found = listener.and_then(|id| Some((id, self.identifiers.get(id)?)));
+        let Some((listener, &Identifier { host, channel, phase: Phase::Listening { backlog }, .. })) = found
+        else {
+            return self.answer_for_nobody(packet.from, Body::Reject(reject::INVALID_SERVICE_ID));
+        };
+        if self.unread_requests(listener) >= backlog as usize {
+            // The kernel destroys the identifier that finds no room, and destruction rejects.
+            return self.answer_for_nobody(packet.from, Body::Reject(reject::CONSUMER_DEFINED));
+        }
+        let key = self.next_key();
+        let mut child = Identifier::new(host, channel, key, Phase::Requested);
+        child.local = Some(packet.target);
+        child.remote = self.identifiers.get(packet.from).and_then(|active| active.local);
+        child.peer = Some(packet.from);
+        child.peer_pair = Some(pair);
+        child.theirs = params;
+        let id = self.identifiers.insert(child);
+        if let Some(active) = self.identifiers.get_mut(packet.from) {
+            active.peer = Some(id);
+        }
+        self.notify(listener, NoticeKind::ConnectRequest { id, key, peer: as_received(params) });
+    }
+
+    /// A host's kernel answers a message for which it has no identifier.
+    fn answer_for_nobody(&mut self, to: IdentifierId, body: Body) {
+        let Some((source, target)) = self.ends(to) else { return };
+        let until = self.agenda.now().after(self.parameters.cm_timeout);
+        // The link is the same one both ways.
+        let answer = Packet { from: to, to: Some(to), source, target, body, until };
+        self.post_packet(self.parameters.latency, Box::new(answer));
+    }
+
+    /// REP: the owner has to read so before the connection can be used, because it is librdmacm, in
+    /// `rdma_get_cm_event(3)`, that makes the queue pair ready.
+    fn replied(&mut self, id: IdentifierId, params: ConnectParams, pair: PairId) {
+        let Some(active) = self.identifiers.get_mut(id).filter(|active| active.phase == Phase::Connecting)
+        else {
+            return;
+        };
+        active.phase = Phase::Answered;
+        active.theirs = params;
+        active.peer_pair = Some(pair);
+        self.notify(id, NoticeKind::Established(as_received(params)));
+    }
+
+    /// The active side's owner reads `Established`.
+    pub(super) fn establish(&mut self, id: IdentifierId) {
+        let Some(active) = self.identifiers.get_mut(id).filter(|active| active.phase == Phase::Answered)
+        else {
+            return;
+        };
+        active.phase = Phase::Connected;
+        self.make_ready(id);
+        self.send_packet(id, Body::Ready);
+    }
+
+    /// RTU: the passive side is connected.
+    fn peer_ready(&mut self, id: IdentifierId) {
+        let Some(passive) = self.identifiers.get_mut(id).filter(|passive| passive.phase == Phase::Accepted)
+        else {
+            return;
+        };
+        passive.phase = Phase::Connected;
+        let params = passive.theirs;
+        self.notify(id, NoticeKind::Established(as_received(params)));
+    }
+
+    /// REJ, at whatever point of the way.
+    fn rejected(&mut self, id: IdentifierId, reason: i32) {
+        if self.in_phase(id, &[Phase::Answered]) {
+            // Accepted and taken back before the owner read of it.
+            self.withdraw(id, |kind| matches!(kind, NoticeKind::Established(_)));
+        }
+        let open = [Phase::Connecting, Phase::Answered, Phase::Requested, Phase::Accepted, Phase::Connected];
+        if self.in_phase(id, &open) {
+            self.end(id, NoticeKind::Rejected(reason));
+        }
+    }
+
+    /// DREQ: the owner is told and everything else stays as it is, until it disconnects too.
+    fn peer_disconnects(&mut self, from: IdentifierId, id: IdentifierId) {
+        match self.identifiers.get(id).map(|identifier| identifier.phase) {
+            Some(Phase::Connected | Phase::Accepted) => {
+                if let Some(pair) = self.identifiers.get(id).and_then(|identifier| identifier.pair) {
+                    if self.ends_in_the_middle(pair) {
+                        self.mark_injected(24);
+                    }
+                    // What was acknowledged before the peer disconnected does not come after the news of it.
+                    self.report_all(pair);
+                }
+                if let Some(identifier) = self.identifiers.get_mut(id) {
+                    identifier.phase = Phase::PeerGone;
+                }
+                self.notify(id, NoticeKind::Disconnected);
+            }
+            // Both have disconnected.
+            Some(Phase::Disconnecting) => self.parted(id),
+            _ => self.answer_for_nobody(from, Body::Goodbye),
+        }
+    }
+
+    /// DREP, or nobody left to send one.
+    fn parted(&mut self, id: IdentifierId) {
+        let Some(identifier) = self.identifiers.get_mut(id).filter(|i| i.phase == Phase::Disconnecting)
+        else {
+            return;
+        };
+        identifier.phase = Phase::Closed;
+        self.notify(id, NoticeKind::Disconnected);
+        self.agenda.schedule(self.parameters.timewait, Event::TimewaitExit(id));
+    }
+
+    /// Connects the identifier's queue pair to the peer's: RTS, with what the connection manager negotiated.
+    pub(super) fn make_ready(&mut self, id: IdentifierId) {
+        let Some(identifier) = self.identifiers.get(id) else { return };
+        let (Some(pair), Some(peer)) = (identifier.pair, identifier.peer_pair) else { return };
+        let Some((local, remote)) = self.ends(id) else { return };
+        let (ours, theirs) = (identifier.ours, identifier.theirs);
+        // The request's retry_count is both sides'; rdma_accept(3) ignores its own.
+        let retry = if identifier.phase == Phase::Accepted { theirs.retry_count } else { ours.retry_count };
+        let read_depth = ours.initiator_depth.min(theirs.responder_resources);
+        if let Some(pair) = self.pairs.get_mut(pair).filter(|pair| pair.state == State::Idle) {
+            pair.state = State::Ready;
+            pair.path = Some(Path { peer, local, remote: remote.ip() });
+            // Each side lives by the rnr_retry_count that the other one gave.
+            pair.requester.configure(retry, theirs.rnr_retry_count, read_depth);
+        }
+    }
+}

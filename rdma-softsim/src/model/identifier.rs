@@ -1,0 +1,467 @@
+//! Connection-manager identifiers: what their owner does with them.
+
+use core::time::Duration;
+use std::net::{IpAddr, SocketAddr};
+
+use rdma_proto::time::Instant;
+
+use rdma_proto::backend::{Capabilities, ConnectParams, IdentifierKey, QueuePairLimits, reject};
+
+use super::completions::{CompletionQueue, Held};
+use super::events::NoticeKind;
+use super::handshake::Body;
+use super::memory::Domain;
+use super::ownership::Ownership;
+use super::queue_pair::{QueuePair, State};
+use super::requester::Requester;
+use super::responder::Responder;
+use super::{ChannelId, DomainId, Event, HostId, IdentifierId, Model, PairId, QueueId};
+use crate::Error;
+use crate::faults::{Fault, Site};
+use crate::trace::What;
+
+/// `-ETIMEDOUT`.
+pub(super) const TIMED_OUT: i32 = -110;
+/// `-ENETUNREACH`.
+const NET_UNREACHABLE: i32 = -101;
+/// What a listener's backlog is when it asks for none, `net.rdma_ucm.max_backlog`.
+const MAX_BACKLOG: u32 = 1024;
+/// Reason of a reject by a side that stopped waiting (InfiniBand CM, table of REJ reasons).
+const REJECT_TIMEOUT: i32 = 4;
+
+/// Private data that fits into a request, a reply and a reject (`rdma_connect(3)`, `rdma_accept(3)`, `rdma_reject(3)`).
+const REQUEST_DATA: usize = 56;
+const REPLY_DATA: usize = 196;
+const REJECT_DATA: usize = 148;
+
+/// A connection-manager identifier.
+pub(crate) struct Identifier {
+    pub(super) host: HostId,
+    pub(super) channel: ChannelId,
+    pub(super) key: IdentifierKey,
+    pub(super) phase: Phase,
+    pub(super) local: Option<SocketAddr>,
+    pub(super) remote: Option<SocketAddr>,
+    pub(super) pair: Option<PairId>,
+    /// The identifier and queue pair at the other end.
+    pub(super) peer: Option<IdentifierId>,
+    pub(super) peer_pair: Option<PairId>,
+    /// When its last message gets to the peer.
+    pub(super) arrival: Instant,
+    /// The parameters of both sides, as each gave them.
+    pub(super) ours: ConnectParams,
+    pub(super) theirs: ConnectParams,
+}
+
+/// Where an identifier is on its way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// New.
+    Idle,
+    ResolvingAddress,
+    AddressResolved,
+    ResolvingRoute,
+    RouteResolved,
+    Listening {
+        backlog: u32,
+    },
+    /// The active side has sent its request.
+    Connecting,
+    /// The active side was accepted, and its owner has not read so.
+    Answered,
+    /// The passive side has a request to decide on.
+    Requested,
+    /// The passive side has accepted and waits for the active one to be ready.
+    Accepted,
+    Connected,
+    /// Has ended the connection and waits for the peer to do so.
+    Disconnecting,
+    /// The peer has ended the connection.
+    PeerGone,
+    /// Over.
+    Closed,
+}
+
+const NO_PARAMS: ConnectParams =
+    ConnectParams { responder_resources: 0, initiator_depth: 0, retry_count: 0, rnr_retry_count: 0 };
+
+impl Identifier {
+    pub(super) const fn new(host: HostId, channel: ChannelId, key: IdentifierKey, phase: Phase) -> Self {
+        Self {
+            host,
+            channel,
+            key,
+            phase,
+            local: None,
+            remote: None,
+            pair: None,
+            peer: None,
+            peer_pair: None,
+            arrival: Instant::from_start(Duration::ZERO),
+            ours: NO_PARAMS,
+            theirs: NO_PARAMS,
+        }
+    }
+}
+
+impl Model {
+    pub(super) fn next_key(&mut self) -> IdentifierKey {
+        self.keys += 1;
+        IdentifierKey(self.keys)
+    }
+
+    fn identifier(&self, id: IdentifierId) -> Result<&Identifier, Error> {
+        self.identifiers.get(id).ok_or(Error::Gone("identifier"))
+    }
+
+    fn set_phase(&mut self, id: IdentifierId, phase: Phase) {
+        if let Some(identifier) = self.identifiers.get_mut(id) {
+            identifier.phase = phase;
+        }
+    }
+
+    pub(crate) fn create_identifier(
+        &mut self,
+        channel: ChannelId,
+    ) -> Result<(IdentifierId, IdentifierKey), Error> {
+        let host = self.channels.get(channel).ok_or(Error::Gone("event channel"))?.host;
+        let key = self.next_key();
+        Ok((self.identifiers.insert(Identifier::new(host, channel, key, Phase::Idle)), key))
+    }
+
+    pub(crate) fn listen(
+        &mut self,
+        channel: ChannelId,
+        address: SocketAddr,
+        backlog: u32,
+    ) -> Result<(IdentifierId, IdentifierKey), Error> {
+        let host = self.channels.get(channel).ok_or(Error::Gone("event channel"))?.host;
+        let owner = self.hosts.get_mut(host).ok_or(Error::Gone("host"))?;
+        if !address.ip().is_unspecified() && !owner.has(address.ip()) {
+            return Err(Error::NotLocal(address.ip()));
+        }
+        let address = owner.claim(address)?;
+        let (id, key) = self.create_identifier(channel)?;
+        if let Some(identifier) = self.identifiers.get_mut(id) {
+            let backlog = if backlog == 0 { MAX_BACKLOG } else { backlog.min(MAX_BACKLOG) };
+            identifier.phase = Phase::Listening { backlog };
+            identifier.local = Some(address);
+        }
+        if let Some(owner) = self.hosts.get_mut(host) {
+            owner.listeners.insert(address, id);
+        }
+        Ok((id, key))
+    }
+
+    pub(crate) fn resolve_address(
+        &mut self,
+        id: IdentifierId,
+        local: Option<SocketAddr>,
+        remote: SocketAddr,
+        timeout: Duration,
+    ) -> Result<(), Error> {
+        let identifier = self.identifier(id)?;
+        if identifier.phase != Phase::Idle {
+            return Err(Error::State("the address of an identifier is resolved once"));
+        }
+        let known = self.host_at(remote.ip()).is_some();
+        let identifier_host = identifier.host;
+        let owner = self.hosts.get_mut(identifier_host).ok_or(Error::Gone("host"))?;
+        let source = match local {
+            Some(local) if !local.ip().is_unspecified() => {
+                if !owner.has(local.ip()) {
+                    return Err(Error::NotLocal(local.ip()));
+                }
+                Some(local)
+            }
+            other => {
+                let port = other.map_or(0, |local| local.port());
+                owner.source_for(remote.ip()).map(|ip| SocketAddr::new(ip, port))
+            }
+        };
+        let source = source.map(|source| owner.claim(source)).transpose()?;
+        let latency = self.parameters.latency;
+        let on_host = identifier_host.index();
+        let unresolved = self
+            .strike(Site::Resolve, |fault, on| on == on_host && matches!(fault, Fault::AddressError))
+            .is_some();
+        let (delay, how) = match source {
+            Some(_) if unresolved => (timeout, NoticeKind::AddressError(TIMED_OUT)),
+            None => (latency, NoticeKind::AddressError(NET_UNREACHABLE)),
+            Some(_) if !known => (timeout, NoticeKind::AddressError(TIMED_OUT)),
+            Some(_) => (latency, NoticeKind::AddressResolved),
+        };
+        if let Some(identifier) = self.identifiers.get_mut(id) {
+            identifier.phase = Phase::ResolvingAddress;
+            identifier.local = source;
+            identifier.remote = Some(remote);
+        }
+        self.agenda.schedule(delay, Event::Resolved { id, how });
+        Ok(())
+    }
+
+    pub(crate) fn resolve_route(&mut self, id: IdentifierId) -> Result<(), Error> {
+        if self.identifier(id)?.phase != Phase::AddressResolved {
+            return Err(Error::State("a route is resolved after the address"));
+        }
+        let host = self.identifier(id)?.host.index();
+        let struck = self.strike(Site::Resolve, |fault, on| on == host && matches!(fault, Fault::RouteError));
+        let how = match struck {
+            Some(_) => NoticeKind::RouteError(TIMED_OUT),
+            None => NoticeKind::RouteResolved,
+        };
+        self.set_phase(id, Phase::ResolvingRoute);
+        self.agenda.schedule(self.parameters.latency, Event::Resolved { id, how });
+        Ok(())
+    }
+
+    /// A resolution ends.
+    pub(super) fn resolved(&mut self, id: IdentifierId, how: NoticeKind) {
+        let phase = match how {
+            NoticeKind::AddressResolved => Phase::AddressResolved,
+            NoticeKind::RouteResolved => Phase::RouteResolved,
+            // As with rdma_cm, the owner may try again.
+            _ => Phase::Idle,
+        };
+        self.set_phase(id, phase);
+        self.notify(id, how);
+    }
+
+    /// The host whose device is behind the identifier.
+    fn device(&self, id: IdentifierId) -> Result<HostId, Error> {
+        let identifier = self.identifier(id)?;
+        let bound = identifier.local.is_some_and(|local| !local.ip().is_unspecified());
+        if matches!(identifier.phase, Phase::Idle | Phase::ResolvingAddress) || !bound {
+            return Err(Error::State("the identifier has no device before its address is resolved"));
+        }
+        Ok(identifier.host)
+    }
+
+    pub(crate) fn capabilities(&self, id: IdentifierId) -> Result<Capabilities, Error> {
+        Ok(self.alive(self.device(id)?)?.limits.capabilities())
+    }
+
+    pub(crate) fn create_domain(&mut self, id: IdentifierId) -> Result<DomainId, Error> {
+        let host = self.device(id)?;
+        if self.strikes_creation(host) {
+            return Err(Error::Exhausted { what: "protection domains", limit: "", value: 0 });
+        }
+        Ok(self.domains.insert(Domain { host }))
+    }
+
+    pub(crate) fn create_queue(&mut self, id: IdentifierId, depth: u32) -> Result<QueueId, Error> {
+        let host = self.device(id)?;
+        let limits = self.alive(host)?.limits;
+        if depth == 0 || depth > limits.max_completions {
+            return Err(Error::Argument("a completion queue holds 1 to Limits::max_completions completions"));
+        }
+        let value = limits.max_completion_queues;
+        // Devices may make more room than was asked for (`ibv_create_cq(3)`).
+        let rounds_up = self.behaviour().is_some_and(|behaviour| behaviour.rounds_up);
+        let depth = if rounds_up { depth.next_power_of_two() } else { depth };
+        if self.strikes_creation(host)
+            || self.queues.iter().filter(|(_, queue)| queue.host == host).count() >= value as usize
+        {
+            let (what, limit) = ("completion queues", "max_completion_queues");
+            return Err(Error::Exhausted { what, limit, value: value.into() });
+        }
+        Ok(self.queues.insert(CompletionQueue::new(host, depth)))
+    }
+
+    /// `rdma_create_qp(3)`: the pair, its number and the inline bytes it was granted.
+    pub(crate) fn create_pair(
+        &mut self,
+        id: IdentifierId,
+        domain: DomainId,
+        queue: QueueId,
+        mut limits: QueuePairLimits,
+    ) -> Result<(PairId, u32, usize), Error> {
+        let host = self.device(id)?;
+        let identifier = self.identifier(id)?;
+        let early = [Phase::AddressResolved, Phase::ResolvingRoute, Phase::RouteResolved, Phase::Requested];
+        if identifier.pair.is_some() || !early.contains(&identifier.phase) {
+            return Err(Error::State("an identifier gets one queue pair, before it is connected"));
+        }
+        let device = self.alive(host)?.limits;
+        let domain_host = self.domains.get(domain).ok_or(Error::Gone("protection domain"))?.host;
+        let completions = self.queues.get(queue).ok_or(Error::Gone("completion queue"))?;
+        if domain_host != host || completions.host != host {
+            return Err(Error::Argument("the domain or the completion queue is of another device"));
+        }
+        if completions.is_lost() {
+            return Err(Error::State("the completion queue was overrun"));
+        }
+        if limits.send_depth.max(limits.recv_depth) > device.max_queue_depth {
+            return Err(Error::Argument("a queue is at most Limits::max_queue_depth deep"));
+        }
+        let value = device.max_queue_pairs;
+        if limits.inline > device.max_inline || limits.send_depth == device.max_queue_depth {
+            self.mark_injected(14);
+            self.mark_observed(14);
+        }
+        if self.strikes_creation(host)
+            || self.pairs.iter().filter(|(_, pair)| pair.host == host).count() >= value as usize
+        {
+            let (what, limit) = ("queue pairs", "max_queue_pairs");
+            return Err(Error::Exhausted { what, limit, value: value.into() });
+        }
+        limits.inline = limits.inline.min(device.max_inline);
+        // 24 bits, and the first two numbers are the management queue pairs'.
+        let number = self.numbers % ((1 << 24) - 2) + 2;
+        self.numbers = self.numbers.wrapping_add(1);
+        let pair = self.pairs.insert(QueuePair {
+            host,
+            domain,
+            queue,
+            identifier: id,
+            number,
+            limits,
+            state: State::Idle,
+            path: None,
+            requester: Requester::new(),
+            responder: Responder::new(),
+            held: Held::default(),
+            ownership: Ownership::default(),
+        });
+        let (on, identifier) = (host.index(), self.identifiers.get(id).map_or(0, |owner| owner.key.0));
+        self.note(|| What::Created { host: on, pair: number, identifier });
+        if let Some(identifier) = self.identifiers.get_mut(id) {
+            identifier.pair = Some(pair);
+        }
+        Ok((pair, number, limits.inline as usize))
+    }
+
+    /// Checks a call that names connection parameters, and gives the identifier's queue pair.
+    fn offer(
+        &self,
+        id: IdentifierId,
+        phase: Phase,
+        params: &ConnectParams,
+        data: (usize, usize),
+    ) -> Result<PairId, Error> {
+        let identifier = self.identifier(id)?;
+        if identifier.phase != phase {
+            return Err(Error::State("the identifier is not in a state to connect or accept"));
+        }
+        let depth = self.alive(identifier.host)?.limits.max_read_depth;
+        if params.responder_resources.max(params.initiator_depth) > depth {
+            return Err(Error::Argument("more RDMA READs than Limits::max_read_depth"));
+        }
+        let (len, max) = data;
+        if len > max {
+            return Err(Error::Argument(
+                "too much private data: 56 bytes to connect, 196 to accept, 148 to reject",
+            ));
+        }
+        identifier.pair.ok_or(Error::State("the identifier has no queue pair"))
+    }
+
+    pub(crate) fn connect(
+        &mut self,
+        id: IdentifierId,
+        params: &ConnectParams,
+        data: &[u8],
+    ) -> Result<(), Error> {
+        let pair = self.offer(id, Phase::RouteResolved, params, (data.len(), REQUEST_DATA))?;
+        self.note_call(id, "connect");
+        if let Some(identifier) = self.identifiers.get_mut(id) {
+            identifier.ours = *params;
+            identifier.phase = Phase::Connecting;
+        }
+        self.send_packet(id, Body::Request { params: *params, pair });
+        Ok(())
+    }
+
+    pub(crate) fn accept(
+        &mut self,
+        id: IdentifierId,
+        params: &ConnectParams,
+        data: &[u8],
+    ) -> Result<(), Error> {
+        let pair = self.offer(id, Phase::Requested, params, (data.len(), REPLY_DATA))?;
+        self.note_call(id, "accept");
+        let mut params = *params;
+        if let Some(retries) = self.nature.as_ref().and_then(|nature| nature.knobs.accept_rnr_retry) {
+            params.rnr_retry_count = retries;
+        }
+        if let Some(identifier) = self.identifiers.get_mut(id) {
+            identifier.ours = params;
+            identifier.phase = Phase::Accepted;
+        }
+        self.make_ready(id);
+        self.send_packet(id, Body::Reply { params, pair });
+        Ok(())
+    }
+
+    pub(crate) fn reject(&mut self, id: IdentifierId, data: &[u8]) -> Result<(), Error> {
+        if self.identifier(id)?.phase != Phase::Requested {
+            return Err(Error::State("only a connect request can be rejected"));
+        }
+        if data.len() > REJECT_DATA {
+            return Err(Error::Argument("too much private data: 148 bytes to reject"));
+        }
+        self.set_phase(id, Phase::Closed);
+        self.send_packet(id, Body::Reject(reject::CONSUMER_DEFINED));
+        Ok(())
+    }
+
+    pub(crate) fn disconnect(&mut self, id: IdentifierId) -> Result<(), Error> {
+        let identifier = self.identifier(id)?;
+        let (pair, phase) = (identifier.pair, identifier.phase);
+        let (next, body) = match phase {
+            Phase::Connected => (Phase::Disconnecting, Body::Disconnect),
+            Phase::PeerGone => (Phase::Closed, Body::Goodbye),
+            _ => return Err(Error::State("the identifier is not connected")),
+        };
+        self.note_call(id, "disconnect");
+        if let Some(pair) = pair {
+            self.enter_error(pair);
+        }
+        self.set_phase(id, next);
+        self.send_packet(id, body);
+        if next == Phase::Closed {
+            self.agenda.schedule(self.parameters.timewait, Event::TimewaitExit(id));
+        }
+        Ok(())
+    }
+
+    /// `rdma_destroy_id(3)`: whoever waits for this side is told. The queue pair is gone before.
+    pub(crate) fn destroy_identifier(&mut self, id: IdentifierId) {
+        self.note_call(id, "destroy");
+        let Ok(identifier) = self.identifier(id) else { return };
+        match identifier.phase {
+            Phase::Connecting => self.send_packet(id, Body::Reject(REJECT_TIMEOUT)),
+            Phase::Answered | Phase::Requested | Phase::Accepted => {
+                self.send_packet(id, Body::Reject(reject::CONSUMER_DEFINED));
+            }
+            Phase::Connected => self.send_packet(id, Body::Disconnect),
+            Phase::PeerGone => self.send_packet(id, Body::Goodbye),
+            _ => {}
+        }
+        self.forget_notices(id);
+        let Some(identifier) = self.identifiers.remove(id) else { return };
+        if identifier.pair.is_some() {
+            let host = identifier.host.index();
+            self.note(|| What::Busy { host, what: "identifier" });
+        }
+        if let (Phase::Listening { .. }, Some(local)) = (identifier.phase, identifier.local)
+            && let Some(owner) = self.hosts.get_mut(identifier.host)
+        {
+            owner.listeners.remove(&local);
+        }
+    }
+
+    pub(crate) fn local_addr(&self, id: IdentifierId) -> Option<SocketAddr> {
+        self.identifiers.get(id)?.local
+    }
+
+    pub(crate) fn peer_addr(&self, id: IdentifierId) -> Option<SocketAddr> {
+        self.identifiers.get(id)?.remote
+    }
+
+    /// The addresses between which this identifier's messages travel.
+    pub(super) fn ends(&self, id: IdentifierId) -> Option<(IpAddr, SocketAddr)> {
+        let identifier = self.identifiers.get(id)?;
+        Some((identifier.local?.ip(), identifier.remote?))
+    }
+}

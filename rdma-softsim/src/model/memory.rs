@@ -1,0 +1,184 @@
+//! Protection domains and memory regions: who may touch which bytes.
+
+use core::sync::atomic::AtomicU64;
+use std::sync::Arc;
+
+use rdma_proto::backend::{Access, RemoteAddress};
+use rdma_proto::memory::SharedMemory;
+
+use super::{DomainId, HostId, Model, RegionId};
+use crate::Error;
+use crate::trace::What;
+
+/// Addresses given to regions start here and are never given again, so that a stale address is always noticed.
+const FIRST_ADDRESS: u64 = 0x7000_0000_0000;
+/// Regions start on a page and have an unmapped page behind them.
+const PAGE: u64 = 4096;
+/// Bytes copied at a time from one region to another: atomics forbid one plain copy, the stack is where they rest.
+pub(super) const CHUNK: usize = 4096;
+
+/// The bytes of a region. They outlive its registration while a handle reads them.
+pub(crate) struct Memory {
+    words: Box<[AtomicU64]>,
+    len: usize,
+}
+
+impl Memory {
+    /// `len` zeroed bytes.
+    pub(crate) fn zeroed(len: usize) -> Result<Self, Error> {
+        let count = len.div_ceil(size_of::<u64>());
+        let mut words = Vec::new();
+        words.try_reserve_exact(count).map_err(|_| Error::Allocation(len))?;
+        words.resize_with(count, AtomicU64::default);
+        Ok(Self { words: words.into_boxed_slice(), len })
+    }
+
+    pub(crate) const fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(crate) fn shared(&self) -> SharedMemory<'_> {
+        SharedMemory::new(&self.words, self.len)
+    }
+}
+
+/// A protection domain.
+pub(crate) struct Domain {
+    pub(super) host: HostId,
+}
+
+/// A registered region.
+pub(crate) struct Region {
+    pub(super) host: HostId,
+    pub(super) domain: DomainId,
+    pub(super) memory: Arc<Memory>,
+    access: Access,
+    address: u64,
+    rkey: u32,
+}
+
+/// What a region is known by outside.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Registration {
+    pub(crate) id: RegionId,
+    pub(crate) address: u64,
+    pub(crate) rkey: u32,
+}
+
+impl Model {
+    pub(crate) fn destroy_domain(&mut self, id: DomainId) {
+        let busy = self.pairs.iter().any(|(_, pair)| pair.domain == id)
+            || self.regions.iter().any(|(_, region)| region.domain == id);
+        if let (Some(domain), true) = (self.domains.remove(id), busy) {
+            let host = domain.host.index();
+            self.note(|| What::Busy { host, what: "protection domain" });
+        }
+    }
+
+    /// Whether `len` more bytes may be registered. Asked before the memory is allocated, outside the fabric's lock.
+    pub(crate) fn may_register(&self, domain: DomainId, len: u64) -> Result<HostId, Error> {
+        let host = self.domains.get(domain).ok_or(Error::Gone("protection domain"))?.host;
+        let owner = self.hosts.get(host).ok_or(Error::Gone("host"))?;
+        let limits = &owner.limits;
+        let exhausted = |what, limit, value| Err(Error::Exhausted { what, limit, value });
+        if len == 0 {
+            return Err(Error::Argument("a region has at least one byte"));
+        }
+        if len > limits.max_region {
+            return exhausted("bytes in a region", "max_region", limits.max_region);
+        }
+        // A region's place is part of its rkey, in 24 bits.
+        if owner.regions >= limits.max_regions || self.regions.len() >= (1 << 24) - 1 {
+            return exhausted("regions", "max_regions", limits.max_regions.into());
+        }
+        let registered = owner.registered;
+        if registered.checked_add(len).is_none_or(|sum| sum > limits.locked_memory) {
+            return Err(Error::LockedMemory { asked: len, registered, limit: limits.locked_memory });
+        }
+        Ok(host)
+    }
+
+    pub(crate) fn register(
+        &mut self,
+        domain: DomainId,
+        memory: Arc<Memory>,
+        access: Access,
+    ) -> Result<Registration, Error> {
+        let len = memory.len() as u64;
+        let host = self.may_register(domain, len)?;
+        if self.strikes_creation(host) {
+            return Err(Error::Allocation(memory.len()));
+        }
+        let address = FIRST_ADDRESS + self.address_space;
+        self.address_space += len.next_multiple_of(PAGE) + PAGE;
+        let id = self.regions.insert(Region { host, domain, memory, access, address, rkey: 0 });
+        // As on real devices: the place of the region, and 8 bits that change with each registration there.
+        self.registrations = self.registrations.wrapping_add(1);
+        let rkey = (id.index() + 1) << 8 | u32::from(self.registrations);
+        if let Some(region) = self.regions.get_mut(id) {
+            region.rkey = rkey;
+        }
+        if let Some(owner) = self.hosts.get_mut(host) {
+            owner.regions += 1;
+            owner.registered += len;
+        }
+        Ok(Registration { id, address, rkey })
+    }
+
+    pub(crate) fn deregister(&mut self, id: RegionId) {
+        if self.nature.is_some()
+            && self.pairs.iter().any(|(_, pair)| pair.uses(id))
+            && let Some(host) = self.regions.get(id).map(|region| region.host.index())
+        {
+            self.note(|| What::Busy { host, what: "region" });
+        }
+        let Some(region) = self.regions.remove(id) else { return };
+        self.remember_stale(region.rkey);
+        if let Some(owner) = self.hosts.get_mut(region.host) {
+            owner.regions -= 1;
+            owner.registered -= region.memory.len() as u64;
+        }
+    }
+
+    /// The part of a region that a peer names, if its key, its bounds, its domain and its permissions allow.
+    pub(super) fn remote(
+        &self,
+        domain: DomainId,
+        remote: RemoteAddress,
+        len: usize,
+        access: Access,
+    ) -> Option<(RegionId, usize)> {
+        let (id, region) = self.regions.at((remote.rkey >> 8).checked_sub(1)?)?;
+        let offset = usize::try_from(remote.address.checked_sub(region.address)?).ok()?;
+        let fits = offset.checked_add(len)? <= region.memory.len();
+        let allowed = region.rkey == remote.rkey && region.domain == domain && region.access.allows(access);
+        (fits && allowed).then_some((id, offset))
+    }
+
+    /// The memory of `region`, if it is still registered and allows `access`.
+    pub(super) fn local(&self, region: RegionId, access: Access) -> Option<SharedMemory<'_>> {
+        let region = self.regions.get(region).filter(|region| region.access.allows(access))?;
+        Some(region.memory.shared())
+    }
+}
+
+/// Copies `len` bytes from one region to another. False if they are not all inside.
+#[must_use]
+pub(super) fn copy(
+    from: SharedMemory<'_>,
+    from_offset: usize,
+    to: SharedMemory<'_>,
+    to_offset: usize,
+    len: usize,
+) -> bool {
+    let mut chunk = [0; CHUNK];
+    let mut done = 0;
+    while done < len {
+        let part = &mut chunk[..CHUNK.min(len - done)];
+        if !from.read(from_offset + done, part) || !to.write(to_offset + done, part) {
+            return false;
+        }
+        done += part.len();
+    }
+    true
+}

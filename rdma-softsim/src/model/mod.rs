@@ -1,0 +1,179 @@
+//! The fabric itself: one deterministic, single-threaded model.
+//!
+//! Nothing here reads a clock, starts a thread or opens a descriptor. Operations change the model and put what follows
+//! from them on an [agenda](agenda::Agenda); [`Model::advance`] executes what is due, in one total order, and
+//! [`Model::deadline`] says when something will be next. What somebody may be sleeping on comes out as [`Wake`]s.
+//! Two runs with the same calls at the same times are the same.
+
+mod agenda;
+mod arena;
+mod completions;
+mod events;
+mod handshake;
+mod host;
+mod identifier;
+mod memory;
+mod nature;
+mod ownership;
+mod queue_pair;
+mod requester;
+mod responder;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use rdma_proto::time::Instant;
+
+use crate::settings::Parameters;
+use agenda::Agenda;
+use arena::{Arena, Id};
+use completions::Half;
+use requester::Answer;
+
+pub(crate) use events::NoticeKind;
+pub(crate) use memory::{Memory, Registration};
+pub(crate) use nature::Nature;
+pub(crate) use queue_pair::{Part, PostedReceive, PostedSend};
+
+pub(crate) type HostId = Id<host::Host>;
+pub(crate) type ChannelId = Id<events::EventChannel>;
+pub(crate) type IdentifierId = Id<identifier::Identifier>;
+pub(crate) type DomainId = Id<memory::Domain>;
+pub(crate) type RegionId = Id<memory::Region>;
+pub(crate) type QueueId = Id<completions::CompletionQueue>;
+pub(crate) type PairId = Id<queue_pair::QueuePair>;
+
+/// A channel on which something waits that did not wait before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Wake {
+    /// Connection-manager events.
+    Events(ChannelId),
+    /// Completion events.
+    Completions(QueueId),
+}
+
+/// What happens by itself.
+enum Event {
+    /// A message reaches the peer.
+    Arrive { from: PairId, epoch: u32, sequence: u64 },
+    /// An answer comes back.
+    Answer { to: PairId, epoch: u32, sequence: u64, answer: Answer },
+    /// The delay of an RNR NAK is over.
+    Again { pair: PairId, epoch: u32 },
+    /// The acknowledgement timer is over.
+    Timeout { pair: PairId, epoch: u32 },
+    /// A completion queue was overrun.
+    Overrun(QueueId),
+    /// Address or route resolution ends.
+    Resolved { id: IdentifierId, how: NoticeKind },
+    /// A message of the connection manager arrives.
+    Packet(Box<handshake::Packet>),
+    /// The timewait state is over.
+    TimewaitExit(IdentifierId),
+    /// A completion comes that was on its way from its queue pair to its queue.
+    Report { pair: PairId, of: Half },
+    /// A failed queue pair gets to flushing.
+    Flush(PairId),
+    /// The link of a host is repaired.
+    LinkUp(HostId),
+}
+
+/// A fabric with everything on it.
+pub(crate) struct Model {
+    parameters: Parameters,
+    agenda: Agenda<Event>,
+    hosts: Arena<host::Host>,
+    /// Addresses whose link is down.
+    down: BTreeSet<IpAddr>,
+    channels: Arena<events::EventChannel>,
+    identifiers: Arena<identifier::Identifier>,
+    domains: Arena<memory::Domain>,
+    regions: Arena<memory::Region>,
+    queues: Arena<completions::CompletionQueue>,
+    pairs: Arena<queue_pair::QueuePair>,
+    wakes: Vec<Wake>,
+    /// Identifiers ever created: the next key.
+    keys: u64,
+    /// Queue pairs ever created: the next number.
+    numbers: u32,
+    /// Regions ever registered, modulo the width of the key.
+    registrations: u8,
+    /// Bytes of address space ever given to regions.
+    address_space: u64,
+    /// Of a simulation.
+    nature: Option<Box<Nature>>,
+}
+
+impl Model {
+    pub(crate) fn new(parameters: Parameters) -> Self {
+        Self {
+            parameters,
+            agenda: Agenda::new(),
+            hosts: Arena::new(),
+            down: BTreeSet::new(),
+            channels: Arena::new(),
+            identifiers: Arena::new(),
+            domains: Arena::new(),
+            regions: Arena::new(),
+            queues: Arena::new(),
+            pairs: Arena::new(),
+            wakes: Vec::new(),
+            keys: 0,
+            numbers: 0,
+            registrations: 0,
+            address_space: 0,
+            nature: None,
+        }
+    }
+
+    /// Executes everything that is due at `now`, at the moments at which it was due. Time does not go back: an earlier
+    /// `now` counts as the latest one seen.
+    pub(crate) fn advance(&mut self, now: Instant) {
+        while let Some(event) = self.agenda.next(now) {
+            self.happen(event);
+        }
+    }
+
+    fn happen(&mut self, event: Event) {
+        self.count_event();
+        match event {
+            Event::Arrive { from, epoch, sequence } => self.arrive(from, epoch, sequence),
+            Event::Answer { to, epoch, sequence, answer } => self.answered(to, epoch, sequence, answer),
+            Event::Again { pair, epoch } => self.again(pair, epoch),
+            Event::Timeout { pair, epoch } => self.timed_out(pair, epoch),
+            Event::Overrun(queue) => self.overrun(queue),
+            Event::Resolved { id, how } => self.resolved(id, how),
+            Event::Packet(packet) => self.packet(packet),
+            Event::TimewaitExit(id) => self.notify(id, NoticeKind::TimewaitExit),
+            Event::Report { pair, of } => self.report_held(pair, of),
+            Event::Flush(pair) => self.flush(pair),
+            Event::LinkUp(host) => {
+                for address in self.addresses(host) {
+                    self.set_link(address, crate::settings::Link::Up);
+                }
+            }
+        }
+    }
+
+    /// The present moment.
+    pub(crate) const fn now(&self) -> Instant {
+        self.agenda.now()
+    }
+
+    /// Executes what is due without moving the clock.
+    pub(crate) fn settle(&mut self) {
+        self.advance(self.agenda.now());
+    }
+
+    /// When [`Model::advance`] has something to do next.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.agenda.deadline()
+    }
+
+    /// Takes the wakes that came up since the last call.
+    pub(crate) fn wakes(&mut self) -> std::vec::Drain<'_, Wake> {
+        self.wakes.drain(..)
+    }
+}

@@ -1,0 +1,142 @@
+//! Who owns which bytes, and when: send buffers until their completion is polled, window bytes only after it.
+//!
+//! Only simulations look. A device may read a send buffer again until the work's completion says otherwise
+//! (`ibv_post_send(3)`), and the bytes of a WRITE may land in any order until the completion of a receive that came with
+//! or after it (`ibv_reg_mr(3)`); whoever writes the former or reads the latter too early is found out here.
+
+use core::hash::Hasher;
+use std::collections::VecDeque;
+
+use super::memory::CHUNK;
+use super::requester::Source;
+use super::{Model, PairId, RegionId};
+use crate::trace::{Digest, What};
+
+/// What a simulation keeps of a queue pair's bytes.
+#[derive(Default)]
+pub(super) struct Ownership {
+    /// Send buffers that the device may still read.
+    lent: VecDeque<Lent>,
+    /// Bytes that the peer's messages brought and that have not landed.
+    landing: VecDeque<Landing>,
+}
+
+struct Lent {
+    /// The request, and its place in the order of requests.
+    id: u64,
+    sequence: u64,
+    region: RegionId,
+    offset: usize,
+    len: usize,
+    hash: u64,
+}
+
+struct Landing {
+    sequence: u64,
+    region: RegionId,
+    offset: usize,
+    bytes: Vec<u8>,
+}
+
+impl Ownership {
+    /// Whether the device may still read from a region.
+    pub(super) fn lends(&self, region: RegionId) -> bool {
+        self.lent.iter().any(|lent| lent.region == region)
+    }
+}
+
+impl Model {
+    /// Bytes of a region, as a number.
+    fn hash_of(&self, region: RegionId, mut offset: usize, len: usize) -> Option<u64> {
+        let memory = self.regions.get(region)?.memory.shared();
+        let mut digest = Digest::default();
+        let mut chunk = [0; CHUNK];
+        let end = offset + len;
+        while offset < end {
+            let part = &mut chunk[..CHUNK.min(end - offset)];
+            if !memory.read(offset, part) {
+                return None;
+            }
+            digest.write(part);
+            offset += part.len();
+        }
+        Some(digest.finish())
+    }
+
+    /// Work was posted. Its bytes are the device's from now on, unless it took a copy.
+    pub(super) fn lend(&mut self, id: PairId) {
+        if self.nature.is_none() {
+            return;
+        }
+        let Some(pair) = self.pairs.get(id) else { return };
+        let sequence = pair.requester.next_sequence() - 1;
+        let Some(work) = pair.requester.newest() else { return };
+        let Source::Region(region, offset) = work.source else { return };
+        let (id_of_work, len) = (work.id, work.len);
+        let Some(hash) = self.hash_of(region, offset, len).filter(|_| len > 0) else { return };
+        let lent = Lent { id: id_of_work, sequence, region, offset, len, hash };
+        if let Some(pair) = self.pairs.get_mut(id) {
+            pair.ownership.lent.push_back(lent);
+        }
+    }
+
+    /// A completion was polled: looks at all that is lent, and gives back what the owner may touch again.
+    pub(super) fn check_ownership(&mut self, id: PairId) {
+        let Some(pair) = self.pairs.get(id) else { return };
+        let (number, free_below) = (pair.number, pair.requester.given_back());
+        let changed = pair.ownership.lent.iter().find(|lent| {
+            self.hash_of(lent.region, lent.offset, lent.len).is_some_and(|hash| hash != lent.hash)
+        });
+        if let Some(work) = changed.map(|lent| lent.id) {
+            self.note(|| What::Tampered { pair: number, id: work });
+        }
+        let Some(pair) = self.pairs.get_mut(id) else { return };
+        let before = pair.ownership.lent.len();
+        pair.ownership.lent.retain(|lent| lent.sequence >= free_below);
+        if pair.ownership.lent.len() < before {
+            self.mark_observed(20);
+        }
+    }
+
+    /// Whether the bytes of a message land late, and if so keeps them until they do.
+    pub(super) fn lands_late(
+        &mut self,
+        at: PairId,
+        sequence: u64,
+        bytes: Vec<u8>,
+        target: (RegionId, usize),
+    ) {
+        // Some pieces are there at once, in no order.
+        const PIECE: usize = 8;
+        let (region, to) = target;
+        for (place, piece) in bytes.chunks(PIECE).enumerate() {
+            if self.below(3) == 0
+                && let Some(memory) = self.regions.get(region).map(|region| region.memory.shared())
+            {
+                let _inside = memory.write(to + place * PIECE, piece);
+            }
+        }
+        self.mark_injected(19);
+        if let Some(pair) = self.pairs.get_mut(at) {
+            pair.ownership.landing.push_back(Landing { sequence, region, offset: to, bytes });
+        }
+    }
+
+    /// The receive of message `sequence` was polled: all up to it is there.
+    pub(super) fn land(&mut self, id: PairId, sequence: u64) {
+        while let Some(pair) = self.pairs.get_mut(id)
+            && pair.ownership.landing.front().is_some_and(|first| first.sequence <= sequence)
+            && let Some(landing) = pair.ownership.landing.pop_front()
+        {
+            if let Some(memory) = self.regions.get(landing.region).map(|region| region.memory.shared()) {
+                let _inside = memory.write(landing.offset, &landing.bytes);
+            }
+            self.mark_observed(19);
+        }
+    }
+
+    /// Whether the device of `host` still has something to say about `pair` that it will never say: for the marks.
+    pub(super) fn ends_in_the_middle(&self, id: PairId) -> bool {
+        self.pairs.get(id).is_some_and(|pair| pair.requester.has_work()) || self.has_unpolled(id)
+    }
+}

@@ -1,0 +1,239 @@
+//! Queue pairs: creation, posting, and the way into the error state.
+
+use std::net::IpAddr;
+
+use rdma_proto::backend::{CompletionStatus, QueuePairLimits, RnrTimer, SendOp};
+
+use super::completions::{Entry, Held, failure};
+use super::ownership::Ownership;
+use super::requester::{Requester, SendWork, Source};
+use super::responder::{ReceiveWork, Responder};
+use super::{DomainId, Event, HostId, IdentifierId, Model, PairId, QueueId, RegionId};
+use crate::Error;
+use crate::faults::{Fault, Site};
+use crate::personality::Flush;
+use crate::trace::What;
+
+/// The longest message, as on every known device.
+const MAX_MESSAGE: usize = 1 << 31;
+
+/// A reliable-connected queue pair.
+pub(crate) struct QueuePair {
+    pub(super) host: HostId,
+    pub(super) domain: DomainId,
+    pub(super) queue: QueueId,
+    pub(super) identifier: IdentifierId,
+    pub(super) number: u32,
+    pub(super) limits: QueuePairLimits,
+    pub(super) state: State,
+    /// The other end, once there is a connection.
+    pub(super) path: Option<Path>,
+    pub(super) requester: Requester,
+    pub(super) responder: Responder,
+    /// Completions that are not in their queue yet.
+    pub(super) held: Held,
+    pub(super) ownership: Ownership,
+}
+
+impl QueuePair {
+    pub(super) fn is_ready(&self) -> bool {
+        self.state == State::Ready
+    }
+
+    /// Whether the device may still touch a region for what is posted here.
+    pub(super) fn uses(&self, region: RegionId) -> bool {
+        self.responder.receives.iter().any(|receive| receive.region == region) || self.ownership.lends(region)
+    }
+}
+
+/// States that differ in what they do (`ibv_modify_qp(3)` has more).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    /// INIT: receives may be posted.
+    Idle,
+    /// RTS: connected.
+    Ready,
+    /// ERR: whatever is posted is flushed; the device answers nobody.
+    Error,
+}
+
+/// The way to the other end.
+#[derive(Clone, Copy)]
+pub(super) struct Path {
+    pub(super) peer: PairId,
+    pub(super) local: IpAddr,
+    pub(super) remote: IpAddr,
+}
+
+/// A part of a region, as posted.
+#[derive(Clone, Copy)]
+pub(crate) struct Part {
+    pub(crate) region: RegionId,
+    pub(crate) offset: usize,
+    pub(crate) len: usize,
+}
+
+/// A send work request, as posted.
+pub(crate) struct PostedSend {
+    pub(crate) id: u64,
+    pub(crate) op: SendOp,
+    pub(crate) local: Part,
+    pub(crate) signaled: bool,
+    pub(crate) inline: bool,
+}
+
+/// A receive work request, as posted.
+pub(crate) struct PostedReceive {
+    pub(crate) id: u64,
+    pub(crate) local: Part,
+}
+
+impl Model {
+    pub(crate) fn destroy_pair(&mut self, id: PairId) {
+        let Some(pair) = self.pairs.remove(id) else { return };
+        if let Some(identifier) = self.identifiers.get_mut(pair.identifier) {
+            identifier.pair = None;
+        }
+        if pair.requester.has_work() || !pair.responder.receives.is_empty() {
+            self.mark_injected(26);
+            if pair.state == State::Error {
+                // Flushed by destruction: nobody ever hears of it.
+                self.mark_observed(10);
+            }
+        }
+    }
+
+    /// Checks what a device checks at post: the slice is inside its region, the region in the pair's domain.
+    fn check_part(&self, pair: &QueuePair, part: &Part) -> Result<(), Error> {
+        let region = self.regions.get(part.region).ok_or(Error::Gone("region"))?;
+        if region.domain != pair.domain {
+            return Err(Error::Argument("the region is of another protection domain"));
+        }
+        if part.offset.checked_add(part.len).is_none_or(|end| end > region.memory.len()) {
+            return Err(Error::Argument("the slice is not inside its region"));
+        }
+        if part.len > MAX_MESSAGE {
+            return Err(Error::Argument("a message is at most 2 GiB long"));
+        }
+        Ok(())
+    }
+
+    /// Puts one request on the send queue. It leaves when [`Model::ring`] is called.
+    pub(crate) fn post_send(&mut self, id: PairId, request: &PostedSend) -> Result<(), Error> {
+        let pair = self.pairs.get(id).ok_or(Error::Gone("queue pair"))?;
+        if pair.state == State::Idle {
+            return Err(Error::State("the queue pair is not connected: it cannot send"));
+        }
+        self.check_part(pair, &request.local)?;
+        let len = request.local.len;
+        if request.inline && (len > pair.limits.inline as usize || matches!(request.op, SendOp::Read(_))) {
+            return Err(Error::Argument("inline data is for sends and writes of at most max_inline bytes"));
+        }
+        if matches!(request.op, SendOp::Read(_))
+            && pair.requester.read_depth == 0
+            && pair.state == State::Ready
+        {
+            return Err(Error::Argument("the connection was made without RDMA READs (initiator_depth)"));
+        }
+        if pair.requester.is_full(pair.limits.send_depth) {
+            return Err(Error::QueueFull { queue: "send", depth: pair.limits.send_depth });
+        }
+        let (number, depth) = (pair.number, pair.limits.send_depth);
+        let host = pair.host.index();
+        let refused = self.strike(Site::Post, |fault, on| on == host && matches!(fault, Fault::QueueFull));
+        if refused.is_some() {
+            self.mark_observed(13);
+            return Err(Error::QueueFull { queue: "send", depth });
+        }
+        let Part { region, offset, .. } = request.local;
+        let Some(pair) = self.pairs.get_mut(id) else { return Ok(()) };
+        let source = if request.inline {
+            let mut bytes = pair.requester.buffer(len);
+            let inside = self.regions.get(region).is_some_and(|r| r.memory.shared().read(offset, &mut bytes));
+            debug_assert!(inside, "check_part has looked");
+            Source::Inline(bytes)
+        } else {
+            Source::Region(region, offset)
+        };
+        let work =
+            SendWork { id: request.id, op: request.op, source, len, signaled: request.signaled, shows: 0 };
+        let failed = pair.state == State::Error;
+        if self.nature.is_some() {
+            let posted = self.describe(&work);
+            self.note(|| What::Posted { pair: number, work: posted });
+        }
+        let Some(pair) = self.pairs.get_mut(id) else { return Ok(()) };
+        pair.requester.push(work);
+        self.lend(id);
+        if failed {
+            self.begin_flush(id);
+        }
+        Ok(())
+    }
+
+    /// Puts one request on the receive queue; its slot is free again when a message has consumed it.
+    pub(crate) fn post_receive(&mut self, id: PairId, request: &PostedReceive) -> Result<(), Error> {
+        let pair = self.pairs.get(id).ok_or(Error::Gone("queue pair"))?;
+        self.check_part(pair, &request.local)?;
+        if pair.responder.receives.len() >= pair.limits.recv_depth as usize {
+            return Err(Error::QueueFull { queue: "receive", depth: pair.limits.recv_depth });
+        }
+        let Part { region, offset, len } = request.local;
+        let Some(pair) = self.pairs.get_mut(id) else { return Ok(()) };
+        pair.responder.receives.push_back(ReceiveWork { id: request.id, region, offset, len });
+        let (number, failed, work) = (pair.number, pair.state == State::Error, request.id);
+        self.note(|| What::Received { pair: number, id: work });
+        if failed {
+            self.begin_flush(id);
+        }
+        Ok(())
+    }
+
+    /// `min_rnr_timer` of `ibv_modify_qp(3)`.
+    pub(crate) fn set_min_rnr_timer(&mut self, id: PairId, timer: RnrTimer) -> Result<(), Error> {
+        let pair = self.pairs.get_mut(id).ok_or(Error::Gone("queue pair"))?;
+        if pair.state != State::Ready {
+            return Err(Error::State("min_rnr_timer is set on a connected queue pair"));
+        }
+        pair.responder.rnr_timer = timer;
+        Ok(())
+    }
+
+    /// The error state: everything outstanding ends with a flush, in order; the peer is told nothing.
+    pub(super) fn enter_error(&mut self, id: PairId) {
+        let Some(pair) = self.pairs.get_mut(id) else { return };
+        pair.state = State::Error;
+        pair.requester.forget_flights();
+        if pair.requester.has_work() || !pair.responder.receives.is_empty() {
+            self.mark_injected(10);
+        }
+        self.begin_flush(id);
+    }
+
+    /// Flushes when this device does.
+    fn begin_flush(&mut self, id: PairId) {
+        match self.behaviour().map_or(Flush::AtOnce, |behaviour| behaviour.flush) {
+            Flush::AtOnce => self.flush(id),
+            Flush::Late(longest) => {
+                let delay = self.by_duration(|_| longest);
+                self.agenda.schedule(delay, Event::Flush(id));
+            }
+            Flush::AtDestruction => {}
+        }
+    }
+
+    pub(super) fn flush(&mut self, id: PairId) {
+        while let Some(pair) = self.pairs.get_mut(id)
+            && let Some(work) = pair.requester.retire()
+        {
+            self.end_send(id, work, Err(CompletionStatus::WR_FLUSH_ERR));
+        }
+        while let Some(pair) = self.pairs.get_mut(id)
+            && let Some(work) = pair.responder.receives.pop_front()
+        {
+            let completion = failure(work.id, pair.number, CompletionStatus::WR_FLUSH_ERR);
+            let queue = pair.queue;
+            self.report(queue, Entry::new(completion, id));
+        }
+    }
+}

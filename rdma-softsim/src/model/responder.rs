@@ -1,0 +1,338 @@
+//! The receiving half of a queue pair: what a message meets where it arrives.
+
+use std::collections::VecDeque;
+
+use core::cmp::Ordering;
+use rdma_proto::backend::{Access, Completed, CompletionStatus, Immediate, RemoteAddress, RnrTimer, SendOp};
+
+use super::completions::{Entry, failure, success};
+use super::memory::copy;
+use super::queue_pair::{Path, State};
+use super::requester::{Answer, SendWork, Source};
+use super::{Event, Model, PairId, RegionId};
+use crate::faults::{Fault, Site};
+use crate::trace::What;
+
+/// A posted receive.
+#[derive(Clone, Copy)]
+pub(super) struct ReceiveWork {
+    pub(super) id: u64,
+    pub(super) region: RegionId,
+    pub(super) offset: usize,
+    pub(super) len: usize,
+}
+
+/// The receiving half of a queue pair.
+pub(super) struct Responder {
+    pub(super) receives: VecDeque<ReceiveWork>,
+    /// The sequence number of the next message; what is below was executed.
+    expected: u64,
+    pub(super) rnr_timer: RnrTimer,
+    /// For how many more notifications a fault pretends that no receive is there.
+    unready: u8,
+}
+
+/// Why a message cannot be executed: what the requester is told, and what the consumed receive reports.
+struct Refusal {
+    requester: CompletionStatus,
+    receive: CompletionStatus,
+}
+
+impl Responder {
+    pub(super) const fn new() -> Self {
+        Self { receives: VecDeque::new(), expected: 0, rnr_timer: RnrTimer::SLOWEST, unready: 0 }
+    }
+}
+
+impl Model {
+    /// A message arrives. Nothing but the link can lose it, but a device whose queue pair is not connected says nothing
+    /// at all.
+    pub(super) fn arrive(&mut self, from: PairId, epoch: u32, sequence: u64) {
+        let Some(pair) = self.pairs.get(from) else { return };
+        let Some(work) = pair.requester.flight(epoch, sequence) else { return };
+        let Some(path) = pair.path else { return };
+        let sourced = work.reads_memory();
+        let struck = if self.nature.is_some() { self.strike_message(from, epoch, sequence) } else { None };
+        let readable = self.pairs.get(from).and_then(|pair| pair.requester.flight(epoch, sequence));
+        let readable = readable.is_some_and(|work| self.readable(work));
+        let answer = if !readable || (struck == Some(Fault::SourceGone) && sourced) {
+            // Its own device fails to read the memory: nothing leaves, the peer never learns.
+            self.mark_injected(7);
+            Answer::Fault(CompletionStatus::LOC_PROT_ERR)
+        } else if struck == Some(Fault::Lose) {
+            return self.unanswered(from, epoch);
+        } else {
+            let Some(expected) = self.listening(path) else { return self.unanswered(from, epoch) };
+            match sequence.cmp(&expected) {
+                // Executed before; only its acknowledgement was lost.
+                Ordering::Less => {
+                    // The device has read the bytes once more.
+                    self.mark_injected(20);
+                    self.check_ownership(from);
+                    self.mark_observed(21);
+                    Answer::Ack
+                }
+                // One before it is missing: dropped.
+                Ordering::Greater => return,
+                Ordering::Equal => match struck {
+                    Some(Fault::KeyRefused) => {
+                        let status = self.bad_key();
+                        self.enter_error(path.peer);
+                        Answer::Nak(status)
+                    }
+                    Some(Fault::ReceiveGone) => {
+                        self.refuse_receive(path.peer, CompletionStatus::LOC_PROT_ERR);
+                        Answer::Nak(CompletionStatus::REM_OP_ERR)
+                    }
+                    _ => self.execute(from, path.peer, epoch, sequence),
+                },
+            }
+        };
+        let travel = self.travel();
+        let now = self.agenda.now();
+        let Some(pair) = self.pairs.get_mut(from) else { return };
+        let at = now.after(travel).max(pair.requester.answer);
+        pair.requester.answer = at;
+        self.agenda.schedule(at.since(now), Event::Answer { to: from, epoch, sequence, answer });
+    }
+
+    /// What befalls a message that arrives.
+    fn strike_message(&mut self, from: PairId, epoch: u32, sequence: u64) -> Option<Fault> {
+        let pair = self.pairs.get(from)?;
+        let work = pair.requester.flight(epoch, sequence)?;
+        let (op, some, sourced) = (work.op, work.len > 0, work.reads_memory());
+        let (sender, peer) = (pair.host.index(), pair.path?.peer);
+        let receiver = self.pairs.get(peer)?.host.index();
+        let struck = self.strike(Site::Arrive, |fault, on| match fault {
+            Fault::SourceGone => on == sender && sourced,
+            Fault::Lose => on == receiver,
+            Fault::NotReady { .. } => on == receiver && !matches!(op, SendOp::Write(_) | SendOp::Read(_)),
+            Fault::KeyRefused => {
+                on == receiver && some && matches!(op, SendOp::Write(_) | SendOp::WriteImmediate(..))
+            }
+            Fault::ReceiveGone => {
+                on == receiver && some && matches!(op, SendOp::Send | SendOp::SendImmediate(_))
+            }
+            _ => false,
+        });
+        if let Some(Fault::NotReady { times }) = struck
+            && let Some(peer) = self.pairs.get_mut(peer)
+        {
+            peer.responder.unready = times;
+        }
+        struck
+    }
+
+    /// What a requester sees of a key that its peer's device refuses.
+    fn bad_key(&self) -> CompletionStatus {
+        self.behaviour().map_or(CompletionStatus::REM_ACCESS_ERR, |behaviour| behaviour.bad_key)
+    }
+
+    /// The oldest receive ends with an error, and the queue pair with it.
+    fn refuse_receive(&mut self, at: PairId, status: CompletionStatus) {
+        if let Some(peer) = self.pairs.get_mut(at)
+            && let Some(receive) = peer.responder.receives.pop_front()
+        {
+            let (number, queue) = (peer.number, peer.queue);
+            self.report(queue, Entry::new(failure(receive.id, number, status), at));
+        }
+        self.enter_error(at);
+    }
+
+    /// Whether the sending device may read the message's bytes.
+    fn readable(&self, work: &SendWork) -> bool {
+        match work.source {
+            Source::Region(region, _) if work.reads_memory() => self.regions.get(region).is_some(),
+            _ => true,
+        }
+    }
+
+    /// The sequence number that the peer's device waits for, if its queue pair is connected and can be reached.
+    fn listening(&self, path: Path) -> Option<u64> {
+        let peer = self.pairs.get(path.peer).filter(|peer| peer.state == State::Ready)?;
+        (!self.cut(path.local, path.remote)).then_some(peer.responder.expected)
+    }
+
+    /// Executes the message that the peer's device waited for: checks it, moves its bytes, consumes a receive if it
+    /// takes one. What is refused takes the responder's queue pair down with it.
+    fn execute(&mut self, from: PairId, at: PairId, epoch: u32, sequence: u64) -> Answer {
+        let Some(work) = self.pairs.get(from).and_then(|pair| pair.requester.flight(epoch, sequence)) else {
+            return Answer::Ack;
+        };
+        let (op, len) = (work.op, work.len);
+        let Some(peer) = self.pairs.get(at) else { return Answer::Ack };
+        let receive = match op {
+            SendOp::Write(_) | SendOp::Read(_) => None,
+            SendOp::Send | SendOp::SendImmediate(_) | SendOp::WriteImmediate(..) => {
+                match peer.responder.receives.front() {
+                    Some(receive) if peer.responder.unready == 0 => Some(*receive),
+                    _ => return self.not_ready_for(from, at),
+                }
+            }
+        };
+        let checked = match (op, receive) {
+            (SendOp::Read(remote), _) => {
+                self.check_remote(at, remote, len, Access::REMOTE_READ).map(|_nothing_to_put| None)
+            }
+            (SendOp::Write(remote) | SendOp::WriteImmediate(remote, _), _) => {
+                self.check_remote(at, remote, len, Access::REMOTE_WRITE)
+            }
+            (SendOp::Send | SendOp::SendImmediate(_), Some(receive)) => self.check_receive(&receive, len),
+            (SendOp::Send | SendOp::SendImmediate(_), None) => Ok(None),
+        };
+        let consumes = receive.is_some();
+        let outcome = checked.map(|target| self.deliver(from, at, epoch, sequence, target));
+        if self.nature.is_some() && outcome.is_ok() {
+            self.note_execution(from, at, epoch, sequence);
+        }
+        let Some(peer) = self.pairs.get_mut(at) else { return Answer::Ack };
+        let (number, queue) = (peer.number, peer.queue);
+        let receive = if consumes { peer.responder.receives.pop_front() } else { None };
+        let (answer, result) = match outcome {
+            Ok(()) => {
+                peer.responder.expected = sequence + 1;
+                (Answer::Ack, Ok(received(op, len)))
+            }
+            Err(refusal) => (Answer::Nak(refusal.requester), Err(refusal.receive)),
+        };
+        if let Some(receive) = receive {
+            let completion = match result {
+                Ok(completed) => success(receive.id, number, completed),
+                Err(status) => failure(receive.id, number, status),
+            };
+            self.report(queue, Entry { lands: Some(sequence), ..Entry::new(completion, at) });
+        }
+        if let Answer::Nak(status) = answer {
+            self.mark_injected(if status == CompletionStatus::REM_INV_REQ_ERR { 5 } else { 3 });
+            self.enter_error(at);
+        }
+        answer
+    }
+
+    /// A notification meets no receive, or a device that says so.
+    fn not_ready_for(&mut self, from: PairId, at: PairId) -> Answer {
+        let limited = self.pairs.get(from).is_some_and(|pair| pair.requester.gives_up_on_receives());
+        let (sender, receiver) = (self.pair_number(from), self.pair_number(at));
+        let Some(peer) = self.pairs.get_mut(at) else { return Answer::Ack };
+        let injected = peer.responder.unready > 0;
+        peer.responder.unready = peer.responder.unready.saturating_sub(1);
+        let timer = peer.responder.rnr_timer;
+        self.note(|| What::NotReady { from: sender, to: receiver, injected, limited });
+        if !injected {
+            self.mark_injected(1);
+        }
+        Answer::RnrNak(timer)
+    }
+
+    /// Notes what was executed, and what is remarkable about it.
+    fn note_execution(&mut self, from: PairId, at: PairId, epoch: u32, sequence: u64) {
+        let Some(work) = self.pairs.get(from).and_then(|pair| pair.requester.flight(epoch, sequence)) else {
+            return;
+        };
+        let (work, empty) = (self.describe(work), work.len == 0);
+        let (from_number, to) = (self.pair_number(from), self.pair_number(at));
+        if empty && matches!(work.op, SendOp::Write(_) | SendOp::WriteImmediate(..)) {
+            self.mark_injected(4);
+            if let Some(work) =
+                self.pairs.get_mut(from).and_then(|pair| pair.requester.with_sequence(sequence))
+            {
+                work.shows |= 1 << 4;
+            }
+        }
+        if self.is_half_open(at) {
+            self.mark_injected(23);
+        }
+        self.note(|| What::Executed { from: from_number, to, work });
+    }
+
+    /// Where a WRITE or READ of the peer goes. Without bytes there is nothing to check (IBA: R_Key is not validated).
+    fn check_remote(
+        &mut self,
+        at: PairId,
+        remote: RemoteAddress,
+        len: usize,
+        access: Access,
+    ) -> Result<Option<(RegionId, usize)>, Refusal> {
+        if len == 0 {
+            return Ok(None);
+        }
+        let found = self.pairs.get(at).and_then(|peer| self.remote(peer.domain, remote, len, access));
+        if found.is_some() {
+            return Ok(found);
+        }
+        if let Some(succeeds) = self.was_deregistered(remote.rkey) {
+            // Either is allowed for what was under way; the bytes are nowhere.
+            self.mark_injected(8);
+            self.mark_observed(8);
+            if succeeds {
+                return Ok(None);
+            }
+        }
+        Err(Refusal { requester: self.bad_key(), receive: CompletionStatus::LOC_ACCESS_ERR })
+    }
+
+    /// Where a SEND goes.
+    fn check_receive(&self, receive: &ReceiveWork, len: usize) -> Result<Option<(RegionId, usize)>, Refusal> {
+        if len > receive.len {
+            return Err(Refusal {
+                requester: CompletionStatus::REM_INV_REQ_ERR,
+                receive: CompletionStatus::LOC_LEN_ERR,
+            });
+        }
+        if len > 0 && self.local(receive.region, Access::LOCAL_WRITE).is_none() {
+            return Err(Refusal {
+                requester: CompletionStatus::REM_OP_ERR,
+                receive: CompletionStatus::LOC_PROT_ERR,
+            });
+        }
+        Ok((len > 0).then_some((receive.region, receive.offset)))
+    }
+
+    /// Puts the bytes of a checked message into their place: now, or as late as is allowed.
+    fn deliver(
+        &mut self,
+        from: PairId,
+        at: PairId,
+        epoch: u32,
+        sequence: u64,
+        target: Option<(RegionId, usize)>,
+    ) {
+        let Some((region, to)) = target else { return };
+        let Some(work) = self.pairs.get(from).and_then(|pair| pair.requester.flight(epoch, sequence)) else {
+            return;
+        };
+        if self.behaviour().is_some_and(|behaviour| behaviour.late_bytes) {
+            let mut bytes = vec![0; work.len];
+            let read = match &work.source {
+                Source::Inline(inline) => {
+                    bytes.copy_from_slice(inline);
+                    true
+                }
+                Source::Region(region, offset) => {
+                    self.local(*region, Access::NONE).is_some_and(|source| source.read(*offset, &mut bytes))
+                }
+            };
+            debug_assert!(read, "both ends were checked");
+            return self.lands_late(at, sequence, bytes, (region, to));
+        }
+        let Some(target) = self.local(region, Access::LOCAL_WRITE) else { return };
+        let copied = match &work.source {
+            Source::Inline(bytes) => target.write(to, bytes),
+            Source::Region(region, offset) => self
+                .local(*region, Access::NONE)
+                .is_some_and(|source| copy(source, *offset, target, to, work.len)),
+        };
+        debug_assert!(copied, "both ends were checked");
+    }
+}
+
+/// What a consumed receive reports.
+fn received(op: SendOp, len: usize) -> Completed {
+    let len = u32::try_from(len).unwrap_or(u32::MAX);
+    let recv = |immediate: Option<Immediate>| Completed::Recv { len, immediate };
+    match op {
+        SendOp::WriteImmediate(_, immediate) => Completed::RecvWrite { immediate },
+        SendOp::SendImmediate(immediate) => recv(Some(immediate)),
+        _ => recv(None),
+    }
+}

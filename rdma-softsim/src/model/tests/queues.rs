@@ -1,0 +1,191 @@
+//! Order, slots, arming and overrun.
+
+use super::*;
+use CompletionStatus as Status;
+
+#[test]
+fn work_completes_in_order_on_each_side() {
+    let mut w = World::new(&Setup::default());
+    for id in 0..4 {
+        w.b.receive(&mut w.model, 100 + id, 1000 + 8 * id as usize, 8).unwrap();
+    }
+    for id in 0..4 {
+        w.a.fill(0, &[id as u8; 8]);
+        let op = if id == 2 { SendOp::SendImmediate(Immediate(5)) } else { SendOp::Send };
+        w.a.post(&mut w.model, id, op, 8).unwrap();
+    }
+    let sent: Vec<_> = (0..4).map(|id| (id, Ok(Completed::Send))).collect();
+    assert_eq!(w.a.completions(&mut w.model), sent);
+    let with_immediate = Completed::Recv { len: 8, immediate: Some(Immediate(5)) };
+    assert_eq!(
+        w.b.completions(&mut w.model),
+        [(100, Ok(recv(8))), (101, Ok(recv(8))), (102, Ok(with_immediate)), (103, Ok(recv(8)))]
+    );
+    assert_eq!(w.b.bytes(1016, 8), [2; 8]);
+    w.end();
+}
+
+#[test]
+fn bytes_are_read_when_the_message_is_executed_unless_inline() {
+    let parameters = Parameters { latency: millis(1), ..Parameters::default() };
+    let mut w = World::new(&Setup { parameters, ..Setup::default() });
+    w.a.fill(0, b"early");
+    let (late, inline) = (w.b.remote(0), w.b.remote(100));
+    let work = |id, op, inline| PostedSend { id, op, local: w.a.part(0, 5), signaled: true, inline };
+    w.a.post_work(&mut w.model, work(1, SendOp::Write(late), false)).unwrap();
+    w.a.post_work(&mut w.model, work(2, SendOp::Write(inline), true)).unwrap();
+    w.a.fill(0, b"later");
+    w.pass(millis(2));
+    assert_eq!(w.b.bytes(0, 5), b"later");
+    assert_eq!(w.b.bytes(100, 5), b"early");
+    w.end();
+}
+
+#[test]
+fn inline_has_a_limit_and_is_not_for_reads() {
+    let mut w = World::new(&Setup::default());
+    let target = w.b.remote(0);
+    let work = |op, len| PostedSend { id: 1, op, local: w.a.part(0, len), signaled: true, inline: true };
+    w.a.post_work(&mut w.model, work(SendOp::Write(target), 64)).unwrap();
+    assert!(matches!(w.a.post_work(&mut w.model, work(SendOp::Write(target), 65)), Err(Error::Argument(_))));
+    assert!(matches!(w.a.post_work(&mut w.model, work(SendOp::Read(target), 4)), Err(Error::Argument(_))));
+    w.end();
+}
+
+#[test]
+fn send_slots_come_back_when_a_later_signaled_completion_is_polled() {
+    let mut w = World::new(&Setup::default());
+    let target = w.b.remote(0);
+    let write = SendOp::Write(target);
+    for id in 0..7 {
+        w.a.post_unsignaled(&mut w.model, id, write, 4).unwrap();
+    }
+    w.a.post(&mut w.model, 7, write, 4).unwrap();
+    // All are executed; but nobody has polled.
+    let full = Error::QueueFull { queue: "send", depth: 8 };
+    assert_eq!(w.a.post(&mut w.model, 8, write, 4), Err(full));
+    assert_eq!(w.a.completions(&mut w.model), [(7, Ok(Completed::Write))]);
+    for id in 10..18 {
+        w.a.post_unsignaled(&mut w.model, id, write, 4).unwrap();
+    }
+    // Without a signaled one among them the queue stays full for ever, as on hardware.
+    assert_eq!(w.a.completions(&mut w.model), []);
+    assert_eq!(w.a.post(&mut w.model, 18, write, 4), Err(full));
+    w.end();
+}
+
+#[test]
+fn receive_slots_come_back_when_a_message_consumes_them() {
+    let mut w = World::new(&Setup::default());
+    for id in 0..8 {
+        w.b.receive(&mut w.model, id, 0, 64).unwrap();
+    }
+    let full = Error::QueueFull { queue: "receive", depth: 8 };
+    assert_eq!(w.b.receive(&mut w.model, 8, 0, 64), Err(full));
+    w.a.post(&mut w.model, 1, SendOp::Send, 4).unwrap();
+    w.b.receive(&mut w.model, 8, 0, 64).unwrap();
+    w.end();
+}
+
+#[test]
+fn an_unsignaled_failure_is_reported_and_frees_its_slots() {
+    let mut w = World::new(&Setup::default());
+    let good = SendOp::Write(w.b.remote(0));
+    let bad = SendOp::Write(RemoteAddress { address: 0, rkey: 0 });
+    w.a.post_unsignaled(&mut w.model, 1, good, 4).unwrap();
+    w.a.post_unsignaled(&mut w.model, 2, bad, 4).unwrap();
+    assert_eq!(w.a.completions(&mut w.model), [(2, Err(Status::REM_ACCESS_ERR))]);
+    // In the error state everything is flushed, unsignaled too; all eight slots are free.
+    for id in 10..18 {
+        w.a.post_unsignaled(&mut w.model, id, good, 4).unwrap();
+    }
+    let flushed: Vec<_> = (10..18).map(|id| (id, Err(Status::WR_FLUSH_ERR))).collect();
+    assert_eq!(w.a.completions(&mut w.model), flushed);
+    w.end();
+}
+
+#[test]
+fn sends_need_a_connection_and_receives_do_not() {
+    let mut w = World::half_open(&Setup::default());
+    assert!(matches!(w.a.post(&mut w.model, 1, SendOp::Send, 4), Err(Error::State(_))));
+    w.a.receive(&mut w.model, 1, 0, 64).unwrap();
+    w.b.receive(&mut w.model, 1, 0, 64).unwrap();
+    w.end();
+}
+
+#[test]
+fn an_event_is_raised_once_and_only_by_what_comes_after_arming() {
+    let mut w = World::new(&Setup::default());
+    let write = SendOp::Write(w.b.remote(0));
+    let wakes = |w: &mut World| w.model.wakes().collect::<Vec<_>>();
+    // Not armed: no event.
+    w.a.post(&mut w.model, 1, write, 4).unwrap();
+    assert_eq!(wakes(&mut w), []);
+    // Armed after it arrived: still none. This is the race that poll, arm, poll again wins.
+    w.model.arm(w.a.queue).unwrap();
+    assert_eq!((wakes(&mut w).len(), w.model.take_events(w.a.queue)), (0, Ok(0)));
+    // The next one raises it, the one after that does not.
+    w.a.post(&mut w.model, 2, write, 4).unwrap();
+    w.a.post(&mut w.model, 3, write, 4).unwrap();
+    assert_eq!(wakes(&mut w), [Wake::Completions(w.a.queue)]);
+    assert_eq!(w.model.take_events(w.a.queue), Ok(1));
+    assert_eq!(w.model.take_events(w.a.queue), Ok(0));
+    assert_eq!(w.a.completions(&mut w.model).len(), 3);
+    // Armed again before the first event is taken: they add up, and the descriptor is raised once.
+    for id in 4..6 {
+        w.model.arm(w.a.queue).unwrap();
+        w.a.post(&mut w.model, id, write, 4).unwrap();
+    }
+    assert_eq!(wakes(&mut w), [Wake::Completions(w.a.queue)]);
+    assert_eq!(w.model.take_events(w.a.queue), Ok(2));
+    w.end();
+}
+
+#[test]
+fn overrun_loses_the_queue_and_its_queue_pairs() {
+    let mut w = World::new(&Setup { completions: 4, ..Setup::default() });
+    let target = w.b.remote(0);
+    for id in 0..4 {
+        w.a.post(&mut w.model, id, SendOp::Write(target), 4).unwrap();
+    }
+    assert_eq!(w.model.wakes().count(), 0);
+    w.a.post(&mut w.model, 4, SendOp::Write(target), 4).unwrap();
+    // Whoever sleeps is woken to see it.
+    assert_eq!(w.model.wakes().collect::<Vec<_>>(), [Wake::Completions(w.a.queue)]);
+    let lost = Error::Overrun { depth: 4 };
+    assert_eq!(w.model.poll(w.a.queue, &mut [Completion::EMPTY]), Err(lost));
+    assert_eq!(w.model.arm(w.a.queue), Err(lost));
+    assert_eq!(w.model.pairs.get(w.a.pair).unwrap().state, queue_pair::State::Error);
+    // The peer learns it the hard way.
+    w.b.post(&mut w.model, 9, SendOp::Write(w.a.remote(0)), 4).unwrap();
+    w.pass(Duration::from_secs(1));
+    assert_eq!(w.b.completions(&mut w.model), [(9, Err(Status::RETRY_EXC_ERR))]);
+    w.end();
+}
+
+#[test]
+fn a_poll_takes_no_more_than_it_has_room_for() {
+    let mut w = World::new(&Setup::default());
+    let target = w.b.remote(0);
+    for id in 0..3 {
+        w.a.post(&mut w.model, id, SendOp::Write(target), 4).unwrap();
+    }
+    let mut two = [Completion::EMPTY; 2];
+    assert_eq!(w.model.poll(w.a.queue, &mut two), Ok(2));
+    assert_eq!(two.map(|completion| completion.id), [0, 1]);
+    assert_eq!(w.model.poll(w.a.queue, &mut []), Ok(0));
+    assert_eq!(w.model.poll(w.a.queue, &mut two), Ok(1));
+    w.end();
+}
+
+#[test]
+fn a_queue_pair_of_one_slot_each_and_no_inline_works() {
+    let limits = QueuePairLimits { send_depth: 1, recv_depth: 1, inline: 0 };
+    let mut w = World::new(&Setup { limits, ..Setup::default() });
+    for id in 0..3 {
+        w.b.receive(&mut w.model, id, 0, 64).unwrap();
+        w.a.post(&mut w.model, id, SendOp::Send, 4).unwrap();
+        assert_eq!(w.a.completions(&mut w.model), [(id, Ok(Completed::Send))]);
+    }
+    w.end();
+}

@@ -1,0 +1,135 @@
+//! The fabric in virtual time.
+
+use core::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use rdma_proto::time::Instant;
+
+use crate::driver::Driver;
+use crate::fabric::{Fabric, SoftSim};
+use crate::faults::{FaultPlan, Injection};
+use crate::marks::Marks;
+use crate::model::Nature;
+use crate::personality::{Knobs, Personality};
+use crate::settings::Limits;
+use crate::trace::Entry;
+
+/// A fabric under a seeded clock: everything that happens on it, down to the choices verbs leaves to devices and the
+/// faults that befall them, follows from its arguments and from the calls on its hosts.
+///
+/// Nothing happens by itself. [`Simulation::step`] executes the next event, at its moment; calls on hosts happen in
+/// between, and may lose the processor for a while, so that events come between two of them. There are no threads. Hosts
+/// have no descriptors either: ask [`EventChannel::is_readable`](crate::EventChannel::is_readable) and
+/// [`CompletionQueue::is_readable`](crate::CompletionQueue::is_readable), which say what a descriptor would.
+pub struct Simulation {
+    driver: Arc<Driver>,
+}
+
+impl Simulation {
+    /// A simulation without hosts.
+    #[must_use]
+    pub fn new(seed: u64, personality: Personality, knobs: Knobs, plan: FaultPlan) -> Self {
+        Self { driver: Arc::new(Driver::simulated(Nature::new(seed, personality, knobs, plan))) }
+    }
+
+    /// A new host. It is known in faults and traces by its number, counted from 0.
+    #[must_use]
+    pub fn host(&self, addresses: &[IpAddr], limits: Limits) -> SoftSim {
+        self.fabric().host_with(addresses, limits)
+    }
+
+    /// The network, for what can be done to it from outside.
+    #[must_use]
+    pub fn fabric(&self) -> Fabric {
+        Fabric::of(&self.driver)
+    }
+
+    /// The present moment.
+    #[must_use]
+    pub fn now(&self) -> Instant {
+        self.driver.now()
+    }
+
+    /// When the next event is.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Instant> {
+        self.driver.peek(|model| model.deadline())
+    }
+
+    /// Executes the next event and moves the clock to it. False if there is none.
+    #[expect(clippy::must_use_candidate, reason = "whoever looked at the deadline knows")]
+    pub fn step(&self) -> bool {
+        self.driver.peek(|model| model.step())
+    }
+
+    /// Lets time pass until `at`, and all that happens until then.
+    pub fn advance(&self, at: Instant) {
+        self.driver.peek(|model| model.advance(at));
+    }
+
+    /// Whether a descriptor became readable since the last call.
+    #[must_use]
+    pub fn has_woken(&self) -> bool {
+        self.driver.has_woken()
+    }
+
+    /// How many events there were.
+    #[must_use]
+    pub fn events(&self) -> u64 {
+        self.driver.nature(|nature| nature.events)
+    }
+
+    /// What happened since the last call, in order.
+    #[must_use]
+    pub fn take_trace(&self) -> Vec<Entry> {
+        self.driver.nature(|nature| core::mem::take(&mut nature.trace.entries))
+    }
+
+    /// A number that stands for everything that ever happened: two runs are the same if it is.
+    #[must_use]
+    pub fn hash(&self) -> u64 {
+        self.driver.nature(|nature| nature.digest())
+    }
+
+    /// What was met.
+    #[must_use]
+    pub fn marks(&self) -> Marks {
+        self.driver.nature(|nature| nature.marks)
+    }
+
+    /// Until when the program on a host is not to run, if a fault says so.
+    #[must_use]
+    pub fn stalled_until(&self, host: u32) -> Option<Instant> {
+        self.driver.nature(|nature| nature.stalled_until(host))
+    }
+
+    /// Whether the process on a host has ended by a fault.
+    #[must_use]
+    pub fn is_killed(&self, host: u32) -> bool {
+        self.driver.peek(|model| model.is_killed(host))
+    }
+
+    /// Faults of the plan that found nothing to strike yet.
+    #[must_use]
+    pub fn remaining_faults(&self) -> Vec<Injection> {
+        self.driver.nature(|nature| nature.remaining().to_vec())
+    }
+
+    /// From now on nothing befalls anybody: what is left of the plan is dropped.
+    pub fn stop_faults(&self) {
+        self.driver.nature(Nature::stop_faults);
+    }
+
+    /// When a fault last struck.
+    #[must_use]
+    pub fn last_fault(&self) -> Option<Instant> {
+        self.driver.nature(|nature| nature.last_fault)
+    }
+}
+
+impl fmt::Debug for Simulation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Simulation").field("now", &self.now()).finish_non_exhaustive()
+    }
+}

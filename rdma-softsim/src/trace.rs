@@ -1,0 +1,177 @@
+//! What happens in a simulation, as data: for oracles, for people, and for the proof that two runs are the same.
+
+use core::hash::{Hash, Hasher};
+
+use rdma_proto::backend::{Completion, SendOp};
+use rdma_proto::time::Instant;
+
+use crate::faults::Injection;
+
+/// Bytes of a SEND that a trace keeps: a whole control message.
+pub const MESSAGE: usize = 32;
+
+/// Something that happened.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Entry {
+    /// During which event of the simulation.
+    pub event: u64,
+    /// When.
+    pub at: Instant,
+    /// What.
+    pub what: What,
+}
+
+/// What happened. Queue pairs go by their numbers, of which no two are the same in a run; hosts count from 0.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum What {
+    /// A queue pair was made.
+    Created {
+        /// On this host.
+        host: u32,
+        /// Its number.
+        pair: u32,
+        /// The key of its identifier.
+        identifier: u64,
+    },
+    /// Send work was posted.
+    Posted {
+        /// By this queue pair's owner.
+        pair: u32,
+        /// The request.
+        work: Work,
+    },
+    /// A receive was posted.
+    Received {
+        /// To this queue pair.
+        pair: u32,
+        /// The request's id.
+        id: u64,
+    },
+    /// A message was executed by the device it was for.
+    Executed {
+        /// The sender.
+        from: u32,
+        /// The receiver.
+        to: u32,
+        /// The sender's request.
+        work: Work,
+    },
+    /// A notification met no receive.
+    NotReady {
+        /// The sender.
+        from: u32,
+        /// The receiver.
+        to: u32,
+        /// Whether a fault pretended it.
+        injected: bool,
+        /// Whether the sender's retries are limited.
+        limited: bool,
+    },
+    /// Bytes of a send buffer changed while the device still owned them.
+    Tampered {
+        /// The owner.
+        pair: u32,
+        /// The request they belong to.
+        id: u64,
+    },
+    /// A completion came.
+    Completed(Completion),
+    /// A completion was polled.
+    Polled(Completion),
+    /// A connection-manager event waits.
+    Told {
+        /// For this host.
+        host: u32,
+        /// For the identifier with this key.
+        identifier: u64,
+        /// What it says.
+        what: &'static str,
+    },
+    /// A program called the connection manager.
+    Called {
+        /// The host.
+        host: u32,
+        /// The identifier's key.
+        identifier: u64,
+        /// Which call.
+        what: &'static str,
+    },
+    /// A fault struck.
+    Struck(Injection),
+    /// Something was destroyed that something else still needs: `EBUSY`, or worse.
+    Busy {
+        /// On this host.
+        host: u32,
+        /// What was destroyed.
+        what: &'static str,
+    },
+}
+
+/// A send request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Work {
+    /// Its id.
+    pub id: u64,
+    /// What it does.
+    pub op: SendOp,
+    /// How many bytes.
+    pub len: usize,
+    /// Whether success is reported.
+    pub signaled: bool,
+    /// The first bytes of a SEND.
+    pub message: Option<[u8; MESSAGE]>,
+}
+
+/// A hash that is the same everywhere: FNV-1a by words, good enough to tell two traces apart.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Digest(u64);
+
+impl Default for Digest {
+    fn default() -> Self {
+        Self(0xcbf2_9ce4_8422_2325)
+    }
+}
+
+impl Hasher for Digest {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for chunk in bytes.chunks(8) {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.write_u64(u64::from_le_bytes(word));
+        }
+    }
+
+    fn write_u64(&mut self, word: u64) {
+        self.0 = (self.0.rotate_left(5) ^ word).wrapping_mul(0x0100_0000_01b3_9d27);
+    }
+
+    fn write_u8(&mut self, value: u8) {
+        self.write_u64(value.into());
+    }
+
+    fn write_u32(&mut self, value: u32) {
+        self.write_u64(value.into());
+    }
+
+    fn write_usize(&mut self, value: usize) {
+        self.write_u64(value as u64);
+    }
+}
+
+/// What happened since somebody last looked, and the hash of all that ever did.
+#[derive(Debug, Default)]
+pub(crate) struct Trace {
+    pub(crate) entries: Vec<Entry>,
+    pub(crate) digest: Digest,
+}
+
+impl Trace {
+    pub(crate) fn push(&mut self, entry: Entry) {
+        entry.hash(&mut self.digest);
+        self.entries.push(entry);
+    }
+}

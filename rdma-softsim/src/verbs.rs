@@ -1,0 +1,270 @@
+//! Handles of the data path: domains, regions, completion queues and queue pairs.
+
+use core::fmt;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use rdma_proto::backend::{self, Access, Completion, PostError, RecvRequest, RnrTimer, SendRequest, Slice};
+use rdma_proto::memory::SharedMemory;
+
+use crate::connection::IdentifierInner;
+use crate::driver::{Driver, Signal};
+use crate::model::{DomainId, Memory, PairId, Part, PostedReceive, PostedSend, QueueId, Registration, Wake};
+use crate::{Error, SoftSim};
+
+/// A protection domain.
+pub struct Domain {
+    inner: Arc<DomainInner>,
+}
+
+struct DomainInner {
+    driver: Arc<Driver>,
+    id: DomainId,
+}
+
+impl Domain {
+    pub(crate) fn new(driver: &Arc<Driver>, id: DomainId) -> Self {
+        Self { inner: Arc::new(DomainInner { driver: Arc::clone(driver), id }) }
+    }
+
+    pub(crate) fn driver(&self) -> &Arc<Driver> {
+        &self.inner.driver
+    }
+
+    pub(crate) fn id(&self) -> DomainId {
+        self.inner.id
+    }
+}
+
+impl Drop for DomainInner {
+    fn drop(&mut self) {
+        self.driver.with(|model| model.destroy_domain(self.id));
+    }
+}
+
+impl backend::Domain<SoftSim> for Domain {
+    fn register(&self, len: usize, access: Access) -> Result<Region, Error> {
+        let DomainInner { driver, id } = &*self.inner;
+        driver.with(|model| model.may_register(*id, len as u64))?;
+        // Zeroing takes its time; not under the lock.
+        let memory = Arc::new(Memory::zeroed(len)?);
+        let registration = driver.with(|model| model.register(*id, Arc::clone(&memory), access))?;
+        Ok(Region { registration, memory, domain: Arc::clone(&self.inner) })
+    }
+}
+
+impl fmt::Debug for Domain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Domain").field("id", &self.inner.id).finish_non_exhaustive()
+    }
+}
+
+/// A registered memory region.
+pub struct Region {
+    registration: Registration,
+    memory: Arc<Memory>,
+    domain: Arc<DomainInner>,
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        self.domain.driver.with(|model| model.deregister(self.registration.id));
+    }
+}
+
+impl backend::Region for Region {
+    fn len(&self) -> usize {
+        self.memory.len()
+    }
+
+    fn address(&self) -> u64 {
+        self.registration.address
+    }
+
+    fn rkey(&self) -> u32 {
+        self.registration.rkey
+    }
+
+    fn memory(&self) -> SharedMemory<'_> {
+        self.memory.shared()
+    }
+}
+
+impl fmt::Debug for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Registration { address, rkey, .. } = self.registration;
+        f.debug_struct("Region")
+            .field("address", &format_args!("{address:#x}"))
+            .field("len", &self.memory.len())
+            .field("rkey", &format_args!("{rkey:#x}"))
+            .finish_non_exhaustive()
+    }
+}
+
+/// A completion queue. Its descriptor is readable while a completion event waits.
+pub struct CompletionQueue {
+    inner: Arc<QueueInner>,
+}
+
+struct QueueInner {
+    driver: Arc<Driver>,
+    id: QueueId,
+    signal: Signal,
+}
+
+impl CompletionQueue {
+    pub(crate) fn new(driver: &Arc<Driver>, id: QueueId, signal: Signal) -> Self {
+        Self { inner: Arc::new(QueueInner { driver: Arc::clone(driver), id, signal }) }
+    }
+
+    pub(crate) fn driver(&self) -> &Arc<Driver> {
+        &self.inner.driver
+    }
+
+    pub(crate) fn id(&self) -> QueueId {
+        self.inner.id
+    }
+}
+
+impl Drop for QueueInner {
+    fn drop(&mut self) {
+        self.driver.destroy_waking(Wake::Completions(self.id), |model| model.destroy_queue(self.id));
+    }
+}
+
+impl backend::CompletionQueue<SoftSim> for CompletionQueue {
+    fn poll(&self, into: &mut [Completion]) -> Result<usize, Error> {
+        self.inner.driver.with(|model| model.poll(self.inner.id, into))
+    }
+
+    fn arm(&self) -> Result<(), Error> {
+        self.inner.driver.with(|model| model.arm(self.inner.id))
+    }
+
+    fn take_events(&self) -> Result<u32, Error> {
+        self.inner.driver.with(|model| {
+            let events = model.take_events(self.inner.id)?;
+            if events > 0 {
+                self.inner.signal.clear();
+            }
+            Ok(events)
+        })
+    }
+}
+
+impl CompletionQueue {
+    /// Whether a completion event waits: what the descriptor's readiness says in real time.
+    #[must_use]
+    pub fn is_readable(&self) -> bool {
+        self.inner.driver.peek(|model| model.has_events(self.inner.id))
+    }
+}
+
+/// # Panics
+/// In virtual time, where nobody sleeps on descriptors.
+impl AsFd for CompletionQueue {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.inner.signal.as_fd()
+    }
+}
+
+impl fmt::Debug for CompletionQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CompletionQueue").field("id", &self.inner.id).finish_non_exhaustive()
+    }
+}
+
+/// A reliable-connected queue pair.
+pub struct QueuePair {
+    driver: Arc<Driver>,
+    id: PairId,
+    number: u32,
+    max_inline: usize,
+    /// Alive as long as the queue pair, and gone after it.
+    _identifier: Arc<IdentifierInner>,
+    _domain: Arc<DomainInner>,
+    _completions: Arc<QueueInner>,
+}
+
+impl QueuePair {
+    pub(crate) fn new(
+        driver: &Arc<Driver>,
+        id: PairId,
+        number: u32,
+        max_inline: usize,
+        needs: (Arc<IdentifierInner>, &Domain, &CompletionQueue),
+    ) -> Self {
+        let (identifier, domain, completions) = needs;
+        Self {
+            driver: Arc::clone(driver),
+            id,
+            number,
+            max_inline,
+            _identifier: identifier,
+            _domain: Arc::clone(&domain.inner),
+            _completions: Arc::clone(&completions.inner),
+        }
+    }
+
+    fn part(&self, slice: &Slice<'_, Region>) -> Result<Part, Error> {
+        if !Arc::ptr_eq(&self.driver, &slice.region.domain.driver) {
+            return Err(Error::Argument("a region of another fabric"));
+        }
+        Ok(Part { region: slice.region.registration.id, offset: slice.offset, len: slice.len })
+    }
+}
+
+impl Drop for QueuePair {
+    fn drop(&mut self) {
+        self.driver.with(|model| model.destroy_pair(self.id));
+    }
+}
+
+/// Does `post` with each request, up to the first that fails.
+fn chain<T>(requests: &[T], mut post: impl FnMut(&T) -> Result<(), Error>) -> Result<(), PostError<Error>> {
+    for (posted, request) in requests.iter().enumerate() {
+        post(request).map_err(|error| PostError { posted, error })?;
+    }
+    Ok(())
+}
+
+impl backend::QueuePair<SoftSim> for QueuePair {
+    fn number(&self) -> u32 {
+        self.number
+    }
+
+    fn max_inline(&self) -> usize {
+        self.max_inline
+    }
+
+    fn post_send(&self, requests: &[SendRequest<'_, Region>]) -> Result<(), PostError<Error>> {
+        self.driver.with(|model| {
+            let result = chain(requests, |request| {
+                let &SendRequest { id, op, ref local, signaled, inline } = request;
+                model.post_send(self.id, &PostedSend { id, op, local: self.part(local)?, signaled, inline })
+            });
+            // One doorbell, for as many as were posted.
+            model.ring(self.id);
+            result
+        })
+    }
+
+    fn post_recv(&self, requests: &[RecvRequest<'_, Region>]) -> Result<(), PostError<Error>> {
+        self.driver.with(|model| {
+            chain(requests, |request| {
+                let local = self.part(&request.local)?;
+                model.post_receive(self.id, &PostedReceive { id: request.id, local })
+            })
+        })
+    }
+
+    fn set_min_rnr_timer(&self, timer: RnrTimer) -> Result<(), Error> {
+        self.driver.with(|model| model.set_min_rnr_timer(self.id, timer))
+    }
+}
+
+impl fmt::Debug for QueuePair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("QueuePair").field("number", &self.number).finish_non_exhaustive()
+    }
+}

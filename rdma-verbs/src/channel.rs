@@ -1,0 +1,202 @@
+//! The event channel, and what its events say.
+
+use core::ffi::c_void;
+use core::net::SocketAddr;
+use core::ptr::{self, NonNull};
+use std::os::fd::{AsFd, BorrowedFd, RawFd};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use rdma_proto::backend::{self, CmEvent, CmEventKind, ConnectParams, IdentifierKey};
+
+use crate::error::{Error, Stage, clear_errno, errno};
+use crate::identifier::{CmId, Identifier};
+use crate::sys::{self, Api, generated as c, rdma_cm_event, rdma_event_channel};
+use crate::{Verbs, locked, set_nonblocking};
+
+/// A channel of connection-manager events, `rdma_create_event_channel(3)`. Its descriptor is readable when
+/// [`next_event`](backend::EventChannel::next_event) has something to say.
+#[derive(Debug)]
+pub struct EventChannel {
+    pub(crate) inner: Arc<Channel>,
+}
+
+/// The channel proper. Identifiers hold it, because `rdma_destroy_event_channel(3)` wants them all destroyed before.
+///
+/// # The lock
+///
+/// `rdma_get_cm_event` does more than read: for the identifier of the event it fills in addresses and devices, and moves
+/// its queue pair through its states. It cannot be told which identifier that will be, so all calls that use what it
+/// touches exclude each other per channel: fetching an event up to its acknowledgement, every call on an identifier, and
+/// the destruction of an identifier's queue pair. None of them blocks, since the descriptor is non-blocking and no event
+/// is left unacknowledged when the lock is released. Posting and polling take no lock.
+#[derive(Debug)]
+pub(crate) struct Channel {
+    pub(crate) api: &'static Api,
+    raw: NonNull<rdma_event_channel>,
+    fd: RawFd,
+    calls: Mutex<()>,
+}
+
+// SAFETY: the structure behind `raw` holds a file descriptor and is never written after its creation. The calls that take
+// it are system calls on that descriptor; what they do to identifiers is under `calls`, as described above.
+unsafe impl Send for Channel {}
+// SAFETY: as above.
+unsafe impl Sync for Channel {}
+
+impl Channel {
+    pub(crate) const fn as_ptr(&self) -> *mut rdma_event_channel {
+        self.raw.as_ptr()
+    }
+
+    /// Excludes every other call that concerns an identifier of this channel.
+    pub(crate) fn enter(&self) -> MutexGuard<'_, ()> {
+        locked(&self.calls)
+    }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        // SAFETY: rdma_destroy_event_channel(3): every identifier on this channel held the channel and is destroyed, every
+        // event was acknowledged before the lock was released, and nobody else has the pointer.
+        unsafe { (self.api.rdma_destroy_event_channel)(self.raw.as_ptr()) };
+    }
+}
+
+impl EventChannel {
+    pub(crate) fn open(api: &'static Api) -> Result<Self, Error> {
+        // SAFETY: rdma_create_event_channel(3) has no preconditions.
+        let raw = unsafe { (api.rdma_create_event_channel)() };
+        let raw = NonNull::new(raw).ok_or_else(|| Error::last("rdma_create_event_channel", Stage::Open))?;
+        // SAFETY: the channel was just created and is ours; `fd` is its only member.
+        let fd = unsafe { (*raw.as_ptr()).fd };
+        let inner = Channel { api, raw, fd, calls: Mutex::new(()) };
+        set_nonblocking(fd)?;
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// Fetches one event and acknowledges it.
+    fn fetch(&self) -> Result<Option<CmEvent<Verbs>>, Error> {
+        let channel = &self.inner;
+        let _calls = channel.enter();
+        let mut event: *mut rdma_cm_event = ptr::null_mut();
+        let result = loop {
+            clear_errno();
+            // SAFETY: rdma_get_cm_event(3): the channel is open and the pointer is to a live pointer. The identifiers whose
+            // events it may return are alive or destroyed for good: rdma_destroy_id(3) discards what waits for them.
+            let result = unsafe { (channel.api.rdma_get_cm_event)(channel.as_ptr(), &raw mut event) };
+            if result == 0 || errno() != libc::EINTR {
+                break result;
+            }
+        };
+        let cause = errno();
+        let Some(event) = NonNull::new(event).filter(|_| result == 0) else {
+            return match cause {
+                libc::EAGAIN => Ok(None),
+                _ => Err(Error::Call { call: "rdma_get_cm_event", errno: cause, stage: Stage::Connection }),
+            };
+        };
+        // SAFETY: the event was just returned for this channel and is not acknowledged; `_calls` is held.
+        let told = unsafe { read(channel, event, cause) };
+        // SAFETY: rdma_ack_cm_event(3): once for each event, and nothing in `told` points into it.
+        unsafe { (channel.api.rdma_ack_cm_event)(event.as_ptr()) };
+        Ok(Some(told))
+    }
+}
+
+/// Copies out what an event says.
+///
+/// # Safety
+/// `event` was returned by `rdma_get_cm_event` for `channel` and is not acknowledged; the channel's lock is held.
+unsafe fn read(channel: &Arc<Channel>, event: NonNull<rdma_cm_event>, cause: i32) -> CmEvent<Verbs> {
+    let event = event.as_ptr();
+    // SAFETY: an unacknowledged event is a live structure (rdma_get_cm_event(3)).
+    let (id, listener, number, status) =
+        unsafe { ((*event).id, (*event).listen_id, (*event).event, (*event).status) };
+    // Some of what the library does itself when an event arrives can fail; it then says -1 and leaves the cause in errno.
+    let failed = if status == -1 && cause != 0 { -cause } else { status };
+    let parameters = || {
+        // SAFETY: the event is not acknowledged.
+        let conn = unsafe { sys::event_conn(event) };
+        ConnectParams {
+            responder_resources: conn.responder_resources,
+            initiator_depth: conn.initiator_depth,
+            retry_count: conn.retry_count,
+            rnr_retry_count: conn.rnr_retry_count,
+        }
+    };
+    if number == c::RDMA_CM_EVENT_CONNECT_REQUEST {
+        let peer = parameters();
+        // SAFETY: for a connect request `listen_id` is the listening identifier, which is alive at least until the event is
+        // acknowledged (rdma_destroy_id(3) waits for that), and `id` is a new one that belongs to whoever took the event.
+        let (key, id) = unsafe { (CmId::context(listener).key, CmId::adopt(channel, id, peer)) };
+        return CmEvent { id: key, kind: CmEventKind::ConnectRequest { id: Identifier::new(id), peer } };
+    }
+    // SAFETY: `id` is the identifier that the event is for, alive until the event is acknowledged.
+    let context = unsafe { CmId::context(id) };
+    let kind = match number {
+        c::RDMA_CM_EVENT_ADDR_RESOLVED => CmEventKind::AddressResolved,
+        c::RDMA_CM_EVENT_ADDR_ERROR => CmEventKind::AddressError { status: failed },
+        c::RDMA_CM_EVENT_ROUTE_RESOLVED => CmEventKind::RouteResolved,
+        c::RDMA_CM_EVENT_ROUTE_ERROR => CmEventKind::RouteError { status: failed },
+        c::RDMA_CM_EVENT_CONNECT_ERROR => CmEventKind::ConnectError { status: failed },
+        c::RDMA_CM_EVENT_UNREACHABLE => CmEventKind::Unreachable { status: failed },
+        c::RDMA_CM_EVENT_REJECTED => CmEventKind::Rejected { reason: status },
+        // The accepting side is told nothing new here (the parameters are zero): its request had them.
+        c::RDMA_CM_EVENT_ESTABLISHED => {
+            CmEventKind::Established { peer: context.request.unwrap_or_else(parameters) }
+        }
+        c::RDMA_CM_EVENT_DISCONNECTED => CmEventKind::Disconnected,
+        c::RDMA_CM_EVENT_TIMEWAIT_EXIT => CmEventKind::TimewaitExit,
+        c::RDMA_CM_EVENT_DEVICE_REMOVAL => CmEventKind::DeviceRemoval,
+        c::RDMA_CM_EVENT_ADDR_CHANGE => CmEventKind::AddressChange,
+        // CONNECT_RESPONSE (only when the queue pair was destroyed meanwhile), multicast, and what is added in future.
+        other => CmEventKind::Other(other),
+    };
+    CmEvent { id: context.key, kind }
+}
+
+impl backend::EventChannel<Verbs> for EventChannel {
+    fn create_id(&self) -> Result<Identifier, Error> {
+        Ok(Identifier::new(CmId::create(&self.inner)?))
+    }
+
+    fn listen(&self, address: SocketAddr, backlog: u32) -> Result<Identifier, Error> {
+        let id = CmId::create(&self.inner)?;
+        id.listen(address, backlog)?;
+        Ok(Identifier::new(id))
+    }
+
+    fn next_event(&self) -> Result<Option<CmEvent<Verbs>>, Error> {
+        self.fetch()
+    }
+}
+
+impl AsFd for EventChannel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the descriptor is open until the channel is destroyed, which the borrow of `self` prevents.
+        unsafe { BorrowedFd::borrow_raw(self.inner.fd) }
+    }
+}
+
+/// What an identifier's C `context` points to: how events find their way back.
+#[derive(Debug)]
+pub(crate) struct Context {
+    pub(crate) key: IdentifierKey,
+    /// For an accepted identifier: what its connect request offered.
+    pub(crate) request: Option<ConnectParams>,
+}
+
+impl Context {
+    /// On the heap, as C wants it.
+    pub(crate) fn allocate(request: Option<ConnectParams>) -> NonNull<Self> {
+        use std::sync::atomic::{AtomicU64, Ordering};
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let key = IdentifierKey(NEXT.fetch_add(1, Ordering::Relaxed));
+        NonNull::from(Box::leak(Box::new(Self { key, request })))
+    }
+}
+
+/// A pointer as C's `void *`.
+pub(crate) const fn opaque(context: NonNull<Context>) -> *mut c_void {
+    context.as_ptr().cast()
+}

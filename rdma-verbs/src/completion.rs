@@ -1,0 +1,286 @@
+//! The completion queue and its completion channel.
+
+use core::ffi::{c_int, c_void};
+use core::mem::MaybeUninit;
+use core::ptr::{self, NonNull};
+use std::os::fd::{AsFd, BorrowedFd, RawFd};
+use std::sync::Arc;
+
+use rdma_proto::backend::{self, Completed, Completion, CompletionError, CompletionStatus, Immediate};
+
+use crate::device::Device;
+use crate::error::{Error, Stage, errno};
+use crate::sys::{self, generated as c, ibv_comp_channel, ibv_cq, ibv_wc};
+use crate::{Verbs, set_nonblocking};
+
+/// How many completions one call into the provider takes; larger requests are several calls.
+const BATCH: usize = 32;
+
+type PollCq = unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int;
+type ReqNotifyCq = unsafe extern "C" fn(*mut ibv_cq, c_int) -> c_int;
+
+/// A completion queue, `ibv_create_cq(3)`, with a completion channel of its own. The descriptor is readable when
+/// [`take_events`](backend::CompletionQueue::take_events) has something to take.
+#[derive(Debug)]
+pub struct CompletionQueue {
+    pub(crate) inner: Arc<Queue>,
+}
+
+/// The queue proper; queue pairs hold it, because `ibv_destroy_cq(3)` fails while one uses it.
+#[derive(Debug)]
+pub(crate) struct Queue {
+    raw: NonNull<ibv_cq>,
+    poll_cq: PollCq,
+    req_notify_cq: ReqNotifyCq,
+    // Fields are dropped in this order: the queue itself in `drop`, then its channel, then the device.
+    channel: CompletionChannel,
+}
+
+// SAFETY: a completion queue may be polled, armed and acknowledged by any number of threads at once: all verbs objects are
+// safe for multi-threaded access (ibv_alloc_td(3)). It is destroyed by the last reference.
+unsafe impl Send for Queue {}
+// SAFETY: as above.
+unsafe impl Sync for Queue {}
+
+#[derive(Debug)]
+struct CompletionChannel {
+    raw: NonNull<ibv_comp_channel>,
+    fd: RawFd,
+    device: Device,
+}
+
+impl CompletionChannel {
+    fn create(device: Device) -> Result<Self, Error> {
+        // SAFETY: ibv_create_comp_channel(3): the device's context is open, and stays so while the device is held.
+        let raw = unsafe { (device.api.ibv_create_comp_channel)(device.context()) };
+        let raw = NonNull::new(raw).ok_or_else(|| Error::last("ibv_create_comp_channel", Stage::Create))?;
+        // SAFETY: just created; the field is never written again.
+        let fd = unsafe { (*raw.as_ptr()).fd };
+        let channel = Self { raw, fd, device };
+        set_nonblocking(fd)?;
+        Ok(channel)
+    }
+}
+
+impl Drop for CompletionChannel {
+    fn drop(&mut self) {
+        // SAFETY: ibv_destroy_comp_channel(3): nobody else has the pointer. Should the queue have failed to be destroyed, this
+        // fails with EBUSY and the channel stays, as it must.
+        let _busy = unsafe { (self.device.api.ibv_destroy_comp_channel)(self.raw.as_ptr()) };
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        // SAFETY: ibv_destroy_cq(3): the queue pairs on it held it and are destroyed; every event was acknowledged before
+        // `take_events` returned, so the call does not wait. Should it fail, the queue stays, and its channel with it.
+        let _busy = unsafe { (self.channel.device.api.ibv_destroy_cq)(self.raw.as_ptr()) };
+    }
+}
+
+impl Queue {
+    pub(crate) const fn as_ptr(&self) -> *mut ibv_cq {
+        self.raw.as_ptr()
+    }
+
+    pub(crate) const fn device(&self) -> &Device {
+        &self.channel.device
+    }
+}
+
+impl CompletionQueue {
+    pub(crate) fn create(device: Device, depth: u32, vector: u32) -> Result<Self, Error> {
+        let Ok(depth) = c_int::try_from(depth.max(1)) else {
+            return Err(Error::Argument("the depth of a completion queue is too large"));
+        };
+        let vector = (vector % device.completion_vectors()) as c_int;
+        let channel = CompletionChannel::create(device)?;
+        let device = &channel.device;
+        // SAFETY: ibv_create_cq(3): an open context, a channel on it, and no context pointer to keep.
+        let raw = unsafe {
+            (device.api.ibv_create_cq)(device.context(), depth, ptr::null_mut(), channel.raw.as_ptr(), vector)
+        };
+        let raw = NonNull::new(raw).ok_or_else(|| Error::last("ibv_create_cq", Stage::Create))?;
+        // SAFETY: the context is open, and its table of operations is not written after it is opened.
+        let (poll_cq, req_notify_cq) =
+            unsafe { ((*device.context()).ops.poll_cq, (*device.context()).ops.req_notify_cq) };
+        let (Some(poll_cq), Some(req_notify_cq)) = (poll_cq, req_notify_cq) else {
+            // SAFETY: just created, used by nothing.
+            unsafe { (device.api.ibv_destroy_cq)(raw.as_ptr()) };
+            return Err(Error::State("the device's provider cannot poll or arm completion queues"));
+        };
+        Ok(Self { inner: Arc::new(Queue { raw, poll_cq, req_notify_cq, channel }) })
+    }
+}
+
+impl backend::CompletionQueue<Verbs> for CompletionQueue {
+    fn poll(&self, into: &mut [Completion]) -> Result<usize, Error> {
+        let queue = &*self.inner;
+        let mut batch = [const { MaybeUninit::<ibv_wc>::uninit() }; BATCH];
+        let mut taken = 0;
+        for part in into.chunks_mut(BATCH) {
+            // SAFETY: ibv_poll_cq(3): a live queue and room for as many completions as are asked for (at most BATCH).
+            let count = unsafe {
+                (queue.poll_cq)(queue.as_ptr(), part.len() as c_int, batch.as_mut_ptr().cast::<ibv_wc>())
+            };
+            let Ok(count) = usize::try_from(count) else {
+                // What was taken before must not be lost; a broken queue will say so again.
+                return if taken > 0 {
+                    Ok(taken)
+                } else {
+                    Err(Error::returned("ibv_poll_cq", count, Stage::Complete))
+                };
+            };
+            for (to, wc) in part.iter_mut().zip(batch.iter().take(count)) {
+                // SAFETY: ibv_poll_cq(3) wrote the first `count` completions.
+                *to = unsafe { completion(wc.as_ptr()) };
+            }
+            taken += count.min(part.len());
+            if count < part.len() {
+                break;
+            }
+        }
+        Ok(taken)
+    }
+
+    fn arm(&self) -> Result<(), Error> {
+        let queue = &*self.inner;
+        // SAFETY: ibv_req_notify_cq(3): a live queue; 0 asks for any completion, not only solicited ones.
+        match unsafe { (queue.req_notify_cq)(queue.as_ptr(), 0) } {
+            0 => Ok(()),
+            result => Err(Error::returned("ibv_req_notify_cq", result, Stage::Complete)),
+        }
+    }
+
+    fn take_events(&self) -> Result<u32, Error> {
+        let queue = &*self.inner;
+        let api = queue.channel.device.api;
+        let mut taken = 0;
+        let cause = loop {
+            let mut cq: *mut ibv_cq = ptr::null_mut();
+            let mut context: *mut c_void = ptr::null_mut();
+            // SAFETY: ibv_get_cq_event(3): a live channel, whose descriptor is non-blocking, and two live pointers. The
+            // channel serves this queue only, so the event is for it.
+            let result =
+                unsafe { (api.ibv_get_cq_event)(queue.channel.raw.as_ptr(), &raw mut cq, &raw mut context) };
+            if result == 0 {
+                taken += 1;
+                continue;
+            }
+            match errno() {
+                libc::EINTR => {}
+                cause => break cause,
+            }
+        };
+        if taken > 0 {
+            // SAFETY: ibv_ack_cq_events(3): exactly the events that this call took.
+            unsafe { (api.ibv_ack_cq_events)(queue.as_ptr(), taken) };
+        }
+        if cause == libc::EAGAIN || taken > 0 {
+            Ok(taken)
+        } else {
+            Err(Error::Call { call: "ibv_get_cq_event", errno: cause, stage: Stage::Complete })
+        }
+    }
+}
+
+impl AsFd for CompletionQueue {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the descriptor is open until the channel is destroyed, which the borrow of `self` prevents.
+        unsafe { BorrowedFd::borrow_raw(self.inner.channel.fd) }
+    }
+}
+
+/// A completion in the seam's terms.
+///
+/// # Safety
+/// `ibv_poll_cq` wrote what `wc` points to: all of it, or for a failed request only its id, status, queue pair and vendor
+/// code.
+unsafe fn completion(wc: *const ibv_wc) -> Completion {
+    let failed = |status, vendor| Err(CompletionError { status: CompletionStatus(status), vendor });
+    // SAFETY: written in any case.
+    let (id, queue_pair, status) = unsafe { ((*wc).wr_id, (*wc).qp_num, (*wc).status) };
+    let result = if status == c::IBV_WC_SUCCESS {
+        // SAFETY: a success is written in full.
+        let (opcode, len, flags) = unsafe { ((*wc).opcode, (*wc).byte_len, (*wc).wc_flags) };
+        // SAFETY: as above.
+        let immediate = || Immediate(u32::from_be(unsafe { sys::wc_immediate(wc) }));
+        match opcode {
+            c::IBV_WC_SEND => Ok(Completed::Send),
+            c::IBV_WC_RDMA_WRITE => Ok(Completed::Write),
+            c::IBV_WC_RDMA_READ => Ok(Completed::Read),
+            c::IBV_WC_RECV => {
+                let immediate = (flags & c::IBV_WC_WITH_IMM != 0).then(immediate);
+                Ok(Completed::Recv { len, immediate })
+            }
+            c::IBV_WC_RECV_RDMA_WITH_IMM => Ok(Completed::RecvWrite { immediate: immediate() }),
+            // Nothing that is posted here completes as anything else.
+            other => failed(c::IBV_WC_GENERAL_ERR, other),
+        }
+    } else {
+        // SAFETY: written for every failure.
+        failed(status, unsafe { (*wc).vendor_err })
+    };
+    Completion { id, queue_pair, result }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(status: u32, opcode: u32, flags: u32) -> Completion {
+        // SAFETY: integers, for which zero is valid.
+        let mut wc: ibv_wc = unsafe { core::mem::zeroed() };
+        (wc.wr_id, wc.qp_num, wc.byte_len, wc.vendor_err) = (7, 17, 32, 99);
+        (wc.status, wc.opcode, wc.wc_flags) = (status, opcode, flags);
+        // SAFETY: written in full.
+        unsafe { completion(&raw const wc) }
+    }
+
+    #[test]
+    fn successes_say_what_was_done() {
+        let table = [
+            (c::IBV_WC_SEND, Completed::Send),
+            (c::IBV_WC_RDMA_WRITE, Completed::Write),
+            (c::IBV_WC_RDMA_READ, Completed::Read),
+            (c::IBV_WC_RECV, Completed::Recv { len: 32, immediate: None }),
+            (c::IBV_WC_RECV_RDMA_WITH_IMM, Completed::RecvWrite { immediate: Immediate(0) }),
+        ];
+        for (opcode, completed) in table {
+            let expected = Completion { id: 7, queue_pair: 17, result: Ok(completed) };
+            assert_eq!(read(c::IBV_WC_SUCCESS, opcode, 0), expected);
+        }
+        let with = read(c::IBV_WC_SUCCESS, c::IBV_WC_RECV, c::IBV_WC_WITH_IMM);
+        assert_eq!(with.result, Ok(Completed::Recv { len: 32, immediate: Some(Immediate(0)) }));
+    }
+
+    #[test]
+    fn failures_carry_status_and_vendor_code_only() {
+        let error = read(c::IBV_WC_RNR_RETRY_EXC_ERR, 12345, u32::MAX).result.unwrap_err();
+        assert_eq!(error, CompletionError { status: CompletionStatus::RNR_RETRY_EXC_ERR, vendor: 99 });
+    }
+
+    #[test]
+    fn the_status_numbers_are_those_of_the_header() {
+        let table = [
+            (CompletionStatus::LOC_LEN_ERR, c::IBV_WC_LOC_LEN_ERR),
+            (CompletionStatus::LOC_QP_OP_ERR, c::IBV_WC_LOC_QP_OP_ERR),
+            (CompletionStatus::LOC_PROT_ERR, c::IBV_WC_LOC_PROT_ERR),
+            (CompletionStatus::WR_FLUSH_ERR, c::IBV_WC_WR_FLUSH_ERR),
+            (CompletionStatus::BAD_RESP_ERR, c::IBV_WC_BAD_RESP_ERR),
+            (CompletionStatus::LOC_ACCESS_ERR, c::IBV_WC_LOC_ACCESS_ERR),
+            (CompletionStatus::REM_INV_REQ_ERR, c::IBV_WC_REM_INV_REQ_ERR),
+            (CompletionStatus::REM_ACCESS_ERR, c::IBV_WC_REM_ACCESS_ERR),
+            (CompletionStatus::REM_OP_ERR, c::IBV_WC_REM_OP_ERR),
+            (CompletionStatus::RETRY_EXC_ERR, c::IBV_WC_RETRY_EXC_ERR),
+            (CompletionStatus::RNR_RETRY_EXC_ERR, c::IBV_WC_RNR_RETRY_EXC_ERR),
+            (CompletionStatus::REM_ABORT_ERR, c::IBV_WC_REM_ABORT_ERR),
+            (CompletionStatus::FATAL_ERR, c::IBV_WC_FATAL_ERR),
+            (CompletionStatus::RESP_TIMEOUT_ERR, c::IBV_WC_RESP_TIMEOUT_ERR),
+            (CompletionStatus::GENERAL_ERR, c::IBV_WC_GENERAL_ERR),
+        ];
+        for (ours, header) in table {
+            assert_eq!(ours.0, header, "{ours:?}");
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! The device behind an identifier, and what keeps it open.
+
+use core::ptr::NonNull;
+use std::sync::{Arc, Mutex};
+
+use rdma_proto::backend::Capabilities;
+
+use crate::error::{Error, Stage};
+use crate::identifier::CmId;
+use crate::locked;
+use crate::sys::{self, Api, ibv_context, ibv_device_attr};
+
+/// An open device: what protection domains and completion queues are made on.
+///
+/// librdmacm opens devices itself and shares one context among all identifiers. It may close the context of a device that
+/// was unplugged once no identifier uses it, so objects made on the context must see to it that this does not happen
+/// while they exist. Holding an identifier would do, but a domain outlives most connections and would keep the first one
+/// half alive. So the device itself is held, through the list of `rdma_get_devices(3)`; the identifier is the fallback.
+#[derive(Debug)]
+pub(crate) struct Device {
+    pub(crate) api: &'static Api,
+    context: NonNull<ibv_context>,
+    _keeper: Option<Arc<CmId>>,
+}
+
+// SAFETY: a context may be used by any number of threads at once: all verbs objects are safe for multi-threaded access
+// (ibv_alloc_td(3)), and nothing in this module writes through the pointer.
+unsafe impl Send for Device {}
+// SAFETY: as above.
+unsafe impl Sync for Device {}
+
+/// What is kept open for the rest of the process. It grows when a device is plugged in and is otherwise as long as the list
+/// of devices.
+static HELD: Mutex<Held> = Mutex::new(Held { contexts: Vec::new(), lists: Vec::new() });
+
+struct Held {
+    /// The addresses of the contexts.
+    contexts: Vec<usize>,
+    /// The lists of `rdma_get_devices(3)` they are from. `rdma_free_devices(3)` would give the devices back.
+    lists: Vec<usize>,
+}
+
+impl Device {
+    /// The device whose context is `context`, which belongs to `id`.
+    pub(crate) fn hold(api: &'static Api, context: NonNull<ibv_context>, id: &Arc<CmId>) -> Self {
+        let held = hold(api, context);
+        Self { api, context, _keeper: (!held).then(|| Arc::clone(id)) }
+    }
+
+    /// The context, open for as long as this device is held.
+    pub(crate) const fn context(&self) -> *mut ibv_context {
+        self.context.as_ptr()
+    }
+
+    /// How many completion vectors the device has, at least one.
+    pub(crate) fn completion_vectors(&self) -> u32 {
+        // SAFETY: the context is open; the field is set when it is opened and never written again.
+        let vectors = unsafe { (*self.context.as_ptr()).num_comp_vectors };
+        u32::try_from(vectors).unwrap_or(1).max(1)
+    }
+
+    /// What the device can do.
+    pub(crate) fn capabilities(&self) -> Result<Capabilities, Error> {
+        let mut attributes: ibv_device_attr = sys::zeroed();
+        // SAFETY: ibv_query_device(3): the context is open and `attributes` is a live structure of the right type.
+        let result = unsafe { (self.api.ibv_query_device)(self.context.as_ptr(), &raw mut attributes) };
+        if result != 0 {
+            return Err(Error::returned("ibv_query_device", result, Stage::Create));
+        }
+        let positive = |value: i32| u32::try_from(value).unwrap_or(0);
+        Ok(Capabilities::new(
+            positive(attributes.max_qp_wr),
+            positive(attributes.max_cqe),
+            attributes.max_mr_size,
+            attributes.max_qp_init_rd_atom.clamp(0, 255) as u8,
+            self.completion_vectors(),
+        ))
+    }
+}
+
+/// Makes librdmacm keep `context` open; whether that succeeded.
+fn hold(api: &Api, context: NonNull<ibv_context>) -> bool {
+    let mut held = locked(&HELD);
+    let wanted = context.as_ptr() as usize;
+    if held.contexts.contains(&wanted) {
+        return true;
+    }
+    let mut count = 0;
+    // SAFETY: rdma_get_devices(3): the pointer is to a live integer.
+    let list = unsafe { (api.rdma_get_devices)(&raw mut count) };
+    if list.is_null() {
+        return false;
+    }
+    held.lists.push(list as usize);
+    for index in 0..usize::try_from(count).unwrap_or(0) {
+        // SAFETY: the list has `count` entries and a null at its end.
+        held.contexts.push(unsafe { *list.add(index) } as usize);
+    }
+    held.contexts.contains(&wanted)
+}

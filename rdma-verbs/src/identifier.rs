@@ -1,0 +1,435 @@
+//! The connection-manager identifier.
+
+use core::ffi::{c_int, c_void};
+use core::net::SocketAddr;
+use core::ptr::{self, NonNull};
+use core::time::Duration;
+use std::sync::{Arc, Mutex};
+
+use rdma_proto::backend::{self, Capabilities, ConnectParams, IdentifierKey, QueuePairLimits};
+
+use crate::channel::{Channel, Context, EventChannel, opaque};
+use crate::completion::CompletionQueue;
+use crate::device::Device;
+use crate::error::{Error, Stage};
+use crate::queue_pair::QueuePair;
+use crate::region::Domain;
+use crate::sockaddr::{self, CAddress};
+use crate::sys::{self, Api, generated as c, ibv_context, rdma_cm_id, rdma_conn_param};
+use crate::{Verbs, locked};
+
+/// Private data that fits into a request: 92 bytes less the 36 that carry the addresses (rdma_connect(3)).
+const CONNECT_DATA: usize = 56;
+/// Private data that fits into an acceptance (rdma_accept(3)).
+const ACCEPT_DATA: usize = 196;
+/// Private data that fits into a refusal (rdma_reject(3)).
+const REJECT_DATA: usize = 148;
+/// The largest retry counts: both are fields of three bits (rdma_connect(3)).
+const MAX_RETRIES: u8 = 7;
+
+/// A connection-manager identifier, `rdma_create_id(3)`. Destroyed when neither this handle nor a queue pair is left; an
+/// identifier of a connect request that is dropped unanswered refuses the request.
+#[derive(Debug)]
+pub struct Identifier {
+    inner: Arc<CmId>,
+}
+
+/// The identifier proper; its queue pair holds it too.
+#[derive(Debug)]
+pub(crate) struct CmId {
+    api: &'static Api,
+    raw: NonNull<rdma_cm_id>,
+    /// What the C `context` points to. Ours to free, after the identifier is destroyed.
+    context: NonNull<Context>,
+    /// The channel of its events. Changed only under the locks of both channels.
+    home: Mutex<Arc<Channel>>,
+}
+
+// SAFETY: what `raw` points to is read and written only by calls under the lock of its channel (`CmId::with`), which also
+// excludes the event loop, except for rdma_destroy_id(3): that has the last reference, and waits by contract for an event
+// that is being read. `context` points to a value that is never changed and is freed after that.
+unsafe impl Send for CmId {}
+// SAFETY: as above.
+unsafe impl Sync for CmId {}
+
+impl CmId {
+    /// A new identifier on `channel`.
+    pub(crate) fn create(channel: &Arc<Channel>) -> Result<Arc<Self>, Error> {
+        let context = Context::allocate(None);
+        let mut raw = ptr::null_mut();
+        // SAFETY: rdma_create_id(3): the channel is open, and is held by the identifier from here on; `raw` is a live
+        // pointer, and the context is passed through.
+        let result = unsafe {
+            (channel.api.rdma_create_id)(channel.as_ptr(), &raw mut raw, opaque(context), c::RDMA_PS_TCP)
+        };
+        match NonNull::new(raw).filter(|_| result == 0) {
+            Some(raw) => {
+                Ok(Arc::new(Self { api: channel.api, raw, context, home: Mutex::new(Arc::clone(channel)) }))
+            }
+            None => {
+                let error = Error::last("rdma_create_id", Stage::Connection);
+                // SAFETY: allocated above by `Box::leak`, and no identifier came to hold it.
+                drop(unsafe { Box::from_raw(context.as_ptr()) });
+                Err(error)
+            }
+        }
+    }
+
+    /// Takes over the identifier of a connect request, which offered `request`.
+    ///
+    /// # Safety
+    /// `raw` is the `id` of an RDMA_CM_EVENT_CONNECT_REQUEST of `channel` that is not acknowledged, and is taken over only
+    /// once; the channel's lock is held.
+    pub(crate) unsafe fn adopt(
+        channel: &Arc<Channel>,
+        raw: *mut rdma_cm_id,
+        request: ConnectParams,
+    ) -> Arc<Self> {
+        let context = Context::allocate(Some(request));
+        // SAFETY: a live identifier that nobody else knows. The library copied the listener's context into it
+        // (rdma_get_cm_event(3)); since the lock is held, no event can be read through that copy.
+        unsafe { (*raw).context = opaque(context) };
+        // SAFETY: the caller vouches that `raw` is an identifier, so it is not null.
+        let raw = unsafe { NonNull::new_unchecked(raw) };
+        Arc::new(Self { api: channel.api, raw, context, home: Mutex::new(Arc::clone(channel)) })
+    }
+
+    /// What an identifier's context says.
+    ///
+    /// # Safety
+    /// `raw` is a live identifier made by this module and stays alive for `'a`.
+    pub(crate) unsafe fn context<'a>(raw: *const rdma_cm_id) -> &'a Context {
+        // SAFETY: the identifier is alive, and so is the context, which is freed after it; nothing ever changes it.
+        unsafe { &*(*raw).context.cast::<Context>() }
+    }
+
+    fn key(&self) -> IdentifierKey {
+        // SAFETY: the context lives as long as `self` and is never changed.
+        unsafe { self.context.as_ref() }.key
+    }
+
+    /// Calls `f` with the identifier, excluding every other call on it and the events of its channel.
+    pub(crate) fn with<T>(&self, f: impl FnOnce(*mut rdma_cm_id) -> T) -> T {
+        loop {
+            let home = Arc::clone(&locked(&self.home));
+            let _calls = home.enter();
+            // It may have moved before the lock was ours; once it is ours, it cannot.
+            if Arc::ptr_eq(&home, &locked(&self.home)) {
+                return f(self.raw.as_ptr());
+            }
+        }
+    }
+
+    /// Makes one C call on the identifier, which answers 0 or leaves its reason in `errno`.
+    fn call(
+        &self,
+        name: &'static str,
+        stage: Stage,
+        f: impl FnOnce(*mut rdma_cm_id) -> c_int,
+    ) -> Result<(), Error> {
+        self.with(|raw| if f(raw) == 0 { Ok(()) } else { Err(Error::last(name, stage)) })
+    }
+
+    /// Binds to `address` and listens.
+    pub(crate) fn listen(&self, address: SocketAddr, backlog: u32) -> Result<(), Error> {
+        // Without this an IPv6 wildcard also takes the IPv4 port of the same number.
+        if address.is_ipv6() {
+            self.set_flag(c::RDMA_OPTION_ID_AFONLY)?;
+        }
+        // As for a TCP listener: a port that only former connections still hold may be listened on again.
+        self.set_flag(c::RDMA_OPTION_ID_REUSEADDR)?;
+        let mut address = CAddress::new(address);
+        self.call("rdma_bind_addr", Stage::Address, |id| {
+            // SAFETY: rdma_bind_addr(3): a live identifier and a live address of a known family.
+            unsafe { (self.api.rdma_bind_addr)(id, address.as_mut_ptr()) }
+        })?;
+        let backlog = c_int::try_from(backlog).unwrap_or(c_int::MAX);
+        self.call("rdma_listen", Stage::Address, |id| {
+            // SAFETY: rdma_listen(3): a live, bound identifier.
+            unsafe { (self.api.rdma_listen)(id, backlog) }
+        })
+    }
+
+    fn set_flag(&self, option: u32) -> Result<(), Error> {
+        let mut on: c_int = 1;
+        self.call("rdma_set_option", Stage::Address, |id| {
+            // SAFETY: rdma_set_option(3): both options take an `int`, which is read during the call.
+            unsafe {
+                (self.api.rdma_set_option)(
+                    id,
+                    c::RDMA_OPTION_ID as c_int,
+                    option as c_int,
+                    (&raw mut on).cast(),
+                    size_of::<c_int>(),
+                )
+            }
+        })
+    }
+
+    /// The context of the identifier's device, once it has one.
+    fn verbs(&self) -> Result<NonNull<ibv_context>, Error> {
+        self.with(|id| {
+            // SAFETY: a live identifier whose lock is held.
+            unsafe { device_of(id) }
+        })
+    }
+
+    fn address(
+        &self,
+        place: unsafe fn(*const rdma_cm_id) -> *const libc::sockaddr_storage,
+    ) -> Option<SocketAddr> {
+        self.with(|id| {
+            // SAFETY: a live identifier; the lock keeps the library from writing the address meanwhile.
+            let storage = unsafe { &*place(id) };
+            sockaddr::from_c(storage)
+        })
+    }
+}
+
+impl Drop for CmId {
+    fn drop(&mut self) {
+        // SAFETY: rdma_destroy_id(3): this is the last reference, so the queue pair, which held one, is destroyed, and no
+        // other call is under way. The channel is still held. Events are acknowledged before their reader lets go of the
+        // channel's lock, so the wait for them, if any, is short.
+        let result = unsafe { (self.api.rdma_destroy_id)(self.raw.as_ptr()) };
+        if result == 0 {
+            // SAFETY: allocated by `Box::leak` in `Context::allocate`; the identifier, whose events could lead here, is gone.
+            drop(unsafe { Box::from_raw(self.context.as_ptr()) });
+        }
+        // Otherwise the kernel still knows the identifier and may report events for it: they need the context, so it stays.
+    }
+}
+
+/// The device of an identifier. The library's own functions look at it without checking that there is one.
+///
+/// # Safety
+/// `id` is alive and its lock is held.
+unsafe fn device_of(id: *mut rdma_cm_id) -> Result<NonNull<ibv_context>, Error> {
+    // SAFETY: alive, and the lock excludes writers of this field.
+    NonNull::new(unsafe { (*id).verbs })
+        .ok_or(Error::State("the identifier has no device yet: it is not bound, resolved or requested"))
+}
+
+/// Checks that there is a device, and a queue pair on it.
+///
+/// # Safety
+/// `id` is alive and its lock is held.
+unsafe fn ready(id: *mut rdma_cm_id) -> Result<(), Error> {
+    // SAFETY: passed on from the caller.
+    unsafe { device_of(id) }?;
+    // SAFETY: alive, and the lock excludes writers of this field.
+    if unsafe { (*id).qp }.is_null() {
+        return Err(Error::State("the identifier has no queue pair yet"));
+    }
+    Ok(())
+}
+
+fn milliseconds(timeout: Duration) -> c_int {
+    c_int::try_from(timeout.as_millis()).unwrap_or(c_int::MAX).max(1)
+}
+
+/// The C form of connection parameters; it points to `private_data`.
+fn conn_param(params: &ConnectParams, private_data: &[u8], room: usize) -> Result<rdma_conn_param, Error> {
+    if params.retry_count > MAX_RETRIES || params.rnr_retry_count > MAX_RETRIES {
+        return Err(Error::Argument("retry counts go from 0 to 7"));
+    }
+    let mut conn: rdma_conn_param = sys::zeroed();
+    (conn.private_data, conn.private_data_len) = bytes(private_data, room)?;
+    conn.responder_resources = params.responder_resources;
+    conn.initiator_depth = params.initiator_depth;
+    conn.retry_count = params.retry_count;
+    conn.rnr_retry_count = params.rnr_retry_count;
+    Ok(conn)
+}
+
+/// Private data as C takes it, if it fits.
+fn bytes(private_data: &[u8], room: usize) -> Result<(*const c_void, u8), Error> {
+    match u8::try_from(private_data.len()) {
+        Ok(len) if private_data.len() <= room => Ok((private_data.as_ptr().cast(), len)),
+        _ => Err(Error::Argument(
+            "private data is limited to 56 bytes in a request, 196 in an acceptance and 148 in a refusal",
+        )),
+    }
+}
+
+impl Identifier {
+    pub(crate) const fn new(inner: Arc<CmId>) -> Self {
+        Self { inner }
+    }
+
+    fn device(&self) -> Result<Device, Error> {
+        Ok(Device::hold(self.inner.api, self.inner.verbs()?, &self.inner))
+    }
+}
+
+impl backend::Identifier<Verbs> for Identifier {
+    fn key(&self) -> IdentifierKey {
+        self.inner.key()
+    }
+
+    fn resolve_address(
+        &self,
+        local: Option<SocketAddr>,
+        remote: SocketAddr,
+        timeout: Duration,
+    ) -> Result<(), Error> {
+        if local.is_some_and(|local| !sockaddr::same_family(local, remote)) {
+            return Err(Error::Argument("the local and the remote address are not of one family"));
+        }
+        let mut source = local.map(CAddress::new);
+        let mut destination = CAddress::new(remote);
+        self.inner.call("rdma_resolve_addr", Stage::Address, |id| {
+            let source = source.as_mut().map_or(ptr::null_mut(), CAddress::as_mut_ptr);
+            // SAFETY: rdma_resolve_addr(3): a live identifier, live addresses; no source is a null pointer.
+            unsafe {
+                (self.inner.api.rdma_resolve_addr)(
+                    id,
+                    source,
+                    destination.as_mut_ptr(),
+                    milliseconds(timeout),
+                )
+            }
+        })
+    }
+
+    fn resolve_route(&self, timeout: Duration) -> Result<(), Error> {
+        self.inner.with(|id| {
+            // SAFETY: a live identifier whose lock is held.
+            unsafe { device_of(id) }?;
+            // SAFETY: rdma_resolve_route(3): a live identifier with a device, which the library looks at unchecked.
+            match unsafe { (self.inner.api.rdma_resolve_route)(id, milliseconds(timeout)) } {
+                0 => Ok(()),
+                _ => Err(Error::last("rdma_resolve_route", Stage::Address)),
+            }
+        })
+    }
+
+    fn capabilities(&self) -> Result<Capabilities, Error> {
+        self.device()?.capabilities()
+    }
+
+    fn create_domain(&self) -> Result<Domain, Error> {
+        Domain::create(self.device()?)
+    }
+
+    fn create_completion_queue(&self, depth: u32, vector: u32) -> Result<CompletionQueue, Error> {
+        CompletionQueue::create(self.device()?, depth, vector)
+    }
+
+    fn create_queue_pair(
+        &self,
+        domain: &Domain,
+        completions: &CompletionQueue,
+        limits: QueuePairLimits,
+    ) -> Result<QueuePair, Error> {
+        QueuePair::create(&self.inner, domain, completions, limits)
+    }
+
+    fn connect(&self, params: &ConnectParams, private_data: &[u8]) -> Result<(), Error> {
+        let mut conn = conn_param(params, private_data, CONNECT_DATA)?;
+        self.inner.with(|id| {
+            // SAFETY: a live identifier whose lock is held.
+            unsafe { ready(id) }?;
+            // SAFETY: rdma_connect(3): a live identifier with a device and a queue pair; the parameters and the private
+            // data they point to are copied during the call.
+            match unsafe { (self.inner.api.rdma_connect)(id, &raw mut conn) } {
+                0 => Ok(()),
+                _ => Err(Error::last("rdma_connect", Stage::Connection)),
+            }
+        })
+    }
+
+    fn accept(&self, params: &ConnectParams, private_data: &[u8]) -> Result<(), Error> {
+        let mut conn = conn_param(params, private_data, ACCEPT_DATA)?;
+        self.inner.with(|id| {
+            // SAFETY: a live identifier whose lock is held.
+            unsafe { ready(id) }?;
+            // SAFETY: rdma_accept(3): as for rdma_connect.
+            match unsafe { (self.inner.api.rdma_accept)(id, &raw mut conn) } {
+                0 => Ok(()),
+                _ => Err(Error::last("rdma_accept", Stage::Connection)),
+            }
+        })
+    }
+
+    fn reject(&self, private_data: &[u8]) -> Result<(), Error> {
+        let (data, len) = bytes(private_data, REJECT_DATA)?;
+        self.inner.call("rdma_reject", Stage::Connection, |id| {
+            // SAFETY: rdma_reject(3): a live identifier; `len` bytes at `data` are copied during the call.
+            unsafe { (self.inner.api.rdma_reject)(id, data, len) }
+        })
+    }
+
+    fn disconnect(&self) -> Result<(), Error> {
+        self.inner.call("rdma_disconnect", Stage::Connection, |id| {
+            // SAFETY: rdma_disconnect(3): a live identifier; one without a device is refused by the library.
+            unsafe { (self.inner.api.rdma_disconnect)(id) }
+        })
+    }
+
+    fn migrate(&self, to: &EventChannel) -> Result<(), Error> {
+        let (inner, to) = (&self.inner, &to.inner);
+        loop {
+            let from = Arc::clone(&locked(&inner.home));
+            if Arc::ptr_eq(&from, to) {
+                return Ok(());
+            }
+            // Two locks of one kind: always the one at the lower address first.
+            let (first, second) =
+                if Arc::as_ptr(&from) < Arc::as_ptr(to) { (&from, to) } else { (to, &from) };
+            let _first = first.enter();
+            let _second = second.enter();
+            if !Arc::ptr_eq(&from, &locked(&inner.home)) {
+                continue;
+            }
+            // SAFETY: rdma_migrate_id(3): a live identifier and an open channel. It blocks while an event of the identifier
+            // is unacknowledged on the old channel; with that channel's lock held there is none.
+            let result = unsafe { (inner.api.rdma_migrate_id)(inner.raw.as_ptr(), to.as_ptr()) };
+            if result != 0 {
+                return Err(Error::last("rdma_migrate_id", Stage::Connection));
+            }
+            *locked(&inner.home) = Arc::clone(to);
+            return Ok(());
+        }
+    }
+
+    fn local_addr(&self) -> Option<SocketAddr> {
+        self.inner.address(sys::source)
+    }
+
+    fn peer_addr(&self) -> Option<SocketAddr> {
+        self.inner.address(sys::destination)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PARAMS: ConnectParams =
+        ConnectParams { responder_resources: 1, initiator_depth: 2, retry_count: 3, rnr_retry_count: 7 };
+
+    #[test]
+    fn connection_parameters_keep_their_values() {
+        let conn = conn_param(&PARAMS, b"hello", CONNECT_DATA).unwrap();
+        assert_eq!((conn.responder_resources, conn.initiator_depth), (1, 2));
+        assert_eq!((conn.retry_count, conn.rnr_retry_count), (3, 7));
+        assert_eq!(conn.private_data_len, 5);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        assert!(conn_param(&PARAMS, &[0; 56], CONNECT_DATA).is_ok());
+        assert!(conn_param(&PARAMS, &[0; 57], CONNECT_DATA).is_err());
+        assert!(conn_param(&PARAMS, &[0; 300], ACCEPT_DATA).is_err());
+        assert!(conn_param(&ConnectParams { retry_count: 8, ..PARAMS }, &[], CONNECT_DATA).is_err());
+        assert!(conn_param(&ConnectParams { rnr_retry_count: 8, ..PARAMS }, &[], CONNECT_DATA).is_err());
+    }
+
+    #[test]
+    fn timeouts_become_whole_milliseconds_of_at_least_one() {
+        assert_eq!(milliseconds(Duration::ZERO), 1);
+        assert_eq!(milliseconds(Duration::from_millis(250)), 250);
+        assert_eq!(milliseconds(Duration::MAX), c_int::MAX);
+    }
+}

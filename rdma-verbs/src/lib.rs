@@ -1,0 +1,199 @@
+//! The real backend: [`rdma_proto::backend`] over librdmacm and libibverbs.
+//!
+//! ```no_run
+//! use rdma_proto::backend::{Backend, EventChannel, Identifier};
+//! use std::time::Duration;
+//!
+//! let verbs = rdma_verbs::Verbs::load()?;
+//! let channel = verbs.event_channel()?;
+//! let id = channel.create_id()?;
+//! id.resolve_address(None, "192.0.2.1:6379".parse().unwrap(), Duration::from_secs(2))?;
+//! // … wait until the channel's descriptor is readable, then:
+//! while let Some(event) = channel.next_event()? {
+//!     println!("{:?}", event.kind);
+//! }
+//! # Ok::<(), rdma_verbs::Error>(())
+//! ```
+//!
+//! # What it needs
+//!
+//! To build: Rust and a linker. To run: `librdmacm.so.1` and `libibverbs.so.1` (of rdma-core; run with version 44), found
+//! with `dlopen` by [`Verbs::load`], and an RDMA device that can do reliable connections with WRITE WITH IMMEDIATE:
+//! InfiniBand, RoCE, or soft-RoCE (`rdma_rxe`). Where one of them is missing, [`Verbs::load`] or
+//! [`event_channel`](rdma_proto::backend::Backend::event_channel) fails with
+//! [`ErrorKind::NoDevice`](rdma_proto::backend::ErrorKind::NoDevice) and a text that says what to install or load. Regions are
+//! locked memory: the limit (`ulimit -l`) must have room for them.
+//!
+//! On kernels before 5.12 a process that forks while it has regions must run with `RDMAV_FORK_SAFE=1`
+//! (`ibv_fork_init(3)`); newer ones copy pinned pages at the fork.
+//!
+//! # From the seam to C
+//!
+//! | seam | C |
+//! |---|---|
+//! | [`Verbs::load`] | `dlopen(3)`, `dlsym(3)` |
+//! | `Backend::event_channel` | `rdma_create_event_channel(3)`, then `O_NONBLOCK` |
+//! | `EventChannel::create_id` | `rdma_create_id(3)` in `RDMA_PS_TCP` |
+//! | `EventChannel::listen` | `rdma_create_id`, `rdma_set_option(3)` (`AFONLY` for IPv6, `REUSEADDR`), `rdma_bind_addr(3)`, `rdma_listen(3)` |
+//! | `EventChannel::next_event` | `rdma_get_cm_event(3)` and at once `rdma_ack_cm_event(3)` |
+//! | `Identifier::resolve_address`, `resolve_route` | `rdma_resolve_addr(3)`, `rdma_resolve_route(3)` |
+//! | `Identifier::capabilities` | `ibv_query_device(3)` |
+//! | `Identifier::create_domain` | `ibv_alloc_pd(3)` |
+//! | `Identifier::create_completion_queue` | `ibv_create_comp_channel(3)`, `ibv_create_cq(3)`, then `O_NONBLOCK` |
+//! | `Identifier::create_queue_pair` | `rdma_create_qp(3)`: RC, `sq_sig_all` 0, one element per request |
+//! | `Identifier::connect`, `accept`, `reject`, `disconnect` | `rdma_connect(3)`, `rdma_accept(3)`, `rdma_reject(3)`, `rdma_disconnect(3)` |
+//! | `Identifier::migrate` | `rdma_migrate_id(3)` |
+//! | `Identifier::local_addr`, `peer_addr` | `rdma_get_local_addr(3)`, `rdma_get_peer_addr(3)` |
+//! | `Domain::register` | `mmap(2)`, `ibv_reg_mr(3)` |
+//! | `QueuePair::post_send`, `post_recv` | `ibv_post_send(3)`, `ibv_post_recv(3)`, one call for up to 32 requests |
+//! | `QueuePair::set_min_rnr_timer` | `ibv_modify_qp(3)` with `IBV_QP_MIN_RNR_TIMER` |
+//! | `CompletionQueue::poll`, `arm` | `ibv_poll_cq(3)`, `ibv_req_notify_cq(3)` |
+//! | `CompletionQueue::take_events` | `ibv_get_cq_event(3)` until `EAGAIN`, then one `ibv_ack_cq_events(3)` |
+//! | drop | `rdma_destroy_qp(3)`, `ibv_destroy_cq(3)`, `ibv_destroy_comp_channel(3)`, `ibv_dereg_mr(3)`, `munmap(2)`, `ibv_dealloc_pd(3)`, `rdma_destroy_id(3)`, `rdma_destroy_event_channel(3)` |
+//!
+//! [`EventChannel`] and [`CompletionQueue`] implement [`AsFd`](std::os::fd::AsFd): poll the descriptors for reading. Both are
+//! non-blocking and owned by their object; nothing else may be done with them.
+//!
+//! # Threads
+//!
+//! Everything is [`Send`] and [`Sync`]. Posting, polling, arming and taking events take no lock of ours and allocate
+//! nothing; the provider has its own locks (unless a variable such as `MLX5_SINGLE_THREADED` turns them off: do not set
+//! it). Calls on identifiers and [`next_event`](EventChannel) exclude each other per event channel, because
+//! `rdma_get_cm_event` itself works on the identifier of the event. None of this blocks.
+//!
+//! # The order of destruction
+//!
+//! C wants a queue pair destroyed before its completion queue and its identifier, a completion queue before its channel,
+//! regions before their domain, identifiers before their event channel, and everything before the device is closed; and
+//! `rdma_destroy_id` and `ibv_destroy_cq` wait for ever for an event that was taken and not acknowledged. Here each object
+//! holds (by [`Arc`](std::sync::Arc)) those that must outlive it, and an event is acknowledged before it is handed out.
+//! Handles may be dropped in any order, on any thread. Asynchronous device events (`ibv_get_async_event(3)`) are not read: what
+//! matters of them arrives as a failed completion or as
+//! [`DeviceRemoval`](rdma_proto::backend::CmEventKind::DeviceRemoval).
+//!
+//! # The bindings
+//!
+//! `src/sys/generated/` is bindgen's translation of the headers for Linux on x86_64 and aarch64, checked in, reduced to what
+//! is used, with its layout assertions evaluated at compile time; `bindings.sh` makes it. The structures in it are the same
+//! in rdma-core 44, 56 and 65. C enums are integers, because newer libraries add values. `ibv_post_send` and its like are
+//! inline functions in C; here as there they go through the table in the device's context.
+//!
+//! The feature `rdma-sys` replaces these declarations by those of the crate of that name, which links the libraries at build
+//! time (it needs their headers, libclang and pkg-config, and does not build with clang 16 or newer); its tests also compare both
+//! layouts. The feature `ibverbs` adds the module `devices`, a listing of devices and GIDs by the crate of that name.
+
+mod channel;
+mod completion;
+mod device;
+#[cfg(feature = "ibverbs")]
+pub mod devices;
+mod error;
+mod identifier;
+mod queue_pair;
+mod region;
+mod sockaddr;
+mod sys;
+
+use std::os::fd::RawFd;
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+
+use rdma_proto::backend::Backend;
+use rdma_proto::time::Instant;
+
+pub use self::channel::EventChannel;
+pub use self::completion::CompletionQueue;
+pub use self::error::{Error, Stage};
+pub use self::identifier::Identifier;
+pub use self::queue_pair::QueuePair;
+pub use self::region::{Domain, Region};
+
+/// The backend on librdmacm and libibverbs.
+#[derive(Clone, Debug)]
+pub struct Verbs {
+    api: &'static sys::Api,
+}
+
+impl Verbs {
+    /// Loads the run-time libraries, once for the process.
+    ///
+    /// # Errors
+    /// [`Error::Library`] or [`Error::Symbol`], of the kind
+    /// [`NoDevice`](rdma_proto::backend::ErrorKind::NoDevice), when they are missing or too old.
+    pub fn load() -> Result<Self, Error> {
+        Ok(Self { api: sys::Api::get()? })
+    }
+}
+
+impl Backend for Verbs {
+    type Error = Error;
+    type EventChannel = EventChannel;
+    type Identifier = Identifier;
+    type Domain = Domain;
+    type Region = Region;
+    type CompletionQueue = CompletionQueue;
+    type QueuePair = QueuePair;
+
+    fn event_channel(&self) -> Result<EventChannel, Error> {
+        EventChannel::open(self.api)
+    }
+
+    fn now(&self) -> Instant {
+        static START: LazyLock<std::time::Instant> = LazyLock::new(std::time::Instant::now);
+        Instant::from_start(START.elapsed())
+    }
+}
+
+/// Locks. A panic elsewhere leaves nothing half done behind these locks, so a poisoned one is as good as another.
+fn locked<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Makes reads from `fd` return instead of waiting.
+fn set_nonblocking(fd: RawFd) -> Result<(), Error> {
+    // SAFETY: fcntl(2) with F_GETFL takes no pointer; a descriptor that is not open is an error.
+    let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
+    // SAFETY: as above, with F_SETFL.
+    if flags < 0 || unsafe { libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) } < 0 {
+        return Err(Error::last("fcntl", Stage::Open));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everything_may_cross_threads() {
+        fn crosses<T: Send + Sync + 'static>() {}
+        crosses::<Verbs>();
+        crosses::<Error>();
+        crosses::<EventChannel>();
+        crosses::<Identifier>();
+        crosses::<Domain>();
+        crosses::<Region>();
+        crosses::<CompletionQueue>();
+        crosses::<QueuePair>();
+    }
+
+    #[test]
+    fn without_a_device_the_error_says_so() {
+        use rdma_proto::backend::{ErrorKind, Failure};
+        match Verbs::load().and_then(|verbs| verbs.event_channel().map(drop)) {
+            Ok(()) => println!("skipped: there is an RDMA device"),
+            Err(error) => {
+                println!("{error}");
+                assert_eq!(error.kind(), ErrorKind::NoDevice);
+            }
+        }
+    }
+
+    #[test]
+    fn the_clock_goes_forward() {
+        if let Ok(verbs) = Verbs::load() {
+            let before = verbs.now();
+            std::thread::sleep(std::time::Duration::from_millis(2));
+            assert!(verbs.now().since(before) >= std::time::Duration::from_millis(2));
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! The protection domain and its registered regions.
+
+use core::ffi::c_int;
+use core::ptr::{self, NonNull};
+use core::sync::atomic::AtomicU64;
+use std::sync::Arc;
+
+use rdma_proto::backend::{self, Access, Slice};
+use rdma_proto::memory::SharedMemory;
+
+use crate::Verbs;
+use crate::device::Device;
+use crate::error::{Error, Stage, errno};
+use crate::sys::{generated as c, ibv_mr, ibv_pd, ibv_sge};
+
+/// A protection domain, `ibv_alloc_pd(3)`.
+#[derive(Debug)]
+pub struct Domain {
+    pub(crate) inner: Arc<Pd>,
+}
+
+/// The domain proper; regions and queue pairs hold it, because `ibv_dealloc_pd(3)` fails while there are any.
+#[derive(Debug)]
+pub(crate) struct Pd {
+    raw: NonNull<ibv_pd>,
+    device: Device,
+}
+
+// SAFETY: a protection domain may be used by any number of threads at once: all verbs objects are safe for multi-threaded
+// access (ibv_alloc_td(3)). It is deallocated by the last reference.
+unsafe impl Send for Pd {}
+// SAFETY: as above.
+unsafe impl Sync for Pd {}
+
+impl Pd {
+    pub(crate) const fn as_ptr(&self) -> *mut ibv_pd {
+        self.raw.as_ptr()
+    }
+
+    pub(crate) const fn device(&self) -> &Device {
+        &self.device
+    }
+}
+
+impl Drop for Pd {
+    fn drop(&mut self) {
+        // SAFETY: ibv_dealloc_pd(3): what was made in the domain held it and is destroyed. Should a region have failed to be
+        // deregistered, this fails with EBUSY and the domain stays, as it must.
+        let _busy = unsafe { (self.device.api.ibv_dealloc_pd)(self.raw.as_ptr()) };
+    }
+}
+
+impl Domain {
+    pub(crate) fn create(device: Device) -> Result<Self, Error> {
+        // SAFETY: ibv_alloc_pd(3): the device's context is open, and stays so while the device is held.
+        let raw = unsafe { (device.api.ibv_alloc_pd)(device.context()) };
+        let raw = NonNull::new(raw).ok_or_else(|| Error::last("ibv_alloc_pd", Stage::Create))?;
+        Ok(Self { inner: Arc::new(Pd { raw, device }) })
+    }
+}
+
+impl backend::Domain<Verbs> for Domain {
+    fn register(&self, len: usize, access: Access) -> Result<Region, Error> {
+        let mapping = Mapping::new(len)?;
+        let api = self.inner.device.api;
+        // SAFETY: ibv_reg_mr(3): a live domain and `len` bytes of a mapping that is readable, writable and outlives the
+        // registration, because both are in one `Region`, which unmaps last.
+        let raw = unsafe {
+            (api.ibv_reg_mr)(self.inner.as_ptr(), mapping.base.as_ptr().cast(), len, access_flags(access))
+        };
+        let Some(raw) = NonNull::new(raw) else {
+            return Err(Error::register(len, errno()));
+        };
+        // SAFETY: just registered; the keys never change.
+        let (lkey, rkey) = unsafe { ((*raw.as_ptr()).lkey, (*raw.as_ptr()).rkey) };
+        Ok(Region { raw, lkey, rkey, len, mapping: Some(mapping), domain: Arc::clone(&self.inner) })
+    }
+}
+
+/// No more rights than asked for: what a region does not need for its purpose, a peer shall not have.
+fn access_flags(access: Access) -> c_int {
+    let mut flags = 0;
+    if access.allows(Access::LOCAL_WRITE) {
+        flags |= c::IBV_ACCESS_LOCAL_WRITE;
+    }
+    if access.allows(Access::REMOTE_WRITE) {
+        flags |= c::IBV_ACCESS_REMOTE_WRITE;
+    }
+    if access.allows(Access::REMOTE_READ) {
+        flags |= c::IBV_ACCESS_REMOTE_READ;
+    }
+    flags as c_int
+}
+
+/// A registered region on pages of its own, `ibv_reg_mr(3)`.
+#[derive(Debug)]
+pub struct Region {
+    raw: NonNull<ibv_mr>,
+    lkey: u32,
+    rkey: u32,
+    len: usize,
+    /// `None` only in `drop`.
+    mapping: Option<Mapping>,
+    domain: Arc<Pd>,
+}
+
+// SAFETY: the mapping is reached through atomics only, and `raw` only for deregistration, by the owner.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// The scatter/gather element for a slice of this region, if the slice is inside and `domain` is the region's.
+    pub(crate) fn element(slice: &Slice<'_, Self>, domain: &Arc<Pd>) -> Result<ibv_sge, Error> {
+        let Slice { region, offset, len } = *slice;
+        let fault = |foreign| Error::Slice { offset, len, region: region.len, foreign };
+        if !Arc::ptr_eq(&region.domain, domain) {
+            return Err(fault(true));
+        }
+        let length = inside(offset, len, region.len).ok_or_else(|| fault(false))?;
+        Ok(ibv_sge {
+            addr: backend::Region::address(region).wrapping_add(offset as u64),
+            length,
+            lkey: region.lkey,
+        })
+    }
+}
+
+/// The length as C takes it, if `len` bytes from `offset` are inside of `all`.
+fn inside(offset: usize, len: usize, all: usize) -> Option<u32> {
+    if offset.checked_add(len)? > all {
+        return None;
+    }
+    u32::try_from(len).ok()
+}
+
+impl backend::Region for Region {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn address(&self) -> u64 {
+        self.mapping.as_ref().map_or(0, |mapping| mapping.base.as_ptr() as u64)
+    }
+
+    fn rkey(&self) -> u32 {
+        self.rkey
+    }
+
+    fn memory(&self) -> SharedMemory<'_> {
+        SharedMemory::new(self.mapping.as_ref().map_or(&[], Mapping::words), self.len)
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: ibv_dereg_mr(3): registered by us and deregistered once. Work requests that still name the region fail with
+        // a protection error from here on; the device does not touch the pages any more.
+        let result = unsafe { (self.domain.device.api.ibv_dereg_mr)(self.raw.as_ptr()) };
+        if result != 0 {
+            // The device may still write there, so the pages must never serve another purpose: they are left mapped.
+            core::mem::forget(self.mapping.take());
+        }
+    }
+}
+
+/// Anonymous pages.
+#[derive(Debug)]
+struct Mapping {
+    base: NonNull<u8>,
+    /// Whole pages.
+    len: usize,
+}
+
+impl Mapping {
+    fn new(len: usize) -> Result<Self, Error> {
+        if len == 0 {
+            return Err(Error::Argument("a region has at least one byte"));
+        }
+        // SAFETY: sysconf(3) has no preconditions.
+        let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096).max(4096);
+        let len = len
+            .checked_next_multiple_of(page)
+            .filter(|len| isize::try_from(*len).is_ok())
+            .ok_or(Error::Argument("a region of this length does not fit into the address space"))?;
+        // SAFETY: mmap(2): fresh anonymous pages at an address of the kernel's choice affect no other memory.
+        let base = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        match NonNull::new(base.cast::<u8>()) {
+            Some(first) if base != libc::MAP_FAILED => Ok(Self { base: first, len }),
+            _ => Err(Error::last("mmap", Stage::Create)),
+        }
+    }
+
+    fn words(&self) -> &[AtomicU64] {
+        // SAFETY: whole pages, so aligned for words and a whole number of them, zero from the start, mapped while `self` lives,
+        // and reached in this process only through this function, that is through atomics. The device writes as another
+        // thread would; it is outside of the language, which makes no assumption about what an atomic holds.
+        unsafe { core::slice::from_raw_parts(self.base.as_ptr().cast(), self.len / size_of::<AtomicU64>()) }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: munmap(2): exactly what was mapped; every borrow of it ended with `self`, and it is not registered any more.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slices_are_checked_without_overflow() {
+        assert_eq!(inside(0, 0, 0), Some(0));
+        assert_eq!(inside(0, 16, 16), Some(16));
+        assert_eq!(inside(16, 0, 16), Some(0));
+        assert_eq!(inside(10, 6, 16), Some(6));
+        assert_eq!(inside(10, 7, 16), None);
+        assert_eq!(inside(17, 0, 16), None);
+        assert_eq!(inside(usize::MAX, 1, 16), None);
+        assert_eq!(inside(1, usize::MAX, usize::MAX), None);
+        assert_eq!(inside(0, 1 << 32, usize::MAX), None);
+        assert_eq!(inside(0, u32::MAX as usize, usize::MAX), Some(u32::MAX));
+    }
+
+    #[test]
+    fn rights_are_exactly_those_asked_for() {
+        assert_eq!(access_flags(Access::NONE), 0);
+        assert_eq!(access_flags(Access::LOCAL_WRITE), 1);
+        assert_eq!(access_flags(Access::REMOTE_WRITE), 1 | 2);
+        assert_eq!(access_flags(Access::REMOTE_READ), 4);
+        assert_eq!(access_flags(Access::REMOTE_WRITE.and(Access::REMOTE_READ)), 1 | 2 | 4);
+    }
+
+    #[test]
+    fn mappings_are_whole_zeroed_pages() {
+        let mapping = Mapping::new(1).unwrap();
+        assert!(mapping.len >= 4096 && (mapping.base.as_ptr() as usize).is_multiple_of(4096));
+        let memory = SharedMemory::new(mapping.words(), 100);
+        let mut bytes = [1; 100];
+        assert!(memory.read(0, &mut bytes) && bytes == [0; 100]);
+        assert!(memory.write(99, &[7]) && !memory.write(100, &[7]));
+    }
+
+    #[test]
+    fn impossible_lengths_are_refused() {
+        for len in [0, usize::MAX, usize::MAX / 2 + 1] {
+            assert!(matches!(Mapping::new(len), Err(Error::Argument(_))), "{len}");
+        }
+        // Possible, but never granted.
+        assert!(matches!(Mapping::new(1 << 55), Err(Error::Call { call: "mmap", .. })));
+    }
+}

@@ -1,0 +1,71 @@
+//! The declarations of the rdma-sys crate under the names that this crate uses.
+
+use core::ffi::c_int;
+
+use libc::sockaddr_storage;
+
+pub(crate) use rdma_sys::{
+    ibv_comp_channel, ibv_context, ibv_cq, ibv_device_attr, ibv_mr, ibv_pd, ibv_qp, ibv_qp_attr,
+    ibv_qp_init_attr, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_wc, rdma_cm_event, rdma_cm_id, rdma_conn_param,
+    rdma_event_channel,
+};
+
+/// What a send work request holds besides its local side.
+pub(crate) struct Work {
+    pub(crate) id: u64,
+    pub(crate) opcode: u32,
+    pub(crate) flags: u32,
+    /// The immediate, in network byte order.
+    pub(crate) immediate: u32,
+    pub(crate) remote: (u64, u32),
+}
+
+/// A work request with `num_sge` elements at `sg_list` and no successor.
+pub(crate) fn send_wr(work: &Work, sg_list: *mut ibv_sge, num_sge: c_int) -> ibv_send_wr {
+    let mut wr: ibv_send_wr = super::zeroed();
+    wr.wr_id = work.id;
+    wr.sg_list = sg_list;
+    wr.num_sge = num_sge;
+    wr.opcode = work.opcode;
+    wr.send_flags = work.flags;
+    wr.imm_data_invalidated_rkey_union.imm_data = work.immediate;
+    wr.wr.rdma = rdma_sys::rdma_t { remote_addr: work.remote.0, rkey: work.remote.1 };
+    wr
+}
+
+/// The immediate of a completion that has one, in network byte order.
+///
+/// # Safety
+/// `wc` points to a successful completion.
+pub(crate) const unsafe fn wc_immediate(wc: *const ibv_wc) -> u32 {
+    // SAFETY: a success is written in full, and both arms of the union are 32-bit integers.
+    unsafe { (*wc).imm_data_invalidated_rkey_union.imm_data }
+}
+
+/// The connection parameters of an event.
+///
+/// # Safety
+/// `event` came from `rdma_get_cm_event` and has not been acknowledged.
+pub(crate) unsafe fn event_conn(event: *const rdma_cm_event) -> rdma_conn_param {
+    // SAFETY: the caller vouches for `event`; the library zeroes the event and then fills in this arm for every event of
+    // an RDMA_PS_TCP identifier (rdma_get_cm_event(3)), and the arm is integers and a pointer, valid in any case.
+    unsafe { (*event).param.conn }
+}
+
+/// Where an identifier keeps its local address.
+///
+/// # Safety
+/// `id` is a live identifier.
+pub(crate) unsafe fn source(id: *const rdma_cm_id) -> *const sockaddr_storage {
+    // SAFETY: a place expression inside a live identifier; nothing is read.
+    unsafe { &raw const (*id).route.addr.src_addr_union }.cast()
+}
+
+/// Where an identifier keeps its peer's address.
+///
+/// # Safety
+/// `id` is a live identifier.
+pub(crate) unsafe fn destination(id: *const rdma_cm_id) -> *const sockaddr_storage {
+    // SAFETY: a place expression inside a live identifier; nothing is read.
+    unsafe { &raw const (*id).route.addr.dst_addr_union }.cast()
+}

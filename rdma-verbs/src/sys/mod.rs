@@ -1,0 +1,69 @@
+//! The C side: declarations, and the table of functions through which everything else in this crate calls them.
+//!
+//! * [`generated`]: what bindgen made of the headers, checked in, with its layout assertions.
+//! * [`bindings`]: the names the rest of the crate uses for types, and the few places where a C union is entered. By
+//!   default these are the generated types; under the feature `rdma-sys` they are that crate's.
+//! * [`Api`]: the functions, found at run time with `dlopen` (by default) or at link time (feature `rdma-sys`).
+//!
+//! Constants always come from [`generated`]: enum constants are plain integers on both sides.
+
+mod api;
+
+#[cfg(not(feature = "rdma-sys"))]
+#[path = "ours.rs"]
+mod bindings;
+
+#[cfg(feature = "rdma-sys")]
+#[path = "linked.rs"]
+mod bindings;
+
+#[cfg(all(test, feature = "rdma-sys"))]
+mod crosscheck;
+
+#[allow(
+    clippy::all,
+    clippy::undocumented_unsafe_blocks,
+    clippy::use_self,
+    dead_code,
+    missing_docs,
+    non_camel_case_types,
+    non_snake_case,
+    non_upper_case_globals,
+    unreachable_pub,
+    unused_imports
+)]
+#[cfg_attr(target_arch = "x86_64", path = "generated/x86_64.rs")]
+#[cfg_attr(target_arch = "aarch64", path = "generated/aarch64.rs")]
+pub(crate) mod generated;
+
+#[cfg(not(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"))))]
+compile_error!(
+    "rdma-verbs has bindings for Linux on x86_64 and aarch64; see bindings.sh to add another target"
+);
+
+pub(crate) use self::api::Api;
+pub(crate) use self::bindings::*;
+
+/// A C structure with every byte zero, as `memset` would leave it.
+pub(crate) const fn zeroed<T: Plain>() -> T {
+    // SAFETY: `Plain` is implemented only for C structures of integers, raw pointers, optional function pointers and
+    // unions of these, for all of which zero is a valid value.
+    unsafe { core::mem::zeroed() }
+}
+
+/// C structures for which zero bytes are a valid value.
+///
+/// # Safety
+/// The type consists of integers, raw pointers, `Option`s of function pointers, and arrays or unions of these.
+pub(crate) unsafe trait Plain {}
+
+macro_rules! plain {
+    ($($name:ident)*) => {
+        $(
+            // SAFETY: a plain C structure of integers and pointers, as its declaration shows.
+            unsafe impl Plain for $name {}
+        )*
+    };
+}
+
+plain! { ibv_device_attr ibv_qp_attr ibv_qp_init_attr ibv_send_wr rdma_conn_param }

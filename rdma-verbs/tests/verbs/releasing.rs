@@ -1,0 +1,177 @@
+//! Nothing is left behind, in whatever order things go.
+
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use rdma_proto::backend::{
+    Backend as _, CmEventKind, CompletionQueue as _, EventChannel as _, Identifier as _, QueuePair as _,
+    SendOp,
+};
+
+use crate::harness::{End, Lab, PARAMS, PATIENCE, Pair, Shape, event, lab, resolved};
+
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+/// What the kernel counts for the device, if the tool that asks it is there.
+fn resources() -> Option<String> {
+    let output = Command::new("rdma").args(["resource", "show"]).output().ok()?;
+    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+fn cycle(lab: &Lab) {
+    let Pair { server, client, servers, clients, listener } = lab.pair();
+    client.post(SendOp::Send, 0, 32);
+    client.completed();
+    server.completed();
+    client.id.disconnect().unwrap();
+    assert!(matches!(event(&servers).kind, CmEventKind::Disconnected));
+    drop((server, client, servers, clients, listener));
+}
+
+#[test]
+fn connections_leave_nothing_behind() {
+    let Some(lab) = lab() else { return };
+    cycle(&lab);
+    let before = (descriptors(), resources());
+    for _ in 0..200 {
+        cycle(&lab);
+    }
+    let after = crate::harness::await_some("the kernel's cleaning up", || {
+        let after = (descriptors(), resources());
+        (after == before).then_some(after)
+    });
+    println!("{after:?}");
+}
+
+#[test]
+fn handles_may_go_in_any_order() {
+    let Some(lab) = lab() else { return };
+    let Pair { server, client, servers, clients, listener } = lab.pair();
+    let before = server.qp.number();
+    // What the queue pair needs stays, although nobody else has it.
+    drop(servers);
+    drop(clients);
+    drop(listener);
+    let End { qp, cq, region, inbox, domain, id } = client;
+    drop(domain);
+    drop(cq);
+    drop(id);
+    drop(inbox);
+    let request = rdma_proto::backend::SendRequest {
+        id: 1,
+        op: SendOp::Send,
+        local: rdma_proto::backend::Slice { region: &region, offset: 0, len: 4 },
+        signaled: true,
+        inline: false,
+    };
+    qp.post_send(&[request]).unwrap();
+    server.completed();
+    drop(region);
+    drop(qp);
+    assert_eq!(server.qp.number(), before);
+    let End { qp, cq, id, .. } = server;
+    drop(id);
+    drop(qp);
+    cq.arm().unwrap();
+}
+
+#[test]
+fn a_region_may_go_while_it_is_in_use() {
+    let Some(lab) = lab() else { return };
+    let Pair { server, client, .. } = lab.pair();
+    // The receives name the inbox.
+    let End { qp, cq, region, inbox, domain, id } = server;
+    drop(inbox);
+    client.post(SendOp::Send, 0, 4);
+    let error = client.completion().result.unwrap_err();
+    println!("the sender sees {:?}", error.status);
+    drop((qp, cq, region, domain, id));
+}
+
+#[test]
+fn identifiers_may_go_while_their_events_are_under_way() {
+    let Some(lab) = lab() else { return };
+    let channel = lab.verbs.event_channel().unwrap();
+    let listener = channel.listen(lab.address(), 0).unwrap();
+    let remote = listener.local_addr().unwrap();
+    let (channel, done) = (&channel, &AtomicBool::new(false));
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(move || {
+                while !done.load(Ordering::Relaxed) {
+                    // Connect requests are dropped, and thereby refused.
+                    drop(channel.next_event().unwrap());
+                }
+            });
+        }
+        let workers: Vec<_> = (0..2)
+            .map(|_| {
+                scope.spawn(move || {
+                    for round in 0..300 {
+                        let id = channel.create_id().unwrap();
+                        id.resolve_address(None, remote, PATIENCE).unwrap();
+                        if round % 3 == 0 {
+                            id.local_addr();
+                            id.peer_addr();
+                        }
+                    }
+                })
+            })
+            .collect();
+        for worker in workers {
+            worker.join().unwrap();
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn connections_may_go_while_another_thread_reads_their_events() {
+    let Some(lab) = lab() else { return };
+    let servers = lab.verbs.event_channel().unwrap();
+    let listener = servers.listen(lab.address(), 0).unwrap();
+    let remote = listener.local_addr().unwrap();
+    let (servers, lab, done) = (&servers, &lab, &AtomicBool::new(false));
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            let mut ends = Vec::new();
+            while !done.load(Ordering::Relaxed) {
+                let Some(event) = servers.next_event().unwrap() else { continue };
+                match event.kind {
+                    CmEventKind::ConnectRequest { id, .. } => {
+                        // The client may be gone already.
+                        let Ok(end) = End::try_new(id, Shape::default()) else { continue };
+                        if end.id.accept(&PARAMS, &[]).is_ok() {
+                            ends.push(end);
+                        }
+                    }
+                    CmEventKind::Disconnected => ends.retain(|end| end.id.key() != event.id),
+                    _ => {}
+                }
+            }
+        });
+        let clients = lab.verbs.event_channel().unwrap();
+        let reading = &AtomicBool::new(true);
+        for round in 0..30 {
+            let id = resolved(&clients, None, remote);
+            let end = End::new(id, Shape::default());
+            end.id.connect(&PARAMS, &[]).unwrap();
+            // The answer is read by one thread while the other destroys the queue pair.
+            reading.store(true, Ordering::Relaxed);
+            thread::scope(|inner| {
+                inner.spawn(|| {
+                    while reading.load(Ordering::Relaxed) {
+                        clients.next_event().unwrap();
+                    }
+                });
+                thread::sleep(std::time::Duration::from_micros(500 * round));
+                drop(end);
+                reading.store(false, Ordering::Relaxed);
+            });
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+}
