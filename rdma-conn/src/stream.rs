@@ -2,7 +2,7 @@
 
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::sync::{Arc, MutexGuard, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use rdma_proto::Counters;
@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::keeper;
 use crate::link::Link;
 use crate::options::Options;
-use crate::shared::Shared;
+use crate::shared::{Locked, Shared};
 use crate::wait::{self, Descriptors};
 
 /// A byte stream over RDMA: like a `TcpStream`, with [`Read`] and [`Write`].
@@ -84,7 +84,7 @@ impl<B: Descriptors> Stream<B> {
         Self { shared, read_timeout: None, write_timeout: None, linger }
     }
 
-    fn link(&self) -> MutexGuard<'_, Link<B>> {
+    fn link(&self) -> Locked<'_, B> {
         self.shared.lock()
     }
 
@@ -161,6 +161,7 @@ impl<B: Descriptors> Drop for Stream<B> {
         if let Err(error) = self.shutdown(self.linger) {
             tracing::debug!(%error, "the connection did not end in order");
         }
+        self.shared.release();
     }
 }
 
