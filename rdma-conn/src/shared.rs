@@ -55,7 +55,9 @@ impl<B: Backend> Deref for Locked<'_, B> {
 
 impl<B: Backend> DerefMut for Locked<'_, B> {
     fn deref_mut(&mut self) -> &mut Link<B> {
-        let Some(link) = &mut *self.0 else { unreachable!("a stream locks its connection only while it lives") };
+        let Some(link) = &mut *self.0 else {
+            unreachable!("a stream locks its connection only while it lives")
+        };
         link
     }
 }
