@@ -219,7 +219,9 @@ pub trait Identifier<B: Backend>: Send + Sync {
     ) -> Result<(), B::Error>;
     /// Starts resolving the route; `rdma_resolve_route(3)`. Ends in `RouteResolved` or `RouteError`.
     fn resolve_route(&self, timeout: core::time::Duration) -> Result<(), B::Error>;
-    /// The limits of the device behind this identifier. An error before it has one.
+    /// The device behind this identifier. An error before it has one.
+    fn device(&self) -> Result<DeviceKey, B::Error>;
+    /// The limits of that device.
     fn capabilities(&self) -> Result<Capabilities, B::Error>;
     /// A new protection domain on the identifier's device, `ibv_alloc_pd(3)`.
     fn create_domain(&self) -> Result<B::Domain, B::Error>;
@@ -251,6 +253,10 @@ pub trait Identifier<B: Backend>: Send + Sync {
     /// The peer's address, `rdma_get_peer_addr(3)`.
     fn peer_addr(&self) -> Option<SocketAddr>;
 }
+
+/// Names one open device within its process: a queue pair can only use domains and completion queues of its own device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct DeviceKey(pub u64);
 
 /// What a device can do, `ibv_query_device(3)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rdma_proto::backend::{
-    self, Capabilities, CmEvent, CmEventKind, ConnectParams, IdentifierKey, QueuePairLimits,
+    self, Capabilities, CmEvent, CmEventKind, ConnectParams, DeviceKey, IdentifierKey, QueuePairLimits,
 };
 
 use crate::driver::{Driver, Signal};
@@ -158,6 +158,10 @@ impl backend::Identifier<SoftSim> for Identifier {
     /// There is a route to every host there is, so this never fails and never waits.
     fn resolve_route(&self, _timeout: Duration) -> Result<(), Error> {
         self.inner.driver.with(|model| model.resolve_route(self.inner.id))
+    }
+
+    fn device(&self) -> Result<DeviceKey, Error> {
+        self.inner.driver.with(|model| model.device_key(self.inner.id))
     }
 
     fn capabilities(&self) -> Result<Capabilities, Error> {

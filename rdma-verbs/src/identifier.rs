@@ -6,7 +6,7 @@ use core::ptr::{self, NonNull};
 use core::time::Duration;
 use std::sync::{Arc, Mutex};
 
-use rdma_proto::backend::{self, Capabilities, ConnectParams, IdentifierKey, QueuePairLimits};
+use rdma_proto::backend::{self, Capabilities, ConnectParams, DeviceKey, IdentifierKey, QueuePairLimits};
 
 use crate::channel::{Channel, Context, EventChannel, opaque};
 use crate::completion::CompletionQueue;
@@ -257,7 +257,7 @@ impl Identifier {
         Self { inner }
     }
 
-    fn device(&self) -> Result<Device, Error> {
+    fn held_device(&self) -> Result<Device, Error> {
         Ok(Device::hold(self.inner.api, self.inner.verbs()?, &self.inner))
     }
 }
@@ -304,16 +304,20 @@ impl backend::Identifier<Verbs> for Identifier {
         })
     }
 
+    fn device(&self) -> Result<DeviceKey, Error> {
+        Ok(DeviceKey(self.inner.verbs()?.as_ptr() as u64))
+    }
+
     fn capabilities(&self) -> Result<Capabilities, Error> {
-        self.device()?.capabilities()
+        self.held_device()?.capabilities()
     }
 
     fn create_domain(&self) -> Result<Domain, Error> {
-        Domain::create(self.device()?)
+        Domain::create(self.held_device()?)
     }
 
     fn create_completion_queue(&self, depth: u32, vector: u32) -> Result<CompletionQueue, Error> {
-        CompletionQueue::create(self.device()?, depth, vector)
+        CompletionQueue::create(self.held_device()?, depth, vector)
     }
 
     fn create_queue_pair(

@@ -37,7 +37,7 @@
 //! | `EventChannel::listen` | `rdma_create_id`, `rdma_set_option(3)` (`AFONLY` for IPv6, `REUSEADDR`), `rdma_bind_addr(3)`, `rdma_listen(3)` |
 //! | `EventChannel::next_event` | `rdma_get_cm_event(3)` and at once `rdma_ack_cm_event(3)` |
 //! | `Identifier::resolve_address`, `resolve_route` | `rdma_resolve_addr(3)`, `rdma_resolve_route(3)` |
-//! | `Identifier::capabilities` | `ibv_query_device(3)` |
+//! | `Identifier::device`, `capabilities` | the context in the identifier, `ibv_query_device(3)` |
 //! | `Identifier::create_domain` | `ibv_alloc_pd(3)` |
 //! | `Identifier::create_completion_queue` | `ibv_create_comp_channel(3)`, `ibv_create_cq(3)`, then `O_NONBLOCK` |
 //! | `Identifier::create_queue_pair` | `rdma_create_qp(3)`: RC, `sq_sig_all` 0, one element per request |

@@ -20,6 +20,11 @@ impl<T> Id<T> {
     pub(crate) const fn index(self) -> u32 {
         self.index
     }
+
+    /// The name as a number.
+    pub(crate) fn to_bits(self) -> u64 {
+        u64::from(self.generation) << 32 | u64::from(self.index)
+    }
 }
 
 impl<T> Clone for Id<T> {

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use rdma_proto::time::Instant;
 
-use rdma_proto::backend::{Capabilities, ConnectParams, IdentifierKey, QueuePairLimits, reject};
+use rdma_proto::backend::{Capabilities, ConnectParams, DeviceKey, IdentifierKey, QueuePairLimits, reject};
 
 use super::completions::{CompletionQueue, Held};
 use super::events::NoticeKind;
@@ -235,6 +235,10 @@ impl Model {
             return Err(Error::State("the identifier has no device before its address is resolved"));
         }
         Ok(identifier.host)
+    }
+
+    pub(crate) fn device_key(&self, id: IdentifierId) -> Result<DeviceKey, Error> {
+        Ok(DeviceKey(self.device(id)?.to_bits()))
     }
 
     pub(crate) fn capabilities(&self, id: IdentifierId) -> Result<Capabilities, Error> {
