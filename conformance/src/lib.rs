@@ -18,5 +18,6 @@ pub mod semantics;
 pub mod sim;
 pub mod smoke;
 pub mod suite;
+pub mod trace;
 pub mod vectors;
 pub mod workload;

@@ -4,6 +4,7 @@
 
 use std::io::IsTerminal;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,7 +19,8 @@ use rdma_verbs::Verbs;
 use conformance::hostile::{self, Setting};
 use conformance::smoke::{self, Peer, Scale};
 use conformance::suite::{self, Case, Report, Verdict};
-use conformance::{explore, kv, outage, reqs, semantics, sim, vectors};
+use conformance::trace::{Limits, Recorded, Recorder};
+use conformance::{explore, kv, outage, reqs, semantics, sim, trace, vectors};
 
 /// Exit codes: all passed is 0.
 const FAILED: u8 = 1;
@@ -56,6 +58,9 @@ enum Command {
     Explore(explore::Arguments),
     /// Shows, rule by rule, that RDMA here is what the layers above take it for.
     Semantics(Semantics),
+    /// Recordings of connections: shows them as timelines, turns them into packets for Wireshark.
+    #[command(subcommand)]
+    Trace(trace::Command),
 }
 
 #[derive(Args)]
@@ -119,6 +124,9 @@ struct Smoke {
     /// Seconds to stay idle.
     #[arg(long, default_value_t = 7)]
     idle: u64,
+    /// Record the connections into this file, for `trace show` and `trace pcap`.
+    #[arg(long)]
+    record: Option<PathBuf>,
 }
 
 impl Default for Smoke {
@@ -151,6 +159,7 @@ fn main() -> ExitCode {
         Command::Vectors(command) => vectors::run(command),
         Command::Explore(arguments) => explore::run(&arguments),
         Command::Semantics(semantics) => run_semantics(semantics),
+        Command::Trace(command) => trace::run(command),
     }
 }
 
@@ -247,8 +256,13 @@ fn check<B: Descriptors>(smoke: &Smoke, backend: B, address: String, what: &str)
         window: connect.options.protocol.window as usize,
     };
     let title = format!("{address}, {what}");
-    let peer = Peer { backend, address, connect, scale };
-    run(&title, &smoke::cases(), &peer, smoke.select.as_deref().unwrap_or_default())
+    let recorder = Recorder::new(smoke.record.as_ref().map_or(Limits::NOTHING, |_| Limits::default()));
+    let peer = Peer { backend: Recorded::new(backend, &recorder), address, connect, scale };
+    let code = run(&title, &smoke::cases(), &peer, smoke.select.as_deref().unwrap_or_default());
+    match smoke.record.as_ref().map(|file| recorder.recording().save(file)) {
+        Some(Err(error)) => cannot_run(&error.to_string()),
+        Some(Ok(())) | None => code,
+    }
 }
 
 fn run<S>(title: &str, cases: &[Case<S>], setting: &S, select: &str) -> ExitCode {

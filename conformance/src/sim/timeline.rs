@@ -1,19 +1,19 @@
 //! A trace for people: two lanes, the client's and the server's.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 
-use rdma_proto::backend::{Completed, Completion, SendOp};
-use rdma_proto::wire::Message;
+use rdma_proto::backend::{Completed, Completion};
 use rdma_softsim::trace::{Entry, What, Work};
 
-const LANE: usize = 62;
+use crate::trace::recording::Request;
+use crate::trace::timeline::{Lane, Line, lanes};
+use crate::trace::words;
 
 /// The last `most` lines of what happened, the clients' to the left and the server's to the right.
 #[must_use]
 pub fn render(trace: &[Entry], most: usize) -> String {
     let mut hosts = BTreeMap::new();
-    let lines: Vec<(String, u32, String)> = trace
+    let lines: Vec<Line> = trace
         .iter()
         .filter_map(|entry| {
             if let What::Created { host, pair, .. } = entry.what {
@@ -21,17 +21,15 @@ pub fn render(trace: &[Entry], most: usize) -> String {
             }
             let (host, text) = describe(&entry.what, &hosts)?;
             let micros = entry.at.since_start().as_nanos() as f64 / 1000.0;
-            Some((format!("{:>7} {micros:>13.3}", entry.event), host, text))
+            let moment = format!("{:>7} {micros:>13.3}", entry.event);
+            Some(match host {
+                0 => Line { moment, lane: Lane::Server, text },
+                _ => Line { moment, lane: Lane::Client, text: format!("{host}: {text}") },
+            })
         })
         .collect();
-    let mut page = format!("{:>7} {:>13}  {:<LANE$} server\n", "event", "µs", "client");
-    for (moment, host, text) in lines.iter().skip(lines.len().saturating_sub(most)) {
-        let _never_fails = match host {
-            0 => writeln!(page, "{moment}  {:<LANE$} {text}", ""),
-            _ => writeln!(page, "{moment}  {:<LANE$}", format!("{host}: {text}")),
-        };
-    }
-    page
+    let last = lines.get(lines.len().saturating_sub(most)..).unwrap_or_default();
+    lanes(&format!("{:>7} {:>13}", "event", "µs"), last)
 }
 
 /// On which host, and in words. Receives posted and completions that wait are left out: polling shows them.
@@ -59,33 +57,19 @@ fn describe(what: &What, hosts: &BTreeMap<u32, u32>) -> Option<(u32, String)> {
     })
 }
 
-fn request(work: &Work) -> String {
-    let Work { len, signaled, message, .. } = *work;
-    let signal = if signaled { " signaled" } else { "" };
-    match work.op {
-        SendOp::Send | SendOp::SendImmediate(_) => match message.map(|bytes| Message::decode(&bytes)) {
-            Some(Ok(Message::RegisterXferMemory(window))) => {
-                format!("RegisterXferMemory({:#x}, {} bytes){signal}", window.address, window.length)
-            }
-            Some(Ok(message)) if len == 32 => format!("{:?}{signal}", message.opcode()),
-            _ => format!("SEND of {len} bytes{signal}"),
-        },
-        SendOp::Write(at) => format!("WRITE {len} -> {:#x}{signal}", at.address),
-        SendOp::WriteImmediate(at, immediate) => {
-            format!("WRITE {len} -> {:#x} imm {}{signal}", at.address, immediate.0)
-        }
-        SendOp::Read(at) => format!("READ {len} <- {:#x}{signal}", at.address),
-    }
+fn request(&Work { id, op, len, signaled, message }: &Work) -> String {
+    let bytes = message.into_iter().flatten().take(len).collect();
+    let signal = if signaled { ", signaled" } else { "" };
+    format!("{}{signal}", words::request(&Request::new(id, op, len, signaled, bytes)))
 }
 
-fn result(completion: &Completion) -> String {
-    let id = completion.id;
-    match completion.result {
+fn result(&Completion { id, result, .. }: &Completion) -> String {
+    match result {
         Ok(Completed::Recv { len, .. }) => format!("receive {id}: message of {len} bytes"),
         Ok(Completed::RecvWrite { immediate }) => {
             format!("receive {id}: {} bytes in the window", immediate.0)
         }
         Ok(done) => format!("{done:?} {id:#x}"),
-        Err(error) => format!("{:?} of {id:#x}", error.status),
+        Err(error) => words::failed(id, error.status),
     }
 }

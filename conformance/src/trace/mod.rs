@@ -1,0 +1,19 @@
+//! What happened on recorded connections, for people and for Wireshark.
+//!
+//! [`Recorded`] wraps any backend and writes down what passes it: calls and events of the connection manager, work requests,
+//! completions. What it wrote, a [`Recording`], is kept as lines of JSON, shown as a [`timeline`], and turned into
+//! the packets ([`packets`]) that RoCE v2 carries for it.
+
+mod backend;
+mod command;
+mod data_path;
+mod ends;
+pub mod packets;
+pub mod recording;
+pub mod roce;
+pub mod timeline;
+pub(crate) mod words;
+
+pub use backend::Recorded;
+pub use command::{Command, run};
+pub use recording::{Limits, Recorder, Recording};

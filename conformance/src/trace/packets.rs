@@ -1,0 +1,275 @@
+//! A recording as the packets that RoCE v2 carries for it, in a file for Wireshark.
+//!
+//! What was posted is what was sent, and a completion is an acknowledgement: queue pair numbers, addresses and times are the
+//! recording's; packet sequence numbers are made up, and so is all of the peer's that was not recorded but its
+//! notifications. The connection manager's packets are left out. For bytes that were not recorded there are zeros, and a comment
+//! in the packet that says so: Wireshark takes packets that are cut short for malformed ones.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::Path;
+use std::time::Duration;
+
+use pcap_file::pcapng::PcapNgWriter;
+use pcap_file::pcapng::blocks::enhanced_packet::{EnhancedPacketBlock, EnhancedPacketOption};
+use pcap_file::pcapng::blocks::interface_description::{
+    InterfaceDescriptionBlock, InterfaceDescriptionOption,
+};
+use pcap_file::{DataLink, PcapError};
+use rdma_proto::backend::CompletionStatus;
+
+use super::ends::{self, End};
+use super::recording::{Op, Outcome, Recording, Request, What};
+use super::roce::{Kind, Packet};
+
+/// Bytes in a packet.
+const MTU: usize = 4096;
+/// Queue pairs whose numbers are not recorded get them from here on.
+const UNKNOWN_PAIR: u32 = 0xf0_0000;
+
+/// A frame, and when it was seen.
+#[derive(Clone, Debug)]
+pub struct Frame {
+    /// When, from the clock's start.
+    pub at: Duration,
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+    /// How many of them stand for some that were not recorded.
+    pub unknown: usize,
+}
+
+/// Writes a recording into a pcapng file; how many packets it has.
+///
+/// # Errors
+/// The file's, with its name.
+pub fn save(recording: &Recording, file: &Path) -> io::Result<usize> {
+    let write = || write(recording, BufWriter::new(File::create(file)?));
+    write().map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", file.display())))
+}
+
+/// Writes a recording as a pcapng file; how many packets it has.
+///
+/// # Errors
+/// The writer's.
+pub fn write(recording: &Recording, to: impl Write) -> io::Result<usize> {
+    let failed = |error: PcapError| match error {
+        PcapError::IoError(error) => error,
+        other => io::Error::other(other),
+    };
+    let frames = frames(recording);
+    let mut file = PcapNgWriter::new(to).map_err(failed)?;
+    let mut interface = InterfaceDescriptionBlock::new(DataLink::ETHERNET, 0);
+    // Nanoseconds.
+    interface.options.push(InterfaceDescriptionOption::IfTsResol(9));
+    file.write_pcapng_block(interface).map_err(failed)?;
+    for Frame { at, bytes, unknown } in &frames {
+        let comment = format!("the last {unknown} bytes of the payload were not recorded");
+        let packet = EnhancedPacketBlock {
+            interface_id: 0,
+            timestamp: *at,
+            original_len: u32::try_from(bytes.len()).unwrap_or(u32::MAX),
+            data: bytes.into(),
+            options: (*unknown > 0)
+                .then(|| EnhancedPacketOption::Comment(comment.into()))
+                .into_iter()
+                .collect(),
+        };
+        file.write_pcapng_block(packet).map_err(failed)?;
+    }
+    Ok(frames.len())
+}
+
+/// The packets of a recording.
+#[must_use]
+pub fn frames(recording: &Recording) -> Vec<Frame> {
+    let ends = ends::of(recording);
+    let unsent = unsent(recording);
+    let mut wire = Wire { ends: &ends, sequences: HashMap::new(), last: HashMap::new(), frames: Vec::new() };
+    for (position, entry) in recording.entries.iter().enumerate() {
+        let Some(end) = ends.get(&entry.end) else { continue };
+        let at = Duration::from_nanos(entry.at);
+        match &entry.what {
+            What::Posted(request) if !unsent.contains(&position) => {
+                wire.request(at, entry.end, true, request);
+            }
+            What::Completed { id, outcome } => {
+                wire.acknowledged(at, entry.end, *id, outcome);
+                if let (None, Some(request)) = (end.other, outcome.arrived(*id)) {
+                    wire.request(at, entry.end, false, &request);
+                }
+            }
+            _ => {}
+        }
+    }
+    wire.frames
+}
+
+/// Requests that were refused, or flushed before they left.
+fn unsent(recording: &Recording) -> HashSet<usize> {
+    let (mut flushed, mut refused) = (HashSet::new(), HashMap::new());
+    let mut unsent = HashSet::new();
+    for (position, entry) in recording.entries.iter().enumerate().rev() {
+        match &entry.what {
+            What::Completed { id, outcome: Outcome::Failed { status, .. } }
+                if *status == CompletionStatus::WR_FLUSH_ERR.0 =>
+            {
+                flushed.insert((entry.end, *id));
+            }
+            What::Refused { requests, .. } => *refused.entry(entry.end).or_insert(0) = *requests,
+            What::Posted(request) => {
+                let left = refused.entry(entry.end).or_default();
+                if *left > 0 || flushed.remove(&(entry.end, request.id)) {
+                    unsent.insert(position);
+                }
+                *left = left.saturating_sub(1);
+            }
+            _ => {}
+        }
+    }
+    unsent
+}
+
+struct Wire<'a> {
+    ends: &'a BTreeMap<u32, End>,
+    /// The next sequence number of what an end sends (true) or is sent (false).
+    sequences: HashMap<(u32, bool), u32>,
+    /// Where the latest request of this id ended: its last sequence number, and its length for a READ.
+    last: HashMap<(u32, u64), (u32, Option<usize>)>,
+    frames: Vec<Frame>,
+}
+
+impl Wire<'_> {
+    /// A packet from this end (`out`), or to it.
+    fn send(&mut self, at: Duration, end: u32, out: bool, mut packet: Packet<'_>) {
+        let known = self.ends.get(&end).copied().unwrap_or_default();
+        let other = known.other.and_then(|other| self.ends.get(&other));
+        let (local, peer) = known.addresses.map_or_else(
+            || (IpAddr::from(Ipv4Addr::UNSPECIFIED), IpAddr::from(Ipv4Addr::UNSPECIFIED)),
+            |(local, peer)| (local.ip(), peer.ip()),
+        );
+        let (from, to, pair) = match out {
+            true => {
+                (local, peer, other.and_then(|other| other.pair).unwrap_or(UNKNOWN_PAIR.wrapping_add(end)))
+            }
+            false => (peer, local, known.pair.unwrap_or(UNKNOWN_PAIR)),
+        };
+        packet = Packet { from, to, pair, ..packet };
+        let unknown = packet.len.saturating_sub(packet.payload.len());
+        self.frames.push(Frame { at, bytes: packet.frame(), unknown });
+    }
+
+    fn next(&mut self, end: u32, out: bool, count: u32) -> u32 {
+        let next = self.sequences.entry((end, out)).or_default();
+        let first = *next;
+        *next = next.wrapping_add(count) & 0xff_ffff;
+        first
+    }
+
+    fn request(&mut self, at: Duration, end: u32, out: bool, request: &Request) {
+        let Request { id, op, remote, immediate, len, .. } = *request;
+        let address: Vec<u8> = remote
+            .map(|remote| {
+                let len = u32::try_from(len).unwrap_or(u32::MAX);
+                [&remote.address.to_be_bytes()[..], &remote.rkey.to_be_bytes(), &len.to_be_bytes()].concat()
+            })
+            // Every WRITE has this header.
+            .unwrap_or_else(|| if op == Op::Send { Vec::new() } else { vec![0; 16] });
+        let packets = u32::try_from(len.div_ceil(MTU).max(1)).unwrap_or(u32::MAX);
+        let sequence = self.next(end, out, packets);
+        let last = sequence.wrapping_add(packets - 1) & 0xff_ffff;
+        if out {
+            self.last.insert((end, id), (last, (op == Op::Read).then_some(len)));
+        }
+        match op {
+            Op::Read => {
+                let packet = Packet { headers: address, ..blank(12, sequence) };
+                self.send(at, end, out, Packet { acknowledge: true, ..packet });
+            }
+            Op::Send | Op::Write => {
+                let kind = if op == Op::Send { Kind::Send } else { Kind::Write };
+                let message = Message { kind, start: address, end: immediate, bytes: &request.bytes.0, len };
+                self.message(at, end, out, sequence, &message);
+            }
+        }
+    }
+
+    fn message(&mut self, at: Duration, end: u32, out: bool, sequence: u32, message: &Message<'_>) {
+        let packets = message.len.div_ceil(MTU).max(1);
+        for number in 0..packets {
+            let (first, last) = (number == 0, number + 1 == packets);
+            let start = number * MTU;
+            let mut headers = if first { message.start.clone() } else { Vec::new() };
+            if last && message.kind == Kind::ReadResponse && !first {
+                headers.clone_from(&message.start);
+            }
+            if let (true, Some(immediate)) = (last, message.end) {
+                headers.extend(immediate.to_be_bytes());
+            }
+            let opcode = message.kind.opcode(first, last, message.end.is_some());
+            let sequence = sequence.wrapping_add(number as u32) & 0xff_ffff;
+            let packet = Packet {
+                acknowledge: last && message.kind != Kind::ReadResponse,
+                headers,
+                payload: message.bytes.get(start..).unwrap_or_default(),
+                len: message.len.saturating_sub(start).min(MTU),
+                ..blank(opcode, sequence)
+            };
+            self.send(at, end, out, packet);
+        }
+    }
+
+    /// What the peer's device answered, if the completion tells.
+    fn acknowledged(&mut self, at: Duration, end: u32, id: u64, outcome: &Outcome) {
+        let Some(&(sequence, read)) = self.last.get(&(end, id)) else { return };
+        // AETH syndromes: acknowledged without a count of credits; no receive; not acknowledged, and why.
+        let syndrome = match outcome {
+            Outcome::Done { .. } => 0x1f,
+            Outcome::Failed { status, .. } => match CompletionStatus(*status) {
+                CompletionStatus::RNR_RETRY_EXC_ERR => 0x20,
+                CompletionStatus::REM_INV_REQ_ERR => 0x61,
+                CompletionStatus::REM_ACCESS_ERR => 0x62,
+                CompletionStatus::REM_OP_ERR => 0x63,
+                _ => return,
+            },
+            Outcome::Received { .. } | Outcome::Notified { .. } => return,
+        };
+        let header = vec![syndrome, 0, 0, 0];
+        match (outcome, read) {
+            (Outcome::Done { .. }, Some(len)) => {
+                let packets = u32::try_from(len.div_ceil(MTU).max(1)).unwrap_or(u32::MAX);
+                let first = sequence.wrapping_sub(packets - 1) & 0xff_ffff;
+                let message = Message { kind: Kind::ReadResponse, start: header, end: None, bytes: &[], len };
+                self.message(at, end, false, first, &message);
+            }
+            _ => self.send(at, end, false, Packet { headers: header, ..blank(17, sequence) }),
+        }
+    }
+}
+
+/// What is carried in as many packets as it takes.
+struct Message<'a> {
+    kind: Kind,
+    /// Headers of the first packet.
+    start: Vec<u8>,
+    /// Immediate of the last.
+    end: Option<u32>,
+    bytes: &'a [u8],
+    len: usize,
+}
+
+const fn blank<'a>(opcode: u8, sequence: u32) -> Packet<'a> {
+    let nowhere = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+    Packet {
+        from: nowhere,
+        to: nowhere,
+        opcode,
+        pair: 0,
+        sequence,
+        acknowledge: false,
+        headers: Vec::new(),
+        payload: &[],
+        len: 0,
+    }
+}

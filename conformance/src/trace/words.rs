@@ -1,0 +1,120 @@
+//! Requests and completions in words.
+
+use rdma_proto::backend::CompletionStatus;
+use rdma_proto::wire::{Message, Window};
+
+use super::recording::{Op, Outcome, Remote, Request};
+
+/// What one end's bytes go into: the window that its peer announced last, and what was written of it since a notification.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Way {
+    window: Option<Window>,
+    unsaid: u64,
+}
+
+impl Way {
+    /// What the peer sent may have announced a window.
+    pub(crate) fn announced(&mut self, request: &Request) {
+        if let (Op::Send, Ok(Message::RegisterXferMemory(window))) =
+            (request.op, Message::decode(&request.bytes.0))
+        {
+            self.window = Some(window);
+        }
+    }
+
+    /// A request in words, and what of it is not as it should be.
+    pub(crate) fn request(&mut self, request: &Request) -> String {
+        let (Op::Write, Some(remote)) = (request.op, request.remote) else { return self::request(request) };
+        let Some(window) = self.window else { return self::request(request) };
+        let mut text = format!("WRITE {} bytes {}", request.len, place(window, remote, request.len as u64));
+        self.unsaid = self.unsaid.saturating_add(request.len as u64);
+        if let Some(immediate) = request.immediate {
+            text += &format!(", imm {immediate}");
+            if u64::from(immediate) != self.unsaid {
+                text += &format!(" [{} bytes were written]", self.unsaid);
+            }
+            self.unsaid = 0;
+        }
+        text
+    }
+}
+
+/// Where in a window something is.
+fn place(window: Window, remote: Remote, len: u64) -> String {
+    let Window { address, length, rkey } = window;
+    let offset = remote.address.checked_sub(address).filter(|offset| *offset <= length.into());
+    let Some(offset) = offset else {
+        return if len == 0 {
+            "nowhere".into()
+        } else {
+            format!("-> {:#x} [outside the window]", remote.address)
+        };
+    };
+    let end = offset.saturating_add(len);
+    let mut text = format!("at {offset} of {length}");
+    if end > length.into() {
+        text += " [beyond its end]";
+    } else if end == u64::from(length) && len > 0 {
+        text += ", full";
+    }
+    if remote.rkey != rkey && len > 0 {
+        text += " [rkey of another]";
+    }
+    text
+}
+
+/// A request in words, as far as it speaks for itself.
+pub(crate) fn request(request: &Request) -> String {
+    let Request { op, remote, immediate, len, ref bytes, .. } = *request;
+    let address = remote.map(|remote| format!("{:#x}", remote.address)).unwrap_or_default();
+    let mut text = match op {
+        Op::Send => message(len, &bytes.0),
+        Op::Write => format!("WRITE {len} bytes -> {address}"),
+        Op::Read => format!("READ {len} bytes <- {address}"),
+    };
+    if let Some(immediate) = immediate {
+        text += &format!(", imm {immediate}");
+    }
+    text
+}
+
+/// A SEND in words.
+fn message(len: usize, bytes: &[u8]) -> String {
+    match Message::decode(bytes) {
+        Ok(message) if len == bytes.len() => match message {
+            Message::RegisterXferMemory(Window { address, length, rkey }) => {
+                format!("RegisterXferMemory {length} bytes at {address:#x}, rkey {rkey:#x}")
+            }
+            Message::Keepalive => "Keepalive".into(),
+            Message::GetServerFeature { select, features }
+            | Message::SetClientFeature { select, features } => {
+                format!("{} select {select}, features {:#x}", message.opcode(), features.0)
+            }
+        },
+        Err(invalid) if len == bytes.len() => format!("SEND of {len} bytes [{invalid}]"),
+        _ => format!("SEND of {len} bytes"),
+    }
+}
+
+/// A completion in words.
+pub(crate) fn outcome(id: u64, outcome: &Outcome) -> String {
+    match outcome {
+        Outcome::Done { op } => format!("done: {op:?} {id:#x}"),
+        Outcome::Received { len, bytes, .. } => format!("took {}", message(*len as usize, &bytes.0)),
+        Outcome::Notified { immediate, place: Some(_), .. } => format!("took imm {immediate}"),
+        Outcome::Notified { immediate, place: None, .. } => {
+            format!("took imm {immediate} [no window was announced]")
+        }
+        Outcome::Failed { status, .. } => failed(id, CompletionStatus(*status)),
+    }
+}
+
+/// A failed completion in words.
+pub(crate) fn failed(id: u64, status: CompletionStatus) -> String {
+    let meaning = match status {
+        // In the wake of something else.
+        CompletionStatus::WR_FLUSH_ERR => "",
+        status => &format!(", {}", status.describe()),
+    };
+    format!("FAILED {id:#x}: {status:?}{meaning}")
+}
