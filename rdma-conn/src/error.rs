@@ -70,6 +70,14 @@ pub enum Error {
     /// Waiting for descriptors failed.
     #[error("poll: {0}")]
     Wait(Arc<io::Error>),
+    /// The endpoint may not register more memory.
+    #[error(
+        "the endpoint has registered as much memory as it may, {limit} bytes: raise its limit or close connections"
+    )]
+    RegisteredMemory {
+        /// The limit, in bytes.
+        limit: u64,
+    },
     /// The device went away.
     #[error("the RDMA device was removed")]
     DeviceRemoved,
@@ -107,7 +115,9 @@ impl Error {
             Self::NoSuchHost { source, .. } | Self::Wait(source) => source.kind(),
             Self::Backend { kind: ErrorKind::NoDevice, .. } => io::ErrorKind::Unsupported,
             Self::Backend { kind: ErrorKind::Address, .. } => io::ErrorKind::AddrNotAvailable,
-            Self::Backend { kind: ErrorKind::Memory, .. } => io::ErrorKind::OutOfMemory,
+            Self::Backend { kind: ErrorKind::Memory, .. } | Self::RegisteredMemory { .. } => {
+                io::ErrorKind::OutOfMemory
+            }
             Self::Backend { kind: ErrorKind::Argument, .. } => io::ErrorKind::InvalidInput,
             Self::Refused { .. } | Self::Rejected { .. } => io::ErrorKind::ConnectionRefused,
             Self::Unreachable { source, .. } if source.kind() == io::ErrorKind::TimedOut => {

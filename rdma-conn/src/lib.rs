@@ -5,6 +5,7 @@
 
 #[cfg(feature = "tokio")]
 mod asynchronous;
+mod connection;
 mod dial;
 mod error;
 mod keeper;
@@ -20,6 +21,7 @@ mod waiting;
 
 #[cfg(feature = "tokio")]
 pub use asynchronous::{AsyncListener, AsyncStream};
+pub use connection::Connection;
 pub use dial::Dial;
 pub use error::Error;
 pub use link::Link;

@@ -1,4 +1,11 @@
 //! The registered memory of one connection.
+//!
+//! What an idle connection needs is registered when it is made: one receive window and the slots of messages. The send
+//! buffer comes with the first write, the second window when the peer fills the first faster than it is read, and
+//! both go again when the connection has been idle for a while.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rdma_proto::backend::{Access, Backend, Domain, RecvRequest, Region, Slice};
 use rdma_proto::window::Readable;
@@ -15,56 +22,142 @@ pub(crate) fn receive_slot(id: u64) -> Option<u16> {
     u16::try_from(id ^ RECEIVE).ok()
 }
 
-/// Regions of one connection, each with no more rights than it needs (VR-SEC-001): only the receive windows can be
-/// written by the peer, and nothing can be read by it.
+/// How much memory may be registered, by all who share it.
 #[derive(Debug)]
-pub(crate) struct Memory<R> {
-    windows: Vec<R>,
-    /// A ring of bytes on their way out.
-    send: R,
-    /// Slots of [`MESSAGE_LEN`] bytes: first one for each send work request, then one for each receive.
-    messages: R,
-    send_slots: usize,
+pub(crate) struct Budget {
+    limit: u64,
+    used: AtomicU64,
 }
 
-impl<R: Region> Memory<R> {
-    pub(crate) fn register<B: Backend<Region = R>>(
-        domain: &B::Domain,
+impl Budget {
+    pub(crate) fn new(limit: u64) -> Arc<Self> {
+        Arc::new(Self { limit, used: AtomicU64::new(0) })
+    }
+
+    pub(crate) fn used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    fn take(self: &Arc<Self>, bytes: usize) -> Result<Share, Error> {
+        let bytes = bytes as u64;
+        let within = |used: u64| used.checked_add(bytes).filter(|used| *used <= self.limit);
+        self.used
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, within)
+            .map(|_| Share { budget: Arc::clone(self), bytes })
+            .map_err(|_| Error::RegisteredMemory { limit: self.limit })
+    }
+}
+
+/// A part of a budget, given back when dropped.
+#[derive(Debug)]
+struct Share {
+    budget: Arc<Budget>,
+    bytes: u64,
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.budget.used.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+/// A region and the share of the budget that it takes.
+#[derive(Debug)]
+struct Booked<R> {
+    region: R,
+    _share: Share,
+}
+
+/// Regions of one connection, each with no more rights than it needs (VR-SEC-001): only the receive windows can be
+/// written by the peer, and nothing can be read by it.
+pub(crate) struct Memory<B: Backend> {
+    windows: [Option<Booked<B::Region>>; 2],
+    /// A ring of bytes on their way out.
+    send: Option<Booked<B::Region>>,
+    /// Slots of [`MESSAGE_LEN`] bytes: first one for each send work request, then one for each receive.
+    messages: Booked<B::Region>,
+    send_slots: usize,
+    window: usize,
+    send_buffer: usize,
+    domain: B::Domain,
+    budget: Arc<Budget>,
+}
+
+impl<B: Backend> Memory<B> {
+    /// Registers what an idle connection needs.
+    pub(crate) fn register(
+        domain: B::Domain,
         config: &Config,
         receives: u16,
+        budget: Arc<Budget>,
     ) -> Result<Self, Error> {
-        let register =
-            |len: usize, access| domain.register(len, access).map_err(Error::backend("registering memory"));
         let send_slots = usize::from(config.send_depth);
         let slots = send_slots + usize::from(receives);
+        let window = config.window as usize;
         Ok(Self {
-            windows: (0..config.windows)
-                .map(|_| register(config.window as usize, Access::REMOTE_WRITE))
-                .collect::<Result<_, _>>()?,
-            send: register(config.send_buffer as usize, Access::NONE)?,
-            messages: register(slots * MESSAGE_LEN, Access::LOCAL_WRITE)?,
+            windows: [Some(register::<B>(&domain, &budget, window, Access::REMOTE_WRITE)?), None],
+            send: None,
+            messages: register::<B>(&domain, &budget, slots * MESSAGE_LEN, Access::LOCAL_WRITE)?,
             send_slots,
+            window,
+            send_buffer: config.send_buffer as usize,
+            domain,
+            budget,
         })
     }
 
-    /// What the machine needs to announce the windows.
-    pub(crate) fn addresses(&self) -> [RegionAddress; 2] {
-        let mut addresses = [RegionAddress::default(); 2];
-        for (address, region) in addresses.iter_mut().zip(&self.windows) {
-            *address = RegionAddress { address: region.address(), rkey: region.rkey() };
+    /// Registers the window with this index, which is not there yet; what the machine needs to announce it.
+    pub(crate) fn add_window(&mut self, index: u8) -> Result<RegionAddress, Error> {
+        let window = register::<B>(&self.domain, &self.budget, self.window, Access::REMOTE_WRITE)?;
+        let address = address(&window.region);
+        if let Some(place) = self.windows.get_mut(usize::from(index)) {
+            *place = Some(window);
         }
-        addresses
+        Ok(address)
+    }
+
+    /// Deregisters the window with this index.
+    pub(crate) fn drop_window(&mut self, index: u8) {
+        if let Some(place) = self.windows.get_mut(usize::from(index)) {
+            *place = None;
+        }
+    }
+
+    /// Where the first window lies.
+    pub(crate) fn first_window(&self) -> RegionAddress {
+        let [first, _] = &self.windows;
+        first.as_ref().map(|window| address(&window.region)).unwrap_or_default()
+    }
+
+    /// Registers the send buffer, if it is not there.
+    pub(crate) fn need_send_buffer(&mut self) -> Result<(), Error> {
+        if self.send.is_none() {
+            self.send = Some(register::<B>(&self.domain, &self.budget, self.send_buffer, Access::NONE)?);
+        }
+        Ok(())
+    }
+
+    /// Deregisters the send buffer. Nothing in it may be under way.
+    pub(crate) fn drop_send_buffer(&mut self) {
+        self.send = None;
+    }
+
+    /// Whether there is more than an idle connection needs.
+    pub(crate) fn is_ample(&self) -> bool {
+        self.send.is_some() || self.windows.iter().all(Option::is_some)
     }
 
     pub(crate) fn registered_bytes(&self) -> usize {
-        self.windows.iter().chain([&self.send, &self.messages]).map(Region::len).sum()
+        let all = self.windows.iter().flatten().chain(&self.send).chain([&self.messages]);
+        all.map(|booked| booked.region.len()).sum()
     }
 
     /// Copies received bytes out; as many as fit. How many.
     pub(crate) fn read_window(&self, from: Readable, into: &mut [u8]) -> u32 {
         let len = into.len().min(from.len as usize);
-        let copied = match (self.windows.get(usize::from(from.region)), into.get_mut(..len)) {
-            (Some(region), Some(into)) => region.memory().read(from.offset as usize, into),
+        let window = self.windows.get(usize::from(from.region)).and_then(Option::as_ref);
+        let copied = match (window, into.get_mut(..len)) {
+            (Some(window), Some(into)) => window.region.memory().read(from.offset as usize, into),
             _ => false,
         };
         // `len` is at most `from.len`, a u32.
@@ -74,28 +167,36 @@ impl<R: Region> Memory<R> {
     /// Copies bytes into the send buffer; as many as fit into `space`. How many.
     pub(crate) fn fill(&self, space: Span, from: &[u8]) -> usize {
         let len = from.len().min(space.len as usize);
-        let copied =
-            from.get(..len).is_some_and(|from| self.send.memory().write(space.offset as usize, from));
+        let copied = match (&self.send, from.get(..len)) {
+            (Some(send), Some(from)) => send.region.memory().write(space.offset as usize, from),
+            _ => false,
+        };
         if copied { len } else { 0 }
     }
 
-    pub(crate) fn outgoing(&self, span: Span) -> Slice<'_, R> {
-        Slice { region: &self.send, offset: span.offset as usize, len: span.len as usize }
+    pub(crate) fn outgoing(&self, span: Span) -> Slice<'_, B::Region> {
+        match &self.send {
+            Some(send) => {
+                Slice { region: &send.region, offset: span.offset as usize, len: span.len as usize }
+            }
+            // Without a send buffer the only WRITE there is, is the empty one.
+            None => Slice { region: &self.messages.region, offset: 0, len: 0 },
+        }
     }
 
     /// Puts a message into a send slot.
-    pub(crate) fn outgoing_message(&self, slot: u16, message: &[u8; MESSAGE_LEN]) -> Slice<'_, R> {
+    pub(crate) fn outgoing_message(&self, slot: u16, message: &[u8; MESSAGE_LEN]) -> Slice<'_, B::Region> {
         let offset = usize::from(slot) * MESSAGE_LEN;
-        let _inside_by_construction = self.messages.memory().write(offset, message);
-        Slice { region: &self.messages, offset, len: MESSAGE_LEN }
+        let _inside_by_construction = self.messages.region.memory().write(offset, message);
+        Slice { region: &self.messages.region, offset, len: MESSAGE_LEN }
     }
 
     /// The receive request of a slot.
-    pub(crate) fn receive(&self, slot: u16) -> RecvRequest<'_, R> {
+    pub(crate) fn receive(&self, slot: u16) -> RecvRequest<'_, B::Region> {
         let offset = (self.send_slots + usize::from(slot)) * MESSAGE_LEN;
         RecvRequest {
             id: RECEIVE | u64::from(slot),
-            local: Slice { region: &self.messages, offset, len: MESSAGE_LEN },
+            local: Slice { region: &self.messages.region, offset, len: MESSAGE_LEN },
         }
     }
 
@@ -104,7 +205,22 @@ impl<R: Region> Memory<R> {
         let mut bytes = [0; MESSAGE_LEN];
         let len = MESSAGE_LEN.min(len as usize);
         let _inside_by_construction =
-            self.messages.memory().read(self.receive(slot).local.offset, &mut bytes);
+            self.messages.region.memory().read(self.receive(slot).local.offset, &mut bytes);
         (bytes, len)
     }
+}
+
+fn register<B: Backend>(
+    domain: &B::Domain,
+    budget: &Arc<Budget>,
+    len: usize,
+    access: Access,
+) -> Result<Booked<B::Region>, Error> {
+    let share = budget.take(len)?;
+    let region = domain.register(len, access).map_err(Error::backend("registering memory"))?;
+    Ok(Booked { region, _share: share })
+}
+
+fn address<R: Region>(region: &R) -> RegionAddress {
+    RegionAddress { address: region.address(), rkey: region.rkey() }
 }

@@ -22,6 +22,8 @@ pub struct Options {
     /// How long dropping a stream waits for the last bytes to arrive. [`Stream::shutdown`](crate::Stream::shutdown) takes
     /// its own limit.
     pub linger: Duration,
+    /// How long an idle connection keeps memory that only a busy one needs: its send buffer and its second window.
+    pub keep_memory: Duration,
     /// Which completion vector signals completions; taken modulo the device's number of vectors.
     pub completion_vector: u32,
 }
@@ -36,6 +38,7 @@ impl Options {
             rnr_timer: RnrTimer::MICROS_640,
             handshake_timeout: Duration::from_secs(5),
             linger: Duration::from_secs(2),
+            keep_memory: Duration::from_secs(5),
             completion_vector: 0,
         }
     }

@@ -125,7 +125,7 @@ impl<B: Descriptors> Stream<B> {
     pub fn shutdown(&mut self, linger: Duration) -> Result<(), Error> {
         let mut link = self.link();
         link.close(linger);
-        wait::until(&mut link, None, "closing", Link::closed)
+        wait::until(&mut link, None, "closing", |link| link.closed())
     }
 }
 

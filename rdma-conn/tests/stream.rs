@@ -225,3 +225,42 @@ fn nothing_is_left_of_a_connection() {
     assert_eq!(bed.fabric.resources(bed.address.ip()), before);
     assert_eq!(bed.fabric.resources([192, 0, 2, 2].into()), Default::default());
 }
+
+/// An idle connection has one window and its slots. The send buffer comes with the first write, the second window with a peer
+/// that is faster than the reader, and both go when nothing happens for a while.
+#[test]
+fn memory_comes_with_work_and_goes_with_it() {
+    let mut options = Options::server();
+    options.keep_memory = Duration::from_millis(1);
+    options.protocol.window = 64 << 10;
+    options.protocol.send_buffer = 128 << 10;
+    let idle = (64 << 10) + 32 * (usize::from(options.protocol.send_depth) + usize::from(options.receives));
+    let (mut client, mut server) = pair_with(Options::client(), options);
+    assert_eq!(server.registered_bytes(), idle);
+    let bytes = pattern(96 << 10);
+    client.write_all(&bytes).expect("written");
+    let mut first = [0; 1];
+    server.read_exact(&mut first).expect("a byte");
+    await_registered(&server, idle + (64 << 10), "the peer goes on in a second window");
+    assert!(first[0] == bytes[0] && read_all(&mut server, bytes.len() - 1) == bytes[1..]);
+    server.write_all(&bytes).expect("written");
+    assert!(read_all(&mut client, bytes.len()) == bytes);
+    await_registered(&server, idle, "nothing happens any more");
+    // What was given back is there again when it is needed.
+    server.write_all(&bytes).expect("written");
+    assert!(read_all(&mut client, bytes.len()) == bytes);
+    client.write_all(&bytes).expect("written");
+    assert!(read_all(&mut server, bytes.len()) == bytes);
+}
+
+fn await_registered(stream: &Stream<SoftSim>, bytes: usize, why: &str) {
+    let deadline = std::time::Instant::now() + LONG;
+    while stream.registered_bytes() != bytes {
+        assert!(
+            std::time::Instant::now() < deadline,
+            "{why}: {} bytes, not {bytes}",
+            stream.registered_bytes()
+        );
+        thread::yield_now();
+    }
+}

@@ -145,7 +145,8 @@ enum Negotiation {
 
 impl Connection {
     /// A connection that is being established, with the regions for the peer to write to (the second is ignored unless
-    /// [`Config::windows`] is 2). Each must be [`Config::window`] bytes long.
+    /// [`Config::windows`] is 2; it can be added later, see [`Connection::lacks_region`]). Each must be
+    /// [`Config::window`] bytes long.
     ///
     /// # Errors
     /// A value of `config` is out of bounds.
@@ -208,6 +209,12 @@ impl Connection {
     /// All received bytes that were not consumed.
     pub const fn unread(&self) -> u64 {
         self.rx.unread()
+    }
+
+    /// The index of a second receive region that would let the peer go on at once, for a connection that was made with one:
+    /// the peer has filled it faster than the application reads.
+    pub const fn lacks_region(&self) -> Option<u8> {
+        self.rx.lacks_region()
     }
 
     /// Free space in the send buffer, as far as it lies together. After a [`Connection::commit`] there may be more at its
@@ -338,7 +345,13 @@ impl Connection {
 
     /// A work request failed. Of several failures the first that names a cause counts: the others are flushed in its wake
     /// (VR-CLOSE-008).
+    ///
+    /// Before the connection is established a flushed request says nothing: only the connection manager stops a queue pair
+    /// then, and its event tells why.
     pub fn handle_failure(&mut self, failure: CompletionError) {
+        if failure.status == CompletionStatus::WR_FLUSH_ERR && matches!(self.state, State::Connecting) {
+            return;
+        }
         let error = match failure.status {
             CompletionStatus::LOC_LEN_ERR => Error::InvalidMessage(InvalidMessage::TooLong),
             CompletionStatus::LOC_ACCESS_ERR => Error::PeerMisbehaved(PeerMisbehaved::WroteOutside),
@@ -430,6 +443,21 @@ impl Connection {
     /// More than was readable.
     pub const fn consume(&mut self, bytes: u32) -> Result<(), ApiMisuse> {
         self.rx.consume(bytes)
+    }
+
+    /// Adds the receive region that [`Connection::lacks_region`] asks for. It must be [`Config::window`] bytes long
+    /// (VR-MEM-008).
+    pub const fn add_region(&mut self, address: RegionAddress) {
+        let Some(index) = self.rx.lacks_region() else { return };
+        let [first, second] = &mut self.regions;
+        *(if index == 0 { first } else { second }) = address;
+        self.rx.add_region();
+    }
+
+    /// Goes on with one receive region. The index of the other, which the driver may deregister: the peer has used it up.
+    /// `None` if there is only one, or both hold unread bytes.
+    pub const fn drop_region(&mut self) -> Option<u8> {
+        self.rx.drop_region()
     }
 
     /// Ends the connection once everything written has arrived, or after `linger` (VR-CLOSE-004). Idempotent. A connection

@@ -118,6 +118,32 @@ impl RxWindow {
         Ok(())
     }
 
+    /// The index of a second region that would let the peer go on at once: there is only one, it is full, and its bytes
+    /// are not all read.
+    pub const fn lacks_region(&self) -> Option<u8> {
+        if self.windows == 1 && self.is_full() && self.read != self.length {
+            Some(self.other())
+        } else {
+            None
+        }
+    }
+
+    /// Goes on with two regions; the second is that of [`RxWindow::lacks_region`].
+    pub const fn add_region(&mut self) {
+        self.windows = 2;
+        self.rotate();
+    }
+
+    /// Goes on with one region. The index of the one that is no longer used, unless it still holds unread bytes or there is
+    /// only one anyway.
+    pub const fn drop_region(&mut self) -> Option<u8> {
+        if self.windows != 2 || self.previous.is_some() {
+            return None;
+        }
+        self.windows = 1;
+        Some(self.other())
+    }
+
     const fn other(&self) -> u8 {
         self.current ^ 1
     }

@@ -17,10 +17,20 @@ enum Op {
     /// The peer writes up to this many bytes.
     Receive(u32),
     Consume(u32),
+    /// A second region, if one is wanted.
+    Add,
+    /// One region less, if one can be spared.
+    Drop,
 }
 
 fn any_op() -> impl Strategy<Value = Op> {
-    prop_oneof![Just(Op::Announce), (1..40_u32).prop_map(Op::Receive), (1..40_u32).prop_map(Op::Consume)]
+    prop_oneof![
+        3 => Just(Op::Announce),
+        3 => (1..40_u32).prop_map(Op::Receive),
+        3 => (1..40_u32).prop_map(Op::Consume),
+        1 => Just(Op::Add),
+        1 => Just(Op::Drop),
+    ]
 }
 
 proptest! {
@@ -64,6 +74,20 @@ proptest! {
                         read += 1;
                     }
                     prop_assert_eq!(rx.consume(bytes), Ok(()));
+                }
+                Op::Add => {
+                    if let Some(region) = rx.lacks_region() {
+                        prop_assert!(regions[region as usize].iter().all(Option::is_none), "added with bytes in it");
+                        rx.add_region();
+                        prop_assert_eq!(rx.unannounced(), Some(region), "the peer can go on at once");
+                    }
+                }
+                Op::Drop => {
+                    if let Some(region) = rx.drop_region() {
+                        prop_assert!(regions[region as usize].iter().all(Option::is_none), "dropped with bytes in it");
+                        let used_up = peer.is_none_or(|(at, used)| at != region || used == length);
+                        prop_assert!(used_up, "dropped while the peer may write to it");
+                    }
                 }
             }
             prop_assert_eq!(rx.unread(), written - read);

@@ -111,7 +111,7 @@ fn vanishes_in_an_answer<B: Descriptors>(scene: &Scene<'_, B>, side: Side) -> Ou
 fn withdrawn<B: Descriptors>(scene: &Scene<'_, B>, _: Side) -> Outcome {
     drop(Adversary::request(&scene.setting.theirs, scene.address, Shape::default())?);
     // It depends on how far our side had come.
-    scene.fails(is!(Rejected { .. } | Backend { .. } | Protocol(Transport(_))), "")
+    scene.fails(is!(Rejected { .. } | Backend { .. } | Protocol(Transport(Disconnected))), "")
 }
 
 const INCOMPLETE: fn(&Error) -> bool = is!(TimedOut { .. });

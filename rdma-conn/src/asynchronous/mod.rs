@@ -237,7 +237,7 @@ impl<B: Descriptors> AsyncWrite for AsyncStream<B> {
             let linger = link.options().linger;
             link.close(linger);
         }
-        this.poll_step(cx, Want::Write, Link::closed)
+        this.poll_step(cx, Want::Write, |link| link.closed())
     }
 }
 

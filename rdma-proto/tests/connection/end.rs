@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use rdma_proto::backend::{CompletionStatus, Immediate};
 use rdma_proto::wire::Message;
-use rdma_proto::{Action, ApiMisuse, Config, Error, PeerMisbehaved, State, TransportError};
+use rdma_proto::{
+    Action, ApiMisuse, Config, Connection, Error, PeerMisbehaved, RegionAddress, State, TransportError,
+};
 
 use crate::pair::{Client, Pair, Server, failure, peer, quiet};
 
@@ -43,6 +45,17 @@ fn close_asks_for_a_completion_if_none_is_under_way() {
     pair.settle();
     assert_eq!(pair.client.writes(), [(10, Some(10)), (0, None)]);
     assert_eq!(pair.client.state(), State::Closed);
+}
+
+/// VR-CLOSE-008: what is flushed before the connection is established is no cause of its end; the event that comes with it is.
+#[test]
+fn a_flush_before_the_connection_is_no_cause() {
+    let mut machine =
+        Connection::new(quiet(Config::client()), [RegionAddress::default(); 2]).expect("in bounds");
+    machine.handle_receive_failure(failure(CompletionStatus::WR_FLUSH_ERR));
+    assert_eq!(machine.state(), State::Connecting);
+    machine.handle_disconnected();
+    assert_eq!(machine.state(), State::Failed(Error::Transport(TransportError::Disconnected)));
 }
 
 /// With no place in the send queue the question has to wait for one.
