@@ -194,6 +194,11 @@ impl<B: Backend> Connection<B> {
         self.machine.state() != State::Connecting && self.machine.unposted() == 0
     }
 
+    /// Whether a write finds room.
+    pub const fn has_room(&self) -> bool {
+        self.machine.space().len > 0
+    }
+
     /// All received bytes that were not read.
     pub const fn unread(&self) -> u64 {
         self.machine.unread()

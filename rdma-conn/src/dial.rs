@@ -60,7 +60,7 @@ impl<B: Backend> Dial<B> {
     pub fn progress(&mut self) -> Result<Option<Link<B>>, Error> {
         loop {
             match std::mem::replace(&mut self.step, Step::Over) {
-                Step::Resolving { events, id, what } => match resolved::<B>(&events, self.peer)? {
+                Step::Resolving { events, id, what } => match next_resolved::<B>(&events, self.peer)? {
                     None => {
                         self.step = Step::Resolving { events, id, what };
                         return self.unless_late(what);
@@ -124,28 +124,37 @@ impl<B: Backend> Dial<B> {
     }
 }
 
-enum Resolved {
+pub(crate) enum Resolved {
     Address,
     Route,
 }
 
+/// How a resolving step ended, if `event` is about that.
+pub(crate) fn resolved<B: Backend>(
+    event: CmEventKind<B>,
+    peer: SocketAddr,
+) -> Result<Option<Resolved>, Error> {
+    match event {
+        CmEventKind::AddressResolved => Ok(Some(Resolved::Address)),
+        CmEventKind::RouteResolved => Ok(Some(Resolved::Route)),
+        CmEventKind::AddressError { status } => {
+            Err(Error::unreachable(peer, "no RDMA device has a way to its address", status))
+        }
+        CmEventKind::RouteError { status } => Err(Error::unreachable(peer, "there is no route", status)),
+        CmEventKind::Unreachable { status } => Err(Error::unreachable(peer, "it does not answer", status)),
+        CmEventKind::DeviceRemoval => Err(Error::DeviceRemoved),
+        other => {
+            tracing::warn!(%peer, event = ?other, "unexpected event while resolving");
+            Ok(None)
+        }
+    }
+}
+
 /// How a resolving step ended, if it did.
-fn resolved<B: Backend>(events: &B::EventChannel, peer: SocketAddr) -> Result<Option<Resolved>, Error> {
+fn next_resolved<B: Backend>(events: &B::EventChannel, peer: SocketAddr) -> Result<Option<Resolved>, Error> {
     while let Some(event) = events.next_event().map_err(Error::backend("reading connection events"))? {
-        match event.kind {
-            CmEventKind::AddressResolved => return Ok(Some(Resolved::Address)),
-            CmEventKind::RouteResolved => return Ok(Some(Resolved::Route)),
-            CmEventKind::AddressError { status } => {
-                return Err(Error::unreachable(peer, "no RDMA device has a way to its address", status));
-            }
-            CmEventKind::RouteError { status } => {
-                return Err(Error::unreachable(peer, "there is no route", status));
-            }
-            CmEventKind::Unreachable { status } => {
-                return Err(Error::unreachable(peer, "it does not answer", status));
-            }
-            CmEventKind::DeviceRemoval => return Err(Error::DeviceRemoved),
-            other => tracing::warn!(%peer, event = ?other, "unexpected event while resolving"),
+        if let Some(resolved) = resolved(event.kind, peer)? {
+            return Ok(Some(resolved));
         }
     }
     Ok(None)

@@ -78,9 +78,24 @@ pub enum Error {
         /// The limit, in bytes.
         limit: u64,
     },
+    /// The endpoint may not have more connections.
+    #[error("the endpoint has as many connections as it may, {limit}: raise its limit or close some")]
+    TooManyConnections {
+        /// The limit.
+        limit: usize,
+    },
+    /// An endpoint was asked about a connection that it does not have, or not yet.
+    #[error("there is no such connection: it was removed, or is still being made")]
+    NoSuchConnection,
     /// The device went away.
     #[error("the RDMA device was removed")]
     DeviceRemoved,
+}
+
+impl From<rdma_proto::TransportError> for Error {
+    fn from(error: rdma_proto::TransportError) -> Self {
+        Self::Protocol(error.into())
+    }
 }
 
 impl From<rdma_proto::ApiMisuse> for Error {
@@ -133,8 +148,11 @@ impl Error {
                 io::ErrorKind::BrokenPipe
             }
             Self::Protocol(Protocol::Transport(_)) => io::ErrorKind::ConnectionReset,
+            Self::NoSuchConnection => io::ErrorKind::NotConnected,
             Self::DeviceRemoved => io::ErrorKind::ConnectionAborted,
-            Self::Backend { .. } | Self::Protocol(_) => io::ErrorKind::Other,
+            Self::Backend { .. } | Self::Protocol(_) | Self::TooManyConnections { .. } => {
+                io::ErrorKind::Other
+            }
         }
     }
 }

@@ -7,6 +7,7 @@
 mod asynchronous;
 mod connection;
 mod dial;
+mod endpoint;
 mod error;
 mod keeper;
 mod link;
@@ -23,6 +24,7 @@ mod waiting;
 pub use asynchronous::{AsyncListener, AsyncStream};
 pub use connection::Connection;
 pub use dial::Dial;
+pub use endpoint::{ConnectionId, Endpoint, Event, Limits, ListenerId, Usage};
 pub use error::Error;
 pub use link::Link;
 pub use listener::Listener;

@@ -96,7 +96,7 @@ impl<B: Descriptors> Listener<B> {
         loop {
             if let Some(link) = self.try_accept()? {
                 let peer = link.peer_addr();
-                return Ok((Stream::new(link), peer));
+                return Ok((link.into(), peer));
             }
             let now = self.backend.now();
             if let Some((_, after)) = deadline.filter(|(at, _)| now >= *at) {

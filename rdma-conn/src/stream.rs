@@ -69,19 +69,11 @@ impl<B: Descriptors> Stream<B> {
             let dialed = Dial::new(backend, peer, how.local, how.timeout, how.options)
                 .and_then(|dial| wait::dialed(backend, dial));
             match dialed {
-                Ok(link) => return Ok(Self::new(link)),
+                Ok(link) => return Ok(link.into()),
                 Err(error) => last = error,
             }
         }
         Err(last)
-    }
-
-    pub(crate) fn new(link: Link<B>) -> Self {
-        let linger = link.options().linger;
-        let shared = Arc::new(Shared::new(link));
-        let weak: Weak<Shared<B>> = Arc::downgrade(&shared);
-        keeper::keep(weak);
-        Self { shared, read_timeout: None, write_timeout: None, linger }
     }
 
     fn link(&self) -> Locked<'_, B> {
@@ -126,6 +118,16 @@ impl<B: Descriptors> Stream<B> {
         let mut link = self.link();
         link.close(linger);
         wait::until(&mut link, None, "closing", |link| link.closed())
+    }
+}
+
+impl<B: Descriptors> From<Link<B>> for Stream<B> {
+    fn from(link: Link<B>) -> Self {
+        let linger = link.options().linger;
+        let shared = Arc::new(Shared::new(link));
+        let weak: Weak<Shared<B>> = Arc::downgrade(&shared);
+        keeper::keep(weak);
+        Self { shared, read_timeout: None, write_timeout: None, linger }
     }
 }
 

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use rdma_conn::{Connect, Descriptors, Error, Listener, Options, Stream};
 use rdma_proto::wire::Message;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::{Held, Setting};
 use crate::adversary::{Adversary, Lurker, Shape};
@@ -263,15 +264,20 @@ fn accept<B: Descriptors>(
 ) {
     let store = Arc::new(kv::Store::default());
     while !over.load(Ordering::Relaxed) {
-        match listener.accept_timeout(Duration::from_millis(50)) {
-            Ok((stream, _)) => {
+        match listener.try_accept() {
+            Ok(Some(link)) => {
                 let (store, gate, report) = (Arc::clone(&store), Arc::clone(gate), report.clone());
                 std::thread::spawn(move || {
+                    // Only as a stream is it tended from behind, so until then nobody looks at it.
                     drop(gate.lock());
-                    let _heard = report.send(store.serve(stream).into());
+                    let _heard = report.send(store.serve(Stream::from(link)).into());
                 });
             }
-            Err(Error::TimedOut { .. }) => {}
+            Ok(None) => {
+                let mut requests = [PollFd::new(listener.event_channel(), PollFlags::IN)];
+                // In vain, or too early, does no harm.
+                let _woken = poll(&mut requests, Some(&Timespec { tv_sec: 0, tv_nsec: 50_000_000 }));
+            }
             Err(error) => {
                 let _heard = report.send(Ended::With(error));
             }

@@ -1,0 +1,298 @@
+//! Many connections on one thread.
+
+use std::collections::HashMap;
+use std::io::{IoSlice, Read, Write};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use rdma_conn::{ConnectionId, Endpoint, Error, Event, Limits, Options, Stream, Usage};
+use rdma_softsim::{Fabric, Resources, SoftSim};
+
+const LONG: Duration = Duration::from_secs(20);
+const SERVER: [u8; 4] = [192, 0, 2, 1];
+const CLIENT: [u8; 4] = [192, 0, 2, 2];
+
+/// What an idle connection of a large server should have.
+fn small() -> Options {
+    let mut options = Options::server();
+    options.protocol.window = 64 << 10;
+    options.protocol.send_buffer = 64 << 10;
+    options
+}
+
+fn small_client() -> Options {
+    let mut options = small();
+    options.protocol.role = rdma_conn::Role::Client;
+    options.protocol.keepalive = Options::client().protocol.keepalive;
+    options
+}
+
+/// Sends back what it gets, until it is told to stop.
+fn echo(endpoint: &mut Endpoint<SoftSim>, over: &AtomicBool) {
+    let mut owed: HashMap<ConnectionId, Vec<u8>> = HashMap::new();
+    while !over.load(Ordering::Relaxed) {
+        endpoint.wait(Some(Duration::from_millis(20))).expect("the fabric stays");
+        while let Some(event) = endpoint.next_event() {
+            match event {
+                Event::Opened { .. } => {}
+                Event::Readable(id) | Event::Writable(id) => {
+                    let owed = owed.entry(id).or_default();
+                    let mut bytes = [0; 4096];
+                    // Reads no further than it can answer.
+                    while flush(endpoint, id, owed) {
+                        match endpoint.read(id, &mut bytes) {
+                            Ok(Some(read)) if read > 0 => owed.extend(&bytes[..read]),
+                            _ => break,
+                        }
+                    }
+                }
+                Event::Ended(id) => endpoint.remove(id),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}
+
+/// Whether nothing is owed any more.
+fn flush(endpoint: &mut Endpoint<SoftSim>, id: ConnectionId, owed: &mut Vec<u8>) -> bool {
+    while !owed.is_empty() {
+        match endpoint.write(id, &[IoSlice::new(owed)]) {
+            Ok(Some(written)) => drop(owed.drain(..written)),
+            Ok(None) => return false,
+            Err(_) => owed.clear(),
+        }
+    }
+    true
+}
+
+/// Runs `body` beside an endpoint that echoes; what the endpoint had used at the end.
+fn beside_echo(limits: Limits, body: impl FnOnce(&Fabric, &SoftSim, SocketAddr)) -> Usage {
+    let fabric = Fabric::new();
+    let mut endpoint = Endpoint::new(&fabric.host(&[SERVER.into()]), limits).expect("a device");
+    let listener = endpoint.listen((SERVER, 6379).into(), small()).expect("a free address");
+    let address = endpoint.local_addr(listener).expect("it listens");
+    let client = fabric.host(&[CLIENT.into()]);
+    let over = AtomicBool::new(false);
+    let usage = thread::scope(|scope| {
+        let server = scope.spawn(|| {
+            echo(&mut endpoint, &over);
+            endpoint.usage()
+        });
+        // Also if `body` panics, so that the panic is seen and not a test that never ends.
+        struct Stop<'a>(&'a AtomicBool);
+        impl Drop for Stop<'_> {
+            fn drop(&mut self) {
+                self.0.store(true, Ordering::Relaxed);
+            }
+        }
+        let stop = Stop(&over);
+        body(&fabric, &client, address);
+        drop(stop);
+        server.join().expect("does not panic")
+    });
+    drop(endpoint);
+    assert_eq!(fabric.resources(SERVER.into()), Resources::default(), "VR-RES-001: nothing is left");
+    usage
+}
+
+fn pattern(len: usize, seed: usize) -> Vec<u8> {
+    (0..len).map(|index| (index ^ (index >> 8) ^ seed) as u8).collect()
+}
+
+/// Turns the endpoint until it has something to tell.
+fn next(endpoint: &mut Endpoint<SoftSim>) -> Event {
+    let deadline = std::time::Instant::now() + LONG;
+    loop {
+        if let Some(event) = endpoint.next_event() {
+            return event;
+        }
+        assert!(std::time::Instant::now() < deadline, "nothing happens");
+        endpoint.wait(Some(LONG)).expect("the fabric stays");
+    }
+}
+
+#[test]
+fn streams_talk_to_an_endpoint() {
+    let usage = beside_echo(Limits::default(), |_, client, address| {
+        thread::scope(|scope| {
+            for seed in 0..4 {
+                scope.spawn(move || {
+                    let mut stream = Stream::connect(client, address).expect("connects");
+                    // Longer than all windows and buffers together.
+                    let bytes = pattern(700_000, seed);
+                    let mut answer = vec![0; bytes.len()];
+                    for (from, into) in bytes.chunks(50_000).zip(answer.chunks_mut(50_000)) {
+                        stream.write_all(from).expect("written");
+                        stream.read_exact(into).expect("answered");
+                    }
+                    assert!(answer == bytes);
+                });
+            }
+        });
+    });
+    assert_eq!((usage.accepted, usage.rejected), (4, 0));
+}
+
+/// Idle connections cost at most 256 KiB of registered memory each, and share completion queues.
+#[test]
+fn idle_connections_are_small_and_share_queues() {
+    const MANY: usize = 200;
+    let fabric = Fabric::new();
+    let (server, client) = (fabric.host(&[SERVER.into()]), fabric.host(&[CLIENT.into()]));
+    let mut server = Endpoint::new(&server, Limits::default()).expect("a device");
+    let listener = server.listen((SERVER, 6379).into(), small()).expect("a free address");
+    let mut client = Endpoint::new(&client, Limits::default()).expect("a device");
+    let address = server.local_addr(listener).expect("it listens");
+    for _ in 0..MANY {
+        client.connect(address, None, LONG, small_client()).expect("begins");
+    }
+    let mut opened = [0, 0];
+    while opened != [MANY, MANY] {
+        for (endpoint, opened) in [&mut server, &mut client].into_iter().zip(&mut opened) {
+            endpoint.wait(Some(Duration::ZERO)).expect("the fabric stays");
+            while let Some(event) = endpoint.next_event() {
+                assert!(matches!(event, Event::Opened { .. }), "{event:?}");
+                *opened += 1;
+            }
+        }
+    }
+    for usage in [server.usage(), client.usage()] {
+        assert_eq!(usage.connections, MANY);
+        assert!(usage.registered_bytes <= MANY as u64 * (256 << 10), "{usage:?}");
+        assert_eq!(usage.completion_queues, MANY.div_ceil(64), "{usage:?}");
+    }
+    assert_eq!(fabric.resources(SERVER.into()).event_channels, 1);
+}
+
+/// A connection that was refused has ended, and says why.
+#[test]
+fn a_refused_connection_says_so() {
+    let fabric = Fabric::new();
+    let _nobody_listens = fabric.host(&[SERVER.into()]);
+    let mut endpoint = Endpoint::new(&fabric.host(&[CLIENT.into()]), Limits::default()).expect("a device");
+    let id = endpoint.connect((SERVER, 6379).into(), None, LONG, Options::client()).expect("begins");
+    assert_eq!(next(&mut endpoint), Event::Ended(id));
+    let error = endpoint.check(id).expect_err("it was refused");
+    assert!(error.to_string().contains("nothing listens there for RDMA"), "{error}");
+    endpoint.remove(id);
+    assert!(matches!(endpoint.check(id), Err(Error::NoSuchConnection)));
+    drop(endpoint);
+    assert_eq!(fabric.resources(CLIENT.into()), Resources::default());
+}
+
+/// Nobody answers: the time-out tells.
+#[test]
+fn a_connection_that_takes_too_long_ends() {
+    let fabric = Fabric::new();
+    let server = fabric.host(&[SERVER.into()]);
+    let _unanswered =
+        rdma_conn::Listener::bind(&server, (SERVER, 6379).into(), small()).expect("a free address");
+    let mut endpoint = Endpoint::new(&fabric.host(&[CLIENT.into()]), Limits::default()).expect("a device");
+    let timeout = Duration::from_millis(20);
+    let id = endpoint.connect((SERVER, 6379).into(), None, timeout, Options::client()).expect("begins");
+    assert_eq!(next(&mut endpoint), Event::Ended(id));
+    let error = endpoint.check(id).expect_err("nobody answered");
+    assert_eq!(error.to_string(), "timed out after 20ms connecting");
+}
+
+/// VR-RES-006: who is one too many, is told at once; the others go on.
+#[test]
+fn one_connection_too_many_is_rejected() {
+    let usage = beside_echo(Limits { connections: 1, ..Limits::default() }, |_, client, address| {
+        let mut first = Stream::connect(client, address).expect("connects");
+        let error = Stream::connect(client, address).expect_err("one too many");
+        assert!(matches!(error, Error::Rejected { .. }), "{error}");
+        let mut answer = [0; 5];
+        first.write_all(b"hello").and_then(|()| first.read_exact(&mut answer)).expect("answered");
+        first.shutdown(LONG).expect("in order");
+        // There is room again, as soon as the server has seen the end.
+        let deadline = std::time::Instant::now() + LONG;
+        while let Err(error) = Stream::connect(client, address) {
+            assert!(
+                matches!(error, Error::Rejected { .. }) && std::time::Instant::now() < deadline,
+                "{error}"
+            );
+        }
+    });
+    assert!(usage.accepted == 2 && usage.rejected >= 1, "{usage:?}");
+}
+
+/// Memory is limited for all connections together: who does not fit is rejected.
+#[test]
+fn registered_memory_is_limited() {
+    let one = u64::from(small().protocol.window) + 32 * 1280;
+    let limits = Limits { registered_bytes: 2 * one + 100, ..Limits::default() };
+    let usage = beside_echo(limits, |_, client, address| {
+        let _two = [(); 2].map(|()| Stream::connect(client, address).expect("connects"));
+        let error = Stream::connect(client, address).expect_err("it does not fit");
+        assert!(matches!(error, Error::Rejected { .. }), "{error}");
+    });
+    assert!(usage.registered_bytes <= 2 * one && usage.rejected == 1, "{usage:?}");
+}
+
+/// A server whose client does not read its answers has nothing to do, and sleeps.
+#[test]
+fn a_client_that_does_not_read_costs_no_turns() {
+    let fabric = Fabric::new();
+    let mut server = Endpoint::new(&fabric.host(&[SERVER.into()]), Limits::default()).expect("a device");
+    let listener = server.listen((SERVER, 6379).into(), small()).expect("a free address");
+    let mut client = Endpoint::new(&fabric.host(&[CLIENT.into()]), Limits::default()).expect("a device");
+    let address = server.local_addr(listener).expect("it listens");
+    client.connect(address, None, LONG, small_client()).expect("begins");
+    let id = loop {
+        client.wait(Some(Duration::ZERO)).expect("the fabric stays");
+        server.wait(Some(Duration::ZERO)).expect("the fabric stays");
+        match (server.next_event(), client.next_event()) {
+            (Some(Event::Opened { id, .. }), _) => break id,
+            (None, _) => {}
+            other => panic!("{other:?}"),
+        }
+    };
+    let bytes = vec![7; 1 << 20];
+    while server.write(id, &[IoSlice::new(&bytes)]).expect("open").is_some() || client.next_event().is_none()
+    {
+        client.wait(Some(Duration::ZERO)).expect("the fabric stays");
+        server.wait(Some(Duration::ZERO)).expect("the fabric stays");
+    }
+    // Both know all there is to know; from here on only time passes, and keepalives every 3 s.
+    let settle = |endpoint: &mut Endpoint<SoftSim>| while endpoint.next_event().is_some() {};
+    for _ in 0..10 {
+        client.wait(Some(Duration::from_millis(5))).expect("the fabric stays");
+        server.wait(Some(Duration::from_millis(5))).expect("the fabric stays");
+        settle(&mut client);
+        settle(&mut server);
+    }
+    let before = server.usage().turns;
+    server.wait(Some(Duration::from_millis(200))).expect("the fabric stays");
+    assert_eq!((server.usage().turns, server.next_event()), (before + 1, None), "it slept");
+}
+
+/// VR-CLOSE-001: what was written arrives before the end, and the connection is forgotten by itself.
+#[test]
+fn closing_delivers_the_last_bytes() {
+    let fabric = Fabric::new();
+    let mut server = Endpoint::new(&fabric.host(&[SERVER.into()]), Limits::default()).expect("a device");
+    let listener = server.listen((SERVER, 6379).into(), small()).expect("a free address");
+    let address = server.local_addr(listener).expect("it listens");
+    let client = fabric.host(&[CLIENT.into()]);
+    let bytes = pattern(60_000, 3);
+    thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let mut stream = Stream::connect(&client, address).expect("connects");
+            let mut read = Vec::new();
+            stream.read_to_end(&mut read).map(|_| read)
+        });
+        let Event::Opened { id, listener: Some(by) } = next(&mut server) else { panic!("it opens first") };
+        assert_eq!(by, listener);
+        assert_eq!(server.write(id, &[IoSlice::new(&bytes)]).expect("open"), Some(bytes.len()));
+        server.close(id, LONG).expect("it is there");
+        while server.usage().connections > 0 {
+            server.wait(Some(LONG)).expect("the fabric stays");
+            assert_eq!(server.next_event(), None, "nobody wants to hear of it");
+        }
+        assert!(reader.join().expect("does not panic").expect("in order") == bytes);
+    });
+    assert_eq!(server.usage().completion_queues, 0);
+}
