@@ -54,6 +54,44 @@ fn every_must_is_shown_and_every_id_exists() {
     assert_none(&coverage.problems);
 }
 
+/// Whoever changes code sees what it is there for.
+#[test]
+fn every_requirement_stands_beside_code() {
+    let coverage = Coverage::of(&workspace()).unwrap();
+    let unnamed: Vec<String> = coverage.without_code().iter().map(|one| one.id.clone()).collect();
+    assert_none(&unnamed);
+}
+
+#[test]
+fn a_must_that_nothing_shows_is_a_problem() {
+    let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join("coverage");
+    let _from_an_earlier_run = std::fs::remove_dir_all(&root);
+    std::fs::create_dir_all(root.join("spec")).unwrap();
+    std::os::unix::fs::symlink(vectors(), root.join("spec/vectors")).unwrap();
+    // In two parts, for this is no mention.
+    let id = format!("VR-{}-901", "CTRL");
+    let real = read(&workspace().join("spec/requirements.toml"));
+    let problems = |level: &str, more: &str, code: &str| -> Vec<String> {
+        let fields = format!("level = \"{level}\"\norigin = \"verbs\"\nsource = \"s\"\ntext = \"t\"\n{more}");
+        let file = format!("{real}\n[[requirement]]\nid = \"{id}\"\n{fields}");
+        std::fs::write(root.join("spec/requirements.toml"), file).unwrap();
+        std::fs::write(root.join("lib.rs"), code).unwrap();
+        Coverage::of(&root).unwrap().problems.into_iter().filter(|problem| problem.contains(&id)).collect()
+    };
+    let gap = [format!("{id}: no test, no vector, no reason for neither")];
+    assert_eq!(problems("must", "", ""), gap);
+    assert_eq!(problems("must", "", &format!("// {id}\nfn meets() {{}}")), gap, "code shows nothing");
+    assert_none(&problems("must", "", &format!("// {id}\n#[test]\nfn shows() {{}}")));
+    assert_none(&problems("must", "tests = [\"smoke.ping\"]", ""));
+    assert_none(&problems("must", "untestable = \"u\"", ""));
+    assert_none(&problems("should", "", ""));
+    let missing = "tests = [\"smoke.nothing\"]";
+    assert_eq!(
+        problems("should", missing, ""),
+        [format!("{id}: there is no test and no case smoke.nothing")]
+    );
+}
+
 /// What is about messages or the machine is shown to other implementations, too.
 #[test]
 fn every_must_about_messages_or_the_machine_has_a_vector() {

@@ -26,8 +26,8 @@ use crate::options::Options;
 /// Work requests per doorbell and completions per poll.
 pub(crate) const BATCH: usize = 16;
 
-/// What both sides pass to `rdma_connect` and `rdma_accept`: no READs beyond what the C implementations allow, and endless
-/// RNR retries for the peer, so that it waits for our receives instead of failing (VR-CONN-004). Six retries where nothing
+/// What both sides pass to `rdma_connect` and `rdma_accept`: no READs beyond what the C implementations allow (VR-CONN-005), no
+/// private data, and none is looked at (VR-CONN-002); endless RNR retries for the peer, so that it waits for our receives instead of failing (VR-CONN-004). Six retries where nothing
 /// answers, since soft-RoCE takes seven for endless there as well, and would never find a peer gone (VR-KEEP-006).
 pub(crate) const CONNECT_PARAMS: ConnectParams = ConnectParams {
     responder_resources: 1,
@@ -59,7 +59,7 @@ pub struct Connection<B: Backend> {
     busy: Instant,
 }
 
-/// `options` as far as the device goes.
+/// `options` as far as the device goes (VR-RES-009).
 pub(crate) fn fitted(mut options: Options, limits: &Capabilities) -> Options {
     let deepest = u16::try_from(limits.max_queue_depth).unwrap_or(u16::MAX);
     options.protocol.send_depth = options.protocol.send_depth.min(deepest);
@@ -67,7 +67,7 @@ pub(crate) fn fitted(mut options: Options, limits: &Capabilities) -> Options {
     options
 }
 
-/// Completions that a connection can have waiting in its queue.
+/// Completions that a connection can have waiting in its queue, all of which must find room there (VR-RES-011).
 pub(crate) fn completions_of(options: &Options) -> u32 {
     u32::from(options.protocol.send_depth) + u32::from(options.receives)
 }
@@ -85,6 +85,7 @@ impl<B: Backend> Connection<B> {
         budget: Arc<Budget>,
     ) -> Result<Self, Error> {
         options.protocol.check()?;
+        // Its own, so that its keys open nothing to anybody else (VR-SEC-002).
         let domain = id.create_domain().map_err(Error::backend("allocating a protection domain"))?;
         let depth = QueuePairLimits {
             send_depth: options.protocol.send_depth.into(),
@@ -154,7 +155,7 @@ impl<B: Backend> Connection<B> {
         }
     }
 
-    /// The peer's address.
+    /// The peer's address. Equal to [`Connection::local_addr`] but for the port if the peer is local (VR-SEC-008).
     pub const fn peer_addr(&self) -> SocketAddr {
         self.peer
     }
@@ -345,6 +346,7 @@ impl<B: Backend> Connection<B> {
         tracing::debug!(peer = %self.peer, ?event, "connection event");
         match event {
             CmEventKind::Established { peer } => {
+                // VR-CONN-012.
                 if self.pair.set_min_rnr_timer(self.options.rnr_timer).is_err() {
                     // Only slower when the peer outruns our receives, so no reason to give up.
                     tracing::warn!(peer = %self.peer, "the device keeps its own RNR timer");
@@ -353,6 +355,7 @@ impl<B: Backend> Connection<B> {
                 self.machine.handle_established(now, peer.rnr_retry_count);
                 self.post(now);
             }
+            // Every way not to be connected is an error (VR-CONN-006).
             CmEventKind::Rejected { reason } => self.fail(Error::rejected(self.peer, reason)),
             CmEventKind::Unreachable { status } => {
                 self.fail(Error::unreachable(self.peer, "it does not answer", status));
@@ -374,6 +377,7 @@ impl<B: Backend> Connection<B> {
         }
     }
 
+    /// Ends the connection for this reason, which everybody who waits is told (VR-CLOSE-003).
     pub(crate) fn fail(&mut self, failure: Error) {
         if self.check().is_ok() {
             self.failure = Some(failure);
@@ -396,13 +400,14 @@ impl<B: Backend> Connection<B> {
             }
         }
         self.post_receives(slots.get(..used).unwrap_or_default());
-        // Answers and windows must not wait for the end of a long queue.
+        // Answers and windows must not wait for the end of a long queue, nor others for a peer's storm (VR-RES-007).
         self.post(now);
     }
 
     /// Hands one completion to the machine. For a receive: the slot that may be posted again.
     fn take_completion(&mut self, now: Instant, completion: &Completion) -> Option<u16> {
         match completion.result {
+            // An immediate that comes with a message means nothing (VR-CTRL-010).
             Ok(Completed::Recv { len, .. }) => {
                 let slot = receive_slot(completion.id)?;
                 let (bytes, len) = self.memory.incoming_message(slot, len);

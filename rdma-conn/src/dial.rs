@@ -31,7 +31,7 @@ enum Step<B: Backend> {
 }
 
 impl<B: Backend> Dial<B> {
-    /// Begins to connect to `peer`, from `local` if given. All of it may take `timeout`.
+    /// Begins to connect to `peer`, from `local` if given (VR-CONN-011). All of it may take `timeout`.
     ///
     /// # Errors
     /// There is no RDMA device, or `options` are out of bounds.

@@ -14,7 +14,8 @@ use crate::wait::{self, Descriptors};
 
 /// Accepts connections on an address.
 ///
-/// Each accepted connection has an event channel of its own, so a listener may be dropped while its connections go on.
+/// Each accepted connection has an event channel of its own, so a listener may be dropped, and another bound elsewhere, while
+/// its connections go on (VR-CONN-014).
 #[derive(Debug)]
 pub struct Listener<B: Backend> {
     id: B::Identifier,
@@ -24,7 +25,8 @@ pub struct Listener<B: Backend> {
 }
 
 impl<B: Backend> Listener<B> {
-    /// Listens on `address`; port 0 takes a free one.
+    /// Listens on `address`; port 0 takes a free one. Ports of RDMA are not those of TCP: one number may serve both
+    /// (VR-CONN-009).
     ///
     /// # Errors
     /// There is no RDMA device, or none has that address, or it is taken.

@@ -22,7 +22,7 @@ pub(crate) fn receive_slot(id: u64) -> Option<u16> {
     u16::try_from(id ^ RECEIVE).ok()
 }
 
-/// How much memory may be registered, by all who share it.
+/// How much memory may be registered, by all who share it, whether they have authenticated or not (VR-SEC-007).
 #[derive(Debug)]
 pub(crate) struct Budget {
     limit: u64,
@@ -69,12 +69,13 @@ struct Booked<R> {
 }
 
 /// Regions of one connection, each with no more rights than it needs (VR-SEC-001): only the receive windows can be
-/// written by the peer, and nothing can be read by it.
+/// written by the peer, and nothing can be read by it (VR-SEC-009). None is ever another connection's: it is deregistered first,
+/// which revokes its key (VR-SEC-010).
 pub(crate) struct Memory<B: Backend> {
     windows: [Option<Booked<B::Region>>; 2],
     /// A ring of bytes on their way out.
     send: Option<Booked<B::Region>>,
-    /// Slots of [`MESSAGE_LEN`] bytes: first one for each send work request, then one for each receive.
+    /// Slots of [`MESSAGE_LEN`] bytes (VR-CTRL-007): first one for each send work request, then one for each receive.
     messages: Booked<B::Region>,
     send_slots: usize,
     window: usize,

@@ -17,7 +17,7 @@ pub struct Options {
     pub inline: u32,
     /// How long a peer waits before it repeats what met no posted receive.
     pub rnr_timer: RnrTimer,
-    /// How long an accepted connection may take to be established.
+    /// How long an accepted connection may take to be established. A dial has a limit for all of it (VR-CONN-008).
     pub handshake_timeout: Duration,
     /// How long dropping a stream waits for the last bytes to arrive. [`Stream::shutdown`](crate::Stream::shutdown) takes
     /// its own limit.

@@ -15,7 +15,8 @@ use crate::options::Options;
 use crate::shared::{Locked, Shared};
 use crate::wait::{self, Descriptors};
 
-/// A byte stream over RDMA: like a `TcpStream`, with [`Read`] and [`Write`].
+/// A byte stream over RDMA: like a `TcpStream`, with [`Read`] and [`Write`]. Where the peer cut it means nothing (VR-XFER-007),
+/// and nothing in it is encrypted or authenticated (VR-SEC-006).
 ///
 /// Each `write` is sent at once, as one notification to the peer however many slices it has; use
 /// [`Write::write_vectored`] or a buffer to send several pieces as one. Dropping the stream delivers what was written, for

@@ -53,7 +53,8 @@ pub(crate) fn dialed<B: Descriptors>(backend: &B, mut dial: Dial<B>) -> Result<L
     }
 }
 
-/// Repeats `step` until it has a result, sleeping in between until the connection has moved.
+/// Repeats `step` until it has a result, sleeping in between until the connection has moved: waiting for a peer takes no
+/// processor time (VR-FLOW-013).
 ///
 /// # Errors
 /// `step`'s own, or a time-out at `deadline` while `doing`.

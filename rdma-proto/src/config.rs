@@ -23,7 +23,7 @@ pub enum Role {
 /// How life is shown and watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Keepalive {
-    /// Send a Keepalive this often, whatever else happens (VR-KEEP-001). Servers do, every 3 s.
+    /// Send a Keepalive this often, whatever else happens (VR-KEEP-001). Servers do, every 3 s; clients may (VR-KEEP-007).
     pub every: Option<Duration>,
     /// Send one when nothing was heard for this long. The peer's device acknowledges it even when its program is busy,
     /// so a dead host is found without disturbing a busy one (VR-KEEP-006).
@@ -38,7 +38,7 @@ pub struct Config {
     /// Which side this is.
     pub role: Role,
     /// Length of a receive window, in bytes; the same for the life of the connection (VR-MEM-008). At least 1; Valkey
-    /// itself uses 64 KiB to 16 MiB.
+    /// itself uses 64 KiB to 16 MiB, by default 1 MiB (VR-MEM-016).
     pub window: u32,
     /// Receive windows, 1 or 2. With two, the second is announced as soon as the first is full, and filled while the
     /// application still reads the first (VR-MEM-003).

@@ -257,7 +257,7 @@ impl Connection {
     }
 
     /// A SEND was received: at any time, also before the connection is known to be established (VR-CONN-007,
-    /// VR-CTRL-009).
+    /// VR-MEM-014), and in any order with others (VR-CTRL-009, VR-FEAT-013).
     pub fn handle_message(&mut self, now: Instant, bytes: &[u8]) {
         if self.has_ended() {
             return;
@@ -281,12 +281,13 @@ impl Connection {
                 self.timers.window_came();
                 self.counters.windows_received = self.counters.windows_received.saturating_add(1);
             }
+            // In a question `features` means nothing (VR-FEAT-012).
             Message::GetServerFeature { select, features } => match self.config.role {
                 Role::Server => self.answers.push(select)?,
                 Role::Client => self.receive_answer(features)?,
             },
             Message::SetClientFeature { features, .. } => match self.config.role {
-                // VR-FEAT-004: unknown bits enable nothing and harm nothing.
+                // VR-FEAT-004: unknown bits enable nothing and harm nothing. There is no answer (VR-FEAT-009).
                 Role::Server => self.negotiation = Negotiation::Done(features.common(self.config.features)),
                 Role::Client => {
                     let opcode = crate::wire::Opcode::SET_CLIENT_FEATURE;
@@ -353,6 +354,7 @@ impl Connection {
             return;
         }
         let error = match failure.status {
+            // VR-CTRL-008.
             CompletionStatus::LOC_LEN_ERR => Error::InvalidMessage(InvalidMessage::TooLong),
             CompletionStatus::LOC_ACCESS_ERR => Error::PeerMisbehaved(PeerMisbehaved::WroteOutside),
             CompletionStatus::REM_ACCESS_ERR => Error::PeerMisbehaved(PeerMisbehaved::WindowRefused),
@@ -489,6 +491,7 @@ impl Connection {
             self.disconnect = false;
             return Some(Action::Disconnect);
         }
+        // Nothing leaves after the end, keepalives included (VR-KEEP-003).
         if !matches!(self.state, State::Open | State::Closing) {
             return None;
         }
@@ -496,6 +499,7 @@ impl Connection {
         if let Some(flush) = self.flush {
             return self.write_part(flush);
         }
+        // Messages pass output that waits for a window: our windows are registered all the same (VR-FLOW-010).
         if let Some(message) = self.next_message() {
             return Some(message);
         }
@@ -542,7 +546,8 @@ impl Connection {
         due.then(|| self.write_nothing())
     }
 
-    /// Due as soon as the connection is established, and again when a window is used up (VR-MEM-001, VR-MEM-010).
+    /// Due as soon as the connection is established, whatever the peer has sent or not (VR-MEM-001, VR-FEAT-008), and again
+    /// when a window is used up (VR-MEM-010).
     fn announce(&mut self, region: u8) -> Action {
         let [first, second] = self.regions;
         let RegionAddress { address, rkey } = if region == 0 { first } else { second };
@@ -561,7 +566,8 @@ impl Connection {
         Action::Send { id, signaled, slot, message: message.encode() }
     }
 
-    /// How much to send now, as one notification: all there is, up to the end of the peer's window (VR-FLOW-006).
+    /// How much to send now, as one notification: all there is, up to the end of the peer's window (VR-FLOW-006). What finds
+    /// no room waits for the next one (VR-FLOW-012); without bytes there is no notification (VR-XFER-010).
     fn next_flush(&self) -> Option<Flush> {
         let slots = self.send.free_slots().saturating_sub(self.slots_kept_back());
         let pending = self.send.unposted().min(self.tx.room().into());

@@ -212,7 +212,7 @@ pub enum ApiMisuse {
     },
 }
 
-/// What an error does to its connection.
+/// What an error does to its connection, and to nothing else (VR-SEC-004).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Effect {
     /// Nothing: the call is refused, the connection goes on.

@@ -3,7 +3,8 @@
 //! While a peer holds the rkey of a region it can write there, whatever the protocol says; a device reads our send
 //! buffers behind the processor's back. In Rust's memory model the only safe window on such memory is one of atomics, so
 //! this module reads and writes it as relaxed 64-bit words: a torn or changing value is just a value. The price is one
-//! word at a time, where a plain copy may use wider registers; the `memory` bench shows both. There is no `&[u8]` into a region anywhere in this workspace.
+//! word at a time, where a plain copy may use wider registers; the `memory` bench shows both. There is no `&[u8]` into a
+//! region anywhere in this workspace (VR-SEC-005).
 //!
 //! The ordering that makes bytes visible is the completion's (`ibv_poll_cq(3)` returns after the data has landed), never
 //! this module's.

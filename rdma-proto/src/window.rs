@@ -1,7 +1,8 @@
 //! The two offset machines of a direction: [`RxWindow`] where bytes arrive, [`TxWindow`] where they are sent to.
 //!
 //! A window is filled once, from its first byte to its last, without wrapping. Immediates say by how much. When it is full
-//! its owner registers it, or another of the same length, anew. Nothing else moves the offsets (VR-FLOW-001).
+//! its owner registers it, or another of the same length, anew. Nothing else moves the offsets (VR-FLOW-001), so the bytes of
+//! all windows are one stream, each byte once and in order (VR-XFER-001).
 
 use crate::backend::RemoteAddress;
 use crate::error::{ApiMisuse, Error, PeerIncompatible, PeerMisbehaved};
@@ -52,7 +53,8 @@ impl RxWindow {
         self.announced = true;
     }
 
-    /// The peer says that `immediate` more bytes are there. How it wrote them does not matter (VR-XFER-006).
+    /// The peer says that `immediate` more bytes are there. How it wrote them does not matter (VR-XFER-006), nor in how many
+    /// notifications (VR-FLOW-014). The sum is checked like every number of a peer's (VR-SEC-003).
     ///
     /// # Errors
     /// The peer used more than it was given (VR-FLOW-002), or anything before it was given a window (VR-FLOW-003).
@@ -73,8 +75,8 @@ impl RxWindow {
         }
     }
 
-    /// The next bytes to read, in order, and none that no immediate has covered (VR-XFER-008); more may follow in the other
-    /// region once these are consumed.
+    /// The next bytes to read, in order, and none that no immediate has covered (VR-XFER-008), also not after the end
+    /// (VR-XFER-012); more may follow in the other region once these are consumed.
     pub const fn readable(&self) -> Option<Readable> {
         let (region, offset, end) = match self.previous {
             Some(offset) => (self.other(), offset, self.length),
@@ -152,7 +154,8 @@ impl RxWindow {
         self.received == self.length
     }
 
-    /// Moves on to the next region once this one is full and the next one is free (VR-MEM-010).
+    /// Moves on to the next region once this one is full and the next one is free (VR-MEM-010); until then its memory is the
+    /// peer's (VR-MEM-015).
     const fn rotate(&mut self) {
         if !self.is_full() {
             return;

@@ -56,7 +56,7 @@ impl fmt::Display for Opcode {
     }
 }
 
-/// Feature bits. None is defined yet.
+/// Feature bits. None is defined yet; whatever is beyond the specification waits for one (VR-FEAT-011).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct FeatureSet(pub u64);
 

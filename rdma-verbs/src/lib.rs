@@ -24,8 +24,8 @@
 //! [`ErrorKind::NoDevice`](rdma_proto::backend::ErrorKind::NoDevice) and a text that says what to install or load. Regions are
 //! locked memory: the limit (`ulimit -l`) must have room for them.
 //!
-//! On kernels before 5.12 a process that forks while it has regions must run with `RDMAV_FORK_SAFE=1`
-//! (`ibv_fork_init(3)`); newer ones copy pinned pages at the fork.
+//! A fork leaves the parent's connections alone (VR-RES-010). On kernels before 5.12 a process that forks while it has
+//! regions must run with `RDMAV_FORK_SAFE=1` (`ibv_fork_init(3)`); newer ones copy pinned pages at the fork.
 //!
 //! # From the seam to C
 //!
@@ -33,7 +33,7 @@
 //! |---|---|
 //! | [`Verbs::load`] | `dlopen(3)`, `dlsym(3)` |
 //! | `Backend::event_channel` | `rdma_create_event_channel(3)`, then `O_NONBLOCK` |
-//! | `EventChannel::create_id` | `rdma_create_id(3)` in `RDMA_PS_TCP` |
+//! | `EventChannel::create_id` | `rdma_create_id(3)` in `RDMA_PS_TCP` (VR-CONN-001) |
 //! | `EventChannel::listen` | `rdma_create_id`, `rdma_set_option(3)` (`AFONLY` for IPv6, `REUSEADDR`), `rdma_bind_addr(3)`, `rdma_listen(3)` |
 //! | `EventChannel::next_event` | `rdma_get_cm_event(3)` and at once `rdma_ack_cm_event(3)` |
 //! | `Identifier::resolve_address`, `resolve_route` | `rdma_resolve_addr(3)`, `rdma_resolve_route(3)` |

@@ -239,6 +239,7 @@ fn work(request: &SendRequest<'_, Region>) -> Work {
         SendOp::Send => (c::IBV_WR_SEND, NOWHERE, Immediate(0)),
         SendOp::SendImmediate(immediate) => (c::IBV_WR_SEND_WITH_IMM, NOWHERE, immediate),
         SendOp::Write(to) => (c::IBV_WR_RDMA_WRITE, to, Immediate(0)),
+        // iWARP has no such operation (VR-CONN-013).
         SendOp::WriteImmediate(to, immediate) => (c::IBV_WR_RDMA_WRITE_WITH_IMM, to, immediate),
         SendOp::Read(from) => (c::IBV_WR_RDMA_READ, from, Immediate(0)),
     };

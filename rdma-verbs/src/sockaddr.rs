@@ -1,4 +1,4 @@
-//! Socket addresses, between Rust and C.
+//! Socket addresses of IPv4 and IPv6, between Rust and C (VR-CONN-010).
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 

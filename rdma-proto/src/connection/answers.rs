@@ -2,7 +2,7 @@
 
 use crate::error::PeerMisbehaved;
 
-/// How many different questions in a row may wait. Only a peer that takes no answers fills it.
+/// How many different questions in a row may wait (VR-RES-008). Only a peer that takes no answers fills it.
 const RUNS: usize = 4;
 
 /// A queue of `select` values in which equal neighbours share a place, so that a peer repeating one question costs

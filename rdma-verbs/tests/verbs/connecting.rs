@@ -66,6 +66,17 @@ fn connect(lab: &Lab) {
     assert_eq!(peer, offered);
 }
 
+/// VR-CONN-009: ports of RDMA are not those of TCP.
+#[test]
+fn a_port_serves_tcp_as_well() {
+    let Some(lab) = lab() else { return };
+    let tcp = std::net::TcpListener::bind(lab.address()).unwrap();
+    let address = tcp.local_addr().unwrap();
+    let channel = lab.verbs.event_channel().unwrap();
+    let listener = channel.listen(address, 0).unwrap();
+    assert_eq!(listener.local_addr(), Some(address));
+}
+
 #[test]
 fn the_local_address_can_be_chosen() {
     let Some(lab) = lab() else { return };
