@@ -5,6 +5,7 @@
 
 pub mod adversary;
 pub mod client;
+pub mod crowd;
 pub mod explore;
 pub mod hostile;
 #[path = "../../rdma-conn/examples/kv_server/kv.rs"]
@@ -15,6 +16,8 @@ pub mod reqs;
 #[path = "../../rdma-conn/examples/kv_server/resp.rs"]
 pub mod resp;
 pub mod semantics;
+#[path = "../../rdma-conn/examples/kv_server/serve.rs"]
+pub mod serve;
 pub mod sim;
 pub mod smoke;
 pub mod suite;

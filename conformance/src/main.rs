@@ -20,7 +20,7 @@ use conformance::hostile::{self, Setting};
 use conformance::smoke::{self, Peer, Scale};
 use conformance::suite::{self, Case, Report, Verdict};
 use conformance::trace::{Limits, Recorded, Recorder};
-use conformance::{explore, kv, outage, reqs, semantics, sim, trace, vectors};
+use conformance::{crowd, explore, kv, outage, reqs, semantics, sim, trace, vectors};
 
 /// Exit codes: all passed is 0.
 const FAILED: u8 = 1;
@@ -56,6 +56,8 @@ enum Command {
     Vectors(vectors::Command),
     /// Takes two connection machines through every schedule there is, in small settings.
     Explore(explore::Arguments),
+    /// What many connections cost a server with one thread: memory, time, processor.
+    Crowd(crowd::Arguments),
     /// Shows, rule by rule, that RDMA here is what the layers above take it for.
     Semantics(Semantics),
     /// Recordings of connections: shows them as timelines, turns them into packets for Wireshark.
@@ -158,6 +160,7 @@ fn main() -> ExitCode {
         Command::Sim(options) => sim::runner::main(&options),
         Command::Vectors(command) => vectors::run(command),
         Command::Explore(arguments) => explore::run(&arguments),
+        Command::Crowd(arguments) => crowd::run(&arguments),
         Command::Semantics(semantics) => run_semantics(semantics),
         Command::Trace(command) => trace::run(command),
     }

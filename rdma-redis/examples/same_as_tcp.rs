@@ -42,7 +42,7 @@ struct Arguments {
 }
 
 enum Transport {
-    Rdma(Client<Verbs>),
+    Rdma(Box<Client<Verbs>>),
     Tcp(redis::Client),
 }
 
@@ -68,7 +68,10 @@ impl Transport {
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments = Arguments::parse();
     let Arguments { host, rdma_port, tcp_port, .. } = &arguments;
-    let rdma = Transport::Rdma(Client::open(Verbs::load()?, &format!("valkey+rdma://{host}:{rdma_port}/0"))?);
+    let rdma = Transport::Rdma(Box::new(Client::open(
+        Verbs::load()?,
+        &format!("valkey+rdma://{host}:{rdma_port}/0"),
+    )?));
     let tcp = Transport::Tcp(redis::Client::open(format!("redis://{host}:{tcp_port}/0"))?);
     let mut seen = Vec::new();
     for (name, transport) in [("RDMA", rdma), ("TCP", tcp)] {

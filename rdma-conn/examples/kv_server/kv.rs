@@ -11,14 +11,15 @@ use resp_rs::resp2::{Frame, frame_to_bytes};
 use crate::resp::FrameReader;
 
 /// Replies are sent once this many bytes are waiting, so that a long pipeline does not pile them up.
-const REPLY_BATCH: usize = 256 << 10;
+pub const REPLY_BATCH: usize = 256 << 10;
 
 /// All keys and their values.
 #[derive(Default)]
 pub struct Store(Mutex<HashMap<Bytes, Bytes>>);
 
 impl Store {
-    /// Serves one client until it leaves. Replies to commands that arrived together leave together.
+    /// Serves one client on a blocking stream until it leaves. Replies to commands that arrived together leave together.
+    #[allow(dead_code, reason = "for programs with a thread per client; the example has one for all")]
     pub fn serve(&self, stream: impl Read + Write) -> io::Result<()> {
         let mut reader = FrameReader::new(stream);
         let mut replies = BytesMut::new();
@@ -42,7 +43,7 @@ impl Store {
     }
 
     /// Appends the reply to `command`; true if the connection is to be closed.
-    fn answer(&self, command: Frame, replies: &mut BytesMut) -> bool {
+    pub fn answer(&self, command: Frame, replies: &mut BytesMut) -> bool {
         let words: Vec<Bytes> = command
             .into_array()
             .unwrap_or_default()

@@ -5,25 +5,29 @@
 //! cargo run --release -p rdma-conn --example kv_server -- --backend softsim         # no device: serve and try it here
 //! ```
 //!
-//! One thread per client, each with a blocking [`Stream`].
+//! One thread for all clients: an [`Endpoint`] in a mio event loop.
 
 #![allow(unreachable_pub, reason = "nothing is reachable from outside a program")]
 
 mod kv;
 mod resp;
+mod serve;
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::os::fd::{AsFd, AsRawFd};
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
-use rdma_conn::{Config, Descriptors, Listener, Options, Stream};
+use mio::unix::SourceFd;
+use mio::{Events, Interest, Poll, Token};
+use rdma_conn::{Descriptors, Endpoint, Limits, Options, Stream};
 use rdma_softsim::Fabric;
 use rdma_verbs::Verbs;
 use resp_rs::resp2::Frame;
 
 use kv::Store;
 use resp::FrameReader;
+use serve::Server;
 
 #[derive(Parser)]
 #[command(about = "A small RESP key-value server over RDMA")]
@@ -34,9 +38,12 @@ struct Arguments {
     /// The address of an RDMA device, and a port.
     #[arg(long, default_value = "0.0.0.0:6379")]
     listen: SocketAddr,
-    /// Length of each of a connection's two receive windows, in bytes.
-    #[arg(long, default_value_t = Config::server().window)]
+    /// Length of a connection's receive windows, in bytes. An idle connection has one, a busy one has two.
+    #[arg(long, default_value_t = 128 << 10)]
     window: u32,
+    /// Clients at the same time.
+    #[arg(long, default_value_t = Limits::default().connections)]
+    maxclients: usize,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -54,36 +61,44 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     options.protocol.window = arguments.window;
     // A client that lets its replies lie for a minute is not coming back; its thread is needed.
     options.protocol.stall_limit = Some(Duration::from_secs(60));
+    let limits = Limits { connections: arguments.maxclients, ..Limits::default() };
     match arguments.backend {
         Backend::Verbs => {
-            let listener = Listener::bind(&Verbs::load()?, arguments.listen, options)?;
-            println!("kv_server: RDMA on {}", listener.local_addr().unwrap_or(arguments.listen));
-            serve(&listener, &Arc::default());
-            Ok(())
+            let mut endpoint = Endpoint::new(&Verbs::load()?, limits)?;
+            let listener = endpoint.listen(arguments.listen, options)?;
+            println!("kv_server: RDMA on {}", endpoint.local_addr(listener).unwrap_or(arguments.listen));
+            serve(endpoint)
         }
         Backend::Softsim => {
             let fabric = Fabric::new();
             let address = SocketAddr::from(([192, 0, 2, 1], 6379));
-            let listener = Listener::bind(&fabric.host(&[address.ip()]), address, options)?;
-            std::thread::spawn(move || serve(&listener, &Arc::default()));
+            let mut endpoint = Endpoint::new(&fabric.host(&[address.ip()]), limits)?;
+            endpoint.listen(address, options)?;
+            std::thread::spawn(move || {
+                if let Err(error) = serve(endpoint) {
+                    eprintln!("kv_server: {error}");
+                }
+            });
             let client = Stream::connect(&fabric.host(&[[192, 0, 2, 2].into()]), address)?;
             Ok(demonstrate(client)?)
         }
     }
 }
 
-fn serve<B: Descriptors>(listener: &Listener<B>, store: &Arc<Store>) {
+/// Serves for ever. Other sources of events would be registered beside the endpoint.
+fn serve<B: Descriptors>(endpoint: Endpoint<B>) -> Result<(), Box<dyn std::error::Error>> {
+    let mut poll = Poll::new()?;
+    poll.registry().register(&mut SourceFd(&endpoint.as_fd().as_raw_fd()), Token(0), Interest::READABLE)?;
+    let store = Store::default();
+    let mut server = Server::new(endpoint, &store);
+    let mut events = Events::with_capacity(1);
     loop {
-        match listener.accept() {
-            Ok((stream, peer)) => {
-                let store = Arc::clone(store);
-                std::thread::spawn(move || match store.serve(stream) {
-                    Ok(()) => tracing::info!(%peer, "client left"),
-                    Err(error) => tracing::warn!(%peer, %error, "client lost"),
-                });
-            }
-            // Out of some resource: the peer was rejected, and the next one may fare better.
-            Err(error) => tracing::warn!(%error, "cannot accept"),
+        server.turn()?;
+        let due = server.endpoint.next_timeout().map(|at| at.since(server.endpoint.now()));
+        if let Err(error) = poll.poll(&mut events, due)
+            && error.kind() != std::io::ErrorKind::Interrupted
+        {
+            return Err(error.into());
         }
     }
 }

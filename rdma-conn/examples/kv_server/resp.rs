@@ -6,17 +6,47 @@ use bytes::{Bytes, BytesMut};
 use resp_rs::ParseError;
 use resp_rs::resp2::{Frame, parse_frame};
 
-/// Reads from `S` and cuts what comes into frames, which share the buffer's memory.
+/// Bytes that were received, cut into frames, which share their memory.
+#[derive(Default)]
+pub struct Frames(Bytes);
+
+impl Frames {
+    /// Appends what was received.
+    pub fn push(&mut self, received: &[u8]) {
+        // Free of charge unless a frame that was cut from this memory is still in use.
+        let unparsed = std::mem::take(&mut self.0);
+        let mut buffer = unparsed.try_into_mut().unwrap_or_else(|shared| BytesMut::from(&shared[..]));
+        buffer.extend_from_slice(received);
+        self.0 = buffer.freeze();
+    }
+
+    /// The next frame that is there whole.
+    pub fn take(&mut self) -> io::Result<Option<Frame>> {
+        if self.0.is_empty() {
+            return Ok(None);
+        }
+        match parse(self.0.clone()) {
+            Ok((frame, rest)) => {
+                self.0 = rest;
+                Ok(Some(frame))
+            }
+            Err(ParseError::Incomplete) => Ok(None),
+            Err(error) => Err(io::Error::new(io::ErrorKind::InvalidData, error)),
+        }
+    }
+}
+
+/// Reads frames from `S`, which blocks.
 pub struct FrameReader<S> {
     stream: S,
-    unparsed: Bytes,
+    frames: Frames,
     chunk: Box<[u8]>,
 }
 
 impl<S: Read> FrameReader<S> {
     /// A reader at the beginning of a stream.
     pub fn new(stream: S) -> Self {
-        Self { stream, unparsed: Bytes::new(), chunk: vec![0; 256 << 10].into() }
+        Self { stream, frames: Frames::default(), chunk: vec![0; 256 << 10].into() }
     }
 
     /// The stream below, to write to.
@@ -26,27 +56,13 @@ impl<S: Read> FrameReader<S> {
 
     /// The next frame that has arrived whole.
     pub fn buffered(&mut self) -> io::Result<Option<Frame>> {
-        if self.unparsed.is_empty() {
-            return Ok(None);
-        }
-        match parse(self.unparsed.clone()) {
-            Ok((frame, rest)) => {
-                self.unparsed = rest;
-                Ok(Some(frame))
-            }
-            Err(ParseError::Incomplete) => Ok(None),
-            Err(error) => Err(io::Error::new(io::ErrorKind::InvalidData, error)),
-        }
+        self.frames.take()
     }
 
     /// Waits for more bytes; false at the end of the stream.
     pub fn fill(&mut self) -> io::Result<bool> {
         let read = self.stream.read(&mut self.chunk)?;
-        // Free of charge unless a frame that was cut from this memory is still in use.
-        let unparsed = std::mem::take(&mut self.unparsed);
-        let mut buffer = unparsed.try_into_mut().unwrap_or_else(|shared| BytesMut::from(&shared[..]));
-        buffer.extend_from_slice(&self.chunk[..read]);
-        self.unparsed = buffer.freeze();
+        self.frames.push(&self.chunk[..read]);
         Ok(read > 0)
     }
 
@@ -61,7 +77,7 @@ impl<S: Read> FrameReader<S> {
                 return Ok(Some(frame));
             }
             if !self.fill()? {
-                return if self.unparsed.is_empty() {
+                return if self.frames.0.is_empty() {
                     Ok(None)
                 } else {
                     Err(io::ErrorKind::UnexpectedEof.into())

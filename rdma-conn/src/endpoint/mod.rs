@@ -23,7 +23,7 @@ use crate::wait::{self, Descriptors};
 
 use member::{Member, Stage};
 use queues::{QueueId, Queues};
-use watch::{Watch, Woken};
+use watch::{MANY, Watch, Woken};
 
 /// Times that [`Endpoint::progress`] looks at its queues before it lets the event loop have a turn.
 const ROUNDS: u32 = 64;
@@ -98,7 +98,8 @@ pub struct Usage {
 /// [`Endpoint::wait`].
 ///
 /// The loop is: wait until its descriptor ([`AsFd`]) is readable or [`Endpoint::next_timeout`] has come, call
-/// [`Endpoint::progress`], take events with [`Endpoint::next_event`] until there is none.
+/// [`Endpoint::progress`], take events with [`Endpoint::next_event`] until there is none. The descriptor may be watched
+/// for its level or for its edges.
 ///
 /// Connections do not share a protection domain, because an rkey opens a region to every queue pair of its domain: one
 /// client could guess its way into another's window (VR-SEC-002). So they share no regions either; instead, an idle one has
@@ -326,10 +327,16 @@ impl<B: Descriptors> Endpoint<B> {
     pub fn progress(&mut self) -> Result<(), Error> {
         self.usage.turns += 1;
         let mut events = false;
-        for woken in self.watch.woken()? {
-            match woken {
-                Woken::Events => events = true,
-                Woken::Queue(queue) => self.queues.take_wakeups(queue)?,
+        loop {
+            let woken = self.watch.woken()?;
+            for woken in &woken {
+                match *woken {
+                    Woken::Events => events = true,
+                    Woken::Queue(queue) => self.queues.take_wakeups(queue)?,
+                }
+            }
+            if woken.len() < MANY {
+                break;
             }
         }
         self.unfinished = true;

@@ -23,7 +23,7 @@ pub(super) enum Woken {
 /// Stands for the event channel; queues are numbered from 0.
 const EVENTS: u64 = u64::MAX;
 /// Descriptors asked for at a time.
-const MANY: usize = 64;
+pub(super) const MANY: usize = 64;
 
 impl Watch {
     /// Watches `events`.
@@ -43,7 +43,7 @@ impl Watch {
         epoll::add(&self.0, source, epoll::EventData::new_u64(data), epoll::EventFlags::IN).map_err(failed)
     }
 
-    /// Who has something to take out now; those beyond the first [`MANY`] another time.
+    /// Who has something to take out now, at most [`MANY`]; ask again then.
     pub(super) fn woken(&self) -> Result<Vec<Woken>, Error> {
         let mut events = Vec::with_capacity(MANY);
         match epoll::wait(&self.0, spare_capacity(&mut events), Some(&Timespec::default())) {

@@ -1,0 +1,112 @@
+//! Serves the store to all connections of an endpoint, on one thread.
+
+use std::collections::HashMap;
+use std::io::{self, IoSlice};
+use std::time::Duration;
+
+use bytes::{Buf, BytesMut};
+use rdma_conn::{ConnectionId, Descriptors, Endpoint, Error, Event};
+
+use crate::kv::{REPLY_BATCH, Store};
+use crate::resp::Frames;
+
+/// How long the last reply may take to arrive.
+const LINGER: Duration = Duration::from_secs(2);
+
+/// A store and its clients.
+pub struct Server<'a, B: Descriptors> {
+    /// The connections.
+    pub endpoint: Endpoint<B>,
+    store: &'a Store,
+    sessions: HashMap<ConnectionId, Session>,
+    chunk: Box<[u8]>,
+}
+
+/// What is between two commands of a client.
+#[derive(Default)]
+struct Session {
+    received: Frames,
+    replies: BytesMut,
+    quits: bool,
+}
+
+impl<'a, B: Descriptors> Server<'a, B> {
+    /// A server without clients. The endpoint listens already.
+    pub fn new(endpoint: Endpoint<B>, store: &'a Store) -> Self {
+        Self { endpoint, store, sessions: HashMap::new(), chunk: vec![0; 256 << 10].into() }
+    }
+
+    /// Handles everything that has come, without waiting for more.
+    pub fn turn(&mut self) -> Result<(), Error> {
+        self.endpoint.progress()?;
+        while let Some(event) = self.endpoint.next_event() {
+            match event {
+                Event::Opened { id, .. } => drop(self.sessions.insert(id, Session::default())),
+                Event::Readable(id) | Event::Writable(id) => self.serve(id),
+                Event::Ended(id) => {
+                    match self.endpoint.check(id) {
+                        Ok(()) => tracing::info!(peer = ?self.endpoint.peer_addr(id), "client left"),
+                        Err(error) => {
+                            tracing::warn!(peer = ?self.endpoint.peer_addr(id), %error, "client lost");
+                        }
+                    }
+                    self.sessions.remove(&id);
+                    self.endpoint.remove(id);
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn serve(&mut self, id: ConnectionId) {
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        let over = match session.serve(&mut self.endpoint, id, self.store, &mut self.chunk) {
+            Ok(over) => over,
+            Err(error) => {
+                tracing::warn!(peer = ?self.endpoint.peer_addr(id), %error, "client dismissed");
+                true
+            }
+        };
+        if over {
+            self.sessions.remove(&id);
+            // It may have gone by itself meanwhile.
+            let _closed = self.endpoint.close(id, LINGER);
+        }
+    }
+}
+
+impl Session {
+    /// Answers what has arrived; true if the session is over. Replies to commands that arrived together leave together, and a
+    /// client that does not take its replies is not read from.
+    fn serve<B: Descriptors>(
+        &mut self,
+        endpoint: &mut Endpoint<B>,
+        id: ConnectionId,
+        store: &Store,
+        chunk: &mut [u8],
+    ) -> io::Result<bool> {
+        loop {
+            while !self.quits
+                && self.replies.len() < REPLY_BATCH
+                && let Some(command) = self.received.take()?
+            {
+                self.quits = store.answer(command, &mut self.replies);
+            }
+            if !self.replies.is_empty() {
+                let Some(written) = endpoint.write(id, &[IoSlice::new(&self.replies)])? else {
+                    return Ok(false);
+                };
+                self.replies.advance(written);
+            } else if self.quits {
+                return Ok(true);
+            } else {
+                match endpoint.read(id, chunk)? {
+                    None => return Ok(false),
+                    Some(0) => return Ok(true),
+                    Some(read) => self.received.push(&chunk[..read]),
+                }
+            }
+        }
+    }
+}
