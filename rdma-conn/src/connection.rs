@@ -210,7 +210,7 @@ impl<B: Backend> Connection<B> {
         self.backend.now()
     }
 
-    /// When [`Connection::handle_time`] must be called at the latest.
+    /// When its owner must look after it at the latest, as with [`Link::progress`](crate::Link::progress).
     pub fn next_timeout(&self) -> Option<Instant> {
         let state = self.machine.state();
         let establish_by = self.establish_by.filter(|_| state == State::Connecting);
