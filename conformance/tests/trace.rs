@@ -123,6 +123,57 @@ fn a_recording_reads_as_it_was_written() {
     assert!(wrong("{\"valkey-rdma-recording\":1}\n{}").starts_with("line 2: missing field"));
 }
 
+/// What never left is no packet; what the completions say of the peer's device is one.
+#[test]
+fn packets_are_what_was_sent_and_answered() {
+    let recording = Recording::read(
+        &br#"{"valkey-rdma-recording":1}
+{"at":0,"end":1,"what":"created"}
+{"at":0,"end":1,"what":"queue-pair","number":7,"sends":9,"receives":9}
+{"at":1,"end":1,"what":"posted","id":1,"op":"read","remote":{"address":4096,"rkey":5},"len":5000,"signaled":true,"bytes":""}
+{"at":2,"end":1,"what":"completed","id":1,"outcome":"done","op":"read"}
+{"at":3,"end":1,"what":"posted","id":2,"op":"send","len":32,"signaled":true,"bytes":"0002"}
+{"at":4,"end":1,"what":"posted","id":3,"op":"write","remote":{"address":4096,"rkey":5},"immediate":9,"len":9,"signaled":false,"bytes":""}
+{"at":5,"end":1,"what":"completed","id":2,"outcome":"failed","status":13,"vendor":0}
+{"at":6,"end":1,"what":"completed","id":3,"outcome":"failed","status":5,"vendor":0}
+{"at":7,"end":1,"what":"posted","id":4,"op":"send","len":32,"signaled":true,"bytes":""}
+{"at":8,"end":1,"what":"posted","id":5,"op":"send","len":32,"signaled":true,"bytes":""}
+{"at":9,"end":1,"what":"refused","requests":1,"error":"no room"}"#[..],
+    )
+    .unwrap();
+    // Behind Ethernet, IPv4 and UDP: the opcode, and after 9 bytes the sequence number.
+    let told = |frame: &packets::Frame| (frame.at.as_nanos(), frame.bytes[42], frame.bytes[53]);
+    let told: Vec<_> = packets::frames(&recording).iter().map(told).collect();
+    let read = [(1, 12, 0), (2, 13, 0), (2, 15, 1)];
+    let (send, refused_by_the_peer, sent) = ((3, 4, 2), (5, 17, 2), (7, 4, 3));
+    assert_eq!(told, [&read[..], &[send, refused_by_the_peer, sent]].concat());
+}
+
+#[test]
+fn recordings_can_be_taken_one_after_the_other() {
+    let fabric = Fabric::new();
+    let recorder = Recorder::new(Limits::default());
+    let server = Recorded::new(fabric.host(&[SERVER.into()]), &recorder);
+    let client = fabric.host(&[CLIENT.into()]);
+    let listener = Listener::bind(&server, (SERVER, 6379).into(), small(Options::server())).unwrap();
+    let address = listener.local_addr().unwrap();
+    let how = Connect { options: small(Options::client()), ..Connect::default() };
+    let dial = std::thread::spawn(move || Stream::connect_with(&client, address, &how).unwrap());
+    let (mut stream, _) = listener.accept().unwrap();
+    stream.flush().unwrap();
+    let mut peer = dial.join().unwrap();
+    let first = timeline::render(&recorder.take());
+    assert!(
+        first.starts_with("connection 1: client not recorded; server 192.0.2.1:6379 (queue pair"),
+        "{first}"
+    );
+    stream.write_all(b"more").unwrap();
+    peer.read_exact(&mut [0; 4]).unwrap();
+    let second = timeline::render(&recorder.take());
+    assert!(second.contains("connected before the recording began"), "{second}");
+    assert!(second.contains("post WRITE 4 bytes"), "{second}");
+}
+
 #[test]
 fn a_full_recorder_keeps_both_ends_and_says_what_is_missing() {
     let recording = record(true, Limits { entries: 20, bytes: 8 }, 100_000);

@@ -8,6 +8,8 @@ use super::recording::{Entry, Recording, What};
 /// One end of a connection.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct End {
+    /// Whether its beginning is recorded.
+    pub(super) begun: bool,
     /// Whether it accepted the connection.
     pub(super) server: bool,
     /// The queue pair's number.
@@ -24,7 +26,8 @@ pub(super) fn of(recording: &Recording) -> BTreeMap<u32, End> {
     for Entry { end, what, .. } in recording.entries.iter().filter(|entry| entry.end > 0) {
         let end = ends.entry(*end).or_default();
         match *what {
-            What::Requested { .. } => end.server = true,
+            What::Created => end.begun = true,
+            What::Requested { .. } => (end.begun, end.server) = (true, true),
             What::QueuePair { number, .. } => end.pair = Some(number),
             What::Connecting { local: Some(local), peer: Some(peer), .. } => {
                 end.addresses = Some((local, peer));

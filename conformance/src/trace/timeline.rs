@@ -99,8 +99,12 @@ fn page<'a>(
 }
 
 fn name(end: Option<&End>) -> String {
-    let Some(End { pair, addresses, .. }) = end else { return "not recorded".into() };
-    let address = addresses.map_or_else(|| "never connected".into(), |(local, _)| local.to_string());
+    let Some(End { begun, pair, addresses, .. }) = end else { return "not recorded".into() };
+    let address = match addresses {
+        Some((local, _)) => local.to_string(),
+        None if *begun => "never connected".into(),
+        None => "connected before the recording began".into(),
+    };
     let pair = pair.map_or_else(|| "no queue pair".into(), |pair| format!("queue pair {pair}"));
     format!("{address} ({pair})")
 }
