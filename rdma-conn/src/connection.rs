@@ -205,6 +205,19 @@ impl<B: Backend> Connection<B> {
         self.machine.unread()
     }
 
+    /// Whether [`Connection::try_read`] has an answer now: bytes, the end, or what ended the connection.
+    pub const fn is_readable(&self) -> bool {
+        self.machine.unread() > 0 || matches!(self.machine.state(), State::Closed | State::Failed(_))
+    }
+
+    /// Whether [`Connection::try_write`] has an answer now: it would take a byte, or fail.
+    pub const fn is_writable(&self) -> bool {
+        match self.machine.state() {
+            State::Connecting | State::Open => self.has_room(),
+            State::Closing | State::Closed | State::Failed(_) => true,
+        }
+    }
+
     /// The backend's clock.
     pub fn now(&self) -> Instant {
         self.backend.now()

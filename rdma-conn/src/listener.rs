@@ -42,6 +42,16 @@ impl<B: Backend> Listener<B> {
         self.id.local_addr()
     }
 
+    /// Settings of the connections accepted from now on.
+    ///
+    /// # Errors
+    /// They are out of bounds; the old ones remain.
+    pub fn set_options(&mut self, options: Options) -> Result<(), Error> {
+        options.protocol.check()?;
+        self.options = options;
+        Ok(())
+    }
+
     /// The next connection, if a peer has asked for one. It may not be established yet, and fails if that takes longer than
     /// [`Options::handshake_timeout`].
     ///
@@ -63,6 +73,11 @@ impl<B: Backend> Listener<B> {
     /// The channel whose events announce connections.
     pub const fn event_channel(&self) -> &B::EventChannel {
         &self.events
+    }
+
+    /// The backend it listens on.
+    pub const fn backend(&self) -> &B {
+        &self.backend
     }
 
     fn take(&self, id: B::Identifier) -> Result<Link<B>, Error> {

@@ -1,0 +1,370 @@
+//! The server: one port for TCP and RDMA, addresses that change under load, and who is let in.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rdma_conn::server::{BindingId, Flow, Server, Service, Settings};
+use rdma_conn::types::{
+    Address, Barrier, Connection, ConnectionId, ConnectionType, EventLoop, Rdma, RdmaSettings, State, Tcp,
+    Vector,
+};
+use rdma_softsim::{Fabric, SoftSim};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+const HOST: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
+const REMOTE: [u8; 4] = [192, 0, 2, 2];
+
+/// Sends back what it gets. A client that sends `Q` leaves; to one that sends `M`, a mebibyte for every byte.
+struct Echo;
+
+impl Service for Echo {
+    type Client = u64;
+
+    fn serve(&mut self, served: &mut u64, input: &mut Vec<u8>, replies: &mut Vec<u8>) -> Flow {
+        *served += input.len() as u64;
+        let flow = if input.contains(&b'Q') { Flow::Leave } else { Flow::Stay };
+        if input.first() == Some(&b'M') {
+            replies.resize(replies.len() + (input.len() << 20), b'm');
+            input.clear();
+        }
+        replies.append(input);
+        flow
+    }
+}
+
+/// A fabric whose server has the address of the loopback interface, so that TCP and RDMA can share it.
+struct Bed {
+    server: Server<Echo>,
+    tcp: BindingId,
+    rdma: BindingId,
+    remote: Rdma<SoftSim>,
+    local: Rdma<SoftSim>,
+}
+
+fn bed(settings: Settings) -> Bed {
+    let fabric = Fabric::new();
+    let local = Rdma::new(fabric.host(&[HOST]));
+    let mut server = Server::new(Echo, settings).expect("a loop");
+    let tcp = server.bind(Tcp::new(), &[SocketAddr::from((HOST, 0)).into()]).expect("a free port");
+    let same = server.addresses(tcp);
+    let rdma = server.bind(local.clone(), &same).expect("the same port");
+    Bed { server, tcp, rdma, remote: Rdma::new(fabric.host(&[REMOTE.into()])), local }
+}
+
+fn open() -> Settings {
+    Settings { protected: false, ..Settings::default() }
+}
+
+/// A client with a loop of its own.
+struct Client {
+    events: EventLoop<()>,
+    id: ConnectionId,
+}
+
+impl Client {
+    fn new(with: &impl ConnectionType, to: &Address) -> Self {
+        let mut events = EventLoop::new(()).expect("a loop");
+        let id = events.blocking_connect(with, to, None, PATIENCE).expect("connects");
+        Self { events, id }
+    }
+
+    fn connection(&mut self) -> &mut Connection<()> {
+        self.events.get_mut(self.id).expect("is there")
+    }
+
+    /// Sends bytes and reads them back.
+    fn echo(&mut self, bytes: &[u8]) {
+        self.connection().sync_write(bytes, PATIENCE).expect("written");
+        let mut echo = vec![0; bytes.len()];
+        self.connection().sync_read(&mut echo, PATIENCE).expect("answered");
+        assert!(echo == bytes, "the bytes differ");
+    }
+
+    /// What the server says before it closes.
+    fn last_words(&mut self) -> String {
+        let line = self.connection().sync_read_line(1000, PATIENCE).expect("a line before the end");
+        let end = self.connection().sync_read(&mut [0; 1], PATIENCE).expect_err("the end");
+        assert_eq!(end.kind(), std::io::ErrorKind::UnexpectedEof);
+        assert_eq!(self.connection().state(), State::Closed);
+        String::from_utf8(line).expect("text")
+    }
+}
+
+/// Runs the server in this thread until `clients`, in another one, is done; it may have the server do things.
+fn while_serving<T: Send>(server: &mut Server<Echo>, clients: impl FnOnce(&Ask) -> T + Send) -> T {
+    thread::scope(|scope| {
+        let (ask, asked) = mpsc::channel::<Request>();
+        let clients = scope.spawn(move || clients(&Ask(ask)));
+        loop {
+            match asked.try_recv() {
+                Ok(request) => request(server),
+                Err(mpsc::TryRecvError::Empty) => {
+                    server.turn(Some(Duration::from_millis(2))).expect("a turn");
+                }
+                Err(mpsc::TryRecvError::Disconnected) => break,
+            }
+        }
+        clients.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+type Request = Box<dyn FnOnce(&mut Server<Echo>) + Send>;
+
+struct Ask(mpsc::Sender<Request>);
+
+impl Ask {
+    /// Has the server's thread do something between two turns.
+    fn server<T: Send + 'static>(&self, what: impl FnOnce(&mut Server<Echo>) -> T + Send + 'static) -> T {
+        let (tell, told) = mpsc::channel();
+        let request: Request = Box::new(move |server| drop(tell.send(what(server))));
+        self.0.send(request).expect("a server");
+        told.recv().expect("an answer")
+    }
+
+    /// Waits until something is true of the server.
+    fn until(&self, what: impl Fn(&mut Server<Echo>) -> bool + Send + Copy + 'static) {
+        let begun = Instant::now();
+        while !self.server(what) {
+            assert!(begun.elapsed() < PATIENCE, "it does not happen");
+        }
+    }
+}
+
+#[test]
+fn tcp_and_rdma_share_a_port() {
+    let Bed { mut server, tcp, rdma, remote, .. } = bed(open());
+    let [address] = server.addresses(tcp).try_into().expect("one address");
+    assert_eq!(server.addresses(rdma), server.addresses(tcp));
+    while_serving(&mut server, |ask| {
+        let mut clients = [Client::new(&Tcp::new(), &address), Client::new(&remote, &address)];
+        for client in &mut clients {
+            client.echo(b"hello");
+        }
+        let kinds = clients.map(|mut client| client.connection().kind().to_string());
+        assert_eq!(kinds, ["tcp", "rdma"]);
+        ask.until(|server| server.client_count() == 0);
+    });
+}
+
+/// Clients that are there go on through many moves and lose no byte; each move is waited out by all of them.
+#[test]
+fn bind_and_port_move_under_load() {
+    const MOVES: u16 = 12;
+    let Bed { mut server, tcp, rdma, remote, .. } = bed(open());
+    let stop = AtomicBool::new(false);
+    let echoed: [AtomicU64; 4] = Default::default();
+    while_serving(&mut server, |ask| {
+        thread::scope(|scope| {
+            let _stop = StopWhenDropped(&stop);
+            let address = ask.server(move |server| server.addresses(tcp)).remove(0);
+            for (index, echoed) in echoed.iter().enumerate() {
+                let (address, remote, stop) = (address.clone(), &remote, &stop);
+                scope.spawn(move || {
+                    let mut client = match index % 2 {
+                        0 => Client::new(&Tcp::new(), &address),
+                        _ => Client::new(remote, &address),
+                    };
+                    for round in 0.. {
+                        let len = 1 + (round * 7919 + index * 104_729) % 200_000;
+                        let bytes: Vec<u8> =
+                            (0..len).map(|at| b'a' + ((at * 31 + round + index) % 26) as u8).collect();
+                        client.echo(&bytes);
+                        echoed.fetch_add(1, Ordering::Relaxed);
+                        if stop.load(Ordering::Relaxed) {
+                            return;
+                        }
+                    }
+                });
+            }
+            wait_for_rounds(&echoed, [0; 4], "at the beginning");
+            let mut old = address;
+            for number in 0..MOVES {
+                // TCP takes a free port, RDMA goes to the same; every third time both go to all addresses of the host.
+                let ip = if number % 3 == 2 { IpAddr::from([0, 0, 0, 0]) } else { HOST };
+                let new = ask.server(move |server| {
+                    server.rebind(tcp, &[SocketAddr::from((ip, 0)).into()]).expect("a free port");
+                    let port = server.addresses(tcp)[0].ip().expect("an IP address").port();
+                    let new: Address = SocketAddr::from((HOST, port)).into();
+                    server.rebind(rdma, std::slice::from_ref(&new)).expect("the same port");
+                    new
+                });
+                let before = echoed.each_ref().map(|echoed| echoed.load(Ordering::Relaxed));
+                wait_for_rounds(&echoed, before, &format!("after move {number}"));
+                Client::new(&Tcp::new(), &new).echo(b"new here");
+                Client::new(&remote, &new).echo(b"new here");
+                let mut events = EventLoop::new(()).expect("a loop");
+                for refused in [
+                    events.blocking_connect(&Tcp::new(), &old, None, PATIENCE),
+                    events.blocking_connect(&remote, &old, None, PATIENCE),
+                ] {
+                    let error = refused
+                        .map(|id| format!("{:?}", events.get(id)))
+                        .expect_err("nobody is there any more");
+                    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused, "{error}");
+                }
+                old = new;
+            }
+        });
+    });
+    println!("{MOVES} moves; rounds of each client: {echoed:?}");
+}
+
+/// Waits until each client has ended two more rounds, the second of which has begun after this call.
+fn wait_for_rounds(echoed: &[AtomicU64; 4], before: [u64; 4], when: &str) {
+    let begun = Instant::now();
+    for (echoed, before) in echoed.iter().zip(before) {
+        while echoed.load(Ordering::Relaxed) < before + 2 {
+            assert!(begun.elapsed() < PATIENCE, "a client hangs {when}");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// So that a test that fails ends.
+struct StopWhenDropped<'a>(&'a AtomicBool);
+
+impl Drop for StopWhenDropped<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn a_move_that_fails_changes_nothing() {
+    let Bed { mut server, tcp, rdma, remote, .. } = bed(open());
+    let before = server.addresses(tcp);
+    let mut other = Server::new(Echo, open()).expect("a loop");
+    let others = other.bind(Tcp::new(), &[SocketAddr::from((HOST, 0)).into()]).expect("a free port");
+    let taken = other.addresses(others).remove(0);
+    let free = SocketAddr::from((HOST, 0)).into();
+    let error = server.rebind(tcp, &[free, taken.clone()]).expect_err("one of them is taken");
+    assert_eq!(error.kind(), std::io::ErrorKind::AddrInUse);
+    assert!(error.to_string().contains(&taken.to_string()), "{error}");
+    assert_eq!(server.addresses(tcp), before);
+    let elsewhere = SocketAddr::from(([198, 51, 100, 1], 6379)).into();
+    server.rebind(rdma, &[elsewhere]).expect_err("not an address of this host");
+    while_serving(&mut server, |_| {
+        Client::new(&Tcp::new(), &before[0]).echo(b"still here");
+        Client::new(&remote, &before[0]).echo(b"still here");
+    });
+}
+
+/// The old address is what is in the way of the new one, both ways.
+#[test]
+fn one_address_can_become_all_addresses() {
+    let Bed { mut server, tcp, .. } = bed(open());
+    let one = server.addresses(tcp).remove(0);
+    let port = one.ip().expect("an IP address").port();
+    let all: Address = SocketAddr::from(([0, 0, 0, 0], port)).into();
+    for next in [&all, &one, &all] {
+        server.rebind(tcp, std::slice::from_ref(next)).expect("only the old one was in the way");
+        assert_eq!(server.addresses(tcp), std::slice::from_ref(next));
+    }
+    while_serving(&mut server, |_| Client::new(&Tcp::new(), &one).echo(b"hello"));
+}
+
+#[test]
+fn protected_mode_lets_in_this_machine_only() {
+    let Bed { mut server, tcp, remote, local, .. } = bed(Settings::default());
+    let address = server.addresses(tcp).remove(0);
+    while_serving(&mut server, |ask| {
+        let said = Client::new(&remote, &address).last_words();
+        assert!(said.starts_with("-DENIED ") && said.contains("protected mode"), "{said}");
+        Client::new(&local, &address).echo(b"neighbour");
+        Client::new(&Tcp::new(), &address).echo(b"neighbour");
+        ask.server(|server| server.settings().protected = false);
+        Client::new(&remote, &address).echo(b"welcome");
+        let counters = ask.server(|server| server.counters());
+        assert_eq!((counters.refused_protected, counters.admitted), (1, 3));
+    });
+}
+
+#[test]
+fn one_client_too_many_is_told_so() {
+    let Bed { mut server, tcp, remote, .. } = bed(Settings { max_clients: 2, protected: false });
+    let address = server.addresses(tcp).remove(0);
+    while_serving(&mut server, |ask| {
+        let mut clients = [Client::new(&Tcp::new(), &address), Client::new(&remote, &address)];
+        for client in &mut clients {
+            client.echo(b"in");
+        }
+        for _ in 0..3 {
+            let mut excess = [Client::new(&Tcp::new(), &address), Client::new(&remote, &address)];
+            for client in &mut excess {
+                assert_eq!(client.last_words(), "-ERR max number of clients reached");
+            }
+        }
+        // Who is in is not disturbed, and leaves a place.
+        for client in &mut clients {
+            client.echo(b"still in");
+        }
+        let [first, _second] = clients;
+        drop(first);
+        ask.until(|server| server.client_count() == 1);
+        Client::new(&remote, &address).echo(b"in its place");
+        assert_eq!(ask.server(|server| server.counters().refused_full), 6);
+    });
+}
+
+#[test]
+fn a_client_that_leaves_gets_its_last_reply() {
+    let Bed { mut server, tcp, remote, .. } = bed(open());
+    let address = server.addresses(tcp).remove(0);
+    while_serving(&mut server, |_| {
+        for mut client in [Client::new(&Tcp::new(), &address), Client::new(&remote, &address)] {
+            client.connection().sync_write(b"goodbye Q\n", PATIENCE).expect("written");
+            assert_eq!(client.last_words(), "goodbye Q");
+        }
+    });
+}
+
+fn never(_: &mut EventLoop<()>, _: ConnectionId) {}
+
+/// Clients that ask for much and read nothing: the server sleeps, serves others, and holds no more than it said.
+#[test]
+fn clients_that_do_not_read_cost_nothing() {
+    const MANY: usize = 20;
+    let Bed { mut server, tcp, remote, .. } = bed(open());
+    let address = server.addresses(tcp).remove(0);
+    while_serving(&mut server, |ask| {
+        let mut clients: Vec<_> = (0..MANY)
+            .map(|index| match index % 2 {
+                0 => Client::new(&Tcp::new(), &address),
+                _ => Client::new(&remote, &address),
+            })
+            .collect();
+        for client in &mut clients {
+            client.connection().sync_write(b"MMMMMMMM", PATIENCE).expect("written");
+        }
+        // Each was served once, and then found not to read.
+        ask.until(|server| server.clients().filter(|(_, served)| **served == 8).count() == MANY);
+        for client in &mut clients {
+            client
+                .connection()
+                .sync_write(b"MMMMMMMM", PATIENCE)
+                .expect("taken by the system, not by the server");
+        }
+        Client::new(&remote, &address).echo(b"others are served");
+        ask.until(|server| !server.has_pending());
+        assert!(ask.server(|server| server.clients().all(|(_, served)| *served <= 8)));
+        // One of them comes back to its senses.
+        let mut last = clients.pop().expect("there are many");
+        let mut replies = vec![0; 16 << 20];
+        last.connection().sync_read(&mut replies, PATIENCE).expect("all of them");
+        assert!(replies.iter().all(|byte| *byte == b'm'));
+        last.connection().set_write_handler(Some(never), Barrier::ReadFirst);
+    });
+}
+
+#[test]
+fn completion_vectors_are_fixed_or_random() {
+    let Bed { mut server, tcp, remote, local, .. } = bed(open());
+    let address = server.addresses(tcp).remove(0);
+    for vector in [Vector::Fixed(1), Vector::Fixed(1_000_000), Vector::Random] {
+        local.configure(RdmaSettings { vector, ..RdmaSettings::default() }).expect("settings");
+        while_serving(&mut server, |_| Client::new(&remote, &address).echo(b"hello"));
+    }
+}
