@@ -10,7 +10,7 @@
 //! | [`Connection`] | a transport with a state, handlers, a last error, and calls that wait |
 //! | [`EventLoop`] | owns connections and listeners, waits for all of them, calls handlers |
 //!
-//! [`Tcp`], [`Unix`], [`Rdma`] on any backend, and with the feature `tls` [`Tls`] over any of them, are the types there are.
+//! [`Tcp`], [`Unix`], [`Rdma`] on any backend, and with the feature `tls` also `Tls` over any of them, are the types there are.
 //!
 //! # The contract
 //!
