@@ -5,7 +5,7 @@
 //! ```
 //!
 //! The program: many commands of many kinds from several tasks on one connection, publish and subscribe, a transaction, a
-//! blocking pop, and a large value.
+//! blocking pop, a large value, and, with `--restart`, a server that goes away and comes back.
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 use futures_util::StreamExt;
-use rdma_redis::Client;
+use rdma_redis::{Client, Reconnect};
 use rdma_verbs::Verbs;
-use redis::aio::{MultiplexedConnection, PubSub};
+use redis::aio::{ConnectionLike, MultiplexedConnection, PubSub};
 use redis::{AsyncCommands, AsyncConnectionConfig, RedisResult, Value};
 
 #[derive(Parser)]
@@ -39,6 +39,9 @@ struct Arguments {
     /// Length of the large value, in MiB.
     #[arg(long, default_value_t = 64)]
     large: usize,
+    /// Shell command that restarts the server without its data, and returns when it accepts connections again.
+    #[arg(long)]
+    restart: Option<String>,
 }
 
 enum Transport {
@@ -121,6 +124,17 @@ async fn program(transport: &Transport, arguments: &Arguments) -> Result<u64, Bo
     if found != large {
         return Err("the large value came back changed".into());
     }
+    if let Some(command) = &arguments.restart {
+        match transport {
+            Transport::Rdma(client) => {
+                let connection = client.get_reconnecting_connection(Reconnect::default()).await?;
+                restarted(connection, command).await?.hash(&mut digest);
+            }
+            Transport::Tcp(client) => {
+                restarted(client.get_connection_manager().await?, command).await?.hash(&mut digest);
+            }
+        }
+    }
     Ok(digest.finish())
 }
 
@@ -155,6 +169,29 @@ async fn mixed(mut connection: MultiplexedConnection, task: u64, commands: u64) 
         format!("{reply:?}").hash(&mut digest);
     }
     Ok(digest.finish())
+}
+
+/// What a connection sees that makes itself anew, of a server that was restarted.
+async fn restarted(
+    mut connection: impl ConnectionLike + Clone + Send + Sync,
+    command: &str,
+) -> Result<Vec<Option<String>>, Box<dyn std::error::Error>> {
+    let () = connection.set("before", "the restart").await?;
+    let status = tokio::process::Command::new("sh").args(["-c", command]).status().await?;
+    if !status.success() {
+        return Err(format!("`{command}`: {status}").into());
+    }
+    // Requests on the lost connection fail, because nobody knows what became of them; how many is a matter of time.
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let after: Option<String> = loop {
+        match connection.get("before").await {
+            Ok(value) => break value,
+            Err(_) if Instant::now() < deadline => tokio::time::sleep(Duration::from_millis(20)).await,
+            Err(error) => return Err(error.into()),
+        }
+    };
+    let () = connection.set("after", "as before").await?;
+    Ok(vec![after, connection.get("after").await?])
 }
 
 async fn publish_and_subscribe(
