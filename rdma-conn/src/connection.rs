@@ -36,6 +36,24 @@ pub(crate) const CONNECT_PARAMS: ConnectParams = ConnectParams {
     rnr_retry_count: RNR_RETRY_INFINITE,
 };
 
+/// What a connection has asked of the device, and how often it had to wait.
+///
+/// What it has said to its peer is in [`Counters`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Work {
+    /// Chains of send requests posted: each costs one write to the device, however long it is.
+    pub doorbells: u64,
+    /// Send requests in them.
+    pub requests: u64,
+    /// Chains of receives posted.
+    pub receive_doorbells: u64,
+    /// Completions taken, of sends and of receives.
+    pub completions: u64,
+    /// Writes that found no room at all.
+    pub stalls: u64,
+}
+
 /// One connection: its queue pair, its memory and its machine. Nothing here blocks.
 ///
 /// It does not wait for anything either: whoever owns its completion queue and event channel, a
@@ -49,6 +67,7 @@ pub struct Connection<B: Backend> {
     memory: Memory<B>,
     backend: B,
     machine: Machine,
+    work: Work,
     /// What ended the connection, where the machine does not know it: connection-manager events.
     failure: Option<Error>,
     options: Options,
@@ -106,6 +125,7 @@ impl<B: Backend> Connection<B> {
             memory,
             backend,
             machine,
+            work: Work::default(),
             failure: None,
             options,
             peer,
@@ -178,6 +198,11 @@ impl<B: Backend> Connection<B> {
     /// What the connection has done so far.
     pub const fn counters(&self) -> Counters {
         self.machine.counters()
+    }
+
+    /// What it has asked of the device so far.
+    pub const fn work(&self) -> Work {
+        self.work
     }
 
     /// Bytes of memory registered for this connection.
@@ -289,6 +314,7 @@ impl<B: Backend> Connection<B> {
             }
         }
         if written == 0 {
+            self.work.stalls += 1;
             return Ok(None);
         }
         let now = self.now();
@@ -405,6 +431,7 @@ impl<B: Backend> Connection<B> {
         let mut slots = [0; BATCH];
         let mut used = 0;
         for completion in completions {
+            self.work.completions += 1;
             if let Some(slot) = self.take_completion(now, completion)
                 && let Some(place) = slots.get_mut(used)
             {
@@ -473,6 +500,7 @@ impl<B: Backend> Connection<B> {
         for (request, slot) in chain.iter_mut().zip(slots) {
             *request = self.memory.receive(*slot);
         }
+        self.work.receive_doorbells += 1;
         if self.pair.post_recv(chain.get(..slots.len()).unwrap_or_default()).is_err() {
             self.machine.handle_refusal("ibv_post_recv");
         }
@@ -498,6 +526,8 @@ impl<B: Backend> Connection<B> {
                 *place = next;
                 len += 1;
             }
+            self.work.doorbells += 1;
+            self.work.requests += len as u64;
             if let Err(error) = self.pair.post_send(chain.get(..len).unwrap_or_default()) {
                 tracing::debug!(peer = %self.peer, error = %error.error, "posting failed");
                 self.machine.handle_refusal("ibv_post_send");

@@ -24,7 +24,7 @@ mod waiting;
 
 #[cfg(feature = "tokio")]
 pub use asynchronous::{AsyncListener, AsyncStream};
-pub use connection::Connection;
+pub use connection::{Connection, Work};
 pub use dial::Dial;
 pub use endpoint::{ConnectionId, Endpoint, Event, Limits, ListenerId, Usage};
 pub use error::Error;

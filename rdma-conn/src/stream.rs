@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use rdma_proto::Counters;
 
+use crate::connection::Work;
 use crate::dial::Dial;
 use crate::error::Error;
 use crate::keeper;
@@ -104,6 +105,11 @@ impl<B: Descriptors> Stream<B> {
     /// What the connection has done so far.
     pub fn counters(&self) -> Counters {
         self.link().counters()
+    }
+
+    /// What it has asked of the device so far.
+    pub fn work(&self) -> Work {
+        self.link().work()
     }
 
     /// Bytes of memory registered for this connection.

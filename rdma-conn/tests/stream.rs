@@ -66,10 +66,11 @@ fn bytes_arrive_in_both_directions() {
 #[test]
 fn a_vectored_write_is_one_notification() {
     let (mut client, mut server) = pair();
-    let before = client.counters().data_notifications_sent;
+    let (before, work) = (client.counters().data_notifications_sent, client.work());
     let slices = [b"one ".as_slice(), b"", b"two ", b"three"].map(IoSlice::new);
     assert_eq!(client.write_vectored(&slices).expect("written"), 13);
     assert_eq!(client.counters().data_notifications_sent, before + 1);
+    assert_eq!((client.work().doorbells, client.work().requests), (work.doorbells + 1, work.requests + 1));
     assert_eq!(read_all(&mut server, 13), b"one two three");
 }
 

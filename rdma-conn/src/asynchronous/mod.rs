@@ -15,6 +15,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::ToSocketAddrs;
 use tokio::time::Sleep;
 
+use crate::connection::Work;
 use crate::dial::Dial;
 use crate::error::Error;
 use crate::keeper;
@@ -135,6 +136,11 @@ impl<B: Descriptors> AsyncStream<B> {
     /// What the connection has done so far.
     pub fn counters(&self) -> Counters {
         self.shared.lock().counters()
+    }
+
+    /// What it has asked of the device so far.
+    pub fn work(&self) -> Work {
+        self.shared.lock().work()
     }
 
     /// Repeats `step` until it has a result; until then the task is woken whenever the connection has moved.
