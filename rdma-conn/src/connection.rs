@@ -17,8 +17,9 @@ use rdma_proto::backend::{
     QueuePairLimits, RNR_RETRY_INFINITE, RecvRequest, SendOp, SendRequest,
 };
 use rdma_proto::time::Instant;
-use rdma_proto::{Action, Config, Connection as Machine, Counters, State, TransportError};
+use rdma_proto::{Action, ApiMisuse, Config, Connection as Machine, Counters, State, TransportError};
 
+use crate::arrived::Arrived;
 use crate::error::Error;
 use crate::memory::{Budget, Memory, receive_slot};
 use crate::options::Options;
@@ -285,6 +286,33 @@ impl<B: Backend> Connection<B> {
         }
         self.check()?;
         Ok((self.machine.state() == State::Closed).then_some(0))
+    }
+
+    /// All that has arrived, in order, where the peer wrote it; [`Connection::consume`] what was used.
+    pub fn arrived(&self) -> impl Iterator<Item = Arrived<'_>> {
+        self.machine.all_readable().into_iter().flatten().filter_map(|part| self.memory.arrived(part))
+    }
+
+    /// Gives the first `bytes` of [`Connection::arrived`] back to the peer: their memory may be written again.
+    ///
+    /// # Errors
+    /// More than have arrived; none is consumed then.
+    pub fn consume(&mut self, bytes: usize) -> Result<(), Error> {
+        let readable = usize::try_from(self.unread()).unwrap_or(usize::MAX);
+        if bytes > readable {
+            return Err(ApiMisuse::ConsumeBeyondReadable { bytes, readable }.into());
+        }
+        let mut left = bytes;
+        while let Some(part) = self.machine.readable().filter(|_| left > 0) {
+            // At most `part.len`, a u32.
+            let now = left.min(part.len as usize);
+            self.machine.consume(now as u32)?;
+            left -= now;
+        }
+        let now = self.now();
+        self.busy = now;
+        self.post(now);
+        Ok(())
     }
 
     /// Takes as many bytes as there is room for and sends them as one notification; `None` when there is no room now.

@@ -3,6 +3,7 @@
 #![cfg_attr(not(feature = "tokio"), forbid(unsafe_code))]
 #![cfg_attr(feature = "tokio", deny(unsafe_code))]
 
+mod arrived;
 #[cfg(feature = "tokio")]
 mod asynchronous;
 mod connection;
@@ -22,6 +23,7 @@ mod wait;
 #[cfg(feature = "tokio")]
 mod waiting;
 
+pub use arrived::Arrived;
 #[cfg(feature = "tokio")]
 pub use asynchronous::{AsyncListener, AsyncStream};
 pub use connection::{Connection, Work};

@@ -12,6 +12,7 @@ use rdma_proto::window::Readable;
 use rdma_proto::wire::MESSAGE_LEN;
 use rdma_proto::{Config, RegionAddress, Span};
 
+use crate::arrived::Arrived;
 use crate::error::Error;
 
 /// Marks the work request ids of receives. Those of sends are the machine's, which leaves this bit free.
@@ -163,6 +164,12 @@ impl<B: Backend> Memory<B> {
         };
         // `len` is at most `from.len`, a u32.
         if copied { len as u32 } else { 0 }
+    }
+
+    /// Received bytes where they lie.
+    pub(crate) fn arrived(&self, at: Readable) -> Option<Arrived<'_>> {
+        let window = self.windows.get(usize::from(at.region))?.as_ref()?;
+        Some(Arrived::new(window.region.memory(), at.offset as usize, at.len as usize))
     }
 
     /// Copies bytes into the send buffer; as many as fit into `space`. How many.

@@ -296,3 +296,43 @@ fn closing_delivers_the_last_bytes() {
     });
     assert_eq!(server.usage().completion_queues, 0);
 }
+
+/// Bytes can be used where they lie, in both windows, and are given back as far as they were used.
+#[test]
+fn bytes_are_read_in_place() {
+    let fabric = Fabric::new();
+    let mut server = Endpoint::new(&fabric.host(&[SERVER.into()]), Limits::default()).expect("a device");
+    let listener = server.listen((SERVER, 6379).into(), small()).expect("a free address");
+    let address = server.local_addr(listener).expect("it listens");
+    let client = fabric.host(&[CLIENT.into()]);
+    let window = small().protocol.window as usize;
+    let bytes = pattern(window + 1000, 5);
+    thread::scope(|scope| {
+        let sent = &bytes;
+        let writer = scope.spawn(move || {
+            let mut stream = Stream::connect(&client, address).expect("connects");
+            stream.write_all(sent).expect("written");
+            stream.shutdown(LONG).expect("in order");
+        });
+        let Event::Opened { id, .. } = next(&mut server) else { panic!("it opens first") };
+        while server.connection(id).is_some_and(|connection| connection.unread() < bytes.len() as u64) {
+            assert!(matches!(next(&mut server), Event::Readable(_)));
+        }
+        let connection = server.connection(id).expect("it is there");
+        let parts: Vec<_> = connection.arrived().collect();
+        assert_eq!(parts.iter().map(rdma_conn::Arrived::len).collect::<Vec<_>>(), [window, 1000]);
+        let mut copy = vec![0; window];
+        assert!(parts[0].copy(0, &mut copy) && copy == bytes[..window]);
+        assert!(!parts[1].copy(1, &mut [0; 1000]), "beyond the end");
+        let wanted = bytes[700];
+        let first = bytes[100..].iter().position(|byte| *byte == wanted).map(|place| place + 100);
+        assert_eq!(parts[0].find(wanted, 100), first);
+        assert!(server.consume(id, bytes.len() + 1).is_err(), "more than there is");
+        server.consume(id, window + 10).expect("there are as many");
+        let rest: Vec<_> = server.connection(id).expect("it is there").arrived().collect();
+        let mut copy = vec![0; 990];
+        assert!(rest.len() == 1 && rest[0].copy(0, &mut copy) && copy == bytes[window + 10..]);
+        server.consume(id, 990).expect("the rest");
+        writer.join().expect("does not panic");
+    });
+}

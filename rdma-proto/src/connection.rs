@@ -206,6 +206,11 @@ impl Connection {
         self.rx.readable()
     }
 
+    /// All received bytes, in order, as they lie in at most two regions.
+    pub const fn all_readable(&self) -> [Option<Readable>; 2] {
+        self.rx.all_readable()
+    }
+
     /// All received bytes that were not consumed.
     pub const fn unread(&self) -> u64 {
         self.rx.unread()

@@ -85,6 +85,17 @@ impl RxWindow {
         if offset == end { None } else { Some(Readable { region, offset, len: end.saturating_sub(offset) }) }
     }
 
+    /// All bytes to read, in order.
+    pub const fn all_readable(&self) -> [Option<Readable>; 2] {
+        match self.previous {
+            Some(_) if self.read < self.received => {
+                let len = self.received.saturating_sub(self.read);
+                [self.readable(), Some(Readable { region: self.current, offset: self.read, len })]
+            }
+            _ => [self.readable(), None],
+        }
+    }
+
     /// All unread bytes.
     pub const fn unread(&self) -> u64 {
         let previous = match self.previous {

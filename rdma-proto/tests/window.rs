@@ -91,6 +91,11 @@ proptest! {
                 }
             }
             prop_assert_eq!(rx.unread(), written - read);
+            let all = rx.all_readable().into_iter().flatten();
+            let positions: Vec<_> = all
+                .flat_map(|part| regions[part.region as usize][part.offset as usize..][..part.len as usize].to_vec())
+                .collect();
+            prop_assert_eq!(positions, (read..written).map(Some).collect::<Vec<_>>());
             // Whoever waits for a window gets one: full and read dry means an announcement is due.
             if written == read && peer.is_some_and(|(_, used)| used == length) {
                 prop_assert!(rx.unannounced().is_some());

@@ -221,6 +221,16 @@ impl<B: Descriptors> Endpoint<B> {
         Ok(read)
     }
 
+    /// Gives bytes back that were used where they lie, see [`Connection::arrived`].
+    ///
+    /// # Errors
+    /// As [`Connection::consume`], or there is no such connection.
+    pub fn consume(&mut self, id: ConnectionId, bytes: usize) -> Result<(), Error> {
+        self.member(id)?.live()?.consume(bytes)?;
+        self.schedule(id);
+        Ok(())
+    }
+
     /// Takes as many bytes as there is room for, and sends them as one notification. If that is not all, or `None` because
     /// there is no room, [`Event::Writable`] follows.
     ///
