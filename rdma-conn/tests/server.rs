@@ -23,7 +23,13 @@ struct Echo;
 impl Service for Echo {
     type Client = u64;
 
-    fn serve(&mut self, served: &mut u64, input: &mut Vec<u8>, replies: &mut Vec<u8>) -> Flow {
+    fn serve(
+        &mut self,
+        _: ConnectionId,
+        served: &mut u64,
+        input: &mut Vec<u8>,
+        replies: &mut Vec<u8>,
+    ) -> Flow {
         *served += input.len() as u64;
         let flow = if input.contains(&b'Q') { Flow::Leave } else { Flow::Stay };
         if input.first() == Some(&b'M') {

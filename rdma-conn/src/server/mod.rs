@@ -33,7 +33,15 @@ pub trait Service: 'static {
     type Client: Default;
 
     /// Takes the commands that are whole out of `input` and appends the replies to `replies`.
-    fn serve(&mut self, from: &mut Self::Client, input: &mut Vec<u8>, replies: &mut Vec<u8>) -> Flow;
+    ///
+    /// A reply that takes longer can be given later, with [`Server::send`].
+    fn serve(
+        &mut self,
+        from: ConnectionId,
+        client: &mut Self::Client,
+        input: &mut Vec<u8>,
+        replies: &mut Vec<u8>,
+    ) -> Flow;
 }
 
 /// Whether a client stays.
@@ -340,7 +348,7 @@ fn on_readable<S: Service>(events: &mut EventLoop<Hall<S>>, id: ConnectionId) {
     let hall = &mut events.state;
     let Some(client) = hall.clients.get_mut(id) else { return };
     client.input.extend_from_slice(chunk.get(..read).unwrap_or_default());
-    let flow = hall.service.serve(&mut client.own, &mut client.input, &mut client.replies);
+    let flow = hall.service.serve(id, &mut client.own, &mut client.input, &mut client.replies);
     client.leaving |= flow == Flow::Leave;
     flush(events, id);
 }
