@@ -146,18 +146,26 @@ impl Pair {
         read
     }
 
-    /// Writes at one end until there is no room; how much.
+    /// Writes a pattern at one end until only the peer's application can make room; how much.
     pub(crate) fn fill(&mut self, from: ConnectionId) -> usize {
         let mut written = 0;
         loop {
-            let chunk = pattern(written, 64 << 10);
-            match self.events.get_mut(from).expect("is there").write(&chunk) {
-                Ok(len) => written += len,
-                Err(error) => {
-                    assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}");
-                    return written;
+            let before = written;
+            loop {
+                let chunk = pattern(written, 64 << 10);
+                match self.events.get_mut(from).expect("is there").write(&chunk) {
+                    Ok(len) => written += len,
+                    Err(error) => {
+                        assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}");
+                        break;
+                    }
                 }
             }
+            if written == before {
+                return written;
+            }
+            // What was on its way makes room by itself.
+            settle(&mut self.events);
         }
     }
 }
