@@ -1,6 +1,6 @@
 //! Every schedule of two machines in small settings; the large ones are `valkey-rdma-conformance explore`.
 
-use conformance::explore::{DEFECTS, End, explore, flawed, line, small};
+use conformance::explore::{DEFECTS, End, Flaw, explore, flawed, line, small};
 
 const LIMIT: u64 = 3_000_000;
 
@@ -19,6 +19,7 @@ fn every_defect_is_found() {
         let scenario = flawed(defect);
         let (seen, end) = explore(&scenario, LIMIT);
         println!("{}", line(&scenario, &seen, &end));
-        assert!(matches!(end, End::Flawed(_)), "{defect:?} was not found: {seen:?}");
+        let End::Flawed(Flaw { what, .. }) = end else { panic!("{defect:?} was not found: {seen:?}") };
+        assert!(what.contains(defect.shows_as()), "{defect:?} showed as {what}");
     }
 }

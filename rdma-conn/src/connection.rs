@@ -84,6 +84,8 @@ pub(crate) fn fitted(mut options: Options, limits: &Capabilities) -> Options {
     let deepest = u16::try_from(limits.max_queue_depth).unwrap_or(u16::MAX);
     options.protocol.send_depth = options.protocol.send_depth.min(deepest);
     options.receives = options.receives.clamp(1, deepest.max(1));
+    // Asking all the time whether memory can go would be spinning.
+    options.keep_memory = options.keep_memory.max(Duration::from_millis(1));
     options
 }
 
@@ -318,7 +320,8 @@ impl<B: Backend> Connection<B> {
     /// Takes as many bytes as there is room for and sends them as one notification; `None` when there is no room now.
     ///
     /// # Errors
-    /// What ended the connection.
+    /// What ended the connection; or no memory can be registered for the send buffer, which ends nothing: a later call may
+    /// find some.
     pub fn try_write(&mut self, from: &[IoSlice<'_>]) -> Result<Option<usize>, Error> {
         self.check()?;
         self.machine.commit(0)?;

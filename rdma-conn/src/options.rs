@@ -23,6 +23,7 @@ pub struct Options {
     /// its own limit.
     pub linger: Duration,
     /// How long an idle connection keeps memory that only a busy one needs: its send buffer and its second window.
+    /// At least a millisecond.
     pub keep_memory: Duration,
     /// Which completion vector signals completions; taken modulo the device's number of vectors.
     pub completion_vector: u32,

@@ -124,3 +124,11 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn opcodes_have_names() {
+    let names = ["GetServerFeature", "SetClientFeature", "Keepalive", "RegisterXferMemory", "opcode 0x0004"];
+    for (number, name) in (0..).zip(names) {
+        assert_eq!(Opcode(number).to_string(), name);
+    }
+}

@@ -4,7 +4,7 @@ use core::fmt;
 use core::time::Duration;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use rdma_proto::backend::{
     self, Capabilities, CmEvent, CmEventKind, ConnectParams, DeviceKey, IdentifierKey, QueuePairLimits,
@@ -12,6 +12,7 @@ use rdma_proto::backend::{
 
 use crate::driver::{Driver, Signal};
 use crate::model::{ChannelId, HostId, IdentifierId, NoticeKind, Wake};
+use crate::sync::{Mutex, PoisonError};
 use crate::verbs::{CompletionQueue, Domain, QueuePair};
 use crate::{Error, SoftSim};
 

@@ -9,8 +9,7 @@ use core::time::Duration;
 use std::collections::HashMap;
 use std::io::ErrorKind::Interrupted;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::Arc;
 
 use rdma_proto::time::Instant;
 use rustix::event::{EventfdFlags, eventfd};
@@ -18,8 +17,9 @@ use rustix::event::{EventfdFlags, eventfd};
 use crate::Error;
 use crate::model::{Model, Nature, Wake};
 use crate::settings::Parameters;
+use crate::sync::{Builder, JoinHandle, Monitor, MutexGuard, Ticks};
 
-/// No sleep is longer; a spurious wake-up now and then is harmless, an overflowing time-out is not.
+/// No sleep with an end is longer; a spurious wake-up now and then is harmless, an overflowing time-out is not.
 const LONGEST_SLEEP: Duration = Duration::from_secs(3600);
 
 /// What every handle of one fabric shares.
@@ -28,16 +28,15 @@ pub(crate) struct Driver {
 }
 
 struct Core {
-    state: Mutex<State>,
-    /// Tells the thread that its deadline moved, or that it is over.
-    changed: Condvar,
+    /// The thread sleeps until it is told that its deadline moved, or that it is over.
+    state: Monitor<State>,
     clock: Clock,
 }
 
 /// Whose time it is.
 enum Clock {
     /// The machine's, from this moment on.
-    Real(std::time::Instant),
+    Real(Ticks),
     /// The model's own, which moves when somebody moves it.
     Virtual,
 }
@@ -56,7 +55,7 @@ struct State {
 
 impl Driver {
     pub(crate) fn new(parameters: Parameters) -> Self {
-        Self::with_clock(Model::new(parameters), Clock::Real(std::time::Instant::now()))
+        Self::with_clock(Model::new(parameters), Clock::Real(Ticks::begin()))
     }
 
     pub(crate) fn simulated(nature: Nature) -> Self {
@@ -72,12 +71,12 @@ impl Driver {
             closed: false,
             woken: false,
         };
-        Self { core: Arc::new(Core { state: Mutex::new(state), changed: Condvar::new(), clock }) }
+        Self { core: Arc::new(Core { state: Monitor::new(state), clock }) }
     }
 
     pub(crate) fn now(&self) -> Instant {
-        match self.core.clock {
-            Clock::Real(start) => Instant::from_start(start.elapsed()),
+        match &self.core.clock {
+            Clock::Real(ticks) => Instant::from_start(ticks.elapsed()),
             Clock::Virtual => self.core.lock().model.now(),
         }
     }
@@ -95,9 +94,9 @@ impl Driver {
 
     fn act<T>(&self, act: impl FnOnce(&mut Model) -> T, pausing: bool) -> T {
         let mut state = self.core.lock();
-        match self.core.clock {
-            Clock::Real(start) => {
-                state.model.advance(Instant::from_start(start.elapsed()));
+        match &self.core.clock {
+            Clock::Real(ticks) => {
+                state.model.advance(Instant::from_start(ticks.elapsed()));
                 let result = act(&mut state.model);
                 state.model.settle();
                 state.wake();
@@ -162,7 +161,7 @@ impl Drop for Driver {
         state.closed = true;
         let thread = state.thread.take();
         drop(state);
-        self.core.changed.notify_one();
+        self.core.state.notify();
         if let Some(thread) = thread {
             // It has nothing to say; a panic of its own would have been reported by now.
             let _ended = thread.join();
@@ -171,10 +170,8 @@ impl Drop for Driver {
 }
 
 impl Core {
-    /// The model holds no invariant that a panic elsewhere could have broken half-way and that its checks would not
-    /// catch: a poisoned lock is as good as any.
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Makes sure that somebody will be there at the model's next deadline.
@@ -182,26 +179,26 @@ impl Core {
         let Some(deadline) = state.model.deadline() else { return };
         if state.thread.is_none() {
             let core = Arc::clone(self);
-            let thread = std::thread::Builder::new().name("softsim".into()).spawn(move || core.keep_time());
+            let thread = Builder::new().name("softsim".into()).spawn(move || core.keep_time());
             // Without a thread time passes only in calls; the next call tries again.
             state.thread = thread.ok();
         } else if state.asleep_until.is_none_or(|until| deadline < until) {
-            self.changed.notify_one();
+            self.state.notify();
         }
     }
 
     /// The thread.
     fn keep_time(&self) {
-        let Clock::Real(start) = self.clock else { return };
+        let Clock::Real(ticks) = &self.clock else { return };
         let mut state = self.lock();
         while !state.closed {
-            let now = Instant::from_start(start.elapsed());
+            let now = Instant::from_start(ticks.elapsed());
             state.model.advance(now);
             state.wake();
             let deadline = state.model.deadline();
             state.asleep_until = deadline;
-            let sleep = deadline.map_or(LONGEST_SLEEP, |at| at.since(now).min(LONGEST_SLEEP));
-            state = self.changed.wait_timeout(state, sleep).unwrap_or_else(PoisonError::into_inner).0;
+            let most = deadline.map(|at| at.since(now).min(LONGEST_SLEEP));
+            state = self.state.sleep(state, most, ticks);
         }
     }
 }

@@ -110,6 +110,7 @@ mod personality;
 mod random;
 mod settings;
 mod simulation;
+mod sync;
 pub mod trace;
 mod verbs;
 

@@ -56,6 +56,20 @@ impl Defect {
             Self::NoticeTooLong => "a notice of too many bytes",
         }
     }
+
+    /// Words of what a search says that finds it.
+    pub const fn shows_as(self) -> &'static str {
+        match self {
+            Self::RegistrationLost
+            | Self::ReceivesDwindle
+            | Self::CompletionLost
+            | Self::CompletionUnreported => "deadlock",
+            Self::RegistrationTwice => "it registered a new window",
+            Self::ReceiveForgotten => "a notification without a receive",
+            Self::BufferReused => "the send buffer changed",
+            Self::NoticeTooLong => "it notified",
+        }
+    }
 }
 
 /// All of them.

@@ -78,6 +78,24 @@ impl Habits {
         self.gives_up = Some(Duration::from_secs(3));
         self.linger = Duration::from_secs(1);
     }
+
+    /// It only listens.
+    pub fn says_nothing(&mut self) {
+        self.bytes = 0;
+        if let End::Drop { after } = &mut self.end {
+            *after = 0;
+        }
+    }
+
+    /// Many small writes, one after another.
+    pub fn says_little_at_once(&mut self) {
+        self.write = 3;
+        self.write_rest = Duration::ZERO;
+        self.bytes = self.bytes.min(200);
+        if let End::Drop { after } = &mut self.end {
+            *after = self.bytes.min(*after);
+        }
+    }
 }
 
 /// A running program.
@@ -263,6 +281,8 @@ impl App {
                 }
                 Ok(true)
             }
+            // There was no memory for a send buffer, which ends nothing; but this program has no other use for a connection.
+            Err(_) if link.check().is_ok() => Err(self.ending(How::Own)),
             // What arrived before the end can still be read, and reading says how it ended.
             Err(_) if now < self.next_read => {
                 self.next_read = now;

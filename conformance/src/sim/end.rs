@@ -112,10 +112,10 @@ impl End {
         let stage = std::mem::replace(&mut self.stage, Stage::Over(self.app.ending(How::Gone)));
         self.stage = match stage {
             Stage::Waiting { dial, .. } => match dial() {
-                Ok(dial) => self.dialed(Box::new(dial)),
+                Ok(dial) => self.dialed(Box::new(dial), random),
                 Err(error) => Stage::Over(self.app.ending(How::Failed(error))),
             },
-            Stage::Dialing(dial) => self.dialed(dial),
+            Stage::Dialing(dial) => self.dialed(dial, random),
             Stage::Open(mut link) => {
                 // Which descriptor is looked at first is the poller's affair.
                 let events_first = random.chance(1, 2);
@@ -129,26 +129,32 @@ impl End {
                 if !events_first && link.event_channel().is_readable() {
                     link.take_events();
                 }
-                self.opened(link)
+                self.opened(link, random)
             }
             over @ Stage::Over(_) => over,
         };
         several
     }
 
-    fn dialed(&mut self, mut dial: Box<Dial<SoftSim>>) -> Stage {
+    fn dialed(&mut self, mut dial: Box<Dial<SoftSim>>, random: &mut Random) -> Stage {
         match dial.progress() {
-            Ok(Some(link)) => self.opened(Box::new(link)),
+            Ok(Some(link)) => self.opened(Box::new(link), random),
             Ok(None) => Stage::Dialing(dial),
             Err(error) => Stage::Over(self.app.ending(How::Failed(error))),
         }
     }
 
-    fn opened(&mut self, mut link: Box<Link<SoftSim>>) -> Stage {
+    /// Between two things that the program does, some event loops look at the connection again. It must not need that.
+    fn opened(&mut self, mut link: Box<Link<SoftSim>>, random: &mut Random) -> Stage {
         self.pair = Some(link.queue_pair_number());
+        let diligent = random.chance(1, 2);
+        let mut looks = true;
         loop {
-            link.arm();
-            link.progress();
+            if looks {
+                link.arm();
+                link.progress();
+            }
+            looks = diligent;
             match self.app.run(&mut link) {
                 Ok(true) => {}
                 Ok(false) => return Stage::Open(link),

@@ -57,6 +57,14 @@ struct Target {
     used: u32,
     /// Bytes written since the last immediate.
     unannounced: u32,
+    /// Registered when this one was not full on the wire; to its owner, who counts what it posted, it may have been.
+    next: Option<Window>,
+}
+
+impl Target {
+    const fn new(window: Window) -> Self {
+        Self { window, used: 0, unannounced: 0, next: None }
+    }
 }
 
 #[derive(Default)]
@@ -190,10 +198,10 @@ impl Oracle {
                 if let (Some(Message::RegisterXferMemory(window)), Some(peer)) =
                     (message, self.pairs.get_mut(&to))
                 {
-                    // One that comes too early is a rogue's, and its victim goes by the old one until it notices.
-                    let early = peer.target.is_some_and(|old| old.used < old.window.length);
-                    if honest || !early {
-                        peer.target = Some(Target { window, used: 0, unannounced: 0 });
+                    // One that comes too early is a rogue's, and its victim goes by the old one until that is full.
+                    match &mut peer.target {
+                        Some(old) if !honest && old.used < old.window.length => old.next = Some(window),
+                        target => *target = Some(Target::new(window)),
                     }
                 }
                 Ok(())
@@ -214,6 +222,9 @@ impl Oracle {
                 let Some(target) = target else {
                     return outside(format!("pair {from} wrote without a window"));
                 };
+                if let Some(next) = target.next.filter(|_| target.used == target.window.length) {
+                    *target = Target::new(next);
+                }
                 let (begin, room) =
                     (target.window.address + u64::from(target.used), target.window.length - target.used);
                 if (at.address, at.rkey) != (begin, target.window.rkey) || work.len > room as usize {

@@ -99,8 +99,35 @@ impl Scenario {
             let harmless = this.connections.iter().any(|connection| connection.rogue.is_some());
             this.plan = plan(&mut random, count, harmless);
         }
+        this.corners(&mut Random::new(seed ^ 0xc0_4e45_0000_0000));
         this.agree();
         this
+    }
+
+    /// Where defects hide that independent draws hardly ever reach together.
+    fn corners(&mut self, random: &mut Random) {
+        if random.chance(1, 8) {
+            // One side says nothing, and nobody gives signs of life: whoever misses a wake-up sleeps on.
+            self.server.protocol.keepalive.every = None;
+            for connection in &mut self.connections {
+                connection.options.protocol.keepalive.probe = None;
+                let silent =
+                    if random.chance(3, 4) { &mut connection.server } else { &mut connection.client };
+                silent.says_nothing();
+            }
+        }
+        if random.chance(1, 8) {
+            // Long queues of small things, and programs that come late.
+            self.sluggishness = micros(500);
+            self.knobs.cm_jitter = Duration::ZERO;
+            self.limits.max_queue_depth = self.limits.max_queue_depth.max(1024);
+            deepen(&mut self.server);
+            for connection in self.connections.iter_mut().filter(|connection| connection.rogue.is_none()) {
+                deepen(&mut connection.options);
+                connection.client.says_little_at_once();
+                connection.server.says_little_at_once();
+            }
+        }
     }
 
     /// What must fit together for a run to be within the rules.
@@ -176,8 +203,16 @@ fn options(random: &mut Random, usual: Options) -> Options {
         receives: random.pick(&[1, 2, 3, 4, 8, 16, 64]),
         inline: random.pick(&[0, 16, 32, 64]),
         rnr_timer: random.pick(&[RnrTimer::MICROS_640, RnrTimer::from_code(8).unwrap_or(RnrTimer::SLOWEST)]),
+        keep_memory: random.pick(&[usual.keep_memory, micros(200), micros(20_000)]),
         ..usual
     }
+}
+
+fn deepen(options: &mut Options) {
+    options.receives = 64;
+    let protocol = &mut options.protocol;
+    (protocol.window, protocol.send_buffer) = (4096, 4096);
+    (protocol.send_depth, protocol.peer_receives) = (64, 64);
 }
 
 impl Dialogue {

@@ -8,43 +8,6 @@
 pub(crate) mod connection;
 pub(crate) mod control_messages;
 pub(crate) mod pair;
+mod script;
 
-/// An input, read from its beginning. Whatever lies behind its end is zero.
-pub(crate) struct Script<'a> {
-    rest: &'a [u8],
-}
-
-impl<'a> Script<'a> {
-    pub(crate) fn new(input: &'a [u8]) -> Self {
-        Self { rest: input }
-    }
-
-    /// The next step, until there is none.
-    pub(crate) fn step(&mut self) -> Option<u8> {
-        let (first, rest) = self.rest.split_first()?;
-        self.rest = rest;
-        Some(*first)
-    }
-
-    pub(crate) fn byte(&mut self) -> u8 {
-        self.step().unwrap_or_default()
-    }
-
-    pub(crate) fn bytes<const N: usize>(&mut self) -> [u8; N] {
-        std::array::from_fn(|_| self.byte())
-    }
-
-    pub(crate) fn flag(&mut self) -> bool {
-        self.byte() % 2 == 1
-    }
-
-    /// A number from `range`, of at most 256 different ones.
-    pub(crate) fn within(&mut self, range: std::ops::RangeInclusive<u32>) -> u32 {
-        let count = range.end() - range.start() + 1;
-        range.start() + u32::from(self.byte()) % count
-    }
-
-    pub(crate) fn number(&mut self) -> u32 {
-        u32::from_be_bytes(self.bytes())
-    }
-}
+pub(crate) use script::Script;

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use crate::bodies;
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 3 } else { 2000 }, ..ProptestConfig::default() })]
 
     /// VR-SEC-003, VR-FLOW-007, VR-CLOSE-006.
     #[test]

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use crate::bodies;
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 3 } else { 1000 }, ..ProptestConfig::default() })]
 
     /// VR-XFER-001, VR-FLOW-005, VR-CLOSE-001.
     #[test]

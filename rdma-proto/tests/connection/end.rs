@@ -5,7 +5,8 @@ use std::time::Duration;
 use rdma_proto::backend::{CompletionStatus, Immediate};
 use rdma_proto::wire::Message;
 use rdma_proto::{
-    Action, ApiMisuse, Config, Connection, Error, PeerMisbehaved, RegionAddress, State, TransportError,
+    Action, ApiMisuse, Config, Connection, Effect, Error, PeerMisbehaved, RegionAddress, State,
+    TransportError,
 };
 
 use crate::pair::{Client, Pair, Server, failure, peer, quiet};
@@ -373,4 +374,21 @@ fn closing_within_a_flush() {
     assert_eq!(pair.server.read(100), 55);
     assert_eq!((pair.client.state(), pair.server.state()), (State::Closed, State::Closed));
     assert_eq!(pair.side(Server).disconnects(), 1);
+}
+
+/// Soft-RoCE gives a receive the status of the peer's refused WRITE. Whatever fails a receive was the peer's doing.
+#[test]
+fn a_receive_fails_by_the_peer() {
+    for (status, seen) in [
+        (CompletionStatus::REM_ACCESS_ERR, CompletionStatus::LOC_ACCESS_ERR),
+        (CompletionStatus::LOC_LEN_ERR, CompletionStatus::LOC_LEN_ERR),
+    ] {
+        let (mut pair, mut other) = (Pair::quiet(), Pair::quiet());
+        pair.server.machine.handle_receive_failure(failure(status));
+        other.server.machine.handle_failure(failure(seen));
+        assert_eq!(pair.server.state(), other.server.state());
+        let State::Failed(error) = pair.server.state() else { panic!("{:?}", pair.server.state()) };
+        assert_eq!(error.effect(), Effect::Disconnect);
+    }
+    assert_eq!(Error::ApiMisuse(ApiMisuse::WriteAfterClose).effect(), Effect::CallRefused);
 }

@@ -18,6 +18,7 @@ fn nobody_asks_by_itself() {
     for who in [Client, Server] {
         let all_registrations = pair.side(who).messages().len() == pair.side(who).registrations();
         assert!(all_registrations, "{:?}", pair.side(who).messages());
+        assert_eq!(pair.side(who).machine.features(), FeatureSet::NONE);
     }
 }
 

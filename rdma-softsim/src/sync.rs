@@ -1,0 +1,106 @@
+//! What threads share: a state under a lock, somebody who sleeps until it changes, and time.
+//!
+//! Under `--cfg shuttle` lock, sleep and threads are those of a scheduler that tries one interleaving after another, and time
+//! is what has been slept; see `tests/interleavings.rs`.
+
+use core::time::Duration;
+#[cfg(not(shuttle))]
+pub(crate) use std::{
+    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+    thread::{Builder, JoinHandle},
+};
+
+#[cfg(shuttle)]
+pub(crate) use shuttle::{
+    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+    thread::{Builder, JoinHandle},
+};
+
+/// A state that one thread at a time may change, and a way to sleep until it does.
+pub(crate) struct Monitor<T> {
+    state: Mutex<T>,
+    changed: Condvar,
+}
+
+impl<T> Monitor<T> {
+    pub(crate) fn new(state: T) -> Self {
+        Self { state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    /// The state. The model holds no invariant that a panic elsewhere could have broken half-way and that its checks would not
+    /// catch: a poisoned lock is as good as any.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends somebody's sleep.
+    pub(crate) fn notify(&self) {
+        self.changed.notify_one();
+    }
+
+    /// Sleeps until notified, or until so much time has passed if there is a limit, or for no reason.
+    #[cfg(not(shuttle))]
+    pub(crate) fn sleep<'a>(
+        &self,
+        state: MutexGuard<'a, T>,
+        most: Option<Duration>,
+        _ticks: &Ticks,
+    ) -> MutexGuard<'a, T> {
+        match most {
+            Some(most) => self.changed.wait_timeout(state, most).unwrap_or_else(PoisonError::into_inner).0,
+            None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+        }
+    }
+
+    /// The same where time stands still: a sleep with a limit is over when the others had a turn, and only then has its time
+    /// passed. One without ends by a notification or never, which the scheduler reports as a deadlock.
+    #[cfg(shuttle)]
+    pub(crate) fn sleep<'a>(
+        &'a self,
+        state: MutexGuard<'a, T>,
+        most: Option<Duration>,
+        ticks: &Ticks,
+    ) -> MutexGuard<'a, T> {
+        let Some(most) = most else {
+            return self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        };
+        drop(state);
+        shuttle::thread::yield_now();
+        ticks.pass(most);
+        self.lock()
+    }
+}
+
+/// Time since a fabric began.
+#[cfg(not(shuttle))]
+pub(crate) struct Ticks(std::time::Instant);
+
+#[cfg(not(shuttle))]
+impl Ticks {
+    pub(crate) fn begin() -> Self {
+        Self(std::time::Instant::now())
+    }
+
+    pub(crate) fn elapsed(&self) -> Duration {
+        self.0.elapsed()
+    }
+}
+
+/// Time that was slept since a fabric began.
+#[cfg(shuttle)]
+pub(crate) struct Ticks(core::sync::atomic::AtomicU64);
+
+#[cfg(shuttle)]
+impl Ticks {
+    pub(crate) const fn begin() -> Self {
+        Self(core::sync::atomic::AtomicU64::new(0))
+    }
+
+    pub(crate) fn elapsed(&self) -> Duration {
+        Duration::from_nanos(self.0.load(core::sync::atomic::Ordering::Relaxed))
+    }
+
+    fn pass(&self, time: Duration) {
+        self.0.fetch_add(time.as_nanos() as u64, core::sync::atomic::Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,37 @@
+//! Connection-manager events as logs show them. In `rdma-proto` there is no identifier to show one with.
+
+use rdma_proto::backend::{Backend, CmEventKind, ConnectParams, EventChannel};
+use rdma_softsim::{Fabric, SoftSim};
+
+#[test]
+fn events_name_themselves() {
+    type Kind = CmEventKind<SoftSim>;
+    let channel = Fabric::new().host(&[]).event_channel().unwrap();
+    let peer =
+        ConnectParams { responder_resources: 1, initiator_depth: 2, retry_count: 3, rnr_retry_count: 4 };
+    let params =
+        "ConnectParams { responder_resources: 1, initiator_depth: 2, retry_count: 3, rnr_retry_count: 4 }";
+    for (kind, shown) in [
+        (Kind::AddressResolved, "AddressResolved".into()),
+        (Kind::AddressError { status: -1 }, "AddressError(-1)".into()),
+        (Kind::RouteResolved, "RouteResolved".into()),
+        (Kind::RouteError { status: -2 }, "RouteError(-2)".into()),
+        (Kind::Established { peer }, format!("Established({params})")),
+        (Kind::ConnectError { status: -3 }, "ConnectError(-3)".into()),
+        (Kind::Unreachable { status: -110 }, "Unreachable(-110)".into()),
+        (Kind::Rejected { reason: 28 }, "Rejected(28)".into()),
+        (Kind::Disconnected, "Disconnected".into()),
+        (Kind::TimewaitExit, "TimewaitExit".into()),
+        (Kind::DeviceRemoval, "DeviceRemoval".into()),
+        (Kind::AddressChange, "AddressChange".into()),
+        (Kind::Other(99), "Other(99)".into()),
+    ] {
+        assert_eq!(format!("{kind:?}"), shown);
+    }
+    let request = Kind::ConnectRequest { id: channel.create_id().unwrap(), peer };
+    let shown = format!("{request:?}");
+    assert!(
+        shown.starts_with("ConnectRequest(IdentifierKey(") && shown.ends_with(&format!("{params})")),
+        "{shown}"
+    );
+}

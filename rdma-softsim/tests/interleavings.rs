@@ -1,0 +1,128 @@
+//! Interleavings of threads on one fabric, tried one after another: `.ci/interleavings`, which is
+//! `RUSTFLAGS='--cfg shuttle' cargo test -p rdma-softsim --test interleavings`, and then the same with races put in.
+
+#![cfg(shuttle)]
+
+mod common;
+
+use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+use rdma_proto::backend::{Access, Completed, Completion, CompletionQueue as _, Domain as _, SendOp, Slice};
+use rdma_softsim::{Fabric, Resources};
+use shuttle::thread;
+
+use common::{Peer, SLOTS, ip, pair, wait};
+
+/// At random, and with few but well-placed changes from thread to thread (PCT).
+fn check(test: fn()) {
+    shuttle::check_random(test, 200);
+    shuttle::check_pct(test, 200, 3);
+}
+
+fn peers(fabric: &Fabric) -> (Peer, Peer) {
+    pair(&fabric.host(&[ip(1)]), &fabric.host(&[ip(2)]), ip(2))
+}
+
+fn send(from: &Peer, count: u64) {
+    let source = from.domain.register(4, Access::NONE).unwrap();
+    for id in 0..count {
+        from.send(id, SendOp::Send, Slice { region: &source, offset: 0, len: 4 });
+    }
+    // Whoever leaves with work under way takes it along.
+    while from.completions.poll(&mut [Completion::EMPTY; 64]).unwrap() == 0 {
+        thread::yield_now();
+    }
+}
+
+/// Poll, arm, poll, sleep: whatever comes in between, nobody sleeps through it. That messages come before and after the
+/// first look shows that interleavings are tried.
+#[test]
+fn a_sleeper_is_woken() {
+    static EARLY: AtomicU32 = AtomicU32::new(0);
+    static LATE: AtomicU32 = AtomicU32::new(0);
+    check(|| {
+        let fabric = Fabric::new();
+        let (a, mut b) = peers(&fabric);
+        let sender = thread::spawn(move || send(&a, 1));
+        let mut early = [Completion::EMPTY];
+        let (arrived, when) = match b.completions.poll(&mut early).unwrap() {
+            0 => (b.next("a message"), &LATE),
+            _ => (early[0], &EARLY),
+        };
+        assert!(matches!(arrived.result, Ok(Completed::Recv { len: 4, .. })), "{arrived:?}");
+        when.fetch_add(1, Relaxed);
+        sender.join().unwrap();
+    });
+    let (early, late) = (EARLY.load(Relaxed), LATE.load(Relaxed));
+    println!("arrived before the first look {early} times, after it {late} times");
+    assert!(early > 0 && late > 0);
+}
+
+/// What meets no receive is sent again by the fabric's own thread, which sleeps until somebody needs it.
+#[test]
+fn what_waits_for_its_turn_gets_it() {
+    check(|| {
+        let fabric = Fabric::new();
+        let (mut a, mut b) = peers(&fabric);
+        let source = a.domain.register(4, Access::NONE).unwrap();
+        let receiver = thread::spawn(move || {
+            for place in 0..=SLOTS {
+                let arrived = b.next("a message");
+                if place == 0 {
+                    b.receive(arrived.id);
+                }
+            }
+            b.receive(0);
+            b.next("a message when the thread had nothing to do before");
+            b
+        });
+        for id in 0..=SLOTS {
+            a.send(id, SendOp::Send, Slice { region: &source, offset: 0, len: 4 });
+        }
+        for _ in 0..=SLOTS {
+            assert!(a.next("a completion").result.is_ok());
+        }
+        a.send(0, SendOp::Send, Slice { region: &source, offset: 0, len: 4 });
+        assert!(a.next("the last completion").result.is_ok());
+        drop(receiver.join().unwrap());
+    });
+}
+
+/// Whoever is the last to leave ends the fabric's thread, and nothing stays behind.
+#[test]
+fn all_leave_at_once() {
+    check(|| {
+        let fabric = Fabric::new();
+        let (a, b) = peers(&fabric);
+        // A message without a receive keeps the thread busy.
+        let source = a.domain.register(4, Access::NONE).unwrap();
+        for id in 0..=SLOTS {
+            a.send(id, SendOp::Send, Slice { region: &source, offset: 0, len: 4 });
+        }
+        drop(source);
+        let leaving = [thread::spawn(move || drop(a)), thread::spawn(move || drop(b))];
+        for left in leaving {
+            left.join().unwrap();
+        }
+        for host in [1, 2] {
+            assert_eq!(fabric.resources(ip(host)), Resources::default());
+        }
+        thread::spawn(move || drop(fabric)).join().unwrap();
+    });
+}
+
+/// A host is killed while its peer sleeps: the peer is told.
+#[test]
+fn a_death_is_told() {
+    check(|| {
+        let fabric = Fabric::new();
+        let (a, b) = peers(&fabric);
+        let killer = thread::spawn({
+            let fabric = fabric.clone();
+            move || fabric.kill_host(ip(1))
+        });
+        wait(&b.channel, "the end");
+        killer.join().unwrap();
+        drop((a, b));
+    });
+}
