@@ -22,6 +22,12 @@ pub enum Failure {
     /// Something arrived that is not what must.
     #[error("{0}")]
     Wrong(String),
+    /// The peer could not be reached.
+    #[error("{0}")]
+    Unreached(String),
+    /// It could not be tried: this side's own device or system failed.
+    #[error("{0}")]
+    Environment(String),
 }
 
 impl Failure {

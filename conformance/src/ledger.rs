@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 /// Open descriptors and memory pinned for RDMA.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ledger {
     descriptors: usize,
     /// `VmPin` of `/proc/self/status`: what registered regions pin on a real device.
@@ -14,11 +14,25 @@ pub struct Ledger {
 impl Ledger {
     /// As it stands.
     pub fn now() -> Self {
-        let descriptors = std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
-        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        Self::of("self")
+    }
+
+    /// What another process on this machine holds; nothing if there is none.
+    pub fn of_process(pid: u32) -> Self {
+        Self::of(&pid.to_string())
+    }
+
+    fn of(process: &str) -> Self {
+        let descriptors = std::fs::read_dir(format!("/proc/{process}/fd")).map_or(0, Iterator::count);
+        let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
         let pinned = status.lines().find_map(|line| line.strip_prefix("VmPin:"));
         let pinned_kib = pinned.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(0);
         Self { descriptors, pinned_kib }
+    }
+
+    /// Memory pinned, in KiB.
+    pub const fn pinned_kib(&self) -> u64 {
+        self.pinned_kib
     }
 
     /// Whether more of anything is held than in `other`.

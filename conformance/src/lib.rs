@@ -4,6 +4,7 @@
 //! a real device. The program `valkey-rdma-conformance` runs them; so does `cargo test`, on the embedded fabric.
 
 pub mod adversary;
+pub mod blackbox;
 pub mod client;
 pub mod crowd;
 pub mod explore;
@@ -24,3 +25,4 @@ pub mod suite;
 pub mod trace;
 pub mod vectors;
 pub mod workload;
+pub mod wrong;

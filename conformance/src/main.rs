@@ -16,6 +16,8 @@ use rdma_conn::{Connect, Descriptors, Listener, Options};
 use rdma_softsim::Fabric;
 use rdma_verbs::Verbs;
 
+use conformance::blackbox::command::{self, Who};
+use conformance::blackbox::own;
 use conformance::hostile::{self, Setting};
 use conformance::smoke::{self, Peer, Scale};
 use conformance::suite::{self, Case, Report, Verdict};
@@ -40,6 +42,21 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Tests any server or client: what it does on the wire, rule by rule.
+    Run {
+        #[command(subcommand)]
+        who: Who,
+    },
+    /// Lists the cases of `run`.
+    List(command::List),
+    /// Runs again what failed in an earlier run, and says whether it is fixed.
+    Replay(command::Replay),
+    /// Makes reports from the results of runs.
+    Report(command::Report),
+    /// Says what this machine has for runs on a device, and what is missing.
+    Doctor(command::Doctor),
+    /// Does what a client under test should do, with this library's client, over a real RDMA device (ADDRESS:PORT).
+    Client { target: SocketAddr },
     /// Does what clients do against a server, and checks every byte.
     Smoke(Smoke),
     /// Breaks the protocol's rules one at a time, against a server and a client of this library.
@@ -152,7 +169,14 @@ fn main() -> ExitCode {
             return ExitCode::from(if error.use_stderr() { USAGE } else { 0 });
         }
     };
-    match cli.command.unwrap_or_else(|| Command::Smoke(Smoke::default())) {
+    let Some(command) = cli.command else { return main_job() };
+    match command {
+        Command::Run { who } => command::run(&who, &std::env::args().skip(1).collect::<Vec<_>>()),
+        Command::List(list) => command::list(&list),
+        Command::Replay(replay) => command::replay(&replay),
+        Command::Report(report) => command::make_report(&report),
+        Command::Doctor(doctor) => command::doctor(&doctor),
+        Command::Client { target } => run_client(target),
         Command::Smoke(smoke) => run_smoke(&smoke),
         Command::Hostile(hostile) => run_hostile(&hostile),
         Command::Outage(outage) => run_outage(outage),
@@ -163,6 +187,27 @@ fn main() -> ExitCode {
         Command::Crowd(arguments) => crowd::run(&arguments),
         Command::Semantics(semantics) => run_semantics(semantics),
         Command::Trace(command) => trace::run(command),
+    }
+}
+
+/// What the README promises: the whole suite on the embedded fabric, and a share of the smoke suite.
+fn main_job() -> ExitCode {
+    let smoke = Smoke { keys: 1000, pipeline: 5000, idle: 4, ..Smoke::default() };
+    let (smoke, whole) = (run_smoke(&smoke), command::whole(&reqs::workspace().join("target/conformance")));
+    if smoke == ExitCode::SUCCESS { whole } else { smoke }
+}
+
+fn run_client(target: SocketAddr) -> ExitCode {
+    let verbs = match Verbs::load() {
+        Ok(verbs) => verbs,
+        Err(error) => return cannot_run(&error.to_string()),
+    };
+    match own::run_client(&verbs, target, Duration::from_secs(5), Options::client()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("{failure}");
+            ExitCode::from(FAILED)
+        }
     }
 }
 

@@ -2,12 +2,15 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use rdma_conn::Descriptors;
-use rdma_proto::backend::{Access, CmEventKind, Domain, EventChannel, Identifier, QueuePairLimits};
+use rdma_proto::backend::{
+    Access, CmEventKind, ConnectParams, Domain, EventChannel, Identifier, QueuePairLimits,
+};
 
 use super::wait::{Deadline, wrong};
-use super::{Adversary, INBOX_SLOT, Incoming, PATIENCE, Shape};
+use super::{Adversary, INBOX_SLOT, Incoming, PATIENCE, Seen, Shape};
 use crate::client::Failure;
 
 /// Room for the longest burst of any case.
@@ -36,13 +39,13 @@ impl<B: Descriptors> Adversary<B> {
 
     /// Waits until the connection is established.
     pub fn await_established(&mut self) -> Result<(), Failure> {
-        let deadline = Deadline::after(PATIENCE);
+        let deadline = Deadline::after(self.shape.patience);
         while !self.established {
             if let Some(Incoming::Gone(why)) = self.incoming.front() {
-                return Err(Failure::wrong(format!("the adversary's connection did not come about: {why}")));
+                return Err(Failure::Unreached(format!("no connection: {why}")));
             }
             if !self.step(deadline)? {
-                return Err(Failure::wrong("the adversary's connection did not come about in time"));
+                return Err(Failure::Unreached("no connection in time".into()));
             }
         }
         Ok(())
@@ -81,6 +84,10 @@ impl<B: Descriptors> Adversary<B> {
             theirs: None,
             used: 0,
             keepalives: 0,
+            serves: false,
+            registered: false,
+            offered: None,
+            seen: Seen::default(),
         };
         let slots: Vec<u64> = (0..u64::from(shape.receives)).collect();
         slots.chunks(16).try_for_each(|slots| adversary.post_receives(slots))?;
@@ -89,8 +96,9 @@ impl<B: Descriptors> Adversary<B> {
 
     pub(super) fn take_event(&mut self, kind: CmEventKind<B>) {
         let gone = match kind {
-            CmEventKind::Established { .. } => {
+            CmEventKind::Established { peer } => {
                 self.established = true;
+                self.offered.get_or_insert(peer);
                 return;
             }
             CmEventKind::Disconnected => {
@@ -128,8 +136,18 @@ impl<B: Descriptors> Lurker<B> {
 
     /// Takes the next request and does nothing with it. Dropping it rejects it.
     pub fn request(&self) -> Result<B::Identifier, Failure> {
-        await_event::<B, _>(&self.events, |kind| match kind {
-            CmEventKind::ConnectRequest { id, .. } => Some(id),
+        self.request_within(PATIENCE)?
+            .map(|(id, _)| id)
+            .ok_or_else(|| Failure::Unreached("nobody asked for a connection in time".into()))
+    }
+
+    /// The next request within `patience`, if there is one, and what it offers.
+    pub fn request_within(
+        &self,
+        patience: Duration,
+    ) -> Result<Option<(B::Identifier, ConnectParams)>, Failure> {
+        find_event::<B, _>(&self.events, patience, |kind| match kind {
+            CmEventKind::ConnectRequest { id, peer } => Some((id, peer)),
             _ => None,
         })
     }
@@ -141,7 +159,11 @@ impl<B: Descriptors> Lurker<B> {
 
     /// Accepts the next request; the connection is not established yet.
     pub fn accept(&self, shape: Shape) -> Result<Adversary<B>, Failure> {
-        let id = self.request()?;
+        self.answer(self.request()?, shape)
+    }
+
+    /// Accepts this request.
+    pub fn answer(&self, id: B::Identifier, shape: Shape) -> Result<Adversary<B>, Failure> {
         let events = self.backend.event_channel().map_err(wrong("opening an event channel"))?;
         id.migrate(&events).map_err(wrong("moving to an event channel"))?;
         let adversary = Adversary::<B>::new(events, id, shape)?;
@@ -155,17 +177,30 @@ fn await_event<B: Descriptors, T>(
     events: &B::EventChannel,
     wanted: impl Fn(CmEventKind<B>) -> Option<T>,
 ) -> Result<T, Failure> {
-    let deadline = Deadline::after(PATIENCE);
+    find_event::<B, T>(events, PATIENCE, wanted)?
+        .ok_or_else(|| Failure::Unreached("the adversary waited for a connection event in vain".into()))
+}
+
+/// The same, within `patience`.
+fn find_event<B: Descriptors, T>(
+    events: &B::EventChannel,
+    patience: Duration,
+    wanted: impl Fn(CmEventKind<B>) -> Option<T>,
+) -> Result<Option<T>, Failure> {
+    let deadline = Deadline::after(patience);
     loop {
         while let Some(event) = events.next_event().map_err(wrong("reading connection events"))? {
             let told = format!("{:?}", event.kind);
+            if let CmEventKind::AddressError { .. } | CmEventKind::RouteError { .. } = &event.kind {
+                return Err(Failure::Unreached(format!("there is no way there: {told}")));
+            }
             match wanted(event.kind) {
-                Some(found) => return Ok(found),
+                Some(found) => return Ok(Some(found)),
                 None => tracing::debug!(event = told, "the adversary waits for another event"),
             }
         }
         if !deadline.wait(events, events)? {
-            return Err(Failure::wrong("the adversary waited for a connection event in vain"));
+            return Ok(None);
         }
     }
 }

@@ -5,25 +5,28 @@
 //! Whatever waits has a deadline.
 
 mod connect;
+mod seen;
 mod talk;
 mod wait;
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use rdma_conn::Descriptors;
 use rdma_proto::backend::{
-    Completed, Completion, CompletionQueue, CompletionStatus, ConnectParams, EventChannel, Identifier,
-    Immediate, QueuePair, RNR_RETRY_INFINITE, RecvRequest, Region, RemoteAddress, SendOp, SendRequest, Slice,
+    Completed, Completion, CompletionQueue, CompletionStatus, ConnectParams, ErrorKind, EventChannel,
+    Failure as _, Identifier, Immediate, QueuePair, RNR_RETRY_INFINITE, RecvRequest, Region, RemoteAddress, SendOp, SendRequest, Slice,
 };
 use rdma_proto::wire::{Message, Window};
 
 use crate::client::Failure;
 
 pub use connect::Lurker;
+pub use seen::{Breach, Seen};
 use wait::{Deadline, wrong};
 
 /// How long the adversary waits for anything. Long enough for a device in software on a busy machine.
-const PATIENCE: std::time::Duration = std::time::Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Work request ids of receives have this bit; the rest is the slot.
 const RECEIVE: u64 = 1 << 32;
@@ -41,6 +44,8 @@ pub struct Shape {
     pub params: ConnectParams,
     /// What it says besides.
     pub private_data: &'static [u8],
+    /// How long it waits for anything.
+    pub patience: Duration,
 }
 
 impl Default for Shape {
@@ -57,11 +62,18 @@ impl Default for Shape {
                 rnr_retry_count: RNR_RETRY_INFINITE,
             },
             private_data: &[],
+            patience: PATIENCE,
         }
     }
 }
 
 impl Shape {
+    /// With room for windows of this length.
+    #[must_use]
+    pub const fn window(self, window: u32) -> Self {
+        Self { window, ..self }
+    }
+
     /// With this many receives posted.
     #[must_use]
     pub const fn receives(self, receives: u32) -> Self {
@@ -119,6 +131,13 @@ pub struct Adversary<B: Descriptors> {
     theirs: Option<Window>,
     used: u32,
     keepalives: u64,
+    /// Whether it answers questions for features, as a server does.
+    pub serves: bool,
+    /// Whether it has given the peer a window.
+    registered: bool,
+    offered: Option<ConnectParams>,
+    /// What the peer did so far.
+    pub seen: Seen,
 }
 
 impl<B: Descriptors> Adversary<B> {
@@ -180,6 +199,33 @@ impl<B: Descriptors> Adversary<B> {
         Window { address: self.outbox.address(), length: self.shape.window, rkey: self.outbox.rkey() }
     }
 
+    /// What the peer offered when the connection was made.
+    pub const fn offered(&self) -> Option<ConnectParams> {
+        self.offered
+    }
+
+    /// Takes what the peer offered in its request, which the event of the connection does not repeat.
+    pub(crate) const fn was_offered(&mut self, params: ConnectParams) {
+        self.offered = Some(params);
+    }
+
+    /// Changes how long it waits for anything.
+    pub const fn set_patience(&mut self, patience: Duration) {
+        self.shape.patience = patience;
+    }
+
+    /// Fills its memory for windows with one byte.
+    pub fn paint(&self, byte: u8) {
+        let inside = self.window.memory().write(0, &vec![byte; self.window.len()]);
+        debug_assert!(inside, "as long as the region");
+    }
+
+    /// Whether its memory for windows still has this byte everywhere from `offset` on.
+    pub fn is_painted(&self, byte: u8, offset: usize) -> bool {
+        let mut bytes = vec![0; self.window.len().saturating_sub(offset)];
+        self.window.memory().read(offset, &mut bytes) && bytes.iter().all(|one| *one == byte)
+    }
+
     /// Ends the connection.
     pub fn disconnect(&self) -> Result<(), Failure> {
         self.id.disconnect().map_err(wrong("disconnecting"))
@@ -192,12 +238,13 @@ impl<B: Descriptors> Adversary<B> {
 
     /// What comes next.
     pub fn receive(&mut self) -> Result<Incoming, Failure> {
-        self.receive_within(PATIENCE)?
-            .ok_or_else(|| Failure::wrong(format!("nothing came within {PATIENCE:?}")))
+        let patience = self.shape.patience;
+        self.receive_within(patience)?
+            .ok_or_else(|| Failure::wrong(format!("nothing came within {patience:?}")))
     }
 
     /// What comes next within `patience`, if anything does.
-    pub fn receive_within(&mut self, patience: std::time::Duration) -> Result<Option<Incoming>, Failure> {
+    pub fn receive_within(&mut self, patience: Duration) -> Result<Option<Incoming>, Failure> {
         let deadline = Deadline::after(patience);
         loop {
             if let Some(incoming) = self.incoming.pop_front() {
@@ -211,10 +258,11 @@ impl<B: Descriptors> Adversary<B> {
 
     /// Waits until everything sent was acknowledged, or failed.
     pub fn settle(&mut self) -> Result<(), Failure> {
-        let deadline = Deadline::after(PATIENCE);
+        let patience = self.shape.patience;
+        let deadline = Deadline::after(patience);
         while self.outstanding > 0 {
             if !self.step(deadline)? {
-                return Err(Failure::wrong(format!("no acknowledgement within {PATIENCE:?}")));
+                return Err(Failure::wrong(format!("no acknowledgement within {patience:?}")));
             }
         }
         Ok(())
@@ -239,7 +287,10 @@ impl<B: Descriptors> Adversary<B> {
             chain.push(SendRequest { id: 0, op: *op, local, signaled: true, inline: false });
         }
         let pair = self.pair.as_ref().ok_or_else(|| Failure::wrong("the adversary lost its queue pair"))?;
-        pair.post_send(&chain).map_err(|error| wrong("posting")(error.error))?;
+        pair.post_send(&chain).map_err(|error| match error.error.kind() {
+            ErrorKind::State => Failure::wrong("the connection ended before all was sent"),
+            _ => wrong("posting")(error.error),
+        })?;
         self.outstanding += count;
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use rdma_conn::Descriptors;
 use rdma_proto::backend::{Region, RemoteAddress};
-use rdma_proto::wire::{Message, Window};
+use rdma_proto::wire::{FeatureSet, Message, Window};
 
 use super::{Adversary, Incoming};
 use crate::client::Failure;
@@ -16,14 +16,21 @@ impl<B: Descriptors> Adversary<B> {
 
     /// Registers the current part of its plan.
     pub fn register(&mut self) -> Result<(), Failure> {
+        self.taken = 0;
+        self.registered = true;
+        self.message(self.registration())
+    }
+
+    /// What that says.
+    pub fn registration(&self) -> Message {
         let (offset, length) = self.part();
         let Window { address, rkey, .. } = self.own_window();
-        self.taken = 0;
-        self.message(Message::RegisterXferMemory(Window {
-            address: address + u64::from(offset),
-            length,
-            rkey,
-        }))
+        Message::RegisterXferMemory(Window { address: address + u64::from(offset), length, rkey })
+    }
+
+    /// Bytes that came into the current window.
+    pub const fn taken(&self) -> u32 {
+        self.taken
     }
 
     fn part(&self) -> (u32, u32) {
@@ -87,7 +94,7 @@ impl<B: Descriptors> Adversary<B> {
     pub fn receive_message(&mut self) -> Result<Message, Failure> {
         loop {
             match self.receive()? {
-                Incoming::Message(bytes) => match decode(&bytes)? {
+                Incoming::Message(bytes) => match self.decode(&bytes)? {
                     Message::Keepalive => self.keepalives += 1,
                     other => return Ok(other),
                 },
@@ -104,12 +111,17 @@ impl<B: Descriptors> Adversary<B> {
     /// Does with `incoming` what a correct peer does.
     pub fn absorb(&mut self, incoming: Incoming) -> Result<(), Failure> {
         match incoming {
-            Incoming::Message(bytes) => match decode(&bytes)? {
+            Incoming::Message(bytes) => match self.decode(&bytes)? {
                 Message::Keepalive => self.keepalives += 1,
                 Message::RegisterXferMemory(window) => {
+                    self.seen.registration(window, self.theirs, self.used);
                     self.theirs = Some(window);
                     self.used = 0;
                 }
+                Message::GetServerFeature { select, .. } if self.serves => {
+                    self.message(Message::GetServerFeature { select, features: FeatureSet::NONE })?;
+                }
+                Message::SetClientFeature { .. } if self.serves => {}
                 other => return Err(Failure::wrong(format!("unexpected message {other:?}"))),
             },
             Incoming::Notified(count) => return self.take_bytes(count),
@@ -131,7 +143,27 @@ impl<B: Descriptors> Adversary<B> {
         }
     }
 
+    /// Everything heard so far.
+    pub fn take_heard(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.heard)
+    }
+
+    /// Books bytes of the peer's window that were written by hand.
+    pub const fn advance(&mut self, count: u32) {
+        self.used += count;
+    }
+
+    fn decode(&mut self, bytes: &[u8]) -> Result<Message, Failure> {
+        self.seen.message(bytes);
+        Message::decode(bytes)
+            .map_err(|error| Failure::wrong(format!("a message came that is none: {bytes:02x?}: {error}")))
+    }
+
     fn take_bytes(&mut self, count: u32) -> Result<(), Failure> {
+        self.seen.notified(count);
+        if !self.registered {
+            return Err(Failure::wrong(format!("{count} bytes were notified before a window was registered")));
+        }
         let (offset, length) = self.part();
         if self.taken + count > length {
             let taken = self.taken;
@@ -151,8 +183,4 @@ impl<B: Descriptors> Adversary<B> {
         }
         Ok(())
     }
-}
-
-fn decode(bytes: &[u8]) -> Result<Message, Failure> {
-    Message::decode(bytes).map_err(|error| Failure::wrong(format!("our side sent {bytes:02x?}: {error}")))
 }

@@ -35,5 +35,5 @@ impl Deadline {
 
 /// A failure of the adversary's own; for use with `map_err`.
 pub(super) fn wrong<E: Display>(doing: &'static str) -> impl Fn(E) -> Failure {
-    move |error| Failure::wrong(format!("the adversary, {doing}: {error}"))
+    move |error| Failure::Environment(format!("the adversary, {doing}: {error}"))
 }

@@ -44,7 +44,7 @@ pub enum Origin {
 }
 
 /// A side of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
     /// The side that connects.
@@ -157,9 +157,14 @@ impl Requirements {
         self.all.iter()
     }
 
+    /// The one of this id.
+    pub fn get(&self, id: &str) -> Option<&Requirement> {
+        self.all.iter().find(|requirement| requirement.id == id)
+    }
+
     /// Whether there is one of this id.
     pub fn has(&self, id: &str) -> bool {
-        self.all.iter().any(|requirement| requirement.id == id)
+        self.get(id).is_some()
     }
 }
 

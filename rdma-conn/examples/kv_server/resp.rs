@@ -88,7 +88,7 @@ impl<S: Read> FrameReader<S> {
 }
 
 /// A RESP frame, or an inline command such as `PING\r\n`, which becomes an array as a client would have sent it.
-fn parse(bytes: Bytes) -> Result<(Frame, Bytes), ParseError> {
+pub fn parse(bytes: Bytes) -> Result<(Frame, Bytes), ParseError> {
     if !bytes.first().is_some_and(u8::is_ascii_alphabetic) {
         return parse_frame(bytes);
     }

@@ -1,0 +1,37 @@
+//! The whole suite on the embedded fabric, against this library's own server and client.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use super::{Common, DONE, Trouble, Who, code, finish, parse, test_client, test_server, usage, write_all};
+use crate::blackbox::report;
+use crate::blackbox::results::Run;
+use crate::blackbox::run::title;
+
+/// Runs it, prints what came of it, and writes the reports below `out`.
+pub fn whole(out: &Path) -> ExitCode {
+    finish(both(out))
+}
+
+fn both(out: &Path) -> Result<u8, Trouble> {
+    let mut runs = Vec::new();
+    let mut worst = DONE;
+    for role in ["server", "client"] {
+        let arguments = ["run", role, "--allow-disruptive"].map(str::to_string).to_vec();
+        let (run, common): (Run, Common) = match parse(&arguments).map_err(usage)? {
+            Who::Server(server) => (test_server(&server, &arguments)?, server.common),
+            Who::Client(client) => (test_client(&client, &arguments)?, client.common),
+            Who::Pair(_) => continue,
+        };
+        println!("{}: {}", title(&run.target), run.summary());
+        print!("{}", report::failures(&run, common.strict));
+        write_all(&run, &out.join(role))?;
+        worst = worst.max(code(&run, common.strict));
+        runs.push(run);
+    }
+    let page = out.join("report.html");
+    let html = report::html(&runs).map_err(|reason| (super::BROKEN, reason))?;
+    std::fs::write(&page, html).map_err(|error| (super::BROKEN, format!("{}: {error}", page.display())))?;
+    println!("report: {}", page.display());
+    Ok(worst)
+}

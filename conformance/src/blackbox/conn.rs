@@ -1,0 +1,170 @@
+//! Connections: how they come about, and what if not.
+
+use rdma_conn::Descriptors;
+use rdma_proto::backend::Identifier;
+use rdma_proto::wire::Message;
+
+use super::bench::Bench;
+use super::case::Case;
+use super::meeting::reported;
+use super::verdict::{Judged, Stop, Teardown, pass};
+use crate::adversary::{Adversary, Shape};
+
+pub(super) fn cases<B: Descriptors>() -> Vec<Case<B>> {
+    cases! {
+        both "conn.plain", "connect, talk, leave" => "It works.", ["VR-CONN-001", "VR-CONN-013"], plain;
+        both "conn.private-data", "56 bytes of private data that mean nothing" => "They are ignored.",
+            ["VR-CONN-002"], private_data;
+        both "conn.rnr-retries", "a look at the target's parameters" => "It gives its peer an RNR retry count of 7.",
+            ["VR-CONN-004"], rnr_retries;
+        both "conn.depths", "a look at the target's parameters" => "One responder resource, an initiator depth of one.",
+            ["VR-CONN-005"], depths;
+        both "conn.first-message", "a message as soon as the connection is there" => "It finds a receive.",
+            ["VR-CONN-003", "VR-CONN-007"], first_message;
+        server "conn.withdrawn", "a request that is withdrawn before the answer" => "The server goes on.",
+            ["VR-CONN-006"], withdrawn;
+        server "conn.never-completed", "a request whose answer is never read" => "The server goes on.",
+            ["VR-CONN-008"], |bench| never_completed(bench, 1);
+        server "conn.request-flood", "twenty such requests at once" => "The server goes on, and takes others.",
+            ["VR-CONN-008", "VR-RES-007"] [Disruptive], |bench| never_completed(bench, 20);
+        server "conn.many", "thirty connections at once" => "Each is served.", ["VR-SEC-004", "VR-CONN-001"], many;
+        server "conn.one-after-the-other", "fifty connections in turn" => "Each is served.",
+            ["VR-CONN-001", "VR-RES-001"], in_turn;
+        server "conn.leaves-at-once", "a client that leaves before it has sent anything, twenty times"
+            => "The server goes on.", ["VR-CONN-006", "VR-CLOSE-003"], leaves_at_once;
+        client "conn.rejected", "the server rejects the request" => "The client reports an error.",
+            ["VR-CONN-006"] [Disruptive], rejected;
+        client "conn.dropped", "the server drops the request" => "The client reports an error.",
+            ["VR-CONN-006"] [Disruptive], dropped;
+        client "conn.never-accepted", "the server never answers the request" => "The client reports an error in bounded time.",
+            ["VR-CONN-008"] [Slow], never_accepted;
+        client "conn.never-registered", "the server never gives a window" => "The client reports an error in bounded time.",
+            ["VR-CONN-008"] [Slow], never_registered;
+        client "conn.leaves-at-once", "the server leaves before it has sent anything" => "The client reports an error.",
+            ["VR-CONN-006"], left_at_once;
+    }
+}
+
+fn plain<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
+    bench.greet()?.unharmed()
+}
+
+fn private_data<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
+    bench.greet_as(Shape { private_data: &[0xa5; 56], ..Shape::default() })?.unharmed()
+}
+
+fn rnr_retries<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
+    let meeting = bench.greet()?;
+    let offered = meeting.peer.offered().map(|offered| offered.rnr_retry_count);
+    match offered {
+        Some(7) => meeting.unharmed(),
+        Some(count) => {
+            meeting.unharmed()?;
+            Err(Stop::unmet(format!("it gave {count}")))
+        }
+        None => Err(Stop::undecided("the device does not tell")),
+    }
+}
+
+fn depths<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
+    let meeting = bench.greet()?;
+    let offered = meeting.peer.offered().map(|offered| (offered.responder_resources, offered.initiator_depth));
+    match offered {
+        Some((1, 1)) => meeting.unharmed(),
+        Some(depths) => {
+            meeting.unharmed()?;
+            Err(Stop::unmet(format!("it gave {depths:?}")))
+        }
+        None => Err(Stop::undecided("the device does not tell")),
+    }
+}
+
+fn first_message<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
+    let mut meeting = bench.meet(Shape::default())?;
+    meeting.peer.message(Message::Keepalive)?;
+    meeting.peer.register()?;
+    // Without a receive neither would be acknowledged.
+    meeting.peer.settle()?;
+    meeting.peer.await_window()?;
+    meeting.unharmed()
+}
+
+fn request<B: Descriptors>(bench: &Bench<'_, B>) -> Result<Adversary<B>, Stop> {
+    let shape = Shape { patience: bench.patience, ..Shape::default() };
+    Ok(Adversary::request(bench.backend, bench.server()?.address(), shape)?)
+}
+
+fn withdrawn<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
+    drop(request(bench)?);
+    plain(bench)
+}
+
+fn never_completed<B: Descriptors>(bench: &Bench<'_, B>, count: usize) -> Judged {
+    let _unread = (0..count).map(|_| request(bench)).collect::<Result<Vec<_>, _>>()?;
+    plain(bench)
+}
+
+fn many<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
+    let shape = Shape { sends: 16, ..Shape::default().receives(64) };
+    let mut meetings = (0..30).map(|_| bench.greet_as(shape)).collect::<Result<Vec<_>, _>>()?;
+    for meeting in &mut meetings {
+        meeting.talk()?;
+    }
+    let count = meetings.len();
+    for meeting in meetings {
+        meeting.unharmed()?;
+    }
+    Ok(pass(format!("{count} at once")))
+}
+
+fn in_turn<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
+    let shape = Shape { sends: 16, ..Shape::default().receives(64) };
+    for _ in 0..50 {
+        bench.greet_as(shape)?.unharmed()?;
+    }
+    Ok(pass("50 in turn"))
+}
+
+fn leaves_at_once<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
+    let shape = Shape { sends: 16, ..Shape::default().receives(64) };
+    for _ in 0..20 {
+        let meeting = bench.meet(shape)?;
+        meeting.peer.disconnect()?;
+    }
+    plain(bench)
+}
+
+fn rejected<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
+    let (id, _, mut client) = bench.request()?;
+    id.reject(&[]).map_err(|error| Stop::broken(error.to_string()))?;
+    reported(bench, Some(&mut *client), bench.patience)
+}
+
+fn dropped<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
+    let (id, _, mut client) = bench.request()?;
+    drop(id);
+    reported(bench, Some(&mut *client), bench.patience)
+}
+
+fn never_accepted<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
+    let (_unanswered, _, mut client) = bench.request()?;
+    let patience = 4 * bench.patience;
+    reported(bench, Some(&mut *client), patience)
+}
+
+fn never_registered<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
+    let mut meeting = bench.meet(Shape::default())?;
+    let patience = 4 * bench.patience;
+    meeting.peer.set_patience(patience);
+    // The client gives up, and disconnects.
+    let _whatever_ends_it = meeting.peer.await_end();
+    meeting.tells_of_failure()
+}
+
+fn left_at_once<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
+    let mut meeting = bench.meet(Shape::default())?;
+    meeting.peer.disconnect()?;
+    let judged = meeting.tells_of_failure();
+    bench.note(Teardown::Clean);
+    judged
+}

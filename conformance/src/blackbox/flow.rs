@@ -1,0 +1,208 @@
+//! Flow control: room in windows, and what is counted against it.
+
+use std::time::Duration;
+
+use rdma_conn::Descriptors;
+use rdma_proto::wire::Message;
+
+use super::bench::Bench;
+use super::case::Case;
+use super::meeting::{Meeting, question, told};
+use super::verdict::{Judged, Stop};
+use crate::adversary::Shape;
+
+pub(super) fn cases<B: Descriptors>() -> Vec<Case<B>> {
+    cases! {
+        both "flow.filled-to-the-end", "small windows" => "The target fills each to its last byte and goes beyond none.",
+            ["VR-FLOW-001", "VR-FLOW-007"], filled_to_the_end;
+        both "flow.beyond-by-1", "an immediate of one byte more than the window" => "The target ends this connection.",
+            ["VR-FLOW-002", "VR-SEC-003", "VR-SEC-004"] [Disruptive], beyond_by_1;
+        both "flow.of-4-gib", "the largest immediate there is" => "The target ends this connection.",
+            ["VR-FLOW-002", "VR-SEC-003", "VR-SEC-004"] [Disruptive], |bench| beyond(bench, u32::MAX);
+        both "flow.wraps", "immediates whose sum is 2^32" => "The target ends this connection.",
+            ["VR-FLOW-002", "VR-SEC-003", "VR-SEC-004"] [Disruptive], wraps;
+        server "flow.nothing-before-window", "a command, and no window for the reply"
+            => "The server writes nothing until there is one, and then the reply.",
+            ["VR-FLOW-004", "VR-FLOW-012"], nothing_before_window;
+        client "flow.nothing-before-window", "no window" => "The client writes nothing until there is one.",
+            ["VR-FLOW-004", "VR-FLOW-012"], nothing_before_window_of_a_client;
+        server "flow.held-replies", "a hundred commands, and then a window" => "The replies leave in order.",
+            ["VR-FLOW-012", "VR-FLOW-004"], held_replies;
+        server "flow.held-quietly", "a reply that waits for a window" => "The server uses no processor meanwhile.",
+            ["VR-FLOW-013"] [Local], held_quietly;
+        both "flow.slow-reader", "a full window that is registered again after 500 ms" => "The target waits, and goes on.",
+            ["VR-FLOW-012", "VR-CONN-008"], slow_reader;
+        server "flow.slow-readers-neighbour", "a full window that stays so" => "Others are served.",
+            ["VR-SEC-004", "VR-RES-007"], slow_readers_neighbour;
+        both "flow.crossing", "both directions cross window ends at once" => "Both streams are whole.",
+            ["VR-FLOW-010", "VR-FLOW-001"], crossing;
+        server "flow.one-notification", "a command with a reply of 2000 bytes" => "The reply is one notification.",
+            ["VR-FLOW-006"], one_notification;
+        both "flow.control-when-blocked", "a keepalive flood while the target waits for a window"
+            => "The target goes on when the window comes.", ["VR-FLOW-009", "VR-CTRL-009"], control_when_blocked;
+    }
+}
+
+fn filled_to_the_end<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
+    let mut meeting = bench.meet(Shape::default())?;
+    meeting.peer.plan = vec![(0, 7), (100, 13), (200, 29)];
+    meeting.peer.plan.extend((0..20).map(|turn| (1000 * turn, 41)));
+    // All of one length but the plan's own order of places: what differs is tested elsewhere.
+    meeting.peer.plan = meeting.peer.plan.iter().map(|(offset, _)| (*offset, 37)).collect();
+    meeting.peer.handshake()?;
+    // A gap at the end of a window, and the adversary would wait for ever.
+    meeting.talk_of(3000)?;
+    meeting.unharmed()
+}
+
+fn beyond_by_1<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
+    let mut meeting = bench.greet()?;
+    let length = meeting.peer.await_window()?.length;
+    meeting.peer.notify(length + 1)?;
+    meeting.ends()
+}
+
+fn beyond<B: Descriptors>(bench: &Bench<'_, B>, immediate: u32) -> Judged {
+    let mut meeting = bench.greet()?;
+    meeting.peer.notify(immediate)?;
+    meeting.ends()
+}
+
+fn wraps<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
+    let mut meeting = bench.greet()?;
+    let turn = meeting.occasion(16)?;
+    meeting.peer.say(&turn.say)?;
+    meeting.hears(&turn)?;
+    meeting.peer.notify((turn.say.len() as u32).wrapping_neg())?;
+    meeting.ends()
+}
+
+fn nothing_before_window<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
+    let mut meeting = bench.meet(Shape::default())?;
+    meeting.peer.await_window()?;
+    let turn = question(b"held");
+    meeting.peer.say(&turn.say)?;
+    // A notification would be an error: there is no window for it.
+    meeting.listen(Duration::from_millis(300))?;
+    meeting.peer.register()?;
+    meeting.hears(&turn)?;
+    meeting.unharmed()
+}
+
+fn nothing_before_window_of_a_client<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
+    let mut meeting = bench.meet(Shape::default())?;
+    meeting.listen(Duration::from_millis(500))?;
+    meeting.peer.register()?;
+    meeting.unharmed()
+}
+
+fn hold<B: Descriptors>(meeting: &mut Meeting<'_, B>) -> Result<Vec<super::meeting::Turn>, Stop> {
+    meeting.peer.await_window()?;
+    let turns: Vec<_> = (0..100).map(|number: u32| question(format!("number {number}").as_bytes())).collect();
+    turns.iter().try_for_each(|turn| meeting.peer.say(&turn.say))?;
+    meeting.peer.settle()?;
+    Ok(turns)
+}
+
+fn held_replies<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
+    let mut meeting = bench.meet(Shape::default())?;
+    let turns = hold(&mut meeting)?;
+    meeting.listen(Duration::from_millis(100))?;
+    meeting.peer.register()?;
+    turns.iter().try_for_each(|turn| meeting.hears(turn))?;
+    told(meeting.unharmed(), || "100 replies".into())
+}
+
+fn held_quietly<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
+    const WAIT: Duration = Duration::from_millis(1000);
+    let server = bench.server()?;
+    if server.processor_time().is_none() {
+        return Err(Stop::not_applicable("the server's process cannot be seen from here (--exec shows it)"));
+    }
+    let mut meeting = bench.meet(Shape::default())?;
+    hold(&mut meeting)?;
+    let before = server.processor_time();
+    std::thread::sleep(WAIT);
+    let used = server.processor_time().unwrap_or_default().saturating_sub(before.unwrap_or_default());
+    if used > WAIT / 2 {
+        return Err(Stop::unmet(format!("waiting for a window took {used:?} of processor time in {WAIT:?}")));
+    }
+    meeting.peer.register()?;
+    told(meeting.leave(), || format!("{used:?} in {WAIT:?}"))
+}
+
+/// The adversary with a full window, which it does not register anew.
+fn full<'a, B: Descriptors>(bench: &'a Bench<'a, B>) -> Result<(Meeting<'a, B>, super::meeting::Turn), Stop> {
+    let mut meeting = bench.meet(Shape::default())?;
+    // Less than the first command of any client.
+    meeting.peer.plan = vec![(0, 10)];
+    meeting.peer.drains = false;
+    meeting.peer.handshake()?;
+    let turn = if meeting.client_asks() {
+        super::meeting::Turn { say: Vec::new(), hear: Vec::new() }
+    } else {
+        question(&[b'x'; 1000])
+    };
+    meeting.peer.say(&turn.say)?;
+    while meeting.peer.taken() < 10 {
+        let incoming = meeting.peer.receive()?;
+        meeting.peer.absorb(incoming)?;
+    }
+    Ok((meeting, turn))
+}
+
+/// The full window is given again.
+fn go_on<B: Descriptors>(meeting: &mut Meeting<'_, B>) -> Result<(), Stop> {
+    meeting.peer.drains = true;
+    Ok(meeting.peer.register()?)
+}
+
+fn slow_reader<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
+    let (mut meeting, turn) = full(bench)?;
+    meeting.listen(Duration::from_millis(500))?;
+    go_on(&mut meeting)?;
+    meeting.hears(&turn)?;
+    meeting.unharmed()
+}
+
+fn slow_readers_neighbour<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
+    let (meeting, _) = full(bench)?;
+    let other = bench.greet()?;
+    let judged = other.unharmed();
+    drop(meeting);
+    judged
+}
+
+fn crossing<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
+    let mut meeting = bench.meet(Shape::default())?;
+    meeting.peer.plan = vec![(0, 1000), (1000, 1000)];
+    meeting.peer.handshake()?;
+    for _ in 0..10 {
+        if !meeting.talk_of(30_000)? {
+            break;
+        }
+    }
+    meeting.leave()
+}
+
+fn one_notification<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
+    let mut meeting = bench.greet()?;
+    meeting.talk()?;
+    let before = meeting.peer.seen.notifications;
+    meeting.talk_of(2000)?;
+    match meeting.peer.seen.notifications - before {
+        1 => meeting.unharmed(),
+        count => Err(Stop::unmet(format!("the reply came in {count} notifications"))),
+    }
+}
+
+fn control_when_blocked<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
+    let (mut meeting, turn) = full(bench)?;
+    for _ in 0..4 {
+        meeting.peer.burst(&[Message::Keepalive; 500])?;
+        meeting.peer.settle()?;
+    }
+    go_on(&mut meeting)?;
+    meeting.hears(&turn)?;
+    meeting.unharmed()
+}

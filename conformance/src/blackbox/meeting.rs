@@ -1,0 +1,407 @@
+//! The adversary connected to the target, and what can be asked of the target there, whichever role it has.
+//!
+//! To a server the adversary says commands (ECHO, with bytes that nobody else uses) and hears replies. A client it answers,
+//! and what the client does next shows what it made of that.
+
+use std::time::{Duration, Instant};
+
+use rdma_conn::Descriptors;
+use rdma_proto::wire::Message;
+
+use super::bench::Bench;
+use super::desk::Desk;
+use super::target::{Exit, Running};
+use super::verdict::{Judged, Pass, Stop, Teardown, lenient, pass};
+use crate::adversary::{Adversary, Incoming};
+use crate::workload::Entry;
+
+/// Commands of a client that are answered after the case has shown what it has to show.
+const ENOUGH: u64 = 3000;
+/// How long a client is answered then.
+const LONG_ENOUGH: Duration = Duration::from_secs(20);
+
+/// The adversary connected to the target.
+pub struct Meeting<'a, B: Descriptors> {
+    /// The adversary.
+    pub peer: Adversary<B>,
+    bench: &'a Bench<'a, B>,
+    desk: Desk,
+    client: Option<Box<dyn Running>>,
+    /// The target has left.
+    gone: bool,
+    questions: u64,
+}
+
+/// One exchange of bytes.
+pub struct Turn {
+    /// What the adversary has to say.
+    pub say: Vec<u8>,
+    /// What it will hear then. Empty for a client: that it goes on, or says it is content, is the answer.
+    pub hear: Vec<u8>,
+}
+
+impl<'a, B: Descriptors> Meeting<'a, B> {
+    pub(super) fn new(bench: &'a Bench<'a, B>, peer: Adversary<B>, client: Option<Box<dyn Running>>) -> Self {
+        Self { peer, bench, desk: Desk::default(), client, gone: false, questions: 0 }
+    }
+
+    /// What can be said next: a question with a payload of `length` bytes to a server, the reply to what it asked, whatever
+    /// that is, to a client. Nothing if a client has left.
+    ///
+    /// # Errors
+    /// The client says nothing.
+    pub fn turn(&mut self, length: usize) -> Result<Option<Turn>, Stop> {
+        if self.client.is_some() {
+            let replies = self.replies()?;
+            return Ok(replies.map(|say| Turn { say, hear: Vec::new() }));
+        }
+        self.questions += 1;
+        let payload = Entry { number: self.questions, value_len: length }.value();
+        Ok(Some(question(&payload)))
+    }
+
+    /// Whether the target is a client: it asks, and the adversary answers.
+    pub const fn client_asks(&self) -> bool {
+        self.client.is_some()
+    }
+
+    /// The same, and a client that has left is one that cannot be judged.
+    ///
+    /// # Errors
+    /// The client says nothing or has left.
+    pub fn occasion(&mut self, length: usize) -> Result<Turn, Stop> {
+        self.turn(length)?
+            .ok_or_else(|| Stop::undecided("the client left before it could be shown; it should do more"))
+    }
+
+    /// Waits for commands, and makes the replies.
+    fn replies(&mut self) -> Result<Option<Vec<u8>>, Stop> {
+        loop {
+            let heard = self.peer.take_heard();
+            let replies = self.desk.answer(&heard).map_err(Stop::unmet)?;
+            if !replies.is_empty() {
+                return Ok(Some(replies));
+            }
+            if self.gone {
+                return Ok(None);
+            }
+            match self.peer.receive_within(self.bench.patience)? {
+                Some(Incoming::Gone(_)) => self.gone = true,
+                Some(incoming) => self.peer.absorb(incoming)?,
+                None => return Err(self.silent_client()),
+            }
+        }
+    }
+
+    fn silent_client(&mut self) -> Stop {
+        let exit = self.client.as_mut().and_then(|client| client.ended(Duration::ZERO));
+        match exit {
+            Some(exit) => Stop::unmet(format!("the client ended without a disconnect: {exit}")),
+            None => Stop::unmet(format!("the client said nothing more within {:?}", self.bench.patience)),
+        }
+    }
+
+    /// One exchange. False if a client has left instead.
+    ///
+    /// # Errors
+    /// It goes wrong.
+    pub fn talk_of(&mut self, length: usize) -> Result<bool, Stop> {
+        let Some(turn) = self.turn(length)? else { return Ok(false) };
+        self.peer.say(&turn.say)?;
+        self.hears(&turn)?;
+        Ok(true)
+    }
+
+    /// The same, of few bytes.
+    ///
+    /// # Errors
+    /// It goes wrong.
+    pub fn talk(&mut self) -> Result<bool, Stop> {
+        self.talk_of(13)
+    }
+
+    /// What was said is answered.
+    ///
+    /// # Errors
+    /// It is not, or wrongly.
+    pub fn hears(&mut self, turn: &Turn) -> Result<(), Stop> {
+        let heard = self.peer.hear(turn.hear.len())?;
+        match turn.hear.iter().zip(&heard).position(|(expected, heard)| expected != heard) {
+            None => Ok(()),
+            Some(at) => Err(Stop::unmet(format!(
+                "byte {at} of a reply of {} bytes is {:#04x}, not {:#04x}",
+                turn.hear.len(),
+                heard.get(at).copied().unwrap_or_default(),
+                turn.hear.get(at).copied().unwrap_or_default()
+            ))),
+        }
+    }
+
+    /// The next message, keepalives apart, is this one.
+    ///
+    /// # Errors
+    /// It is another, or none comes.
+    pub fn is_told(&mut self, expected: Message) -> Result<(), Stop> {
+        match self.peer.receive_message()? {
+            message if message == expected => Ok(()),
+            other => Err(Stop::unmet(format!("expected {expected:?}, got {other:?}"))),
+        }
+    }
+
+    /// Takes what comes for a while.
+    ///
+    /// # Errors
+    /// The connection ends, or what comes is not right.
+    pub fn listen(&mut self, patience: Duration) -> Result<(), Stop> {
+        let deadline = Instant::now() + patience;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let Some(incoming) = self.peer.receive_within(left)? else { return Ok(()) };
+            self.peer.absorb(incoming)?;
+        }
+    }
+
+    /// The target must have taken no harm: it talks, and the connection ends when it should.
+    ///
+    /// # Errors
+    /// It has.
+    pub fn unharmed(mut self) -> Judged {
+        self.talk()?;
+        self.leave()
+    }
+
+    /// Ends the connection as one does: a server is left, a client leaves when it has done what it came for.
+    ///
+    /// # Errors
+    /// The target is not content.
+    pub fn leave(mut self) -> Judged {
+        if self.client.is_none() {
+            return self.part();
+        }
+        let begun = Instant::now();
+        while self.desk.answered < ENOUGH && begun.elapsed() < LONG_ENOUGH && !self.desk.quit {
+            if !self.talk()? {
+                break;
+            }
+        }
+        if !self.gone && !self.desk.quit {
+            // It would go on for ever.
+            self.part()?;
+            return Ok(pass(format!("goes on ({} commands)", self.desk.answered)));
+        }
+        if !self.gone {
+            self.part()?;
+        }
+        self.bench.note(Teardown::Clean);
+        let answered = self.desk.answered;
+        match self.exit() {
+            Some(Exit::Success) | None => Ok(pass(format!("{answered} commands"))),
+            Some(Exit::Crashed(how)) => {
+                self.bench.note(Teardown::Crashed);
+                Err(Stop::died(format!("the client crashed after {answered} commands: {how}")))
+            }
+            Some(Exit::Unsupported) => Err(Stop::unsupported("the client says so (status 89)")),
+            Some(Exit::Failure(what)) => {
+                Err(Stop::unmet(format!("after {answered} commands the client was not content: {what}")))
+            }
+        }
+    }
+
+    /// Disconnects, and waits for the answer to that.
+    fn part(&mut self) -> Judged {
+        let mut early = false;
+        while let Some(incoming) = self.peer.receive_within(Duration::ZERO)? {
+            early |= matches!(incoming, Incoming::Gone(_));
+        }
+        if early {
+            self.bench.note(Teardown::WrongSide);
+            return Err(Stop::unmet("it left in the middle of the connection"));
+        }
+        self.peer.disconnect()?;
+        let teardown = if self.awaits_end(self.bench.patience)? == End::Disconnected {
+            Teardown::Clean
+        } else {
+            Teardown::Unclean
+        };
+        self.bench.note(teardown);
+        Ok(pass(""))
+    }
+
+    /// The target must end this connection.
+    ///
+    /// # Errors
+    /// It does not.
+    pub fn ends(mut self) -> Judged {
+        match self.awaits_end(self.bench.patience)? {
+            End::Disconnected => self.bench.note(Teardown::Clean),
+            End::Failed => self.bench.note(Teardown::Unclean),
+            End::None => {
+                self.bench.note(Teardown::Unclean);
+                return Err(self.still_there());
+            }
+        }
+        self.reports()
+    }
+
+    /// The target may end the connection or serve it on; the first is what it should do.
+    ///
+    /// # Errors
+    /// It does neither.
+    pub fn ends_or_serves(mut self) -> Judged {
+        match self.awaits_end(self.bench.patience.min(Duration::from_secs(2)))? {
+            End::None => {
+                self.unharmed()?;
+                Ok(lenient("it serves the connection on"))
+            }
+            end => {
+                self.bench.note(if end == End::Disconnected { Teardown::Clean } else { Teardown::Unclean });
+                self.reports()
+            }
+        }
+    }
+
+    /// A client must say that something went wrong, and not by crashing.
+    fn reports(&mut self) -> Judged {
+        if self.client.is_none() {
+            return Ok(pass("it ended the connection"));
+        }
+        self.tells_of_failure()
+    }
+
+    /// A client, which has been cut off, says so.
+    ///
+    /// # Errors
+    /// It crashes or hangs.
+    pub fn tells_of_failure(&mut self) -> Judged {
+        reported(self.bench, self.client.as_deref_mut(), self.bench.patience)
+    }
+
+    /// Gives everything back, as a process that ends, and asks a client what it makes of that.
+    ///
+    /// # Errors
+    /// It crashes or hangs.
+    pub fn vanish(mut self) -> Judged {
+        let (bench, mut client) = (self.bench, self.client.take());
+        drop(self);
+        bench.note(Teardown::Unclean);
+        reported(bench, client.as_deref_mut(), bench.patience)
+    }
+
+    fn exit(&mut self) -> Option<Exit> {
+        let patience = self.bench.patience;
+        self.client.as_mut().and_then(|client| client.ended(patience))
+    }
+
+    /// How the connection ends within `patience`.
+    fn awaits_end(&mut self, patience: Duration) -> Result<End, Stop> {
+        let mut deadline = Instant::now() + patience;
+        let mut end = End::None;
+        while !self.gone {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.peer.receive_within(left)? {
+                Some(Incoming::Gone(_)) => self.gone = true,
+                // The queue pair is of no more use. A target that knows says so soon.
+                Some(Incoming::Failed(_)) if end == End::None => {
+                    end = End::Failed;
+                    deadline = Instant::now() + patience.min(Duration::from_secs(1));
+                }
+                Some(_) => {}
+                None => return Ok(end),
+            }
+        }
+        Ok(End::Disconnected)
+    }
+
+    fn still_there(&mut self) -> Stop {
+        let within = self.bench.patience;
+        if self.client.is_some() {
+            return match self.client.as_mut().and_then(|client| client.ended(Duration::ZERO)) {
+                Some(Exit::Crashed(how)) => {
+                    self.bench.note(Teardown::Crashed);
+                    Stop::died(format!("the client crashed: {how}"))
+                }
+                Some(exit) => Stop::unmet(format!("the client ended without a disconnect: {exit}")),
+                None => Stop::unmet(format!("it did not end the connection within {within:?}")),
+            };
+        }
+        self.peer.set_patience(within.min(Duration::from_secs(1)));
+        let serves = self.talk().is_ok();
+        Stop::unmet(if serves {
+            format!("it did not end the connection within {within:?}, and serves it on")
+        } else {
+            format!("it did not end the connection within {within:?}, and serves it no more")
+        })
+    }
+
+    /// Whether the client under test ends within `patience`.
+    pub fn await_exit(&mut self, patience: Duration) -> bool {
+        self.client.as_mut().is_none_or(|client| !client.is_observed() || client.ended(patience).is_some())
+    }
+
+    /// What there is to say about the whole connection.
+    fn account(&self) {
+        self.bench.breaches.borrow_mut().extend(self.peer.seen.breaches.iter().cloned());
+    }
+}
+
+impl<B: Descriptors> Drop for Meeting<'_, B> {
+    fn drop(&mut self) {
+        self.account();
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    Disconnected,
+    Failed,
+    None,
+}
+
+/// A client under test that was cut off, or got no connection, must say so, and not by crashing.
+///
+/// # Errors
+/// It does not.
+pub fn reported<B: Descriptors>(
+    bench: &Bench<'_, B>,
+    client: Option<&mut (dyn Running + 'static)>,
+    patience: Duration,
+) -> Judged {
+    let Some(client) = client else { return Ok(pass("")) };
+    match client.ended(patience) {
+        Some(Exit::Failure(what)) => Ok(pass(what)),
+        Some(Exit::Success) => Ok(lenient("the client ended, and reported success")),
+        Some(Exit::Unsupported) => Err(Stop::unsupported("the client says so (status 89)")),
+        Some(Exit::Crashed(how)) => {
+            bench.note(Teardown::Crashed);
+            Err(Stop::died(format!("the client crashed: {how}")))
+        }
+        None if !client.is_observed() => Ok(pass("it ended the connection")),
+        None => Err(Stop::hung(format!("the client did not end within {patience:?}"))),
+    }
+}
+
+/// What a server is asked so that it answers with `payload`, and its answer.
+pub fn question(payload: &[u8]) -> Turn {
+    let bulk = [format!("${}\r\n", payload.len()).as_bytes(), payload, b"\r\n"].concat();
+    Turn { say: [b"*2\r\n$4\r\nECHO\r\n", &bulk[..]].concat(), hear: bulk }
+}
+
+/// A command as bytes.
+pub fn command(words: &[&[u8]]) -> Vec<u8> {
+    let head = format!("*{}\r\n", words.len()).into_bytes();
+    words.iter().fold(head, |mut bytes, word| {
+        bytes.extend_from_slice(format!("${}\r\n", word.len()).as_bytes());
+        bytes.extend_from_slice(word);
+        bytes.extend_from_slice(b"\r\n");
+        bytes
+    })
+}
+
+/// A pass that has more to tell than the judgement it rests on.
+pub fn told(judged: Judged, note: impl FnOnce() -> String) -> Judged {
+    judged.map(|judged| {
+        let own = note();
+        let note = if judged.note.is_empty() { own } else { format!("{own}; {}", judged.note) };
+        Pass { note, ..judged }
+    })
+}

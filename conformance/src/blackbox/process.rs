@@ -1,0 +1,233 @@
+//! Targets that are processes: started here, or running elsewhere.
+
+use std::cell::{Cell, RefCell};
+use std::io::Read;
+use std::net::{IpAddr, SocketAddr};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::target::{Clients, Exit, Running, Server};
+use crate::ledger::Ledger;
+
+/// The exit status of a client that cannot do what is asked, as in BoringSSL's runner.
+const UNSUPPORTED: i32 = 89;
+/// How much of what a process says on its way out is kept.
+const LAST_WORDS: usize = 300;
+
+/// A process, ended when this is dropped.
+struct Process {
+    child: Child,
+    ended: Option<ExitStatus>,
+    /// Reads what it says, so that it is never kept waiting.
+    listener: Option<JoinHandle<String>>,
+}
+
+impl Process {
+    /// Runs a shell command in which `{host}` and `{port}` stand for an address.
+    fn start(command: &str, address: SocketAddr, case: &str, quiet: bool) -> Result<Self, String> {
+        let command =
+            command.replace("{host}", &address.ip().to_string()).replace("{port}", &address.port().to_string());
+        let mut child = Command::new("sh")
+            // Without a shell in between whose end would hide how the program ended.
+            .args(["-c", &format!("exec {command}")])
+            .env("CONFORMANCE_CASE", case)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(if quiet { Stdio::null() } else { Stdio::piped() })
+            .spawn()
+            .map_err(|error| format!("`{command}` does not start: {error}"))?;
+        let listener = child.stderr.take().map(|stderr| std::thread::spawn(move || listen(stderr)));
+        Ok(Self { child, ended: None, listener })
+    }
+
+    fn ended(&mut self, patience: Duration) -> Option<ExitStatus> {
+        let deadline = Instant::now() + patience;
+        while self.ended.is_none() {
+            // The only error is a process that is no more, which cannot be.
+            self.ended = self.child.try_wait().ok().flatten();
+            if self.ended.is_none() {
+                if Instant::now() >= deadline {
+                    return None;
+                }
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+        self.ended
+    }
+
+    /// What it said last. Only once it has ended.
+    fn last_words(&mut self) -> String {
+        let deadline = Instant::now() + Duration::from_millis(200);
+        // A child of its own may hold the pipe open for ever.
+        while self.listener.as_ref().is_some_and(|listener| !listener.is_finished()) && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let finished = self.listener.take_if(|listener| listener.is_finished());
+        finished.and_then(|listener| listener.join().ok()).unwrap_or_default()
+    }
+}
+
+/// The end of what comes.
+fn listen(mut stderr: ChildStderr) -> String {
+    let mut words = Vec::new();
+    let mut chunk = [0; 4096];
+    while let Ok(read @ 1..) = stderr.read(&mut chunk) {
+        words.extend_from_slice(&chunk[..read]);
+        words.drain(..words.len().saturating_sub(LAST_WORDS));
+    }
+    String::from_utf8_lossy(&words).trim().to_string()
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if self.ended(Duration::ZERO).is_none() {
+            // It may end by itself just now.
+            let _ended = self.child.kill();
+            let _reaped = self.child.wait();
+        }
+    }
+}
+
+/// A client under test, started for each case.
+pub struct ExecClients {
+    /// The shell command.
+    pub command: String,
+}
+
+impl Clients for ExecClients {
+    fn start(&self, case: &str, address: SocketAddr) -> Result<Box<dyn Running>, String> {
+        Ok(Box::new(ExecClient { process: Process::start(&self.command, address, case, false)?, exit: None }))
+    }
+}
+
+struct ExecClient {
+    process: Process,
+    exit: Option<Exit>,
+}
+
+impl Running for ExecClient {
+    fn ended(&mut self, patience: Duration) -> Option<Exit> {
+        if self.exit.is_none() {
+            let status = self.process.ended(patience)?;
+            let words = self.process.last_words();
+            let told = if words.is_empty() { status.to_string() } else { format!("{status}: {words}") };
+            self.exit = Some(match (status.code(), status.signal()) {
+                (Some(0), _) => Exit::Success,
+                (Some(UNSUPPORTED), _) => Exit::Unsupported,
+                // A shell reports a signal like this.
+                (Some(code), _) if code > 128 => Exit::Crashed(told),
+                (Some(_), _) => Exit::Failure(told),
+                (None, _) => Exit::Crashed(told),
+            });
+        }
+        self.exit.clone()
+    }
+}
+
+/// A client under test that somebody else starts, again and again.
+pub struct AwaitedClients;
+
+impl Clients for AwaitedClients {
+    fn start(&self, _: &str, _: SocketAddr) -> Result<Box<dyn Running>, String> {
+        Ok(Box::new(Unseen))
+    }
+}
+
+struct Unseen;
+
+impl Running for Unseen {
+    fn ended(&mut self, patience: Duration) -> Option<Exit> {
+        // Time for whatever it has to do before it comes again.
+        std::thread::sleep(patience.min(Duration::from_millis(50)));
+        None
+    }
+
+    fn is_observed(&self) -> bool {
+        false
+    }
+}
+
+/// A server under test that runs already.
+pub struct RunningServer {
+    /// Where it listens.
+    pub address: SocketAddr,
+}
+
+impl Server for RunningServer {
+    fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    fn death(&self) -> Option<String> {
+        None
+    }
+
+    fn restart(&self) -> Result<bool, String> {
+        Ok(false)
+    }
+
+    fn held(&self) -> Option<Ledger> {
+        None
+    }
+
+    fn processor_time(&self) -> Option<Duration> {
+        None
+    }
+}
+
+/// A server under test that is started here, and again when it is gone.
+pub struct ExecServer {
+    command: String,
+    ip: IpAddr,
+    /// The next port: one that was just in use may not be free yet.
+    port: Cell<u16>,
+    process: RefCell<Process>,
+}
+
+impl ExecServer {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub fn start(command: String, ip: IpAddr, port: u16) -> Result<Self, String> {
+        let process = Process::start(&command, SocketAddr::new(ip, port), "", true)?;
+        Ok(Self { command, ip, port: Cell::new(port), process: RefCell::new(process) })
+    }
+
+    fn pid(&self) -> u32 {
+        self.process.borrow().child.id()
+    }
+}
+
+impl Server for ExecServer {
+    fn address(&self) -> SocketAddr {
+        SocketAddr::new(self.ip, self.port.get())
+    }
+
+    fn death(&self) -> Option<String> {
+        self.process.borrow_mut().ended(Duration::from_millis(20)).map(|status| status.to_string())
+    }
+
+    fn restart(&self) -> Result<bool, String> {
+        // Two numbers on: a server may use the one beside its own.
+        self.port.set(self.port.get().checked_add(2).ok_or("no ports are left to start it on")?);
+        self.process.replace(Process::start(&self.command, self.address(), "", true)?);
+        Ok(true)
+    }
+
+    fn held(&self) -> Option<Ledger> {
+        Some(Ledger::of_process(self.pid()))
+    }
+
+    fn processor_time(&self) -> Option<Duration> {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid())).ok()?;
+        // After the name, which is in brackets and may hold anything: state is the third field, utime and stime the 14th
+        // and 15th, in ticks of which Linux counts 100 a second for everybody.
+        let fields: Vec<&str> = stat.rsplit(')').next()?.split_whitespace().collect();
+        let ticks = |field: usize| fields.get(field - 3)?.parse::<u64>().ok();
+        let ticks = ticks(14)?.checked_add(ticks(15)?)?;
+        Some(Duration::from_millis(10 * ticks))
+    }
+}

@@ -1,0 +1,97 @@
+//! Results for people and for programs.
+
+mod html;
+mod junit;
+mod tap;
+
+use std::fmt::Write as _;
+
+use clap::ValueEnum;
+use serde_json::json;
+
+use super::results::{CaseResult, Run};
+use super::run::title;
+use super::verdict::{Teardown, Verdict};
+
+pub use html::html;
+
+/// How to write results.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// For reading: the counts, and what did not pass.
+    Pretty,
+    /// All of it.
+    Json,
+    /// For CI systems.
+    Junit,
+    /// The Test Anything Protocol, version 14.
+    Tap,
+    /// One page that needs nothing else.
+    Html,
+    /// A badge, as shields.io's endpoint takes it.
+    Badge,
+}
+
+/// A run in a format.
+///
+/// # Errors
+/// It cannot be written down.
+pub fn text(run: &Run, format: Format, strict: bool) -> Result<String, String> {
+    match format {
+        Format::Pretty => Ok(format!("{}{}: {}\n", failures(run, strict), title(&run.target), run.summary())),
+        Format::Json => run.json(),
+        Format::Junit => junit::junit(run),
+        Format::Tap => Ok(tap::tap(run)),
+        Format::Html => html(std::slice::from_ref(run)),
+        Format::Badge => Ok(format!("{:#}\n", badge(run))),
+    }
+}
+
+/// What did not pass, with a line each to run it again.
+pub fn failures(run: &Run, strict: bool) -> String {
+    let mut text = String::new();
+    for result in run.results.iter().filter(|result| is_worth_telling(result, strict)) {
+        let mark = if result.is_scored_failure(strict) { "✗" } else { "·" };
+        let teardown = match result.teardown {
+            Some(Teardown::Clean) | None => String::new(),
+            Some(teardown) => format!(", teardown {}", teardown.name()),
+        };
+        // Writing to a string does not fail.
+        let _ = writeln!(
+            text,
+            "{mark} {} {} [{} {}{teardown}]\n    {}",
+            result.verdict,
+            result.id,
+            result.level,
+            result.requirements.join(" "),
+            result.reason
+        );
+        if let Some(expected) = &result.expected {
+            let _ = writeln!(text, "    expected: {expected}");
+        } else if result.verdict == Verdict::Fail {
+            let _ = writeln!(text, "    again: {}", result.repro);
+        }
+    }
+    text
+}
+
+fn is_worth_telling(result: &CaseResult, strict: bool) -> bool {
+    match result.verdict {
+        Verdict::Pass | Verdict::Informational => false,
+        Verdict::PassLenient => strict,
+        _ => true,
+    }
+}
+
+fn badge(run: &Run) -> serde_json::Value {
+    let passed = run.results.iter().filter(|result| result.verdict.is_pass()).count();
+    let tried = passed + run.count(Verdict::Fail);
+    let failed = run.results.iter().any(|result| result.is_scored_failure(false));
+    let color = if failed { "red" } else { "brightgreen" };
+    json!({
+        "schemaVersion": 1,
+        "label": format!("Valkey over RDMA, {}", super::case::role_name(run.target.role)),
+        "message": format!("{passed}/{tried}"),
+        "color": color,
+    })
+}

@@ -1,0 +1,131 @@
+//! What a run found, as it is written to a file and read again.
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::verdict::{Cause, Teardown, Verdict};
+use crate::reqs::{Level, Role};
+
+/// The version of the files' format.
+pub const FORMAT: u32 = 1;
+
+/// A run of the suite against one target.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Run {
+    /// The version of this format.
+    pub format: u32,
+    /// What was tested.
+    pub target: Target,
+    /// By what.
+    pub suite: Suite,
+    /// The command line that it was run with, behind the program's name.
+    pub arguments: Vec<String>,
+    /// Seconds since 1970 at the start.
+    pub begun: u64,
+    /// How long it took, in seconds.
+    pub took: f64,
+    /// What came of each case.
+    pub results: Vec<CaseResult>,
+}
+
+/// What was tested.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Target {
+    /// Its name and version, as whoever ran the suite gave it.
+    pub name: String,
+    /// Which side it was.
+    pub role: Role,
+    /// How it was reached or started.
+    pub how: String,
+    /// What carried it: `softsim`, or a device's address.
+    pub backend: String,
+}
+
+/// What tested it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Suite {
+    /// The version of this program.
+    pub version: String,
+    /// How many requirements it knows.
+    pub requirements: usize,
+}
+
+/// What came of one case.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct CaseResult {
+    /// The case.
+    pub id: String,
+    /// What the target was shown.
+    pub intent: String,
+    /// What it had to make of it.
+    pub expectation: String,
+    /// The requirements that it is about.
+    pub requirements: Vec<String>,
+    /// How binding the first of them is.
+    pub level: Level,
+    /// More about it.
+    pub tags: Vec<String>,
+    /// Whether the target did.
+    pub verdict: Verdict,
+    /// How the connection ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub teardown: Option<Teardown>,
+    /// Where a verdict that is no pass comes from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cause: Option<Cause>,
+    /// What was seen.
+    pub reason: String,
+    /// Why the failure was expected, if it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expected: Option<String>,
+    /// In seconds.
+    pub took: f64,
+    /// How to run it again.
+    pub repro: String,
+    /// What went over the wire.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeline: Option<String>,
+}
+
+impl Run {
+    /// How many cases came to this.
+    pub fn count(&self, verdict: Verdict) -> usize {
+        self.results.iter().filter(|result| result.verdict == verdict).count()
+    }
+
+    /// Its counts in one line, those that are zero left out.
+    pub fn summary(&self) -> String {
+        let counts: Vec<String> = Verdict::ALL
+            .into_iter()
+            .map(|verdict| (self.count(verdict), verdict))
+            .filter(|(count, _)| *count > 0)
+            .map(|(count, verdict)| format!("{count} {verdict}"))
+            .collect();
+        let expected = self.results.iter().filter(|result| result.expected.is_some()).count();
+        let expected = if expected > 0 { format!(" ({expected} as expected)") } else { String::new() };
+        format!("{}{expected}, {:.1} s", counts.join(", "), self.took)
+    }
+
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// It is none of ours.
+    pub fn read(file: &Path) -> Result<Self, String> {
+        let told = |error: &dyn std::fmt::Display| format!("{}: {error}", file.display());
+        let text = std::fs::read_to_string(file).map_err(|error| told(&error))?;
+        let run: Self = serde_json::from_str(&text).map_err(|error| told(&error))?;
+        if run.format != FORMAT {
+            return Err(told(&format!("format {} is none that this program reads ({FORMAT})", run.format)));
+        }
+        Ok(run)
+    }
+
+    /// As a file's text.
+    ///
+    /// # Errors
+    /// None that can be thought of.
+    pub fn json(&self) -> Result<String, String> {
+        serde_json::to_string_pretty(self).map(|text| text + "\n").map_err(|error| error.to_string())
+    }
+}

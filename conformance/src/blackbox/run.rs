@@ -1,0 +1,297 @@
+//! Running cases: the sanity case first and last, and a look around after each.
+
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use rdma_conn::Descriptors;
+
+use super::bench::{Bench, Side};
+use super::case::{Case, Tag, role_name};
+use super::meeting::Meeting;
+use super::results::{CaseResult, FORMAT, Run, Suite, Target};
+use super::select::Harm;
+use super::target::Server;
+use super::verdict::{Cause, Judged, Teardown, Verdict};
+use crate::adversary::{Adversary, Shape};
+use crate::client::Failure;
+use crate::reqs::Requirements;
+
+/// The case that shows that there is something to test, run first and last.
+pub const SANITY: &str = "conn.plain";
+
+/// How to run.
+pub struct Plan<'a> {
+    /// How long the target may take for anything that must happen.
+    pub patience: Duration,
+    /// Whether it may be harmed.
+    pub harm: Harm,
+    /// The command that runs one case again, without the case.
+    pub again: &'a str,
+    /// The command line, for the results.
+    pub arguments: &'a [String],
+}
+
+/// A run that could not be: nothing is known about the target.
+#[derive(Debug, thiserror::Error)]
+pub enum NoRun {
+    /// The sanity case failed.
+    #[error("the target does not do the least that every case needs ({SANITY}): {0}")]
+    Insane(String),
+}
+
+/// Runs cases against a target; `progress` hears of each.
+///
+/// # Errors
+/// The sanity case fails at the beginning.
+pub fn run<B: Descriptors>(
+    cases: &[Case<B>],
+    backend: &B,
+    side: Side<'_, B>,
+    plan: &Plan<'_>,
+    target: Target,
+    mut progress: impl FnMut(&str, Option<&CaseResult>),
+) -> Result<Run, NoRun> {
+    let mut suite = Runner::new(backend, side, plan);
+    let begun = Instant::now();
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    suite.sanity().map_err(|stop| NoRun::Insane(stop.reason))?;
+    let mut results = Vec::with_capacity(cases.len());
+    let mut neighbour = Neighbour::default();
+    for case in cases {
+        progress(case.id, None);
+        let result = suite.case(case, &mut neighbour);
+        progress(case.id, Some(&result));
+        results.push(result);
+    }
+    drop(neighbour);
+    // What a target lost on the way may show only now.
+    if suite.gone.is_none()
+        && let Err(stop) = suite.sanity()
+        && let Some(last) = results.last_mut()
+    {
+        fail(last, stop.cause, format!("after all cases, {SANITY}: {}", stop.reason));
+    }
+    let suite = Suite { version: env!("CARGO_PKG_VERSION").into(), requirements: suite.requirements.iter().count() };
+    let arguments = plan.arguments.to_vec();
+    Ok(Run { format: FORMAT, target, suite, arguments, begun: since, took: begun.elapsed().as_secs_f64(), results })
+}
+
+/// What runs cases, one by one.
+pub struct Runner<'a, B: Descriptors> {
+    backend: &'a B,
+    side: Side<'a, B>,
+    plan: &'a Plan<'a>,
+    requirements: Requirements,
+    /// Since when there is no target any more.
+    gone: Option<String>,
+}
+
+fn fail(result: &mut CaseResult, cause: Cause, reason: String) {
+    if result.verdict == Verdict::Fail {
+        result.reason = format!("{}; {reason}", result.reason);
+    } else {
+        result.reason = reason;
+    }
+    result.verdict = Verdict::Fail;
+    result.cause = Some(cause);
+}
+
+impl<'a, B: Descriptors> Runner<'a, B> {
+    /// For a target.
+    pub fn new(backend: &'a B, side: Side<'a, B>, plan: &'a Plan<'a>) -> Self {
+        Self { backend, side, plan, requirements: Requirements::built_in(), gone: None }
+    }
+
+    /// Runs one case, whether or not the target does the least that it should.
+    pub fn only(&mut self, case: &Case<B>) -> CaseResult {
+        self.case(case, &mut Neighbour::default())
+    }
+
+    fn bench(&self, case: &'static str) -> Bench<'a, B> {
+        Bench::new(self.backend, self.plan.patience, case, self.side)
+    }
+
+    fn sanity(&self) -> Judged {
+        let bench = self.bench(SANITY);
+        // A server that was just started may not listen yet.
+        let deadline = Instant::now() + self.plan.patience;
+        loop {
+            match bench.greet().and_then(Meeting::unharmed) {
+                Err(stop) if stop.cause == Cause::Refused && Instant::now() < deadline && self.is_server() => {
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+                judged => return judged,
+            }
+        }
+    }
+
+    fn is_server(&self) -> bool {
+        matches!(self.side, Side::Server(_))
+    }
+
+    fn case(&mut self, case: &Case<B>, neighbour: &mut Neighbour<B>) -> CaseResult {
+        let begun = Instant::now();
+        let mut result = self.blank(case);
+        if let Some(since) = &self.gone {
+            result.reason = format!("the target is gone since {since}");
+            return result;
+        }
+        if let Some(reason) = self.plan.harm.forbids(case) {
+            result.reason = reason.into();
+            return result;
+        }
+        let bench = self.bench(case.id);
+        neighbour.settle_in(&bench);
+        let judged = (case.run)(&bench);
+        result.teardown = bench.teardown.get();
+        match judged {
+            Ok(passed) => {
+                result.verdict = passed.verdict;
+                result.reason = passed.note;
+            }
+            Err(stop) => {
+                result.verdict = stop.verdict;
+                result.cause = Some(stop.cause);
+                result.reason = stop.reason;
+            }
+        }
+        // Rules that are watched in every case.
+        if result.verdict.is_pass()
+            && let Some(breach) = bench.breaches.borrow().first()
+        {
+            fail(&mut result, Cause::Requirement, format!("{}: {}", breach.requirement, breach.what));
+        }
+        if let Side::Server(server) = self.side {
+            self.look_around(case, server, neighbour, &mut result);
+        }
+        result.took = begun.elapsed().as_secs_f64();
+        result
+    }
+
+    /// Whether the server under test is still there and serves others.
+    fn look_around(
+        &mut self,
+        case: &Case<B>,
+        server: &dyn Server,
+        neighbour: &mut Neighbour<B>,
+        result: &mut CaseResult,
+    ) {
+        if let Some(death) = server.death() {
+            result.teardown = Some(Teardown::Crashed);
+            fail(result, Cause::Died, format!("the server's process ended: {death}"));
+            return self.start_again(case, server, neighbour);
+        }
+        if let Err(told) = neighbour.is_well(&self.bench(case.id)) {
+            fail(result, Cause::Bystander, format!("the neighbour, connected before, is no longer served: {told}"));
+        }
+        // Reading is enough to be sure of what passed and harmed nobody.
+        if result.verdict.is_pass() && !case.is(Tag::Disruptive) {
+            return;
+        }
+        let Err(stop) = self.sanity() else { return };
+        let cause = match (server.death(), stop.cause) {
+            (Some(_), _) => Cause::Died,
+            (None, Cause::Refused) => Cause::Refused,
+            _ => Cause::Hung,
+        };
+        if cause == Cause::Died {
+            result.teardown = Some(Teardown::Crashed);
+        }
+        fail(result, cause, format!("a new connection is not served: {}", stop.reason));
+        self.start_again(case, server, neighbour);
+    }
+
+    fn start_again(&mut self, case: &Case<B>, server: &dyn Server, neighbour: &mut Neighbour<B>) {
+        neighbour.moves_out();
+        let lost = match server.restart() {
+            Ok(true) => self.sanity().err().map(|stop| stop.reason),
+            Ok(false) => Some("the suite did not start it, and cannot".into()),
+            Err(reason) => Some(reason),
+        };
+        if let Some(reason) = lost {
+            self.gone = Some(format!("{} ({reason})", case.id));
+        }
+    }
+
+    /// The result of a case that has not been run.
+    fn blank(&self, case: &Case<B>) -> CaseResult {
+        CaseResult {
+            id: case.id.into(),
+            intent: case.intent.into(),
+            expectation: case.expectation.into(),
+            requirements: case.requirements.iter().map(ToString::to_string).collect(),
+            level: case.level(&self.requirements),
+            tags: case.tags.iter().map(|tag| tag.name().to_string()).collect(),
+            verdict: Verdict::Skipped,
+            teardown: None,
+            cause: None,
+            reason: String::new(),
+            expected: None,
+            took: 0.0,
+            repro: format!("{} --select {}", self.plan.again, case.id),
+            timeline: None,
+        }
+    }
+}
+
+/// A connection that was there before, to a server under test.
+struct Neighbour<B: Descriptors> {
+    peer: Option<Adversary<B>>,
+}
+
+impl<B: Descriptors> Default for Neighbour<B> {
+    fn default() -> Self {
+        Self { peer: None }
+    }
+}
+
+impl<B: Descriptors> Neighbour<B> {
+    fn settle_in(&mut self, bench: &Bench<'_, B>) {
+        let Side::Server(server) = bench.side else { return };
+        // Its last conversation may be long ago.
+        if self.peer.is_some() && self.is_well(bench).is_ok() {
+            return;
+        }
+        let shape = Shape { patience: bench.patience, ..Default::default() };
+        let connect = || {
+            let mut peer = Adversary::dial(bench.backend, server.address(), shape)?;
+            peer.handshake()?;
+            Ok::<_, Failure>(peer)
+        };
+        // If it cannot, the case will tell.
+        self.peer = connect().ok();
+    }
+
+    fn is_well(&mut self, bench: &Bench<'_, B>) -> Result<(), String> {
+        let Side::Server(_) = bench.side else { return Ok(()) };
+        let Some(peer) = &mut self.peer else { return Ok(()) };
+        let mut ping = || -> Result<Vec<u8>, Failure> {
+            peer.say(b"PING\r\n")?;
+            peer.hear(7)
+        };
+        let outcome = match ping() {
+            Ok(pong) if pong == b"+PONG\r\n" => return Ok(()),
+            Ok(_) => "it got another answer than +PONG".into(),
+            Err(failure) => failure.to_string(),
+        };
+        self.peer = None;
+        Err(outcome)
+    }
+
+    fn moves_out(&mut self) {
+        self.peer = None;
+    }
+}
+
+impl<B: Descriptors> Drop for Neighbour<B> {
+    fn drop(&mut self) {
+        if let Some(peer) = &self.peer {
+            // It may have been disconnected.
+            let _left = peer.disconnect();
+        }
+    }
+}
+
+/// What a list of cases is called.
+pub fn title(target: &Target) -> String {
+    format!("{} as {}, on {}", target.name, role_name(target.role), target.backend)
+}

@@ -1,0 +1,123 @@
+//! Reaching for memory with RDMA WRITE and READ.
+
+use std::time::Duration;
+
+use rdma_conn::Descriptors;
+use rdma_proto::backend::{CompletionStatus, RemoteAddress};
+use rdma_proto::wire::Window;
+
+use super::bench::Bench;
+use super::case::Case;
+use super::meeting::Meeting;
+use super::verdict::{Judged, Pass, Stop, Teardown, pass};
+use crate::adversary::Incoming;
+
+pub(super) fn cases<B: Descriptors>() -> Vec<Case<B>> {
+    cases! {
+        both "sec.write-outside", "a WRITE over the end of the target's window"
+            => "The target's device refuses it; it ends this connection at most.", ["VR-SEC-011"], outside;
+        both "sec.write-immediate-outside", "the same, with an immediate"
+            => "The target's device refuses it; it ends this connection at most.", ["VR-SEC-011"], immediate_outside;
+        both "sec.write-before", "a WRITE that begins before the target's window"
+            => "The target's device refuses it; it ends this connection at most.", ["VR-SEC-011"], before;
+        both "sec.read", "a READ of the target's window" => "The target's device refuses it.",
+            ["VR-SEC-009", "VR-SEC-001"], read;
+        both "sec.wrong-key", "a WRITE with another key" => "The target's device refuses it.",
+            ["VR-SEC-011", "VR-SEC-002"], wrong_key;
+        server "sec.foreign-key", "a WRITE to the window of another connection" => "The server's device refuses it.",
+            ["VR-SEC-002"], foreign_key;
+        server "sec.stale-key", "a WRITE to the window of a connection that has ended"
+            => "The server's device refuses it.", ["VR-SEC-010", "VR-SEC-002"], stale_key;
+        server "sec.neighbour", "a connection that is broken in every way above, beside one that is not"
+            => "The other is served.", ["VR-SEC-004"], neighbour;
+    }
+}
+
+const fn at(window: Window, offset: i64) -> RemoteAddress {
+    RemoteAddress { address: window.address.wrapping_add_signed(offset), rkey: window.rkey }
+}
+
+/// The request, of which everything is known now, must have been refused by the target's device.
+fn is_refused<B: Descriptors>(bench: &Bench<'_, B>, meeting: &mut Meeting<'_, B>) -> Judged {
+    loop {
+        let Some(incoming) = meeting.peer.receive_within(Duration::ZERO)? else {
+            return Err(Stop::unmet("the device let it pass"));
+        };
+        match incoming {
+            Incoming::Failed(CompletionStatus::REM_ACCESS_ERR) => {
+                bench.note(Teardown::Unclean);
+                return Ok(pass("refused"));
+            }
+            Incoming::Failed(status) => {
+                bench.note(Teardown::Unclean);
+                return Ok(pass(format!("refused, as {status:?}")));
+            }
+            Incoming::Read => return Err(Stop::unmet("the device answered the READ")),
+            Incoming::Gone(_) => return Ok(pass("the connection ended")),
+            // A client talks meanwhile.
+            Incoming::Notified(_) => {}
+            other => meeting.peer.absorb(other)?,
+        }
+    }
+}
+
+fn refuses<B: Descriptors>(
+    bench: &Bench<'_, B>,
+    reach: impl FnOnce(&mut Meeting<'_, B>, Window) -> Result<(), Stop>,
+) -> Judged {
+    let mut meeting = bench.greet()?;
+    let window = meeting.peer.await_window()?;
+    reach(&mut meeting, window)?;
+    meeting.peer.settle()?;
+    is_refused(bench, &mut meeting)
+}
+
+fn outside<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
+    refuses(bench, |meeting, window| Ok(meeting.peer.write(at(window, i64::from(window.length) - 4), b"too long")?))
+}
+
+fn immediate_outside<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
+    refuses(bench, |meeting, window| {
+        let end = at(window, i64::from(window.length) - 4);
+        Ok(meeting.peer.write_immediate(end, b"too long", 8)?)
+    })
+}
+
+fn before<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
+    refuses(bench, |meeting, window| Ok(meeting.peer.write(at(window, -4), b"too soon")?))
+}
+
+fn read<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
+    refuses(bench, |meeting, window| Ok(meeting.peer.read(at(window, 0), 64)?))
+}
+
+fn wrong_key<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
+    refuses(bench, |meeting, window| {
+        let to = RemoteAddress { rkey: window.rkey ^ 0x55, ..at(window, 0) };
+        Ok(meeting.peer.write(to, b"no")?)
+    })
+}
+
+fn foreign_key<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
+    let mut other = bench.greet()?;
+    let window = other.peer.await_window()?;
+    let judged = refuses(bench, |meeting, _| Ok(meeting.peer.write(at(window, 0), b"not here")?))?;
+    other.unharmed()?;
+    Ok(judged)
+}
+
+fn stale_key<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
+    let mut other = bench.greet()?;
+    let window = other.peer.await_window()?;
+    other.unharmed()?;
+    refuses(bench, |meeting, _| Ok(meeting.peer.write(at(window, 0), b"no more")?))
+}
+
+fn neighbour<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
+    let mut other = bench.greet()?;
+    for body in [outside, immediate_outside, before, wrong_key] {
+        let _whether_refused: Result<Pass, Stop> = body(bench);
+        other.talk()?;
+    }
+    other.unharmed()
+}

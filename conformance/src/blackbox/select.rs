@@ -1,0 +1,62 @@
+//! Which cases to run.
+
+use clap::Args;
+use glob::Pattern;
+use rdma_conn::Descriptors;
+
+use super::case::{Case, Tag};
+use crate::reqs::{Level, Requirements, Role};
+
+/// Which cases.
+#[derive(Args, Clone, Debug, Default)]
+pub struct Select {
+    /// Only cases whose id, one of whose requirements, or one of whose tags matches (`flow.*`, `VR-MEM-*`, `slow`). Repeat it
+    /// for more.
+    #[arg(long, value_name = "GLOB")]
+    pub select: Vec<Pattern>,
+    /// Not those that match this. Repeat it for more.
+    #[arg(long, value_name = "GLOB")]
+    pub skip: Vec<Pattern>,
+    /// Only cases at least this binding.
+    #[arg(long, default_value = "may")]
+    pub level: Option<Level>,
+}
+
+impl Select {
+    /// Whether this case is wanted.
+    pub fn wants<B: Descriptors>(&self, case: &Case<B>, requirements: &Requirements) -> bool {
+        let matches = |pattern: &Pattern| {
+            pattern.matches(case.id)
+                || case.requirements.iter().any(|id| pattern.matches(id))
+                || case.tags.iter().any(|tag| pattern.matches(tag.name()))
+        };
+        (self.select.is_empty() || self.select.iter().any(matches))
+            && !self.skip.iter().any(matches)
+            && case.level(requirements) <= self.level.unwrap_or(Level::May)
+    }
+
+    /// Those wanted for a role.
+    pub fn cases<B: Descriptors>(&self, role: Role) -> Vec<Case<B>> {
+        let requirements = Requirements::built_in();
+        let mut cases = super::cases::<B>();
+        cases.retain(|case| case.role == role && self.wants(case, &requirements));
+        cases
+    }
+}
+
+/// Whether the target is one that may be harmed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Harm {
+    /// Disruptive cases are skipped.
+    None,
+    /// They run.
+    Allowed,
+}
+
+impl Harm {
+    /// Why a case is not run.
+    pub fn forbids<B: Descriptors>(self, case: &Case<B>) -> Option<&'static str> {
+        (self == Self::None && case.is(Tag::Disruptive))
+            .then_some("it may bring the target down: --allow-disruptive runs it")
+    }
+}

@@ -1,0 +1,210 @@
+//! What can come of a case: a verdict on the target's behaviour, and how the connection ended.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::client::Failure;
+
+/// Whether the target does what the case is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verdict {
+    /// It does.
+    Pass,
+    /// It does what is allowed, but not what is best.
+    PassLenient,
+    /// It does not.
+    Fail,
+    /// It said that it cannot (a client under test exits with status 89).
+    Unsupported,
+    /// The case is not about such a target.
+    NotApplicable,
+    /// It was not tried, and the reason is told.
+    Skipped,
+    /// It was tried, and cannot be decided.
+    Inconclusive,
+    /// The case records what the target does; there is no right or wrong.
+    Informational,
+    /// The suite or its surroundings failed.
+    Broken,
+}
+
+impl Verdict {
+    /// All of them.
+    pub const ALL: [Self; 9] = [
+        Self::Pass,
+        Self::PassLenient,
+        Self::Fail,
+        Self::Unsupported,
+        Self::NotApplicable,
+        Self::Skipped,
+        Self::Inconclusive,
+        Self::Informational,
+        Self::Broken,
+    ];
+
+    /// As it is written everywhere.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Pass => "pass",
+            Self::PassLenient => "pass-lenient",
+            Self::Fail => "fail",
+            Self::Unsupported => "unsupported",
+            Self::NotApplicable => "not-applicable",
+            Self::Skipped => "skipped",
+            Self::Inconclusive => "inconclusive",
+            Self::Informational => "informational",
+            Self::Broken => "broken",
+        }
+    }
+
+    /// Whether the target was tried and found right.
+    pub const fn is_pass(self) -> bool {
+        matches!(self, Self::Pass | Self::PassLenient)
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// How the case's connection ended, the best first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Teardown {
+    /// With a disconnect that the other side answered.
+    Clean,
+    /// Without: its queue pair failed, or the disconnect was never answered.
+    Unclean,
+    /// The target left where it had no reason to.
+    WrongSide,
+    /// The target still holds what belonged to it.
+    Leaked,
+    /// The target's process ended.
+    Crashed,
+}
+
+impl Teardown {
+    /// As it is written everywhere.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Clean => "clean",
+            Self::Unclean => "unclean",
+            Self::WrongSide => "wrong-side",
+            Self::Leaked => "leaked",
+            Self::Crashed => "crashed",
+        }
+    }
+}
+
+/// Where a verdict other than a pass comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Cause {
+    /// A requirement is not met.
+    Requirement,
+    /// Somebody else's connection came to harm.
+    Bystander,
+    /// The target's process ended.
+    Died,
+    /// The target's process is there and does nothing any more.
+    Hung,
+    /// The target takes no connection.
+    Refused,
+    /// The suite, its device or its system failed.
+    Environment,
+}
+
+/// A case that was passed, one way or the other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pass {
+    /// How.
+    pub verdict: Verdict,
+    /// What there is to tell.
+    pub note: String,
+}
+
+/// A case that was not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stop {
+    /// How it is to be judged.
+    pub verdict: Verdict,
+    /// Where it comes from.
+    pub cause: Cause,
+    /// What was seen.
+    pub reason: String,
+}
+
+/// What a case's body says.
+pub type Judged = Result<Pass, Stop>;
+
+/// It is as it should be.
+pub fn pass(note: impl Into<String>) -> Pass {
+    Pass { verdict: Verdict::Pass, note: note.into() }
+}
+
+/// It is allowed.
+pub fn lenient(note: impl Into<String>) -> Pass {
+    Pass { verdict: Verdict::PassLenient, note: note.into() }
+}
+
+impl Stop {
+    /// The requirement is not met.
+    pub fn unmet(reason: impl Into<String>) -> Self {
+        Self { verdict: Verdict::Fail, cause: Cause::Requirement, reason: reason.into() }
+    }
+
+    /// It cannot be told from what was seen.
+    pub fn undecided(reason: impl Into<String>) -> Self {
+        Self { verdict: Verdict::Inconclusive, ..Self::unmet(reason) }
+    }
+
+    /// Not about such a target.
+    pub fn not_applicable(reason: impl Into<String>) -> Self {
+        Self { verdict: Verdict::NotApplicable, ..Self::unmet(reason) }
+    }
+
+    /// Not tried.
+    pub fn skipped(reason: impl Into<String>) -> Self {
+        Self { verdict: Verdict::Skipped, ..Self::unmet(reason) }
+    }
+
+    /// The target said that it cannot.
+    pub fn unsupported(reason: impl Into<String>) -> Self {
+        Self { verdict: Verdict::Unsupported, ..Self::unmet(reason) }
+    }
+
+    /// The target's process ended where it must not.
+    pub fn died(reason: impl Into<String>) -> Self {
+        Self { cause: Cause::Died, ..Self::unmet(reason) }
+    }
+
+    /// The target's process is there and does nothing.
+    pub fn hung(reason: impl Into<String>) -> Self {
+        Self { cause: Cause::Hung, ..Self::unmet(reason) }
+    }
+
+    /// The target takes no connection.
+    pub fn refused(reason: impl Into<String>) -> Self {
+        Self { cause: Cause::Refused, ..Self::unmet(reason) }
+    }
+
+    /// It could not be tried: nothing is known about the target.
+    pub fn broken(reason: impl Into<String>) -> Self {
+        Self { verdict: Verdict::Broken, cause: Cause::Environment, reason: reason.into() }
+    }
+}
+
+impl From<Failure> for Stop {
+    fn from(failure: Failure) -> Self {
+        let told = failure.to_string();
+        match failure {
+            Failure::Environment(_) => Self::broken(told),
+            Failure::Unreached(_) => Self::refused(told),
+            _ => Self::unmet(told),
+        }
+    }
+}

@@ -1,0 +1,267 @@
+//! What a mistake does to what leaves and to what comes, on one queue pair.
+
+use rdma_proto::backend::{Immediate, RemoteAddress, SendOp};
+use rdma_proto::memory::SharedMemory;
+use rdma_proto::wire::{FeatureSet, MESSAGE_LEN, Message, Window};
+
+use super::Mistake;
+
+type Bytes = [u8; MESSAGE_LEN];
+
+/// A send request about to leave.
+pub(super) struct Leaves {
+    pub(super) op: SendOp,
+    pub(super) offset: usize,
+    pub(super) len: usize,
+    /// Messages to send behind it; an empty one stands for an immediate of zero.
+    pub(super) behind: Vec<Vec<u8>>,
+}
+
+impl Leaves {
+    pub(super) fn empty_immediate(&self) -> bool {
+        self.behind.iter().any(Vec::is_empty)
+    }
+
+    /// Instead of it, something that nobody notices.
+    fn vanish(&mut self) {
+        self.op = SendOp::Write(RemoteAddress { address: 0, rkey: 0 });
+        self.len = 0;
+    }
+}
+
+/// The same write with an immediate of zero.
+pub(super) const fn zero(op: SendOp) -> SendOp {
+    match op {
+        SendOp::WriteImmediate(to, _) => SendOp::WriteImmediate(to, Immediate(0)),
+        other => other,
+    }
+}
+
+/// A message that came.
+pub(super) struct Came {
+    pub(super) bytes: Bytes,
+    pub(super) len: u32,
+    pub(super) immediate: Option<Immediate>,
+    /// It is told of as payload instead.
+    pub(super) payload: Option<Immediate>,
+}
+
+/// What there is to know to make a mistake.
+pub(super) struct Tamper {
+    mistake: Option<Mistake>,
+    /// Something has come.
+    pub(super) has_heard: bool,
+    /// The peer's first window and its latest.
+    windows: Option<(Window, Window)>,
+    /// Bytes written into the latest.
+    used: u32,
+    /// Its own registrations so far, and the last.
+    registered: u32,
+    registration: Option<Bytes>,
+    /// Bytes that came into the last.
+    heard: u32,
+    done: bool,
+}
+
+/// A message with an opcode that does not exist, as a side is told of one that it shall refuse.
+const REFUSED: Bytes = {
+    let mut bytes = [0; MESSAGE_LEN];
+    bytes[0] = 0x7f;
+    bytes
+};
+
+impl Tamper {
+    pub(super) const fn new(mistake: Option<Mistake>) -> Self {
+        Self {
+            mistake,
+            has_heard: false,
+            windows: None,
+            used: 0,
+            registered: 0,
+            registration: None,
+            heard: 0,
+            done: false,
+        }
+    }
+
+    /// Once in the life of the queue pair.
+    const fn once(&mut self) -> bool {
+        !std::mem::replace(&mut self.done, true)
+    }
+
+    pub(super) fn leaves(&mut self, leaves: &mut Leaves, memory: &SharedMemory<'_>) {
+        match leaves.op {
+            SendOp::Send | SendOp::SendImmediate(_) => self.message(leaves, memory),
+            SendOp::Write(to) => {
+                leaves.op = SendOp::Write(self.place(to, leaves.len));
+                self.payload(leaves, memory);
+            }
+            SendOp::WriteImmediate(to, Immediate(count)) => {
+                let to = self.place(to, leaves.len);
+                let count = match self.mistake {
+                    Some(Mistake::LittleEndianImmediates) => count.swap_bytes(),
+                    Some(Mistake::OneTooMany) => count + 1,
+                    _ => count,
+                };
+                leaves.op = match self.mistake {
+                    Some(Mistake::NoImmediates) => SendOp::Write(to),
+                    Some(Mistake::PayloadBySend) if leaves.len <= MESSAGE_LEN => SendOp::Send,
+                    _ => SendOp::WriteImmediate(to, Immediate(count)),
+                };
+                self.payload(leaves, memory);
+            }
+            SendOp::Read(_) => {}
+        }
+    }
+
+    /// Where a write goes.
+    fn place(&mut self, to: RemoteAddress, len: usize) -> RemoteAddress {
+        let Some((first, latest)) = self.windows.filter(|_| len > 0) else { return to };
+        match self.mistake {
+            Some(Mistake::Shifted) => RemoteAddress { address: to.address + 1, ..to },
+            Some(Mistake::FirstWindowForEver) => RemoteAddress {
+                address: first.address.wrapping_add(to.address.wrapping_sub(latest.address)),
+                rkey: first.rkey,
+            },
+            _ => to,
+        }
+    }
+
+    fn payload(&mut self, leaves: &mut Leaves, memory: &SharedMemory<'_>) {
+        self.used += u32::try_from(leaves.len).unwrap_or_default();
+        match self.mistake {
+            Some(Mistake::WritesBehind) if leaves.len > 0 => leaves.len += 1,
+            Some(Mistake::ZeroBehindEach) => leaves.behind.push(Vec::new()),
+            Some(Mistake::FlippedByte) if leaves.len > 4000 => {
+                let (mut byte, at) = ([0], leaves.offset + leaves.len / 2);
+                if memory.read(at, &mut byte) {
+                    let flipped = memory.write(at, &[byte[0] ^ 1]);
+                    debug_assert!(flipped, "it was read there");
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn message(&mut self, leaves: &mut Leaves, memory: &SharedMemory<'_>) {
+        let mut bytes = [0; MESSAGE_LEN];
+        if leaves.len != MESSAGE_LEN || !memory.read(leaves.offset, &mut bytes) {
+            return;
+        }
+        let Ok(message) = Message::decode(&bytes) else { return };
+        let mut becomes = message;
+        match (self.mistake, message) {
+            (Some(Mistake::ShortMessages), _) => leaves.len -= 1,
+            (Some(Mistake::LittleEndianFields), Message::RegisterXferMemory(window)) => {
+                becomes = Message::RegisterXferMemory(Window {
+                    address: window.address.swap_bytes(),
+                    length: window.length.swap_bytes(),
+                    rkey: window.rkey.swap_bytes(),
+                });
+            }
+            (Some(Mistake::ReservedSet), Message::RegisterXferMemory(_)) => {
+                let set = memory.write(leaves.offset + 4, &[0xff; 8]);
+                debug_assert!(set, "inside the message");
+                return;
+            }
+            (Some(Mistake::NeverRegisters), Message::RegisterXferMemory(_)) => leaves.vanish(),
+            (Some(Mistake::RegistersOnce), Message::RegisterXferMemory(_)) if self.registered > 0 => leaves.vanish(),
+            (Some(Mistake::ShrinkingWindows), Message::RegisterXferMemory(window)) => {
+                let length = window.length - self.registered.min(window.length - 1);
+                becomes = Message::RegisterXferMemory(Window { length, ..window });
+            }
+            (Some(Mistake::SelectForgotten), Message::GetServerFeature { features, .. }) => {
+                becomes = Message::GetServerFeature { select: 0, features };
+            }
+            (Some(Mistake::FeatureMadeUp), Message::GetServerFeature { select, .. }) => {
+                becomes = Message::GetServerFeature { select, features: FeatureSet(1) };
+            }
+            (Some(Mistake::FeaturesUnanswered), Message::GetServerFeature { .. }) => leaves.vanish(),
+            (Some(Mistake::FeaturesAnsweredTwice), Message::GetServerFeature { .. }) => leaves.behind.push(bytes.into()),
+            (Some(Mistake::FeaturesUnprompted), _) if self.once() => {
+                let answer = Message::GetServerFeature { select: 0, features: FeatureSet::NONE };
+                leaves.behind.push(answer.encode().into());
+            }
+            (Some(Mistake::FeaturesSet), _) if self.once() => {
+                let set = Message::SetClientFeature { select: 0, features: FeatureSet(1) };
+                leaves.behind.push(set.encode().into());
+            }
+            _ => {}
+        }
+        if let Message::RegisterXferMemory(_) = message {
+            self.registered += 1;
+            self.heard = 0;
+            self.registration = Some(becomes.encode());
+            if self.mistake == Some(Mistake::RegistersEarly) && self.windows.is_some() && self.once() {
+                leaves.behind.push(becomes.encode().into());
+            }
+        }
+        if becomes != message {
+            let written = memory.write(leaves.offset, &becomes.encode());
+            debug_assert!(written, "it was read there");
+        }
+    }
+
+    /// What the side is told of an immediate.
+    pub(super) fn notified(&mut self, count: u32) -> u32 {
+        let room = 64 << 10;
+        let told = match self.mistake {
+            Some(Mistake::ZeroIsError) if count == 0 => u32::MAX,
+            Some(Mistake::OverrunIgnored) if count > room - self.heard.min(room) => 0,
+            Some(Mistake::OverrunPanics) if count > 1 << 30 => panic!("a mistake that was asked for"),
+            _ => count,
+        };
+        self.heard = self.heard.saturating_add(told);
+        told
+    }
+
+    /// What the side is told of a message, and what is sent then.
+    pub(super) fn came(&mut self, came: &mut Came) -> Option<Vec<u8>> {
+        let keepalive = Message::Keepalive.encode();
+        if let (Some(Mistake::ImmediateOfSendCounted), Some(immediate)) = (self.mistake, came.immediate) {
+            came.payload = Some(immediate);
+            return None;
+        }
+        let decoded = Message::decode(came.bytes.get(..came.len as usize).unwrap_or_default());
+        let Ok(message) = decoded else {
+            match self.mistake {
+                Some(Mistake::ShortAccepted) if came.len < 32 => {
+                    came.bytes = keepalive;
+                    came.len = 32;
+                }
+                Some(Mistake::UnknownAccepted) if came.len == 32 => came.bytes = keepalive,
+                _ => {}
+            }
+            return None;
+        };
+        if self.mistake == Some(Mistake::ReservedJudged) && came.bytes != message.encode() {
+            came.bytes = REFUSED;
+            return None;
+        }
+        match (self.mistake, message) {
+            (Some(Mistake::KeepalivesAnswered), Message::Keepalive) => return Some(keepalive.into()),
+            (Some(Mistake::KeepalivesRefused), Message::Keepalive) => came.bytes = REFUSED,
+            (_, Message::RegisterXferMemory(window)) => return self.window(came, window),
+            _ => {}
+        }
+        None
+    }
+
+    fn window(&mut self, came: &mut Came, window: Window) -> Option<Vec<u8>> {
+        let room = self.windows.is_some_and(|(_, latest)| self.used < latest.length);
+        match self.mistake {
+            Some(Mistake::EmptyWindowIgnored) if window.length == 0 => came.bytes = Message::Keepalive.encode(),
+            Some(Mistake::EarlyWindowIgnored) if room => came.bytes = Message::Keepalive.encode(),
+            Some(Mistake::SmallWindowRefused) if window.length < 4096 => came.bytes = REFUSED,
+            Some(Mistake::OddWindowRefused) if window.address % 2 == 1 => came.bytes = REFUSED,
+            _ => {
+                let first = self.windows.map_or(window, |(first, _)| first);
+                self.windows = Some((first, window));
+                self.used = 0;
+            }
+        }
+        // The peer has a window of this side's by now, and has hardly used it.
+        let early = self.mistake == Some(Mistake::RegistersEarly) && self.registration.is_some() && self.once();
+        if early { self.registration.map(Vec::from) } else { None }
+    }
+}
