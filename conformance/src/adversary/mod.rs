@@ -15,7 +15,8 @@ use std::time::Duration;
 use rdma_conn::Descriptors;
 use rdma_proto::backend::{
     Completed, Completion, CompletionQueue, CompletionStatus, ConnectParams, ErrorKind, EventChannel,
-    Failure as _, Identifier, Immediate, QueuePair, RNR_RETRY_INFINITE, RecvRequest, Region, RemoteAddress, SendOp, SendRequest, Slice,
+    Failure as _, Identifier, Immediate, QueuePair, RNR_RETRY_INFINITE, RecvRequest, Region, RemoteAddress,
+    SendOp, SendRequest, Slice,
 };
 use rdma_proto::wire::{Message, Window};
 

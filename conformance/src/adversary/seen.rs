@@ -76,7 +76,10 @@ impl Seen {
             self.breach("VR-MEM-004", what);
         }
         if length != before.length {
-            self.breach("VR-MEM-008", format!("its window of {} bytes became one of {length}", before.length));
+            self.breach(
+                "VR-MEM-008",
+                format!("its window of {} bytes became one of {length}", before.length),
+            );
         }
     }
 

@@ -7,6 +7,9 @@ use rdma_proto::wire::{FeatureSet, Message, Window};
 use super::{Adversary, Incoming};
 use crate::client::Failure;
 
+/// Bytes written at once: what is to be sent has to find room.
+const LONGEST: usize = 64 << 10;
+
 impl<B: Descriptors> Adversary<B> {
     /// What both sides do first: each registers a window.
     pub fn handshake(&mut self) -> Result<(), Failure> {
@@ -19,6 +22,11 @@ impl<B: Descriptors> Adversary<B> {
         self.taken = 0;
         self.registered = true;
         self.message(self.registration())
+    }
+
+    /// Its window was registered by hand.
+    pub const fn is_registered(&mut self) {
+        self.registered = true;
     }
 
     /// What that says.
@@ -57,7 +65,7 @@ impl<B: Descriptors> Adversary<B> {
     pub fn say_in(&mut self, mut bytes: &[u8], piece: usize) -> Result<(), Failure> {
         while !bytes.is_empty() {
             let (to, room) = self.room()?;
-            let (now, rest) = bytes.split_at(bytes.len().min(room as usize).min(piece));
+            let (now, rest) = bytes.split_at(bytes.len().min(room as usize).min(piece).min(LONGEST));
             let count = u32::try_from(now.len()).unwrap_or(u32::MAX);
             self.write_immediate(to, now, count)?;
             self.used += count;
@@ -162,7 +170,9 @@ impl<B: Descriptors> Adversary<B> {
     fn take_bytes(&mut self, count: u32) -> Result<(), Failure> {
         self.seen.notified(count);
         if !self.registered {
-            return Err(Failure::wrong(format!("{count} bytes were notified before a window was registered")));
+            return Err(Failure::wrong(format!(
+                "{count} bytes were notified before a window was registered"
+            )));
         }
         let (offset, length) = self.part();
         if self.taken + count > length {

@@ -55,7 +55,9 @@ impl Baseline {
                 }
             }
             if tried && !failed {
-                stale.push(format!("{case} is expected to fail ({reason}), and passed: take it out of the baseline"));
+                stale.push(format!(
+                    "{case} is expected to fail ({reason}), and passed: take it out of the baseline"
+                ));
             }
         }
         stale

@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 use rdma_conn::Descriptors;
 
 use super::case::Role;
+use super::desk::Desk;
 use super::meeting::Meeting;
 use super::target::{Clients, Exit, Running, Server};
 use super::verdict::{Stop, Teardown};
-use crate::adversary::{Adversary, Breach, Lurker, Shape};
+use crate::adversary::{Adversary, Breach, Incoming, Lurker, Shape};
 
 /// A target, and RDMA as the suite has it.
 pub struct Bench<'a, B: Descriptors> {
@@ -119,16 +120,23 @@ impl<'a, B: Descriptors> Bench<'a, B> {
         // A client of an earlier case may have asked once more.
         while lurker.request_within(Duration::ZERO)?.is_some() {}
         let mut client = clients.start(self.case, lurker.address()?).map_err(Stop::broken)?;
+        for _ in 0..clients.first() {
+            self.introduce(lurker)?;
+        }
         let deadline = Instant::now() + 3 * self.patience;
         loop {
-            if let Some((id, offered)) = lurker.request_within(self.patience.min(Duration::from_millis(200)))? {
+            if let Some((id, offered)) =
+                lurker.request_within(self.patience.min(Duration::from_millis(200)))?
+            {
                 return Ok((id, offered, client));
             }
             match client.ended(Duration::ZERO) {
                 Some(Exit::Unsupported) => return Err(Stop::unsupported("the client says so (status 89)")),
                 Some(Exit::Crashed(how)) => {
                     self.note(Teardown::Crashed);
-                    return Err(Stop::died(format!("the client crashed before it asked for a connection: {how}")));
+                    return Err(Stop::died(format!(
+                        "the client crashed before it asked for a connection: {how}"
+                    )));
                 }
                 Some(exit) => {
                     return Err(Stop::refused(format!("the client asked for no connection: {exit}")));
@@ -138,6 +146,27 @@ impl<'a, B: Descriptors> Bench<'a, B> {
                 }
                 None => {}
             }
+        }
+    }
+
+    /// Serves a connection that does not count, until the client leaves it.
+    fn introduce(&self, lurker: &Lurker<B>) -> Result<(), Stop> {
+        let mut peer = match lurker.request_within(3 * self.patience)? {
+            Some((id, _)) => lurker.answer(id, Shape { patience: self.patience, ..Shape::default() })?,
+            None => return Err(Stop::refused("the client asked for no connection in time")),
+        };
+        peer.serves = true;
+        peer.await_established()?;
+        peer.handshake()?;
+        let mut desk = Desk::default();
+        loop {
+            match peer.receive()? {
+                Incoming::Gone(_) => return Ok(()),
+                incoming => peer.absorb(incoming)?,
+            }
+            let heard = peer.take_heard();
+            let replies = desk.answer(&heard).map_err(Stop::unmet)?;
+            peer.say(&replies)?;
         }
     }
 

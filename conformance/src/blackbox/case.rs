@@ -4,8 +4,8 @@ use rdma_conn::Descriptors;
 
 use super::bench::Bench;
 use super::verdict::Judged;
-pub use crate::reqs::{Level, Role};
 use crate::reqs::Requirements;
+pub use crate::reqs::{Level, Role};
 
 /// What whoever selects cases may want to know about one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

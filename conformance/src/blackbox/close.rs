@@ -45,7 +45,8 @@ fn quit<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
     for round in 0..20 {
         let mut meeting = bench.greet()?;
         meeting.peer.say(&command(&[b"QUIT"]))?;
-        let heard = meeting.peer.hear(5).map_err(|failure| Stop::unmet(format!("in round {round}: {failure}")))?;
+        let heard =
+            meeting.peer.hear(5).map_err(|failure| Stop::unmet(format!("in round {round}: {failure}")))?;
         if heard != b"+OK\r\n" {
             return Err(Stop::unmet("QUIT was not answered with +OK"));
         }

@@ -30,6 +30,7 @@ use super::target::{Clients, Server};
 use super::verdict::Verdict;
 use crate::adversary::Lurker;
 use crate::reqs::{Level, Requirements, Role};
+use crate::trace::{Limits, Recorded, Recorder};
 
 pub use doctor::{Doctor, doctor};
 pub use replay::{Replay, replay};
@@ -88,6 +89,9 @@ pub struct ClientRun {
     /// for what it should do.
     #[arg(long, requires = "listen", conflicts_with = "wait")]
     exec: Option<String>,
+    /// Connections that the command makes before the one that counts; they are served as they should be.
+    #[arg(long, default_value_t = 0, requires = "exec")]
+    first: u32,
     /// Somebody else has it connect, again and again.
     #[arg(long, requires = "listen")]
     wait: bool,
@@ -167,8 +171,12 @@ fn again(arguments: &[String]) -> String {
     while let Some(word) = rest.next() {
         match word.as_str() {
             "--select" | "--skip" | "--out" | "--format" | "--baseline" => drop(rest.next()),
-            word if ["--select=", "--skip=", "--out=", "--format=", "--baseline="].iter().any(|one| word.starts_with(one)) => {}
-            word if word.chars().all(|one| one.is_ascii_alphanumeric() || "-_.:/[]=".contains(one)) => words.push(word.into()),
+            word if ["--select=", "--skip=", "--out=", "--format=", "--baseline="]
+                .iter()
+                .any(|one| word.starts_with(one)) => {}
+            word if word.chars().all(|one| one.is_ascii_alphanumeric() || "-_.:/[]=".contains(one)) => {
+                words.push(word.into());
+            }
             word => words.push(format!("'{}'", word.replace('\'', r"'\''"))),
         }
     }
@@ -196,9 +204,9 @@ impl Common {
 
     fn on_softsim(&self, has_target: bool) -> Result<bool, Trouble> {
         match self.backend {
-            Some(Backend::Softsim) if has_target || self.listen.is_some() => {
-                Err(usage("on softsim the target is this library's own side; a target or an address needs --backend verbs"))
-            }
+            Some(Backend::Softsim) if has_target || self.listen.is_some() => Err(usage(
+                "on softsim the target is this library's own side; a target or an address needs --backend verbs",
+            )),
             Some(Backend::Verbs) if !has_target && self.listen.is_none() => {
                 Err(usage("on a device, --target, or --listen with an address of it, is needed"))
             }
@@ -220,8 +228,14 @@ impl Common {
 /// Hosts of the embedded fabric: the target's and the suite's.
 fn hosts() -> (SoftSim, SocketAddr, SoftSim, SocketAddr) {
     let fabric = Fabric::new();
-    let (theirs, ours) = (SocketAddr::from(([192, 0, 2, 1], 6379)), SocketAddr::from(([192, 0, 2, 66], 6379)));
+    let (theirs, ours) =
+        (SocketAddr::from(([192, 0, 2, 1], 6379)), SocketAddr::from(([192, 0, 2, 66], 6379)));
     (fabric.host(&[theirs.ip()]), theirs, fabric.host(&[ours.ip()]), ours)
+}
+
+/// Enough of a case to see what happened.
+fn recorder() -> Recorder {
+    Recorder::new(Limits { entries: 120, bytes: 64 })
 }
 
 fn resolve(target: &str) -> Result<SocketAddr, Trouble> {
@@ -241,26 +255,35 @@ fn test_server(options: &ServerRun, arguments: &[String]) -> Result<Run, Trouble
         let (theirs, address, ours, _) = hosts();
         let server = OwnServer::start(&theirs, address, small(Options::server())).map_err(no_environment)?;
         let target = common.target(Role::Server, true, "in this process", "softsim");
-        return go(common, arguments, &ours, Side::Server(&server), target, true);
+        let recorder = recorder();
+        let ours = Recorded::new(ours, &recorder);
+        return go(common, arguments, (&ours, &recorder), Side::Server(&server), target, true);
     }
     let verbs = Verbs::load().map_err(no_environment)?;
-    let (server, own, local, how): (Box<dyn Server>, _, _, _) = match (&options.target, &options.exec, common.listen) {
-        (Some(target), ..) => {
-            let address = resolve(target)?;
-            (Box::new(RunningServer { address }), false, is_local(address), target.clone())
-        }
-        (None, Some(exec), Some(listen)) => {
-            let server = ExecServer::start(exec.clone(), listen.ip(), listen.port()).map_err(|reason| (BROKEN, reason))?;
-            (Box::new(server), false, true, exec.clone())
-        }
-        (None, None, Some(listen)) => {
-            let server = OwnServer::start(&verbs, listen, small(Options::server())).map_err(no_environment)?;
-            (Box::new(server), true, true, "in this process".into())
-        }
-        (None, _, None) => return Err(usage("what is to be tested? --target, --exec or --listen says it")),
-    };
+    let (server, own, local, how): (Box<dyn Server>, _, _, _) =
+        match (&options.target, &options.exec, common.listen) {
+            (Some(target), ..) => {
+                let address = resolve(target)?;
+                (Box::new(RunningServer { address }), false, is_local(address), target.clone())
+            }
+            (None, Some(exec), Some(listen)) => {
+                let server = ExecServer::start(exec.clone(), listen.ip(), listen.port())
+                    .map_err(|reason| (BROKEN, reason))?;
+                (Box::new(server), false, true, exec.clone())
+            }
+            (None, None, Some(listen)) => {
+                let server =
+                    OwnServer::start(&verbs, listen, small(Options::server())).map_err(no_environment)?;
+                (Box::new(server), true, true, "in this process".into())
+            }
+            (None, _, None) => {
+                return Err(usage("what is to be tested? --target, --exec or --listen says it"));
+            }
+        };
     let target = common.target(Role::Server, own, &how, &server.address().ip().to_string());
-    go(common, arguments, &verbs, Side::Server(&*server), target, local)
+    let recorder = recorder();
+    let ours = Recorded::new(verbs, &recorder);
+    go(common, arguments, (&ours, &recorder), Side::Server(&*server), target, local)
 }
 
 fn test_client(options: &ClientRun, arguments: &[String]) -> Result<Run, Trouble> {
@@ -268,28 +291,39 @@ fn test_client(options: &ClientRun, arguments: &[String]) -> Result<Run, Trouble
     let given = options.exec.is_some() || options.wait;
     if common.on_softsim(given)? {
         let (theirs, _, ours, address) = hosts();
+        let recorder = recorder();
+        let ours = Recorded::new(ours, &recorder);
         let lurker = Lurker::new(&ours, address).map_err(no_environment)?;
         let clients = OwnClients { backend: theirs, options: small(Options::client()) };
         let target = common.target(Role::Client, true, "in this process", "softsim");
-        return go(common, arguments, &ours, Side::Client(&lurker, &clients), target, true);
+        return go(common, arguments, (&ours, &recorder), Side::Client(&lurker, &clients), target, true);
     }
-    let Some(listen) = common.listen else { return Err(usage("where shall clients connect? --listen says it")) };
+    let Some(listen) = common.listen else {
+        return Err(usage("where shall clients connect? --listen says it"));
+    };
     let verbs = Verbs::load().map_err(no_environment)?;
-    let lurker = Lurker::new(&verbs, listen).map_err(no_environment)?;
+    let recorder = recorder();
+    let ours = Recorded::new(verbs.clone(), &recorder);
+    let lurker = Lurker::new(&ours, listen).map_err(no_environment)?;
     let (clients, how): (Box<dyn Clients>, _) = match &options.exec {
-        Some(command) => (Box::new(ExecClients { command: command.clone() }), command.clone()),
+        Some(command) => {
+            (Box::new(ExecClients { command: command.clone(), first: options.first }), command.clone())
+        }
         None if options.wait => (Box::new(AwaitedClients), "awaited".into()),
-        None => (Box::new(OwnClients { backend: verbs.clone(), options: small(Options::client()) }), "in this process".into()),
+        None => (
+            Box::new(OwnClients { backend: verbs.clone(), options: small(Options::client()) }),
+            "in this process".into(),
+        ),
     };
     let target = common.target(Role::Client, !given, &how, &listen.ip().to_string());
     // Whoever connects is not protected by where it is.
-    go(common, arguments, &verbs, Side::Client(&lurker, &*clients), target, !options.wait)
+    go(common, arguments, (&ours, &recorder), Side::Client(&lurker, &*clients), target, !options.wait)
 }
 
 fn go<B: Descriptors>(
     common: &Common,
     arguments: &[String],
-    backend: &B,
+    (backend, recorder): (&B, &Recorder),
     side: Side<'_, B>,
     target: Target,
     local: bool,
@@ -299,7 +333,13 @@ fn go<B: Descriptors>(
         return Err(usage("nothing is selected; `list` shows what there is"));
     }
     let again = again(arguments);
-    let plan = Plan { patience: common.patience()?, harm: common.harm(local)?, again: &again, arguments };
+    let plan = Plan {
+        patience: common.patience()?,
+        harm: common.harm(local)?,
+        again: &again,
+        arguments,
+        recorder: Some(recorder),
+    };
     let bar = bar(cases.len() as u64);
     let run = run::run(&cases, backend, side, &plan, target, |case, result| match result {
         None => bar.set_message(case.to_string()),
@@ -393,7 +433,13 @@ pub fn list(options: &List) -> ExitCode {
         let mut table = Table::new();
         table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
         table.set_content_arrangement(ContentArrangement::Dynamic);
-        table.set_header(["case", "of", "level", "requirements", "what the target is shown, and what it has to make of it"]);
+        table.set_header([
+            "case",
+            "of",
+            "level",
+            "requirements",
+            "what the target is shown, and what it has to make of it",
+        ]);
         for case in &cases {
             let tags: String = case.tags.iter().map(|tag| format!(" [{}]", tag.name())).collect();
             table.add_row([
@@ -406,7 +452,12 @@ pub fn list(options: &List) -> ExitCode {
         }
         println!("{table}");
         let count = |role| cases.iter().filter(|case| case.role == role).count();
-        println!("{} cases: {} for servers, {} for clients", cases.len(), count(Role::Server), count(Role::Client));
+        println!(
+            "{} cases: {} for servers, {} for clients",
+            cases.len(),
+            count(Role::Server),
+            count(Role::Client)
+        );
     }
     ExitCode::from(DONE)
 }
@@ -474,7 +525,8 @@ fn parse(arguments: &[String]) -> Result<Who, String> {
             who: Who,
         },
     }
-    let Line { command: Only::Run { who } } = Line::try_parse_from(arguments).map_err(|error| error.to_string())?;
+    let Line { command: Only::Run { who } } =
+        Line::try_parse_from(arguments).map_err(|error| error.to_string())?;
     Ok(who)
 }
 

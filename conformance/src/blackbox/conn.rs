@@ -68,7 +68,8 @@ fn rnr_retries<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
 
 fn depths<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
     let meeting = bench.greet()?;
-    let offered = meeting.peer.offered().map(|offered| (offered.responder_resources, offered.initiator_depth));
+    let offered =
+        meeting.peer.offered().map(|offered| (offered.responder_resources, offered.initiator_depth));
     match offered {
         Some((1, 1)) => meeting.unharmed(),
         Some(depths) => {

@@ -96,9 +96,14 @@ fn message(opcode: Opcode, fill: u8) -> [u8; MESSAGE_LEN] {
 }
 
 /// The registration of the adversary's window, disguised.
-fn disguised<B: Descriptors>(peer: &mut Adversary<B>, immediate: Option<u32>, fill: u8) -> Result<(), Failure> {
+fn disguised<B: Descriptors>(
+    peer: &mut Adversary<B>,
+    immediate: Option<u32>,
+    fill: u8,
+) -> Result<(), Failure> {
     let mut bytes = peer.registration().encode();
     bytes[2..16].fill(fill);
+    peer.is_registered();
     match immediate {
         None => peer.send(&bytes),
         Some(immediate) => peer.send_immediate(&bytes, immediate),

@@ -30,6 +30,8 @@ pub struct Meeting<'a, B: Descriptors> {
     /// The target has left.
     gone: bool,
     questions: u64,
+    /// Commands of a client that are enough to see that it goes on.
+    enough: u64,
 }
 
 /// One exchange of bytes.
@@ -42,7 +44,7 @@ pub struct Turn {
 
 impl<'a, B: Descriptors> Meeting<'a, B> {
     pub(super) fn new(bench: &'a Bench<'a, B>, peer: Adversary<B>, client: Option<Box<dyn Running>>) -> Self {
-        Self { peer, bench, desk: Desk::default(), client, gone: false, questions: 0 }
+        Self { peer, bench, desk: Desk::default(), client, gone: false, questions: 0, enough: ENOUGH }
     }
 
     /// What can be said next: a question with a payload of `length` bytes to a server, the reply to what it asked, whatever
@@ -58,6 +60,11 @@ impl<'a, B: Descriptors> Meeting<'a, B> {
         self.questions += 1;
         let payload = Entry { number: self.questions, value_len: length }.value();
         Ok(Some(question(&payload)))
+    }
+
+    /// Where going on takes long: a client need not do so for more than a few commands.
+    pub const fn be_brief(&mut self) {
+        self.enough = 10;
     }
 
     /// Whether the target is a client: it asks, and the adversary answers.
@@ -179,7 +186,7 @@ impl<'a, B: Descriptors> Meeting<'a, B> {
             return self.part();
         }
         let begun = Instant::now();
-        while self.desk.answered < ENOUGH && begun.elapsed() < LONG_ENOUGH && !self.desk.quit {
+        while self.desk.answered < self.enough && begun.elapsed() < LONG_ENOUGH && !self.desk.quit {
             if !self.talk()? {
                 break;
             }

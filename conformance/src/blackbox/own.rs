@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rdma_conn::{Connect, Descriptors, Error, Listener, Options, Stream};
+use rdma_conn::{Connect, Descriptors, Error, Listener, Options, Role, Stream};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::desk::{made_up_key, made_up_value};
@@ -17,8 +17,11 @@ use crate::kv;
 use crate::ledger::Ledger;
 use crate::workload::Entry;
 
-/// How long our side waits for a peer that keeps it waiting: short, so that a suite takes seconds.
-const STALL: Duration = Duration::from_millis(400);
+/// How long our side waits for a peer that keeps it waiting: short, so that a suite takes seconds, and longer than any case
+/// lets it wait that expects it to go on.
+const STALL: Duration = Duration::from_secs(2);
+/// How soon our client wonders whether its server is still there.
+const PROBE: Duration = Duration::from_millis(500);
 
 /// The window of our side.
 const WINDOW: u32 = 64 << 10;
@@ -33,9 +36,11 @@ const fn with_window(mut options: Options, window: u32) -> Options {
     options.protocol.send_buffer = window;
     options.protocol.stall_limit = Some(STALL);
     options.handshake_timeout = STALL;
-    options.linger = STALL;
+    options.linger = PROBE;
+    // So that there is something to answer.
+    options.protocol.negotiate = matches!(options.protocol.role, Role::Client);
     if options.protocol.keepalive.probe.is_some() {
-        options.protocol.keepalive.probe = Some(STALL);
+        options.protocol.keepalive.probe = Some(PROBE);
     }
     options
 }

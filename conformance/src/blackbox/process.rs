@@ -27,8 +27,9 @@ struct Process {
 impl Process {
     /// Runs a shell command in which `{host}` and `{port}` stand for an address.
     fn start(command: &str, address: SocketAddr, case: &str, quiet: bool) -> Result<Self, String> {
-        let command =
-            command.replace("{host}", &address.ip().to_string()).replace("{port}", &address.port().to_string());
+        let command = command
+            .replace("{host}", &address.ip().to_string())
+            .replace("{port}", &address.port().to_string());
         let mut child = Command::new("sh")
             // Without a shell in between whose end would hide how the program ended.
             .args(["-c", &format!("exec {command}")])
@@ -61,7 +62,9 @@ impl Process {
     fn last_words(&mut self) -> String {
         let deadline = Instant::now() + Duration::from_millis(200);
         // A child of its own may hold the pipe open for ever.
-        while self.listener.as_ref().is_some_and(|listener| !listener.is_finished()) && Instant::now() < deadline {
+        while self.listener.as_ref().is_some_and(|listener| !listener.is_finished())
+            && Instant::now() < deadline
+        {
             std::thread::sleep(Duration::from_millis(1));
         }
         let finished = self.listener.take_if(|listener| listener.is_finished());
@@ -94,11 +97,17 @@ impl Drop for Process {
 pub struct ExecClients {
     /// The shell command.
     pub command: String,
+    /// Connections that it makes before the one that counts.
+    pub first: u32,
 }
 
 impl Clients for ExecClients {
     fn start(&self, case: &str, address: SocketAddr) -> Result<Box<dyn Running>, String> {
         Ok(Box::new(ExecClient { process: Process::start(&self.command, address, case, false)?, exit: None }))
+    }
+
+    fn first(&self) -> u32 {
+        self.first
     }
 }
 

@@ -14,9 +14,13 @@ use super::verdict::{Cause, Judged, Teardown, Verdict};
 use crate::adversary::{Adversary, Shape};
 use crate::client::Failure;
 use crate::reqs::Requirements;
+use crate::trace::{Recorder, Recording, timeline};
 
 /// The case that shows that there is something to test, run first and last.
 pub const SANITY: &str = "conn.plain";
+
+/// How long a server may take to start.
+const STARTING: Duration = Duration::from_secs(10);
 
 /// How to run.
 pub struct Plan<'a> {
@@ -28,6 +32,8 @@ pub struct Plan<'a> {
     pub again: &'a str,
     /// The command line, for the results.
     pub arguments: &'a [String],
+    /// What records the suite's side, if anything does: the timelines of cases that were not passed.
+    pub recorder: Option<&'a Recorder>,
 }
 
 /// A run that could not be: nothing is known about the target.
@@ -70,9 +76,18 @@ pub fn run<B: Descriptors>(
     {
         fail(last, stop.cause, format!("after all cases, {SANITY}: {}", stop.reason));
     }
-    let suite = Suite { version: env!("CARGO_PKG_VERSION").into(), requirements: suite.requirements.iter().count() };
+    let suite =
+        Suite { version: env!("CARGO_PKG_VERSION").into(), requirements: suite.requirements.iter().count() };
     let arguments = plan.arguments.to_vec();
-    Ok(Run { format: FORMAT, target, suite, arguments, begun: since, took: begun.elapsed().as_secs_f64(), results })
+    Ok(Run {
+        format: FORMAT,
+        target,
+        suite,
+        arguments,
+        begun: since,
+        took: begun.elapsed().as_secs_f64(),
+        results,
+    })
 }
 
 /// What runs cases, one by one.
@@ -113,10 +128,12 @@ impl<'a, B: Descriptors> Runner<'a, B> {
     fn sanity(&self) -> Judged {
         let bench = self.bench(SANITY);
         // A server that was just started may not listen yet.
-        let deadline = Instant::now() + self.plan.patience;
+        let deadline = Instant::now() + self.plan.patience.max(STARTING);
         loop {
             match bench.greet().and_then(Meeting::unharmed) {
-                Err(stop) if stop.cause == Cause::Refused && Instant::now() < deadline && self.is_server() => {
+                Err(stop)
+                    if stop.cause == Cause::Refused && Instant::now() < deadline && self.is_server() =>
+                {
                     std::thread::sleep(Duration::from_millis(50));
                 }
                 judged => return judged,
@@ -141,7 +158,9 @@ impl<'a, B: Descriptors> Runner<'a, B> {
         }
         let bench = self.bench(case.id);
         neighbour.settle_in(&bench);
+        self.record();
         let judged = (case.run)(&bench);
+        let recording = self.record();
         result.teardown = bench.teardown.get();
         match judged {
             Ok(passed) => {
@@ -163,8 +182,16 @@ impl<'a, B: Descriptors> Runner<'a, B> {
         if let Side::Server(server) = self.side {
             self.look_around(case, server, neighbour, &mut result);
         }
+        if !result.verdict.is_pass() {
+            result.timeline = recording.map(|recording| timeline::render(&recording));
+        }
         result.took = begun.elapsed().as_secs_f64();
         result
+    }
+
+    /// What was recorded since the last time.
+    fn record(&self) -> Option<Recording> {
+        self.plan.recorder.map(Recorder::take)
     }
 
     /// Whether the server under test is still there and serves others.
@@ -181,7 +208,11 @@ impl<'a, B: Descriptors> Runner<'a, B> {
             return self.start_again(case, server, neighbour);
         }
         if let Err(told) = neighbour.is_well(&self.bench(case.id)) {
-            fail(result, Cause::Bystander, format!("the neighbour, connected before, is no longer served: {told}"));
+            fail(
+                result,
+                Cause::Bystander,
+                format!("the neighbour, connected before, is no longer served: {told}"),
+            );
         }
         // Reading is enough to be sure of what passed and harmed nobody.
         if result.verdict.is_pass() && !case.is(Tag::Disruptive) {

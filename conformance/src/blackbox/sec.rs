@@ -73,7 +73,9 @@ fn refuses<B: Descriptors>(
 }
 
 fn outside<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    refuses(bench, |meeting, window| Ok(meeting.peer.write(at(window, i64::from(window.length) - 4), b"too long")?))
+    refuses(bench, |meeting, window| {
+        Ok(meeting.peer.write(at(window, i64::from(window.length) - 4), b"too long")?)
+    })
 }
 
 fn immediate_outside<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {

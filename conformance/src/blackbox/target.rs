@@ -33,6 +33,11 @@ pub trait Clients {
     /// # Errors
     /// It does not start.
     fn start(&self, case: &str, address: SocketAddr) -> Result<Box<dyn Running>, String>;
+
+    /// Connections that it makes before the one that counts.
+    fn first(&self) -> u32 {
+        0
+    }
 }
 
 /// A client under test at work.

@@ -74,8 +74,11 @@ fn around_the_window<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
 }
 
 fn kept<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let entries: Vec<Entry> =
-        [1, 100, 5000, 65_536, 100_000].into_iter().zip(0..).map(|(value_len, number)| Entry { number, value_len }).collect();
+    let entries: Vec<Entry> = [1, 100, 5000, 65_536, 100_000]
+        .into_iter()
+        .zip(0..)
+        .map(|(value_len, number)| Entry { number, value_len })
+        .collect();
     let mut writer = bench.greet()?;
     for entry in &entries {
         writer.peer.say(&command(&[b"SET", entry.key().as_bytes(), &entry.value()]))?;
@@ -184,8 +187,7 @@ fn one_by_one<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
 fn cut_everywhere<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
     let mut meeting = bench.greet()?;
     let mut cuts = 0;
-    loop {
-        let Some(turn) = meeting.turn(8)? else { break };
+    while let Some(turn) = meeting.turn(8)? {
         let (one, other) = turn.say.split_at(cuts.min(turn.say.len()));
         meeting.peer.say(one)?;
         meeting.peer.settle()?;

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use rdma_proto::backend::{
-    self, Access, Backend, Capabilities, CmEvent, CmEventKind, ConnectParams, Domain as _, EventChannel as _,
-    Identifier as _, IdentifierKey, QueuePairLimits, Region as _,
+    self, Access, Backend, Capabilities, CmEvent, CmEventKind, ConnectParams, DeviceKey, Domain as _,
+    IdentifierKey, QueuePairLimits,
 };
 use rdma_proto::memory::SharedMemory;
 use rdma_proto::time::Instant;
@@ -141,7 +141,9 @@ impl Identifier {
     fn params(&self, params: &ConnectParams) -> ConnectParams {
         match self.shared.mistake {
             Some(Mistake::NoRnrRetries) => ConnectParams { rnr_retry_count: 0, ..*params },
-            Some(Mistake::OddDepths) => ConnectParams { responder_resources: 0, initiator_depth: 3, ..*params },
+            Some(Mistake::OddDepths) => {
+                ConnectParams { responder_resources: 0, initiator_depth: 3, ..*params }
+            }
             _ => *params,
         }
     }
@@ -163,6 +165,10 @@ impl backend::Identifier<Wrong> for Identifier {
 
     fn resolve_route(&self, timeout: Duration) -> Result<(), Error> {
         self.inner().resolve_route(timeout)
+    }
+
+    fn device(&self) -> Result<DeviceKey, Error> {
+        self.inner().device()
     }
 
     fn capabilities(&self) -> Result<Capabilities, Error> {

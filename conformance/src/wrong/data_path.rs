@@ -5,8 +5,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use rdma_proto::backend::{
-    self, Backend, Completed, Completion, CompletionQueue as _, PostError, QueuePair as _, RecvRequest,
-    Region as _, RnrTimer, SendOp, SendRequest, Slice,
+    self, Backend, Completed, Completion, PostError, QueuePair as _, RecvRequest, Region as _, RnrTimer,
+    SendOp, SendRequest, Slice,
 };
 use rdma_softsim::SoftSim;
 
@@ -96,11 +96,23 @@ impl backend::QueuePair<Wrong> for QueuePair {
             let mut leaves = Leaves { op, offset, len, behind: Vec::new() };
             tamper.leaves(&mut leaves, &region.memory());
             let local = Slice { region: &*region.inner, offset: leaves.offset, len: leaves.len };
-            chain.push(SendRequest { id, op: leaves.op, local, signaled, inline: inline && leaves.len <= len });
+            chain.push(SendRequest {
+                id,
+                op: leaves.op,
+                local,
+                signaled,
+                inline: inline && leaves.len <= len,
+            });
             if leaves.empty_immediate() {
                 let local = Slice { len: 0, ..local };
                 let op = leaves.op;
-                chain.push(SendRequest { id: ADDED, op: super::tamper::zero(op), local, signaled: false, inline: false });
+                chain.push(SendRequest {
+                    id: ADDED,
+                    op: super::tamper::zero(op),
+                    local,
+                    signaled: false,
+                    inline: false,
+                });
             }
             added.append(&mut leaves.behind);
         }
@@ -118,7 +130,10 @@ impl backend::QueuePair<Wrong> for QueuePair {
         let mut chain = Vec::with_capacity(requests.len());
         for RecvRequest { id, local: Slice { region, offset, len } } in requests {
             receives.insert(*id, (Arc::downgrade(&region.inner), *offset));
-            chain.push(RecvRequest { id: *id, local: Slice { region: &*region.inner, offset: *offset, len: *len } });
+            chain.push(RecvRequest {
+                id: *id,
+                local: Slice { region: &*region.inner, offset: *offset, len: *len },
+            });
         }
         drop(receives);
         pair.inner.post_recv(&chain)
@@ -164,7 +179,9 @@ impl CompletionQueue {
             }
             Ok(Completed::Recv { len, immediate }) => {
                 let place = lock(&pair.receives).get(&completion.id).cloned();
-                let Some((region, offset)) = place.and_then(|(region, offset)| Some((region.upgrade()?, offset))) else {
+                let Some((region, offset)) =
+                    place.and_then(|(region, offset)| Some((region.upgrade()?, offset)))
+                else {
                     return;
                 };
                 let mut bytes = [0; 32];

@@ -71,8 +71,6 @@ pub enum Mistake {
     KeysOutlive,
     /// Queue pairs, identifiers and queues stay when their connection has ended, and nobody is told.
     NeverLetsGo,
-    /// 64 receives.
-    FewReceives,
     /// Receives are not posted again.
     NeverReposts,
     /// A short message is taken for a keepalive.
@@ -109,7 +107,6 @@ impl Mistake {
         match self {
             Self::TinyWindows => options.protocol.window = 1000,
             Self::NoKeepalives => options.protocol.keepalive.every = None,
-            Self::FewReceives => options.receives = 64,
             Self::HugeWindowAccepted => options.protocol.window_limit = u32::MAX,
             Self::LongWindowRefused => options.protocol.window_limit = 1 << 20,
             _ => {}

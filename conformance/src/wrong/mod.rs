@@ -29,7 +29,7 @@ pub use backend::Wrong;
 pub use mistake::Mistake;
 
 /// How long a wrong implementation may take for anything: as long as it takes to be sure that it does not.
-const PATIENCE: Duration = Duration::from_millis(1500);
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Runs one case against an implementation with a mistake, or without.
 ///
@@ -37,7 +37,8 @@ const PATIENCE: Duration = Duration::from_millis(1500);
 /// It cannot be set up.
 pub fn judge(mistake: Option<Mistake>, role: Role, case: &str) -> Result<CaseResult, Failure> {
     let fabric = Fabric::new();
-    let (theirs, ours) = (SocketAddr::from(([192, 0, 2, 1], 6379)), SocketAddr::from(([192, 0, 2, 66], 6379)));
+    let (theirs, ours) =
+        (SocketAddr::from(([192, 0, 2, 1], 6379)), SocketAddr::from(([192, 0, 2, 66], 6379)));
     let wrong = Wrong::new(fabric.host(&[theirs.ip()]), mistake);
     let backend = fabric.host(&[ours.ip()]);
     let options = |options| {
@@ -52,7 +53,7 @@ pub fn judge(mistake: Option<Mistake>, role: Role, case: &str) -> Result<CaseRes
         .iter()
         .find(|one| one.role == role && one.id == case)
         .ok_or_else(|| Failure::wrong(format!("there is no case {case}")))?;
-    let plan = Plan { patience: PATIENCE, harm: Harm::Allowed, again: "", arguments: &[] };
+    let plan = Plan { patience: PATIENCE, harm: Harm::Allowed, again: "", arguments: &[], recorder: None };
     match role {
         Role::Server => {
             let server = OwnServer::start(&wrong, theirs, options(Options::server()))?;

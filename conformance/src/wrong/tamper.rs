@@ -165,7 +165,9 @@ impl Tamper {
                 return;
             }
             (Some(Mistake::NeverRegisters), Message::RegisterXferMemory(_)) => leaves.vanish(),
-            (Some(Mistake::RegistersOnce), Message::RegisterXferMemory(_)) if self.registered > 0 => leaves.vanish(),
+            (Some(Mistake::RegistersOnce), Message::RegisterXferMemory(_)) if self.registered > 0 => {
+                leaves.vanish();
+            }
             (Some(Mistake::ShrinkingWindows), Message::RegisterXferMemory(window)) => {
                 let length = window.length - self.registered.min(window.length - 1);
                 becomes = Message::RegisterXferMemory(Window { length, ..window });
@@ -177,7 +179,9 @@ impl Tamper {
                 becomes = Message::GetServerFeature { select, features: FeatureSet(1) };
             }
             (Some(Mistake::FeaturesUnanswered), Message::GetServerFeature { .. }) => leaves.vanish(),
-            (Some(Mistake::FeaturesAnsweredTwice), Message::GetServerFeature { .. }) => leaves.behind.push(bytes.into()),
+            (Some(Mistake::FeaturesAnsweredTwice), Message::GetServerFeature { .. }) => {
+                leaves.behind.push(bytes.into());
+            }
             (Some(Mistake::FeaturesUnprompted), _) if self.once() => {
                 let answer = Message::GetServerFeature { select: 0, features: FeatureSet::NONE };
                 leaves.behind.push(answer.encode().into());
@@ -250,7 +254,9 @@ impl Tamper {
     fn window(&mut self, came: &mut Came, window: Window) -> Option<Vec<u8>> {
         let room = self.windows.is_some_and(|(_, latest)| self.used < latest.length);
         match self.mistake {
-            Some(Mistake::EmptyWindowIgnored) if window.length == 0 => came.bytes = Message::Keepalive.encode(),
+            Some(Mistake::EmptyWindowIgnored) if window.length == 0 => {
+                came.bytes = Message::Keepalive.encode();
+            }
             Some(Mistake::EarlyWindowIgnored) if room => came.bytes = Message::Keepalive.encode(),
             Some(Mistake::SmallWindowRefused) if window.length < 4096 => came.bytes = REFUSED,
             Some(Mistake::OddWindowRefused) if window.address % 2 == 1 => came.bytes = REFUSED,
@@ -261,7 +267,8 @@ impl Tamper {
             }
         }
         // The peer has a window of this side's by now, and has hardly used it.
-        let early = self.mistake == Some(Mistake::RegistersEarly) && self.registration.is_some() && self.once();
+        let early =
+            self.mistake == Some(Mistake::RegistersEarly) && self.registration.is_some() && self.once();
         if early { self.registration.map(Vec::from) } else { None }
     }
 }

@@ -32,7 +32,12 @@ pub fn doctor(options: &Doctor) -> ExitCode {
         .collect();
     let channel = match verbs.event_channel() {
         Ok(channel) if !devices.is_empty() => channel,
-        Ok(_) => return missing("devices", "none in /sys/class/infiniband; `rdma link add` makes a soft-RoCE one"),
+        Ok(_) => {
+            return missing(
+                "devices",
+                "none in /sys/class/infiniband; `rdma link add` makes a soft-RoCE one",
+            );
+        }
         Err(error) => return missing("devices", &error.to_string()),
     };
     println!("devices: {}", devices.join(", "));

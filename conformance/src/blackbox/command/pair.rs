@@ -31,10 +31,12 @@ pub struct Pair {
 
 pub(super) fn run(options: &Pair) -> Result<u8, Trouble> {
     let verbs = Verbs::load().map_err(no_environment)?;
-    let port = options.listen.port().checked_add(2).ok_or((BROKEN, "no port is left for the server".to_string()))?;
-    let server = ExecServer::start(options.server.clone(), options.listen.ip(), port).map_err(|reason| (BROKEN, reason))?;
+    let port =
+        options.listen.port().checked_add(2).ok_or((BROKEN, "no port is left for the server".to_string()))?;
+    let server = ExecServer::start(options.server.clone(), options.listen.ip(), port)
+        .map_err(|reason| (BROKEN, reason))?;
     let lurker = Lurker::new(&verbs, options.listen).map_err(no_environment)?;
-    let mut client = ExecClients { command: options.client.clone() }
+    let mut client = ExecClients { command: options.client.clone(), first: 0 }
         .start("pair", options.listen)
         .map_err(|reason| (BROKEN, reason))?;
     let deadline = Instant::now() + Duration::from_secs(options.within);
@@ -46,7 +48,9 @@ pub(super) fn run(options: &Pair) -> Result<u8, Trouble> {
             None if Instant::now() >= deadline => break None,
             None => {}
         }
-        let Some((id, _)) = lurker.request_within(Duration::from_millis(100)).map_err(no_environment)? else { continue };
+        let Some((id, _)) = lurker.request_within(Duration::from_millis(100)).map_err(no_environment)? else {
+            continue;
+        };
         let shape = Shape::default().window(1 << 20);
         let relayed = dial(&verbs, server.address(), shape, deadline)
             .and_then(|ahead| Ok((ahead, lurker.answer(id, shape)?)))
@@ -69,7 +73,9 @@ pub(super) fn run(options: &Pair) -> Result<u8, Trouble> {
 fn dial(verbs: &Verbs, to: SocketAddr, shape: Shape, deadline: Instant) -> Result<Adversary<Verbs>, Failure> {
     loop {
         match Adversary::dial(verbs, to, shape) {
-            Err(Failure::Unreached(_)) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(100)),
+            Err(Failure::Unreached(_)) if Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(100));
+            }
             outcome => return outcome,
         }
     }

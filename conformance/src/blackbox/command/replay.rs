@@ -31,7 +31,9 @@ fn again(options: &Replay) -> Result<u8, Trouble> {
         .results
         .iter()
         .filter(|result| result.verdict == Verdict::Fail)
-        .filter(|result| options.select.is_empty() || options.select.iter().any(|one| one.matches(&result.id)))
+        .filter(|result| {
+            options.select.is_empty() || options.select.iter().any(|one| one.matches(&result.id))
+        })
         .collect();
     if wanted.is_empty() {
         return Err(usage("nothing in it failed, or nothing that is selected"));

@@ -22,7 +22,9 @@ fn case(result: &CaseResult) -> TestCase {
         Verdict::Fail if result.expected.is_some() => skipped(result),
         Verdict::Fail => failed(result, NonSuccessKind::Failure),
         Verdict::Broken => failed(result, NonSuccessKind::Error),
-        Verdict::Unsupported | Verdict::NotApplicable | Verdict::Skipped | Verdict::Inconclusive => skipped(result),
+        Verdict::Unsupported | Verdict::NotApplicable | Verdict::Skipped | Verdict::Inconclusive => {
+            skipped(result)
+        }
     };
     let mut case = TestCase::new(result.id.clone(), status);
     case.set_classname(result.requirements.first().cloned().unwrap_or_default());
@@ -32,7 +34,8 @@ fn case(result: &CaseResult) -> TestCase {
 
 fn skipped(result: &CaseResult) -> TestCaseStatus {
     let mut status = TestCaseStatus::skipped();
-    let expected = result.expected.as_ref().map(|reason| format!("expected ({reason}): ")).unwrap_or_default();
+    let expected =
+        result.expected.as_ref().map(|reason| format!("expected ({reason}): ")).unwrap_or_default();
     status.set_message(format!("{}: {expected}{}", result.verdict, result.reason));
     status
 }
@@ -41,6 +44,9 @@ fn failed(result: &CaseResult, kind: NonSuccessKind) -> TestCaseStatus {
     let mut status = TestCaseStatus::non_success(kind);
     status.set_message(result.reason.clone());
     status.set_type(result.requirements.join(" "));
-    status.set_description(format!("{}\nexpected: {}\nagain: {}", result.intent, result.expectation, result.repro));
+    status.set_description(format!(
+        "{}\nexpected: {}\nagain: {}",
+        result.intent, result.expectation, result.repro
+    ));
     status
 }

@@ -1,0 +1,102 @@
+//! The suite for any implementation, as its users see it: what it selects, what it says, and how it exits. That our own
+//! server and client pass all of it is the program's main job.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use conformance::blackbox;
+use conformance::reqs::{Requirements, Role};
+use rdma_softsim::SoftSim;
+
+fn run(arguments: &[&str]) -> Output {
+    let output =
+        Command::new(env!("CARGO_BIN_EXE_valkey-rdma-conformance")).args(arguments).output().unwrap();
+    println!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    output
+}
+
+fn text(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// A file of this test's own.
+fn file(name: &str, text: &str) -> PathBuf {
+    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    std::fs::write(&file, text).unwrap();
+    file
+}
+
+#[test]
+fn cases_have_names_of_their_own_and_requirements_that_exist() {
+    let requirements = Requirements::built_in();
+    let cases = blackbox::cases::<SoftSim>();
+    for role in [Role::Server, Role::Client] {
+        let mut ids: Vec<_> = cases.iter().filter(|case| case.role == role).map(|case| case.id).collect();
+        let all = ids.len();
+        ids.sort_unstable();
+        ids.dedup();
+        assert_eq!(ids.len(), all);
+    }
+    for case in &cases {
+        assert!(!case.requirements.is_empty(), "{}", case.id);
+        assert!(case.requirements.iter().all(|id| requirements.has(id)), "{}", case.id);
+    }
+    let mut ids: Vec<_> = cases.iter().map(|case| case.id).collect();
+    ids.sort_unstable();
+    ids.dedup();
+    assert!(ids.len() >= 120, "{} cases", ids.len());
+}
+
+#[test]
+fn our_server_and_client_pass_a_share() {
+    for role in ["server", "client"] {
+        let output =
+            run(&["run", role, "--allow-disruptive", "--select", "flow.*", "--select", "VR-MEM-002"]);
+        assert_eq!(output.status.code(), Some(0));
+        assert!(text(&output).contains(" pass"), "{}", text(&output));
+    }
+}
+
+#[test]
+fn nothing_selected_is_an_error() {
+    assert_eq!(run(&["run", "server", "--select", "no.such-case"]).status.code(), Some(64));
+    assert_eq!(run(&["list", "--select", "no.such-case"]).status.code(), Some(64));
+}
+
+#[test]
+fn what_may_harm_is_skipped_unless_allowed() {
+    let output = run(&["run", "server", "--select", "flow.wraps"]);
+    assert_eq!(output.status.code(), Some(0));
+    assert!(text(&output).contains("1 skipped") && text(&output).contains("--allow-disruptive"));
+    // A target elsewhere: once is not enough. It is refused before anything is tried, RDMA or not.
+    let output = run(&["run", "server", "--target", "203.0.113.7:6379", "--allow-disruptive"]);
+    assert!(matches!(output.status.code(), Some(64 | 69)));
+}
+
+#[test]
+fn an_expected_failure_must_still_fail() {
+    let stale = file("stale.toml", "[[expected]]\ncase = \"conn.plain\"\nreason = \"once\"\n");
+    let output = run(&["run", "server", "--select", "conn.plain", "--baseline", stale.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(1));
+    let unreasoned = file("unreasoned.toml", "[[expected]]\ncase = \"conn.plain\"\nreason = \"\"\n");
+    let output =
+        run(&["run", "server", "--select", "conn.plain", "--baseline", unreasoned.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(64));
+}
+
+#[test]
+fn every_format_says_the_same() {
+    let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("formats");
+    let arguments = ["run", "client", "--select", "keep.[af]*", "--out", out.to_str().unwrap()];
+    assert_eq!(run(&arguments).status.code(), Some(0));
+    let read = |name: &str| std::fs::read_to_string(out.join(name)).unwrap();
+    let results: serde_json::Value = serde_json::from_str(&read("results.json")).unwrap();
+    let count = results["results"].as_array().unwrap().len();
+    assert_eq!(count, 3);
+    assert!(read("junit.xml").contains("tests=\"3\" failures=\"0\" errors=\"0\""));
+    assert!(read("results.tap").starts_with("TAP version 14\n1..3\nok 1 - keep."));
+    assert!(read("badge.json").contains("\"3/3\""));
+    let page = read("report.html");
+    assert!(page.contains("keep.flood") && !page.contains("{{DATA}}"));
+    assert!(!page.contains("src=\"http") && !page.contains("href=\"http") && !page.contains("@import"));
+}
