@@ -280,6 +280,9 @@ impl<B: Descriptors> Adversary<B> {
         }
         let mut chain = Vec::with_capacity(requests.len());
         for (op, bytes) in requests {
+            let is_message = matches!(op, SendOp::Send | SendOp::SendImmediate(_));
+            self.registered |=
+                is_message && matches!(Message::decode(bytes), Ok(Message::RegisterXferMemory(_)));
             let local = Slice { region: &self.outbox, offset: self.stowed, len: bytes.len() };
             if !self.outbox.memory().write(self.stowed, bytes) {
                 return Err(Failure::wrong("more to send than the outbox holds"));

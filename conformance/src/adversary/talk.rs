@@ -20,13 +20,7 @@ impl<B: Descriptors> Adversary<B> {
     /// Registers the current part of its plan.
     pub fn register(&mut self) -> Result<(), Failure> {
         self.taken = 0;
-        self.registered = true;
         self.message(self.registration())
-    }
-
-    /// Its window was registered by hand.
-    pub const fn is_registered(&mut self) {
-        self.registered = true;
     }
 
     /// What that says.

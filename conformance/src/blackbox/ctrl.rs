@@ -103,7 +103,6 @@ fn disguised<B: Descriptors>(
 ) -> Result<(), Failure> {
     let mut bytes = peer.registration().encode();
     bytes[2..16].fill(fill);
-    peer.is_registered();
     match immediate {
         None => peer.send(&bytes),
         Some(immediate) => peer.send_immediate(&bytes, immediate),
