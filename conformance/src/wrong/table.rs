@@ -50,7 +50,7 @@ pub const TABLE: &[(Mistake, Role, &str)] = &[
     (WindowsTooOpen, Server, "sec.write-outside"),
     (OneDomain, Server, "sec.foreign-key"),
     (KeysOutlive, Server, "sec.stale-key"),
-    (NeverLetsGo, Server, "res.nothing-left"),
+    (NeverLetsGo, Server, "res.nothing-left-of-the-vanished"),
     (NeverLetsGo, Server, "ctrl.opcode-4"),
     (NeverReposts, Server, "res.reposts"),
     (NeverReposts, Client, "res.reposts"),
