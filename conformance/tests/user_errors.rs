@@ -122,14 +122,14 @@ fn address_in_use() {
 #[test]
 fn locked_memory_too_small() {
     let fabric = Fabric::new();
-    let small = Limits { locked_memory: 1 << 20, ..Limits::default() };
+    let small = Limits { locked_memory: 512 << 10, ..Limits::default() };
     let (server, client) = (fabric.host(&[SERVER.ip()]), fabric.host_with(&[CLIENT], small));
     let _listener = Listener::bind(&server, SERVER, Options::server()).expect("a free port");
     let error = failure(&client, &SERVER.to_string());
     assert!(matches!(error, Error::Backend { kind: ErrorKind::Memory, .. }), "{error:?}");
     let parts = [
         "registering memory: cannot register 1048576 bytes",
-        "of 1048576 bytes of locked memory",
+        "of 524288 bytes of locked memory",
         "ulimit -l",
     ];
     says(&error, io::ErrorKind::OutOfMemory, &parts);
