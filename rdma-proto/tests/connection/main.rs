@@ -13,5 +13,6 @@ mod features;
 mod handshake;
 mod hostile;
 mod limits;
+mod regions;
 mod signs_of_life;
 mod stream;
