@@ -286,6 +286,7 @@ fn one_address_can_become_all_addresses() {
     while_serving(&mut server, |_| Client::new(&Tcp::new(), &one).echo(b"hello"));
 }
 
+/// VR-SEC-008.
 #[test]
 fn protected_mode_lets_in_this_machine_only() {
     let Bed { mut server, tcp, remote, local, .. } = bed(Settings::default());
