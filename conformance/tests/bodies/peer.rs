@@ -231,7 +231,10 @@ impl Ends {
                     2 => SendOp::SendImmediate(Immediate(immediate)),
                     _ => SendOp::WriteImmediate(at, Immediate(immediate)),
                 };
-                self.post(op, OUT, script.byte().into())
+                let count = usize::from(script.byte());
+                // A READ of no bytes is not checked by any device, and reads nothing.
+                let least = usize::from(matches!(op, SendOp::Read(_)));
+                self.post(op, OUT, count.max(least))
             }
             12 | 13 => {
                 for _ in 0..script.byte() % 8 {
