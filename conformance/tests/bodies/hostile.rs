@@ -217,7 +217,13 @@ impl World {
 
     fn accept(&mut self) -> bool {
         let woken = self.door.as_ref().is_some_and(|door| door.event_channel().is_readable());
-        let next = |door: &Listener<SoftSim>| door.try_accept().expect("there is enough of everything");
+        let next = |door: &Listener<SoftSim>| loop {
+            match door.try_accept() {
+                // The peer has gone between its request and the queue pair for it.
+                Err(rdma_conn::Error::Backend { kind: rdma_proto::backend::ErrorKind::State, .. }) => {}
+                accepted => break accepted.expect("there is enough of everything"),
+            }
+        };
         while let Some(link) = self.door.as_ref().filter(|_| woken).and_then(next) {
             let stranger = link.peer_addr().ip() == address(HOSTILE);
             if let Some((Dialogue { client, server }, _, accepted)) =
