@@ -139,30 +139,15 @@ impl<B: Backend> backend::EventChannel<Recorded<B>> for EventChannel<B> {
             CmEventKind::Established { peer } => format!("Established, rnr_retry {}", peer.rnr_retry_count),
             other => format!("{other:?}"),
         };
-        let kind = match kind {
-            CmEventKind::ConnectRequest { id, peer } => {
-                let id = self.identifier(id, What::Requested { peer: peer.into() });
-                return Ok(Some(CmEvent { id: id.key(), kind: CmEventKind::ConnectRequest { id, peer } }));
+        let first = match &kind {
+            CmEventKind::ConnectRequest { peer, .. } => What::Requested { peer: (*peer).into() },
+            _ => {
+                let end = lock(&self.book.ends).get(&id).copied().unwrap_or_default();
+                self.book.record(end, What::Event { event: told });
+                What::Created
             }
-            CmEventKind::AddressResolved => CmEventKind::AddressResolved,
-            CmEventKind::AddressError { status } => CmEventKind::AddressError { status },
-            CmEventKind::RouteResolved => CmEventKind::RouteResolved,
-            CmEventKind::RouteError { status } => CmEventKind::RouteError { status },
-            CmEventKind::Established { peer } => CmEventKind::Established { peer },
-            CmEventKind::ConnectError { status } => CmEventKind::ConnectError { status },
-            CmEventKind::Unreachable { status } => CmEventKind::Unreachable { status },
-            CmEventKind::Rejected { reason } => CmEventKind::Rejected { reason },
-            CmEventKind::Disconnected => CmEventKind::Disconnected,
-            CmEventKind::TimewaitExit => CmEventKind::TimewaitExit,
-            CmEventKind::DeviceRemoval => CmEventKind::DeviceRemoval,
-            CmEventKind::AddressChange => CmEventKind::AddressChange,
-            CmEventKind::Other(number) => CmEventKind::Other(number),
-            // A kind that is newer than this file: its number is not known here, its name is recorded.
-            _ => CmEventKind::Other(u32::MAX),
         };
-        let end = lock(&self.book.ends).get(&id).copied().unwrap_or_default();
-        self.book.record(end, What::Event { event: told });
-        Ok(Some(CmEvent { id, kind }))
+        Ok(Some(CmEvent { id, kind: kind.map_identifier(|id| self.identifier(id, first)) }))
     }
 }
 

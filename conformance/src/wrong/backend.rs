@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use rdma_proto::backend::{
-    self, Access, Backend, Capabilities, CmEvent, CmEventKind, ConnectParams, DeviceKey, Domain as _,
-    IdentifierKey, QueuePairLimits,
+    self, Access, Backend, Capabilities, CmEvent, ConnectParams, DeviceKey, Domain as _, IdentifierKey,
+    QueuePairLimits,
 };
 use rdma_proto::memory::SharedMemory;
 use rdma_proto::time::Instant;
@@ -99,23 +99,7 @@ impl backend::EventChannel<Wrong> for EventChannel {
 
     fn next_event(&self) -> Result<Option<CmEvent<Wrong>>, Error> {
         let Some(CmEvent { id, kind }) = self.inner.next_event()? else { return Ok(None) };
-        let kind = match kind {
-            CmEventKind::ConnectRequest { id, peer } => {
-                CmEventKind::ConnectRequest { id: self.identifier(id), peer }
-            }
-            CmEventKind::AddressResolved => CmEventKind::AddressResolved,
-            CmEventKind::AddressError { status } => CmEventKind::AddressError { status },
-            CmEventKind::RouteResolved => CmEventKind::RouteResolved,
-            CmEventKind::RouteError { status } => CmEventKind::RouteError { status },
-            CmEventKind::Established { peer } => CmEventKind::Established { peer },
-            CmEventKind::ConnectError { status } => CmEventKind::ConnectError { status },
-            CmEventKind::Unreachable { status } => CmEventKind::Unreachable { status },
-            CmEventKind::Rejected { reason } => CmEventKind::Rejected { reason },
-            CmEventKind::Disconnected => CmEventKind::Disconnected,
-            CmEventKind::TimewaitExit => CmEventKind::TimewaitExit,
-            // The fabric has no others.
-            _ => CmEventKind::Other(u32::MAX),
-        };
+        let kind = kind.map_identifier(|id| self.identifier(id));
         Ok(Some(CmEvent { id, kind }))
     }
 }

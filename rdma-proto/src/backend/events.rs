@@ -1,0 +1,128 @@
+//! What the connection manager tells.
+
+use core::fmt;
+
+use super::{Backend, ConnectParams, Identifier};
+
+/// Names one identifier within its process; equal to [`Identifier::key`] of the identifier the event is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct IdentifierKey(pub u64);
+
+/// A connection-manager event and the identifier it is for (for a connect request: the listening one).
+pub struct CmEvent<B: Backend> {
+    /// The identifier this event is for.
+    pub id: IdentifierKey,
+    /// What happened.
+    pub kind: CmEventKind<B>,
+}
+
+/// What a connection-manager event says, `rdma_get_cm_event(3)`. `status` values are negative errno values, except in
+/// `Rejected`, where it is the transport's reason code.
+#[non_exhaustive]
+pub enum CmEventKind<B: Backend> {
+    /// The address was resolved to a device.
+    AddressResolved,
+    /// It was not.
+    AddressError {
+        /// Negative errno.
+        status: i32,
+    },
+    /// A route to the peer is known.
+    RouteResolved,
+    /// There is none.
+    RouteError {
+        /// Negative errno.
+        status: i32,
+    },
+    /// A peer asks for a connection; `id` belongs to the receiver of the event.
+    ConnectRequest {
+        /// The identifier of the connection to be.
+        id: B::Identifier,
+        /// What the peer offered.
+        peer: ConnectParams,
+    },
+    /// Connected, with the peer's parameters (on the accepting side those of its request).
+    Established {
+        /// What the peer offered.
+        peer: ConnectParams,
+    },
+    /// The connection could not be made.
+    ConnectError {
+        /// Negative errno.
+        status: i32,
+    },
+    /// The peer does not answer.
+    Unreachable {
+        /// Negative errno.
+        status: i32,
+    },
+    /// The peer, or its host, refused; see [`reject`].
+    Rejected {
+        /// The transport's reason code.
+        reason: i32,
+    },
+    /// The connection has ended.
+    Disconnected,
+    /// The queue pair has left the timewait state and its number may be used again.
+    TimewaitExit,
+    /// The device is being removed.
+    DeviceRemoval,
+    /// The address behind the identifier changed.
+    AddressChange,
+    /// An event this library does not know or need, by its number in `rdma_cma.h`.
+    Other(u32),
+}
+
+impl<B: Backend> CmEventKind<B> {
+    /// The same event of another backend, whose identifiers are made of this one's: for backends that wrap one.
+    pub fn map_identifier<C: Backend>(
+        self,
+        map: impl FnOnce(B::Identifier) -> C::Identifier,
+    ) -> CmEventKind<C> {
+        match self {
+            Self::ConnectRequest { id, peer } => CmEventKind::ConnectRequest { id: map(id), peer },
+            Self::AddressResolved => CmEventKind::AddressResolved,
+            Self::AddressError { status } => CmEventKind::AddressError { status },
+            Self::RouteResolved => CmEventKind::RouteResolved,
+            Self::RouteError { status } => CmEventKind::RouteError { status },
+            Self::Established { peer } => CmEventKind::Established { peer },
+            Self::ConnectError { status } => CmEventKind::ConnectError { status },
+            Self::Unreachable { status } => CmEventKind::Unreachable { status },
+            Self::Rejected { reason } => CmEventKind::Rejected { reason },
+            Self::Disconnected => CmEventKind::Disconnected,
+            Self::TimewaitExit => CmEventKind::TimewaitExit,
+            Self::DeviceRemoval => CmEventKind::DeviceRemoval,
+            Self::AddressChange => CmEventKind::AddressChange,
+            Self::Other(number) => CmEventKind::Other(number),
+        }
+    }
+}
+
+impl<B: Backend> fmt::Debug for CmEventKind<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AddressResolved => f.write_str("AddressResolved"),
+            Self::AddressError { status } => write!(f, "AddressError({status})"),
+            Self::RouteResolved => f.write_str("RouteResolved"),
+            Self::RouteError { status } => write!(f, "RouteError({status})"),
+            Self::ConnectRequest { id, peer } => write!(f, "ConnectRequest({:?}, {peer:?})", id.key()),
+            Self::Established { peer } => write!(f, "Established({peer:?})"),
+            Self::ConnectError { status } => write!(f, "ConnectError({status})"),
+            Self::Unreachable { status } => write!(f, "Unreachable({status})"),
+            Self::Rejected { reason } => write!(f, "Rejected({reason})"),
+            Self::Disconnected => f.write_str("Disconnected"),
+            Self::TimewaitExit => f.write_str("TimewaitExit"),
+            Self::DeviceRemoval => f.write_str("DeviceRemoval"),
+            Self::AddressChange => f.write_str("AddressChange"),
+            Self::Other(number) => write!(f, "Other({number})"),
+        }
+    }
+}
+
+/// Reason codes of [`CmEventKind::Rejected`] (InfiniBand CM, table of REJ reasons).
+pub mod reject {
+    /// Nobody listens on that address and port.
+    pub const INVALID_SERVICE_ID: i32 = 8;
+    /// The listening application refused.
+    pub const CONSUMER_DEFINED: i32 = 28;
+}
