@@ -1,5 +1,7 @@
 //! The smoke suite: a client and a server doing what clients and servers do.
 
+use std::io::Write;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
@@ -47,6 +49,12 @@ pub fn cases<B: Descriptors>() -> Vec<Case<Peer<B>>> {
     vec![
         Case::new("smoke.ping", "connect, PING, close", &["VR-CONN-001"], ping),
         Case::new("smoke.keys", "every key comes back byte for byte", &["VR-FLOW-001", "VR-XFER-001"], keys),
+        Case::new(
+            "smoke.lent",
+            "values sent from registered memory, without a copy",
+            &["VR-XFER-001", "VR-XFER-004", "VR-SEC-001"],
+            lent,
+        ),
         Case::new("smoke.pipeline", "many small commands in one go", &["VR-FLOW-006"], pipeline),
         Case::new(
             "smoke.busy-server",
@@ -132,9 +140,65 @@ fn store_and_check<'a, B: Descriptors>(
     Ok(())
 }
 
-fn pipeline<B: Descriptors>(peer: &Peer<B>, progress: &ProgressBar) -> Outcome {
-    use std::io::Write;
+/// The same values, stored from registered memory and by ordinary writes; what each costs tells from which length on
+/// lending pays. The server's part is the same both times.
+fn lent<B: Descriptors>(peer: &Peer<B>, progress: &ProgressBar) -> Outcome {
+    const TIMES: u32 = 20;
+    let lengths = [4 << 10, 64 << 10, 1 << 20, peer.scale.window * 5 / 2];
+    progress.set_length(lengths.len() as u64);
+    let mut client = peer.client()?;
+    let mut told = Vec::new();
+    for (number, value_len) in lengths.into_iter().enumerate() {
+        let entry = Entry { number: 1 << 40 | number as u64, value_len };
+        let (key, value) = (entry.key(), entry.value());
+        let begun = Instant::now();
+        let mut buffer = client.stream().register(value_len)?;
+        let registering = begun.elapsed();
+        if !buffer.write(0, &value) {
+            return Err(Failure::wrong("a registered buffer is shorter than it was asked for"));
+        }
+        let buffer = Arc::new(buffer);
 
+        let begun = Instant::now();
+        for _ in 0..TIMES {
+            client.send(&[b"SET", key.as_bytes(), &value])?;
+            client.expect("OK")?;
+        }
+        let copied = begun.elapsed() / TIMES;
+        client.send(&[b"DEL", key.as_bytes()])?;
+        client.reply()?;
+
+        let head = format!("*3\r\n$3\r\nSET\r\n${}\r\n{key}\r\n${value_len}\r\n", key.len());
+        let begun = Instant::now();
+        for _ in 0..TIMES {
+            client.stream().write_all(head.as_bytes())?;
+            let mut sent = 0;
+            while sent < value_len {
+                sent += client.stream().lend(&buffer, sent..value_len)?;
+            }
+            client.stream().write_all(b"\r\n")?;
+            client.expect("OK")?;
+        }
+        let lent = begun.elapsed() / TIMES;
+        client.stream().returned(&buffer)?;
+
+        client.send(&[b"GET", key.as_bytes()])?;
+        if let Some(difference) = entry.difference(&client.expect_bulk()?) {
+            return Err(Failure::wrong(difference));
+        }
+        let micros = [copied, lent, registering].map(|time| time.as_micros().to_string());
+        told.push(format!("{} KiB {}", value_len >> 10, micros.join("/")));
+        progress.inc(1);
+    }
+    let work = client.stream().work();
+    let expected = u64::from(TIMES) * lengths.iter().map(|len| *len as u64).sum::<u64>();
+    if work.lent != expected {
+        return Err(Failure::wrong(format!("{} bytes were lent, not {expected}", work.lent)));
+    }
+    Ok(format!("us copied/lent/registering: {}", told.join(", ")))
+}
+
+fn pipeline<B: Descriptors>(peer: &Peer<B>, progress: &ProgressBar) -> Outcome {
     let count = peer.scale.pipeline;
     let mut client = peer.client()?;
     let mut commands = Vec::new();

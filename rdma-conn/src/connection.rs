@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rdma_proto::backend::{
-    Backend, Capabilities, CmEventKind, Completed, Completion, ConnectParams, Identifier, QueuePair,
-    QueuePairLimits, RNR_RETRY_INFINITE, RecvRequest, SendOp, SendRequest,
+    Backend, CmEventKind, Completed, Completion, ConnectParams, Identifier, QueuePair, QueuePairLimits,
+    RNR_RETRY_INFINITE, RecvRequest, SendOp, SendRequest,
 };
 use rdma_proto::time::Instant;
 use rdma_proto::{Action, ApiMisuse, Config, Connection as Machine, Counters, State, TransportError};
@@ -23,37 +23,21 @@ use crate::arrived::Arrived;
 use crate::error::Error;
 use crate::memory::{Budget, Memory, receive_slot};
 use crate::options::Options;
+use crate::work::Work;
 
 /// Work requests per doorbell and completions per poll.
 pub(crate) const BATCH: usize = 16;
 
-/// What both sides pass to `rdma_connect` and `rdma_accept`: no READs beyond what the C implementations allow (VR-CONN-005), no
-/// private data, and none is looked at (VR-CONN-002); endless RNR retries for the peer, so that it waits for our receives instead of failing (VR-CONN-004). Six retries where nothing
-/// answers, since soft-RoCE takes seven for endless there as well, and would never find a peer gone (VR-KEEP-006).
+/// What both sides pass to `rdma_connect` and `rdma_accept`: no READs beyond what the C implementations allow (VR-CONN-005),
+/// no private data, and none is looked at (VR-CONN-002); endless RNR retries for the peer, so that it waits for our receives
+/// instead of failing (VR-CONN-004). Six retries where nothing answers, since soft-RoCE takes seven for endless there as
+/// well, and would never find a peer gone (VR-KEEP-006).
 pub(crate) const CONNECT_PARAMS: ConnectParams = ConnectParams {
     responder_resources: 1,
     initiator_depth: 1,
     retry_count: 6,
     rnr_retry_count: RNR_RETRY_INFINITE,
 };
-
-/// What a connection has asked of the device, and how often it had to wait.
-///
-/// What it has said to its peer is in [`Counters`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub struct Work {
-    /// Chains of send requests posted: each costs one write to the device, however long it is.
-    pub doorbells: u64,
-    /// Send requests in them.
-    pub requests: u64,
-    /// Chains of receives posted.
-    pub receive_doorbells: u64,
-    /// Completions taken, of sends and of receives.
-    pub completions: u64,
-    /// Writes that found no room at all.
-    pub stalls: u64,
-}
 
 /// One connection: its queue pair, its memory and its machine. Nothing here blocks.
 ///
@@ -65,10 +49,10 @@ pub struct Work {
 pub struct Connection<B: Backend> {
     pair: B::QueuePair,
     id: B::Identifier,
-    memory: Memory<B>,
+    pub(crate) memory: Memory<B>,
     backend: B,
-    machine: Machine,
-    work: Work,
+    pub(crate) machine: Machine,
+    pub(crate) work: Work,
     /// What ended the connection, where the machine does not know it: connection-manager events.
     failure: Option<Error>,
     options: Options,
@@ -79,25 +63,10 @@ pub struct Connection<B: Backend> {
     busy: Instant,
 }
 
-/// `options` as far as the device goes (VR-RES-009).
-pub(crate) fn fitted(mut options: Options, limits: &Capabilities) -> Options {
-    let deepest = u16::try_from(limits.max_queue_depth).unwrap_or(u16::MAX);
-    options.protocol.send_depth = options.protocol.send_depth.min(deepest);
-    options.receives = options.receives.clamp(1, deepest.max(1));
-    // Asking all the time whether memory can go would be spinning.
-    options.keep_memory = options.keep_memory.max(Duration::from_millis(1));
-    options
-}
-
-/// Completions that a connection can have waiting in its queue, all of which must find room there (VR-RES-011).
-pub(crate) fn completions_of(options: &Options) -> u32 {
-    u32::from(options.protocol.send_depth) + u32::from(options.receives)
-}
-
 impl<B: Backend> Connection<B> {
     /// Makes a connection on `id`, whose device is known, with all receives posted, so that the peer's
     /// first message finds one (VR-CONN-003). `options` fit the device, and `completions` has room for
-    /// [`completions_of`] them.
+    /// [`Options::completions`].
     pub(crate) fn new(
         backend: B,
         id: B::Identifier,
@@ -280,10 +249,8 @@ impl<B: Backend> Connection<B> {
             into = into.get_mut(copied as usize..).unwrap_or_default();
         }
         if read > 0 || wanted == 0 {
-            let now = self.now();
-            self.busy = now;
             // A window that was emptied is announced again at once.
-            self.post(now);
+            self.went_on();
             return Ok(Some(read));
         }
         self.check()?;
@@ -311,9 +278,7 @@ impl<B: Backend> Connection<B> {
             self.machine.consume(now as u32)?;
             left -= now;
         }
-        let now = self.now();
-        self.busy = now;
-        self.post(now);
+        self.went_on();
         Ok(())
     }
 
@@ -348,10 +313,15 @@ impl<B: Backend> Connection<B> {
             self.work.stalls += 1;
             return Ok(None);
         }
+        self.went_on();
+        Ok(Some(written))
+    }
+
+    /// The application has done something by which something may be posted.
+    pub(crate) fn went_on(&mut self) {
         let now = self.now();
         self.busy = now;
         self.post(now);
-        Ok(Some(written))
     }
 
     /// Begins a graceful end: what was written is delivered first, for at most `linger`.
@@ -470,6 +440,7 @@ impl<B: Backend> Connection<B> {
                 used += 1;
             }
         }
+        self.work.returned += self.memory.lendings.give_back(self.machine.confirmed());
         self.post_receives(slots.get(..used).unwrap_or_default());
         // Answers and windows must not wait for the end of a long queue, nor others for a peer's storm (VR-RES-007).
         self.post(now);

@@ -87,6 +87,9 @@ pub enum Error {
     /// An endpoint was asked about a connection that it does not have, or not yet.
     #[error("there is no such connection: it was removed, or is still being made")]
     NoSuchConnection,
+    /// A buffer was lent to a connection that did not register it.
+    #[error("the buffer was registered for another connection: register one for each")]
+    ForeignBuffer,
     /// The device went away.
     #[error("the RDMA device was removed")]
     DeviceRemoved,
@@ -143,7 +146,7 @@ impl Error {
             Self::Protocol(Protocol::InvalidMessage(_) | Protocol::PeerMisbehaved(_)) => {
                 io::ErrorKind::InvalidData
             }
-            Self::Protocol(Protocol::ApiMisuse(_)) => io::ErrorKind::InvalidInput,
+            Self::Protocol(Protocol::ApiMisuse(_)) | Self::ForeignBuffer => io::ErrorKind::InvalidInput,
             Self::Protocol(Protocol::Transport(rdma_proto::TransportError::Disconnected)) => {
                 io::ErrorKind::BrokenPipe
             }

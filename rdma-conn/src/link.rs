@@ -2,12 +2,15 @@
 
 use std::io::IoSlice;
 use std::net::SocketAddr;
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
+use std::sync::Arc;
 
+use rdma_proto::State;
 use rdma_proto::backend::{Backend, Completion, CompletionQueue, EventChannel, Identifier};
 
-use crate::connection::{BATCH, Connection, completions_of, fitted};
+use crate::connection::{BATCH, Connection};
 use crate::error::Error;
+use crate::lend::RegisteredBuffer;
 use crate::memory::Budget;
 use crate::options::Options;
 
@@ -30,9 +33,9 @@ impl<B: Backend> Link<B> {
         options: Options,
     ) -> Result<Self, Error> {
         let limits = id.capabilities().map_err(Error::backend("asking for the device's limits"))?;
-        let options = fitted(options, &limits);
+        let options = options.fitted(&limits);
         let completions = id
-            .create_completion_queue(completions_of(&options), options.completion_vector)
+            .create_completion_queue(options.completions(), options.completion_vector)
             .map_err(Error::backend("creating a completion queue"))?;
         let connection = Connection::new(backend, id, &completions, peer, options, Budget::new(u64::MAX))?;
         Ok(Self { connection, completions, events })
@@ -55,10 +58,37 @@ impl<B: Backend> Link<B> {
     /// What ended the connection.
     pub fn try_write(&mut self, from: &[IoSlice<'_>]) -> Result<Option<usize>, Error> {
         let written = self.connection.try_write(from)?;
-        if written.is_some_and(|written| written > 0) && !self.is_flushed() {
+        self.look(written);
+        Ok(written)
+    }
+
+    /// As [`Connection::try_lend`], and looks as [`Link::try_write`] does.
+    ///
+    /// # Errors
+    /// As [`Connection::try_lend`].
+    pub fn try_lend(
+        &mut self,
+        buffer: &Arc<RegisteredBuffer<B>>,
+        range: Range<usize>,
+    ) -> Result<Option<usize>, Error> {
+        let lent = self.connection.try_lend(buffer, range)?;
+        self.look(lent);
+        Ok(lent)
+    }
+
+    fn look(&mut self, sent: Option<usize>) {
+        if sent.is_some_and(|sent| sent > 0) && !self.is_flushed() {
             self.progress();
         }
-        Ok(written)
+    }
+
+    /// Whether all that was lent of `buffer` has arrived.
+    pub(crate) fn returned(&self, buffer: &RegisteredBuffer<B>) -> Result<Option<()>, Error> {
+        match self.is_lent(buffer) {
+            false => Ok(Some(())),
+            true if matches!(self.state(), State::Closed | State::Failed(_)) => Err(self.end()),
+            true => Ok(None),
+        }
     }
 
     /// Takes completions, handles time, and posts what can be posted. Call it after the completion queue's descriptor was

@@ -10,10 +10,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rdma_proto::backend::{Access, Backend, Domain, RecvRequest, Region, Slice};
 use rdma_proto::window::Readable;
 use rdma_proto::wire::MESSAGE_LEN;
-use rdma_proto::{Config, RegionAddress, Span};
+use rdma_proto::{Config, RegionAddress, Source, Span};
 
 use crate::arrived::Arrived;
 use crate::error::Error;
+use crate::lend::{Lendings, Owner, RegisteredBuffer};
 
 /// Marks the work request ids of receives. Those of sends are the machine's, which leaves this bit free.
 const RECEIVE: u64 = 1 << 63;
@@ -51,7 +52,7 @@ impl Budget {
 
 /// A part of a budget, given back when dropped.
 #[derive(Debug)]
-struct Share {
+pub(crate) struct Share {
     budget: Arc<Budget>,
     bytes: u64,
 }
@@ -64,8 +65,8 @@ impl Drop for Share {
 
 /// A region and the share of the budget that it takes.
 #[derive(Debug)]
-struct Booked<R> {
-    region: R,
+pub(crate) struct Booked<R> {
+    pub(crate) region: R,
     _share: Share,
 }
 
@@ -78,6 +79,9 @@ pub(crate) struct Memory<B: Backend> {
     send: Option<Booked<B::Region>>,
     /// Slots of [`MESSAGE_LEN`] bytes (VR-CTRL-007): first one for each send work request, then one for each receive.
     messages: Booked<B::Region>,
+    /// Memory of the application on its way out.
+    pub(crate) lendings: Lendings<B>,
+    owner: Owner,
     send_slots: usize,
     window: usize,
     send_buffer: usize,
@@ -100,6 +104,8 @@ impl<B: Backend> Memory<B> {
             windows: [Some(register::<B>(&domain, &budget, window, Access::REMOTE_WRITE)?), None],
             send: None,
             messages: register::<B>(&domain, &budget, slots * MESSAGE_LEN, Access::LOCAL_WRITE)?,
+            lendings: Lendings::new(),
+            owner: Owner::new(),
             send_slots,
             window,
             send_buffer: config.send_buffer as usize,
@@ -182,14 +188,27 @@ impl<B: Backend> Memory<B> {
         if copied { len } else { 0 }
     }
 
-    pub(crate) fn outgoing(&self, span: Span) -> Slice<'_, B::Region> {
-        match &self.send {
-            Some(send) => {
-                Slice { region: &send.region, offset: span.offset as usize, len: span.len as usize }
-            }
-            // Without a send buffer the only WRITE there is, is the empty one.
-            None => Slice { region: &self.messages.region, offset: 0, len: 0 },
-        }
+    pub(crate) fn outgoing(&self, source: Source) -> Slice<'_, B::Region> {
+        let place = match source {
+            Source::Buffer(span) => self.send.as_ref().map(|send| Slice {
+                region: &send.region,
+                offset: span.offset as usize,
+                len: span.len as usize,
+            }),
+            Source::Lent(span) => self.lendings.latest(span),
+        };
+        // Without a send buffer the only WRITE from there is the empty one.
+        place.unwrap_or(Slice { region: &self.messages.region, offset: 0, len: 0 })
+    }
+
+    /// Registers memory for the application to lend.
+    pub(crate) fn lendable(&self, len: usize) -> Result<RegisteredBuffer<B>, Error> {
+        let memory = register::<B>(&self.domain, &self.budget, len, Access::NONE)?;
+        Ok(RegisteredBuffer::new(memory, self.owner))
+    }
+
+    pub(crate) const fn owner(&self) -> Owner {
+        self.owner
     }
 
     /// Puts a message into a send slot.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rdma_proto::backend::RnrTimer;
+use rdma_proto::backend::{Capabilities, RnrTimer};
 use rdma_proto::{Config, RECEIVES};
 
 /// Settings of a stream or listener. Start from [`Options::client`] or [`Options::server`].
@@ -42,6 +42,21 @@ impl Options {
             keep_memory: Duration::from_secs(5),
             completion_vector: 0,
         }
+    }
+
+    /// As far as the device goes (VR-RES-009).
+    pub(crate) fn fitted(mut self, limits: &Capabilities) -> Self {
+        let deepest = u16::try_from(limits.max_queue_depth).unwrap_or(u16::MAX);
+        self.protocol.send_depth = self.protocol.send_depth.min(deepest);
+        self.receives = self.receives.clamp(1, deepest.max(1));
+        // Asking all the time whether memory can go would be spinning.
+        self.keep_memory = self.keep_memory.max(Duration::from_millis(1));
+        self
+    }
+
+    /// Completions that a connection can have waiting in its queue, all of which must find room there (VR-RES-011).
+    pub(crate) fn completions(&self) -> u32 {
+        u32::from(self.protocol.send_depth) + u32::from(self.receives)
     }
 
     /// What a server usually wants.

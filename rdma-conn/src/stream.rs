@@ -2,19 +2,21 @@
 
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::ops::Range;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use rdma_proto::Counters;
 
-use crate::connection::Work;
 use crate::dial::Dial;
 use crate::error::Error;
 use crate::keeper;
+use crate::lend::RegisteredBuffer;
 use crate::link::Link;
 use crate::options::Options;
 use crate::shared::{Locked, Shared};
 use crate::wait::{self, Descriptors};
+use crate::work::Work;
 
 /// A byte stream over RDMA: like a `TcpStream`, with [`Read`] and [`Write`]. Where the peer cut it means nothing (VR-XFER-007),
 /// and nothing in it is encrypted or authenticated (VR-SEC-006).
@@ -115,6 +117,33 @@ impl<B: Descriptors> Stream<B> {
     /// Bytes of memory registered for this connection.
     pub fn registered_bytes(&self) -> usize {
         self.link().registered_bytes()
+    }
+
+    /// Registers memory to send from without a copy, see [`Connection::register`](crate::Connection::register).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn register(&self, len: usize) -> Result<RegisteredBuffer<B>, Error> {
+        self.link().register(len)
+    }
+
+    /// Sends bytes of `buffer`, from the beginning of `range`, behind all that was written; returns how many as soon as they are
+    /// on their way. [`Stream::returned`] waits for the buffer.
+    ///
+    /// # Errors
+    /// As [`Connection::try_lend`](crate::Connection::try_lend), or the write time-out passed.
+    pub fn lend(&mut self, buffer: &Arc<RegisteredBuffer<B>>, range: Range<usize>) -> Result<usize, Error> {
+        let mut link = self.link();
+        wait::until(&mut link, self.write_timeout, "lending", |link| link.try_lend(buffer, range.clone()))
+    }
+
+    /// Waits until the peer has all that was lent of `buffer`, which can then be changed.
+    ///
+    /// # Errors
+    /// The connection ended before that, or the write time-out passed.
+    pub fn returned(&mut self, buffer: &RegisteredBuffer<B>) -> Result<(), Error> {
+        let doing = "waiting for a buffer to come back";
+        wait::until(&mut self.link(), self.write_timeout, doing, |link| link.returned(buffer))
     }
 
     /// Ends the connection once everything written has arrived at the peer, waiting for at most `linger`.

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::io::{IoSlice, Read, Write};
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -335,4 +336,49 @@ fn bytes_are_read_in_place() {
         server.consume(id, 990).expect("the rest");
         writer.join().expect("does not panic");
     });
+}
+
+/// An event loop lends as it writes: it is told when it may go on, and when its memory has come back.
+#[test]
+fn an_endpoint_lends() {
+    let usage = beside_echo(Limits::default(), |_, client, address| {
+        let mut endpoint = Endpoint::new(client, Limits::default()).expect("a device");
+        let id = endpoint.connect(address, None, LONG, small_client()).expect("begins");
+        assert!(matches!(next(&mut endpoint), Event::Opened { .. }));
+        let bytes = pattern(1 << 20, 7);
+        let mut buffer =
+            endpoint.connection(id).expect("is there").register(bytes.len()).expect("registered");
+        assert!(buffer.write(0, &bytes));
+        let buffer = Arc::new(buffer);
+        let (mut first, mut second, mut back) = (0, 0, 0);
+        let mut got: Vec<u8> = Vec::new();
+        while got.len() < 2 * bytes.len() || Arc::strong_count(&buffer) > 1 {
+            // The second round has to wait until the first is posted.
+            for sent in [&mut first, &mut second] {
+                while *sent < bytes.len() {
+                    match endpoint.lend(id, &buffer, *sent..bytes.len()).expect("the server is there") {
+                        Some(lent) => *sent += lent,
+                        None => break,
+                    }
+                }
+            }
+            match next(&mut endpoint) {
+                Event::Readable(_) => {
+                    let mut some = [0; 8192];
+                    while let Some(read) = endpoint.read(id, &mut some).expect("the server is there") {
+                        got.extend(&some[..read]);
+                    }
+                }
+                Event::Writable(_) => {}
+                Event::Returned(_) => back += 1,
+                other => panic!("{other:?}"),
+            }
+        }
+        assert!(got[..bytes.len()] == bytes && got[bytes.len()..] == bytes);
+        let work = endpoint.connection(id).expect("is there").work();
+        assert_eq!((work.lent, work.returned), (2 << 20, 2));
+        assert!((1..=2).contains(&back), "{back} events for two returns");
+        assert!(work.stalls < 1000, "it was woken for nothing: {work:?}");
+    });
+    assert_eq!(usage.accepted, 1);
 }

@@ -2,10 +2,11 @@
 
 use std::io::{ErrorKind, IoSlice, Read, Write};
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use rdma_conn::{Connect, Listener, Options, Stream};
+use rdma_conn::{Connect, Error, Listener, Options, Stream};
 use rdma_softsim::{Fabric, SoftSim};
 
 const LONG: Duration = Duration::from_secs(20);
@@ -264,4 +265,69 @@ fn await_registered(stream: &Stream<SoftSim>, bytes: usize, why: &str) {
         );
         thread::yield_now();
     }
+}
+
+/// Bytes lent and bytes written arrive in the order of the calls, through windows much shorter than the buffer; the buffer
+/// can be changed again as soon as all has arrived, and not before.
+#[test]
+fn lent_memory_arrives_and_comes_back() {
+    let mut server = Options::server();
+    server.protocol.window = 10_000;
+    let (mut client, mut server) = pair_with(Options::client(), server);
+    let bytes = pattern(100_000);
+    let mut buffer = Arc::new(client.register(bytes.len()).expect("registered"));
+    assert!(Arc::get_mut(&mut buffer).expect("nobody else has it").write(0, &bytes));
+
+    client.write_all(b"head").expect("written");
+    assert_eq!(client.lend(&buffer, 0..bytes.len()).expect("lent"), bytes.len());
+    assert!(Arc::get_mut(&mut buffer).is_none(), "it can be changed while the device reads it");
+    let tail = thread::spawn({
+        let buffer = buffer.clone();
+        move || {
+            // Waits until the first part is posted: the peer has to read for that.
+            assert_eq!(client.lend(&buffer, 1..3).expect("lent"), 2);
+            client.write_all(b"tail").expect("written");
+            client.returned(&buffer).expect("all of it arrives");
+            client
+        }
+    });
+    let got = read_all(&mut server, bytes.len() + 10);
+    assert_eq!(
+        (&got[..4], &got[4..100_004], &got[100_004..]),
+        (&b"head"[..], &bytes[..], &b"\x01\x02tail"[..])
+    );
+    let client = tail.join().expect("does not panic");
+    assert!(Arc::get_mut(&mut buffer).is_some(), "it was not given back");
+    assert_eq!((client.work().lent, client.work().returned), (100_002, 2));
+}
+
+#[test]
+fn memory_is_lent_to_its_own_connection_only_and_within_its_bounds() {
+    let ((mut one, _far), (two, _away)) = (pair(), pair());
+    let foreign = Arc::new(two.register(10).expect("registered"));
+    let refused = one.lend(&foreign, 0..10).expect_err("another connection's");
+    assert!(matches!(refused, Error::ForeignBuffer), "{refused}");
+    let own = Arc::new(one.register(10).expect("registered"));
+    #[expect(clippy::reversed_empty_ranges, reason = "it must be refused")]
+    for range in [0..11, 11..12, 5..4] {
+        let refused = one.lend(&own, range.clone()).expect_err("not inside");
+        assert_eq!(refused.io_kind(), ErrorKind::InvalidInput, "{range:?}: {refused}");
+    }
+    assert_eq!(one.lend(&own, 10..10).expect("nothing is lent"), 0);
+    assert!(one.register(0).is_err(), "no memory at all is registered");
+}
+
+/// Whoever waits for memory to come back hears of the end, and the memory outlives the connection.
+#[test]
+fn lent_memory_survives_the_end() {
+    let (mut client, server) = pair();
+    let buffer = Arc::new(client.register(4 << 20).expect("registered"));
+    // More than both of the server's windows, which nobody reads.
+    assert_eq!(client.lend(&buffer, 0..4 << 20).expect("lent"), 4 << 20);
+    drop(server);
+    let lost = client.returned(&buffer).expect_err("the server left with half of it");
+    assert_eq!(lost.io_kind(), ErrorKind::BrokenPipe, "{lost}");
+    drop(client);
+    let mut byte = [1];
+    assert!(buffer.read((4 << 20) - 1, &mut byte) && byte == [0]);
 }

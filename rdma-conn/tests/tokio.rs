@@ -1,6 +1,10 @@
 //! Streams on the tokio runtime, over the embedded fabric.
 
+use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use rdma_conn::{AsyncListener, AsyncStream, Connect, Listener, Options};
@@ -130,4 +134,45 @@ async fn a_cancelled_connect_is_gone() {
     let connect = AsyncStream::connect(&client, address);
     assert!(timeout(Duration::from_millis(50), connect).await.is_err(), "nobody accepts");
     assert_eq!(fabric.resources([192, 0, 2, 2].into()), Default::default());
+}
+
+/// A future that waits to lend, or to have its memory back, can be dropped: nothing is lent twice, nothing is lost.
+#[tokio::test]
+async fn cancelled_lending_loses_nothing() {
+    let mut options = Options::server();
+    options.protocol.window = 10_000;
+    let (mut client, mut server) = pair_with(Options::client(), options).await;
+    let bytes = pattern(100_000);
+    let mut buffer = client.register(bytes.len()).expect("registered");
+    assert!(buffer.write(0, &bytes));
+    let buffer = Arc::new(buffer);
+    assert_eq!(client.lend(&buffer, 0..bytes.len()).await.expect("lent"), bytes.len());
+    {
+        // The first part fills the windows of a server that does not read.
+        let mut waits = pin!(client.lend(&buffer, 0..5));
+        assert!(polled(waits.as_mut()).await.is_none(), "there is no room for more");
+    }
+    {
+        let mut waits = pin!(client.returned(&buffer));
+        assert!(polled(waits.as_mut()).await.is_none(), "the server has not read it");
+    }
+    let mut got = vec![0; bytes.len() + 3];
+    let reader = async { server.read_exact(&mut got).await };
+    let writer = async {
+        client.lend(&buffer, 10..13).await.expect("lent");
+        client.returned(&buffer).await.expect("comes back");
+    };
+    let (read, ()) = tokio::join!(reader, writer);
+    read.expect("all arrives");
+    assert_eq!((&got[..bytes.len()], &got[bytes.len()..]), (&bytes[..], &bytes[10..13]));
+    assert_eq!(Arc::strong_count(&buffer), 1);
+}
+
+/// Polls once.
+async fn polled<T>(mut future: Pin<&mut impl Future<Output = T>>) -> Option<T> {
+    poll_fn(|cx| match future.as_mut().poll(cx) {
+        Poll::Ready(done) => Poll::Ready(Some(done)),
+        Poll::Pending => Poll::Ready(None),
+    })
+    .await
 }

@@ -9,7 +9,7 @@ use crate::backend::{CompletionError, CompletionStatus, Immediate, RNR_RETRY_INF
 use crate::config::{Config, Role};
 use crate::credit::{Credits, Purpose};
 use crate::error::{ApiMisuse, Effect, Error, InvalidMessage, PeerMisbehaved, TransportError};
-use crate::send::{SendBooks, Span};
+use crate::send::{SendBooks, Source, Span};
 use crate::time::Instant;
 use crate::window::{Readable, RxWindow, TxWindow};
 use crate::wire::{FeatureSet, MESSAGE_LEN, Message, Window};
@@ -41,15 +41,15 @@ pub enum Action {
         /// The bytes.
         message: [u8; MESSAGE_LEN],
     },
-    /// Post a WRITE from the send buffer. An empty one writes nothing and needs no key; its completion tells that all
+    /// Post a WRITE. An empty one writes nothing and needs no key; its completion tells that all
     /// before it are done.
     Write {
         /// The work request's id.
         id: u64,
         /// Whether its success must be reported.
         signaled: bool,
-        /// The bytes, in the send buffer.
-        from: Span,
+        /// The bytes.
+        from: Source,
         /// Where they go.
         to: RemoteAddress,
         /// The immediate, for a WRITE with immediate.
@@ -228,6 +228,11 @@ impl Connection {
         self.send.space()
     }
 
+    /// Most bytes that [`Connection::lend`] takes now: none while some of what was lent before wait to be posted.
+    pub const fn lendable(&self) -> u32 {
+        self.send.lendable()
+    }
+
     /// Bytes taken from the application that were not posted yet: they wait for window or credit.
     pub const fn unposted(&self) -> u64 {
         self.send.unposted()
@@ -236,6 +241,11 @@ impl Connection {
     /// Bytes taken from the application of which it is not known that they arrived.
     pub const fn unconfirmed(&self) -> u64 {
         self.send.unconfirmed()
+    }
+
+    /// Bytes of which it is known that they arrived.
+    pub const fn confirmed(&self) -> u64 {
+        self.send.done().bytes
     }
 
     /// When [`Connection::handle_timeout`] must be called at the latest.
@@ -433,11 +443,27 @@ impl Connection {
     /// # Errors
     /// More than there is space for, or the connection is not open for writing.
     pub const fn commit(&mut self, bytes: usize) -> Result<(), Error> {
+        match self.writable() {
+            Ok(()) => widen(self.send.commit(bytes)),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Takes `bytes` that lie in memory of their own, behind all that was taken before. That memory must stay as it is until
+    /// [`Connection::unconfirmed`] tells that all of them have arrived.
+    ///
+    /// # Errors
+    /// More than [`Connection::lendable`], or the connection is not open for writing.
+    pub const fn lend(&mut self, bytes: usize) -> Result<(), Error> {
+        match self.writable() {
+            Ok(()) => widen(self.send.lend(bytes)),
+            Err(error) => Err(error),
+        }
+    }
+
+    const fn writable(&self) -> Result<(), Error> {
         match self.state {
-            State::Connecting | State::Open => match self.send.commit(bytes) {
-                Ok(()) => Ok(()),
-                Err(misuse) => Err(Error::ApiMisuse(misuse)),
-            },
+            State::Connecting | State::Open => Ok(()),
             State::Closing => Err(Error::ApiMisuse(ApiMisuse::WriteAfterClose)),
             State::Closed => Err(Error::Transport(TransportError::Disconnected)),
             State::Failed(error) => Err(error),
@@ -579,9 +605,8 @@ impl Connection {
         if pending == 0 || slots == 0 || !self.credits.allow(self.send.posted().notices, Purpose::Data) {
             return None;
         }
-        let first = self.send.next_span(pending).len;
-        // Bytes that wrap around the end of the send buffer need a second request.
-        let total = if slots >= 2 { u32::try_from(pending).unwrap_or(first) } else { first };
+        // Bytes that wrap around the end of the send buffer, or are lent, need requests of their own. At most `room`, a u32.
+        let total = self.send.carried(pending, slots) as u32;
         Some(Flush { left: total, total })
     }
 
@@ -592,17 +617,17 @@ impl Connection {
 
     /// Posts a part of a flush: a plain WRITE, or the one that ends it with the sum of all (VR-XFER-002, VR-XFER-004).
     fn write_part(&mut self, flush: Flush) -> Option<Action> {
-        let from = self.send.next_span(flush.left.into());
-        let Some(to) = self.tx.take(from.len) else {
+        let from = self.send.next_source(flush.left.into());
+        let Some(to) = self.tx.take(from.len()) else {
             self.fail(Error::Unreachable("a flush longer than the peer's window"));
             return self.next_action();
         };
-        let left = flush.left.saturating_sub(from.len);
+        let left = flush.left.saturating_sub(from.len());
         let ends = left == 0;
         self.flush = if ends { None } else { Some(Flush { left, ..flush }) };
-        let (id, signaled) = self.send.post(from.len, ends, false);
+        let (id, signaled) = self.send.post(from.len(), ends, false);
         let counters = &mut self.counters;
-        counters.bytes_sent = counters.bytes_sent.saturating_add(from.len.into());
+        counters.bytes_sent = counters.bytes_sent.saturating_add(from.len().into());
         if ends {
             counters.data_notifications_sent = counters.data_notifications_sent.saturating_add(1);
             if self.tx.room() == 0 {
@@ -631,7 +656,7 @@ impl Connection {
 
     /// An empty WRITE: its completion tells that all before it are done, and that the peer's device is there.
     const fn write_nothing(&mut self) -> Action {
-        let from = self.send.next_span(0);
+        let from = self.send.next_source(0);
         let (id, signaled) = self.send.post(0, false, true);
         Action::Write { id, signaled, from, to: RemoteAddress { address: 0, rkey: 0 }, immediate: None }
     }
@@ -673,5 +698,12 @@ impl Connection {
             self.state = State::Failed(error);
             self.disconnect = true;
         }
+    }
+}
+
+const fn widen(result: Result<(), ApiMisuse>) -> Result<(), Error> {
+    match result {
+        Ok(()) => Ok(()),
+        Err(misuse) => Err(Error::ApiMisuse(misuse)),
     }
 }

@@ -194,6 +194,14 @@ pub enum ApiMisuse {
         /// What was free.
         space: usize,
     },
+    /// More bytes lent than could be.
+    #[error("{bytes} bytes lent where {lendable} could be")]
+    LendBeyondLimit {
+        /// What was lent.
+        bytes: usize,
+        /// What could be.
+        lendable: usize,
+    },
     /// More bytes consumed than were readable.
     #[error("{bytes} bytes consumed of {readable} readable")]
     ConsumeBeyondReadable {

@@ -30,4 +30,4 @@ pub mod wire;
 pub use config::{Config, Keepalive, LARGEST_WINDOW, RECEIVES, Role};
 pub use connection::{Action, Connection, Counters, RegionAddress, State};
 pub use error::{ApiMisuse, Effect, Error, InvalidMessage, PeerIncompatible, PeerMisbehaved, TransportError};
-pub use send::Span;
+pub use send::{Source, Span};

@@ -55,14 +55,46 @@ pub struct Span {
     pub len: u32,
 }
 
+/// Where the bytes of a WRITE lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Source {
+    /// In the send buffer.
+    Buffer(Span),
+    /// In the memory of the latest [`Connection::lend`](crate::Connection::lend).
+    Lent(Span),
+}
+
+impl Source {
+    /// How many bytes.
+    #[expect(clippy::len_without_is_empty, reason = "no bytes are as good as any other number")]
+    pub const fn len(self) -> u32 {
+        match self {
+            Self::Buffer(span) | Self::Lent(span) => span.len,
+        }
+    }
+}
+
+/// Most bytes under way while some of them are lent, so that the bits of an id tell the whole count.
+const LENT_LIMIT: u64 = 1 << 30;
+
+/// The part of the stream that lies in lent memory instead of the send buffer, as counts of bytes. Its place in the buffer stays
+/// unused, which costs nothing: what comes behind it waits until it is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Lent {
+    begin: u64,
+    end: u64,
+}
+
 /// The send side's books.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct SendBooks {
     depth: u64,
     notice_limit: u64,
     capacity: u64,
-    /// Bytes the application has put into the buffer.
+    /// Bytes the application has put into the buffer or lent.
     written: u64,
+    /// What was lent last.
+    lent: Lent,
     posted: Progress,
     /// Up to the last request posted with a signal.
     signaled: Progress,
@@ -77,6 +109,7 @@ impl SendBooks {
             notice_limit: notice_limit as u64,
             capacity: capacity as u64,
             written: 0,
+            lent: Lent { begin: 0, end: 0 },
             posted: zero,
             signaled: zero,
             done: zero,
@@ -106,6 +139,27 @@ impl SendBooks {
         Ok(())
     }
 
+    /// Most bytes that can be lent now: none while some of what was lent before are not posted.
+    pub(crate) const fn lendable(&self) -> u32 {
+        if self.posted.bytes < self.lent.end {
+            return 0;
+        }
+        LENT_LIMIT.saturating_sub(self.unconfirmed()) as u32
+    }
+
+    pub(crate) const fn lend(&mut self, bytes: usize) -> Result<(), ApiMisuse> {
+        let lendable = self.lendable() as usize;
+        if bytes > lendable {
+            return Err(ApiMisuse::LendBeyondLimit { bytes, lendable });
+        }
+        if bytes > 0 {
+            let begin = self.written;
+            self.written = begin.saturating_add(bytes as u64);
+            self.lent = Lent { begin, end: self.written };
+        }
+        Ok(())
+    }
+
     pub(crate) const fn unposted(&self) -> u64 {
         self.written.saturating_sub(self.posted.bytes)
     }
@@ -116,8 +170,34 @@ impl SendBooks {
     }
 
     /// The first `bytes` of what is to be posted, as far as they lie together.
-    pub(crate) const fn next_span(&self, bytes: u64) -> Span {
-        self.span(self.posted.bytes, bytes)
+    pub(crate) const fn next_source(&self, bytes: u64) -> Source {
+        self.source(self.posted.bytes, bytes)
+    }
+
+    /// How many of the next `bytes` can be posted with `requests`, each of which takes what lies together.
+    pub(crate) const fn carried(&self, bytes: u64, requests: u64) -> u64 {
+        let mut carried = 0;
+        let mut left = requests;
+        while left > 0 && carried < bytes {
+            let next = self.source(self.posted.bytes.saturating_add(carried), bytes.saturating_sub(carried));
+            carried = carried.saturating_add(next.len() as u64);
+            left = left.saturating_sub(1);
+        }
+        carried
+    }
+
+    const fn source(&self, position: u64, bytes: u64) -> Source {
+        if position < self.lent.begin {
+            let before = self.lent.begin.saturating_sub(position);
+            Source::Buffer(self.span(position, if bytes < before { bytes } else { before }))
+        } else if position < self.lent.end {
+            let rest = self.lent.end.saturating_sub(position);
+            let len = if bytes < rest { bytes } else { rest };
+            // Both are at most `LENT_LIMIT`.
+            Source::Lent(Span { offset: position.saturating_sub(self.lent.begin) as u32, len: len as u32 })
+        } else {
+            Source::Buffer(self.span(position, bytes))
+        }
     }
 
     const fn span(&self, position: u64, bytes: u64) -> Span {
@@ -144,16 +224,19 @@ impl SendBooks {
         }
     }
 
-    /// Books one request of `bytes` from the buffer and says its id and whether it must be signalled: whenever a quarter of
-    /// any budget is used since the last signal, so that whoever waits for room always has a completion to wait for.
+    /// Books one request of `bytes` and says its id and whether it must be signalled: whenever a quarter of any budget is used
+    /// since the last signal, so that whoever waits for room always has a completion to wait for; and when it is the
+    /// last of what was lent, for whoever waits to have that back.
     pub(crate) const fn post(&mut self, bytes: u32, notifies: bool, force_signal: bool) -> (u64, bool) {
         self.posted.slots = self.posted.slots.saturating_add(1);
         self.posted.notices = self.posted.notices.saturating_add(notifies as u64);
         self.posted.bytes = self.posted.bytes.saturating_add(bytes as u64);
+        let gives_back = bytes > 0 && self.posted.bytes == self.lent.end;
         let slots = self.posted.slots.saturating_sub(self.signaled.slots);
         let notices = self.posted.notices.saturating_sub(self.signaled.notices);
         let bytes = self.posted.bytes.saturating_sub(self.signaled.bytes);
         let signal = force_signal
+            || gives_back
             || slots >= self.depth.div_ceil(4)
             || notices >= self.notice_limit.div_ceil(4)
             || bytes >= self.capacity.div_ceil(4);

@@ -13,7 +13,7 @@ use std::time::Duration;
 use rdma_proto::backend::{Immediate, RNR_RETRY_INFINITE};
 use rdma_proto::time::Instant;
 use rdma_proto::wire::Message;
-use rdma_proto::{Action, Config, Connection, RegionAddress, Role, Span, State};
+use rdma_proto::{Action, Config, Connection, RegionAddress, Role, Source, Span, State};
 
 use super::Defect;
 use super::search::Model;
@@ -330,7 +330,7 @@ impl Side {
                 return Ok(true);
             }
             Action::Write { from, immediate: Some(immediate), .. } => {
-                if defect == Some(Defect::NoticeTooLong) && from.len > 1 {
+                if defect == Some(Defect::NoticeTooLong) && from.len() > 1 {
                     immediate.0 += 1;
                 }
             }
@@ -378,7 +378,8 @@ impl Side {
                 }
                 signaled.then_some(id)
             }
-            Action::Write { id, signaled, from: Span { offset, len }, to, immediate } => {
+            Action::Write { id, signaled, from, to, immediate } => {
+                let Span { offset, len } = span(from)?;
                 bytes = self.buffer[offset as usize..][..len as usize].to_vec();
                 other.land(to.rkey, to.address, &bytes)?;
                 if let Some(Immediate(count)) = immediate {
@@ -429,7 +430,8 @@ impl Side {
         let Some(id) = self.completions.pop_front() else { return Ok(()) };
         let mut found = false;
         while let Some((action, bytes)) = self.carried.pop_front() {
-            if let Action::Write { from: Span { offset, len }, .. } = action {
+            if let Action::Write { from, .. } = action {
+                let Span { offset, len } = span(from)?;
                 let now = &self.buffer[offset as usize..][..len as usize];
                 must(now == bytes, || "the send buffer changed while the device owned it".into())?;
             }
@@ -448,7 +450,15 @@ impl Side {
     }
 }
 
+/// A part of the send buffer: nothing is lent here.
+fn span(from: Source) -> Result<Span, String> {
+    match from {
+        Source::Buffer(span) => Ok(span),
+        Source::Lent(_) => Err("a WRITE of bytes that nobody lent".into()),
+    }
+}
+
 /// Whether the request reads this byte of the send buffer.
 fn overlaps(action: &Action, at: u32) -> bool {
-    matches!(action, Action::Write { from, .. } if (from.offset..from.offset + from.len).contains(&at))
+    matches!(action, Action::Write { from: Source::Buffer(Span { offset, len }), .. } if (*offset..offset + len).contains(&at))
 }

@@ -178,7 +178,7 @@ impl Machine {
                     Reply::Write {
                         address: Hex(to.address),
                         rkey: Hex(to.rkey.into()),
-                        length: from.len,
+                        length: from.len(),
                         immediate: immediate.map(|immediate| immediate.0),
                     }
                 }

@@ -5,6 +5,7 @@ mod readiness;
 use std::future::{Future, poll_fn};
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker, ready};
@@ -15,16 +16,17 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::ToSocketAddrs;
 use tokio::time::Sleep;
 
-use crate::connection::Work;
 use crate::dial::Dial;
 use crate::error::Error;
 use crate::keeper;
+use crate::lend::RegisteredBuffer;
 use crate::link::Link;
 use crate::listener::Listener;
 use crate::shared::Shared;
 use crate::stream::Connect;
 use crate::wait::Descriptors;
 use crate::waiting::{Waiting, Want};
+use crate::work::Work;
 
 use readiness::Readiness;
 
@@ -141,6 +143,35 @@ impl<B: Descriptors> AsyncStream<B> {
     /// What it has asked of the device so far.
     pub fn work(&self) -> Work {
         self.shared.lock().work()
+    }
+
+    /// Registers memory to send from without a copy, see [`Connection::register`](crate::Connection::register).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn register(&self, len: usize) -> Result<RegisteredBuffer<B>, Error> {
+        self.shared.lock().register(len)
+    }
+
+    /// Sends bytes of `buffer`, from the beginning of `range`, behind all that was written; returns how many as soon as they are
+    /// on their way. A future that is dropped has lent nothing. [`AsyncStream::returned`] waits for the buffer.
+    ///
+    /// # Errors
+    /// As [`Connection::try_lend`](crate::Connection::try_lend).
+    pub async fn lend(
+        &mut self,
+        buffer: &Arc<RegisteredBuffer<B>>,
+        range: Range<usize>,
+    ) -> io::Result<usize> {
+        poll_fn(|cx| self.poll_step(cx, Want::Write, |link| link.try_lend(buffer, range.clone()))).await
+    }
+
+    /// Waits until the peer has all that was lent of `buffer`, which can then be changed.
+    ///
+    /// # Errors
+    /// The connection ended before that.
+    pub async fn returned(&mut self, buffer: &RegisteredBuffer<B>) -> io::Result<()> {
+        poll_fn(|cx| self.poll_step(cx, Want::Write, |link| link.returned(buffer))).await
     }
 
     /// Repeats `step` until it has a result; until then the task is woken whenever the connection has moved.

@@ -35,6 +35,8 @@ pub(super) struct Member<B: Backend> {
     pub(super) due: Option<Instant>,
     /// Whether a write found too little room.
     pub(super) wants_room: bool,
+    /// Whether memory could not be lent.
+    pub(super) wants_to_lend: bool,
     /// Whether nobody wants to hear of it any more.
     pub(super) abandoned: bool,
     listener: Option<ListenerId>,
@@ -53,11 +55,14 @@ struct News {
     opened: bool,
     readable: bool,
     writable: bool,
+    returned: bool,
     ended: bool,
     was_opened: bool,
     has_ended: bool,
     /// Bytes that had arrived when it was last said that there are some.
     received: u64,
+    /// Parts of buffers that had come back when it was last said that some have.
+    came_back: u64,
 }
 
 impl<B: Backend> Member<B> {
@@ -75,6 +80,7 @@ impl<B: Backend> Member<B> {
             queue: None,
             due: None,
             wants_room: false,
+            wants_to_lend: false,
             abandoned: false,
             listener,
             open_by,
@@ -223,9 +229,16 @@ impl<B: Backend> Member<B> {
                 self.wants_room = false;
                 news.writable = true;
             }
+            if self.wants_to_lend && connection.can_lend() {
+                self.wants_to_lend = false;
+                news.writable = true;
+            }
+            let came_back = connection.work().returned;
+            news.returned |= came_back > news.came_back;
+            news.came_back = came_back;
         }
-        let news = self.news.opened || self.news.readable || self.news.writable || self.news.ended;
-        let enters = news && !self.telling && !self.abandoned;
+        let any = news.opened || news.readable || news.writable || news.returned || news.ended;
+        let enters = any && !self.telling && !self.abandoned;
         self.telling |= enters;
         enters
     }
@@ -241,6 +254,8 @@ impl<B: Backend> Member<B> {
             Some(Event::Readable(id))
         } else if std::mem::take(&mut news.writable) {
             Some(Event::Writable(id))
+        } else if std::mem::take(&mut news.returned) {
+            Some(Event::Returned(id))
         } else {
             std::mem::take(&mut news.ended).then_some(Event::Ended(id))
         };

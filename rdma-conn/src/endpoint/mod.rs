@@ -8,6 +8,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::io::IoSlice;
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,8 +16,9 @@ use std::time::Duration;
 use rdma_proto::backend::{Backend, CmEvent, CmEventKind, EventChannel, Identifier, IdentifierKey};
 use rdma_proto::time::Instant;
 
-use crate::connection::{Connection, fitted};
+use crate::connection::Connection;
 use crate::error::Error;
+use crate::lend::RegisteredBuffer;
 use crate::memory::Budget;
 use crate::options::Options;
 use crate::wait::{self, Descriptors};
@@ -52,8 +54,10 @@ pub enum Event {
     },
     /// Bytes have arrived.
     Readable(ConnectionId),
-    /// There is room again, after a write that found too little.
+    /// There is room again, after a write that found too little, or memory can be lent again.
     Writable(ConnectionId),
+    /// Some of what was lent has come back.
+    Returned(ConnectionId),
     /// The connection has ended, or did not come about. What arrived before can still be read; then
     /// [`Endpoint::remove`] it.
     Ended(ConnectionId),
@@ -243,6 +247,25 @@ impl<B: Descriptors> Endpoint<B> {
         member.wants_room = written.unwrap_or(0) < wanted;
         self.schedule(id);
         Ok(written)
+    }
+
+    /// Sends from registered memory, see [`Connection::register`] and [`Connection::try_lend`]. If that is not all, or `None`
+    /// because nothing can be lent now, [`Event::Writable`] follows; [`Event::Returned`] when memory has come back.
+    ///
+    /// # Errors
+    /// As [`Connection::try_lend`], or there is no such connection.
+    pub fn lend(
+        &mut self,
+        id: ConnectionId,
+        buffer: &Arc<RegisteredBuffer<B>>,
+        range: Range<usize>,
+    ) -> Result<Option<usize>, Error> {
+        let wanted = range.len();
+        let member = self.member(id)?;
+        let lent = member.live()?.try_lend(buffer, range)?;
+        member.wants_to_lend = lent.unwrap_or(0) < wanted;
+        self.schedule(id);
+        Ok(lent)
     }
 
     /// Begins a graceful end: what was written is delivered first, for at most `linger`; [`Event::Ended`] follows, and
@@ -492,7 +515,7 @@ impl<B: Descriptors> Endpoint<B> {
         options: Options,
     ) -> Result<(QueueId, Connection<B>), Error> {
         let limits = identifier.capabilities().map_err(Error::backend("asking for the device's limits"))?;
-        let options = fitted(options, &limits);
+        let options = options.fitted(&limits);
         let queue = self.queues.book(&identifier, &options, &self.watch)?;
         while self.queues.is_stale(queue) {
             self.take_batch(queue)?;

@@ -10,7 +10,7 @@ use rdma_proto::backend::{Backend, Completion, CompletionQueue, DeviceKey, Ident
 
 use super::ConnectionId;
 use super::watch::Watch;
-use crate::connection::{BATCH, completions_of};
+use crate::connection::BATCH;
 use crate::error::Error;
 use crate::options::Options;
 use crate::wait::Descriptors;
@@ -73,7 +73,7 @@ impl<B: Descriptors> Queues<B> {
         watch: &Watch,
     ) -> Result<QueueId, Error> {
         let device = id.device().map_err(Error::backend("asking for the device"))?;
-        let (need, vector) = (completions_of(options), options.completion_vector);
+        let (need, vector) = (options.completions(), options.completion_vector);
         let fits = |shared: &&mut Shared<B>| {
             shared.device == device && shared.vector == vector && shared.capacity - shared.booked >= need
         };
@@ -120,7 +120,7 @@ impl<B: Descriptors> Queues<B> {
             shared.pairs.remove(&pair);
         }
         shared.stale = shared.capacity;
-        shared.booked = shared.booked.saturating_sub(completions_of(options));
+        shared.booked = shared.booked.saturating_sub(options.completions());
         if shared.booked == 0 {
             self.queues.remove(&queue);
         }

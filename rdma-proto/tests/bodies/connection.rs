@@ -63,7 +63,7 @@ impl World {
     }
 
     fn step(&mut self, step: u8, script: &mut Script<'_>) {
-        match step % 20 {
+        match step % 21 {
             0 => {
                 let rnr_retry = script.byte() % 8;
                 if self.machine.state() == State::Connecting
@@ -163,6 +163,12 @@ impl World {
             18 => {
                 self.post();
             }
+            19 => {
+                let bytes = usize::from(script.byte());
+                let open = matches!(self.machine.state(), State::Connecting | State::Open);
+                let fits = bytes <= self.machine.lendable() as usize;
+                assert_eq!(self.machine.lend(bytes).is_ok(), open && fits);
+            }
             _ => self.drain(),
         }
     }
@@ -220,7 +226,7 @@ impl World {
         if machine.unposted() > 0 && ledger.room() > 0 {
             assert!(woken, "data waits for nothing: {machine:#?}");
         }
-        if machine.space().len == 0 && machine.unposted() == 0 {
+        if (machine.space().len == 0 || machine.lendable() == 0) && machine.unposted() == 0 {
             assert!(ledger.awaits_completion(), "the application waits for nothing: {machine:#?}");
         }
         if state == State::Closing {
@@ -251,8 +257,10 @@ impl World {
         let counters = machine.counters();
         assert!(counters.most_in_flight <= config.peer_receives.into());
         assert!(machine.unposted() <= machine.unconfirmed());
-        assert!(machine.unconfirmed() <= config.send_buffer.into());
+        assert!(machine.unconfirmed() <= 1 << 30, "more than the bits of an id can tell apart");
         let space = machine.space();
+        let taken = machine.unconfirmed() + u64::from(space.len);
+        assert!(space.len == 0 || taken <= config.send_buffer.into(), "space that is still in use");
         assert!(space.offset + space.len <= config.send_buffer);
         assert!(machine.unread() <= u64::from(config.window) * u64::from(config.windows));
         if let Some(readable) = machine.readable() {

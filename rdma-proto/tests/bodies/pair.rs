@@ -20,9 +20,13 @@ pub(crate) fn run(input: &[u8]) {
     while let Some(step) = script.step() {
         let who = if step & 0x80 == 0 { Client } else { Server };
         match step & 0x0f {
-            0 | 1 => {
+            0 => {
                 let bytes = usize::from(script.byte());
                 pair.side(who).write(bytes);
+            }
+            1 => {
+                let bytes = usize::from(script.byte());
+                pair.side(who).lend(bytes);
             }
             2 | 3 => {
                 let bytes = usize::from(script.byte());

@@ -1,6 +1,6 @@
 //! Bytes: windows filled to their last byte, one notification for each flush, the same stream on both ends.
 
-use rdma_proto::Config;
+use rdma_proto::{Action, ApiMisuse, Config, Error};
 
 use crate::pair::{Client, Pair, Server, peer, quiet};
 
@@ -192,4 +192,47 @@ impl Pair {
     fn finish_without_completions(&mut self) {
         while self.settle() || self.server.read(usize::MAX) > 0 {}
     }
+}
+
+/// VR-XFER-004, VR-FLOW-006: bytes of the send buffer and bytes lent leave in order, as parts of one flush.
+#[test]
+fn lent_bytes_keep_their_place_in_the_stream() {
+    let client = Config { send_buffer: 40, ..quiet(Config::client()) };
+    let mut pair = Pair::connected(client, Config { window: 1000, ..quiet(Config::server()) });
+    assert_eq!((pair.client.write(30), pair.client.lend(100)), (30, 100));
+    pair.settle();
+    assert_eq!(pair.client.writes(), [(30, None), (100, Some(130))]);
+    // What lies behind them goes to where the send buffer would be had it held them: 130 % 40.
+    assert_eq!(pair.client.write(35), 35);
+    pair.settle();
+    assert_eq!(pair.client.writes()[2..], [(30, None), (5, Some(35))]);
+    assert_eq!(pair.server.read(1000), 165);
+}
+
+/// VR-FLOW-001: lent bytes fill windows as any others do, however many they are.
+#[test]
+fn lent_bytes_are_split_at_the_ends_of_windows() {
+    let mut pair = windows_of(16, 2);
+    assert_eq!(pair.client.lend(40), 40);
+    pair.client.write(3);
+    pair.finish([0, 0]);
+    assert_eq!(pair.client.writes(), [(16, Some(16)), (16, Some(16)), (8, None), (3, Some(11))]);
+}
+
+/// Memory can be lent again as soon as all that was lent before is posted, though not before; and what is lent last is signalled,
+/// so that whoever lent it learns when it can have it back.
+#[test]
+fn one_memory_is_lent_at_a_time_and_its_last_request_is_signalled() {
+    let mut pair = windows_of(64, 1);
+    assert_eq!((pair.client.lend(65), pair.client.machine.lendable(), pair.client.lend(1)), (65, 0, 0));
+    pair.settle();
+    // 64 bytes are a window; the last one waits for the next.
+    assert_eq!((pair.server.read(64), pair.settle()), (64, true));
+    assert_eq!(pair.client.machine.lendable(), 1 << 30, "all is posted and acknowledged");
+    let last = pair.client.log.last();
+    assert!(matches!(last, Some(Action::Write { signaled: true, from, .. }) if from.len() == 1), "{last:?}");
+    assert_eq!(pair.server.read(10), 1);
+    let beyond = pair.client.machine.lend((1 << 30) + 1);
+    let misuse = ApiMisuse::LendBeyondLimit { bytes: (1 << 30) + 1, lendable: 1 << 30 };
+    assert_eq!(beyond, Err(Error::ApiMisuse(misuse)));
 }

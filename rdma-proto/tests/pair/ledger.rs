@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use rdma_proto::backend::RNR_RETRY_INFINITE;
 use rdma_proto::wire::{Message, Window};
-use rdma_proto::{Action, Config, Role};
+use rdma_proto::{Action, Config, Role, Source, Span};
 
 #[derive(Clone, Debug)]
 pub(crate) struct Ledger {
@@ -122,17 +122,19 @@ impl Ledger {
                 self.message(&message);
             }
             Action::Write { id, signaled, from, to, immediate } => {
-                if from.len == 0 {
+                if from.len() == 0 {
                     assert!(signaled && immediate.is_none() && self.plain == 0, "an empty WRITE is a fence");
                 } else {
                     let (window, used) = self.window.as_mut().expect("a WRITE before the peer's window");
                     assert_eq!(to.rkey, window.rkey);
                     assert_eq!(to.address, window.address + u64::from(*used), "a gap or an overlap");
-                    assert!(from.len <= window.length - *used, "a WRITE past the end of the window");
-                    let end = from.offset.checked_add(from.len).expect("a span that wraps");
-                    assert!(end <= self.config.send_buffer, "a WRITE from outside the send buffer");
-                    *used += from.len;
-                    self.plain += from.len;
+                    assert!(from.len() <= window.length - *used, "a WRITE past the end of the window");
+                    if let Source::Buffer(Span { offset, len }) = from {
+                        let end = offset.checked_add(len).expect("a span that wraps");
+                        assert!(end <= self.config.send_buffer, "a WRITE from outside the send buffer");
+                    }
+                    *used += from.len();
+                    self.plain += from.len();
                     if let Some(immediate) = immediate {
                         assert_eq!(
                             immediate.0, self.plain,
@@ -142,7 +144,7 @@ impl Ledger {
                     }
                 }
                 self.book(id, signaled, None, immediate.is_some());
-                if from.len > 0 && self.room() == 0 {
+                if from.len() > 0 && self.room() == 0 {
                     self.at_full = Some(self.notified);
                 }
             }

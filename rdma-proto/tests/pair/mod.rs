@@ -15,7 +15,7 @@ use std::time::Duration;
 use rdma_proto::backend::{CompletionError, CompletionStatus, Immediate, RNR_RETRY_INFINITE};
 use rdma_proto::time::Instant;
 use rdma_proto::wire::{MESSAGE_LEN, Message};
-use rdma_proto::{Action, Config, Connection, RegionAddress, Role, Span, State};
+use rdma_proto::{Action, Config, Connection, RegionAddress, Role, Source, Span, State};
 
 pub(crate) use ledger::Ledger;
 
@@ -61,7 +61,9 @@ pub(crate) enum Arrival {
 #[derive(Clone, Debug)]
 struct Request {
     action: Action,
-    /// What the send buffer or the slot must hold until this is known to have arrived.
+    /// How often its side had lent when it was posted.
+    lent: usize,
+    /// What the send buffer, the lent memory or the slot must hold until this is known to have arrived.
     bytes: Vec<u8>,
 }
 
@@ -89,6 +91,8 @@ pub(crate) struct Side {
     regions: [Vec<u8>; 2],
     addresses: [RegionAddress; 2],
     buffer: Vec<u8>,
+    /// Memory it ever lent.
+    lent: Vec<Vec<u8>>,
     slots: Vec<[u8; MESSAGE_LEN]>,
     queue: VecDeque<Request>,
     /// Carried and not reported.
@@ -125,6 +129,7 @@ impl Side {
             regions: [vec![0; config.window as usize], vec![0; config.window as usize]],
             addresses,
             buffer: vec![0; config.send_buffer as usize],
+            lent: Vec::new(),
             slots: vec![[0; MESSAGE_LEN]; config.send_depth.into()],
             queue: VecDeque::new(),
             carried: VecDeque::new(),
@@ -156,7 +161,9 @@ impl Side {
     /// Its data requests: bytes, and the immediate of those that have one.
     pub(crate) fn writes(&self) -> Vec<(u32, Option<u32>)> {
         let write = |action: &Action| match action {
-            Action::Write { from, immediate, .. } => Some((from.len, immediate.map(|immediate| immediate.0))),
+            Action::Write { from, immediate, .. } => {
+                Some((from.len(), immediate.map(|immediate| immediate.0)))
+            }
             _ => None,
         };
         self.log.iter().filter_map(write).collect()
@@ -184,6 +191,19 @@ impl Side {
         bytes - left
     }
 
+    /// Lends up to `bytes` of its stream and says how many.
+    pub(crate) fn lend(&mut self, bytes: usize) -> usize {
+        let bytes = bytes.min(self.machine.lendable() as usize);
+        if self.machine.lend(bytes).is_err() {
+            return 0;
+        }
+        if bytes > 0 {
+            self.lent.push((self.wrote..self.wrote + bytes).map(|at| stream_byte(self.role, at)).collect());
+        }
+        self.wrote += bytes;
+        bytes
+    }
+
     /// Reads up to `bytes` of the peer's stream, compares them and says how many.
     pub(crate) fn read(&mut self, bytes: usize) -> usize {
         let mut left = bytes;
@@ -207,16 +227,26 @@ impl Side {
         bytes - left
     }
 
-    fn bytes_of(&self, action: &Action) -> Vec<u8> {
-        match action {
-            Action::Send { slot, .. } => self.slots[usize::from(*slot)].to_vec(),
-            Action::Write { from, .. } => self.buffer[from.offset as usize..][..from.len as usize].to_vec(),
+    /// The bytes of an action that was posted when `lent` memories had been lent.
+    fn bytes_of(&self, action: &Action, lent: usize) -> Vec<u8> {
+        match *action {
+            Action::Send { slot, .. } => self.slots[usize::from(slot)].to_vec(),
+            Action::Write { from: Source::Buffer(Span { offset, len }), .. } => {
+                self.buffer[offset as usize..][..len as usize].to_vec()
+            }
+            Action::Write { from: Source::Lent(Span { offset, len }), .. } => {
+                self.lent[lent - 1][offset as usize..][..len as usize].to_vec()
+            }
             Action::Disconnect => Vec::new(),
         }
     }
 
     fn check_owned(&self, request: &Request) {
-        assert_eq!(self.bytes_of(&request.action), request.bytes, "changed while it was owned by the device");
+        assert_eq!(
+            self.bytes_of(&request.action, request.lent),
+            request.bytes,
+            "changed while it was owned by the device"
+        );
     }
 
     /// What the peer wrote, whatever it is for.
@@ -298,8 +328,9 @@ impl Pair {
                 return true;
             }
         }
-        let bytes = side.bytes_of(&action);
-        side.queue.push_back(Request { action, bytes });
+        let lent = side.lent.len();
+        let bytes = side.bytes_of(&action, lent);
+        side.queue.push_back(Request { action, lent, bytes });
         true
     }
 
@@ -330,7 +361,7 @@ impl Pair {
         let Some(request) = side.queue.pop_front() else { return false };
         side.check_owned(&request);
         if let Action::Write { from, to, .. } = request.action
-            && from.len > 0
+            && from.len() > 0
         {
             other.place(to.rkey, to.address, &request.bytes);
         }
