@@ -16,7 +16,7 @@ export LAB_CACHE
     # What must be installed to run the guest, and what more to build Valkey and the optional bindings.
     LAB_RUN_PACKAGES='qemu-system-x86 busybox-static cpio kmod xz-utils iproute2 libibverbs1 librdmacm1
         ibverbs-providers rdmacm-utils ibverbs-utils perftest'
-    LAB_BUILD_PACKAGES='build-essential pkg-config libssl-dev libibverbs-dev librdmacm-dev libclang-dev
+    LAB_BUILD_PACKAGES='build-essential pkg-config libssl-dev libibverbs-dev librdmacm-dev libclang-dev cmake
         debian-archive-keyring ca-certificates'
 }
 

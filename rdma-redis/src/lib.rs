@@ -1,6 +1,8 @@
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "cluster")]
+mod cluster;
 mod reconnecting;
 
 use rdma_conn::{AsyncStream, Connect, Descriptors};
@@ -10,10 +12,22 @@ use redis::{
     RedisResult,
 };
 
+#[cfg(feature = "cluster")]
+pub use cluster::{ClusterNode, Nodes, cluster_connection};
 pub use reconnecting::{Reconnect, Reconnecting};
 
 /// The scheme of URLs for Valkey over RDMA.
 const SCHEME: &str = "valkey+rdma://";
+
+/// What a `valkey+rdma://` URL says.
+fn parse(url: &str) -> RedisResult<ConnectionInfo> {
+    let invalid =
+        || RedisError::from((ErrorKind::InvalidClientConfig, "expected a URL valkey+rdma://HOST:PORT/DB"));
+    // What follows the scheme is as in the URLs of redis-rs.
+    let rest = url.strip_prefix(SCHEME).ok_or_else(invalid)?;
+    let info = format!("redis://{rest}").into_connection_info()?;
+    matches!(info.addr(), ConnectionAddr::Tcp(..)).then_some(info).ok_or_else(invalid)
+}
 
 /// A server, and how to reach it over RDMA.
 #[derive(Clone, Debug)]
@@ -37,16 +51,7 @@ impl<B: Descriptors> Client<B> {
     /// # Errors
     /// The URL is not of that form.
     pub fn with_options(backend: B, url: &str, connect: Connect) -> RedisResult<Self> {
-        let invalid = || {
-            RedisError::from((ErrorKind::InvalidClientConfig, "expected a URL valkey+rdma://HOST:PORT/DB"))
-        };
-        // What follows the scheme is as in the URLs of redis-rs.
-        let rest = url.strip_prefix(SCHEME).ok_or_else(invalid)?;
-        let info = format!("redis://{rest}").into_connection_info()?;
-        match info.addr() {
-            ConnectionAddr::Tcp(..) => Ok(Self { backend, info, connect }),
-            _ => Err(invalid()),
-        }
+        Ok(Self { backend, info: parse(url)?, connect })
     }
 
     /// Connects; the connection can be cloned, and its clones share one RDMA stream.

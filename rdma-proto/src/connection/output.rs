@@ -1,0 +1,227 @@
+//! What a connection has to do, and in which order: messages, data within windows and credits, and the end.
+
+use crate::backend::{Immediate, RemoteAddress};
+use crate::credit::Purpose;
+use crate::error::Error;
+use crate::send::Source;
+use crate::time::Instant;
+use crate::wire::{FeatureSet, MESSAGE_LEN, Message, Window};
+
+use super::timers::HeldUp;
+use super::{Connection, Negotiation, RegionAddress, State};
+
+/// What the driver of a [`Connection`] must do, in the order given. Consecutive requests may share a doorbell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[must_use]
+pub enum Action {
+    /// Post a SEND of `message`.
+    Send {
+        /// The work request's id.
+        id: u64,
+        /// Whether its success must be reported.
+        signaled: bool,
+        /// A place for the message in a table of [`Config::send_depth`] slots, free until this request has completed.
+        slot: u16,
+        /// The bytes.
+        message: [u8; MESSAGE_LEN],
+    },
+    /// Post a WRITE. An empty one writes nothing and needs no key; its completion tells that all
+    /// before it are done.
+    Write {
+        /// The work request's id.
+        id: u64,
+        /// Whether its success must be reported.
+        signaled: bool,
+        /// The bytes.
+        from: Source,
+        /// Where they go.
+        to: RemoteAddress,
+        /// The immediate, for a WRITE with immediate.
+        immediate: Option<Immediate>,
+    },
+    /// Disconnect. The last action of a connection.
+    Disconnect,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Flush {
+    left: u32,
+    total: u32,
+}
+
+impl Connection {
+    /// The next thing to do, or `None` if there is nothing now.
+    pub fn poll_action(&mut self, now: Instant) -> Option<Action> {
+        let action = self.next_action();
+        if action.is_none() {
+            self.timers.note_held_up(now, self.held_up());
+        }
+        action
+    }
+
+    fn next_action(&mut self) -> Option<Action> {
+        if self.disconnect {
+            self.disconnect = false;
+            return Some(Action::Disconnect);
+        }
+        // Nothing leaves after the end, keepalives included (VR-KEEP-003).
+        if !matches!(self.state, State::Open | State::Closing) {
+            return None;
+        }
+        // A flush that has begun goes first: the slot and the credit of its last part are promised.
+        if let Some(flush) = self.flush {
+            return self.write_part(flush);
+        }
+        // Messages pass output that waits for a window: our windows are registered all the same (VR-FLOW-010).
+        if let Some(message) = self.next_message() {
+            return Some(message);
+        }
+        if let Some(flush) = self.next_flush() {
+            return self.write_part(flush);
+        }
+        (self.state == State::Closing).then(|| self.next_of_close()).flatten()
+    }
+
+    fn next_message(&mut self) -> Option<Action> {
+        if self.send.free_slots() == 0 {
+            return None;
+        }
+        let sent = self.send.posted().notices;
+        if self.credits.allow(sent, Purpose::Control) {
+            if let Some(region) = self.rx.unannounced() {
+                return Some(self.announce(region));
+            }
+            if let Some(select) = self.answers.pop() {
+                let features = self.config.features;
+                return Some(self.send(Message::GetServerFeature { select, features }, false));
+            }
+            if let Negotiation::Answered(features) = self.negotiation {
+                self.negotiation = Negotiation::Done(features);
+                return Some(self.send(Message::SetClientFeature { select: 0, features }, false));
+            }
+            if self.timers.take_keepalive(self.send.posted().slots.saturating_add(1)) {
+                return Some(self.send(Message::Keepalive, true));
+            }
+        }
+        let proof = !self.patient && self.credits.wants_proof(sent);
+        if (proof || self.negotiation == Negotiation::Due) && self.credits.allow(sent, Purpose::Question) {
+            if self.negotiation == Negotiation::Due {
+                self.negotiation = Negotiation::Asked;
+            }
+            let action =
+                self.send(Message::GetServerFeature { select: 0, features: FeatureSet::NONE }, false);
+            self.credits.sent_question(self.send.posted().notices);
+            return Some(action);
+        }
+        // A Keepalive for which there is no credit would wait for ever for a peer that has vanished. An empty WRITE takes
+        // no receive, and the peer's device acknowledges it as well (VR-KEEP-006).
+        let due = self.timers.take_keepalive(self.send.posted().slots.saturating_add(1));
+        due.then(|| self.write_nothing())
+    }
+
+    /// Due as soon as the connection is established, whatever the peer has sent or not (VR-MEM-001, VR-FEAT-008), and again
+    /// when a window is used up (VR-MEM-010).
+    fn announce(&mut self, region: u8) -> Action {
+        let [first, second] = self.regions;
+        let RegionAddress { address, rkey } = if region == 0 { first } else { second };
+        let window = Window { address, length: self.config.window, rkey };
+        let action = self.send(Message::RegisterXferMemory(window), false);
+        self.rx.announce();
+        self.credits.sent_registration(self.send.posted().notices);
+        action
+    }
+
+    fn send(&mut self, message: Message, force_signal: bool) -> Action {
+        let slot = self.send.next_slot();
+        let (id, signaled) = self.send.post(0, true, force_signal);
+        self.counters.messages_sent = self.counters.messages_sent.saturating_add(1);
+        self.note_in_flight();
+        Action::Send { id, signaled, slot, message: message.encode() }
+    }
+
+    /// How much to send now, as one notification: all there is, up to the end of the peer's window (VR-FLOW-006). What finds
+    /// no room waits for the next one (VR-FLOW-012); without bytes there is no notification (VR-XFER-010).
+    fn next_flush(&self) -> Option<Flush> {
+        let slots = self.send.free_slots().saturating_sub(self.slots_kept_back());
+        let pending = self.send.unposted().min(self.tx.room().into());
+        if pending == 0 || slots == 0 || !self.credits.allow(self.send.posted().notices, Purpose::Data) {
+            return None;
+        }
+        // Bytes that wrap around the end of the send buffer, or are lent, need requests of their own. At most `room`, a u32.
+        let total = self.send.carried(pending, slots) as u32;
+        Some(Flush { left: total, total })
+    }
+
+    /// Slots of the send queue that data leaves to control messages (VR-FLOW-009).
+    fn slots_kept_back(&self) -> u64 {
+        u64::from(self.config.send_depth / 2).min(4)
+    }
+
+    /// Posts a part of a flush: a plain WRITE, or the one that ends it with the sum of all (VR-XFER-002, VR-XFER-004).
+    fn write_part(&mut self, flush: Flush) -> Option<Action> {
+        let from = self.send.next_source(flush.left.into());
+        let Some(to) = self.tx.take(from.len()) else {
+            self.fail(Error::Unreachable("a flush longer than the peer's window"));
+            return self.next_action();
+        };
+        let left = flush.left.saturating_sub(from.len());
+        let ends = left == 0;
+        self.flush = if ends { None } else { Some(Flush { left, ..flush }) };
+        let (id, signaled) = self.send.post(from.len(), ends, false);
+        let counters = &mut self.counters;
+        counters.bytes_sent = counters.bytes_sent.saturating_add(from.len().into());
+        if ends {
+            counters.data_notifications_sent = counters.data_notifications_sent.saturating_add(1);
+            if self.tx.room() == 0 {
+                self.credits.sent_window_end(self.send.posted().notices);
+            }
+            self.note_in_flight();
+        } else {
+            counters.plain_writes_sent = counters.plain_writes_sent.saturating_add(1);
+        }
+        let immediate = ends.then_some(Immediate(flush.total));
+        Some(Action::Write { id, signaled, from, to, immediate })
+    }
+
+    /// Disconnect when every byte is known to have arrived (VR-CLOSE-001). Control messages are not waited for: they mean
+    /// nothing to a peer that is about to hear of the end.
+    fn next_of_close(&mut self) -> Option<Action> {
+        if self.send.unconfirmed() == 0 {
+            self.end();
+            return self.next_action();
+        }
+        if self.send.unposted() == 0 && self.send.has_unsignaled() && self.send.free_slots() > 0 {
+            return Some(self.write_nothing());
+        }
+        None
+    }
+
+    /// An empty WRITE: its completion tells that all before it are done, and that the peer's device is there.
+    const fn write_nothing(&mut self) -> Action {
+        let from = self.send.next_source(0);
+        let (id, signaled) = self.send.post(0, false, true);
+        Action::Write { id, signaled, from, to: RemoteAddress { address: 0, rkey: 0 }, immediate: None }
+    }
+
+    /// What the peer lacks for something to leave that waits.
+    fn held_up(&self) -> Option<HeldUp> {
+        if !matches!(self.state, State::Open | State::Closing) {
+            None
+        } else if self.send.unposted() > 0 && !self.tx.is_registered() {
+            Some(HeldUp::NoWindow)
+        } else if self.send.unposted() > 0 && self.tx.room() == 0 {
+            Some(HeldUp::WindowFull)
+        } else if self.send.unposted() > 0 || self.rx.unannounced().is_some() || !self.answers.is_empty() {
+            Some(HeldUp::NoReceives)
+        } else {
+            None
+        }
+    }
+
+    const fn note_in_flight(&mut self) {
+        let in_flight = self.credits.in_flight(self.send.posted().notices);
+        if in_flight > self.counters.most_in_flight {
+            self.counters.most_in_flight = in_flight;
+        }
+    }
+}

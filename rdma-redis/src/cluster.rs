@@ -1,0 +1,105 @@
+//! Clusters: redis-rs routes, this makes the connections to the nodes.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use rdma_conn::{Connect, Descriptors};
+use redis::aio::{ConnectionLike, MultiplexedConnection};
+use redis::cluster::ClusterClientBuilder;
+use redis::cluster_async::{self, ClusterConnection};
+use redis::{
+    AsyncConnectionConfig, Cmd, ConnectionInfo, IntoConnectionInfo, Pipeline, RedisFuture, RedisResult, Value,
+};
+
+use crate::{Client, parse};
+
+/// How the nodes of a cluster are reached. redis-rs makes connections to them by type alone, so this is a type, not a
+/// value:
+///
+/// ```
+/// use rdma_redis::Nodes;
+///
+/// struct OverVerbs;
+///
+/// impl Nodes for OverVerbs {
+///     type Backend = rdma_verbs::Verbs;
+///
+///     fn reach() -> redis::RedisResult<(Self::Backend, rdma_conn::Connect)> {
+///         let verbs = rdma_verbs::Verbs::load().map_err(std::io::Error::other)?;
+///         Ok((verbs, rdma_conn::Connect::default()))
+///     }
+/// }
+/// ```
+pub trait Nodes: Send + Sync + Unpin + 'static {
+    /// RDMA as this program has it.
+    type Backend: Descriptors;
+
+    /// The backend, and settings of the RDMA connections; asked for each connection to a node.
+    ///
+    /// # Errors
+    /// There is no RDMA here.
+    fn reach() -> RedisResult<(Self::Backend, Connect)>;
+}
+
+/// Connects to a cluster, of which some nodes are given as `valkey+rdma://` URLs. Each node must listen for RDMA on the port
+/// that it announces to clients, which is the number of its TCP port: Valkey announces no other.
+///
+/// # Errors
+/// A URL is not of that form, or no node answers.
+pub async fn cluster_connection<N: Nodes>(
+    urls: impl IntoIterator<Item = &str>,
+) -> RedisResult<ClusterConnection<ClusterNode<N>>> {
+    let nodes = urls.into_iter().map(parse).collect::<RedisResult<Vec<ConnectionInfo>>>()?;
+    ClusterClientBuilder::new(nodes).build()?.get_async_generic_connection().await
+}
+
+/// A connection to one node of a cluster.
+pub struct ClusterNode<N> {
+    connection: MultiplexedConnection,
+    _reached: PhantomData<fn() -> N>,
+}
+
+impl<N> Clone for ClusterNode<N> {
+    fn clone(&self) -> Self {
+        Self { connection: self.connection.clone(), _reached: PhantomData }
+    }
+}
+
+impl<N> fmt::Debug for ClusterNode<N> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClusterNode").finish_non_exhaustive()
+    }
+}
+
+impl<N: Nodes> cluster_async::Connect for ClusterNode<N> {
+    fn connect_with_config<'a, T>(info: T, config: AsyncConnectionConfig) -> RedisFuture<'a, Self>
+    where
+        T: IntoConnectionInfo + Send + 'a,
+    {
+        Box::pin(async move {
+            let (backend, connect) = N::reach()?;
+            let client = Client { backend, info: info.into_connection_info()?, connect };
+            let connection = client.get_multiplexed_async_connection_with_config(config).await?;
+            Ok(Self { connection, _reached: PhantomData })
+        })
+    }
+}
+
+impl<N> ConnectionLike for ClusterNode<N> {
+    fn req_packed_command<'a>(&'a mut self, cmd: &'a Cmd) -> RedisFuture<'a, Value> {
+        self.connection.req_packed_command(cmd)
+    }
+
+    fn req_packed_commands<'a>(
+        &'a mut self,
+        pipeline: &'a Pipeline,
+        offset: usize,
+        count: usize,
+    ) -> RedisFuture<'a, Vec<Value>> {
+        self.connection.req_packed_commands(pipeline, offset, count)
+    }
+
+    fn get_db(&self) -> i64 {
+        self.connection.get_db()
+    }
+}
