@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rdma_proto::backend::{
-    Backend, CmEventKind, Completed, Completion, ConnectParams, Identifier, QueuePair, QueuePairLimits,
-    RNR_RETRY_INFINITE, RecvRequest, SendOp, SendRequest,
+    Backend, CmEventKind, Completed, Completion, CompletionError, CompletionStatus, ConnectParams,
+    Identifier, QueuePair, QueuePairLimits, RNR_RETRY_INFINITE, RecvRequest, SendOp, SendRequest,
 };
 use rdma_proto::time::Instant;
 use rdma_proto::{Action, ApiMisuse, Config, Connection as Machine, Counters, State, TransportError};
@@ -55,6 +55,8 @@ pub struct Connection<B: Backend> {
     pub(crate) work: Work,
     /// What ended the connection, where the machine does not know it: connection-manager events.
     failure: Option<Error>,
+    /// A failure that says no more than that the peer is gone. Its cause may be an event that nobody has read yet.
+    suspect: Option<CompletionError>,
     options: Options,
     peer: SocketAddr,
     /// When an accepted connection must be established.
@@ -99,6 +101,7 @@ impl<B: Backend> Connection<B> {
             machine,
             work: Work::default(),
             failure: None,
+            suspect: None,
             options,
             peer,
             establish_by: None,
@@ -470,12 +473,29 @@ impl<B: Backend> Connection<B> {
             }
             Err(failure) => {
                 tracing::debug!(peer = %self.peer, ?failure, "work request failed");
-                match receive_slot(completion.id) {
-                    Some(_) => self.machine.handle_receive_failure(failure),
-                    None => self.machine.handle_failure(failure),
+                match (failure.status, receive_slot(completion.id)) {
+                    (CompletionStatus::WR_FLUSH_ERR, _) => _ = self.suspect.get_or_insert(failure),
+                    (CompletionStatus::RETRY_EXC_ERR, None) => self.suspect = Some(failure),
+                    (_, Some(_)) => self.machine.handle_receive_failure(failure),
+                    (_, None) => self.machine.handle_failure(failure),
                 }
                 None
             }
+        }
+    }
+
+    /// Whether there was a failure that [`Connection::conclude`] must judge.
+    pub(crate) const fn is_suspect(&self) -> bool {
+        self.suspect.is_some()
+    }
+
+    /// Holds the failure against the peer, unless an event has told that the peer ended the connection in order: a program that
+    /// comes late finds the event and, by then, also requests that nobody has answered since (VR-CLOSE-005). Call it
+    /// when all events are handled.
+    pub(crate) fn conclude(&mut self) {
+        if let Some(failure) = self.suspect.take() {
+            self.machine.handle_failure(failure);
+            self.post(self.now());
         }
     }
 

@@ -96,6 +96,9 @@ impl<B: Backend> Link<B> {
     /// wait may go on.
     pub fn progress(&mut self) -> bool {
         let moved = self.take_completions();
+        if self.connection.is_suspect() {
+            self.take_events();
+        }
         self.connection.handle_time() | moved
     }
 
@@ -124,14 +127,17 @@ impl<B: Backend> Link<B> {
                     self.connection.handle_event(event.kind);
                 }
                 Ok(Some(_)) => {}
-                Ok(None) => return any,
+                Ok(None) => break,
                 Err(error) => {
                     self.connection.fail(Error::backend("reading connection events")(error));
-                    return true;
+                    any = true;
+                    break;
                 }
             }
             any = true;
         }
+        self.connection.conclude();
+        any
     }
 
     /// Takes all completions; true if there were any.

@@ -124,6 +124,8 @@ pub struct Endpoint<B: Backend> {
     timers: BinaryHeap<Reverse<(Instant, ConnectionId)>>,
     /// Connections that have something to tell.
     telling: VecDeque<ConnectionId>,
+    /// Connections that failed in a way that an event may explain.
+    suspects: Vec<ConnectionId>,
     next: u64,
     /// Whether the last turn ended before all was done.
     unfinished: bool,
@@ -149,6 +151,7 @@ impl<B: Descriptors> Endpoint<B> {
             identifiers: HashMap::new(),
             timers: BinaryHeap::new(),
             telling: VecDeque::new(),
+            suspects: Vec::new(),
             next: 0,
             unfinished: false,
             usage: Usage::default(),
@@ -320,7 +323,7 @@ impl<B: Descriptors> Endpoint<B> {
 
     /// When [`Endpoint::progress`] must be called at the latest.
     pub fn next_timeout(&self) -> Option<Instant> {
-        if self.unfinished || !self.telling.is_empty() {
+        if self.unfinished || !self.telling.is_empty() || !self.suspects.is_empty() {
             return Some(self.backend.now());
         }
         self.timers.peek().map(|Reverse((at, _))| *at)
@@ -375,9 +378,15 @@ impl<B: Descriptors> Endpoint<B> {
         self.unfinished = true;
         for _ in 0..ROUNDS {
             let mut moved = self.take_completions()?;
-            if events {
+            if events || !self.suspects.is_empty() {
                 moved |= self.take_events()?;
                 events = false;
+            }
+            for id in std::mem::take(&mut self.suspects) {
+                if let Some(connection) = self.members.get_mut(&id).and_then(Member::connection_mut) {
+                    connection.conclude();
+                }
+                self.settle(id);
             }
             // Armed first and polled after: what comes in between is found in the next round.
             if !moved && !self.queues.arm()? {
@@ -405,6 +414,9 @@ impl<B: Descriptors> Endpoint<B> {
             let Some(id) = self.queues.owner(queue, pair) else { continue };
             if let Some(connection) = self.members.get_mut(&id).and_then(Member::connection_mut) {
                 connection.handle_completions(run);
+                if connection.is_suspect() {
+                    self.suspects.push(id);
+                }
             }
             self.settle(id);
         }
