@@ -8,9 +8,7 @@ use comfy_table::{ContentArrangement, Table, presets};
 
 use super::coverage::Coverage;
 use super::{Level, Origin, Requirement, Requirements, render, workspace};
-
-const FAILED: u8 = 1;
-const USAGE: u8 = 64;
+use crate::exit::{DONE, FAILED, NOTHING};
 
 /// What to do with the requirements.
 #[derive(Subcommand)]
@@ -96,7 +94,7 @@ fn list(wanted: &[&Requirement], format: Format) -> Result<ExitCode, String> {
     }
     if wanted.is_empty() {
         eprintln!("no requirement matches");
-        return Ok(ExitCode::from(USAGE));
+        return Ok(ExitCode::from(NOTHING));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -118,7 +116,7 @@ fn cover(root: Option<PathBuf>, verbose: bool) -> Result<ExitCode, String> {
     for problem in &coverage.problems {
         eprintln!("{problem}");
     }
-    Ok(ExitCode::from(if coverage.problems.is_empty() { 0 } else { FAILED }))
+    Ok(ExitCode::from(if coverage.problems.is_empty() { DONE } else { FAILED }))
 }
 
 fn print_ids(title: &str, requirements: &[&Requirement]) {
