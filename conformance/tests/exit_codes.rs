@@ -1,5 +1,5 @@
 //! Every way to exit that docs/adopt.md promises, as a script sees it. Targets that die, hang or refuse need a device: lab/suite
-//! has them (`exit-codes`).
+//! has them (`conformance-exits`).
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -91,6 +91,20 @@ fn what_a_baseline_excuses() {
         assert_eq!(baseline.apply(&mut run).len(), stale, "{verdict}, {cause}, {entry}");
         assert_eq!(run.code(false), code, "{verdict}, {cause}, {entry}");
     }
+}
+
+/// Results of earlier are judged as those of a run are.
+#[test]
+fn results_are_judged_again() {
+    let results = file("lost.json", &came_to("fail", "died").json().unwrap());
+    let known = "[[expected]]\ncase = \"conn.plain\"\ncause = \"died\"\nreason = \"so it is\"\n";
+    let (known, none) = (file("known.toml", known), file("none.toml", ""));
+    let report = |baseline: &Path, code| {
+        let files = [results.to_str().unwrap(), "--baseline", baseline.to_str().unwrap()];
+        exits(&[&["report", "json"], &files[..]].concat(), code);
+    };
+    report(&known, exit::DONE);
+    report(&none, exit::LOST);
 }
 
 #[test]

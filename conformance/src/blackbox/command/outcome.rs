@@ -11,14 +11,23 @@ use crate::exit::{BROKEN, FAILED};
 
 /// Judges a run, writes what is wanted, and says how it went.
 pub(super) fn conclude(run: &mut Run, common: &Common, baseline: &Baseline) -> Result<u8, Trouble> {
-    let stale = baseline.apply(run);
+    let code = judge(run, baseline, common.strict);
     print!("{}", report::text(run, common.format, common.strict).map_err(|reason| (BROKEN, reason))?);
     if let Some(out) = &common.out {
         write_all(run, out)?;
         eprintln!("written to {}", out.display());
     }
+    Ok(code)
+}
+
+/// What a run exits with, what was expected left out; says what of that has gone.
+pub(super) fn judge(run: &mut Run, baseline: &Baseline, strict: bool) -> u8 {
+    let stale = baseline.apply(run);
     stale.iter().for_each(|stale| eprintln!("{stale}"));
-    Ok(if stale.is_empty() { run.code(common.strict) } else { FAILED })
+    match run.code(strict) {
+        code if stale.is_empty() => code,
+        code => code.max(FAILED),
+    }
 }
 
 /// Writes a run in all formats.

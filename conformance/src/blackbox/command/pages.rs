@@ -5,7 +5,8 @@ use std::process::ExitCode;
 
 use clap::Args;
 
-use super::{Trouble, finish, usage};
+use super::{Trouble, finish, outcome, usage};
+use crate::blackbox::baseline::Baseline;
 use crate::blackbox::report::{self, Format};
 use crate::blackbox::results::Run;
 use crate::exit::{BROKEN, DONE};
@@ -19,6 +20,9 @@ pub struct Report {
     /// results.json of runs.
     #[arg(required = true)]
     files: Vec<PathBuf>,
+    /// A file of expected failures, to judge them by: the exit code says what `run` would have said.
+    #[arg(long)]
+    baseline: Option<PathBuf>,
     /// Where to write it, instead of printing it.
     #[arg(long, short)]
     out: Option<PathBuf>,
@@ -27,8 +31,13 @@ pub struct Report {
 /// Makes a report.
 pub fn make_report(options: &Report) -> ExitCode {
     let make = || -> Result<u8, Trouble> {
-        let runs: Vec<Run> =
+        let mut runs: Vec<Run> =
             options.files.iter().map(|file| Run::read(file)).collect::<Result<_, _>>().map_err(usage)?;
+        let mut code = DONE;
+        if let Some(baseline) = &options.baseline {
+            let baseline = Baseline::read(baseline).map_err(usage)?;
+            code = runs.iter_mut().map(|run| outcome::judge(run, &baseline, false)).max().unwrap_or(DONE);
+        }
         let text = match &runs[..] {
             runs if options.format == Format::Html => report::html(runs),
             runs if options.format == Format::Markdown => Ok(report::markdown(runs)),
@@ -42,7 +51,7 @@ pub fn make_report(options: &Report) -> ExitCode {
                 std::fs::write(out, text).map_err(|error| (BROKEN, format!("{}: {error}", out.display())))?;
             }
         }
-        Ok(DONE)
+        Ok(code)
     };
     finish(make())
 }
