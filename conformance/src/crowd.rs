@@ -20,6 +20,7 @@ use rdma_verbs::Verbs;
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::client::{Client, Failure};
+use crate::exit::NO_ENVIRONMENT;
 use crate::kv::Store;
 use crate::serve::Server;
 
@@ -67,7 +68,7 @@ pub fn run(arguments: &Arguments) -> ExitCode {
             Ok(verbs) => measure(arguments, &verbs, &verbs, SocketAddr::new(address.ip(), 0)),
             Err(error) => {
                 eprintln!("cannot run here: {error}");
-                return ExitCode::from(69);
+                return ExitCode::from(NO_ENVIRONMENT);
             }
         },
     };

@@ -7,6 +7,7 @@ pub mod adversary;
 pub mod blackbox;
 pub mod client;
 pub mod crowd;
+pub mod exit;
 pub mod explore;
 pub mod hostile;
 #[path = "../../rdma-conn/examples/kv_server/kv.rs"]

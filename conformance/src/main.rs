@@ -18,16 +18,12 @@ use rdma_verbs::Verbs;
 
 use conformance::blackbox::command::{self, Who};
 use conformance::blackbox::own;
+use conformance::exit::{self, DONE, FAILED, NO_ENVIRONMENT, NOTHING, USAGE};
 use conformance::hostile::{self, Setting};
 use conformance::smoke::{self, Peer, Scale};
 use conformance::suite::{self, Case, Report, Verdict};
 use conformance::trace::{Limits, Recorded, Recorder};
 use conformance::{crowd, explore, kv, outage, reqs, semantics, sim, trace, vectors};
-
-/// Exit codes: all passed is 0.
-const FAILED: u8 = 1;
-const USAGE: u8 = 64;
-const NO_ENVIRONMENT: u8 = 69;
 
 #[derive(Parser)]
 #[command(
@@ -166,10 +162,14 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => {
             let _to_a_closed_terminal = error.print();
-            return ExitCode::from(if error.use_stderr() { USAGE } else { 0 });
+            return ExitCode::from(if error.use_stderr() { USAGE } else { DONE });
         }
     };
-    let Some(command) = cli.command else { return main_job() };
+    exit::guarded(|| perform(cli.command))
+}
+
+fn perform(command: Option<Command>) -> ExitCode {
+    let Some(command) = command else { return main_job() };
     match command {
         Command::Run { who } => command::run(&who, &std::env::args().skip(1).collect::<Vec<_>>()),
         Command::List(list) => command::list(&list),
@@ -333,7 +333,7 @@ fn run_judged<S>(
             "no case matches; there are: {}",
             cases.iter().map(|case| case.id).collect::<Vec<_>>().join(", ")
         );
-        return ExitCode::from(USAGE);
+        return ExitCode::from(NOTHING);
     }
     let count = |verdict| reports.iter().filter(|report| report.verdict == verdict).count();
     let (passed, deviate, failed) =
@@ -341,7 +341,7 @@ fn run_judged<S>(
     let deviate = if deviate > 0 { format!("{deviate} deviate, ") } else { String::new() };
     println!("{}", table(&reports));
     println!("{title}: {passed} passed, {deviate}{failed} failed, {:.1} s", begun.elapsed().as_secs_f64());
-    ExitCode::from(if failed > 0 { FAILED } else { 0 })
+    ExitCode::from(if failed > 0 { FAILED } else { DONE })
 }
 
 fn table(reports: &[Report]) -> Table {

@@ -112,10 +112,11 @@ fn every_must_about_messages_or_the_machine_has_a_vector() {
 }
 
 #[test]
-fn the_page_is_up_to_date() {
-    let page = render::page(&Requirements::of(&workspace()).unwrap());
-    let there = read(&workspace().join("spec/requirements.md"));
-    assert!(page == there, "run `valkey-rdma-conformance reqs render`");
+fn the_pages_are_up_to_date() {
+    for (name, page) in render::pages(&Requirements::of(&workspace()).unwrap()) {
+        let there = read(&workspace().join("spec").join(name));
+        assert!(page == there, "{name}: run `valkey-rdma-conformance reqs render`");
+    }
 }
 
 /// The text explains each requirement, and names none that does not exist.

@@ -75,6 +75,11 @@ impl Shape {
         Self { window, ..self }
     }
 
+    /// With little of everything, where many are wanted.
+    pub fn small() -> Self {
+        Self { sends: 16, ..Self::default().receives(64) }
+    }
+
     /// With this many receives posted.
     #[must_use]
     pub const fn receives(self, receives: u32) -> Self {

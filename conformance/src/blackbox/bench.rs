@@ -106,6 +106,17 @@ impl<'a, B: Descriptors> Bench<'a, B> {
         Ok(meeting)
     }
 
+    /// The same with the adversary's windows at these places of its memory, each `(offset, length)`, one after the other.
+    ///
+    /// # Errors
+    /// There is no connection, or no window.
+    pub fn greet_with(&self, plan: Vec<(u32, u32)>) -> Result<Meeting<'_, B>, Stop> {
+        let mut meeting = self.meet(Shape::default())?;
+        meeting.peer.plan = plan;
+        meeting.peer.handshake()?;
+        Ok(meeting)
+    }
+
     /// The request of a client under test that was just started.
     ///
     /// # Errors
@@ -147,6 +158,12 @@ impl<'a, B: Descriptors> Bench<'a, B> {
                 None => {}
             }
         }
+    }
+
+    /// Whether the client under test asks for one more connection, which it does not get.
+    pub(super) fn is_asked_again(&self) -> Result<bool, Stop> {
+        let Side::Client(lurker, _) = self.side else { return Ok(false) };
+        Ok(lurker.request_within(Duration::ZERO)?.is_some())
     }
 
     /// Serves a connection that does not count, until the client leaves it.

@@ -6,7 +6,7 @@ use rdma_conn::Descriptors;
 
 use super::bench::Bench;
 use super::case::Case;
-use super::meeting::{Meeting, command, question};
+use super::meeting::{Meeting, command, half_heard, question};
 use super::verdict::{Judged, Stop, Teardown, pass};
 use crate::adversary::{Incoming, Shape};
 
@@ -113,10 +113,7 @@ fn in_a_reply<B: Descriptors>(
     bench: &Bench<'_, B>,
     end: fn(&mut Meeting<'_, B>) -> Result<(), Stop>,
 ) -> Judged {
-    let mut meeting = bench.greet()?;
-    meeting.peer.drains = false;
-    meeting.peer.say(&question(&vec![b'x'; 150_000]).say)?;
-    meeting.peer.hear(64 << 10)?;
+    let mut meeting = half_heard(bench)?;
     end(&mut meeting)?;
     drop(meeting);
     bench.greet()?.unharmed()
@@ -124,7 +121,7 @@ fn in_a_reply<B: Descriptors>(
 
 fn before_the_reply<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
     for _ in 0..20 {
-        let mut meeting = bench.greet_as(Shape { sends: 16, ..Shape::default().receives(64) })?;
+        let mut meeting = bench.greet_as(Shape::small())?;
         meeting.peer.say(&question(&[b'x'; 5000]).say)?;
         meeting.peer.disconnect()?;
     }
@@ -132,8 +129,7 @@ fn before_the_reply<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
 }
 
 fn together<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let shape = Shape { sends: 16, ..Shape::default().receives(64) };
-    let mut meetings = (0..30).map(|_| bench.greet_as(shape)).collect::<Result<Vec<_>, _>>()?;
+    let mut meetings = (0..30).map(|_| bench.greet_as(Shape::small())).collect::<Result<Vec<_>, _>>()?;
     let say = question(b"never finished").say;
     for meeting in &mut meetings {
         meeting.peer.say(&say[..say.len() - 3])?;

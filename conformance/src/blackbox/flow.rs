@@ -7,7 +7,7 @@ use rdma_proto::wire::Message;
 
 use super::bench::Bench;
 use super::case::Case;
-use super::meeting::{Meeting, question, told};
+use super::meeting::{Meeting, Turn, asked_without_window, question, registered_late, told};
 use super::verdict::{Judged, Stop};
 use crate::adversary::Shape;
 
@@ -21,13 +21,11 @@ pub(super) fn cases<B: Descriptors>() -> Vec<Case<B>> {
             ["VR-FLOW-002", "VR-SEC-003", "VR-SEC-004"] [Disruptive], |bench| beyond(bench, u32::MAX);
         both "flow.wraps", "immediates whose sum is 2^32" => "The target ends this connection.",
             ["VR-FLOW-002", "VR-SEC-003", "VR-SEC-004"] [Disruptive], wraps;
-        server "flow.nothing-before-window", "a command, and no window for the reply"
-            => "The server writes nothing until there is one, and then the reply.",
-            ["VR-FLOW-004", "VR-FLOW-012"], nothing_before_window;
-        client "flow.nothing-before-window", "no window" => "The client writes nothing until there is one.",
-            ["VR-FLOW-004", "VR-FLOW-012"], nothing_before_window_of_a_client;
+        both "flow.nothing-before-window", "no window for half a second"
+            => "The target writes nothing until there is one, and then what it has to say.",
+            ["VR-FLOW-004", "VR-FLOW-012"], |bench| registered_late(bench, 1, Duration::from_millis(500));
         server "flow.held-replies", "a hundred commands, and then a window" => "The replies leave in order.",
-            ["VR-FLOW-012", "VR-FLOW-004"], held_replies;
+            ["VR-FLOW-012", "VR-FLOW-004"], |bench| registered_late(bench, 100, Duration::from_millis(100));
         server "flow.held-quietly", "a reply that waits for a window" => "The server uses no processor meanwhile.",
             ["VR-FLOW-013"] [Local], held_quietly;
         both "flow.slow-reader", "a full window that is registered again after 500 ms" => "The target waits, and goes on.",
@@ -44,9 +42,7 @@ pub(super) fn cases<B: Descriptors>() -> Vec<Case<B>> {
 }
 
 fn filled_to_the_end<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let mut meeting = bench.meet(Shape::default())?;
-    meeting.peer.plan = (0..20).map(|turn| (1000 * turn, 37)).collect();
-    meeting.peer.handshake()?;
+    let mut meeting = bench.greet_with((0..20).map(|turn| (1000 * turn, 37)).collect())?;
     // A gap at the end of a window, and the adversary would wait for ever.
     meeting.talk_of(3000)?;
     meeting.unharmed()
@@ -74,42 +70,6 @@ fn wraps<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
     meeting.ends()
 }
 
-fn nothing_before_window<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let mut meeting = bench.meet(Shape::default())?;
-    meeting.peer.await_window()?;
-    let turn = question(b"held");
-    meeting.peer.say(&turn.say)?;
-    // A notification would be an error: there is no window for it.
-    meeting.listen(Duration::from_millis(300))?;
-    meeting.peer.register()?;
-    meeting.hears(&turn)?;
-    meeting.unharmed()
-}
-
-fn nothing_before_window_of_a_client<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let mut meeting = bench.meet(Shape::default())?;
-    meeting.listen(Duration::from_millis(500))?;
-    meeting.peer.register()?;
-    meeting.unharmed()
-}
-
-fn hold<B: Descriptors>(meeting: &mut Meeting<'_, B>) -> Result<Vec<super::meeting::Turn>, Stop> {
-    meeting.peer.await_window()?;
-    let turns: Vec<_> = (0..100).map(|number: u32| question(format!("number {number}").as_bytes())).collect();
-    turns.iter().try_for_each(|turn| meeting.peer.say(&turn.say))?;
-    meeting.peer.settle()?;
-    Ok(turns)
-}
-
-fn held_replies<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let mut meeting = bench.meet(Shape::default())?;
-    let turns = hold(&mut meeting)?;
-    meeting.listen(Duration::from_millis(100))?;
-    meeting.peer.register()?;
-    turns.iter().try_for_each(|turn| meeting.hears(turn))?;
-    told(meeting.unharmed(), || "100 replies".into())
-}
-
 fn held_quietly<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
     const WAIT: Duration = Duration::from_millis(1000);
     let server = bench.server()?;
@@ -117,7 +77,7 @@ fn held_quietly<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
         return Err(Stop::not_applicable("the server's process cannot be seen from here (--exec shows it)"));
     }
     let mut meeting = bench.meet(Shape::default())?;
-    hold(&mut meeting)?;
+    asked_without_window(&mut meeting, 100)?;
     let before = server.processor_time();
     std::thread::sleep(WAIT);
     let used = server.processor_time().unwrap_or_default().saturating_sub(before.unwrap_or_default());
@@ -129,7 +89,7 @@ fn held_quietly<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
 }
 
 /// The adversary with a full window, which it does not register anew.
-fn full<'a, B: Descriptors>(bench: &'a Bench<'a, B>) -> Result<(Meeting<'a, B>, super::meeting::Turn), Stop> {
+fn full<'a, B: Descriptors>(bench: &'a Bench<'a, B>) -> Result<(Meeting<'a, B>, Turn), Stop> {
     let mut meeting = bench.meet(Shape::default())?;
     // Less than the first command of any client.
     meeting.peer.plan = vec![(0, 10)];
@@ -137,7 +97,7 @@ fn full<'a, B: Descriptors>(bench: &'a Bench<'a, B>) -> Result<(Meeting<'a, B>, 
     meeting.peer.drains = false;
     meeting.peer.handshake()?;
     let turn = if meeting.client_asks() {
-        super::meeting::Turn { say: Vec::new(), hear: Vec::new() }
+        Turn { say: Vec::new(), hear: Vec::new() }
     } else {
         question(&[b'x'; 1000])
     };
@@ -172,9 +132,7 @@ fn slow_readers_neighbour<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
 }
 
 fn crossing<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let mut meeting = bench.meet(Shape::default())?;
-    meeting.peer.plan = vec![(0, 1000), (1000, 1000)];
-    meeting.peer.handshake()?;
+    let mut meeting = bench.greet_with(vec![(0, 1000), (1000, 1000)])?;
     for _ in 0..10 {
         if !meeting.talk_of(30_000)? {
             break;

@@ -12,7 +12,7 @@ use super::bench::Bench;
 use super::desk::Desk;
 use super::target::{Exit, Running};
 use super::verdict::{Judged, Pass, Stop, Teardown, lenient, pass};
-use crate::adversary::{Adversary, Incoming};
+use crate::adversary::{Adversary, Incoming, Shape};
 use crate::workload::Entry;
 
 /// Commands of a client that are answered after the case has shown what it has to show.
@@ -364,7 +364,8 @@ enum End {
     None,
 }
 
-/// A client under test that was cut off, or got no connection, must say so, and not by crashing.
+/// A client under test that was cut off, or got no connection, must say so, and not by crashing. One that tries again has
+/// noticed.
 ///
 /// # Errors
 /// It does not.
@@ -374,17 +375,72 @@ pub fn reported<B: Descriptors>(
     patience: Duration,
 ) -> Judged {
     let Some(client) = client else { return Ok(pass("")) };
-    match client.ended(patience) {
-        Some(Exit::Failure(what)) => Ok(pass(what)),
-        Some(Exit::Success) => Ok(lenient("the client ended, and reported success")),
-        Some(Exit::Unsupported) => Err(Stop::unsupported("the client says so (status 89)")),
-        Some(Exit::Crashed(how)) => {
-            bench.note(Teardown::Crashed);
-            Err(Stop::died(format!("the client crashed: {how}")))
-        }
-        None if !client.is_observed() => Ok(pass("it ended the connection")),
-        None => Err(Stop::hung(format!("the client did not end within {patience:?}"))),
+    if !client.is_observed() {
+        return Ok(pass("it ended the connection"));
     }
+    let deadline = Instant::now() + patience;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        match client.ended(left.min(Duration::from_millis(50))) {
+            Some(Exit::Failure(what)) => return Ok(pass(what)),
+            Some(Exit::Success) => return Ok(lenient("the client ended, and reported success")),
+            Some(Exit::Unsupported) => return Err(Stop::unsupported("the client says so (status 89)")),
+            Some(Exit::Crashed(how)) => {
+                bench.note(Teardown::Crashed);
+                return Err(Stop::died(format!("the client crashed: {how}")));
+            }
+            None if bench.is_asked_again()? => return Ok(pass("it asks for another connection")),
+            None if left.is_zero() => {
+                return Err(Stop::hung(format!("the client did not end within {patience:?}")));
+            }
+            None => {}
+        }
+    }
+}
+
+/// Asks a server `questions` without a window for the replies. A client has its own to ask.
+///
+/// # Errors
+/// The connection ends.
+pub fn asked_without_window<B: Descriptors>(
+    meeting: &mut Meeting<'_, B>,
+    questions: u32,
+) -> Result<Vec<Turn>, Stop> {
+    meeting.peer.await_window()?;
+    if meeting.client_asks() {
+        return Ok(Vec::new());
+    }
+    let turns: Vec<_> =
+        (0..questions).map(|number| question(format!("number {number}").as_bytes())).collect();
+    turns.iter().try_for_each(|turn| meeting.peer.say(&turn.say))?;
+    meeting.peer.settle()?;
+    Ok(turns)
+}
+
+/// The target has something to say, and gets a window for it only after a while.
+///
+/// # Errors
+/// It does not wait, or does not say it then.
+pub fn registered_late<B: Descriptors>(bench: &Bench<'_, B>, questions: u32, late: Duration) -> Judged {
+    let mut meeting = bench.meet(Shape::default())?;
+    let turns = asked_without_window(&mut meeting, questions)?;
+    // A notification would be an error: there is no window for it.
+    meeting.listen(late)?;
+    meeting.peer.register()?;
+    turns.iter().try_for_each(|turn| meeting.hears(turn))?;
+    meeting.unharmed()
+}
+
+/// A server in the middle of a reply, of which it can write no more.
+///
+/// # Errors
+/// It does not get that far.
+pub fn half_heard<'a, B: Descriptors>(bench: &'a Bench<'a, B>) -> Result<Meeting<'a, B>, Stop> {
+    let mut meeting = bench.greet()?;
+    meeting.peer.drains = false;
+    meeting.peer.say(&question(&[b'x'; 150_000]).say)?;
+    meeting.peer.hear(64 << 10)?;
+    Ok(meeting)
 }
 
 /// What a server is asked so that it answers with `payload`, and its answer.

@@ -6,8 +6,8 @@ use rdma_conn::Descriptors;
 use rdma_proto::wire::{Message, Window};
 
 use super::bench::Bench;
-use super::case::Case;
-use super::meeting::{Meeting, told};
+use super::case::{Case, Role};
+use super::meeting::{Meeting, registered_late, told};
 use super::verdict::{Judged, Stop, lenient, pass};
 use crate::adversary::{Adversary, Shape};
 
@@ -29,7 +29,7 @@ pub(super) fn cases<B: Descriptors>() -> Vec<Case<B>> {
             => "The target writes to the first byte of each window, on without a gap, and nothing behind what it notifies.",
             ["VR-MEM-002", "VR-FLOW-007"], written_from_start;
         both "mem.late", "a window that is registered 300 ms late" => "The target waits for it.",
-            ["VR-FLOW-004", "VR-MEM-014"], late;
+            ["VR-FLOW-004", "VR-MEM-014"], |bench| registered_late(bench, 1, Duration::from_millis(300));
         server "mem.early", "a window registered before the server's has come" => "The server takes it.",
             ["VR-MEM-014", "VR-CONN-007"], early_registration;
         both "mem.window-of-1", "windows of one byte" => "The target writes through them.",
@@ -157,21 +157,6 @@ fn written_from_start<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
     told(meeting.unharmed(), || format!("{taken} bytes, and nothing behind them"))
 }
 
-fn late<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let mut meeting = bench.meet(Shape::default())?;
-    meeting.peer.await_window()?;
-    // Bytes without a window would be an error.
-    if !meeting.client_asks() {
-        meeting.peer.say(b"PING\r\n")?;
-    }
-    meeting.listen(Duration::from_millis(300))?;
-    meeting.peer.register()?;
-    if !meeting.client_asks() && meeting.peer.hear(7)? != b"+PONG\r\n" {
-        return Err(Stop::unmet("PING was not answered with +PONG"));
-    }
-    meeting.unharmed()
-}
-
 fn early_registration<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
     let mut meeting = bench.meet(Shape::default())?;
     meeting.peer.register()?;
@@ -201,10 +186,8 @@ fn windows_in<B: Descriptors>(
 }
 
 fn other_length<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let mut meeting = bench.meet(Shape::default())?;
-    meeting.peer.plan =
-        vec![(0, 4096), (5000, 100), (1, 8191), (300, 1), (0, 65_536), (4096, 4097), (65_535, 1)];
-    meeting.peer.handshake()?;
+    let plan = vec![(0, 4096), (5000, 100), (1, 8191), (300, 1), (0, 65_536), (4096, 4097), (65_535, 1)];
+    let mut meeting = bench.greet_with(plan)?;
     match meeting.talk_of(LONG) {
         Ok(_) => meeting.unharmed(),
         Err(_) => told(meeting.ends(), || "ended this connection".into()).map(|ended| lenient(ended.note)),
@@ -256,13 +239,9 @@ fn twice<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
 }
 
 fn one_byte_left<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let mut meeting = bench.meet(Shape::default())?;
-    // The reply to PING is 7 bytes long; a client is given room for its first command and one byte more.
-    meeting.peer.plan = vec![(0, 8)];
-    if meeting.client_asks() {
-        meeting.peer.plan = vec![(0, 64 << 10)];
-    }
-    meeting.peer.handshake()?;
+    // The reply to PING is 7 bytes long; a client is given room for its first command and more.
+    let length = if bench.role() == Role::Client { 64 << 10 } else { 8 };
+    let mut meeting = bench.greet_with(vec![(0, length)])?;
     if meeting.client_asks() {
         meeting.occasion(0)?;
     } else {

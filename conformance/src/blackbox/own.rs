@@ -119,7 +119,7 @@ impl Server for OwnServer {
         self.address
     }
 
-    fn death(&self) -> Option<String> {
+    fn death(&self, _: Duration) -> Option<String> {
         self.broken.swap(false, Ordering::Relaxed).then(|| "a thread of it panicked".into())
     }
 

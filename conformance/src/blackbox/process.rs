@@ -26,7 +26,7 @@ struct Process {
 
 impl Process {
     /// Runs a shell command in which `{host}` and `{port}` stand for an address.
-    fn start(command: &str, address: SocketAddr, case: &str, quiet: bool) -> Result<Self, String> {
+    fn start(command: &str, address: SocketAddr, case: &str) -> Result<Self, String> {
         let command = command
             .replace("{host}", &address.ip().to_string())
             .replace("{port}", &address.port().to_string());
@@ -36,7 +36,7 @@ impl Process {
             .env("CONFORMANCE_CASE", case)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .stderr(if quiet { Stdio::null() } else { Stdio::piped() })
+            .stderr(Stdio::piped())
             .spawn()
             .map_err(|error| format!("`{command}` does not start: {error}"))?;
         let listener = child.stderr.take().map(|stderr| std::thread::spawn(move || listen(stderr)));
@@ -56,6 +56,12 @@ impl Process {
             }
         }
         self.ended
+    }
+
+    /// How it ended, and what it said last.
+    fn told(&mut self, status: ExitStatus) -> String {
+        let words = self.last_words();
+        if words.is_empty() { status.to_string() } else { format!("{status}: {words}") }
     }
 
     /// What it said last. Only once it has ended.
@@ -103,7 +109,7 @@ pub struct ExecClients {
 
 impl Clients for ExecClients {
     fn start(&self, case: &str, address: SocketAddr) -> Result<Box<dyn Running>, String> {
-        Ok(Box::new(ExecClient { process: Process::start(&self.command, address, case, false)?, exit: None }))
+        Ok(Box::new(ExecClient { process: Process::start(&self.command, address, case)?, exit: None }))
     }
 
     fn first(&self) -> u32 {
@@ -120,8 +126,7 @@ impl Running for ExecClient {
     fn ended(&mut self, patience: Duration) -> Option<Exit> {
         if self.exit.is_none() {
             let status = self.process.ended(patience)?;
-            let words = self.process.last_words();
-            let told = if words.is_empty() { status.to_string() } else { format!("{status}: {words}") };
+            let told = self.process.told(status);
             self.exit = Some(match (status.code(), status.signal()) {
                 (Some(0), _) => Exit::Success,
                 (Some(UNSUPPORTED), _) => Exit::Unsupported,
@@ -169,7 +174,7 @@ impl Server for RunningServer {
         self.address
     }
 
-    fn death(&self) -> Option<String> {
+    fn death(&self, _: Duration) -> Option<String> {
         None
     }
 
@@ -201,7 +206,7 @@ impl ExecServer {
     /// # Errors
     /// It does not start.
     pub fn start(command: String, ip: IpAddr, port: u16) -> Result<Self, String> {
-        let process = Process::start(&command, SocketAddr::new(ip, port), "", true)?;
+        let process = Process::start(&command, SocketAddr::new(ip, port), "")?;
         Ok(Self { command, ip, port: Cell::new(port), process: RefCell::new(process) })
     }
 
@@ -215,14 +220,16 @@ impl Server for ExecServer {
         SocketAddr::new(self.ip, self.port.get())
     }
 
-    fn death(&self) -> Option<String> {
-        self.process.borrow_mut().ended(Duration::from_millis(20)).map(|status| status.to_string())
+    fn death(&self, patience: Duration) -> Option<String> {
+        let mut process = self.process.borrow_mut();
+        let status = process.ended(patience)?;
+        Some(process.told(status))
     }
 
     fn restart(&self) -> Result<bool, String> {
         // Two numbers on: a server may use the one beside its own.
         self.port.set(self.port.get().checked_add(2).ok_or("no ports are left to start it on")?);
-        self.process.replace(Process::start(&self.command, self.address(), "", true)?);
+        self.process.replace(Process::start(&self.command, self.address(), "")?);
         Ok(true)
     }
 

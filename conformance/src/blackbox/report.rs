@@ -2,6 +2,7 @@
 
 mod html;
 mod junit;
+mod markdown;
 mod tap;
 
 use std::fmt::Write as _;
@@ -14,6 +15,7 @@ use super::run::title;
 use super::verdict::{Teardown, Verdict};
 
 pub use html::html;
+pub use markdown::markdown;
 
 /// How to write results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -28,6 +30,8 @@ pub enum Format {
     Tap,
     /// One page that needs nothing else.
     Html,
+    /// Tables of what did not pass.
+    Markdown,
     /// A badge, as shields.io's endpoint takes it.
     Badge,
 }
@@ -43,6 +47,7 @@ pub fn text(run: &Run, format: Format, strict: bool) -> Result<String, String> {
         Format::Junit => junit::junit(run),
         Format::Tap => Ok(tap::tap(run)),
         Format::Html => html(std::slice::from_ref(run)),
+        Format::Markdown => Ok(markdown(std::slice::from_ref(run))),
         Format::Badge => Ok(format!("{:#}\n", badge(run))),
     }
 }

@@ -7,7 +7,9 @@ use rdma_proto::wire::Message;
 
 use super::bench::Bench;
 use super::case::Case;
-use super::meeting::{command, question, told};
+use super::conn::until_a_keepalive;
+use super::keep::keepalives;
+use super::meeting::{Meeting, command, half_heard, question, told};
 use super::verdict::{Judged, Stop, Teardown, pass};
 use crate::adversary::Shape;
 
@@ -16,7 +18,7 @@ pub(super) fn cases<B: Descriptors>() -> Vec<Case<B>> {
         server "res.receives", "a thousand keepalives at once to a server that is busy for a second"
             => "Each finds a receive.", ["VR-RES-002"], receives;
         both "res.reposts", "2500 keepalives, 500 at a time" => "Each finds a receive.",
-            ["VR-RES-003", "VR-CONN-003"], reposts;
+            ["VR-RES-003", "VR-CONN-003"], |bench| keepalives(bench, 5);
         server "res.nothing-left", "a hundred connections, opened, used and closed" => "The server's process holds no more than before.",
             ["VR-RES-001"] [Local], |bench| nothing_left(bench, true);
         server "res.nothing-left-of-the-vanished", "a hundred connections whose clients drop everything"
@@ -33,7 +35,7 @@ pub(super) fn cases<B: Descriptors>() -> Vec<Case<B>> {
         server "res.long-replies", "a client that asks for 8 MiB and takes nothing" => "Others are served.",
             ["VR-RES-008", "VR-SEC-004"], long_replies;
         server "res.storm", "a hundred connections that come and go at once" => "Others are served.",
-            ["VR-RES-007", "VR-RES-006"] [Disruptive], storm;
+            ["VR-RES-007", "VR-RES-006"] [Disruptive, Slow], storm;
     }
 }
 
@@ -59,23 +61,10 @@ fn receives<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
     told(meeting.unharmed(), || "1000 at once".into())
 }
 
-fn reposts<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let mut meeting = bench.greet()?;
-    for _ in 0..5 {
-        meeting.peer.burst(&[Message::Keepalive; 500])?;
-        meeting.peer.settle()?;
-        if !meeting.talk()? {
-            break;
-        }
-    }
-    meeting.leave()
-}
-
 fn nothing_left<B: Descriptors>(bench: &Bench<'_, B>, in_order: bool) -> Judged {
     let server = bench.server()?;
-    let shape = Shape { sends: 16, ..Shape::default().receives(64) };
     let cycle = || -> Result<(), Stop> {
-        let mut meeting = bench.greet_as(shape)?;
+        let mut meeting = bench.greet_as(Shape::small())?;
         meeting.talk()?;
         if in_order { meeting.leave().map(drop) } else { Ok(()) }
     };
@@ -110,18 +99,14 @@ fn never_registers<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
 }
 
 /// The server may do either, and others are served meanwhile.
-fn waits_or_ends<B: Descriptors>(bench: &Bench<'_, B>, meeting: super::meeting::Meeting<'_, B>) -> Judged {
+fn waits_or_ends<B: Descriptors>(bench: &Bench<'_, B>, meeting: Meeting<'_, B>) -> Judged {
     let judged = bench.greet()?.unharmed();
     drop(meeting);
     judged
 }
 
 fn never_drains<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let mut meeting = bench.greet()?;
-    meeting.peer.drains = false;
-    meeting.peer.say(&question(&vec![b'x'; 150_000]).say)?;
-    meeting.peer.hear(64 << 10)?;
-    waits_or_ends(bench, meeting)
+    waits_or_ends(bench, half_heard(bench)?)
 }
 
 fn never_reposts<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
@@ -162,5 +147,5 @@ fn storm<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
             (0..20).map(|_| crate::adversary::Adversary::request(bench.backend, address, shape)).collect();
         drop(requests);
     }
-    bench.greet()?.unharmed()
+    until_a_keepalive(bench)
 }

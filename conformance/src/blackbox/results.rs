@@ -5,6 +5,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::verdict::{Cause, Teardown, Verdict};
+use crate::exit;
 use crate::reqs::{Level, Role};
 
 /// The version of the files' format.
@@ -107,6 +108,22 @@ impl Run {
         format!("{}{expected}, {:.1} s", counts.join(", "), self.took)
     }
 
+    /// What it comes down to, as an exit code.
+    pub fn code(&self, strict: bool) -> u8 {
+        let any = |test: &dyn Fn(&CaseResult) -> bool| self.results.iter().any(test);
+        if any(&|result| result.is_scored_failure(strict) && result.cause.is_some_and(Cause::is_loss)) {
+            exit::LOST
+        } else if any(&|result| result.is_scored_failure(strict)) {
+            exit::FAILED
+        } else if any(&|result| result.verdict == Verdict::Broken) {
+            exit::BROKEN
+        } else if any(&|result| result.verdict == Verdict::Inconclusive && result.expected.is_none()) {
+            exit::UNDECIDED
+        } else {
+            exit::DONE
+        }
+    }
+
     /// Reads a file.
     ///
     /// # Errors
@@ -127,5 +144,18 @@ impl Run {
     /// None that can be thought of.
     pub fn json(&self) -> Result<String, String> {
         serde_json::to_string_pretty(self).map(|text| text + "\n").map_err(|error| error.to_string())
+    }
+}
+
+impl CaseResult {
+    /// A failure that counts. Harm counts whatever the level of the requirement is.
+    pub fn is_scored_failure(&self, strict: bool) -> bool {
+        let harm = self.cause.is_some_and(|cause| cause.is_loss() || cause == Cause::Bystander);
+        self.expected.is_none()
+            && match self.verdict {
+                Verdict::Fail => strict || self.level == Level::Must || harm,
+                Verdict::PassLenient => strict,
+                _ => false,
+            }
     }
 }

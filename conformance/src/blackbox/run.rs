@@ -10,7 +10,7 @@ use super::meeting::Meeting;
 use super::results::{CaseResult, FORMAT, Run, Suite, Target};
 use super::select::Harm;
 use super::target::Server;
-use super::verdict::{Cause, Judged, Teardown, Verdict};
+use super::verdict::{Cause, Judged, Stop, Teardown, Verdict};
 use crate::adversary::{Adversary, Shape};
 use crate::client::Failure;
 use crate::reqs::Requirements;
@@ -20,7 +20,9 @@ use crate::trace::{Recorder, Recording, timeline};
 pub const SANITY: &str = "conn.plain";
 
 /// How long a server may take to start.
-const STARTING: Duration = Duration::from_secs(10);
+pub(super) const STARTING: Duration = Duration::from_secs(10);
+/// How long a process may take to end once its connections have.
+const DYING: Duration = Duration::from_millis(500);
 
 /// How to run.
 pub struct Plan<'a> {
@@ -36,12 +38,16 @@ pub struct Plan<'a> {
     pub recorder: Option<&'a Recorder>,
 }
 
-/// A run that could not be: nothing is known about the target.
+/// A run that could not be: the sanity case failed.
 #[derive(Debug, thiserror::Error)]
-pub enum NoRun {
-    /// The sanity case failed.
-    #[error("the target does not do the least that every case needs ({SANITY}): {0}")]
-    Insane(String),
+#[error("{} ({SANITY}): {}", who_fails(.0.cause), .0.reason)]
+pub struct Insane(pub Stop);
+
+fn who_fails(cause: Cause) -> &'static str {
+    match cause {
+        Cause::Environment => "the suite cannot do its work",
+        _ => "the target does not do the least that every case needs",
+    }
 }
 
 /// Runs cases against a target; `progress` hears of each.
@@ -55,11 +61,11 @@ pub fn run<B: Descriptors>(
     plan: &Plan<'_>,
     target: Target,
     mut progress: impl FnMut(&str, Option<&CaseResult>),
-) -> Result<Run, NoRun> {
+) -> Result<Run, Insane> {
     let mut suite = Runner::new(backend, side, plan);
     let begun = Instant::now();
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    suite.sanity().map_err(|stop| NoRun::Insane(stop.reason))?;
+    suite.sanity().map_err(Insane)?;
     let mut results = Vec::with_capacity(cases.len());
     let mut neighbour = Neighbour::default();
     for case in cases {
@@ -130,19 +136,16 @@ impl<'a, B: Descriptors> Runner<'a, B> {
         // A server that was just started may not listen yet.
         let deadline = Instant::now() + self.plan.patience.max(STARTING);
         loop {
-            match bench.greet().and_then(Meeting::unharmed) {
-                Err(stop)
-                    if stop.cause == Cause::Refused && Instant::now() < deadline && self.is_server() =>
-                {
-                    std::thread::sleep(Duration::from_millis(50));
-                }
-                judged => return judged,
+            let judged = bench.greet().and_then(Meeting::unharmed);
+            let (Err(stop), Side::Server(server)) = (&judged, self.side) else { return judged };
+            if let Some(death) = server.death(DYING) {
+                return Err(Stop::died(format!("the server's process ended: {death}")));
             }
+            if stop.cause != Cause::Refused || Instant::now() >= deadline {
+                return judged;
+            }
+            std::thread::sleep(Duration::from_millis(50));
         }
-    }
-
-    fn is_server(&self) -> bool {
-        matches!(self.side, Side::Server(_))
     }
 
     fn case(&mut self, case: &Case<B>, neighbour: &mut Neighbour<B>) -> CaseResult {
@@ -202,32 +205,43 @@ impl<'a, B: Descriptors> Runner<'a, B> {
         neighbour: &mut Neighbour<B>,
         result: &mut CaseResult,
     ) {
-        if let Some(death) = server.death() {
-            result.teardown = Some(Teardown::Crashed);
-            fail(result, Cause::Died, format!("the server's process ended: {death}"));
-            return self.start_again(case, server, neighbour);
-        }
         if let Err(told) = neighbour.is_well(&self.bench(case.id)) {
+            // A process that ends is first heard of by its peers.
+            if let Some(death) = server.death(DYING) {
+                return self.died(case, server, neighbour, result, &death);
+            }
             fail(
                 result,
                 Cause::Bystander,
                 format!("the neighbour, connected before, is no longer served: {told}"),
             );
         }
+        if let Some(death) = server.death(Duration::ZERO) {
+            return self.died(case, server, neighbour, result, &death);
+        }
         // Reading is enough to be sure of what passed and harmed nobody.
         if result.verdict.is_pass() && !case.is(Tag::Disruptive) {
             return;
         }
         let Err(stop) = self.sanity() else { return };
-        let cause = match (server.death(), stop.cause) {
-            (Some(_), _) => Cause::Died,
-            (None, Cause::Refused) => Cause::Refused,
-            _ => Cause::Hung,
-        };
+        let cause = if stop.cause.is_loss() { stop.cause } else { Cause::Hung };
         if cause == Cause::Died {
             result.teardown = Some(Teardown::Crashed);
         }
         fail(result, cause, format!("a new connection is not served: {}", stop.reason));
+        self.start_again(case, server, neighbour);
+    }
+
+    fn died(
+        &mut self,
+        case: &Case<B>,
+        server: &dyn Server,
+        neighbour: &mut Neighbour<B>,
+        result: &mut CaseResult,
+        death: &str,
+    ) {
+        result.teardown = Some(Teardown::Crashed);
+        fail(result, Cause::Died, format!("the server's process ended: {death}"));
         self.start_again(case, server, neighbour);
     }
 

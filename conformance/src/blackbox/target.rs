@@ -10,8 +10,8 @@ pub trait Server {
     /// Where it listens.
     fn address(&self) -> SocketAddr;
 
-    /// Why it is gone, if it is known to be.
-    fn death(&self) -> Option<String>;
+    /// Why it is gone, if it is known to be, or comes to be within `patience`.
+    fn death(&self, patience: Duration) -> Option<String>;
 
     /// Starts it afresh. False if the suite cannot.
     ///

@@ -5,6 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::client::Failure;
+use crate::exit;
 
 /// Whether the target does what the case is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum)]
@@ -116,6 +117,22 @@ pub enum Cause {
     Refused,
     /// The suite, its device or its system failed.
     Environment,
+}
+
+impl Cause {
+    /// Whether there is no target any more, as far as a peer can tell.
+    pub const fn is_loss(self) -> bool {
+        matches!(self, Self::Died | Self::Hung | Self::Refused)
+    }
+
+    /// What a run that comes to nothing for this cause exits with.
+    pub const fn code(self) -> u8 {
+        match self {
+            Self::Died | Self::Hung | Self::Refused => exit::LOST,
+            Self::Requirement | Self::Bystander => exit::FAILED,
+            Self::Environment => exit::BROKEN,
+        }
+    }
 }
 
 /// A case that was passed, one way or the other.

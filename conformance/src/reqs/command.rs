@@ -8,9 +8,7 @@ use comfy_table::{ContentArrangement, Table, presets};
 
 use super::coverage::Coverage;
 use super::{Level, Origin, Requirement, Requirements, render, workspace};
-
-const FAILED: u8 = 1;
-const USAGE: u8 = 64;
+use crate::exit::{DONE, FAILED, NOTHING};
 
 /// What to do with the requirements.
 #[derive(Subcommand)]
@@ -39,12 +37,12 @@ pub enum Command {
         #[arg(long)]
         verbose: bool,
     },
-    /// Writes spec/requirements.md from spec/requirements.toml.
+    /// Writes the pages spec/requirements.md and spec/differences.md from spec/requirements.toml.
     Render {
         /// The workspace.
         #[arg(long)]
         root: Option<PathBuf>,
-        /// Write nothing; fail if the page is out of date.
+        /// Write nothing; fail if a page is out of date.
         #[arg(long)]
         check: bool,
     },
@@ -73,7 +71,7 @@ pub fn run(command: Command) -> ExitCode {
             list(&wanted, format)
         }
         Command::Coverage { root, verbose } => cover(root, verbose),
-        Command::Render { root, check } => write_page(root, check),
+        Command::Render { root, check } => write_pages(root, check),
     };
     result.unwrap_or_else(|problem| {
         eprintln!("{problem}");
@@ -96,7 +94,7 @@ fn list(wanted: &[&Requirement], format: Format) -> Result<ExitCode, String> {
     }
     if wanted.is_empty() {
         eprintln!("no requirement matches");
-        return Ok(ExitCode::from(USAGE));
+        return Ok(ExitCode::from(NOTHING));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -118,7 +116,7 @@ fn cover(root: Option<PathBuf>, verbose: bool) -> Result<ExitCode, String> {
     for problem in &coverage.problems {
         eprintln!("{problem}");
     }
-    Ok(ExitCode::from(if coverage.problems.is_empty() { 0 } else { FAILED }))
+    Ok(ExitCode::from(if coverage.problems.is_empty() { DONE } else { FAILED }))
 }
 
 fn print_ids(title: &str, requirements: &[&Requirement]) {
@@ -126,16 +124,18 @@ fn print_ids(title: &str, requirements: &[&Requirement]) {
     println!("{title}: {}", if ids.is_empty() { "none".to_string() } else { ids.join(" ") });
 }
 
-fn write_page(root: Option<PathBuf>, check: bool) -> Result<ExitCode, String> {
+fn write_pages(root: Option<PathBuf>, check: bool) -> Result<ExitCode, String> {
     let root = root.unwrap_or_else(workspace);
-    let page = render::page(&Requirements::of(&root)?);
-    let file = root.join("spec/requirements.md");
-    if check {
-        if std::fs::read_to_string(&file).is_ok_and(|now| now == page) {
-            return Ok(ExitCode::SUCCESS);
+    for (name, page) in render::pages(&Requirements::of(&root)?) {
+        let file = root.join("spec").join(name);
+        if !check {
+            std::fs::write(&file, page).map_err(|error| format!("{}: {error}", file.display()))?;
+        } else if !std::fs::read_to_string(&file).is_ok_and(|now| now == page) {
+            return Err(format!(
+                "{} is out of date: run `valkey-rdma-conformance reqs render`",
+                file.display()
+            ));
         }
-        return Err(format!("{} is out of date: run `valkey-rdma-conformance reqs render`", file.display()));
     }
-    std::fs::write(&file, page).map_err(|error| format!("{}: {error}", file.display()))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -78,7 +78,12 @@ impl Coverage {
 
     fn add_named_tests(&mut self, sources: &Sources) {
         let cases = cases::all();
-        for Requirement { id, tests, .. } in self.requirements.iter() {
+        for Requirement { id, tests, differs, .. } in self.requirements.iter() {
+            for case in differs.iter().flat_map(|differs| &differs.cases) {
+                if !cases.iter().any(|(name, about)| name == case && about.contains(&id.as_str())) {
+                    self.problems.push(format!("{id}: there is no case {case} about it"));
+                }
+            }
             for test in tests {
                 if !sources.tests.contains(test) && !cases.iter().any(|(case, _)| case == test) {
                     self.problems.push(format!("{id}: there is no test and no case {test}"));

@@ -67,9 +67,12 @@ pub struct Requirement {
     pub source: String,
     /// The requirement itself.
     pub text: String,
-    /// Where the document and deployed code differ, or why.
+    /// Why, or what to know.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
+    /// Where the document and deployed code differ.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub differs: Option<Difference>,
     /// Whom it binds.
     #[serde(default = "both")]
     pub roles: Vec<Role>,
@@ -79,6 +82,21 @@ pub struct Requirement {
     /// Why no test can show it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub untestable: Option<String>,
+}
+
+/// What Valkey's page and deployed programs make of the subject of a requirement.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Difference {
+    /// What the page says.
+    pub document: String,
+    /// What the programs do.
+    pub code: String,
+    /// Cases that show it.
+    #[serde(default)]
+    pub cases: Vec<String>,
+    /// Where it is in their source.
+    pub source: String,
 }
 
 fn both() -> Vec<Role> {

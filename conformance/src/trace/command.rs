@@ -7,8 +7,7 @@ use std::process::ExitCode;
 use clap::Subcommand;
 
 use super::{Recording, packets, timeline};
-
-const HARNESS: u8 = 3;
+use crate::exit::BROKEN;
 
 /// What to do with a recording.
 #[derive(Subcommand)]
@@ -34,7 +33,7 @@ pub fn run(command: Command) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(problem) => {
             eprintln!("{problem}");
-            ExitCode::from(HARNESS)
+            ExitCode::from(BROKEN)
         }
     }
 }

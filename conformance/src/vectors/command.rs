@@ -10,11 +10,8 @@ use super::ours::Ours;
 use super::protocol::Implementation;
 use super::shim::Shim;
 use super::{Files, check, lint};
+use crate::exit::{BROKEN, DONE, FAILED, NOTHING};
 use crate::reqs::{Requirements, workspace};
-
-const FAILED: u8 = 1;
-const HARNESS: u8 = 3;
-const USAGE: u8 = 64;
 
 /// What to do with the vectors.
 #[derive(Subcommand)]
@@ -70,7 +67,7 @@ pub fn run(command: Command) -> ExitCode {
     };
     result.unwrap_or_else(|problem| {
         eprintln!("{problem}");
-        ExitCode::from(HARNESS)
+        ExitCode::from(BROKEN)
     })
 }
 
@@ -96,7 +93,7 @@ fn run_check(
     Ok(match (passed, failed) {
         (0, 0) => {
             eprintln!("no vector was run");
-            ExitCode::from(USAGE)
+            ExitCode::from(NOTHING)
         }
         (_, 0) => ExitCode::SUCCESS,
         _ => ExitCode::from(FAILED),
@@ -111,5 +108,5 @@ fn run_lint(files: &Files) -> ExitCode {
     let control: usize = files.control.iter().map(|(_, file)| file.vectors.len()).sum();
     let traces: usize = files.traces.iter().map(|(_, file)| file.traces.len()).sum();
     println!("{control} control messages, {traces} traces, {} problems", problems.len());
-    ExitCode::from(if problems.is_empty() { 0 } else { FAILED })
+    ExitCode::from(if problems.is_empty() { DONE } else { FAILED })
 }

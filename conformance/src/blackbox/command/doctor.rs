@@ -7,7 +7,7 @@ use clap::Args;
 use rdma_proto::backend::{Backend as _, EventChannel as _};
 use rdma_verbs::Verbs;
 
-use super::{DONE, NO_ENVIRONMENT};
+use crate::exit::{DONE, NO_ENVIRONMENT};
 
 /// Looks at this machine.
 #[derive(Args, Clone, Debug)]

@@ -1,16 +1,19 @@
 //! A client and a server with each other, and a relay between them that watches both.
 
 use std::net::SocketAddr;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use rdma_verbs::Verbs;
 
-use super::{BROKEN, DONE, FAILED, Trouble, no_environment};
+use super::{Trouble, device, no_environment};
 use crate::adversary::{Adversary, Breach, Incoming, Lurker, Shape};
 use crate::blackbox::process::{ExecClients, ExecServer};
+use crate::blackbox::run::STARTING;
 use crate::blackbox::target::{Clients as _, Exit, Server as _};
 use crate::client::Failure;
+use crate::exit::{BROKEN, DONE, FAILED, LOST, UNDECIDED};
 
 /// A client and a server.
 #[derive(Args, Clone, Debug)]
@@ -30,7 +33,7 @@ pub struct Pair {
 }
 
 pub(super) fn run(options: &Pair) -> Result<u8, Trouble> {
-    let verbs = Verbs::load().map_err(no_environment)?;
+    let verbs = device()?;
     let port =
         options.listen.port().checked_add(2).ok_or((BROKEN, "no port is left for the server".to_string()))?;
     let server = ExecServer::start(options.server.clone(), options.listen.ip(), port)
@@ -40,40 +43,55 @@ pub(super) fn run(options: &Pair) -> Result<u8, Trouble> {
         .start("pair", options.listen)
         .map_err(|reason| (BROKEN, reason))?;
     let deadline = Instant::now() + Duration::from_secs(options.within);
-    let mut breaches = Vec::new();
+    let breaches = Mutex::new(Vec::new());
     let mut connections = 0;
-    let exit = loop {
-        match client.ended(Duration::ZERO) {
-            Some(exit) => break Some(exit),
-            None if Instant::now() >= deadline => break None,
-            None => {}
+    let exit = std::thread::scope(|scope| -> Result<_, Trouble> {
+        loop {
+            match client.ended(Duration::ZERO) {
+                Some(exit) => break Ok(Some(exit)),
+                None if Instant::now() >= deadline => break Ok(None),
+                None => {}
+            }
+            let asked = lurker.request_within(Duration::from_millis(100)).map_err(no_environment)?;
+            let Some((id, _)) = asked else { continue };
+            connections += 1;
+            let (lurker, verbs, server, breaches) = (&lurker, &verbs, server.address(), &breaches);
+            scope.spawn(move || {
+                let shape = Shape::default().window(1 << 20);
+                let relayed = dial(verbs, server, shape, deadline)
+                    .and_then(|ahead| Ok((ahead, lurker.answer(id, shape)?)))
+                    .and_then(|(ahead, behind)| relay(ahead, behind, deadline, breaches));
+                if let Err(failure) = relayed {
+                    println!("connection {connections}: {failure}");
+                }
+            });
         }
-        let Some((id, _)) = lurker.request_within(Duration::from_millis(100)).map_err(no_environment)? else {
-            continue;
-        };
-        let shape = Shape::default().window(1 << 20);
-        let relayed = dial(&verbs, server.address(), shape, deadline)
-            .and_then(|ahead| Ok((ahead, lurker.answer(id, shape)?)))
-            .and_then(|(ahead, behind)| relay(ahead, behind, deadline, &mut breaches));
-        if let Err(failure) = relayed {
-            println!("connection {connections}: {failure}");
-        }
-        connections += 1;
-    };
+    })?;
+    let breaches = breaches.into_inner().unwrap_or_else(PoisonError::into_inner);
     for (who, Breach { requirement, what }) in &breaches {
         println!("{who}: {requirement}: {what}");
     }
-    let well = exit == Some(Exit::Success) && breaches.is_empty() && server.death().is_none();
-    let told = exit.map_or_else(|| "it did not end in time".into(), |exit| exit.to_string());
+    let told = exit.as_ref().map_or_else(|| "it did not end in time".into(), ToString::to_string);
     println!("the client, after {connections} connections: {told}");
-    Ok(if well { DONE } else { FAILED })
+    let death = server.death(Duration::from_millis(100));
+    if let Some(death) = &death {
+        println!("the server ended: {death}");
+    }
+    Ok(match exit {
+        _ if death.is_some() => LOST,
+        None | Some(Exit::Crashed(_)) => LOST,
+        Some(Exit::Success) if breaches.is_empty() => DONE,
+        Some(Exit::Success | Exit::Failure(_)) => FAILED,
+        Some(Exit::Unsupported) => UNDECIDED,
+    })
 }
 
 /// Connects to the server, which may still be starting.
 fn dial(verbs: &Verbs, to: SocketAddr, shape: Shape, deadline: Instant) -> Result<Adversary<Verbs>, Failure> {
+    let starting = deadline.min(Instant::now() + STARTING);
     loop {
         match Adversary::dial(verbs, to, shape) {
-            Err(Failure::Unreached(_)) if Instant::now() < deadline => {
+            Err(Failure::Unreached(_)) if Instant::now() < starting => {
                 std::thread::sleep(Duration::from_millis(100));
             }
             outcome => return outcome,
@@ -86,7 +104,7 @@ fn relay(
     mut ahead: Adversary<Verbs>,
     mut behind: Adversary<Verbs>,
     deadline: Instant,
-    breaches: &mut Vec<(&'static str, Breach)>,
+    breaches: &Mutex<Vec<(&'static str, Breach)>>,
 ) -> Result<(), Failure> {
     behind.serves = true;
     behind.await_established()?;
@@ -98,7 +116,8 @@ fn relay(
         gone |= pass_on(&mut behind, &mut ahead)?;
     }
     for (who, peer) in [("server", &ahead), ("client", &behind)] {
-        breaches.extend(peer.seen.breaches.iter().map(|breach| (who, breach.clone())));
+        let seen = peer.seen.breaches.iter().map(|breach| (who, breach.clone()));
+        breaches.lock().unwrap_or_else(PoisonError::into_inner).extend(seen);
         // One of them has left already.
         let _left = peer.disconnect();
     }

@@ -6,9 +6,11 @@ use std::process::ExitCode;
 use clap::Args;
 use glob::Pattern;
 
-use super::{DONE, FAILED, Trouble, UNDECIDED, Who, finish, parse, test_client, test_server, usage};
+use super::options::{Who, parse};
+use super::{Trouble, against, finish, usage};
 use crate::blackbox::results::Run;
 use crate::blackbox::verdict::Verdict;
+use crate::exit::{DONE, FAILED, NOTHING, UNDECIDED};
 
 /// Runs the failures of an earlier run again.
 #[derive(Args, Clone, Debug)]
@@ -36,15 +38,15 @@ fn again(options: &Replay) -> Result<u8, Trouble> {
         })
         .collect();
     if wanted.is_empty() {
-        return Err(usage("nothing in it failed, or nothing that is selected"));
+        return Err((NOTHING, "nothing in it failed, or nothing that is selected".into()));
     }
     let mut arguments = before.arguments.clone();
     for result in &wanted {
         arguments.extend(["--select".to_string(), Pattern::escape(&result.id)]);
     }
     let now = match parse(&arguments).map_err(usage)? {
-        Who::Server(server) => test_server(&server, &arguments)?,
-        Who::Client(client) => test_client(&client, &arguments)?,
+        Who::Server(server) => against::server(&server, &arguments)?,
+        Who::Client(client) => against::client(&client, &arguments)?,
         Who::Pair(_) => return Err(usage("runs of pairs have no cases")),
     };
     let mut code = DONE;

@@ -3,10 +3,13 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use super::{Common, DONE, Trouble, Who, code, finish, parse, test_client, test_server, usage, write_all};
+use super::options::{Common, Who, parse};
+use super::outcome::write_all;
+use super::{Trouble, against, finish, usage};
 use crate::blackbox::report;
 use crate::blackbox::results::Run;
 use crate::blackbox::run::title;
+use crate::exit::{BROKEN, DONE};
 
 /// Runs it, prints what came of it, and writes the reports below `out`.
 pub fn whole(out: &Path) -> ExitCode {
@@ -19,19 +22,19 @@ fn both(out: &Path) -> Result<u8, Trouble> {
     for role in ["server", "client"] {
         let arguments = ["run", role, "--allow-disruptive"].map(str::to_string).to_vec();
         let (run, common): (Run, Common) = match parse(&arguments).map_err(usage)? {
-            Who::Server(server) => (test_server(&server, &arguments)?, server.common),
-            Who::Client(client) => (test_client(&client, &arguments)?, client.common),
+            Who::Server(server) => (against::server(&server, &arguments)?, server.common),
+            Who::Client(client) => (against::client(&client, &arguments)?, client.common),
             Who::Pair(_) => continue,
         };
         println!("{}: {}", title(&run.target), run.summary());
         print!("{}", report::failures(&run, common.strict));
         write_all(&run, &out.join(role))?;
-        worst = worst.max(code(&run, common.strict));
+        worst = worst.max(run.code(common.strict));
         runs.push(run);
     }
     let page = out.join("report.html");
-    let html = report::html(&runs).map_err(|reason| (super::BROKEN, reason))?;
-    std::fs::write(&page, html).map_err(|error| (super::BROKEN, format!("{}: {error}", page.display())))?;
+    let html = report::html(&runs).map_err(|reason| (BROKEN, reason))?;
+    std::fs::write(&page, html).map_err(|error| (BROKEN, format!("{}: {error}", page.display())))?;
     println!("report: {}", page.display());
     Ok(worst)
 }

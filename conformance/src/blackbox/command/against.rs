@@ -1,0 +1,164 @@
+//! A run against what the command line names.
+
+use std::net::{SocketAddr, ToSocketAddrs, UdpSocket};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use rdma_conn::{Descriptors, Options};
+use rdma_softsim::{Fabric, SoftSim};
+
+use super::options::{ClientRun, Common, ServerRun, again};
+use super::{Trouble, device, no_environment, usage};
+use crate::adversary::Lurker;
+use crate::blackbox::bench::Side;
+use crate::blackbox::case::Case;
+use crate::blackbox::own::{OwnClients, OwnServer, small};
+use crate::blackbox::process::{AwaitedClients, ExecClients, ExecServer, RunningServer};
+use crate::blackbox::results::{Run, Target};
+use crate::blackbox::run::{self, Plan};
+use crate::blackbox::target::{Clients, Server};
+use crate::blackbox::verdict::Verdict;
+use crate::exit::{BROKEN, NOTHING};
+use crate::reqs::Role;
+use crate::trace::{Limits, Recorded, Recorder};
+
+/// Hosts of the embedded fabric: the target's and the suite's.
+fn hosts() -> (SoftSim, SocketAddr, SoftSim, SocketAddr) {
+    let fabric = Fabric::new();
+    let (theirs, ours) =
+        (SocketAddr::from(([192, 0, 2, 1], 6379)), SocketAddr::from(([192, 0, 2, 66], 6379)));
+    (fabric.host(&[theirs.ip()]), theirs, fabric.host(&[ours.ip()]), ours)
+}
+
+/// Enough of a case to see what happened.
+fn recorder() -> Recorder {
+    Recorder::new(Limits { entries: 120, bytes: 64 })
+}
+
+fn resolve(target: &str) -> Result<SocketAddr, Trouble> {
+    let mut addresses = target.to_socket_addrs().map_err(|error| usage(format!("{target}: {error}")))?;
+    addresses.next().ok_or_else(|| usage(format!("{target} has no address")))
+}
+
+/// Whether an address is one of this machine.
+fn is_local(address: SocketAddr) -> bool {
+    UdpSocket::bind((address.ip(), 0)).is_ok()
+}
+
+/// Tests a server.
+pub(super) fn server(options: &ServerRun, arguments: &[String]) -> Result<Run, Trouble> {
+    let common = &options.common;
+    let given = options.target.is_some() || options.exec.is_some();
+    if common.on_softsim(given)? {
+        let (theirs, address, ours, _) = hosts();
+        let server = OwnServer::start(&theirs, address, small(Options::server())).map_err(no_environment)?;
+        let target = common.target(Role::Server, true, "in this process", "softsim");
+        let recorder = recorder();
+        let ours = Recorded::new(ours, &recorder);
+        return go(common, arguments, (&ours, &recorder), Side::Server(&server), target, true);
+    }
+    let running = options.target.as_deref().map(resolve).transpose()?;
+    let local = running.is_none_or(is_local);
+    // Before anything is tried, RDMA or not.
+    common.harm(local)?;
+    let verbs = device()?;
+    let (server, own, how): (Box<dyn Server>, _, _) = match (running, &options.exec, common.listen) {
+        (Some(address), ..) => {
+            (Box::new(RunningServer { address }), false, options.target.clone().unwrap_or_default())
+        }
+        (None, Some(exec), Some(listen)) => {
+            let server = ExecServer::start(exec.clone(), listen.ip(), listen.port())
+                .map_err(|reason| (BROKEN, reason))?;
+            (Box::new(server), false, exec.clone())
+        }
+        (None, None, Some(listen)) => {
+            let server =
+                OwnServer::start(&verbs, listen, small(Options::server())).map_err(no_environment)?;
+            (Box::new(server), true, "in this process".into())
+        }
+        (None, _, None) => {
+            return Err(usage("what is to be tested? --target, --exec or --listen says it"));
+        }
+    };
+    let target = common.target(Role::Server, own, &how, &server.address().ip().to_string());
+    let recorder = recorder();
+    let ours = Recorded::new(verbs, &recorder);
+    go(common, arguments, (&ours, &recorder), Side::Server(&*server), target, local)
+}
+
+/// Tests a client.
+pub(super) fn client(options: &ClientRun, arguments: &[String]) -> Result<Run, Trouble> {
+    let common = &options.common;
+    let given = options.exec.is_some() || options.wait;
+    if common.on_softsim(given)? {
+        let (theirs, _, ours, address) = hosts();
+        let recorder = recorder();
+        let ours = Recorded::new(ours, &recorder);
+        let lurker = Lurker::new(&ours, address).map_err(no_environment)?;
+        let clients = OwnClients { backend: theirs, options: small(Options::client()) };
+        let target = common.target(Role::Client, true, "in this process", "softsim");
+        return go(common, arguments, (&ours, &recorder), Side::Client(&lurker, &clients), target, true);
+    }
+    let Some(listen) = common.listen else {
+        return Err(usage("where shall clients connect? --listen says it"));
+    };
+    // Whoever connects is not protected by where it is.
+    let local = !options.wait;
+    common.harm(local)?;
+    let verbs = device()?;
+    let recorder = recorder();
+    let ours = Recorded::new(verbs.clone(), &recorder);
+    let lurker = Lurker::new(&ours, listen).map_err(no_environment)?;
+    let (clients, how): (Box<dyn Clients>, _) = match &options.exec {
+        Some(command) => {
+            (Box::new(ExecClients { command: command.clone(), first: options.first }), command.clone())
+        }
+        None if options.wait => (Box::new(AwaitedClients), "awaited".into()),
+        None => (
+            Box::new(OwnClients { backend: verbs.clone(), options: small(Options::client()) }),
+            "in this process".into(),
+        ),
+    };
+    let target = common.target(Role::Client, !given, &how, &listen.ip().to_string());
+    go(common, arguments, (&ours, &recorder), Side::Client(&lurker, &*clients), target, local)
+}
+
+fn go<B: Descriptors>(
+    common: &Common,
+    arguments: &[String],
+    (backend, recorder): (&B, &Recorder),
+    side: Side<'_, B>,
+    target: Target,
+    local: bool,
+) -> Result<Run, Trouble> {
+    let cases: Vec<Case<B>> = common.select.cases(target.role);
+    if cases.is_empty() {
+        return Err((NOTHING, "nothing is selected; `list` shows what there is".into()));
+    }
+    let again = again(arguments);
+    let plan = Plan {
+        patience: common.patience()?,
+        harm: common.harm(local)?,
+        again: &again,
+        arguments,
+        recorder: Some(recorder),
+    };
+    let bar = bar(cases.len() as u64);
+    let run = run::run(&cases, backend, side, &plan, target, |case, result| match result {
+        None => bar.set_message(case.to_string()),
+        Some(result) => {
+            if !result.verdict.is_pass() && result.verdict != Verdict::Skipped {
+                bar.suspend(|| eprintln!("{:14} {case}: {}", result.verdict, result.reason));
+            }
+            bar.inc(1);
+        }
+    });
+    bar.finish_and_clear();
+    run.map_err(|insane| (insane.0.cause.code(), insane.to_string()))
+}
+
+/// A bar on a terminal; nothing elsewhere.
+fn bar(length: u64) -> ProgressBar {
+    let style = ProgressStyle::with_template("{msg:32} [{wide_bar}] {pos}/{len} {elapsed:>4}")
+        .unwrap_or_else(|_| ProgressStyle::default_bar());
+    ProgressBar::new(length).with_style(style)
+}

@@ -1,0 +1,83 @@
+//! `list`: what there is.
+
+use std::process::ExitCode;
+
+use clap::Args;
+use comfy_table::{ContentArrangement, Table, presets};
+use rdma_conn::Descriptors;
+use rdma_softsim::SoftSim;
+
+use super::finish;
+use crate::blackbox::case::{Case, role_name};
+use crate::blackbox::select::Select;
+use crate::exit::{DONE, NOTHING};
+use crate::reqs::{Requirements, Role};
+
+/// What there is.
+#[derive(Args, Clone, Debug)]
+pub struct List {
+    /// Only cases for servers, or for clients.
+    #[arg(long)]
+    role: Option<Role>,
+    #[command(flatten)]
+    select: Select,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Lists cases.
+pub fn list(options: &List) -> ExitCode {
+    let roles = options.role.map_or_else(|| vec![Role::Server, Role::Client], |role| vec![role]);
+    let cases: Vec<Case<SoftSim>> = roles.into_iter().flat_map(|role| options.select.cases(role)).collect();
+    if cases.is_empty() {
+        return finish(Err((NOTHING, "nothing is selected".into())));
+    }
+    let requirements = Requirements::built_in();
+    if options.json {
+        let all: Vec<_> = cases.iter().map(|case| described(case, &requirements)).collect();
+        println!("{:#}", serde_json::Value::from(all));
+    } else {
+        let mut table = Table::new();
+        table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
+        table.set_content_arrangement(ContentArrangement::Dynamic);
+        table.set_header([
+            "case",
+            "of",
+            "level",
+            "requirements",
+            "what the target is shown, and what it has to make of it",
+        ]);
+        for case in &cases {
+            let tags: String = case.tags.iter().map(|tag| format!(" [{}]", tag.name())).collect();
+            table.add_row([
+                case.id.to_string(),
+                role_name(case.role).into(),
+                case.level(&requirements).to_string(),
+                case.requirements.join(" "),
+                format!("{}. {}{tags}", case.intent, case.expectation),
+            ]);
+        }
+        println!("{table}");
+        let count = |role| cases.iter().filter(|case| case.role == role).count();
+        println!(
+            "{} cases: {} for servers, {} for clients",
+            cases.len(),
+            count(Role::Server),
+            count(Role::Client)
+        );
+    }
+    ExitCode::from(DONE)
+}
+
+fn described<B: Descriptors>(case: &Case<B>, requirements: &Requirements) -> serde_json::Value {
+    serde_json::json!({
+        "id": case.id,
+        "role": role_name(case.role),
+        "level": case.level(requirements).to_string(),
+        "intent": case.intent,
+        "expectation": case.expectation,
+        "requirements": case.requirements,
+        "tags": case.tags.iter().map(|tag| tag.name()).collect::<Vec<_>>(),
+    })
+}

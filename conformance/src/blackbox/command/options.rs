@@ -1,0 +1,179 @@
+//! The command line of `run`.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use super::{Trouble, pair, usage};
+use crate::blackbox::report::Format;
+use crate::blackbox::results::Target;
+use crate::blackbox::select::{Harm, Select};
+use crate::reqs::Role;
+
+/// Who is tested.
+#[derive(Subcommand, Clone, Debug)]
+pub enum Who {
+    /// A server: the suite connects to it.
+    Server(ServerRun),
+    /// A client: it connects to the suite.
+    Client(ClientRun),
+    /// A client and a server with each other, and the suite in between, which watches both.
+    Pair(pair::Pair),
+}
+
+/// What carries the run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Backend {
+    /// The RDMA device of this machine.
+    Verbs,
+    /// The fabric inside this process, with this library's own side as the target.
+    Softsim,
+}
+
+/// A server under test.
+#[derive(Args, Clone, Debug)]
+pub struct ServerRun {
+    /// It listens there already (HOST:PORT).
+    #[arg(long, conflicts_with_all = ["exec", "listen"])]
+    pub(super) target: Option<String>,
+    /// Shell command that starts it, with {host} and {port} for where it shall listen. It is started again when it has died.
+    #[arg(long, requires = "listen")]
+    pub(super) exec: Option<String>,
+    #[command(flatten)]
+    pub(super) common: Common,
+}
+
+/// A client under test.
+#[derive(Args, Clone, Debug)]
+pub struct ClientRun {
+    /// Shell command that has it connect to {host} and {port} and do what it does; started for each case. See docs/adopt.md
+    /// for what it should do.
+    #[arg(long, requires = "listen", conflicts_with = "wait")]
+    pub(super) exec: Option<String>,
+    /// Connections that the command makes before the one that counts; they are served as they should be.
+    #[arg(long, default_value_t = 0, requires = "exec")]
+    pub(super) first: u32,
+    /// Somebody else has it connect, again and again.
+    #[arg(long, requires = "listen")]
+    pub(super) wait: bool,
+    #[command(flatten)]
+    pub(super) common: Common,
+}
+
+/// What all runs have in common.
+#[derive(Args, Clone, Debug)]
+pub(super) struct Common {
+    /// An address of this machine's RDMA device (ADDRESS:PORT): where a target that is started here shall listen, or where
+    /// the suite waits for clients.
+    #[arg(long)]
+    pub(super) listen: Option<SocketAddr>,
+    /// What carries it; a device, unless there is neither a target nor an address.
+    #[arg(long, value_enum)]
+    backend: Option<Backend>,
+    /// The name and version of what is tested, for the reports.
+    #[arg(long)]
+    name: Option<String>,
+    #[command(flatten)]
+    pub(super) select: Select,
+    /// Also run cases that may bring the target down. Say it twice for a target on another machine.
+    #[arg(long, action = clap::ArgAction::Count)]
+    allow_disruptive: u8,
+    /// Seconds that the target may take for anything that must happen.
+    #[arg(long, default_value_t = 5.0)]
+    patience: f64,
+    /// A file of expected failures, each with its reason. They must still fail.
+    #[arg(long)]
+    pub(super) baseline: Option<PathBuf>,
+    /// Take a failure of what should be, and what is only tolerated, for a failure.
+    #[arg(long)]
+    pub(super) strict: bool,
+    /// What to print.
+    #[arg(long, value_enum, default_value = "pretty")]
+    pub(super) format: Format,
+    /// A directory for results.json, junit.xml, results.tap, badge.json and report.html.
+    #[arg(long)]
+    pub(super) out: Option<PathBuf>,
+}
+
+/// Parses a command line of `run`.
+pub(super) fn parse(arguments: &[String]) -> Result<Who, String> {
+    #[derive(Parser)]
+    #[command(no_binary_name = true)]
+    struct Line {
+        #[command(subcommand)]
+        command: Only,
+    }
+    #[derive(Subcommand)]
+    enum Only {
+        Run {
+            #[command(subcommand)]
+            who: Who,
+        },
+    }
+    let Line { command: Only::Run { who } } =
+        Line::try_parse_from(arguments).map_err(|error| error.to_string())?;
+    Ok(who)
+}
+
+impl Common {
+    pub(super) fn patience(&self) -> Result<Duration, Trouble> {
+        Duration::try_from_secs_f64(self.patience)
+            .ok()
+            .filter(|patience| !patience.is_zero())
+            .ok_or_else(|| usage("--patience wants a number of seconds above 0"))
+    }
+
+    /// What may be done to a target; `local` says that it is on this machine.
+    pub(super) fn harm(&self, local: bool) -> Result<Harm, Trouble> {
+        match self.allow_disruptive {
+            0 => Ok(Harm::None),
+            1 if !local => Err(usage(
+                "the target is on another machine, which disruptive cases may harm; say --allow-disruptive twice to mean it",
+            )),
+            _ => Ok(Harm::Allowed),
+        }
+    }
+
+    pub(super) fn on_softsim(&self, has_target: bool) -> Result<bool, Trouble> {
+        match self.backend {
+            Some(Backend::Softsim) if has_target || self.listen.is_some() => Err(usage(
+                "on softsim the target is this library's own side; a target or an address needs --backend verbs",
+            )),
+            Some(Backend::Verbs) if !has_target && self.listen.is_none() => {
+                Err(usage("on a device, --target, or --listen with an address of it, is needed"))
+            }
+            Some(backend) => Ok(backend == Backend::Softsim),
+            None => Ok(!has_target && self.listen.is_none()),
+        }
+    }
+
+    pub(super) fn target(&self, role: Role, own: bool, how: &str, backend: &str) -> Target {
+        let name = match &self.name {
+            Some(name) => name.clone(),
+            None if own => concat!("valkey-rdma ", env!("CARGO_PKG_VERSION")).into(),
+            None => how.into(),
+        };
+        Target { name, role, how: how.into(), backend: backend.into() }
+    }
+}
+
+/// The command that runs it again, without any selection.
+pub(super) fn again(arguments: &[String]) -> String {
+    let mut words = vec!["valkey-rdma-conformance".to_string()];
+    let mut rest = arguments.iter();
+    while let Some(word) = rest.next() {
+        match word.as_str() {
+            "--select" | "--skip" | "--out" | "--format" | "--baseline" => drop(rest.next()),
+            word if ["--select=", "--skip=", "--out=", "--format=", "--baseline="]
+                .iter()
+                .any(|one| word.starts_with(one)) => {}
+            word if word.chars().all(|one| one.is_ascii_alphanumeric() || "-_.:/[]=".contains(one)) => {
+                words.push(word.into());
+            }
+            word => words.push(format!("'{}'", word.replace('\'', r"'\''"))),
+        }
+    }
+    words.join(" ")
+}

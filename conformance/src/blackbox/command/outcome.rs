@@ -1,0 +1,48 @@
+//! What becomes of a run: judgement, files, exit code.
+
+use std::path::Path;
+
+use super::Trouble;
+use super::options::Common;
+use crate::blackbox::baseline::Baseline;
+use crate::blackbox::report::{self, Format};
+use crate::blackbox::results::Run;
+use crate::exit::{BROKEN, FAILED};
+
+/// Judges a run, writes what is wanted, and says how it went.
+pub(super) fn conclude(run: &mut Run, common: &Common, baseline: &Baseline) -> Result<u8, Trouble> {
+    let code = judge(run, baseline, common.strict);
+    print!("{}", report::text(run, common.format, common.strict).map_err(|reason| (BROKEN, reason))?);
+    if let Some(out) = &common.out {
+        write_all(run, out)?;
+        eprintln!("written to {}", out.display());
+    }
+    Ok(code)
+}
+
+/// What a run exits with, what was expected left out; says what of that has gone.
+pub(super) fn judge(run: &mut Run, baseline: &Baseline, strict: bool) -> u8 {
+    let stale = baseline.apply(run);
+    stale.iter().for_each(|stale| eprintln!("{stale}"));
+    match run.code(strict) {
+        code if stale.is_empty() => code,
+        code => code.max(FAILED),
+    }
+}
+
+/// Writes a run in all formats.
+pub(super) fn write_all(run: &Run, out: &Path) -> Result<(), Trouble> {
+    let told = |error: std::io::Error| (BROKEN, format!("{}: {error}", out.display()));
+    std::fs::create_dir_all(out).map_err(told)?;
+    for (file, format) in [
+        ("results.json", Format::Json),
+        ("junit.xml", Format::Junit),
+        ("results.tap", Format::Tap),
+        ("badge.json", Format::Badge),
+        ("report.html", Format::Html),
+    ] {
+        let text = report::text(run, format, false).map_err(|reason| (BROKEN, reason))?;
+        std::fs::write(out.join(file), text).map_err(told)?;
+    }
+    Ok(())
+}

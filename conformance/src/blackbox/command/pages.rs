@@ -1,0 +1,57 @@
+//! `report`: pages from results.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+
+use super::{Trouble, finish, outcome, usage};
+use crate::blackbox::baseline::Baseline;
+use crate::blackbox::report::{self, Format};
+use crate::blackbox::results::Run;
+use crate::exit::{BROKEN, DONE};
+
+/// Reports from results.
+#[derive(Args, Clone, Debug)]
+pub struct Report {
+    /// What to make. HTML and Markdown take several runs; the others take one.
+    #[arg(value_enum)]
+    format: Format,
+    /// results.json of runs.
+    #[arg(required = true)]
+    files: Vec<PathBuf>,
+    /// A file of expected failures, to judge them by: the exit code says what `run` would have said.
+    #[arg(long)]
+    baseline: Option<PathBuf>,
+    /// Where to write it, instead of printing it.
+    #[arg(long, short)]
+    out: Option<PathBuf>,
+}
+
+/// Makes a report.
+pub fn make_report(options: &Report) -> ExitCode {
+    let make = || -> Result<u8, Trouble> {
+        let mut runs: Vec<Run> =
+            options.files.iter().map(|file| Run::read(file)).collect::<Result<_, _>>().map_err(usage)?;
+        let mut code = DONE;
+        if let Some(baseline) = &options.baseline {
+            let baseline = Baseline::read(baseline).map_err(usage)?;
+            code = runs.iter_mut().map(|run| outcome::judge(run, &baseline, false)).max().unwrap_or(DONE);
+        }
+        let text = match &runs[..] {
+            runs if options.format == Format::Html => report::html(runs),
+            runs if options.format == Format::Markdown => Ok(report::markdown(runs)),
+            [run] => report::text(run, options.format, false),
+            _ => return Err(usage("only HTML and Markdown take several runs")),
+        };
+        let text = text.map_err(|reason| (BROKEN, reason))?;
+        match &options.out {
+            None => print!("{text}"),
+            Some(out) => {
+                std::fs::write(out, text).map_err(|error| (BROKEN, format!("{}: {error}", out.display())))?;
+            }
+        }
+        Ok(code)
+    };
+    finish(make())
+}

@@ -1,0 +1,30 @@
+//! A table for each run, of what did not pass.
+
+use std::fmt::Write as _;
+
+use crate::blackbox::results::{CaseResult, Run};
+use crate::blackbox::run::title;
+use crate::blackbox::verdict::Verdict;
+
+/// The tables.
+pub fn markdown(runs: &[Run]) -> String {
+    let mut text = String::new();
+    for run in runs {
+        // Writing to a string does not fail.
+        let _ = write!(text, "## {}\n\n{}\n", title(&run.target), run.summary());
+        let rest: Vec<_> = run.results.iter().filter(|result| result.verdict != Verdict::Pass).collect();
+        if !rest.is_empty() {
+            text.push_str("\n| case | verdict | requirements | what was seen |\n|---|---|---|---|\n");
+            rest.into_iter().for_each(|result| add(&mut text, result));
+        }
+        text.push('\n');
+    }
+    text
+}
+
+fn add(text: &mut String, result: &CaseResult) {
+    let CaseResult { id, verdict, level, requirements, reason, expected, .. } = result;
+    let expected = expected.as_ref().map(|why| format!(". Known: {why}")).unwrap_or_default();
+    let seen = format!("{reason}{expected}").replace('|', "\\|").replace('\n', " ");
+    let _ = writeln!(text, "| `{id}` | {verdict} ({level}) | {} | {seen} |", requirements.join(", "));
+}

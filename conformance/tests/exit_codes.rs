@@ -1,0 +1,157 @@
+//! Every way to exit that docs/adopt.md promises, as a script sees it. Targets that die, hang or refuse need a device: lab/suite
+//! has them (`conformance-exits`).
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use conformance::blackbox::baseline::Baseline;
+use conformance::blackbox::results::Run;
+use conformance::exit;
+
+fn program() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_valkey-rdma-conformance"))
+}
+
+#[track_caller]
+fn exits(arguments: &[&str], code: u8) {
+    let output = program().args(arguments).output().unwrap();
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(code.into()), "{arguments:?}: {told}");
+}
+
+fn file(name: &str, text: &str) -> PathBuf {
+    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    std::fs::write(&file, text).unwrap();
+    file
+}
+
+/// A run of one case, which came to this.
+fn came_to(verdict: &str, cause: &str) -> Run {
+    let case = format!(
+        r#"{{"id":"conn.plain","intent":"","expectation":"","requirements":["VR-CONN-001"],"level":"must","tags":[],
+            "verdict":"{verdict}","cause":"{cause}","reason":"","took":0,"repro":""}}"#
+    );
+    let text = format!(
+        r#"{{"format":1,"target":{{"name":"","role":"server","how":"","backend":""}},"suite":{{"version":"","requirements":1}},
+            "arguments":[],"begun":0,"took":0,"results":[{case}]}}"#
+    );
+    serde_json::from_str(&text).unwrap()
+}
+
+#[test]
+fn all_is_as_it_should_be() {
+    exits(&["run", "server", "--select", "conn.plain"], exit::DONE);
+    exits(&["list"], exit::DONE);
+    exits(&["--help"], exit::DONE);
+}
+
+#[test]
+fn an_expected_failure_has_gone() {
+    let baseline = file("gone.toml", "[[expected]]\ncase = \"conn.plain\"\nreason = \"once\"\n");
+    exits(
+        &["run", "server", "--select", "conn.plain", "--baseline", baseline.to_str().unwrap()],
+        exit::FAILED,
+    );
+}
+
+#[test]
+fn what_fails_and_what_is_lost() {
+    for (verdict, cause, code) in [
+        ("pass", "requirement", exit::DONE),
+        ("skipped", "requirement", exit::DONE),
+        ("fail", "requirement", exit::FAILED),
+        ("fail", "bystander", exit::FAILED),
+        ("fail", "died", exit::LOST),
+        ("fail", "hung", exit::LOST),
+        ("fail", "refused", exit::LOST),
+        ("broken", "environment", exit::BROKEN),
+        ("inconclusive", "requirement", exit::UNDECIDED),
+    ] {
+        assert_eq!(came_to(verdict, cause).code(false), code, "{verdict}, {cause}");
+    }
+}
+
+/// A failure of another kind than the expected one is none that was expected.
+#[test]
+fn what_a_baseline_excuses() {
+    for (verdict, cause, entry, stale, code) in [
+        ("fail", "requirement", "", 0, exit::DONE),
+        ("inconclusive", "requirement", "", 0, exit::DONE),
+        ("fail", "died", "", 0, exit::LOST),
+        ("fail", "died", "cause = \"died\"", 0, exit::DONE),
+        ("fail", "requirement", "cause = \"died\"", 0, exit::FAILED),
+        ("pass", "requirement", "", 1, exit::DONE),
+        ("pass-lenient", "requirement", "", 1, exit::DONE),
+        ("pass", "requirement", "sometimes = true", 0, exit::DONE),
+        ("skipped", "requirement", "", 0, exit::DONE),
+    ] {
+        let entry = format!("[[expected]]\ncase = \"conn.plain\"\nreason = \"so it is\"\n{entry}\n");
+        let baseline = Baseline::read(&file("excuses.toml", &entry)).unwrap();
+        let mut run = came_to(verdict, cause);
+        assert_eq!(baseline.apply(&mut run).len(), stale, "{verdict}, {cause}, {entry}");
+        assert_eq!(run.code(false), code, "{verdict}, {cause}, {entry}");
+    }
+}
+
+/// Results of earlier are judged as those of a run are.
+#[test]
+fn results_are_judged_again() {
+    let results = file("lost.json", &came_to("fail", "died").json().unwrap());
+    let known = "[[expected]]\ncase = \"conn.plain\"\ncause = \"died\"\nreason = \"so it is\"\n";
+    let (known, none) = (file("known.toml", known), file("none.toml", ""));
+    let report = |baseline: &Path, code| {
+        let files = [results.to_str().unwrap(), "--baseline", baseline.to_str().unwrap()];
+        exits(&[&["report", "json"], &files[..]].concat(), code);
+    };
+    report(&known, exit::DONE);
+    report(&none, exit::LOST);
+}
+
+#[test]
+fn the_suite_cannot_do_its_work() {
+    let out = file("not-a-directory", "");
+    exits(&["run", "server", "--select", "conn.plain", "--out", out.to_str().unwrap()], exit::BROKEN);
+}
+
+#[test]
+fn nothing_is_selected() {
+    exits(&["run", "server", "--select", "no.such-case"], exit::NOTHING);
+    exits(&["list", "--select", "no.such-case"], exit::NOTHING);
+    exits(&["reqs", "list", "--area", "NONE"], exit::NOTHING);
+    exits(&["vectors", "check", "--select", "no/such-vector"], exit::NOTHING);
+    exits(&["smoke", "--select", "no.such-case"], exit::NOTHING);
+}
+
+#[test]
+fn the_command_line_makes_no_sense() {
+    exits(&["run"], exit::USAGE);
+    exits(&["run", "server", "--patience", "0"], exit::USAGE);
+    exits(&["run", "server", "--baseline", "no such file"], exit::USAGE);
+    exits(&["run", "server", "--backend", "softsim", "--listen", "192.0.2.1:1"], exit::USAGE);
+    exits(&["replay", "no such file"], exit::USAGE);
+    // Elsewhere, and said only once.
+    exits(&["run", "server", "--target", "203.0.113.7:6379", "--allow-disruptive"], exit::USAGE);
+}
+
+#[test]
+fn there_is_no_rdma() {
+    if Path::new("/sys/class/infiniband").read_dir().is_ok_and(|mut devices| devices.next().is_some()) {
+        return println!("skipped: there is an RDMA device");
+    }
+    exits(&["run", "server", "--target", "192.0.2.1:6379"], exit::NO_ENVIRONMENT);
+    exits(&["run", "server", "--exec", "false", "--listen", "192.0.2.1:6379"], exit::NO_ENVIRONMENT);
+    exits(&["run", "client", "--exec", "false", "--listen", "192.0.2.1:6379"], exit::NO_ENVIRONMENT);
+    exits(
+        &["run", "pair", "--server", "false", "--client", "false", "--listen", "192.0.2.1:6379"],
+        exit::NO_ENVIRONMENT,
+    );
+    exits(&["doctor"], exit::NO_ENVIRONMENT);
+}
+
+/// A panic: here, because there is no room for what it prints.
+#[test]
+fn a_mistake_of_the_program() {
+    let full = std::fs::File::create("/dev/full").unwrap();
+    let status = program().arg("list").stdout(full).stderr(Stdio::null()).status().unwrap();
+    assert_eq!(status.code(), Some(exit::INTERNAL.into()));
+}
