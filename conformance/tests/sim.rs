@@ -1,5 +1,6 @@
 //! A share of the simulator that every test run can afford; `cargo run --release -p conformance -- sim` does the rest.
 
+use conformance::sim::deviation::Deviation;
 use conformance::sim::runner::{Options, Personalities, search};
 use conformance::sim::shrink::{attempt, shrink};
 use conformance::sim::{Scenario, timeline};
@@ -32,6 +33,19 @@ fn seeds_of_every_personality_break_no_rule_and_meet_every_class_of_failure() {
 }
 
 #[test]
+fn a_share_of_the_hosts_has_endpoints_and_a_share_of_the_rogues_is_never_ready() {
+    let drawn: Vec<_> = (0..600).map(|seed| Scenario::draw(seed, Personality::Ibta)).collect();
+    let count = |of: fn(&Scenario) -> bool| drawn.iter().filter(|scenario| of(scenario)).count();
+    let never_ready = |scenario: &Scenario| {
+        let mut rogues = scenario.connections.iter().filter_map(|connection| connection.rogue);
+        rogues.any(|rogue| rogue.deviation == Deviation::NeverReady)
+    };
+    assert!(count(|scenario| scenario.endpoints.server.is_some()) > 100);
+    assert!(count(|scenario| scenario.endpoints.clients.is_some()) > 100);
+    assert!(count(never_ready) > 3);
+}
+
+#[test]
 fn a_seed_is_one_run() {
     let mut options = seeds(0..60);
     options.twice = true;
@@ -52,6 +66,9 @@ fn seeds_that_found_something_find_nothing_any_more() {
         (19, Personality::Ibta),
         // Credits used up towards a peer whose queue pair had failed: no keepalive could leave to find out.
         (1851, Personality::Rxe),
+        // Something came while a program took what waited: softsim's descriptor stayed readable for ever, and an endpoint spun.
+        (741, Personality::HostileButLegal),
+        (1633, Personality::HostileButLegal),
         // Questions in a window of one byte, and receives that only just suffice.
         (62, Personality::Rxe),
     ];

@@ -49,6 +49,12 @@ pub(crate) fn see_off(parting: Arc<dyn Kept>) {
     KEEPER.add(|state| state.parting.push(parting));
 }
 
+/// From now on only calls on connections look after them, so that a test is the same each time.
+#[cfg(all(test, feature = "tokio"))]
+pub(crate) fn stay_away() {
+    KEEPER.lock().running = true;
+}
+
 impl Keeper {
     fn add(&self, add: impl FnOnce(&mut State)) {
         let mut state = self.lock();

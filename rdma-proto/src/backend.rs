@@ -216,7 +216,7 @@ pub trait Domain<B: Backend>: Send + Sync {
 }
 
 /// What the device and the peer may do to a region, `ibv_reg_mr(3)`. The device may always read it for our own sends.
-#[derive(Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Access(u8);
 
 impl Access {

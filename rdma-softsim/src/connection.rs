@@ -98,8 +98,6 @@ impl EventChannel {
     }
 }
 
-/// # Panics
-/// In virtual time, where nobody sleeps on descriptors.
 impl AsFd for EventChannel {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.inner.signal.as_fd()

@@ -1,4 +1,4 @@
-//! The model in real time: a lock around it, a clock, descriptors that wake sleepers, and one thread for what happens
+//! The model at work: a lock around it, a clock, descriptors that wake sleepers, and in real time one thread for what happens
 //! while nobody calls.
 //!
 //! Whoever calls executes what is due, so data moves in the calling thread. The thread here only sleeps until the
@@ -49,7 +49,7 @@ struct State {
     asleep_until: Option<Instant>,
     thread: Option<JoinHandle<()>>,
     closed: bool,
-    /// Whether somebody was woken, for those who have no descriptor.
+    /// Whether somebody was woken, for a simulation, which looks at everybody only then.
     woken: bool,
 }
 
@@ -97,6 +97,8 @@ impl Driver {
         match &self.core.clock {
             Clock::Real(ticks) => {
                 state.model.advance(Instant::from_start(ticks.elapsed()));
+                // Before: what `act` takes must not leave a descriptor readable behind it.
+                state.wake();
                 let result = act(&mut state.model);
                 state.model.settle();
                 state.wake();
@@ -106,6 +108,7 @@ impl Driver {
             Clock::Virtual => {
                 if pausing {
                     state.model.pause();
+                    state.wake();
                 }
                 let result = act(&mut state.model);
                 state.wake();
@@ -136,15 +139,16 @@ impl Driver {
         create: impl FnOnce(&mut Model) -> Result<T, Error>,
         wake: impl FnOnce(&T) -> Wake,
     ) -> Result<(T, Signal), Error> {
-        if matches!(self.core.clock, Clock::Virtual) {
-            return Ok((self.with(create)?, Signal { fd: None }));
-        }
         let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(Error::Descriptor)?;
         let fd = Arc::new(fd);
         let mut state = self.core.lock();
+        if matches!(self.core.clock, Clock::Virtual) {
+            state.model.pause();
+        }
         let created = create(&mut state.model)?;
         state.signals.insert(wake(&created), Arc::clone(&fd));
-        Ok((created, Signal { fd: Some(fd) }))
+        state.wake();
+        Ok((created, Signal(fd)))
     }
 
     /// Destroys something that wakes.
@@ -217,27 +221,20 @@ impl State {
 }
 
 /// A descriptor that is readable while something waits.
-pub(crate) struct Signal {
-    /// None in virtual time.
-    fd: Option<Arc<OwnedFd>>,
-}
+pub(crate) struct Signal(Arc<OwnedFd>);
 
 impl AsFd for Signal {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        match &self.fd {
-            Some(fd) => fd.as_fd(),
-            None => panic!("in virtual time nobody sleeps on a descriptor; see Simulation"),
-        }
+        self.0.as_fd()
     }
 }
 
 impl Signal {
     /// Nothing waits any more. Called under the fabric's lock.
     pub(crate) fn clear(&self) {
-        let Some(fd) = &self.fd else { return };
         let mut count = [0; 8];
         // Empty already, or interrupted: then the next wake-up is a spurious one.
-        let _cleared = retry(|| rustix::io::read(&**fd, &mut count));
+        let _cleared = retry(|| rustix::io::read(&*self.0, &mut count));
     }
 }
 

@@ -39,8 +39,8 @@
 //! * **In virtual time**, as a [`Simulation`]: the same model and the same handles, a clock that moves from event to event,
 //!   and one seed from which everything follows. A [`Personality`] chooses where verbs leaves devices a choice (when bytes
 //!   land, when a failed queue pair flushes, what a refused key looks like, how late and in which order completions
-//!   come). A [`FaultPlan`] says what befalls whom and when, as data. [`trace`] is what happened, and its hash. No threads,
-//!   no descriptors: [`EventChannel::is_readable`] says what they would.
+//!   come). A [`FaultPlan`] says what befalls whom and when, as data. [`trace`] is what happened, and its hash. No
+//!   threads, and nobody to sleep on a descriptor: [`EventChannel::is_readable`] says what it would.
 //!
 //! ```
 //! use rdma_proto::backend::{Backend, EventChannel, Identifier};

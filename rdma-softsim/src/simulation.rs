@@ -19,9 +19,10 @@ use crate::trace::Entry;
 /// faults that befall them, follows from its arguments and from the calls on its hosts.
 ///
 /// Nothing happens by itself. [`Simulation::step`] executes the next event, at its moment; calls on hosts happen in
-/// between, and may lose the processor for a while, so that events come between two of them. There are no threads. Hosts
-/// have no descriptors either: ask [`EventChannel::is_readable`](crate::EventChannel::is_readable) and
-/// [`CompletionQueue::is_readable`](crate::CompletionQueue::is_readable), which say what a descriptor would.
+/// between, and may lose the processor for a while, so that events come between two of them. There are no threads.
+/// Descriptors become readable as in real time, but whoever sleeps on one sleeps for ever: ask whether it is readable, or
+/// [`EventChannel::is_readable`](crate::EventChannel::is_readable) and
+/// [`CompletionQueue::is_readable`](crate::CompletionQueue::is_readable), and step on.
 pub struct Simulation {
     driver: Arc<Driver>,
 }

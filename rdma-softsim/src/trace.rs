@@ -2,7 +2,7 @@
 
 use core::hash::{Hash, Hasher};
 
-use rdma_proto::backend::{Completion, SendOp};
+use rdma_proto::backend::{Access, Completion, SendOp};
 use rdma_proto::time::Instant;
 
 use crate::faults::Injection;
@@ -32,6 +32,13 @@ pub enum What {
         pair: u32,
         /// The key of its identifier.
         identifier: u64,
+    },
+    /// Memory was registered.
+    Registered {
+        /// On this host.
+        host: u32,
+        /// What it may be used for.
+        access: Access,
     },
     /// Send work was posted.
     Posted {

@@ -160,8 +160,6 @@ impl CompletionQueue {
     }
 }
 
-/// # Panics
-/// In virtual time, where nobody sleeps on descriptors.
 impl AsFd for CompletionQueue {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.inner.signal.as_fd()

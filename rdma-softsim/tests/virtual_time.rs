@@ -122,6 +122,47 @@ fn poll(queue: &CompletionQueue) -> Vec<Completion> {
     completions[..count].to_vec()
 }
 
+/// Whether a descriptor is readable.
+#[cfg(not(miri))]
+fn readable(source: &impl std::os::fd::AsFd) -> bool {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+    let mut polled = [PollFd::new(source, PollFlags::IN)];
+    poll(&mut polled, Some(&Timespec::default())).unwrap() > 0
+}
+
+/// More comes while a program takes what waits. Its descriptor is readable exactly while something waits, then as well.
+#[test]
+#[cfg(not(miri))]
+fn a_descriptor_is_readable_while_something_waits_and_only_then() {
+    let busy = Knobs { pauses: 128, pause: Duration::from_micros(20), ..knobs() };
+    for seed in 0..100 {
+        let world = World::new(seed, Personality::HostileButLegal, busy, FaultPlan::new());
+        let ends = [&world.active, &world.passive];
+        for round in 0.. {
+            match round {
+                0..10 => world.write(b"bytes"),
+                10 => world.passive.id.disconnect().unwrap(),
+                20 => world.active.id.disconnect().unwrap(),
+                _ => {}
+            }
+            for end in ends {
+                end.completions.arm().unwrap();
+                end.completions.take_events().unwrap();
+                while !poll(&end.completions).is_empty() {}
+                while end.events.next_event().unwrap().is_some() {}
+            }
+            for end in ends {
+                assert_eq!(readable(&end.completions), end.completions.is_readable(), "seed {seed}");
+                assert_eq!(readable(&end.events), end.events.is_readable(), "seed {seed}");
+            }
+            if !world.sim.step() && round > 20 {
+                break;
+            }
+        }
+    }
+}
+
 #[test]
 fn time_passes_by_events_and_by_nothing_else() {
     let world = World::new(1, Personality::Ibta, knobs(), FaultPlan::new());

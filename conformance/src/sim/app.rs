@@ -3,13 +3,50 @@
 use std::io::IoSlice;
 use std::time::Duration;
 
-use rdma_conn::{Error, Link};
+use rdma_conn::{Connection, Error, Link};
 use rdma_proto::time::Instant;
 use rdma_proto::{Config, State};
 use rdma_softsim::{Random, SoftSim};
 
 /// Longer than any run.
 const PATIENCE: Duration = Duration::from_secs(3600);
+
+/// A connection as its program sees it, whoever drives it.
+pub trait Face {
+    /// The connection itself.
+    fn connection(&self) -> &Connection<SoftSim>;
+    /// What ended it, if an error did.
+    fn check(&self) -> Result<(), Error>;
+    /// Reads, as [`Connection::try_read`].
+    fn read(&mut self, into: &mut [u8]) -> Result<Option<usize>, Error>;
+    /// Writes, as [`Connection::try_write`].
+    fn write(&mut self, from: &[IoSlice<'_>]) -> Result<Option<usize>, Error>;
+    /// Begins a graceful end. False if the program hears no more of it.
+    fn close(&mut self, linger: Duration) -> bool;
+}
+
+impl Face for Link<SoftSim> {
+    fn connection(&self) -> &Connection<SoftSim> {
+        self
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        Connection::check(self)
+    }
+
+    fn read(&mut self, into: &mut [u8]) -> Result<Option<usize>, Error> {
+        self.try_read(into)
+    }
+
+    fn write(&mut self, from: &[IoSlice<'_>]) -> Result<Option<usize>, Error> {
+        self.try_write(from)
+    }
+
+    fn close(&mut self, linger: Duration) -> bool {
+        Connection::close(self, linger);
+        true
+    }
+}
 
 /// What a program does with a connection.
 #[derive(Clone, Copy, Debug)]
@@ -77,6 +114,11 @@ impl Habits {
         self.bytes = self.bytes.min(2000);
         self.gives_up = Some(Duration::from_secs(3));
         self.linger = Duration::from_secs(1);
+    }
+
+    /// It leaves ending a connection to others.
+    pub const fn waits_for_ever(&mut self) {
+        self.gives_up = None;
     }
 
     /// It only listens.
@@ -211,14 +253,14 @@ impl App {
     }
 
     /// What it does when it runs: whether it did something, and its ending if that was the last.
-    pub fn run(&mut self, link: &mut Link<SoftSim>) -> Result<bool, Ending> {
-        let now = link.now();
+    pub fn run(&mut self, link: &mut impl Face) -> Result<bool, Ending> {
+        let now = link.connection().now();
         self.last_run = now;
         let read = now >= self.next_read && self.read_some(link, now)?;
         let wrote = !self.closing && now >= self.next_write && self.write_some(link, now)?;
-        if self.closing && link.state() == State::Closed {
+        if self.closing && link.connection().state() == State::Closed {
             // The peer may have been first: then nobody knows what of ours it still took.
-            self.delivered = link.unconfirmed() == 0;
+            self.delivered = link.connection().unconfirmed() == 0;
             return Err(self.ending(How::Own));
         }
         let finished = match self.habits.end {
@@ -229,20 +271,20 @@ impl App {
             End::Wait | End::Drop { .. } => false,
         };
         let late = self.gives_up.is_some_and(|at| now >= at);
-        if (finished || late) && !self.closing && link.state() != State::Connecting {
+        if (finished || late) && !self.closing && link.connection().state() != State::Connecting {
             self.closing = true;
-            link.close(self.habits.linger);
-            return Ok(true);
+            let goes_on = link.close(self.habits.linger);
+            return if goes_on { Ok(true) } else { Err(self.ending(How::Own)) };
         }
-        if late && link.state() == State::Connecting {
+        if late && link.connection().state() == State::Connecting {
             return Err(self.ending(How::Own));
         }
         Ok(read || wrote)
     }
 
-    fn read_some(&mut self, link: &mut Link<SoftSim>, now: Instant) -> Result<bool, Ending> {
+    fn read_some(&mut self, link: &mut impl Face, now: Instant) -> Result<bool, Ending> {
         let mut buffer = vec![0; self.random.within(1..=self.habits.read) as usize];
-        let count = match link.try_read(&mut buffer) {
+        let count = match link.read(&mut buffer) {
             Ok(None) => return Ok(false),
             Ok(Some(0)) if self.closing => return Ok(false),
             Ok(Some(0)) => return Err(self.ending(How::Eof)),
@@ -264,7 +306,7 @@ impl App {
         Ok(true)
     }
 
-    fn write_some(&mut self, link: &mut Link<SoftSim>, now: Instant) -> Result<bool, Ending> {
+    fn write_some(&mut self, link: &mut impl Face, now: Instant) -> Result<bool, Ending> {
         let left = self.habits.bytes - self.written;
         if left == 0 {
             return Ok(false);
@@ -272,7 +314,7 @@ impl App {
         let mut buffer = vec![0; self.random.within(1..=self.habits.write.min(left)) as usize];
         self.writes.fill(self.written, &mut buffer);
         let (one, other) = buffer.split_at(self.random.below(buffer.len() as u64 + 1) as usize);
-        match link.try_write(&[IoSlice::new(one), IoSlice::new(other)]) {
+        match link.write(&[IoSlice::new(one), IoSlice::new(other)]) {
             Ok(None | Some(0)) => Ok(false),
             Ok(Some(count)) => {
                 self.written += count as u64;

@@ -7,6 +7,8 @@ use rdma_softsim::Random;
 /// What a rogue does once it is connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deviation {
+    /// Asks for a connection and never says that it is ready.
+    NeverReady,
     /// Nothing at all: no window, no answer, no end.
     Silence,
     /// Registers a window and then reads nothing.
@@ -91,6 +93,9 @@ impl Deviation {
 
     /// Whether the victim has to end the connection with a certain error, and whether this is it.
     pub fn is_answered_by(self, error: Option<&Error>) -> bool {
+        if self == Self::NeverReady {
+            return matches!(error, Some(Error::TimedOut { .. }));
+        }
         let Some(Error::Protocol(error)) = error else {
             return matches!(
                 self,
@@ -132,7 +137,7 @@ impl Deviation {
             Self::Silence | Self::Deaf | Self::Starving | Self::Vanish | Self::Odd | Self::ReadWindow => {
                 matches!(error, Protocol::Transport(_)) || misbehaved(|_| true)
             }
-            Self::WithdrawWindow => true,
+            Self::WithdrawWindow | Self::NeverReady => true,
         }
     }
 

@@ -7,7 +7,7 @@ use rdma_conn::{Dial, Error, Link, Listener, Options};
 use rdma_proto::time::Instant;
 use rdma_softsim::{Random, SoftSim};
 
-use super::app::{App, Ending, How};
+use super::app::{App, Ending, Face, How};
 
 /// A connection's end, with the program that uses it.
 pub struct End {
@@ -22,14 +22,21 @@ pub struct End {
 }
 
 enum Stage {
-    Waiting { at: Instant, dial: Box<dyn FnOnce() -> Result<Dial<SoftSim>, Error>> },
+    Waiting {
+        at: Instant,
+        dial: Box<dyn FnOnce() -> Result<Dial<SoftSim>, Error>>,
+    },
     Dialing(Box<Dial<SoftSim>>),
     Open(Box<Link<SoftSim>>),
+    /// An endpoint drives it. The program begins when it is open.
+    Seated {
+        open: bool,
+    },
     Over(Ending),
 }
 
 /// How long connecting may take.
-const DIAL_TIMEOUT: Duration = Duration::from_secs(20);
+pub const DIAL_TIMEOUT: Duration = Duration::from_secs(20);
 
 impl End {
     /// A client that begins to connect at a certain time.
@@ -49,6 +56,28 @@ impl End {
     pub fn accepted(link: Link<SoftSim>, host: u32, connection: usize, app: App) -> Self {
         let pair = Some(link.queue_pair_number());
         Self { host, connection, stage: Stage::Open(Box::new(link)), app, pair }
+    }
+
+    /// The end of a connection that an endpoint drives.
+    pub const fn seated(host: u32, connection: usize, app: App) -> Self {
+        Self { host, connection, stage: Stage::Seated { open: false }, app, pair: None }
+    }
+
+    /// Whether an endpoint has said that the connection is there.
+    pub const fn is_open(&self) -> bool {
+        matches!(self.stage, Stage::Seated { open: true })
+    }
+
+    /// An endpoint has said that the connection is there.
+    pub fn open(&mut self) {
+        if let Stage::Seated { open } = &mut self.stage {
+            *open = true;
+        }
+    }
+
+    /// It has this queue pair.
+    pub const fn found(&mut self, pair: u32) {
+        self.pair = Some(pair);
     }
 
     /// How it ended, if it did.
@@ -79,15 +108,20 @@ impl End {
 
     /// Its process is gone, and everything with it.
     pub fn kill(&mut self) {
+        self.over(How::Gone);
+    }
+
+    /// It ended, if it had not.
+    pub fn over(&mut self, how: How) {
         if self.ending().is_none() {
-            self.stage = Stage::Over(self.app.ending(How::Gone));
+            self.stage = Stage::Over(self.app.ending(how));
         }
     }
 
     /// What its descriptors would say.
     pub fn is_readable(&self) -> bool {
         match &self.stage {
-            Stage::Waiting { .. } | Stage::Over(_) => false,
+            Stage::Waiting { .. } | Stage::Seated { .. } | Stage::Over(_) => false,
             Stage::Dialing(dial) => dial.sources().is_some_and(|(events, completions)| {
                 events.is_readable() || completions.is_some_and(|queue| queue.is_readable())
             }),
@@ -101,7 +135,8 @@ impl End {
             Stage::Waiting { at, .. } => Some(*at),
             Stage::Dialing(dial) => Some(dial.deadline()),
             Stage::Open(link) => link.next_timeout().into_iter().chain(self.app.next_wake()).min(),
-            Stage::Over(_) => None,
+            Stage::Seated { open: true } => self.app.next_wake(),
+            Stage::Seated { open: false } | Stage::Over(_) => None,
         }
     }
 
@@ -131,7 +166,7 @@ impl End {
                 }
                 self.opened(link, random)
             }
-            over @ Stage::Over(_) => over,
+            other @ (Stage::Seated { .. } | Stage::Over(_)) => other,
         };
         several
     }
@@ -155,25 +190,39 @@ impl End {
                 link.progress();
             }
             looks = diligent;
-            match self.app.run(&mut link) {
+            match self.app.run(&mut *link) {
                 Ok(true) => {}
                 Ok(false) => return Stage::Open(link),
-                Err(ending) => return Stage::Over(self.checked(ending, &mut link)),
+                Err(ending) => return Stage::Over(checked(ending, &mut *link)),
             }
         }
     }
 
-    /// An error must be the same one from then on.
-    fn checked(&self, ending: Ending, link: &mut Link<SoftSim>) -> Ending {
-        if let How::Failed(error) = &ending.how {
-            let again = link.try_read(&mut [0]).err().map(|error| error.to_string());
-            if again != Some(error.to_string()) || link.check().is_ok() {
-                let how = How::Failed(rdma_proto::Error::Unreachable("an error that was not sticky").into());
-                return Ending { how, ..ending };
+    /// What the program does when an endpoint has told something, or its time has come; true if that was the last.
+    pub fn run_seated(&mut self, face: &mut impl Face) -> bool {
+        loop {
+            match self.app.run(face) {
+                Ok(true) => {}
+                Ok(false) => return false,
+                Err(ending) => {
+                    self.stage = Stage::Over(checked(ending, face));
+                    return true;
+                }
             }
         }
-        ending
     }
+}
+
+/// An error must be the same one from then on.
+fn checked(ending: Ending, face: &mut impl Face) -> Ending {
+    if let How::Failed(error) = &ending.how {
+        let again = face.read(&mut [0]).err().map(|error| error.to_string());
+        if again != Some(error.to_string()) || face.check().is_ok() {
+            let how = How::Failed(rdma_proto::Error::Unreachable("an error that was not sticky").into());
+            return Ending { how, ..ending };
+        }
+    }
+    ending
 }
 
 /// The listening end.

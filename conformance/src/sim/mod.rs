@@ -9,12 +9,13 @@
 //! seed ─▶ Scenario ─▶ world::run ─▶ Outcome { violation, hash, marks, trace }
 //!            │                         ▲
 //!            ├─ Knobs, FaultPlan ─▶ rdma_softsim::Simulation ─ trace ─▶ Oracle
-//!            └─ Options, Habits  ─▶ End { Dial, Link } + App
+//!            └─ Options, Habits  ─▶ End { Dial, Link } + App, or Hub { Endpoint, End ... } + App
 //! ```
 
 pub mod app;
 pub mod deviation;
 pub mod end;
+pub mod hub;
 pub mod judge;
 pub mod oracle;
 pub mod rogue;

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use rdma_proto::backend::{Completed, Completion, SendOp};
+use rdma_proto::backend::{Access, Completed, Completion, SendOp};
 use rdma_proto::wire::{Message, Window};
 use rdma_softsim::trace::{Entry, What, Work};
 
@@ -84,6 +84,9 @@ impl Oracle {
                 let (honest, identifier) = (honest(*host), *identifier);
                 self.pairs.insert(*pair, Pair { honest, identifier, ..Pair::default() });
                 Ok(())
+            }
+            What::Registered { host, access } if honest(*host) && access.allows(Access::REMOTE_READ) => {
+                Err(Violation::new("rights", format!("host {host} registered memory that its peer can read")))
             }
             What::Called { host, identifier, what } if honest(*host) => self.called(*identifier, what),
             What::Posted { pair, work } => self.posted(*pair, work),

@@ -85,7 +85,9 @@ impl Rogue {
     }
 
     fn new(backend: &SoftSim, deviation: Deviation, step: Step) -> Self {
-        let until = backend.now().after(PATIENCE);
+        // Longer than any victim waits for it.
+        let patience = if deviation == Deviation::NeverReady { PATIENCE * 15 } else { PATIENCE };
+        let until = backend.now().after(patience);
         Self { deviation, backend: backend.clone(), step, until, executed: false, read_succeeded: false }
     }
 
@@ -108,6 +110,7 @@ impl Rogue {
     pub fn is_readable(&self) -> bool {
         match &self.step {
             Step::Listening { events, .. } | Step::Resolving { events, .. } => events.is_readable(),
+            Step::Connected(_) if self.deviation == Deviation::NeverReady => false,
             Step::Connected(ends) => ends.events.is_readable() || ends.completions.is_readable(),
             Step::Over => false,
         }
@@ -148,6 +151,12 @@ impl Rogue {
                     Some(CmEventKind::RouteResolved) => {
                         let ends = self.ends(id, events)?;
                         ends.id.connect(&PARAMS, &[]).ok()?;
+                        if self.deviation == Deviation::NeverReady {
+                            // It is for whoever reads that it was accepted to say so.
+                            self.executed = true;
+                            self.step = Step::Connected(Box::new(ends));
+                            return Some(());
+                        }
                         self.step = Step::Connected(Box::new(ends));
                     }
                     Some(_) => return None,
@@ -257,7 +266,7 @@ impl Rogue {
         let remote = RemoteAddress { address: victim.address, rkey: victim.rkey };
         let register = |window| Message::RegisterXferMemory(window).encode().to_vec();
         match self.deviation {
-            Deviation::Silence => {}
+            Deviation::Silence | Deviation::NeverReady => {}
             Deviation::Deaf | Deviation::Starving => ends.send(&register(window))?,
             Deviation::Vanish => return None,
             Deviation::WithdrawWindow => {

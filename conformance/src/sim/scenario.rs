@@ -8,6 +8,7 @@ use rdma_softsim::{Fault, FaultPlan, Injection, Knobs, Limits, Parameters, Perso
 
 use super::app::{End, Habits};
 use super::deviation::Deviation;
+use super::hub::Usage;
 
 /// A run, as data.
 #[derive(Clone, Debug)]
@@ -28,8 +29,19 @@ pub struct Scenario {
     pub connections: Vec<Dialogue>,
     /// How long whoever was woken may take to run.
     pub sluggishness: Duration,
+    /// Who drives connections with an endpoint instead of one by one.
+    pub endpoints: Endpoints,
     /// What befalls them.
     pub plan: FaultPlan,
+}
+
+/// Hosts that have an endpoint, and how they use it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Endpoints {
+    /// The server, ...
+    pub server: Option<Usage>,
+    /// ... and each client.
+    pub clients: Option<Usage>,
 }
 
 /// One connection: its client's host is its place in the list, plus one.
@@ -93,6 +105,7 @@ impl Scenario {
             tight,
             connections,
             sluggishness: random.pick(&[Duration::ZERO, micros(1), micros(30), micros(500)]),
+            endpoints: Endpoints::default(),
             plan: FaultPlan::new(),
         };
         if random.chance(2, 3) {
@@ -100,6 +113,7 @@ impl Scenario {
             this.plan = plan(&mut random, count, harmless);
         }
         this.corners(&mut Random::new(seed ^ 0xc0_4e45_0000_0000));
+        this.faces(&mut Random::new(seed ^ 0xface_0000_0000));
         this.agree();
         this
     }
@@ -126,6 +140,32 @@ impl Scenario {
                 deepen(&mut connection.options);
                 connection.client.says_little_at_once();
                 connection.server.says_little_at_once();
+            }
+        }
+    }
+
+    /// Who drives connections, and rogues that never even begin.
+    fn faces(&mut self, random: &mut Random) {
+        let tight = self.tight;
+        let usage = |random: &mut Random| Usage {
+            edges: random.chance(1, 2),
+            abandons: random.chance(1, 4),
+            limits: match tight && random.chance(1, 2) {
+                true => rdma_conn::Limits {
+                    connections: random.within(1..=3) as usize,
+                    registered_bytes: random.within(1000..=100_000),
+                },
+                false => rdma_conn::Limits::default(),
+            },
+        };
+        self.endpoints.server = random.chance(1, 3).then(|| usage(random));
+        self.endpoints.clients = random.chance(1, 4).then(|| usage(random));
+        for connection in &mut self.connections {
+            if let Some(rogue) =
+                connection.rogue.as_mut().filter(|rogue| !rogue.serves && random.chance(1, 8))
+            {
+                rogue.deviation = Deviation::NeverReady;
+                connection.server.waits_for_ever();
             }
         }
     }

@@ -53,7 +53,7 @@ fn describe(what: &What, hosts: &BTreeMap<u32, u32>) -> Option<(u32, String)> {
         What::Struck(injection) => (injection.host, format!("*** FAULT: {:?}", injection.fault)),
         What::Tampered { pair, id } => (on(pair), format!("[{pair}] !!! bytes of {id:#x} changed")),
         What::Busy { host, what } => (*host, format!("!!! {what} destroyed while in use")),
-        What::Received { .. } | What::Completed(_) => return None,
+        What::Registered { .. } | What::Received { .. } | What::Completed(_) => return None,
     })
 }
 

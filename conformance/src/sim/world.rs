@@ -4,12 +4,14 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use rdma_conn::Connection;
 use rdma_proto::time::Instant;
 use rdma_softsim::trace::{Entry, What};
 use rdma_softsim::{Limits, Marks, Random, Resources, Simulation, SoftSim};
 
 use super::app::{App, Ending, How, Stream};
 use super::end::{Door, End};
+use super::hub::Hub;
 use super::judge;
 use super::oracle::{Oracle, Violation};
 use super::rogue::Rogue;
@@ -67,8 +69,10 @@ struct World<'a> {
     random: Random,
     door: Option<Door>,
     ends: Vec<End>,
+    /// The hosts that have an endpoint.
+    hubs: BTreeMap<u32, Hub>,
     rogues: Vec<(usize, Rogue)>,
-    /// When those who were woken run: the door, the ends, the rogues.
+    /// When those who were woken run: the door, the ends, the endpoints, the rogues.
     turns: BTreeMap<Runner, Instant>,
     oracle: Oracle,
     /// Classes of failure that the fabric knows nothing about.
@@ -87,6 +91,8 @@ struct World<'a> {
 enum Runner {
     Door,
     End(usize),
+    /// The endpoint of a host.
+    Hub(u32),
     Rogue(usize),
 }
 
@@ -99,7 +105,7 @@ fn address(host: u32) -> IpAddr {
 pub fn run(scenario: &Scenario, keep_trace: bool) -> Outcome {
     let mut world = World::new(scenario, keep_trace);
     let violation = world.begin().and_then(|()| world.live()).and_then(|()| world.judge()).err();
-    let bytes = world.ends.iter().map(|end| end.app().bytes_read()).sum();
+    let bytes = world.all_ends().map(|end| end.app().bytes_read()).sum();
     let idle_faults = world.sim.remaining_faults().len();
     let violation = violation.or_else(|| world.clear_up().err());
     let mut marks = world.sim.marks();
@@ -115,6 +121,40 @@ pub fn run(scenario: &Scenario, keep_trace: bool) -> Outcome {
     }
 }
 
+/// The program at one end of a connection.
+fn program(scenario: &Scenario, now: Instant, random: &mut Random, place: usize, client: bool) -> App {
+    let Dialogue { client: ours, server: theirs, .. } = scenario.connections[place];
+    let stream = |client: bool| Stream(scenario.seed ^ (place as u64) << 32 ^ u64::from(client) << 48);
+    let (ours, theirs) = if client { (ours, theirs) } else { (theirs, ours) };
+    App::new(ours, stream(client), stream(!client), theirs.bytes, now, random.next())
+}
+
+fn check_end(end: &End, connection: Option<&Connection<SoftSim>>) -> Result<(), Violation> {
+    if let Some(at) = end.app().wrong_byte() {
+        return Err(Violation::new("stream", format!("{}: byte {at} is not the one written", name(end))));
+    }
+    if let Some(connection) = connection {
+        let (counters, limit) = (connection.counters(), connection.options().protocol.peer_receives);
+        if counters.most_in_flight > limit.into() {
+            return Err(Violation::new(
+                "credit",
+                format!("{}: {} notifications in flight of {limit}", name(end), counters.most_in_flight),
+            ));
+        }
+    }
+    if let Some(Ending { how: How::Failed(error), .. }) = end.ending()
+        && let rdma_conn::Error::Protocol(rdma_proto::Error::Unreachable(what)) = error
+    {
+        return Err(Violation::new("unreachable", format!("{}: {what}", name(end))));
+    }
+    Ok(())
+}
+
+fn name(end: &End) -> String {
+    let side = if end.host == SERVER { "server" } else { "client" };
+    format!("{side} of connection {}", end.connection)
+}
+
 impl<'a> World<'a> {
     fn new(scenario: &'a Scenario, keep_trace: bool) -> Self {
         let sim = Simulation::new(scenario.seed, scenario.personality, scenario.knobs, scenario.plan.clone());
@@ -126,6 +166,7 @@ impl<'a> World<'a> {
             random: Random::new(scenario.seed ^ 0x77),
             door: None,
             ends: Vec::new(),
+            hubs: BTreeMap::new(),
             rogues: Vec::new(),
             turns: BTreeMap::new(),
             oracle: Oracle::default(),
@@ -140,8 +181,15 @@ impl<'a> World<'a> {
 
     fn begin(&mut self) -> Result<(), Violation> {
         let listening = SocketAddr::new(address(SERVER), PORT);
-        // Without a listener, for instance by a fault, all clients are refused.
-        self.door = Door::open(&self.server, listening, self.scenario.server).ok();
+        if let Some(usage) = self.scenario.endpoints.server {
+            if let Ok(mut hub) = Hub::new(&self.server, SERVER, usage) {
+                hub.listen(listening, self.scenario.server);
+                self.hubs.insert(SERVER, hub);
+            }
+        } else {
+            // Without a listener, for instance by a fault, all clients are refused.
+            self.door = Door::open(&self.server, listening, self.scenario.server).ok();
+        }
         for (place, connection) in self.scenario.connections.iter().enumerate() {
             let host = place as u32 + 1;
             // A client's device is an ordinary one, unless all are tight.
@@ -156,16 +204,7 @@ impl<'a> World<'a> {
                     if let Ok(rogue) = Rogue::listen(&backend, target, rogue.deviation) {
                         self.rogues.push((place, rogue));
                     }
-                    let app = self.app(place, true);
-                    let client = self.server.clone();
-                    self.ends.push(End::dial(
-                        client,
-                        target,
-                        connection.options,
-                        begins,
-                        (SERVER, place),
-                        app,
-                    ));
+                    self.dial(&self.server.clone(), (SERVER, place), target, begins);
                 }
                 Some(rogue) => {
                     if let Ok(rogue) = Rogue::dial(&backend, listening, rogue.deviation) {
@@ -173,29 +212,31 @@ impl<'a> World<'a> {
                     }
                 }
                 None => {
-                    let app = self.app(place, true);
-                    self.ends.push(End::dial(
-                        backend,
-                        listening,
-                        connection.options,
-                        begins,
-                        (host, place),
-                        app,
-                    ));
+                    if let Some(usage) = self.scenario.endpoints.clients
+                        && let Ok(hub) = Hub::new(&backend, host, usage)
+                    {
+                        self.hubs.insert(host, hub);
+                    }
+                    self.dial(&backend, (host, place), listening, begins);
                 }
             }
         }
         self.look()
     }
 
-    /// The program at one end of a connection.
-    fn app(&mut self, place: usize, client: bool) -> App {
-        let Dialogue { client: ours, server: theirs, .. } = self.scenario.connections[place];
-        let stream =
-            |client: bool| Stream(self.scenario.seed ^ (place as u64) << 32 ^ u64::from(client) << 48);
-        let (ours, theirs) = if client { (ours, theirs) } else { (theirs, ours) };
-        let now = self.sim.now();
-        App::new(ours, stream(client), stream(!client), theirs.bytes, now, self.random.next())
+    /// A host dials, with its endpoint if it has one.
+    fn dial(&mut self, backend: &SoftSim, (host, place): (u32, usize), peer: SocketAddr, at: Instant) {
+        let app = program(self.scenario, self.sim.now(), &mut self.random, place, true);
+        let options = self.scenario.connections[place].options;
+        match self.hubs.get_mut(&host) {
+            Some(hub) => hub.dial(peer, options, at, place, app),
+            None => self.ends.push(End::dial(backend.clone(), peer, options, at, (host, place), app)),
+        }
+    }
+
+    /// All ends of connections, whoever drives them.
+    fn all_ends(&self) -> impl Iterator<Item = &End> {
+        self.ends.iter().chain(self.hubs.values().flat_map(Hub::ends))
     }
 
     /// The loop.
@@ -231,7 +272,9 @@ impl<'a> World<'a> {
 
     fn is_over(&self) -> bool {
         let ends = self.ends.iter().all(|end| end.ending().is_some());
-        ends && self.rogues.iter().all(|(_, rogue)| rogue.is_over()) && self.turns.is_empty()
+        ends && self.hubs.values().all(Hub::is_over)
+            && self.rogues.iter().all(|(_, rogue)| rogue.is_over())
+            && self.turns.is_empty()
     }
 
     /// Whoever's descriptors are readable gets a turn, sooner or later.
@@ -241,9 +284,12 @@ impl<'a> World<'a> {
             let door = self.door.as_ref().is_some_and(Door::is_readable).then_some(Runner::Door);
             let ends = self.ends.iter().enumerate().filter(|(_, end)| end.is_readable());
             let rogues = self.rogues.iter().enumerate().filter(|(_, (_, rogue))| rogue.is_readable());
+            let killed = |hub: &Hub| self.sim.is_killed(hub.host());
+            let hubs = self.hubs.iter().filter(|(_, hub)| hub.is_readable() || killed(hub));
             let woken: Vec<_> = ends
                 .map(|(place, _)| Runner::End(place))
                 .chain(rogues.map(|(place, _)| Runner::Rogue(place)))
+                .chain(hubs.map(|(host, _)| Runner::Hub(*host)))
                 .chain(door)
                 .collect();
             for runner in woken {
@@ -261,17 +307,19 @@ impl<'a> World<'a> {
             .iter()
             .enumerate()
             .filter_map(|(place, end)| Some((end.next_wake()?, Runner::End(place))));
+        let hubs = self.hubs.iter().filter_map(|(host, hub)| Some((hub.next_wake()?, Runner::Hub(*host))));
         let rogues = self.rogues.iter().enumerate().filter(|(_, (_, rogue))| !rogue.is_over());
         let rogues = rogues.map(|(place, (_, rogue))| (rogue.next_wake(), Runner::Rogue(place)));
         let stalled = |(at, runner): (Instant, Runner)| {
             let host = match runner {
                 Runner::Door => SERVER,
                 Runner::End(place) => self.ends[place].host,
+                Runner::Hub(host) => host,
                 Runner::Rogue(_) => return (at.max(now), runner),
             };
             (at.max(now).max(self.sim.stalled_until(host).unwrap_or_default()), runner)
         };
-        woken.chain(timers).chain(rogues).map(stalled).min()
+        woken.chain(timers).chain(hubs).chain(rogues).map(stalled).min()
     }
 
     fn turn(&mut self, runner: Runner) -> Result<(), Violation> {
@@ -291,8 +339,10 @@ impl<'a> World<'a> {
                 if self.ends[place].run(&mut self.random) {
                     self.marks.observe(30);
                 }
-                self.check_end(place)?;
+                let end = &self.ends[place];
+                check_end(end, end.link().map(|link| &**link))?;
             }
+            Runner::Hub(host) => self.run_hub(host)?,
             Runner::Rogue(place) => self.rogues[place].1.run(),
         }
         let stir = (self.sim.events(), self.sim.now());
@@ -300,6 +350,26 @@ impl<'a> World<'a> {
             if std::mem::replace(&mut self.last_stir, stir) == stir { self.idle_turns + 1 } else { 0 };
         if self.idle_turns > MOST_TURNS {
             return Err(self.stuck("a program spins"));
+        }
+        Ok(())
+    }
+
+    fn run_hub(&mut self, host: u32) -> Result<(), Violation> {
+        let Some(hub) = self.hubs.get_mut(&host) else { return Ok(()) };
+        if self.sim.stalled_until(host).is_some_and(|until| until == self.sim.now()) {
+            self.marks.observe(28);
+        }
+        let (scenario, now) = (self.scenario, self.sim.now());
+        let accepted = |random: &mut Random, place| program(scenario, now, random, place, false);
+        let lost = self.sim.is_killed(host) || hub.run(&mut self.random, accepted).is_err();
+        for (place, end) in hub.ends().iter().enumerate() {
+            check_end(end, hub.connection(place))?;
+        }
+        if !lost && hub.oversleeps() {
+            return Err(Violation::new("timers", format!("{hub:?} sleeps longer than its connections")));
+        }
+        if lost && let Some(hub) = self.hubs.remove(&host) {
+            self.ends.extend(hub.give_up());
         }
         Ok(())
     }
@@ -313,7 +383,7 @@ impl<'a> World<'a> {
             let IpAddr::V4(ip) = link.peer_addr().ip() else { continue };
             let place = usize::from(ip.octets()[3]).saturating_sub(2);
             if place < self.scenario.connections.len() {
-                let app = self.app(place, false);
+                let app = program(self.scenario, self.sim.now(), &mut self.random, place, false);
                 let mut end = End::accepted(link, SERVER, place, app);
                 end.run(&mut self.random);
                 self.ends.push(end);
@@ -347,7 +417,7 @@ impl<'a> World<'a> {
     }
 
     fn note_reads(&mut self) {
-        for end in &self.ends {
+        for end in self.ends.iter().chain(self.hubs.values().flat_map(Hub::ends)) {
             if let Some(pair) = end.pair() {
                 self.oracle.has_read(pair, end.app().bytes_read());
                 let alive = !self.sim.is_killed(end.host);
@@ -358,47 +428,15 @@ impl<'a> World<'a> {
         }
     }
 
-    fn check_end(&self, place: usize) -> Result<(), Violation> {
-        let end = &self.ends[place];
-        if let Some(at) = end.app().wrong_byte() {
-            return Err(Violation::new(
-                "stream",
-                format!("{}: byte {at} is not the one written", self.name(end)),
-            ));
-        }
-        if let Some(link) = end.link() {
-            let (counters, limit) = (link.counters(), link.options().protocol.peer_receives);
-            if counters.most_in_flight > limit.into() {
-                return Err(Violation::new(
-                    "credit",
-                    format!(
-                        "{}: {} notifications in flight of {limit}",
-                        self.name(end),
-                        counters.most_in_flight
-                    ),
-                ));
-            }
-        }
-        if let Some(Ending { how: How::Failed(error), .. }) = end.ending()
-            && let rdma_conn::Error::Protocol(rdma_proto::Error::Unreachable(what)) = error
-        {
-            return Err(Violation::new("unreachable", format!("{}: {what}", self.name(end))));
-        }
-        Ok(())
-    }
-
-    fn name(&self, end: &End) -> String {
-        let side = if end.host == SERVER { "server" } else { "client" };
-        format!("{side} of connection {}", end.connection)
-    }
-
     fn stuck(&self, how: &str) -> Violation {
-        let who: Vec<String> = self
-            .ends
-            .iter()
-            .filter(|end| end.ending().is_none())
-            .map(|end| format!("{}: {:?}", self.name(end), end.link()))
-            .collect();
+        let silent = |end: &&End| end.ending().is_none();
+        let links = self.ends.iter().filter(silent).map(|end| format!("{}: {:?}", name(end), end.link()));
+        let seats = self.hubs.values().flat_map(|hub| {
+            let seats = hub.ends().iter().enumerate().filter(|(_, end)| silent(end));
+            seats.map(|(place, end)| format!("{}: {:?}", name(end), hub.connection(place)))
+        });
+        let hubs = self.hubs.values().filter(|hub| !hub.is_over()).map(|hub| format!("{hub:?}"));
+        let who: Vec<String> = links.chain(seats).chain(hubs).collect();
         Violation::new("liveness", format!("{how} at {:?}: {}", self.sim.now().since_start(), who.join("; ")))
     }
 
@@ -413,17 +451,17 @@ impl<'a> World<'a> {
         for (place, dialogue) in self.scenario.connections.iter().enumerate() {
             let of = |host_is_server: bool| {
                 let own = move |end: &&End| end.connection == place && (end.host == SERVER) == host_is_server;
-                self.ends.iter().filter(own).find_map(|end| end.ending().cloned())
+                self.all_ends().filter(own).find_map(|end| end.ending().cloned())
             };
+            let (client, server) = (of(false), of(true));
             match dialogue.rogue {
                 Some(rogue) => {
                     self.marks.inject(29);
-                    let victim = of(true);
-                    self.judge_rogue(place, rogue.deviation.is_fatal(), victim)?;
+                    self.judge_rogue(place, rogue.deviation.is_fatal(), server)?;
                 }
                 None if self.is_excused(place) => {}
                 None => {
-                    let (Some(client), Some(server)) = (of(false), of(true)) else {
+                    let (Some(client), Some(server)) = (client, server) else {
                         return Err(Violation::new(
                             "connection",
                             format!("connection {place} never came about"),
@@ -463,6 +501,8 @@ impl<'a> World<'a> {
     /// Everything goes, and nothing may be left.
     fn clear_up(&mut self) -> Result<(), Violation> {
         self.ends.clear();
+        let hubs = std::mem::take(&mut self.hubs);
+        hubs.into_values().for_each(|hub| drop(hub.give_up()));
         self.rogues.clear();
         self.door = None;
         // Late packets, time-waits.

@@ -1,6 +1,8 @@
 //! Streams for the tokio runtime.
 
 mod readiness;
+#[cfg(test)]
+mod tests;
 
 use std::future::{Future, poll_fn};
 use std::io::{self, IoSlice};

@@ -156,6 +156,7 @@ fn windows_buffers_and_queues_of_one_still_carry_a_stream() {
 
 /// VR-FLOW-011: the counts inside work request ids wrap several times.
 #[test]
+#[cfg_attr(miri, ignore = "nothing of it is seen in less than 65536 turns")]
 fn more_requests_than_an_id_can_count() {
     let mut pair = Pair::quiet();
     for _ in 0..140_000 {

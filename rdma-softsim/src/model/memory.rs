@@ -122,6 +122,7 @@ impl Model {
             owner.regions += 1;
             owner.registered += len;
         }
+        self.note(|| What::Registered { host: host.index(), access });
         Ok(Registration { id, address, rkey })
     }
 

@@ -208,9 +208,13 @@ fn a_slice_outside_its_region_is_not_posted() {
 #[test]
 fn messages_of_any_length_and_alignment_arrive_whole() {
     let mut w = World::new(&Setup::default());
-    let pattern: Vec<u8> = (0..20_000u32).map(|i| (i ^ (i >> 8)) as u8).collect();
+    let pattern: Vec<u8> = (0..REGION as u32 / 2).map(|i| (i ^ (i >> 8)) as u8).collect();
     w.a.fill(3, &pattern);
     for (from, to, len) in [(3, 0, 1), (3, 9, 4096), (4, 8, 4097), (8, 5, 12_289), (3, 17, 19_000)] {
+        if len > pattern.len() {
+            // Under Miri; two chunks are enough.
+            continue;
+        }
         w.b.fill(to, &vec![0xee; len + 1]);
         let op = SendOp::Write(w.b.remote(to as u64));
         let local = w.a.part(from, len);

@@ -1,0 +1,335 @@
+//! Futures that are dropped at any moment, in virtual time and on one thread: what happens follows from the seed.
+//!
+//! Nothing here sleeps, and nobody gives signs of life. A task is polled when its own waker was woken and not before, so one
+//! that is forgotten stays forgotten: when no task is to run, the reactor has nothing to tell, and the fabric has no event
+//! left, whoever still waits would wait for ever.
+
+use std::future::Future;
+use std::io::IoSlice;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+
+use rdma_softsim::{FaultPlan, Knobs, Limits, Personality, Random, Simulation, SoftSim};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf, ReadHalf, WriteHalf};
+
+use super::{AsyncListener, AsyncStream};
+use crate::keeper;
+use crate::listener::Listener;
+use crate::options::Options;
+use crate::stream::Connect;
+
+/// Longer than anything here takes, by any clock.
+const NEVER: Duration = Duration::from_secs(1 << 20);
+
+/// More than any run needs.
+const MOST_TURNS: u32 = 1_000_000;
+
+/// Whether a task has been woken since it was last polled.
+struct Woken(AtomicBool);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A task's place to wait at. Each new future has a new one: nobody wakes a future by the waker of one that was dropped.
+struct Place {
+    woken: Arc<Woken>,
+    waker: Waker,
+}
+
+impl Place {
+    fn new() -> Self {
+        let woken = Arc::new(Woken(AtomicBool::new(true)));
+        Self { waker: Arc::clone(&woken).into(), woken }
+    }
+
+    fn is_woken(&self) -> bool {
+        self.woken.0.load(Ordering::Relaxed)
+    }
+
+    /// Polls once, if it was woken.
+    fn poll<T>(&self, poll: impl FnOnce(&mut Context<'_>) -> Poll<T>) -> Poll<T> {
+        if !self.woken.0.swap(false, Ordering::Relaxed) {
+            return Poll::Pending;
+        }
+        poll(&mut Context::from_waker(&self.waker))
+    }
+}
+
+/// What a task does next.
+#[derive(Clone, Copy, Debug)]
+enum Op {
+    Read,
+    Write,
+    Flush,
+    Shutdown,
+}
+
+enum Half {
+    Read(ReadHalf<AsyncStream<SoftSim>>),
+    Write(WriteHalf<AsyncStream<SoftSim>>),
+}
+
+/// A task that reads or writes one direction of a connection.
+struct Task {
+    half: Half,
+    /// Its future, where it waits and how many bytes it is about.
+    future: Option<(Op, Place, usize)>,
+    /// How far it is in its stream, ...
+    at: usize,
+    /// ... and how long that is.
+    len: usize,
+    stream: u64,
+    /// Whether it ends the connection, or sees its end, before it is done.
+    ends: bool,
+    done: bool,
+}
+
+fn byte(stream: u64, at: usize) -> u8 {
+    Random::new(stream ^ at as u64).next() as u8
+}
+
+impl Task {
+    fn new(half: Half, stream: u64, len: usize) -> Self {
+        Self { half, future: None, at: 0, len, stream, ends: false, done: false }
+    }
+
+    /// Begins its next future, if it has none.
+    fn begin(&mut self, random: &mut Random) {
+        if self.done || self.future.is_some() {
+            return;
+        }
+        let op = match &self.half {
+            Half::Read(_) => Op::Read,
+            Half::Write(_) if self.at == self.len => {
+                if self.ends {
+                    Op::Shutdown
+                } else {
+                    Op::Flush
+                }
+            }
+            Half::Write(_) => random.pick(&[Op::Write, Op::Write, Op::Flush]),
+        };
+        self.future = Some((op, Place::new(), random.within(1..=40) as usize));
+    }
+
+    fn runs(&self) -> bool {
+        self.future.as_ref().is_some_and(|(_, place, _)| place.is_woken())
+    }
+
+    /// Polls its future. One that is ready is gone, and what it says has happened.
+    fn poll(&mut self) {
+        let Some((op, place, len)) = self.future.take() else { return };
+        let (at, stream, left) = (self.at, self.stream, self.len - self.at);
+        let mut bytes: Vec<u8> = (at..at + len.min(left)).map(|at| byte(stream, at)).collect();
+        let ready = place.poll(|cx| match (&mut self.half, op) {
+            (Half::Write(half), Op::Write) => {
+                let (one, other) = bytes.split_at(bytes.len() / 3);
+                let slices = [IoSlice::new(one), IoSlice::new(other)];
+                Pin::new(half).poll_write_vectored(cx, &slices)
+            }
+            (Half::Write(half), Op::Flush) => Pin::new(half).poll_flush(cx).map_ok(|()| 0),
+            (Half::Write(half), _) => Pin::new(half).poll_shutdown(cx).map_ok(|()| 0),
+            (Half::Read(half), _) => {
+                bytes.resize(len, 0);
+                let mut buffer = ReadBuf::new(&mut bytes);
+                Pin::new(half).poll_read(cx, &mut buffer).map_ok(|()| buffer.filled().len())
+            }
+        });
+        let Poll::Ready(count) = ready else {
+            self.future = Some((op, place, len));
+            return;
+        };
+        let count = count.unwrap_or_else(|error| panic!("nothing breaks here: {error}"));
+        match (op, self.ends) {
+            (Op::Read, ends) => {
+                assert!(count > 0 || ends && left == 0, "the end came {left} bytes too early");
+                for (place, got) in (at..).zip(&bytes[..count]) {
+                    assert!(place < self.len && *got == byte(stream, place), "byte {place} is another one");
+                }
+                self.at += count;
+                self.done = if ends { count == 0 } else { self.at == self.len };
+            }
+            (Op::Write, _) => self.at += count,
+            (Op::Flush, ends) => self.done = !ends && self.at == self.len,
+            (Op::Shutdown, _) => self.done = true,
+        }
+    }
+}
+
+/// The world of a seed: who runs next, and whose future is dropped instead.
+struct World {
+    sim: Simulation,
+    random: Random,
+    /// Futures that may still be dropped. In the end all are left alone, and have to finish.
+    drops: u64,
+}
+
+impl World {
+    /// One turn when nobody runs: the reactor tells what it knows, or the fabric goes on. False if nothing will ever happen
+    /// again.
+    async fn idle(&self, woken: impl Fn() -> bool) -> bool {
+        // The runtime turns its reactor before it goes on here.
+        tokio::task::yield_now().await;
+        woken() || self.sim.step() || {
+            tokio::task::yield_now().await;
+            woken()
+        }
+    }
+
+    fn drops_one(&mut self) -> bool {
+        let drops = self.drops > 0 && self.random.chance(1, 6);
+        self.drops -= u64::from(drops);
+        drops
+    }
+
+    /// Lets all tasks finish.
+    async fn run(&mut self, tasks: &mut [Task]) {
+        let mut turns = 0;
+        while tasks.iter().any(|task| !task.done) {
+            turns += 1;
+            assert!(turns < MOST_TURNS, "it goes round and round");
+            tasks.iter_mut().for_each(|task| task.begin(&mut self.random));
+            let place = self.random.below(tasks.len() as u64) as usize;
+            if self.drops_one() {
+                tasks[place].future = None;
+            } else if tasks[place].runs() {
+                tasks[place].poll();
+            }
+            if self.random.chance(1, 8) {
+                self.sim.step();
+            }
+            if self.random.chance(1, 32) {
+                tokio::task::yield_now().await;
+            }
+            let woken = || {
+                let done = tasks.iter().all(|task| task.done);
+                done || tasks.iter().any(|task| task.future.is_none() && !task.done || task.runs())
+            };
+            if !woken() && !self.idle(woken).await {
+                let wait = tasks.iter().filter_map(|task| Some((task.future.as_ref()?.0, task.at, task.len)));
+                panic!("somebody waits for ever: {:?}", wait.collect::<Vec<_>>());
+            }
+        }
+    }
+
+    /// Both ends of a connection. What dials and accepts that are dropped leave behind are streams whose peer is gone.
+    async fn connect(
+        &mut self,
+        client: &SoftSim,
+        listener: &AsyncListener<SoftSim>,
+        how: &Connect,
+    ) -> [AsyncStream<SoftSim>; 2] {
+        let address = listener.local_addr().expect("it listens");
+        let (mut dial, mut accept) = (None, None);
+        let mut dialed: Option<AsyncStream<SoftSim>> = None;
+        let mut accepted: Vec<(AsyncStream<SoftSim>, Place)> = Vec::new();
+        for _ in 0..MOST_TURNS {
+            let (future, dialing) = dial.get_or_insert_with(|| {
+                (Box::pin(AsyncStream::connect_with(client, address, how)), Place::new())
+            });
+            if let (None, Poll::Ready(stream)) = (&dialed, dialing.poll(|cx| future.as_mut().poll(cx))) {
+                dialed = Some(stream.expect("somebody listens"));
+            }
+            let (future, accepting) =
+                accept.get_or_insert_with(|| (Box::pin(listener.accept()), Place::new()));
+            if let Poll::Ready(stream) = accepting.poll(|cx| future.as_mut().poll(cx)) {
+                // Whoever asked may be gone already.
+                accepted.extend(stream.ok().map(|(stream, _)| (stream, Place::new())));
+                accept = None;
+            }
+            // A server does its share by waiting to be connected.
+            for (stream, place) in &mut accepted {
+                let _connected_or_left = place.poll(|cx| Pin::new(stream).poll_flush(cx));
+            }
+            let own = dialed.as_ref().and_then(AsyncStream::local_addr);
+            if let Some(place) = accepted.iter().position(|(stream, _)| Some(stream.peer_addr()) == own)
+                && let Some(client) = dialed.take()
+            {
+                return [client, accepted.swap_remove(place).0];
+            }
+            let woken = || {
+                let accepting = accept.as_ref().is_none_or(|(_, place)| place.is_woken());
+                let dialing = dial.as_ref().is_none_or(|(_, place)| place.is_woken());
+                accepting || dialing || accepted.iter().any(|(_, place)| place.is_woken())
+            };
+            assert!(woken() || self.idle(woken).await, "somebody waits for ever");
+            if dialed.is_none() && self.drops_one() {
+                dial = None;
+            }
+            if self.drops_one() {
+                accept = None;
+            }
+        }
+        panic!("it goes round and round");
+    }
+}
+
+fn options(random: &mut Random, usual: Options) -> Options {
+    let mut options = Options { keep_memory: NEVER, linger: NEVER, handshake_timeout: NEVER, ..usual };
+    let protocol = &mut options.protocol;
+    protocol.window = random.pick(&[1, 2, 5, 16, 64, 1000]);
+    protocol.windows = random.pick(&[1, 2]);
+    protocol.send_buffer = random.pick(&[1, 3, 7, 64, 1000]);
+    protocol.send_depth = random.pick(&[2, 4, 16]);
+    protocol.peer_receives = random.pick(&[2, 4, 16]);
+    (protocol.keepalive.every, protocol.keepalive.probe) = (None, None);
+    options.receives = random.pick(&[2, 4, 16]);
+    options
+}
+
+async fn run(seed: u64) {
+    let mut random = Random::new(seed);
+    let personality = random.pick(&Personality::ALL);
+    let knobs = Knobs { pauses: random.pick(&[0, 16, 128]), ..Knobs::default() };
+    let sim = Simulation::new(seed, personality, knobs, FaultPlan::new());
+    let address = SocketAddr::from(([10, 0, 0, 1], 6379));
+    let (server, client) =
+        (sim.host(&[address.ip()], Limits::default()), sim.host(&[[10, 0, 0, 2].into()], Limits::default()));
+    let how =
+        Connect { timeout: NEVER, options: options(&mut random, Options::client()), ..Connect::default() };
+    let listener = Listener::bind(&server, address, options(&mut random, Options::server())).expect("free");
+    let listener = AsyncListener::new(listener).expect("is watched");
+    let drops = random.pick(&[0, 3, 30, 100]);
+    let mut world = World { sim, random, drops };
+    let ends = world.connect(&client, &listener, &how).await;
+
+    let lens = [0, 1].map(|_| world.random.pick(&[0, 1, 50, 500]));
+    world.drops = drops;
+    let mut tasks = Vec::new();
+    for (ours, stream) in ends.into_iter().enumerate() {
+        let theirs = 1 - ours;
+        let (reader, writer) = tokio::io::split(stream);
+        tasks.push(Task::new(Half::Read(reader), seed ^ (theirs as u64) << 32, lens[theirs]));
+        tasks.push(Task::new(Half::Write(writer), seed ^ (ours as u64) << 32, lens[ours]));
+    }
+    for task in &mut tasks {
+        task.done = matches!(task.half, Half::Read(_)) && task.len == 0;
+    }
+    world.run(&mut tasks).await;
+    // The client's writer ends the connection, and the server's reader hears of it.
+    for place in [1, 2] {
+        tasks[place].ends = true;
+        tasks[place].done = false;
+    }
+    world.drops = drops;
+    world.run(&mut tasks).await;
+}
+
+/// No byte is lost or doubled by a future that is dropped, and nobody sleeps through what he waits for.
+#[test]
+fn dropped_futures_lose_nothing_and_nobody_waits_for_ever() {
+    keeper::stay_away();
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = runtime.enable_all().build().expect("a runtime");
+    for seed in 0..200 {
+        println!("seed {seed}");
+        runtime.block_on(run(seed));
+    }
+}
