@@ -1,9 +1,11 @@
 //! The programs that use connections: what they write and read, when, and how they end.
 
 use std::io::IoSlice;
+use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 
-use rdma_conn::{Connection, Error, Link};
+use rdma_conn::{Connection, Error, Link, RegisteredBuffer};
 use rdma_proto::time::Instant;
 use rdma_proto::{Config, State};
 use rdma_softsim::{Random, SoftSim};
@@ -21,6 +23,12 @@ pub trait Face {
     fn read(&mut self, into: &mut [u8]) -> Result<Option<usize>, Error>;
     /// Writes, as [`Connection::try_write`].
     fn write(&mut self, from: &[IoSlice<'_>]) -> Result<Option<usize>, Error>;
+    /// Sends without a copy, as [`Connection::try_lend`].
+    fn lend(
+        &mut self,
+        buffer: &Arc<RegisteredBuffer<SoftSim>>,
+        range: Range<usize>,
+    ) -> Result<Option<usize>, Error>;
     /// Begins a graceful end. False if the program hears no more of it.
     fn close(&mut self, linger: Duration) -> bool;
 }
@@ -40,6 +48,14 @@ impl Face for Link<SoftSim> {
 
     fn write(&mut self, from: &[IoSlice<'_>]) -> Result<Option<usize>, Error> {
         self.try_write(from)
+    }
+
+    fn lend(
+        &mut self,
+        buffer: &Arc<RegisteredBuffer<SoftSim>>,
+        range: Range<usize>,
+    ) -> Result<Option<usize>, Error> {
+        self.try_lend(buffer, range)
     }
 
     fn close(&mut self, linger: Duration) -> bool {
@@ -151,6 +167,8 @@ pub struct App {
     written: u64,
     read: u64,
     random: Random,
+    /// Decides what is lent instead of written, in programs that lend.
+    lends: Option<Random>,
     next_write: Instant,
     next_read: Instant,
     gives_up: Option<Instant>,
@@ -225,6 +243,7 @@ impl App {
             written: 0,
             read: 0,
             random: Random::new(seed),
+            lends: Some(Random::new(!seed)).filter(|random| random.clone().chance(1, 3)),
             next_write: now,
             next_read: now.after(habits.reads_late),
             gives_up: habits.gives_up.map(|after| now.after(after)),
@@ -313,8 +332,7 @@ impl App {
         }
         let mut buffer = vec![0; self.random.within(1..=self.habits.write.min(left)) as usize];
         self.writes.fill(self.written, &mut buffer);
-        let (one, other) = buffer.split_at(self.random.below(buffer.len() as u64 + 1) as usize);
-        match link.write(&[IoSlice::new(one), IoSlice::new(other)]) {
+        match self.send(link, &buffer) {
             Ok(None | Some(0)) => Ok(false),
             Ok(Some(count)) => {
                 self.written += count as u64;
@@ -332,6 +350,19 @@ impl App {
             }
             Err(_) => self.read_some(link, now),
         }
+    }
+
+    fn send(&mut self, link: &mut impl Face, bytes: &[u8]) -> Result<Option<usize>, Error> {
+        let (one, other) = bytes.split_at(self.random.below(bytes.len() as u64 + 1) as usize);
+        // Where no memory can be registered, it writes.
+        if let Some(random) = &mut self.lends
+            && random.chance(1, 2)
+            && let Ok(mut buffer) = link.connection().register(bytes.len())
+            && buffer.write(0, bytes)
+        {
+            return link.lend(&Arc::new(buffer), 0..bytes.len());
+        }
+        link.write(&[IoSlice::new(one), IoSlice::new(other)])
     }
 
     /// How it stands, as its end.

@@ -6,11 +6,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::IoSlice;
 use std::net::{IpAddr, SocketAddr};
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rdma_conn::{Connection, ConnectionId, Endpoint, Error, Event, Limits, Options};
+use rdma_conn::{Connection, ConnectionId, Endpoint, Error, Event, Limits, Options, RegisteredBuffer};
 use rdma_proto::time::Instant;
 use rdma_softsim::{Random, SoftSim};
 use rustix::buffer::spare_capacity;
@@ -178,7 +179,11 @@ impl Hub {
         random: &mut Random,
         program: impl Fn(&mut Random, usize) -> App,
     ) -> Option<usize> {
-        let (Event::Opened { id, .. } | Event::Readable(id) | Event::Writable(id) | Event::Ended(id)) = event
+        let (Event::Opened { id, .. }
+        | Event::Readable(id)
+        | Event::Writable(id)
+        | Event::Returned(id)
+        | Event::Ended(id)) = event
         else {
             return None;
         };
@@ -258,6 +263,14 @@ impl Face for Seat<'_> {
 
     fn write(&mut self, from: &[IoSlice<'_>]) -> Result<Option<usize>, Error> {
         self.endpoint.write(self.id, from)
+    }
+
+    fn lend(
+        &mut self,
+        buffer: &Arc<RegisteredBuffer<SoftSim>>,
+        range: Range<usize>,
+    ) -> Result<Option<usize>, Error> {
+        self.endpoint.lend(self.id, buffer, range)
     }
 
     fn close(&mut self, linger: Duration) -> bool {
