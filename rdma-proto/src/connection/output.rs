@@ -20,7 +20,8 @@ pub enum Action {
         id: u64,
         /// Whether its success must be reported.
         signaled: bool,
-        /// A place for the message in a table of [`Config::send_depth`] slots, free until this request has completed.
+        /// A place for the message in a table of [`Config::send_depth`](crate::Config::send_depth) slots,
+        /// free until this request has completed.
         slot: u16,
         /// The bytes.
         message: [u8; MESSAGE_LEN],
