@@ -1,6 +1,6 @@
 //! Connection-manager events as logs show them. In `rdma-proto` there is no identifier to show one with.
 
-use rdma_proto::backend::{Backend, CmEventKind, ConnectParams, EventChannel};
+use rdma_proto::backend::{Backend, CmEventKind, ConnectParams, EventChannel, Identifier};
 use rdma_softsim::{Fabric, SoftSim};
 
 #[test]
@@ -27,6 +27,9 @@ fn events_name_themselves() {
         (Kind::Other(99), "Other(99)".into()),
     ] {
         assert_eq!(format!("{kind:?}"), shown);
+        // Only a request has an identifier that a backend around this one could put its own around.
+        let wrapped: Kind = kind.map_identifier(|_| unreachable!("{shown} has an identifier"));
+        assert_eq!(format!("{wrapped:?}"), shown);
     }
     let request = Kind::ConnectRequest { id: channel.create_id().unwrap(), peer };
     let shown = format!("{request:?}");
@@ -34,4 +37,8 @@ fn events_name_themselves() {
         shown.starts_with("ConnectRequest(IdentifierKey(") && shown.ends_with(&format!("{params})")),
         "{shown}"
     );
+    let other = channel.create_id().unwrap();
+    let key = other.key();
+    let wrapped: Kind = request.map_identifier(|_| other);
+    assert!(format!("{wrapped:?}").starts_with(&format!("ConnectRequest({key:?}")), "{wrapped:?}");
 }
