@@ -230,6 +230,7 @@ fn one_memory_is_lent_at_a_time_and_its_last_request_is_signalled() {
     // 64 bytes are a window; the last one waits for the next.
     assert_eq!((pair.server.read(64), pair.settle()), (64, true));
     assert_eq!(pair.client.machine.lendable(), 1 << 30, "all is posted and acknowledged");
+    assert_eq!((pair.client.machine.confirmed(), pair.client.machine.unconfirmed()), (65, 0));
     let last = pair.client.log.last();
     assert!(matches!(last, Some(Action::Write { signaled: true, from, .. }) if from.len() == 1), "{last:?}");
     assert_eq!(pair.server.read(10), 1);
