@@ -14,10 +14,10 @@ use std::time::Duration;
 
 use rdma_proto::backend::{
     Backend, CmEventKind, Completed, Completion, CompletionError, CompletionStatus, ConnectParams,
-    Identifier, QueuePair, QueuePairLimits, RNR_RETRY_INFINITE, RecvRequest, SendOp, SendRequest,
+    Identifier, QueuePair, QueuePairLimits, RNR_RETRY_INFINITE, RecvRequest,
 };
 use rdma_proto::time::Instant;
-use rdma_proto::{Action, ApiMisuse, Config, Connection as Machine, Counters, State, TransportError};
+use rdma_proto::{ApiMisuse, Config, Connection as Machine, Counters, State, TransportError};
 
 use crate::arrived::Arrived;
 use crate::error::Error;
@@ -533,7 +533,7 @@ impl<B: Backend> Connection<B> {
         let max_inline = self.pair.max_inline();
         let mut disconnect = false;
         while let Some(action) = self.machine.poll_action(now) {
-            let Some(first) = request(&self.memory, max_inline, &action) else {
+            let Some(first) = self.memory.request(max_inline, &action) else {
                 disconnect = true;
                 break;
             };
@@ -541,7 +541,7 @@ impl<B: Backend> Connection<B> {
             let mut len = 1;
             for place in chain.iter_mut().skip(1) {
                 let Some(action) = self.machine.poll_action(now) else { break };
-                let Some(next) = request(&self.memory, max_inline, &action) else {
+                let Some(next) = self.memory.request(max_inline, &action) else {
                     disconnect = true;
                     break;
                 };
@@ -574,28 +574,6 @@ impl<B: Backend> Connection<B> {
     pub(crate) fn end(&self) -> Error {
         self.check().err().unwrap_or_else(|| Error::Protocol(TransportError::Disconnected.into()))
     }
-}
-
-/// The work request for an action; `None` for a disconnect.
-fn request<'a, B: Backend>(
-    memory: &'a Memory<B>,
-    max_inline: usize,
-    action: &Action,
-) -> Option<SendRequest<'a, B::Region>> {
-    let (id, signaled, op, local) = match *action {
-        Action::Send { id, signaled, slot, ref message } => {
-            (id, signaled, SendOp::Send, memory.outgoing_message(slot, message))
-        }
-        Action::Write { id, signaled, from, to, immediate } => {
-            let op = match immediate {
-                Some(immediate) => SendOp::WriteImmediate(to, immediate),
-                None => SendOp::Write(to),
-            };
-            (id, signaled, op, memory.outgoing(from))
-        }
-        Action::Disconnect => return None,
-    };
-    Some(SendRequest { id, op, local, signaled, inline: local.len <= max_inline })
 }
 
 impl<B: Backend> std::fmt::Debug for Connection<B> {

@@ -7,10 +7,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rdma_proto::backend::{Access, Backend, Domain, RecvRequest, Region, Slice};
+use rdma_proto::backend::{Access, Backend, Domain, RecvRequest, Region, SendOp, SendRequest, Slice};
 use rdma_proto::window::Readable;
 use rdma_proto::wire::MESSAGE_LEN;
-use rdma_proto::{Config, RegionAddress, Source, Span};
+use rdma_proto::{Action, Config, RegionAddress, Source, Span};
 
 use crate::arrived::Arrived;
 use crate::error::Error;
@@ -188,7 +188,7 @@ impl<B: Backend> Memory<B> {
         if copied { len } else { 0 }
     }
 
-    pub(crate) fn outgoing(&self, source: Source) -> Slice<'_, B::Region> {
+    fn outgoing(&self, source: Source) -> Slice<'_, B::Region> {
         let place = match source {
             Source::Buffer(span) => self.send.as_ref().map(|send| Slice {
                 region: &send.region,
@@ -199,6 +199,24 @@ impl<B: Backend> Memory<B> {
         };
         // Without a send buffer the only WRITE from there is the empty one.
         place.unwrap_or(Slice { region: &self.messages.region, offset: 0, len: 0 })
+    }
+
+    /// The work request for an action; `None` for a disconnect.
+    pub(crate) fn request(&self, max_inline: usize, action: &Action) -> Option<SendRequest<'_, B::Region>> {
+        let (id, signaled, op, local) = match *action {
+            Action::Send { id, signaled, slot, ref message } => {
+                (id, signaled, SendOp::Send, self.outgoing_message(slot, message))
+            }
+            Action::Write { id, signaled, from, to, immediate } => {
+                let op = match immediate {
+                    Some(immediate) => SendOp::WriteImmediate(to, immediate),
+                    None => SendOp::Write(to),
+                };
+                (id, signaled, op, self.outgoing(from))
+            }
+            Action::Disconnect => return None,
+        };
+        Some(SendRequest { id, op, local, signaled, inline: local.len <= max_inline })
     }
 
     /// Registers memory for the application to lend.
@@ -212,7 +230,7 @@ impl<B: Backend> Memory<B> {
     }
 
     /// Puts a message into a send slot.
-    pub(crate) fn outgoing_message(&self, slot: u16, message: &[u8; MESSAGE_LEN]) -> Slice<'_, B::Region> {
+    fn outgoing_message(&self, slot: u16, message: &[u8; MESSAGE_LEN]) -> Slice<'_, B::Region> {
         let offset = usize::from(slot) * MESSAGE_LEN;
         let _inside_by_construction = self.messages.region.memory().write(offset, message);
         Slice { region: &self.messages.region, offset, len: MESSAGE_LEN }
