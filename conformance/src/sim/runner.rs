@@ -184,8 +184,16 @@ pub fn main(options: &Options) -> ExitCode {
     // A run that panics is reported as such; the backtraces of thousands would only hide it.
     std::panic::set_hook(Box::new(|_| {}));
     let begun = Instant::now();
-    let bar = progress(options.seeds.end.saturating_sub(options.seeds.start));
-    let summary = search(options, || bar.inc(1));
+    let seeds = options.seeds.end.saturating_sub(options.seeds.start);
+    let (bar, told) = (progress(seeds), AtomicU64::new(0));
+    let summary = search(options, || {
+        bar.inc(1);
+        // Where there is no terminal to draw on: a line a minute.
+        let minutes = begun.elapsed().as_secs() / 60;
+        if bar.is_hidden() && told.fetch_max(minutes, Ordering::Relaxed) < minutes {
+            eprintln!("{} of {seeds} seeds in {minutes} min", bar.position());
+        }
+    });
     bar.finish_and_clear();
     println!("{}", classes(&summary.marks));
     let seconds = begun.elapsed().as_secs_f64();
