@@ -71,6 +71,8 @@ fn seeds_that_found_something_find_nothing_any_more() {
         (1633, Personality::HostileButLegal),
         // Questions in a window of one byte, and receives that only just suffice.
         (62, Personality::Rxe),
+        // A rogue that slept until its victim had given up was held to have done what it was made for.
+        (631_408, Personality::Ibta),
     ];
     for (seed, personality) in found {
         let outcome = attempt(&Scenario::draw(seed, personality), false);

@@ -32,6 +32,8 @@ pub struct Rogue {
     step: Step,
     /// When it gives up.
     until: Instant,
+    /// Whether it came to its script.
+    acted: bool,
     /// Whether its script was executed by the victim's device.
     pub executed: bool,
     /// Whether a READ of the victim's window succeeded.
@@ -56,7 +58,6 @@ struct Ends {
     established: bool,
     /// The victim's window.
     victim: Option<Window>,
-    done: bool,
     posts: u64,
 }
 
@@ -88,12 +89,20 @@ impl Rogue {
         // Longer than any victim waits for it.
         let patience = if deviation == Deviation::NeverReady { PATIENCE * 15 } else { PATIENCE };
         let until = backend.now().after(patience);
-        Self { deviation, backend: backend.clone(), step, until, executed: false, read_succeeded: false }
+        Self {
+            deviation,
+            backend: backend.clone(),
+            step,
+            until,
+            acted: false,
+            executed: false,
+            read_succeeded: false,
+        }
     }
 
-    /// What it does.
-    pub const fn deviation(&self) -> Deviation {
-        self.deviation
+    /// What there was of it to notice: one that slept until its victim had ended came to nothing.
+    pub const fn shown(&self) -> Deviation {
+        if self.acted { self.deviation } else { Deviation::Silence }
     }
 
     /// Whether it is gone.
@@ -153,7 +162,7 @@ impl Rogue {
                         ends.id.connect(&PARAMS, &[]).ok()?;
                         if self.deviation == Deviation::NeverReady {
                             // It is for whoever reads that it was accepted to say so.
-                            self.executed = true;
+                            (self.acted, self.executed) = (true, true);
                             self.step = Step::Connected(Box::new(ends));
                             return Some(());
                         }
@@ -200,7 +209,6 @@ impl Rogue {
             _domain: domain,
             established: false,
             victim: None,
-            done: false,
             posts: 0,
         })
     }
@@ -223,7 +231,7 @@ impl Rogue {
                     Ok(Completed::Recv { len: 32, .. }) => ends.hear(completion.id)?,
                     Ok(Completed::Recv { .. } | Completed::RecvWrite { .. }) => {}
                     Ok(Completed::Read) => self.read_succeeded = true,
-                    Ok(_) => self.executed |= ends.done && completion.id + 1 == 1 << 32 | ends.posts,
+                    Ok(_) => self.executed |= self.acted && completion.id + 1 == 1 << 32 | ends.posts,
                     // What the victim refuses, its device has executed.
                     Err(_) => return None,
                 }
@@ -237,14 +245,14 @@ impl Rogue {
                 break;
             }
         }
-        if ends.established && !ends.done {
+        if ends.established && !self.acted {
             self.script(ends)?;
         }
         Some(())
     }
 
     /// The deviation itself, when all it needs is there.
-    fn script(&self, ends: &mut Ends) -> Option<()> {
+    fn script(&mut self, ends: &mut Ends) -> Option<()> {
         let needs_window = matches!(
             self.deviation,
             Deviation::Overrun
@@ -256,7 +264,7 @@ impl Rogue {
         if needs_window && ends.victim.is_none() {
             return Some(());
         }
-        ends.done = true;
+        self.acted = true;
         let window = ends.window.as_ref().map(|window| Window {
             address: window.address(),
             length: 2048,

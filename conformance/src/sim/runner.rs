@@ -39,7 +39,7 @@ pub struct Options {
     /// Goes on after a run that fails, and lists all that do.
     #[arg(long)]
     pub keep_going: bool,
-    /// Shows what happens, whatever comes of it.
+    /// Shows all that happens in the first run, whatever comes of it.
     #[arg(long)]
     pub trace: bool,
 }
@@ -224,7 +224,7 @@ pub fn main(options: &Options) -> ExitCode {
     );
     if options.shrink {
         let scenario = shrink(options.scenario(*seed, *personality), violation.oracle);
-        report(&scenario);
+        report(&scenario, 400);
     }
     ExitCode::FAILURE
 }
@@ -235,13 +235,14 @@ fn show(options: &Options) -> ExitCode {
     let Some(personality) = personalities.first() else { return ExitCode::FAILURE };
     let scenario = options.scenario(options.seeds.start, *personality);
     println!("{scenario:#?}");
-    report(&scenario);
+    report(&scenario, usize::MAX);
     ExitCode::SUCCESS
 }
 
-fn report(scenario: &Scenario) {
+/// The last `most` lines of a run, and what was wrong with it.
+fn report(scenario: &Scenario, most: usize) {
     let outcome = attempt(scenario, true);
-    println!("{}", timeline::render(&outcome.trace, 400));
+    println!("{}", timeline::render(&outcome.trace, most));
     let plan = serde_json::to_string(&scenario.plan).unwrap_or_default();
     println!("the smallest plan: --plan '{plan}'");
     if let Some(violation) = outcome.violation {

@@ -455,9 +455,9 @@ impl<'a> World<'a> {
             };
             let (client, server) = (of(false), of(true));
             match dialogue.rogue {
-                Some(rogue) => {
+                Some(_) => {
                     self.marks.inject(29);
-                    self.judge_rogue(place, rogue.deviation.is_fatal(), server)?;
+                    self.judge_rogue(place, server)?;
                 }
                 None if self.is_excused(place) => {}
                 None => {
@@ -474,9 +474,9 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    fn judge_rogue(&mut self, place: usize, fatal: bool, victim: Option<Ending>) -> Result<(), Violation> {
+    fn judge_rogue(&mut self, place: usize, victim: Option<Ending>) -> Result<(), Violation> {
         let Some((_, rogue)) = self.rogues.iter().find(|(of, _)| *of == place) else { return Ok(()) };
-        let deviation = rogue.deviation();
+        let deviation = rogue.shown();
         if rogue.read_succeeded {
             return Err(Violation::new("rights", "a peer could read our window"));
         }
@@ -486,7 +486,10 @@ impl<'a> World<'a> {
             _ => None,
         };
         let excused = self.is_excused(place) || !self.struck.is_empty();
-        if !excused && (fatal && rogue.executed || error.is_some()) && !deviation.is_answered_by(error) {
+        if !excused
+            && (deviation.is_fatal() && rogue.executed || error.is_some())
+            && !deviation.is_answered_by(error)
+        {
             return Err(Violation::new(
                 "adversary",
                 format!("{deviation:?} ended the connection with {how:?}"),
