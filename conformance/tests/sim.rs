@@ -73,6 +73,8 @@ fn seeds_that_found_something_find_nothing_any_more() {
         (62, Personality::Rxe),
         // A rogue that slept until its victim had given up was held to have done what it was made for.
         (631_408, Personality::Ibta),
+        // Memory of a receive was gone where none was posted: an end that made no noise, and an outage swallowed the rest.
+        (655_528, Personality::HostileButLegal),
     ];
     for (seed, personality) in found {
         let outcome = attempt(&Scenario::draw(seed, personality), false);

@@ -257,6 +257,31 @@ fn a_fault_strikes_once_at_the_first_thing_it_can_strike() {
     assert!(world.sim.remaining_faults().is_empty());
 }
 
+/// Its receive ends with an error, on every device, so that the receiver learns of it.
+#[test]
+fn memory_that_is_gone_waits_for_a_receive_that_wants_it() {
+    let plan = vec![Injection { when: When::Pass(Site::Arrive, 16), host: 0, fault: Fault::ReceiveGone }];
+    let world = World::new(1, Personality::Rxe, knobs(), plan);
+    for _ in 0..16 {
+        world.write(b"bytes");
+        world.settle();
+        assert_eq!((poll(&world.active.completions).len(), poll(&world.passive.completions).len()), (1, 1));
+    }
+    let local = Slice { region: &world.active.region, offset: 0, len: 5 };
+    let request = SendRequest { id: 7, op: SendOp::Send, local, signaled: true, inline: false };
+    world.active.pair.post_send(&[request]).unwrap();
+    for _ in 0..10 {
+        assert!(world.sim.step());
+    }
+    assert_eq!(world.sim.remaining_faults().len(), 1);
+    let local = Slice { region: &world.passive.region, offset: 2048, len: 32 };
+    world.passive.pair.post_recv(&[RecvRequest { id: 3, local }]).unwrap();
+    world.settle();
+    let failure = |completions| poll(completions)[0].result.unwrap_err().status;
+    assert_eq!(failure(&world.passive.completions), CompletionStatus::LOC_PROT_ERR);
+    assert_eq!(failure(&world.active.completions), CompletionStatus::REM_OP_ERR);
+}
+
 #[test]
 fn personalities_differ_in_when_they_flush() {
     let flushed = |personality| {

@@ -521,12 +521,11 @@ impl<B: Descriptors> AsFd for Endpoint<B> {
     }
 }
 
-impl<B: Backend> std::fmt::Debug for Endpoint<B> {
+impl<B: Descriptors> std::fmt::Debug for Endpoint<B> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Endpoint")
-            .field("connections", &self.members.len())
             .field("listeners", &self.listeners.len())
-            .field("usage", &self.usage)
+            .field("usage", &self.usage())
             .finish_non_exhaustive()
     }
 }

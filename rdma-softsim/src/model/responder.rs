@@ -102,7 +102,8 @@ impl Model {
         let work = pair.requester.flight(epoch, sequence)?;
         let (op, some, sourced) = (work.op, work.len > 0, work.reads_memory());
         let (sender, peer) = (pair.host.index(), pair.path?.peer);
-        let receiver = self.pairs.get(peer)?.host.index();
+        let peers = self.pairs.get(peer)?;
+        let (receiver, receives) = (peers.host.index(), !peers.responder.receives.is_empty());
         let struck = self.strike(Site::Arrive, |fault, on| match fault {
             Fault::SourceGone => on == sender && sourced,
             Fault::Lose => on == receiver,
@@ -111,7 +112,7 @@ impl Model {
                 on == receiver && some && matches!(op, SendOp::Write(_) | SendOp::WriteImmediate(..))
             }
             Fault::ReceiveGone => {
-                on == receiver && some && matches!(op, SendOp::Send | SendOp::SendImmediate(_))
+                on == receiver && some && receives && matches!(op, SendOp::Send | SendOp::SendImmediate(_))
             }
             _ => false,
         });
