@@ -51,19 +51,22 @@ struct Pair {
 }
 
 /// A window of the peer's, as announced, and how much of it was used.
-#[derive(Clone, Copy)]
 struct Target {
     window: Window,
     used: u32,
     /// Bytes written since the last immediate.
     unannounced: u32,
     /// Registered when this one was not full on the wire; to its owner, who counts what it posted, it may have been.
-    next: Option<Window>,
+    next: VecDeque<Window>,
 }
 
 impl Target {
     const fn new(window: Window) -> Self {
-        Self { window, used: 0, unannounced: 0, next: None }
+        Self { window, used: 0, unannounced: 0, next: VecDeque::new() }
+    }
+
+    const fn is_full(&self) -> bool {
+        self.used == self.window.length
     }
 }
 
@@ -203,7 +206,9 @@ impl Oracle {
                 {
                     // One that comes too early is a rogue's, and its victim goes by the old one until that is full.
                     match &mut peer.target {
-                        Some(old) if !honest && old.used < old.window.length => old.next = Some(window),
+                        Some(old) if !honest && !(old.is_full() && old.next.is_empty()) => {
+                            old.next.push_back(window);
+                        }
                         target => *target = Some(Target::new(window)),
                     }
                 }
@@ -225,8 +230,10 @@ impl Oracle {
                 let Some(target) = target else {
                     return outside(format!("pair {from} wrote without a window"));
                 };
-                if let Some(next) = target.next.filter(|_| target.used == target.window.length) {
-                    *target = Target::new(next);
+                if target.is_full()
+                    && let Some(window) = target.next.pop_front()
+                {
+                    (target.window, target.used, target.unannounced) = (window, 0, 0);
                 }
                 let (begin, room) =
                     (target.window.address + u64::from(target.used), target.window.length - target.used);
