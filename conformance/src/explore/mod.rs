@@ -145,7 +145,7 @@ pub fn large() -> Vec<Scenario> {
         scenario("one of everything, no retries", tiny, tiny, [4, 4], true),
         scenario("two windows, retries", pair, pair, [4, 3], false),
         scenario("two windows, no retries", pair, pair, [4, 3], true),
-        scenario("two windows, no retries, more bytes", pair, pair, [5, 5], true),
+        scenario("two windows, no retries, more bytes", pair, pair, [4, 4], true),
         scenario("wide to one, no retries", wide, tiny, [5, 2], true),
         scenario("one window, no retries", single, single, [5, 2], true),
         closing(scenario("the client closes", pair, pair, [3, 2], true), Role::Client),
