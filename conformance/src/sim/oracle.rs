@@ -65,6 +65,11 @@ impl Target {
         Self { window, used: 0, unannounced: 0, next: VecDeque::new() }
     }
 
+    /// Whether another window has to wait until this one, and those behind it, are full.
+    fn comes_first(&self) -> bool {
+        !self.is_full() || !self.next.is_empty()
+    }
+
     const fn is_full(&self) -> bool {
         self.used == self.window.length
     }
@@ -206,7 +211,7 @@ impl Oracle {
                 {
                     // One that comes too early is a rogue's, and its victim goes by the old one until that is full.
                     match &mut peer.target {
-                        Some(old) if !honest && !(old.is_full() && old.next.is_empty()) => {
+                        Some(old) if !honest && old.comes_first() => {
                             old.next.push_back(window);
                         }
                         target => *target = Some(Target::new(window)),
