@@ -134,10 +134,9 @@ impl QueuePair {
         }
         if count > 0 {
             let mut bad = works;
-            // SAFETY: ibv_post_send(3): a live queue pair and a chain of `count` requests that ends with a null pointer. Their
-            // elements are inside regions of the queue pair's domain. Requests and elements are copied during the call,
-            // and so are the bytes of inline ones; the others are read by the device, from memory that is registered: it
-            // refuses, should a region be dropped before.
+            // SAFETY: ibv_post_send(3): a live queue pair, and a chain of `count` requests that ends with a null pointer, with
+            // elements inside regions of its domain. The call copies requests, elements and inline bytes; the device reads
+            // other bytes later, from memory that is registered, and refuses should a region be dropped before.
             let result = unsafe { (self.post_send)(self.raw.as_ptr(), works, &raw mut bad) };
             if result != 0 {
                 let error = Error::returned("ibv_post_send", result, Stage::Post);

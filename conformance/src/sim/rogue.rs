@@ -100,7 +100,7 @@ impl Rogue {
         }
     }
 
-    /// What there was of it to notice: one that slept until its victim had ended came to nothing.
+    /// What its victim could notice: only silence, if the victim ended before the rogue came to its script.
     pub const fn shown(&self) -> Deviation {
         if self.acted { self.deviation } else { Deviation::Silence }
     }
