@@ -134,7 +134,11 @@ impl Deviation {
             Self::WriteOutside => {
                 matches!(error, Protocol::Transport(_)) || misbehaved(|m| *m == PeerMisbehaved::WroteOutside)
             }
-            Self::Silence | Self::Deaf | Self::Starving | Self::Vanish | Self::Odd | Self::ReadWindow => {
+            Self::Silence => {
+                matches!(error, Protocol::Transport(_))
+                    || misbehaved(|m| matches!(m, PeerMisbehaved::NeverRegistered { .. }))
+            }
+            Self::Deaf | Self::Starving | Self::Vanish | Self::Odd | Self::ReadWindow => {
                 matches!(error, Protocol::Transport(_)) || misbehaved(|_| true)
             }
             Self::WithdrawWindow | Self::NeverReady => true,
