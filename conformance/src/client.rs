@@ -5,7 +5,7 @@ use std::io::{self, IoSlice, Read, Write};
 use bytes::Bytes;
 use resp_rs::resp2::Frame;
 
-use crate::resp::FrameReader;
+use kv_store::FrameReader;
 
 /// What a check found wrong, or why it could not be made.
 #[derive(Debug, thiserror::Error)]

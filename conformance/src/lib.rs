@@ -6,24 +6,15 @@
 pub mod adversary;
 pub mod blackbox;
 pub mod client;
-pub mod crowd;
-pub mod exit;
-pub mod explore;
-pub mod hostile;
-#[path = "../../rdma-conn/examples/kv_server/kv.rs"]
-pub mod kv; // the example server is the suite's embedded peer
-pub mod ledger;
-pub mod outage;
 pub mod reqs;
-#[path = "../../rdma-conn/examples/kv_server/resp.rs"]
-pub mod resp;
-pub mod semantics;
-#[path = "../../rdma-conn/examples/kv_server/serve.rs"]
-pub mod serve;
-pub mod sim;
 pub mod smoke;
-pub mod suite;
 pub mod trace;
 pub mod vectors;
 pub mod workload;
-pub mod wrong;
+
+pub use suite::{exit, ledger};
+
+/// One case of a suite here.
+pub type Case<S> = suite::Case<S, client::Failure>;
+/// What a passed case has to tell, or what was wrong.
+pub type Outcome = suite::Outcome<client::Failure>;

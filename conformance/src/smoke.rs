@@ -10,8 +10,8 @@ use resp_rs::resp2::Frame;
 
 use crate::client::{Client, Failure, describe};
 use crate::ledger::{self, Ledger};
-use crate::suite::{Case, Outcome};
 use crate::workload::{Entry, entries};
+use crate::{Case, Outcome};
 
 /// How much of everything.
 #[derive(Clone, Copy, Debug)]

@@ -1,10 +1,10 @@
-//! A client or a server of ours, and a peer that does anything. The body is in `conformance/tests/bodies/hostile.rs`.
+//! A client or a server of ours, and a peer that does anything. The body is in `trust/tests/bodies/hostile.rs`.
 
 #![no_main]
 
-#[path = "../../conformance/tests/bodies/hostile.rs"]
+#[path = "../../trust/tests/bodies/hostile.rs"]
 mod hostile;
-#[path = "../../conformance/tests/bodies/peer.rs"]
+#[path = "../../trust/tests/bodies/peer.rs"]
 mod peer;
 #[path = "../../rdma-proto/tests/bodies/script.rs"]
 mod script;

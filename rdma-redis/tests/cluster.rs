@@ -1,18 +1,12 @@
 //! A cluster over the embedded fabric: two nodes of the example's store, each with half of the slots.
 
-#[path = "../../rdma-conn/examples/kv_server/kv.rs"]
-#[allow(unreachable_pub, dead_code, reason = "written for a program")]
-mod kv;
-#[path = "../../rdma-conn/examples/kv_server/resp.rs"]
-#[allow(unreachable_pub, dead_code, reason = "written for a program")]
-mod resp;
-
 use std::collections::HashSet;
 use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, LazyLock, Mutex};
 
 use bytes::{Bytes, BytesMut};
+use kv_store::{FrameReader, Store};
 use rdma_conn::{Connect, Listener, Options, Stream};
 use rdma_redis::{Nodes, cluster_connection};
 use rdma_softsim::{Fabric, SoftSim};
@@ -41,13 +35,13 @@ impl Nodes for OverSoftSim {
 /// A node: what it stores, and the keys that it was asked for.
 #[derive(Default)]
 struct Node {
-    store: kv::Store,
+    store: Store,
     keys: Mutex<HashSet<Bytes>>,
 }
 
 impl Node {
     fn serve(&self, index: usize, stream: Stream<SoftSim>) -> std::io::Result<()> {
-        let mut reader = resp::FrameReader::new(stream);
+        let mut reader = FrameReader::new(stream);
         loop {
             while let Some(command) = reader.buffered()? {
                 let mut reply = BytesMut::new();

@@ -1,16 +1,10 @@
 //! redis-rs over the embedded fabric, against the example server.
 
-#[path = "../../rdma-conn/examples/kv_server/kv.rs"]
-#[allow(unreachable_pub, reason = "written for a program")]
-mod kv;
-#[path = "../../rdma-conn/examples/kv_server/resp.rs"]
-#[allow(unreachable_pub, reason = "written for a program")]
-mod resp;
-
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use kv_store::Store;
 use rdma_conn::{Listener, Options};
 use rdma_redis::{Client, Reconnect};
 use rdma_softsim::{Fabric, SoftSim};
@@ -25,7 +19,7 @@ fn address() -> SocketAddr {
 /// Serves one client after another until `clients` have come.
 fn serve(host: &SoftSim, clients: usize) -> std::thread::JoinHandle<()> {
     let listener = Listener::bind(host, address(), Options::server()).expect("a free address");
-    let store = Arc::new(kv::Store::default());
+    let store = Arc::new(Store::default());
     std::thread::spawn(move || {
         for _ in 0..clients {
             let (stream, _) = listener.accept().expect("accepts");

@@ -4,9 +4,9 @@ use bytes::{Bytes, BytesMut};
 use resp_rs::ParseError;
 use resp_rs::resp2::{Frame, frame_to_bytes};
 
-use crate::kv::Store;
-use crate::resp;
 use crate::workload::Entry;
+use kv_store as resp;
+use kv_store::Store;
 
 /// Keys of this form have values of that many bytes from the beginning, so that a client can ask for long replies.
 const MADE_UP: &str = "conformance:bytes:";

@@ -13,9 +13,9 @@ use rustix::time::{ClockId, clock_gettime};
 use super::desk::{made_up_key, made_up_value};
 use super::target::{Clients, Exit, Running, Server};
 use crate::client::{Client, Failure};
-use crate::kv;
 use crate::ledger::Ledger;
 use crate::workload::Entry;
+use kv_store as kv;
 
 /// How long our side waits for a peer that keeps it waiting: short, so that a suite takes seconds, and longer than any case
 /// lets it wait that expects it to go on.

@@ -12,7 +12,7 @@ pub mod packets;
 pub mod recording;
 pub mod roce;
 pub mod timeline;
-pub(crate) mod words;
+pub mod words;
 
 pub use backend::Recorded;
 pub use command::{Command, run};

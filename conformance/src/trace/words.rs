@@ -7,14 +7,14 @@ use super::recording::{Op, Outcome, Remote, Request};
 
 /// What one end's bytes go into: the window that its peer announced last, and what was written of it since a notification.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Way {
+pub struct Way {
     window: Option<Window>,
     unsaid: u64,
 }
 
 impl Way {
     /// What the peer sent may have announced a window.
-    pub(crate) fn announced(&mut self, request: &Request) {
+    pub fn announced(&mut self, request: &Request) {
         if let (Op::Send, Ok(Message::RegisterXferMemory(window))) =
             (request.op, Message::decode(&request.bytes.0))
         {
@@ -23,7 +23,7 @@ impl Way {
     }
 
     /// A request in words, and what of it is not as it should be.
-    pub(crate) fn request(&mut self, request: &Request) -> String {
+    pub fn request(&mut self, request: &Request) -> String {
         let (Op::Write, Some(remote)) = (request.op, request.remote) else { return self::request(request) };
         let Some(window) = self.window else { return self::request(request) };
         let mut text = format!("WRITE {} bytes {}", request.len, place(window, remote, request.len as u64));
@@ -64,7 +64,7 @@ fn place(window: Window, remote: Remote, len: u64) -> String {
 }
 
 /// A request in words, as far as it speaks for itself.
-pub(crate) fn request(request: &Request) -> String {
+pub fn request(request: &Request) -> String {
     let Request { op, remote, immediate, len, ref bytes, .. } = *request;
     let address = remote.map(|remote| format!("{:#x}", remote.address)).unwrap_or_default();
     let mut text = match op {
@@ -97,7 +97,7 @@ fn message(len: usize, bytes: &[u8]) -> String {
 }
 
 /// A completion in words.
-pub(crate) fn outcome(id: u64, outcome: &Outcome) -> String {
+pub fn outcome(id: u64, outcome: &Outcome) -> String {
     match outcome {
         Outcome::Done { op } => format!("done: {op:?} {id:#x}"),
         Outcome::Received { len, bytes, .. } => format!("took {}", message(*len as usize, &bytes.0)),
@@ -110,7 +110,7 @@ pub(crate) fn outcome(id: u64, outcome: &Outcome) -> String {
 }
 
 /// A failed completion in words.
-pub(crate) fn failed(id: u64, status: CompletionStatus) -> String {
+pub fn failed(id: u64, status: CompletionStatus) -> String {
     let meaning = match status {
         // In the wake of something else.
         CompletionStatus::WR_FLUSH_ERR => "",

@@ -19,12 +19,6 @@
 
 #![allow(unreachable_pub, reason = "nothing is reachable from outside a program")]
 
-#[allow(dead_code, reason = "kv_server's, which needs more of it")]
-#[path = "../kv_server/kv.rs"]
-mod kv;
-#[allow(dead_code, reason = "kv_server's, which needs more of it")]
-#[path = "../kv_server/resp.rs"]
-mod resp;
 mod service;
 
 use std::io;

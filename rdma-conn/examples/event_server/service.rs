@@ -5,8 +5,7 @@ use rdma_conn::server::{Flow, Service};
 use rdma_conn::types::{Address, ConnectionId};
 use resp_rs::resp2::Frame;
 
-use crate::kv::Store;
-use crate::resp::Frames;
+use kv_store::{Frames, Store};
 
 /// Answers commands; keeps wishes for whoever can fulfil them.
 #[derive(Default)]

@@ -7,27 +7,18 @@
 //!
 //! One thread for all clients: an [`Endpoint`] in a mio event loop.
 
-#![allow(unreachable_pub, reason = "nothing is reachable from outside a program")]
-
-mod kv;
-mod resp;
-mod serve;
-
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
+use kv_store::{FrameReader, Server, Store};
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};
 use rdma_conn::{Descriptors, Endpoint, Limits, Options, Stream};
 use rdma_softsim::Fabric;
 use rdma_verbs::Verbs;
 use resp_rs::resp2::Frame;
-
-use kv::Store;
-use resp::FrameReader;
-use serve::Server;
 
 #[derive(Parser)]
 #[command(about = "A small RESP key-value server over RDMA")]

@@ -1,0 +1,95 @@
+//! RESP frames from a byte stream.
+
+use std::io::{self, Read};
+
+use bytes::{Bytes, BytesMut};
+use resp_rs::ParseError;
+use resp_rs::resp2::{Frame, parse_frame};
+
+/// Bytes that were received, cut into frames, which share their memory.
+#[derive(Default)]
+pub struct Frames(Bytes);
+
+impl Frames {
+    /// Appends what was received.
+    pub fn push(&mut self, received: &[u8]) {
+        // Free of charge unless a frame that was cut from this memory is still in use.
+        let unparsed = std::mem::take(&mut self.0);
+        let mut buffer = unparsed.try_into_mut().unwrap_or_else(|shared| BytesMut::from(&shared[..]));
+        buffer.extend_from_slice(received);
+        self.0 = buffer.freeze();
+    }
+
+    /// The next frame that is there whole.
+    pub fn take(&mut self) -> io::Result<Option<Frame>> {
+        if self.0.is_empty() {
+            return Ok(None);
+        }
+        match parse(self.0.clone()) {
+            Ok((frame, rest)) => {
+                self.0 = rest;
+                Ok(Some(frame))
+            }
+            Err(ParseError::Incomplete) => Ok(None),
+            Err(error) => Err(io::Error::new(io::ErrorKind::InvalidData, error)),
+        }
+    }
+}
+
+/// Reads frames from `S`, which blocks.
+pub struct FrameReader<S> {
+    stream: S,
+    frames: Frames,
+    chunk: Box<[u8]>,
+}
+
+impl<S: Read> FrameReader<S> {
+    /// A reader at the beginning of a stream.
+    pub fn new(stream: S) -> Self {
+        Self { stream, frames: Frames::default(), chunk: vec![0; 256 << 10].into() }
+    }
+
+    /// The stream below, to write to.
+    pub fn stream(&mut self) -> &mut S {
+        &mut self.stream
+    }
+
+    /// The next frame that has arrived whole.
+    pub fn buffered(&mut self) -> io::Result<Option<Frame>> {
+        self.frames.take()
+    }
+
+    /// Waits for more bytes; false at the end of the stream.
+    pub fn fill(&mut self) -> io::Result<bool> {
+        let read = self.stream.read(&mut self.chunk)?;
+        self.frames.push(&self.chunk[..read]);
+        Ok(read > 0)
+    }
+
+    /// Waits for a frame; `None` at the end of the stream.
+    pub fn frame(&mut self) -> io::Result<Option<Frame>> {
+        loop {
+            if let Some(frame) = self.buffered()? {
+                return Ok(Some(frame));
+            }
+            if !self.fill()? {
+                return if self.frames.0.is_empty() {
+                    Ok(None)
+                } else {
+                    Err(io::ErrorKind::UnexpectedEof.into())
+                };
+            }
+        }
+    }
+}
+
+/// A RESP frame, or an inline command such as `PING\r\n`, which becomes an array as a client would have sent it.
+pub fn parse(bytes: Bytes) -> Result<(Frame, Bytes), ParseError> {
+    if !bytes.first().is_some_and(u8::is_ascii_alphabetic) {
+        return parse_frame(bytes);
+    }
+    let end = bytes.iter().position(|byte| *byte == b'\n').ok_or(ParseError::Incomplete)?;
+    let words = bytes[..end].split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
+    let frame = words.map(|word| Frame::BulkString(Some(bytes.slice_ref(word)))).collect();
+    Ok((Frame::Array(Some(frame)), bytes.slice(end + 1..)))
+}

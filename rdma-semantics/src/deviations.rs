@@ -1,0 +1,161 @@
+//! Where providers are known to differ from the book: data, with reasons.
+
+use std::net::IpAddr;
+use std::path::Path;
+
+use crate::Failure;
+use suite::{Report, Verdict};
+
+/// One provider's way of not doing what one case says.
+#[derive(Clone, Copy, Debug)]
+pub struct Deviation {
+    /// The provider, as in [`Setting::provider`](super::Setting::provider).
+    pub provider: &'static str,
+    /// The id of the case.
+    pub case: &'static str,
+    /// A part of what the case then reports: it must fail in this way and no other.
+    pub instead: &'static str,
+    /// Why, and why it does no harm above.
+    pub reason: &'static str,
+}
+
+/// All that are known. Providers: `softsim`, `rxe` (Linux 6.1 was seen).
+pub const TABLE: &[Deviation] = &[
+    Deviation {
+        provider: "rxe",
+        case: "verbs.migrate.waiting-request",
+        instead: "an event did not come",
+        reason: "The kernel's connection manager moves the event and leaves the identifier in it behind, so that librdmacm \
+                 drops the request. Nothing above moves a listener.",
+    },
+    Deviation {
+        provider: "rxe",
+        case: "verbs.access.immediate-receive",
+        instead: "the receive: (0, Err(REM_ACCESS_ERR))",
+        reason: "It gives the receive the status that the requester gets. Above, either ends the connection.",
+    },
+    Deviation {
+        provider: "rxe",
+        case: "verbs.length.sender",
+        instead: "the sender: (1000, Err(REM_OP_ERR))",
+        reason: "It takes a receive that is too short for a malformed one. Above, either ends the connection.",
+    },
+    Deviation {
+        provider: "rxe",
+        case: "verbs.length.receiver",
+        instead: "the receiver: (0, Err(LOC_QP_OP_ERR))",
+        reason: "The same. So whoever wants to tell a message that was too long must not rely on LOC_LEN_ERR.",
+    },
+    Deviation {
+        provider: "rxe",
+        case: "verbs.receive-memory.gone-receiver",
+        instead: "the receiver: (1, Err(LOC_QP_OP_ERR))",
+        reason: "A receive that it cannot use is a malformed one to it. A bug of ours in any case.",
+    },
+    Deviation {
+        provider: "rxe",
+        case: "verbs.fail.later-receives",
+        instead: "receives posted later: no completion",
+        reason: "Posting a receive does not enter the kernel, and a queue pair in error looks at its receives no more. So \
+                 nobody may wait for receives to be flushed.",
+    },
+    Deviation {
+        provider: "rxe",
+        case: "verbs.fail.source-gone",
+        instead: "the sender: (1000, Err(LOC_QP_OP_ERR))",
+        reason: "It does not tell why a source could not be read. A bug of ours in any case.",
+    },
+    Deviation {
+        provider: "rxe",
+        case: "verbs.queue.overrun",
+        instead: "and no error",
+        reason: "It drops what does not fit and raises an asynchronous event only, which is not read here. Above, completion \
+                 queues have room for all that can complete.",
+    },
+];
+
+/// Turns failures that were to be expected of `provider` into deviations, and successes that were not into failures.
+pub fn judge(provider: &str, reports: &mut [Report<Failure>]) {
+    judge_by(TABLE, provider, reports);
+}
+
+fn judge_by(table: &[Deviation], provider: &str, reports: &mut [Report<Failure>]) {
+    for report in reports {
+        let row = table.iter().find(|row| row.provider == provider && row.case == report.id);
+        let Some(row) = row else { continue };
+        match &report.outcome {
+            Ok(_) => {
+                let text = format!("{provider} no longer deviates ({}): the row is stale", row.instead);
+                report.outcome = Err(Failure::wrong(text));
+                report.verdict = Verdict::Failed;
+            }
+            Err(failure) if failure.to_string().contains(row.instead) => {
+                report.outcome = Ok(format!("{failure}. {}", row.reason));
+                report.verdict = Verdict::Deviates;
+            }
+            Err(_) => {}
+        }
+    }
+}
+
+/// The provider behind `address`, told by the name of the kernel's device: `rxe0` is `rxe`, `mlx5_1` is `mlx5`. A device
+/// that was renamed is not recognised: then it has to be said.
+pub fn provider_at(address: IpAddr) -> Option<String> {
+    let ip = match address {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+        IpAddr::V6(ip) => ip,
+    };
+    let gid = ip.segments().map(|segment| format!("{segment:04x}")).join(":");
+    let devices = std::fs::read_dir("/sys/class/infiniband").ok()?;
+    let names = devices.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let name = names.into_iter().find(|name| has_gid(name, &gid))?;
+    Some(name.trim_end_matches(|c: char| c.is_ascii_digit() || c == '_').into())
+}
+
+fn has_gid(device: &str, gid: &str) -> bool {
+    let gids = Path::new("/sys/class/infiniband").join(device).join("ports/1/gids");
+    let Ok(entries) = std::fs::read_dir(gids) else { return false };
+    entries
+        .filter_map(|entry| std::fs::read_to_string(entry.ok()?.path()).ok())
+        .any(|line| line.trim() == gid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+    use suite::Case;
+
+    const ROWS: &[Deviation] =
+        &[Deviation { provider: "toy", case: "verbs.a.b", instead: "ERR_2", reason: "it is a toy" }];
+
+    fn judged(provider: &str, outcome: Result<(), &str>) -> (Verdict, String) {
+        let outcome = outcome.map(|()| String::new()).map_err(Failure::wrong);
+        let case = Case::<(), Failure>::new("verbs.a.b", "", &[], |(), _| Ok(String::new()));
+        let mut reports = [Report::new(&case, outcome, Duration::ZERO)];
+        judge_by(ROWS, provider, &mut reports);
+        let [Report { verdict, outcome, .. }] = reports;
+        (verdict, outcome.unwrap_or_else(|failure| failure.to_string()))
+    }
+
+    #[test]
+    fn what_was_to_be_expected_deviates() {
+        let (verdict, text) = judged("toy", Err("the status: ERR_2, not ERR_1"));
+        assert_eq!(verdict, Verdict::Deviates);
+        assert_eq!(text, "the status: ERR_2, not ERR_1. it is a toy");
+    }
+
+    #[test]
+    fn another_failure_is_a_failure() {
+        assert_eq!(judged("toy", Err("the status: ERR_3, not ERR_1")).0, Verdict::Failed);
+        assert_eq!(judged("other", Err("the status: ERR_2, not ERR_1")).0, Verdict::Failed);
+    }
+
+    #[test]
+    fn a_deviation_that_is_gone_is_a_failure() {
+        let (verdict, text) = judged("toy", Ok(()));
+        assert_eq!(verdict, Verdict::Failed);
+        assert!(text.contains("stale"), "{text}");
+        assert_eq!(judged("other", Ok(())).0, Verdict::Passed);
+    }
+}

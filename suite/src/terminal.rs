@@ -1,0 +1,87 @@
+//! Suites on a terminal: a bar while a case runs, a table of what came of all.
+
+use std::fmt::Display;
+use std::io::IsTerminal;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use comfy_table::{Cell, ContentArrangement, Table};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::exit::{DONE, FAILED, NO_ENVIRONMENT, NOTHING};
+use crate::{Case, Report, Verdict};
+
+/// Says why nothing can be tried on this machine.
+pub fn cannot_run(reason: &str) -> ExitCode {
+    eprintln!("cannot run here: {reason}");
+    ExitCode::from(NO_ENVIRONMENT)
+}
+
+/// Runs the cases whose id contains `select`, and reports.
+pub fn run<S, F: Display>(title: &str, cases: &[Case<S, F>], setting: &S, select: &str) -> ExitCode {
+    run_judged(title, cases, setting, select, |_| {})
+}
+
+/// Runs cases and reports; `judge` may know better what an outcome means.
+pub fn run_judged<S, F: Display>(
+    title: &str,
+    cases: &[Case<S, F>],
+    setting: &S,
+    select: &str,
+    judge: impl FnOnce(&mut [Report<F>]),
+) -> ExitCode {
+    let begun = Instant::now();
+    let mut reports = crate::run(cases, setting, select, progress);
+    judge(&mut reports);
+    if reports.is_empty() {
+        eprintln!(
+            "no case matches; there are: {}",
+            cases.iter().map(|case| case.id).collect::<Vec<_>>().join(", ")
+        );
+        return ExitCode::from(NOTHING);
+    }
+    let count = |verdict| reports.iter().filter(|report| report.verdict == verdict).count();
+    let (passed, deviate, failed) =
+        (count(Verdict::Passed), count(Verdict::Deviates), count(Verdict::Failed));
+    let deviate = if deviate > 0 { format!("{deviate} deviate, ") } else { String::new() };
+    println!("{}", table(&reports));
+    println!("{title}: {passed} passed, {deviate}{failed} failed, {:.1} s", begun.elapsed().as_secs_f64());
+    ExitCode::from(if failed > 0 { FAILED } else { DONE })
+}
+
+fn table<F: Display>(reports: &[Report<F>]) -> Table {
+    let mut table = Table::new();
+    table.load_preset(comfy_table::presets::UTF8_FULL_CONDENSED);
+    table.set_content_arrangement(ContentArrangement::Dynamic);
+    table.set_header(["case", "shows", "result", "time", "details"]);
+    for report in reports {
+        let verdict = match report.verdict {
+            Verdict::Passed => "pass",
+            Verdict::Deviates => "deviates",
+            Verdict::Failed => "FAIL",
+        };
+        let details = match &report.outcome {
+            Ok(details) => details.clone(),
+            Err(failure) => failure.to_string(),
+        };
+        let shows = match report.source {
+            "" => report.intent.into(),
+            source => format!("{} [{source}]", report.intent),
+        };
+        let time = format!("{:.1} s", report.took.as_secs_f64());
+        table.add_row([report.id, &shows, verdict, &time, &details].map(Cell::new));
+    }
+    table
+}
+
+/// A progress bar on a terminal; nothing elsewhere.
+fn progress(case: &'static str) -> ProgressBar {
+    let target = if std::io::stderr().is_terminal() {
+        ProgressDrawTarget::stderr()
+    } else {
+        ProgressDrawTarget::hidden()
+    };
+    let style = ProgressStyle::with_template("{msg:24} [{wide_bar}] {percent:>3} % {elapsed:>4}")
+        .unwrap_or_else(|_| ProgressStyle::default_bar());
+    ProgressBar::with_draw_target(None, target).with_style(style).with_message(case)
+}

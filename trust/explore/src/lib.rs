@@ -1,0 +1,174 @@
+//! All schedules of two connection machines, explored to the end.
+//!
+//! The machines are those of `rdma-proto`, whole; what is small is the world around them: windows of a few bytes, a send buffer
+//! of one to three, queues and receives for two or three. Deadlocks of flow control need no more to show. For each
+//! [`Scenario`] every interleaving of two applications, two drivers and the devices between them is taken
+//! ([`search`]), and of each state is asked whether a byte was lost, doubled, reordered or written outside the window,
+//! whether a notification met no receive where that is fatal, whether a buffer was given out twice; and of each end,
+//! whether everything has arrived.
+//!
+//! A search that finds nothing proves little unless it finds what is there: [`Defect`]s are put into the driver, one at a
+//! time, and each must be found.
+
+pub mod search;
+mod world;
+
+use std::time::Duration;
+
+use rdma_proto::{Config, Keepalive, Role};
+
+pub use search::{End, Flaw, Seen, explore};
+pub use world::Scenario;
+
+/// Mistakes of a driver or a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Defect {
+    /// The second registration of a side gets lost.
+    RegistrationLost,
+    /// A window is registered a second time, before it is full.
+    RegistrationTwice,
+    /// Receives are not posted again.
+    ReceivesDwindle,
+    /// One receive fewer is posted than the peer counts on.
+    ReceiveForgotten,
+    /// No completion arrives.
+    CompletionLost,
+    /// Completions are taken and not reported.
+    CompletionUnreported,
+    /// The application changes a byte that was handed over.
+    BufferReused,
+    /// A notification of more bytes than were written.
+    NoticeTooLong,
+}
+
+impl Defect {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::RegistrationLost => "a registration gets lost",
+            Self::RegistrationTwice => "a registration comes too early",
+            Self::ReceivesDwindle => "receives are not posted again",
+            Self::ReceiveForgotten => "a receive too few",
+            Self::CompletionLost => "no completion arrives",
+            Self::CompletionUnreported => "completions are not reported",
+            Self::BufferReused => "a buffer is used again too early",
+            Self::NoticeTooLong => "a notice of too many bytes",
+        }
+    }
+
+    /// Words of what a search says that finds it.
+    pub const fn shows_as(self) -> &'static str {
+        match self {
+            Self::RegistrationLost
+            | Self::ReceivesDwindle
+            | Self::CompletionLost
+            | Self::CompletionUnreported => "deadlock",
+            Self::RegistrationTwice => "it registered a new window",
+            Self::ReceiveForgotten => "a notification without a receive",
+            Self::BufferReused => "the send buffer changed",
+            Self::NoticeTooLong => "it notified",
+        }
+    }
+}
+
+/// All of them.
+pub const DEFECTS: [Defect; 8] = [
+    Defect::RegistrationLost,
+    Defect::RegistrationTwice,
+    Defect::ReceivesDwindle,
+    Defect::ReceiveForgotten,
+    Defect::CompletionLost,
+    Defect::CompletionUnreported,
+    Defect::BufferReused,
+    Defect::NoticeTooLong,
+];
+
+/// The sizes of one side.
+#[derive(Clone, Copy, Debug)]
+pub struct Sizes {
+    window: u32,
+    windows: u8,
+    send_buffer: u32,
+    send_depth: u16,
+    peer_receives: u16,
+}
+
+const fn sizes(window: u32, windows: u8, send_buffer: u32, send_depth: u16, peer_receives: u16) -> Sizes {
+    Sizes { window, windows, send_buffer, send_depth, peer_receives }
+}
+
+fn config(base: Config, sizes: Sizes) -> Config {
+    let Sizes { window, windows, send_buffer, send_depth, peer_receives } = sizes;
+    let keepalive = Keepalive { every: None, probe: None, limit: None };
+    Config { window, windows, send_buffer, send_depth, peer_receives, keepalive, ..base }
+}
+
+fn scenario(name: &'static str, client: Sizes, server: Sizes, bytes: [u8; 2], fatal: bool) -> Scenario {
+    Scenario {
+        name,
+        client: config(Config::client(), client),
+        server: config(Config::server(), server),
+        bytes,
+        fatal,
+        closes: None,
+        defect: None,
+    }
+}
+
+/// Those that take seconds.
+pub fn small() -> Vec<Scenario> {
+    let tiny = sizes(1, 1, 1, 1, 2);
+    let pair = sizes(2, 2, 2, 2, 2);
+    let odd = sizes(2, 1, 3, 2, 3);
+    let closing = |scenario: Scenario, role| Scenario { closes: Some(role), ..scenario };
+    vec![
+        scenario("one of everything, retries", tiny, tiny, [2, 2], false),
+        scenario("one of everything, no retries", tiny, tiny, [2, 2], true),
+        scenario("two windows, retries", pair, pair, [3, 1], false),
+        scenario("two windows, no retries", pair, pair, [3, 0], true),
+        scenario("a buffer that wraps", odd, tiny, [3, 1], true),
+        closing(scenario("the client closes", tiny, tiny, [1, 1], true), Role::Client),
+        closing(scenario("the server closes", tiny, tiny, [1, 1], true), Role::Server),
+    ]
+}
+
+/// Those that take minutes.
+pub fn large() -> Vec<Scenario> {
+    let tiny = sizes(1, 1, 1, 1, 2);
+    let pair = sizes(2, 2, 2, 2, 2);
+    let wide = sizes(3, 2, 3, 3, 4);
+    let single = sizes(4, 1, 3, 3, 3);
+    let closing = |scenario: Scenario, role| Scenario { closes: Some(role), ..scenario };
+    vec![
+        scenario("one of everything, retries", tiny, tiny, [4, 4], false),
+        scenario("one of everything, no retries", tiny, tiny, [4, 4], true),
+        scenario("two windows, retries", pair, pair, [4, 3], false),
+        scenario("two windows, no retries", pair, pair, [4, 3], true),
+        scenario("two windows, no retries, more bytes", pair, pair, [4, 4], true),
+        scenario("wide to one, no retries", wide, tiny, [5, 2], true),
+        scenario("one window, no retries", single, single, [5, 2], true),
+        closing(scenario("the client closes", pair, pair, [3, 2], true), Role::Client),
+        closing(scenario("the server closes", pair, pair, [3, 2], true), Role::Server),
+    ]
+}
+
+/// A scenario in which `defect` must show.
+pub fn flawed(defect: Defect) -> Scenario {
+    let pair = sizes(2, 1, 2, 2, 2);
+    let base = scenario(defect.name(), pair, pair, [5, 1], defect != Defect::ReceivesDwindle);
+    Scenario { defect: Some(defect), ..base }
+}
+
+/// A line about a search.
+pub fn line(scenario: &Scenario, seen: &Seen, end: &End) -> String {
+    let Seen { states, steps, goals, depth, widest, took } = *seen;
+    let ended = match end {
+        End::Complete => "complete".into(),
+        End::Truncated => "TRUNCATED".into(),
+        End::Flawed(Flaw { what, path }) => format!("FLAWED after {} steps: {what}", path.len()),
+    };
+    let took = Duration::as_secs_f64(&took);
+    format!(
+        "{:36} {:?}: {states} states, {steps} steps, {goals} ends, depth {depth}, widest {widest}, {took:.1} s: {ended}",
+        scenario.name, scenario.bytes
+    )
+}

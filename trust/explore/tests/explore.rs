@@ -1,0 +1,25 @@
+//! Every schedule of two machines in small settings; the large ones are `valkey-rdma-trust explore`.
+
+use explore::{DEFECTS, End, Flaw, explore, flawed, line, small};
+
+const LIMIT: u64 = 3_000_000;
+
+#[test]
+fn every_schedule_delivers() {
+    for scenario in small() {
+        let (seen, end) = explore(&scenario, LIMIT);
+        println!("{}", line(&scenario, &seen, &end));
+        assert!(matches!(end, End::Complete), "{}: {end:#?}", scenario.name);
+    }
+}
+
+#[test]
+fn every_defect_is_found() {
+    for defect in DEFECTS {
+        let scenario = flawed(defect);
+        let (seen, end) = explore(&scenario, LIMIT);
+        println!("{}", line(&scenario, &seen, &end));
+        let End::Flawed(Flaw { what, .. }) = end else { panic!("{defect:?} was not found: {seen:?}") };
+        assert!(what.contains(defect.shows_as()), "{defect:?} showed as {what}");
+    }
+}

@@ -1,0 +1,51 @@
+//! `valkey-rdma-trust explore`.
+
+use std::process::ExitCode;
+
+use clap::Args;
+
+use explore::{DEFECTS, End, Flaw, Scenario, explore, flawed, large, line, small};
+
+/// What to explore.
+#[derive(Args)]
+pub struct Arguments {
+    /// Only the scenarios that take seconds, which `cargo test` explores too.
+    #[arg(long)]
+    small: bool,
+    /// Instead, put mistakes into the driver, one at a time, and show the way to what they do.
+    #[arg(long, conflicts_with = "small")]
+    defects: bool,
+    /// Only scenarios whose name contains this.
+    #[arg(long, default_value = "")]
+    select: String,
+    /// Give up on a scenario after this many million states.
+    #[arg(long, default_value_t = 200)]
+    limit: u64,
+}
+
+/// Explores, printing a line for each scenario; succeeds if all were explored to the end and nothing was wrong, or if every
+/// defect was found.
+pub fn run(arguments: &Arguments) -> ExitCode {
+    let &Arguments { small: only_small, defects, ref select, limit } = arguments;
+    let scenarios: Vec<Scenario> = if defects {
+        DEFECTS.into_iter().map(flawed).collect()
+    } else if only_small {
+        small()
+    } else {
+        large()
+    };
+    let mut as_expected = true;
+    for scenario in scenarios.iter().filter(|scenario| scenario.name.contains(select.as_str())) {
+        let (seen, end) = explore(scenario, limit.saturating_mul(1_000_000));
+        println!("{}", line(scenario, &seen, &end));
+        if let End::Flawed(Flaw { path, .. }) = &end {
+            println!("    {}", path.join(", "));
+        }
+        as_expected &= match end {
+            End::Complete => !defects,
+            End::Flawed(_) => defects,
+            End::Truncated => false,
+        };
+    }
+    ExitCode::from(u8::from(!as_expected))
+}

@@ -1,0 +1,38 @@
+//! The cases of all suites, for what they say about requirements.
+
+use conformance::{blackbox, smoke};
+use rdma_semantics as semantics;
+use rdma_softsim::SoftSim;
+use suite::Case;
+
+use crate::{hostile, outage};
+
+/// A case and the requirements it is about.
+pub type Shows = (&'static str, &'static [&'static str]);
+
+/// All cases of all suites.
+pub fn all() -> Vec<Shows> {
+    let suites = [
+        shows(&smoke::cases::<SoftSim>()),
+        shows(&outage::cases::<SoftSim>()),
+        shows(&hostile::cases::<SoftSim>()),
+        shows(&semantics::cases::<SoftSim>()),
+        of_any_implementation(),
+    ];
+    suites.concat()
+}
+
+/// Those for any implementation. One that is for both roles counts once.
+fn of_any_implementation() -> Vec<Shows> {
+    let mut shows: Vec<Shows> = Vec::new();
+    for case in blackbox::cases::<SoftSim>() {
+        if !shows.contains(&(case.id, case.requirements)) {
+            shows.push((case.id, case.requirements));
+        }
+    }
+    shows
+}
+
+fn shows<S, F>(cases: &[Case<S, F>]) -> Vec<Shows> {
+    cases.iter().map(|case| (case.id, case.requirements)).collect()
+}

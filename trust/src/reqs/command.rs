@@ -1,0 +1,84 @@
+//! `valkey-rdma-trust reqs …`.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Subcommand;
+use conformance::reqs::{Requirement, Requirements, workspace};
+use suite::exit::{DONE, FAILED};
+
+use super::coverage::Coverage;
+use super::render;
+
+/// What to do with the requirements.
+#[derive(Subcommand)]
+pub enum Command {
+    /// Counts what tests, cases and vectors show; fails for a must that nothing shows.
+    Coverage {
+        /// The workspace.
+        #[arg(long)]
+        root: Option<PathBuf>,
+        /// Also list what shows each requirement.
+        #[arg(long)]
+        verbose: bool,
+    },
+    /// Writes the pages spec/requirements.md and spec/differences.md from spec/requirements.toml.
+    Render {
+        /// The workspace.
+        #[arg(long)]
+        root: Option<PathBuf>,
+        /// Write nothing; fail if a page is out of date.
+        #[arg(long)]
+        check: bool,
+    },
+}
+
+/// Does it.
+pub fn run(command: Command) -> ExitCode {
+    let result = match command {
+        Command::Coverage { root, verbose } => cover(root, verbose),
+        Command::Render { root, check } => write_pages(root, check),
+    };
+    result.unwrap_or_else(|problem| {
+        eprintln!("{problem}");
+        ExitCode::from(FAILED)
+    })
+}
+
+fn cover(root: Option<PathBuf>, verbose: bool) -> Result<ExitCode, String> {
+    let coverage = Coverage::of(&root.unwrap_or_else(workspace))?;
+    println!("{}", coverage.table());
+    if verbose {
+        for requirement in Requirements::built_in().iter() {
+            println!("{} ({})", requirement.id, requirement.level);
+            let shown = coverage.shown(&requirement.id);
+            for by in shown.iter().flat_map(|shown| shown.tests.iter().chain(&shown.vectors)) {
+                println!("    {by}");
+            }
+        }
+    }
+    print_ids("open, and no musts", &coverage.open());
+    print_ids("named by no code", &coverage.without_code());
+    for problem in &coverage.problems {
+        eprintln!("{problem}");
+    }
+    Ok(ExitCode::from(if coverage.problems.is_empty() { DONE } else { FAILED }))
+}
+
+fn print_ids(title: &str, requirements: &[&Requirement]) {
+    let ids: Vec<&str> = requirements.iter().map(|requirement| requirement.id.as_str()).collect();
+    println!("{title}: {}", if ids.is_empty() { "none".to_string() } else { ids.join(" ") });
+}
+
+fn write_pages(root: Option<PathBuf>, check: bool) -> Result<ExitCode, String> {
+    let root = root.unwrap_or_else(workspace);
+    for (name, page) in render::pages(&Requirements::of(&root)?) {
+        let file = root.join("spec").join(name);
+        if !check {
+            std::fs::write(&file, page).map_err(|error| format!("{}: {error}", file.display()))?;
+        } else if !std::fs::read_to_string(&file).is_ok_and(|now| now == page) {
+            return Err(format!("{} is out of date: run `valkey-rdma-trust reqs render`", file.display()));
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,199 @@
+//! Which requirements are shown by what, and what is missing.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use comfy_table::{Cell, CellAlignment, Table, presets};
+use conformance::reqs::{Level, Requirement, Requirements};
+use conformance::vectors;
+
+use super::cases;
+use super::scan::{By, Sources};
+
+/// What shows one requirement.
+#[derive(Debug, Default)]
+pub struct Shown {
+    /// Places in the code of the libraries that name it.
+    pub code: usize,
+    /// Test functions and cases.
+    pub tests: Vec<String>,
+    /// Vectors.
+    pub vectors: Vec<String>,
+}
+
+/// A workspace held against its requirements.
+pub struct Coverage {
+    requirements: Requirements,
+    shown: BTreeMap<String, Shown>,
+    /// What must be put right.
+    pub problems: Vec<String>,
+}
+
+impl Coverage {
+    /// Looks at the workspace at `root`.
+    ///
+    /// # Errors
+    /// Something cannot be read.
+    pub fn of(root: &Path) -> Result<Self, String> {
+        let requirements = Requirements::of(root)?;
+        let sources = Sources::read(root).map_err(|error| format!("{}: {error}", root.display()))?;
+        let vectors = vectors::Files::read(&root.join("spec/vectors"))?;
+        let mut coverage = Self { requirements, shown: BTreeMap::new(), problems: Vec::new() };
+        coverage.add_mentions(&sources);
+        coverage.add_cases();
+        for (vector, ids) in vectors.requirements() {
+            for id in ids {
+                coverage.note(id, &vector, |shown| shown.vectors.push(vector.clone()));
+            }
+        }
+        coverage.add_named_tests(&sources);
+        coverage.find_gaps();
+        Ok(coverage)
+    }
+
+    fn note(&mut self, id: &str, at: &str, add: impl FnOnce(&mut Shown)) {
+        if self.requirements.has(id) {
+            add(self.shown.entry(id.to_string()).or_default());
+        } else {
+            self.problems.push(format!("{at}: there is no requirement {id}"));
+        }
+    }
+
+    fn add_mentions(&mut self, sources: &Sources) {
+        for mention in &sources.mentions {
+            self.note(&mention.id, &mention.at, |shown| match &mention.by {
+                By::Code if is_of_a_library(&mention.at) => shown.code += 1,
+                By::Test(test) if !shown.tests.contains(test) => shown.tests.push(test.clone()),
+                By::Code | By::Test(_) | By::Table => {}
+            });
+        }
+    }
+
+    fn add_cases(&mut self) {
+        for (case, ids) in cases::all() {
+            for id in ids {
+                self.note(id, case, |shown| shown.tests.push(case.to_string()));
+            }
+        }
+    }
+
+    fn add_named_tests(&mut self, sources: &Sources) {
+        let cases = cases::all();
+        for Requirement { id, tests, differs, .. } in self.requirements.iter() {
+            for case in differs.iter().flat_map(|differs| &differs.cases) {
+                if !cases.iter().any(|(name, about)| name == case && about.contains(&id.as_str())) {
+                    self.problems.push(format!("{id}: there is no case {case} about it"));
+                }
+            }
+            for test in tests {
+                if !sources.tests.contains(test) && !cases.iter().any(|(case, _)| case == test) {
+                    self.problems.push(format!("{id}: there is no test and no case {test}"));
+                }
+                let shown = self.shown.entry(id.clone()).or_default();
+                if !shown.tests.contains(test) {
+                    shown.tests.push(test.clone());
+                }
+            }
+        }
+    }
+
+    fn find_gaps(&mut self) {
+        let gaps: Vec<String> = self
+            .requirements
+            .iter()
+            .filter(|requirement| requirement.level == Level::Must && self.state(requirement) == State::Open)
+            .map(|requirement| format!("{}: no test, no vector, no reason for neither", requirement.id))
+            .collect();
+        self.problems.extend(gaps);
+    }
+
+    fn state(&self, requirement: &Requirement) -> State {
+        match self.shown.get(&requirement.id) {
+            Some(shown) if !shown.tests.is_empty() || !shown.vectors.is_empty() => State::Shown,
+            _ if requirement.untestable.is_some() => State::Untestable,
+            _ => State::Open,
+        }
+    }
+
+    /// What shows a requirement.
+    pub fn shown(&self, id: &str) -> Option<&Shown> {
+        self.shown.get(id)
+    }
+
+    /// The counts, by area, level and origin.
+    pub fn table(&self) -> Table {
+        let mut table = Table::new();
+        table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
+        table.set_header(["", "all", "shown", "by tests", "by vectors", "untestable", "open"]);
+        for column in table.column_iter_mut().skip(1) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+        let groups: [fn(&Requirement) -> String; 3] = [
+            |requirement| requirement.area().to_string(),
+            |requirement| requirement.level.to_string(),
+            |requirement| requirement.origin.to_string(),
+        ];
+        for name_of in groups {
+            let mut names: Vec<String> = Vec::new();
+            for name in self.requirements.iter().map(name_of) {
+                if !names.contains(&name) {
+                    names.push(name);
+                }
+            }
+            for name in names {
+                self.add_row(&mut table, &name, |requirement| name_of(requirement) == name);
+            }
+        }
+        self.add_row(&mut table, "all", |_| true);
+        table
+    }
+
+    fn add_row(&self, table: &mut Table, name: &str, is_in: impl Fn(&Requirement) -> bool) {
+        let group: Vec<&Requirement> =
+            self.requirements.iter().filter(|requirement| is_in(requirement)).collect();
+        let count = |test: &dyn Fn(&Requirement) -> bool| {
+            group.iter().filter(|requirement| test(requirement)).count()
+        };
+        let has = |requirement: &Requirement, what: fn(&Shown) -> &Vec<String>| {
+            self.shown(&requirement.id).is_some_and(|shown| !what(shown).is_empty())
+        };
+        let counts = [
+            group.len(),
+            count(&|requirement| self.state(requirement) == State::Shown),
+            count(&|requirement| has(requirement, |shown| &shown.tests)),
+            count(&|requirement| has(requirement, |shown| &shown.vectors)),
+            count(&|requirement| self.state(requirement) == State::Untestable),
+            count(&|requirement| self.state(requirement) == State::Open),
+        ];
+        table.add_row(
+            [name.to_string()].into_iter().chain(counts.map(|count| count.to_string())).map(Cell::new),
+        );
+    }
+
+    /// Requirements that nothing shows and that need not be shown, because they are no musts.
+    pub fn open(&self) -> Vec<&Requirement> {
+        self.requirements.iter().filter(|requirement| self.state(requirement) == State::Open).collect()
+    }
+
+    /// Requirements that no code names.
+    pub fn without_code(&self) -> Vec<&Requirement> {
+        let unnamed =
+            |requirement: &&Requirement| self.shown(&requirement.id).is_none_or(|shown| shown.code == 0);
+        self.requirements.iter().filter(unnamed).collect()
+    }
+}
+
+/// Whether code there can meet a requirement, rather than check it.
+fn is_of_a_library(at: &str) -> bool {
+    at.starts_with("rdma-")
+        && !at.starts_with("rdma-semantics/")
+        && at.contains("/src/")
+        && !at.contains("/tests")
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    Shown,
+    Untestable,
+    Open,
+}

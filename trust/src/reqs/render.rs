@@ -1,0 +1,90 @@
+//! The requirements as readable pages.
+
+use std::fmt::Write;
+
+use conformance::reqs::{Difference, Requirement, Requirements, Role};
+
+const AREAS: [(&str, &str); 10] = [
+    ("CTRL", "Control messages"),
+    ("FEAT", "Features"),
+    ("MEM", "Windows"),
+    ("XFER", "Transfer"),
+    ("FLOW", "Flow control"),
+    ("CONN", "Connection"),
+    ("KEEP", "Keepalive"),
+    ("CLOSE", "Close"),
+    ("RES", "Resources"),
+    ("SEC", "Security"),
+];
+
+/// The files of `spec` that are rendered, in Markdown.
+pub fn pages(requirements: &Requirements) -> [(&'static str, String); 2] {
+    [("requirements.md", all(requirements)), ("differences.md", differences(requirements))]
+}
+
+fn all(requirements: &Requirements) -> String {
+    let mut page = String::from(
+        "# Requirements\n\n\
+         Rendered from [requirements.toml](requirements.toml) by `valkey-rdma-trust reqs render`; change that file.\n\
+         [protocol.md](protocol.md) tells the same in order. What shows each requirement: `valkey-rdma-trust reqs coverage`.\n\n\
+         | area | must | should | may |\n|---|---:|---:|---:|\n",
+    );
+    for (area, title) in AREAS {
+        let count = |level: &str| {
+            requirements.iter().filter(|one| one.area() == area && one.level.to_string() == level).count()
+        };
+        let link = title.to_lowercase().replace(' ', "-");
+        let [must, should, may] = ["must", "should", "may"].map(count);
+        let _ = writeln!(page, "| [{title}](#{link}) | {must} | {should} | {may} |");
+    }
+    for (area, title) in AREAS {
+        let _ = writeln!(page, "\n## {title}");
+        for requirement in requirements.iter().filter(|requirement| requirement.area() == area) {
+            add(&mut page, requirement);
+        }
+    }
+    page
+}
+
+fn add(page: &mut String, requirement: &Requirement) {
+    let Requirement { id, level, origin, source, text, note, differs, roles, untestable, .. } = requirement;
+    let whom = match roles[..] {
+        [Role::Client] => ", clients",
+        [Role::Server] => ", servers",
+        _ => "",
+    };
+    let _ = write!(page, "\n### {id}\n**{level}**{whom} · {origin}: {source}\n\n{text}\n");
+    let differs = differs.as_ref().map(|one| format!("{} Deployed code: {}", one.document, one.code));
+    for (title, more) in [("Note", note), ("The document", &differs), ("Not tested", untestable)] {
+        if let Some(more) = more {
+            let _ = write!(page, "\n> {title}: {more}\n");
+        }
+    }
+}
+
+fn differences(requirements: &Requirements) -> String {
+    let mut page = String::from(
+        "# The document and deployed code\n\n\
+         Where Valkey's page about RDMA (\"the document\") and the programs that are deployed, Valkey 9.1.2 and libvalkey 0.4.0, differ,\n\
+         or the page is silent. *Here* is what this specification requires, and what this implementation does. *Seen* names cases of\n\
+         the suite, whose results for those programs are in [docs/reports](../docs/reports/README.md), and lines of their source.\n\n\
+         Rendered from [requirements.toml](requirements.toml) by `valkey-rdma-trust reqs render`; change that file.\n",
+    );
+    for (area, title) in AREAS {
+        let mut title = Some(title);
+        for requirement in requirements.iter().filter(|requirement| requirement.area() == area) {
+            let Requirement { id, level, text, differs: Some(differs), .. } = requirement else { continue };
+            if let Some(title) = title.take() {
+                let _ = writeln!(page, "\n## {title}");
+            }
+            let Difference { document, code, cases, source } = differs;
+            let cases = cases.iter().map(|case| format!("`{case}`, ")).collect::<String>();
+            let _ = write!(
+                page,
+                "\n### {id}\n- **The document**: {document}\n- **Deployed code**: {code}\n\
+                 - **Here** ({level}): {text}\n- **Seen**: {cases}{source}\n"
+            );
+        }
+    }
+    page
+}

@@ -1,0 +1,278 @@
+//! The command line: many seeds, on all processors.
+
+use std::io::IsTerminal;
+use std::ops::Range;
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
+
+use clap::Args;
+use comfy_table::{CellAlignment, Table, presets};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use rdma_softsim::{FaultPlan, Marks, Personality};
+
+use super::shrink::{attempt, shrink};
+use super::{Scenario, Violation, timeline};
+
+/// What to simulate.
+#[derive(Args, Debug)]
+pub struct Options {
+    /// Seeds, as A..B.
+    #[arg(long, default_value = "0..1000", value_parser = seeds)]
+    pub seeds: Range<u64>,
+    /// ibta, rxe, mlx5, hostile-but-legal, or all of them.
+    #[arg(long, default_value = "all", value_parser = personalities)]
+    pub personality: Personalities,
+    /// Runs at a time; as many as there are processors by default.
+    #[arg(long)]
+    pub jobs: Option<usize>,
+    /// Makes the fault plan of the first run that fails as small as it gets, and shows what happened in it.
+    #[arg(long)]
+    pub shrink: bool,
+    /// Runs every seed twice and compares.
+    #[arg(long)]
+    pub twice: bool,
+    /// Instead of the plan that the seed draws: a fault plan, as JSON.
+    #[arg(long, value_parser = plan)]
+    pub plan: Option<Plan>,
+    /// Goes on after a run that fails, and lists all that do.
+    #[arg(long)]
+    pub keep_going: bool,
+    /// Shows all that happens in the first run, whatever comes of it.
+    #[arg(long)]
+    pub trace: bool,
+}
+
+/// A fault plan that was given.
+#[derive(Clone, Debug)]
+pub struct Plan(FaultPlan);
+
+/// Which personalities.
+#[derive(Clone, Debug)]
+pub struct Personalities(Vec<Personality>);
+
+impl Personalities {
+    /// All of them.
+    #[must_use]
+    pub fn all() -> Self {
+        Self(Personality::ALL.to_vec())
+    }
+}
+
+fn seeds(text: &str) -> Result<Range<u64>, String> {
+    let numbers = text.split_once("..").and_then(|(from, to)| Some((from.parse().ok()?, to.parse().ok()?)));
+    numbers.map(|(from, to)| from..to).ok_or_else(|| "two numbers with .. between them".to_owned())
+}
+
+fn personalities(text: &str) -> Result<Personalities, String> {
+    let all = Personality::ALL.into_iter();
+    let chosen: Vec<_> = all.filter(|personality| text == "all" || personality.name() == text).collect();
+    if chosen.is_empty() {
+        return Err("ibta, rxe, mlx5, hostile-but-legal or all".to_owned());
+    }
+    Ok(Personalities(chosen))
+}
+
+fn plan(text: &str) -> Result<Plan, String> {
+    serde_json::from_str(text).map(Plan).map_err(|error| error.to_string())
+}
+
+/// A run that broke a rule.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// Its seed and personality, which reproduce it.
+    pub seed: u64,
+    /// See [`Failure::seed`].
+    pub personality: Personality,
+    /// The rule.
+    pub violation: Violation,
+}
+
+/// What came of many runs.
+#[derive(Debug, Default)]
+pub struct Summary {
+    /// How many there were.
+    pub runs: u64,
+    /// Events of all of them, ...
+    pub events: u64,
+    /// ... bytes read by programs, ...
+    pub bytes: u64,
+    /// ... faults that struck nothing, ...
+    pub idle_faults: u64,
+    /// ... and classes of failure met.
+    pub marks: Marks,
+    /// Runs that broke a rule. The search stops at the first of each processor.
+    pub failures: Vec<Failure>,
+}
+
+impl Options {
+    fn scenario(&self, seed: u64, personality: Personality) -> Scenario {
+        let mut scenario = Scenario::draw(seed, personality);
+        if let Some(Plan(plan)) = &self.plan {
+            scenario.plan.clone_from(plan);
+        }
+        scenario
+    }
+}
+
+/// Runs all seeds, until one fails.
+pub fn search(options: &Options, step: impl Fn() + Sync) -> Summary {
+    let Personalities(personalities) = &options.personality;
+    let jobs =
+        options.jobs.or_else(|| std::thread::available_parallelism().ok().map(usize::from)).unwrap_or(1);
+    let (next, failed) = (AtomicU64::new(options.seeds.start), AtomicBool::new(false));
+    let summary = Mutex::new(Summary::default());
+    std::thread::scope(|scope| {
+        for _ in 0..jobs {
+            scope.spawn(|| {
+                let mut own = Summary::default();
+                while !failed.load(Ordering::Relaxed) {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= options.seeds.end {
+                        break;
+                    }
+                    for personality in personalities {
+                        if let Some(violation) = own.run(options, seed, *personality) {
+                            own.failures.push(Failure { seed, personality: *personality, violation });
+                            failed.store(!options.keep_going, Ordering::Relaxed);
+                        }
+                    }
+                    step();
+                }
+                if let Ok(mut sum) = summary.lock() {
+                    sum.add(own);
+                }
+            });
+        }
+    });
+    let mut summary = summary.into_inner().unwrap_or_default();
+    summary.failures.sort_by_key(|failure| failure.seed);
+    summary
+}
+
+impl Summary {
+    fn run(&mut self, options: &Options, seed: u64, personality: Personality) -> Option<Violation> {
+        let scenario = options.scenario(seed, personality);
+        let outcome = attempt(&scenario, false);
+        self.runs += 1;
+        self.events += outcome.events;
+        self.bytes += outcome.bytes;
+        self.idle_faults += outcome.idle_faults as u64;
+        self.marks.add(&outcome.marks);
+        let differs = options.twice && attempt(&scenario, false).hash != outcome.hash;
+        outcome.violation.or_else(|| {
+            differs.then(|| Violation::new("determinism", "the second run of the seed was another one"))
+        })
+    }
+
+    fn add(&mut self, other: Self) {
+        self.runs += other.runs;
+        self.events += other.events;
+        self.bytes += other.bytes;
+        self.idle_faults += other.idle_faults;
+        self.marks.add(&other.marks);
+        self.failures.extend(other.failures);
+    }
+}
+
+/// The subcommand.
+pub fn main(options: &Options) -> ExitCode {
+    if options.trace {
+        return show(options);
+    }
+    // A run that panics is reported as such; the backtraces of thousands would only hide it.
+    std::panic::set_hook(Box::new(|_| {}));
+    let begun = Instant::now();
+    let seeds = options.seeds.end.saturating_sub(options.seeds.start);
+    let (bar, told) = (progress(seeds), AtomicU64::new(0));
+    let summary = search(options, || {
+        bar.inc(1);
+        // Where there is no terminal to draw on: a line a minute.
+        let minutes = begun.elapsed().as_secs() / 60;
+        if bar.is_hidden() && told.fetch_max(minutes, Ordering::Relaxed) < minutes {
+            eprintln!("{} of {seeds} seeds in {minutes} min", bar.position());
+        }
+    });
+    bar.finish_and_clear();
+    println!("{}", classes(&summary.marks));
+    let seconds = begun.elapsed().as_secs_f64();
+    println!(
+        "{} runs, {} events, {} bytes delivered, {} faults struck nothing; {:.1} s, {:.0} runs/s, {} violations",
+        summary.runs,
+        summary.events,
+        summary.bytes,
+        summary.idle_faults,
+        seconds,
+        summary.runs as f64 / seconds,
+        summary.failures.len()
+    );
+    if options.keep_going {
+        for Failure { seed, personality, violation } in &summary.failures {
+            let what: String = violation.what.chars().take(160).collect();
+            println!("{seed} {}: [{}] {what}", personality.name(), violation.oracle);
+        }
+    }
+    let Some(Failure { seed, personality, violation }) = summary.failures.first() else {
+        return ExitCode::SUCCESS;
+    };
+    println!("\nVIOLATION [{}] {}", violation.oracle, violation.what);
+    println!(
+        "reproduce: cargo run --release -p trust -- sim --seeds {seed}..{} --personality {} --shrink",
+        seed + 1,
+        personality.name()
+    );
+    if options.shrink {
+        let scenario = shrink(options.scenario(*seed, *personality), violation.oracle);
+        report(&scenario, 400);
+    }
+    ExitCode::FAILURE
+}
+
+/// One run, in full.
+fn show(options: &Options) -> ExitCode {
+    let Personalities(personalities) = &options.personality;
+    let Some(personality) = personalities.first() else { return ExitCode::FAILURE };
+    let scenario = options.scenario(options.seeds.start, *personality);
+    println!("{scenario:#?}");
+    report(&scenario, usize::MAX);
+    ExitCode::SUCCESS
+}
+
+/// The last `most` lines of a run, and what was wrong with it.
+fn report(scenario: &Scenario, most: usize) {
+    let outcome = attempt(scenario, true);
+    println!("{}", timeline::render(&outcome.trace, most));
+    let plan = serde_json::to_string(&scenario.plan).unwrap_or_default();
+    println!("the smallest plan: --plan '{plan}'");
+    if let Some(violation) = outcome.violation {
+        println!("[{}] {}", violation.oracle, violation.what);
+    }
+}
+
+/// How often each class of failure was met.
+fn classes(marks: &Marks) -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::UTF8_FULL_CONDENSED);
+    table.set_header(["", "class of failure", "brought about", "observed"]);
+    for (number, name, injected, observed) in marks.classes() {
+        table.add_row([number.to_string(), name.to_owned(), injected.to_string(), observed.to_string()]);
+    }
+    for column in [0, 2, 3] {
+        if let Some(column) = table.column_mut(column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table
+}
+
+fn progress(seeds: u64) -> ProgressBar {
+    let target = if std::io::stderr().is_terminal() {
+        ProgressDrawTarget::stderr()
+    } else {
+        ProgressDrawTarget::hidden()
+    };
+    let style = ProgressStyle::with_template("seeds [{wide_bar}] {pos}/{len} {per_sec} {eta}")
+        .unwrap_or_else(|_| ProgressStyle::default_bar());
+    ProgressBar::with_draw_target(Some(seeds), target).with_style(style)
+}

@@ -1,0 +1,414 @@
+//! A peer that does anything, against a client or a server of ours.
+//!
+//! The peer is raw verbs, and its program is the input. It sends messages and nonsense, writes where it may and where it may
+//! not, announces what it did not write, takes its memory and its receives away, and leaves when it likes. What must
+//! hold: no panic; our side keeps every rule, whatever the peer does to it (the simulator's oracles); an error says the same
+//! from then on and never that the machine is confused; nobody spins; all comes to an end and leaves nothing behind; and another
+//! client of the same server gets every byte.
+
+use std::io::IoSlice;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use rdma_conn::{Dial, Error, Link, Listener, Options};
+use rdma_proto::time::Instant;
+use rdma_proto::{Keepalive, Role, State};
+use rdma_softsim::{Knobs, Limits, Personality, Random, Resources, Simulation, SoftSim};
+use trust::sim::app::{App, End as Farewell, Habits, How, Stream};
+use trust::sim::end::End;
+use trust::sim::oracle::Oracle;
+
+use crate::peer::Peer;
+use crate::script::Script;
+
+const VICTIM: u8 = 0;
+pub(crate) const HOSTILE: u8 = 1;
+const BYSTANDER: u8 = 2;
+const PORT: u16 = 6379;
+/// Turns without an event of the fabric in between after which a program spins.
+const MOST_TURNS: u32 = 100;
+/// Events after the peer has gone quiet after which nothing comes to an end.
+const MOST_EVENTS: u32 = 100_000;
+
+fn address(host: u8) -> IpAddr {
+    IpAddr::from([10, 0, 0, host + 1])
+}
+
+pub(crate) fn run(input: &[u8]) {
+    let mut script = Script::new(input);
+    let mut world = World::new(&mut script);
+    world.settle();
+    while let Some(step) = script.step() {
+        world.step(step, &mut script);
+        world.settle();
+    }
+    world.finish();
+}
+
+struct World {
+    sim: Simulation,
+    oracle: Oracle,
+    random: Random,
+    victim: Victim,
+    door: Option<Listener<SoftSim>>,
+    peer: Peer,
+    /// The client of the same server that does nothing wrong, and its server's side.
+    bystander: Option<(Dialogue, End, Option<End>)>,
+    /// Bytes our application has written and read.
+    wrote: u64,
+    read: u64,
+    pair: Option<u32>,
+}
+
+enum Victim {
+    Nobody,
+    Dialing(Box<Dial<SoftSim>>),
+    Open(Box<Link<SoftSim>>),
+    Over,
+}
+
+/// What the bystander and its server do.
+struct Dialogue {
+    client: Habits,
+    server: Habits,
+}
+
+fn options(script: &mut Script<'_>, usual: Options) -> Options {
+    let interval = |script: &mut Script<'_>| {
+        let millis = script.byte();
+        (millis > 127).then(|| Duration::from_millis(millis.into()))
+    };
+    let mut options = usual;
+    let protocol = &mut options.protocol;
+    protocol.window = script.within(1..=128);
+    protocol.windows = script.within(1..=2) as u8;
+    protocol.send_buffer = script.within(1..=128);
+    protocol.send_depth = script.within(1..=16) as u16;
+    protocol.peer_receives = script.within(2..=16) as u16;
+    protocol.window_limit = 4096;
+    protocol.negotiate = script.flag();
+    protocol.keepalive =
+        Keepalive { every: interval(script), probe: interval(script), limit: interval(script) };
+    protocol.stall_limit = interval(script);
+    options.receives = script.within(1..=16) as u16;
+    options.inline = script.within(0..=64);
+    options.handshake_timeout = Duration::from_millis(500);
+    options.keep_memory = Duration::from_millis(script.byte().into());
+    options
+}
+
+impl World {
+    fn new(script: &mut Script<'_>) -> Self {
+        let personality = Personality::ALL[usize::from(script.byte()) % Personality::ALL.len()];
+        let seed = script.byte().into();
+        let sim = Simulation::new(seed, personality, Knobs::default(), Vec::new());
+        let ours = sim.host(&[address(VICTIM)], Limits::default());
+        let theirs = sim.host(&[address(HOSTILE)], Limits::default());
+        let serves = script.flag();
+        let mut options = options(script, if serves { Options::server() } else { Options::client() });
+        let accompanied = serves && script.flag();
+        if accompanied {
+            // A bystander that takes its time does nothing wrong.
+            options.protocol.keepalive = Keepalive { every: None, probe: None, limit: None };
+            options.protocol.stall_limit = None;
+        }
+        let target = SocketAddr::new(address(if serves { VICTIM } else { HOSTILE }), PORT);
+        let mut random = Random::new(seed);
+        let (victim, door, peer, bystander) = if serves {
+            let door = Listener::bind(&ours, target, options).expect("nothing is in its way");
+            let bystander = accompanied.then(|| {
+                let host = sim.host(&[address(BYSTANDER)], Limits::default());
+                bystander(&host, target, &options, sim.now(), &mut random)
+            });
+            (Victim::Nobody, Some(door), Peer::dial(&theirs, target, script), bystander)
+        } else {
+            let peer = Peer::listen(&theirs, target, script);
+            let dial = Dial::new(&ours, target, None, Duration::from_secs(1), options);
+            (Victim::Dialing(Box::new(dial.expect("nothing is in its way"))), None, peer, None)
+        };
+        let (oracle, pair) = (Oracle::default(), None);
+        Self { sim, oracle, random, victim, door, peer, bystander, wrote: 0, read: 0, pair }
+    }
+
+    fn step(&mut self, step: u8, script: &mut Script<'_>) {
+        match step % 16 {
+            0 | 1 => self.write(script.byte().into()),
+            2 | 3 => self.consume(script.byte().into()),
+            4 => {
+                let linger = Duration::from_millis(script.byte().into());
+                // Rare, for little comes after it.
+                if let (0..32, Victim::Open(link)) = (script.byte(), &mut self.victim) {
+                    link.close(linger);
+                }
+            }
+            5 | 6 => {
+                for _ in 0..=script.byte() {
+                    if !self.sim.step() {
+                        break;
+                    }
+                    self.settle();
+                }
+            }
+            7 => self.advance(Duration::from_millis(script.byte().into())),
+            other => self.peer.step(other, script),
+        }
+    }
+
+    fn write(&mut self, count: usize) {
+        let Victim::Open(link) = &mut self.victim else { return };
+        let bytes = vec![0x5a; count];
+        if let Ok(Some(taken)) = link.try_write(&[IoSlice::new(&bytes)]) {
+            assert!(taken <= count);
+            self.wrote += taken as u64;
+        }
+    }
+
+    fn consume(&mut self, count: usize) {
+        let Victim::Open(link) = &mut self.victim else { return };
+        let mut bytes = vec![0; count.max(1)];
+        if let Ok(Some(taken)) = link.try_read(&mut bytes) {
+            self.read += taken as u64;
+        }
+    }
+
+    /// Lets time pass, as it passes for event loops.
+    fn advance(&mut self, by: Duration) {
+        let until = self.sim.now().after(by);
+        while let Some(next) = self.next().filter(|next| *next <= until) {
+            self.sim.advance(next.max(self.sim.now()));
+            self.settle();
+        }
+        self.sim.advance(until);
+    }
+
+    /// When somebody wants to run, or something happens.
+    fn next(&self) -> Option<Instant> {
+        let victim = match &self.victim {
+            Victim::Dialing(dial) => Some(dial.deadline()),
+            Victim::Open(link) => link.next_timeout(),
+            Victim::Nobody | Victim::Over => None,
+        };
+        let ends = self.bystander.iter().flat_map(|(_, client, server)| [Some(client), server.as_ref()]);
+        let ends = ends.flatten().filter_map(End::next_wake);
+        victim.into_iter().chain(ends).chain(self.sim.deadline()).min()
+    }
+
+    /// Everybody whose descriptor or timer says so has a turn, until nobody's does.
+    fn settle(&mut self) {
+        let mut turns = 0;
+        while self.turn() {
+            turns += 1;
+            assert!(turns < MOST_TURNS, "somebody spins: {:?}", self.link());
+        }
+        self.look();
+    }
+
+    fn link(&self) -> Option<&Link<SoftSim>> {
+        match &self.victim {
+            Victim::Open(link) => Some(link),
+            _ => None,
+        }
+    }
+
+    fn turn(&mut self) -> bool {
+        self.peer.run();
+        self.accept() | self.drive() | self.serve_bystander()
+    }
+
+    fn accept(&mut self) -> bool {
+        let woken = self.door.as_ref().is_some_and(|door| door.event_channel().is_readable());
+        let next = |door: &Listener<SoftSim>| loop {
+            match door.try_accept() {
+                // The peer has gone between its request and the queue pair for it.
+                Err(rdma_conn::Error::Backend { kind: rdma_proto::backend::ErrorKind::State, .. }) => {}
+                accepted => break accepted.expect("there is enough of everything"),
+            }
+        };
+        while let Some(link) = self.door.as_ref().filter(|_| woken).and_then(next) {
+            let stranger = link.peer_addr().ip() == address(HOSTILE);
+            if let Some((Dialogue { client, server }, _, accepted)) =
+                self.bystander.as_mut().filter(|_| !stranger)
+            {
+                let app =
+                    App::new(*server, Stream(2), Stream(1), client.bytes, self.sim.now(), self.random.next());
+                *accepted = Some(End::accepted(link, VICTIM.into(), 0, app));
+            } else {
+                self.pair = Some(link.queue_pair_number());
+                self.victim = Victim::Open(Box::new(link));
+                self.take_turn();
+            }
+        }
+        woken
+    }
+
+    /// The event loop of our side.
+    fn drive(&mut self) -> bool {
+        let now = self.sim.now();
+        let wanted = match &self.victim {
+            Victim::Dialing(dial) => {
+                let woken = dial.sources().is_some_and(|(events, completions)| {
+                    events.is_readable() || completions.is_some_and(|queue| queue.is_readable())
+                });
+                woken || dial.deadline() <= now
+            }
+            Victim::Open(link) => {
+                let woken = link.event_channel().is_readable() || link.completion_queue().is_readable();
+                woken || link.next_timeout().is_some_and(|at| at <= now)
+            }
+            Victim::Nobody | Victim::Over => false,
+        };
+        if wanted {
+            self.take_turn();
+        }
+        wanted
+    }
+
+    fn take_turn(&mut self) {
+        match &mut self.victim {
+            Victim::Dialing(dial) => match dial.progress() {
+                Ok(None) => {}
+                Ok(Some(link)) => {
+                    self.pair = Some(link.queue_pair_number());
+                    self.victim = Victim::Open(Box::new(link));
+                    self.take_turn();
+                }
+                Err(error) => {
+                    assert_reasonable(&error);
+                    self.victim = Victim::Over;
+                }
+            },
+            Victim::Open(link) => {
+                let failed = link.check().err().map(|error| error.to_string());
+                link.take_events();
+                link.take_completion_events();
+                link.arm();
+                link.progress();
+                if let Err(error) = link.check() {
+                    assert_reasonable(&error);
+                }
+                if let Some(before) = failed {
+                    let now = link.check().expect_err("an error is for good").to_string();
+                    // What a flush hides may still come to light.
+                    assert!(before == now || before.contains("WR_FLUSH_ERR"), "{before}, then {now}");
+                }
+            }
+            Victim::Nobody | Victim::Over => {}
+        }
+    }
+
+    fn serve_bystander(&mut self) -> bool {
+        let now = self.sim.now();
+        let Some((_, client, server)) = &mut self.bystander else { return false };
+        let mut any = false;
+        for end in [Some(client), server.as_mut()].into_iter().flatten() {
+            if end.is_readable() || end.next_wake().is_some_and(|at| at <= now) {
+                end.run(&mut self.random);
+                any = true;
+            }
+        }
+        any
+    }
+
+    fn look(&mut self) {
+        if let Some(pair) = self.pair {
+            self.oracle.has_read(pair, self.read);
+            if self.link().is_some_and(|link| link.check().is_err()) {
+                self.oracle.has_failed(pair);
+            }
+        }
+        if let Some((_, client, server)) = &self.bystander {
+            for end in [Some(client), server.as_ref()].into_iter().flatten() {
+                assert_eq!(end.app().wrong_byte(), None, "the bystander's bytes");
+                if let Some(pair) = end.pair() {
+                    self.oracle.has_read(pair, end.app().bytes_read());
+                }
+            }
+        }
+        for entry in self.sim.take_trace() {
+            let verdict = self.oracle.look(&entry, |host| host != u32::from(HOSTILE));
+            assert_eq!(verdict, Ok(()), "{entry:?}");
+        }
+    }
+
+    /// Our application has had enough. Whatever the peer did and does, that is the end in bounded time.
+    fn finish(&mut self) {
+        let mut events = 0;
+        loop {
+            if let Victim::Open(link) = &mut self.victim
+                && link.state() == State::Open
+            {
+                link.close(Duration::from_secs(1));
+                self.settle();
+            }
+            if self.is_over() {
+                break;
+            }
+            let next = self.next().unwrap_or_else(|| panic!("everybody sleeps for ever: {:?}", self.link()));
+            self.sim.advance(next.max(self.sim.now()));
+            self.settle();
+            events += 1;
+            assert!(events < MOST_EVENTS, "nothing comes to an end: {:?}", self.link());
+        }
+        if let Some((Dialogue { client, server }, one, other)) = &self.bystander {
+            for (end, bytes) in [(Some(one), server.bytes), (other.as_ref(), client.bytes)] {
+                let ending = end.and_then(End::ending).expect("both sides have ended");
+                assert!(matches!(ending.how, How::Own | How::Eof), "the bystander's: {ending:?}");
+                assert_eq!(ending.read, bytes, "the bystander's bytes");
+            }
+        }
+        self.clear_up();
+    }
+
+    fn is_over(&self) -> bool {
+        let victim = match &self.victim {
+            Victim::Open(link) => matches!(link.state(), State::Closed | State::Failed(_)),
+            Victim::Dialing(_) => false,
+            // A peer that never asked to connect.
+            Victim::Nobody | Victim::Over => true,
+        };
+        let bystander = self.bystander.as_ref().is_none_or(|(_, client, server)| {
+            client.ending().is_some() && server.as_ref().is_some_and(|server| server.ending().is_some())
+        });
+        victim && bystander
+    }
+
+    fn clear_up(&mut self) {
+        self.victim = Victim::Over;
+        self.bystander = None;
+        self.door = None;
+        self.look();
+        self.peer.leave();
+        for _ in 0..1000 {
+            if !self.sim.step() {
+                break;
+            }
+        }
+        for host in [VICTIM, BYSTANDER] {
+            assert_eq!(self.sim.fabric().resources(address(host)), Resources::default(), "host {host}");
+        }
+    }
+}
+
+/// A peer is never the proof that we are wrong.
+fn assert_reasonable(error: &Error) {
+    let ours =
+        matches!(error, Error::Protocol(rdma_proto::Error::Unreachable(_) | rdma_proto::Error::ApiMisuse(_)));
+    assert!(!ours, "{error}");
+}
+
+fn bystander(
+    backend: &SoftSim,
+    target: SocketAddr,
+    server: &Options,
+    now: Instant,
+    random: &mut Random,
+) -> (Dialogue, End, Option<End>) {
+    let mut options = Options { protocol: server.protocol, ..Options::client() };
+    options.protocol.role = Role::Client;
+    let mut client = Habits::draw(random, &options.protocol, &server.protocol);
+    let server = Habits::draw(random, &server.protocol, &options.protocol);
+    client.end = Farewell::Close { reads_first: true };
+    let app = App::new(client, Stream(1), Stream(2), server.bytes, now, random.next());
+    let end = End::dial(backend.clone(), target, options, now, (BYSTANDER.into(), 0), app);
+    (Dialogue { client, server }, end, None)
+}

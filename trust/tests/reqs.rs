@@ -1,0 +1,100 @@
+//! The requirements held against the workspace, their pages, and the text.
+
+use std::path::Path;
+
+use conformance::reqs::{Level, Requirements, ids, workspace};
+use trust::reqs::coverage::Coverage;
+use trust::reqs::render;
+
+fn read(file: &Path) -> String {
+    std::fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()))
+}
+
+fn assert_none(problems: &[String]) {
+    assert!(problems.is_empty(), "{}", problems.join("\n"));
+}
+
+#[test]
+fn every_must_is_shown_and_every_id_exists() {
+    let coverage = Coverage::of(&workspace()).unwrap();
+    println!("{}", coverage.table());
+    assert_none(&coverage.problems);
+}
+
+/// Whoever changes code sees what it is there for.
+#[test]
+fn every_requirement_stands_beside_code() {
+    let coverage = Coverage::of(&workspace()).unwrap();
+    let unnamed: Vec<String> = coverage.without_code().iter().map(|one| one.id.clone()).collect();
+    assert_none(&unnamed);
+}
+
+#[test]
+fn a_must_that_nothing_shows_is_a_problem() {
+    let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join("coverage");
+    let _from_an_earlier_run = std::fs::remove_dir_all(&root);
+    std::fs::create_dir_all(root.join("spec")).unwrap();
+    std::os::unix::fs::symlink(workspace().join("spec/vectors"), root.join("spec/vectors")).unwrap();
+    // In two parts, for this is no mention.
+    let id = format!("VR-{}-901", "CTRL");
+    let real = read(&workspace().join("spec/requirements.toml"));
+    let problems = |level: &str, more: &str, code: &str| -> Vec<String> {
+        let fields = format!("level = \"{level}\"\norigin = \"verbs\"\nsource = \"s\"\ntext = \"t\"\n{more}");
+        let file = format!("{real}\n[[requirement]]\nid = \"{id}\"\n{fields}");
+        std::fs::write(root.join("spec/requirements.toml"), file).unwrap();
+        std::fs::write(root.join("lib.rs"), code).unwrap();
+        Coverage::of(&root).unwrap().problems.into_iter().filter(|problem| problem.contains(&id)).collect()
+    };
+    let gap = [format!("{id}: no test, no vector, no reason for neither")];
+    assert_eq!(problems("must", "", ""), gap);
+    assert_eq!(problems("must", "", &format!("// {id}\nfn meets() {{}}")), gap, "code shows nothing");
+    assert_none(&problems("must", "", &format!("// {id}\n#[test]\nfn shows() {{}}")));
+    assert_none(&problems("must", "tests = [\"smoke.ping\"]", ""));
+    assert_none(&problems("must", "untestable = \"u\"", ""));
+    assert_none(&problems("should", "", ""));
+    let missing = "tests = [\"smoke.nothing\"]";
+    assert_eq!(
+        problems("should", missing, ""),
+        [format!("{id}: there is no test and no case smoke.nothing")]
+    );
+}
+
+/// What is about messages or the machine is shown to other implementations, too.
+#[test]
+fn every_must_about_messages_or_the_machine_has_a_vector() {
+    let no_vector_can_show = [
+        ("VR-CTRL-007", "the size of a receive is chosen by who posts it"),
+        ("VR-MEM-015", "memory is below the machine"),
+        ("VR-XFER-003", "the byte order of an immediate is the device's business"),
+        ("VR-XFER-011", "memory is below the machine"),
+    ];
+    let coverage = Coverage::of(&workspace()).unwrap();
+    let without: Vec<String> = Requirements::built_in()
+        .iter()
+        .filter(|one| one.level == Level::Must && !["CONN", "RES", "SEC"].contains(&one.area()))
+        .filter(|one| coverage.shown(&one.id).is_none_or(|shown| shown.vectors.is_empty()))
+        .map(|one| one.id.clone())
+        .collect();
+    assert_eq!(without, no_vector_can_show.map(|(id, _)| id));
+}
+
+#[test]
+fn the_pages_are_up_to_date() {
+    for (name, page) in render::pages(&Requirements::of(&workspace()).unwrap()) {
+        let there = read(&workspace().join("spec").join(name));
+        assert!(page == there, "{name}: run `valkey-rdma-trust reqs render`");
+    }
+}
+
+/// The text explains each requirement, and names none that does not exist.
+#[test]
+fn the_text_and_the_requirements_agree() {
+    let text = read(&workspace().join("spec/protocol.md"));
+    let requirements = Requirements::built_in();
+    let named = ids(&text);
+    let unknown: Vec<_> = named.iter().filter(|id| !requirements.has(id)).cloned().collect();
+    assert_none(&unknown);
+    let unexplained: Vec<_> =
+        requirements.iter().map(|one| one.id.clone()).filter(|id| !named.contains(id)).collect();
+    assert_none(&unexplained);
+}

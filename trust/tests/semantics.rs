@@ -1,0 +1,23 @@
+//! The verbs semantics suite on the embedded fabric: what the simulator claims of RDMA is what the suite says.
+
+use indicatif::ProgressBar;
+use rdma_semantics::{cases, deviations};
+use suite::Verdict;
+use trust::semantics::embedded;
+
+#[test]
+fn the_embedded_fabric_keeps_to_the_book() {
+    let (setting, cases) = (embedded(), cases());
+    let mut reports = suite::run(&cases, &setting, "", |_| ProgressBar::hidden());
+    deviations::judge(&setting.provider, &mut reports);
+    let failed: Vec<_> = reports
+        .iter()
+        .filter(|report| report.verdict == Verdict::Failed)
+        .map(|report| match &report.outcome {
+            Ok(details) => format!("{}: {details}", report.id),
+            Err(failure) => format!("{}: {failure}", report.id),
+        })
+        .collect();
+    assert!(failed.is_empty(), "{failed:#?}");
+    assert_eq!(reports.len(), cases.len());
+}

@@ -1,0 +1,114 @@
+//! A share of the simulator that every test run can afford; `cargo run --release -p trust -- sim` does the rest.
+
+use rdma_softsim::{Fault, Injection, Personality, Site, When};
+use trust::sim::deviation::Deviation;
+use trust::sim::runner::{Options, Personalities, search};
+use trust::sim::shrink::{attempt, shrink};
+use trust::sim::{Scenario, timeline};
+
+fn seeds(seeds: std::ops::Range<u64>) -> Options {
+    Options {
+        seeds,
+        personality: Personalities::all(),
+        jobs: None,
+        shrink: false,
+        twice: false,
+        plan: None,
+        keep_going: false,
+        trace: false,
+    }
+}
+
+/// Nothing is broken, and nothing is left out: every class of failure is brought about, and somebody has to deal with it.
+#[test]
+fn seeds_of_every_personality_break_no_rule_and_meet_every_class_of_failure() {
+    let summary = search(&seeds(0..600), || {});
+    assert!(summary.failures.is_empty(), "{:?}", summary.failures);
+    for (number, name, injected, observed) in summary.marks.classes() {
+        assert!(
+            injected > 0 && observed > 0,
+            "{number}, {name}: brought about {injected}, observed {observed}"
+        );
+    }
+}
+
+#[test]
+fn a_share_of_the_hosts_has_endpoints_and_a_share_of_the_rogues_is_never_ready() {
+    let drawn: Vec<_> = (0..600).map(|seed| Scenario::draw(seed, Personality::Ibta)).collect();
+    let count = |of: fn(&Scenario) -> bool| drawn.iter().filter(|scenario| of(scenario)).count();
+    let never_ready = |scenario: &Scenario| {
+        let mut rogues = scenario.connections.iter().filter_map(|connection| connection.rogue);
+        rogues.any(|rogue| rogue.deviation == Deviation::NeverReady)
+    };
+    assert!(count(|scenario| scenario.endpoints.server.is_some()) > 100);
+    assert!(count(|scenario| scenario.endpoints.clients.is_some()) > 100);
+    assert!(count(never_ready) > 3);
+}
+
+#[test]
+fn a_seed_is_one_run() {
+    let mut options = seeds(0..60);
+    options.twice = true;
+    let summary = search(&options, || {});
+    assert!(summary.failures.is_empty(), "{:?}", summary.failures);
+    let hash = |seed| attempt(&Scenario::draw(seed, Personality::HostileButLegal), false).hash;
+    assert_ne!(hash(1), hash(2));
+}
+
+/// Seeds that found something once. What they are about changes when scenarios are drawn differently; then they are only
+/// seeds like any other.
+#[test]
+fn seeds_that_found_something_find_nothing_any_more() {
+    let found = [
+        // A dial armed its completion queue, took the event that this had raised off the channel, and slept for ever.
+        (836, Personality::Ibta),
+        // A reply and the end that followed at once: connecting failed and the reply was lost.
+        (19, Personality::Ibta),
+        // Credits used up towards a peer whose queue pair had failed: no keepalive could leave to find out.
+        (1851, Personality::Rxe),
+        // Something came while a program took what waited: softsim's descriptor stayed readable for ever, and an endpoint spun.
+        (741, Personality::HostileButLegal),
+        (1633, Personality::HostileButLegal),
+        // Questions in a window of one byte, and receives that only just suffice.
+        (62, Personality::Rxe),
+        // A rogue that slept until its victim had given up was held to have done what it was made for.
+        (631_408, Personality::Ibta),
+        // Memory of a receive was gone where none was posted: an end that made no noise, and an outage swallowed the rest.
+        (655_528, Personality::HostileButLegal),
+    ];
+    for (seed, personality) in found {
+        let outcome = attempt(&Scenario::draw(seed, personality), false);
+        assert_eq!(outcome.violation, None, "seed {seed}, {}", personality.name());
+    }
+}
+
+/// No protocol survives the silent loss of both sides' completion queues, so no scenario has both. Written down as a plan,
+/// the mix shows that a run which never ends is noticed, and what is left of a plan when it is made smaller.
+#[test]
+fn a_plan_is_shrunk_to_what_breaks_the_rule_and_told_to_people() {
+    let lost = |host| Injection { when: When::Pass(Site::Report, 40), host, fault: Fault::QueueLost };
+    let noise = |fault| Injection { when: When::Event(30), host: 0, fault };
+    let failing = (0..200)
+        .map(|seed| Scenario::draw(seed, Personality::Mlx5))
+        .filter(|scenario| scenario.connections.len() == 1 && scenario.connections[0].rogue.is_none())
+        .map(|scenario| {
+            let plan = vec![
+                noise(Fault::AddressChange),
+                lost(0),
+                noise(Fault::Lose),
+                lost(1),
+                noise(Fault::Spurious),
+            ];
+            Scenario { plan, ..scenario }
+        })
+        .find(|scenario| attempt(scenario, false).violation.is_some_and(|found| found.oracle == "liveness"))
+        .expect("some connection is still busy when both sides lose their queues");
+    let least = shrink(failing, "liveness");
+    let faults: Vec<_> = least.plan.iter().map(|injection| (injection.host, injection.fault)).collect();
+    assert_eq!(faults, [(0, Fault::QueueLost), (1, Fault::QueueLost)]);
+    let outcome = attempt(&least, true);
+    assert_eq!(outcome.violation.expect("it still fails").oracle, "liveness");
+    let page = timeline::render(&outcome.trace, 1000);
+    assert_eq!(page.matches("*** FAULT: QueueLost").count(), 2, "{page}");
+    assert!(page.contains("RegisterXferMemory"), "{page}");
+}
