@@ -290,7 +290,7 @@ impl<R> Clone for Slice<'_, R> {
 impl<R> Copy for Slice<'_, R> {}
 
 /// An address in the peer's memory, with its key. Any value is safe to use: the peer's device checks it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct RemoteAddress {
     /// The virtual address.
     pub address: u64,

@@ -90,6 +90,8 @@ pub struct Connection {
     patient: bool,
     /// What is left of a flush whose first part was posted without an immediate.
     flush: Option<Flush>,
+    /// Whether nothing was to be done when that was last asked, and nothing has happened since by which something could be.
+    settled: bool,
     answers: Answers,
     negotiation: Negotiation,
     timers: Timers,
@@ -129,9 +131,10 @@ impl Connection {
             credits: Credits::new(config.peer_receives),
             patient: false,
             flush: None,
+            settled: false,
             answers: Answers::new(),
             negotiation: if asks { Negotiation::Due } else { Negotiation::None },
-            timers: Timers::new(),
+            timers: Timers::new(&config),
             counters: Counters::default(),
         })
     }
@@ -216,7 +219,7 @@ impl Connection {
     /// When [`Connection::handle_timeout`] must be called at the latest.
     pub fn next_timeout(&self) -> Option<Instant> {
         match self.state {
-            State::Open | State::Closing => self.timers.next(&self.config),
+            State::Open | State::Closing => self.timers.next(),
             State::Connecting | State::Closed | State::Failed(_) => None,
         }
     }
@@ -228,11 +231,12 @@ impl Connection {
     pub const fn handle_established(&mut self, now: Instant, peer_rnr_retry_count: u8) {
         if let State::Connecting = self.state {
             self.state = State::Open;
+            self.settled = false;
             // A server cannot ask a client for a proof, because no client expects the question. A client that allows few
             // retries has chosen the risk for its own connection.
             self.patient =
                 peer_rnr_retry_count >= RNR_RETRY_INFINITE || matches!(self.config.role, Role::Server);
-            self.timers.start(now, &self.config);
+            self.timers.start(now);
         }
     }
 
@@ -242,6 +246,7 @@ impl Connection {
         if self.has_ended() {
             return;
         }
+        self.settled = false;
         self.timers.heard(now);
         self.counters.messages_received = self.counters.messages_received.saturating_add(1);
         if let Err(error) = self.receive_message(bytes) {
@@ -306,7 +311,9 @@ impl Connection {
         if immediate.0 != 0 {
             if self.credits.got_data() {
                 self.timers.receives_came();
+                self.settled = false;
             }
+            self.look_for_announcement();
             self.counters.bytes_received = self.counters.bytes_received.saturating_add(immediate.0 as u64);
         }
     }
@@ -317,6 +324,7 @@ impl Connection {
             self.fail(error);
             return;
         }
+        self.settled = false;
         if self.patient {
             self.credits.got_acknowledgement(self.send.done().notices);
             self.timers.receives_came();
@@ -383,21 +391,22 @@ impl Connection {
         if !matches!(self.state, State::Open | State::Closing) {
             return;
         }
+        self.settled = false;
         if self.timers.close_is_due(now) {
             match self.send.unconfirmed() {
                 0 => self.end(),
                 unconfirmed => self.fail(Error::Transport(TransportError::CloseTimedOut { unconfirmed })),
             }
-        } else if let Some(waited) = self.timers.silent(now, &self.config) {
+        } else if let Some(waited) = self.timers.silent(now) {
             self.fail(Error::PeerMisbehaved(PeerMisbehaved::Silent { waited }));
-        } else if let Some((held_up, waited)) = self.timers.stalled(now, &self.config) {
+        } else if let Some((held_up, waited)) = self.timers.stalled(now) {
             self.fail(Error::PeerMisbehaved(match held_up {
                 HeldUp::NoWindow => PeerMisbehaved::NeverRegistered { waited },
                 HeldUp::WindowFull => PeerMisbehaved::NeverDrained { waited },
                 HeldUp::NoReceives => PeerMisbehaved::NeverReceives { waited },
             }));
         } else {
-            self.timers.tick(now, &self.config);
+            self.timers.tick(now);
         }
     }
 
@@ -407,11 +416,11 @@ impl Connection {
     ///
     /// # Errors
     /// More than there is space for, or the connection is not open for writing.
-    pub const fn commit(&mut self, bytes: usize) -> Result<(), Error> {
-        match self.writable() {
-            Ok(()) => widen(self.send.commit(bytes)),
-            Err(error) => Err(error),
-        }
+    pub fn commit(&mut self, bytes: usize) -> Result<(), Error> {
+        self.writable()?;
+        self.send.commit(bytes)?;
+        self.settled &= bytes == 0;
+        Ok(())
     }
 
     /// Takes `bytes` that lie in memory of their own, behind all that was taken before. That memory must stay as it is until
@@ -419,11 +428,11 @@ impl Connection {
     ///
     /// # Errors
     /// More than [`Connection::lendable`], or the connection is not open for writing.
-    pub const fn lend(&mut self, bytes: usize) -> Result<(), Error> {
-        match self.writable() {
-            Ok(()) => widen(self.send.lend(bytes)),
-            Err(error) => Err(error),
-        }
+    pub fn lend(&mut self, bytes: usize) -> Result<(), Error> {
+        self.writable()?;
+        self.send.lend(bytes)?;
+        self.settled &= bytes == 0;
+        Ok(())
     }
 
     const fn writable(&self) -> Result<(), Error> {
@@ -439,8 +448,10 @@ impl Connection {
     ///
     /// # Errors
     /// More than was readable.
-    pub const fn consume(&mut self, bytes: u32) -> Result<(), ApiMisuse> {
-        self.rx.consume(bytes)
+    pub fn consume(&mut self, bytes: u32) -> Result<(), ApiMisuse> {
+        self.rx.consume(bytes)?;
+        self.look_for_announcement();
+        Ok(())
     }
 
     /// Adds the receive region that [`Connection::lacks_region`] asks for. It must be [`Config::window`] bytes long
@@ -450,6 +461,7 @@ impl Connection {
         let [first, second] = &mut self.regions;
         *(if index == 0 { first } else { second }) = address;
         self.rx.add_region();
+        self.look_for_announcement();
     }
 
     /// Goes on with one receive region. The index of the other, which the driver may deregister: the peer has used it up.
@@ -464,6 +476,7 @@ impl Connection {
         match self.state {
             State::Open => {
                 self.state = State::Closing;
+                self.settled = false;
                 self.timers.close_by(now.after(linger));
             }
             State::Connecting => self.end(),
@@ -475,9 +488,15 @@ impl Connection {
         matches!(self.state, State::Closed | State::Failed(_))
     }
 
+    /// A window that was used up is to be announced again.
+    const fn look_for_announcement(&mut self) {
+        self.settled &= self.rx.unannounced().is_none();
+    }
+
     const fn end(&mut self) {
         self.state = State::Closed;
         self.disconnect = true;
+        self.settled = false;
     }
 
     /// The first error ends the connection, at once and for good (VR-CLOSE-006, VR-CLOSE-007).
@@ -485,13 +504,7 @@ impl Connection {
         if !self.has_ended() && matches!(error.effect(), Effect::Disconnect) {
             self.state = State::Failed(error);
             self.disconnect = true;
+            self.settled = false;
         }
-    }
-}
-
-const fn widen(result: Result<(), ApiMisuse>) -> Result<(), Error> {
-    match result {
-        Ok(()) => Ok(()),
-        Err(misuse) => Err(Error::ApiMisuse(misuse)),
     }
 }

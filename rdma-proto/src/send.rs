@@ -96,24 +96,29 @@ pub(crate) struct SendBooks {
     /// What was lent last.
     lent: Lent,
     posted: Progress,
-    /// Up to the last request posted with a signal.
-    signaled: Progress,
+    /// Bytes up to the last request posted with a signal.
+    signaled: u64,
+    /// A request that reaches any of these counts is posted with a signal.
+    signal_at: Progress,
     done: Progress,
 }
 
 impl SendBooks {
     pub(crate) const fn new(depth: u16, notice_limit: u16, capacity: u32) -> Self {
         let zero = Progress { slots: 0, notices: 0, bytes: 0 };
-        Self {
+        let mut books = Self {
             depth: depth as u64,
             notice_limit: notice_limit as u64,
             capacity: capacity as u64,
             written: 0,
             lent: Lent { begin: 0, end: 0 },
             posted: zero,
-            signaled: zero,
+            signaled: 0,
+            signal_at: zero,
             done: zero,
-        }
+        };
+        books.set_signal();
+        books
     }
 
     pub(crate) const fn posted(&self) -> Progress {
@@ -176,8 +181,9 @@ impl SendBooks {
 
     /// How many of the next `bytes` can be posted with `requests`, each of which takes what lies together.
     pub(crate) const fn carried(&self, bytes: u64, requests: u64) -> u64 {
-        let mut carried = 0;
-        let mut left = requests;
+        // Nearly always all of it lies together.
+        let mut carried = self.next_source(bytes).len() as u64;
+        let mut left = requests.saturating_sub(1);
         while left > 0 && carried < bytes {
             let next = self.source(self.posted.bytes.saturating_add(carried), bytes.saturating_sub(carried));
             carried = carried.saturating_add(next.len() as u64);
@@ -187,17 +193,17 @@ impl SendBooks {
     }
 
     const fn source(&self, position: u64, bytes: u64) -> Source {
+        if position >= self.lent.end {
+            return Source::Buffer(self.span(position, bytes));
+        }
         if position < self.lent.begin {
             let before = self.lent.begin.saturating_sub(position);
-            Source::Buffer(self.span(position, if bytes < before { bytes } else { before }))
-        } else if position < self.lent.end {
-            let rest = self.lent.end.saturating_sub(position);
-            let len = if bytes < rest { bytes } else { rest };
-            // Both are at most `LENT_LIMIT`.
-            Source::Lent(Span { offset: position.saturating_sub(self.lent.begin) as u32, len: len as u32 })
-        } else {
-            Source::Buffer(self.span(position, bytes))
+            return Source::Buffer(self.span(position, if bytes < before { bytes } else { before }));
         }
+        let rest = self.lent.end.saturating_sub(position);
+        let len = if bytes < rest { bytes } else { rest };
+        // Both are at most `LENT_LIMIT`.
+        Source::Lent(Span { offset: position.saturating_sub(self.lent.begin) as u32, len: len as u32 })
     }
 
     const fn span(&self, position: u64, bytes: u64) -> Span {
@@ -232,23 +238,31 @@ impl SendBooks {
         self.posted.notices = self.posted.notices.saturating_add(notifies as u64);
         self.posted.bytes = self.posted.bytes.saturating_add(bytes as u64);
         let gives_back = bytes > 0 && self.posted.bytes == self.lent.end;
-        let slots = self.posted.slots.saturating_sub(self.signaled.slots);
-        let notices = self.posted.notices.saturating_sub(self.signaled.notices);
-        let bytes = self.posted.bytes.saturating_sub(self.signaled.bytes);
         let signal = force_signal
             || gives_back
-            || slots >= self.depth.div_ceil(4)
-            || notices >= self.notice_limit.div_ceil(4)
-            || bytes >= self.capacity.div_ceil(4);
+            || self.posted.slots >= self.signal_at.slots
+            || self.posted.notices >= self.signal_at.notices
+            || self.posted.bytes >= self.signal_at.bytes;
         if signal {
-            self.signaled = self.posted;
+            self.set_signal();
         }
         (self.posted.to_id(), signal)
     }
 
+    /// Notes that all that is posted will be told of, and when to ask for that again: after a quarter of each budget.
+    const fn set_signal(&mut self) {
+        let Progress { slots, notices, bytes } = self.posted;
+        self.signaled = bytes;
+        self.signal_at = Progress {
+            slots: slots.saturating_add(self.depth.div_ceil(4)),
+            notices: notices.saturating_add(self.notice_limit.div_ceil(4)),
+            bytes: bytes.saturating_add(self.capacity.div_ceil(4)),
+        };
+    }
+
     /// Whether bytes were posted after the last signalled request, so that nothing will tell when they are done.
     pub(crate) const fn has_unsignaled(&self) -> bool {
-        self.posted.bytes > self.signaled.bytes
+        self.posted.bytes > self.signaled
     }
 
     /// Books the completion of the request `id` and of all before it.

@@ -3,29 +3,39 @@
 use core::time::Duration;
 
 /// A moment on a monotonic clock, counted from an arbitrary start. This crate never reads a clock: whoever drives a
-/// machine says what time it is, in an order that never goes back.
+/// machine says what time it is, in an order that never goes back. Resolution: a nanosecond; range: 584 years, at the end of which
+/// every later moment lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub struct Instant(Duration);
+pub struct Instant {
+    nanos: u64,
+}
 
 impl Instant {
+    /// Later than any clock shows.
+    pub(crate) const NEVER: Self = Self { nanos: u64::MAX };
+
     /// The moment `since_start` after the clock's start.
     pub const fn from_start(since_start: Duration) -> Self {
-        Self(since_start)
+        Self { nanos: nanos(since_start) }
     }
 
     /// How long after the clock's start this is.
     pub const fn since_start(self) -> Duration {
-        self.0
+        Duration::from_nanos(self.nanos)
     }
 
     /// This moment and `later` (saturating: a time-out of "for ever" never wraps).
     #[must_use]
     pub const fn after(self, later: Duration) -> Self {
-        Self(self.0.saturating_add(later))
+        Self { nanos: self.nanos.saturating_add(nanos(later)) }
     }
 
     /// How long it is from `earlier` to this moment; zero if that lies later.
     pub const fn since(self, earlier: Self) -> Duration {
-        self.0.saturating_sub(earlier.0)
+        Duration::from_nanos(self.nanos.saturating_sub(earlier.nanos))
     }
+}
+
+const fn nanos(duration: Duration) -> u64 {
+    duration.as_secs().saturating_mul(1_000_000_000).saturating_add(duration.subsec_nanos() as u64)
 }

@@ -189,14 +189,18 @@ impl RxWindow {
 /// The peer's window, where our bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct TxWindow {
+    /// What the peer registered last.
     window: Option<Window>,
-    used: u32,
+    /// Where the next byte goes.
+    next: RemoteAddress,
+    /// Bytes that still fit behind it.
+    room: u32,
 }
 
 impl TxWindow {
     /// No window yet: nothing may be sent (VR-FLOW-004).
     pub const fn new() -> Self {
-        Self { window: None, used: 0 }
+        Self { window: None, next: RemoteAddress { address: 0, rkey: 0 }, room: 0 }
     }
 
     /// The peer registered `window`; sending goes on at its first byte (VR-MEM-002), whatever its address, key and length
@@ -207,12 +211,13 @@ impl TxWindow {
     /// last case bytes already written cannot be attributed to either window, so the stream is lost (VR-MEM-004).
     pub const fn register(&mut self, window: Window, limit: u32) -> Result<(), Error> {
         if let Some(old) = self.window
-            && self.used < old.length
+            && self.room > 0
         {
-            let early = PeerMisbehaved::EarlyRegistration { used: self.used, length: old.length };
+            let used = old.length.saturating_sub(self.room);
+            let early = PeerMisbehaved::EarlyRegistration { used, length: old.length };
             return Err(Error::PeerMisbehaved(early));
         }
-        let Window { address, length, .. } = window;
+        let Window { address, length, rkey } = window;
         if length == 0 {
             return Err(Error::PeerMisbehaved(PeerMisbehaved::EmptyWindow));
         }
@@ -222,7 +227,7 @@ impl TxWindow {
         if address.checked_add(length as u64).is_none() {
             return Err(Error::PeerMisbehaved(PeerMisbehaved::WindowWraps { address, length }));
         }
-        *self = Self { window: Some(window), used: 0 };
+        *self = Self { window: Some(window), next: RemoteAddress { address, rkey }, room: length };
         Ok(())
     }
 
@@ -233,22 +238,17 @@ impl TxWindow {
 
     /// Bytes that still fit.
     pub const fn room(&self) -> u32 {
-        match self.window {
-            Some(window) => window.length.saturating_sub(self.used),
-            None => 0,
-        }
+        self.room
     }
 
     /// Takes the next `bytes` of the window and says where they are; `None` if they do not fit (VR-FLOW-007). No byte is
     /// taken twice (VR-XFER-009).
     pub const fn take(&mut self, bytes: u32) -> Option<RemoteAddress> {
-        let Some(window) = self.window else { return None };
-        if bytes > self.room() {
-            return None;
-        }
-        let at =
-            RemoteAddress { address: window.address.saturating_add(self.used as u64), rkey: window.rkey };
-        self.used = self.used.saturating_add(bytes);
+        let Some(room) = self.room.checked_sub(bytes) else { return None };
+        let at = self.next;
+        self.room = room;
+        // Within a window that does not wrap.
+        self.next.address = at.address.saturating_add(bytes as u64);
         Some(at)
     }
 }

@@ -52,9 +52,15 @@ pub(super) struct Flush {
 
 impl Connection {
     /// The next thing to do, or `None` if there is nothing now.
+    #[inline]
     pub fn poll_action(&mut self, now: Instant) -> Option<Action> {
+        if self.settled {
+            debug_assert_eq!({ *self }.next_action(), None, "something to do went unnoticed");
+            return None;
+        }
         let action = self.next_action();
-        if action.is_none() {
+        if action.is_none() || self.has_nothing_due() {
+            self.settled = true;
             self.timers.note_held_up(now, self.held_up());
         }
         action
@@ -74,13 +80,36 @@ impl Connection {
             return self.write_part(flush);
         }
         // Messages pass output that waits for a window: our windows are registered all the same (VR-FLOW-010).
-        if let Some(message) = self.next_message() {
+        if self.wants_message()
+            && let Some(message) = self.next_message()
+        {
             return Some(message);
         }
         if let Some(flush) = self.next_flush() {
             return self.write_part(flush);
         }
         (self.state == State::Closing).then(|| self.next_of_close()).flatten()
+    }
+
+    /// Whether it needs no further look to know that nothing is to be done.
+    fn has_nothing_due(&self) -> bool {
+        self.state == State::Open
+            && self.flush.is_none()
+            && self.send.unposted() == 0
+            && !self.wants_message()
+    }
+
+    /// Whether there is a message to send as soon as it may be.
+    fn wants_message(&self) -> bool {
+        self.rx.unannounced().is_some()
+            || !self.answers.is_empty()
+            || matches!(self.negotiation, Negotiation::Due | Negotiation::Answered(_))
+            || self.timers.wants_keepalive()
+            || self.wants_proof()
+    }
+
+    const fn wants_proof(&self) -> bool {
+        !self.patient && self.credits.wants_proof(self.send.posted().notices)
     }
 
     fn next_message(&mut self) -> Option<Action> {
@@ -104,8 +133,9 @@ impl Connection {
                 return Some(self.send(Message::Keepalive, true));
             }
         }
-        let proof = !self.patient && self.credits.wants_proof(sent);
-        if (proof || self.negotiation == Negotiation::Due) && self.credits.allow(sent, Purpose::Question) {
+        if (self.wants_proof() || self.negotiation == Negotiation::Due)
+            && self.credits.allow(sent, Purpose::Question)
+        {
             if self.negotiation == Negotiation::Due {
                 self.negotiation = Negotiation::Asked;
             }
@@ -143,9 +173,12 @@ impl Connection {
     /// How much to send now, as one notification: all there is, up to the end of the peer's window (VR-FLOW-006). What finds
     /// no room waits for the next one (VR-FLOW-012); without bytes there is no notification (VR-XFER-010).
     fn next_flush(&self) -> Option<Flush> {
-        let slots = self.send.free_slots().saturating_sub(self.slots_kept_back());
         let pending = self.send.unposted().min(self.tx.room().into());
-        if pending == 0 || slots == 0 || !self.credits.allow(self.send.posted().notices, Purpose::Data) {
+        if pending == 0 {
+            return None;
+        }
+        let slots = self.send.free_slots().saturating_sub(self.slots_kept_back());
+        if slots == 0 || !self.credits.allow(self.send.posted().notices, Purpose::Data) {
             return None;
         }
         // Bytes that wrap around the end of the send buffer, or are lent, need requests of their own. At most `room`, a u32.

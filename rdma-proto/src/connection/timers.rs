@@ -16,10 +16,20 @@ pub(super) enum HeldUp {
     NoReceives,
 }
 
+/// A moment that never comes is [`Instant::NEVER`], and so is the sum of any moment and [`Duration::MAX`], which stands for a time
+/// that is not limited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Timers {
+    /// From one keepalive of a regular series to the next.
+    every: Duration,
+    /// From the last sign of life to a keepalive that asks for one.
+    probe: Duration,
+    /// How long the peer may send nothing.
+    silence: Duration,
+    /// How long it may hold up what waits.
+    stall: Duration,
     /// When the next keepalive of a regular series is due.
-    keepalive_at: Option<Instant>,
+    keepalive_at: Instant,
     keepalive_due: bool,
     /// The slot count after the last keepalive, until it is acknowledged. Never more than one is under way, so a peer
     /// that takes none makes them pile up nowhere (VR-KEEP-004).
@@ -30,28 +40,30 @@ pub(super) struct Timers {
     heard: Instant,
     /// What waits for the peer, and since when.
     held_up: Option<(HeldUp, Instant)>,
-    close_by: Option<Instant>,
+    close_by: Instant,
 }
 
 impl Timers {
-    pub(super) const fn new() -> Self {
+    pub(super) fn new(config: &Config) -> Self {
         let zero = Instant::from_start(Duration::ZERO);
         Self {
-            keepalive_at: None,
+            every: config.keepalive.every.unwrap_or(Duration::MAX),
+            probe: config.keepalive.probe.unwrap_or(Duration::MAX),
+            silence: config.keepalive.limit.unwrap_or(Duration::MAX),
+            stall: config.stall_limit.unwrap_or(Duration::MAX),
+            keepalive_at: Instant::NEVER,
             keepalive_due: false,
             keepalive_in_flight: None,
             alive: zero,
             heard: zero,
             held_up: None,
-            close_by: None,
+            close_by: Instant::NEVER,
         }
     }
 
-    pub(super) const fn start(&mut self, now: Instant, config: &Config) {
+    pub(super) const fn start(&mut self, now: Instant) {
         self.heard(now);
-        if let Some(every) = config.keepalive.every {
-            self.keepalive_at = Some(now.after(every));
-        }
+        self.keepalive_at = now.after(self.every);
     }
 
     pub(super) const fn heard(&mut self, now: Instant) {
@@ -79,12 +91,17 @@ impl Timers {
     }
 
     pub(super) const fn close_by(&mut self, deadline: Instant) {
-        self.close_by = Some(deadline);
+        self.close_by = deadline;
+    }
+
+    /// Whether a keepalive waits to be sent.
+    pub(super) const fn wants_keepalive(&self) -> bool {
+        self.keepalive_due && self.keepalive_in_flight.is_none()
     }
 
     /// Whether a keepalive is to be sent now, as the request after which the slot count is `slot`.
     pub(super) const fn take_keepalive(&mut self, slot: u64) -> bool {
-        let take = self.keepalive_due && self.keepalive_in_flight.is_none();
+        let take = self.wants_keepalive();
         if take {
             self.keepalive_due = false;
             self.keepalive_in_flight = Some(slot);
@@ -99,52 +116,50 @@ impl Timers {
         });
     }
 
-    pub(super) fn next(&self, config: &Config) -> Option<Instant> {
-        let limit = |limit: Option<Duration>, since: Instant| limit.map(|limit| since.after(limit));
-        [
-            self.keepalive_at,
-            self.probe_at(config),
-            limit(config.keepalive.limit, self.heard),
-            self.held_up.and_then(|(_, since)| limit(config.stall_limit, since)),
-            self.close_by,
-        ]
-        .into_iter()
-        .flatten()
-        .min()
+    pub(super) fn next(&self) -> Option<Instant> {
+        let next = self
+            .keepalive_at
+            .min(self.probe_at())
+            .min(self.heard.after(self.silence))
+            .min(self.stall_at())
+            .min(self.close_by);
+        (next != Instant::NEVER).then_some(next)
     }
 
-    const fn probe_at(&self, config: &Config) -> Option<Instant> {
-        match config.keepalive.probe {
-            Some(probe) if self.keepalive_in_flight.is_none() && !self.keepalive_due => {
-                Some(self.alive.after(probe))
-            }
-            _ => None,
+    fn probe_at(&self) -> Instant {
+        if self.keepalive_in_flight.is_some() || self.keepalive_due {
+            return Instant::NEVER;
         }
+        self.alive.after(self.probe)
+    }
+
+    fn stall_at(&self) -> Instant {
+        self.held_up.map_or(Instant::NEVER, |(_, since)| since.after(self.stall))
     }
 
     pub(super) fn close_is_due(&self, now: Instant) -> bool {
-        self.close_by.is_some_and(|deadline| now >= deadline)
+        now >= self.close_by
     }
 
-    pub(super) fn silent(&self, now: Instant, config: &Config) -> Option<Duration> {
-        config.keepalive.limit.filter(|limit| now.since(self.heard) >= *limit)
+    /// The limit, if the peer has sent nothing for so long.
+    pub(super) fn silent(&self, now: Instant) -> Option<Duration> {
+        (now >= self.heard.after(self.silence)).then_some(self.silence)
     }
 
-    pub(super) fn stalled(&self, now: Instant, config: &Config) -> Option<(HeldUp, Duration)> {
-        let (cause, since) = self.held_up?;
-        config.stall_limit.filter(|limit| now.since(since) >= *limit).map(|limit| (cause, limit))
+    /// What the peer holds up, and the limit, if it has done so for so long.
+    pub(super) fn stalled(&self, now: Instant) -> Option<(HeldUp, Duration)> {
+        let (cause, _) = self.held_up.filter(|_| now >= self.stall_at())?;
+        Some((cause, self.stall))
     }
 
     /// Decides on keepalives.
-    pub(super) fn tick(&mut self, now: Instant, config: &Config) {
-        if let (Some(every), Some(at)) = (config.keepalive.every, self.keepalive_at)
-            && now >= at
-        {
+    pub(super) fn tick(&mut self, now: Instant) {
+        if now >= self.keepalive_at {
             self.keepalive_due = self.keepalive_in_flight.is_none();
             // From now, not from `at`: after a long sleep one keepalive is enough.
-            self.keepalive_at = Some(now.after(every));
+            self.keepalive_at = now.after(self.every);
         }
-        if self.probe_at(config).is_some_and(|at| now >= at) {
+        if now >= self.probe_at() {
             self.keepalive_due = true;
         }
     }
