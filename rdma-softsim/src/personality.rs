@@ -94,6 +94,8 @@ pub(crate) struct Behaviour {
     pub(crate) late_bytes: bool,
     /// How long a completion may take from its queue pair to its queue.
     pub(crate) report_delay: Duration,
+    /// How many numbers of queue pairs are given back before the first of them is given again.
+    pub(crate) resting_numbers: usize,
 }
 
 impl Behaviour {
@@ -107,6 +109,7 @@ impl Behaviour {
             spurious: 0,
             late_bytes: false,
             report_delay: Duration::ZERO,
+            resting_numbers: 0,
         };
         match personality {
             Personality::Ibta => ibta,
@@ -114,6 +117,8 @@ impl Behaviour {
                 flush: Flush::AtDestruction,
                 spurious: 2,
                 report_delay: Duration::from_micros(10),
+                // It walks through its table of queue pairs.
+                resting_numbers: 4,
                 ..ibta
             },
             Personality::Mlx5 => Self {
@@ -144,6 +149,7 @@ impl Behaviour {
                     Duration::from_micros(5),
                     Duration::from_micros(200),
                 ]),
+                resting_numbers: random.pick(&[0, 1, 3]),
             },
         }
     }

@@ -106,6 +106,11 @@ impl End {
         self.pair
     }
 
+    /// All was noted of its queue pair, whose number may soon be another's.
+    pub const fn forget_pair(&mut self) {
+        self.pair = None;
+    }
+
     /// Its process is gone, and everything with it.
     pub fn kill(&mut self) {
         self.over(How::Gone);
