@@ -94,6 +94,11 @@ pub(crate) struct Behaviour {
     pub(crate) late_bytes: bool,
     /// How long a completion may take from its queue pair to its queue.
     pub(crate) report_delay: Duration,
+    /// Whether an event tells of a request that ended the queue pair and consumed no receive.
+    pub(crate) tells_of_requests: bool,
+    /// Whether an event tells of a message that comes before the connection manager's word. By the letter only a queue pair
+    /// that cannot send yet raises it, and librdmacm makes it able to at once.
+    pub(crate) tells_of_first: bool,
     /// How many numbers of queue pairs are given back before the first of them is given again.
     pub(crate) resting_numbers: usize,
 }
@@ -109,6 +114,8 @@ impl Behaviour {
             spurious: 0,
             late_bytes: false,
             report_delay: Duration::ZERO,
+            tells_of_requests: true,
+            tells_of_first: true,
             resting_numbers: 0,
         };
         match personality {
@@ -117,6 +124,8 @@ impl Behaviour {
                 flush: Flush::AtDestruction,
                 spurious: 2,
                 report_delay: Duration::from_micros(10),
+                tells_of_requests: false,
+                tells_of_first: false,
                 // It walks through its table of queue pairs.
                 resting_numbers: 4,
                 ..ibta
@@ -149,6 +158,8 @@ impl Behaviour {
                     Duration::from_micros(5),
                     Duration::from_micros(200),
                 ]),
+                tells_of_requests: random.chance(1, 2),
+                tells_of_first: random.chance(1, 2),
                 resting_numbers: random.pick(&[0, 1, 3]),
             },
         }

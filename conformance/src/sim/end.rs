@@ -253,7 +253,7 @@ impl Door {
             Err(error) => {
                 // It goes on with the next one, when its descriptor says that there is one.
                 tracing::debug!(%error, "a connection was not accepted");
-                if matches!(error, Error::DeviceRemoved) {
+                if matches!(error, Error::DeviceRemoved | Error::Device { .. }) {
                     self.listener = None;
                 }
                 None

@@ -25,6 +25,7 @@ mod tests;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
+use rdma_proto::backend::AsyncEvent;
 use rdma_proto::time::Instant;
 
 use crate::settings::Parameters;
@@ -155,6 +156,7 @@ impl Model {
                 for address in self.addresses(host) {
                     self.set_link(address, crate::settings::Link::Up);
                 }
+                self.tell_all(host, NoticeKind::Async(AsyncEvent::PortActive));
             }
         }
     }
