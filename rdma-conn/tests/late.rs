@@ -5,7 +5,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use rdma_conn::{ConnectionId, Dial, Endpoint, Error, Event, Limits as Share, Link, Listener, Options};
-use rdma_proto::State;
+use rdma_proto::backend::{
+    Backend, CmEventKind, ConnectParams, EventChannel, Identifier, QueuePairLimits, RNR_RETRY_INFINITE,
+};
+use rdma_proto::{State, TransportError, UNACKNOWLEDGED};
 use rdma_softsim::{FaultPlan, Knobs, Limits, Link as Wire, Personality, Simulation, SoftSim};
 
 /// Longer than any device goes on asking a peer that does not answer.
@@ -139,4 +142,55 @@ fn a_number_that_is_given_again_inherits_nothing() {
     assert_eq!(endpoint.connection(id).expect("is there").counters().bytes_received, 0);
     assert!(endpoint.check(id).is_ok(), "{:?}", endpoint.check(id));
     assert!(endpoint.check(stays).is_ok());
+}
+
+/// VR-KEEP-006: the client's request says how often *our* device repeats what nobody acknowledges, and soft-RoCE takes seven
+/// for endless: a client that asked for that and vanished is found out all the same.
+#[test]
+fn a_client_that_asked_for_endless_retries_and_vanished_is_gone() {
+    let sim = Simulation::new(1, Personality::Rxe, Knobs::default(), FaultPlan::new());
+    let [server, client] = [1, 2].map(|last| sim.host(&[IpAddr::from([192, 0, 2, last])], Limits::default()));
+    let address = SocketAddr::from(([192, 0, 2, 1], 6379));
+    let listener = Listener::bind(&server, address, Options::server()).expect("a free address");
+    let events = client.event_channel().expect("a device");
+    let id = events.create_id().expect("an identifier");
+    id.resolve_address(None, address, LATE).expect("begins");
+    let mut pair = None;
+    let mut accepted = None::<Link<SoftSim>>;
+    while accepted.as_ref().is_none_or(|link| link.state() == State::Connecting) {
+        assert!(sim.now().since_start() < LATE, "the connection does not come about");
+        pass(&sim, Duration::from_millis(1));
+        match events.next_event().expect("the fabric stays").map(|event| event.kind) {
+            Some(CmEventKind::AddressResolved) => id.resolve_route(LATE).expect("goes on"),
+            Some(CmEventKind::RouteResolved) => {
+                let domain = id.create_domain().expect("a domain");
+                let queue = id.create_completion_queue(16, 0).expect("a queue");
+                let limits = QueuePairLimits { send_depth: 4, recv_depth: 4, inline: 0 };
+                pair = Some(id.create_queue_pair(&domain, &queue, limits).expect("a queue pair"));
+                let params = ConnectParams {
+                    responder_resources: 1,
+                    initiator_depth: 1,
+                    retry_count: 7,
+                    rnr_retry_count: RNR_RETRY_INFINITE,
+                };
+                id.connect(&params, &[]).expect("asks");
+            }
+            _ => {}
+        }
+        match &mut accepted {
+            Some(link) => _ = link.take_events() | link.progress(),
+            None => accepted = listener.try_accept().expect("accepts"),
+        }
+    }
+    let mut link = accepted.expect("is accepted");
+    sim.fabric().set_link(IpAddr::from([192, 0, 2, 2]), Wire::Down);
+    for _ in 0..UNACKNOWLEDGED.as_secs() + 10 {
+        pass(&sim, Duration::from_secs(1));
+        link.progress();
+    }
+    let error = link.check().expect_err("nobody is there");
+    let waited = UNACKNOWLEDGED;
+    let expected = rdma_proto::Error::Transport(TransportError::Unacknowledged { waited });
+    assert!(matches!(error, Error::Protocol(error) if error == expected), "{error}");
+    drop(pair);
 }

@@ -316,7 +316,9 @@ pub struct SendRequest<'a, R> {
     pub local: Slice<'a, R>,
     /// Whether success is reported; an error always is.
     pub signaled: bool,
-    /// Whether the bytes are copied during the call, so that the slice may be written again at once. At most
+    /// Whether the bytes are copied during the call, so that the slice may be written again at once. C makes that copy, without
+    /// atomics: for the length of the call nobody may write these bytes, not even through [`SharedMemory`], from another
+    /// thread. At most
     /// [`QueuePair::max_inline`] bytes; not for a READ.
     pub inline: bool,
 }

@@ -24,8 +24,15 @@
 //! [`ErrorKind::NoDevice`](rdma_proto::backend::ErrorKind::NoDevice) and a text that says what to install or load. Regions are
 //! locked memory: the limit (`ulimit -l`) must have room for them.
 //!
-//! A fork leaves the parent's connections alone (VR-RES-010). On kernels before 5.12 a process that forks while it has
-//! regions must run with `RDMAV_FORK_SAFE=1` (`ibv_fork_init(3)`); newer ones copy pinned pages at the fork.
+//! # Fork
+//!
+//! This library does not call `ibv_fork_init(3)`. A process that forks while it has regions needs one of two things, or a write
+//! of the parent after the fork moves the page away from where the device reads and writes (VR-RES-010): a kernel that copies
+//! pinned pages at the fork (Linux 5.12 and later; what `ibv_is_fork_initialized(3)` reports as `IBV_FORK_UNNEEDED`), or
+//! `RDMAV_FORK_SAFE=1` in its environment, which has the same effect as that call and must be there before the first region is
+//! registered. With the latter the child does not have the pages of regions at all: it dies if it touches them. A child that
+//! only runs `exec` is safe in any case. In no case may a child use the parent's connections: it has their descriptors and
+//! their memory, and neither is its own.
 //!
 //! # From the seam to C
 //!

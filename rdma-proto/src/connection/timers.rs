@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use crate::config::Config;
+use crate::config::{Config, UNACKNOWLEDGED};
 use crate::time::Instant;
 
 /// What the peer has to do before something that waits can leave.
@@ -24,6 +24,8 @@ pub(super) struct Timers {
     /// The slot count after the last keepalive, until it is acknowledged. Never more than one is under way, so a peer
     /// that takes none makes them pile up nowhere (VR-KEEP-004).
     keepalive_in_flight: Option<u64>,
+    /// Since when one is due or under way.
+    asked: Instant,
     /// When the peer or its device last showed life, ...
     alive: Instant,
     /// ... and when the peer itself last sent something.
@@ -40,6 +42,7 @@ impl Timers {
             keepalive_at: None,
             keepalive_due: false,
             keepalive_in_flight: None,
+            asked: zero,
             alive: zero,
             heard: zero,
             held_up: None,
@@ -107,6 +110,7 @@ impl Timers {
             limit(config.keepalive.limit, self.heard),
             self.held_up.and_then(|(_, since)| limit(config.stall_limit, since)),
             self.close_by,
+            self.unacknowledged_since().map(|since| since.after(UNACKNOWLEDGED)),
         ]
         .into_iter()
         .flatten()
@@ -135,8 +139,19 @@ impl Timers {
         config.stall_limit.filter(|limit| now.since(since) >= *limit).map(|limit| (cause, limit))
     }
 
+    /// Since when a sign of life of the peer's device is awaited, if one is.
+    fn unacknowledged_since(&self) -> Option<Instant> {
+        (self.keepalive_due || self.keepalive_in_flight.is_some()).then(|| self.asked.max(self.alive))
+    }
+
+    pub(super) fn unacknowledged(&self, now: Instant) -> Option<Duration> {
+        let since = self.unacknowledged_since()?;
+        (now.since(since) >= UNACKNOWLEDGED).then_some(UNACKNOWLEDGED)
+    }
+
     /// Decides on keepalives.
     pub(super) fn tick(&mut self, now: Instant, config: &Config) {
+        let awaited = self.keepalive_due || self.keepalive_in_flight.is_some();
         if let (Some(every), Some(at)) = (config.keepalive.every, self.keepalive_at)
             && now >= at
         {
@@ -146,6 +161,9 @@ impl Timers {
         }
         if self.probe_at(config).is_some_and(|at| now >= at) {
             self.keepalive_due = true;
+        }
+        if !awaited {
+            self.asked = now;
         }
     }
 }

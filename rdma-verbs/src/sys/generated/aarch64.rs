@@ -214,17 +214,29 @@ pub union ibv_async_event__bindgen_ty_1 {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
+    ["Size of ibv_async_event__bindgen_ty_1"]
+        [::core::mem::size_of::<ibv_async_event__bindgen_ty_1>() - 8usize];
+    ["Alignment of ibv_async_event__bindgen_ty_1"]
+        [::core::mem::align_of::<ibv_async_event__bindgen_ty_1>() - 8usize];
+    ["Offset of field: ibv_async_event__bindgen_ty_1::cq"]
+        [::core::mem::offset_of!(ibv_async_event__bindgen_ty_1, cq) - 0usize];
+    ["Offset of field: ibv_async_event__bindgen_ty_1::qp"]
+        [::core::mem::offset_of!(ibv_async_event__bindgen_ty_1, qp) - 0usize];
+    ["Offset of field: ibv_async_event__bindgen_ty_1::srq"]
+        [::core::mem::offset_of!(ibv_async_event__bindgen_ty_1, srq) - 0usize];
+    ["Offset of field: ibv_async_event__bindgen_ty_1::wq"]
+        [::core::mem::offset_of!(ibv_async_event__bindgen_ty_1, wq) - 0usize];
+    ["Offset of field: ibv_async_event__bindgen_ty_1::port_num"]
+        [::core::mem::offset_of!(ibv_async_event__bindgen_ty_1, port_num) - 0usize];
+};
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
     ["Size of ibv_async_event"][::core::mem::size_of::<ibv_async_event>() - 16usize];
     ["Alignment of ibv_async_event"][::core::mem::align_of::<ibv_async_event>() - 8usize];
     ["Offset of field: ibv_async_event::element"][::core::mem::offset_of!(ibv_async_event, element) - 0usize];
     ["Offset of field: ibv_async_event::event_type"]
         [::core::mem::offset_of!(ibv_async_event, event_type) - 8usize];
 };
-#[repr(C)]
-#[derive(Copy, Clone)]
-pub struct ibv_wq {
-    _unused: [u8; 0],
-}
 pub const IBV_WC_SUCCESS: ibv_wc_status = 0;
 pub const IBV_WC_LOC_LEN_ERR: ibv_wc_status = 1;
 pub const IBV_WC_LOC_QP_OP_ERR: ibv_wc_status = 2;
@@ -895,6 +907,17 @@ pub struct ibv_srq {
 const _: () = {
     ["Size of ibv_srq"][::core::mem::size_of::<ibv_srq>() - 136usize];
     ["Alignment of ibv_srq"][::core::mem::align_of::<ibv_srq>() - 8usize];
+};
+#[repr(C)]
+#[repr(align(8))]
+#[derive(Copy, Clone)]
+pub struct ibv_wq {
+    pub _bindgen_opaque_blob: __BindgenOpaqueArray8<[u8; 160usize]>,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of ibv_wq"][::core::mem::size_of::<ibv_wq>() - 160usize];
+    ["Alignment of ibv_wq"][::core::mem::align_of::<ibv_wq>() - 8usize];
 };
 #[repr(C)]
 pub struct ibv_qp {
