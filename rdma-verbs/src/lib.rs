@@ -29,8 +29,8 @@
 //! This library does not call `ibv_fork_init(3)`. A process that forks while it has regions needs one of two things, or a write
 //! of the parent after the fork moves the page away from where the device reads and writes (VR-RES-010): a kernel that copies
 //! pinned pages at the fork (Linux 5.12 and later; what `ibv_is_fork_initialized(3)` reports as `IBV_FORK_UNNEEDED`), or
-//! `RDMAV_FORK_SAFE=1` in its environment, which has the same effect as that call and must be there before the first region is
-//! registered. With the latter the child does not have the pages of regions at all: it dies if it touches them. A child that
+//! `RDMAV_FORK_SAFE=1` in its environment, which has the same effect as that call and must be there before
+//! [`Verbs::load`]. With the latter the child does not have the pages of regions at all: it dies if it touches them. A child that
 //! only runs `exec` is safe in any case. In no case may a child use the parent's connections: it has their descriptors and
 //! their memory, and neither is its own.
 //!
