@@ -11,10 +11,10 @@ set -eu
 cd "$(dirname "$0")"
 
 functions='ibv_(query_device|alloc_pd|dealloc_pd|reg_mr|dereg_mr|create_comp_channel|destroy_comp_channel)'
-functions="$functions|ibv_(create_cq|destroy_cq|get_cq_event|ack_cq_events|modify_qp)"
+functions="$functions|ibv_(create_cq|destroy_cq|get_cq_event|ack_cq_events|modify_qp|get_async_event|ack_async_event)"
 functions="$functions|rdma_(create_event_channel|destroy_event_channel|get_cm_event|ack_cm_event|get_devices)"
 functions="$functions|rdma_(create_id|destroy_id|migrate_id|set_option|bind_addr|listen|resolve_addr|resolve_route)"
-functions="$functions|rdma_(create_qp|destroy_qp|connect|accept|reject|disconnect)"
+functions="$functions|rdma_(create_qp|destroy_qp|connect|accept|reject|notify|disconnect)"
 
 types='ibv_(send_wr|recv_wr|sge|wc|wc_status|wc_opcode|wc_flags|wr_opcode|send_flags|access_flags|qp_attr_mask)'
 types="$types|ibv_qp_(attr|type|init_attr)|rdma_(cm_event|cm_event_type|cm_id|conn_param|port_space)"
@@ -35,7 +35,7 @@ generate() {
             --default-enum-style consts --no-prepend-enum-name --default-non-copy-union-style manually_drop \
             --allowlist-function "$functions" --allowlist-type "$types" --allowlist-var 'RDMA_OPTION_ID.*' \
             --blocklist-type 'sockaddr.*|pthread_.*|__pthread_.*|__atomic_.*|timespec|in_addr.*|in6_addr.*|in_port_t|sa_family_t' \
-            --opaque-type 'ibv_device|ibv_srq|ibv_ah|ibv_xrcd|ibv_mw|ibv_mw_bind|ibv_td' \
+            --opaque-type 'ibv_device|ibv_srq|ibv_ah|ibv_xrcd|ibv_mw|ibv_mw_bind|ibv_td|ibv_wq' \
             --raw-line 'use libc::{pthread_cond_t, pthread_mutex_t, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage};' \
             bindings.h -- -D_GNU_SOURCE --target="$target" "$@" -I"$headers"
     } > "src/sys/generated/${target%%-*}.rs"

@@ -143,6 +143,8 @@ pub(crate) fn resolved<B: Backend>(
         CmEventKind::RouteError { status } => Err(Error::unreachable(peer, "there is no route", status)),
         CmEventKind::Unreachable { status } => Err(Error::unreachable(peer, "it does not answer", status)),
         CmEventKind::DeviceRemoval => Err(Error::DeviceRemoved),
+        CmEventKind::Async(event) if event.is_fatal() => Err(Error::Device { event }),
+        CmEventKind::Async(_) => Ok(None),
         other => {
             tracing::warn!(%peer, event = ?other, "unexpected event while resolving");
             Ok(None)

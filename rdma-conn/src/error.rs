@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rdma_proto::backend::{ErrorKind, Failure, reject};
+use rdma_proto::backend::{AsyncEvent, ErrorKind, Failure, reject};
 
 /// What went wrong with a connection. Cheap to clone: the first error of a connection is reported by every later call.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -90,6 +90,12 @@ pub enum Error {
     /// A buffer was lent to a connection that did not register it.
     #[error("the buffer was registered for another connection: register one for each")]
     ForeignBuffer,
+    /// The device told of a failure that no completion tells of.
+    #[error("the RDMA device ended the connection: {}", event.describe())]
+    Device {
+        /// What it told.
+        event: AsyncEvent,
+    },
     /// The device went away.
     #[error("the RDMA device was removed")]
     DeviceRemoved,
@@ -152,7 +158,7 @@ impl Error {
             }
             Self::Protocol(Protocol::Transport(_)) => io::ErrorKind::ConnectionReset,
             Self::NoSuchConnection => io::ErrorKind::NotConnected,
-            Self::DeviceRemoved => io::ErrorKind::ConnectionAborted,
+            Self::Device { .. } | Self::DeviceRemoved => io::ErrorKind::ConnectionAborted,
             Self::Backend { .. } | Self::Protocol(_) | Self::TooManyConnections { .. } => {
                 io::ErrorKind::Other
             }

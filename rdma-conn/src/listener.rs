@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use rdma_proto::backend::{Backend, CmEventKind, EventChannel, Identifier};
@@ -22,6 +23,8 @@ pub struct Listener<B: Backend> {
     events: B::EventChannel,
     backend: B,
     options: Options,
+    /// What ended it: its device is gone.
+    end: OnceLock<Error>,
 }
 
 impl<B: Backend> Listener<B> {
@@ -34,7 +37,7 @@ impl<B: Backend> Listener<B> {
         options.protocol.check()?;
         let events = backend.event_channel().map_err(Error::backend("opening RDMA"))?;
         let id = events.listen(address, 0).map_err(Error::backend("listening"))?;
-        Ok(Self { id, events, backend: backend.clone(), options })
+        Ok(Self { id, events, backend: backend.clone(), options, end: OnceLock::new() })
     }
 
     /// The address it listens on.
@@ -58,16 +61,27 @@ impl<B: Backend> Listener<B> {
     /// # Errors
     /// The listener failed, or a connection could not be given resources; that peer was told so, and the listener goes on.
     pub fn try_accept(&self) -> Result<Option<Link<B>>, Error> {
+        if let Some(end) = self.end.get() {
+            return Err(end.clone());
+        }
         while let Some(event) =
             self.events.next_event().map_err(Error::backend("reading connection events"))?
         {
             match event.kind {
                 CmEventKind::ConnectRequest { id, .. } => return self.take(id).map(Some),
-                CmEventKind::DeviceRemoval => return Err(Error::DeviceRemoved),
+                CmEventKind::DeviceRemoval => return Err(self.end(Error::DeviceRemoved)),
+                CmEventKind::Async(event) if event.is_fatal() => {
+                    return Err(self.end(Error::Device { event }));
+                }
                 other => tracing::debug!(event = ?other, "event on a listener"),
             }
         }
         Ok(None)
+    }
+
+    /// Nobody can connect any more, which every later call is told too.
+    fn end(&self, end: Error) -> Error {
+        self.end.get_or_init(|| end).clone()
     }
 
     /// The channel whose events announce connections.

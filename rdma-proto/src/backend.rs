@@ -25,7 +25,7 @@ use core::net::SocketAddr;
 use crate::memory::SharedMemory;
 use crate::time::Instant;
 
-pub use events::{CmEvent, CmEventKind, IdentifierKey, reject};
+pub use events::{AsyncEvent, CmEvent, CmEventKind, IdentifierKey, reject};
 
 /// One RDMA implementation: the family of types that belong together, and the way in.
 pub trait Backend: Sized + Clone + Send + Sync + 'static {
@@ -90,7 +90,10 @@ pub trait EventChannel<B: Backend>: Send + Sync {
     /// Port 0 takes any free port; see [`Identifier::local_addr`]. A `backlog` of 0 takes the system's maximum.
     fn listen(&self, address: SocketAddr, backlog: u32) -> Result<B::Identifier, B::Error>;
 
-    /// Takes the next event, acknowledged, or `None` if there is none now, `rdma_get_cm_event(3)`.
+    /// Takes the next event, acknowledged, or `None` if there is none now: of the connection manager,
+    /// `rdma_get_cm_event(3)`, or of the device behind an identifier of this channel, `ibv_get_async_event(3)`
+    /// ([`CmEventKind::Async`]). One descriptor of the device serves all channels of the process; whichever channel is asked
+    /// first hands each event to the channels that it is for, and makes their descriptors readable.
     fn next_event(&self) -> Result<Option<CmEvent<B>>, B::Error>;
 }
 
@@ -150,6 +153,10 @@ pub trait Identifier<B: Backend>: Send + Sync {
     fn accept(&self, params: &ConnectParams, private_data: &[u8]) -> Result<(), B::Error>;
     /// Refuses a connect request, `rdma_reject(3)`.
     fn reject(&self, private_data: &[u8]) -> Result<(), B::Error>;
+    /// Tells the connection manager that the peer's first message has come, [`AsyncEvent::CommEst`], `rdma_notify(3)`: the
+    /// peer is connected, though its word for it (RTU) is late or lost. `Established` follows, unless it was told before; an
+    /// error then, or on an identifier that awaits no such word, means nothing.
+    fn notify_established(&self) -> Result<(), B::Error>;
     /// Ends the connection: the queue pair goes to the error state and the peer is told; `rdma_disconnect(3)`.
     fn disconnect(&self) -> Result<(), B::Error>;
     /// Moves this identifier's events to another channel, `rdma_migrate_id(3)`.
@@ -309,7 +316,9 @@ pub struct SendRequest<'a, R> {
     pub local: Slice<'a, R>,
     /// Whether success is reported; an error always is.
     pub signaled: bool,
-    /// Whether the bytes are copied during the call, so that the slice may be written again at once. At most
+    /// Whether the bytes are copied during the call, so that the slice may be written again at once. C makes that copy, without
+    /// atomics: for the length of the call nobody may write these bytes, not even through [`SharedMemory`], from another
+    /// thread. At most
     /// [`QueuePair::max_inline`] bytes; not for a READ.
     pub inline: bool,
 }

@@ -11,6 +11,11 @@ pub const RECEIVES: u16 = 1024;
 /// The largest window that a Valkey server can be configured to, 16 MiB.
 pub const LARGEST_WINDOW: u32 = 16 << 20;
 
+/// How long the peer's device may leave a keepalive without an acknowledgement (VR-KEEP-006). The device itself gives up much
+/// earlier where retries are limited; soft-RoCE takes a `retry_count` of 7 in the peer's request for endless, and a peer that
+/// posts no receives makes the device wait as long as that peer chose.
+pub const UNACKNOWLEDGED: Duration = Duration::from_secs(120);
+
 /// Who connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
@@ -26,7 +31,7 @@ pub struct Keepalive {
     /// Send a Keepalive this often, whatever else happens (VR-KEEP-001). Servers do, every 3 s; clients may (VR-KEEP-007).
     pub every: Option<Duration>,
     /// Send one when nothing was heard for this long. The peer's device acknowledges it even when its program is busy,
-    /// so a dead host is found without disturbing a busy one (VR-KEEP-006).
+    /// so a dead host is found without disturbing a busy one (VR-KEEP-006), at the latest after [`UNACKNOWLEDGED`].
     pub probe: Option<Duration>,
     /// End the connection when the peer *sent* nothing for this long. Off by default: a busy Valkey server sends nothing.
     pub limit: Option<Duration>,

@@ -399,6 +399,8 @@ impl Connection {
             }
         } else if let Some(waited) = self.timers.silent(now) {
             self.fail(Error::PeerMisbehaved(PeerMisbehaved::Silent { waited }));
+        } else if let Some(waited) = self.timers.unacknowledged(now) {
+            self.fail(Error::Transport(TransportError::Unacknowledged { waited }));
         } else if let Some((held_up, waited)) = self.timers.stalled(now) {
             self.fail(Error::PeerMisbehaved(match held_up {
                 HeldUp::NoWindow => PeerMisbehaved::NeverRegistered { waited },

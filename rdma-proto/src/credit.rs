@@ -8,7 +8,10 @@
 //!
 //! * a registration: the peer has handled the immediate that filled its last window;
 //! * the first immediate into a window we announced: the peer has handled that announcement;
-//! * the answer to GetServerFeature: the peer has handled the question.
+//! * the answer to GetServerFeature: the peer has handled everything before the question, and is about to post the question's
+//!   own receive again. A Valkey server answers first and posts then, so for a moment it has one receive fewer than is
+//!   counted here. With eight receives or more that never matters, because one is
+//!   always left for it; fewer have no room for that, and nobody deployed has fewer than 1024.
 //!
 //! A peer that gave us endless RNR retries has chosen to make us wait instead; then acknowledgements count, too.
 
@@ -40,14 +43,16 @@ impl Credits {
 
     /// Whether one more notification may be sent for `purpose` when `sent` were.
     ///
-    /// Data leaves some credits to control messages, so that a registration never waits behind it; and all leave the last
-    /// one to the question, whose answer gives credits back.
+    /// Data leaves some credits to control messages, so that a registration never waits behind it; and all leave one to the
+    /// question, whose answer gives credits back, and one for the receive of the last question, which may not be posted again
+    /// when its answer comes.
     pub(crate) const fn allow(&self, sent: u64, purpose: Purpose) -> bool {
         let half = self.limit / 2;
         let kept_back = match purpose {
             Purpose::Data if half < 8 => half,
             Purpose::Data => 8,
-            Purpose::Control => !self.expects_proof() as u64,
+            Purpose::Control if self.limit < 8 => !self.expects_proof() as u64,
+            Purpose::Control => 2,
             Purpose::Question => 0,
         };
         self.in_flight(sent).saturating_add(kept_back) < self.limit
@@ -113,6 +118,55 @@ impl Credits {
             && mark > self.handled
         {
             self.handled = mark;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use std::collections::HashSet;
+    use std::vec::Vec;
+
+    use super::*;
+
+    /// What a connection may do that sends as long as it is allowed to: every order of data, control messages, questions when
+    /// they are due, and answers. The receive of the last question answered is not posted again (VR-FLOW-008).
+    fn most_receives_in_use(limit: u16) -> u64 {
+        let mut most = 0;
+        let mut seen = HashSet::new();
+        let mut open: Vec<(Credits, u64, bool)> = Vec::from([(Credits::new(limit), 0, false)]);
+        while let Some((credits, sent, late)) = open.pop() {
+            most = most.max(credits.in_flight(sent) + u64::from(late));
+            if sent > 3 * u64::from(limit) || !seen.insert((credits, sent, late)) {
+                continue;
+            }
+            let may_ask = !credits.has_asked() && credits.allow(sent, Purpose::Question);
+            // A question that is due goes before data, and control messages go before the question.
+            let data = credits.allow(sent, Purpose::Data) && !(may_ask && credits.wants_proof(sent));
+            if data || credits.allow(sent, Purpose::Control) {
+                open.push((credits, sent + 1, late));
+            }
+            if may_ask {
+                let mut asked = credits;
+                asked.sent_question(sent + 1);
+                open.push((asked, sent + 1, late));
+            }
+            if credits.has_asked() {
+                let mut answered = credits;
+                answered.got_answer();
+                open.push((answered, sent, true));
+            }
+        }
+        most
+    }
+
+    /// VR-FLOW-005, VR-FLOW-008.
+    #[test]
+    fn the_receive_of_an_answered_question_is_covered() {
+        for limit in 8..=20 {
+            assert!(most_receives_in_use(limit) <= limit.into(), "{limit}");
         }
     }
 }

@@ -171,6 +171,14 @@ pub enum TransportError {
         /// Bytes accepted for sending of which it is not known that they arrived.
         unconfirmed: u64,
     },
+    /// VR-KEEP-006: a keepalive was not acknowledged.
+    #[error(
+        "the peer's device acknowledged nothing for {waited:?}: the peer has vanished, or takes no messages"
+    )]
+    Unacknowledged {
+        /// How long it was given.
+        waited: Duration,
+    },
     /// The backend refused a call on the connection's own objects.
     #[error("the RDMA backend refused {call}")]
     Backend {

@@ -27,7 +27,7 @@ pub mod time;
 pub mod window;
 pub mod wire;
 
-pub use config::{Config, Keepalive, LARGEST_WINDOW, RECEIVES, Role};
+pub use config::{Config, Keepalive, LARGEST_WINDOW, RECEIVES, Role, UNACKNOWLEDGED};
 pub use connection::{Action, Connection, Counters, RegionAddress, State};
 pub use error::{ApiMisuse, Effect, Error, InvalidMessage, PeerIncompatible, PeerMisbehaved, TransportError};
 pub use send::{Source, Span};

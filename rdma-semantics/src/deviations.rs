@@ -67,10 +67,17 @@ pub const TABLE: &[Deviation] = &[
     },
     Deviation {
         provider: "rxe",
+        case: "verbs.async.access",
+        instead: "an event did not come",
+        reason: "Of queue pairs it tells nothing but that a send queue is drained. The peer, whose request has failed, disconnects; if \
+                 it does not, a keepalive that nobody acknowledges ends the connection (VR-KEEP-006).",
+    },
+    Deviation {
+        provider: "rxe",
         case: "verbs.queue.overrun",
         instead: "and no error",
-        reason: "It drops what does not fit and raises an asynchronous event only, which is not read here. Above, completion \
-                 queues have room for all that can complete.",
+        reason: "It drops what does not fit and tells so by an asynchronous event only (verbs.async.overrun). Above, that ends the \
+                 connection, and completion queues have room for all that can complete.",
     },
 ];
 

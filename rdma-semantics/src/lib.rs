@@ -7,6 +7,7 @@
 //!
 //! One case is one claim, so that a deviation hides nothing else. Both ends live in this process.
 
+mod asynchronous;
 mod connecting;
 pub mod deviations;
 mod ends;
@@ -75,6 +76,7 @@ pub fn cases<B: Descriptors>() -> Vec<Case<Setting<B>, Failure>> {
         queues::cases(),
         parting::cases(),
         owning::cases(),
+        asynchronous::cases(),
     ]
     .into_iter()
     .flatten()

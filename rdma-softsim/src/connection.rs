@@ -84,6 +84,7 @@ impl backend::EventChannel<SoftSim> for EventChannel {
                 NoticeKind::Rejected(reason) => CmEventKind::Rejected { reason },
                 NoticeKind::Disconnected => CmEventKind::Disconnected,
                 NoticeKind::TimewaitExit => CmEventKind::TimewaitExit,
+                NoticeKind::Async(event) => CmEventKind::Async(event),
             };
             CmEvent { id: notice.key, kind }
         }))
@@ -207,6 +208,10 @@ impl backend::Identifier<SoftSim> for Identifier {
 
     fn reject(&self, private_data: &[u8]) -> Result<(), Error> {
         self.inner.driver.with(|model| model.reject(self.inner.id, private_data))
+    }
+
+    fn notify_established(&self) -> Result<(), Error> {
+        self.inner.driver.with(|model| model.notify_established(self.inner.id))
     }
 
     fn disconnect(&self) -> Result<(), Error> {

@@ -104,6 +104,10 @@ pub enum Fault {
     },
     /// 25: the device is removed.
     DeviceRemoval,
+    /// 25: the device fails, and the connection manager says nothing.
+    DeviceFatal,
+    /// 25: the device refuses the next WRITE as invalid.
+    RequestRefused,
     /// 25: the address changes.
     AddressChange,
     /// 25: a queue pair fails by itself.
@@ -142,7 +146,11 @@ impl Fault {
             | Self::ConnectError => 22,
             Self::SlowReady { .. } => 23,
             Self::Kill => 24,
-            Self::DeviceRemoval | Self::AddressChange | Self::PairFatal => 25,
+            Self::DeviceRemoval
+            | Self::DeviceFatal
+            | Self::RequestRefused
+            | Self::AddressChange
+            | Self::PairFatal => 25,
             Self::Exhausted => 27,
             Self::Stall { .. } => 28,
         }
@@ -174,6 +182,7 @@ impl Fault {
             Self::LinkDown { .. }
                 | Self::Spurious
                 | Self::DeviceRemoval
+                | Self::DeviceFatal
                 | Self::AddressChange
                 | Self::PairFatal
                 | Self::Kill

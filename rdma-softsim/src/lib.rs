@@ -77,7 +77,10 @@
 //! | A send slot is free when the completion of a later-or-equal request was *polled*; a receive slot when a message has consumed it (a device may take until that is polled) | `ibv_post_send(3)` |
 //! | In the error state whatever is or gets posted ends with `WR_FLUSH_ERR`, in order | `ibv_modify_qp(3)` |
 //! | One event per arming, for a completion that comes after it | `ibv_req_notify_cq(3)` |
-//! | A completion too many loses the queue and its queue pairs | `ibv_create_cq(3)` |
+//! | A completion too many loses the queue and its queue pairs, which `CqErr` tells each of them | `ibv_create_cq(3)`, `ibv_get_async_event(3)` |
+//! | A refusal that consumed no receive is told to the responder by `QpAccessErr` or `QpReqErr` | IBA 9.9.3.1.3 |
+//! | A first message before the peer's word that it is ready is told by `CommEst`; whoever passes that on is connected | `rdma_notify(3)` |
+//! | The number of a queue pair that is gone is given again, to the next one | `rdma_create_qp(3)` |
 //! | READs in flight are at most our `initiator_depth` and the peer's `responder_resources` | `rdma_connect(3)` |
 //! | The active side is ready when `Established` is *read*, and only then is the passive one connected | `rdma_get_cm_event(3)` |
 //! | Nobody listens: `Rejected(8)`; rejected, dropped or beyond the backlog of unread requests: `Rejected(28)` | `rdma_reject(3)`, `rdma_listen(3)` |
@@ -93,7 +96,7 @@
 //! # What it does not do
 //!
 //! Packets, path MTU, bandwidth and congestion; reordering and corruption of messages; atomics, fences and solicited
-//! events; shared receive queues; more than one device on a host; asynchronous events of devices; delivery of private data; the hours after which a real connection manager gives up on an application that never
+//! events; shared receive queues; more than one device on a host; delivery of private data; the hours after which a real connection manager gives up on an application that never
 //! decides on a request. The bytes of a READ are taken when its answer arrives, which is late but allowed without a
 //! fence. Completions of a dropped queue pair stay in their queue, as soft-RoCE leaves them there and some devices do
 //! not.

@@ -12,7 +12,8 @@ use crate::Random;
 pub enum Personality {
     /// By the letter of the InfiniBand architecture, and prompt.
     Ibta,
-    /// As soft-RoCE: what a failed queue pair held is flushed when it is destroyed, not before.
+    /// As soft-RoCE: what a failed queue pair held is flushed when it is destroyed, not before; seven retries are endless; and of
+    /// queue pairs no event tells but that one failed.
     Rxe,
     /// As a ConnectX: sizes rounded up, a refused key looks like a dead peer, a lost completion queue says nothing.
     Mlx5,
@@ -94,6 +95,15 @@ pub(crate) struct Behaviour {
     pub(crate) late_bytes: bool,
     /// How long a completion may take from its queue pair to its queue.
     pub(crate) report_delay: Duration,
+    /// Whether an event tells of a request that ended the queue pair and consumed no receive.
+    pub(crate) tells_of_requests: bool,
+    /// Whether an event tells of a message that comes before the connection manager's word. By the letter only a queue pair
+    /// that cannot send yet raises it, and librdmacm makes it able to at once.
+    pub(crate) tells_of_first: bool,
+    /// Whether seven retries where nothing answers are as endless as they are where no receive is posted.
+    pub(crate) endless_retries: bool,
+    /// How many numbers of queue pairs are given back before the first of them is given again.
+    pub(crate) resting_numbers: usize,
 }
 
 impl Behaviour {
@@ -107,6 +117,10 @@ impl Behaviour {
             spurious: 0,
             late_bytes: false,
             report_delay: Duration::ZERO,
+            endless_retries: false,
+            tells_of_requests: true,
+            tells_of_first: true,
+            resting_numbers: 0,
         };
         match personality {
             Personality::Ibta => ibta,
@@ -114,6 +128,11 @@ impl Behaviour {
                 flush: Flush::AtDestruction,
                 spurious: 2,
                 report_delay: Duration::from_micros(10),
+                endless_retries: true,
+                tells_of_requests: false,
+                tells_of_first: false,
+                // It walks through its table of queue pairs.
+                resting_numbers: 4,
                 ..ibta
             },
             Personality::Mlx5 => Self {
@@ -144,6 +163,10 @@ impl Behaviour {
                     Duration::from_micros(5),
                     Duration::from_micros(200),
                 ]),
+                endless_retries: random.chance(1, 2),
+                tells_of_requests: random.chance(1, 2),
+                tells_of_first: random.chance(1, 2),
+                resting_numbers: random.pick(&[0, 1, 3]),
             },
         }
     }

@@ -21,7 +21,8 @@ pub struct Entry {
     pub what: What,
 }
 
-/// What happened. Queue pairs go by their numbers, of which no two are the same in a run; hosts count from 0.
+/// What happened. Queue pairs go by their numbers, of which no two are the same at one time, but one
+/// after another; hosts count from 0.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum What {
     /// A queue pair was made.

@@ -3,14 +3,19 @@
 use core::ffi::c_void;
 use core::net::SocketAddr;
 use core::ptr::{self, NonNull};
-use std::os::fd::{AsFd, BorrowedFd, RawFd};
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use rdma_proto::backend::{self, CmEvent, CmEventKind, ConnectParams, IdentifierKey};
+use rdma_proto::backend::{self, AsyncEvent, CmEvent, CmEventKind, ConnectParams, IdentifierKey};
+use rustix::event::{EventfdFlags, epoll, eventfd};
+
+use crate::asynchronous;
+use crate::device::Device;
 
 use crate::error::{Error, Stage, clear_errno, errno};
 use crate::identifier::{CmId, Identifier};
-use crate::sys::{self, Api, generated as c, rdma_cm_event, rdma_event_channel};
+use crate::sys::{self, Api, generated as c, ibv_context, rdma_cm_event, rdma_event_channel};
 use crate::{Verbs, locked, set_nonblocking};
 
 /// A channel of connection-manager events, `rdma_create_event_channel(3)`. Its descriptor is readable when
@@ -33,12 +38,20 @@ pub struct EventChannel {
 pub(crate) struct Channel {
     pub(crate) api: &'static Api,
     raw: NonNull<rdma_event_channel>,
-    fd: RawFd,
     calls: Mutex<()>,
+    /// What devices told of identifiers of this channel. Taken after the lock of an identifier's home, if both are.
+    told: Mutex<VecDeque<(IdentifierKey, AsyncEvent)>>,
+    /// Readable while there is something in `told`.
+    signal: OwnedFd,
+    /// Readable while the event channel, `signal` or one of the devices is.
+    watch: OwnedFd,
+    /// The devices of identifiers of this channel, which stay open for the rest of the process.
+    devices: Mutex<Vec<NonNull<ibv_context>>>,
 }
 
 // SAFETY: the structure behind `raw` holds a file descriptor and is never written after its creation. The calls that take
-// it are system calls on that descriptor; what they do to identifiers is under `calls`, as described above.
+// it are system calls on that descriptor; what they do to identifiers is under `calls`, as described above. Of the devices
+// only events are read, by calls that may be made from any thread (ibv_get_async_event(3)).
 unsafe impl Send for Channel {}
 // SAFETY: as above.
 unsafe impl Sync for Channel {}
@@ -54,6 +67,88 @@ impl Channel {
     }
 }
 
+impl Channel {
+    /// Watches the descriptor of a device's asynchronous events, unless it is watched already or the device may be closed.
+    pub(crate) fn watch_device(&self, context: NonNull<ibv_context>) -> Result<(), Error> {
+        let Some(context) = Device::held_for_ever(self.api, context) else { return Ok(()) };
+        let mut devices = locked(&self.devices);
+        if !devices.contains(&context) {
+            // SAFETY: the context is open; the field is set when it is opened and never written again.
+            let fd = unsafe { (*context.as_ptr()).async_fd };
+            set_nonblocking(fd)?;
+            // SAFETY: the descriptor is open for as long as the context, which is for ever.
+            watch(&self.watch, &unsafe { BorrowedFd::borrow_raw(fd) })?;
+            devices.push(context);
+        }
+        Ok(())
+    }
+
+    /// A device told something of an identifier of this channel.
+    pub(crate) fn tell(&self, key: IdentifierKey, event: AsyncEvent) {
+        let mut told = locked(&self.told);
+        told.push_back((key, event));
+        // Cannot fail but by a full counter, and then the descriptor is readable anyway.
+        let _readable = rustix::io::write(&self.signal, &1_u64.to_ne_bytes());
+    }
+
+    /// What devices told of an identifier and nobody read.
+    pub(crate) fn withdraw(&self, key: IdentifierKey) -> Vec<AsyncEvent> {
+        let mut told = locked(&self.told);
+        let mut taken = Vec::new();
+        told.retain(|(of, event)| {
+            if *of == key {
+                taken.push(*event);
+            }
+            *of != key
+        });
+        self.quieten(&told);
+        taken
+    }
+
+    /// Makes `signal` unreadable once nothing is left that it stands for.
+    fn quieten(&self, told: &VecDeque<(IdentifierKey, AsyncEvent)>) {
+        if told.is_empty() {
+            // Nothing to read is as good.
+            let _cleared = rustix::io::read(&self.signal, &mut [0; 8]);
+        }
+    }
+
+    /// The next of what devices have told of identifiers of this channel.
+    fn next_told(&self) -> Option<(IdentifierKey, AsyncEvent)> {
+        let devices = locked(&self.devices).clone();
+        for context in devices {
+            // SAFETY: the context stays open for the rest of the process.
+            if !unsafe { asynchronous::collect(self.api, context) } {
+                // It is gone and would be readable for ever.
+                self.forget_device(context);
+            }
+        }
+        let mut told = locked(&self.told);
+        let next = told.pop_front();
+        self.quieten(&told);
+        next
+    }
+
+    fn forget_device(&self, context: NonNull<ibv_context>) {
+        let mut devices = locked(&self.devices);
+        devices.retain(|device| *device != context);
+        // SAFETY: as in `watch_device`.
+        let fd = unsafe { BorrowedFd::borrow_raw((*context.as_ptr()).async_fd) };
+        // It is watched, or was forgotten by another thread meanwhile.
+        let _forgotten = epoll::delete(&self.watch, fd);
+    }
+}
+
+/// Adds a source to those that `watch` is readable with.
+fn watch(watch: &OwnedFd, source: &impl AsFd) -> Result<(), Error> {
+    epoll::add(watch, source, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
+        .map_err(failed("epoll_ctl"))
+}
+
+fn failed(call: &'static str) -> impl Fn(rustix::io::Errno) -> Error {
+    move |errno| Error::Call { call, errno: errno.raw_os_error(), stage: Stage::Open }
+}
+
 impl Drop for Channel {
     fn drop(&mut self) {
         // SAFETY: rdma_destroy_event_channel(3): every identifier on this channel held the channel and is destroyed, every
@@ -64,13 +159,26 @@ impl Drop for Channel {
 
 impl EventChannel {
     pub(crate) fn open(api: &'static Api) -> Result<Self, Error> {
+        let signal = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(failed("eventfd"))?;
+        let sources = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed("epoll_create1"))?;
         // SAFETY: rdma_create_event_channel(3) has no preconditions.
         let raw = unsafe { (api.rdma_create_event_channel)() };
         let raw = NonNull::new(raw).ok_or_else(|| Error::last("rdma_create_event_channel", Stage::Open))?;
+        let inner = Channel {
+            api,
+            raw,
+            calls: Mutex::default(),
+            told: Mutex::default(),
+            signal,
+            watch: sources,
+            devices: Mutex::default(),
+        };
         // SAFETY: the channel was just created and is ours; `fd` is its only member.
         let fd = unsafe { (*raw.as_ptr()).fd };
-        let inner = Channel { api, raw, fd, calls: Mutex::new(()) };
         set_nonblocking(fd)?;
+        watch(&inner.watch, &inner.signal)?;
+        // SAFETY: the descriptor is open for as long as the channel, which goes with what watches it.
+        watch(&inner.watch, &unsafe { BorrowedFd::borrow_raw(fd) })?;
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -167,14 +275,16 @@ impl backend::EventChannel<Verbs> for EventChannel {
     }
 
     fn next_event(&self) -> Result<Option<CmEvent<Verbs>>, Error> {
-        self.fetch()
+        match self.inner.next_told() {
+            Some((id, event)) => Ok(Some(CmEvent { id, kind: CmEventKind::Async(event) })),
+            None => self.fetch(),
+        }
     }
 }
 
 impl AsFd for EventChannel {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the descriptor is open until the channel is destroyed, which the borrow of `self` prevents.
-        unsafe { BorrowedFd::borrow_raw(self.inner.fd) }
+        self.inner.watch.as_fd()
     }
 }
 

@@ -132,7 +132,7 @@ impl backend::CompletionQueue<Verbs> for CompletionQueue {
                 };
             };
             for (to, wc) in part.iter_mut().zip(batch.iter().take(count)) {
-                // SAFETY: ibv_poll_cq(3) wrote the first `count` completions.
+                // SAFETY: ibv_poll_cq(3) returned the first `count` completions.
                 *to = unsafe { completion(wc.as_ptr()) };
             }
             taken += count.min(part.len());
@@ -191,29 +191,37 @@ impl AsFd for CompletionQueue {
     }
 }
 
-/// A completion in the seam's terms.
+/// A completion in the seam's terms. Providers leave fields unwritten that mean nothing for the request at hand (mlx5:
+/// `byte_len` and `imm_data` of a SEND or WRITE), so each is read only where the man page gives it a meaning.
 ///
 /// # Safety
-/// `ibv_poll_cq` wrote what `wc` points to: all of it, or for a failed request only its id, status, queue pair and vendor
-/// code.
+/// `wc` points to what `ibv_poll_cq(3)` returned, of which these are written: always `wr_id`, `status` and `qp_num`; for a
+/// failure `vendor_err`; for a success `opcode`; for a successful receive `byte_len` and `wc_flags`; and with the flag
+/// `IBV_WC_WITH_IMM` the immediate.
 unsafe fn completion(wc: *const ibv_wc) -> Completion {
     let failed = |status, vendor| Err(CompletionError { status: CompletionStatus(status), vendor });
     // SAFETY: written in any case.
     let (id, queue_pair, status) = unsafe { ((*wc).wr_id, (*wc).qp_num, (*wc).status) };
+    // SAFETY: called for successful receives only, whose flags are written, and with the flag the immediate.
+    let immediate = || unsafe {
+        let carries = (*wc).wc_flags & c::IBV_WC_WITH_IMM != 0;
+        carries.then(|| Immediate(u32::from_be(sys::wc_immediate(wc).read())))
+    };
     let result = if status == c::IBV_WC_SUCCESS {
-        // SAFETY: a success is written in full.
-        let (opcode, len, flags) = unsafe { ((*wc).opcode, (*wc).byte_len, (*wc).wc_flags) };
-        // SAFETY: as above.
-        let immediate = || Immediate(u32::from_be(unsafe { sys::wc_immediate(wc) }));
-        match opcode {
+        // SAFETY: written for every success.
+        match unsafe { (*wc).opcode } {
             c::IBV_WC_SEND => Ok(Completed::Send),
             c::IBV_WC_RDMA_WRITE => Ok(Completed::Write),
             c::IBV_WC_RDMA_READ => Ok(Completed::Read),
             c::IBV_WC_RECV => {
-                let immediate = (flags & c::IBV_WC_WITH_IMM != 0).then(immediate);
-                Ok(Completed::Recv { len, immediate })
+                // SAFETY: written for every successful receive.
+                let len = unsafe { (*wc).byte_len };
+                Ok(Completed::Recv { len, immediate: immediate() })
             }
-            c::IBV_WC_RECV_RDMA_WITH_IMM => Ok(Completed::RecvWrite { immediate: immediate() }),
+            opcode @ c::IBV_WC_RECV_RDMA_WITH_IMM => match immediate() {
+                Some(immediate) => Ok(Completed::RecvWrite { immediate }),
+                None => failed(c::IBV_WC_GENERAL_ERR, opcode),
+            },
             // Nothing that is posted here completes as anything else.
             other => failed(c::IBV_WC_GENERAL_ERR, other),
         }
@@ -228,35 +236,74 @@ unsafe fn completion(wc: *const ibv_wc) -> Completion {
 mod tests {
     use super::*;
 
-    fn read(status: u32, opcode: u32, flags: u32) -> Completion {
-        // SAFETY: integers, for which zero is valid.
-        let mut wc: ibv_wc = unsafe { core::mem::zeroed() };
-        (wc.wr_id, wc.qp_num, wc.byte_len, wc.vendor_err) = (7, 17, 32, 99);
-        (wc.status, wc.opcode, wc.wc_flags) = (status, opcode, flags);
-        // SAFETY: written in full.
-        unsafe { completion(&raw const wc) }
+    /// A completion of which the provider wrote what `write` does, and whom it concerns. The rest is not initialised: to
+    /// read more is undefined behaviour, which Miri reports.
+    fn read(status: u32, write: impl FnOnce(*mut ibv_wc)) -> Completion {
+        let mut wc = MaybeUninit::<ibv_wc>::uninit();
+        let to = wc.as_mut_ptr();
+        // SAFETY: places inside a live structure, all written before one is read.
+        unsafe {
+            (&raw mut (*to).wr_id).write(7);
+            (&raw mut (*to).qp_num).write(17);
+            (&raw mut (*to).status).write(status);
+        }
+        write(to);
+        // SAFETY: the tests write what ibv_poll_cq(3) promises for the status and the operation.
+        unsafe { completion(to) }
+    }
+
+    /// A request of the send queue that succeeded, with nothing but its operation.
+    fn sent(opcode: u32) -> Completion {
+        // SAFETY: a place inside a live structure.
+        read(c::IBV_WC_SUCCESS, |to| unsafe { (&raw mut (*to).opcode).write(opcode) })
+    }
+
+    /// A receive of 32 bytes, with an immediate if the flags say so.
+    fn received(opcode: u32, flags: u32) -> Completion {
+        read(c::IBV_WC_SUCCESS, |to| {
+            // SAFETY: places inside a live structure.
+            unsafe {
+                (&raw mut (*to).opcode).write(opcode);
+                (&raw mut (*to).byte_len).write(32);
+                (&raw mut (*to).wc_flags).write(flags);
+                if flags & c::IBV_WC_WITH_IMM != 0 {
+                    sys::wc_immediate(to).cast_mut().write(5_u32.to_be());
+                }
+            }
+        })
     }
 
     #[test]
-    fn successes_say_what_was_done() {
+    fn successes_say_what_was_done_and_nothing_else_of_them_is_read() {
         let table = [
             (c::IBV_WC_SEND, Completed::Send),
             (c::IBV_WC_RDMA_WRITE, Completed::Write),
             (c::IBV_WC_RDMA_READ, Completed::Read),
-            (c::IBV_WC_RECV, Completed::Recv { len: 32, immediate: None }),
-            (c::IBV_WC_RECV_RDMA_WITH_IMM, Completed::RecvWrite { immediate: Immediate(0) }),
         ];
         for (opcode, completed) in table {
-            let expected = Completion { id: 7, queue_pair: 17, result: Ok(completed) };
-            assert_eq!(read(c::IBV_WC_SUCCESS, opcode, 0), expected);
+            assert_eq!(sent(opcode), Completion { id: 7, queue_pair: 17, result: Ok(completed) });
         }
-        let with = read(c::IBV_WC_SUCCESS, c::IBV_WC_RECV, c::IBV_WC_WITH_IMM);
-        assert_eq!(with.result, Ok(Completed::Recv { len: 32, immediate: Some(Immediate(0)) }));
+        let plain = received(c::IBV_WC_RECV, 0).result;
+        assert_eq!(plain, Ok(Completed::Recv { len: 32, immediate: None }));
+        let with = received(c::IBV_WC_RECV, c::IBV_WC_WITH_IMM).result;
+        assert_eq!(with, Ok(Completed::Recv { len: 32, immediate: Some(Immediate(5)) }));
+        let written = received(c::IBV_WC_RECV_RDMA_WITH_IMM, c::IBV_WC_WITH_IMM).result;
+        assert_eq!(written, Ok(Completed::RecvWrite { immediate: Immediate(5) }));
+    }
+
+    #[test]
+    fn an_immediate_without_its_flag_is_not_read() {
+        let error = received(c::IBV_WC_RECV_RDMA_WITH_IMM, 0).result.unwrap_err();
+        assert_eq!(error.status, CompletionStatus::GENERAL_ERR);
     }
 
     #[test]
     fn failures_carry_status_and_vendor_code_only() {
-        let error = read(c::IBV_WC_RNR_RETRY_EXC_ERR, 12345, u32::MAX).result.unwrap_err();
+        let failed = read(c::IBV_WC_RNR_RETRY_EXC_ERR, |to| {
+            // SAFETY: a place inside a live structure.
+            unsafe { (&raw mut (*to).vendor_err).write(99) };
+        });
+        let error = failed.result.unwrap_err();
         assert_eq!(error, CompletionError { status: CompletionStatus::RNR_RETRY_EXC_ERR, vendor: 99 });
     }
 

@@ -47,6 +47,11 @@ impl Device {
         Self { api, context, _keeper: (!held).then(|| Arc::clone(id)) }
     }
 
+    /// The context, if it stays open for the rest of the process, so that whoever likes may read its events.
+    pub(crate) fn held_for_ever(api: &Api, context: NonNull<ibv_context>) -> Option<NonNull<ibv_context>> {
+        hold(api, context).then_some(context)
+    }
+
     /// The context, open for as long as this device is held.
     pub(crate) const fn context(&self) -> *mut ibv_context {
         self.context.as_ptr()

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use rdma_proto::backend::{self, Capabilities, ConnectParams, DeviceKey, IdentifierKey, QueuePairLimits};
 
+use crate::asynchronous::{self, Home};
 use crate::channel::{Channel, Context, EventChannel, opaque};
 use crate::completion::CompletionQueue;
 use crate::device::Device;
@@ -42,7 +43,7 @@ pub(crate) struct CmId {
     /// What the C `context` points to. Ours to free, after the identifier is destroyed.
     context: NonNull<Context>,
     /// The channel of its events. Changed only under the locks of both channels.
-    home: Mutex<Arc<Channel>>,
+    home: Home,
 }
 
 // SAFETY: what `raw` points to is read and written only by calls under the lock of its channel (`CmId::with`), which also
@@ -64,7 +65,8 @@ impl CmId {
         };
         match NonNull::new(raw).filter(|_| result == 0) {
             Some(raw) => {
-                Ok(Arc::new(Self { api: channel.api, raw, context, home: Mutex::new(Arc::clone(channel)) }))
+                let home = Arc::new(Mutex::new(Arc::clone(channel)));
+                Ok(Arc::new(Self { api: channel.api, raw, context, home }))
             }
             None => {
                 let error = Error::last("rdma_create_id", Stage::Connection);
@@ -91,7 +93,8 @@ impl CmId {
         unsafe { (*raw).context = opaque(context) };
         // SAFETY: the caller vouches that `raw` is an identifier, so it is not null.
         let raw = unsafe { NonNull::new_unchecked(raw) };
-        Arc::new(Self { api: channel.api, raw, context, home: Mutex::new(Arc::clone(channel)) })
+        let home = Arc::new(Mutex::new(Arc::clone(channel)));
+        Arc::new(Self { api: channel.api, raw, context, home })
     }
 
     /// What an identifier's context says.
@@ -103,7 +106,7 @@ impl CmId {
         unsafe { &*(*raw).context.cast::<Context>() }
     }
 
-    fn key(&self) -> IdentifierKey {
+    pub(crate) fn key(&self) -> IdentifierKey {
         // SAFETY: the context lives as long as `self` and is never changed.
         unsafe { self.context.as_ref() }.key
     }
@@ -147,7 +150,25 @@ impl CmId {
         self.call("rdma_listen", Stage::Address, |id| {
             // SAFETY: rdma_listen(3): a live, bound identifier.
             unsafe { (self.api.rdma_listen)(id, backlog) }
-        })
+        })?;
+        // A listener on a wildcard address has no device.
+        self.hear_device().or_else(|error| if matches!(error, Error::State(_)) { Ok(()) } else { Err(error) })
+    }
+
+    /// Has what the device tells of this identifier reported on its channel, from now on.
+    pub(crate) fn hear_device(&self) -> Result<(), Error> {
+        let (context, port) = self.with(|id| {
+            // SAFETY: a live identifier whose lock is held.
+            let context = unsafe { device_of(id) }?;
+            // SAFETY: as above.
+            Ok((context, unsafe { (*id).port_num }))
+        })?;
+        // Under the home's lock: should the identifier move meanwhile, its new channel watches the device.
+        let home = locked(&self.home);
+        home.watch_device(context)?;
+        drop(home);
+        asynchronous::enter(self.key(), &self.home, context, port);
+        Ok(())
     }
 
     fn set_flag(&self, option: u32) -> Result<(), Error> {
@@ -188,6 +209,9 @@ impl CmId {
 
 impl Drop for CmId {
     fn drop(&mut self) {
+        asynchronous::leave(self.key());
+        // Nobody could tell whom it is for.
+        drop(locked(&self.home).withdraw(self.key()));
         // SAFETY: rdma_destroy_id(3): this is the last reference, so the queue pair, which held one, is destroyed, and no
         // other call is under way. The channel is still held. Events are acknowledged before their reader lets go of the
         // channel's lock, so the wait for them, if any, is short.
@@ -364,6 +388,13 @@ impl backend::Identifier<Verbs> for Identifier {
         })
     }
 
+    fn notify_established(&self) -> Result<(), Error> {
+        self.inner.call("rdma_notify", Stage::Connection, |id| {
+            // SAFETY: rdma_notify(3): a live identifier; the kernel looks whether it waits for this event.
+            unsafe { (self.inner.api.rdma_notify)(id, c::IBV_EVENT_COMM_EST) }
+        })
+    }
+
     fn disconnect(&self) -> Result<(), Error> {
         self.inner.call("rdma_disconnect", Stage::Connection, |id| {
             // SAFETY: rdma_disconnect(3): a live identifier; one without a device is refused by the library.
@@ -392,8 +423,13 @@ impl backend::Identifier<Verbs> for Identifier {
             if result != 0 {
                 return Err(Error::last("rdma_migrate_id", Stage::Connection));
             }
-            *locked(&inner.home) = Arc::clone(to);
-            return Ok(());
+            // What devices told moves along. Under the home's lock, so that nothing more is told to the old channel.
+            let mut home = locked(&inner.home);
+            *home = Arc::clone(to);
+            from.withdraw(inner.key()).into_iter().for_each(|event| to.tell(inner.key(), event));
+            // SAFETY: a live identifier; the locks of both its channels are held.
+            return unsafe { device_of(inner.raw.as_ptr()) }
+                .map_or(Ok(()), |context| to.watch_device(context));
         }
     }
 

@@ -24,8 +24,15 @@
 //! [`ErrorKind::NoDevice`](rdma_proto::backend::ErrorKind::NoDevice) and a text that says what to install or load. Regions are
 //! locked memory: the limit (`ulimit -l`) must have room for them.
 //!
-//! A fork leaves the parent's connections alone (VR-RES-010). On kernels before 5.12 a process that forks while it has
-//! regions must run with `RDMAV_FORK_SAFE=1` (`ibv_fork_init(3)`); newer ones copy pinned pages at the fork.
+//! # Fork
+//!
+//! This library does not call `ibv_fork_init(3)`. A process that forks while it has regions needs one of two things, or a write
+//! of the parent after the fork moves the page away from where the device reads and writes (VR-RES-010): a kernel that copies
+//! pinned pages at the fork (Linux 5.12 and later; what `ibv_is_fork_initialized(3)` reports as `IBV_FORK_UNNEEDED`), or
+//! `RDMAV_FORK_SAFE=1` in its environment, which has the same effect as that call and must be there before
+//! [`Verbs::load`]. With the latter the child does not have the pages of regions at all: it dies if it touches them. A child that
+//! only runs `exec` is safe in any case. In no case may a child use the parent's connections: it has their descriptors and
+//! their memory, and neither is its own.
 //!
 //! # From the seam to C
 //!
@@ -35,13 +42,14 @@
 //! | `Backend::event_channel` | `rdma_create_event_channel(3)`, then `O_NONBLOCK` |
 //! | `EventChannel::create_id` | `rdma_create_id(3)` in `RDMA_PS_TCP` (VR-CONN-001) |
 //! | `EventChannel::listen` | `rdma_create_id`, `rdma_set_option(3)` (`AFONLY` for IPv6, `REUSEADDR`), `rdma_bind_addr(3)`, `rdma_listen(3)` |
-//! | `EventChannel::next_event` | `rdma_get_cm_event(3)` and at once `rdma_ack_cm_event(3)` |
+//! | `EventChannel::next_event` | `ibv_get_async_event(3)` and at once `ibv_ack_async_event(3)`, for each device in use; `rdma_get_cm_event(3)` and at once `rdma_ack_cm_event(3)` |
 //! | `Identifier::resolve_address`, `resolve_route` | `rdma_resolve_addr(3)`, `rdma_resolve_route(3)` |
 //! | `Identifier::device`, `capabilities` | the context in the identifier, `ibv_query_device(3)` |
 //! | `Identifier::create_domain` | `ibv_alloc_pd(3)` |
 //! | `Identifier::create_completion_queue` | `ibv_create_comp_channel(3)`, `ibv_create_cq(3)`, then `O_NONBLOCK` |
 //! | `Identifier::create_queue_pair` | `rdma_create_qp(3)`: RC, `sq_sig_all` 0, one element per request |
 //! | `Identifier::connect`, `accept`, `reject`, `disconnect` | `rdma_connect(3)`, `rdma_accept(3)`, `rdma_reject(3)`, `rdma_disconnect(3)` |
+//! | `Identifier::notify_established` | `rdma_notify(3)` with `IBV_EVENT_COMM_EST` |
 //! | `Identifier::migrate` | `rdma_migrate_id(3)` |
 //! | `Identifier::local_addr`, `peer_addr` | `rdma_get_local_addr(3)`, `rdma_get_peer_addr(3)` |
 //! | `Domain::register` | `mmap(2)`, `ibv_reg_mr(3)` |
@@ -52,7 +60,8 @@
 //! | drop | `rdma_destroy_qp(3)`, `ibv_destroy_cq(3)`, `ibv_destroy_comp_channel(3)`, `ibv_dereg_mr(3)`, `munmap(2)`, `ibv_dealloc_pd(3)`, `rdma_destroy_id(3)`, `rdma_destroy_event_channel(3)` |
 //!
 //! [`EventChannel`] and [`CompletionQueue`] implement [`AsFd`](std::os::fd::AsFd): poll the descriptors for reading. Both are
-//! non-blocking and owned by their object; nothing else may be done with them.
+//! owned by their object; nothing else may be done with them. An event channel's is an epoll(7) instance over librdmacm's own
+//! descriptor and those of the devices in use.
 //!
 //! # Threads
 //!
@@ -67,9 +76,16 @@
 //! regions before their domain, identifiers before their event channel, and everything before the device is closed; and
 //! `rdma_destroy_id` and `ibv_destroy_cq` wait for ever for an event that was taken and not acknowledged. Here each object
 //! holds (by [`Arc`](std::sync::Arc)) those that must outlive it, and an event is acknowledged before it is handed out.
-//! Handles may be dropped in any order, on any thread. Asynchronous device events (`ibv_get_async_event(3)`) are not read: what
-//! matters of them arrives as a failed completion or as
-//! [`DeviceRemoval`](rdma_proto::backend::CmEventKind::DeviceRemoval).
+//! Handles may be dropped in any order, on any thread.
+//!
+//! # Asynchronous events
+//!
+//! What a device tells unasked (`ibv_get_async_event(3)`) arrives on the event channel of the identifier it is for, as
+//! [`CmEventKind::Async`](rdma_proto::backend::CmEventKind::Async). librdmacm opens a device once for the process, so its
+//! identifiers, on however many channels, share one context and one descriptor of such events. That descriptor stays the
+//! context's; it is made non-blocking. Whichever channel is asked first takes the events, acknowledges each before anything
+//! else can happen, and hands them to the channels that they are for. Do not read the events of a context that librdmacm opened
+//! elsewhere in the process: they would be missed here.
 //!
 //! # The bindings
 //!
@@ -82,6 +98,7 @@
 //! time (it needs their headers, libclang and pkg-config, and does not build with clang 16 or newer); its tests also compare both
 //! layouts. The feature `ibverbs` adds the module `devices`, a listing of devices and GIDs by the crate of that name.
 
+mod asynchronous;
 mod channel;
 mod completion;
 mod device;

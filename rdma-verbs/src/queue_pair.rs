@@ -10,6 +10,7 @@ use rdma_proto::backend::{
 };
 
 use crate::Verbs;
+use crate::asynchronous;
 use crate::completion::{CompletionQueue, Queue};
 use crate::error::{Error, Stage};
 use crate::identifier::CmId;
@@ -56,6 +57,7 @@ impl QueuePair {
         if limits.send_depth.max(limits.recv_depth) > domain.device().capabilities()?.max_queue_depth {
             return Err(Error::Argument("a queue takes fewer work requests: see the device's capabilities"));
         }
+        id.hear_device()?;
         id.with(|raw_id| {
             // SAFETY: a live identifier, whose lock is held.
             let (verbs, existing) = unsafe { ((*raw_id).verbs, (*raw_id).qp) };
@@ -88,6 +90,7 @@ impl QueuePair {
                 unsafe { (domain.device().api.rdma_destroy_qp)(raw_id) };
                 return Err(Error::State("the device's provider cannot post work requests"));
             };
+            asynchronous::set_pair(id.key(), raw.as_ptr(), queue.as_ptr());
             Ok(Self {
                 raw,
                 post_send,
@@ -319,6 +322,8 @@ fn in_batches<T>(
 
 impl Drop for QueuePair {
     fn drop(&mut self) {
+        // Another may soon lie at its address.
+        asynchronous::set_pair(self.id.key(), ptr::null(), ptr::null());
         self.id.with(|id| {
             // SAFETY: rdma_destroy_qp(3): the identifier's queue pair is this one, since it had none when this was created and
             // gets no second; nobody else has the pointer. The lock keeps the event loop from using it meanwhile.

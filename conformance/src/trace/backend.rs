@@ -241,6 +241,11 @@ impl<B: Backend> backend::Identifier<Recorded<B>> for Identifier<B> {
         self.inner.reject(private_data)
     }
 
+    fn notify_established(&self) -> Result<(), B::Error> {
+        self.called("notify");
+        self.inner.notify_established()
+    }
+
     fn disconnect(&self) -> Result<(), B::Error> {
         self.called("disconnect");
         self.inner.disconnect()

@@ -1,10 +1,11 @@
 //! The driver of a connection's machine: it hands it time, events and completions, and does what it asks for.
 
-use rdma_proto::State;
 use rdma_proto::backend::{
-    Backend, CmEventKind, Completed, Completion, CompletionStatus, Identifier, QueuePair, RecvRequest,
+    AsyncEvent, Backend, CmEventKind, Completed, Completion, CompletionStatus, Identifier, QueuePair,
+    RecvRequest,
 };
 use rdma_proto::time::Instant;
+use rdma_proto::{PeerMisbehaved, State};
 
 use super::{BATCH, Connection};
 use crate::error::Error;
@@ -75,12 +76,31 @@ impl<B: Backend> Connection<B> {
                 self.post(self.now());
             }
             CmEventKind::DeviceRemoval => self.fail(Error::DeviceRemoved),
+            CmEventKind::Async(event) => self.handle_async_event(event),
             // The connection has moved on, or goes on.
             CmEventKind::AddressResolved
             | CmEventKind::RouteResolved
             | CmEventKind::TimewaitExit
             | CmEventKind::AddressChange => {}
             other => tracing::warn!(peer = %self.peer, event = ?other, "unexpected connection event"),
+        }
+    }
+
+    /// Handles what the device tells of this connection: the failures that no completion tells of (VR-CLOSE-008), and that the
+    /// peer is there though the connection manager does not say so yet.
+    pub(crate) fn handle_async_event(&mut self, event: AsyncEvent) {
+        match event {
+            // A queue pair that was told to stop, or has ended, says nothing new.
+            _ if matches!(self.state(), State::Closed | State::Failed(_)) => {}
+            // `Established` follows; the peer's own word for it may be lost.
+            AsyncEvent::CommEst => {
+                if let Err(error) = self.id.notify_established() {
+                    tracing::debug!(peer = %self.peer, %error, "the first message came");
+                }
+            }
+            AsyncEvent::QpAccessErr => self.fail(Error::Protocol(PeerMisbehaved::WroteOutside.into())),
+            event if event.is_fatal() => self.fail(Error::Device { event }),
+            event => tracing::info!(peer = %self.peer, "{}", event.describe()),
         }
     }
 

@@ -62,6 +62,8 @@ pub enum Event {
     /// The connection has ended, or did not come about. What arrived before can still be read; then
     /// [`Endpoint::remove`] it.
     Ended(ConnectionId),
+    /// The device that a listener is bound to failed or was removed: it is gone, and nobody can connect to it any more.
+    ListenerEnded(ListenerId),
 }
 
 /// What an endpoint may use.
@@ -125,6 +127,8 @@ pub struct Endpoint<B: Backend> {
     timers: BinaryHeap<Reverse<(Instant, ConnectionId)>>,
     /// Connections that have something to tell.
     telling: VecDeque<ConnectionId>,
+    /// Listeners whose device is gone.
+    ended_listeners: VecDeque<ListenerId>,
     /// Connections that failed in a way that an event may explain.
     suspects: Vec<ConnectionId>,
     next: u64,
@@ -152,6 +156,7 @@ impl<B: Descriptors> Endpoint<B> {
             identifiers: HashMap::new(),
             timers: BinaryHeap::new(),
             telling: VecDeque::new(),
+            ended_listeners: VecDeque::new(),
             suspects: Vec::new(),
             next: 0,
             unfinished: false,
@@ -324,7 +329,8 @@ impl<B: Descriptors> Endpoint<B> {
 
     /// When [`Endpoint::progress`] must be called at the latest.
     pub fn next_timeout(&self) -> Option<Instant> {
-        if self.unfinished || !self.telling.is_empty() || !self.suspects.is_empty() {
+        let told = self.telling.is_empty() && self.ended_listeners.is_empty();
+        if self.unfinished || !told || !self.suspects.is_empty() {
             return Some(self.backend.now());
         }
         self.timers.peek().map(|Reverse((at, _))| *at)
@@ -347,6 +353,9 @@ impl<B: Descriptors> Endpoint<B> {
 
     /// What has happened, if anything has.
     pub fn next_event(&mut self) -> Option<Event> {
+        if let Some(listener) = self.ended_listeners.pop_front() {
+            return Some(Event::ListenerEnded(listener));
+        }
         while let Some(id) = self.telling.front().copied() {
             let told = self.members.get_mut(&id).and_then(|member| member.tell(id));
             if told.is_some() {
@@ -435,7 +444,10 @@ impl<B: Descriptors> Endpoint<B> {
                 self.request(key, id);
                 continue;
             }
-            let Some(id) = self.identifiers.get(&key).copied() else { continue };
+            let Some(id) = self.identifiers.get(&key).copied() else {
+                self.end_listener(key, &kind);
+                continue;
+            };
             if let Some(queue) = self.members.get(&id).and_then(|member| member.queue) {
                 for _ in 0..ROUNDS {
                     if !self.take_batch(queue)? {
@@ -446,6 +458,19 @@ impl<B: Descriptors> Endpoint<B> {
             self.handle_event(id, kind);
         }
         Ok(any)
+    }
+
+    /// A listener whose device is gone goes too.
+    fn end_listener(&mut self, key: IdentifierKey, event: &CmEventKind<B>) {
+        let gone = match event {
+            CmEventKind::DeviceRemoval => true,
+            CmEventKind::Async(event) => event.is_fatal(),
+            _ => false,
+        };
+        if gone && self.listeners.remove(&key).is_some() {
+            tracing::error!(?event, "a listener has lost its device");
+            self.ended_listeners.push_back(ListenerId(key));
+        }
     }
 
     fn handle_event(&mut self, id: ConnectionId, event: CmEventKind<B>) {

@@ -69,6 +69,8 @@ pub enum CmEventKind<B: Backend> {
     DeviceRemoval,
     /// The address behind the identifier changed.
     AddressChange,
+    /// The device tells something of the identifier's queue pair, of its completion queue, port, or of itself.
+    Async(AsyncEvent),
     /// An event this library does not know or need, by its number in `rdma_cma.h`.
     Other(u32),
 }
@@ -93,6 +95,7 @@ impl<B: Backend> CmEventKind<B> {
             Self::TimewaitExit => CmEventKind::TimewaitExit,
             Self::DeviceRemoval => CmEventKind::DeviceRemoval,
             Self::AddressChange => CmEventKind::AddressChange,
+            Self::Async(event) => CmEventKind::Async(event),
             Self::Other(number) => CmEventKind::Other(number),
         }
     }
@@ -114,8 +117,73 @@ impl<B: Backend> fmt::Debug for CmEventKind<B> {
             Self::TimewaitExit => f.write_str("TimewaitExit"),
             Self::DeviceRemoval => f.write_str("DeviceRemoval"),
             Self::AddressChange => f.write_str("AddressChange"),
+            Self::Async(event) => write!(f, "Async({event:?})"),
             Self::Other(number) => write!(f, "Other({number})"),
         }
+    }
+}
+
+/// An asynchronous event of a device, `ibv_get_async_event(3)`. What concerns several identifiers (a completion queue, a port,
+/// the device) is told to each of them, on its event channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum AsyncEvent {
+    /// The completion queue is lost, by overrun or a failure, and with it its queue pairs.
+    CqErr,
+    /// The queue pair failed and is in the error state; a completion need not tell so.
+    QpFatal,
+    /// The peer asked for something invalid, and the queue pair went to the error state. Told when no receive tells of it.
+    QpReqErr,
+    /// The peer reached for memory that it may not reach so, and the queue pair went to the error state. Told when no receive
+    /// tells of it.
+    QpAccessErr,
+    /// The first message came before the connection manager's word that the connection is established; see
+    /// [`Identifier::notify_established`].
+    CommEst,
+    /// The device failed; nothing on it works any more.
+    DeviceFatal,
+    /// The port works again.
+    PortActive,
+    /// The port does not work: its link is down.
+    PortErr,
+    /// An event this library does not need, by its number in `enum ibv_event_type`.
+    Other(u32),
+}
+
+impl AsyncEvent {
+    /// The event with this number in `enum ibv_event_type`. Any number is one: devices and kernels add to them.
+    pub const fn from_number(number: u32) -> Self {
+        match number {
+            0 => Self::CqErr,
+            1 => Self::QpFatal,
+            2 => Self::QpReqErr,
+            3 => Self::QpAccessErr,
+            4 => Self::CommEst,
+            8 => Self::DeviceFatal,
+            9 => Self::PortActive,
+            10 => Self::PortErr,
+            other => Self::Other(other),
+        }
+    }
+
+    /// What it means, in a few words.
+    pub const fn describe(self) -> &'static str {
+        match self {
+            Self::CqErr => "its completion queue was lost",
+            Self::QpFatal => "its queue pair failed",
+            Self::QpReqErr => "the peer asked its queue pair for something invalid",
+            Self::QpAccessErr => "the peer reached for memory that it was not given",
+            Self::CommEst => "its first message has come",
+            Self::DeviceFatal => "the RDMA device failed",
+            Self::PortActive => "the device's port works again",
+            Self::PortErr => "the device's port is down",
+            Self::Other(_) => "the device told something unknown",
+        }
+    }
+
+    /// Whether the queue pair of the identifier it is told to works no more.
+    pub const fn is_fatal(self) -> bool {
+        matches!(self, Self::CqErr | Self::QpFatal | Self::QpReqErr | Self::QpAccessErr | Self::DeviceFatal)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use crate::config::Config;
+use crate::config::{Config, UNACKNOWLEDGED};
 use crate::time::Instant;
 
 /// What the peer has to do before something that waits can leave.
@@ -34,6 +34,8 @@ pub(super) struct Timers {
     /// The slot count after the last keepalive, until it is acknowledged. Never more than one is under way, so a peer
     /// that takes none makes them pile up nowhere (VR-KEEP-004).
     keepalive_in_flight: Option<u64>,
+    /// Since when one is due or under way.
+    asked: Instant,
     /// When the peer or its device last showed life, ...
     alive: Instant,
     /// ... and when the peer itself last sent something.
@@ -54,6 +56,7 @@ impl Timers {
             keepalive_at: Instant::NEVER,
             keepalive_due: false,
             keepalive_in_flight: None,
+            asked: zero,
             alive: zero,
             heard: zero,
             held_up: None,
@@ -122,6 +125,7 @@ impl Timers {
             .min(self.probe_at())
             .min(self.heard.after(self.silence))
             .min(self.stall_at())
+            .min(self.unacknowledged_at())
             .min(self.close_by);
         (next != Instant::NEVER).then_some(next)
     }
@@ -152,8 +156,28 @@ impl Timers {
         Some((cause, self.stall))
     }
 
+    /// Whether a keepalive is due or under way.
+    const fn awaits_life(&self) -> bool {
+        self.keepalive_due || self.keepalive_in_flight.is_some()
+    }
+
+    fn unacknowledged_at(&self) -> Instant {
+        if !self.awaits_life() {
+            return Instant::NEVER;
+        }
+        self.asked.max(self.alive).after(UNACKNOWLEDGED)
+    }
+
+    /// The limit, if the peer's device has shown no life for so long though it was asked.
+    pub(super) fn unacknowledged(&self, now: Instant) -> Option<Duration> {
+        (now >= self.unacknowledged_at()).then_some(UNACKNOWLEDGED)
+    }
+
     /// Decides on keepalives.
     pub(super) fn tick(&mut self, now: Instant) {
+        if !self.awaits_life() {
+            self.asked = now;
+        }
         if now >= self.keepalive_at {
             self.keepalive_due = self.keepalive_in_flight.is_none();
             // From now, not from `at`: after a long sleep one keepalive is enough.

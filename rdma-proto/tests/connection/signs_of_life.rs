@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rdma_proto::wire::Message;
-use rdma_proto::{Config, Error, Keepalive, PeerMisbehaved, State};
+use rdma_proto::{Config, Error, Keepalive, PeerMisbehaved, State, TransportError};
 
 use crate::pair::{Client, Pair, Server, Side, peer, quiet};
 
@@ -161,5 +161,52 @@ fn intervals_of_zero_are_refused() {
     refused.push(Config { stall_limit: zero, ..Config::client() });
     for config in refused {
         assert!(config.check().is_err(), "{config:?}");
+    }
+}
+
+/// VR-KEEP-006: a device that never gives up on a peer that has vanished is not waited for without end; neither by one that
+/// shows life regularly, nor by one that probes, nor with a send queue that is full of what nobody acknowledges.
+#[test]
+fn a_peer_whose_device_acknowledges_nothing_is_gone() {
+    let limited = rdma_proto::UNACKNOWLEDGED + SECOND * 10;
+    for (probing, full) in [(false, false), (true, false), (false, true)] {
+        let shows = Keepalive { every: Some(SECOND * 3), ..SILENT };
+        let probes = Keepalive { probe: Some(SECOND * 10), ..SILENT };
+        let mut server = quiet(Config::server());
+        server.keepalive = if probing { probes } else { shows };
+        server.send_depth = 16;
+        let mut pair = Pair::connected(quiet(Config::client()), server);
+        pair.server.carries = false;
+        for _ in 0..if full { 64 } else { 0 } {
+            pair.server.write(1);
+            pair.settle();
+        }
+        for _ in 0..limited.as_secs() {
+            assert_eq!(pair.server.state(), State::Open);
+            pair.advance(SECOND);
+            pair.settle();
+            if pair.server.state() != State::Open {
+                break;
+            }
+        }
+        let waited = rdma_proto::UNACKNOWLEDGED;
+        let gone = Error::Transport(TransportError::Unacknowledged { waited });
+        assert_eq!(pair.server.state(), State::Failed(gone), "probing {probing}, full {full}");
+    }
+}
+
+/// What a device acknowledges late, but in time, ends nothing, however often.
+#[test]
+fn late_acknowledgements_count() {
+    let mut pair = living(SILENT, Keepalive { every: Some(SECOND * 3), ..SILENT });
+    for _ in 0..5 {
+        pair.server.carries = false;
+        for _ in 0..100 {
+            pair.advance(SECOND);
+            pair.settle();
+        }
+        pair.server.carries = true;
+        pair.settle();
+        assert_eq!(pair.server.state(), State::Open);
     }
 }

@@ -3,7 +3,7 @@
 use core::time::Duration;
 use std::collections::VecDeque;
 
-use rdma_proto::backend::{Completed, Completion, CompletionError, CompletionStatus};
+use rdma_proto::backend::{AsyncEvent, Completed, Completion, CompletionError, CompletionStatus};
 use rdma_proto::time::Instant;
 
 use super::{Event, HostId, Model, PairId, QueueId, Wake};
@@ -299,6 +299,7 @@ impl Model {
     pub(super) fn overrun(&mut self, id: QueueId) {
         for pair in self.pairs.select(|pair| pair.queue == id) {
             self.enter_error(pair);
+            self.tell_pair(pair, AsyncEvent::CqErr);
         }
     }
 

@@ -2,9 +2,9 @@
 
 use std::collections::VecDeque;
 
-use rdma_proto::backend::{ConnectParams, IdentifierKey};
+use rdma_proto::backend::{AsyncEvent, ConnectParams, IdentifierKey};
 
-use super::{ChannelId, HostId, IdentifierId, Model, Wake};
+use super::{ChannelId, HostId, IdentifierId, Model, PairId, Wake};
 use crate::Error;
 use crate::trace::What;
 
@@ -46,6 +46,7 @@ pub(crate) enum NoticeKind {
     TimewaitExit,
     DeviceRemoval,
     AddressChange,
+    Async(AsyncEvent),
 }
 
 impl NoticeKind {
@@ -65,6 +66,7 @@ impl NoticeKind {
             Self::TimewaitExit => "timewait exit",
             Self::DeviceRemoval => "device removal",
             Self::AddressChange => "address change",
+            Self::Async(event) => event.describe(),
         }
     }
 
@@ -76,7 +78,7 @@ impl NoticeKind {
             | Self::Unreachable(_)
             | Self::ConnectError(_)
             | Self::Rejected(_) => Some(22),
-            Self::TimewaitExit | Self::DeviceRemoval | Self::AddressChange => Some(25),
+            Self::TimewaitExit | Self::DeviceRemoval | Self::AddressChange | Self::Async(_) => Some(25),
             _ => None,
         }
     }
@@ -112,6 +114,20 @@ impl Model {
         let (key, channel, host) = (owner.key, owner.channel, owner.host.index());
         self.note(|| What::Told { host, identifier: key.0, what: kind.name() });
         self.append(channel, Notice { identifier, key, kind });
+    }
+
+    /// Raises an asynchronous event about a queue pair.
+    pub(super) fn tell_pair(&mut self, pair: PairId, event: AsyncEvent) {
+        if let Some(identifier) = self.pairs.get(pair).map(|pair| pair.identifier) {
+            self.notify(identifier, NoticeKind::Async(event));
+        }
+    }
+
+    /// Raises an event for every identifier of a host.
+    pub(super) fn tell_all(&mut self, host: HostId, kind: NoticeKind) {
+        for identifier in self.identifiers.select(|identifier| identifier.host == host) {
+            self.notify(identifier, kind);
+        }
     }
 
     fn append(&mut self, id: ChannelId, notice: Notice) {

@@ -14,6 +14,7 @@ use super::events::NoticeKind;
 use super::identifier::{Identifier, Phase, TIMED_OUT};
 use super::queue_pair::{Path, State};
 use super::{Event, IdentifierId, Model, PairId};
+use crate::Error;
 use crate::faults::{Fault, Site};
 
 /// Repetitions of a message within the time-out.
@@ -157,7 +158,7 @@ impl Model {
     /// Whether the queue pair's owner may not know yet that it is connected.
     pub(super) fn is_half_open(&self, pair: PairId) -> bool {
         let identifier = self.pairs.get(pair).map(|pair| pair.identifier);
-        self.nature.is_some() && identifier.is_some_and(|id| self.in_phase(id, &[Phase::Accepted]))
+        identifier.is_some_and(|id| self.in_phase(id, &[Phase::Accepted]))
     }
 
     fn in_phase(&self, id: IdentifierId, phases: &[Phase]) -> bool {
@@ -246,6 +247,16 @@ impl Model {
         passive.phase = Phase::Connected;
         let params = passive.theirs;
         self.notify(id, NoticeKind::Established(as_received(params)));
+    }
+
+    /// `rdma_notify(3)`: a message of the peer has come, so it is connected, whatever became of its RTU.
+    pub(crate) fn notify_established(&mut self, id: IdentifierId) -> Result<(), Error> {
+        self.note_call(id, "notify");
+        if !self.in_phase(id, &[Phase::Accepted]) {
+            return Err(Error::State("only an accepted connection waits for its peer's word"));
+        }
+        self.peer_ready(id);
+        Ok(())
     }
 
     /// REJ, at whatever point of the way.

@@ -310,9 +310,8 @@ impl Model {
             return Err(Error::Exhausted { what, limit, value: value.into() });
         }
         limits.inline = limits.inline.min(device.max_inline);
-        // 24 bits, and the first two numbers are the management queue pairs'.
-        let number = self.numbers % ((1 << 24) - 2) + 2;
-        self.numbers = self.numbers.wrapping_add(1);
+        let rest = self.behaviour().map_or(0, |behaviour| behaviour.resting_numbers);
+        let number = self.numbers.give(rest);
         let pair = self.pairs.insert(QueuePair {
             host,
             domain,

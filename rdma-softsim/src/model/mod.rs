@@ -14,6 +14,7 @@ mod host;
 mod identifier;
 mod memory;
 mod nature;
+mod numbers;
 mod ownership;
 mod queue_pair;
 mod requester;
@@ -24,12 +25,14 @@ mod tests;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
+use rdma_proto::backend::AsyncEvent;
 use rdma_proto::time::Instant;
 
 use crate::settings::Parameters;
 use agenda::Agenda;
 use arena::{Arena, Id};
 use completions::Half;
+use numbers::Numbers;
 use requester::Answer;
 
 pub(crate) use events::NoticeKind;
@@ -96,8 +99,8 @@ pub(crate) struct Model {
     wakes: Vec<Wake>,
     /// Identifiers ever created: the next key.
     keys: u64,
-    /// Queue pairs ever created: the next number.
-    numbers: u32,
+    /// Queue pairs' numbers: who has which.
+    numbers: Numbers,
     /// Regions ever registered, modulo the width of the key.
     registrations: u8,
     /// Bytes of address space ever given to regions.
@@ -121,7 +124,7 @@ impl Model {
             pairs: Arena::new(),
             wakes: Vec::new(),
             keys: 0,
-            numbers: 0,
+            numbers: Numbers::default(),
             registrations: 0,
             address_space: 0,
             nature: None,
@@ -153,6 +156,7 @@ impl Model {
                 for address in self.addresses(host) {
                     self.set_link(address, crate::settings::Link::Up);
                 }
+                self.tell_all(host, NoticeKind::Async(AsyncEvent::PortActive));
             }
         }
     }

@@ -6,6 +6,7 @@
 use core::hash::Hasher;
 use core::time::Duration;
 
+use rdma_proto::backend::AsyncEvent;
 use rdma_proto::time::Instant;
 
 use super::{Event, HostId, IdentifierId, Model, NoticeKind, PairId, Wake};
@@ -212,6 +213,7 @@ impl Model {
                 for address in self.addresses(id) {
                     self.set_link(address, Link::Down);
                 }
+                self.tell_all(id, NoticeKind::Async(AsyncEvent::PortErr));
                 self.agenda.schedule(Duration::from_micros(micros.into()), Event::LinkUp(id));
             }
             Fault::Spurious => {
@@ -222,11 +224,14 @@ impl Model {
                     self.wakes.push(Wake::Completions(queue));
                 }
             }
-            Fault::DeviceRemoval => {
+            Fault::DeviceRemoval | Fault::DeviceFatal => {
                 for pair in self.pairs.select(|pair| pair.host == id) {
                     self.enter_error(pair);
                 }
-                self.tell_all(id, NoticeKind::DeviceRemoval);
+                self.tell_all(id, NoticeKind::Async(AsyncEvent::DeviceFatal));
+                if fault == Fault::DeviceRemoval {
+                    self.tell_all(id, NoticeKind::DeviceRemoval);
+                }
             }
             Fault::AddressChange => self.tell_all(id, NoticeKind::AddressChange),
             Fault::PairFatal => {
@@ -234,7 +239,7 @@ impl Model {
                 if !pairs.is_empty() {
                     let place = self.below(pairs.len() as u64) as usize;
                     self.enter_error(pairs[place]);
-                    self.mark_observed(25);
+                    self.tell_pair(pairs[place], AsyncEvent::QpFatal);
                 }
             }
             Fault::Kill => {
@@ -248,12 +253,6 @@ impl Model {
                 }
             }
             _ => {}
-        }
-    }
-
-    fn tell_all(&mut self, host: HostId, kind: NoticeKind) {
-        for identifier in self.identifiers.select(|identifier| identifier.host == host) {
-            self.notify(identifier, kind);
         }
     }
 

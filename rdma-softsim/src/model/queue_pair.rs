@@ -91,6 +91,7 @@ pub(crate) struct PostedReceive {
 impl Model {
     pub(crate) fn destroy_pair(&mut self, id: PairId) {
         let Some(pair) = self.pairs.remove(id) else { return };
+        self.numbers.take_back(pair.number);
         if let Some(identifier) = self.identifiers.get_mut(pair.identifier) {
             identifier.pair = None;
         }

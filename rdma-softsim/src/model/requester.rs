@@ -92,9 +92,11 @@ struct Budget {
 }
 
 impl Budget {
-    /// Seven is as much as three bits hold.
+    /// As much as three bits hold.
+    const MOST: u8 = 7;
+
     fn new(limit: u8) -> Self {
-        let limit = limit.min(7);
+        let limit = limit.min(Self::MOST);
         Self { limit, left: limit }
     }
 
@@ -357,11 +359,17 @@ impl Model {
         if pair.requester.epoch != epoch {
             return;
         }
-        if !pair.requester.retry.spend() {
+        let endless = pair.requester.retry.limit == Budget::MOST && self.endless_retries();
+        let Some(pair) = self.pairs.get_mut(id) else { return };
+        if !endless && !pair.requester.retry.spend() {
             return self.fail(id, CompletionStatus::RETRY_EXC_ERR);
         }
         pair.requester.forget_flights();
         self.ring(id);
+    }
+
+    fn endless_retries(&self) -> bool {
+        self.behaviour().is_some_and(|behaviour| behaviour.endless_retries)
     }
 
     /// The responder's timer ended.

@@ -3,7 +3,9 @@
 use std::collections::VecDeque;
 
 use core::cmp::Ordering;
-use rdma_proto::backend::{Access, Completed, CompletionStatus, Immediate, RemoteAddress, RnrTimer, SendOp};
+use rdma_proto::backend::{
+    Access, AsyncEvent, Completed, CompletionStatus, Immediate, RemoteAddress, RnrTimer, SendOp,
+};
 
 use super::completions::{Entry, failure, success};
 use super::memory::copy;
@@ -28,6 +30,8 @@ pub(super) struct Responder {
     /// The sequence number of the next message; what is below was executed.
     expected: u64,
     pub(super) rnr_timer: RnrTimer,
+    /// Whether an event has told of the first message, which came before the connection manager's word.
+    told: bool,
     /// For how many more notifications a fault pretends that no receive is there.
     unready: u8,
 }
@@ -40,7 +44,7 @@ struct Refusal {
 
 impl Responder {
     pub(super) const fn new() -> Self {
-        Self { receives: VecDeque::new(), expected: 0, rnr_timer: RnrTimer::SLOWEST, unready: 0 }
+        Self { receives: VecDeque::new(), expected: 0, rnr_timer: RnrTimer::SLOWEST, told: false, unready: 0 }
     }
 }
 
@@ -77,8 +81,12 @@ impl Model {
                 Ordering::Equal => match struck {
                     Some(Fault::KeyRefused) => {
                         let status = self.bad_key();
-                        self.enter_error(path.peer);
+                        self.refuse_request(path.peer, AsyncEvent::QpAccessErr);
                         Answer::Nak(status)
+                    }
+                    Some(Fault::RequestRefused) => {
+                        self.refuse_request(path.peer, AsyncEvent::QpReqErr);
+                        Answer::Nak(CompletionStatus::REM_INV_REQ_ERR)
                     }
                     Some(Fault::ReceiveGone) => {
                         self.refuse_receive(path.peer, CompletionStatus::LOC_PROT_ERR);
@@ -108,7 +116,7 @@ impl Model {
             Fault::SourceGone => on == sender && sourced,
             Fault::Lose => on == receiver,
             Fault::NotReady { .. } => on == receiver && !matches!(op, SendOp::Write(_) | SendOp::Read(_)),
-            Fault::KeyRefused => {
+            Fault::KeyRefused | Fault::RequestRefused => {
                 on == receiver && some && matches!(op, SendOp::Write(_) | SendOp::WriteImmediate(..))
             }
             Fault::ReceiveGone => {
@@ -127,6 +135,15 @@ impl Model {
     /// What a requester sees of a key that its peer's device refuses.
     fn bad_key(&self) -> CompletionStatus {
         self.behaviour().map_or(CompletionStatus::REM_ACCESS_ERR, |behaviour| behaviour.bad_key)
+    }
+
+    /// The queue pair ends by a request that consumed no receive: an event has to tell its owner (IBA 9.9.3.1.3), where the
+    /// device raises it.
+    fn refuse_request(&mut self, at: PairId, event: AsyncEvent) {
+        self.enter_error(at);
+        if self.behaviour().is_none_or(|behaviour| behaviour.tells_of_requests) {
+            self.tell_pair(at, event);
+        }
     }
 
     /// The oldest receive ends with an error, and the queue pair with it.
@@ -205,9 +222,27 @@ impl Model {
         }
         if let Answer::Nak(status) = answer {
             self.mark_injected(if status == CompletionStatus::REM_INV_REQ_ERR { 5 } else { 3 });
-            self.enter_error(at);
+            if consumes {
+                self.enter_error(at);
+            } else {
+                self.refuse_request(at, AsyncEvent::QpAccessErr);
+            }
+        } else if self.is_half_open(at) {
+            self.tell_of_first(at);
         }
         answer
+    }
+
+    /// A message was executed, and the connection manager has not said yet that the peer is connected: an event does, where
+    /// the device raises it.
+    fn tell_of_first(&mut self, at: PairId) {
+        let raises = self.behaviour().is_none_or(|behaviour| behaviour.tells_of_first);
+        if let Some(pair) = self.pairs.get_mut(at)
+            && raises
+            && !core::mem::replace(&mut pair.responder.told, true)
+        {
+            self.tell_pair(at, AsyncEvent::CommEst);
+        }
     }
 
     /// A notification meets no receive, or a device that says so.

@@ -5,8 +5,8 @@ use core::ffi::{c_int, c_uint, c_void};
 use libc::sockaddr;
 
 use super::{
-    ibv_comp_channel, ibv_context, ibv_cq, ibv_device_attr, ibv_mr, ibv_pd, ibv_qp, ibv_qp_attr,
-    ibv_qp_init_attr, rdma_cm_event, rdma_cm_id, rdma_conn_param, rdma_event_channel,
+    ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq, ibv_device_attr, ibv_mr, ibv_pd, ibv_qp,
+    ibv_qp_attr, ibv_qp_init_attr, rdma_cm_event, rdma_cm_id, rdma_conn_param, rdma_event_channel,
 };
 use crate::error::Error;
 
@@ -51,7 +51,7 @@ macro_rules! api {
         #[cfg(feature = "rdma-sys")]
         impl Api {
             /// The functions as the linker bound them.
-            const LINKED: Self = Self { $($name: rdma_sys::$name,)* };
+            const LINKED: Self = Self { $($name: super::functions::$name,)* };
         }
     };
 }
@@ -92,6 +92,7 @@ api! {
     fn rdma_connect(id: *mut rdma_cm_id, parameters: *mut rdma_conn_param) -> c_int;
     fn rdma_accept(id: *mut rdma_cm_id, parameters: *mut rdma_conn_param) -> c_int;
     fn rdma_reject(id: *mut rdma_cm_id, private_data: *const c_void, len: u8) -> c_int;
+    fn rdma_notify(id: *mut rdma_cm_id, event: c_uint) -> c_int;
     fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int;
 
     fn ibv_query_device(context: *mut ibv_context, attributes: *mut ibv_device_attr) -> c_int;
@@ -115,6 +116,8 @@ api! {
         cq_context: *mut *mut c_void,
     ) -> c_int;
     fn ibv_ack_cq_events(cq: *mut ibv_cq, count: c_uint);
+    fn ibv_get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int;
+    fn ibv_ack_async_event(event: *mut ibv_async_event);
     fn ibv_modify_qp(qp: *mut ibv_qp, attributes: *mut ibv_qp_attr, mask: c_int) -> c_int;
 }
 

@@ -4,11 +4,30 @@ use core::ffi::c_int;
 
 use libc::sockaddr_storage;
 
+// That crate has the kinds of events as a Rust enum, which a newer library's must never become.
+pub(crate) use super::generated::ibv_async_event;
+
 pub(crate) use rdma_sys::{
     ibv_comp_channel, ibv_context, ibv_cq, ibv_device_attr, ibv_mr, ibv_pd, ibv_qp, ibv_qp_attr,
     ibv_qp_init_attr, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_wc, rdma_cm_event, rdma_cm_id, rdma_conn_param,
     rdma_event_channel,
 };
+
+/// The functions of that crate, but for those that take or give the kind of an event.
+pub(crate) mod functions {
+    pub(crate) use rdma_sys::*;
+
+    use super::super::generated::{ibv_async_event, ibv_event_type};
+
+    unsafe extern "C" {
+        pub(crate) fn ibv_get_async_event(
+            context: *mut ibv_context,
+            event: *mut ibv_async_event,
+        ) -> super::c_int;
+        pub(crate) fn ibv_ack_async_event(event: *mut ibv_async_event);
+        pub(crate) fn rdma_notify(id: *mut rdma_cm_id, event: ibv_event_type) -> super::c_int;
+    }
+}
 
 /// What a send work request holds besides its local side.
 pub(crate) struct Work {
@@ -33,13 +52,13 @@ pub(crate) fn send_wr(work: &Work, sg_list: *mut ibv_sge, num_sge: c_int) -> ibv
     wr
 }
 
-/// The immediate of a completion that has one, in network byte order.
+/// Where a completion keeps its immediate, in network byte order.
 ///
 /// # Safety
-/// `wc` points to a successful completion.
-pub(crate) const unsafe fn wc_immediate(wc: *const ibv_wc) -> u32 {
-    // SAFETY: a success is written in full, and both arms of the union are 32-bit integers.
-    unsafe { (*wc).imm_data_invalidated_rkey_union.imm_data }
+/// `wc` points to a live structure, which need not be initialised.
+pub(crate) const unsafe fn wc_immediate(wc: *const ibv_wc) -> *const u32 {
+    // SAFETY: a place expression inside a live structure; nothing is read. Both arms of the union are 32-bit integers.
+    unsafe { &raw const (*wc).imm_data_invalidated_rkey_union }.cast()
 }
 
 /// The connection parameters of an event.

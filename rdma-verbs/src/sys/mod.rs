@@ -66,4 +66,4 @@ macro_rules! plain {
     };
 }
 
-plain! { ibv_device_attr ibv_qp_attr ibv_qp_init_attr ibv_send_wr rdma_conn_param }
+plain! { ibv_async_event ibv_device_attr ibv_qp_attr ibv_qp_init_attr ibv_send_wr rdma_conn_param }

@@ -6,9 +6,9 @@ use libc::sockaddr_storage;
 
 use super::generated;
 pub(crate) use super::generated::{
-    ibv_comp_channel, ibv_context, ibv_cq, ibv_device_attr, ibv_mr, ibv_pd, ibv_qp, ibv_qp_attr,
-    ibv_qp_init_attr, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_wc, rdma_cm_event, rdma_cm_id, rdma_conn_param,
-    rdma_event_channel,
+    ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq, ibv_device_attr, ibv_mr, ibv_pd, ibv_qp,
+    ibv_qp_attr, ibv_qp_init_attr, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_wc, rdma_cm_event, rdma_cm_id,
+    rdma_conn_param, rdma_event_channel,
 };
 
 /// What a send work request holds besides its local side.
@@ -37,13 +37,13 @@ pub(crate) fn send_wr(work: &Work, sg_list: *mut ibv_sge, num_sge: c_int) -> ibv
     wr
 }
 
-/// The immediate of a completion that has one, in network byte order.
+/// Where a completion keeps its immediate, in network byte order.
 ///
 /// # Safety
-/// `wc` points to a successful completion.
-pub(crate) const unsafe fn wc_immediate(wc: *const ibv_wc) -> u32 {
-    // SAFETY: a success is written in full, and both arms of the union are 32-bit integers.
-    unsafe { (*wc).__bindgen_anon_1.imm_data }
+/// `wc` points to a live structure, which need not be initialised.
+pub(crate) const unsafe fn wc_immediate(wc: *const ibv_wc) -> *const u32 {
+    // SAFETY: a place expression inside a live structure; nothing is read. Both arms of the union are 32-bit integers.
+    unsafe { &raw const (*wc).__bindgen_anon_1 }.cast()
 }
 
 /// The connection parameters of an event.

@@ -106,6 +106,11 @@ impl End {
         self.pair
     }
 
+    /// All was noted of its queue pair, whose number may soon be another's.
+    pub const fn forget_pair(&mut self) {
+        self.pair = None;
+    }
+
     /// Its process is gone, and everything with it.
     pub fn kill(&mut self) {
         self.over(How::Gone);
@@ -248,7 +253,7 @@ impl Door {
             Err(error) => {
                 // It goes on with the next one, when its descriptor says that there is one.
                 tracing::debug!(%error, "a connection was not accepted");
-                if matches!(error, Error::DeviceRemoved) {
+                if matches!(error, Error::DeviceRemoved | Error::Device { .. }) {
                     self.listener = None;
                 }
                 None

@@ -92,6 +92,11 @@ impl Hub {
         &self.ends
     }
 
+    /// All that there were.
+    pub fn ends_mut(&mut self) -> &mut [End] {
+        &mut self.ends
+    }
+
     /// The connection of an end, while it has one.
     pub fn connection(&self, place: usize) -> Option<&Connection<SoftSim>> {
         let (id, _) = self.seats.iter().find(|(_, seat)| **seat == place)?;

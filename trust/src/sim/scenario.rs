@@ -188,17 +188,6 @@ impl Scenario {
             // One receive that is not ready would be the end, and not by any program's fault.
             self.plan.retain(|injection| !matches!(injection.fault, Fault::NotReady { .. }));
         }
-        // Some ends make no noise on one side, which then depends on the other to tell it. A second one there, or an outage
-        // that swallows the news, and nobody would ever learn of it: no protocol helps.
-        let mut silent = 0;
-        self.plan.retain(|injection| {
-            let quiet = matches!(
-                injection.fault,
-                Fault::QueueLost | Fault::PairFatal | Fault::KeyRefused | Fault::LinkDown { .. }
-            );
-            silent += u32::from(quiet);
-            !quiet || silent == 1
-        });
         if self.plan.iter().any(|injection| injection.fault.may_end_connections()) {
             // Without a sign of life nobody would ever learn of an end that makes no noise.
             self.server.protocol.keepalive.every.get_or_insert(Duration::from_secs(3));
@@ -300,7 +289,7 @@ impl Pipe for u64 {}
 /// Faults by two coins: one says which kinds this run has at all, the other how many of each.
 fn plan(random: &mut Random, clients: u32, harmless: bool) -> FaultPlan {
     let mut plan = FaultPlan::new();
-    for kind in 0..23 {
+    for kind in 0..25 {
         if !random.chance(1, 6) {
             continue;
         }
@@ -346,6 +335,8 @@ fn fault(random: &mut Random, kind: u64) -> Fault {
         19 => Fault::AddressChange,
         20 => Fault::PairFatal,
         21 => Fault::Exhausted,
+        22 => Fault::DeviceFatal,
+        23 => Fault::RequestRefused,
         _ => random.pick(&[Fault::Stall { micros }, Fault::Stall { micros }, Fault::Kill]),
     }
 }
@@ -353,9 +344,12 @@ fn fault(random: &mut Random, kind: u64) -> Fault {
 fn when(random: &mut Random, fault: Fault) -> When {
     let many = random.pick(&[4, 30, 200, 1000]);
     let site = match fault {
-        Fault::NotReady { .. } | Fault::KeyRefused | Fault::ReceiveGone | Fault::SourceGone | Fault::Lose => {
-            Site::Arrive
-        }
+        Fault::NotReady { .. }
+        | Fault::KeyRefused
+        | Fault::RequestRefused
+        | Fault::ReceiveGone
+        | Fault::SourceGone
+        | Fault::Lose => Site::Arrive,
         Fault::QueueLost | Fault::Hold { .. } => Site::Report,
         Fault::QueueFull => Site::Post,
         Fault::LoseAnswer => Site::Answer,

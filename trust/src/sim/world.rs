@@ -417,12 +417,15 @@ impl<'a> World<'a> {
     }
 
     fn note_reads(&mut self) {
-        for end in self.ends.iter().chain(self.hubs.values().flat_map(Hub::ends)) {
+        for end in self.ends.iter_mut().chain(self.hubs.values_mut().flat_map(Hub::ends_mut)) {
             if let Some(pair) = end.pair() {
                 self.oracle.has_read(pair, end.app().bytes_read());
                 let alive = !self.sim.is_killed(end.host);
                 if alive && matches!(end.ending(), Some(Ending { how: How::Failed(_), .. })) {
                     self.oracle.has_failed(pair);
+                }
+                if end.ending().is_some() {
+                    end.forget_pair();
                 }
             }
         }

@@ -196,6 +196,10 @@ impl backend::Identifier<Wrong> for Identifier {
         self.inner().reject(private_data)
     }
 
+    fn notify_established(&self) -> Result<(), Error> {
+        self.inner().notify_established()
+    }
+
     fn disconnect(&self) -> Result<(), Error> {
         if self.shared.is(Mistake::NeverLetsGo) { Ok(()) } else { self.inner().disconnect() }
     }

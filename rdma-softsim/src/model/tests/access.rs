@@ -2,6 +2,7 @@
 
 use super::*;
 use CompletionStatus as Status;
+use rdma_proto::backend::AsyncEvent;
 
 /// Posts `op` of four bytes from a to b and says how both ended: a's completion, then b's, whose one receive is 9.
 fn attempt(setup: &Setup, op: impl FnOnce(&mut World) -> SendOp) -> (Vec<Ended>, Vec<Ended>) {
@@ -107,7 +108,8 @@ fn both_ends_of_a_refusal_are_in_the_error_state() {
     assert_eq!(w.b.completions(&mut w.model), flushed);
     // Nobody is disconnected by that.
     assert_eq!(notice(&mut w.model, w.a.channel), None);
-    assert_eq!(notice(&mut w.model, w.b.channel), None);
+    let told = NoticeKind::Async(AsyncEvent::QpAccessErr);
+    assert_eq!([(); 2].map(|()| notice(&mut w.model, w.b.channel)), [Some(told), None]);
     w.end();
 }
 

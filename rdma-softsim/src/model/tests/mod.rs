@@ -2,6 +2,7 @@
 
 mod access;
 mod agenda;
+mod asynchronous;
 mod connecting;
 mod faults;
 mod parting;

@@ -26,6 +26,23 @@ fn work_completes_in_order_on_each_side() {
 }
 
 #[test]
+fn numbers_are_given_again_and_completions_of_the_former_owner_are_still_there() {
+    let setup = Setup::default();
+    let mut w = World::new(&setup);
+    w.b.receive(&mut w.model, 7, 0, 8).unwrap();
+    w.a.post(&mut w.model, 1, SendOp::Send, 8).unwrap();
+    assert_ne!(w.a.number, w.b.number);
+    w.model.destroy_pair(w.b.pair);
+    let next = resolved(&mut w.model, w.b.channel, ip(1));
+    let (pair, number, _) = w.model.create_pair(next, w.b.domain, w.b.queue, setup.limits).unwrap();
+    assert_eq!(number, w.b.number);
+    assert_eq!(w.b.completions(&mut w.model), [(7, Ok(recv(8)))]);
+    w.model.destroy_pair(pair);
+    w.model.destroy_identifier(next);
+    w.end();
+}
+
+#[test]
 fn bytes_are_read_when_the_message_is_executed_unless_inline() {
     let parameters = Parameters { latency: millis(1), ..Parameters::default() };
     let mut w = World::new(&Setup { parameters, ..Setup::default() });
@@ -151,7 +168,10 @@ fn overrun_loses_the_queue_and_its_queue_pairs() {
     assert_eq!(w.model.wakes().count(), 0);
     w.a.post(&mut w.model, 4, SendOp::Write(target), 4).unwrap();
     // Whoever sleeps is woken to see it.
-    assert_eq!(w.model.wakes().collect::<Vec<_>>(), [Wake::Completions(w.a.queue)]);
+    assert_eq!(
+        w.model.wakes().collect::<Vec<_>>(),
+        [Wake::Completions(w.a.queue), Wake::Events(w.a.channel)]
+    );
     let lost = Error::Overrun { depth: 4 };
     assert_eq!(w.model.poll(w.a.queue, &mut [Completion::EMPTY]), Err(lost));
     assert_eq!(w.model.arm(w.a.queue), Err(lost));

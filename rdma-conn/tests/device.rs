@@ -1,0 +1,132 @@
+//! Devices that fail without a completion: what they tell unasked ends what they end.
+
+use std::io::IoSlice;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use rdma_conn::{Dial, Endpoint, Error, Event, Limits as Share, Link, Listener, Options};
+use rdma_proto::PeerMisbehaved;
+use rdma_proto::backend::AsyncEvent;
+use rdma_softsim::{Fault, Injection, Knobs, Limits, Personality, Simulation, Site, SoftSim, When};
+
+const LONG: Duration = Duration::from_secs(10);
+const MOMENT: Duration = Duration::from_millis(1);
+
+/// Settings of a side that says nothing of itself, so that it notices nothing of itself.
+fn silent(mut options: Options) -> Options {
+    options.protocol.keepalive.every = None;
+    options.protocol.keepalive.probe = None;
+    options
+}
+
+/// A simulation in which this befalls the server, and its two hosts.
+fn simulation(
+    personality: Personality,
+    when: When,
+    fault: Fault,
+) -> (Simulation, SoftSim, SoftSim, SocketAddr) {
+    let sim = Simulation::new(1, personality, Knobs::default(), vec![Injection { when, host: 0, fault }]);
+    let [server, client] = [1, 2].map(|last| sim.host(&[IpAddr::from([192, 0, 2, last])], Limits::default()));
+    (sim, server, client, SocketAddr::from(([192, 0, 2, 1], 6379)))
+}
+
+/// Lets everything happen that happens of itself for a while.
+fn pass(sim: &Simulation, time: Duration) {
+    sim.advance(sim.now().after(time));
+}
+
+/// The server's end of a connection to whose server this happened while its client was writing.
+fn struck(personality: Personality, when: When, fault: Fault) -> (Simulation, Link<SoftSim>, Link<SoftSim>) {
+    let (sim, server, client, address) = simulation(personality, when, fault);
+    let listener = Listener::bind(&server, address, silent(Options::server())).expect("a free address");
+    let mut dial = Dial::new(&client, address, None, LONG, silent(Options::client())).expect("begins");
+    let (mut dialed, mut accepted) = (None, None::<Link<SoftSim>>);
+    while !sim.remaining_faults().is_empty() {
+        assert!(sim.now().since_start() < LONG, "{:?}", sim.remaining_faults());
+        pass(&sim, MOMENT);
+        match &mut dialed {
+            None => dialed = dial.progress().expect("connects"),
+            Some(link) => {
+                link.progress();
+                _ = link.try_write(&[IoSlice::new(b"on and on")]);
+            }
+        }
+        match &mut accepted {
+            Some(link) => _ = link.take_events() | link.progress(),
+            None => accepted = listener.try_accept().expect("accepts"),
+        }
+    }
+    pass(&sim, MOMENT);
+    let (Some(dialed), Some(accepted)) = (dialed, accepted) else { panic!("struck too early") };
+    (sim, dialed, accepted)
+}
+
+/// VR-CLOSE-008: these end the connection on the server, whose device flushes nothing, reports nothing, and says so once.
+#[test]
+fn failures_without_a_completion_end_the_connection() {
+    let late = When::Event(100);
+    let table = [
+        (Personality::Rxe, late, Fault::PairFatal, AsyncEvent::QpFatal),
+        (Personality::Rxe, late, Fault::DeviceFatal, AsyncEvent::DeviceFatal),
+        (Personality::Mlx5, When::Pass(Site::Report, 40), Fault::QueueLost, AsyncEvent::CqErr),
+        (Personality::Ibta, late, Fault::RequestRefused, AsyncEvent::QpReqErr),
+    ];
+    for (personality, when, fault, expected) in table {
+        let (_sim, _client, mut server) = struck(personality, when, fault);
+        let woken = server.event_channel().is_readable() || server.check().is_err();
+        assert!(woken, "{fault:?} wakes nobody");
+        server.take_events();
+        let error = server.check().expect_err("it has failed");
+        assert!(matches!(error, Error::Device { event } if event == expected), "{fault:?}: {error}");
+    }
+}
+
+/// VR-SEC-011: a peer that reaches elsewhere is named, also when no receive tells of it.
+#[test]
+fn a_peer_that_reaches_elsewhere_is_at_fault() {
+    let (_sim, _client, mut server) = struck(Personality::Ibta, When::Event(100), Fault::KeyRefused);
+    server.take_events();
+    let error = server.check().expect_err("it has failed");
+    let expected = rdma_proto::Error::PeerMisbehaved(PeerMisbehaved::WroteOutside);
+    assert!(matches!(error, Error::Protocol(error) if error == expected), "{error}");
+}
+
+/// A listener whose device is gone says so, to every call.
+#[test]
+fn a_listener_ends_with_its_device() {
+    for fault in [Fault::DeviceRemoval, Fault::DeviceFatal] {
+        let (sim, server, client, address) = simulation(Personality::Ibta, When::Event(0), fault);
+        let listener = Listener::bind(&server, address, Options::server()).expect("a free address");
+        let mut endpoint = Endpoint::new(&server, Share::default()).expect("a device");
+        let other = SocketAddr::new(address.ip(), 6380);
+        let id = endpoint.listen(other, Options::server()).expect("a free address");
+        let _dial = Dial::new(&client, address, None, LONG, Options::client()).expect("begins");
+        pass(&sim, MOMENT);
+        for _ in 0..2 {
+            let error = listener.try_accept().map(drop).expect_err("the device is gone");
+            assert!(matches!(error, Error::Device { .. } | Error::DeviceRemoved), "{error}");
+        }
+        endpoint.progress().expect("the fabric stays");
+        assert_eq!(endpoint.next_event(), Some(Event::ListenerEnded(id)));
+        assert_eq!((endpoint.next_event(), endpoint.local_addr(id)), (None, None));
+    }
+}
+
+/// VR-CONN-007: the peer's word that it is ready is late; its first message, of which the device tells, says as much.
+#[test]
+fn a_first_message_establishes() {
+    let late = Fault::SlowReady { micros: 5_000_000 };
+    let (sim, server, client, address) = simulation(Personality::Ibta, When::Event(0), late);
+    let listener = Listener::bind(&server, address, silent(Options::server())).expect("a free address");
+    let mut dial = Dial::new(&client, address, None, LONG, silent(Options::client())).expect("begins");
+    let (mut dialed, mut accepted) = (None, None::<Link<SoftSim>>);
+    while dialed.is_none() {
+        assert!(sim.now().since_start() < Duration::from_secs(1), "the server waits for the word");
+        pass(&sim, MOMENT);
+        dialed = dial.progress().expect("connects");
+        match &mut accepted {
+            Some(link) => _ = link.take_events() | link.progress(),
+            None => accepted = listener.try_accept().expect("accepts"),
+        }
+    }
+}

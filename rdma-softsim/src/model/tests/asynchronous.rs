@@ -1,0 +1,101 @@
+//! What a device tells of itself, unasked.
+
+use super::*;
+use rdma_proto::backend::AsyncEvent;
+
+/// Everything that was told to a side.
+fn told(model: &mut Model, side: &Side) -> Vec<NoticeKind> {
+    core::iter::from_fn(|| notice(model, side.channel)).collect()
+}
+
+fn only(event: AsyncEvent) -> Vec<NoticeKind> {
+    vec![NoticeKind::Async(event)]
+}
+
+/// IBA 9.9.3.1.3: what cannot be told by a receive is told by an event, and to the responder alone.
+#[test]
+fn a_refused_write_is_told_to_the_responder_by_an_event() {
+    let mut w = World::new(&Setup { access: Access::LOCAL_WRITE, ..Setup::default() });
+    w.b.receive(&mut w.model, 9, 0, 64).unwrap();
+    w.a.post(&mut w.model, 1, SendOp::Write(w.b.remote(0)), 4).unwrap();
+    assert_eq!(told(&mut w.model, &w.b), only(AsyncEvent::QpAccessErr));
+    assert_eq!(told(&mut w.model, &w.a), []);
+    w.end();
+}
+
+#[test]
+fn a_refused_write_that_consumed_a_receive_is_told_by_that() {
+    let mut w = World::new(&Setup { access: Access::LOCAL_WRITE, ..Setup::default() });
+    w.b.receive(&mut w.model, 9, 0, 64).unwrap();
+    w.a.post(&mut w.model, 1, SendOp::WriteImmediate(w.b.remote(0), Immediate(4)), 4).unwrap();
+    assert_eq!(w.b.completions(&mut w.model), [(9, Err(CompletionStatus::LOC_ACCESS_ERR))]);
+    assert_eq!(told(&mut w.model, &w.b), []);
+    w.end();
+}
+
+/// `ibv_get_async_event(3)`: a lost completion queue is told to every queue pair on it.
+#[test]
+fn a_lost_queue_is_told_to_those_on_it() {
+    let mut w = World::new(&Setup { completions: 1, ..Setup::default() });
+    for id in 0..2 {
+        w.a.post(&mut w.model, id, SendOp::Write(w.b.remote(0)), 4).unwrap();
+    }
+    assert_eq!(told(&mut w.model, &w.a), only(AsyncEvent::CqErr));
+    assert_eq!(told(&mut w.model, &w.b), []);
+    w.end();
+}
+
+/// `rdma_notify(3)`: with the peer's first message its word is not needed any more.
+#[test]
+fn a_first_message_before_the_word_establishes() {
+    let setup =
+        Setup { parameters: Parameters { latency: millis(1), ..Parameters::default() }, ..Setup::default() };
+    let mut w = World::half_open(&setup);
+    w.model.accept(w.b.id, &setup.accept, &[]).unwrap();
+    w.pass(millis(1));
+    assert!(matches!(notice(&mut w.model, w.a.channel), Some(NoticeKind::Established(_))));
+    // The word is on its way when the link fails; data is repeated sooner than it is.
+    w.model.set_link(ip(2), Link::Down);
+    w.pass(millis(1));
+    w.model.set_link(ip(2), Link::Up);
+    for id in 0..2 {
+        w.a.post(&mut w.model, id, SendOp::Write(w.b.remote(0)), 4).unwrap();
+    }
+    w.pass(millis(1));
+    assert_eq!(told(&mut w.model, &w.b), only(AsyncEvent::CommEst));
+    w.model.notify_established(w.b.id).unwrap();
+    assert!(matches!(notice(&mut w.model, w.b.channel), Some(NoticeKind::Established(_))));
+    assert!(w.model.notify_established(w.b.id).is_err());
+    // The word, when it comes, is news to nobody.
+    w.pass(setup.parameters.cm_timeout);
+    assert_eq!(told(&mut w.model, &w.b), []);
+    w.end();
+}
+
+/// A device that fails tells everybody who uses it, and the connection manager says nothing.
+#[test]
+fn a_failed_device_is_told_to_all() {
+    use crate::faults::{Fault, Injection, When};
+    use crate::{Knobs, Personality};
+
+    let at_once = |fault| vec![Injection { when: When::Event(0), host: 0, fault }];
+    let plans = [
+        (Fault::DeviceFatal, only(AsyncEvent::DeviceFatal)),
+        (Fault::DeviceRemoval, vec![NoticeKind::Async(AsyncEvent::DeviceFatal), NoticeKind::DeviceRemoval]),
+        (
+            Fault::LinkDown { micros: 5 },
+            [AsyncEvent::PortErr, AsyncEvent::PortActive].map(NoticeKind::Async).into(),
+        ),
+    ];
+    for (fault, expected) in plans {
+        let mut model = Model::simulated(Nature::new(1, Personality::Ibta, Knobs::default(), at_once(fault)));
+        let host = model.add_host(&[ip(1)], Limits::default());
+        let channel = model.create_channel(host).unwrap();
+        model.listen(channel, SocketAddr::new(ip(1), PORT), 0).unwrap();
+        let other = model.create_channel(host).unwrap();
+        let (id, _) = model.create_identifier(other).unwrap();
+        model.resolve_address(id, None, SocketAddr::new(ip(1), PORT), millis(1)).unwrap();
+        while model.step() {}
+        assert_eq!(core::iter::from_fn(|| notice(&mut model, channel)).collect::<Vec<_>>(), expected);
+    }
+}

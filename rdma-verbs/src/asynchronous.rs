@@ -1,0 +1,166 @@
+//! Asynchronous events, `ibv_get_async_event(3)`: what a device tells unasked, and to whom it goes.
+//!
+//! librdmacm opens each device once for the process, so all identifiers of a device share one context and its `async_fd`. The
+//! descriptor belongs to the context; it is made non-blocking here, and every [`Channel`] with an identifier on the device
+//! watches it. Whichever channel is asked for events first takes what there is and hands each event to the channels of the
+//! identifiers that it is for. An event is acknowledged before the lock is released under which it was taken: nobody who
+//! destroys its queue pair or completion queue waits for more than that. Other code in the process that reads the events of a
+//! context that librdmacm opened takes them away from here.
+
+use core::ptr::NonNull;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use rdma_proto::backend::{AsyncEvent, IdentifierKey};
+
+use crate::channel::Channel;
+use crate::error::errno;
+use crate::locked;
+use crate::sys::{self, Api, generated as c, ibv_async_event, ibv_context, ibv_cq, ibv_qp};
+
+/// Events taken in one turn, at most: the others wait for the next.
+const BUDGET: usize = 64;
+
+/// Where an identifier's events go. Shared with the identifier, which may move.
+pub(crate) type Home = Arc<Mutex<Arc<Channel>>>;
+
+/// The identifiers that have a device.
+static REGISTRY: Mutex<BTreeMap<IdentifierKey, Entry>> = Mutex::new(BTreeMap::new());
+
+/// An identifier with a device.
+struct Entry {
+    home: Home,
+    context: usize,
+    uses: Uses,
+}
+
+/// What an identifier uses of its device. Objects by their addresses, which are only compared.
+struct Uses {
+    port: u8,
+    pair: usize,
+    queue: usize,
+}
+
+/// Notes that events of the device are for this identifier, too.
+pub(crate) fn enter(key: IdentifierKey, home: &Home, context: NonNull<ibv_context>, port: u8) {
+    let uses = Uses { port, pair: 0, queue: 0 };
+    let entry = Entry { home: Arc::clone(home), context: context.as_ptr() as usize, uses };
+    let former = locked(&REGISTRY).insert(key, entry);
+    drop(former);
+}
+
+/// Notes the queue pair of an identifier and the completion queue it reports to; null pointers before they are destroyed.
+pub(crate) fn set_pair(key: IdentifierKey, pair: *const ibv_qp, queue: *const ibv_cq) {
+    if let Some(entry) = locked(&REGISTRY).get_mut(&key) {
+        (entry.uses.pair, entry.uses.queue) = (pair as usize, queue as usize);
+    }
+}
+
+/// Forgets an identifier.
+pub(crate) fn leave(key: IdentifierKey) {
+    let entry = locked(&REGISTRY).remove(&key);
+    // Perhaps the last handle to its channel: not under the lock.
+    drop(entry);
+}
+
+/// Takes the events that wait on a device and hands them out. False if none will ever come again: the device is gone.
+///
+/// # Safety
+/// The context is open.
+pub(crate) unsafe fn collect(api: &Api, context: NonNull<ibv_context>) -> bool {
+    let registry = locked(&REGISTRY);
+    for _ in 0..BUDGET {
+        let mut event: ibv_async_event = sys::zeroed();
+        // SAFETY: ibv_get_async_event(3): an open context, whose descriptor is non-blocking, and a live structure.
+        if unsafe { (api.ibv_get_async_event)(context.as_ptr(), &raw mut event) } != 0 {
+            match errno() {
+                libc::EINTR => continue,
+                cause => return cause == libc::EAGAIN,
+            }
+        }
+        for (key, entry) in registry.iter().filter(|(_, entry)| entry.context == context.as_ptr() as usize) {
+            if entry.uses.concerned(&event) {
+                locked(&entry.home).tell(*key, AsyncEvent::from_number(event.event_type));
+            }
+        }
+        // SAFETY: ibv_ack_async_event(3): once for each event. What it is about is alive: destroying it waits for this call.
+        unsafe { (api.ibv_ack_async_event)(&raw mut event) };
+    }
+    true
+}
+
+impl Uses {
+    /// Whether an event of the device is for the identifier.
+    fn concerned(&self, event: &ibv_async_event) -> bool {
+        match event.event_type {
+            // SAFETY: for this event the arm in use is the completion queue; only its address is looked at.
+            c::IBV_EVENT_CQ_ERR => self.queue == unsafe { event.element.cq } as usize,
+            c::IBV_EVENT_QP_FATAL
+            | c::IBV_EVENT_QP_REQ_ERR
+            | c::IBV_EVENT_QP_ACCESS_ERR
+            | c::IBV_EVENT_COMM_EST
+            | c::IBV_EVENT_SQ_DRAINED
+            | c::IBV_EVENT_PATH_MIG
+            | c::IBV_EVENT_PATH_MIG_ERR
+            | c::IBV_EVENT_QP_LAST_WQE_REACHED => {
+                // SAFETY: for these events the arm in use is the queue pair; only its address is looked at.
+                self.pair == unsafe { event.element.qp } as usize
+            }
+            c::IBV_EVENT_DEVICE_FATAL => true,
+            c::IBV_EVENT_PORT_ACTIVE | c::IBV_EVENT_PORT_ERR => {
+                // SAFETY: for these events the arm in use is the port's number.
+                i32::from(self.port) == unsafe { event.element.port_num }
+            }
+            // Of shared receive queues and the like, which nobody has here; of a subnet; or not known.
+            _ => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An event about an object at this address.
+    fn event(number: u32, address: usize) -> ibv_async_event {
+        let qp = address as *mut c::ibv_qp;
+        ibv_async_event { element: c::ibv_async_event__bindgen_ty_1 { qp }, event_type: number }
+    }
+
+    #[test]
+    fn events_are_for_those_whom_they_concern() {
+        let uses = Uses { port: 1, pair: 0x10, queue: 0x20 };
+        let table = [
+            (c::IBV_EVENT_QP_FATAL, 0x10, true),
+            (c::IBV_EVENT_QP_FATAL, 0x20, false),
+            (c::IBV_EVENT_CQ_ERR, 0x20, true),
+            (c::IBV_EVENT_CQ_ERR, 0x10, false),
+            (c::IBV_EVENT_DEVICE_FATAL, 0, true),
+            (c::IBV_EVENT_PORT_ERR, 1, true),
+            (c::IBV_EVENT_PORT_ERR, 2, false),
+            (c::IBV_EVENT_SRQ_ERR, 0x10, false),
+            (12345, 0x10, false),
+        ];
+        for (number, address, concerned) in table {
+            assert_eq!(uses.concerned(&event(number, address)), concerned, "{number} {address:#x}");
+        }
+    }
+
+    #[test]
+    fn the_event_numbers_are_those_of_the_header() {
+        let table = [
+            (AsyncEvent::CqErr, c::IBV_EVENT_CQ_ERR),
+            (AsyncEvent::QpFatal, c::IBV_EVENT_QP_FATAL),
+            (AsyncEvent::QpReqErr, c::IBV_EVENT_QP_REQ_ERR),
+            (AsyncEvent::QpAccessErr, c::IBV_EVENT_QP_ACCESS_ERR),
+            (AsyncEvent::CommEst, c::IBV_EVENT_COMM_EST),
+            (AsyncEvent::DeviceFatal, c::IBV_EVENT_DEVICE_FATAL),
+            (AsyncEvent::PortActive, c::IBV_EVENT_PORT_ACTIVE),
+            (AsyncEvent::PortErr, c::IBV_EVENT_PORT_ERR),
+            (AsyncEvent::Other(c::IBV_EVENT_GID_CHANGE), c::IBV_EVENT_GID_CHANGE),
+        ];
+        for (event, number) in table {
+            assert_eq!(AsyncEvent::from_number(number), event);
+        }
+    }
+}
