@@ -130,6 +130,20 @@ fn the_python_consumer() {
     assert_passed(&check::run(&files(), &mut shim(format!("python3 '{}'", consumer.display())), "").unwrap());
 }
 
+/// What is drawn is what its generator draws.
+#[test]
+fn the_drawn_traces_are_up_to_date() {
+    if !have("python3") {
+        return;
+    }
+    let drawn = Command::new("python3").arg(vectors().join("generate.py")).output().unwrap();
+    let there = read(&vectors().join("trace/generated.json"));
+    assert!(
+        drawn.stdout == there.as_bytes(),
+        "run python3 spec/vectors/generate.py > spec/vectors/trace/generated.json"
+    );
+}
+
 /// Mistakes an implementer might make: what is changed in the Python consumer, into what, and a vector that must notice.
 const MISTAKES: [(&str, &str, &str); 20] = [
     (

@@ -33,16 +33,16 @@ pub enum Error {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidMessage {
-    /// VR-CTRL-002.
+    /// VR-CTRL-011.
     #[error("{length} bytes long, not {MESSAGE_LEN}")]
     Length {
         /// Its length.
         length: usize,
     },
-    /// VR-CTRL-002: longer than the receive posted for it, so that its length is not known.
+    /// VR-CTRL-011: longer than the receive posted for it, so that its length is not known.
     #[error("longer than {MESSAGE_LEN} bytes")]
     TooLong,
-    /// VR-CTRL-004.
+    /// VR-CTRL-012: an opcode that VR-CTRL-004 does not name.
     #[error("{opcode} is not defined")]
     UnknownOpcode {
         /// The opcode.
@@ -70,7 +70,7 @@ pub enum PeerMisbehaved {
         /// The immediate.
         immediate: u32,
     },
-    /// VR-MEM-004: a window replaced before it was full.
+    /// VR-MEM-017: a window replaced before it was full.
     #[error("it registered a new window when only {used} of the old one's {length} bytes were used")]
     EarlyRegistration {
         /// Bytes of the window used.
@@ -89,10 +89,10 @@ pub enum PeerMisbehaved {
         /// The length.
         length: u32,
     },
-    /// VR-FEAT-005: a server sent features that nobody asked for.
+    /// VR-FEAT-005, VR-FEAT-014: a server sent features that nobody asked for.
     #[error("it answered a question for features that was not asked")]
     UnaskedFeatures,
-    /// VR-FEAT-006: a server sent what only clients send.
+    /// VR-FEAT-006, VR-FEAT-014: a server sent what only clients send.
     #[error("a server sent {opcode}, which only a client may")]
     ServerSent {
         /// The opcode.

@@ -7,7 +7,7 @@ use rdma_proto::backend::{
 
 use super::Setting;
 use super::ends::{Called, ONE, Pair, QUIET, Shape, equal, event, holds, next_event};
-use suite::Failure;
+use crate::Failure;
 
 super::table! {
     "verbs.async.overrun", "a completion queue that is overrun is told to those whose queue pairs report to it",

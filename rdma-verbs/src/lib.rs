@@ -40,7 +40,7 @@
 //! |---|---|
 //! | [`Verbs::load`] | `dlopen(3)`, `dlsym(3)` |
 //! | `Backend::event_channel` | `rdma_create_event_channel(3)`, then `O_NONBLOCK` |
-//! | `EventChannel::create_id` | `rdma_create_id(3)` in `RDMA_PS_TCP` (VR-CONN-001) |
+//! | `EventChannel::create_id` | `rdma_create_id(3)` in `RDMA_PS_TCP` (VR-CONN-001, VR-CONN-015) |
 //! | `EventChannel::listen` | `rdma_create_id`, `rdma_set_option(3)` (`AFONLY` for IPv6, `REUSEADDR`), `rdma_bind_addr(3)`, `rdma_listen(3)` |
 //! | `EventChannel::next_event` | `ibv_get_async_event(3)` and at once `ibv_ack_async_event(3)`, for each device in use; `rdma_get_cm_event(3)` and at once `rdma_ack_cm_event(3)` |
 //! | `Identifier::resolve_address`, `resolve_route` | `rdma_resolve_addr(3)`, `rdma_resolve_route(3)` |

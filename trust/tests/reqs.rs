@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use conformance::reqs::{Level, Requirements, ids, workspace};
+use conformance::reqs::{Level, Origin, Profile, Requirement, Requirements, ids, workspace};
 use trust::reqs::coverage::Coverage;
 use trust::reqs::render;
 
@@ -39,7 +39,9 @@ fn a_must_that_nothing_shows_is_a_problem() {
     let id = format!("VR-{}-901", "CTRL");
     let real = read(&workspace().join("spec/requirements.toml"));
     let problems = |level: &str, more: &str, code: &str| -> Vec<String> {
-        let fields = format!("level = \"{level}\"\norigin = \"verbs\"\nsource = \"s\"\ntext = \"t\"\n{more}");
+        let fields = format!(
+            "level = \"{level}\"\norigin = \"verbs\"\nprofile = \"wire\"\nsource = \"s\"\ntext = \"t\"\n{more}"
+        );
         let file = format!("{real}\n[[requirement]]\nid = \"{id}\"\n{fields}");
         std::fs::write(root.join("spec/requirements.toml"), file).unwrap();
         std::fs::write(root.join("lib.rs"), code).unwrap();
@@ -67,6 +69,7 @@ fn every_must_about_messages_or_the_machine_has_a_vector() {
         ("VR-MEM-015", "memory is below the machine"),
         ("VR-XFER-003", "the byte order of an immediate is the device's business"),
         ("VR-XFER-011", "memory is below the machine"),
+        ("VR-KEEP-008", "receives are posted below the machine"),
     ];
     let coverage = Coverage::of(&workspace()).unwrap();
     let without: Vec<String> = Requirements::built_in()
@@ -76,6 +79,29 @@ fn every_must_about_messages_or_the_machine_has_a_vector() {
         .map(|one| one.id.clone())
         .collect();
     assert_eq!(without, no_vector_can_show.map(|(id, _)| id));
+}
+
+/// The wire contract asks for nothing that only a peer which does wrong makes necessary.
+#[test]
+fn the_wire_contract_has_no_hardening_in_it() {
+    let both = |one: &&Requirement| one.profile == Profile::Wire && one.origin == Origin::Hardening;
+    let wrong: Vec<String> = Requirements::built_in().iter().filter(both).map(|one| one.id.clone()).collect();
+    assert_none(&wrong);
+}
+
+/// Normative text names no products: what programs do is in `differs`, in notes and in spec/deployed.md.
+#[test]
+fn rules_name_no_products() {
+    let names = |text: &str| {
+        ["libvalkey", "valkey-cli", "Valkey 9", "Valkey server"].iter().any(|name| text.contains(name))
+    };
+    let all = Requirements::built_in();
+    let mut wrong: Vec<String> =
+        all.iter().filter(|one| names(&one.text)).map(|one| one.id.clone()).collect();
+    let text = read(&workspace().join("spec/protocol.md"));
+    let rules = text.split("\n## 15. ").next().unwrap();
+    wrong.extend(rules.lines().filter(|line| names(line)).map(str::to_string));
+    assert_none(&wrong);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use rdma_conn::Descriptors;
 use super::bench::Bench;
 use super::verdict::Judged;
 use crate::reqs::Requirements;
-pub use crate::reqs::{Level, Role};
+pub use crate::reqs::{Level, Profile, Role};
 
 /// What whoever selects cases may want to know about one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +52,11 @@ impl<B: Descriptors> Case<B> {
     pub fn level(&self, requirements: &Requirements) -> Level {
         let first = self.requirements.first();
         first.and_then(|id| requirements.get(id)).map_or(Level::May, |requirement| requirement.level)
+    }
+
+    /// What it is for: as its first requirement.
+    pub fn profile(&self, requirements: &Requirements) -> Option<Profile> {
+        requirements.get(self.requirements.first()?).map(|requirement| requirement.profile)
     }
 
     /// Whether it has this tag.

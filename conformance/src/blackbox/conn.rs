@@ -14,7 +14,7 @@ use crate::adversary::{Adversary, Shape};
 
 pub(super) fn cases<B: Descriptors>() -> Vec<Case<B>> {
     cases! {
-        both "conn.plain", "connect, talk, leave" => "It works.", ["VR-CONN-001", "VR-CONN-013"], plain;
+        both "conn.plain", "connect, talk, leave" => "It works.", ["VR-CONN-015", "VR-CONN-001", "VR-CONN-013"], plain;
         both "conn.private-data", "56 bytes of private data that mean nothing" => "They are ignored.",
             ["VR-CONN-002"], private_data;
         both "conn.rnr-retries", "a look at the target's parameters" => "It gives its peer an RNR retry count of 7.",

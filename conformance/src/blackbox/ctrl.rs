@@ -18,21 +18,21 @@ pub(super) fn cases<B: Descriptors>() -> Vec<Case<B>> {
         both "ctrl.reserved-zero", "a connection that is used"
             => "Reserved bytes of the target's messages are zero.", ["VR-CTRL-005"], reserved_zero;
         both "ctrl.message-of-0", "a SEND of no bytes" => "The target ends this connection.",
-            ["VR-CTRL-002"], |bench| of_length(bench, 0);
+            ["VR-CTRL-011"], |bench| of_length(bench, 0);
         both "ctrl.message-of-1", "a SEND of one byte" => "The target ends this connection.",
-            ["VR-CTRL-002"], |bench| of_length(bench, 1);
+            ["VR-CTRL-011"], |bench| of_length(bench, 1);
         both "ctrl.message-of-31", "a SEND one byte short" => "The target ends this connection.",
-            ["VR-CTRL-002"], |bench| of_length(bench, 31);
+            ["VR-CTRL-011"], |bench| of_length(bench, 31);
         both "ctrl.message-of-33", "a SEND one byte long" => "The target ends this connection.",
-            ["VR-CTRL-002", "VR-CTRL-008"], |bench| of_length(bench, 33);
+            ["VR-CTRL-011", "VR-CTRL-008"], |bench| of_length(bench, 33);
         both "ctrl.message-of-4096", "a SEND of a page" => "The target ends this connection.",
-            ["VR-CTRL-002", "VR-CTRL-008"], |bench| of_length(bench, 4096);
+            ["VR-CTRL-011", "VR-CTRL-008"], |bench| of_length(bench, 4096);
         both "ctrl.opcode-4", "the first opcode that is not defined" => "The target ends this connection.",
-            ["VR-CTRL-004", "VR-CLOSE-007"], |bench| unknown(bench, 4);
+            ["VR-CTRL-012", "VR-CLOSE-007"], |bench| unknown(bench, 4);
         both "ctrl.opcode-ffff", "the last opcode that is not defined" => "The target ends this connection.",
-            ["VR-CTRL-004", "VR-CLOSE-007"], |bench| unknown(bench, 0xffff);
+            ["VR-CTRL-012", "VR-CLOSE-007"], |bench| unknown(bench, 0xffff);
         both "ctrl.opcode-swapped", "a keepalive whose opcode is little-endian" => "The target ends this connection.",
-            ["VR-CTRL-003", "VR-CTRL-004"], |bench| unknown(bench, 0x0200);
+            ["VR-CTRL-012", "VR-CTRL-003"], |bench| unknown(bench, 0x0200);
         both "ctrl.reserved-in-registration", "a registration with reserved bytes that are not zero"
             => "The target takes the registration for what it is.", ["VR-CTRL-006"], reserved_in_registration;
         both "ctrl.reserved-in-keepalive", "a keepalive with reserved bytes that are not zero"

@@ -46,9 +46,9 @@ pub(super) fn cases<B: Descriptors>() -> Vec<Case<B>> {
         server "feat.set-mid-stream", "SetClientFeature in the middle of a command" => "The command is answered.",
             ["VR-FEAT-009", "VR-CTRL-009"], set_mid_stream;
         client "feat.unasked", "an answer that the client did not ask for" => "The client ends the connection.",
-            ["VR-FEAT-005"], unasked;
+            ["VR-FEAT-014"], unasked;
         client "feat.set-by-server", "SetClientFeature from the server" => "The client ends the connection.",
-            ["VR-FEAT-006"], set_by_server;
+            ["VR-FEAT-014"], set_by_server;
         client "feat.only-offered", "a server that offers no feature" => "The client asks for none to be in force.",
             ["VR-FEAT-010", "VR-FEAT-011"], only_offered;
         client "feat.every-bit-offered", "a server that offers every feature there could be, if it is asked"

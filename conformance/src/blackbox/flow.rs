@@ -33,7 +33,7 @@ pub(super) fn cases<B: Descriptors>() -> Vec<Case<B>> {
         server "flow.slow-readers-neighbour", "a full window that stays so" => "Others are served.",
             ["VR-SEC-004", "VR-RES-007"], slow_readers_neighbour;
         both "flow.crossing", "both directions cross window ends at once" => "Both streams are whole.",
-            ["VR-FLOW-010", "VR-FLOW-001"], crossing;
+            ["VR-FLOW-010", "VR-FLOW-016", "VR-FLOW-001"], crossing;
         server "flow.one-notification", "a command with a reply of 2000 bytes" => "The reply is one notification.",
             ["VR-FLOW-006"], one_notification;
         both "flow.control-when-blocked", "a keepalive flood while the target waits for a window"

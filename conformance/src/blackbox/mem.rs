@@ -73,11 +73,11 @@ pub(super) fn cases<B: Descriptors>() -> Vec<Case<B>> {
             => "The target's write fails, and with it this connection.",
             ["VR-MEM-009"], |bench| unwritable(bench, Adversary::locked_window);
         both "mem.twice", "the same window again before it is used" => "The target ends this connection.",
-            ["VR-MEM-004"] [Disruptive], twice;
+            ["VR-MEM-017"] [Disruptive], twice;
         both "mem.one-byte-left", "a new window when one byte of the old is left" => "The target ends this connection.",
-            ["VR-MEM-004"] [Disruptive], one_byte_left;
+            ["VR-MEM-017"] [Disruptive], one_byte_left;
         both "mem.flood", "a thousand registrations" => "The target ends this connection; nobody else notices.",
-            ["VR-MEM-004", "VR-RES-007"] [Disruptive], flood;
+            ["VR-MEM-017", "VR-RES-007"] [Disruptive], flood;
     }
 }
 

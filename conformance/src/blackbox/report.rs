@@ -42,7 +42,13 @@ pub enum Format {
 /// It cannot be written down.
 pub fn text(run: &Run, format: Format, strict: bool) -> Result<String, String> {
     match format {
-        Format::Pretty => Ok(format!("{}{}: {}\n", failures(run, strict), title(&run.target), run.summary())),
+        Format::Pretty => Ok(format!(
+            "{}{}: {}\n{}\n",
+            failures(run, strict),
+            title(&run.target),
+            run.summary(),
+            run.scores()
+        )),
         Format::Json => run.json(),
         Format::Junit => junit::junit(run),
         Format::Tap => Ok(tap::tap(run)),

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::verdict::{Cause, Teardown, Verdict};
 use crate::exit;
-use crate::reqs::{Level, Role};
+use crate::reqs::{Level, Profile, Requirements, Role};
 
 /// The version of the files' format.
 pub const FORMAT: u32 = 1;
@@ -106,6 +106,22 @@ impl Run {
         let expected = self.results.iter().filter(|result| result.expected.is_some()).count();
         let expected = if expected > 0 { format!(" ({expected} as expected)") } else { String::new() };
         format!("{}{expected}, {:.1} s", counts.join(", "), self.took)
+    }
+
+    /// How many of the cases that were decided passed, by the profile of their first requirement: the wire contract first.
+    pub fn scores(&self) -> String {
+        let requirements = Requirements::built_in();
+        let score = |(name, profile)| {
+            let of = |result: &&CaseResult| {
+                let first = result.requirements.first().and_then(|id| requirements.get(id));
+                first.is_some_and(|first| first.profile == profile)
+            };
+            let passed = self.results.iter().filter(of).filter(|result| result.verdict.is_pass()).count();
+            let failed =
+                self.results.iter().filter(of).filter(|result| result.verdict == Verdict::Fail).count();
+            format!("{name}: {passed} of {}", passed + failed)
+        };
+        [("wire contract", Profile::Wire), ("hardening profile", Profile::Hardened)].map(score).join(", ")
     }
 
     /// What it comes down to, as an exit code.

@@ -5,7 +5,7 @@ use glob::Pattern;
 use rdma_conn::Descriptors;
 
 use super::case::{Case, Tag};
-use crate::reqs::{Level, Requirements, Role};
+use crate::reqs::{Level, Profile, Requirements, Role};
 
 /// Which cases.
 #[derive(Args, Clone, Debug, Default)]
@@ -20,6 +20,9 @@ pub struct Select {
     /// Only cases at least this binding.
     #[arg(long, default_value = "may")]
     pub level: Option<Level>,
+    /// Only cases of this profile: the wire contract, or what keeps peers that do wrong from doing harm.
+    #[arg(long)]
+    pub profile: Option<Profile>,
 }
 
 impl Select {
@@ -33,6 +36,7 @@ impl Select {
         (self.select.is_empty() || self.select.iter().any(matches))
             && !self.skip.iter().any(matches)
             && case.level(requirements) <= self.level.unwrap_or(Level::May)
+            && self.profile.is_none_or(|profile| case.profile(requirements) == Some(profile))
     }
 
     /// Those wanted for a role.

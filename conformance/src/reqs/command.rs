@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::{Subcommand, ValueEnum};
 use comfy_table::{ContentArrangement, Table, presets};
 
-use super::{Level, Origin, Requirement, Requirements};
+use super::{Level, Origin, Profile, Requirement, Requirements};
 use crate::exit::{FAILED, NOTHING};
 
 /// What to do with the requirements.
@@ -22,6 +22,9 @@ pub enum Command {
         /// Only those of this origin.
         #[arg(long)]
         origin: Option<Origin>,
+        /// Only those of this profile.
+        #[arg(long)]
+        profile: Option<Profile>,
         /// How to print them.
         #[arg(long, default_value = "table")]
         format: Format,
@@ -40,13 +43,14 @@ pub enum Format {
 /// Does it.
 pub fn run(command: Command) -> ExitCode {
     let result = match command {
-        Command::List { area, level, origin, format } => {
+        Command::List { area, level, origin, profile, format } => {
             let all = Requirements::built_in();
             let wanted: Vec<&Requirement> = all
                 .iter()
                 .filter(|one| area.as_ref().is_none_or(|area| one.area().eq_ignore_ascii_case(area)))
                 .filter(|one| level.is_none_or(|level| one.level == level))
                 .filter(|one| origin.is_none_or(|origin| one.origin == origin))
+                .filter(|one| profile.is_none_or(|profile| one.profile == profile))
                 .collect();
             list(&wanted, format)
         }
@@ -64,9 +68,10 @@ fn list(wanted: &[&Requirement], format: Format) -> Result<ExitCode, String> {
         let mut table = Table::new();
         table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
         table.set_content_arrangement(ContentArrangement::Dynamic);
-        table.set_header(["id", "level", "origin", "requirement"]);
+        table.set_header(["id", "level", "profile", "origin", "requirement"]);
         for one in wanted {
-            table.add_row([one.id.clone(), one.level.to_string(), one.origin.to_string(), one.text.clone()]);
+            let Requirement { id, level, origin, profile, text, .. } = one;
+            table.add_row([id, &level.to_string(), &profile.to_string(), &origin.to_string(), text]);
         }
         println!("{table}");
     }

@@ -13,7 +13,7 @@ pub use command::{Command, run};
 pub use ids::ids;
 
 /// The version of the file's format that this program reads.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 
 /// How binding a requirement is, as in RFC 2119.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum)]
@@ -41,6 +41,16 @@ pub enum Origin {
     Hardening,
 }
 
+/// What a requirement is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Profile {
+    /// The wire contract: what both sides must do to exchange bytes with a peer that does no wrong.
+    Wire,
+    /// What keeps a peer that errs, attacks, is slow or vanishes from costing more than its connection.
+    Hardened,
+}
+
 /// A side of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
@@ -61,6 +71,8 @@ pub struct Requirement {
     pub level: Level,
     /// Where it comes from.
     pub origin: Origin,
+    /// What it is for.
+    pub profile: Profile,
     /// Where to look it up.
     pub source: String,
     /// The requirement itself.
@@ -119,7 +131,7 @@ macro_rules! display_as_in_the_file {
     )* };
 }
 
-display_as_in_the_file!(Level Origin Role);
+display_as_in_the_file!(Level Origin Profile Role);
 
 /// All requirements.
 #[derive(Clone, Debug, Deserialize)]

@@ -1,6 +1,8 @@
 //! What holds in every trace, whatever its steps expect: the rules about writes, immediates and registrations.
 
-use super::data::{Bytes, Fields, Hex, Input, Output, Settings};
+use std::collections::VecDeque;
+
+use super::data::{Bytes, Fields, Hex, Input, Need, Output, Settings, Trace};
 use super::protocol::Reply;
 use crate::reqs::Role;
 use rdma_proto::wire::Message;
@@ -22,6 +24,8 @@ pub(super) struct Books<'a> {
     questions: u64,
     /// Notifications: messages and immediates.
     pub(super) notifications: u64,
+    /// How many of them the peer has surely handled.
+    handled: Handled,
     /// For each of our regions, the number of the window it was last; and how many windows there were.
     last: [Option<u64>; 2],
     windows: u64,
@@ -32,10 +36,10 @@ pub(super) struct Books<'a> {
 }
 
 impl<'a> Books<'a> {
-    pub(super) const fn new(role: Role, settings: &'a Settings) -> Self {
+    pub(super) fn new(trace: &'a Trace) -> Self {
         Self {
-            role,
-            settings,
+            role: trace.role,
+            settings: &trace.settings,
             established: false,
             ended: false,
             window: None,
@@ -44,6 +48,7 @@ impl<'a> Books<'a> {
             sent: 0,
             questions: 0,
             notifications: 0,
+            handled: Handled { counts: trace.needs.contains(&Need::Credits), ..Handled::default() },
             last: [None; 2],
             windows: 0,
             received: 0,
@@ -55,10 +60,21 @@ impl<'a> Books<'a> {
     /// Notes what happens to the implementation.
     pub(super) fn input(&mut self, input: &Input) {
         match input {
-            Input::Established { .. } => self.established = true,
+            Input::Established { rnr_retry } => {
+                self.established = true;
+                // A server has no question to ask, and goes by completions.
+                self.handled.by_completions = *rnr_retry == 7 || self.role == Role::Server;
+            }
             Input::Write { length } => self.given += u64::from(*length),
             Input::Read { length } => self.read = self.arrived.min(self.read + u64::from(*length)),
+            Input::Acknowledged {} if self.handled.by_completions => {
+                self.handled.up_to(Some(self.notifications));
+            }
             Input::Immediate { value } => {
+                if *value > 0 {
+                    let mark = self.handled.registered.take();
+                    self.handled.up_to(mark);
+                }
                 self.received += u64::from(*value);
                 self.arrived += u64::from(*value);
             }
@@ -74,8 +90,16 @@ impl<'a> Books<'a> {
 
     fn message(&mut self, message: Fields) {
         match message {
-            Fields::RegisterXferMemory { .. } => self.window = Some((message, 0)),
-            Fields::GetServerFeature { .. } => self.questions += 1,
+            Fields::RegisterXferMemory { .. } => {
+                self.window = Some((message, 0));
+                let mark = self.handled.filled.take();
+                self.handled.up_to(mark);
+            }
+            Fields::GetServerFeature { .. } => {
+                self.questions += 1;
+                let mark = self.handled.asked.pop_front();
+                self.handled.up_to(mark);
+            }
             _ => {}
         }
     }
@@ -105,6 +129,12 @@ impl<'a> Books<'a> {
             Message::decode(bytes).map_err(|error| format!("it sent no control message: {error}"))?;
         self.notifications += 1;
         let fields = Fields::from(message);
+        match fields {
+            Fields::RegisterXferMemory { .. } => self.handled.registered = Some(self.notifications),
+            Fields::GetServerFeature { .. } => self.handled.asked.push_back(self.notifications),
+            _ => {}
+        }
+        self.check_receives()?;
         if message.encode() != bytes[..] {
             return Err(format!("{fields:?} with reserved bytes that are not zero (VR-CTRL-005)"));
         }
@@ -186,6 +216,9 @@ impl<'a> Books<'a> {
         }
         let Some(immediate) = immediate else { return Ok(None) };
         self.notifications += 1;
+        if used == room {
+            self.handled.filled = Some(self.notifications);
+        }
         if u64::from(immediate) != self.unnotified {
             return Err(format!(
                 "its immediate is {immediate} after {} bytes (VR-XFER-004)",
@@ -193,6 +226,41 @@ impl<'a> Books<'a> {
             ));
         }
         self.unnotified = 0;
+        self.check_receives()?;
         Ok(Some(Output::Payload(immediate.into())))
+    }
+
+    /// Each notification needs one of the peer's receives.
+    fn check_receives(&self) -> Result<(), String> {
+        let unhandled = self.notifications - self.handled.notifications;
+        let receives = self.settings.peer_receives;
+        if self.handled.counts && unhandled > u64::from(receives) {
+            return Err(format!(
+                "{unhandled} notifications that the peer may not have handled, and it keeps {receives} receives (VR-FLOW-005)"
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// What of an implementation's notifications a peer has shown to have handled (VR-FLOW-008). An answer counts for its
+/// question, too, whose receive the peer posts again right after it.
+#[derive(Default)]
+struct Handled {
+    /// Whether the trace is about that.
+    counts: bool,
+    by_completions: bool,
+    notifications: u64,
+    /// The count of notifications after the latest registration, ...
+    registered: Option<u64>,
+    /// ... after the one that filled the peer's window, ...
+    filled: Option<u64>,
+    /// ... and after each open question.
+    asked: VecDeque<u64>,
+}
+
+impl Handled {
+    fn up_to(&mut self, mark: Option<u64>) {
+        self.notifications = self.notifications.max(mark.unwrap_or_default());
     }
 }

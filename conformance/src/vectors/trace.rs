@@ -20,7 +20,7 @@ pub(super) fn run(implementation: &mut dyn Implementation, trace: &Trace) -> Res
         [Reply::Skip { reason }] => return Ok(Outcome::Skipped(reason.clone())),
         other => return Err(format!("it answered the start with {other:?}")),
     }
-    let mut books = Books::new(trace.role, &trace.settings);
+    let mut books = Books::new(trace);
     for (number, step) in trace.steps.iter().enumerate() {
         run_step(implementation, &mut books, step)
             .map_err(|problem| format!("step {}, {:?}: {problem}", number + 1, step.input))?;

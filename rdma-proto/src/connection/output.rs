@@ -79,7 +79,7 @@ impl Connection {
         if let Some(flush) = self.flush {
             return self.write_part(flush);
         }
-        // Messages pass output that waits for a window: our windows are registered all the same (VR-FLOW-010).
+        // Messages pass output that waits for a window: our windows are registered all the same (VR-FLOW-010, VR-FLOW-016).
         if self.wants_message()
             && let Some(message) = self.next_message()
         {

@@ -138,7 +138,7 @@ fn one_question_without_end_is_a_flood_too() {
     assert_eq!(pair.server.state(), State::Failed(Error::PeerMisbehaved(PeerMisbehaved::FeatureFlood)));
 }
 
-/// VR-FEAT-005: an answer without a question, also a second answer to one question.
+/// VR-FEAT-014: an answer without a question, also a second answer to one question.
 #[test]
 fn an_answer_nobody_asked_for_ends_the_connection() {
     let answer = Message::GetServerFeature { select: 0, features: FeatureSet::NONE }.encode();
@@ -150,7 +150,7 @@ fn an_answer_nobody_asked_for_ends_the_connection() {
     }
 }
 
-/// VR-FEAT-006.
+/// VR-FEAT-014.
 #[test]
 fn a_server_that_sets_client_features_is_refused() {
     let mut pair = Pair::quiet();

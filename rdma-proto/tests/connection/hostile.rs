@@ -24,7 +24,7 @@ fn message(bytes: &[u8]) -> Pair {
     pair
 }
 
-/// VR-CTRL-004.
+/// VR-CTRL-012.
 #[test]
 fn unknown_opcodes() {
     for opcode in [4, 5, 0x00ff, 0x0200, 0xffff] {
@@ -38,7 +38,7 @@ fn unknown_opcodes() {
     }
 }
 
-/// VR-CTRL-002.
+/// VR-CTRL-011.
 #[test]
 fn messages_of_any_other_length() {
     for length in [0, 1, 31, 33, 64] {
@@ -141,7 +141,7 @@ fn windows_that_cannot_be() {
     );
 }
 
-/// VR-MEM-004: replaced before it was full.
+/// VR-MEM-017: replaced before it was full.
 #[test]
 fn a_window_replaced_early() {
     let window = |length| Window { address: 0x1000, length, rkey: 1 };

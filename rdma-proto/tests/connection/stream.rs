@@ -108,7 +108,7 @@ fn a_single_region_is_announced_again_when_full_and_read() {
     pair.finish([0, 0]);
 }
 
-/// VR-FLOW-010: a full peer stops its writer, not its reader: bytes go on the other way.
+/// VR-FLOW-010, VR-FLOW-016: a full peer stops its writer, not its reader: bytes go on the other way.
 #[test]
 fn input_goes_on_while_output_waits() {
     let mut pair = windows_of(16, 2);

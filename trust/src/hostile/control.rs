@@ -14,17 +14,17 @@ use conformance::client::Failure;
 
 pub(super) fn cases<B: Descriptors>() -> Vec<Case<Setting<B>>> {
     cases! {
-        both "message-of-0", "a SEND of no bytes", ["VR-CTRL-002"], usual() => |scene, side| short(scene, side, 0);
-        both "message-of-1", "a SEND of one byte", ["VR-CTRL-002"], usual() => |scene, side| short(scene, side, 1);
-        both "message-of-31", "a SEND one byte short", ["VR-CTRL-002"], usual()
+        both "message-of-0", "a SEND of no bytes", ["VR-CTRL-011"], usual() => |scene, side| short(scene, side, 0);
+        both "message-of-1", "a SEND of one byte", ["VR-CTRL-011"], usual() => |scene, side| short(scene, side, 1);
+        both "message-of-31", "a SEND one byte short", ["VR-CTRL-011"], usual()
             => |scene, side| short(scene, side, 31);
-        both "message-of-33", "a SEND one byte long", ["VR-CTRL-002", "VR-CTRL-008"], usual()
+        both "message-of-33", "a SEND one byte long", ["VR-CTRL-011", "VR-CTRL-008"], usual()
             => |scene, side| long(scene, side, 33);
-        both "message-of-4096", "a SEND of a page", ["VR-CTRL-002", "VR-CTRL-008"], usual()
+        both "message-of-4096", "a SEND of a page", ["VR-CTRL-011", "VR-CTRL-008"], usual()
             => |scene, side| long(scene, side, 4096);
-        both "opcode-4", "the first opcode that is not defined", ["VR-CTRL-004", "VR-CLOSE-007"], usual()
+        both "opcode-4", "the first opcode that is not defined", ["VR-CTRL-012", "VR-CLOSE-007"], usual()
             => |scene, side| unknown(scene, side, 4, "opcode 0x0004 is not defined");
-        both "opcode-ffff", "the last opcode that is not defined", ["VR-CTRL-004", "VR-CLOSE-007"], usual()
+        both "opcode-ffff", "the last opcode that is not defined", ["VR-CTRL-012", "VR-CLOSE-007"], usual()
             => |scene, side| unknown(scene, side, 0xffff, "opcode 0xffff is not defined");
         both "reserved-bytes", "reserved bytes that are not zero", ["VR-CTRL-006"], usual() => reserved_bytes;
         both "send-with-immediate", "messages that carry an immediate", ["VR-CTRL-010"], usual() => immediates;

@@ -26,12 +26,12 @@ pub(super) fn cases<B: Descriptors>() -> Vec<Case<Setting<B>>> {
             ["VR-FEAT-001", "VR-FEAT-013"], usual() => documents_order;
         server "features-unknown", "SetClientFeature with every bit, early and late",
             ["VR-FEAT-004", "VR-FEAT-009"], usual() => unknown;
-        client "features-unasked", "a server answers what nobody asked", ["VR-FEAT-005"], usual() => unasked;
+        client "features-unasked", "a server answers what nobody asked", ["VR-FEAT-014"], usual() => unasked;
         client "features-answered-twice", "a server answers one question twice",
-            ["VR-FEAT-005"], negotiating() => answered_twice;
+            ["VR-FEAT-014"], negotiating() => answered_twice;
         client "features-answered-with-unknown", "a server claims every feature there could be",
             ["VR-FEAT-004", "VR-FEAT-010"], negotiating() => answered_with_unknown;
-        client "features-set-by-server", "a server sends SetClientFeature", ["VR-FEAT-006"], usual()
+        client "features-set-by-server", "a server sends SetClientFeature", ["VR-FEAT-014"], usual()
             => set_by_server;
     }
 }

@@ -22,9 +22,9 @@ pub(super) fn cases<B: Descriptors>() -> Vec<Case<Setting<B>>> {
         both "window-at-bogus-address", "a window elsewhere", ["VR-MEM-009"], usual() => bogus_address;
         both "window-not-writable", "a window that its owner's device keeps closed", ["VR-MEM-009"], usual()
             => not_writable;
-        both "window-twice", "the same window again before it is used", ["VR-MEM-004"], usual() => twice;
-        both "window-early", "a new window when one byte of the old is left", ["VR-MEM-004"], usual() => early;
-        both "window-flood", "a thousand registrations", ["VR-MEM-004", "VR-RES-007"], usual() => flood;
+        both "window-twice", "the same window again before it is used", ["VR-MEM-017"], usual() => twice;
+        both "window-early", "a new window when one byte of the old is left", ["VR-MEM-017"], usual() => early;
+        both "window-flood", "a thousand registrations", ["VR-MEM-017", "VR-RES-007"], usual() => flood;
         both "window-of-other-lengths", "every full window is followed by one of another length and place",
             ["VR-MEM-002", "VR-MEM-011", "VR-MEM-012", "VR-MEM-013"], usual() => other_lengths;
         server "window-before-ours", "a window that comes before our side has seen the connection established",

@@ -120,7 +120,7 @@ impl Coverage {
         self.shown.get(id)
     }
 
-    /// The counts, by area, level and origin.
+    /// The counts, by area, level, profile and origin.
     pub fn table(&self) -> Table {
         let mut table = Table::new();
         table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
@@ -128,9 +128,10 @@ impl Coverage {
         for column in table.column_iter_mut().skip(1) {
             column.set_cell_alignment(CellAlignment::Right);
         }
-        let groups: [fn(&Requirement) -> String; 3] = [
+        let groups: [fn(&Requirement) -> String; 4] = [
             |requirement| requirement.area().to_string(),
             |requirement| requirement.level.to_string(),
+            |requirement| requirement.profile.to_string(),
             |requirement| requirement.origin.to_string(),
         ];
         for name_of in groups {

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use conformance::reqs::{Difference, Requirement, Requirements, Role};
+use conformance::reqs::{Difference, Level, Profile, Requirement, Requirements, Role};
 
 const AREAS: [(&str, &str); 10] = [
     ("CTRL", "Control messages"),
@@ -27,15 +27,20 @@ fn all(requirements: &Requirements) -> String {
         "# Requirements\n\n\
          Rendered from [requirements.toml](requirements.toml) by `valkey-rdma-trust reqs render`; change that file.\n\
          [protocol.md](protocol.md) tells the same in order. What shows each requirement: `valkey-rdma-trust reqs coverage`.\n\n\
-         | area | must | should | may |\n|---|---:|---:|---:|\n",
+         **Wire contract**: what both sides must do to exchange bytes with a peer that does no wrong. **Hardening profile**: what keeps a\n\
+         peer that errs, attacks, is slow or vanishes from costing more than its connection, and what a side does with its own\n\
+         resources; deployed programs interoperate without it.\n\n\
+         | area | wire: must | should | may | hardened: must | should | may |\n|---|---:|---:|---:|---:|---:|---:|\n",
     );
     for (area, title) in AREAS {
-        let count = |level: &str| {
-            requirements.iter().filter(|one| one.area() == area && one.level.to_string() == level).count()
-        };
+        let counts = [Profile::Wire, Profile::Hardened].map(|profile| {
+            let of = |one: &&Requirement| one.area() == area && one.profile == profile;
+            let count = |level| requirements.iter().filter(of).filter(|one| one.level == level).count();
+            let [must, should, may] = [Level::Must, Level::Should, Level::May].map(count);
+            format!("{must} | {should} | {may}")
+        });
         let link = title.to_lowercase().replace(' ', "-");
-        let [must, should, may] = ["must", "should", "may"].map(count);
-        let _ = writeln!(page, "| [{title}](#{link}) | {must} | {should} | {may} |");
+        let _ = writeln!(page, "| [{title}](#{link}) | {} |", counts.join(" | "));
     }
     for (area, title) in AREAS {
         let _ = writeln!(page, "\n## {title}");
@@ -47,13 +52,14 @@ fn all(requirements: &Requirements) -> String {
 }
 
 fn add(page: &mut String, requirement: &Requirement) {
-    let Requirement { id, level, origin, source, text, note, differs, roles, untestable, .. } = requirement;
+    let Requirement { id, level, origin, profile, source, text, note, differs, roles, untestable, .. } =
+        requirement;
     let whom = match roles[..] {
         [Role::Client] => ", clients",
         [Role::Server] => ", servers",
         _ => "",
     };
-    let _ = write!(page, "\n### {id}\n**{level}**{whom} · {origin}: {source}\n\n{text}\n");
+    let _ = write!(page, "\n### {id}\n**{level}**{whom} · {profile} · {origin}: {source}\n\n{text}\n");
     let differs = differs.as_ref().map(|one| format!("{} Deployed code: {}", one.document, one.code));
     for (title, more) in [("Note", note), ("The document", &differs), ("Not tested", untestable)] {
         if let Some(more) = more {
@@ -73,7 +79,9 @@ fn differences(requirements: &Requirements) -> String {
     for (area, title) in AREAS {
         let mut title = Some(title);
         for requirement in requirements.iter().filter(|requirement| requirement.area() == area) {
-            let Requirement { id, level, text, differs: Some(differs), .. } = requirement else { continue };
+            let Requirement { id, level, profile, text, differs: Some(differs), .. } = requirement else {
+                continue;
+            };
             if let Some(title) = title.take() {
                 let _ = writeln!(page, "\n## {title}");
             }
@@ -82,7 +90,7 @@ fn differences(requirements: &Requirements) -> String {
             let _ = write!(
                 page,
                 "\n### {id}\n- **The document**: {document}\n- **Deployed code**: {code}\n\
-                 - **Here** ({level}): {text}\n- **Seen**: {cases}{source}\n"
+                 - **Here** ({level}, {profile}): {text}\n- **Seen**: {cases}{source}\n"
             );
         }
     }

@@ -11,7 +11,7 @@ pub fn markdown(runs: &[Run]) -> String {
     let mut text = String::new();
     for run in runs {
         // Writing to a string does not fail.
-        let _ = write!(text, "## {}\n\n{}\n", title(&run.target), run.summary());
+        let _ = write!(text, "## {}\n\n{}\n\n{}\n", title(&run.target), run.scores(), run.summary());
         let rest: Vec<_> = run.results.iter().filter(|result| result.verdict != Verdict::Pass).collect();
         if !rest.is_empty() {
             text.push_str("\n| case | verdict | requirements | what was seen |\n|---|---|---|---|\n");

@@ -61,6 +61,8 @@ pub enum Need {
     AcknowledgedCredits,
     /// A close that waits for the last bytes.
     GracefulClose,
+    /// A bound for questions that wait for their answers.
+    QuestionLimit,
 }
 
 /// How a connection is set up. All lengths in bytes; a time of 0 is none.
