@@ -5,14 +5,18 @@
 
 mod support;
 
+use std::sync::{Mutex, mpsc};
 use std::time::Duration;
 
 use rdma_redis::{Client, Reconnect};
-use rdma_softsim::SoftSim;
-use redis::RedisError;
-use tokio::time::{Instant, pause, timeout};
+use rdma_softsim::{Fabric, SoftSim};
+use redis::aio::ConnectionLike;
+use redis::{RedisError, RedisResult};
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, advance, pause, resume, timeout};
 
-use support::{Answer, URL, fabric, polite};
+use support::{Answer, Seen, URL, fabric, polite};
 
 /// Longer than anything should take, on a clock that jumps.
 const FOR_EVER: Duration = Duration::from_secs(24 * 3600);
@@ -24,7 +28,7 @@ fn client(host: SoftSim) -> Client<SoftSim> {
 /// The error that `connecting` ends with, after the server has read the first command of it.
 async fn given_up<T: Send + 'static>(
     connecting: impl Future<Output = Result<T, RedisError>> + Send + 'static,
-    seen: &mut tokio::sync::mpsc::UnboundedReceiver<support::Seen>,
+    seen: &mut UnboundedReceiver<Seen>,
 ) -> RedisError {
     let connecting = tokio::spawn(connecting);
     seen.recv().await.expect("a server");
@@ -81,6 +85,7 @@ async fn all_who_wait_for_a_connection_fail_together() {
         .collect();
     while seen.recv().await.expect("a server").connection == 0 {}
     pause();
+    let latest = Instant::now() + Reconnect::default().deadline;
     let mut ends = Vec::new();
     for request in requests {
         let (late, at) = timeout(FOR_EVER, request).await.expect("an end").expect("no panic");
@@ -88,4 +93,65 @@ async fn all_who_wait_for_a_connection_fail_together() {
         ends.push(at);
     }
     assert!(ends.iter().all(|end| *end == ends[0]), "one after another: {ends:?}");
+    assert!(ends[0] <= latest, "the deadline is for all attempts together");
+}
+
+/// A server that answers GET when it is told to, and the commands that it has read.
+fn hesitant() -> (Fabric, Client<SoftSim>, mpsc::Sender<()>, UnboundedReceiver<Seen>) {
+    let (release, released) = mpsc::channel::<()>();
+    let released = Mutex::new(released);
+    let (fabric, host, seen) = fabric(move |_, command| match command {
+        "GET LARGE" => match released.lock().expect("no panic").recv() {
+            Ok(()) => Answer::Say("$5\r\nvalue\r\n"),
+            Err(_) => Answer::Nothing,
+        },
+        _ => polite(command),
+    });
+    (fabric, client(host), release, seen)
+}
+
+/// Asks for a value; returns when the server has read the request, with the clock stopped.
+async fn asked(
+    mut connection: impl ConnectionLike + Send + 'static,
+    seen: &mut UnboundedReceiver<Seen>,
+) -> JoinHandle<RedisResult<String>> {
+    let request =
+        tokio::spawn(async move { redis::cmd("GET").arg("large").query_async(&mut connection).await });
+    while seen.recv().await.expect("a server").command != "GET LARGE" {}
+    pause();
+    request
+}
+
+#[tokio::test]
+async fn a_reply_may_take_minutes_on_every_kind_of_connection() {
+    let (_fabric, client, release, mut seen) = hesitant();
+    let plain = client.get_multiplexed_async_connection().await.expect("connects");
+    let returning = client.get_reconnecting_connection(Reconnect::default()).await.expect("connects");
+    let request = asked(plain, &mut seen).await;
+    reply_after_minutes(request, &release).await;
+    let request = asked(returning, &mut seen).await;
+    reply_after_minutes(request, &release).await;
+}
+
+async fn reply_after_minutes(request: JoinHandle<RedisResult<String>>, release: &mpsc::Sender<()>) {
+    advance(Duration::from_secs(120)).await;
+    resume();
+    release.send(()).expect("the server waits");
+    assert_eq!(request.await.expect("no panic").expect("the value"), "value");
+}
+
+#[tokio::test]
+async fn no_reply_is_awaited_for_ever_on_any_kind_of_connection() {
+    let (_fabric, client, _release, mut seen) = hesitant();
+    let plain = client.get_multiplexed_async_connection().await.expect("connects");
+    let returning = client.get_reconnecting_connection(Reconnect::default()).await.expect("connects");
+    no_reply(plain, &mut seen).await;
+    resume();
+    no_reply(returning, &mut seen).await;
+}
+
+async fn no_reply(connection: impl ConnectionLike + Send + 'static, seen: &mut UnboundedReceiver<Seen>) {
+    let request = asked(connection, seen).await;
+    let ended = timeout(FOR_EVER, request).await.expect("an end").expect("no panic");
+    assert!(ended.expect_err("no reply").is_timeout());
 }

@@ -5,12 +5,12 @@
 #[path = "../../../rdma-conn/examples/kv_server/resp.rs"]
 mod resp;
 
-use std::io::Write;
-use std::net::SocketAddr;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use rdma_conn::{Listener, Options, Stream};
+use rdma_conn::{Listener, Options};
 use rdma_softsim::{Fabric, SoftSim};
 use tokio::sync::mpsc;
 
@@ -54,11 +54,27 @@ pub fn serve(
     answer: impl Fn(usize, &str) -> Answer + Send + Sync + 'static,
 ) -> mpsc::UnboundedReceiver<Seen> {
     let listener = Listener::bind(host, address(), Options::server()).expect("a free address");
+    serve_all(move || listener.accept().ok().map(|(stream, _)| stream), answer)
+}
+
+/// Serves by TCP on a port of this machine, which it returns.
+pub fn serve_tcp(
+    answer: impl Fn(usize, &str) -> Answer + Send + Sync + 'static,
+) -> (u16, mpsc::UnboundedReceiver<Seen>) {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
+    let port = listener.local_addr().expect("bound").port();
+    (port, serve_all(move || listener.accept().ok().map(|(stream, _)| stream), answer))
+}
+
+fn serve_all<S: Read + Write + Send + 'static>(
+    accept: impl Fn() -> Option<S> + Send + 'static,
+    answer: impl Fn(usize, &str) -> Answer + Send + Sync + 'static,
+) -> mpsc::UnboundedReceiver<Seen> {
     let (tell, seen) = mpsc::unbounded_channel();
     let answer = Arc::new(answer);
     std::thread::spawn(move || {
         for connection in 0.. {
-            let Ok((stream, _)) = listener.accept() else { return };
+            let Some(stream) = accept() else { return };
             let (answer, tell) = (Arc::clone(&answer), tell.clone());
             std::thread::spawn(move || session(stream, connection, &*answer, &tell));
         }
@@ -67,7 +83,7 @@ pub fn serve(
 }
 
 fn session(
-    stream: Stream<SoftSim>,
+    stream: impl Read + Write,
     connection: usize,
     answer: &dyn Fn(usize, &str) -> Answer,
     tell: &mpsc::UnboundedSender<Seen>,
@@ -77,9 +93,8 @@ fn session(
         let words = command.into_array().unwrap_or_default().into_iter();
         let words: Vec<Bytes> = words.filter_map(|word| word.into_bulk_string().ok()).collect();
         let command = String::from_utf8_lossy(&words.join(&b' ')).to_uppercase();
-        let said = answer(connection, &command);
-        let _test_is_over = tell.send(Seen { connection, command });
-        match said {
+        let _test_is_over = tell.send(Seen { connection, command: command.clone() });
+        match answer(connection, &command) {
             Answer::Say(reply) => reader.stream().write_all(reply.as_bytes())?,
             Answer::Nothing => {}
             Answer::Leave => return Ok(()),
@@ -94,6 +109,7 @@ pub fn polite(command: &str) -> Answer {
         hello if hello.starts_with("HELLO 3") => Answer::Say("%1\r\n$6\r\nserver\r\n$4\r\ntest\r\n"),
         setup if setup.starts_with("CLIENT") || setup.starts_with("SELECT") => Answer::Say("+OK\r\n"),
         "PING" => Answer::Say("+PONG\r\n"),
+        "ECHO END" => Answer::Say("+end\r\n"),
         _ => Answer::Nothing,
     }
 }
