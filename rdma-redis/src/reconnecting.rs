@@ -379,3 +379,39 @@ impl fmt::Debug for Reconnect {
             .finish()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_double_up_to_the_longest_and_differ_between_clients() {
+        let how = Reconnect::default();
+        let pauses = || -> Vec<Duration> { how.pauses().take(12).collect() };
+        let (mine, another) = (pauses(), pauses());
+        assert_ne!(mine, another);
+        let mut least = how.first_pause;
+        for pause in mine {
+            assert!((least..least * 2).contains(&pause), "{pause:?} instead of {least:?} and a part of it");
+            least = (least * 2).min(how.longest_pause);
+        }
+    }
+
+    #[test]
+    fn what_cannot_succeed_is_not_tried_again() {
+        let io = |kind: io::ErrorKind| RedisError::from(io::Error::from(kind));
+        let refused = RedisError::from((ErrorKind::AuthenticationFailed, "wrong password"));
+        let no_database = redis::parse_redis_value(b"-ERR DB index is out of range\r\n").expect("a reply");
+        let loading = redis::parse_redis_value(b"-LOADING the dataset\r\n").expect("a reply");
+        let [no_database, loading] =
+            [no_database, loading].map(|reply| reply.extract_error().expect_err("an error"));
+        for error in [refused, no_database, io(io::ErrorKind::Unsupported)] {
+            assert!(is_final(&error), "{error}");
+        }
+        let kinds =
+            [io::ErrorKind::ConnectionRefused, io::ErrorKind::TimedOut, io::ErrorKind::HostUnreachable];
+        for error in kinds.map(io).into_iter().chain([loading]) {
+            assert!(!is_final(&error), "{error}");
+        }
+    }
+}

@@ -30,8 +30,8 @@ async fn breaks(connection: &mut MultiplexedConnection) {
 async fn bb8_replaces_a_broken_connection() {
     let (_fabric, client) = client();
     let pool = bb8::Pool::builder().max_size(1).build(client).await.expect("a pool");
-    breaks(&mut *pool.get().await.expect("connects")).await;
-    works(&mut *pool.get().await.expect("connects again")).await;
+    breaks(&mut pool.get().await.expect("connects")).await;
+    works(&mut pool.get().await.expect("connects again")).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -39,6 +39,6 @@ async fn deadpool_replaces_a_broken_connection() {
     let (_fabric, client) = client();
     let pool: deadpool::managed::Pool<_> =
         deadpool::managed::Pool::builder(client).max_size(1).build().expect("a pool");
-    breaks(&mut *pool.get().await.expect("connects")).await;
-    works(&mut *pool.get().await.expect("connects again")).await;
+    breaks(&mut pool.get().await.expect("connects")).await;
+    works(&mut pool.get().await.expect("connects again")).await;
 }
