@@ -4,8 +4,7 @@
 //! cargo run -p rdma-redis --features cluster --example cluster -- valkey+rdma://192.0.2.1:7001 …
 //! ```
 
-use rdma_conn::Connect;
-use rdma_redis::{Nodes, cluster_connection};
+use rdma_redis::{Nodes, Settings, cluster_connection};
 use rdma_verbs::Verbs;
 use redis::{AsyncCommands, RedisResult};
 
@@ -17,8 +16,8 @@ struct OverVerbs;
 impl Nodes for OverVerbs {
     type Backend = Verbs;
 
-    fn reach() -> RedisResult<(Verbs, Connect)> {
-        Ok((Verbs::load().map_err(std::io::Error::other)?, Connect::default()))
+    fn reach() -> RedisResult<(Verbs, Settings)> {
+        Ok((Verbs::load().map_err(std::io::Error::other)?, Settings::default()))
     }
 }
 

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 use futures_util::StreamExt;
-use rdma_redis::{Client, Reconnect};
+use rdma_redis::{Client, Reconnect, Settings};
 use rdma_verbs::Verbs;
 use redis::aio::{ConnectionLike, MultiplexedConnection, PubSub};
 use redis::{AsyncCommands, AsyncConnectionConfig, RedisResult, Value};
@@ -51,11 +51,14 @@ enum Transport {
 
 impl Transport {
     async fn connection(&self) -> RedisResult<MultiplexedConnection> {
-        // A busy test machine is no reason to give up on a reply.
-        let config = AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_secs(120)));
         match self {
-            Self::Rdma(client) => client.get_multiplexed_async_connection_with_config(config).await,
-            Self::Tcp(client) => client.get_multiplexed_async_connection_with_config(&config).await,
+            Self::Rdma(client) => client.get_multiplexed_async_connection().await,
+            Self::Tcp(client) => {
+                // As over RDMA; redis-rs gives up on a large value after half a second.
+                let config =
+                    AsyncConnectionConfig::new().set_response_timeout(Settings::default().response_timeout);
+                client.get_multiplexed_async_connection_with_config(&config).await
+            }
         }
     }
 

@@ -3,30 +3,31 @@
 use std::fmt;
 use std::marker::PhantomData;
 
-use rdma_conn::{Connect, Descriptors};
+use rdma_conn::Descriptors;
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::cluster::ClusterClientBuilder;
 use redis::cluster_async::{self, ClusterConnection};
 use redis::{
-    AsyncConnectionConfig, Cmd, ConnectionInfo, IntoConnectionInfo, Pipeline, RedisFuture, RedisResult, Value,
+    AsyncConnectionConfig, Cmd, ErrorKind, IntoConnectionInfo, Pipeline, RedisFuture, RedisResult, Value,
 };
 
-use crate::{Client, parse};
+use crate::client::Client;
+use crate::settings::{Settings, parse};
 
 /// How the nodes of a cluster are reached. redis-rs makes connections to them by type alone, so this is a type, not a
 /// value:
 ///
 /// ```
-/// use rdma_redis::Nodes;
+/// use rdma_redis::{Nodes, Settings};
 ///
 /// struct OverVerbs;
 ///
 /// impl Nodes for OverVerbs {
 ///     type Backend = rdma_verbs::Verbs;
 ///
-///     fn reach() -> redis::RedisResult<(Self::Backend, rdma_conn::Connect)> {
+///     fn reach() -> redis::RedisResult<(Self::Backend, Settings)> {
 ///         let verbs = rdma_verbs::Verbs::load().map_err(std::io::Error::other)?;
-///         Ok((verbs, rdma_conn::Connect::default()))
+///         Ok((verbs, Settings::default()))
 ///     }
 /// }
 /// ```
@@ -34,23 +35,38 @@ pub trait Nodes: Send + Sync + Unpin + 'static {
     /// RDMA as this program has it.
     type Backend: Descriptors;
 
-    /// The backend, and settings of the RDMA connections; asked for each connection to a node.
+    /// The backend, and settings of the connections; asked for each connection to a node.
     ///
     /// # Errors
     /// There is no RDMA here.
-    fn reach() -> RedisResult<(Self::Backend, Connect)>;
+    fn reach() -> RedisResult<(Self::Backend, Settings)>;
 }
 
 /// Connects to a cluster, of which some nodes are given as `valkey+rdma://` URLs. Each node must listen for RDMA on the port
-/// that it announces to clients, which is the number of its TCP port: Valkey announces no other.
+/// that it announces to clients, which is the number of its TCP port: Valkey announces no other. The settings are those of
+/// [`Nodes::reach`], so of the options that URLs can have only `protocol` is allowed here. A request that redis-rs sends to several
+/// nodes in turn has the response time-out once for all.
 ///
 /// # Errors
-/// A URL is not of that form, or no node answers.
+/// A URL is not of that form, there is no RDMA here, or no node answers.
 pub async fn cluster_connection<N: Nodes>(
     urls: impl IntoIterator<Item = &str>,
 ) -> RedisResult<ClusterConnection<ClusterNode<N>>> {
-    let nodes = urls.into_iter().map(parse).collect::<RedisResult<Vec<ConnectionInfo>>>()?;
-    ClusterClientBuilder::new(nodes).build()?.get_async_generic_connection().await
+    let (_backend, settings) = N::reach()?;
+    let mut nodes = Vec::new();
+    for url in urls {
+        let mut said = settings;
+        nodes.push(parse(url, &mut said)?);
+        if said != settings {
+            let what = "settings of a cluster's connections belong into Nodes::reach, not into a URL";
+            return Err((ErrorKind::InvalidClientConfig, what).into());
+        }
+    }
+    let mut builder = ClusterClientBuilder::new(nodes).connection_timeout(settings.connect.timeout);
+    if let Some(timeout) = settings.response_timeout {
+        builder = builder.response_timeout(timeout);
+    }
+    builder.build()?.get_async_generic_connection().await
 }
 
 /// A connection to one node of a cluster.
@@ -77,8 +93,8 @@ impl<N: Nodes> cluster_async::Connect for ClusterNode<N> {
         T: IntoConnectionInfo + Send + 'a,
     {
         Box::pin(async move {
-            let (backend, connect) = N::reach()?;
-            let client = Client { backend, info: info.into_connection_info()?, connect };
+            let (backend, settings) = N::reach()?;
+            let client = Client::new(Ok(backend), info.into_connection_info()?, settings);
             let connection = client.get_multiplexed_async_connection_with_config(config).await?;
             Ok(Self { connection, _reached: PhantomData })
         })

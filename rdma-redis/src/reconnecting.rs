@@ -1,114 +1,341 @@
 //! A connection that comes back.
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::fmt;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use backon::{BackoffBuilder, ExponentialBuilder};
 use rdma_conn::Descriptors;
-use redis::aio::{ConnectionLike, MultiplexedConnection};
-use redis::{AsyncConnectionConfig, Cmd, Pipeline, RedisError, RedisFuture, RedisResult, Value};
-use tokio::sync::Mutex;
+use redis::aio::{AsyncPushSender, ConnectionLike, MultiplexedConnection};
+use redis::{
+    AsyncConnectionConfig, Cmd, ErrorKind, Pipeline, RedisError, RedisFuture, RedisResult, RetryMethod,
+    ToRedisArgs, Value,
+};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::{sleep, timeout};
 
-use crate::Client;
+use crate::client::Client;
 
-/// How a [`Reconnecting`] connection behaves.
-#[derive(Clone, Debug)]
+/// How a [`Reconnecting`] connection behaves. How long one attempt to connect may take, and how long a reply, are
+/// [`Settings`](crate::Settings) of the client.
+#[derive(Clone)]
 pub struct Reconnect {
-    /// How often a connection is tried before a request fails for want of one.
-    pub attempts: u32,
-    /// The pause after the first failed attempt; it doubles with each further one, ...
+    /// How long a request may wait for a connection in all, over failed attempts and the pauses between them. Then it fails with
+    /// the error of the last attempt. 10 s unless set.
+    pub deadline: Duration,
+    /// The pause after the first failed attempt, 100 ms unless set. It doubles with each further one, ...
     pub first_pause: Duration,
-    /// ... up to this.
+    /// ... up to this, 2 s unless set. Each pause is lengthened by a random part of itself, so that clients that lost one
+    /// server do not come back all at once.
     pub longest_pause: Duration,
-    /// How long to wait for the reply to a request; `None` waits for ever.
-    pub response_timeout: Option<Duration>,
+    /// Where messages to subscribers and other push messages go; for connections with `protocol=resp3` only. The end of a
+    /// connection is one of them ([`PushKind::Disconnection`](redis::PushKind::Disconnection)).
+    pub push_sender: Option<Arc<dyn AsyncPushSender>>,
 }
 
 impl Default for Reconnect {
     fn default() -> Self {
         Self {
-            attempts: 6,
+            deadline: Duration::from_secs(10),
             first_pause: Duration::from_millis(100),
             longest_pause: Duration::from_secs(2),
-            response_timeout: None,
+            push_sender: None,
         }
+    }
+}
+
+impl Reconnect {
+    /// These settings, with a receiver of push messages: the sender of a tokio channel, or a function.
+    #[must_use]
+    pub fn with_push_sender(mut self, sender: impl AsyncPushSender) -> Self {
+        self.push_sender = Some(Arc::new(sender));
+        self
+    }
+
+    /// The pauses between attempts.
+    fn pauses(&self) -> impl Iterator<Item = Duration> + Send + use<> {
+        ExponentialBuilder::new()
+            .with_min_delay(self.first_pause)
+            .with_max_delay(self.longest_pause.max(self.first_pause))
+            .without_max_times()
+            .with_jitter()
+            .build()
     }
 }
 
 /// A connection that is made anew when it was lost. Clones share it.
 ///
-/// A request whose connection is lost fails, because nobody knows whether the server carried it out; the next one finds a new
-/// connection. Subscriptions and transactions do not survive.
-#[derive(Clone)]
+/// # What a lost connection means
+///
+/// - A request that was under way **fails and is not repeated**: nobody knows whether the server carried it out. The next request
+///   waits for a new connection.
+/// - **What was said by hand is lost**: `SELECT`, `AUTH`, `CLIENT SETNAME`, `CLIENT TRACKING`, `READONLY` and the like count for the
+///   connection they were sent on, and the next one starts without them. Database, user and password belong into the URL; they are
+///   given to each new connection. A program that typed `SELECT 3` writes to the database of the URL after a reconnect, without an
+///   error.
+/// - `WATCH` and what was queued between `MULTI` and `EXEC` command by command are lost as well. Send a transaction as one atomic
+///   [pipeline](redis::Pipeline::atomic).
+/// - **Subscriptions** made with [`subscribe`](Self::subscribe) and [`psubscribe`](Self::psubscribe) are made again, at once and
+///   without waiting for a request. Messages published in between are lost, as they are for any subscriber of Valkey that is away.
+///   Subscriptions by other means (`SSUBSCRIBE`, or a command written by hand) are not made again.
+///
+/// # While there is no connection
+///
+/// Requests wait for the attempts to make one, all for the same, for at most [`Reconnect::deadline`] from their beginning. When they
+/// end without one, all who waited fail with the error of the last attempt, and the next request begins new ones. What cannot
+/// succeed is not tried again: a wrong password, a database that does not exist, a
+/// machine without RDMA.
 pub struct Reconnecting<B> {
-    client: Client<B>,
-    how: Arc<Reconnect>,
-    current: Arc<Mutex<Current>>,
-    db: i64,
+    shared: Arc<Shared<B>>,
 }
 
-struct Current {
-    connection: Option<MultiplexedConnection>,
-    /// Counts connections, so that of many requests that lose the same one only the first takes it away.
+struct Shared<B> {
+    client: Client<B>,
+    how: Reconnect,
+    /// Never held while waiting.
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// The connection, or the attempts to make it; nothing if the last one was lost or could not be made.
+    newest: Option<Outcome>,
+    /// Counts what `newest` was, so that of many who lose the same connection only the first takes it away.
     generation: u64,
+    channels: BTreeSet<Vec<u8>>,
+    patterns: BTreeSet<Vec<u8>>,
+}
+
+/// What became of attempts to connect, once it is known.
+type Outcome = watch::Receiver<Option<RedisResult<MultiplexedConnection>>>;
+
+impl<B> Shared<B> {
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Each change of the state is one whole step.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<B: Descriptors> Shared<B> {
+    /// The connection that is there or being made; begins to make one if there is none.
+    fn newest(self: &Arc<Self>) -> (Outcome, u64) {
+        let mut state = self.state();
+        if let Some(outcome) = &state.newest {
+            return (outcome.clone(), state.generation);
+        }
+        let (tell, outcome) = watch::channel(None);
+        state.generation += 1;
+        state.newest = Some(outcome.clone());
+        let generation = state.generation;
+        drop(state);
+        // A task of its own: whoever waits for it may lose interest.
+        tokio::spawn(Arc::clone(self).make(generation, tell));
+        (outcome, generation)
+    }
+
+    /// Makes the connection of `generation`, and tends it as long as it lasts.
+    async fn make(
+        self: Arc<Self>,
+        generation: u64,
+        tell: watch::Sender<Option<RedisResult<MultiplexedConnection>>>,
+    ) {
+        let made = self.tried().await;
+        // From here on nothing is held that would keep the connection when all its users are gone.
+        let (shared, longest_pause) = (Arc::downgrade(&self), self.how.longest_pause);
+        match made {
+            Ok((connection, driver)) => {
+                drop(self);
+                tell.send_replace(Some(Ok(connection)));
+                drop(tell);
+                let _ended = driver.await;
+            }
+            Err(error) => {
+                // Before those who wait hear of it: what they ask for next begins anew.
+                self.lost(generation);
+                drop(self);
+                tell.send_replace(Some(Err(error.clone())));
+                if is_final(&error) {
+                    return;
+                }
+                sleep(longest_pause).await;
+            }
+        }
+        if let Some(shared) = Weak::upgrade(&shared)
+            && shared.lost(generation)
+        {
+            // Subscribers ask for nothing; they wait.
+            let _made_by_a_task = shared.newest();
+        }
+    }
+
+    /// Makes a connection, in as many attempts as there is time for.
+    async fn tried(&self) -> RedisResult<(MultiplexedConnection, JoinHandle<()>)> {
+        let mut last = None;
+        let attempts = async {
+            for pause in self.how.pauses() {
+                match self.attempt().await {
+                    Err(error) if !is_final(&error) => {
+                        tracing::info!(%error, ?pause, "cannot connect yet");
+                        last = Some(error);
+                    }
+                    done => return Some(done),
+                }
+                sleep(pause).await;
+            }
+            None
+        };
+        let deadline = self.how.deadline;
+        let done = timeout(deadline, attempts).await.ok().flatten();
+        done.unwrap_or_else(|| Err(last.unwrap_or_else(|| too_late(deadline))))
+    }
+
+    async fn attempt(&self) -> RedisResult<(MultiplexedConnection, JoinHandle<()>)> {
+        let mut config = AsyncConnectionConfig::new();
+        if let Some(sender) = &self.how.push_sender {
+            config = config.set_push_sender(Arc::clone(sender));
+        }
+        let (mut connection, driver) = self.client.multiplexed(config).await?;
+        let (channels, patterns) = self.state().subscriptions();
+        if !channels.is_empty() {
+            connection.subscribe(channels).await?;
+        }
+        if !patterns.is_empty() {
+            connection.psubscribe(patterns).await?;
+        }
+        Ok((connection, driver))
+    }
+
+    /// Forgets the connection of `generation`, unless there is a newer one; true if somebody waits for messages on it.
+    fn lost(&self, generation: u64) -> bool {
+        let mut state = self.state();
+        if state.generation != generation {
+            return false;
+        }
+        state.newest = None;
+        !state.channels.is_empty() || !state.patterns.is_empty()
+    }
+}
+
+impl State {
+    /// The channels and patterns, as arguments of a command.
+    fn subscriptions(&self) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
+        (self.channels.iter().cloned().collect(), self.patterns.iter().cloned().collect())
+    }
+}
+
+/// Whether trying again cannot help.
+fn is_final(error: &RedisError) -> bool {
+    // redis-rs would make another connection after a wrong password, which is right for those who have a new one.
+    error.kind() == ErrorKind::AuthenticationFailed || matches!(error.retry_method(), RetryMethod::NoRetry)
+}
+
+/// Whether `error` says that its connection is lost. A reply that came too late does not.
+fn is_loss(error: &RedisError) -> bool {
+    error.is_unrecoverable_error() || (error.is_io_error() && !error.is_timeout())
+}
+
+fn too_late(deadline: Duration) -> RedisError {
+    io::Error::new(io::ErrorKind::TimedOut, format!("no connection within {deadline:?}")).into()
 }
 
 impl<B: Descriptors> Reconnecting<B> {
     pub(crate) async fn new(client: Client<B>, how: Reconnect) -> RedisResult<Self> {
-        let current = Arc::new(Mutex::new(Current { connection: None, generation: 0 }));
-        let this = Self { db: client.info.redis_settings().db(), client, how: Arc::new(how), current };
+        let this = Self { shared: Arc::new(Shared { client, how, state: Mutex::default() }) };
         this.connection().await?;
         Ok(this)
     }
 
-    /// The connection, made first if need be.
+    /// The connection, and its generation.
     async fn connection(&self) -> RedisResult<(MultiplexedConnection, u64)> {
-        // Held while connecting: who comes meanwhile wants the same connection.
-        let mut current = self.current.lock().await;
-        if let Some(connection) = &current.connection {
-            return Ok((connection.clone(), current.generation));
-        }
-        let connection = self.connect().await?;
-        current.generation += 1;
-        current.connection = Some(connection.clone());
-        Ok((connection, current.generation))
+        let (mut outcome, generation) = self.shared.newest();
+        let made = outcome.wait_for(Option::is_some).await.ok().and_then(|made| made.clone());
+        // Without an outcome the task that made the connection is gone, and with it the runtime.
+        let made = made.unwrap_or_else(|| Err(io::Error::from(io::ErrorKind::NotConnected).into()));
+        Ok((made?, generation))
     }
 
-    async fn connect(&self) -> RedisResult<MultiplexedConnection> {
-        let mut pause = self.how.first_pause;
-        let mut attempt = 1;
+    /// The outcome of a request on the connection of `generation`, which is given up if it was lost.
+    fn noted<T>(&self, generation: u64, outcome: RedisResult<T>) -> RedisResult<T> {
+        if outcome.as_ref().is_err_and(is_loss) && self.shared.lost(generation) {
+            let _made_by_a_task = self.shared.newest();
+        }
+        outcome
+    }
+
+    /// Subscribes to channels, and again after each reconnect. Messages go to [`Reconnect::push_sender`].
+    ///
+    /// # Errors
+    /// The connection has no `protocol=resp3`; or the server's answer, or why there is none. There is no subscription then.
+    pub async fn subscribe(&mut self, channels: impl ToRedisArgs) -> RedisResult<()> {
+        let channels = channels.to_redis_args();
         loop {
-            let config = AsyncConnectionConfig::new().set_response_timeout(self.how.response_timeout);
-            match self.client.get_multiplexed_async_connection_with_config(config).await {
-                Ok(connection) => return Ok(connection),
-                Err(error) if attempt >= self.how.attempts => return Err(error),
-                Err(error) => tracing::info!(%error, attempt, "cannot connect yet"),
+            let (mut connection, generation) = self.connection().await?;
+            self.noted(generation, connection.subscribe(&channels).await)?;
+            let mut state = self.shared.state();
+            state.channels.extend(channels.iter().cloned());
+            // A newer connection may have been made without these.
+            if state.generation == generation {
+                return Ok(());
             }
-            tokio::time::sleep(pause).await;
-            pause = pause.saturating_mul(2).min(self.how.longest_pause);
-            attempt += 1;
         }
     }
 
-    /// Gives up the connection if `error` says that it is lost.
-    async fn note(&self, error: &RedisError, generation: u64) {
-        if error.is_unrecoverable_error() || error.is_connection_dropped() {
-            let mut current = self.current.lock().await;
-            if current.generation == generation {
-                current.connection = None;
+    /// Ends subscriptions to channels; to all of them if there are no arguments.
+    ///
+    /// # Errors
+    /// As [`Reconnecting::subscribe`]. They are not made again in any case.
+    pub async fn unsubscribe(&mut self, channels: impl ToRedisArgs) -> RedisResult<()> {
+        let channels = channels.to_redis_args();
+        forget(&mut self.shared.state().channels, &channels);
+        let (mut connection, generation) = self.connection().await?;
+        self.noted(generation, connection.unsubscribe(&channels).await)
+    }
+
+    /// Subscribes to patterns, and again after each reconnect.
+    ///
+    /// # Errors
+    /// As [`Reconnecting::subscribe`].
+    pub async fn psubscribe(&mut self, patterns: impl ToRedisArgs) -> RedisResult<()> {
+        let patterns = patterns.to_redis_args();
+        loop {
+            let (mut connection, generation) = self.connection().await?;
+            self.noted(generation, connection.psubscribe(&patterns).await)?;
+            let mut state = self.shared.state();
+            state.patterns.extend(patterns.iter().cloned());
+            if state.generation == generation {
+                return Ok(());
             }
         }
     }
+
+    /// Ends subscriptions to patterns; to all of them if there are no arguments.
+    ///
+    /// # Errors
+    /// As [`Reconnecting::unsubscribe`].
+    pub async fn punsubscribe(&mut self, patterns: impl ToRedisArgs) -> RedisResult<()> {
+        let patterns = patterns.to_redis_args();
+        forget(&mut self.shared.state().patterns, &patterns);
+        let (mut connection, generation) = self.connection().await?;
+        self.noted(generation, connection.punsubscribe(&patterns).await)
+    }
+}
+
+/// Takes `names` out of `subscriptions`, or all if there are none, as UNSUBSCRIBE does.
+fn forget(subscriptions: &mut BTreeSet<Vec<u8>>, names: &[Vec<u8>]) {
+    if names.is_empty() {
+        subscriptions.clear();
+    }
+    subscriptions.retain(|name| !names.contains(name));
 }
 
 impl<B: Descriptors> ConnectionLike for Reconnecting<B> {
     fn req_packed_command<'a>(&'a mut self, cmd: &'a Cmd) -> RedisFuture<'a, Value> {
         Box::pin(async move {
             let (mut connection, generation) = self.connection().await?;
-            let reply = connection.req_packed_command(cmd).await;
-            if let Err(error) = &reply {
-                self.note(error, generation).await;
-            }
-            reply
+            self.noted(generation, connection.req_packed_command(cmd).await)
         })
     }
 
@@ -120,21 +347,71 @@ impl<B: Descriptors> ConnectionLike for Reconnecting<B> {
     ) -> RedisFuture<'a, Vec<Value>> {
         Box::pin(async move {
             let (mut connection, generation) = self.connection().await?;
-            let replies = connection.req_packed_commands(pipeline, offset, count).await;
-            if let Err(error) = &replies {
-                self.note(error, generation).await;
-            }
-            replies
+            self.noted(generation, connection.req_packed_commands(pipeline, offset, count).await)
         })
     }
 
     fn get_db(&self) -> i64 {
-        self.db
+        self.shared.client.info.redis_settings().db()
     }
 }
 
-impl<B> std::fmt::Debug for Reconnecting<B> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Reconnecting").field("how", &self.how).finish_non_exhaustive()
+impl<B> Clone for Reconnecting<B> {
+    fn clone(&self) -> Self {
+        Self { shared: Arc::clone(&self.shared) }
+    }
+}
+
+impl<B> fmt::Debug for Reconnecting<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reconnecting").field("how", &self.shared.how).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Reconnect {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { deadline, first_pause, longest_pause, push_sender } = self;
+        f.debug_struct("Reconnect")
+            .field("deadline", deadline)
+            .field("first_pause", first_pause)
+            .field("longest_pause", longest_pause)
+            .field("push_sender", &push_sender.is_some())
+            .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_double_up_to_the_longest_and_differ_between_clients() {
+        let how = Reconnect::default();
+        let pauses = || -> Vec<Duration> { how.pauses().take(12).collect() };
+        let (mine, another) = (pauses(), pauses());
+        assert_ne!(mine, another);
+        let mut least = how.first_pause;
+        for pause in mine {
+            assert!((least..least * 2).contains(&pause), "{pause:?} instead of {least:?} and a part of it");
+            least = (least * 2).min(how.longest_pause);
+        }
+    }
+
+    #[test]
+    fn what_cannot_succeed_is_not_tried_again() {
+        let io = |kind: io::ErrorKind| RedisError::from(io::Error::from(kind));
+        let refused = RedisError::from((ErrorKind::AuthenticationFailed, "wrong password"));
+        let no_database = redis::parse_redis_value(b"-ERR DB index is out of range\r\n").expect("a reply");
+        let loading = redis::parse_redis_value(b"-LOADING the dataset\r\n").expect("a reply");
+        let [no_database, loading] =
+            [no_database, loading].map(|reply| reply.extract_error().expect_err("an error"));
+        for error in [refused, no_database, io(io::ErrorKind::Unsupported)] {
+            assert!(is_final(&error), "{error}");
+        }
+        let kinds =
+            [io::ErrorKind::ConnectionRefused, io::ErrorKind::TimedOut, io::ErrorKind::HostUnreachable];
+        for error in kinds.map(io).into_iter().chain([loading]) {
+            assert!(!is_final(&error), "{error}");
+        }
     }
 }

@@ -7,8 +7,8 @@ use std::sync::{Arc, LazyLock, Mutex};
 
 use bytes::{Bytes, BytesMut};
 use kv_store::{FrameReader, Store};
-use rdma_conn::{Connect, Listener, Options, Stream};
-use rdma_redis::{Nodes, cluster_connection};
+use rdma_conn::{Listener, Options, Stream};
+use rdma_redis::{Nodes, Settings, cluster_connection};
 use rdma_softsim::{Fabric, SoftSim};
 use redis::{AsyncCommands, RedisResult};
 use resp_rs::resp2::{Frame, frame_to_bytes};
@@ -27,8 +27,8 @@ struct OverSoftSim;
 impl Nodes for OverSoftSim {
     type Backend = SoftSim;
 
-    fn reach() -> RedisResult<(SoftSim, Connect)> {
-        Ok((CLIENT.1.clone(), Connect::default()))
+    fn reach() -> RedisResult<(SoftSim, Settings)> {
+        Ok((CLIENT.1.clone(), Settings::default()))
     }
 }
 

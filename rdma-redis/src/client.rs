@@ -1,0 +1,163 @@
+//! A server, and connections to it.
+
+use std::error::Error;
+use std::io;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use rdma_conn::Descriptors;
+use redis::aio::{MultiplexedConnection, PubSub};
+use redis::{AsyncConnectionConfig, ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, RedisResult};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use crate::reconnecting::{Reconnect, Reconnecting};
+use crate::settings::{Settings, parse};
+use crate::transport::{self, ByteStream, Loaded, Transport};
+
+/// A server, and how to reach it over RDMA.
+#[derive(Clone, Debug)]
+pub struct Client<B> {
+    backend: Loaded<B>,
+    pub(crate) info: ConnectionInfo,
+    settings: Settings,
+    /// What carries the newest connection.
+    newest: Arc<Mutex<Option<Transport>>>,
+}
+
+impl<B: Descriptors> Client<B> {
+    /// A client for `valkey+rdma://[USER[:PASSWORD]@]HOST[:PORT][/DB][?OPTIONS]`. Nothing is connected yet. The options, joined
+    /// by `&`, are
+    ///
+    /// - `protocol=resp3`, or `resp2`, which is used otherwise,
+    /// - `timeout=SECONDS`, `response_timeout=SECONDS`, `fallback=tcp` or `fallback=tcp:PORT`: see [`Settings`].
+    ///
+    /// # Errors
+    /// The URL is not of that form.
+    pub fn open(backend: B, url: &str) -> RedisResult<Self> {
+        Self::with_settings(backend, url, Settings::default())
+    }
+
+    /// As [`Client::open`], with settings, of which options of the URL replace their part.
+    ///
+    /// # Errors
+    /// The URL is not of that form.
+    pub fn with_settings(backend: B, url: &str, mut settings: Settings) -> RedisResult<Self> {
+        Ok(Self::new(Ok(backend), parse(url, &mut settings)?, settings))
+    }
+
+    /// As [`Client::with_settings`], for a backend that this machine may not have: pass `Verbs::load()` as it is. Without a backend,
+    /// all connections take the fallback.
+    ///
+    /// # Errors
+    /// The URL is not of that form; or there is no backend, and no fallback was asked for.
+    pub fn with_fallback<E: Error + Send + Sync + 'static>(
+        backend: Result<B, E>,
+        url: &str,
+        mut settings: Settings,
+    ) -> RedisResult<Self> {
+        let info = parse(url, &mut settings)?;
+        match backend {
+            Err(error) if settings.fallback.is_none() => {
+                Err(io::Error::new(io::ErrorKind::Unsupported, error).into())
+            }
+            backend => Ok(Self::new(backend.map_err(|error| Arc::new(error) as Arc<_>), info, settings)),
+        }
+    }
+
+    pub(crate) fn new(backend: Loaded<B>, info: ConnectionInfo, settings: Settings) -> Self {
+        Self { backend, info, settings, newest: Arc::default() }
+    }
+
+    /// What carries the newest connection that this client or a clone of it has made; `None` before the first. Each fallback is
+    /// also logged as a warning, with its reason.
+    pub fn transport(&self) -> Option<Transport> {
+        *self.newest.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Connects; the connection can be cloned, and its clones share one RDMA stream.
+    ///
+    /// # Errors
+    /// Why there is no connection, in the words of [`rdma_conn::Error`], or what the server said to the handshake.
+    pub async fn get_multiplexed_async_connection(&self) -> RedisResult<MultiplexedConnection> {
+        self.get_multiplexed_async_connection_with_config(AsyncConnectionConfig::new()).await
+    }
+
+    /// As [`Client::get_multiplexed_async_connection`], with settings of redis-rs. Its two time-outs and its resolver do not
+    /// apply: the time-outs are those of [`Settings`].
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn get_multiplexed_async_connection_with_config(
+        &self,
+        config: AsyncConnectionConfig,
+    ) -> RedisResult<MultiplexedConnection> {
+        let (connection, _driver) = self.multiplexed(config).await?;
+        Ok(connection)
+    }
+
+    /// A connection and the task that drives it, which ends when the connection is lost or nobody has it any more.
+    pub(crate) async fn multiplexed(
+        &self,
+        config: AsyncConnectionConfig,
+    ) -> RedisResult<(MultiplexedConnection, JoinHandle<()>)> {
+        let config = config.set_response_timeout(self.settings.response_timeout);
+        let redis = self.info.redis_settings();
+        self.connected(|stream| async move {
+            let (connection, driver) = MultiplexedConnection::new_with_config(redis, stream, config).await?;
+            Ok((connection, tokio::spawn(driver)))
+        })
+        .await
+    }
+
+    /// Connects for publish and subscribe, on a stream of its own. The waits of redis-rs's `PubSub` itself have no time-out: for
+    /// its `subscribe` use [`tokio::time::timeout`].
+    ///
+    /// # Errors
+    /// As [`Client::get_multiplexed_async_connection`].
+    pub async fn get_async_pubsub(&self) -> RedisResult<PubSub> {
+        self.connected(|stream| PubSub::new(self.info.redis_settings(), stream)).await
+    }
+
+    /// Connects, and connects again whenever the connection is lost.
+    ///
+    /// # Errors
+    /// As [`Client::get_multiplexed_async_connection`], for the first connection.
+    pub async fn get_reconnecting_connection(&self, how: Reconnect) -> RedisResult<Reconnecting<B>> {
+        Reconnecting::new(self.clone(), how).await
+    }
+
+    /// Makes a stream and shakes hands on it, both within the time for connecting.
+    async fn connected<T, H: Future<Output = RedisResult<T>>>(
+        &self,
+        handshake: impl FnOnce(ByteStream) -> H,
+    ) -> RedisResult<T> {
+        let ConnectionAddr::Tcp(host, port) = self.info.addr() else {
+            return Err((ErrorKind::InvalidClientConfig, "not an RDMA address").into());
+        };
+        let reached = OnceLock::new();
+        let connecting = async {
+            let (stream, transport) =
+                transport::connect(&self.backend, (host, *port), &self.settings).await?;
+            let transport = *reached.get_or_init(|| transport);
+            let connected = handshake(stream).await?;
+            *self.newest.lock().unwrap_or_else(PoisonError::into_inner) = Some(transport);
+            Ok(connected)
+        };
+        let within = self.settings.connect.timeout;
+        let in_time = timeout(within, connecting).await;
+        in_time.unwrap_or_else(|_late| Err(too_late(host, *port, within, reached.get())))
+    }
+}
+
+/// The error of a connection that took longer than `within`, after it had `reached` the server or before.
+fn too_late(host: &str, port: u16, within: Duration, reached: Option<&Transport>) -> RedisError {
+    let what = match reached {
+        Some(transport) => format!(
+            "{host}:{port} took a connection over {transport} and did not answer the handshake within {within:?}: is it a \
+             Valkey server, and does it run?"
+        ),
+        None => format!("{host}:{port} could not be reached within {within:?}"),
+    };
+    io::Error::new(io::ErrorKind::TimedOut, what).into()
+}

@@ -1,0 +1,106 @@
+//! What can be chosen about connections, as a value and in a URL.
+
+use std::borrow::Cow;
+use std::collections::HashSet;
+use std::time::Duration;
+
+use rdma_conn::{Connect, Options};
+use redis::{ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo, RedisError, RedisResult};
+
+/// The scheme of URLs for Valkey over RDMA.
+const SCHEME: &str = "valkey+rdma://";
+
+/// Settings of all connections that a [`Client`](crate::Client) makes. Options of its URL go before them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// The RDMA connection. Its `timeout`, 5 s unless set, bounds all of connecting: the look-up of the host's name, the RDMA
+    /// connection to one of its addresses, the fallback to TCP, and the server's answer to the handshake (HELLO, AUTH, SELECT,
+    /// CLIENT SETINFO). URL option: `timeout=SECONDS`.
+    pub connect: Connect,
+    /// How long a request may wait for its reply before it fails; the connection stays. `None` waits as long as the connection
+    /// lasts. URL option: `response_timeout=SECONDS` or `response_timeout=none`.
+    ///
+    /// 5 minutes unless set: the largest value that a Valkey server takes by default, 512 MiB, passes in that time at 2 MiB/s,
+    /// slower than any network that carries RDMA, and a server that answers nothing still does not hold a request for ever.
+    /// Commands that block (`BLPOP`, `XREAD BLOCK`) count as unanswered while they block.
+    pub response_timeout: Option<Duration>,
+    /// What to do when the server cannot be reached by RDMA; `None` fails. URL option: `fallback=tcp` or `fallback=tcp:PORT`.
+    pub fallback: Option<Fallback>,
+}
+
+/// What to do when a server cannot be reached by RDMA: there is no library or device here, nothing listens for RDMA there, or it
+/// did not come about within half of the time for connecting.
+///
+/// A server that was reached and refused the handshake is not tried again by other means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fallback {
+    /// Connect by TCP, without TLS, as RDMA is without it.
+    Tcp {
+        /// The server's TCP port; that of the URL unless set.
+        port: Option<u16>,
+    },
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { connect: Connect::default(), response_timeout: Some(Duration::from_secs(300)), fallback: None }
+    }
+}
+
+impl Settings {
+    /// These settings, with others for the RDMA connections' protocol and memory.
+    #[must_use]
+    pub fn with_options(mut self, options: Options) -> Self {
+        self.connect.options = options;
+        self
+    }
+
+    /// Takes one option of a URL; `None` if there is no such option or its value is not one.
+    fn set(&mut self, name: &str, value: &str) -> Option<()> {
+        match (name, value) {
+            ("timeout", _) => self.connect.timeout = seconds(value)?,
+            ("response_timeout", "none") => self.response_timeout = None,
+            ("response_timeout", _) => self.response_timeout = Some(seconds(value)?),
+            ("fallback", "tcp") => self.fallback = Some(Fallback::Tcp { port: None }),
+            ("fallback", _) => {
+                let port = value.strip_prefix("tcp:")?.parse().ok().filter(|port| *port != 0)?;
+                self.fallback = Some(Fallback::Tcp { port: Some(port) });
+            }
+            // redis-rs reads its value.
+            ("protocol", _) => {}
+            _ => return None,
+        }
+        Some(())
+    }
+}
+
+/// A number of seconds above zero, with decimals or without.
+fn seconds(text: &str) -> Option<Duration> {
+    let seconds = Duration::try_from_secs_f64(text.parse().ok()?).ok()?;
+    (!seconds.is_zero()).then_some(seconds)
+}
+
+/// What a `valkey+rdma://` URL says, its options put into `settings`.
+pub(crate) fn parse(url: &str, settings: &mut Settings) -> RedisResult<ConnectionInfo> {
+    let invalid = || {
+        let form = "expected a URL valkey+rdma://[USER[:PASSWORD]@]HOST[:PORT][/DB][?OPTIONS]";
+        RedisError::from((ErrorKind::InvalidClientConfig, form))
+    };
+    // What follows the scheme is as in the URLs of redis-rs.
+    let rest = url.strip_prefix(SCHEME).ok_or_else(invalid)?;
+    let url = redis::parse_redis_url(&format!("redis://{rest}")).ok_or_else(invalid)?;
+    let mut given: HashSet<Cow<'_, str>> = HashSet::new();
+    for (name, value) in url.query_pairs() {
+        if settings.set(&name, &value).is_none() || given.contains(&name) {
+            let known = "in the URL: the options are timeout=SECONDS, response_timeout=SECONDS|none, \
+                         fallback=tcp[:PORT] and protocol=resp2|resp3, each once";
+            return Err((ErrorKind::InvalidClientConfig, known, format!("{name}={value}")).into());
+        }
+        given.insert(name);
+    }
+    if url.fragment().is_some() {
+        return Err(invalid());
+    }
+    let info = url.into_connection_info()?;
+    matches!(info.addr(), ConnectionAddr::Tcp(..)).then_some(info).ok_or_else(invalid)
+}

@@ -1,0 +1,87 @@
+//! The stream below a connection: the only place that knows how one is made.
+
+use std::fmt;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use rdma_conn::{AsyncStream, Connect, Descriptors};
+use redis::RedisResult;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use crate::settings::{Fallback, Settings};
+
+/// What carries a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Transport {
+    /// An RDMA connection.
+    Rdma,
+    /// A TCP connection, because there was none by RDMA: see [`Fallback`].
+    Tcp,
+}
+
+impl fmt::Display for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Rdma => "RDMA",
+            Self::Tcp => "TCP",
+        })
+    }
+}
+
+/// A stream over either.
+pub(crate) type ByteStream = Pin<Box<dyn redis::aio::AsyncStream + Send>>;
+
+/// RDMA as this program has it, or why it has none.
+pub(crate) type Loaded<B> = Result<B, Arc<dyn std::error::Error + Send + Sync>>;
+
+/// Connects to a host and port as `settings` say.
+pub(crate) async fn connect<B: Descriptors>(
+    backend: &Loaded<B>,
+    (host, port): (&str, u16),
+    settings: &Settings,
+) -> RedisResult<(ByteStream, Transport)> {
+    let no_rdma = match over_rdma(backend, host, port, settings).await {
+        Ok(stream) => return Ok((Box::pin(stream), Transport::Rdma)),
+        Err(error) => error,
+    };
+    let Some(Fallback::Tcp { port: other }) = settings.fallback else { return Err(no_rdma.into()) };
+    let port = other.unwrap_or(port);
+    match TcpStream::connect((host, port)).await {
+        Ok(stream) => {
+            tracing::warn!(host, port, error = %no_rdma, "no RDMA connection, using TCP");
+            stream.set_nodelay(true)?;
+            Ok((Box::pin(stream), Transport::Tcp))
+        }
+        Err(no_tcp) => {
+            let both = format!("by RDMA: {no_rdma}; by TCP to port {port}: {no_tcp}");
+            Err(io::Error::new(no_tcp.kind(), both).into())
+        }
+    }
+}
+
+async fn over_rdma<B: Descriptors>(
+    backend: &Loaded<B>,
+    host: &str,
+    port: u16,
+    settings: &Settings,
+) -> io::Result<AsyncStream<B>> {
+    let backend =
+        backend.as_ref().map_err(|error| io::Error::new(io::ErrorKind::Unsupported, Arc::clone(error)))?;
+    let mut within = settings.connect.timeout;
+    if settings.fallback.is_some() {
+        within /= 2;
+    }
+    let how = Connect { timeout: within, ..settings.connect };
+    let address = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
+    // `how` bounds the connection to each address; this bounds the look-up of the name and all addresses together.
+    match timeout(within, AsyncStream::connect_with(backend, &address, &how)).await {
+        Ok(connected) => Ok(connected?),
+        Err(_late) => {
+            let late = format!("{address} could not be reached by RDMA within {within:?}");
+            Err(io::Error::new(io::ErrorKind::TimedOut, late))
+        }
+    }
+}
