@@ -184,6 +184,13 @@ impl<S> EventLoop<S> {
         self.connections.get_mut(id).filter(|connection| connection.life.stage == Stage::Owned)
     }
 
+    /// A connection, unless it was closed, and the loop's state beside it.
+    pub fn get_with_state(&mut self, id: ConnectionId) -> Option<(&mut S, &mut Connection<S>)> {
+        self.touch(id);
+        let connection = self.connections.get_mut(id)?;
+        (connection.life.stage == Stage::Owned).then_some((&mut self.state, connection))
+    }
+
     /// The connections that were not closed.
     pub fn connections(&self) -> impl Iterator<Item = (ConnectionId, &Connection<S>)> {
         self.connections.iter().filter(|(_, connection)| connection.life.stage == Stage::Owned)
