@@ -11,6 +11,7 @@ use rdma_conn::server::{BindingId, Flow, Replies, SendError, Server, Service, Se
 use rdma_conn::types::{
     Address, Connection, ConnectionId, ConnectionType, EventLoop, Rdma, RdmaSettings, State, Tcp, Vector,
 };
+use rdma_conn::{Endpoint, Event, Limits, Options};
 use rdma_softsim::{Fabric, SoftSim};
 
 const MEBIBYTE: usize = 1 << 20;
@@ -311,6 +312,50 @@ fn protected_mode_lets_in_this_machine_only() {
         Client::new(&remote, &address).echo(b"welcome");
         let counters = ask.server(|server| server.counters());
         assert_eq!((counters.refused_protected, counters.admitted), (1, 3));
+    });
+}
+
+/// VR-SEC-008: a client elsewhere asks with the server's own address as its own.
+#[test]
+fn protected_mode_goes_by_the_path_and_not_by_what_a_request_says() {
+    let fabric = Fabric::new();
+    let at = SocketAddr::from((HOST, 6379));
+    // The address is an impostor's when it prepares its request, and the server's when that arrives.
+    let mut impostor = Endpoint::new(&fabric.host(&[HOST]), Limits::default()).expect("an endpoint");
+    let id = impostor.connect(at, Some((HOST, 0).into()), PATIENCE, Options::client()).expect("begins");
+    let local = Rdma::new(fabric.host(&[HOST]));
+    let mut server = Server::new(Echo, Settings::default()).expect("a loop");
+    server.bind(local.clone(), &[at.into()]).expect("a free port");
+    while_serving(&mut server, |ask| {
+        let mut heard = Vec::new();
+        let mut told = false;
+        let begun = Instant::now();
+        while !told {
+            assert!(begun.elapsed() < PATIENCE, "the impostor is kept waiting");
+            impostor.wait(Some(Duration::from_millis(10))).expect("progress");
+            while let Some(event) = impostor.next_event() {
+                match event {
+                    Event::Opened { .. } => {
+                        let hello = [std::io::IoSlice::new(b"hello")];
+                        // The server may have closed already.
+                        let _ = impostor.write(id, &hello);
+                    }
+                    Event::Readable(_) => {
+                        let mut chunk = [0; 1000];
+                        if let Ok(Some(read)) = impostor.read(id, &mut chunk) {
+                            heard.extend_from_slice(&chunk[..read]);
+                        }
+                    }
+                    Event::Ended(_) => told = true,
+                    _ => {}
+                }
+            }
+            told |= heard == b"hello";
+        }
+        assert_ne!(heard, b"hello", "the impostor was served");
+        Client::new(&local, &at.into()).echo(b"who is local is served");
+        let counters = ask.server(|server| server.counters());
+        assert_eq!((counters.refused_protected, counters.admitted), (1, 1));
     });
 }
 

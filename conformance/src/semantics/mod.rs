@@ -29,6 +29,7 @@ use rdma_verbs::Verbs;
 use crate::suite::Case;
 
 /// Where the cases run.
+#[derive(Clone)]
 pub struct Setting<B> {
     /// RDMA as the listening side has it.
     pub server: B,

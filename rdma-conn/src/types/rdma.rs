@@ -235,10 +235,10 @@ impl<B: Descriptors> Transport for RdmaTransport<B> {
     }
 
     fn is_local(&self) -> bool {
-        // VR-SEC-008: a device has no loopback interface, so the same address at both ends is what local means.
-        match (self.local_address(), &self.peer) {
-            (Some(Address::Ip(local)), Address::Ip(peer)) => local.ip() == peer.ip(),
-            _ => false,
+        // VR-SEC-008: a device has no loopback interface, so a path that leads back is what local means.
+        match &self.step {
+            Step::Dial(_) => false,
+            Step::Link(link) => link.is_local(),
         }
     }
 
