@@ -6,18 +6,20 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rdma_conn::server::{BindingId, Flow, Server, Service, Settings};
+use bytes::BytesMut;
+use rdma_conn::server::{BindingId, Flow, Replies, SendError, Server, Service, Settings};
 use rdma_conn::types::{
-    Address, Barrier, Connection, ConnectionId, ConnectionType, EventLoop, Rdma, RdmaSettings, State, Tcp,
-    Vector,
+    Address, Connection, ConnectionId, ConnectionType, EventLoop, Rdma, RdmaSettings, State, Tcp, Vector,
 };
+use rdma_conn::{Endpoint, Event, Limits, Options};
 use rdma_softsim::{Fabric, SoftSim};
 
+const MEBIBYTE: usize = 1 << 20;
 const PATIENCE: Duration = Duration::from_secs(30);
 const HOST: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
 const REMOTE: [u8; 4] = [192, 0, 2, 2];
 
-/// Sends back what it gets. A client that sends `Q` leaves; to one that sends `M`, a mebibyte for every byte.
+/// Sends back what it gets. A client that sends `Q` leaves; to one that sends `M`, a mebibyte for every one of them.
 struct Echo;
 
 impl Service for Echo {
@@ -27,17 +29,27 @@ impl Service for Echo {
         &mut self,
         _: ConnectionId,
         served: &mut u64,
-        input: &mut Vec<u8>,
-        replies: &mut Vec<u8>,
+        input: &mut BytesMut,
+        replies: &mut Replies,
     ) -> Flow {
-        *served += input.len() as u64;
-        let flow = if input.contains(&b'Q') { Flow::Leave } else { Flow::Stay };
-        if input.first() == Some(&b'M') {
-            replies.resize(replies.len() + (input.len() << 20), b'm');
-            input.clear();
+        while let Some(first) = input.first().copied() {
+            if replies.is_full() {
+                return Flow::Again;
+            }
+            let len = if first == b'M' {
+                replies.extend_from_slice(&[b'm'; MEBIBYTE]);
+                1
+            } else {
+                let len = input.iter().position(|byte| *byte == b'M').unwrap_or(input.len());
+                replies.extend_from_slice(&input[..len]);
+                len
+            };
+            *served += len as u64;
+            if input.split_to(len).contains(&b'Q') {
+                return Flow::Leave;
+            }
         }
-        replies.append(input);
-        flow
+        Flow::Stay
     }
 }
 
@@ -303,9 +315,53 @@ fn protected_mode_lets_in_this_machine_only() {
     });
 }
 
+/// VR-SEC-008: a client elsewhere asks with the server's own address as its own.
+#[test]
+fn protected_mode_goes_by_the_path_and_not_by_what_a_request_says() {
+    let fabric = Fabric::new();
+    let at = SocketAddr::from((HOST, 6379));
+    // The address is an impostor's when it prepares its request, and the server's when that arrives.
+    let mut impostor = Endpoint::new(&fabric.host(&[HOST]), Limits::default()).expect("an endpoint");
+    let id = impostor.connect(at, Some((HOST, 0).into()), PATIENCE, Options::client()).expect("begins");
+    let local = Rdma::new(fabric.host(&[HOST]));
+    let mut server = Server::new(Echo, Settings::default()).expect("a loop");
+    server.bind(local.clone(), &[at.into()]).expect("a free port");
+    while_serving(&mut server, |ask| {
+        let mut heard = Vec::new();
+        let mut told = false;
+        let begun = Instant::now();
+        while !told {
+            assert!(begun.elapsed() < PATIENCE, "the impostor is kept waiting");
+            impostor.wait(Some(Duration::from_millis(10))).expect("progress");
+            while let Some(event) = impostor.next_event() {
+                match event {
+                    Event::Opened { .. } => {
+                        let hello = [std::io::IoSlice::new(b"hello")];
+                        // The server may have closed already.
+                        let _ = impostor.write(id, &hello);
+                    }
+                    Event::Readable(_) => {
+                        let mut chunk = [0; 1000];
+                        if let Ok(Some(read)) = impostor.read(id, &mut chunk) {
+                            heard.extend_from_slice(&chunk[..read]);
+                        }
+                    }
+                    Event::Ended(_) => told = true,
+                    _ => {}
+                }
+            }
+            told |= heard == b"hello";
+        }
+        assert_ne!(heard, b"hello", "the impostor was served");
+        Client::new(&local, &at.into()).echo(b"who is local is served");
+        let counters = ask.server(|server| server.counters());
+        assert_eq!((counters.refused_protected, counters.admitted), (1, 1));
+    });
+}
+
 #[test]
 fn one_client_too_many_is_told_so() {
-    let Bed { mut server, tcp, remote, .. } = bed(Settings { max_clients: 2, protected: false });
+    let Bed { mut server, tcp, remote, .. } = bed(Settings { max_clients: 2, ..open() });
     let address = server.addresses(tcp).remove(0);
     while_serving(&mut server, |ask| {
         let mut clients = [Client::new(&Tcp::new(), &address), Client::new(&remote, &address)];
@@ -348,15 +404,14 @@ fn a_client_that_leaves_gets_its_last_reply() {
     });
 }
 
-fn never(_: &mut EventLoop<()>, _: ConnectionId) {}
-
-/// Clients that ask for much and read nothing: the server sleeps, serves others, and holds no more than it said.
+/// VR-RES-008: clients that ask for much and read nothing make the server sleep, serve others, and hold no more than its budget.
 #[test]
 fn clients_that_do_not_read_cost_nothing() {
     const MANY: usize = 4;
     /// Mebibytes asked for: far more than any system takes for a reader that does not read.
     const MUCH: usize = 48;
     let Bed { mut server, tcp, remote, .. } = bed(open());
+    let budget = server.settings().reply_budget;
     let address = server.addresses(tcp).remove(0);
     while_serving(&mut server, |ask| {
         let mut clients: Vec<_> = (0..MANY)
@@ -366,25 +421,85 @@ fn clients_that_do_not_read_cost_nothing() {
             })
             .collect();
         for client in &mut clients {
-            client.connection().sync_write(&[b'M'; MUCH], PATIENCE).expect("written");
-        }
-        // Each was served once, and then found not to read.
-        ask.until(|server| server.clients().filter(|(_, served)| **served == MUCH as u64).count() == MANY);
-        for client in &mut clients {
-            client
-                .connection()
-                .sync_write(&[b'M'; MUCH], PATIENCE)
-                .expect("taken by the system, not by the server");
+            let mut asked = [b'M'; MUCH];
+            asked[MUCH - 1] = b'.';
+            client.connection().sync_write(&asked, PATIENCE).expect("written");
         }
         Client::new(&remote, &address).echo(b"others are served");
-        ask.until(|server| !server.has_pending());
-        assert!(ask.server(|server| server.clients().all(|(_, served)| *served <= MUCH as u64)));
-        // One of them comes back to its senses.
-        let mut last = clients.pop().expect("there are many");
-        let mut replies = vec![0; MUCH << 21];
-        last.connection().sync_read(&mut replies, PATIENCE).expect("all of them");
-        assert!(replies.iter().all(|byte| *byte == b'm'));
-        last.connection().set_write_handler(Some(never), Barrier::ReadFirst);
+        ask.until(move |server| {
+            !server.has_pending() && server.clients().filter(|(_, served)| **served > 0).count() == MANY
+        });
+        let held = ask.server(|server| server.waiting_bytes());
+        // A buffer that grows is at most twice as long as what is in it.
+        assert!(held <= MANY * 2 * (budget + MEBIBYTE), "{held} bytes are held");
+        assert!(ask.server(|server| server.clients().all(|(_, served)| *served < MUCH as u64)));
+        // They come back to their senses; what the service had left was not forgotten.
+        for client in &mut clients {
+            let mut replies = vec![0; (MUCH - 1) * MEBIBYTE];
+            client.connection().sync_read(&mut replies, PATIENCE).expect("all of them");
+            assert!(replies.iter().all(|byte| *byte == b'm'));
+            let mut last = [0; 1];
+            client.connection().sync_read(&mut last, PATIENCE).expect("the last reply");
+            assert_eq!(last, *b".");
+        }
+    });
+}
+
+/// VR-RES-008.
+#[test]
+fn messages_to_a_client_that_does_not_read_are_refused_in_time() {
+    let Bed { mut server, tcp, remote, .. } = bed(open());
+    let budget = server.settings().reply_budget;
+    let address = server.addresses(tcp).remove(0);
+    while_serving(&mut server, |ask| {
+        for over_rdma in [false, true] {
+            let mut client = match over_rdma {
+                false => Client::new(&Tcp::new(), &address),
+                true => Client::new(&remote, &address),
+            };
+            ask.until(|server| server.client_count() == 1);
+            let (sent, refused) = ask.server(move |server| {
+                let id = server.clients().next().expect("it is there").0;
+                let mut sent = 0;
+                loop {
+                    match server.send(id, &[b'x'; 100_000]) {
+                        Ok(()) => sent += 100_000,
+                        Err(refused) => return (sent, refused),
+                    }
+                    server.turn(Some(Duration::ZERO)).expect("a turn");
+                }
+            });
+            assert!(matches!(refused, SendError::Full { waiting, .. } if waiting <= budget), "{refused:?}");
+            assert!(refused.to_string().contains("reads too slowly"), "{refused}");
+            let mut all = vec![0; sent];
+            client.connection().sync_read(&mut all, PATIENCE).expect("what was taken arrives");
+            let gone = ask.server(|server| server.clients().next().expect("it is there").0);
+            drop(client);
+            ask.until(|server| server.client_count() == 0);
+            assert_eq!(ask.server(move |server| server.send(gone, b"x")), Err(SendError::NoSuchClient));
+        }
+    });
+}
+
+/// VR-RES-008: a client that always has a few replies outstanding, and reads all of them, makes the server keep those few.
+#[test]
+fn replies_that_were_written_are_not_kept() {
+    /// Mebibytes that the client waits for at any time; and replies altogether.
+    const AHEAD: usize = 8;
+    const ALL: usize = 64;
+    let Bed { mut server, tcp, remote, .. } = bed(open());
+    let address = server.addresses(tcp).remove(0);
+    while_serving(&mut server, |ask| {
+        for mut client in [Client::new(&Tcp::new(), &address), Client::new(&remote, &address)] {
+            client.connection().sync_write(&[b'M'; AHEAD], PATIENCE).expect("written");
+            let mut reply = vec![0; MEBIBYTE];
+            for round in 0..ALL {
+                client.connection().sync_read(&mut reply, PATIENCE).expect("a reply");
+                client.connection().sync_write(b"M", PATIENCE).expect("written");
+                let held = ask.server(|server| server.waiting_bytes());
+                assert!(held <= 2 * AHEAD * MEBIBYTE, "{held} bytes after {round} replies");
+            }
+        }
     });
 }
 

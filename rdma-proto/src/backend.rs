@@ -385,6 +385,13 @@ pub trait QueuePair<B: Backend>: Send + Sync {
     /// Sets how long a peer waits before it repeats a request that met no posted receive, `ibv_modify_qp(3)`,
     /// `min_rnr_timer`. The connection manager leaves the slowest, 655 ms. For a connected queue pair only.
     fn set_min_rnr_timer(&self, timer: RnrTimer) -> Result<(), B::Error>;
+    /// Returns whether the path leads back to the port and address that it leaves from, `ibv_query_qp(3)`, `IBV_QP_AV`: the
+    /// peer is on this device then. Unlike [`Identifier::peer_addr`], which repeats what a request says, this is where the
+    /// device sends to (VR-SEC-008).
+    ///
+    /// # Errors
+    /// [`ErrorKind::State`] for a queue pair that was not connected.
+    fn is_loopback(&self) -> Result<bool, B::Error>;
 }
 
 /// The `min_rnr_timer` codes of InfiniBand, 0 to 31.

@@ -1,6 +1,6 @@
 //! What a device tells unasked, and to whom.
 
-use rdma_conn::Descriptors;
+use crate::Descriptors;
 use rdma_proto::backend::{
     AsyncEvent, CmEventKind, CompletionStatus, Identifier as _, Immediate, RemoteAddress, SendOp,
 };

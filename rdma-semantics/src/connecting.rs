@@ -20,6 +20,8 @@ use crate::Failure;
 super::table! {
     "verbs.connect.both-ends", "on every address both ends hear of the connection and of each other's address",
         "rdma_get_cm_event(3), rdma_get_local_addr(3)", both_ends;
+    "verbs.connect.path", "a queue pair knows whether its path leads back to where it starts",
+        "ibv_query_qp(3)", path;
     "verbs.connect.parameters", "each side hears what the other offers, from its own point of view",
         "rdma_get_cm_event(3)", parameters;
     "verbs.connect.no-event-yet", "a channel without events says so at once", "rdma_get_cm_event(3)", no_event;
@@ -89,6 +91,23 @@ fn parameters<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
         return Err(Failure::wrong("the server is not connected"));
     };
     equal("the request, once more", peer, offered)
+}
+
+fn path<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
+    let neighbours = Setting { client: setting.server.clone(), ..setting.clone() };
+    for (setting, what) in [(setting, "as the setting is"), (&neighbours, "from the server's own host")] {
+        let Pair { server, client, .. } = &setting.pair()?;
+        // Both ends are honest, so the addresses say it too.
+        let ip = |address: Option<SocketAddr>| address.map(|address| address.ip());
+        let same = ip(server.id.local_addr()) == ip(server.id.peer_addr());
+        for end in [server, client] {
+            equal(what, end.qp.is_loopback().called("is_loopback")?, same)?;
+        }
+        // The path is still known when the peer is gone.
+        client.id.disconnect().called("disconnect")?;
+        equal(what, client.qp.is_loopback().called("is_loopback")?, same)?;
+    }
+    Ok(())
 }
 
 fn no_event<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
@@ -192,7 +211,8 @@ fn out_of_order<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
     let second = end.id.create_queue_pair(&end.domain, &end.cq, Shape::USUAL.limits);
     state("a second queue pair", second.map(drop))?;
     state("accept without a request", end.id.accept(&PARAMS, &[]))?;
-    state("the timer before the connection", end.qp.set_min_rnr_timer(RnrTimer::MICROS_640))
+    state("the timer before the connection", end.qp.set_min_rnr_timer(RnrTimer::MICROS_640))?;
+    state("the path before the connection", end.qp.is_loopback().map(drop))
 }
 
 fn send_too_early<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {

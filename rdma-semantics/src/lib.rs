@@ -51,6 +51,7 @@ impl fmt::Display for Failure {
 }
 
 /// Where the cases run.
+#[derive(Clone)]
 pub struct Setting<B> {
     /// RDMA as the listening side has it.
     pub server: B,

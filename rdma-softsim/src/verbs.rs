@@ -259,6 +259,10 @@ impl backend::QueuePair<SoftSim> for QueuePair {
     fn set_min_rnr_timer(&self, timer: RnrTimer) -> Result<(), Error> {
         self.driver.with(|model| model.set_min_rnr_timer(self.id, timer))
     }
+
+    fn is_loopback(&self) -> Result<bool, Error> {
+        self.driver.with(|model| model.is_loopback(self.id))
+    }
 }
 
 impl fmt::Debug for QueuePair {

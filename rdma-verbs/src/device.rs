@@ -8,7 +8,7 @@ use rdma_proto::backend::Capabilities;
 use crate::error::{Error, Stage};
 use crate::identifier::CmId;
 use crate::locked;
-use crate::sys::{self, Api, ibv_context, ibv_device_attr};
+use crate::sys::{self, Api, PortAttributes, ibv_context, ibv_device_attr, ibv_gid};
 
 /// An open device: what protection domains and completion queues are made on.
 ///
@@ -80,6 +80,36 @@ impl Device {
             attributes.max_qp_init_rd_atom.clamp(0, 255) as u8,
             self.completion_vectors(),
         ))
+    }
+}
+
+impl Device {
+    /// The GID at `index` of a port's table.
+    pub(crate) fn gid(&self, port: u8, index: u8) -> Result<ibv_gid, Error> {
+        let mut gid: ibv_gid = sys::zeroed();
+        // SAFETY: ibv_query_gid(3): the context is open and `gid` is a live union of the right type; a port or an index that
+        // the device does not have is an error.
+        let result =
+            unsafe { (self.api.ibv_query_gid)(self.context.as_ptr(), port, index.into(), &raw mut gid) };
+        match result {
+            0 => Ok(gid),
+            // -1 with errno, as the man page has it, or the number itself.
+            -1 => Err(Error::last("ibv_query_gid", Stage::Connection)),
+            result => Err(Error::returned("ibv_query_gid", result, Stage::Connection)),
+        }
+    }
+
+    /// A port's local identifier; 0 on Ethernet.
+    pub(crate) fn lid(&self, port: u8) -> Result<u16, Error> {
+        let mut attributes: PortAttributes = sys::zeroed();
+        // SAFETY: ibv_query_port(3): the context is open; the function behind the symbol writes at most 52 bytes, and the
+        // structure has 64 with the alignment of C's.
+        let result =
+            unsafe { (self.api.ibv_query_port)(self.context.as_ptr(), port, (&raw mut attributes).cast()) };
+        match result {
+            0 => Ok(attributes.lid),
+            result => Err(Error::returned("ibv_query_port", result, Stage::Connection)),
+        }
     }
 }
 

@@ -16,8 +16,8 @@ use crate::error::{Error, Stage};
 use crate::identifier::CmId;
 use crate::region::{Domain, Pd, Region};
 use crate::sys::{
-    self, Work, generated as c, ibv_qp, ibv_qp_attr, ibv_qp_init_attr, ibv_recv_wr, ibv_send_wr, ibv_sge,
-    rdma_cm_id,
+    self, Work, generated as c, ibv_gid, ibv_qp, ibv_qp_attr, ibv_qp_init_attr, ibv_recv_wr, ibv_send_wr,
+    ibv_sge, rdma_cm_id,
 };
 
 /// How many requests one doorbell rings for; a longer chain is several calls into the provider.
@@ -261,6 +261,13 @@ fn work(request: &SendRequest<'_, Region>) -> Work {
     }
 }
 
+/// The bytes of a GID, in network order.
+fn gid_bytes(gid: &ibv_gid) -> [u8; 16] {
+    const { assert!(size_of::<ibv_gid>() == 16) };
+    // SAFETY: a GID is 16 bytes in whichever arm of the union it was written, without padding, and any are a valid array.
+    unsafe { ptr::from_ref(gid).cast::<[u8; 16]>().read() }
+}
+
 /// How many requests of the chain at `first` come before the one that was refused.
 fn position<T>(first: *const T, bad: *const T, count: usize) -> usize {
     let distance = (bad as usize).wrapping_sub(first as usize) / size_of::<T>();
@@ -303,6 +310,46 @@ impl backend::QueuePair<Verbs> for QueuePair {
         match result {
             0 => Ok(()),
             result => Err(Error::returned("ibv_modify_qp", result, Stage::Connection)),
+        }
+    }
+
+    fn is_loopback(&self) -> Result<bool, Error> {
+        let attributes = self.path()?;
+        if matches!(attributes.qp_state, c::IBV_QPS_RESET | c::IBV_QPS_INIT) {
+            return Err(Error::State("a queue pair has a path once it is connected"));
+        }
+        let path = &attributes.ah_attr;
+        let device = self.domain.device();
+        if path.is_global == 0 {
+            // InfiniBand within a subnet: the path is a pair of local identifiers.
+            return Ok(path.dlid != 0 && path.dlid == device.lid(path.port_num)?);
+        }
+        // RoCE, and InfiniBand between subnets.
+        let own = device.gid(path.port_num, path.grh.sgid_index)?;
+        Ok(gid_bytes(&path.grh.dgid) == gid_bytes(&own))
+    }
+}
+
+impl QueuePair {
+    /// Where the queue pair sends to, and its state.
+    fn path(&self) -> Result<ibv_qp_attr, Error> {
+        let mut attributes: ibv_qp_attr = sys::zeroed();
+        let mut init: ibv_qp_init_attr = sys::zeroed();
+        let mask = (c::IBV_QP_STATE | c::IBV_QP_AV) as c_int;
+        let result = self.id.with(|_| {
+            // SAFETY: ibv_query_qp(3): a live queue pair, and two live structures of the right types for the answer.
+            unsafe {
+                (self.domain.device().api.ibv_query_qp)(
+                    self.raw.as_ptr(),
+                    &raw mut attributes,
+                    mask,
+                    &raw mut init,
+                )
+            }
+        });
+        match result {
+            0 => Ok(attributes),
+            result => Err(Error::returned("ibv_query_qp", result, Stage::Connection)),
         }
     }
 }

@@ -263,6 +263,10 @@ impl<B: Backend> backend::QueuePair<Recorded<B>> for QueuePair<B> {
     fn set_min_rnr_timer(&self, timer: RnrTimer) -> Result<(), B::Error> {
         self.inner.set_min_rnr_timer(timer)
     }
+
+    fn is_loopback(&self) -> Result<bool, B::Error> {
+        self.inner.is_loopback()
+    }
 }
 
 /// The same part of the region that is recorded.

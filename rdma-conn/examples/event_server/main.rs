@@ -130,7 +130,8 @@ struct Running {
 
 impl Running {
     fn new<B: Descriptors>(arguments: &Arguments, rdma: Option<Rdma<B>>) -> io::Result<Self> {
-        let settings = Settings { max_clients: arguments.maxclients, protected: arguments.protected_mode };
+        let (max_clients, protected) = (arguments.maxclients, arguments.protected_mode);
+        let settings = Settings { max_clients, protected, ..Settings::default() };
         let mut server = Server::new(StoreService::default(), settings)?;
         let ip = |addresses: &[SocketAddr]| addresses.iter().copied().map(Address::from).collect::<Vec<_>>();
         let tcp = server.bind(Tcp::new(), &ip(&arguments.tcp))?;
@@ -169,9 +170,10 @@ impl Running {
                     Ok(())
                 }
             };
-            match done {
-                Ok(()) => self.server.send(from, b"+OK\r\n"),
-                Err(error) => self.server.send(from, format!("-ERR {error}\r\n").as_bytes()),
+            let reply = done.map_or_else(|error| format!("-ERR {error}\r\n"), |()| "+OK\r\n".to_owned());
+            if let Err(error) = self.server.send(from, reply.as_bytes()) {
+                tracing::info!(%error, "a wish was fulfilled, and who had it was not told");
+                self.server.close(from);
             }
         }
         Ok(())

@@ -1,7 +1,7 @@
 //! The store as a service of `rdma_conn::server`, and the wishes of its operators.
 
 use bytes::{Bytes, BytesMut};
-use rdma_conn::server::{Flow, Service};
+use rdma_conn::server::{Flow, Replies, Service};
 use rdma_conn::types::{Address, ConnectionId};
 use resp_rs::resp2::Frame;
 
@@ -42,30 +42,31 @@ impl Service for StoreService {
         &mut self,
         from: ConnectionId,
         frames: &mut Frames,
-        input: &mut Vec<u8>,
-        replies: &mut Vec<u8>,
+        input: &mut BytesMut,
+        replies: &mut Replies,
     ) -> Flow {
         frames.push(input);
         input.clear();
-        let mut answers = BytesMut::new();
-        let flow = loop {
+        while !replies.is_full() {
             let command = match frames.take() {
                 Ok(Some(command)) => command,
-                Ok(None) => break Flow::Stay,
+                Ok(None) => return Flow::Stay,
                 Err(error) => {
-                    answers.extend_from_slice(format!("-ERR {error}\r\n").as_bytes());
-                    break Flow::Leave;
+                    replies.extend_from_slice(format!("-ERR {error}\r\n").as_bytes());
+                    return Flow::Leave;
                 }
             };
             match wish(&command) {
-                Some(Ok(change)) => self.wishes.push(Wish { from, change }),
-                Some(Err(why)) => answers.extend_from_slice(format!("-ERR {why}\r\n").as_bytes()),
-                None if self.store.answer(command, &mut answers) => break Flow::Leave,
+                Some(Ok(change)) => {
+                    self.wishes.push(Wish { from, change });
+                    return Flow::Wait;
+                }
+                Some(Err(why)) => replies.extend_from_slice(format!("-ERR {why}\r\n").as_bytes()),
+                None if self.store.answer(command, replies.buffer()) => return Flow::Leave,
                 None => {}
             }
-        };
-        replies.extend_from_slice(&answers);
-        flow
+        }
+        Flow::Again
     }
 }
 

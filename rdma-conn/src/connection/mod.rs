@@ -151,7 +151,14 @@ impl<B: Backend> Connection<B> {
         }
     }
 
-    /// The peer's address. Equal to [`Connection::local_addr`] but for the port if the peer is local (VR-SEC-008).
+    /// Returns whether the peer is on this side's device: whether the path of the queue pair leads back to the address it leaves
+    /// from. False as long as there is no path. Addresses prove nothing, since a request carries what its sender wrote
+    /// (VR-SEC-008).
+    pub fn is_local(&self) -> bool {
+        matches!(self.pair.is_loopback(), Ok(true))
+    }
+
+    /// The peer's address. That of an accepted connection is what the peer's request said.
     pub const fn peer_addr(&self) -> SocketAddr {
         self.peer
     }

@@ -3,26 +3,28 @@
 //! - TCP and RDMA may share an address and a port: their port spaces are separate, and so are the listeners.
 //! - [`Server::rebind`] moves a service to other addresses. Clients that are there stay.
 //! - Who is not let in is told why, on RDMA as on TCP: the text arrives before the end.
-//! - A client that does not read its replies is not read any further; nothing spins and nothing piles up.
+//! - A client that does not read its replies is not read any further, so that its window or socket fills and it waits: at most
+//!   [`Settings::reply_budget`] bytes and one reply wait for it (VR-RES-008). Nothing spins.
 //! - [`affinity`] puts the server's thread and a device's interrupts on CPUs.
 
 pub mod affinity;
+mod replies;
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read, Write};
 use std::time::Duration;
 
+use bytes::BytesMut;
 use slotmap::{SecondaryMap, SlotMap, new_key_type};
 
 use crate::types::{
     Address, Barrier, Connection, ConnectionId, ConnectionType, EventLoop, ListenerId, State, Timeouts,
 };
 
+pub use replies::{Replies, SendError};
+
 /// Bytes read from a client at once.
 const CHUNK: usize = 64 << 10;
-
-/// Replies that may wait for a client before it is read no further.
-const UNREAD_REPLIES: usize = 1 << 20;
 
 /// Clients that may be in the middle of being told why they are not let in. Beyond it they are not told.
 const REFUSED_AT_ONCE: usize = 128;
@@ -32,39 +34,47 @@ pub trait Service: 'static {
     /// What it keeps about each of them.
     type Client: Default;
 
-    /// Takes the commands that are whole out of `input` and appends the replies to `replies`.
+    /// Takes the commands that are whole out of `input` and appends their replies to `replies`.
     ///
-    /// A reply that takes longer can be given later, with [`Server::send`].
+    /// It may answer some of them only, and leave the others in `input`: [`Flow::Again`]. It should do so once
+    /// [`Replies::is_full`]; what it appends beyond that takes memory without a bound.
     fn serve(
         &mut self,
         from: ConnectionId,
         client: &mut Self::Client,
-        input: &mut Vec<u8>,
-        replies: &mut Vec<u8>,
+        input: &mut BytesMut,
+        replies: &mut Replies,
     ) -> Flow;
 }
 
-/// Whether a client stays.
+/// How a service goes on with a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flow {
-    /// It does.
+    /// All that was whole is answered: serve the client again when more has arrived.
     Stay,
-    /// It gets its replies, and then the connection is closed.
+    /// Whole commands are left: serve the client again when replies have been written and are not full, before more is read.
+    Again,
+    /// The reply to the last command follows by [`Server::send`]: nothing is served or read before that.
+    Wait,
+    /// The client gets its replies, and then the connection is closed.
     Leave,
 }
 
-/// Who is let in.
+/// Who is let in, and how much is kept for each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Clients at once.
     pub max_clients: usize,
     /// Only clients on this machine are let in.
     pub protected: bool,
+    /// Bytes of replies that may wait for a client before it is served and read no further. Taken when the client comes.
+    pub reply_budget: usize,
 }
 
 impl Default for Settings {
+    /// 10,000 clients of this machine, with 1 MiB of replies each.
     fn default() -> Self {
-        Self { max_clients: 10_000, protected: true }
+        Self { max_clients: 10_000, protected: true, reply_budget: 1 << 20 }
     }
 }
 
@@ -107,16 +117,16 @@ struct Hall<S: Service> {
     settings: Settings,
     clients: SecondaryMap<ConnectionId, Client<S::Client>>,
     counters: Counters,
+    /// Where bytes are read to.
+    chunk: Box<[u8]>,
 }
 
-#[derive(Default)]
 struct Client<C> {
     own: C,
-    input: Vec<u8>,
-    replies: Vec<u8>,
-    /// How much of the replies was written.
-    written: usize,
-    leaving: bool,
+    input: BytesMut,
+    replies: Replies,
+    /// What the service said last; `Again` when more was read since.
+    flow: Flow,
 }
 
 impl<S: Service> Server<S> {
@@ -125,7 +135,8 @@ impl<S: Service> Server<S> {
     /// # Errors
     /// The system has no descriptor left.
     pub fn new(service: S, settings: Settings) -> io::Result<Self> {
-        let hall = Hall { service, settings, clients: SecondaryMap::new(), counters: Counters::default() };
+        let (clients, counters) = (SecondaryMap::new(), Counters::default());
+        let hall = Hall { service, settings, clients, counters, chunk: vec![0; CHUNK].into() };
         Ok(Self { events: EventLoop::new(hall)?, bindings: SlotMap::with_key() })
     }
 
@@ -198,12 +209,24 @@ impl<S: Service> Server<S> {
         self.events.has_pending()
     }
 
-    /// Sends a client something it has not asked for just now: a message, or a reply that took its time.
-    pub fn send(&mut self, to: ConnectionId, bytes: &[u8]) {
-        if let Some(client) = self.events.state.clients.get_mut(to) {
-            client.replies.extend_from_slice(bytes);
-            flush(&mut self.events, to);
+    /// Sends a client a message, or the reply that it waits for ([`Flow::Wait`]).
+    ///
+    /// # Errors
+    /// The client has left, or too many bytes wait for it already: [`Settings::reply_budget`]. Nothing was sent.
+    pub fn send(&mut self, to: ConnectionId, bytes: &[u8]) -> Result<(), SendError> {
+        let client = self.events.state.clients.get_mut(to).ok_or(SendError::NoSuchClient)?;
+        client.replies.send(bytes)?;
+        if client.flow == Flow::Wait {
+            client.flow = Flow::Again;
         }
+        go_on(&mut self.events, to);
+        Ok(())
+    }
+
+    /// Closes a client's connection. What was written is delivered, for at most [`Timeouts::linger`]; replies that wait are
+    /// lost.
+    pub fn close(&mut self, client: ConnectionId) {
+        leave(&mut self.events, client);
     }
 
     /// The service.
@@ -234,6 +257,11 @@ impl<S: Service> Server<S> {
     /// Clients that are there.
     pub fn client_count(&self) -> usize {
         self.events.state.clients.len()
+    }
+
+    /// Returns how many bytes of memory are taken by replies that wait for their clients.
+    pub fn waiting_bytes(&self) -> usize {
+        self.events.state.clients.values().map(|client| client.replies.memory()).sum()
     }
 
     /// Closes everything; clients get their last replies, for at most [`Timeouts::linger`].
@@ -279,7 +307,9 @@ fn on_connection<S: Service>(events: &mut EventLoop<Hall<S>>, id: ConnectionId) 
         refuse_excess
     } else {
         hall.counters.admitted += 1;
-        hall.clients.insert(id, Client::default());
+        let replies = Replies::new(hall.settings.reply_budget);
+        let (own, input) = (S::Client::default(), BytesMut::new());
+        hall.clients.insert(id, Client { own, input, replies, flow: Flow::Stay });
         on_established
     };
     let refused = !events.state.clients.contains_key(id);
@@ -330,59 +360,39 @@ fn leave<S: Service>(events: &mut EventLoop<Hall<S>>, id: ConnectionId) {
 }
 
 fn on_readable<S: Service>(events: &mut EventLoop<Hall<S>>, id: ConnectionId) {
-    let mut chunk = [0; CHUNK];
-    let Some(connection) = events.get_mut(id) else { return };
-    let read = match connection.read(&mut chunk) {
-        Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => return,
-        Ok(0) => {
-            leave(events, id);
-            return;
+    let Some((hall, connection)) = events.get_with_state(id) else { return };
+    let Some(client) = hall.clients.get_mut(id) else { return };
+    match connection.read(&mut hall.chunk) {
+        Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+        Ok(0) => leave(events, id),
+        Ok(read) => {
+            client.input.extend_from_slice(hall.chunk.get(..read).unwrap_or_default());
+            client.flow = Flow::Again;
+            go_on(events, id);
         }
-        Ok(read) => read,
         Err(error) => {
             tracing::info!(%error, peer = ?connection.peer_address(), "client lost");
             leave(events, id);
-            return;
         }
-    };
-    let hall = &mut events.state;
-    let Some(client) = hall.clients.get_mut(id) else { return };
-    client.input.extend_from_slice(chunk.get(..read).unwrap_or_default());
-    let flow = hall.service.serve(id, &mut client.own, &mut client.input, &mut client.replies);
-    client.leaving |= flow == Flow::Leave;
-    flush(events, id);
+    }
 }
 
-/// Writes replies as far as there is room, and reads on only from clients that take theirs.
-fn flush<S: Service>(events: &mut EventLoop<Hall<S>>, id: ConnectionId) {
-    // Out of the hall and back, since the connection is in the same loop.
-    let Some(mut client) = events.state.clients.get_mut(id).map(std::mem::take) else { return };
-    let mut lost = false;
-    if let Some(connection) = events.get_mut(id) {
-        while let Some(rest) = client.replies.get(client.written..).filter(|rest| !rest.is_empty()) {
-            match connection.write(rest) {
-                Ok(written) => client.written += written,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => {
-                    lost = error.kind() != ErrorKind::WouldBlock;
-                    break;
-                }
-            }
-        }
-        let unread = client.replies.len().saturating_sub(client.written);
-        if unread == 0 {
-            client.replies.clear();
-            client.written = 0;
-        }
-        let crowded = unread > UNREAD_REPLIES || client.leaving;
-        connection.set_read_handler((!crowded).then_some(on_readable));
-        connection.set_write_handler((unread > 0).then_some(flush), Barrier::ReadFirst);
-        lost |= client.leaving && unread == 0;
+/// Writes replies as far as there is room, and serves a client once if it has room for more of them.
+fn go_on<S: Service>(events: &mut EventLoop<Hall<S>>, id: ConnectionId) {
+    let Some((hall, connection)) = events.get_with_state(id) else { return };
+    let Some(client) = hall.clients.get_mut(id) else { return };
+    let Client { own, input, replies, flow } = client;
+    let mut written = replies.write_to(connection);
+    if written.is_ok() && *flow == Flow::Again && !replies.is_full() {
+        *flow = hall.service.serve(id, own, input, replies);
+        written = replies.write_to(connection);
     }
-    if lost {
+    let reads = *flow == Flow::Stay && !replies.is_full();
+    connection.set_read_handler(reads.then_some(on_readable));
+    let writes = *flow == Flow::Again || !replies.is_empty();
+    connection.set_write_handler(writes.then_some(go_on), Barrier::ReadFirst);
+    if written.is_err() || (*flow == Flow::Leave && replies.is_empty()) {
         leave(events, id);
-    } else if let Some(place) = events.state.clients.get_mut(id) {
-        *place = client;
     }
 }
 

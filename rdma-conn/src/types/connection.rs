@@ -115,8 +115,8 @@ impl<S> Connection<S> {
         self.transport.peer_address()
     }
 
-    /// Whether the peer is known to be on this machine: a Unix socket, the loopback interface, or for RDMA the same address at
-    /// both ends.
+    /// Whether the peer is known to be on this machine: a Unix socket, the loopback interface, or for RDMA a path that leads back
+    /// to the address it leaves from (VR-SEC-008).
     pub fn is_local(&self) -> bool {
         self.transport.is_local()
     }

@@ -8,12 +8,13 @@ use slotmap::{SlotMap, new_key_type};
 
 use super::connection::{Connection, Stage, State};
 use super::poller::{Poller, Watched};
-use super::{Address, ConnectionType, Interest, Listening, SOURCES};
+use super::{Accepted, Address, ConnectionType, Interest, Listening, SOURCES};
 
-/// Connections accepted in one turn by one listener, so that a crowd at the door does not starve who is inside.
-const ACCEPTED_PER_TURN: usize = 1000;
+/// Requests that one listener handles in one turn, so that those who come do not keep others from being served (VR-RES-007).
+/// The rest are found in the next turn.
+const REQUESTS_PER_TURN: usize = 16;
 
-/// For how long a listener that has failed is left alone. Its descriptor stays readable when descriptors or memory ran out.
+/// For how long a listener rests for which descriptors or memory have run out. Its descriptor stays readable meanwhile.
 const PAUSE: Duration = Duration::from_millis(100);
 
 new_key_type! {
@@ -183,6 +184,13 @@ impl<S> EventLoop<S> {
         self.connections.get_mut(id).filter(|connection| connection.life.stage == Stage::Owned)
     }
 
+    /// A connection, unless it was closed, and the loop's state beside it.
+    pub fn get_with_state(&mut self, id: ConnectionId) -> Option<(&mut S, &mut Connection<S>)> {
+        self.touch(id);
+        let connection = self.connections.get_mut(id)?;
+        (connection.life.stage == Stage::Owned).then_some((&mut self.state, connection))
+    }
+
     /// The connections that were not closed.
     pub fn connections(&self) -> impl Iterator<Item = (ConnectionId, &Connection<S>)> {
         self.connections.iter().filter(|(_, connection)| connection.life.stage == Stage::Owned)
@@ -303,19 +311,23 @@ impl<S> EventLoop<S> {
     }
 
     fn accept_all(&mut self, id: ListenerId) {
-        for _ in 0..ACCEPTED_PER_TURN {
+        for _ in 0..REQUESTS_PER_TURN {
             // A handler may close the listener.
             let Some(listener) = self.listeners.get_mut(id) else { return };
             match listener.listening.accept() {
-                Ok(Some(transport)) => {
+                Ok(Accepted::Connection(transport)) => {
                     let handler = listener.handler;
                     let connection = Connection::new(transport, State::Accepting);
                     let connection = self.connections.insert(connection);
                     self.call(connection, handler);
                 }
-                Ok(None) => return,
+                // Its sender's concern alone (VR-SEC-004).
+                Ok(Accepted::Lost(error)) => {
+                    tracing::debug!(%error, at = ?listener.listening.address(), "a request came to nothing");
+                }
+                Ok(Accepted::Nobody) => return,
                 Err(error) => {
-                    tracing::warn!(%error, at = ?listener.listening.address(), "cannot accept a connection");
+                    tracing::warn!(%error, at = ?listener.listening.address(), "cannot accept connections now");
                     // Watched again when the timer has passed.
                     let _ = self.watch_listener(id, Interest::NONE);
                     self.timers.insert((Instant::now() + PAUSE, Owner::Listener(id)));

@@ -192,13 +192,24 @@ pub trait ConnectionType {
     fn connect(&self, to: &Address, from: Option<&Address>) -> io::Result<Box<dyn Transport>>;
 }
 
+/// What a listener has for its loop.
+pub enum Accepted {
+    /// A peer's connection.
+    Connection(Box<dyn Transport>),
+    /// A peer came and is gone again, or could not be served. The next one may be.
+    Lost(io::Error),
+    /// Nobody waits now.
+    Nobody,
+}
+
 /// A listener of some type. Dropping it closes it.
 pub trait Listening: Send {
-    /// The next connection, if there is one. It is not yet established.
+    /// Takes the next connection, which is not yet established.
     ///
     /// # Errors
-    /// There are no resources for it, or the listener has failed.
-    fn accept(&mut self) -> io::Result<Option<Box<dyn Transport>>>;
+    /// The next one would fail as well: descriptors or memory have run out, or the listener has failed. What is wrong with one
+    /// connection alone is [`Accepted::Lost`].
+    fn accept(&mut self) -> io::Result<Accepted>;
 
     /// Where it listens.
     fn address(&self) -> Option<Address>;

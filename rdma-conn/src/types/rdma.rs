@@ -8,9 +8,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rdma_proto::State;
+use rdma_proto::backend::ErrorKind as Failure;
 
-use super::{Address, Carrier, ConnectionType, Interest, Kind, Listening, SOURCES, Sources, Transport};
-use crate::{Descriptors, Dial, Link, Listener, Options};
+use super::{
+    Accepted, Address, Carrier, ConnectionType, Interest, Kind, Listening, SOURCES, Sources, Transport,
+};
+use crate::{Descriptors, Dial, Error, Link, Listener, Options};
 
 /// Which completion vector, and so which interrupt, signals a connection's completions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -109,6 +112,20 @@ impl<B: Descriptors> ConnectionType for Rdma<B> {
     }
 }
 
+/// Whether the next request will fail as well: what a listener takes requests from, or what each of them needs, is lost or
+/// has run out.
+const fn is_the_listeners(error: &Error) -> bool {
+    match error {
+        Error::DeviceRemoved | Error::Wait(_) => true,
+        Error::Backend { doing, kind, .. } => {
+            let channel =
+                matches!(doing.as_bytes(), b"reading connection events" | b"opening an event channel");
+            channel || matches!(kind, Failure::Memory | Failure::NoDevice)
+        }
+        _ => false,
+    }
+}
+
 const KIND: Kind = Kind { carrier: Carrier::Rdma, tls: false };
 
 struct RdmaListener<B: Descriptors> {
@@ -117,16 +134,22 @@ struct RdmaListener<B: Descriptors> {
 }
 
 impl<B: Descriptors> Listening for RdmaListener<B> {
-    fn accept(&mut self) -> io::Result<Option<Box<dyn Transport>>> {
+    fn accept(&mut self) -> io::Result<Accepted> {
         let settings = *locked(&self.settings);
         self.listener
             .set_options(Options { completion_vector: settings.vector.choose(), ..settings.server })?;
-        let Some(link) = self.listener.try_accept()? else { return Ok(None) };
-        let peer = link.peer_addr().into();
-        let backend = self.listener.backend().clone();
-        let mut transport = RdmaTransport { backend, peer, step: Step::Link(Box::new(link)) };
-        transport.drive([Interest::NONE; SOURCES]);
-        Ok(Some(Box::new(transport)))
+        match self.listener.try_accept() {
+            Ok(Some(link)) => {
+                let peer = link.peer_addr().into();
+                let backend = self.listener.backend().clone();
+                let mut transport = RdmaTransport { backend, peer, step: Step::Link(Box::new(link)) };
+                transport.drive([Interest::NONE; SOURCES]);
+                Ok(Accepted::Connection(Box::new(transport)))
+            }
+            Ok(None) => Ok(Accepted::Nobody),
+            Err(error) if is_the_listeners(&error) => Err(error.into()),
+            Err(error) => Ok(Accepted::Lost(error.into())),
+        }
     }
 
     fn address(&self) -> Option<Address> {
@@ -212,10 +235,10 @@ impl<B: Descriptors> Transport for RdmaTransport<B> {
     }
 
     fn is_local(&self) -> bool {
-        // VR-SEC-008: a device has no loopback interface, so the same address at both ends is what local means.
-        match (self.local_address(), &self.peer) {
-            (Some(Address::Ip(local)), Address::Ip(peer)) => local.ip() == peer.ip(),
-            _ => false,
+        // VR-SEC-008: a device has no loopback interface, so a path that leads back is what local means.
+        match &self.step {
+            Step::Dial(_) => false,
+            Step::Link(link) => link.is_local(),
         }
     }
 

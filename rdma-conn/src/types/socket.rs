@@ -3,6 +3,7 @@
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::net::{Shutdown, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -10,7 +11,9 @@ use std::time::Duration;
 use rustix::io::Errno;
 use socket2::{Domain, Protocol, SockAddr, Socket, TcpKeepalive, Type};
 
-use super::{Address, Carrier, ConnectionType, Interest, Kind, Listening, SOURCES, Sources, Transport};
+use super::{
+    Accepted, Address, Carrier, ConnectionType, Interest, Kind, Listening, SOURCES, Sources, Transport,
+};
 
 /// What a closing socket reads and throws away per turn, so that unread bytes do not turn the close into a reset.
 const DISCARD: usize = 64 << 10;
@@ -90,7 +93,12 @@ impl ConnectionType for Tcp {
         }
         socket.bind(&address.into())?;
         socket.listen(read_settings(&self.settings).backlog)?;
-        Ok(Box::new(Listener { socket, kind: self.kind(), settings: Arc::clone(&self.settings), file: None }))
+        Ok(Box::new(Listener {
+            socket,
+            kind: self.kind(),
+            settings: Arc::clone(&self.settings),
+            _file: None,
+        }))
     }
 
     fn connect(&self, to: &Address, from: Option<&Address>) -> io::Result<Box<dyn Transport>> {
@@ -127,7 +135,8 @@ impl ConnectionType for Unix {
         socket.bind(&address)?;
         socket.listen(read_settings(&self.settings).backlog)?;
         let settings = Arc::clone(&self.settings);
-        Ok(Box::new(Listener { socket, kind: self.kind(), settings, file: Some(path) }))
+        let file = SocketFile::of(path);
+        Ok(Box::new(Listener { socket, kind: self.kind(), settings, _file: file }))
     }
 
     fn connect(&self, to: &Address, _from: Option<&Address>) -> io::Result<Box<dyn Transport>> {
@@ -144,8 +153,40 @@ fn unix_path(address: &Address) -> io::Result<PathBuf> {
     }
 }
 
-/// Removes the file of a server that died: a socket on which nobody listens any more.
+/// The file of a Unix socket that is bound. Dropping it removes the file, unless another has taken its place.
+///
+/// The bound socket keeps its inode alive, so that no other file can have the number meanwhile.
+struct SocketFile {
+    path: PathBuf,
+    device: u64,
+    inode: u64,
+}
+
+impl SocketFile {
+    /// Returns the file at `path`, if it can be told apart from others.
+    fn of(path: PathBuf) -> Option<Self> {
+        let metadata = std::fs::symlink_metadata(&path).ok()?;
+        Some(Self { path, device: metadata.dev(), inode: metadata.ino() })
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        let is_ours = std::fs::symlink_metadata(&self.path)
+            .is_ok_and(|metadata| (metadata.dev(), metadata.ino()) == (self.device, self.inode));
+        if is_ours {
+            // If it cannot be removed, the next listener finds that nobody listens there.
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Removes the file of a server that died: a socket on which nobody listens any more. Any other kind of file stays.
 fn remove_leftover(path: &PathBuf, address: &SockAddr) {
+    // Connecting to a file that is no socket is refused as well.
+    if !std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket()) {
+        return;
+    }
     let refused = Socket::new(Domain::UNIX, Type::STREAM, None)
         .and_then(|socket| {
             socket.set_nonblocking(true)?;
@@ -159,29 +200,30 @@ fn remove_leftover(path: &PathBuf, address: &SockAddr) {
 }
 
 struct Listener {
+    // The file goes first, while its inode cannot be another's.
+    _file: Option<SocketFile>,
     socket: Socket,
     kind: Kind,
     settings: Arc<Mutex<SocketSettings>>,
-    /// The file of a Unix socket, which goes with the listener.
-    file: Option<PathBuf>,
+}
+
+impl Listener {
+    fn prepare(&self, socket: Socket) -> io::Result<Stream> {
+        socket.set_nonblocking(true)?;
+        let stream = Stream::new(socket, self.kind, Phase::Open);
+        stream.apply(&read_settings(&self.settings))?;
+        Ok(stream)
+    }
 }
 
 impl Listening for Listener {
-    fn accept(&mut self) -> io::Result<Option<Box<dyn Transport>>> {
-        loop {
-            match self.socket.accept() {
-                Ok((socket, _peer)) => {
-                    socket.set_nonblocking(true)?;
-                    let stream = Stream::new(socket, self.kind, Phase::Open);
-                    stream.apply(&read_settings(&self.settings))?;
-                    return Ok(Some(Box::new(stream)));
-                }
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
-                // The peer has left again; the next one may still be there.
-                Err(error)
-                    if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => {}
-                Err(error) => return Err(error),
-            }
+    fn accept(&mut self) -> io::Result<Accepted> {
+        let accepted = self.socket.accept().and_then(|(socket, _peer)| self.prepare(socket));
+        match accepted {
+            Ok(stream) => Ok(Accepted::Connection(Box::new(stream))),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(Accepted::Nobody),
+            Err(error) if is_out_of_resources(&error) => Err(error),
+            Err(error) => Ok(Accepted::Lost(error)),
         }
     }
 
@@ -194,13 +236,11 @@ impl Listening for Listener {
     }
 }
 
-impl Drop for Listener {
-    fn drop(&mut self) {
-        if let Some(file) = &self.file {
-            // Whoever has moved it away knows why.
-            let _ = std::fs::remove_file(file);
-        }
-    }
+/// Whether the next connection will fail as well. Every other error of `accept(2)` is one connection's: Linux passes on what
+/// the network says about it.
+fn is_out_of_resources(error: &io::Error) -> bool {
+    let lacking = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM, Errno::BADF, Errno::INVAL];
+    lacking.iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
 }
 
 fn address(address: SockAddr) -> Address {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, ServerConfig, ServerConnection};
 
-use super::{Address, ConnectionType, Interest, Kind, Listening, SOURCES, Sources, Transport};
+use super::{Accepted, Address, ConnectionType, Interest, Kind, Listening, SOURCES, Sources, Transport};
 
 /// Settings of [`Tls`]: who we are and whom we trust. The cryptography comes with them.
 #[derive(Clone, Debug, Default)]
@@ -92,12 +92,19 @@ struct TlsListener {
 }
 
 impl Listening for TlsListener {
-    fn accept(&mut self) -> io::Result<Option<Box<dyn Transport>>> {
-        let Some(inner) = self.inner.accept()? else { return Ok(None) };
+    fn accept(&mut self) -> io::Result<Accepted> {
+        let inner = match self.inner.accept()? {
+            Accepted::Connection(inner) => inner,
+            other => return Ok(other),
+        };
         let server = locked(&self.settings).server.clone();
-        let server = server.ok_or_else(|| missing("server configuration"))?;
-        let tls = ServerConnection::new(server).map_err(fault)?;
-        Ok(Some(Box::new(TlsTransport::new(inner, tls.into()))))
+        let tls = server
+            .ok_or_else(|| missing("server configuration"))
+            .and_then(|server| ServerConnection::new(server).map_err(fault));
+        Ok(match tls {
+            Ok(tls) => Accepted::Connection(Box::new(TlsTransport::new(inner, tls.into()))),
+            Err(error) => Accepted::Lost(error),
+        })
     }
 
     fn address(&self) -> Option<Address> {

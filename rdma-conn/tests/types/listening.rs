@@ -102,6 +102,24 @@ pub(crate) fn many_connections_at_once(bed: &impl Bed) {
     run(&mut events, |events| events.state.read.len() == MANY);
 }
 
+/// VR-RES-007: one turn takes a bounded number of connections; the others come in later turns.
+pub(crate) fn a_crowd_does_not_hold_the_loop(bed: &impl Bed) {
+    const CROWD: usize = 20;
+    const AT_MOST: usize = 16;
+    let (mut events, _, address) = listening(bed);
+    let mut clients = new_loop();
+    for _ in 0..CROWD {
+        clients.connect(bed.client(), &address, None, on_connected).expect("begins to connect");
+    }
+    settle(&mut clients);
+    while events.state.arrived.len() < CROWD {
+        let before = events.state.arrived.len();
+        events.turn(Some(PATIENCE)).expect("a turn");
+        let came = events.state.arrived.len() - before;
+        assert!(came <= AT_MOST, "{came} connections in one turn");
+    }
+}
+
 fn leave_waiting(events: &mut Loop, id: ConnectionId) {
     events.state.arrived.push(id);
 }

@@ -8,7 +8,9 @@ mod harness;
 mod listening;
 #[cfg(feature = "tls")]
 mod secure;
+mod strangers;
 mod streams;
+mod unix_paths;
 mod waiting;
 
 /// Runs every test of the contract on a type.
@@ -27,7 +29,8 @@ macro_rules! contract {
                 closing: a_close_delivers_what_was_written, the_end_is_read_and_then_writes_fail, a_shutdown_ends_both_directions,
                     an_aborted_connection_ends_for_its_peer, nothing_is_left_after_closing;
                 listening: connecting_to_nobody_fails_once, a_taken_address_is_refused, a_listener_may_be_closed_before_its_connections,
-                    a_connection_can_be_refused, many_connections_at_once, a_handshake_ends_in_time;
+                    a_connection_can_be_refused, many_connections_at_once, a_crowd_does_not_hold_the_loop,
+                    a_handshake_ends_in_time;
                 waiting: a_blocking_connect_waits, a_blocking_connect_to_nobody_fails, sync_calls_move_whole_pieces,
                     sync_calls_time_out;
             );

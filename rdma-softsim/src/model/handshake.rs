@@ -313,9 +313,11 @@ impl Model {
         // The request's retry_count is both sides'; rdma_accept(3) ignores its own.
         let retry = if identifier.phase == Phase::Accepted { theirs.retry_count } else { ours.retry_count };
         let read_depth = ours.initiator_depth.min(theirs.responder_resources);
+        let host = identifier.host;
+        let loopback = self.pairs.get(peer).is_some_and(|peer| peer.host == host);
         if let Some(pair) = self.pairs.get_mut(pair).filter(|pair| pair.state == State::Idle) {
             pair.state = State::Ready;
-            pair.path = Some(Path { peer, local, remote: remote.ip() });
+            pair.path = Some(Path { peer, local, remote: remote.ip(), loopback });
             // Each side lives by the rnr_retry_count that the other one gave.
             pair.requester.configure(retry, theirs.rnr_retry_count, read_depth);
         }

@@ -63,6 +63,8 @@ pub(super) struct Path {
     pub(super) peer: PairId,
     pub(super) local: IpAddr,
     pub(super) remote: IpAddr,
+    /// Whether both ends are on one host, whatever their addresses say.
+    pub(super) loopback: bool,
 }
 
 /// A part of a region, as posted.
@@ -198,6 +200,13 @@ impl Model {
         }
         pair.responder.rnr_timer = timer;
         Ok(())
+    }
+
+    /// The address vector of `ibv_query_qp(3)`: whether it leads to this host. It outlives the connection.
+    pub(crate) fn is_loopback(&self, id: PairId) -> Result<bool, Error> {
+        let pair = self.pairs.get(id).ok_or(Error::Gone("queue pair"))?;
+        let path = pair.path.ok_or(Error::State("a queue pair has a path once it is connected"))?;
+        Ok(path.loopback)
     }
 
     /// The error state: everything outstanding ends with a flush, in order; the peer is told nothing.

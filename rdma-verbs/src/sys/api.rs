@@ -5,8 +5,9 @@ use core::ffi::{c_int, c_uint, c_void};
 use libc::sockaddr;
 
 use super::{
-    ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq, ibv_device_attr, ibv_mr, ibv_pd, ibv_qp,
-    ibv_qp_attr, ibv_qp_init_attr, rdma_cm_event, rdma_cm_id, rdma_conn_param, rdma_event_channel,
+    _compat_ibv_port_attr, ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq, ibv_device_attr, ibv_gid,
+    ibv_mr, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_init_attr, rdma_cm_event, rdma_cm_id, rdma_conn_param,
+    rdma_event_channel,
 };
 use crate::error::Error;
 
@@ -96,6 +97,18 @@ api! {
     fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int;
 
     fn ibv_query_device(context: *mut ibv_context, attributes: *mut ibv_device_attr) -> c_int;
+    fn ibv_query_port(
+        context: *mut ibv_context,
+        port: u8,
+        attributes: *mut _compat_ibv_port_attr,
+    ) -> c_int;
+    fn ibv_query_gid(context: *mut ibv_context, port: u8, index: c_int, gid: *mut ibv_gid) -> c_int;
+    fn ibv_query_qp(
+        qp: *mut ibv_qp,
+        attributes: *mut ibv_qp_attr,
+        mask: c_int,
+        init: *mut ibv_qp_init_attr,
+    ) -> c_int;
     fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd;
     fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int;
     fn ibv_reg_mr(pd: *mut ibv_pd, address: *mut c_void, len: usize, access: c_int) -> *mut ibv_mr;

@@ -54,7 +54,9 @@ same! {
     ibv_qp { context, qp_context, pd, send_cq, recv_cq, srq, handle, qp_num, state, qp_type, mutex, cond, events_completed }
     ibv_qp_cap { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data }
     ibv_qp_init_attr { qp_context, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all }
-    ibv_qp_attr { qp_state, cur_qp_state, qp_access_flags, cap, min_rnr_timer, port_num, timeout, retry_cnt, rnr_retry, rate_limit }
+    ibv_global_route { dgid, sgid_index }
+    ibv_ah_attr { grh, dlid, is_global, port_num }
+    ibv_qp_attr { qp_state, cur_qp_state, qp_access_flags, cap, ah_attr, min_rnr_timer, port_num, timeout, retry_cnt, rnr_retry, rate_limit }
     ibv_sge { addr, length, lkey }
     ibv_recv_wr { wr_id, next, sg_list, num_sge }
     ibv_send_wr {

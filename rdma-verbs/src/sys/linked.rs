@@ -8,9 +8,9 @@ use libc::sockaddr_storage;
 pub(crate) use super::generated::ibv_async_event;
 
 pub(crate) use rdma_sys::{
-    ibv_comp_channel, ibv_context, ibv_cq, ibv_device_attr, ibv_mr, ibv_pd, ibv_qp, ibv_qp_attr,
-    ibv_qp_init_attr, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_wc, rdma_cm_event, rdma_cm_id, rdma_conn_param,
-    rdma_event_channel,
+    _compat_ibv_port_attr, ibv_comp_channel, ibv_context, ibv_cq, ibv_device_attr, ibv_gid, ibv_mr, ibv_pd,
+    ibv_qp, ibv_qp_attr, ibv_qp_init_attr, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_wc, rdma_cm_event,
+    rdma_cm_id, rdma_conn_param, rdma_event_channel,
 };
 
 /// The functions of that crate, but for those that take or give the kind of an event.

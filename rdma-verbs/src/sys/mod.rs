@@ -66,4 +66,23 @@ macro_rules! plain {
     };
 }
 
-plain! { ibv_async_event ibv_device_attr ibv_qp_attr ibv_qp_init_attr ibv_send_wr rdma_conn_param }
+/// What `ibv_query_port` writes (`struct _compat_ibv_port_attr`, which the headers only name), as far as it is used.
+///
+/// The function is the one of IBVERBS_1.1, which writes 52 bytes and for ever will: later fields have another way in.
+#[repr(C)]
+pub(crate) struct PortAttributes {
+    /// `state` to `qkey_viol_cntr`.
+    _numbers: [u32; 8],
+    _pkeys: u16,
+    /// The port's local identifier; 0 on Ethernet.
+    pub(crate) lid: u16,
+    _after: [u8; 28],
+}
+
+const _: () = {
+    // ibv_query_port(3): eight 32-bit fields and a 16-bit one come before `lid`.
+    assert!(core::mem::offset_of!(PortAttributes, lid) == 34);
+    assert!(size_of::<PortAttributes>() == 64);
+};
+
+plain! { PortAttributes ibv_async_event ibv_gid ibv_device_attr ibv_qp_attr ibv_qp_init_attr ibv_send_wr rdma_conn_param }

@@ -6,9 +6,9 @@ use libc::sockaddr_storage;
 
 use super::generated;
 pub(crate) use super::generated::{
-    ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq, ibv_device_attr, ibv_mr, ibv_pd, ibv_qp,
-    ibv_qp_attr, ibv_qp_init_attr, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_wc, rdma_cm_event, rdma_cm_id,
-    rdma_conn_param, rdma_event_channel,
+    _compat_ibv_port_attr, ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq, ibv_device_attr, ibv_gid,
+    ibv_mr, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_init_attr, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_wc,
+    rdma_cm_event, rdma_cm_id, rdma_conn_param, rdma_event_channel,
 };
 
 /// What a send work request holds besides its local side.

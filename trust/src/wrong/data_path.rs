@@ -142,6 +142,10 @@ impl backend::QueuePair<Wrong> for QueuePair {
     fn set_min_rnr_timer(&self, timer: RnrTimer) -> Result<(), Error> {
         self.pair().inner.set_min_rnr_timer(timer)
     }
+
+    fn is_loopback(&self) -> Result<bool, Error> {
+        self.pair().inner.is_loopback()
+    }
 }
 
 /// A completion queue.

@@ -1211,6 +1211,29 @@ unsafe extern "C" {
     ) -> ::core::ffi::c_int;
 }
 unsafe extern "C" {
+    pub fn ibv_query_port(
+        context: *mut ibv_context,
+        port_num: u8,
+        port_attr: *mut _compat_ibv_port_attr,
+    ) -> ::core::ffi::c_int;
+}
+unsafe extern "C" {
+    pub fn ibv_query_gid(
+        context: *mut ibv_context,
+        port_num: u8,
+        index: ::core::ffi::c_int,
+        gid: *mut ibv_gid,
+    ) -> ::core::ffi::c_int;
+}
+unsafe extern "C" {
+    pub fn ibv_query_qp(
+        qp: *mut ibv_qp,
+        attr: *mut ibv_qp_attr,
+        attr_mask: ::core::ffi::c_int,
+        init_attr: *mut ibv_qp_init_attr,
+    ) -> ::core::ffi::c_int;
+}
+unsafe extern "C" {
     pub fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd;
 }
 unsafe extern "C" {
