@@ -28,6 +28,8 @@ pub(crate) enum Purpose {
 pub(crate) struct Credits {
     limit: u64,
     handled: u64,
+    /// How many of them its program has taken as far as keepalives go by; see [`Credits::has_receive_for_keepalive`].
+    taken: u64,
     /// The count of notifications after the one that filled the peer's window, ...
     filled: Option<u64>,
     /// ... after our last registration, ...
@@ -38,7 +40,7 @@ pub(crate) struct Credits {
 
 impl Credits {
     pub(crate) const fn new(limit: u16) -> Self {
-        Self { limit: limit as u64, handled: 0, filled: None, announced: None, asked: None }
+        Self { limit: limit as u64, handled: 0, taken: 0, filled: None, announced: None, asked: None }
     }
 
     /// Whether one more notification may be sent for `purpose` when `sent` were.
@@ -110,14 +112,30 @@ impl Credits {
     }
 
     pub(crate) const fn got_acknowledgement(&mut self, notices: u64) {
-        self.prove(Some(notices));
+        if notices > self.handled {
+            self.handled = notices;
+        }
+    }
+
+    /// The peer's program has spoken since the last keepalive: it takes completions, so what its device had acknowledged until
+    /// now it has taken too.
+    pub(crate) const fn peer_spoke(&mut self, acknowledged: u64) {
+        if acknowledged > self.taken {
+            self.taken = acknowledged;
+        }
+    }
+
+    /// Whether a Keepalive finds a receive though the peer's program may be idle, and post none again. Acknowledgements, by which
+    /// [`Credits::allow`] goes where the peer makes us wait, do not tell: a Keepalive without a receive would wait for that
+    /// program, and all that is sent later behind it (VR-KEEP-004, VR-KEEP-008).
+    pub(crate) const fn has_receive_for_keepalive(&self, sent: u64) -> bool {
+        sent.saturating_sub(self.taken).saturating_add(1) < self.limit
     }
 
     const fn prove(&mut self, mark: Option<u64>) {
-        if let Some(mark) = mark
-            && mark > self.handled
-        {
-            self.handled = mark;
+        if let Some(mark) = mark {
+            self.got_acknowledgement(mark);
+            self.peer_spoke(mark);
         }
     }
 }

@@ -112,6 +112,13 @@ impl Connection {
         !self.patient && self.credits.wants_proof(self.send.posted().notices)
     }
 
+    fn keepalive_finds_receive(&mut self) -> bool {
+        if self.timers.heard_since_keepalive() {
+            self.credits.peer_spoke(self.send.done().notices);
+        }
+        self.credits.has_receive_for_keepalive(self.send.posted().notices)
+    }
+
     fn next_message(&mut self) -> Option<Action> {
         if self.send.free_slots() == 0 {
             return None;
@@ -129,7 +136,9 @@ impl Connection {
                 self.negotiation = Negotiation::Done(features);
                 return Some(self.send(Message::SetClientFeature { select: 0, features }, false));
             }
-            if self.timers.take_keepalive(self.send.posted().slots.saturating_add(1)) {
+            if self.keepalive_finds_receive()
+                && self.timers.take_keepalive(self.send.posted().slots.saturating_add(1))
+            {
                 return Some(self.send(Message::Keepalive, true));
             }
         }
@@ -144,8 +153,8 @@ impl Connection {
             self.credits.sent_question(self.send.posted().notices);
             return Some(action);
         }
-        // A Keepalive for which there is no credit would wait for ever for a peer that has vanished. An empty WRITE takes
-        // no receive, and the peer's device acknowledges it as well (VR-KEEP-006).
+        // A Keepalive for which there is no receive would wait for ever for a peer that has vanished, and for one that is idle
+        // until it does something. An empty WRITE takes no receive, and the peer's device acknowledges it as well (VR-KEEP-006).
         let due = self.timers.take_keepalive(self.send.posted().slots.saturating_add(1));
         due.then(|| self.write_nothing())
     }

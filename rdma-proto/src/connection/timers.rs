@@ -34,6 +34,8 @@ pub(super) struct Timers {
     /// The slot count after the last keepalive, until it is acknowledged. Never more than one is under way, so a peer
     /// that takes none makes them pile up nowhere (VR-KEEP-004).
     keepalive_in_flight: Option<u64>,
+    /// When the peer itself had last sent something when the last keepalive was sent.
+    heard_at_keepalive: Instant,
     /// Since when one is due or under way.
     asked: Instant,
     /// When the peer or its device last showed life, ...
@@ -56,6 +58,7 @@ impl Timers {
             keepalive_at: Instant::NEVER,
             keepalive_due: false,
             keepalive_in_flight: None,
+            heard_at_keepalive: zero,
             asked: zero,
             alive: zero,
             heard: zero,
@@ -102,12 +105,18 @@ impl Timers {
         self.keepalive_due && self.keepalive_in_flight.is_none()
     }
 
+    /// Whether the peer itself has sent something since the last keepalive.
+    pub(super) fn heard_since_keepalive(&self) -> bool {
+        self.heard > self.heard_at_keepalive
+    }
+
     /// Whether a keepalive is to be sent now, as the request after which the slot count is `slot`.
     pub(super) const fn take_keepalive(&mut self, slot: u64) -> bool {
         let take = self.wants_keepalive();
         if take {
             self.keepalive_due = false;
             self.keepalive_in_flight = Some(slot);
+            self.heard_at_keepalive = self.heard;
         }
         take
     }

@@ -195,6 +195,33 @@ fn a_peer_whose_device_acknowledges_nothing_is_gone() {
     }
 }
 
+/// VR-KEEP-004, VR-KEEP-006: a peer whose program is idle posts no receives again. It is there all the same, and as it was: what
+/// is left of its receives is not used up, so nothing waits for it, and it can go on after any time.
+#[test]
+fn an_idle_peer_is_left_its_receives() {
+    let server = Keepalive { every: Some(SECOND), ..SILENT };
+    let receives = Config { peer_receives: 16, ..quiet(Config::server()) };
+    let mut pair = Pair::connected(quiet(Config::client()), Config { keepalive: server, ..receives });
+    for _ in 0..2 {
+        let before = keepalives(&pair.server);
+        pair.client.handles = false;
+        for _ in 0..2 * rdma_proto::UNACKNOWLEDGED.as_secs() {
+            pair.advance(SECOND);
+            pair.settle();
+        }
+        assert_eq!(pair.server.state(), State::Open);
+        assert!((1..16).contains(&(keepalives(&pair.server) - before)));
+        pair.client.handles = true;
+        pair.settle();
+        pair.client.write(1);
+        pair.settle();
+        pair.server.read(1);
+        pair.server.write(1);
+        pair.settle();
+        pair.client.read(1);
+    }
+}
+
 /// What a device acknowledges late, but in time, ends nothing, however often.
 #[test]
 fn late_acknowledgements_count() {
