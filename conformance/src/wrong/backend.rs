@@ -28,7 +28,12 @@ pub(super) struct Shared {
     domain: OnceLock<Arc<<SoftSim as Backend>::Domain>>,
     /// What should have been given back.
     kept: Mutex<Vec<Box<dyn Any + Send>>>,
+    /// Called before each look for an event.
+    before_events: Option<BeforeEvents>,
 }
+
+/// What happens before a look for an event; it is given the channel's descriptor.
+type BeforeEvents = Box<dyn Fn(BorrowedFd<'_>) + Send + Sync>;
 
 impl Shared {
     pub(super) fn is(&self, mistake: Mistake) -> bool {
@@ -46,7 +51,18 @@ impl Shared {
 impl Wrong {
     /// `inner` with a mistake, or without.
     pub fn new(inner: SoftSim, mistake: Option<Mistake>) -> Self {
-        Self(Arc::new(Shared { inner, mistake, domain: OnceLock::new(), kept: Mutex::default() }))
+        Self::with(inner, mistake, None)
+    }
+
+    /// `inner` without a mistake, on which `what` happens before each look for an event, which is given the channel's
+    /// descriptor: what comes between a look at the completions and one at the events can be arranged there.
+    pub fn before_events(inner: SoftSim, what: impl Fn(BorrowedFd<'_>) + Send + Sync + 'static) -> Self {
+        Self::with(inner, None, Some(Box::new(what)))
+    }
+
+    fn with(inner: SoftSim, mistake: Option<Mistake>, before_events: Option<BeforeEvents>) -> Self {
+        let (domain, kept) = (OnceLock::new(), Mutex::default());
+        Self(Arc::new(Shared { inner, mistake, domain, kept, before_events }))
     }
 }
 
@@ -98,6 +114,9 @@ impl backend::EventChannel<Wrong> for EventChannel {
     }
 
     fn next_event(&self) -> Result<Option<CmEvent<Wrong>>, Error> {
+        if let Some(what) = &self.shared.before_events {
+            what(self.as_fd());
+        }
         let Some(CmEvent { id, kind }) = self.inner.next_event()? else { return Ok(None) };
         let kind = kind.map_identifier(|id| self.identifier(id));
         Ok(Some(CmEvent { id, kind }))
