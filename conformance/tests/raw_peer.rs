@@ -27,7 +27,8 @@ fn last_bytes_come_before_the_end() {
         }
     });
     let lurker = Lurker::new(&backend, address).unwrap();
-    let mut peer = Adversary::request(&fabric.host(&[[192, 0, 2, 2].into()]), address, Shape::small()).unwrap();
+    let mut peer =
+        Adversary::request(&fabric.host(&[[192, 0, 2, 2].into()]), address, Shape::small()).unwrap();
     let mut server = lurker.accept(Shape::small()).unwrap();
     peer.await_established().unwrap();
     server.await_established().unwrap();

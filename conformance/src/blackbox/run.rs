@@ -219,8 +219,8 @@ impl<'a, B: Descriptors> Runner<'a, B> {
         if let Some(death) = server.death(Duration::ZERO) {
             return self.died(case, server, neighbour, result, &death);
         }
-        // Reading is enough to be sure of what passed and harmed nobody.
-        if result.verdict.is_pass() && !case.is(Tag::Disruptive) {
+        // Reading is enough to be sure of what passed and harmed nobody, if the neighbour is there to tell.
+        if result.verdict.is_pass() && !case.is(Tag::Disruptive) && neighbour.is_there() {
             return;
         }
         let Err(stop) = self.sanity() else { return };
@@ -320,6 +320,10 @@ impl<B: Descriptors> Neighbour<B> {
         };
         self.peer = None;
         Err(outcome)
+    }
+
+    fn is_there(&self) -> bool {
+        self.peer.is_some()
     }
 
     fn moves_out(&mut self) {
