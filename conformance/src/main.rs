@@ -23,7 +23,7 @@ use conformance::hostile::{self, Setting};
 use conformance::smoke::{self, Peer, Scale};
 use conformance::suite::{self, Case, Report, Verdict};
 use conformance::trace::{Limits, Recorded, Recorder};
-use conformance::{crowd, explore, kv, outage, reqs, semantics, sim, trace, vectors};
+use conformance::{crowd, explore, kv, outage, reqs, semantics, sim, trace, vectors, wrong};
 
 #[derive(Parser)]
 #[command(
@@ -71,6 +71,8 @@ enum Command {
     Explore(explore::Arguments),
     /// What many connections cost a server with one thread: memory, time, processor.
     Crowd(crowd::Arguments),
+    /// Runs every case against targets that are wrong, and says which mistake fails it.
+    Verdicts(wrong::command::Verdicts),
     /// Shows, rule by rule, that RDMA here is what the layers above take it for.
     Semantics(Semantics),
     /// Recordings of connections: shows them as timelines, turns them into packets for Wireshark.
@@ -185,6 +187,7 @@ fn perform(command: Option<Command>) -> ExitCode {
         Command::Vectors(command) => vectors::run(command),
         Command::Explore(arguments) => explore::run(&arguments),
         Command::Crowd(arguments) => crowd::run(&arguments),
+        Command::Verdicts(verdicts) => wrong::command::run(&verdicts),
         Command::Semantics(semantics) => run_semantics(semantics),
         Command::Trace(command) => trace::run(command),
     }
