@@ -30,7 +30,7 @@ pub enum Command {
     },
     /// Counts what tests, cases and vectors show; fails for a must that nothing shows.
     Coverage {
-        /// The workspace.
+        /// The workspace; that around the current directory, if absent.
         #[arg(long)]
         root: Option<PathBuf>,
         /// Also list what shows each requirement.
@@ -39,7 +39,7 @@ pub enum Command {
     },
     /// Writes the pages spec/requirements.md and spec/differences.md from spec/requirements.toml.
     Render {
-        /// The workspace.
+        /// The workspace; that around the current directory, if absent.
         #[arg(long)]
         root: Option<PathBuf>,
         /// Write nothing; fail if a page is out of date.
@@ -100,7 +100,7 @@ fn list(wanted: &[&Requirement], format: Format) -> Result<ExitCode, String> {
 }
 
 fn cover(root: Option<PathBuf>, verbose: bool) -> Result<ExitCode, String> {
-    let coverage = Coverage::of(&root.unwrap_or_else(workspace))?;
+    let coverage = Coverage::of(&root.map_or_else(workspace, Ok)?)?;
     println!("{}", coverage.table());
     if verbose {
         for requirement in Requirements::built_in().iter() {
@@ -125,7 +125,7 @@ fn print_ids(title: &str, requirements: &[&Requirement]) {
 }
 
 fn write_pages(root: Option<PathBuf>, check: bool) -> Result<ExitCode, String> {
-    let root = root.unwrap_or_else(workspace);
+    let root = root.map_or_else(workspace, Ok)?;
     for (name, page) in render::pages(&Requirements::of(&root)?) {
         let file = root.join("spec").join(name);
         if !check {
