@@ -93,6 +93,7 @@ pub fn run<B: Descriptors>(
         begun: since,
         took: begun.elapsed().as_secs_f64(),
         results,
+        withheld: None,
     })
 }
 
