@@ -1,5 +1,6 @@
 //! How the program exits: what a script can tell apart.
 
+use std::any::Any;
 use std::panic::{self, UnwindSafe, catch_unwind};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -34,6 +35,12 @@ pub fn worse(one: u8, other: u8) -> u8 {
     RANKS.into_iter().find(|code| [one, other].contains(code)).unwrap_or_else(|| one.max(other))
 }
 
+/// Whether this is what the standard library's `print!` panics with when nobody reads; there is no other way to learn of it.
+fn is_unread(payload: &dyn Any) -> bool {
+    let text = payload.downcast_ref::<String>();
+    text.is_some_and(|text| text.starts_with("failed printing to std") && text.contains("Broken pipe"))
+}
+
 /// Does a job. A panic is a mistake of this program, whatever the target did, and says so; only that nobody reads any more what
 /// is printed ends it quietly.
 pub fn guarded(job: impl FnOnce() -> ExitCode + UnwindSafe) -> ExitCode {
@@ -50,8 +57,9 @@ pub fn guarded(job: impl FnOnce() -> ExitCode + UnwindSafe) -> ExitCode {
             usual(info);
         }
     }));
-    catch_unwind(job).unwrap_or_else(|_| {
-        if UNHEARD.load(Ordering::Relaxed) {
+    catch_unwind(job).unwrap_or_else(|payload| {
+        // The job may have a hook of its own.
+        if UNHEARD.load(Ordering::Relaxed) || is_unread(&*payload) {
             return ExitCode::from(UNREAD);
         }
         eprintln!(

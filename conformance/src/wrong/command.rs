@@ -10,7 +10,7 @@ use rdma_softsim::SoftSim;
 
 use super::table::{NO_MISTAKE, TABLE};
 use super::{Lifeless, Mistake, Target, judge};
-use crate::blackbox::case::role_name;
+use crate::blackbox::case::{Tag, role_name};
 use crate::blackbox::run::SANITY;
 use crate::blackbox::verdict::Verdict;
 use crate::blackbox::{self, results::CaseResult};
@@ -53,20 +53,29 @@ pub fn judge_all(lines: &[Line]) -> Result<Vec<CaseResult>, String> {
 }
 
 fn judge_quietly(lines: &[Line]) -> Result<Vec<CaseResult>, String> {
-    let (next, done) = (Mutex::new(lines.iter().enumerate()), Mutex::new(BTreeMap::new()));
-    std::thread::scope(|scope| {
-        for _ in 0..AT_ONCE {
-            scope.spawn(|| {
-                let take = || next.lock().ok().and_then(|mut next| next.next());
-                while let Some((number, (target, role, case))) = take() {
-                    let judged = judge(*target, *role, case).map_err(|error| error.to_string());
-                    if let Ok(mut done) = done.lock() {
-                        done.insert(number, judged);
+    let cases = blackbox::cases::<SoftSim>();
+    // Such a case looks at the whole process, where others must not be at work meanwhile.
+    let is_alone = |(_, role, id): &Line| {
+        cases.iter().any(|case| case.role == *role && case.id == *id && case.is(Tag::Local))
+    };
+    let (alone, together): (Vec<_>, Vec<_>) = lines.iter().enumerate().partition(|(_, line)| is_alone(line));
+    let done = Mutex::new(BTreeMap::new());
+    for (lines, at_once) in [(together, AT_ONCE), (alone, 1)] {
+        let next = Mutex::new(lines.into_iter());
+        std::thread::scope(|scope| {
+            for _ in 0..at_once {
+                scope.spawn(|| {
+                    let take = || next.lock().ok().and_then(|mut next| next.next());
+                    while let Some((number, (target, role, case))) = take() {
+                        let judged = judge(*target, *role, case).map_err(|error| error.to_string());
+                        if let Ok(mut done) = done.lock() {
+                            done.insert(number, judged);
+                        }
                     }
-                }
-            });
-        }
-    });
+                });
+            }
+        });
+    }
     done.into_inner().map_err(|error| error.to_string())?.into_values().collect()
 }
 
@@ -83,36 +92,48 @@ fn wanted(options: &Verdicts, case: &str) -> bool {
     options.select.as_ref().is_none_or(|select| select.matches(case))
 }
 
+/// What is wrong in one way each, and what does nothing, before every case; and what is right, before the same cases.
+pub fn lines() -> Vec<Line> {
+    let mut right: Vec<Line> = TABLE.iter().map(|(_, role, case)| (Target::Right, *role, *case)).collect();
+    right.sort_by_key(|(_, role, case)| (*case, role_name(*role)));
+    right.dedup();
+    let mistaken = TABLE.iter().map(|(mistake, role, case)| (Target::Mistaken(*mistake), *role, *case));
+    let lifeless = all_cases()
+        .into_iter()
+        .flat_map(|(role, case)| Lifeless::ALL.map(|lifeless| (Target::Lifeless(lifeless), role, case)));
+    let mut lines: Vec<Line> = mistaken.chain(lifeless).chain(right).collect();
+    // What takes longest begins first.
+    lines.sort_by_key(|(_, role, case)| (*case != "keep.vanished", *case, role_name(*role)));
+    lines
+}
+
+/// Whether a verdict is as it should be for such a target.
+pub fn is_right(target: Target, verdict: Verdict) -> bool {
+    match target {
+        Target::Right => verdict.is_pass(),
+        Target::Mistaken(_) => verdict == Verdict::Fail,
+        Target::Lifeless(_) => !verdict.is_pass(),
+    }
+}
+
 fn table(options: &Verdicts) -> Result<ExitCode, String> {
-    let mut lines: Vec<Line> =
-        TABLE
-            .iter()
-            .map(|(mistake, role, case)| (Target::Mistaken(*mistake), *role, *case))
-            .chain(all_cases().into_iter().flat_map(|(role, case)| {
-                Lifeless::ALL.map(|lifeless| (Target::Lifeless(lifeless), role, case))
-            }))
-            .filter(|(_, _, case)| wanted(options, case))
-            .collect();
+    let mut lines = lines();
+    lines.retain(|(_, _, case)| wanted(options, case));
     if lines.is_empty() {
         eprintln!("no case matches");
         return Ok(ExitCode::from(NOTHING));
     }
-    lines.sort_by_key(|(_, role, case)| (*case, role_name(*role)));
     let results = judge_all(&lines)?;
     let mut code = DONE;
     for ((target, role, case), result) in lines.iter().zip(&results) {
-        let noticed = match target {
-            Target::Mistaken(_) => result.verdict == Verdict::Fail,
-            _ => !result.verdict.is_pass(),
-        };
-        if !noticed {
+        let mark = if is_right(*target, result.verdict) { "" } else { "WRONG VERDICT " };
+        if !mark.is_empty() {
             code = FAILED;
         }
-        let mark = if noticed { "" } else { "NOT NOTICED " };
         println!("{mark}{case} {} | {target} | {}: {}", role_name(*role), result.verdict, result.reason);
     }
     for (role, case, why) in NO_MISTAKE.iter().filter(|(_, case, _)| wanted(options, case)) {
-        println!("{case} {} | none | {why}", role_name(*role));
+        println!("{case} {} | no mistake | {why}", role_name(*role));
     }
     Ok(ExitCode::from(code))
 }

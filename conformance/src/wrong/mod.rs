@@ -35,8 +35,8 @@ pub use backend::Wrong;
 pub use lifeless::Lifeless;
 pub use mistake::Mistake;
 
-/// How long a wrong implementation may take for anything: as long as it takes to be sure that it does not.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// How long a wrong implementation may take for anything: less than our side takes to give up for another reason.
+const PATIENCE: Duration = Duration::from_millis(1500);
 /// The same for one that does nothing, however long it is waited for.
 const LITTLE_PATIENCE: Duration = Duration::from_millis(300);
 
