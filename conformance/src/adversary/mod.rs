@@ -318,25 +318,32 @@ impl<B: Descriptors> Adversary<B> {
         }
     }
 
-    /// Takes what has come. Whether there was anything.
+    /// Takes what has come, in the order in which it came. Whether there was anything.
     fn collect(&mut self) -> Result<bool, Failure> {
+        let mut any = self.drain()?;
+        while let Some(event) = self.events.next_event().map_err(wrong("reading connection events"))? {
+            any = true;
+            // What the peer sent before it disconnected may have come since the queue was found empty (VR-CLOSE-002).
+            self.drain()?;
+            self.take_event(event.kind);
+        }
+        Ok(any)
+    }
+
+    /// Takes all completions. Whether there were any.
+    fn drain(&mut self) -> Result<bool, Failure> {
         let mut any = false;
         let mut batch = [Completion::EMPTY; 32];
         loop {
             let count = self.queue.poll(&mut batch).map_err(wrong("polling"))?;
             any |= count > 0;
-            for completion in &batch[..count] {
+            for completion in batch.iter().take(count) {
                 self.take(completion)?;
             }
             if count < batch.len() {
-                break;
+                return Ok(any);
             }
         }
-        while let Some(event) = self.events.next_event().map_err(wrong("reading connection events"))? {
-            any = true;
-            self.take_event(event.kind);
-        }
-        Ok(any)
     }
 
     fn take(&mut self, completion: &Completion) -> Result<(), Failure> {

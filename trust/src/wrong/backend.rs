@@ -3,19 +3,20 @@
 use std::any::Any;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use rdma_proto::backend::{
-    self, Access, Backend, Capabilities, CmEvent, ConnectParams, DeviceKey, Domain as _, IdentifierKey,
-    QueuePairLimits,
+    self, Access, Backend, Capabilities, CmEvent, CmEventKind, ConnectParams, DeviceKey, Domain as _,
+    IdentifierKey, QueuePairLimits,
 };
 use rdma_proto::memory::SharedMemory;
 use rdma_proto::time::Instant;
 use rdma_softsim::SoftSim;
 
 use super::Mistake;
-use super::data_path::{CompletionQueue, QueuePair};
+use super::data_path::{CompletionQueue, QueuePair, WIDE};
 
 /// The embedded fabric, with one mistake.
 #[derive(Clone)]
@@ -28,7 +29,16 @@ pub(super) struct Shared {
     domain: OnceLock<Arc<<SoftSim as Backend>::Domain>>,
     /// What should have been given back.
     kept: Mutex<Vec<Box<dyn Any + Send>>>,
+    /// Requests for connections that came.
+    requests: AtomicU32,
+    /// When it was made.
+    made: Instant,
+    /// Called before each look for an event.
+    before_events: Option<BeforeEvents>,
 }
+
+/// What happens before a look for an event; it is given the channel's descriptor.
+type BeforeEvents = Box<dyn Fn(BorrowedFd<'_>) + Send + Sync>;
 
 impl Shared {
     pub(super) fn is(&self, mistake: Mistake) -> bool {
@@ -46,7 +56,26 @@ impl Shared {
 impl Wrong {
     /// `inner` with a mistake, or without.
     pub fn new(inner: SoftSim, mistake: Option<Mistake>) -> Self {
-        Self(Arc::new(Shared { inner, mistake, domain: OnceLock::new(), kept: Mutex::default() }))
+        Self::with(inner, mistake, None)
+    }
+
+    /// `inner` without a mistake, on which `what` happens before each look for an event, which is given the channel's
+    /// descriptor: what comes between a look at the completions and one at the events can be arranged there.
+    pub fn before_events(inner: SoftSim, what: impl Fn(BorrowedFd<'_>) + Send + Sync + 'static) -> Self {
+        Self::with(inner, None, Some(Box::new(what)))
+    }
+
+    fn with(inner: SoftSim, mistake: Option<Mistake>, before_events: Option<BeforeEvents>) -> Self {
+        let (domain, kept, made) = (OnceLock::new(), Mutex::default(), inner.now());
+        Self(Arc::new(Shared {
+            inner,
+            mistake,
+            domain,
+            kept,
+            requests: AtomicU32::new(0),
+            made,
+            before_events,
+        }))
     }
 }
 
@@ -66,7 +95,7 @@ impl Backend for Wrong {
     }
 
     fn now(&self) -> Instant {
-        self.0.inner.now()
+        if self.0.is(Mistake::ClockStands) { self.0.made } else { self.0.inner.now() }
     }
 }
 
@@ -98,7 +127,26 @@ impl backend::EventChannel<Wrong> for EventChannel {
     }
 
     fn next_event(&self) -> Result<Option<CmEvent<Wrong>>, Error> {
+        if let Some(what) = &self.shared.before_events {
+            what(self.as_fd());
+        }
         let Some(CmEvent { id, kind }) = self.inner.next_event()? else { return Ok(None) };
+        match (self.shared.mistake, &kind) {
+            (
+                Some(mistake @ (Mistake::FewConnections | Mistake::TwoConnections)),
+                CmEventKind::ConnectRequest { .. },
+            ) => {
+                let most = if mistake == Mistake::TwoConnections { 2 } else { 10 };
+                if self.shared.requests.fetch_add(1, Ordering::Relaxed) >= most {
+                    // Dropping the identifier rejects the request.
+                    return Ok(None);
+                }
+            }
+            (Some(Mistake::EndPanics), CmEventKind::Disconnected | CmEventKind::Rejected { .. }) => {
+                panic!("a mistake that was asked for");
+            }
+            _ => {}
+        }
         let kind = kind.map_identifier(|id| self.identifier(id));
         Ok(Some(CmEvent { id, kind }))
     }
@@ -181,7 +229,12 @@ impl backend::Identifier<Wrong> for Identifier {
         let limits = QueuePairLimits { send_depth: 2 * limits.send_depth + 64, ..limits };
         let inner = self.inner().create_queue_pair(&domain.inner, completions.inner(), limits)?;
         let spare = Arc::new(domain.inner.register(64, Access::NONE)?);
-        Ok(QueuePair::new(inner, spare, completions, &self.shared))
+        let wide = if self.shared.is(Mistake::LongAccepted) {
+            Some(Arc::new(domain.inner.register(limits.recv_depth as usize * WIDE, Access::LOCAL_WRITE)?))
+        } else {
+            None
+        };
+        Ok(QueuePair::new(inner, (spare, wide), completions, &self.shared))
     }
 
     fn connect(&self, params: &ConnectParams, private_data: &[u8]) -> Result<(), Error> {

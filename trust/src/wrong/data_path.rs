@@ -24,17 +24,32 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// How long receives are that take messages of any length.
+pub(super) const WIDE: usize = 4096;
+
 /// What is known of a queue pair.
 struct Pair {
     tamper: Mutex<Tamper>,
-    /// Where receives put what comes, by work request id.
-    receives: Mutex<HashMap<u64, (Weak<Inner>, usize)>>,
+    /// Where receives put what comes, by work request id, and their numbers.
+    receives: Mutex<HashMap<u64, (Weak<Inner>, usize, usize)>>,
     inner: <SoftSim as Backend>::QueuePair,
     /// Memory for messages of a mistake's own.
     spare: Arc<Inner>,
+    /// Receives that take messages of any length, if that is the mistake, and how many are in use.
+    wide: Option<Arc<Inner>>,
 }
 
 impl Pair {
+    /// Where the receive `id` puts what comes, which belongs at `place`.
+    fn widened(&self, id: u64, place: (Weak<Inner>, usize)) -> Option<(Arc<Inner>, usize)> {
+        let wide = self.wide.as_ref()?;
+        let mut receives = lock(&self.receives);
+        let slots = receives.len();
+        let slot = receives.get(&id).map_or(slots, |(.., slot)| *slot);
+        receives.insert(id, (place.0, place.1, slot));
+        Some((Arc::clone(wide), slot * WIDE))
+    }
+
     /// Sends what a mistake adds.
     fn add(&self, message: &[u8]) {
         let written = self.spare.memory().write(0, message);
@@ -61,13 +76,13 @@ impl Drop for QueuePair {
 impl QueuePair {
     pub(super) fn new(
         inner: <SoftSim as Backend>::QueuePair,
-        spare: Arc<Inner>,
+        (spare, wide): (Arc<Inner>, Option<Arc<Inner>>),
         completions: &CompletionQueue,
         shared: &Arc<Shared>,
     ) -> Self {
         let number = inner.number();
         let tamper = Mutex::new(Tamper::new(shared.mistake));
-        let pair = Arc::new(Pair { tamper, receives: Mutex::default(), inner, spare });
+        let pair = Arc::new(Pair { tamper, receives: Mutex::default(), inner, spare, wide });
         lock(&completions.pairs).insert(number, Arc::downgrade(&pair));
         Self { pair: Some(pair), shared: Arc::clone(shared) }
     }
@@ -126,16 +141,20 @@ impl backend::QueuePair<Wrong> for QueuePair {
         if self.shared.is(Mistake::NeverReposts) && lock(&pair.tamper).has_heard {
             return Ok(());
         }
-        let mut receives = lock(&pair.receives);
-        let mut chain = Vec::with_capacity(requests.len());
+        let mut places = Vec::with_capacity(requests.len());
         for RecvRequest { id, local: Slice { region, offset, len } } in requests {
-            receives.insert(*id, (Arc::downgrade(&region.inner), *offset));
-            chain.push(RecvRequest {
-                id: *id,
-                local: Slice { region: &*region.inner, offset: *offset, len: *len },
-            });
+            let place = (Arc::downgrade(&region.inner), *offset);
+            let posted = pair.widened(*id, place.clone()).map(|(wide, offset)| (wide, offset, WIDE));
+            lock(&pair.receives).entry(*id).or_insert((place.0, place.1, 0));
+            places.push((*id, posted.unwrap_or_else(|| (Arc::clone(&region.inner), *offset, *len))));
         }
-        drop(receives);
+        let chain: Vec<_> = places
+            .iter()
+            .map(|(id, (region, offset, len))| RecvRequest {
+                id: *id,
+                local: Slice { region: &**region, offset: *offset, len: *len },
+            })
+            .collect();
         pair.inner.post_recv(&chain)
     }
 
@@ -183,14 +202,17 @@ impl CompletionQueue {
             }
             Ok(Completed::Recv { len, immediate }) => {
                 let place = lock(&pair.receives).get(&completion.id).cloned();
-                let Some((region, offset)) =
-                    place.and_then(|(region, offset)| Some((region.upgrade()?, offset)))
+                let Some((region, offset, slot)) =
+                    place.and_then(|(region, offset, slot)| Some((region.upgrade()?, offset, slot)))
                 else {
                     return;
                 };
                 let mut bytes = [0; 32];
                 let there = bytes.len().min(*len as usize);
-                let read = region.memory().read(offset, &mut bytes[..there]);
+                let read = match &pair.wide {
+                    None => region.memory().read(offset, &mut bytes[..there]),
+                    Some(wide) => wide.memory().read(slot * WIDE, &mut bytes[..there]),
+                };
                 let mut came = Came { bytes, len: *len, immediate: *immediate, payload: None };
                 let added = tamper.came(&mut came);
                 let written = region.memory().write(offset, &came.bytes);
