@@ -121,7 +121,9 @@ impl<'a> Books<'a> {
                 Ok(Some(Output::Disconnect))
             }
             _ if !self.established => Err(format!("{reply:?} before the connection is established")),
-            Reply::Send { .. } | Reply::Write { .. } if self.posted == u64::from(self.settings.send_depth) => {
+            Reply::Send { .. } | Reply::Write { .. }
+                if self.posted == u64::from(self.settings.send_depth) =>
+            {
                 Err(format!("{reply:?}, where {} requests are under way (VR-FLOW-011)", self.posted))
             }
             Reply::Send { hex } => self.send(hex).map(|message| Some(Output::Send(message))),
