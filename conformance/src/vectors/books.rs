@@ -26,6 +26,8 @@ pub(super) struct Books<'a> {
     pub(super) notifications: u64,
     /// How many of them the peer has surely handled.
     handled: Handled,
+    /// Work requests that have not completed.
+    posted: u64,
     /// For each of our regions, the number of the window it was last; and how many windows there were.
     last: [Option<u64>; 2],
     windows: u64,
@@ -48,6 +50,7 @@ impl<'a> Books<'a> {
             sent: 0,
             questions: 0,
             notifications: 0,
+            posted: 0,
             handled: Handled { counts: trace.needs.contains(&Need::Credits), ..Handled::default() },
             last: [None; 2],
             windows: 0,
@@ -67,8 +70,11 @@ impl<'a> Books<'a> {
             }
             Input::Write { length } => self.given += u64::from(*length),
             Input::Read { length } => self.read = self.arrived.min(self.read + u64::from(*length)),
-            Input::Acknowledged {} if self.handled.by_completions => {
-                self.handled.up_to(Some(self.notifications));
+            Input::Acknowledged {} => {
+                self.posted = 0;
+                if self.handled.by_completions {
+                    self.handled.up_to(Some(self.notifications));
+                }
             }
             Input::Immediate { value } => {
                 if *value > 0 {
@@ -115,8 +121,16 @@ impl<'a> Books<'a> {
                 Ok(Some(Output::Disconnect))
             }
             _ if !self.established => Err(format!("{reply:?} before the connection is established")),
+            Reply::Send { .. } | Reply::Write { .. }
+                if self.posted == u64::from(self.settings.send_depth) =>
+            {
+                Err(format!("{reply:?}, where {} requests are under way (VR-FLOW-011)", self.posted))
+            }
             Reply::Send { hex } => self.send(hex).map(|message| Some(Output::Send(message))),
-            Reply::Write { length: 0, immediate: None, .. } => Ok(None),
+            Reply::Write { length: 0, immediate: None, .. } => {
+                self.posted += 1;
+                Ok(None)
+            }
             Reply::Write { address, rkey, length, immediate } => {
                 self.write(*address, *rkey, *length, *immediate)
             }
@@ -125,6 +139,7 @@ impl<'a> Books<'a> {
     }
 
     fn send(&mut self, Bytes(bytes): &Bytes) -> Result<Fields, String> {
+        self.posted += 1;
         let message =
             Message::decode(bytes).map_err(|error| format!("it sent no control message: {error}"))?;
         self.notifications += 1;
@@ -209,6 +224,7 @@ impl<'a> Books<'a> {
             return Err(format!("it wrote {length} bytes where {} fit (VR-FLOW-007)", *room - *used));
         }
         *used += length;
+        self.posted += 1;
         self.unnotified += u64::from(length);
         self.sent += u64::from(length);
         if self.sent > self.given {
