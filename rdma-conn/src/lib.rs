@@ -16,10 +16,8 @@ mod link;
 mod listener;
 mod memory;
 mod options;
-pub mod server;
 mod shared;
 mod stream;
-pub mod types;
 mod wait;
 #[cfg(feature = "tokio")]
 mod waiting;

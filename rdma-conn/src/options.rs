@@ -49,6 +49,7 @@ impl Options {
         let deepest = u16::try_from(limits.max_queue_depth).unwrap_or(u16::MAX);
         self.protocol.send_depth = self.protocol.send_depth.min(deepest);
         self.receives = self.receives.clamp(1, deepest.max(1));
+        self.completion_vector %= limits.completion_vectors.max(1);
         // Asking all the time whether memory can go would be spinning.
         self.keep_memory = self.keep_memory.max(Duration::from_millis(1));
         self

@@ -4,9 +4,9 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
 use conformance::adversary::{Adversary, Incoming, Lurker, Shape};
-use trust::wrong::Wrong;
 use rdma_softsim::{Fabric, SoftSim};
 use rustix::event::{PollFd, PollFlags, poll};
+use trust::wrong::Wrong;
 
 /// The last bytes and the disconnect both come after the queue was found empty and before the look for an event.
 #[test]

@@ -49,23 +49,48 @@ impl<B: Descriptors> Endpoint<B> {
     }
 
     fn accept(&mut self, listener: IdentifierKey, identifier: B::Identifier) -> Result<(), Error> {
-        if self.members.len() >= self.limits.connections {
-            return Err(Error::TooManyConnections { limit: self.limits.connections });
-        }
         // The listener may have been closed meanwhile.
         let (_, options) = self.listeners.get(&listener).ok_or(Error::NoSuchConnection)?;
         let options = *options;
+        self.take_in(identifier, Some(ListenerId(listener)), options).map(drop)
+    }
+
+    /// Accepts a request that came to a listener of the caller's own, whose identifier `request` is: nothing was allocated for
+    /// the peer before. Ends in [`Event::Opened`](super::Event::Opened) or [`Event::Ended`](super::Event::Ended).
+    ///
+    /// # Errors
+    /// The options are out of bounds, a limit is reached, resources are lacking, or the request was withdrawn. The peer is
+    /// rejected (VR-RES-006).
+    pub fn accept_request(
+        &mut self,
+        request: B::Identifier,
+        options: Options,
+    ) -> Result<ConnectionId, Error> {
+        options.protocol.check()?;
+        request.migrate(&self.events).map_err(Error::backend("moving a request to the endpoint"))?;
+        self.take_in(request, None, options)
+    }
+
+    fn take_in(
+        &mut self,
+        identifier: B::Identifier,
+        listener: Option<ListenerId>,
+        options: Options,
+    ) -> Result<ConnectionId, Error> {
+        if self.members.len() >= self.limits.connections {
+            return Err(Error::TooManyConnections { limit: self.limits.connections });
+        }
         let peer = identifier.peer_addr().ok_or(Error::DeviceRemoved)?;
         let key = identifier.key();
         let (queue, mut connection) = self.connect_queue(identifier, peer, options)?;
         let accepted = connection.accept();
-        let listener = Some(ListenerId(listener));
         let id = self.enter(Member::new(Stage::Live(Box::new(connection)), key, peer, listener, None));
         self.install(id, queue);
-        if accepted.is_err() {
+        if let Err(error) = accepted {
             self.remove(id);
+            return Err(error);
         }
-        accepted
+        Ok(id)
     }
 
     /// Makes a connection on `identifier` with a place in a queue.

@@ -134,7 +134,7 @@ impl<B: Backend> Member<B> {
     /// A connection that this side asked for is there when the peer has registered a window: only then can a byte leave.
     fn is_open(&self) -> bool {
         self.connection().is_some_and(|connection| {
-            connection.state() != State::Connecting && (self.listener.is_some() || connection.is_registered())
+            connection.state() != State::Connecting && (self.open_by.is_none() || connection.is_registered())
         })
     }
 

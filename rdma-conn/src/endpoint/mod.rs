@@ -245,7 +245,7 @@ impl<B: Descriptors> Endpoint<B> {
     }
 
     /// Takes as many bytes as there is room for, and sends them as one notification. If that is not all, or `None` because
-    /// there is no room, [`Event::Writable`] follows.
+    /// there is no room, or all of the room, [`Event::Writable`] follows.
     ///
     /// # Errors
     /// What ended the connection, or there is no such connection.
@@ -253,7 +253,7 @@ impl<B: Descriptors> Endpoint<B> {
         let wanted: usize = from.iter().map(|slice| slice.len()).sum();
         let member = self.member(id)?;
         let written = member.live()?.try_write(from)?;
-        member.wants_room = written.unwrap_or(0) < wanted;
+        member.wants_room = written.unwrap_or(0) < wanted || !member.live()?.has_room();
         self.schedule(id);
         Ok(written)
     }

@@ -1,0 +1,104 @@
+//! The store as a service of `rdma_server`, and the wishes of its operators.
+
+use bytes::{Bytes, BytesMut};
+use rdma_server::{Address, ConnectionId};
+use rdma_server::{Flow, Replies, Service};
+use resp_rs::resp2::Frame;
+
+use kv_store::{Frames, Store};
+
+/// Answers commands; keeps wishes for whoever can fulfil them.
+#[derive(Default)]
+pub struct StoreService {
+    store: Store,
+    /// What clients wish to have changed. Each awaits a reply.
+    pub wishes: Vec<Wish>,
+}
+
+/// A client's wish.
+pub struct Wish {
+    /// Whose.
+    pub from: ConnectionId,
+    /// What is to be changed.
+    pub change: Change,
+}
+
+/// What can be changed at run time.
+pub enum Change {
+    /// The addresses of TCP.
+    Tcp(Vec<Address>),
+    /// The addresses of RDMA.
+    Rdma(Vec<Address>),
+    /// How many clients there may be.
+    MaxClients(usize),
+    /// Whether only clients of this machine are let in.
+    Protected(bool),
+}
+
+impl Service for StoreService {
+    type Client = Frames;
+
+    fn serve(
+        &mut self,
+        from: ConnectionId,
+        frames: &mut Frames,
+        input: &mut BytesMut,
+        replies: &mut Replies,
+    ) -> Flow {
+        frames.push(input);
+        input.clear();
+        while !replies.is_full() {
+            let command = match frames.take() {
+                Ok(Some(command)) => command,
+                Ok(None) => return Flow::Stay,
+                Err(error) => {
+                    replies.extend_from_slice(format!("-ERR {error}\r\n").as_bytes());
+                    return Flow::Leave;
+                }
+            };
+            match wish(&command) {
+                Some(Ok(change)) => {
+                    self.wishes.push(Wish { from, change });
+                    return Flow::Wait;
+                }
+                Some(Err(why)) => replies.extend_from_slice(format!("-ERR {why}\r\n").as_bytes()),
+                None if self.store.answer(command, replies.buffer()) => return Flow::Leave,
+                None => {}
+            }
+        }
+        Flow::Again
+    }
+}
+
+/// The change that a `CONFIG SET` asks for, or what is wrong with it. `None` for other commands.
+fn wish(command: &Frame) -> Option<Result<Change, String>> {
+    let Frame::Array(Some(words)) = command else { return None };
+    let words: Vec<&str> = words
+        .iter()
+        .map(|word| match word {
+            Frame::BulkString(Some(bytes)) => text(bytes),
+            _ => None,
+        })
+        .collect::<Option<_>>()?;
+    let (config, rest) = words.split_first()?;
+    let (set, rest) = rest.split_first()?;
+    if !config.eq_ignore_ascii_case("CONFIG") || !set.eq_ignore_ascii_case("SET") {
+        return None;
+    }
+    let Some((name, values)) = rest.split_first() else { return Some(Err("CONFIG SET what?".into())) };
+    let addresses =
+        || values.iter().flat_map(|value| value.split_whitespace()).map(str::parse).collect::<Result<_, _>>();
+    let value = values.first().copied().unwrap_or_default();
+    Some(match name.to_ascii_lowercase().as_str() {
+        "tcp" => addresses().map(Change::Tcp).map_err(|error| error.to_string()),
+        "rdma" => addresses().map(Change::Rdma).map_err(|error| error.to_string()),
+        "maxclients" => value.parse().map(Change::MaxClients).map_err(|error| error.to_string()),
+        "protected-mode" if ["yes", "no"].contains(&value) => Ok(Change::Protected(value == "yes")),
+        "protected-mode" => Err("protected-mode is yes or no".into()),
+        other => Err(format!("there is no setting {other} here")),
+    })
+}
+
+fn text(bytes: &Bytes) -> Option<&str> {
+    std::str::from_utf8(bytes).ok()
+}

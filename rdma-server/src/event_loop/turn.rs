@@ -1,0 +1,342 @@
+//! One turn of the loop, and what becomes of a connection in it.
+
+use std::io::{self, ErrorKind, Write};
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::{Duration, Instant};
+
+use super::{ConnectionId, Driven, DriverId, EventLoop, Handler, ListenerId, Owner, WakeOne};
+use crate::connection::{Connection, ConnectionState, Registered, Stage};
+use crate::transport::{Accepted, Driver, Interest, Source};
+
+/// Requests that one listener handles in one turn, so that those who come do not keep others from being served (VR-RES-007).
+/// The rest are handled in the next turn.
+const REQUESTS_PER_TURN: usize = 16;
+
+/// For how long a listener rests for which descriptors or memory have run out.
+const REST: Duration = Duration::from_millis(100);
+
+impl<S> EventLoop<S> {
+    /// Takes one turn: waits until something can be done, for at most `timeout`, and does it.
+    ///
+    /// # Errors
+    /// The system cannot wait.
+    pub fn turn(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        let wait = if self.has_pending() { Some(Duration::ZERO) } else { self.wait_at_most(timeout) };
+        for (owner, fired) in self.poller.wait(wait)? {
+            match owner {
+                Owner::Connection(id) => self.drive(id, fired),
+                Owner::Listener(id) => self.ask(id),
+                Owner::Driver(id) => {
+                    if let Some(driven) = self.drivers.get(id) {
+                        driven.driver.drive();
+                    }
+                }
+            }
+        }
+        for Driven { driver, .. } in self.drivers.values() {
+            if driver.next_timeout() == Some(Duration::ZERO) {
+                driver.drive();
+            }
+        }
+        for id in std::mem::take(&mut self.asked) {
+            self.accept_some(id);
+        }
+        let now = Instant::now();
+        while let Some((_, owner)) = self.timers.first().copied().filter(|(at, _)| *at <= now) {
+            self.timers.pop_first();
+            match owner {
+                Owner::Connection(id) => self.drive(id, Interest::NONE),
+                Owner::Listener(id) => {
+                    if let Some(listener) = self.listeners.get_mut(id) {
+                        listener.resting = false;
+                    }
+                    self.ask(id);
+                }
+                Owner::Driver(_) => {}
+            }
+        }
+        self.process_pending();
+        Ok(())
+    }
+
+    /// How long a turn may sleep.
+    fn wait_at_most(&self, timeout: Option<Duration>) -> Option<Duration> {
+        let timer = self.timers.first().map(|(at, _)| at.saturating_duration_since(Instant::now()));
+        let drivers = self.drivers.values().filter_map(|driven| driven.driver.next_timeout());
+        timeout.into_iter().chain(timer).chain(drivers).min()
+    }
+
+    /// Notes that peers may wait at a listener.
+    fn ask(&mut self, id: ListenerId) {
+        if let Some(listener) = self.listeners.get_mut(id)
+            && !listener.resting
+            && !std::mem::replace(&mut listener.asked, true)
+        {
+            self.asked.push(id);
+        }
+    }
+
+    /// Takes what waits at a listener, up to a bound.
+    fn accept_some(&mut self, id: ListenerId) {
+        if let Some(listener) = self.listeners.get_mut(id) {
+            listener.asked = false;
+        }
+        for _ in 0..REQUESTS_PER_TURN {
+            // A handler may close the listener.
+            let Some(listener) = self.listeners.get_mut(id) else { return };
+            match listener.listening.accept() {
+                Ok(Accepted::Connection(transport)) => {
+                    let handler = listener.handler;
+                    let connection = self.insert(Connection::new(transport, ConnectionState::Accepting));
+                    self.call(connection, handler);
+                }
+                // Its sender's concern alone (VR-SEC-004).
+                Ok(Accepted::Lost(error)) => {
+                    tracing::debug!(%error, at = ?listener.listening.address(), "a request came to nothing");
+                }
+                Ok(Accepted::Nobody) => return,
+                Err(error) => {
+                    tracing::warn!(%error, at = ?listener.listening.address(), "cannot accept connections now");
+                    listener.resting = true;
+                    self.timers.insert((Instant::now() + REST, Owner::Listener(id)));
+                    return;
+                }
+            }
+        }
+        self.ask(id);
+    }
+
+    /// Takes a connection in.
+    pub(super) fn insert(&mut self, connection: Connection<S>) -> ConnectionId {
+        let id = self.connections.insert(connection);
+        let waker = Waker::from(Arc::new(WakeOne { id, woken: Arc::clone(&self.woken) }));
+        if let Some(connection) = self.connections.get_mut(id) {
+            connection.transport().set_waker(&waker);
+        }
+        self.touch(id);
+        id
+    }
+
+    pub(super) fn begin_handshake(&mut self, id: ConnectionId, handler: Handler<S>) {
+        let deadline = Instant::now().checked_add(self.timeouts.handshake);
+        if let Some(connection) = self.connections.get_mut(id) {
+            connection.life.handshake = Some(handler);
+            connection.life.deadline = deadline;
+        }
+        self.touch(id);
+    }
+
+    /// Drives what drivers have woken.
+    pub(super) fn take_woken(&mut self) {
+        for id in self.woken.take() {
+            self.drive(id, Interest::NONE);
+        }
+    }
+
+    fn drive(&mut self, id: ConnectionId, fired: Interest) {
+        if let Some(connection) = self.connections.get_mut(id) {
+            connection.transport().drive(fired);
+            self.make_pending(id);
+        }
+    }
+
+    /// Does what can be done for a connection, once.
+    pub(super) fn dispatch(&mut self, id: ConnectionId) {
+        let Some(connection) = self.connections.get_mut(id) else { return };
+        match connection.life.stage {
+            Stage::Parting => {
+                let late = connection.life.deadline.is_some_and(|at| at <= Instant::now());
+                if connection.transport().is_over() || late {
+                    self.remove(id);
+                }
+            }
+            Stage::Leaving => {}
+            Stage::Owned if connection.is_establishing() => self.dispatch_handshake(id),
+            Stage::Owned => {
+                for due in connection.due().into_iter().flatten() {
+                    // The first handler may have closed the connection or changed the second.
+                    if let Some(handler) = self.get(id).and_then(|connection| connection.handler(due)) {
+                        self.call(id, handler);
+                    }
+                }
+            }
+        }
+        self.touch(id);
+    }
+
+    fn dispatch_handshake(&mut self, id: ConnectionId) {
+        let Some(connection) = self.connections.get_mut(id) else { return };
+        if connection.life.handshake.is_none() {
+            return;
+        }
+        if !connection.go_on_establishing() {
+            if connection.life.deadline.is_none_or(|at| at > Instant::now()) {
+                return;
+            }
+            connection.fail(io::Error::new(ErrorKind::TimedOut, "the handshake took too long"));
+        }
+        connection.life.deadline = None;
+        if let Some(handler) = connection.life.handshake.take() {
+            self.call(id, handler);
+        }
+    }
+
+    /// Calls a handler of a connection, which may close it.
+    fn call(&mut self, id: ConnectionId, handler: Handler<S>) {
+        if let Some(connection) = self.connections.get_mut(id) {
+            connection.life.entered += 1;
+        }
+        handler(self, id);
+        let Some(connection) = self.connections.get_mut(id) else { return };
+        connection.life.entered -= 1;
+        if connection.life.entered == 0 && connection.life.stage == Stage::Leaving {
+            self.part(id);
+        }
+        self.touch(id);
+    }
+
+    /// Begins the end of a connection that its owner has closed.
+    pub(super) fn part(&mut self, id: ConnectionId) {
+        let linger = self.timeouts.linger;
+        let Some(connection) = self.connections.get_mut(id) else { return };
+        connection.life.stage = Stage::Parting;
+        let aborted = connection.life.deadline.is_some_and(|at| at <= Instant::now());
+        if aborted || matches!(connection.state(), ConnectionState::Closed | ConnectionState::Error) {
+            self.remove(id);
+            return;
+        }
+        connection.life.deadline = Instant::now().checked_add(linger);
+        connection.transport().begin_close(linger);
+        self.make_pending(id);
+    }
+
+    fn remove(&mut self, id: ConnectionId) {
+        let Some(mut connection) = self.connections.remove(id) else { return };
+        if let Some(timer) = connection.life.timer {
+            self.timers.remove(&(timer, Owner::Connection(id)));
+        }
+        self.refusing -= usize::from(connection.life.refusal.is_some());
+        if let (Some(Registered::Own(source)), Source::Own(fd, _)) =
+            (connection.life.registered, connection.transport().source(Interest::NONE))
+        {
+            self.poller.remove(source, fd);
+        }
+        drop(connection);
+        self.retire_drivers();
+    }
+
+    /// Lets go of drivers that drive nothing any more.
+    pub(super) fn retire_drivers(&mut self) {
+        let poller = &mut self.poller;
+        self.drivers.retain(|_, Driven { driver, source }| {
+            let used = Arc::strong_count(driver) > 1;
+            if !used {
+                poller.remove(*source, driver.descriptor());
+            }
+            used
+        });
+    }
+
+    /// Has a connection looked at before the loop sleeps.
+    pub(super) fn touch(&mut self, id: ConnectionId) {
+        if let Some(connection) = self.connections.get_mut(id)
+            && !std::mem::replace(&mut connection.life.touched, true)
+        {
+            self.touched.push(id);
+        }
+    }
+
+    pub(super) fn make_pending(&mut self, id: ConnectionId) {
+        if let Some(connection) = self.connections.get_mut(id)
+            && !std::mem::replace(&mut connection.life.pending, true)
+        {
+            self.pending.push(id);
+        }
+    }
+
+    /// Brings the poller, the timers and the pending list into agreement with what connections want.
+    pub(super) fn settle_touched(&mut self) {
+        while let Some(id) = self.touched.pop() {
+            if let Some(connection) = self.connections.get_mut(id) {
+                connection.life.touched = false;
+                if let Err(error) = self.settle(id) {
+                    self.lose(id, error);
+                }
+            }
+        }
+    }
+
+    fn settle(&mut self, id: ConnectionId) -> io::Result<()> {
+        self.register(id)?;
+        let Some(connection) = self.connections.get_mut(id) else { return Ok(()) };
+        let timer = connection.life.deadline;
+        let old = std::mem::replace(&mut connection.life.timer, timer);
+        if old != timer {
+            old.map(|old| self.timers.remove(&(old, Owner::Connection(id))));
+            timer.map(|timer| self.timers.insert((timer, Owner::Connection(id))));
+        }
+        if connection.due().iter().any(Option::is_some) {
+            self.make_pending(id);
+        }
+        Ok(())
+    }
+
+    /// Has the loop learn when a connection may go on, if it does not yet.
+    fn register(&mut self, id: ConnectionId) -> io::Result<()> {
+        let Some(connection) = self.connections.get_mut(id) else { return Ok(()) };
+        if connection.life.registered.is_some() {
+            return Ok(());
+        }
+        let registered = match connection.transport().source(Interest::BOTH) {
+            Source::Own(fd, _) => Registered::Own(self.poller.add(fd, Owner::Connection(id))?),
+            Source::Shared(driver) => {
+                self.enlist(driver)?;
+                Registered::WithDriver
+            }
+        };
+        if let Some(connection) = self.connections.get_mut(id) {
+            connection.life.registered = Some(registered);
+        }
+        Ok(())
+    }
+
+    /// Has a driver driven, if it is not yet.
+    fn enlist(&mut self, driver: Arc<dyn Driver>) -> io::Result<()> {
+        if self.drivers.values().any(|driven| Arc::ptr_eq(&driven.driver, &driver)) {
+            return Ok(());
+        }
+        let poller = &mut self.poller;
+        self.drivers.try_insert_with_key(|id: DriverId| {
+            let source = poller.add(driver.descriptor(), Owner::Driver(id))?;
+            io::Result::Ok(Driven { driver, source })
+        })?;
+        Ok(())
+    }
+
+    /// A connection that cannot be watched is lost, which whoever reads it next is told.
+    fn lose(&mut self, id: ConnectionId, error: io::Error) {
+        tracing::warn!(%error, "a connection cannot be watched");
+        if let Some(connection) = self.connections.get_mut(id) {
+            if connection.life.stage == Stage::Parting {
+                self.remove(id);
+            } else {
+                connection.fail(error);
+                self.make_pending(id);
+            }
+        }
+    }
+}
+
+/// Tells a peer why it is not let in. The close waits until the text has arrived.
+pub(super) fn say_why<S>(events: &mut EventLoop<S>, id: ConnectionId) {
+    if let Some(connection) =
+        events.get_mut(id).filter(|connection| connection.state() == ConnectionState::Connected)
+    {
+        let why = connection.life.refusal.unwrap_or_default();
+        if let Err(error) = connection.write_all(why) {
+            tracing::debug!(%error, "a refused peer has left before it was told why");
+        }
+    }
+    events.close(id);
+}

@@ -1,0 +1,28 @@
+#![doc = include_str!("../README.md")]
+#![forbid(unsafe_code)]
+
+mod address;
+pub mod affinity;
+mod connection;
+mod event_loop;
+mod poller;
+mod rdma;
+mod replies;
+mod server;
+mod socket;
+#[cfg(feature = "tls")]
+mod tls;
+mod transport;
+
+pub use address::Address;
+pub use connection::{Barrier, Connection, ConnectionState};
+pub use event_loop::{ConnectionId, EventLoop, Handler, ListenerId, LoopWaker, Timeouts};
+pub use rdma::{Rdma, RdmaSettings, Vector};
+pub use replies::{Replies, SendError};
+pub use server::{BindingId, Flow, Server, ServerCounters, ServerSettings, Service};
+pub use socket::{SocketSettings, Tcp, Unix};
+#[cfg(feature = "tls")]
+pub use tls::{Tls, TlsSettings};
+pub use transport::{
+    Accepted, Carrier, ConnectionType, Driver, Interest, Kind, Listening, LoopId, Source, Transport,
+};

@@ -1,0 +1,98 @@
+//! Replies on their way to one client.
+
+use std::io::{self, ErrorKind, Write};
+
+use bytes::{Buf, BytesMut};
+
+/// Memory of an empty buffer that is kept for the next replies, in bytes.
+const KEPT: usize = 64 << 10;
+
+/// Replies that wait until their client takes them, the oldest first.
+#[derive(Debug)]
+pub struct Replies {
+    bytes: BytesMut,
+    budget: usize,
+}
+
+/// Bytes that a client could not be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SendError {
+    /// The client has left or was never there.
+    #[error("there is no such client: it has left")]
+    NoSuchClient,
+    /// The client does not read what it was sent.
+    #[error(
+        "{waiting} bytes of replies wait for the client, which reads too slowly; at most {budget} may wait: send again when it \
+         has read, or close the client"
+    )]
+    Full {
+        /// Bytes that wait.
+        waiting: usize,
+        /// Bytes that may wait, [`ServerSettings::reply_budget`](crate::ServerSettings::reply_budget).
+        budget: usize,
+    },
+}
+
+impl Replies {
+    pub(crate) fn new(budget: usize) -> Self {
+        Self { bytes: BytesMut::new(), budget }
+    }
+
+    /// Appends bytes. The budget does not refuse any; see [`Replies::is_full`].
+    pub fn extend_from_slice(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// Returns the buffer to append to, for encoders that write into one. The bytes that are there are on their way already.
+    pub const fn buffer(&mut self) -> &mut BytesMut {
+        &mut self.bytes
+    }
+
+    /// Returns how many bytes wait.
+    pub fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Returns whether nothing waits.
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// Returns whether as many bytes wait as may. A service then stops and returns [`Flow::Again`](crate::Flow::Again).
+    pub fn is_full(&self) -> bool {
+        self.bytes.len() >= self.budget
+    }
+
+    /// Returns how many bytes of memory the replies take.
+    pub(crate) fn memory(&self) -> usize {
+        self.bytes.capacity()
+    }
+
+    /// Appends bytes that no command has asked for just now.
+    pub(crate) fn send(&mut self, bytes: &[u8]) -> Result<(), SendError> {
+        // A message longer than the budget can be sent when nothing else waits.
+        let fits = self.is_empty() || self.len().saturating_add(bytes.len()) <= self.budget;
+        if !fits {
+            return Err(SendError::Full { waiting: self.len(), budget: self.budget });
+        }
+        self.bytes.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    /// Writes as many as `to` has room for, and forgets those.
+    pub(crate) fn write_to(&mut self, to: &mut impl Write) -> io::Result<()> {
+        while !self.bytes.is_empty() {
+            match to.write(&self.bytes) {
+                Ok(written) => self.bytes.advance(written),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+        if self.bytes.capacity() > KEPT {
+            self.bytes = BytesMut::new();
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,418 @@
+//! A server on an event loop: one service over any connection types, with limits, and addresses that change while it runs.
+//!
+//! - TCP and RDMA may share an address and a port: their port spaces are separate, and so are the listeners.
+//! - [`Server::rebind`] moves a service to other addresses. Clients that are there stay.
+//! - Who is not let in is told why, on RDMA as on TCP: the text arrives before the end.
+//! - A client that does not read its replies is not read any further, so that its window or socket fills and it waits: at most
+//!   [`ServerSettings::reply_budget`] bytes and one reply wait for it (VR-RES-008). Nothing spins.
+//! - [`affinity`](crate::affinity) puts the server's thread and a device's interrupts on CPUs.
+
+use std::collections::BTreeMap;
+use std::io::{self, ErrorKind, Read};
+use std::time::Duration;
+
+use bytes::BytesMut;
+use slotmap::{SecondaryMap, SlotMap, new_key_type};
+
+use crate::address::Address;
+use crate::connection::{Barrier, Connection};
+use crate::event_loop::{ConnectionId, EventLoop, ListenerId, LoopWaker, Timeouts};
+use crate::replies::{Replies, SendError};
+use crate::transport::ConnectionType;
+
+/// Bytes read from a client at once.
+const CHUNK: usize = 64 << 10;
+
+/// Clients that may be in the middle of being told why they are not let in. Beyond it they are not told.
+const REFUSED_AT_ONCE: usize = 128;
+
+/// What a server does for its clients.
+pub trait Service: 'static {
+    /// What it keeps about each of them.
+    type Client: Default;
+
+    /// Takes the commands that are whole out of `input` and appends their replies to `replies`.
+    ///
+    /// It may answer some of them only, and leave the others in `input`: [`Flow::Again`]. It should do so once
+    /// [`Replies::is_full`]; what it appends beyond that takes memory without a bound.
+    fn serve(
+        &mut self,
+        from: ConnectionId,
+        client: &mut Self::Client,
+        input: &mut BytesMut,
+        replies: &mut Replies,
+    ) -> Flow;
+}
+
+/// How a service goes on with a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flow {
+    /// All that was whole is answered: serve the client again when more has arrived.
+    Stay,
+    /// Whole commands are left: serve the client again when replies have been written and are not full, before more is read.
+    Again,
+    /// The reply to the last command follows by [`Server::send`]: nothing is served or read before that.
+    Wait,
+    /// The client gets its replies, and then the connection is closed.
+    Leave,
+}
+
+/// Who is let in, and how much is kept for each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServerSettings {
+    /// Clients at once, those included that are on their way to their end.
+    pub max_clients: usize,
+    /// Only clients on this machine are let in.
+    pub protected: bool,
+    /// Bytes of replies that may wait for a client before it is served and read no further. Taken when the client comes.
+    pub reply_budget: usize,
+}
+
+impl Default for ServerSettings {
+    /// 10,000 clients of this machine, with 1 MiB of replies each.
+    fn default() -> Self {
+        Self { max_clients: 10_000, protected: true, reply_budget: 1 << 20 }
+    }
+}
+
+/// What a server has seen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ServerCounters {
+    /// Clients let in: their connections were established.
+    pub admitted: u64,
+    /// Clients refused because there were too many.
+    pub refused_full: u64,
+    /// Clients refused because of protected mode, those included that only said they were local.
+    pub refused_protected: u64,
+}
+
+new_key_type! {
+    /// Names what was bound together: one connection type on some addresses.
+    pub struct BindingId;
+}
+
+/// Opens one address of a binding.
+type Open<S> = Box<dyn Fn(&mut EventLoop<Clients<S>>, &Address) -> io::Result<ListenerId>>;
+
+/// The listeners of a binding, by address, ports filled in.
+type Listeners = BTreeMap<Address, ListenerId>;
+
+struct Binding<S: Service> {
+    open: Open<S>,
+    listeners: Listeners,
+}
+
+/// A service, the clients it has, and the addresses it is found at.
+pub struct Server<S: Service> {
+    events: EventLoop<Clients<S>>,
+    bindings: SlotMap<BindingId, Binding<S>>,
+}
+
+/// What the handlers work on: the service and its clients.
+struct Clients<S: Service> {
+    service: S,
+    settings: ServerSettings,
+    all: SecondaryMap<ConnectionId, Client<S::Client>>,
+    counters: ServerCounters,
+    /// Where bytes are read to.
+    chunk: Box<[u8]>,
+}
+
+struct Client<C> {
+    own: C,
+    input: BytesMut,
+    replies: Replies,
+    /// What the service said last; `Again` when more was read since.
+    flow: Flow,
+}
+
+impl<S: Service> Server<S> {
+    /// A server that is found nowhere yet.
+    ///
+    /// # Errors
+    /// The system has no descriptor left.
+    pub fn new(service: S, settings: ServerSettings) -> io::Result<Self> {
+        let (all, counters) = (SecondaryMap::new(), ServerCounters::default());
+        let state = Clients { service, settings, all, counters, chunk: vec![0; CHUNK].into() };
+        Ok(Self { events: EventLoop::new(state)?, bindings: SlotMap::with_key() })
+    }
+
+    /// Listens with a connection type on some addresses.
+    ///
+    /// # Errors
+    /// As [`ConnectionType::listen`], and then on none of them.
+    pub fn bind<T: ConnectionType + 'static>(&mut self, with: T, at: &[Address]) -> io::Result<BindingId> {
+        let open: Open<S> = Box::new(move |events, at| events.listen(&with, at, on_connection));
+        let id = self.bindings.insert(Binding { open, listeners: Listeners::new() });
+        self.rebind(id, at).inspect_err(|_| {
+            self.bindings.remove(id);
+        })?;
+        Ok(id)
+    }
+
+    /// Listens on these addresses instead. Clients that came by the old ones stay.
+    ///
+    /// # Errors
+    /// As [`ConnectionType::listen`]; it then listens where it did before.
+    pub fn rebind(&mut self, id: BindingId, at: &[Address]) -> io::Result<()> {
+        let Some(binding) = self.bindings.get_mut(id) else {
+            return Err(io::Error::new(ErrorKind::InvalidInput, "no such binding"));
+        };
+        let events = &mut self.events;
+        let (kept, old): (Listeners, Listeners) =
+            std::mem::take(&mut binding.listeners).into_iter().partition(|(address, _)| at.contains(address));
+        let new: Vec<&Address> = at.iter().filter(|address| !kept.contains_key(*address)).collect();
+        binding.listeners = kept;
+        match open_all(events, &binding.open, new.iter().copied()) {
+            Ok(opened) => {
+                binding.listeners.extend(opened);
+                old.into_values().for_each(|listener| events.close_listener(listener));
+                Ok(())
+            }
+            // An old one may be what is in the way: an address among all addresses, or the other way round.
+            Err(error) if error.kind() == ErrorKind::AddrInUse && !old.is_empty() => {
+                let addresses: Vec<Address> = old.keys().cloned().collect();
+                old.into_values().for_each(|listener| events.close_listener(listener));
+                let opened = open_all(events, &binding.open, new);
+                let (opened, result) = match opened {
+                    Ok(opened) => (opened, Ok(())),
+                    Err(error) => (open_all(events, &binding.open, &addresses)?, Err(error)),
+                };
+                binding.listeners.extend(opened);
+                result
+            }
+            Err(error) => {
+                binding.listeners.extend(old);
+                Err(error)
+            }
+        }
+    }
+
+    /// Where a binding is found, with ports filled in.
+    pub fn addresses(&self, id: BindingId) -> Vec<Address> {
+        self.bindings.get(id).into_iter().flat_map(|binding| binding.listeners.keys().cloned()).collect()
+    }
+
+    /// One turn of the event loop; see [`EventLoop::turn`].
+    ///
+    /// # Errors
+    /// The system cannot wait.
+    pub fn turn(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        self.events.turn(timeout)
+    }
+
+    /// Whether something can be done without waiting; see [`EventLoop::has_pending`].
+    pub fn has_pending(&mut self) -> bool {
+        self.events.has_pending()
+    }
+
+    /// Sends a client a message, or the reply that it waits for ([`Flow::Wait`]).
+    ///
+    /// # Errors
+    /// The client has left, or too many bytes wait for it already: [`ServerSettings::reply_budget`]. Nothing was sent.
+    pub fn send(&mut self, to: ConnectionId, bytes: &[u8]) -> Result<(), SendError> {
+        let client = self.events.state.all.get_mut(to).ok_or(SendError::NoSuchClient)?;
+        client.replies.send(bytes)?;
+        if client.flow == Flow::Wait {
+            client.flow = Flow::Again;
+        }
+        go_on(&mut self.events, to);
+        Ok(())
+    }
+
+    /// Closes a client's connection. What was written is delivered, for at most [`Timeouts::linger`]; replies that wait are
+    /// lost.
+    pub fn close(&mut self, client: ConnectionId) {
+        leave(&mut self.events, client);
+    }
+
+    /// The service.
+    pub const fn service(&mut self) -> &mut S {
+        &mut self.events.state.service
+    }
+
+    /// Who is let in, from now on.
+    pub const fn settings(&mut self) -> &mut ServerSettings {
+        &mut self.events.state.settings
+    }
+
+    /// How long handshakes and closes may take, from now on.
+    pub const fn timeouts(&mut self) -> &mut Timeouts {
+        &mut self.events.timeouts
+    }
+
+    /// What it has seen so far.
+    pub const fn counters(&self) -> ServerCounters {
+        self.events.state.counters
+    }
+
+    /// The clients that are there, and what the service keeps about each of them.
+    pub fn clients(&self) -> impl Iterator<Item = (ConnectionId, &S::Client)> {
+        self.events.state.all.iter().map(|(id, client)| (id, &client.own))
+    }
+
+    /// Clients that are there.
+    pub fn client_count(&self) -> usize {
+        self.events.state.all.len()
+    }
+
+    /// Returns how many bytes of memory are taken by replies that wait for their clients.
+    pub fn waiting_bytes(&self) -> usize {
+        self.events.state.all.values().map(|client| client.replies.memory()).sum()
+    }
+
+    /// Returns what ends a [`Server::turn`] that waits, from any thread.
+    pub fn waker(&self) -> LoopWaker {
+        self.events.waker()
+    }
+
+    /// Listens no more. Clients that are there stay, and [`Server::turn`] goes on serving them: the beginning of a graceful end.
+    pub fn close_listeners(&mut self) {
+        for binding in self.bindings.values_mut() {
+            for listener in std::mem::take(&mut binding.listeners).into_values() {
+                self.events.close_listener(listener);
+            }
+        }
+    }
+
+    /// Returns how many connections there are: clients, those that are told why they are not let in, and those on their way to
+    /// their end.
+    pub fn connection_count(&self) -> usize {
+        self.events.len()
+    }
+
+    /// Closes everything. What was written to clients is delivered, for at most [`Timeouts::linger`]; replies that wait for room are
+    /// lost. For a graceful end, [`Server::close_listeners`] first, and take turns until nobody is there or the time is over.
+    ///
+    /// # Errors
+    /// As [`EventLoop::turn`].
+    pub fn finish(self) -> io::Result<S> {
+        Ok(self.events.finish()?.service)
+    }
+}
+
+/// Opens all of the addresses, or none.
+fn open_all<'a, S: Service>(
+    events: &mut EventLoop<Clients<S>>,
+    open: &Open<S>,
+    at: impl IntoIterator<Item = &'a Address>,
+) -> io::Result<Listeners> {
+    let mut opened = Listeners::new();
+    for address in at {
+        match open(events, address) {
+            Ok(listener) => {
+                let address = events.listener_address(listener).unwrap_or_else(|| address.clone());
+                opened.insert(address, listener);
+            }
+            Err(error) => {
+                opened.into_values().for_each(|listener| events.close_listener(listener));
+                return Err(io::Error::new(error.kind(), format!("cannot listen on {address}: {error}")));
+            }
+        }
+    }
+    Ok(opened)
+}
+
+const DENIED: &[u8] = b"-DENIED this server is in protected mode and lets in clients of its own machine only. Turn protected mode off, \
+    with access restricted in another way, or connect from there.\r\n";
+const FULL: &[u8] = b"-ERR max number of clients reached\r\n";
+
+/// Lets a client in, or has it told why not. Nothing that costs much was allocated for it yet (VR-SEC-007).
+fn on_connection<S: Service>(events: &mut EventLoop<Clients<S>>, id: ConnectionId) {
+    let local = events.get(id).is_some_and(Connection::is_local);
+    // Those count that are on their way to their end, and this one does not count yet.
+    let there = events.len().saturating_sub(events.refusing() + 1);
+    let clients = &mut events.state;
+    let refusal = if clients.settings.protected && !local {
+        clients.counters.refused_protected += 1;
+        Some(DENIED)
+    } else if there >= clients.settings.max_clients {
+        clients.counters.refused_full += 1;
+        Some(FULL)
+    } else {
+        let replies = Replies::new(clients.settings.reply_budget);
+        let (own, input) = (S::Client::default(), BytesMut::new());
+        clients.all.insert(id, Client { own, input, replies, flow: Flow::Stay });
+        None
+    };
+    let accepted = match refusal {
+        Some(_) if events.refusing() >= REFUSED_AT_ONCE => {
+            events.abort(id);
+            return;
+        }
+        Some(why) => events.refuse(id, why),
+        None => events.accept(id, on_established),
+    };
+    if accepted.is_err() {
+        leave(events, id);
+    }
+}
+
+fn on_established<S: Service>(events: &mut EventLoop<Clients<S>>, id: ConnectionId) {
+    let Some((clients, connection)) = events.get_with_state(id) else { return };
+    if let Some(error) = connection.last_error() {
+        tracing::info!(%error, kind = %connection.kind(), "a client did not make it in");
+        leave(events, id);
+    } else if clients.settings.protected && !connection.is_local() {
+        // It said that it was local. Its path tells where it is (VR-SEC-008), and hears no more of this server.
+        tracing::warn!(peer = ?connection.peer_address(), "a client elsewhere gave an address of this machine as its own");
+        clients.counters.refused_protected += 1;
+        clients.all.remove(id);
+        events.abort(id);
+    } else {
+        tracing::debug!(kind = %connection.kind(), peer = ?connection.peer_address(), "client");
+        clients.counters.admitted += 1;
+        connection.set_read_handler(Some(on_readable));
+    }
+}
+
+fn leave<S: Service>(events: &mut EventLoop<Clients<S>>, id: ConnectionId) {
+    events.state.all.remove(id);
+    events.close(id);
+}
+
+fn on_readable<S: Service>(events: &mut EventLoop<Clients<S>>, id: ConnectionId) {
+    let Some((state, connection)) = events.get_with_state(id) else { return };
+    let Some(client) = state.all.get_mut(id) else { return };
+    match connection.read(&mut state.chunk) {
+        Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+        Ok(0) => leave(events, id),
+        Ok(read) => {
+            client.input.extend_from_slice(state.chunk.get(..read).unwrap_or_default());
+            client.flow = Flow::Again;
+            go_on(events, id);
+        }
+        Err(error) => {
+            tracing::info!(%error, peer = ?connection.peer_address(), "client lost");
+            leave(events, id);
+        }
+    }
+}
+
+/// Writes replies as far as there is room, and serves a client once if it has room for more of them.
+fn go_on<S: Service>(events: &mut EventLoop<Clients<S>>, id: ConnectionId) {
+    let Some((state, connection)) = events.get_with_state(id) else { return };
+    let Some(client) = state.all.get_mut(id) else { return };
+    let Client { own, input, replies, flow } = client;
+    let mut written = replies.write_to(connection);
+    if written.is_ok() && *flow == Flow::Again && !replies.is_full() {
+        *flow = state.service.serve(id, own, input, replies);
+        written = replies.write_to(connection);
+    }
+    let reads = *flow == Flow::Stay && !replies.is_full();
+    connection.set_read_handler(reads.then_some(on_readable));
+    let writes = *flow == Flow::Again || !replies.is_empty();
+    connection.set_write_handler(writes.then_some(go_on), Barrier::ReadFirst);
+    if written.is_err() || (*flow == Flow::Leave && replies.is_empty()) {
+        leave(events, id);
+    }
+}
+
+impl<S: Service> std::fmt::Debug for Server<S> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Server")
+            .field("clients", &self.client_count())
+            .field("counters", &self.counters())
+            .finish_non_exhaustive()
+    }
+}

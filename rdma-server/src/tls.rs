@@ -1,0 +1,349 @@
+//! TLS over any other connection type, RDMA among them.
+
+use std::io::{self, ErrorKind, IoSlice, Read, Write};
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
+use std::time::Duration;
+
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, ClientConnection, ServerConfig, ServerConnection};
+
+use crate::address::Address;
+use crate::transport::{Accepted, ConnectionType, Interest, Kind, Listening, LoopId, Source, Transport};
+
+/// Settings of [`Tls`]: who we are and whom we trust. The cryptography comes with them.
+#[derive(Clone, Debug, Default)]
+pub struct TlsSettings {
+    /// For connections that are accepted.
+    pub server: Option<Arc<ServerConfig>>,
+    /// For connections that are made.
+    pub client: Option<Arc<ClientConfig>>,
+    /// The name that the server's certificate must bear. By default the address that is connected to.
+    pub server_name: Option<ServerName<'static>>,
+}
+
+/// TLS over the connection type `T`.
+#[derive(Clone, Debug)]
+pub struct Tls<T> {
+    inner: T,
+    settings: Arc<Mutex<TlsSettings>>,
+}
+
+impl<T: ConnectionType> Tls<T> {
+    /// TLS over `inner`.
+    pub fn new(inner: T, settings: TlsSettings) -> Self {
+        Self { inner, settings: Arc::new(Mutex::new(settings)) }
+    }
+
+    /// The type below, for its own settings.
+    pub const fn inner(&self) -> &T {
+        &self.inner
+    }
+}
+
+fn locked(settings: &Mutex<TlsSettings>) -> MutexGuard<'_, TlsSettings> {
+    settings.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn missing(what: &str) -> io::Error {
+    io::Error::new(ErrorKind::InvalidInput, format!("TLS has no {what}: give it one with its settings"))
+}
+
+/// What rustls says: the peer's fault when it is about what the peer sent, and a reason to close either way.
+fn fault(error: rustls::Error) -> io::Error {
+    io::Error::new(ErrorKind::InvalidData, error)
+}
+
+impl<T: ConnectionType> ConnectionType for Tls<T> {
+    type Settings = TlsSettings;
+
+    fn kind(&self) -> Kind {
+        Kind { tls: true, ..self.inner.kind() }
+    }
+
+    fn configure(&self, settings: TlsSettings) -> io::Result<()> {
+        *locked(&self.settings) = settings;
+        Ok(())
+    }
+
+    fn listen(&self, on: LoopId, at: &Address) -> io::Result<Box<dyn Listening>> {
+        if locked(&self.settings).server.is_none() {
+            return Err(missing("server configuration"));
+        }
+        let inner = self.inner.listen(on, at)?;
+        Ok(Box::new(TlsListener { inner, settings: Arc::clone(&self.settings) }))
+    }
+
+    fn connect(&self, on: LoopId, to: &Address, from: Option<&Address>) -> io::Result<Box<dyn Transport>> {
+        let TlsSettings { client, server_name, .. } = locked(&self.settings).clone();
+        let client = client.ok_or_else(|| missing("client configuration"))?;
+        let name = match (server_name, to) {
+            (Some(name), _) => name,
+            (None, Address::Ip(address)) => ServerName::IpAddress(address.ip().into()),
+            (None, Address::Unix(_)) => return Err(missing("server name to expect behind a Unix socket")),
+        };
+        let tls = ClientConnection::new(client, name).map_err(fault)?;
+        Ok(Box::new(TlsTransport::new(self.inner.connect(on, to, from)?, tls.into())))
+    }
+}
+
+struct TlsListener {
+    inner: Box<dyn Listening>,
+    settings: Arc<Mutex<TlsSettings>>,
+}
+
+impl Listening for TlsListener {
+    fn accept(&mut self) -> io::Result<Accepted> {
+        let inner = match self.inner.accept()? {
+            Accepted::Connection(inner) => inner,
+            other => return Ok(other),
+        };
+        let server = locked(&self.settings).server.clone();
+        let tls = server
+            .ok_or_else(|| missing("server configuration"))
+            .and_then(|server| ServerConnection::new(server).map_err(fault));
+        Ok(match tls {
+            Ok(tls) => Accepted::Connection(Box::new(TlsTransport::new(inner, tls.into()))),
+            Err(error) => Accepted::Lost(error),
+        })
+    }
+
+    fn address(&self) -> Option<Address> {
+        self.inner.address()
+    }
+
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.inner.descriptor()
+    }
+}
+
+struct TlsTransport {
+    inner: Box<dyn Transport>,
+    tls: rustls::Connection,
+    /// The transport below is connected, so that the handshake can go on.
+    carried: bool,
+    /// Decrypted bytes that were not read yet.
+    unread: usize,
+    /// The transport below has ended.
+    ended: bool,
+    /// This side has said goodbye.
+    ending: bool,
+    /// Nobody reads any more.
+    closing: bool,
+    /// What is to be done once everything encrypted has left, and for how long it may take.
+    then: Option<(Then, Duration)>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Then {
+    Shutdown,
+    Close,
+}
+
+/// The transport below, as rustls wants to see it.
+struct Below<'a>(&'a mut dyn Transport);
+
+impl Read for Below<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.0.read(into)
+    }
+}
+
+impl Write for Below<'_> {
+    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+        self.0.write(&[IoSlice::new(from)])
+    }
+
+    fn write_vectored(&mut self, from: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.0.write(from)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl TlsTransport {
+    fn new(inner: Box<dyn Transport>, tls: rustls::Connection) -> Self {
+        Self {
+            inner,
+            tls,
+            carried: false,
+            unread: 0,
+            ended: false,
+            ending: false,
+            closing: false,
+            then: None,
+        }
+    }
+
+    /// Hands what is encrypted to the transport below, as far as that has room.
+    fn flush(&mut self) -> io::Result<()> {
+        while self.tls.wants_write() {
+            match self.tls.write_tls(&mut Below(&mut *self.inner)) {
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+        match self.then.take() {
+            Some((Then::Shutdown, linger)) => self.inner.shutdown(linger),
+            Some((Then::Close, linger)) => self.inner.begin_close(linger),
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// Decrypts what has arrived until there is something to read.
+    fn take(&mut self) -> io::Result<()> {
+        while self.unread == 0 && !self.ended {
+            match self.tls.read_tls(&mut Below(&mut *self.inner)) {
+                Ok(0) => self.ended = true,
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error),
+            }
+            match self.tls.process_new_packets() {
+                Ok(state) => {
+                    self.unread = state.plaintext_bytes_to_read();
+                    self.ended |= state.peer_has_closed();
+                }
+                Err(error) => {
+                    // The peer is told why, if there is still a way.
+                    let _ = self.flush();
+                    return Err(fault(error));
+                }
+            }
+            self.flush()?;
+        }
+        Ok(())
+    }
+
+    /// Says goodbye, and does `then` when that has left.
+    fn end(&mut self, then: Then, linger: Duration) {
+        if self.carried {
+            self.tls.send_close_notify();
+        }
+        self.ending = true;
+        self.then = Some((then, linger));
+        // What does not leave now will when there is room, or was meant for a peer that has gone.
+        let _ = self.flush();
+    }
+}
+
+impl Transport for TlsTransport {
+    fn kind(&self) -> Kind {
+        Kind { tls: true, ..self.inner.kind() }
+    }
+
+    fn set_waker(&mut self, waker: &Waker) {
+        self.inner.set_waker(waker);
+    }
+
+    fn economize(&mut self) {
+        self.inner.economize();
+    }
+
+    fn establish(&mut self) -> io::Result<bool> {
+        if !self.carried {
+            self.carried = self.inner.establish()?;
+        }
+        if !self.carried {
+            return Ok(false);
+        }
+        self.flush()?;
+        if self.tls.is_handshaking() {
+            self.take()?;
+        }
+        if self.tls.is_handshaking() && self.ended {
+            let early = "the peer has left in the middle of the TLS handshake";
+            return Err(io::Error::new(ErrorKind::UnexpectedEof, early));
+        }
+        Ok(!self.tls.is_handshaking())
+    }
+
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.take()?;
+        let read = match self.tls.reader().read(into) {
+            // An end that the peer has not announced may be an attack, but not after this side has announced one.
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof && self.ending => 0,
+            read => read?,
+        };
+        self.unread = self.unread.saturating_sub(read);
+        Ok(read)
+    }
+
+    fn write(&mut self, from: &[IoSlice<'_>]) -> io::Result<usize> {
+        if self.ending || self.ended {
+            return Err(ErrorKind::BrokenPipe.into());
+        }
+        self.flush()?;
+        // No more than one write waits in encrypted form.
+        if self.tls.wants_write() {
+            return Err(ErrorKind::WouldBlock.into());
+        }
+        let written = self.tls.writer().write_vectored(from)?;
+        self.flush()?;
+        Ok(written)
+    }
+
+    fn shutdown(&mut self, linger: Duration) {
+        self.end(Then::Shutdown, linger);
+    }
+
+    fn begin_close(&mut self, linger: Duration) {
+        self.closing = true;
+        self.end(Then::Close, linger);
+    }
+
+    fn is_over(&mut self) -> bool {
+        let lost = self.flush().is_err();
+        lost || (self.then.is_none() && self.inner.is_over())
+    }
+
+    fn local_address(&self) -> Option<Address> {
+        self.inner.local_address()
+    }
+
+    fn peer_address(&self) -> Option<Address> {
+        self.inner.peer_address()
+    }
+
+    fn is_local(&self) -> bool {
+        self.inner.is_local()
+    }
+
+    fn peer_certificate(&self) -> Option<&[u8]> {
+        self.tls.peer_certificates()?.first().map(AsRef::as_ref)
+    }
+
+    fn source(&self, want: Interest) -> Source<'_> {
+        let want = if self.carried {
+            let handshaking = self.tls.is_handshaking() && !want.is_none();
+            Interest { read: want.read || handshaking, write: self.tls.wants_write() }
+        } else {
+            want
+        };
+        self.inner.source(want)
+    }
+
+    fn drive(&mut self, fired: Interest) {
+        self.inner.drive(fired);
+        if self.carried {
+            // An error meets whoever reads or writes next.
+            let _ = self.flush();
+        }
+    }
+
+    fn ready(&mut self) -> Interest {
+        if self.closing {
+            // What is left to send waits for room below; after that, what is below closes.
+            return if self.then.is_some() { Interest::NONE } else { self.inner.ready() };
+        }
+        Interest {
+            read: self.unread > 0 || self.ended || self.inner.ready().read,
+            write: !self.tls.wants_write(),
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! What an idle client costs a server. Alone in its process, since it counts descriptors.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use bytes::BytesMut;
+use rdma_conn::{Config, ConnectionId as MemberId, Endpoint, Event, Limits, Options};
+use rdma_server::{
+    ConnectionId, ConnectionType, Flow, Rdma, RdmaSettings, Replies, Server, ServerSettings, Service, Vector,
+};
+use rdma_softsim::{Fabric, Limits as HostLimits, SoftSim};
+
+const CLIENTS: usize = 2000;
+const PATIENCE: Duration = Duration::from_secs(120);
+const SERVER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
+const CLIENT: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 2));
+
+/// Says nothing.
+struct Mute;
+
+impl Service for Mute {
+    type Client = ();
+
+    fn serve(&mut self, _: ConnectionId, (): &mut (), input: &mut BytesMut, _: &mut Replies) -> Flow {
+        input.clear();
+        Flow::Stay
+    }
+}
+
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").expect("Linux").count()
+}
+
+fn options() -> Options {
+    let mut options = Options::server();
+    options.protocol.window = 4096;
+    options
+}
+
+fn host(fabric: &Fabric, ip: IpAddr) -> SoftSim {
+    fabric.host_with(&[ip], HostLimits { locked_memory: u64::MAX, ..HostLimits::default() })
+}
+
+/// Connects the clients to whatever `turn` turns. Returns how many descriptors there are more, and what the server's host holds.
+fn gather(fabric: &Fabric, before: usize, mut turn: impl FnMut()) -> (usize, rdma_softsim::Resources) {
+    let mut clients = Endpoint::new(&host(fabric, CLIENT), Limits::default()).expect("an endpoint");
+    let options = Options { protocol: Config { window: 4096, ..Config::client() }, ..Options::client() };
+    let mut members: Vec<MemberId> = Vec::new();
+    let (begun, mut asked) = (Instant::now(), 0);
+    while members.len() < CLIENTS {
+        assert!(begun.elapsed() < PATIENCE, "{} of {CLIENTS} are in", members.len());
+        while asked < CLIENTS && asked - members.len() < 64 {
+            clients.connect((SERVER, 6379).into(), None, PATIENCE, options).expect("begins to connect");
+            asked += 1;
+        }
+        turn();
+        clients.wait(Some(Duration::from_millis(1))).expect("progress");
+        while let Some(event) = clients.next_event() {
+            match event {
+                Event::Opened { id, .. } => members.push(id),
+                Event::Ended(id) => panic!("{:?}", clients.check(id)),
+                _ => {}
+            }
+        }
+    }
+    (descriptors() - before, fabric.resources(SERVER))
+}
+
+/// Through a server, clients cost what they cost on an endpoint: no descriptor of their own, and no memory beyond it.
+#[test]
+fn idle_clients_cost_what_they_cost_on_an_endpoint() {
+    let at = SocketAddr::from((SERVER, 6379));
+    let limits = Limits { connections: usize::MAX, ..Limits::default() };
+
+    let fabric = Fabric::new();
+    let before = descriptors();
+    let mut endpoint = Endpoint::new(&host(&fabric, SERVER), limits).expect("an endpoint");
+    endpoint.listen(at, options()).expect("a free address");
+    let (alone, bare) = gather(&fabric, before, || {
+        endpoint.wait(Some(Duration::from_millis(1))).expect("progress");
+        while endpoint.next_event().is_some() {}
+    });
+    drop(endpoint);
+    drop(fabric);
+
+    let fabric = Fabric::new();
+    let before = descriptors();
+    let rdma = Rdma::new(host(&fabric, SERVER));
+    let settings = RdmaSettings::default();
+    let vector = Vector::Fixed(0);
+    rdma.configure(RdmaSettings { server: options(), vector, limits, ..settings }).expect("settings");
+    let settings = ServerSettings { protected: false, ..ServerSettings::default() };
+    let mut server = Server::new(Mute, settings).expect("a loop");
+    server.bind(rdma, &[at.into()]).expect("a free address");
+    let (through, held) =
+        gather(&fabric, before, || server.turn(Some(Duration::from_millis(1))).expect("a turn"));
+
+    while server.counters().admitted < CLIENTS as u64 {
+        server.turn(Some(Duration::from_millis(1))).expect("a turn");
+    }
+    println!(
+        "{CLIENTS} idle clients: {alone} descriptors on an endpoint, {through} through a server; {} bytes registered for each",
+        held.registered_bytes / CLIENTS as u64
+    );
+    // The loop's own: epoll, its waker, the listener's channel and the copy of the endpoint's descriptor.
+    assert!(through <= alone + 8, "{through} descriptors through a server, {alone} on an endpoint");
+    assert_eq!(held.registered_bytes, bare.registered_bytes);
+    assert_eq!(held.completion_queues, bare.completion_queues);
+}

@@ -1,0 +1,80 @@
+//! How connections end.
+
+use std::io::{ErrorKind, Read, Write};
+
+use rdma_server::ConnectionState;
+
+use crate::beds::Bed;
+use crate::harness::{PATIENCE, on_readable, pair, pattern, run, settle};
+
+/// All of it, though it is far more than what fits on the way when the close begins.
+pub(crate) fn a_close_delivers_what_was_written(bed: &impl Bed) {
+    let mut pair = pair(bed);
+    pair.events.timeouts.linger = PATIENCE;
+    let written = pair.fill(pair.client);
+    pair.events.close(pair.client);
+    // Not all of it can have left, since nobody reads yet.
+    settle(&mut pair.events);
+    assert_eq!(pair.events.parting(), 1);
+    assert!(pair.events.get(pair.client).is_none());
+    let read = pair.read_to_end(pair.server);
+    assert_eq!(read.len(), written);
+    assert!(read == pattern(0, written), "the bytes differ");
+}
+
+pub(crate) fn the_end_is_read_and_then_writes_fail(bed: &impl Bed) {
+    let mut pair = pair(bed);
+    pair.events.close(pair.client);
+    assert_eq!(pair.read_to_end(pair.server), b"");
+    let server = pair.events.get_mut(pair.server).expect("is there until it is closed");
+    assert_eq!(server.state(), ConnectionState::Closed);
+    assert_eq!(server.read(&mut [0; 1]).expect("still the end"), 0);
+    assert_eq!(server.write(b"late").expect_err("nobody reads it").kind(), ErrorKind::BrokenPipe);
+    assert!(server.last_error().is_none());
+}
+
+pub(crate) fn a_shutdown_ends_both_directions(bed: &impl Bed) {
+    let mut pair = pair(bed);
+    pair.write(pair.client, b"last words");
+    pair.events.get_mut(pair.client).expect("is there").shutdown(PATIENCE);
+    assert_eq!(pair.read_to_end(pair.server), b"last words");
+    pair.events.state.ended = false;
+    let client = pair.events.get_mut(pair.client).expect("is there until it is closed");
+    client.set_read_handler(Some(on_readable));
+    run(&mut pair.events, |events| events.state.ended);
+    assert_eq!(pair.events.get(pair.client).expect("is there").state(), ConnectionState::Closed);
+}
+
+pub(crate) fn an_aborted_connection_ends_for_its_peer(bed: &impl Bed) {
+    let mut pair = pair(bed);
+    pair.events.abort(pair.client);
+    assert_eq!(pair.events.parting(), 0);
+    let mut ended = false;
+    let begun = std::time::Instant::now();
+    while !ended {
+        assert!(begun.elapsed() < PATIENCE);
+        pair.events.turn(Some(std::time::Duration::from_millis(100))).expect("a turn");
+        let server = pair.events.get_mut(pair.server).expect("is there");
+        match server.read(&mut [0; 1]) {
+            Ok(read) => ended = read == 0,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            // Ended without a farewell, which some types can tell. Then it is told again.
+            Err(error) => {
+                assert_eq!(server.state(), ConnectionState::Error);
+                assert_eq!(server.last_error().expect("an error").kind(), error.kind());
+                assert_eq!(server.read(&mut [0; 1]).expect_err("the same").kind(), error.kind());
+                ended = true;
+            }
+        }
+    }
+}
+
+pub(crate) fn nothing_is_left_after_closing(bed: &impl Bed) {
+    let before = bed.held();
+    for _ in 0..3 {
+        let mut pair = pair(bed);
+        pair.write(pair.client, b"x");
+        pair.events.finish().expect("a turn");
+    }
+    assert_eq!(bed.held(), before);
+}

@@ -1,0 +1,176 @@
+//! A loop with both ends of a connection in it, and what happened to them.
+
+use std::io::{ErrorKind, Read, Write};
+use std::time::{Duration, Instant};
+
+use rdma_server::{Address, ConnectionId, ConnectionState, EventLoop, ListenerId};
+
+use crate::beds::Bed;
+
+/// How long anything may take; soft-RoCE in an emulated machine is slow.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+pub(crate) type Loop = EventLoop<Log>;
+
+/// What handlers have seen.
+#[derive(Default)]
+pub(crate) struct Log {
+    pub(crate) arrived: Vec<ConnectionId>,
+    pub(crate) accepted: Vec<ConnectionId>,
+    /// Calls of the handlers of connecting sides, with the state they found.
+    pub(crate) connected: Vec<(ConnectionId, ConnectionState)>,
+    /// What a reading handler has read.
+    pub(crate) read: Vec<u8>,
+    /// It has read the end.
+    pub(crate) ended: bool,
+    /// What a writing handler is still to write.
+    pub(crate) to_write: Vec<u8>,
+    /// Names of handlers, in the order of their calls.
+    pub(crate) calls: Vec<&'static str>,
+}
+
+/// A connection with both ends in one loop.
+pub(crate) struct Pair {
+    pub(crate) events: Loop,
+    pub(crate) client: ConnectionId,
+    pub(crate) server: ConnectionId,
+    pub(crate) listener: ListenerId,
+    pub(crate) address: Address,
+}
+
+pub(crate) fn new_loop() -> Loop {
+    let mut events = Loop::new(Log::default()).expect("a loop");
+    events.timeouts.handshake = PATIENCE;
+    events
+}
+
+/// A loop that listens and accepts.
+pub(crate) fn listening(bed: &impl Bed) -> (Loop, ListenerId, Address) {
+    let mut events = new_loop();
+    let listener = events.listen(bed.server(), &bed.address(), accept).expect("a free address");
+    let address = events.listener_address(listener).expect("an address");
+    (events, listener, address)
+}
+
+pub(crate) fn pair(bed: &impl Bed) -> Pair {
+    let (mut events, listener, address) = listening(bed);
+    let client = events.connect(bed.client(), &address, None, on_connected).expect("begins to connect");
+    assert_eq!(events.get(client).expect("is there").state(), ConnectionState::Connecting);
+    run(&mut events, |events| events.state.connected.len() == 1 && events.state.accepted.len() == 1);
+    assert_eq!(events.state.connected, [(client, ConnectionState::Connected)], "{:?}", events.get(client));
+    let server = events.state.accepted[0];
+    assert_eq!(events.get(server).expect("is there").state(), ConnectionState::Connected);
+    Pair { events, client, server, listener, address }
+}
+
+/// Takes turns until `done`.
+pub(crate) fn run(events: &mut Loop, done: impl Fn(&Loop) -> bool) {
+    let begun = Instant::now();
+    while !done(events) {
+        assert!(begun.elapsed() < PATIENCE, "it does not happen; calls: {:?}", events.state.calls);
+        events.turn(Some(Duration::from_millis(100))).expect("a turn");
+    }
+}
+
+/// Takes turns until nothing has happened for a moment.
+pub(crate) fn settle(events: &mut Loop) {
+    for _ in 0..5 {
+        events.turn(Some(Duration::from_millis(10))).expect("a turn");
+    }
+}
+
+pub(crate) fn accept(events: &mut Loop, id: ConnectionId) {
+    assert_eq!(events.get(id).expect("is there").state(), ConnectionState::Accepting);
+    events.state.arrived.push(id);
+    events.accept(id, on_accepted).expect("waits to be accepted");
+}
+
+pub(crate) fn on_accepted(events: &mut Loop, id: ConnectionId) {
+    events.state.accepted.push(id);
+}
+
+pub(crate) fn on_connected(events: &mut Loop, id: ConnectionId) {
+    let state = events.get(id).expect("is there").state();
+    events.state.connected.push((id, state));
+}
+
+/// Reads what there is.
+pub(crate) fn on_readable(events: &mut Loop, id: ConnectionId) {
+    let mut chunk = vec![0; 64 << 10];
+    let connection = events.get_mut(id).expect("is there");
+    match connection.read(&mut chunk) {
+        Ok(0) => {
+            connection.set_read_handler(None);
+            events.state.ended = true;
+        }
+        Ok(len) => events.state.read.extend(&chunk[..len]),
+        Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}"),
+    }
+}
+
+/// Writes what is to be written, and removes itself when all is.
+pub(crate) fn on_writable(events: &mut Loop, id: ConnectionId) {
+    let mut rest = std::mem::take(&mut events.state.to_write);
+    events.state.calls.push("write");
+    let connection = events.get_mut(id).expect("is there");
+    match connection.write(&rest) {
+        Ok(len) => drop(rest.drain(..len)),
+        Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}"),
+    }
+    if rest.is_empty() {
+        connection.set_write_handler(None, Default::default());
+    }
+    events.state.to_write = rest;
+}
+
+impl Pair {
+    /// Writes all of it from one end, which must have room for it.
+    pub(crate) fn write(&mut self, from: ConnectionId, bytes: &[u8]) {
+        let connection = self.events.get_mut(from).expect("is there");
+        connection.write_all(bytes).expect("room");
+    }
+
+    /// Reads this much at one end.
+    pub(crate) fn read(&mut self, at: ConnectionId, len: usize) -> Vec<u8> {
+        self.events.state.read.clear();
+        self.events.get_mut(at).expect("is there").set_read_handler(Some(on_readable));
+        run(&mut self.events, |events| events.state.read.len() >= len || events.state.ended);
+        self.events.get_mut(at).expect("is there").set_read_handler(None);
+        std::mem::take(&mut self.events.state.read)
+    }
+
+    /// Reads at one end until the end.
+    pub(crate) fn read_to_end(&mut self, at: ConnectionId) -> Vec<u8> {
+        let read = self.read(at, usize::MAX);
+        assert!(self.events.state.ended);
+        read
+    }
+
+    /// Writes a pattern at one end until only the peer's application can make room; how much.
+    pub(crate) fn fill(&mut self, from: ConnectionId) -> usize {
+        let mut written = 0;
+        loop {
+            let before = written;
+            loop {
+                let chunk = pattern(written, 64 << 10);
+                match self.events.get_mut(from).expect("is there").write(&chunk) {
+                    Ok(len) => written += len,
+                    Err(error) => {
+                        assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}");
+                        break;
+                    }
+                }
+            }
+            if written == before {
+                return written;
+            }
+            // What was on its way makes room by itself.
+            settle(&mut self.events);
+        }
+    }
+}
+
+/// Bytes of a stream from an offset on, of which no two neighbouring kilobytes are alike.
+pub(crate) fn pattern(offset: usize, len: usize) -> Vec<u8> {
+    (offset..offset + len).map(|index| (index ^ (index >> 8) ^ (index >> 16)) as u8).collect()
+}

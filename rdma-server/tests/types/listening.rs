@@ -1,0 +1,151 @@
+//! Listeners, and how connections begin.
+
+use std::io::{ErrorKind, Write};
+use std::time::{Duration, Instant};
+
+use rdma_server::{ConnectionId, ConnectionState};
+
+use crate::beds::{Bed, connects_by_itself};
+use crate::harness::{
+    Loop, PATIENCE, accept, listening, new_loop, on_connected, on_readable, pair, run, settle,
+};
+
+/// An address at which nobody listens any more.
+fn nobody(bed: &impl Bed) -> rdma_server::Address {
+    let (mut events, listener, address) = listening(bed);
+    events.close_listener(listener);
+    address
+}
+
+pub(crate) fn connecting_to_nobody_fails_once(bed: &impl Bed) {
+    let address = nobody(bed);
+    let mut events = new_loop();
+    // Some types can tell at once.
+    match events.connect(bed.client(), &address, None, on_connected) {
+        Err(error) => assert!(is_refusal(error.kind()), "{error}"),
+        Ok(id) => {
+            run(&mut events, |events| !events.state.connected.is_empty());
+            settle(&mut events);
+            assert_eq!(events.state.connected, [(id, ConnectionState::Error)]);
+            let connection = events.get_mut(id).expect("is there until it is closed");
+            let kind = connection.last_error().expect("an error").kind();
+            assert!(is_refusal(kind), "{:?}", connection.last_error());
+            assert_eq!(connection.write(b"x").expect_err("the same again").kind(), kind);
+        }
+    }
+}
+
+/// A Unix socket that is gone is a file that is not there.
+pub(crate) fn is_refusal(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::ConnectionRefused | ErrorKind::NotFound)
+}
+
+pub(crate) fn a_taken_address_is_refused(bed: &impl Bed) {
+    let (mut events, listener, address) = listening(bed);
+    let error = events.listen(bed.server(), &address, accept).expect_err("it is taken");
+    assert!(matches!(error.kind(), ErrorKind::AddrInUse | ErrorKind::AddrNotAvailable), "{error}");
+    events.close_listener(listener);
+    events.listen(bed.server(), &address, accept).expect("it is free again");
+}
+
+pub(crate) fn a_listener_may_be_closed_before_its_connections(bed: &impl Bed) {
+    let mut pair = pair(bed);
+    pair.events.close_listener(pair.listener);
+    assert!(pair.events.listener_address(pair.listener).is_none());
+    settle(&mut pair.events);
+    pair.write(pair.client, b"still here");
+    assert_eq!(pair.read(pair.server, 10), b"still here");
+}
+
+fn refuse(events: &mut Loop, id: ConnectionId) {
+    events.state.calls.push("refused");
+    events.accept(id, say_why).expect("waits to be accepted");
+}
+
+fn say_why(events: &mut Loop, id: ConnectionId) {
+    events.get_mut(id).expect("is there").write_all(b"-ERR no room\r\n").expect("room for that");
+    events.close(id);
+}
+
+/// The reason arrives before the end, though the peer says something meanwhile.
+pub(crate) fn a_connection_can_be_refused(bed: &impl Bed) {
+    let mut events = new_loop();
+    let listener = events.listen(bed.server(), &bed.address(), refuse).expect("a free address");
+    let address = events.listener_address(listener).expect("an address");
+    let client = events.connect(bed.client(), &address, None, talk).expect("begins to connect");
+    run(&mut events, |events| events.state.ended);
+    assert_eq!(events.state.read, b"-ERR no room\r\n");
+    assert_eq!(events.get(client).expect("is there").state(), ConnectionState::Closed);
+}
+
+fn talk(events: &mut Loop, id: ConnectionId) {
+    let connection = events.get_mut(id).expect("is there");
+    // A peer that has closed already may be known to have.
+    let _ = connection.write(b"PING\r\n");
+    connection.set_read_handler(Some(on_readable));
+}
+
+pub(crate) fn many_connections_at_once(bed: &impl Bed) {
+    const MANY: usize = 12;
+    let (mut events, _, address) = listening(bed);
+    for _ in 0..MANY {
+        events.connect(bed.client(), &address, None, on_connected).expect("begins to connect");
+    }
+    run(&mut events, |events| events.state.connected.len() == MANY && events.state.accepted.len() == MANY);
+    for (id, state) in events.state.connected.clone() {
+        assert_eq!(state, ConnectionState::Connected);
+        events.get_mut(id).expect("is there").write_all(b"x").expect("room");
+    }
+    for id in events.state.accepted.clone() {
+        events.get_mut(id).expect("is there").set_read_handler(Some(on_readable));
+    }
+    run(&mut events, |events| events.state.read.len() == MANY);
+}
+
+/// VR-RES-007: one turn takes a bounded number of connections; the others come in later turns.
+pub(crate) fn a_crowd_does_not_hold_the_loop(bed: &impl Bed) {
+    const CROWD: usize = 20;
+    const AT_MOST: usize = 16;
+    let (mut events, _, address) = listening(bed);
+    let mut clients = new_loop();
+    for _ in 0..CROWD {
+        clients.connect(bed.client(), &address, None, on_connected).expect("begins to connect");
+    }
+    settle(&mut clients);
+    while events.state.arrived.len() < CROWD {
+        let before = events.state.arrived.len();
+        events.turn(Some(PATIENCE)).expect("a turn");
+        let came = events.state.arrived.len() - before;
+        assert!(came <= AT_MOST, "{came} connections in one turn");
+    }
+}
+
+fn leave_waiting(events: &mut Loop, id: ConnectionId) {
+    events.state.arrived.push(id);
+}
+
+/// Nobody accepts. Either the system connects all the same, or it is over in time.
+pub(crate) fn a_handshake_ends_in_time(bed: &impl Bed) {
+    let mut events = new_loop();
+    events.timeouts.handshake = Duration::from_millis(200);
+    let listener = events.listen(bed.server(), &bed.address(), leave_waiting).expect("a free address");
+    let address = events.listener_address(listener).expect("an address");
+    let id = events.connect(bed.client(), &address, None, on_connected).expect("begins to connect");
+    run(&mut events, |events| !events.state.connected.is_empty() && !events.state.arrived.is_empty());
+    let connection = events.get(id).expect("is there");
+    if connects_by_itself(bed) {
+        assert_eq!(connection.state(), ConnectionState::Connected);
+    } else if connection.state() == ConnectionState::Error {
+        assert_eq!(connection.last_error().expect("an error").kind(), ErrorKind::TimedOut);
+    }
+    // The one that came is closed without ever having been accepted.
+    let arrived = events.state.arrived[0];
+    assert_eq!(events.get(arrived).expect("is there").state(), ConnectionState::Accepting);
+    events.close(arrived);
+    let begun = Instant::now();
+    while events.parting() > 0 {
+        assert!(begun.elapsed() < PATIENCE);
+        events.turn(Some(Duration::from_millis(100))).expect("a turn");
+    }
+    assert_eq!(events.state.connected.len(), 1, "the handler is called exactly once");
+}

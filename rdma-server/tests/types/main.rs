@@ -1,0 +1,64 @@
+//! The contract of [`rdma_server`], shown on every connection type. Those on a real device need one (see
+//! `lab/test`): without it each says that it is skipped, and with `REQUIRE_RDMA=1` it fails instead.
+
+mod beds;
+mod closing;
+mod handlers;
+mod harness;
+mod listening;
+mod requests;
+#[cfg(feature = "tls")]
+mod secure;
+mod streams;
+mod unix_paths;
+mod waiting;
+
+/// Runs every test of the contract on a type.
+macro_rules! contract {
+    ($($(#[$on:meta])* $kind:ident: $bed:ty;)*) => {
+        $($(#[$on])* mod $kind {
+            use super::beds::Bed as _;
+            contract!(@tests $bed;
+                streams: bytes_arrive_in_both_directions, nothing_to_read_is_no_end, a_vectored_write_arrives_in_order,
+                    a_writer_without_room_sleeps_until_there_is_some, long_transfers_arrive_whole,
+                    addresses_and_kind_are_told;
+                handlers: a_read_handler_is_called_as_long_as_there_is_something, a_removed_handler_is_not_called,
+                    the_read_handler_comes_first, a_barrier_puts_the_write_handler_first,
+                    a_handler_may_close_its_own_connection, a_handler_may_close_the_other_end,
+                    an_idle_loop_has_nothing_pending;
+                closing: a_close_delivers_what_was_written, the_end_is_read_and_then_writes_fail, a_shutdown_ends_both_directions,
+                    an_aborted_connection_ends_for_its_peer, nothing_is_left_after_closing;
+                listening: connecting_to_nobody_fails_once, a_taken_address_is_refused, a_listener_may_be_closed_before_its_connections,
+                    a_connection_can_be_refused, many_connections_at_once, a_crowd_does_not_hold_the_loop,
+                    a_handshake_ends_in_time;
+                waiting: a_blocking_connect_waits, a_blocking_connect_to_nobody_fails, sync_calls_move_whole_pieces,
+                    sync_calls_time_out;
+            );
+        })*
+    };
+    (@tests $bed:ty; $($file:ident: $($test:ident),*;)*) => {
+        $($(
+            #[test]
+            fn $test() {
+                if let Some(bed) = <$bed>::new() {
+                    super::$file::$test(&bed);
+                }
+            }
+        )*)*
+    };
+}
+
+contract! {
+    tcp: super::beds::TcpBed;
+    unix: super::beds::UnixBed;
+    rdma: super::beds::RdmaBed;
+    verbs: super::beds::VerbsBed;
+    #[cfg(feature = "tls")]
+    tls_over_tcp: super::secure::TlsBed<super::beds::TcpBed>;
+    #[cfg(feature = "tls")]
+    tls_over_unix: super::secure::TlsBed<super::beds::UnixBed>;
+    #[cfg(feature = "tls")]
+    tls_over_rdma: super::secure::TlsBed<super::beds::RdmaBed>;
+    #[cfg(feature = "tls")]
+    tls_over_verbs: super::secure::TlsBed<super::beds::VerbsBed>;
+}

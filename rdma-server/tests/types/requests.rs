@@ -1,0 +1,154 @@
+//! What only RDMA has: requests that cost nothing until they are accepted, and room that comes back without `POLLOUT`.
+
+use std::io::{ErrorKind, Write};
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use rdma_server::{Address, Barrier, ConnectionId, ConnectionState, Rdma};
+use rdma_softsim::{Fabric, SoftSim};
+
+use crate::beds::{Bed, RdmaBed};
+use crate::harness::{Loop, accept, new_loop, on_connected, on_readable, on_writable, pair, settle};
+
+const SERVER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
+const CLIENT: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 2));
+
+/// A loop that listens on a host of `fabric`.
+fn listening(fabric: &Fabric) -> (Loop, Address) {
+    let mut events = new_loop();
+    let at: Address = SocketAddr::from((SERVER, 6379)).into();
+    events.listen(&Rdma::new(fabric.host(&[SERVER])), &at, accept).expect("a free address");
+    (events, at)
+}
+
+/// Takes turns of `clients` until as many requests wait at the server.
+fn until_asked(fabric: &Fabric, clients: &mut Loop, requests: usize) {
+    // One identifier is the listener's.
+    while fabric.resources(SERVER).identifiers < requests + 1 {
+        settle(clients);
+    }
+}
+
+fn connected(events: &Loop) -> usize {
+    events.connections().filter(|(_, connection)| connection.state() == ConnectionState::Connected).count()
+}
+
+/// VR-SEC-004, VR-RES-006: requests that were withdrawn are their senders' concern, and the next client waits for none of them.
+#[test]
+fn a_withdrawn_request_does_not_close_the_door() {
+    const WITHDRAWN: usize = 30;
+    /// The withdrawn requests take two, what an honest client does takes a few.
+    const TURNS: usize = 20;
+    let fabric = Fabric::new();
+    let (mut events, at) = listening(&fabric);
+    let client: Rdma<SoftSim> = Rdma::new(fabric.host(&[CLIENT]));
+    let mut rude = new_loop();
+    for _ in 0..WITHDRAWN {
+        rude.connect(&client, &at, None, on_connected).expect("begins to connect");
+    }
+    until_asked(&fabric, &mut rude, WITHDRAWN);
+    drop(rude);
+    let mut honest = new_loop();
+    honest.connect(&client, &at, None, on_connected).expect("begins to connect");
+    // Messages arrive in the order in which they were sent: what withdraws the others has arrived by then.
+    until_asked(&fabric, &mut honest, WITHDRAWN + 1);
+    let mut turns = 0;
+    while connected(&events) == 0 {
+        turns += 1;
+        assert!(turns <= TURNS, "the honest client waits for others");
+        events.turn(Some(Duration::from_millis(100))).expect("a turn");
+        honest.turn(Some(Duration::ZERO)).expect("a turn");
+    }
+    println!("the honest client was in after {turns} turns");
+}
+
+fn leave_waiting(events: &mut Loop, id: ConnectionId) {
+    events.state.arrived.push(id);
+}
+
+/// VR-SEC-007: what a peer is refused or let in for is known before anything is allocated for it.
+#[test]
+fn a_request_that_nobody_has_accepted_costs_nothing() {
+    const REQUESTS: usize = 10;
+    let fabric = Fabric::new();
+    let mut events = new_loop();
+    let at: Address = SocketAddr::from((SERVER, 6379)).into();
+    events.listen(&Rdma::new(fabric.host(&[SERVER])), &at, leave_waiting).expect("a free address");
+    let mut clients = new_loop();
+    let client: Rdma<SoftSim> = Rdma::new(fabric.host(&[CLIENT]));
+    for _ in 0..REQUESTS {
+        clients.connect(&client, &at, None, on_connected).expect("begins to connect");
+    }
+    until_asked(&fabric, &mut clients, REQUESTS);
+    while events.state.arrived.len() < REQUESTS {
+        events.turn(Some(Duration::from_millis(10))).expect("a turn");
+    }
+    let held = fabric.resources(SERVER);
+    assert_eq!((held.queue_pairs, held.domains, held.regions, held.registered_bytes), (0, 0, 0, 0));
+    // One that is closed was rejected.
+    for id in events.state.arrived.clone() {
+        assert!(!events.get(id).expect("is there").is_local());
+        assert_eq!(
+            events.get(id).expect("is there").peer_address().and_then(|at| at.ip().ok()).map(|at| at.ip()),
+            Some(CLIENT)
+        );
+        events.close(id);
+    }
+    crate::harness::run(&mut clients, |clients| clients.state.connected.len() == REQUESTS);
+    assert!(clients.state.connected.iter().all(|(_, state)| *state == ConnectionState::Error));
+}
+
+/// A peer that is only told why it is not let in costs a few pages, whatever the settings say.
+#[test]
+fn a_refusal_costs_little() {
+    fn refuse(events: &mut Loop, id: ConnectionId) {
+        events.state.arrived.push(id);
+        events.refuse(id, b"-ERR not you\r\n").expect("waits to be accepted");
+    }
+    let fabric = Fabric::new();
+    let mut events = new_loop();
+    let at: Address = SocketAddr::from((SERVER, 6379)).into();
+    events.listen(&Rdma::new(fabric.host(&[SERVER])), &at, refuse).expect("a free address");
+    let mut client = new_loop();
+    let id = client.connect(&Rdma::new(fabric.host(&[CLIENT])), &at, None, on_connected).expect("begins");
+    let mut most = 0;
+    while client.state.connected.is_empty() || !client.state.ended {
+        events.turn(Some(Duration::from_millis(1))).expect("a turn");
+        most = most.max(fabric.resources(SERVER).registered_bytes);
+        client.turn(Some(Duration::from_millis(1))).expect("a turn");
+        if let Some(client) = client.get_mut(id).filter(|client| client.state() == ConnectionState::Connected)
+        {
+            client.set_read_handler(Some(on_readable));
+        }
+    }
+    assert_eq!(client.state.read, b"-ERR not you\r\n");
+    assert!((1..=4 * 4096).contains(&most), "{most} bytes registered for a refusal");
+    crate::harness::run(&mut events, |events| events.is_empty());
+    assert_eq!(events.refusing(), 0);
+}
+
+/// A write that took all there was room for is followed by a call when there is room again, though no write has failed.
+#[test]
+fn room_that_was_filled_to_the_last_byte_comes_back() {
+    let bed = RdmaBed::new().expect("needs no device");
+    let mut pair = pair(&bed);
+    let mut written = 0;
+    let client = pair.events.get_mut(pair.client).expect("is there");
+    // The send buffer is 1 MiB, and so is one window; both are full then.
+    for _ in 0..64 {
+        match client.write(&vec![0; 1 << 20]) {
+            Ok(len) => written += len,
+            Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}"),
+        }
+        if written == 1 << 20 {
+            break;
+        }
+    }
+    assert_eq!(written, 1 << 20, "one write fills the buffer");
+    pair.events.state.to_write = b"more".to_vec();
+    pair.events
+        .get_mut(pair.client)
+        .expect("is there")
+        .set_write_handler(Some(on_writable), Barrier::ReadFirst);
+    crate::harness::run(&mut pair.events, |events| events.state.to_write.is_empty());
+}

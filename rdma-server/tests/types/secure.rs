@@ -1,0 +1,180 @@
+//! TLS over each of the other types, and what only TLS has.
+
+use std::io::{ErrorKind, Write};
+use std::sync::Arc;
+
+use rdma_server::{Address, ConnectionState, ConnectionType, Tcp, Tls, TlsSettings};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{ClientConfig, RootCertStore, ServerConfig};
+
+use crate::beds::{Bed, RdmaBed, TcpBed};
+use crate::harness::{listening, new_loop, on_connected, on_readable, pair, run};
+
+pub(crate) struct TlsBed<B: Bed> {
+    inner: B,
+    server: Tls<B::Type>,
+    client: Tls<B::Type>,
+}
+
+impl<B: Bed> Bed for TlsBed<B> {
+    type Type = Tls<B::Type>;
+
+    fn new() -> Option<Self> {
+        let inner = B::new()?;
+        let server = Tls::new(inner.server().clone(), server_settings());
+        let client = Tls::new(inner.client().clone(), client_settings(true));
+        Some(Self { inner, server, client })
+    }
+
+    fn server(&self) -> &Tls<B::Type> {
+        &self.server
+    }
+
+    fn client(&self) -> &Tls<B::Type> {
+        &self.client
+    }
+
+    fn address(&self) -> Address {
+        self.inner.address()
+    }
+
+    fn is_local(&self) -> bool {
+        self.inner.is_local()
+    }
+
+    fn held(&self) -> String {
+        self.inner.held()
+    }
+}
+
+const AUTHORITY: &[u8] = include_bytes!("certificates/authority.pem");
+const SERVER: [&[u8]; 2] =
+    [include_bytes!("certificates/server.pem"), include_bytes!("certificates/server.key.pem")];
+const CLIENT: [&[u8]; 2] =
+    [include_bytes!("certificates/client.pem"), include_bytes!("certificates/client.key.pem")];
+
+fn certificate(pem: &[u8]) -> CertificateDer<'static> {
+    CertificateDer::from_pem_slice(pem).expect("a certificate")
+}
+
+fn trusted() -> Arc<RootCertStore> {
+    let mut roots = RootCertStore::empty();
+    roots.add(certificate(AUTHORITY)).expect("an authority");
+    Arc::new(roots)
+}
+
+/// A server that asks for certificates, and does not insist.
+fn server_settings() -> TlsSettings {
+    let provider = Arc::new(rustls_graviola::default_provider());
+    let verifier = WebPkiClientVerifier::builder_with_provider(trusted(), Arc::clone(&provider));
+    let verifier = verifier.allow_unauthenticated().build().expect("a verifier");
+    let [chain, key] = SERVER;
+    let key = PrivateKeyDer::from_pem_slice(key).expect("a key");
+    let config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .expect("versions")
+        .with_client_cert_verifier(verifier)
+        .with_single_cert(vec![certificate(chain)], key)
+        .expect("a certificate with its key");
+    TlsSettings { server: Some(Arc::new(config)), ..TlsSettings::default() }
+}
+
+fn client_settings(with_certificate: bool) -> TlsSettings {
+    let provider = Arc::new(rustls_graviola::default_provider());
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .expect("versions")
+        .with_root_certificates(trusted());
+    let [chain, key] = CLIENT;
+    let key = PrivateKeyDer::from_pem_slice(key).expect("a key");
+    let config = if with_certificate {
+        config.with_client_auth_cert(vec![certificate(chain)], key).expect("a certificate with its key")
+    } else {
+        config.with_no_client_auth()
+    };
+    let server_name = Some("server.test".try_into().expect("a name"));
+    TlsSettings { client: Some(Arc::new(config)), server_name, ..TlsSettings::default() }
+}
+
+fn bed<B: Bed>() -> TlsBed<B> {
+    TlsBed::new().expect("needs no device")
+}
+
+#[test]
+fn the_peers_certificate_can_be_seen() {
+    let pair = pair(&bed::<RdmaBed>());
+    let [client, server] = [pair.client, pair.server].map(|id| pair.events.get(id).expect("is there"));
+    assert_eq!(client.peer_certificate(), Some(certificate(SERVER[0]).as_ref()));
+    assert_eq!(server.peer_certificate(), Some(certificate(CLIENT[0]).as_ref()));
+}
+
+/// New settings are for new connections, of listeners that are there as well; old ones keep theirs.
+#[test]
+fn settings_can_be_changed_under_a_listener() {
+    let bed = bed::<TcpBed>();
+    let mut pair = pair(&bed);
+    bed.client.configure(client_settings(false)).expect("settings");
+    let client = pair.events.connect(bed.client(), &pair.address, None, on_connected).expect("begins");
+    run(&mut pair.events, |events| events.state.accepted.len() == 2 && events.state.connected.len() == 2);
+    assert_eq!(pair.events.state.connected[1], (client, ConnectionState::Connected));
+    let [old, new] = [0, 1].map(|index| pair.events.state.accepted[index]);
+    assert!(pair.events.get(old).expect("is there").peer_certificate().is_some());
+    assert!(pair.events.get(new).expect("is there").peer_certificate().is_none());
+}
+
+#[test]
+fn a_server_with_another_name_is_not_trusted() {
+    let bed = bed::<RdmaBed>();
+    let settings = TlsSettings { server_name: None, ..client_settings(true) };
+    bed.client.configure(settings).expect("settings");
+    let (mut events, _, address) = listening(&bed);
+    let id = events.connect(bed.client(), &address, None, on_connected).expect("begins");
+    run(&mut events, |events| events.state.connected.len() == 1 && events.state.accepted.len() == 1);
+    let connection = events.get(id).expect("is there until it is closed");
+    assert_eq!(connection.state(), ConnectionState::Error);
+    let error = connection.last_error().expect("an error");
+    assert_eq!(error.kind(), ErrorKind::InvalidData);
+    assert!(error.to_string().contains("certificate"), "{error}");
+    // The server was told.
+    let server = events.get(events.state.accepted[0]).expect("is there until it is closed");
+    assert_eq!(server.state(), ConnectionState::Error, "{server:?}");
+}
+
+#[test]
+fn who_does_not_speak_tls_is_told_to_leave() {
+    let bed = bed::<TcpBed>();
+    let (mut events, _, address) = listening(&bed);
+    let id = events.connect(&Tcp::new(), &address, None, on_connected).expect("begins");
+    run(&mut events, |events| !events.state.connected.is_empty());
+    events.get_mut(id).expect("is there").write_all(b"PING\r\nPING\r\n").expect("room");
+    run(&mut events, |events| !events.state.accepted.is_empty());
+    let server = events.state.accepted[0];
+    assert_eq!(events.get(server).expect("is there").state(), ConnectionState::Error);
+    events.close(server);
+    events.get_mut(id).expect("is there").set_read_handler(Some(on_readable));
+    run(&mut events, |events| events.state.ended);
+}
+
+/// Without the goodbye of TLS an end may be an attacker's work, and is an error.
+#[test]
+fn an_end_without_goodbye_is_an_error() {
+    let mut pair = pair(&bed::<RdmaBed>());
+    pair.events.abort(pair.client);
+    let server = pair.events.get_mut(pair.server).expect("is there");
+    let error = server.sync_read(&mut [0; 1], crate::harness::PATIENCE).expect_err("the end");
+    assert_eq!(error.kind(), ErrorKind::UnexpectedEof);
+    assert_eq!(server.state(), ConnectionState::Error);
+}
+
+#[test]
+fn settings_that_are_missing_are_named() {
+    let tls = Tls::new(Tcp::new(), TlsSettings::default());
+    let mut events = new_loop();
+    let address = TcpBed::new().expect("needs no device").address();
+    let error = events.connect(&tls, &address, None, on_connected).expect_err("no client configuration");
+    assert!(error.to_string().contains("client configuration"), "{error}");
+    let error = events.listen(&tls, &address, on_connected).expect_err("no server configuration");
+    assert!(error.to_string().contains("server configuration"), "{error}");
+}

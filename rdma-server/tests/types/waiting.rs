@@ -1,0 +1,106 @@
+//! Calls that wait.
+
+use std::io::{ErrorKind, Read, Write};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use rdma_server::{ConnectionId, ConnectionState};
+
+use crate::beds::Bed;
+use crate::harness::{Loop, PATIENCE, listening, new_loop, pair, pattern, run};
+use crate::listening::is_refusal;
+
+fn echo(events: &mut Loop, id: ConnectionId) {
+    let mut chunk = [0; 100];
+    let connection = events.get_mut(id).expect("is there");
+    match connection.read(&mut chunk) {
+        Ok(0) => events.close(id),
+        Ok(len) => connection.write_all(&chunk[..len]).expect("room"),
+        Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}"),
+    }
+}
+
+/// A server in a thread of its own, which echoes until everybody has left.
+fn with_echo(bed: &impl Bed, client: impl FnOnce(&mut Loop, &rdma_server::Address)) {
+    thread::scope(|scope| {
+        let (tell, told) = mpsc::channel();
+        scope.spawn(move || {
+            let (mut events, _, address) = listening(bed);
+            tell.send(address).expect("the client waits for it");
+            run(&mut events, |events| !events.state.accepted.is_empty());
+            let id = events.state.accepted[0];
+            events.get_mut(id).expect("is there").set_read_handler(Some(echo));
+            run(&mut events, |events| events.connections().count() == 0);
+            events.finish().expect("a turn");
+        });
+        let address = told.recv().expect("a server");
+        let mut events = new_loop();
+        client(&mut events, &address);
+        events.finish().expect("a turn");
+    });
+}
+
+pub(crate) fn a_blocking_connect_waits(bed: &impl Bed) {
+    with_echo(bed, |events, address| {
+        let id = events.blocking_connect(bed.client(), address, None, PATIENCE).expect("connects");
+        let connection = events.get_mut(id).expect("is there");
+        assert_eq!(connection.state(), ConnectionState::Connected);
+        connection.sync_write(b"hello\r\nworld\n", PATIENCE).expect("written");
+        assert_eq!(connection.sync_read_line(100, PATIENCE).expect("a line"), b"hello");
+        assert_eq!(connection.sync_read_line(100, PATIENCE).expect("a line"), b"world");
+        connection.sync_write(b"a line that is too long\n", PATIENCE).expect("written");
+        let error = connection.sync_read_line(10, PATIENCE).expect_err("too long");
+        assert_eq!(error.kind(), ErrorKind::InvalidData);
+    });
+}
+
+pub(crate) fn a_blocking_connect_to_nobody_fails(bed: &impl Bed) {
+    let (mut events, listener, address) = listening(bed);
+    events.close_listener(listener);
+    let error = events.blocking_connect(bed.client(), &address, None, PATIENCE).expect_err("nobody listens");
+    assert!(is_refusal(error.kind()), "{error}");
+    assert_eq!(events.connections().count(), 0);
+}
+
+/// More than fits on the way, so both sides must wait.
+pub(crate) fn sync_calls_move_whole_pieces(bed: &impl Bed) {
+    const LEN: usize = 5 << 20;
+    thread::scope(|scope| {
+        let (tell, told) = mpsc::channel();
+        scope.spawn(move || {
+            let (mut events, _, address) = listening(bed);
+            tell.send(address).expect("the client waits for it");
+            run(&mut events, |events| !events.state.accepted.is_empty());
+            let id = events.state.accepted[0];
+            let connection = events.get_mut(id).expect("is there");
+            let mut all = vec![0; LEN];
+            connection.sync_read(&mut all, PATIENCE).expect("all of it");
+            assert!(all == pattern(0, LEN), "the bytes differ");
+            connection.sync_write(b"done\n", PATIENCE).expect("written");
+            events.finish().expect("a turn");
+        });
+        let address = told.recv().expect("a server");
+        let mut events = new_loop();
+        let id = events.blocking_connect(bed.client(), &address, None, PATIENCE).expect("connects");
+        let connection = events.get_mut(id).expect("is there");
+        connection.sync_write(&pattern(0, LEN), PATIENCE).expect("written");
+        assert_eq!(connection.sync_read_line(10, PATIENCE).expect("a line"), b"done");
+        let error = connection.sync_read(&mut [0; 1], PATIENCE).expect_err("the server has left");
+        assert_eq!(error.kind(), ErrorKind::UnexpectedEof);
+    });
+}
+
+pub(crate) fn sync_calls_time_out(bed: &impl Bed) {
+    let mut pair = pair(bed);
+    let soon = Duration::from_millis(20);
+    let client = pair.events.get_mut(pair.client).expect("is there");
+    assert_eq!(client.sync_read(&mut [0; 1], soon).expect_err("nothing").kind(), ErrorKind::TimedOut);
+    assert_eq!(client.sync_read_line(10, soon).expect_err("nothing").kind(), ErrorKind::TimedOut);
+    // Nothing is wrong with the connection.
+    assert_eq!(client.state(), ConnectionState::Connected);
+    assert_eq!(client.read(&mut [0; 1]).expect_err("nothing").kind(), ErrorKind::WouldBlock);
+    let too_much = vec![0; 64 << 20];
+    assert_eq!(client.sync_write(&too_much, soon).expect_err("no room").kind(), ErrorKind::TimedOut);
+    assert_eq!(client.state(), ConnectionState::Connected);
+}
