@@ -256,7 +256,7 @@ impl<S: Service> Server<S> {
         self.events.state.all.len()
     }
 
-    /// Returns how many bytes of memory are taken by replies that wait for their clients.
+    /// Returns how many bytes of memory the buffers of replies take, of all clients together. An empty one keeps up to 64 KiB.
     pub fn waiting_bytes(&self) -> usize {
         self.events.state.all.values().map(|client| client.replies.memory()).sum()
     }
@@ -362,7 +362,7 @@ fn on_established<S: Service>(events: &mut EventLoop<Clients<S>>, id: Connection
     } else {
         tracing::debug!(kind = %connection.kind(), peer = ?connection.peer_address(), "client");
         clients.counters.admitted += 1;
-        connection.set_read_handler(Some(on_readable));
+        go_on(events, id);
     }
 }
 
@@ -389,9 +389,13 @@ fn on_readable<S: Service>(events: &mut EventLoop<Clients<S>>, id: ConnectionId)
     }
 }
 
-/// Writes replies as far as there is room, and serves a client once if it has room for more of them.
+/// Writes a client's replies as far as there is room, serves it once if more of them may wait, and sets its handlers.
 fn go_on<S: Service>(events: &mut EventLoop<Clients<S>>, id: ConnectionId) {
     let Some((state, connection)) = events.get_with_state(id) else { return };
+    // Messages to a client whose handshake is under way wait until that is over.
+    if connection.is_establishing() {
+        return;
+    }
     let Some(client) = state.all.get_mut(id) else { return };
     let Client { own, input, replies, flow } = client;
     let mut written = replies.write_to(connection);

@@ -506,6 +506,38 @@ fn a_server_that_ends_gracefully_serves_those_who_are_there() {
     server.finish().expect("a turn");
 }
 
+/// A message to a client whose handshake is under way waits until that is over.
+#[test]
+fn a_message_may_come_before_the_handshake_is_over() {
+    let Bed { mut server, tcp, remote, .. } = bed(open());
+    let address = server.addresses(tcp).remove(0);
+    let mut events = EventLoop::new(false).expect("a loop");
+    let id = events.connect(&remote, &address, None, |events, _| events.state = true).expect("begins");
+    let begun = Instant::now();
+    while server.client_count() == 0 {
+        assert!(begun.elapsed() < PATIENCE, "no request arrives");
+        events.turn(Some(Duration::from_millis(1))).expect("a turn");
+        server.turn(Some(Duration::ZERO)).expect("a turn");
+    }
+    // The client has not read yet that it was accepted.
+    assert_eq!(server.counters().admitted, 0);
+    let client = server.clients().next().expect("it is there").0;
+    server.send(client, b"welcome").expect("it waits");
+    while !events.state {
+        assert!(begun.elapsed() < PATIENCE, "the handshake does not end");
+        events.turn(Some(Duration::from_millis(1))).expect("a turn");
+        server.turn(Some(Duration::from_millis(1))).expect("a turn");
+    }
+    while server.counters().admitted == 0 {
+        assert!(begun.elapsed() < PATIENCE, "the client is not let in");
+        server.turn(Some(Duration::from_millis(1))).expect("a turn");
+    }
+    let mut message = [0; 7];
+    let connection = events.get_mut(id).expect("is there");
+    connection.sync_read(&mut message, PATIENCE).expect("the message");
+    assert_eq!(&message, b"welcome");
+}
+
 #[test]
 fn a_client_that_leaves_gets_its_last_reply() {
     let Bed { mut server, tcp, remote, .. } = bed(open());

@@ -1,9 +1,16 @@
 //! Listeners, and how connections begin.
 
-use std::io::{ErrorKind, Write};
+use std::io::{self, ErrorKind, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use rdma_server::{ConnectionId, ConnectionState};
+use rdma_server::{
+    Accepted, Address, Carrier, ConnectionId, ConnectionState, ConnectionType, Kind, Listening, LoopId,
+    Transport,
+};
 
 use crate::beds::{Bed, connects_by_itself};
 use crate::harness::{
@@ -118,6 +125,65 @@ pub(crate) fn a_crowd_does_not_hold_the_loop(bed: &impl Bed) {
         let came = events.state.arrived.len() - before;
         assert!(came <= AT_MOST, "{came} connections in one turn");
     }
+}
+
+/// A type whose listener has run out of descriptors, then finds a request that came to nothing, and then nobody.
+struct Exhausted(Arc<AtomicUsize>, UnixStream);
+
+impl ConnectionType for Exhausted {
+    type Settings = ();
+
+    fn kind(&self) -> Kind {
+        Kind { carrier: Carrier::Tcp, tls: false }
+    }
+
+    fn configure(&self, (): ()) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn listen(&self, _: LoopId, _: &Address) -> io::Result<Box<dyn Listening>> {
+        Ok(Box::new(Self(Arc::clone(&self.0), self.1.try_clone()?)))
+    }
+
+    fn connect(&self, _: LoopId, _: &Address, _: Option<&Address>) -> io::Result<Box<dyn Transport>> {
+        Err(ErrorKind::Unsupported.into())
+    }
+}
+
+impl Listening for Exhausted {
+    fn accept(&mut self) -> io::Result<Accepted> {
+        match self.0.fetch_add(1, Ordering::Relaxed) {
+            0 => Err(ErrorKind::OutOfMemory.into()),
+            1 => Ok(Accepted::Lost(ErrorKind::ConnectionAborted.into())),
+            _ => Ok(Accepted::Nobody),
+        }
+    }
+
+    fn address(&self) -> Option<Address> {
+        None
+    }
+
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.1.as_fd()
+    }
+}
+
+/// What the next request would meet as well makes a listener rest; what was wrong with one request does not.
+#[test]
+fn a_listener_rests_when_resources_have_run_out_and_goes_on() {
+    let (ours, mut theirs) = UnixStream::pair().expect("sockets");
+    let asked = Arc::default();
+    let mut events = new_loop();
+    events
+        .listen(&Exhausted(Arc::clone(&asked), ours), &"127.0.0.1:0".parse().expect("one"), accept)
+        .expect("listens");
+    // Readable, as the descriptor of a listener stays whose request cannot be taken.
+    theirs.write_all(b"x").expect("room");
+    events.turn(Some(PATIENCE)).expect("a turn");
+    assert_eq!(asked.load(Ordering::Relaxed), 1, "it is asked once");
+    assert!(!events.has_pending(), "the loop sleeps meanwhile");
+    run(&mut events, |_| asked.load(Ordering::Relaxed) > 1);
+    assert_eq!(asked.load(Ordering::Relaxed), 3, "one that came to nothing, and at once the next");
 }
 
 fn leave_waiting(events: &mut Loop, id: ConnectionId) {
