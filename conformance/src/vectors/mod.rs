@@ -40,7 +40,7 @@ impl Files {
     pub fn built_in() -> Result<Self, String> {
         let control = built_in!("control": "get-server-feature" "invalid" "keepalive" "register-xfer-memory"
             "set-client-feature");
-        let traces = built_in!("trace": "close" "credits" "features" "handshake" "keepalive" "limits" "receive" "refused"
+        let traces = built_in!("trace": "close" "credits" "features" "generated" "handshake" "keepalive" "limits" "receive" "refused"
             "stream");
         Ok(Self { control: parse_all(&control)?, traces: parse_all(&traces)? })
     }
