@@ -190,8 +190,8 @@ impl Run<'_> {
             match self.session() {
                 Ok(()) => continue,
                 Err(Trouble::Lost(reason)) => self.note(&reason),
-                Err(Trouble::WindowGone(reason)) if self.client.server_is_killed => self.note(&reason),
-                Err(Trouble::WindowGone(what) | Trouble::Wrong(what)) => {
+                Err(Trouble::Died(reason)) if self.client.server_is_killed => self.note(&reason),
+                Err(Trouble::Died(what) | Trouble::Wrong(what)) => {
                     self.board.fail(format!("{}: {what}", self.client.name));
                     self.keys.forget();
                 }

@@ -29,9 +29,9 @@ const LINGER: Duration = Duration::from_secs(5);
 pub(super) enum Trouble {
     /// The connection is lost, or was not made: what faults do.
     Lost(String),
-    /// The server's device refuses the server's own window. A process that is killed loses its memory before its queue pairs (seen on
-    /// kernel 6.1), so this is wrong only of a server that nobody killed.
-    WindowGone(String),
+    /// What only a server that is killed may do: its device refuses its own window, for a process loses its memory before its queue pairs
+    /// (seen on kernel 6.1); its stream ends within a reply, which redis-rs takes for a reply that cannot be parsed.
+    Died(String),
     /// What no fault may do.
     Wrong(String),
 }
@@ -73,7 +73,7 @@ fn lost(error: &io::Error) -> Trouble {
     use rdma_proto::{Error::PeerMisbehaved, PeerMisbehaved::WindowRefused};
     let ours = error.get_ref().and_then(|source| source.downcast_ref());
     if matches!(ours, Some(Protocol(PeerMisbehaved(WindowRefused)))) {
-        return Trouble::WindowGone(error.to_string());
+        return Trouble::Died(error.to_string());
     }
     match error.kind() {
         Kind::TimedOut => Trouble::Wrong(format!("hung: {error}")),
@@ -346,10 +346,10 @@ async fn request<C: ConnectionLike + Clone>(connection: &C, command: &Command) -
 fn failed(error: &RedisError) -> Trouble {
     let Some(io) = io_error(error) else {
         // The driver that carried the requests is gone, and redis-rs says no more than that.
-        return if error.is_connection_dropped() {
-            Trouble::Lost(error.to_string())
-        } else {
-            Trouble::Wrong(error.to_string())
+        return match error.to_string() {
+            text if error.is_connection_dropped() => Trouble::Lost(text),
+            text if text.contains("end of input") => Trouble::Died(text.replace('\n', " ")),
+            text => Trouble::Wrong(text),
         };
     };
     let ours = io.get_ref().is_some_and(|source| source.is::<rdma_conn::Error>());

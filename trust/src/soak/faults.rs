@@ -5,7 +5,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use super::figures::{Line, Log, now};
+use super::figures::{Line, Log};
 use super::load::pause;
 
 /// One state of the network.
@@ -73,12 +73,12 @@ pub(super) fn take_turns(
 ) -> Result<(), String> {
     for fault in schedule(seed) {
         apply(interface, fault)?;
-        log.write(&Line::Fault { at: now(), side: side.into(), what: fault.name.into() });
+        log.write(&Line::Fault { at: log.now(), side: side.into(), what: fault.name.into() });
         pause(fault.lasts, over);
         if over.load(Ordering::Relaxed) {
             break;
         }
     }
-    log.write(&Line::Fault { at: now(), side: side.into(), what: NONE.name.into() });
+    log.write(&Line::Fault { at: log.now(), side: side.into(), what: NONE.name.into() });
     apply(interface, NONE)
 }

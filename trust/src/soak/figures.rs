@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
@@ -18,7 +18,7 @@ pub(super) enum Line {
     Clients(Clients),
     /// What a server holds.
     Server {
-        /// Seconds of the Unix epoch.
+        /// Seconds since both sides began.
         at: f64,
         /// Its name.
         name: String,
@@ -27,7 +27,7 @@ pub(super) enum Line {
     },
     /// What was done to the network or to a process.
     Fault {
-        /// Seconds of the Unix epoch.
+        /// Seconds since both sides began.
         at: f64,
         /// Whose network: `clients` or `servers`.
         side: String,
@@ -36,7 +36,7 @@ pub(super) enum Line {
     },
     /// How it ended.
     Verdict {
-        /// Seconds of the Unix epoch.
+        /// Seconds since both sides began.
         at: f64,
         /// `clients` or `servers`.
         side: String,
@@ -50,7 +50,7 @@ pub(super) enum Line {
 /// What all clients did in one interval.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Clients {
-    /// Its end, in seconds of the Unix epoch.
+    /// Its end, in seconds since both sides began.
     pub at: f64,
     /// Its length in seconds.
     pub seconds: f64,
@@ -209,26 +209,28 @@ pub(super) fn growth(resident_kib: &[u64]) -> Option<String> {
         .then(|| format!("at most {first} KiB in the first half of the run, {second} KiB in the second"))
 }
 
-/// Seconds of the Unix epoch.
-pub(super) fn now() -> f64 {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    (since.as_secs_f64() * 10.0).round() / 10.0
+/// A file of lines, for several threads.
+pub(super) struct Log {
+    begun: Instant,
+    file: Mutex<File>,
 }
 
-/// A file of lines, for several threads.
-pub(super) struct Log(Mutex<File>);
-
 impl Log {
-    /// A new file.
+    /// A new file, when both sides begin: two machines need not agree on what time it is.
     pub(super) fn create(path: &Path) -> io::Result<Self> {
-        Ok(Self(Mutex::new(File::create(path)?)))
+        Ok(Self { begun: Instant::now(), file: Mutex::new(File::create(path)?) })
+    }
+
+    /// Seconds since then.
+    pub(super) fn now(&self) -> f64 {
+        (self.begun.elapsed().as_secs_f64() * 10.0).round() / 10.0
     }
 
     /// Appends a line. A line that cannot be written is a loss that the reader of the file sees.
     pub(super) fn write(&self, line: &Line) {
         let Ok(mut text) = serde_json::to_string(line) else { return };
         text.push('\n');
-        let mut file = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         if let Err(error) = file.write_all(text.as_bytes()) {
             eprintln!("cannot write down what was measured: {error}");
         }

@@ -154,15 +154,17 @@ struct Before {
 fn soak(backend: &Verbs, arguments: &Arguments) -> Result<Vec<String>, Box<dyn std::error::Error>> {
     let runtime = runtime()?;
     let out = arguments.out.clone().unwrap_or_else(|| ".".into());
-    let (meeting, log) = (Meeting(out.clone()), Arc::new(Log::create(&out.join("clients.jsonl"))?));
+    let meeting = Meeting(out.clone());
     let device = Device(arguments.device.clone());
     if arguments.out.is_some() {
         meeting.wait(Sign::Ready, Duration::from_secs(120))?;
     }
-    // What a process makes only once is made by the first connection; and a thread that waits has its stack.
+    // What a process makes only once is made by its first connections.
     for (server, _) in arguments.servers() {
-        Stream::connect(backend, server.address)
-            .map_err(|error| format!("the first connection to {}: {error}", server.name))?;
+        let first = || Stream::connect(backend, server.address).err().map(|error| error.to_string());
+        if let Some(why) = figures::settled(Duration::from_secs(60), first) {
+            return Err(format!("no first connection to {}: {why}", server.name).into());
+        }
     }
     let nothing = || device.objects().get("cm_id").filter(|count| **count > 0).map(|_| String::new());
     let _still_parting = figures::settled(Duration::from_secs(10), nothing);
@@ -172,6 +174,7 @@ fn soak(backend: &Verbs, arguments: &Arguments) -> Result<Vec<String>, Box<dyn s
         meeting.wait(Sign::Measured, Duration::from_secs(120))?;
     }
 
+    let log = Arc::new(Log::create(&out.join("clients.jsonl"))?);
     let board = Arc::new(Board::new());
     start(clients(backend, arguments, &runtime)?, &board);
     let over = Arc::new(AtomicBool::new(false));
@@ -201,7 +204,8 @@ fn soak(backend: &Verbs, arguments: &Arguments) -> Result<Vec<String>, Box<dyn s
         let done = board.stopped() && board.at_work() == 0;
         if done || last.elapsed() >= Duration::from_secs(arguments.interval) {
             let now = device.counters();
-            let figures = measured(&board.take_tally(), last.elapsed(), &device, &counted, &now, &mut sums)?;
+            let (at, seconds) = (log.now(), last.elapsed());
+            let figures = measured(&board.take_tally(), at, seconds, &device, (&counted, &now), &mut sums)?;
             (counted, last) = (now, Instant::now());
             show(begun.elapsed(), &figures);
             log.write(&Line::Clients(figures));
@@ -220,7 +224,7 @@ fn soak(backend: &Verbs, arguments: &Arguments) -> Result<Vec<String>, Box<dyn s
         println!("{count:6} times: {reason}");
     }
     let failures = board.failures();
-    let (at, side) = (figures::now(), "clients".to_string());
+    let (at, side) = (log.now(), "clients".to_string());
     log.write(&Line::Verdict { at, side, failures: failures.clone(), totals: sums.totals });
     if arguments.out.is_some() {
         meeting.tell(Sign::Ended)?;
@@ -239,10 +243,10 @@ struct Sums {
 
 fn measured(
     tally: &Tally,
+    at: f64,
     length: Duration,
     device: &Device,
-    before: &BTreeMap<String, u64>,
-    after: &BTreeMap<String, u64>,
+    (before, after): (&BTreeMap<String, u64>, &BTreeMap<String, u64>),
     sums: &mut Sums,
 ) -> std::io::Result<Clients> {
     let process = Process::of("self")?;
@@ -254,7 +258,7 @@ fn measured(
     }
     let counted = |name: &String, count: &u64| count.saturating_sub(before.get(name).copied().unwrap_or(0));
     let figures = Clients {
-        at: figures::now(),
+        at,
         seconds: (length.as_secs_f64() * 10.0).round() / 10.0,
         operations: tally.operations,
         bytes_sent: tally.bytes_sent,
@@ -364,7 +368,7 @@ fn kill_clients(arguments: &Arguments, log: &Log, over: &AtomicBool, board: &Boa
             ended => board.fail(format!("a client that is killed ended by itself: {ended:?}")),
         }
         let what = "a process with clients is killed".into();
-        log.write(&Line::Fault { at: figures::now(), side: "clients".into(), what });
+        log.write(&Line::Fault { at: log.now(), side: "clients".into(), what });
         let _gone_already = child.kill();
         let _status = child.wait();
     }

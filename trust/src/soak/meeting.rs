@@ -36,12 +36,13 @@ impl Meeting {
         self.file(sign).exists()
     }
 
-    /// Waits until the other side has told.
+    /// Waits until the other side has told; not for one that has ended.
     pub(super) fn wait(&self, sign: Sign, limit: Duration) -> io::Result<()> {
         let begun = Instant::now();
         while !self.told(sign) {
-            if begun.elapsed() > limit {
-                let what = format!("the other side did not say `{sign:?}` within {limit:?}");
+            if begun.elapsed() > limit || self.told(Sign::Ended) {
+                let what =
+                    format!("the other side did not say `{sign:?}`, within {limit:?} or before it ended");
                 return Err(io::Error::new(io::ErrorKind::TimedOut, what));
             }
             std::thread::sleep(Duration::from_millis(100));

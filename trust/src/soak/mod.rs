@@ -11,6 +11,8 @@ mod keys;
 mod load;
 mod meeting;
 mod serve;
+#[cfg(test)]
+mod tests;
 
 use std::process::ExitCode;
 

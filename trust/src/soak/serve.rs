@@ -117,7 +117,7 @@ pub(super) fn run(arguments: &Arguments) -> ExitCode {
 
 fn soak(arguments: &Arguments) -> Result<Vec<String>, Box<dyn std::error::Error>> {
     let out = &arguments.out;
-    let (meeting, log) = (Meeting(out.clone()), Arc::new(Log::create(&out.join("servers.jsonl"))?));
+    let meeting = Meeting(out.clone());
     let steady = arguments.server.iter().map(|program| (program, false));
     let mut servers = steady
         .chain(arguments.killed_server.iter().map(|program| (program, true)))
@@ -138,6 +138,7 @@ fn soak(arguments: &Arguments) -> Result<Vec<String>, Box<dyn std::error::Error>
     thread::sleep(Duration::from_secs(3));
     let before: Vec<_> = servers.iter().map(|server| (server.holds(), server.objects())).collect();
     meeting.tell(Sign::Measured)?;
+    let log = Arc::new(Log::create(&out.join("servers.jsonl"))?);
 
     let over = Arc::new(AtomicBool::new(false));
     let disturber = arguments.interface.clone().map(|interface| {
@@ -156,8 +157,7 @@ fn soak(arguments: &Arguments) -> Result<Vec<String>, Box<dyn std::error::Error>
         let ours = !arguments.not_ours.contains(&server.program.name);
         failures.extend(process.as_ref().ok().and_then(|process| judge(server, *process, objects, ours)));
     }
-    let (at, side, totals) =
-        (figures::now(), "servers".to_string(), Device(arguments.device.clone()).counters());
+    let (at, side, totals) = (log.now(), "servers".to_string(), Device(arguments.device.clone()).counters());
     log.write(&Line::Verdict { at, side, failures: failures.clone(), totals });
     Ok(failures)
 }
@@ -201,7 +201,7 @@ fn attend(
             for server in &mut *servers {
                 if let Ok(process) = server.holds() {
                     server.resident_kib.push(process.resident_kib);
-                    let (at, name) = (figures::now(), server.program.name.clone());
+                    let (at, name) = (log.now(), server.program.name.clone());
                     log.write(&Line::Server { at, name, process });
                 }
             }
@@ -213,7 +213,7 @@ fn attend(
 /// Kills a server, and starts it again a little later.
 fn kill(server: &mut Server, rng: &mut Rng, log: &Log, out: &Path) -> std::io::Result<()> {
     let name = &server.program.name;
-    log.write(&Line::Fault { at: figures::now(), side: "servers".into(), what: format!("{name} is killed") });
+    log.write(&Line::Fault { at: log.now(), side: "servers".into(), what: format!("{name} is killed") });
     server.child.kill()?;
     server.child.wait()?;
     thread::sleep(Duration::from_millis(rng.u64(100..4000)));
