@@ -12,13 +12,15 @@ use super::figures::{self, Line};
 
 const WIDTH: u32 = 1100;
 const PANEL: u32 = 210;
-const COLOURS: [RGBColor; 6] = [
+const COLOURS: [RGBColor; 8] = [
     RGBColor(31, 119, 180),
     RGBColor(214, 39, 40),
     RGBColor(44, 160, 44),
     RGBColor(148, 103, 189),
     RGBColor(255, 127, 14),
     RGBColor(90, 90, 90),
+    RGBColor(140, 86, 75),
+    RGBColor(23, 190, 207),
 ];
 
 /// What to draw.
@@ -220,14 +222,16 @@ fn draw_panel<'a>(
 ) -> Drawn<()> {
     let all = || panel.curves.values().flatten().map(|(_, value)| *value);
     let most = all().fold(1.0, f64::max) * 1.1;
+    // Room on the right for the names of the curves.
+    let width = 1.25 * end;
     let mut chart = ChartBuilder::on(area);
     chart.caption(panel.title, ("sans-serif", 15)).margin(6).margin_right(12);
     chart.x_label_area_size(22).y_label_area_size(64);
     if panel.logarithmic {
         let least = all().fold(most, f64::min).max(0.01);
-        curves(chart.build_cartesian_2d(0.0..end, (least..most).log_scale())?, panel, shades, least..most)
+        curves(chart.build_cartesian_2d(0.0..width, (least..most).log_scale())?, panel, shades, least..most)
     } else {
-        curves(chart.build_cartesian_2d(0.0..end, 0.0..most)?, panel, shades, 0.0..most)
+        curves(chart.build_cartesian_2d(0.0..width, 0.0..most)?, panel, shades, 0.0..most)
     }
 }
 
@@ -257,7 +261,7 @@ where
     }
     chart
         .configure_series_labels()
-        .position(SeriesLabelPosition::UpperLeft)
+        .position(SeriesLabelPosition::UpperRight)
         .background_style(WHITE.mix(0.8))
         .draw()?;
     Ok(())

@@ -159,6 +159,8 @@ pub(super) struct Client {
     pub work: Work,
     /// Whether its server is killed from time to time, with all its data.
     pub server_is_killed: bool,
+    /// Whether it does nothing now and then, also for so long that it asks whether its peer is there.
+    pub idles: bool,
     pub seed: u64,
 }
 
@@ -273,11 +275,11 @@ impl Run<'_> {
                 if self.client.work == Work::Echoes { self.keys.echoes() } else { self.keys.any() };
             self.checked(&exchange)?;
             match self.rng.u32(0..500) {
+                _ if !self.client.idles => {}
                 0..10 => {
                     let time = Duration::from_millis(self.rng.u64(0..3000));
                     self.idle(time);
                 }
-                // Longer than a client waits before it asks whether its peer is there.
                 10 => self.idle(Duration::from_secs(12)),
                 _ => {}
             }

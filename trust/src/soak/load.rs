@@ -107,7 +107,7 @@ pub(super) fn clients<B: Descriptors>(
             let mut add = |kind: &str, face| {
                 let name = format!("{}/{kind}-{number}", server.name);
                 let work = if arguments.echoes { Work::Echoes } else { Work::Keys };
-                clients.push(Client { name, face, work, server_is_killed, seed: seeds.u64(..) });
+                clients.push(Client { name, face, work, server_is_killed, idles: true, seed: seeds.u64(..) });
             };
             add("stream", Box::new(Blocking::new(backend.clone(), address)));
             add("tokio", Box::new(Tasks::new(backend.clone(), address, handle.clone())));
@@ -168,13 +168,13 @@ fn soak(backend: &Verbs, arguments: &Arguments) -> Result<Vec<String>, Box<dyn s
     }
     let nothing = || device.objects().get("cm_id").filter(|count| **count > 0).map(|_| String::new());
     let _still_parting = figures::settled(Duration::from_secs(10), nothing);
-    let before = Before { process: Process::of("self")?, objects: device.objects() };
     if arguments.out.is_some() {
         meeting.tell(Sign::Warm)?;
         meeting.wait(Sign::Measured, Duration::from_secs(120))?;
     }
 
     let log = Arc::new(Log::create(&out.join("clients.jsonl"))?);
+    let before = Before { process: Process::of("self")?, objects: device.objects() };
     let board = Arc::new(Board::new());
     start(clients(backend, arguments, &runtime)?, &board);
     let over = Arc::new(AtomicBool::new(false));

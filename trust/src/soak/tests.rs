@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use conformance::kv::Store;
-use fastrand::Rng;
 use rdma_conn::{Listener, Options};
 use rdma_softsim::Fabric;
 use resp_rs::resp2::Frame;
@@ -79,7 +78,7 @@ impl Face for Server {
 
 fn client(face: impl Face + Send + 'static, server_is_killed: bool) -> Client {
     let name = "client".to_string();
-    Client { name, face: Box::new(face), work: Work::Keys, server_is_killed, seed: 5 }
+    Client { name, face: Box::new(face), work: Work::Keys, server_is_killed, idles: false, seed: 5 }
 }
 
 /// Lets a client work until it has done some sessions or complained; what it complained of.
