@@ -81,7 +81,7 @@ pub(super) fn draw(lines: &[Line]) -> Drawn<String> {
     };
     let begin = lines.iter().map(at).fold(f64::INFINITY, f64::min);
     let end = lines.iter().map(at).fold(f64::NEG_INFINITY, f64::max);
-    if !(end > begin) {
+    if lines.is_empty() || end <= begin {
         return Err("there is nothing to draw".into());
     }
     let minutes = |at: f64| (at - begin) / 60.0;
