@@ -1,5 +1,8 @@
 //! `valkey-rdma-trust`: tries this workspace, see docs/trust.md.
 
+mod soak;
+mod vanish;
+
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -35,6 +38,11 @@ enum Command {
     Outage(Outage),
     /// Runs every case of the conformance suite against targets that are wrong, and says which mistake fails it.
     Verdicts(wrong::command::Verdicts),
+    /// Clients and servers for hours, over a network with faults; `lab/soak` runs it in two guests.
+    #[command(subcommand)]
+    Soak(soak::Command),
+    /// How long a server takes to notice a client that vanished; `lab/vanish` runs it in two guests.
+    Vanish(vanish::Arguments),
     /// The requirements of the protocol: what shows each, and their pages.
     #[command(subcommand)]
     Reqs(reqs::Command),
@@ -88,6 +96,8 @@ fn perform(command: Command) -> ExitCode {
         Command::Crowd(arguments) => crowd::run(&arguments),
         Command::Outage(outage) => run_outage(outage),
         Command::Verdicts(verdicts) => wrong::command::run(&verdicts),
+        Command::Soak(command) => soak::run(&command),
+        Command::Vanish(arguments) => vanish::run(&arguments),
         Command::Reqs(command) => reqs::run(command),
     }
 }

@@ -1,0 +1,325 @@
+//! One client: sessions one after another, until it is told to stop, and a last look at everything.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use fastrand::Rng;
+use hdrhistogram::Histogram;
+use resp_rs::resp2::Frame;
+
+use super::face::{Face, LIMIT, Leaving, Trouble};
+use super::keys::{Exchange, Keys};
+
+/// The longest way through a face: a dial that finds nothing, a second one, and a reply that does not come.
+const OVERDUE: Duration = Duration::from_secs(2 * LIMIT.as_secs() + 20);
+/// Within this time after the worst faults each client must have got through to its server.
+const UNREACHED: Duration = Duration::from_secs(180);
+
+/// What all clients have in common.
+pub(super) struct Board {
+    begun: Instant,
+    /// Clients come to their end when it is set.
+    pub stop: AtomicBool,
+    tally: Mutex<Tally>,
+    failures: Mutex<Vec<String>>,
+    watched: Mutex<Vec<Watched>>,
+}
+
+/// What happened since it was last taken.
+pub(super) struct Tally {
+    pub operations: u64,
+    pub bytes_sent: u64,
+    pub bytes_received: u64,
+    pub connected: u64,
+    pub refused: u64,
+    pub lost: u64,
+    /// Of exchanges, in microseconds.
+    pub latency: Histogram<u64>,
+    /// Exchanges by client.
+    pub exchanges: BTreeMap<String, u64>,
+    /// Why connections were lost or not made, and how often.
+    pub reasons: BTreeMap<String, u64>,
+}
+
+impl Default for Tally {
+    fn default() -> Self {
+        Self {
+            operations: 0,
+            bytes_sent: 0,
+            bytes_received: 0,
+            connected: 0,
+            refused: 0,
+            lost: 0,
+            // 1 µs to 10 minutes, three digits.
+            latency: Histogram::new_with_bounds(1, 600_000_000, 3)
+                .unwrap_or_else(|_| unreachable!("valid bounds")),
+            exchanges: BTreeMap::new(),
+            reasons: BTreeMap::new(),
+        }
+    }
+}
+
+/// A client, as the one sees it who looks for hung ones.
+struct Watched {
+    name: String,
+    doing: &'static str,
+    since: Option<Instant>,
+    /// When it last got through, or began.
+    through: Instant,
+    /// Whether it needs no looking after any more.
+    told: bool,
+    /// Whether it has come to its end.
+    over: bool,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Board {
+    pub(super) fn new() -> Self {
+        Self {
+            begun: Instant::now(),
+            stop: AtomicBool::new(false),
+            tally: Mutex::default(),
+            failures: Mutex::default(),
+            watched: Mutex::default(),
+        }
+    }
+
+    pub(super) fn stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn fail(&self, what: String) {
+        eprintln!("[{:4}s] FAILED: {what}", self.begun.elapsed().as_secs());
+        lock(&self.failures).push(what);
+    }
+
+    pub(super) fn failures(&self) -> Vec<String> {
+        lock(&self.failures).clone()
+    }
+
+    /// What happened since the last call.
+    pub(super) fn take_tally(&self) -> Tally {
+        std::mem::take(&mut lock(&self.tally))
+    }
+
+    /// Fails for each client that is in one call for longer than any may take, or has not got through for long; once each.
+    pub(super) fn look_for_hung(&self) {
+        let mut late = Vec::new();
+        for client in lock(&self.watched).iter_mut().filter(|client| !client.told) {
+            let stuck = client.since.map_or(Duration::ZERO, |since| since.elapsed());
+            if stuck > OVERDUE {
+                client.told = true;
+                late.push(format!("{}: hung: {} for {} s", client.name, client.doing, stuck.as_secs()));
+            } else if client.through.elapsed() > UNREACHED {
+                client.told = true;
+                let unreached = client.through.elapsed().as_secs();
+                late.push(format!("{}: got nothing through to its server for {unreached} s", client.name));
+            }
+        }
+        late.into_iter().for_each(|what| self.fail(what));
+    }
+
+    /// Those who work, other than the ones that hang: these would be waited for in vain.
+    pub(super) fn at_work(&self) -> usize {
+        lock(&self.watched).iter().filter(|client| !client.told).count()
+    }
+
+    /// Those who have not come to their end.
+    pub(super) fn hung(&self) -> usize {
+        lock(&self.watched).iter().filter(|client| !client.over).count()
+    }
+
+    /// Takes on a client; its number.
+    pub(super) fn watch(&self, name: &str) -> usize {
+        let mut watched = lock(&self.watched);
+        let (name, through) = (name.to_string(), Instant::now());
+        watched.push(Watched { name, doing: "", since: None, through, told: false, over: false });
+        watched.len() - 1
+    }
+}
+
+/// What a client does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Work {
+    /// Stores, reads and deletes keys of its own.
+    Keys,
+    /// Nothing that stays: for clients that are killed themselves.
+    Echoes,
+}
+
+/// A client at work.
+pub(super) struct Client {
+    pub name: String,
+    pub face: Box<dyn Face + Send>,
+    pub work: Work,
+    /// Whether its server is killed from time to time, with all its data.
+    pub server_is_killed: bool,
+    /// Whether it does nothing now and then, also for so long that it asks whether its peer is there.
+    pub idles: bool,
+    pub seed: u64,
+}
+
+struct Run<'a> {
+    client: Client,
+    board: &'a Board,
+    number: usize,
+    keys: Keys,
+    rng: Rng,
+}
+
+impl Client {
+    /// Works until the board says stop.
+    pub(super) fn run(self, board: &Board, number: usize) {
+        let mut rng = Rng::with_seed(self.seed);
+        let keys = Keys::new(self.name.clone(), rng.fork());
+        Run { client: self, board, number, keys, rng }.run();
+    }
+}
+
+impl Run<'_> {
+    fn run(&mut self) {
+        let mut last = false;
+        loop {
+            // One session more after the word to stop: it looks at everything once again.
+            if self.board.stopped() && std::mem::replace(&mut last, true) {
+                break;
+            }
+            match self.session() {
+                Ok(()) => continue,
+                Err(Trouble::Lost(reason)) => self.note(&reason),
+                Err(Trouble::Died(reason)) if self.client.server_is_killed => self.note(&reason),
+                Err(Trouble::Died(what) | Trouble::Wrong(what)) => {
+                    self.board.fail(format!("{}: {what}", self.client.name));
+                    self.keys.forget();
+                }
+            }
+            let _given_up = self.client.face.leave(Leaving::Dropped);
+            last &= lock(&self.board.watched)[self.number].told;
+            std::thread::sleep(Duration::from_millis(self.rng.u64(50..500)));
+        }
+        let client = &mut lock(&self.board.watched)[self.number];
+        (client.told, client.over) = (true, true);
+    }
+
+    fn note(&self, reason: &str) {
+        *lock(&self.board.tally).reasons.entry(reason.to_string()).or_default() += 1;
+    }
+
+    /// Does something that is watched.
+    fn watched<T>(
+        &mut self,
+        doing: &'static str,
+        act: impl FnOnce(&mut dyn Face) -> Result<T, Trouble>,
+    ) -> Result<T, Trouble> {
+        let mark = |since: Option<Instant>| {
+            let client = &mut lock(&self.board.watched)[self.number];
+            (client.doing, client.since) = (doing, since);
+        };
+        mark(Some(Instant::now()));
+        let done = act(&mut *self.client.face);
+        mark(None);
+        done
+    }
+
+    fn exchange(&mut self, exchange: &Exchange) -> Result<Vec<Frame>, Trouble> {
+        if exchange.commands.is_empty() {
+            return Ok(Vec::new());
+        }
+        let begun = Instant::now();
+        let replies = self.watched("waiting for replies", |face| face.exchange(&exchange.commands));
+        let took = begun.elapsed();
+        let replies = match replies {
+            Ok(replies) => replies,
+            Err(trouble) => {
+                lock(&self.board.tally).lost += 1;
+                return Err(trouble);
+            }
+        };
+        let mut tally = lock(&self.board.tally);
+        tally.operations += replies.len() as u64;
+        let sent = exchange.commands.iter().flat_map(|command| command.words()).map(<[u8]>::len);
+        tally.bytes_sent += sent.sum::<usize>() as u64;
+        tally.bytes_received += replies.iter().map(length).sum::<usize>() as u64;
+        tally.latency.saturating_record(u64::try_from(took.as_micros()).unwrap_or(u64::MAX));
+        *tally.exchanges.entry(self.client.name.clone()).or_default() += 1;
+        drop(tally);
+        lock(&self.board.watched)[self.number].through = Instant::now();
+        Ok(replies)
+    }
+
+    /// An exchange whose replies must be right.
+    fn checked(&mut self, exchange: &Exchange) -> Result<(), Trouble> {
+        let replies = self.exchange(exchange)?;
+        self.keys.judge(exchange, &replies).map_err(Trouble::Wrong)
+    }
+
+    fn session(&mut self) -> Result<(), Trouble> {
+        let connected = self.watched("connecting", |face| face.connect());
+        let mut tally = lock(&self.board.tally);
+        *(if connected.is_ok() { &mut tally.connected } else { &mut tally.refused }) += 1;
+        drop(tally);
+        connected?;
+        if self.client.work == Work::Keys {
+            self.open()?;
+        }
+        for _ in 0..self.rng.u32(20..200) {
+            if self.board.stopped() {
+                break;
+            }
+            let exchange =
+                if self.client.work == Work::Echoes { self.keys.echoes() } else { self.keys.any() };
+            self.checked(&exchange)?;
+            match self.rng.u32(0..500) {
+                _ if !self.client.idles => {}
+                0..10 => {
+                    let time = Duration::from_millis(self.rng.u64(0..3000));
+                    self.idle(time);
+                }
+                10 => self.idle(Duration::from_secs(12)),
+                _ => {}
+            }
+        }
+        let how = match self.rng.u32(0..4) {
+            _ if self.board.stopped() => Leaving::Orderly,
+            0..2 => Leaving::Orderly,
+            2 => Leaving::Dropped,
+            _ => Leaving::MidReply(self.keys.echoes().commands),
+        };
+        self.watched("ending a session", |face| face.leave(how))
+    }
+
+    /// Looks whether all that the last session left is there.
+    fn open(&mut self) -> Result<(), Trouble> {
+        if let Some(question) = self.keys.begin() {
+            let replies = self.exchange(&question)?;
+            if self.keys.remembered(&replies, self.client.server_is_killed).map_err(Trouble::Wrong)? {
+                let audit = self.keys.audit();
+                self.checked(&audit)?;
+            }
+        }
+        let deletions = self.keys.open();
+        self.checked(&deletions)?;
+        let mark = self.keys.leave_mark();
+        self.checked(&mark)
+    }
+
+    /// Does nothing, but ends when everything does.
+    fn idle(&self, time: Duration) {
+        let begun = Instant::now();
+        while begun.elapsed() < time && !self.board.stopped() {
+            std::thread::sleep(Duration::from_millis(50).min(time));
+        }
+    }
+}
+
+fn length(reply: &Frame) -> usize {
+    match reply {
+        Frame::BulkString(Some(bytes)) | Frame::SimpleString(bytes) | Frame::Error(bytes) => bytes.len(),
+        _ => 0,
+    }
+}

@@ -1,0 +1,407 @@
+//! The clients under test: blocking streams, tokio streams, redis-rs. Each does the same exchanges.
+
+use std::io::{self, IoSlice, Read, Write};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use kv_store::Frames;
+use rdma_conn::{AsyncStream, Connect, Descriptors, RegisteredBuffer, Stream};
+use rdma_redis::{Client, Reconnect, Reconnecting, Settings};
+use redis::aio::ConnectionLike;
+use redis::{RedisError, Value};
+use resp_rs::resp2::Frame;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::runtime::Handle;
+
+use super::keys::Command;
+
+/// How long anything may take: a reply, a connection with its handshake. A fault of the network ends a connection long before:
+/// retries run out after 20 s, and a client that waits asks after 10 s.
+pub(super) const LIMIT: Duration = Duration::from_secs(60);
+
+/// How long an orderly end may take before the rest is given up.
+const LINGER: Duration = Duration::from_secs(5);
+
+/// Why an exchange did not come about.
+#[derive(Debug)]
+pub(super) enum Trouble {
+    /// The connection is lost, or was not made: what faults do.
+    Lost(String),
+    /// What only a server that is killed may do: its device refuses its own window, for a process loses its memory before its queue pairs
+    /// (seen on kernel 6.1); its stream ends within a reply, which redis-rs takes for a reply that cannot be parsed.
+    Died(String),
+    /// What no fault may do.
+    Wrong(String),
+}
+
+/// How a session ends.
+#[derive(Debug)]
+pub(super) enum Leaving {
+    /// Everything is delivered first.
+    Orderly,
+    /// The stream is dropped.
+    Dropped,
+    /// The same after these commands, whose replies nobody waits for.
+    MidReply(Vec<Command>),
+}
+
+/// A client of one kind.
+pub(super) trait Face {
+    /// Connects.
+    fn connect(&mut self) -> Result<(), Trouble>;
+    /// Sends commands together, and takes their replies.
+    fn exchange(&mut self, commands: &[Command]) -> Result<Vec<Frame>, Trouble>;
+    /// Ends the session.
+    fn leave(&mut self, how: Leaving) -> Result<(), Trouble>;
+}
+
+/// How all of them connect.
+fn connect() -> Connect {
+    Connect { timeout: Duration::from_secs(15), ..Connect::default() }
+}
+
+fn hung(doing: &str) -> Trouble {
+    Trouble::Wrong(format!("hung: {doing} took longer than {LIMIT:?}"))
+}
+
+/// What the error of an established connection means.
+fn lost(error: &io::Error) -> Trouble {
+    use io::ErrorKind as Kind;
+    use rdma_conn::Error::Protocol;
+    use rdma_proto::{Error::PeerMisbehaved, PeerMisbehaved::WindowRefused};
+    let ours = error.get_ref().and_then(|source| source.downcast_ref());
+    if matches!(ours, Some(Protocol(PeerMisbehaved(WindowRefused)))) {
+        return Trouble::Died(error.to_string());
+    }
+    match error.kind() {
+        Kind::TimedOut => Trouble::Wrong(format!("hung: {error}")),
+        Kind::ConnectionReset
+        | Kind::ConnectionAborted
+        | Kind::BrokenPipe
+        | Kind::NotConnected
+        | Kind::UnexpectedEof => Trouble::Lost(error.to_string()),
+        kind => Trouble::Wrong(format!("{kind:?}: {error}")),
+    }
+}
+
+/// What the error of a connection that was not made means.
+fn refused(error: &io::Error) -> Trouble {
+    use io::ErrorKind as Kind;
+    match error.kind() {
+        Kind::TimedOut | Kind::ConnectionRefused | Kind::HostUnreachable => Trouble::Lost(error.to_string()),
+        _ => lost(error),
+    }
+}
+
+fn ended() -> Trouble {
+    Trouble::Lost("the server ended the connection".into())
+}
+
+fn invalid(error: &io::Error) -> Trouble {
+    Trouble::Wrong(format!("what came is no reply: {error}"))
+}
+
+/// Blocking streams; some values are lent from registered memory.
+pub(super) struct Blocking<B: Descriptors> {
+    backend: B,
+    server: SocketAddr,
+    open: Option<Open<B>>,
+}
+
+struct Open<B: Descriptors> {
+    stream: Stream<B>,
+    lent: Arc<RegisteredBuffer<B>>,
+    received: Frames,
+    chunk: Box<[u8]>,
+}
+
+impl<B: Descriptors> Blocking<B> {
+    pub(super) const fn new(backend: B, server: SocketAddr) -> Self {
+        Self { backend, server, open: None }
+    }
+
+    fn open(&mut self) -> Result<&mut Open<B>, Trouble> {
+        self.open.as_mut().ok_or_else(|| Trouble::Wrong("no connection".into()))
+    }
+}
+
+impl<B: Descriptors> Open<B> {
+    /// All commands, in as few writes as they can be put into, but for values that are lent.
+    fn send(&mut self, commands: &[Command]) -> io::Result<()> {
+        let mut head = Vec::new();
+        for command in commands {
+            command.write_head(&mut head);
+            if let Some(value) = command.value() {
+                if value.len() % 3 == 0 && (1024..=self.lent.len()).contains(&value.len()) {
+                    self.stream.write_all(&head)?;
+                    self.lend(value)?;
+                } else {
+                    self.write_both(&head, value)?;
+                }
+                head.clear();
+                head.extend_from_slice(b"\r\n");
+            }
+        }
+        self.stream.write_all(&head)?;
+        self.stream.flush()
+    }
+
+    fn write_both(&mut self, head: &[u8], value: &[u8]) -> io::Result<()> {
+        let mut slices = [IoSlice::new(head), IoSlice::new(value)];
+        let mut rest = &mut slices[..];
+        IoSlice::advance_slices(&mut rest, 0);
+        while !rest.is_empty() {
+            let written = self.stream.write_vectored(rest)?;
+            IoSlice::advance_slices(&mut rest, written);
+        }
+        Ok(())
+    }
+
+    fn lend(&mut self, value: &Bytes) -> io::Result<()> {
+        self.stream.returned(&self.lent)?;
+        let filled = Arc::get_mut(&mut self.lent).is_some_and(|memory| memory.write(0, value));
+        if !filled {
+            return Err(io::Error::other("a buffer that was returned cannot be written"));
+        }
+        let mut sent = 0;
+        while sent < value.len() {
+            sent += self.stream.lend(&self.lent, sent..value.len())?;
+        }
+        Ok(())
+    }
+
+    fn reply(&mut self) -> Result<Frame, Trouble> {
+        loop {
+            if let Some(frame) = self.received.take().map_err(|error| invalid(&error))? {
+                return Ok(frame);
+            }
+            match self.stream.read(&mut self.chunk).map_err(|error| lost(&error))? {
+                0 => return Err(ended()),
+                read => self.received.push(&self.chunk[..read]),
+            }
+        }
+    }
+}
+
+impl<B: Descriptors> Face for Blocking<B> {
+    fn connect(&mut self) -> Result<(), Trouble> {
+        let made = Stream::connect_with(&self.backend, self.server, &connect());
+        let mut stream = made.map_err(|error| refused(&error.into()))?;
+        stream.set_read_timeout(Some(LIMIT));
+        stream.set_write_timeout(Some(LIMIT));
+        let lent = Arc::new(stream.register(128 << 10).map_err(|error| refused(&error.into()))?);
+        let (received, chunk) = (Frames::default(), vec![0; 256 << 10].into());
+        self.open = Some(Open { stream, lent, received, chunk });
+        Ok(())
+    }
+
+    fn exchange(&mut self, commands: &[Command]) -> Result<Vec<Frame>, Trouble> {
+        let open = self.open()?;
+        open.send(commands).map_err(|error| lost(&error))?;
+        commands.iter().map(|_| open.reply()).collect()
+    }
+
+    fn leave(&mut self, how: Leaving) -> Result<(), Trouble> {
+        let Some(mut open) = self.open.take() else { return Ok(()) };
+        match how {
+            Leaving::Orderly => open.stream.shutdown(LINGER).or_else(|error| match refused(&error.into()) {
+                // That the end was not answered in time is what an outage does.
+                Trouble::Lost(_) => Ok(()),
+                other => Err(other),
+            }),
+            Leaving::Dropped => Ok(()),
+            Leaving::MidReply(commands) => open.send(&commands).map_err(|error| lost(&error)),
+        }
+    }
+}
+
+/// Tokio streams: one half writes while the other reads.
+pub(super) struct Tasks<B: Descriptors> {
+    backend: B,
+    server: SocketAddr,
+    runtime: Handle,
+    open: Option<(AsyncStream<B>, Frames)>,
+}
+
+impl<B: Descriptors> Tasks<B> {
+    pub(super) const fn new(backend: B, server: SocketAddr, runtime: Handle) -> Self {
+        Self { backend, server, runtime, open: None }
+    }
+}
+
+/// Writes commands and reads as many replies, both at once.
+async fn talk<B: Descriptors>(
+    (stream, received): &mut (AsyncStream<B>, Frames),
+    commands: &[Command],
+) -> Result<Vec<Frame>, Trouble> {
+    let mut text = Vec::new();
+    for command in commands {
+        command.write_head(&mut text);
+        if let Some(value) = command.value() {
+            text.extend_from_slice(value);
+            text.extend_from_slice(b"\r\n");
+        }
+    }
+    let (mut reading, mut writing) = tokio::io::split(stream);
+    let write = async {
+        writing.write_all(&text).await.map_err(|error| lost(&error))?;
+        writing.flush().await.map_err(|error| lost(&error))
+    };
+    let read = async {
+        let mut chunk = vec![0; 256 << 10];
+        let mut replies = Vec::with_capacity(commands.len());
+        while replies.len() < commands.len() {
+            if let Some(frame) = received.take().map_err(|error| invalid(&error))? {
+                replies.push(frame);
+                continue;
+            }
+            match reading.read(&mut chunk).await.map_err(|error| lost(&error))? {
+                0 => return Err(ended()),
+                read => received.push(&chunk[..read]),
+            }
+        }
+        Ok(replies)
+    };
+    tokio::try_join!(write, read).map(|((), replies)| replies)
+}
+
+impl<B: Descriptors> Face for Tasks<B> {
+    fn connect(&mut self) -> Result<(), Trouble> {
+        let (how, server) = (connect(), self.server);
+        let made = self.runtime.block_on(async {
+            tokio::time::timeout(LIMIT, AsyncStream::connect_with(&self.backend, server, &how)).await
+        });
+        let stream = made.map_err(|_| hung("connecting"))?.map_err(|error| refused(&error.into()))?;
+        self.open = Some((stream, Frames::default()));
+        Ok(())
+    }
+
+    fn exchange(&mut self, commands: &[Command]) -> Result<Vec<Frame>, Trouble> {
+        let Some(open) = &mut self.open else { return Err(Trouble::Wrong("no connection".into())) };
+        self.runtime
+            .block_on(async { tokio::time::timeout(LIMIT, talk(open, commands)).await })
+            .unwrap_or_else(|_| Err(hung("an exchange")))
+    }
+
+    fn leave(&mut self, how: Leaving) -> Result<(), Trouble> {
+        let Some(mut open) = self.open.take() else { return Ok(()) };
+        self.runtime.block_on(async {
+            match how {
+                Leaving::Orderly => match tokio::time::timeout(LIMIT, open.0.shutdown()).await {
+                    Err(_) => Err(hung("an orderly end")),
+                    Ok(Ok(())) => Ok(()),
+                    Ok(Err(error)) => match refused(&error) {
+                        Trouble::Lost(_) => Ok(()),
+                        other => Err(other),
+                    },
+                },
+                Leaving::Dropped => Ok(()),
+                // The future is dropped wherever it is then.
+                Leaving::MidReply(commands) => {
+                    match tokio::time::timeout(Duration::from_millis(2), talk(&mut open, &commands)).await {
+                        Ok(Err(wrong @ Trouble::Wrong(_))) => Err(wrong),
+                        _ => Ok(()),
+                    }
+                }
+            }
+        })
+    }
+}
+
+/// redis-rs, with the connection that makes itself anew; commands of an exchange go as concurrent requests.
+pub(super) struct Redis<B: Descriptors> {
+    client: Client<B>,
+    runtime: Handle,
+    connection: Option<Reconnecting<B>>,
+}
+
+impl<B: Descriptors> Redis<B> {
+    pub(super) fn new(backend: B, server: SocketAddr, runtime: Handle) -> Result<Self, RedisError> {
+        let settings = Settings { connect: connect(), response_timeout: Some(LIMIT), ..Settings::default() };
+        let client = Client::with_settings(backend, &format!("valkey+rdma://{server}/0"), settings)?;
+        Ok(Self { client, runtime, connection: None })
+    }
+}
+
+async fn request<C: ConnectionLike + Clone>(connection: &C, command: &Command) -> Result<Frame, RedisError> {
+    let words = command.words();
+    let mut packed = redis::Cmd::new();
+    for word in words {
+        packed.arg(word);
+    }
+    let value = connection.clone().req_packed_command(&packed).await?;
+    Ok(match value {
+        Value::Nil => Frame::BulkString(None),
+        Value::Int(number) => Frame::Integer(number),
+        Value::BulkString(bytes) => Frame::BulkString(Some(bytes.into())),
+        Value::Okay => Frame::SimpleString("OK".into()),
+        Value::SimpleString(text) => Frame::SimpleString(text.into()),
+        other => Frame::Error(format!("{other:?}").into()),
+    })
+}
+
+/// What an error of redis-rs means. Requests find their connection themselves, so any may fail for want of one; a time-out that is none of
+/// ours is a reply that did not come.
+fn failed(error: &RedisError) -> Trouble {
+    let Some(io) = io_error(error) else {
+        // The driver that carried the requests is gone, and redis-rs says no more than that.
+        return match error.to_string() {
+            text if error.is_connection_dropped() => Trouble::Lost(text),
+            text if text.contains("end of input") => Trouble::Died(text.replace('\n', " ")),
+            text => Trouble::Wrong(text),
+        };
+    };
+    let ours = io.get_ref().is_some_and(|source| source.is::<rdma_conn::Error>());
+    if ours { refused(io) } else { lost(io) }
+}
+
+fn io_error(error: &RedisError) -> Option<&io::Error> {
+    let source = std::error::Error::source(error)?;
+    source.downcast_ref::<Arc<dyn std::error::Error + Send + Sync>>()?.downcast_ref()
+}
+
+impl<B: Descriptors> Face for Redis<B> {
+    fn connect(&mut self) -> Result<(), Trouble> {
+        if self.connection.is_some() {
+            return Ok(());
+        }
+        let how =
+            Reconnect { deadline: LIMIT, longest_pause: Duration::from_millis(500), ..Reconnect::default() };
+        let made = self.runtime.block_on(async {
+            tokio::time::timeout(2 * LIMIT, self.client.get_reconnecting_connection(how)).await
+        });
+        let connection = made.map_err(|_| hung("connecting"))?.map_err(|error| failed(&error))?;
+        self.connection = Some(connection);
+        Ok(())
+    }
+
+    fn exchange(&mut self, commands: &[Command]) -> Result<Vec<Frame>, Trouble> {
+        let Some(connection) = &self.connection else { return Err(Trouble::Wrong("no connection".into())) };
+        let requests = commands.iter().map(|command| request(connection, command));
+        let all = futures_util::future::join_all(requests);
+        let replies = self.runtime.block_on(async { tokio::time::timeout(2 * LIMIT, all).await });
+        let replies: Result<Vec<Frame>, RedisError> =
+            replies.map_err(|_| hung("an exchange"))?.into_iter().collect();
+        replies.map_err(|error| failed(&error))
+    }
+
+    fn leave(&mut self, how: Leaving) -> Result<(), Trouble> {
+        match how {
+            // redis-rs has no other end than to be dropped.
+            Leaving::Orderly => self.connection = None,
+            // The connection stays, and makes itself anew when it was lost.
+            Leaving::Dropped => {}
+            Leaving::MidReply(commands) => {
+                let Some(connection) = self.connection.take() else { return Ok(()) };
+                let requests = commands.iter().map(|command| request(&connection, command));
+                let all = futures_util::future::join_all(requests);
+                let _cut = self
+                    .runtime
+                    .block_on(async { tokio::time::timeout(Duration::from_millis(2), all).await });
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,84 @@
+//! What is done to the network, by `tc netem` on one side's interface. Each side has its own turn of faults, so both directions
+//! suffer, at times both at once.
+
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use super::figures::{Line, Log};
+use super::load::pause;
+
+/// One state of the network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Fault {
+    /// What it is called in what is written down.
+    pub name: &'static str,
+    /// The arguments of `netem`; packets that wait are not to be lost for want of room.
+    pub netem: &'static str,
+    /// How long it lasts.
+    pub lasts: Duration,
+}
+
+const fn fault(name: &'static str, netem: &'static str, seconds: u64) -> Fault {
+    Fault { name, netem, lasts: Duration::from_secs(seconds) }
+}
+
+/// No fault.
+pub(super) const NONE: Fault = fault("none", "limit 20000", 15);
+
+/// All of them. The link goes and comes by losing everything: an interface that is down would break soft-RoCE's connection manager for
+/// good (`lab/README.md`). Of the two outages the shorter is mended by retransmission, the longer ends connections.
+pub(super) const ALL: &[Fault] = &[
+    NONE,
+    fault("loss 0.1 %", "limit 20000 loss 0.1%", 15),
+    fault("loss 0.5 %", "limit 20000 loss 0.5%", 15),
+    fault("loss 2 %", "limit 20000 loss 2%", 15),
+    fault("loss in bursts", "limit 20000 loss gemodel 0.5% 40%", 15),
+    fault("delay 2 ms", "limit 20000 delay 2ms", 15),
+    fault("delay 10 ms, jitter 5 ms", "limit 20000 delay 10ms 5ms", 15),
+    fault("reordered 1 %", "limit 20000 delay 2ms reorder 1%", 15),
+    fault("doubled 1 %", "limit 20000 duplicate 1%", 15),
+    fault("corrupted 0.1 %", "limit 20000 corrupt 0.1%", 15),
+    fault("outage 3 s", "limit 20000 loss 100%", 3),
+    fault("outage 30 s", "limit 20000 loss 100%", 30),
+];
+
+/// All faults in an order of this seed, and so on for ever; a while without any between two outages is a matter of luck.
+pub(super) fn schedule(seed: u64) -> impl Iterator<Item = Fault> {
+    let mut order = fastrand::Rng::with_seed(seed);
+    std::iter::repeat_with(move || {
+        let mut all = ALL.to_vec();
+        order.shuffle(&mut all);
+        all
+    })
+    .flatten()
+}
+
+/// Puts the network behind `interface` into this state.
+pub(super) fn apply(interface: &str, fault: Fault) -> Result<(), String> {
+    let mut command = Command::new("tc");
+    command.args(["qdisc", "replace", "dev", interface, "root", "netem"]).args(fault.netem.split(' '));
+    let output = command.output().map_err(|error| format!("tc: {error}"))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    output.status.success().then_some(()).ok_or_else(|| format!("{command:?}: {}", said.trim()))
+}
+
+/// One fault after another until it is over, then none.
+pub(super) fn take_turns(
+    interface: &str,
+    seed: u64,
+    side: &str,
+    log: &Log,
+    over: &AtomicBool,
+) -> Result<(), String> {
+    for fault in schedule(seed) {
+        apply(interface, fault)?;
+        log.write(&Line::Fault { at: log.now(), side: side.into(), what: fault.name.into() });
+        pause(fault.lasts, over);
+        if over.load(Ordering::Relaxed) {
+            break;
+        }
+    }
+    log.write(&Line::Fault { at: log.now(), side: side.into(), what: NONE.name.into() });
+    apply(interface, NONE)
+}

@@ -1,0 +1,249 @@
+//! What is measured, and the lines in which it is written down.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+/// One line of a soak's file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub(super) enum Line {
+    /// What the clients did since the line before.
+    Clients(Clients),
+    /// What a server holds.
+    Server {
+        /// Seconds since both sides began.
+        at: f64,
+        /// Its name.
+        name: String,
+        /// What it holds.
+        process: Process,
+    },
+    /// What was done to the network or to a process.
+    Fault {
+        /// Seconds since both sides began.
+        at: f64,
+        /// Whose network: `clients` or `servers`.
+        side: String,
+        /// What was done.
+        what: String,
+    },
+    /// How it ended.
+    Verdict {
+        /// Seconds since both sides began.
+        at: f64,
+        /// `clients` or `servers`.
+        side: String,
+        /// What was wrong; nothing, if it passed.
+        failures: Vec<String>,
+        /// Sums over the whole run.
+        totals: BTreeMap<String, u64>,
+    },
+}
+
+/// What all clients did in one interval.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Clients {
+    /// Its end, in seconds since both sides began.
+    pub at: f64,
+    /// Its length in seconds.
+    pub seconds: f64,
+    /// Commands answered and compared.
+    pub operations: u64,
+    /// Bytes of commands answered.
+    pub bytes_sent: u64,
+    /// Bytes of their replies.
+    pub bytes_received: u64,
+    /// Connections made.
+    pub connected: u64,
+    /// Attempts that brought none.
+    pub refused: u64,
+    /// Connections that ended by an error.
+    pub lost: u64,
+    /// Time from the first byte of an exchange to its last, in microseconds.
+    pub p50: u64,
+    /// The same.
+    pub p99: u64,
+    /// The same.
+    pub max: u64,
+    /// What the clients' process holds.
+    pub process: Process,
+    /// Objects of the device in use, by kind.
+    pub objects: Objects,
+    /// What the device counted since the line before.
+    pub device: BTreeMap<String, u64>,
+}
+
+/// What a process holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Process {
+    /// Open descriptors.
+    pub descriptors: u64,
+    /// Resident memory, in KiB.
+    pub resident_kib: u64,
+    /// Memory pinned for RDMA, in KiB.
+    pub pinned_kib: u64,
+    /// Threads.
+    pub threads: u64,
+}
+
+impl Process {
+    /// Of the process with this id, or of this one for "self".
+    pub(super) fn of(id: &str) -> io::Result<Self> {
+        let status = std::fs::read_to_string(format!("/proc/{id}/status"))?;
+        let number = |name: &str| {
+            let value = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+            value.and_then(|value| value.split_whitespace().next()?.parse().ok()).unwrap_or(0)
+        };
+        Ok(Self {
+            descriptors: std::fs::read_dir(format!("/proc/{id}/fd"))?.count() as u64,
+            resident_kib: number("VmRSS"),
+            pinned_kib: number("VmPin"),
+            threads: number("Threads"),
+        })
+    }
+
+    /// What is held beyond `before`, in words, memory in use apart: that is judged by its trend.
+    pub(super) fn beyond(self, before: Self) -> Option<String> {
+        (self.descriptors > before.descriptors || self.pinned_kib > before.pinned_kib).then(|| {
+            format!(
+                "{} descriptors and {} KiB pinned, at the beginning {} and {}",
+                self.descriptors, self.pinned_kib, before.descriptors, before.pinned_kib
+            )
+        })
+    }
+}
+
+/// Objects of a device in use, by kind: protection domains, queues, regions, identifiers.
+pub(super) type Objects = BTreeMap<String, u64>;
+
+/// An RDMA device, as the system shows it.
+#[derive(Clone, Debug)]
+pub(super) struct Device(pub String);
+
+impl Device {
+    /// Its objects in use, of all processes; none if the tool `rdma` is not there.
+    pub(super) fn objects(&self) -> Objects {
+        let Ok(output) = Command::new("rdma").args(["-j", "resource", "show", &self.0]).output() else {
+            return Objects::new();
+        };
+        let shown: Vec<BTreeMap<String, serde_json::Value>> =
+            serde_json::from_slice(&output.stdout).unwrap_or_default();
+        let numbers = shown.into_iter().flatten();
+        numbers
+            .filter_map(|(name, value)| Some((name, value.as_u64()?)))
+            .filter(|(name, _)| name != "ifindex")
+            .collect()
+    }
+
+    /// What it has counted since it was made; nothing if it does not count.
+    pub(super) fn counters(&self) -> BTreeMap<String, u64> {
+        let folder = format!("/sys/class/infiniband/{}/ports/1/hw_counters", self.0);
+        let Ok(files) = std::fs::read_dir(folder) else { return BTreeMap::new() };
+        files
+            .flatten()
+            .filter_map(|file| {
+                let count = std::fs::read_to_string(file.path()).ok()?.trim().parse().ok()?;
+                Some((file.file_name().into_string().ok()?, count))
+            })
+            .filter(|(name, _)| name != "lifespan")
+            .collect()
+    }
+}
+
+/// What the tool `rdma` shows of one kind of objects, on all devices; nothing if it is not there.
+fn shown(kind: &str) -> Vec<serde_json::Value> {
+    let output = Command::new("rdma").args(["-j", "resource", "show", kind]).output();
+    output.ok().and_then(|output| serde_json::from_slice(&output.stdout).ok()).unwrap_or_default()
+}
+
+/// Objects of all devices that a process has in use.
+pub(super) fn objects_of(pid: u32) -> Objects {
+    ["pd", "cq", "qp", "mr", "cm_id"]
+        .into_iter()
+        .map(|kind| (kind.to_string(), shown(kind).iter().filter(|one| one["pid"] == pid).count() as u64))
+        .collect()
+}
+
+/// How many identifiers listen.
+pub(super) fn listening() -> u64 {
+    shown("cm_id").iter().filter(|one| one["state"] == "LISTEN").count() as u64
+}
+
+/// Those objects of which there are more than `before`, in words.
+pub(super) fn more(now: &Objects, before: &Objects) -> Option<String> {
+    let grown: Vec<String> = now
+        .iter()
+        .filter_map(|(name, count)| {
+            let was = before.get(name).copied().unwrap_or(0);
+            (*count > was).then(|| format!("{count} {name}, at the beginning {was}"))
+        })
+        .collect();
+    (!grown.is_empty()).then(|| grown.join("; "))
+}
+
+/// Asks again until there is nothing to complain of, for at most `limit`.
+pub(super) fn settled(limit: Duration, complaint: impl Fn() -> Option<String>) -> Option<String> {
+    let begun = Instant::now();
+    loop {
+        let complaint = complaint()?;
+        if begun.elapsed() > limit {
+            return Some(complaint);
+        }
+        std::thread::sleep(Duration::from_millis(500));
+    }
+}
+
+/// Whether memory in use goes on growing: the most in the second half of a run beyond the most in its first half, by more than a
+/// quarter and 16 MiB.
+pub(super) fn growth(resident_kib: &[u64]) -> Option<String> {
+    let (first, second) = resident_kib.split_at(resident_kib.len() / 2);
+    let (first, second) = (first.iter().max()?, second.iter().max()?);
+    (*second > first + first / 4 + (16 << 10))
+        .then(|| format!("at most {first} KiB in the first half of the run, {second} KiB in the second"))
+}
+
+/// A file of lines, for several threads.
+pub(super) struct Log {
+    begun: Instant,
+    file: Mutex<File>,
+}
+
+impl Log {
+    /// A new file, when both sides begin: two machines need not agree on what time it is.
+    pub(super) fn create(path: &Path) -> io::Result<Self> {
+        Ok(Self { begun: Instant::now(), file: Mutex::new(File::create(path)?) })
+    }
+
+    /// Seconds since then.
+    pub(super) fn now(&self) -> f64 {
+        (self.begun.elapsed().as_secs_f64() * 10.0).round() / 10.0
+    }
+
+    /// Appends a line. A line that cannot be written is a loss that the reader of the file sees.
+    pub(super) fn write(&self, line: &Line) {
+        let Ok(mut text) = serde_json::to_string(line) else { return };
+        text.push('\n');
+        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Err(error) = file.write_all(text.as_bytes()) {
+            eprintln!("cannot write down what was measured: {error}");
+        }
+    }
+}
+
+/// Reads the lines of several files.
+pub(super) fn read(files: &[PathBuf]) -> io::Result<Vec<Line>> {
+    let mut lines = Vec::new();
+    for file in files {
+        for text in std::fs::read_to_string(file)?.lines() {
+            lines.push(serde_json::from_str(text)?);
+        }
+    }
+    Ok(lines)
+}

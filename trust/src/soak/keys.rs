@@ -1,0 +1,354 @@
+//! What a client knows of its keys: made from numbers, so that every byte can be compared without being kept.
+//!
+//! A session has keys of its own. What an older connection sent may be carried out long after that connection is gone, so a key whose
+//! store was not answered is never used again; all others must be there in the next session, unless the server was killed meanwhile.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use fastrand::Rng;
+use resp_rs::resp2::Frame;
+
+/// Keys of one session.
+const SLOTS: u32 = 12;
+/// No value is longer.
+const LONGEST: usize = 2 << 20;
+
+/// One command.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Command {
+    /// Stores a value.
+    Set(String, Bytes),
+    /// Reads one.
+    Get(String),
+    /// Deletes a key.
+    Del(String),
+    /// Says something and wants to hear it again.
+    Echo(Bytes),
+}
+
+impl Command {
+    /// Its words.
+    pub(super) fn words(&self) -> Vec<&[u8]> {
+        match self {
+            Self::Set(key, value) => vec![b"SET", key.as_bytes(), value],
+            Self::Get(key) => vec![b"GET", key.as_bytes()],
+            Self::Del(key) => vec![b"DEL", key.as_bytes()],
+            Self::Echo(text) => vec![b"ECHO", text],
+        }
+    }
+
+    /// Appends it as it goes over the wire, up to the value of a SET, which is left to the caller with the line end behind it.
+    pub(super) fn write_head(&self, into: &mut Vec<u8>) {
+        let words = self.words();
+        into.extend_from_slice(format!("*{}\r\n", words.len()).as_bytes());
+        for (number, word) in words.iter().enumerate() {
+            into.extend_from_slice(format!("${}\r\n", word.len()).as_bytes());
+            if self.value().is_some() && number + 1 == words.len() {
+                return;
+            }
+            into.extend_from_slice(word);
+            into.extend_from_slice(b"\r\n");
+        }
+    }
+
+    /// The value that it stores.
+    pub(super) const fn value(&self) -> Option<&Bytes> {
+        match self {
+            Self::Set(_, value) => Some(value),
+            Self::Get(_) | Self::Del(_) | Self::Echo(_) => None,
+        }
+    }
+}
+
+/// A value by the numbers that it is made from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Value {
+    seed: u64,
+    len: usize,
+}
+
+impl Value {
+    fn any(rng: &mut Rng) -> Self {
+        let most = match rng.u32(0..100) {
+            0..60 => 4 << 10,
+            60..92 => 64 << 10,
+            92..99 => 512 << 10,
+            _ => LONGEST,
+        };
+        Self { seed: rng.u64(..), len: rng.usize(0..=most) }
+    }
+
+    fn bytes(self) -> Bytes {
+        let mut bytes = vec![0; self.len];
+        Rng::with_seed(self.seed).fill(&mut bytes);
+        bytes.into()
+    }
+}
+
+/// Commands that belong together, and what must come back.
+#[derive(Debug, Default)]
+pub(super) struct Exchange {
+    /// The commands.
+    pub commands: Vec<Command>,
+    expected: Vec<Expected>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Expected {
+    Marked,
+    Stored { slot: u32, value: Value },
+    Found(Option<Value>),
+    Deleted { slot: Option<u32> },
+    Said(Value),
+}
+
+impl Exchange {
+    fn push(&mut self, command: Command, expected: Expected) {
+        self.commands.push(command);
+        self.expected.push(expected);
+    }
+
+    fn find(&mut self, key: String, value: Option<Value>) {
+        self.push(Command::Get(key), Expected::Found(value));
+    }
+}
+
+/// A session that is over: what must still be there.
+#[derive(Debug)]
+struct Past {
+    session: u64,
+    certain: BTreeMap<u32, Option<Value>>,
+}
+
+/// The keys of one client.
+pub(super) struct Keys {
+    name: String,
+    rng: Rng,
+    session: u64,
+    /// Whether this session's mark was answered.
+    marked: bool,
+    /// What each key of this session must hold; missing if that is not known.
+    certain: BTreeMap<u32, Option<Value>>,
+    past: Option<Past>,
+    /// Keys of older sessions, to be deleted.
+    rubbish: Vec<String>,
+}
+
+impl Keys {
+    /// Of a client of this name, which no other has.
+    pub(super) const fn new(name: String, rng: Rng) -> Self {
+        Self {
+            name,
+            rng,
+            session: 0,
+            marked: false,
+            certain: BTreeMap::new(),
+            past: None,
+            rubbish: Vec::new(),
+        }
+    }
+
+    fn key(&self, session: u64, slot: u32) -> String {
+        format!("soak:{}:{session}:{slot}", self.name)
+    }
+
+    fn mark(&self, session: u64) -> String {
+        format!("soak:{}:{session}:mark", self.name)
+    }
+
+    /// Begins a session. The exchange asks for the mark of the last one that left something behind.
+    pub(super) fn begin(&mut self) -> Option<Exchange> {
+        // A session that never got its mark knows nothing that must be there; the past before it stays what it was.
+        let certain = std::mem::take(&mut self.certain);
+        if self.marked {
+            self.past = Some(Past { session: self.session, certain });
+        }
+        if self.session > 0 {
+            let (session, mut old) = (self.session, vec![self.mark(self.session)]);
+            old.extend((0..SLOTS).map(|slot| self.key(session, slot)));
+            self.rubbish.extend(old);
+        }
+        self.session += 1;
+        self.marked = false;
+        let past = self.past.as_ref()?;
+        let mut exchange = Exchange::default();
+        exchange.push(Command::Get(self.mark(past.session)), Expected::Found(None));
+        Some(exchange)
+    }
+
+    /// Takes the answer: whether the last session's keys must still be there. They must, if its mark is; and the mark is lost only
+    /// with a server.
+    pub(super) fn remembered(&mut self, replies: &[Frame], may_be_lost: bool) -> Result<bool, String> {
+        let Some(past) = &self.past else { return Ok(false) };
+        match replies {
+            [Frame::BulkString(Some(mark))] if **mark == *past.session.to_string().as_bytes() => Ok(true),
+            [Frame::BulkString(None)] if may_be_lost => {
+                self.past = None;
+                self.rubbish.clear();
+                Ok(false)
+            }
+            [Frame::BulkString(None)] => {
+                Err(format!("{}: the server has lost what it had answered with OK", self.mark(past.session)))
+            }
+            other => Err(format!("{}: {}", self.mark(past.session), told(other.first()))),
+        }
+    }
+
+    /// Reads everything that must be there of the last session.
+    pub(super) fn audit(&self) -> Exchange {
+        let mut exchange = Exchange::default();
+        if let Some(past) = &self.past {
+            for (slot, value) in &past.certain {
+                exchange.find(self.key(past.session, *slot), *value);
+            }
+        }
+        exchange
+    }
+
+    /// Deletes what older sessions left; their keys were audited.
+    pub(super) fn open(&mut self) -> Exchange {
+        self.past = None;
+        let mut exchange = Exchange::default();
+        for key in &self.rubbish {
+            exchange.push(Command::Del(key.clone()), Expected::Deleted { slot: None });
+        }
+        exchange
+    }
+
+    /// Once that is done: leaves this session's mark. Its keys count from the answer on.
+    pub(super) fn leave_mark(&mut self) -> Exchange {
+        self.rubbish.clear();
+        let mut exchange = Exchange::default();
+        let number = self.session.to_string().into();
+        exchange.push(Command::Set(self.mark(self.session), number), Expected::Marked);
+        exchange
+    }
+
+    /// Gives up what is known, after something that should not be.
+    pub(super) fn forget(&mut self) {
+        (self.past, self.marked) = (None, false);
+        self.certain.clear();
+    }
+
+    /// Something to do. What it stores or deletes is not known until it is answered.
+    pub(super) fn any(&mut self) -> Exchange {
+        let mut exchange = Exchange::default();
+        let usable: Vec<u32> = self.certain.keys().copied().collect();
+        let count = 1 + if self.rng.u32(0..4) == 0 { self.rng.usize(0..16) } else { 0 };
+        let chosen: Vec<u32> = self.rng.choose_multiple(usable, count);
+        match self.rng.u32(0..10) {
+            0..4 => {
+                for slot in chosen {
+                    let value = Value::any(&mut self.rng);
+                    self.certain.remove(&slot);
+                    exchange.push(
+                        Command::Set(self.key(self.session, slot), value.bytes()),
+                        Expected::Stored { slot, value },
+                    );
+                }
+            }
+            4..8 => {
+                for slot in chosen {
+                    exchange.find(self.key(self.session, slot), self.certain.get(&slot).copied().flatten());
+                }
+            }
+            8 => {
+                for slot in chosen {
+                    self.certain.remove(&slot);
+                    exchange.push(
+                        Command::Del(self.key(self.session, slot)),
+                        Expected::Deleted { slot: Some(slot) },
+                    );
+                }
+            }
+            _ => self.say(count, &mut exchange),
+        }
+        exchange
+    }
+
+    /// Something to do that leaves nothing behind.
+    pub(super) fn echoes(&mut self) -> Exchange {
+        let mut exchange = Exchange::default();
+        let count = self.rng.usize(1..8);
+        self.say(count, &mut exchange);
+        exchange
+    }
+
+    /// Together short enough for one window, for who writes everything before reading anything.
+    fn say(&mut self, count: usize, exchange: &mut Exchange) {
+        for _ in 0..count {
+            let value = Value { seed: self.rng.u64(..), len: self.rng.usize(0..=16 << 10) };
+            exchange.push(Command::Echo(value.bytes()), Expected::Said(value));
+        }
+    }
+
+    /// Compares what came back, byte for byte, and learns from it.
+    pub(super) fn judge(&mut self, exchange: &Exchange, replies: &[Frame]) -> Result<(), String> {
+        if replies.len() != exchange.commands.len() {
+            return Err(format!("{} replies to {} commands", replies.len(), exchange.commands.len()));
+        }
+        for ((command, expected), reply) in exchange.commands.iter().zip(&exchange.expected).zip(replies) {
+            let wrong = |what: String| {
+                let mut words = command.words();
+                words.truncate(2);
+                let words: Vec<_> =
+                    words.iter().map(|word| String::from_utf8_lossy(&word[..word.len().min(60)])).collect();
+                format!("{}: {what}", words.join(" "))
+            };
+            match (expected, reply) {
+                (Expected::Marked, Frame::SimpleString(status)) if status == "OK" => {
+                    self.marked = true;
+                    self.certain = (0..SLOTS).map(|slot| (slot, None)).collect();
+                }
+                (Expected::Stored { slot, value }, Frame::SimpleString(status)) if status == "OK" => {
+                    self.certain.insert(*slot, Some(*value));
+                }
+                (Expected::Deleted { slot }, Frame::Integer(0 | 1)) => {
+                    if let Some(slot) = slot {
+                        self.certain.insert(*slot, None);
+                    }
+                }
+                (Expected::Found(None), Frame::BulkString(None)) => {}
+                (Expected::Found(Some(value)) | Expected::Said(value), Frame::BulkString(Some(found))) => {
+                    if let Some(difference) = difference(&value.bytes(), found) {
+                        return Err(wrong(difference));
+                    }
+                }
+                (expected, reply) => {
+                    let wanted = match expected {
+                        Expected::Marked | Expected::Stored { .. } => "+OK".into(),
+                        Expected::Found(None) => "nothing".into(),
+                        Expected::Deleted { .. } => ":0 or :1".into(),
+                        Expected::Found(Some(value)) | Expected::Said(value) => {
+                            format!("{} bytes", value.len)
+                        }
+                    };
+                    return Err(wrong(format!("{} came back and not {wanted}", told(Some(reply)))));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn difference(expected: &[u8], found: &[u8]) -> Option<String> {
+    if expected.len() != found.len() {
+        return Some(format!("{} bytes came back of {}", found.len(), expected.len()));
+    }
+    let at = expected.iter().zip(found).position(|(expected, found)| expected != found)?;
+    Some(format!("byte {at} of {} differs", expected.len()))
+}
+
+/// A reply in a few words.
+fn told(reply: Option<&Frame>) -> String {
+    match reply {
+        None => "no reply".into(),
+        Some(Frame::SimpleString(text)) => format!("+{}", String::from_utf8_lossy(text)),
+        Some(Frame::Error(text)) => format!("-{}", String::from_utf8_lossy(text)),
+        Some(Frame::Integer(number)) => format!(":{number}"),
+        Some(Frame::BulkString(None)) => "nothing".into(),
+        Some(Frame::BulkString(Some(bytes))) => format!("{} bytes", bytes.len()),
+        Some(Frame::Array(_)) => "an array".into(),
+    }
+}

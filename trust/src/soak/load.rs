@@ -1,0 +1,383 @@
+//! The clients' side: runs them, writes down figures, and says how it went.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use rdma_conn::{Descriptors, Stream};
+use rdma_verbs::Verbs;
+use tokio::runtime::Runtime;
+
+use super::client::{Board, Client, Tally, Work};
+use super::face::{Blocking, Redis, Tasks};
+use super::faults;
+use super::figures::{self, Clients, Device, Line, Log, Objects, Process};
+use super::meeting::{Meeting, Sign};
+
+/// What the clients need to know.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Arguments {
+    /// A server that is never killed (NAME=ADDRESS:PORT); repeat it for more.
+    #[arg(long)]
+    server: Vec<Server>,
+    /// A server that is killed from time to time and loses its data.
+    #[arg(long)]
+    killed_server: Vec<Server>,
+    /// How long to work, in seconds; the last look at everything comes after that.
+    #[arg(long, default_value_t = 300)]
+    seconds: u64,
+    /// Clients of each kind at each server.
+    #[arg(long, default_value_t = 1)]
+    clients: u32,
+    /// Where all pseudo-random choices begin.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Seconds between two lines of figures.
+    #[arg(long, default_value_t = 60)]
+    interval: u64,
+    /// The device whose objects and counters are figures.
+    #[arg(long, default_value = "rxe1")]
+    device: String,
+    /// The interface whose network gets faults; none without it.
+    #[arg(long)]
+    interface: Option<String>,
+    /// Where to meet the servers' side, and to write `clients.jsonl`.
+    #[arg(long)]
+    out: Option<PathBuf>,
+    /// Be a client that is killed: exchange echoes until then.
+    #[arg(long, hide = true)]
+    echoes: bool,
+}
+
+/// A server by name.
+#[derive(Clone, Debug)]
+pub(super) struct Server {
+    /// What it is called in figures.
+    pub name: String,
+    /// Where it listens.
+    pub address: SocketAddr,
+}
+
+impl std::str::FromStr for Server {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, address) = text.split_once('=').ok_or("expected NAME=ADDRESS:PORT")?;
+        let address = address.parse().map_err(|error| format!("{address}: {error}"))?;
+        Ok(Self { name: name.into(), address })
+    }
+}
+
+impl Arguments {
+    fn servers(&self) -> impl Iterator<Item = (&Server, bool)> {
+        let steady = self.server.iter().map(|server| (server, false));
+        steady.chain(self.killed_server.iter().map(|server| (server, true)))
+    }
+}
+
+/// Runs the clients on this machine's RDMA.
+pub(super) fn run(arguments: &Arguments) -> ExitCode {
+    match Verbs::load() {
+        Ok(verbs) if arguments.echoes => echo(&verbs, arguments),
+        Ok(verbs) => match soak(&verbs, arguments) {
+            Ok(failures) => super::conclude("clients", &failures),
+            Err(error) => super::cannot_run(error),
+        },
+        Err(error) => super::cannot_run(error),
+    }
+}
+
+/// All clients.
+pub(super) fn clients<B: Descriptors>(
+    backend: &B,
+    arguments: &Arguments,
+    runtime: &Runtime,
+) -> Result<Vec<Client>, redis::RedisError> {
+    let mut clients = Vec::new();
+    let mut seeds = fastrand::Rng::with_seed(arguments.seed);
+    for (server, server_is_killed) in arguments.servers() {
+        for number in 0..arguments.clients {
+            let (backend, handle, address) = (backend.clone(), runtime.handle().clone(), server.address);
+            let mut add = |kind: &str, face| {
+                let name = format!("{}/{kind}-{number}", server.name);
+                let work = if arguments.echoes { Work::Echoes } else { Work::Keys };
+                clients.push(Client { name, face, work, server_is_killed, idles: true, seed: seeds.u64(..) });
+            };
+            add("stream", Box::new(Blocking::new(backend.clone(), address)));
+            add("tokio", Box::new(Tasks::new(backend.clone(), address, handle.clone())));
+            add("redis-rs", Box::new(Redis::new(backend, address, handle)?));
+        }
+    }
+    Ok(clients)
+}
+
+/// Starts clients, each on a thread of its own.
+pub(super) fn start(clients: Vec<Client>, board: &Arc<Board>) {
+    for client in clients {
+        let board = Arc::clone(board);
+        let number = board.watch(&client.name);
+        thread::spawn(move || client.run(&board, number));
+    }
+}
+
+fn runtime() -> std::io::Result<Runtime> {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()
+}
+
+/// For a process that is killed: nothing but exchanges. It ends by itself only if something is wrong.
+fn echo<B: Descriptors>(backend: &B, arguments: &Arguments) -> ExitCode {
+    let Ok(runtime) = runtime() else { return super::cannot_run("no runtime") };
+    let board = Arc::new(Board::new());
+    match clients(backend, arguments, &runtime) {
+        Ok(clients) => start(clients, &board),
+        Err(error) => return super::cannot_run(error),
+    }
+    while board.failures().is_empty() {
+        thread::sleep(Duration::from_millis(200));
+        board.look_for_hung();
+    }
+    super::conclude("a client that is killed", &board.failures())
+}
+
+/// What was held before anything was done.
+struct Before {
+    process: Process,
+    objects: Objects,
+}
+
+fn soak(backend: &Verbs, arguments: &Arguments) -> Result<Vec<String>, Box<dyn std::error::Error>> {
+    let runtime = runtime()?;
+    let out = arguments.out.clone().unwrap_or_else(|| ".".into());
+    let meeting = Meeting(out.clone());
+    let device = Device(arguments.device.clone());
+    if arguments.out.is_some() {
+        meeting.wait(Sign::Ready, Duration::from_secs(120))?;
+    }
+    // What a process makes only once is made by its first connections.
+    for (server, _) in arguments.servers() {
+        let first = || Stream::connect(backend, server.address).err().map(|error| error.to_string());
+        if let Some(why) = figures::settled(Duration::from_secs(60), first) {
+            return Err(format!("no first connection to {}: {why}", server.name).into());
+        }
+    }
+    let nothing = || device.objects().get("cm_id").filter(|count| **count > 0).map(|_| String::new());
+    let _still_parting = figures::settled(Duration::from_secs(10), nothing);
+    if arguments.out.is_some() {
+        meeting.tell(Sign::Warm)?;
+        meeting.wait(Sign::Measured, Duration::from_secs(120))?;
+    }
+
+    let log = Arc::new(Log::create(&out.join("clients.jsonl"))?);
+    let before = Before { process: Process::of("self")?, objects: device.objects() };
+    let board = Arc::new(Board::new());
+    start(clients(backend, arguments, &runtime)?, &board);
+    let over = Arc::new(AtomicBool::new(false));
+    let helpers = [
+        thread::spawn({
+            let (arguments, log, over, board) =
+                (arguments.clone(), Arc::clone(&log), Arc::clone(&over), Arc::clone(&board));
+            move || disturb(&arguments, &log, &over, &board)
+        }),
+        thread::spawn({
+            let (arguments, log, over, board) =
+                (arguments.clone(), Arc::clone(&log), Arc::clone(&over), Arc::clone(&board));
+            move || kill_clients(&arguments, &log, &over, &board)
+        }),
+    ];
+    let mut sums = Sums::default();
+    let begun = Instant::now();
+    let mut counted = device.counters();
+    let mut last = Instant::now();
+    loop {
+        thread::sleep(Duration::from_millis(500));
+        board.look_for_hung();
+        if begun.elapsed() >= Duration::from_secs(arguments.seconds) && !over.swap(true, Ordering::Relaxed) {
+            println!("[{:4}s] the last look at everything", begun.elapsed().as_secs());
+            board.stop.store(true, Ordering::Relaxed);
+        }
+        let done = board.stopped() && board.at_work() == 0;
+        if done || last.elapsed() >= Duration::from_secs(arguments.interval) {
+            let now = device.counters();
+            let (at, seconds) = (log.now(), last.elapsed());
+            let figures = measured(&board.take_tally(), at, seconds, &device, (&counted, &now), &mut sums)?;
+            (counted, last) = (now, Instant::now());
+            show(begun.elapsed(), &figures);
+            log.write(&Line::Clients(figures));
+        }
+        if done {
+            break;
+        }
+    }
+    for helper in helpers {
+        if helper.join().is_err() {
+            board.fail("a thread of the soak itself panicked".into());
+        }
+    }
+    judge(&board, &before, &device, &mut sums)?;
+    for (reason, count) in &sums.reasons {
+        println!("{count:6} times: {reason}");
+    }
+    let failures = board.failures();
+    let (at, side) = (log.now(), "clients".to_string());
+    log.write(&Line::Verdict { at, side, failures: failures.clone(), totals: sums.totals });
+    if arguments.out.is_some() {
+        meeting.tell(Sign::Ended)?;
+    }
+    Ok(failures)
+}
+
+/// What the whole run comes to.
+#[derive(Default)]
+struct Sums {
+    totals: BTreeMap<String, u64>,
+    exchanges: BTreeMap<String, u64>,
+    reasons: BTreeMap<String, u64>,
+    resident_kib: Vec<u64>,
+}
+
+fn measured(
+    tally: &Tally,
+    at: f64,
+    length: Duration,
+    device: &Device,
+    (before, after): (&BTreeMap<String, u64>, &BTreeMap<String, u64>),
+    sums: &mut Sums,
+) -> std::io::Result<Clients> {
+    let process = Process::of("self")?;
+    sums.resident_kib.push(process.resident_kib);
+    for (into, from) in [(&mut sums.exchanges, &tally.exchanges), (&mut sums.reasons, &tally.reasons)] {
+        for (name, count) in from {
+            *into.entry(name.clone()).or_default() += count;
+        }
+    }
+    let counted = |name: &String, count: &u64| count.saturating_sub(before.get(name).copied().unwrap_or(0));
+    let figures = Clients {
+        at,
+        seconds: (length.as_secs_f64() * 10.0).round() / 10.0,
+        operations: tally.operations,
+        bytes_sent: tally.bytes_sent,
+        bytes_received: tally.bytes_received,
+        connected: tally.connected,
+        refused: tally.refused,
+        lost: tally.lost,
+        p50: tally.latency.value_at_quantile(0.5),
+        p99: tally.latency.value_at_quantile(0.99),
+        max: tally.latency.max(),
+        process,
+        objects: device.objects(),
+        device: after.iter().map(|(name, count)| (name.clone(), counted(name, count))).collect(),
+    };
+    let device = &figures.device;
+    for (name, count) in [
+        ("operations", figures.operations),
+        ("bytes_sent", figures.bytes_sent),
+        ("bytes_received", figures.bytes_received),
+        ("connected", figures.connected),
+        ("refused", figures.refused),
+        ("lost", figures.lost),
+    ]
+    .into_iter()
+    .chain(device.iter().map(|(name, count)| (name.as_str(), *count)))
+    {
+        *sums.totals.entry(name.into()).or_default() += count;
+    }
+    Ok(figures)
+}
+
+/// A line of progress.
+fn show(since: Duration, figures: &Clients) {
+    let Clients { operations, connected, refused, lost, p50, p99, max, process, .. } = figures;
+    let mib = (figures.bytes_sent + figures.bytes_received) as f64 / f64::from(1 << 20) / figures.seconds;
+    println!(
+        "[{:4}s] {operations} operations, {mib:.1} MiB/s; p50 {:.1} ms, p99 {:.0} ms, max {:.1} s; connections {connected} made, \
+         {refused} not made, {lost} lost; {} MiB resident, {} descriptors",
+        since.as_secs(),
+        *p50 as f64 / 1e3,
+        *p99 as f64 / 1e3,
+        *max as f64 / 1e6,
+        process.resident_kib >> 10,
+        process.descriptors,
+    );
+}
+
+/// What a run must have shown when it is over.
+fn judge(board: &Board, before: &Before, device: &Device, sums: &mut Sums) -> std::io::Result<()> {
+    if board.hung() > 0 {
+        board.fail(format!("{} clients did not come to their end", board.hung()));
+    }
+    for (client, exchanges) in &sums.exchanges {
+        println!("{exchanges:6} exchanges: {client}");
+        if *exchanges < 20 {
+            board.fail(format!("{client}: {exchanges} exchanges show nothing"));
+        }
+    }
+    let process = || Process::of("self").ok()?.beyond(before.process);
+    let objects = || figures::more(&device.objects(), &before.objects);
+    for complaint in [
+        figures::settled(Duration::from_secs(60), process),
+        figures::settled(Duration::from_secs(60), objects),
+    ] {
+        complaint.into_iter().for_each(|what| board.fail(format!("left behind by the clients: {what}")));
+    }
+    if let Some(what) = figures::growth(&sums.resident_kib) {
+        board.fail(format!("the clients' memory grows: {what}"));
+    }
+    let after = Process::of("self")?;
+    println!("at the beginning: {:?}, {:?}", before.process, before.objects);
+    println!("at the end:       {after:?}, {:?}", device.objects());
+    Ok(())
+}
+
+/// Gives the network one fault after another, and none at the end.
+fn disturb(arguments: &Arguments, log: &Log, over: &AtomicBool, board: &Board) {
+    let Some(interface) = &arguments.interface else { return };
+    if let Err(error) = faults::take_turns(interface, arguments.seed ^ 1, "clients", log, over) {
+        board.fail(error);
+    }
+}
+
+/// Starts a client of the same servers and kills it, again and again.
+fn kill_clients(arguments: &Arguments, log: &Log, over: &AtomicBool, board: &Board) {
+    let mut rng = fastrand::Rng::with_seed(arguments.seed ^ 2);
+    // How this program was called, up to its part.
+    let mut words: Vec<_> = std::env::args_os().take_while(|word| word != "load").collect();
+    if words.is_empty() || arguments.out.is_none() {
+        return;
+    }
+    let program = words.remove(0);
+    while !over.load(Ordering::Relaxed) {
+        let mut command = Command::new(&program);
+        command.args(&words).args(["load", "--echoes", "--seed"]).arg(rng.u32(..).to_string());
+        for (server, killed) in arguments.servers() {
+            let option = if killed { "--killed-server" } else { "--server" };
+            command.arg(option).arg(format!("{}={}", server.name, server.address));
+        }
+        let mut child = match command.stdin(Stdio::null()).spawn() {
+            Ok(child) => child,
+            Err(error) => return board.fail(format!("{}: {error}", program.to_string_lossy())),
+        };
+        pause(Duration::from_millis(rng.u64(3000..20_000)), over);
+        match child.try_wait() {
+            Ok(None) => {}
+            ended => board.fail(format!("a client that is killed ended by itself: {ended:?}")),
+        }
+        let what = "a process with clients is killed".into();
+        log.write(&Line::Fault { at: log.now(), side: "clients".into(), what });
+        let _gone_already = child.kill();
+        let _status = child.wait();
+    }
+}
+
+/// Waits, but no longer than until all is over.
+pub(super) fn pause(time: Duration, over: &AtomicBool) {
+    let begun = Instant::now();
+    while begun.elapsed() < time && !over.load(Ordering::Relaxed) {
+        thread::sleep(Duration::from_millis(100));
+    }
+}
