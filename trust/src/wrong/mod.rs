@@ -4,9 +4,8 @@
 //! A mistake ([`Mistake`]) is in what leaves a side (messages, writes, immediates, parameters), in what it is told of what
 //! came, or in its settings. [`table::TABLE`] says for each which case has to notice; [`judge`] runs that case.
 
-mod backend;
-mod data_path;
 pub mod mistake;
+mod mistaken;
 pub mod table;
 mod tamper;
 
@@ -25,8 +24,8 @@ use conformance::blackbox::select::Harm;
 use conformance::client::Failure;
 use conformance::reqs::Role;
 
-pub use backend::Wrong;
 pub use mistake::Mistake;
+pub use mistaken::{Mistaken, Wrong};
 
 /// How long a wrong implementation may take for anything: as long as it takes to be sure that it does not.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -39,7 +38,7 @@ pub fn judge(mistake: Option<Mistake>, role: Role, case: &str) -> Result<CaseRes
     let fabric = Fabric::new();
     let (theirs, ours) =
         (SocketAddr::from(([192, 0, 2, 1], 6379)), SocketAddr::from(([192, 0, 2, 66], 6379)));
-    let wrong = Wrong::new(fabric.host(&[theirs.ip()]), mistake);
+    let wrong = Wrong::by(fabric.host(&[theirs.ip()]), Mistaken::new(mistake));
     let backend = fabric.host(&[ours.ip()]);
     let options = |options| {
         let mut options = small(options);
