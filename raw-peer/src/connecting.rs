@@ -22,11 +22,21 @@ pub struct Candidate<B: Backend> {
     pub asked: Option<ConnectParams>,
 }
 
+/// How far a connection in the making is.
+pub enum Progress<B: Backend> {
+    /// It waits for an event.
+    Waits(Connecting<B>),
+    /// It may have a queue pair.
+    Ready(Candidate<B>),
+    /// There is no way to the peer, as this event says.
+    NoWay(String),
+}
+
 /// What came of looking once.
 enum Found<B: Backend> {
     Nothing,
     Candidate(Option<(B::Identifier, ConnectParams)>),
-    NoWay,
+    NoWay(String),
 }
 
 impl<B: Backend> Connecting<B> {
@@ -56,21 +66,21 @@ impl<B: Backend> Connecting<B> {
         &self.events
     }
 
-    /// Goes on as far as it can now: to a candidate, or to itself again. `None`: there is no way to the peer.
+    /// Goes on as far as it can now.
     ///
     /// # Errors
     /// The backend's.
-    pub fn poll(self) -> Result<Option<Result<Candidate<B>, Self>>, B::Error> {
-        match self.look()? {
-            Found::Nothing => Ok(Some(Err(self))),
-            Found::NoWay => Ok(None),
+    pub fn poll(self) -> Result<Progress<B>, B::Error> {
+        Ok(match self.look()? {
+            Found::Nothing => Progress::Waits(self),
+            Found::NoWay(event) => Progress::NoWay(event),
             Found::Candidate(None) => {
-                Ok(Some(Ok(Candidate { id: self.id, events: self.events, asked: None })))
+                Progress::Ready(Candidate { id: self.id, events: self.events, asked: None })
             }
             Found::Candidate(Some((id, params))) => {
-                Ok(Some(Ok(Candidate { id, events: self.events, asked: Some(params) })))
+                Progress::Ready(Candidate { id, events: self.events, asked: Some(params) })
             }
-        }
+        })
     }
 
     fn look(&self) -> Result<Found<B>, B::Error> {
@@ -79,8 +89,9 @@ impl<B: Backend> Connecting<B> {
                 CmEventKind::AddressResolved => self.id.resolve_route(self.timeout)?,
                 CmEventKind::RouteResolved => return Ok(Found::Candidate(None)),
                 CmEventKind::ConnectRequest { id, peer } => return Ok(Found::Candidate(Some((id, peer)))),
-                CmEventKind::AddressError { .. } | CmEventKind::RouteError { .. } => return Ok(Found::NoWay),
-                CmEventKind::DeviceRemoval => return Ok(Found::NoWay),
+                no_way @ (CmEventKind::AddressError { .. }
+                | CmEventKind::RouteError { .. }
+                | CmEventKind::DeviceRemoval) => return Ok(Found::NoWay(format!("{no_way:?}"))),
                 _ => {}
             }
         }

@@ -7,6 +7,7 @@
 mod connecting;
 
 use std::collections::VecDeque;
+use std::fmt;
 
 use rdma_proto::backend::{
     Access, Backend, CmEventKind, Completed, Completion, CompletionQueue, CompletionStatus, ConnectParams,
@@ -15,7 +16,7 @@ use rdma_proto::backend::{
 };
 use rdma_proto::wire::Window;
 
-pub use connecting::{Candidate, Connecting};
+pub use connecting::{Candidate, Connecting, Progress};
 
 /// Bytes of each receive: longer than any control message, so that one that is too long is seen as it is.
 pub const SLOT: usize = 64;
@@ -83,6 +84,16 @@ pub enum Refused<E> {
     Backend(E),
 }
 
+impl<E: fmt::Display> fmt::Display for Refused<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoQueuePair => f.write_str("there is no queue pair"),
+            Self::NoRoom => f.write_str("more is under way than the outbox holds"),
+            Self::Backend(error) => error.fmt(f),
+        }
+    }
+}
+
 impl<E> From<E> for Refused<E> {
     fn from(error: E) -> Self {
         Self::Backend(error)
@@ -99,6 +110,7 @@ pub struct Session<B: Backend> {
     id: B::Identifier,
     events: B::EventChannel,
     domain: B::Domain,
+    shape: Shape,
     /// Bytes of the outbox used since nothing was under way, and requests under way.
     stowed: usize,
     outstanding: usize,
@@ -110,10 +122,10 @@ pub struct Session<B: Backend> {
 }
 
 impl<B: Backend> Session<B> {
-    /// Everything that a connection of `id` needs, whose events come in `events`. No receive is posted.
+    /// All that a queue pair of `id` needs, whose events come in `events`.
     ///
     /// # Errors
-    /// The backend's. A queue pair that cannot be made is none: the connection goes on as if it were lost.
+    /// The backend's.
     pub fn new(id: B::Identifier, events: B::EventChannel, shape: Shape) -> Result<Self, B::Error> {
         let Shape { sends, receives, window, outbox } = shape;
         let domain = id.create_domain()?;
@@ -121,10 +133,9 @@ impl<B: Backend> Session<B> {
         let outbox = domain.register(outbox, Access::LOCAL_WRITE)?;
         let window = domain.register(window, Access::REMOTE_WRITE)?;
         let completions = id.create_completion_queue(sends.saturating_add(receives), 0)?;
-        let limits = QueuePairLimits { send_depth: sends, recv_depth: receives, inline: 0 };
-        let pair = id.create_queue_pair(&domain, &completions, limits).ok();
         Ok(Self {
-            pair,
+            pair: None,
+            shape,
             completions,
             inbox,
             outbox,
@@ -140,6 +151,17 @@ impl<B: Backend> Session<B> {
         })
     }
 
+    /// Makes the queue pair. No receive is posted.
+    ///
+    /// # Errors
+    /// The backend's; the peer may have gone meanwhile.
+    pub fn create_queue_pair(&mut self) -> Result<(), B::Error> {
+        let Shape { sends, receives, .. } = self.shape;
+        let limits = QueuePairLimits { send_depth: sends, recv_depth: receives, inline: 0 };
+        self.pair = Some(self.id.create_queue_pair(&self.domain, &self.completions, limits)?);
+        Ok(())
+    }
+
     /// Where events come.
     pub const fn events(&self) -> &B::EventChannel {
         &self.events
@@ -150,14 +172,19 @@ impl<B: Backend> Session<B> {
         &self.completions
     }
 
-    /// Whether there is a queue pair.
-    pub const fn has_queue_pair(&self) -> bool {
-        self.pair.is_some()
-    }
-
     /// Requests that have not completed.
     pub const fn outstanding(&self) -> usize {
         self.outstanding
+    }
+
+    /// The memory that the peer may write to.
+    pub const fn window(&self) -> Option<&B::Region> {
+        self.window.as_ref()
+    }
+
+    /// The memory from which it sends.
+    pub const fn outbox(&self) -> &B::Region {
+        &self.outbox
     }
 
     /// The memory that the peer may write to, as a window.
@@ -244,7 +271,7 @@ impl<B: Backend> Session<B> {
     /// Why it was not done.
     pub fn take(&mut self, step: Step) -> Result<(), Refused<B::Error>> {
         match step {
-            Step::Post(op, bytes) => self.post(op, &bytes),
+            Step::Post(op, bytes) => self.post(&[(op, &bytes)]),
             Step::Receive(count) => self.receive(count),
             Step::Withdraw => {
                 self.window = None;
@@ -254,7 +281,7 @@ impl<B: Backend> Session<B> {
                 self.window = Some(self.domain.register(len, Access::REMOTE_WRITE)?);
                 Ok(())
             }
-            Step::Disconnect => Ok(self.id.disconnect()?),
+            Step::Disconnect => Ok(self.disconnect()?),
             Step::LoseQueuePair => {
                 self.pair = None;
                 Ok(())
@@ -262,20 +289,26 @@ impl<B: Backend> Session<B> {
         }
     }
 
-    fn post(&mut self, op: SendOp, bytes: &[u8]) -> Result<(), Refused<B::Error>> {
+    /// Posts requests with one doorbell, each with its bytes; for a READ, as many are read.
+    ///
+    /// # Errors
+    /// Why they were not posted.
+    pub fn post(&mut self, requests: &[(SendOp, &[u8])]) -> Result<(), Refused<B::Error>> {
         let pair = self.pair.as_ref().ok_or(Refused::NoQueuePair)?;
-        if self.outstanding == 0 {
-            self.stowed = 0;
+        let mut offset = if self.outstanding == 0 { 0 } else { self.stowed };
+        let mut chain = Vec::with_capacity(requests.len());
+        for &(op, bytes) in requests {
+            if !self.outbox.memory().write(offset, bytes) {
+                return Err(Refused::NoRoom);
+            }
+            let local = Slice { region: &self.outbox, offset, len: bytes.len() };
+            chain.push(SendRequest { id: 0, op, local, signaled: true, inline: false });
+            offset += bytes.len();
         }
-        if !self.outbox.memory().write(self.stowed, bytes) {
-            return Err(Refused::NoRoom);
-        }
-        let local = Slice { region: &self.outbox, offset: self.stowed, len: bytes.len() };
-        pair.post_send(&[SendRequest { id: 0, op, local, signaled: true, inline: false }])
-            .map_err(|error| error.error)?;
-        self.stowed += bytes.len();
-        self.outstanding += 1;
-        Ok(())
+        let posted = pair.post_send(&chain).map_err(|error| (error.posted, error.error));
+        self.stowed = offset;
+        self.outstanding += posted.as_ref().map_or_else(|(posted, _)| *posted, |()| requests.len());
+        Ok(posted.map_err(|(_, error)| error)?)
     }
 
     fn receive(&mut self, count: usize) -> Result<(), Refused<B::Error>> {
@@ -290,20 +323,28 @@ impl<B: Backend> Session<B> {
         Ok(())
     }
 
+    /// Ends the connection.
+    ///
+    /// # Errors
+    /// The backend's.
+    pub fn disconnect(&self) -> Result<(), B::Error> {
+        self.id.disconnect()
+    }
+
     /// Asks the peer for a connection, with these parameters.
     ///
     /// # Errors
     /// The backend's.
-    pub fn connect(&self, params: &ConnectParams) -> Result<(), B::Error> {
-        self.id.connect(params, &[])
+    pub fn connect(&self, params: &ConnectParams, private_data: &[u8]) -> Result<(), B::Error> {
+        self.id.connect(params, private_data)
     }
 
     /// Accepts the peer's request, with these parameters.
     ///
     /// # Errors
     /// The backend's.
-    pub fn accept(&self, params: &ConnectParams) -> Result<(), B::Error> {
-        self.id.accept(params, &[])
+    pub fn accept(&self, params: &ConnectParams, private_data: &[u8]) -> Result<(), B::Error> {
+        self.id.accept(params, private_data)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use raw_peer::{Connecting, Incoming, Session, Shape, Step};
+use raw_peer::{Connecting, Incoming, Progress, Session, Shape, Step};
 use rdma_proto::backend::{Backend as _, ConnectParams, Immediate, RemoteAddress, SendOp};
 use rdma_proto::time::Instant;
 use rdma_proto::wire::{FeatureSet, Message, Window};
@@ -120,17 +120,19 @@ impl Rogue {
 
     fn advance(&mut self, stage: Stage) -> Option<Stage> {
         match stage {
-            Stage::Connecting(connecting) => match connecting.poll().ok()?? {
-                Err(connecting) => Some(Stage::Connecting(connecting)),
-                Ok(candidate) => {
+            Stage::Connecting(connecting) => match connecting.poll().ok()? {
+                Progress::NoWay(_) => None,
+                Progress::Waits(connecting) => Some(Stage::Connecting(connecting)),
+                Progress::Ready(candidate) => {
                     let most = candidate.most().ok()?;
                     let (sends, receives) = (SHAPE.sends.min(most), SHAPE.receives.min(most));
                     let asked = candidate.asked.is_some();
                     let mut session = candidate.session(Shape { sends, receives, ..SHAPE }).ok()?;
+                    session.create_queue_pair().ok()?;
                     let starves = matches!(self.deviation, Deviation::Starving | Deviation::FeatureFlood);
                     session.reposts = !starves;
                     session.take(Step::Receive(if starves { 2 } else { receives as usize })).ok()?;
-                    if asked { session.accept(&PARAMS) } else { session.connect(&PARAMS) }.ok()?;
+                    if asked { session.accept(&PARAMS, &[]) } else { session.connect(&PARAMS, &[]) }.ok()?;
                     let connected = Box::new(Connected { session, established: false, victim: None });
                     if self.deviation == Deviation::NeverReady {
                         // It is for whoever reads that it was accepted to say so.

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use raw_peer::{Candidate, Connecting, Incoming, Session, Shape, Step};
+use raw_peer::{Candidate, Connecting, Incoming, Progress, Session, Shape, Step};
 use rdma_proto::backend::{ConnectParams, Immediate, RemoteAddress, SendOp};
 use rdma_proto::wire::{FeatureSet, Message, Window};
 use rdma_softsim::SoftSim;
@@ -63,9 +63,9 @@ impl Peer {
         let stage = std::mem::replace(&mut self.stage, Stage::Gone);
         self.stage = match stage {
             Stage::Connecting(connecting) => match connecting.poll() {
-                Ok(Some(Ok(candidate))) => self.meet(candidate).unwrap_or(Stage::Gone),
-                Ok(Some(Err(connecting))) => Stage::Connecting(connecting),
-                Ok(None) | Err(_) => Stage::Gone,
+                Ok(Progress::Ready(candidate)) => self.meet(candidate).unwrap_or(Stage::Gone),
+                Ok(Progress::Waits(connecting)) => Stage::Connecting(connecting),
+                Ok(Progress::NoWay(_)) | Err(_) => Stage::Gone,
             },
             other => other,
         };
@@ -82,9 +82,10 @@ impl Peer {
             _ => {}
         }
         let mut session = candidate.session(SHAPE).ok()?;
-        // Without a queue pair, nothing can be received.
+        // Without a queue pair, nothing can be received; it goes on as far as that goes.
+        let _gone = session.create_queue_pair();
         let _refused = session.take(Step::Receive(self.receives));
-        if asked { session.accept(&self.params) } else { session.connect(&self.params) }.ok()?;
+        if asked { session.accept(&self.params, &[]) } else { session.connect(&self.params, &[]) }.ok()?;
         Some(Stage::Connected(Box::new(Connected { session, target: None, used: 0 })))
     }
 
