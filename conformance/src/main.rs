@@ -3,7 +3,7 @@
 //! Without arguments: the smoke suite, client and server in this process, over the embedded RDMA fabric.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,11 +26,15 @@ use suite::terminal::{cannot_run, run};
 #[command(
     name = "valkey-rdma-conformance",
     version,
-    about = "Is an implementation of Valkey over RDMA right?"
+    about = "Is an implementation of Valkey over RDMA right?",
+    args_conflicts_with_subcommands = true
 )]
 struct Cli {
     #[command(subcommand)]
     command: Option<Command>,
+    /// Where the main job, which is done without a command, writes its reports.
+    #[arg(long, default_value = "target/conformance")]
+    out: PathBuf,
 }
 
 #[derive(Subcommand)]
@@ -83,8 +87,8 @@ struct Smoke {
     /// Commands in the pipeline.
     #[arg(long, default_value_t = 10_000)]
     pipeline: usize,
-    /// Seconds to stay idle.
-    #[arg(long, default_value_t = 7)]
+    /// Seconds to stay idle: at least 4, for a server has 3 until its keepalive.
+    #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u64).range(4..))]
     idle: u64,
     /// Record the connections into this file, for `trace show` and `trace pcap`.
     #[arg(long)]
@@ -93,7 +97,7 @@ struct Smoke {
 
 impl Default for Smoke {
     fn default() -> Self {
-        let Ok(Cli { command: Some(Command::Smoke(smoke)) }) = Cli::try_parse_from(["", "smoke"]) else {
+        let Ok(Cli { command: Some(Command::Smoke(smoke)), .. }) = Cli::try_parse_from(["", "smoke"]) else {
             unreachable!("every argument of `smoke` has a default")
         };
         smoke
@@ -112,11 +116,11 @@ fn main() -> ExitCode {
             return ExitCode::from(if error.use_stderr() { USAGE } else { DONE });
         }
     };
-    exit::guarded(|| perform(cli.command))
+    exit::guarded(|| perform(cli))
 }
 
-fn perform(command: Option<Command>) -> ExitCode {
-    let Some(command) = command else { return main_job() };
+fn perform(Cli { command, out }: Cli) -> ExitCode {
+    let Some(command) = command else { return main_job(&out) };
     match command {
         Command::Run { who } => command::run(&who, &std::env::args().skip(1).collect::<Vec<_>>()),
         Command::List(list) => command::list(&list),
@@ -132,9 +136,9 @@ fn perform(command: Option<Command>) -> ExitCode {
 }
 
 /// What the README promises: the whole suite on the embedded fabric, and a share of the smoke suite.
-fn main_job() -> ExitCode {
+fn main_job(out: &Path) -> ExitCode {
     let smoke = Smoke { keys: 1000, pipeline: 5000, idle: 4, ..Smoke::default() };
-    let (smoke, whole) = (run_smoke(&smoke), command::whole(&reqs::workspace().join("target/conformance")));
+    let (smoke, whole) = (run_smoke(&smoke), command::whole(out));
     if smoke == ExitCode::SUCCESS { whole } else { smoke }
 }
 
@@ -153,6 +157,9 @@ fn run_client(target: SocketAddr) -> ExitCode {
 }
 
 fn run_smoke(smoke: &Smoke) -> ExitCode {
+    if let Some(Err(reason)) = smoke.target.as_deref().map(command::resolve) {
+        return command::finish(Err(reason));
+    }
     let result = match (&smoke.target, smoke.listen) {
         (None, None) => {
             let fabric = Fabric::new();

@@ -60,8 +60,37 @@ fn our_server_and_client_pass_a_share() {
 #[test]
 fn what_may_harm_is_skipped_unless_allowed() {
     let output = run(&["run", "server", "--select", "flow.wraps"]);
-    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(output.status.code(), Some(5));
     assert!(text(&output).contains("1 skipped") && text(&output).contains("--allow-disruptive"));
+}
+
+/// The program works where it is brought, and knows nothing of where it was built.
+#[test]
+fn it_travels() {
+    // Not below the workspace, and nothing else there.
+    let folder = std::env::temp_dir().join(format!("conformance-{}", std::process::id()));
+    let empty = folder.join("empty");
+    std::fs::create_dir_all(&empty).unwrap();
+    let program = folder.join("program");
+    std::fs::copy(env!("CARGO_BIN_EXE_valkey-rdma-conformance"), &program).unwrap();
+    let built = env!("CARGO_MANIFEST_DIR").as_bytes();
+    let bytes = std::fs::read(&program).unwrap();
+    assert!(!bytes.windows(built.len()).any(|some| some == built), "{} is in it", env!("CARGO_MANIFEST_DIR"));
+    let run =
+        |arguments: &[&str]| Command::new(&program).args(arguments).current_dir(&empty).output().unwrap();
+    for arguments in [&["vectors", "check"][..], &["vectors", "lint"], &["reqs", "list"]] {
+        let output = run(arguments);
+        assert_eq!(
+            output.status.code(),
+            Some(0),
+            "{arguments:?}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+    let output = run(&["reqs", "coverage"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("--root"));
+    std::fs::remove_dir_all(&folder).unwrap();
 }
 
 #[test]

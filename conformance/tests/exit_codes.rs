@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use conformance::blackbox::baseline::Baseline;
-use conformance::blackbox::results::Run;
+use conformance::blackbox::results::{CaseResult, Run};
 use conformance::exit;
+use conformance::reqs::workspace;
 
 fn program() -> Command {
     Command::new(env!("CARGO_BIN_EXE_valkey-rdma-conformance"))
@@ -58,7 +59,7 @@ fn an_expected_failure_has_gone() {
 fn what_fails_and_what_is_lost() {
     for (verdict, cause, code) in [
         ("pass", "requirement", exit::DONE),
-        ("skipped", "requirement", exit::DONE),
+        ("skipped", "requirement", exit::NOTHING),
         ("fail", "requirement", exit::FAILED),
         ("fail", "bystander", exit::FAILED),
         ("fail", "died", exit::LOST),
@@ -83,7 +84,7 @@ fn what_a_baseline_excuses() {
         ("pass", "requirement", "", 1, exit::DONE),
         ("pass-lenient", "requirement", "", 1, exit::DONE),
         ("pass", "requirement", "sometimes = true", 0, exit::DONE),
-        ("skipped", "requirement", "", 0, exit::DONE),
+        ("skipped", "requirement", "", 0, exit::NOTHING),
     ] {
         let entry = format!("[[expected]]\ncase = \"conn.plain\"\nreason = \"so it is\"\n{entry}\n");
         let baseline = Baseline::read(&file("excuses.toml", &entry)).unwrap();
@@ -105,6 +106,72 @@ fn results_are_judged_again() {
     };
     report(&known, exit::DONE);
     report(&none, exit::LOST);
+    // What an earlier baseline excused is excused no more.
+    let excused = Path::new(env!("CARGO_TARGET_TMPDIR")).join("excused.json");
+    let judged = ["report", "json", results.to_str().unwrap(), "-o", excused.to_str().unwrap(), "--baseline"];
+    exits(&[&judged[..], &[known.to_str().unwrap()]].concat(), exit::DONE);
+    exits(&["report", "json", excused.to_str().unwrap(), "--baseline", none.to_str().unwrap()], exit::LOST);
+}
+
+/// Of what harms others only the number is published, and nothing by which it could be told which it was.
+#[test]
+fn what_is_withheld() {
+    let mut run = came_to("fail", "died");
+    for (id, verdict, cause) in [
+        ("mem.of-0", "fail", "requirement"),
+        ("xfer.kept", "pass", "requirement"),
+        ("res.storm", "fail", "bystander"),
+    ] {
+        let of = came_to(verdict, cause).results.remove(0);
+        run.results.push(CaseResult { id: id.into(), ..of });
+    }
+    let all = file("all.json", &run.json().unwrap());
+    let baseline = |most: u32| {
+        let named = "[[expected]]\ncase = \"mem.of-0\"\nreason = \"so it is\"\n";
+        let withheld = format!("[withheld]\nleast = 1\nmost = {most}\nreason = \"SECURITY.md\"\n");
+        file(&format!("withheld-{most}.toml"), &(withheld + named))
+    };
+    let (enough, too_few) = (baseline(2), baseline(1));
+    let judge = |results: &Path, baseline: &Path, code| {
+        let files = [results.to_str().unwrap(), "--baseline", baseline.to_str().unwrap()];
+        exits(&[&["report", "json"], &files[..]].concat(), code);
+    };
+    judge(&all, &enough, exit::DONE);
+    judge(&all, &too_few, exit::LOST);
+    // Published, and judged again.
+    let published = Path::new(env!("CARGO_TARGET_TMPDIR")).join("published.json");
+    exits(
+        &["report", "json", all.to_str().unwrap(), "--for-publication", "-o", published.to_str().unwrap()],
+        exit::DONE,
+    );
+    judge(&published, &enough, exit::DONE);
+    judge(&published, &too_few, exit::LOST);
+    for format in ["json", "markdown", "html", "junit", "tap", "pretty", "badge"] {
+        let output = program().args(["report", format, published.to_str().unwrap()]).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        for told in ["conn.plain", "res.storm", "xfer.kept", "died"] {
+            // The page has the texts of all requirements, some of which name cases.
+            let told = if format == "html" { format!(":\"{told}\"") } else { told.into() };
+            assert!(!text.contains(&told), "{format}: {told}");
+        }
+        if ["markdown", "pretty"].contains(&format) {
+            assert!(text.contains("1 pass") && text.contains("2 cases withheld"), "{text}");
+        }
+    }
+}
+
+/// The published results and baselines of other people's programs keep back what brings these down.
+#[test]
+fn nothing_published_is_a_recipe() {
+    let root = workspace().unwrap();
+    for name in ["valkey-server", "valkey-cli", "valkey-benchmark"] {
+        let mut run = Run::read(&root.join(format!("docs/reports/{name}.json"))).unwrap();
+        assert!(run.withheld() > 0 && run.results.iter().all(|one| !one.is_harm() && !one.verdict.is_pass()));
+        let baseline = Baseline::read(&root.join(format!("conformance/baselines/{name}.toml"))).unwrap();
+        assert_eq!((baseline.apply(&mut run), run.code(false)), (Vec::new(), exit::DONE), "{name}");
+        let text = std::fs::read_to_string(root.join(format!("conformance/baselines/{name}.toml"))).unwrap();
+        assert!(!text.contains("cause ="), "{name}");
+    }
 }
 
 #[test]
@@ -120,6 +187,65 @@ fn nothing_is_selected() {
     exits(&["reqs", "list", "--area", "NONE"], exit::NOTHING);
     exits(&["vectors", "check", "--select", "no/such-vector"], exit::NOTHING);
     exits(&["smoke", "--select", "no.such-case"], exit::NOTHING);
+}
+
+/// A CI that forgets `--allow-disruptive` is not green.
+#[test]
+fn what_was_selected_is_skipped() {
+    exits(&["run", "server", "--select", "flow.wraps"], exit::NOTHING);
+    let part = ["run", "server", "--select", "flow.wraps", "--select", "conn.plain"];
+    exits(&part, exit::DONE);
+    let output = program().args(part).output().unwrap();
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(told.contains("1 of the 2 cases that are selected were NOT RUN"), "{told}");
+    exits(&[&part[..], &["--strict"]].concat(), exit::UNDECIDED);
+}
+
+/// One mistake, one answer: whatever is told to use a target that has no address.
+#[test]
+fn a_target_without_an_address() {
+    for target in ["nosuch.invalid:1", "no-port"] {
+        exits(&["run", "server", "--target", target], exit::USAGE);
+        exits(&["smoke", "--target", target], exit::USAGE);
+        exits(&["outage", "--target", target, "--command", "true"], exit::USAGE);
+    }
+    // No server could send a keepalive by then.
+    exits(&["smoke", "--idle", "3"], exit::USAGE);
+}
+
+/// As `… | head` leaves it, once head has what it wants.
+#[test]
+fn nobody_reads_the_output() {
+    let results = file("unread.json", &came_to("fail", "requirement").json().unwrap());
+    for arguments in [
+        &["list"][..],
+        &["list", "--json"],
+        &["reqs", "list"],
+        &["vectors", "check"],
+        &["vectors", "lint"],
+        &["report", "markdown", results.to_str().unwrap()],
+        &["run", "server", "--select", "conn.plain"],
+        &["hostile", "--select", "hostile.server.message-short"],
+        &["smoke", "--select", "smoke.ping"],
+        &["explore", "--help"],
+        &["sim", "--seeds", "0..2"],
+        &["doctor"],
+    ] {
+        let mut child =
+            program().args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        drop(child.stdout.take());
+        let output = child.wait_with_output().unwrap();
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            !told.contains("panicked") && !told.contains("mistake of this program"),
+            "{arguments:?}: {told}"
+        );
+        assert_ne!(output.status.code(), Some(exit::INTERNAL.into()), "{arguments:?}");
+    }
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let status = program().arg("list").stdout(writer).status().unwrap();
+    assert_eq!(status.code(), Some(exit::UNREAD.into()));
 }
 
 #[test]

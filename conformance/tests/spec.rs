@@ -14,7 +14,7 @@ use jsonschema::Validator;
 use serde_json::Value;
 
 fn vectors() -> PathBuf {
-    workspace().join("spec/vectors")
+    workspace().unwrap().join("spec/vectors")
 }
 
 fn files() -> Files {
@@ -197,4 +197,12 @@ fn mistakes_are_noticed() {
             check::run(&files, &mut shim(format!("python3 '{}' 2>&1", wrong.display())), vector).unwrap();
         assert!(!report.failed.is_empty(), "`{from}` became `{to}`, and {vector} did not notice");
     }
+}
+
+/// The vectors in the program are those of the folder.
+#[test]
+fn every_vector_is_built_in() {
+    let (built_in, there) = (Files::built_in().unwrap(), files());
+    let ids = |files: &Files| files.requirements().map(|(id, _)| id).collect::<Vec<_>>();
+    assert_eq!(ids(&built_in), ids(&there));
 }

@@ -202,12 +202,12 @@ fn the_invariant_crc_is_that_of_real_packets() {
 }
 
 fn capture() -> PathBuf {
-    workspace().join("spec/wireshark/valkey-9.1.2.pcap")
+    workspace().unwrap().join("spec/wireshark/valkey-9.1.2.pcap")
 }
 
 /// What tshark says of a file, a line for each packet, with the dissector; `None` if there is no tshark.
 fn tshark(file: &Path, arguments: &[&str]) -> Option<String> {
-    let dissector = workspace().join("spec/wireshark/valkey-rdma.lua");
+    let dissector = workspace().unwrap().join("spec/wireshark/valkey-rdma.lua");
     let output = Command::new("tshark")
         .arg("-r")
         .arg(file)

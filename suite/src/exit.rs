@@ -1,7 +1,9 @@
 //! How the program exits: what a script can tell apart.
 
-use std::panic::{UnwindSafe, catch_unwind};
+use std::any::Any;
+use std::panic::{self, UnwindSafe, catch_unwind};
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// All as it should be.
 pub const DONE: u8 = 0;
@@ -13,7 +15,7 @@ pub const UNDECIDED: u8 = 2;
 pub const BROKEN: u8 = 3;
 /// The target died, hung, or took no connection.
 pub const LOST: u8 = 4;
-/// Nothing is selected.
+/// Nothing is selected, or nothing of what is selected was run.
 pub const NOTHING: u8 = 5;
 /// The command line makes no sense.
 pub const USAGE: u8 = 64;
@@ -22,9 +24,42 @@ pub const NO_ENVIRONMENT: u8 = 69;
 /// A mistake of this program.
 pub const INTERNAL: u8 = 70;
 
-/// Does a job. A panic is a mistake of this program, whatever the target did, and says so.
+/// Whoever was to read what this program prints has gone, as `head` does: what a program that is ended by `SIGPIPE` exits with.
+pub const UNREAD: u8 = 141;
+
+/// The codes of runs, the worst first: what several come to together is the worst of them.
+const RANKS: [u8; 6] = [LOST, FAILED, BROKEN, UNDECIDED, NOTHING, DONE];
+
+/// The worse of two codes.
+pub fn worse(one: u8, other: u8) -> u8 {
+    RANKS.into_iter().find(|code| [one, other].contains(code)).unwrap_or_else(|| one.max(other))
+}
+
+/// Whether this is what the standard library's `print!` panics with when nobody reads; there is no other way to learn of it.
+fn is_unread(payload: &dyn Any) -> bool {
+    let text = payload.downcast_ref::<String>();
+    text.is_some_and(|text| text.starts_with("failed printing to std") && text.contains("Broken pipe"))
+}
+
+/// Does a job. A panic is a mistake of this program, whatever the target did, and says so; only that nobody reads any more what
+/// is printed ends it quietly.
 pub fn guarded(job: impl FnOnce() -> ExitCode + UnwindSafe) -> ExitCode {
-    catch_unwind(job).unwrap_or_else(|_| {
+    static UNHEARD: AtomicBool = AtomicBool::new(false);
+    let usual = panic::take_hook();
+    panic::set_hook(Box::new(move |info| {
+        // What the standard library's `print!` says, in whatever thread; there is no other way to learn of it.
+        let closed = is_unread(info.payload());
+        if closed {
+            UNHEARD.store(true, Ordering::Relaxed);
+        } else if !UNHEARD.load(Ordering::Relaxed) {
+            usual(info);
+        }
+    }));
+    catch_unwind(job).unwrap_or_else(|payload| {
+        // The job may have a hook of its own.
+        if UNHEARD.load(Ordering::Relaxed) || is_unread(&*payload) {
+            return ExitCode::from(UNREAD);
+        }
         eprintln!(
             "this is a mistake of this program, and says nothing about what was tested; please report it"
         );
@@ -39,11 +74,20 @@ mod tests {
     #[test]
     fn codes_are_distinct() {
         let mut all =
-            [DONE, FAILED, UNDECIDED, BROKEN, LOST, NOTHING, USAGE, NO_ENVIRONMENT, INTERNAL].to_vec();
+            [DONE, FAILED, UNDECIDED, BROKEN, LOST, NOTHING, USAGE, NO_ENVIRONMENT, INTERNAL, UNREAD]
+                .to_vec();
         let count = all.len();
         all.sort_unstable();
         all.dedup();
         assert_eq!(all.len(), count);
+    }
+
+    #[test]
+    fn the_worse_of_two() {
+        assert_eq!(worse(FAILED, UNDECIDED), FAILED);
+        assert_eq!(worse(NOTHING, LOST), LOST);
+        assert_eq!(worse(DONE, NOTHING), NOTHING);
+        assert_eq!(worse(DONE, DONE), DONE);
     }
 
     #[test]

@@ -12,22 +12,31 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// As it stands.
-    pub fn now() -> Self {
-        Self::of("self")
+    /// So many descriptors, and so much memory pinned.
+    pub const fn new(descriptors: usize, pinned_kib: u64) -> Self {
+        Self { descriptors, pinned_kib }
     }
 
-    /// What another process on this machine holds; nothing if there is none.
-    pub fn of_process(pid: u32) -> Self {
+    /// What this process holds now.
+    ///
+    /// # Panics
+    /// If `/proc` does not show this process: nothing that a suite says of leaks would be true.
+    pub fn now() -> Self {
+        Self::of("self").expect("/proc shows this process")
+    }
+
+    /// What another process on this machine holds; nothing if that cannot be seen.
+    pub fn of_process(pid: u32) -> Option<Self> {
         Self::of(&pid.to_string())
     }
 
-    fn of(process: &str) -> Self {
-        let descriptors = std::fs::read_dir(format!("/proc/{process}/fd")).map_or(0, Iterator::count);
-        let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
-        let pinned = status.lines().find_map(|line| line.strip_prefix("VmPin:"));
-        let pinned_kib = pinned.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(0);
-        Self { descriptors, pinned_kib }
+    fn of(process: &str) -> Option<Self> {
+        let descriptors = std::fs::read_dir(format!("/proc/{process}/fd")).ok()?.count();
+        let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+        // A process that has ended and was not waited for has no such line.
+        let pinned = status.lines().find_map(|line| line.strip_prefix("VmPin:"))?;
+        let pinned_kib = pinned.split_whitespace().next()?.parse().ok()?;
+        Some(Self { descriptors, pinned_kib })
     }
 
     /// Memory pinned, in KiB.
@@ -69,5 +78,25 @@ pub fn await_no_more_than(before: Ledger) -> Ledger {
             return now;
         }
         std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_seen_is_not_nothing() {
+        assert!(Ledger::of_process(std::process::id()).is_some());
+        // Above any limit of Linux.
+        assert_eq!(Ledger::of_process(u32::MAX), None);
+        // It has ended, and nobody waited for it.
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let stat = format!("/proc/{}/stat", child.id());
+        while !std::fs::read_to_string(&stat).unwrap().contains(") Z ") {
+            std::thread::yield_now();
+        }
+        assert_eq!(Ledger::of_process(child.id()), None);
+        child.wait().unwrap();
     }
 }

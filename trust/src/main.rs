@@ -10,7 +10,7 @@ use suite::exit::{self, DONE, USAGE};
 use suite::terminal::{cannot_run, run};
 
 use trust::hostile::{self, Setting};
-use trust::{crowd, explore, outage, reqs, semantics, sim};
+use trust::{crowd, explore, outage, reqs, semantics, sim, wrong};
 
 #[derive(Parser)]
 #[command(name = "valkey-rdma-trust", version, about = "What this workspace is tried with")]
@@ -33,6 +33,8 @@ enum Command {
     Crowd(crowd::Arguments),
     /// Takes the server, or the way to it, away in the middle of a reply.
     Outage(Outage),
+    /// Runs every case of the suite for any implementation against targets that are wrong, and says which mistake fails it.
+    Verdicts(wrong::command::Verdicts),
     /// The requirements of the protocol: what shows each, and their pages.
     #[command(subcommand)]
     Reqs(reqs::Command),
@@ -85,6 +87,7 @@ fn perform(command: Command) -> ExitCode {
         Command::Semantics(arguments) => semantics::run(arguments),
         Command::Crowd(arguments) => crowd::run(&arguments),
         Command::Outage(outage) => run_outage(outage),
+        Command::Verdicts(verdicts) => wrong::command::run(&verdicts),
         Command::Reqs(command) => reqs::run(command),
     }
 }
@@ -102,6 +105,9 @@ fn run_hostile(Hostile { listen, select }: &Hostile) -> ExitCode {
 }
 
 fn run_outage(Outage { target, command, within }: Outage) -> ExitCode {
+    if let Err(reason) = conformance::blackbox::command::resolve(&target) {
+        return conformance::blackbox::command::finish(Err(reason));
+    }
     let backend = match Verbs::load() {
         Ok(verbs) => verbs,
         Err(error) => return cannot_run(&error.to_string()),

@@ -74,7 +74,8 @@ impl<B: Descriptors> Adversary<B> {
             let Window { address, length, rkey } = self.await_window()?;
             if self.used < length {
                 return Ok((
-                    RemoteAddress { address: address + u64::from(self.used), rkey },
+                    // Its number: if it wraps, the device refuses it.
+                    RemoteAddress { address: address.wrapping_add(u64::from(self.used)), rkey },
                     length - self.used,
                 ));
             }
@@ -169,19 +170,19 @@ impl<B: Descriptors> Adversary<B> {
             )));
         }
         let (offset, length) = self.part();
-        if self.taken + count > length {
-            let taken = self.taken;
+        let taken = self.taken;
+        let Some(end) = taken.checked_add(count).filter(|end| *end <= length) else {
             return Err(Failure::wrong(format!(
                 "{count} bytes were notified when {taken} of {length} were used"
             )));
-        }
+        };
         let mut bytes = vec![0; count as usize];
-        if !self.window().memory().read((offset + self.taken) as usize, &mut bytes) {
+        if !self.window().memory().read(offset as usize + taken as usize, &mut bytes) {
             return Err(Failure::wrong("the adversary's plan is not within its memory"));
         }
         self.heard.extend_from_slice(&bytes);
-        self.taken += count;
-        if self.taken == length && self.drains {
+        self.taken = end;
+        if end == length && self.drains {
             self.turn += 1;
             self.register()?;
         }

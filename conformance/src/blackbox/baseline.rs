@@ -2,9 +2,10 @@
 
 use std::path::Path;
 
+use rdma_softsim::SoftSim;
 use serde::Deserialize;
 
-use super::results::Run;
+use super::results::{CaseResult, Run};
 use super::verdict::{Cause, Verdict};
 
 /// A file of expected failures.
@@ -13,6 +14,19 @@ use super::verdict::{Cause, Verdict};
 pub struct Baseline {
     #[serde(default)]
     expected: Vec<Expected>,
+    withheld: Option<Withheld>,
+}
+
+/// Failures that are expected and named nowhere: those that bring the target down, keep it from serving, or harm others.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Withheld {
+    /// With fewer of them in a whole run, some are mended.
+    least: usize,
+    /// With more of them, none is excused: nobody can tell which is new.
+    most: usize,
+    /// Why they are not named.
+    reason: String,
 }
 
 #[derive(Debug, Deserialize)]
@@ -42,6 +56,9 @@ impl Baseline {
     pub fn read(file: &Path) -> Result<Self, String> {
         let text = std::fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))?;
         let baseline: Self = toml::from_str(&text).map_err(|error| format!("{}: {error}", file.display()))?;
+        if baseline.withheld.as_ref().is_some_and(|withheld| withheld.reason.trim().is_empty()) {
+            return Err(format!("{}: [withheld] has no reason", file.display()));
+        }
         for expected in &baseline.expected {
             if expected.reason.trim().is_empty() {
                 return Err(format!("{}: {} has no reason", file.display(), expected.case));
@@ -50,8 +67,10 @@ impl Baseline {
         Ok(baseline)
     }
 
-    /// Marks what was expected; tells of entries that no failure answers to, among the cases that were tried.
+    /// Marks what is expected by this baseline, and by no earlier one; tells of entries that no failure answers to, among the
+    /// cases that were tried.
     pub fn apply(&self, run: &mut Run) -> Vec<String> {
+        run.results.iter_mut().for_each(|result| result.expected = None);
         let mut stale = Vec::new();
         for Expected { case, reason, cause, sometimes } in &self.expected {
             for result in run.results.iter_mut().filter(|result| result.id == *case) {
@@ -66,6 +85,31 @@ impl Baseline {
                 }
             }
         }
+        stale.extend(self.withheld.as_ref().and_then(|withheld| withheld.apply(run)));
         stale
+    }
+}
+
+impl Withheld {
+    /// Marks them; tells if some of them are mended.
+    fn apply(&self, run: &mut Run) -> Option<String> {
+        let unnamed = |result: &CaseResult| result.is_harm() && result.expected.is_none();
+        let counted = run.results.iter().filter(|result| unnamed(result)).count() + run.withheld();
+        let reason = (counted <= self.most).then(|| self.reason.clone());
+        run.results
+            .iter_mut()
+            .filter(|result| unnamed(result))
+            .for_each(|result| result.expected = reason.clone());
+        if let Some(withheld) = &mut run.withheld {
+            withheld.expected = reason;
+        }
+        let all = super::cases::<SoftSim>().iter().filter(|case| case.role == run.target.role).count();
+        let tried = run.results.iter().filter(|result| result.verdict != Verdict::Skipped).count();
+        (counted < self.least && tried == all).then(|| {
+            format!(
+                "{counted} cases bring the target down or harm others, and at least {} are expected ({}): lower `least`",
+                self.least, self.reason
+            )
+        })
     }
 }

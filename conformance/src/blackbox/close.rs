@@ -98,7 +98,7 @@ fn answered<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
 }
 
 fn clean<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    bench.greet()?.leave()
+    bench.greet()?.comes_to_an_end()
 }
 
 fn in_a_command<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {

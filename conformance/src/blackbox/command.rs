@@ -21,6 +21,7 @@ use super::baseline::Baseline;
 use super::results::Run;
 use crate::exit::{NO_ENVIRONMENT, USAGE};
 
+pub use against::resolve;
 pub use doctor::{Doctor, doctor};
 pub use list::{List, list};
 pub use options::Who;
@@ -29,7 +30,7 @@ pub use replay::{Replay, replay};
 pub use whole::whole;
 
 /// A run that came to nothing: its exit code, and why.
-type Trouble = (u8, String);
+pub type Trouble = (u8, String);
 
 fn no_environment(reason: impl std::fmt::Display) -> Trouble {
     (NO_ENVIRONMENT, format!("cannot run here: {reason}"))
@@ -62,7 +63,8 @@ fn judged(common: &Common, run: impl FnOnce() -> Result<Run, Trouble>) -> Result
     outcome::conclude(&mut run()?, common, &baseline.unwrap_or_default())
 }
 
-fn finish(outcome: Result<u8, Trouble>) -> ExitCode {
+/// What the program exits with; says why, if it came to nothing.
+pub fn finish(outcome: Result<u8, Trouble>) -> ExitCode {
     let (code, reason) = match outcome {
         Ok(code) => return ExitCode::from(code),
         Err(trouble) => trouble,

@@ -51,7 +51,8 @@ fn filled_to_the_end<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
 fn beyond_by_1<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
     let mut meeting = bench.greet()?;
     let length = meeting.peer.await_window()?.length;
-    meeting.peer.notify(length + 1)?;
+    let beyond = length.checked_add(1).ok_or_else(|| Stop::undecided("no immediate is beyond its window"))?;
+    meeting.peer.notify(beyond)?;
     meeting.ends()
 }
 
@@ -73,14 +74,15 @@ fn wraps<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
 fn held_quietly<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
     const WAIT: Duration = Duration::from_millis(1000);
     let server = bench.server()?;
-    if server.processor_time().is_none() {
+    let Some(_) = server.processor_time() else {
         return Err(Stop::not_applicable("the server's process cannot be seen from here (--exec shows it)"));
-    }
+    };
     let mut meeting = bench.meet(Shape::default())?;
     asked_without_window(&mut meeting, 100)?;
-    let before = server.processor_time();
+    let unseen = || Stop::undecided("what the server's process uses can no longer be seen");
+    let before = server.processor_time().ok_or_else(unseen)?;
     std::thread::sleep(WAIT);
-    let used = server.processor_time().unwrap_or_default().saturating_sub(before.unwrap_or_default());
+    let used = server.processor_time().ok_or_else(unseen)?.saturating_sub(before);
     if used > WAIT / 2 {
         return Err(Stop::unmet(format!("waiting for a window took {used:?} of processor time in {WAIT:?}")));
     }

@@ -3,10 +3,11 @@
 //! To a server the adversary says commands (ECHO, with bytes that nobody else uses) and hears replies. A client it answers,
 //! and what the client does next shows what it made of that.
 
+use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
 use rdma_conn::Descriptors;
-use rdma_proto::wire::Message;
+use rdma_proto::wire::{Message, Window};
 
 use super::bench::Bench;
 use super::desk::Desk;
@@ -19,6 +20,8 @@ use crate::workload::Entry;
 const ENOUGH: u64 = 3000;
 /// How long a client is answered then.
 const LONG_ENOUGH: Duration = Duration::from_secs(20);
+/// Lengths of a target's window that a case can fill: room for a command, and no more than there is memory for.
+const USABLE: RangeInclusive<u32> = 256..=64 << 20;
 
 /// The adversary connected to the target.
 pub struct Meeting<'a, B: Descriptors> {
@@ -185,32 +188,98 @@ impl<'a, B: Descriptors> Meeting<'a, B> {
         if self.client.is_none() {
             return self.part();
         }
+        match self.serve()? {
+            Leaving::Itself => self.is_content(),
+            Leaving::Never => {
+                self.dismiss()?;
+                if let Some(Exit::Crashed(how)) = self.exit() {
+                    return Err(self.crashed(&how));
+                }
+                Ok(pass(format!("goes on ({} commands)", self.desk.answered)))
+            }
+        }
+    }
+
+    /// A client does what it came for, leaves, and ends.
+    ///
+    /// # Errors
+    /// It does not, or is not content.
+    pub fn comes_to_an_end(mut self) -> Judged {
+        match self.serve()? {
+            Leaving::Never => Err(Stop::undecided(format!(
+                "the client did not come to an end within {} commands; it should do less",
+                self.desk.answered
+            ))),
+            Leaving::Itself if self.bench.teardown.get() != Some(Teardown::Clean) => {
+                Err(Stop::unmet(format!("no answer to the disconnect within {:?}", self.bench.patience)))
+            }
+            Leaving::Itself => self.is_content(),
+        }
+    }
+
+    /// Answers a client until it leaves, or has been answered long enough.
+    fn serve(&mut self) -> Result<Leaving, Stop> {
         let begun = Instant::now();
         while self.desk.answered < self.enough && begun.elapsed() < LONG_ENOUGH && !self.desk.quit {
             if !self.talk()? {
-                break;
+                self.bench.note(Teardown::Clean);
+                return Ok(Leaving::Itself);
             }
         }
-        if !self.gone && !self.desk.quit {
-            // It would go on for ever.
-            self.part()?;
-            return Ok(pass(format!("goes on ({} commands)", self.desk.answered)));
+        if !self.desk.quit {
+            return Ok(Leaving::Never);
         }
-        if !self.gone {
-            self.part()?;
-        }
-        self.bench.note(Teardown::Clean);
+        // It has said that it leaves, and a server disconnects then.
+        self.dismiss()?;
+        Ok(Leaving::Itself)
+    }
+
+    /// Disconnects from a client, which may be leaving by itself just now.
+    fn dismiss(&mut self) -> Result<(), Stop> {
+        // Refused if it was the first.
+        let _left = self.peer.disconnect();
+        let ended = self.awaits_end(self.bench.patience)? == End::Disconnected;
+        self.bench.note(if ended { Teardown::Clean } else { Teardown::Unclean });
+        Ok(())
+    }
+
+    /// A client that has left must end, and say that all was well.
+    fn is_content(&mut self) -> Judged {
         let answered = self.desk.answered;
         match self.exit() {
-            Some(Exit::Success) | None => Ok(pass(format!("{answered} commands"))),
-            Some(Exit::Crashed(how)) => {
-                self.bench.note(Teardown::Crashed);
-                Err(Stop::died(format!("the client crashed after {answered} commands: {how}")))
-            }
+            Some(Exit::Success) => Ok(pass(format!("{answered} commands"))),
+            None if !self.is_observed() => Ok(pass(format!("{answered} commands"))),
+            None => Err(Stop::hung(format!(
+                "the client left after {answered} commands, and did not end within {:?}",
+                self.bench.patience
+            ))),
+            Some(Exit::Crashed(how)) => Err(self.crashed(&how)),
             Some(Exit::Unsupported) => Err(Stop::unsupported("the client says so (status 89)")),
             Some(Exit::Failure(what)) => {
                 Err(Stop::unmet(format!("after {answered} commands the client was not content: {what}")))
             }
+        }
+    }
+
+    fn crashed(&self, how: &str) -> Stop {
+        self.bench.note(Teardown::Crashed);
+        Stop::died(format!("the client crashed after {} commands: {how}", self.desk.answered))
+    }
+
+    fn is_observed(&self) -> bool {
+        self.client.as_ref().is_some_and(|client| client.is_observed())
+    }
+
+    /// The target's window, where what a case says or allocates depends on its length.
+    ///
+    /// # Errors
+    /// There is none, or it is of no use for that.
+    pub fn usable_window(&mut self) -> Result<Window, Stop> {
+        let window = self.peer.await_window()?;
+        if USABLE.contains(&window.length) {
+            Ok(window)
+        } else {
+            Err(Stop::undecided(format!("a window of {} bytes does not suit this case", window.length)))
         }
     }
 
@@ -238,8 +307,26 @@ impl<'a, B: Descriptors> Meeting<'a, B> {
     ///
     /// # Errors
     /// It does not.
-    pub fn ends(mut self) -> Judged {
-        match self.awaits_end(self.bench.patience)? {
+    pub fn ends(self) -> Judged {
+        self.ends_watched(|| {})
+    }
+
+    /// The target must end this connection; `look` is called all the while, and once when it has.
+    ///
+    /// # Errors
+    /// It does not.
+    pub fn ends_watched(mut self, mut look: impl FnMut()) -> Judged {
+        let deadline = Instant::now() + self.bench.patience;
+        let end = loop {
+            look();
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.awaits_end(left.min(Duration::from_millis(20)))? {
+                End::None if !left.is_zero() => {}
+                end => break end,
+            }
+        };
+        look();
+        match end {
             End::Disconnected => self.bench.note(Teardown::Clean),
             End::Failed => self.bench.note(Teardown::Unclean),
             End::None => {
@@ -310,7 +397,7 @@ impl<'a, B: Descriptors> Meeting<'a, B> {
                 // The queue pair is of no more use. A target that knows says so soon.
                 Some(Incoming::Failed(_)) if end == End::None => {
                     end = End::Failed;
-                    deadline = Instant::now() + patience.min(Duration::from_secs(1));
+                    deadline = Instant::now() + self.bench.patience.min(Duration::from_secs(1));
                 }
                 Some(_) => {}
                 None => return Ok(end),
@@ -355,6 +442,14 @@ impl<B: Descriptors> Drop for Meeting<'_, B> {
     fn drop(&mut self) {
         self.account();
     }
+}
+
+/// How a client comes to leave.
+enum Leaving {
+    /// By itself, or because it asked for it.
+    Itself,
+    /// It would go on for ever.
+    Never,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -234,7 +234,7 @@ impl Server for ExecServer {
     }
 
     fn held(&self) -> Option<Ledger> {
-        Some(Ledger::of_process(self.pid()))
+        Ledger::of_process(self.pid())
     }
 
     fn processor_time(&self) -> Option<Duration> {

@@ -88,15 +88,56 @@ fn is_worth_telling(result: &CaseResult, strict: bool) -> bool {
     }
 }
 
+/// Green is for a run in which nothing failed, expected or not.
 fn badge(run: &Run) -> serde_json::Value {
-    let passed = run.results.iter().filter(|result| result.verdict.is_pass()).count();
-    let tried = passed + run.count(Verdict::Fail);
-    let failed = run.results.iter().any(|result| result.is_scored_failure(false));
-    let color = if failed { "red" } else { "brightgreen" };
+    let passed = run.count(Verdict::Pass) + run.count(Verdict::PassLenient);
+    let tried = passed + run.count(Verdict::Fail) + run.withheld();
+    let any = |test: fn(&CaseResult) -> bool| run.results.iter().any(test);
+    let harm = run.withheld() > 0 || any(CaseResult::is_harm);
+    let color = if harm || any(|result| result.is_scored_failure(false)) {
+        "red"
+    } else if any(|result| result.verdict == Verdict::Fail) {
+        "orange"
+    } else if passed == 0 {
+        "lightgrey"
+    } else {
+        "brightgreen"
+    };
     json!({
         "schemaVersion": 1,
         "label": format!("Valkey over RDMA, {}", super::case::role_name(run.target.role)),
         "message": format!("{passed}/{tried}"),
         "color": color,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn colour(results: &str) -> String {
+        let run = format!(
+            r#"{{"format":1,"target":{{"name":"","role":"server","how":"","backend":""}},"suite":{{"version":"","requirements":1}},
+                "arguments":[],"begun":0,"took":0,"results":[{results}]}}"#
+        );
+        badge(&serde_json::from_str(&run).unwrap())["color"].to_string()
+    }
+
+    fn case(verdict: &str, cause: &str, expected: &str) -> String {
+        format!(
+            r#"{{"id":"a.b","intent":"","expectation":"","requirements":[],"level":"must","tags":[],"verdict":"{verdict}",
+                "cause":"{cause}",{expected}"reason":"","took":0,"repro":""}}"#
+        )
+    }
+
+    #[test]
+    fn a_badge_is_green_only_where_nothing_failed() {
+        let known = r#""expected":"known","#;
+        let pass = case("pass", "requirement", "");
+        assert_eq!(colour(&pass), "\"brightgreen\"");
+        assert_eq!(colour(&format!("{pass},{}", case("fail", "requirement", ""))), "\"red\"");
+        assert_eq!(colour(&format!("{pass},{}", case("fail", "requirement", known))), "\"orange\"");
+        assert_eq!(colour(&format!("{pass},{}", case("fail", "died", known))), "\"red\"");
+        assert_eq!(colour(&case("skipped", "requirement", "")), "\"lightgrey\"");
+    }
 }

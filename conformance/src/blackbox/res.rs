@@ -74,13 +74,14 @@ fn nothing_left<B: Descriptors>(bench: &Bench<'_, B>, in_order: bool) -> Judged 
         return Err(Stop::not_applicable("the server's process cannot be seen from here (--exec shows it)"));
     }
     std::thread::sleep(Duration::from_millis(300));
-    let before = server.held().unwrap_or_default();
+    let unseen = || Stop::undecided("what the server's process holds can no longer be seen");
+    let before = server.held().ok_or_else(unseen)?;
     for _ in 0..100 {
         cycle()?;
     }
     let deadline = Instant::now() + bench.patience;
     loop {
-        let held = server.held().unwrap_or_default();
+        let held = server.held().ok_or_else(unseen)?;
         if !held.exceeds(before) {
             return Ok(pass(format!("{held}, as before")));
         }

@@ -28,6 +28,21 @@ pub struct Run {
     pub took: f64,
     /// What came of each case.
     pub results: Vec<CaseResult>,
+    /// Cases that are counted here, and not listed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub withheld: Option<Withheld>,
+}
+
+/// Cases of which a published run keeps back everything but how many they are.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Withheld {
+    /// Those that brought the target down or harmed others.
+    pub harmed: usize,
+    /// Those that passed: listed, they would give the others away.
+    pub passed: usize,
+    /// Why the harm was expected, if all of it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expected: Option<String>,
 }
 
 /// What was tested.
@@ -92,7 +107,30 @@ pub struct CaseResult {
 impl Run {
     /// How many cases came to this.
     pub fn count(&self, verdict: Verdict) -> usize {
-        self.results.iter().filter(|result| result.verdict == verdict).count()
+        let withheld = self.withheld.as_ref().filter(|_| verdict == Verdict::Pass);
+        let listed = self.results.iter().filter(|result| result.verdict == verdict).count();
+        listed + withheld.map_or(0, |withheld| withheld.passed)
+    }
+
+    /// How many cases brought the target down or harmed others, and are not listed.
+    pub fn withheld(&self) -> usize {
+        self.withheld.as_ref().map_or(0, |withheld| withheld.harmed)
+    }
+
+    /// Takes out everything by which it could be told which cases brought the target down or harmed others.
+    pub fn withhold(&mut self) {
+        let harmed = self.results.iter().filter(|result| result.is_harm());
+        let count = harmed.clone().count();
+        if count == 0 {
+            return;
+        }
+        let expected = harmed.map(|result| result.expected.clone()).collect::<Option<Vec<_>>>();
+        self.withheld = Some(Withheld {
+            harmed: count,
+            passed: self.count(Verdict::Pass),
+            expected: expected.and_then(|reasons| reasons.into_iter().next()),
+        });
+        self.results.retain(|result| !result.is_harm() && result.verdict != Verdict::Pass);
     }
 
     /// Its counts in one line, those that are zero left out.
@@ -103,6 +141,10 @@ impl Run {
             .filter(|(count, _)| *count > 0)
             .map(|(count, verdict)| format!("{count} {verdict}"))
             .collect();
+        let counts = match self.withheld() {
+            0 => counts,
+            withheld => [counts, vec![format!("{withheld} cases withheld")]].concat(),
+        };
         let expected = self.results.iter().filter(|result| result.expected.is_some()).count();
         let expected = if expected > 0 { format!(" ({expected} as expected)") } else { String::new() };
         format!("{}{expected}, {:.1} s", counts.join(", "), self.took)
@@ -111,13 +153,22 @@ impl Run {
     /// What it comes down to, as an exit code.
     pub fn code(&self, strict: bool) -> u8 {
         let any = |test: &dyn Fn(&CaseResult) -> bool| self.results.iter().any(test);
-        if any(&|result| result.is_scored_failure(strict) && result.cause.is_some_and(Cause::is_loss)) {
+        let withheld = self.withheld.as_ref().is_some_and(|withheld| withheld.expected.is_none());
+        let tried = self.results.iter().filter(|result| result.verdict != Verdict::Skipped).count();
+        let skipped = self.results.len() - tried;
+        if withheld
+            || any(&|result| result.is_scored_failure(strict) && result.cause.is_some_and(Cause::is_loss))
+        {
             exit::LOST
         } else if any(&|result| result.is_scored_failure(strict)) {
             exit::FAILED
         } else if any(&|result| result.verdict == Verdict::Broken) {
             exit::BROKEN
         } else if any(&|result| result.verdict == Verdict::Inconclusive && result.expected.is_none()) {
+            exit::UNDECIDED
+        } else if tried == 0 && self.withheld.is_none() {
+            exit::NOTHING
+        } else if strict && skipped > 0 {
             exit::UNDECIDED
         } else {
             exit::DONE
@@ -148,9 +199,15 @@ impl Run {
 }
 
 impl CaseResult {
+    /// Whether more came to harm than the connection that the case is about.
+    pub fn is_harm(&self) -> bool {
+        !self.verdict.is_pass() && self.cause.is_some_and(Cause::is_harm)
+            || self.teardown == Some(Teardown::Crashed)
+    }
+
     /// A failure that counts. Harm counts whatever the level of the requirement is.
     pub fn is_scored_failure(&self, strict: bool) -> bool {
-        let harm = self.cause.is_some_and(|cause| cause.is_loss() || cause == Cause::Bystander);
+        let harm = self.cause.is_some_and(Cause::is_harm);
         self.expected.is_none()
             && match self.verdict {
                 Verdict::Fail => strict || self.level == Level::Must || harm,

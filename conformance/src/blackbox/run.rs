@@ -93,6 +93,7 @@ pub fn run<B: Descriptors>(
         begun: since,
         took: begun.elapsed().as_secs_f64(),
         results,
+        withheld: None,
     })
 }
 
@@ -219,8 +220,8 @@ impl<'a, B: Descriptors> Runner<'a, B> {
         if let Some(death) = server.death(Duration::ZERO) {
             return self.died(case, server, neighbour, result, &death);
         }
-        // Reading is enough to be sure of what passed and harmed nobody.
-        if result.verdict.is_pass() && !case.is(Tag::Disruptive) {
+        // Reading is enough to be sure of what passed and harmed nobody, if the neighbour is there to tell.
+        if result.verdict.is_pass() && !case.is(Tag::Disruptive) && neighbour.is_there() {
             return;
         }
         let Err(stop) = self.sanity() else { return };
@@ -320,6 +321,10 @@ impl<B: Descriptors> Neighbour<B> {
         };
         self.peer = None;
         Err(outcome)
+    }
+
+    fn is_there(&self) -> bool {
+        self.peer.is_some()
     }
 
     fn moves_out(&mut self) {

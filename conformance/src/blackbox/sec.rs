@@ -9,7 +9,7 @@ use rdma_proto::wire::Window;
 use super::bench::Bench;
 use super::case::Case;
 use super::meeting::Meeting;
-use super::verdict::{Judged, Pass, Stop, Teardown, pass};
+use super::verdict::{Cause, Judged, Stop, Teardown, pass};
 use crate::adversary::Incoming;
 
 pub(super) fn cases<B: Descriptors>() -> Vec<Case<B>> {
@@ -44,16 +44,21 @@ fn is_refused<B: Descriptors>(bench: &Bench<'_, B>, meeting: &mut Meeting<'_, B>
             return Err(Stop::unmet("the device let it pass"));
         };
         match incoming {
-            Incoming::Failed(CompletionStatus::REM_ACCESS_ERR) => {
+            // The two ways in which a device refuses a request from afar: for the memory, and for the operation.
+            Incoming::Failed(
+                status @ (CompletionStatus::REM_ACCESS_ERR | CompletionStatus::REM_INV_REQ_ERR),
+            ) => {
                 bench.note(Teardown::Unclean);
-                return Ok(pass("refused"));
+                return Ok(pass(format!("refused: {status:?}")));
             }
             Incoming::Failed(status) => {
                 bench.note(Teardown::Unclean);
-                return Ok(pass(format!("refused, as {status:?}")));
+                return Err(Stop::undecided(format!("the request failed, and was not refused: {status:?}")));
             }
             Incoming::Read => return Err(Stop::unmet("the device answered the READ")),
-            Incoming::Gone(_) => return Ok(pass("the connection ended")),
+            Incoming::Gone(_) => {
+                return Err(Stop::undecided("the connection ended before the device had answered"));
+            }
             // A client talks meanwhile.
             Incoming::Notified(_) => {}
             other => meeting.peer.absorb(other)?,
@@ -66,6 +71,10 @@ fn refuses<B: Descriptors>(
     reach: impl FnOnce(&mut Meeting<'_, B>, Window) -> Result<(), Stop>,
 ) -> Judged {
     let mut meeting = bench.greet()?;
+    // A device refuses for a target that does nothing, too.
+    if !meeting.talk()? {
+        return Err(Stop::undecided("the client left before it could be shown; it should do more"));
+    }
     let window = meeting.peer.await_window()?;
     reach(&mut meeting, window)?;
     meeting.peer.settle()?;
@@ -118,7 +127,12 @@ fn stale_key<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
 fn neighbour<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
     let mut other = bench.greet()?;
     for body in [outside, immediate_outside, before, wrong_key] {
-        let _whether_refused: Result<Pass, Stop> = body(bench);
+        // Whether it was refused is for other cases to say; here it must have been tried.
+        if let Err(stop) = body(bench)
+            && stop.cause != Cause::Requirement
+        {
+            return Err(stop);
+        }
         other.talk()?;
     }
     other.unharmed()

@@ -125,6 +125,11 @@ impl Cause {
         matches!(self, Self::Died | Self::Hung | Self::Refused)
     }
 
+    /// Whether more came to harm than the connection that the case is about.
+    pub const fn is_harm(self) -> bool {
+        self.is_loss() || matches!(self, Self::Bystander)
+    }
+
     /// What a run that comes to nothing for this cause exits with.
     pub const fn code(self) -> u8 {
         match self {

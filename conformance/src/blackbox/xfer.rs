@@ -64,7 +64,7 @@ fn of_lengths<B: Descriptors>(bench: &Bench<'_, B>, lengths: &[usize]) -> Judged
 
 fn around_the_window<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
     let mut meeting = bench.greet()?;
-    let window = meeting.peer.await_window()?.length as usize;
+    let window = meeting.usable_window()?.length as usize;
     for whole in [window - 1, window, window + 1, 2 * window] {
         // The question around so many bytes is that long.
         let around = question(&vec![b'x'; whole]).say.len() - whole;
@@ -118,7 +118,7 @@ fn written<B: Descriptors>(bench: &Bench<'_, B>, tell: fn(usize) -> Vec<u32>, wi
         } else {
             meeting.peer.write(to, piece)?;
         }
-        address += piece.len() as u64;
+        address = address.wrapping_add(piece.len() as u64);
     }
     meeting.peer.advance(length as u32);
     if !with_last {

@@ -184,8 +184,14 @@ impl Requirements {
     }
 }
 
-/// The workspace that this program was built from.
-pub fn workspace() -> PathBuf {
-    let conformance = Path::new(env!("CARGO_MANIFEST_DIR"));
-    conformance.parent().unwrap_or(conformance).to_path_buf()
+/// The workspace that the current directory is in.
+///
+/// # Errors
+/// It is in none.
+pub fn workspace() -> Result<PathBuf, String> {
+    let here = std::env::current_dir().map_err(|error| format!("the current directory: {error}"))?;
+    let found = here.ancestors().find(|folder| folder.join("spec/requirements.toml").is_file());
+    found.map(Path::to_path_buf).ok_or_else(|| {
+        format!("{} is in no workspace with spec/requirements.toml; --root says where one is", here.display())
+    })
 }

@@ -11,7 +11,7 @@ use super::protocol::Implementation;
 use super::shim::Shim;
 use super::{Files, check, lint};
 use crate::exit::{BROKEN, DONE, FAILED, NOTHING};
-use crate::reqs::{Requirements, workspace};
+use crate::reqs::Requirements;
 
 /// What to do with the vectors.
 #[derive(Subcommand)]
@@ -30,13 +30,13 @@ pub enum Command {
         /// Also name the skipped ones.
         #[arg(long)]
         verbose: bool,
-        /// The folder of the vectors.
+        /// A folder with vectors; those that this program was built with, if absent.
         #[arg(long)]
         vectors: Option<PathBuf>,
     },
     /// Checks the vectors themselves.
     Lint {
-        /// The folder of the vectors.
+        /// A folder with vectors; those that this program was built with, if absent.
         #[arg(long)]
         vectors: Option<PathBuf>,
     },
@@ -72,7 +72,7 @@ pub fn run(command: Command) -> ExitCode {
 }
 
 fn read(vectors: Option<PathBuf>) -> Result<Files, String> {
-    Files::read(&vectors.unwrap_or_else(|| workspace().join("spec/vectors")))
+    vectors.map_or_else(Files::built_in, |folder| Files::read(&folder))
 }
 
 fn run_check(

@@ -25,8 +25,27 @@ pub struct Files {
     pub traces: Vec<(String, TraceFile)>,
 }
 
+/// The files of a folder of `spec/vectors`, by name without extension.
+macro_rules! built_in {
+    ($folder:literal: $($name:literal)*) => {
+        [$(($name, include_str!(concat!("../../../spec/vectors/", $folder, "/", $name, ".json")))),*]
+    };
+}
+
 impl Files {
-    /// Reads them.
+    /// Those this program was built with.
+    ///
+    /// # Errors
+    /// A file is broken, which a test excludes.
+    pub fn built_in() -> Result<Self, String> {
+        let control = built_in!("control": "get-server-feature" "invalid" "keepalive" "register-xfer-memory"
+            "set-client-feature");
+        let traces = built_in!("trace": "close" "credits" "features" "handshake" "keepalive" "limits" "receive" "refused"
+            "stream");
+        Ok(Self { control: parse_all(&control)?, traces: parse_all(&traces)? })
+    }
+
+    /// Reads them from a folder.
     ///
     /// # Errors
     /// A file cannot be read, is not of its format, or has fields that its format does not know.
@@ -41,6 +60,14 @@ impl Files {
         let control = control.map(|vector| (vector.id.clone(), vector.requirements.as_slice()));
         control.chain(traces.map(|trace| (trace.id.clone(), trace.requirements.as_slice())))
     }
+}
+
+fn parse_all<T: serde::de::DeserializeOwned>(files: &[(&str, &str)]) -> Result<Vec<(String, T)>, String> {
+    let parse = |(name, text): &(&str, &str)| {
+        let parsed = serde_json::from_str(text).map_err(|error| format!("{name}.json: {error}"))?;
+        Ok(((*name).to_string(), parsed))
+    };
+    files.iter().map(parse).collect()
 }
 
 fn read_all<T: serde::de::DeserializeOwned>(folder: &Path) -> Result<Vec<(String, T)>, String> {

@@ -46,7 +46,7 @@ pub fn run(command: Command) -> ExitCode {
 }
 
 fn cover(root: Option<PathBuf>, verbose: bool) -> Result<ExitCode, String> {
-    let coverage = Coverage::of(&root.unwrap_or_else(workspace))?;
+    let coverage = Coverage::of(&root.map_or_else(workspace, Ok)?)?;
     println!("{}", coverage.table());
     if verbose {
         for requirement in Requirements::built_in().iter() {
@@ -71,7 +71,7 @@ fn print_ids(title: &str, requirements: &[&Requirement]) {
 }
 
 fn write_pages(root: Option<PathBuf>, check: bool) -> Result<ExitCode, String> {
-    let root = root.unwrap_or_else(workspace);
+    let root = root.map_or_else(workspace, Ok)?;
     for (name, page) in render::pages(&Requirements::of(&root)?) {
         let file = root.join("spec").join(name);
         if !check {

@@ -95,20 +95,131 @@ pub enum Mistake {
     OddWindowRefused,
     /// A window may have any length.
     HugeWindowAccepted,
-    /// A window longer than 1 MiB is refused.
+    /// A window longer than 64 KiB is refused.
     LongWindowRefused,
     /// A SEND with an immediate is taken for payload.
     ImmediateOfSendCounted,
+    /// A long message is taken for a keepalive.
+    LongAccepted,
+    /// Of connections only the first ten are taken.
+    FewConnections,
+    /// Of connections only the first two are taken.
+    TwoConnections,
+    /// The end of a connection, or its refusal, ends a thread.
+    EndPanics,
+    /// Time does not pass: whatever is waited for is waited for without end.
+    ClockStands,
+    /// A window that keeps the side waiting for 80 ms is refused.
+    LateWindowRefused,
+    /// A second window is refused.
+    SecondWindowRefused,
+    /// A window beyond the address space is ignored.
+    WrappingWindowIgnored,
+    /// Of more than 512 bytes that are told of at once the rest is forgotten.
+    LongImmediateCut,
+    /// Fewer than four bytes that are told of are forgotten.
+    ShortImmediateIgnored,
+    /// Every byte that is told of counts twice.
+    HearsTwice,
+    /// Immediates whose sum is 2^32.
+    SumsWrap,
+    /// Payload is refused of a peer that asked for no features.
+    FeaturesRequired,
+    /// Questions for features are answered once.
+    FeaturesAnsweredOnce,
+    /// A question for features before the window is refused.
+    FeaturesBeforeWindowRefused,
+    /// Feature messages that were not asked for are ignored.
+    FeaturesUnaskedIgnored,
+    /// Answers have the feature bits of the question.
+    BitsEchoed,
+    /// SetClientFeature is refused.
+    SetRefused,
+    /// SetClientFeature is answered.
+    SetAnswered,
+    /// More than two hundred questions for features end a thread.
+    FloodPanics,
 }
 
 impl Mistake {
+    /// All of them.
+    pub const ALL: &[Self] = &[
+        Self::ShortMessages,
+        Self::LittleEndianFields,
+        Self::ReservedSet,
+        Self::NeverRegisters,
+        Self::RegistersOnce,
+        Self::RegistersEarly,
+        Self::ShrinkingWindows,
+        Self::TinyWindows,
+        Self::LittleEndianImmediates,
+        Self::OneTooMany,
+        Self::ZeroBehindEach,
+        Self::Shifted,
+        Self::WritesBehind,
+        Self::FirstWindowForEver,
+        Self::NoImmediates,
+        Self::PayloadBySend,
+        Self::FlippedByte,
+        Self::SelectForgotten,
+        Self::FeatureMadeUp,
+        Self::FeaturesUnanswered,
+        Self::FeaturesAnsweredTwice,
+        Self::FeaturesUnprompted,
+        Self::FeaturesSet,
+        Self::NoKeepalives,
+        Self::KeepalivesAnswered,
+        Self::KeepalivesRefused,
+        Self::NoRnrRetries,
+        Self::OddDepths,
+        Self::ReadableWindows,
+        Self::WindowsTooOpen,
+        Self::OneDomain,
+        Self::KeysOutlive,
+        Self::NeverLetsGo,
+        Self::NeverReposts,
+        Self::ShortAccepted,
+        Self::UnknownAccepted,
+        Self::ReservedJudged,
+        Self::ZeroIsError,
+        Self::OverrunIgnored,
+        Self::OverrunPanics,
+        Self::EmptyWindowIgnored,
+        Self::EarlyWindowIgnored,
+        Self::SmallWindowRefused,
+        Self::OddWindowRefused,
+        Self::HugeWindowAccepted,
+        Self::LongWindowRefused,
+        Self::ImmediateOfSendCounted,
+        Self::LongAccepted,
+        Self::FewConnections,
+        Self::TwoConnections,
+        Self::EndPanics,
+        Self::ClockStands,
+        Self::LateWindowRefused,
+        Self::SecondWindowRefused,
+        Self::WrappingWindowIgnored,
+        Self::LongImmediateCut,
+        Self::ShortImmediateIgnored,
+        Self::HearsTwice,
+        Self::SumsWrap,
+        Self::FeaturesRequired,
+        Self::FeaturesAnsweredOnce,
+        Self::FeaturesBeforeWindowRefused,
+        Self::FeaturesUnaskedIgnored,
+        Self::BitsEchoed,
+        Self::SetRefused,
+        Self::SetAnswered,
+        Self::FloodPanics,
+    ];
+
     /// What it does to settings.
     pub fn disturb(self, options: &mut Options) {
         match self {
             Self::TinyWindows => options.protocol.window = 1000,
             Self::NoKeepalives => options.protocol.keepalive.every = None,
             Self::HugeWindowAccepted => options.protocol.window_limit = u32::MAX,
-            Self::LongWindowRefused => options.protocol.window_limit = 1 << 20,
+            Self::LongWindowRefused => options.protocol.window_limit = 64 << 10,
             _ => {}
         }
     }

@@ -2,13 +2,15 @@
 
 use std::any::Any;
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use conformance::intercept::{Below, Call, Intercepted, Interceptor, Origin, Region};
 use rdma_proto::backend::{
-    Access, Backend, Completed, Completion, ConnectParams, Domain as _, PostError, QueuePairLimits,
-    RecvRequest, Region as _, SendOp, SendRequest, Slice,
+    Access, Backend, CmEventKind, Completed, Completion, ConnectParams, Domain as _, IdentifierKey,
+    PostError, QueuePairLimits, RecvRequest, Region as _, SendOp, SendRequest, Slice,
 };
+use rdma_proto::time::Instant;
 use rdma_softsim::SoftSim;
 
 use super::Mistake;
@@ -19,6 +21,9 @@ pub type Wrong = Intercepted<SoftSim, Mistaken>;
 
 type Error = <SoftSim as Backend>::Error;
 type Inner = <SoftSim as Backend>::Region;
+
+/// How long receives are that take messages of any length.
+const WIDE: usize = 4096;
 
 /// The id of requests that a mistake adds.
 const ADDED: u64 = u64::MAX;
@@ -33,12 +38,16 @@ pub struct Mistaken {
     domain: OnceLock<Arc<<SoftSim as Backend>::Domain>>,
     /// What should be given back and is not.
     kept: Mutex<Vec<Box<dyn Any + Send>>>,
+    /// Requests for connections that came.
+    requests: AtomicU32,
+    /// When it was made.
+    made: Instant,
 }
 
 impl Mistaken {
-    /// Makes `mistake`, if any.
-    pub fn new(mistake: Option<Mistake>) -> Self {
-        Self { mistake, domain: OnceLock::new(), kept: Mutex::default() }
+    /// Makes `mistake`, if any, since `made`.
+    pub fn new(mistake: Option<Mistake>, made: Instant) -> Self {
+        Self { mistake, domain: OnceLock::new(), kept: Mutex::default(), requests: AtomicU32::new(0), made }
     }
 
     fn is(&self, mistake: Mistake) -> bool {
@@ -53,13 +62,18 @@ impl Mistaken {
     }
 }
 
+/// Where a receive puts what comes: a region, an offset in it, and the number of the receive.
+type Place = (Weak<Inner>, usize, usize);
+
 /// What is known of a queue pair.
 pub struct Pair {
     tamper: Mutex<Tamper>,
-    /// Where receives put what comes, by work request id.
-    receives: Mutex<HashMap<u64, (Weak<Inner>, usize)>>,
+    /// Receives by work request id.
+    receives: Mutex<HashMap<u64, Place>>,
     /// Memory for messages of a mistake's own.
     spare: Region<SoftSim>,
+    /// Receives that take messages of any length, if that is the mistake.
+    wide: Option<Region<SoftSim>>,
 }
 
 impl Pair {
@@ -76,11 +90,14 @@ impl Pair {
     /// What the side is told of a message, and what is sent then.
     fn came(&self, tamper: &mut Tamper, completion: &mut Completion) -> Option<Vec<u8>> {
         let Ok(Completed::Recv { len, immediate }) = &mut completion.result else { return None };
-        let (region, offset) = lock(&self.receives).get(&completion.id).cloned()?;
+        let (region, offset, number) = lock(&self.receives).get(&completion.id).cloned()?;
         let region = region.upgrade()?;
         let mut bytes = [0; 32];
         let there = bytes.len().min(*len as usize);
-        let read = region.memory().read(offset, &mut bytes[..there]);
+        let read = match &self.wide {
+            None => region.memory().read(offset, &mut bytes[..there]),
+            Some(wide) => wide.memory().read(number * WIDE, &mut bytes[..there]),
+        };
         let mut came = Came { bytes, len: *len, immediate: *immediate, payload: None };
         let added = tamper.came(&mut came);
         let written = region.memory().write(offset, &came.bytes);
@@ -96,6 +113,22 @@ impl Pair {
 impl Interceptor<SoftSim> for Mistaken {
     type Identifier = ();
     type QueuePair = Pair;
+
+    fn clock(&self, now: Instant) -> Instant {
+        if self.is(Mistake::ClockStands) { self.made } else { now }
+    }
+
+    fn event(&self, _id: IdentifierKey, kind: &CmEventKind<SoftSim>) -> bool {
+        let most = match (self.mistake, kind) {
+            (Some(Mistake::EndPanics), CmEventKind::Disconnected | CmEventKind::Rejected { .. }) => {
+                panic!("a mistake that was asked for");
+            }
+            (Some(Mistake::TwoConnections), CmEventKind::ConnectRequest { .. }) => 2,
+            (Some(Mistake::FewConnections), CmEventKind::ConnectRequest { .. }) => 10,
+            _ => return true,
+        };
+        self.requests.fetch_add(1, Ordering::Relaxed) < most
+    }
 
     fn identifier(&self, inner: &Arc<<SoftSim as Backend>::Identifier>, _origin: Origin) {
         self.keep(Mistake::NeverLetsGo, inner);
@@ -141,11 +174,17 @@ impl Interceptor<SoftSim> for Mistaken {
         (): &(),
         inner: &Arc<<SoftSim as Backend>::QueuePair>,
         domain: &<SoftSim as Backend>::Domain,
-        _limits: QueuePairLimits,
+        limits: QueuePairLimits,
     ) -> Result<Pair, Error> {
         self.keep(Mistake::NeverLetsGo, inner);
         let spare = Region::whole(domain.register(64, Access::NONE)?);
-        Ok(Pair { tamper: Mutex::new(Tamper::new(self.mistake)), receives: Mutex::default(), spare })
+        let wide = if self.is(Mistake::LongAccepted) {
+            Some(Region::whole(domain.register(limits.recv_depth as usize * WIDE, Access::LOCAL_WRITE)?))
+        } else {
+            None
+        };
+        let tamper = Mutex::new(Tamper::new(self.mistake));
+        Ok(Pair { tamper, receives: Mutex::default(), spare, wide })
     }
 
     fn registering(&self, len: usize, access: Access) -> (usize, Access) {
@@ -199,9 +238,19 @@ impl Interceptor<SoftSim> for Mistaken {
         if self.is(Mistake::NeverReposts) && lock(&pair.tamper).has_heard {
             return Ok(());
         }
-        let place = |local: Slice<'_, Region<SoftSim>>| (Arc::downgrade(&local.region.inner), local.offset);
-        lock(&pair.receives).extend(requests.iter().map(|request| (request.id, place(request.local))));
-        below.post_recv(requests)
+        let mut receives = lock(&pair.receives);
+        let mut chain = requests.to_vec();
+        for request in &mut chain {
+            let Slice { region, offset, .. } = request.local;
+            let next = receives.len();
+            let number = receives.get(&request.id).map_or(next, |(.., number)| *number);
+            receives.insert(request.id, (Arc::downgrade(&region.inner), offset, number));
+            if let Some(wide) = &pair.wide {
+                request.local = Slice { region: wide, offset: number * WIDE, len: WIDE };
+            }
+        }
+        drop(receives);
+        below.post_recv(&chain)
     }
 
     fn polled(&self, pair: &Pair, below: Below<'_, SoftSim>, completion: &mut Completion) -> bool {

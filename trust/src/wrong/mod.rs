@@ -4,15 +4,19 @@
 //! A mistake ([`Mistake`]) is in what leaves a side (messages, writes, immediates, parameters), in what it is told of what
 //! came, or in its settings. [`table::TABLE`] says for each which case has to notice; [`judge`] runs that case.
 
+pub mod command;
+mod lifeless;
 pub mod mistake;
 mod mistaken;
 pub mod table;
 mod tamper;
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use rdma_conn::Options;
+use rdma_proto::backend::Backend as _;
 use rdma_softsim::Fabric;
 
 use conformance::adversary::Lurker;
@@ -21,24 +25,57 @@ use conformance::blackbox::own::{OwnClients, OwnServer, small};
 use conformance::blackbox::results::CaseResult;
 use conformance::blackbox::run::{Plan, Runner};
 use conformance::blackbox::select::Harm;
+use conformance::blackbox::target::Clients;
 use conformance::client::Failure;
 use conformance::reqs::Role;
 
+use lifeless::{LifelessClients, LifelessServer};
+
+pub use lifeless::Lifeless;
 pub use mistake::Mistake;
 pub use mistaken::{Mistaken, Wrong};
 
-/// How long a wrong implementation may take for anything: as long as it takes to be sure that it does not.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// How long a wrong implementation may take for anything: less than our side takes to give up for another reason.
+const PATIENCE: Duration = Duration::from_millis(1500);
+/// The same for one that does nothing, however long it is waited for.
+const LITTLE_PATIENCE: Duration = Duration::from_millis(300);
 
-/// Runs one case against an implementation with a mistake, or without.
+/// What is put before a case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// This library's own side.
+    Right,
+    /// This library's own side with a mistake.
+    Mistaken(Mistake),
+    /// A side that does nothing any more.
+    Lifeless(Lifeless),
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Right => f.write_str("nothing"),
+            Self::Mistaken(mistake) => write!(f, "{mistake:?}"),
+            Self::Lifeless(lifeless) => write!(f, "{lifeless:?}"),
+        }
+    }
+}
+
+/// Runs one case against a target of this role.
 ///
 /// # Errors
 /// It cannot be set up.
-pub fn judge(mistake: Option<Mistake>, role: Role, case: &str) -> Result<CaseResult, Failure> {
+pub fn judge(target: Target, role: Role, case: &str) -> Result<CaseResult, Failure> {
     let fabric = Fabric::new();
     let (theirs, ours) =
         (SocketAddr::from(([192, 0, 2, 1], 6379)), SocketAddr::from(([192, 0, 2, 66], 6379)));
-    let wrong = Wrong::by(fabric.host(&[theirs.ip()]), Mistaken::new(mistake));
+    let mistake = match target {
+        Target::Mistaken(mistake) => Some(mistake),
+        Target::Right | Target::Lifeless(_) => None,
+    };
+    let fabric_side = fabric.host(&[theirs.ip()]);
+    let made = fabric_side.now();
+    let wrong = Wrong::by(fabric_side, Mistaken::new(mistake, made));
     let backend = fabric.host(&[ours.ip()]);
     let options = |options| {
         let mut options = small(options);
@@ -52,16 +89,24 @@ pub fn judge(mistake: Option<Mistake>, role: Role, case: &str) -> Result<CaseRes
         .iter()
         .find(|one| one.role == role && one.id == case)
         .ok_or_else(|| Failure::wrong(format!("there is no case {case}")))?;
-    let plan = Plan { patience: PATIENCE, harm: Harm::Allowed, again: "", arguments: &[], recorder: None };
-    match role {
-        Role::Server => {
-            let server = OwnServer::start(&wrong, theirs, options(Options::server()))?;
-            Ok(Runner::new(&backend, Side::Server(&server), &plan).only(case))
+    let patience = if let Target::Lifeless(_) = target { LITTLE_PATIENCE } else { PATIENCE };
+    let plan = Plan { patience, harm: Harm::Allowed, again: "", arguments: &[], recorder: None };
+    let judged = |side| Runner::new(&backend, side, &plan).only(case);
+    match (role, target) {
+        (Role::Server, Target::Lifeless(how)) => {
+            Ok(judged(Side::Server(&LifelessServer::start(&wrong, theirs, how)?)))
         }
-        Role::Client => {
+        (Role::Server, _) => {
+            let server = OwnServer::start(&wrong, theirs, options(Options::server()))?;
+            Ok(judged(Side::Server(&server)))
+        }
+        (Role::Client, _) => {
             let lurker = Lurker::new(&backend, ours)?;
-            let clients = OwnClients { backend: wrong, options: options(Options::client()) };
-            Ok(Runner::new(&backend, Side::Client(&lurker, &clients), &plan).only(case))
+            let clients: Box<dyn Clients> = match target {
+                Target::Lifeless(how) => Box::new(LifelessClients { backend: wrong, how }),
+                _ => Box::new(OwnClients { backend: wrong, options: options(Options::client()) }),
+            };
+            Ok(judged(Side::Client(&lurker, &*clients)))
         }
     }
 }

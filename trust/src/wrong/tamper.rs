@@ -1,5 +1,7 @@
 //! What a mistake does to what leaves and to what comes, on one queue pair.
 
+use std::time::{Duration, Instant};
+
 use rdma_proto::backend::{Immediate, RemoteAddress, SendOp};
 use rdma_proto::memory::SharedMemory;
 use rdma_proto::wire::{FeatureSet, MESSAGE_LEN, Message, Window};
@@ -60,6 +62,13 @@ pub(super) struct Tamper {
     registration: Option<Bytes>,
     /// Bytes that came into the last.
     heard: u32,
+    /// Bytes that it told of so far.
+    told: u32,
+    /// Questions for features that came, and the bits of the last.
+    asked: u32,
+    bits: FeatureSet,
+    /// Since when it waits for a window.
+    waiting: Instant,
     done: bool,
 }
 
@@ -71,7 +80,7 @@ const REFUSED: Bytes = {
 };
 
 impl Tamper {
-    pub(super) const fn new(mistake: Option<Mistake>) -> Self {
+    pub(super) fn new(mistake: Option<Mistake>) -> Self {
         Self {
             mistake,
             has_heard: false,
@@ -80,6 +89,10 @@ impl Tamper {
             registered: 0,
             registration: None,
             heard: 0,
+            told: 0,
+            asked: 0,
+            bits: FeatureSet::NONE,
+            waiting: Instant::now(),
             done: false,
         }
     }
@@ -101,8 +114,10 @@ impl Tamper {
                 let count = match self.mistake {
                     Some(Mistake::LittleEndianImmediates) => count.swap_bytes(),
                     Some(Mistake::OneTooMany) => count + 1,
+                    Some(Mistake::SumsWrap) if self.told > 0 => self.told.wrapping_neg(),
                     _ => count,
                 };
+                self.told = self.told.wrapping_add(count);
                 leaves.op = match self.mistake {
                     Some(Mistake::NoImmediates) => SendOp::Write(to),
                     Some(Mistake::PayloadBySend) if leaves.len <= MESSAGE_LEN => SendOp::Send,
@@ -179,6 +194,12 @@ impl Tamper {
                 becomes = Message::GetServerFeature { select, features: FeatureSet(1) };
             }
             (Some(Mistake::FeaturesUnanswered), Message::GetServerFeature { .. }) => leaves.vanish(),
+            (Some(Mistake::FeaturesAnsweredOnce), Message::GetServerFeature { .. }) if !self.once() => {
+                leaves.vanish();
+            }
+            (Some(Mistake::BitsEchoed), Message::GetServerFeature { select, .. }) => {
+                becomes = Message::GetServerFeature { select, features: self.bits };
+            }
             (Some(Mistake::FeaturesAnsweredTwice), Message::GetServerFeature { .. }) => {
                 leaves.behind.push(bytes.into());
             }
@@ -212,6 +233,10 @@ impl Tamper {
         let told = match self.mistake {
             Some(Mistake::ZeroIsError) if count == 0 => u32::MAX,
             Some(Mistake::OverrunIgnored) if count > room - self.heard.min(room) => 0,
+            Some(Mistake::LongImmediateCut) => count.min(512),
+            Some(Mistake::ShortImmediateIgnored) if count < 4 => 0,
+            Some(Mistake::HearsTwice) => count.saturating_mul(2),
+            Some(Mistake::FeaturesRequired) if self.asked == 0 => u32::MAX,
             Some(Mistake::OverrunPanics) if count > 1 << 30 => panic!("a mistake that was asked for"),
             _ => count,
         };
@@ -233,6 +258,10 @@ impl Tamper {
                     came.bytes = keepalive;
                     came.len = 32;
                 }
+                Some(Mistake::LongAccepted) if came.len > 32 => {
+                    came.bytes = keepalive;
+                    came.len = 32;
+                }
                 Some(Mistake::UnknownAccepted) if came.len == 32 => came.bytes = keepalive,
                 _ => {}
             }
@@ -242,7 +271,27 @@ impl Tamper {
             came.bytes = REFUSED;
             return None;
         }
+        if let Message::GetServerFeature { features, .. } = message {
+            self.asked += 1;
+            self.bits = features;
+        }
         match (self.mistake, message) {
+            (Some(Mistake::FloodPanics), _) if self.asked > 200 => panic!("a mistake that was asked for"),
+            (Some(Mistake::FeaturesBeforeWindowRefused), Message::GetServerFeature { .. })
+                if self.windows.is_none() =>
+            {
+                came.bytes = REFUSED;
+            }
+            (Some(Mistake::FeaturesUnaskedIgnored), Message::GetServerFeature { .. }) if self.asked > 1 => {
+                came.bytes = keepalive;
+            }
+            (Some(Mistake::FeaturesUnaskedIgnored), Message::SetClientFeature { .. }) => {
+                came.bytes = keepalive;
+            }
+            (Some(Mistake::SetRefused), Message::SetClientFeature { .. }) => came.bytes = REFUSED,
+            (Some(Mistake::SetAnswered), Message::SetClientFeature { select, features }) => {
+                return Some(Message::GetServerFeature { select, features }.encode().into());
+            }
             (Some(Mistake::KeepalivesAnswered), Message::Keepalive) => return Some(keepalive.into()),
             (Some(Mistake::KeepalivesRefused), Message::Keepalive) => came.bytes = REFUSED,
             (_, Message::RegisterXferMemory(window)) => return self.window(came, window),
@@ -257,6 +306,15 @@ impl Tamper {
             Some(Mistake::EmptyWindowIgnored) if window.length == 0 => {
                 came.bytes = Message::Keepalive.encode();
             }
+            Some(Mistake::WrappingWindowIgnored)
+                if window.address.checked_add(u64::from(window.length)).is_none() =>
+            {
+                came.bytes = Message::Keepalive.encode();
+            }
+            Some(Mistake::LateWindowRefused) if self.waiting.elapsed() > Duration::from_millis(80) => {
+                came.bytes = REFUSED;
+            }
+            Some(Mistake::SecondWindowRefused) if self.windows.is_some() => came.bytes = REFUSED,
             Some(Mistake::EarlyWindowIgnored) if room => came.bytes = Message::Keepalive.encode(),
             Some(Mistake::SmallWindowRefused) if window.length < 4096 => came.bytes = REFUSED,
             Some(Mistake::OddWindowRefused) if window.address % 2 == 1 => came.bytes = REFUSED,
@@ -264,6 +322,7 @@ impl Tamper {
                 let first = self.windows.map_or(window, |(first, _)| first);
                 self.windows = Some((first, window));
                 self.used = 0;
+                self.waiting = Instant::now();
             }
         }
         // The peer has a window of this side's by now, and has hardly used it.

@@ -34,7 +34,11 @@ fn recorder() -> Recorder {
     Recorder::new(Limits { entries: 120, bytes: 64 })
 }
 
-fn resolve(target: &str) -> Result<SocketAddr, Trouble> {
+/// The address of a target.
+///
+/// # Errors
+/// It has none: [`crate::exit::USAGE`].
+pub fn resolve(target: &str) -> Result<SocketAddr, Trouble> {
     let mut addresses = target.to_socket_addrs().map_err(|error| usage(format!("{target}: {error}")))?;
     addresses.next().ok_or_else(|| usage(format!("{target} has no address")))
 }

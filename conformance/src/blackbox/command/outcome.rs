@@ -7,7 +7,8 @@ use super::options::Common;
 use crate::blackbox::baseline::Baseline;
 use crate::blackbox::report::{self, Format};
 use crate::blackbox::results::Run;
-use crate::exit::{BROKEN, FAILED};
+use crate::blackbox::verdict::Verdict;
+use crate::exit::{BROKEN, FAILED, worse};
 
 /// Judges a run, writes what is wanted, and says how it went.
 pub(super) fn conclude(run: &mut Run, common: &Common, baseline: &Baseline) -> Result<u8, Trouble> {
@@ -24,10 +25,15 @@ pub(super) fn conclude(run: &mut Run, common: &Common, baseline: &Baseline) -> R
 pub(super) fn judge(run: &mut Run, baseline: &Baseline, strict: bool) -> u8 {
     let stale = baseline.apply(run);
     stale.iter().for_each(|stale| eprintln!("{stale}"));
-    match run.code(strict) {
-        code if stale.is_empty() => code,
-        code => code.max(FAILED),
+    let skipped = run.count(Verdict::Skipped);
+    if skipped > 0 {
+        eprintln!(
+            "WARNING: {skipped} of the {} cases that are selected were NOT RUN; each says why",
+            run.results.len()
+        );
     }
+    let code = run.code(strict);
+    if stale.is_empty() { code } else { worse(code, FAILED) }
 }
 
 /// Writes a run in all formats.

@@ -9,7 +9,7 @@ use super::{Trouble, finish, outcome, usage};
 use crate::blackbox::baseline::Baseline;
 use crate::blackbox::report::{self, Format};
 use crate::blackbox::results::Run;
-use crate::exit::{BROKEN, DONE};
+use crate::exit::{BROKEN, DONE, worse};
 
 /// Reports from results.
 #[derive(Args, Clone, Debug)]
@@ -23,6 +23,13 @@ pub struct Report {
     /// A file of expected failures, to judge them by: the exit code says what `run` would have said.
     #[arg(long)]
     baseline: Option<PathBuf>,
+    /// Judge as `run --strict` does.
+    #[arg(long, requires = "baseline")]
+    strict: bool,
+    /// Keep back what brings a target down or harms others (the ids of such cases, and of those that passed, so that they
+    /// cannot be told by elimination): they are counted. For results of other people's software that are published.
+    #[arg(long)]
+    for_publication: bool,
     /// Where to write it, instead of printing it.
     #[arg(long, short)]
     out: Option<PathBuf>,
@@ -36,7 +43,11 @@ pub fn make_report(options: &Report) -> ExitCode {
         let mut code = DONE;
         if let Some(baseline) = &options.baseline {
             let baseline = Baseline::read(baseline).map_err(usage)?;
-            code = runs.iter_mut().map(|run| outcome::judge(run, &baseline, false)).max().unwrap_or(DONE);
+            code =
+                runs.iter_mut().map(|run| outcome::judge(run, &baseline, options.strict)).fold(DONE, worse);
+        }
+        if options.for_publication {
+            runs.iter_mut().for_each(Run::withhold);
         }
         let text = match &runs[..] {
             runs if options.format == Format::Html => report::html(runs),

@@ -108,18 +108,28 @@ fn relay(
 ) -> Result<(), Failure> {
     behind.serves = true;
     behind.await_established()?;
-    ahead.handshake()?;
-    behind.handshake()?;
-    let mut gone = false;
-    while !gone && Instant::now() < deadline {
-        gone |= pass_on(&mut ahead, &mut behind)?;
-        gone |= pass_on(&mut behind, &mut ahead)?;
-    }
+    let relayed = between(&mut ahead, &mut behind, deadline);
+    // Also of a connection that failed: the breach may be why.
     for (who, peer) in [("server", &ahead), ("client", &behind)] {
         let seen = peer.seen.breaches.iter().map(|breach| (who, breach.clone()));
         breaches.lock().unwrap_or_else(PoisonError::into_inner).extend(seen);
         // One of them has left already.
         let _left = peer.disconnect();
+    }
+    relayed
+}
+
+fn between(
+    ahead: &mut Adversary<Verbs>,
+    behind: &mut Adversary<Verbs>,
+    deadline: Instant,
+) -> Result<(), Failure> {
+    ahead.handshake()?;
+    behind.handshake()?;
+    let mut gone = false;
+    while !gone && Instant::now() < deadline {
+        gone |= pass_on(ahead, behind)?;
+        gone |= pass_on(behind, ahead)?;
     }
     Ok(())
 }

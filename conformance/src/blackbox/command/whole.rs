@@ -9,7 +9,7 @@ use super::{Trouble, against, finish, usage};
 use crate::blackbox::report;
 use crate::blackbox::results::Run;
 use crate::blackbox::run::title;
-use crate::exit::{BROKEN, DONE};
+use crate::exit::{BROKEN, DONE, worse};
 
 /// Runs it, prints what came of it, and writes the reports below `out`.
 pub fn whole(out: &Path) -> ExitCode {
@@ -29,7 +29,7 @@ fn both(out: &Path) -> Result<u8, Trouble> {
         println!("{}: {}", title(&run.target), run.summary());
         print!("{}", report::failures(&run, common.strict));
         write_all(&run, &out.join(role))?;
-        worst = worst.max(run.code(common.strict));
+        worst = worse(worst, run.code(common.strict));
         runs.push(run);
     }
     let page = out.join("report.html");

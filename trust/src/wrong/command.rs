@@ -1,0 +1,161 @@
+//! `verdicts`: for each case, a mistake that fails it.
+
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+use std::sync::Mutex;
+
+use clap::Args;
+use glob::Pattern;
+use rdma_softsim::SoftSim;
+
+use super::table::{NO_MISTAKE, TABLE};
+use super::{Lifeless, Mistake, Target, judge};
+use conformance::blackbox::case::{Tag, role_name};
+use conformance::blackbox::run::SANITY;
+use conformance::blackbox::verdict::Verdict;
+use conformance::blackbox::{self, results::CaseResult};
+use conformance::reqs::Role;
+use suite::exit::{BROKEN, DONE, FAILED, NOTHING};
+
+/// Most of the time of a wrong target is spent waiting for what does not come.
+const AT_ONCE: usize = 24;
+
+/// A target, its role, and a case to judge it.
+pub type Line = (Target, Role, &'static str);
+
+/// Mutates the runner's verdicts: runs each case against targets that are wrong.
+#[derive(Args, Clone, Debug)]
+pub struct Verdicts {
+    /// Only cases whose id matches.
+    #[arg(long, value_name = "GLOB")]
+    select: Option<Pattern>,
+    /// Instead of the table, tell which mistakes fail each case and pass the plainest.
+    #[arg(long)]
+    search: bool,
+}
+
+/// All cases of both roles.
+pub fn all_cases() -> Vec<(Role, &'static str)> {
+    blackbox::cases::<SoftSim>().iter().map(|case| (case.role, case.id)).collect()
+}
+
+/// Judges all of these, several at a time; the results in the same order.
+///
+/// # Errors
+/// One cannot be set up.
+pub fn judge_all(lines: &[Line]) -> Result<Vec<CaseResult>, String> {
+    // What a mistake makes of a thread of the target is told by the case.
+    let usual = std::panic::take_hook();
+    std::panic::set_hook(Box::new(|_| {}));
+    let judged = judge_quietly(lines);
+    std::panic::set_hook(usual);
+    judged
+}
+
+fn judge_quietly(lines: &[Line]) -> Result<Vec<CaseResult>, String> {
+    let cases = blackbox::cases::<SoftSim>();
+    // Such a case looks at the whole process, where others must not be at work meanwhile.
+    let is_alone = |(_, role, id): &Line| {
+        cases.iter().any(|case| case.role == *role && case.id == *id && case.is(Tag::Local))
+    };
+    let (alone, together): (Vec<_>, Vec<_>) = lines.iter().enumerate().partition(|(_, line)| is_alone(line));
+    let done = Mutex::new(BTreeMap::new());
+    for (lines, at_once) in [(together, AT_ONCE), (alone, 1)] {
+        let next = Mutex::new(lines.into_iter());
+        std::thread::scope(|scope| {
+            for _ in 0..at_once {
+                scope.spawn(|| {
+                    let take = || next.lock().ok().and_then(|mut next| next.next());
+                    while let Some((number, (target, role, case))) = take() {
+                        let judged = judge(*target, *role, case).map_err(|error| error.to_string());
+                        if let Ok(mut done) = done.lock() {
+                            done.insert(number, judged);
+                        }
+                    }
+                });
+            }
+        });
+    }
+    done.into_inner().map_err(|error| error.to_string())?.into_values().collect()
+}
+
+/// Prints the table.
+pub fn run(options: &Verdicts) -> ExitCode {
+    let done = if options.search { search(options) } else { table(options) };
+    done.unwrap_or_else(|problem| {
+        eprintln!("{problem}");
+        ExitCode::from(BROKEN)
+    })
+}
+
+fn wanted(options: &Verdicts, case: &str) -> bool {
+    options.select.as_ref().is_none_or(|select| select.matches(case))
+}
+
+/// What is wrong in one way each, and what does nothing, before every case; and what is right, before the same cases.
+pub fn lines() -> Vec<Line> {
+    let mut right: Vec<Line> = TABLE.iter().map(|(_, role, case)| (Target::Right, *role, *case)).collect();
+    right.sort_by_key(|(_, role, case)| (*case, role_name(*role)));
+    right.dedup();
+    let mistaken = TABLE.iter().map(|(mistake, role, case)| (Target::Mistaken(*mistake), *role, *case));
+    let lifeless = all_cases()
+        .into_iter()
+        .flat_map(|(role, case)| Lifeless::ALL.map(|lifeless| (Target::Lifeless(lifeless), role, case)));
+    let mut lines: Vec<Line> = mistaken.chain(lifeless).chain(right).collect();
+    // What takes longest begins first.
+    lines.sort_by_key(|(_, role, case)| (*case != "keep.vanished", *case, role_name(*role)));
+    lines
+}
+
+/// Whether a verdict is as it should be for such a target.
+pub fn is_right(target: Target, verdict: Verdict) -> bool {
+    match target {
+        Target::Right => verdict.is_pass(),
+        Target::Mistaken(_) => verdict == Verdict::Fail,
+        Target::Lifeless(_) => !verdict.is_pass(),
+    }
+}
+
+fn table(options: &Verdicts) -> Result<ExitCode, String> {
+    let mut lines = lines();
+    lines.retain(|(_, _, case)| wanted(options, case));
+    if lines.is_empty() {
+        eprintln!("no case matches");
+        return Ok(ExitCode::from(NOTHING));
+    }
+    let results = judge_all(&lines)?;
+    let mut code = DONE;
+    for ((target, role, case), result) in lines.iter().zip(&results) {
+        let mark = if is_right(*target, result.verdict) { "" } else { "WRONG VERDICT " };
+        if !mark.is_empty() {
+            code = FAILED;
+        }
+        println!("{mark}{case} {} | {target} | {}: {}", role_name(*role), result.verdict, result.reason);
+    }
+    for (role, case, why) in NO_MISTAKE.iter().filter(|(_, case, _)| wanted(options, case)) {
+        println!("{case} {} | no mistake | {why}", role_name(*role));
+    }
+    Ok(ExitCode::from(code))
+}
+
+fn search(options: &Verdicts) -> Result<ExitCode, String> {
+    let mistakes =
+        |role, case| Mistake::ALL.iter().map(move |mistake| (Target::Mistaken(*mistake), role, case));
+    let sane: Vec<Line> =
+        [Role::Server, Role::Client].into_iter().flat_map(|role| mistakes(role, SANITY)).collect();
+    let passes = judge_all(&sane)?;
+    let passes = |target, role| {
+        let judged = sane.iter().zip(&passes).find(|((one, of, _), _)| (*one, *of) == (target, role));
+        judged.is_some_and(|(_, result)| result.verdict.is_pass())
+    };
+    for (role, case) in all_cases().into_iter().filter(|(_, case)| wanted(options, case)) {
+        let lines: Vec<Line> = mistakes(role, case).collect();
+        let results = judge_all(&lines)?;
+        let failed = lines.iter().zip(results).filter(|(_, result)| result.verdict == Verdict::Fail);
+        let told: Vec<String> = failed
+            .map(|((target, ..), _)| format!("{target}{}", if passes(*target, role) { "" } else { "!" }))
+            .collect();
+        println!("{case} {} | {}", role_name(role), told.join(" "));
+    }
+    Ok(ExitCode::from(DONE))
+}
