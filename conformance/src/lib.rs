@@ -6,6 +6,7 @@
 pub mod adversary;
 pub mod blackbox;
 pub mod client;
+pub mod intercept;
 pub mod reqs;
 pub mod smoke;
 pub mod trace;

@@ -1,5 +1,7 @@
 //! Faults as data: what befalls a simulated fabric, and when.
 
+use crate::marks::FailureClass;
+
 /// What befalls a simulation: a list, so that it can be written down, read back and made smaller.
 pub type FaultPlan = Vec<Injection>;
 
@@ -49,74 +51,74 @@ impl Site {
     pub(crate) const COUNT: usize = 7;
 }
 
-/// What can happen. The number is the class of failure in [`CLASSES`](crate::CLASSES).
+/// What can happen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Fault {
-    /// 1: the device has no receive for the next notifications, however many are posted.
+    /// The device has no receive for the next notifications, however many are posted.
     NotReady {
         /// How many.
         times: u8,
     },
-    /// 2: nothing passes to or from the host for so long. Longer than the retries last, it ends what is in flight.
+    /// Nothing passes to or from the host for so long. Longer than the retries last, it ends what is in flight.
     LinkDown {
         /// How long.
         micros: u32,
     },
-    /// 3: the device refuses the next WRITE.
+    /// The device refuses the next WRITE.
     KeyRefused,
-    /// 6: the memory of the next SEND's receive is gone.
+    /// The memory of the next SEND's receive is gone.
     ReceiveGone,
-    /// 7: the memory of the next request is gone; the peer learns nothing.
+    /// The memory of the next request is gone; the peer learns nothing.
     SourceGone,
-    /// 12: the completion queue is lost at the next completion.
+    /// The completion queue is lost at the next completion.
     QueueLost,
-    /// 13: the next work request is refused for lack of room, after earlier ones of its chain were taken.
+    /// The next work request is refused for lack of room, after earlier ones of its chain were taken.
     QueueFull,
-    /// 15: completions are held back, to come in a burst.
+    /// Completions are held back, to come in a burst.
     Hold {
         /// How long.
         micros: u32,
     },
-    /// 17: an event of a completion queue that has nothing new.
+    /// An event of a completion queue that has nothing new.
     Spurious,
-    /// 21: the next message is lost.
+    /// The next message is lost.
     Lose,
-    /// 21: the next answer is lost, so that the message comes twice.
+    /// The next answer is lost, so that the message comes twice.
     LoseAnswer,
-    /// 22: the address is not resolved.
+    /// The address is not resolved.
     AddressError,
-    /// 22: the route is not resolved.
+    /// The route is not resolved.
     RouteError,
-    /// 22: the connect request is never answered.
+    /// The connect request is never answered.
     Unreachable,
-    /// 22: the connect request is rejected.
+    /// The connect request is rejected.
     Rejected {
         /// With this reason.
         reason: i32,
     },
-    /// 22: the active side cannot make its queue pair ready.
+    /// The active side cannot make its queue pair ready.
     ConnectError,
-    /// 23: the passive side learns late that it is connected.
+    /// The passive side learns late that it is connected.
     SlowReady {
         /// How late.
         micros: u32,
     },
-    /// 25: the device is removed.
+    /// The device is removed.
     DeviceRemoval,
-    /// 25: the device fails, and the connection manager says nothing.
+    /// The device fails, and the connection manager says nothing.
     DeviceFatal,
-    /// 25: the device refuses the next WRITE as invalid.
+    /// The device refuses the next WRITE as invalid.
     RequestRefused,
-    /// 25: the address changes.
+    /// The address changes.
     AddressChange,
-    /// 25: a queue pair fails by itself.
+    /// A queue pair fails by itself.
     PairFatal,
-    /// 24: the process ends without a word; its kernel disconnects.
+    /// The process ends without a word; its kernel disconnects.
     Kill,
-    /// 27: the next object or region cannot be made.
+    /// The next object or region cannot be made.
     Exhausted,
-    /// 28: the program on the host does not run for so long. For the harness to obey, see
+    /// The program on the host does not run for so long. For the harness to obey, see
     /// [`Simulation::stalled_until`](crate::Simulation::stalled_until).
     Stall {
         /// How long.
@@ -125,34 +127,34 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// Its class in [`CLASSES`](crate::CLASSES).
+    /// The class of failure that it brings about.
     #[must_use]
-    pub const fn class(self) -> usize {
+    pub const fn class(self) -> FailureClass {
         match self {
-            Self::NotReady { .. } => 1,
-            Self::LinkDown { .. } => 2,
-            Self::KeyRefused => 3,
-            Self::ReceiveGone => 6,
-            Self::SourceGone => 7,
-            Self::QueueLost => 12,
-            Self::QueueFull => 13,
-            Self::Hold { .. } => 15,
-            Self::Spurious => 17,
-            Self::Lose | Self::LoseAnswer => 21,
+            Self::NotReady { .. } => FailureClass::ReceiverNotReady,
+            Self::LinkDown { .. } => FailureClass::RetriesExceeded,
+            Self::KeyRefused => FailureClass::AccessRefused,
+            Self::ReceiveGone => FailureClass::ReceiveMemoryGone,
+            Self::SourceGone => FailureClass::LocalProtection,
+            Self::QueueLost => FailureClass::QueueOverrun,
+            Self::QueueFull => FailureClass::SendQueueFull,
+            Self::Hold { .. } => FailureClass::CompletionOrder,
+            Self::Spurious => FailureClass::EventCoalescing,
+            Self::Lose | Self::LoseAnswer => FailureClass::PacketLoss,
             Self::AddressError
             | Self::RouteError
             | Self::Unreachable
             | Self::Rejected { .. }
-            | Self::ConnectError => 22,
-            Self::SlowReady { .. } => 23,
-            Self::Kill => 24,
+            | Self::ConnectError => FailureClass::ConnectionSetup,
+            Self::SlowReady { .. } => FailureClass::EstablishmentRace,
+            Self::Kill => FailureClass::DisconnectMidWrite,
             Self::DeviceRemoval
             | Self::DeviceFatal
             | Self::RequestRefused
             | Self::AddressChange
-            | Self::PairFatal => 25,
-            Self::Exhausted => 27,
-            Self::Stall { .. } => 28,
+            | Self::PairFatal => FailureClass::AbruptEvent,
+            Self::Exhausted => FailureClass::Exhaustion,
+            Self::Stall { .. } => FailureClass::SlowConsumer,
         }
     }
 

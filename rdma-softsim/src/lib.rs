@@ -90,7 +90,7 @@
 //! # What can befall it
 //!
 //! [`Fabric::set_link`], [`Fabric::kill_host`] and small [`Limits`], at any time; in a simulation every [`Fault`], and the
-//! [`Marks`] say which of the [`CLASSES`] of failure were met. [`Fabric::resources`] counts what a host holds, for tests
+//! [`Marks`] say which of the classes of failure ([`FailureClass`]) were met. [`Fabric::resources`] counts what a host holds, for tests
 //! that look for leaks.
 //!
 //! # What it does not do
@@ -121,7 +121,7 @@ pub use connection::{EventChannel, Identifier};
 pub use error::Error;
 pub use fabric::{Fabric, SoftSim};
 pub use faults::{Fault, FaultPlan, Injection, Site, When};
-pub use marks::{CLASSES, Marks};
+pub use marks::{FailureClass, Marks};
 pub use personality::{Knobs, Personality};
 pub use random::Random;
 pub use settings::{Limits, Link, Parameters, Resources};

@@ -11,8 +11,8 @@ use rdma_proto::backend::{
 use rdma_proto::time::Instant;
 use rdma_softsim::trace::What;
 use rdma_softsim::{
-    CompletionQueue, Domain, EventChannel, Fault, FaultPlan, Identifier, Injection, Knobs, Limits,
-    Parameters, Personality, QueuePair, Region, Simulation, Site, SoftSim, When,
+    CompletionQueue, Domain, EventChannel, FailureClass, Fault, FaultPlan, Identifier, Injection, Knobs,
+    Limits, Parameters, Personality, QueuePair, Region, Simulation, Site, SoftSim, When,
 };
 
 const PARAMS: ConnectParams =
@@ -304,7 +304,7 @@ fn a_lost_answer_makes_the_message_come_twice_and_count_once() {
     world.settle();
     assert_eq!(poll(&world.passive.completions).len(), 1);
     assert_eq!(poll(&world.active.completions).len(), 1);
-    let (.., observed) = world.sim.marks().classes().nth(20).unwrap();
+    let observed = world.sim.marks().observed(FailureClass::PacketLoss);
     assert_eq!(observed, 1, "the duplicate was seen");
 }
 

@@ -48,9 +48,7 @@ pub fn guarded(job: impl FnOnce() -> ExitCode + UnwindSafe) -> ExitCode {
     let usual = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
         // What the standard library's `print!` says, in whatever thread; there is no other way to learn of it.
-        let closed = info
-            .payload_as_str()
-            .is_some_and(|text| text.starts_with("failed printing to std") && text.contains("Broken pipe"));
+        let closed = is_unread(info.payload());
         if closed {
             UNHEARD.store(true, Ordering::Relaxed);
         } else if !UNHEARD.load(Ordering::Relaxed) {

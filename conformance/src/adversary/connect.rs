@@ -4,13 +4,12 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use raw_peer::{Connecting, Progress, Session, Step};
 use rdma_conn::Descriptors;
-use rdma_proto::backend::{
-    Access, CmEventKind, ConnectParams, Domain, EventChannel, Identifier, QueuePairLimits,
-};
+use rdma_proto::backend::{CmEventKind, ConnectParams, EventChannel, Identifier};
 
 use super::wait::{Deadline, wrong};
-use super::{Adversary, INBOX_SLOT, Incoming, PATIENCE, Seen, Shape};
+use super::{Adversary, Incoming, PATIENCE, Seen, Shape};
 use crate::client::Failure;
 
 /// Room for the longest burst of any case.
@@ -26,14 +25,23 @@ impl<B: Descriptors> Adversary<B> {
 
     /// Asks for a connection and does not wait for the answer.
     pub fn request(backend: &B, to: SocketAddr, shape: Shape) -> Result<Self, Failure> {
-        let events = backend.event_channel().map_err(wrong("opening an event channel"))?;
-        let id = events.create_id().map_err(wrong("creating an identifier"))?;
-        id.resolve_address(None, to, PATIENCE).map_err(wrong("resolving the address"))?;
-        await_event::<B, _>(&events, |kind| matches!(kind, CmEventKind::AddressResolved).then_some(()))?;
-        id.resolve_route(PATIENCE).map_err(wrong("resolving the route"))?;
-        await_event::<B, _>(&events, |kind| matches!(kind, CmEventKind::RouteResolved).then_some(()))?;
-        let adversary = Self::new(events, id, shape)?;
-        adversary.id.connect(&shape.params, shape.private_data).map_err(wrong("connecting"))?;
+        let deadline = Deadline::after(PATIENCE);
+        let mut connecting =
+            Connecting::dial(backend, to, PATIENCE).map_err(wrong("resolving the address"))?;
+        let candidate = loop {
+            match connecting.poll().map_err(wrong("resolving the route"))? {
+                Progress::Ready(candidate) => break candidate,
+                Progress::NoWay(event) => {
+                    return Err(Failure::Unreached(format!("there is no way there: {event}")));
+                }
+                Progress::Waits(waits) => connecting = waits,
+            }
+            if !deadline.wait(connecting.events(), connecting.events())? {
+                return Err(Failure::Unreached("the adversary waited for a connection event in vain".into()));
+            }
+        };
+        let adversary = Self::new(candidate.session(shape.session()), shape)?;
+        adversary.session.connect(&shape.params, shape.private_data).map_err(wrong("connecting"))?;
         Ok(adversary)
     }
 
@@ -51,31 +59,16 @@ impl<B: Descriptors> Adversary<B> {
         Ok(())
     }
 
-    fn new(events: B::EventChannel, id: B::Identifier, shape: Shape) -> Result<Self, Failure> {
-        let domain = id.create_domain().map_err(wrong("allocating a protection domain"))?;
-        let register = |len: usize, access| domain.register(len, access).map_err(wrong("registering memory"));
-        let inbox = register(shape.receives as usize * INBOX_SLOT, Access::LOCAL_WRITE)?;
-        let outbox = register(OUTBOX, Access::LOCAL_WRITE)?;
-        let window = register(shape.window as usize, Access::REMOTE_WRITE)?;
-        let limits = QueuePairLimits { send_depth: shape.sends, recv_depth: shape.receives, inline: 0 };
-        let queue = id
-            .create_completion_queue(shape.sends + shape.receives, 0)
-            .map_err(wrong("creating a completion queue"))?;
-        let pair = id.create_queue_pair(&domain, &queue, limits).map_err(wrong("creating a queue pair"))?;
-        let adversary = Self {
-            pair: Some(pair),
-            id,
-            queue,
-            inbox,
-            outbox,
-            window,
-            events,
+    fn new(session: Result<Session<B>, B::Error>, shape: Shape) -> Result<Self, Failure> {
+        let mut session = session.map_err(wrong("making what a queue pair needs"))?;
+        session.create_queue_pair().map_err(wrong("creating a queue pair"))?;
+        session.reposts = true;
+        session.take(Step::Receive(shape.receives as usize)).map_err(wrong("posting receives"))?;
+        Ok(Self {
+            session,
             shape,
-            stowed: 0,
-            outstanding: 0,
             established: false,
             incoming: VecDeque::new(),
-            reposts: true,
             drains: true,
             plan: vec![(0, shape.window)],
             turn: 0,
@@ -88,29 +81,14 @@ impl<B: Descriptors> Adversary<B> {
             registered: false,
             offered: None,
             seen: Seen::default(),
-        };
-        let slots: Vec<u64> = (0..u64::from(shape.receives)).collect();
-        slots.chunks(16).try_for_each(|slots| adversary.post_receives(slots))?;
-        Ok(adversary)
+        })
     }
+}
 
-    pub(super) fn take_event(&mut self, kind: CmEventKind<B>) {
-        let gone = match kind {
-            CmEventKind::Established { peer } => {
-                self.established = true;
-                self.offered.get_or_insert(peer);
-                return;
-            }
-            CmEventKind::Disconnected => {
-                // As every peer does; it ends what is still under way. Refused if it was the first to disconnect.
-                let _ended = self.id.disconnect();
-                "disconnected"
-            }
-            CmEventKind::Rejected { .. } => "rejected",
-            CmEventKind::Unreachable { .. } | CmEventKind::ConnectError { .. } => "no answer",
-            _ => return,
-        };
-        self.incoming.push_back(Incoming::Gone(gone));
+impl Shape {
+    const fn session(&self) -> raw_peer::Shape {
+        let (sends, receives) = (self.sends, self.receives);
+        raw_peer::Shape { sends, receives, window: self.window as usize, outbox: OUTBOX }
     }
 }
 
@@ -166,22 +144,13 @@ impl<B: Descriptors> Lurker<B> {
     pub fn answer(&self, id: B::Identifier, shape: Shape) -> Result<Adversary<B>, Failure> {
         let events = self.backend.event_channel().map_err(wrong("opening an event channel"))?;
         id.migrate(&events).map_err(wrong("moving to an event channel"))?;
-        let adversary = Adversary::<B>::new(events, id, shape)?;
-        adversary.id.accept(&shape.params, shape.private_data).map_err(wrong("accepting"))?;
+        let adversary = Adversary::new(Session::new(id, events, shape.session()), shape)?;
+        adversary.session.accept(&shape.params, shape.private_data).map_err(wrong("accepting"))?;
         Ok(adversary)
     }
 }
 
-/// Waits for the event that `wanted` takes something from.
-fn await_event<B: Descriptors, T>(
-    events: &B::EventChannel,
-    wanted: impl Fn(CmEventKind<B>) -> Option<T>,
-) -> Result<T, Failure> {
-    find_event::<B, T>(events, PATIENCE, wanted)?
-        .ok_or_else(|| Failure::Unreached("the adversary waited for a connection event in vain".into()))
-}
-
-/// The same, within `patience`.
+/// Waits for at most `patience` for the event that `wanted` takes something from.
 fn find_event<B: Descriptors, T>(
     events: &B::EventChannel,
     patience: Duration,

@@ -12,11 +12,11 @@ mod wait;
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use raw_peer::{Incoming as Came, Refused, Session, Step};
 use rdma_conn::Descriptors;
 use rdma_proto::backend::{
-    Completed, Completion, CompletionQueue, CompletionStatus, ConnectParams, ErrorKind, EventChannel,
-    Failure as _, Identifier, Immediate, QueuePair, RNR_RETRY_INFINITE, RecvRequest, Region, RemoteAddress,
-    SendOp, SendRequest, Slice,
+    CompletionStatus, ConnectParams, ErrorKind, Failure as _, Immediate, RNR_RETRY_INFINITE, Region,
+    RemoteAddress, SendOp,
 };
 use rdma_proto::wire::{Message, Window};
 
@@ -29,15 +29,12 @@ use wait::{Deadline, wrong};
 /// How long the adversary waits for anything. Long enough for a device in software on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Work request ids of receives have this bit; the rest is the slot.
-const RECEIVE: u64 = 1 << 32;
-
 /// How an adversary is built.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     /// Depth of the send queue.
     pub sends: u32,
-    /// Receives posted, each posted again once used, unless [`Adversary::reposts`] says otherwise.
+    /// Receives posted, each posted again once used, unless [`Adversary::set_reposts`] says otherwise.
     pub receives: u32,
     /// Bytes of memory to register windows in.
     pub window: u32,
@@ -110,22 +107,10 @@ pub enum Incoming {
 
 /// A raw peer with one connection.
 pub struct Adversary<B: Descriptors> {
-    /// Gone once [`Adversary::lose_queue_pair`] was called.
-    pair: Option<B::QueuePair>,
-    id: B::Identifier,
-    queue: B::CompletionQueue,
-    inbox: B::Region,
-    outbox: B::Region,
-    window: B::Region,
-    events: B::EventChannel,
+    session: Session<B>,
     shape: Shape,
-    /// Bytes of the outbox used since it was last empty.
-    stowed: usize,
-    outstanding: u32,
     established: bool,
     incoming: VecDeque<Incoming>,
-    /// Whether used receives are posted again.
-    pub reposts: bool,
     /// Whether a window that was filled is registered anew.
     pub drains: bool,
     /// Parts of its memory (offset, length) to register in turn, each once the one before is full.
@@ -197,12 +182,23 @@ impl<B: Descriptors> Adversary<B> {
 
     /// Its own memory as a window: what a correct registration says.
     pub fn own_window(&self) -> Window {
-        Window { address: self.window.address(), length: self.shape.window, rkey: self.window.rkey() }
+        let window = self.window();
+        Window { address: window.address(), length: self.shape.window, rkey: window.rkey() }
+    }
+
+    fn window(&self) -> &B::Region {
+        self.session.window().expect("no step withdraws it")
+    }
+
+    /// Says whether used receives are posted again.
+    pub const fn set_reposts(&mut self, reposts: bool) {
+        self.session.reposts = reposts;
     }
 
     /// Memory of its own that nobody else may write to, as a window.
     pub fn locked_window(&self) -> Window {
-        Window { address: self.outbox.address(), length: self.shape.window, rkey: self.outbox.rkey() }
+        let outbox = self.session.outbox();
+        Window { address: outbox.address(), length: self.shape.window, rkey: outbox.rkey() }
     }
 
     /// What the peer offered when the connection was made.
@@ -222,24 +218,24 @@ impl<B: Descriptors> Adversary<B> {
 
     /// Fills its memory for windows with one byte.
     pub fn paint(&self, byte: u8) {
-        let inside = self.window.memory().write(0, &vec![byte; self.window.len()]);
+        let inside = self.window().memory().write(0, &vec![byte; self.window().len()]);
         debug_assert!(inside, "as long as the region");
     }
 
     /// Whether its memory for windows still has this byte everywhere from `offset` on.
     pub fn is_painted(&self, byte: u8, offset: usize) -> bool {
-        let mut bytes = vec![0; self.window.len().saturating_sub(offset)];
-        self.window.memory().read(offset, &mut bytes) && bytes.iter().all(|one| *one == byte)
+        let mut bytes = vec![0; self.window().len().saturating_sub(offset)];
+        self.window().memory().read(offset, &mut bytes) && bytes.iter().all(|one| *one == byte)
     }
 
     /// Ends the connection.
     pub fn disconnect(&self) -> Result<(), Failure> {
-        self.id.disconnect().map_err(wrong("disconnecting"))
+        self.session.disconnect().map_err(wrong("disconnecting"))
     }
 
     /// Destroys the queue pair and tells nobody: as a host that has lost its memory.
     pub fn lose_queue_pair(&mut self) {
-        self.pair = None;
+        let _done = self.session.take(Step::LoseQueuePair);
     }
 
     /// What comes next.
@@ -266,7 +262,7 @@ impl<B: Descriptors> Adversary<B> {
     pub fn settle(&mut self) -> Result<(), Failure> {
         let patience = self.shape.patience;
         let deadline = Deadline::after(patience);
-        while self.outstanding > 0 {
+        while self.session.outstanding() > 0 {
             if !self.step(deadline)? {
                 return Err(Failure::wrong(format!("no acknowledgement within {patience:?}")));
             }
@@ -275,117 +271,69 @@ impl<B: Descriptors> Adversary<B> {
     }
 
     fn post(&mut self, requests: &[(SendOp, &[u8])]) -> Result<(), Failure> {
-        let bytes: usize = requests.iter().map(|(_, bytes)| bytes.len()).sum();
-        let count = u32::try_from(requests.len()).unwrap_or(u32::MAX);
-        if self.stowed + bytes > self.outbox.len() || self.outstanding + count > self.shape.sends {
-            self.settle()?;
-        }
-        if self.outstanding == 0 {
-            self.stowed = 0;
-        }
-        let mut chain = Vec::with_capacity(requests.len());
         for (op, bytes) in requests {
             let is_message = matches!(op, SendOp::Send | SendOp::SendImmediate(_));
             self.registered |=
                 is_message && matches!(Message::decode(bytes), Ok(Message::RegisterXferMemory(_)));
-            let local = Slice { region: &self.outbox, offset: self.stowed, len: bytes.len() };
-            if !self.outbox.memory().write(self.stowed, bytes) {
-                return Err(Failure::wrong("more to send than the outbox holds"));
-            }
-            self.stowed += bytes.len();
-            chain.push(SendRequest { id: 0, op: *op, local, signaled: true, inline: false });
         }
-        let pair = self.pair.as_ref().ok_or_else(|| Failure::wrong("the adversary lost its queue pair"))?;
-        pair.post_send(&chain).map_err(|error| match error.error.kind() {
-            ErrorKind::State => Failure::wrong("the connection ended before all was sent"),
-            _ => wrong("posting")(error.error),
-        })?;
-        self.outstanding += count;
-        Ok(())
+        if self.session.outstanding() + requests.len() > self.shape.sends as usize {
+            self.settle()?;
+        }
+        match self.session.post(requests) {
+            Err(Refused::NoRoom) => {
+                self.settle()?;
+                self.session.post(requests)
+            }
+            posted => posted,
+        }
+        .map_err(|refused| match refused {
+            Refused::NoRoom => Failure::wrong("more to send than the outbox holds"),
+            Refused::NoQueuePair => Failure::wrong("the adversary lost its queue pair"),
+            Refused::Backend(error) if error.kind() == ErrorKind::State => {
+                Failure::wrong("the connection ended before all was sent")
+            }
+            Refused::Backend(error) => wrong("posting")(error),
+        })
     }
 
     /// Takes what has come; waits for something if nothing has. False at the deadline.
     fn step(&mut self, deadline: Deadline) -> Result<bool, Failure> {
         loop {
-            self.queue.arm().map_err(wrong("arming the completion queue"))?;
+            self.session.arm().map_err(wrong("arming the completion queue"))?;
             if self.collect()? {
                 return Ok(true);
             }
-            if !deadline.wait(&self.queue, &self.events)? {
+            if !deadline.wait(self.session.completions(), self.session.events())? {
                 return Ok(false);
             }
-            self.queue.take_events().map_err(wrong("taking completion events"))?;
         }
     }
 
     /// Takes what has come, in the order in which it came. Whether there was anything.
     fn collect(&mut self) -> Result<bool, Failure> {
-        let mut any = self.drain()?;
-        while let Some(event) = self.events.next_event().map_err(wrong("reading connection events"))? {
+        let mut any = false;
+        while let Some(came) = self.session.poll().map_err(wrong("looking for what has come"))? {
             any = true;
-            // What the peer sent before it disconnected may have come since the queue was found empty (VR-CLOSE-002).
-            self.drain()?;
-            self.take_event(event.kind);
+            self.incoming.extend(match came {
+                Came::Established(peer) => {
+                    self.established = true;
+                    self.offered.get_or_insert(peer);
+                    None
+                }
+                Came::Message(bytes) => Some(Incoming::Message(bytes)),
+                Came::Notified(count) => Some(Incoming::Notified(count)),
+                Came::Read => Some(Incoming::Read),
+                Came::Sent | Came::Failed(CompletionStatus::WR_FLUSH_ERR) => None,
+                Came::Failed(status) => Some(Incoming::Failed(status)),
+                Came::Gone(why) => {
+                    if why == "disconnected" {
+                        // As every peer does; it ends what is still under way. Refused if it was the first to disconnect.
+                        let _ended = self.session.disconnect();
+                    }
+                    Some(Incoming::Gone(why))
+                }
+            });
         }
         Ok(any)
     }
-
-    /// Takes all completions. Whether there were any.
-    fn drain(&mut self) -> Result<bool, Failure> {
-        let mut any = false;
-        let mut batch = [Completion::EMPTY; 32];
-        loop {
-            let count = self.queue.poll(&mut batch).map_err(wrong("polling"))?;
-            any |= count > 0;
-            for completion in batch.iter().take(count) {
-                self.take(completion)?;
-            }
-            if count < batch.len() {
-                return Ok(any);
-            }
-        }
-    }
-
-    fn take(&mut self, completion: &Completion) -> Result<(), Failure> {
-        let slot = completion.id.checked_sub(RECEIVE);
-        if slot.is_none() {
-            self.outstanding -= 1;
-        }
-        let incoming = match completion.result {
-            Ok(Completed::Send | Completed::Write) => None,
-            Ok(Completed::Read) => Some(Incoming::Read),
-            Ok(Completed::Recv { len, .. }) => Some(Incoming::Message(self.received(slot, len))),
-            Ok(Completed::RecvWrite { immediate }) => Some(Incoming::Notified(immediate.0)),
-            Err(error) if error.status == CompletionStatus::WR_FLUSH_ERR => None,
-            Err(error) => Some(Incoming::Failed(error.status)),
-        };
-        self.incoming.extend(incoming);
-        match slot {
-            Some(slot) if self.reposts && completion.result.is_ok() => self.post_receives(&[slot]),
-            _ => Ok(()),
-        }
-    }
-
-    fn received(&self, slot: Option<u64>, len: u32) -> Vec<u8> {
-        let mut bytes = vec![0; len as usize];
-        let inside = slot.is_some_and(|slot| self.inbox.memory().read(inbox_offset(slot), &mut bytes));
-        if inside { bytes } else { Vec::new() }
-    }
-
-    fn post_receives(&self, slots: &[u64]) -> Result<(), Failure> {
-        let receive = |slot: &u64| RecvRequest {
-            id: RECEIVE | slot,
-            local: Slice { region: &self.inbox, offset: inbox_offset(*slot), len: INBOX_SLOT },
-        };
-        let chain: Vec<_> = slots.iter().map(receive).collect();
-        let Some(pair) = &self.pair else { return Ok(()) };
-        pair.post_recv(&chain).map_err(|error| wrong("posting receives")(error.error))
-    }
-}
-
-/// Longer than any control message, so that a message that is too long is seen as it is.
-const INBOX_SLOT: usize = 64;
-
-const fn inbox_offset(slot: u64) -> usize {
-    slot as usize * INBOX_SLOT
 }

@@ -177,7 +177,7 @@ impl<B: Descriptors> Adversary<B> {
             )));
         };
         let mut bytes = vec![0; count as usize];
-        if !self.window.memory().read(offset as usize + taken as usize, &mut bytes) {
+        if !self.window().memory().read(offset as usize + taken as usize, &mut bytes) {
             return Err(Failure::wrong("the adversary's plan is not within its memory"));
         }
         self.heard.extend_from_slice(&bytes);

@@ -150,7 +150,7 @@ fn burst<B: Descriptors>(bench: &Bench<'_, B>, questions: &[Message]) -> Judged 
 fn asked_without_end<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
     // One receive, for the server's window; no answer ever finds one.
     let mut meeting = bench.meet(Shape::default().receives(1))?;
-    meeting.peer.reposts = false;
+    meeting.peer.set_reposts(false);
     meeting.peer.handshake()?;
     for round in 0..4 {
         let questions: Vec<_> = (0..500).map(|select| get(500 * round + select)).collect();

@@ -112,7 +112,7 @@ fn never_drains<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
 
 fn never_reposts<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
     let mut meeting = bench.meet(Shape::default().receives(16))?;
-    meeting.peer.reposts = false;
+    meeting.peer.set_reposts(false);
     meeting.peer.handshake()?;
     for _ in 0..50 {
         // The server may have had enough by now.

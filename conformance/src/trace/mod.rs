@@ -4,16 +4,16 @@
 //! completions. What it wrote, a [`Recording`], is kept as lines of JSON, shown as a [`timeline`], and turned into
 //! the packets ([`packets`]) that RoCE v2 carries for it.
 
-mod backend;
 mod command;
-mod data_path;
 mod ends;
+mod inbound;
 pub mod packets;
+mod recorded;
 pub mod recording;
 pub mod roce;
 pub mod timeline;
 pub mod words;
 
-pub use backend::Recorded;
 pub use command::{Command, run};
+pub use recorded::Recorded;
 pub use recording::{Limits, Recorder, Recording};

@@ -9,6 +9,7 @@ use rdma_proto::time::Instant;
 use super::{Event, HostId, Model, PairId, QueueId, Wake};
 use crate::Error;
 use crate::faults::{Fault, Site};
+use crate::marks::{ClassSet, FailureClass};
 use crate::trace::What;
 
 /// A completion queue and its completion channel.
@@ -34,8 +35,8 @@ pub(super) struct Entry {
     pub(super) frees: u32,
     /// The message after whose execution the receive completed: its bytes, and those before it, are there.
     pub(super) lands: Option<u64>,
-    /// The classes of failure that it shows, as bits.
-    pub(super) shows: u32,
+    /// The classes of failure that it shows.
+    pub(super) shows: ClassSet,
 }
 
 /// One of a queue pair's two queues.
@@ -84,7 +85,7 @@ impl CompletionQueue {
 impl Entry {
     /// The completion of a receive that brought nothing.
     pub(super) const fn new(completion: Completion, pair: PairId) -> Self {
-        Self { completion, pair, frees: 0, lands: None, shows: 0 }
+        Self { completion, pair, frees: 0, lands: None, shows: ClassSet::EMPTY }
     }
 
     const fn half(&self) -> Half {
@@ -92,22 +93,31 @@ impl Entry {
     }
 
     /// The classes of failure that its status stands for.
-    fn classes(&self) -> u32 {
-        let Err(error) = self.completion.result else { return 0 };
+    fn classes(&self) -> ClassSet {
+        let Err(error) = self.completion.result else { return ClassSet::EMPTY };
         let of_receive = self.half() == Half::Receive;
         let class = match error.status {
-            CompletionStatus::RNR_RETRY_EXC_ERR => 1,
-            CompletionStatus::RETRY_EXC_ERR => 2,
-            CompletionStatus::REM_ACCESS_ERR | CompletionStatus::LOC_ACCESS_ERR => 3,
-            CompletionStatus::REM_INV_REQ_ERR | CompletionStatus::LOC_LEN_ERR => 5,
-            CompletionStatus::REM_OP_ERR => 6,
-            CompletionStatus::LOC_PROT_ERR if of_receive => 6,
-            CompletionStatus::LOC_PROT_ERR => 7,
-            CompletionStatus::WR_FLUSH_ERR => 10,
-            _ => 0,
+            CompletionStatus::RNR_RETRY_EXC_ERR => Some(FailureClass::ReceiverNotReady),
+            CompletionStatus::RETRY_EXC_ERR => Some(FailureClass::RetriesExceeded),
+            CompletionStatus::REM_ACCESS_ERR | CompletionStatus::LOC_ACCESS_ERR => {
+                Some(FailureClass::AccessRefused)
+            }
+            CompletionStatus::REM_INV_REQ_ERR | CompletionStatus::LOC_LEN_ERR => {
+                Some(FailureClass::ReceiveTooSmall)
+            }
+            CompletionStatus::REM_OP_ERR => Some(FailureClass::ReceiveMemoryGone),
+            CompletionStatus::LOC_PROT_ERR if of_receive => Some(FailureClass::ReceiveMemoryGone),
+            CompletionStatus::LOC_PROT_ERR => Some(FailureClass::LocalProtection),
+            CompletionStatus::WR_FLUSH_ERR => Some(FailureClass::Flush),
+            _ => None,
         };
+        let mut classes = ClassSet::EMPTY;
         // Every one shows that nothing but the id, the status and the queue pair can be relied on.
-        1 << class | 1 << 11
+        classes.insert(FailureClass::ErrorContents);
+        if let Some(class) = class {
+            classes.insert(class);
+        }
+        classes
     }
 }
 
@@ -119,7 +129,7 @@ impl Model {
         if busy {
             self.note(|| What::Busy { host, what: "completion queue" });
         } else {
-            self.mark_observed(26);
+            self.mark_observed(FailureClass::TeardownOrder);
         }
     }
 
@@ -129,7 +139,7 @@ impl Model {
         let queue = self.queues.get_mut(id).ok_or(Error::Gone("completion queue"))?;
         if queue.lost {
             let depth = queue.depth;
-            self.mark_observed(12);
+            self.mark_observed(FailureClass::QueueOverrun);
             return if silent { Ok(0) } else { Err(Error::Overrun { depth }) };
         }
         let raced = core::mem::take(&mut queue.raced) && !queue.entries.is_empty() && queue.events == 0;
@@ -143,7 +153,7 @@ impl Model {
             self.polled(&entry);
         }
         if raced {
-            self.mark_observed(16);
+            self.mark_observed(FailureClass::NotificationRace);
         }
         Ok(count)
     }
@@ -159,12 +169,11 @@ impl Model {
             if let Some(sequence) = entry.lands {
                 self.land(entry.pair, sequence);
                 if self.is_half_open(entry.pair) {
-                    self.mark_observed(23);
+                    self.mark_observed(FailureClass::EstablishmentRace);
                 }
             }
             self.check_ownership(entry.pair);
-            let shows = entry.shows | entry.classes();
-            for class in (1..32).filter(|class| shows & 1 << class != 0) {
+            for class in entry.shows.union(entry.classes()).iter() {
                 self.mark_observed(class);
             }
         }
@@ -181,12 +190,12 @@ impl Model {
         queue.armed = true;
         if !queue.entries.is_empty() && queue.events == 0 {
             queue.raced = true;
-            self.mark_injected(16);
+            self.mark_injected(FailureClass::NotificationRace);
         }
         if spurious && let Some(queue) = self.queues.get_mut(id) {
             queue.events += 1;
             self.wakes.push(Wake::Completions(id));
-            self.mark_injected(17);
+            self.mark_injected(FailureClass::EventCoalescing);
         }
         Ok(())
     }
@@ -203,9 +212,9 @@ impl Model {
         let events = core::mem::take(&mut queue.events);
         let waiting = queue.entries.len();
         if events > 0 {
-            self.mark_observed(18);
+            self.mark_observed(FailureClass::EventAcknowledgement);
             if waiting != events as usize {
-                self.mark_observed(17);
+                self.mark_observed(FailureClass::EventCoalescing);
             }
         }
         Ok(events)
@@ -238,7 +247,7 @@ impl Model {
         }
         held.last[of as usize] = at;
         held.halves[of as usize].push_back(entry);
-        self.mark_injected(15);
+        self.mark_injected(FailureClass::CompletionOrder);
         self.agenda.schedule(at.since(now), Event::Report { pair, of });
     }
 
@@ -247,7 +256,7 @@ impl Model {
         let Some(owner) = self.pairs.get_mut(pair) else { return };
         let queue = owner.queue;
         if let Some(mut entry) = owner.held.halves[of as usize].pop_front() {
-            entry.shows |= 1 << 15;
+            entry.shows.insert(FailureClass::CompletionOrder);
             self.append_completion(queue, entry);
         }
     }
@@ -276,9 +285,9 @@ impl Model {
             if queue.events == 1 {
                 self.wakes.push(Wake::Completions(id));
             }
-            self.mark_injected(18);
+            self.mark_injected(FailureClass::EventAcknowledgement);
         } else if queue.events > 0 {
-            self.mark_injected(17);
+            self.mark_injected(FailureClass::EventCoalescing);
         }
     }
 

@@ -6,6 +6,7 @@ use rdma_proto::backend::{AsyncEvent, ConnectParams, IdentifierKey};
 
 use super::{ChannelId, HostId, IdentifierId, Model, PairId, Wake};
 use crate::Error;
+use crate::marks::FailureClass;
 use crate::trace::What;
 
 /// A channel of connection-manager events.
@@ -71,14 +72,16 @@ impl NoticeKind {
     }
 
     /// The class of failure that whoever reads it is confronted with.
-    const fn class(&self) -> Option<usize> {
+    const fn class(&self) -> Option<FailureClass> {
         match self {
             Self::AddressError(_)
             | Self::RouteError(_)
             | Self::Unreachable(_)
             | Self::ConnectError(_)
-            | Self::Rejected(_) => Some(22),
-            Self::TimewaitExit | Self::DeviceRemoval | Self::AddressChange | Self::Async(_) => Some(25),
+            | Self::Rejected(_) => Some(FailureClass::ConnectionSetup),
+            Self::TimewaitExit | Self::DeviceRemoval | Self::AddressChange | Self::Async(_) => {
+                Some(FailureClass::AbruptEvent)
+            }
             _ => None,
         }
     }
@@ -152,7 +155,7 @@ impl Model {
                 NoticeKind::Disconnected if self.nature.is_some() => {
                     let pair = self.identifiers.get(identifier).and_then(|owner| owner.pair);
                     if pair.is_some_and(|pair| self.ends_in_the_middle(pair)) {
-                        self.mark_observed(24);
+                        self.mark_observed(FailureClass::DisconnectMidWrite);
                     }
                 }
                 _ => {}

@@ -16,6 +16,7 @@ use super::queue_pair::{Path, State};
 use super::{Event, IdentifierId, Model, PairId};
 use crate::Error;
 use crate::faults::{Fault, Site};
+use crate::marks::FailureClass;
 
 /// Repetitions of a message within the time-out.
 const REPETITIONS: u32 = 8;
@@ -277,7 +278,7 @@ impl Model {
             Some(Phase::Connected | Phase::Accepted) => {
                 if let Some(pair) = self.identifiers.get(id).and_then(|identifier| identifier.pair) {
                     if self.ends_in_the_middle(pair) {
-                        self.mark_injected(24);
+                        self.mark_injected(FailureClass::DisconnectMidWrite);
                     }
                     // What was acknowledged before the peer disconnected does not come after the news of it.
                     self.report_all(pair);

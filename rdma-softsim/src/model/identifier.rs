@@ -18,6 +18,7 @@ use super::responder::Responder;
 use super::{ChannelId, DomainId, Event, HostId, IdentifierId, Model, PairId, QueueId};
 use crate::Error;
 use crate::faults::{Fault, Site};
+use crate::marks::FailureClass;
 use crate::trace::What;
 
 /// `-ETIMEDOUT`.
@@ -300,8 +301,8 @@ impl Model {
         }
         let value = device.max_queue_pairs;
         if limits.inline > device.max_inline || limits.send_depth == device.max_queue_depth {
-            self.mark_injected(14);
-            self.mark_observed(14);
+            self.mark_injected(FailureClass::DeviceLimits);
+            self.mark_observed(FailureClass::DeviceLimits);
         }
         if self.strikes_creation(host)
             || self.pairs.iter().filter(|(_, pair)| pair.host == host).count() >= value as usize

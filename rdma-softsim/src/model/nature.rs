@@ -11,7 +11,7 @@ use rdma_proto::time::Instant;
 
 use super::{Event, HostId, IdentifierId, Model, NoticeKind, PairId, Wake};
 use crate::faults::{Fault, Injection, Site, When};
-use crate::marks::Marks;
+use crate::marks::{FailureClass, Marks};
 use crate::personality::{Behaviour, Knobs, Personality};
 use crate::settings::Link;
 use crate::trace::{Entry, Trace, What};
@@ -118,13 +118,13 @@ impl Model {
         }
     }
 
-    pub(super) fn mark_injected(&mut self, class: usize) {
+    pub(super) fn mark_injected(&mut self, class: FailureClass) {
         if let Some(nature) = &mut self.nature {
             nature.marks.inject(class);
         }
     }
 
-    pub(super) fn mark_observed(&mut self, class: usize) {
+    pub(super) fn mark_observed(&mut self, class: FailureClass) {
         if let Some(nature) = &mut self.nature {
             nature.marks.observe(class);
         }
@@ -148,7 +148,7 @@ impl Model {
             .strike(Site::Create, |fault, on| on == host.index() && matches!(fault, Fault::Exhausted))
             .is_some();
         if struck {
-            self.mark_observed(27);
+            self.mark_observed(FailureClass::Exhaustion);
         }
         struck
     }
@@ -244,7 +244,7 @@ impl Model {
             }
             Fault::Kill => {
                 self.kill_host(id);
-                self.mark_observed(24);
+                self.mark_observed(FailureClass::DisconnectMidWrite);
             }
             Fault::Stall { micros } => {
                 let until = self.agenda.now().after(Duration::from_micros(micros.into()));

@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use super::memory::CHUNK;
 use super::requester::Source;
 use super::{Model, PairId, RegionId};
+use crate::marks::FailureClass;
 use crate::trace::{Digest, What};
 
 /// What a simulation keeps of a queue pair's bytes.
@@ -94,7 +95,7 @@ impl Model {
         let before = pair.ownership.lent.len();
         pair.ownership.lent.retain(|lent| lent.sequence >= free_below);
         if pair.ownership.lent.len() < before {
-            self.mark_observed(20);
+            self.mark_observed(FailureClass::BufferOwnership);
         }
     }
 
@@ -116,7 +117,7 @@ impl Model {
                 let _inside = memory.write(to + place * PIECE, piece);
             }
         }
-        self.mark_injected(19);
+        self.mark_injected(FailureClass::DataVisibility);
         if let Some(pair) = self.pairs.get_mut(at) {
             pair.ownership.landing.push_back(Landing { sequence, region, offset: to, bytes });
         }
@@ -131,7 +132,7 @@ impl Model {
             if let Some(memory) = self.regions.get(landing.region).map(|region| region.memory.shared()) {
                 let _inside = memory.write(landing.offset, &landing.bytes);
             }
-            self.mark_observed(19);
+            self.mark_observed(FailureClass::DataVisibility);
         }
     }
 

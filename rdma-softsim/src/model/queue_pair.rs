@@ -11,6 +11,7 @@ use super::responder::{ReceiveWork, Responder};
 use super::{DomainId, Event, HostId, IdentifierId, Model, PairId, QueueId, RegionId};
 use crate::Error;
 use crate::faults::{Fault, Site};
+use crate::marks::{ClassSet, FailureClass};
 use crate::personality::Flush;
 use crate::trace::What;
 
@@ -98,10 +99,10 @@ impl Model {
             identifier.pair = None;
         }
         if pair.requester.has_work() || !pair.responder.receives.is_empty() {
-            self.mark_injected(26);
+            self.mark_injected(FailureClass::TeardownOrder);
             if pair.state == State::Error {
                 // Flushed by destruction: nobody ever hears of it.
-                self.mark_observed(10);
+                self.mark_observed(FailureClass::Flush);
             }
         }
     }
@@ -145,7 +146,7 @@ impl Model {
         let host = pair.host.index();
         let refused = self.strike(Site::Post, |fault, on| on == host && matches!(fault, Fault::QueueFull));
         if refused.is_some() {
-            self.mark_observed(13);
+            self.mark_observed(FailureClass::SendQueueFull);
             return Err(Error::QueueFull { queue: "send", depth });
         }
         let Part { region, offset, .. } = request.local;
@@ -158,8 +159,14 @@ impl Model {
         } else {
             Source::Region(region, offset)
         };
-        let work =
-            SendWork { id: request.id, op: request.op, source, len, signaled: request.signaled, shows: 0 };
+        let work = SendWork {
+            id: request.id,
+            op: request.op,
+            source,
+            len,
+            signaled: request.signaled,
+            shows: ClassSet::EMPTY,
+        };
         let failed = pair.state == State::Error;
         if self.nature.is_some() {
             let posted = self.describe(&work);
@@ -215,7 +222,7 @@ impl Model {
         pair.state = State::Error;
         pair.requester.forget_flights();
         if pair.requester.has_work() || !pair.responder.receives.is_empty() {
-            self.mark_injected(10);
+            self.mark_injected(FailureClass::Flush);
         }
         self.begin_flush(id);
     }

@@ -12,6 +12,7 @@ use super::completions::{Entry, failure, success};
 use super::memory::copy;
 use super::{Event, Model, PairId, RegionId};
 use crate::faults::{Fault, Site};
+use crate::marks::{ClassSet, FailureClass};
 use crate::trace::{MESSAGE, Work};
 use rdma_proto::time::Instant;
 
@@ -22,8 +23,8 @@ pub(super) struct SendWork {
     pub(super) source: Source,
     pub(super) len: usize,
     pub(super) signaled: bool,
-    /// The classes of failure that its completion shows, as bits.
-    pub(super) shows: u32,
+    /// The classes of failure that its completion shows.
+    pub(super) shows: ClassSet,
 }
 
 impl SendWork {
@@ -285,7 +286,7 @@ impl Model {
             _ if lost => self.unanswered(id, epoch),
             Answer::Ack => self.acknowledged(id),
             Answer::RnrNak(timer) => {
-                self.mark_observed(1);
+                self.mark_observed(FailureClass::ReceiverNotReady);
                 self.not_ready(id, timer);
             }
             Answer::Nak(status) => self.fail(id, status),
@@ -410,11 +411,11 @@ impl Model {
         let queue = pair.queue;
         let mut shows = work.shows;
         if result.is_err() && !work.signaled {
-            shows |= 1 << 9;
-            self.mark_injected(9);
+            shows.insert(FailureClass::UnsignaledFails);
+            self.mark_injected(FailureClass::UnsignaledFails);
         }
         if result.is_err() {
-            self.mark_injected(11);
+            self.mark_injected(FailureClass::ErrorContents);
         }
         self.report(queue, Entry { frees, shows, ..Entry::new(completion, id) });
     }

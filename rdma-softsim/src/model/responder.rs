@@ -13,6 +13,7 @@ use super::queue_pair::{Path, State};
 use super::requester::{Answer, SendWork, Source};
 use super::{Event, Model, PairId, RegionId};
 use crate::faults::{Fault, Site};
+use crate::marks::FailureClass;
 use crate::trace::What;
 
 /// A posted receive.
@@ -61,7 +62,7 @@ impl Model {
         let readable = readable.is_some_and(|work| self.readable(work));
         let answer = if !readable || (struck == Some(Fault::SourceGone) && sourced) {
             // Its own device fails to read the memory: nothing leaves, the peer never learns.
-            self.mark_injected(7);
+            self.mark_injected(FailureClass::LocalProtection);
             Answer::Fault(CompletionStatus::LOC_PROT_ERR)
         } else if struck == Some(Fault::Lose) {
             return self.unanswered(from, epoch);
@@ -71,9 +72,9 @@ impl Model {
                 // Executed before; only its acknowledgement was lost.
                 Ordering::Less => {
                     // The device has read the bytes once more.
-                    self.mark_injected(20);
+                    self.mark_injected(FailureClass::BufferOwnership);
                     self.check_ownership(from);
-                    self.mark_observed(21);
+                    self.mark_observed(FailureClass::PacketLoss);
                     Answer::Ack
                 }
                 // One before it is missing: dropped.
@@ -221,7 +222,10 @@ impl Model {
             self.report(queue, Entry { lands: Some(sequence), ..Entry::new(completion, at) });
         }
         if let Answer::Nak(status) = answer {
-            self.mark_injected(if status == CompletionStatus::REM_INV_REQ_ERR { 5 } else { 3 });
+            self.mark_injected(match status {
+                CompletionStatus::REM_INV_REQ_ERR => FailureClass::ReceiveTooSmall,
+                _ => FailureClass::AccessRefused,
+            });
             if consumes {
                 self.enter_error(at);
             } else {
@@ -255,7 +259,7 @@ impl Model {
         let timer = peer.responder.rnr_timer;
         self.note(|| What::NotReady { from: sender, to: receiver, injected, limited });
         if !injected {
-            self.mark_injected(1);
+            self.mark_injected(FailureClass::ReceiverNotReady);
         }
         Answer::RnrNak(timer)
     }
@@ -268,15 +272,15 @@ impl Model {
         let (work, empty) = (self.describe(work), work.len == 0);
         let (from_number, to) = (self.pair_number(from), self.pair_number(at));
         if empty && matches!(work.op, SendOp::Write(_) | SendOp::WriteImmediate(..)) {
-            self.mark_injected(4);
+            self.mark_injected(FailureClass::EmptyWrite);
             if let Some(work) =
                 self.pairs.get_mut(from).and_then(|pair| pair.requester.with_sequence(sequence))
             {
-                work.shows |= 1 << 4;
+                work.shows.insert(FailureClass::EmptyWrite);
             }
         }
         if self.is_half_open(at) {
-            self.mark_injected(23);
+            self.mark_injected(FailureClass::EstablishmentRace);
         }
         self.note(|| What::Executed { from: from_number, to, work });
     }
@@ -298,8 +302,8 @@ impl Model {
         }
         if let Some(succeeds) = self.was_deregistered(remote.rkey) {
             // Either is allowed for what was under way; the bytes are nowhere.
-            self.mark_injected(8);
-            self.mark_observed(8);
+            self.mark_injected(FailureClass::Deregistered);
+            self.mark_observed(FailureClass::Deregistered);
             if succeeds {
                 return Ok(None);
             }

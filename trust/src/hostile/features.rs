@@ -79,7 +79,7 @@ fn burst<B: Descriptors>(scene: &Scene<'_, B>, side: Side, questions: &[Message]
 fn asked_without_end<B: Descriptors>(scene: &Scene<'_, B>, side: Side) -> Outcome {
     // One receive, for our side's window; no answer ever finds one.
     let mut attack = scene.attack(side, Shape::default().receives(1))?;
-    attack.peer.reposts = false;
+    attack.peer.set_reposts(false);
     attack.peer.handshake()?;
     let questions: Vec<_> = (0..1000).map(|select| get(select, FeatureSet::NONE)).collect();
     attack.peer.burst(&questions)?;

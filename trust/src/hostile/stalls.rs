@@ -69,7 +69,7 @@ fn never_reposts<B: Descriptors>(scene: &Scene<'_, B>, side: Side) -> Outcome {
         Side::Server => scene.attack(side, shape)?,
         Side::Client => scene.lure(shape, chatter)?,
     };
-    attack.peer.reposts = false;
+    attack.peer.set_reposts(false);
     attack.peer.handshake()?;
     if side == Side::Server {
         let question = Message::GetServerFeature { select: 0, features: FeatureSet::NONE };
@@ -106,7 +106,7 @@ fn never_polls<B: Descriptors>(scene: &Scene<'_, B>, side: Side) -> Outcome {
 
 fn too_few_receives<B: Descriptors>(scene: &Scene<'_, B>, side: Side) -> Outcome {
     let mut attack = scene.attack(side, Shape::default().receives(3).without_rnr_retries())?;
-    attack.peer.reposts = false;
+    attack.peer.set_reposts(false);
     attack.peer.handshake()?;
     attack.fails(
         is!(Protocol(PeerMisbehaved(TooFewReceives { .. }))),

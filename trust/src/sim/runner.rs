@@ -10,7 +10,7 @@ use std::time::Instant;
 use clap::Args;
 use comfy_table::{CellAlignment, Table, presets};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use rdma_softsim::{FaultPlan, Marks, Personality};
+use rdma_softsim::{FailureClass, FaultPlan, Marks, Personality};
 
 use super::shrink::{attempt, shrink};
 use super::{Scenario, Violation, timeline};
@@ -254,11 +254,12 @@ fn report(scenario: &Scenario, most: usize) {
 fn classes(marks: &Marks) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::UTF8_FULL_CONDENSED);
-    table.set_header(["", "class of failure", "brought about", "observed"]);
-    for (number, name, injected, observed) in marks.classes() {
-        table.add_row([number.to_string(), name.to_owned(), injected.to_string(), observed.to_string()]);
+    table.set_header(["class of failure", "brought about", "observed"]);
+    for class in FailureClass::ALL {
+        let counts = [marks.injected(*class), marks.observed(*class)].map(|count| count.to_string());
+        table.add_row([&[class.words().to_owned()], &counts[..]].concat());
     }
-    for column in [0, 2, 3] {
+    for column in [1, 2] {
         if let Some(column) = table.column_mut(column) {
             column.set_cell_alignment(CellAlignment::Right);
         }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use rdma_conn::Connection;
 use rdma_proto::time::Instant;
 use rdma_softsim::trace::{Entry, What};
-use rdma_softsim::{Limits, Marks, Random, Resources, Simulation, SoftSim};
+use rdma_softsim::{FailureClass, Limits, Marks, Random, Resources, Simulation, SoftSim};
 
 use super::app::{App, Ending, How, Stream};
 use super::end::{Door, End};
@@ -330,14 +330,14 @@ impl<'a> World<'a> {
             Runner::End(place) => {
                 let host = self.ends[place].host;
                 if self.sim.stalled_until(host).is_some_and(|until| until == self.sim.now()) {
-                    self.marks.observe(28);
+                    self.marks.observe(FailureClass::SlowConsumer);
                 }
                 if self.sim.is_killed(host) {
                     self.ends[place].kill();
                 }
-                self.marks.inject(30);
+                self.marks.inject(FailureClass::Scheduling);
                 if self.ends[place].run(&mut self.random) {
-                    self.marks.observe(30);
+                    self.marks.observe(FailureClass::Scheduling);
                 }
                 let end = &self.ends[place];
                 check_end(end, end.link().map(|link| &**link))?;
@@ -357,7 +357,7 @@ impl<'a> World<'a> {
     fn run_hub(&mut self, host: u32) -> Result<(), Violation> {
         let Some(hub) = self.hubs.get_mut(&host) else { return Ok(()) };
         if self.sim.stalled_until(host).is_some_and(|until| until == self.sim.now()) {
-            self.marks.observe(28);
+            self.marks.observe(FailureClass::SlowConsumer);
         }
         let (scenario, now) = (self.scenario, self.sim.now());
         let accepted = |random: &mut Random, place| program(scenario, now, random, place, false);
@@ -459,7 +459,7 @@ impl<'a> World<'a> {
             let (client, server) = (of(false), of(true));
             match dialogue.rogue {
                 Some(_) => {
-                    self.marks.inject(29);
+                    self.marks.inject(FailureClass::WrongPeer);
                     self.judge_rogue(place, server)?;
                 }
                 None if self.is_excused(place) => {}
@@ -499,7 +499,7 @@ impl<'a> World<'a> {
             ));
         }
         if error.is_some() {
-            self.marks.observe(29);
+            self.marks.observe(FailureClass::WrongPeer);
         }
         Ok(())
     }

@@ -4,11 +4,10 @@
 //! A mistake ([`Mistake`]) is in what leaves a side (messages, writes, immediates, parameters), in what it is told of what
 //! came, or in its settings. [`table::TABLE`] says for each which case has to notice; [`judge`] runs that case.
 
-mod backend;
 pub mod command;
-mod data_path;
 mod lifeless;
 pub mod mistake;
+mod mistaken;
 pub mod table;
 mod tamper;
 
@@ -17,6 +16,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use rdma_conn::Options;
+use rdma_proto::backend::Backend as _;
 use rdma_softsim::Fabric;
 
 use conformance::adversary::Lurker;
@@ -31,9 +31,9 @@ use conformance::reqs::Role;
 
 use lifeless::{LifelessClients, LifelessServer};
 
-pub use backend::Wrong;
 pub use lifeless::Lifeless;
 pub use mistake::Mistake;
+pub use mistaken::{Mistaken, Wrong};
 
 /// How long a wrong implementation may take for anything: less than our side takes to give up for another reason.
 const PATIENCE: Duration = Duration::from_millis(1500);
@@ -73,7 +73,9 @@ pub fn judge(target: Target, role: Role, case: &str) -> Result<CaseResult, Failu
         Target::Mistaken(mistake) => Some(mistake),
         Target::Right | Target::Lifeless(_) => None,
     };
-    let wrong = Wrong::new(fabric.host(&[theirs.ip()]), mistake);
+    let fabric_side = fabric.host(&[theirs.ip()]);
+    let made = fabric_side.now();
+    let wrong = Wrong::by(fabric_side, Mistaken::new(mistake, made));
     let backend = fabric.host(&[ours.ip()]);
     let options = |options| {
         let mut options = small(options);

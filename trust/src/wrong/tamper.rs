@@ -286,7 +286,7 @@ impl Tamper {
                 came.bytes = keepalive;
             }
             (Some(Mistake::FeaturesUnaskedIgnored), Message::SetClientFeature { .. }) => {
-                came.bytes = keepalive
+                came.bytes = keepalive;
             }
             (Some(Mistake::SetRefused), Message::SetClientFeature { .. }) => came.bytes = REFUSED,
             (Some(Mistake::SetAnswered), Message::SetClientFeature { select, features }) => {

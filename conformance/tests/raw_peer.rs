@@ -1,12 +1,38 @@
 //! The raw peer of the suites takes things in the order in which they came, however they fall between two looks.
 
 use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex};
 
 use conformance::adversary::{Adversary, Incoming, Lurker, Shape};
-use rdma_softsim::{Fabric, SoftSim};
+use conformance::intercept::{Intercepted, Interceptor, Origin};
+use rdma_proto::backend::{Backend, QueuePairLimits};
+use rdma_softsim::{Error, Fabric, SoftSim};
 use rustix::event::{PollFd, PollFlags, poll};
-use trust::wrong::Wrong;
+
+/// Does something before each look for an event; it is given the channel's descriptor.
+struct BeforeEvents<F>(F);
+
+impl<F: Fn(BorrowedFd<'_>) + Send + Sync + 'static> Interceptor<SoftSim> for BeforeEvents<F> {
+    type Identifier = ();
+    type QueuePair = ();
+
+    fn identifier(&self, _: &Arc<<SoftSim as Backend>::Identifier>, _: Origin) {}
+
+    fn queue_pair(
+        &self,
+        (): &(),
+        _: &Arc<<SoftSim as Backend>::QueuePair>,
+        _: &<SoftSim as Backend>::Domain,
+        _: QueuePairLimits,
+    ) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn before_events(&self, events: &<SoftSim as Backend>::EventChannel) {
+        (self.0)(events.as_fd());
+    }
+}
 
 /// The last bytes and the disconnect both come after the queue was found empty and before the look for an event.
 #[test]
@@ -15,9 +41,9 @@ fn last_bytes_come_before_the_end() {
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));
     // Whoever leaves, once there is somebody.
     let leaving: Arc<Mutex<Option<Adversary<SoftSim>>>> = Arc::default();
-    let backend = Wrong::before_events(fabric.host(&[address.ip()]), {
+    let what = {
         let leaving = Arc::clone(&leaving);
-        move |events| {
+        move |events: BorrowedFd<'_>| {
             let Some(mut peer) = leaving.lock().unwrap().take() else { return };
             peer.say(b"last words").unwrap();
             peer.settle().unwrap();
@@ -25,7 +51,8 @@ fn last_bytes_come_before_the_end() {
             let come = poll(&mut [PollFd::from_borrowed_fd(events, PollFlags::IN)], None).unwrap();
             assert_eq!(come, 1, "the disconnect is an event");
         }
-    });
+    };
+    let backend = Intercepted::by(fabric.host(&[address.ip()]), BeforeEvents(what));
     let lurker = Lurker::new(&backend, address).unwrap();
     let mut peer =
         Adversary::request(&fabric.host(&[[192, 0, 2, 2].into()]), address, Shape::small()).unwrap();

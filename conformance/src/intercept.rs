@@ -1,0 +1,534 @@
+//! A backend around a backend: everything passes an [`Interceptor`], which looks at it or changes it.
+//!
+//! Each hook of an interceptor has a default that lets things pass, so that one says only what it is about. The result is a
+//! [`Backend`] itself: interceptors compose by wrapping.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use rdma_proto::backend::{
+    self, Access, Backend, Capabilities, CmEvent, CmEventKind, Completion, ConnectParams, DeviceKey,
+    EventChannel as _, IdentifierKey, PostError, QueuePair as _, QueuePairLimits, RecvRequest, Region as _,
+    RnrTimer, SendRequest, Slice,
+};
+use rdma_proto::memory::SharedMemory;
+use rdma_proto::time::Instant;
+
+/// What looks at, or changes, what passes a backend `B`. Whoever wants to keep a handle alive keeps a clone of its `Arc`.
+pub trait Interceptor<B: Backend>: Send + Sync + 'static {
+    /// What it keeps of each identifier.
+    type Identifier: Send + Sync;
+    /// What it keeps of each queue pair.
+    type QueuePair: Send + Sync;
+
+    /// An identifier was made.
+    fn identifier(&self, inner: &Arc<B::Identifier>, origin: Origin) -> Self::Identifier;
+
+    /// A queue pair was made for `id` in `domain`, with these limits asked for.
+    ///
+    /// # Errors
+    /// What the interceptor needs for it cannot be had.
+    fn queue_pair(
+        &self,
+        id: &Self::Identifier,
+        inner: &Arc<B::QueuePair>,
+        domain: &B::Domain,
+        limits: QueuePairLimits,
+    ) -> Result<Self::QueuePair, B::Error>;
+
+    /// What the clock says where it is `now`.
+    fn clock(&self, now: Instant) -> Instant {
+        now
+    }
+
+    /// The next event is about to be asked for.
+    fn before_events(&self, _inner: &B::EventChannel) {}
+
+    /// An event came; false: it is not told, and a connect request is refused.
+    fn event(&self, _id: IdentifierKey, _kind: &CmEventKind<B>) -> bool {
+        true
+    }
+
+    /// A call to the connection manager is about to be made; false: it is not made, and succeeds.
+    fn call(&self, _id: &Self::Identifier, _inner: &B::Identifier, _call: Call<'_>) -> bool {
+        true
+    }
+
+    /// The domain to use where `own` was made.
+    fn domain(&self, own: B::Domain) -> Arc<B::Domain> {
+        Arc::new(own)
+    }
+
+    /// How long a completion queue is to be, where `depth` is asked for.
+    fn completions(&self, depth: u32) -> u32 {
+        depth
+    }
+
+    /// A completion queue was made.
+    fn completion_queue(&self, _inner: &Arc<B::CompletionQueue>) {}
+
+    /// How large a queue pair is to be.
+    fn limits(&self, limits: QueuePairLimits) -> QueuePairLimits {
+        limits
+    }
+
+    /// What to register where this is asked for.
+    fn registering(&self, len: usize, access: Access) -> (usize, Access) {
+        (len, access)
+    }
+
+    /// A region was registered.
+    fn registered(&self, _inner: &Arc<B::Region>) {}
+
+    /// A chain of requests is posted to `below`.
+    ///
+    /// # Errors
+    /// Those of `below`.
+    fn post_send(
+        &self,
+        _pair: &Self::QueuePair,
+        below: Below<'_, B>,
+        requests: &[SendRequest<'_, Region<B>>],
+    ) -> Result<(), PostError<B::Error>> {
+        below.post_send(requests)
+    }
+
+    /// A chain of receives is posted to `below`.
+    ///
+    /// # Errors
+    /// Those of `below`.
+    fn post_recv(
+        &self,
+        _pair: &Self::QueuePair,
+        below: Below<'_, B>,
+        requests: &[RecvRequest<'_, Region<B>>],
+    ) -> Result<(), PostError<B::Error>> {
+        below.post_recv(requests)
+    }
+
+    /// A completion was polled; false: it is not told.
+    fn polled(&self, _pair: &Self::QueuePair, _below: Below<'_, B>, _completion: &mut Completion) -> bool {
+        true
+    }
+}
+
+/// Where an identifier comes from.
+#[derive(Clone, Copy, Debug)]
+pub enum Origin {
+    /// It was created, for an outgoing connection.
+    Created,
+    /// It listens.
+    Listening,
+    /// It came with a connect request, which offered this.
+    Requested(ConnectParams),
+}
+
+/// A call of an identifier.
+#[derive(Debug)]
+pub enum Call<'a> {
+    /// `rdma_resolve_addr(3)`
+    ResolveAddress(SocketAddr),
+    /// `rdma_resolve_route(3)`
+    ResolveRoute,
+    /// `rdma_connect(3)`
+    Connect(&'a mut ConnectParams),
+    /// `rdma_accept(3)`
+    Accept(&'a mut ConnectParams),
+    /// `rdma_reject(3)`
+    Reject,
+    /// `rdma_notify(3)`
+    Notify,
+    /// `rdma_disconnect(3)`
+    Disconnect,
+}
+
+/// The queue pair below an interceptor.
+pub struct Below<'a, B: Backend>(&'a Arc<B::QueuePair>);
+
+impl<B: Backend> Below<'_, B> {
+    /// Posts a chain of requests.
+    ///
+    /// # Errors
+    /// Those of the queue pair.
+    pub fn post_send(&self, requests: &[SendRequest<'_, Region<B>>]) -> Result<(), PostError<B::Error>> {
+        let chain: Vec<_> = requests
+            .iter()
+            .map(|&SendRequest { id, op, local, signaled, inline }| SendRequest {
+                id,
+                op,
+                local: within(local),
+                signaled,
+                inline,
+            })
+            .collect();
+        self.0.post_send(&chain)
+    }
+
+    /// Posts a chain of receives.
+    ///
+    /// # Errors
+    /// Those of the queue pair.
+    pub fn post_recv(&self, requests: &[RecvRequest<'_, Region<B>>]) -> Result<(), PostError<B::Error>> {
+        let chain: Vec<_> = requests
+            .iter()
+            .map(|&RecvRequest { id, local }| RecvRequest { id, local: within(local) })
+            .collect();
+        self.0.post_recv(&chain)
+    }
+}
+
+/// The part of the inner region that is a part of this one.
+fn within<B: Backend>(slice: Slice<'_, Region<B>>) -> Slice<'_, B::Region> {
+    Slice { region: &slice.region.inner, offset: slice.offset, len: slice.len }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// `B`, with everything passing `I`.
+pub struct Intercepted<B: Backend, I>(Arc<Around<B, I>>);
+
+struct Around<B, I> {
+    inner: B,
+    by: I,
+}
+
+impl<B: Backend, I: Interceptor<B>> Intercepted<B, I> {
+    /// `inner`, with everything passing the interceptor.
+    pub fn by(inner: B, by: I) -> Self {
+        Self(Arc::new(Around { inner, by }))
+    }
+}
+
+impl<B: Backend, I> Clone for Intercepted<B, I> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<B: Backend, I: Interceptor<B>> Backend for Intercepted<B, I> {
+    type Error = B::Error;
+    type EventChannel = EventChannel<B, I>;
+    type Identifier = Identifier<B, I>;
+    type Domain = Domain<B, I>;
+    type Region = Region<B>;
+    type CompletionQueue = CompletionQueue<B, I>;
+    type QueuePair = QueuePair<B, I>;
+
+    fn event_channel(&self) -> Result<EventChannel<B, I>, B::Error> {
+        Ok(EventChannel { inner: self.0.inner.event_channel()?, around: Arc::clone(&self.0) })
+    }
+
+    fn now(&self) -> Instant {
+        self.0.by.clock(self.0.inner.now())
+    }
+}
+
+/// An intercepted channel of connection-manager events.
+pub struct EventChannel<B: Backend, I> {
+    inner: B::EventChannel,
+    around: Arc<Around<B, I>>,
+}
+
+impl<B: Backend<EventChannel: AsFd>, I> AsFd for EventChannel<B, I> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.inner.as_fd()
+    }
+}
+
+impl<B: Backend, I: Interceptor<B>> EventChannel<B, I> {
+    fn identifier(&self, inner: B::Identifier, origin: Origin) -> Identifier<B, I> {
+        let inner = Arc::new(inner);
+        let kept = self.around.by.identifier(&inner, origin);
+        Identifier { inner, kept, around: Arc::clone(&self.around) }
+    }
+
+    fn next_told(&self) -> Result<Option<CmEvent<B>>, B::Error> {
+        loop {
+            self.around.by.before_events(&self.inner);
+            match self.inner.next_event()? {
+                Some(event) if !self.around.by.event(event.id, &event.kind) => {}
+                event => return Ok(event),
+            }
+        }
+    }
+}
+
+impl<B: Backend, I: Interceptor<B>> backend::EventChannel<Intercepted<B, I>> for EventChannel<B, I> {
+    fn create_id(&self) -> Result<Identifier<B, I>, B::Error> {
+        Ok(self.identifier(self.inner.create_id()?, Origin::Created))
+    }
+
+    fn listen(&self, address: SocketAddr, backlog: u32) -> Result<Identifier<B, I>, B::Error> {
+        Ok(self.identifier(self.inner.listen(address, backlog)?, Origin::Listening))
+    }
+
+    fn next_event(&self) -> Result<Option<CmEvent<Intercepted<B, I>>>, B::Error> {
+        let Some(CmEvent { id, kind }) = self.next_told()? else { return Ok(None) };
+        let origin = match &kind {
+            CmEventKind::ConnectRequest { peer, .. } => Origin::Requested(*peer),
+            _ => Origin::Created,
+        };
+        Ok(Some(CmEvent { id, kind: kind.map_identifier(|id| self.identifier(id, origin)) }))
+    }
+}
+
+/// An intercepted identifier.
+pub struct Identifier<B: Backend, I: Interceptor<B>> {
+    inner: Arc<B::Identifier>,
+    kept: I::Identifier,
+    around: Arc<Around<B, I>>,
+}
+
+impl<B: Backend, I: Interceptor<B>> Identifier<B, I> {
+    fn passes(&self, call: Call<'_>) -> bool {
+        self.around.by.call(&self.kept, &self.inner, call)
+    }
+
+    /// Makes a call if it passes.
+    fn make(
+        &self,
+        call: Call<'_>,
+        to: impl FnOnce(&B::Identifier) -> Result<(), B::Error>,
+    ) -> Result<(), B::Error> {
+        if self.passes(call) { to(&self.inner) } else { Ok(()) }
+    }
+}
+
+impl<B: Backend, I: Interceptor<B>> backend::Identifier<Intercepted<B, I>> for Identifier<B, I> {
+    fn key(&self) -> IdentifierKey {
+        self.inner.key()
+    }
+
+    fn resolve_address(
+        &self,
+        local: Option<SocketAddr>,
+        remote: SocketAddr,
+        timeout: Duration,
+    ) -> Result<(), B::Error> {
+        self.make(Call::ResolveAddress(remote), |inner| inner.resolve_address(local, remote, timeout))
+    }
+
+    fn resolve_route(&self, timeout: Duration) -> Result<(), B::Error> {
+        self.make(Call::ResolveRoute, |inner| inner.resolve_route(timeout))
+    }
+
+    fn device(&self) -> Result<DeviceKey, B::Error> {
+        self.inner.device()
+    }
+
+    fn capabilities(&self) -> Result<Capabilities, B::Error> {
+        self.inner.capabilities()
+    }
+
+    fn create_domain(&self) -> Result<Domain<B, I>, B::Error> {
+        let inner = self.around.by.domain(self.inner.create_domain()?);
+        Ok(Domain { inner, around: Arc::clone(&self.around) })
+    }
+
+    fn create_completion_queue(&self, depth: u32, vector: u32) -> Result<CompletionQueue<B, I>, B::Error> {
+        let depth = self.around.by.completions(depth);
+        let inner = Arc::new(self.inner.create_completion_queue(depth, vector)?);
+        self.around.by.completion_queue(&inner);
+        Ok(CompletionQueue { inner, pairs: Arc::default(), around: Arc::clone(&self.around) })
+    }
+
+    fn create_queue_pair(
+        &self,
+        domain: &Domain<B, I>,
+        completions: &CompletionQueue<B, I>,
+        limits: QueuePairLimits,
+    ) -> Result<QueuePair<B, I>, B::Error> {
+        let by = &self.around.by;
+        let inner = self.inner.create_queue_pair(&domain.inner, &completions.inner, by.limits(limits))?;
+        let inner = Arc::new(inner);
+        let kept = by.queue_pair(&self.kept, &inner, &domain.inner, limits)?;
+        let pair = Arc::new(Pair { inner, kept });
+        lock(&completions.pairs).insert(pair.inner.number(), Arc::downgrade(&pair));
+        Ok(QueuePair { pair, pairs: Arc::clone(&completions.pairs), around: Arc::clone(&self.around) })
+    }
+
+    fn connect(&self, params: &ConnectParams, private_data: &[u8]) -> Result<(), B::Error> {
+        let mut params = *params;
+        let passes = self.passes(Call::Connect(&mut params));
+        if passes { self.inner.connect(&params, private_data) } else { Ok(()) }
+    }
+
+    fn accept(&self, params: &ConnectParams, private_data: &[u8]) -> Result<(), B::Error> {
+        let mut params = *params;
+        let passes = self.passes(Call::Accept(&mut params));
+        if passes { self.inner.accept(&params, private_data) } else { Ok(()) }
+    }
+
+    fn reject(&self, private_data: &[u8]) -> Result<(), B::Error> {
+        self.make(Call::Reject, |inner| inner.reject(private_data))
+    }
+
+    fn notify_established(&self) -> Result<(), B::Error> {
+        self.make(Call::Notify, B::Identifier::notify_established)
+    }
+
+    fn disconnect(&self) -> Result<(), B::Error> {
+        self.make(Call::Disconnect, B::Identifier::disconnect)
+    }
+
+    fn migrate(&self, to: &EventChannel<B, I>) -> Result<(), B::Error> {
+        self.inner.migrate(&to.inner)
+    }
+
+    fn local_addr(&self) -> Option<SocketAddr> {
+        self.inner.local_addr()
+    }
+
+    fn peer_addr(&self) -> Option<SocketAddr> {
+        self.inner.peer_addr()
+    }
+}
+
+/// An intercepted protection domain.
+pub struct Domain<B: Backend, I> {
+    inner: Arc<B::Domain>,
+    around: Arc<Around<B, I>>,
+}
+
+impl<B: Backend, I: Interceptor<B>> backend::Domain<Intercepted<B, I>> for Domain<B, I> {
+    fn register(&self, len: usize, access: Access) -> Result<Region<B>, B::Error> {
+        let (more, access) = self.around.by.registering(len, access);
+        let inner = Arc::new(self.inner.register(more, access)?);
+        self.around.by.registered(&inner);
+        Ok(Region { inner, len })
+    }
+}
+
+/// A region, as long as was asked for.
+pub struct Region<B: Backend> {
+    /// What the backend below registered.
+    pub inner: Arc<B::Region>,
+    len: usize,
+}
+
+impl<B: Backend> Region<B> {
+    /// All of a region of the backend below, for an interceptor's own requests.
+    pub fn whole(inner: B::Region) -> Self {
+        Self { len: inner.len(), inner: Arc::new(inner) }
+    }
+}
+
+impl<B: Backend> backend::Region for Region<B> {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn address(&self) -> u64 {
+        self.inner.address()
+    }
+
+    fn rkey(&self) -> u32 {
+        self.inner.rkey()
+    }
+
+    fn memory(&self) -> SharedMemory<'_> {
+        self.inner.memory()
+    }
+}
+
+struct Pair<Q, K> {
+    inner: Arc<Q>,
+    kept: K,
+}
+
+type KeptPair<B, I> = Pair<<B as Backend>::QueuePair, <I as Interceptor<B>>::QueuePair>;
+
+/// The queue pairs of a completion queue, by number.
+type Pairs<B, I> = Arc<Mutex<HashMap<u32, Weak<KeptPair<B, I>>>>>;
+
+/// An intercepted completion queue.
+pub struct CompletionQueue<B: Backend, I: Interceptor<B>> {
+    inner: Arc<B::CompletionQueue>,
+    pairs: Pairs<B, I>,
+    around: Arc<Around<B, I>>,
+}
+
+impl<B: Backend<CompletionQueue: AsFd>, I: Interceptor<B>> AsFd for CompletionQueue<B, I> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.inner.as_fd()
+    }
+}
+
+impl<B: Backend, I: Interceptor<B>> CompletionQueue<B, I> {
+    fn is_told(&self, completion: &mut Completion) -> bool {
+        let pair = lock(&self.pairs).get(&completion.queue_pair).and_then(Weak::upgrade);
+        pair.is_none_or(|pair| self.around.by.polled(&pair.kept, Below(&pair.inner), completion))
+    }
+}
+
+impl<B: Backend, I: Interceptor<B>> backend::CompletionQueue<Intercepted<B, I>> for CompletionQueue<B, I> {
+    fn poll(&self, into: &mut [Completion]) -> Result<usize, B::Error> {
+        loop {
+            let polled = self.inner.poll(into)?.min(into.len());
+            let mut told = 0;
+            for place in 0..polled {
+                let mut completion = into[place];
+                if self.is_told(&mut completion) {
+                    into[told] = completion;
+                    told += 1;
+                }
+            }
+            // Nothing would mean that the queue is empty.
+            if told > 0 || polled == 0 {
+                return Ok(told);
+            }
+        }
+    }
+
+    fn arm(&self) -> Result<(), B::Error> {
+        self.inner.arm()
+    }
+
+    fn take_events(&self) -> Result<u32, B::Error> {
+        self.inner.take_events()
+    }
+}
+
+/// An intercepted queue pair.
+pub struct QueuePair<B: Backend, I: Interceptor<B>> {
+    pair: Arc<KeptPair<B, I>>,
+    pairs: Pairs<B, I>,
+    around: Arc<Around<B, I>>,
+}
+
+impl<B: Backend, I: Interceptor<B>> Drop for QueuePair<B, I> {
+    fn drop(&mut self) {
+        lock(&self.pairs).remove(&self.pair.inner.number());
+    }
+}
+
+impl<B: Backend, I: Interceptor<B>> backend::QueuePair<Intercepted<B, I>> for QueuePair<B, I> {
+    fn number(&self) -> u32 {
+        self.pair.inner.number()
+    }
+
+    fn max_inline(&self) -> usize {
+        self.pair.inner.max_inline()
+    }
+
+    fn post_send(&self, requests: &[SendRequest<'_, Region<B>>]) -> Result<(), PostError<B::Error>> {
+        self.around.by.post_send(&self.pair.kept, Below(&self.pair.inner), requests)
+    }
+
+    fn post_recv(&self, requests: &[RecvRequest<'_, Region<B>>]) -> Result<(), PostError<B::Error>> {
+        self.around.by.post_recv(&self.pair.kept, Below(&self.pair.inner), requests)
+    }
+
+    fn set_min_rnr_timer(&self, timer: RnrTimer) -> Result<(), B::Error> {
+        self.pair.inner.set_min_rnr_timer(timer)
+    }
+
+    fn is_loopback(&self) -> Result<bool, B::Error> {
+        self.pair.inner.is_loopback()
+    }
+}
