@@ -2,7 +2,7 @@
 //!
 //! Two questions. *The peer is wrong*: does the product survive it? ([`sim`], [`hostile`], [`outage`].) *We are wrong*: do the
 //! tests notice? ([`wrong`] for the suite of any implementation, the patches in `mutants` for the simulator, the defects of
-//! [`explore`](mod@explore) for the model checker.)
+//! the crate `explore` for the model checker.)
 
 pub mod crowd;
 pub mod explore;
