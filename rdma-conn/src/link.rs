@@ -5,7 +5,6 @@ use std::net::SocketAddr;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
 
-use rdma_proto::State;
 use rdma_proto::backend::{Backend, Completion, CompletionQueue, EventChannel, Identifier};
 
 use crate::connection::{BATCH, Connection};
@@ -79,15 +78,6 @@ impl<B: Backend> Link<B> {
     fn look(&mut self, sent: Option<usize>) {
         if sent.is_some_and(|sent| sent > 0) && !self.is_flushed() {
             self.progress();
-        }
-    }
-
-    /// Whether all that was lent of `buffer` has arrived.
-    pub(crate) fn returned(&self, buffer: &RegisteredBuffer<B>) -> Result<Option<()>, Error> {
-        match self.is_lent(buffer) {
-            false => Ok(Some(())),
-            true if matches!(self.state(), State::Closed | State::Failed(_)) => Err(self.end()),
-            true => Ok(None),
         }
     }
 

@@ -187,10 +187,7 @@ impl<B: Descriptors> Write for Stream<B> {
     /// Waits until the connection is established and everything written has been handed to the device.
     fn flush(&mut self) -> io::Result<()> {
         let mut link = self.link();
-        Ok(wait::until(&mut link, self.write_timeout, "flushing", |link| {
-            link.check()?;
-            Ok(link.is_flushed().then_some(()))
-        })?)
+        Ok(wait::until(&mut link, self.write_timeout, "flushing", |link| link.flushed())?)
     }
 }
 

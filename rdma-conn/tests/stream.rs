@@ -164,6 +164,19 @@ fn after_the_end_reads_return_nothing_and_writes_fail() {
     assert_eq!(server.write(b"late").expect_err("nobody reads it").kind(), ErrorKind::BrokenPipe);
 }
 
+/// VR-CLOSE-003: whoever waits for bytes to leave hears that the peer has left, in order, without taking them.
+#[test]
+fn a_flush_ends_when_the_peer_does() {
+    let (mut client, server) = pair();
+    // What the server's windows do not hold stays here, and nobody reads.
+    client.set_write_timeout(Some(Duration::from_millis(50)));
+    while client.write(&[0; 1 << 20]).is_ok() {}
+    client.set_write_timeout(Some(LONG));
+    drop(server);
+    let error = client.flush().expect_err("nobody takes the rest");
+    assert_eq!(error.kind(), ErrorKind::BrokenPipe, "{error}");
+}
+
 /// A close that cannot be completed says what was lost.
 #[test]
 fn a_shutdown_that_times_out_says_so() {

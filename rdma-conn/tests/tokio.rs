@@ -114,6 +114,59 @@ async fn dropped_streams_deliver_in_the_background() {
     }
 }
 
+/// VR-CLOSE-003: a task that waits for bytes to leave hears that the peer has left, in order, without taking them.
+#[tokio::test]
+async fn a_flush_ends_when_the_peer_does() {
+    let (mut client, server) = pair().await;
+    while let Ok(written) = timeout(Duration::from_millis(50), client.write(&[7; 1 << 20])).await {
+        written.expect("written");
+    }
+    drop(server);
+    let error = timeout(LONG, client.flush()).await.expect("ends").expect_err("nobody takes the rest");
+    assert_eq!(error.kind(), std::io::ErrorKind::BrokenPipe, "{error}");
+}
+
+/// Two tasks accept: that one of them gives up does not concern the other.
+#[tokio::test]
+async fn an_accept_that_is_dropped_takes_no_wake_up_along() {
+    let fabric = Fabric::new();
+    let address = SocketAddr::from(([192, 0, 2, 1], 6379));
+    let listener = Listener::bind(&fabric.host(&[address.ip()]), address, Options::server()).expect("free");
+    let listener = Arc::new(AsyncListener::new(listener).expect("is watched"));
+    let first = tokio::spawn({
+        let listener = Arc::clone(&listener);
+        async move { listener.accept().await.map(|(stream, _)| stream) }
+    });
+    tokio::task::yield_now().await;
+    {
+        let mut second = pin!(listener.accept());
+        assert!(polled(second.as_mut()).await.is_none(), "nobody has asked");
+    }
+    let host = fabric.host(&[[192, 0, 2, 2].into()]);
+    let dial = tokio::spawn(async move { AsyncStream::connect(&host, address).await });
+    let accepted = timeout(LONG, first).await.expect("the first one hears of it").expect("does not panic");
+    drop((accepted.expect("accepted"), dial));
+}
+
+/// Settings that mean "never" are no moments to wait for.
+#[tokio::test]
+async fn for_ever_is_a_duration() {
+    let forever = |options: Options| Options {
+        keep_memory: Duration::MAX,
+        linger: Duration::MAX,
+        handshake_timeout: Duration::MAX,
+        ..options
+    };
+    let (mut client, mut server) = pair_with(forever(Options::client()), forever(Options::server())).await;
+    client.write_all(b"x").await.expect("written");
+    assert_eq!(timeout(LONG, server.read(&mut [0; 2])).await.expect("in time").expect("read"), 1);
+    // There is something to wait for, and a time until which memory is kept.
+    server.write_all(b"y").await.expect("written");
+    assert!(timeout(Duration::from_millis(5), server.read(&mut [0; 1])).await.is_err(), "nothing to read");
+    drop(client);
+    assert_eq!(timeout(LONG, server.read(&mut [0; 2])).await.expect("in time").expect("the end"), 0);
+}
+
 #[tokio::test]
 async fn a_refused_connection_says_so() {
     let fabric = Fabric::new();

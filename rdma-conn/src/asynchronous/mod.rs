@@ -261,10 +261,7 @@ impl<B: Descriptors> AsyncWrite for AsyncStream<B> {
 
     /// Waits until everything written has been handed to the device.
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.get_mut().poll_step(cx, Want::Write, |link| {
-            link.check()?;
-            Ok(link.is_flushed().then_some(()))
-        })
+        self.get_mut().poll_step(cx, Want::Write, |link| link.flushed())
     }
 
     /// Waits until everything written has arrived, for at most [`Options::linger`](crate::Options::linger), and ends the

@@ -22,6 +22,7 @@ use rdma_proto::{ApiMisuse, Config, Connection as Machine, Counters, State, Tran
 
 use crate::arrived::Arrived;
 use crate::error::Error;
+use crate::lend::RegisteredBuffer;
 use crate::memory::{Budget, Memory};
 use crate::options::Options;
 use crate::work::Work;
@@ -335,11 +336,37 @@ impl<B: Backend> Connection<B> {
         self.post(now);
     }
 
+    /// Whether the connection is established and everything taken for sending was handed to the device; `None` while some of it
+    /// waits for the peer's window, or for its receives.
+    ///
+    /// # Errors
+    /// The connection has ended before that (VR-CLOSE-003).
+    pub fn flushed(&self) -> Result<Option<()>, Error> {
+        self.check()?;
+        match self.state() {
+            State::Closed if self.machine.unposted() > 0 => Err(self.end()),
+            State::Connecting => Ok(None),
+            _ => Ok((self.machine.unposted() == 0).then_some(())),
+        }
+    }
+
+    /// Whether the peer has all that was lent of `buffer`; `None` while some of it is on its way.
+    ///
+    /// # Errors
+    /// The connection has ended before that.
+    pub fn returned(&self, buffer: &RegisteredBuffer<B>) -> Result<Option<()>, Error> {
+        match self.is_lent(buffer) {
+            false => Ok(Some(())),
+            true if matches!(self.state(), State::Closed | State::Failed(_)) => Err(self.end()),
+            true => Ok(None),
+        }
+    }
+
     /// Whether a connection that was closed has ended in order; `None` while its last bytes are on their way.
     ///
     /// # Errors
     /// Not everything arrived.
-    pub(crate) fn closed(&mut self) -> Result<Option<()>, Error> {
+    pub fn closed(&self) -> Result<Option<()>, Error> {
         self.check()?;
         match self.state() {
             State::Closed if self.unconfirmed() > 0 => Err(self.end()),
