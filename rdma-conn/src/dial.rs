@@ -7,8 +7,10 @@ use rdma_proto::State;
 use rdma_proto::backend::{Backend, CmEventKind, EventChannel, Identifier};
 use rdma_proto::time::Instant;
 
+use crate::endpoint::Limits;
 use crate::error::Error;
 use crate::link::Link;
+use crate::memory::Budget;
 use crate::options::Options;
 
 /// A connection being made, without waiting; see [`Stream::connect`](crate::Stream::connect) for that.
@@ -72,7 +74,10 @@ impl<B: Backend> Dial<B> {
                         self.step = Step::Resolving { events, id, what };
                     }
                     Some(Resolved::Route) => {
-                        let link = Link::new(self.backend.clone(), events, id, self.peer, self.options)?;
+                        let budget = Budget::new(Limits { connections: 1, registered_bytes: u64::MAX });
+                        let place = (&budget, budget.place()?);
+                        let link =
+                            Link::new(self.backend.clone(), events, id, self.peer, self.options, place)?;
                         link.connect()?;
                         self.step = Step::Connecting(Box::new(link));
                     }

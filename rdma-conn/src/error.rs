@@ -7,6 +7,9 @@ use std::time::Duration;
 
 use rdma_proto::backend::{ErrorKind, Failure, reject};
 
+/// Opening an event channel takes a descriptor.
+pub(crate) const OPENING: &str = "opening an event channel";
+
 /// What went wrong with a connection. Cheap to clone: the first error of a connection is reported by every later call.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -70,16 +73,16 @@ pub enum Error {
     /// Waiting for descriptors failed.
     #[error("poll: {0}")]
     Wait(Arc<io::Error>),
-    /// The endpoint may not register more memory.
+    /// An endpoint, or all connections of a listener, may not register more memory.
     #[error(
-        "the endpoint has registered as much memory as it may, {limit} bytes: raise its limit or close connections"
+        "as much memory is registered as may be, {limit} bytes: raise Limits::registered_bytes or close connections"
     )]
     RegisteredMemory {
         /// The limit, in bytes.
         limit: u64,
     },
-    /// The endpoint may not have more connections.
-    #[error("the endpoint has as many connections as it may, {limit}: raise its limit or close some")]
+    /// An endpoint, or a listener, may not have more connections.
+    #[error("there are as many connections as may be, {limit}: raise Limits::connections or close some")]
     TooManyConnections {
         /// The limit.
         limit: usize,
@@ -124,6 +127,11 @@ impl Error {
     pub(crate) fn unreachable(peer: SocketAddr, what: &'static str, status: i32) -> Self {
         let source = Arc::new(io::Error::from_raw_os_error(status.saturating_abs()));
         Self::Unreachable { peer, what, source }
+    }
+
+    /// Whether an accept failed for a reason that the next one meets as well: the process has no descriptor or no memory left.
+    pub(crate) fn concerns_everybody(&self) -> bool {
+        matches!(self, Self::Backend { doing, kind, .. } if *doing == OPENING || *kind == ErrorKind::Memory)
     }
 
     /// The nearest kind of [`io::Error`].

@@ -10,7 +10,7 @@ use rdma_proto::backend::{Backend, Completion, CompletionQueue, EventChannel, Id
 use crate::connection::{BATCH, Connection};
 use crate::error::Error;
 use crate::lend::RegisteredBuffer;
-use crate::memory::Budget;
+use crate::memory::{Budget, Memory, Place};
 use crate::options::Options;
 
 /// A [`Connection`] that shares nothing with others: what a [`Stream`](crate::Stream) is made of. Nothing here blocks.
@@ -20,6 +20,7 @@ pub struct Link<B: Backend> {
     connection: Connection<B>,
     completions: B::CompletionQueue,
     events: B::EventChannel,
+    _place: Place,
 }
 
 impl<B: Backend> Link<B> {
@@ -30,14 +31,17 @@ impl<B: Backend> Link<B> {
         id: B::Identifier,
         peer: SocketAddr,
         options: Options,
+        (budget, place): (&Arc<Budget>, Place),
     ) -> Result<Self, Error> {
         let limits = id.capabilities().map_err(Error::backend("asking for the device's limits"))?;
         let options = options.fitted(&limits);
+        // Before anything is made for it.
+        budget.has(Memory::<B>::idle(&options))?;
         let completions = id
             .create_completion_queue(options.completions(), options.completion_vector)
             .map_err(Error::backend("creating a completion queue"))?;
-        let connection = Connection::new(backend, id, &completions, peer, options, Budget::new(u64::MAX))?;
-        Ok(Self { connection, completions, events })
+        let connection = Connection::new(backend, id, &completions, peer, options, Arc::clone(budget))?;
+        Ok(Self { connection, completions, events, _place: place })
     }
 
     /// The channel of this connection's connection-manager events.

@@ -2,12 +2,15 @@
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rdma_proto::backend::{Backend, CmEventKind, EventChannel, Identifier};
 
-use crate::error::Error;
+use crate::endpoint::Limits;
+use crate::error::{Error, OPENING};
 use crate::link::Link;
+use crate::memory::Budget;
 use crate::options::Options;
 use crate::stream::Stream;
 use crate::wait::{self, Descriptors};
@@ -22,19 +25,35 @@ pub struct Listener<B: Backend> {
     events: B::EventChannel,
     backend: B,
     options: Options,
+    /// Shared by all connections that it accepts.
+    budget: Arc<Budget>,
 }
 
 impl<B: Backend> Listener<B> {
     /// Listens on `address`; port 0 takes a free one. Ports of RDMA are not those of TCP: one number may serve both
-    /// (VR-CONN-009).
+    /// (VR-CONN-009). Its connections together may have as much as [`Limits::default`] says.
     ///
     /// # Errors
     /// There is no RDMA device, or none has that address, or it is taken.
     pub fn bind(backend: &B, address: SocketAddr, options: Options) -> Result<Self, Error> {
+        Self::bind_with(backend, address, options, Limits::default())
+    }
+
+    /// As [`Listener::bind`], with limits for all connections that are accepted, taken together.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn bind_with(
+        backend: &B,
+        address: SocketAddr,
+        options: Options,
+        limits: Limits,
+    ) -> Result<Self, Error> {
         options.protocol.check()?;
         let events = backend.event_channel().map_err(Error::backend("opening RDMA"))?;
         let id = events.listen(address, 0).map_err(Error::backend("listening"))?;
-        Ok(Self { id, events, backend: backend.clone(), options })
+        let budget = Budget::new(limits);
+        Ok(Self { id, events, backend: backend.clone(), options, budget })
     }
 
     /// The address it listens on.
@@ -56,13 +75,19 @@ impl<B: Backend> Listener<B> {
     /// [`Options::handshake_timeout`].
     ///
     /// # Errors
-    /// The listener failed, or a connection could not be given resources; that peer was told so, and the listener goes on.
+    /// The listener failed; or the process has no descriptor or memory left to give to a connection, whose peer was told so, and
+    /// the listener goes on. What befalls a single request, as when its peer withdraws it, is no error of the listener.
     pub fn try_accept(&self) -> Result<Option<Link<B>>, Error> {
         while let Some(event) =
             self.events.next_event().map_err(Error::backend("reading connection events"))?
         {
             match event.kind {
-                CmEventKind::ConnectRequest { id, .. } => return self.take(id).map(Some),
+                CmEventKind::ConnectRequest { id, .. } => match self.take(id) {
+                    Ok(link) => return Ok(Some(link)),
+                    Err(error) if error.concerns_everybody() => return Err(error),
+                    // The peer may have left; the next one has not.
+                    Err(error) => tracing::warn!(%error, "a connection was not accepted"),
+                },
                 CmEventKind::DeviceRemoval => return Err(Error::DeviceRemoved),
                 other => tracing::debug!(event = ?other, "event on a listener"),
             }
@@ -83,9 +108,11 @@ impl<B: Backend> Listener<B> {
     fn take(&self, id: B::Identifier) -> Result<Link<B>, Error> {
         // Dropping an identifier that was not accepted rejects its peer, so every error below tells it (VR-RES-006).
         let peer = id.peer_addr().ok_or(Error::DeviceRemoved)?;
-        let events = self.backend.event_channel().map_err(Error::backend("opening an event channel"))?;
+        let place = self.budget.place()?;
+        let events = self.backend.event_channel().map_err(Error::backend(OPENING))?;
         id.migrate(&events).map_err(Error::backend("moving a connection to its own event channel"))?;
-        let mut link = Link::new(self.backend.clone(), events, id, peer, self.options)?;
+        let mut link =
+            Link::new(self.backend.clone(), events, id, peer, self.options, (&self.budget, place))?;
         link.accept()?;
         Ok(link)
     }

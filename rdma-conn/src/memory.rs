@@ -5,7 +5,7 @@
 //! both go again when the connection has been idle for a while.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use rdma_proto::backend::{Access, Backend, Domain, RecvRequest, Region, SendOp, SendRequest, Slice};
 use rdma_proto::window::Readable;
@@ -13,8 +13,10 @@ use rdma_proto::wire::MESSAGE_LEN;
 use rdma_proto::{Action, Config, RegionAddress, Source, Span};
 
 use crate::arrived::Arrived;
+use crate::endpoint::Limits;
 use crate::error::Error;
 use crate::lend::{Lendings, Owner, RegisteredBuffer};
+use crate::options::Options;
 
 /// Marks the work request ids of receives. Those of sends are the machine's, which leaves this bit free.
 const RECEIVE: u64 = 1 << 63;
@@ -24,29 +26,61 @@ pub(crate) fn receive_slot(id: u64) -> Option<u16> {
     u16::try_from(id ^ RECEIVE).ok()
 }
 
-/// How much memory may be registered, by all who share it, whether they have authenticated or not (VR-SEC-007).
+/// How many connections there may be and how much memory they may register, taken together, whether their peers have
+/// authenticated or not (VR-SEC-007).
 #[derive(Debug)]
 pub(crate) struct Budget {
-    limit: u64,
-    used: AtomicU64,
+    limits: Limits,
+    connections: AtomicUsize,
+    bytes: AtomicU64,
 }
 
 impl Budget {
-    pub(crate) fn new(limit: u64) -> Arc<Self> {
-        Arc::new(Self { limit, used: AtomicU64::new(0) })
+    pub(crate) fn new(limits: Limits) -> Arc<Self> {
+        Arc::new(Self { limits, connections: AtomicUsize::new(0), bytes: AtomicU64::new(0) })
     }
 
+    /// Bytes registered now.
     pub(crate) fn used(&self) -> u64 {
-        self.used.load(Ordering::Relaxed)
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// A place for one more connection. Nothing has been allocated for it yet.
+    pub(crate) fn place(self: &Arc<Self>) -> Result<Place, Error> {
+        let limit = self.limits.connections;
+        self.connections
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| (used < limit).then_some(used + 1))
+            .map(|_| Place { budget: Arc::clone(self) })
+            .map_err(|_| Error::TooManyConnections { limit })
+    }
+
+    /// Whether there is room for so many bytes.
+    pub(crate) fn has(&self, bytes: u64) -> Result<(), Error> {
+        let limit = self.limits.registered_bytes;
+        let within = self.used().checked_add(bytes).is_some_and(|used| used <= limit);
+        if within { Ok(()) } else { Err(Error::RegisteredMemory { limit }) }
     }
 
     fn take(self: &Arc<Self>, bytes: usize) -> Result<Share, Error> {
         let bytes = bytes as u64;
-        let within = |used: u64| used.checked_add(bytes).filter(|used| *used <= self.limit);
-        self.used
+        let limit = self.limits.registered_bytes;
+        let within = |used: u64| used.checked_add(bytes).filter(|used| *used <= limit);
+        self.bytes
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, within)
             .map(|_| Share { budget: Arc::clone(self), bytes })
-            .map_err(|_| Error::RegisteredMemory { limit: self.limit })
+            .map_err(|_| Error::RegisteredMemory { limit })
+    }
+}
+
+/// A connection that counts, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Place {
+    budget: Arc<Budget>,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.budget.connections.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -59,7 +93,7 @@ pub(crate) struct Share {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        self.budget.used.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.budget.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
@@ -90,6 +124,12 @@ pub(crate) struct Memory<B: Backend> {
 }
 
 impl<B: Backend> Memory<B> {
+    /// Bytes that an idle connection needs.
+    pub(crate) fn idle(options: &Options) -> u64 {
+        let slots = u64::from(options.protocol.send_depth) + u64::from(options.receives);
+        u64::from(options.protocol.window) + slots * MESSAGE_LEN as u64
+    }
+
     /// Registers what an idle connection needs.
     pub(crate) fn register(
         domain: B::Domain,

@@ -9,7 +9,9 @@ use std::thread;
 use std::time::Duration;
 
 use rdma_conn::{ConnectionId, Endpoint, Error, Event, Limits, Options, Stream, Usage};
-use rdma_softsim::{Fabric, Resources, SoftSim};
+use rdma_softsim::{
+    Fabric, Fault, FaultPlan, Injection, Knobs, Personality, Resources, Simulation, Site, SoftSim, When,
+};
 
 const LONG: Duration = Duration::from_secs(20);
 const SERVER: [u8; 4] = [192, 0, 2, 1];
@@ -381,4 +383,99 @@ fn an_endpoint_lends() {
         assert!(work.stalls < 1000, "it was woken for nothing: {work:?}");
     });
     assert_eq!(usage.accepted, 1);
+}
+
+/// A simulation with a server's and a client's endpoint.
+fn simulated(plan: FaultPlan) -> (Simulation, [Endpoint<SoftSim>; 2]) {
+    let sim = Simulation::new(1, Personality::Ibta, Knobs::default(), plan);
+    let hosts = [SERVER, CLIENT].map(|address| sim.host(&[address.into()], rdma_softsim::Limits::default()));
+    (sim, hosts.map(|host| Endpoint::new(&host, Limits::default()).expect("a device")))
+}
+
+/// VR-RES-007: many requests at once hold nobody up. A turn answers a few and says that there is more to do.
+#[test]
+fn requests_are_answered_a_few_at_a_time() {
+    const MANY: usize = 100;
+    let (sim, [mut server, mut client]) = simulated(FaultPlan::new());
+    server.listen((SERVER, 6379).into(), small()).expect("a free address");
+    for _ in 0..MANY {
+        client.connect((SERVER, 6379).into(), None, LONG, small_client()).expect("begins");
+    }
+    // Until the last request is there: answers are not needed for that.
+    for _ in 0..20 {
+        client.progress().expect("the fabric stays");
+        let until = sim.now().after(Duration::from_millis(1));
+        while sim.deadline().is_some_and(|at| at <= until) {
+            sim.step();
+        }
+    }
+    let mut turns = 0;
+    while server.usage().accepted < MANY as u64 {
+        let before = server.usage().accepted;
+        server.progress().expect("the fabric stays");
+        let accepted = server.usage().accepted - before;
+        assert!((1..=16).contains(&accepted), "{accepted} requests in one turn");
+        turns += 1;
+        if server.usage().accepted < MANY as u64 {
+            assert_eq!(server.next_timeout(), Some(server.now()), "there is more to do");
+        }
+    }
+    assert!(turns >= MANY / 16, "{turns} turns");
+}
+
+/// A completion queue that is lost ends those whose completions it had. The others of the endpoint go on.
+#[test]
+fn a_lost_queue_is_its_own_connections_affair() {
+    let lost = Injection { when: When::Pass(Site::Report, 8), host: 0, fault: Fault::QueueLost };
+    let (sim, [mut server, mut client]) = simulated(vec![lost]);
+    // A queue for each completion vector.
+    for (port, completion_vector) in [(6379, 0), (6380, 1)] {
+        let options = Options { completion_vector, ..small() };
+        server.listen((SERVER, port).into(), options).expect("a free address");
+        client.connect((SERVER, port).into(), None, LONG, small_client()).expect("begins");
+    }
+    let mut open = Vec::new();
+    let mut ended = Vec::new();
+    let mut heard: HashMap<ConnectionId, usize> = HashMap::new();
+    let mut clients = Vec::new();
+    for _ in 0..10_000 {
+        sim.step();
+        server.progress().expect("the endpoint goes on");
+        client.progress().expect("nothing befell it");
+        while let Some(event) = server.next_event() {
+            match event {
+                Event::Opened { id, .. } => open.push(id),
+                Event::Readable(id) => {
+                    while let Ok(Some(read)) = server.read(id, &mut [0; 64]) {
+                        if read == 0 {
+                            break;
+                        }
+                        *heard.entry(id).or_default() += read;
+                    }
+                }
+                Event::Ended(id) => ended.push(id),
+                _ => {}
+            }
+        }
+        while let Some(event) = client.next_event() {
+            if let Event::Opened { id, .. } = event {
+                clients.push(id);
+            }
+        }
+        if clients.len() == 2 {
+            for id in &clients {
+                _ = client.write(*id, &[IoSlice::new(b"!")]);
+            }
+        }
+        let over = |id: &&ConnectionId| ended.contains(id);
+        let heard = |id: &&ConnectionId| heard.get(id).is_some_and(|heard| *heard > 20);
+        if open.iter().filter(over).count() == 1
+            && open.iter().filter(|id| !over(id)).filter(heard).count() == 1
+        {
+            let error = server.check(ended[0]).expect_err("its queue is lost");
+            assert!(error.to_string().contains("ibv_poll_cq"), "{error}");
+            return;
+        }
+    }
+    panic!("{ended:?} of {open:?} ended, {heard:?}");
 }

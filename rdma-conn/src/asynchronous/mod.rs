@@ -77,8 +77,11 @@ impl Sources {
         }
         if let Some(at) = link.next_timeout() {
             let left = at.since(link.now());
-            self.timer.as_mut().reset(tokio::time::Instant::now() + left);
-            moved |= self.timer.as_mut().poll(cx).is_ready();
+            // Without an instant so late there is nothing to wait for.
+            if let Some(at) = tokio::time::Instant::now().checked_add(left) {
+                self.timer.as_mut().reset(at);
+                moved |= self.timer.as_mut().poll(cx).is_ready();
+            }
         }
         if moved { Poll::Ready(Ok(())) } else { Poll::Pending }
     }
@@ -325,9 +328,7 @@ impl<B: Descriptors> AsyncListener<B> {
                 return Ok((AsyncStream::new(link)?, peer));
             }
             // `try_accept` has taken everything out of the channel.
-            poll_fn(|cx| self.events.poll_drain(cx, || ()))
-                .await
-                .map_err(|error| Error::Wait(Arc::new(error)))?;
+            self.events.drained().await.map_err(|error| Error::Wait(Arc::new(error)))?;
         }
     }
 }

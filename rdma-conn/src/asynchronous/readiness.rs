@@ -23,6 +23,13 @@ impl Readiness {
         Ok(Self(watched?))
     }
 
+    /// Waits until the descriptor has become readable, in as many tasks as like. The caller has taken everything out of the channel,
+    /// and looks again.
+    pub(super) async fn drained(&self) -> io::Result<()> {
+        self.0.readable().await?.clear_ready();
+        Ok(())
+    }
+
     /// Calls `drain` once the descriptor has become readable; `drain` must take everything out of the channel.
     pub(super) fn poll_drain(&self, cx: &mut Context<'_>, drain: impl FnOnce()) -> Poll<io::Result<()>> {
         self.0.poll_read_ready(cx).map_ok(|mut ready| {

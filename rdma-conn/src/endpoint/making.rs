@@ -10,6 +10,7 @@ use super::queues::QueueId;
 use super::{ConnectionId, Endpoint, ListenerId};
 use crate::connection::Connection;
 use crate::error::Error;
+use crate::memory::Memory;
 use crate::options::Options;
 use crate::wait::Descriptors;
 
@@ -49,9 +50,7 @@ impl<B: Descriptors> Endpoint<B> {
     }
 
     fn accept(&mut self, listener: IdentifierKey, identifier: B::Identifier) -> Result<(), Error> {
-        if self.members.len() >= self.limits.connections {
-            return Err(Error::TooManyConnections { limit: self.limits.connections });
-        }
+        let place = self.budget.place()?;
         // The listener may have been closed meanwhile.
         let (_, options) = self.listeners.get(&listener).ok_or(Error::NoSuchConnection)?;
         let options = *options;
@@ -60,7 +59,7 @@ impl<B: Descriptors> Endpoint<B> {
         let (queue, mut connection) = self.connect_queue(identifier, peer, options)?;
         let accepted = connection.accept();
         let listener = Some(ListenerId(listener));
-        let id = self.enter(Member::new(Stage::Live(Box::new(connection)), key, peer, listener, None));
+        let id = self.enter(Member::new(Stage::Live(Box::new(connection)), key, peer, place, listener, None));
         self.install(id, queue);
         if accepted.is_err() {
             self.remove(id);
@@ -77,9 +76,11 @@ impl<B: Descriptors> Endpoint<B> {
     ) -> Result<(QueueId, Connection<B>), Error> {
         let limits = identifier.capabilities().map_err(Error::backend("asking for the device's limits"))?;
         let options = options.fitted(&limits);
+        // Before anything is made for it.
+        self.budget.has(Memory::<B>::idle(&options))?;
         let queue = self.queues.book(&identifier, &options, &self.watch)?;
         while self.queues.is_stale(queue) {
-            self.take_batch(queue)?;
+            self.take_batch(queue);
         }
         let Some(completions) = self.queues.completions(queue) else { return Err(Error::DeviceRemoved) };
         let budget = Arc::clone(&self.budget);

@@ -13,6 +13,7 @@ use super::{ConnectionId, Event, ListenerId};
 use crate::connection::Connection;
 use crate::dial::{Resolved, resolved};
 use crate::error::Error;
+use crate::memory::Place;
 use crate::options::Options;
 
 /// How far a connection has come.
@@ -39,6 +40,8 @@ pub(super) struct Member<B: Backend> {
     pub(super) wants_to_lend: bool,
     /// Whether nobody wants to hear of it any more.
     pub(super) abandoned: bool,
+    /// It counts for as long as it is here, also on its way to its end.
+    _place: Place,
     listener: Option<ListenerId>,
     /// When a connection that this side asked for must be there, and how long that may take.
     open_by: Option<(Instant, Duration)>,
@@ -70,6 +73,7 @@ impl<B: Backend> Member<B> {
         stage: Stage<B>,
         key: IdentifierKey,
         peer: SocketAddr,
+        place: Place,
         listener: Option<ListenerId>,
         open_by: Option<(Instant, Duration)>,
     ) -> Self {
@@ -82,6 +86,7 @@ impl<B: Backend> Member<B> {
             wants_room: false,
             wants_to_lend: false,
             abandoned: false,
+            _place: place,
             listener,
             open_by,
             shut: false,

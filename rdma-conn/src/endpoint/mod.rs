@@ -25,11 +25,15 @@ use crate::options::Options;
 use crate::wait::{self, Descriptors};
 
 use member::{Member, Stage};
-use queues::{QueueId, Queues};
+use queues::{Lost, QueueId, Queues};
 use watch::{MANY, Watch, Woken};
 
 /// Times that [`Endpoint::progress`] looks at its queues before it lets the event loop have a turn.
 const ROUNDS: u32 = 64;
+
+/// Requests for a connection that one turn answers: each registers memory, and whoever has a connection waits meanwhile
+/// (VR-RES-007).
+const ACCEPTS: u32 = 16;
 
 /// Names a connection of an endpoint. Never used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -67,17 +71,25 @@ pub enum Event {
 /// What an endpoint may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Connections at the same time, those included that are being made. Who asks for one more is rejected.
+    /// Connections at the same time, those included that are being made and those on their way to their end. Whoever asks
+    /// for one more is rejected.
     pub connections: usize,
-    /// Bytes of registered memory of all connections together. A peer whose connection does not fit is rejected; a
-    /// connection that needs more than there is makes do with less, or fails.
+    /// Bytes of registered memory of all connections together, before anybody has authenticated (VR-SEC-007). A peer whose
+    /// connection does not fit is rejected; a connection that needs more than there is makes do with less, or fails.
     pub registered_bytes: u64,
 }
 
+impl Limits {
+    /// Half of the memory that a machine with 4 GiB has for programs: about 1800 idle connections with windows of
+    /// 1 MiB, as many as 10,000 with windows of 128 KiB, and still so little that strangers who connect and say nothing
+    /// cannot make a small machine swap. A server that means to have more says so.
+    pub const REGISTERED_BYTES: u64 = 2 << 30;
+}
+
 impl Default for Limits {
-    /// 10,000 connections, as Valkey's `maxclients`, and no limit of memory but the system's.
+    /// 10,000 connections, as Valkey's `maxclients`, and [`Limits::REGISTERED_BYTES`].
     fn default() -> Self {
-        Self { connections: 10_000, registered_bytes: u64::MAX }
+        Self { connections: 10_000, registered_bytes: Self::REGISTERED_BYTES }
     }
 }
 
@@ -118,7 +130,6 @@ pub struct Endpoint<B: Backend> {
     watch: Watch,
     backend: B,
     budget: Arc<Budget>,
-    limits: Limits,
     /// Whose connection-manager events are whose.
     identifiers: HashMap<IdentifierKey, ConnectionId>,
     /// When connections want to be looked at. An entry that is not its connection's [`Member::due`] is out of date.
@@ -147,8 +158,7 @@ impl<B: Descriptors> Endpoint<B> {
             watch: Watch::new(&events)?,
             events,
             backend: backend.clone(),
-            budget: Budget::new(limits.registered_bytes),
-            limits,
+            budget: Budget::new(limits),
             identifiers: HashMap::new(),
             timers: BinaryHeap::new(),
             telling: VecDeque::new(),
@@ -194,9 +204,7 @@ impl<B: Descriptors> Endpoint<B> {
         options: Options,
     ) -> Result<ConnectionId, Error> {
         options.protocol.check()?;
-        if self.members.len() >= self.limits.connections {
-            return Err(Error::TooManyConnections { limit: self.limits.connections });
-        }
+        let place = self.budget.place()?;
         let identifier =
             self.events.create_id().map_err(Error::backend("creating a connection identifier"))?;
         let doing = "resolving the address";
@@ -204,7 +212,7 @@ impl<B: Descriptors> Endpoint<B> {
         let key = identifier.key();
         let stage = Stage::Resolving { id: identifier, options, doing };
         let open_by = Some((self.backend.now().after(timeout), timeout));
-        let id = self.enter(Member::new(stage, key, peer, None, open_by));
+        let id = self.enter(Member::new(stage, key, peer, place, None, open_by));
         self.schedule(id);
         Ok(id)
     }
@@ -360,7 +368,8 @@ impl<B: Descriptors> Endpoint<B> {
     /// Takes what has come for any connection, handles time, and posts what can be posted.
     ///
     /// # Errors
-    /// The event channel or a completion queue is lost. What a single connection does wrong ends only that one.
+    /// The event channel is lost. What a single connection does wrong ends only that one, and what befalls a completion queue
+    /// ends those that share it.
     pub fn progress(&mut self) -> Result<(), Error> {
         self.usage.turns += 1;
         let mut events = false;
@@ -369,18 +378,23 @@ impl<B: Descriptors> Endpoint<B> {
             for woken in &woken {
                 match *woken {
                     Woken::Events => events = true,
-                    Woken::Queue(queue) => self.queues.take_wakeups(queue)?,
+                    Woken::Queue(queue) => {
+                        let taken = self.queues.take_wakeups(queue);
+                        self.unless_lost(taken);
+                    }
                 }
             }
             if woken.len() < MANY {
                 break;
             }
         }
-        self.unfinished = true;
+        // Requests that were left wait in the channel, which is readable for as long.
+        events |= std::mem::replace(&mut self.unfinished, true);
+        let mut accepts = ACCEPTS;
         for _ in 0..ROUNDS {
-            let mut moved = self.take_completions()?;
+            let mut moved = self.take_completions();
             if events || !self.suspects.is_empty() {
-                moved |= self.take_events()?;
+                moved |= self.take_events(&mut accepts)?;
                 events = false;
             }
             for id in std::mem::take(&mut self.suspects) {
@@ -390,8 +404,8 @@ impl<B: Descriptors> Endpoint<B> {
                 self.settle(id);
             }
             // Armed first and polled after: what comes in between is found in the next round.
-            if !moved && !self.queues.arm()? {
-                self.unfinished = false;
+            if !moved && !self.arm() {
+                self.unfinished = accepts == 0;
                 break;
             }
         }
@@ -400,16 +414,44 @@ impl<B: Descriptors> Endpoint<B> {
     }
 
     /// Takes one batch of completions from each queue; true if there were any.
-    fn take_completions(&mut self) -> Result<bool, Error> {
+    fn take_completions(&mut self) -> bool {
         let mut any = false;
         for queue in self.queues.ids() {
-            any |= self.take_batch(queue)?;
+            any |= self.take_batch(queue);
         }
-        Ok(any)
+        any
     }
 
-    fn take_batch(&mut self, queue: QueueId) -> Result<bool, Error> {
-        let batch = self.queues.poll(queue)?;
+    /// Arms every queue that has had its wake-up; true if there was any.
+    fn arm(&mut self) -> bool {
+        let mut any = false;
+        for queue in self.queues.ids() {
+            let armed = self.queues.arm(queue);
+            any |= self.unless_lost(armed).unwrap_or(true);
+        }
+        any
+    }
+
+    /// What a call on a queue came to. A queue that is lost ends the connections whose completions it had, and no others.
+    fn unless_lost<T>(&mut self, result: Result<T, Lost>) -> Option<T> {
+        match result {
+            Ok(value) => Some(value),
+            Err(Lost { call, owners }) => {
+                tracing::warn!(connections = owners.len(), call, "a completion queue is lost");
+                for id in owners {
+                    if let Some(connection) = self.members.get_mut(&id).and_then(Member::connection_mut) {
+                        connection.handle_refusal(call);
+                    }
+                    self.settle(id);
+                }
+                None
+            }
+        }
+    }
+
+    fn take_batch(&mut self, queue: QueueId) -> bool {
+        let polled = self.queues.poll(queue);
+        let Some(batch) = self.unless_lost(polled) else { return true };
         for (pair, run) in batch.runs() {
             // Nobody's: the last ones of a queue pair that is gone.
             let Some(id) = self.queues.owner(queue, pair) else { continue };
@@ -421,24 +463,26 @@ impl<B: Descriptors> Endpoint<B> {
             }
             self.settle(id);
         }
-        Ok(!batch.is_empty())
+        !batch.is_empty()
     }
 
-    /// Takes all connection-manager events; true if there were any.
-    fn take_events(&mut self) -> Result<bool, Error> {
+    /// Takes connection-manager events, until so many requests for a connection were answered; true if there were any.
+    fn take_events(&mut self, accepts: &mut u32) -> Result<bool, Error> {
         let mut any = false;
-        while let Some(CmEvent { id: key, kind }) =
-            self.events.next_event().map_err(Error::backend("reading connection events"))?
+        while *accepts > 0
+            && let Some(CmEvent { id: key, kind }) =
+                self.events.next_event().map_err(Error::backend("reading connection events"))?
         {
             any = true;
             if let CmEventKind::ConnectRequest { id, .. } = kind {
                 self.request(key, id);
+                *accepts -= 1;
                 continue;
             }
             let Some(id) = self.identifiers.get(&key).copied() else { continue };
             if let Some(queue) = self.members.get(&id).and_then(|member| member.queue) {
                 for _ in 0..ROUNDS {
-                    if !self.take_batch(queue)? {
+                    if !self.take_batch(queue) {
                         break;
                     }
                 }

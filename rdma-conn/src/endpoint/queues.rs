@@ -33,6 +33,23 @@ struct Shared<B: Backend> {
     armed: bool,
     /// How many completions of queue pairs that are gone may still be in it.
     stale: u32,
+    /// Whether a call on it has failed: nothing more comes out of it, and nobody else gets a place in it.
+    lost: bool,
+}
+
+/// A call on a queue that failed, and the connections whose queue it was.
+pub(super) struct Lost {
+    pub(super) call: &'static str,
+    pub(super) owners: Vec<ConnectionId>,
+}
+
+impl<B: Backend> Shared<B> {
+    fn lose(&mut self, call: &'static str, error: &B::Error) -> Lost {
+        tracing::debug!(%error, call, "a completion queue");
+        self.lost = true;
+        self.stale = 0;
+        Lost { call, owners: self.pairs.values().copied().collect() }
+    }
 }
 
 /// The queues of an endpoint.
@@ -75,7 +92,10 @@ impl<B: Descriptors> Queues<B> {
         let device = id.device().map_err(Error::backend("asking for the device"))?;
         let (need, vector) = (options.completions(), options.completion_vector);
         let fits = |shared: &&mut Shared<B>| {
-            shared.device == device && shared.vector == vector && shared.capacity - shared.booked >= need
+            !shared.lost
+                && shared.device == device
+                && shared.vector == vector
+                && shared.capacity - shared.booked >= need
         };
         if let Some((id, shared)) =
             self.queues.iter_mut().find_map(|(id, shared)| fits(&shared).then_some((id, shared)))
@@ -100,6 +120,7 @@ impl<B: Descriptors> Queues<B> {
             pairs: HashMap::new(),
             armed: false,
             stale: 0,
+            lost: false,
         };
         self.queues.insert(queue, shared);
         Ok(queue)
@@ -119,7 +140,7 @@ impl<B: Descriptors> Queues<B> {
         if let Some(pair) = pair {
             shared.pairs.remove(&pair);
         }
-        shared.stale = shared.capacity;
+        shared.stale = if shared.lost { 0 } else { shared.capacity };
         shared.booked = shared.booked.saturating_sub(options.completions());
         if shared.booked == 0 {
             self.queues.remove(&queue);
@@ -133,11 +154,11 @@ impl<B: Descriptors> Queues<B> {
     }
 
     /// Takes completions; none if there are none.
-    pub(super) fn poll(&mut self, queue: QueueId) -> Result<Batch, Error> {
+    pub(super) fn poll(&mut self, queue: QueueId) -> Result<Batch, Lost> {
         let mut batch = Batch { completions: [Completion::EMPTY; BATCH], len: 0 };
-        if let Some(shared) = self.queues.get_mut(&queue) {
+        if let Some(shared) = self.queues.get_mut(&queue).filter(|shared| !shared.lost) {
             let polled = shared.completions.poll(&mut batch.completions);
-            batch.len = polled.map_err(Error::backend("polling a completion queue"))?;
+            batch.len = polled.map_err(|error| shared.lose("ibv_poll_cq", &error))?;
             let taken = if batch.len == 0 { shared.stale } else { batch.len as u32 };
             shared.stale = shared.stale.saturating_sub(taken);
         }
@@ -150,22 +171,21 @@ impl<B: Descriptors> Queues<B> {
     }
 
     /// Takes the wake-ups of a queue off its channel.
-    pub(super) fn take_wakeups(&mut self, queue: QueueId) -> Result<(), Error> {
+    pub(super) fn take_wakeups(&mut self, queue: QueueId) -> Result<(), Lost> {
         let Some(shared) = self.queues.get_mut(&queue) else { return Ok(()) };
-        let taken = shared.completions.take_events().map_err(Error::backend("taking completion events"))?;
+        let taken = shared.completions.take_events();
+        let taken = taken.map_err(|error| shared.lose("ibv_get_cq_event", &error))?;
         shared.armed &= taken == 0;
         Ok(())
     }
 
-    /// Arms every queue that has had its wake-up. True if any was armed: poll again then.
-    pub(super) fn arm(&mut self) -> Result<bool, Error> {
-        let mut any = false;
-        for shared in self.queues.values_mut().filter(|shared| !shared.armed) {
-            shared.completions.arm().map_err(Error::backend("arming a completion queue"))?;
-            shared.armed = true;
-            any = true;
-        }
-        Ok(any)
+    /// Arms a queue that has had its wake-up. True if it did: poll again then.
+    pub(super) fn arm(&mut self, queue: QueueId) -> Result<bool, Lost> {
+        let armable = self.queues.get_mut(&queue).filter(|shared| !shared.armed && !shared.lost);
+        let Some(shared) = armable else { return Ok(false) };
+        shared.completions.arm().map_err(|error| shared.lose("ibv_req_notify_cq", &error))?;
+        shared.armed = true;
+        Ok(true)
     }
 }
 
