@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use rdma_proto::backend::{ErrorKind, Failure, reject};
 
-/// Opening an event channel takes a descriptor.
-pub(crate) const OPENING: &str = "opening an event channel";
+/// Opening a channel for connection-manager events, which takes a descriptor.
+pub(crate) const OPENING: &str = "opening RDMA";
 
 /// What went wrong with a connection. Cheap to clone: the first error of a connection is reported by every later call.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -70,6 +70,14 @@ pub enum Error {
     /// The protocol machine ended the connection, or refused a call; says who is at fault.
     #[error(transparent)]
     Protocol(#[from] rdma_proto::Error),
+    /// A value of [`Options`](crate::Options) is out of bounds.
+    #[error("Options::{field} must be {bounds}")]
+    Options {
+        /// The field.
+        field: &'static str,
+        /// Its bounds.
+        bounds: &'static str,
+    },
     /// Waiting for descriptors failed.
     #[error("poll: {0}")]
     Wait(Arc<io::Error>),
@@ -154,7 +162,9 @@ impl Error {
             Self::Protocol(Protocol::InvalidMessage(_) | Protocol::PeerMisbehaved(_)) => {
                 io::ErrorKind::InvalidData
             }
-            Self::Protocol(Protocol::ApiMisuse(_)) | Self::ForeignBuffer => io::ErrorKind::InvalidInput,
+            Self::Protocol(Protocol::ApiMisuse(_)) | Self::Options { .. } | Self::ForeignBuffer => {
+                io::ErrorKind::InvalidInput
+            }
             Self::Protocol(Protocol::Transport(rdma_proto::TransportError::Disconnected)) => {
                 io::ErrorKind::BrokenPipe
             }

@@ -5,17 +5,16 @@
 //! both go again when the connection has been idle for a while.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use rdma_proto::backend::{Access, Backend, Domain, RecvRequest, Region, SendOp, SendRequest, Slice};
+use rdma_proto::backend::{Access, Backend, RecvRequest, Region, SendOp, SendRequest, Slice};
 use rdma_proto::window::Readable;
 use rdma_proto::wire::MESSAGE_LEN;
 use rdma_proto::{Action, Config, RegionAddress, Source, Span};
 
 use crate::arrived::Arrived;
-use crate::endpoint::Limits;
+use crate::budget::{Booked, Budget, register};
 use crate::error::Error;
-use crate::lend::{Lendings, Owner, RegisteredBuffer};
+use crate::lend::{Buffers, Lendings, Owner, RegisteredBuffer};
 use crate::options::Options;
 
 /// Marks the work request ids of receives. Those of sends are the machine's, which leaves this bit free.
@@ -24,84 +23,6 @@ const RECEIVE: u64 = 1 << 63;
 /// The slot of the receive with this work request id; `None` for a send.
 pub(crate) fn receive_slot(id: u64) -> Option<u16> {
     u16::try_from(id ^ RECEIVE).ok()
-}
-
-/// How many connections there may be and how much memory they may register, taken together, whether their peers have
-/// authenticated or not (VR-SEC-007).
-#[derive(Debug)]
-pub(crate) struct Budget {
-    limits: Limits,
-    connections: AtomicUsize,
-    bytes: AtomicU64,
-}
-
-impl Budget {
-    pub(crate) fn new(limits: Limits) -> Arc<Self> {
-        Arc::new(Self { limits, connections: AtomicUsize::new(0), bytes: AtomicU64::new(0) })
-    }
-
-    /// Bytes registered now.
-    pub(crate) fn used(&self) -> u64 {
-        self.bytes.load(Ordering::Relaxed)
-    }
-
-    /// A place for one more connection. Nothing has been allocated for it yet.
-    pub(crate) fn place(self: &Arc<Self>) -> Result<Place, Error> {
-        let limit = self.limits.connections;
-        self.connections
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| (used < limit).then_some(used + 1))
-            .map(|_| Place { budget: Arc::clone(self) })
-            .map_err(|_| Error::TooManyConnections { limit })
-    }
-
-    /// Whether there is room for so many bytes.
-    pub(crate) fn has(&self, bytes: u64) -> Result<(), Error> {
-        let limit = self.limits.registered_bytes;
-        let within = self.used().checked_add(bytes).is_some_and(|used| used <= limit);
-        if within { Ok(()) } else { Err(Error::RegisteredMemory { limit }) }
-    }
-
-    fn take(self: &Arc<Self>, bytes: usize) -> Result<Share, Error> {
-        let bytes = bytes as u64;
-        let limit = self.limits.registered_bytes;
-        let within = |used: u64| used.checked_add(bytes).filter(|used| *used <= limit);
-        self.bytes
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, within)
-            .map(|_| Share { budget: Arc::clone(self), bytes })
-            .map_err(|_| Error::RegisteredMemory { limit })
-    }
-}
-
-/// A connection that counts, until this is dropped.
-#[derive(Debug)]
-pub(crate) struct Place {
-    budget: Arc<Budget>,
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.budget.connections.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// A part of a budget, given back when dropped.
-#[derive(Debug)]
-pub(crate) struct Share {
-    budget: Arc<Budget>,
-    bytes: u64,
-}
-
-impl Drop for Share {
-    fn drop(&mut self) {
-        self.budget.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
-    }
-}
-
-/// A region and the share of the budget that it takes.
-#[derive(Debug)]
-pub(crate) struct Booked<R> {
-    pub(crate) region: R,
-    _share: Share,
 }
 
 /// Regions of one connection, each with no more rights than it needs (VR-SEC-001): only the receive windows can be
@@ -116,6 +37,7 @@ pub(crate) struct Memory<B: Backend> {
     /// Memory of the application on its way out.
     pub(crate) lendings: Lendings<B>,
     owner: Owner,
+    buffers: Buffers,
     send_slots: usize,
     window: usize,
     send_buffer: usize,
@@ -146,6 +68,7 @@ impl<B: Backend> Memory<B> {
             messages: register::<B>(&domain, &budget, slots * MESSAGE_LEN, Access::LOCAL_WRITE)?,
             lendings: Lendings::new(),
             owner: Owner::new(),
+            buffers: Buffers::default(),
             send_slots,
             window,
             send_buffer: config.send_buffer as usize,
@@ -195,9 +118,10 @@ impl<B: Backend> Memory<B> {
         self.send.is_some() || self.windows.iter().all(Option::is_some)
     }
 
+    /// Bytes of all regions, those included that the application has registered to lend.
     pub(crate) fn registered_bytes(&self) -> usize {
         let all = self.windows.iter().flatten().chain(&self.send).chain([&self.messages]);
-        all.map(|booked| booked.region.len()).sum()
+        all.map(|booked| booked.region.len()).sum::<usize>() + self.buffers.bytes()
     }
 
     /// Copies received bytes out; as many as fit. How many.
@@ -262,7 +186,7 @@ impl<B: Backend> Memory<B> {
     /// Registers memory for the application to lend.
     pub(crate) fn lendable(&self, len: usize) -> Result<RegisteredBuffer<B>, Error> {
         let memory = register::<B>(&self.domain, &self.budget, len, Access::NONE)?;
-        Ok(RegisteredBuffer::new(memory, self.owner))
+        Ok(RegisteredBuffer::new(memory, self.owner, &self.buffers))
     }
 
     pub(crate) const fn owner(&self) -> Owner {
@@ -293,17 +217,6 @@ impl<B: Backend> Memory<B> {
             self.messages.region.memory().read(self.receive(slot).local.offset, &mut bytes);
         (bytes, len)
     }
-}
-
-fn register<B: Backend>(
-    domain: &B::Domain,
-    budget: &Arc<Budget>,
-    len: usize,
-    access: Access,
-) -> Result<Booked<B::Region>, Error> {
-    let share = budget.take(len)?;
-    let region = domain.register(len, access).map_err(Error::backend("registering memory"))?;
-    Ok(Booked { region, _share: share })
 }
 
 fn address<R: Region>(region: &R) -> RegionAddress {

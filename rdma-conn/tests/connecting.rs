@@ -105,13 +105,13 @@ fn a_withdrawn_request_does_not_concern_the_listener() {
     for _ in 0..5 {
         let id = fickle.connect(address, None, LONG, Options::client()).expect("begins");
         settle(&mut [&mut fickle]);
-        fickle.remove(id);
+        fickle.abort(id);
     }
     let mut honest = Endpoint::new(&honest, rdma_conn::Limits::default()).expect("a device");
     honest.connect(address, None, LONG, Options::client()).expect("begins");
     settle(&mut [&mut fickle, &mut honest]);
-    let link = listener.try_accept().expect("the listener is well").expect("one is still there");
-    assert_eq!(link.peer_addr().ip(), IpAddr::from([192, 0, 2, 3]));
+    let (endpoint, id) = listener.try_accept().expect("the listener is well").expect("one is still there");
+    assert_eq!(endpoint.peer_addr(id).map(|peer| peer.ip()), Some(IpAddr::from([192, 0, 2, 3])));
 }
 
 /// VR-SEC-007: what all accepted connections have registered together is bounded, before anybody says who it is.

@@ -51,7 +51,7 @@ fn echo(endpoint: &mut Endpoint<SoftSim>, over: &AtomicBool) {
                         }
                     }
                 }
-                Event::Ended(id) => endpoint.remove(id),
+                Event::Ended(id) => endpoint.abort(id),
                 other => panic!("{other:?}"),
             }
         }
@@ -179,7 +179,7 @@ fn a_refused_connection_says_so() {
     assert_eq!(next(&mut endpoint), Event::Ended(id));
     let error = endpoint.check(id).expect_err("it was refused");
     assert!(error.to_string().contains("nothing listens there for RDMA"), "{error}");
-    endpoint.remove(id);
+    endpoint.abort(id);
     assert!(matches!(endpoint.check(id), Err(Error::NoSuchConnection)));
     drop(endpoint);
     assert_eq!(fabric.resources(CLIENT.into()), Resources::default());
@@ -209,7 +209,7 @@ fn one_connection_too_many_is_rejected() {
         assert!(matches!(error, Error::Rejected { .. }), "{error}");
         let mut answer = [0; 5];
         first.write_all(b"hello").and_then(|()| first.read_exact(&mut answer)).expect("answered");
-        first.shutdown(LONG).expect("in order");
+        first.close(LONG).expect("in order");
         // There is room again, as soon as the server has seen the end.
         let deadline = std::time::Instant::now() + LONG;
         while let Err(error) = Stream::connect(client, address) {
@@ -290,7 +290,7 @@ fn closing_delivers_the_last_bytes() {
         let Event::Opened { id, listener: Some(by) } = next(&mut server) else { panic!("it opens first") };
         assert_eq!(by, listener);
         assert_eq!(server.write(id, &[IoSlice::new(&bytes)]).expect("open"), Some(bytes.len()));
-        server.close(id, LONG).expect("it is there");
+        server.abandon(id, LONG).expect("it is there");
         while server.usage().connections > 0 {
             server.wait(Some(LONG)).expect("the fabric stays");
             assert_eq!(server.next_event(), None, "nobody wants to hear of it");
@@ -315,7 +315,7 @@ fn bytes_are_read_in_place() {
         let writer = scope.spawn(move || {
             let mut stream = Stream::connect(&client, address).expect("connects");
             stream.write_all(sent).expect("written");
-            stream.shutdown(LONG).expect("in order");
+            stream.close(LONG).expect("in order");
         });
         let Event::Opened { id, .. } = next(&mut server) else { panic!("it opens first") };
         while server.connection(id).is_some_and(|connection| connection.unread() < bytes.len() as u64) {
@@ -349,7 +349,7 @@ fn an_endpoint_lends() {
         assert!(matches!(next(&mut endpoint), Event::Opened { .. }));
         let bytes = pattern(1 << 20, 7);
         let mut buffer =
-            endpoint.connection(id).expect("is there").register(bytes.len()).expect("registered");
+            endpoint.connection(id).expect("is there").register_buffer(bytes.len()).expect("registered");
         assert!(buffer.write(0, &bytes));
         let buffer = Arc::new(buffer);
         let (mut first, mut second, mut back) = (0, 0, 0);
@@ -478,4 +478,47 @@ fn a_lost_queue_is_its_own_connections_affair() {
         }
     }
     panic!("{ended:?} of {open:?} ended, {heard:?}");
+}
+
+/// A connection that takes the place of one that is gone, and perhaps its queue pair's number, hears nothing of what that one left
+/// in their queue.
+#[test]
+fn a_successor_gets_none_of_its_predecessors_completions() {
+    let (sim, [mut server, mut client]) = simulated(FaultPlan::new());
+    let settle = |endpoints: &mut [&mut Endpoint<SoftSim>]| {
+        for _ in 0..200 {
+            for endpoint in &mut *endpoints {
+                endpoint.progress().expect("the fabric stays");
+                while endpoint.next_event().is_some() {}
+            }
+            sim.step();
+        }
+    };
+    server.listen((SERVER, 6379).into(), small()).expect("a free address");
+    let connect = |client: &mut Endpoint<SoftSim>, server: &mut Endpoint<SoftSim>| {
+        let id = client.connect((SERVER, 6379).into(), None, LONG, small_client()).expect("begins");
+        settle(&mut [client, server]);
+        assert!(client.is_open(id));
+        id
+    };
+    // One that stays, so that the queue does.
+    let _stays = connect(&mut client, &mut server);
+    for _ in 0..20 {
+        let id = connect(&mut client, &mut server);
+        assert_eq!(client.write(id, &[IoSlice::new(b"unseen")]).expect("is open"), Some(6));
+        // Its completions are there, and nobody looks.
+        for _ in 0..50 {
+            sim.step();
+        }
+        client.abort(id);
+        let successor = connect(&mut client, &mut server);
+        let connection = client.connection(successor).expect("is there");
+        assert_eq!(connection.counters().bytes_received, 0);
+        assert!(connection.check().is_ok() && connection.unconfirmed() == 0);
+        assert_eq!(client.write(successor, &[IoSlice::new(b"!")]).expect("is open"), Some(1));
+        settle(&mut [&mut client, &mut server]);
+        client.check(successor).expect("nothing befell it");
+        client.abort(successor);
+        settle(&mut [&mut client, &mut server]);
+    }
 }

@@ -104,7 +104,7 @@ pub(super) fn play<B: Descriptors>(
     let told = body(&scene)?;
     ping(&mut neighbour).map_err(told_by("the neighbour"))?;
     let mut newcomer = scene.neighbour().map_err(told_by("a new connection"))?;
-    newcomer.stream().shutdown(PATIENCE).map_err(|error| told_by("a new connection")(error.into()))?;
+    newcomer.stream().close(PATIENCE).map_err(|error| told_by("a new connection")(error.into()))?;
     drop(newcomer);
     scene.ends_in_order()?;
     let after = await_no_more_than(setting, before);
@@ -274,7 +274,7 @@ fn accept<B: Descriptors>(
                 });
             }
             Ok(None) => {
-                let mut requests = [PollFd::new(listener.event_channel(), PollFlags::IN)];
+                let mut requests = [PollFd::new(listener, PollFlags::IN)];
                 // In vain, or too early, does no harm.
                 let _woken = poll(&mut requests, Some(&Timespec { tv_sec: 0, tv_nsec: 50_000_000 }));
             }

@@ -7,10 +7,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use rdma_proto::State;
-
 use super::{Address, Carrier, ConnectionType, Interest, Kind, Listening, SOURCES, Sources, Transport};
-use crate::{Descriptors, Dial, Link, Listener, Options};
+use crate::{ConnectionId, Descriptors, Endpoint, Limits, Listener, Options};
 
 /// Which completion vector, and so which interrupt, signals a connection's completions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -100,12 +98,9 @@ impl<B: Descriptors> ConnectionType for Rdma<B> {
         let options = Options { completion_vector: settings.vector.choose(), ..settings.client };
         let peer = to.ip()?;
         let from = from.map(Address::ip).transpose()?;
-        let dial = Dial::new(&self.backend, peer, from, settings.connect_timeout, options)?;
-        Ok(Box::new(RdmaTransport {
-            backend: self.backend.clone(),
-            peer: to.clone(),
-            step: Step::Dial(Box::new(dial)),
-        }))
+        let mut endpoint = Endpoint::new(&self.backend, Limits::NONE)?;
+        let id = endpoint.connect(peer, from, settings.connect_timeout, options)?;
+        Ok(Box::new(RdmaTransport { endpoint, id, peer: to.clone() }))
     }
 }
 
@@ -121,10 +116,9 @@ impl<B: Descriptors> Listening for RdmaListener<B> {
         let settings = *locked(&self.settings);
         self.listener
             .set_options(Options { completion_vector: settings.vector.choose(), ..settings.server })?;
-        let Some(link) = self.listener.try_accept()? else { return Ok(None) };
-        let peer = link.peer_addr().into();
-        let backend = self.listener.backend().clone();
-        let mut transport = RdmaTransport { backend, peer, step: Step::Link(Box::new(link)) };
+        let Some((endpoint, id)) = self.listener.try_accept()? else { return Ok(None) };
+        let Some(peer) = endpoint.peer_addr(id) else { return Ok(None) };
+        let mut transport = RdmaTransport { endpoint, id, peer: peer.into() };
         transport.drive([Interest::NONE; SOURCES]);
         Ok(Some(Box::new(transport)))
     }
@@ -134,19 +128,14 @@ impl<B: Descriptors> Listening for RdmaListener<B> {
     }
 
     fn descriptor(&self) -> BorrowedFd<'_> {
-        self.listener.event_channel().as_fd()
+        self.listener.as_fd()
     }
 }
 
 struct RdmaTransport<B: Descriptors> {
-    backend: B,
+    endpoint: Endpoint<B>,
+    id: ConnectionId,
     peer: Address,
-    step: Step<B>,
-}
-
-enum Step<B: Descriptors> {
-    Dial(Box<Dial<B>>),
-    Link(Box<Link<B>>),
 }
 
 impl<B: Descriptors> Transport for RdmaTransport<B> {
@@ -155,38 +144,26 @@ impl<B: Descriptors> Transport for RdmaTransport<B> {
     }
 
     fn establish(&mut self) -> io::Result<bool> {
-        match &mut self.step {
-            Step::Dial(dial) => {
-                let Some(link) = dial.progress()? else { return Ok(false) };
-                self.step = Step::Link(Box::new(link));
-                Ok(true)
-            }
-            Step::Link(link) => {
-                link.check()?;
-                Ok(link.state() != State::Connecting)
-            }
-        }
+        self.drive([Interest::NONE; SOURCES]);
+        self.endpoint.check(self.id)?;
+        Ok(self.endpoint.is_open(self.id))
     }
 
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        match &mut self.step {
-            Step::Dial(_) => Err(ErrorKind::NotConnected.into()),
-            Step::Link(link) => link.try_read(into)?.ok_or_else(|| ErrorKind::WouldBlock.into()),
-        }
+        self.endpoint.read(self.id, into)?.ok_or_else(|| ErrorKind::WouldBlock.into())
     }
 
     fn write(&mut self, from: &[IoSlice<'_>]) -> io::Result<usize> {
-        match &mut self.step {
-            Step::Dial(_) => Err(ErrorKind::NotConnected.into()),
-            Step::Link(link) => link.try_write(from)?.ok_or_else(|| ErrorKind::WouldBlock.into()),
+        let written = self.endpoint.write(self.id, from)?.ok_or_else(|| ErrorKind::WouldBlock.into());
+        if self.endpoint.connection(self.id).is_some_and(|connection| !connection.is_flushed()) {
+            self.drive([Interest::NONE; SOURCES]);
         }
+        written
     }
 
     fn shutdown(&mut self, linger: Duration) {
-        if let Step::Link(link) = &mut self.step {
-            link.close(linger);
-            link.progress();
-        }
+        _ = self.endpoint.close(self.id, linger);
+        self.drive([Interest::NONE; SOURCES]);
     }
 
     fn begin_close(&mut self, linger: Duration) {
@@ -194,17 +171,11 @@ impl<B: Descriptors> Transport for RdmaTransport<B> {
     }
 
     fn is_over(&mut self) -> bool {
-        match &mut self.step {
-            Step::Dial(_) => true,
-            Step::Link(link) => !matches!(link.closed(), Ok(None)),
-        }
+        self.endpoint.connection(self.id).is_none() || !matches!(self.endpoint.closed(self.id), Ok(None))
     }
 
     fn local_address(&self) -> Option<Address> {
-        match &self.step {
-            Step::Dial(_) => None,
-            Step::Link(link) => link.local_addr().map(Into::into),
-        }
+        self.endpoint.connection(self.id)?.local_addr().map(Into::into)
     }
 
     fn peer_address(&self) -> Option<Address> {
@@ -221,47 +192,27 @@ impl<B: Descriptors> Transport for RdmaTransport<B> {
 
     fn sources(&self, _want: Interest) -> Sources<'_> {
         // Whatever its owner wants: keepalives, receives to post again, and windows to announce do not ask.
-        match &self.step {
-            Step::Dial(dial) => match dial.sources() {
-                Some((events, completions)) => [
-                    Some((events.as_fd(), Interest::READ)),
-                    completions.map(|completions| (completions.as_fd(), Interest::READ)),
-                ],
-                None => [None, None],
-            },
-            Step::Link(link) => [
-                Some((link.event_channel().as_fd(), Interest::READ)),
-                Some((link.completion_queue().as_fd(), Interest::READ)),
-            ],
-        }
+        [Some((self.endpoint.as_fd(), Interest::READ)), None]
     }
 
-    fn drive(&mut self, [events, completions]: [Interest; SOURCES]) {
-        // A dial is driven by `establish`.
-        if let Step::Link(link) = &mut self.step {
-            if completions.read {
-                link.take_completion_events();
-            }
-            if events.read {
-                link.take_events();
-            }
-            // What comes from here on makes the descriptor readable; what came before is found now.
-            link.arm();
-            link.progress();
+    fn drive(&mut self, _ready: [Interest; SOURCES]) {
+        if let Err(error) = self.endpoint.progress() {
+            tracing::warn!(%error, "an endpoint is lost");
+            self.endpoint.abort(self.id);
         }
+        // Whoever owns it asks instead.
+        while self.endpoint.next_event().is_some() {}
     }
 
     fn ready(&mut self) -> Interest {
-        match &self.step {
-            Step::Dial(_) => Interest::NONE,
-            Step::Link(link) => Interest { read: link.is_readable(), write: link.is_writable() },
-        }
+        let connection = self.endpoint.connection(self.id).filter(|_| self.endpoint.is_open(self.id));
+        connection.map_or(Interest::NONE, |connection| Interest {
+            read: connection.is_readable(),
+            write: connection.is_writable(),
+        })
     }
 
     fn next_timeout(&self) -> Option<Duration> {
-        match &self.step {
-            Step::Dial(dial) => Some(dial.deadline().since(self.backend.now())),
-            Step::Link(link) => link.next_timeout().map(|at| at.since(link.now())),
-        }
+        self.endpoint.next_timeout().map(|at| at.since(self.endpoint.now()))
     }
 }
