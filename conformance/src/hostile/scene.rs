@@ -70,7 +70,7 @@ impl From<io::Result<()>> for Ended {
 }
 
 impl Ended {
-    fn told(&self) -> String {
+    pub(super) fn told(&self) -> String {
         match self {
             Self::InOrder => "in order".into(),
             Self::With(error) => format!("with {error:?}: {error}"),
@@ -149,7 +149,7 @@ impl<'a, B: Descriptors> Scene<'a, B> {
     }
 
     /// A client of ours, connected to our server, that got an answer.
-    fn neighbour(&self) -> Result<Client<Stream<B>>, Failure> {
+    pub(super) fn neighbour(&self) -> Result<Client<Stream<B>>, Failure> {
         let how = Connect { local: None, timeout: PATIENCE, options: self.client_options() };
         let mut stream = Stream::connect_with(&self.setting.ours, self.address, &how)?;
         stream.set_read_timeout(Some(PATIENCE));

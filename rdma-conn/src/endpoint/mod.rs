@@ -431,7 +431,7 @@ impl<B: Descriptors> Endpoint<B> {
     /// descriptor readable, and what came before is found now. True if anything came. This is the order that never sleeps on
     /// work (VR-FLOW-013).
     fn round(&mut self) -> Result<bool, Error> {
-        Ok(self.look()? || self.arm() && self.look()?)
+        Ok(self.look()? || self.arm_all() && self.look()?)
     }
 
     /// Sleeps, for at most `limit`, and takes wake-ups off the channels.
@@ -503,10 +503,10 @@ impl<B: Descriptors> Endpoint<B> {
     }
 
     /// Arms every queue that has had its wake-up; true if there was any.
-    fn arm(&mut self) -> bool {
+    fn arm_all(&mut self) -> bool {
         let mut any = false;
         for at in 0..self.queues.places() {
-            let armed = self.queues.get_mut(at).map_or(Ok(false), |queue| queue.arm());
+            let armed = self.queues.get_mut(at).map_or(Ok(false), |queue| queue.rearm());
             any |= self.unless_lost(armed).unwrap_or(true);
         }
         any

@@ -81,7 +81,7 @@ impl<B: Descriptors> Queue<B> {
     }
 
     /// Arms the queue if it has had its wake-up. True if so: look again then.
-    pub(super) fn arm(&mut self) -> Result<bool, Lost> {
+    pub(super) fn rearm(&mut self) -> Result<bool, Lost> {
         if self.armed || self.lost {
             return Ok(false);
         }
