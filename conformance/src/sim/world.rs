@@ -218,7 +218,7 @@ impl<'a> World<'a> {
                     }
                 }
                 None => {
-                    self.dial(&backend, (host, place), listening, begins, self.scenario.endpoints.clients)
+                    self.dial(&backend, (host, place), listening, begins, self.scenario.endpoints.clients);
                 }
             }
         }
