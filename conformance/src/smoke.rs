@@ -152,7 +152,7 @@ fn lent<B: Descriptors>(peer: &Peer<B>, progress: &ProgressBar) -> Outcome {
         let entry = Entry { number: 1 << 40 | number as u64, value_len };
         let (key, value) = (entry.key(), entry.value());
         let begun = Instant::now();
-        let mut buffer = client.stream().register(value_len)?;
+        let mut buffer = client.stream().register_buffer(value_len)?;
         let registering = begun.elapsed();
         if !buffer.write(0, &value) {
             return Err(Failure::wrong("a registered buffer is shorter than it was asked for"));
@@ -307,7 +307,7 @@ fn connect_close<B: Descriptors>(peer: &Peer<B>, progress: &ProgressBar) -> Outc
         let mut client = peer.client()?;
         client.send(&[b"PING"])?;
         client.expect("PONG")?;
-        Ok(client.stream().shutdown(Duration::from_secs(5))?)
+        Ok(client.stream().close(Duration::from_secs(5))?)
     };
     // Once before counting, for what a process opens only once.
     cycle()?;

@@ -41,7 +41,7 @@ fn echo<B: Descriptors, C: Descriptors>(server: &B, client: &C, address: SocketA
     let mut got = vec![0; len];
     stream.read_exact(&mut got).unwrap();
     assert_eq!(got, sent);
-    stream.shutdown(Duration::from_secs(5)).unwrap();
+    stream.close(Duration::from_secs(5)).unwrap();
     drop(stream);
     echoing.join().unwrap();
 }

@@ -51,7 +51,7 @@ impl<'a, B: Descriptors> Server<'a, B> {
                         }
                     }
                     self.sessions.remove(&id);
-                    self.endpoint.remove(id);
+                    self.endpoint.abort(id);
                 }
                 _ => {}
             }
@@ -71,7 +71,7 @@ impl<'a, B: Descriptors> Server<'a, B> {
         if over {
             self.sessions.remove(&id);
             // It may have gone by itself meanwhile.
-            let _closed = self.endpoint.close(id, LINGER);
+            let _closed = self.endpoint.abandon(id, LINGER);
         }
     }
 }

@@ -7,6 +7,9 @@ use std::time::Duration;
 
 use rdma_proto::backend::{AsyncEvent, ErrorKind, Failure, reject};
 
+/// Opening a channel for connection-manager events, which takes a descriptor.
+pub(crate) const OPENING: &str = "opening RDMA";
+
 /// What went wrong with a connection. Cheap to clone: the first error of a connection is reported by every later call.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -67,19 +70,27 @@ pub enum Error {
     /// The protocol machine ended the connection, or refused a call; says who is at fault.
     #[error(transparent)]
     Protocol(#[from] rdma_proto::Error),
+    /// A value of [`Options`](crate::Options) is out of bounds.
+    #[error("Options::{field} must be {bounds}")]
+    Options {
+        /// The field.
+        field: &'static str,
+        /// Its bounds.
+        bounds: &'static str,
+    },
     /// Waiting for descriptors failed.
     #[error("poll: {0}")]
     Wait(Arc<io::Error>),
-    /// The endpoint may not register more memory.
+    /// An endpoint, or all connections of a listener, may not register more memory.
     #[error(
-        "the endpoint has registered as much memory as it may, {limit} bytes: raise its limit or close connections"
+        "as much memory is registered as may be, {limit} bytes: raise Limits::registered_bytes or close connections"
     )]
     RegisteredMemory {
         /// The limit, in bytes.
         limit: u64,
     },
-    /// The endpoint may not have more connections.
-    #[error("the endpoint has as many connections as it may, {limit}: raise its limit or close some")]
+    /// An endpoint, or a listener, may not have more connections.
+    #[error("there are as many connections as may be, {limit}: raise Limits::connections or close some")]
     TooManyConnections {
         /// The limit.
         limit: usize,
@@ -132,6 +143,11 @@ impl Error {
         Self::Unreachable { peer, what, source }
     }
 
+    /// Whether an accept failed for a reason that the next one meets as well: the process has no descriptor or no memory left.
+    pub(crate) fn concerns_everybody(&self) -> bool {
+        matches!(self, Self::Backend { doing, kind, .. } if *doing == OPENING || *kind == ErrorKind::Memory)
+    }
+
     /// The nearest kind of [`io::Error`].
     pub fn io_kind(&self) -> io::ErrorKind {
         use rdma_proto::Error as Protocol;
@@ -152,7 +168,9 @@ impl Error {
             Self::Protocol(Protocol::InvalidMessage(_) | Protocol::PeerMisbehaved(_)) => {
                 io::ErrorKind::InvalidData
             }
-            Self::Protocol(Protocol::ApiMisuse(_)) | Self::ForeignBuffer => io::ErrorKind::InvalidInput,
+            Self::Protocol(Protocol::ApiMisuse(_)) | Self::Options { .. } | Self::ForeignBuffer => {
+                io::ErrorKind::InvalidInput
+            }
             Self::Protocol(Protocol::Transport(rdma_proto::TransportError::Disconnected)) => {
                 io::ErrorKind::BrokenPipe
             }

@@ -1,20 +1,17 @@
 //! Sending without a copy: memory of the application that is registered, and lent for as long as the device reads it.
 
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use rdma_proto::Span;
 use rdma_proto::backend::{Backend, Region, Slice};
-use rdma_proto::{ApiMisuse, Span};
 
-use crate::connection::Connection;
-use crate::error::Error;
-use crate::memory::Booked;
+use crate::budget::Booked;
 
-/// Registered memory for sending on one connection, made by [`Connection::register`].
+/// Registered memory for sending on one connection, made by [`Connection::register_buffer`](crate::Connection::register_buffer).
 ///
-/// Fill it, put it into an [`Arc`], and lend parts of it with [`Connection::try_lend`] as often as you like, also several at the same time:
+/// Fill it, put it into an [`Arc`], and lend parts of it with [`Connection::try_lend`](crate::Connection::try_lend) as often as you like, also several at the same time:
 /// the device takes the bytes from here. While any part is lent the connection holds a clone of the `Arc`, so
 /// [`Arc::get_mut`], which is what changing the bytes needs, gives them back only when the peer has them all.
 ///
@@ -24,6 +21,30 @@ pub struct RegisteredBuffer<B: Backend> {
     memory: Booked<B::Region>,
     /// Whose memory it is: its key means nothing in another connection's protection domain.
     owner: Owner,
+    _counted: Counted,
+}
+
+/// Bytes of the buffers that were registered for a connection and still exist.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Buffers(Arc<AtomicUsize>);
+
+impl Buffers {
+    /// How many bytes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// A buffer's part of [`Buffers`], until it is dropped.
+struct Counted {
+    buffers: Buffers,
+    bytes: usize,
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.buffers.0.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
 }
 
 /// Names the registered memory of one connection within this process.
@@ -38,8 +59,15 @@ impl Owner {
 }
 
 impl<B: Backend> RegisteredBuffer<B> {
-    pub(crate) const fn new(memory: Booked<B::Region>, owner: Owner) -> Self {
-        Self { memory, owner }
+    pub(crate) fn new(memory: Booked<B::Region>, owner: Owner, buffers: &Buffers) -> Self {
+        let bytes = memory.region.len();
+        buffers.0.fetch_add(bytes, Ordering::Relaxed);
+        Self { memory, owner, _counted: Counted { buffers: buffers.clone(), bytes } }
+    }
+
+    /// Whether it was registered for the connection that has this name.
+    pub(crate) fn belongs_to(&self, owner: Owner) -> bool {
+        self.owner == owner
     }
 
     /// Its length in bytes.
@@ -89,6 +117,16 @@ impl<B: Backend> Lendings<B> {
         Self { under_way: VecDeque::new() }
     }
 
+    /// Notes that some of `buffer`, from `offset` on, is lent until the first `until` bytes of the stream have arrived.
+    pub(crate) fn add(&mut self, buffer: Arc<RegisteredBuffer<B>>, offset: usize, until: u64) {
+        self.under_way.push_back(Lending { buffer, offset, until });
+    }
+
+    /// Whether some of `buffer` is lent.
+    pub(crate) fn contain(&self, buffer: &RegisteredBuffer<B>) -> bool {
+        self.under_way.iter().any(|lending| std::ptr::eq(&raw const *lending.buffer, buffer))
+    }
+
     /// A part of what was lent last. The machine lends only one at a time that is not all posted.
     pub(crate) fn latest(&self, span: Span) -> Option<Slice<'_, B::Region>> {
         let latest = self.under_way.back()?;
@@ -98,65 +136,11 @@ impl<B: Backend> Lendings<B> {
 
     /// Gives back what was only waiting for the first `confirmed` bytes of the stream to arrive. How many buffers.
     pub(crate) fn give_back(&mut self, confirmed: u64) -> u64 {
+        if self.under_way.is_empty() {
+            return 0;
+        }
         let done = self.under_way.iter().take_while(|lending| lending.until <= confirmed).count();
         self.under_way.drain(..done);
         done as u64
-    }
-}
-
-impl<B: Backend> Connection<B> {
-    /// Registers `len` bytes to send from without a copy, all zero at first. Registering takes much longer than copying
-    /// a few kilobytes, so keep what it returns and use it again.
-    ///
-    /// # Errors
-    /// `len` is zero, or no memory can be registered.
-    pub fn register(&self, len: usize) -> Result<RegisteredBuffer<B>, Error> {
-        self.memory.lendable(len)
-    }
-
-    /// Sends as many bytes of `buffer`, from the beginning of `range`, as can be lent now; `None` if none can, because some
-    /// that were lent before wait for the peer's window. They come behind all that was written before.
-    ///
-    /// # Errors
-    /// What ended the connection; or `range` is not inside of the buffer; or the buffer belongs to another connection.
-    pub fn try_lend(
-        &mut self,
-        buffer: &Arc<RegisteredBuffer<B>>,
-        range: Range<usize>,
-    ) -> Result<Option<usize>, Error> {
-        self.check()?;
-        self.machine.lend(0)?;
-        if buffer.owner != self.memory.owner() {
-            return Err(Error::ForeignBuffer);
-        }
-        let wanted = match range.end.checked_sub(range.start) {
-            Some(len) if range.end <= buffer.len() => len,
-            _ => return Err(ApiMisuse::LendBeyondLimit { bytes: range.end, lendable: buffer.len() }.into()),
-        };
-        let bytes = wanted.min(self.machine.lendable() as usize);
-        if bytes == 0 && wanted > 0 {
-            self.work.stalls += 1;
-            return Ok(None);
-        }
-        self.machine.lend(bytes)?;
-        if bytes > 0 {
-            let until = self.machine.confirmed() + self.machine.unconfirmed();
-            let buffer = Arc::clone(buffer);
-            self.memory.lendings.under_way.push_back(Lending { buffer, offset: range.start, until });
-            self.work.lent += bytes as u64;
-            self.went_on();
-        }
-        Ok(Some(bytes))
-    }
-
-    /// Whether the peer may still miss some of what was lent of `buffer`.
-    pub fn is_lent(&self, buffer: &RegisteredBuffer<B>) -> bool {
-        let lent = &self.memory.lendings.under_way;
-        lent.iter().any(|lending| std::ptr::eq(&raw const *lending.buffer, buffer))
-    }
-
-    /// Whether [`Connection::try_lend`] has an answer now: it would take a byte, or fail.
-    pub(crate) const fn can_lend(&self) -> bool {
-        self.machine.lendable() > 0
     }
 }

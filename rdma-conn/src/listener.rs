@@ -1,48 +1,68 @@
 //! Accepting connections.
 
 use std::net::SocketAddr;
-use std::os::fd::AsFd;
-use std::sync::OnceLock;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use rdma_proto::backend::{Backend, CmEventKind, EventChannel, Identifier};
+use rdma_proto::backend::Identifier;
 
+use crate::budget::{Budget, Limits};
+use crate::endpoint::{ConnectionId, Descriptors, Endpoint, ListenerId, readable};
 use crate::error::Error;
-use crate::link::Link;
 use crate::options::Options;
 use crate::stream::Stream;
-use crate::wait::{self, Descriptors};
+
+/// Requests that are looked at in one call, if nothing comes of any (VR-RES-007).
+const ATTEMPTS: u32 = 16;
 
 /// Accepts connections on an address.
 ///
-/// Each accepted connection has an event channel of its own, so a listener may be dropped, and another bound elsewhere, while
-/// its connections go on (VR-CONN-014).
-#[derive(Debug)]
-pub struct Listener<B: Backend> {
-    id: B::Identifier,
-    events: B::EventChannel,
+/// Each accepted connection has an [`Endpoint`] of its own, so that threads that serve one connection each have nothing to share,
+/// and a listener may be dropped, and another bound elsewhere, while its connections go on (VR-CONN-014).
+pub struct Listener<B: Descriptors> {
+    endpoint: Mutex<Endpoint<B>>,
+    listener: ListenerId,
     backend: B,
-    options: Options,
-    /// What ended it: its device is gone.
-    end: OnceLock<Error>,
+    /// Shared by all connections that it accepts.
+    budget: Arc<Budget>,
+    descriptor: Arc<OwnedFd>,
 }
 
-impl<B: Backend> Listener<B> {
+impl<B: Descriptors> Listener<B> {
     /// Listens on `address`; port 0 takes a free one. Ports of RDMA are not those of TCP: one number may serve both
-    /// (VR-CONN-009).
+    /// (VR-CONN-009). Its connections together may have as much as [`Limits::default`] says.
     ///
     /// # Errors
-    /// There is no RDMA device, or none has that address, or it is taken.
+    /// There is no RDMA device, or none has that address, or it is taken, or the options are out of bounds.
     pub fn bind(backend: &B, address: SocketAddr, options: Options) -> Result<Self, Error> {
-        options.protocol.check()?;
-        let events = backend.event_channel().map_err(Error::backend("opening RDMA"))?;
-        let id = events.listen(address, 0).map_err(Error::backend("listening"))?;
-        Ok(Self { id, events, backend: backend.clone(), options, end: OnceLock::new() })
+        Self::bind_with(backend, address, options, Limits::default())
+    }
+
+    /// As [`Listener::bind`], with limits for all connections that are accepted, taken together.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn bind_with(
+        backend: &B,
+        address: SocketAddr,
+        options: Options,
+        limits: Limits,
+    ) -> Result<Self, Error> {
+        let budget = Budget::new(limits);
+        let mut endpoint = Endpoint::of_one(backend, Arc::clone(&budget))?;
+        let listener = endpoint.listen_for(address, options, true)?;
+        let descriptor = endpoint.descriptor();
+        Ok(Self { endpoint: Mutex::new(endpoint), listener, backend: backend.clone(), budget, descriptor })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Endpoint<B>> {
+        self.endpoint.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The address it listens on.
     pub fn local_addr(&self) -> Option<SocketAddr> {
-        self.id.local_addr()
+        self.lock().local_addr(self.listener)
     }
 
     /// Settings of the connections accepted from now on.
@@ -50,43 +70,39 @@ impl<B: Backend> Listener<B> {
     /// # Errors
     /// They are out of bounds; the old ones remain.
     pub fn set_options(&mut self, options: Options) -> Result<(), Error> {
-        options.protocol.check()?;
-        self.options = options;
-        Ok(())
+        let listener = self.listener;
+        self.lock().set_options(listener, options)
     }
 
-    /// The next connection, if a peer has asked for one. It may not be established yet, and fails if that takes longer than
-    /// [`Options::handshake_timeout`].
+    /// The next connection, if a peer has asked for one, on an endpoint of its own. It may not be established yet, and fails if that
+    /// takes longer than [`Options::handshake_timeout`]. Call it until it returns `None`, whenever the listener's descriptor
+    /// ([`AsFd`]) is readable.
     ///
     /// # Errors
-    /// The listener failed, or a connection could not be given resources; that peer was told so, and the listener goes on.
-    pub fn try_accept(&self) -> Result<Option<Link<B>>, Error> {
-        if let Some(end) = self.end.get() {
-            return Err(end.clone());
-        }
-        while let Some(event) =
-            self.events.next_event().map_err(Error::backend("reading connection events"))?
-        {
-            match event.kind {
-                CmEventKind::ConnectRequest { id, .. } => return self.take(id).map(Some),
-                CmEventKind::DeviceRemoval => return Err(self.end(Error::DeviceRemoved)),
-                CmEventKind::Async(event) if event.is_fatal() => {
-                    return Err(self.end(Error::Device { event }));
-                }
-                other => tracing::debug!(event = ?other, "event on a listener"),
+    /// The listener failed; or the process has no descriptor or memory left to give to a connection, whose peer was told so, and
+    /// the listener goes on. What befalls a single request, as when its peer withdraws it, is no error of the listener.
+    pub fn try_accept(&self) -> Result<Option<(Endpoint<B>, ConnectionId)>, Error> {
+        let mut endpoint = self.lock();
+        for _ in 0..ATTEMPTS {
+            endpoint.progress()?;
+            let Some(request) = endpoint.take_request() else {
+                return endpoint.take_accept_error(self.listener).map_or(Ok(None), Err);
+            };
+            let Some(options) = endpoint.listener_options(self.listener) else { return Ok(None) };
+            let peer = request.peer_addr();
+            // Dropping an identifier that was not accepted rejects its peer, so every error tells it (VR-RES-006).
+            let accepted = self
+                .budget
+                .place()
+                .and_then(|place| Endpoint::adopt(&self.backend, request, options, &self.budget, place));
+            match accepted {
+                Ok(accepted) => return Ok(Some(accepted)),
+                Err(error) if error.concerns_everybody() => return Err(error),
+                // The peer may have left; the next one has not.
+                Err(error) => tracing::warn!(?peer, %error, "a connection was not accepted"),
             }
         }
         Ok(None)
-    }
-
-    /// Nobody can connect any more, which every later call is told too.
-    fn end(&self, end: Error) -> Error {
-        self.end.get_or_init(|| end).clone()
-    }
-
-    /// The channel whose events announce connections.
-    pub const fn event_channel(&self) -> &B::EventChannel {
-        &self.events
     }
 
     /// The backend it listens on.
@@ -94,18 +110,6 @@ impl<B: Backend> Listener<B> {
         &self.backend
     }
 
-    fn take(&self, id: B::Identifier) -> Result<Link<B>, Error> {
-        // Dropping an identifier that was not accepted rejects its peer, so every error below tells it (VR-RES-006).
-        let peer = id.peer_addr().ok_or(Error::DeviceRemoved)?;
-        let events = self.backend.event_channel().map_err(Error::backend("opening an event channel"))?;
-        id.migrate(&events).map_err(Error::backend("moving a connection to its own event channel"))?;
-        let mut link = Link::new(self.backend.clone(), events, id, peer, self.options)?;
-        link.accept()?;
-        Ok(link)
-    }
-}
-
-impl<B: Descriptors> Listener<B> {
     /// Waits for the next connection.
     ///
     /// # Errors
@@ -125,15 +129,36 @@ impl<B: Descriptors> Listener<B> {
     fn accept_within(&self, timeout: Option<Duration>) -> Result<(Stream<B>, SocketAddr), Error> {
         let deadline = timeout.map(|after| (self.backend.now().after(after), after));
         loop {
-            if let Some(link) = self.try_accept()? {
-                let peer = link.peer_addr();
-                return Ok((link.into(), peer));
+            if let Some((endpoint, id)) = self.try_accept()? {
+                let stream = Stream::new(endpoint, id);
+                let peer = stream.peer_addr();
+                return Ok((stream, peer));
             }
             let now = self.backend.now();
             if let Some((_, after)) = deadline.filter(|(at, _)| now >= *at) {
                 return Err(Error::TimedOut { doing: "waiting for a connection", after });
             }
-            let [_woken] = wait::readable([self.events.as_fd()], deadline.map(|(at, _)| at.since(now)))?;
+            // Not under the lock, so that others may accept too. The channel is readable for as long as there are requests.
+            readable(&self.descriptor, deadline.map(|(at, _)| at.since(now)))?;
         }
+    }
+
+    /// What it is made of, for a face that drives it otherwise.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn into_endpoint(self) -> (Endpoint<B>, ListenerId) {
+        let endpoint = self.endpoint.into_inner().unwrap_or_else(PoisonError::into_inner);
+        (endpoint, self.listener)
+    }
+}
+
+impl<B: Descriptors> AsFd for Listener<B> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+}
+
+impl<B: Descriptors> std::fmt::Debug for Listener<B> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Listener").field("address", &self.local_addr()).finish_non_exhaustive()
     }
 }

@@ -5,16 +5,17 @@
 //! both go again when the connection has been idle for a while.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use rdma_proto::backend::{Access, Backend, Domain, RecvRequest, Region, SendOp, SendRequest, Slice};
+use rdma_proto::backend::{Access, Backend, RecvRequest, Region, SendOp, SendRequest, Slice};
 use rdma_proto::window::Readable;
 use rdma_proto::wire::MESSAGE_LEN;
 use rdma_proto::{Action, Config, RegionAddress, Source, Span};
 
 use crate::arrived::Arrived;
+use crate::budget::{Booked, Budget, register};
 use crate::error::Error;
-use crate::lend::{Lendings, Owner, RegisteredBuffer};
+use crate::lend::{Buffers, Lendings, Owner, RegisteredBuffer};
+use crate::options::Options;
 
 /// Marks the work request ids of receives. Those of sends are the machine's, which leaves this bit free.
 const RECEIVE: u64 = 1 << 63;
@@ -22,52 +23,6 @@ const RECEIVE: u64 = 1 << 63;
 /// The slot of the receive with this work request id; `None` for a send.
 pub(crate) fn receive_slot(id: u64) -> Option<u16> {
     u16::try_from(id ^ RECEIVE).ok()
-}
-
-/// How much memory may be registered, by all who share it, whether they have authenticated or not (VR-SEC-007).
-#[derive(Debug)]
-pub(crate) struct Budget {
-    limit: u64,
-    used: AtomicU64,
-}
-
-impl Budget {
-    pub(crate) fn new(limit: u64) -> Arc<Self> {
-        Arc::new(Self { limit, used: AtomicU64::new(0) })
-    }
-
-    pub(crate) fn used(&self) -> u64 {
-        self.used.load(Ordering::Relaxed)
-    }
-
-    fn take(self: &Arc<Self>, bytes: usize) -> Result<Share, Error> {
-        let bytes = bytes as u64;
-        let within = |used: u64| used.checked_add(bytes).filter(|used| *used <= self.limit);
-        self.used
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, within)
-            .map(|_| Share { budget: Arc::clone(self), bytes })
-            .map_err(|_| Error::RegisteredMemory { limit: self.limit })
-    }
-}
-
-/// A part of a budget, given back when dropped.
-#[derive(Debug)]
-pub(crate) struct Share {
-    budget: Arc<Budget>,
-    bytes: u64,
-}
-
-impl Drop for Share {
-    fn drop(&mut self) {
-        self.budget.used.fetch_sub(self.bytes, Ordering::Relaxed);
-    }
-}
-
-/// A region and the share of the budget that it takes.
-#[derive(Debug)]
-pub(crate) struct Booked<R> {
-    pub(crate) region: R,
-    _share: Share,
 }
 
 /// Regions of one connection, each with no more rights than it needs (VR-SEC-001): only the receive windows can be
@@ -82,6 +37,7 @@ pub(crate) struct Memory<B: Backend> {
     /// Memory of the application on its way out.
     pub(crate) lendings: Lendings<B>,
     owner: Owner,
+    buffers: Buffers,
     send_slots: usize,
     window: usize,
     send_buffer: usize,
@@ -90,6 +46,12 @@ pub(crate) struct Memory<B: Backend> {
 }
 
 impl<B: Backend> Memory<B> {
+    /// Bytes that an idle connection needs.
+    pub(crate) fn idle(options: &Options) -> u64 {
+        let slots = u64::from(options.protocol.send_depth) + u64::from(options.receives);
+        u64::from(options.protocol.window) + slots * MESSAGE_LEN as u64
+    }
+
     /// Registers what an idle connection needs.
     pub(crate) fn register(
         domain: B::Domain,
@@ -106,6 +68,7 @@ impl<B: Backend> Memory<B> {
             messages: register::<B>(&domain, &budget, slots * MESSAGE_LEN, Access::LOCAL_WRITE)?,
             lendings: Lendings::new(),
             owner: Owner::new(),
+            buffers: Buffers::default(),
             send_slots,
             window,
             send_buffer: config.send_buffer as usize,
@@ -155,9 +118,10 @@ impl<B: Backend> Memory<B> {
         self.send.is_some() || self.windows.iter().all(Option::is_some)
     }
 
+    /// Bytes of all regions, those included that the application has registered to lend.
     pub(crate) fn registered_bytes(&self) -> usize {
         let all = self.windows.iter().flatten().chain(&self.send).chain([&self.messages]);
-        all.map(|booked| booked.region.len()).sum()
+        all.map(|booked| booked.region.len()).sum::<usize>() + self.buffers.bytes()
     }
 
     /// Copies received bytes out; as many as fit. How many.
@@ -222,7 +186,7 @@ impl<B: Backend> Memory<B> {
     /// Registers memory for the application to lend.
     pub(crate) fn lendable(&self, len: usize) -> Result<RegisteredBuffer<B>, Error> {
         let memory = register::<B>(&self.domain, &self.budget, len, Access::NONE)?;
-        Ok(RegisteredBuffer::new(memory, self.owner))
+        Ok(RegisteredBuffer::new(memory, self.owner, &self.buffers))
     }
 
     pub(crate) const fn owner(&self) -> Owner {
@@ -253,17 +217,6 @@ impl<B: Backend> Memory<B> {
             self.messages.region.memory().read(self.receive(slot).local.offset, &mut bytes);
         (bytes, len)
     }
-}
-
-fn register<B: Backend>(
-    domain: &B::Domain,
-    budget: &Arc<Budget>,
-    len: usize,
-    access: Access,
-) -> Result<Booked<B::Region>, Error> {
-    let share = budget.take(len)?;
-    let region = domain.register(len, access).map_err(Error::backend("registering memory"))?;
-    Ok(Booked { region, _share: share })
 }
 
 fn address<R: Region>(region: &R) -> RegionAddress {

@@ -5,10 +5,13 @@ use std::time::Duration;
 use rdma_proto::backend::{Capabilities, RnrTimer};
 use rdma_proto::{Config, RECEIVES};
 
+use crate::error::Error;
+
 /// Settings of a stream or listener. Start from [`Options::client`] or [`Options::server`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// The protocol's own settings: window sizes, credits, keepalive, limits.
+    /// The protocol's own settings: window sizes, credits, keepalive, limits. Its role does not matter: whoever dials is the
+    /// client.
     pub protocol: Config,
     /// Receives kept posted, 1 to 16384. Peers count on 1024 (VR-RES-002); fewer is for tests.
     pub receives: u16,
@@ -19,7 +22,7 @@ pub struct Options {
     pub rnr_timer: RnrTimer,
     /// How long an accepted connection may take to be established. A dial has a limit for all of it (VR-CONN-008).
     pub handshake_timeout: Duration,
-    /// How long dropping a stream waits for the last bytes to arrive. [`Stream::shutdown`](crate::Stream::shutdown) takes
+    /// How long dropping a stream waits for the last bytes to arrive. [`Stream::close`](crate::Stream::close) takes
     /// its own limit.
     pub linger: Duration,
     /// How long an idle connection keeps memory that only a busy one needs: its send buffer and its second window.
@@ -44,14 +47,29 @@ impl Options {
         }
     }
 
+    /// Checks the bounds of every field.
+    ///
+    /// # Errors
+    /// [`Error::Options`] names the first field that is out of bounds, or [`rdma_proto::ApiMisuse::Config`] if it is one of
+    /// [`Options::protocol`].
+    pub fn check(&self) -> Result<(), Error> {
+        self.protocol.check()?;
+        if !(1..=1 << 14).contains(&self.receives) {
+            return Err(Error::Options { field: "receives", bounds: "1 to 16384" });
+        }
+        // Asking all the time whether memory can go would be spinning.
+        if self.keep_memory < Duration::from_millis(1) {
+            return Err(Error::Options { field: "keep_memory", bounds: "at least a millisecond" });
+        }
+        Ok(())
+    }
+
     /// As far as the device goes (VR-RES-009).
     pub(crate) fn fitted(mut self, limits: &Capabilities) -> Self {
-        let deepest = u16::try_from(limits.max_queue_depth).unwrap_or(u16::MAX);
+        let deepest = u16::try_from(limits.max_queue_depth).unwrap_or(u16::MAX).max(1);
         self.protocol.send_depth = self.protocol.send_depth.min(deepest);
-        self.receives = self.receives.clamp(1, deepest.max(1));
+        self.receives = self.receives.min(deepest);
         self.completion_vector %= limits.completion_vectors.max(1);
-        // Asking all the time whether memory can go would be spinning.
-        self.keep_memory = self.keep_memory.max(Duration::from_millis(1));
         self
     }
 

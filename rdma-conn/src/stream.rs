@@ -2,30 +2,31 @@
 
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::ops::Range;
-use std::sync::{Arc, Weak};
+use std::ops::{Deref, DerefMut, Range};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::Duration;
 
 use rdma_proto::Counters;
 
-use crate::dial::Dial;
+use crate::budget::{Budget, Limits};
+use crate::connection::{Connection, Work};
+use crate::endpoint::{ConnectionId, Descriptors, Endpoint};
 use crate::error::Error;
-use crate::keeper;
+use crate::keeper::{self, Care, Kept};
 use crate::lend::RegisteredBuffer;
-use crate::link::Link;
 use crate::options::Options;
-use crate::shared::{Locked, Shared};
-use crate::wait::{self, Descriptors};
-use crate::work::Work;
 
 /// A byte stream over RDMA: like a `TcpStream`, with [`Read`] and [`Write`]. Where the peer cut it means nothing (VR-XFER-007),
 /// and nothing in it is encrypted or authenticated (VR-SEC-006).
 ///
 /// Each `write` is sent at once, as one notification to the peer however many slices it has; use
 /// [`Write::write_vectored`] or a buffer to send several pieces as one. Dropping the stream delivers what was written, for
-/// at most [`Options::linger`]; [`Stream::shutdown`] does it with a report.
+/// at most [`Options::linger`]; [`Stream::close`] does it with a report.
+///
+/// It is a handle on an [`Endpoint`] of its own, which each call drives for as long as it waits.
 pub struct Stream<B: Descriptors> {
-    shared: Arc<Shared<B>>,
+    shared: Arc<Private<B>>,
     read_timeout: Option<Duration>,
     write_timeout: Option<Duration>,
     linger: Duration,
@@ -70,28 +71,33 @@ impl<B: Descriptors> Stream<B> {
         let addresses = host.to_socket_addrs().map_err(no_such_host)?;
         let mut last = no_such_host(io::Error::new(io::ErrorKind::NotFound, "the name has no address"));
         for peer in addresses {
-            let dialed = Dial::new(backend, peer, how.local, how.timeout, how.options)
-                .and_then(|dial| wait::dialed(backend, dial));
-            match dialed {
-                Ok(link) => return Ok(link.into()),
+            match connected(backend, peer, how) {
+                Ok((endpoint, id)) => return Ok(Self::new(endpoint, id)),
                 Err(error) => last = error,
             }
         }
         Err(last)
     }
 
-    fn link(&self) -> Locked<'_, B> {
-        self.shared.lock()
+    /// The one connection of `endpoint`, as a stream.
+    pub(crate) fn new(mut endpoint: Endpoint<B>, id: ConnectionId) -> Self {
+        endpoint.be_quiet();
+        let linger = endpoint.connection(id).map_or(Duration::ZERO, |connection| connection.options().linger);
+        let descriptor = endpoint.descriptor();
+        let shared = Arc::new(Private { endpoint: Mutex::new(Some(endpoint)), id, descriptor });
+        let weak: Weak<Private<B>> = Arc::downgrade(&shared);
+        keeper::keep(weak);
+        Self { shared, read_timeout: None, write_timeout: None, linger }
     }
 
     /// The peer's address.
     pub fn peer_addr(&self) -> SocketAddr {
-        self.link().peer_addr()
+        self.shared.lock().connection().peer_addr()
     }
 
     /// This side's address.
     pub fn local_addr(&self) -> Option<SocketAddr> {
-        self.link().local_addr()
+        self.shared.lock().connection().local_addr()
     }
 
     /// Limits how long a read waits; `None` waits for ever. Reads that time out fail with [`io::ErrorKind::TimedOut`].
@@ -106,25 +112,26 @@ impl<B: Descriptors> Stream<B> {
 
     /// What the connection has done so far.
     pub fn counters(&self) -> Counters {
-        self.link().counters()
+        self.shared.lock().connection().counters()
     }
 
     /// What it has asked of the device so far.
     pub fn work(&self) -> Work {
-        self.link().work()
+        self.shared.lock().connection().work()
     }
 
-    /// Bytes of memory registered for this connection.
+    /// Bytes of memory registered for this connection, buffers to lend included.
     pub fn registered_bytes(&self) -> usize {
-        self.link().registered_bytes()
+        self.shared.lock().connection().registered_bytes()
     }
 
-    /// Registers memory to send from without a copy, see [`Connection::register`](crate::Connection::register).
+    /// Registers memory to send from without a copy, see
+    /// [`Connection::register_buffer`](crate::Connection::register_buffer).
     ///
     /// # Errors
     /// As there.
-    pub fn register(&self, len: usize) -> Result<RegisteredBuffer<B>, Error> {
-        self.link().register(len)
+    pub fn register_buffer(&self, len: usize) -> Result<RegisteredBuffer<B>, Error> {
+        self.shared.lock().connection().register_buffer(len)
     }
 
     /// Sends bytes of `buffer`, from the beginning of `range`, behind all that was written; returns how many as soon as they are
@@ -133,8 +140,11 @@ impl<B: Descriptors> Stream<B> {
     /// # Errors
     /// As [`Connection::try_lend`](crate::Connection::try_lend), or the write time-out passed.
     pub fn lend(&mut self, buffer: &Arc<RegisteredBuffer<B>>, range: Range<usize>) -> Result<usize, Error> {
-        let mut link = self.link();
-        wait::until(&mut link, self.write_timeout, "lending", |link| link.try_lend(buffer, range.clone()))
+        let mut endpoint = self.shared.lock();
+        let lent = endpoint
+            .until(self.write_timeout, "lending", |endpoint, id| endpoint.lend(id, buffer, range.clone()))?;
+        endpoint.send_rest()?;
+        Ok(lent)
     }
 
     /// Waits until the peer has all that was lent of `buffer`, which can then be changed.
@@ -143,34 +153,50 @@ impl<B: Descriptors> Stream<B> {
     /// The connection ended before that, or the write time-out passed.
     pub fn returned(&mut self, buffer: &RegisteredBuffer<B>) -> Result<(), Error> {
         let doing = "waiting for a buffer to come back";
-        wait::until(&mut self.link(), self.write_timeout, doing, |link| link.returned(buffer))
+        self.shared.lock().until(self.write_timeout, doing, |endpoint, id| endpoint.returned(id, buffer))
     }
 
     /// Ends the connection once everything written has arrived at the peer, waiting for at most `linger`.
     ///
     /// # Errors
     /// Not everything arrived.
-    pub fn shutdown(&mut self, linger: Duration) -> Result<(), Error> {
-        let mut link = self.link();
-        link.close(linger);
-        wait::until(&mut link, None, "closing", |link| link.closed())
+    pub fn close(&mut self, linger: Duration) -> Result<(), Error> {
+        let mut endpoint = self.shared.lock();
+        let id = endpoint.id;
+        endpoint.close(id, linger)?;
+        endpoint.until(None, "closing", |endpoint, id| endpoint.closed(id))
     }
 }
 
-impl<B: Descriptors> From<Link<B>> for Stream<B> {
-    fn from(link: Link<B>) -> Self {
-        let linger = link.options().linger;
-        let shared = Arc::new(Shared::new(link));
-        let weak: Weak<Shared<B>> = Arc::downgrade(&shared);
-        keeper::keep(weak);
-        Self { shared, read_timeout: None, write_timeout: None, linger }
+/// Waits for a connection to be made, on an endpoint of its own.
+fn connected<B: Descriptors>(
+    backend: &B,
+    peer: SocketAddr,
+    how: &Connect,
+) -> Result<(Endpoint<B>, ConnectionId), Error> {
+    let mut endpoint = Endpoint::of_one(backend, Budget::new(Limits::NONE))?;
+    endpoint.be_quiet();
+    let id = endpoint.connect(peer, how.local, how.timeout, how.options)?;
+    loop {
+        endpoint.check(id)?;
+        if endpoint.is_open(id) {
+            return Ok((endpoint, id));
+        }
+        endpoint.wait(None)?;
+    }
+}
+
+impl<B: Descriptors> From<(Endpoint<B>, ConnectionId)> for Stream<B> {
+    /// A connection on an endpoint of its own, as [`Listener::try_accept`](crate::Listener::try_accept) gives it.
+    fn from((endpoint, id): (Endpoint<B>, ConnectionId)) -> Self {
+        Self::new(endpoint, id)
     }
 }
 
 impl<B: Descriptors> Read for Stream<B> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let mut link = self.link();
-        Ok(wait::until(&mut link, self.read_timeout, "reading", |link| link.try_read(into))?)
+        let mut endpoint = self.shared.lock();
+        Ok(endpoint.until(self.read_timeout, "reading", |endpoint, id| endpoint.read(id, into))?)
     }
 }
 
@@ -180,31 +206,151 @@ impl<B: Descriptors> Write for Stream<B> {
     }
 
     fn write_vectored(&mut self, from: &[IoSlice<'_>]) -> io::Result<usize> {
-        let mut link = self.link();
-        Ok(wait::until(&mut link, self.write_timeout, "writing", |link| link.try_write(from))?)
+        let mut endpoint = self.shared.lock();
+        let written =
+            endpoint.until(self.write_timeout, "writing", |endpoint, id| endpoint.write(id, from))?;
+        endpoint.send_rest()?;
+        Ok(written)
     }
 
     /// Waits until the connection is established and everything written has been handed to the device.
     fn flush(&mut self) -> io::Result<()> {
-        let mut link = self.link();
-        Ok(wait::until(&mut link, self.write_timeout, "flushing", |link| {
-            link.check()?;
-            Ok(link.is_flushed().then_some(()))
-        })?)
+        let mut endpoint = self.shared.lock();
+        Ok(endpoint.until(self.write_timeout, "flushing", |endpoint, id| endpoint.flush(id))?)
     }
 }
 
 impl<B: Descriptors> Drop for Stream<B> {
     fn drop(&mut self) {
-        if let Err(error) = self.shutdown(self.linger) {
+        if let Err(error) = self.close(self.linger) {
             tracing::debug!(%error, "the connection did not end in order");
         }
-        self.shared.release();
+        // Now, though the keeper may hold on to the rest for a moment longer.
+        let endpoint = self.shared.endpoint.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(endpoint);
     }
 }
 
 impl<B: Descriptors> std::fmt::Debug for Stream<B> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Stream").field("link", &*self.link()).finish_non_exhaustive()
+        f.debug_struct("Stream").field("connection", self.shared.lock().connection()).finish_non_exhaustive()
+    }
+}
+
+/// An endpoint of one connection, which a stream and the keeper share. A call on the stream holds the lock while it runs, and
+/// while it waits, so the keeper only finds idle ones.
+struct Private<B: Descriptors> {
+    /// None once the stream is gone.
+    endpoint: Mutex<Option<Endpoint<B>>>,
+    id: ConnectionId,
+    descriptor: Arc<OwnedFd>,
+}
+
+impl<B: Descriptors> Private<B> {
+    fn lock(&self) -> Locked<'_, B> {
+        // A panic between two calls on an endpoint leaves it whole: the machine changes its state in single steps.
+        Locked { endpoint: self.endpoint.lock().unwrap_or_else(PoisonError::into_inner), id: self.id }
+    }
+}
+
+/// An endpoint that the caller has for itself.
+struct Locked<'a, B: Descriptors> {
+    endpoint: MutexGuard<'a, Option<Endpoint<B>>>,
+    id: ConnectionId,
+}
+
+impl<B: Descriptors> Deref for Locked<'_, B> {
+    type Target = Endpoint<B>;
+
+    fn deref(&self) -> &Endpoint<B> {
+        let Some(endpoint) = &*self.endpoint else { unreachable!("only the drop of a stream takes it") };
+        endpoint
+    }
+}
+
+impl<B: Descriptors> DerefMut for Locked<'_, B> {
+    fn deref_mut(&mut self) -> &mut Endpoint<B> {
+        let Some(endpoint) = &mut *self.endpoint else { unreachable!("only the drop of a stream takes it") };
+        endpoint
+    }
+}
+
+impl<B: Descriptors> Locked<'_, B> {
+    fn connection(&self) -> &Connection<B> {
+        let Some(connection) = Endpoint::connection(self, self.id) else {
+            unreachable!("a stream has a connection, until it is dropped")
+        };
+        connection
+    }
+
+    /// What holds bytes back may have been lifted by completions that nobody has looked at yet, so it looks.
+    fn send_rest(&mut self) -> Result<(), Error> {
+        if !self.connection().is_flushed() {
+            let id = self.id;
+            self.look_at(id)?;
+        }
+        Ok(())
+    }
+
+    /// Repeats `step` until it has a result, sleeping in between until the connection has moved: waiting for a peer takes no
+    /// processor time (VR-FLOW-013).
+    ///
+    /// # Errors
+    /// `step`'s own, or a time-out while `doing`.
+    fn until<T>(
+        &mut self,
+        timeout: Option<Duration>,
+        doing: &'static str,
+        mut step: impl FnMut(&mut Endpoint<B>, ConnectionId) -> Result<Option<T>, Error>,
+    ) -> Result<T, Error> {
+        let id = self.id;
+        let endpoint = &mut **self;
+        if let Some(done) = step(endpoint, id)? {
+            return Ok(done);
+        }
+        endpoint.look_at(id)?;
+        if let Some(done) = step(endpoint, id)? {
+            return Ok(done);
+        }
+        let deadline = timeout.map(|timeout| (endpoint.now().after(timeout), timeout));
+        loop {
+            let left = match deadline {
+                None => None,
+                Some((at, after)) => {
+                    let now = endpoint.now();
+                    if now >= at {
+                        return Err(Error::TimedOut { doing, after });
+                    }
+                    Some(at.since(now))
+                }
+            };
+            endpoint.wait(left)?;
+            if let Some(done) = step(endpoint, id)? {
+                return Ok(done);
+            }
+        }
+    }
+}
+
+impl<B: Descriptors> Kept for Private<B> {
+    fn tend(&self) -> Care {
+        let mut slot = match self.endpoint.try_lock() {
+            Ok(slot) => slot,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return Care::NowAndThen,
+        };
+        let Some(endpoint) = &mut *slot else { return Care::Over };
+        if endpoint.progress().is_err() || endpoint.connection(self.id).is_none() {
+            return Care::Over;
+        }
+        if endpoint.is_open(self.id) || endpoint.check(self.id).is_err() {
+            return Care::NowAndThen;
+        }
+        // The peer of an accepted connection waits for this side's window, whether its program calls or not.
+        Care::Always(endpoint.next_timeout().map(|at| at.since(endpoint.now())))
+    }
+
+    fn descriptor(&self) -> Arc<OwnedFd> {
+        Arc::clone(&self.descriptor)
     }
 }

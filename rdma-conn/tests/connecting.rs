@@ -5,8 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::thread;
 use std::time::Duration;
 
-use rdma_conn::{Connect, Listener, Options, Stream};
-use rdma_softsim::{Fabric, Limits, SoftSim};
+use rdma_conn::{Connect, Endpoint, Listener, Options, Stream};
+use rdma_softsim::{Fabric, FaultPlan, Knobs, Limits, Personality, Simulation, SoftSim};
 
 const LONG: Duration = Duration::from_secs(20);
 const SERVER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
@@ -82,5 +82,66 @@ fn queues_are_as_deep_as_the_device_allows() {
     for _ in 0..100 {
         talk(&mut client, &mut accepted);
         talk(&mut accepted, &mut client);
+    }
+}
+
+/// A request that is withdrawn before it is accepted is no error of the listener, and hides nobody behind it.
+#[test]
+fn a_withdrawn_request_does_not_concern_the_listener() {
+    let sim = Simulation::new(1, Personality::Ibta, Knobs::default(), FaultPlan::new());
+    let [server, fickle, honest] =
+        [SERVER, CLIENT, IpAddr::from([192, 0, 2, 3])].map(|address| sim.host(&[address], Limits::default()));
+    let address = SocketAddr::new(SERVER, 6379);
+    let listener = Listener::bind(&server, address, Options::server()).expect("a free address");
+    let settle = |endpoints: &mut [&mut Endpoint<SoftSim>]| {
+        for _ in 0..100 {
+            for endpoint in &mut *endpoints {
+                endpoint.progress().expect("the fabric stays");
+            }
+            sim.step();
+        }
+    };
+    let mut fickle = Endpoint::new(&fickle, rdma_conn::Limits::default()).expect("a device");
+    for _ in 0..5 {
+        let id = fickle.connect(address, None, LONG, Options::client()).expect("begins");
+        settle(&mut [&mut fickle]);
+        fickle.abort(id);
+    }
+    let mut honest = Endpoint::new(&honest, rdma_conn::Limits::default()).expect("a device");
+    honest.connect(address, None, LONG, Options::client()).expect("begins");
+    settle(&mut [&mut fickle, &mut honest]);
+    let (endpoint, id) = listener.try_accept().expect("the listener is well").expect("one is still there");
+    assert_eq!(endpoint.peer_addr(id).map(|peer| peer.ip()), Some(IpAddr::from([192, 0, 2, 3])));
+}
+
+/// VR-SEC-007: what all accepted connections have registered together is bounded, before anybody says who it is.
+#[test]
+fn the_connections_of_a_listener_share_a_budget() {
+    let fabric = Fabric::new();
+    let (host, server) = (fabric.host(&[CLIENT]), fabric.host(&[SERVER]));
+    let address = SocketAddr::new(SERVER, 6379);
+    let mut options = Options::server();
+    options.protocol.window = 64 << 10;
+    let one = u64::from(options.protocol.window) + 32 * 1280;
+    for limits in [
+        rdma_conn::Limits { registered_bytes: 2 * one + 100, ..rdma_conn::Limits::default() },
+        rdma_conn::Limits { connections: 2, ..rdma_conn::Limits::default() },
+    ] {
+        let listener = Listener::bind_with(&server, address, options, limits).expect("a free address");
+        let (first, _server, _) = connected(&host, &listener, &Connect::default());
+        let (_second, other, _) = connected(&host, &listener, &Connect::default());
+        let held = fabric.resources(SERVER);
+        let third = thread::scope(|scope| {
+            let dial = scope.spawn(|| Stream::connect(&host, address));
+            // The one too many is refused inside.
+            let waited = listener.accept_timeout(Duration::from_millis(200)).expect_err("it is one too many");
+            assert!(matches!(waited, rdma_conn::Error::TimedOut { .. }), "{waited}");
+            dial.join().expect("does not panic")
+        });
+        assert!(matches!(third, Err(rdma_conn::Error::Rejected { .. })), "{third:?}");
+        assert_eq!(fabric.resources(SERVER), held, "nothing was allocated for it");
+        drop((first, other));
+        // Its own end too, when it has seen the peer's.
+        drop(connected(&host, &listener, &Connect::default()));
     }
 }

@@ -2,12 +2,14 @@
 
 use std::io::IoSlice;
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::AsFd;
 use std::time::Duration;
 
-use rdma_conn::{Dial, Endpoint, Error, Event, Limits as Share, Link, Listener, Options};
+use rdma_conn::{ConnectionId, Endpoint, Error, Event, Limits as Share, Listener, Options};
 use rdma_proto::PeerMisbehaved;
 use rdma_proto::backend::AsyncEvent;
 use rdma_softsim::{Fault, Injection, Knobs, Limits, Personality, Simulation, Site, SoftSim, When};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 const LONG: Duration = Duration::from_secs(10);
 const MOMENT: Duration = Duration::from_millis(1);
@@ -35,30 +37,41 @@ fn pass(sim: &Simulation, time: Duration) {
     sim.advance(sim.now().after(time));
 }
 
-/// The server's end of a connection to whose server this happened while its client was writing.
-fn struck(personality: Personality, when: When, fault: Fault) -> (Simulation, Link<SoftSim>, Link<SoftSim>) {
+/// An endpoint and its one connection.
+type End = (Endpoint<SoftSim>, ConnectionId);
+
+/// A client that asks for a connection.
+fn asking(client: &SoftSim, address: SocketAddr, options: Options) -> End {
+    let mut endpoint = Endpoint::new(client, Share::default()).expect("a device");
+    let id = endpoint.connect(address, None, LONG, options).expect("begins");
+    (endpoint, id)
+}
+
+fn is_readable(descriptor: &impl AsFd) -> bool {
+    let mut polled = [PollFd::new(descriptor, PollFlags::IN)];
+    poll(&mut polled, Some(&Timespec::default())).is_ok_and(|count| count > 0)
+}
+
+/// Both ends of a connection to whose server this happened while its client was writing.
+fn struck(personality: Personality, when: When, fault: Fault) -> (Simulation, End, End) {
     let (sim, server, client, address) = simulation(personality, when, fault);
     let listener = Listener::bind(&server, address, silent(Options::server())).expect("a free address");
-    let mut dial = Dial::new(&client, address, None, LONG, silent(Options::client())).expect("begins");
-    let (mut dialed, mut accepted) = (None, None::<Link<SoftSim>>);
+    let (mut client, own) = asking(&client, address, silent(Options::client()));
+    let mut accepted = None::<End>;
     while !sim.remaining_faults().is_empty() {
         assert!(sim.now().since_start() < LONG, "{:?}", sim.remaining_faults());
         pass(&sim, MOMENT);
-        match &mut dialed {
-            None => dialed = dial.progress().expect("connects"),
-            Some(link) => {
-                link.progress();
-                _ = link.try_write(&[IoSlice::new(b"on and on")]);
-            }
+        client.progress().expect("the fabric stays");
+        if client.is_open(own) {
+            _ = client.write(own, &[IoSlice::new(b"on and on")]);
         }
         match &mut accepted {
-            Some(link) => _ = link.take_events() | link.progress(),
+            Some((server, _)) => server.progress().expect("the fabric stays"),
             None => accepted = listener.try_accept().expect("accepts"),
         }
     }
     pass(&sim, MOMENT);
-    let (Some(dialed), Some(accepted)) = (dialed, accepted) else { panic!("struck too early") };
-    (sim, dialed, accepted)
+    (sim, (client, own), accepted.expect("struck too early"))
 }
 
 /// VR-CLOSE-008: these end the connection on the server, whose device flushes nothing, reports nothing, and says so once.
@@ -72,11 +85,10 @@ fn failures_without_a_completion_end_the_connection() {
         (Personality::Ibta, late, Fault::RequestRefused, AsyncEvent::QpReqErr),
     ];
     for (personality, when, fault, expected) in table {
-        let (_sim, _client, mut server) = struck(personality, when, fault);
-        let woken = server.event_channel().is_readable() || server.check().is_err();
-        assert!(woken, "{fault:?} wakes nobody");
-        server.take_events();
-        let error = server.check().expect_err("it has failed");
+        let (_sim, _client, (mut server, id)) = struck(personality, when, fault);
+        assert!(is_readable(&server) || server.check(id).is_err(), "{fault:?} wakes nobody");
+        server.progress().expect("the fabric stays");
+        let error = server.check(id).expect_err("it has failed");
         assert!(matches!(error, Error::Device { event } if event == expected), "{fault:?}: {error}");
     }
 }
@@ -84,9 +96,9 @@ fn failures_without_a_completion_end_the_connection() {
 /// VR-SEC-011: a peer that reaches elsewhere is named, also when no receive tells of it.
 #[test]
 fn a_peer_that_reaches_elsewhere_is_at_fault() {
-    let (_sim, _client, mut server) = struck(Personality::Ibta, When::Event(100), Fault::KeyRefused);
-    server.take_events();
-    let error = server.check().expect_err("it has failed");
+    let (_sim, _client, (mut server, id)) = struck(Personality::Ibta, When::Event(100), Fault::KeyRefused);
+    server.progress().expect("the fabric stays");
+    let error = server.check(id).expect_err("it has failed");
     let expected = rdma_proto::Error::PeerMisbehaved(PeerMisbehaved::WroteOutside);
     assert!(matches!(error, Error::Protocol(error) if error == expected), "{error}");
 }
@@ -100,15 +112,18 @@ fn a_listener_ends_with_its_device() {
         let mut endpoint = Endpoint::new(&server, Share::default()).expect("a device");
         let other = SocketAddr::new(address.ip(), 6380);
         let id = endpoint.listen(other, Options::server()).expect("a free address");
-        let _dial = Dial::new(&client, address, None, LONG, Options::client()).expect("begins");
+        let _asking = asking(&client, address, Options::client());
         pass(&sim, MOMENT);
         for _ in 0..2 {
             let error = listener.try_accept().map(drop).expect_err("the device is gone");
             assert!(matches!(error, Error::Device { .. } | Error::DeviceRemoved), "{error}");
         }
         endpoint.progress().expect("the fabric stays");
-        assert_eq!(endpoint.next_event(), Some(Event::ListenerEnded(id)));
-        assert_eq!((endpoint.next_event(), endpoint.local_addr(id)), (None, None));
+        assert_eq!((endpoint.next_event(), endpoint.next_event()), (Some(Event::AcceptFailed(id)), None));
+        for _ in 0..2 {
+            let error = endpoint.take_accept_error(id).expect("the device is gone");
+            assert!(matches!(error, Error::Device { .. } | Error::DeviceRemoved), "{error}");
+        }
     }
 }
 
@@ -118,14 +133,14 @@ fn a_first_message_establishes() {
     let late = Fault::SlowReady { micros: 5_000_000 };
     let (sim, server, client, address) = simulation(Personality::Ibta, When::Event(0), late);
     let listener = Listener::bind(&server, address, silent(Options::server())).expect("a free address");
-    let mut dial = Dial::new(&client, address, None, LONG, silent(Options::client())).expect("begins");
-    let (mut dialed, mut accepted) = (None, None::<Link<SoftSim>>);
-    while dialed.is_none() {
+    let (mut client, own) = asking(&client, address, silent(Options::client()));
+    let mut accepted = None::<End>;
+    while !client.is_open(own) {
         assert!(sim.now().since_start() < Duration::from_secs(1), "the server waits for the word");
         pass(&sim, MOMENT);
-        dialed = dial.progress().expect("connects");
+        client.progress().expect("the fabric stays");
         match &mut accepted {
-            Some(link) => _ = link.take_events() | link.progress(),
+            Some((server, _)) => server.progress().expect("the fabric stays"),
             None => accepted = listener.try_accept().expect("accepts"),
         }
     }

@@ -9,7 +9,9 @@ use std::thread;
 use std::time::Duration;
 
 use rdma_conn::{ConnectionId, Endpoint, Error, Event, Limits, Options, Stream, Usage};
-use rdma_softsim::{Fabric, Resources, SoftSim};
+use rdma_softsim::{
+    Fabric, Fault, FaultPlan, Injection, Knobs, Personality, Resources, Simulation, Site, SoftSim, When,
+};
 
 const LONG: Duration = Duration::from_secs(20);
 const SERVER: [u8; 4] = [192, 0, 2, 1];
@@ -49,7 +51,7 @@ fn echo(endpoint: &mut Endpoint<SoftSim>, over: &AtomicBool) {
                         }
                     }
                 }
-                Event::Ended(id) => endpoint.remove(id),
+                Event::Ended(id) => endpoint.abort(id),
                 other => panic!("{other:?}"),
             }
         }
@@ -177,7 +179,7 @@ fn a_refused_connection_says_so() {
     assert_eq!(next(&mut endpoint), Event::Ended(id));
     let error = endpoint.check(id).expect_err("it was refused");
     assert!(error.to_string().contains("nothing listens there for RDMA"), "{error}");
-    endpoint.remove(id);
+    endpoint.abort(id);
     assert!(matches!(endpoint.check(id), Err(Error::NoSuchConnection)));
     drop(endpoint);
     assert_eq!(fabric.resources(CLIENT.into()), Resources::default());
@@ -207,7 +209,7 @@ fn one_connection_too_many_is_rejected() {
         assert!(matches!(error, Error::Rejected { .. }), "{error}");
         let mut answer = [0; 5];
         first.write_all(b"hello").and_then(|()| first.read_exact(&mut answer)).expect("answered");
-        first.shutdown(LONG).expect("in order");
+        first.close(LONG).expect("in order");
         // There is room again, as soon as the server has seen the end.
         let deadline = std::time::Instant::now() + LONG;
         while let Err(error) = Stream::connect(client, address) {
@@ -288,7 +290,7 @@ fn closing_delivers_the_last_bytes() {
         let Event::Opened { id, listener: Some(by) } = next(&mut server) else { panic!("it opens first") };
         assert_eq!(by, listener);
         assert_eq!(server.write(id, &[IoSlice::new(&bytes)]).expect("open"), Some(bytes.len()));
-        server.close(id, LONG).expect("it is there");
+        server.abandon(id, LONG).expect("it is there");
         while server.usage().connections > 0 {
             server.wait(Some(LONG)).expect("the fabric stays");
             assert_eq!(server.next_event(), None, "nobody wants to hear of it");
@@ -313,7 +315,7 @@ fn bytes_are_read_in_place() {
         let writer = scope.spawn(move || {
             let mut stream = Stream::connect(&client, address).expect("connects");
             stream.write_all(sent).expect("written");
-            stream.shutdown(LONG).expect("in order");
+            stream.close(LONG).expect("in order");
         });
         let Event::Opened { id, .. } = next(&mut server) else { panic!("it opens first") };
         while server.connection(id).is_some_and(|connection| connection.unread() < bytes.len() as u64) {
@@ -347,7 +349,7 @@ fn an_endpoint_lends() {
         assert!(matches!(next(&mut endpoint), Event::Opened { .. }));
         let bytes = pattern(1 << 20, 7);
         let mut buffer =
-            endpoint.connection(id).expect("is there").register(bytes.len()).expect("registered");
+            endpoint.connection(id).expect("is there").register_buffer(bytes.len()).expect("registered");
         assert!(buffer.write(0, &bytes));
         let buffer = Arc::new(buffer);
         let (mut first, mut second, mut back) = (0, 0, 0);
@@ -381,4 +383,142 @@ fn an_endpoint_lends() {
         assert!(work.stalls < 1000, "it was woken for nothing: {work:?}");
     });
     assert_eq!(usage.accepted, 1);
+}
+
+/// A simulation with a server's and a client's endpoint.
+fn simulated(plan: FaultPlan) -> (Simulation, [Endpoint<SoftSim>; 2]) {
+    let sim = Simulation::new(1, Personality::Ibta, Knobs::default(), plan);
+    let hosts = [SERVER, CLIENT].map(|address| sim.host(&[address.into()], rdma_softsim::Limits::default()));
+    (sim, hosts.map(|host| Endpoint::new(&host, Limits::default()).expect("a device")))
+}
+
+/// VR-RES-007: many requests at once hold nobody up. A turn answers a few and says that there is more to do.
+#[test]
+fn requests_are_answered_a_few_at_a_time() {
+    const MANY: usize = 100;
+    let (sim, [mut server, mut client]) = simulated(FaultPlan::new());
+    server.listen((SERVER, 6379).into(), small()).expect("a free address");
+    for _ in 0..MANY {
+        client.connect((SERVER, 6379).into(), None, LONG, small_client()).expect("begins");
+    }
+    // Until the last request is there: answers are not needed for that.
+    for _ in 0..20 {
+        client.progress().expect("the fabric stays");
+        let until = sim.now().after(Duration::from_millis(1));
+        while sim.deadline().is_some_and(|at| at <= until) {
+            sim.step();
+        }
+    }
+    let mut turns = 0;
+    while server.usage().accepted < MANY as u64 {
+        let before = server.usage().accepted;
+        server.progress().expect("the fabric stays");
+        let accepted = server.usage().accepted - before;
+        assert!((1..=16).contains(&accepted), "{accepted} requests in one turn");
+        turns += 1;
+        if server.usage().accepted < MANY as u64 {
+            assert_eq!(server.next_timeout(), Some(server.now()), "there is more to do");
+        }
+    }
+    assert!(turns >= MANY / 16, "{turns} turns");
+}
+
+/// A completion queue that is lost ends those whose completions it had. The others of the endpoint go on.
+#[test]
+fn a_lost_queue_is_its_own_connections_affair() {
+    let lost = Injection { when: When::Pass(Site::Report, 8), host: 0, fault: Fault::QueueLost };
+    let (sim, [mut server, mut client]) = simulated(vec![lost]);
+    // A queue for each completion vector.
+    for (port, completion_vector) in [(6379, 0), (6380, 1)] {
+        let options = Options { completion_vector, ..small() };
+        server.listen((SERVER, port).into(), options).expect("a free address");
+        client.connect((SERVER, port).into(), None, LONG, small_client()).expect("begins");
+    }
+    let mut open = Vec::new();
+    let mut ended = Vec::new();
+    let mut heard: HashMap<ConnectionId, usize> = HashMap::new();
+    let mut clients = Vec::new();
+    for _ in 0..10_000 {
+        sim.step();
+        server.progress().expect("the endpoint goes on");
+        client.progress().expect("nothing befell it");
+        while let Some(event) = server.next_event() {
+            match event {
+                Event::Opened { id, .. } => open.push(id),
+                Event::Readable(id) => {
+                    while let Ok(Some(read)) = server.read(id, &mut [0; 64]) {
+                        if read == 0 {
+                            break;
+                        }
+                        *heard.entry(id).or_default() += read;
+                    }
+                }
+                Event::Ended(id) => ended.push(id),
+                _ => {}
+            }
+        }
+        while let Some(event) = client.next_event() {
+            if let Event::Opened { id, .. } = event {
+                clients.push(id);
+            }
+        }
+        if clients.len() == 2 {
+            for id in &clients {
+                _ = client.write(*id, &[IoSlice::new(b"!")]);
+            }
+        }
+        let over = |id: &&ConnectionId| ended.contains(id);
+        let heard = |id: &&ConnectionId| heard.get(id).is_some_and(|heard| *heard > 20);
+        if open.iter().filter(over).count() == 1
+            && open.iter().filter(|id| !over(id)).filter(heard).count() == 1
+        {
+            let error = server.check(ended[0]).expect_err("its queue is lost");
+            assert!(error.to_string().contains("ibv_poll_cq"), "{error}");
+            return;
+        }
+    }
+    panic!("{ended:?} of {open:?} ended, {heard:?}");
+}
+
+/// A connection that takes the place of one that is gone, and perhaps its queue pair's number, hears nothing of what that one left
+/// in their queue.
+#[test]
+fn a_successor_gets_none_of_its_predecessors_completions() {
+    let (sim, [mut server, mut client]) = simulated(FaultPlan::new());
+    let settle = |endpoints: &mut [&mut Endpoint<SoftSim>]| {
+        for _ in 0..200 {
+            for endpoint in &mut *endpoints {
+                endpoint.progress().expect("the fabric stays");
+                while endpoint.next_event().is_some() {}
+            }
+            sim.step();
+        }
+    };
+    server.listen((SERVER, 6379).into(), small()).expect("a free address");
+    let connect = |client: &mut Endpoint<SoftSim>, server: &mut Endpoint<SoftSim>| {
+        let id = client.connect((SERVER, 6379).into(), None, LONG, small_client()).expect("begins");
+        settle(&mut [client, server]);
+        assert!(client.is_open(id));
+        id
+    };
+    // One that stays, so that the queue does.
+    let _stays = connect(&mut client, &mut server);
+    for _ in 0..20 {
+        let id = connect(&mut client, &mut server);
+        assert_eq!(client.write(id, &[IoSlice::new(b"unseen")]).expect("is open"), Some(6));
+        // Its completions are there, and nobody looks.
+        for _ in 0..50 {
+            sim.step();
+        }
+        client.abort(id);
+        let successor = connect(&mut client, &mut server);
+        let connection = client.connection(successor).expect("is there");
+        assert_eq!(connection.counters().bytes_received, 0);
+        assert!(connection.check().is_ok() && connection.unconfirmed() == 0);
+        assert_eq!(client.write(successor, &[IoSlice::new(b"!")]).expect("is open"), Some(1));
+        settle(&mut [&mut client, &mut server]);
+        client.check(successor).expect("nothing befell it");
+        client.abort(successor);
+        settle(&mut [&mut client, &mut server]);
+    }
 }

@@ -4,7 +4,7 @@ use std::io::IoSlice;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use rdma_conn::{ConnectionId, Dial, Endpoint, Error, Event, Limits as Share, Link, Listener, Options};
+use rdma_conn::{ConnectionId, Endpoint, Error, Event, Limits as Share, Listener, Options};
 use rdma_proto::backend::{
     Backend, CmEventKind, ConnectParams, EventChannel, Identifier, QueuePairLimits, RNR_RETRY_INFINITE,
 };
@@ -14,26 +14,27 @@ use rdma_softsim::{FaultPlan, Knobs, Limits, Link as Wire, Personality, Simulati
 /// Longer than any device goes on asking a peer that does not answer.
 const LATE: Duration = Duration::from_secs(10);
 
+/// An endpoint and its one connection.
+type End = (Endpoint<SoftSim>, ConnectionId);
+
 /// A client and a server, connected, with their simulation.
-fn connected() -> (Simulation, Link<SoftSim>, Link<SoftSim>) {
+fn connected() -> (Simulation, End, End) {
     let sim = Simulation::new(1, Personality::Ibta, Knobs::default(), FaultPlan::new());
     let [server, client] = [1, 2].map(|last| sim.host(&[IpAddr::from([192, 0, 2, last])], Limits::default()));
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));
     let listener = Listener::bind(&server, address, Options::server()).expect("a free address");
-    let mut dial = Dial::new(&client, address, None, LATE, Options::client()).expect("begins");
-    let (mut dialed, mut accepted) = (None, None::<Link<SoftSim>>);
-    while dialed.is_none() || accepted.as_ref().is_none_or(|link| link.state() == State::Connecting) {
+    let mut client = Endpoint::new(&client, Share::default()).expect("a device");
+    let id = client.connect(address, None, LATE, Options::client()).expect("begins");
+    let mut accepted: Option<End> = None;
+    while !client.is_open(id) || accepted.as_ref().is_none_or(|(server, id)| !server.is_open(*id)) {
         sim.step();
-        if dialed.is_none() {
-            dialed = dial.progress().expect("connects");
-        }
+        client.progress().expect("the fabric stays");
         match &mut accepted {
-            Some(link) => _ = link.take_events() | link.progress(),
+            Some((server, _)) => server.progress().expect("the fabric stays"),
             None => accepted = listener.try_accept().expect("accepts"),
         }
     }
-    let (Some(dialed), Some(accepted)) = (dialed, accepted) else { unreachable!("both are there") };
-    (sim, dialed, accepted)
+    (sim, (client, id), accepted.expect("both are there"))
 }
 
 /// Lets everything happen that happens of itself until then.
@@ -49,35 +50,43 @@ fn pass(sim: &Simulation, time: Duration) {
 /// both, and the end is the cause.
 #[test]
 fn the_end_comes_before_its_consequences() {
-    let (sim, mut client, mut server) = connected();
-    client.try_write(&[IoSlice::new(b"last words")]).expect("is open");
-    client.close(LATE);
-    while client.state() != State::Closed {
+    let (sim, (mut client, own), (mut server, id)) = connected();
+    client.write(own, &[IoSlice::new(b"last words")]).expect("is open");
+    client.close(own, LATE).expect("is there");
+    while client.connection(own).is_some_and(|connection| connection.state() != State::Closed) {
         sim.step();
-        client.progress();
+        client.progress().expect("the fabric stays");
     }
     // On its way when the client's queue pair is gone.
-    server.try_write(&[IoSlice::new(b"unheard")]).expect("has heard of nothing");
+    server.write(id, &[IoSlice::new(b"unheard")]).expect("has heard of nothing");
     drop(client);
     pass(&sim, LATE);
 
-    server.progress();
+    server.progress().expect("the fabric stays");
     let mut bytes = [0; 20];
-    assert_eq!(server.try_read(&mut bytes).expect("what came before"), Some(10));
-    assert_eq!(server.try_read(&mut bytes).expect("no error"), Some(0), "{server:?}");
+    assert_eq!(server.read(id, &mut bytes).expect("what came before"), Some(10));
+    assert_eq!(server.read(id, &mut bytes).expect("no error"), Some(0), "{server:?}");
 }
 
 /// A peer that vanished leaves no event: then the device's word counts.
 #[test]
 fn a_peer_that_vanished_is_an_error() {
-    let (sim, client, mut server) = connected();
-    let address = client.local_addr().expect("is connected").ip();
-    sim.fabric().set_link(address, Wire::Down);
-    server.try_write(&[IoSlice::new(b"unheard")]).expect("has heard of nothing");
+    let (sim, (client, own), (mut server, id)) = connected();
+    let address =
+        client.connection(own).and_then(|connection| connection.local_addr()).expect("is connected");
+    sim.fabric().set_link(address.ip(), Wire::Down);
+    server.write(id, &[IoSlice::new(b"unheard")]).expect("has heard of nothing");
     pass(&sim, LATE);
-    server.progress();
-    let error = server.check().expect_err("nobody is there");
+    server.progress().expect("the fabric stays");
+    let error = server.check(id).expect_err("nobody is there");
     assert!(matches!(error, Error::Protocol(rdma_proto::Error::Transport(_))), "{error}");
+}
+
+/// A client that asks for a connection.
+fn asking(client: &SoftSim, address: SocketAddr) -> End {
+    let mut endpoint = Endpoint::new(client, Share::default()).expect("a device");
+    let id = endpoint.connect(address, None, LATE, Options::client()).expect("begins");
+    (endpoint, id)
 }
 
 /// A client of an endpoint, and what the endpoint calls the connection.
@@ -86,14 +95,12 @@ fn joined(
     client: &SoftSim,
     endpoint: &mut Endpoint<SoftSim>,
     address: SocketAddr,
-) -> (Link<SoftSim>, ConnectionId) {
-    let mut dial = Dial::new(client, address, None, LATE, Options::client()).expect("begins");
-    let (mut link, mut id) = (None, None);
-    while link.is_none() || id.is_none() {
+) -> (End, ConnectionId) {
+    let (mut client, own) = asking(client, address);
+    let mut id = None;
+    while !client.is_open(own) || id.is_none() {
         sim.step();
-        if link.is_none() {
-            link = dial.progress().expect("connects");
-        }
+        client.progress().expect("the fabric stays");
         endpoint.progress().expect("the fabric stays");
         while let Some(event) = endpoint.next_event() {
             if let Event::Opened { id: opened, .. } = event {
@@ -101,8 +108,7 @@ fn joined(
             }
         }
     }
-    let (Some(link), Some(id)) = (link, id) else { unreachable!("both are there") };
-    (link, id)
+    ((client, own), id.expect("both are there"))
 }
 
 /// Completions of a queue pair that is gone may still lie in the queue when the next one gets its number: they are nobody's.
@@ -115,27 +121,27 @@ fn a_number_that_is_given_again_inherits_nothing() {
     endpoint.listen(address, Options::server()).expect("a free address");
     // Keeps the queue.
     let (_stays, stays) = joined(&sim, &client, &mut endpoint, address);
-    let (mut leaves, left) = joined(&sim, &client, &mut endpoint, address);
+    let ((mut leaves, own), left) = joined(&sim, &client, &mut endpoint, address);
     // More than one batch, and none of it looked at.
     for _ in 0..40 {
-        leaves.try_write(&[IoSlice::new(b"unheard")]).expect("there is room");
+        leaves.write(own, &[IoSlice::new(b"unheard")]).expect("there is room");
         pass(&sim, Duration::from_millis(1));
-        leaves.progress();
+        leaves.progress().expect("the fabric stays");
     }
     let number = endpoint.connection(left).expect("is there").queue_pair_number();
-    let mut dial = Dial::new(&client, address, None, LATE, Options::client()).expect("begins");
+    let (mut next, _) = asking(&client, address);
     for _ in 0..3 {
         pass(&sim, Duration::from_millis(1));
-        assert!(dial.progress().expect("goes on").is_none());
+        next.progress().expect("the fabric stays");
     }
-    endpoint.remove(left);
+    endpoint.abort(left);
     let id = loop {
         endpoint.progress().expect("the fabric stays");
         if let Some(Event::Opened { id, .. }) = endpoint.next_event() {
             break id;
         }
         assert!(sim.now().since_start() < LATE, "nobody is accepted");
-        assert!(dial.progress().is_ok());
+        next.progress().expect("the fabric stays");
         pass(&sim, Duration::from_millis(1));
     };
     assert_eq!(endpoint.connection(id).expect("is there").queue_pair_number(), number);
@@ -156,8 +162,8 @@ fn a_client_that_asked_for_endless_retries_and_vanished_is_gone() {
     let id = events.create_id().expect("an identifier");
     id.resolve_address(None, address, LATE).expect("begins");
     let mut pair = None;
-    let mut accepted = None::<Link<SoftSim>>;
-    while accepted.as_ref().is_none_or(|link| link.state() == State::Connecting) {
+    let mut accepted = None::<End>;
+    while accepted.as_ref().is_none_or(|(server, id)| !server.is_open(*id)) {
         assert!(sim.now().since_start() < LATE, "the connection does not come about");
         pass(&sim, Duration::from_millis(1));
         match events.next_event().expect("the fabric stays").map(|event| event.kind) {
@@ -178,17 +184,17 @@ fn a_client_that_asked_for_endless_retries_and_vanished_is_gone() {
             _ => {}
         }
         match &mut accepted {
-            Some(link) => _ = link.take_events() | link.progress(),
+            Some((server, _)) => server.progress().expect("the fabric stays"),
             None => accepted = listener.try_accept().expect("accepts"),
         }
     }
-    let mut link = accepted.expect("is accepted");
+    let (mut server, id) = accepted.expect("is accepted");
     sim.fabric().set_link(IpAddr::from([192, 0, 2, 2]), Wire::Down);
     for _ in 0..UNACKNOWLEDGED.as_secs() + 10 {
         pass(&sim, Duration::from_secs(1));
-        link.progress();
+        server.progress().expect("the fabric stays");
     }
-    let error = link.check().expect_err("nobody is there");
+    let error = server.check(id).expect_err("nobody is there");
     let waited = UNACKNOWLEDGED;
     let expected = rdma_proto::Error::Transport(TransportError::Unacknowledged { waited });
     assert!(matches!(error, Error::Protocol(error) if error == expected), "{error}");

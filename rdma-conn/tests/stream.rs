@@ -144,7 +144,7 @@ fn the_last_bytes_arrive_before_the_end() {
             scope.spawn(|| {
                 client.write_all(&last).expect("written");
                 if shut {
-                    client.shutdown(LONG).expect("delivered");
+                    client.close(LONG).expect("delivered");
                 }
                 drop(client);
             });
@@ -164,13 +164,26 @@ fn after_the_end_reads_return_nothing_and_writes_fail() {
     assert_eq!(server.write(b"late").expect_err("nobody reads it").kind(), ErrorKind::BrokenPipe);
 }
 
+/// VR-CLOSE-003: whoever waits for bytes to leave hears that the peer has left, in order, without taking them.
+#[test]
+fn a_flush_ends_when_the_peer_does() {
+    let (mut client, server) = pair();
+    // What the server's windows do not hold stays here, and nobody reads.
+    client.set_write_timeout(Some(Duration::from_millis(50)));
+    while client.write(&[0; 1 << 20]).is_ok() {}
+    client.set_write_timeout(Some(LONG));
+    drop(server);
+    let error = client.flush().expect_err("nobody takes the rest");
+    assert_eq!(error.kind(), ErrorKind::BrokenPipe, "{error}");
+}
+
 /// A close that cannot be completed says what was lost.
 #[test]
 fn a_shutdown_that_times_out_says_so() {
     let (mut client, _server) = pair();
     client.set_write_timeout(Some(Duration::from_millis(50)));
     while client.write(&[0; 1 << 20]).is_ok() {}
-    let error = client.shutdown(Duration::from_millis(50)).expect_err("the server does not read");
+    let error = client.close(Duration::from_millis(50)).expect_err("the server does not read");
     assert!(error.to_string().contains("bytes not yet confirmed"), "{error}");
 }
 
@@ -275,7 +288,7 @@ fn lent_memory_arrives_and_comes_back() {
     server.protocol.window = 10_000;
     let (mut client, mut server) = pair_with(Options::client(), server);
     let bytes = pattern(100_000);
-    let mut buffer = Arc::new(client.register(bytes.len()).expect("registered"));
+    let mut buffer = Arc::new(client.register_buffer(bytes.len()).expect("registered"));
     assert!(Arc::get_mut(&mut buffer).expect("nobody else has it").write(0, &bytes));
 
     client.write_all(b"head").expect("written");
@@ -302,26 +315,36 @@ fn lent_memory_arrives_and_comes_back() {
 }
 
 #[test]
+fn buffers_count_as_registered() {
+    let (client, _server) = pair();
+    let before = client.registered_bytes();
+    let buffer = client.register_buffer(12_345).expect("registered");
+    assert_eq!(client.registered_bytes(), before + 12_345);
+    drop(buffer);
+    assert_eq!(client.registered_bytes(), before);
+}
+
+#[test]
 fn memory_is_lent_to_its_own_connection_only_and_within_its_bounds() {
     let ((mut one, _far), (two, _away)) = (pair(), pair());
-    let foreign = Arc::new(two.register(10).expect("registered"));
+    let foreign = Arc::new(two.register_buffer(10).expect("registered"));
     let refused = one.lend(&foreign, 0..10).expect_err("another connection's");
     assert!(matches!(refused, Error::ForeignBuffer), "{refused}");
-    let own = Arc::new(one.register(10).expect("registered"));
+    let own = Arc::new(one.register_buffer(10).expect("registered"));
     #[expect(clippy::reversed_empty_ranges, reason = "it must be refused")]
     for range in [0..11, 11..12, 5..4] {
         let refused = one.lend(&own, range.clone()).expect_err("not inside");
         assert_eq!(refused.io_kind(), ErrorKind::InvalidInput, "{range:?}: {refused}");
     }
     assert_eq!(one.lend(&own, 10..10).expect("nothing is lent"), 0);
-    assert!(one.register(0).is_err(), "no memory at all is registered");
+    assert!(one.register_buffer(0).is_err(), "no memory at all is registered");
 }
 
 /// Whoever waits for memory to come back hears of the end, and the memory outlives the connection.
 #[test]
 fn lent_memory_survives_the_end() {
     let (mut client, server) = pair();
-    let buffer = Arc::new(client.register(4 << 20).expect("registered"));
+    let buffer = Arc::new(client.register_buffer(4 << 20).expect("registered"));
     // More than both of the server's windows, which nobody reads.
     assert_eq!(client.lend(&buffer, 0..4 << 20).expect("lent"), 4 << 20);
     drop(server);
@@ -330,4 +353,50 @@ fn lent_memory_survives_the_end() {
     drop(client);
     let mut byte = [1];
     assert!(buffer.read((4 << 20) - 1, &mut byte) && byte == [0]);
+}
+
+/// An accepted stream that nobody reads comes about at once: its client does not wait for the keeper's next round.
+#[test]
+fn an_accepted_stream_comes_about_by_itself() {
+    let bed = bed(Options::server());
+    let (client, server) = thread::scope(|scope| {
+        // Less than the keeper's interval, in which nobody calls the server's stream.
+        let how = Connect { timeout: Duration::from_millis(400), ..Connect::default() };
+        let (address, host) = (bed.address, &bed.client);
+        let dial = scope.spawn(move || Stream::connect_with(host, address, &how));
+        let (server, _) = bed.listener.accept_timeout(LONG).expect("accepts");
+        (dial.join().expect("does not panic"), server)
+    });
+    let client = client.expect("is connected though the server's program does nothing");
+    drop((client, server));
+}
+
+/// Whoever dials is the client and whoever accepts the server, whatever the settings were made for.
+#[test]
+fn settings_do_not_decide_who_is_who() {
+    let mut wrong = Options::client();
+    wrong.protocol.keepalive.every = Some(Duration::from_millis(1));
+    let mut asks = Options::server();
+    asks.protocol.negotiate = true;
+    let (mut client, mut server) = pair_with(asks, wrong);
+    client.write_all(b"question").expect("written");
+    assert_eq!(read_all(&mut server, 8), b"question");
+    server.write_all(b"answer").expect("written");
+    assert_eq!(read_all(&mut client, 6), b"answer");
+    // Only a client asks for features, and only a server answers.
+    assert!(client.counters().messages_sent >= 3 && server.counters().messages_sent >= 2);
+}
+
+/// Settings out of bounds are refused, and not changed in silence.
+#[test]
+fn settings_out_of_bounds_are_refused() {
+    let bed = bed(Options::server());
+    for options in [
+        Options { receives: 0, ..Options::client() },
+        Options { keep_memory: Duration::ZERO, ..Options::client() },
+    ] {
+        let how = Connect { options, ..Connect::default() };
+        let error = Stream::connect_with(&bed.client, bed.address, &how).expect_err("out of bounds");
+        assert!(matches!(error, Error::Options { .. }), "{error}");
+    }
 }

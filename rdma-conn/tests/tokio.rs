@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use rdma_conn::{AsyncListener, AsyncStream, Connect, Listener, Options};
+use rdma_conn::{AsyncEndpoint, AsyncListener, AsyncStream, Connect, Limits, Listener, Options};
 use rdma_softsim::{Fabric, SoftSim};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
@@ -114,6 +114,59 @@ async fn dropped_streams_deliver_in_the_background() {
     }
 }
 
+/// VR-CLOSE-003: a task that waits for bytes to leave hears that the peer has left, in order, without taking them.
+#[tokio::test]
+async fn a_flush_ends_when_the_peer_does() {
+    let (mut client, server) = pair().await;
+    while let Ok(written) = timeout(Duration::from_millis(50), client.write(&[7; 1 << 20])).await {
+        written.expect("written");
+    }
+    drop(server);
+    let error = timeout(LONG, client.flush()).await.expect("ends").expect_err("nobody takes the rest");
+    assert_eq!(error.kind(), std::io::ErrorKind::BrokenPipe, "{error}");
+}
+
+/// Two tasks accept: that one of them gives up does not concern the other.
+#[tokio::test]
+async fn an_accept_that_is_dropped_takes_no_wake_up_along() {
+    let fabric = Fabric::new();
+    let address = SocketAddr::from(([192, 0, 2, 1], 6379));
+    let listener = Listener::bind(&fabric.host(&[address.ip()]), address, Options::server()).expect("free");
+    let listener = Arc::new(AsyncListener::new(listener).expect("is watched"));
+    let first = tokio::spawn({
+        let listener = Arc::clone(&listener);
+        async move { listener.accept().await.map(|(stream, _)| stream) }
+    });
+    tokio::task::yield_now().await;
+    {
+        let mut second = pin!(listener.accept());
+        assert!(polled(second.as_mut()).await.is_none(), "nobody has asked");
+    }
+    let host = fabric.host(&[[192, 0, 2, 2].into()]);
+    let dial = tokio::spawn(async move { AsyncStream::connect(&host, address).await });
+    let accepted = timeout(LONG, first).await.expect("the first one hears of it").expect("does not panic");
+    drop((accepted.expect("accepted"), dial));
+}
+
+/// Settings that mean "never" are no moments to wait for.
+#[tokio::test]
+async fn for_ever_is_a_duration() {
+    let forever = |options: Options| Options {
+        keep_memory: Duration::MAX,
+        linger: Duration::MAX,
+        handshake_timeout: Duration::MAX,
+        ..options
+    };
+    let (mut client, mut server) = pair_with(forever(Options::client()), forever(Options::server())).await;
+    client.write_all(b"x").await.expect("written");
+    assert_eq!(timeout(LONG, server.read(&mut [0; 2])).await.expect("in time").expect("read"), 1);
+    // There is something to wait for, and a time until which memory is kept.
+    server.write_all(b"y").await.expect("written");
+    assert!(timeout(Duration::from_millis(5), server.read(&mut [0; 1])).await.is_err(), "nothing to read");
+    drop(client);
+    assert_eq!(timeout(LONG, server.read(&mut [0; 2])).await.expect("in time").expect("the end"), 0);
+}
+
 #[tokio::test]
 async fn a_refused_connection_says_so() {
     let fabric = Fabric::new();
@@ -143,7 +196,7 @@ async fn cancelled_lending_loses_nothing() {
     options.protocol.window = 10_000;
     let (mut client, mut server) = pair_with(Options::client(), options).await;
     let bytes = pattern(100_000);
-    let mut buffer = client.register(bytes.len()).expect("registered");
+    let mut buffer = client.register_buffer(bytes.len()).expect("registered");
     assert!(buffer.write(0, &bytes));
     let buffer = Arc::new(buffer);
     assert_eq!(client.lend(&buffer, 0..bytes.len()).await.expect("lent"), bytes.len());
@@ -175,4 +228,94 @@ async fn polled<T>(mut future: Pin<&mut impl Future<Output = T>>) -> Option<T> {
         Poll::Pending => Poll::Ready(None),
     })
     .await
+}
+
+/// A server that accepts and does not read: its clients are connected all the same, by the endpoint's driver.
+#[tokio::test]
+async fn connections_come_about_without_anybody_reading() {
+    let fabric = Fabric::new();
+    let address = SocketAddr::from(([192, 0, 2, 1], 6379));
+    let listener =
+        AsyncListener::bind(&fabric.host(&[address.ip()]), address, Options::server()).expect("free");
+    let host = fabric.host(&[[192, 0, 2, 2].into()]);
+    // Nobody accepts either.
+    let mut client =
+        timeout(LONG, AsyncStream::connect(&host, address)).await.expect("ends").expect("connects");
+    client.write_all(b"early").await.expect("written");
+    drop(client);
+    let (mut server, peer) = timeout(LONG, listener.accept()).await.expect("is there").expect("accepted");
+    assert_eq!(peer.ip(), std::net::IpAddr::from([192, 0, 2, 2]));
+    let mut bytes = Vec::new();
+    timeout(LONG, server.read_to_end(&mut bytes)).await.expect("in time").expect("in order");
+    assert_eq!(bytes, b"early");
+}
+
+/// Many connections of one endpoint, each with its own tasks.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_of_one_endpoint_do_not_disturb_each_other() {
+    let fabric = Fabric::new();
+    let address = SocketAddr::from(([192, 0, 2, 1], 6379));
+    let mut options = Options::server();
+    options.protocol.window = 1000;
+    let listener = AsyncListener::bind(&fabric.host(&[address.ip()]), address, options).expect("free");
+    let endpoint =
+        AsyncEndpoint::new(&fabric.host(&[[192, 0, 2, 2].into()]), Limits::default()).expect("a device");
+    let server = tokio::spawn(async move {
+        for _ in 0..100 {
+            let (stream, _) = listener.accept().await.expect("accepts");
+            tokio::spawn(async move {
+                let (mut from, mut to) = tokio::io::split(stream);
+                tokio::io::copy(&mut from, &mut to).await
+            });
+        }
+    });
+    let mut clients = Vec::new();
+    for seed in 0..100 {
+        let mut stream = endpoint.connect(address, &Connect::default()).await.expect("connects");
+        clients.push(tokio::spawn(async move {
+            let sent: Vec<u8> = pattern(20_000).iter().map(|byte| byte ^ seed).collect();
+            for chunk in sent.chunks(700) {
+                stream.write_all(chunk).await.expect("written");
+                let mut answer = vec![0; chunk.len()];
+                stream.read_exact(&mut answer).await.expect("answered");
+                assert!(answer == chunk);
+            }
+        }));
+    }
+    server.await.expect("does not panic");
+    for client in clients {
+        timeout(LONG, client).await.expect("nobody waits for ever").expect("does not panic");
+    }
+}
+
+/// A runtime that ends takes its tasks along. What another one does with a stream from there goes on, and what was dropped there is
+/// delivered.
+#[test]
+fn a_runtime_that_ends_leaves_its_connections_to_the_keeper() {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let (first, second) = (runtime(), runtime());
+    let (mut client, server) = first.block_on(pair());
+    let mut abandoned = first.block_on(pair());
+    first.block_on(async {
+        abandoned.0.write_all(b"last words").await.expect("written");
+    });
+    drop(abandoned.0);
+    drop(first);
+    let reads = second.spawn(async move {
+        let mut server = server;
+        let mut bytes = [0; 5];
+        server.read_exact(&mut bytes).await.map(|_| bytes)
+    });
+    let last = second.spawn(async move {
+        let mut bytes = Vec::new();
+        abandoned.1.read_to_end(&mut bytes).await.map(|_| bytes)
+    });
+    second.block_on(async {
+        tokio::task::yield_now().await;
+        client.write_all(b"still").await.expect("written");
+        let bytes = timeout(LONG, reads).await.expect("nobody waits for ever").expect("does not panic");
+        assert_eq!(&bytes.expect("read"), b"still");
+        let bytes = timeout(LONG, last).await.expect("nobody waits for ever").expect("does not panic");
+        assert_eq!(bytes.expect("in order"), b"last words");
+    });
 }

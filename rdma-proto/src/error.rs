@@ -26,7 +26,7 @@ pub enum Error {
     ApiMisuse(#[from] ApiMisuse),
     /// A state that this library or the backend below it should never reach; please report it.
     #[error("a bug in this library or its backend: {0}")]
-    Unreachable(&'static str),
+    Bug(&'static str),
 }
 
 /// What is not a control message.
@@ -246,7 +246,7 @@ impl Error {
             | Self::PeerMisbehaved(_)
             | Self::PeerIncompatible(_)
             | Self::Transport(_)
-            | Self::Unreachable(_) => Effect::Disconnect,
+            | Self::Bug(_) => Effect::Disconnect,
             Self::ApiMisuse(_) => Effect::CallRefused,
         }
     }

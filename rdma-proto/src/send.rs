@@ -272,7 +272,7 @@ impl SendBooks {
             || done.notices > self.posted.notices
             || done.bytes > self.posted.bytes
         {
-            return Err(Error::Unreachable("a send completion for a work request that was never posted"));
+            return Err(Error::Bug("a send completion for a work request that was never posted"));
         }
         self.done = done;
         Ok(())

@@ -213,5 +213,5 @@ pub fn run_client<B: Descriptors>(
     if client.expect_bulk()? != made_up_value(long) {
         return Err(Failure::wrong("a long reply came back wrong"));
     }
-    Ok(client.stream().shutdown(patience)?)
+    Ok(client.stream().close(patience)?)
 }

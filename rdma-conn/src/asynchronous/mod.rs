@@ -1,117 +1,97 @@
-//! Streams for the tokio runtime.
+//! Endpoints, streams and listeners for the tokio runtime.
+//!
+//! An [`AsyncEndpoint`] is an [`Endpoint`] with a task of the runtime, its driver, that does what an event loop does: sleeps on
+//! the endpoint's descriptor and its timers, makes progress, and wakes the tasks that what happened concerns. Streams and
+//! listeners are handles on it. A call tries, and looks once what has come, before its task sleeps.
 
-mod readiness;
+mod driver;
+mod listener;
+mod stream;
 #[cfg(test)]
 mod tests;
 
-use std::future::{Future, poll_fn};
-use std::io::{self, IoSlice};
+use std::collections::{HashMap, VecDeque};
+use std::io;
 use std::net::SocketAddr;
-use std::ops::Range;
-use std::pin::Pin;
-use std::sync::{Arc, Weak};
-use std::task::{Context, Poll, Waker, ready};
-use std::time::Duration;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
 
-use rdma_proto::Counters;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use rdma_proto::time::Instant;
+use slotmap::SecondaryMap;
 use tokio::net::ToSocketAddrs;
-use tokio::time::Sleep;
 
-use crate::dial::Dial;
+use crate::budget::Limits;
+use crate::endpoint::{ConnectionId, Descriptors, Endpoint, Event, ListenerId, Usage};
 use crate::error::Error;
-use crate::keeper;
-use crate::lend::RegisteredBuffer;
-use crate::link::Link;
-use crate::listener::Listener;
-use crate::shared::Shared;
+use crate::keeper::{Care, Kept};
+use crate::options::Options;
 use crate::stream::Connect;
-use crate::wait::Descriptors;
-use crate::waiting::{Waiting, Want};
-use crate::work::Work;
 
-use readiness::Readiness;
+use driver::drive;
 
-/// A byte stream over RDMA for tokio: [`AsyncRead`] and [`AsyncWrite`].
+pub use listener::AsyncListener;
+pub use stream::AsyncStream;
+
+/// Connections that share an event channel, completion queues and one task of the runtime. Clones are handles on one endpoint.
 ///
-/// Reads and writes are cancel-safe: a future that is dropped has read or written nothing. One task may read while another
-/// writes (see `tokio::io::split`). Dropping the stream delivers what was written in the background, for at most
-/// [`Options::linger`](crate::Options::linger); `shutdown` waits for it.
-pub struct AsyncStream<B: Descriptors> {
+/// When the runtime that it was made on ends, a thread of this crate drives it on, so that calls of tasks elsewhere still
+/// end.
+#[derive(Clone)]
+pub struct AsyncEndpoint<B: Descriptors> {
     shared: Arc<Shared<B>>,
-    sources: Sources,
 }
 
-/// What can move a connection: completions, connection-manager events, and time.
-struct Sources {
-    completions: Readiness,
-    events: Readiness,
-    timer: Pin<Box<Sleep>>,
-    /// Wakes all who wait for this connection: the sources remember only one waker each.
-    everybody: Waker,
-}
-
-impl Sources {
-    fn new<B: Descriptors>(link: &Link<B>, waiting: &Arc<Waiting>) -> Result<Self, Error> {
-        Ok(Self {
-            completions: watch(link.completion_queue())?,
-            events: watch(link.event_channel())?,
-            timer: Box::pin(tokio::time::sleep(Duration::ZERO)),
-            everybody: Arc::clone(waiting).into(),
-        })
-    }
-
-    /// Takes what the sources have for `link`; ready if there was anything.
-    fn poll<B: Descriptors>(&mut self, link: &mut Link<B>) -> Poll<Result<(), Error>> {
-        let cx = &mut Context::from_waker(&self.everybody);
-        let mut moved = false;
-        let completions = self.completions.poll_drain(cx, || link.take_completion_events());
-        let events = self.events.poll_drain(cx, || {
-            link.take_events();
-        });
-        for source in [completions, events] {
-            if let Poll::Ready(drained) = source {
-                drained.map_err(|error| Error::Wait(Arc::new(error)))?;
-                moved = true;
-            }
-        }
-        if let Some(at) = link.next_timeout() {
-            let left = at.since(link.now());
-            self.timer.as_mut().reset(tokio::time::Instant::now() + left);
-            moved |= self.timer.as_mut().poll(cx).is_ready();
-        }
-        if moved { Poll::Ready(Ok(())) } else { Poll::Pending }
-    }
-}
-
-fn watch(channel: &impl std::os::fd::AsFd) -> Result<Readiness, Error> {
-    Readiness::new(channel).map_err(|error| Error::Wait(Arc::new(error)))
-}
-
-impl<B: Descriptors> AsyncStream<B> {
-    /// Connects to a host and port, with default settings.
+impl<B: Descriptors> AsyncEndpoint<B> {
+    /// An endpoint without connections.
     ///
     /// # Errors
-    /// As [`Stream::connect`](crate::Stream::connect).
-    pub async fn connect(backend: &B, host: impl ToSocketAddrs + ToString) -> Result<Self, Error> {
-        Self::connect_with(backend, host, &Connect::default()).await
+    /// There is no RDMA device, or no runtime that watches descriptors.
+    pub fn new(backend: &B, limits: Limits) -> Result<Self, Error> {
+        Self::of(Endpoint::new(backend, limits)?)
     }
 
-    /// Connects to a host and port. Its addresses are tried in turn. A future that is dropped leaves nothing behind.
+    /// An endpoint that the runtime drives from now on.
+    fn of(endpoint: Endpoint<B>) -> Result<Self, Error> {
+        let descriptor = endpoint.descriptor();
+        let state = State {
+            endpoint,
+            tasks: SecondaryMap::new(),
+            listeners: HashMap::new(),
+            driver: None,
+            sleeps_until: None,
+            lost: None,
+            itself: None,
+        };
+        let shared = Arc::new(Shared { state: Mutex::new(state), descriptor });
+        drive(&shared)?;
+        Ok(Self { shared })
+    }
+
+    /// Listens on `address`; port 0 takes a free one. Accepted connections have these `options`.
+    ///
+    /// # Errors
+    /// No RDMA device has that address, or it is taken, or the options are out of bounds.
+    pub fn listen(&self, address: SocketAddr, options: Options) -> Result<AsyncListener<B>, Error> {
+        let listener = self.shared.with(|state| state.endpoint.listen(address, options))?;
+        Ok(AsyncListener::of(Arc::clone(&self.shared), listener))
+    }
+
+    /// Connects to a host and port. Its addresses are tried in turn. A future that is dropped leaves no connection behind.
     ///
     /// # Errors
     /// As [`Stream::connect_with`](crate::Stream::connect_with).
-    pub async fn connect_with(
-        backend: &B,
+    pub async fn connect(
+        &self,
         host: impl ToSocketAddrs + ToString,
         how: &Connect,
-    ) -> Result<Self, Error> {
+    ) -> Result<AsyncStream<B>, Error> {
         let name = host.to_string();
         let no_such_host = |source| Error::NoSuchHost { host: name.clone(), source: Arc::new(source) };
         let addresses = tokio::net::lookup_host(host).await.map_err(no_such_host)?;
         let mut last = no_such_host(io::Error::new(io::ErrorKind::NotFound, "the name has no address"));
         for peer in addresses {
-            match dialed(backend, peer, how).await.and_then(Self::new) {
+            match AsyncStream::dial(&self.shared, peer, how).await {
                 Ok(stream) => return Ok(stream),
                 Err(error) => last = error,
             }
@@ -119,218 +99,184 @@ impl<B: Descriptors> AsyncStream<B> {
         Err(last)
     }
 
-    fn new(link: Link<B>) -> Result<Self, Error> {
-        let shared = Arc::new(Shared::new(link));
-        let sources = Sources::new(&shared.lock(), &shared.waiting)?;
-        let weak: Weak<Shared<B>> = Arc::downgrade(&shared);
-        keeper::keep(weak);
-        Ok(Self { shared, sources })
+    /// What the endpoint holds and has done.
+    pub fn usage(&self) -> Usage {
+        self.shared.lock().endpoint.usage()
+    }
+}
+
+impl<B: Descriptors> std::fmt::Debug for AsyncEndpoint<B> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("AsyncEndpoint").field("endpoint", &self.shared.lock().endpoint).finish()
+    }
+}
+
+/// An endpoint that its handles and its driver share. The driver holds no reference of its own, so that nothing of an endpoint is
+/// left when its last handle goes.
+struct Shared<B: Descriptors> {
+    state: Mutex<State<B>>,
+    descriptor: Arc<OwnedFd>,
+}
+
+struct State<B: Descriptors> {
+    endpoint: Endpoint<B>,
+    /// Who waits for a connection.
+    tasks: SecondaryMap<ConnectionId, Tasks>,
+    listeners: HashMap<ListenerId, Accepting>,
+    driver: Option<Waker>,
+    /// When the driver looks again by itself.
+    sleeps_until: Option<Instant>,
+    /// Why nothing works any more.
+    lost: Option<Error>,
+    /// Itself, for as long as connections that have no handle are on their way to their end.
+    itself: Option<Arc<Shared<B>>>,
+}
+
+/// At most one task that reads a connection, and one that writes or waits for anything else.
+#[derive(Debug, Default)]
+struct Tasks {
+    reader: Option<Waker>,
+    writer: Option<Waker>,
+}
+
+/// Connections that were accepted and not taken yet, and tasks that wait for one.
+#[derive(Debug, Default)]
+struct Accepting {
+    accepted: VecDeque<ConnectionId>,
+    waiting: Vec<Waker>,
+}
+
+/// What a task wants to do.
+#[derive(Clone, Copy, Debug)]
+enum Want {
+    Read,
+    Write,
+}
+
+impl<B: Descriptors> Shared<B> {
+    fn lock(&self) -> MutexGuard<'_, State<B>> {
+        // A panic between two calls on an endpoint leaves it whole: the machine changes its state in single steps.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The peer's address.
-    pub fn peer_addr(&self) -> SocketAddr {
-        self.shared.lock().peer_addr()
+    /// Does something with the endpoint, and wakes whoever that concerns.
+    fn with<T>(&self, act: impl FnOnce(&mut State<B>) -> T) -> T {
+        let mut state = self.lock();
+        let done = act(&mut state);
+        let mut wake = state.concerned();
+        wake.extend(state.sooner());
+        drop(state);
+        // Not under the lock: a waker may do what it likes.
+        wake.into_iter().for_each(Waker::wake);
+        done
     }
 
-    /// This side's address.
-    pub fn local_addr(&self) -> Option<SocketAddr> {
-        self.shared.lock().local_addr()
-    }
-
-    /// What the connection has done so far.
-    pub fn counters(&self) -> Counters {
-        self.shared.lock().counters()
-    }
-
-    /// What it has asked of the device so far.
-    pub fn work(&self) -> Work {
-        self.shared.lock().work()
-    }
-
-    /// Registers memory to send from without a copy, see [`Connection::register`](crate::Connection::register).
-    ///
-    /// # Errors
-    /// As there.
-    pub fn register(&self, len: usize) -> Result<RegisteredBuffer<B>, Error> {
-        self.shared.lock().register(len)
-    }
-
-    /// Sends bytes of `buffer`, from the beginning of `range`, behind all that was written; returns how many as soon as they are
-    /// on their way. A future that is dropped has lent nothing. [`AsyncStream::returned`] waits for the buffer.
-    ///
-    /// # Errors
-    /// As [`Connection::try_lend`](crate::Connection::try_lend).
-    pub async fn lend(
-        &mut self,
-        buffer: &Arc<RegisteredBuffer<B>>,
-        range: Range<usize>,
-    ) -> io::Result<usize> {
-        poll_fn(|cx| self.poll_step(cx, Want::Write, |link| link.try_lend(buffer, range.clone()))).await
-    }
-
-    /// Waits until the peer has all that was lent of `buffer`, which can then be changed.
-    ///
-    /// # Errors
-    /// The connection ended before that.
-    pub async fn returned(&mut self, buffer: &RegisteredBuffer<B>) -> io::Result<()> {
-        poll_fn(|cx| self.poll_step(cx, Want::Write, |link| link.returned(buffer))).await
-    }
-
-    /// Repeats `step` until it has a result; until then the task is woken whenever the connection has moved.
-    fn poll_step<T>(
-        &mut self,
+    /// Tries `step`, looks what has come if there is no result, and tries again. After that the task is woken when there may be
+    /// one.
+    fn poll<T>(
+        &self,
         cx: &mut Context<'_>,
+        id: ConnectionId,
         want: Want,
-        mut step: impl FnMut(&mut Link<B>) -> Result<Option<T>, Error>,
-    ) -> Poll<io::Result<T>> {
-        let link = &mut *self.shared.lock();
-        if let Some(done) = step(link)? {
-            return Poll::Ready(Ok(done));
-        }
-        self.shared.waiting.add(want, cx.waker());
-        loop {
-            link.arm();
-            if link.progress() {
-                // What this task has noticed may be what another one waits for.
-                self.shared.waiting.wake();
-                self.shared.waiting.add(want, cx.waker());
+        mut step: impl FnMut(&mut Endpoint<B>) -> Result<Option<T>, Error>,
+    ) -> Poll<Result<T, Error>> {
+        self.with(|state| {
+            let mut result = step(&mut state.endpoint).transpose();
+            if result.is_none() {
+                if let Some(error) = &state.lost {
+                    return Poll::Ready(Err(error.clone()));
+                }
+                // An error concerns everybody: the driver finds it too.
+                result = match state.endpoint.look_at(id) {
+                    Ok(_) => step(&mut state.endpoint).transpose(),
+                    Err(error) => Some(Err(error)),
+                };
             }
-            if let Some(done) = step(link)? {
-                return Poll::Ready(Ok(done));
+            if let Some(result) = result {
+                return Poll::Ready(result);
             }
-            ready!(self.sources.poll(link))?;
-        }
-    }
-}
-
-/// Makes a connection.
-async fn dialed<B: Descriptors>(backend: &B, peer: SocketAddr, how: &Connect) -> Result<Link<B>, Error> {
-    let mut dial = Dial::new(backend, peer, how.local, how.timeout, how.options)?;
-    // The first source is there from the beginning; the second comes when the peer is asked.
-    let mut watched: [Option<Readiness>; 2] = [None, None];
-    loop {
-        if let Some(link) = dial.progress()? {
-            return Ok(link);
-        }
-        let left = dial.deadline().since(backend.now());
-        if let Some((events, completions)) = dial.sources() {
-            let [first, second] = &mut watched;
-            if first.is_none() {
-                *first = Some(watch(events)?);
+            if let Some(tasks) = state.tasks.get_mut(id) {
+                let place = match want {
+                    Want::Read => &mut tasks.reader,
+                    Want::Write => &mut tasks.writer,
+                };
+                match place {
+                    Some(noted) if noted.will_wake(cx.waker()) => {}
+                    other => *other = Some(cx.waker().clone()),
+                }
             }
-            if let (None, Some(completions)) = (&second, completions) {
-                *second = Some(watch(completions)?);
-                // What came before it was watched raises no edge.
-                continue;
-            }
-        }
-        // `progress` drains both channels, so nothing is left to take out here.
-        let any = poll_fn(|cx| {
-            let ready = watched.iter().flatten().any(|source| source.poll_drain(cx, || ()).is_ready());
-            if ready { Poll::Ready(()) } else { Poll::Pending }
-        });
-        let _late_or_not = tokio::time::timeout(left, any).await;
-    }
-}
-
-impl<B: Descriptors> AsyncRead for AsyncStream<B> {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let unfilled = into.initialize_unfilled();
-        let read = ready!(self.get_mut().poll_step(cx, Want::Read, |link| link.try_read(unfilled)))?;
-        into.advance(read);
-        Poll::Ready(Ok(()))
-    }
-}
-
-impl<B: Descriptors> AsyncWrite for AsyncStream<B> {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, from: &[u8]) -> Poll<io::Result<usize>> {
-        self.poll_write_vectored(cx, &[IoSlice::new(from)])
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        from: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        self.get_mut().poll_step(cx, Want::Write, |link| link.try_write(from))
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        true
-    }
-
-    /// Waits until everything written has been handed to the device.
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.get_mut().poll_step(cx, Want::Write, |link| {
-            link.check()?;
-            Ok(link.is_flushed().then_some(()))
+            Poll::Pending
         })
     }
 
-    /// Waits until everything written has arrived, for at most [`Options::linger`](crate::Options::linger), and ends the
-    /// connection.
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let this = self.get_mut();
-        {
-            let mut link = this.shared.lock();
-            let linger = link.options().linger;
-            link.close(linger);
-        }
-        this.poll_step(cx, Want::Write, |link| link.closed())
-    }
-}
-
-impl<B: Descriptors> Drop for AsyncStream<B> {
-    fn drop(&mut self) {
-        let mut link = self.shared.lock();
-        let linger = link.options().linger;
-        link.close(linger);
-        drop(link);
-        keeper::see_off(self.shared.clone());
-    }
-}
-
-impl<B: Descriptors> std::fmt::Debug for AsyncStream<B> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("AsyncStream").field("link", &*self.shared.lock()).finish_non_exhaustive()
-    }
-}
-
-/// Accepts connections for tokio.
-pub struct AsyncListener<B: Descriptors> {
-    listener: Listener<B>,
-    events: Readiness,
-}
-
-impl<B: Descriptors> AsyncListener<B> {
-    /// Accepts what `listener` is asked for.
-    ///
-    /// # Errors
-    /// The runtime cannot watch the listener.
-    pub fn new(listener: Listener<B>) -> Result<Self, Error> {
-        let events = watch(listener.event_channel())?;
-        Ok(Self { listener, events })
-    }
-
-    /// The address it listens on.
-    pub fn local_addr(&self) -> Option<SocketAddr> {
-        self.listener.local_addr()
-    }
-
-    /// Waits for the next connection. A future that is dropped has accepted none.
-    ///
-    /// # Errors
-    /// As [`Listener::try_accept`].
-    pub async fn accept(&self) -> Result<(AsyncStream<B>, SocketAddr), Error> {
-        loop {
-            if let Some(link) = self.listener.try_accept()? {
-                let peer = link.peer_addr();
-                return Ok((AsyncStream::new(link)?, peer));
+    /// A connection has lost its handle: it is delivered and ended with nobody listening.
+    fn abandon(self: &Arc<Self>, id: ConnectionId) {
+        self.with(|state| {
+            state.tasks.remove(id);
+            let linger = state.endpoint.connection(id).map(|connection| connection.options().linger);
+            if state.endpoint.abandon(id, linger.unwrap_or_default()).is_ok() && state.lost.is_none() {
+                state.keep_itself(self);
             }
-            // `try_accept` has taken everything out of the channel.
-            poll_fn(|cx| self.events.poll_drain(cx, || ()))
-                .await
-                .map_err(|error| Error::Wait(Arc::new(error)))?;
+        });
+    }
+}
+
+impl<B: Descriptors> State<B> {
+    /// The tasks that what has happened concerns.
+    fn concerned(&mut self) -> Vec<Waker> {
+        let mut wake = Vec::new();
+        while let Some(event) = self.endpoint.next_event() {
+            let (id, reads, writes) = match event {
+                Event::Opened { id, listener: Some(listener) } => {
+                    match self.listeners.get_mut(&listener) {
+                        Some(accepting) => {
+                            self.tasks.insert(id, Tasks::default());
+                            accepting.accepted.push_back(id);
+                            wake.append(&mut accepting.waiting);
+                        }
+                        // The listener is gone, and nobody can ever take it.
+                        None => self.endpoint.abort(id),
+                    }
+                    continue;
+                }
+                Event::AcceptFailed(listener) => {
+                    if let Some(accepting) = self.listeners.get_mut(&listener) {
+                        wake.append(&mut accepting.waiting);
+                    }
+                    continue;
+                }
+                Event::Readable(id) => (id, true, false),
+                Event::Writable(id) | Event::Returned(id) => (id, false, true),
+                Event::Opened { id, listener: None } | Event::Ended(id) => (id, true, true),
+            };
+            let Some(tasks) = self.tasks.get_mut(id) else { continue };
+            wake.extend(tasks.reader.take_if(|_| reads));
+            wake.extend(tasks.writer.take_if(|_| writes));
         }
+        if self.itself.is_some() && self.tasks.len() == self.endpoint.usage().connections {
+            // Every connection has a handle again. Whoever holds the lock has another reference.
+            self.itself = None;
+        }
+        wake
+    }
+
+    /// The driver, if it must look again sooner than it would.
+    fn sooner(&mut self) -> Option<Waker> {
+        let next = self.endpoint.next_timeout()?;
+        if self.sleeps_until.is_some_and(|at| at <= next) { None } else { self.driver.take() }
+    }
+
+    fn keep_itself(&mut self, shared: &Arc<Shared<B>>) {
+        self.itself.get_or_insert_with(|| Arc::clone(shared));
+    }
+
+    /// Nothing works any more, for this reason.
+    fn lose(&mut self, error: Error) -> Vec<Waker> {
+        tracing::warn!(%error, "an endpoint is lost");
+        self.lost = Some(error);
+        self.itself = None;
+        let tasks = self.tasks.values_mut().flat_map(|tasks| [tasks.reader.take(), tasks.writer.take()]);
+        let waiting = self.listeners.values_mut().flat_map(|accepting| accepting.waiting.drain(..));
+        tasks.flatten().chain(waiting).collect()
     }
 }

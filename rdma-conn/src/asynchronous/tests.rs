@@ -18,7 +18,6 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf, ReadHalf, WriteHalf};
 
 use super::{AsyncListener, AsyncStream};
 use crate::keeper;
-use crate::listener::Listener;
 use crate::options::Options;
 use crate::stream::Connect;
 
@@ -163,6 +162,14 @@ impl Task {
     }
 }
 
+/// Whoever drives an endpoint has a turn: the runtime turns its reactor before it goes on here, then its drivers, and then what
+/// one of those has woken.
+async fn drivers_run() {
+    for _ in 0..4 {
+        tokio::task::yield_now().await;
+    }
+}
+
 /// The world of a seed: who runs next, and whose future is dropped instead.
 struct World {
     sim: Simulation,
@@ -175,11 +182,11 @@ impl World {
     /// One turn when nobody runs: the reactor tells what it knows, or the fabric goes on. False if nothing will ever happen
     /// again.
     async fn idle(&self, woken: impl Fn() -> bool) -> bool {
-        // The runtime turns its reactor before it goes on here.
-        tokio::task::yield_now().await;
+        drivers_run().await;
         woken() || self.sim.step() || {
-            tokio::task::yield_now().await;
-            woken()
+            drivers_run().await;
+            // A driver may have begun something.
+            woken() || self.sim.step()
         }
     }
 
@@ -294,8 +301,8 @@ async fn run(seed: u64) {
         (sim.host(&[address.ip()], Limits::default()), sim.host(&[[10, 0, 0, 2].into()], Limits::default()));
     let how =
         Connect { timeout: NEVER, options: options(&mut random, Options::client()), ..Connect::default() };
-    let listener = Listener::bind(&server, address, options(&mut random, Options::server())).expect("free");
-    let listener = AsyncListener::new(listener).expect("is watched");
+    let listener =
+        AsyncListener::bind(&server, address, options(&mut random, Options::server())).expect("free");
     let drops = random.pick(&[0, 3, 30, 100]);
     let mut world = World { sim, random, drops };
     let ends = world.connect(&client, &listener, &how).await;

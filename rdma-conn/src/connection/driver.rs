@@ -1,34 +1,25 @@
 //! The driver of a connection's machine: it hands it time, events and completions, and does what it asks for.
 
+use arrayvec::ArrayVec;
 use rdma_proto::backend::{
     AsyncEvent, Backend, CmEventKind, Completed, Completion, CompletionStatus, Identifier, QueuePair,
-    RecvRequest,
+    RecvRequest, SendRequest,
 };
 use rdma_proto::time::Instant;
 use rdma_proto::{PeerMisbehaved, State};
 
-use super::{BATCH, Connection};
+use super::{BATCH, Cause, Connection};
 use crate::error::Error;
 use crate::memory::receive_slot;
 
 impl<B: Backend> Connection<B> {
-    /// Handles time, if it has come, and posts what can be posted. True if anything happened by which a read or write that
-    /// had to wait may go on.
-    pub(crate) fn handle_time(&mut self) -> bool {
-        let now = self.now();
-        let due = self.next_timeout().is_some_and(|at| now >= at);
-        if due {
-            if self.machine.state() == State::Connecting {
-                let doing = "waiting for the peer to complete the connection";
-                self.fail(Error::TimedOut { doing, after: self.options.handshake_timeout });
-            }
-            self.machine.handle_timeout(now);
-            if self.machine.state() == State::Open && now >= self.busy.after(self.options.keep_memory) {
-                self.release_memory(now);
-            }
+    /// Handles time, and posts what can be posted.
+    pub(crate) fn handle_time(&mut self, now: Instant) {
+        self.machine.handle_timeout(now);
+        if self.machine.state() == State::Open && now >= self.busy.after(self.options.keep_memory) {
+            self.release_memory(now);
         }
         self.post(now);
-        due
     }
 
     /// Gives back what only a busy connection needs, as far as nothing of it is in use.
@@ -42,10 +33,13 @@ impl<B: Backend> Connection<B> {
         self.busy = now;
     }
 
-    /// A call on what the connection shares with others failed.
-    pub(crate) fn handle_refusal(&mut self, call: &'static str) {
+    /// The device refused a call: nothing works any more, and the errno tells why.
+    fn refused(&mut self, call: &'static str, error: B::Error) {
+        tracing::debug!(peer = %self.peer, %error, call, "refused");
+        if self.check().is_ok() {
+            self.cause = Cause::Known(Error::backend(call)(error));
+        }
         self.machine.handle_refusal(call);
-        self.post(self.now());
     }
 
     /// Handles a connection-manager event of this connection. Hand over all completions that have arrived first: what the
@@ -88,7 +82,7 @@ impl<B: Backend> Connection<B> {
 
     /// Handles what the device tells of this connection: the failures that no completion tells of (VR-CLOSE-008), and that the
     /// peer is there though the connection manager does not say so yet.
-    pub(crate) fn handle_async_event(&mut self, event: AsyncEvent) {
+    fn handle_async_event(&mut self, event: AsyncEvent) {
         match event {
             // A queue pair that was told to stop, or has ended, says nothing new.
             _ if matches!(self.state(), State::Closed | State::Failed(_)) => {}
@@ -107,28 +101,24 @@ impl<B: Backend> Connection<B> {
     /// Ends the connection for this reason, which everybody who waits is told (VR-CLOSE-003).
     pub(crate) fn fail(&mut self, failure: Error) {
         if self.check().is_ok() {
-            self.failure = Some(failure);
+            self.cause = Cause::Known(failure);
         }
         self.machine.handle_disconnected();
         self.post(self.now());
     }
 
     /// Handles completions of this connection's queue pair, at most [`BATCH`], and posts what they allow.
-    pub(crate) fn handle_completions<'a>(&mut self, completions: impl IntoIterator<Item = &'a Completion>) {
-        let now = self.now();
-        let mut slots = [0; BATCH];
-        let mut used = 0;
+    pub(crate) fn handle_completions(&mut self, now: Instant, completions: &[Completion]) {
+        let mut slots = ArrayVec::<u16, BATCH>::new();
         for completion in completions {
             self.work.completions += 1;
-            if let Some(slot) = self.take_completion(now, completion)
-                && let Some(place) = slots.get_mut(used)
-            {
-                *place = slot;
-                used += 1;
+            if let Some(slot) = self.take_completion(now, completion) {
+                // No more than a batch, which the endpoint polls.
+                _ = slots.try_push(slot);
             }
         }
         self.work.returned += self.memory.lendings.give_back(self.machine.confirmed());
-        self.post_receives(slots.get(..used).unwrap_or_default());
+        self.post_receives(&slots);
         // Answers and windows must not wait for the end of a long queue, nor others for a peer's storm (VR-RES-007).
         self.post(now);
     }
@@ -157,11 +147,15 @@ impl<B: Backend> Connection<B> {
             }
             Err(failure) => {
                 tracing::debug!(peer = %self.peer, ?failure, "work request failed");
-                match (failure.status, receive_slot(completion.id)) {
-                    (CompletionStatus::WR_FLUSH_ERR, _) => _ = self.suspect.get_or_insert(failure),
-                    (CompletionStatus::RETRY_EXC_ERR, None) => self.suspect = Some(failure),
-                    (_, Some(_)) => self.machine.handle_receive_failure(failure),
-                    (_, None) => self.machine.handle_failure(failure),
+                match (failure.status, receive_slot(completion.id), &self.cause) {
+                    // The first one that is flushed, unless there is more to say.
+                    (CompletionStatus::WR_FLUSH_ERR, _, Cause::Suspect(_) | Cause::Known(_))
+                    | (CompletionStatus::RETRY_EXC_ERR, None, Cause::Known(_)) => {}
+                    (CompletionStatus::WR_FLUSH_ERR, ..) | (CompletionStatus::RETRY_EXC_ERR, None, _) => {
+                        self.cause = Cause::Suspect(failure);
+                    }
+                    (_, Some(_), _) => self.machine.handle_receive_failure(failure),
+                    (_, None, _) => self.machine.handle_failure(failure),
                 }
                 None
             }
@@ -170,14 +164,15 @@ impl<B: Backend> Connection<B> {
 
     /// Whether there was a failure that [`Connection::conclude`] must judge.
     pub(crate) const fn is_suspect(&self) -> bool {
-        self.suspect.is_some()
+        matches!(self.cause, Cause::Suspect(_))
     }
 
     /// Holds the failure against the peer, unless an event has told that the peer ended the connection in order: a program that
-    /// comes late finds the event and, by then, also requests that nobody has answered since (VR-CLOSE-005). Call it
-    /// when all events are handled.
+    /// comes late finds the event and, by then, also requests that nobody has answered since (VR-CLOSE-005). For the endpoint,
+    /// when it has handled all events.
     pub(crate) fn conclude(&mut self) {
-        if let Some(failure) = self.suspect.take() {
+        if let Cause::Suspect(failure) = self.cause {
+            self.cause = Cause::Machine;
             self.machine.handle_failure(failure);
             self.post(self.now());
         }
@@ -197,18 +192,16 @@ impl<B: Backend> Connection<B> {
 
     /// Posts receives again, as many as were consumed (VR-RES-003).
     pub(super) fn post_receives(&mut self, slots: &[u16]) {
-        let (Some(first), State::Connecting | State::Open | State::Closing) =
-            (slots.first(), self.machine.state())
-        else {
+        let ended = matches!(self.machine.state(), State::Closed | State::Failed(_));
+        if slots.is_empty() || ended {
             return;
-        };
-        let mut chain: [RecvRequest<'_, B::Region>; BATCH] = [self.memory.receive(*first); BATCH];
-        for (request, slot) in chain.iter_mut().zip(slots) {
-            *request = self.memory.receive(*slot);
         }
+        let chain: ArrayVec<RecvRequest<'_, B::Region>, BATCH> =
+            slots.iter().take(BATCH).map(|slot| self.memory.receive(*slot)).collect();
         self.work.receive_doorbells += 1;
-        if self.pair.post_recv(chain.get(..slots.len()).unwrap_or_default()).is_err() {
-            self.machine.handle_refusal("ibv_post_recv");
+        if let Err(error) = self.pair.post_recv(&chain) {
+            drop(chain);
+            self.refused("ibv_post_recv", error.error);
         }
     }
 
@@ -217,26 +210,23 @@ impl<B: Backend> Connection<B> {
         let max_inline = self.pair.max_inline();
         let mut disconnect = false;
         while let Some(action) = self.machine.poll_action(now) {
-            let Some(first) = self.memory.request(max_inline, &action) else {
-                disconnect = true;
-                break;
-            };
-            let mut chain = [first; BATCH];
-            let mut len = 1;
-            for place in chain.iter_mut().skip(1) {
-                let Some(action) = self.machine.poll_action(now) else { break };
-                let Some(next) = self.memory.request(max_inline, &action) else {
+            let mut chain = ArrayVec::<SendRequest<'_, B::Region>, BATCH>::new();
+            let mut next = Some(action);
+            while let Some(action) = next {
+                let Some(request) = self.memory.request(max_inline, &action) else {
                     disconnect = true;
                     break;
                 };
-                *place = next;
-                len += 1;
+                chain.push(request);
+                next = if chain.is_full() { None } else { self.machine.poll_action(now) };
             }
-            self.work.doorbells += 1;
-            self.work.requests += len as u64;
-            if let Err(error) = self.pair.post_send(chain.get(..len).unwrap_or_default()) {
-                tracing::debug!(peer = %self.peer, error = %error.error, "posting failed");
-                self.machine.handle_refusal("ibv_post_send");
+            if !chain.is_empty() {
+                self.work.doorbells += 1;
+                self.work.requests += chain.len() as u64;
+                if let Err(error) = self.pair.post_send(&chain) {
+                    drop(chain);
+                    self.refused("ibv_post_send", error.error);
+                }
             }
             if disconnect {
                 break;

@@ -4,13 +4,14 @@
 //!
 //! ```text
 //! try_write ─ copy ─▶ send buffer ─ Machine::poll_action ─▶ post ─ QueuePair::post_send ─▶ the peer's window
-//! try_read  ◀─ copy ─ our window  ◀─ Machine::handle_immediate ── take ◀── completions, from a Link or an Endpoint
+//! try_read  ◀─ copy ─ our window  ◀─ Machine::handle_immediate ── take ◀── completions, from an Endpoint
 //! ```
 
 mod driver;
 
 use std::io::IoSlice;
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,13 +19,14 @@ use rdma_proto::backend::{
     Backend, CompletionError, ConnectParams, Identifier, QueuePair, QueuePairLimits, RNR_RETRY_INFINITE,
 };
 use rdma_proto::time::Instant;
-use rdma_proto::{ApiMisuse, Config, Connection as Machine, Counters, State, TransportError};
+use rdma_proto::{ApiMisuse, Config, Connection as Machine, Counters, Role, State, TransportError};
 
 use crate::arrived::Arrived;
+use crate::budget::Budget;
 use crate::error::Error;
-use crate::memory::{Budget, Memory};
+use crate::lend::RegisteredBuffer;
+use crate::memory::Memory;
 use crate::options::Options;
-use crate::work::Work;
 
 /// Work requests per doorbell and completions per poll.
 pub(crate) const BATCH: usize = 16;
@@ -42,8 +44,8 @@ pub(crate) const CONNECT_PARAMS: ConnectParams = ConnectParams {
 
 /// One connection: its queue pair, its memory and its machine. Nothing here blocks.
 ///
-/// It does not wait for anything either: whoever owns its completion queue and event channel, a
-/// [`Link`](crate::Link) or an [`Endpoint`](crate::Endpoint), brings it what has come.
+/// It does not wait for anything either: an [`Endpoint`](crate::Endpoint) owns its completion queue and event channel, and
+/// brings it what has come.
 ///
 /// The fields are in the order in which they must go (VR-RES-001); backends keep what a handle needs alive, so this is
 /// only the shortest way.
@@ -54,16 +56,43 @@ pub struct Connection<B: Backend> {
     backend: B,
     pub(crate) machine: Machine,
     pub(crate) work: Work,
-    /// What ended the connection, where the machine does not know it: connection-manager events.
-    failure: Option<Error>,
-    /// A failure that says no more than that the peer is gone. Its cause may be an event that nobody has read yet.
-    suspect: Option<CompletionError>,
+    cause: Cause,
     options: Options,
     peer: SocketAddr,
-    /// When an accepted connection must be established.
-    establish_by: Option<Instant>,
     /// When memory that only a busy connection needs was last needed.
     busy: Instant,
+}
+
+/// What ended a connection.
+enum Cause {
+    /// What its machine says, if anything has.
+    Machine,
+    /// A failure that says no more than that the peer is gone: an event that nobody has read yet may tell why.
+    Suspect(CompletionError),
+    /// An event, or a call that was refused.
+    Known(Error),
+}
+
+/// What a connection has asked of the device, and how often it had to wait.
+///
+/// What it has said to its peer is in [`Counters`](crate::Counters).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Work {
+    /// Chains of send requests posted: each costs one write to the device, however long it is.
+    pub doorbells: u64,
+    /// Send requests in them.
+    pub requests: u64,
+    /// Chains of receives posted.
+    pub receive_doorbells: u64,
+    /// Completions taken, of sends and of receives.
+    pub completions: u64,
+    /// Writes that found no room at all, and buffers that could not be lent.
+    pub stalls: u64,
+    /// Bytes sent from where the application had them.
+    pub lent: u64,
+    /// Times that a lent part of a buffer came back.
+    pub returned: u64,
 }
 
 impl<B: Backend> Connection<B> {
@@ -75,10 +104,12 @@ impl<B: Backend> Connection<B> {
         id: B::Identifier,
         completions: &B::CompletionQueue,
         peer: SocketAddr,
-        options: Options,
+        role: Role,
+        mut options: Options,
         budget: Arc<Budget>,
     ) -> Result<Self, Error> {
-        options.protocol.check()?;
+        // Whoever dials is the client, whatever the settings were made for.
+        options.protocol.role = role;
         // Its own, so that its keys open nothing to anybody else (VR-SEC-002).
         let domain = id.create_domain().map_err(Error::backend("allocating a protection domain"))?;
         let depth = QueuePairLimits {
@@ -101,11 +132,9 @@ impl<B: Backend> Connection<B> {
             backend,
             machine,
             work: Work::default(),
-            failure: None,
-            suspect: None,
+            cause: Cause::Machine,
             options,
             peer,
-            establish_by: None,
             busy,
         };
         let receives: Vec<u16> = (0..options.receives).collect();
@@ -120,13 +149,8 @@ impl<B: Backend> Connection<B> {
         self.id.connect(&CONNECT_PARAMS, &[]).map_err(Error::backend("connecting"))
     }
 
-    pub(crate) fn accept(&mut self) -> Result<(), Error> {
-        self.establish_by = Some(self.now().after(self.options.handshake_timeout));
+    pub(crate) fn accept(&self) -> Result<(), Error> {
         self.id.accept(&CONNECT_PARAMS, &[]).map_err(Error::backend("accepting"))
-    }
-
-    pub(crate) const fn id(&self) -> &B::Identifier {
-        &self.id
     }
 
     /// Where the connection stands.
@@ -134,8 +158,8 @@ impl<B: Backend> Connection<B> {
         self.machine.state()
     }
 
-    /// Whether the peer has registered a window, so that bytes can leave.
-    pub fn is_registered(&self) -> bool {
+    /// Whether the peer has given a window, so that bytes can leave.
+    pub fn has_peer_window(&self) -> bool {
         self.machine.is_registered()
     }
 
@@ -144,10 +168,10 @@ impl<B: Backend> Connection<B> {
     /// # Errors
     /// That error.
     pub fn check(&self) -> Result<(), Error> {
-        match (&self.failure, self.machine.state()) {
-            (Some(failure), _) => Err(failure.clone()),
-            (None, State::Failed(error)) => Err(error.into()),
-            (None, _) => Ok(()),
+        match (&self.cause, self.machine.state()) {
+            (Cause::Known(failure), _) => Err(failure.clone()),
+            (_, State::Failed(error)) => Err(error.into()),
+            _ => Ok(()),
         }
     }
 
@@ -188,7 +212,7 @@ impl<B: Backend> Connection<B> {
         self.work
     }
 
-    /// Bytes of memory registered for this connection.
+    /// Bytes of memory registered for this connection, buffers to lend included.
     pub fn registered_bytes(&self) -> usize {
         self.memory.registered_bytes()
     }
@@ -199,8 +223,8 @@ impl<B: Backend> Connection<B> {
     }
 
     /// Whether the connection is established and everything taken for sending was handed to the device.
-    pub fn is_flushed(&self) -> bool {
-        self.machine.state() != State::Connecting && self.machine.unposted() == 0
+    pub const fn is_flushed(&self) -> bool {
+        !matches!(self.machine.state(), State::Connecting) && self.machine.unposted() == 0
     }
 
     /// Whether a write finds room.
@@ -231,13 +255,14 @@ impl<B: Backend> Connection<B> {
         self.backend.now()
     }
 
-    /// When its owner must look after it at the latest, as with [`Link::progress`](crate::Link::progress).
+    /// When its endpoint must look after it at the latest.
     pub fn next_timeout(&self) -> Option<Instant> {
-        let state = self.machine.state();
-        let establish_by = self.establish_by.filter(|_| state == State::Connecting);
-        let ample = state == State::Open && self.memory.is_ample();
+        let ample = self.machine.state() == State::Open && self.memory.is_ample();
         let release = ample.then(|| self.busy.after(self.options.keep_memory));
-        establish_by.into_iter().chain(release).chain(self.machine.next_timeout()).min()
+        match (release, self.machine.next_timeout()) {
+            (Some(one), Some(other)) => Some(one.min(other)),
+            (one, other) => one.or(other),
+        }
     }
 
     /// Reads what has arrived; `None` when there is nothing now, `Some(0)` at the end of the stream.
@@ -251,9 +276,7 @@ impl<B: Backend> Connection<B> {
             let Some(readable) = self.machine.readable() else { break };
             let copied = self.memory.read_window(readable, into);
             if copied == 0 {
-                return Err(Error::Protocol(rdma_proto::Error::Unreachable(
-                    "readable bytes outside their window",
-                )));
+                return Err(Error::Protocol(rdma_proto::Error::Bug("readable bytes outside their window")));
             }
             self.machine.consume(copied)?;
             read += copied as usize;
@@ -342,11 +365,89 @@ impl<B: Backend> Connection<B> {
         self.post(now);
     }
 
+    /// Whether the connection is established and everything taken for sending was handed to the device; `None` while some of it
+    /// waits for the peer's window, or for its receives.
+    ///
+    /// # Errors
+    /// The connection has ended before that (VR-CLOSE-003).
+    pub fn flushed(&self) -> Result<Option<()>, Error> {
+        self.check()?;
+        match self.state() {
+            State::Closed if self.machine.unposted() > 0 => Err(self.end()),
+            State::Connecting => Ok(None),
+            _ => Ok((self.machine.unposted() == 0).then_some(())),
+        }
+    }
+
+    /// Whether the peer has all that was lent of `buffer`; `None` while some of it is on its way.
+    ///
+    /// # Errors
+    /// The connection has ended before that.
+    pub fn returned(&self, buffer: &RegisteredBuffer<B>) -> Result<Option<()>, Error> {
+        match self.is_lent(buffer) {
+            false => Ok(Some(())),
+            true if matches!(self.state(), State::Closed | State::Failed(_)) => Err(self.end()),
+            true => Ok(None),
+        }
+    }
+
+    /// Registers `len` bytes to send from without a copy, all zero at first. Registering takes much longer than copying
+    /// a few kilobytes, so keep what it returns and use it again.
+    ///
+    /// # Errors
+    /// `len` is zero, or no memory can be registered.
+    pub fn register_buffer(&self, len: usize) -> Result<RegisteredBuffer<B>, Error> {
+        self.memory.lendable(len)
+    }
+
+    /// Sends as many bytes of `buffer`, from the beginning of `range`, as can be lent now; `None` if none can, because some
+    /// that were lent before wait for the peer's window. They come behind all that was written before.
+    ///
+    /// # Errors
+    /// What ended the connection; or `range` is not inside of the buffer; or the buffer belongs to another connection.
+    pub fn try_lend(
+        &mut self,
+        buffer: &Arc<RegisteredBuffer<B>>,
+        range: Range<usize>,
+    ) -> Result<Option<usize>, Error> {
+        self.check()?;
+        self.machine.lend(0)?;
+        if !buffer.belongs_to(self.memory.owner()) {
+            return Err(Error::ForeignBuffer);
+        }
+        let wanted = match range.end.checked_sub(range.start) {
+            Some(len) if range.end <= buffer.len() => len,
+            _ => return Err(ApiMisuse::LendBeyondLimit { bytes: range.end, lendable: buffer.len() }.into()),
+        };
+        let bytes = wanted.min(self.machine.lendable() as usize);
+        if bytes == 0 && wanted > 0 {
+            self.work.stalls += 1;
+            return Ok(None);
+        }
+        self.machine.lend(bytes)?;
+        if bytes > 0 {
+            let until = self.machine.confirmed() + self.machine.unconfirmed();
+            self.memory.lendings.add(Arc::clone(buffer), range.start, until);
+            self.work.lent += bytes as u64;
+            self.went_on();
+        }
+        Ok(Some(bytes))
+    }
+
+    /// Whether the peer may still miss some of what was lent of `buffer`.
+    pub fn is_lent(&self, buffer: &RegisteredBuffer<B>) -> bool {
+        self.memory.lendings.contain(buffer)
+    }
+
+    /// Whether [`Connection::try_lend`] has an answer now: it would take a byte, or fail.
+    pub(crate) const fn can_lend(&self) -> bool {
+        self.machine.lendable() > 0
+    }
     /// Whether a connection that was closed has ended in order; `None` while its last bytes are on their way.
     ///
     /// # Errors
     /// Not everything arrived.
-    pub(crate) fn closed(&mut self) -> Result<Option<()>, Error> {
+    pub fn closed(&self) -> Result<Option<()>, Error> {
         self.check()?;
         match self.state() {
             State::Closed if self.unconfirmed() > 0 => Err(self.end()),

@@ -2,61 +2,178 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
-use rdma_proto::backend::{Identifier, IdentifierKey};
+use rdma_proto::Role;
+use rdma_proto::backend::{EventChannel, Identifier, IdentifierKey};
 
-use super::member::{Member, Stage};
-use super::queues::QueueId;
-use super::{ConnectionId, Endpoint, ListenerId};
+use super::member::Member;
+use super::watch::Descriptors;
+use super::{ConnectionId, Endpoint, Event, ListenerId};
+use crate::budget::{Budget, Place};
+use crate::connecting::Connecting;
 use crate::connection::Connection;
 use crate::error::Error;
+use crate::memory::Memory;
 use crate::options::Options;
-use crate::wait::Descriptors;
+
+/// A connection that a listener accepts, or hands over.
+pub(super) struct Listening<B: Descriptors> {
+    pub(super) id: B::Identifier,
+    pub(super) options: Options,
+    /// Whether requests are left to [`Endpoint::take_request`].
+    pub(super) hands_over: bool,
+    /// What keeps it from accepting anybody.
+    pub(super) error: Option<Error>,
+}
 
 impl<B: Descriptors> Endpoint<B> {
-    /// Asks the peer for the connection, whose route is known.
-    pub(super) fn ask(&mut self, id: ConnectionId) {
-        let Some(member) = self.members.get_mut(&id) else { return };
-        let Some((identifier, options)) = member.take_resolved() else { return };
-        let peer = member.peer;
-        match self.connect_queue(identifier, peer, options) {
-            Ok((queue, connection)) => {
-                let asked = connection.connect();
-                if let Some(member) = self.members.get_mut(&id) {
-                    member.stage = Stage::Live(Box::new(connection));
-                }
-                self.install(id, queue);
-                if let Err(error) = asked {
-                    self.fail(id, error);
-                }
-            }
-            Err(error) => self.fail(id, error),
+    /// Listens on `address`; port 0 takes a free one. Accepted connections have these `options`.
+    ///
+    /// # Errors
+    /// No RDMA device has that address, or it is taken, or the options are out of bounds.
+    pub fn listen(&mut self, address: SocketAddr, options: Options) -> Result<ListenerId, Error> {
+        self.listen_for(address, options, false)
+    }
+
+    /// Listens, and leaves what is asked for to [`Endpoint::take_request`] if `hands_over`.
+    pub(crate) fn listen_for(
+        &mut self,
+        address: SocketAddr,
+        options: Options,
+        hands_over: bool,
+    ) -> Result<ListenerId, Error> {
+        options.check()?;
+        let id = self.events.listen(address, 0).map_err(Error::backend("listening"))?;
+        let key = id.key();
+        self.listeners.insert(key, Listening { id, options, hands_over, error: None });
+        Ok(ListenerId(key))
+    }
+
+    /// The address of a listener.
+    pub fn local_addr(&self, listener: ListenerId) -> Option<SocketAddr> {
+        self.listeners.get(&listener.0)?.id.local_addr()
+    }
+
+    /// Settings of the connections that a listener accepts from now on.
+    ///
+    /// # Errors
+    /// They are out of bounds; the old ones remain.
+    pub fn set_options(&mut self, listener: ListenerId, options: Options) -> Result<(), Error> {
+        options.check()?;
+        if let Some(listening) = self.listeners.get_mut(&listener.0) {
+            listening.options = options;
         }
+        Ok(())
+    }
+
+    /// Listens no more. Connections that were accepted go on.
+    pub fn close_listener(&mut self, listener: ListenerId) {
+        self.listeners.remove(&listener.0);
+    }
+
+    /// What kept a listener from accepting, after [`Event::AcceptFailed`]. Of a listener whose device is gone every call says so.
+    pub fn take_accept_error(&mut self, listener: ListenerId) -> Option<Error> {
+        let error = &mut self.listeners.get_mut(&listener.0)?.error;
+        match error {
+            Some(Error::DeviceRemoved | Error::Device { .. }) => error.clone(),
+            _ => error.take(),
+        }
+    }
+
+    /// From now on the endpoint accepts what a listener is asked for.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn accept_for(&mut self, listener: ListenerId) {
+        if let Some(listening) = self.listeners.get_mut(&listener.0) {
+            listening.hands_over = false;
+        }
+        self.queues.share();
+        if let Some(request) = self.requests.take() {
+            self.request(listener.0, request);
+        }
+    }
+
+    /// The next request of a listener that hands them over, and the settings for it.
+    pub(crate) fn take_request(&mut self) -> Option<B::Identifier> {
+        self.requests.take()
+    }
+
+    /// The settings of a listener.
+    pub(crate) fn listener_options(&self, listener: ListenerId) -> Option<Options> {
+        Some(self.listeners.get(&listener.0)?.options)
+    }
+
+    /// Begins to connect to `peer`, from `local` if given (VR-CONN-011). All of it may take `timeout`. Ends in [`Event::Opened`] or
+    /// [`Event::Ended`].
+    ///
+    /// # Errors
+    /// The options are out of bounds, or there are as many connections as may be.
+    pub fn connect(
+        &mut self,
+        peer: SocketAddr,
+        local: Option<SocketAddr>,
+        timeout: Duration,
+        options: Options,
+    ) -> Result<ConnectionId, Error> {
+        options.check()?;
+        let place = self.budget.place()?;
+        let (connecting, key) = Connecting::dial(&self.events, peer, local, self.now(), timeout)?;
+        Ok(self.enter(Member::new(connecting, (key, peer), options, place, None)))
+    }
+
+    /// Asks the peer for the connection, whose route is known.
+    pub(super) fn ask(&mut self, id: ConnectionId, identifier: B::Identifier) {
+        let Some(member) = self.members.get(id) else { return };
+        let (peer, options) = (member.peer, member.options);
+        let made = self.connect_queue(id, identifier, peer, Role::Client, options);
+        let asked = made.and_then(|()| match self.connection(id) {
+            Some(connection) => connection.connect(),
+            None => Ok(()),
+        });
+        if let (Err(error), Some(member)) = (asked, self.members.get_mut(id)) {
+            member.fail(error);
+        }
+        self.settle(id);
     }
 
     /// A peer asks for a connection.
     pub(super) fn request(&mut self, listener: IdentifierKey, identifier: B::Identifier) {
+        let Some(listening) = self.listeners.get(&listener) else { return };
+        if listening.hands_over {
+            self.requests = Some(identifier);
+            return;
+        }
+        let options = listening.options;
         let peer = identifier.peer_addr();
         // Dropping an identifier that was not accepted rejects its peer, so every way out tells it (VR-RES-006).
-        let accepted = self.accept(listener, identifier);
+        let accepted = self
+            .budget
+            .place()
+            .and_then(|place| self.accept(identifier, options, place, Some(ListenerId(listener))));
         match accepted {
-            Ok(()) => self.usage.accepted += 1,
+            Ok(_) => self.usage.accepted += 1,
             Err(error) => {
                 self.usage.rejected += 1;
                 tracing::warn!(?peer, %error, "a connection was rejected");
+                if error.concerns_everybody() {
+                    self.accept_failed(listener, error);
+                }
             }
         }
     }
 
-    fn accept(&mut self, listener: IdentifierKey, identifier: B::Identifier) -> Result<(), Error> {
-        // The listener may have been closed meanwhile.
-        let (_, options) = self.listeners.get(&listener).ok_or(Error::NoSuchConnection)?;
-        let options = *options;
-        self.take_in(identifier, Some(ListenerId(listener)), options).map(drop)
+    /// A listener cannot accept anybody, for this reason.
+    pub(super) fn accept_failed(&mut self, listener: IdentifierKey, error: Error) {
+        if let Some(listening) = self.listeners.get_mut(&listener)
+            && !matches!(listening.error, Some(Error::DeviceRemoved | Error::Device { .. }))
+            && listening.error.replace(error).is_none()
+        {
+            self.notices.push_back(Event::AcceptFailed(ListenerId(listener)));
+        }
     }
 
     /// Accepts a request that came to a listener of the caller's own, whose identifier `request` is: nothing was allocated for
-    /// the peer before. Ends in [`Event::Opened`](super::Event::Opened) or [`Event::Ended`](super::Event::Ended).
+    /// the peer before. Ends in [`Event::Opened`] or [`Event::Ended`].
     ///
     /// # Errors
     /// The options are out of bounds, a limit is reached, resources are lacking, or the request was withdrawn. The peer is
@@ -66,73 +183,103 @@ impl<B: Descriptors> Endpoint<B> {
         request: B::Identifier,
         options: Options,
     ) -> Result<ConnectionId, Error> {
-        options.protocol.check()?;
+        options.check()?;
+        let place = self.budget.place()?;
         request.migrate(&self.events).map_err(Error::backend("moving a request to the endpoint"))?;
-        self.take_in(request, None, options)
+        self.accept(request, options, place, None)
     }
 
-    fn take_in(
+    /// Takes a request of another endpoint's listener, whose connection `budget` and `place` are for, as the one connection of a new
+    /// endpoint.
+    pub(crate) fn adopt(
+        backend: &B,
+        identifier: B::Identifier,
+        options: Options,
+        budget: &Arc<Budget>,
+        place: Place,
+    ) -> Result<(Self, ConnectionId), Error> {
+        // Before anything is made for it.
+        budget.has(Memory::<B>::idle(&options))?;
+        let mut endpoint = Self::of_one(backend, Arc::clone(budget))?;
+        identifier
+            .migrate(&endpoint.events)
+            .map_err(Error::backend("moving a connection to its own event channel"))?;
+        let id = endpoint.accept(identifier, options, place, None)?;
+        Ok((endpoint, id))
+    }
+
+    fn accept(
         &mut self,
         identifier: B::Identifier,
+        options: Options,
+        place: Place,
         listener: Option<ListenerId>,
-        options: Options,
     ) -> Result<ConnectionId, Error> {
-        if self.members.len() >= self.limits.connections {
-            return Err(Error::TooManyConnections { limit: self.limits.connections });
-        }
         let peer = identifier.peer_addr().ok_or(Error::DeviceRemoved)?;
-        let key = identifier.key();
-        let (queue, mut connection) = self.connect_queue(identifier, peer, options)?;
-        let accepted = connection.accept();
-        let id = self.enter(Member::new(Stage::Live(Box::new(connection)), key, peer, listener, None));
-        self.install(id, queue);
-        if let Err(error) = accepted {
-            self.remove(id);
-            return Err(error);
-        }
-        Ok(id)
-    }
-
-    /// Makes a connection on `identifier` with a place in a queue.
-    fn connect_queue(
-        &mut self,
-        identifier: B::Identifier,
-        peer: SocketAddr,
-        options: Options,
-    ) -> Result<(QueueId, Connection<B>), Error> {
-        let limits = identifier.capabilities().map_err(Error::backend("asking for the device's limits"))?;
-        let options = options.fitted(&limits);
-        let queue = self.queues.book(&identifier, &options, &self.watch)?;
-        while self.queues.is_stale(queue) {
-            self.take_batch(queue)?;
-        }
-        let Some(completions) = self.queues.completions(queue) else { return Err(Error::DeviceRemoved) };
-        let budget = Arc::clone(&self.budget);
-        match Connection::new(self.backend.clone(), identifier, completions, peer, options, budget) {
-            Ok(connection) => Ok((queue, connection)),
+        let connecting = Connecting::accepted(self.now(), options.handshake_timeout);
+        let id = self.enter(Member::new(connecting, (identifier.key(), peer), options, place, listener));
+        let made = self.connect_queue(id, identifier, peer, Role::Server, options);
+        let accepted = made.and_then(|()| match self.connection(id) {
+            Some(connection) => connection.accept(),
+            None => Ok(()),
+        });
+        match accepted {
+            Ok(()) => {
+                self.settle(id);
+                Ok(id)
+            }
             Err(error) => {
-                // Its queue pair, if there was one, may have left completions behind.
-                self.queues.leave(queue, None, &options);
+                self.abort(id);
                 Err(error)
             }
         }
     }
 
-    pub(super) fn enter(&mut self, member: Member<B>) -> ConnectionId {
-        let id = ConnectionId(self.next);
-        self.next += 1;
-        self.identifiers.insert(member.key, id);
-        self.members.insert(id, member);
-        id
+    /// Makes the connection of a member on `identifier`, with a place in a queue.
+    fn connect_queue(
+        &mut self,
+        id: ConnectionId,
+        identifier: B::Identifier,
+        peer: SocketAddr,
+        role: Role,
+        options: Options,
+    ) -> Result<(), Error> {
+        let limits = identifier.capabilities().map_err(Error::backend("asking for the device's limits"))?;
+        let options = options.fitted(&limits);
+        // Before anything is made for it.
+        self.budget.has(Memory::<B>::idle(&options))?;
+        let at = self.queues.book(&identifier, &options, &self.watch)?;
+        // What is new is not armed yet.
+        self.unfinished = true;
+        while self.queues.get_mut(at).is_some_and(|queue| queue.is_stale()) {
+            self.take_batch(at, self.backend.now());
+        }
+        let Some(queue) = self.queues.get_mut(at) else { return Err(Error::DeviceRemoved) };
+        let budget = Arc::clone(&self.budget);
+        let backend = self.backend.clone();
+        match Connection::new(backend, identifier, queue.completions(), peer, role, options, budget) {
+            Ok(connection) => {
+                queue.enter(connection.queue_pair_number(), id);
+                if let Some(member) = self.members.get_mut(id) {
+                    member.queue = Some(at);
+                    member.options = options;
+                    member.connection = Some(Box::new(connection));
+                }
+                Ok(())
+            }
+            Err(error) => {
+                // Its queue pair, if there was one, may have left completions behind.
+                self.queues.leave(at, None, &options);
+                Err(error)
+            }
+        }
     }
 
-    /// Gives the completions of a connection's queue pair, which are in `queue`, to that connection.
-    fn install(&mut self, id: ConnectionId, queue: QueueId) {
-        let Some(member) = self.members.get_mut(&id) else { return };
-        member.queue = Some(queue);
-        if let Some(pair) = member.connection().map(Connection::queue_pair_number) {
-            self.queues.enter(queue, pair, id);
-        }
-        self.settle(id);
+    fn enter(&mut self, member: Member<B>) -> ConnectionId {
+        let key = member.key;
+        let id = self.members.insert(member);
+        self.identifiers.insert(key, id);
+        self.touch(id);
+        id
     }
 }

@@ -1,52 +1,60 @@
 //! A connection as its endpoint sees it.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
-use std::net::SocketAddr;
-
-use rdma_proto::backend::{Backend, CmEventKind, Identifier, IdentifierKey};
+use rdma_proto::backend::{Backend, CmEventKind, IdentifierKey};
 use rdma_proto::time::Instant;
 use rdma_proto::{State, TransportError};
 
-use super::queues::QueueId;
 use super::{ConnectionId, Event, ListenerId};
+use crate::budget::Place;
+use crate::connecting::Connecting;
 use crate::connection::Connection;
-use crate::dial::{Resolved, resolved};
 use crate::error::Error;
 use crate::options::Options;
 
-/// How far a connection has come.
-pub(super) enum Stage<B: Backend> {
-    /// The address, or after it the route, is being resolved.
-    Resolving { id: B::Identifier, options: Options, doing: &'static str },
-    /// There is a queue pair.
-    Live(Box<Connection<B>>),
-    /// It has no queue pair and gets none.
-    Failed(Error),
-}
-
 /// A connection of an endpoint.
 pub(super) struct Member<B: Backend> {
-    pub(super) stage: Stage<B>,
+    /// What is left to do until it is open; `None` once it is, or has ended.
+    pub(super) connecting: Option<Connecting<B>>,
+    /// Once there is a queue pair.
+    pub(super) connection: Option<Box<Connection<B>>>,
+    /// Why there never was one.
+    failure: Option<Error>,
+    pub(super) options: Options,
     pub(super) key: IdentifierKey,
     pub(super) peer: SocketAddr,
-    pub(super) queue: Option<QueueId>,
+    /// Where its completions arrive.
+    pub(super) queue: Option<usize>,
     /// When it is looked at again: its current entry among the timers.
     pub(super) due: Option<Instant>,
-    /// Whether a write found too little room.
-    pub(super) wants_room: bool,
-    /// Whether memory could not be lent.
-    pub(super) wants_to_lend: bool,
+    /// Whether its times may have changed since they were noted.
+    pub(super) touched: bool,
+    /// Which calls had to be told "not now".
+    pub(super) waits: Waits,
     /// Whether nobody wants to hear of it any more.
     pub(super) abandoned: bool,
     listener: Option<ListenerId>,
-    /// When a connection that this side asked for must be there, and how long that may take.
-    open_by: Option<(Instant, Duration)>,
+    open: bool,
     /// Whether this side has begun to end it.
-    shut: bool,
+    closed: bool,
     news: News,
     /// Whether it stands among those that have something to tell.
     telling: bool,
+    /// It counts for as long as it is here, also on its way to its end.
+    _place: Place,
+}
+
+/// Calls that had to be told "not now", and are owed an [`Event::Writable`].
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Waits {
+    /// A write found too little room.
+    pub(super) room: bool,
+    /// Memory could not be lent.
+    pub(super) lend: bool,
+    /// Not all was flushed.
+    pub(super) flush: bool,
 }
 
 /// What is to be told, and what was.
@@ -66,173 +74,156 @@ struct News {
 }
 
 impl<B: Backend> Member<B> {
+    /// A connection that is being made, for `listener` if that has accepted it.
     pub(super) fn new(
-        stage: Stage<B>,
-        key: IdentifierKey,
-        peer: SocketAddr,
+        connecting: Connecting<B>,
+        (key, peer): (IdentifierKey, SocketAddr),
+        options: Options,
+        place: Place,
         listener: Option<ListenerId>,
-        open_by: Option<(Instant, Duration)>,
     ) -> Self {
         Self {
-            stage,
+            connecting: Some(connecting),
+            connection: None,
+            failure: None,
+            options,
             key,
             peer,
             queue: None,
             due: None,
-            wants_room: false,
-            wants_to_lend: false,
+            touched: false,
+            waits: Waits::default(),
             abandoned: false,
             listener,
-            open_by,
-            shut: false,
+            open: false,
+            closed: false,
             news: News::default(),
             telling: false,
-        }
-    }
-
-    pub(super) fn connection(&self) -> Option<&Connection<B>> {
-        match &self.stage {
-            Stage::Live(connection) => Some(connection),
-            Stage::Resolving { .. } | Stage::Failed(_) => None,
-        }
-    }
-
-    pub(super) fn connection_mut(&mut self) -> Option<&mut Connection<B>> {
-        match &mut self.stage {
-            Stage::Live(connection) => Some(connection),
-            Stage::Resolving { .. } | Stage::Failed(_) => None,
+            _place: place,
         }
     }
 
     /// The connection, for a call that needs one.
     pub(super) fn live(&mut self) -> Result<&mut Connection<B>, Error> {
-        match &mut self.stage {
-            Stage::Live(connection) => Ok(connection),
-            Stage::Resolving { .. } => Err(Error::NoSuchConnection),
-            Stage::Failed(error) => Err(error.clone()),
+        match (&mut self.connection, &self.failure) {
+            (Some(connection), _) => Ok(connection),
+            (None, Some(error)) => Err(error.clone()),
+            (None, None) => Err(Error::NoSuchConnection),
         }
     }
 
-    /// The settings with which it has its place in a queue.
-    pub(super) fn options(&self) -> Option<Options> {
-        self.connection().map(|connection| *connection.options())
-    }
-
     pub(super) fn check(&self) -> Result<(), Error> {
-        match &self.stage {
-            Stage::Resolving { .. } => Ok(()),
-            Stage::Failed(error) => Err(error.clone()),
-            Stage::Live(connection) => {
+        match (&self.connection, &self.failure) {
+            (_, Some(error)) => Err(error.clone()),
+            (None, None) => Ok(()),
+            (Some(connection), None) => {
                 connection.check()?;
                 let lost = connection.state() == State::Closed
-                    && (!self.is_open() || self.shut && connection.unconfirmed() > 0);
+                    && (!self.open || self.closed && connection.unconfirmed() > 0);
                 if lost { Err(connection.end()) } else { Ok(()) }
             }
         }
     }
 
-    /// A connection that this side asked for is there when the peer has registered a window: only then can a byte leave.
-    fn is_open(&self) -> bool {
-        self.connection().is_some_and(|connection| {
-            connection.state() != State::Connecting && (self.open_by.is_none() || connection.is_registered())
-        })
+    /// Whether bytes can flow, or could before it ended.
+    pub(super) const fn is_open(&self) -> bool {
+        self.open
     }
 
     pub(super) fn has_ended(&self) -> bool {
-        match &self.stage {
-            Stage::Resolving { .. } => false,
-            Stage::Failed(_) => true,
-            Stage::Live(connection) => {
+        match &self.connection {
+            None => self.failure.is_some(),
+            Some(connection) => {
                 matches!(connection.state(), State::Closed | State::Failed(_)) || connection.check().is_err()
             }
         }
     }
 
-    /// Handles an event of the time before there is a queue pair; true once the peer can be asked.
-    pub(super) fn resolved(&mut self, event: CmEventKind<B>, now: Instant) -> Result<bool, Error> {
-        let Stage::Resolving { id, doing, .. } = &mut self.stage else { return Ok(false) };
-        match resolved(event, self.peer)? {
-            None => Ok(false),
-            Some(Resolved::Address) => {
-                *doing = "resolving the route";
-                let left = self.open_by.map_or(Duration::ZERO, |(at, _)| at.since(now));
-                id.resolve_route(left).map_err(Error::backend(doing))?;
-                Ok(false)
-            }
-            Some(Resolved::Route) => Ok(true),
+    /// Handles a connection-manager event. Returns an identifier once there is a route on it: the peer can be asked now.
+    pub(super) fn handle_event(&mut self, event: CmEventKind<B>, now: Instant) -> Option<B::Identifier> {
+        if let Some(connection) = &mut self.connection {
+            connection.handle_event(event);
+            return None;
         }
-    }
-
-    /// What a connection is made of, once the peer can be asked for it.
-    pub(super) fn take_resolved(&mut self) -> Option<(B::Identifier, Options)> {
-        match std::mem::replace(&mut self.stage, Stage::Failed(Error::NoSuchConnection)) {
-            Stage::Resolving { id, options, .. } => Some((id, options)),
-            other => {
-                self.stage = other;
+        match self.connecting.as_mut()?.handle_event(event, self.peer, now) {
+            Ok(route) => route,
+            Err(error) => {
+                self.fail(error);
                 None
             }
         }
     }
 
     pub(super) fn fail(&mut self, error: Error) {
-        match &mut self.stage {
-            Stage::Live(connection) => connection.fail(error),
-            stage => *stage = Stage::Failed(error),
+        match &mut self.connection {
+            Some(connection) => connection.fail(error),
+            None => _ = self.failure.get_or_insert(error),
         }
     }
 
-    pub(super) fn shutdown(&mut self, linger: Duration) {
-        self.shut = true;
-        match &mut self.stage {
-            Stage::Live(connection) => connection.close(linger),
-            stage @ Stage::Resolving { .. } => *stage = Stage::Failed(TransportError::Disconnected.into()),
-            Stage::Failed(_) => {}
+    pub(super) fn close(&mut self, linger: Duration) {
+        self.closed = true;
+        match &mut self.connection {
+            Some(connection) => connection.close(linger),
+            None => self.fail(TransportError::Disconnected.into()),
         }
     }
 
     pub(super) fn next_timeout(&self) -> Option<Instant> {
-        let open_by = self.open_by.filter(|_| !self.is_open() && !self.has_ended()).map(|(at, _)| at);
-        open_by.into_iter().chain(self.connection().and_then(Connection::next_timeout)).min()
+        let connection = self.connection.as_ref().and_then(|connection| connection.next_timeout());
+        match &self.connecting {
+            Some(connecting) => Some(connection.map_or(connecting.by(), |at| at.min(connecting.by()))),
+            None => connection,
+        }
     }
 
     pub(super) fn handle_time(&mut self, now: Instant) {
-        if let Some((at, after)) = self.open_by.filter(|_| !self.is_open())
-            && now >= at
-        {
-            let doing = match &self.stage {
-                Stage::Resolving { doing, .. } => doing,
-                Stage::Live(connection) if connection.state() == State::Connecting => "connecting",
-                Stage::Live(_) | Stage::Failed(_) => "waiting for the server to register its window",
-            };
-            self.fail(Error::TimedOut { doing, after });
+        let late = self.connecting.as_ref().filter(|connecting| now >= connecting.by());
+        if let Some(error) = late.map(|connecting| connecting.too_late(self.connection.as_deref())) {
+            self.fail(error);
         }
-        if let Some(connection) = self.connection_mut() {
-            connection.handle_time();
+        if let Some(connection) = &mut self.connection {
+            connection.handle_time(now);
+        }
+    }
+
+    /// Notes how far it has come. A connection of a listener that ends before it is open is forgotten: nobody knows of it.
+    pub(super) fn advance(&mut self) {
+        let Some(connecting) = &self.connecting else { return };
+        if self.connection.as_ref().is_some_and(|connection| connecting.is_done(connection)) {
+            self.open = true;
+            self.connecting = None;
+        } else if self.has_ended() {
+            self.connecting = None;
+            if self.listener.is_some() {
+                tracing::debug!(peer = %self.peer, error = ?self.check().err(), "never came about");
+                self.abandoned = true;
+            }
         }
     }
 
     /// Notes what there is to tell. True if it has to be put among those that have something to tell.
     pub(super) fn notice(&mut self) -> bool {
-        let (is_open, has_ended) = (self.is_open(), self.has_ended());
+        let has_ended = self.has_ended();
         let news = &mut self.news;
-        news.opened |= is_open && !news.was_opened;
-        news.was_opened |= is_open;
+        news.opened |= self.open && !news.was_opened;
+        news.was_opened |= self.open;
         news.ended |= has_ended && !news.has_ended;
         news.has_ended |= has_ended;
-        if let Stage::Live(connection) = &self.stage {
+        if let Some(connection) = &self.connection {
             let received = connection.counters().bytes_received;
-            news.readable |= is_open && received > news.received;
-            if is_open {
+            if self.open {
+                news.readable |= received > news.received;
                 news.received = received;
             }
-            if self.wants_room && connection.has_room() {
-                self.wants_room = false;
-                news.writable = true;
-            }
-            if self.wants_to_lend && connection.can_lend() {
-                self.wants_to_lend = false;
-                news.writable = true;
-            }
+            let waits = &mut self.waits;
+            let room = waits.room && connection.has_room();
+            let lend = waits.lend && connection.can_lend();
+            let flush = waits.flush && !matches!(connection.flushed(), Ok(None));
+            waits.room &= !room;
+            waits.lend &= !lend;
+            waits.flush &= !flush;
+            news.writable |= room || lend || flush;
             let came_back = connection.work().returned;
             news.returned |= came_back > news.came_back;
             news.came_back = came_back;

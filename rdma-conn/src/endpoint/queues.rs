@@ -4,65 +4,143 @@
 //! waiting. Connections of one device fill one queue after the other, so that what goes wrong with a queue concerns
 //! those in it and nobody else.
 
-use std::collections::{BTreeMap, HashMap};
-
 use rdma_proto::backend::{Backend, Completion, CompletionQueue, DeviceKey, Identifier};
 
 use super::ConnectionId;
-use super::watch::Watch;
+use super::watch::{Descriptors, Watch};
 use crate::connection::BATCH;
 use crate::error::Error;
 use crate::options::Options;
-use crate::wait::Descriptors;
 
-/// Connections per queue, where the device's queues are long enough.
-const SHARERS: u32 = 64;
-
-/// Names a queue of an endpoint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct QueueId(pub(super) u64);
-
-struct Shared<B: Backend> {
+/// A completion queue, and the connections whose queue pairs report to it.
+pub(super) struct Queue<B: Backend> {
     completions: B::CompletionQueue,
     device: DeviceKey,
     vector: u32,
     capacity: u32,
     booked: u32,
-    /// Which connection a queue pair belongs to.
-    pairs: HashMap<u32, ConnectionId>,
+    /// The connection of each queue pair, by the queue pair's number.
+    pairs: Vec<(u32, ConnectionId)>,
     armed: bool,
+    /// Whether nothing was in it when it was looked at after arming: what comes from then on brings a wake-up.
+    idle: bool,
     /// How many completions of queue pairs that are gone may still be in it.
     stale: u32,
+    /// Whether a call on it has failed: nothing more comes out of it, and nobody else gets a place in it.
+    lost: bool,
 }
 
-/// The queues of an endpoint.
+/// A call on a queue that failed, and the connections whose queue it was.
+pub(super) struct Lost {
+    pub(super) error: Error,
+    pub(super) owners: Vec<ConnectionId>,
+}
+
+impl<B: Descriptors> Queue<B> {
+    /// The queue itself, for a queue pair to report to.
+    pub(super) const fn completions(&self) -> &B::CompletionQueue {
+        &self.completions
+    }
+
+    /// The connection of a queue pair; `None` once it is gone.
+    pub(super) fn owner(&self, pair: u32) -> Option<ConnectionId> {
+        let at = self.pairs.binary_search_by_key(&pair, |(number, _)| *number).ok()?;
+        self.pairs.get(at).map(|(_, id)| *id)
+    }
+
+    /// Notes whose completions those of the queue pair with this number are.
+    pub(super) fn enter(&mut self, pair: u32, connection: ConnectionId) {
+        let at = self.pairs.partition_point(|(number, _)| *number < pair);
+        self.pairs.insert(at, (pair, connection));
+    }
+
+    /// Whether completions of a queue pair that is gone may be in the queue. Take them out before another is made: it may get
+    /// the number of the first.
+    pub(super) const fn is_stale(&self) -> bool {
+        self.stale > 0
+    }
+
+    /// Takes completions; how many.
+    pub(super) fn poll(&mut self, into: &mut [Completion; BATCH]) -> Result<usize, Lost> {
+        if self.lost {
+            return Ok(0);
+        }
+        let count = self.completions.poll(into).map_err(|error| self.lose("ibv_poll_cq", error))?;
+        let taken = if count == 0 { self.stale } else { count as u32 };
+        self.stale = self.stale.saturating_sub(taken);
+        self.idle |= count == 0 && self.armed;
+        Ok(count)
+    }
+
+    /// Takes the queue's wake-ups off its channel.
+    pub(super) fn take_wakeups(&mut self) -> Result<(), Lost> {
+        let taken = self.completions.take_events().map_err(|error| self.lose("ibv_get_cq_event", error))?;
+        self.armed &= taken == 0;
+        self.idle &= self.armed;
+        Ok(())
+    }
+
+    /// Arms the queue if it has had its wake-up. True if so: look again then.
+    pub(super) fn rearm(&mut self) -> Result<bool, Lost> {
+        if self.armed || self.lost {
+            return Ok(false);
+        }
+        self.completions.arm().map_err(|error| self.lose("ibv_req_notify_cq", error))?;
+        self.armed = true;
+        Ok(true)
+    }
+
+    /// Whether there is no need to look at it before it wakes somebody.
+    pub(super) const fn is_idle(&self) -> bool {
+        self.idle || self.lost
+    }
+
+    /// Whether a completion would wake nobody.
+    pub(super) const fn is_deaf(&self) -> bool {
+        !self.armed && !self.lost
+    }
+
+    fn lose(&mut self, call: &'static str, error: B::Error) -> Lost {
+        self.lost = true;
+        self.stale = 0;
+        Lost { error: Error::backend(call)(error), owners: self.pairs.iter().map(|(_, id)| *id).collect() }
+    }
+}
+
+/// The queues of an endpoint, named by their place.
 pub(super) struct Queues<B: Backend> {
-    queues: BTreeMap<QueueId, Shared<B>>,
-    next: u64,
-}
-
-/// Completions of one queue pair, and whose they are.
-pub(super) struct Batch {
-    completions: [Completion; BATCH],
-    len: usize,
+    queues: Vec<Option<Queue<B>>>,
+    /// Connections per queue, where the device's queues are long enough.
+    sharers: u32,
 }
 
 impl<B: Descriptors> Queues<B> {
-    pub(super) const fn new() -> Self {
-        Self { queues: BTreeMap::new(), next: 0 }
+    pub(super) const fn new(sharers: u32) -> Self {
+        Self { queues: Vec::new(), sharers }
     }
 
+    /// From now on a new queue is made for many connections.
+    #[cfg(feature = "tokio")]
+    pub(super) const fn share(&mut self) {
+        self.sharers = super::SHARERS;
+    }
+
+    /// How many there are.
     pub(super) fn len(&self) -> usize {
+        self.iter().count()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Queue<B>> {
+        self.queues.iter().flatten()
+    }
+
+    /// One more than the place of the last one.
+    pub(super) const fn places(&self) -> usize {
         self.queues.len()
     }
 
-    pub(super) fn ids(&self) -> Vec<QueueId> {
-        self.queues.keys().copied().collect()
-    }
-
-    /// The queue itself, for a queue pair to report to.
-    pub(super) fn completions(&self, queue: QueueId) -> Option<&B::CompletionQueue> {
-        self.queues.get(&queue).map(|shared| &shared.completions)
+    pub(super) fn get_mut(&mut self, at: usize) -> Option<&mut Queue<B>> {
+        self.queues.get_mut(at)?.as_mut()
     }
 
     /// Books room for a connection on `id`'s device with `options`, in a new queue if need be.
@@ -71,113 +149,57 @@ impl<B: Descriptors> Queues<B> {
         id: &B::Identifier,
         options: &Options,
         watch: &Watch,
-    ) -> Result<QueueId, Error> {
+    ) -> Result<usize, Error> {
         let device = id.device().map_err(Error::backend("asking for the device"))?;
         let (need, vector) = (options.completions(), options.completion_vector);
-        let fits = |shared: &&mut Shared<B>| {
-            shared.device == device && shared.vector == vector && shared.capacity - shared.booked >= need
+        let fits = |queue: &Queue<B>| {
+            let room = queue.capacity.saturating_sub(queue.booked);
+            !queue.lost && queue.device == device && queue.vector == vector && room >= need
         };
-        if let Some((id, shared)) =
-            self.queues.iter_mut().find_map(|(id, shared)| fits(&shared).then_some((id, shared)))
+        if let Some(at) = self.queues.iter().position(|queue| queue.as_ref().is_some_and(fits))
+            && let Some(queue) = self.get_mut(at)
         {
-            shared.booked += need;
-            return Ok(*id);
+            queue.booked += need;
+            return Ok(at);
         }
         let limits = id.capabilities().map_err(Error::backend("asking for the device's limits"))?;
-        let capacity = need.saturating_mul(SHARERS).min(limits.max_completions).max(need);
+        let capacity = need.saturating_mul(self.sharers).min(limits.max_completions).max(need);
         let completions = id
             .create_completion_queue(capacity, vector)
             .map_err(Error::backend("creating a completion queue"))?;
-        let queue = QueueId(self.next);
-        watch.add(queue, &completions)?;
-        self.next += 1;
-        let shared = Shared {
+        let at = self.queues.iter().position(Option::is_none).unwrap_or_else(|| {
+            self.queues.push(None);
+            self.queues.len() - 1
+        });
+        watch.add(at, &completions)?;
+        let queue = Queue {
             completions,
             device,
             vector,
             capacity,
             booked: need,
-            pairs: HashMap::new(),
+            pairs: Vec::new(),
             armed: false,
+            idle: false,
             stale: 0,
+            lost: false,
         };
-        self.queues.insert(queue, shared);
-        Ok(queue)
-    }
-
-    /// Notes whose completions those of the queue pair with this number are.
-    pub(super) fn enter(&mut self, queue: QueueId, pair: u32, connection: ConnectionId) {
-        if let Some(shared) = self.queues.get_mut(&queue) {
-            shared.pairs.insert(pair, connection);
+        if let Some(place) = self.queues.get_mut(at) {
+            *place = Some(queue);
         }
+        Ok(at)
     }
 
     /// Gives back what was booked, after the queue pair is gone; its number, if it had entered. A queue that nobody uses goes
     /// with it.
-    pub(super) fn leave(&mut self, queue: QueueId, pair: Option<u32>, options: &Options) {
-        let Some(shared) = self.queues.get_mut(&queue) else { return };
-        if let Some(pair) = pair {
-            shared.pairs.remove(&pair);
+    pub(super) fn leave(&mut self, at: usize, pair: Option<u32>, options: &Options) {
+        let Some(place) = self.queues.get_mut(at) else { return };
+        let Some(queue) = place else { return };
+        queue.pairs.retain(|(number, _)| Some(*number) != pair);
+        queue.stale = if queue.lost { 0 } else { queue.capacity };
+        queue.booked = queue.booked.saturating_sub(options.completions());
+        if queue.booked == 0 {
+            *place = None;
         }
-        shared.stale = shared.capacity;
-        shared.booked = shared.booked.saturating_sub(options.completions());
-        if shared.booked == 0 {
-            self.queues.remove(&queue);
-        }
-    }
-
-    /// Whether completions of a queue pair that is gone may be in `queue`. Take them out before another is made: it may
-    /// get the same number.
-    pub(super) fn is_stale(&self, queue: QueueId) -> bool {
-        self.queues.get(&queue).is_some_and(|shared| shared.stale > 0)
-    }
-
-    /// Takes completions; none if there are none.
-    pub(super) fn poll(&mut self, queue: QueueId) -> Result<Batch, Error> {
-        let mut batch = Batch { completions: [Completion::EMPTY; BATCH], len: 0 };
-        if let Some(shared) = self.queues.get_mut(&queue) {
-            let polled = shared.completions.poll(&mut batch.completions);
-            batch.len = polled.map_err(Error::backend("polling a completion queue"))?;
-            let taken = if batch.len == 0 { shared.stale } else { batch.len as u32 };
-            shared.stale = shared.stale.saturating_sub(taken);
-        }
-        Ok(batch)
-    }
-
-    /// Whose completions those of this queue pair are; nobody's once it is gone.
-    pub(super) fn owner(&self, queue: QueueId, pair: u32) -> Option<ConnectionId> {
-        self.queues.get(&queue)?.pairs.get(&pair).copied()
-    }
-
-    /// Takes the wake-ups of a queue off its channel.
-    pub(super) fn take_wakeups(&mut self, queue: QueueId) -> Result<(), Error> {
-        let Some(shared) = self.queues.get_mut(&queue) else { return Ok(()) };
-        let taken = shared.completions.take_events().map_err(Error::backend("taking completion events"))?;
-        shared.armed &= taken == 0;
-        Ok(())
-    }
-
-    /// Arms every queue that has had its wake-up. True if any was armed: poll again then.
-    pub(super) fn arm(&mut self) -> Result<bool, Error> {
-        let mut any = false;
-        for shared in self.queues.values_mut().filter(|shared| !shared.armed) {
-            shared.completions.arm().map_err(Error::backend("arming a completion queue"))?;
-            shared.armed = true;
-            any = true;
-        }
-        Ok(any)
-    }
-}
-
-impl Batch {
-    pub(super) const fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// Runs of completions that belong to one queue pair, with its number.
-    pub(super) fn runs(&self) -> impl Iterator<Item = (u32, &[Completion])> {
-        let taken = self.completions.get(..self.len).unwrap_or_default();
-        let runs = taken.chunk_by(|one, next| one.queue_pair == next.queue_pair);
-        runs.filter_map(|run| Some((run.first()?.queue_pair, run)))
     }
 }

@@ -1,66 +1,113 @@
-//! One descriptor for all that an endpoint waits for.
+//! One descriptor for all that an endpoint waits for, and the only place that sleeps.
 
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
-use rustix::buffer::spare_capacity;
-use rustix::event::{Timespec, epoll};
+use arrayvec::ArrayVec;
+use rdma_proto::backend::Backend;
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::io::Errno;
 
-use super::queues::QueueId;
 use crate::error::Error;
 
-/// An epoll instance that is readable when the event channel or a completion channel is.
-pub(super) struct Watch(OwnedFd);
+/// A backend whose channels have descriptors to wait on: what endpoints and streams need.
+pub trait Descriptors: Backend<EventChannel: AsFd, CompletionQueue: AsFd> {}
 
-/// Who has something to take out.
+impl<B: Backend<EventChannel: AsFd, CompletionQueue: AsFd>> Descriptors for B {}
+
+/// An epoll instance that is readable when the event channel or a completion channel is.
+pub(super) struct Watch {
+    epoll: Arc<OwnedFd>,
+    woken: ArrayVec<Woken, MANY>,
+}
+
+/// A source that has something to take out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Woken {
     Events,
-    Queue(QueueId),
+    /// The queue with this index.
+    Queue(usize),
 }
 
 /// Stands for the event channel; queues are numbered from 0.
 const EVENTS: u64 = u64::MAX;
 /// Descriptors asked for at a time.
-pub(super) const MANY: usize = 64;
+const MANY: usize = 64;
 
 impl Watch {
     /// Watches `events`.
     pub(super) fn new(events: &impl AsFd) -> Result<Self, Error> {
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
-        let watch = Self(epoll);
+        let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?);
+        let watch = Self { epoll, woken: ArrayVec::new() };
         watch.watch(events, EVENTS)?;
         Ok(watch)
     }
 
+    /// The descriptor itself, which stays open for as long as anybody has it.
+    pub(super) fn descriptor(&self) -> Arc<OwnedFd> {
+        Arc::clone(&self.epoll)
+    }
+
     /// Watches a completion queue for as long as it lives.
-    pub(super) fn add(&self, id: QueueId, queue: &impl AsFd) -> Result<(), Error> {
-        self.watch(queue, id.0)
+    pub(super) fn add(&self, index: usize, queue: &impl AsFd) -> Result<(), Error> {
+        self.watch(queue, index as u64)
     }
 
     fn watch(&self, source: &impl AsFd, data: u64) -> Result<(), Error> {
-        epoll::add(&self.0, source, epoll::EventData::new_u64(data), epoll::EventFlags::IN).map_err(failed)
+        epoll::add(&self.epoll, source, epoll::EventData::new_u64(data), epoll::EventFlags::IN)
+            .map_err(failed)
     }
 
-    /// Who has something to take out now, at most [`MANY`]; ask again then.
-    pub(super) fn woken(&self) -> Result<Vec<Woken>, Error> {
-        let mut events = Vec::with_capacity(MANY);
-        match epoll::wait(&self.0, spare_capacity(&mut events), Some(&Timespec::default())) {
-            Ok(_) | Err(Errno::INTR) => {}
+    /// Sleeps until a source has something to take out, for at most `limit`. Returns whether all of them are known now: otherwise
+    /// take out what they have, and ask again.
+    pub(super) fn sleep(&mut self, limit: Option<Duration>) -> Result<bool, Error> {
+        let mut buffer = [const { MaybeUninit::<epoll::Event>::uninit() }; MANY];
+        let limit = limit.map(in_millis);
+        let events = match epoll::wait(&self.epoll, &mut buffer[..], limit.as_ref()) {
+            Ok((events, _)) => events,
+            Err(Errno::INTR) => &mut [],
             Err(errno) => return Err(failed(errno)),
-        }
-        let woken = events.iter().map(|event| match event.data.u64() {
-            EVENTS => Woken::Events,
-            queue => Woken::Queue(QueueId(queue)),
-        });
-        Ok(woken.collect())
+        };
+        self.woken = events
+            .iter()
+            .map(|event| match event.data.u64() {
+                EVENTS => Woken::Events,
+                queue => Woken::Queue(usize::try_from(queue).unwrap_or(usize::MAX)),
+            })
+            .collect();
+        Ok(self.woken.len() < MANY)
+    }
+
+    /// What the last sleep found.
+    pub(super) fn woken(&mut self) -> Option<Woken> {
+        self.woken.pop()
+    }
+}
+
+/// Whole milliseconds, rounded up: waking too early would only spin.
+fn in_millis(limit: Duration) -> Timespec {
+    let millis = limit.saturating_add(Duration::from_nanos(999_999)).as_millis();
+    Timespec {
+        // A timeout is an i32 of milliseconds for the kernel, which is 24 days; whoever sleeps longer sleeps again.
+        tv_sec: i64::try_from(millis / 1000).unwrap_or(i64::MAX).min(1 << 20),
+        tv_nsec: i64::try_from(millis % 1000 * 1_000_000).unwrap_or(0),
+    }
+}
+
+/// Sleeps until `descriptor` is readable, for at most `limit`.
+pub(crate) fn readable(descriptor: &impl AsFd, limit: Option<Duration>) -> Result<(), Error> {
+    let mut polled = [PollFd::new(descriptor, PollFlags::IN)];
+    match poll(&mut polled, limit.map(in_millis).as_ref()) {
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(errno) => Err(failed(errno)),
     }
 }
 
 impl AsFd for Watch {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.epoll.as_fd()
     }
 }
 

@@ -204,7 +204,7 @@ impl Connection {
     fn write_part(&mut self, flush: Flush) -> Option<Action> {
         let from = self.send.next_source(flush.left.into());
         let Some(to) = self.tx.take(from.len()) else {
-            self.fail(Error::Unreachable("a flush longer than the peer's window"));
+            self.fail(Error::Bug("a flush longer than the peer's window"));
             return self.next_action();
         };
         let left = flush.left.saturating_sub(from.len());

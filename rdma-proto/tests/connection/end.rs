@@ -337,7 +337,7 @@ fn a_backend_that_fails_is_named() {
     for bit in 0..63 {
         let mut pair = Pair::new(quiet(Config::client()), quiet(Config::server()));
         pair.client.machine.handle_sent(pair.now, 1 << bit);
-        assert!(matches!(pair.client.state(), State::Failed(Error::Unreachable(_))), "bit {bit}");
+        assert!(matches!(pair.client.state(), State::Failed(Error::Bug(_))), "bit {bit}");
     }
 }
 

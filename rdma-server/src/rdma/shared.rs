@@ -93,13 +93,13 @@ impl<B: Descriptors> Shared<B> {
 
     pub(super) fn shutdown(&self, id: ConnectionId, linger: Duration) {
         // One that is gone has ended.
-        let _ = self.lock().endpoint.shutdown(id, linger);
+        let _ = self.lock().endpoint.close(id, linger);
     }
 
     pub(super) fn remove(&self, id: ConnectionId) {
         let mut inner = self.lock();
         inner.members.remove(&id);
-        inner.endpoint.remove(id);
+        inner.endpoint.abort(id);
     }
 
     /// What a connection can do without waiting. One that has failed can tell so.

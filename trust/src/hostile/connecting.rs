@@ -9,7 +9,7 @@ use rdma_proto::Error::Transport;
 use rdma_proto::TransportError::Disconnected;
 
 use super::Setting;
-use super::scene::{Attack, Scene, Side, WINDOW, echo, impatient, usual};
+use super::scene::{Attack, Ended, Scene, Side, WINDOW, echo, impatient, usual};
 use crate::{Case, Outcome};
 use conformance::adversary::{Adversary, Lurker, Shape};
 use conformance::client::Failure;
@@ -110,8 +110,19 @@ fn vanishes_in_an_answer<B: Descriptors>(scene: &Scene<'_, B>, side: Side) -> Ou
 
 fn withdrawn<B: Descriptors>(scene: &Scene<'_, B>, _: Side) -> Outcome {
     drop(Adversary::request(&scene.setting.theirs, scene.address, Shape::default())?);
-    // It depends on how far our side had come.
-    scene.fails(is!(Rejected { .. } | Backend { .. } | Protocol(Transport(Disconnected))), "")
+    // Answered in turn: when a later request is served, this one has been seen.
+    drop(scene.neighbour()?);
+    // It depends on how far our side had come. A request that was withdrawn before it was accepted is nobody's end.
+    let mut told = "the listener went on".to_owned();
+    loop {
+        match scene.ended()? {
+            Ended::InOrder => return Ok(told),
+            Ended::With(error @ (Rejected { .. } | Backend { .. } | Protocol(Transport(Disconnected)))) => {
+                told = error.to_string();
+            }
+            other => return Err(Failure::wrong(format!("our side ended {}", other.told()))),
+        }
+    }
 }
 
 const INCOMPLETE: fn(&Error) -> bool = is!(TimedOut { .. });

@@ -70,7 +70,7 @@ impl From<io::Result<()>> for Ended {
 }
 
 impl Ended {
-    fn told(&self) -> String {
+    pub(super) fn told(&self) -> String {
         match self {
             Self::InOrder => "in order".into(),
             Self::With(error) => format!("with {error:?}: {error}"),
@@ -104,7 +104,7 @@ pub(super) fn play<B: Descriptors>(
     let told = body(&scene)?;
     ping(&mut neighbour).map_err(told_by("the neighbour"))?;
     let mut newcomer = scene.neighbour().map_err(told_by("a new connection"))?;
-    newcomer.stream().shutdown(PATIENCE).map_err(|error| told_by("a new connection")(error.into()))?;
+    newcomer.stream().close(PATIENCE).map_err(|error| told_by("a new connection")(error.into()))?;
     drop(newcomer);
     scene.ends_in_order()?;
     let after = await_no_more_than(setting, before);
@@ -149,7 +149,7 @@ impl<'a, B: Descriptors> Scene<'a, B> {
     }
 
     /// A client of ours, connected to our server, that got an answer.
-    fn neighbour(&self) -> Result<Client<Stream<B>>, Failure> {
+    pub(super) fn neighbour(&self) -> Result<Client<Stream<B>>, Failure> {
         let how = Connect { local: None, timeout: PATIENCE, options: self.client_options() };
         let mut stream = Stream::connect_with(&self.setting.ours, self.address, &how)?;
         stream.set_read_timeout(Some(PATIENCE));
@@ -274,7 +274,7 @@ fn accept<B: Descriptors>(
                 });
             }
             Ok(None) => {
-                let mut requests = [PollFd::new(listener.event_channel(), PollFlags::IN)];
+                let mut requests = [PollFd::new(listener, PollFlags::IN)];
                 // In vain, or too early, does no harm.
                 let _woken = poll(&mut requests, Some(&Timespec { tv_sec: 0, tv_nsec: 50_000_000 }));
             }

@@ -1,11 +1,10 @@
 //! The programs that use connections: what they write and read, when, and how they end.
 
 use std::io::IoSlice;
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rdma_conn::{Connection, Error, Link, RegisteredBuffer};
+use rdma_conn::{Connection, ConnectionId, Endpoint, Error, RegisteredBuffer};
 use rdma_proto::time::Instant;
 use rdma_proto::{Config, State};
 use rdma_softsim::{Random, SoftSim};
@@ -13,54 +12,61 @@ use rdma_softsim::{Random, SoftSim};
 /// Longer than any run.
 const PATIENCE: Duration = Duration::from_secs(3600);
 
-/// A connection as its program sees it, whoever drives it.
-pub trait Face {
-    /// The connection itself.
-    fn connection(&self) -> &Connection<SoftSim>;
-    /// What ended it, if an error did.
-    fn check(&self) -> Result<(), Error>;
-    /// Reads, as [`Connection::try_read`].
-    fn read(&mut self, into: &mut [u8]) -> Result<Option<usize>, Error>;
-    /// Writes, as [`Connection::try_write`].
-    fn write(&mut self, from: &[IoSlice<'_>]) -> Result<Option<usize>, Error>;
-    /// Sends without a copy, as [`Connection::try_lend`].
-    fn lend(
-        &mut self,
-        buffer: &Arc<RegisteredBuffer<SoftSim>>,
-        range: Range<usize>,
-    ) -> Result<Option<usize>, Error>;
-    /// Begins a graceful end. False if the program hears no more of it.
-    fn close(&mut self, linger: Duration) -> bool;
+/// A connection as its program sees it: a handle on the endpoint that drives it, which may have others.
+pub struct Handle<'a> {
+    /// The endpoint.
+    pub endpoint: &'a mut Endpoint<SoftSim>,
+    /// Which of its connections.
+    pub id: ConnectionId,
+    /// Whether the program wants to hear no more of a connection that it ends.
+    pub abandons: bool,
+    /// Whether it was left to the endpoint, which sees it to its end.
+    pub abandoned: bool,
 }
 
-impl Face for Link<SoftSim> {
-    fn connection(&self) -> &Connection<SoftSim> {
-        self
+impl Handle<'_> {
+    /// The connection itself.
+    pub fn connection(&self) -> &Connection<SoftSim> {
+        match self.endpoint.connection(self.id) {
+            Some(connection) => connection,
+            None => unreachable!("a program runs only while its connection is there"),
+        }
     }
 
-    fn check(&self) -> Result<(), Error> {
-        Connection::check(self)
+    /// What ended it, if an error did.
+    ///
+    /// # Errors
+    /// That error.
+    pub fn check(&self) -> Result<(), Error> {
+        self.endpoint.check(self.id)
     }
 
-    fn read(&mut self, into: &mut [u8]) -> Result<Option<usize>, Error> {
-        self.try_read(into)
-    }
-
-    fn write(&mut self, from: &[IoSlice<'_>]) -> Result<Option<usize>, Error> {
-        self.try_write(from)
-    }
-
-    fn lend(
-        &mut self,
-        buffer: &Arc<RegisteredBuffer<SoftSim>>,
-        range: Range<usize>,
-    ) -> Result<Option<usize>, Error> {
-        self.try_lend(buffer, range)
-    }
-
+    /// Begins a graceful end. False if the program hears no more of it.
     fn close(&mut self, linger: Duration) -> bool {
-        Connection::close(self, linger);
-        true
+        self.abandoned = self.abandons;
+        let closed = if self.abandons {
+            self.endpoint.abandon(self.id, linger)
+        } else {
+            self.endpoint.close(self.id, linger)
+        };
+        closed.is_ok() && !self.abandons
+    }
+
+    /// A call that would still wait, though the connection has ended and nothing can come any more.
+    fn waits_for_ever(&mut self, lent: Option<&Arc<RegisteredBuffer<SoftSim>>>) -> Option<&'static str> {
+        if !matches!(self.connection().state(), State::Closed | State::Failed(_)) {
+            return None;
+        }
+        let (endpoint, id) = (&mut *self.endpoint, self.id);
+        let waits = [
+            ("read", matches!(endpoint.read(id, &mut [0]), Ok(None))),
+            ("write", matches!(endpoint.write(id, &[IoSlice::new(&[0])]), Ok(None))),
+            ("flush", matches!(endpoint.flush(id), Ok(None))),
+            ("close", matches!(endpoint.closed(id), Ok(None))),
+            ("lend", lent.is_some_and(|lent| matches!(endpoint.lend(id, lent, 0..lent.len()), Ok(None)))),
+            ("returned", lent.is_some_and(|lent| matches!(endpoint.returned(id, lent), Ok(None)))),
+        ];
+        waits.into_iter().find(|(_, waits)| *waits).map(|(call, _)| call)
     }
 }
 
@@ -176,6 +182,10 @@ pub struct App {
     closing: bool,
     /// Whether what was closed was known to be delivered.
     delivered: bool,
+    /// Whether it waits until what it wrote has left, and writes no more before.
+    flushing: bool,
+    /// What it lent last, as long as that has not come back.
+    lent: Option<Arc<RegisteredBuffer<SoftSim>>>,
     /// A byte that was not the one written.
     wrong: Option<u64>,
     /// The peer's content is not checked.
@@ -206,6 +216,8 @@ pub enum How {
     Failed(Error),
     /// The host was killed, or the connection never came about on this side.
     Gone,
+    /// It has ended, and this call on it would still wait.
+    Waits(&'static str),
 }
 
 /// A pseudo-random stream of bytes.
@@ -250,6 +262,8 @@ impl App {
             last_run: Instant::default(),
             closing: false,
             delivered: false,
+            flushing: false,
+            lent: None,
             wrong: None,
             trusts_nobody: habits.gives_up.is_some(),
         }
@@ -272,11 +286,14 @@ impl App {
     }
 
     /// What it does when it runs: whether it did something, and its ending if that was the last.
-    pub fn run(&mut self, link: &mut impl Face) -> Result<bool, Ending> {
+    pub fn run(&mut self, link: &mut Handle<'_>) -> Result<bool, Ending> {
         let now = link.connection().now();
         self.last_run = now;
         let read = now >= self.next_read && self.read_some(link, now)?;
-        let wrote = !self.closing && now >= self.next_write && self.write_some(link, now)?;
+        self.lent.take_if(|lent| matches!(link.connection().returned(lent), Ok(Some(()))));
+        self.flushing = self.flushing && matches!(link.endpoint.flush(link.id), Ok(None));
+        let writes = !self.closing && !self.flushing && now >= self.next_write;
+        let wrote = writes && self.write_some(link, now)?;
         if self.closing && link.connection().state() == State::Closed {
             // The peer may have been first: then nobody knows what of ours it still took.
             self.delivered = link.connection().unconfirmed() == 0;
@@ -301,9 +318,9 @@ impl App {
         Ok(read || wrote)
     }
 
-    fn read_some(&mut self, link: &mut impl Face, now: Instant) -> Result<bool, Ending> {
+    fn read_some(&mut self, link: &mut Handle<'_>, now: Instant) -> Result<bool, Ending> {
         let mut buffer = vec![0; self.random.within(1..=self.habits.read) as usize];
-        let count = match link.read(&mut buffer) {
+        let count = match link.endpoint.read(link.id, &mut buffer) {
             Ok(None) => return Ok(false),
             Ok(Some(0)) if self.closing => return Ok(false),
             Ok(Some(0)) => return Err(self.ending(How::Eof)),
@@ -325,7 +342,7 @@ impl App {
         Ok(true)
     }
 
-    fn write_some(&mut self, link: &mut impl Face, now: Instant) -> Result<bool, Ending> {
+    fn write_some(&mut self, link: &mut Handle<'_>, now: Instant) -> Result<bool, Ending> {
         let left = self.habits.bytes - self.written;
         if left == 0 {
             return Ok(false);
@@ -336,6 +353,7 @@ impl App {
             Ok(None | Some(0)) => Ok(false),
             Ok(Some(count)) => {
                 self.written += count as u64;
+                self.flushing = self.random.chance(1, 8);
                 if !self.habits.write_rest.is_zero() {
                     self.next_write = now.after(self.random.duration(self.habits.write_rest));
                 }
@@ -352,17 +370,35 @@ impl App {
         }
     }
 
-    fn send(&mut self, link: &mut impl Face, bytes: &[u8]) -> Result<Option<usize>, Error> {
+    fn send(&mut self, link: &mut Handle<'_>, bytes: &[u8]) -> Result<Option<usize>, Error> {
         let (one, other) = bytes.split_at(self.random.below(bytes.len() as u64 + 1) as usize);
         // Where no memory can be registered, it writes.
         if let Some(random) = &mut self.lends
             && random.chance(1, 2)
-            && let Ok(mut buffer) = link.connection().register(bytes.len())
+            && let Ok(mut buffer) = link.connection().register_buffer(bytes.len())
             && buffer.write(0, bytes)
         {
-            return link.lend(&Arc::new(buffer), 0..bytes.len());
+            let buffer = Arc::new(buffer);
+            let lent = link.endpoint.lend(link.id, &buffer, 0..bytes.len());
+            self.lent = Some(buffer);
+            return lent;
         }
-        link.write(&[IoSlice::new(one), IoSlice::new(other)])
+        link.endpoint.write(link.id, &[IoSlice::new(one), IoSlice::new(other)])
+    }
+
+    /// Its end, unless a rule was broken: an error must be the same one from then on, and every call that waits has an answer.
+    pub fn checked(&self, ending: Ending, link: &mut Handle<'_>) -> Ending {
+        if let How::Failed(error) = &ending.how {
+            let again = link.endpoint.read(link.id, &mut [0]).err().map(|error| error.to_string());
+            if again != Some(error.to_string()) || link.check().is_ok() {
+                let how = How::Failed(rdma_proto::Error::Bug("an error that was not sticky").into());
+                return Ending { how, ..ending };
+            }
+        }
+        match link.waits_for_ever(self.lent.as_ref()).filter(|_| !link.abandoned) {
+            Some(call) => Ending { how: How::Waits(call), ..ending },
+            None => ending,
+        }
     }
 
     /// How it stands, as its end.

@@ -1,24 +1,24 @@
-//! All connections of a host on one [`Endpoint`]: what its event loop does.
+//! What an event loop does with an [`Endpoint`]: one of all connections of a host, or one of a single connection.
 //!
 //! A program runs only when the endpoint tells something of its connection, or at a time of its own. Nobody else looks: what
 //! the endpoint does not tell stays unnoticed, and the run does not come to its end.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::IoSlice;
 use std::net::{IpAddr, SocketAddr};
-use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Duration;
 
-use rdma_conn::{Connection, ConnectionId, Endpoint, Error, Event, Limits, Options, RegisteredBuffer};
+use rdma_conn::{Connection, ConnectionId, Endpoint, Error, Event, Limits, Options};
 use rdma_proto::time::Instant;
 use rdma_softsim::{Random, SoftSim};
 use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 
-use super::app::{App, Face, How};
-use super::end::{DIAL_TIMEOUT, End};
+use super::app::{App, Handle, How};
+use super::end::End;
+
+/// How long connecting may take.
+pub const DIAL_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(20);
 
 /// How an endpoint is used: as the scenario has it.
 #[derive(Clone, Copy, Debug)]
@@ -31,10 +31,18 @@ pub struct Usage {
     pub limits: Limits,
 }
 
-/// A host's endpoint, with the programs of its connections.
+impl Usage {
+    /// How an endpoint of one connection is used.
+    pub fn draw(random: &mut Random) -> Self {
+        Self { edges: random.chance(1, 2), abandons: random.chance(1, 8), limits: Limits::default() }
+    }
+}
+
+/// An endpoint, with the programs of its connections.
 pub struct Hub {
     host: u32,
-    endpoint: Endpoint<SoftSim>,
+    /// None once its process is gone.
+    endpoint: Option<Endpoint<SoftSim>>,
     usage: Usage,
     poller: OwnedFd,
     /// Connections to ask for: the place among the ends, and what for.
@@ -44,23 +52,21 @@ pub struct Hub {
     seats: BTreeMap<ConnectionId, usize>,
 }
 
-/// A connection of an endpoint, as its program sees it.
-struct Seat<'a> {
-    endpoint: &'a mut Endpoint<SoftSim>,
-    id: ConnectionId,
-    abandons: bool,
-    /// It was handed over to the endpoint, which sees it to its end.
-    abandoned: bool,
-}
-
 impl Hub {
     /// An endpoint on a host.
+    ///
+    /// # Errors
+    /// There is no endpoint to be had.
     pub fn new(backend: &SoftSim, host: u32, usage: Usage) -> Result<Self, Error> {
-        let endpoint = Endpoint::new(backend, usage.limits)?;
+        Self::of(Endpoint::new(backend, usage.limits)?, host, usage)
+    }
+
+    /// An endpoint that there is.
+    fn of(endpoint: Endpoint<SoftSim>, host: u32, usage: Usage) -> Result<Self, Error> {
         let poller = watch(&endpoint, usage.edges).map_err(|errno| Error::Wait(Arc::new(errno.into())))?;
         Ok(Self {
             host,
-            endpoint,
+            endpoint: Some(endpoint),
             usage,
             poller,
             dials: Vec::new(),
@@ -69,9 +75,29 @@ impl Hub {
         })
     }
 
+    /// The endpoint of one connection that a listener has accepted.
+    ///
+    /// # Errors
+    /// It cannot be watched.
+    pub fn accepted(
+        (endpoint, id): (Endpoint<SoftSim>, ConnectionId),
+        host: u32,
+        usage: Usage,
+        connection: usize,
+        app: App,
+    ) -> Result<Self, Error> {
+        let pair = endpoint.connection(id).map(Connection::queue_pair_number);
+        let mut this = Self::of(endpoint, host, usage)?;
+        let mut end = End::new(host, connection, app);
+        pair.into_iter().for_each(|pair| end.found(pair));
+        this.ends.push(end);
+        this.seats.insert(id, 0);
+        Ok(this)
+    }
+
     /// Listens. Without a listener, for instance by a fault, all clients are refused.
     pub fn listen(&mut self, address: SocketAddr, options: Options) {
-        if let Err(error) = self.endpoint.listen(address, options) {
+        if let Some(Err(error)) = self.endpoint.as_mut().map(|endpoint| endpoint.listen(address, options)) {
             tracing::debug!(%error, "no listener");
         }
     }
@@ -79,7 +105,7 @@ impl Hub {
     /// A client that begins to connect at a certain time.
     pub fn dial(&mut self, peer: SocketAddr, options: Options, at: Instant, connection: usize, app: App) {
         self.dials.push((self.ends.len(), at, peer, options));
-        self.ends.push(End::seated(self.host, connection, app));
+        self.ends.push(End::new(self.host, connection, app));
     }
 
     /// Its host.
@@ -100,46 +126,46 @@ impl Hub {
     /// The connection of an end, while it has one.
     pub fn connection(&self, place: usize) -> Option<&Connection<SoftSim>> {
         let (id, _) = self.seats.iter().find(|(_, seat)| **seat == place)?;
-        self.endpoint.connection(*id)
+        self.endpoint.as_ref()?.connection(*id)
     }
 
     /// Whether nobody is left: no program, nor anything on its way to its end.
     pub fn is_over(&self) -> bool {
         let ended = self.ends.iter().all(|end| end.ending().is_some());
-        ended && self.endpoint.usage().connections == 0
+        ended && self.endpoint.as_ref().is_none_or(|endpoint| endpoint.usage().connections == 0)
     }
 
     /// What its descriptor says; of an edge, once.
     pub fn is_readable(&self) -> bool {
-        let mut events = Vec::with_capacity(1);
-        let polled = epoll::wait(&self.poller, spare_capacity(&mut events), Some(&Timespec::default()));
-        polled.is_ok_and(|count| count > 0)
+        self.endpoint.is_some() && ready(&self.poller, 1) > 0
     }
 
     /// When it wants to run, if its descriptor stays silent.
     pub fn next_wake(&self) -> Option<Instant> {
+        let endpoint = self.endpoint.as_ref()?;
         let apps = self.seats.values().filter_map(|place| self.ends[*place].next_wake());
         let dials = self.dials.iter().map(|(_, at, ..)| *at);
-        self.endpoint.next_timeout().into_iter().chain(apps).chain(dials).min()
+        endpoint.next_timeout().into_iter().chain(apps).chain(dials).min()
     }
 
     /// Whether a connection wants to be looked at sooner than its endpoint.
     pub fn oversleeps(&self) -> bool {
-        let connections = self.seats.keys().filter_map(|id| self.endpoint.connection(*id));
+        let Some(endpoint) = &self.endpoint else { return false };
+        let connections = self.seats.keys().filter_map(|id| endpoint.connection(*id));
         // What is overdue is due now.
-        let soonest =
-            connections.filter_map(Connection::next_timeout).min().map(|at| at.max(self.endpoint.now()));
-        soonest.is_some_and(|soonest| self.endpoint.next_timeout().is_none_or(|at| at > soonest))
+        let soonest = connections.filter_map(Connection::next_timeout).min().map(|at| at.max(endpoint.now()));
+        soonest.is_some_and(|soonest| endpoint.next_timeout().is_none_or(|at| at > soonest))
     }
 
     /// Everything goes. What is left are the ends.
-    pub fn give_up(mut self) -> Vec<End> {
-        self.ends.iter_mut().for_each(End::kill);
-        self.seats.into_keys().for_each(|id| self.endpoint.remove(id));
-        self.ends
+    pub fn give_up(&mut self) {
+        self.ends.iter_mut().for_each(|end| end.over(How::Gone));
+        self.seats.clear();
+        self.endpoint = None;
     }
 
-    /// One turn of the event loop, which then sleeps again. `program` is the program of a connection that was accepted.
+    /// One turn of the event loop, which then sleeps again. `program` is the program of a connection that was accepted. Says
+    /// whether more than one thing had woken it.
     ///
     /// # Errors
     /// The endpoint is lost.
@@ -147,30 +173,35 @@ impl Hub {
         &mut self,
         random: &mut Random,
         program: impl Fn(&mut Random, usize) -> App,
-    ) -> Result<(), Error> {
-        let now = self.endpoint.now();
+    ) -> Result<bool, Error> {
+        let Some(endpoint) = &mut self.endpoint else { return Ok(false) };
+        let now = endpoint.now();
+        let several = ready(&*endpoint, 2) > 1;
         self.ask(now);
-        self.endpoint.progress()?;
+        let Some(endpoint) = &mut self.endpoint else { return Ok(false) };
+        endpoint.progress()?;
         // Some take what they are told one by one.
         let most = if random.chance(1, 4) { 1 } else { u32::MAX };
         let mut told = BTreeSet::new();
         for _ in 0..most {
-            let Some(event) = self.endpoint.next_event() else { break };
+            let Some(event) = self.endpoint.as_mut().and_then(Endpoint::next_event) else { break };
             told.extend(self.take(event, random, &program));
         }
         let due = |place: &&usize| self.ends[**place].next_wake().is_some_and(|at| at <= now);
         told.extend(self.seats.values().filter(due));
         let run: Vec<_> =
             self.seats.iter().filter(|(_, place)| told.contains(place)).map(|(id, at)| (*id, *at)).collect();
+        let diligent = random.chance(1, 4);
         for (id, place) in run {
-            self.turn(id, place);
+            self.turn(id, place, diligent);
         }
-        Ok(())
+        Ok(several)
     }
 
     fn ask(&mut self, now: Instant) {
+        let Some(endpoint) = &mut self.endpoint else { return };
         for (place, _, peer, options) in self.dials.extract_if(.., |(_, at, ..)| *at <= now) {
-            match self.endpoint.connect(peer, None, DIAL_TIMEOUT, options) {
+            match endpoint.connect(peer, None, DIAL_TIMEOUT, options) {
                 Ok(id) => drop(self.seats.insert(id, place)),
                 Err(error) => self.ends[place].over(How::Failed(error)),
             }
@@ -192,30 +223,26 @@ impl Hub {
         else {
             return None;
         };
-        // What nobody has asked for was accepted.
-        let (place, accepted) = match self.seats.get(&id) {
-            Some(place) => (*place, false),
-            None => (self.seat(id, random, program)?, true),
+        let place = match self.seats.get(&id) {
+            Some(place) => *place,
+            // What nobody has asked for was accepted.
+            None => self.seat(id, random, program)?,
         };
+        let endpoint = self.endpoint.as_mut()?;
         let end = &mut self.ends[place];
         if let Event::Opened { .. } = event {
             end.open();
         }
-        let connection = self.endpoint.connection(id);
         // A dial that has not come about has no queue pair that anybody knows of.
-        let known = connection.filter(|_| accepted || end.is_open());
-        if let Some(connection) = known {
+        if let Some(connection) = endpoint.connection(id).filter(|_| end.is_open()) {
             end.found(connection.queue_pair_number());
         }
         if let Event::Ended(_) = event
             && !end.is_open()
         {
-            // Gone before it was there: to a server, that is an end like any other.
-            let left = known.is_some_and(|connection| connection.check().is_ok());
-            let error = self.endpoint.check(id).err();
-            end.over(if left { How::Eof } else { error.map_or(How::Gone, How::Failed) });
+            end.over(endpoint.check(id).err().map_or(How::Gone, How::Failed));
             self.seats.remove(&id);
-            self.endpoint.remove(id);
+            endpoint.abort(id);
             return None;
         }
         Some(place)
@@ -228,65 +255,32 @@ impl Hub {
         random: &mut Random,
         program: impl Fn(&mut Random, usize) -> App,
     ) -> Option<usize> {
-        let IpAddr::V4(ip) = self.endpoint.peer_addr(id)?.ip() else { return None };
+        let IpAddr::V4(ip) = self.endpoint.as_ref()?.peer_addr(id)?.ip() else { return None };
         let connection = usize::from(ip.octets()[3]).saturating_sub(2);
         let place = self.ends.len();
-        self.ends.push(End::seated(self.host, connection, program(random, connection)));
+        self.ends.push(End::new(self.host, connection, program(random, connection)));
         self.seats.insert(id, place);
         Some(place)
     }
 
-    fn turn(&mut self, id: ConnectionId, place: usize) {
-        let end = &mut self.ends[place];
-        let abandons = self.usage.abandons;
-        let mut seat = Seat { endpoint: &mut self.endpoint, id, abandons, abandoned: false };
-        if end.is_open() && end.run_seated(&mut seat) {
-            let abandoned = seat.abandoned;
-            self.seats.remove(&id);
-            if !abandoned {
-                self.endpoint.remove(id);
+    fn turn(&mut self, id: ConnectionId, place: usize, diligent: bool) {
+        let (end, abandons) = (&mut self.ends[place], self.usage.abandons);
+        let Some(endpoint) = &mut self.endpoint else { return };
+        let mut handle = Handle { endpoint, id, abandons, abandoned: false };
+        if end.is_open() && end.run(&mut handle, diligent) {
+            if !handle.abandoned {
+                handle.endpoint.abort(id);
             }
+            self.seats.remove(&id);
         }
     }
 }
 
-impl Face for Seat<'_> {
-    fn connection(&self) -> &Connection<SoftSim> {
-        match self.endpoint.connection(self.id) {
-            Some(connection) => connection,
-            None => unreachable!("a program runs only while its connection is there"),
-        }
-    }
-
-    fn check(&self) -> Result<(), Error> {
-        self.endpoint.check(self.id)
-    }
-
-    fn read(&mut self, into: &mut [u8]) -> Result<Option<usize>, Error> {
-        self.endpoint.read(self.id, into)
-    }
-
-    fn write(&mut self, from: &[IoSlice<'_>]) -> Result<Option<usize>, Error> {
-        self.endpoint.write(self.id, from)
-    }
-
-    fn lend(
-        &mut self,
-        buffer: &Arc<RegisteredBuffer<SoftSim>>,
-        range: Range<usize>,
-    ) -> Result<Option<usize>, Error> {
-        self.endpoint.lend(self.id, buffer, range)
-    }
-
-    fn close(&mut self, linger: Duration) -> bool {
-        self.abandoned = self.abandons;
-        let closed = if self.abandons {
-            self.endpoint.close(self.id, linger)
-        } else {
-            self.endpoint.shutdown(self.id, linger)
-        };
-        closed.is_ok() && !self.abandons
-    }
+/// How many of what `poller` watches have something, of at most so many.
+fn ready(poller: &impl AsFd, most: usize) -> usize {
+    let mut events = Vec::with_capacity(most);
+    let polled = epoll::wait(poller, spare_capacity(&mut events), Some(&Timespec::default()));
+    polled.unwrap_or(0)
 }
 
 /// An epoll instance that watches an endpoint.

@@ -9,7 +9,7 @@
 //! seed ─▶ Scenario ─▶ world::run ─▶ Outcome { violation, hash, marks, trace }
 //!            │                         ▲
 //!            ├─ Knobs, FaultPlan ─▶ rdma_softsim::Simulation ─ trace ─▶ Oracle
-//!            └─ Options, Habits  ─▶ End { Dial, Link } + App, or Hub { Endpoint, End ... } + App
+//!            └─ Options, Habits  ─▶ Hub { Endpoint, End { App } ... }
 //! ```
 
 pub mod app;

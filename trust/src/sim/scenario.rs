@@ -232,7 +232,7 @@ fn options(random: &mut Random, usual: Options) -> Options {
         receives: random.pick(&[1, 2, 3, 4, 8, 16, 64]),
         inline: random.pick(&[0, 16, 32, 64]),
         rnr_timer: random.pick(&[RnrTimer::MICROS_640, RnrTimer::from_code(8).unwrap_or(RnrTimer::SLOWEST)]),
-        keep_memory: random.pick(&[usual.keep_memory, micros(200), micros(20_000)]),
+        keep_memory: random.pick(&[usual.keep_memory, micros(1_000), micros(20_000)]),
         ..usual
     }
 }

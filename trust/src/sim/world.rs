@@ -11,7 +11,7 @@ use rdma_softsim::{FailureClass, Limits, Marks, Random, Resources, Simulation, S
 
 use super::app::{App, Ending, How, Stream};
 use super::end::{Door, End};
-use super::hub::Hub;
+use super::hub::{Hub, Usage};
 use super::judge;
 use super::oracle::{Oracle, Violation};
 use super::rogue::Rogue;
@@ -68,11 +68,10 @@ struct World<'a> {
     server: SoftSim,
     random: Random,
     door: Option<Door>,
-    ends: Vec<End>,
-    /// The hosts that have an endpoint.
-    hubs: BTreeMap<u32, Hub>,
+    /// All endpoints: of a host, or of one connection.
+    hubs: Vec<Hub>,
     rogues: Vec<(usize, Rogue)>,
-    /// When those who were woken run: the door, the ends, the endpoints, the rogues.
+    /// When those who were woken run: the door, the endpoints, the rogues.
     turns: BTreeMap<Runner, Instant>,
     oracle: Oracle,
     /// Classes of failure that the fabric knows nothing about.
@@ -90,9 +89,8 @@ struct World<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Runner {
     Door,
-    End(usize),
-    /// The endpoint of a host.
-    Hub(u32),
+    /// An endpoint.
+    Hub(usize),
     Rogue(usize),
 }
 
@@ -142,10 +140,13 @@ fn check_end(end: &End, connection: Option<&Connection<SoftSim>>) -> Result<(), 
             ));
         }
     }
+    if let Some(Ending { how: How::Waits(call), .. }) = end.ending() {
+        return Err(Violation::new("wait", format!("{}: {call} waits on, after the end", name(end))));
+    }
     if let Some(Ending { how: How::Failed(error), .. }) = end.ending()
-        && let rdma_conn::Error::Protocol(rdma_proto::Error::Unreachable(what)) = error
+        && let rdma_conn::Error::Protocol(rdma_proto::Error::Bug(what)) = error
     {
-        return Err(Violation::new("unreachable", format!("{}: {what}", name(end))));
+        return Err(Violation::new("bug", format!("{}: {what}", name(end))));
     }
     Ok(())
 }
@@ -165,8 +166,7 @@ impl<'a> World<'a> {
             server,
             random: Random::new(scenario.seed ^ 0x77),
             door: None,
-            ends: Vec::new(),
-            hubs: BTreeMap::new(),
+            hubs: Vec::new(),
             rogues: Vec::new(),
             turns: BTreeMap::new(),
             oracle: Oracle::default(),
@@ -184,7 +184,7 @@ impl<'a> World<'a> {
         if let Some(usage) = self.scenario.endpoints.server {
             if let Ok(mut hub) = Hub::new(&self.server, SERVER, usage) {
                 hub.listen(listening, self.scenario.server);
-                self.hubs.insert(SERVER, hub);
+                self.hubs.push(hub);
             }
         } else {
             // Without a listener, for instance by a fault, all clients are refused.
@@ -204,7 +204,13 @@ impl<'a> World<'a> {
                     if let Ok(rogue) = Rogue::listen(&backend, target, rogue.deviation) {
                         self.rogues.push((place, rogue));
                     }
-                    self.dial(&self.server.clone(), (SERVER, place), target, begins);
+                    self.dial(
+                        &self.server.clone(),
+                        (SERVER, place),
+                        target,
+                        begins,
+                        self.scenario.endpoints.server,
+                    );
                 }
                 Some(rogue) => {
                     if let Ok(rogue) = Rogue::dial(&backend, listening, rogue.deviation) {
@@ -212,31 +218,40 @@ impl<'a> World<'a> {
                     }
                 }
                 None => {
-                    if let Some(usage) = self.scenario.endpoints.clients
-                        && let Ok(hub) = Hub::new(&backend, host, usage)
-                    {
-                        self.hubs.insert(host, hub);
-                    }
-                    self.dial(&backend, (host, place), listening, begins);
+                    self.dial(&backend, (host, place), listening, begins, self.scenario.endpoints.clients);
                 }
             }
         }
         self.look()
     }
 
-    /// A host dials, with its endpoint if it has one.
-    fn dial(&mut self, backend: &SoftSim, (host, place): (u32, usize), peer: SocketAddr, at: Instant) {
+    /// A host dials, with its own endpoint if it has one.
+    fn dial(
+        &mut self,
+        backend: &SoftSim,
+        (host, place): (u32, usize),
+        peer: SocketAddr,
+        at: Instant,
+        usage: Option<Usage>,
+    ) {
         let app = program(self.scenario, self.sim.now(), &mut self.random, place, true);
         let options = self.scenario.connections[place].options;
-        match self.hubs.get_mut(&host) {
-            Some(hub) => hub.dial(peer, options, at, place, app),
-            None => self.ends.push(End::dial(backend.clone(), peer, options, at, (host, place), app)),
+        let own = self.hubs.iter_mut().find(|hub| usage.is_some() && hub.host() == host);
+        if let Some(hub) = own {
+            hub.dial(peer, options, at, place, app);
+            return;
+        }
+        let usage = usage.unwrap_or_else(|| Usage::draw(&mut self.random));
+        // Without an endpoint, for instance by a fault, there is no connection, and nobody to blame.
+        if let Ok(mut hub) = Hub::new(backend, host, usage) {
+            hub.dial(peer, options, at, place, app);
+            self.hubs.push(hub);
         }
     }
 
     /// All ends of connections, whoever drives them.
     fn all_ends(&self) -> impl Iterator<Item = &End> {
-        self.ends.iter().chain(self.hubs.values().flat_map(Hub::ends))
+        self.hubs.iter().flat_map(Hub::ends)
     }
 
     /// The loop.
@@ -271,8 +286,7 @@ impl<'a> World<'a> {
     }
 
     fn is_over(&self) -> bool {
-        let ends = self.ends.iter().all(|end| end.ending().is_some());
-        ends && self.hubs.values().all(Hub::is_over)
+        self.hubs.iter().all(Hub::is_over)
             && self.rogues.iter().all(|(_, rogue)| rogue.is_over())
             && self.turns.is_empty()
     }
@@ -282,14 +296,13 @@ impl<'a> World<'a> {
         if self.sim.has_woken() || std::mem::take(&mut self.stirred) {
             let now = self.sim.now();
             let door = self.door.as_ref().is_some_and(Door::is_readable).then_some(Runner::Door);
-            let ends = self.ends.iter().enumerate().filter(|(_, end)| end.is_readable());
             let rogues = self.rogues.iter().enumerate().filter(|(_, (_, rogue))| rogue.is_readable());
             let killed = |hub: &Hub| self.sim.is_killed(hub.host());
-            let hubs = self.hubs.iter().filter(|(_, hub)| hub.is_readable() || killed(hub));
-            let woken: Vec<_> = ends
-                .map(|(place, _)| Runner::End(place))
-                .chain(rogues.map(|(place, _)| Runner::Rogue(place)))
-                .chain(hubs.map(|(host, _)| Runner::Hub(*host)))
+            let hubs = self.hubs.iter().enumerate();
+            let hubs = hubs.filter(|(_, hub)| hub.is_readable() || killed(hub) && !hub.is_over());
+            let woken: Vec<_> = rogues
+                .map(|(place, _)| Runner::Rogue(place))
+                .chain(hubs.map(|(place, _)| Runner::Hub(place)))
                 .chain(door)
                 .collect();
             for runner in woken {
@@ -302,24 +315,19 @@ impl<'a> World<'a> {
     /// Whose turn is next, and when.
     fn next_turn(&mut self, now: Instant) -> Option<(Instant, Runner)> {
         let woken = self.turns.iter().map(|(runner, at)| (*at, *runner));
-        let timers = self
-            .ends
-            .iter()
-            .enumerate()
-            .filter_map(|(place, end)| Some((end.next_wake()?, Runner::End(place))));
-        let hubs = self.hubs.iter().filter_map(|(host, hub)| Some((hub.next_wake()?, Runner::Hub(*host))));
+        let hubs = self.hubs.iter().enumerate();
+        let hubs = hubs.filter_map(|(place, hub)| Some((hub.next_wake()?, Runner::Hub(place))));
         let rogues = self.rogues.iter().enumerate().filter(|(_, (_, rogue))| !rogue.is_over());
         let rogues = rogues.map(|(place, (_, rogue))| (rogue.next_wake(), Runner::Rogue(place)));
         let stalled = |(at, runner): (Instant, Runner)| {
             let host = match runner {
                 Runner::Door => SERVER,
-                Runner::End(place) => self.ends[place].host,
-                Runner::Hub(host) => host,
+                Runner::Hub(place) => self.hubs[place].host(),
                 Runner::Rogue(_) => return (at.max(now), runner),
             };
             (at.max(now).max(self.sim.stalled_until(host).unwrap_or_default()), runner)
         };
-        woken.chain(timers).chain(hubs).chain(rogues).map(stalled).min()
+        woken.chain(hubs).chain(rogues).map(stalled).min()
     }
 
     fn turn(&mut self, runner: Runner) -> Result<(), Violation> {
@@ -327,22 +335,7 @@ impl<'a> World<'a> {
         self.stirred = true;
         match runner {
             Runner::Door => self.accept(),
-            Runner::End(place) => {
-                let host = self.ends[place].host;
-                if self.sim.stalled_until(host).is_some_and(|until| until == self.sim.now()) {
-                    self.marks.observe(FailureClass::SlowConsumer);
-                }
-                if self.sim.is_killed(host) {
-                    self.ends[place].kill();
-                }
-                self.marks.inject(FailureClass::Scheduling);
-                if self.ends[place].run(&mut self.random) {
-                    self.marks.observe(FailureClass::Scheduling);
-                }
-                let end = &self.ends[place];
-                check_end(end, end.link().map(|link| &**link))?;
-            }
-            Runner::Hub(host) => self.run_hub(host)?,
+            Runner::Hub(place) => self.run_hub(place)?,
             Runner::Rogue(place) => self.rogues[place].1.run(),
         }
         let stir = (self.sim.events(), self.sim.now());
@@ -354,22 +347,33 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    fn run_hub(&mut self, host: u32) -> Result<(), Violation> {
-        let Some(hub) = self.hubs.get_mut(&host) else { return Ok(()) };
+    fn run_hub(&mut self, place: usize) -> Result<(), Violation> {
+        let hub = &mut self.hubs[place];
+        let host = hub.host();
         if self.sim.stalled_until(host).is_some_and(|until| until == self.sim.now()) {
             self.marks.observe(FailureClass::SlowConsumer);
         }
         let (scenario, now) = (self.scenario, self.sim.now());
         let accepted = |random: &mut Random, place| program(scenario, now, random, place, false);
-        let lost = self.sim.is_killed(host) || hub.run(&mut self.random, accepted).is_err();
+        self.marks.inject(FailureClass::Scheduling);
+        let lost = self.sim.is_killed(host)
+            || match hub.run(&mut self.random, accepted) {
+                Ok(several) => {
+                    if several {
+                        self.marks.observe(FailureClass::Scheduling);
+                    }
+                    false
+                }
+                Err(_) => true,
+            };
         for (place, end) in hub.ends().iter().enumerate() {
             check_end(end, hub.connection(place))?;
         }
         if !lost && hub.oversleeps() {
             return Err(Violation::new("timers", format!("{hub:?} sleeps longer than its connections")));
         }
-        if lost && let Some(hub) = self.hubs.remove(&host) {
-            self.ends.extend(hub.give_up());
+        if lost {
+            hub.give_up();
         }
         Ok(())
     }
@@ -379,14 +383,13 @@ impl<'a> World<'a> {
             self.door = None;
             return;
         }
-        while let Some(link) = self.door.as_mut().and_then(Door::accept) {
-            let IpAddr::V4(ip) = link.peer_addr().ip() else { continue };
+        while let Some((endpoint, id)) = self.door.as_mut().and_then(Door::accept) {
+            let Some(IpAddr::V4(ip)) = endpoint.peer_addr(id).map(|peer| peer.ip()) else { continue };
             let place = usize::from(ip.octets()[3]).saturating_sub(2);
             if place < self.scenario.connections.len() {
                 let app = program(self.scenario, self.sim.now(), &mut self.random, place, false);
-                let mut end = End::accepted(link, SERVER, place, app);
-                end.run(&mut self.random);
-                self.ends.push(end);
+                let usage = Usage::draw(&mut self.random);
+                self.hubs.extend(Hub::accepted((endpoint, id), SERVER, usage, place, app));
             }
         }
     }
@@ -417,7 +420,7 @@ impl<'a> World<'a> {
     }
 
     fn note_reads(&mut self) {
-        for end in self.ends.iter_mut().chain(self.hubs.values_mut().flat_map(Hub::ends_mut)) {
+        for end in self.hubs.iter_mut().flat_map(Hub::ends_mut) {
             if let Some(pair) = end.pair() {
                 self.oracle.has_read(pair, end.app().bytes_read());
                 let alive = !self.sim.is_killed(end.host);
@@ -433,13 +436,12 @@ impl<'a> World<'a> {
 
     fn stuck(&self, how: &str) -> Violation {
         let silent = |end: &&End| end.ending().is_none();
-        let links = self.ends.iter().filter(silent).map(|end| format!("{}: {:?}", name(end), end.link()));
-        let seats = self.hubs.values().flat_map(|hub| {
+        let seats = self.hubs.iter().flat_map(|hub| {
             let seats = hub.ends().iter().enumerate().filter(|(_, end)| silent(end));
             seats.map(|(place, end)| format!("{}: {:?}", name(end), hub.connection(place)))
         });
-        let hubs = self.hubs.values().filter(|hub| !hub.is_over()).map(|hub| format!("{hub:?}"));
-        let who: Vec<String> = links.chain(seats).chain(hubs).collect();
+        let hubs = self.hubs.iter().filter(|hub| !hub.is_over()).map(|hub| format!("{hub:?}"));
+        let who: Vec<String> = seats.chain(hubs).collect();
         Violation::new("liveness", format!("{how} at {:?}: {}", self.sim.now().since_start(), who.join("; ")))
     }
 
@@ -506,9 +508,7 @@ impl<'a> World<'a> {
 
     /// Everything goes, and nothing may be left.
     fn clear_up(&mut self) -> Result<(), Violation> {
-        self.ends.clear();
-        let hubs = std::mem::take(&mut self.hubs);
-        hubs.into_values().for_each(|hub| drop(hub.give_up()));
+        self.hubs.clear();
         self.rogues.clear();
         self.door = None;
         // Late packets, time-waits.

@@ -191,7 +191,7 @@ impl<B: Descriptors> Face for Blocking<B> {
         let mut stream = made.map_err(|error| refused(&error.into()))?;
         stream.set_read_timeout(Some(LIMIT));
         stream.set_write_timeout(Some(LIMIT));
-        let lent = Arc::new(stream.register(128 << 10).map_err(|error| refused(&error.into()))?);
+        let lent = Arc::new(stream.register_buffer(128 << 10).map_err(|error| refused(&error.into()))?);
         let (received, chunk) = (Frames::default(), vec![0; 256 << 10].into());
         self.open = Some(Open { stream, lent, received, chunk });
         Ok(())
@@ -206,7 +206,7 @@ impl<B: Descriptors> Face for Blocking<B> {
     fn leave(&mut self, how: Leaving) -> Result<(), Trouble> {
         let Some(mut open) = self.open.take() else { return Ok(()) };
         match how {
-            Leaving::Orderly => open.stream.shutdown(LINGER).or_else(|error| match refused(&error.into()) {
+            Leaving::Orderly => open.stream.close(LINGER).or_else(|error| match refused(&error.into()) {
                 // That the end was not answered in time is what an outage does.
                 Trouble::Lost(_) => Ok(()),
                 other => Err(other),

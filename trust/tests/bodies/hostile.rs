@@ -10,12 +10,13 @@ use std::io::IoSlice;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use rdma_conn::{Dial, Error, Link, Listener, Options};
+use rdma_conn::{Connection, ConnectionId, Endpoint, Error, Options};
 use rdma_proto::time::Instant;
-use rdma_proto::{Keepalive, Role, State};
+use rdma_proto::{Keepalive, State};
 use rdma_softsim::{Knobs, Limits, Personality, Random, Resources, Simulation, SoftSim};
 use trust::sim::app::{App, End as Farewell, Habits, How, Stream};
-use trust::sim::end::End;
+use trust::sim::end::{Door, End, is_readable};
+use trust::sim::hub::{Hub, Usage};
 use trust::sim::oracle::Oracle;
 
 use crate::peer::Peer;
@@ -25,6 +26,7 @@ const VICTIM: u8 = 0;
 pub(crate) const HOSTILE: u8 = 1;
 const BYSTANDER: u8 = 2;
 const PORT: u16 = 6379;
+const USAGE: Usage = Usage { edges: false, abandons: false, limits: rdma_conn::Limits::NONE };
 /// Turns without an event of the fabric in between after which a program spins.
 const MOST_TURNS: u32 = 100;
 /// Events after the peer has gone quiet after which nothing comes to an end.
@@ -49,22 +51,18 @@ struct World {
     sim: Simulation,
     oracle: Oracle,
     random: Random,
-    victim: Victim,
-    door: Option<Listener<SoftSim>>,
+    /// The endpoint of our connection, which the peer attacks.
+    victim: Option<(Endpoint<SoftSim>, ConnectionId)>,
+    door: Option<Door>,
     peer: Peer,
     /// The client of the same server that does nothing wrong, and its server's side.
-    bystander: Option<(Dialogue, End, Option<End>)>,
+    bystander: Option<(Dialogue, Hub, Option<Hub>)>,
     /// Bytes our application has written and read.
     wrote: u64,
     read: u64,
     pair: Option<u32>,
-}
-
-enum Victim {
-    Nobody,
-    Dialing(Box<Dial<SoftSim>>),
-    Open(Box<Link<SoftSim>>),
-    Over,
+    /// What has ended our connection.
+    failed: Option<String>,
 }
 
 /// What the bystander and its server do.
@@ -93,7 +91,7 @@ fn options(script: &mut Script<'_>, usual: Options) -> Options {
     options.receives = script.within(1..=16) as u16;
     options.inline = script.within(0..=64);
     options.handshake_timeout = Duration::from_millis(500);
-    options.keep_memory = Duration::from_millis(script.byte().into());
+    options.keep_memory = Duration::from_millis(script.byte().max(1).into());
     options
 }
 
@@ -115,19 +113,20 @@ impl World {
         let target = SocketAddr::new(address(if serves { VICTIM } else { HOSTILE }), PORT);
         let mut random = Random::new(seed);
         let (victim, door, peer, bystander) = if serves {
-            let door = Listener::bind(&ours, target, options).expect("nothing is in its way");
+            let door = Door::open(&ours, target, options).expect("nothing is in its way");
             let bystander = accompanied.then(|| {
                 let host = sim.host(&[address(BYSTANDER)], Limits::default());
                 bystander(&host, target, &options, sim.now(), &mut random)
             });
-            (Victim::Nobody, Some(door), Peer::dial(&theirs, target, script), bystander)
+            (None, Some(door), Peer::dial(&theirs, target, script), bystander)
         } else {
             let peer = Peer::listen(&theirs, target, script);
-            let dial = Dial::new(&ours, target, None, Duration::from_secs(1), options);
-            (Victim::Dialing(Box::new(dial.expect("nothing is in its way"))), None, peer, None)
+            let mut endpoint = Endpoint::new(&ours, rdma_conn::Limits::NONE).expect("nothing is in its way");
+            let id = endpoint.connect(target, None, Duration::from_secs(1), options);
+            (Some((endpoint, id.expect("nothing is in its way"))), None, peer, None)
         };
         let (oracle, pair) = (Oracle::default(), None);
-        Self { sim, oracle, random, victim, door, peer, bystander, wrote: 0, read: 0, pair }
+        Self { sim, oracle, random, victim, door, peer, bystander, wrote: 0, read: 0, pair, failed: None }
     }
 
     fn step(&mut self, step: u8, script: &mut Script<'_>) {
@@ -137,8 +136,8 @@ impl World {
             4 => {
                 let linger = Duration::from_millis(script.byte().into());
                 // Rare, for little comes after it.
-                if let (0..32, Victim::Open(link)) = (script.byte(), &mut self.victim) {
-                    link.close(linger);
+                if let (0..32, Some((endpoint, id))) = (script.byte(), self.open()) {
+                    endpoint.close(id, linger).expect("it is there");
                 }
             }
             5 | 6 => {
@@ -154,19 +153,25 @@ impl World {
         }
     }
 
+    /// Our connection, once bytes can flow.
+    fn open(&mut self) -> Option<(&mut Endpoint<SoftSim>, ConnectionId)> {
+        let (endpoint, id) = self.victim.as_mut()?;
+        endpoint.is_open(*id).then_some((endpoint, *id))
+    }
+
     fn write(&mut self, count: usize) {
-        let Victim::Open(link) = &mut self.victim else { return };
+        let Some((endpoint, id)) = self.open() else { return };
         let bytes = vec![0x5a; count];
-        if let Ok(Some(taken)) = link.try_write(&[IoSlice::new(&bytes)]) {
+        if let Ok(Some(taken)) = endpoint.write(id, &[IoSlice::new(&bytes)]) {
             assert!(taken <= count);
             self.wrote += taken as u64;
         }
     }
 
     fn consume(&mut self, count: usize) {
-        let Victim::Open(link) = &mut self.victim else { return };
+        let Some((endpoint, id)) = self.open() else { return };
         let mut bytes = vec![0; count.max(1)];
-        if let Ok(Some(taken)) = link.try_read(&mut bytes) {
+        if let Ok(Some(taken)) = endpoint.read(id, &mut bytes) {
             self.read += taken as u64;
         }
     }
@@ -183,14 +188,10 @@ impl World {
 
     /// When somebody wants to run, or something happens.
     fn next(&self) -> Option<Instant> {
-        let victim = match &self.victim {
-            Victim::Dialing(dial) => Some(dial.deadline()),
-            Victim::Open(link) => link.next_timeout(),
-            Victim::Nobody | Victim::Over => None,
-        };
-        let ends = self.bystander.iter().flat_map(|(_, client, server)| [Some(client), server.as_ref()]);
-        let ends = ends.flatten().filter_map(End::next_wake);
-        victim.into_iter().chain(ends).chain(self.sim.deadline()).min()
+        let victim = self.victim.as_ref().and_then(|(endpoint, _)| endpoint.next_timeout());
+        let hubs = self.bystander.iter().flat_map(|(_, client, server)| [Some(client), server.as_ref()]);
+        let hubs = hubs.flatten().filter_map(Hub::next_wake);
+        victim.into_iter().chain(hubs).chain(self.sim.deadline()).min()
     }
 
     /// Everybody whose descriptor or timer says so has a turn, until nobody's does.
@@ -203,11 +204,9 @@ impl World {
         self.look();
     }
 
-    fn link(&self) -> Option<&Link<SoftSim>> {
-        match &self.victim {
-            Victim::Open(link) => Some(link),
-            _ => None,
-        }
+    fn link(&self) -> Option<&Connection<SoftSim>> {
+        let (endpoint, id) = self.victim.as_ref()?;
+        endpoint.connection(*id)
     }
 
     fn turn(&mut self) -> bool {
@@ -216,25 +215,18 @@ impl World {
     }
 
     fn accept(&mut self) -> bool {
-        let woken = self.door.as_ref().is_some_and(|door| door.event_channel().is_readable());
-        let next = |door: &Listener<SoftSim>| loop {
-            match door.try_accept() {
-                // The peer has gone between its request and the queue pair for it.
-                Err(rdma_conn::Error::Backend { kind: rdma_proto::backend::ErrorKind::State, .. }) => {}
-                accepted => break accepted.expect("there is enough of everything"),
-            }
-        };
-        while let Some(link) = self.door.as_ref().filter(|_| woken).and_then(next) {
-            let stranger = link.peer_addr().ip() == address(HOSTILE);
+        let woken = self.door.as_ref().is_some_and(Door::is_readable);
+        while let Some((endpoint, id)) = self.door.as_mut().filter(|_| woken).and_then(Door::accept) {
+            let peer = endpoint.peer_addr(id).map(|peer| peer.ip());
             if let Some((Dialogue { client, server }, _, accepted)) =
-                self.bystander.as_mut().filter(|_| !stranger)
+                self.bystander.as_mut().filter(|_| peer != Some(address(HOSTILE)))
             {
                 let app =
                     App::new(*server, Stream(2), Stream(1), client.bytes, self.sim.now(), self.random.next());
-                *accepted = Some(End::accepted(link, VICTIM.into(), 0, app));
+                let hub = Hub::accepted((endpoint, id), VICTIM.into(), USAGE, 0, app);
+                *accepted = Some(hub.expect("it can be watched"));
             } else {
-                self.pair = Some(link.queue_pair_number());
-                self.victim = Victim::Open(Box::new(link));
+                self.victim = Some((endpoint, id));
                 self.take_turn();
             }
         }
@@ -244,19 +236,9 @@ impl World {
     /// The event loop of our side.
     fn drive(&mut self) -> bool {
         let now = self.sim.now();
-        let wanted = match &self.victim {
-            Victim::Dialing(dial) => {
-                let woken = dial.sources().is_some_and(|(events, completions)| {
-                    events.is_readable() || completions.is_some_and(|queue| queue.is_readable())
-                });
-                woken || dial.deadline() <= now
-            }
-            Victim::Open(link) => {
-                let woken = link.event_channel().is_readable() || link.completion_queue().is_readable();
-                woken || link.next_timeout().is_some_and(|at| at <= now)
-            }
-            Victim::Nobody | Victim::Over => false,
-        };
+        let wanted = self.victim.as_ref().is_some_and(|(endpoint, _)| {
+            is_readable(endpoint) || endpoint.next_timeout().is_some_and(|at| at <= now)
+        });
         if wanted {
             self.take_turn();
         }
@@ -264,45 +246,34 @@ impl World {
     }
 
     fn take_turn(&mut self) {
-        match &mut self.victim {
-            Victim::Dialing(dial) => match dial.progress() {
-                Ok(None) => {}
-                Ok(Some(link)) => {
-                    self.pair = Some(link.queue_pair_number());
-                    self.victim = Victim::Open(Box::new(link));
-                    self.take_turn();
-                }
-                Err(error) => {
-                    assert_reasonable(&error);
-                    self.victim = Victim::Over;
-                }
-            },
-            Victim::Open(link) => {
-                let failed = link.check().err().map(|error| error.to_string());
-                link.take_events();
-                link.take_completion_events();
-                link.arm();
-                link.progress();
-                if let Err(error) = link.check() {
-                    assert_reasonable(&error);
-                }
-                if let Some(before) = failed {
-                    let now = link.check().expect_err("an error is for good").to_string();
-                    // What a flush hides may still come to light.
-                    assert!(before == now || before.contains("WR_FLUSH_ERR"), "{before}, then {now}");
-                }
-            }
-            Victim::Nobody | Victim::Over => {}
+        let Some((endpoint, id)) = &mut self.victim else { return };
+        endpoint.progress().expect("nothing befell the endpoint");
+        while endpoint.next_event().is_some() {}
+        // A dial that has not come about has no queue pair that anybody knows of.
+        if self.door.is_some() || endpoint.is_open(*id) {
+            self.pair = endpoint.connection(*id).map(Connection::queue_pair_number).or(self.pair);
         }
+        let now = endpoint.check(*id).err();
+        if let Some(error) = &now {
+            assert_reasonable(error);
+        }
+        let now = now.map(|error| error.to_string());
+        if let Some(before) = self.failed.take() {
+            let now = now.as_ref().expect("an error is for good");
+            // What a flush hides may still come to light.
+            assert!(before == *now || before.contains("WR_FLUSH_ERR"), "{before}, then {now}");
+        }
+        self.failed = now;
     }
 
     fn serve_bystander(&mut self) -> bool {
         let now = self.sim.now();
         let Some((_, client, server)) = &mut self.bystander else { return false };
         let mut any = false;
-        for end in [Some(client), server.as_mut()].into_iter().flatten() {
-            if end.is_readable() || end.next_wake().is_some_and(|at| at <= now) {
-                end.run(&mut self.random);
+        for hub in [Some(client), server.as_mut()].into_iter().flatten() {
+            if hub.is_readable() || hub.next_wake().is_some_and(|at| at <= now) {
+                let nobody = |_: &mut Random, _| unreachable!("it does not listen");
+                hub.run(&mut self.random, nobody).expect("nothing befell the endpoint");
                 any = true;
             }
         }
@@ -317,7 +288,7 @@ impl World {
             }
         }
         if let Some((_, client, server)) = &self.bystander {
-            for end in [Some(client), server.as_ref()].into_iter().flatten() {
+            for end in [Some(client), server.as_ref()].into_iter().flatten().flat_map(Hub::ends) {
                 assert_eq!(end.app().wrong_byte(), None, "the bystander's bytes");
                 if let Some(pair) = end.pair() {
                     self.oracle.has_read(pair, end.app().bytes_read());
@@ -334,10 +305,10 @@ impl World {
     fn finish(&mut self) {
         let mut events = 0;
         loop {
-            if let Victim::Open(link) = &mut self.victim
-                && link.state() == State::Open
+            if self.link().is_some_and(|connection| connection.state() == State::Open)
+                && let Some((endpoint, id)) = &mut self.victim
             {
-                link.close(Duration::from_secs(1));
+                endpoint.close(*id, Duration::from_secs(1)).expect("it is there");
                 self.settle();
             }
             if self.is_over() {
@@ -350,7 +321,8 @@ impl World {
             assert!(events < MOST_EVENTS, "nothing comes to an end: {:?}", self.link());
         }
         if let Some((Dialogue { client, server }, one, other)) = &self.bystander {
-            for (end, bytes) in [(Some(one), server.bytes), (other.as_ref(), client.bytes)] {
+            for (hub, bytes) in [(Some(one), server.bytes), (other.as_ref(), client.bytes)] {
+                let end = hub.and_then(|hub| hub.ends().first());
                 let ending = end.and_then(End::ending).expect("both sides have ended");
                 assert!(matches!(ending.how, How::Own | How::Eof), "the bystander's: {ending:?}");
                 assert_eq!(ending.read, bytes, "the bystander's bytes");
@@ -360,20 +332,20 @@ impl World {
     }
 
     fn is_over(&self) -> bool {
-        let victim = match &self.victim {
-            Victim::Open(link) => matches!(link.state(), State::Closed | State::Failed(_)),
-            Victim::Dialing(_) => false,
-            // A peer that never asked to connect.
-            Victim::Nobody | Victim::Over => true,
-        };
-        let bystander = self.bystander.as_ref().is_none_or(|(_, client, server)| {
-            client.ending().is_some() && server.as_ref().is_some_and(|server| server.ending().is_some())
+        // None: a peer that never asked to connect.
+        let victim = self.victim.as_ref().is_none_or(|(endpoint, id)| match endpoint.connection(*id) {
+            Some(connection) => matches!(connection.state(), State::Closed | State::Failed(_)),
+            None => endpoint.check(*id).is_err(),
         });
+        let bystander = self
+            .bystander
+            .as_ref()
+            .is_none_or(|(_, client, server)| client.is_over() && server.as_ref().is_some_and(Hub::is_over));
         victim && bystander
     }
 
     fn clear_up(&mut self) {
-        self.victim = Victim::Over;
+        self.victim = None;
         self.bystander = None;
         self.door = None;
         self.look();
@@ -391,8 +363,7 @@ impl World {
 
 /// A peer is never the proof that we are wrong.
 fn assert_reasonable(error: &Error) {
-    let ours =
-        matches!(error, Error::Protocol(rdma_proto::Error::Unreachable(_) | rdma_proto::Error::ApiMisuse(_)));
+    let ours = matches!(error, Error::Protocol(rdma_proto::Error::Bug(_) | rdma_proto::Error::ApiMisuse(_)));
     assert!(!ours, "{error}");
 }
 
@@ -402,13 +373,13 @@ fn bystander(
     server: &Options,
     now: Instant,
     random: &mut Random,
-) -> (Dialogue, End, Option<End>) {
-    let mut options = Options { protocol: server.protocol, ..Options::client() };
-    options.protocol.role = Role::Client;
+) -> (Dialogue, Hub, Option<Hub>) {
+    let options = Options { protocol: server.protocol, ..Options::client() };
     let mut client = Habits::draw(random, &options.protocol, &server.protocol);
     let server = Habits::draw(random, &server.protocol, &options.protocol);
     client.end = Farewell::Close { reads_first: true };
     let app = App::new(client, Stream(1), Stream(2), server.bytes, now, random.next());
-    let end = End::dial(backend.clone(), target, options, now, (BYSTANDER.into(), 0), app);
-    (Dialogue { client, server }, end, None)
+    let mut hub = Hub::new(backend, BYSTANDER.into(), USAGE).expect("nothing is in its way");
+    hub.dial(target, options, now, 0, app);
+    (Dialogue { client, server }, hub, None)
 }

@@ -1,0 +1,155 @@
+//! The task that drives an endpoint.
+
+use std::future::Future;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::pin::Pin;
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use rdma_proto::time::Instant;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::runtime::Handle;
+use tokio::time::Sleep;
+
+use super::{Care, Kept, Shared};
+use crate::endpoint::Descriptors;
+use crate::error::Error;
+use crate::keeper;
+
+/// Drives an endpoint until its last handle is gone. A runtime that ends drops it before that; the rest is the keeper's.
+struct Driver<B: Descriptors> {
+    shared: Weak<Shared<B>>,
+    readable: AsyncFd<Arc<OwnedFd>>,
+    timer: Pin<Box<Sleep>>,
+}
+
+/// Has the current runtime drive an endpoint.
+pub(super) fn drive<B: Descriptors>(shared: &Arc<Shared<B>>) -> Result<(), Error> {
+    let failed = |error| Error::Wait(Arc::new(error));
+    let runtime = Handle::try_current().map_err(|error| failed(io::Error::other(error)))?;
+    #[allow(unsafe_code)]
+    // SAFETY: `AsyncFd::register_with_interest` asks that the descriptor stays open, and the same, for as long as the
+    // `AsyncFd` lives. An `OwnedFd` is open and never changes until it is dropped, the `AsyncFd` keeps it alive through its
+    // `Arc`, and nothing here takes it out again.
+    let readable =
+        unsafe { AsyncFd::register_with_interest(Arc::clone(&shared.descriptor), Interest::READABLE) };
+    let readable = readable.map_err(|error| failed(error.into()))?;
+    let timer = Box::pin(tokio::time::sleep(Duration::ZERO));
+    runtime.spawn(Driver { shared: Arc::downgrade(shared), readable, timer });
+    Ok(())
+}
+
+impl<B: Descriptors> Future for Driver<B> {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let this = self.get_mut();
+        let Some(shared) = this.shared.upgrade() else { return Poll::Ready(()) };
+        loop {
+            // Readiness is edge-triggered: what comes from here on wakes this task, and what came before is found now.
+            while let Poll::Ready(readable) = this.readable.poll_read_ready(cx) {
+                match readable {
+                    Ok(mut readable) => readable.clear_ready(),
+                    Err(error) => {
+                        shared.lost(Error::Wait(Arc::new(error)));
+                        return Poll::Ready(());
+                    }
+                }
+            }
+            match shared.turn(Some(cx.waker())) {
+                Turn::Lost => return Poll::Ready(()),
+                Turn::Sleep(None) => return Poll::Pending,
+                // Others have a turn before the rest is done.
+                Turn::Sleep(Some(left)) if left.is_zero() => {
+                    cx.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
+                Turn::Sleep(Some(left)) => {
+                    // Without an instant so late there is nothing to wait for.
+                    let Some(at) = tokio::time::Instant::now().checked_add(left) else {
+                        return Poll::Pending;
+                    };
+                    this.timer.as_mut().reset(at);
+                    if this.timer.as_mut().poll(cx).is_pending() {
+                        return Poll::Pending;
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl<B: Descriptors> Drop for Driver<B> {
+    fn drop(&mut self) {
+        if self.shared.strong_count() > 0 {
+            keeper::keep(self.shared.clone());
+        }
+    }
+}
+
+/// What came of a turn.
+pub(super) enum Turn {
+    /// Nothing works any more.
+    Lost,
+    /// There is nothing to do before so much time has passed.
+    Sleep(Option<Duration>),
+}
+
+impl<B: Descriptors> Shared<B> {
+    /// Makes progress; wakes whoever that concerns. From then on `driver` is woken when it must look again sooner than it was told.
+    pub(super) fn turn(&self, driver: Option<&Waker>) -> Turn {
+        let error = {
+            let mut state = self.lock();
+            if state.lost.is_some() {
+                return Turn::Lost;
+            }
+            match state.endpoint.progress() {
+                Ok(()) => {
+                    let wake = state.concerned();
+                    let next = state.endpoint.next_timeout();
+                    state.driver = driver.cloned();
+                    state.sleeps_until = Some(next.unwrap_or(Instant::from_start(Duration::MAX)));
+                    let left = next.map(|at| at.since(state.endpoint.now()));
+                    drop(state);
+                    wake.into_iter().for_each(Waker::wake);
+                    return Turn::Sleep(left);
+                }
+                Err(error) => error,
+            }
+        };
+        self.lost(error);
+        Turn::Lost
+    }
+
+    /// Nothing works any more: everybody who waits is told.
+    fn lost(&self, error: Error) {
+        let wake = self.lock().lose(error);
+        wake.into_iter().for_each(Waker::wake);
+    }
+}
+
+impl<B: Descriptors> Kept for Shared<B> {
+    fn tend(&self) -> Care {
+        match self.turn(None) {
+            Turn::Lost => Care::Over,
+            Turn::Sleep(left) => Care::Always(left),
+        }
+    }
+
+    fn descriptor(&self) -> Arc<OwnedFd> {
+        Arc::clone(&self.descriptor)
+    }
+}
+
+impl<B: Descriptors> Drop for Shared<B> {
+    fn drop(&mut self) {
+        // It has nothing to drive any more, and ends.
+        let driver = self.lock().driver.take();
+        if let Some(driver) = driver {
+            driver.wake();
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! The stream for tokio.
+
+use std::future::poll_fn;
+use std::io::{self, IoSlice};
+use std::net::SocketAddr;
+use std::ops::Range;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use rdma_proto::Counters;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::ToSocketAddrs;
+
+use super::{AsyncEndpoint, Shared, Tasks, Want};
+use crate::budget::Limits;
+use crate::connection::{Connection, Work};
+use crate::endpoint::{ConnectionId, Descriptors, Endpoint};
+use crate::error::Error;
+use crate::lend::RegisteredBuffer;
+use crate::stream::Connect;
+
+/// A byte stream over RDMA for tokio: [`AsyncRead`] and [`AsyncWrite`].
+///
+/// Reads and writes are cancel-safe: a future that is dropped has read or written nothing. One task may read while another
+/// writes (see `tokio::io::split`). Dropping the stream delivers what was written in the background, for at most
+/// [`Options::linger`](crate::Options::linger); `shutdown` waits for it.
+pub struct AsyncStream<B: Descriptors> {
+    shared: Arc<Shared<B>>,
+    id: ConnectionId,
+}
+
+impl<B: Descriptors> AsyncStream<B> {
+    /// Connects to a host and port with default settings, on an endpoint of its own.
+    ///
+    /// # Errors
+    /// As [`Stream::connect`](crate::Stream::connect).
+    pub async fn connect(backend: &B, host: impl ToSocketAddrs + ToString) -> Result<Self, Error> {
+        Self::connect_with(backend, host, &Connect::default()).await
+    }
+
+    /// Connects to a host and port, on an endpoint of its own. Its addresses are tried in turn. A future that is dropped leaves
+    /// nothing behind. For many connections, [`AsyncEndpoint::connect`] costs less.
+    ///
+    /// # Errors
+    /// As [`Stream::connect_with`](crate::Stream::connect_with).
+    pub async fn connect_with(
+        backend: &B,
+        host: impl ToSocketAddrs + ToString,
+        how: &Connect,
+    ) -> Result<Self, Error> {
+        AsyncEndpoint::new(backend, Limits::NONE)?.connect(host, how).await
+    }
+
+    pub(super) async fn dial(
+        shared: &Arc<Shared<B>>,
+        peer: SocketAddr,
+        how: &Connect,
+    ) -> Result<Self, Error> {
+        let id = shared.with(|state| {
+            let id = state.endpoint.connect(peer, how.local, how.timeout, how.options)?;
+            state.tasks.insert(id, Tasks::default());
+            Ok::<_, Error>(id)
+        })?;
+        let dialing = Dialing { shared, id, done: false };
+        poll_fn(|cx| {
+            shared.poll(cx, id, Want::Write, |endpoint| {
+                endpoint.check(id)?;
+                Ok(endpoint.is_open(id).then_some(()))
+            })
+        })
+        .await?;
+        Ok(dialing.done())
+    }
+
+    pub(super) fn of(shared: &Arc<Shared<B>>, id: ConnectionId) -> Self {
+        Self { shared: Arc::clone(shared), id }
+    }
+
+    fn ask<T>(&self, ask: impl FnOnce(&Connection<B>) -> T) -> T {
+        let state = self.shared.lock();
+        let Some(connection) = state.endpoint.connection(self.id) else {
+            unreachable!("a stream has a connection, until it is dropped")
+        };
+        ask(connection)
+    }
+
+    /// The peer's address.
+    pub fn peer_addr(&self) -> SocketAddr {
+        self.ask(Connection::peer_addr)
+    }
+
+    /// This side's address.
+    pub fn local_addr(&self) -> Option<SocketAddr> {
+        self.ask(Connection::local_addr)
+    }
+
+    /// What the connection has done so far.
+    pub fn counters(&self) -> Counters {
+        self.ask(Connection::counters)
+    }
+
+    /// What it has asked of the device so far.
+    pub fn work(&self) -> Work {
+        self.ask(Connection::work)
+    }
+
+    /// Bytes of memory registered for this connection, buffers to lend included.
+    pub fn registered_bytes(&self) -> usize {
+        self.ask(Connection::registered_bytes)
+    }
+
+    /// Registers memory to send from without a copy, see
+    /// [`Connection::register_buffer`](crate::Connection::register_buffer).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn register_buffer(&self, len: usize) -> Result<RegisteredBuffer<B>, Error> {
+        self.ask(|connection| connection.register_buffer(len))
+    }
+
+    /// Sends bytes of `buffer`, from the beginning of `range`, behind all that was written; returns how many as soon as they are
+    /// on their way. A future that is dropped has lent nothing. [`AsyncStream::returned`] waits for the buffer.
+    ///
+    /// # Errors
+    /// As [`Connection::try_lend`](crate::Connection::try_lend).
+    pub async fn lend(
+        &mut self,
+        buffer: &Arc<RegisteredBuffer<B>>,
+        range: Range<usize>,
+    ) -> Result<usize, Error> {
+        poll_fn(|cx| self.poll(cx, Want::Write, |endpoint, id| endpoint.lend(id, buffer, range.clone())))
+            .await
+    }
+
+    /// Waits until the peer has all that was lent of `buffer`, which can then be changed.
+    ///
+    /// # Errors
+    /// The connection ended before that.
+    pub async fn returned(&mut self, buffer: &RegisteredBuffer<B>) -> Result<(), Error> {
+        poll_fn(|cx| self.poll(cx, Want::Write, |endpoint, id| endpoint.returned(id, buffer))).await
+    }
+
+    fn poll<T>(
+        &self,
+        cx: &mut Context<'_>,
+        want: Want,
+        mut step: impl FnMut(&mut Endpoint<B>, ConnectionId) -> Result<Option<T>, Error>,
+    ) -> Poll<Result<T, Error>> {
+        self.shared.poll(cx, self.id, want, |endpoint| step(endpoint, self.id))
+    }
+}
+
+/// A connection that nobody has yet: it goes with the future that asked for it.
+struct Dialing<'a, B: Descriptors> {
+    shared: &'a Arc<Shared<B>>,
+    id: ConnectionId,
+    done: bool,
+}
+
+impl<B: Descriptors> Dialing<'_, B> {
+    fn done(mut self) -> AsyncStream<B> {
+        self.done = true;
+        AsyncStream::of(self.shared, self.id)
+    }
+}
+
+impl<B: Descriptors> Drop for Dialing<'_, B> {
+    fn drop(&mut self) {
+        if !self.done {
+            self.shared.with(|state| {
+                state.tasks.remove(self.id);
+                state.endpoint.abort(self.id);
+            });
+        }
+    }
+}
+
+impl<B: Descriptors> AsyncRead for AsyncStream<B> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let unfilled = into.initialize_unfilled();
+        let read = ready!(self.poll(cx, Want::Read, |endpoint, id| endpoint.read(id, unfilled)))?;
+        into.advance(read);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<B: Descriptors> AsyncWrite for AsyncStream<B> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, from: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll_write_vectored(cx, &[IoSlice::new(from)])
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        from: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = ready!(self.poll(cx, Want::Write, |endpoint, id| endpoint.write(id, from)))?;
+        Poll::Ready(Ok(written))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    /// Waits until everything written has been handed to the device.
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.poll(cx, Want::Write, Endpoint::flush))?;
+        Poll::Ready(Ok(()))
+    }
+
+    /// Waits until everything written has arrived, for at most [`Options::linger`](crate::Options::linger), and ends the
+    /// connection.
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let linger = self.ask(|connection| connection.options().linger);
+        ready!(self.poll(cx, Want::Write, |endpoint, id| {
+            endpoint.close(id, linger)?;
+            endpoint.closed(id)
+        }))?;
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<B: Descriptors> Drop for AsyncStream<B> {
+    fn drop(&mut self) {
+        self.shared.abandon(self.id);
+    }
+}
+
+impl<B: Descriptors> std::fmt::Debug for AsyncStream<B> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.ask(|connection| f.debug_struct("AsyncStream").field("connection", connection).finish())
+    }
+}

@@ -1,0 +1,119 @@
+//! Connecting: from an address, or from a peer's request, to a connection that bytes can flow on.
+//!
+//! ```text
+//! dial    resolve address ─▶ resolve route ─▶ queue pair, ask ─▶ established ─▶ the server's window ─▶ open
+//! accept                                  queue pair, accept ─▶ established ─▶ open
+//! ```
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use rdma_proto::State;
+use rdma_proto::backend::{Backend, CmEventKind, EventChannel, Identifier, IdentifierKey};
+use rdma_proto::time::Instant;
+
+use crate::connection::Connection;
+use crate::error::Error;
+
+/// A connection that is being made, by either side, and how long that may take (VR-CONN-008).
+pub(crate) struct Connecting<B: Backend> {
+    step: Step<B>,
+    by: Instant,
+    limit: Duration,
+}
+
+enum Step<B: Backend> {
+    /// The peer's address is being resolved.
+    Address(B::Identifier),
+    /// The route to it is being resolved.
+    Route(B::Identifier),
+    /// The route is known, and the peer was asked, or is now.
+    Asked,
+    /// The peer asked, and was accepted.
+    Accepted,
+}
+
+impl<B: Backend> Connecting<B> {
+    /// Begins to connect to `peer`, from `local` if given (VR-CONN-011). All of it may take `limit`.
+    pub(crate) fn dial(
+        events: &B::EventChannel,
+        peer: SocketAddr,
+        local: Option<SocketAddr>,
+        now: Instant,
+        limit: Duration,
+    ) -> Result<(Self, IdentifierKey), Error> {
+        let id = events.create_id().map_err(Error::backend("creating a connection identifier"))?;
+        id.resolve_address(local, peer, limit).map_err(Error::backend("resolving the address"))?;
+        let key = id.key();
+        Ok((Self { step: Step::Address(id), by: now.after(limit), limit }, key))
+    }
+
+    /// The peer was accepted, and may take `limit` to complete the connection.
+    pub(crate) const fn accepted(now: Instant, limit: Duration) -> Self {
+        Self { step: Step::Accepted, by: now.after(limit), limit }
+    }
+
+    /// Handles an event of the time before there is a queue pair. Returns the identifier when the route is known: the caller then
+    /// makes a queue pair on it, and asks the peer.
+    pub(crate) fn handle_event(
+        &mut self,
+        event: CmEventKind<B>,
+        peer: SocketAddr,
+        now: Instant,
+    ) -> Result<Option<B::Identifier>, Error> {
+        match event {
+            CmEventKind::AddressError { status } => {
+                return Err(Error::unreachable(peer, "no RDMA device has a way to its address", status));
+            }
+            CmEventKind::RouteError { status } => {
+                return Err(Error::unreachable(peer, "there is no route", status));
+            }
+            CmEventKind::Unreachable { status } => {
+                return Err(Error::unreachable(peer, "it does not answer", status));
+            }
+            CmEventKind::DeviceRemoval => return Err(Error::DeviceRemoved),
+            CmEventKind::Async(event) if event.is_fatal() => return Err(Error::Device { event }),
+            CmEventKind::Async(_) => return Ok(None),
+            _ => {}
+        }
+        match (std::mem::replace(&mut self.step, Step::Asked), event) {
+            (Step::Address(id), CmEventKind::AddressResolved) => {
+                let left = self.by.since(now);
+                id.resolve_route(left).map_err(Error::backend("resolving the route"))?;
+                self.step = Step::Route(id);
+                Ok(None)
+            }
+            (Step::Route(id), CmEventKind::RouteResolved) => Ok(Some(id)),
+            (step, event) => {
+                tracing::warn!(%peer, ?event, "unexpected event while resolving");
+                self.step = step;
+                Ok(None)
+            }
+        }
+    }
+
+    /// Whether bytes can flow. A dial waits for the server's window: a server that never registers one is found out now and not
+    /// by the first write. That the server has left again does not matter: what it said before can be read (VR-CLOSE-002).
+    pub(crate) fn is_done(&self, connection: &Connection<B>) -> bool {
+        let established = matches!(connection.state(), State::Open | State::Closing | State::Closed);
+        established && (matches!(self.step, Step::Accepted) || connection.has_peer_window())
+    }
+
+    /// When it fails if nothing happens.
+    pub(crate) const fn by(&self) -> Instant {
+        self.by
+    }
+
+    /// What it waits for, as an error.
+    pub(crate) fn too_late(&self, connection: Option<&Connection<B>>) -> Error {
+        let established = connection.is_some_and(|connection| connection.state() != State::Connecting);
+        let doing = match &self.step {
+            Step::Address(_) => "resolving the address",
+            Step::Route(_) => "resolving the route",
+            Step::Asked if established => "waiting for the server to register its window",
+            Step::Asked => "connecting",
+            Step::Accepted => "waiting for the peer to complete the connection",
+        };
+        Error::TimedOut { doing, after: self.limit }
+    }
+}
