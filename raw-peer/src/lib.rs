@@ -114,6 +114,8 @@ pub struct Session<B: Backend> {
     /// Bytes of the outbox used since nothing was under way, and requests under way.
     stowed: usize,
     outstanding: usize,
+    /// Requests that completed with an error, those of a queue pair that was stopped included.
+    unsuccessful: usize,
     /// Places for receives that are not posted.
     free: Vec<u64>,
     incoming: VecDeque<Incoming>,
@@ -145,6 +147,7 @@ impl<B: Backend> Session<B> {
             domain,
             stowed: 0,
             outstanding: 0,
+            unsuccessful: 0,
             free: (0..u64::from(receives)).rev().collect(),
             incoming: VecDeque::new(),
             reposts: false,
@@ -175,6 +178,11 @@ impl<B: Backend> Session<B> {
     /// Requests that have not completed.
     pub const fn outstanding(&self) -> usize {
         self.outstanding
+    }
+
+    /// Requests that completed with an error, those of a queue pair that was stopped included.
+    pub const fn unsuccessful(&self) -> usize {
+        self.unsuccessful
     }
 
     /// The memory that the peer may write to.
@@ -242,6 +250,7 @@ impl<B: Backend> Session<B> {
         let slot = completion.id.checked_sub(RECEIVE);
         if slot.is_none() {
             self.outstanding = self.outstanding.saturating_sub(1);
+            self.unsuccessful += usize::from(completion.result.is_err());
         }
         self.incoming.push_back(match completion.result {
             Ok(Completed::Recv { len, .. }) => Incoming::Message(self.received(slot, len)),

@@ -99,7 +99,7 @@ fn a_peer_that_reaches_elsewhere_is_at_fault() {
     let (_sim, _client, (mut server, id)) = struck(Personality::Ibta, When::Event(100), Fault::KeyRefused);
     server.progress().expect("the fabric stays");
     let error = server.check(id).expect_err("it has failed");
-    let expected = rdma_proto::Error::PeerMisbehaved(PeerMisbehaved::WroteOutside);
+    let expected = rdma_proto::Error::PeerMisbehaved(PeerMisbehaved::ReachedOutside);
     assert!(matches!(error, Error::Protocol(error) if error == expected), "{error}");
 }
 

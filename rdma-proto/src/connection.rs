@@ -344,7 +344,7 @@ impl Connection {
         let error = match failure.status {
             // VR-CTRL-008.
             CompletionStatus::LOC_LEN_ERR => Error::InvalidMessage(InvalidMessage::TooLong),
-            CompletionStatus::LOC_ACCESS_ERR => Error::PeerMisbehaved(PeerMisbehaved::WroteOutside),
+            CompletionStatus::LOC_ACCESS_ERR => Error::PeerMisbehaved(PeerMisbehaved::ReachedOutside),
             CompletionStatus::REM_ACCESS_ERR => Error::PeerMisbehaved(PeerMisbehaved::WindowRefused),
             CompletionStatus::RNR_RETRY_EXC_ERR => {
                 Error::PeerMisbehaved(PeerMisbehaved::TooFewReceives { limit: self.config.peer_receives })

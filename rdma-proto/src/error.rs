@@ -116,9 +116,9 @@ pub enum PeerMisbehaved {
     /// VR-MEM-009: the window it registered is not one its device lets us write to.
     #[error("its device refused the window that it registered")]
     WindowRefused,
-    /// VR-SEC-011: it wrote elsewhere than into a window of this connection, and our device refused.
-    #[error("it wrote to memory that it was not given")]
-    WroteOutside,
+    /// VR-SEC-011: it wrote elsewhere than into a window of this connection, or read, and our device refused.
+    #[error("it reached for memory that it was not given")]
+    ReachedOutside,
     /// VR-RES-002: it keeps fewer receives posted than the protocol counts on.
     #[error("it had no receive posted for a notification, though no more were in flight than {limit}")]
     TooFewReceives {

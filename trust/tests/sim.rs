@@ -86,6 +86,11 @@ fn seeds_that_found_something_find_nothing_any_more() {
 fn a_plan_is_shrunk_to_what_breaks_the_rule_and_told_to_people() {
     let lost = |host| Injection { when: When::Pass(Site::Report, 40), host, fault: Fault::QueueLost };
     let noise = |fault| Injection { when: When::Event(30), host: 0, fault };
+    // Nothing that breaks a rule of the simulator's own is known, so the rule is the test's: not both sides may lose their queues.
+    let breaks = |scenario: &Scenario| {
+        let page = timeline::render(&attempt(scenario, true).trace, usize::MAX);
+        page.matches("*** FAULT: QueueLost").count() == 2
+    };
     let failing = (0..200)
         .map(|seed| Scenario::draw(seed, Personality::Mlx5))
         .filter(|scenario| scenario.connections.len() == 1 && scenario.connections[0].rogue.is_none())
@@ -99,13 +104,13 @@ fn a_plan_is_shrunk_to_what_breaks_the_rule_and_told_to_people() {
             ];
             Scenario { plan, ..scenario }
         })
-        .find(|scenario| attempt(scenario, false).violation.is_some_and(|found| found.oracle == "liveness"))
+        .find(breaks)
         .expect("some connection is still busy when both sides lose their queues");
-    let least = shrink(failing, "liveness");
+    let least = shrink(failing, breaks);
     let faults: Vec<_> = least.plan.iter().map(|injection| (injection.host, injection.fault)).collect();
     assert_eq!(faults, [(0, Fault::QueueLost), (1, Fault::QueueLost)]);
     let outcome = attempt(&least, true);
-    assert_eq!(outcome.violation.expect("it still fails").oracle, "liveness");
+    assert!(outcome.violation.is_none(), "both sides are told");
     let page = timeline::render(&outcome.trace, 1000);
     assert_eq!(page.matches("*** FAULT: QueueLost").count(), 2, "{page}");
     assert!(page.contains("RegisterXferMemory"), "{page}");

@@ -270,6 +270,11 @@ impl<B: Descriptors> Adversary<B> {
         Ok(())
     }
 
+    /// Whether every request that was posted and has completed did so with success.
+    pub(crate) const fn all_succeeded(&self) -> bool {
+        self.session.unsuccessful() == 0
+    }
+
     fn post(&mut self, requests: &[(SendOp, &[u8])]) -> Result<(), Failure> {
         for (op, bytes) in requests {
             let is_message = matches!(op, SendOp::Send | SendOp::SendImmediate(_));

@@ -56,6 +56,9 @@ fn is_refused<B: Descriptors>(bench: &Bench<'_, B>, meeting: &mut Meeting<'_, B>
                 return Err(Stop::undecided(format!("the request failed, and was not refused: {status:?}")));
             }
             Incoming::Read => return Err(Stop::unmet("the device answered the READ")),
+            Incoming::Gone(_) if meeting.peer.all_succeeded() => {
+                return Err(Stop::unmet("the device let it pass"));
+            }
             Incoming::Gone(_) => {
                 return Err(Stop::undecided("the connection ended before the device had answered"));
             }

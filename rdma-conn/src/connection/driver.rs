@@ -92,7 +92,7 @@ impl<B: Backend> Connection<B> {
                     tracing::debug!(peer = %self.peer, %error, "the first message came");
                 }
             }
-            AsyncEvent::QpAccessErr => self.fail(Error::Protocol(PeerMisbehaved::WroteOutside.into())),
+            AsyncEvent::QpAccessErr => self.fail(Error::Protocol(PeerMisbehaved::ReachedOutside.into())),
             event if event.is_fatal() => self.fail(Error::Device { event }),
             event => tracing::info!(peer = %self.peer, "{}", event.describe()),
         }

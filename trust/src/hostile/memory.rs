@@ -3,7 +3,7 @@
 use rdma_conn::Descriptors;
 use rdma_conn::Error::Protocol;
 use rdma_proto::Error::{PeerMisbehaved, Transport};
-use rdma_proto::PeerMisbehaved::WroteOutside;
+use rdma_proto::PeerMisbehaved::ReachedOutside;
 use rdma_proto::TransportError::Completion;
 use rdma_proto::backend::{CompletionError, CompletionStatus, RemoteAddress};
 use rdma_proto::wire::Window;
@@ -35,13 +35,16 @@ const fn end(window: Window) -> RemoteAddress {
     RemoteAddress { address: window.address + window.length as u64 - 4, rkey: window.rkey }
 }
 
-/// The adversary's device must have been told that this is not allowed, and our side must say what it knows: that its
-/// device stopped the connection. No work request of ours has failed, so there is nothing else to see.
+/// The adversary's device must have been told that this is not allowed, and our side must say what it knows: what its device
+/// tells unasked, or, where that tells nothing (soft-RoCE), that it stopped the connection.
 fn is_stopped<B: Descriptors>(attack: &mut Attack<'_, B>) -> Outcome {
     is_refused(attack)?;
     attack.fails(
-        is!(Protocol(Transport(Completion(CompletionError { status: CompletionStatus::WR_FLUSH_ERR, .. })))),
-        "the device stopped the queue pair, as it does when the peer reaches for memory that it was not given",
+        is!(Protocol(
+            PeerMisbehaved(ReachedOutside)
+                | Transport(Completion(CompletionError { status: CompletionStatus::WR_FLUSH_ERR, .. }))
+        )),
+        "for memory that it was not given",
     )
 }
 
@@ -65,8 +68,8 @@ fn immediate_outside<B: Descriptors>(scene: &Scene<'_, B>, side: Side) -> Outcom
     attack.peer.write_immediate(end(window), b"too long", 8)?;
     is_refused(&mut attack)?;
     attack.fails(
-        is!(Protocol(PeerMisbehaved(WroteOutside))),
-        "the peer broke the protocol: it wrote to memory that it was not given",
+        is!(Protocol(PeerMisbehaved(ReachedOutside))),
+        "the peer broke the protocol: it reached for memory that it was not given",
     )
 }
 

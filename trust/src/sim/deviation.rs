@@ -132,7 +132,8 @@ impl Deviation {
             Self::FeatureFlood => misbehaved(|m| *m == PeerMisbehaved::FeatureFlood),
             // A device that flushes late lets the news of the end come first.
             Self::WriteOutside => {
-                matches!(error, Protocol::Transport(_)) || misbehaved(|m| *m == PeerMisbehaved::WroteOutside)
+                matches!(error, Protocol::Transport(_))
+                    || misbehaved(|m| *m == PeerMisbehaved::ReachedOutside)
             }
             Self::Silence => {
                 matches!(error, Protocol::Transport(_))

@@ -12,7 +12,7 @@ use comfy_table::{CellAlignment, Table, presets};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use rdma_softsim::{FailureClass, FaultPlan, Marks, Personality};
 
-use super::shrink::{attempt, shrink};
+use super::shrink::{attempt, shrink, violates};
 use super::{Scenario, Violation, timeline};
 
 /// What to simulate.
@@ -223,7 +223,8 @@ pub fn main(options: &Options) -> ExitCode {
         personality.name()
     );
     if options.shrink {
-        let scenario = shrink(options.scenario(*seed, *personality), violation.oracle);
+        let scenario =
+            shrink(options.scenario(*seed, *personality), |scenario| violates(scenario, violation.oracle));
         report(&scenario, 400);
     }
     ExitCode::FAILURE

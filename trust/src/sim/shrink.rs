@@ -7,15 +7,14 @@ use super::{Outcome, Scenario, run};
 /// Runs that shrinking may take.
 const MOST_RUNS: u32 = 500;
 
-/// Makes the plan of a scenario that breaks a rule smaller, as long as the same oracle fires: first by leaving faults out,
-/// then by making what is left earlier and shorter.
+/// Makes the plan of a scenario that breaks a rule smaller, as long as `breaks` says that it still does: first by leaving faults
+/// out, then by making what is left earlier and shorter.
 #[must_use]
-pub fn shrink(mut scenario: Scenario, oracle: &'static str) -> Scenario {
+pub fn shrink(mut scenario: Scenario, breaks: impl Fn(&Scenario) -> bool) -> Scenario {
     let mut runs = 0;
     let mut fails = |plan: &FaultPlan, scenario: &Scenario| {
         runs += 1;
-        let scenario = Scenario { plan: plan.clone(), ..scenario.clone() };
-        runs <= MOST_RUNS && attempt(&scenario, false).violation.is_some_and(|found| found.oracle == oracle)
+        runs <= MOST_RUNS && breaks(&Scenario { plan: plan.clone(), ..scenario.clone() })
     };
     let mut place = 0;
     while place < scenario.plan.len() {
@@ -38,6 +37,12 @@ pub fn shrink(mut scenario: Scenario, oracle: &'static str) -> Scenario {
         }
     }
     scenario
+}
+
+/// Whether this oracle still fires.
+#[must_use]
+pub fn violates(scenario: &Scenario, oracle: &str) -> bool {
+    attempt(scenario, false).violation.is_some_and(|found| found.oracle == oracle)
 }
 
 /// Runs a scenario; a panic is a broken rule like any other.

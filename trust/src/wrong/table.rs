@@ -201,7 +201,7 @@ pub const TABLE: &[(Mistake, Role, &str)] = &[
     (OverrunIgnored, Client, "flow.beyond-by-1"),
     (ZeroBehindEach, Server, "flow.one-notification"),
     (WindowsTooOpen, Server, "sec.write-immediate-outside"),
-    (NoImmediates, Client, "sec.write-immediate-outside"),
+    (WindowsTooOpen, Client, "sec.write-immediate-outside"),
     (WindowsTooOpen, Client, "sec.write-outside"),
     (SumsWrap, Server, "xfer.round-trip"),
     (SumsWrap, Client, "xfer.round-trip"),
