@@ -1,5 +1,6 @@
 //! Peers that break the rules, one at a time: a raw peer and a script.
 
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -44,6 +45,8 @@ struct Connected {
     established: bool,
     /// The victim's window.
     victim: Option<Window>,
+    /// What is left of the script, which began.
+    script: VecDeque<Step>,
 }
 
 impl Rogue {
@@ -133,7 +136,12 @@ impl Rogue {
                     session.reposts = !starves;
                     session.take(Step::Receive(if starves { 2 } else { receives as usize })).ok()?;
                     if asked { session.accept(&PARAMS, &[]) } else { session.connect(&PARAMS, &[]) }.ok()?;
-                    let connected = Box::new(Connected { session, established: false, victim: None });
+                    let connected = Box::new(Connected {
+                        session,
+                        established: false,
+                        victim: None,
+                        script: VecDeque::new(),
+                    });
                     if self.deviation == Deviation::NeverReady {
                         // It is for whoever reads that it was accepted to say so.
                         (self.acted, self.executed) = (true, true);
@@ -163,7 +171,11 @@ impl Rogue {
                 Incoming::Notified(_) => {}
                 Incoming::Read => self.read_succeeded = true,
                 // The last of them: requests complete in order.
-                Incoming::Sent => self.executed |= self.acted && connected.session.outstanding() == 0,
+                Incoming::Sent => {
+                    let all = self.acted && connected.script.is_empty();
+                    let done = connected.session.outstanding() == 0 && connected.session.unsuccessful() == 0;
+                    self.executed |= all && done;
+                }
                 // What the victim refuses, its device has executed.
                 Incoming::Failed(_) | Incoming::Gone(_) => return None,
             }
@@ -171,10 +183,18 @@ impl Rogue {
         if connected.established && !self.acted {
             self.act(connected)?;
         }
+        // What finds no room in the send queue has some when one of those before it is done.
+        while let Some(step) = connected.script.front() {
+            match connected.session.take(step.clone()) {
+                Ok(()) => _ = connected.script.pop_front(),
+                Err(_) if connected.session.outstanding() > 0 => break,
+                Err(_) => return None,
+            }
+        }
         Some(())
     }
 
-    /// The deviation itself, when all it needs is there.
+    /// Begins with the deviation itself, when all it needs is there.
     fn act(&mut self, connected: &mut Connected) -> Option<()> {
         let needs_window = matches!(
             self.deviation,
@@ -189,12 +209,7 @@ impl Rogue {
         }
         self.acted = true;
         let own = Window { length: 2048, ..connected.session.own_window()? };
-        for step in script(self.deviation, own, connected.victim.unwrap_or(own))? {
-            let done = connected.session.take(step);
-            if done.is_err() && self.deviation != Deviation::FeatureFlood {
-                return None;
-            }
-        }
+        connected.script = script(self.deviation, own, connected.victim.unwrap_or(own))?.into();
         Some(())
     }
 }
