@@ -37,7 +37,8 @@ pub struct Stream<B: Descriptors> {
 pub struct Connect {
     /// The local address to connect from; port 0 takes any.
     pub local: Option<SocketAddr>,
-    /// How long the whole of it may take, for each of the host's addresses.
+    /// How long the whole of it may take, for each of the host's addresses. The resolver that looks up a host's name has a limit of
+    /// its own, which comes on top.
     pub timeout: Duration,
     /// Settings of the connection.
     pub options: Options,
