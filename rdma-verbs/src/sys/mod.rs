@@ -34,6 +34,13 @@ mod crosscheck;
 )]
 #[cfg_attr(target_arch = "x86_64", path = "generated/x86_64.rs")]
 #[cfg_attr(target_arch = "aarch64", path = "generated/aarch64.rs")]
+#[cfg_attr(
+    feature = "rdma-sys",
+    allow(
+        clashing_extern_declarations,
+        reason = "the declarations of the crate rdma-sys are of types of its own, which unit tests compare with these"
+    )
+)]
 pub(crate) mod generated;
 
 #[cfg(not(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"))))]
