@@ -4,7 +4,8 @@ use core::time::Duration;
 use std::sync::atomic::AtomicU64;
 
 use rdma_proto::backend::{
-    Access, Capabilities, CompletionStatus, RecvRequest, Region, RnrTimer, SendOp, SendRequest, Slice,
+    Access, AsyncEvent, Capabilities, CompletionStatus, RecvRequest, Region, RnrTimer, SendOp, SendRequest,
+    Slice,
 };
 use rdma_proto::memory::SharedMemory;
 use rdma_proto::time::Instant;
@@ -42,6 +43,33 @@ fn statuses_have_names() {
             }
         }
     }
+}
+
+/// The asynchronous events that concern a connection carry the numbers of `enum ibv_event_type` and say what they mean; others keep
+/// their number. Fatal are those after which the queue pair works no more.
+#[test]
+fn asynchronous_events_have_meanings() {
+    let known = [
+        (0, AsyncEvent::CqErr, true),
+        (1, AsyncEvent::QpFatal, true),
+        (2, AsyncEvent::QpReqErr, true),
+        (3, AsyncEvent::QpAccessErr, true),
+        (4, AsyncEvent::CommEst, false),
+        (8, AsyncEvent::DeviceFatal, true),
+        (9, AsyncEvent::PortActive, false),
+        (10, AsyncEvent::PortErr, false),
+    ];
+    let mut meanings = std::collections::BTreeSet::new();
+    for number in 0..30 {
+        let event = AsyncEvent::from_number(number);
+        let (expected, fatal) = match known.iter().find(|(of, ..)| *of == number) {
+            Some(&(_, event, fatal)) => (event, fatal),
+            None => (AsyncEvent::Other(number), false),
+        };
+        assert_eq!((event, event.is_fatal()), (expected, fatal), "number {number}");
+        meanings.insert(event.describe());
+    }
+    assert_eq!(meanings.len(), known.len() + 1, "each has a meaning of its own: {meanings:?}");
 }
 
 /// Writing for the peer includes writing for the device, as `ibv_reg_mr(3)` demands; reading includes nothing.

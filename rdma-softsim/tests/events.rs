@@ -1,6 +1,6 @@
 //! Connection-manager events as logs show them. In `rdma-proto` there is no identifier to show one with.
 
-use rdma_proto::backend::{Backend, CmEventKind, ConnectParams, EventChannel, Identifier};
+use rdma_proto::backend::{AsyncEvent, Backend, CmEventKind, ConnectParams, EventChannel, Identifier};
 use rdma_softsim::{Fabric, SoftSim};
 
 #[test]
@@ -24,6 +24,7 @@ fn events_name_themselves() {
         (Kind::TimewaitExit, "TimewaitExit".into()),
         (Kind::DeviceRemoval, "DeviceRemoval".into()),
         (Kind::AddressChange, "AddressChange".into()),
+        (Kind::Async(AsyncEvent::QpFatal), "Async(QpFatal)".into()),
         (Kind::Other(99), "Other(99)".into()),
     ] {
         assert_eq!(format!("{kind:?}"), shown);
