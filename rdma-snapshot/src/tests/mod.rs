@@ -5,7 +5,6 @@ mod lies;
 mod whole;
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
 use std::time::Duration;
 
 use rdma_proto::time::Instant;
@@ -28,7 +27,7 @@ fn address(host: u8) -> IpAddr {
 }
 
 const fn offer(layout: Layout) -> Offer {
-    Offer { layout, content: Content::Bytes, chunk_size: CHUNK }
+    Offer { layout, content: Content::Bytes, chunk_size: CHUNK, total: None, position: None }
 }
 
 /// `len` bytes that follow from `seed`.
@@ -53,7 +52,7 @@ struct Pull {
     config: reader::Config,
     to: SocketAddr,
     host: SoftSim,
-    domain: Option<Arc<rdma_softsim::Domain>>,
+    domain: Option<reader::Shared<SoftSim>>,
     have: Have,
     /// Chunks that it had when its present attempt began.
     began: u64,

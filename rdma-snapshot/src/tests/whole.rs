@@ -123,7 +123,7 @@ fn a_replica_hands_on_what_it_has_verified() {
     let mut first = published(&world, publisher::Config::default(), &bytes);
     let mut second = world.publisher(2, publisher::Config::default());
     let mut middle = world.pull(2, 1, reading());
-    middle.domain = Some(second.domain());
+    middle.domain = Some(second.domain().expect("a device"));
     let mut last = world.pull(3, 2, reading());
     let mut offered = false;
     while middle.is_under_way() || last.is_under_way() || first.counts().done == 0 {
