@@ -94,7 +94,7 @@ pub struct Publisher<B: Descriptors> {
     pub(crate) store: Store<B>,
     /// Never has a completion: nothing is posted to a queue pair that is only read through.
     queue: B::CompletionQueue,
-    data_listener: B::Identifier,
+    pub(crate) data_listener: B::Identifier,
     events: B::EventChannel,
     endpoint: Endpoint<B>,
     address: SocketAddr,

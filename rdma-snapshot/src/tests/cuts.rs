@@ -79,7 +79,7 @@ fn a_cut_wastes_no_more_than_what_was_under_way() {
     assert!(whole * 10 > seeds as usize * 8, "{whole} of {seeds} runs came to their end");
 }
 
-/// A publisher that is started again has another snapshot, and says so; nothing of it is mixed into the old one.
+/// VS-TABLE-001: a publisher that is started again has another snapshot, and says so; nothing of it is mixed into the old one.
 #[test]
 fn a_publisher_that_was_restarted_has_another_snapshot() {
     let world = World::new(1, Personality::Ibta, 2, Vec::new());

@@ -2,6 +2,7 @@
 
 mod cuts;
 mod lies;
+mod links;
 mod whole;
 
 use std::net::{IpAddr, SocketAddr};
