@@ -43,7 +43,8 @@ fn run(seed: u64) -> (Pull, bool) {
     publisher.mark().expect("a mark");
     publisher.end();
     let mut pulls = [world.pull(2, 1, reading())];
-    pulls[0].attempts = 12;
+    // Two seconds each while a link is down.
+    pulls[0].attempts = 60;
     world.run(&mut publisher, &mut pulls);
     let [pull] = pulls;
     // Never a wrong byte, and what a cut wastes is at most what was under way (VS-READ-003).

@@ -146,15 +146,13 @@ impl Pull {
 
     /// Goes on as far as it can, with another attempt after an error that allows one.
     fn progress(&mut self, mut take: impl FnMut(&mut Option<Landed<SoftSim>>)) {
-        if !self.is_under_way() {
-            return;
-        }
-        let outcome = self.attempt(&mut take);
-        if let Err(error) = outcome {
+        while self.is_under_way() {
+            let Err(error) = self.attempt(&mut take) else { return };
             if self.reader.take().is_some() {
                 self.wasted.push(self.counters.reads - (self.have.chunks - self.began));
                 self.began = self.have.chunks;
             }
+            self.counters = reader::Counters::default();
             if error.may_resume() && self.attempts > 1 {
                 self.attempts -= 1;
             } else {
