@@ -82,13 +82,13 @@ fn main() -> Result<(), Failure> {
                 Kind::Star | Kind::Chain => ours(kind, &source, &targets)?,
                 _ => theirs(kind, &source, &targets)?,
             };
+            let source_processor_seconds = processor(&mut source.connect())? - before;
             for target in &targets {
                 let digest = |one: &Valkey| cmd("DEBUG").arg("DIGEST").query::<String>(&mut one.connect());
                 if digest(target)? != digest(&source)? {
                     return Err(format!("{kind:?}: a replica is not equal").into());
                 }
             }
-            let source_processor_seconds = processor(&mut source.connect())? - before;
             let figure = Figure { kind, replicas, mib: arguments.mib, seconds, source_processor_seconds };
             let line = serde_json::to_string(&figure)?;
             println!("{line}");
@@ -117,8 +117,11 @@ fn fill(source: &mut Connection, mib: usize) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Seconds of processor time that a server and its children have had.
+/// Seconds of processor time that a server and its children have had. A child counts once it has ended.
 fn processor(server: &mut Connection) -> Result<f64, Failure> {
+    while cmd("INFO").arg("persistence").query::<String>(server)?.contains("rdb_bgsave_in_progress:1") {
+        std::thread::sleep(Duration::from_millis(5));
+    }
     let info: String = cmd("INFO").arg("cpu").query(server)?;
     let names = ["used_cpu_sys:", "used_cpu_user:", "used_cpu_sys_children:", "used_cpu_user_children:"];
     let field =
