@@ -188,7 +188,7 @@ pub fn run_client<B: Descriptors>(
     patience: Duration,
     options: Options,
 ) -> Result<(), Failure> {
-    let how = Connect { local: None, timeout: patience, options };
+    let how = Connect::default().timeout(patience).options(options);
     let mut stream = Stream::connect_with(backend, address, &how)?;
     stream.set_read_timeout(Some(10 * patience));
     stream.set_write_timeout(Some(10 * patience));

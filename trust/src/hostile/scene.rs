@@ -150,7 +150,7 @@ impl<'a, B: Descriptors> Scene<'a, B> {
 
     /// A client of ours, connected to our server, that got an answer.
     pub(super) fn neighbour(&self) -> Result<Client<Stream<B>>, Failure> {
-        let how = Connect { local: None, timeout: PATIENCE, options: self.client_options() };
+        let how = Connect::default().timeout(PATIENCE).options(self.client_options());
         let mut stream = Stream::connect_with(&self.setting.ours, self.address, &how)?;
         stream.set_read_timeout(Some(PATIENCE));
         stream.set_write_timeout(Some(PATIENCE));
@@ -202,7 +202,7 @@ impl<'a, B: Descriptors> Scene<'a, B> {
     pub(super) fn send_client(&self, address: SocketAddr, program: Program<B>) {
         let (backend, report) = (self.setting.ours.clone(), self.report.clone());
         let timeout = self.options.handshake_timeout;
-        let how = Connect { local: None, timeout, options: self.client_options() };
+        let how = Connect::default().timeout(timeout).options(self.client_options());
         std::thread::spawn(move || {
             let ended = match Stream::connect_with(&backend, address, &how) {
                 Ok(stream) => program(stream).into(),

@@ -59,7 +59,7 @@ pub(super) trait Face {
 
 /// How all of them connect.
 fn connect() -> Connect {
-    Connect { timeout: Duration::from_secs(15), ..Connect::default() }
+    Connect::default().timeout(Duration::from_secs(15))
 }
 
 fn hung(doing: &str) -> Trouble {

@@ -11,7 +11,7 @@ use crate::transport::{Interest, Kind, Transport};
 
 /// Where a connection stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ConnectionState {
+pub enum SessionState {
     /// It was asked for; its handler has not been called yet.
     Connecting,
     /// A peer has come; it was not accepted yet, or the handshake is under way.
@@ -20,7 +20,7 @@ pub enum ConnectionState {
     Connected,
     /// The end of the stream was read.
     Closed,
-    /// It has failed; see [`Connection::last_error`].
+    /// It has failed; see [`Session::last_error`].
     Error,
 }
 
@@ -35,9 +35,9 @@ pub enum Barrier {
 }
 
 /// One connection of an [`EventLoop`](crate::EventLoop) with a state `S`. [`Read`] and [`Write`] never wait.
-pub struct Connection<S> {
+pub struct Session<S> {
     transport: Box<dyn Transport>,
-    state: ConnectionState,
+    state: SessionState,
     failure: Option<Arc<io::Error>>,
     read_handler: Option<Handler<S>>,
     write_handler: Option<Handler<S>>,
@@ -86,8 +86,8 @@ pub(crate) enum Stage {
     Parting,
 }
 
-impl<S> Connection<S> {
-    pub(crate) fn new(transport: Box<dyn Transport>, state: ConnectionState) -> Self {
+impl<S> Session<S> {
+    pub(crate) fn new(transport: Box<dyn Transport>, state: SessionState) -> Self {
         Self {
             transport,
             state,
@@ -115,18 +115,18 @@ impl<S> Connection<S> {
     }
 
     /// Where it stands.
-    pub const fn state(&self) -> ConnectionState {
+    pub const fn state(&self) -> SessionState {
         self.state
     }
 
     /// This side's address.
-    pub fn local_address(&self) -> Option<Address> {
-        self.transport.local_address()
+    pub fn local_addr(&self) -> Option<Address> {
+        self.transport.local_addr()
     }
 
     /// The peer's address.
-    pub fn peer_address(&self) -> Option<Address> {
-        self.transport.peer_address()
+    pub fn peer_addr(&self) -> Option<Address> {
+        self.transport.peer_addr()
     }
 
     /// Whether the peer is known to be on this machine: a Unix socket, the loopback interface, or for RDMA a path that leads back
@@ -140,7 +140,7 @@ impl<S> Connection<S> {
         self.transport.peer_certificate()
     }
 
-    /// What made the state [`ConnectionState::Error`].
+    /// What made the state [`SessionState::Error`].
     pub fn last_error(&self) -> Option<&io::Error> {
         self.failure.as_deref()
     }
@@ -196,7 +196,7 @@ impl<S> Connection<S> {
     /// Reads a line of at most `limit` bytes and returns it without its end (`\n` or `\r\n`), waiting for at most `timeout`.
     ///
     /// # Errors
-    /// As [`Connection::sync_read`], and [`InvalidData`](ErrorKind::InvalidData) when the line is longer.
+    /// As [`Session::sync_read`], and [`InvalidData`](ErrorKind::InvalidData) when the line is longer.
     pub fn sync_read_line(&mut self, limit: usize, timeout: Duration) -> io::Result<Vec<u8>> {
         let until = deadline(timeout);
         let mut line = Vec::new();
@@ -249,7 +249,7 @@ impl<S> Connection<S> {
     /// True when the handshake is over, one way or the other.
     pub(crate) fn go_on_establishing(&mut self) -> bool {
         match self.transport.establish() {
-            Ok(true) => self.state = ConnectionState::Connected,
+            Ok(true) => self.state = SessionState::Connected,
             Ok(false) => return false,
             Err(error) => self.fail(error),
         }
@@ -257,7 +257,7 @@ impl<S> Connection<S> {
     }
 
     pub(crate) fn fail(&mut self, error: io::Error) {
-        self.state = ConnectionState::Error;
+        self.state = SessionState::Error;
         self.failure = Some(Arc::new(error));
     }
 
@@ -300,7 +300,7 @@ impl<S> Connection<S> {
     }
 
     pub(crate) const fn is_establishing(&self) -> bool {
-        matches!(self.state, ConnectionState::Connecting | ConnectionState::Accepting)
+        matches!(self.state, SessionState::Connecting | SessionState::Accepting)
     }
 
     /// What a loop does for the connection when it can be done.
@@ -343,17 +343,17 @@ fn deadline(timeout: Duration) -> Option<Instant> {
     Instant::now().checked_add(timeout)
 }
 
-impl<S> Read for Connection<S> {
+impl<S> Read for Session<S> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         match self.state {
-            ConnectionState::Connecting | ConnectionState::Accepting => Err(ErrorKind::NotConnected.into()),
-            ConnectionState::Closed => Ok(0),
-            ConnectionState::Error => self.check().map(|()| 0),
-            ConnectionState::Connected if into.is_empty() => Ok(0),
-            ConnectionState::Connected => {
+            SessionState::Connecting | SessionState::Accepting => Err(ErrorKind::NotConnected.into()),
+            SessionState::Closed => Ok(0),
+            SessionState::Error => self.check().map(|()| 0),
+            SessionState::Connected if into.is_empty() => Ok(0),
+            SessionState::Connected => {
                 let result = self.transport.read(into);
                 if matches!(result, Ok(0)) {
-                    self.state = ConnectionState::Closed;
+                    self.state = SessionState::Closed;
                 }
                 self.book(result)
             }
@@ -361,18 +361,18 @@ impl<S> Read for Connection<S> {
     }
 }
 
-impl<S> Write for Connection<S> {
+impl<S> Write for Session<S> {
     fn write(&mut self, from: &[u8]) -> io::Result<usize> {
         self.write_vectored(&[IoSlice::new(from)])
     }
 
     fn write_vectored(&mut self, from: &[IoSlice<'_>]) -> io::Result<usize> {
         match self.state {
-            ConnectionState::Connecting | ConnectionState::Accepting => Err(ErrorKind::NotConnected.into()),
-            ConnectionState::Closed => Err(ErrorKind::BrokenPipe.into()),
-            ConnectionState::Error => self.check().map(|()| 0),
-            ConnectionState::Connected if from.iter().all(|slice| slice.is_empty()) => Ok(0),
-            ConnectionState::Connected => {
+            SessionState::Connecting | SessionState::Accepting => Err(ErrorKind::NotConnected.into()),
+            SessionState::Closed => Err(ErrorKind::BrokenPipe.into()),
+            SessionState::Error => self.check().map(|()| 0),
+            SessionState::Connected if from.iter().all(|slice| slice.is_empty()) => Ok(0),
+            SessionState::Connected => {
                 match self.transport.write(from) {
                     // The peer has left. What it said before is still to be read, and after it the end.
                     Err(error) if error.kind() == ErrorKind::BrokenPipe => Err(error),
@@ -388,12 +388,12 @@ impl<S> Write for Connection<S> {
     }
 }
 
-impl<S> std::fmt::Debug for Connection<S> {
+impl<S> std::fmt::Debug for Session<S> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Connection")
+        f.debug_struct("Session")
             .field("kind", &self.kind())
             .field("state", &self.state)
-            .field("peer", &self.peer_address())
+            .field("peer", &self.peer_addr())
             .field("failure", &self.failure)
             .finish_non_exhaustive()
     }

@@ -1,9 +1,13 @@
 //! The offset machines against plain models of a stream.
 
+use std::vec;
+use std::vec::Vec;
+
 use proptest::prelude::*;
-use rdma_proto::window::{RxWindow, TxWindow};
-use rdma_proto::wire::Window;
-use rdma_proto::{Error, PeerIncompatible, PeerMisbehaved};
+
+use super::{RxWindow, TxWindow};
+use crate::wire::Window;
+use crate::{Error, PeerIncompatible, PeerMisbehaved};
 
 const LIMIT: u32 = 1 << 24;
 
