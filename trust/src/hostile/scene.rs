@@ -14,8 +14,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::{Held, Setting};
 use crate::Outcome;
-use conformance::adversary::{Adversary, Lurker, Shape};
 use conformance::client::{Client, Failure};
+use conformance::peer::{Listener as Lurker, Peer as Adversary, Shape};
 use kv_store as kv;
 
 /// Length of our windows.
@@ -337,13 +337,13 @@ impl<B: Descriptors> Attack<'_, B> {
     /// Bytes go there and come back.
     pub(super) fn talk(&mut self, bytes: &[u8]) -> Result<(), Failure> {
         let (question, expected) = self.question(bytes);
-        self.peer.say(&question)?;
+        self.peer.send_bytes(&question)?;
         self.is_answered(&expected)
     }
 
     /// The next bytes are these.
     pub(super) fn is_answered(&mut self, expected: &[u8]) -> Result<(), Failure> {
-        if self.peer.hear(expected.len())? == expected {
+        if self.peer.receive_bytes(expected.len())? == expected {
             return Ok(());
         }
         Err(Failure::wrong(format!("the answer of {} bytes is a wrong one", expected.len())))

@@ -9,13 +9,13 @@ use rdma_conn::Descriptors;
 use rdma_proto::backend::{CmEventKind, ConnectParams, EventChannel, Identifier};
 
 use super::wait::{Deadline, wrong};
-use super::{Adversary, Incoming, PATIENCE, Seen, Shape};
+use super::{Incoming, PATIENCE, Peer, Seen, Shape};
 use crate::client::Failure;
 
 /// Room for the longest burst of any case.
 const OUTBOX: usize = 256 << 10;
 
-impl<B: Descriptors> Adversary<B> {
+impl<B: Descriptors> Peer<B> {
     /// Connects; neither side has sent anything then.
     pub fn dial(backend: &B, to: SocketAddr, shape: Shape) -> Result<Self, Failure> {
         let mut adversary = Self::request(backend, to, shape)?;
@@ -73,7 +73,7 @@ impl<B: Descriptors> Adversary<B> {
             plan: vec![(0, shape.window)],
             turn: 0,
             taken: 0,
-            heard: Vec::new(),
+            received: Vec::new(),
             theirs: None,
             used: 0,
             keepalives: 0,
@@ -93,13 +93,13 @@ impl Shape {
 }
 
 /// An adversary that waits for its victim.
-pub struct Lurker<B: Descriptors> {
+pub struct Listener<B: Descriptors> {
     backend: B,
     events: B::EventChannel,
     id: B::Identifier,
 }
 
-impl<B: Descriptors> Lurker<B> {
+impl<B: Descriptors> Listener<B> {
     /// Listens.
     pub fn new(backend: &B, address: SocketAddr) -> Result<Self, Failure> {
         let events = backend.event_channel().map_err(wrong("opening an event channel"))?;
@@ -136,15 +136,15 @@ impl<B: Descriptors> Lurker<B> {
     }
 
     /// Accepts the next request; the connection is not established yet.
-    pub fn accept(&self, shape: Shape) -> Result<Adversary<B>, Failure> {
+    pub fn accept(&self, shape: Shape) -> Result<Peer<B>, Failure> {
         self.answer(self.request()?, shape)
     }
 
     /// Accepts this request.
-    pub fn answer(&self, id: B::Identifier, shape: Shape) -> Result<Adversary<B>, Failure> {
+    pub fn answer(&self, id: B::Identifier, shape: Shape) -> Result<Peer<B>, Failure> {
         let events = self.backend.event_channel().map_err(wrong("opening an event channel"))?;
         id.migrate(&events).map_err(wrong("moving to an event channel"))?;
-        let adversary = Adversary::new(Session::new(id, events, shape.session()), shape)?;
+        let adversary = Peer::new(Session::new(id, events, shape.session()), shape)?;
         adversary.session.accept(&shape.params, shape.private_data).map_err(wrong("accepting"))?;
         Ok(adversary)
     }

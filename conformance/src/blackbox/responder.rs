@@ -13,7 +13,7 @@ const MADE_UP: &str = "conformance:bytes:";
 
 /// Takes commands and makes replies.
 #[derive(Default)]
-pub struct Desk {
+pub struct Responder {
     store: Store,
     unparsed: Vec<u8>,
     /// Commands answered.
@@ -22,7 +22,7 @@ pub struct Desk {
     pub quit: bool,
 }
 
-impl Desk {
+impl Responder {
     /// Takes bytes, and makes the replies to all commands that are whole.
     ///
     /// # Errors

@@ -1,12 +1,12 @@
 //! A raw peer: correct unless told otherwise, so that each case deviates in exactly one thing.
 //!
 //! It uses the backend seam directly, because the libraries above it would not let it misbehave. What it does right by
-//! itself: [`Adversary::handshake`], [`Adversary::say`] and [`Adversary::hear`]. Everything else sends what it is told.
+//! itself: [`Peer::handshake`], [`Peer::send_bytes`] and [`Peer::receive_bytes`]. Everything else sends what it is told.
 //! Whatever waits has a deadline.
 
-mod connect;
+mod connecting;
 mod seen;
-mod talk;
+mod stream;
 mod wait;
 
 use std::collections::VecDeque;
@@ -22,7 +22,7 @@ use rdma_proto::wire::{Message, Window};
 
 use crate::client::Failure;
 
-pub use connect::Lurker;
+pub use connecting::Listener;
 pub use seen::{Breach, Seen};
 use wait::{Deadline, wrong};
 
@@ -34,7 +34,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub struct Shape {
     /// Depth of the send queue.
     pub sends: u32,
-    /// Receives posted, each posted again once used, unless [`Adversary::set_reposts`] says otherwise.
+    /// Receives posted, each posted again once used, unless [`Peer::set_reposts`] says otherwise.
     pub receives: u32,
     /// Bytes of memory to register windows in.
     pub window: u32,
@@ -106,7 +106,7 @@ pub enum Incoming {
 }
 
 /// A raw peer with one connection.
-pub struct Adversary<B: Descriptors> {
+pub struct Peer<B: Descriptors> {
     session: Session<B>,
     shape: Shape,
     established: bool,
@@ -118,7 +118,7 @@ pub struct Adversary<B: Descriptors> {
     turn: usize,
     /// Bytes taken out of the current part.
     taken: u32,
-    heard: Vec<u8>,
+    received: Vec<u8>,
     theirs: Option<Window>,
     used: u32,
     keepalives: u64,
@@ -131,7 +131,7 @@ pub struct Adversary<B: Descriptors> {
     pub seen: Seen,
 }
 
-impl<B: Descriptors> Adversary<B> {
+impl<B: Descriptors> Peer<B> {
     /// Sends bytes as one message.
     pub fn send(&mut self, bytes: &[u8]) -> Result<(), Failure> {
         self.post(&[(SendOp::Send, bytes)])
@@ -293,7 +293,7 @@ impl<B: Descriptors> Adversary<B> {
         }
         .map_err(|refused| match refused {
             Refused::NoRoom => Failure::wrong("more to send than the outbox holds"),
-            Refused::NoQueuePair => Failure::wrong("the adversary lost its queue pair"),
+            Refused::NoQueuePair => Failure::wrong("the suite lost its queue pair"),
             Refused::Backend(error) if error.kind() == ErrorKind::State => {
                 Failure::wrong("the connection ended before all was sent")
             }

@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 use rdma_conn::Descriptors;
 
 use super::case::Role;
-use super::desk::Desk;
-use super::meeting::Meeting;
+use super::responder::Responder;
+use super::session::Session;
 use super::target::{Clients, Exit, Running, Server};
 use super::verdict::{Stop, Teardown};
-use crate::adversary::{Adversary, Breach, Incoming, Lurker, Shape};
+use crate::peer::{Breach, Incoming, Listener, Peer, Shape};
 
 /// A target, and RDMA as the suite has it.
-pub struct Bench<'a, B: Descriptors> {
+pub struct Context<'a, B: Descriptors> {
     /// RDMA as the suite has it.
     pub backend: &'a B,
     /// How long the target may take for anything that must happen.
@@ -30,7 +30,7 @@ pub enum Side<'a, B: Descriptors> {
     /// A server.
     Server(&'a dyn Server),
     /// A client, which is sent to the adversary that waits.
-    Client(&'a Lurker<B>, &'a dyn Clients),
+    Client(&'a Listener<B>, &'a dyn Clients),
 }
 
 impl<B: Descriptors> Clone for Side<'_, B> {
@@ -41,7 +41,7 @@ impl<B: Descriptors> Clone for Side<'_, B> {
 
 impl<B: Descriptors> Copy for Side<'_, B> {}
 
-impl<'a, B: Descriptors> Bench<'a, B> {
+impl<'a, B: Descriptors> Context<'a, B> {
     /// For one case.
     pub const fn new(backend: &'a B, patience: Duration, case: &'static str, side: Side<'a, B>) -> Self {
         Self { backend, patience, case, side, teardown: Cell::new(None), breaches: RefCell::new(Vec::new()) }
@@ -70,20 +70,20 @@ impl<'a, B: Descriptors> Bench<'a, B> {
     ///
     /// # Errors
     /// There is no connection.
-    pub fn meet(&self, shape: Shape) -> Result<Meeting<'_, B>, Stop> {
+    pub fn connect(&self, shape: Shape) -> Result<Session<'_, B>, Stop> {
         let shape = Shape { patience: self.patience, ..shape };
         match self.side {
             Side::Server(server) => {
-                let peer = Adversary::dial(self.backend, server.address(), shape)?;
-                Ok(Meeting::new(self, peer, None))
+                let peer = Peer::dial(self.backend, server.address(), shape)?;
+                Ok(Session::new(self, peer, None))
             }
-            Side::Client(lurker, _) => {
+            Side::Client(listener, _) => {
                 let (id, offered, client) = self.request()?;
-                let mut peer = lurker.answer(id, shape)?;
+                let mut peer = listener.answer(id, shape)?;
                 peer.was_offered(offered);
                 peer.serves = true;
                 peer.await_established()?;
-                Ok(Meeting::new(self, peer, Some(client)))
+                Ok(Session::new(self, peer, Some(client)))
             }
         }
     }
@@ -92,29 +92,29 @@ impl<'a, B: Descriptors> Bench<'a, B> {
     ///
     /// # Errors
     /// There is no connection, or no window.
-    pub fn greet(&self) -> Result<Meeting<'_, B>, Stop> {
-        self.greet_as(Shape::default())
+    pub fn open(&self) -> Result<Session<'_, B>, Stop> {
+        self.open_as(Shape::default())
     }
 
     /// The same with another shape.
     ///
     /// # Errors
     /// There is no connection, or no window.
-    pub fn greet_as(&self, shape: Shape) -> Result<Meeting<'_, B>, Stop> {
-        let mut meeting = self.meet(shape)?;
-        meeting.peer.handshake()?;
-        Ok(meeting)
+    pub fn open_as(&self, shape: Shape) -> Result<Session<'_, B>, Stop> {
+        let mut session = self.connect(shape)?;
+        session.peer.handshake()?;
+        Ok(session)
     }
 
     /// The same with the adversary's windows at these places of its memory, each `(offset, length)`, one after the other.
     ///
     /// # Errors
     /// There is no connection, or no window.
-    pub fn greet_with(&self, plan: Vec<(u32, u32)>) -> Result<Meeting<'_, B>, Stop> {
-        let mut meeting = self.meet(Shape::default())?;
-        meeting.peer.plan = plan;
-        meeting.peer.handshake()?;
-        Ok(meeting)
+    pub fn open_with(&self, plan: Vec<(u32, u32)>) -> Result<Session<'_, B>, Stop> {
+        let mut session = self.connect(Shape::default())?;
+        session.peer.plan = plan;
+        session.peer.handshake()?;
+        Ok(session)
     }
 
     /// The request of a client under test that was just started.
@@ -125,19 +125,19 @@ impl<'a, B: Descriptors> Bench<'a, B> {
     pub fn request(
         &self,
     ) -> Result<(B::Identifier, rdma_proto::backend::ConnectParams, Box<dyn Running>), Stop> {
-        let Side::Client(lurker, clients) = self.side else {
+        let Side::Client(listener, clients) = self.side else {
             return Err(Stop::not_applicable("about clients only"));
         };
         // A client of an earlier case may have asked once more.
-        while lurker.request_within(Duration::ZERO)?.is_some() {}
-        let mut client = clients.start(self.case, lurker.address()?).map_err(Stop::broken)?;
+        while listener.request_within(Duration::ZERO)?.is_some() {}
+        let mut client = clients.start(self.case, listener.address()?).map_err(Stop::broken)?;
         for _ in 0..clients.first() {
-            self.introduce(lurker)?;
+            self.introduce(listener)?;
         }
         let deadline = Instant::now() + 3 * self.patience;
         loop {
             if let Some((id, offered)) =
-                lurker.request_within(self.patience.min(Duration::from_millis(200)))?
+                listener.request_within(self.patience.min(Duration::from_millis(200)))?
             {
                 return Ok((id, offered, client));
             }
@@ -162,28 +162,28 @@ impl<'a, B: Descriptors> Bench<'a, B> {
 
     /// Whether the client under test asks for one more connection, which it does not get.
     pub(super) fn is_asked_again(&self) -> Result<bool, Stop> {
-        let Side::Client(lurker, _) = self.side else { return Ok(false) };
-        Ok(lurker.request_within(Duration::ZERO)?.is_some())
+        let Side::Client(listener, _) = self.side else { return Ok(false) };
+        Ok(listener.request_within(Duration::ZERO)?.is_some())
     }
 
     /// Serves a connection that does not count, until the client leaves it.
-    fn introduce(&self, lurker: &Lurker<B>) -> Result<(), Stop> {
-        let mut peer = match lurker.request_within(3 * self.patience)? {
-            Some((id, _)) => lurker.answer(id, Shape { patience: self.patience, ..Shape::default() })?,
+    fn introduce(&self, listener: &Listener<B>) -> Result<(), Stop> {
+        let mut peer = match listener.request_within(3 * self.patience)? {
+            Some((id, _)) => listener.answer(id, Shape { patience: self.patience, ..Shape::default() })?,
             None => return Err(Stop::refused("the client asked for no connection in time")),
         };
         peer.serves = true;
         peer.await_established()?;
         peer.handshake()?;
-        let mut desk = Desk::default();
+        let mut responder = Responder::default();
         loop {
             match peer.receive()? {
                 Incoming::Gone(_) => return Ok(()),
                 incoming => peer.absorb(incoming)?,
             }
-            let heard = peer.take_heard();
-            let replies = desk.answer(&heard).map_err(Stop::unmet)?;
-            peer.say(&replies)?;
+            let heard = peer.take_received();
+            let replies = responder.answer(&heard).map_err(Stop::unmet)?;
+            peer.send_bytes(&replies)?;
         }
     }
 

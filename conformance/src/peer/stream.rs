@@ -4,13 +4,13 @@ use rdma_conn::Descriptors;
 use rdma_proto::backend::{Region, RemoteAddress};
 use rdma_proto::wire::{FeatureSet, Message, Window};
 
-use super::{Adversary, Incoming};
+use super::{Incoming, Peer};
 use crate::client::Failure;
 
 /// Bytes written at once: what is to be sent has to find room.
 const LONGEST: usize = 64 << 10;
 
-impl<B: Descriptors> Adversary<B> {
+impl<B: Descriptors> Peer<B> {
     /// What both sides do first: each registers a window.
     pub fn handshake(&mut self) -> Result<(), Failure> {
         self.register()?;
@@ -51,12 +51,12 @@ impl<B: Descriptors> Adversary<B> {
     }
 
     /// Writes bytes as a correct peer does: as much as there is room for, one notification each.
-    pub fn say(&mut self, bytes: &[u8]) -> Result<(), Failure> {
-        self.say_in(bytes, bytes.len())
+    pub fn send_bytes(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+        self.send_bytes_in(bytes, bytes.len())
     }
 
     /// The same, at most `piece` bytes at a time.
-    pub fn say_in(&mut self, mut bytes: &[u8], piece: usize) -> Result<(), Failure> {
+    pub fn send_bytes_in(&mut self, mut bytes: &[u8], piece: usize) -> Result<(), Failure> {
         while !bytes.is_empty() {
             let (to, room) = self.room()?;
             let (now, rest) = bytes.split_at(bytes.len().min(room as usize).min(piece).min(LONGEST));
@@ -85,12 +85,12 @@ impl<B: Descriptors> Adversary<B> {
     }
 
     /// Waits for `len` bytes.
-    pub fn hear(&mut self, len: usize) -> Result<Vec<u8>, Failure> {
-        while self.heard.len() < len {
+    pub fn receive_bytes(&mut self, len: usize) -> Result<Vec<u8>, Failure> {
+        while self.received.len() < len {
             let incoming = self.receive()?;
             self.absorb(incoming)?;
         }
-        Ok(self.heard.drain(..len).collect())
+        Ok(self.received.drain(..len).collect())
     }
 
     /// The next message other than a keepalive; everything before it is handled as a correct peer does.
@@ -147,8 +147,8 @@ impl<B: Descriptors> Adversary<B> {
     }
 
     /// Everything heard so far.
-    pub fn take_heard(&mut self) -> Vec<u8> {
-        std::mem::take(&mut self.heard)
+    pub fn take_received(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.received)
     }
 
     /// Books bytes of the peer's window that were written by hand.
@@ -180,7 +180,7 @@ impl<B: Descriptors> Adversary<B> {
         if !self.window().memory().read(offset as usize + taken as usize, &mut bytes) {
             return Err(Failure::wrong("the adversary's plan is not within its memory"));
         }
-        self.heard.extend_from_slice(&bytes);
+        self.received.extend_from_slice(&bytes);
         self.taken = end;
         if end == length && self.drains {
             self.turn += 1;

@@ -8,14 +8,14 @@ use std::time::Duration;
 
 use rdma_conn::Descriptors;
 
-use conformance::adversary::{Adversary, Incoming, Lurker, Shape};
 use conformance::blackbox::target::{Clients, Exit, Running, Server};
 use conformance::client::Failure;
-use suite::ledger::Ledger;
+use conformance::peer::{Incoming, Listener, Peer, Shape};
+use suite::held::Held;
 
 /// How a target has ceased to do anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lifeless {
+pub enum Unresponsive {
     /// It accepts or connects, and then does nothing.
     Hung,
     /// It registers windows and takes bytes, and never says anything.
@@ -24,12 +24,12 @@ pub enum Lifeless {
     Crashed,
 }
 
-impl Lifeless {
+impl Unresponsive {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::Hung, Self::Silent, Self::Crashed];
 }
 
-/// How often a lifeless target looks whether it is over.
+/// How often an unresponsive target looks whether it is over.
 const TURN: Duration = Duration::from_millis(10);
 
 fn shape() -> Shape {
@@ -37,13 +37,13 @@ fn shape() -> Shape {
 }
 
 /// What a silent side does with what has come. False when the connection is over.
-fn take<B: Descriptors>(peer: &mut Adversary<B>) -> Result<bool, Failure> {
+fn take<B: Descriptors>(peer: &mut Peer<B>) -> Result<bool, Failure> {
     while let Some(incoming) = peer.receive_within(Duration::ZERO)? {
         match incoming {
             Incoming::Gone(_) => return Ok(false),
             incoming => peer.absorb(incoming)?,
         }
-        let _unheard = peer.take_heard();
+        let _unheard = peer.take_received();
     }
     Ok(true)
 }
@@ -76,55 +76,55 @@ impl Drop for Background {
 }
 
 /// A server that does nothing.
-pub(super) struct LifelessServer {
+pub(super) struct UnresponsiveServer {
     address: SocketAddr,
-    how: Lifeless,
+    how: Unresponsive,
     _background: Option<Background>,
 }
 
-impl LifelessServer {
+impl UnresponsiveServer {
     pub(super) fn start<B: Descriptors>(
         backend: &B,
         address: SocketAddr,
-        how: Lifeless,
+        how: Unresponsive,
     ) -> Result<Self, Failure> {
-        let listens = how != Lifeless::Crashed;
-        let lurker = listens.then(|| Lurker::new(backend, address)).transpose()?;
-        let background = lurker.map(|lurker| Background::start(move |over| accept(&lurker, how, over)));
+        let listens = how != Unresponsive::Crashed;
+        let listener = listens.then(|| Listener::new(backend, address)).transpose()?;
+        let background = listener.map(|listener| Background::start(move |over| accept(&listener, how, over)));
         Ok(Self { address, how, _background: background })
     }
 }
 
-fn accept<B: Descriptors>(lurker: &Lurker<B>, how: Lifeless, over: &AtomicBool) {
+fn accept<B: Descriptors>(listener: &Listener<B>, how: Unresponsive, over: &AtomicBool) {
     let mut peers = Vec::new();
     while !over.load(Ordering::Relaxed) {
-        if let Ok(Some((id, _))) = lurker.request_within(TURN)
-            && let Ok(mut peer) = lurker.answer(id, shape())
-            && (how == Lifeless::Hung || peer.await_established().and_then(|()| peer.register()).is_ok())
+        if let Ok(Some((id, _))) = listener.request_within(TURN)
+            && let Ok(mut peer) = listener.answer(id, shape())
+            && (how == Unresponsive::Hung || peer.await_established().and_then(|()| peer.register()).is_ok())
         {
             peers.push(peer);
         }
-        if how == Lifeless::Silent {
+        if how == Unresponsive::Silent {
             peers.retain_mut(|peer| take(peer).unwrap_or(false));
         }
     }
 }
 
-impl Server for LifelessServer {
+impl Server for UnresponsiveServer {
     fn address(&self) -> SocketAddr {
         self.address
     }
 
     fn death(&self, _: Duration) -> Option<String> {
-        (self.how == Lifeless::Crashed).then(|| "signal: 11".into())
+        (self.how == Unresponsive::Crashed).then(|| "signal: 11".into())
     }
 
     fn restart(&self) -> Result<bool, String> {
         Ok(false)
     }
 
-    fn held(&self) -> Option<Ledger> {
-        Some(Ledger::default())
+    fn held(&self) -> Option<Held> {
+        Some(Held::default())
     }
 
     fn processor_time(&self) -> Option<Duration> {
@@ -133,41 +133,41 @@ impl Server for LifelessServer {
 }
 
 /// Clients that do nothing.
-pub(super) struct LifelessClients<B> {
+pub(super) struct UnresponsiveClients<B> {
     pub(super) backend: B,
-    pub(super) how: Lifeless,
+    pub(super) how: Unresponsive,
 }
 
-impl<B: Descriptors> Clients for LifelessClients<B> {
+impl<B: Descriptors> Clients for UnresponsiveClients<B> {
     fn start(&self, _: &str, address: SocketAddr) -> Result<Box<dyn Running>, String> {
         let (backend, how) = (self.backend.clone(), self.how);
-        let background = (how != Lifeless::Crashed)
+        let background = (how != Unresponsive::Crashed)
             .then(|| Background::start(move |over| dial(&backend, address, how, over)));
-        Ok(Box::new(LifelessClient { _background: background, how }))
+        Ok(Box::new(UnresponsiveClient { _background: background, how }))
     }
 }
 
-fn dial<B: Descriptors>(backend: &B, address: SocketAddr, how: Lifeless, over: &AtomicBool) {
-    let mut peer = Adversary::dial(backend, address, shape()).ok();
-    if how == Lifeless::Silent {
+fn dial<B: Descriptors>(backend: &B, address: SocketAddr, how: Unresponsive, over: &AtomicBool) {
+    let mut peer = Peer::dial(backend, address, shape()).ok();
+    if how == Unresponsive::Silent {
         peer.take_if(|peer| peer.register().is_err());
     }
     while !over.load(Ordering::Relaxed) {
-        if how == Lifeless::Silent {
+        if how == Unresponsive::Silent {
             peer.take_if(|peer| !take(peer).unwrap_or(false));
         }
         std::thread::sleep(TURN);
     }
 }
 
-struct LifelessClient {
+struct UnresponsiveClient {
     _background: Option<Background>,
-    how: Lifeless,
+    how: Unresponsive,
 }
 
-impl Running for LifelessClient {
+impl Running for UnresponsiveClient {
     fn ended(&mut self, patience: Duration) -> Option<Exit> {
-        if self.how == Lifeless::Crashed {
+        if self.how == Unresponsive::Crashed {
             return Some(Exit::Crashed("signal: 11".into()));
         }
         std::thread::sleep(patience);

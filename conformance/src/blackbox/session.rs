@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 use rdma_conn::Descriptors;
 use rdma_proto::wire::{Message, Window};
 
-use super::bench::Bench;
-use super::desk::Desk;
+use super::context::Context;
+use super::responder::Responder;
 use super::target::{Exit, Running};
 use super::verdict::{Judged, Pass, Stop, Teardown, lenient, pass};
-use crate::adversary::{Adversary, Incoming, Shape};
+use crate::peer::{Incoming, Peer, Shape};
 use crate::workload::Entry;
 
 /// Commands of a client that are answered after the case has shown what it has to show.
@@ -24,11 +24,11 @@ const LONG_ENOUGH: Duration = Duration::from_secs(20);
 const USABLE: RangeInclusive<u32> = 256..=64 << 20;
 
 /// The adversary connected to the target.
-pub struct Meeting<'a, B: Descriptors> {
+pub struct Session<'a, B: Descriptors> {
     /// The adversary.
-    pub peer: Adversary<B>,
-    bench: &'a Bench<'a, B>,
-    desk: Desk,
+    pub peer: Peer<B>,
+    context: &'a Context<'a, B>,
+    responder: Responder,
     client: Option<Box<dyn Running>>,
     /// The target has left.
     gone: bool,
@@ -38,16 +38,24 @@ pub struct Meeting<'a, B: Descriptors> {
 }
 
 /// One exchange of bytes.
-pub struct Turn {
+pub struct Exchange {
     /// What the adversary has to say.
-    pub say: Vec<u8>,
+    pub send: Vec<u8>,
     /// What it will hear then. Empty for a client: that it goes on, or says it is content, is the answer.
-    pub hear: Vec<u8>,
+    pub expect: Vec<u8>,
 }
 
-impl<'a, B: Descriptors> Meeting<'a, B> {
-    pub(super) fn new(bench: &'a Bench<'a, B>, peer: Adversary<B>, client: Option<Box<dyn Running>>) -> Self {
-        Self { peer, bench, desk: Desk::default(), client, gone: false, questions: 0, enough: ENOUGH }
+impl<'a, B: Descriptors> Session<'a, B> {
+    pub(super) fn new(context: &'a Context<'a, B>, peer: Peer<B>, client: Option<Box<dyn Running>>) -> Self {
+        Self {
+            peer,
+            context,
+            responder: Responder::default(),
+            client,
+            gone: false,
+            questions: 0,
+            enough: ENOUGH,
+        }
     }
 
     /// What can be said next: a question with a payload of `length` bytes to a server, the reply to what it asked, whatever
@@ -55,10 +63,10 @@ impl<'a, B: Descriptors> Meeting<'a, B> {
     ///
     /// # Errors
     /// The client says nothing.
-    pub fn turn(&mut self, length: usize) -> Result<Option<Turn>, Stop> {
+    pub fn next_exchange(&mut self, length: usize) -> Result<Option<Exchange>, Stop> {
         if self.client.is_some() {
             let replies = self.replies()?;
-            return Ok(replies.map(|say| Turn { say, hear: Vec::new() }));
+            return Ok(replies.map(|send| Exchange { send, expect: Vec::new() }));
         }
         self.questions += 1;
         let payload = Entry { number: self.questions, value_len: length }.value();
@@ -79,23 +87,23 @@ impl<'a, B: Descriptors> Meeting<'a, B> {
     ///
     /// # Errors
     /// The client says nothing or has left.
-    pub fn occasion(&mut self, length: usize) -> Result<Turn, Stop> {
-        self.turn(length)?
+    pub fn require_exchange(&mut self, length: usize) -> Result<Exchange, Stop> {
+        self.next_exchange(length)?
             .ok_or_else(|| Stop::undecided("the client left before it could be shown; it should do more"))
     }
 
     /// Waits for commands, and makes the replies.
     fn replies(&mut self) -> Result<Option<Vec<u8>>, Stop> {
         loop {
-            let heard = self.peer.take_heard();
-            let replies = self.desk.answer(&heard).map_err(Stop::unmet)?;
+            let heard = self.peer.take_received();
+            let replies = self.responder.answer(&heard).map_err(Stop::unmet)?;
             if !replies.is_empty() {
                 return Ok(Some(replies));
             }
             if self.gone {
                 return Ok(None);
             }
-            match self.peer.receive_within(self.bench.patience)? {
+            match self.peer.receive_within(self.context.patience)? {
                 Some(Incoming::Gone(_)) => self.gone = true,
                 Some(incoming) => self.peer.absorb(incoming)?,
                 None => return Err(self.silent_client()),
@@ -107,7 +115,7 @@ impl<'a, B: Descriptors> Meeting<'a, B> {
         let exit = self.client.as_mut().and_then(|client| client.ended(Duration::ZERO));
         match exit {
             Some(exit) => Stop::unmet(format!("the client ended without a disconnect: {exit}")),
-            None => Stop::unmet(format!("the client said nothing more within {:?}", self.bench.patience)),
+            None => Stop::unmet(format!("the client said nothing more within {:?}", self.context.patience)),
         }
     }
 
@@ -115,10 +123,10 @@ impl<'a, B: Descriptors> Meeting<'a, B> {
     ///
     /// # Errors
     /// It goes wrong.
-    pub fn talk_of(&mut self, length: usize) -> Result<bool, Stop> {
-        let Some(turn) = self.turn(length)? else { return Ok(false) };
-        self.peer.say(&turn.say)?;
-        self.hears(&turn)?;
+    pub fn exchange_of(&mut self, length: usize) -> Result<bool, Stop> {
+        let Some(exchange) = self.next_exchange(length)? else { return Ok(false) };
+        self.peer.send_bytes(&exchange.send)?;
+        self.expect_reply(&exchange)?;
         Ok(true)
     }
 
@@ -126,23 +134,23 @@ impl<'a, B: Descriptors> Meeting<'a, B> {
     ///
     /// # Errors
     /// It goes wrong.
-    pub fn talk(&mut self) -> Result<bool, Stop> {
-        self.talk_of(13)
+    pub fn exchange(&mut self) -> Result<bool, Stop> {
+        self.exchange_of(13)
     }
 
     /// What was said is answered.
     ///
     /// # Errors
     /// It is not, or wrongly.
-    pub fn hears(&mut self, turn: &Turn) -> Result<(), Stop> {
-        let heard = self.peer.hear(turn.hear.len())?;
-        match turn.hear.iter().zip(&heard).position(|(expected, heard)| expected != heard) {
+    pub fn expect_reply(&mut self, exchange: &Exchange) -> Result<(), Stop> {
+        let heard = self.peer.receive_bytes(exchange.expect.len())?;
+        match exchange.expect.iter().zip(&heard).position(|(expected, heard)| expected != heard) {
             None => Ok(()),
             Some(at) => Err(Stop::unmet(format!(
                 "byte {at} of a reply of {} bytes is {:#04x}, not {:#04x}",
-                turn.hear.len(),
+                exchange.expect.len(),
                 heard.get(at).copied().unwrap_or_default(),
-                turn.hear.get(at).copied().unwrap_or_default()
+                exchange.expect.get(at).copied().unwrap_or_default()
             ))),
         }
     }
@@ -151,7 +159,7 @@ impl<'a, B: Descriptors> Meeting<'a, B> {
     ///
     /// # Errors
     /// It is another, or none comes.
-    pub fn is_told(&mut self, expected: Message) -> Result<(), Stop> {
+    pub fn expect_message(&mut self, expected: Message) -> Result<(), Stop> {
         match self.peer.receive_message()? {
             message if message == expected => Ok(()),
             other => Err(Stop::unmet(format!("expected {expected:?}, got {other:?}"))),
@@ -176,7 +184,7 @@ impl<'a, B: Descriptors> Meeting<'a, B> {
     /// # Errors
     /// It has.
     pub fn unharmed(mut self) -> Judged {
-        self.talk()?;
+        self.exchange()?;
         self.leave()
     }
 
@@ -195,7 +203,7 @@ impl<'a, B: Descriptors> Meeting<'a, B> {
                 if let Some(Exit::Crashed(how)) = self.exit() {
                     return Err(self.crashed(&how));
                 }
-                Ok(pass(format!("goes on ({} commands)", self.desk.answered)))
+                Ok(pass(format!("goes on ({} commands)", self.responder.answered)))
             }
         }
     }
@@ -208,10 +216,10 @@ impl<'a, B: Descriptors> Meeting<'a, B> {
         match self.serve()? {
             Leaving::Never => Err(Stop::undecided(format!(
                 "the client did not come to an end within {} commands; it should do less",
-                self.desk.answered
+                self.responder.answered
             ))),
-            Leaving::Itself if self.bench.teardown.get() != Some(Teardown::Clean) => {
-                Err(Stop::unmet(format!("no answer to the disconnect within {:?}", self.bench.patience)))
+            Leaving::Itself if self.context.teardown.get() != Some(Teardown::Clean) => {
+                Err(Stop::unmet(format!("no answer to the disconnect within {:?}", self.context.patience)))
             }
             Leaving::Itself => self.is_content(),
         }
@@ -220,13 +228,13 @@ impl<'a, B: Descriptors> Meeting<'a, B> {
     /// Answers a client until it leaves, or has been answered long enough.
     fn serve(&mut self) -> Result<Leaving, Stop> {
         let begun = Instant::now();
-        while self.desk.answered < self.enough && begun.elapsed() < LONG_ENOUGH && !self.desk.quit {
-            if !self.talk()? {
-                self.bench.note(Teardown::Clean);
+        while self.responder.answered < self.enough && begun.elapsed() < LONG_ENOUGH && !self.responder.quit {
+            if !self.exchange()? {
+                self.context.note(Teardown::Clean);
                 return Ok(Leaving::Itself);
             }
         }
-        if !self.desk.quit {
+        if !self.responder.quit {
             return Ok(Leaving::Never);
         }
         // It has said that it leaves, and a server disconnects then.
@@ -238,20 +246,20 @@ impl<'a, B: Descriptors> Meeting<'a, B> {
     fn dismiss(&mut self) -> Result<(), Stop> {
         // Refused if it was the first.
         let _left = self.peer.disconnect();
-        let ended = self.awaits_end(self.bench.patience)? == End::Disconnected;
-        self.bench.note(if ended { Teardown::Clean } else { Teardown::Unclean });
+        let ended = self.awaits_end(self.context.patience)? == End::Disconnected;
+        self.context.note(if ended { Teardown::Clean } else { Teardown::Unclean });
         Ok(())
     }
 
     /// A client that has left must end, and say that all was well.
     fn is_content(&mut self) -> Judged {
-        let answered = self.desk.answered;
+        let answered = self.responder.answered;
         match self.exit() {
             Some(Exit::Success) => Ok(pass(format!("{answered} commands"))),
             None if !self.is_observed() => Ok(pass(format!("{answered} commands"))),
             None => Err(Stop::hung(format!(
                 "the client left after {answered} commands, and did not end within {:?}",
-                self.bench.patience
+                self.context.patience
             ))),
             Some(Exit::Crashed(how)) => Err(self.crashed(&how)),
             Some(Exit::Unsupported) => Err(Stop::unsupported("the client says so (status 89)")),
@@ -262,8 +270,8 @@ impl<'a, B: Descriptors> Meeting<'a, B> {
     }
 
     fn crashed(&self, how: &str) -> Stop {
-        self.bench.note(Teardown::Crashed);
-        Stop::died(format!("the client crashed after {} commands: {how}", self.desk.answered))
+        self.context.note(Teardown::Crashed);
+        Stop::died(format!("the client crashed after {} commands: {how}", self.responder.answered))
     }
 
     fn is_observed(&self) -> bool {
@@ -290,16 +298,16 @@ impl<'a, B: Descriptors> Meeting<'a, B> {
             early |= matches!(incoming, Incoming::Gone(_));
         }
         if early {
-            self.bench.note(Teardown::WrongSide);
+            self.context.note(Teardown::WrongSide);
             return Err(Stop::unmet("it left in the middle of the connection"));
         }
         self.peer.disconnect()?;
-        let teardown = if self.awaits_end(self.bench.patience)? == End::Disconnected {
+        let teardown = if self.awaits_end(self.context.patience)? == End::Disconnected {
             Teardown::Clean
         } else {
             Teardown::Unclean
         };
-        self.bench.note(teardown);
+        self.context.note(teardown);
         Ok(pass(""))
     }
 
@@ -316,7 +324,7 @@ impl<'a, B: Descriptors> Meeting<'a, B> {
     /// # Errors
     /// It does not.
     pub fn ends_watched(mut self, mut look: impl FnMut()) -> Judged {
-        let deadline = Instant::now() + self.bench.patience;
+        let deadline = Instant::now() + self.context.patience;
         let end = loop {
             look();
             let left = deadline.saturating_duration_since(Instant::now());
@@ -327,10 +335,10 @@ impl<'a, B: Descriptors> Meeting<'a, B> {
         };
         look();
         match end {
-            End::Disconnected => self.bench.note(Teardown::Clean),
-            End::Failed => self.bench.note(Teardown::Unclean),
+            End::Disconnected => self.context.note(Teardown::Clean),
+            End::Failed => self.context.note(Teardown::Unclean),
             End::None => {
-                self.bench.note(Teardown::Unclean);
+                self.context.note(Teardown::Unclean);
                 return Err(self.still_there());
             }
         }
@@ -342,13 +350,13 @@ impl<'a, B: Descriptors> Meeting<'a, B> {
     /// # Errors
     /// It does neither.
     pub fn ends_or_serves(mut self) -> Judged {
-        match self.awaits_end(self.bench.patience.min(Duration::from_secs(2)))? {
+        match self.awaits_end(self.context.patience.min(Duration::from_secs(2)))? {
             End::None => {
                 self.unharmed()?;
                 Ok(lenient("it serves the connection on"))
             }
             end => {
-                self.bench.note(if end == End::Disconnected { Teardown::Clean } else { Teardown::Unclean });
+                self.context.note(if end == End::Disconnected { Teardown::Clean } else { Teardown::Unclean });
                 self.reports()
             }
         }
@@ -367,7 +375,7 @@ impl<'a, B: Descriptors> Meeting<'a, B> {
     /// # Errors
     /// It crashes or hangs.
     pub fn tells_of_failure(&mut self) -> Judged {
-        reported(self.bench, self.client.as_deref_mut(), self.bench.patience)
+        reported(self.context, self.client.as_deref_mut(), self.context.patience)
     }
 
     /// Gives everything back, as a process that ends, and asks a client what it makes of that.
@@ -375,14 +383,14 @@ impl<'a, B: Descriptors> Meeting<'a, B> {
     /// # Errors
     /// It crashes or hangs.
     pub fn vanish(mut self) -> Judged {
-        let (bench, mut client) = (self.bench, self.client.take());
+        let (context, mut client) = (self.context, self.client.take());
         drop(self);
-        bench.note(Teardown::Unclean);
-        reported(bench, client.as_deref_mut(), bench.patience)
+        context.note(Teardown::Unclean);
+        reported(context, client.as_deref_mut(), context.patience)
     }
 
     fn exit(&mut self) -> Option<Exit> {
-        let patience = self.bench.patience;
+        let patience = self.context.patience;
         self.client.as_mut().and_then(|client| client.ended(patience))
     }
 
@@ -397,7 +405,7 @@ impl<'a, B: Descriptors> Meeting<'a, B> {
                 // The queue pair is of no more use. A target that knows says so soon.
                 Some(Incoming::Failed(_)) if end == End::None => {
                     end = End::Failed;
-                    deadline = Instant::now() + self.bench.patience.min(Duration::from_secs(1));
+                    deadline = Instant::now() + self.context.patience.min(Duration::from_secs(1));
                 }
                 Some(_) => {}
                 None => return Ok(end),
@@ -407,11 +415,11 @@ impl<'a, B: Descriptors> Meeting<'a, B> {
     }
 
     fn still_there(&mut self) -> Stop {
-        let within = self.bench.patience;
+        let within = self.context.patience;
         if self.client.is_some() {
             return match self.client.as_mut().and_then(|client| client.ended(Duration::ZERO)) {
                 Some(Exit::Crashed(how)) => {
-                    self.bench.note(Teardown::Crashed);
+                    self.context.note(Teardown::Crashed);
                     Stop::died(format!("the client crashed: {how}"))
                 }
                 Some(exit) => Stop::unmet(format!("the client ended without a disconnect: {exit}")),
@@ -419,7 +427,7 @@ impl<'a, B: Descriptors> Meeting<'a, B> {
             };
         }
         self.peer.set_patience(within.min(Duration::from_secs(1)));
-        let serves = self.talk().is_ok();
+        let serves = self.exchange().is_ok();
         Stop::unmet(if serves {
             format!("it did not end the connection within {within:?}, and serves it on")
         } else {
@@ -434,11 +442,11 @@ impl<'a, B: Descriptors> Meeting<'a, B> {
 
     /// What there is to say about the whole connection.
     fn account(&self) {
-        self.bench.breaches.borrow_mut().extend(self.peer.seen.breaches.iter().cloned());
+        self.context.breaches.borrow_mut().extend(self.peer.seen.breaches.iter().cloned());
     }
 }
 
-impl<B: Descriptors> Drop for Meeting<'_, B> {
+impl<B: Descriptors> Drop for Session<'_, B> {
     fn drop(&mut self) {
         self.account();
     }
@@ -465,7 +473,7 @@ enum End {
 /// # Errors
 /// It does not.
 pub fn reported<B: Descriptors>(
-    bench: &Bench<'_, B>,
+    context: &Context<'_, B>,
     client: Option<&mut (dyn Running + 'static)>,
     patience: Duration,
 ) -> Judged {
@@ -481,10 +489,10 @@ pub fn reported<B: Descriptors>(
             Some(Exit::Success) => return Ok(lenient("the client ended, and reported success")),
             Some(Exit::Unsupported) => return Err(Stop::unsupported("the client says so (status 89)")),
             Some(Exit::Crashed(how)) => {
-                bench.note(Teardown::Crashed);
+                context.note(Teardown::Crashed);
                 return Err(Stop::died(format!("the client crashed: {how}")));
             }
-            None if bench.is_asked_again()? => return Ok(pass("it asks for another connection")),
+            None if context.is_asked_again()? => return Ok(pass("it asks for another connection")),
             None if left.is_zero() => {
                 return Err(Stop::hung(format!("the client did not end within {patience:?}")));
             }
@@ -498,50 +506,50 @@ pub fn reported<B: Descriptors>(
 /// # Errors
 /// The connection ends.
 pub fn asked_without_window<B: Descriptors>(
-    meeting: &mut Meeting<'_, B>,
+    session: &mut Session<'_, B>,
     questions: u32,
-) -> Result<Vec<Turn>, Stop> {
-    meeting.peer.await_window()?;
-    if meeting.client_asks() {
+) -> Result<Vec<Exchange>, Stop> {
+    session.peer.await_window()?;
+    if session.client_asks() {
         return Ok(Vec::new());
     }
-    let turns: Vec<_> =
+    let exchanges: Vec<_> =
         (0..questions).map(|number| question(format!("number {number}").as_bytes())).collect();
-    turns.iter().try_for_each(|turn| meeting.peer.say(&turn.say))?;
-    meeting.peer.settle()?;
-    Ok(turns)
+    exchanges.iter().try_for_each(|exchange| session.peer.send_bytes(&exchange.send))?;
+    session.peer.settle()?;
+    Ok(exchanges)
 }
 
 /// The target has something to say, and gets a window for it only after a while.
 ///
 /// # Errors
 /// It does not wait, or does not say it then.
-pub fn registered_late<B: Descriptors>(bench: &Bench<'_, B>, questions: u32, late: Duration) -> Judged {
-    let mut meeting = bench.meet(Shape::default())?;
-    let turns = asked_without_window(&mut meeting, questions)?;
+pub fn registered_late<B: Descriptors>(context: &Context<'_, B>, questions: u32, late: Duration) -> Judged {
+    let mut session = context.connect(Shape::default())?;
+    let exchanges = asked_without_window(&mut session, questions)?;
     // A notification would be an error: there is no window for it.
-    meeting.listen(late)?;
-    meeting.peer.register()?;
-    turns.iter().try_for_each(|turn| meeting.hears(turn))?;
-    meeting.unharmed()
+    session.listen(late)?;
+    session.peer.register()?;
+    exchanges.iter().try_for_each(|exchange| session.expect_reply(exchange))?;
+    session.unharmed()
 }
 
 /// A server in the middle of a reply, of which it can write no more.
 ///
 /// # Errors
 /// It does not get that far.
-pub fn half_heard<'a, B: Descriptors>(bench: &'a Bench<'a, B>) -> Result<Meeting<'a, B>, Stop> {
-    let mut meeting = bench.greet()?;
-    meeting.peer.drains = false;
-    meeting.peer.say(&question(&[b'x'; 150_000]).say)?;
-    meeting.peer.hear(64 << 10)?;
-    Ok(meeting)
+pub fn half_heard<'a, B: Descriptors>(context: &'a Context<'a, B>) -> Result<Session<'a, B>, Stop> {
+    let mut session = context.open()?;
+    session.peer.drains = false;
+    session.peer.send_bytes(&question(&[b'x'; 150_000]).send)?;
+    session.peer.receive_bytes(64 << 10)?;
+    Ok(session)
 }
 
 /// What a server is asked so that it answers with `payload`, and its answer.
-pub fn question(payload: &[u8]) -> Turn {
+pub fn question(payload: &[u8]) -> Exchange {
     let bulk = [format!("${}\r\n", payload.len()).as_bytes(), payload, b"\r\n"].concat();
-    Turn { say: [b"*2\r\n$4\r\nECHO\r\n", &bulk[..]].concat(), hear: bulk }
+    Exchange { send: [b"*2\r\n$4\r\nECHO\r\n", &bulk[..]].concat(), expect: bulk }
 }
 
 /// A command as bytes.
