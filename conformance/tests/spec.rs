@@ -1,10 +1,11 @@
-//! The vectors held against their schemas, the requirements, and implementations.
+//! The requirements held against the record of their check; the vectors against their schemas, the requirements, and
+//! implementations.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use conformance::reqs::{Requirements, workspace};
+use conformance::reqs::{Requirement, Requirements, workspace};
 use conformance::vectors::check::{self, Report};
 use conformance::vectors::ours::Ours;
 use conformance::vectors::protocol::{Implementation, Reply, Request};
@@ -44,6 +45,31 @@ fn assert_passed(report: &Report) {
     let failures: Vec<String> = report.failed.iter().map(|(id, reason)| format!("{id}: {reason}")).collect();
     assert_none(&failures);
     assert!(report.passed > 0);
+}
+
+/// The sum of what was read of a requirement when it was checked.
+fn sum(requirement: &Requirement) -> String {
+    let Requirement { level, origin, profile, source, text, differs, .. } = requirement;
+    let row = differs.as_ref().map(|one| [&one.document, &one.code, &one.source].map(String::as_str));
+    let mut read = vec![level.to_string(), origin.to_string(), profile.to_string(), source.clone(), text.clone()];
+    read.extend(row.unwrap_or_default().map(str::to_string));
+    format!("{:08x}", crc32fast::hash(read.join("\n").as_bytes()))
+}
+
+/// `spec/checked.md` has one row for each requirement, whose sum is that of what the requirement says now.
+#[test]
+fn every_requirement_was_checked_as_it_stands() {
+    let page = read(&workspace().unwrap().join("spec/checked.md"));
+    let rows = page.lines().filter(|line| line.starts_with("| VR-")).map(|line| {
+        let [_, id, verdict, _, sum, _] = line.split('|').map(str::trim).collect::<Vec<_>>()[..] else {
+            panic!("not a row: {line}");
+        };
+        assert!(verdict == "correct" || verdict.starts_with("mended: "), "{line}");
+        format!("{id} {}", sum.trim_matches('`'))
+    });
+    let now = Requirements::built_in();
+    let now = now.iter().map(|requirement| format!("{} {}", requirement.id, sum(requirement)));
+    assert_eq!(rows.collect::<Vec<_>>(), now.collect::<Vec<_>>(), "checked, and as it is now");
 }
 
 #[test]
