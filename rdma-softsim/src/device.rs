@@ -287,6 +287,13 @@ impl QueuePair {
         })
     }
 
+    /// `ibv_query_qp(3)`: its address, that of its peer and the number of the peer's queue pair (0 if that is gone), once it
+    /// has a path.
+    #[must_use]
+    pub fn ends(&self) -> Option<(IpAddr, IpAddr, u32)> {
+        self.driver.with(|model| model.ends_of(self.id))
+    }
+
     /// `ibv_post_send(3)`: the requests in order, up to the first that is refused.
     pub fn post_named(&self, requests: &[NamedSend<'_>]) -> Result<(), PostError<Error>> {
         self.driver.with(|model| {

@@ -180,6 +180,12 @@ impl Model {
         Ok(self.pairs.get(id).ok_or(Error::Gone("queue pair"))?.state)
     }
 
+    /// `ibv_query_qp(3)`: between which addresses it sends, and to which number.
+    pub(crate) fn ends_of(&self, id: PairId) -> Option<(IpAddr, IpAddr, u32)> {
+        let path = self.pairs.get(id)?.path?;
+        Some((path.local, path.remote, self.pair_number(path.peer)))
+    }
+
     /// `rdma_bind_addr(3)`.
     pub(crate) fn bind(&mut self, id: IdentifierId, address: SocketAddr) -> Result<(), Error> {
         let identifier = self.identifiers.get(id).ok_or(Error::Gone("identifier"))?;
