@@ -86,7 +86,7 @@ impl<B: Descriptors> Bridge<B> {
         settings: &Settings,
     ) -> Result<Self, Error> {
         let tls = settings.tls.load()?;
-        let limits = Limits { connections: settings.max_connections, ..Limits::default() };
+        let limits = Limits::default().connections(settings.max_connections);
         let server = Dialling::new(connect, backend, limits, &tls, settings.connect_timeout)?;
         let listening = Listening::bind(listen, backend, limits, &tls).await?;
         let patience = Patience { stall: settings.stall, quiet: settings.quiet };

@@ -210,9 +210,7 @@ impl<B: Descriptors> Dialling<B> {
                 }
             },
             Carrier::Rdma => match AsyncEndpoint::new(backend, limits) {
-                Ok(endpoint) => {
-                    Self::Rdma(place, endpoint, Box::new(Connect { timeout, ..Connect::default() }))
-                }
+                Ok(endpoint) => Self::Rdma(place, endpoint, Box::new(Connect::default().timeout(timeout))),
                 Err(error) => return Err(Error::Listen { place, source: error.into() }),
             },
         })
