@@ -26,7 +26,7 @@ use std::net::SocketAddr;
 use std::os::fd::AsFd;
 
 use rdma_proto::backend::Backend;
-use suite::Case;
+use suite::{Case, Stop};
 
 /// A backend whose channels have descriptors to wait on.
 pub trait Descriptors: Backend<EventChannel: AsFd, CompletionQueue: AsFd> {}
@@ -41,6 +41,12 @@ impl Failure {
     /// A failure in these words.
     pub fn wrong(what: impl Into<String>) -> Self {
         Self(what.into())
+    }
+}
+
+impl From<Failure> for Stop {
+    fn from(failure: Failure) -> Self {
+        Self::unmet(failure.0)
     }
 }
 
@@ -65,7 +71,7 @@ pub struct Setting<B> {
 
 /// All cases. The first shows that there is something to test at all.
 #[must_use]
-pub fn cases<B: Descriptors>() -> Vec<Case<Setting<B>, Failure>> {
+pub fn cases<B: Descriptors>() -> Vec<Case<Setting<B>>> {
     [
         connecting::cases(),
         moving::cases(),
@@ -105,7 +111,7 @@ impl Remark for String {
 macro_rules! table {
     ($($id:literal, $claim:literal, $source:literal, $body:ident;)*) => {
         /// The cases of this module.
-        pub(super) fn cases<B: $crate::Descriptors>() -> Vec<suite::Case<super::Setting<B>, $crate::Failure>> {
+        pub(super) fn cases<B: $crate::Descriptors>() -> Vec<suite::Case<super::Setting<B>>> {
             vec![$(
                 suite::Case::new($id, $claim, &[], |setting, _| {
                     $body(setting).map($crate::Remark::remark)

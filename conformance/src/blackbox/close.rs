@@ -6,11 +6,13 @@ use rdma_conn::Descriptors;
 
 use super::case::Case;
 use super::context::Context;
+use super::results::Teardown;
 use super::session::{Session, command, half_heard, question};
-use super::verdict::{Judged, Stop, Teardown, pass};
 use crate::peer::{Incoming, Shape};
+use suite::verdict::pass;
+use suite::{Judged, Stop};
 
-pub(super) fn cases<B: Descriptors>() -> Vec<Case<B>> {
+pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
     cases! {
         server "close.quit", "QUIT, twenty times" => "+OK arrives, and then the disconnect.",
             ["VR-CLOSE-001", "VR-CLOSE-005"], quit;

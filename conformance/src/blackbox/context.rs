@@ -7,10 +7,11 @@ use rdma_conn::Descriptors;
 
 use super::case::Role;
 use super::responder::Responder;
+use super::results::Teardown;
 use super::session::Session;
 use super::target::{Clients, Exit, Running, Server};
-use super::verdict::{Stop, Teardown};
 use crate::peer::{Breach, Incoming, Listener, Peer, Shape};
+use suite::Stop;
 
 /// A target, and RDMA as the suite has it.
 pub struct Context<'a, B: Descriptors> {
@@ -20,7 +21,8 @@ pub struct Context<'a, B: Descriptors> {
     pub patience: Duration,
     /// The id of the case.
     pub case: &'static str,
-    pub(super) side: Side<'a, B>,
+    /// Who is tested.
+    pub side: Side<'a, B>,
     pub(super) teardown: Cell<Option<Teardown>>,
     pub(super) breaches: RefCell<Vec<Breach>>,
 }

@@ -8,10 +8,10 @@ use rdma_proto::wire::Message;
 use super::case::Case;
 use super::context::Context;
 use super::session::{Exchange, Session, asked_without_window, question, registered_late, told};
-use super::verdict::{Judged, Stop};
 use crate::peer::Shape;
+use suite::{Judged, Stop};
 
-pub(super) fn cases<B: Descriptors>() -> Vec<Case<B>> {
+pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
     cases! {
         both "flow.filled-to-the-end", "small windows" => "The target fills each to its last byte and goes beyond none.",
             ["VR-FLOW-001", "VR-FLOW-007"], filled_to_the_end;

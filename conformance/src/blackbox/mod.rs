@@ -32,7 +32,6 @@ mod sec;
 pub mod select;
 pub mod session;
 pub mod target;
-pub mod verdict;
 mod xfer;
 
 use rdma_conn::Descriptors;
@@ -40,7 +39,7 @@ use rdma_conn::Descriptors;
 use case::Case;
 
 /// All cases, the sanity case first.
-pub fn cases<B: Descriptors>() -> Vec<Case<B>> {
+pub fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
     [
         conn::cases(),
         ctrl::cases(),

@@ -9,11 +9,13 @@ use super::case::Case;
 use super::conn::until_a_keepalive;
 use super::context::Context;
 use super::keep::keepalives;
+use super::results::Teardown;
 use super::session::{Session, command, half_heard, question, told};
-use super::verdict::{Judged, Stop, Teardown, pass};
 use crate::peer::Shape;
+use suite::verdict::pass;
+use suite::{Judged, Stop};
 
-pub(super) fn cases<B: Descriptors>() -> Vec<Case<B>> {
+pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
     cases! {
         server "res.receives", "a thousand keepalives at once to a server that is busy for a second"
             => "Each finds a receive.", ["VR-RES-002"], receives;
@@ -100,9 +102,9 @@ fn never_registers<B: Descriptors>(context: &Context<'_, B>) -> Judged {
 }
 
 /// The server may do either, and others are served meanwhile.
-fn waits_or_ends<B: Descriptors>(context: &Context<'_, B>, session: Session<'_, B>) -> Judged {
+fn waits_or_ends<B: Descriptors>(context: &Context<'_, B>, mut session: Session<'_, B>) -> Judged {
     let judged = context.open()?.unharmed();
-    drop(session);
+    session.lasts();
     judged
 }
 

@@ -4,9 +4,9 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::verdict::{Cause, Teardown, Verdict};
 use crate::exit;
 use crate::reqs::{Level, Profile, Requirements, Role};
+use suite::{Cause, Verdict};
 
 /// The version of the files' format.
 pub const FORMAT: u32 = 1;
@@ -31,6 +31,35 @@ pub struct Run {
     /// Cases that are counted here, and not listed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub withheld: Option<Withheld>,
+}
+
+/// How the case's connection ended, the best first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Teardown {
+    /// With a disconnect that the other side answered.
+    Clean,
+    /// Without: its queue pair failed, or the disconnect was never answered.
+    Unclean,
+    /// The target left where it had no reason to.
+    WrongSide,
+    /// The target still holds what belonged to it.
+    Leaked,
+    /// The target's process ended.
+    Crashed,
+}
+
+impl Teardown {
+    /// As it is written everywhere.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Clean => "clean",
+            Self::Unclean => "unclean",
+            Self::WrongSide => "wrong-side",
+            Self::Leaked => "leaked",
+            Self::Crashed => "crashed",
+        }
+    }
 }
 
 /// Cases of which a published run keeps back everything but how many they are.

@@ -2,19 +2,21 @@
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use indicatif::ProgressBar;
 use rdma_conn::Descriptors;
 
-use super::case::{Case, Tag, role_name};
+use super::case::{Case, Tag};
 use super::context::{Context, Side};
+use super::results::Teardown;
 use super::results::{CaseResult, FORMAT, Run, Suite, Target};
 use super::select::Harm;
 use super::session::Session;
 use super::target::Server;
-use super::verdict::{Cause, Judged, Stop, Teardown, Verdict};
 use crate::client::Failure;
 use crate::peer::{Peer, Shape};
 use crate::reqs::Requirements;
 use crate::trace::{Recorder, Recording, timeline};
+use suite::{Cause, Judged, Stop, Verdict};
 
 /// The case that shows that there is something to test, run first and last.
 pub const SANITY: &str = "conn.plain";
@@ -54,11 +56,11 @@ fn who_fails(cause: Cause) -> &'static str {
 ///
 /// # Errors
 /// The sanity case fails at the beginning.
-pub fn run<B: Descriptors>(
-    cases: &[Case<B>],
-    backend: &B,
-    side: Side<'_, B>,
-    plan: &Plan<'_>,
+pub fn run<'a, B: Descriptors>(
+    cases: &[Case<'a, B>],
+    backend: &'a B,
+    side: Side<'a, B>,
+    plan: &'a Plan<'a>,
     target: Target,
     mut progress: impl FnMut(&str, Option<&CaseResult>),
 ) -> Result<Run, SanityFailed> {
@@ -124,7 +126,7 @@ impl<'a, B: Descriptors> Runner<'a, B> {
     }
 
     /// Runs one case, whether or not the target does the least that it should.
-    pub fn only(&mut self, case: &Case<B>) -> CaseResult {
+    pub fn only(&mut self, case: &Case<'a, B>) -> CaseResult {
         self.case(case, &mut Bystander::default())
     }
 
@@ -149,7 +151,7 @@ impl<'a, B: Descriptors> Runner<'a, B> {
         }
     }
 
-    fn case(&mut self, case: &Case<B>, neighbour: &mut Bystander<B>) -> CaseResult {
+    fn case(&mut self, case: &Case<'a, B>, neighbour: &mut Bystander<B>) -> CaseResult {
         let begun = Instant::now();
         let mut result = self.blank(case);
         if let Some(since) = &self.gone {
@@ -163,7 +165,7 @@ impl<'a, B: Descriptors> Runner<'a, B> {
         let context = self.context(case.id);
         neighbour.connect(&context);
         self.record();
-        let judged = (case.run)(&context);
+        let judged = (case.run)(&context, &ProgressBar::hidden());
         let recording = self.record();
         result.teardown = context.teardown.get();
         match judged {
@@ -201,7 +203,7 @@ impl<'a, B: Descriptors> Runner<'a, B> {
     /// Whether the server under test is still there and serves others.
     fn look_around(
         &mut self,
-        case: &Case<B>,
+        case: &Case<'a, B>,
         server: &dyn Server,
         neighbour: &mut Bystander<B>,
         result: &mut CaseResult,
@@ -235,7 +237,7 @@ impl<'a, B: Descriptors> Runner<'a, B> {
 
     fn died(
         &mut self,
-        case: &Case<B>,
+        case: &Case<'a, B>,
         server: &dyn Server,
         neighbour: &mut Bystander<B>,
         result: &mut CaseResult,
@@ -246,7 +248,7 @@ impl<'a, B: Descriptors> Runner<'a, B> {
         self.start_again(case, server, neighbour);
     }
 
-    fn start_again(&mut self, case: &Case<B>, server: &dyn Server, neighbour: &mut Bystander<B>) {
+    fn start_again(&mut self, case: &Case<'a, B>, server: &dyn Server, neighbour: &mut Bystander<B>) {
         neighbour.disconnect();
         let lost = match server.restart() {
             Ok(true) => self.sanity().err().map(|stop| stop.reason),
@@ -259,13 +261,13 @@ impl<'a, B: Descriptors> Runner<'a, B> {
     }
 
     /// The result of a case that has not been run.
-    fn blank(&self, case: &Case<B>) -> CaseResult {
+    fn blank(&self, case: &Case<'a, B>) -> CaseResult {
         CaseResult {
             id: case.id.into(),
             intent: case.intent.into(),
             expectation: case.expectation.into(),
             requirements: case.requirements.iter().map(ToString::to_string).collect(),
-            level: case.level(&self.requirements),
+            level: self.requirements.level(case.requirements),
             tags: case.tags.iter().map(|tag| tag.name().to_string()).collect(),
             verdict: Verdict::Skipped,
             teardown: None,
@@ -343,5 +345,5 @@ impl<B: Descriptors> Drop for Bystander<B> {
 
 /// What a list of cases is called.
 pub fn title(target: &Target) -> String {
-    format!("{} as {}, on {}", target.name, role_name(target.role), target.backend)
+    format!("{} as {}, on {}", target.name, target.role, target.backend)
 }

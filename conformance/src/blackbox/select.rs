@@ -27,7 +27,7 @@ pub struct Select {
 
 impl Select {
     /// Whether this case is wanted.
-    pub fn wants<B: Descriptors>(&self, case: &Case<B>, requirements: &Requirements) -> bool {
+    pub fn wants<B: Descriptors>(&self, case: &Case<'_, B>, requirements: &Requirements) -> bool {
         let matches = |pattern: &Pattern| {
             pattern.matches(case.id)
                 || case.requirements.iter().any(|id| pattern.matches(id))
@@ -35,15 +35,15 @@ impl Select {
         };
         (self.select.is_empty() || self.select.iter().any(matches))
             && !self.skip.iter().any(matches)
-            && case.level(requirements) <= self.level.unwrap_or(Level::May)
-            && self.profile.is_none_or(|profile| case.profile(requirements) == Some(profile))
+            && requirements.level(case.requirements) <= self.level.unwrap_or(Level::May)
+            && self.profile.is_none_or(|profile| requirements.profile(case.requirements) == Some(profile))
     }
 
     /// Those wanted for a role.
-    pub fn cases<B: Descriptors>(&self, role: Role) -> Vec<Case<B>> {
+    pub fn cases<'a, B: Descriptors>(&self, role: Role) -> Vec<Case<'a, B>> {
         let requirements = Requirements::built_in();
         let mut cases = super::cases::<B>();
-        cases.retain(|case| case.role == role && self.wants(case, &requirements));
+        cases.retain(|case| case.role == Some(role) && self.wants(case, &requirements));
         cases
     }
 }
@@ -59,7 +59,7 @@ pub enum Harm {
 
 impl Harm {
     /// Why a case is not run.
-    pub fn forbids<B: Descriptors>(self, case: &Case<B>) -> Option<&'static str> {
+    pub fn forbids<B: Descriptors>(self, case: &Case<'_, B>) -> Option<&'static str> {
         (self == Self::None && case.is(Tag::Disruptive))
             .then_some("it may bring the target down: --allow-disruptive runs it")
     }

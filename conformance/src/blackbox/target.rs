@@ -1,6 +1,7 @@
 //! What is tested, as far as the suite can see it: an address, and perhaps a process.
 
 use std::net::SocketAddr;
+use std::sync::MutexGuard;
 use std::time::Duration;
 
 use crate::held::Held;
@@ -24,6 +25,11 @@ pub trait Server {
 
     /// What its process has used of the processors, if that can be seen.
     fn processor_time(&self) -> Option<Duration>;
+
+    /// Keeps it from looking at connections that it accepts from now on, until the guard is dropped. `None` if it cannot be held.
+    fn hold(&self) -> Option<MutexGuard<'_, ()>> {
+        None
+    }
 }
 
 /// A client under test: a program that connects to an address, does what it does, and ends.

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use rdma_conn::Connection;
 use rdma_proto::time::Instant;
 use rdma_softsim::trace::{Entry, What};
 use rdma_softsim::{FailureClass, Limits, Marks, Random, Resources, Simulation, SoftSim};
@@ -12,14 +11,14 @@ use rdma_softsim::{FailureClass, Limits, Marks, Random, Resources, Simulation, S
 use super::app::{App, Ending, How, Stream};
 use super::end::{Door, End};
 use super::hub::{Hub, Usage};
-use super::judge;
+use super::judge::check_end;
 use super::oracle::{Oracle, Violation};
 use super::rogue::Rogue;
 use super::scenario::{Dialogue, Scenario};
 
 /// Where the server listens; the second port is for rogue servers, one each.
 const PORT: u16 = 6379;
-const SERVER: u32 = 0;
+pub(super) const SERVER: u32 = 0;
 /// After the last fault everything has to come to an end within this time.
 const LIVENESS: Duration = Duration::from_secs(200);
 /// No run needs more: each of these is a message, an answer, a completion.
@@ -62,23 +61,23 @@ impl Outcome {
     }
 }
 
-struct World<'a> {
-    scenario: &'a Scenario,
-    sim: Simulation,
+pub(super) struct World<'a> {
+    pub(super) scenario: &'a Scenario,
+    pub(super) sim: Simulation,
     server: SoftSim,
     random: Random,
     door: Option<Door>,
     /// All endpoints: of a host, or of one connection.
-    hubs: Vec<Hub>,
-    rogues: Vec<(usize, Rogue)>,
+    pub(super) hubs: Vec<Hub>,
+    pub(super) rogues: Vec<(usize, Rogue)>,
     /// When those who were woken run: the door, the endpoints, the rogues.
     turns: BTreeMap<Runner, Instant>,
     oracle: Oracle,
     /// Classes of failure that the fabric knows nothing about.
-    marks: Marks,
+    pub(super) marks: Marks,
     trace: Option<Vec<Entry>>,
     /// Faults that struck: on which host, and whether connections may end by them.
-    struck: Vec<(u32, bool)>,
+    pub(super) struck: Vec<(u32, bool)>,
     /// Whether somebody ran since the descriptors were last looked at.
     stirred: bool,
     /// Turns since anything happened.
@@ -125,35 +124,6 @@ fn program(scenario: &Scenario, now: Instant, random: &mut Random, place: usize,
     let stream = |client: bool| Stream(scenario.seed ^ (place as u64) << 32 ^ u64::from(client) << 48);
     let (ours, theirs) = if client { (ours, theirs) } else { (theirs, ours) };
     App::new(ours, stream(client), stream(!client), theirs.bytes, now, random.next())
-}
-
-fn check_end(end: &End, connection: Option<&Connection<SoftSim>>) -> Result<(), Violation> {
-    if let Some(at) = end.app().wrong_byte() {
-        return Err(Violation::new("stream", format!("{}: byte {at} is not the one written", name(end))));
-    }
-    if let Some(connection) = connection {
-        let (counters, limit) = (connection.counters(), connection.options().protocol.peer_receives);
-        if counters.most_in_flight > limit.into() {
-            return Err(Violation::new(
-                "credit",
-                format!("{}: {} notifications in flight of {limit}", name(end), counters.most_in_flight),
-            ));
-        }
-    }
-    if let Some(Ending { how: How::Waits(call), .. }) = end.ending() {
-        return Err(Violation::new("wait", format!("{}: {call} waits on, after the end", name(end))));
-    }
-    if let Some(Ending { how: How::Failed(error), .. }) = end.ending()
-        && let rdma_conn::Error::Protocol(rdma_proto::Error::Bug(what)) = error
-    {
-        return Err(Violation::new("bug", format!("{}: {what}", name(end))));
-    }
-    Ok(())
-}
-
-fn name(end: &End) -> String {
-    let side = if end.host == SERVER { "server" } else { "client" };
-    format!("{side} of connection {}", end.connection)
 }
 
 impl<'a> World<'a> {
@@ -250,7 +220,7 @@ impl<'a> World<'a> {
     }
 
     /// All ends of connections, whoever drives them.
-    fn all_ends(&self) -> impl Iterator<Item = &End> {
+    pub(super) fn all_ends(&self) -> impl Iterator<Item = &End> {
         self.hubs.iter().flat_map(Hub::ends)
     }
 
@@ -432,78 +402,6 @@ impl<'a> World<'a> {
                 }
             }
         }
-    }
-
-    fn stuck(&self, how: &str) -> Violation {
-        let silent = |end: &&End| end.ending().is_none();
-        let seats = self.hubs.iter().flat_map(|hub| {
-            let seats = hub.ends().iter().enumerate().filter(|(_, end)| silent(end));
-            seats.map(|(place, end)| format!("{}: {:?}", name(end), hub.connection(place)))
-        });
-        let hubs = self.hubs.iter().filter(|hub| !hub.is_over()).map(|hub| format!("{hub:?}"));
-        let who: Vec<String> = seats.chain(hubs).collect();
-        Violation::new("liveness", format!("{how} at {:?}: {}", self.sim.now().since_start(), who.join("; ")))
-    }
-
-    /// Whether anything befell the connection by which it may have ended.
-    fn is_excused(&self, place: usize) -> bool {
-        let concerned = |host: u32| host == SERVER || host as usize == place + 1;
-        self.scenario.tight || self.struck.iter().any(|(host, ends)| *ends && concerned(*host))
-    }
-
-    /// The end of the run: what was promised must have been kept.
-    fn judge(&mut self) -> Result<(), Violation> {
-        for (place, dialogue) in self.scenario.connections.iter().enumerate() {
-            let of = |host_is_server: bool| {
-                let own = move |end: &&End| end.connection == place && (end.host == SERVER) == host_is_server;
-                self.all_ends().filter(own).find_map(|end| end.ending().cloned())
-            };
-            let (client, server) = (of(false), of(true));
-            match dialogue.rogue {
-                Some(_) => {
-                    self.marks.inject(FailureClass::WrongPeer);
-                    self.judge_rogue(place, server)?;
-                }
-                None if self.is_excused(place) => {}
-                None => {
-                    let (Some(client), Some(server)) = (client, server) else {
-                        return Err(Violation::new(
-                            "connection",
-                            format!("connection {place} never came about"),
-                        ));
-                    };
-                    judge::judge(place, dialogue, &client, &server)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn judge_rogue(&mut self, place: usize, victim: Option<Ending>) -> Result<(), Violation> {
-        let Some((_, rogue)) = self.rogues.iter().find(|(of, _)| *of == place) else { return Ok(()) };
-        let deviation = rogue.shown();
-        if rogue.read_succeeded {
-            return Err(Violation::new("rights", "a peer could read our window"));
-        }
-        let Some(Ending { how, .. }) = victim else { return Ok(()) };
-        let error = match &how {
-            How::Failed(error) => Some(error),
-            _ => None,
-        };
-        let excused = self.is_excused(place) || !self.struck.is_empty();
-        if !excused
-            && (deviation.is_fatal() && rogue.executed || error.is_some())
-            && !deviation.is_answered_by(error)
-        {
-            return Err(Violation::new(
-                "adversary",
-                format!("{deviation:?} ended the connection with {how:?}"),
-            ));
-        }
-        if error.is_some() {
-            self.marks.observe(FailureClass::WrongPeer);
-        }
-        Ok(())
     }
 
     /// Everything goes, and nothing may be left.

@@ -1,10 +1,9 @@
-//! What can come of a case: a verdict on the target's behaviour, and how the connection ended.
+//! What can come of a case.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::client::Failure;
 use crate::exit;
 
 /// Whether the target does what the case is about.
@@ -69,35 +68,6 @@ impl Verdict {
 impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
-    }
-}
-
-/// How the case's connection ended, the best first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Teardown {
-    /// With a disconnect that the other side answered.
-    Clean,
-    /// Without: its queue pair failed, or the disconnect was never answered.
-    Unclean,
-    /// The target left where it had no reason to.
-    WrongSide,
-    /// The target still holds what belonged to it.
-    Leaked,
-    /// The target's process ended.
-    Crashed,
-}
-
-impl Teardown {
-    /// As it is written everywhere.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Clean => "clean",
-            Self::Unclean => "unclean",
-            Self::WrongSide => "wrong-side",
-            Self::Leaked => "leaked",
-            Self::Crashed => "crashed",
-        }
     }
 }
 
@@ -217,16 +187,5 @@ impl Stop {
     /// It could not be tried: nothing is known about the target.
     pub fn broken(reason: impl Into<String>) -> Self {
         Self { verdict: Verdict::Broken, cause: Cause::Environment, reason: reason.into() }
-    }
-}
-
-impl From<Failure> for Stop {
-    fn from(failure: Failure) -> Self {
-        let told = failure.to_string();
-        match failure {
-            Failure::Environment(_) => Self::broken(told),
-            Failure::Unreached(_) => Self::refused(told),
-            _ => Self::unmet(told),
-        }
     }
 }
