@@ -19,9 +19,9 @@ use rdma_proto::time::Instant;
 use queues::Pair;
 pub use queues::{Below, CompletionQueue, Domain, QueuePair, Region};
 
-/// What looks at, or changes, what passes a backend `B`. Whoever wants to keep a handle alive keeps a clone of its `Arc`.
+/// Looks at, or changes, what passes a backend `B`. An interceptor that keeps a handle alive keeps a clone of its `Arc`.
 pub trait Interceptor<B: Backend>: Send + Sync + 'static {
-    /// What it keeps of each identifier.
+    /// State that it keeps for each identifier.
     type Identifier: Send + Sync;
     /// What it keeps of each queue pair.
     type QueuePair: Send + Sync;

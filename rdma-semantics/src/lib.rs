@@ -1,4 +1,4 @@
-//! What the layers above believe of verbs, as cases that run.
+//! The rules of verbs that the layers above rely on, as cases that run.
 //!
 //! [`rdma_proto::backend`] states the seam in the words of the man pages. Here each rule that something above relies on is
 //! a small case with its source, and one body for all backends: on the embedded fabric it shows that the simulator claims
@@ -33,7 +33,7 @@ pub trait Descriptors: Backend<EventChannel: AsFd, CompletionQueue: AsFd> {}
 
 impl<B: Backend<EventChannel: AsFd, CompletionQueue: AsFd>> Descriptors for B {}
 
-/// Says how a rule was broken.
+/// The way in which a rule was broken.
 #[derive(Debug)]
 pub struct Failure(String);
 
@@ -65,7 +65,7 @@ pub struct Setting<B> {
     pub client: B,
     /// Where to listen, not empty; port 0 takes any. Most cases use the first; those about addresses use all.
     pub addresses: Vec<SocketAddr>,
-    /// Whose deviations to expect, see [`deviations::TABLE`].
+    /// The provider, which decides the deviations to expect; see [`deviations::TABLE`].
     pub provider: String,
 }
 
@@ -90,7 +90,7 @@ pub fn cases<B: Descriptors>() -> Vec<Case<Setting<B>>> {
     .collect()
 }
 
-/// What a body says when its rule holds: nothing, or something worth reading.
+/// A remark of a body when its rule holds, which may be empty.
 trait Remark {
     fn remark(self) -> String;
 }

@@ -1,4 +1,4 @@
-//! Suites on a terminal: a bar while a case runs, a table of what came of all.
+//! Runs suites on a terminal, with a bar while a case runs, and a table at the end.
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
@@ -10,7 +10,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use crate::exit::{DONE, FAILED, NO_ENVIRONMENT, NOTHING};
 use crate::{Case, Report};
 
-/// Says why nothing can be tried on this machine.
+/// Prints why nothing can be tried on this machine.
 pub fn cannot_run(reason: &str) -> ExitCode {
     eprintln!("cannot run here: {reason}");
     ExitCode::from(NO_ENVIRONMENT)
@@ -21,7 +21,7 @@ pub fn run<S>(title: &str, cases: &[Case<S>], setting: &S, select: &str) -> Exit
     run_judged(title, cases, setting, select, |_| {})
 }
 
-/// Runs cases and reports; `judge` may know better what an outcome means.
+/// Runs cases and reports; `judge` may change reports before, where failures are expected.
 pub fn run_judged<S>(
     title: &str,
     cases: &[Case<S>],

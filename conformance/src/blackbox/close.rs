@@ -1,4 +1,4 @@
-//! Ends: whose, when, and what must have arrived before.
+//! The end of connections: by which side, when, and what must have arrived before.
 
 use std::time::Duration;
 
@@ -174,7 +174,7 @@ fn vanishes<B: Descriptors>(context: &Context<'_, B>) -> Judged {
 
 fn registered_only<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     let mut session = context.open()?;
-    // Its first command is under way by now, or will find nobody.
+    // Its first command is under way by now, or finds the connection closed.
     if let Some(Incoming::Gone(_)) = session.peer.receive_within(Duration::ZERO)? {
         return Err(Stop::undecided("the client left first"));
     }

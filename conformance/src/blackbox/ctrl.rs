@@ -95,7 +95,7 @@ fn message(opcode: Opcode, fill: u8) -> [u8; MESSAGE_LEN] {
     bytes
 }
 
-/// The registration of the adversary's window, disguised.
+/// Registers the peer's window with `fill` in the reserved bytes, and with an immediate if there is one.
 fn disguised<B: Descriptors>(peer: &mut Peer<B>, immediate: Option<u32>, fill: u8) -> Result<(), Failure> {
     let mut bytes = peer.registration().encode();
     bytes[2..16].fill(fill);

@@ -1,4 +1,4 @@
-//! Features: questions, answers, and what nobody asked for.
+//! Features: questions, answers, and answers without a question.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Windows: the target's own, and what the adversary registers.
+//! Windows: those of the target, and those that the suite's peer registers.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::peer::{Peer, Shape};
 use suite::verdict::{lenient, pass};
 use suite::{Judged, Stop};
 
-/// A payload longer than a few windows of the adversary's.
+/// A payload longer than a few windows of the suite's peer.
 const LONG: usize = 200_000;
 
 pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {

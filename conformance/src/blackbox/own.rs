@@ -1,4 +1,4 @@
-//! Our own server and client as targets, in this process.
+//! This library's server and client as targets, in this process.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -128,7 +128,7 @@ pub struct OwnServer {
     accepting: Option<JoinHandle<()>>,
 }
 
-/// What a server shares with its threads.
+/// The state that a server shares with its threads.
 #[derive(Default)]
 struct Shared {
     store: kv::Store,

@@ -45,7 +45,7 @@ fn receives<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     let shape = Shape { sends: 2048, ..Shape::default() };
     let mut session = context.open_as(shape)?;
     let mut holder = context.open()?;
-    // Nobody is served meanwhile, where the server has one thread.
+    // A server with one thread serves no connection meanwhile.
     holder.peer.send_bytes(&command(&[b"DEBUG", b"SLEEP", b"1"]))?;
     holder.peer.settle()?;
     session.peer.burst(&[Message::Keepalive; 1000])?;
@@ -101,7 +101,7 @@ fn never_registers<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     waits_or_ends(context, session)
 }
 
-/// The server may do either, and others are served meanwhile.
+/// Lets the server wait or end the connection; meanwhile it must serve others.
 fn waits_or_ends<B: Descriptors>(context: &Context<'_, B>, mut session: Session<'_, B>) -> Judged {
     let judged = context.open()?.unharmed();
     session.lasts();

@@ -1,4 +1,4 @@
-//! Running cases: the sanity case first and last, and a look around after each.
+//! Runs cases: the sanity case first and last, and after each case a check of the server and of a bystander.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -18,7 +18,7 @@ use crate::reqs::Requirements;
 use crate::trace::{Recorder, Recording, timeline};
 use suite::{Cause, Judged, Stop, Verdict};
 
-/// The case that shows that there is something to test, run first and last.
+/// The sanity case, run first and last.
 pub const SANITY: &str = "conn.plain";
 
 /// How long a server may take to start.
@@ -26,21 +26,21 @@ pub(super) const STARTING: Duration = Duration::from_secs(10);
 /// How long a process may take to end once its connections have.
 const DYING: Duration = Duration::from_millis(500);
 
-/// How to run.
+/// The settings of a run.
 pub struct Plan<'a> {
     /// How long the target may take for anything that must happen.
     pub patience: Duration,
-    /// Whether it may be harmed.
+    /// Whether the target may be harmed.
     pub harm: Harm,
     /// The command that runs one case again, without the case.
     pub again: &'a str,
     /// The command line, for the results.
     pub arguments: &'a [String],
-    /// What records the suite's side, if anything does: the timelines of cases that were not passed.
+    /// Records the suite's side, for the timelines of cases that did not pass.
     pub recorder: Option<&'a Recorder>,
 }
 
-/// A run that could not be: the sanity case failed.
+/// The sanity case failed, so nothing was run.
 #[derive(Debug, thiserror::Error)]
 #[error("{} ({SANITY}): {}", who_fails(.0.cause), .0.reason)]
 pub struct SanityFailed(pub Stop);
@@ -52,7 +52,7 @@ fn who_fails(cause: Cause) -> &'static str {
     }
 }
 
-/// Runs cases against a target; `progress` hears of each.
+/// Runs cases against a target. Calls `progress` before and after each.
 ///
 /// # Errors
 /// The sanity case fails at the beginning.
@@ -77,7 +77,7 @@ pub fn run<'a, B: Descriptors>(
         results.push(result);
     }
     drop(neighbour);
-    // What a target lost on the way may show only now.
+    // Damage may show only now.
     if suite.gone.is_none()
         && let Err(stop) = suite.sanity()
         && let Some(last) = results.last_mut()
@@ -99,13 +99,13 @@ pub fn run<'a, B: Descriptors>(
     })
 }
 
-/// What runs cases, one by one.
+/// Runs cases, one by one.
 pub struct Runner<'a, B: Descriptors> {
     backend: &'a B,
     side: Side<'a, B>,
     plan: &'a Plan<'a>,
     requirements: Requirements,
-    /// Since when there is no target any more.
+    /// The case since which there is no target any more.
     gone: Option<String>,
 }
 
@@ -120,12 +120,12 @@ fn fail(result: &mut CaseResult, cause: Cause, reason: String) {
 }
 
 impl<'a, B: Descriptors> Runner<'a, B> {
-    /// For a target.
+    /// Makes a runner for a target.
     pub fn new(backend: &'a B, side: Side<'a, B>, plan: &'a Plan<'a>) -> Self {
         Self { backend, side, plan, requirements: Requirements::built_in(), gone: None }
     }
 
-    /// Runs one case, whether or not the target does the least that it should.
+    /// Runs one case, without the sanity case before it.
     pub fn only(&mut self, case: &Case<'a, B>) -> CaseResult {
         self.case(case, &mut Bystander::default())
     }
@@ -179,7 +179,7 @@ impl<'a, B: Descriptors> Runner<'a, B> {
                 result.reason = stop.reason;
             }
         }
-        // Rules that are watched in every case.
+        // Rules that are checked in every case.
         if result.verdict.is_pass()
             && let Some(breach) = context.breaches.borrow().first()
         {
@@ -195,12 +195,12 @@ impl<'a, B: Descriptors> Runner<'a, B> {
         result
     }
 
-    /// What was recorded since the last time.
+    /// Takes what was recorded since the last call.
     fn record(&self) -> Option<Recording> {
         self.plan.recorder.map(Recorder::take)
     }
 
-    /// Whether the server under test is still there and serves others.
+    /// Checks that the server under test is still there and serves others.
     fn look_around(
         &mut self,
         case: &Case<'a, B>,
@@ -209,7 +209,7 @@ impl<'a, B: Descriptors> Runner<'a, B> {
         result: &mut CaseResult,
     ) {
         if let Err(told) = neighbour.check(&self.context(case.id)) {
-            // A process that ends is first heard of by its peers.
+            // The peers of a process learn of its end first.
             if let Some(death) = server.death(DYING) {
                 return self.died(case, server, neighbour, result, &death);
             }
@@ -222,7 +222,7 @@ impl<'a, B: Descriptors> Runner<'a, B> {
         if let Some(death) = server.death(Duration::ZERO) {
             return self.died(case, server, neighbour, result, &death);
         }
-        // Reading is enough to be sure of what passed and harmed nobody, if the neighbour is there to tell.
+        // The bystander's reply shows that the server serves; no new connection is needed after a case that passed and is not disruptive.
         if result.verdict.is_pass() && !case.is(Tag::Disruptive) && neighbour.is_connected() {
             return;
         }
@@ -260,7 +260,7 @@ impl<'a, B: Descriptors> Runner<'a, B> {
         }
     }
 
-    /// The result of a case that has not been run.
+    /// Returns the result of a case that has not been run.
     fn blank(&self, case: &Case<'a, B>) -> CaseResult {
         CaseResult {
             id: case.id.into(),
@@ -281,7 +281,7 @@ impl<'a, B: Descriptors> Runner<'a, B> {
     }
 }
 
-/// A connection that was there before, to a server under test.
+/// A connection to the server under test that was there before the case.
 struct Bystander<B: Descriptors> {
     peer: Option<Peer<B>>,
 }
@@ -295,7 +295,7 @@ impl<B: Descriptors> Default for Bystander<B> {
 impl<B: Descriptors> Bystander<B> {
     fn connect(&mut self, context: &Context<'_, B>) {
         let Side::Server(server) = context.side else { return };
-        // Its last conversation may be long ago.
+        // Its last exchange may be long ago.
         if self.peer.is_some() && self.check(context).is_ok() {
             return;
         }
@@ -305,7 +305,7 @@ impl<B: Descriptors> Bystander<B> {
             peer.handshake()?;
             Ok::<_, Failure>(peer)
         };
-        // If it cannot, the case will tell.
+        // If the server takes no connection, the case reports it.
         self.peer = connect().ok();
     }
 
@@ -343,7 +343,7 @@ impl<B: Descriptors> Drop for Bystander<B> {
     }
 }
 
-/// What a list of cases is called.
+/// Returns the title of a run.
 pub fn title(target: &Target) -> String {
     format!("{} as {}, on {}", target.name, target.role, target.backend)
 }

@@ -1,4 +1,4 @@
-//! Which cases to run.
+//! The selection of cases.
 
 use clap::Args;
 use glob::Pattern;
@@ -7,7 +7,7 @@ use rdma_conn::Descriptors;
 use super::case::{Case, Tag};
 use crate::reqs::{Level, Profile, Requirements, Role};
 
-/// Which cases.
+/// The selection of cases.
 #[derive(Args, Clone, Debug, Default)]
 pub struct Select {
     /// Only cases whose id, one of whose requirements, or one of whose tags matches (`flow.*`, `VR-MEM-*`, `slow`). Repeat it
@@ -26,7 +26,7 @@ pub struct Select {
 }
 
 impl Select {
-    /// Whether this case is wanted.
+    /// Returns whether this case is selected.
     pub fn wants<B: Descriptors>(&self, case: &Case<'_, B>, requirements: &Requirements) -> bool {
         let matches = |pattern: &Pattern| {
             pattern.matches(case.id)
@@ -39,7 +39,7 @@ impl Select {
             && self.profile.is_none_or(|profile| requirements.profile(case.requirements) == Some(profile))
     }
 
-    /// Those wanted for a role.
+    /// Returns the cases selected for a role.
     pub fn cases<'a, B: Descriptors>(&self, role: Role) -> Vec<Case<'a, B>> {
         let requirements = Requirements::built_in();
         let mut cases = super::cases::<B>();
@@ -48,7 +48,7 @@ impl Select {
     }
 }
 
-/// Whether the target is one that may be harmed.
+/// Whether cases may harm the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Harm {
     /// Disruptive cases are skipped.
@@ -58,7 +58,7 @@ pub enum Harm {
 }
 
 impl Harm {
-    /// Why a case is not run.
+    /// Returns why a case is not run.
     pub fn forbids<B: Descriptors>(self, case: &Case<'_, B>) -> Option<&'static str> {
         (self == Self::None && case.is(Tag::Disruptive))
             .then_some("it may bring the target down: --allow-disruptive runs it")

@@ -1,7 +1,7 @@
-//! The adversary connected to the target, and what can be asked of the target there, whichever role it has.
+//! A session of the suite's peer with the target, whichever role the target has.
 //!
-//! To a server the adversary says commands (ECHO, with bytes that nobody else uses) and hears replies. A client it answers,
-//! and what the client does next shows what it made of that.
+//! To a server the peer sends commands (ECHO, with bytes that no other command has) and receives replies. It answers the commands of
+//! a client, and the client's next step shows what the client made of the answer.
 
 mod ending;
 
@@ -21,30 +21,30 @@ use suite::{Judged, Pass, Stop};
 pub(super) use ending::KEPT;
 pub use ending::reported;
 
-/// Commands of a client that are answered after the case has shown what it has to show.
+/// The number of a client's commands that are answered after the case has made its point.
 const ENOUGH: u64 = 3000;
 /// Lengths of a target's window that a case can fill: room for a command, and no more than there is memory for.
 const USABLE: RangeInclusive<u32> = 256..=64 << 20;
 
-/// The adversary connected to the target.
+/// The suite's peer, connected to the target.
 pub struct Session<'a, B: Descriptors> {
-    /// The adversary.
+    /// The suite's peer.
     pub peer: Peer<B>,
     context: &'a Context<'a, B>,
     responder: Responder,
     client: Option<Box<dyn Running>>,
-    /// The target has left.
+    /// Whether the target has left.
     gone: bool,
     questions: u64,
-    /// Commands of a client that are enough to see that it goes on.
+    /// The number of a client's commands by which it is seen to go on.
     enough: u64,
 }
 
 /// One exchange of bytes.
 pub struct Exchange {
-    /// What the adversary has to say.
+    /// The bytes that the suite's peer sends.
     pub send: Vec<u8>,
-    /// What it will hear then. Empty for a client: that it goes on, or says it is content, is the answer.
+    /// The bytes that it must receive then. Empty for a client, which answers by going on or by reporting success.
     pub expect: Vec<u8>,
 }
 
@@ -61,11 +61,11 @@ impl<'a, B: Descriptors> Session<'a, B> {
         }
     }
 
-    /// What can be said next: a question with a payload of `length` bytes to a server, the reply to what it asked, whatever
-    /// that is, to a client. Nothing if a client has left.
+    /// Returns the next exchange: with a server, a command with a payload of `length` bytes; with a client, the reply to its next command.
+    /// `None` if a client has left.
     ///
     /// # Errors
-    /// The client says nothing.
+    /// The client sends no command.
     pub fn next_exchange(&mut self, length: usize) -> Result<Option<Exchange>, Stop> {
         if self.client.is_some() {
             let replies = self.replies()?;
@@ -76,26 +76,26 @@ impl<'a, B: Descriptors> Session<'a, B> {
         Ok(Some(question(&payload)))
     }
 
-    /// Where going on takes long: a client need not do so for more than a few commands.
+    /// Lets a client go on for a few commands only, where each takes long.
     pub const fn be_brief(&mut self) {
         self.enough = 10;
     }
 
-    /// Whether the target is a client: it asks, and the adversary answers.
+    /// Returns whether the target is a client, which sends the commands.
     pub const fn client_asks(&self) -> bool {
         self.client.is_some()
     }
 
-    /// The same, and a client that has left is one that cannot be judged.
+    /// Returns the next exchange; a client that has left cannot be judged.
     ///
     /// # Errors
-    /// The client says nothing or has left.
+    /// The client sends no command, or has left.
     pub fn require_exchange(&mut self, length: usize) -> Result<Exchange, Stop> {
         self.next_exchange(length)?
             .ok_or_else(|| Stop::undecided("the client left before it could be shown; it should do more"))
     }
 
-    /// Waits for commands, and makes the replies.
+    /// Waits for commands, and returns the replies.
     fn replies(&mut self) -> Result<Option<Vec<u8>>, Stop> {
         loop {
             let heard = self.peer.take_received();
@@ -122,10 +122,10 @@ impl<'a, B: Descriptors> Session<'a, B> {
         }
     }
 
-    /// One exchange. False if a client has left instead.
+    /// Does one exchange with a payload of `length` bytes. Returns false if a client has left instead.
     ///
     /// # Errors
-    /// It goes wrong.
+    /// The exchange fails.
     pub fn exchange_of(&mut self, length: usize) -> Result<bool, Stop> {
         let Some(exchange) = self.next_exchange(length)? else { return Ok(false) };
         self.peer.send_bytes(&exchange.send)?;
@@ -133,18 +133,18 @@ impl<'a, B: Descriptors> Session<'a, B> {
         Ok(true)
     }
 
-    /// The same, of few bytes.
+    /// Does one exchange of few bytes.
     ///
     /// # Errors
-    /// It goes wrong.
+    /// The exchange fails.
     pub fn exchange(&mut self) -> Result<bool, Stop> {
         self.exchange_of(13)
     }
 
-    /// What was said is answered.
+    /// Waits for the reply of an exchange.
     ///
     /// # Errors
-    /// It is not, or wrongly.
+    /// The reply does not come, or is another.
     pub fn expect_reply(&mut self, exchange: &Exchange) -> Result<(), Stop> {
         let heard = self.peer.receive_bytes(exchange.expect.len())?;
         match exchange.expect.iter().zip(&heard).position(|(expected, heard)| expected != heard) {
@@ -158,10 +158,10 @@ impl<'a, B: Descriptors> Session<'a, B> {
         }
     }
 
-    /// The next message, keepalives apart, is this one.
+    /// Waits for the next message other than a keepalive, which must be this one.
     ///
     /// # Errors
-    /// It is another, or none comes.
+    /// Another message comes, or none.
     pub fn expect_message(&mut self, expected: Message) -> Result<(), Stop> {
         match self.peer.receive_message()? {
             message if message == expected => Ok(()),
@@ -169,10 +169,10 @@ impl<'a, B: Descriptors> Session<'a, B> {
         }
     }
 
-    /// Takes what comes for a while.
+    /// Handles all that comes for a while.
     ///
     /// # Errors
-    /// The connection ends, or what comes is not right.
+    /// The connection ends, or the target breaks a rule.
     pub fn listen(&mut self, patience: Duration) -> Result<(), Stop> {
         let deadline = Instant::now() + patience;
         loop {
@@ -182,10 +182,10 @@ impl<'a, B: Descriptors> Session<'a, B> {
         }
     }
 
-    /// The target's window, where what a case says or allocates depends on its length.
+    /// Returns the target's window, for cases that send or allocate as much as its length.
     ///
     /// # Errors
-    /// There is none, or it is of no use for that.
+    /// There is no window, or it is too short or too long.
     pub fn usable_window(&mut self) -> Result<Window, Stop> {
         let window = self.peer.await_window()?;
         if USABLE.contains(&window.length) {
@@ -195,7 +195,7 @@ impl<'a, B: Descriptors> Session<'a, B> {
         }
     }
 
-    /// What there is to say about the whole connection.
+    /// Hands the rules that the target broke to the context.
     fn account(&self) {
         self.context.breaches.borrow_mut().extend(self.peer.seen.breaches.iter().cloned());
     }
@@ -207,7 +207,7 @@ impl<B: Descriptors> Drop for Session<'_, B> {
     }
 }
 
-/// Asks a server `questions` without a window for the replies. A client has its own to ask.
+/// Sends a server `questions` commands before it has a window for the replies. To a client, sends nothing.
 ///
 /// # Errors
 /// The connection ends.
@@ -226,10 +226,10 @@ pub fn asked_without_window<B: Descriptors>(
     Ok(exchanges)
 }
 
-/// The target has something to say, and gets a window for it only after a while.
+/// Gives the target a window only after a while, when it has data waiting for one.
 ///
 /// # Errors
-/// It does not wait, or does not say it then.
+/// The target does not wait, or does not send the data then.
 pub fn registered_late<B: Descriptors>(context: &Context<'_, B>, questions: u32, late: Duration) -> Judged {
     let mut session = context.connect(Shape::default())?;
     let exchanges = asked_without_window(&mut session, questions)?;
@@ -240,10 +240,10 @@ pub fn registered_late<B: Descriptors>(context: &Context<'_, B>, questions: u32,
     session.unharmed()
 }
 
-/// A server in the middle of a reply, of which it can write no more.
+/// Opens a session with a server that is in the middle of a reply, for whose rest it has no window.
 ///
 /// # Errors
-/// It does not get that far.
+/// The server does not get that far.
 pub fn half_heard<'a, B: Descriptors>(context: &'a Context<'a, B>) -> Result<Session<'a, B>, Stop> {
     let mut session = context.open()?;
     session.peer.drains = false;
@@ -252,13 +252,13 @@ pub fn half_heard<'a, B: Descriptors>(context: &'a Context<'a, B>) -> Result<Ses
     Ok(session)
 }
 
-/// What a server is asked so that it answers with `payload`, and its answer.
+/// Returns the command that a server answers with `payload`, and the reply.
 pub fn question(payload: &[u8]) -> Exchange {
     let bulk = [format!("${}\r\n", payload.len()).as_bytes(), payload, b"\r\n"].concat();
     Exchange { send: [b"*2\r\n$4\r\nECHO\r\n", &bulk[..]].concat(), expect: bulk }
 }
 
-/// A command as bytes.
+/// Returns a command in RESP.
 pub fn command(words: &[&[u8]]) -> Vec<u8> {
     let head = format!("*{}\r\n", words.len()).into_bytes();
     words.iter().fold(head, |mut bytes, word| {
@@ -269,7 +269,7 @@ pub fn command(words: &[&[u8]]) -> Vec<u8> {
     })
 }
 
-/// A pass that has more to tell than the judgement it rests on.
+/// Adds a note to a pass.
 pub fn told(judged: Judged, note: impl FnOnce() -> String) -> Judged {
     judged.map(|judged| {
         let own = note();

@@ -261,7 +261,7 @@ fn overwritten<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     for round in 0..50 {
         session.peer.write(to, &vec![b'0' + round % 10; bytes.len()])?;
     }
-    // The connection may have become useless to the adversary; it is the others that count.
+    // This connection may be of no more use; the case is about the others.
     let _answered_or_not = session.listen(Duration::from_millis(100));
     drop(session);
     context.open()?.unharmed()

@@ -1,10 +1,9 @@
-//! What is held against a run: while it lives, at its end, and, of a connection that nothing befell, what it owes to its two
-//! programs.
+//! Judges a run: its ends while it lives, and at its end what each connection owed to its two programs.
 
 use rdma_conn::Connection;
 use rdma_softsim::{FailureClass, SoftSim};
 
-use super::app::{End as Farewell, Ending, How};
+use super::app::{End as Finish, Ending, How};
 use super::end::End;
 use super::oracle::Violation;
 use super::scenario::Dialogue;
@@ -16,7 +15,7 @@ use super::world::{SERVER, World};
 /// The promise that was broken.
 fn judge(place: usize, dialogue: &Dialogue, client: &Ending, server: &Ending) -> Result<(), Violation> {
     let sides = [("client", client, &dialogue.client, server), ("server", server, &dialogue.server, client)];
-    let dropped = sides.iter().any(|(_, _, habits, _)| matches!(habits.end, Farewell::Drop { .. }));
+    let dropped = sides.iter().any(|(_, _, habits, _)| matches!(habits.end, Finish::Drop { .. }));
     for (name, ending, habits, peer) in sides {
         // A server that has nothing to say and leaves at once may leave before its window is known, which is all that
         // its client waits for.
@@ -31,7 +30,7 @@ fn judge(place: usize, dialogue: &Dialogue, client: &Ending, server: &Ending) ->
             ));
         }
         let lost = ending.delivered && peer.read < ending.written && matches!(peer.how, How::Eof);
-        // Whoever waits for the end reads everything there is; whoever closes early does not look.
+        // A program that waits for the end reads everything there is; one that closes early does not look.
         if lost {
             return Err(Violation::new(
                 "delivery",
@@ -41,8 +40,7 @@ fn judge(place: usize, dialogue: &Dialogue, client: &Ending, server: &Ending) ->
                 ),
             ));
         }
-        if matches!(habits.end, Farewell::Close { reads_first: true }) && !dropped && peer.read < habits.bytes
-        {
+        if matches!(habits.end, Finish::Close { reads_first: true }) && !dropped && peer.read < habits.bytes {
             return Err(Violation::new(
                 "delivery",
                 format!(

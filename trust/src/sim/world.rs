@@ -9,7 +9,7 @@ use rdma_softsim::trace::{Entry, What};
 use rdma_softsim::{FailureClass, Limits, Marks, Random, Resources, Simulation, SoftSim};
 
 use super::app::{App, Ending, How, Stream};
-use super::end::{Door, End};
+use super::end::{Acceptor, End};
 use super::hub::{Hub, Usage};
 use super::judge::check_end;
 use super::oracle::{Oracle, Violation};
@@ -66,11 +66,11 @@ pub(super) struct World<'a> {
     pub(super) sim: Simulation,
     server: SoftSim,
     random: Random,
-    door: Option<Door>,
+    acceptor: Option<Acceptor>,
     /// All endpoints: of a host, or of one connection.
     pub(super) hubs: Vec<Hub>,
     pub(super) rogues: Vec<(usize, Rogue)>,
-    /// When those who were woken run: the door, the endpoints, the rogues.
+    /// When woken runners run: the acceptor, the endpoints, the rogues.
     turns: BTreeMap<Runner, Instant>,
     oracle: Oracle,
     /// Classes of failure that the fabric knows nothing about.
@@ -87,7 +87,7 @@ pub(super) struct World<'a> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Runner {
-    Door,
+    Acceptor,
     /// An endpoint.
     Hub(usize),
     Rogue(usize),
@@ -135,7 +135,7 @@ impl<'a> World<'a> {
             sim,
             server,
             random: Random::new(scenario.seed ^ 0x77),
-            door: None,
+            acceptor: None,
             hubs: Vec::new(),
             rogues: Vec::new(),
             turns: BTreeMap::new(),
@@ -158,7 +158,7 @@ impl<'a> World<'a> {
             }
         } else {
             // Without a listener, for instance by a fault, all clients are refused.
-            self.door = Door::open(&self.server, listening, self.scenario.server).ok();
+            self.acceptor = Acceptor::open(&self.server, listening, self.scenario.server).ok();
         }
         for (place, connection) in self.scenario.connections.iter().enumerate() {
             let host = place as u32 + 1;
@@ -219,7 +219,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// All ends of connections, whoever drives them.
+    /// Returns all ends of connections, on whatever endpoint.
     pub(super) fn all_ends(&self) -> impl Iterator<Item = &End> {
         self.hubs.iter().flat_map(Hub::ends)
     }
@@ -261,11 +261,12 @@ impl<'a> World<'a> {
             && self.turns.is_empty()
     }
 
-    /// Whoever's descriptors are readable gets a turn, sooner or later.
+    /// Gives every runner with a readable descriptor a turn, after a delay.
     fn wake(&mut self) {
         if self.sim.has_woken() || std::mem::take(&mut self.stirred) {
             let now = self.sim.now();
-            let door = self.door.as_ref().is_some_and(Door::is_readable).then_some(Runner::Door);
+            let acceptor =
+                self.acceptor.as_ref().is_some_and(Acceptor::is_readable).then_some(Runner::Acceptor);
             let rogues = self.rogues.iter().enumerate().filter(|(_, (_, rogue))| rogue.is_readable());
             let killed = |hub: &Hub| self.sim.is_killed(hub.host());
             let hubs = self.hubs.iter().enumerate();
@@ -273,7 +274,7 @@ impl<'a> World<'a> {
             let woken: Vec<_> = rogues
                 .map(|(place, _)| Runner::Rogue(place))
                 .chain(hubs.map(|(place, _)| Runner::Hub(place)))
-                .chain(door)
+                .chain(acceptor)
                 .collect();
             for runner in woken {
                 let delay = self.random.duration(self.scenario.sluggishness);
@@ -282,7 +283,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Whose turn is next, and when.
+    /// Returns the runner that has the next turn, and when.
     fn next_turn(&mut self, now: Instant) -> Option<(Instant, Runner)> {
         let woken = self.turns.iter().map(|(runner, at)| (*at, *runner));
         let hubs = self.hubs.iter().enumerate();
@@ -291,7 +292,7 @@ impl<'a> World<'a> {
         let rogues = rogues.map(|(place, (_, rogue))| (rogue.next_wake(), Runner::Rogue(place)));
         let stalled = |(at, runner): (Instant, Runner)| {
             let host = match runner {
-                Runner::Door => SERVER,
+                Runner::Acceptor => SERVER,
                 Runner::Hub(place) => self.hubs[place].host(),
                 Runner::Rogue(_) => return (at.max(now), runner),
             };
@@ -304,7 +305,7 @@ impl<'a> World<'a> {
         self.turns.remove(&runner);
         self.stirred = true;
         match runner {
-            Runner::Door => self.accept(),
+            Runner::Acceptor => self.accept(),
             Runner::Hub(place) => self.run_hub(place)?,
             Runner::Rogue(place) => self.rogues[place].1.run(),
         }
@@ -350,10 +351,10 @@ impl<'a> World<'a> {
 
     fn accept(&mut self) {
         if self.sim.is_killed(SERVER) {
-            self.door = None;
+            self.acceptor = None;
             return;
         }
-        while let Some((endpoint, id)) = self.door.as_mut().and_then(Door::accept) {
+        while let Some((endpoint, id)) = self.acceptor.as_mut().and_then(Acceptor::accept) {
             let Some(IpAddr::V4(ip)) = endpoint.peer_addr(id).map(|peer| peer.ip()) else { continue };
             let place = usize::from(ip.octets()[3]).saturating_sub(2);
             if place < self.scenario.connections.len() {
@@ -408,7 +409,7 @@ impl<'a> World<'a> {
     fn clear_up(&mut self) -> Result<(), Violation> {
         self.hubs.clear();
         self.rogues.clear();
-        self.door = None;
+        self.acceptor = None;
         // Late packets, time-waits.
         for _ in 0..10_000 {
             if !self.sim.step() {

@@ -92,7 +92,8 @@ fn wanted(options: &Verdicts, case: &str) -> bool {
     options.select.as_ref().is_none_or(|select| select.matches(case))
 }
 
-/// What is wrong in one way each, and what does nothing, before every case; and what is right, before the same cases.
+/// Returns all trials: each mistake with its case, each unresponsive target with every case, and the right side with the cases of the
+/// mistakes.
 pub fn lines() -> Vec<Line> {
     let mut right: Vec<Line> = TABLE.iter().map(|(_, role, case)| (Target::Right, *role, *case)).collect();
     right.sort_by_key(|(_, role, case)| (*case, role.name()));

@@ -37,17 +37,17 @@ pub use unresponsive::Unresponsive;
 
 /// How long a wrong implementation may take for anything: less than our side takes to give up for another reason.
 const PATIENCE: Duration = Duration::from_millis(1500);
-/// The same for one that does nothing, however long it is waited for.
+/// How long an unresponsive one may take: it does nothing, however long the suite waits.
 const LITTLE_PATIENCE: Duration = Duration::from_millis(300);
 
-/// What is put before a case.
+/// The target of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
     /// This library's own side.
     Right,
     /// This library's own side with a mistake.
     Mistaken(Mistake),
-    /// A side that does nothing any more.
+    /// An unresponsive side.
     Unresponsive(Unresponsive),
 }
 

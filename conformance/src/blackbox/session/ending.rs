@@ -1,4 +1,4 @@
-//! How a session ends, and what of that the target has to answer for.
+//! The end of a session, and the verdict on the target that follows from it.
 
 use std::time::{Duration, Instant};
 
@@ -12,25 +12,25 @@ use crate::blackbox::results::Teardown;
 use crate::blackbox::target::{Exit, Running};
 use crate::peer::Incoming;
 
-/// How long a client is answered after the case has shown what it has to show.
+/// How long a client is answered after the case has made its point.
 const LONG_ENOUGH: Duration = Duration::from_secs(20);
 /// How long a target is kept waiting that may wait or end the connection.
 pub(in crate::blackbox) const KEPT: Duration = Duration::from_secs(2);
 
 impl<B: Descriptors> Session<'_, B> {
-    /// The target must have taken no harm: it talks, and the connection ends when it should.
+    /// Shows that the target took no harm: does an exchange, and ends the connection in order.
     ///
     /// # Errors
-    /// It has.
+    /// The target took harm.
     pub fn unharmed(mut self) -> Judged {
         self.exchange()?;
         self.leave()
     }
 
-    /// Ends the connection as one does: a server is left, a client leaves when it has done what it came for.
+    /// Ends the connection in order: leaves a server, and answers a client until it leaves.
     ///
     /// # Errors
-    /// The target is not content.
+    /// The target reports a failure.
     pub fn leave(mut self) -> Judged {
         if self.client.is_none() {
             return self.part();
@@ -47,10 +47,10 @@ impl<B: Descriptors> Session<'_, B> {
         }
     }
 
-    /// A client does what it came for, leaves, and ends.
+    /// Answers a client until it leaves, disconnects, and ends with success.
     ///
     /// # Errors
-    /// It does not, or is not content.
+    /// The client does not come to an end, or reports a failure.
     pub fn comes_to_an_end(mut self) -> Judged {
         match self.serve()? {
             Leaving::Never => Err(Stop::undecided(format!(
@@ -64,7 +64,7 @@ impl<B: Descriptors> Session<'_, B> {
         }
     }
 
-    /// Answers a client until it leaves, or has been answered long enough.
+    /// Answers a client until it leaves, or until it has been answered long enough.
     fn serve(&mut self) -> Result<Leaving, Stop> {
         let begun = Instant::now();
         while self.responder.answered < self.enough && begun.elapsed() < LONG_ENOUGH && !self.responder.quit {
@@ -83,14 +83,14 @@ impl<B: Descriptors> Session<'_, B> {
 
     /// Disconnects from a client, which may be leaving by itself just now.
     fn dismiss(&mut self) -> Result<(), Stop> {
-        // Refused if it was the first.
+        // Refused if the client disconnected first.
         let _left = self.peer.disconnect();
         let ended = self.awaits_end(self.context.patience)? == End::Disconnected;
         self.context.note(if ended { Teardown::Clean } else { Teardown::Unclean });
         Ok(())
     }
 
-    /// A client that has left must end, and say that all was well.
+    /// Waits for the end of a client that has left, which must report success.
     ///
     /// # Errors
     /// It does not.
@@ -120,7 +120,7 @@ impl<B: Descriptors> Session<'_, B> {
         self.client.as_ref().is_some_and(|client| client.is_observed())
     }
 
-    /// Disconnects, and waits for the answer to that.
+    /// Disconnects from a server, and waits for its disconnect.
     fn part(&mut self) -> Judged {
         let mut early = false;
         while let Some(incoming) = self.peer.receive_within(Duration::ZERO)? {
@@ -140,7 +140,7 @@ impl<B: Descriptors> Session<'_, B> {
         Ok(pass(""))
     }
 
-    /// The target must end this connection.
+    /// Waits until the target ends this connection, as it must.
     ///
     /// # Errors
     /// It does not.
@@ -148,7 +148,7 @@ impl<B: Descriptors> Session<'_, B> {
         self.ends_watched(|| {})
     }
 
-    /// The target must end this connection; `look` is called all the while, and once when it has.
+    /// Waits until the target ends this connection, as it must. Calls `look` all the while, and once after the end.
     ///
     /// # Errors
     /// It does not.
@@ -174,10 +174,10 @@ impl<B: Descriptors> Session<'_, B> {
         self.reports()
     }
 
-    /// The target may end the connection or serve it on; the first is what it should do.
+    /// Accepts either way of the target: to end the connection, as it should, or to serve it on.
     ///
     /// # Errors
-    /// It does neither.
+    /// The target does neither.
     pub fn ends_or_serves(mut self) -> Judged {
         match self.awaits_end(self.context.patience.min(Duration::from_secs(2)))? {
             End::None => {
@@ -191,7 +191,7 @@ impl<B: Descriptors> Session<'_, B> {
         }
     }
 
-    /// A client must say that something went wrong, and not by crashing.
+    /// Judges how a client reports that something went wrong; a server need not report.
     fn reports(&mut self) -> Judged {
         if self.client.is_none() {
             return Ok(pass("it ended the connection"));
@@ -199,18 +199,18 @@ impl<B: Descriptors> Session<'_, B> {
         self.tells_of_failure()
     }
 
-    /// A client, which has been cut off, says so.
+    /// Judges how a client reports that it was cut off.
     ///
     /// # Errors
-    /// It crashes or hangs.
+    /// The client crashes or hangs.
     pub fn tells_of_failure(&mut self) -> Judged {
         reported(self.context, self.client.as_deref_mut(), self.context.patience)
     }
 
-    /// Gives everything back, as a process that ends, and asks a client what it makes of that.
+    /// Releases the connection without a disconnect, as a process that is killed does, and judges how a client reports it.
     ///
     /// # Errors
-    /// It crashes or hangs.
+    /// The client crashes or hangs.
     pub fn vanish(mut self) -> Judged {
         let (context, mut client) = (self.context, self.client.take());
         drop(self);
@@ -223,13 +223,13 @@ impl<B: Descriptors> Session<'_, B> {
         self.client.as_mut().and_then(|client| client.ended(patience))
     }
 
-    /// Keeps the connection as it is until the target ends it, but not for long: a target that waits for a peer without end is
+    /// Leaves the connection as it is until the target ends it, for 2 s at most: a target may wait without end.
     /// not wrong.
     pub(in crate::blackbox) fn lasts(&mut self) {
         let _either = self.awaits_end(self.context.patience.min(KEPT));
     }
 
-    /// How the connection ends within `patience`.
+    /// Returns how the connection ends within `patience`.
     fn awaits_end(&mut self, patience: Duration) -> Result<End, Stop> {
         let mut deadline = Instant::now() + patience;
         let mut end = End::None;
@@ -270,17 +270,17 @@ impl<B: Descriptors> Session<'_, B> {
         })
     }
 
-    /// Whether the client under test ends within `patience`.
+    /// Returns whether the client under test ends within `patience`.
     pub fn await_exit(&mut self, patience: Duration) -> bool {
         self.client.as_mut().is_none_or(|client| !client.is_observed() || client.ended(patience).is_some())
     }
 }
 
-/// How a client comes to leave.
+/// How a client leaves.
 enum Leaving {
     /// By itself, or because it asked for it.
     Itself,
-    /// It would go on for ever.
+    /// It did not leave in the time given.
     Never,
 }
 
@@ -291,8 +291,8 @@ enum End {
     None,
 }
 
-/// A client under test that was cut off, or got no connection, must say so, and not by crashing. One that tries again has
-/// noticed.
+/// Judges how a client under test reports that it was cut off, or got no connection: it must end with an error, and not crash. A
+/// client that asks for another connection has noticed.
 ///
 /// # Errors
 /// It does not.
