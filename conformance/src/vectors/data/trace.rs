@@ -65,6 +65,8 @@ pub enum Need {
     QuestionLimit,
     /// No Keepalive where a peer that makes notifications wait may have no receive left.
     IdlePeer,
+    /// A limit for keepalives that are not acknowledged.
+    VanishedLimit,
 }
 
 /// How a connection is set up. All lengths in bytes; a time of 0 is none.
