@@ -8,7 +8,9 @@ use rdma_proto::backend::{Access, Backend, Domain};
 use crate::error::Error;
 
 /// What the connections of an endpoint, or those that a listener has accepted, may use together.
+/// Start from [`Limits::default`] or [`Limits::NONE`]; fields can be assigned, or set in a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Limits {
     /// Connections at the same time, those included that are being made and those on their way to their end. Whoever asks
     /// for one more is rejected.
@@ -26,6 +28,11 @@ impl Limits {
 
     /// No limits, for whoever decides about each connection itself.
     pub const NONE: Self = Self { connections: usize::MAX, registered_bytes: u64::MAX };
+
+    rdma_proto::setters! {
+        connections: usize,
+        registered_bytes: u64,
+    }
 }
 
 impl Default for Limits {

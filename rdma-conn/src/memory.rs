@@ -7,9 +7,8 @@
 use std::sync::Arc;
 
 use rdma_proto::backend::{Access, Backend, RecvRequest, Region, SendOp, SendRequest, Slice};
-use rdma_proto::window::Readable;
 use rdma_proto::wire::MESSAGE_LEN;
-use rdma_proto::{Action, Config, RegionAddress, Source, Span};
+use rdma_proto::{Action, Config, Readable, RegionAddress, Source, Span};
 
 use crate::arrived::Arrived;
 use crate::budget::{Booked, Budget, register};

@@ -32,8 +32,9 @@ pub struct Stream<B: Descriptors> {
     linger: Duration,
 }
 
-/// How to connect; see [`Stream::connect_with`].
+/// How to connect; see [`Stream::connect_with`]. Start from [`Connect::default`]; fields can be assigned, or set in a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Connect {
     /// The local address to connect from; port 0 takes any.
     pub local: Option<SocketAddr>,
@@ -42,6 +43,14 @@ pub struct Connect {
     pub timeout: Duration,
     /// Settings of the connection.
     pub options: Options,
+}
+
+impl Connect {
+    rdma_proto::setters! {
+        local: Option<SocketAddr>,
+        timeout: Duration,
+        options: Options,
+    }
 }
 
 impl Default for Connect {
@@ -102,12 +111,12 @@ impl<B: Descriptors> Stream<B> {
     }
 
     /// Limits how long a read waits; `None` waits for ever. Reads that time out fail with [`io::ErrorKind::TimedOut`].
-    pub const fn set_read_timeout(&mut self, timeout: Option<Duration>) {
+    pub fn set_read_timeout(&mut self, timeout: Option<Duration>) {
         self.read_timeout = timeout;
     }
 
     /// Limits how long a write or flush waits; `None` waits for ever. They time out with [`io::ErrorKind::TimedOut`].
-    pub const fn set_write_timeout(&mut self, timeout: Option<Duration>) {
+    pub fn set_write_timeout(&mut self, timeout: Option<Duration>) {
         self.write_timeout = timeout;
     }
 

@@ -77,15 +77,15 @@ impl Credits {
         self.asked.is_none() && self.in_flight(sent) >= self.limit.div_ceil(2)
     }
 
-    pub(crate) const fn sent_window_end(&mut self, sent: u64) {
+    pub(crate) fn sent_window_end(&mut self, sent: u64) {
         self.filled = Some(sent);
     }
 
-    pub(crate) const fn sent_registration(&mut self, sent: u64) {
+    pub(crate) fn sent_registration(&mut self, sent: u64) {
         self.announced = Some(sent);
     }
 
-    pub(crate) const fn sent_question(&mut self, sent: u64) {
+    pub(crate) fn sent_question(&mut self, sent: u64) {
         self.asked = Some(sent);
     }
 
@@ -93,25 +93,25 @@ impl Credits {
         self.asked.is_some()
     }
 
-    pub(crate) const fn got_registration(&mut self) {
+    pub(crate) fn got_registration(&mut self) {
         let mark = self.filled.take();
         self.prove(mark);
     }
 
     /// Says whether that gave credits back: only the first bytes in a window do.
-    pub(crate) const fn got_data(&mut self) -> bool {
+    pub(crate) fn got_data(&mut self) -> bool {
         let before = self.handled;
         let mark = self.announced.take();
         self.prove(mark);
         self.handled > before
     }
 
-    pub(crate) const fn got_answer(&mut self) {
+    pub(crate) fn got_answer(&mut self) {
         let mark = self.asked.take();
         self.prove(mark);
     }
 
-    pub(crate) const fn got_acknowledgement(&mut self, notices: u64) {
+    pub(crate) fn got_acknowledgement(&mut self, notices: u64) {
         if notices > self.handled {
             self.handled = notices;
         }
@@ -119,7 +119,7 @@ impl Credits {
 
     /// The peer's program has spoken since the last keepalive: it takes completions, so what its device had acknowledged until
     /// now it has taken too.
-    pub(crate) const fn peer_spoke(&mut self, acknowledged: u64) {
+    pub(crate) fn peer_spoke(&mut self, acknowledged: u64) {
         if acknowledged > self.taken {
             self.taken = acknowledged;
         }
@@ -132,7 +132,7 @@ impl Credits {
         sent.saturating_sub(self.taken).saturating_add(1) < self.limit
     }
 
-    const fn prove(&mut self, mark: Option<u64>) {
+    fn prove(&mut self, mark: Option<u64>) {
         if let Some(mark) = mark {
             self.got_acknowledgement(mark);
             self.peer_spoke(mark);

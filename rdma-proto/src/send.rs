@@ -60,7 +60,7 @@ pub struct Span {
 pub enum Source {
     /// In the send buffer.
     Buffer(Span),
-    /// In the memory of the latest [`Connection::lend`](crate::Connection::lend).
+    /// In the memory of the latest [`Machine::lend`](crate::Machine::lend).
     Lent(Span),
 }
 
@@ -104,7 +104,7 @@ pub(crate) struct SendBooks {
 }
 
 impl SendBooks {
-    pub(crate) const fn new(depth: u16, notice_limit: u16, capacity: u32) -> Self {
+    pub(crate) fn new(depth: u16, notice_limit: u16, capacity: u32) -> Self {
         let zero = Progress { slots: 0, notices: 0, bytes: 0 };
         let mut books = Self {
             depth: depth as u64,
@@ -135,7 +135,7 @@ impl SendBooks {
         self.span(self.written, free)
     }
 
-    pub(crate) const fn commit(&mut self, bytes: usize) -> Result<(), ApiMisuse> {
+    pub(crate) fn commit(&mut self, bytes: usize) -> Result<(), ApiMisuse> {
         let space = self.space().len as usize;
         if bytes > space {
             return Err(ApiMisuse::CommitBeyondSpace { bytes, space });
@@ -152,7 +152,7 @@ impl SendBooks {
         LENT_LIMIT.saturating_sub(self.unconfirmed()) as u32
     }
 
-    pub(crate) const fn lend(&mut self, bytes: usize) -> Result<(), ApiMisuse> {
+    pub(crate) fn lend(&mut self, bytes: usize) -> Result<(), ApiMisuse> {
         let lendable = self.lendable() as usize;
         if bytes > lendable {
             return Err(ApiMisuse::LendBeyondLimit { bytes, lendable });
@@ -233,7 +233,7 @@ impl SendBooks {
     /// Books one request of `bytes` and says its id and whether it must be signalled: whenever a quarter of any budget is used
     /// since the last signal, so that whoever waits for room always has a completion to wait for; and when it is the
     /// last of what was lent, for whoever waits to have that back.
-    pub(crate) const fn post(&mut self, bytes: u32, notifies: bool, force_signal: bool) -> (u64, bool) {
+    pub(crate) fn post(&mut self, bytes: u32, notifies: bool, force_signal: bool) -> (u64, bool) {
         self.posted.slots = self.posted.slots.saturating_add(1);
         self.posted.notices = self.posted.notices.saturating_add(notifies as u64);
         self.posted.bytes = self.posted.bytes.saturating_add(bytes as u64);
@@ -250,7 +250,7 @@ impl SendBooks {
     }
 
     /// Notes that all that is posted will be told of, and when to ask for that again: after a quarter of each budget.
-    const fn set_signal(&mut self) {
+    fn set_signal(&mut self) {
         let Progress { slots, notices, bytes } = self.posted;
         self.signaled = bytes;
         self.signal_at = Progress {
@@ -266,7 +266,7 @@ impl SendBooks {
     }
 
     /// Books the completion of the request `id` and of all before it.
-    pub(crate) const fn complete(&mut self, id: u64) -> Result<(), Error> {
+    pub(crate) fn complete(&mut self, id: u64) -> Result<(), Error> {
         let done = self.done.advanced_to(id);
         if done.slots > self.posted.slots
             || done.notices > self.posted.notices

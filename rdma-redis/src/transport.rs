@@ -5,7 +5,7 @@ use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use rdma_conn::{AsyncStream, Connect, Descriptors};
+use rdma_conn::{AsyncStream, Descriptors};
 use redis::RedisResult;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -74,7 +74,7 @@ async fn over_rdma<B: Descriptors>(
     if settings.fallback.is_some() {
         within /= 2;
     }
-    let how = Connect { timeout: within, ..settings.connect };
+    let how = settings.connect.timeout(within);
     let address = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
     // `how` bounds the connection to each address; this bounds the look-up of the name and all addresses together.
     match timeout(within, AsyncStream::connect_with(backend, &address, &how)).await {

@@ -103,6 +103,7 @@
 #![forbid(unsafe_code)]
 
 mod connection;
+mod device;
 mod driver;
 mod error;
 mod fabric;
@@ -118,10 +119,13 @@ pub mod trace;
 mod verbs;
 
 pub use connection::{EventChannel, Identifier};
+pub use device::{Device, ForeignRegion, Local, NamedReceive, NamedSend, PairState, Sge, Transition};
+pub use driver::Signal;
 pub use error::Error;
 pub use fabric::{Fabric, SoftSim};
 pub use faults::{Fault, FaultPlan, Injection, Site, When};
 pub use marks::{FailureClass, Marks};
+pub use model::{About, ForeignMemory};
 pub use personality::{Knobs, Personality};
 pub use random::Random;
 pub use settings::{Limits, Link, Parameters, Resources};

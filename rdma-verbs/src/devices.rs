@@ -35,7 +35,7 @@ pub struct Gid {
 
 impl Gid {
     /// The identifier as an address of the network, which on RoCE it is.
-    pub fn address(&self) -> IpAddr {
+    pub fn ip_addr(&self) -> IpAddr {
         self.raw.to_canonical()
     }
 }

@@ -39,7 +39,7 @@ impl CAddress {
     }
 
     /// For a C parameter. librdmacm declares its address parameters without `const` and only reads them.
-    pub(crate) const fn as_mut_ptr(&mut self) -> *mut sockaddr {
+    pub(crate) fn as_mut_ptr(&mut self) -> *mut sockaddr {
         (&raw mut *self).cast()
     }
 }

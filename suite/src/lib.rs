@@ -1,7 +1,7 @@
 //! What a suite is made of, and how one is run.
 
 pub mod exit;
-pub mod ledger;
+pub mod held;
 pub mod terminal;
 
 use std::time::{Duration, Instant};

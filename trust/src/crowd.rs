@@ -95,7 +95,7 @@ fn measure<B: Descriptors>(
     theirs: &B,
     address: SocketAddr,
 ) -> Result<(), Failure> {
-    let limits = Limits { connections: usize::MAX, ..Limits::default() };
+    let limits = Limits::default().connections(usize::MAX);
     let mut endpoint = Endpoint::new(ours, limits)?;
     let listener = endpoint.listen(address, options(arguments.window))?;
     let address = endpoint.local_addr(listener).unwrap_or(address);
@@ -217,7 +217,7 @@ struct Crowd<B: Descriptors> {
 
 impl<B: Descriptors> Crowd<B> {
     fn gather(backend: &B, address: SocketAddr, size: usize, window: u32) -> Result<Self, Failure> {
-        let limits = Limits { connections: usize::MAX, ..Limits::default() };
+        let limits = Limits::default().connections(usize::MAX);
         let mut crowd = Self { endpoint: Endpoint::new(backend, limits)?, members: Vec::new() };
         let options = {
             let mut options = options(window);

@@ -2,7 +2,7 @@
 
 use rdma_conn::Descriptors;
 
-use super::bench::Bench;
+use super::context::Context;
 use super::verdict::Judged;
 use crate::reqs::Requirements;
 pub use crate::reqs::{Level, Profile, Role};
@@ -44,7 +44,7 @@ pub struct Case<B: Descriptors> {
     /// More about it.
     pub tags: &'static [Tag],
     /// The case itself.
-    pub run: fn(&Bench<'_, B>) -> Judged,
+    pub run: fn(&Context<'_, B>) -> Judged,
 }
 
 impl<B: Descriptors> Case<B> {
@@ -79,7 +79,7 @@ pub const fn role_name(role: Role) -> &'static str {
 }
 
 /// A list of cases, in lines of: who is tested (`server`, `client` or `both`), the id, what the target is shown, what it
-/// has to make of it, the requirements, tags, and the body, a `fn(&Bench<B>) -> Judged`.
+/// has to make of it, the requirements, tags, and the body, a `fn(&Context<B>) -> Judged`.
 macro_rules! cases {
     ($($who:ident $id:literal, $intent:literal => $expectation:literal,
        [$($requirement:literal),+] $([$($tag:ident),+])?, $body:expr;)+) => {{

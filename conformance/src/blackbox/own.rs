@@ -10,10 +10,10 @@ use std::time::Duration;
 use rdma_conn::{Connect, Descriptors, Error, Listener, Options, Role, Stream};
 use rustix::time::{ClockId, clock_gettime};
 
-use super::desk::{made_up_key, made_up_value};
+use super::responder::{made_up_key, made_up_value};
 use super::target::{Clients, Exit, Running, Server};
 use crate::client::{Client, Failure};
-use crate::ledger::Ledger;
+use crate::held::Held;
 use crate::workload::Entry;
 use kv_store as kv;
 
@@ -127,8 +127,8 @@ impl Server for OwnServer {
         Ok(true)
     }
 
-    fn held(&self) -> Option<Ledger> {
-        Some(Ledger::now())
+    fn held(&self) -> Option<Held> {
+        Some(Held::now())
     }
 
     fn processor_time(&self) -> Option<Duration> {
@@ -188,7 +188,7 @@ pub fn run_client<B: Descriptors>(
     patience: Duration,
     options: Options,
 ) -> Result<(), Failure> {
-    let how = Connect { local: None, timeout: patience, options };
+    let how = Connect::default().timeout(patience).options(options);
     let mut stream = Stream::connect_with(backend, address, &how)?;
     stream.set_read_timeout(Some(10 * patience));
     stream.set_write_timeout(Some(10 * patience));

@@ -4,15 +4,15 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rdma_conn::Descriptors;
 
-use super::bench::{Bench, Side};
 use super::case::{Case, Tag, role_name};
-use super::meeting::Meeting;
+use super::context::{Context, Side};
 use super::results::{CaseResult, FORMAT, Run, Suite, Target};
 use super::select::Harm;
+use super::session::Session;
 use super::target::Server;
 use super::verdict::{Cause, Judged, Stop, Teardown, Verdict};
-use crate::adversary::{Adversary, Shape};
 use crate::client::Failure;
+use crate::peer::{Peer, Shape};
 use crate::reqs::Requirements;
 use crate::trace::{Recorder, Recording, timeline};
 
@@ -41,7 +41,7 @@ pub struct Plan<'a> {
 /// A run that could not be: the sanity case failed.
 #[derive(Debug, thiserror::Error)]
 #[error("{} ({SANITY}): {}", who_fails(.0.cause), .0.reason)]
-pub struct Insane(pub Stop);
+pub struct SanityFailed(pub Stop);
 
 fn who_fails(cause: Cause) -> &'static str {
     match cause {
@@ -61,13 +61,13 @@ pub fn run<B: Descriptors>(
     plan: &Plan<'_>,
     target: Target,
     mut progress: impl FnMut(&str, Option<&CaseResult>),
-) -> Result<Run, Insane> {
+) -> Result<Run, SanityFailed> {
     let mut suite = Runner::new(backend, side, plan);
     let begun = Instant::now();
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    suite.sanity().map_err(Insane)?;
+    suite.sanity().map_err(SanityFailed)?;
     let mut results = Vec::with_capacity(cases.len());
-    let mut neighbour = Neighbour::default();
+    let mut neighbour = Bystander::default();
     for case in cases {
         progress(case.id, None);
         let result = suite.case(case, &mut neighbour);
@@ -125,19 +125,19 @@ impl<'a, B: Descriptors> Runner<'a, B> {
 
     /// Runs one case, whether or not the target does the least that it should.
     pub fn only(&mut self, case: &Case<B>) -> CaseResult {
-        self.case(case, &mut Neighbour::default())
+        self.case(case, &mut Bystander::default())
     }
 
-    fn bench(&self, case: &'static str) -> Bench<'a, B> {
-        Bench::new(self.backend, self.plan.patience, case, self.side)
+    fn context(&self, case: &'static str) -> Context<'a, B> {
+        Context::new(self.backend, self.plan.patience, case, self.side)
     }
 
     fn sanity(&self) -> Judged {
-        let bench = self.bench(SANITY);
+        let context = self.context(SANITY);
         // A server that was just started may not listen yet.
         let deadline = Instant::now() + self.plan.patience.max(STARTING);
         loop {
-            let judged = bench.greet().and_then(Meeting::unharmed);
+            let judged = context.open().and_then(Session::unharmed);
             let (Err(stop), Side::Server(server)) = (&judged, self.side) else { return judged };
             if let Some(death) = server.death(DYING) {
                 return Err(Stop::died(format!("the server's process ended: {death}")));
@@ -149,7 +149,7 @@ impl<'a, B: Descriptors> Runner<'a, B> {
         }
     }
 
-    fn case(&mut self, case: &Case<B>, neighbour: &mut Neighbour<B>) -> CaseResult {
+    fn case(&mut self, case: &Case<B>, neighbour: &mut Bystander<B>) -> CaseResult {
         let begun = Instant::now();
         let mut result = self.blank(case);
         if let Some(since) = &self.gone {
@@ -160,12 +160,12 @@ impl<'a, B: Descriptors> Runner<'a, B> {
             result.reason = reason.into();
             return result;
         }
-        let bench = self.bench(case.id);
-        neighbour.settle_in(&bench);
+        let context = self.context(case.id);
+        neighbour.connect(&context);
         self.record();
-        let judged = (case.run)(&bench);
+        let judged = (case.run)(&context);
         let recording = self.record();
-        result.teardown = bench.teardown.get();
+        result.teardown = context.teardown.get();
         match judged {
             Ok(passed) => {
                 result.verdict = passed.verdict;
@@ -179,7 +179,7 @@ impl<'a, B: Descriptors> Runner<'a, B> {
         }
         // Rules that are watched in every case.
         if result.verdict.is_pass()
-            && let Some(breach) = bench.breaches.borrow().first()
+            && let Some(breach) = context.breaches.borrow().first()
         {
             fail(&mut result, Cause::Requirement, format!("{}: {}", breach.requirement, breach.what));
         }
@@ -203,10 +203,10 @@ impl<'a, B: Descriptors> Runner<'a, B> {
         &mut self,
         case: &Case<B>,
         server: &dyn Server,
-        neighbour: &mut Neighbour<B>,
+        neighbour: &mut Bystander<B>,
         result: &mut CaseResult,
     ) {
-        if let Err(told) = neighbour.is_well(&self.bench(case.id)) {
+        if let Err(told) = neighbour.check(&self.context(case.id)) {
             // A process that ends is first heard of by its peers.
             if let Some(death) = server.death(DYING) {
                 return self.died(case, server, neighbour, result, &death);
@@ -221,7 +221,7 @@ impl<'a, B: Descriptors> Runner<'a, B> {
             return self.died(case, server, neighbour, result, &death);
         }
         // Reading is enough to be sure of what passed and harmed nobody, if the neighbour is there to tell.
-        if result.verdict.is_pass() && !case.is(Tag::Disruptive) && neighbour.is_there() {
+        if result.verdict.is_pass() && !case.is(Tag::Disruptive) && neighbour.is_connected() {
             return;
         }
         let Err(stop) = self.sanity() else { return };
@@ -237,7 +237,7 @@ impl<'a, B: Descriptors> Runner<'a, B> {
         &mut self,
         case: &Case<B>,
         server: &dyn Server,
-        neighbour: &mut Neighbour<B>,
+        neighbour: &mut Bystander<B>,
         result: &mut CaseResult,
         death: &str,
     ) {
@@ -246,8 +246,8 @@ impl<'a, B: Descriptors> Runner<'a, B> {
         self.start_again(case, server, neighbour);
     }
 
-    fn start_again(&mut self, case: &Case<B>, server: &dyn Server, neighbour: &mut Neighbour<B>) {
-        neighbour.moves_out();
+    fn start_again(&mut self, case: &Case<B>, server: &dyn Server, neighbour: &mut Bystander<B>) {
+        neighbour.disconnect();
         let lost = match server.restart() {
             Ok(true) => self.sanity().err().map(|stop| stop.reason),
             Ok(false) => Some("the suite did not start it, and cannot".into()),
@@ -280,26 +280,26 @@ impl<'a, B: Descriptors> Runner<'a, B> {
 }
 
 /// A connection that was there before, to a server under test.
-struct Neighbour<B: Descriptors> {
-    peer: Option<Adversary<B>>,
+struct Bystander<B: Descriptors> {
+    peer: Option<Peer<B>>,
 }
 
-impl<B: Descriptors> Default for Neighbour<B> {
+impl<B: Descriptors> Default for Bystander<B> {
     fn default() -> Self {
         Self { peer: None }
     }
 }
 
-impl<B: Descriptors> Neighbour<B> {
-    fn settle_in(&mut self, bench: &Bench<'_, B>) {
-        let Side::Server(server) = bench.side else { return };
+impl<B: Descriptors> Bystander<B> {
+    fn connect(&mut self, context: &Context<'_, B>) {
+        let Side::Server(server) = context.side else { return };
         // Its last conversation may be long ago.
-        if self.peer.is_some() && self.is_well(bench).is_ok() {
+        if self.peer.is_some() && self.check(context).is_ok() {
             return;
         }
-        let shape = Shape { patience: bench.patience, ..Default::default() };
+        let shape = Shape { patience: context.patience, ..Default::default() };
         let connect = || {
-            let mut peer = Adversary::dial(bench.backend, server.address(), shape)?;
+            let mut peer = Peer::dial(context.backend, server.address(), shape)?;
             peer.handshake()?;
             Ok::<_, Failure>(peer)
         };
@@ -307,12 +307,12 @@ impl<B: Descriptors> Neighbour<B> {
         self.peer = connect().ok();
     }
 
-    fn is_well(&mut self, bench: &Bench<'_, B>) -> Result<(), String> {
-        let Side::Server(_) = bench.side else { return Ok(()) };
+    fn check(&mut self, context: &Context<'_, B>) -> Result<(), String> {
+        let Side::Server(_) = context.side else { return Ok(()) };
         let Some(peer) = &mut self.peer else { return Ok(()) };
         let mut ping = || -> Result<Vec<u8>, Failure> {
-            peer.say(b"PING\r\n")?;
-            peer.hear(7)
+            peer.send_bytes(b"PING\r\n")?;
+            peer.receive_bytes(7)
         };
         let outcome = match ping() {
             Ok(pong) if pong == b"+PONG\r\n" => return Ok(()),
@@ -323,16 +323,16 @@ impl<B: Descriptors> Neighbour<B> {
         Err(outcome)
     }
 
-    fn is_there(&self) -> bool {
+    fn is_connected(&self) -> bool {
         self.peer.is_some()
     }
 
-    fn moves_out(&mut self) {
+    fn disconnect(&mut self) {
         self.peer = None;
     }
 }
 
-impl<B: Descriptors> Drop for Neighbour<B> {
+impl<B: Descriptors> Drop for Bystander<B> {
     fn drop(&mut self) {
         if let Some(peer) = &self.peer {
             // It may have been disconnected.

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use crate::ledger::Ledger;
+use crate::held::Held;
 
 /// A server under test.
 pub trait Server {
@@ -20,7 +20,7 @@ pub trait Server {
     fn restart(&self) -> Result<bool, String>;
 
     /// What its process holds, if that can be seen.
-    fn held(&self) -> Option<Ledger>;
+    fn held(&self) -> Option<Held>;
 
     /// What its process has used of the processors, if that can be seen.
     fn processor_time(&self) -> Option<Duration>;

@@ -19,7 +19,7 @@ use rdma_proto::backend::{
     Backend, CompletionError, ConnectParams, Identifier, QueuePair, QueuePairLimits, RNR_RETRY_INFINITE,
 };
 use rdma_proto::time::Instant;
-use rdma_proto::{ApiMisuse, Config, Connection as Machine, Counters, Role, State, TransportError};
+use rdma_proto::{ApiMisuse, Counters, Machine, Role, State, TransportError};
 
 use crate::arrived::Arrived;
 use crate::budget::Budget;
@@ -122,7 +122,7 @@ impl<B: Backend> Connection<B> {
             .map_err(Error::backend("creating a queue pair"))?;
         let memory = Memory::register(domain, &options.protocol, options.receives, budget)?;
         // A second window comes when it is needed.
-        let begin = Config { windows: 1, ..options.protocol };
+        let begin = options.protocol.windows(1);
         let machine = Machine::new(begin, [memory.first_window(), Default::default()])?;
         let busy = backend.now();
         let mut connection = Self {
@@ -160,7 +160,7 @@ impl<B: Backend> Connection<B> {
 
     /// Whether the peer has given a window, so that bytes can leave.
     pub fn has_peer_window(&self) -> bool {
-        self.machine.is_registered()
+        self.machine.has_peer_window()
     }
 
     /// What ended the connection, if an error did.

@@ -121,7 +121,7 @@ impl<B: Descriptors> Queues<B> {
 
     /// From now on a new queue is made for many connections.
     #[cfg(feature = "tokio")]
-    pub(super) const fn share(&mut self) {
+    pub(super) fn share(&mut self) {
         self.sharers = super::SHARERS;
     }
 

@@ -8,9 +8,9 @@ use crate::time::Instant;
 use crate::wire::{FeatureSet, MESSAGE_LEN, Message, Window};
 
 use super::timers::HeldUp;
-use super::{Connection, Negotiation, RegionAddress, State};
+use super::{Machine, Negotiation, RegionAddress, State};
 
-/// What the driver of a [`Connection`] must do, in the order given. Consecutive requests may share a doorbell.
+/// What the driver of a [`Machine`] must do, in the order given. Consecutive requests may share a doorbell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[must_use]
 pub enum Action {
@@ -50,7 +50,7 @@ pub(super) struct Flush {
     total: u32,
 }
 
-impl Connection {
+impl Machine {
     /// The next thing to do, or `None` if there is nothing now.
     #[inline]
     pub fn poll_action(&mut self, now: Instant) -> Option<Action> {
@@ -240,7 +240,7 @@ impl Connection {
     }
 
     /// An empty WRITE: its completion tells that all before it are done, and that the peer's device is there.
-    const fn write_nothing(&mut self) -> Action {
+    fn write_nothing(&mut self) -> Action {
         let from = self.send.next_source(0);
         let (id, signaled) = self.send.post(0, false, true);
         Action::Write { id, signaled, from, to: RemoteAddress { address: 0, rkey: 0 }, immediate: None }
@@ -261,7 +261,7 @@ impl Connection {
         }
     }
 
-    const fn note_in_flight(&mut self) {
+    fn note_in_flight(&mut self) {
         let in_flight = self.credits.in_flight(self.send.posted().notices);
         if in_flight > self.counters.most_in_flight {
             self.counters.most_in_flight = in_flight;

@@ -67,27 +67,27 @@ impl Timers {
         }
     }
 
-    pub(super) const fn start(&mut self, now: Instant) {
+    pub(super) fn start(&mut self, now: Instant) {
         self.heard(now);
         self.keepalive_at = now.after(self.every);
     }
 
-    pub(super) const fn heard(&mut self, now: Instant) {
+    pub(super) fn heard(&mut self, now: Instant) {
         self.heard = now;
         self.alive = now;
     }
 
-    pub(super) const fn window_came(&mut self) {
+    pub(super) fn window_came(&mut self) {
         self.held_up = None;
     }
 
-    pub(super) const fn receives_came(&mut self) {
+    pub(super) fn receives_came(&mut self) {
         if let Some((HeldUp::NoReceives, _)) = self.held_up {
             self.held_up = None;
         }
     }
 
-    pub(super) const fn acknowledged(&mut self, now: Instant, slots_done: u64) {
+    pub(super) fn acknowledged(&mut self, now: Instant, slots_done: u64) {
         self.alive = now;
         if let Some(slot) = self.keepalive_in_flight
             && slot <= slots_done
@@ -96,7 +96,7 @@ impl Timers {
         }
     }
 
-    pub(super) const fn close_by(&mut self, deadline: Instant) {
+    pub(super) fn close_by(&mut self, deadline: Instant) {
         self.close_by = deadline;
     }
 
@@ -111,7 +111,7 @@ impl Timers {
     }
 
     /// Whether a keepalive is to be sent now, as the request after which the slot count is `slot`.
-    pub(super) const fn take_keepalive(&mut self, slot: u64) -> bool {
+    pub(super) fn take_keepalive(&mut self, slot: u64) -> bool {
         let take = self.wants_keepalive();
         if take {
             self.keepalive_due = false;

@@ -11,8 +11,8 @@ use rdma_proto::TransportError::Disconnected;
 use super::Setting;
 use super::scene::{Attack, Ended, Scene, Side, WINDOW, echo, impatient, usual};
 use crate::{Case, Outcome};
-use conformance::adversary::{Adversary, Lurker, Shape};
 use conformance::client::Failure;
+use conformance::peer::{Listener as Lurker, Peer as Adversary, Shape};
 
 pub(super) fn cases<B: Descriptors>() -> Vec<Case<Setting<B>>> {
     cases! {
@@ -81,7 +81,7 @@ fn leaves_in_a_question<B: Descriptors>(scene: &Scene<'_, B>, side: Side) -> Out
     let mut attack = scene.greet(side)?;
     let (question, _) = attack.question(b"never finished");
     match side {
-        Side::Server => attack.peer.say(&question[..question.len() - 1])?,
+        Side::Server => attack.peer.send_bytes(&question[..question.len() - 1])?,
         Side::Client => attack.talk(&question)?,
     }
     parts(scene, attack)
@@ -92,8 +92,8 @@ fn in_an_answer<'a, B: Descriptors>(scene: &'a Scene<'a, B>, side: Side) -> Resu
     let mut attack = scene.greet(side)?;
     attack.peer.drains = false;
     let (question, _) = attack.question(&[b'x'; 2 * WINDOW as usize + 1000]);
-    attack.peer.say(&question)?;
-    attack.peer.hear(WINDOW as usize)?;
+    attack.peer.send_bytes(&question)?;
+    attack.peer.receive_bytes(WINDOW as usize)?;
     Ok(attack)
 }
 
@@ -193,7 +193,7 @@ fn listen<B: Descriptors>(mut stream: Stream<B>) -> io::Result<()> {
 fn last_words<B: Descriptors>(scene: &Scene<'_, B>, _: Side) -> Outcome {
     let mut attack = scene.lure(Shape::default(), listen)?;
     attack.peer.handshake()?;
-    attack.peer.say(LAST_WORDS)?;
+    attack.peer.send_bytes(LAST_WORDS)?;
     attack.peer.settle()?;
     parts(scene, attack)
 }

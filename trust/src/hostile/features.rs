@@ -10,7 +10,7 @@ use rdma_proto::wire::{FeatureSet, Message};
 use super::Setting;
 use super::scene::{Scene, Side, usual};
 use crate::{Case, Outcome};
-use conformance::adversary::Shape;
+use conformance::peer::Shape;
 
 pub(super) fn cases<B: Descriptors>() -> Vec<Case<Setting<B>>> {
     cases! {

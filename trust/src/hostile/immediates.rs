@@ -9,7 +9,7 @@ use rdma_proto::backend::RemoteAddress;
 use super::Setting;
 use super::scene::{Scene, Side, WINDOW, usual};
 use crate::{Case, Outcome};
-use conformance::adversary::Shape;
+use conformance::peer::Shape;
 
 pub(super) fn cases<B: Descriptors>() -> Vec<Case<Setting<B>>> {
     cases! {
@@ -50,7 +50,7 @@ fn largest<B: Descriptors>(scene: &Scene<'_, B>, side: Side) -> Outcome {
 fn wraps<B: Descriptors>(scene: &Scene<'_, B>, side: Side) -> Outcome {
     let mut attack = scene.greet(side)?;
     let (question, answer) = attack.question(b"some bytes first");
-    attack.peer.say(&question)?;
+    attack.peer.send_bytes(&question)?;
     attack.is_answered(&answer)?;
     let used = question.len() as u32;
     let immediate = used.wrapping_neg();
@@ -77,7 +77,7 @@ fn zeros<B: Descriptors>(scene: &Scene<'_, B>, side: Side) -> Outcome {
 fn ones<B: Descriptors>(scene: &Scene<'_, B>, side: Side) -> Outcome {
     let mut attack = scene.greet(side)?;
     let (question, answer) = attack.question(&[b'x'; 2000]);
-    attack.peer.say_in(&question, 1)?;
+    attack.peer.send_bytes_in(&question, 1)?;
     attack.is_answered(&answer)?;
     attack.is_harmless()?;
     Ok(format!("{} bytes put together", question.len()))

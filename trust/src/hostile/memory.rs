@@ -11,8 +11,8 @@ use rdma_proto::wire::Window;
 use super::Setting;
 use super::scene::{Attack, Scene, Side, usual};
 use crate::{Case, Outcome};
-use conformance::adversary::Incoming;
 use conformance::client::Failure;
+use conformance::peer::Incoming;
 
 pub(super) fn cases<B: Descriptors>() -> Vec<Case<Setting<B>>> {
     cases! {

@@ -2,7 +2,7 @@
 //!
 //! `hostile.server.*` attacks a server of ours (a [`Listener`](rdma_conn::Listener) with the store of [`kv_store`]),
 //! `hostile.client.*` a client (a [`Stream`](rdma_conn::Stream) that echoes what it reads). The attacker is an
-//! [`Adversary`](conformance::adversary::Adversary) that is correct but for the deviation of the case. Every case checks:
+//! [`Adversary`](conformance::peer::Adversary) that is correct but for the deviation of the case. Every case checks:
 //!
 //! * our side ends with the error whose variant and text name the culprit, or goes on where the rule says so;
 //! * it does so in bounded time;
@@ -30,7 +30,7 @@ use rdma_verbs::Verbs;
 
 use crate::Case;
 use deviations::Deviation;
-use suite::ledger::Ledger;
+use suite::held::Held as Ledger;
 
 /// Bytes that our side may register in any case: room for three dozen connections of the suite's settings, and far less
 /// than an adversary asks for. Enforced where the backend can.

@@ -14,8 +14,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::{Held, Setting};
 use crate::Outcome;
-use conformance::adversary::{Adversary, Lurker, Shape};
 use conformance::client::{Client, Failure};
+use conformance::peer::{Listener as Lurker, Peer as Adversary, Shape};
 use kv_store as kv;
 
 /// Length of our windows.
@@ -150,7 +150,7 @@ impl<'a, B: Descriptors> Scene<'a, B> {
 
     /// A client of ours, connected to our server, that got an answer.
     pub(super) fn neighbour(&self) -> Result<Client<Stream<B>>, Failure> {
-        let how = Connect { local: None, timeout: PATIENCE, options: self.client_options() };
+        let how = Connect::default().timeout(PATIENCE).options(self.client_options());
         let mut stream = Stream::connect_with(&self.setting.ours, self.address, &how)?;
         stream.set_read_timeout(Some(PATIENCE));
         stream.set_write_timeout(Some(PATIENCE));
@@ -202,7 +202,7 @@ impl<'a, B: Descriptors> Scene<'a, B> {
     pub(super) fn send_client(&self, address: SocketAddr, program: Program<B>) {
         let (backend, report) = (self.setting.ours.clone(), self.report.clone());
         let timeout = self.options.handshake_timeout;
-        let how = Connect { local: None, timeout, options: self.client_options() };
+        let how = Connect::default().timeout(timeout).options(self.client_options());
         std::thread::spawn(move || {
             let ended = match Stream::connect_with(&backend, address, &how) {
                 Ok(stream) => program(stream).into(),
@@ -337,13 +337,13 @@ impl<B: Descriptors> Attack<'_, B> {
     /// Bytes go there and come back.
     pub(super) fn talk(&mut self, bytes: &[u8]) -> Result<(), Failure> {
         let (question, expected) = self.question(bytes);
-        self.peer.say(&question)?;
+        self.peer.send_bytes(&question)?;
         self.is_answered(&expected)
     }
 
     /// The next bytes are these.
     pub(super) fn is_answered(&mut self, expected: &[u8]) -> Result<(), Failure> {
-        if self.peer.hear(expected.len())? == expected {
+        if self.peer.receive_bytes(expected.len())? == expected {
             return Ok(());
         }
         Err(Failure::wrong(format!("the answer of {} bytes is a wrong one", expected.len())))

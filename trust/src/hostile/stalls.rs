@@ -14,8 +14,8 @@ use rustix::time::{ClockId, clock_gettime};
 use super::Setting;
 use super::scene::{Scene, Side, WINDOW, chatter, impatient, usual};
 use crate::{Case, Outcome};
-use conformance::adversary::Shape;
 use conformance::client::Failure;
+use conformance::peer::Shape;
 
 pub(super) fn cases<B: Descriptors>() -> Vec<Case<Setting<B>>> {
     cases! {
@@ -45,7 +45,7 @@ fn vigilant() -> Options {
 
 fn never_registers<B: Descriptors>(scene: &Scene<'_, B>, side: Side) -> Outcome {
     let mut attack = scene.attack(side, Shape::default())?;
-    attack.peer.say(b"PING\r\n")?;
+    attack.peer.send_bytes(b"PING\r\n")?;
     attack.fails(
         is!(Protocol(PeerMisbehaved(NeverRegistered { .. }))),
         "the peer broke the protocol: it registered no window for 300ms while data waits for it",
@@ -56,7 +56,7 @@ fn never_drains<B: Descriptors>(scene: &Scene<'_, B>, side: Side) -> Outcome {
     let mut attack = scene.greet(side)?;
     attack.peer.drains = false;
     let (question, _) = attack.question(&[b'x'; WINDOW as usize + 1000]);
-    attack.peer.say(&question)?;
+    attack.peer.send_bytes(&question)?;
     attack.fails(
         is!(Protocol(PeerMisbehaved(NeverDrained { .. }))),
         "the peer broke the protocol: it did not empty its window for 300ms while data waits for it",
@@ -86,7 +86,7 @@ fn never_polls<B: Descriptors>(scene: &Scene<'_, B>, side: Side) -> Outcome {
         // What the server answers is longer than the window.
         Side::Server => {
             let mut attack = scene.greet(side)?;
-            attack.peer.say(&b"PING\r\n".repeat(WINDOW as usize / 6))?;
+            attack.peer.send_bytes(&b"PING\r\n".repeat(WINDOW as usize / 6))?;
             attack.fails(
                 is!(Protocol(PeerMisbehaved(NeverDrained { .. }))),
                 "the peer broke the protocol: it did not empty its window for 300ms",
@@ -129,7 +129,7 @@ fn commands_before_registering<B: Descriptors>(scene: &Scene<'_, B>, side: Side)
     let mut answers = Vec::new();
     for number in 0..100 {
         let (question, answer) = attack.question(format!("number {number}").as_bytes());
-        attack.peer.say(&question)?;
+        attack.peer.send_bytes(&question)?;
         answers.extend(answer);
     }
     attack.peer.settle()?;

@@ -10,7 +10,7 @@ use rdma_proto::wire::{Message, Window};
 use super::Setting;
 use super::scene::{Scene, Side, usual};
 use crate::{Case, Outcome};
-use conformance::adversary::{Adversary, Shape};
+use conformance::peer::{Peer as Adversary, Shape};
 use conformance::workload::Entry;
 
 pub(super) fn cases<B: Descriptors>() -> Vec<Case<Setting<B>>> {
@@ -89,7 +89,7 @@ fn refused<B: Descriptors>(
     let window = window(&attack.peer);
     attack.peer.message(Message::RegisterXferMemory(window))?;
     let (question, _) = attack.question(b"will this arrive?");
-    attack.peer.say(&question)?;
+    attack.peer.send_bytes(&question)?;
     attack.fails(
         is!(Protocol(PeerMisbehaved(WindowRefused))),
         "the peer broke the protocol: its device refused the window that it registered",
@@ -128,7 +128,7 @@ fn early<B: Descriptors>(scene: &Scene<'_, B>, side: Side) -> Outcome {
     attack.peer.plan = vec![(0, 100)];
     attack.peer.handshake()?;
     let (question, answer) = attack.question_for(99)?;
-    attack.peer.say(&question)?;
+    attack.peer.send_bytes(&question)?;
     attack.is_answered(&answer)?;
     attack.peer.register()?;
     attack.fails(

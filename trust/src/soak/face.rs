@@ -29,8 +29,8 @@ const LINGER: Duration = Duration::from_secs(5);
 pub(super) enum Trouble {
     /// The connection is lost, or was not made: what faults do.
     Lost(String),
-    /// What only a server that is killed may do: its device refuses its own window, for a process loses its memory before its queue pairs
-    /// (seen on kernel 6.1); its stream ends within a reply, which redis-rs takes for a reply that cannot be parsed.
+    /// What only a server that ends may do: it has lost its data; its device refuses its own window, for a process loses its memory before its
+    /// queue pairs (seen on kernel 6.1).
     Died(String),
     /// What no fault may do.
     Wrong(String),
@@ -59,7 +59,7 @@ pub(super) trait Face {
 
 /// How all of them connect.
 fn connect() -> Connect {
-    Connect { timeout: Duration::from_secs(15), ..Connect::default() }
+    Connect::default().timeout(Duration::from_secs(15))
 }
 
 fn hung(doing: &str) -> Trouble {
@@ -349,7 +349,8 @@ fn failed(error: &RedisError) -> Trouble {
         // The driver that carried the requests is gone, and redis-rs says no more than that.
         return match error.to_string() {
             text if error.is_connection_dropped() => Trouble::Lost(text),
-            text if text.contains("end of input") => Trouble::Died(text.replace('\n', " ")),
+            // The server's device gave up and the server disconnected: a stream that ends within a reply cannot be parsed.
+            text if text.contains("end of input") => Trouble::Lost("the stream ended within a reply".into()),
             text => Trouble::Wrong(text),
         };
     };

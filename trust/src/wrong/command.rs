@@ -9,7 +9,7 @@ use glob::Pattern;
 use rdma_softsim::SoftSim;
 
 use super::table::{NO_MISTAKE, TABLE};
-use super::{Lifeless, Mistake, Target, judge};
+use super::{Mistake, Target, Unresponsive, judge};
 use conformance::blackbox::case::{Tag, role_name};
 use conformance::blackbox::run::SANITY;
 use conformance::blackbox::verdict::Verdict;
@@ -98,10 +98,10 @@ pub fn lines() -> Vec<Line> {
     right.sort_by_key(|(_, role, case)| (*case, role_name(*role)));
     right.dedup();
     let mistaken = TABLE.iter().map(|(mistake, role, case)| (Target::Mistaken(*mistake), *role, *case));
-    let lifeless = all_cases()
-        .into_iter()
-        .flat_map(|(role, case)| Lifeless::ALL.map(|lifeless| (Target::Lifeless(lifeless), role, case)));
-    let mut lines: Vec<Line> = mistaken.chain(lifeless).chain(right).collect();
+    let unresponsive = all_cases().into_iter().flat_map(|(role, case)| {
+        Unresponsive::ALL.map(|unresponsive| (Target::Unresponsive(unresponsive), role, case))
+    });
+    let mut lines: Vec<Line> = mistaken.chain(unresponsive).chain(right).collect();
     // What takes longest begins first.
     lines.sort_by_key(|(_, role, case)| (*case != "keep.vanished", *case, role_name(*role)));
     lines
@@ -112,7 +112,7 @@ pub fn is_right(target: Target, verdict: Verdict) -> bool {
     match target {
         Target::Right => verdict.is_pass(),
         Target::Mistaken(_) => verdict == Verdict::Fail,
-        Target::Lifeless(_) => !verdict.is_pass(),
+        Target::Unresponsive(_) => !verdict.is_pass(),
     }
 }
 

@@ -86,7 +86,7 @@ fn options(script: &mut Script<'_>, usual: Options) -> Options {
     protocol.window_limit = 4096;
     protocol.negotiate = script.flag();
     protocol.keepalive =
-        Keepalive { every: interval(script), probe: interval(script), limit: interval(script) };
+        Keepalive::NONE.every(interval(script)).probe(interval(script)).limit(interval(script));
     protocol.stall_limit = interval(script);
     options.receives = script.within(1..=16) as u16;
     options.inline = script.within(0..=64);
@@ -107,7 +107,7 @@ impl World {
         let accompanied = serves && script.flag();
         if accompanied {
             // A bystander that takes its time does nothing wrong.
-            options.protocol.keepalive = Keepalive { every: None, probe: None, limit: None };
+            options.protocol.keepalive = Keepalive::NONE;
             options.protocol.stall_limit = None;
         }
         let target = SocketAddr::new(address(if serves { VICTIM } else { HOSTILE }), PORT);
@@ -374,7 +374,7 @@ fn bystander(
     now: Instant,
     random: &mut Random,
 ) -> (Dialogue, Hub, Option<Hub>) {
-    let options = Options { protocol: server.protocol, ..Options::client() };
+    let options = Options::client().protocol(server.protocol);
     let mut client = Habits::draw(random, &options.protocol, &server.protocol);
     let server = Habits::draw(random, &server.protocol, &options.protocol);
     client.end = Farewell::Close { reads_first: true };

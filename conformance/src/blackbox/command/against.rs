@@ -8,9 +8,8 @@ use rdma_softsim::{Fabric, SoftSim};
 
 use super::options::{ClientRun, Common, ServerRun, again};
 use super::{Trouble, device, no_environment, usage};
-use crate::adversary::Lurker;
-use crate::blackbox::bench::Side;
 use crate::blackbox::case::Case;
+use crate::blackbox::context::Side;
 use crate::blackbox::own::{OwnClients, OwnServer, small};
 use crate::blackbox::process::{AwaitedClients, ExecClients, ExecServer, RunningServer};
 use crate::blackbox::results::{Run, Target};
@@ -18,6 +17,7 @@ use crate::blackbox::run::{self, Plan};
 use crate::blackbox::target::{Clients, Server};
 use crate::blackbox::verdict::Verdict;
 use crate::exit::{BROKEN, NOTHING};
+use crate::peer::Listener;
 use crate::reqs::Role;
 use crate::trace::{Limits, Recorded, Recorder};
 
@@ -97,10 +97,10 @@ pub(super) fn client(options: &ClientRun, arguments: &[String]) -> Result<Run, T
         let (theirs, _, ours, address) = hosts();
         let recorder = recorder();
         let ours = Recorded::new(ours, &recorder);
-        let lurker = Lurker::new(&ours, address).map_err(no_environment)?;
+        let listener = Listener::new(&ours, address).map_err(no_environment)?;
         let clients = OwnClients { backend: theirs, options: small(Options::client()) };
         let target = common.target(Role::Client, true, "in this process", "softsim");
-        return go(common, arguments, (&ours, &recorder), Side::Client(&lurker, &clients), target, true);
+        return go(common, arguments, (&ours, &recorder), Side::Client(&listener, &clients), target, true);
     }
     let Some(listen) = common.listen else {
         return Err(usage("where shall clients connect? --listen says it"));
@@ -111,7 +111,7 @@ pub(super) fn client(options: &ClientRun, arguments: &[String]) -> Result<Run, T
     let verbs = device()?;
     let recorder = recorder();
     let ours = Recorded::new(verbs.clone(), &recorder);
-    let lurker = Lurker::new(&ours, listen).map_err(no_environment)?;
+    let listener = Listener::new(&ours, listen).map_err(no_environment)?;
     let (clients, how): (Box<dyn Clients>, _) = match &options.exec {
         Some(command) => {
             (Box::new(ExecClients { command: command.clone(), first: options.first }), command.clone())
@@ -123,7 +123,7 @@ pub(super) fn client(options: &ClientRun, arguments: &[String]) -> Result<Run, T
         ),
     };
     let target = common.target(Role::Client, !given, &how, &listen.ip().to_string());
-    go(common, arguments, (&ours, &recorder), Side::Client(&lurker, &*clients), target, local)
+    go(common, arguments, (&ours, &recorder), Side::Client(&listener, &*clients), target, local)
 }
 
 fn go<B: Descriptors>(
@@ -157,7 +157,7 @@ fn go<B: Descriptors>(
         }
     });
     bar.finish_and_clear();
-    run.map_err(|insane| (insane.0.cause.code(), insane.to_string()))
+    run.map_err(|failed| (failed.0.cause.code(), failed.to_string()))
 }
 
 /// A bar on a terminal; nothing elsewhere.
