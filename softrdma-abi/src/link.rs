@@ -114,7 +114,8 @@ impl Link {
                 // Where Yama restricts who may reach into whom (`PR_SET_PTRACER(2const)`), the fabric may. Elsewhere this
                 // fails, and is not needed.
                 let fabric = i32::try_from(fabric).ok().and_then(rustix::process::Pid::from_raw);
-                let tracer = fabric.map_or(rustix::process::PTracer::None, rustix::process::PTracer::ProcessID);
+                let tracer =
+                    fabric.map_or(rustix::process::PTracer::None, rustix::process::PTracer::ProcessID);
                 let _not_needed = rustix::process::set_ptracer(tracer);
                 Ok(Self { socket: Mutex::new(socket), addresses, limits, events: events.into_raw_fd() })
             }

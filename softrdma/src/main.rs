@@ -127,8 +127,16 @@ fn status(fabric: &str) -> Result<ExitCode, Error> {
     };
     let mut table = Table::new();
     table.load_preset(presets::ASCII_MARKDOWN).set_header([
-        "program", "process", "addresses", "domains", "regions", "bytes", "completion queues", "queue pairs",
-        "identifiers", "requests",
+        "program",
+        "process",
+        "addresses",
+        "domains",
+        "regions",
+        "bytes",
+        "completion queues",
+        "queue pairs",
+        "identifiers",
+        "requests",
     ]);
     for session in sessions {
         let addresses: Vec<String> = session.addresses.iter().map(ToString::to_string).collect();

@@ -131,12 +131,7 @@ fn take<T>(
 }
 
 impl Session {
-    pub(super) fn new(
-        host: SoftSim,
-        device: Device,
-        process: Arc<Process>,
-        info: Arc<Info>,
-    ) -> Self {
+    pub(super) fn new(host: SoftSim, device: Device, process: Arc<Process>, info: Arc<Info>) -> Self {
         Self {
             pairs: BTreeMap::new(),
             identifiers: BTreeMap::new(),
@@ -177,11 +172,7 @@ impl Session {
         set(&self.info.identifiers, self.identifiers.len());
     }
 
-    fn perform(
-        &mut self,
-        request: Request<'_>,
-        descriptor: &mut Option<OwnedFd>,
-    ) -> Result<Reply, Refusal> {
+    fn perform(&mut self, request: Request<'_>, descriptor: &mut Option<OwnedFd>) -> Result<Reply, Refusal> {
         match request {
             Request::Poll { queue, most } => return self.poll(queue, most),
             Request::Arm(queue) => {
@@ -236,10 +227,7 @@ impl Session {
     }
 
     /// Requests about what lies on the device; any other is given back.
-    fn perform_on_device<'a>(
-        &mut self,
-        request: Request<'a>,
-    ) -> Result<Result<Reply, Refusal>, Request<'a>> {
+    fn perform_on_device<'a>(&mut self, request: Request<'a>) -> Result<Result<Reply, Refusal>, Request<'a>> {
         Ok(match request {
             Request::AllocateDomain => self.allocate_domain(),
             Request::FreeDomain(name) => take(&mut self.domains, name, Domain::is_used),
