@@ -16,7 +16,7 @@ use rdma_proto::backend::{
 };
 use rdma_softsim::{
     CompletionQueue, Device, Domain, Error, EventChannel, ForeignRegion, Identifier, Local, NamedReceive,
-    NamedSend, QueuePair, Sge, Signal, SoftSim,
+    NamedSend, QueuePair, Sge, Signal, SoftSim, Told,
 };
 use rustix::io::Errno;
 use softrdma_wire::{self as wire, MAX_BATCH, MAX_INLINE, Name, Reply, Request};
@@ -434,7 +434,7 @@ impl Session {
     fn take_event(&mut self, channel: Name) -> Result<Reply, Refusal> {
         loop {
             let (channel, _level) = find(&self.event_channels, channel)?;
-            let Some((event, data)) = channel.next_with_data()? else { return Ok(Reply::Event(None)) };
+            let Some(Told { event, data }) = channel.next_with_data()? else { return Ok(Reply::Event(None)) };
             // Of an identifier that is gone: nobody is left to hear it.
             let Some(&told) = self.keys.get(&event.id) else { continue };
             let (kind, status, params) = translate::event(&event.kind);
