@@ -75,8 +75,8 @@ impl Channel {
 }
 
 /// What control streams may use together: each has a window and a send buffer, of [`options`].
-pub(crate) const fn limits(connections: usize) -> Limits {
-    Limits { connections, registered_bytes: (connections as u64).saturating_mul(1 << 20) }
+pub(crate) fn limits(connections: usize) -> Limits {
+    Limits::default().connections(connections).registered_bytes((connections as u64).saturating_mul(1 << 20))
 }
 
 /// Settings of a control stream: it carries few and small frames.
