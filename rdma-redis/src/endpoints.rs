@@ -7,6 +7,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rdma_conn::{AsyncEndpoint, Descriptors, Limits, WeakAsyncEndpoint};
 use tokio::runtime::{Handle, Id};
 
+/// The endpoint of each runtime, for as long as anything is on it.
+type PerRuntime<B> = Vec<(Id, WeakAsyncEndpoint<B>)>;
+
 /// RDMA as a program has it, for its [`Client`](crate::Client)s: all connections that are made on one tokio runtime share an
 /// [`AsyncEndpoint`], and so an event channel, a task that drives them, and a completion queue for each 64 of them. Each has a queue
 /// pair, a protection domain and memory of its own.
@@ -18,7 +21,7 @@ use tokio::runtime::{Handle, Id};
 pub struct Endpoints<B: Descriptors> {
     backend: B,
     /// Those that were made, by runtime.
-    made: Arc<Mutex<Vec<(Id, WeakAsyncEndpoint<B>)>>>,
+    made: Arc<Mutex<PerRuntime<B>>>,
 }
 
 impl<B: Descriptors> From<B> for Endpoints<B> {

@@ -100,7 +100,7 @@ pub(super) fn serve<B: Descriptors>(
 }
 
 fn limits() -> Limits {
-    Limits { connections: usize::MAX, ..Limits::default() }
+    Limits::default().connections(usize::MAX)
 }
 
 fn on_endpoint<B: Descriptors>(
@@ -130,7 +130,7 @@ impl Service for StoreService {
 
     fn serve(
         &mut self,
-        _from: rdma_server::ConnectionId,
+        _from: rdma_server::SessionId,
         frames: &mut Frames,
         input: &mut BytesMut,
         replies: &mut Replies,
@@ -154,14 +154,14 @@ fn on_server<B: Descriptors>(
     listens: &Sender<SocketAddr>,
     over: &AtomicBool,
 ) -> Result<(), Failure> {
-    let settings = ServerSettings { max_clients: usize::MAX, protected: false, ..ServerSettings::default() };
+    let settings = ServerSettings::default().max_clients(usize::MAX).protected(false);
     let mut server = rdma_server::Server::new(StoreService::default(), settings)?;
     let rdma = Rdma::new(backend);
     // One vector, as on the other faces: each has completion queues of its own.
     let vector = Vector::Fixed(options.completion_vector);
-    rdma.configure(RdmaSettings { server: options, vector, limits: limits(), ..RdmaSettings::default() })?;
+    rdma.configure(RdmaSettings::default().server(options).vector(vector).limits(limits()))?;
     let binding = server.bind(rdma, &[address.into()])?;
-    let bound = server.addresses(binding).first().and_then(|address| address.ip().ok());
+    let bound = server.local_addrs(binding).first().and_then(|address| address.ip().ok());
     let _measured = listens.send(bound.unwrap_or(address));
     while !over.load(Ordering::Relaxed) {
         server.turn(Some(NAP))?;
