@@ -237,7 +237,7 @@ fn connect<B: Descriptors>(
     options: Options,
 ) -> Result<Client<Stream<B>>, Failure> {
     use conformance::blackbox::target::Server as _;
-    let how = Connect { local: None, timeout: PATIENCE, options };
+    let how = Connect::default().timeout(PATIENCE).options(options);
     let mut stream = Stream::connect_with(&setting.ours, server.address(), &how)?;
     stream.set_read_timeout(Some(PATIENCE));
     stream.set_write_timeout(Some(PATIENCE));
