@@ -63,6 +63,10 @@ pub enum Need {
     GracefulClose,
     /// A bound for questions that wait for their answers.
     QuestionLimit,
+    /// No Keepalive where a peer that makes notifications wait may have no receive left.
+    IdlePeer,
+    /// A limit for keepalives that are not acknowledged.
+    VanishedLimit,
 }
 
 /// How a connection is set up. All lengths in bytes; a time of 0 is none.
