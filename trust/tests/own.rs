@@ -1,28 +1,22 @@
 //! Our own side under the suite, by what it says of it, on the embedded fabric.
 
+use std::path::Path;
+
 use indicatif::ProgressBar;
 use rdma_softsim::SoftSim;
 use suite::Role;
 use trust::own::table::TABLE;
 use trust::own::{self, Setting};
 
-/// Runs the cases of a role, and reports all that fail.
-fn run(role: Role) {
-    let mut cases = own::cases();
-    cases.retain(|case| case.role == Some(role));
-    let reports = suite::run(&cases, &Setting::softsim(), "", |_| ProgressBar::hidden());
-    assert!(reports.len() > 90, "{}", reports.len());
-    let failed = reports.iter().filter(|report| report.is_failure());
-    let failed: Vec<String> =
-        failed.map(|report| format!("{} {role}: {}", report.id, report.details())).collect();
-    assert!(failed.is_empty(), "{} of {} cases failed:\n{}", failed.len(), reports.len(), failed.join("\n"));
-}
-
 /// In one test, for cases count the process's descriptors and its use of the processor.
 #[test]
 fn our_server_and_client() {
-    run(Role::Server);
-    run(Role::Client);
+    let reports = suite::run(&own::cases(), &Setting::softsim(), "", |_| ProgressBar::hidden());
+    assert!(reports.len() > 215, "{}", reports.len());
+    let failed = reports.iter().filter(|report| report.is_failure());
+    let failed: Vec<String> =
+        failed.map(|report| format!("{} {:?}: {}", report.id, report.role, report.details())).collect();
+    assert!(failed.is_empty(), "{} of {} cases failed:\n{}", failed.len(), reports.len(), failed.join("\n"));
 }
 
 #[test]
@@ -53,8 +47,9 @@ fn nothing_of_the_hostile_suite_was_lost() {
         for (role, places) in [(Role::Server, server), (Role::Client, client)] {
             for place in places.split(", ").filter(|place| *place != "–") {
                 let id = place.trim_matches('`');
+                let is_file = Path::new("..").join(id).is_file();
                 assert!(
-                    cases.iter().any(|case| case.id == id && case.role == Some(role)),
+                    is_file || cases.iter().any(|case| case.id == id && case.role == Some(role)),
                     "{name}, {role}: there is no case {id}"
                 );
             }
