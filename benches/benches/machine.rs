@@ -6,7 +6,7 @@ use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use rdma_proto::backend::{Immediate, RNR_RETRY_INFINITE};
 use rdma_proto::time::Instant;
 use rdma_proto::wire::{Message, Window};
-use rdma_proto::{Action, Config, Connection, RegionAddress};
+use rdma_proto::{Action, Config, Machine, RegionAddress};
 
 const BYTES: u32 = 64;
 /// The peer's window, as long as it may be, so that little of what is measured is its renewal.
@@ -14,7 +14,7 @@ const WINDOW: Window = Window { address: 0x7f12_3456_0000, length: 1 << 24, rkey
 
 /// A client's machine, and a peer that acknowledges at once and has room whenever it is asked for.
 struct Driver {
-    machine: Connection,
+    machine: Machine,
     now: Instant,
     room: u32,
 }
@@ -23,7 +23,7 @@ impl Driver {
     fn new() -> Self {
         let regions =
             [RegionAddress { address: 0x1000, rkey: 1 }, RegionAddress { address: 0x20_0000, rkey: 2 }];
-        let mut machine = Connection::new(Config::client(), regions).expect("the usual settings");
+        let mut machine = Machine::new(Config::client(), regions).expect("the usual settings");
         let now = Instant::default();
         machine.handle_established(now, RNR_RETRY_INFINITE);
         let mut driver = Self { machine, now, room: 0 };

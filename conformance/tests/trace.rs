@@ -33,7 +33,7 @@ fn echo<B: Descriptors, C: Descriptors>(server: &B, client: &C, address: SocketA
         stream.flush().unwrap();
         assert_eq!(stream.read(&mut bytes).unwrap(), 0, "the client ends it");
     });
-    let how = Connect { options: small(Options::client()), ..Connect::default() };
+    let how = Connect::default().options(small(Options::client()));
     let mut stream = Stream::connect_with(client, address, &how).unwrap();
     let sent: Vec<u8> = (0..len).map(|at| at as u8).collect();
     stream.write_all(&sent).unwrap();
@@ -157,7 +157,7 @@ fn recordings_can_be_taken_one_after_the_other() {
     let client = fabric.host(&[CLIENT.into()]);
     let listener = Listener::bind(&server, (SERVER, 6379).into(), small(Options::server())).unwrap();
     let address = listener.local_addr().unwrap();
-    let how = Connect { options: small(Options::client()), ..Connect::default() };
+    let how = Connect::default().options(small(Options::client()));
     let dial = std::thread::spawn(move || Stream::connect_with(&client, address, &how).unwrap());
     let (mut stream, _) = listener.accept().unwrap();
     stream.flush().unwrap();

@@ -1,4 +1,4 @@
-//! What connections may use together.
+//! Limits on what connections use together.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -7,8 +7,10 @@ use rdma_proto::backend::{Access, Backend, Domain};
 
 use crate::error::Error;
 
-/// What the connections of an endpoint, or those that a listener has accepted, may use together.
+/// Limits on what the connections of an endpoint, or those that a listener has accepted, use together.
+/// Start from [`Limits::default`] or [`Limits::NONE`]; fields can be assigned, or set in a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Limits {
     /// Connections at the same time, those included that are being made and those on their way to their end. Whoever asks
     /// for one more is rejected.
@@ -26,6 +28,11 @@ impl Limits {
 
     /// No limits, for whoever decides about each connection itself.
     pub const NONE: Self = Self { connections: usize::MAX, registered_bytes: u64::MAX };
+
+    rdma_proto::setters! {
+        connections: usize,
+        registered_bytes: u64,
+    }
 }
 
 impl Default for Limits {
@@ -49,12 +56,12 @@ impl Budget {
         Arc::new(Self { limits, connections: AtomicUsize::new(0), bytes: AtomicU64::new(0) })
     }
 
-    /// Bytes registered now.
+    /// Returns the number of bytes that are registered now.
     pub(crate) fn used(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// A place for one more connection. Nothing has been allocated for it yet.
+    /// Returns a place for one more connection. Nothing has been allocated for it yet.
     pub(crate) fn place(self: &Arc<Self>) -> Result<Place, Error> {
         let limit = self.limits.connections;
         self.connections

@@ -1,14 +1,17 @@
-//! What a user of streams can choose.
+//! Settings of streams and listeners.
 
 use std::time::Duration;
 
 use rdma_proto::backend::{Capabilities, RnrTimer};
-use rdma_proto::{Config, RECEIVES};
+use rdma_proto::{Config, RECEIVES, setters};
 
 use crate::error::Error;
 
-/// Settings of a stream or listener. Start from [`Options::client`] or [`Options::server`].
+/// Settings of a stream or listener. Start from [`Options::client`] or [`Options::server`]; fields can be assigned, or set in a
+/// chain. Whatever takes them checks them first ([`Options::check`]), and changes none of them except as far as the device goes
+/// ([`Connection::options`](crate::Connection::options)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Options {
     /// The protocol's own settings: window sizes, credits, keepalive, limits. Its role does not matter: whoever dials is the
     /// client.
@@ -33,7 +36,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// What a client usually wants.
+    /// Returns the settings that suit most clients.
     pub const fn client() -> Self {
         Self {
             protocol: Config::client(),
@@ -45,6 +48,17 @@ impl Options {
             keep_memory: Duration::from_secs(5),
             completion_vector: 0,
         }
+    }
+
+    setters! {
+        protocol: Config,
+        receives: u16,
+        inline: u32,
+        rnr_timer: RnrTimer,
+        handshake_timeout: Duration,
+        linger: Duration,
+        keep_memory: Duration,
+        completion_vector: u32,
     }
 
     /// Checks the bounds of every field.
@@ -78,7 +92,7 @@ impl Options {
         u32::from(self.protocol.send_depth) + u32::from(self.receives)
     }
 
-    /// What a server usually wants.
+    /// Returns the settings that suit most servers.
     pub const fn server() -> Self {
         Self { protocol: Config::server(), ..Self::client() }
     }

@@ -32,8 +32,9 @@ pub struct Stream<B: Descriptors> {
     linger: Duration,
 }
 
-/// How to connect; see [`Stream::connect_with`].
+/// How to connect; see [`Stream::connect_with`]. Start from [`Connect::default`]; fields can be assigned, or set in a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Connect {
     /// The local address to connect from; port 0 takes any.
     pub local: Option<SocketAddr>,
@@ -42,6 +43,14 @@ pub struct Connect {
     pub timeout: Duration,
     /// Settings of the connection.
     pub options: Options,
+}
+
+impl Connect {
+    rdma_proto::setters! {
+        local: Option<SocketAddr>,
+        timeout: Duration,
+        options: Options,
+    }
 }
 
 impl Default for Connect {
@@ -80,7 +89,7 @@ impl<B: Descriptors> Stream<B> {
         Err(last)
     }
 
-    /// The one connection of `endpoint`, as a stream.
+    /// Returns the one connection of `endpoint`, as a stream.
     pub(crate) fn new(mut endpoint: Endpoint<B>, id: ConnectionId) -> Self {
         endpoint.be_quiet();
         let linger = endpoint.connection(id).map_or(Duration::ZERO, |connection| connection.options().linger);
@@ -91,37 +100,37 @@ impl<B: Descriptors> Stream<B> {
         Self { shared, read_timeout: None, write_timeout: None, linger }
     }
 
-    /// The peer's address.
+    /// Returns the peer's address.
     pub fn peer_addr(&self) -> SocketAddr {
         self.shared.lock().connection().peer_addr()
     }
 
-    /// This side's address.
+    /// Returns this side's address.
     pub fn local_addr(&self) -> Option<SocketAddr> {
         self.shared.lock().connection().local_addr()
     }
 
     /// Limits how long a read waits; `None` waits for ever. Reads that time out fail with [`io::ErrorKind::TimedOut`].
-    pub const fn set_read_timeout(&mut self, timeout: Option<Duration>) {
+    pub fn set_read_timeout(&mut self, timeout: Option<Duration>) {
         self.read_timeout = timeout;
     }
 
     /// Limits how long a write or flush waits; `None` waits for ever. They time out with [`io::ErrorKind::TimedOut`].
-    pub const fn set_write_timeout(&mut self, timeout: Option<Duration>) {
+    pub fn set_write_timeout(&mut self, timeout: Option<Duration>) {
         self.write_timeout = timeout;
     }
 
-    /// What the connection has done so far.
+    /// Returns the protocol's counts of the connection.
     pub fn counters(&self) -> Counters {
         self.shared.lock().connection().counters()
     }
 
-    /// What it has asked of the device so far.
+    /// Returns the counts of what the connection has asked of the device.
     pub fn work(&self) -> Work {
         self.shared.lock().connection().work()
     }
 
-    /// Bytes of memory registered for this connection, buffers to lend included.
+    /// Returns the bytes of memory registered for this connection, buffers to lend included.
     pub fn registered_bytes(&self) -> usize {
         self.shared.lock().connection().registered_bytes()
     }
@@ -130,7 +139,7 @@ impl<B: Descriptors> Stream<B> {
     /// [`Connection::register_buffer`](crate::Connection::register_buffer).
     ///
     /// # Errors
-    /// As there.
+    /// Those of the call that it names.
     pub fn register_buffer(&self, len: usize) -> Result<RegisteredBuffer<B>, Error> {
         self.shared.lock().connection().register_buffer(len)
     }
@@ -188,7 +197,7 @@ fn connected<B: Descriptors>(
 }
 
 impl<B: Descriptors> From<(Endpoint<B>, ConnectionId)> for Stream<B> {
-    /// A connection on an endpoint of its own, as [`Listener::try_accept`](crate::Listener::try_accept) gives it.
+    /// Returns a connection on an endpoint of its own, as [`Listener::try_accept`](crate::Listener::try_accept) gives it.
     fn from((endpoint, id): (Endpoint<B>, ConnectionId)) -> Self {
         Self::new(endpoint, id)
     }
@@ -284,7 +293,7 @@ impl<B: Descriptors> Locked<'_, B> {
         connection
     }
 
-    /// What holds bytes back may have been lifted by completions that nobody has looked at yet, so it looks.
+    /// Sends bytes that were held back, if completions that were not polled yet allow it.
     fn send_rest(&mut self) -> Result<(), Error> {
         if !self.connection().is_flushed() {
             let id = self.id;

@@ -44,7 +44,7 @@ fn a_client_connects_from_the_address_it_is_given() {
     for (port, local) in [(6379, CLIENT), (6380, other)] {
         let listener = Listener::bind(&server, SocketAddr::new(SERVER, port), Options::server())
             .expect("a free address");
-        let how = Connect { local: Some(SocketAddr::new(local, 0)), ..Connect::default() };
+        let how = Connect::default().local(Some(SocketAddr::new(local, 0)));
         let (client, _server, peer) = connected(&host, &listener, &how);
         assert_eq!((peer.ip(), client.local_addr()), (local, Some(peer)));
     }
@@ -124,8 +124,8 @@ fn the_connections_of_a_listener_share_a_budget() {
     options.protocol.window = 64 << 10;
     let one = u64::from(options.protocol.window) + 32 * 1280;
     for limits in [
-        rdma_conn::Limits { registered_bytes: 2 * one + 100, ..rdma_conn::Limits::default() },
-        rdma_conn::Limits { connections: 2, ..rdma_conn::Limits::default() },
+        rdma_conn::Limits::default().registered_bytes(2 * one + 100),
+        rdma_conn::Limits::default().connections(2),
     ] {
         let listener = Listener::bind_with(&server, address, options, limits).expect("a free address");
         let (first, _server, _) = connected(&host, &listener, &Connect::default());

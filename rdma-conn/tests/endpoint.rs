@@ -203,7 +203,7 @@ fn a_connection_that_takes_too_long_ends() {
 /// VR-RES-006: who is one too many, is told at once; the others go on.
 #[test]
 fn one_connection_too_many_is_rejected() {
-    let usage = beside_echo(Limits { connections: 1, ..Limits::default() }, |_, client, address| {
+    let usage = beside_echo(Limits::default().connections(1), |_, client, address| {
         let mut first = Stream::connect(client, address).expect("connects");
         let error = Stream::connect(client, address).expect_err("one too many");
         assert!(matches!(error, Error::Rejected { .. }), "{error}");
@@ -226,7 +226,7 @@ fn one_connection_too_many_is_rejected() {
 #[test]
 fn registered_memory_is_limited() {
     let one = u64::from(small().protocol.window) + 32 * 1280;
-    let limits = Limits { registered_bytes: 2 * one + 100, ..Limits::default() };
+    let limits = Limits::default().registered_bytes(2 * one + 100);
     let usage = beside_echo(limits, |_, client, address| {
         let _two = [(); 2].map(|()| Stream::connect(client, address).expect("connects"));
         let error = Stream::connect(client, address).expect_err("it does not fit");
@@ -430,7 +430,7 @@ fn a_lost_queue_is_its_own_connections_affair() {
     let (sim, [mut server, mut client]) = simulated(vec![lost]);
     // A queue for each completion vector.
     for (port, completion_vector) in [(6379, 0), (6380, 1)] {
-        let options = Options { completion_vector, ..small() };
+        let options = small().completion_vector(completion_vector);
         server.listen((SERVER, port).into(), options).expect("a free address");
         client.connect((SERVER, port).into(), None, LONG, small_client()).expect("begins");
     }

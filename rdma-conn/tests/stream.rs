@@ -28,7 +28,7 @@ fn bed(options: Options) -> Bed {
 /// Two connected streams, the client's first.
 fn pair_with(client: Options, server: Options) -> (Stream<SoftSim>, Stream<SoftSim>) {
     let bed = bed(server);
-    let how = Connect { options: client, ..Connect::default() };
+    let how = Connect::default().options(client);
     thread::scope(|scope| {
         let dial = scope.spawn(|| Stream::connect_with(&bed.client, bed.address, &how).expect("connects"));
         let (mut server, _) = bed.listener.accept_timeout(LONG).expect("accepts");
@@ -208,7 +208,7 @@ fn an_idle_stream_posts_its_receives_again() {
 #[test]
 fn connections_outlive_their_listener() {
     let Bed { client: host, listener, address, fabric: _fabric } = bed(Options::server());
-    let how = Connect { local: Some(SocketAddr::from(([192, 0, 2, 2], 0))), ..Connect::default() };
+    let how = Connect::default().local(Some(SocketAddr::from(([192, 0, 2, 2], 0))));
     thread::scope(|scope| {
         let dial = scope.spawn(|| Stream::connect_with(&host, address, &how).expect("connects"));
         let (mut server, peer) = listener.accept_timeout(LONG).expect("accepts");
@@ -361,7 +361,7 @@ fn an_accepted_stream_comes_about_by_itself() {
     let bed = bed(Options::server());
     let (client, server) = thread::scope(|scope| {
         // Less than the keeper's interval, in which nobody calls the server's stream.
-        let how = Connect { timeout: Duration::from_millis(400), ..Connect::default() };
+        let how = Connect::default().timeout(Duration::from_millis(400));
         let (address, host) = (bed.address, &bed.client);
         let dial = scope.spawn(move || Stream::connect_with(host, address, &how));
         let (server, _) = bed.listener.accept_timeout(LONG).expect("accepts");
@@ -391,11 +391,8 @@ fn settings_do_not_decide_who_is_who() {
 #[test]
 fn settings_out_of_bounds_are_refused() {
     let bed = bed(Options::server());
-    for options in [
-        Options { receives: 0, ..Options::client() },
-        Options { keep_memory: Duration::ZERO, ..Options::client() },
-    ] {
-        let how = Connect { options, ..Connect::default() };
+    for options in [Options::client().receives(0), Options::client().keep_memory(Duration::ZERO)] {
+        let how = Connect::default().options(options);
         let error = Stream::connect_with(&bed.client, bed.address, &how).expect_err("out of bounds");
         assert!(matches!(error, Error::Options { .. }), "{error}");
     }

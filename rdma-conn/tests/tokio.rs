@@ -20,7 +20,7 @@ async fn pair_with(client: Options, server: Options) -> (AsyncStream<SoftSim>, A
     let listener = Listener::bind(&fabric.host(&[address.ip()]), address, server).expect("a free address");
     let listener = AsyncListener::new(listener).expect("is watched");
     let host = fabric.host(&[[192, 0, 2, 2].into()]);
-    let how = Connect { options: client, ..Connect::default() };
+    let how = Connect::default().options(client);
     let serve = async {
         let (mut server, _) = listener.accept().await.expect("accepts");
         server.flush().await.expect("is established");
@@ -151,11 +151,8 @@ async fn an_accept_that_is_dropped_takes_no_wake_up_along() {
 /// Settings that mean "never" are no moments to wait for.
 #[tokio::test]
 async fn for_ever_is_a_duration() {
-    let forever = |options: Options| Options {
-        keep_memory: Duration::MAX,
-        linger: Duration::MAX,
-        handshake_timeout: Duration::MAX,
-        ..options
+    let forever = |options: Options| {
+        options.keep_memory(Duration::MAX).linger(Duration::MAX).handshake_timeout(Duration::MAX)
     };
     let (mut client, mut server) = pair_with(forever(Options::client()), forever(Options::server())).await;
     client.write_all(b"x").await.expect("written");

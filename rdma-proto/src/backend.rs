@@ -17,6 +17,7 @@
 //! * **Memory is reached through atomics** ([`Region::memory`]): a peer may change it at any moment while its
 //!   rkey is valid, so no `&[u8]` into it exists.
 
+mod completion;
 mod events;
 
 use core::fmt;
@@ -25,11 +26,12 @@ use core::net::SocketAddr;
 use crate::memory::SharedMemory;
 use crate::time::Instant;
 
+pub use completion::{Completed, Completion, CompletionError, CompletionStatus};
 pub use events::{AsyncEvent, CmEvent, CmEventKind, IdentifierKey, reject};
 
 /// One RDMA implementation: the family of types that belong together, and the way in.
 pub trait Backend: Sized + Clone + Send + Sync + 'static {
-    /// What goes wrong; see [`Failure`].
+    /// The error of every call; see [`Failure`].
     type Error: Failure;
     /// A channel on which connection-manager events arrive.
     type EventChannel: EventChannel<Self>;
@@ -50,13 +52,13 @@ pub trait Backend: Sized + Clone + Send + Sync + 'static {
     /// [`ErrorKind::NoDevice`] on a machine without RDMA.
     fn event_channel(&self) -> Result<Self::EventChannel, Self::Error>;
 
-    /// The backend's monotonic clock: real time, or the virtual time of a simulation.
+    /// Returns the backend's monotonic clock: real time, or the virtual time of a simulation.
     fn now(&self) -> Instant;
 }
 
 /// An error of a backend, reduced to what generic code may decide on; its `Display` tells the whole story.
 pub trait Failure: core::error::Error + Send + Sync + 'static {
-    /// The class of this error.
+    /// Returns the class of this error.
     fn kind(&self) -> ErrorKind;
 }
 
@@ -116,7 +118,7 @@ pub const RNR_RETRY_INFINITE: u8 = 7;
 
 /// A connection-manager identifier, `rdma_create_id(3)`.
 pub trait Identifier<B: Backend>: Send + Sync {
-    /// The name under which this identifier's events arrive.
+    /// Returns the name under which this identifier's events arrive.
     fn key(&self) -> IdentifierKey;
     /// Starts resolving `remote`, from `local` if given; `rdma_resolve_addr(3)`. Ends in `AddressResolved` or
     /// `AddressError`.
@@ -128,16 +130,16 @@ pub trait Identifier<B: Backend>: Send + Sync {
     ) -> Result<(), B::Error>;
     /// Starts resolving the route; `rdma_resolve_route(3)`. Ends in `RouteResolved` or `RouteError`.
     fn resolve_route(&self, timeout: core::time::Duration) -> Result<(), B::Error>;
-    /// The device behind this identifier. An error before it has one.
+    /// Returns the device behind this identifier. An error before it has one.
     fn device(&self) -> Result<DeviceKey, B::Error>;
-    /// The limits of that device.
+    /// Returns the limits of that device.
     fn capabilities(&self) -> Result<Capabilities, B::Error>;
-    /// A new protection domain on the identifier's device, `ibv_alloc_pd(3)`.
+    /// Returns a new protection domain on the identifier's device, `ibv_alloc_pd(3)`.
     fn create_domain(&self) -> Result<B::Domain, B::Error>;
-    /// A completion queue for at least `depth` completions, with a completion channel, `ibv_create_cq(3)`. `vector`
-    /// is taken modulo the device's number of completion vectors.
+    /// Returns a completion queue for at least `depth` completions, with a completion channel, `ibv_create_cq(3)`. `vector` is
+    /// taken modulo the device's number of completion vectors.
     fn create_completion_queue(&self, depth: u32, vector: u32) -> Result<B::CompletionQueue, B::Error>;
-    /// The identifier's one queue pair, `rdma_create_qp(3)`; both queues report to `completions`.
+    /// Returns the identifier's one queue pair, `rdma_create_qp(3)`; both queues report to `completions`.
     ///
     /// # Errors
     /// [`ErrorKind::Argument`] for limits beyond the device's; [`ErrorKind::State`] may mean that the peer has gone meanwhile.
@@ -161,9 +163,9 @@ pub trait Identifier<B: Backend>: Send + Sync {
     fn disconnect(&self) -> Result<(), B::Error>;
     /// Moves this identifier's events to another channel, `rdma_migrate_id(3)`.
     fn migrate(&self, to: &B::EventChannel) -> Result<(), B::Error>;
-    /// The local address, `rdma_get_local_addr(3)`.
+    /// Returns the local address, `rdma_get_local_addr(3)`.
     fn local_addr(&self) -> Option<SocketAddr>;
-    /// The peer's address, `rdma_get_peer_addr(3)`.
+    /// Returns the peer's address, `rdma_get_peer_addr(3)`.
     fn peer_addr(&self) -> Option<SocketAddr>;
 }
 
@@ -171,7 +173,7 @@ pub trait Identifier<B: Backend>: Send + Sync {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DeviceKey(pub u64);
 
-/// What a device can do, `ibv_query_device(3)`.
+/// The limits of a device, `ibv_query_device(3)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Capabilities {
@@ -222,7 +224,7 @@ pub trait Domain<B: Backend>: Send + Sync {
     fn register(&self, len: usize, access: Access) -> Result<B::Region, B::Error>;
 }
 
-/// What the device and the peer may do to a region, `ibv_reg_mr(3)`. The device may always read it for our own sends.
+/// The rights of the device and of the peer in a region, `ibv_reg_mr(3)`. The device may always read it for our own sends.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Access(u8);
 
@@ -242,7 +244,7 @@ impl Access {
         Self(self.0 | other.0)
     }
 
-    /// Whether everything in `other` is allowed.
+    /// Returns whether everything in `other` is allowed.
     pub const fn allows(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
@@ -265,13 +267,13 @@ impl fmt::Debug for Access {
 pub trait Region: Send + Sync {
     /// Its length in bytes, as asked for.
     fn len(&self) -> usize;
-    /// Whether its length is zero.
+    /// Returns whether its length is zero.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
-    /// The address under which a peer reaches its first byte.
+    /// Returns the address under which a peer reaches its first byte.
     fn address(&self) -> u64;
-    /// The key by which a peer reaches it.
+    /// Returns the key by which a peer reaches it.
     fn rkey(&self) -> u32;
     /// Its bytes.
     fn memory(&self) -> SharedMemory<'_>;
@@ -284,7 +286,7 @@ pub struct Slice<'a, R> {
     pub region: &'a R,
     /// The first byte.
     pub offset: usize,
-    /// How many.
+    /// Its length in bytes.
     pub len: usize,
 }
 
@@ -310,7 +312,7 @@ pub struct RemoteAddress {
 pub struct SendRequest<'a, R> {
     /// Returned in the completion.
     pub id: u64,
-    /// What to do.
+    /// The operation.
     pub op: SendOp,
     /// From (for a READ: to) where.
     pub local: Slice<'a, R>,
@@ -336,7 +338,7 @@ impl<R> Copy for SendRequest<'_, R> {}
 pub enum SendOp {
     /// SEND: consumes one of the peer's receives.
     Send,
-    /// SEND with immediate: the same, with a number.
+    /// SEND with immediate: consumes one of the peer's receives and brings a number.
     SendImmediate(Immediate),
     /// RDMA WRITE: the peer's processor sees nothing.
     Write(RemoteAddress),
@@ -372,7 +374,7 @@ impl<R> Copy for RecvRequest<'_, R> {}
 pub trait QueuePair<B: Backend>: Send + Sync {
     /// Its number, found again in [`Completion::queue_pair`].
     fn number(&self) -> u32;
-    /// Bytes that fit inline.
+    /// Returns how many bytes fit inline.
     fn max_inline(&self) -> usize;
     /// Posts a chain of requests with one doorbell, `ibv_post_send(3)`. Requests execute in order.
     ///
@@ -404,17 +406,17 @@ impl RnrTimer {
     /// 0.64 ms.
     pub const MICROS_640: Self = Self(12);
 
-    /// The timer of a code; `None` above 31.
+    /// Returns the timer of a code; `None` above 31.
     pub const fn from_code(code: u8) -> Option<Self> {
         if code < 32 { Some(Self(code)) } else { None }
     }
 
-    /// The code.
+    /// Returns the code.
     pub const fn code(self) -> u8 {
         self.0
     }
 
-    /// The delay the code stands for (InfiniBand, table of RNR NAK timer values), in steps of 10 µs.
+    /// Returns the delay the code stands for (InfiniBand, table of RNR NAK timer values), in steps of 10 µs.
     pub fn delay(self) -> core::time::Duration {
         const TENS_OF_MICROS: [u64; 32] = [
             65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536,
@@ -449,93 +451,4 @@ pub trait CompletionQueue<B: Backend>: Send + Sync {
     /// Takes all events that wait in the channel and acknowledges them, `ibv_get_cq_event(3)`, `ibv_ack_cq_events(3)`.
     /// Says how many; none is not an error.
     fn take_events(&self) -> Result<u32, B::Error>;
-}
-
-/// How a work request ended, `ibv_poll_cq(3)`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Completion {
-    /// The id of the work request.
-    pub id: u64,
-    /// The number of its queue pair.
-    pub queue_pair: u32,
-    /// What it did, or why it failed.
-    pub result: Result<Completed, CompletionError>,
-}
-
-impl Completion {
-    /// A value to fill arrays with before a poll.
-    pub const EMPTY: Self = Self { id: 0, queue_pair: 0, result: Ok(Completed::Send) };
-}
-
-/// What a successful work request did.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Completed {
-    /// A SEND left and was acknowledged by the peer's device.
-    Send,
-    /// A WRITE, likewise.
-    Write,
-    /// A READ has answered.
-    Read,
-    /// A receive took a SEND.
-    Recv {
-        /// Its length in bytes.
-        len: u32,
-        /// Its immediate, if it had one.
-        immediate: Option<Immediate>,
-    },
-    /// A receive was consumed by a WRITE with immediate.
-    RecvWrite {
-        /// The immediate.
-        immediate: Immediate,
-    },
-}
-
-/// Why a work request failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct CompletionError {
-    /// The status.
-    pub status: CompletionStatus,
-    /// The vendor's code, for logs.
-    pub vendor: u32,
-}
-
-/// A completion status that is not success: `enum ibv_wc_status`, open, because devices add to it.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct CompletionStatus(pub u32);
-
-macro_rules! statuses {
-    ($($name:ident = $value:literal, $text:literal;)*) => {
-        impl CompletionStatus {
-            $(#[doc = concat!("`IBV_WC_", stringify!($name), "`: ", $text, ".")] pub const $name: Self = Self($value);)*
-
-            /// What it means, in a few words.
-            pub const fn describe(self) -> &'static str {
-                match self.0 { $($value => $text,)* _ => "unknown status" }
-            }
-        }
-
-        impl fmt::Debug for CompletionStatus {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                match self.0 { $($value => f.write_str(stringify!($name)),)* other => write!(f, "CompletionStatus({other})") }
-            }
-        }
-    };
-}
-
-statuses! {
-    LOC_LEN_ERR = 1, "a message was longer than the receive posted for it";
-    LOC_QP_OP_ERR = 2, "the queue pair could not perform the operation";
-    LOC_PROT_ERR = 4, "local memory was not registered for the operation";
-    WR_FLUSH_ERR = 5, "the device stopped the queue pair, as it does when the peer reaches for memory that it was not given";
-    BAD_RESP_ERR = 7, "the peer's device answered something unexpected";
-    LOC_ACCESS_ERR = 8, "a write arrived for memory that does not allow it";
-    REM_INV_REQ_ERR = 9, "the peer's device found the request invalid";
-    REM_ACCESS_ERR = 10, "the peer's device refused access to its memory";
-    REM_OP_ERR = 11, "the peer's device failed to perform the operation";
-    RETRY_EXC_ERR = 12, "the peer's device no longer acknowledges";
-    RNR_RETRY_EXC_ERR = 13, "the peer had no receive posted";
-    REM_ABORT_ERR = 16, "the peer's device aborted the operation";
-    FATAL_ERR = 19, "the device failed";
-    RESP_TIMEOUT_ERR = 20, "the peer's device did not answer in time";
-    GENERAL_ERR = 21, "the device reported a general error";
 }

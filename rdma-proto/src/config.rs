@@ -1,4 +1,4 @@
-//! What a connection may be told about itself.
+//! Settings of a connection.
 
 use core::time::Duration;
 
@@ -16,7 +16,7 @@ pub const LARGEST_WINDOW: u32 = 16 << 20;
 /// posts no receives makes the device wait as long as that peer chose.
 pub const UNACKNOWLEDGED: Duration = Duration::from_secs(120);
 
-/// Who connected.
+/// The side that a machine is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
     /// The side that connected.
@@ -25,8 +25,27 @@ pub enum Role {
     Server,
 }
 
-/// How life is shown and watched.
+/// Gives a settings type a method for each field that sets it and returns the settings, for chains. `#[non_exhaustive]` lets such
+/// a type grow, and so forbids other crates to write it as a literal.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! setters {
+    ($($field:ident: $type:ty),+ $(,)?) => {
+        $(
+            #[doc = concat!("Sets `", stringify!($field), "`; see the field.")]
+            #[must_use]
+            pub fn $field(mut self, $field: $type) -> Self {
+                self.$field = $field;
+                self
+            }
+        )+
+    };
+}
+
+/// When keepalives are sent, and how long a peer may be silent. Start from [`Keepalive::NONE`]; fields can be assigned, or set
+/// in a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct Keepalive {
     /// Send a Keepalive this often, whatever else happens (VR-KEEP-001). Servers do, every 3 s; clients may (VR-KEEP-007).
     pub every: Option<Duration>,
@@ -37,8 +56,21 @@ pub struct Keepalive {
     pub limit: Option<Duration>,
 }
 
-/// Settings of a connection. Start from [`Config::client`] or [`Config::server`].
+impl Keepalive {
+    /// No keepalives, and no limit.
+    pub const NONE: Self = Self { every: None, probe: None, limit: None };
+
+    setters! {
+        every: Option<Duration>,
+        probe: Option<Duration>,
+        limit: Option<Duration>,
+    }
+}
+
+/// Settings of a connection. Start from [`Config::client`] or [`Config::server`]; fields can be assigned, or set in a chain:
+/// `Config::client().window(1 << 16).windows(1)`. [`Machine::new`](crate::Machine::new) checks them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct Config {
     /// Which side this is.
     pub role: Role,
@@ -68,7 +100,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// What a client usually wants.
+    /// Returns the settings that suit most clients.
     pub const fn client() -> Self {
         Self {
             role: Role::Client,
@@ -80,15 +112,29 @@ impl Config {
             window_limit: LARGEST_WINDOW,
             features: FeatureSet::NONE,
             negotiate: false,
-            keepalive: Keepalive { every: None, probe: Some(Duration::from_secs(10)), limit: None },
+            keepalive: Keepalive { probe: Some(Duration::from_secs(10)), ..Keepalive::NONE },
             stall_limit: None,
         }
     }
 
-    /// What a server usually wants.
+    /// Returns the settings that suit most servers.
     pub const fn server() -> Self {
-        let keepalive = Keepalive { every: Some(Duration::from_secs(3)), probe: None, limit: None };
+        let keepalive = Keepalive { every: Some(Duration::from_secs(3)), ..Keepalive::NONE };
         Self { role: Role::Server, keepalive, ..Self::client() }
+    }
+
+    setters! {
+        role: Role,
+        window: u32,
+        windows: u8,
+        send_buffer: u32,
+        send_depth: u16,
+        peer_receives: u16,
+        window_limit: u32,
+        features: FeatureSet,
+        negotiate: bool,
+        keepalive: Keepalive,
+        stall_limit: Option<Duration>,
     }
 
     /// Checks the bounds of every field.

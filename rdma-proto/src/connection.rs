@@ -30,7 +30,7 @@ pub struct RegionAddress {
     pub rkey: u32,
 }
 
-/// Where a connection stands.
+/// The state of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum State {
     /// Not established yet.
@@ -45,7 +45,7 @@ pub enum State {
     Failed(Error),
 }
 
-/// What a connection has done so far.
+/// Counts of what a connection has done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub struct Counters {
@@ -74,9 +74,9 @@ pub struct Counters {
 /// One connection: wire rules, windows, credits, keepalive and end, for a client or a server.
 ///
 /// The methods come in four groups, as the crate's guide describes: getters; `handle_*`, by which the driver reports what
-/// happened; what the application does; and [`Connection::poll_action`], drained until `None` after any of the others.
+/// happened; what the application does; and [`Machine::poll_action`], drained until `None` after any of the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Connection {
+pub struct Machine {
     config: Config,
     regions: [RegionAddress; 2],
     state: State,
@@ -110,10 +110,10 @@ enum Negotiation {
     Done(FeatureSet),
 }
 
-impl Connection {
-    /// A connection that is being established, with the regions for the peer to write to (the second is ignored unless
-    /// [`Config::windows`] is 2; it can be added later, see [`Connection::lacks_region`]). Each must be
-    /// [`Config::window`] bytes long.
+impl Machine {
+    /// Returns a connection that is being established, with the regions for the peer to write to (the second is ignored unless
+    /// [`Config::windows`] is 2; it can be added later, see [`Machine::lacks_region`]). Each must be [`Config::window`] bytes
+    /// long.
     ///
     /// # Errors
     /// A value of `config` is out of bounds.
@@ -141,7 +141,7 @@ impl Connection {
 
     // Getters.
 
-    /// Where it stands.
+    /// Returns its state.
     pub const fn state(&self) -> State {
         self.state
     }
@@ -151,12 +151,12 @@ impl Connection {
         &self.config
     }
 
-    /// What it has done so far.
+    /// Returns its counts.
     pub const fn counters(&self) -> Counters {
         self.counters
     }
 
-    /// The features both sides have, once negotiated.
+    /// Returns the features both sides have, once negotiated.
     pub const fn features(&self) -> FeatureSet {
         match self.negotiation {
             Negotiation::Done(features) => features,
@@ -164,59 +164,59 @@ impl Connection {
         }
     }
 
-    /// Whether the peer has given us a window, so that bytes can leave.
-    pub const fn is_registered(&self) -> bool {
+    /// Returns whether the peer has given us a window, so that bytes can leave.
+    pub const fn has_peer_window(&self) -> bool {
         self.tx.is_registered()
     }
 
-    /// The next received bytes. There may be more in the other region, so ask again after consuming.
+    /// Returns the next received bytes. There may be more in the other region, so ask again after consuming.
     pub const fn readable(&self) -> Option<Readable> {
         self.rx.readable()
     }
 
-    /// All received bytes, in order, as they lie in at most two regions.
+    /// Returns all received bytes, in order, as they lie in at most two regions.
     pub const fn all_readable(&self) -> [Option<Readable>; 2] {
         self.rx.all_readable()
     }
 
-    /// All received bytes that were not consumed.
+    /// Returns the number of received bytes that were not consumed.
     pub const fn unread(&self) -> u64 {
         self.rx.unread()
     }
 
-    /// The index of a second receive region that would let the peer go on at once, for a connection that was made with one:
-    /// the peer has filled it faster than the application reads.
+    /// Returns the index of a second receive region that would let the peer go on at once, for a connection that was made with
+    /// one: the peer has filled it faster than the application reads.
     pub const fn lacks_region(&self) -> Option<u8> {
         self.rx.lacks_region()
     }
 
-    /// Free space in the send buffer, as far as it lies together. After a [`Connection::commit`] there may be more at its
+    /// Returns the free space of the send buffer, as far as it lies together. After a [`Machine::commit`] there may be more at its
     /// beginning.
     pub const fn space(&self) -> Span {
         self.send.space()
     }
 
-    /// Most bytes that [`Connection::lend`] takes now: none while some of what was lent before wait to be posted.
+    /// Returns how many bytes [`Machine::lend`] takes now at most: none while some of what was lent before wait to be posted.
     pub const fn lendable(&self) -> u32 {
         self.send.lendable()
     }
 
-    /// Bytes taken from the application that were not posted yet: they wait for window or credit.
+    /// Returns the number of bytes taken from the application that were not posted yet: they wait for window or credit.
     pub const fn unposted(&self) -> u64 {
         self.send.unposted()
     }
 
-    /// Bytes taken from the application of which it is not known that they arrived.
+    /// Returns the number of bytes taken from the application of which it is not known that they arrived.
     pub const fn unconfirmed(&self) -> u64 {
         self.send.unconfirmed()
     }
 
-    /// Bytes of which it is known that they arrived.
+    /// Returns the number of bytes of which it is known that they arrived.
     pub const fn confirmed(&self) -> u64 {
         self.send.done().bytes
     }
 
-    /// When [`Connection::handle_timeout`] must be called at the latest.
+    /// Returns when [`Machine::handle_timeout`] must be called at the latest.
     pub fn next_timeout(&self) -> Option<Instant> {
         match self.state {
             State::Open | State::Closing => self.timers.next(),
@@ -228,7 +228,7 @@ impl Connection {
 
     /// The connection is established. `peer_rnr_retry_count` is what the peer passed to `rdma_connect` or `rdma_accept`:
     /// how often *our* queue pair repeats what met no receive.
-    pub const fn handle_established(&mut self, now: Instant, peer_rnr_retry_count: u8) {
+    pub fn handle_established(&mut self, now: Instant, peer_rnr_retry_count: u8) {
         if let State::Connecting = self.state {
             self.state = State::Open;
             self.settled = false;
@@ -284,7 +284,7 @@ impl Connection {
     }
 
     /// In force is what both sides have (VR-FEAT-010).
-    const fn receive_answer(&mut self, features: FeatureSet) -> Result<(), Error> {
+    fn receive_answer(&mut self, features: FeatureSet) -> Result<(), Error> {
         if !self.credits.has_asked() {
             return Err(Error::PeerMisbehaved(PeerMisbehaved::UnaskedFeatures));
         }
@@ -297,7 +297,7 @@ impl Connection {
     }
 
     /// A WRITE with immediate was received: `immediate` more bytes lie in the window.
-    pub const fn handle_immediate(&mut self, now: Instant, immediate: Immediate) {
+    pub fn handle_immediate(&mut self, now: Instant, immediate: Immediate) {
         if self.has_ended() {
             return;
         }
@@ -319,7 +319,7 @@ impl Connection {
     }
 
     /// A signalled send work request completed, and with it all before it.
-    pub const fn handle_sent(&mut self, now: Instant, id: u64) {
+    pub fn handle_sent(&mut self, now: Instant, id: u64) {
         if let Err(error) = self.send.complete(id) {
             self.fail(error);
             return;
@@ -361,7 +361,7 @@ impl Connection {
         }
     }
 
-    /// A receive failed: as [`Connection::handle_failure`], but whatever fails a receive was the peer's doing. Some devices
+    /// A receive failed: as [`Machine::handle_failure`], but whatever fails a receive was the peer's doing. Some devices
     /// (soft-RoCE) give a receive the status that belongs to the peer's refused WRITE.
     pub fn handle_receive_failure(&mut self, failure: CompletionError) {
         let status = match failure.status {
@@ -372,13 +372,13 @@ impl Connection {
     }
 
     /// The backend refused `call`.
-    pub const fn handle_refusal(&mut self, call: &'static str) {
+    pub fn handle_refusal(&mut self, call: &'static str) {
         self.fail(Error::Transport(TransportError::Backend { call }));
     }
 
     /// The peer disconnected, which is answered with ours (VR-CLOSE-005), or answered our disconnect. Before this, report
     /// all completions that have arrived: the last bytes may be among them (VR-CLOSE-002).
-    pub const fn handle_disconnected(&mut self) {
+    pub fn handle_disconnected(&mut self) {
         match self.state {
             State::Connecting => self.fail(Error::Transport(TransportError::Disconnected)),
             State::Open | State::Closing => self.end(),
@@ -386,7 +386,7 @@ impl Connection {
         }
     }
 
-    /// The time of [`Connection::next_timeout`] has come, or any other.
+    /// The time of [`Machine::next_timeout`] has come, or any other.
     pub fn handle_timeout(&mut self, now: Instant) {
         if !matches!(self.state, State::Open | State::Closing) {
             return;
@@ -414,7 +414,7 @@ impl Connection {
 
     // What the application does.
 
-    /// Takes `bytes` that were put at the beginning of [`Connection::space`].
+    /// Takes `bytes` that were put at the beginning of [`Machine::space`].
     ///
     /// # Errors
     /// More than there is space for, or the connection is not open for writing.
@@ -426,10 +426,10 @@ impl Connection {
     }
 
     /// Takes `bytes` that lie in memory of their own, behind all that was taken before. That memory must stay as it is until
-    /// [`Connection::unconfirmed`] tells that all of them have arrived.
+    /// [`Machine::unconfirmed`] tells that all of them have arrived.
     ///
     /// # Errors
-    /// More than [`Connection::lendable`], or the connection is not open for writing.
+    /// More than [`Machine::lendable`], or the connection is not open for writing.
     pub fn lend(&mut self, bytes: usize) -> Result<(), Error> {
         self.writable()?;
         self.send.lend(bytes)?;
@@ -446,7 +446,7 @@ impl Connection {
         }
     }
 
-    /// Gives `bytes` of [`Connection::readable`] back to the peer.
+    /// Gives `bytes` of [`Machine::readable`] back to the peer.
     ///
     /// # Errors
     /// More than was readable.
@@ -456,9 +456,9 @@ impl Connection {
         Ok(())
     }
 
-    /// Adds the receive region that [`Connection::lacks_region`] asks for. It must be [`Config::window`] bytes long
+    /// Adds the receive region that [`Machine::lacks_region`] asks for. It must be [`Config::window`] bytes long
     /// (VR-MEM-008).
-    pub const fn add_region(&mut self, address: RegionAddress) {
+    pub fn add_region(&mut self, address: RegionAddress) {
         let Some(index) = self.rx.lacks_region() else { return };
         let [first, second] = &mut self.regions;
         *(if index == 0 { first } else { second }) = address;
@@ -468,13 +468,13 @@ impl Connection {
 
     /// Goes on with one receive region. The index of the other, which the driver may deregister: the peer has used it up.
     /// `None` if there is only one, or both hold unread bytes.
-    pub const fn drop_region(&mut self) -> Option<u8> {
+    pub fn drop_region(&mut self) -> Option<u8> {
         self.rx.drop_region()
     }
 
     /// Ends the connection once everything written has arrived, or after `linger` (VR-CLOSE-004). Idempotent. A connection
     /// that is not established yet ends at once, with what was written to it.
-    pub const fn close(&mut self, now: Instant, linger: Duration) {
+    pub fn close(&mut self, now: Instant, linger: Duration) {
         match self.state {
             State::Open => {
                 self.state = State::Closing;
@@ -491,18 +491,18 @@ impl Connection {
     }
 
     /// A window that was used up is to be announced again.
-    const fn look_for_announcement(&mut self) {
+    fn look_for_announcement(&mut self) {
         self.settled &= self.rx.unannounced().is_none();
     }
 
-    const fn end(&mut self) {
+    fn end(&mut self) {
         self.state = State::Closed;
         self.disconnect = true;
         self.settled = false;
     }
 
     /// The first error ends the connection, at once and for good (VR-CLOSE-006, VR-CLOSE-007).
-    const fn fail(&mut self, error: Error) {
+    fn fail(&mut self, error: Error) {
         if !self.has_ended() && matches!(error.effect(), Effect::Disconnect) {
             self.state = State::Failed(error);
             self.disconnect = true;

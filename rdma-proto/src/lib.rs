@@ -24,10 +24,11 @@ mod error;
 pub mod memory;
 mod send;
 pub mod time;
-pub mod window;
+mod window;
 pub mod wire;
 
 pub use config::{Config, Keepalive, LARGEST_WINDOW, RECEIVES, Role, UNACKNOWLEDGED};
-pub use connection::{Action, Connection, Counters, RegionAddress, State};
+pub use connection::{Action, Counters, Machine, RegionAddress, State};
 pub use error::{ApiMisuse, Effect, Error, InvalidMessage, PeerIncompatible, PeerMisbehaved, TransportError};
 pub use send::{Source, Span};
+pub use window::Readable;

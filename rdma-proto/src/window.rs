@@ -8,13 +8,16 @@ use crate::backend::RemoteAddress;
 use crate::error::{ApiMisuse, Error, PeerIncompatible, PeerMisbehaved};
 use crate::wire::Window;
 
+#[cfg(test)]
+mod tests;
+
 /// Where the peer's bytes arrive: one region, or two in turn.
 ///
 /// With two, the other region is announced the moment one is full, while its bytes are still being read: from then on no
 /// correct peer writes to the full one, because its immediates have used it up (VR-MEM-003). Announcing before a window is
 /// full is not possible in this protocol: nothing would tell which window an immediate is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct RxWindow {
+pub(crate) struct RxWindow {
     length: u32,
     windows: u8,
     /// The region being filled: all of `read <= received <= length`.
@@ -38,18 +41,18 @@ pub struct Readable {
 }
 
 impl RxWindow {
-    /// A receiving side of `windows` regions (1 or 2) of `length` bytes each, not yet announced.
-    pub const fn new(length: u32, windows: u8) -> Self {
+    /// Returns a receiving side of `windows` regions (1 or 2) of `length` bytes each, not yet announced.
+    pub(crate) const fn new(length: u32, windows: u8) -> Self {
         Self { length, windows, current: 0, received: 0, read: 0, previous: None, announced: false }
     }
 
-    /// The region to announce to the peer now, if one is due.
-    pub const fn unannounced(&self) -> Option<u8> {
+    /// Returns the region to announce to the peer now, if one is due.
+    pub(crate) const fn unannounced(&self) -> Option<u8> {
         if self.announced { None } else { Some(self.current) }
     }
 
     /// Notes that the region of [`RxWindow::unannounced`] was announced.
-    pub const fn announce(&mut self) {
+    pub(crate) fn announce(&mut self) {
         self.announced = true;
     }
 
@@ -59,7 +62,7 @@ impl RxWindow {
     /// # Errors
     /// The peer used more than it was given (VR-FLOW-002), or anything before it was given a window (VR-FLOW-003).
     /// Zero is always allowed and means nothing (VR-XFER-005).
-    pub const fn receive(&mut self, immediate: u32) -> Result<(), PeerMisbehaved> {
+    pub(crate) fn receive(&mut self, immediate: u32) -> Result<(), PeerMisbehaved> {
         if !self.announced && immediate != 0 {
             return Err(PeerMisbehaved::NoWindow { immediate });
         }
@@ -75,9 +78,9 @@ impl RxWindow {
         }
     }
 
-    /// The next bytes to read, in order, and none that no immediate has covered (VR-XFER-008), also not after the end
+    /// Returns the next bytes to read, in order, and none that no immediate has covered (VR-XFER-008), also not after the end
     /// (VR-XFER-012); more may follow in the other region once these are consumed.
-    pub const fn readable(&self) -> Option<Readable> {
+    pub(crate) const fn readable(&self) -> Option<Readable> {
         let (region, offset, end) = match self.previous {
             Some(offset) => (self.other(), offset, self.length),
             None => (self.current, self.read, self.received),
@@ -85,8 +88,8 @@ impl RxWindow {
         if offset == end { None } else { Some(Readable { region, offset, len: end.saturating_sub(offset) }) }
     }
 
-    /// All bytes to read, in order.
-    pub const fn all_readable(&self) -> [Option<Readable>; 2] {
+    /// Returns all bytes that can be read, in order.
+    pub(crate) const fn all_readable(&self) -> [Option<Readable>; 2] {
         match self.previous {
             Some(_) if self.read < self.received => {
                 let len = self.received.saturating_sub(self.read);
@@ -96,8 +99,8 @@ impl RxWindow {
         }
     }
 
-    /// All unread bytes.
-    pub const fn unread(&self) -> u64 {
+    /// Returns the number of unread bytes.
+    pub(crate) const fn unread(&self) -> u64 {
         let previous = match self.previous {
             Some(offset) => self.length.saturating_sub(offset),
             None => 0,
@@ -109,7 +112,7 @@ impl RxWindow {
     ///
     /// # Errors
     /// More than was readable.
-    pub const fn consume(&mut self, bytes: u32) -> Result<(), ApiMisuse> {
+    pub(crate) fn consume(&mut self, bytes: u32) -> Result<(), ApiMisuse> {
         let (offset, readable) = match self.readable() {
             Some(readable) => (readable.offset, readable.len),
             None => (0, 0),
@@ -131,9 +134,9 @@ impl RxWindow {
         Ok(())
     }
 
-    /// The index of a second region that would let the peer go on at once: there is only one, it is full, and its bytes
+    /// Returns the index of a second region that would let the peer go on at once: there is only one, it is full, and its bytes
     /// are not all read.
-    pub const fn lacks_region(&self) -> Option<u8> {
+    pub(crate) const fn lacks_region(&self) -> Option<u8> {
         if self.windows == 1 && self.is_full() && self.read != self.length {
             Some(self.other())
         } else {
@@ -142,14 +145,14 @@ impl RxWindow {
     }
 
     /// Goes on with two regions; the second is that of [`RxWindow::lacks_region`].
-    pub const fn add_region(&mut self) {
+    pub(crate) fn add_region(&mut self) {
         self.windows = 2;
         self.rotate();
     }
 
     /// Goes on with one region. The index of the one that is no longer used, unless it still holds unread bytes or there is
     /// only one anyway.
-    pub const fn drop_region(&mut self) -> Option<u8> {
+    pub(crate) fn drop_region(&mut self) -> Option<u8> {
         if self.windows != 2 || self.previous.is_some() {
             return None;
         }
@@ -167,7 +170,7 @@ impl RxWindow {
 
     /// Moves on to the next region once this one is full and the next one is free (VR-MEM-010); until then its memory is the
     /// peer's (VR-MEM-015).
-    const fn rotate(&mut self) {
+    fn rotate(&mut self) {
         if !self.is_full() {
             return;
         }
@@ -188,7 +191,7 @@ impl RxWindow {
 
 /// The peer's window, where our bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
-pub struct TxWindow {
+pub(crate) struct TxWindow {
     /// What the peer registered last.
     window: Option<Window>,
     /// Where the next byte goes.
@@ -199,7 +202,7 @@ pub struct TxWindow {
 
 impl TxWindow {
     /// No window yet: nothing may be sent (VR-FLOW-004).
-    pub const fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         Self { window: None, next: RemoteAddress { address: 0, rkey: 0 }, room: 0 }
     }
 
@@ -209,7 +212,7 @@ impl TxWindow {
     /// # Errors
     /// It is empty, wraps around the address space, is longer than `limit`, or comes before the old one was full. In the
     /// last case bytes already written cannot be attributed to either window, so the stream is lost (VR-MEM-004).
-    pub const fn register(&mut self, window: Window, limit: u32) -> Result<(), Error> {
+    pub(crate) fn register(&mut self, window: Window, limit: u32) -> Result<(), Error> {
         if let Some(old) = self.window
             && self.room > 0
         {
@@ -231,20 +234,20 @@ impl TxWindow {
         Ok(())
     }
 
-    /// Whether the peer ever registered a window.
-    pub const fn is_registered(&self) -> bool {
+    /// Returns whether the peer ever registered a window.
+    pub(crate) const fn is_registered(&self) -> bool {
         self.window.is_some()
     }
 
-    /// Bytes that still fit.
-    pub const fn room(&self) -> u32 {
+    /// Returns how many bytes still fit.
+    pub(crate) const fn room(&self) -> u32 {
         self.room
     }
 
     /// Takes the next `bytes` of the window and says where they are; `None` if they do not fit (VR-FLOW-007). No byte is
     /// taken twice (VR-XFER-009).
-    pub const fn take(&mut self, bytes: u32) -> Option<RemoteAddress> {
-        let Some(room) = self.room.checked_sub(bytes) else { return None };
+    pub(crate) fn take(&mut self, bytes: u32) -> Option<RemoteAddress> {
+        let room = self.room.checked_sub(bytes)?;
         let at = self.next;
         self.room = room;
         // Within a window that does not wrap.

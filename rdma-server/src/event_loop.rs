@@ -11,28 +11,36 @@ use std::time::{Duration, Instant};
 use slotmap::{SlotMap, new_key_type};
 
 use crate::address::Address;
-use crate::connection::{Connection, ConnectionState, Stage};
 use crate::poller::{Poller, SourceId};
+use crate::session::{Session, SessionState, Stage};
 use crate::transport::{ConnectionType, Driver, Listening, LoopId};
 
 new_key_type! {
     /// Names a connection of a loop; never used again for another.
-    pub struct ConnectionId;
+    pub struct SessionId;
     /// Names a listener of a loop; never used again for another.
     pub struct ListenerId;
     struct DriverId;
 }
 
 /// What is called when something can be done. What it needs is in the loop's [`state`](EventLoop::state).
-pub type Handler<S> = fn(&mut EventLoop<S>, ConnectionId);
+pub type Handler<S> = fn(&mut EventLoop<S>, SessionId);
 
-/// How long things may take.
+/// How long things may take. Start from [`Timeouts::default`]; fields can be assigned, or set in a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Timeouts {
     /// Connecting and handshakes.
     pub handshake: Duration,
     /// Delivering what was written after a close.
     pub linger: Duration,
+}
+
+impl Timeouts {
+    rdma_proto::setters! {
+        handshake: Duration,
+        linger: Duration,
+    }
 }
 
 impl Default for Timeouts {
@@ -48,15 +56,15 @@ pub struct EventLoop<S> {
     /// How long things may take, from now on.
     pub timeouts: Timeouts,
     id: LoopId,
-    connections: SlotMap<ConnectionId, Connection<S>>,
+    connections: SlotMap<SessionId, Session<S>>,
     listeners: SlotMap<ListenerId, Listener<S>>,
     drivers: SlotMap<DriverId, Driven>,
     poller: Poller<Owner>,
     timers: BTreeSet<(Instant, Owner)>,
     /// Connections that somebody has had in hand since they were last looked at.
-    touched: Vec<ConnectionId>,
+    touched: Vec<SessionId>,
     /// Connections that have something to do.
-    pending: Vec<ConnectionId>,
+    pending: Vec<SessionId>,
     /// Listeners at which peers may be waiting.
     asked: Vec<ListenerId>,
     /// Connections that their drivers have woken.
@@ -83,24 +91,24 @@ struct Driven {
 /// Whose descriptor or timer it is.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Owner {
-    Connection(ConnectionId),
+    Session(SessionId),
     Listener(ListenerId),
     Driver(DriverId),
 }
 
 /// Connections that their drivers have woken.
 #[derive(Default)]
-struct Woken(Mutex<Vec<ConnectionId>>);
+struct Woken(Mutex<Vec<SessionId>>);
 
 impl Woken {
-    fn take(&self) -> Vec<ConnectionId> {
+    fn take(&self) -> Vec<SessionId> {
         std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
 /// Wakes one connection of a loop, while the loop turns.
 struct WakeOne {
-    id: ConnectionId,
+    id: SessionId,
     woken: Arc<Woken>,
 }
 
@@ -129,7 +137,7 @@ impl LoopWaker {
 }
 
 impl<S> EventLoop<S> {
-    /// A loop with nothing in it.
+    /// Returns a loop with nothing in it.
     ///
     /// # Errors
     /// The system has no descriptor left.
@@ -185,9 +193,9 @@ impl<S> EventLoop<S> {
         self.retire_drivers();
     }
 
-    /// Where a listener listens.
-    pub fn listener_address(&self, id: ListenerId) -> Option<Address> {
-        self.listeners.get(id)?.listening.address()
+    /// Returns where a listener listens.
+    pub fn listener_addr(&self, id: ListenerId) -> Option<Address> {
+        self.listeners.get(id)?.listening.local_addr()
     }
 
     /// Begins to connect. `handler` is called when the connection is there, or has failed; not before the next turn.
@@ -200,9 +208,9 @@ impl<S> EventLoop<S> {
         to: &Address,
         from: Option<&Address>,
         handler: Handler<S>,
-    ) -> io::Result<ConnectionId> {
+    ) -> io::Result<SessionId> {
         let transport = with.connect(self.id, to, from)?;
-        let id = self.insert(Connection::new(transport, ConnectionState::Connecting));
+        let id = self.insert(Session::new(transport, SessionState::Connecting));
         self.begin_handshake(id, handler);
         self.make_pending(id);
         Ok(id)
@@ -218,8 +226,8 @@ impl<S> EventLoop<S> {
         to: &Address,
         from: Option<&Address>,
         timeout: Duration,
-    ) -> io::Result<ConnectionId> {
-        let mut connection = Connection::new(with.connect(self.id, to, from)?, ConnectionState::Connecting);
+    ) -> io::Result<SessionId> {
+        let mut connection = Session::new(with.connect(self.id, to, from)?, SessionState::Connecting);
         connection.wait_established(timeout)?;
         Ok(self.insert(connection))
     }
@@ -228,9 +236,9 @@ impl<S> EventLoop<S> {
     ///
     /// # Errors
     /// There is no such connection, or it was accepted before.
-    pub fn accept(&mut self, id: ConnectionId, handler: Handler<S>) -> io::Result<()> {
+    pub fn accept(&mut self, id: SessionId, handler: Handler<S>) -> io::Result<()> {
         let acceptable = self.get(id).is_some_and(|connection| {
-            connection.state() == ConnectionState::Accepting && connection.life.handshake.is_none()
+            connection.state() == SessionState::Accepting && connection.life.handshake.is_none()
         });
         if !acceptable {
             return Err(io::Error::new(ErrorKind::InvalidInput, "no connection that waits to be accepted"));
@@ -245,7 +253,7 @@ impl<S> EventLoop<S> {
     ///
     /// # Errors
     /// There is no such connection, or it was accepted before.
-    pub fn refuse(&mut self, id: ConnectionId, why: &'static [u8]) -> io::Result<()> {
+    pub fn refuse(&mut self, id: SessionId, why: &'static [u8]) -> io::Result<()> {
         if let Some(connection) = self.get_mut(id).filter(|connection| connection.is_establishing()) {
             connection.economize(why);
             self.refusing += 1;
@@ -258,47 +266,47 @@ impl<S> EventLoop<S> {
         self.refusing
     }
 
-    /// A connection, unless it was closed.
-    pub fn get(&self, id: ConnectionId) -> Option<&Connection<S>> {
+    /// Returns a connection, unless it was closed.
+    pub fn get(&self, id: SessionId) -> Option<&Session<S>> {
         self.connections.get(id).filter(|connection| connection.life.stage == Stage::Owned)
     }
 
-    /// A connection, unless it was closed.
-    pub fn get_mut(&mut self, id: ConnectionId) -> Option<&mut Connection<S>> {
+    /// Returns a connection, unless it was closed.
+    pub fn get_mut(&mut self, id: SessionId) -> Option<&mut Session<S>> {
         self.touch(id);
         self.connections.get_mut(id).filter(|connection| connection.life.stage == Stage::Owned)
     }
 
-    /// A connection, unless it was closed, and the loop's state beside it.
-    pub fn get_with_state(&mut self, id: ConnectionId) -> Option<(&mut S, &mut Connection<S>)> {
+    /// Returns a connection, unless it was closed, and the loop's state beside it.
+    pub fn get_with_state(&mut self, id: SessionId) -> Option<(&mut S, &mut Session<S>)> {
         self.touch(id);
         let connection = self.connections.get_mut(id)?;
         (connection.life.stage == Stage::Owned).then_some((&mut self.state, connection))
     }
 
-    /// The connections that were not closed.
-    pub fn connections(&self) -> impl Iterator<Item = (ConnectionId, &Connection<S>)> {
+    /// Returns the connections that were not closed.
+    pub fn connections(&self) -> impl Iterator<Item = (SessionId, &Session<S>)> {
         self.connections.iter().filter(|(_, connection)| connection.life.stage == Stage::Owned)
     }
 
-    /// How many connections there are, closed ones whose last bytes are on their way included.
+    /// Returns how many connections there are, closed ones whose last bytes are on their way included.
     pub fn len(&self) -> usize {
         self.connections.len()
     }
 
-    /// Whether there is no connection at all.
+    /// Returns whether there is no connection at all.
     pub fn is_empty(&self) -> bool {
         self.connections.is_empty()
     }
 
-    /// How many closed connections still have bytes on their way.
+    /// Returns how many closed connections still have bytes on their way.
     pub fn parting(&self) -> usize {
         self.connections.values().filter(|connection| connection.life.stage != Stage::Owned).count()
     }
 
     /// Closes a connection: what was written is delivered in the background, for at most [`Timeouts::linger`]. In one of its
     /// handlers this takes effect when the handler returns.
-    pub fn close(&mut self, id: ConnectionId) {
+    pub fn close(&mut self, id: SessionId) {
         let Some(connection) = self.connections.get_mut(id) else { return };
         if connection.life.stage != Stage::Owned {
             return;
@@ -311,7 +319,7 @@ impl<S> EventLoop<S> {
     }
 
     /// Ends a connection at once. What was written and has not arrived may be lost.
-    pub fn abort(&mut self, id: ConnectionId) {
+    pub fn abort(&mut self, id: SessionId) {
         let Some(connection) = self.connections.get_mut(id) else { return };
         connection.forget_handlers();
         connection.life.deadline = Some(Instant::now());
@@ -320,7 +328,7 @@ impl<S> EventLoop<S> {
         }
     }
 
-    /// Whether something can be done without waiting, so that the loop must not sleep.
+    /// Returns whether something can be done without waiting, so that the loop must not sleep.
     pub fn has_pending(&mut self) -> bool {
         self.take_woken();
         self.settle_touched();

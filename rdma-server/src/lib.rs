@@ -3,23 +3,23 @@
 
 mod address;
 pub mod affinity;
-mod connection;
 mod event_loop;
 mod poller;
 mod rdma;
 mod replies;
 mod server;
+mod session;
 mod socket;
 #[cfg(feature = "tls")]
 mod tls;
 mod transport;
 
 pub use address::Address;
-pub use connection::{Barrier, Connection, ConnectionState};
-pub use event_loop::{ConnectionId, EventLoop, Handler, ListenerId, LoopWaker, Timeouts};
+pub use event_loop::{EventLoop, Handler, ListenerId, LoopWaker, SessionId, Timeouts};
 pub use rdma::{Rdma, RdmaSettings, Vector};
 pub use replies::{Replies, SendError};
 pub use server::{BindingId, Flow, Server, ServerCounters, ServerSettings, Service};
+pub use session::{Barrier, Session, SessionState};
 pub use socket::{SocketSettings, Tcp, Unix};
 #[cfg(feature = "tls")]
 pub use tls::{Tls, TlsSettings};

@@ -50,8 +50,9 @@ impl Vector {
     }
 }
 
-/// Settings of [`Rdma`].
+/// Settings of [`Rdma`]. Start from [`RdmaSettings::default`]; fields can be assigned, or set in a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct RdmaSettings {
     /// For connections that are accepted. Their completion vector is [`RdmaSettings::vector`].
     pub server: Options,
@@ -70,6 +71,14 @@ impl RdmaSettings {
     /// Bytes of registered memory of all connections on one loop, by default: 2 GiB, about 1900 idle clients with the default
     /// window of 1 MiB.
     pub const REGISTERED_BYTES: u64 = 2 << 30;
+
+    rdma_proto::setters! {
+        server: Options,
+        client: Options,
+        vector: Vector,
+        connect_timeout: Duration,
+        limits: Limits,
+    }
 }
 
 impl Default for RdmaSettings {
@@ -78,7 +87,7 @@ impl Default for RdmaSettings {
     fn default() -> Self {
         let mut server = Options::server();
         server.protocol.stall_limit = Some(STALL_LIMIT);
-        let limits = Limits { registered_bytes: Self::REGISTERED_BYTES, ..Limits::default() };
+        let limits = Limits::default().registered_bytes(Self::REGISTERED_BYTES);
         Self {
             server,
             client: Options::client(),
@@ -116,7 +125,7 @@ impl<B: Descriptors> Rdma<B> {
         Self { backend, settings: Arc::default(), shared: Arc::default() }
     }
 
-    /// What the connections on a loop share; made with the first of them.
+    /// Returns what the connections on a loop share; made with the first of them.
     fn shared(&self, on: LoopId) -> io::Result<Arc<Shared<B>>> {
         let limits = locked(&self.settings).limits;
         let mut all = locked(&self.shared);
@@ -143,7 +152,7 @@ impl<B: Descriptors> ConnectionType for Rdma<B> {
 
     fn configure(&self, settings: RdmaSettings) -> io::Result<()> {
         for options in [&settings.server, &settings.client] {
-            options.protocol.check().map_err(rdma_conn::Error::from)?;
+            options.check()?;
         }
         *locked(&self.settings) = settings;
         Ok(())
@@ -158,7 +167,7 @@ impl<B: Descriptors> ConnectionType for Rdma<B> {
 
     fn connect(&self, on: LoopId, to: &Address, from: Option<&Address>) -> io::Result<Box<dyn Transport>> {
         let settings = *locked(&self.settings);
-        let options = Options { completion_vector: settings.vector.choose(), ..settings.client };
+        let options = settings.client.completion_vector(settings.vector.choose());
         let from = from.map(Address::ip).transpose()?;
         let shared = self.shared(on)?;
         let id = shared.connect(to.ip()?, from, settings.connect_timeout, options)?;
@@ -191,7 +200,7 @@ impl<B: Descriptors> Listening for RdmaListener<B> {
                     CmEventKind::ConnectRequest { id, .. } => {
                         let settings = *locked(&self.settings);
                         let vector = settings.vector.choose();
-                        let options = Options { completion_vector: vector, ..settings.server };
+                        let options = settings.server.completion_vector(vector);
                         return Ok(Accepted::Connection(Box::new(RdmaTransport {
                             shared: Arc::clone(&self.shared),
                             peer: id.peer_addr().map(Address::from),
@@ -209,7 +218,7 @@ impl<B: Descriptors> Listening for RdmaListener<B> {
         Ok(Accepted::Lost(io::Error::other("many events, and no request among them")))
     }
 
-    fn address(&self) -> Option<Address> {
+    fn local_addr(&self) -> Option<Address> {
         self.id.local_addr().map(Into::into)
     }
 
@@ -236,8 +245,8 @@ enum Step<B: Descriptors> {
     Over,
 }
 
-/// What a connection is made with whose peer is only told why it is not let in: a page each for the window, the text and the
-/// messages.
+/// Returns options for a connection whose peer is only told why it is not let in: a page each for the window, the text and
+/// the messages.
 fn brief(mut options: Options) -> Options {
     const PAGE: u32 = 4096;
     options.protocol.window = PAGE;
@@ -313,7 +322,7 @@ impl<B: Descriptors> Transport for RdmaTransport<B> {
         self.id().map_or(true, |id| self.shared.has_ended(id))
     }
 
-    fn local_address(&self) -> Option<Address> {
+    fn local_addr(&self) -> Option<Address> {
         let address = match &self.step {
             Step::Requested { id, .. } => id.local_addr(),
             Step::Member(id) => self.shared.with(*id, |connection| connection.local_addr()).flatten(),
@@ -322,7 +331,7 @@ impl<B: Descriptors> Transport for RdmaTransport<B> {
         address.map(Into::into)
     }
 
-    fn peer_address(&self) -> Option<Address> {
+    fn peer_addr(&self) -> Option<Address> {
         self.peer.clone()
     }
 

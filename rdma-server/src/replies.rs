@@ -45,7 +45,7 @@ impl Replies {
     }
 
     /// Returns the buffer to append to, for encoders that write into one. The bytes that are there are on their way already.
-    pub const fn buffer(&mut self) -> &mut BytesMut {
+    pub fn buffer(&mut self) -> &mut BytesMut {
         &mut self.bytes
     }
 

@@ -15,10 +15,10 @@ use bytes::BytesMut;
 use slotmap::{SecondaryMap, SlotMap, new_key_type};
 
 use crate::address::Address;
-use crate::connection::{Barrier, Connection};
-use crate::event_loop::{ConnectionId, EventLoop, ListenerId, LoopWaker, Timeouts};
+use crate::event_loop::{EventLoop, ListenerId, LoopWaker, SessionId, Timeouts};
 use crate::replies::{Replies, SendError};
-use crate::transport::ConnectionType;
+use crate::session::{Barrier, Session};
+use crate::transport::{ConnectionType, out_of_bounds};
 
 /// Bytes read from a client at once.
 const CHUNK: usize = 64 << 10;
@@ -37,7 +37,7 @@ pub trait Service: 'static {
     /// [`Replies::is_full`]; what it appends beyond that takes memory without a bound.
     fn serve(
         &mut self,
-        from: ConnectionId,
+        from: SessionId,
         client: &mut Self::Client,
         input: &mut BytesMut,
         replies: &mut Replies,
@@ -57,15 +57,33 @@ pub enum Flow {
     Leave,
 }
 
-/// Who is let in, and how much is kept for each.
+/// Who is let in, and how much is kept for each. Start from [`ServerSettings::default`]; fields can be assigned, or set in a
+/// chain. A change concerns clients that come later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ServerSettings {
     /// Clients at once, those included that are on their way to their end.
     pub max_clients: usize,
     /// Only clients on this machine are let in.
     pub protected: bool,
-    /// Bytes of replies that may wait for a client before it is served and read no further. Taken when the client comes.
+    /// Bytes of replies that may wait for a client before it is served and read no further: at least 1. Taken when the client
+    /// comes.
     pub reply_budget: usize,
+}
+
+impl ServerSettings {
+    rdma_proto::setters! {
+        max_clients: usize,
+        protected: bool,
+        reply_budget: usize,
+    }
+
+    fn check(&self) -> io::Result<()> {
+        if self.reply_budget == 0 {
+            return Err(out_of_bounds("ServerSettings::reply_budget must be at least 1"));
+        }
+        Ok(())
+    }
 }
 
 impl Default for ServerSettings {
@@ -87,7 +105,7 @@ pub struct ServerCounters {
 }
 
 new_key_type! {
-    /// Names what was bound together: one connection type on some addresses.
+    /// Names a binding: one connection type on some addresses.
     pub struct BindingId;
 }
 
@@ -112,7 +130,7 @@ pub struct Server<S: Service> {
 struct Clients<S: Service> {
     service: S,
     settings: ServerSettings,
-    all: SecondaryMap<ConnectionId, Client<S::Client>>,
+    all: SecondaryMap<SessionId, Client<S::Client>>,
     counters: ServerCounters,
     /// Where bytes are read to.
     chunk: Box<[u8]>,
@@ -127,11 +145,12 @@ struct Client<C> {
 }
 
 impl<S: Service> Server<S> {
-    /// A server that is found nowhere yet.
+    /// Returns a server that is found nowhere yet.
     ///
     /// # Errors
-    /// The system has no descriptor left.
+    /// The settings are out of bounds ([`InvalidInput`](ErrorKind::InvalidInput)), or the system has no descriptor left.
     pub fn new(service: S, settings: ServerSettings) -> io::Result<Self> {
+        settings.check()?;
         let (all, counters) = (SecondaryMap::new(), ServerCounters::default());
         let state = Clients { service, settings, all, counters, chunk: vec![0; CHUNK].into() };
         Ok(Self { events: EventLoop::new(state)?, bindings: SlotMap::with_key() })
@@ -188,8 +207,8 @@ impl<S: Service> Server<S> {
         }
     }
 
-    /// Where a binding is found, with ports filled in.
-    pub fn addresses(&self, id: BindingId) -> Vec<Address> {
+    /// Returns the addresses that a binding listens on, with ports filled in.
+    pub fn local_addrs(&self, id: BindingId) -> Vec<Address> {
         self.bindings.get(id).into_iter().flat_map(|binding| binding.listeners.keys().cloned()).collect()
     }
 
@@ -201,7 +220,7 @@ impl<S: Service> Server<S> {
         self.events.turn(timeout)
     }
 
-    /// Whether something can be done without waiting; see [`EventLoop::has_pending`].
+    /// Returns whether something can be done without waiting; see [`EventLoop::has_pending`].
     pub fn has_pending(&mut self) -> bool {
         self.events.has_pending()
     }
@@ -210,7 +229,7 @@ impl<S: Service> Server<S> {
     ///
     /// # Errors
     /// The client has left, or too many bytes wait for it already: [`ServerSettings::reply_budget`]. Nothing was sent.
-    pub fn send(&mut self, to: ConnectionId, bytes: &[u8]) -> Result<(), SendError> {
+    pub fn send(&mut self, to: SessionId, bytes: &[u8]) -> Result<(), SendError> {
         let client = self.events.state.all.get_mut(to).ok_or(SendError::NoSuchClient)?;
         client.replies.send(bytes)?;
         if client.flow == Flow::Wait {
@@ -222,32 +241,42 @@ impl<S: Service> Server<S> {
 
     /// Closes a client's connection. What was written is delivered, for at most [`Timeouts::linger`]; replies that wait are
     /// lost.
-    pub fn close(&mut self, client: ConnectionId) {
+    pub fn close(&mut self, client: SessionId) {
         leave(&mut self.events, client);
     }
 
-    /// The service.
-    pub const fn service(&mut self) -> &mut S {
+    /// Returns the service.
+    pub fn service(&mut self) -> &mut S {
         &mut self.events.state.service
     }
 
-    /// Who is let in, from now on.
-    pub const fn settings(&mut self) -> &mut ServerSettings {
-        &mut self.events.state.settings
+    /// Returns the settings.
+    pub const fn settings(&self) -> &ServerSettings {
+        &self.events.state.settings
     }
 
-    /// How long handshakes and closes may take, from now on.
-    pub const fn timeouts(&mut self) -> &mut Timeouts {
+    /// Sets who is let in, and how much is kept for each, from now on.
+    ///
+    /// # Errors
+    /// The settings are out of bounds ([`InvalidInput`](ErrorKind::InvalidInput)); the old ones remain.
+    pub fn configure(&mut self, settings: ServerSettings) -> io::Result<()> {
+        settings.check()?;
+        self.events.state.settings = settings;
+        Ok(())
+    }
+
+    /// Returns how long handshakes and closes may take, from now on.
+    pub fn timeouts(&mut self) -> &mut Timeouts {
         &mut self.events.timeouts
     }
 
-    /// What it has seen so far.
+    /// Returns its counts.
     pub const fn counters(&self) -> ServerCounters {
         self.events.state.counters
     }
 
-    /// The clients that are there, and what the service keeps about each of them.
-    pub fn clients(&self) -> impl Iterator<Item = (ConnectionId, &S::Client)> {
+    /// Returns the connected clients, and what the service keeps about each of them.
+    pub fn clients(&self) -> impl Iterator<Item = (SessionId, &S::Client)> {
         self.events.state.all.iter().map(|(id, client)| (id, &client.own))
     }
 
@@ -301,7 +330,7 @@ fn open_all<'a, S: Service>(
     for address in at {
         match open(events, address) {
             Ok(listener) => {
-                let address = events.listener_address(listener).unwrap_or_else(|| address.clone());
+                let address = events.listener_addr(listener).unwrap_or_else(|| address.clone());
                 opened.insert(address, listener);
             }
             Err(error) => {
@@ -318,8 +347,8 @@ const DENIED: &[u8] = b"-DENIED this server is in protected mode and lets in cli
 const FULL: &[u8] = b"-ERR max number of clients reached\r\n";
 
 /// Lets a client in, or has it told why not. Nothing that costs much was allocated for it yet (VR-SEC-007).
-fn on_connection<S: Service>(events: &mut EventLoop<Clients<S>>, id: ConnectionId) {
-    let local = events.get(id).is_some_and(Connection::is_local);
+fn on_connection<S: Service>(events: &mut EventLoop<Clients<S>>, id: SessionId) {
+    let local = events.get(id).is_some_and(Session::is_local);
     // Those count that are on their way to their end, and this one does not count yet.
     let there = events.len().saturating_sub(events.refusing() + 1);
     let clients = &mut events.state;
@@ -348,30 +377,30 @@ fn on_connection<S: Service>(events: &mut EventLoop<Clients<S>>, id: ConnectionI
     }
 }
 
-fn on_established<S: Service>(events: &mut EventLoop<Clients<S>>, id: ConnectionId) {
+fn on_established<S: Service>(events: &mut EventLoop<Clients<S>>, id: SessionId) {
     let Some((clients, connection)) = events.get_with_state(id) else { return };
     if let Some(error) = connection.last_error() {
         tracing::info!(%error, kind = %connection.kind(), "a client did not make it in");
         leave(events, id);
     } else if clients.settings.protected && !connection.is_local() {
         // It said that it was local. Its path tells where it is (VR-SEC-008), and hears no more of this server.
-        tracing::warn!(peer = ?connection.peer_address(), "a client elsewhere gave an address of this machine as its own");
+        tracing::warn!(peer = ?connection.peer_addr(), "a client elsewhere gave an address of this machine as its own");
         clients.counters.refused_protected += 1;
         clients.all.remove(id);
         events.abort(id);
     } else {
-        tracing::debug!(kind = %connection.kind(), peer = ?connection.peer_address(), "client");
+        tracing::debug!(kind = %connection.kind(), peer = ?connection.peer_addr(), "client");
         clients.counters.admitted += 1;
         go_on(events, id);
     }
 }
 
-fn leave<S: Service>(events: &mut EventLoop<Clients<S>>, id: ConnectionId) {
+fn leave<S: Service>(events: &mut EventLoop<Clients<S>>, id: SessionId) {
     events.state.all.remove(id);
     events.close(id);
 }
 
-fn on_readable<S: Service>(events: &mut EventLoop<Clients<S>>, id: ConnectionId) {
+fn on_readable<S: Service>(events: &mut EventLoop<Clients<S>>, id: SessionId) {
     let Some((state, connection)) = events.get_with_state(id) else { return };
     let Some(client) = state.all.get_mut(id) else { return };
     match connection.read(&mut state.chunk) {
@@ -383,14 +412,14 @@ fn on_readable<S: Service>(events: &mut EventLoop<Clients<S>>, id: ConnectionId)
             go_on(events, id);
         }
         Err(error) => {
-            tracing::info!(%error, peer = ?connection.peer_address(), "client lost");
+            tracing::info!(%error, peer = ?connection.peer_addr(), "client lost");
             leave(events, id);
         }
     }
 }
 
 /// Writes a client's replies as far as there is room, serves it once if more of them may wait, and sets its handlers.
-fn go_on<S: Service>(events: &mut EventLoop<Clients<S>>, id: ConnectionId) {
+fn go_on<S: Service>(events: &mut EventLoop<Clients<S>>, id: SessionId) {
     let Some((state, connection)) = events.get_with_state(id) else { return };
     // Messages to a client whose handshake is under way wait until that is over.
     if connection.is_establishing() {

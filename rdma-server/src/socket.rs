@@ -13,21 +13,43 @@ use socket2::{Domain, Protocol, SockAddr, Socket, TcpKeepalive, Type};
 
 use crate::address::Address;
 use crate::transport::{
-    Accepted, Carrier, ConnectionType, Interest, Kind, Listening, LoopId, Source, Transport,
+    Accepted, Carrier, ConnectionType, Interest, Kind, Listening, LoopId, Source, Transport, out_of_bounds,
 };
 
 /// What a closing socket reads and throws away per turn, so that unread bytes do not turn the close into a reset.
 const DISCARD: usize = 64 << 10;
 
-/// Settings of sockets. [`Unix`] uses the backlog only.
+/// Settings of sockets. [`Unix`] uses the backlog only. Start from [`SocketSettings::default`]; fields can be assigned, or set in
+/// a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct SocketSettings {
-    /// Connections that may wait to be accepted.
+    /// Connections that may wait to be accepted: at least 1.
     pub backlog: i32,
     /// Whether small writes are sent at once.
     pub no_delay: bool,
-    /// After how much silence, and then how often, the kernel asks whether the peer is still there.
+    /// After how much silence the kernel asks whether the peer is still there: at least a second. It asks again after a third of
+    /// that, and at most once a second.
     pub keepalive: Option<Duration>,
+}
+
+impl SocketSettings {
+    rdma_proto::setters! {
+        backlog: i32,
+        no_delay: bool,
+        keepalive: Option<Duration>,
+    }
+
+    fn check(&self) -> io::Result<()> {
+        if self.backlog < 1 {
+            return Err(out_of_bounds("SocketSettings::backlog must be at least 1"));
+        }
+        // The kernel counts seconds, tcp(7).
+        if self.keepalive.is_some_and(|every| every < Duration::from_secs(1)) {
+            return Err(out_of_bounds("SocketSettings::keepalive must be at least a second"));
+        }
+        Ok(())
+    }
 }
 
 impl Default for SocketSettings {
@@ -80,6 +102,7 @@ impl ConnectionType for Tcp {
     }
 
     fn configure(&self, settings: SocketSettings) -> io::Result<()> {
+        settings.check()?;
         *self.settings.lock().unwrap_or_else(PoisonError::into_inner) = settings;
         Ok(())
     }
@@ -123,6 +146,7 @@ impl ConnectionType for Unix {
     }
 
     fn configure(&self, settings: SocketSettings) -> io::Result<()> {
+        settings.check()?;
         *self.settings.lock().unwrap_or_else(PoisonError::into_inner) = settings;
         Ok(())
     }
@@ -228,7 +252,7 @@ impl Listening for Listener {
         }
     }
 
-    fn address(&self) -> Option<Address> {
+    fn local_addr(&self) -> Option<Address> {
         self.socket.local_addr().ok().map(address)
     }
 
@@ -237,8 +261,8 @@ impl Listening for Listener {
     }
 }
 
-/// Whether the next connection will fail as well. Every other error of `accept(2)` is one connection's: Linux passes on what
-/// the network says about it.
+/// Returns whether the next connection will fail as well. Every other error of `accept(2)` is one connection's: Linux passes on
+/// what the network says about it.
 fn is_out_of_resources(error: &io::Error) -> bool {
     let lacking = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM, Errno::BADF, Errno::INVAL];
     lacking.iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
@@ -371,16 +395,16 @@ impl Transport for Stream {
         self.phase == Phase::Ended
     }
 
-    fn local_address(&self) -> Option<Address> {
+    fn local_addr(&self) -> Option<Address> {
         self.socket.local_addr().ok().map(address)
     }
 
-    fn peer_address(&self) -> Option<Address> {
+    fn peer_addr(&self) -> Option<Address> {
         self.socket.peer_addr().ok().map(address)
     }
 
     fn is_local(&self) -> bool {
-        match self.peer_address() {
+        match self.peer_addr() {
             Some(Address::Ip(peer)) => peer.ip().to_canonical().is_loopback(),
             Some(Address::Unix(_)) => true,
             None => false,

@@ -13,7 +13,9 @@ use crate::address::Address;
 use crate::transport::{Accepted, ConnectionType, Interest, Kind, Listening, LoopId, Source, Transport};
 
 /// Settings of [`Tls`]: who we are and whom we trust. The cryptography comes with them.
+/// Start from [`TlsSettings::default`]; fields can be assigned, or set in a chain.
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct TlsSettings {
     /// For connections that are accepted.
     pub server: Option<Arc<ServerConfig>>,
@@ -21,6 +23,14 @@ pub struct TlsSettings {
     pub client: Option<Arc<ClientConfig>>,
     /// The name that the server's certificate must bear. By default the address that is connected to.
     pub server_name: Option<ServerName<'static>>,
+}
+
+impl TlsSettings {
+    rdma_proto::setters! {
+        server: Option<Arc<ServerConfig>>,
+        client: Option<Arc<ClientConfig>>,
+        server_name: Option<ServerName<'static>>,
+    }
 }
 
 /// TLS over the connection type `T`.
@@ -36,7 +46,7 @@ impl<T: ConnectionType> Tls<T> {
         Self { inner, settings: Arc::new(Mutex::new(settings)) }
     }
 
-    /// The type below, for its own settings.
+    /// Returns the type below, for its own settings.
     pub const fn inner(&self) -> &T {
         &self.inner
     }
@@ -50,7 +60,7 @@ fn missing(what: &str) -> io::Error {
     io::Error::new(ErrorKind::InvalidInput, format!("TLS has no {what}: give it one with its settings"))
 }
 
-/// What rustls says: the peer's fault when it is about what the peer sent, and a reason to close either way.
+/// Returns an error of rustls as one of `io`: it concerns what the peer sent, and ends the connection.
 fn fault(error: rustls::Error) -> io::Error {
     io::Error::new(ErrorKind::InvalidData, error)
 }
@@ -109,8 +119,8 @@ impl Listening for TlsListener {
         })
     }
 
-    fn address(&self) -> Option<Address> {
-        self.inner.address()
+    fn local_addr(&self) -> Option<Address> {
+        self.inner.local_addr()
     }
 
     fn descriptor(&self) -> BorrowedFd<'_> {
@@ -302,12 +312,12 @@ impl Transport for TlsTransport {
         lost || (self.then.is_none() && self.inner.is_over())
     }
 
-    fn local_address(&self) -> Option<Address> {
-        self.inner.local_address()
+    fn local_addr(&self) -> Option<Address> {
+        self.inner.local_addr()
     }
 
-    fn peer_address(&self) -> Option<Address> {
-        self.inner.peer_address()
+    fn peer_addr(&self) -> Option<Address> {
+        self.inner.peer_addr()
     }
 
     fn is_local(&self) -> bool {

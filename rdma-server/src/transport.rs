@@ -98,10 +98,15 @@ pub trait Listening: Send {
     fn accept(&mut self) -> io::Result<Accepted>;
 
     /// Returns where it listens.
-    fn address(&self) -> Option<Address>;
+    fn local_addr(&self) -> Option<Address>;
 
     /// Returns a descriptor that is readable when there may be a connection.
     fn descriptor(&self) -> BorrowedFd<'_>;
+}
+
+/// Returns the error for settings that a program has chosen wrongly.
+pub(crate) fn out_of_bounds(what: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, what)
 }
 
 /// Reading, writing, both or neither: what somebody wants, or what can be done.
@@ -200,10 +205,10 @@ pub trait Transport: Send {
     fn is_over(&mut self) -> bool;
 
     /// Returns this side's address.
-    fn local_address(&self) -> Option<Address>;
+    fn local_addr(&self) -> Option<Address>;
 
     /// Returns the peer's address.
-    fn peer_address(&self) -> Option<Address>;
+    fn peer_addr(&self) -> Option<Address>;
 
     /// Returns whether the peer is on this machine. Before the connection is established that may rest on what the peer says
     /// of itself: true is then a claim, false is not.

@@ -4,9 +4,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
-use rdma_conn::{Config, ConnectionId as MemberId, Endpoint, Event, Limits, Options};
+use rdma_conn::{Config, ConnectionId, Endpoint, Event, Limits, Options};
 use rdma_server::{
-    ConnectionId, ConnectionType, Flow, Rdma, RdmaSettings, Replies, Server, ServerSettings, Service, Vector,
+    ConnectionType, Flow, Rdma, RdmaSettings, Replies, Server, ServerSettings, Service, SessionId, Vector,
 };
 use rdma_softsim::{Fabric, Limits as HostLimits, SoftSim};
 
@@ -21,7 +21,7 @@ struct Mute;
 impl Service for Mute {
     type Client = ();
 
-    fn serve(&mut self, _: ConnectionId, (): &mut (), input: &mut BytesMut, _: &mut Replies) -> Flow {
+    fn serve(&mut self, _: SessionId, (): &mut (), input: &mut BytesMut, _: &mut Replies) -> Flow {
         input.clear();
         Flow::Stay
     }
@@ -44,8 +44,8 @@ fn host(fabric: &Fabric, ip: IpAddr) -> SoftSim {
 /// Connects the clients to whatever `turn` turns. Returns how many descriptors there are more, and what the server's host holds.
 fn gather(fabric: &Fabric, before: usize, mut turn: impl FnMut()) -> (usize, rdma_softsim::Resources) {
     let mut clients = Endpoint::new(&host(fabric, CLIENT), Limits::default()).expect("an endpoint");
-    let options = Options { protocol: Config { window: 4096, ..Config::client() }, ..Options::client() };
-    let mut members: Vec<MemberId> = Vec::new();
+    let options = Options::client().protocol(Config::client().window(4096));
+    let mut members: Vec<ConnectionId> = Vec::new();
     let (begun, mut asked) = (Instant::now(), 0);
     while members.len() < CLIENTS {
         assert!(begun.elapsed() < PATIENCE, "{} of {CLIENTS} are in", members.len());
@@ -70,7 +70,7 @@ fn gather(fabric: &Fabric, before: usize, mut turn: impl FnMut()) -> (usize, rdm
 #[test]
 fn idle_clients_cost_what_they_cost_on_an_endpoint() {
     let at = SocketAddr::from((SERVER, 6379));
-    let limits = Limits { connections: usize::MAX, ..Limits::default() };
+    let limits = Limits::default().connections(usize::MAX);
 
     let fabric = Fabric::new();
     let before = descriptors();
@@ -88,8 +88,8 @@ fn idle_clients_cost_what_they_cost_on_an_endpoint() {
     let rdma = Rdma::new(host(&fabric, SERVER));
     let settings = RdmaSettings::default();
     let vector = Vector::Fixed(0);
-    rdma.configure(RdmaSettings { server: options(), vector, limits, ..settings }).expect("settings");
-    let settings = ServerSettings { protected: false, ..ServerSettings::default() };
+    rdma.configure(settings.server(options()).vector(vector).limits(limits)).expect("settings");
+    let settings = ServerSettings::default().protected(false);
     let mut server = Server::new(Mute, settings).expect("a loop");
     server.bind(rdma, &[at.into()]).expect("a free address");
     let (through, held) =

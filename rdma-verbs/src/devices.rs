@@ -34,8 +34,8 @@ pub struct Gid {
 }
 
 impl Gid {
-    /// The identifier as an address of the network, which on RoCE it is.
-    pub fn address(&self) -> IpAddr {
+    /// Returns the identifier as an address of the network, which on RoCE it is.
+    pub fn ip_addr(&self) -> IpAddr {
         self.raw.to_canonical()
     }
 }
@@ -76,7 +76,7 @@ impl fmt::Display for GidKind {
     }
 }
 
-/// The devices, in the system's order; none on a machine without RDMA.
+/// Returns the devices, in the system's order; none on a machine without RDMA.
 ///
 /// # Errors
 /// The list cannot be read.

@@ -25,7 +25,7 @@ fn says(error: &Error, kind: io::ErrorKind, parts: &[&str]) {
 }
 
 fn impatient() -> Connect {
-    Connect { timeout: Duration::from_millis(300), ..Connect::default() }
+    Connect::default().timeout(Duration::from_millis(300))
 }
 
 fn failure(client: &SoftSim, host: &str) -> Error {

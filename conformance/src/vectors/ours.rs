@@ -6,7 +6,7 @@ use std::time::Duration;
 use rdma_proto::backend::{CompletionError, CompletionStatus, Immediate};
 use rdma_proto::time::Instant;
 use rdma_proto::wire::{FeatureSet, Message};
-use rdma_proto::{Action, Config, Connection, Error, InvalidMessage, Keepalive, RegionAddress};
+use rdma_proto::{Action, Config, Error, InvalidMessage, Keepalive, RegionAddress};
 
 use super::data::{Blame, Bytes, Hex, Reason, Settings, State};
 use super::protocol::{Implementation, Reply, Request, VERSION, line, parse};
@@ -19,7 +19,7 @@ pub struct Ours {
 }
 
 struct Machine {
-    connection: Connection,
+    connection: rdma_proto::Machine,
     now: Instant,
     /// Ids of what was posted with a signal and not completed.
     posted: Vec<u64>,
@@ -84,26 +84,20 @@ impl Machine {
             Role::Client => Config::client(),
             Role::Server => Config::server(),
         };
-        let config = Config {
-            window: settings.window,
-            windows: settings.windows,
-            send_buffer: settings.send_buffer,
-            send_depth: settings.send_depth,
-            peer_receives: settings.peer_receives,
-            window_limit: settings.window_limit,
-            features: FeatureSet(settings.features.0),
-            negotiate: settings.negotiate,
-            keepalive: Keepalive {
-                every: time(settings.keepalive_ms),
-                probe: None,
-                limit: time(settings.silence_ms),
-            },
-            stall_limit: time(settings.stall_ms),
-            ..base
-        };
+        let config = base
+            .window(settings.window)
+            .windows(settings.windows)
+            .send_buffer(settings.send_buffer)
+            .send_depth(settings.send_depth)
+            .peer_receives(settings.peer_receives)
+            .window_limit(settings.window_limit)
+            .features(FeatureSet(settings.features.0))
+            .negotiate(settings.negotiate)
+            .keepalive(Keepalive::NONE.every(time(settings.keepalive_ms)).limit(time(settings.silence_ms)))
+            .stall_limit(time(settings.stall_ms));
         let region = |Hex(address), Hex(rkey)| RegionAddress { address, rkey: rkey as u32 };
         let regions = [region(settings.address, settings.rkey), region(settings.address2, settings.rkey2)];
-        let connection = Connection::new(config, regions).map_err(|error| error.to_string())?;
+        let connection = rdma_proto::Machine::new(config, regions).map_err(|error| error.to_string())?;
         Ok(Self { connection, now: Instant::default(), posted: Vec::new() })
     }
 
@@ -140,7 +134,10 @@ impl Machine {
             if part == 0 {
                 return Err("the send buffer of this trace is too small for it".to_string());
             }
-            self.connection.commit(part as usize).map_err(|error| error.to_string())?;
+            // Refused after a close and after the end.
+            if self.connection.commit(part as usize).is_err() {
+                return Ok(());
+            }
             length -= part;
         }
         Ok(())

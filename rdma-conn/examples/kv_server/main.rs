@@ -52,7 +52,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     options.protocol.window = arguments.window;
     // A client that lets its replies lie for a minute is not coming back; its thread is needed.
     options.protocol.stall_limit = Some(Duration::from_secs(60));
-    let limits = Limits { connections: arguments.maxclients, ..Limits::default() };
+    let limits = Limits::default().connections(arguments.maxclients);
     match arguments.backend {
         Backend::Verbs => {
             let mut endpoint = Endpoint::new(&Verbs::load()?, limits)?;

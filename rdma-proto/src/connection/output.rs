@@ -8,9 +8,9 @@ use crate::time::Instant;
 use crate::wire::{FeatureSet, MESSAGE_LEN, Message, Window};
 
 use super::timers::HeldUp;
-use super::{Connection, Negotiation, RegionAddress, State};
+use super::{Machine, Negotiation, RegionAddress, State};
 
-/// What the driver of a [`Connection`] must do, in the order given. Consecutive requests may share a doorbell.
+/// What the driver of a [`Machine`] must do, in the order given. Consecutive requests may share a doorbell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[must_use]
 pub enum Action {
@@ -50,8 +50,8 @@ pub(super) struct Flush {
     total: u32,
 }
 
-impl Connection {
-    /// The next thing to do, or `None` if there is nothing now.
+impl Machine {
+    /// Returns the next thing to do, or `None` if there is nothing now.
     #[inline]
     pub fn poll_action(&mut self, now: Instant) -> Option<Action> {
         if self.settled {
@@ -91,7 +91,7 @@ impl Connection {
         (self.state == State::Closing).then(|| self.next_of_close()).flatten()
     }
 
-    /// Whether it needs no further look to know that nothing is to be done.
+    /// Returns whether it needs no further look to know that nothing is to be done.
     fn has_nothing_due(&self) -> bool {
         self.state == State::Open
             && self.flush.is_none()
@@ -99,7 +99,7 @@ impl Connection {
             && !self.wants_message()
     }
 
-    /// Whether there is a message to send as soon as it may be.
+    /// Returns whether there is a message to send as soon as it may be.
     fn wants_message(&self) -> bool {
         self.rx.unannounced().is_some()
             || !self.answers.is_empty()
@@ -179,8 +179,8 @@ impl Connection {
         Action::Send { id, signaled, slot, message: message.encode() }
     }
 
-    /// How much to send now, as one notification: all there is, up to the end of the peer's window (VR-FLOW-006). What finds
-    /// no room waits for the next one (VR-FLOW-012); without bytes there is no notification (VR-XFER-010).
+    /// Returns how much to send now, as one notification: all there is, up to the end of the peer's window (VR-FLOW-006). What
+    /// finds no room waits for the next one (VR-FLOW-012); without bytes there is no notification (VR-XFER-010).
     fn next_flush(&self) -> Option<Flush> {
         let pending = self.send.unposted().min(self.tx.room().into());
         if pending == 0 {
@@ -239,14 +239,14 @@ impl Connection {
         None
     }
 
-    /// An empty WRITE: its completion tells that all before it are done, and that the peer's device is there.
-    const fn write_nothing(&mut self) -> Action {
+    /// Returns an empty WRITE: its completion tells that all before it are done, and that the peer's device is there.
+    fn write_nothing(&mut self) -> Action {
         let from = self.send.next_source(0);
         let (id, signaled) = self.send.post(0, false, true);
         Action::Write { id, signaled, from, to: RemoteAddress { address: 0, rkey: 0 }, immediate: None }
     }
 
-    /// What the peer lacks for something to leave that waits.
+    /// Returns what the peer must do before bytes or messages that wait can leave.
     fn held_up(&self) -> Option<HeldUp> {
         if !matches!(self.state, State::Open | State::Closing) {
             None
@@ -261,7 +261,7 @@ impl Connection {
         }
     }
 
-    const fn note_in_flight(&mut self) {
+    fn note_in_flight(&mut self) {
         let in_flight = self.credits.in_flight(self.send.posted().notices);
         if in_flight > self.counters.most_in_flight {
             self.counters.most_in_flight = in_flight;

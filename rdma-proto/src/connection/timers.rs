@@ -1,4 +1,4 @@
-//! What a connection does because time passes.
+//! Timers: what a connection does because time passes.
 
 use core::time::Duration;
 
@@ -67,27 +67,27 @@ impl Timers {
         }
     }
 
-    pub(super) const fn start(&mut self, now: Instant) {
+    pub(super) fn start(&mut self, now: Instant) {
         self.heard(now);
         self.keepalive_at = now.after(self.every);
     }
 
-    pub(super) const fn heard(&mut self, now: Instant) {
+    pub(super) fn heard(&mut self, now: Instant) {
         self.heard = now;
         self.alive = now;
     }
 
-    pub(super) const fn window_came(&mut self) {
+    pub(super) fn window_came(&mut self) {
         self.held_up = None;
     }
 
-    pub(super) const fn receives_came(&mut self) {
+    pub(super) fn receives_came(&mut self) {
         if let Some((HeldUp::NoReceives, _)) = self.held_up {
             self.held_up = None;
         }
     }
 
-    pub(super) const fn acknowledged(&mut self, now: Instant, slots_done: u64) {
+    pub(super) fn acknowledged(&mut self, now: Instant, slots_done: u64) {
         self.alive = now;
         if let Some(slot) = self.keepalive_in_flight
             && slot <= slots_done
@@ -96,22 +96,22 @@ impl Timers {
         }
     }
 
-    pub(super) const fn close_by(&mut self, deadline: Instant) {
+    pub(super) fn close_by(&mut self, deadline: Instant) {
         self.close_by = deadline;
     }
 
-    /// Whether a keepalive waits to be sent.
+    /// Returns whether a keepalive waits to be sent.
     pub(super) const fn wants_keepalive(&self) -> bool {
         self.keepalive_due && self.keepalive_in_flight.is_none()
     }
 
-    /// Whether the peer itself has sent something since the last keepalive.
+    /// Returns whether the peer itself has sent something since the last keepalive.
     pub(super) fn heard_since_keepalive(&self) -> bool {
         self.heard > self.heard_at_keepalive
     }
 
-    /// Whether a keepalive is to be sent now, as the request after which the slot count is `slot`.
-    pub(super) const fn take_keepalive(&mut self, slot: u64) -> bool {
+    /// Returns whether a keepalive is to be sent now, as the request after which the slot count is `slot`.
+    pub(super) fn take_keepalive(&mut self, slot: u64) -> bool {
         let take = self.wants_keepalive();
         if take {
             self.keepalive_due = false;
@@ -154,18 +154,18 @@ impl Timers {
         now >= self.close_by
     }
 
-    /// The limit, if the peer has sent nothing for so long.
+    /// Returns the limit, if the peer has sent nothing for so long.
     pub(super) fn silent(&self, now: Instant) -> Option<Duration> {
         (now >= self.heard.after(self.silence)).then_some(self.silence)
     }
 
-    /// What the peer holds up, and the limit, if it has done so for so long.
+    /// Returns what the peer holds up, and the limit, if it has done so for so long.
     pub(super) fn stalled(&self, now: Instant) -> Option<(HeldUp, Duration)> {
         let (cause, _) = self.held_up.filter(|_| now >= self.stall_at())?;
         Some((cause, self.stall))
     }
 
-    /// Whether a keepalive is due or under way.
+    /// Returns whether a keepalive is due or under way.
     const fn awaits_life(&self) -> bool {
         self.keepalive_due || self.keepalive_in_flight.is_some()
     }
@@ -177,7 +177,7 @@ impl Timers {
         self.asked.max(self.alive).after(UNACKNOWLEDGED)
     }
 
-    /// The limit, if the peer's device has shown no life for so long though it was asked.
+    /// Returns the limit, if the peer's device has shown no life for so long though it was asked.
     pub(super) fn unacknowledged(&self, now: Instant) -> Option<Duration> {
         (now >= self.unacknowledged_at()).then_some(UNACKNOWLEDGED)
     }

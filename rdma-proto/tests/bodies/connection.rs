@@ -5,7 +5,7 @@ use std::time::Duration;
 use rdma_proto::backend::{CompletionStatus, Immediate};
 use rdma_proto::time::Instant;
 use rdma_proto::wire::{FeatureSet, Message, Window};
-use rdma_proto::{Action, Config, Connection, Error, Keepalive, RegionAddress, Role, State, TransportError};
+use rdma_proto::{Action, Config, Error, Keepalive, Machine, RegionAddress, Role, State, TransportError};
 
 use super::Script;
 use crate::pair::{Ledger, at, failure};
@@ -29,26 +29,25 @@ fn settings(script: &mut Script<'_>) -> Config {
         let millis = script.byte();
         (millis > 127).then(|| Duration::from_millis(millis.into()))
     };
-    let config = Config {
-        role: if script.flag() { Role::Client } else { Role::Server },
-        window: script.within(1..=64),
-        windows: script.within(1..=2) as u8,
-        send_buffer: script.within(1..=64),
-        send_depth: script.within(1..=40) as u16,
-        peer_receives: script.within(2..=20) as u16,
-        window_limit: if script.flag() { 100 } else { u32::MAX },
-        features: FeatureSet(script.byte().into()),
-        negotiate: script.flag(),
-        keepalive: Keepalive { every: interval(script), probe: interval(script), limit: interval(script) },
-        stall_limit: interval(script),
-    };
+    let config = Config::client()
+        .role(if script.flag() { Role::Client } else { Role::Server })
+        .window(script.within(1..=64))
+        .windows(script.within(1..=2) as u8)
+        .send_buffer(script.within(1..=64))
+        .send_depth(script.within(1..=40) as u16)
+        .peer_receives(script.within(2..=20) as u16)
+        .window_limit(if script.flag() { 100 } else { u32::MAX })
+        .features(FeatureSet(script.byte().into()))
+        .negotiate(script.flag())
+        .keepalive(Keepalive::NONE.every(interval(script)).probe(interval(script)).limit(interval(script)))
+        .stall_limit(interval(script));
     assert_eq!(config.check(), Ok(()));
     config
 }
 
 struct World {
     config: Config,
-    machine: Connection,
+    machine: Machine,
     now: Instant,
     /// `None` after a completion was made up: nobody knows any more what is under way.
     ledger: Option<Ledger>,
@@ -58,7 +57,7 @@ struct World {
 impl World {
     fn new(config: Config) -> Self {
         let regions = [1, 2].map(|rkey| RegionAddress { address: u64::from(rkey) << 32, rkey });
-        let machine = Connection::new(config, regions).expect("settings within their bounds");
+        let machine = Machine::new(config, regions).expect("settings within their bounds");
         Self { config, machine, now: at(1), ledger: Some(Ledger::new(config)), disconnects: 0 }
     }
 

@@ -80,14 +80,11 @@ fn settings(script: &mut Script<'_>, base: Config) -> Config {
         let millis = script.byte();
         (millis > 127).then(|| Duration::from_millis(millis.into()))
     };
-    Config {
-        window: script.within(1..=64),
-        windows: script.within(1..=2) as u8,
-        send_buffer: script.within(1..=64),
-        send_depth: script.within(1..=40) as u16,
-        peer_receives: script.within(2..=20) as u16,
-        negotiate: script.flag(),
-        keepalive: Keepalive { every: interval(script), probe: interval(script), limit: None },
-        ..base
-    }
+    base.window(script.within(1..=64))
+        .windows(script.within(1..=2) as u8)
+        .send_buffer(script.within(1..=64))
+        .send_depth(script.within(1..=40) as u16)
+        .peer_receives(script.within(2..=20) as u16)
+        .negotiate(script.flag())
+        .keepalive(Keepalive::NONE.every(interval(script)).probe(interval(script)))
 }

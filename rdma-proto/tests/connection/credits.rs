@@ -8,8 +8,7 @@ use crate::pair::{Client, Pair, Server, failure, quiet};
 
 /// A client of a Valkey server, which accepts with an RNR retry count of 0; both keep `receives` posted.
 fn valkey(receives: u16) -> Pair {
-    let wide =
-        |base| Config { window: 1 << 16, send_buffer: 1 << 16, peer_receives: receives, ..quiet(base) };
+    let wide = |base| quiet(base).window(1 << 16).send_buffer(1 << 16).peer_receives(receives);
     let mut pair = Pair::new(wide(Config::client()), wide(Config::server()));
     pair.client.rnr_retry = 0;
     pair.establish(Server);
@@ -73,7 +72,7 @@ fn the_answer_returns_the_credits() {
 /// VR-FLOW-008: a registration proves as much: whoever fills windows never has to ask.
 #[test]
 fn full_windows_need_no_questions() {
-    let narrow = |base| Config { window: 8, send_buffer: 8, peer_receives: 16, ..quiet(base) };
+    let narrow = |base| quiet(base).window(8).send_buffer(8).peer_receives(16);
     let mut pair = Pair::new(narrow(Config::client()), narrow(Config::server()));
     pair.client.rnr_retry = 0;
     pair.establish(Server);
@@ -85,7 +84,7 @@ fn full_windows_need_no_questions() {
 /// VR-FLOW-008: so do bytes in a window that we announced: whoever only reads never has to ask.
 #[test]
 fn bytes_in_a_new_window_need_no_questions() {
-    let narrow = |base| Config { window: 8, peer_receives: 4, windows: 1, ..quiet(base) };
+    let narrow = |base| quiet(base).window(8).peer_receives(4).windows(1);
     let mut pair = Pair::new(narrow(Config::client()), narrow(Config::server()));
     pair.client.rnr_retry = 0;
     pair.establish(Server);
@@ -115,8 +114,7 @@ fn a_patient_peer_is_never_asked() {
     for (who, receives) in
         [(Client, 4), (Server, 4), (Client, WRITES as u16 / 2), (Server, WRITES as u16 / 2)]
     {
-        let wide =
-            |base| Config { window: 1 << 16, send_buffer: 1 << 16, peer_receives: receives, ..quiet(base) };
+        let wide = |base| quiet(base).window(1 << 16).send_buffer(1 << 16).peer_receives(receives);
         let mut pair = Pair::connected(wide(Config::client()), wide(Config::server()));
         let other = crate::pair::peer(who);
         pair.side(other).handles = false;
@@ -157,13 +155,7 @@ fn fewer_receives_than_assumed_kill_an_impatient_connection() {
 #[test]
 fn data_leaves_credits_to_registrations() {
     for receives in few([2, 4, 16, 1024]) {
-        let base = |base| Config {
-            window: 1 << 12,
-            windows: 1,
-            send_buffer: 1 << 13,
-            peer_receives: receives,
-            ..quiet(base)
-        };
+        let base = |base| quiet(base).window(1 << 12).windows(1).send_buffer(1 << 13).peer_receives(receives);
         let mut pair = Pair::new(base(Config::client()), base(Config::server()));
         pair.client.rnr_retry = 0;
         pair.establish(Server);
@@ -189,8 +181,8 @@ fn data_leaves_credits_to_registrations() {
 /// A question for features and one for credits are the same message, and one answer serves both.
 #[test]
 fn the_first_question_serves_both_ends() {
-    let ask = Config { negotiate: true, peer_receives: 2, ..quiet(Config::client()) };
-    let mut pair = Pair::new(ask, Config { peer_receives: 8, ..quiet(Config::server()) });
+    let ask = quiet(Config::client()).negotiate(true).peer_receives(2);
+    let mut pair = Pair::new(ask, quiet(Config::server()).peer_receives(8));
     pair.client.rnr_retry = 0;
     pair.server.receives = 2;
     pair.establish(Server);

@@ -5,8 +5,7 @@ use std::time::Duration;
 use rdma_proto::backend::{CompletionStatus, Immediate};
 use rdma_proto::wire::Message;
 use rdma_proto::{
-    Action, ApiMisuse, Config, Connection, Effect, Error, PeerMisbehaved, RegionAddress, State,
-    TransportError,
+    Action, ApiMisuse, Config, Effect, Error, Machine, PeerMisbehaved, RegionAddress, State, TransportError,
 };
 
 use crate::pair::{Client, Pair, Server, failure, peer, quiet};
@@ -52,7 +51,7 @@ fn close_asks_for_a_completion_if_none_is_under_way() {
 #[test]
 fn a_flush_before_the_connection_is_no_cause() {
     let mut machine =
-        Connection::new(quiet(Config::client()), [RegionAddress::default(); 2]).expect("in bounds");
+        Machine::new(quiet(Config::client()), [RegionAddress::default(); 2]).expect("in bounds");
     machine.handle_receive_failure(failure(CompletionStatus::WR_FLUSH_ERR));
     assert_eq!(machine.state(), State::Connecting);
     machine.handle_disconnected();
@@ -63,9 +62,9 @@ fn a_flush_before_the_connection_is_no_cause() {
 #[test]
 fn close_with_a_full_send_queue() {
     // Of a depth that is no multiple of four, so that the last requests of a full queue may be unsignalled.
-    let server = Config { send_depth: 70, ..quiet(Config::server()) };
-    let client = Config { window: 1 << 10, ..quiet(Config::client()) };
-    let mut pair = Pair::connected(client, Config { send_buffer: 1 << 10, ..server });
+    let server = quiet(Config::server()).send_depth(70);
+    let client = quiet(Config::client()).window(1 << 10);
+    let mut pair = Pair::connected(client, server.send_buffer(1 << 10));
     pair.server.carries = false;
     let question = Message::GetServerFeature { select: 0, features: Default::default() }.encode();
     for _ in 0..60 {
@@ -287,38 +286,27 @@ fn misuse_is_refused_and_the_connection_goes_on() {
 fn settings_out_of_bounds_are_refused_and_bounds_are_not() {
     let base = Config::client();
     let refused = [
-        Config { window: 0, ..base },
-        Config { windows: 0, ..base },
-        Config { windows: 3, ..base },
-        Config { send_buffer: 0, ..base },
-        Config { send_buffer: (1 << 30) + 1, ..base },
-        Config { send_depth: 0, ..base },
-        Config { send_depth: (1 << 14) + 1, ..base },
-        Config { peer_receives: 1, ..base },
-        Config { peer_receives: (1 << 14) + 1, ..base },
-        Config { window_limit: 0, ..base },
+        base.window(0),
+        base.windows(0),
+        base.windows(3),
+        base.send_buffer(0),
+        base.send_buffer((1 << 30) + 1),
+        base.send_depth(0),
+        base.send_depth((1 << 14) + 1),
+        base.peer_receives(1),
+        base.peer_receives((1 << 14) + 1),
+        base.window_limit(0),
     ];
     for config in refused {
         assert!(config.check().is_err(), "{config:?}");
     }
     let allowed = [
-        Config {
-            window: 1,
-            windows: 1,
-            send_buffer: 1,
-            send_depth: 1,
-            peer_receives: 2,
-            window_limit: 1,
-            ..base
-        },
-        Config {
-            window: u32::MAX,
-            send_buffer: 1 << 30,
-            send_depth: 1 << 14,
-            peer_receives: 1 << 14,
-            window_limit: u32::MAX,
-            ..base
-        },
+        base.window(1).windows(1).send_buffer(1).send_depth(1).peer_receives(2).window_limit(1),
+        base.window(u32::MAX)
+            .send_buffer(1 << 30)
+            .send_depth(1 << 14)
+            .peer_receives(1 << 14)
+            .window_limit(u32::MAX),
     ];
     for config in allowed {
         assert_eq!(config.check(), Ok(()), "{config:?}");
@@ -346,7 +334,7 @@ fn a_backend_that_fails_is_named() {
 fn an_end_within_a_flush() {
     let mut client = quiet(Config::client());
     client.send_buffer = 40;
-    let mut pair = Pair::connected(client, Config { window: 1000, ..quiet(Config::server()) });
+    let mut pair = Pair::connected(client, quiet(Config::server()).window(1000));
     pair.client.write(30);
     pair.settle();
     pair.client.write(25);
@@ -363,7 +351,7 @@ fn an_end_within_a_flush() {
 fn closing_within_a_flush() {
     let mut client = quiet(Config::client());
     client.send_buffer = 40;
-    let mut pair = Pair::connected(client, Config { window: 1000, ..quiet(Config::server()) });
+    let mut pair = Pair::connected(client, quiet(Config::server()).window(1000));
     pair.client.write(30);
     pair.settle();
     pair.client.write(25);

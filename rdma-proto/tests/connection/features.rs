@@ -6,8 +6,8 @@ use rdma_proto::{Config, Error, PeerMisbehaved, State};
 use crate::pair::{Client, Pair, Server, quiet};
 
 fn negotiating(client: u64, server: u64) -> Pair {
-    let client = Config { negotiate: true, features: FeatureSet(client), ..quiet(Config::client()) };
-    Pair::connected(client, Config { features: FeatureSet(server), ..quiet(Config::server()) })
+    let client = quiet(Config::client()).negotiate(true).features(FeatureSet(client));
+    Pair::connected(client, quiet(Config::server()).features(FeatureSet(server)))
 }
 
 /// VR-FEAT-001, VR-FEAT-008: nobody asks unless told to, and a server never does.

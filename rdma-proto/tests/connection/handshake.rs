@@ -50,7 +50,7 @@ fn registrations_may_cross_in_any_order() {
                 // The SEND overtakes the event that says the connection is there.
                 pair.handle(peer(first));
                 assert_eq!(pair.side(peer(first)).state(), State::Connecting);
-                assert!(pair.side(peer(first)).machine.is_registered());
+                assert!(pair.side(peer(first)).machine.has_peer_window());
             }
             pair.establish(peer(first));
             pair.finish([100, 100]);

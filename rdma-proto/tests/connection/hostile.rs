@@ -107,7 +107,7 @@ fn immediates_without_a_window() {
 }
 
 fn registered(windows: &[Window], limit: u32) -> Pair {
-    let client = Config { window_limit: limit, send_buffer: 8, ..quiet(Config::client()) };
+    let client = quiet(Config::client()).window_limit(limit).send_buffer(8);
     let mut pair = Pair::new(client, quiet(Config::server()));
     pair.establish(Client);
     for window in windows {

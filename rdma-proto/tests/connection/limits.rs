@@ -13,7 +13,7 @@ const ALMOST: Duration = Duration::from_millis(19_999);
 const REST: Duration = Duration::from_millis(1);
 
 fn limited(base: Config) -> Config {
-    Config { stall_limit: Some(LIMIT), ..quiet(base) }
+    quiet(base).stall_limit(Some(LIMIT))
 }
 
 fn failed(misbehaved: PeerMisbehaved) -> State {
@@ -59,7 +59,7 @@ fn a_peer_that_never_drains() {
 #[test]
 fn a_peer_that_never_receives() {
     for who in [Client, Server] {
-        let base = |base| Config { peer_receives: 8, ..limited(base) };
+        let base = |base| limited(base).peer_receives(8);
         let mut pair = Pair::connected(base(Config::client()), base(Config::server()));
         let other = crate::pair::peer(who);
         pair.side(other).handles = false;
@@ -82,7 +82,7 @@ fn a_peer_that_never_receives() {
 /// VR-RES-005: the same to a client that gets its credits back by questions only.
 #[test]
 fn a_server_that_never_polls() {
-    let client = Config { peer_receives: 16, ..limited(Config::client()) };
+    let client = limited(Config::client()).peer_receives(16);
     let mut pair = Pair::new(client, quiet(Config::server()));
     pair.client.rnr_retry = 0;
     pair.establish(Server);
@@ -100,7 +100,7 @@ fn a_server_that_never_polls() {
 /// VR-RES-005: answers that are not taken are waited for no longer than data.
 #[test]
 fn answers_that_are_not_taken() {
-    let server = Config { peer_receives: 4, ..limited(Config::server()) };
+    let server = limited(Config::server()).peer_receives(4);
     let mut pair = Pair::connected(quiet(Config::client()), server);
     pair.client.handles = false;
     pair.client.receives = 0;
@@ -116,7 +116,7 @@ fn answers_that_are_not_taken() {
 /// Answers that are taken slowly are taken.
 #[test]
 fn answers_that_are_taken_one_by_one() {
-    let server = Config { peer_receives: 4, ..limited(Config::server()) };
+    let server = limited(Config::server()).peer_receives(4);
     let mut pair = Pair::connected(quiet(Config::client()), server);
     // The client's device has receives; the client itself would not understand the answers.
     (pair.client.handles, pair.client.receives) = (false, 100);
@@ -137,7 +137,7 @@ fn answers_that_are_taken_one_by_one() {
 /// before the limit.
 #[test]
 fn a_proof_by_bytes_begins_the_wait_anew() {
-    let client = Config { peer_receives: 6, ..limited(Config::client()) };
+    let client = limited(Config::client()).peer_receives(6);
     let mut pair = Pair::new(client, quiet(Config::server()));
     pair.client.rnr_retry = 0;
     pair.establish(Client);
@@ -166,7 +166,7 @@ fn a_proof_by_bytes_begins_the_wait_anew() {
 /// Bytes that prove nothing are no progress for what waits: a peer cannot talk its way past the limit.
 #[test]
 fn bytes_that_prove_nothing_do_not_extend_the_limit() {
-    let client = Config { peer_receives: 6, ..limited(Config::client()) };
+    let client = limited(Config::client()).peer_receives(6);
     let mut pair = Pair::new(client, quiet(Config::server()));
     pair.client.rnr_retry = 0;
     pair.establish(Client);
@@ -189,7 +189,7 @@ fn bytes_that_prove_nothing_do_not_extend_the_limit() {
 /// Nor do keepalives that the device of a sleeping server acknowledges: it had receives for them, and has them no more.
 #[test]
 fn acknowledged_keepalives_do_not_extend_the_limit() {
-    let mut client = Config { peer_receives: 16, ..limited(Config::client()) };
+    let mut client = limited(Config::client()).peer_receives(16);
     client.keepalive.probe = Some(Duration::from_secs(1));
     let mut pair = Pair::new(client, quiet(Config::server()));
     pair.client.rnr_retry = 0;
@@ -212,7 +212,7 @@ fn acknowledged_keepalives_do_not_extend_the_limit() {
 #[test]
 fn slow_progress_is_progress() {
     for (rnr_retry, send_depth) in [(0, 1), (0, 256), (7, 1), (7, 256)] {
-        let client = Config { peer_receives: 4, send_depth, ..limited(Config::client()) };
+        let client = limited(Config::client()).peer_receives(4).send_depth(send_depth);
         let mut pair = Pair::new(client, quiet(Config::server()));
         pair.client.rnr_retry = rnr_retry;
         pair.establish(Server);

@@ -4,9 +4,8 @@ use core::time::Duration;
 
 use rdma_proto::backend::{Immediate, RNR_RETRY_INFINITE};
 use rdma_proto::time::Instant;
-use rdma_proto::window::Readable;
 use rdma_proto::wire::{Message, Window};
-use rdma_proto::{Action, Config, Connection, RegionAddress};
+use rdma_proto::{Action, Config, Machine, Readable, RegionAddress};
 
 use crate::pair::quiet;
 
@@ -14,7 +13,7 @@ const WINDOW: u32 = 8;
 const NOW: Instant = Instant::from_start(Duration::ZERO);
 
 /// The window that the machine announces now.
-fn announced(machine: &mut Connection) -> Option<Window> {
+fn announced(machine: &mut Machine) -> Option<Window> {
     let Some(Action::Send { message, .. }) = machine.poll_action(NOW) else { return None };
     match Message::decode(&message) {
         Ok(Message::RegisterXferMemory(window)) => Some(window),
@@ -35,8 +34,8 @@ fn window(rkey: u32) -> Option<Window> {
 /// may go once it is read.
 #[test]
 fn a_second_region_comes_when_it_is_needed_and_goes() {
-    let config = Config { window: WINDOW, windows: 1, ..quiet(Config::client()) };
-    let mut machine = Connection::new(config, [region(1), RegionAddress::default()]).expect("in bounds");
+    let config = quiet(Config::client()).window(WINDOW).windows(1);
+    let mut machine = Machine::new(config, [region(1), RegionAddress::default()]).expect("in bounds");
     machine.handle_established(NOW, RNR_RETRY_INFINITE);
     assert_eq!(announced(&mut machine), window(1));
     machine.handle_immediate(NOW, Immediate(WINDOW - 1));

@@ -10,11 +10,11 @@ use crate::pair::{Client, Pair, Server, Side, peer, quiet};
 const SECOND: Duration = Duration::from_secs(1);
 
 fn living(client: Keepalive, server: Keepalive) -> Pair {
-    let client = Config { keepalive: client, ..quiet(Config::client()) };
-    Pair::connected(client, Config { keepalive: server, ..quiet(Config::server()) })
+    let client = quiet(Config::client()).keepalive(client);
+    Pair::connected(client, quiet(Config::server()).keepalive(server))
 }
 
-const SILENT: Keepalive = Keepalive { every: None, probe: None, limit: None };
+const SILENT: Keepalive = Keepalive::NONE;
 
 fn keepalives(side: &Side) -> usize {
     side.messages().iter().filter(|message| matches!(message, Message::Keepalive)).count()
@@ -25,7 +25,7 @@ fn keepalives(side: &Side) -> usize {
 fn a_server_sends_keepalives_and_a_client_listens() {
     let mut client = Config::client();
     client.window = 64;
-    let mut pair = Pair::connected(client, Config { window: 64, ..Config::server() });
+    let mut pair = Pair::connected(client, Config::server().window(64));
     for second in 1..=60 {
         pair.advance(SECOND);
         pair.settle();
@@ -39,7 +39,7 @@ fn a_server_sends_keepalives_and_a_client_listens() {
 /// VR-KEEP-007: either role can do either, whatever the defaults are.
 #[test]
 fn both_roles_can_send_them() {
-    let every = Keepalive { every: Some(SECOND), ..SILENT };
+    let every = SILENT.every(Some(SECOND));
     let mut pair = living(every, every);
     for _ in 0..10 {
         pair.advance(SECOND);
@@ -51,7 +51,7 @@ fn both_roles_can_send_them() {
 /// After a long sleep of this program one is enough.
 #[test]
 fn missed_keepalives_are_not_made_up_for() {
-    let mut pair = living(SILENT, Keepalive { every: Some(SECOND), ..SILENT });
+    let mut pair = living(SILENT, SILENT.every(Some(SECOND)));
     pair.advance(SECOND * 1000);
     pair.settle();
     assert_eq!(keepalives(&pair.server), 1);
@@ -60,7 +60,7 @@ fn missed_keepalives_are_not_made_up_for() {
 /// VR-KEEP-004: a peer that takes none makes them pile up nowhere.
 #[test]
 fn never_more_than_one_keepalive_is_under_way() {
-    let mut pair = living(SILENT, Keepalive { every: Some(SECOND), ..SILENT });
+    let mut pair = living(SILENT, SILENT.every(Some(SECOND)));
     pair.server.carries = false;
     for _ in 0..100 {
         pair.advance(SECOND);
@@ -78,7 +78,7 @@ fn never_more_than_one_keepalive_is_under_way() {
 #[test]
 fn a_probe_is_sent_into_silence_only() {
     for who in [Client, Server] {
-        let probe = Keepalive { probe: Some(SECOND * 10), ..SILENT };
+        let probe = SILENT.probe(Some(SECOND * 10));
         let mut pair = living(probe, probe);
         for _ in 0..50 {
             pair.advance(SECOND * 9);
@@ -99,7 +99,7 @@ fn a_probe_is_sent_into_silence_only() {
 /// device's own time-out.
 #[test]
 fn a_busy_peer_satisfies_the_probe_through_its_device() {
-    let mut pair = living(Keepalive { probe: Some(SECOND * 10), ..SILENT }, SILENT);
+    let mut pair = living(SILENT.probe(Some(SECOND * 10)), SILENT);
     pair.server.handles = false;
     for expected in 1..=20 {
         pair.advance(SECOND * 10);
@@ -113,7 +113,7 @@ fn a_busy_peer_satisfies_the_probe_through_its_device() {
 #[test]
 fn silence_beyond_the_limit_ends_the_connection() {
     let limit = SECOND * 30;
-    let mut pair = living(Keepalive { probe: Some(SECOND), limit: Some(limit), ..SILENT }, SILENT);
+    let mut pair = living(SILENT.probe(Some(SECOND)).limit(Some(limit)), SILENT);
     for _ in 0..20 {
         pair.advance(SECOND);
         pair.settle();
@@ -137,7 +137,7 @@ fn silence_beyond_the_limit_ends_the_connection() {
 /// VR-KEEP-003: none after the end.
 #[test]
 fn no_keepalive_after_the_end() {
-    let mut pair = living(SILENT, Keepalive { every: Some(SECOND), ..SILENT });
+    let mut pair = living(SILENT, SILENT.every(Some(SECOND)));
     pair.server.machine.close(pair.now, SECOND);
     pair.settle();
     assert_eq!(pair.server.state(), State::Closed);
@@ -151,14 +151,10 @@ fn no_keepalive_after_the_end() {
 fn intervals_of_zero_are_refused() {
     let zero = Some(Duration::ZERO);
     let mut refused = Vec::new();
-    for keepalive in [
-        Keepalive { every: zero, ..SILENT },
-        Keepalive { probe: zero, ..SILENT },
-        Keepalive { limit: zero, ..SILENT },
-    ] {
-        refused.push(Config { keepalive, ..Config::client() });
+    for keepalive in [SILENT.every(zero), SILENT.probe(zero), SILENT.limit(zero)] {
+        refused.push(Config::client().keepalive(keepalive));
     }
-    refused.push(Config { stall_limit: zero, ..Config::client() });
+    refused.push(Config::client().stall_limit(zero));
     for config in refused {
         assert!(config.check().is_err(), "{config:?}");
     }
@@ -170,8 +166,8 @@ fn intervals_of_zero_are_refused() {
 fn a_peer_whose_device_acknowledges_nothing_is_gone() {
     let limited = rdma_proto::UNACKNOWLEDGED + SECOND * 10;
     for (probing, full) in [(false, false), (true, false), (false, true)] {
-        let shows = Keepalive { every: Some(SECOND * 3), ..SILENT };
-        let probes = Keepalive { probe: Some(SECOND * 10), ..SILENT };
+        let shows = SILENT.every(Some(SECOND * 3));
+        let probes = SILENT.probe(Some(SECOND * 10));
         let mut server = quiet(Config::server());
         server.keepalive = if probing { probes } else { shows };
         server.send_depth = 16;
@@ -199,9 +195,9 @@ fn a_peer_whose_device_acknowledges_nothing_is_gone() {
 /// is left of its receives is not used up, so nothing waits for it, and it can go on after any time.
 #[test]
 fn an_idle_peer_is_left_its_receives() {
-    let server = Keepalive { every: Some(SECOND), ..SILENT };
-    let receives = Config { peer_receives: 16, ..quiet(Config::server()) };
-    let mut pair = Pair::connected(quiet(Config::client()), Config { keepalive: server, ..receives });
+    let server = SILENT.every(Some(SECOND));
+    let receives = quiet(Config::server()).peer_receives(16);
+    let mut pair = Pair::connected(quiet(Config::client()), receives.keepalive(server));
     for _ in 0..2 {
         let before = keepalives(&pair.server);
         pair.client.handles = false;
@@ -225,7 +221,7 @@ fn an_idle_peer_is_left_its_receives() {
 /// What a device acknowledges late, but in time, ends nothing, however often.
 #[test]
 fn late_acknowledgements_count() {
-    let mut pair = living(SILENT, Keepalive { every: Some(SECOND * 3), ..SILENT });
+    let mut pair = living(SILENT, SILENT.every(Some(SECOND * 3)));
     for _ in 0..5 {
         pair.server.carries = false;
         for _ in 0..100 {

@@ -5,7 +5,7 @@ use rdma_proto::{Action, ApiMisuse, Config, Error};
 use crate::pair::{Client, Pair, Server, peer, quiet};
 
 fn windows_of(window: u32, windows: u8) -> Pair {
-    let base = |base| Config { window, windows, ..quiet(base) };
+    let base = |base| quiet(base).window(window).windows(windows);
     Pair::connected(base(Config::client()), base(Config::server()))
 }
 
@@ -25,7 +25,7 @@ fn one_notification_for_one_flush() {
 fn bytes_around_the_end_of_the_send_buffer_are_a_plain_write_and_one_with_the_sum() {
     let mut client = quiet(Config::client());
     client.send_buffer = 40;
-    let mut pair = Pair::connected(client, Config { window: 1000, ..quiet(Config::server()) });
+    let mut pair = Pair::connected(client, quiet(Config::server()).window(1000));
     pair.client.write(30);
     pair.settle();
     pair.client.write(25);
@@ -37,8 +37,8 @@ fn bytes_around_the_end_of_the_send_buffer_are_a_plain_write_and_one_with_the_su
 /// VR-FLOW-011: with one free request, what is around the end has to wait, and nothing is lost.
 #[test]
 fn with_one_request_left_a_flush_ends_at_the_end_of_the_buffer() {
-    let client = Config { send_buffer: 40, send_depth: 1, ..quiet(Config::client()) };
-    let mut pair = Pair::connected(client, Config { window: 1000, ..quiet(Config::server()) });
+    let client = quiet(Config::client()).send_buffer(40).send_depth(1);
+    let mut pair = Pair::connected(client, quiet(Config::server()).window(1000));
     pair.client.write(30);
     pair.settle();
     pair.client.write(25);
@@ -137,14 +137,7 @@ fn an_immediate_of_zero_is_nothing_and_sums_are_taken_as_they_come() {
 /// VR-MEM-013, VR-FLOW-014: the smallest of everything at once.
 #[test]
 fn windows_buffers_and_queues_of_one_still_carry_a_stream() {
-    let tiny = |base| Config {
-        window: 1,
-        windows: 1,
-        send_buffer: 1,
-        send_depth: 1,
-        peer_receives: 2,
-        ..quiet(base)
-    };
+    let tiny = |base| quiet(base).window(1).windows(1).send_buffer(1).send_depth(1).peer_receives(2);
     for rnr_retry in [0, 7] {
         let mut pair = Pair::new(tiny(Config::client()), tiny(Config::server()));
         pair.client.rnr_retry = rnr_retry;
@@ -198,8 +191,8 @@ impl Pair {
 /// VR-XFER-004, VR-FLOW-006: bytes of the send buffer and bytes lent leave in order, as parts of one flush.
 #[test]
 fn lent_bytes_keep_their_place_in_the_stream() {
-    let client = Config { send_buffer: 40, ..quiet(Config::client()) };
-    let mut pair = Pair::connected(client, Config { window: 1000, ..quiet(Config::server()) });
+    let client = quiet(Config::client()).send_buffer(40);
+    let mut pair = Pair::connected(client, quiet(Config::server()).window(1000));
     assert_eq!((pair.client.write(30), pair.client.lend(100)), (30, 100));
     pair.settle();
     assert_eq!(pair.client.writes(), [(30, None), (100, Some(130))]);

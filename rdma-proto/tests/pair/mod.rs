@@ -8,16 +8,18 @@
 #![allow(dead_code)]
 
 mod ledger;
+mod side;
 
-use std::collections::VecDeque;
 use std::time::Duration;
 
 use rdma_proto::backend::{CompletionError, CompletionStatus, Immediate, RNR_RETRY_INFINITE};
 use rdma_proto::time::Instant;
-use rdma_proto::wire::{MESSAGE_LEN, Message};
-use rdma_proto::{Action, Config, Connection, RegionAddress, Role, Source, Span, State};
+use rdma_proto::wire::Message;
+use rdma_proto::{Action, Config, Role};
 
 pub(crate) use ledger::Ledger;
+use side::Request;
+pub(crate) use side::{Arrival, Side};
 
 /// The two ends, as indices.
 pub(crate) use Role::{Client, Server};
@@ -40,7 +42,7 @@ pub(crate) fn quiet(base: Config) -> Config {
     let mut config = base;
     config.keepalive.every = None;
     config.keepalive.probe = None;
-    Config { window: 64, send_buffer: 256, ..config }
+    config.window(64).send_buffer(256)
 }
 
 pub(crate) fn at(millis: u64) -> Instant {
@@ -49,212 +51,6 @@ pub(crate) fn at(millis: u64) -> Instant {
 
 pub(crate) fn failure(status: CompletionStatus) -> CompletionError {
     CompletionError { status, vendor: 0 }
-}
-
-/// What consumed a receive and was not handled yet.
-#[derive(Clone, Debug)]
-pub(crate) enum Arrival {
-    Message([u8; MESSAGE_LEN]),
-    Immediate(u32),
-}
-
-#[derive(Clone, Debug)]
-struct Request {
-    action: Action,
-    /// How often its side had lent when it was posted.
-    lent: usize,
-    /// What the send buffer, the lent memory or the slot must hold until this is known to have arrived.
-    bytes: Vec<u8>,
-}
-
-pub(crate) struct Side {
-    pub(crate) machine: Connection,
-    pub(crate) ledger: Ledger,
-    /// All that it ever posted.
-    pub(crate) log: Vec<Action>,
-    /// What arrived and waits to be handled.
-    pub(crate) arrivals: VecDeque<Arrival>,
-    /// Receives posted and free.
-    pub(crate) receives: usize,
-    /// How often this side repeats what meets no receive, as the peer told it.
-    pub(crate) rnr_retry: u8,
-    /// Whether [`Pair::settle`] lets this side handle what arrives, ...
-    pub(crate) handles: bool,
-    /// ... reports its completions, ...
-    pub(crate) reports: bool,
-    /// ... and carries what it posts.
-    pub(crate) carries: bool,
-    /// Bytes it wrote and read.
-    pub(crate) wrote: usize,
-    pub(crate) read: usize,
-    role: Role,
-    regions: [Vec<u8>; 2],
-    addresses: [RegionAddress; 2],
-    buffer: Vec<u8>,
-    /// Memory it ever lent.
-    lent: Vec<Vec<u8>>,
-    slots: Vec<[u8; MESSAGE_LEN]>,
-    queue: VecDeque<Request>,
-    /// Carried and not reported.
-    carried: VecDeque<Request>,
-    completions: VecDeque<(u64, Result<(), CompletionError>)>,
-    /// Whether the peer's disconnect waits to be heard.
-    left: bool,
-    broken: bool,
-}
-
-impl Side {
-    fn new(config: Config, receives: u16) -> Self {
-        let base = match config.role {
-            Client => 0x10_0000_0000,
-            Server => 0x20_0000_0001, // odd, because nothing says that a window is aligned
-        };
-        let addresses = [
-            RegionAddress { address: base, rkey: base as u32 + 1 },
-            RegionAddress { address: base + (1 << 32), rkey: base as u32 + 2 },
-        ];
-        Self {
-            machine: Connection::new(config, addresses).expect("settings within their bounds"),
-            ledger: Ledger::new(config),
-            log: Vec::new(),
-            arrivals: VecDeque::new(),
-            receives: receives.into(),
-            rnr_retry: RNR_RETRY_INFINITE,
-            handles: true,
-            reports: true,
-            carries: true,
-            wrote: 0,
-            read: 0,
-            role: config.role,
-            regions: [vec![0; config.window as usize], vec![0; config.window as usize]],
-            addresses,
-            buffer: vec![0; config.send_buffer as usize],
-            lent: Vec::new(),
-            slots: vec![[0; MESSAGE_LEN]; config.send_depth.into()],
-            queue: VecDeque::new(),
-            carried: VecDeque::new(),
-            completions: VecDeque::new(),
-            left: false,
-            broken: false,
-        }
-    }
-
-    pub(crate) fn state(&self) -> State {
-        self.machine.state()
-    }
-
-    /// The control messages it posted, decoded, oldest first.
-    pub(crate) fn messages(&self) -> Vec<Message> {
-        let message = |action: &Action| match action {
-            Action::Send { message, .. } => {
-                Some(Message::decode(message).expect("a message that can be read"))
-            }
-            _ => None,
-        };
-        self.log.iter().filter_map(message).collect()
-    }
-
-    pub(crate) fn registrations(&self) -> usize {
-        self.messages().iter().filter(|message| matches!(message, Message::RegisterXferMemory(_))).count()
-    }
-
-    /// Its data requests: bytes, and the immediate of those that have one.
-    pub(crate) fn writes(&self) -> Vec<(u32, Option<u32>)> {
-        let write = |action: &Action| match action {
-            Action::Write { from, immediate, .. } => {
-                Some((from.len(), immediate.map(|immediate| immediate.0)))
-            }
-            _ => None,
-        };
-        self.log.iter().filter_map(write).collect()
-    }
-
-    pub(crate) fn disconnects(&self) -> usize {
-        self.log.iter().filter(|action| matches!(action, Action::Disconnect)).count()
-    }
-
-    /// Puts up to `bytes` of its stream into the send buffer and says how many.
-    pub(crate) fn write(&mut self, bytes: usize) -> usize {
-        let mut left = bytes;
-        while left > 0 {
-            let Span { offset, len } = self.machine.space();
-            let count = left.min(len as usize);
-            if count == 0 || self.machine.commit(count).is_err() {
-                break;
-            }
-            for place in &mut self.buffer[offset as usize..][..count] {
-                *place = stream_byte(self.role, self.wrote);
-                self.wrote += 1;
-            }
-            left -= count;
-        }
-        bytes - left
-    }
-
-    /// Lends up to `bytes` of its stream and says how many.
-    pub(crate) fn lend(&mut self, bytes: usize) -> usize {
-        let bytes = bytes.min(self.machine.lendable() as usize);
-        if self.machine.lend(bytes).is_err() {
-            return 0;
-        }
-        if bytes > 0 {
-            self.lent.push((self.wrote..self.wrote + bytes).map(|at| stream_byte(self.role, at)).collect());
-        }
-        self.wrote += bytes;
-        bytes
-    }
-
-    /// Reads up to `bytes` of the peer's stream, compares them and says how many.
-    pub(crate) fn read(&mut self, bytes: usize) -> usize {
-        let mut left = bytes;
-        while let Some(readable) = self.machine.readable() {
-            let count = left.min(readable.len as usize);
-            if count == 0 {
-                break;
-            }
-            for byte in &self.regions[usize::from(readable.region)][readable.offset as usize..][..count] {
-                assert_eq!(
-                    *byte,
-                    stream_byte(peer(self.role), self.read),
-                    "byte {} of the stream",
-                    self.read
-                );
-                self.read += 1;
-            }
-            self.machine.consume(count as u32).expect("what is readable can be consumed");
-            left -= count;
-        }
-        bytes - left
-    }
-
-    /// The bytes of an action that was posted when `lent` memories had been lent.
-    fn bytes_of(&self, action: &Action, lent: usize) -> Vec<u8> {
-        match *action {
-            Action::Send { slot, .. } => self.slots[usize::from(slot)].to_vec(),
-            Action::Write { from: Source::Buffer(Span { offset, len }), .. } => {
-                self.buffer[offset as usize..][..len as usize].to_vec()
-            }
-            Action::Write { from: Source::Lent(Span { offset, len }), .. } => {
-                self.lent[lent - 1][offset as usize..][..len as usize].to_vec()
-            }
-            Action::Disconnect => Vec::new(),
-        }
-    }
-
-    fn check_owned(&self, request: &Request) {
-        assert_eq!(
-            self.bytes_of(&request.action, request.lent),
-            request.bytes,
-            "changed while it was owned by the device"
-        );
-    }
-
-    /// What the peer wrote, whatever it is for.
-    fn place(&mut self, rkey: u32, address: u64, bytes: &[u8]) {
-        let region = self.addresses.iter().position(|region| region.rkey == rkey).expect("a known rkey");
-        let offset = (address - self.addresses[region].address) as usize;
-        self.regions[region][offset..][..bytes.len()].copy_from_slice(bytes);
-    }
 }
 
 pub(crate) struct Pair {
@@ -515,20 +311,6 @@ impl Pair {
         };
         let (side, other) = self.both(who);
         side.queue.iter().filter(notifies).count() + other.arrivals.len()
-    }
-}
-
-impl Side {
-    /// The queue pair fails: the oldest request with `status`, all others are flushed.
-    pub(crate) fn break_down(&mut self, status: CompletionStatus) {
-        self.broken = true;
-        let mut status = status;
-        for request in self.queue.drain(..) {
-            if let Action::Send { id, .. } | Action::Write { id, .. } = request.action {
-                self.completions.push_back((id, Err(failure(status))));
-                status = CompletionStatus::WR_FLUSH_ERR;
-            }
-        }
     }
 }
 

@@ -110,7 +110,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let rdma = Rdma::new(fabric.host(&[loopback.ip()]));
             arguments.tcp = vec![loopback];
             let mut server = Running::new(&arguments, Some(rdma.clone()))?;
-            let at = server.server.addresses(server.tcp);
+            let at = server.server.local_addrs(server.tcp);
             server.server.rebind(server.rdma, &at)?;
             let trial = thread::spawn(move || try_it(&rdma, &at).map_err(|error| error.to_string()));
             while !trial.is_finished() {
@@ -131,14 +131,14 @@ struct Running {
 impl Running {
     fn new<B: Descriptors>(arguments: &Arguments, rdma: Option<Rdma<B>>) -> io::Result<Self> {
         let (max_clients, protected) = (arguments.maxclients, arguments.protected_mode);
-        let settings = ServerSettings { max_clients, protected, ..ServerSettings::default() };
+        let settings = ServerSettings::default().max_clients(max_clients).protected(protected);
         let mut server = Server::new(StoreService::default(), settings)?;
         let ip = |addresses: &[SocketAddr]| addresses.iter().copied().map(Address::from).collect::<Vec<_>>();
         let tcp = server.bind(Tcp::new(), &ip(&arguments.tcp))?;
         let rdma = match rdma {
             Some(rdma) => {
                 let vector = arguments.completion_vector.map_or(Vector::Random, Vector::Fixed);
-                rdma.configure(RdmaSettings { vector, ..RdmaSettings::default() })?;
+                rdma.configure(RdmaSettings::default().vector(vector))?;
                 server.bind(rdma, &ip(&arguments.rdma))?
             }
             // Without RDMA, a binding that has no addresses.
@@ -147,7 +147,7 @@ impl Running {
         let unix: Vec<Address> = arguments.unix.iter().cloned().map(Address::from).collect();
         let unix = server.bind(Unix::new(), &unix)?;
         for (name, binding) in [("tcp", tcp), ("rdma", rdma), ("unix", unix)] {
-            for address in server.addresses(binding) {
+            for address in server.local_addrs(binding) {
                 println!("event_server: {name} on {address}");
             }
         }
@@ -161,13 +161,9 @@ impl Running {
             let done = match change {
                 Change::Tcp(at) => self.server.rebind(self.tcp, &at),
                 Change::Rdma(at) => self.server.rebind(self.rdma, &at),
-                Change::MaxClients(most) => {
-                    self.server.settings().max_clients = most;
-                    Ok(())
-                }
+                Change::MaxClients(most) => self.server.configure(self.server.settings().max_clients(most)),
                 Change::Protected(protected) => {
-                    self.server.settings().protected = protected;
-                    Ok(())
+                    self.server.configure(self.server.settings().protected(protected))
                 }
             };
             let reply = done.map_or_else(|error| format!("-ERR {error}\r\n"), |()| "+OK\r\n".to_owned());

@@ -1,7 +1,7 @@
 //! The store as a service of `rdma_server`, and the wishes of its operators.
 
 use bytes::{Bytes, BytesMut};
-use rdma_server::{Address, ConnectionId};
+use rdma_server::{Address, SessionId};
 use rdma_server::{Flow, Replies, Service};
 use resp_rs::resp2::Frame;
 
@@ -18,7 +18,7 @@ pub struct StoreService {
 /// A client's wish.
 pub struct Wish {
     /// Whose.
-    pub from: ConnectionId,
+    pub from: SessionId,
     /// What is to be changed.
     pub change: Change,
 }
@@ -40,7 +40,7 @@ impl Service for StoreService {
 
     fn serve(
         &mut self,
-        from: ConnectionId,
+        from: SessionId,
         frames: &mut Frames,
         input: &mut BytesMut,
         replies: &mut Replies,

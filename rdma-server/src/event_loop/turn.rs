@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use super::{ConnectionId, Driven, DriverId, EventLoop, Handler, ListenerId, Owner, WakeOne};
-use crate::connection::{Connection, ConnectionState, Registered, Stage};
+use super::{Driven, DriverId, EventLoop, Handler, ListenerId, Owner, SessionId, WakeOne};
+use crate::session::{Registered, Session, SessionState, Stage};
 use crate::transport::{Accepted, Driver, Interest, Source};
 
 /// Requests that one listener handles in one turn, so that those who come do not keep others from being served (VR-RES-007).
@@ -25,7 +25,7 @@ impl<S> EventLoop<S> {
         let wait = if self.has_pending() { Some(Duration::ZERO) } else { self.wait_at_most(timeout) };
         for (owner, fired) in self.poller.wait(wait)? {
             match owner {
-                Owner::Connection(id) => self.drive(id, fired),
+                Owner::Session(id) => self.drive(id, fired),
                 Owner::Listener(id) => self.ask(id),
                 Owner::Driver(id) => {
                     if let Some(driven) = self.drivers.get(id) {
@@ -46,7 +46,7 @@ impl<S> EventLoop<S> {
         while let Some((_, owner)) = self.timers.first().copied().filter(|(at, _)| *at <= now) {
             self.timers.pop_first();
             match owner {
-                Owner::Connection(id) => self.drive(id, Interest::NONE),
+                Owner::Session(id) => self.drive(id, Interest::NONE),
                 Owner::Listener(id) => {
                     if let Some(listener) = self.listeners.get_mut(id) {
                         listener.resting = false;
@@ -60,7 +60,7 @@ impl<S> EventLoop<S> {
         Ok(())
     }
 
-    /// How long a turn may sleep.
+    /// Returns how long a turn may sleep.
     fn wait_at_most(&self, timeout: Option<Duration>) -> Option<Duration> {
         let timer = self.timers.first().map(|(at, _)| at.saturating_duration_since(Instant::now()));
         let drivers = self.drivers.values().filter_map(|driven| driven.driver.next_timeout());
@@ -88,16 +88,16 @@ impl<S> EventLoop<S> {
             match listener.listening.accept() {
                 Ok(Accepted::Connection(transport)) => {
                     let handler = listener.handler;
-                    let connection = self.insert(Connection::new(transport, ConnectionState::Accepting));
+                    let connection = self.insert(Session::new(transport, SessionState::Accepting));
                     self.call(connection, handler);
                 }
                 // Its sender's concern alone (VR-SEC-004).
                 Ok(Accepted::Lost(error)) => {
-                    tracing::debug!(%error, at = ?listener.listening.address(), "a request came to nothing");
+                    tracing::debug!(%error, at = ?listener.listening.local_addr(), "a request came to nothing");
                 }
                 Ok(Accepted::Nobody) => return,
                 Err(error) => {
-                    tracing::warn!(%error, at = ?listener.listening.address(), "cannot accept connections now");
+                    tracing::warn!(%error, at = ?listener.listening.local_addr(), "cannot accept connections now");
                     listener.resting = true;
                     self.timers.insert((Instant::now() + REST, Owner::Listener(id)));
                     return;
@@ -108,7 +108,7 @@ impl<S> EventLoop<S> {
     }
 
     /// Takes a connection in.
-    pub(super) fn insert(&mut self, connection: Connection<S>) -> ConnectionId {
+    pub(super) fn insert(&mut self, connection: Session<S>) -> SessionId {
         let id = self.connections.insert(connection);
         let waker = Waker::from(Arc::new(WakeOne { id, woken: Arc::clone(&self.woken) }));
         if let Some(connection) = self.connections.get_mut(id) {
@@ -118,7 +118,7 @@ impl<S> EventLoop<S> {
         id
     }
 
-    pub(super) fn begin_handshake(&mut self, id: ConnectionId, handler: Handler<S>) {
+    pub(super) fn begin_handshake(&mut self, id: SessionId, handler: Handler<S>) {
         let deadline = Instant::now().checked_add(self.timeouts.handshake);
         if let Some(connection) = self.connections.get_mut(id) {
             connection.life.handshake = Some(handler);
@@ -134,7 +134,7 @@ impl<S> EventLoop<S> {
         }
     }
 
-    fn drive(&mut self, id: ConnectionId, fired: Interest) {
+    fn drive(&mut self, id: SessionId, fired: Interest) {
         if let Some(connection) = self.connections.get_mut(id) {
             connection.transport().drive(fired);
             self.make_pending(id);
@@ -142,7 +142,7 @@ impl<S> EventLoop<S> {
     }
 
     /// Does what can be done for a connection, once.
-    pub(super) fn dispatch(&mut self, id: ConnectionId) {
+    pub(super) fn dispatch(&mut self, id: SessionId) {
         let Some(connection) = self.connections.get_mut(id) else { return };
         match connection.life.stage {
             Stage::Parting => {
@@ -165,7 +165,7 @@ impl<S> EventLoop<S> {
         self.touch(id);
     }
 
-    fn dispatch_handshake(&mut self, id: ConnectionId) {
+    fn dispatch_handshake(&mut self, id: SessionId) {
         let Some(connection) = self.connections.get_mut(id) else { return };
         if connection.life.handshake.is_none() {
             return;
@@ -183,7 +183,7 @@ impl<S> EventLoop<S> {
     }
 
     /// Calls a handler of a connection, which may close it.
-    fn call(&mut self, id: ConnectionId, handler: Handler<S>) {
+    fn call(&mut self, id: SessionId, handler: Handler<S>) {
         if let Some(connection) = self.connections.get_mut(id) {
             connection.life.entered += 1;
         }
@@ -197,12 +197,12 @@ impl<S> EventLoop<S> {
     }
 
     /// Begins the end of a connection that its owner has closed.
-    pub(super) fn part(&mut self, id: ConnectionId) {
+    pub(super) fn part(&mut self, id: SessionId) {
         let linger = self.timeouts.linger;
         let Some(connection) = self.connections.get_mut(id) else { return };
         connection.life.stage = Stage::Parting;
         let aborted = connection.life.deadline.is_some_and(|at| at <= Instant::now());
-        if aborted || matches!(connection.state(), ConnectionState::Closed | ConnectionState::Error) {
+        if aborted || matches!(connection.state(), SessionState::Closed | SessionState::Error) {
             self.remove(id);
             return;
         }
@@ -211,10 +211,10 @@ impl<S> EventLoop<S> {
         self.make_pending(id);
     }
 
-    fn remove(&mut self, id: ConnectionId) {
+    fn remove(&mut self, id: SessionId) {
         let Some(mut connection) = self.connections.remove(id) else { return };
         if let Some(timer) = connection.life.timer {
-            self.timers.remove(&(timer, Owner::Connection(id)));
+            self.timers.remove(&(timer, Owner::Session(id)));
         }
         self.refusing -= usize::from(connection.life.refusal.is_some());
         if let (Some(Registered::Own(source)), Source::Own(fd, _)) =
@@ -239,7 +239,7 @@ impl<S> EventLoop<S> {
     }
 
     /// Has a connection looked at before the loop sleeps.
-    pub(super) fn touch(&mut self, id: ConnectionId) {
+    pub(super) fn touch(&mut self, id: SessionId) {
         if let Some(connection) = self.connections.get_mut(id)
             && !std::mem::replace(&mut connection.life.touched, true)
         {
@@ -247,7 +247,7 @@ impl<S> EventLoop<S> {
         }
     }
 
-    pub(super) fn make_pending(&mut self, id: ConnectionId) {
+    pub(super) fn make_pending(&mut self, id: SessionId) {
         if let Some(connection) = self.connections.get_mut(id)
             && !std::mem::replace(&mut connection.life.pending, true)
         {
@@ -267,14 +267,14 @@ impl<S> EventLoop<S> {
         }
     }
 
-    fn settle(&mut self, id: ConnectionId) -> io::Result<()> {
+    fn settle(&mut self, id: SessionId) -> io::Result<()> {
         self.register(id)?;
         let Some(connection) = self.connections.get_mut(id) else { return Ok(()) };
         let timer = connection.life.deadline;
         let old = std::mem::replace(&mut connection.life.timer, timer);
         if old != timer {
-            old.map(|old| self.timers.remove(&(old, Owner::Connection(id))));
-            timer.map(|timer| self.timers.insert((timer, Owner::Connection(id))));
+            old.map(|old| self.timers.remove(&(old, Owner::Session(id))));
+            timer.map(|timer| self.timers.insert((timer, Owner::Session(id))));
         }
         if connection.due().iter().any(Option::is_some) {
             self.make_pending(id);
@@ -283,13 +283,13 @@ impl<S> EventLoop<S> {
     }
 
     /// Has the loop learn when a connection may go on, if it does not yet.
-    fn register(&mut self, id: ConnectionId) -> io::Result<()> {
+    fn register(&mut self, id: SessionId) -> io::Result<()> {
         let Some(connection) = self.connections.get_mut(id) else { return Ok(()) };
         if connection.life.registered.is_some() {
             return Ok(());
         }
         let registered = match connection.transport().source(Interest::BOTH) {
-            Source::Own(fd, _) => Registered::Own(self.poller.add(fd, Owner::Connection(id))?),
+            Source::Own(fd, _) => Registered::Own(self.poller.add(fd, Owner::Session(id))?),
             Source::Shared(driver) => {
                 self.enlist(driver)?;
                 Registered::WithDriver
@@ -315,7 +315,7 @@ impl<S> EventLoop<S> {
     }
 
     /// A connection that cannot be watched is lost, which whoever reads it next is told.
-    fn lose(&mut self, id: ConnectionId, error: io::Error) {
+    fn lose(&mut self, id: SessionId, error: io::Error) {
         tracing::warn!(%error, "a connection cannot be watched");
         if let Some(connection) = self.connections.get_mut(id) {
             if connection.life.stage == Stage::Parting {
@@ -329,9 +329,9 @@ impl<S> EventLoop<S> {
 }
 
 /// Tells a peer why it is not let in. The close waits until the text has arrived.
-pub(super) fn say_why<S>(events: &mut EventLoop<S>, id: ConnectionId) {
+pub(super) fn say_why<S>(events: &mut EventLoop<S>, id: SessionId) {
     if let Some(connection) =
-        events.get_mut(id).filter(|connection| connection.state() == ConnectionState::Connected)
+        events.get_mut(id).filter(|connection| connection.state() == SessionState::Connected)
     {
         let why = connection.life.refusal.unwrap_or_default();
         if let Err(error) = connection.write_all(why) {

@@ -2,7 +2,7 @@
 
 use std::io::{ErrorKind, Read, Write};
 
-use rdma_server::ConnectionState;
+use rdma_server::SessionState;
 
 use crate::beds::Bed;
 use crate::harness::{PATIENCE, on_readable, pair, pattern, run, settle};
@@ -27,7 +27,7 @@ pub(crate) fn the_end_is_read_and_then_writes_fail(bed: &impl Bed) {
     pair.events.close(pair.client);
     assert_eq!(pair.read_to_end(pair.server), b"");
     let server = pair.events.get_mut(pair.server).expect("is there until it is closed");
-    assert_eq!(server.state(), ConnectionState::Closed);
+    assert_eq!(server.state(), SessionState::Closed);
     assert_eq!(server.read(&mut [0; 1]).expect("still the end"), 0);
     assert_eq!(server.write(b"late").expect_err("nobody reads it").kind(), ErrorKind::BrokenPipe);
     assert!(server.last_error().is_none());
@@ -42,7 +42,7 @@ pub(crate) fn a_shutdown_ends_both_directions(bed: &impl Bed) {
     let client = pair.events.get_mut(pair.client).expect("is there until it is closed");
     client.set_read_handler(Some(on_readable));
     run(&mut pair.events, |events| events.state.ended);
-    assert_eq!(pair.events.get(pair.client).expect("is there").state(), ConnectionState::Closed);
+    assert_eq!(pair.events.get(pair.client).expect("is there").state(), SessionState::Closed);
 }
 
 pub(crate) fn an_aborted_connection_ends_for_its_peer(bed: &impl Bed) {
@@ -60,7 +60,7 @@ pub(crate) fn an_aborted_connection_ends_for_its_peer(bed: &impl Bed) {
             Err(error) if error.kind() == ErrorKind::WouldBlock => {}
             // Ended without a farewell, which some types can tell. Then it is told again.
             Err(error) => {
-                assert_eq!(server.state(), ConnectionState::Error);
+                assert_eq!(server.state(), SessionState::Error);
                 assert_eq!(server.last_error().expect("an error").kind(), error.kind());
                 assert_eq!(server.read(&mut [0; 1]).expect_err("the same").kind(), error.kind());
                 ended = true;

@@ -2,12 +2,12 @@
 
 use std::io::{ErrorKind, Read, Write};
 
-use rdma_server::{Barrier, ConnectionId};
+use rdma_server::{Barrier, SessionId};
 
 use crate::beds::Bed;
 use crate::harness::{Loop, pair, run, settle};
 
-fn read_one(events: &mut Loop, id: ConnectionId) {
+fn read_one(events: &mut Loop, id: SessionId) {
     events.state.calls.push("read");
     let mut byte = [0];
     match events.get_mut(id).expect("is there").read(&mut byte) {
@@ -16,7 +16,7 @@ fn read_one(events: &mut Loop, id: ConnectionId) {
     }
 }
 
-fn count_write(events: &mut Loop, id: ConnectionId) {
+fn count_write(events: &mut Loop, id: SessionId) {
     events.state.calls.push("write");
     let connection = events.get_mut(id).expect("is there");
     connection.set_write_handler(None, Barrier::ReadFirst);
@@ -69,7 +69,7 @@ pub(crate) fn a_barrier_puts_the_write_handler_first(bed: &impl Bed) {
     assert_eq!(order(bed, Barrier::WriteFirst), ["write", "read"]);
 }
 
-fn answer_and_close(events: &mut Loop, id: ConnectionId) {
+fn answer_and_close(events: &mut Loop, id: SessionId) {
     events.state.calls.push("close");
     events.get_mut(id).expect("is there").write_all(b"goodbye").expect("room");
     events.close(id);
@@ -93,7 +93,7 @@ pub(crate) fn a_handler_may_close_its_own_connection(bed: &impl Bed) {
     assert_eq!(pair.events.state.calls.iter().filter(|call| **call == "close").count(), 1);
 }
 
-fn close_everybody_else(events: &mut Loop, id: ConnectionId) {
+fn close_everybody_else(events: &mut Loop, id: SessionId) {
     let others: Vec<_> = events.connections().map(|(other, _)| other).filter(|other| *other != id).collect();
     for other in others {
         events.close(other);

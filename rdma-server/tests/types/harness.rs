@@ -3,7 +3,7 @@
 use std::io::{ErrorKind, Read, Write};
 use std::time::{Duration, Instant};
 
-use rdma_server::{Address, ConnectionId, ConnectionState, EventLoop, ListenerId};
+use rdma_server::{Address, EventLoop, ListenerId, SessionId, SessionState};
 
 use crate::beds::Bed;
 
@@ -15,10 +15,10 @@ pub(crate) type Loop = EventLoop<Log>;
 /// What handlers have seen.
 #[derive(Default)]
 pub(crate) struct Log {
-    pub(crate) arrived: Vec<ConnectionId>,
-    pub(crate) accepted: Vec<ConnectionId>,
+    pub(crate) arrived: Vec<SessionId>,
+    pub(crate) accepted: Vec<SessionId>,
     /// Calls of the handlers of connecting sides, with the state they found.
-    pub(crate) connected: Vec<(ConnectionId, ConnectionState)>,
+    pub(crate) connected: Vec<(SessionId, SessionState)>,
     /// What a reading handler has read.
     pub(crate) read: Vec<u8>,
     /// It has read the end.
@@ -32,8 +32,8 @@ pub(crate) struct Log {
 /// A connection with both ends in one loop.
 pub(crate) struct Pair {
     pub(crate) events: Loop,
-    pub(crate) client: ConnectionId,
-    pub(crate) server: ConnectionId,
+    pub(crate) client: SessionId,
+    pub(crate) server: SessionId,
     pub(crate) listener: ListenerId,
     pub(crate) address: Address,
 }
@@ -48,18 +48,18 @@ pub(crate) fn new_loop() -> Loop {
 pub(crate) fn listening(bed: &impl Bed) -> (Loop, ListenerId, Address) {
     let mut events = new_loop();
     let listener = events.listen(bed.server(), &bed.address(), accept).expect("a free address");
-    let address = events.listener_address(listener).expect("an address");
+    let address = events.listener_addr(listener).expect("an address");
     (events, listener, address)
 }
 
 pub(crate) fn pair(bed: &impl Bed) -> Pair {
     let (mut events, listener, address) = listening(bed);
     let client = events.connect(bed.client(), &address, None, on_connected).expect("begins to connect");
-    assert_eq!(events.get(client).expect("is there").state(), ConnectionState::Connecting);
+    assert_eq!(events.get(client).expect("is there").state(), SessionState::Connecting);
     run(&mut events, |events| events.state.connected.len() == 1 && events.state.accepted.len() == 1);
-    assert_eq!(events.state.connected, [(client, ConnectionState::Connected)], "{:?}", events.get(client));
+    assert_eq!(events.state.connected, [(client, SessionState::Connected)], "{:?}", events.get(client));
     let server = events.state.accepted[0];
-    assert_eq!(events.get(server).expect("is there").state(), ConnectionState::Connected);
+    assert_eq!(events.get(server).expect("is there").state(), SessionState::Connected);
     Pair { events, client, server, listener, address }
 }
 
@@ -79,23 +79,23 @@ pub(crate) fn settle(events: &mut Loop) {
     }
 }
 
-pub(crate) fn accept(events: &mut Loop, id: ConnectionId) {
-    assert_eq!(events.get(id).expect("is there").state(), ConnectionState::Accepting);
+pub(crate) fn accept(events: &mut Loop, id: SessionId) {
+    assert_eq!(events.get(id).expect("is there").state(), SessionState::Accepting);
     events.state.arrived.push(id);
     events.accept(id, on_accepted).expect("waits to be accepted");
 }
 
-pub(crate) fn on_accepted(events: &mut Loop, id: ConnectionId) {
+pub(crate) fn on_accepted(events: &mut Loop, id: SessionId) {
     events.state.accepted.push(id);
 }
 
-pub(crate) fn on_connected(events: &mut Loop, id: ConnectionId) {
+pub(crate) fn on_connected(events: &mut Loop, id: SessionId) {
     let state = events.get(id).expect("is there").state();
     events.state.connected.push((id, state));
 }
 
 /// Reads what there is.
-pub(crate) fn on_readable(events: &mut Loop, id: ConnectionId) {
+pub(crate) fn on_readable(events: &mut Loop, id: SessionId) {
     let mut chunk = vec![0; 64 << 10];
     let connection = events.get_mut(id).expect("is there");
     match connection.read(&mut chunk) {
@@ -109,7 +109,7 @@ pub(crate) fn on_readable(events: &mut Loop, id: ConnectionId) {
 }
 
 /// Writes what is to be written, and removes itself when all is.
-pub(crate) fn on_writable(events: &mut Loop, id: ConnectionId) {
+pub(crate) fn on_writable(events: &mut Loop, id: SessionId) {
     let mut rest = std::mem::take(&mut events.state.to_write);
     events.state.calls.push("write");
     let connection = events.get_mut(id).expect("is there");
@@ -125,13 +125,13 @@ pub(crate) fn on_writable(events: &mut Loop, id: ConnectionId) {
 
 impl Pair {
     /// Writes all of it from one end, which must have room for it.
-    pub(crate) fn write(&mut self, from: ConnectionId, bytes: &[u8]) {
+    pub(crate) fn write(&mut self, from: SessionId, bytes: &[u8]) {
         let connection = self.events.get_mut(from).expect("is there");
         connection.write_all(bytes).expect("room");
     }
 
     /// Reads this much at one end.
-    pub(crate) fn read(&mut self, at: ConnectionId, len: usize) -> Vec<u8> {
+    pub(crate) fn read(&mut self, at: SessionId, len: usize) -> Vec<u8> {
         self.events.state.read.clear();
         self.events.get_mut(at).expect("is there").set_read_handler(Some(on_readable));
         run(&mut self.events, |events| events.state.read.len() >= len || events.state.ended);
@@ -140,14 +140,14 @@ impl Pair {
     }
 
     /// Reads at one end until the end.
-    pub(crate) fn read_to_end(&mut self, at: ConnectionId) -> Vec<u8> {
+    pub(crate) fn read_to_end(&mut self, at: SessionId) -> Vec<u8> {
         let read = self.read(at, usize::MAX);
         assert!(self.events.state.ended);
         read
     }
 
     /// Writes a pattern at one end until only the peer's application can make room; how much.
-    pub(crate) fn fill(&mut self, from: ConnectionId) -> usize {
+    pub(crate) fn fill(&mut self, from: SessionId) -> usize {
         let mut written = 0;
         loop {
             let before = written;

@@ -8,8 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use rdma_server::{
-    Accepted, Address, Carrier, ConnectionId, ConnectionState, ConnectionType, Kind, Listening, LoopId,
-    Transport,
+    Accepted, Address, Carrier, ConnectionType, Kind, Listening, LoopId, SessionId, SessionState, Transport,
 };
 
 use crate::beds::{Bed, connects_by_itself};
@@ -33,7 +32,7 @@ pub(crate) fn connecting_to_nobody_fails_once(bed: &impl Bed) {
         Ok(id) => {
             run(&mut events, |events| !events.state.connected.is_empty());
             settle(&mut events);
-            assert_eq!(events.state.connected, [(id, ConnectionState::Error)]);
+            assert_eq!(events.state.connected, [(id, SessionState::Error)]);
             let connection = events.get_mut(id).expect("is there until it is closed");
             let kind = connection.last_error().expect("an error").kind();
             assert!(is_refusal(kind), "{:?}", connection.last_error());
@@ -58,18 +57,18 @@ pub(crate) fn a_taken_address_is_refused(bed: &impl Bed) {
 pub(crate) fn a_listener_may_be_closed_before_its_connections(bed: &impl Bed) {
     let mut pair = pair(bed);
     pair.events.close_listener(pair.listener);
-    assert!(pair.events.listener_address(pair.listener).is_none());
+    assert!(pair.events.listener_addr(pair.listener).is_none());
     settle(&mut pair.events);
     pair.write(pair.client, b"still here");
     assert_eq!(pair.read(pair.server, 10), b"still here");
 }
 
-fn refuse(events: &mut Loop, id: ConnectionId) {
+fn refuse(events: &mut Loop, id: SessionId) {
     events.state.calls.push("refused");
     events.accept(id, say_why).expect("waits to be accepted");
 }
 
-fn say_why(events: &mut Loop, id: ConnectionId) {
+fn say_why(events: &mut Loop, id: SessionId) {
     events.get_mut(id).expect("is there").write_all(b"-ERR no room\r\n").expect("room for that");
     events.close(id);
 }
@@ -78,14 +77,14 @@ fn say_why(events: &mut Loop, id: ConnectionId) {
 pub(crate) fn a_connection_can_be_refused(bed: &impl Bed) {
     let mut events = new_loop();
     let listener = events.listen(bed.server(), &bed.address(), refuse).expect("a free address");
-    let address = events.listener_address(listener).expect("an address");
+    let address = events.listener_addr(listener).expect("an address");
     let client = events.connect(bed.client(), &address, None, talk).expect("begins to connect");
     run(&mut events, |events| events.state.ended);
     assert_eq!(events.state.read, b"-ERR no room\r\n");
-    assert_eq!(events.get(client).expect("is there").state(), ConnectionState::Closed);
+    assert_eq!(events.get(client).expect("is there").state(), SessionState::Closed);
 }
 
-fn talk(events: &mut Loop, id: ConnectionId) {
+fn talk(events: &mut Loop, id: SessionId) {
     let connection = events.get_mut(id).expect("is there");
     // A peer that has closed already may be known to have.
     let _ = connection.write(b"PING\r\n");
@@ -100,7 +99,7 @@ pub(crate) fn many_connections_at_once(bed: &impl Bed) {
     }
     run(&mut events, |events| events.state.connected.len() == MANY && events.state.accepted.len() == MANY);
     for (id, state) in events.state.connected.clone() {
-        assert_eq!(state, ConnectionState::Connected);
+        assert_eq!(state, SessionState::Connected);
         events.get_mut(id).expect("is there").write_all(b"x").expect("room");
     }
     for id in events.state.accepted.clone() {
@@ -159,7 +158,7 @@ impl Listening for Exhausted {
         }
     }
 
-    fn address(&self) -> Option<Address> {
+    fn local_addr(&self) -> Option<Address> {
         None
     }
 
@@ -186,7 +185,7 @@ fn a_listener_rests_when_resources_have_run_out_and_goes_on() {
     assert_eq!(asked.load(Ordering::Relaxed), 3, "one that came to nothing, and at once the next");
 }
 
-fn leave_waiting(events: &mut Loop, id: ConnectionId) {
+fn leave_waiting(events: &mut Loop, id: SessionId) {
     events.state.arrived.push(id);
 }
 
@@ -195,18 +194,18 @@ pub(crate) fn a_handshake_ends_in_time(bed: &impl Bed) {
     let mut events = new_loop();
     events.timeouts.handshake = Duration::from_millis(200);
     let listener = events.listen(bed.server(), &bed.address(), leave_waiting).expect("a free address");
-    let address = events.listener_address(listener).expect("an address");
+    let address = events.listener_addr(listener).expect("an address");
     let id = events.connect(bed.client(), &address, None, on_connected).expect("begins to connect");
     run(&mut events, |events| !events.state.connected.is_empty() && !events.state.arrived.is_empty());
     let connection = events.get(id).expect("is there");
     if connects_by_itself(bed) {
-        assert_eq!(connection.state(), ConnectionState::Connected);
-    } else if connection.state() == ConnectionState::Error {
+        assert_eq!(connection.state(), SessionState::Connected);
+    } else if connection.state() == SessionState::Error {
         assert_eq!(connection.last_error().expect("an error").kind(), ErrorKind::TimedOut);
     }
     // The one that came is closed without ever having been accepted.
     let arrived = events.state.arrived[0];
-    assert_eq!(events.get(arrived).expect("is there").state(), ConnectionState::Accepting);
+    assert_eq!(events.get(arrived).expect("is there").state(), SessionState::Accepting);
     events.close(arrived);
     let begun = Instant::now();
     while events.parting() > 0 {

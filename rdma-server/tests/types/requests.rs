@@ -4,7 +4,7 @@ use std::io::{ErrorKind, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use rdma_server::{Address, Barrier, ConnectionId, ConnectionState, Rdma};
+use rdma_server::{Address, Barrier, Rdma, SessionId, SessionState};
 use rdma_softsim::{Fabric, SoftSim};
 
 use crate::beds::{Bed, RdmaBed};
@@ -30,7 +30,7 @@ fn until_asked(fabric: &Fabric, clients: &mut Loop, requests: usize) {
 }
 
 fn connected(events: &Loop) -> usize {
-    events.connections().filter(|(_, connection)| connection.state() == ConnectionState::Connected).count()
+    events.connections().filter(|(_, connection)| connection.state() == SessionState::Connected).count()
 }
 
 /// VR-SEC-004, VR-RES-006: requests that were withdrawn are their senders' concern, and the next client waits for none of them.
@@ -62,7 +62,7 @@ fn a_withdrawn_request_does_not_close_the_door() {
     println!("the honest client was in after {turns} turns");
 }
 
-fn leave_waiting(events: &mut Loop, id: ConnectionId) {
+fn leave_waiting(events: &mut Loop, id: SessionId) {
     events.state.arrived.push(id);
 }
 
@@ -89,19 +89,19 @@ fn a_request_that_nobody_has_accepted_costs_nothing() {
     for id in events.state.arrived.clone() {
         assert!(!events.get(id).expect("is there").is_local());
         assert_eq!(
-            events.get(id).expect("is there").peer_address().and_then(|at| at.ip().ok()).map(|at| at.ip()),
+            events.get(id).expect("is there").peer_addr().and_then(|at| at.ip().ok()).map(|at| at.ip()),
             Some(CLIENT)
         );
         events.close(id);
     }
     crate::harness::run(&mut clients, |clients| clients.state.connected.len() == REQUESTS);
-    assert!(clients.state.connected.iter().all(|(_, state)| *state == ConnectionState::Error));
+    assert!(clients.state.connected.iter().all(|(_, state)| *state == SessionState::Error));
 }
 
 /// A peer that is only told why it is not let in costs a few pages, whatever the settings say.
 #[test]
 fn a_refusal_costs_little() {
-    fn refuse(events: &mut Loop, id: ConnectionId) {
+    fn refuse(events: &mut Loop, id: SessionId) {
         events.state.arrived.push(id);
         events.refuse(id, b"-ERR not you\r\n").expect("waits to be accepted");
     }
@@ -116,8 +116,7 @@ fn a_refusal_costs_little() {
         events.turn(Some(Duration::from_millis(1))).expect("a turn");
         most = most.max(fabric.resources(SERVER).registered_bytes);
         client.turn(Some(Duration::from_millis(1))).expect("a turn");
-        if let Some(client) = client.get_mut(id).filter(|client| client.state() == ConnectionState::Connected)
-        {
+        if let Some(client) = client.get_mut(id).filter(|client| client.state() == SessionState::Connected) {
             client.set_read_handler(Some(on_readable));
         }
     }

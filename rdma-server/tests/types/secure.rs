@@ -3,7 +3,7 @@
 use std::io::{ErrorKind, Write};
 use std::sync::Arc;
 
-use rdma_server::{Address, ConnectionState, ConnectionType, Tcp, Tls, TlsSettings};
+use rdma_server::{Address, ConnectionType, SessionState, Tcp, Tls, TlsSettings};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
@@ -78,7 +78,7 @@ fn server_settings() -> TlsSettings {
         .with_client_cert_verifier(verifier)
         .with_single_cert(vec![certificate(chain)], key)
         .expect("a certificate with its key");
-    TlsSettings { server: Some(Arc::new(config)), ..TlsSettings::default() }
+    TlsSettings::default().server(Some(Arc::new(config)))
 }
 
 fn client_settings(with_certificate: bool) -> TlsSettings {
@@ -95,7 +95,7 @@ fn client_settings(with_certificate: bool) -> TlsSettings {
         config.with_no_client_auth()
     };
     let server_name = Some("server.test".try_into().expect("a name"));
-    TlsSettings { client: Some(Arc::new(config)), server_name, ..TlsSettings::default() }
+    TlsSettings::default().client(Some(Arc::new(config))).server_name(server_name)
 }
 
 fn bed<B: Bed>() -> TlsBed<B> {
@@ -118,7 +118,7 @@ fn settings_can_be_changed_under_a_listener() {
     bed.client.configure(client_settings(false)).expect("settings");
     let client = pair.events.connect(bed.client(), &pair.address, None, on_connected).expect("begins");
     run(&mut pair.events, |events| events.state.accepted.len() == 2 && events.state.connected.len() == 2);
-    assert_eq!(pair.events.state.connected[1], (client, ConnectionState::Connected));
+    assert_eq!(pair.events.state.connected[1], (client, SessionState::Connected));
     let [old, new] = [0, 1].map(|index| pair.events.state.accepted[index]);
     assert!(pair.events.get(old).expect("is there").peer_certificate().is_some());
     assert!(pair.events.get(new).expect("is there").peer_certificate().is_none());
@@ -127,19 +127,19 @@ fn settings_can_be_changed_under_a_listener() {
 #[test]
 fn a_server_with_another_name_is_not_trusted() {
     let bed = bed::<RdmaBed>();
-    let settings = TlsSettings { server_name: None, ..client_settings(true) };
+    let settings = client_settings(true).server_name(None);
     bed.client.configure(settings).expect("settings");
     let (mut events, _, address) = listening(&bed);
     let id = events.connect(bed.client(), &address, None, on_connected).expect("begins");
     run(&mut events, |events| events.state.connected.len() == 1 && events.state.accepted.len() == 1);
     let connection = events.get(id).expect("is there until it is closed");
-    assert_eq!(connection.state(), ConnectionState::Error);
+    assert_eq!(connection.state(), SessionState::Error);
     let error = connection.last_error().expect("an error");
     assert_eq!(error.kind(), ErrorKind::InvalidData);
     assert!(error.to_string().contains("certificate"), "{error}");
     // The server was told.
     let server = events.get(events.state.accepted[0]).expect("is there until it is closed");
-    assert_eq!(server.state(), ConnectionState::Error, "{server:?}");
+    assert_eq!(server.state(), SessionState::Error, "{server:?}");
 }
 
 #[test]
@@ -151,7 +151,7 @@ fn who_does_not_speak_tls_is_told_to_leave() {
     events.get_mut(id).expect("is there").write_all(b"PING\r\nPING\r\n").expect("room");
     run(&mut events, |events| !events.state.accepted.is_empty());
     let server = events.state.accepted[0];
-    assert_eq!(events.get(server).expect("is there").state(), ConnectionState::Error);
+    assert_eq!(events.get(server).expect("is there").state(), SessionState::Error);
     events.close(server);
     events.get_mut(id).expect("is there").set_read_handler(Some(on_readable));
     run(&mut events, |events| events.state.ended);
@@ -165,7 +165,7 @@ fn an_end_without_goodbye_is_an_error() {
     let server = pair.events.get_mut(pair.server).expect("is there");
     let error = server.sync_read(&mut [0; 1], crate::harness::PATIENCE).expect_err("the end");
     assert_eq!(error.kind(), ErrorKind::UnexpectedEof);
-    assert_eq!(server.state(), ConnectionState::Error);
+    assert_eq!(server.state(), SessionState::Error);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::io::{ErrorKind, IoSlice, Read, Write};
 
-use rdma_server::{Barrier, ConnectionState, ConnectionType};
+use rdma_server::{Barrier, ConnectionType, SessionState};
 
 use crate::beds::Bed;
 use crate::harness::{on_readable, on_writable, pair, pattern, run, settle};
@@ -23,7 +23,7 @@ pub(crate) fn nothing_to_read_is_no_end(bed: &impl Bed) {
         assert_eq!(error.kind(), ErrorKind::WouldBlock);
         assert_eq!(connection.read(&mut []).expect("nothing was asked for"), 0);
         assert_eq!(connection.write(&[]).expect("nothing was given"), 0);
-        assert_eq!(connection.state(), ConnectionState::Connected);
+        assert_eq!(connection.state(), SessionState::Connected);
         assert!(connection.last_error().is_none());
     }
     bytes_still_arrive(&mut pair);
@@ -80,9 +80,9 @@ pub(crate) fn addresses_and_kind_are_told(bed: &impl Bed) {
     let pair = pair(bed);
     let (client, server) = (pair.events.get(pair.client), pair.events.get(pair.server));
     let (client, server) = (client.expect("is there"), server.expect("is there"));
-    assert_eq!(client.peer_address(), Some(pair.address.clone()));
-    assert_eq!(server.local_address(), Some(pair.address.clone()));
-    assert_eq!(client.local_address(), server.peer_address());
+    assert_eq!(client.peer_addr(), Some(pair.address.clone()));
+    assert_eq!(server.local_addr(), Some(pair.address.clone()));
+    assert_eq!(client.local_addr(), server.peer_addr());
     for connection in [client, server] {
         assert_eq!(connection.kind(), bed.server().kind());
         assert_eq!(connection.is_local(), bed.is_local());

@@ -5,13 +5,13 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use rdma_server::{ConnectionId, ConnectionState};
+use rdma_server::{SessionId, SessionState};
 
 use crate::beds::Bed;
 use crate::harness::{Loop, PATIENCE, listening, new_loop, pair, pattern, run};
 use crate::listening::is_refusal;
 
-fn echo(events: &mut Loop, id: ConnectionId) {
+fn echo(events: &mut Loop, id: SessionId) {
     let mut chunk = [0; 100];
     let connection = events.get_mut(id).expect("is there");
     match connection.read(&mut chunk) {
@@ -45,7 +45,7 @@ pub(crate) fn a_blocking_connect_waits(bed: &impl Bed) {
     with_echo(bed, |events, address| {
         let id = events.blocking_connect(bed.client(), address, None, PATIENCE).expect("connects");
         let connection = events.get_mut(id).expect("is there");
-        assert_eq!(connection.state(), ConnectionState::Connected);
+        assert_eq!(connection.state(), SessionState::Connected);
         connection.sync_write(b"hello\r\nworld\n", PATIENCE).expect("written");
         assert_eq!(connection.sync_read_line(100, PATIENCE).expect("a line"), b"hello");
         assert_eq!(connection.sync_read_line(100, PATIENCE).expect("a line"), b"world");
@@ -98,9 +98,9 @@ pub(crate) fn sync_calls_time_out(bed: &impl Bed) {
     assert_eq!(client.sync_read(&mut [0; 1], soon).expect_err("nothing").kind(), ErrorKind::TimedOut);
     assert_eq!(client.sync_read_line(10, soon).expect_err("nothing").kind(), ErrorKind::TimedOut);
     // Nothing is wrong with the connection.
-    assert_eq!(client.state(), ConnectionState::Connected);
+    assert_eq!(client.state(), SessionState::Connected);
     assert_eq!(client.read(&mut [0; 1]).expect_err("nothing").kind(), ErrorKind::WouldBlock);
     let too_much = vec![0; 64 << 20];
     assert_eq!(client.sync_write(&too_much, soon).expect_err("no room").kind(), ErrorKind::TimedOut);
-    assert_eq!(client.state(), ConnectionState::Connected);
+    assert_eq!(client.state(), SessionState::Connected);
 }

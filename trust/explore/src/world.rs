@@ -13,7 +13,7 @@ use std::time::Duration;
 use rdma_proto::backend::{Immediate, RNR_RETRY_INFINITE};
 use rdma_proto::time::Instant;
 use rdma_proto::wire::Message;
-use rdma_proto::{Action, Config, Connection, RegionAddress, Role, Source, Span, State};
+use rdma_proto::{Action, Config, Machine, RegionAddress, Role, Source, Span, State};
 
 use super::Defect;
 use super::search::Model;
@@ -31,7 +31,7 @@ pub struct Scenario {
     pub bytes: [u8; 2],
     /// Whether the server allows no retries, as Valkey's does: then a notification without a receive is an error.
     pub fatal: bool,
-    /// Who closes, once it has written and read everything.
+    /// The side that closes, once it has written and read everything.
     pub closes: Option<Role>,
     /// What is done wrong.
     pub defect: Option<Defect>,
@@ -47,7 +47,7 @@ pub struct World {
 /// One machine with its memory, its device and its application.
 #[derive(Clone, Hash)]
 struct Side {
-    machine: Connection,
+    machine: Machine,
     established: bool,
     closed: bool,
     /// The send buffer.
@@ -273,8 +273,7 @@ impl Side {
     fn new(config: Config, receives: u16, forgetful: bool) -> Self {
         let window = vec![0; config.window as usize];
         Self {
-            machine: Connection::new(config, [region(0), region(1)])
-                .expect("a scenario's settings are valid"),
+            machine: Machine::new(config, [region(0), region(1)]).expect("a scenario's settings are valid"),
             established: false,
             closed: false,
             buffer: vec![0; config.send_buffer as usize],

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rdma_conn::{Config, Keepalive, Options};
+use rdma_conn::Options;
 use rdma_proto::backend::RnrTimer;
 use rdma_softsim::{Fault, FaultPlan, Injection, Knobs, Limits, Parameters, Personality, Random, Site, When};
 
@@ -27,9 +27,9 @@ pub struct Scenario {
     pub tight: bool,
     /// The connections.
     pub connections: Vec<Dialogue>,
-    /// How long whoever was woken may take to run.
+    /// How long a woken runner may take to run.
     pub sluggishness: Duration,
-    /// Who drives connections with an endpoint instead of one by one.
+    /// The sides that have one endpoint for all their connections.
     pub endpoints: Endpoints,
     /// What befalls them.
     pub plan: FaultPlan,
@@ -59,7 +59,7 @@ pub struct Dialogue {
     pub rogue: Option<Rogue>,
 }
 
-/// Who breaks which rule.
+/// The side that breaks a rule, and the rule.
 #[derive(Clone, Copy, Debug)]
 pub struct Rogue {
     /// The server rather than the client.
@@ -144,17 +144,16 @@ impl Scenario {
         }
     }
 
-    /// Who drives connections, and rogues that never even begin.
+    /// Draws the endpoints, and rogues that never even begin.
     fn faces(&mut self, random: &mut Random) {
         let tight = self.tight;
         let usage = |random: &mut Random| Usage {
             edges: random.chance(1, 2),
             abandons: random.chance(1, 4),
             limits: match tight && random.chance(1, 2) {
-                true => rdma_conn::Limits {
-                    connections: random.within(1..=3) as usize,
-                    registered_bytes: random.within(1000..=100_000),
-                },
+                true => rdma_conn::Limits::NONE
+                    .connections(random.within(1..=3) as usize)
+                    .registered_bytes(random.within(1000..=100_000)),
                 false => rdma_conn::Limits::default(),
             },
         };
@@ -213,28 +212,27 @@ fn knobs(random: &mut Random) -> Knobs {
 fn options(random: &mut Random, usual: Options) -> Options {
     let keepalive = usual.protocol.keepalive;
     let often = random.pick(&[None, Some(micros(5_000)), Some(micros(50_000)), Some(Duration::from_secs(3))]);
-    Options {
-        protocol: Config {
-            window: random.pick(&[1, 2, 3, 5, 8, 16, 64, 100, 256, 1000, 4096]),
-            windows: random.pick(&[1, 2, 2]),
-            send_buffer: random.pick(&[1, 2, 3, 7, 16, 64, 100, 512, 4096, 8192]),
-            send_depth: random.pick(&[1, 2, 3, 4, 5, 8, 16, 64]),
-            peer_receives: random.pick(&[2, 3, 4, 5, 8, 16, 64]),
-            window_limit: 4096,
-            negotiate: random.chance(1, 4),
-            keepalive: match keepalive.every {
-                Some(_) => Keepalive { every: often, ..keepalive },
-                None => Keepalive { probe: often, ..keepalive },
-            },
-            stall_limit: random.pick(&[None, None, Some(Duration::from_secs(100))]),
-            ..usual.protocol
-        },
-        receives: random.pick(&[1, 2, 3, 4, 8, 16, 64]),
-        inline: random.pick(&[0, 16, 32, 64]),
-        rnr_timer: random.pick(&[RnrTimer::MICROS_640, RnrTimer::from_code(8).unwrap_or(RnrTimer::SLOWEST)]),
-        keep_memory: random.pick(&[usual.keep_memory, micros(1_000), micros(20_000)]),
-        ..usual
-    }
+    usual
+        .protocol(
+            usual
+                .protocol
+                .window(random.pick(&[1, 2, 3, 5, 8, 16, 64, 100, 256, 1000, 4096]))
+                .windows(random.pick(&[1, 2, 2]))
+                .send_buffer(random.pick(&[1, 2, 3, 7, 16, 64, 100, 512, 4096, 8192]))
+                .send_depth(random.pick(&[1, 2, 3, 4, 5, 8, 16, 64]))
+                .peer_receives(random.pick(&[2, 3, 4, 5, 8, 16, 64]))
+                .window_limit(4096)
+                .negotiate(random.chance(1, 4))
+                .keepalive(match keepalive.every {
+                    Some(_) => keepalive.every(often),
+                    None => keepalive.probe(often),
+                })
+                .stall_limit(random.pick(&[None, None, Some(Duration::from_secs(100))])),
+        )
+        .receives(random.pick(&[1, 2, 3, 4, 8, 16, 64]))
+        .inline(random.pick(&[0, 16, 32, 64]))
+        .rnr_timer(random.pick(&[RnrTimer::MICROS_640, RnrTimer::from_code(8).unwrap_or(RnrTimer::SLOWEST)]))
+        .keep_memory(random.pick(&[usual.keep_memory, micros(1_000), micros(20_000)]))
 }
 
 fn deepen(options: &mut Options) {

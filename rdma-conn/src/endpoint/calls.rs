@@ -1,0 +1,146 @@
+//! What an application does with a connection of an endpoint: none of it waits.
+
+use std::io::IoSlice;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+#[cfg(doc)]
+use super::Event;
+use super::{ConnectionId, Descriptors, Endpoint};
+#[cfg(doc)]
+use crate::connection::Connection;
+use crate::error::Error;
+use crate::lend::RegisteredBuffer;
+
+impl<B: Descriptors> Endpoint<B> {
+    /// Reads what has arrived; `None` when there is nothing now, `Some(0)` at the end of the stream. [`Event::Readable`] or
+    /// [`Event::Ended`] follows.
+    ///
+    /// # Errors
+    /// The error that ended the connection, once all that arrived before is read; or there is no such connection.
+    pub fn read(&mut self, id: ConnectionId, into: &mut [u8]) -> Result<Option<usize>, Error> {
+        let member = self.member(id)?;
+        let read = member.live()?.try_read(into)?;
+        if read.is_some() {
+            self.touch(id);
+        }
+        Ok(read)
+    }
+
+    /// Gives bytes back that were used where they lie, see [`Connection::arrived`].
+    ///
+    /// # Errors
+    /// As [`Connection::consume`], or there is no such connection.
+    pub fn consume(&mut self, id: ConnectionId, bytes: usize) -> Result<(), Error> {
+        self.member(id)?.live()?.consume(bytes)?;
+        self.touch(id);
+        Ok(())
+    }
+
+    /// Takes as many bytes as there is room for, and sends them as one notification. If that is not all, or `None` because
+    /// there is no room, [`Event::Writable`] follows.
+    ///
+    /// # Errors
+    /// The error that ended the connection, or there is no such connection.
+    pub fn write(&mut self, id: ConnectionId, from: &[IoSlice<'_>]) -> Result<Option<usize>, Error> {
+        let member = self.member(id)?;
+        let connection = member.live()?;
+        let written = connection.try_write(from)?;
+        let wanted: usize = from.iter().map(|slice| slice.len()).sum();
+        // Also after a write that filled the room exactly: the next one has to wait.
+        member.waits.room = written.unwrap_or(0) < wanted || !connection.has_room();
+        self.touch(id);
+        Ok(written)
+    }
+
+    /// Sends from registered memory, see [`Connection::register_buffer`] and [`Connection::try_lend`]. If that is not all, or
+    /// `None` because nothing can be lent now, [`Event::Writable`] follows; [`Event::Returned`] when memory has come back.
+    ///
+    /// # Errors
+    /// As [`Connection::try_lend`], or there is no such connection.
+    pub fn lend(
+        &mut self,
+        id: ConnectionId,
+        buffer: &Arc<RegisteredBuffer<B>>,
+        range: Range<usize>,
+    ) -> Result<Option<usize>, Error> {
+        let wanted = range.len();
+        let member = self.member(id)?;
+        let lent = member.live()?.try_lend(buffer, range)?;
+        member.waits.lend = lent.unwrap_or(0) < wanted;
+        self.touch(id);
+        Ok(lent)
+    }
+
+    /// Returns whether everything written was handed to the device, see [`Connection::flushed`]. After `None` follows
+    /// [`Event::Writable`] or [`Event::Ended`].
+    ///
+    /// # Errors
+    /// As [`Connection::flushed`], or there is no such connection.
+    pub fn flush(&mut self, id: ConnectionId) -> Result<Option<()>, Error> {
+        let member = self.member(id)?;
+        let flushed = member.live()?.flushed()?;
+        member.waits.flush = flushed.is_none();
+        Ok(flushed)
+    }
+
+    /// Returns whether the peer has all that was lent of `buffer`, see [`Connection::returned`]. After `None` follows
+    /// [`Event::Returned`] or [`Event::Ended`].
+    ///
+    /// # Errors
+    /// As [`Connection::returned`], or there is no such connection.
+    pub fn returned(&mut self, id: ConnectionId, buffer: &RegisteredBuffer<B>) -> Result<Option<()>, Error> {
+        self.member(id)?.live()?.returned(buffer)
+    }
+
+    /// Begins a graceful end: what was written is delivered first, for at most `linger`; [`Event::Ended`] follows, and
+    /// [`Endpoint::closed`] says whether all of it arrived.
+    ///
+    /// # Errors
+    /// There is no such connection.
+    pub fn close(&mut self, id: ConnectionId, linger: Duration) -> Result<(), Error> {
+        self.member(id)?.close(linger);
+        self.settle(id);
+        Ok(())
+    }
+
+    /// Returns whether a connection that was closed has ended in order, see [`Connection::closed`]. After `None` follows
+    /// [`Event::Ended`].
+    ///
+    /// # Errors
+    /// Not everything arrived, or there is no such connection.
+    pub fn closed(&mut self, id: ConnectionId) -> Result<Option<()>, Error> {
+        self.member(id)?.live()?.closed()
+    }
+
+    /// As [`Endpoint::close`], with nobody listening: nothing more is told of the connection, and it is forgotten when it has
+    /// ended.
+    ///
+    /// # Errors
+    /// There is no such connection.
+    pub fn abandon(&mut self, id: ConnectionId, linger: Duration) -> Result<(), Error> {
+        self.member(id)?.abandoned = true;
+        self.close(id, linger)
+    }
+
+    /// Ends a connection at once, if it has not ended, and forgets it: what was written may be lost.
+    pub fn abort(&mut self, id: ConnectionId) {
+        let Some(member) = self.members.remove(id) else { return };
+        self.identifiers.remove(&member.key);
+        let (queue, options) = (member.queue, member.options);
+        let pair = member.connection.as_ref().map(|connection| connection.queue_pair_number());
+        drop(member);
+        if let Some(queue) = queue {
+            self.queues.leave(queue, pair, &options);
+        }
+    }
+
+    /// Checks whether an error ended a connection.
+    ///
+    /// # Errors
+    /// That error, or there is no such connection.
+    pub fn check(&self, id: ConnectionId) -> Result<(), Error> {
+        self.members.get(id).ok_or(Error::NoSuchConnection)?.check()
+    }
+}

@@ -1,0 +1,195 @@
+//! The offset machines against plain models of a stream.
+
+use std::vec;
+use std::vec::Vec;
+
+use proptest::prelude::*;
+
+use super::{RxWindow, TxWindow};
+use crate::wire::Window;
+use crate::{Error, PeerIncompatible, PeerMisbehaved};
+
+const LIMIT: u32 = 1 << 24;
+
+fn window(length: u32) -> Window {
+    Window { address: 0x1000, length, rkey: 7 }
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Announce,
+    /// The peer writes up to this many bytes.
+    Receive(u32),
+    Consume(u32),
+    /// A second region, if one is wanted.
+    Add,
+    /// One region less, if one can be spared.
+    Drop,
+}
+
+fn any_op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        3 => Just(Op::Announce),
+        3 => (1..40_u32).prop_map(Op::Receive),
+        3 => (1..40_u32).prop_map(Op::Consume),
+        1 => Just(Op::Add),
+        1 => Just(Op::Drop),
+    ]
+}
+
+proptest! {
+    /// A peer that obeys the announcements is never refused, its bytes come out in order, and a region is only announced
+    /// when nothing in it is unread.
+    #[test]
+    fn receiving_keeps_the_stream(length in 1..33_u32, windows in 1..3_u8, ops in prop::collection::vec(any_op(), 1..200)) {
+        let mut rx = RxWindow::new(length, windows);
+        // Each region holds stream positions; the peer writes to the region it knows of.
+        let mut regions = [vec![None; length as usize], vec![None; length as usize]];
+        let mut peer: Option<(u8, u32)> = None;
+        let (mut written, mut read) = (0_u64, 0_u64);
+        for op in ops {
+            match op {
+                Op::Announce => {
+                    if let Some(region) = rx.unannounced() {
+                        prop_assert!(peer.is_none_or(|(_, used)| used == length), "announced before the window was full");
+                        prop_assert!(regions[region as usize].iter().all(Option::is_none), "announced over unread bytes");
+                        rx.announce();
+                        peer = Some((region, 0));
+                    }
+                }
+                Op::Receive(bytes) => {
+                    let Some((region, used)) = peer else { continue };
+                    let bytes = bytes.min(length - used);
+                    for offset in used..used + bytes {
+                        regions[region as usize][offset as usize] = Some(written);
+                        written += 1;
+                    }
+                    peer = Some((region, used + bytes));
+                    prop_assert_eq!(rx.receive(bytes), Ok(()));
+                }
+                Op::Consume(bytes) => {
+                    let Some(readable) = rx.readable() else {
+                        prop_assert_eq!(read, written);
+                        continue;
+                    };
+                    let bytes = bytes.min(readable.len);
+                    for offset in readable.offset..readable.offset + bytes {
+                        prop_assert_eq!(regions[readable.region as usize][offset as usize].take(), Some(read));
+                        read += 1;
+                    }
+                    prop_assert_eq!(rx.consume(bytes), Ok(()));
+                }
+                Op::Add => {
+                    if let Some(region) = rx.lacks_region() {
+                        prop_assert!(regions[region as usize].iter().all(Option::is_none), "added with bytes in it");
+                        rx.add_region();
+                        prop_assert_eq!(rx.unannounced(), Some(region), "the peer can go on at once");
+                    }
+                }
+                Op::Drop => {
+                    if let Some(region) = rx.drop_region() {
+                        prop_assert!(regions[region as usize].iter().all(Option::is_none), "dropped with bytes in it");
+                        let used_up = peer.is_none_or(|(at, used)| at != region || used == length);
+                        prop_assert!(used_up, "dropped while the peer may write to it");
+                    }
+                }
+            }
+            prop_assert_eq!(rx.unread(), written - read);
+            let all = rx.all_readable().into_iter().flatten();
+            let positions: Vec<_> = all
+                .flat_map(|part| regions[part.region as usize][part.offset as usize..][..part.len as usize].to_vec())
+                .collect();
+            prop_assert_eq!(positions, (read..written).map(Some).collect::<Vec<_>>());
+            // Whoever waits for a window gets one: full and read dry means an announcement is due.
+            if written == read && peer.is_some_and(|(_, used)| used == length) {
+                prop_assert!(rx.unannounced().is_some());
+            }
+        }
+    }
+
+    /// Any immediate is either within the window or refused, and a refusal changes nothing (VR-FLOW-002).
+    #[test]
+    fn no_immediate_passes_the_end(length in 1..100_u32, immediates in prop::collection::vec(prop_oneof![0..120_u32, any::<u32>()], 1..20)) {
+        let mut rx = RxWindow::new(length, 1);
+        rx.announce();
+        let mut used = 0_u64;
+        for immediate in immediates {
+            let fits = used + u64::from(immediate) <= u64::from(length);
+            let before = rx;
+            match rx.receive(immediate) {
+                Ok(()) => prop_assert!(fits),
+                Err(error) => {
+                    prop_assert!(!fits);
+                    prop_assert_eq!(error, PeerMisbehaved::WindowOverrun { immediate, received: used as u32, length });
+                    prop_assert_eq!(rx, before);
+                }
+            }
+            if fits {
+                used += u64::from(immediate);
+            }
+            prop_assert_eq!(rx.unread(), used);
+        }
+    }
+
+    /// What is taken lies in the window, without gap or overlap, to its last byte (VR-FLOW-001).
+    #[test]
+    fn sending_fills_each_window(lengths in prop::collection::vec(1..50_u32, 1..5), steps in prop::collection::vec(1..30_u32, 1..50)) {
+        let mut tx = TxWindow::new();
+        prop_assert_eq!((tx.room(), tx.take(1)), (0, None));
+        let mut steps = steps.into_iter().cycle();
+        for length in lengths {
+            prop_assert_eq!(tx.register(window(length), LIMIT), Ok(()));
+            let mut used = 0;
+            while used < length {
+                let bytes = steps.next().unwrap_or(1).min(length - used);
+                let at = tx.take(bytes);
+                prop_assert_eq!(at.map(|at| (at.address, at.rkey)), Some((0x1000 + u64::from(used), 7)));
+                used += bytes;
+                prop_assert_eq!(tx.room(), length - used);
+                prop_assert_eq!(tx.take(length - used + 1), None);
+            }
+        }
+    }
+}
+
+#[test]
+fn immediates_before_a_window_are_refused_but_zero() {
+    let mut rx = RxWindow::new(8, 2);
+    assert_eq!(rx.receive(0), Ok(()));
+    assert_eq!(rx.receive(1), Err(PeerMisbehaved::NoWindow { immediate: 1 }));
+}
+
+/// With two regions the second is due as soon as the first is full; with one only when all is read (VR-MEM-003).
+#[test]
+fn the_second_region_is_announced_at_full() {
+    for (windows, due) in [(1, None), (2, Some(1))] {
+        let mut rx = RxWindow::new(8, windows);
+        rx.announce();
+        assert_eq!(rx.receive(8), Ok(()));
+        assert_eq!(rx.unannounced(), due);
+    }
+}
+
+#[test]
+fn bad_registrations_are_refused() {
+    let mut tx = TxWindow::new();
+    let misbehaved = |error| Err(Error::PeerMisbehaved(error));
+    assert_eq!(tx.register(window(0), LIMIT), misbehaved(PeerMisbehaved::EmptyWindow));
+    assert_eq!(
+        tx.register(window(u32::MAX), LIMIT),
+        Err(Error::PeerIncompatible(PeerIncompatible::WindowTooLarge { length: u32::MAX, limit: LIMIT }))
+    );
+    let wraps = Window { address: u64::MAX - 6, length: 8, rkey: 0 };
+    assert_eq!(
+        tx.register(wraps, LIMIT),
+        misbehaved(PeerMisbehaved::WindowWraps { address: wraps.address, length: 8 })
+    );
+    assert_eq!(tx.register(window(8), LIMIT), Ok(()));
+    assert!(tx.take(7).is_some());
+    assert_eq!(
+        tx.register(window(8), LIMIT),
+        misbehaved(PeerMisbehaved::EarlyRegistration { used: 7, length: 8 })
+    );
+    assert!(tx.take(1).is_some());
+    assert_eq!(tx.register(window(9), LIMIT), Ok(()), "another length is fine once the window is full");
+}

@@ -1,0 +1,400 @@
+//! A transport with what all of them have alike: a state, handlers, a last error, and calls that wait.
+
+use std::io::{self, ErrorKind, IoSlice, Read, Write};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::address::Address;
+use crate::event_loop::Handler;
+use crate::poller::{SourceId, wait_for};
+use crate::transport::{Interest, Kind, Transport};
+
+/// The state of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SessionState {
+    /// It was asked for; its handler has not been called yet.
+    Connecting,
+    /// A peer has come; it was not accepted yet, or the handshake is under way.
+    Accepting,
+    /// Bytes flow.
+    Connected,
+    /// The end of the stream was read.
+    Closed,
+    /// It has failed; see [`Session::last_error`].
+    Error,
+}
+
+/// Which handler comes first in a turn in which both could be called.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Barrier {
+    /// The read handler: replies leave in the turn that made them.
+    #[default]
+    ReadFirst,
+    /// The write handler: replies leave in the next turn, after what is done in between (such as a log being synced).
+    WriteFirst,
+}
+
+/// One connection of an [`EventLoop`](crate::EventLoop) with a state `S`. [`Read`] and [`Write`] never wait.
+pub struct Session<S> {
+    transport: Box<dyn Transport>,
+    state: SessionState,
+    failure: Option<Arc<io::Error>>,
+    read_handler: Option<Handler<S>>,
+    write_handler: Option<Handler<S>>,
+    barrier: Barrier,
+    pub(crate) life: Life<S>,
+}
+
+/// What the loop keeps about a connection.
+pub(crate) struct Life<S> {
+    /// To be called once when the handshake is over. None before a connection is accepted, and after the call.
+    pub(crate) handshake: Option<Handler<S>>,
+    /// Handlers of this connection that are running, one in the other.
+    pub(crate) entered: u32,
+    pub(crate) stage: Stage,
+    /// How the loop learns that the connection may go on.
+    pub(crate) registered: Option<Registered>,
+    /// What the peer is told instead of being let in.
+    pub(crate) refusal: Option<&'static [u8]>,
+    /// When the handshake or the close must be over.
+    pub(crate) deadline: Option<Instant>,
+    /// The timer set for it.
+    pub(crate) timer: Option<Instant>,
+    /// It is on the list of connections to look at before sleeping.
+    pub(crate) touched: bool,
+    /// It is on the list of connections that have something to do.
+    pub(crate) pending: bool,
+}
+
+/// How a loop learns that a connection may go on.
+#[derive(Clone, Copy)]
+pub(crate) enum Registered {
+    /// By its own descriptor.
+    Own(SourceId),
+    /// By its driver, which wakes it.
+    WithDriver,
+}
+
+/// Whether the owner has closed the connection.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// It has not.
+    Owned,
+    /// It has, in one of its handlers.
+    Leaving,
+    /// It has, and the last bytes are on their way.
+    Parting,
+}
+
+impl<S> Session<S> {
+    pub(crate) fn new(transport: Box<dyn Transport>, state: SessionState) -> Self {
+        Self {
+            transport,
+            state,
+            failure: None,
+            read_handler: None,
+            write_handler: None,
+            barrier: Barrier::ReadFirst,
+            life: Life {
+                handshake: None,
+                entered: 0,
+                stage: Stage::Owned,
+                registered: None,
+                refusal: None,
+                deadline: None,
+                timer: None,
+                touched: false,
+                pending: false,
+            },
+        }
+    }
+
+    /// Returns which kind of connection this is.
+    pub fn kind(&self) -> Kind {
+        self.transport.kind()
+    }
+
+    /// Returns its state.
+    pub const fn state(&self) -> SessionState {
+        self.state
+    }
+
+    /// Returns this side's address.
+    pub fn local_addr(&self) -> Option<Address> {
+        self.transport.local_addr()
+    }
+
+    /// Returns the peer's address.
+    pub fn peer_addr(&self) -> Option<Address> {
+        self.transport.peer_addr()
+    }
+
+    /// Returns whether the peer is known to be on this machine: a Unix socket, the loopback interface, or for RDMA a path that
+    /// leads back to the address it leaves from (VR-SEC-008).
+    pub fn is_local(&self) -> bool {
+        self.transport.is_local()
+    }
+
+    /// Returns the certificate that the peer has shown, as DER. None without TLS.
+    pub fn peer_certificate(&self) -> Option<&[u8]> {
+        self.transport.peer_certificate()
+    }
+
+    /// Returns the error that made the state [`SessionState::Error`].
+    pub fn last_error(&self) -> Option<&io::Error> {
+        self.failure.as_deref()
+    }
+
+    /// Has `handler` called whenever a read would not have to wait; `None` removes it.
+    pub fn set_read_handler(&mut self, handler: Option<Handler<S>>) {
+        self.read_handler = handler;
+    }
+
+    /// Has `handler` called whenever a write would not have to wait; `None` removes it.
+    pub fn set_write_handler(&mut self, handler: Option<Handler<S>>, barrier: Barrier) {
+        self.write_handler = handler;
+        self.barrier = barrier;
+    }
+
+    /// Ends both directions, once the peer has what was written. The read handler is called for the end; the connection is
+    /// still to be closed.
+    pub fn shutdown(&mut self, linger: Duration) {
+        self.transport.shutdown(linger);
+    }
+
+    /// Reads until `into` is full, waiting for at most `timeout`. No handler is called meanwhile.
+    ///
+    /// # Errors
+    /// [`TimedOut`](ErrorKind::TimedOut), [`UnexpectedEof`](ErrorKind::UnexpectedEof), or what ended the connection. What was read before is lost.
+    pub fn sync_read(&mut self, into: &mut [u8], timeout: Duration) -> io::Result<()> {
+        let until = deadline(timeout);
+        let mut rest = into;
+        while !rest.is_empty() {
+            let read = self.wait_until(Interest::READ, until, |connection| connection.read(rest))?;
+            if read == 0 {
+                return Err(ErrorKind::UnexpectedEof.into());
+            }
+            rest = rest.get_mut(read..).unwrap_or_default();
+        }
+        Ok(())
+    }
+
+    /// Writes all of `from`, waiting for at most `timeout`. No handler is called meanwhile.
+    ///
+    /// # Errors
+    /// [`TimedOut`](ErrorKind::TimedOut), or what ended the connection. Some of it may have been written.
+    pub fn sync_write(&mut self, from: &[u8], timeout: Duration) -> io::Result<()> {
+        let until = deadline(timeout);
+        let mut rest = from;
+        while !rest.is_empty() {
+            let written = self.wait_until(Interest::WRITE, until, |connection| connection.write(rest))?;
+            rest = rest.get(written..).unwrap_or_default();
+        }
+        Ok(())
+    }
+
+    /// Reads a line of at most `limit` bytes and returns it without its end (`\n` or `\r\n`), waiting for at most `timeout`.
+    ///
+    /// # Errors
+    /// As [`Session::sync_read`], and [`InvalidData`](ErrorKind::InvalidData) when the line is longer.
+    pub fn sync_read_line(&mut self, limit: usize, timeout: Duration) -> io::Result<Vec<u8>> {
+        let until = deadline(timeout);
+        let mut line = Vec::new();
+        loop {
+            // One by one, since what comes after the line is not ours to take.
+            let mut byte = [0];
+            if self.wait_until(Interest::READ, until, |connection| connection.read(&mut byte))? == 0 {
+                return Err(ErrorKind::UnexpectedEof.into());
+            }
+            if byte == *b"\n" {
+                line.pop_if(|last| *last == b'\r');
+                return Ok(line);
+            }
+            if line.len() == limit {
+                let longer = format!("the line is longer than {limit} bytes");
+                return Err(io::Error::new(ErrorKind::InvalidData, longer));
+            }
+            line.extend(byte);
+        }
+    }
+
+    /// Repeats `step` until it need not wait.
+    fn wait_until<T>(
+        &mut self,
+        want: Interest,
+        until: Option<Instant>,
+        mut step: impl FnMut(&mut Self) -> io::Result<T>,
+    ) -> io::Result<T> {
+        loop {
+            match step(self) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                done => return done,
+            }
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            if left == Some(Duration::ZERO) {
+                return Err(ErrorKind::TimedOut.into());
+            }
+            wait_for(&mut *self.transport, want, left)?;
+        }
+    }
+
+    /// Waits for the handshake to be over.
+    pub(crate) fn wait_established(&mut self, timeout: Duration) -> io::Result<()> {
+        self.wait_until(Interest::BOTH, deadline(timeout), |connection| {
+            if connection.go_on_establishing() { Ok(()) } else { Err(ErrorKind::WouldBlock.into()) }
+        })?;
+        self.check()
+    }
+
+    /// True when the handshake is over, one way or the other.
+    pub(crate) fn go_on_establishing(&mut self) -> bool {
+        match self.transport.establish() {
+            Ok(true) => self.state = SessionState::Connected,
+            Ok(false) => return false,
+            Err(error) => self.fail(error),
+        }
+        true
+    }
+
+    pub(crate) fn fail(&mut self, error: io::Error) {
+        self.state = SessionState::Error;
+        self.failure = Some(Arc::new(error));
+    }
+
+    /// Returns the failure, as an error of its own for each caller.
+    fn check(&self) -> io::Result<()> {
+        match &self.failure {
+            Some(failure) => Err(io::Error::new(failure.kind(), Arc::clone(failure))),
+            None => Ok(()),
+        }
+    }
+
+    /// Keeps what a read or write has done to the connection.
+    fn book(&mut self, result: io::Result<usize>) -> io::Result<usize> {
+        match result {
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
+                Err(error)
+            }
+            Err(error) => {
+                self.fail(error);
+                self.check().map(|()| 0)
+            }
+            done => done,
+        }
+    }
+
+    /// Has the connection cost little, since its peer is only told `why` it is not let in.
+    pub(crate) fn economize(&mut self, why: &'static [u8]) {
+        self.transport.economize();
+        self.life.refusal = Some(why);
+    }
+
+    pub(crate) fn transport(&mut self) -> &mut dyn Transport {
+        &mut *self.transport
+    }
+
+    pub(crate) fn forget_handlers(&mut self) {
+        self.read_handler = None;
+        self.write_handler = None;
+        self.life.handshake = None;
+    }
+
+    pub(crate) const fn is_establishing(&self) -> bool {
+        matches!(self.state, SessionState::Connecting | SessionState::Accepting)
+    }
+
+    /// Returns what the loop waits for on behalf of the connection.
+    fn wanted(&self) -> Interest {
+        match self.life.stage {
+            Stage::Parting => Interest::READ,
+            // A handshake goes on when something has come, and not by what could be done.
+            _ if self.is_establishing() => Interest::NONE,
+            _ => Interest { read: self.read_handler.is_some(), write: self.write_handler.is_some() },
+        }
+    }
+
+    /// Returns the handlers that are to be called now, in their order.
+    pub(crate) fn due(&mut self) -> [Option<Due>; 2] {
+        let ready = self.transport.ready().and(self.wanted());
+        let due = [ready.read.then_some(Due::Read), ready.write.then_some(Due::Write)];
+        match self.barrier {
+            Barrier::ReadFirst => due,
+            Barrier::WriteFirst => [due[1], due[0]],
+        }
+    }
+
+    pub(crate) const fn handler(&self, due: Due) -> Option<Handler<S>> {
+        match due {
+            Due::Read => self.read_handler,
+            Due::Write => self.write_handler,
+        }
+    }
+}
+
+/// A handler to call.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Due {
+    Read,
+    Write,
+}
+
+/// `None` for a time that never comes.
+fn deadline(timeout: Duration) -> Option<Instant> {
+    Instant::now().checked_add(timeout)
+}
+
+impl<S> Read for Session<S> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        match self.state {
+            SessionState::Connecting | SessionState::Accepting => Err(ErrorKind::NotConnected.into()),
+            SessionState::Closed => Ok(0),
+            SessionState::Error => self.check().map(|()| 0),
+            SessionState::Connected if into.is_empty() => Ok(0),
+            SessionState::Connected => {
+                let result = self.transport.read(into);
+                if matches!(result, Ok(0)) {
+                    self.state = SessionState::Closed;
+                }
+                self.book(result)
+            }
+        }
+    }
+}
+
+impl<S> Write for Session<S> {
+    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+        self.write_vectored(&[IoSlice::new(from)])
+    }
+
+    fn write_vectored(&mut self, from: &[IoSlice<'_>]) -> io::Result<usize> {
+        match self.state {
+            SessionState::Connecting | SessionState::Accepting => Err(ErrorKind::NotConnected.into()),
+            SessionState::Closed => Err(ErrorKind::BrokenPipe.into()),
+            SessionState::Error => self.check().map(|()| 0),
+            SessionState::Connected if from.iter().all(|slice| slice.is_empty()) => Ok(0),
+            SessionState::Connected => {
+                match self.transport.write(from) {
+                    // The peer has left. What it said before is still to be read, and after it the end.
+                    Err(error) if error.kind() == ErrorKind::BrokenPipe => Err(error),
+                    result => self.book(result),
+                }
+            }
+        }
+    }
+
+    /// Nothing is held back by a connection.
+    fn flush(&mut self) -> io::Result<()> {
+        self.check()
+    }
+}
+
+impl<S> std::fmt::Debug for Session<S> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Session")
+            .field("kind", &self.kind())
+            .field("state", &self.state)
+            .field("peer", &self.peer_addr())
+            .field("failure", &self.failure)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,143 @@
+//! One port for TCP and RDMA, and addresses that change under load.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rdma_server::{Address, EventLoop, Server, Tcp};
+
+use crate::harness::{Bed, Client, Echo, HOST, PATIENCE, bed, open, while_serving};
+
+#[test]
+fn tcp_and_rdma_share_a_port() {
+    let Bed { mut server, tcp, rdma, remote, .. } = bed(open());
+    let [address] = server.local_addrs(tcp).try_into().expect("one address");
+    assert_eq!(server.local_addrs(rdma), server.local_addrs(tcp));
+    while_serving(&mut server, |ask| {
+        let mut clients = [Client::new(&Tcp::new(), &address), Client::new(&remote, &address)];
+        for client in &mut clients {
+            client.echo(b"hello");
+        }
+        let kinds = clients.map(|mut client| client.connection().kind().to_string());
+        assert_eq!(kinds, ["tcp", "rdma"]);
+        ask.until(|server| server.client_count() == 0);
+    });
+}
+
+/// Clients that are there go on through many moves and lose no byte; each move is waited out by all of them.
+#[test]
+fn bind_and_port_move_under_load() {
+    const MOVES: u16 = 12;
+    let Bed { mut server, tcp, rdma, remote, .. } = bed(open());
+    let stop = AtomicBool::new(false);
+    let echoed: [AtomicU64; 4] = Default::default();
+    while_serving(&mut server, |ask| {
+        thread::scope(|scope| {
+            let _stop = StopWhenDropped(&stop);
+            let address = ask.server(move |server| server.local_addrs(tcp)).remove(0);
+            for (index, echoed) in echoed.iter().enumerate() {
+                let (address, remote, stop) = (address.clone(), &remote, &stop);
+                scope.spawn(move || {
+                    let mut client = match index % 2 {
+                        0 => Client::new(&Tcp::new(), &address),
+                        _ => Client::new(remote, &address),
+                    };
+                    for round in 0.. {
+                        let len = 1 + (round * 7919 + index * 104_729) % 200_000;
+                        let bytes: Vec<u8> =
+                            (0..len).map(|at| b'a' + ((at * 31 + round + index) % 26) as u8).collect();
+                        client.echo(&bytes);
+                        echoed.fetch_add(1, Ordering::Relaxed);
+                        if stop.load(Ordering::Relaxed) {
+                            return;
+                        }
+                    }
+                });
+            }
+            wait_for_rounds(&echoed, [0; 4], "at the beginning");
+            let mut old = address;
+            for number in 0..MOVES {
+                // TCP takes a free port, RDMA goes to the same; every third time both go to all addresses of the host.
+                let ip = if number % 3 == 2 { IpAddr::from([0, 0, 0, 0]) } else { HOST };
+                let new = ask.server(move |server| {
+                    server.rebind(tcp, &[SocketAddr::from((ip, 0)).into()]).expect("a free port");
+                    let port = server.local_addrs(tcp)[0].ip().expect("an IP address").port();
+                    let new: Address = SocketAddr::from((HOST, port)).into();
+                    server.rebind(rdma, std::slice::from_ref(&new)).expect("the same port");
+                    new
+                });
+                let before = echoed.each_ref().map(|echoed| echoed.load(Ordering::Relaxed));
+                wait_for_rounds(&echoed, before, &format!("after move {number}"));
+                Client::new(&Tcp::new(), &new).echo(b"new here");
+                Client::new(&remote, &new).echo(b"new here");
+                let mut events = EventLoop::new(()).expect("a loop");
+                for refused in [
+                    events.blocking_connect(&Tcp::new(), &old, None, PATIENCE),
+                    events.blocking_connect(&remote, &old, None, PATIENCE),
+                ] {
+                    let error = refused
+                        .map(|id| format!("{:?}", events.get(id)))
+                        .expect_err("nobody is there any more");
+                    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused, "{error}");
+                }
+                old = new;
+            }
+        });
+    });
+    println!("{MOVES} moves; rounds of each client: {echoed:?}");
+}
+
+/// Waits until each client has ended two more rounds, the second of which has begun after this call.
+fn wait_for_rounds(echoed: &[AtomicU64; 4], before: [u64; 4], when: &str) {
+    let begun = Instant::now();
+    for (echoed, before) in echoed.iter().zip(before) {
+        while echoed.load(Ordering::Relaxed) < before + 2 {
+            assert!(begun.elapsed() < PATIENCE, "a client hangs {when}");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// So that a test that fails ends.
+struct StopWhenDropped<'a>(&'a AtomicBool);
+
+impl Drop for StopWhenDropped<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn a_move_that_fails_changes_nothing() {
+    let Bed { mut server, tcp, rdma, remote, .. } = bed(open());
+    let before = server.local_addrs(tcp);
+    let mut other = Server::new(Echo, open()).expect("a loop");
+    let others = other.bind(Tcp::new(), &[SocketAddr::from((HOST, 0)).into()]).expect("a free port");
+    let taken = other.local_addrs(others).remove(0);
+    let free = SocketAddr::from((HOST, 0)).into();
+    let error = server.rebind(tcp, &[free, taken.clone()]).expect_err("one of them is taken");
+    assert_eq!(error.kind(), std::io::ErrorKind::AddrInUse);
+    assert!(error.to_string().contains(&taken.to_string()), "{error}");
+    assert_eq!(server.local_addrs(tcp), before);
+    let elsewhere = SocketAddr::from(([198, 51, 100, 1], 6379)).into();
+    server.rebind(rdma, &[elsewhere]).expect_err("not an address of this host");
+    while_serving(&mut server, |_| {
+        Client::new(&Tcp::new(), &before[0]).echo(b"still here");
+        Client::new(&remote, &before[0]).echo(b"still here");
+    });
+}
+
+/// The old address is what is in the way of the new one, both ways.
+#[test]
+fn one_address_can_become_all_addresses() {
+    let Bed { mut server, tcp, .. } = bed(open());
+    let one = server.local_addrs(tcp).remove(0);
+    let port = one.ip().expect("an IP address").port();
+    let all: Address = SocketAddr::from(([0, 0, 0, 0], port)).into();
+    for next in [&all, &one, &all] {
+        server.rebind(tcp, std::slice::from_ref(next)).expect("only the old one was in the way");
+        assert_eq!(server.local_addrs(tcp), std::slice::from_ref(next));
+    }
+    while_serving(&mut server, |_| Client::new(&Tcp::new(), &one).echo(b"hello"));
+}
