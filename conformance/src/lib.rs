@@ -15,7 +15,5 @@ pub mod workload;
 
 pub use suite::{exit, held};
 
-/// One case of a suite here.
-pub type Case<S> = suite::Case<S, client::Failure>;
 /// What a passed case has to tell, or what was wrong.
-pub type Outcome = suite::Outcome<client::Failure>;
+pub type Outcome = Result<String, client::Failure>;

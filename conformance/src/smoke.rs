@@ -8,10 +8,11 @@ use indicatif::ProgressBar;
 use rdma_conn::{Connect, Descriptors, Stream};
 use resp_rs::resp2::Frame;
 
+use crate::Outcome;
 use crate::client::{Client, Failure, describe};
 use crate::held::{self, Held};
 use crate::workload::{Entry, entries};
-use crate::{Case, Outcome};
+use suite::Case;
 
 /// How much of everything.
 #[derive(Clone, Copy, Debug)]

@@ -34,7 +34,8 @@ fn smoke() {
     let reports = suite::run(&smoke::cases(), &setting, "", |_| ProgressBar::hidden());
     let failed: Vec<String> = reports
         .iter()
-        .filter_map(|report| Some(format!("{}: {}", report.id, report.outcome.as_ref().err()?)))
+        .filter(|report| report.is_failure())
+        .map(|report| format!("{}: {}", report.id, report.details()))
         .collect();
     assert!(failed.is_empty(), "{} of {} cases failed:\n{}", failed.len(), reports.len(), failed.join("\n"));
 }

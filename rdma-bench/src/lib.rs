@@ -53,9 +53,10 @@ pub fn run<T: ConnectionType + Send>(
         };
         threads.into_iter().map(join).collect::<Vec<_>>()
     });
-    // If one fails, the others stop; the first cause is what to tell.
+    // If one fails, the others stop: its error is the one to tell.
     let (measured, mut failures): (Vec<_>, Vec<_>) = measured.into_iter().partition(Result::is_ok);
-    failures.sort_by_key(|failure| matches!(failure, Err(error) if error.kind() == io::ErrorKind::Other));
+    failures
+        .sort_by_key(|failure| matches!(failure, Err(error) if error.kind() == io::ErrorKind::Interrupted));
     if let Some(Err(error)) = failures.into_iter().next() {
         return Err(error);
     }

@@ -197,7 +197,7 @@ fn go(events: &mut EventLoop<State>, ids: &[SessionId], load: &Load) -> io::Resu
             return Err(error);
         }
         if events.state.shared.failed.load(Ordering::Relaxed) {
-            return Err(io::Error::other("another thread has failed"));
+            return Err(stopped());
         }
         let oldest = events.state.clients.values().filter_map(|client| client.sent.front()).min();
         let now = Instant::now();
@@ -348,6 +348,11 @@ fn check(reply: &Frame) -> io::Result<()> {
         Frame::BulkString(None) => Err(io::Error::other("a key that was stored is missing")),
         _ => Ok(()),
     }
+}
+
+/// A thread that stops because another one has failed, and is not the one to tell about it.
+fn stopped() -> io::Error {
+    io::Error::new(ErrorKind::Interrupted, "another thread has failed")
 }
 
 fn copy(error: &io::Error) -> io::Error {

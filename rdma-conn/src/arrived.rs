@@ -15,18 +15,18 @@ pub struct Arrived<'a> {
 }
 
 impl<'a> Arrived<'a> {
-    /// The `len` bytes from `offset` on, as far as there are so many.
+    /// Returns the `len` bytes from `offset` on, as far as there are so many.
     pub(crate) fn new(memory: SharedMemory<'a>, offset: usize, len: usize) -> Self {
         let offset = offset.min(memory.len());
         Self { memory, offset, len: len.min(memory.len() - offset) }
     }
 
-    /// How many.
+    /// Returns the number of bytes.
     pub const fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no bytes.
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -37,7 +37,7 @@ impl<'a> Arrived<'a> {
         within && self.memory.read(self.offset + at, into)
     }
 
-    /// Where the first `byte` lies, at or after `from`.
+    /// Returns where the first `byte` lies, at or after `from`.
     pub fn find(&self, byte: u8, from: usize) -> Option<usize> {
         let mut chunk = [0; 64];
         let mut at = from;

@@ -1,4 +1,4 @@
-//! What connections may use together.
+//! Limits on what connections use together.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -7,7 +7,7 @@ use rdma_proto::backend::{Access, Backend, Domain};
 
 use crate::error::Error;
 
-/// What the connections of an endpoint, or those that a listener has accepted, may use together.
+/// Limits on what the connections of an endpoint, or those that a listener has accepted, use together.
 /// Start from [`Limits::default`] or [`Limits::NONE`]; fields can be assigned, or set in a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -56,12 +56,12 @@ impl Budget {
         Arc::new(Self { limits, connections: AtomicUsize::new(0), bytes: AtomicU64::new(0) })
     }
 
-    /// Bytes registered now.
+    /// Returns the number of bytes that are registered now.
     pub(crate) fn used(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// A place for one more connection. Nothing has been allocated for it yet.
+    /// Returns a place for one more connection. Nothing has been allocated for it yet.
     pub(crate) fn place(self: &Arc<Self>) -> Result<Place, Error> {
         let limit = self.limits.connections;
         self.connections

@@ -92,19 +92,20 @@ impl<B: Backend> Connecting<B> {
         }
     }
 
-    /// Whether bytes can flow. A dial waits for the server's window: a server that never registers one is found out now and not
-    /// by the first write. That the server has left again does not matter: what it said before can be read (VR-CLOSE-002).
+    /// Returns whether bytes can flow. A dial waits for the server's window: a server that never registers one is found out now
+    /// and not by the first write. That the server has left again does not matter: what it said before can be read
+    /// (VR-CLOSE-002).
     pub(crate) fn is_done(&self, connection: &Connection<B>) -> bool {
         let established = matches!(connection.state(), State::Open | State::Closing | State::Closed);
         established && (matches!(self.step, Step::Accepted) || connection.has_peer_window())
     }
 
-    /// When it fails if nothing happens.
+    /// Returns when the attempt fails if nothing happens.
     pub(crate) const fn by(&self) -> Instant {
         self.by
     }
 
-    /// What it waits for, as an error.
+    /// Returns the error that names what the attempt still waits for.
     pub(crate) fn too_late(&self, connection: Option<&Connection<B>>) -> Error {
         let established = connection.is_some_and(|connection| connection.state() != State::Connecting);
         let doing = match &self.step {

@@ -10,7 +10,7 @@ use rdma_proto::backend::{AsyncEvent, ErrorKind, Failure, reject};
 /// Opening a channel for connection-manager events, which takes a descriptor.
 pub(crate) const OPENING: &str = "opening RDMA";
 
-/// What went wrong with a connection. Cheap to clone: the first error of a connection is reported by every later call.
+/// An error of a connection. Cheap to clone: the first error of a connection is reported by every later call.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -19,13 +19,13 @@ pub enum Error {
     NoSuchHost {
         /// As it was given.
         host: String,
-        /// What the resolver said.
+        /// The resolver's error.
         source: Arc<io::Error>,
     },
     /// The RDMA backend could not do something.
     #[error("{doing}: {source}")]
     Backend {
-        /// What was being done.
+        /// The action that failed.
         doing: &'static str,
         /// The class of the failure.
         kind: ErrorKind,
@@ -38,13 +38,13 @@ pub enum Error {
          does not count; for Valkey see --rdma-bind and --rdma-port)"
     )]
     Refused {
-        /// Who refused.
+        /// The peer that refused.
         peer: SocketAddr,
     },
     /// The application or host there said no.
     #[error("{peer} rejected the connection (reason {reason})")]
     Rejected {
-        /// Who rejected.
+        /// The peer that rejected.
         peer: SocketAddr,
         /// The reason code of the connection manager.
         reason: i32,
@@ -52,7 +52,7 @@ pub enum Error {
     /// There is no way from here to there by RDMA.
     #[error("{peer} cannot be reached by RDMA: {what} ({source})")]
     Unreachable {
-        /// Who.
+        /// The peer.
         peer: SocketAddr,
         /// Which step failed.
         what: &'static str,
@@ -62,7 +62,7 @@ pub enum Error {
     /// A time-out passed.
     #[error("timed out after {after:?} {doing}")]
     TimedOut {
-        /// What was being done.
+        /// The action that failed.
         doing: &'static str,
         /// The time-out.
         after: Duration,
@@ -104,7 +104,7 @@ pub enum Error {
     /// The device told of a failure that no completion tells of.
     #[error("the RDMA device ended the connection: {}", event.describe())]
     Device {
-        /// What it told.
+        /// The event that tells of it.
         event: AsyncEvent,
     },
     /// The device went away.
@@ -143,12 +143,13 @@ impl Error {
         Self::Unreachable { peer, what, source }
     }
 
-    /// Whether an accept failed for a reason that the next one meets as well: the process has no descriptor or no memory left.
+    /// Returns whether an accept failed for a reason that the next one meets as well: the process has no descriptor or no memory
+    /// left.
     pub(crate) fn concerns_everybody(&self) -> bool {
         matches!(self, Self::Backend { doing, kind, .. } if *doing == OPENING || *kind == ErrorKind::Memory)
     }
 
-    /// The nearest kind of [`io::Error`].
+    /// Returns the nearest kind of [`io::Error`].
     pub fn io_kind(&self) -> io::ErrorKind {
         use rdma_proto::Error as Protocol;
         match self {

@@ -117,7 +117,7 @@ impl Keeper {
         }
     }
 
-    /// How long there is nothing to do if all descriptors stay silent.
+    /// Returns the time until something is due, if no descriptor becomes readable before.
     fn next(&self, now: Instant) -> Option<Duration> {
         let state = self.lock();
         state.entries.values().map(|entry| entry.due.saturating_duration_since(now)).min()

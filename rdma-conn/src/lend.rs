@@ -19,7 +19,7 @@ use crate::budget::Booked;
 /// ([`Limits::registered_bytes`](crate::Limits::registered_bytes)), and may outlive it.
 pub struct RegisteredBuffer<B: Backend> {
     memory: Booked<B::Region>,
-    /// Whose memory it is: its key means nothing in another connection's protection domain.
+    /// The connection that it was registered for: its key means nothing in the protection domain of another.
     owner: Owner,
     _counted: Counted,
 }
@@ -29,7 +29,7 @@ pub struct RegisteredBuffer<B: Backend> {
 pub(crate) struct Buffers(Arc<AtomicUsize>);
 
 impl Buffers {
-    /// How many bytes.
+    /// Returns how many bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.0.load(Ordering::Relaxed)
     }
@@ -65,7 +65,7 @@ impl<B: Backend> RegisteredBuffer<B> {
         Self { memory, owner, _counted: Counted { buffers: buffers.clone(), bytes } }
     }
 
-    /// Whether it was registered for the connection that has this name.
+    /// Returns whether it was registered for the connection that has this name.
     pub(crate) fn belongs_to(&self, owner: Owner) -> bool {
         self.owner == owner
     }
@@ -75,7 +75,7 @@ impl<B: Backend> RegisteredBuffer<B> {
         self.memory.region.len()
     }
 
-    /// Whether it has no bytes.
+    /// Returns whether it has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -122,12 +122,12 @@ impl<B: Backend> Lendings<B> {
         self.under_way.push_back(Lending { buffer, offset, until });
     }
 
-    /// Whether some of `buffer` is lent.
+    /// Returns whether some of `buffer` is lent.
     pub(crate) fn contain(&self, buffer: &RegisteredBuffer<B>) -> bool {
         self.under_way.iter().any(|lending| std::ptr::eq(&raw const *lending.buffer, buffer))
     }
 
-    /// A part of what was lent last. The machine lends only one at a time that is not all posted.
+    /// Returns a part of what was lent last. The machine lends only one at a time that is not all posted.
     pub(crate) fn latest(&self, span: Span) -> Option<Slice<'_, B::Region>> {
         let latest = self.under_way.back()?;
         let offset = latest.offset + span.offset as usize;

@@ -42,7 +42,7 @@ impl<B: Descriptors> Listener<B> {
     /// As [`Listener::bind`], with limits for all connections that are accepted, taken together.
     ///
     /// # Errors
-    /// As there.
+    /// Those of the call that it names.
     pub fn bind_with(
         backend: &B,
         address: SocketAddr,
@@ -60,7 +60,7 @@ impl<B: Descriptors> Listener<B> {
         self.endpoint.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The address it listens on.
+    /// Returns the address it listens on.
     pub fn local_addr(&self) -> Option<SocketAddr> {
         self.lock().local_addr(self.listener)
     }
@@ -74,9 +74,9 @@ impl<B: Descriptors> Listener<B> {
         self.lock().set_options(listener, options)
     }
 
-    /// The next connection, if a peer has asked for one, on an endpoint of its own. It may not be established yet, and fails if that
-    /// takes longer than [`Options::handshake_timeout`]. Call it until it returns `None`, whenever the listener's descriptor
-    /// ([`AsFd`]) is readable.
+    /// Returns the next connection, if a peer has asked for one, on an endpoint of its own. It may not be established yet, and
+    /// fails if that takes longer than [`Options::handshake_timeout`]. Call it until it returns `None`, whenever the listener's
+    /// descriptor ([`AsFd`]) is readable.
     ///
     /// # Errors
     /// The listener failed; or the process has no descriptor or memory left to give to a connection, whose peer was told so, and
@@ -105,7 +105,7 @@ impl<B: Descriptors> Listener<B> {
         Ok(None)
     }
 
-    /// The backend it listens on.
+    /// Returns the backend it listens on.
     pub const fn backend(&self) -> &B {
         &self.backend
     }
@@ -143,7 +143,7 @@ impl<B: Descriptors> Listener<B> {
         }
     }
 
-    /// What it is made of, for a face that drives it otherwise.
+    /// Returns the endpoint and the listener on it, for a face that drives the endpoint itself.
     #[cfg(feature = "tokio")]
     pub(crate) fn into_endpoint(self) -> (Endpoint<B>, ListenerId) {
         let endpoint = self.endpoint.into_inner().unwrap_or_else(PoisonError::into_inner);

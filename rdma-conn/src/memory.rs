@@ -19,7 +19,7 @@ use crate::options::Options;
 /// Marks the work request ids of receives. Those of sends are the machine's, which leaves this bit free.
 const RECEIVE: u64 = 1 << 63;
 
-/// The slot of the receive with this work request id; `None` for a send.
+/// Returns the slot of the receive with this work request id; `None` for a send.
 pub(crate) fn receive_slot(id: u64) -> Option<u16> {
     u16::try_from(id ^ RECEIVE).ok()
 }
@@ -45,7 +45,7 @@ pub(crate) struct Memory<B: Backend> {
 }
 
 impl<B: Backend> Memory<B> {
-    /// Bytes that an idle connection needs.
+    /// Returns the number of registered bytes that an idle connection needs.
     pub(crate) fn idle(options: &Options) -> u64 {
         let slots = u64::from(options.protocol.send_depth) + u64::from(options.receives);
         u64::from(options.protocol.window) + slots * MESSAGE_LEN as u64
@@ -93,7 +93,7 @@ impl<B: Backend> Memory<B> {
         }
     }
 
-    /// Where the first window lies.
+    /// Returns where the first window lies.
     pub(crate) fn first_window(&self) -> RegionAddress {
         let [first, _] = &self.windows;
         first.as_ref().map(|window| address(&window.region)).unwrap_or_default()
@@ -112,12 +112,12 @@ impl<B: Backend> Memory<B> {
         self.send = None;
     }
 
-    /// Whether there is more than an idle connection needs.
+    /// Returns whether there is more than an idle connection needs.
     pub(crate) fn is_ample(&self) -> bool {
         self.send.is_some() || self.windows.iter().all(Option::is_some)
     }
 
-    /// Bytes of all regions, those included that the application has registered to lend.
+    /// Returns the number of bytes of all regions, those included that the application has registered to lend.
     pub(crate) fn registered_bytes(&self) -> usize {
         let all = self.windows.iter().flatten().chain(&self.send).chain([&self.messages]);
         all.map(|booked| booked.region.len()).sum::<usize>() + self.buffers.bytes()
@@ -164,7 +164,7 @@ impl<B: Backend> Memory<B> {
         place.unwrap_or(Slice { region: &self.messages.region, offset: 0, len: 0 })
     }
 
-    /// The work request for an action; `None` for a disconnect.
+    /// Returns the work request for an action; `None` for a disconnect.
     pub(crate) fn request(&self, max_inline: usize, action: &Action) -> Option<SendRequest<'_, B::Region>> {
         let (id, signaled, op, local) = match *action {
             Action::Send { id, signaled, slot, ref message } => {
@@ -199,7 +199,7 @@ impl<B: Backend> Memory<B> {
         Slice { region: &self.messages.region, offset, len: MESSAGE_LEN }
     }
 
-    /// The receive request of a slot.
+    /// Returns the receive request of a slot.
     pub(crate) fn receive(&self, slot: u16) -> RecvRequest<'_, B::Region> {
         let offset = (self.send_slots + usize::from(slot)) * MESSAGE_LEN;
         RecvRequest {
@@ -208,7 +208,7 @@ impl<B: Backend> Memory<B> {
         }
     }
 
-    /// What a receive slot holds after a SEND of `len` bytes.
+    /// Returns the bytes that a receive slot holds after a SEND of `len` bytes.
     pub(crate) fn incoming_message(&self, slot: u16, len: u32) -> ([u8; MESSAGE_LEN], usize) {
         let mut bytes = [0; MESSAGE_LEN];
         let len = MESSAGE_LEN.min(len as usize);

@@ -1,4 +1,4 @@
-//! What a user of streams can choose.
+//! Settings of streams and listeners.
 
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// What a client usually wants.
+    /// Returns the settings that suit most clients.
     pub const fn client() -> Self {
         Self {
             protocol: Config::client(),
@@ -92,7 +92,7 @@ impl Options {
         u32::from(self.protocol.send_depth) + u32::from(self.receives)
     }
 
-    /// What a server usually wants.
+    /// Returns the settings that suit most servers.
     pub const fn server() -> Self {
         Self { protocol: Config::server(), ..Self::client() }
     }

@@ -89,7 +89,7 @@ impl<B: Descriptors> Stream<B> {
         Err(last)
     }
 
-    /// The one connection of `endpoint`, as a stream.
+    /// Returns the one connection of `endpoint`, as a stream.
     pub(crate) fn new(mut endpoint: Endpoint<B>, id: ConnectionId) -> Self {
         endpoint.be_quiet();
         let linger = endpoint.connection(id).map_or(Duration::ZERO, |connection| connection.options().linger);
@@ -100,12 +100,12 @@ impl<B: Descriptors> Stream<B> {
         Self { shared, read_timeout: None, write_timeout: None, linger }
     }
 
-    /// The peer's address.
+    /// Returns the peer's address.
     pub fn peer_addr(&self) -> SocketAddr {
         self.shared.lock().connection().peer_addr()
     }
 
-    /// This side's address.
+    /// Returns this side's address.
     pub fn local_addr(&self) -> Option<SocketAddr> {
         self.shared.lock().connection().local_addr()
     }
@@ -120,17 +120,17 @@ impl<B: Descriptors> Stream<B> {
         self.write_timeout = timeout;
     }
 
-    /// What the connection has done so far.
+    /// Returns the protocol's counts of the connection.
     pub fn counters(&self) -> Counters {
         self.shared.lock().connection().counters()
     }
 
-    /// What it has asked of the device so far.
+    /// Returns the counts of what the connection has asked of the device.
     pub fn work(&self) -> Work {
         self.shared.lock().connection().work()
     }
 
-    /// Bytes of memory registered for this connection, buffers to lend included.
+    /// Returns the bytes of memory registered for this connection, buffers to lend included.
     pub fn registered_bytes(&self) -> usize {
         self.shared.lock().connection().registered_bytes()
     }
@@ -139,7 +139,7 @@ impl<B: Descriptors> Stream<B> {
     /// [`Connection::register_buffer`](crate::Connection::register_buffer).
     ///
     /// # Errors
-    /// As there.
+    /// Those of the call that it names.
     pub fn register_buffer(&self, len: usize) -> Result<RegisteredBuffer<B>, Error> {
         self.shared.lock().connection().register_buffer(len)
     }
@@ -197,7 +197,7 @@ fn connected<B: Descriptors>(
 }
 
 impl<B: Descriptors> From<(Endpoint<B>, ConnectionId)> for Stream<B> {
-    /// A connection on an endpoint of its own, as [`Listener::try_accept`](crate::Listener::try_accept) gives it.
+    /// Returns a connection on an endpoint of its own, as [`Listener::try_accept`](crate::Listener::try_accept) gives it.
     fn from((endpoint, id): (Endpoint<B>, ConnectionId)) -> Self {
         Self::new(endpoint, id)
     }
@@ -293,7 +293,7 @@ impl<B: Descriptors> Locked<'_, B> {
         connection
     }
 
-    /// What holds bytes back may have been lifted by completions that nobody has looked at yet, so it looks.
+    /// Sends bytes that were held back, if completions that were not polled yet allow it.
     fn send_rest(&mut self) -> Result<(), Error> {
         if !self.connection().is_flushed() {
             let id = self.id;

@@ -31,7 +31,7 @@ pub use events::{AsyncEvent, CmEvent, CmEventKind, IdentifierKey, reject};
 
 /// One RDMA implementation: the family of types that belong together, and the way in.
 pub trait Backend: Sized + Clone + Send + Sync + 'static {
-    /// What goes wrong; see [`Failure`].
+    /// The error of every call; see [`Failure`].
     type Error: Failure;
     /// A channel on which connection-manager events arrive.
     type EventChannel: EventChannel<Self>;
@@ -52,13 +52,13 @@ pub trait Backend: Sized + Clone + Send + Sync + 'static {
     /// [`ErrorKind::NoDevice`] on a machine without RDMA.
     fn event_channel(&self) -> Result<Self::EventChannel, Self::Error>;
 
-    /// The backend's monotonic clock: real time, or the virtual time of a simulation.
+    /// Returns the backend's monotonic clock: real time, or the virtual time of a simulation.
     fn now(&self) -> Instant;
 }
 
 /// An error of a backend, reduced to what generic code may decide on; its `Display` tells the whole story.
 pub trait Failure: core::error::Error + Send + Sync + 'static {
-    /// The class of this error.
+    /// Returns the class of this error.
     fn kind(&self) -> ErrorKind;
 }
 
@@ -118,7 +118,7 @@ pub const RNR_RETRY_INFINITE: u8 = 7;
 
 /// A connection-manager identifier, `rdma_create_id(3)`.
 pub trait Identifier<B: Backend>: Send + Sync {
-    /// The name under which this identifier's events arrive.
+    /// Returns the name under which this identifier's events arrive.
     fn key(&self) -> IdentifierKey;
     /// Starts resolving `remote`, from `local` if given; `rdma_resolve_addr(3)`. Ends in `AddressResolved` or
     /// `AddressError`.
@@ -130,16 +130,16 @@ pub trait Identifier<B: Backend>: Send + Sync {
     ) -> Result<(), B::Error>;
     /// Starts resolving the route; `rdma_resolve_route(3)`. Ends in `RouteResolved` or `RouteError`.
     fn resolve_route(&self, timeout: core::time::Duration) -> Result<(), B::Error>;
-    /// The device behind this identifier. An error before it has one.
+    /// Returns the device behind this identifier. An error before it has one.
     fn device(&self) -> Result<DeviceKey, B::Error>;
-    /// The limits of that device.
+    /// Returns the limits of that device.
     fn capabilities(&self) -> Result<Capabilities, B::Error>;
-    /// A new protection domain on the identifier's device, `ibv_alloc_pd(3)`.
+    /// Returns a new protection domain on the identifier's device, `ibv_alloc_pd(3)`.
     fn create_domain(&self) -> Result<B::Domain, B::Error>;
-    /// A completion queue for at least `depth` completions, with a completion channel, `ibv_create_cq(3)`. `vector`
-    /// is taken modulo the device's number of completion vectors.
+    /// Returns a completion queue for at least `depth` completions, with a completion channel, `ibv_create_cq(3)`. `vector` is
+    /// taken modulo the device's number of completion vectors.
     fn create_completion_queue(&self, depth: u32, vector: u32) -> Result<B::CompletionQueue, B::Error>;
-    /// The identifier's one queue pair, `rdma_create_qp(3)`; both queues report to `completions`.
+    /// Returns the identifier's one queue pair, `rdma_create_qp(3)`; both queues report to `completions`.
     ///
     /// # Errors
     /// [`ErrorKind::Argument`] for limits beyond the device's; [`ErrorKind::State`] may mean that the peer has gone meanwhile.
@@ -163,9 +163,9 @@ pub trait Identifier<B: Backend>: Send + Sync {
     fn disconnect(&self) -> Result<(), B::Error>;
     /// Moves this identifier's events to another channel, `rdma_migrate_id(3)`.
     fn migrate(&self, to: &B::EventChannel) -> Result<(), B::Error>;
-    /// The local address, `rdma_get_local_addr(3)`.
+    /// Returns the local address, `rdma_get_local_addr(3)`.
     fn local_addr(&self) -> Option<SocketAddr>;
-    /// The peer's address, `rdma_get_peer_addr(3)`.
+    /// Returns the peer's address, `rdma_get_peer_addr(3)`.
     fn peer_addr(&self) -> Option<SocketAddr>;
 }
 
@@ -173,7 +173,7 @@ pub trait Identifier<B: Backend>: Send + Sync {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DeviceKey(pub u64);
 
-/// What a device can do, `ibv_query_device(3)`.
+/// The limits of a device, `ibv_query_device(3)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Capabilities {
@@ -224,7 +224,7 @@ pub trait Domain<B: Backend>: Send + Sync {
     fn register(&self, len: usize, access: Access) -> Result<B::Region, B::Error>;
 }
 
-/// What the device and the peer may do to a region, `ibv_reg_mr(3)`. The device may always read it for our own sends.
+/// The rights of the device and of the peer in a region, `ibv_reg_mr(3)`. The device may always read it for our own sends.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Access(u8);
 
@@ -244,7 +244,7 @@ impl Access {
         Self(self.0 | other.0)
     }
 
-    /// Whether everything in `other` is allowed.
+    /// Returns whether everything in `other` is allowed.
     pub const fn allows(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
@@ -267,13 +267,13 @@ impl fmt::Debug for Access {
 pub trait Region: Send + Sync {
     /// Its length in bytes, as asked for.
     fn len(&self) -> usize;
-    /// Whether its length is zero.
+    /// Returns whether its length is zero.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
-    /// The address under which a peer reaches its first byte.
+    /// Returns the address under which a peer reaches its first byte.
     fn address(&self) -> u64;
-    /// The key by which a peer reaches it.
+    /// Returns the key by which a peer reaches it.
     fn rkey(&self) -> u32;
     /// Its bytes.
     fn memory(&self) -> SharedMemory<'_>;
@@ -286,7 +286,7 @@ pub struct Slice<'a, R> {
     pub region: &'a R,
     /// The first byte.
     pub offset: usize,
-    /// How many.
+    /// Its length in bytes.
     pub len: usize,
 }
 
@@ -312,7 +312,7 @@ pub struct RemoteAddress {
 pub struct SendRequest<'a, R> {
     /// Returned in the completion.
     pub id: u64,
-    /// What to do.
+    /// The operation.
     pub op: SendOp,
     /// From (for a READ: to) where.
     pub local: Slice<'a, R>,
@@ -338,7 +338,7 @@ impl<R> Copy for SendRequest<'_, R> {}
 pub enum SendOp {
     /// SEND: consumes one of the peer's receives.
     Send,
-    /// SEND with immediate: the same, with a number.
+    /// SEND with immediate: consumes one of the peer's receives and brings a number.
     SendImmediate(Immediate),
     /// RDMA WRITE: the peer's processor sees nothing.
     Write(RemoteAddress),
@@ -374,7 +374,7 @@ impl<R> Copy for RecvRequest<'_, R> {}
 pub trait QueuePair<B: Backend>: Send + Sync {
     /// Its number, found again in [`Completion::queue_pair`].
     fn number(&self) -> u32;
-    /// Bytes that fit inline.
+    /// Returns how many bytes fit inline.
     fn max_inline(&self) -> usize;
     /// Posts a chain of requests with one doorbell, `ibv_post_send(3)`. Requests execute in order.
     ///
@@ -406,17 +406,17 @@ impl RnrTimer {
     /// 0.64 ms.
     pub const MICROS_640: Self = Self(12);
 
-    /// The timer of a code; `None` above 31.
+    /// Returns the timer of a code; `None` above 31.
     pub const fn from_code(code: u8) -> Option<Self> {
         if code < 32 { Some(Self(code)) } else { None }
     }
 
-    /// The code.
+    /// Returns the code.
     pub const fn code(self) -> u8 {
         self.0
     }
 
-    /// The delay the code stands for (InfiniBand, table of RNR NAK timer values), in steps of 10 µs.
+    /// Returns the delay the code stands for (InfiniBand, table of RNR NAK timer values), in steps of 10 µs.
     pub fn delay(self) -> core::time::Duration {
         const TENS_OF_MICROS: [u64; 32] = [
             65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536,

@@ -1,4 +1,4 @@
-//! What a connection may be told about itself.
+//! Settings of a connection.
 
 use core::time::Duration;
 
@@ -16,7 +16,7 @@ pub const LARGEST_WINDOW: u32 = 16 << 20;
 /// posts no receives makes the device wait as long as that peer chose.
 pub const UNACKNOWLEDGED: Duration = Duration::from_secs(120);
 
-/// Who connected.
+/// The side that a machine is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
     /// The side that connected.
@@ -100,7 +100,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// What a client usually wants.
+    /// Returns the settings that suit most clients.
     pub const fn client() -> Self {
         Self {
             role: Role::Client,
@@ -117,7 +117,7 @@ impl Config {
         }
     }
 
-    /// What a server usually wants.
+    /// Returns the settings that suit most servers.
     pub const fn server() -> Self {
         let keepalive = Keepalive { every: Some(Duration::from_secs(3)), ..Keepalive::NONE };
         Self { role: Role::Server, keepalive, ..Self::client() }

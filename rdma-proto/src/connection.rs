@@ -30,7 +30,7 @@ pub struct RegionAddress {
     pub rkey: u32,
 }
 
-/// Where a connection stands.
+/// The state of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum State {
     /// Not established yet.
@@ -45,7 +45,7 @@ pub enum State {
     Failed(Error),
 }
 
-/// What a connection has done so far.
+/// Counts of what a connection has done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub struct Counters {
@@ -111,9 +111,9 @@ enum Negotiation {
 }
 
 impl Machine {
-    /// A connection that is being established, with the regions for the peer to write to (the second is ignored unless
-    /// [`Config::windows`] is 2; it can be added later, see [`Machine::lacks_region`]). Each must be
-    /// [`Config::window`] bytes long.
+    /// Returns a connection that is being established, with the regions for the peer to write to (the second is ignored unless
+    /// [`Config::windows`] is 2; it can be added later, see [`Machine::lacks_region`]). Each must be [`Config::window`] bytes
+    /// long.
     ///
     /// # Errors
     /// A value of `config` is out of bounds.
@@ -141,7 +141,7 @@ impl Machine {
 
     // Getters.
 
-    /// Where it stands.
+    /// Returns its state.
     pub const fn state(&self) -> State {
         self.state
     }
@@ -151,12 +151,12 @@ impl Machine {
         &self.config
     }
 
-    /// What it has done so far.
+    /// Returns its counts.
     pub const fn counters(&self) -> Counters {
         self.counters
     }
 
-    /// The features both sides have, once negotiated.
+    /// Returns the features both sides have, once negotiated.
     pub const fn features(&self) -> FeatureSet {
         match self.negotiation {
             Negotiation::Done(features) => features,
@@ -164,59 +164,59 @@ impl Machine {
         }
     }
 
-    /// Whether the peer has given us a window, so that bytes can leave.
+    /// Returns whether the peer has given us a window, so that bytes can leave.
     pub const fn has_peer_window(&self) -> bool {
         self.tx.is_registered()
     }
 
-    /// The next received bytes. There may be more in the other region, so ask again after consuming.
+    /// Returns the next received bytes. There may be more in the other region, so ask again after consuming.
     pub const fn readable(&self) -> Option<Readable> {
         self.rx.readable()
     }
 
-    /// All received bytes, in order, as they lie in at most two regions.
+    /// Returns all received bytes, in order, as they lie in at most two regions.
     pub const fn all_readable(&self) -> [Option<Readable>; 2] {
         self.rx.all_readable()
     }
 
-    /// All received bytes that were not consumed.
+    /// Returns the number of received bytes that were not consumed.
     pub const fn unread(&self) -> u64 {
         self.rx.unread()
     }
 
-    /// The index of a second receive region that would let the peer go on at once, for a connection that was made with one:
-    /// the peer has filled it faster than the application reads.
+    /// Returns the index of a second receive region that would let the peer go on at once, for a connection that was made with
+    /// one: the peer has filled it faster than the application reads.
     pub const fn lacks_region(&self) -> Option<u8> {
         self.rx.lacks_region()
     }
 
-    /// Free space in the send buffer, as far as it lies together. After a [`Machine::commit`] there may be more at its
+    /// Returns the free space of the send buffer, as far as it lies together. After a [`Machine::commit`] there may be more at its
     /// beginning.
     pub const fn space(&self) -> Span {
         self.send.space()
     }
 
-    /// Most bytes that [`Machine::lend`] takes now: none while some of what was lent before wait to be posted.
+    /// Returns how many bytes [`Machine::lend`] takes now at most: none while some of what was lent before wait to be posted.
     pub const fn lendable(&self) -> u32 {
         self.send.lendable()
     }
 
-    /// Bytes taken from the application that were not posted yet: they wait for window or credit.
+    /// Returns the number of bytes taken from the application that were not posted yet: they wait for window or credit.
     pub const fn unposted(&self) -> u64 {
         self.send.unposted()
     }
 
-    /// Bytes taken from the application of which it is not known that they arrived.
+    /// Returns the number of bytes taken from the application of which it is not known that they arrived.
     pub const fn unconfirmed(&self) -> u64 {
         self.send.unconfirmed()
     }
 
-    /// Bytes of which it is known that they arrived.
+    /// Returns the number of bytes of which it is known that they arrived.
     pub const fn confirmed(&self) -> u64 {
         self.send.done().bytes
     }
 
-    /// When [`Machine::handle_timeout`] must be called at the latest.
+    /// Returns when [`Machine::handle_timeout`] must be called at the latest.
     pub fn next_timeout(&self) -> Option<Instant> {
         match self.state {
             State::Open | State::Closing => self.timers.next(),

@@ -43,7 +43,7 @@ impl Credits {
         Self { limit: limit as u64, handled: 0, taken: 0, filled: None, announced: None, asked: None }
     }
 
-    /// Whether one more notification may be sent for `purpose` when `sent` were.
+    /// Returns whether one more notification may be sent for `purpose` when `sent` were.
     ///
     /// Data leaves some credits to control messages, so that a registration never waits behind it; and all leave one to the
     /// question, whose answer gives credits back, and one for the receive of the last question, which may not be posted again
@@ -60,7 +60,7 @@ impl Credits {
         self.in_flight(sent).saturating_add(kept_back) < self.limit
     }
 
-    /// Whether a question is under way whose answer will give credits back. One whose proof came by another way will not.
+    /// Returns whether a question is under way whose answer will give credits back. One whose proof came by another way will not.
     const fn expects_proof(&self) -> bool {
         match self.asked {
             Some(mark) => mark > self.handled,
@@ -72,7 +72,7 @@ impl Credits {
         sent.saturating_sub(self.handled)
     }
 
-    /// Whether it is time to ask for a proof: half the budget is unproven.
+    /// Returns whether it is time to ask for a proof: half the budget is unproven.
     pub(crate) const fn wants_proof(&self, sent: u64) -> bool {
         self.asked.is_none() && self.in_flight(sent) >= self.limit.div_ceil(2)
     }
@@ -125,9 +125,9 @@ impl Credits {
         }
     }
 
-    /// Whether a Keepalive finds a receive though the peer's program may be idle, and post none again. Acknowledgements, by which
-    /// [`Credits::allow`] goes where the peer makes us wait, do not tell: a Keepalive without a receive would wait for that
-    /// program, and all that is sent later behind it (VR-KEEP-004, VR-KEEP-008).
+    /// Returns whether a Keepalive finds a receive though the peer's program may be idle, and post none again. Acknowledgements,
+    /// by which [`Credits::allow`] goes where the peer makes us wait, do not tell: a Keepalive without a receive would wait for
+    /// that program, and all that is sent later behind it (VR-KEEP-004, VR-KEEP-008).
     pub(crate) const fn has_receive_for_keepalive(&self, sent: u64) -> bool {
         sent.saturating_sub(self.taken).saturating_add(1) < self.limit
     }
@@ -149,8 +149,8 @@ mod tests {
 
     use super::*;
 
-    /// What a connection may do that sends as long as it is allowed to: every order of data, control messages, questions when
-    /// they are due, and answers. The receive of the last question answered is not posted again (VR-FLOW-008).
+    /// Tries every order of data, control messages, questions when they are due, and answers, each sent as long as it is allowed, and
+    /// returns the most receives in use at once. The receive of the last question answered is not posted again (VR-FLOW-008).
     fn most_receives_in_use(limit: u16) -> u64 {
         let mut most = 0;
         let mut seen = HashSet::new();

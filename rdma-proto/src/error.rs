@@ -182,7 +182,7 @@ pub enum TransportError {
     /// The backend refused a call on the connection's own objects.
     #[error("the RDMA backend refused {call}")]
     Backend {
-        /// What was being done.
+        /// The action that failed.
         call: &'static str,
     },
 }
@@ -238,8 +238,8 @@ pub enum Effect {
 }
 
 impl Error {
-    /// The one table of what each error does to the connection. Errors that end a connection are sticky: the first one
-    /// is reported from then on.
+    /// Returns the effect of this error on its connection; this is the one table of effects. An error that ends a connection stays:
+    /// every later call reports it.
     pub const fn effect(&self) -> Effect {
         match self {
             Self::InvalidMessage(_)

@@ -21,7 +21,7 @@ pub struct SharedMemory<'a> {
 }
 
 impl<'a> SharedMemory<'a> {
-    /// The first `len` bytes of `words`; fewer if `words` is shorter.
+    /// Returns the first `len` bytes of `words`; fewer if `words` is shorter.
     pub fn new(words: &'a [AtomicU64], len: usize) -> Self {
         Self { words, len: len.min(words.len().saturating_mul(WORD)) }
     }
@@ -31,7 +31,7 @@ impl<'a> SharedMemory<'a> {
         self.len
     }
 
-    /// Whether it has no bytes.
+    /// Returns whether it has no bytes.
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -64,7 +64,7 @@ impl<'a> SharedMemory<'a> {
         true
     }
 
-    /// The words from the one that holds byte `offset` on, and that byte's place in it, if `len` bytes from `offset` on
+    /// Returns the words from the one that holds byte `offset` on, and that byte's place in it, if `len` bytes from `offset` on
     /// are inside.
     fn locate(&self, offset: usize, len: usize) -> Option<(&'a [AtomicU64], usize)> {
         let inside = offset.checked_add(len)? <= self.len;

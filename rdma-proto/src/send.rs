@@ -30,7 +30,7 @@ impl Progress {
         ((self.slots & SLOTS) << NOTICE_BITS | (self.notices & NOTICES)) << BYTE_BITS | (self.bytes & BYTES)
     }
 
-    /// The progress an id stands for, seen from `self`, which it cannot lie behind.
+    /// Returns the progress an id stands for, seen from `self`, which it cannot lie behind.
     const fn advanced_to(self, id: u64) -> Self {
         let upper = id >> BYTE_BITS;
         Self {
@@ -41,7 +41,7 @@ impl Progress {
     }
 }
 
-/// The smallest count not below `from` whose bits under `mask` are those of `value`.
+/// Returns the smallest count not below `from` whose bits under `mask` are those of `value`.
 const fn catch_up(from: u64, value: u64, mask: u64) -> u64 {
     from.saturating_add(value.wrapping_sub(from) & mask)
 }
@@ -65,7 +65,7 @@ pub enum Source {
 }
 
 impl Source {
-    /// How many bytes.
+    /// Returns how many bytes.
     #[expect(clippy::len_without_is_empty, reason = "no bytes are as good as any other number")]
     pub const fn len(self) -> u32 {
         match self {
@@ -129,7 +129,8 @@ impl SendBooks {
         self.done
     }
 
-    /// The free part of the buffer up to its end, none of which a request still reads (VR-XFER-011); the rest, if any, begins at offset 0.
+    /// Returns the free part of the buffer up to its end, none of which a request still reads (VR-XFER-011); the rest, if any,
+    /// begins at offset 0.
     pub(crate) const fn space(&self) -> Span {
         let free = self.capacity.saturating_sub(self.written.saturating_sub(self.done.bytes));
         self.span(self.written, free)
@@ -144,7 +145,7 @@ impl SendBooks {
         Ok(())
     }
 
-    /// Most bytes that can be lent now: none while some of what was lent before are not posted.
+    /// Returns how many bytes can be lent now at most: none while some of what was lent before are not posted.
     pub(crate) const fn lendable(&self) -> u32 {
         if self.posted.bytes < self.lent.end {
             return 0;
@@ -169,17 +170,17 @@ impl SendBooks {
         self.written.saturating_sub(self.posted.bytes)
     }
 
-    /// Bytes accepted from the application and not known to have arrived.
+    /// Returns the number of bytes accepted from the application and not known to have arrived.
     pub(crate) const fn unconfirmed(&self) -> u64 {
         self.written.saturating_sub(self.done.bytes)
     }
 
-    /// The first `bytes` of what is to be posted, as far as they lie together.
+    /// Returns the first `bytes` of what is to be posted, as far as they lie together.
     pub(crate) const fn next_source(&self, bytes: u64) -> Source {
         self.source(self.posted.bytes, bytes)
     }
 
-    /// How many of the next `bytes` can be posted with `requests`, each of which takes what lies together.
+    /// Returns how many of the next `bytes` can be posted with `requests`, each of which takes what lies together.
     pub(crate) const fn carried(&self, bytes: u64, requests: u64) -> u64 {
         // Nearly always all of it lies together.
         let mut carried = self.next_source(bytes).len() as u64;
@@ -217,12 +218,12 @@ impl SendBooks {
         Span { offset: offset as u32, len: len as u32 }
     }
 
-    /// Requests that can be posted before one completes (VR-FLOW-011).
+    /// Returns how many requests can be posted before one completes (VR-FLOW-011).
     pub(crate) const fn free_slots(&self) -> u64 {
         self.depth.saturating_sub(self.posted.slots.saturating_sub(self.done.slots))
     }
 
-    /// The place of the next request in a table of `depth` slots: free as long as [`SendBooks::free_slots`] is not zero.
+    /// Returns the place of the next request in a table of `depth` slots: free as long as [`SendBooks::free_slots`] is not zero.
     pub(crate) const fn next_slot(&self) -> u16 {
         match self.posted.slots.checked_rem(self.depth) {
             Some(slot) => slot as u16,
@@ -260,7 +261,7 @@ impl SendBooks {
         };
     }
 
-    /// Whether bytes were posted after the last signalled request, so that nothing will tell when they are done.
+    /// Returns whether bytes were posted after the last signalled request, so that nothing will tell when they are done.
     pub(crate) const fn has_unsignaled(&self) -> bool {
         self.posted.bytes > self.signaled
     }

@@ -14,12 +14,12 @@ impl Instant {
     /// Later than any clock shows.
     pub(crate) const NEVER: Self = Self { nanos: u64::MAX };
 
-    /// The moment `since_start` after the clock's start.
+    /// Returns the moment `since_start` after the clock's start.
     pub const fn from_start(since_start: Duration) -> Self {
         Self { nanos: nanos(since_start) }
     }
 
-    /// How long after the clock's start this is.
+    /// Returns how long after the clock's start this is.
     pub const fn since_start(self) -> Duration {
         Duration::from_nanos(self.nanos)
     }
@@ -30,7 +30,7 @@ impl Instant {
         Self { nanos: self.nanos.saturating_add(nanos(later)) }
     }
 
-    /// How long it is from `earlier` to this moment; zero if that lies later.
+    /// Returns how long it is from `earlier` to this moment; zero if that lies later.
     pub const fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.nanos.saturating_sub(earlier.nanos))
     }

@@ -41,12 +41,12 @@ pub struct Readable {
 }
 
 impl RxWindow {
-    /// A receiving side of `windows` regions (1 or 2) of `length` bytes each, not yet announced.
+    /// Returns a receiving side of `windows` regions (1 or 2) of `length` bytes each, not yet announced.
     pub(crate) const fn new(length: u32, windows: u8) -> Self {
         Self { length, windows, current: 0, received: 0, read: 0, previous: None, announced: false }
     }
 
-    /// The region to announce to the peer now, if one is due.
+    /// Returns the region to announce to the peer now, if one is due.
     pub(crate) const fn unannounced(&self) -> Option<u8> {
         if self.announced { None } else { Some(self.current) }
     }
@@ -78,7 +78,7 @@ impl RxWindow {
         }
     }
 
-    /// The next bytes to read, in order, and none that no immediate has covered (VR-XFER-008), also not after the end
+    /// Returns the next bytes to read, in order, and none that no immediate has covered (VR-XFER-008), also not after the end
     /// (VR-XFER-012); more may follow in the other region once these are consumed.
     pub(crate) const fn readable(&self) -> Option<Readable> {
         let (region, offset, end) = match self.previous {
@@ -88,7 +88,7 @@ impl RxWindow {
         if offset == end { None } else { Some(Readable { region, offset, len: end.saturating_sub(offset) }) }
     }
 
-    /// All bytes to read, in order.
+    /// Returns all bytes that can be read, in order.
     pub(crate) const fn all_readable(&self) -> [Option<Readable>; 2] {
         match self.previous {
             Some(_) if self.read < self.received => {
@@ -99,7 +99,7 @@ impl RxWindow {
         }
     }
 
-    /// All unread bytes.
+    /// Returns the number of unread bytes.
     pub(crate) const fn unread(&self) -> u64 {
         let previous = match self.previous {
             Some(offset) => self.length.saturating_sub(offset),
@@ -134,7 +134,7 @@ impl RxWindow {
         Ok(())
     }
 
-    /// The index of a second region that would let the peer go on at once: there is only one, it is full, and its bytes
+    /// Returns the index of a second region that would let the peer go on at once: there is only one, it is full, and its bytes
     /// are not all read.
     pub(crate) const fn lacks_region(&self) -> Option<u8> {
         if self.windows == 1 && self.is_full() && self.read != self.length {
@@ -234,12 +234,12 @@ impl TxWindow {
         Ok(())
     }
 
-    /// Whether the peer ever registered a window.
+    /// Returns whether the peer ever registered a window.
     pub(crate) const fn is_registered(&self) -> bool {
         self.window.is_some()
     }
 
-    /// Bytes that still fit.
+    /// Returns how many bytes still fit.
     pub(crate) const fn room(&self) -> u32 {
         self.room
     }

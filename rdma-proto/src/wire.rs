@@ -64,7 +64,7 @@ impl FeatureSet {
     /// No feature.
     pub const NONE: Self = Self(0);
 
-    /// The features in both sets.
+    /// Returns the features in both sets.
     #[must_use]
     pub const fn common(self, other: Self) -> Self {
         Self(self.0 & other.0)

@@ -1,4 +1,4 @@
-//! Handles: who keeps what alive, and that everything goes, in whatever order.
+//! Handles: what each keeps alive, and that everything is released, in whatever order.
 
 use std::sync::Arc;
 

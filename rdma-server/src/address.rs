@@ -16,7 +16,7 @@ pub enum Address {
 }
 
 impl Address {
-    /// The IP address and port.
+    /// Returns the IP address and port.
     ///
     /// # Errors
     /// It is a path.

@@ -22,12 +22,12 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 pub struct Cpus(BTreeSet<usize>);
 
 impl Cpus {
-    /// The CPUs, in order.
+    /// Returns the CPUs, in order.
     pub fn iter(&self) -> impl Iterator<Item = usize> {
         self.0.iter().copied()
     }
 
-    /// Whether there is none.
+    /// Returns whether there is none.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -92,7 +92,7 @@ pub fn pin_thread(cpus: &Cpus) -> io::Result<()> {
     })
 }
 
-/// The CPUs that the calling thread may run on.
+/// Returns the CPUs that the calling thread may run on.
 ///
 /// # Errors
 /// The system does not say.
@@ -126,7 +126,7 @@ pub struct Interrupts {
     root: PathBuf,
 }
 
-/// The names of this machine's RDMA devices.
+/// Returns the names of this machine's RDMA devices.
 pub fn devices() -> Vec<String> {
     names(Path::new("/sys/class/infiniband")).unwrap_or_default().into_iter().collect()
 }
@@ -136,7 +136,7 @@ fn names(directory: &Path) -> io::Result<BTreeSet<String>> {
 }
 
 impl Interrupts {
-    /// The interrupts of a device, as things stand.
+    /// Returns the interrupts of a device, as things stand.
     ///
     /// # Errors
     /// There is no such device, or the system does not say.
@@ -202,7 +202,7 @@ impl Interrupts {
     }
 }
 
-/// The counts by CPU and the name of an interrupt in `/proc/interrupts`.
+/// Returns the counts by CPU and the name of an interrupt in `/proc/interrupts`.
 fn row(table: &str, number: u32) -> Option<(Vec<(usize, u64)>, String)> {
     let mut lines = table.lines();
     let cpus: Vec<usize> =
@@ -282,7 +282,7 @@ mod tests {
         pin_thread(&may).expect("as before");
     }
 
-    /// A machine with a NIC of four interrupts, three of them completion vectors, and a device of software.
+    /// Returns a machine with a NIC of four interrupts, three of them completion vectors, and a device of software.
     fn machine(name: &str) -> PathBuf {
         let root = std::env::temp_dir().join(format!("rdma-conn-affinity-{name}-{}", std::process::id()));
         let nic = root.join("sys/class/infiniband/mlx5_0/device/msi_irqs");

@@ -137,7 +137,7 @@ impl LoopWaker {
 }
 
 impl<S> EventLoop<S> {
-    /// A loop with nothing in it.
+    /// Returns a loop with nothing in it.
     ///
     /// # Errors
     /// The system has no descriptor left.
@@ -193,7 +193,7 @@ impl<S> EventLoop<S> {
         self.retire_drivers();
     }
 
-    /// Where a listener listens.
+    /// Returns where a listener listens.
     pub fn listener_addr(&self, id: ListenerId) -> Option<Address> {
         self.listeners.get(id)?.listening.local_addr()
     }
@@ -266,40 +266,40 @@ impl<S> EventLoop<S> {
         self.refusing
     }
 
-    /// A connection, unless it was closed.
+    /// Returns a connection, unless it was closed.
     pub fn get(&self, id: SessionId) -> Option<&Session<S>> {
         self.connections.get(id).filter(|connection| connection.life.stage == Stage::Owned)
     }
 
-    /// A connection, unless it was closed.
+    /// Returns a connection, unless it was closed.
     pub fn get_mut(&mut self, id: SessionId) -> Option<&mut Session<S>> {
         self.touch(id);
         self.connections.get_mut(id).filter(|connection| connection.life.stage == Stage::Owned)
     }
 
-    /// A connection, unless it was closed, and the loop's state beside it.
+    /// Returns a connection, unless it was closed, and the loop's state beside it.
     pub fn get_with_state(&mut self, id: SessionId) -> Option<(&mut S, &mut Session<S>)> {
         self.touch(id);
         let connection = self.connections.get_mut(id)?;
         (connection.life.stage == Stage::Owned).then_some((&mut self.state, connection))
     }
 
-    /// The connections that were not closed.
+    /// Returns the connections that were not closed.
     pub fn connections(&self) -> impl Iterator<Item = (SessionId, &Session<S>)> {
         self.connections.iter().filter(|(_, connection)| connection.life.stage == Stage::Owned)
     }
 
-    /// How many connections there are, closed ones whose last bytes are on their way included.
+    /// Returns how many connections there are, closed ones whose last bytes are on their way included.
     pub fn len(&self) -> usize {
         self.connections.len()
     }
 
-    /// Whether there is no connection at all.
+    /// Returns whether there is no connection at all.
     pub fn is_empty(&self) -> bool {
         self.connections.is_empty()
     }
 
-    /// How many closed connections still have bytes on their way.
+    /// Returns how many closed connections still have bytes on their way.
     pub fn parting(&self) -> usize {
         self.connections.values().filter(|connection| connection.life.stage != Stage::Owned).count()
     }
@@ -328,7 +328,7 @@ impl<S> EventLoop<S> {
         }
     }
 
-    /// Whether something can be done without waiting, so that the loop must not sleep.
+    /// Returns whether something can be done without waiting, so that the loop must not sleep.
     pub fn has_pending(&mut self) -> bool {
         self.take_woken();
         self.settle_touched();

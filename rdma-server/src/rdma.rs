@@ -125,7 +125,7 @@ impl<B: Descriptors> Rdma<B> {
         Self { backend, settings: Arc::default(), shared: Arc::default() }
     }
 
-    /// What the connections on a loop share; made with the first of them.
+    /// Returns what the connections on a loop share; made with the first of them.
     fn shared(&self, on: LoopId) -> io::Result<Arc<Shared<B>>> {
         let limits = locked(&self.settings).limits;
         let mut all = locked(&self.shared);
@@ -245,8 +245,8 @@ enum Step<B: Descriptors> {
     Over,
 }
 
-/// What a connection is made with whose peer is only told why it is not let in: a page each for the window, the text and the
-/// messages.
+/// Returns options for a connection whose peer is only told why it is not let in: a page each for the window, the text and
+/// the messages.
 fn brief(mut options: Options) -> Options {
     const PAGE: u32 = 4096;
     options.protocol.window = PAGE;

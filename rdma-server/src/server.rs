@@ -105,7 +105,7 @@ pub struct ServerCounters {
 }
 
 new_key_type! {
-    /// Names what was bound together: one connection type on some addresses.
+    /// Names a binding: one connection type on some addresses.
     pub struct BindingId;
 }
 
@@ -145,7 +145,7 @@ struct Client<C> {
 }
 
 impl<S: Service> Server<S> {
-    /// A server that is found nowhere yet.
+    /// Returns a server that is found nowhere yet.
     ///
     /// # Errors
     /// The settings are out of bounds ([`InvalidInput`](ErrorKind::InvalidInput)), or the system has no descriptor left.
@@ -207,7 +207,7 @@ impl<S: Service> Server<S> {
         }
     }
 
-    /// Where a binding is found, with ports filled in.
+    /// Returns the addresses that a binding listens on, with ports filled in.
     pub fn local_addrs(&self, id: BindingId) -> Vec<Address> {
         self.bindings.get(id).into_iter().flat_map(|binding| binding.listeners.keys().cloned()).collect()
     }
@@ -220,7 +220,7 @@ impl<S: Service> Server<S> {
         self.events.turn(timeout)
     }
 
-    /// Whether something can be done without waiting; see [`EventLoop::has_pending`].
+    /// Returns whether something can be done without waiting; see [`EventLoop::has_pending`].
     pub fn has_pending(&mut self) -> bool {
         self.events.has_pending()
     }
@@ -245,7 +245,7 @@ impl<S: Service> Server<S> {
         leave(&mut self.events, client);
     }
 
-    /// The service.
+    /// Returns the service.
     pub fn service(&mut self) -> &mut S {
         &mut self.events.state.service
     }
@@ -265,17 +265,17 @@ impl<S: Service> Server<S> {
         Ok(())
     }
 
-    /// How long handshakes and closes may take, from now on.
+    /// Returns how long handshakes and closes may take, from now on.
     pub fn timeouts(&mut self) -> &mut Timeouts {
         &mut self.events.timeouts
     }
 
-    /// What it has seen so far.
+    /// Returns its counts.
     pub const fn counters(&self) -> ServerCounters {
         self.events.state.counters
     }
 
-    /// The clients that are there, and what the service keeps about each of them.
+    /// Returns the connected clients, and what the service keeps about each of them.
     pub fn clients(&self) -> impl Iterator<Item = (SessionId, &S::Client)> {
         self.events.state.all.iter().map(|(id, client)| (id, &client.own))
     }

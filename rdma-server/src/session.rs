@@ -9,7 +9,7 @@ use crate::event_loop::Handler;
 use crate::poller::{SourceId, wait_for};
 use crate::transport::{Interest, Kind, Transport};
 
-/// Where a connection stands.
+/// The state of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SessionState {
     /// It was asked for; its handler has not been called yet.
@@ -109,38 +109,38 @@ impl<S> Session<S> {
         }
     }
 
-    /// Which kind of connection this is.
+    /// Returns which kind of connection this is.
     pub fn kind(&self) -> Kind {
         self.transport.kind()
     }
 
-    /// Where it stands.
+    /// Returns its state.
     pub const fn state(&self) -> SessionState {
         self.state
     }
 
-    /// This side's address.
+    /// Returns this side's address.
     pub fn local_addr(&self) -> Option<Address> {
         self.transport.local_addr()
     }
 
-    /// The peer's address.
+    /// Returns the peer's address.
     pub fn peer_addr(&self) -> Option<Address> {
         self.transport.peer_addr()
     }
 
-    /// Whether the peer is known to be on this machine: a Unix socket, the loopback interface, or for RDMA a path that leads back
-    /// to the address it leaves from (VR-SEC-008).
+    /// Returns whether the peer is known to be on this machine: a Unix socket, the loopback interface, or for RDMA a path that
+    /// leads back to the address it leaves from (VR-SEC-008).
     pub fn is_local(&self) -> bool {
         self.transport.is_local()
     }
 
-    /// The certificate that the peer has shown, as DER. None without TLS.
+    /// Returns the certificate that the peer has shown, as DER. None without TLS.
     pub fn peer_certificate(&self) -> Option<&[u8]> {
         self.transport.peer_certificate()
     }
 
-    /// What made the state [`SessionState::Error`].
+    /// Returns the error that made the state [`SessionState::Error`].
     pub fn last_error(&self) -> Option<&io::Error> {
         self.failure.as_deref()
     }
@@ -261,7 +261,7 @@ impl<S> Session<S> {
         self.failure = Some(Arc::new(error));
     }
 
-    /// The failure, for the next one who asks.
+    /// Returns the failure, as an error of its own for each caller.
     fn check(&self) -> io::Result<()> {
         match &self.failure {
             Some(failure) => Err(io::Error::new(failure.kind(), Arc::clone(failure))),
@@ -303,7 +303,7 @@ impl<S> Session<S> {
         matches!(self.state, SessionState::Connecting | SessionState::Accepting)
     }
 
-    /// What a loop does for the connection when it can be done.
+    /// Returns what the loop waits for on behalf of the connection.
     fn wanted(&self) -> Interest {
         match self.life.stage {
             Stage::Parting => Interest::READ,
@@ -313,7 +313,7 @@ impl<S> Session<S> {
         }
     }
 
-    /// The handlers that are to be called now, in their order.
+    /// Returns the handlers that are to be called now, in their order.
     pub(crate) fn due(&mut self) -> [Option<Due>; 2] {
         let ready = self.transport.ready().and(self.wanted());
         let due = [ready.read.then_some(Due::Read), ready.write.then_some(Due::Write)];

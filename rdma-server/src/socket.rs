@@ -261,8 +261,8 @@ impl Listening for Listener {
     }
 }
 
-/// Whether the next connection will fail as well. Every other error of `accept(2)` is one connection's: Linux passes on what
-/// the network says about it.
+/// Returns whether the next connection will fail as well. Every other error of `accept(2)` is one connection's: Linux passes on
+/// what the network says about it.
 fn is_out_of_resources(error: &io::Error) -> bool {
     let lacking = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM, Errno::BADF, Errno::INVAL];
     lacking.iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))

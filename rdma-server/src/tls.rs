@@ -46,7 +46,7 @@ impl<T: ConnectionType> Tls<T> {
         Self { inner, settings: Arc::new(Mutex::new(settings)) }
     }
 
-    /// The type below, for its own settings.
+    /// Returns the type below, for its own settings.
     pub const fn inner(&self) -> &T {
         &self.inner
     }
@@ -60,7 +60,7 @@ fn missing(what: &str) -> io::Error {
     io::Error::new(ErrorKind::InvalidInput, format!("TLS has no {what}: give it one with its settings"))
 }
 
-/// What rustls says: the peer's fault when it is about what the peer sent, and a reason to close either way.
+/// Returns an error of rustls as one of `io`: it concerns what the peer sent, and ends the connection.
 fn fault(error: rustls::Error) -> io::Error {
     io::Error::new(ErrorKind::InvalidData, error)
 }

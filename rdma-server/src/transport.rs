@@ -104,7 +104,7 @@ pub trait Listening: Send {
     fn descriptor(&self) -> BorrowedFd<'_>;
 }
 
-/// The error for settings that a program has chosen wrongly.
+/// Returns the error for settings that a program has chosen wrongly.
 pub(crate) fn out_of_bounds(what: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, what)
 }

@@ -100,6 +100,9 @@ pub enum Error {
     /// Where the snapshot goes to failed.
     #[error("the target: {0}")]
     Sink(Arc<io::Error>),
+    /// It was stopped.
+    #[error("stopped before it was complete")]
+    Stopped,
     /// Waiting for descriptors failed.
     #[error("waiting: {0}")]
     Wait(Arc<io::Error>),

@@ -6,8 +6,11 @@ mod channel;
 mod error;
 pub mod publisher;
 pub mod reader;
+pub mod run;
+mod source;
 #[cfg(test)]
 mod tests;
+pub mod valkey;
 mod wait;
 pub mod wire;
 
@@ -15,6 +18,7 @@ pub use auth::Secret;
 pub use error::Error;
 pub use publisher::Publisher;
 pub use reader::{Have, Landed, Offer, Reader};
+pub use source::{FileSink, FileSource, Piece, Sink, Source};
 pub use wait::Waker;
 
 /// Bytes that nobody can foresee.

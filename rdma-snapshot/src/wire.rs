@@ -116,6 +116,12 @@ pub struct Welcome {
     pub chunk_size: U32,
     /// For how long the publisher keeps what a reader says nothing about, in milliseconds.
     pub lease: U32,
+    /// Bytes that the snapshot will have, as far as the publisher knows: for showing progress, and for nothing else. 0: unknown.
+    pub total: U64,
+    /// Of an RDB from a primary: the id of its replication history, otherwise zeros.
+    pub history: [u8; 40],
+    /// And how far into it the snapshot is.
+    pub offset: U64,
 }
 
 /// The seed's table, in one piece of memory: `areas` addresses of 8 bytes, and behind them as many data areas of 4 MiB.

@@ -90,7 +90,7 @@ pub(crate) unsafe fn collect(api: &Api, context: NonNull<ibv_context>) -> bool {
 }
 
 impl Uses {
-    /// Whether an event of the device is for the identifier.
+    /// Returns whether an event of the device is for the identifier.
     fn concerned(&self, event: &ibv_async_event) -> bool {
         match event.event_type {
             // SAFETY: for this event the arm in use is the completion queue; only its address is looked at.
@@ -121,7 +121,7 @@ impl Uses {
 mod tests {
     use super::*;
 
-    /// An event about an object at this address.
+    /// Returns an event about an object at this address.
     fn event(number: u32, address: usize) -> ibv_async_event {
         let qp = address as *mut c::ibv_qp;
         ibv_async_event { element: c::ibv_async_event__bindgen_ty_1 { qp }, event_type: number }

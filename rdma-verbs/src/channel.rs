@@ -91,7 +91,7 @@ impl Channel {
         let _readable = rustix::io::write(&self.signal, &1_u64.to_ne_bytes());
     }
 
-    /// What devices told of an identifier and nobody read.
+    /// Removes the events of devices for an identifier that nobody has read, and returns them.
     pub(crate) fn withdraw(&self, key: IdentifierKey) -> Vec<AsyncEvent> {
         let mut told = locked(&self.told);
         let mut taken = Vec::new();
@@ -113,7 +113,7 @@ impl Channel {
         }
     }
 
-    /// The next of what devices have told of identifiers of this channel.
+    /// Returns the next event of a device for an identifier of this channel.
     fn next_told(&self) -> Option<(IdentifierKey, AsyncEvent)> {
         let devices = locked(&self.devices).clone();
         for context in devices {
@@ -306,7 +306,7 @@ impl Context {
     }
 }
 
-/// A pointer as C's `void *`.
+/// Returns a pointer as C's `void *`.
 pub(crate) const fn opaque(context: NonNull<Context>) -> *mut c_void {
     context.as_ptr().cast()
 }

@@ -191,7 +191,7 @@ impl AsFd for CompletionQueue {
     }
 }
 
-/// A completion in the seam's terms. Providers leave fields unwritten that mean nothing for the request at hand (mlx5:
+/// Returns a completion in the seam's terms. Providers leave fields unwritten that mean nothing for the request at hand (mlx5:
 /// `byte_len` and `imm_data` of a SEND or WRITE), so each is read only where the man page gives it a meaning.
 ///
 /// # Safety
@@ -236,7 +236,7 @@ unsafe fn completion(wc: *const ibv_wc) -> Completion {
 mod tests {
     use super::*;
 
-    /// A completion of which the provider wrote what `write` does, and whom it concerns. The rest is not initialised: to
+    /// Returns a completion of which the provider wrote what `write` does, and whom it concerns. The rest is not initialised: to
     /// read more is undefined behaviour, which Miri reports.
     fn read(status: u32, write: impl FnOnce(*mut ibv_wc)) -> Completion {
         let mut wc = MaybeUninit::<ibv_wc>::uninit();
@@ -252,13 +252,13 @@ mod tests {
         unsafe { completion(to) }
     }
 
-    /// A request of the send queue that succeeded, with nothing but its operation.
+    /// Returns a request of the send queue that succeeded, with nothing but its operation.
     fn sent(opcode: u32) -> Completion {
         // SAFETY: a place inside a live structure.
         read(c::IBV_WC_SUCCESS, |to| unsafe { (&raw mut (*to).opcode).write(opcode) })
     }
 
-    /// A receive of 32 bytes, with an immediate if the flags say so.
+    /// Returns a receive of 32 bytes, with an immediate if the flags say so.
     fn received(opcode: u32, flags: u32) -> Completion {
         read(c::IBV_WC_SUCCESS, |to| {
             // SAFETY: places inside a live structure.

@@ -41,30 +41,30 @@ struct Held {
 }
 
 impl Device {
-    /// The device whose context is `context`, which belongs to `id`.
+    /// Returns the device whose context is `context`, which belongs to `id`.
     pub(crate) fn hold(api: &'static Api, context: NonNull<ibv_context>, id: &Arc<CmId>) -> Self {
         let held = hold(api, context);
         Self { api, context, _keeper: (!held).then(|| Arc::clone(id)) }
     }
 
-    /// The context, if it stays open for the rest of the process, so that whoever likes may read its events.
+    /// Returns the context, if it stays open for the rest of the process, so that whoever likes may read its events.
     pub(crate) fn held_for_ever(api: &Api, context: NonNull<ibv_context>) -> Option<NonNull<ibv_context>> {
         hold(api, context).then_some(context)
     }
 
-    /// The context, open for as long as this device is held.
+    /// Returns the context, open for as long as this device is held.
     pub(crate) const fn context(&self) -> *mut ibv_context {
         self.context.as_ptr()
     }
 
-    /// How many completion vectors the device has, at least one.
+    /// Returns how many completion vectors the device has, at least one.
     pub(crate) fn completion_vectors(&self) -> u32 {
         // SAFETY: the context is open; the field is set when it is opened and never written again.
         let vectors = unsafe { (*self.context.as_ptr()).num_comp_vectors };
         u32::try_from(vectors).unwrap_or(1).max(1)
     }
 
-    /// What the device can do.
+    /// Returns the limits of the device.
     pub(crate) fn capabilities(&self) -> Result<Capabilities, Error> {
         let mut attributes: ibv_device_attr = sys::zeroed();
         // SAFETY: ibv_query_device(3): the context is open and `attributes` is a live structure of the right type.
@@ -84,7 +84,7 @@ impl Device {
 }
 
 impl Device {
-    /// The GID at `index` of a port's table.
+    /// Returns the GID at `index` of a port's table.
     pub(crate) fn gid(&self, port: u8, index: u8) -> Result<ibv_gid, Error> {
         let mut gid: ibv_gid = sys::zeroed();
         // SAFETY: ibv_query_gid(3): the context is open and `gid` is a live union of the right type; a port or an index that
@@ -99,7 +99,7 @@ impl Device {
         }
     }
 
-    /// A port's local identifier; 0 on Ethernet.
+    /// Returns a port's local identifier; 0 on Ethernet.
     pub(crate) fn lid(&self, port: u8) -> Result<u16, Error> {
         let mut attributes: PortAttributes = sys::zeroed();
         // SAFETY: ibv_query_port(3): the context is open; the function behind the symbol writes at most 52 bytes, and the

@@ -34,7 +34,7 @@ pub struct Gid {
 }
 
 impl Gid {
-    /// The identifier as an address of the network, which on RoCE it is.
+    /// Returns the identifier as an address of the network, which on RoCE it is.
     pub fn ip_addr(&self) -> IpAddr {
         self.raw.to_canonical()
     }
@@ -76,7 +76,7 @@ impl fmt::Display for GidKind {
     }
 }
 
-/// The devices, in the system's order; none on a machine without RDMA.
+/// Returns the devices, in the system's order; none on a machine without RDMA.
 ///
 /// # Errors
 /// The list cannot be read.

@@ -93,17 +93,17 @@ pub enum Stage {
 }
 
 impl Error {
-    /// The failure of `call` with the error number that it left in `errno`.
+    /// Returns the failure of `call` with the error number that it left in `errno`.
     pub(crate) fn last(call: &'static str, stage: Stage) -> Self {
         Self::Call { call, errno: errno(), stage }
     }
 
-    /// The failure of `call` with the error number that it returned (some providers return it negated).
+    /// Returns the failure of `call` with the error number that it returned (some providers return it negated).
     pub(crate) const fn returned(call: &'static str, result: i32, stage: Stage) -> Self {
         Self::Call { call, errno: result.saturating_abs(), stage }
     }
 
-    /// The failure of `ibv_reg_mr`, with the limit of the moment.
+    /// Returns the failure of `ibv_reg_mr`, with the limit of the moment.
     pub(crate) fn register(wanted: usize, errno: i32) -> Self {
         Self::Register { wanted, errno, limit: memlock_limit() }
     }
@@ -125,7 +125,7 @@ impl Failure for Error {
     }
 }
 
-/// The calling thread's error number.
+/// Returns the calling thread's error number.
 pub(crate) fn errno() -> i32 {
     io::Error::last_os_error().raw_os_error().unwrap_or(0)
 }
@@ -159,7 +159,7 @@ fn classify(stage: Stage, errno: i32) -> ErrorKind {
     }
 }
 
-/// What the user can do, or nothing.
+/// Returns advice for the user, or an empty text.
 const fn advice(stage: Stage, errno: i32) -> &'static str {
     match (stage, errno) {
         (Stage::Open, libc::ENODEV) => {
@@ -211,7 +211,7 @@ const fn slice_fault(foreign: bool) -> &'static str {
     if foreign { "belongs to another protection domain than the queue pair" } else { "is not inside it" }
 }
 
-/// The soft limit on locked memory, or `None` if there is none.
+/// Returns the soft limit on locked memory, or `None` if there is none.
 fn memlock_limit() -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: getrlimit(2) writes one `rlimit` through the pointer, which is to a live one.

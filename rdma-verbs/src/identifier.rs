@@ -54,7 +54,7 @@ unsafe impl Send for CmId {}
 unsafe impl Sync for CmId {}
 
 impl CmId {
-    /// A new identifier on `channel`.
+    /// Returns a new identifier on `channel`.
     pub(crate) fn create(channel: &Arc<Channel>) -> Result<Arc<Self>, Error> {
         let context = Context::allocate(None);
         let mut raw = ptr::null_mut();
@@ -97,7 +97,7 @@ impl CmId {
         Arc::new(Self { api: channel.api, raw, context, home })
     }
 
-    /// What an identifier's context says.
+    /// Returns the context of an identifier.
     ///
     /// # Safety
     /// `raw` is a live identifier made by this module and stays alive for `'a`.
@@ -187,7 +187,7 @@ impl CmId {
         })
     }
 
-    /// The context of the identifier's device, once it has one.
+    /// Returns the context of the identifier's device, once it has one.
     fn verbs(&self) -> Result<NonNull<ibv_context>, Error> {
         self.with(|id| {
             // SAFETY: a live identifier whose lock is held.
@@ -224,7 +224,7 @@ impl Drop for CmId {
     }
 }
 
-/// The device of an identifier. The library's own functions look at it without checking that there is one.
+/// Returns the device of an identifier. The library's own functions look at it without checking that there is one.
 ///
 /// # Safety
 /// `id` is alive and its lock is held.
@@ -252,7 +252,7 @@ fn milliseconds(timeout: Duration) -> c_int {
     c_int::try_from(timeout.as_millis()).unwrap_or(c_int::MAX).max(1)
 }
 
-/// The C form of connection parameters; it points to `private_data`.
+/// Returns the C form of connection parameters; it points to `private_data`.
 fn conn_param(params: &ConnectParams, private_data: &[u8], room: usize) -> Result<rdma_conn_param, Error> {
     if params.retry_count > MAX_RETRIES || params.rnr_retry_count > MAX_RETRIES {
         return Err(Error::Argument("retry counts go from 0 to 7"));

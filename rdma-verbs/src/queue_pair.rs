@@ -190,7 +190,7 @@ impl QueuePair {
         fault.map_or(Ok(()), |error| Err(PostError { posted: count, error }))
     }
 
-    /// The element of a send request that may be posted.
+    /// Returns the element of a send request that may be posted.
     fn check_send(&self, request: &SendRequest<'_, Region>) -> Result<ibv_sge, Error> {
         if request.inline {
             if matches!(request.op, SendOp::Read(_)) {
@@ -234,7 +234,7 @@ unsafe fn create(
     }
 }
 
-/// What a request asks for, besides its local side.
+/// Returns the operation of a request and its remote side.
 fn work(request: &SendRequest<'_, Region>) -> Work {
     const NOWHERE: RemoteAddress = RemoteAddress { address: 0, rkey: 0 };
     let (opcode, remote, immediate) = match request.op {
@@ -261,14 +261,14 @@ fn work(request: &SendRequest<'_, Region>) -> Work {
     }
 }
 
-/// The bytes of a GID, in network order.
+/// Returns the bytes of a GID, in network order.
 fn gid_bytes(gid: &ibv_gid) -> [u8; 16] {
     const { assert!(size_of::<ibv_gid>() == 16) };
     // SAFETY: a GID is 16 bytes in whichever arm of the union it was written, without padding, and any are a valid array.
     unsafe { ptr::from_ref(gid).cast::<[u8; 16]>().read() }
 }
 
-/// How many requests of the chain at `first` come before the one that was refused.
+/// Returns how many requests of the chain at `first` come before the one that was refused.
 fn position<T>(first: *const T, bad: *const T, count: usize) -> usize {
     let distance = (bad as usize).wrapping_sub(first as usize) / size_of::<T>();
     // A provider that names none of the chain is taken to have posted nothing: repeating a request is visible, losing one
@@ -331,7 +331,7 @@ impl backend::QueuePair<Verbs> for QueuePair {
 }
 
 impl QueuePair {
-    /// Where the queue pair sends to, and its state.
+    /// Returns where the queue pair sends to, and its state.
     fn path(&self) -> Result<ibv_qp_attr, Error> {
         let mut attributes: ibv_qp_attr = sys::zeroed();
         let mut init: ibv_qp_init_attr = sys::zeroed();

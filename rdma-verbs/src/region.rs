@@ -110,7 +110,7 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// The scatter/gather element for a slice of this region, if the slice is inside and `domain` is the region's.
+    /// Returns the scatter/gather element for a slice of this region, if the slice is inside and `domain` is the region's.
     pub(crate) fn element(slice: &Slice<'_, Self>, domain: &Arc<Pd>) -> Result<ibv_sge, Error> {
         let Slice { region, offset, len } = *slice;
         let fault = |foreign| Error::Slice { offset, len, region: region.len, foreign };

@@ -12,7 +12,7 @@ pub(crate) union CAddress {
 }
 
 impl CAddress {
-    /// The C form of `address`.
+    /// Returns the C form of `address`.
     pub(crate) fn new(address: SocketAddr) -> Self {
         // SAFETY: sockaddr_storage is integers, for which zero is a valid value; and it is the union's largest member.
         let mut this = Self { storage: unsafe { core::mem::zeroed() } };
@@ -44,7 +44,7 @@ impl CAddress {
     }
 }
 
-/// The Rust form of an address; `None` if it is neither IPv4 nor IPv6 (an identifier that has none yet).
+/// Returns the Rust form of an address; `None` if it is neither IPv4 nor IPv6 (an identifier that has none yet).
 pub(crate) fn from_c(storage: &sockaddr_storage) -> Option<SocketAddr> {
     match i32::from(storage.ss_family) {
         libc::AF_INET => {
@@ -65,7 +65,7 @@ pub(crate) fn from_c(storage: &sockaddr_storage) -> Option<SocketAddr> {
     }
 }
 
-/// Whether both are of one family.
+/// Returns whether both are of one family.
 pub(crate) const fn same_family(one: SocketAddr, other: SocketAddr) -> bool {
     matches!((one.ip(), other.ip()), (IpAddr::V4(_), IpAddr::V4(_)) | (IpAddr::V6(_), IpAddr::V6(_)))
 }

@@ -23,7 +23,7 @@ pub(crate) unsafe fn read(place: *const sockaddr) -> Option<SocketAddr> {
         AF_INET6 => {
             // SAFETY: as above.
             let address = unsafe { place.cast::<sockaddr_in6>().read_unaligned() };
-            let ip = Ipv6Addr::from_octets(address.sin6_addr.s6_addr);
+            let ip = Ipv6Addr::from(address.sin6_addr.s6_addr);
             Some(SocketAddrV6::new(ip, u16::from_be(address.sin6_port), 0, address.sin6_scope_id).into())
         }
         _ => None,

@@ -450,7 +450,8 @@ unsafe fn parameters<'a>(params: *const rdma_conn_param) -> Result<(Params, &'a 
     let depth = |asked: u8| if asked == AS_MANY_AS_THERE_ARE { most } else { asked };
     // SAFETY: the caller vouches for `params`.
     let Some(given) = (unsafe { params.as_ref() }) else {
-        let all = Params { responder_resources: most, initiator_depth: most, retry_count: 7, rnr_retry_count: 7 };
+        let all =
+            Params { responder_resources: most, initiator_depth: most, retry_count: 7, rnr_retry_count: 7 };
         return Ok((all, &[]));
     };
     let params = Params {

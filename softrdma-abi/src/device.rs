@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 
 use crate::completion::{poll_cq, req_notify_cq};
 use crate::layout::{
-    Device, GidEntry, PORT_ATTRIBUTES, PortAttributes, _compat_ibv_port_attr, ibv_context, ibv_context_ops,
+    _compat_ibv_port_attr, Device, GidEntry, PORT_ATTRIBUTES, PortAttributes, ibv_context, ibv_context_ops,
     ibv_device_attr, ibv_gid, ibv_mw, ibv_mw_bind, ibv_mw_type, ibv_pd, ibv_qp, ibv_recv_wr, ibv_srq, zeroed,
 };
 use crate::link::{Link, concluded, link, pointer, set_errno};

@@ -10,8 +10,8 @@ use crate::cm::{Identifier, identifier, migrate};
 use crate::device::PORT;
 use crate::layout::{
     IBV_QPS_RTS, RDMA_CM_EVENT_ADDR_RESOLVED, RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_ESTABLISHED,
-    RDMA_CM_EVENT_ROUTE_RESOLVED, ibv_async_event, ibv_async_event__bindgen_ty_1, ibv_context, ibv_cq, ibv_qp,
-    rdma_cm_event, rdma_cm_id, rdma_conn_param, rdma_event_channel, zeroed,
+    RDMA_CM_EVENT_ROUTE_RESOLVED, ibv_async_event, ibv_async_event__bindgen_ty_1, ibv_context, ibv_cq,
+    ibv_qp, rdma_cm_event, rdma_cm_id, rdma_conn_param, rdma_event_channel, zeroed,
 };
 use crate::link::{ask, call, concluded, link, make_channel, pointer};
 use crate::names;
@@ -240,7 +240,10 @@ unsafe fn next_request(listener: *mut rdma_cm_id) -> Result<*mut rdma_cm_id, c_i
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_get_async_event(_context: *mut ibv_context, into: *mut ibv_async_event) -> c_int {
+pub unsafe extern "C" fn ibv_get_async_event(
+    _context: *mut ibv_context,
+    into: *mut ibv_async_event,
+) -> c_int {
     let take = || match call(&Request::TakeAsyncEvent)? {
         Reply::AsyncEvent(event) => Ok(event),
         _ => Err(libc::EPROTO),

@@ -128,3 +128,6 @@ pub(crate) const fn zeroed<T: Plain>() -> T {
     // SAFETY: `Plain` says that zero is a valid value.
     unsafe { core::mem::zeroed() }
 }
+
+#[cfg(test)]
+mod tests;

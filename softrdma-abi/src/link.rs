@@ -1,11 +1,11 @@
 //! The session with the fabric: one for the process, opened by the first call that needs it.
 
 use core::ffi::c_int;
-use std::ffi::OsString;
+use std::ffi::OsStr;
 use std::io::Write as _;
 use std::net::IpAddr;
 use std::os::fd::{IntoRawFd, OwnedFd, RawFd};
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
@@ -93,13 +93,13 @@ impl Link {
         };
         // SAFETY: pthread_atfork(3): a function for the child that stores to an atomic and does nothing else.
         let _registered = unsafe { libc::pthread_atfork(None, None, Some(forked)) };
-        Self::greet(&path.into(), &addresses).map_err(|reason| {
+        Self::greet(Path::new(&path), &addresses).map_err(|reason| {
             say(&reason);
             libc::ENODEV
         })
     }
 
-    fn greet(path: &PathBuf, addresses: &OsString) -> Result<Self, String> {
+    fn greet(path: &Path, addresses: &OsStr) -> Result<Self, String> {
         let addresses = addresses.to_string_lossy();
         let addresses: Result<Vec<IpAddr>, _> = addresses.split(',').map(str::parse).collect();
         let addresses = addresses.map_err(|error| format!("{ADDRESSES}: {error}"))?;
@@ -114,7 +114,8 @@ impl Link {
                 // Where Yama restricts who may reach into whom (`PR_SET_PTRACER(2const)`), the fabric may. Elsewhere this
                 // fails, and is not needed.
                 let fabric = i32::try_from(fabric).ok().and_then(rustix::process::Pid::from_raw);
-                let tracer = fabric.map_or(rustix::process::PTracer::None, rustix::process::PTracer::ProcessID);
+                let tracer =
+                    fabric.map_or(rustix::process::PTracer::None, rustix::process::PTracer::ProcessID);
                 let _not_needed = rustix::process::set_ptracer(tracer);
                 Ok(Self { socket: Mutex::new(socket), addresses, limits, events: events.into_raw_fd() })
             }

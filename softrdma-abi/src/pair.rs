@@ -3,9 +3,7 @@
 use core::ffi::c_int;
 use std::net::IpAddr;
 
-use softrdma_wire::{
-    Local, MAX_BATCH, MAX_INLINE, Name, Op, Receive, Reply, Request, Send, Sge, Transition,
-};
+use softrdma_wire::{Local, MAX_BATCH, MAX_INLINE, Name, Op, Receive, Reply, Request, Send, Sge, Transition};
 
 use crate::device::{MAX_SGE, PORT, address_of, gid};
 use crate::layout::{
@@ -29,7 +27,10 @@ pub(crate) struct Pair {
 ///
 /// # Safety
 /// `pd` and what the attributes name are alive.
-pub(crate) unsafe fn create(pd: *mut ibv_pd, attributes: &mut ibv_qp_init_attr) -> Result<*mut ibv_qp, c_int> {
+pub(crate) unsafe fn create(
+    pd: *mut ibv_pd,
+    attributes: &mut ibv_qp_init_attr,
+) -> Result<*mut ibv_qp, c_int> {
     let &mut ibv_qp_init_attr { qp_context, send_cq, recv_cq, srq, ref mut cap, qp_type, sq_sig_all } =
         attributes;
     if qp_type != IBV_QPT_RC || !srq.is_null() {
@@ -242,9 +243,8 @@ unsafe fn element(list: *const ibv_sge, count: c_int) -> Result<Sge, c_int> {
 /// `wr` is as ibv_post_send(3) wants it, and inline bytes stay as they are for `'a`.
 unsafe fn send<'a>(wr: &ibv_send_wr, all_signaled: bool) -> Result<Send<'a>, c_int> {
     // SAFETY: the caller vouches for the list; both arms of the unions are integers.
-    let (sge, immediate, rdma) = unsafe {
-        (element(wr.sg_list, wr.num_sge)?, u32::from_be(wr.__bindgen_anon_1.imm_data), wr.wr.rdma)
-    };
+    let (sge, immediate, rdma) =
+        unsafe { (element(wr.sg_list, wr.num_sge)?, u32::from_be(wr.__bindgen_anon_1.imm_data), wr.wr.rdma) };
     let (address, rkey) = (rdma.remote_addr, rdma.rkey);
     let op = match wr.opcode {
         IBV_WR_SEND => Op::Send,

@@ -89,14 +89,7 @@ pub extern "C" fn ibv_event_type_str(event: c_int) -> *const c_char {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_port_state_str(state: c_int) -> *const c_char {
-    let words = [
-        c"no state change (NOP)",
-        c"down",
-        c"init",
-        c"armed",
-        c"active",
-        c"deferred active",
-    ];
+    let words = [c"no state change (NOP)", c"down", c"init", c"armed", c"active", c"deferred active"];
     word(&words, state, c"invalid state")
 }
 

@@ -40,23 +40,39 @@ pub type Name = u32;
 pub enum Request<'a> {
     /// Opens a session for a program on a machine with these addresses. Answer: [`Reply::Welcome`], with the descriptor of
     /// asynchronous events.
-    Hello { version: u32, program: String, addresses: Vec<IpAddr> },
+    Hello {
+        version: u32,
+        program: String,
+        addresses: Vec<IpAddr>,
+    },
     /// Answer: [`Reply::Status`]. Needs no session.
     Status,
 
     AllocateDomain,
     FreeDomain(Name),
     /// `len` bytes at `at` in the program, which peers know by `address`. Answer: [`Reply::Region`].
-    Register { domain: Name, at: u64, address: u64, len: u64, access: Access },
+    Register {
+        domain: Name,
+        at: u64,
+        address: u64,
+        len: u64,
+        access: Access,
+    },
     Deregister(Name),
 
     /// Answer: [`Reply::Made`], with a descriptor from which records can be read.
     CreateCompletionChannel,
     DestroyCompletionChannel(Name),
-    CreateQueue { depth: u32, channel: Option<Name> },
+    CreateQueue {
+        depth: u32,
+        channel: Option<Name>,
+    },
     DestroyQueue(Name),
     /// Answer: [`Reply::Completions`].
-    Poll { queue: Name, most: u32 },
+    Poll {
+        queue: Name,
+        most: u32,
+    },
     Arm(Name),
 
     /// Answer: [`Reply::Pair`].
@@ -69,7 +85,10 @@ pub enum Request<'a> {
         inline: u32,
     },
     DestroyPair(Name),
-    Modify { pair: Name, to: Transition },
+    Modify {
+        pair: Name,
+        to: Transition,
+    },
     /// Answer: [`Reply::State`].
     QueryPair(Name),
     /// At most [`MAX_BATCH`] requests. Answer: [`Reply::Posted`].
@@ -78,7 +97,10 @@ pub enum Request<'a> {
         #[serde(borrow)]
         work: Vec<Send<'a>>,
     },
-    PostReceive { pair: Name, work: Vec<Receive> },
+    PostReceive {
+        pair: Name,
+        work: Vec<Receive>,
+    },
 
     /// Answer: [`Reply::AsyncEvent`].
     TakeAsyncEvent,
@@ -88,19 +110,48 @@ pub enum Request<'a> {
     DestroyEventChannel(Name),
     /// Answer: [`Reply::Event`].
     TakeEvent(Name),
-    CreateIdentifier { channel: Name },
+    CreateIdentifier {
+        channel: Name,
+    },
     DestroyIdentifier(Name),
     /// Answer: [`Reply::Bound`].
-    Bind { id: Name, address: SocketAddr },
-    Listen { id: Name, backlog: u32 },
-    ResolveAddress { id: Name, source: Option<SocketAddr>, destination: SocketAddr, milliseconds: u32 },
+    Bind {
+        id: Name,
+        address: SocketAddr,
+    },
+    Listen {
+        id: Name,
+        backlog: u32,
+    },
+    ResolveAddress {
+        id: Name,
+        source: Option<SocketAddr>,
+        destination: SocketAddr,
+        milliseconds: u32,
+    },
     ResolveRoute(Name),
-    Connect { id: Name, pair: Name, params: Params, data: &'a [u8] },
-    Accept { id: Name, pair: Name, params: Params, data: &'a [u8] },
-    Reject { id: Name, data: &'a [u8] },
+    Connect {
+        id: Name,
+        pair: Name,
+        params: Params,
+        data: &'a [u8],
+    },
+    Accept {
+        id: Name,
+        pair: Name,
+        params: Params,
+        data: &'a [u8],
+    },
+    Reject {
+        id: Name,
+        data: &'a [u8],
+    },
     Notify(Name),
     Disconnect(Name),
-    Migrate { id: Name, channel: Name },
+    Migrate {
+        id: Name,
+        channel: Name,
+    },
 }
 
 /// What the fabric answers.
@@ -193,9 +244,18 @@ pub enum Transition {
     Reset,
     Initialise,
     /// To RTR.
-    Receive { local: IpAddr, remote: IpAddr, number: u32, timer: u8 },
+    Receive {
+        local: IpAddr,
+        remote: IpAddr,
+        number: u32,
+        timer: u8,
+    },
     /// To RTS.
-    Send { retry: u8, rnr_retry: u8, read_depth: u8 },
+    Send {
+        retry: u8,
+        rnr_retry: u8,
+        read_depth: u8,
+    },
     Fail,
     /// No other state: `min_rnr_timer` alone.
     Timer(u8),

@@ -59,7 +59,11 @@ impl Socket {
     }
 
     /// Sends a message, and with it a descriptor if there is one.
-    pub fn send(&mut self, message: &impl Serialize, descriptor: Option<BorrowedFd<'_>>) -> Result<(), Error> {
+    pub fn send(
+        &mut self,
+        message: &impl Serialize,
+        descriptor: Option<BorrowedFd<'_>>,
+    ) -> Result<(), Error> {
         let bytes = postcard::to_slice(message, &mut self.buffer).map_err(|error| match error {
             postcard::Error::SerializeBufferFull => Error::TooLong,
             other => Error::Malformed(other),

@@ -78,10 +78,8 @@ fn run(fabric: &str, addresses: &[IpAddr], command: &[OsString]) -> Result<ExitC
     let libraries = place.libraries()?;
     // Keeps the fabric there until the program has ended.
     let _presence = place.enter()?;
-    let (program, arguments) = match command {
-        [program, arguments @ ..] => (program, arguments),
-        [] => return Ok(ExitCode::FAILURE),
-    };
+    // The command line has one.
+    let [program, arguments @ ..] = command else { return Ok(ExitCode::FAILURE) };
     let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
     let mut started = Command::new(program);
     started
@@ -127,8 +125,16 @@ fn status(fabric: &str) -> Result<ExitCode, Error> {
     };
     let mut table = Table::new();
     table.load_preset(presets::ASCII_MARKDOWN).set_header([
-        "program", "process", "addresses", "domains", "regions", "bytes", "completion queues", "queue pairs",
-        "identifiers", "requests",
+        "program",
+        "process",
+        "addresses",
+        "domains",
+        "regions",
+        "bytes",
+        "completion queues",
+        "queue pairs",
+        "identifiers",
+        "requests",
     ]);
     for session in sessions {
         let addresses: Vec<String> = session.addresses.iter().map(ToString::to_string).collect();

@@ -77,7 +77,8 @@ impl Place {
             .map_err(system(directory.display().to_string()))?;
         // Somebody else may have made it before, to see what comes.
         for directory in [&base, &directory] {
-            let found = std::fs::symlink_metadata(directory).map_err(system(directory.display().to_string()))?;
+            let found =
+                std::fs::symlink_metadata(directory).map_err(system(directory.display().to_string()))?;
             if !found.is_dir() || found.uid() != user || found.mode() & 0o077 != 0 {
                 return Err(Error::Foreign(directory.clone()));
             }
@@ -226,7 +227,10 @@ pub fn has_rdma_core() -> bool {
     let triple = concat_triple();
     let directories = ["/lib64".into(), "/usr/lib64".into(), "/usr/lib".into(), "/lib".into()];
     let of_triple = [format!("/lib/{triple}"), format!("/usr/lib/{triple}")];
-    directories.iter().chain(&of_triple).any(|directory| Path::new(directory).join("libibverbs.so.1").exists())
+    directories
+        .iter()
+        .chain(&of_triple)
+        .any(|directory| Path::new(directory).join("libibverbs.so.1").exists())
 }
 
 fn concat_triple() -> String {

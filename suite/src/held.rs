@@ -1,4 +1,4 @@
-//! What this process holds of the system: descriptors and pinned memory.
+//! The resources of a process: descriptors and pinned memory.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -12,20 +12,20 @@ pub struct Held {
 }
 
 impl Held {
-    /// So many descriptors, and so much memory pinned.
+    /// Makes a value from its parts.
     pub const fn new(descriptors: usize, pinned_kib: u64) -> Self {
         Self { descriptors, pinned_kib }
     }
 
-    /// What this process holds now.
+    /// Returns the resources of this process.
     ///
     /// # Panics
-    /// If `/proc` does not show this process: nothing that a suite says of leaks would be true.
+    /// If `/proc` does not show this process: no leak could be seen.
     pub fn now() -> Self {
         Self::of("self").expect("/proc shows this process")
     }
 
-    /// What another process on this machine holds; nothing if that cannot be seen.
+    /// Returns the resources of another process on this machine, if they can be seen.
     pub fn of_process(pid: u32) -> Option<Self> {
         Self::of(&pid.to_string())
     }
@@ -39,12 +39,12 @@ impl Held {
         Some(Self { descriptors, pinned_kib })
     }
 
-    /// Memory pinned, in KiB.
+    /// Returns the memory pinned, in KiB.
     pub const fn pinned_kib(&self) -> u64 {
         self.pinned_kib
     }
 
-    /// Whether more of anything is held than in `other`.
+    /// Returns whether it has more of anything than `other`.
     pub fn exceeds(&self, other: Self) -> bool {
         self.descriptors > other.descriptors || self.pinned_kib > other.pinned_kib
     }
@@ -56,7 +56,7 @@ impl fmt::Display for Held {
     }
 }
 
-/// Waits until what is held no longer shrinks: the peer, if it lives in this process, closes its side a little later.
+/// Waits until this process holds no less than 200 ms before: a peer in it closes its side a little later.
 pub fn settle() {
     let mut last = Held::now();
     loop {
@@ -69,7 +69,7 @@ pub fn settle() {
     }
 }
 
-/// Waits for at most 5 s until no more is held than `before`; what is held then.
+/// Waits, for at most 5 s, until this process holds no more than `before`. Returns what it holds then.
 pub fn await_no_more_than(before: Held) -> Held {
     let deadline = Instant::now() + Duration::from_secs(5);
     loop {
@@ -90,7 +90,7 @@ mod tests {
         assert!(Held::of_process(std::process::id()).is_some());
         // Above any limit of Linux.
         assert_eq!(Held::of_process(u32::MAX), None);
-        // It has ended, and nobody waited for it.
+        // It has ended, and its parent has not waited for it.
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let stat = format!("/proc/{}/stat", child.id());
         while !std::fs::read_to_string(&stat).unwrap().contains(") Z ") {

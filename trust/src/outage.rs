@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 use indicatif::ProgressBar;
 use rdma_conn::{Connect, Descriptors, Stream};
 
-use crate::{Case, Outcome};
+use crate::Outcome;
 use conformance::client::{Client, Failure};
 use conformance::workload::Entry;
+use suite::Case;
 use suite::held::{self, Held};
 
 /// A server to lose.

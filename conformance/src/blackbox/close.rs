@@ -1,4 +1,4 @@
-//! Ends: whose, when, and what must have arrived before.
+//! The end of connections: by which side, when, and what must have arrived before.
 
 use std::time::Duration;
 
@@ -6,11 +6,13 @@ use rdma_conn::Descriptors;
 
 use super::case::Case;
 use super::context::Context;
+use super::results::Teardown;
 use super::session::{Session, command, half_heard, question};
-use super::verdict::{Judged, Stop, Teardown, pass};
 use crate::peer::{Incoming, Shape};
+use suite::verdict::pass;
+use suite::{Judged, Stop};
 
-pub(super) fn cases<B: Descriptors>() -> Vec<Case<B>> {
+pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
     cases! {
         server "close.quit", "QUIT, twenty times" => "+OK arrives, and then the disconnect.",
             ["VR-CLOSE-001", "VR-CLOSE-005"], quit;
@@ -172,7 +174,7 @@ fn vanishes<B: Descriptors>(context: &Context<'_, B>) -> Judged {
 
 fn registered_only<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     let mut session = context.open()?;
-    // Its first command is under way by now, or will find nobody.
+    // Its first command is under way by now, or finds the connection closed.
     if let Some(Incoming::Gone(_)) = session.peer.receive_within(Duration::ZERO)? {
         return Err(Stop::undecided("the client left first"));
     }

@@ -8,11 +8,13 @@ use rdma_proto::wire::{Message, Opcode};
 
 use super::case::Case;
 use super::context::Context;
-use super::session::reported;
-use super::verdict::{Judged, Stop, Teardown, pass};
+use super::results::Teardown;
+use super::session::{KEPT, reported};
 use crate::peer::{Peer, Shape};
+use suite::verdict::pass;
+use suite::{Judged, Stop};
 
-pub(super) fn cases<B: Descriptors>() -> Vec<Case<B>> {
+pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
     cases! {
         both "conn.plain", "connect, talk, leave" => "It works.", ["VR-CONN-015", "VR-CONN-001", "VR-CONN-013"], plain;
         both "conn.private-data", "56 bytes of private data that mean nothing" => "They are ignored.",
@@ -119,6 +121,7 @@ pub(super) fn until_a_keepalive<B: Descriptors>(context: &Context<'_, B>) -> Jud
 fn never_completed<B: Descriptors>(context: &Context<'_, B>, count: usize) -> Judged {
     let unread = (0..count).map(|_| request(context)).collect::<Result<Vec<_>, _>>()?;
     plain(context)?;
+    context.open()?.listen(context.patience.min(KEPT))?;
     drop(unread);
     until_a_keepalive(context)
 }

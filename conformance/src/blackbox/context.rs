@@ -1,4 +1,4 @@
-//! What a case's body works on: a way to meet the target.
+//! The context in which a case's body runs: the target, and a way to connect to it.
 
 use std::cell::{Cell, RefCell};
 use std::time::{Duration, Instant};
@@ -7,29 +7,31 @@ use rdma_conn::Descriptors;
 
 use super::case::Role;
 use super::responder::Responder;
+use super::results::Teardown;
 use super::session::Session;
 use super::target::{Clients, Exit, Running, Server};
-use super::verdict::{Stop, Teardown};
 use crate::peer::{Breach, Incoming, Listener, Peer, Shape};
+use suite::Stop;
 
-/// A target, and RDMA as the suite has it.
+/// A target, and the backend through which the suite reaches it.
 pub struct Context<'a, B: Descriptors> {
-    /// RDMA as the suite has it.
+    /// The suite's backend.
     pub backend: &'a B,
     /// How long the target may take for anything that must happen.
     pub patience: Duration,
     /// The id of the case.
     pub case: &'static str,
-    pub(super) side: Side<'a, B>,
+    /// The target.
+    pub side: Side<'a, B>,
     pub(super) teardown: Cell<Option<Teardown>>,
     pub(super) breaches: RefCell<Vec<Breach>>,
 }
 
-/// Who is tested.
+/// The target.
 pub enum Side<'a, B: Descriptors> {
     /// A server.
     Server(&'a dyn Server),
-    /// A client, which is sent to the adversary that waits.
+    /// A client, which is started so that it connects to the suite's listener.
     Client(&'a Listener<B>, &'a dyn Clients),
 }
 
@@ -42,12 +44,12 @@ impl<B: Descriptors> Clone for Side<'_, B> {
 impl<B: Descriptors> Copy for Side<'_, B> {}
 
 impl<'a, B: Descriptors> Context<'a, B> {
-    /// For one case.
+    /// Makes the context of one case.
     pub const fn new(backend: &'a B, patience: Duration, case: &'static str, side: Side<'a, B>) -> Self {
         Self { backend, patience, case, side, teardown: Cell::new(None), breaches: RefCell::new(Vec::new()) }
     }
 
-    /// Who is tested.
+    /// The target.
     pub const fn role(&self) -> Role {
         match self.side {
             Side::Server(_) => Role::Server,
@@ -66,7 +68,7 @@ impl<'a, B: Descriptors> Context<'a, B> {
         }
     }
 
-    /// The adversary connected to the target; neither side has sent anything then.
+    /// Connects the suite's peer to the target. Neither side has sent anything when this returns.
     ///
     /// # Errors
     /// There is no connection.
@@ -88,7 +90,7 @@ impl<'a, B: Descriptors> Context<'a, B> {
         }
     }
 
-    /// The same, and the windows exchanged.
+    /// Connects, and exchanges windows.
     ///
     /// # Errors
     /// There is no connection, or no window.
@@ -96,7 +98,7 @@ impl<'a, B: Descriptors> Context<'a, B> {
         self.open_as(Shape::default())
     }
 
-    /// The same with another shape.
+    /// Connects with another shape, and exchanges windows.
     ///
     /// # Errors
     /// There is no connection, or no window.
@@ -106,7 +108,8 @@ impl<'a, B: Descriptors> Context<'a, B> {
         Ok(session)
     }
 
-    /// The same with the adversary's windows at these places of its memory, each `(offset, length)`, one after the other.
+    /// Connects, and exchanges windows; those of the suite's peer lie at these places of its memory, each `(offset, length)`, one after
+    /// the other.
     ///
     /// # Errors
     /// There is no connection, or no window.
@@ -117,10 +120,10 @@ impl<'a, B: Descriptors> Context<'a, B> {
         Ok(session)
     }
 
-    /// The request of a client under test that was just started.
+    /// Starts a client under test, and returns its connect request.
     ///
     /// # Errors
-    /// It makes none.
+    /// The client makes no request.
     #[expect(clippy::type_complexity, reason = "used in two places, and taken apart at once")]
     pub fn request(
         &self,
@@ -160,7 +163,7 @@ impl<'a, B: Descriptors> Context<'a, B> {
         }
     }
 
-    /// Whether the client under test asks for one more connection, which it does not get.
+    /// Returns whether the client under test asks for one more connection, which it does not get.
     pub(super) fn is_asked_again(&self) -> Result<bool, Stop> {
         let Side::Client(listener, _) = self.side else { return Ok(false) };
         Ok(listener.request_within(Duration::ZERO)?.is_some())
@@ -187,7 +190,7 @@ impl<'a, B: Descriptors> Context<'a, B> {
         }
     }
 
-    /// Books how the connection ended. The worst counts.
+    /// Notes how the connection ended; of several notes, the worst counts.
     pub(super) fn note(&self, teardown: Teardown) {
         let worst = self.teardown.get().map_or(teardown, |before| before.max(teardown));
         self.teardown.set(Some(worst));

@@ -6,11 +6,11 @@ use rdma_proto::wire::{FeatureSet, MESSAGE_LEN, Message, Opcode};
 use super::case::Case;
 use super::context::Context;
 use super::session::told;
-use super::verdict::{Judged, Stop};
 use crate::client::Failure;
 use crate::peer::{Peer, Shape};
+use suite::{Judged, Stop};
 
-pub(super) fn cases<B: Descriptors>() -> Vec<Case<B>> {
+pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
     cases! {
         both "ctrl.first-message", "a connection, and nothing else"
             => "The first message of the target is a RegisterXferMemory of 32 bytes whose fields make sense as big-endian numbers.",
@@ -95,7 +95,7 @@ fn message(opcode: Opcode, fill: u8) -> [u8; MESSAGE_LEN] {
     bytes
 }
 
-/// The registration of the adversary's window, disguised.
+/// Registers the peer's window with `fill` in the reserved bytes, and with an immediate if there is one.
 fn disguised<B: Descriptors>(peer: &mut Peer<B>, immediate: Option<u32>, fill: u8) -> Result<(), Failure> {
     let mut bytes = peer.registration().encode();
     bytes[2..16].fill(fill);

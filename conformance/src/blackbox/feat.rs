@@ -1,4 +1,4 @@
-//! Features: questions, answers, and what nobody asked for.
+//! Features: questions, answers, and answers without a question.
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use rdma_proto::wire::{FeatureSet, Message, Opcode};
 use super::case::Case;
 use super::context::Context;
 use super::session::told;
-use super::verdict::{Judged, Stop};
 use crate::peer::{Incoming, Shape};
+use suite::{Judged, Stop};
 
-pub(super) fn cases<B: Descriptors>() -> Vec<Case<B>> {
+pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
     cases! {
         server "feat.skipped", "a client that sends no feature message" => "The server serves it.",
             ["VR-FEAT-008"], skipped;
@@ -160,7 +160,7 @@ fn asked_without_end<B: Descriptors>(context: &Context<'_, B>) -> Judged {
         }
     }
     drop(session);
-    Ok(super::verdict::pass("2000 questions"))
+    Ok(suite::verdict::pass("2000 questions"))
 }
 
 fn documents_order<B: Descriptors>(context: &Context<'_, B>) -> Judged {

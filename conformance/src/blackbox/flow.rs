@@ -8,10 +8,10 @@ use rdma_proto::wire::Message;
 use super::case::Case;
 use super::context::Context;
 use super::session::{Exchange, Session, asked_without_window, question, registered_late, told};
-use super::verdict::{Judged, Stop};
 use crate::peer::Shape;
+use suite::{Judged, Stop};
 
-pub(super) fn cases<B: Descriptors>() -> Vec<Case<B>> {
+pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
     cases! {
         both "flow.filled-to-the-end", "small windows" => "The target fills each to its last byte and goes beyond none.",
             ["VR-FLOW-001", "VR-FLOW-007"], filled_to_the_end;
@@ -43,7 +43,7 @@ pub(super) fn cases<B: Descriptors>() -> Vec<Case<B>> {
 
 fn filled_to_the_end<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     let mut session = context.open_with((0..20).map(|exchange| (1000 * exchange, 37)).collect())?;
-    // A gap at the end of a window, and the adversary would wait for ever.
+    // With a gap at the end of a window, the suite's peer would wait for ever.
     session.exchange_of(3000)?;
     session.unharmed()
 }
@@ -90,7 +90,7 @@ fn held_quietly<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     told(session.leave(), || format!("{used:?} in {WAIT:?}"))
 }
 
-/// The adversary with a full window, which it does not register anew.
+/// Opens a session in which the target has filled the peer's window, which is not registered anew.
 fn full<'a, B: Descriptors>(context: &'a Context<'a, B>) -> Result<(Session<'a, B>, Exchange), Stop> {
     let mut session = context.connect(Shape::default())?;
     // Less than the first command of any client.

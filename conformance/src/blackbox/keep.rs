@@ -7,11 +7,13 @@ use rdma_proto::wire::{Message, Opcode};
 
 use super::case::Case;
 use super::context::Context;
+use super::results::Teardown;
 use super::session::told;
-use super::verdict::{Judged, Stop, Teardown, pass};
 use crate::peer::Shape;
+use suite::verdict::pass;
+use suite::{Judged, Stop};
 
-pub(super) fn cases<B: Descriptors>() -> Vec<Case<B>> {
+pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
     cases! {
         both "keep.accepted", "a keepalive" => "The connection goes on.", ["VR-KEEP-002", "VR-KEEP-007"], accepted;
         both "keep.first", "a keepalive before anything else" => "The connection goes on.",

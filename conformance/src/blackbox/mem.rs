@@ -1,4 +1,4 @@
-//! Windows: the target's own, and what the adversary registers.
+//! Windows: those of the target, and those that the suite's peer registers.
 
 use std::time::Duration;
 
@@ -8,13 +8,14 @@ use rdma_proto::wire::{Message, Window};
 use super::case::{Case, Role};
 use super::context::Context;
 use super::session::{Session, registered_late, told};
-use super::verdict::{Judged, Stop, lenient, pass};
 use crate::peer::{Peer, Shape};
+use suite::verdict::{lenient, pass};
+use suite::{Judged, Stop};
 
-/// A payload longer than a few windows of the adversary's.
+/// A payload longer than a few windows of the suite's peer.
 const LONG: usize = 200_000;
 
-pub(super) fn cases<B: Descriptors>() -> Vec<Case<B>> {
+pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
     cases! {
         both "mem.registers-unprompted", "a peer that sends nothing" => "The target registers a window all the same.",
             ["VR-MEM-001"], unprompted;
@@ -158,8 +159,12 @@ fn written_from_start<B: Descriptors>(context: &Context<'_, B>) -> Judged {
 }
 
 fn early_registration<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    // A server that can be held has not even seen that the connection is established.
+    let held = context.server()?.hold();
     let mut session = context.connect(Shape::default())?;
     session.peer.register()?;
+    session.peer.settle()?;
+    drop(held);
     session.peer.await_window()?;
     session.unharmed()
 }

@@ -103,7 +103,7 @@ impl Drop for Process {
 pub struct ExecClients {
     /// The shell command.
     pub command: String,
-    /// Connections that it makes before the one that counts.
+    /// Returns the number of connections that it makes before the one that is tested.
     pub first: u32,
 }
 

@@ -9,11 +9,13 @@ use super::case::Case;
 use super::conn::until_a_keepalive;
 use super::context::Context;
 use super::keep::keepalives;
+use super::results::Teardown;
 use super::session::{Session, command, half_heard, question, told};
-use super::verdict::{Judged, Stop, Teardown, pass};
 use crate::peer::Shape;
+use suite::verdict::pass;
+use suite::{Judged, Stop};
 
-pub(super) fn cases<B: Descriptors>() -> Vec<Case<B>> {
+pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
     cases! {
         server "res.receives", "a thousand keepalives at once to a server that is busy for a second"
             => "Each finds a receive.", ["VR-RES-002"], receives;
@@ -43,7 +45,7 @@ fn receives<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     let shape = Shape { sends: 2048, ..Shape::default() };
     let mut session = context.open_as(shape)?;
     let mut holder = context.open()?;
-    // Nobody is served meanwhile, where the server has one thread.
+    // A server with one thread serves no connection meanwhile.
     holder.peer.send_bytes(&command(&[b"DEBUG", b"SLEEP", b"1"]))?;
     holder.peer.settle()?;
     session.peer.burst(&[Message::Keepalive; 1000])?;
@@ -99,10 +101,10 @@ fn never_registers<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     waits_or_ends(context, session)
 }
 
-/// The server may do either, and others are served meanwhile.
-fn waits_or_ends<B: Descriptors>(context: &Context<'_, B>, session: Session<'_, B>) -> Judged {
+/// Lets the server wait or end the connection; meanwhile it must serve others.
+fn waits_or_ends<B: Descriptors>(context: &Context<'_, B>, mut session: Session<'_, B>) -> Judged {
     let judged = context.open()?.unharmed();
-    drop(session);
+    session.lasts();
     judged
 }
 

@@ -1,4 +1,4 @@
-//! What the suite answers to a client under test: RESP, from a store of its own.
+//! Answers a client under test in RESP, from a store of its own.
 
 use bytes::{Bytes, BytesMut};
 use resp_rs::ParseError;
@@ -18,15 +18,15 @@ pub struct Responder {
     unparsed: Vec<u8>,
     /// Commands answered.
     pub answered: u64,
-    /// Whether the client said that it is leaving.
+    /// Whether the client sent QUIT.
     pub quit: bool,
 }
 
 impl Responder {
-    /// Takes bytes, and makes the replies to all commands that are whole.
+    /// Takes bytes, and returns the replies to all commands that are complete.
     ///
     /// # Errors
-    /// What came is no RESP.
+    /// The bytes are not RESP.
     pub fn answer(&mut self, bytes: &[u8]) -> Result<Vec<u8>, String> {
         self.unparsed.extend_from_slice(bytes);
         let mut rest = Bytes::from(std::mem::take(&mut self.unparsed));
@@ -61,12 +61,12 @@ fn made_up(command: &Frame) -> Option<Frame> {
         .then(|| Frame::BulkString(Some(made_up_value(length).into())))
 }
 
-/// The name of a key whose value is `length` bytes long.
+/// Returns the name of the key that has a value of `length` bytes.
 pub fn made_up_key(length: usize) -> String {
     format!("{MADE_UP}{length}")
 }
 
-/// The value of such a key.
+/// Returns the value of that key.
 pub fn made_up_value(length: usize) -> Vec<u8> {
     Entry { number: length as u64, value_len: length }.value()
 }

@@ -1,22 +1,24 @@
-//! Running cases: the sanity case first and last, and a look around after each.
+//! Runs cases: the sanity case first and last, and after each case a check of the server and of a bystander.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use indicatif::ProgressBar;
 use rdma_conn::Descriptors;
 
-use super::case::{Case, Tag, role_name};
+use super::case::{Case, Tag};
 use super::context::{Context, Side};
+use super::results::Teardown;
 use super::results::{CaseResult, FORMAT, Run, Suite, Target};
 use super::select::Harm;
 use super::session::Session;
 use super::target::Server;
-use super::verdict::{Cause, Judged, Stop, Teardown, Verdict};
 use crate::client::Failure;
 use crate::peer::{Peer, Shape};
 use crate::reqs::Requirements;
 use crate::trace::{Recorder, Recording, timeline};
+use suite::{Cause, Judged, Stop, Verdict};
 
-/// The case that shows that there is something to test, run first and last.
+/// The sanity case, run first and last.
 pub const SANITY: &str = "conn.plain";
 
 /// How long a server may take to start.
@@ -24,21 +26,21 @@ pub(super) const STARTING: Duration = Duration::from_secs(10);
 /// How long a process may take to end once its connections have.
 const DYING: Duration = Duration::from_millis(500);
 
-/// How to run.
+/// The settings of a run.
 pub struct Plan<'a> {
     /// How long the target may take for anything that must happen.
     pub patience: Duration,
-    /// Whether it may be harmed.
+    /// Whether the target may be harmed.
     pub harm: Harm,
     /// The command that runs one case again, without the case.
     pub again: &'a str,
     /// The command line, for the results.
     pub arguments: &'a [String],
-    /// What records the suite's side, if anything does: the timelines of cases that were not passed.
+    /// Records the suite's side, for the timelines of cases that did not pass.
     pub recorder: Option<&'a Recorder>,
 }
 
-/// A run that could not be: the sanity case failed.
+/// The sanity case failed, so nothing was run.
 #[derive(Debug, thiserror::Error)]
 #[error("{} ({SANITY}): {}", who_fails(.0.cause), .0.reason)]
 pub struct SanityFailed(pub Stop);
@@ -50,15 +52,15 @@ fn who_fails(cause: Cause) -> &'static str {
     }
 }
 
-/// Runs cases against a target; `progress` hears of each.
+/// Runs cases against a target. Calls `progress` before and after each.
 ///
 /// # Errors
 /// The sanity case fails at the beginning.
-pub fn run<B: Descriptors>(
-    cases: &[Case<B>],
-    backend: &B,
-    side: Side<'_, B>,
-    plan: &Plan<'_>,
+pub fn run<'a, B: Descriptors>(
+    cases: &[Case<'a, B>],
+    backend: &'a B,
+    side: Side<'a, B>,
+    plan: &'a Plan<'a>,
     target: Target,
     mut progress: impl FnMut(&str, Option<&CaseResult>),
 ) -> Result<Run, SanityFailed> {
@@ -75,7 +77,7 @@ pub fn run<B: Descriptors>(
         results.push(result);
     }
     drop(neighbour);
-    // What a target lost on the way may show only now.
+    // Damage may show only now.
     if suite.gone.is_none()
         && let Err(stop) = suite.sanity()
         && let Some(last) = results.last_mut()
@@ -97,13 +99,13 @@ pub fn run<B: Descriptors>(
     })
 }
 
-/// What runs cases, one by one.
+/// Runs cases, one by one.
 pub struct Runner<'a, B: Descriptors> {
     backend: &'a B,
     side: Side<'a, B>,
     plan: &'a Plan<'a>,
     requirements: Requirements,
-    /// Since when there is no target any more.
+    /// The case since which there is no target any more.
     gone: Option<String>,
 }
 
@@ -118,13 +120,13 @@ fn fail(result: &mut CaseResult, cause: Cause, reason: String) {
 }
 
 impl<'a, B: Descriptors> Runner<'a, B> {
-    /// For a target.
+    /// Makes a runner for a target.
     pub fn new(backend: &'a B, side: Side<'a, B>, plan: &'a Plan<'a>) -> Self {
         Self { backend, side, plan, requirements: Requirements::built_in(), gone: None }
     }
 
-    /// Runs one case, whether or not the target does the least that it should.
-    pub fn only(&mut self, case: &Case<B>) -> CaseResult {
+    /// Runs one case, without the sanity case before it.
+    pub fn only(&mut self, case: &Case<'a, B>) -> CaseResult {
         self.case(case, &mut Bystander::default())
     }
 
@@ -149,7 +151,7 @@ impl<'a, B: Descriptors> Runner<'a, B> {
         }
     }
 
-    fn case(&mut self, case: &Case<B>, neighbour: &mut Bystander<B>) -> CaseResult {
+    fn case(&mut self, case: &Case<'a, B>, neighbour: &mut Bystander<B>) -> CaseResult {
         let begun = Instant::now();
         let mut result = self.blank(case);
         if let Some(since) = &self.gone {
@@ -163,7 +165,7 @@ impl<'a, B: Descriptors> Runner<'a, B> {
         let context = self.context(case.id);
         neighbour.connect(&context);
         self.record();
-        let judged = (case.run)(&context);
+        let judged = (case.run)(&context, &ProgressBar::hidden());
         let recording = self.record();
         result.teardown = context.teardown.get();
         match judged {
@@ -177,7 +179,7 @@ impl<'a, B: Descriptors> Runner<'a, B> {
                 result.reason = stop.reason;
             }
         }
-        // Rules that are watched in every case.
+        // Rules that are checked in every case.
         if result.verdict.is_pass()
             && let Some(breach) = context.breaches.borrow().first()
         {
@@ -193,21 +195,21 @@ impl<'a, B: Descriptors> Runner<'a, B> {
         result
     }
 
-    /// What was recorded since the last time.
+    /// Takes what was recorded since the last call.
     fn record(&self) -> Option<Recording> {
         self.plan.recorder.map(Recorder::take)
     }
 
-    /// Whether the server under test is still there and serves others.
+    /// Checks that the server under test is still there and serves others.
     fn look_around(
         &mut self,
-        case: &Case<B>,
+        case: &Case<'a, B>,
         server: &dyn Server,
         neighbour: &mut Bystander<B>,
         result: &mut CaseResult,
     ) {
         if let Err(told) = neighbour.check(&self.context(case.id)) {
-            // A process that ends is first heard of by its peers.
+            // The peers of a process learn of its end first.
             if let Some(death) = server.death(DYING) {
                 return self.died(case, server, neighbour, result, &death);
             }
@@ -220,7 +222,7 @@ impl<'a, B: Descriptors> Runner<'a, B> {
         if let Some(death) = server.death(Duration::ZERO) {
             return self.died(case, server, neighbour, result, &death);
         }
-        // Reading is enough to be sure of what passed and harmed nobody, if the neighbour is there to tell.
+        // The bystander's reply shows that the server serves; no new connection is needed after a case that passed and is not disruptive.
         if result.verdict.is_pass() && !case.is(Tag::Disruptive) && neighbour.is_connected() {
             return;
         }
@@ -235,7 +237,7 @@ impl<'a, B: Descriptors> Runner<'a, B> {
 
     fn died(
         &mut self,
-        case: &Case<B>,
+        case: &Case<'a, B>,
         server: &dyn Server,
         neighbour: &mut Bystander<B>,
         result: &mut CaseResult,
@@ -246,7 +248,7 @@ impl<'a, B: Descriptors> Runner<'a, B> {
         self.start_again(case, server, neighbour);
     }
 
-    fn start_again(&mut self, case: &Case<B>, server: &dyn Server, neighbour: &mut Bystander<B>) {
+    fn start_again(&mut self, case: &Case<'a, B>, server: &dyn Server, neighbour: &mut Bystander<B>) {
         neighbour.disconnect();
         let lost = match server.restart() {
             Ok(true) => self.sanity().err().map(|stop| stop.reason),
@@ -258,14 +260,14 @@ impl<'a, B: Descriptors> Runner<'a, B> {
         }
     }
 
-    /// The result of a case that has not been run.
-    fn blank(&self, case: &Case<B>) -> CaseResult {
+    /// Returns the result of a case that has not been run.
+    fn blank(&self, case: &Case<'a, B>) -> CaseResult {
         CaseResult {
             id: case.id.into(),
             intent: case.intent.into(),
             expectation: case.expectation.into(),
             requirements: case.requirements.iter().map(ToString::to_string).collect(),
-            level: case.level(&self.requirements),
+            level: self.requirements.level(case.requirements),
             tags: case.tags.iter().map(|tag| tag.name().to_string()).collect(),
             verdict: Verdict::Skipped,
             teardown: None,
@@ -279,7 +281,7 @@ impl<'a, B: Descriptors> Runner<'a, B> {
     }
 }
 
-/// A connection that was there before, to a server under test.
+/// A connection to the server under test that was there before the case.
 struct Bystander<B: Descriptors> {
     peer: Option<Peer<B>>,
 }
@@ -293,7 +295,7 @@ impl<B: Descriptors> Default for Bystander<B> {
 impl<B: Descriptors> Bystander<B> {
     fn connect(&mut self, context: &Context<'_, B>) {
         let Side::Server(server) = context.side else { return };
-        // Its last conversation may be long ago.
+        // Its last exchange may be long ago.
         if self.peer.is_some() && self.check(context).is_ok() {
             return;
         }
@@ -303,7 +305,7 @@ impl<B: Descriptors> Bystander<B> {
             peer.handshake()?;
             Ok::<_, Failure>(peer)
         };
-        // If it cannot, the case will tell.
+        // If the server takes no connection, the case reports it.
         self.peer = connect().ok();
     }
 
@@ -341,7 +343,7 @@ impl<B: Descriptors> Drop for Bystander<B> {
     }
 }
 
-/// What a list of cases is called.
+/// Returns the title of a run.
 pub fn title(target: &Target) -> String {
-    format!("{} as {}, on {}", target.name, role_name(target.role), target.backend)
+    format!("{} as {}, on {}", target.name, target.role, target.backend)
 }

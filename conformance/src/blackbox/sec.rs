@@ -8,11 +8,13 @@ use rdma_proto::wire::Window;
 
 use super::case::Case;
 use super::context::Context;
+use super::results::Teardown;
 use super::session::Session;
-use super::verdict::{Cause, Judged, Stop, Teardown, pass};
 use crate::peer::Incoming;
+use suite::verdict::pass;
+use suite::{Cause, Judged, Stop};
 
-pub(super) fn cases<B: Descriptors>() -> Vec<Case<B>> {
+pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
     cases! {
         both "sec.write-outside", "a WRITE over the end of the target's window"
             => "The target's device refuses it; it ends this connection at most.", ["VR-SEC-011"], outside;

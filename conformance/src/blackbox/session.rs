@@ -1,7 +1,9 @@
-//! The adversary connected to the target, and what can be asked of the target there, whichever role it has.
+//! A session of the suite's peer with the target, whichever role the target has.
 //!
-//! To a server the adversary says commands (ECHO, with bytes that nobody else uses) and hears replies. A client it answers,
-//! and what the client does next shows what it made of that.
+//! To a server the peer sends commands (ECHO, with bytes that no other command has) and receives replies. It answers the commands of
+//! a client, and the client's next step shows what the client made of the answer.
+
+mod ending;
 
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
@@ -11,37 +13,38 @@ use rdma_proto::wire::{Message, Window};
 
 use super::context::Context;
 use super::responder::Responder;
-use super::target::{Exit, Running};
-use super::verdict::{Judged, Pass, Stop, Teardown, lenient, pass};
+use super::target::Running;
 use crate::peer::{Incoming, Peer, Shape};
 use crate::workload::Entry;
+use suite::{Judged, Pass, Stop};
 
-/// Commands of a client that are answered after the case has shown what it has to show.
+pub(super) use ending::KEPT;
+pub use ending::reported;
+
+/// The number of a client's commands that are answered after the case has made its point.
 const ENOUGH: u64 = 3000;
-/// How long a client is answered then.
-const LONG_ENOUGH: Duration = Duration::from_secs(20);
 /// Lengths of a target's window that a case can fill: room for a command, and no more than there is memory for.
 const USABLE: RangeInclusive<u32> = 256..=64 << 20;
 
-/// The adversary connected to the target.
+/// The suite's peer, connected to the target.
 pub struct Session<'a, B: Descriptors> {
-    /// The adversary.
+    /// The suite's peer.
     pub peer: Peer<B>,
     context: &'a Context<'a, B>,
     responder: Responder,
     client: Option<Box<dyn Running>>,
-    /// The target has left.
+    /// Whether the target has left.
     gone: bool,
     questions: u64,
-    /// Commands of a client that are enough to see that it goes on.
+    /// The number of a client's commands by which it is seen to go on.
     enough: u64,
 }
 
 /// One exchange of bytes.
 pub struct Exchange {
-    /// What the adversary has to say.
+    /// The bytes that the suite's peer sends.
     pub send: Vec<u8>,
-    /// What it will hear then. Empty for a client: that it goes on, or says it is content, is the answer.
+    /// The bytes that it must receive then. Empty for a client, which answers by going on or by reporting success.
     pub expect: Vec<u8>,
 }
 
@@ -58,11 +61,11 @@ impl<'a, B: Descriptors> Session<'a, B> {
         }
     }
 
-    /// What can be said next: a question with a payload of `length` bytes to a server, the reply to what it asked, whatever
-    /// that is, to a client. Nothing if a client has left.
+    /// Returns the next exchange: with a server, a command with a payload of `length` bytes; with a client, the reply to its next command.
+    /// `None` if a client has left.
     ///
     /// # Errors
-    /// The client says nothing.
+    /// The client sends no command.
     pub fn next_exchange(&mut self, length: usize) -> Result<Option<Exchange>, Stop> {
         if self.client.is_some() {
             let replies = self.replies()?;
@@ -73,26 +76,26 @@ impl<'a, B: Descriptors> Session<'a, B> {
         Ok(Some(question(&payload)))
     }
 
-    /// Where going on takes long: a client need not do so for more than a few commands.
+    /// Lets a client go on for a few commands only, where each takes long.
     pub const fn be_brief(&mut self) {
         self.enough = 10;
     }
 
-    /// Whether the target is a client: it asks, and the adversary answers.
+    /// Returns whether the target is a client, which sends the commands.
     pub const fn client_asks(&self) -> bool {
         self.client.is_some()
     }
 
-    /// The same, and a client that has left is one that cannot be judged.
+    /// Returns the next exchange; a client that has left cannot be judged.
     ///
     /// # Errors
-    /// The client says nothing or has left.
+    /// The client sends no command, or has left.
     pub fn require_exchange(&mut self, length: usize) -> Result<Exchange, Stop> {
         self.next_exchange(length)?
             .ok_or_else(|| Stop::undecided("the client left before it could be shown; it should do more"))
     }
 
-    /// Waits for commands, and makes the replies.
+    /// Waits for commands, and returns the replies.
     fn replies(&mut self) -> Result<Option<Vec<u8>>, Stop> {
         loop {
             let heard = self.peer.take_received();
@@ -119,10 +122,10 @@ impl<'a, B: Descriptors> Session<'a, B> {
         }
     }
 
-    /// One exchange. False if a client has left instead.
+    /// Does one exchange with a payload of `length` bytes. Returns false if a client has left instead.
     ///
     /// # Errors
-    /// It goes wrong.
+    /// The exchange fails.
     pub fn exchange_of(&mut self, length: usize) -> Result<bool, Stop> {
         let Some(exchange) = self.next_exchange(length)? else { return Ok(false) };
         self.peer.send_bytes(&exchange.send)?;
@@ -130,18 +133,18 @@ impl<'a, B: Descriptors> Session<'a, B> {
         Ok(true)
     }
 
-    /// The same, of few bytes.
+    /// Does one exchange of few bytes.
     ///
     /// # Errors
-    /// It goes wrong.
+    /// The exchange fails.
     pub fn exchange(&mut self) -> Result<bool, Stop> {
         self.exchange_of(13)
     }
 
-    /// What was said is answered.
+    /// Waits for the reply of an exchange.
     ///
     /// # Errors
-    /// It is not, or wrongly.
+    /// The reply does not come, or is another.
     pub fn expect_reply(&mut self, exchange: &Exchange) -> Result<(), Stop> {
         let heard = self.peer.receive_bytes(exchange.expect.len())?;
         match exchange.expect.iter().zip(&heard).position(|(expected, heard)| expected != heard) {
@@ -155,10 +158,10 @@ impl<'a, B: Descriptors> Session<'a, B> {
         }
     }
 
-    /// The next message, keepalives apart, is this one.
+    /// Waits for the next message other than a keepalive, which must be this one.
     ///
     /// # Errors
-    /// It is another, or none comes.
+    /// Another message comes, or none.
     pub fn expect_message(&mut self, expected: Message) -> Result<(), Stop> {
         match self.peer.receive_message()? {
             message if message == expected => Ok(()),
@@ -166,10 +169,10 @@ impl<'a, B: Descriptors> Session<'a, B> {
         }
     }
 
-    /// Takes what comes for a while.
+    /// Handles all that comes for a while.
     ///
     /// # Errors
-    /// The connection ends, or what comes is not right.
+    /// The connection ends, or the target breaks a rule.
     pub fn listen(&mut self, patience: Duration) -> Result<(), Stop> {
         let deadline = Instant::now() + patience;
         loop {
@@ -179,109 +182,10 @@ impl<'a, B: Descriptors> Session<'a, B> {
         }
     }
 
-    /// The target must have taken no harm: it talks, and the connection ends when it should.
+    /// Returns the target's window, for cases that send or allocate as much as its length.
     ///
     /// # Errors
-    /// It has.
-    pub fn unharmed(mut self) -> Judged {
-        self.exchange()?;
-        self.leave()
-    }
-
-    /// Ends the connection as one does: a server is left, a client leaves when it has done what it came for.
-    ///
-    /// # Errors
-    /// The target is not content.
-    pub fn leave(mut self) -> Judged {
-        if self.client.is_none() {
-            return self.part();
-        }
-        match self.serve()? {
-            Leaving::Itself => self.is_content(),
-            Leaving::Never => {
-                self.dismiss()?;
-                if let Some(Exit::Crashed(how)) = self.exit() {
-                    return Err(self.crashed(&how));
-                }
-                Ok(pass(format!("goes on ({} commands)", self.responder.answered)))
-            }
-        }
-    }
-
-    /// A client does what it came for, leaves, and ends.
-    ///
-    /// # Errors
-    /// It does not, or is not content.
-    pub fn comes_to_an_end(mut self) -> Judged {
-        match self.serve()? {
-            Leaving::Never => Err(Stop::undecided(format!(
-                "the client did not come to an end within {} commands; it should do less",
-                self.responder.answered
-            ))),
-            Leaving::Itself if self.context.teardown.get() != Some(Teardown::Clean) => {
-                Err(Stop::unmet(format!("no answer to the disconnect within {:?}", self.context.patience)))
-            }
-            Leaving::Itself => self.is_content(),
-        }
-    }
-
-    /// Answers a client until it leaves, or has been answered long enough.
-    fn serve(&mut self) -> Result<Leaving, Stop> {
-        let begun = Instant::now();
-        while self.responder.answered < self.enough && begun.elapsed() < LONG_ENOUGH && !self.responder.quit {
-            if !self.exchange()? {
-                self.context.note(Teardown::Clean);
-                return Ok(Leaving::Itself);
-            }
-        }
-        if !self.responder.quit {
-            return Ok(Leaving::Never);
-        }
-        // It has said that it leaves, and a server disconnects then.
-        self.dismiss()?;
-        Ok(Leaving::Itself)
-    }
-
-    /// Disconnects from a client, which may be leaving by itself just now.
-    fn dismiss(&mut self) -> Result<(), Stop> {
-        // Refused if it was the first.
-        let _left = self.peer.disconnect();
-        let ended = self.awaits_end(self.context.patience)? == End::Disconnected;
-        self.context.note(if ended { Teardown::Clean } else { Teardown::Unclean });
-        Ok(())
-    }
-
-    /// A client that has left must end, and say that all was well.
-    fn is_content(&mut self) -> Judged {
-        let answered = self.responder.answered;
-        match self.exit() {
-            Some(Exit::Success) => Ok(pass(format!("{answered} commands"))),
-            None if !self.is_observed() => Ok(pass(format!("{answered} commands"))),
-            None => Err(Stop::hung(format!(
-                "the client left after {answered} commands, and did not end within {:?}",
-                self.context.patience
-            ))),
-            Some(Exit::Crashed(how)) => Err(self.crashed(&how)),
-            Some(Exit::Unsupported) => Err(Stop::unsupported("the client says so (status 89)")),
-            Some(Exit::Failure(what)) => {
-                Err(Stop::unmet(format!("after {answered} commands the client was not content: {what}")))
-            }
-        }
-    }
-
-    fn crashed(&self, how: &str) -> Stop {
-        self.context.note(Teardown::Crashed);
-        Stop::died(format!("the client crashed after {} commands: {how}", self.responder.answered))
-    }
-
-    fn is_observed(&self) -> bool {
-        self.client.as_ref().is_some_and(|client| client.is_observed())
-    }
-
-    /// The target's window, where what a case says or allocates depends on its length.
-    ///
-    /// # Errors
-    /// There is none, or it is of no use for that.
+    /// There is no window, or it is too short or too long.
     pub fn usable_window(&mut self) -> Result<Window, Stop> {
         let window = self.peer.await_window()?;
         if USABLE.contains(&window.length) {
@@ -291,156 +195,7 @@ impl<'a, B: Descriptors> Session<'a, B> {
         }
     }
 
-    /// Disconnects, and waits for the answer to that.
-    fn part(&mut self) -> Judged {
-        let mut early = false;
-        while let Some(incoming) = self.peer.receive_within(Duration::ZERO)? {
-            early |= matches!(incoming, Incoming::Gone(_));
-        }
-        if early {
-            self.context.note(Teardown::WrongSide);
-            return Err(Stop::unmet("it left in the middle of the connection"));
-        }
-        self.peer.disconnect()?;
-        let teardown = if self.awaits_end(self.context.patience)? == End::Disconnected {
-            Teardown::Clean
-        } else {
-            Teardown::Unclean
-        };
-        self.context.note(teardown);
-        Ok(pass(""))
-    }
-
-    /// The target must end this connection.
-    ///
-    /// # Errors
-    /// It does not.
-    pub fn ends(self) -> Judged {
-        self.ends_watched(|| {})
-    }
-
-    /// The target must end this connection; `look` is called all the while, and once when it has.
-    ///
-    /// # Errors
-    /// It does not.
-    pub fn ends_watched(mut self, mut look: impl FnMut()) -> Judged {
-        let deadline = Instant::now() + self.context.patience;
-        let end = loop {
-            look();
-            let left = deadline.saturating_duration_since(Instant::now());
-            match self.awaits_end(left.min(Duration::from_millis(20)))? {
-                End::None if !left.is_zero() => {}
-                end => break end,
-            }
-        };
-        look();
-        match end {
-            End::Disconnected => self.context.note(Teardown::Clean),
-            End::Failed => self.context.note(Teardown::Unclean),
-            End::None => {
-                self.context.note(Teardown::Unclean);
-                return Err(self.still_there());
-            }
-        }
-        self.reports()
-    }
-
-    /// The target may end the connection or serve it on; the first is what it should do.
-    ///
-    /// # Errors
-    /// It does neither.
-    pub fn ends_or_serves(mut self) -> Judged {
-        match self.awaits_end(self.context.patience.min(Duration::from_secs(2)))? {
-            End::None => {
-                self.unharmed()?;
-                Ok(lenient("it serves the connection on"))
-            }
-            end => {
-                self.context.note(if end == End::Disconnected { Teardown::Clean } else { Teardown::Unclean });
-                self.reports()
-            }
-        }
-    }
-
-    /// A client must say that something went wrong, and not by crashing.
-    fn reports(&mut self) -> Judged {
-        if self.client.is_none() {
-            return Ok(pass("it ended the connection"));
-        }
-        self.tells_of_failure()
-    }
-
-    /// A client, which has been cut off, says so.
-    ///
-    /// # Errors
-    /// It crashes or hangs.
-    pub fn tells_of_failure(&mut self) -> Judged {
-        reported(self.context, self.client.as_deref_mut(), self.context.patience)
-    }
-
-    /// Gives everything back, as a process that ends, and asks a client what it makes of that.
-    ///
-    /// # Errors
-    /// It crashes or hangs.
-    pub fn vanish(mut self) -> Judged {
-        let (context, mut client) = (self.context, self.client.take());
-        drop(self);
-        context.note(Teardown::Unclean);
-        reported(context, client.as_deref_mut(), context.patience)
-    }
-
-    fn exit(&mut self) -> Option<Exit> {
-        let patience = self.context.patience;
-        self.client.as_mut().and_then(|client| client.ended(patience))
-    }
-
-    /// How the connection ends within `patience`.
-    fn awaits_end(&mut self, patience: Duration) -> Result<End, Stop> {
-        let mut deadline = Instant::now() + patience;
-        let mut end = End::None;
-        while !self.gone {
-            let left = deadline.saturating_duration_since(Instant::now());
-            match self.peer.receive_within(left)? {
-                Some(Incoming::Gone(_)) => self.gone = true,
-                // The queue pair is of no more use. A target that knows says so soon.
-                Some(Incoming::Failed(_)) if end == End::None => {
-                    end = End::Failed;
-                    deadline = Instant::now() + self.context.patience.min(Duration::from_secs(1));
-                }
-                Some(_) => {}
-                None => return Ok(end),
-            }
-        }
-        Ok(End::Disconnected)
-    }
-
-    fn still_there(&mut self) -> Stop {
-        let within = self.context.patience;
-        if self.client.is_some() {
-            return match self.client.as_mut().and_then(|client| client.ended(Duration::ZERO)) {
-                Some(Exit::Crashed(how)) => {
-                    self.context.note(Teardown::Crashed);
-                    Stop::died(format!("the client crashed: {how}"))
-                }
-                Some(exit) => Stop::unmet(format!("the client ended without a disconnect: {exit}")),
-                None => Stop::unmet(format!("it did not end the connection within {within:?}")),
-            };
-        }
-        self.peer.set_patience(within.min(Duration::from_secs(1)));
-        let serves = self.exchange().is_ok();
-        Stop::unmet(if serves {
-            format!("it did not end the connection within {within:?}, and serves it on")
-        } else {
-            format!("it did not end the connection within {within:?}, and serves it no more")
-        })
-    }
-
-    /// Whether the client under test ends within `patience`.
-    pub fn await_exit(&mut self, patience: Duration) -> bool {
-        self.client.as_mut().is_none_or(|client| !client.is_observed() || client.ended(patience).is_some())
-    }
-
-    /// What there is to say about the whole connection.
+    /// Hands the rules that the target broke to the context.
     fn account(&self) {
         self.context.breaches.borrow_mut().extend(self.peer.seen.breaches.iter().cloned());
     }
@@ -452,56 +207,7 @@ impl<B: Descriptors> Drop for Session<'_, B> {
     }
 }
 
-/// How a client comes to leave.
-enum Leaving {
-    /// By itself, or because it asked for it.
-    Itself,
-    /// It would go on for ever.
-    Never,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum End {
-    Disconnected,
-    Failed,
-    None,
-}
-
-/// A client under test that was cut off, or got no connection, must say so, and not by crashing. One that tries again has
-/// noticed.
-///
-/// # Errors
-/// It does not.
-pub fn reported<B: Descriptors>(
-    context: &Context<'_, B>,
-    client: Option<&mut (dyn Running + 'static)>,
-    patience: Duration,
-) -> Judged {
-    let Some(client) = client else { return Ok(pass("")) };
-    if !client.is_observed() {
-        return Ok(pass("it ended the connection"));
-    }
-    let deadline = Instant::now() + patience;
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        match client.ended(left.min(Duration::from_millis(50))) {
-            Some(Exit::Failure(what)) => return Ok(pass(what)),
-            Some(Exit::Success) => return Ok(lenient("the client ended, and reported success")),
-            Some(Exit::Unsupported) => return Err(Stop::unsupported("the client says so (status 89)")),
-            Some(Exit::Crashed(how)) => {
-                context.note(Teardown::Crashed);
-                return Err(Stop::died(format!("the client crashed: {how}")));
-            }
-            None if context.is_asked_again()? => return Ok(pass("it asks for another connection")),
-            None if left.is_zero() => {
-                return Err(Stop::hung(format!("the client did not end within {patience:?}")));
-            }
-            None => {}
-        }
-    }
-}
-
-/// Asks a server `questions` without a window for the replies. A client has its own to ask.
+/// Sends a server `questions` commands before it has a window for the replies. To a client, sends nothing.
 ///
 /// # Errors
 /// The connection ends.
@@ -520,10 +226,10 @@ pub fn asked_without_window<B: Descriptors>(
     Ok(exchanges)
 }
 
-/// The target has something to say, and gets a window for it only after a while.
+/// Gives the target a window only after a while, when it has data waiting for one.
 ///
 /// # Errors
-/// It does not wait, or does not say it then.
+/// The target does not wait, or does not send the data then.
 pub fn registered_late<B: Descriptors>(context: &Context<'_, B>, questions: u32, late: Duration) -> Judged {
     let mut session = context.connect(Shape::default())?;
     let exchanges = asked_without_window(&mut session, questions)?;
@@ -534,10 +240,10 @@ pub fn registered_late<B: Descriptors>(context: &Context<'_, B>, questions: u32,
     session.unharmed()
 }
 
-/// A server in the middle of a reply, of which it can write no more.
+/// Opens a session with a server that is in the middle of a reply, for whose rest it has no window.
 ///
 /// # Errors
-/// It does not get that far.
+/// The server does not get that far.
 pub fn half_heard<'a, B: Descriptors>(context: &'a Context<'a, B>) -> Result<Session<'a, B>, Stop> {
     let mut session = context.open()?;
     session.peer.drains = false;
@@ -546,13 +252,13 @@ pub fn half_heard<'a, B: Descriptors>(context: &'a Context<'a, B>) -> Result<Ses
     Ok(session)
 }
 
-/// What a server is asked so that it answers with `payload`, and its answer.
+/// Returns the command that a server answers with `payload`, and the reply.
 pub fn question(payload: &[u8]) -> Exchange {
     let bulk = [format!("${}\r\n", payload.len()).as_bytes(), payload, b"\r\n"].concat();
     Exchange { send: [b"*2\r\n$4\r\nECHO\r\n", &bulk[..]].concat(), expect: bulk }
 }
 
-/// A command as bytes.
+/// Returns a command in RESP.
 pub fn command(words: &[&[u8]]) -> Vec<u8> {
     let head = format!("*{}\r\n", words.len()).into_bytes();
     words.iter().fold(head, |mut bytes, word| {
@@ -563,7 +269,7 @@ pub fn command(words: &[&[u8]]) -> Vec<u8> {
     })
 }
 
-/// A pass that has more to tell than the judgement it rests on.
+/// Adds a note to a pass.
 pub fn told(judged: Judged, note: impl FnOnce() -> String) -> Judged {
     judged.map(|judged| {
         let own = note();

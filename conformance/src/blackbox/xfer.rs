@@ -8,10 +8,10 @@ use rdma_proto::backend::RemoteAddress;
 use super::case::Case;
 use super::context::Context;
 use super::session::{command, question, told};
-use super::verdict::{Judged, Stop};
 use crate::workload::Entry;
+use suite::{Judged, Stop};
 
-pub(super) fn cases<B: Descriptors>() -> Vec<Case<B>> {
+pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
     cases! {
         both "xfer.round-trip", "few bytes each way" => "They arrive, and the immediate is their number.",
             ["VR-XFER-001", "VR-XFER-002", "VR-XFER-003"], |context| of_lengths(context, &[13, 13, 13]);
@@ -261,7 +261,7 @@ fn overwritten<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     for round in 0..50 {
         session.peer.write(to, &vec![b'0' + round % 10; bytes.len()])?;
     }
-    // The connection may have become useless to the adversary; it is the others that count.
+    // This connection may be of no more use; the case is about the others.
     let _answered_or_not = session.listen(Duration::from_millis(100));
     drop(session);
     context.open()?.unharmed()

@@ -1,4 +1,4 @@
-//! How an adversary gets its connection, from either side, one step at a time.
+//! The connection of the suite's peer, from either side, one step at a time.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -18,9 +18,9 @@ const OUTBOX: usize = 256 << 10;
 impl<B: Descriptors> Peer<B> {
     /// Connects; neither side has sent anything then.
     pub fn dial(backend: &B, to: SocketAddr, shape: Shape) -> Result<Self, Failure> {
-        let mut adversary = Self::request(backend, to, shape)?;
-        adversary.await_established()?;
-        Ok(adversary)
+        let mut peer = Self::request(backend, to, shape)?;
+        peer.await_established()?;
+        Ok(peer)
     }
 
     /// Asks for a connection and does not wait for the answer.
@@ -37,12 +37,12 @@ impl<B: Descriptors> Peer<B> {
                 Progress::Waits(waits) => connecting = waits,
             }
             if !deadline.wait(connecting.events(), connecting.events())? {
-                return Err(Failure::Unreached("the adversary waited for a connection event in vain".into()));
+                return Err(Failure::Unreached("no connection event came in time".into()));
             }
         };
-        let adversary = Self::new(candidate.session(shape.session()), shape)?;
-        adversary.session.connect(&shape.params, shape.private_data).map_err(wrong("connecting"))?;
-        Ok(adversary)
+        let peer = Self::new(candidate.session(shape.session()), shape)?;
+        peer.session.connect(&shape.params, shape.private_data).map_err(wrong("connecting"))?;
+        Ok(peer)
     }
 
     /// Waits until the connection is established.
@@ -92,7 +92,7 @@ impl Shape {
     }
 }
 
-/// An adversary that waits for its victim.
+/// Listens for clients under test.
 pub struct Listener<B: Descriptors> {
     backend: B,
     events: B::EventChannel,
@@ -100,16 +100,16 @@ pub struct Listener<B: Descriptors> {
 }
 
 impl<B: Descriptors> Listener<B> {
-    /// Listens.
+    /// Listens on `address`; port 0 takes a free one.
     pub fn new(backend: &B, address: SocketAddr) -> Result<Self, Failure> {
         let events = backend.event_channel().map_err(wrong("opening an event channel"))?;
         let id = events.listen(address, 0).map_err(wrong("listening"))?;
         Ok(Self { backend: backend.clone(), events, id })
     }
 
-    /// Where.
+    /// Returns the address at which it listens.
     pub fn address(&self) -> Result<SocketAddr, Failure> {
-        self.id.local_addr().ok_or_else(|| Failure::wrong("the adversary's listener has no address"))
+        self.id.local_addr().ok_or_else(|| Failure::wrong("the suite's listener has no address"))
     }
 
     /// Takes the next request and does nothing with it. Dropping it rejects it.
@@ -144,9 +144,9 @@ impl<B: Descriptors> Listener<B> {
     pub fn answer(&self, id: B::Identifier, shape: Shape) -> Result<Peer<B>, Failure> {
         let events = self.backend.event_channel().map_err(wrong("opening an event channel"))?;
         id.migrate(&events).map_err(wrong("moving to an event channel"))?;
-        let adversary = Peer::new(Session::new(id, events, shape.session()), shape)?;
-        adversary.session.accept(&shape.params, shape.private_data).map_err(wrong("accepting"))?;
-        Ok(adversary)
+        let peer = Peer::new(Session::new(id, events, shape.session()), shape)?;
+        peer.session.accept(&shape.params, shape.private_data).map_err(wrong("accepting"))?;
+        Ok(peer)
     }
 }
 
@@ -165,7 +165,7 @@ fn find_event<B: Descriptors, T>(
             }
             match wanted(event.kind) {
                 Some(found) => return Ok(Some(found)),
-                None => tracing::debug!(event = told, "the adversary waits for another event"),
+                None => tracing::debug!(event = told, "another event is awaited"),
             }
         }
         if !deadline.wait(events, events)? {

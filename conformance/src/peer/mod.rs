@@ -26,10 +26,10 @@ pub use connecting::Listener;
 pub use seen::{Breach, Seen};
 use wait::{Deadline, wrong};
 
-/// How long the adversary waits for anything. Long enough for a device in software on a busy machine.
+/// How long the peer waits for anything: enough for a device in software on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How an adversary is built.
+/// The parameters of a peer.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     /// Depth of the send queue.
@@ -38,9 +38,9 @@ pub struct Shape {
     pub receives: u32,
     /// Bytes of memory to register windows in.
     pub window: u32,
-    /// What it says when connecting.
+    /// The parameters that it offers when it connects.
     pub params: ConnectParams,
-    /// What it says besides.
+    /// The private data that it sends with them.
     pub private_data: &'static [u8],
     /// How long it waits for anything.
     pub patience: Duration,
@@ -66,24 +66,24 @@ impl Default for Shape {
 }
 
 impl Shape {
-    /// With room for windows of this length.
+    /// Sets the length of the memory for windows.
     #[must_use]
     pub const fn window(self, window: u32) -> Self {
         Self { window, ..self }
     }
 
-    /// With little of everything, where many are wanted.
+    /// Returns a small shape, for cases with many connections.
     pub fn small() -> Self {
         Self { sends: 16, ..Self::default().receives(64) }
     }
 
-    /// With this many receives posted.
+    /// Sets the number of receives posted.
     #[must_use]
     pub const fn receives(self, receives: u32) -> Self {
         Self { receives, ..self }
     }
 
-    /// With a peer that gives up at once when it finds no receive, as one connected to a Valkey server does.
+    /// Lets the target's device give up at once when it finds no receive, as that of a client of a Valkey server does.
     #[must_use]
     pub const fn without_rnr_retries(self) -> Self {
         Self { params: ConnectParams { rnr_retry_count: 0, ..self.params }, ..self }
@@ -105,7 +105,7 @@ pub enum Incoming {
     Gone(&'static str),
 }
 
-/// A raw peer with one connection.
+/// The suite's end of one connection.
 pub struct Peer<B: Descriptors> {
     session: Session<B>,
     shape: Shape,
@@ -137,7 +137,7 @@ impl<B: Descriptors> Peer<B> {
         self.post(&[(SendOp::Send, bytes)])
     }
 
-    /// Sends a message that is one.
+    /// Sends a control message.
     pub fn message(&mut self, message: Message) -> Result<(), Failure> {
         self.send(&message.encode())
     }
@@ -155,12 +155,12 @@ impl<B: Descriptors> Peer<B> {
         self.post(&[(SendOp::SendImmediate(Immediate(immediate)), bytes)])
     }
 
-    /// Writes, and says nothing about it.
+    /// Writes without an immediate.
     pub fn write(&mut self, to: RemoteAddress, bytes: &[u8]) -> Result<(), Failure> {
         self.post(&[(SendOp::Write(to), bytes)])
     }
 
-    /// Writes, and says that it was `immediate` bytes.
+    /// Writes with an immediate.
     pub fn write_immediate(
         &mut self,
         to: RemoteAddress,
@@ -180,7 +180,7 @@ impl<B: Descriptors> Peer<B> {
         self.post(&[(SendOp::Read(from), &vec![0; len])])
     }
 
-    /// Its own memory as a window: what a correct registration says.
+    /// Returns its memory as a window, as a correct registration has it.
     pub fn own_window(&self) -> Window {
         let window = self.window();
         Window { address: window.address(), length: self.shape.window, rkey: window.rkey() }
@@ -190,23 +190,23 @@ impl<B: Descriptors> Peer<B> {
         self.session.window().expect("no step withdraws it")
     }
 
-    /// Says whether used receives are posted again.
+    /// Sets whether used receives are posted again.
     pub const fn set_reposts(&mut self, reposts: bool) {
         self.session.reposts = reposts;
     }
 
-    /// Memory of its own that nobody else may write to, as a window.
+    /// Returns memory of its own, without remote rights, as a window.
     pub fn locked_window(&self) -> Window {
         let outbox = self.session.outbox();
         Window { address: outbox.address(), length: self.shape.window, rkey: outbox.rkey() }
     }
 
-    /// What the peer offered when the connection was made.
+    /// Returns the parameters that the target offered when the connection was made.
     pub const fn offered(&self) -> Option<ConnectParams> {
         self.offered
     }
 
-    /// Takes what the peer offered in its request, which the event of the connection does not repeat.
+    /// Notes the parameters of the target's request, which the event of the connection does not repeat.
     pub(crate) const fn was_offered(&mut self, params: ConnectParams) {
         self.offered = Some(params);
     }
@@ -222,7 +222,7 @@ impl<B: Descriptors> Peer<B> {
         debug_assert!(inside, "as long as the region");
     }
 
-    /// Whether its memory for windows still has this byte everywhere from `offset` on.
+    /// Returns whether its memory for windows still has this byte everywhere from `offset` on.
     pub fn is_painted(&self, byte: u8, offset: usize) -> bool {
         let mut bytes = vec![0; self.window().len().saturating_sub(offset)];
         self.window().memory().read(offset, &mut bytes) && bytes.iter().all(|one| *one == byte)
@@ -233,19 +233,19 @@ impl<B: Descriptors> Peer<B> {
         self.session.disconnect().map_err(wrong("disconnecting"))
     }
 
-    /// Destroys the queue pair and tells nobody: as a host that has lost its memory.
+    /// Destroys the queue pair without a disconnect, as a host that loses power does.
     pub fn lose_queue_pair(&mut self) {
         let _done = self.session.take(Step::LoseQueuePair);
     }
 
-    /// What comes next.
+    /// Waits for what comes next.
     pub fn receive(&mut self) -> Result<Incoming, Failure> {
         let patience = self.shape.patience;
         self.receive_within(patience)?
             .ok_or_else(|| Failure::wrong(format!("nothing came within {patience:?}")))
     }
 
-    /// What comes next within `patience`, if anything does.
+    /// Waits for what comes next, for at most `patience`.
     pub fn receive_within(&mut self, patience: Duration) -> Result<Option<Incoming>, Failure> {
         let deadline = Deadline::after(patience);
         loop {
@@ -270,7 +270,7 @@ impl<B: Descriptors> Peer<B> {
         Ok(())
     }
 
-    /// Whether every request that was posted and has completed did so with success.
+    /// Returns whether every request that has completed succeeded.
     pub(crate) const fn all_succeeded(&self) -> bool {
         self.session.unsuccessful() == 0
     }
@@ -301,7 +301,7 @@ impl<B: Descriptors> Peer<B> {
         })
     }
 
-    /// Takes what has come; waits for something if nothing has. False at the deadline.
+    /// Takes what has come; waits for something if nothing has. Returns false at the deadline.
     fn step(&mut self, deadline: Deadline) -> Result<bool, Failure> {
         loop {
             self.session.arm().map_err(wrong("arming the completion queue"))?;
@@ -314,7 +314,7 @@ impl<B: Descriptors> Peer<B> {
         }
     }
 
-    /// Takes what has come, in the order in which it came. Whether there was anything.
+    /// Takes what has come, in the order in which it came. Returns whether there was anything.
     fn collect(&mut self) -> Result<bool, Failure> {
         let mut any = false;
         while let Some(came) = self.session.poll().map_err(wrong("looking for what has come"))? {

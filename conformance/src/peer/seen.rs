@@ -1,9 +1,9 @@
-//! What a peer did, as its adversary sees it, and which rules it broke by that. Kept in every case, whatever the case is
+//! What a target did, as the suite's peer sees it, and which rules it broke by that. Kept in every case, whatever the case is
 //! about.
 
 use rdma_proto::wire::{Message, Opcode, Window};
 
-/// A rule that the peer broke.
+/// A rule that the target broke.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Breach {
     /// The requirement.
@@ -12,7 +12,7 @@ pub struct Breach {
     pub what: String,
 }
 
-/// What a peer did.
+/// What a target did.
 #[derive(Debug, Default)]
 pub struct Seen {
     /// Its registrations.

@@ -1,4 +1,4 @@
-//! What the adversary does right: windows both ways, and bytes through them.
+//! What the suite's peer does right: windows both ways, and the byte streams through them.
 
 use rdma_conn::Descriptors;
 use rdma_proto::backend::{Region, RemoteAddress};
@@ -11,7 +11,7 @@ use crate::client::Failure;
 const LONGEST: usize = 64 << 10;
 
 impl<B: Descriptors> Peer<B> {
-    /// What both sides do first: each registers a window.
+    /// Registers a window, and waits for that of the target.
     pub fn handshake(&mut self) -> Result<(), Failure> {
         self.register()?;
         self.await_window().map(drop)
@@ -23,14 +23,14 @@ impl<B: Descriptors> Peer<B> {
         self.message(self.registration())
     }
 
-    /// What that says.
+    /// Returns the registration of the current part.
     pub fn registration(&self) -> Message {
         let (offset, length) = self.part();
         let Window { address, rkey, .. } = self.own_window();
         Message::RegisterXferMemory(Window { address: address + u64::from(offset), length, rkey })
     }
 
-    /// Bytes that came into the current window.
+    /// Returns the number of bytes that came into the current window.
     pub const fn taken(&self) -> u32 {
         self.taken
     }
@@ -50,12 +50,12 @@ impl<B: Descriptors> Peer<B> {
         }
     }
 
-    /// Writes bytes as a correct peer does: as much as there is room for, one notification each.
+    /// Writes bytes as a correct peer does: as much as there is room for, with one notification each.
     pub fn send_bytes(&mut self, bytes: &[u8]) -> Result<(), Failure> {
         self.send_bytes_in(bytes, bytes.len())
     }
 
-    /// The same, at most `piece` bytes at a time.
+    /// Writes bytes as a correct peer does, at most `piece` of them with one notification.
     pub fn send_bytes_in(&mut self, mut bytes: &[u8], piece: usize) -> Result<(), Failure> {
         while !bytes.is_empty() {
             let (to, room) = self.room()?;
@@ -68,7 +68,7 @@ impl<B: Descriptors> Peer<B> {
         Ok(())
     }
 
-    /// Where the next byte goes, and how many fit; waits for a new window if none does.
+    /// Returns the place of the next byte and the number of bytes that fit; waits for a new window if none does.
     pub fn room(&mut self) -> Result<(RemoteAddress, u32), Failure> {
         loop {
             let Window { address, length, rkey } = self.await_window()?;
@@ -84,7 +84,7 @@ impl<B: Descriptors> Peer<B> {
         }
     }
 
-    /// Waits for `len` bytes.
+    /// Waits for `len` bytes of the stream, and returns them.
     pub fn receive_bytes(&mut self, len: usize) -> Result<Vec<u8>, Failure> {
         while self.received.len() < len {
             let incoming = self.receive()?;
@@ -93,7 +93,7 @@ impl<B: Descriptors> Peer<B> {
         Ok(self.received.drain(..len).collect())
     }
 
-    /// The next message other than a keepalive; everything before it is handled as a correct peer does.
+    /// Waits for the next message other than a keepalive; handles everything before it as a correct peer does.
     pub fn receive_message(&mut self) -> Result<Message, Failure> {
         loop {
             match self.receive()? {
@@ -106,12 +106,12 @@ impl<B: Descriptors> Peer<B> {
         }
     }
 
-    /// Keepalives that came.
+    /// Returns the number of keepalives that came.
     pub const fn keepalives(&self) -> u64 {
         self.keepalives
     }
 
-    /// Does with `incoming` what a correct peer does.
+    /// Handles `incoming` as a correct peer does.
     pub fn absorb(&mut self, incoming: Incoming) -> Result<(), Failure> {
         match incoming {
             Incoming::Message(bytes) => match self.decode(&bytes)? {
@@ -130,7 +130,7 @@ impl<B: Descriptors> Peer<B> {
             Incoming::Notified(count) => return self.take_bytes(count),
             Incoming::Read => {}
             Incoming::Failed(status) => {
-                return Err(Failure::wrong(format!("the adversary's request failed: {status:?}")));
+                return Err(Failure::wrong(format!("the suite's request failed: {status:?}")));
             }
             Incoming::Gone(why) => return Err(Failure::wrong(format!("the connection ended: {why}"))),
         }
@@ -146,12 +146,12 @@ impl<B: Descriptors> Peer<B> {
         }
     }
 
-    /// Everything heard so far.
+    /// Takes all bytes of the stream that came so far.
     pub fn take_received(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.received)
     }
 
-    /// Books bytes of the peer's window that were written by hand.
+    /// Counts bytes of the target's window that were written by hand.
     pub const fn advance(&mut self, count: u32) {
         self.used += count;
     }
@@ -178,7 +178,7 @@ impl<B: Descriptors> Peer<B> {
         };
         let mut bytes = vec![0; count as usize];
         if !self.window().memory().read(offset as usize + taken as usize, &mut bytes) {
-            return Err(Failure::wrong("the adversary's plan is not within its memory"));
+            return Err(Failure::wrong("the plan is not within its memory"));
         }
         self.received.extend_from_slice(&bytes);
         self.taken = end;

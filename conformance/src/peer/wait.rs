@@ -9,7 +9,7 @@ use rustix::io::Errno;
 
 use crate::client::Failure;
 
-/// When waiting ends.
+/// The end of a wait.
 #[derive(Clone, Copy)]
 pub(super) struct Deadline(Instant);
 
@@ -33,7 +33,7 @@ impl Deadline {
     }
 }
 
-/// A failure of the adversary's own; for use with `map_err`.
+/// Makes a failure of the suite's own side, for use with `map_err`.
 pub(super) fn wrong<E: Display>(doing: &'static str) -> impl Fn(E) -> Failure {
-    move |error| Failure::Environment(format!("the adversary, {doing}: {error}"))
+    move |error| Failure::Environment(format!("the suite's peer, {doing}: {error}"))
 }

@@ -90,7 +90,7 @@ impl<B: Descriptors> Drop for Driver<B> {
     }
 }
 
-/// What came of a turn.
+/// The result of a turn.
 pub(super) enum Turn {
     /// Nothing works any more.
     Lost,

@@ -22,7 +22,7 @@ impl<B: Descriptors> AsyncListener<B> {
     /// Listens on `address` with an endpoint of its own, as [`AsyncEndpoint::listen`] does.
     ///
     /// # Errors
-    /// As there.
+    /// Those of the call that it names.
     pub fn bind(backend: &B, address: SocketAddr, options: Options) -> Result<Self, Error> {
         AsyncEndpoint::new(backend, Limits::default())?.listen(address, options)
     }
@@ -43,12 +43,12 @@ impl<B: Descriptors> AsyncListener<B> {
         Self { shared, listener }
     }
 
-    /// The address it listens on.
+    /// Returns the address it listens on.
     pub fn local_addr(&self) -> Option<SocketAddr> {
         self.shared.lock().endpoint.local_addr(self.listener)
     }
 
-    /// The endpoint that its connections are on.
+    /// Returns the endpoint that its connections are on.
     pub fn endpoint(&self) -> AsyncEndpoint<B> {
         AsyncEndpoint { shared: Arc::clone(&self.shared) }
     }

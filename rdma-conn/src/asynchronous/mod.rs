@@ -14,7 +14,7 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
 
 use rdma_proto::time::Instant;
@@ -43,7 +43,7 @@ pub struct AsyncEndpoint<B: Descriptors> {
 }
 
 impl<B: Descriptors> AsyncEndpoint<B> {
-    /// An endpoint without connections.
+    /// Returns an endpoint without connections.
     ///
     /// # Errors
     /// There is no RDMA device, or no runtime that watches descriptors.
@@ -51,7 +51,7 @@ impl<B: Descriptors> AsyncEndpoint<B> {
         Self::of(Endpoint::new(backend, limits)?)
     }
 
-    /// An endpoint that the runtime drives from now on.
+    /// Returns an endpoint that the runtime drives from now on.
     fn of(endpoint: Endpoint<B>) -> Result<Self, Error> {
         let descriptor = endpoint.descriptor();
         let state = State {
@@ -99,7 +99,12 @@ impl<B: Descriptors> AsyncEndpoint<B> {
         Err(last)
     }
 
-    /// What the endpoint holds and has done.
+    /// Returns what leads to the endpoint again for as long as it has connections, listeners or other handles.
+    pub fn downgrade(&self) -> WeakAsyncEndpoint<B> {
+        WeakAsyncEndpoint { shared: Arc::downgrade(&self.shared) }
+    }
+
+    /// Returns the counts of what the endpoint holds and has done.
     pub fn usage(&self) -> Usage {
         self.shared.lock().endpoint.usage()
     }
@@ -108,6 +113,26 @@ impl<B: Descriptors> AsyncEndpoint<B> {
 impl<B: Descriptors> std::fmt::Debug for AsyncEndpoint<B> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("AsyncEndpoint").field("endpoint", &self.shared.lock().endpoint).finish()
+    }
+}
+
+/// Leads to an [`AsyncEndpoint`] and does not keep it.
+pub struct WeakAsyncEndpoint<B: Descriptors> {
+    shared: Weak<Shared<B>>,
+}
+
+impl<B: Descriptors> WeakAsyncEndpoint<B> {
+    /// Returns the endpoint; `None` if its last handle is gone, or if it has failed and all its connections with it.
+    pub fn upgrade(&self) -> Option<AsyncEndpoint<B>> {
+        let shared = self.shared.upgrade()?;
+        let works = shared.lock().lost.is_none();
+        works.then_some(AsyncEndpoint { shared })
+    }
+}
+
+impl<B: Descriptors> std::fmt::Debug for WeakAsyncEndpoint<B> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("WeakAsyncEndpoint").field(&self.upgrade()).finish()
     }
 }
 
@@ -120,7 +145,7 @@ struct Shared<B: Descriptors> {
 
 struct State<B: Descriptors> {
     endpoint: Endpoint<B>,
-    /// Who waits for a connection.
+    /// The tasks that wait for a connection.
     tasks: SecondaryMap<ConnectionId, Tasks>,
     listeners: HashMap<ListenerId, Accepting>,
     driver: Option<Waker>,
@@ -146,7 +171,7 @@ struct Accepting {
     waiting: Vec<Waker>,
 }
 
-/// What a task wants to do.
+/// The call that a task waits for.
 #[derive(Clone, Copy, Debug)]
 enum Want {
     Read,
@@ -222,7 +247,7 @@ impl<B: Descriptors> Shared<B> {
 }
 
 impl<B: Descriptors> State<B> {
-    /// The tasks that what has happened concerns.
+    /// Takes the endpoint's events, and returns the tasks to wake for them.
     fn concerned(&mut self) -> Vec<Waker> {
         let mut wake = Vec::new();
         while let Some(event) = self.endpoint.next_event() {
@@ -260,7 +285,7 @@ impl<B: Descriptors> State<B> {
         wake
     }
 
-    /// The driver, if it must look again sooner than it would.
+    /// Returns the driver, if it must look again sooner than it would.
     fn sooner(&mut self) -> Option<Waker> {
         let next = self.endpoint.next_timeout()?;
         if self.sleeps_until.is_some_and(|at| at <= next) { None } else { self.driver.take() }

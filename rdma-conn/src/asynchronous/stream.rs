@@ -85,27 +85,27 @@ impl<B: Descriptors> AsyncStream<B> {
         ask(connection)
     }
 
-    /// The peer's address.
+    /// Returns the peer's address.
     pub fn peer_addr(&self) -> SocketAddr {
         self.ask(Connection::peer_addr)
     }
 
-    /// This side's address.
+    /// Returns this side's address.
     pub fn local_addr(&self) -> Option<SocketAddr> {
         self.ask(Connection::local_addr)
     }
 
-    /// What the connection has done so far.
+    /// Returns the protocol's counts of the connection.
     pub fn counters(&self) -> Counters {
         self.ask(Connection::counters)
     }
 
-    /// What it has asked of the device so far.
+    /// Returns the counts of what the connection has asked of the device.
     pub fn work(&self) -> Work {
         self.ask(Connection::work)
     }
 
-    /// Bytes of memory registered for this connection, buffers to lend included.
+    /// Returns the bytes of memory registered for this connection, buffers to lend included.
     pub fn registered_bytes(&self) -> usize {
         self.ask(Connection::registered_bytes)
     }
@@ -114,7 +114,7 @@ impl<B: Descriptors> AsyncStream<B> {
     /// [`Connection::register_buffer`](crate::Connection::register_buffer).
     ///
     /// # Errors
-    /// As there.
+    /// Those of the call that it names.
     pub fn register_buffer(&self, len: usize) -> Result<RegisteredBuffer<B>, Error> {
         self.ask(|connection| connection.register_buffer(len))
     }

@@ -162,7 +162,7 @@ impl<B: Backend> Connection<B> {
         }
     }
 
-    /// Whether there was a failure that [`Connection::conclude`] must judge.
+    /// Returns whether there was a failure that [`Connection::conclude`] must judge.
     pub(crate) const fn is_suspect(&self) -> bool {
         matches!(self.cause, Cause::Suspect(_))
     }

@@ -63,9 +63,9 @@ pub struct Connection<B: Backend> {
     busy: Instant,
 }
 
-/// What ended a connection.
+/// The reason why a connection ended.
 enum Cause {
-    /// What its machine says, if anything has.
+    /// The reason that its machine gives, if the connection has ended.
     Machine,
     /// A failure that says no more than that the peer is gone: an event that nobody has read yet may tell why.
     Suspect(CompletionError),
@@ -73,9 +73,9 @@ enum Cause {
     Known(Error),
 }
 
-/// What a connection has asked of the device, and how often it had to wait.
+/// Counts of what a connection has asked of the device, and of how often it had to wait.
 ///
-/// What it has said to its peer is in [`Counters`](crate::Counters).
+/// [`Counters`](crate::Counters) has those of what it has said to its peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Work {
@@ -153,17 +153,17 @@ impl<B: Backend> Connection<B> {
         self.id.accept(&CONNECT_PARAMS, &[]).map_err(Error::backend("accepting"))
     }
 
-    /// Where the connection stands.
+    /// Returns the state of the connection.
     pub fn state(&self) -> State {
         self.machine.state()
     }
 
-    /// Whether the peer has given a window, so that bytes can leave.
+    /// Returns whether the peer has given a window, so that bytes can leave.
     pub fn has_peer_window(&self) -> bool {
         self.machine.has_peer_window()
     }
 
-    /// What ended the connection, if an error did.
+    /// Checks whether an error ended the connection.
     ///
     /// # Errors
     /// That error.
@@ -182,67 +182,67 @@ impl<B: Backend> Connection<B> {
         matches!(self.pair.is_loopback(), Ok(true))
     }
 
-    /// The peer's address. That of an accepted connection is what the peer's request said.
+    /// Returns the peer's address. That of an accepted connection is what the peer's request said.
     pub const fn peer_addr(&self) -> SocketAddr {
         self.peer
     }
 
-    /// This side's address.
+    /// Returns this side's address.
     pub fn local_addr(&self) -> Option<SocketAddr> {
         self.id.local_addr()
     }
 
-    /// The number of its queue pair, by which devices, traces and logs know this connection.
+    /// Returns the number of its queue pair, by which devices, traces and logs know this connection.
     pub fn queue_pair_number(&self) -> u32 {
         self.pair.number()
     }
 
-    /// The settings, as the device allows them.
+    /// Returns the settings, as the device allows them.
     pub const fn options(&self) -> &Options {
         &self.options
     }
 
-    /// What the connection has done so far.
+    /// Returns the protocol's counts of the connection.
     pub const fn counters(&self) -> Counters {
         self.machine.counters()
     }
 
-    /// What it has asked of the device so far.
+    /// Returns the counts of what the connection has asked of the device.
     pub const fn work(&self) -> Work {
         self.work
     }
 
-    /// Bytes of memory registered for this connection, buffers to lend included.
+    /// Returns the bytes of memory registered for this connection, buffers to lend included.
     pub fn registered_bytes(&self) -> usize {
         self.memory.registered_bytes()
     }
 
-    /// Bytes taken for sending that are not known to have arrived.
+    /// Returns the number of bytes taken for sending that are not known to have arrived.
     pub const fn unconfirmed(&self) -> u64 {
         self.machine.unconfirmed()
     }
 
-    /// Whether the connection is established and everything taken for sending was handed to the device.
+    /// Returns whether the connection is established and everything taken for sending was handed to the device.
     pub const fn is_flushed(&self) -> bool {
         !matches!(self.machine.state(), State::Connecting) && self.machine.unposted() == 0
     }
 
-    /// Whether a write finds room.
+    /// Returns whether a write finds room.
     pub const fn has_room(&self) -> bool {
         self.machine.space().len > 0
     }
 
-    /// All received bytes that were not read.
+    /// Returns the number of received bytes that were not read.
     pub const fn unread(&self) -> u64 {
         self.machine.unread()
     }
 
-    /// Whether [`Connection::try_read`] has an answer now: bytes, the end, or what ended the connection.
+    /// Returns whether [`Connection::try_read`] has an answer now: bytes, the end, or what ended the connection.
     pub const fn is_readable(&self) -> bool {
         self.machine.unread() > 0 || matches!(self.machine.state(), State::Closed | State::Failed(_))
     }
 
-    /// Whether [`Connection::try_write`] has an answer now: it would take a byte, or fail.
+    /// Returns whether [`Connection::try_write`] has an answer now: it would take a byte, or fail.
     pub const fn is_writable(&self) -> bool {
         match self.machine.state() {
             State::Connecting | State::Open => self.has_room(),
@@ -250,12 +250,12 @@ impl<B: Backend> Connection<B> {
         }
     }
 
-    /// The backend's clock.
+    /// Returns the time by the backend's clock.
     pub fn now(&self) -> Instant {
         self.backend.now()
     }
 
-    /// When its endpoint must look after it at the latest.
+    /// Returns the time by which its endpoint must handle it again.
     pub fn next_timeout(&self) -> Option<Instant> {
         let ample = self.machine.state() == State::Open && self.memory.is_ample();
         let release = ample.then(|| self.busy.after(self.options.keep_memory));
@@ -268,7 +268,7 @@ impl<B: Backend> Connection<B> {
     /// Reads what has arrived; `None` when there is nothing now, `Some(0)` at the end of the stream.
     ///
     /// # Errors
-    /// What ended the connection, once all that arrived before is read.
+    /// The error that ended the connection, once all that arrived before is read.
     pub fn try_read(&mut self, mut into: &mut [u8]) -> Result<Option<usize>, Error> {
         let wanted = into.len();
         let mut read = 0;
@@ -291,7 +291,8 @@ impl<B: Backend> Connection<B> {
         Ok((self.machine.state() == State::Closed).then_some(0))
     }
 
-    /// All that has arrived, in order, where the peer wrote it; [`Connection::consume`] what was used.
+    /// Returns all bytes that have arrived and were not consumed, in order, where the peer wrote them. Give them back with
+    /// [`Connection::consume`].
     pub fn arrived(&self) -> impl Iterator<Item = Arrived<'_>> {
         self.machine.all_readable().into_iter().flatten().filter_map(|part| self.memory.arrived(part))
     }
@@ -319,7 +320,7 @@ impl<B: Backend> Connection<B> {
     /// Takes as many bytes as there is room for and sends them as one notification; `None` when there is no room now.
     ///
     /// # Errors
-    /// What ended the connection; or no memory can be registered for the send buffer, which ends nothing: a later call may
+    /// The error that ended the connection; or no memory can be registered for the send buffer, which ends nothing: a later call may
     /// find some.
     pub fn try_write(&mut self, from: &[IoSlice<'_>]) -> Result<Option<usize>, Error> {
         self.check()?;
@@ -365,8 +366,8 @@ impl<B: Backend> Connection<B> {
         self.post(now);
     }
 
-    /// Whether the connection is established and everything taken for sending was handed to the device; `None` while some of it
-    /// waits for the peer's window, or for its receives.
+    /// Returns whether the connection is established and everything taken for sending was handed to the device; `None` while some
+    /// of it waits for the peer's window, or for its receives.
     ///
     /// # Errors
     /// The connection has ended before that (VR-CLOSE-003).
@@ -379,7 +380,7 @@ impl<B: Backend> Connection<B> {
         }
     }
 
-    /// Whether the peer has all that was lent of `buffer`; `None` while some of it is on its way.
+    /// Returns whether the peer has all that was lent of `buffer`; `None` while some of it is on its way.
     ///
     /// # Errors
     /// The connection has ended before that.
@@ -404,7 +405,7 @@ impl<B: Backend> Connection<B> {
     /// that were lent before wait for the peer's window. They come behind all that was written before.
     ///
     /// # Errors
-    /// What ended the connection; or `range` is not inside of the buffer; or the buffer belongs to another connection.
+    /// The error that ended the connection; or `range` is not inside of the buffer; or the buffer belongs to another connection.
     pub fn try_lend(
         &mut self,
         buffer: &Arc<RegisteredBuffer<B>>,
@@ -434,16 +435,16 @@ impl<B: Backend> Connection<B> {
         Ok(Some(bytes))
     }
 
-    /// Whether the peer may still miss some of what was lent of `buffer`.
+    /// Returns whether the peer may still miss some of what was lent of `buffer`.
     pub fn is_lent(&self, buffer: &RegisteredBuffer<B>) -> bool {
         self.memory.lendings.contain(buffer)
     }
 
-    /// Whether [`Connection::try_lend`] has an answer now: it would take a byte, or fail.
+    /// Returns whether [`Connection::try_lend`] has an answer now: it would take a byte, or fail.
     pub(crate) const fn can_lend(&self) -> bool {
         self.machine.lendable() > 0
     }
-    /// Whether a connection that was closed has ended in order; `None` while its last bytes are on their way.
+    /// Returns whether a connection that was closed has ended in order; `None` while its last bytes are on their way.
     ///
     /// # Errors
     /// Not everything arrived.

@@ -5,7 +5,11 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
+#[cfg(doc)]
+use super::Event;
 use super::{ConnectionId, Descriptors, Endpoint};
+#[cfg(doc)]
+use crate::connection::Connection;
 use crate::error::Error;
 use crate::lend::RegisteredBuffer;
 
@@ -14,7 +18,7 @@ impl<B: Descriptors> Endpoint<B> {
     /// [`Event::Ended`] follows.
     ///
     /// # Errors
-    /// What ended the connection, once all that arrived before is read; or there is no such connection.
+    /// The error that ended the connection, once all that arrived before is read; or there is no such connection.
     pub fn read(&mut self, id: ConnectionId, into: &mut [u8]) -> Result<Option<usize>, Error> {
         let member = self.member(id)?;
         let read = member.live()?.try_read(into)?;
@@ -38,7 +42,7 @@ impl<B: Descriptors> Endpoint<B> {
     /// there is no room, [`Event::Writable`] follows.
     ///
     /// # Errors
-    /// What ended the connection, or there is no such connection.
+    /// The error that ended the connection, or there is no such connection.
     pub fn write(&mut self, id: ConnectionId, from: &[IoSlice<'_>]) -> Result<Option<usize>, Error> {
         let member = self.member(id)?;
         let connection = member.live()?;
@@ -69,7 +73,7 @@ impl<B: Descriptors> Endpoint<B> {
         Ok(lent)
     }
 
-    /// Whether everything written was handed to the device, see [`Connection::flushed`]. After `None` follows
+    /// Returns whether everything written was handed to the device, see [`Connection::flushed`]. After `None` follows
     /// [`Event::Writable`] or [`Event::Ended`].
     ///
     /// # Errors
@@ -81,7 +85,7 @@ impl<B: Descriptors> Endpoint<B> {
         Ok(flushed)
     }
 
-    /// Whether the peer has all that was lent of `buffer`, see [`Connection::returned`]. After `None` follows
+    /// Returns whether the peer has all that was lent of `buffer`, see [`Connection::returned`]. After `None` follows
     /// [`Event::Returned`] or [`Event::Ended`].
     ///
     /// # Errors
@@ -101,7 +105,7 @@ impl<B: Descriptors> Endpoint<B> {
         Ok(())
     }
 
-    /// Whether a connection that was closed has ended in order, see [`Connection::closed`]. After `None` follows
+    /// Returns whether a connection that was closed has ended in order, see [`Connection::closed`]. After `None` follows
     /// [`Event::Ended`].
     ///
     /// # Errors
@@ -132,7 +136,7 @@ impl<B: Descriptors> Endpoint<B> {
         }
     }
 
-    /// What ended a connection, if an error did.
+    /// Checks whether an error ended a connection.
     ///
     /// # Errors
     /// That error, or there is no such connection.

@@ -23,7 +23,7 @@ pub(super) struct Listening<B: Descriptors> {
     pub(super) options: Options,
     /// Whether requests are left to [`Endpoint::take_request`].
     pub(super) hands_over: bool,
-    /// What keeps it from accepting anybody.
+    /// The error that keeps it from accepting connections.
     pub(super) error: Option<Error>,
 }
 
@@ -50,7 +50,7 @@ impl<B: Descriptors> Endpoint<B> {
         Ok(ListenerId(key))
     }
 
-    /// The address of a listener.
+    /// Returns the address of a listener.
     pub fn local_addr(&self, listener: ListenerId) -> Option<SocketAddr> {
         self.listeners.get(&listener.0)?.id.local_addr()
     }
@@ -72,7 +72,8 @@ impl<B: Descriptors> Endpoint<B> {
         self.listeners.remove(&listener.0);
     }
 
-    /// What kept a listener from accepting, after [`Event::AcceptFailed`]. Of a listener whose device is gone every call says so.
+    /// Returns the error that kept a listener from accepting, after [`Event::AcceptFailed`]. Every call returns the error of a
+    /// listener whose device is gone.
     pub fn take_accept_error(&mut self, listener: ListenerId) -> Option<Error> {
         let error = &mut self.listeners.get_mut(&listener.0)?.error;
         match error {
@@ -93,12 +94,12 @@ impl<B: Descriptors> Endpoint<B> {
         }
     }
 
-    /// The next request of a listener that hands them over, and the settings for it.
+    /// Returns the next request of a listener that hands them over, and the settings for it.
     pub(crate) fn take_request(&mut self) -> Option<B::Identifier> {
         self.requests.take()
     }
 
-    /// The settings of a listener.
+    /// Returns the settings of a listener.
     pub(crate) fn listener_options(&self, listener: ListenerId) -> Option<Options> {
         Some(self.listeners.get(&listener.0)?.options)
     }
@@ -249,7 +250,7 @@ impl<B: Descriptors> Endpoint<B> {
         // Before anything is made for it.
         self.budget.has(Memory::<B>::idle(&options))?;
         let at = self.queues.book(&identifier, &options, &self.watch)?;
-        // What is new is not armed yet.
+        // A new queue is not armed yet.
         self.unfinished = true;
         while self.queues.get_mut(at).is_some_and(|queue| queue.is_stale()) {
             self.take_batch(at, self.backend.now());

@@ -16,7 +16,7 @@ use crate::options::Options;
 
 /// A connection of an endpoint.
 pub(super) struct Member<B: Backend> {
-    /// What is left to do until it is open; `None` once it is, or has ended.
+    /// The steps that are left until it is open; `None` once it is open or has ended.
     pub(super) connecting: Option<Connecting<B>>,
     /// Once there is a queue pair.
     pub(super) connection: Option<Box<Connection<B>>>,
@@ -57,7 +57,7 @@ pub(super) struct Waits {
     pub(super) flush: bool,
 }
 
-/// What is to be told, and what was.
+/// Events that are due, and those that were given out.
 #[derive(Clone, Copy, Debug, Default)]
 struct News {
     opened: bool,
@@ -74,7 +74,7 @@ struct News {
 }
 
 impl<B: Backend> Member<B> {
-    /// A connection that is being made, for `listener` if that has accepted it.
+    /// Returns a connection that is being made, for `listener` if that has accepted it.
     pub(super) fn new(
         connecting: Connecting<B>,
         (key, peer): (IdentifierKey, SocketAddr),
@@ -103,7 +103,7 @@ impl<B: Backend> Member<B> {
         }
     }
 
-    /// The connection, for a call that needs one.
+    /// Returns the connection, for a call that needs one.
     pub(super) fn live(&mut self) -> Result<&mut Connection<B>, Error> {
         match (&mut self.connection, &self.failure) {
             (Some(connection), _) => Ok(connection),
@@ -125,7 +125,7 @@ impl<B: Backend> Member<B> {
         }
     }
 
-    /// Whether bytes can flow, or could before it ended.
+    /// Returns whether bytes can flow, or could before it ended.
     pub(super) const fn is_open(&self) -> bool {
         self.open
     }
@@ -234,7 +234,7 @@ impl<B: Backend> Member<B> {
         enters
     }
 
-    /// The next thing there is to tell.
+    /// Returns the next event of this connection.
     pub(super) fn tell(&mut self, id: ConnectionId) -> Option<Event> {
         let news = &mut self.news;
         let told = if self.abandoned {

@@ -45,7 +45,7 @@ slotmap::new_key_type! {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ListenerId(IdentifierKey);
 
-/// What an endpoint has to tell.
+/// An event of an endpoint.
 ///
 /// Each is said once for what has happened since it was said last: read until [`Endpoint::read`] has nothing, write
 /// until [`Endpoint::write`] takes nothing. Any of them may turn out to be for nothing.
@@ -56,7 +56,7 @@ pub enum Event {
     Opened {
         /// Which.
         id: ConnectionId,
-        /// Who accepted it.
+        /// The listener that accepted it, if one did.
         listener: Option<ListenerId>,
     },
     /// Bytes have arrived.
@@ -73,7 +73,7 @@ pub enum Event {
     AcceptFailed(ListenerId),
 }
 
-/// What an endpoint holds and has done.
+/// Counts of what an endpoint holds and has done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Usage {
@@ -116,7 +116,7 @@ pub struct Endpoint<B: Descriptors> {
     watch: Watch,
     backend: B,
     budget: Arc<Budget>,
-    /// Whose connection-manager events are whose.
+    /// The connection of each identifier, for connection-manager events.
     identifiers: HashMap<IdentifierKey, ConnectionId>,
     /// When connections want to be looked at. An entry that is not its connection's [`Member::due`] is out of date.
     timers: BinaryHeap<Reverse<(Instant, ConnectionId)>>,
@@ -124,7 +124,7 @@ pub struct Endpoint<B: Descriptors> {
     touched: Vec<ConnectionId>,
     /// Connections that have something to tell.
     telling: VecDeque<ConnectionId>,
-    /// What there is to tell of listeners.
+    /// Events of listeners that are due.
     notices: VecDeque<Event>,
     /// Connections that failed in a way that an event may explain.
     suspects: Vec<ConnectionId>,
@@ -141,7 +141,7 @@ pub struct Endpoint<B: Descriptors> {
 }
 
 impl<B: Descriptors> Endpoint<B> {
-    /// An endpoint without connections.
+    /// Returns an endpoint without connections.
     ///
     /// # Errors
     /// There is no RDMA device.
@@ -149,7 +149,7 @@ impl<B: Descriptors> Endpoint<B> {
         Self::with(backend, Budget::new(limits), SHARERS)
     }
 
-    /// An endpoint for one connection, which counts in `budget`.
+    /// Returns an endpoint for one connection, which counts in `budget`.
     pub(crate) fn of_one(backend: &B, budget: Arc<Budget>) -> Result<Self, Error> {
         Self::with(backend, budget, 1)
     }
@@ -187,22 +187,22 @@ impl<B: Descriptors> Endpoint<B> {
         self.notices.clear();
     }
 
-    /// A connection, to ask it about itself; `None` if it is gone or not made yet.
+    /// Returns a connection, to ask it about itself; `None` if it is gone or not made yet.
     pub fn connection(&self, id: ConnectionId) -> Option<&Connection<B>> {
         self.members.get(id)?.connection.as_deref()
     }
 
-    /// Whether bytes can flow on a connection, or could before it ended.
+    /// Returns whether bytes can flow on a connection, or could before it ended.
     pub fn is_open(&self, id: ConnectionId) -> bool {
         self.members.get(id).is_some_and(Member::is_open)
     }
 
-    /// The peer of a connection.
+    /// Returns the peer of a connection.
     pub fn peer_addr(&self, id: ConnectionId) -> Option<SocketAddr> {
         self.members.get(id).map(|member| member.peer)
     }
 
-    /// What the endpoint holds and has done.
+    /// Returns the counts of what the endpoint holds and has done.
     pub fn usage(&self) -> Usage {
         Usage {
             connections: self.members.len(),
@@ -212,7 +212,7 @@ impl<B: Descriptors> Endpoint<B> {
         }
     }
 
-    /// When [`Endpoint::progress`] must be called at the latest.
+    /// Returns when [`Endpoint::progress`] must be called at the latest.
     pub fn next_timeout(&self) -> Option<Instant> {
         let waiting = self.events_wait || !self.suspects.is_empty();
         if self.unfinished || waiting || !self.telling.is_empty() || !self.notices.is_empty() {
@@ -227,7 +227,7 @@ impl<B: Descriptors> Endpoint<B> {
         touched.chain(noted).min()
     }
 
-    /// The backend's clock, which [`Endpoint::next_timeout`] is about.
+    /// Returns the time by the backend's clock, which [`Endpoint::next_timeout`] goes by.
     pub fn now(&self) -> Instant {
         self.backend.now()
     }
@@ -237,7 +237,7 @@ impl<B: Descriptors> Endpoint<B> {
         self.watch.descriptor()
     }
 
-    /// What has happened, if anything has.
+    /// Returns the next event, if there is one.
     pub fn next_event(&mut self) -> Option<Event> {
         if let Some(notice) = self.notices.pop_front() {
             return Some(notice);

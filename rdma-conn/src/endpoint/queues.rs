@@ -37,12 +37,12 @@ pub(super) struct Lost {
 }
 
 impl<B: Descriptors> Queue<B> {
-    /// The queue itself, for a queue pair to report to.
+    /// Returns the completion queue, for a queue pair to report to.
     pub(super) const fn completions(&self) -> &B::CompletionQueue {
         &self.completions
     }
 
-    /// The connection of a queue pair; `None` once it is gone.
+    /// Returns the connection of a queue pair; `None` once it is gone.
     pub(super) fn owner(&self, pair: u32) -> Option<ConnectionId> {
         let at = self.pairs.binary_search_by_key(&pair, |(number, _)| *number).ok()?;
         self.pairs.get(at).map(|(_, id)| *id)
@@ -54,8 +54,8 @@ impl<B: Descriptors> Queue<B> {
         self.pairs.insert(at, (pair, connection));
     }
 
-    /// Whether completions of a queue pair that is gone may be in the queue. Take them out before another is made: it may get
-    /// the number of the first.
+    /// Returns whether completions of a queue pair that is gone may be in the queue. Take them out before another is made: it may
+    /// get the number of the first.
     pub(super) const fn is_stale(&self) -> bool {
         self.stale > 0
     }
@@ -90,12 +90,12 @@ impl<B: Descriptors> Queue<B> {
         Ok(true)
     }
 
-    /// Whether there is no need to look at it before it wakes somebody.
+    /// Returns whether there is no need to look at it before it wakes somebody.
     pub(super) const fn is_idle(&self) -> bool {
         self.idle || self.lost
     }
 
-    /// Whether a completion would wake nobody.
+    /// Returns whether a completion would wake nobody.
     pub(super) const fn is_deaf(&self) -> bool {
         !self.armed && !self.lost
     }
@@ -125,7 +125,7 @@ impl<B: Descriptors> Queues<B> {
         self.sharers = super::SHARERS;
     }
 
-    /// How many there are.
+    /// Returns the number of queues.
     pub(super) fn len(&self) -> usize {
         self.iter().count()
     }

@@ -143,7 +143,8 @@ impl<B: Descriptors> Endpoint<B> {
         any
     }
 
-    /// What a call on a queue came to. A queue that is lost ends the connections whose completions it had, and no others.
+    /// Returns the value of a call on a queue. If the call failed, the queue is lost: that ends the connections whose completions it
+    /// had, and no others.
     fn unless_lost<T>(&mut self, result: Result<T, Lost>) -> Option<T> {
         match result {
             Ok(value) => Some(value),

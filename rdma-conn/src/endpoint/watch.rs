@@ -45,7 +45,7 @@ impl Watch {
         Ok(watch)
     }
 
-    /// The descriptor itself, which stays open for as long as anybody has it.
+    /// Returns the descriptor itself, which stays open for as long as anybody has it.
     pub(super) fn descriptor(&self) -> Arc<OwnedFd> {
         Arc::clone(&self.epoll)
     }
@@ -80,7 +80,7 @@ impl Watch {
         Ok(self.woken.len() < MANY)
     }
 
-    /// What the last sleep found.
+    /// Returns a source that the last sleep found readable.
     pub(super) fn woken(&mut self) -> Option<Woken> {
         self.woken.pop()
     }

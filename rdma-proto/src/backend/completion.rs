@@ -11,7 +11,7 @@ pub struct Completion {
     pub id: u64,
     /// The number of its queue pair.
     pub queue_pair: u32,
-    /// What it did, or why it failed.
+    /// The operation that succeeded, or the reason why it failed.
     pub result: Result<Completed, CompletionError>,
 }
 
@@ -20,12 +20,12 @@ impl Completion {
     pub const EMPTY: Self = Self { id: 0, queue_pair: 0, result: Ok(Completed::Send) };
 }
 
-/// What a successful work request did.
+/// The operation of a successful work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Completed {
     /// A SEND left and was acknowledged by the peer's device.
     Send,
-    /// A WRITE, likewise.
+    /// A WRITE left and was acknowledged by the peer's device.
     Write,
     /// A READ has answered.
     Read,
@@ -61,7 +61,7 @@ macro_rules! statuses {
         impl CompletionStatus {
             $(#[doc = concat!("`IBV_WC_", stringify!($name), "`: ", $text, ".")] pub const $name: Self = Self($value);)*
 
-            /// What it means, in a few words.
+            /// Returns its meaning, in a few words.
             pub const fn describe(self) -> &'static str {
                 match self.0 { $($value => $text,)* _ => "unknown status" }
             }

@@ -1,4 +1,4 @@
-//! What the connection manager tells.
+//! Events of the connection manager and of devices.
 
 use core::fmt;
 
@@ -12,11 +12,11 @@ pub struct IdentifierKey(pub u64);
 pub struct CmEvent<B: Backend> {
     /// The identifier this event is for.
     pub id: IdentifierKey,
-    /// What happened.
+    /// The kind of event, with its data.
     pub kind: CmEventKind<B>,
 }
 
-/// What a connection-manager event says, `rdma_get_cm_event(3)`. `status` values are negative errno values, except in
+/// The kind of a connection-manager event, `rdma_get_cm_event(3)`. `status` values are negative errno values, except in
 /// `Rejected`, where it is the transport's reason code.
 #[non_exhaustive]
 pub enum CmEventKind<B: Backend> {
@@ -76,7 +76,7 @@ pub enum CmEventKind<B: Backend> {
 }
 
 impl<B: Backend> CmEventKind<B> {
-    /// The same event of another backend, whose identifiers are made of this one's: for backends that wrap one.
+    /// Returns this event as one of another backend; `map` makes that backend's identifiers of this one's. For backends that wrap one.
     pub fn map_identifier<C: Backend>(
         self,
         map: impl FnOnce(B::Identifier) -> C::Identifier,
@@ -151,7 +151,7 @@ pub enum AsyncEvent {
 }
 
 impl AsyncEvent {
-    /// The event with this number in `enum ibv_event_type`. Any number is one: devices and kernels add to them.
+    /// Returns the event with this number in `enum ibv_event_type`. Any number is one: devices and kernels add to them.
     pub const fn from_number(number: u32) -> Self {
         match number {
             0 => Self::CqErr,
@@ -166,7 +166,7 @@ impl AsyncEvent {
         }
     }
 
-    /// What it means, in a few words.
+    /// Returns its meaning, in a few words.
     pub const fn describe(self) -> &'static str {
         match self {
             Self::CqErr => "its completion queue was lost",
@@ -181,7 +181,7 @@ impl AsyncEvent {
         }
     }
 
-    /// Whether the queue pair of the identifier it is told to works no more.
+    /// Returns whether the queue pair of the identifier it is told to works no more.
     pub const fn is_fatal(self) -> bool {
         matches!(self, Self::CqErr | Self::QpFatal | Self::QpReqErr | Self::QpAccessErr | Self::DeviceFatal)
     }

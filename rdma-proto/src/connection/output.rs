@@ -51,7 +51,7 @@ pub(super) struct Flush {
 }
 
 impl Machine {
-    /// The next thing to do, or `None` if there is nothing now.
+    /// Returns the next thing to do, or `None` if there is nothing now.
     #[inline]
     pub fn poll_action(&mut self, now: Instant) -> Option<Action> {
         if self.settled {
@@ -91,7 +91,7 @@ impl Machine {
         (self.state == State::Closing).then(|| self.next_of_close()).flatten()
     }
 
-    /// Whether it needs no further look to know that nothing is to be done.
+    /// Returns whether it needs no further look to know that nothing is to be done.
     fn has_nothing_due(&self) -> bool {
         self.state == State::Open
             && self.flush.is_none()
@@ -99,7 +99,7 @@ impl Machine {
             && !self.wants_message()
     }
 
-    /// Whether there is a message to send as soon as it may be.
+    /// Returns whether there is a message to send as soon as it may be.
     fn wants_message(&self) -> bool {
         self.rx.unannounced().is_some()
             || !self.answers.is_empty()
@@ -179,8 +179,8 @@ impl Machine {
         Action::Send { id, signaled, slot, message: message.encode() }
     }
 
-    /// How much to send now, as one notification: all there is, up to the end of the peer's window (VR-FLOW-006). What finds
-    /// no room waits for the next one (VR-FLOW-012); without bytes there is no notification (VR-XFER-010).
+    /// Returns how much to send now, as one notification: all there is, up to the end of the peer's window (VR-FLOW-006). What
+    /// finds no room waits for the next one (VR-FLOW-012); without bytes there is no notification (VR-XFER-010).
     fn next_flush(&self) -> Option<Flush> {
         let pending = self.send.unposted().min(self.tx.room().into());
         if pending == 0 {
@@ -239,14 +239,14 @@ impl Machine {
         None
     }
 
-    /// An empty WRITE: its completion tells that all before it are done, and that the peer's device is there.
+    /// Returns an empty WRITE: its completion tells that all before it are done, and that the peer's device is there.
     fn write_nothing(&mut self) -> Action {
         let from = self.send.next_source(0);
         let (id, signaled) = self.send.post(0, false, true);
         Action::Write { id, signaled, from, to: RemoteAddress { address: 0, rkey: 0 }, immediate: None }
     }
 
-    /// What the peer lacks for something to leave that waits.
+    /// Returns what the peer must do before bytes or messages that wait can leave.
     fn held_up(&self) -> Option<HeldUp> {
         if !matches!(self.state, State::Open | State::Closing) {
             None

@@ -1,4 +1,4 @@
-//! What a connection does because time passes.
+//! Timers: what a connection does because time passes.
 
 use core::time::Duration;
 
@@ -100,17 +100,17 @@ impl Timers {
         self.close_by = deadline;
     }
 
-    /// Whether a keepalive waits to be sent.
+    /// Returns whether a keepalive waits to be sent.
     pub(super) const fn wants_keepalive(&self) -> bool {
         self.keepalive_due && self.keepalive_in_flight.is_none()
     }
 
-    /// Whether the peer itself has sent something since the last keepalive.
+    /// Returns whether the peer itself has sent something since the last keepalive.
     pub(super) fn heard_since_keepalive(&self) -> bool {
         self.heard > self.heard_at_keepalive
     }
 
-    /// Whether a keepalive is to be sent now, as the request after which the slot count is `slot`.
+    /// Returns whether a keepalive is to be sent now, as the request after which the slot count is `slot`.
     pub(super) fn take_keepalive(&mut self, slot: u64) -> bool {
         let take = self.wants_keepalive();
         if take {
@@ -154,18 +154,18 @@ impl Timers {
         now >= self.close_by
     }
 
-    /// The limit, if the peer has sent nothing for so long.
+    /// Returns the limit, if the peer has sent nothing for so long.
     pub(super) fn silent(&self, now: Instant) -> Option<Duration> {
         (now >= self.heard.after(self.silence)).then_some(self.silence)
     }
 
-    /// What the peer holds up, and the limit, if it has done so for so long.
+    /// Returns what the peer holds up, and the limit, if it has done so for so long.
     pub(super) fn stalled(&self, now: Instant) -> Option<(HeldUp, Duration)> {
         let (cause, _) = self.held_up.filter(|_| now >= self.stall_at())?;
         Some((cause, self.stall))
     }
 
-    /// Whether a keepalive is due or under way.
+    /// Returns whether a keepalive is due or under way.
     const fn awaits_life(&self) -> bool {
         self.keepalive_due || self.keepalive_in_flight.is_some()
     }
@@ -177,7 +177,7 @@ impl Timers {
         self.asked.max(self.alive).after(UNACKNOWLEDGED)
     }
 
-    /// The limit, if the peer's device has shown no life for so long though it was asked.
+    /// Returns the limit, if the peer's device has shown no life for so long though it was asked.
     pub(super) fn unacknowledged(&self, now: Instant) -> Option<Duration> {
         (now >= self.unacknowledged_at()).then_some(UNACKNOWLEDGED)
     }

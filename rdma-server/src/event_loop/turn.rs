@@ -60,7 +60,7 @@ impl<S> EventLoop<S> {
         Ok(())
     }
 
-    /// How long a turn may sleep.
+    /// Returns how long a turn may sleep.
     fn wait_at_most(&self, timeout: Option<Duration>) -> Option<Duration> {
         let timer = self.timers.first().map(|(at, _)| at.saturating_duration_since(Instant::now()));
         let drivers = self.drivers.values().filter_map(|driven| driven.driver.next_timeout());

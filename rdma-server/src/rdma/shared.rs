@@ -73,7 +73,7 @@ impl<B: Descriptors> Shared<B> {
         }
     }
 
-    /// Whether bytes can flow.
+    /// Returns whether bytes can flow.
     pub(super) fn is_open(&self, id: ConnectionId) -> io::Result<bool> {
         let mut inner = self.lock();
         let opened = inner.members.get(&id).is_some_and(|member| member.opened);
@@ -102,7 +102,7 @@ impl<B: Descriptors> Shared<B> {
         inner.endpoint.abort(id);
     }
 
-    /// What a connection can do without waiting. One that has failed can tell so.
+    /// Returns the calls that a connection can answer without waiting. One that has failed can report it.
     pub(super) fn ready(&self, id: ConnectionId) -> Interest {
         let inner = self.lock();
         match inner.endpoint.connection(id) {

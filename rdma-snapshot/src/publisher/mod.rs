@@ -20,7 +20,7 @@ use rdma_proto::time::Instant;
 use crate::auth::Secret;
 use crate::channel::{self, Channel};
 use crate::error::Error;
-use crate::reader::{Landed, Offer};
+use crate::reader::{Landed, Offer, Shared};
 use crate::wait::{Waker, sleep};
 use crate::wire::{Mark, Reason, SnapshotId};
 use session::{Session, Terms, refused};
@@ -94,7 +94,7 @@ pub struct Publisher<B: Descriptors> {
     pub(crate) store: Store<B>,
     /// Never has a completion: nothing is posted to a queue pair that is only read through.
     queue: B::CompletionQueue,
-    data_listener: B::Identifier,
+    pub(crate) data_listener: B::Identifier,
     events: B::EventChannel,
     endpoint: Endpoint<B>,
     address: SocketAddr,
@@ -149,8 +149,12 @@ impl<B: Descriptors> Publisher<B> {
     }
 
     /// The protection domain that holds what is published, for a reader whose chunks are handed on.
-    pub fn domain(&self) -> Arc<B::Domain> {
-        Arc::clone(self.store.domain())
+    ///
+    /// # Errors
+    /// The backend's: the device may have gone.
+    pub fn domain(&self) -> Result<Shared<B>, Error> {
+        let device = self.data_listener.device().map_err(Error::backend("looking at the device"))?;
+        Ok(Shared { domain: Arc::clone(self.store.domain()), device })
     }
 
     /// Says what there is to read: `snapshot` names it, or a new name is drawn.
@@ -397,6 +401,20 @@ impl<B: Descriptors> Publisher<B> {
             }
         }
         Ok(any)
+    }
+
+    /// Lets last words reach readers, for as long as they may take.
+    ///
+    /// # Errors
+    /// As [`Publisher::progress`] and [`Publisher::wait`].
+    pub fn drain(mut self, waker: &Waker) -> Result<(), Error> {
+        let by = self.backend.now().after(LINGER);
+        while self.endpoint.usage().connections > 0 && self.backend.now() < by {
+            self.progress()?;
+            self.wait(waker, Some(by))?;
+            waker.clear();
+        }
+        Ok(())
     }
 
     /// When [`Publisher::progress`] must be called at the latest.

@@ -132,6 +132,9 @@ impl Session {
                     reserved: [0; 2],
                     chunk_size: terms.offer.chunk_size.into(),
                     lease: u32::try_from(terms.lease.as_millis()).unwrap_or(u32::MAX).into(),
+                    total: terms.offer.total.unwrap_or(0).into(),
+                    history: terms.offer.position.map_or([0; 40], |position| position.history),
+                    offset: terms.offer.position.map_or(0, |position| position.offset).into(),
                 })))
             }
             (State::Serving, Frame::Progress(progress)) => {

@@ -9,6 +9,7 @@ use rdma_proto::backend::{
     QueuePairLimits, RemoteAddress, SendOp, SendRequest, Slice,
 };
 
+use super::Shared;
 use super::table::Chunk;
 use crate::error::Error;
 
@@ -44,15 +45,17 @@ pub(crate) const RETRIES: u8 = 6;
 impl<B: Descriptors> Data<B> {
     /// Asks the publisher for a connection of `depth` READs, as far as the device goes. It has a protection domain of its own
     /// (VS-SEC-001), or that of a replica that hands on what it reads.
-    pub(super) fn connect(
-        id: B::Identifier,
-        shared: Option<&Arc<B::Domain>>,
-        depth: u8,
-    ) -> Result<Self, Error> {
+    pub(super) fn connect(id: B::Identifier, shared: Option<&Shared<B>>, depth: u8) -> Result<Self, Error> {
         let capabilities = id.capabilities().map_err(Error::backend("looking at the device"))?;
         let depth = depth.min(capabilities.max_read_depth).max(1);
         let domain = match shared {
-            Some(domain) => Arc::clone(domain),
+            Some(shared) => {
+                let device = id.device().map_err(Error::backend("looking at the device"))?;
+                if device != shared.device {
+                    return Err(Error::OtherDevice);
+                }
+                Arc::clone(&shared.domain)
+            }
             None => Arc::new(id.create_domain().map_err(Error::backend("creating a protection domain"))?),
         };
         // One more than can be under way: the addresses of the seed's table.

@@ -69,6 +69,19 @@ pub struct Offer {
     pub content: Content,
     /// No chunk is longer.
     pub chunk_size: u32,
+    /// Bytes that the snapshot will have, as far as the publisher knows.
+    pub total: Option<u64>,
+    /// Where in a primary's history an RDB was made.
+    pub position: Option<Position>,
+}
+
+/// A place in the history of a primary: what `PSYNC` is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Position {
+    /// The id of the history: 40 hexadecimal digits.
+    pub history: [u8; 40],
+    /// Bytes of the history up to there.
+    pub offset: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -177,7 +190,17 @@ impl Machine {
                 let chunk_size = welcome.chunk_size.get();
                 self.table.set_chunk_size(chunk_size)?;
                 self.have.snapshot = challenge.snapshot;
-                self.offer = Some(Offer { layout, content, chunk_size });
+                let position = Position { history: welcome.history, offset: welcome.offset.get() };
+                if position.history != [0; 40] && !position.history.iter().all(u8::is_ascii_hexdigit) {
+                    return Err(Error::Lie("a replication id that is none"));
+                }
+                self.offer = Some(Offer {
+                    layout,
+                    content,
+                    chunk_size,
+                    total: Some(welcome.total.get()).filter(|total| *total > 0),
+                    position: Some(position).filter(|position| position.history != [0; 40]),
+                });
                 let lease = Duration::from_millis(welcome.lease.get().into());
                 // A lease of nothing would mean renewing all the time.
                 self.renew = (lease / 4).max(Duration::from_millis(10)).min(self.config.silence);

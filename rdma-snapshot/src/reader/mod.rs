@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rdma_conn::{Descriptors, Endpoint};
-use rdma_proto::backend::{Access, CmEventKind, EventChannel, Identifier, Region};
+use rdma_proto::backend::{Access, CmEventKind, DeviceKey, EventChannel, Identifier, Region};
 use rdma_proto::time::Instant;
 
 use crate::channel::{self, Channel};
@@ -23,7 +23,7 @@ use crate::wire::Frame;
 use data::{Data, Flight, What};
 use machine::{Machine, Order};
 
-pub use machine::{Config, Offer};
+pub use machine::{Config, Offer, Position};
 pub use table::{AREA, Chunk, Have, Limits};
 
 /// How long a publisher whose connection for READs has failed may take to say why.
@@ -39,6 +39,18 @@ pub struct Landed<B: Descriptors> {
     pub crc: u32,
     /// The memory that they were read into. [`Reader::recycle`] takes it back; a replica that publishes keeps it.
     pub region: B::Region,
+}
+
+/// The protection domain of a replica that publishes, for what it reads to be in.
+pub struct Shared<B: Descriptors> {
+    pub(crate) domain: Arc<B::Domain>,
+    pub(crate) device: DeviceKey,
+}
+
+impl<B: Descriptors> Clone for Shared<B> {
+    fn clone(&self) -> Self {
+        Self { domain: Arc::clone(&self.domain), device: self.device }
+    }
 }
 
 /// What a reader has asked of its device.
@@ -62,7 +74,7 @@ pub struct Reader<B: Descriptors> {
     way: Option<B::Identifier>,
     events: B::EventChannel,
     /// The domain of a replica that publishes, which its memory must be in.
-    domain: Option<Arc<B::Domain>>,
+    domain: Option<Shared<B>>,
     channel: Channel,
     endpoint: Endpoint<B>,
     machine: Machine,
@@ -90,7 +102,7 @@ impl<B: Descriptors> Reader<B> {
         publisher: SocketAddr,
         config: Config,
         have: Have,
-        domain: Option<Arc<B::Domain>>,
+        domain: Option<Shared<B>>,
     ) -> Result<Self, Error> {
         let nonce = crate::random()?;
         let mut endpoint = Endpoint::new(backend, channel::limits(1))?;

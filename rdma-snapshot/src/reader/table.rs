@@ -187,7 +187,7 @@ impl Table {
         Ok(())
     }
 
-    /// The snapshot ends here.
+    /// The snapshot ends here (VS-TABLE-006).
     pub(crate) fn mark(&mut self, mark: &Mark) -> Result<(), Error> {
         let here = (self.chunks, self.bytes);
         if (mark.chunks.get(), mark.bytes.get()) != here {
@@ -200,7 +200,7 @@ impl Table {
         Ok(())
     }
 
-    /// The table ends here.
+    /// The table ends here (VS-TABLE-006).
     pub(crate) fn end(&mut self, chunks: u64) -> Result<(), Error> {
         if self.marked.is_none() || chunks != self.chunks {
             return Err(Error::Lie("an end of the table that is not where its chunks end"));

@@ -115,6 +115,9 @@ fn welcomed(layout: Layout, limits: reader::Limits) -> Machine {
         reserved: [0; 2],
         chunk_size: reader::AREA.into(),
         lease: 1000.into(),
+        total: 0.into(),
+        history: [0; 40],
+        offset: 0.into(),
     };
     machine.handle_frame(Frame::Welcome(welcome), now).expect("welcomed");
     machine.handle_established(4, now).expect("established");

@@ -2,10 +2,10 @@
 
 mod cuts;
 mod lies;
+mod links;
 mod whole;
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
 use std::time::Duration;
 
 use rdma_proto::time::Instant;
@@ -28,7 +28,7 @@ fn address(host: u8) -> IpAddr {
 }
 
 const fn offer(layout: Layout) -> Offer {
-    Offer { layout, content: Content::Bytes, chunk_size: CHUNK }
+    Offer { layout, content: Content::Bytes, chunk_size: CHUNK, total: None, position: None }
 }
 
 /// `len` bytes that follow from `seed`.
@@ -53,7 +53,7 @@ struct Pull {
     config: reader::Config,
     to: SocketAddr,
     host: SoftSim,
-    domain: Option<Arc<rdma_softsim::Domain>>,
+    domain: Option<reader::Shared<SoftSim>>,
     have: Have,
     /// Chunks that it had when its present attempt began.
     began: u64,
@@ -146,15 +146,13 @@ impl Pull {
 
     /// Goes on as far as it can, with another attempt after an error that allows one.
     fn progress(&mut self, mut take: impl FnMut(&mut Option<Landed<SoftSim>>)) {
-        if !self.is_under_way() {
-            return;
-        }
-        let outcome = self.attempt(&mut take);
-        if let Err(error) = outcome {
+        while self.is_under_way() {
+            let Err(error) = self.attempt(&mut take) else { return };
             if self.reader.take().is_some() {
                 self.wasted.push(self.counters.reads - (self.have.chunks - self.began));
                 self.began = self.have.chunks;
             }
+            self.counters = reader::Counters::default();
             if error.may_resume() && self.attempts > 1 {
                 self.attempts -= 1;
             } else {

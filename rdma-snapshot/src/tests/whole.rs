@@ -1,8 +1,15 @@
 //! Sessions that nothing befalls.
 
+use rdma_proto::backend::{
+    Access, Backend, CmEventKind, ConnectParams, EventChannel, Identifier, QueuePairLimits,
+};
+use rdma_softsim::trace::What;
+
 use super::*;
 use crate::Secret;
-use crate::wire::Reason;
+use crate::publisher::session::{Log, Session};
+use crate::reader::machine::{Machine, Order};
+use crate::wire::{Challenge, Frame, Hello, MAGIC, Reason};
 
 /// A publisher of `bytes`, all of them there.
 fn published(world: &World, config: publisher::Config, bytes: &[u8]) -> Publisher<SoftSim> {
@@ -123,7 +130,7 @@ fn a_replica_hands_on_what_it_has_verified() {
     let mut first = published(&world, publisher::Config::default(), &bytes);
     let mut second = world.publisher(2, publisher::Config::default());
     let mut middle = world.pull(2, 1, reading());
-    middle.domain = Some(second.domain());
+    middle.domain = Some(second.domain().expect("a device"));
     let mut last = world.pull(3, 2, reading());
     let mut offered = false;
     while middle.is_under_way() || last.is_under_way() || first.counts().done == 0 {
@@ -226,4 +233,91 @@ fn a_publisher_keeps_no_more_than_it_may() {
     publisher.append(&[0; 1000]).expect("room");
     assert!(matches!(publisher.append(&[0; 1000]), Err(Error::TooMuch { .. })));
     assert!(matches!(publisher.begin_mapping(1000), Err(Error::TooMuch { .. })));
+}
+
+/// VS-AUTH-003: nobody is in the snapshot's protection domain who has not proven the secret and said where it connects from, and
+/// nothing is named before that.
+#[test]
+fn a_stranger_gets_no_queue_pair_and_no_address() {
+    let world = World::new(10, Personality::Ibta, 2, Vec::new());
+    let mut publisher = published(&world, publisher::Config::default(), &content(10, 3000));
+    let at = publisher.data_listener.local_addr().expect("a port");
+    let events = world.hosts[1].event_channel().expect("a channel");
+    let id = events.create_id().expect("an identifier");
+    id.resolve_address(None, at, Duration::from_secs(1)).expect("an address");
+    let (mut pair, mut ended) = (None, None);
+    while ended.is_none() {
+        publisher.progress().expect("the publisher goes on");
+        while let Some(event) = events.next_event().expect("events") {
+            match event.kind {
+                CmEventKind::AddressResolved => id.resolve_route(Duration::from_secs(1)).expect("a route"),
+                CmEventKind::RouteResolved => {
+                    let domain = id.create_domain().expect("a domain");
+                    let queue = id.create_completion_queue(2, 0).expect("a queue");
+                    let limits = QueuePairLimits { send_depth: 1, recv_depth: 1, inline: 0 };
+                    pair = Some(id.create_queue_pair(&domain, &queue, limits).expect("a queue pair"));
+                    let params = ConnectParams {
+                        responder_resources: 1,
+                        initiator_depth: 1,
+                        retry_count: 7,
+                        rnr_retry_count: 7,
+                    };
+                    id.connect(&params, &[]).expect("asked");
+                }
+                other => ended = Some(format!("{other:?}")),
+            }
+        }
+        if ended.is_none() {
+            world.step(publisher.next_timeout());
+        }
+    }
+    assert!(
+        pair.is_some() && ended.as_deref().is_some_and(|ended| ended.starts_with("Rejected")),
+        "{ended:?}"
+    );
+    assert_eq!(world.sim.fabric().resources(address(1)).queue_pairs, 0);
+}
+
+/// VS-SEC-001, VS-TABLE-004: of all memory of a run, peers may write to that of the control streams alone, which is in other domains.
+#[test]
+fn no_chunk_can_be_written_by_a_peer() {
+    let world = World::new(11, Personality::Ibta, 2, Vec::new());
+    let mut publisher = published(&world, publisher::Config::default(), &content(11, 60_000));
+    let mut pulls = [world.pull(2, 1, reading())];
+    world.run(&mut publisher, &mut pulls);
+    let (mut read_only, mut windows) = (0, 0);
+    for entry in world.sim.take_trace() {
+        if let What::Registered { access, .. } = entry.what {
+            let (read, written) = (access.allows(Access::REMOTE_READ), access.allows(Access::REMOTE_WRITE));
+            assert!(!(read && written), "{access:?}");
+            read_only += usize::from(read);
+            windows += usize::from(written);
+        }
+    }
+    assert_eq!(read_only, 60);
+    // One window each way: what is said fits into it.
+    assert_eq!(windows, 2);
+}
+
+/// VS-WIRE-003: another version is refused by either side.
+#[test]
+fn another_version_is_refused_by_both_sides() {
+    let now = Instant::default();
+    let mut machine = Machine::new(reading(), Have::default(), [0; 32], now);
+    let Some(Order::Send(Frame::Hello(hello))) = machine.poll_order() else { panic!("no greeting") };
+    let challenge = Challenge {
+        magic: MAGIC,
+        version: 2.into(),
+        data_port: 1.into(),
+        reserved: [0; 4],
+        snapshot: [1; 16],
+        nonce: [1; 32],
+    };
+    let outcome = machine.handle_frame(Frame::Challenge(challenge), now);
+    assert!(matches!(outcome, Err(Error::Version { theirs: 2 })), "{outcome:?}");
+
+    let mut session = Session::new(Duration::from_secs(1), now);
+    let hello = Frame::Hello(Hello { version: 2.into(), ..hello });
+    let answer = session.handle_frame(&hello, &links::terms(), &Log::default(), [0; 32], now);
+    assert_eq!(answer, Err(Reason::Version));
 }

@@ -135,7 +135,7 @@ api! {
 }
 
 impl Api {
-    /// The table, loaded by the first call that succeeds and kept for ever.
+    /// Returns the table, loaded by the first call that succeeds and kept for ever.
     #[cfg(not(feature = "rdma-sys"))]
     pub(crate) fn get() -> Result<&'static Self, Error> {
         static API: std::sync::OnceLock<Api> = std::sync::OnceLock::new();
@@ -146,7 +146,7 @@ impl Api {
         Ok(API.get_or_init(|| api))
     }
 
-    /// The table that the linker made.
+    /// Returns the table that the linker made.
     #[cfg(feature = "rdma-sys")]
     pub(crate) fn get() -> Result<&'static Self, Error> {
         static API: Api = Api::LINKED;

@@ -39,7 +39,7 @@ pub(crate) struct Work {
     pub(crate) remote: (u64, u32),
 }
 
-/// A work request with `num_sge` elements at `sg_list` and no successor.
+/// Returns a work request with `num_sge` elements at `sg_list` and no successor.
 pub(crate) fn send_wr(work: &Work, sg_list: *mut ibv_sge, num_sge: c_int) -> ibv_send_wr {
     let mut wr: ibv_send_wr = super::zeroed();
     wr.wr_id = work.id;
@@ -52,7 +52,7 @@ pub(crate) fn send_wr(work: &Work, sg_list: *mut ibv_sge, num_sge: c_int) -> ibv
     wr
 }
 
-/// Where a completion keeps its immediate, in network byte order.
+/// Returns where a completion keeps its immediate, in network byte order.
 ///
 /// # Safety
 /// `wc` points to a live structure, which need not be initialised.
@@ -61,7 +61,7 @@ pub(crate) const unsafe fn wc_immediate(wc: *const ibv_wc) -> *const u32 {
     unsafe { &raw const (*wc).imm_data_invalidated_rkey_union }.cast()
 }
 
-/// The connection parameters of an event.
+/// Returns the connection parameters of an event.
 ///
 /// # Safety
 /// `event` came from `rdma_get_cm_event` and has not been acknowledged.
@@ -71,7 +71,7 @@ pub(crate) unsafe fn event_conn(event: *const rdma_cm_event) -> rdma_conn_param 
     unsafe { (*event).param.conn }
 }
 
-/// Where an identifier keeps its local address.
+/// Returns where an identifier keeps its local address.
 ///
 /// # Safety
 /// `id` is a live identifier.
@@ -80,7 +80,7 @@ pub(crate) unsafe fn source(id: *const rdma_cm_id) -> *const sockaddr_storage {
     unsafe { &raw const (*id).route.addr.src_addr_union }.cast()
 }
 
-/// Where an identifier keeps its peer's address.
+/// Returns where an identifier keeps its peer's address.
 ///
 /// # Safety
 /// `id` is a live identifier.

@@ -51,7 +51,7 @@ compile_error!(
 pub(crate) use self::api::Api;
 pub(crate) use self::bindings::*;
 
-/// A C structure with every byte zero, as `memset` would leave it.
+/// Returns a C structure with every byte zero, as `memset` would leave it.
 pub(crate) const fn zeroed<T: Plain>() -> T {
     // SAFETY: `Plain` is implemented only for C structures of integers, raw pointers, optional function pointers and
     // unions of these, for all of which zero is a valid value.

@@ -16,7 +16,7 @@ use rdma_proto::backend::{
 };
 use rdma_softsim::{
     CompletionQueue, Device, Domain, Error, EventChannel, ForeignRegion, Identifier, Local, NamedReceive,
-    NamedSend, QueuePair, Sge, Signal, SoftSim,
+    NamedSend, QueuePair, Sge, Signal, SoftSim, Told,
 };
 use rustix::io::Errno;
 use softrdma_wire::{self as wire, MAX_BATCH, MAX_INLINE, Name, Reply, Request};
@@ -131,12 +131,7 @@ fn take<T>(
 }
 
 impl Session {
-    pub(super) fn new(
-        host: SoftSim,
-        device: Device,
-        process: Arc<Process>,
-        info: Arc<Info>,
-    ) -> Self {
+    pub(super) fn new(host: SoftSim, device: Device, process: Arc<Process>, info: Arc<Info>) -> Self {
         Self {
             pairs: BTreeMap::new(),
             identifiers: BTreeMap::new(),
@@ -177,11 +172,7 @@ impl Session {
         set(&self.info.identifiers, self.identifiers.len());
     }
 
-    fn perform(
-        &mut self,
-        request: Request<'_>,
-        descriptor: &mut Option<OwnedFd>,
-    ) -> Result<Reply, Refusal> {
+    fn perform(&mut self, request: Request<'_>, descriptor: &mut Option<OwnedFd>) -> Result<Reply, Refusal> {
         match request {
             Request::Poll { queue, most } => return self.poll(queue, most),
             Request::Arm(queue) => {
@@ -236,10 +227,7 @@ impl Session {
     }
 
     /// Requests about what lies on the device; any other is given back.
-    fn perform_on_device<'a>(
-        &mut self,
-        request: Request<'a>,
-    ) -> Result<Result<Reply, Refusal>, Request<'a>> {
+    fn perform_on_device<'a>(&mut self, request: Request<'a>) -> Result<Result<Reply, Refusal>, Request<'a>> {
         Ok(match request {
             Request::AllocateDomain => self.allocate_domain(),
             Request::FreeDomain(name) => take(&mut self.domains, name, Domain::is_used),
@@ -446,7 +434,7 @@ impl Session {
     fn take_event(&mut self, channel: Name) -> Result<Reply, Refusal> {
         loop {
             let (channel, _level) = find(&self.event_channels, channel)?;
-            let Some((event, data)) = channel.next_with_data()? else { return Ok(Reply::Event(None)) };
+            let Some(Told { event, data }) = channel.next_with_data()? else { return Ok(Reply::Event(None)) };
             // Of an identifier that is gone: nobody is left to hear it.
             let Some(&told) = self.keys.get(&event.id) else { continue };
             let (kind, status, params) = translate::event(&event.kind);

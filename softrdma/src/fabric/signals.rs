@@ -50,7 +50,8 @@ impl Signal for Level {
 
     fn clear(&self) {
         let mut bytes = [0; 64];
-        while rustix::net::recv(&self.theirs, &mut bytes, RecvFlags::DONTWAIT).is_ok_and(|(_, len)| len > 0) {}
+        while rustix::net::recv(&self.theirs, &mut bytes, RecvFlags::DONTWAIT).is_ok_and(|(_, len)| len > 0) {
+        }
     }
 }
 

@@ -342,8 +342,8 @@ async fn request<C: ConnectionLike + Clone>(connection: &C, command: &Command) -
     })
 }
 
-/// What an error of redis-rs means. Requests find their connection themselves, so any may fail for want of one; a time-out that is none of
-/// ours is a reply that did not come.
+/// What an error of redis-rs means. Requests find their connection themselves, so any may fail for want of one, and says so in words of
+/// rdma-conn or rdma-redis. A time-out without words is redis-rs's own: a reply that did not come.
 fn failed(error: &RedisError) -> Trouble {
     let Some(io) = io_error(error) else {
         // The driver that carried the requests is gone, and redis-rs says no more than that.
@@ -354,8 +354,7 @@ fn failed(error: &RedisError) -> Trouble {
             text => Trouble::Wrong(text),
         };
     };
-    let ours = io.get_ref().is_some_and(|source| source.is::<rdma_conn::Error>());
-    if ours { refused(io) } else { lost(io) }
+    if io.get_ref().is_some() { refused(io) } else { lost(io) }
 }
 
 fn io_error(error: &RedisError) -> Option<&io::Error> {

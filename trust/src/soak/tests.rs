@@ -64,7 +64,7 @@ impl Face for Server {
 
     fn exchange(&mut self, commands: &[Command]) -> Result<Vec<Frame>, Trouble> {
         self.exchanges += 1;
-        if self.wrong == Wrong::KilledUnseen && self.exchanges % 40 == 0 {
+        if self.wrong == Wrong::KilledUnseen && self.exchanges.is_multiple_of(40) {
             let _ok = self.ask(&[b"FLUSHALL"]);
         }
         let replies = commands.iter().map(|command| match self.ask(&command.words()) {

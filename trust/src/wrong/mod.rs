@@ -37,17 +37,17 @@ pub use unresponsive::Unresponsive;
 
 /// How long a wrong implementation may take for anything: less than our side takes to give up for another reason.
 const PATIENCE: Duration = Duration::from_millis(1500);
-/// The same for one that does nothing, however long it is waited for.
+/// How long an unresponsive one may take: it does nothing, however long the suite waits.
 const LITTLE_PATIENCE: Duration = Duration::from_millis(300);
 
-/// What is put before a case.
+/// The target of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
     /// This library's own side.
     Right,
     /// This library's own side with a mistake.
     Mistaken(Mistake),
-    /// A side that does nothing any more.
+    /// An unresponsive side.
     Unresponsive(Unresponsive),
 }
 
@@ -65,7 +65,7 @@ impl fmt::Display for Target {
 ///
 /// # Errors
 /// It cannot be set up.
-pub fn judge(target: Target, role: Role, case: &str) -> Result<CaseResult, Failure> {
+pub fn judge(target: Target, role: Role, id: &str) -> Result<CaseResult, Failure> {
     let fabric = Fabric::new();
     let (theirs, ours) =
         (SocketAddr::from(([192, 0, 2, 1], 6379)), SocketAddr::from(([192, 0, 2, 66], 6379)));
@@ -84,29 +84,29 @@ pub fn judge(target: Target, role: Role, case: &str) -> Result<CaseResult, Failu
         }
         options
     };
-    let cases = conformance::blackbox::cases();
-    let case = cases
-        .iter()
-        .find(|one| one.role == role && one.id == case)
-        .ok_or_else(|| Failure::wrong(format!("there is no case {case}")))?;
     let patience = if let Target::Unresponsive(_) = target { LITTLE_PATIENCE } else { PATIENCE };
     let plan = Plan { patience, harm: Harm::Allowed, again: "", arguments: &[], recorder: None };
-    let judged = |side| Runner::new(&backend, side, &plan).only(case);
+    let judged = |side| {
+        let cases = conformance::blackbox::cases();
+        let case = cases.iter().find(|one| one.role == Some(role) && one.id == id);
+        let case = case.ok_or_else(|| Failure::wrong(format!("there is no case {id}")))?;
+        Ok(Runner::new(&backend, side, &plan).only(case))
+    };
     match (role, target) {
         (Role::Server, Target::Unresponsive(how)) => {
-            Ok(judged(Side::Server(&UnresponsiveServer::start(&wrong, theirs, how)?)))
+            judged(Side::Server(&UnresponsiveServer::start(&wrong, theirs, how)?))
         }
         (Role::Server, _) => {
             let server = OwnServer::start(&wrong, theirs, options(Options::server()))?;
-            Ok(judged(Side::Server(&server)))
+            judged(Side::Server(&server))
         }
         (Role::Client, _) => {
             let listener = Listener::new(&backend, ours)?;
             let clients: Box<dyn Clients> = match target {
                 Target::Unresponsive(how) => Box::new(UnresponsiveClients { backend: wrong, how }),
-                _ => Box::new(OwnClients { backend: wrong, options: options(Options::client()) }),
+                _ => Box::new(OwnClients::new(wrong, options(Options::client()))),
             };
-            Ok(judged(Side::Client(&listener, &*clients)))
+            judged(Side::Client(&listener, &*clients))
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Targets that do nothing any more. No case may pass them.
+//! Unresponsive targets, which no case may pass.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ fn shape() -> Shape {
     Shape { patience: Duration::from_secs(2), ..Shape::small() }
 }
 
-/// What a silent side does with what has come. False when the connection is over.
+/// Handles what has come as a silent side does. Returns false when the connection is over.
 fn take<B: Descriptors>(peer: &mut Peer<B>) -> Result<bool, Failure> {
     while let Some(incoming) = peer.receive_within(Duration::ZERO)? {
         match incoming {
@@ -75,7 +75,7 @@ impl Drop for Background {
     }
 }
 
-/// A server that does nothing.
+/// An unresponsive server.
 pub(super) struct UnresponsiveServer {
     address: SocketAddr,
     how: Unresponsive,
@@ -132,7 +132,7 @@ impl Server for UnresponsiveServer {
     }
 }
 
-/// Clients that do nothing.
+/// Unresponsive clients.
 pub(super) struct UnresponsiveClients<B> {
     pub(super) backend: B,
     pub(super) how: Unresponsive,

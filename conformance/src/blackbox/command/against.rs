@@ -15,11 +15,11 @@ use crate::blackbox::process::{AwaitedClients, ExecClients, ExecServer, RunningS
 use crate::blackbox::results::{Run, Target};
 use crate::blackbox::run::{self, Plan};
 use crate::blackbox::target::{Clients, Server};
-use crate::blackbox::verdict::Verdict;
 use crate::exit::{BROKEN, NOTHING};
 use crate::peer::Listener;
 use crate::reqs::Role;
 use crate::trace::{Limits, Recorded, Recorder};
+use suite::Verdict;
 
 /// Hosts of the embedded fabric: the target's and the suite's.
 fn hosts() -> (SoftSim, SocketAddr, SoftSim, SocketAddr) {
@@ -98,7 +98,7 @@ pub(super) fn client(options: &ClientRun, arguments: &[String]) -> Result<Run, T
         let recorder = recorder();
         let ours = Recorded::new(ours, &recorder);
         let listener = Listener::new(&ours, address).map_err(no_environment)?;
-        let clients = OwnClients { backend: theirs, options: small(Options::client()) };
+        let clients = OwnClients::new(theirs, small(Options::client()));
         let target = common.target(Role::Client, true, "in this process", "softsim");
         return go(common, arguments, (&ours, &recorder), Side::Client(&listener, &clients), target, true);
     }
@@ -117,10 +117,9 @@ pub(super) fn client(options: &ClientRun, arguments: &[String]) -> Result<Run, T
             (Box::new(ExecClients { command: command.clone(), first: options.first }), command.clone())
         }
         None if options.wait => (Box::new(AwaitedClients), "awaited".into()),
-        None => (
-            Box::new(OwnClients { backend: verbs.clone(), options: small(Options::client()) }),
-            "in this process".into(),
-        ),
+        None => {
+            (Box::new(OwnClients::new(verbs.clone(), small(Options::client()))), "in this process".into())
+        }
     };
     let target = common.target(Role::Client, !given, &how, &listen.ip().to_string());
     go(common, arguments, (&ours, &recorder), Side::Client(&listener, &*clients), target, local)
@@ -134,10 +133,6 @@ fn go<B: Descriptors>(
     target: Target,
     local: bool,
 ) -> Result<Run, Trouble> {
-    let cases: Vec<Case<B>> = common.select.cases(target.role);
-    if cases.is_empty() {
-        return Err((NOTHING, "nothing is selected; `list` shows what there is".into()));
-    }
     let again = again(arguments);
     let plan = Plan {
         patience: common.patience()?,
@@ -146,6 +141,10 @@ fn go<B: Descriptors>(
         arguments,
         recorder: Some(recorder),
     };
+    let cases: Vec<Case<'_, B>> = common.select.cases(target.role);
+    if cases.is_empty() {
+        return Err((NOTHING, "nothing is selected; `list` shows what there is".into()));
+    }
     let bar = bar(cases.len() as u64);
     let run = run::run(&cases, backend, side, &plan, target, |case, result| match result {
         None => bar.set_message(case.to_string()),

@@ -293,7 +293,7 @@ impl Default for Expected {
 pub struct Check {
     /// Where it stands.
     pub state: Option<State>,
-    /// Who is to blame for its failure; checked if the implementation says it.
+    /// The side to blame for its failure; checked if the implementation reports it.
     pub blame: Option<Blame>,
     /// Bytes that arrived and were not read.
     pub unread: Option<u64>,
@@ -323,7 +323,7 @@ pub enum State {
     Failed,
 }
 
-/// Whose fault an error is.
+/// The side at fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Blame {

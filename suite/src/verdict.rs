@@ -1,21 +1,20 @@
-//! What can come of a case: a verdict on the target's behaviour, and how the connection ended.
+//! Verdicts: what can come of a case.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::client::Failure;
 use crate::exit;
 
-/// Whether the target does what the case is about.
+/// The verdict on a target, or on whatever a case is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
-    /// It does.
+    /// It does what the case asks for.
     Pass,
     /// It does what is allowed, but not what is best.
     PassLenient,
-    /// It does not.
+    /// It does not do what the case asks for.
     Fail,
     /// It said that it cannot (a client under test exits with status 89).
     Unsupported,
@@ -32,7 +31,7 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// All of them.
+    /// All values.
     pub const ALL: [Self; 9] = [
         Self::Pass,
         Self::PassLenient,
@@ -45,7 +44,7 @@ impl Verdict {
         Self::Broken,
     ];
 
-    /// As it is written everywhere.
+    /// Returns the name that is used in files and output.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Pass => "pass",
@@ -60,7 +59,7 @@ impl Verdict {
         }
     }
 
-    /// Whether the target was tried and found right.
+    /// Returns whether the target was tried and found right.
     pub const fn is_pass(self) -> bool {
         matches!(self, Self::Pass | Self::PassLenient)
     }
@@ -72,42 +71,13 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// How the case's connection ended, the best first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Teardown {
-    /// With a disconnect that the other side answered.
-    Clean,
-    /// Without: its queue pair failed, or the disconnect was never answered.
-    Unclean,
-    /// The target left where it had no reason to.
-    WrongSide,
-    /// The target still holds what belonged to it.
-    Leaked,
-    /// The target's process ended.
-    Crashed,
-}
-
-impl Teardown {
-    /// As it is written everywhere.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Clean => "clean",
-            Self::Unclean => "unclean",
-            Self::WrongSide => "wrong-side",
-            Self::Leaked => "leaked",
-            Self::Crashed => "crashed",
-        }
-    }
-}
-
-/// Where a verdict other than a pass comes from.
+/// The cause of a verdict other than a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Cause {
     /// A requirement is not met.
     Requirement,
-    /// Somebody else's connection came to harm.
+    /// Another connection came to harm.
     Bystander,
     /// The target's process ended.
     Died,
@@ -120,17 +90,17 @@ pub enum Cause {
 }
 
 impl Cause {
-    /// Whether there is no target any more, as far as a peer can tell.
+    /// Returns whether there is no target any more, as far as a peer can tell.
     pub const fn is_loss(self) -> bool {
         matches!(self, Self::Died | Self::Hung | Self::Refused)
     }
 
-    /// Whether more came to harm than the connection that the case is about.
+    /// Returns whether more came to harm than the connection that the case is about.
     pub const fn is_harm(self) -> bool {
         self.is_loss() || matches!(self, Self::Bystander)
     }
 
-    /// What a run that comes to nothing for this cause exits with.
+    /// Returns the exit code of a run that comes to nothing for this cause.
     pub const fn code(self) -> u8 {
         match self {
             Self::Died | Self::Hung | Self::Refused => exit::LOST,
@@ -140,35 +110,35 @@ impl Cause {
     }
 }
 
-/// A case that was passed, one way or the other.
+/// A case that passed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pass {
-    /// How.
+    /// The verdict: one of the two kinds of pass.
     pub verdict: Verdict,
-    /// What there is to tell.
+    /// A remark, which may be empty.
     pub note: String,
 }
 
-/// A case that was not.
+/// A case that did not pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stop {
-    /// How it is to be judged.
+    /// The verdict.
     pub verdict: Verdict,
-    /// Where it comes from.
+    /// The cause.
     pub cause: Cause,
     /// What was seen.
     pub reason: String,
 }
 
-/// What a case's body says.
+/// The outcome of a case's body.
 pub type Judged = Result<Pass, Stop>;
 
-/// It is as it should be.
+/// Makes a pass.
 pub fn pass(note: impl Into<String>) -> Pass {
     Pass { verdict: Verdict::Pass, note: note.into() }
 }
 
-/// It is allowed.
+/// Makes a pass of what is allowed, and not best.
 pub fn lenient(note: impl Into<String>) -> Pass {
     Pass { verdict: Verdict::PassLenient, note: note.into() }
 }
@@ -217,16 +187,5 @@ impl Stop {
     /// It could not be tried: nothing is known about the target.
     pub fn broken(reason: impl Into<String>) -> Self {
         Self { verdict: Verdict::Broken, cause: Cause::Environment, reason: reason.into() }
-    }
-}
-
-impl From<Failure> for Stop {
-    fn from(failure: Failure) -> Self {
-        let told = failure.to_string();
-        match failure {
-            Failure::Environment(_) => Self::broken(told),
-            Failure::Unreached(_) => Self::refused(told),
-            _ => Self::unmet(told),
-        }
     }
 }
