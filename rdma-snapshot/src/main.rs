@@ -57,7 +57,7 @@ struct PublishArguments {
     /// Publishes an RDB file, which can be pulled into a Valkey.
     #[arg(long)]
     rdb: Option<PathBuf>,
-    /// Publishes what a live Valkey has: valkey://[user:password@]host[:port].
+    /// Publishes what a live Valkey has: valkey://USER:PASSWORD@HOST:PORT, of which HOST is enough.
     #[arg(long)]
     from: Option<String>,
     /// Publishes the writes after the snapshot too, until SIGINT; then readers end where the Valkey is at that moment.
@@ -97,7 +97,7 @@ struct PullArguments {
     /// Pulls into a file, an RDB for a Valkey to start with.
     #[arg(long)]
     rdb: Option<PathBuf>,
-    /// Pulls into a live Valkey: valkey://[user:password@]host[:port].
+    /// Pulls into a live Valkey: valkey://USER:PASSWORD@HOST:PORT, of which HOST is enough.
     #[arg(long)]
     into: Option<String>,
     /// Replaces what is there.

@@ -226,6 +226,9 @@ impl<B: Descriptors> Run<'_, B> {
         let mut order: VecDeque<_> = publishers.iter().copied().collect();
         let mut failures = 0;
         loop {
+            if self.how.stop.is_stopped() {
+                return Err(Error::Stopped);
+            }
             let Some(publisher) = order.front().copied() else { return Err(Error::Ended) };
             let before = self.have.chunks;
             let error = match self.attempt(publisher, told) {
@@ -233,7 +236,7 @@ impl<B: Descriptors> Run<'_, B> {
                 Err(error) => error,
             };
             failures = if self.have.chunks > before { 0 } else { failures + 1 };
-            if !error.may_resume() || failures >= self.how.attempts || self.how.stop.is_stopped() {
+            if !error.may_resume() || failures >= self.how.attempts {
                 return Err(error);
             }
             tracing::warn!(%publisher, %error, chunks = self.have.chunks, "going on after a cut");
@@ -338,7 +341,8 @@ impl<B: Descriptors> Run<'_, B> {
             self.tell_at = now.after(TICK);
             told(&self.progress);
         }
-        if self.how.stop.is_stopped() {
+        // What was handed to the sink as whole is not stopped any more.
+        if self.how.stop.is_stopped() && !self.applying.ended {
             return Err(Error::Stopped);
         }
         let backlog = self.applying.backlog;
@@ -372,6 +376,7 @@ impl<B: Descriptors> Run<'_, B> {
             let served = self.how.republish.as_ref().is_none_or(|republish| {
                 self.progress.done >= republish.readers || now.since(ended) >= republish.keep
             });
+            let served = served || self.how.stop.is_stopped();
             if applied && served {
                 told(&self.progress);
                 return Ok(());

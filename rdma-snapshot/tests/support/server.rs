@@ -1,7 +1,7 @@
 //! A Valkey server of one's own, for tests and examples.
 
 use std::net::TcpListener;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -32,6 +32,20 @@ impl Valkey {
             println!("skipped: there is no valkey-server; VALKEY_SERVER may name one");
             return None;
         };
+        let mut valkey = Self::spawn(&program);
+        let by = Instant::now() + Duration::from_secs(60);
+        while !valkey.answers() {
+            assert!(Instant::now() < by, "the server does not answer");
+            // Somebody else was quicker to take its port.
+            if valkey.process.try_wait().expect("a process").is_some() {
+                valkey = Self::spawn(&program);
+            }
+            std::thread::yield_now();
+        }
+        Some(valkey)
+    }
+
+    fn spawn(program: &Path) -> Self {
         let port = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("a port").port();
         let folder = std::env::temp_dir().join(format!("rdma-snapshot-valkey-{}-{port}", std::process::id()));
         std::fs::create_dir_all(&folder).expect("a folder");
@@ -42,13 +56,7 @@ impl Valkey {
             .stdout(Stdio::null())
             .spawn()
             .expect("the server runs");
-        let valkey = Self { process, port, folder };
-        let by = Instant::now() + Duration::from_secs(30);
-        while TcpListener::bind(("127.0.0.1", port)).is_ok() || !valkey.answers() {
-            assert!(Instant::now() < by, "the server does not answer");
-            std::thread::yield_now();
-        }
-        Some(valkey)
+        Self { process, port, folder }
     }
 
     pub(crate) fn url(&self) -> String {
