@@ -16,6 +16,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use clap::Parser;
+use plotters::coord::Shift;
 use plotters::prelude::*;
 use rdma_snapshot::run::{Progress, Publish, Pull, Republish, publish, pull};
 use rdma_snapshot::wire::{Content, Layout};
@@ -69,15 +70,17 @@ struct Figure {
     bytes: u64,
     /// From the first connection to the last replica's last byte.
     seconds: f64,
-    /// Of the publisher's own threads.
+    /// Of the publisher's own thread, or of the threads that write streams, once the table is built.
     processor_seconds: f64,
+    /// Of the whole process, both ends of everything and building included.
+    all_processor_seconds: f64,
     /// From the source to the table, before anybody reads; 0 for a stream.
     building_seconds: f64,
 }
 
-/// Processor time of this thread.
-fn spent() -> f64 {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
+/// Processor time of this thread, or of the process.
+fn spent(clock: ClockId) -> f64 {
+    let time = clock_gettime(clock);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
@@ -178,7 +181,7 @@ fn stream(bytes: &Arc<[u8]>, replicas: usize) -> Result<(f64, f64, f64), Failure
         let (stream, bytes) = (listener.accept().map(|(stream, _)| stream), Arc::clone(bytes));
         std::thread::spawn(move || -> Result<f64, Failure> {
             stream?.write_all(&bytes)?;
-            Ok(spent())
+            Ok(spent(ClockId::ThreadCPUTime))
         })
     });
     let writers: Vec<_> = writers.collect();
@@ -205,13 +208,13 @@ fn snapshot(kind: Kind, bytes: &Arc<[u8]>, replicas: usize) -> Result<(f64, f64,
         let mut built_at = None;
         let told = &mut |progress: &Progress| {
             if progress.marked && built_at.is_none() {
-                built_at = Some(spent());
+                built_at = Some(spent(ClockId::ThreadCPUTime));
                 let _nobody = built.send(());
             }
         };
         publish(&backend, (address(1), 7000).into(), source, &how, |at| sender.send(at).unwrap_or(()), told)?;
         // What it cost to serve, without what it cost to build.
-        Ok(spent() - built_at.unwrap_or(0.0))
+        Ok(spent(ClockId::ThreadCPUTime) - built_at.unwrap_or(0.0))
     });
     let at = bound.recv()?;
     // Nobody reads before everything is there, so that building and reading are seen apart.
@@ -243,23 +246,43 @@ fn snapshot(kind: Kind, bytes: &Arc<[u8]>, replicas: usize) -> Result<(f64, f64,
     Ok((seconds, processor, building))
 }
 
+/// What of a figure is drawn.
+type Value = fn(&Figure) -> f64;
+
 /// Medians over the rounds, one group of bars for each number of replicas.
 fn draw(figures: &[Figure], into: &Path) -> Result<(), Failure> {
+    let mib = figures.first().map_or(0, |figure| figure.bytes >> 20);
+    let area = SVGBackend::new(into, (1200, 460)).into_drawing_area();
+    area.fill(&WHITE)?;
+    let panels: [(&str, Value); 2] = [
+        ("seconds until the last has everything", |figure| figure.seconds),
+        ("processor seconds of both ends", |figure| figure.all_processor_seconds),
+    ];
+    for (area, (what, value)) in area.split_evenly((1, 2)).iter().zip(panels) {
+        panel(area, figures, &format!("{mib} MiB, softsim: {what}"), value)?;
+    }
+    area.present()?;
+    Ok(())
+}
+
+fn panel(
+    area: &DrawingArea<SVGBackend<'_>, Shift>,
+    figures: &[Figure],
+    caption: &str,
+    value: Value,
+) -> Result<(), Failure> {
     let median = |kind: Kind, replicas: usize| {
-        let mut seconds: Vec<_> = figures
+        let mut values: Vec<_> = figures
             .iter()
             .filter(|figure| figure.kind == kind && figure.replicas == replicas)
-            .map(|figure| figure.seconds)
+            .map(value)
             .collect();
-        seconds.sort_by(f64::total_cmp);
-        seconds.get(seconds.len() / 2).copied().unwrap_or(0.0)
+        values.sort_by(f64::total_cmp);
+        values.get(values.len() / 2).copied().unwrap_or(0.0)
     };
-    let most = figures.iter().map(|figure| figure.seconds).fold(0.0, f64::max);
-    let mib = figures.first().map_or(0, |figure| figure.bytes >> 20);
-    let area = SVGBackend::new(into, (820, 460)).into_drawing_area();
-    area.fill(&WHITE)?;
-    let mut chart = ChartBuilder::on(&area)
-        .caption(format!("{mib} MiB to all replicas, softsim, median seconds"), ("sans-serif", 20))
+    let most = figures.iter().map(value).fold(0.0, f64::max);
+    let mut chart = ChartBuilder::on(area)
+        .caption(caption, ("sans-serif", 18))
         .margin(12)
         .x_label_area_size(34)
         .y_label_area_size(48)
@@ -284,7 +307,6 @@ fn draw(figures: &[Figure], into: &Path) -> Result<(), Failure> {
             .legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 12, y + 5)], color.filled()));
     }
     chart.configure_series_labels().position(SeriesLabelPosition::UpperLeft).border_style(BLACK).draw()?;
-    area.present()?;
     Ok(())
 }
 
@@ -313,13 +335,22 @@ fn measure(arguments: &Arguments) -> Result<Vec<Figure>, Failure> {
     for round in 0..arguments.rounds {
         for replicas in 1..=3 {
             for kind in KINDS {
+                let before = spent(ClockId::ProcessCPUTime);
                 let (seconds, processor_seconds, building_seconds) = match kind {
                     Kind::Tcp => stream(&bytes, replicas)?,
                     _ => snapshot(kind, &bytes, replicas)?,
                 };
                 let bytes = bytes.len() as u64;
-                let figure =
-                    Figure { round, kind, replicas, bytes, seconds, processor_seconds, building_seconds };
+                let figure = Figure {
+                    round,
+                    kind,
+                    replicas,
+                    bytes,
+                    seconds,
+                    processor_seconds,
+                    all_processor_seconds: spent(ClockId::ProcessCPUTime) - before,
+                    building_seconds,
+                };
                 println!("{}", serde_json::to_string(&figure)?);
                 figures.push(figure);
             }

@@ -4,6 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rdma_conn::Error as Control;
 use rdma_proto::backend::{AsyncEvent, CompletionStatus, Failure};
 
 use crate::wire::{Malformed, Reason};
@@ -14,7 +15,7 @@ use crate::wire::{Malformed, Reason};
 pub enum Error {
     /// The control stream failed.
     #[error("the connection to the other side: {0}")]
-    Control(#[from] rdma_conn::Error),
+    Control(#[from] Control),
     /// The peer ended the control stream.
     #[error("the other side ended the connection")]
     Ended,
@@ -124,16 +125,20 @@ impl Error {
 
     /// Whether another attempt may go on where this one ended: nothing was wrong with what was said, only the way it came.
     #[must_use]
-    pub const fn may_resume(&self) -> bool {
-        matches!(
-            self,
-            Self::Control(_)
-                | Self::Ended
-                | Self::DataEnded(_)
-                | Self::Read { .. }
-                | Self::Corrupt { .. }
-                | Self::TimedOut { .. }
-                | Self::Refused(Reason::Full | Reason::Lease | Reason::Resources)
-        )
+    pub fn may_resume(&self) -> bool {
+        match self {
+            // What this machine lacks, it lacks the next time too.
+            Self::Control(error) => {
+                !matches!(error, Control::Backend { .. } | Control::Options { .. } | Control::DeviceRemoved)
+            }
+            Self::Device(event) => !matches!(event, AsyncEvent::DeviceFatal),
+            Self::Ended
+            | Self::DataEnded(_)
+            | Self::Read { .. }
+            | Self::Corrupt { .. }
+            | Self::TimedOut { .. }
+            | Self::Refused(Reason::Full | Reason::Lease | Reason::Resources) => true,
+            _ => false,
+        }
     }
 }

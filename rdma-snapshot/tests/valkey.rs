@@ -1,94 +1,27 @@
 //! From a live Valkey into live ones, by RDMA READ on softsim. Skipped, and said so, where there is no `valkey-server`.
 
-use std::net::{IpAddr, SocketAddr, TcpListener};
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+#[path = "support/server.rs"]
+mod server;
+
+use std::net::{IpAddr, SocketAddr};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rdma_snapshot::run::{Progress, Publish, Pull, Republish, Stop, publish, pull};
-use rdma_snapshot::valkey::{LiveSink, LiveSource, Server, Target};
+use rdma_snapshot::valkey::{LiveSink, LiveSource, Target};
 use rdma_snapshot::wire::Content;
 use rdma_snapshot::{Error, FileSink, FileSource, publisher};
 use rdma_softsim::{Fabric, SoftSim};
 use redis::{Connection, Value, cmd, pipe};
+use server::Valkey;
 
 fn address(host: u8) -> IpAddr {
     IpAddr::from([10, 0, 0, host])
 }
 
-/// The server that `VALKEY_SERVER` names, or that is installed, or that the lab has built.
-fn server_program() -> Option<PathBuf> {
-    let named = std::env::var_os("VALKEY_SERVER").map(PathBuf::from);
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let installed = std::env::split_paths(&path).map(|folder| folder.join("valkey-server"));
-    let home = std::env::var_os("HOME").map(PathBuf::from).unwrap_or_default();
-    let built = home.join(".cache/valkey-rdma-lab/valkey/bin/valkey-server");
-    named.into_iter().chain(installed).chain([built]).find(|path| path.is_file())
-}
-
-/// A Valkey of the test's own.
-struct Valkey {
-    process: Child,
-    port: u16,
-    folder: PathBuf,
-}
-
-impl Valkey {
-    /// None, and said so, if there is no program.
-    fn start() -> Option<Self> {
-        let Some(program) = server_program() else {
-            println!("skipped: there is no valkey-server; VALKEY_SERVER may name one");
-            return None;
-        };
-        let port = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("a port").port();
-        let folder = std::env::temp_dir().join(format!("rdma-snapshot-valkey-{}-{port}", std::process::id()));
-        std::fs::create_dir_all(&folder).expect("a folder");
-        let process = Command::new(program)
-            .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--dir"])
-            .arg(&folder)
-            .args(["--save", "", "--enable-debug-command", "yes", "--repl-diskless-sync-delay", "0"])
-            .stdout(Stdio::null())
-            .spawn()
-            .expect("the server runs");
-        let valkey = Self { process, port, folder };
-        let by = Instant::now() + Duration::from_secs(30);
-        while TcpListener::bind(("127.0.0.1", port)).is_ok() || !valkey.answers() {
-            assert!(Instant::now() < by, "the server does not answer");
-            std::thread::yield_now();
-        }
-        Some(valkey)
-    }
-
-    fn url(&self) -> String {
-        format!("valkey://127.0.0.1:{}", self.port)
-    }
-
-    fn server(&self) -> Server {
-        Server::new(&self.url()).expect("a URL")
-    }
-
-    fn answers(&self) -> bool {
-        let client = redis::Client::open(self.url()).expect("a URL");
-        client.get_connection().is_ok_and(|mut one| cmd("PING").exec(&mut one).is_ok())
-    }
-
-    fn connect(&self) -> Connection {
-        redis::Client::open(self.url()).expect("a URL").get_connection().expect("a connection")
-    }
-
-    fn target(&self) -> LiveSink {
-        LiveSink::new(Target { server: self.server(), replace: false, serve_on: None })
-    }
-}
-
-impl Drop for Valkey {
-    fn drop(&mut self) {
-        let _gone = self.process.kill();
-        let _gone = self.process.wait();
-        let _gone = std::fs::remove_dir_all(&self.folder);
-    }
+fn into(target: &Valkey) -> LiveSink {
+    LiveSink::new(Target { server: target.server(), replace: false, serve_on: None })
 }
 
 /// Everything that Valkey has: every type in its small and its large encoding, TTLs of keys and of fields, streams with groups and what
@@ -223,13 +156,13 @@ fn two_replicas_have_what_the_source_has() {
         readers: 1,
         keep: Duration::from_secs(60),
     };
-    let (backend, sink) = (fabric.host(&[address(2)]), first.target());
+    let (backend, sink) = (fabric.host(&[address(2)]), into(&first));
     let middle = std::thread::spawn(move || {
         let how = Pull { verify: true, republish: Some(republish), ..Pull::default() };
         pull(&backend, &[at], sink, &how, &mut |_| {})
     });
     let how = Pull { verify: true, attempts: 100, ..Pull::default() };
-    let last = pull(&fabric.host(&[address(3)]), &[between], second.target(), &how, &mut |_| {});
+    let last = pull(&fabric.host(&[address(3)]), &[between], into(&second), &how, &mut |_| {});
     let middle = middle.join().expect("no panic").expect("pulled");
     assert_eq!(last.expect("pulled").bytes, middle.bytes);
     assert_eq!(publisher.join().expect("no panic").expect("published").done, 1);
@@ -274,7 +207,7 @@ fn a_replica_catches_up_with_a_source_that_is_written_to() {
         stop.stop();
     });
     let mut watching = target.connect();
-    let (backend, sink) = (fabric.host(&[address(2)]), target.target());
+    let (backend, sink) = (fabric.host(&[address(2)]), into(&target));
     let pulling = std::thread::spawn(move || pull(&backend, &[at], sink, &Pull::default(), &mut |_| {}));
     let (mut looked, mut last_seen) = (0, -1);
     while !pulling.is_finished() {
@@ -334,7 +267,7 @@ fn an_rdb_file_is_as_good_as_its_source() {
         )
     });
     let at = bound.recv().expect("a publisher");
-    pull(&reader, &[at], target.target(), &Pull::default(), &mut |_| {}).expect("pulled");
+    pull(&reader, &[at], into(&target), &Pull::default(), &mut |_| {}).expect("pulled");
     publisher.join().expect("no panic").expect("published");
     assert_equal(&mut source.connect(), &mut target.connect());
 }
@@ -354,14 +287,14 @@ fn a_target_that_cannot_take_it_is_left_as_it_was() {
     let how = Publish { withdraw: withdraw.clone(), ..Publish::default() };
     let (at, publisher) = publishing(fabric.host(&[address(1)]), live, how);
     let reader = fabric.host(&[address(2)]);
-    let error = pull(&reader, &[at], full.target(), &Pull::default(), &mut |_| {}).expect_err("not empty");
+    let error = pull(&reader, &[at], into(&full), &Pull::default(), &mut |_| {}).expect_err("not empty");
     assert!(error.to_string().contains("not empty"), "{error}");
     let mine: i64 = cmd("GET").arg("mine").query(&mut full.connect()).expect("a value");
     assert_eq!(mine, 1);
 
     dying.process.kill().expect("killed");
     dying.process.wait().expect("dead");
-    let error = pull(&reader, &[at], dying.target(), &Pull::default(), &mut |_| {}).expect_err("dead");
+    let error = pull(&reader, &[at], into(&dying), &Pull::default(), &mut |_| {}).expect_err("dead");
     assert!(matches!(error, Error::Sink(_)), "{error}");
     withdraw.stop();
     publisher.join().expect("no panic").expect("published");

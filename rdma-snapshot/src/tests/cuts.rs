@@ -68,16 +68,15 @@ fn a_cut_wastes_no_more_than_what_was_under_way() {
         let (pull, is_whole) = run(seed);
         cut += usize::from(!pull.wasted.is_empty());
         whole += usize::from(is_whole);
-        // What no attempt can get over is a device that is lost.
-        assert!(is_whole || pull.error.is_some(), "seed {seed}");
-        assert!(
-            is_whole || matches!(pull.error, Some(Error::Device(_) | Error::Backend { .. })),
-            "seed {seed}: {:?}",
-            pull.error
+        // What no attempt can get over is what this machine lacks.
+        let is_lacking = matches!(
+            pull.error,
+            Some(Error::Backend { .. } | Error::Control(rdma_conn::Error::Backend { .. }))
         );
+        assert!(is_whole || is_lacking, "seed {seed}: {:?}", pull.error);
     }
     assert!(cut * 10 > seeds as usize, "{cut} of {seeds} runs were cut");
-    assert!(whole * 10 > seeds as usize * 8, "{whole} of {seeds} runs came to their end");
+    assert!(whole * 100 > seeds as usize * 95, "{whole} of {seeds} runs came to their end");
 }
 
 /// VS-TABLE-001: a publisher that is started again has another snapshot, and says so; nothing of it is mixed into the old one.

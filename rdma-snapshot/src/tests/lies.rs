@@ -1,7 +1,7 @@
 //! Publishers that lie: what they say is refused by name, and no wrong byte is passed on.
 
 use proptest::prelude::*;
-use zerocopy::byteorder::network_endian::{U32, U64};
+use zerocopy::byteorder::network_endian::{U16, U32, U64};
 
 use super::*;
 use crate::reader::machine::{Machine, Order};
@@ -94,22 +94,48 @@ fn an_end_that_lies_is_refused() {
 
 /// A machine that was welcomed to read `layout`.
 fn welcomed(layout: Layout, limits: reader::Limits) -> Machine {
+    let (machine, outcome) = greeted(layout, limits, &crate::Secret::default());
+    outcome.expect("a right welcome");
+    machine
+}
+
+/// VS-AUTH-002: a publisher that takes every reader, and cannot prove that it has the secret itself.
+#[test]
+fn a_publisher_without_the_secret_is_refused() {
+    let (_, outcome) = greeted(Layout::Chunks, reader::Limits::default(), &crate::Secret::new("another"));
+    assert!(matches!(outcome, Err(Error::Secret)), "{outcome:?}");
+}
+
+/// VS-TABLE-001: a reader that has a part of a snapshot goes on with no other, whatever the publisher thinks of that.
+#[test]
+fn another_snapshot_is_refused() {
+    let now = Instant::default();
+    let have = Have { snapshot: [9; 16], chunks: 3, bytes: 3000, mark: None };
+    let mut machine = Machine::new(reading(), have, [7; 32], now);
+    let outcome = machine.handle_frame(Frame::Challenge(CHALLENGE), now);
+    assert!(matches!(outcome, Err(Error::OtherSnapshot)), "{outcome:?}");
+}
+
+/// What a publisher of snapshot `[1; 16]` says first.
+const CHALLENGE: Challenge = Challenge {
+    magic: MAGIC,
+    version: U16::new(VERSION),
+    data_port: U16::new(1),
+    reserved: [0; 4],
+    snapshot: [1; 16],
+    nonce: [2; 32],
+};
+
+/// A machine, and what it made of a welcome from a publisher with this secret.
+fn greeted(layout: Layout, limits: reader::Limits, secret: &crate::Secret) -> (Machine, Result<(), Error>) {
     let now = Instant::default();
     let config = reader::Config { limits, ..reader::Config::default() };
-    let mut machine = Machine::new(config.clone(), Have::default(), [7; 32], now);
+    let mut machine = Machine::new(config, Have::default(), [7; 32], now);
     let Some(Order::Send(Frame::Hello(hello))) = machine.poll_order() else { panic!("no greeting") };
-    let challenge = Challenge {
-        magic: MAGIC,
-        version: VERSION.into(),
-        data_port: 1.into(),
-        reserved: [0; 4],
-        snapshot: [1; 16],
-        nonce: [2; 32],
-    };
-    machine.handle_frame(Frame::Challenge(challenge), now).expect("challenged");
+    machine.handle_frame(Frame::Challenge(CHALLENGE), now).expect("challenged");
     machine.handle_resolved("10.0.0.2:9".parse().expect("an address"), now);
     let welcome = Welcome {
-        code: config.secret.publisher_code(&hello, &challenge),
+        code: secret.publisher_code(&hello, &CHALLENGE),
         layout: layout.number(),
         content: Content::Bytes.number(),
         reserved: [0; 2],
@@ -119,10 +145,12 @@ fn welcomed(layout: Layout, limits: reader::Limits) -> Machine {
         history: [0; 40],
         offset: 0.into(),
     };
-    machine.handle_frame(Frame::Welcome(welcome), now).expect("welcomed");
-    machine.handle_established(4, now).expect("established");
-    while machine.poll_order().is_some() {}
-    machine
+    let outcome = machine.handle_frame(Frame::Welcome(welcome), now);
+    if outcome.is_ok() {
+        machine.handle_established(4, now).expect("established");
+        while machine.poll_order().is_some() {}
+    }
+    (machine, outcome)
 }
 
 fn mapping(address: u64, areas: u32, bytes: u64) -> Mapping {
