@@ -1,9 +1,13 @@
 //! Our own side under the suite, by what it says of it, on the embedded fabric.
 
+use std::io::Read;
 use std::path::Path;
 
+use conformance::blackbox::own::small;
+use conformance::peer::{Listener, Shape};
 use indicatif::ProgressBar;
-use rdma_softsim::SoftSim;
+use rdma_conn::{Connect, Options, Stream};
+use rdma_softsim::{Fabric, SoftSim};
 use suite::Role;
 use trust::own::table::TABLE;
 use trust::own::{self, Setting};
@@ -17,6 +21,29 @@ fn our_server_and_client() {
     let failed: Vec<String> =
         failed.map(|report| format!("{} {:?}: {}", report.id, report.role, report.details())).collect();
     assert!(failed.is_empty(), "{} of {} cases failed:\n{}", failed.len(), reports.len(), failed.join("\n"));
+}
+
+/// VR-CLOSE-002: our client reads what came right before the disconnect, and then the end.
+#[test]
+fn last_words_are_read() {
+    let fabric = Fabric::new();
+    let [ours, theirs] = [1, 66].map(|number| fabric.host(&[[192, 0, 2, number].into()]));
+    let listener = Listener::new(&theirs, ([192, 0, 2, 66], 0).into()).unwrap();
+    let address = listener.address().unwrap();
+    let client = std::thread::spawn(move || {
+        let how = Connect::default().options(small(Options::client()));
+        let mut stream = Stream::connect_with(&ours, address, &how).unwrap();
+        let mut read = Vec::new();
+        stream.read_to_end(&mut read).map(|_| read)
+    });
+    let mut peer = listener.accept(Shape::default()).unwrap();
+    peer.serves = true;
+    peer.await_established().unwrap();
+    peer.handshake().unwrap();
+    peer.send_bytes(b"all of this must arrive").unwrap();
+    peer.settle().unwrap();
+    peer.disconnect().unwrap();
+    assert_eq!(client.join().unwrap().unwrap(), b"all of this must arrive");
 }
 
 #[test]
