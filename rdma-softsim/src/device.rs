@@ -11,7 +11,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use rdma_proto::backend::{
-    Access, AsyncEvent, ConnectParams, Identifier as _, PostError, QueuePairLimits, RnrTimer, SendOp,
+    Access, AsyncEvent, Completion, ConnectParams, Identifier as _, PostError, QueuePairLimits, RnrTimer,
+    SendOp,
 };
 
 use crate::connection::{EventChannel, Identifier};
@@ -165,6 +166,16 @@ impl Domain {
 }
 
 impl CompletionQueue {
+    /// `ibv_poll_cq(3)`: at most `most` completions, with the bytes that each message brought (`byte_len`), 0 for those of
+    /// sends.
+    pub fn poll_with_bytes(
+        &self,
+        most: usize,
+        mut take: impl FnMut(Completion, u32),
+    ) -> Result<usize, Error> {
+        self.driver().with(|model| model.poll_each(self.id(), most, &mut take))
+    }
+
     /// Whether a queue pair reports to it still (`EBUSY`).
     #[must_use]
     pub fn is_used(&self) -> bool {

@@ -21,6 +21,7 @@
 mod address;
 mod cm;
 mod completion;
+mod connecting;
 mod device;
 mod endpoint;
 mod event;

@@ -36,6 +36,8 @@ pub(super) struct Entry {
     pub(super) pair: PairId,
     /// Send slots that are free again.
     pub(super) frees: u32,
+    /// Bytes that its message brought.
+    pub(super) bytes: u32,
     /// The message after whose execution the receive completed: its bytes, and those before it, are there.
     pub(super) lands: Option<u64>,
     /// The classes of failure that it shows.
@@ -97,7 +99,7 @@ impl CompletionQueue {
 impl Entry {
     /// The completion of a receive that brought nothing.
     pub(super) const fn new(completion: Completion, pair: PairId) -> Self {
-        Self { completion, pair, frees: 0, lands: None, shows: ClassSet::EMPTY }
+        Self { completion, pair, frees: 0, bytes: 0, lands: None, shows: ClassSet::EMPTY }
     }
 
     const fn half(&self) -> Half {
@@ -147,6 +149,22 @@ impl Model {
 
     /// `ibv_poll_cq(3)`. A polled completion of a send frees its slot and those of the unsignaled ones before it.
     pub(crate) fn poll(&mut self, id: QueueId, into: &mut [Completion]) -> Result<usize, Error> {
+        let mut places = into.iter_mut();
+        self.poll_each(id, places.len(), |completion, _bytes| {
+            if let Some(place) = places.next() {
+                *place = completion;
+            }
+        })
+    }
+
+    /// As [`Model::poll`], with the bytes that each message brought: `byte_len` of `ibv_poll_cq(3)`, which a WRITE with immediate
+    /// has too.
+    pub(crate) fn poll_each(
+        &mut self,
+        id: QueueId,
+        most: usize,
+        mut take: impl FnMut(Completion, u32),
+    ) -> Result<usize, Error> {
         let silent = self.behaviour().is_some_and(|behaviour| behaviour.silent_overrun);
         let queue = self.queues.get_mut(id).ok_or(Error::Gone("completion queue"))?;
         if queue.lost {
@@ -156,11 +174,11 @@ impl Model {
         }
         let raced = core::mem::take(&mut queue.raced) && !queue.entries.is_empty() && queue.events == 0;
         let mut count = 0;
-        for slot in into {
+        while count < most {
             let Some(entry) = self.queues.get_mut(id).and_then(|queue| queue.entries.pop_front()) else {
                 break;
             };
-            *slot = entry.completion;
+            take(entry.completion, entry.bytes);
             count += 1;
             self.polled(&entry);
         }

@@ -6,22 +6,15 @@
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 
-use rdma_proto::backend::{AsyncEvent, QueuePairLimits, RnrTimer};
+use rdma_proto::backend::{AsyncEvent, RnrTimer};
 
 use super::identifier::Phase;
+use super::making::Making;
 use super::queue_pair::{Owner, Path, State};
 use super::requester::Requester;
 use super::responder::Responder;
 use super::{ContextId, DomainId, HostId, IdentifierId, Model, PairId, QueueId, Wake};
 use crate::Error;
-
-/// What `ibv_create_qp(3)` is given.
-pub(crate) struct Making {
-    pub(crate) domain: DomainId,
-    pub(crate) send_queue: QueueId,
-    pub(crate) receive_queue: QueueId,
-    pub(crate) limits: QueuePairLimits,
-}
 
 /// An opened device.
 pub(crate) struct Context {

@@ -13,6 +13,7 @@ mod events;
 mod handshake;
 mod host;
 mod identifier;
+mod making;
 mod memory;
 mod nature;
 mod numbers;
@@ -37,8 +38,8 @@ use numbers::Numbers;
 use requester::Answer;
 
 pub use context::About;
-pub(crate) use context::Making;
 pub(crate) use events::NoticeKind;
+pub(crate) use making::Making;
 pub use memory::ForeignMemory;
 pub(crate) use memory::{Bytes, Memory, Registration};
 pub(crate) use nature::Nature;

@@ -231,11 +231,12 @@ impl Model {
             Err(refusal) => (Answer::Nak(refusal.requester), Err(refusal.receive)),
         };
         if let Some(receive) = receive {
+            let bytes = u32::try_from(len).unwrap_or(u32::MAX);
             let completion = match result {
                 Ok(completed) => success(receive.id, number, completed),
                 Err(status) => failure(receive.id, number, status),
             };
-            self.report(queue, Entry { lands: Some(sequence), ..Entry::new(completion, at) });
+            self.report(queue, Entry { lands: Some(sequence), bytes, ..Entry::new(completion, at) });
         }
         if let Answer::Nak(status) = answer {
             self.mark_injected(match status {

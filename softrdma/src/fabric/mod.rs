@@ -1,6 +1,6 @@
 //! The fabric: one process that owns the model, and the programs that come to it.
 //!
-//! Each program has a [session](session) on a thread of its own. The thread sleeps until the program asks something or has
+//! Each program has a session on a thread of its own. The thread sleeps until the program asks something or has
 //! ended; then what it made goes, and its peers are told, as a kernel would. Data moves in the thread of whoever asks.
 
 mod memory;

@@ -336,11 +336,12 @@ impl Session {
     }
 
     fn poll(&self, queue: Name, most: u32) -> Result<Reply, Refusal> {
-        let mut into = [translate::EMPTY; MAX_BATCH];
+        let mut completions = Vec::new();
         let most = (most as usize).min(MAX_BATCH);
-        let into = into.get_mut(..most).unwrap_or_default();
-        let count = find(&self.queues, queue)?.poll(into)?;
-        Ok(Reply::Completions(into.iter().take(count).map(translate::completion).collect()))
+        find(&self.queues, queue)?.poll_with_bytes(most, |completion, bytes| {
+            completions.push(translate::completion(&completion, bytes));
+        })?;
+        Ok(Reply::Completions(completions))
     }
 
     fn post_send(&self, pair: Name, work: &[wire::Send<'_>]) -> Result<Reply, Refusal> {

@@ -1,7 +1,7 @@
 //! Between the words of the wire and those of the model.
 
 use rdma_proto::backend::{
-    self, Access, AsyncEvent, CmEventKind, Completed, Completion, ConnectParams, ErrorKind, Failure as _,
+    Access, AsyncEvent, CmEventKind, Completed, Completion, ConnectParams, ErrorKind, Failure as _,
     Immediate, RemoteAddress, RnrTimer, SendOp,
 };
 use rdma_softsim::{About, Error, PairState, SoftSim, Transition};
@@ -81,15 +81,15 @@ pub(super) const fn op(op: wire::Op) -> SendOp {
 }
 
 /// `struct ibv_wc`; opcodes are those of `enum ibv_wc_opcode`.
-pub(super) fn completion(completion: &Completion) -> wire::Completion {
+pub(super) fn completion(completion: &Completion, len: u32) -> wire::Completion {
     let &Completion { id, queue_pair: pair, result } = completion;
-    let (mut status, mut vendor, mut opcode, mut len, mut immediate) = (0, 0, 0, 0, None);
+    let (mut status, mut vendor, mut opcode, mut immediate) = (0, 0, 0, None);
     match result {
         Ok(Completed::Send) => {}
         Ok(Completed::Write) => opcode = 1,
         Ok(Completed::Read) => opcode = 2,
-        Ok(Completed::Recv { len: bytes, immediate: number }) => {
-            (opcode, len, immediate) = (128, bytes, number.map(|immediate| immediate.0));
+        Ok(Completed::Recv { immediate: number, .. }) => {
+            (opcode, immediate) = (128, number.map(|immediate| immediate.0));
         }
         Ok(Completed::RecvWrite { immediate: Immediate(number) }) => {
             (opcode, immediate) = (129, Some(number));
@@ -152,6 +152,3 @@ pub(super) fn async_event((event, about): (AsyncEvent, About)) -> wire::AsyncEve
     };
     wire::AsyncEvent { kind, about }
 }
-
-/// The queue pair's numbers in a completion queue hold no more than this.
-pub(super) const EMPTY: backend::Completion = backend::Completion::EMPTY;

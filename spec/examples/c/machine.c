@@ -136,6 +136,12 @@ static void shown(struct vkr_machine *m, uint64_t mark) {
     handled(m, mark);
 }
 
+/* A peer that sends something has taken what its device acknowledged before, as far as keepalives go (section 10). */
+static void hear(struct vkr_machine *m, uint64_t now) {
+    m->heard = now;
+    m->shown = m->handled;
+}
+
 static bool should_ask(const struct vkr_machine *m) {
     return !m->patient && m->asked == 0 && 2 * (m->sent - m->handled) >= m->set.peer_receives;
 }
@@ -177,7 +183,7 @@ static void take_question_or_answer(struct vkr_machine *m, const struct vkr_mess
 void vkr_received(struct vkr_machine *m, uint64_t now, const uint8_t *bytes, size_t length) {
     struct vkr_message message;
     if (over(m)) return;
-    m->heard = now;
+    hear(m, now);
     if (vkr_decode(bytes, length, &message) != NULL) {
         fail(m, VKR_INVALID_MESSAGE);
     } else if (message.kind == VKR_REGISTER_XFER_MEMORY) {
@@ -204,7 +210,7 @@ static void rotate(struct vkr_machine *m) {
 
 void vkr_immediate(struct vkr_machine *m, uint64_t now, uint32_t value) {
     if (over(m)) return;
-    m->heard = now;
+    hear(m, now);
     if (value == 0) return; /* VR-XFER-005 */
     if (!m->announced || value > m->set.window - m->received) {
         fail(m, VKR_PEER_MISBEHAVED); /* VR-FLOW-003, VR-FLOW-002 */

@@ -153,17 +153,10 @@ macro_rules! error {
 /// How long an impatient side waits for a peer.
 const STALL: Duration = Duration::from_millis(300);
 
-/// Nobody is waited for long.
+/// Our side waits for no peer for long.
 const IMPATIENT: fn(&mut Options) = |options| {
     options.protocol.stall_limit = Some(STALL);
     options.handshake_timeout = STALL;
-};
-
-/// Nobody is waited for long, and few notifications may be unacknowledged: the data behind them wait.
-const TIGHT: fn(&mut Options) = |options| {
-    options.protocol.stall_limit = Some(STALL);
-    options.protocol.peer_receives = 8;
-    options.protocol.send_buffer = 1024;
 };
 
 /// Our side always has something to send.
@@ -410,17 +403,11 @@ pub const TABLE: &[Row] = &[
     )
     .with(IMPATIENT),
     server!(
-        "res.never-reposts",
-        Protocol(PeerMisbehaved(NeverReceives { .. })),
-        "the peer broke the protocol: it took no notification for 300ms"
-    )
-    .with(TIGHT),
-    client!(
         "own.never-reposts",
         Protocol(PeerMisbehaved(NeverReceives { .. })),
         "the peer broke the protocol: it took no notification for 300ms"
     )
-    .with(TIGHT),
+    .with(IMPATIENT),
     both!(
         "own.too-few-receives",
         Protocol(PeerMisbehaved(TooFewReceives { .. })),
