@@ -1,7 +1,7 @@
 //! The suite for any implementation against our own server and client, judged by what our side says of it.
 //!
 //! A peer sees that a connection ended. Our own side also says why, and this is where that is held against what it should say:
-//! every case of [`conformance::blackbox`], and the [`cases`] that only our side can be shown, is run against a server and a client
+//! every case of [`conformance::blackbox`], and the [`mod@cases`] that only our side can be shown, is run against a server and a client
 //! of ours in this process. [`table::TABLE`] has the error that our side must end a connection with, variant and text; a connection
 //! without a row must end in order. Beside that every run checks:
 //!
