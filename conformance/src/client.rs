@@ -6,6 +6,7 @@ use bytes::Bytes;
 use resp_rs::resp2::Frame;
 
 use kv_store::FrameReader;
+use suite::Stop;
 
 /// What a check found wrong, or why it could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -34,6 +35,17 @@ impl Failure {
     /// [`Failure::Wrong`], from any text.
     pub fn wrong(what: impl Into<String>) -> Self {
         Self::Wrong(what.into())
+    }
+}
+
+impl From<Failure> for Stop {
+    fn from(failure: Failure) -> Self {
+        let told = failure.to_string();
+        match failure {
+            Failure::Environment(_) => Self::broken(told),
+            Failure::Unreached(_) => Self::refused(told),
+            _ => Self::unmet(told),
+        }
     }
 }
 

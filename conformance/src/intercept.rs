@@ -3,23 +3,25 @@
 //! Each hook of an interceptor has a default that lets things pass, so that one says only what it is about. The result is a
 //! [`Backend`] itself: interceptors compose by wrapping.
 
-use std::collections::HashMap;
+mod queues;
+
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rdma_proto::backend::{
     self, Access, Backend, Capabilities, CmEvent, CmEventKind, Completion, ConnectParams, DeviceKey,
-    EventChannel as _, IdentifierKey, PostError, QueuePair as _, QueuePairLimits, RecvRequest, Region as _,
-    RnrTimer, SendRequest, Slice,
+    EventChannel as _, IdentifierKey, PostError, QueuePair as _, QueuePairLimits, RecvRequest, SendRequest,
 };
-use rdma_proto::memory::SharedMemory;
 use rdma_proto::time::Instant;
 
-/// What looks at, or changes, what passes a backend `B`. Whoever wants to keep a handle alive keeps a clone of its `Arc`.
+use queues::Pair;
+pub use queues::{Below, CompletionQueue, Domain, QueuePair, Region};
+
+/// Looks at, or changes, what passes a backend `B`. An interceptor that keeps a handle alive keeps a clone of its `Arc`.
 pub trait Interceptor<B: Backend>: Send + Sync + 'static {
-    /// What it keeps of each identifier.
+    /// State that it keeps for each identifier.
     type Identifier: Send + Sync;
     /// What it keeps of each queue pair.
     type QueuePair: Send + Sync;
@@ -143,46 +145,6 @@ pub enum Call<'a> {
     Notify,
     /// `rdma_disconnect(3)`
     Disconnect,
-}
-
-/// The queue pair below an interceptor.
-pub struct Below<'a, B: Backend>(&'a Arc<B::QueuePair>);
-
-impl<B: Backend> Below<'_, B> {
-    /// Posts a chain of requests.
-    ///
-    /// # Errors
-    /// Those of the queue pair.
-    pub fn post_send(&self, requests: &[SendRequest<'_, Region<B>>]) -> Result<(), PostError<B::Error>> {
-        let chain: Vec<_> = requests
-            .iter()
-            .map(|&SendRequest { id, op, local, signaled, inline }| SendRequest {
-                id,
-                op,
-                local: within(local),
-                signaled,
-                inline,
-            })
-            .collect();
-        self.0.post_send(&chain)
-    }
-
-    /// Posts a chain of receives.
-    ///
-    /// # Errors
-    /// Those of the queue pair.
-    pub fn post_recv(&self, requests: &[RecvRequest<'_, Region<B>>]) -> Result<(), PostError<B::Error>> {
-        let chain: Vec<_> = requests
-            .iter()
-            .map(|&RecvRequest { id, local }| RecvRequest { id, local: within(local) })
-            .collect();
-        self.0.post_recv(&chain)
-    }
-}
-
-/// The part of the inner region that is a part of this one.
-fn within<B: Backend>(slice: Slice<'_, Region<B>>) -> Slice<'_, B::Region> {
-    Slice { region: &slice.region.inner, offset: slice.offset, len: slice.len }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -386,149 +348,5 @@ impl<B: Backend, I: Interceptor<B>> backend::Identifier<Intercepted<B, I>> for I
 
     fn peer_addr(&self) -> Option<SocketAddr> {
         self.inner.peer_addr()
-    }
-}
-
-/// An intercepted protection domain.
-pub struct Domain<B: Backend, I> {
-    inner: Arc<B::Domain>,
-    around: Arc<Around<B, I>>,
-}
-
-impl<B: Backend, I: Interceptor<B>> backend::Domain<Intercepted<B, I>> for Domain<B, I> {
-    fn register(&self, len: usize, access: Access) -> Result<Region<B>, B::Error> {
-        let (more, access) = self.around.by.registering(len, access);
-        let inner = Arc::new(self.inner.register(more, access)?);
-        self.around.by.registered(&inner);
-        Ok(Region { inner, len })
-    }
-}
-
-/// A region, as long as was asked for.
-pub struct Region<B: Backend> {
-    /// What the backend below registered.
-    pub inner: Arc<B::Region>,
-    len: usize,
-}
-
-impl<B: Backend> Region<B> {
-    /// All of a region of the backend below, for an interceptor's own requests.
-    pub fn whole(inner: B::Region) -> Self {
-        Self { len: inner.len(), inner: Arc::new(inner) }
-    }
-}
-
-impl<B: Backend> backend::Region for Region<B> {
-    fn len(&self) -> usize {
-        self.len
-    }
-
-    fn address(&self) -> u64 {
-        self.inner.address()
-    }
-
-    fn rkey(&self) -> u32 {
-        self.inner.rkey()
-    }
-
-    fn memory(&self) -> SharedMemory<'_> {
-        self.inner.memory()
-    }
-}
-
-struct Pair<Q, K> {
-    inner: Arc<Q>,
-    kept: K,
-}
-
-type KeptPair<B, I> = Pair<<B as Backend>::QueuePair, <I as Interceptor<B>>::QueuePair>;
-
-/// The queue pairs of a completion queue, by number.
-type Pairs<B, I> = Arc<Mutex<HashMap<u32, Weak<KeptPair<B, I>>>>>;
-
-/// An intercepted completion queue.
-pub struct CompletionQueue<B: Backend, I: Interceptor<B>> {
-    inner: Arc<B::CompletionQueue>,
-    pairs: Pairs<B, I>,
-    around: Arc<Around<B, I>>,
-}
-
-impl<B: Backend<CompletionQueue: AsFd>, I: Interceptor<B>> AsFd for CompletionQueue<B, I> {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.inner.as_fd()
-    }
-}
-
-impl<B: Backend, I: Interceptor<B>> CompletionQueue<B, I> {
-    fn is_told(&self, completion: &mut Completion) -> bool {
-        let pair = lock(&self.pairs).get(&completion.queue_pair).and_then(Weak::upgrade);
-        pair.is_none_or(|pair| self.around.by.polled(&pair.kept, Below(&pair.inner), completion))
-    }
-}
-
-impl<B: Backend, I: Interceptor<B>> backend::CompletionQueue<Intercepted<B, I>> for CompletionQueue<B, I> {
-    fn poll(&self, into: &mut [Completion]) -> Result<usize, B::Error> {
-        loop {
-            let polled = self.inner.poll(into)?.min(into.len());
-            let mut told = 0;
-            for place in 0..polled {
-                let mut completion = into[place];
-                if self.is_told(&mut completion) {
-                    into[told] = completion;
-                    told += 1;
-                }
-            }
-            // Nothing would mean that the queue is empty.
-            if told > 0 || polled == 0 {
-                return Ok(told);
-            }
-        }
-    }
-
-    fn arm(&self) -> Result<(), B::Error> {
-        self.inner.arm()
-    }
-
-    fn take_events(&self) -> Result<u32, B::Error> {
-        self.inner.take_events()
-    }
-}
-
-/// An intercepted queue pair.
-pub struct QueuePair<B: Backend, I: Interceptor<B>> {
-    pair: Arc<KeptPair<B, I>>,
-    pairs: Pairs<B, I>,
-    around: Arc<Around<B, I>>,
-}
-
-impl<B: Backend, I: Interceptor<B>> Drop for QueuePair<B, I> {
-    fn drop(&mut self) {
-        lock(&self.pairs).remove(&self.pair.inner.number());
-    }
-}
-
-impl<B: Backend, I: Interceptor<B>> backend::QueuePair<Intercepted<B, I>> for QueuePair<B, I> {
-    fn number(&self) -> u32 {
-        self.pair.inner.number()
-    }
-
-    fn max_inline(&self) -> usize {
-        self.pair.inner.max_inline()
-    }
-
-    fn post_send(&self, requests: &[SendRequest<'_, Region<B>>]) -> Result<(), PostError<B::Error>> {
-        self.around.by.post_send(&self.pair.kept, Below(&self.pair.inner), requests)
-    }
-
-    fn post_recv(&self, requests: &[RecvRequest<'_, Region<B>>]) -> Result<(), PostError<B::Error>> {
-        self.around.by.post_recv(&self.pair.kept, Below(&self.pair.inner), requests)
-    }
-
-    fn set_min_rnr_timer(&self, timer: RnrTimer) -> Result<(), B::Error> {
-        self.pair.inner.set_min_rnr_timer(timer)
-    }
-
-    fn is_loopback(&self) -> Result<bool, B::Error> {
-        self.pair.inner.is_loopback()
     }
 }

@@ -16,7 +16,7 @@ use rdma_verbs::Verbs;
 use conformance::blackbox::command::{self, Who};
 use conformance::blackbox::own;
 use conformance::exit::{self, DONE, FAILED, USAGE};
-use conformance::smoke::{self, Peer, Scale};
+use conformance::smoke::{self, Scale, Setting};
 use conformance::trace::{Limits, Recorded, Recorder};
 use conformance::{reqs, trace, vectors};
 use kv_store::Store;
@@ -210,8 +210,8 @@ fn check<B: Descriptors>(smoke: &Smoke, backend: B, address: String, what: &str)
     };
     let title = format!("{address}, {what}");
     let recorder = Recorder::new(smoke.record.as_ref().map_or(Limits::NOTHING, |_| Limits::default()));
-    let peer = Peer { backend: Recorded::new(backend, &recorder), address, connect, scale };
-    let code = run(&title, &smoke::cases(), &peer, smoke.select.as_deref().unwrap_or_default());
+    let setting = Setting { backend: Recorded::new(backend, &recorder), address, connect, scale };
+    let code = run(&title, &smoke::cases(), &setting, smoke.select.as_deref().unwrap_or_default());
     match smoke.record.as_ref().map(|file| recorder.recording().save(file)) {
         Some(Err(error)) => cannot_run(&error.to_string()),
         Some(Ok(())) | None => code,

@@ -8,10 +8,11 @@ use indicatif::ProgressBar;
 use rdma_conn::{Connect, Descriptors, Stream};
 use resp_rs::resp2::Frame;
 
+use crate::Outcome;
 use crate::client::{Client, Failure, describe};
-use crate::ledger::{self, Ledger};
+use crate::held::{self, Held};
 use crate::workload::{Entry, entries};
-use crate::{Case, Outcome};
+use suite::Case;
 
 /// How much of everything.
 #[derive(Clone, Copy, Debug)]
@@ -33,7 +34,7 @@ pub struct Scale {
 }
 
 /// What the cases run against.
-pub struct Peer<B> {
+pub struct Setting<B> {
     /// RDMA as the client has it.
     pub backend: B,
     /// HOST:PORT of the server.
@@ -45,7 +46,7 @@ pub struct Peer<B> {
 }
 
 /// The cases in their order: the first shows that there is a server at all.
-pub fn cases<B: Descriptors>() -> Vec<Case<Peer<B>>> {
+pub fn cases<B: Descriptors>() -> Vec<Case<Setting<B>>> {
     vec![
         Case::new("smoke.ping", "connect, PING, close", &["VR-CONN-001"], ping),
         Case::new("smoke.keys", "every key comes back byte for byte", &["VR-FLOW-001", "VR-XFER-001"], keys),
@@ -80,7 +81,7 @@ pub fn cases<B: Descriptors>() -> Vec<Case<Peer<B>>> {
     ]
 }
 
-impl<B: Descriptors> Peer<B> {
+impl<B: Descriptors> Setting<B> {
     fn client(&self) -> Result<Client<Stream<B>>, Failure> {
         let mut stream = Stream::connect_with(&self.backend, self.address.as_str(), &self.connect)?;
         stream.set_read_timeout(Some(Duration::from_secs(60)));
@@ -89,22 +90,22 @@ impl<B: Descriptors> Peer<B> {
     }
 }
 
-fn ping<B: Descriptors>(peer: &Peer<B>, _: &ProgressBar) -> Outcome {
-    let mut client = peer.client()?;
+fn ping<B: Descriptors>(setting: &Setting<B>, _: &ProgressBar) -> Outcome {
+    let mut client = setting.client()?;
     client.send(&[b"PING"])?;
     client.expect("PONG")?;
     Ok(format!("{} KiB registered", client.stream().registered_bytes() >> 10))
 }
 
-fn keys<B: Descriptors>(peer: &Peer<B>, progress: &ProgressBar) -> Outcome {
-    let entries = entries(peer.scale.keys, peer.scale.window);
+fn keys<B: Descriptors>(setting: &Setting<B>, progress: &ProgressBar) -> Outcome {
+    let entries = entries(setting.scale.keys, setting.scale.window);
     let bytes: u64 = entries.iter().map(|entry| entry.value_len as u64).sum();
     progress.set_length(2 * bytes);
     let begun = Instant::now();
-    let next_share = |connection: usize| entries.iter().skip(connection).step_by(peer.scale.connections);
+    let next_share = |connection: usize| entries.iter().skip(connection).step_by(setting.scale.connections);
     std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..peer.scale.connections)
-            .map(|connection| scope.spawn(move || store_and_check(peer, next_share(connection), progress)))
+        let workers: Vec<_> = (0..setting.scale.connections)
+            .map(|connection| scope.spawn(move || store_and_check(setting, next_share(connection), progress)))
             .collect();
         workers.into_iter().try_for_each(|worker| {
             worker.join().unwrap_or_else(|_| Err(Failure::wrong("a client thread panicked")))
@@ -114,17 +115,17 @@ fn keys<B: Descriptors>(peer: &Peer<B>, progress: &ProgressBar) -> Outcome {
     Ok(format!(
         "{} keys on {} connections, {mib:.0} MiB each way, {:.1} s",
         entries.len(),
-        peer.scale.connections,
+        setting.scale.connections,
         begun.elapsed().as_secs_f64()
     ))
 }
 
 fn store_and_check<'a, B: Descriptors>(
-    peer: &Peer<B>,
+    setting: &Setting<B>,
     entries: impl Iterator<Item = &'a Entry> + Clone,
     progress: &ProgressBar,
 ) -> Result<(), Failure> {
-    let mut client = peer.client()?;
+    let mut client = setting.client()?;
     for entry in entries.clone() {
         client.send(&[b"SET", entry.key().as_bytes(), &entry.value()])?;
         client.expect("OK")?;
@@ -142,11 +143,11 @@ fn store_and_check<'a, B: Descriptors>(
 
 /// The same values, stored from registered memory and by ordinary writes; what each costs tells from which length on
 /// lending pays. The server's part is the same both times.
-fn lent<B: Descriptors>(peer: &Peer<B>, progress: &ProgressBar) -> Outcome {
+fn lent<B: Descriptors>(setting: &Setting<B>, progress: &ProgressBar) -> Outcome {
     const TIMES: u32 = 20;
-    let lengths = [4 << 10, 64 << 10, 1 << 20, peer.scale.window * 5 / 2];
+    let lengths = [4 << 10, 64 << 10, 1 << 20, setting.scale.window * 5 / 2];
     progress.set_length(lengths.len() as u64);
-    let mut client = peer.client()?;
+    let mut client = setting.client()?;
     let mut told = Vec::new();
     for (number, value_len) in lengths.into_iter().enumerate() {
         let entry = Entry { number: 1 << 40 | number as u64, value_len };
@@ -198,9 +199,9 @@ fn lent<B: Descriptors>(peer: &Peer<B>, progress: &ProgressBar) -> Outcome {
     Ok(format!("us copied/lent/registering: {}", told.join(", ")))
 }
 
-fn pipeline<B: Descriptors>(peer: &Peer<B>, progress: &ProgressBar) -> Outcome {
-    let count = peer.scale.pipeline;
-    let mut client = peer.client()?;
+fn pipeline<B: Descriptors>(setting: &Setting<B>, progress: &ProgressBar) -> Outcome {
+    let count = setting.scale.pipeline;
+    let mut client = setting.client()?;
     let mut commands = Vec::new();
     for number in 0..count {
         write!(commands, "*2\r\n$4\r\nPING\r\n$8\r\n{number:08}\r\n")?;
@@ -222,10 +223,10 @@ fn pipeline<B: Descriptors>(peer: &Peer<B>, progress: &ProgressBar) -> Outcome {
     Ok(format!("{count} commands in {sent} notifications"))
 }
 
-fn busy<B: Descriptors>(peer: &Peer<B>, progress: &ProgressBar) -> Outcome {
-    let count = peer.scale.busy_commands;
+fn busy<B: Descriptors>(setting: &Setting<B>, progress: &ProgressBar) -> Outcome {
+    let count = setting.scale.busy_commands;
     progress.set_length(count as u64);
-    let (mut holder, mut client) = (peer.client()?, peer.client()?);
+    let (mut holder, mut client) = (setting.client()?, setting.client()?);
     holder.send(&[b"DEBUG", b"SLEEP", b"2"])?;
     // Time for the command to arrive and take effect; commands that come before it only make the case easier.
     std::thread::sleep(Duration::from_millis(100));
@@ -241,8 +242,8 @@ fn busy<B: Descriptors>(peer: &Peer<B>, progress: &ProgressBar) -> Outcome {
     Ok(format!("{count} commands, at most {most} notifications unproven"))
 }
 
-fn info<B: Descriptors>(peer: &Peer<B>, _: &ProgressBar) -> Outcome {
-    let mut client = peer.client()?;
+fn info<B: Descriptors>(setting: &Setting<B>, _: &ProgressBar) -> Outcome {
+    let mut client = setting.client()?;
     client.send(&[b"INFO"])?;
     let info = client.expect_bulk()?;
     if !info.windows(9).any(|text| text == b"# Clients") {
@@ -256,29 +257,29 @@ fn info<B: Descriptors>(peer: &Peer<B>, _: &ProgressBar) -> Outcome {
     }
 }
 
-fn idle<B: Descriptors>(peer: &Peer<B>, progress: &ProgressBar) -> Outcome {
-    let mut client = peer.client()?;
+fn idle<B: Descriptors>(setting: &Setting<B>, progress: &ProgressBar) -> Outcome {
+    let mut client = setting.client()?;
     client.send(&[b"PING"])?;
     client.expect("PONG")?;
-    progress.set_length(peer.scale.idle.as_secs());
+    progress.set_length(setting.scale.idle.as_secs());
     let begun = Instant::now();
-    while begun.elapsed() < peer.scale.idle {
+    while begun.elapsed() < setting.scale.idle {
         std::thread::sleep(Duration::from_millis(200));
         progress.set_position(begun.elapsed().as_secs());
     }
     let keepalives = client.stream().counters().keepalives_received;
     // The server sends one every 3 s.
-    let expected = (peer.scale.idle.as_secs() / 3).saturating_sub(1).max(1);
+    let expected = (setting.scale.idle.as_secs() / 3).saturating_sub(1).max(1);
     if keepalives < expected {
         return Err(Failure::wrong(format!("{keepalives} keepalives arrived, expected at least {expected}")));
     }
     client.send(&[b"PING"])?;
     client.expect("PONG")?;
-    Ok(format!("{keepalives} keepalives in {} s", peer.scale.idle.as_secs()))
+    Ok(format!("{keepalives} keepalives in {} s", setting.scale.idle.as_secs()))
 }
 
-fn bgsave<B: Descriptors>(peer: &Peer<B>, _: &ProgressBar) -> Outcome {
-    let mut client = peer.client()?;
+fn bgsave<B: Descriptors>(setting: &Setting<B>, _: &ProgressBar) -> Outcome {
+    let mut client = setting.client()?;
     let reply = match client.call(&[b"BGSAVE"])? {
         Frame::SimpleString(text) => String::from_utf8_lossy(&text).into_owned(),
         other => return Err(Failure::wrong(format!("BGSAVE answered {}", describe(&other)))),
@@ -290,10 +291,10 @@ fn bgsave<B: Descriptors>(peer: &Peer<B>, _: &ProgressBar) -> Outcome {
     Ok(reply)
 }
 
-fn quit<B: Descriptors>(peer: &Peer<B>, progress: &ProgressBar) -> Outcome {
+fn quit<B: Descriptors>(setting: &Setting<B>, progress: &ProgressBar) -> Outcome {
     progress.set_length(100);
     for _ in 0..100 {
-        let mut client = peer.client()?;
+        let mut client = setting.client()?;
         client.send(&[b"QUIT"])?;
         client.expect("OK")?;
         client.expect_end()?;
@@ -302,29 +303,32 @@ fn quit<B: Descriptors>(peer: &Peer<B>, progress: &ProgressBar) -> Outcome {
     Ok("100 times".into())
 }
 
-fn connect_close<B: Descriptors>(peer: &Peer<B>, progress: &ProgressBar) -> Outcome {
+fn connect_close<B: Descriptors>(setting: &Setting<B>, progress: &ProgressBar) -> Outcome {
     let cycle = || -> Result<(), Failure> {
-        let mut client = peer.client()?;
+        let mut client = setting.client()?;
         client.send(&[b"PING"])?;
         client.expect("PONG")?;
         Ok(client.stream().close(Duration::from_secs(5))?)
     };
     // Once before counting, for what a process opens only once.
     cycle()?;
-    ledger::settle();
-    let before = Ledger::now();
+    held::settle();
+    let before = Held::now();
     let during = {
-        let _open = peer.client()?;
-        Ledger::now()
+        let _open = setting.client()?;
+        Held::now()
     };
-    progress.set_length(peer.scale.cycles as u64);
-    for _ in 0..peer.scale.cycles {
+    progress.set_length(setting.scale.cycles as u64);
+    for _ in 0..setting.scale.cycles {
         cycle()?;
         progress.inc(1);
     }
-    let after = ledger::await_no_more_than(before);
+    let after = held::await_no_more_than(before);
     if after.exceeds(before) {
-        return Err(Failure::wrong(format!("before: {before}; after {} cycles: {after}", peer.scale.cycles)));
+        return Err(Failure::wrong(format!(
+            "before: {before}; after {} cycles: {after}",
+            setting.scale.cycles
+        )));
     }
-    Ok(format!("{} cycles, then {after}, as before (one connection: {during})", peer.scale.cycles))
+    Ok(format!("{} cycles, then {after}, as before (one connection: {during})", setting.scale.cycles))
 }

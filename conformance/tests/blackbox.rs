@@ -31,7 +31,8 @@ fn cases_have_names_of_their_own_and_requirements_that_exist() {
     let requirements = Requirements::built_in();
     let cases = blackbox::cases::<SoftSim>();
     for role in [Role::Server, Role::Client] {
-        let mut ids: Vec<_> = cases.iter().filter(|case| case.role == role).map(|case| case.id).collect();
+        let mut ids: Vec<_> =
+            cases.iter().filter(|case| case.role == Some(role)).map(|case| case.id).collect();
         let all = ids.len();
         ids.sort_unstable();
         ids.dedup();

@@ -207,7 +207,6 @@ fn a_target_without_an_address() {
     for target in ["nosuch.invalid:1", "no-port"] {
         exits(&["run", "server", "--target", target], exit::USAGE);
         exits(&["smoke", "--target", target], exit::USAGE);
-        exits(&["outage", "--target", target, "--command", "true"], exit::USAGE);
     }
     // No server could send a keepalive by then.
     exits(&["smoke", "--idle", "3"], exit::USAGE);
@@ -225,7 +224,6 @@ fn nobody_reads_the_output() {
         &["vectors", "lint"],
         &["report", "markdown", results.to_str().unwrap()],
         &["run", "server", "--select", "conn.plain"],
-        &["hostile", "--select", "hostile.server.message-short"],
         &["smoke", "--select", "smoke.ping"],
         &["explore", "--help"],
         &["sim", "--seeds", "0..2"],

@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex};
 
-use conformance::adversary::{Adversary, Incoming, Lurker, Shape};
 use conformance::intercept::{Intercepted, Interceptor, Origin};
+use conformance::peer::{Incoming, Listener, Peer, Shape};
 use rdma_proto::backend::{Backend, QueuePairLimits};
 use rdma_softsim::{Error, Fabric, SoftSim};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -40,12 +40,12 @@ fn last_bytes_come_before_the_end() {
     let fabric = Fabric::new();
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));
     // Whoever leaves, once there is somebody.
-    let leaving: Arc<Mutex<Option<Adversary<SoftSim>>>> = Arc::default();
+    let leaving: Arc<Mutex<Option<Peer<SoftSim>>>> = Arc::default();
     let what = {
         let leaving = Arc::clone(&leaving);
         move |events: BorrowedFd<'_>| {
             let Some(mut peer) = leaving.lock().unwrap().take() else { return };
-            peer.say(b"last words").unwrap();
+            peer.send_bytes(b"last words").unwrap();
             peer.settle().unwrap();
             peer.disconnect().unwrap();
             let come = poll(&mut [PollFd::from_borrowed_fd(events, PollFlags::IN)], None).unwrap();
@@ -53,10 +53,9 @@ fn last_bytes_come_before_the_end() {
         }
     };
     let backend = Intercepted::by(fabric.host(&[address.ip()]), BeforeEvents(what));
-    let lurker = Lurker::new(&backend, address).unwrap();
-    let mut peer =
-        Adversary::request(&fabric.host(&[[192, 0, 2, 2].into()]), address, Shape::small()).unwrap();
-    let mut server = lurker.accept(Shape::small()).unwrap();
+    let listener = Listener::new(&backend, address).unwrap();
+    let mut peer = Peer::request(&fabric.host(&[[192, 0, 2, 2].into()]), address, Shape::small()).unwrap();
+    let mut server = listener.accept(Shape::small()).unwrap();
     peer.await_established().unwrap();
     server.await_established().unwrap();
     server.register().unwrap();

@@ -4,19 +4,19 @@ use std::cell::Cell;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use conformance::adversary::Lurker;
 use conformance::blackbox;
-use conformance::blackbox::bench::Side;
+use conformance::blackbox::context::Side;
 use conformance::blackbox::own::{OwnClients, OwnServer, small};
 use conformance::blackbox::results::CaseResult;
 use conformance::blackbox::run::{Plan, Runner};
 use conformance::blackbox::select::Harm;
 use conformance::blackbox::target::{Clients, Exit, Running, Server};
-use conformance::blackbox::verdict::{Cause, Verdict};
-use conformance::ledger::Ledger;
+use conformance::held::Held;
+use conformance::peer::Listener;
 use conformance::reqs::Role;
 use rdma_conn::Options;
 use rdma_softsim::{Fabric, SoftSim};
+use suite::{Cause, Verdict};
 
 const THEIRS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1)), 6379);
 const OURS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 66)), 6379);
@@ -25,7 +25,7 @@ fn judge(backend: &SoftSim, side: Side<'_, SoftSim>, role: Role, case: &str) -> 
     let patience = Duration::from_secs(2);
     let plan = Plan { patience, harm: Harm::Allowed, again: "", arguments: &[], recorder: None };
     let cases = blackbox::cases();
-    let case = cases.iter().find(|one| one.role == role && one.id == case).unwrap();
+    let case = cases.iter().find(|one| one.role == Some(role) && one.id == case).unwrap();
     Runner::new(backend, side, &plan).only(case)
 }
 
@@ -65,10 +65,10 @@ fn a_client_has_to_end() {
         for case in ["close.clean", "conn.plain", "xfer.round-trip", "keep.accepted"] {
             let fabric = Fabric::new();
             let backend = fabric.host(&[OURS.ip()]);
-            let lurker = Lurker::new(&backend, OURS).unwrap();
-            let own = OwnClients { backend: fabric.host(&[THEIRS.ip()]), options: small(Options::client()) };
+            let listener = Listener::new(&backend, OURS).unwrap();
+            let own = OwnClients::new(fabric.host(&[THEIRS.ip()]), small(Options::client()));
             let clients = Ending { own, exit: exit.clone() };
-            let result = judge(&backend, Side::Client(&lurker, &clients), Role::Client, case);
+            let result = judge(&backend, Side::Client(&listener, &clients), Role::Client, case);
             let wanted = if cause.is_some() { Verdict::Fail } else { Verdict::Pass };
             assert_eq!(
                 (result.verdict, result.cause),
@@ -99,10 +99,10 @@ impl Server for Pinning {
         self.own.restart()
     }
 
-    fn held(&self) -> Option<Ledger> {
+    fn held(&self) -> Option<Held> {
         self.looks.set(self.looks.get() + 1);
         // Not yet right behind the message, and no longer at the end.
-        Some(Ledger::new(10, if self.looks.get() == 3 { 4 << 20 } else { 0 }))
+        Some(Held::new(10, if self.looks.get() == 3 { 4 << 20 } else { 0 }))
     }
 
     fn processor_time(&self) -> Option<Duration> {

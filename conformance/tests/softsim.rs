@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use conformance::smoke::{self, Peer, Scale};
+use conformance::smoke::{self, Scale, Setting};
 use indicatif::ProgressBar;
 use kv_store::Store;
 use rdma_conn::{Connect, Listener, Options};
@@ -30,11 +30,12 @@ fn smoke() {
         window: connect.options.protocol.window as usize,
     };
     let backend = fabric.host(&[[192, 0, 2, 2].into()]);
-    let peer = Peer { backend, address: server.to_string(), connect, scale };
-    let reports = suite::run(&smoke::cases(), &peer, "", |_| ProgressBar::hidden());
+    let setting = Setting { backend, address: server.to_string(), connect, scale };
+    let reports = suite::run(&smoke::cases(), &setting, "", |_| ProgressBar::hidden());
     let failed: Vec<String> = reports
         .iter()
-        .filter_map(|report| Some(format!("{}: {}", report.id, report.outcome.as_ref().err()?)))
+        .filter(|report| report.is_failure())
+        .map(|report| format!("{}: {}", report.id, report.details()))
         .collect();
     assert!(failed.is_empty(), "{} of {} cases failed:\n{}", failed.len(), reports.len(), failed.join("\n"));
 }

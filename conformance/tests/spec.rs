@@ -1,10 +1,11 @@
-//! The vectors held against their schemas, the requirements, and implementations.
+//! The requirements held against the record of their check; the vectors against their schemas, the requirements, and
+//! implementations.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use conformance::reqs::{Requirements, workspace};
+use conformance::reqs::{Requirement, Requirements, workspace};
 use conformance::vectors::check::{self, Report};
 use conformance::vectors::ours::Ours;
 use conformance::vectors::protocol::{Implementation, Reply, Request};
@@ -44,6 +45,32 @@ fn assert_passed(report: &Report) {
     let failures: Vec<String> = report.failed.iter().map(|(id, reason)| format!("{id}: {reason}")).collect();
     assert_none(&failures);
     assert!(report.passed > 0);
+}
+
+/// The sum of what was read of a requirement when it was checked.
+fn sum(requirement: &Requirement) -> String {
+    let Requirement { level, origin, profile, source, text, differs, .. } = requirement;
+    let row = differs.as_ref().map(|one| [&one.document, &one.code, &one.source].map(String::as_str));
+    let mut read =
+        vec![level.to_string(), origin.to_string(), profile.to_string(), source.clone(), text.clone()];
+    read.extend(row.unwrap_or_default().map(str::to_string));
+    format!("{:08x}", crc32fast::hash(read.join("\n").as_bytes()))
+}
+
+/// `spec/checked.md` has one row for each requirement, whose sum is that of what the requirement says now.
+#[test]
+fn every_requirement_was_checked_as_it_stands() {
+    let page = read(&workspace().unwrap().join("spec/checked.md"));
+    let rows = page.lines().filter(|line| line.starts_with("| VR-")).map(|line| {
+        let [_, id, verdict, _, sum, _] = line.split('|').map(str::trim).collect::<Vec<_>>()[..] else {
+            panic!("not a row: {line}");
+        };
+        assert!(verdict == "correct" || verdict.starts_with("mended: "), "{line}");
+        format!("{id} {}", sum.trim_matches('`'))
+    });
+    let now = Requirements::built_in();
+    let now = now.iter().map(|requirement| format!("{} {}", requirement.id, sum(requirement)));
+    assert_eq!(rows.collect::<Vec<_>>(), now.collect::<Vec<_>>(), "checked, and as it is now");
 }
 
 #[test]
@@ -95,9 +122,9 @@ fn our_implementation() {
     assert_eq!(report.skipped, []);
 }
 
-/// The program, if it is there and says something to `--version`.
-fn have(program: &str) -> bool {
-    let there = Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success());
+/// Whether the program is there and tells its version.
+fn have(program: &str, version: &str) -> bool {
+    let there = Command::new(program).arg(version).output().is_ok_and(|output| output.status.success());
     if !there {
         println!("skipped: there is no {program} here");
     }
@@ -108,22 +135,26 @@ fn shim(command: String) -> Shim {
     Shim::new(command, Duration::from_secs(30))
 }
 
+/// The example in C is a whole machine: it passes all of them and skips none.
 #[test]
-fn the_c_consumer() {
-    if !have("cc") {
-        return;
+fn the_c_example() {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("c-example");
+    let check = workspace().unwrap().join("spec/examples/c/check");
+    let built = Command::new(check).arg(&target).output().unwrap();
+    print!("{}", String::from_utf8_lossy(&built.stdout));
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    let program = target.join("shim");
+    if !program.exists() {
+        return; // It has said why.
     }
-    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("c-consumer");
-    let source = vectors().join("consumers/c/consumer.c");
-    let flags = ["-std=c99", "-pedantic", "-Wall", "-Wextra", "-Werror", "-O1", "-o"];
-    let built = Command::new("cc").args(flags).args([&program, &source]).status().unwrap();
-    assert!(built.success());
-    assert_passed(&check::run(&files(), &mut shim(format!("'{}'", program.display())), "").unwrap());
+    let report = check::run(&files(), &mut shim(format!("'{}'", program.display())), "").unwrap();
+    assert_passed(&report);
+    assert_eq!(report.skipped, []);
 }
 
 #[test]
 fn the_python_consumer() {
-    if !have("python3") {
+    if !have("python3", "--version") {
         return;
     }
     let consumer = vectors().join("consumers/python/consumer.py");
@@ -133,7 +164,7 @@ fn the_python_consumer() {
 /// What is drawn is what its generator draws.
 #[test]
 fn the_drawn_traces_are_up_to_date() {
-    if !have("python3") {
+    if !have("python3", "--version") {
         return;
     }
     let drawn = Command::new("python3").arg(vectors().join("generate.py")).output().unwrap();
@@ -198,7 +229,7 @@ const MISTAKES: [(&str, &str, &str); 20] = [
 
 #[test]
 fn mistakes_are_noticed() {
-    if !have("python3") {
+    if !have("python3", "--version") {
         return;
     }
     let files = files();
@@ -213,10 +244,55 @@ fn mistakes_are_noticed() {
     }
 }
 
-/// The vectors in the program are those of the folder.
+/// The JSON files of a folder of the vectors, by name without extension, with their text.
+fn texts(folder: &Path) -> Vec<(String, String)> {
+    let name = |path: &Path| path.file_stem().unwrap().to_string_lossy().into_owned();
+    let entries = std::fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    let mut texts: Vec<_> =
+        entries.map(|one| one.unwrap().path()).map(|path| (name(&path), read(&path))).collect();
+    texts.sort();
+    texts
+}
+
+const FOLDERS: [(&str, &[(&str, &str)]); 3] = [
+    ("control", valkey_rdma_vectors::CONTROL),
+    ("schema", valkey_rdma_vectors::SCHEMAS),
+    ("trace", valkey_rdma_vectors::TRACES),
+];
+
+/// The crate holds each file of the folder, as it is; so does this program, which takes them from the crate.
 #[test]
-fn every_vector_is_built_in() {
-    let (built_in, there) = (Files::built_in().unwrap(), files());
-    let ids = |files: &Files| files.requirements().map(|(id, _)| id).collect::<Vec<_>>();
-    assert_eq!(ids(&built_in), ids(&there));
+fn every_vector_is_in_the_crate() {
+    for (folder, packed) in FOLDERS {
+        let packed: Vec<_> =
+            packed.iter().map(|(name, text)| ((*name).to_string(), (*text).to_string())).collect();
+        assert_eq!(packed, texts(&vectors().join(folder)), "{folder}");
+    }
+}
+
+/// So do the packages for other languages, once assembled, and those languages read them.
+#[test]
+fn every_vector_is_in_the_packages() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("packages");
+    let assemble = workspace().unwrap().join("spec/packages/assemble");
+    assert!(Command::new(assemble).arg(&folder).status().unwrap().success());
+    for package in ["go", "python/src/valkey_rdma_vectors"] {
+        for (kind, _) in FOLDERS {
+            assert_eq!(texts(&folder.join(package).join("vectors").join(kind)), texts(&vectors().join(kind)));
+        }
+    }
+    if have("python3", "--version") {
+        let count = "import valkey_rdma_vectors as v; print(v.__version__, len(v.control()), len(v.traces()), len(v.schemas()))";
+        let mut python = Command::new("python3");
+        let said = python.args(["-c", count]).env("PYTHONPATH", folder.join("python/src")).output().unwrap();
+        let [control, schemas, traces] = FOLDERS.map(|(_, files)| files.len());
+        let expected = format!("{} {control} {traces} {schemas}", valkey_rdma_vectors::VERSION);
+        assert_eq!(String::from_utf8_lossy(&said.stdout).trim(), expected);
+    }
+    if have("go", "version") {
+        let mut go = Command::new("go");
+        let tested =
+            go.arg("test").current_dir(folder.join("go")).env("GOFLAGS", "-mod=mod").output().unwrap();
+        assert!(tested.status.success(), "{}", String::from_utf8_lossy(&tested.stdout));
+    }
 }

@@ -18,7 +18,7 @@ pub struct Connecting<B: Backend> {
 pub struct Candidate<B: Backend> {
     id: B::Identifier,
     events: B::EventChannel,
-    /// What the peer offered, if it is the peer that asks for the connection.
+    /// The parameters that the peer offered, if the peer asks for the connection.
     pub asked: Option<ConnectParams>,
 }
 
@@ -32,7 +32,7 @@ pub enum Progress<B: Backend> {
     NoWay(String),
 }
 
-/// What came of looking once.
+/// The result of one look.
 enum Found<B: Backend> {
     Nothing,
     Candidate(Option<(B::Identifier, ConnectParams)>),
@@ -40,7 +40,7 @@ enum Found<B: Backend> {
 }
 
 impl<B: Backend> Connecting<B> {
-    /// Towards `peer`; each step may take `timeout`.
+    /// Connects to `peer`; each step may take `timeout`.
     ///
     /// # Errors
     /// The backend's.
@@ -51,7 +51,7 @@ impl<B: Backend> Connecting<B> {
         Ok(Self { id, events, timeout })
     }
 
-    /// From whoever asks first at `address`.
+    /// Takes the first connect request at `address`.
     ///
     /// # Errors
     /// The backend's.
@@ -61,7 +61,7 @@ impl<B: Backend> Connecting<B> {
         Ok(Self { id, events, timeout: Duration::ZERO })
     }
 
-    /// Where events come.
+    /// Returns the channel of connection events.
     pub const fn events(&self) -> &B::EventChannel {
         &self.events
     }
@@ -100,7 +100,7 @@ impl<B: Backend> Connecting<B> {
 }
 
 impl<B: Backend> Candidate<B> {
-    /// Sends of a queue, and receives, that its device can have at most.
+    /// Returns the largest depth of a queue that its device allows.
     ///
     /// # Errors
     /// The backend's.
@@ -108,7 +108,7 @@ impl<B: Backend> Candidate<B> {
         Ok(self.id.capabilities()?.max_queue_depth)
     }
 
-    /// Makes everything that a connection needs.
+    /// Makes the domain, regions and completion queue of a session.
     ///
     /// # Errors
     /// The backend's.

@@ -1,7 +1,7 @@
-//! A peer of raw verbs: it connects from either side, says what came, and does what a script says.
+//! A peer of raw verbs: it connects from either side, reports what came, and does the steps of a script.
 //!
 //! It uses the backend seam directly, because the libraries above it would not let it misbehave, and follows no rule of the
-//! protocol by itself. Nothing here waits: whoever drives it waits on [`Connecting::events`], [`Session::events`] and
+//! protocol by itself. Nothing here waits: the driver waits on [`Connecting::events`], [`Session::events`] and
 //! [`Session::completions`], in real or in virtual time. A deviation is a list of [`Step`]s; fuzzing draws them at random.
 
 mod connecting;
@@ -24,7 +24,7 @@ pub const SLOT: usize = 64;
 /// Work request ids of receives have this bit; the rest is the slot.
 const RECEIVE: u64 = 1 << 32;
 
-/// How a session is built.
+/// The sizes of a session.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     /// Depth of the send queue.
@@ -56,7 +56,7 @@ pub enum Incoming {
     Gone(&'static str),
 }
 
-/// One thing that a script does.
+/// One step of a script.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Posts a request with these bytes; for a READ, as many are read.
@@ -69,7 +69,7 @@ pub enum Step {
     Register(usize),
     /// Ends the connection.
     Disconnect,
-    /// Destroys the queue pair and tells nobody: as a host that has lost its memory.
+    /// Destroys the queue pair without a disconnect, as a host that loses power does.
     LoseQueuePair,
 }
 
@@ -124,7 +124,7 @@ pub struct Session<B: Backend> {
 }
 
 impl<B: Backend> Session<B> {
-    /// All that a queue pair of `id` needs, whose events come in `events`.
+    /// Makes the domain, regions and completion queue for a queue pair of `id`; its events come in `events`.
     ///
     /// # Errors
     /// The backend's.
@@ -165,17 +165,17 @@ impl<B: Backend> Session<B> {
         Ok(())
     }
 
-    /// Where events come.
+    /// Returns the channel of connection events.
     pub const fn events(&self) -> &B::EventChannel {
         &self.events
     }
 
-    /// Where completions come.
+    /// Returns the completion queue.
     pub const fn completions(&self) -> &B::CompletionQueue {
         &self.completions
     }
 
-    /// Requests that have not completed.
+    /// Returns the number of requests that have not completed.
     pub const fn outstanding(&self) -> usize {
         self.outstanding
     }
@@ -185,24 +185,24 @@ impl<B: Backend> Session<B> {
         self.unsuccessful
     }
 
-    /// The memory that the peer may write to.
+    /// Returns the region that the peer may write to.
     pub const fn window(&self) -> Option<&B::Region> {
         self.window.as_ref()
     }
 
-    /// The memory from which it sends.
+    /// Returns the region from which it sends.
     pub const fn outbox(&self) -> &B::Region {
         &self.outbox
     }
 
-    /// The memory that the peer may write to, as a window.
+    /// Returns the region that the peer may write to, as a window.
     pub fn own_window(&self) -> Option<Window> {
         let region = self.window.as_ref()?;
         let length = u32::try_from(region.len()).unwrap_or(u32::MAX);
         Some(Window { address: region.address(), length, rkey: region.rkey() })
     }
 
-    /// Asks for an event when the next completion comes. What has come by then is to be taken afterwards.
+    /// Asks for an event when the next completion comes. Poll once more afterwards: a completion may have come before.
     ///
     /// # Errors
     /// The backend's.
@@ -211,7 +211,7 @@ impl<B: Backend> Session<B> {
         self.completions.arm()
     }
 
-    /// Takes what came next, if anything did.
+    /// Returns what came next, if anything did.
     ///
     /// # Errors
     /// The backend's.
@@ -274,7 +274,7 @@ impl<B: Backend> Session<B> {
         if inside { bytes } else { Vec::new() }
     }
 
-    /// Does a step.
+    /// Does a step of a script.
     ///
     /// # Errors
     /// Why it was not done.
@@ -357,7 +357,7 @@ impl<B: Backend> Session<B> {
     }
 }
 
-/// What an event is to a session.
+/// Returns what an event means to a session.
 fn told<B: Backend>(kind: &CmEventKind<B>) -> Option<Incoming> {
     Some(match kind {
         CmEventKind::Established { peer } => Incoming::Established(*peer),

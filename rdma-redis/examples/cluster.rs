@@ -4,7 +4,9 @@
 //! cargo run -p rdma-redis --features cluster --example cluster -- valkey+rdma://192.0.2.1:7001 …
 //! ```
 
-use rdma_redis::{Nodes, Settings, cluster_connection};
+use std::sync::LazyLock;
+
+use rdma_redis::{Endpoints, Nodes, Settings, cluster_connection};
 use rdma_verbs::Verbs;
 use redis::{AsyncCommands, RedisResult};
 
@@ -16,8 +18,11 @@ struct OverVerbs;
 impl Nodes for OverVerbs {
     type Backend = Verbs;
 
-    fn reach() -> RedisResult<(Verbs, Settings)> {
-        Ok((Verbs::load().map_err(std::io::Error::other)?, Settings::default()))
+    fn reach() -> RedisResult<(Endpoints<Verbs>, Settings)> {
+        static VERBS: LazyLock<Result<Endpoints<Verbs>, rdma_verbs::Error>> =
+            LazyLock::new(|| Verbs::load().map(Endpoints::from));
+        let endpoints = VERBS.as_ref().map_err(std::io::Error::other)?;
+        Ok((endpoints.clone(), Settings::default()))
     }
 }
 

@@ -11,14 +11,15 @@ use redis::{AsyncConnectionConfig, ConnectionAddr, ConnectionInfo, ErrorKind, Re
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
+use crate::endpoints::Endpoints;
 use crate::reconnecting::{Reconnect, Reconnecting};
 use crate::settings::{Settings, parse};
 use crate::transport::{self, ByteStream, Loaded, Transport};
 
 /// A server, and how to reach it over RDMA.
 #[derive(Clone, Debug)]
-pub struct Client<B> {
-    backend: Loaded<B>,
+pub struct Client<B: Descriptors> {
+    endpoints: Loaded<B>,
     pub(crate) info: ConnectionInfo,
     settings: Settings,
     /// What carries the newest connection.
@@ -32,18 +33,24 @@ impl<B: Descriptors> Client<B> {
     /// - `protocol=resp3`, or `resp2`, which is used otherwise,
     /// - `timeout=SECONDS`, `response_timeout=SECONDS`, `fallback=tcp` or `fallback=tcp:PORT`: see [`Settings`].
     ///
+    /// `rdma` is a backend, or [`Endpoints`] on one that several clients share.
+    ///
     /// # Errors
     /// The URL is not of that form.
-    pub fn open(backend: B, url: &str) -> RedisResult<Self> {
-        Self::with_settings(backend, url, Settings::default())
+    pub fn open(rdma: impl Into<Endpoints<B>>, url: &str) -> RedisResult<Self> {
+        Self::with_settings(rdma, url, Settings::default())
     }
 
     /// As [`Client::open`], with settings, of which options of the URL replace their part.
     ///
     /// # Errors
     /// The URL is not of that form.
-    pub fn with_settings(backend: B, url: &str, mut settings: Settings) -> RedisResult<Self> {
-        Ok(Self::new(Ok(backend), parse(url, &mut settings)?, settings))
+    pub fn with_settings(
+        rdma: impl Into<Endpoints<B>>,
+        url: &str,
+        mut settings: Settings,
+    ) -> RedisResult<Self> {
+        Ok(Self::new(Ok(rdma.into()), parse(url, &mut settings)?, settings))
     }
 
     /// As [`Client::with_settings`], for a backend that this machine may not have: pass `Verbs::load()` as it is. Without a backend,
@@ -52,21 +59,24 @@ impl<B: Descriptors> Client<B> {
     /// # Errors
     /// The URL is not of that form; or there is no backend, and no fallback was asked for.
     pub fn with_fallback<E: Error + Send + Sync + 'static>(
-        backend: Result<B, E>,
+        rdma: Result<impl Into<Endpoints<B>>, E>,
         url: &str,
         mut settings: Settings,
     ) -> RedisResult<Self> {
         let info = parse(url, &mut settings)?;
-        match backend {
+        match rdma {
             Err(error) if settings.fallback.is_none() => {
                 Err(io::Error::new(io::ErrorKind::Unsupported, error).into())
             }
-            backend => Ok(Self::new(backend.map_err(|error| Arc::new(error) as Arc<_>), info, settings)),
+            rdma => {
+                let endpoints = rdma.map(Into::into).map_err(|error| Arc::new(error) as Arc<_>);
+                Ok(Self::new(endpoints, info, settings))
+            }
         }
     }
 
-    pub(crate) fn new(backend: Loaded<B>, info: ConnectionInfo, settings: Settings) -> Self {
-        Self { backend, info, settings, newest: Arc::default() }
+    pub(crate) fn new(endpoints: Loaded<B>, info: ConnectionInfo, settings: Settings) -> Self {
+        Self { endpoints, info, settings, newest: Arc::default() }
     }
 
     /// What carries the newest connection that this client or a clone of it has made; `None` before the first. Each fallback is
@@ -138,7 +148,7 @@ impl<B: Descriptors> Client<B> {
         let reached = OnceLock::new();
         let connecting = async {
             let (stream, transport) =
-                transport::connect(&self.backend, (host, *port), &self.settings).await?;
+                transport::connect(&self.endpoints, (host, *port), &self.settings).await?;
             let transport = *reached.get_or_init(|| transport);
             let connected = handshake(stream).await?;
             *self.newest.lock().unwrap_or_else(PoisonError::into_inner) = Some(transport);

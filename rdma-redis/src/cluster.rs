@@ -12,22 +12,28 @@ use redis::{
 };
 
 use crate::client::Client;
+use crate::endpoints::Endpoints;
 use crate::settings::{Settings, parse};
 
 /// How the nodes of a cluster are reached. redis-rs makes connections to them by type alone, so this is a type, not a
-/// value:
+/// value. The connections share endpoints if all are given clones of one [`Endpoints`]:
 ///
 /// ```
-/// use rdma_redis::{Nodes, Settings};
+/// use std::sync::LazyLock;
+///
+/// use rdma_redis::{Endpoints, Nodes, Settings};
+/// use rdma_verbs::Verbs;
 ///
 /// struct OverVerbs;
 ///
 /// impl Nodes for OverVerbs {
-///     type Backend = rdma_verbs::Verbs;
+///     type Backend = Verbs;
 ///
-///     fn reach() -> redis::RedisResult<(Self::Backend, Settings)> {
-///         let verbs = rdma_verbs::Verbs::load().map_err(std::io::Error::other)?;
-///         Ok((verbs, Settings::default()))
+///     fn reach() -> redis::RedisResult<(Endpoints<Verbs>, Settings)> {
+///         static VERBS: LazyLock<Result<Endpoints<Verbs>, rdma_verbs::Error>> =
+///             LazyLock::new(|| Verbs::load().map(Endpoints::from));
+///         let endpoints = VERBS.as_ref().map_err(std::io::Error::other)?;
+///         Ok((endpoints.clone(), Settings::default()))
 ///     }
 /// }
 /// ```
@@ -35,11 +41,11 @@ pub trait Nodes: Send + Sync + Unpin + 'static {
     /// RDMA as this program has it.
     type Backend: Descriptors;
 
-    /// The backend, and settings of the connections; asked for each connection to a node.
+    /// The endpoints, and settings of the connections; asked for each connection to a node.
     ///
     /// # Errors
     /// There is no RDMA here.
-    fn reach() -> RedisResult<(Self::Backend, Settings)>;
+    fn reach() -> RedisResult<(Endpoints<Self::Backend>, Settings)>;
 }
 
 /// Connects to a cluster, of which some nodes are given as `valkey+rdma://` URLs. Each node must listen for RDMA on the port
@@ -52,7 +58,7 @@ pub trait Nodes: Send + Sync + Unpin + 'static {
 pub async fn cluster_connection<N: Nodes>(
     urls: impl IntoIterator<Item = &str>,
 ) -> RedisResult<ClusterConnection<ClusterNode<N>>> {
-    let (_backend, settings) = N::reach()?;
+    let (_endpoints, settings) = N::reach()?;
     let mut nodes = Vec::new();
     for url in urls {
         let mut said = settings;
@@ -93,8 +99,8 @@ impl<N: Nodes> cluster_async::Connect for ClusterNode<N> {
         T: IntoConnectionInfo + Send + 'a,
     {
         Box::pin(async move {
-            let (backend, settings) = N::reach()?;
-            let client = Client::new(Ok(backend), info.into_connection_info()?, settings);
+            let (endpoints, settings) = N::reach()?;
+            let client = Client::new(Ok(endpoints), info.into_connection_info()?, settings);
             let connection = client.get_multiplexed_async_connection_with_config(config).await?;
             Ok(Self { connection, _reached: PhantomData })
         })

@@ -4,6 +4,7 @@
 mod client;
 #[cfg(feature = "cluster")]
 mod cluster;
+mod endpoints;
 #[cfg(any(feature = "bb8", feature = "deadpool"))]
 mod pool;
 mod reconnecting;
@@ -13,6 +14,7 @@ mod transport;
 pub use client::Client;
 #[cfg(feature = "cluster")]
 pub use cluster::{ClusterNode, Nodes, cluster_connection};
+pub use endpoints::Endpoints;
 pub use rdma_conn::{Connect, Options};
 pub use reconnecting::{Reconnect, Reconnecting};
 pub use redis;

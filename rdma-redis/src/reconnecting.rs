@@ -88,11 +88,11 @@ impl Reconnect {
 /// end without one, all who waited fail with the error of the last attempt, and the next request begins new ones. What cannot
 /// succeed is not tried again: a wrong password, a database that does not exist, a
 /// machine without RDMA.
-pub struct Reconnecting<B> {
+pub struct Reconnecting<B: Descriptors> {
     shared: Arc<Shared<B>>,
 }
 
-struct Shared<B> {
+struct Shared<B: Descriptors> {
     client: Client<B>,
     how: Reconnect,
     /// Never held while waiting.
@@ -112,7 +112,7 @@ struct State {
 /// What became of attempts to connect, once it is known.
 type Outcome = watch::Receiver<Option<RedisResult<MultiplexedConnection>>>;
 
-impl<B> Shared<B> {
+impl<B: Descriptors> Shared<B> {
     fn state(&self) -> MutexGuard<'_, State> {
         // Each change of the state is one whole step.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -356,13 +356,13 @@ impl<B: Descriptors> ConnectionLike for Reconnecting<B> {
     }
 }
 
-impl<B> Clone for Reconnecting<B> {
+impl<B: Descriptors> Clone for Reconnecting<B> {
     fn clone(&self) -> Self {
         Self { shared: Arc::clone(&self.shared) }
     }
 }
 
-impl<B> fmt::Debug for Reconnecting<B> {
+impl<B: Descriptors> fmt::Debug for Reconnecting<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Reconnecting").field("how", &self.shared.how).finish_non_exhaustive()
     }

@@ -10,6 +10,7 @@ use redis::RedisResult;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
+use crate::endpoints::Endpoints;
 use crate::settings::{Fallback, Settings};
 
 /// What carries a connection.
@@ -35,15 +36,15 @@ impl fmt::Display for Transport {
 pub(crate) type ByteStream = Pin<Box<dyn redis::aio::AsyncStream + Send>>;
 
 /// RDMA as this program has it, or why it has none.
-pub(crate) type Loaded<B> = Result<B, Arc<dyn std::error::Error + Send + Sync>>;
+pub(crate) type Loaded<B> = Result<Endpoints<B>, Arc<dyn std::error::Error + Send + Sync>>;
 
 /// Connects to a host and port as `settings` say.
 pub(crate) async fn connect<B: Descriptors>(
-    backend: &Loaded<B>,
+    endpoints: &Loaded<B>,
     (host, port): (&str, u16),
     settings: &Settings,
 ) -> RedisResult<(ByteStream, Transport)> {
-    let no_rdma = match over_rdma(backend, host, port, settings).await {
+    let no_rdma = match over_rdma(endpoints, host, port, settings).await {
         Ok(stream) => return Ok((Box::pin(stream), Transport::Rdma)),
         Err(error) => error,
     };
@@ -63,21 +64,22 @@ pub(crate) async fn connect<B: Descriptors>(
 }
 
 async fn over_rdma<B: Descriptors>(
-    backend: &Loaded<B>,
+    endpoints: &Loaded<B>,
     host: &str,
     port: u16,
     settings: &Settings,
 ) -> io::Result<AsyncStream<B>> {
-    let backend =
-        backend.as_ref().map_err(|error| io::Error::new(io::ErrorKind::Unsupported, Arc::clone(error)))?;
+    let endpoints =
+        endpoints.as_ref().map_err(|error| io::Error::new(io::ErrorKind::Unsupported, Arc::clone(error)))?;
     let mut within = settings.connect.timeout;
     if settings.fallback.is_some() {
         within /= 2;
     }
     let how = settings.connect.timeout(within);
     let address = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
+    let endpoint = endpoints.current()?;
     // `how` bounds the connection to each address; this bounds the look-up of the name and all addresses together.
-    match timeout(within, AsyncStream::connect_with(backend, &address, &how)).await {
+    match timeout(within, endpoint.connect(&address, &how)).await {
         Ok(connected) => Ok(connected?),
         Err(_late) => {
             let late = format!("{address} could not be reached by RDMA within {within:?}");

@@ -8,7 +8,7 @@ use std::sync::{Arc, LazyLock, Mutex};
 use bytes::{Bytes, BytesMut};
 use kv_store::{FrameReader, Store};
 use rdma_conn::{Listener, Options, Stream};
-use rdma_redis::{Nodes, Settings, cluster_connection};
+use rdma_redis::{Endpoints, Nodes, Settings, cluster_connection};
 use rdma_softsim::{Fabric, SoftSim};
 use redis::{AsyncCommands, RedisResult};
 use resp_rs::resp2::{Frame, frame_to_bytes};
@@ -16,10 +16,10 @@ use resp_rs::resp2::{Frame, frame_to_bytes};
 const NODES: [[u8; 4]; 2] = [[192, 0, 2, 1], [192, 0, 2, 2]];
 const HALF: u16 = 8192;
 
-static CLIENT: LazyLock<(Fabric, SoftSim)> = LazyLock::new(|| {
+static CLIENT: LazyLock<(Fabric, Endpoints<SoftSim>)> = LazyLock::new(|| {
     let fabric = Fabric::new();
     let host = fabric.host(&[[192, 0, 2, 9].into()]);
-    (fabric, host)
+    (fabric, host.into())
 });
 
 struct OverSoftSim;
@@ -27,7 +27,7 @@ struct OverSoftSim;
 impl Nodes for OverSoftSim {
     type Backend = SoftSim;
 
-    fn reach() -> RedisResult<(SoftSim, Settings)> {
+    fn reach() -> RedisResult<(Endpoints<SoftSim>, Settings)> {
         Ok((CLIENT.1.clone(), Settings::default()))
     }
 }

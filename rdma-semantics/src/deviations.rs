@@ -3,8 +3,7 @@
 use std::net::IpAddr;
 use std::path::Path;
 
-use crate::Failure;
-use suite::{Report, Verdict};
+use suite::{Report, Stop};
 
 /// One provider's way of not doing what one case says.
 #[derive(Clone, Copy, Debug)]
@@ -82,24 +81,20 @@ pub const TABLE: &[Deviation] = &[
 ];
 
 /// Turns failures that were to be expected of `provider` into deviations, and successes that were not into failures.
-pub fn judge(provider: &str, reports: &mut [Report<Failure>]) {
+pub fn judge(provider: &str, reports: &mut [Report]) {
     judge_by(TABLE, provider, reports);
 }
 
-fn judge_by(table: &[Deviation], provider: &str, reports: &mut [Report<Failure>]) {
+fn judge_by(table: &[Deviation], provider: &str, reports: &mut [Report]) {
     for report in reports {
         let row = table.iter().find(|row| row.provider == provider && row.case == report.id);
         let Some(row) = row else { continue };
-        match &report.outcome {
+        match &report.judged {
             Ok(_) => {
                 let text = format!("{provider} no longer deviates ({}): the row is stale", row.instead);
-                report.outcome = Err(Failure::wrong(text));
-                report.verdict = Verdict::Failed;
+                report.judged = Err(Stop::unmet(text));
             }
-            Err(failure) if failure.to_string().contains(row.instead) => {
-                report.outcome = Ok(format!("{failure}. {}", row.reason));
-                report.verdict = Verdict::Deviates;
-            }
+            Err(stop) if stop.reason.contains(row.instead) => report.expected = Some(row.reason),
             Err(_) => {}
         }
     }
@@ -132,37 +127,38 @@ mod tests {
     use super::*;
     use std::time::Duration;
     use suite::Case;
+    use suite::verdict::pass;
 
     const ROWS: &[Deviation] =
         &[Deviation { provider: "toy", case: "verbs.a.b", instead: "ERR_2", reason: "it is a toy" }];
 
-    fn judged(provider: &str, outcome: Result<(), &str>) -> (Verdict, String) {
-        let outcome = outcome.map(|()| String::new()).map_err(Failure::wrong);
-        let case = Case::<(), Failure>::new("verbs.a.b", "", &[], |(), _| Ok(String::new()));
-        let mut reports = [Report::new(&case, outcome, Duration::ZERO)];
+    fn judged(provider: &str, outcome: Result<(), &str>) -> Report {
+        let judged = outcome.map(|()| pass("")).map_err(Stop::unmet);
+        let case = Case::<()>::new("verbs.a.b", "", &[], |(), _| Ok::<_, Stop>(String::new()));
+        let mut reports = [Report::new(&case, judged, Duration::ZERO)];
         judge_by(ROWS, provider, &mut reports);
-        let [Report { verdict, outcome, .. }] = reports;
-        (verdict, outcome.unwrap_or_else(|failure| failure.to_string()))
+        let [report] = reports;
+        report
     }
 
     #[test]
     fn what_was_to_be_expected_deviates() {
-        let (verdict, text) = judged("toy", Err("the status: ERR_2, not ERR_1"));
-        assert_eq!(verdict, Verdict::Deviates);
-        assert_eq!(text, "the status: ERR_2, not ERR_1. it is a toy");
+        let report = judged("toy", Err("the status: ERR_2, not ERR_1"));
+        assert!(!report.is_failure() && report.expected.is_some());
+        assert_eq!(report.details(), "the status: ERR_2, not ERR_1. it is a toy");
     }
 
     #[test]
     fn another_failure_is_a_failure() {
-        assert_eq!(judged("toy", Err("the status: ERR_3, not ERR_1")).0, Verdict::Failed);
-        assert_eq!(judged("other", Err("the status: ERR_2, not ERR_1")).0, Verdict::Failed);
+        assert!(judged("toy", Err("the status: ERR_3, not ERR_1")).is_failure());
+        assert!(judged("other", Err("the status: ERR_2, not ERR_1")).is_failure());
     }
 
     #[test]
     fn a_deviation_that_is_gone_is_a_failure() {
-        let (verdict, text) = judged("toy", Ok(()));
-        assert_eq!(verdict, Verdict::Failed);
-        assert!(text.contains("stale"), "{text}");
-        assert_eq!(judged("other", Ok(())).0, Verdict::Passed);
+        let report = judged("toy", Ok(()));
+        assert!(report.is_failure());
+        assert!(report.details().contains("stale"), "{}", report.details());
+        assert!(!judged("other", Ok(())).is_failure());
     }
 }

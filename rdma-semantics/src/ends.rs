@@ -98,7 +98,7 @@ pub(super) fn readable(fd: BorrowedFd<'_>, patience: Duration) -> bool {
         tv_nsec: patience.subsec_nanos().into(),
     };
     let mut polled = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
-    // Interrupted: whoever waits looks at its deadline and comes back.
+    // Interrupted: the caller looks at its deadline and comes back.
     poll(&mut polled, Some(&timeout)).is_ok_and(|count| count == 1)
 }
 
@@ -109,7 +109,7 @@ pub(super) fn in_time<T: Send + 'static>(
 ) -> Result<T, Failure> {
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
-        // Nobody listens any more if it took too long.
+        // The caller is gone if it took too long.
         let _late = sender.send(work());
     });
     receiver.recv_timeout(PATIENCE).map_err(|_| Failure::wrong(format!("{what} does not end")))
@@ -175,7 +175,7 @@ impl<B: Descriptors> End<B> {
         SendRequest { id, op, local, signaled: true, inline: false }
     }
 
-    /// The same, unsignaled.
+    /// Makes an unsignaled request for `len` bytes from `offset` of the region.
     pub(super) fn silent(
         &self,
         id: u64,

@@ -1,4 +1,4 @@
-//! What the layers above believe of verbs, as cases that run.
+//! The rules of verbs that the layers above rely on, as cases that run.
 //!
 //! [`rdma_proto::backend`] states the seam in the words of the man pages. Here each rule that something above relies on is
 //! a small case with its source, and one body for all backends: on the embedded fabric it shows that the simulator claims
@@ -26,14 +26,14 @@ use std::net::SocketAddr;
 use std::os::fd::AsFd;
 
 use rdma_proto::backend::Backend;
-use suite::Case;
+use suite::{Case, Stop};
 
 /// A backend whose channels have descriptors to wait on.
 pub trait Descriptors: Backend<EventChannel: AsFd, CompletionQueue: AsFd> {}
 
 impl<B: Backend<EventChannel: AsFd, CompletionQueue: AsFd>> Descriptors for B {}
 
-/// Says how a rule was broken.
+/// The way in which a rule was broken.
 #[derive(Debug)]
 pub struct Failure(String);
 
@@ -41,6 +41,12 @@ impl Failure {
     /// A failure in these words.
     pub fn wrong(what: impl Into<String>) -> Self {
         Self(what.into())
+    }
+}
+
+impl From<Failure> for Stop {
+    fn from(failure: Failure) -> Self {
+        Self::unmet(failure.0)
     }
 }
 
@@ -59,13 +65,13 @@ pub struct Setting<B> {
     pub client: B,
     /// Where to listen, not empty; port 0 takes any. Most cases use the first; those about addresses use all.
     pub addresses: Vec<SocketAddr>,
-    /// Whose deviations to expect, see [`deviations::TABLE`].
+    /// The provider, which decides the deviations to expect; see [`deviations::TABLE`].
     pub provider: String,
 }
 
 /// All cases. The first shows that there is something to test at all.
 #[must_use]
-pub fn cases<B: Descriptors>() -> Vec<Case<Setting<B>, Failure>> {
+pub fn cases<B: Descriptors>() -> Vec<Case<Setting<B>>> {
     [
         connecting::cases(),
         moving::cases(),
@@ -84,7 +90,7 @@ pub fn cases<B: Descriptors>() -> Vec<Case<Setting<B>, Failure>> {
     .collect()
 }
 
-/// What a body says when its rule holds: nothing, or something worth reading.
+/// A remark of a body when its rule holds, which may be empty.
 trait Remark {
     fn remark(self) -> String;
 }
@@ -105,7 +111,7 @@ impl Remark for String {
 macro_rules! table {
     ($($id:literal, $claim:literal, $source:literal, $body:ident;)*) => {
         /// The cases of this module.
-        pub(super) fn cases<B: $crate::Descriptors>() -> Vec<suite::Case<super::Setting<B>, $crate::Failure>> {
+        pub(super) fn cases<B: $crate::Descriptors>() -> Vec<suite::Case<super::Setting<B>>> {
             vec![$(
                 suite::Case::new($id, $claim, &[], |setting, _| {
                     $body(setting).map($crate::Remark::remark)

@@ -1,4 +1,4 @@
-//! Handles: who keeps what alive, and that everything goes, in whatever order.
+//! Handles: what each keeps alive, and that everything is released, in whatever order.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use super::Setting;
 use super::ends::{Called, End, ONE, Pair, Shape, equal, expect, holds, in_time, resolved, took};
 use super::parting::whole;
 use crate::Failure;
-use suite::ledger::{self, Ledger};
+use suite::held::{self, Held};
 
 super::table! {
     "verbs.own.every-order", "an end's handles may be dropped in every order, and the other side hears of the end",
@@ -141,8 +141,8 @@ fn fresh_memory<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
 fn nothing_left<B: Descriptors>(setting: &Setting<B>) -> Result<String, Failure> {
     // Once before counting, for what a process opens only once.
     whole(setting)?;
-    ledger::settle();
-    let before = Ledger::now();
+    held::settle();
+    let before = Held::now();
     for _ in 0..30 {
         whole(setting)?;
         // A client that gives up half-way.
@@ -152,7 +152,7 @@ fn nothing_left<B: Descriptors>(setting: &Setting<B>) -> Result<String, Failure>
         let to = listener.local_addr().ok_or_else(|| Failure::wrong("no address"))?;
         drop(resolved::<B>(&channel, to)?);
     }
-    let after = ledger::await_no_more_than(before);
+    let after = held::await_no_more_than(before);
     holds(&format!("before: {before}; after: {after}"), !after.exceeds(before))?;
     Ok(format!("30 connections, then {after}, as before"))
 }

@@ -1,4 +1,4 @@
-//! The end of a connection: who hears of it, and what becomes of what was under way.
+//! The end of a connection: which side learns of it, and what becomes of requests under way.
 
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! No receive is posted: who tries again, how often, and after how long.
+//! Requests that find no receive: which side tries again, how often, and after how long.
 
 use std::time::{Duration, Instant};
 

@@ -44,7 +44,7 @@ enum Clock {
 struct State {
     model: Model,
     /// The descriptors of those who may sleep.
-    signals: HashMap<Wake, Arc<OwnedFd>>,
+    signals: HashMap<Wake, Arc<dyn Signal>>,
     /// Until when the thread sleeps.
     asleep_until: Option<Instant>,
     thread: Option<JoinHandle<()>>,
@@ -138,17 +138,27 @@ impl Driver {
         &self,
         create: impl FnOnce(&mut Model) -> Result<T, Error>,
         wake: impl FnOnce(&T) -> Wake,
-    ) -> Result<(T, Signal), Error> {
+    ) -> Result<(T, Arc<dyn Signal>), Error> {
         let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(Error::Descriptor)?;
-        let fd = Arc::new(fd);
+        let signal: Arc<dyn Signal> = Arc::new(Eventfd(fd));
+        Ok((self.create_signalling(&signal, create, wake)?, signal))
+    }
+
+    /// Creates something that raises `signal`.
+    pub(crate) fn create_signalling<T>(
+        &self,
+        signal: &Arc<dyn Signal>,
+        create: impl FnOnce(&mut Model) -> Result<T, Error>,
+        wake: impl FnOnce(&T) -> Wake,
+    ) -> Result<T, Error> {
         let mut state = self.core.lock();
         if matches!(self.core.clock, Clock::Virtual) {
             state.model.pause();
         }
         let created = create(&mut state.model)?;
-        state.signals.insert(wake(&created), Arc::clone(&fd));
+        state.signals.insert(wake(&created), Arc::clone(signal));
         state.wake();
-        Ok((created, Signal(fd)))
+        Ok(created)
     }
 
     /// Destroys something that wakes.
@@ -213,34 +223,44 @@ impl State {
     fn wake(&mut self) {
         for wake in self.model.wakes() {
             self.woken = true;
-            if let Some(fd) = self.signals.get(&wake) {
-                raise(fd);
+            if let Some(signal) = self.signals.get(&wake) {
+                signal.raise();
             }
         }
     }
 }
 
-/// A descriptor that is readable while something waits.
-pub(crate) struct Signal(Arc<OwnedFd>);
+/// How somebody who may be asleep learns that something waits: its descriptor is readable while that is so.
+///
+/// Both functions are called under the fabric's lock. They must not block and must not call the fabric.
+pub trait Signal: AsFd + Send + Sync {
+    /// Something waits that did not wait before.
+    fn raise(&self);
 
-impl AsFd for Signal {
+    /// Nothing waits any more.
+    fn clear(&self);
+}
+
+/// A counter that is not zero while something waits.
+struct Eventfd(OwnedFd);
+
+impl AsFd for Eventfd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 }
 
-impl Signal {
-    /// Nothing waits any more. Called under the fabric's lock.
-    pub(crate) fn clear(&self) {
+impl Signal for Eventfd {
+    fn raise(&self) {
+        // Cannot fail but by a full counter, and then the descriptor is readable anyway.
+        let _raised = retry(|| rustix::io::write(&self.0, &1u64.to_ne_bytes()));
+    }
+
+    fn clear(&self) {
         let mut count = [0; 8];
         // Empty already, or interrupted: then the next wake-up is a spurious one.
-        let _cleared = retry(|| rustix::io::read(&*self.0, &mut count));
+        let _cleared = retry(|| rustix::io::read(&self.0, &mut count));
     }
-}
-
-/// Cannot fail but by a full counter, and then the descriptor is readable anyway.
-fn raise(fd: &OwnedFd) {
-    let _raised = retry(|| rustix::io::write(fd, &1u64.to_ne_bytes()));
 }
 
 fn retry<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Result<T> {

@@ -90,8 +90,8 @@ impl fmt::Debug for Fabric {
 /// A host on a [`Fabric`]: the software implementation of [`Backend`].
 #[derive(Clone)]
 pub struct SoftSim {
-    driver: Arc<Driver>,
-    host: HostId,
+    pub(crate) driver: Arc<Driver>,
+    pub(crate) host: HostId,
 }
 
 impl Backend for SoftSim {

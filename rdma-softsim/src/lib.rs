@@ -36,6 +36,7 @@
 //!   moves in the calling thread: a message is in the peer's memory and its completion in the queue when
 //!   [`post_send`](rdma_proto::backend::QueuePair::post_send) returns. The thread starts with the first deadline and
 //!   ends with the last handle.
+//!   Programs of other processes come in through [`Device`], as `softrdma` lets them.
 //! * **In virtual time**, as a [`Simulation`]: the same model and the same handles, a clock that moves from event to event,
 //!   and one seed from which everything follows. A [`Personality`] chooses where verbs leaves devices a choice (when bytes
 //!   land, when a failed queue pair flushes, what a refused key looks like, how late and in which order completions
@@ -96,13 +97,14 @@
 //! # What it does not do
 //!
 //! Packets, path MTU, bandwidth and congestion; reordering and corruption of messages; atomics, fences and solicited
-//! events; shared receive queues; more than one device on a host; delivery of private data; the hours after which a real connection manager gives up on an application that never
+//! events; shared receive queues; more than one device on a host; the hours after which a real connection manager gives up on an application that never
 //! decides on a request. The bytes of a READ are taken when its answer arrives, which is late but allowed without a
 //! fence. Completions of a dropped queue pair stay in their queue, as soft-RoCE leaves them there and some devices do
 //! not.
 #![forbid(unsafe_code)]
 
 mod connection;
+mod device;
 mod driver;
 mod error;
 mod fabric;
@@ -117,11 +119,14 @@ mod sync;
 pub mod trace;
 mod verbs;
 
-pub use connection::{EventChannel, Identifier};
+pub use connection::{EventChannel, Identifier, Told};
+pub use device::{Device, ForeignRegion, Local, NamedReceive, NamedSend, PairState, Sge, Transition};
+pub use driver::Signal;
 pub use error::Error;
 pub use fabric::{Fabric, SoftSim};
 pub use faults::{Fault, FaultPlan, Injection, Site, When};
 pub use marks::{FailureClass, Marks};
+pub use model::{About, ForeignMemory};
 pub use personality::{Knobs, Personality};
 pub use random::Random;
 pub use settings::{Limits, Link, Parameters, Resources};

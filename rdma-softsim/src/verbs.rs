@@ -14,12 +14,12 @@ use crate::{Error, SoftSim};
 
 /// A protection domain.
 pub struct Domain {
-    inner: Arc<DomainInner>,
+    pub(crate) inner: Arc<DomainInner>,
 }
 
-struct DomainInner {
-    driver: Arc<Driver>,
-    id: DomainId,
+pub(crate) struct DomainInner {
+    pub(crate) driver: Arc<Driver>,
+    pub(crate) id: DomainId,
 }
 
 impl Domain {
@@ -103,17 +103,17 @@ impl fmt::Debug for Region {
 
 /// A completion queue. Its descriptor is readable while a completion event waits.
 pub struct CompletionQueue {
-    inner: Arc<QueueInner>,
+    pub(crate) inner: Arc<QueueInner>,
 }
 
-struct QueueInner {
+pub(crate) struct QueueInner {
     driver: Arc<Driver>,
     id: QueueId,
-    signal: Signal,
+    signal: Arc<dyn Signal>,
 }
 
 impl CompletionQueue {
-    pub(crate) fn new(driver: &Arc<Driver>, id: QueueId, signal: Signal) -> Self {
+    pub(crate) fn new(driver: &Arc<Driver>, id: QueueId, signal: Arc<dyn Signal>) -> Self {
         Self { inner: Arc::new(QueueInner { driver: Arc::clone(driver), id, signal }) }
     }
 
@@ -174,14 +174,14 @@ impl fmt::Debug for CompletionQueue {
 
 /// A reliable-connected queue pair.
 pub struct QueuePair {
-    driver: Arc<Driver>,
-    id: PairId,
+    pub(crate) driver: Arc<Driver>,
+    pub(crate) id: PairId,
     number: u32,
     max_inline: usize,
     /// Alive as long as the queue pair, and gone after it.
-    _identifier: Arc<IdentifierInner>,
+    _identifier: Option<Arc<IdentifierInner>>,
     _domain: Arc<DomainInner>,
-    _completions: Arc<QueueInner>,
+    _completions: [Arc<QueueInner>; 2],
 }
 
 impl QueuePair {
@@ -190,9 +190,10 @@ impl QueuePair {
         id: PairId,
         number: u32,
         max_inline: usize,
-        needs: (Arc<IdentifierInner>, &Domain, &CompletionQueue),
+        identifier: Option<Arc<IdentifierInner>>,
+        domain: &Domain,
+        completions: [&CompletionQueue; 2],
     ) -> Self {
-        let (identifier, domain, completions) = needs;
         Self {
             driver: Arc::clone(driver),
             id,
@@ -200,7 +201,7 @@ impl QueuePair {
             max_inline,
             _identifier: identifier,
             _domain: Arc::clone(&domain.inner),
-            _completions: Arc::clone(&completions.inner),
+            _completions: completions.map(|queue| Arc::clone(&queue.inner)),
         }
     }
 

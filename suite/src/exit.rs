@@ -1,4 +1,4 @@
-//! How the program exits: what a script can tell apart.
+//! The exit codes of programs, as scripts see them.
 
 use std::any::Any;
 use std::panic::{self, UnwindSafe, catch_unwind};
@@ -24,25 +24,25 @@ pub const NO_ENVIRONMENT: u8 = 69;
 /// A mistake of this program.
 pub const INTERNAL: u8 = 70;
 
-/// Whoever was to read what this program prints has gone, as `head` does: what a program that is ended by `SIGPIPE` exits with.
+/// The reader of the output is gone, as in `… | head`: the code of a program that is ended by `SIGPIPE`.
 pub const UNREAD: u8 = 141;
 
-/// The codes of runs, the worst first: what several come to together is the worst of them.
+/// The codes of runs, the worst first: several together come to the worst of them.
 const RANKS: [u8; 6] = [LOST, FAILED, BROKEN, UNDECIDED, NOTHING, DONE];
 
-/// The worse of two codes.
+/// Returns the worse of two codes.
 pub fn worse(one: u8, other: u8) -> u8 {
     RANKS.into_iter().find(|code| [one, other].contains(code)).unwrap_or_else(|| one.max(other))
 }
 
-/// Whether this is what the standard library's `print!` panics with when nobody reads; there is no other way to learn of it.
+/// Returns whether this is the panic of the standard library's `print!` when the reader is gone; nothing else tells it.
 fn is_unread(payload: &dyn Any) -> bool {
     let text = payload.downcast_ref::<String>();
     text.is_some_and(|text| text.starts_with("failed printing to std") && text.contains("Broken pipe"))
 }
 
-/// Does a job. A panic is a mistake of this program, whatever the target did, and says so; only that nobody reads any more what
-/// is printed ends it quietly.
+/// Does a job, and returns its exit code. A panic is a mistake of this program, whatever the target did, and is reported as one; a
+/// reader of the output that is gone ends the program without a message.
 pub fn guarded(job: impl FnOnce() -> ExitCode + UnwindSafe) -> ExitCode {
     static UNHEARD: AtomicBool = AtomicBool::new(false);
     let usual = panic::take_hook();

@@ -1,6 +1,5 @@
-//! Suites on a terminal: a bar while a case runs, a table of what came of all.
+//! Runs suites on a terminal, with a bar while a case runs, and a table at the end.
 
-use std::fmt::Display;
 use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -9,26 +8,26 @@ use comfy_table::{Cell, ContentArrangement, Table};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::exit::{DONE, FAILED, NO_ENVIRONMENT, NOTHING};
-use crate::{Case, Report, Verdict};
+use crate::{Case, Report};
 
-/// Says why nothing can be tried on this machine.
+/// Prints why nothing can be tried on this machine.
 pub fn cannot_run(reason: &str) -> ExitCode {
     eprintln!("cannot run here: {reason}");
     ExitCode::from(NO_ENVIRONMENT)
 }
 
 /// Runs the cases whose id contains `select`, and reports.
-pub fn run<S, F: Display>(title: &str, cases: &[Case<S, F>], setting: &S, select: &str) -> ExitCode {
+pub fn run<S>(title: &str, cases: &[Case<S>], setting: &S, select: &str) -> ExitCode {
     run_judged(title, cases, setting, select, |_| {})
 }
 
-/// Runs cases and reports; `judge` may know better what an outcome means.
-pub fn run_judged<S, F: Display>(
+/// Runs cases and reports; `judge` may change reports before, where failures are expected.
+pub fn run_judged<S>(
     title: &str,
-    cases: &[Case<S, F>],
+    cases: &[Case<S>],
     setting: &S,
     select: &str,
-    judge: impl FnOnce(&mut [Report<F>]),
+    judge: impl FnOnce(&mut [Report]),
 ) -> ExitCode {
     let begun = Instant::now();
     let mut reports = crate::run(cases, setting, select, progress);
@@ -40,36 +39,34 @@ pub fn run_judged<S, F: Display>(
         );
         return ExitCode::from(NOTHING);
     }
-    let count = |verdict| reports.iter().filter(|report| report.verdict == verdict).count();
-    let (passed, deviate, failed) =
-        (count(Verdict::Passed), count(Verdict::Deviates), count(Verdict::Failed));
+    let count = |is: fn(&Report) -> bool| reports.iter().filter(|report| is(report)).count();
+    let failed = count(Report::is_failure);
+    let deviate = count(|report| report.expected.is_some());
+    let passed = reports.len() - failed - deviate;
     let deviate = if deviate > 0 { format!("{deviate} deviate, ") } else { String::new() };
     println!("{}", table(&reports));
     println!("{title}: {passed} passed, {deviate}{failed} failed, {:.1} s", begun.elapsed().as_secs_f64());
     ExitCode::from(if failed > 0 { FAILED } else { DONE })
 }
 
-fn table<F: Display>(reports: &[Report<F>]) -> Table {
+fn table(reports: &[Report]) -> Table {
     let mut table = Table::new();
     table.load_preset(comfy_table::presets::UTF8_FULL_CONDENSED);
     table.set_content_arrangement(ContentArrangement::Dynamic);
     table.set_header(["case", "shows", "result", "time", "details"]);
     for report in reports {
-        let verdict = match report.verdict {
-            Verdict::Passed => "pass",
-            Verdict::Deviates => "deviates",
-            Verdict::Failed => "FAIL",
-        };
-        let details = match &report.outcome {
-            Ok(details) => details.clone(),
-            Err(failure) => failure.to_string(),
+        let verdict = match report.expected {
+            _ if report.is_failure() => report.verdict().name().to_uppercase(),
+            None => report.verdict().name().into(),
+            Some(_) => "deviates".into(),
         };
         let shows = match report.source {
             "" => report.intent.into(),
             source => format!("{} [{source}]", report.intent),
         };
+        let case = report.role.map_or_else(|| report.id.into(), |role| format!("{} ({role})", report.id));
         let time = format!("{:.1} s", report.took.as_secs_f64());
-        table.add_row([report.id, &shows, verdict, &time, &details].map(Cell::new));
+        table.add_row([case, shows, verdict, time, report.details()].map(Cell::new));
     }
     table
 }

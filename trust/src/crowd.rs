@@ -1,27 +1,29 @@
-//! What many connections cost a server that has one thread for all of them.
+//! What many connections cost a server that has one thread for all of them, on each of the three ways to have one: an `Endpoint`, a
+//! `Server` of rdma-server, and tokio.
 //!
-//! Not a test: it prints figures. A busy client does the same thing alone and among idle ones, and clients that never read
-//! their replies show what a server does that has nothing to do.
+//! A busy client does the same thing alone and among idle ones, and clients that never read their replies show what a server does that
+//! has nothing to do. The clients are the same for all.
+
+mod serving;
 
 use std::io::{IoSlice, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use clap::Args;
+use clap::{Args, ValueEnum};
+use comfy_table::Table;
 use indicatif::{ProgressBar, ProgressStyle};
-use rdma_conn::{
-    Connect, ConnectionId, Descriptors, Endpoint, Error, Event, Limits, Options, Role, Stream, Usage,
-};
+use rdma_conn::{Connect, ConnectionId, Descriptors, Endpoint, Event, Limits, Options, Role, Stream};
 use rdma_softsim::{Fabric, Limits as HostLimits};
 use rdma_verbs::Verbs;
 use rustix::time::{ClockId, clock_gettime};
 
 use conformance::client::{Client, Failure};
-use kv_store::Server;
-use kv_store::Store;
+use conformance::intercept::Intercepted;
+use serving::{Held, serve};
 use suite::exit::NO_ENVIRONMENT;
 
 /// How long a connection may take to come about, on a machine that makes thousands.
@@ -31,54 +33,134 @@ const REST: Duration = Duration::from_secs(1);
 /// A reply that fills every window and buffer there is on its way.
 const LONG_REPLY: usize = 1 << 20;
 
+/// What the server has its connections on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Face {
+    /// An `rdma_conn::Endpoint` and a loop of its own.
+    Endpoint,
+    /// An `rdma_server::Server`.
+    Server,
+    /// An `rdma_conn::AsyncListener`, and a task for each connection.
+    Tokio,
+}
+
 /// The command's arguments.
 #[derive(Args)]
 pub struct Arguments {
     /// Run on the real RDMA device with this address (any port), instead of the embedded fabric.
     #[arg(long)]
     listen: Option<SocketAddr>,
+    /// What the server has its connections on; all of them one after another, unless set.
+    #[arg(long, value_enum)]
+    face: Option<Face>,
+    #[command(flatten)]
+    load: Load,
+}
+
+/// How much is asked of a server.
+#[derive(Args, Clone, Copy, Debug)]
+pub struct Load {
     /// Idle connections.
     #[arg(long, default_value_t = 2000)]
-    connections: usize,
+    pub connections: usize,
     /// Connections that never read their replies.
     #[arg(long, default_value_t = 100)]
-    mute: usize,
+    pub mute: usize,
     /// Length of a receive window, in bytes.
     #[arg(long, default_value_t = 128 << 10)]
-    window: u32,
+    pub window: u32,
     /// Round trips of the busy client, each time.
     #[arg(long, default_value_t = 20_000)]
-    requests: u32,
+    pub requests: u32,
     /// Seconds to watch a server whose clients do not read.
     #[arg(long, default_value_t = 10)]
-    seconds: u64,
+    pub seconds: u64,
+}
+
+/// What the connections cost.
+#[derive(Clone, Copy, Debug)]
+pub struct Figures {
+    /// Bytes that the server registered for the idle connections.
+    pub registered_bytes: u64,
+    /// Completion queues that the server made for them.
+    pub completion_queues: usize,
+    /// Descriptors of this process for them, on both sides.
+    pub descriptors: usize,
+    /// A round trip beside nobody, before and after.
+    pub alone: [Duration; 2],
+    /// A round trip beside the idle connections.
+    pub among: Duration,
+    /// Processor time of server and clients for the time that clients that do not read were watched.
+    pub mute: Duration,
 }
 
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> ExitCode {
-    let told = match arguments.listen {
-        None => {
-            let fabric = Fabric::new();
-            let (ours, theirs) = (IpAddr::from([192, 0, 2, 1]), IpAddr::from([192, 0, 2, 2]));
-            let host =
-                |ip| fabric.host_with(&[ip], HostLimits { locked_memory: u64::MAX, ..HostLimits::default() });
-            measure(arguments, &host(ours), &host(theirs), (ours, 6379).into())
+    match tell(arguments) {
+        Ok(Some(table)) => {
+            println!("{table}");
+            ExitCode::SUCCESS
         }
-        Some(address) => match Verbs::load() {
-            Ok(verbs) => measure(arguments, &verbs, &verbs, SocketAddr::new(address.ip(), 0)),
-            Err(error) => {
-                eprintln!("cannot run here: {error}");
-                return ExitCode::from(NO_ENVIRONMENT);
-            }
-        },
-    };
-    match told {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(None) => ExitCode::from(NO_ENVIRONMENT),
         Err(failure) => {
             eprintln!("{failure}");
             ExitCode::FAILURE
         }
     }
+}
+
+fn tell(arguments: &Arguments) -> Result<Option<Table>, Failure> {
+    let faces = arguments.face.as_ref().map_or(Face::value_variants(), std::slice::from_ref);
+    let load = arguments.load;
+    let Load { connections, mute, seconds, .. } = load;
+    let mut table = Table::new();
+    table.set_header([
+        "server".into(),
+        format!("registered for each of {connections} idle"),
+        "completion queues".into(),
+        "descriptors, both sides".into(),
+        "round trip alone".into(),
+        "beside them".into(),
+        "ratio".into(),
+        format!("processor, {mute} that do not read, {seconds} s"),
+    ]);
+    for face in faces {
+        let figures = match arguments.listen {
+            None => on_softsim(*face, load)?,
+            Some(address) => match Verbs::load() {
+                Ok(verbs) => measure(*face, load, &verbs, &verbs, SocketAddr::new(address.ip(), 0))?,
+                Err(error) => {
+                    eprintln!("cannot run here: {error}");
+                    return Ok(None);
+                }
+            },
+        };
+        let micros = |time: Duration| format!("{:.1} us", time.as_secs_f64() * 1e6);
+        let [before, after] = figures.alone;
+        let each = figures.registered_bytes / connections.max(1) as u64;
+        table.add_row([
+            format!("{face:?}").to_lowercase(),
+            format!("{} KiB", each.div_ceil(1024)),
+            figures.completion_queues.to_string(),
+            figures.descriptors.to_string(),
+            micros(before.min(after)),
+            micros(figures.among),
+            format!("{:.2}", figures.among.as_secs_f64() / before.min(after).as_secs_f64()),
+            format!("{:.3} s", figures.mute.as_secs_f64()),
+        ]);
+    }
+    Ok(Some(table))
+}
+
+/// Measures a server on a fabric in this process.
+///
+/// # Errors
+/// A connection failed, or a reply was wrong.
+pub fn on_softsim(face: Face, load: Load) -> Result<Figures, Failure> {
+    let fabric = Fabric::new();
+    let (ours, theirs) = (IpAddr::from([192, 0, 2, 1]), IpAddr::from([192, 0, 2, 2]));
+    let host = |ip| fabric.host_with(&[ip], HostLimits { locked_memory: u64::MAX, ..HostLimits::default() });
+    measure(face, load, &host(ours), &host(theirs), (ours, 6379).into())
 }
 
 /// Of the server, as large servers set it.
@@ -90,80 +172,55 @@ fn options(window: u32) -> Options {
 }
 
 fn measure<B: Descriptors>(
-    arguments: &Arguments,
+    face: Face,
+    load: Load,
     ours: &B,
     theirs: &B,
     address: SocketAddr,
-) -> Result<(), Failure> {
-    let limits = Limits::default().connections(usize::MAX);
-    let mut endpoint = Endpoint::new(ours, limits)?;
-    let listener = endpoint.listen(address, options(arguments.window))?;
-    let address = endpoint.local_addr(listener).unwrap_or(address);
-    let (over, usage) = (AtomicBool::new(false), Mutex::new(Usage::default()));
+) -> Result<Figures, Failure> {
+    let (held, over) = (Held::<B>::default(), AtomicBool::new(false));
+    let counted = Intercepted::by(ours.clone(), held.clone());
+    let (listens, listening) = mpsc::channel();
     std::thread::scope(|scope| {
-        let server = scope.spawn(|| serve(endpoint, &over, &usage));
-        let told = among_idle(arguments, theirs, address, &usage)
-            .and_then(|()| among_mute(arguments, theirs, address, &usage));
+        let server = scope.spawn(|| serve(face, counted, (address, options(load.window)), listens, &over));
+        // Without an address the server has failed, and says why.
+        let told =
+            listening.recv().map_err(|_| Failure::wrong("the server does not listen")).and_then(|at| {
+                let figures = among_idle(load, theirs, at, &held)?;
+                Ok(Figures { mute: among_mute(load, theirs, at)?, ..figures })
+            });
         over.store(true, Ordering::Relaxed);
         match server.join() {
-            Ok(served) => told.and(served.map_err(Failure::from)),
+            Ok(served) => served.and(told),
             Err(_) => Err(Failure::wrong("the server panicked")),
         }
     })
 }
 
-/// The server, which tells what it uses after every turn.
-fn serve<B: Descriptors>(
-    endpoint: Endpoint<B>,
-    over: &AtomicBool,
-    usage: &Mutex<Usage>,
-) -> Result<(), Error> {
-    let store = Store::default();
-    let mut server = Server::new(endpoint, &store);
-    while !over.load(Ordering::Relaxed) {
-        server.turn()?;
-        *usage.lock().unwrap_or_else(PoisonError::into_inner) = server.endpoint.usage();
-        server.endpoint.wait(Some(Duration::from_millis(500)))?;
-    }
-    Ok(())
-}
-
-fn now(usage: &Mutex<Usage>) -> Usage {
-    *usage.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// One busy client, alone, among idle ones, and alone again.
 fn among_idle<B: Descriptors>(
-    arguments: &Arguments,
+    load: Load,
     backend: &B,
     address: SocketAddr,
-    usage: &Mutex<Usage>,
-) -> Result<(), Failure> {
+    held: &Held<B>,
+) -> Result<Figures, Failure> {
     let mut busy = Client::new(Stream::connect_with(backend, address, &Connect::default())?);
-    let before = round_trip(&mut busy, arguments.requests)?;
-    let base = now(usage).registered_bytes;
-    let mut crowd = Crowd::gather(backend, address, arguments.connections, arguments.window)?;
-    let held = now(usage);
-    let among = crowd.beside(|| round_trip(&mut busy, arguments.requests))??;
+    let before = round_trip(&mut busy, load.requests)?;
+    let (bytes, queues, open) = (held.registered_bytes(), held.completion_queues(), descriptors()?);
+    let mut crowd = Crowd::gather(backend, address, load.connections, load.window)?;
+    let registered_bytes = held.registered_bytes().saturating_sub(bytes);
+    let completion_queues = held.completion_queues().saturating_sub(queues);
+    let descriptors = descriptors()?.saturating_sub(open);
+    let among = crowd.beside(|| round_trip(&mut busy, load.requests))??;
     drop(crowd);
-    let after = round_trip(&mut busy, arguments.requests)?;
-    let each = held.registered_bytes.saturating_sub(base) / arguments.connections.max(1) as u64;
-    println!(
-        "{} idle connections: {} KiB registered for each by the server, {} completion queues",
-        arguments.connections,
-        each.div_ceil(1024),
-        held.completion_queues,
-    );
-    let micros = |time: Duration| time.as_secs_f64() * 1e6;
-    let alone = before.min(after);
-    println!(
-        "a round trip beside them: {:.1} us; alone: {:.1} us before, {:.1} us after; ratio {:.2}",
-        micros(among),
-        micros(before),
-        micros(after),
-        among.as_secs_f64() / alone.as_secs_f64(),
-    );
-    Ok(())
+    let alone = [before, round_trip(&mut busy, load.requests)?];
+    let mute = Duration::ZERO;
+    Ok(Figures { registered_bytes, completion_queues, descriptors, alone, among, mute })
+}
+
+/// Descriptors that this process has.
+fn descriptors() -> Result<usize, Failure> {
+    Ok(std::fs::read_dir("/proc/self/fd")?.count())
 }
 
 /// The time of one of many round trips, on average.
@@ -176,32 +233,19 @@ fn round_trip<B: Descriptors>(client: &mut Client<Stream<B>>, requests: u32) -> 
     Ok(begun.elapsed() / requests.max(1))
 }
 
-/// Clients that ask for more than there is room for and read none of it.
-fn among_mute<B: Descriptors>(
-    arguments: &Arguments,
-    backend: &B,
-    address: SocketAddr,
-    usage: &Mutex<Usage>,
-) -> Result<(), Failure> {
+/// The processor time for clients that ask for more than there is room for and read none of it.
+fn among_mute<B: Descriptors>(load: Load, backend: &B, address: SocketAddr) -> Result<Duration, Failure> {
     let mut client = Client::new(Stream::connect_with(backend, address, &Connect::default())?);
     client.send(&[b"SET", b"long", &vec![b'x'; LONG_REPLY]])?;
     client.expect("OK")?;
     client.stream().flush().map_err(Failure::from)?;
     drop(client);
-    let mut crowd = Crowd::gather(backend, address, arguments.mute, arguments.window)?;
+    let mut crowd = Crowd::gather(backend, address, load.mute, load.window)?;
     crowd.write(b"GET long\r\nGET long\r\n")?;
     crowd.idle(REST)?;
-    let (turns, cpu) = (now(usage).turns, processor_time());
-    crowd.idle(Duration::from_secs(arguments.seconds))?;
-    let spent = processor_time().saturating_sub(cpu);
-    println!(
-        "{} clients that do not read: {:.3} s of processor time (server and clients) in {} s, {} turns of the server",
-        arguments.mute,
-        spent.as_secs_f64(),
-        arguments.seconds,
-        now(usage).turns.saturating_sub(turns),
-    );
-    Ok(())
+    let spent = processor_time();
+    crowd.idle(Duration::from_secs(load.seconds))?;
+    Ok(processor_time().saturating_sub(spent))
 }
 
 /// What all threads of this process have used.

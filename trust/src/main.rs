@@ -3,7 +3,6 @@
 mod soak;
 mod vanish;
 
-use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -12,8 +11,7 @@ use rdma_verbs::Verbs;
 use suite::exit::{self, DONE, USAGE};
 use suite::terminal::{cannot_run, run};
 
-use trust::hostile::{self, Setting};
-use trust::{crowd, explore, outage, reqs, semantics, sim, wrong};
+use trust::{crowd, explore, outage, own, reqs, semantics, sim, wrong};
 
 #[derive(Parser)]
 #[command(name = "valkey-rdma-trust", version, about = "What this workspace is tried with")]
@@ -28,8 +26,8 @@ enum Command {
     Sim(sim::runner::Options),
     /// Takes two connection machines through every schedule there is, in small settings.
     Explore(explore::Arguments),
-    /// Breaks the protocol's rules one at a time, against a server and a client of this library.
-    Hostile(Hostile),
+    /// Runs the conformance suite against a server and a client of this library, and judges by what these say of it.
+    Own(own::command::Arguments),
     /// Shows, rule by rule, that RDMA here is what the layers above take it for.
     Semantics(semantics::Arguments),
     /// What many connections cost a server with one thread: memory, time, processor.
@@ -61,17 +59,6 @@ struct Outage {
     within: u64,
 }
 
-#[derive(Args)]
-struct Hostile {
-    /// Run over a real RDMA device that has this address (any port), both sides in this process, instead of the embedded
-    /// fabric.
-    #[arg(long)]
-    listen: Option<SocketAddr>,
-    /// Only cases whose id contains this.
-    #[arg(long, default_value = "")]
-    select: String,
-}
-
 fn main() -> ExitCode {
     tracing_subscriber::fmt()
         .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
@@ -91,7 +78,7 @@ fn perform(command: Command) -> ExitCode {
     match command {
         Command::Sim(options) => sim::runner::main(&options),
         Command::Explore(arguments) => explore::run(&arguments),
-        Command::Hostile(hostile) => run_hostile(&hostile),
+        Command::Own(arguments) => own::command::run(&arguments),
         Command::Semantics(arguments) => semantics::run(arguments),
         Command::Crowd(arguments) => crowd::run(&arguments),
         Command::Outage(outage) => run_outage(outage),
@@ -99,18 +86,6 @@ fn perform(command: Command) -> ExitCode {
         Command::Soak(command) => soak::run(&command),
         Command::Vanish(arguments) => vanish::run(&arguments),
         Command::Reqs(command) => reqs::run(command),
-    }
-}
-
-fn run_hostile(Hostile { listen, select }: &Hostile) -> ExitCode {
-    let Some(address) = listen else {
-        return run("hostile peers, embedded fabric", &hostile::cases(), &Setting::softsim(), select);
-    };
-    match Verbs::load() {
-        Ok(verbs) => {
-            run("hostile peers, real verbs", &hostile::cases(), &Setting::verbs(verbs, *address), select)
-        }
-        Err(error) => cannot_run(&error.to_string()),
     }
 }
 

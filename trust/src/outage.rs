@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 use indicatif::ProgressBar;
 use rdma_conn::{Connect, Descriptors, Stream};
 
-use crate::{Case, Outcome};
+use crate::Outcome;
 use conformance::client::{Client, Failure};
 use conformance::workload::Entry;
-use suite::ledger::{self, Ledger};
+use suite::Case;
+use suite::held::{self, Held};
 
 /// A server to lose.
 pub struct Setting<B> {
@@ -48,8 +49,8 @@ fn mid_reply<B: Descriptors>(setting: &Setting<B>, _: &ProgressBar) -> Outcome {
         client.send(&[b"SET", entry.key().as_bytes(), &entry.value()])?;
         client.expect("OK")?;
     }
-    ledger::settle();
-    let before = Ledger::now();
+    held::settle();
+    let before = Held::now();
 
     let mut client = connect()?;
     client.send(&[b"GET", entry.key().as_bytes()])?;
@@ -77,7 +78,7 @@ fn mid_reply<B: Descriptors>(setting: &Setting<B>, _: &ProgressBar) -> Outcome {
         return Err(Failure::wrong("the whole reply arrived: nothing was lost in its middle"));
     }
     drop(client);
-    let after = ledger::await_no_more_than(before);
+    let after = held::await_no_more_than(before);
     if after.exceeds(before) {
         return Err(Failure::wrong(format!("before: {before}; after: {after}")));
     }

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
 
 use clap::Args;
-use rdma_semantics::{Descriptors, Failure, Setting, cases, deviations};
+use rdma_semantics::{Descriptors, Setting, cases, deviations};
 use rdma_softsim::{Fabric, SoftSim};
 use rdma_verbs::Verbs;
 use suite::Report;
@@ -61,6 +61,6 @@ pub fn run(Arguments { listen, provider, select }: Arguments) -> ExitCode {
 
 fn check<B: Descriptors>(setting: &Setting<B>, select: &str) -> ExitCode {
     let title = format!("verbs semantics of {}", setting.provider);
-    let judge = |reports: &mut [Report<Failure>]| deviations::judge(&setting.provider, reports);
+    let judge = |reports: &mut [Report]| deviations::judge(&setting.provider, reports);
     run_judged(&title, &cases(), setting, select, judge)
 }

@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use std::process::{Command, ExitCode};
 
 use clap::Args;
-use conformance::adversary::{Adversary, Shape};
 use conformance::client::Failure;
+use conformance::peer::{Peer, Shape};
 use rdma_verbs::Verbs;
 
 /// What it does.
@@ -40,10 +40,10 @@ pub(super) fn run(arguments: &Arguments) -> ExitCode {
 fn vanish(verbs: &Verbs, arguments: &Arguments) -> Result<(), Failure> {
     let mut shape = Shape::default();
     shape.params.retry_count = arguments.retries;
-    let mut client = Adversary::dial(verbs, arguments.target, shape)?;
+    let mut client = Peer::dial(verbs, arguments.target, shape)?;
     client.handshake()?;
-    client.say(b"PING\r\n")?;
-    let reply = client.hear(7)?;
+    client.send_bytes(b"PING\r\n")?;
+    let reply = client.receive_bytes(7)?;
     if reply != b"+PONG\r\n" {
         return Err(Failure::wrong(format!("PING was answered with {reply:?}")));
     }

@@ -21,7 +21,7 @@ fn every_must_is_shown_and_every_id_exists() {
     assert_none(&coverage.problems);
 }
 
-/// Whoever changes code sees what it is there for.
+/// Every requirement is named where the code meets it.
 #[test]
 fn every_requirement_stands_beside_code() {
     let coverage = Coverage::of(&workspace().unwrap()).unwrap();

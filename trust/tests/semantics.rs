@@ -2,7 +2,6 @@
 
 use indicatif::ProgressBar;
 use rdma_semantics::{cases, deviations};
-use suite::Verdict;
 use trust::semantics::embedded;
 
 #[test]
@@ -12,11 +11,8 @@ fn the_embedded_fabric_keeps_to_the_book() {
     deviations::judge(&setting.provider, &mut reports);
     let failed: Vec<_> = reports
         .iter()
-        .filter(|report| report.verdict == Verdict::Failed)
-        .map(|report| match &report.outcome {
-            Ok(details) => format!("{}: {details}", report.id),
-            Err(failure) => format!("{}: {failure}", report.id),
-        })
+        .filter(|report| report.is_failure())
+        .map(|report| format!("{}: {}", report.id, report.details()))
         .collect();
     assert!(failed.is_empty(), "{failed:#?}");
     assert_eq!(reports.len(), cases.len());

@@ -6,7 +6,7 @@ use rdma_softsim::SoftSim;
 use serde::Deserialize;
 
 use super::results::{CaseResult, Run};
-use super::verdict::{Cause, Verdict};
+use suite::{Cause, Verdict};
 
 /// A file of expected failures.
 #[derive(Debug, Default, Deserialize)]
@@ -103,7 +103,7 @@ impl Withheld {
         if let Some(withheld) = &mut run.withheld {
             withheld.expected = reason;
         }
-        let all = super::cases::<SoftSim>().iter().filter(|case| case.role == run.target.role).count();
+        let all = super::cases::<SoftSim>().iter().filter(|case| case.role == Some(run.target.role)).count();
         let tried = run.results.iter().filter(|result| result.verdict != Verdict::Skipped).count();
         (counted < self.least && tried == all).then(|| {
             format!(

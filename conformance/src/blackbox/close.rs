@@ -1,16 +1,18 @@
-//! Ends: whose, when, and what must have arrived before.
+//! The end of connections: by which side, when, and what must have arrived before.
 
 use std::time::Duration;
 
 use rdma_conn::Descriptors;
 
-use super::bench::Bench;
 use super::case::Case;
-use super::meeting::{Meeting, command, half_heard, question};
-use super::verdict::{Judged, Stop, Teardown, pass};
-use crate::adversary::{Incoming, Shape};
+use super::context::Context;
+use super::results::Teardown;
+use super::session::{Session, command, half_heard, question};
+use crate::peer::{Incoming, Shape};
+use suite::verdict::pass;
+use suite::{Judged, Stop};
 
-pub(super) fn cases<B: Descriptors>() -> Vec<Case<B>> {
+pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
     cases! {
         server "close.quit", "QUIT, twenty times" => "+OK arrives, and then the disconnect.",
             ["VR-CLOSE-001", "VR-CLOSE-005"], quit;
@@ -23,9 +25,9 @@ pub(super) fn cases<B: Descriptors>() -> Vec<Case<B>> {
         server "close.in-a-command", "a client that leaves in the middle of a command" => "The server goes on.",
             ["VR-CLOSE-003", "VR-SEC-004"], in_a_command;
         server "close.in-a-reply", "a client that leaves in the middle of a reply" => "The server goes on.",
-            ["VR-CLOSE-003", "VR-SEC-004"], |bench| in_a_reply(bench, |meeting| Ok(meeting.peer.disconnect()?));
+            ["VR-CLOSE-003", "VR-SEC-004"], |context| in_a_reply(context, |session| Ok(session.peer.disconnect()?));
         server "close.vanishes-in-a-reply", "a client that drops everything in the middle of a reply"
-            => "The server goes on.", ["VR-CLOSE-003", "VR-RES-001"], |bench| in_a_reply(bench, |_| Ok(()));
+            => "The server goes on.", ["VR-CLOSE-003", "VR-RES-001"], |context| in_a_reply(context, |_| Ok(()));
         server "close.before-the-reply", "a client that leaves when it has asked, twenty times" => "The server goes on.",
             ["VR-CLOSE-003", "VR-SEC-004"], before_the_reply;
         server "close.together", "thirty clients that leave at once, each in the middle of a command"
@@ -41,32 +43,34 @@ pub(super) fn cases<B: Descriptors>() -> Vec<Case<B>> {
     }
 }
 
-fn quit<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
+fn quit<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     for round in 0..20 {
-        let mut meeting = bench.greet()?;
-        meeting.peer.say(&command(&[b"QUIT"]))?;
-        let heard =
-            meeting.peer.hear(5).map_err(|failure| Stop::unmet(format!("in round {round}: {failure}")))?;
+        let mut session = context.open()?;
+        session.peer.send_bytes(&command(&[b"QUIT"]))?;
+        let heard = session
+            .peer
+            .receive_bytes(5)
+            .map_err(|failure| Stop::unmet(format!("in round {round}: {failure}")))?;
         if heard != b"+OK\r\n" {
             return Err(Stop::unmet("QUIT was not answered with +OK"));
         }
-        meeting.ends()?;
+        session.ends()?;
     }
     Ok(pass("20 times"))
 }
 
-fn last_command<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
+fn last_command<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     for round in 0..10 {
         let key = format!("conformance:last:{round}");
-        let mut meeting = bench.greet()?;
-        meeting.peer.say(&command(&[b"DEL", key.as_bytes()]))?;
-        meeting.peer.hear(4)?;
-        meeting.peer.say(&command(&[b"SET", key.as_bytes(), b"kept"]))?;
-        meeting.peer.settle()?;
-        meeting.peer.disconnect()?;
-        drop(meeting);
-        let mut other = bench.greet()?;
-        if !kept(&mut other, &key, bench.patience)? {
+        let mut session = context.open()?;
+        session.peer.send_bytes(&command(&[b"DEL", key.as_bytes()]))?;
+        session.peer.receive_bytes(4)?;
+        session.peer.send_bytes(&command(&[b"SET", key.as_bytes(), b"kept"]))?;
+        session.peer.settle()?;
+        session.peer.disconnect()?;
+        drop(session);
+        let mut other = context.open()?;
+        if !kept(&mut other, &key, context.patience)? {
             return Err(Stop::unmet(format!("in round {round} of 10 the last command was lost")));
         }
         other.leave()?;
@@ -75,104 +79,104 @@ fn last_command<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
 }
 
 /// Whether the key is there, or comes to be: the other connection may still be at work.
-fn kept<B: Descriptors>(meeting: &mut Meeting<'_, B>, key: &str, patience: Duration) -> Result<bool, Stop> {
+fn kept<B: Descriptors>(session: &mut Session<'_, B>, key: &str, patience: Duration) -> Result<bool, Stop> {
     let deadline = std::time::Instant::now() + patience.min(Duration::from_secs(2));
     loop {
-        meeting.peer.say(&command(&[b"GET", key.as_bytes()]))?;
-        if meeting.peer.hear(5)? == b"$4\r\nk" {
-            return Ok(meeting.peer.hear(5)? == b"ept\r\n");
+        session.peer.send_bytes(&command(&[b"GET", key.as_bytes()]))?;
+        if session.peer.receive_bytes(5)? == b"$4\r\nk" {
+            return Ok(session.peer.receive_bytes(5)? == b"ept\r\n");
         }
         if std::time::Instant::now() >= deadline {
             return Ok(false);
         }
-        meeting.listen(Duration::from_millis(20))?;
+        session.listen(Duration::from_millis(20))?;
     }
 }
 
-fn answered<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let judged = bench.greet()?.unharmed();
-    match bench.teardown.get() {
+fn answered<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let judged = context.open()?.unharmed();
+    match context.teardown.get() {
         Some(Teardown::Clean) | None => judged,
-        Some(_) => Err(Stop::unmet(format!("no answer to the disconnect within {:?}", bench.patience))),
+        Some(_) => Err(Stop::unmet(format!("no answer to the disconnect within {:?}", context.patience))),
     }
 }
 
-fn clean<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    bench.greet()?.comes_to_an_end()
+fn clean<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    context.open()?.comes_to_an_end()
 }
 
-fn in_a_command<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let mut meeting = bench.greet()?;
-    let say = question(b"never finished").say;
-    meeting.peer.say(&say[..say.len() - 3])?;
-    meeting.leave()?;
-    bench.greet()?.unharmed()
+fn in_a_command<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let mut session = context.open()?;
+    let send = question(b"never finished").send;
+    session.peer.send_bytes(&send[..send.len() - 3])?;
+    session.leave()?;
+    context.open()?.unharmed()
 }
 
 fn in_a_reply<B: Descriptors>(
-    bench: &Bench<'_, B>,
-    end: fn(&mut Meeting<'_, B>) -> Result<(), Stop>,
+    context: &Context<'_, B>,
+    end: fn(&mut Session<'_, B>) -> Result<(), Stop>,
 ) -> Judged {
-    let mut meeting = half_heard(bench)?;
-    end(&mut meeting)?;
-    drop(meeting);
-    bench.greet()?.unharmed()
+    let mut session = half_heard(context)?;
+    end(&mut session)?;
+    drop(session);
+    context.open()?.unharmed()
 }
 
-fn before_the_reply<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
+fn before_the_reply<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     for _ in 0..20 {
-        let mut meeting = bench.greet_as(Shape::small())?;
-        meeting.peer.say(&question(&[b'x'; 5000]).say)?;
-        meeting.peer.disconnect()?;
+        let mut session = context.open_as(Shape::small())?;
+        session.peer.send_bytes(&question(&[b'x'; 5000]).send)?;
+        session.peer.disconnect()?;
     }
-    bench.greet()?.unharmed()
+    context.open()?.unharmed()
 }
 
-fn together<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let mut meetings = (0..30).map(|_| bench.greet_as(Shape::small())).collect::<Result<Vec<_>, _>>()?;
-    let say = question(b"never finished").say;
-    for meeting in &mut meetings {
-        meeting.peer.say(&say[..say.len() - 3])?;
+fn together<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let mut sessions = (0..30).map(|_| context.open_as(Shape::small())).collect::<Result<Vec<_>, _>>()?;
+    let send = question(b"never finished").send;
+    for session in &mut sessions {
+        session.peer.send_bytes(&send[..send.len() - 3])?;
     }
-    for meeting in &meetings {
-        meeting.peer.disconnect()?;
+    for session in &sessions {
+        session.peer.disconnect()?;
     }
-    drop(meetings);
-    bench.greet()?.unharmed()
+    drop(sessions);
+    context.open()?.unharmed()
 }
 
 /// The client is cut off, and must say so.
-fn cut_off<B: Descriptors>(bench: &Bench<'_, B>, mut meeting: Meeting<'_, B>) -> Judged {
-    meeting.peer.disconnect()?;
-    bench.note(Teardown::Clean);
-    meeting.tells_of_failure()
+fn cut_off<B: Descriptors>(context: &Context<'_, B>, mut session: Session<'_, B>) -> Judged {
+    session.peer.disconnect()?;
+    context.note(Teardown::Clean);
+    session.tells_of_failure()
 }
 
-fn instead_of_the_reply<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let mut meeting = bench.greet()?;
-    meeting.occasion(0)?;
-    cut_off(bench, meeting)
+fn instead_of_the_reply<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let mut session = context.open()?;
+    session.require_exchange(0)?;
+    cut_off(context, session)
 }
 
-fn in_the_middle_of_a_reply<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let mut meeting = bench.greet()?;
-    let turn = meeting.occasion(0)?;
-    meeting.peer.say(&turn.say[..turn.say.len() / 2])?;
-    meeting.peer.settle()?;
-    cut_off(bench, meeting)
+fn in_the_middle_of_a_reply<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let mut session = context.open()?;
+    let exchange = session.require_exchange(0)?;
+    session.peer.send_bytes(&exchange.send[..exchange.send.len() / 2])?;
+    session.peer.settle()?;
+    cut_off(context, session)
 }
 
-fn vanishes<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let mut meeting = bench.greet()?;
-    meeting.occasion(0)?;
-    meeting.vanish()
+fn vanishes<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let mut session = context.open()?;
+    session.require_exchange(0)?;
+    session.vanish()
 }
 
-fn registered_only<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let mut meeting = bench.greet()?;
-    // Its first command is under way by now, or will find nobody.
-    if let Some(Incoming::Gone(_)) = meeting.peer.receive_within(Duration::ZERO)? {
+fn registered_only<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let mut session = context.open()?;
+    // Its first command is under way by now, or finds the connection closed.
+    if let Some(Incoming::Gone(_)) = session.peer.receive_within(Duration::ZERO)? {
         return Err(Stop::undecided("the client left first"));
     }
-    cut_off(bench, meeting)
+    cut_off(context, session)
 }

@@ -6,13 +6,15 @@ use rdma_conn::Descriptors;
 use rdma_proto::backend::Identifier;
 use rdma_proto::wire::{Message, Opcode};
 
-use super::bench::Bench;
 use super::case::Case;
-use super::meeting::reported;
-use super::verdict::{Judged, Stop, Teardown, pass};
-use crate::adversary::{Adversary, Shape};
+use super::context::Context;
+use super::results::Teardown;
+use super::session::{KEPT, reported};
+use crate::peer::{Peer, Shape};
+use suite::verdict::pass;
+use suite::{Judged, Stop};
 
-pub(super) fn cases<B: Descriptors>() -> Vec<Case<B>> {
+pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
     cases! {
         both "conn.plain", "connect, talk, leave" => "It works.", ["VR-CONN-015", "VR-CONN-001", "VR-CONN-013"], plain;
         both "conn.private-data", "56 bytes of private data that mean nothing" => "They are ignored.",
@@ -26,9 +28,9 @@ pub(super) fn cases<B: Descriptors>() -> Vec<Case<B>> {
         server "conn.withdrawn", "a request that is withdrawn before the answer" => "The server goes on.",
             ["VR-CONN-006", "VR-SEC-004"] [Slow], withdrawn;
         server "conn.never-completed", "a request whose answer is never read" => "The server goes on.",
-            ["VR-CONN-008"] [Slow], |bench| never_completed(bench, 1);
+            ["VR-CONN-008"] [Slow], |context| never_completed(context, 1);
         server "conn.request-flood", "twenty such requests at once" => "The server goes on, and takes others.",
-            ["VR-CONN-008", "VR-RES-007"] [Disruptive, Slow], |bench| never_completed(bench, 20);
+            ["VR-CONN-008", "VR-RES-007"] [Disruptive, Slow], |context| never_completed(context, 20);
         server "conn.many", "thirty connections at once" => "Each is served.", ["VR-SEC-004", "VR-CONN-001"], many;
         server "conn.one-after-the-other", "fifty connections in turn" => "Each is served.",
             ["VR-CONN-001", "VR-RES-001"], in_turn;
@@ -47,140 +49,141 @@ pub(super) fn cases<B: Descriptors>() -> Vec<Case<B>> {
     }
 }
 
-fn plain<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    bench.greet()?.unharmed()
+fn plain<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    context.open()?.unharmed()
 }
 
-fn private_data<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    bench.greet_as(Shape { private_data: &[0xa5; 56], ..Shape::default() })?.unharmed()
+fn private_data<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    context.open_as(Shape { private_data: &[0xa5; 56], ..Shape::default() })?.unharmed()
 }
 
-fn rnr_retries<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let meeting = bench.greet()?;
-    let offered = meeting.peer.offered().map(|offered| offered.rnr_retry_count);
+fn rnr_retries<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let session = context.open()?;
+    let offered = session.peer.offered().map(|offered| offered.rnr_retry_count);
     match offered {
-        Some(7) => meeting.unharmed(),
+        Some(7) => session.unharmed(),
         Some(count) => {
-            meeting.unharmed()?;
+            session.unharmed()?;
             Err(Stop::unmet(format!("it gave {count}")))
         }
         None => Err(Stop::undecided("the device does not tell")),
     }
 }
 
-fn depths<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let meeting = bench.greet()?;
+fn depths<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let session = context.open()?;
     let offered =
-        meeting.peer.offered().map(|offered| (offered.responder_resources, offered.initiator_depth));
+        session.peer.offered().map(|offered| (offered.responder_resources, offered.initiator_depth));
     match offered {
-        Some((1, 1)) => meeting.unharmed(),
+        Some((1, 1)) => session.unharmed(),
         Some(depths) => {
-            meeting.unharmed()?;
+            session.unharmed()?;
             Err(Stop::unmet(format!("it gave {depths:?}")))
         }
         None => Err(Stop::undecided("the device does not tell")),
     }
 }
 
-fn first_message<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let mut meeting = bench.meet(Shape::default())?;
-    meeting.peer.message(Message::Keepalive)?;
-    meeting.peer.register()?;
+fn first_message<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let mut session = context.connect(Shape::default())?;
+    session.peer.message(Message::Keepalive)?;
+    session.peer.register()?;
     // Without a receive neither would be acknowledged.
-    meeting.peer.settle()?;
-    meeting.peer.await_window()?;
-    meeting.unharmed()
+    session.peer.settle()?;
+    session.peer.await_window()?;
+    session.unharmed()
 }
 
-fn request<B: Descriptors>(bench: &Bench<'_, B>) -> Result<Adversary<B>, Stop> {
-    let shape = Shape { patience: bench.patience, ..Shape::default() };
-    Ok(Adversary::request(bench.backend, bench.server()?.address(), shape)?)
+fn request<B: Descriptors>(context: &Context<'_, B>) -> Result<Peer<B>, Stop> {
+    let shape = Shape { patience: context.patience, ..Shape::default() };
+    Ok(Peer::request(context.backend, context.server()?.address(), shape)?)
 }
 
-fn withdrawn<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    drop(request(bench)?);
-    until_a_keepalive(bench)
+fn withdrawn<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    drop(request(context)?);
+    until_a_keepalive(context)
 }
 
 /// The server serves another until its next keepalive is due: harm that it does itself in its own time shows by then, in the
 /// case that is the cause.
-pub(super) fn until_a_keepalive<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
+pub(super) fn until_a_keepalive<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     const DUE: Duration = Duration::from_millis(3500);
-    let mut meeting = bench.greet()?;
+    let mut session = context.open()?;
     let deadline = Instant::now() + DUE;
-    while meeting.peer.seen.count(Opcode::KEEPALIVE) == 0 {
+    while session.peer.seen.count(Opcode::KEEPALIVE) == 0 {
         let left = deadline.saturating_duration_since(Instant::now());
-        let Some(incoming) = meeting.peer.receive_within(left)? else { break };
-        meeting.peer.absorb(incoming)?;
+        let Some(incoming) = session.peer.receive_within(left)? else { break };
+        session.peer.absorb(incoming)?;
     }
-    meeting.unharmed()
+    session.unharmed()
 }
 
-fn never_completed<B: Descriptors>(bench: &Bench<'_, B>, count: usize) -> Judged {
-    let unread = (0..count).map(|_| request(bench)).collect::<Result<Vec<_>, _>>()?;
-    plain(bench)?;
+fn never_completed<B: Descriptors>(context: &Context<'_, B>, count: usize) -> Judged {
+    let unread = (0..count).map(|_| request(context)).collect::<Result<Vec<_>, _>>()?;
+    plain(context)?;
+    context.open()?.listen(context.patience.min(KEPT))?;
     drop(unread);
-    until_a_keepalive(bench)
+    until_a_keepalive(context)
 }
 
-fn many<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let mut meetings = (0..30).map(|_| bench.greet_as(Shape::small())).collect::<Result<Vec<_>, _>>()?;
-    for meeting in &mut meetings {
-        meeting.talk()?;
+fn many<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let mut sessions = (0..30).map(|_| context.open_as(Shape::small())).collect::<Result<Vec<_>, _>>()?;
+    for session in &mut sessions {
+        session.exchange()?;
     }
-    let count = meetings.len();
-    for meeting in meetings {
-        meeting.unharmed()?;
+    let count = sessions.len();
+    for session in sessions {
+        session.unharmed()?;
     }
     Ok(pass(format!("{count} at once")))
 }
 
-fn in_turn<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
+fn in_turn<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     for _ in 0..50 {
-        bench.greet_as(Shape::small())?.unharmed()?;
+        context.open_as(Shape::small())?.unharmed()?;
     }
     Ok(pass("50 in turn"))
 }
 
-fn leaves_at_once<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
+fn leaves_at_once<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     for _ in 0..20 {
-        let meeting = bench.meet(Shape::small())?;
-        meeting.peer.disconnect()?;
+        let session = context.connect(Shape::small())?;
+        session.peer.disconnect()?;
     }
-    plain(bench)
+    plain(context)
 }
 
-fn rejected<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let (id, _, mut client) = bench.request()?;
+fn rejected<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let (id, _, mut client) = context.request()?;
     id.reject(&[]).map_err(|error| Stop::broken(error.to_string()))?;
-    reported(bench, Some(&mut *client), bench.patience)
+    reported(context, Some(&mut *client), context.patience)
 }
 
-fn dropped<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let (id, _, mut client) = bench.request()?;
+fn dropped<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let (id, _, mut client) = context.request()?;
     drop(id);
-    reported(bench, Some(&mut *client), bench.patience)
+    reported(context, Some(&mut *client), context.patience)
 }
 
-fn never_accepted<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let (_unanswered, _, mut client) = bench.request()?;
-    let patience = 4 * bench.patience;
-    reported(bench, Some(&mut *client), patience)
+fn never_accepted<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let (_unanswered, _, mut client) = context.request()?;
+    let patience = 4 * context.patience;
+    reported(context, Some(&mut *client), patience)
 }
 
-fn never_registered<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let mut meeting = bench.meet(Shape::default())?;
-    let patience = 4 * bench.patience;
-    meeting.peer.set_patience(patience);
+fn never_registered<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let mut session = context.connect(Shape::default())?;
+    let patience = 4 * context.patience;
+    session.peer.set_patience(patience);
     // The client gives up, and disconnects.
-    let _whatever_ends_it = meeting.peer.await_end();
-    meeting.tells_of_failure()
+    let _whatever_ends_it = session.peer.await_end();
+    session.tells_of_failure()
 }
 
-fn left_at_once<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let mut meeting = bench.meet(Shape::default())?;
-    meeting.peer.disconnect()?;
-    let judged = meeting.tells_of_failure();
-    bench.note(Teardown::Clean);
+fn left_at_once<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let mut session = context.connect(Shape::default())?;
+    session.peer.disconnect()?;
+    let judged = session.tells_of_failure();
+    context.note(Teardown::Clean);
     judged
 }

@@ -3,14 +3,14 @@
 use rdma_conn::Descriptors;
 use rdma_proto::wire::{FeatureSet, MESSAGE_LEN, Message, Opcode};
 
-use super::bench::Bench;
 use super::case::Case;
-use super::meeting::told;
-use super::verdict::{Judged, Stop};
-use crate::adversary::{Adversary, Shape};
+use super::context::Context;
+use super::session::told;
 use crate::client::Failure;
+use crate::peer::{Peer, Shape};
+use suite::{Judged, Stop};
 
-pub(super) fn cases<B: Descriptors>() -> Vec<Case<B>> {
+pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
     cases! {
         both "ctrl.first-message", "a connection, and nothing else"
             => "The first message of the target is a RegisterXferMemory of 32 bytes whose fields make sense as big-endian numbers.",
@@ -18,21 +18,21 @@ pub(super) fn cases<B: Descriptors>() -> Vec<Case<B>> {
         both "ctrl.reserved-zero", "a connection that is used"
             => "Reserved bytes of the target's messages are zero.", ["VR-CTRL-005"], reserved_zero;
         both "ctrl.message-of-0", "a SEND of no bytes" => "The target ends this connection.",
-            ["VR-CTRL-011"], |bench| of_length(bench, 0);
+            ["VR-CTRL-011"], |context| of_length(context, 0);
         both "ctrl.message-of-1", "a SEND of one byte" => "The target ends this connection.",
-            ["VR-CTRL-011"], |bench| of_length(bench, 1);
+            ["VR-CTRL-011"], |context| of_length(context, 1);
         both "ctrl.message-of-31", "a SEND one byte short" => "The target ends this connection.",
-            ["VR-CTRL-011"], |bench| of_length(bench, 31);
+            ["VR-CTRL-011"], |context| of_length(context, 31);
         both "ctrl.message-of-33", "a SEND one byte long" => "The target ends this connection.",
-            ["VR-CTRL-011", "VR-CTRL-008"], |bench| of_length(bench, 33);
+            ["VR-CTRL-011", "VR-CTRL-008"], |context| of_length(context, 33);
         both "ctrl.message-of-4096", "a SEND of a page" => "The target ends this connection.",
-            ["VR-CTRL-011", "VR-CTRL-008"], |bench| of_length(bench, 4096);
+            ["VR-CTRL-011", "VR-CTRL-008"], |context| of_length(context, 4096);
         both "ctrl.opcode-4", "the first opcode that is not defined" => "The target ends this connection.",
-            ["VR-CTRL-012", "VR-CLOSE-007"], |bench| unknown(bench, 4);
+            ["VR-CTRL-012", "VR-CLOSE-007"], |context| unknown(context, 4);
         both "ctrl.opcode-ffff", "the last opcode that is not defined" => "The target ends this connection.",
-            ["VR-CTRL-012", "VR-CLOSE-007"], |bench| unknown(bench, 0xffff);
+            ["VR-CTRL-012", "VR-CLOSE-007"], |context| unknown(context, 0xffff);
         both "ctrl.opcode-swapped", "a keepalive whose opcode is little-endian" => "The target ends this connection.",
-            ["VR-CTRL-012", "VR-CTRL-003"], |bench| unknown(bench, 0x0200);
+            ["VR-CTRL-012", "VR-CTRL-003"], |context| unknown(context, 0x0200);
         both "ctrl.reserved-in-registration", "a registration with reserved bytes that are not zero"
             => "The target takes the registration for what it is.", ["VR-CTRL-006"], reserved_in_registration;
         both "ctrl.reserved-in-keepalive", "a keepalive with reserved bytes that are not zero"
@@ -47,43 +47,43 @@ pub(super) fn cases<B: Descriptors>() -> Vec<Case<B>> {
     }
 }
 
-fn first_message<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let mut meeting = bench.meet(Shape::default())?;
-    let window = meeting.peer.await_window()?;
+fn first_message<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let mut session = context.connect(Shape::default())?;
+    let window = session.peer.await_window()?;
     if window.length == 0 || window.length > 1 << 30 || window.address >> 48 != 0 || window.address < 4096 {
         return Err(Stop::unmet(format!("its first registration makes no sense: {window:?}")));
     }
-    meeting.peer.register()?;
-    told(meeting.unharmed(), || format!("a window of {} bytes", window.length))
+    session.peer.register()?;
+    told(session.unharmed(), || format!("a window of {} bytes", window.length))
 }
 
-fn reserved_zero<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let mut meeting = bench.greet()?;
-    if meeting.client_asks() {
-        meeting.talk()?;
+fn reserved_zero<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let mut session = context.open()?;
+    if session.client_asks() {
+        session.exchange()?;
     } else {
-        meeting.peer.message(Message::GetServerFeature { select: 0, features: FeatureSet::NONE })?;
-        meeting.is_told(Message::GetServerFeature { select: 0, features: FeatureSet::NONE })?;
+        session.peer.message(Message::GetServerFeature { select: 0, features: FeatureSet::NONE })?;
+        session.expect_message(Message::GetServerFeature { select: 0, features: FeatureSet::NONE })?;
     }
-    match meeting.peer.seen.reserved {
-        0 => told(meeting.unharmed(), || "in every message".into()),
+    match session.peer.seen.reserved {
+        0 => told(session.unharmed(), || "in every message".into()),
         count => Err(Stop::unmet(format!("{count} of its messages have reserved bytes that are not zero"))),
     }
 }
 
-fn of_length<B: Descriptors>(bench: &Bench<'_, B>, length: usize) -> Judged {
-    let mut meeting = bench.greet()?;
+fn of_length<B: Descriptors>(context: &Context<'_, B>, length: usize) -> Judged {
+    let mut session = context.open()?;
     let mut bytes = vec![0; length];
     // What of it is there is a keepalive, which a target might take for one.
     bytes.iter_mut().skip(1).take(1).for_each(|byte| *byte = 2);
-    meeting.peer.send(&bytes)?;
-    meeting.ends()
+    session.peer.send(&bytes)?;
+    session.ends()
 }
 
-fn unknown<B: Descriptors>(bench: &Bench<'_, B>, opcode: u16) -> Judged {
-    let mut meeting = bench.greet()?;
-    meeting.peer.send(&message(Opcode(opcode), 0))?;
-    meeting.ends()
+fn unknown<B: Descriptors>(context: &Context<'_, B>, opcode: u16) -> Judged {
+    let mut session = context.open()?;
+    session.peer.send(&message(Opcode(opcode), 0))?;
+    session.ends()
 }
 
 /// A message with all of its other bytes set to `fill`.
@@ -95,12 +95,8 @@ fn message(opcode: Opcode, fill: u8) -> [u8; MESSAGE_LEN] {
     bytes
 }
 
-/// The registration of the adversary's window, disguised.
-fn disguised<B: Descriptors>(
-    peer: &mut Adversary<B>,
-    immediate: Option<u32>,
-    fill: u8,
-) -> Result<(), Failure> {
+/// Registers the peer's window with `fill` in the reserved bytes, and with an immediate if there is one.
+fn disguised<B: Descriptors>(peer: &mut Peer<B>, immediate: Option<u32>, fill: u8) -> Result<(), Failure> {
     let mut bytes = peer.registration().encode();
     bytes[2..16].fill(fill);
     match immediate {
@@ -109,45 +105,45 @@ fn disguised<B: Descriptors>(
     }
 }
 
-fn reserved_in_registration<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let mut meeting = bench.meet(Shape::default())?;
-    disguised(&mut meeting.peer, None, 0xa5)?;
-    meeting.peer.await_window()?;
-    meeting.unharmed()
+fn reserved_in_registration<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let mut session = context.connect(Shape::default())?;
+    disguised(&mut session.peer, None, 0xa5)?;
+    session.peer.await_window()?;
+    session.unharmed()
 }
 
-fn reserved_in_keepalive<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let mut meeting = bench.greet()?;
-    meeting.peer.send(&message(Opcode::KEEPALIVE, 0xa5))?;
-    meeting.unharmed()
+fn reserved_in_keepalive<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let mut session = context.open()?;
+    session.peer.send(&message(Opcode::KEEPALIVE, 0xa5))?;
+    session.unharmed()
 }
 
-fn reserved_in_question<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let mut meeting = bench.greet()?;
-    meeting.peer.send(&message(Opcode::GET_SERVER_FEATURE, 0xa5))?;
-    meeting.is_told(Message::GetServerFeature { select: 0xa5a5, features: FeatureSet::NONE })?;
-    meeting.unharmed()
+fn reserved_in_question<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let mut session = context.open()?;
+    session.peer.send(&message(Opcode::GET_SERVER_FEATURE, 0xa5))?;
+    session.expect_message(Message::GetServerFeature { select: 0xa5a5, features: FeatureSet::NONE })?;
+    session.unharmed()
 }
 
-fn with_immediate<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let mut meeting = bench.meet(Shape::default())?;
+fn with_immediate<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let mut session = context.connect(Shape::default())?;
     // No number of bytes: SENDs are about messages.
-    disguised(&mut meeting.peer, Some(u32::MAX), 0)?;
-    meeting.peer.send_immediate(&Message::Keepalive.encode(), 1)?;
-    let talked = meeting.peer.await_window().map_err(Stop::from).and_then(|_| meeting.talk());
+    disguised(&mut session.peer, Some(u32::MAX), 0)?;
+    session.peer.send_immediate(&Message::Keepalive.encode(), 1)?;
+    let talked = session.peer.await_window().map_err(Stop::from).and_then(|_| session.exchange());
     match talked {
-        Ok(_) => meeting.leave(),
-        Err(_) => told(meeting.ends(), || "ends the connection".into()),
+        Ok(_) => session.leave(),
+        Err(_) => told(session.ends(), || "ends the connection".into()),
     }
 }
 
-fn between_payload<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let mut meeting = bench.greet()?;
-    let turn = meeting.occasion(200)?;
-    for piece in turn.say.chunks(10) {
-        meeting.peer.say(piece)?;
-        meeting.peer.message(Message::Keepalive)?;
+fn between_payload<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let mut session = context.open()?;
+    let exchange = session.require_exchange(200)?;
+    for piece in exchange.send.chunks(10) {
+        session.peer.send_bytes(piece)?;
+        session.peer.message(Message::Keepalive)?;
     }
-    meeting.hears(&turn)?;
-    told(meeting.unharmed(), || format!("{} pieces", turn.say.len().div_ceil(10)))
+    session.expect_reply(&exchange)?;
+    told(session.unharmed(), || format!("{} pieces", exchange.send.len().div_ceil(10)))
 }

@@ -1,26 +1,26 @@
-//! Features: questions, answers, and what nobody asked for.
+//! Features: questions, answers, and answers without a question.
 
 use std::time::Duration;
 
 use rdma_conn::Descriptors;
 use rdma_proto::wire::{FeatureSet, Message, Opcode};
 
-use super::bench::Bench;
 use super::case::Case;
-use super::meeting::told;
-use super::verdict::{Judged, Stop};
-use crate::adversary::{Incoming, Shape};
+use super::context::Context;
+use super::session::told;
+use crate::peer::{Incoming, Shape};
+use suite::{Judged, Stop};
 
-pub(super) fn cases<B: Descriptors>() -> Vec<Case<B>> {
+pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
     cases! {
         server "feat.skipped", "a client that sends no feature message" => "The server serves it.",
             ["VR-FEAT-008"], skipped;
         server "feat.unprompted", "a client that asks nothing" => "The server sends no feature message.",
             ["VR-FEAT-005", "VR-FEAT-006"], unprompted;
         server "feat.asked", "GetServerFeature" => "One answer, with no feature in it.",
-            ["VR-FEAT-002"], |bench| ask(bench, &[get(0)]);
+            ["VR-FEAT-002"], |context| ask(context, &[get(0)]);
         server "feat.select", "GetServerFeature with each bit of `select` in turn, and all" => "The answer repeats `select`.",
-            ["VR-FEAT-002"], |bench| ask(bench, &selects());
+            ["VR-FEAT-002"], |context| ask(context, &selects());
         server "feat.bits-in-question", "GetServerFeature with every feature bit set"
             => "The server answers as if none were.", ["VR-FEAT-012"], bits_in_question;
         server "feat.asked-first", "GetServerFeature before either registration" => "It is answered.",
@@ -28,18 +28,18 @@ pub(super) fn cases<B: Descriptors>() -> Vec<Case<B>> {
         server "feat.asked-mid-stream", "GetServerFeature in the middle of a command" => "It is answered, and so is the command.",
             ["VR-FEAT-003", "VR-CTRL-009"], asked_mid_stream;
         server "feat.asked-again", "GetServerFeature a hundred times, one by one" => "Each is answered.",
-            ["VR-FEAT-003"], |bench| ask(bench, &[get(7); 100]);
+            ["VR-FEAT-003"], |context| ask(context, &[get(7); 100]);
         server "feat.asked-at-once", "a thousand equal questions in a burst" => "A thousand answers.",
-            ["VR-FEAT-003", "VR-RES-007"], |bench| burst(bench, &[get(7); 1000]);
+            ["VR-FEAT-003", "VR-RES-007"], |context| burst(context, &[get(7); 1000]);
         server "feat.all-kinds-at-once", "a hundred different questions in a burst" => "The answers, in order.",
-            ["VR-FEAT-003", "VR-FEAT-002"], |bench| burst(bench, &(0..100).map(get).collect::<Vec<_>>());
+            ["VR-FEAT-003", "VR-FEAT-002"], |context| burst(context, &(0..100).map(get).collect::<Vec<_>>());
         server "feat.asked-without-end", "different questions whose answers are never taken"
             => "The server ends the connection, or goes on without harm to anybody.",
             ["VR-RES-008", "VR-FEAT-007", "VR-FEAT-003"] [Disruptive], asked_without_end;
         server "feat.documents-order", "Get, Set, Register, as the document has it" => "The client is served.",
             ["VR-FEAT-013", "VR-FEAT-001"], documents_order;
         server "feat.set-none", "SetClientFeature with no bit set" => "The server goes on.",
-            ["VR-FEAT-009"], |bench| set(bench, 0);
+            ["VR-FEAT-009"], |context| set(context, 0);
         server "feat.set-unknown", "SetClientFeature with every bit set"
             => "The server does not answer, and enables nothing; it may end the connection.",
             ["VR-FEAT-004", "VR-FEAT-009"], set_unknown;
@@ -67,196 +67,196 @@ fn selects() -> Vec<Message> {
     (0..16).map(|bit| get(1 << bit)).chain([get(0xffff)]).collect()
 }
 
-fn skipped<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    bench.greet()?.unharmed()
+fn skipped<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    context.open()?.unharmed()
 }
 
-fn unprompted<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let mut meeting = bench.greet()?;
-    (0..20).try_for_each(|_| meeting.talk().map(drop))?;
+fn unprompted<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let mut session = context.open()?;
+    (0..20).try_for_each(|_| session.exchange().map(drop))?;
     // A feature message would have been an error already.
-    meeting.listen(Duration::from_millis(100))?;
-    meeting.unharmed()
+    session.listen(Duration::from_millis(100))?;
+    session.unharmed()
 }
 
-fn ask<B: Descriptors>(bench: &Bench<'_, B>, questions: &[Message]) -> Judged {
-    let mut meeting = bench.greet()?;
+fn ask<B: Descriptors>(context: &Context<'_, B>, questions: &[Message]) -> Judged {
+    let mut session = context.open()?;
     for question in questions {
-        meeting.peer.message(*question)?;
-        meeting.is_told(*question)?;
+        session.peer.message(*question)?;
+        session.expect_message(*question)?;
     }
-    told(meeting.unharmed(), || format!("{} answered", questions.len()))
+    told(session.unharmed(), || format!("{} answered", questions.len()))
 }
 
-fn bits_in_question<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let mut meeting = bench.greet()?;
-    meeting.peer.message(Message::GetServerFeature { select: 1, features: FeatureSet(u64::MAX) })?;
-    meeting.is_told(get(1))?;
-    meeting.unharmed()
+fn bits_in_question<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let mut session = context.open()?;
+    session.peer.message(Message::GetServerFeature { select: 1, features: FeatureSet(u64::MAX) })?;
+    session.expect_message(get(1))?;
+    session.unharmed()
 }
 
-fn asked_first<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let mut meeting = bench.meet(Shape::default())?;
-    meeting.peer.message(get(3))?;
-    answer_and_window(&mut meeting, get(3))?;
-    meeting.peer.register()?;
-    meeting.unharmed()
+fn asked_first<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let mut session = context.connect(Shape::default())?;
+    session.peer.message(get(3))?;
+    answer_and_window(&mut session, get(3))?;
+    session.peer.register()?;
+    session.unharmed()
 }
 
 /// Waits for both, in either order.
 fn answer_and_window<B: Descriptors>(
-    meeting: &mut super::meeting::Meeting<'_, B>,
+    session: &mut super::session::Session<'_, B>,
     answer: Message,
 ) -> Result<(), Stop> {
     let mut answered = false;
-    while !answered || meeting.peer.seen.windows.is_empty() {
-        match meeting.peer.receive()? {
+    while !answered || session.peer.seen.windows.is_empty() {
+        match session.peer.receive()? {
             Incoming::Message(bytes) if bytes == answer.encode() => answered = true,
-            other => meeting.peer.absorb(other)?,
+            other => session.peer.absorb(other)?,
         }
     }
     Ok(())
 }
 
 /// Says something in two parts, with a message in between.
-fn in_between<B: Descriptors>(bench: &Bench<'_, B>, message: Message, answer: Option<Message>) -> Judged {
-    let mut meeting = bench.greet()?;
-    let turn = meeting.occasion(100)?;
-    let (one, other) = turn.say.split_at(turn.say.len() / 2);
-    meeting.peer.say(one)?;
-    meeting.peer.message(message)?;
+fn in_between<B: Descriptors>(context: &Context<'_, B>, message: Message, answer: Option<Message>) -> Judged {
+    let mut session = context.open()?;
+    let exchange = session.require_exchange(100)?;
+    let (one, other) = exchange.send.split_at(exchange.send.len() / 2);
+    session.peer.send_bytes(one)?;
+    session.peer.message(message)?;
     if let Some(answer) = answer {
-        meeting.is_told(answer)?;
+        session.expect_message(answer)?;
     }
-    meeting.peer.say(other)?;
-    meeting.hears(&turn)?;
-    meeting.unharmed()
+    session.peer.send_bytes(other)?;
+    session.expect_reply(&exchange)?;
+    session.unharmed()
 }
 
-fn asked_mid_stream<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    in_between(bench, get(0), Some(get(0)))
+fn asked_mid_stream<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    in_between(context, get(0), Some(get(0)))
 }
 
-fn burst<B: Descriptors>(bench: &Bench<'_, B>, questions: &[Message]) -> Judged {
-    let mut meeting = bench.greet()?;
+fn burst<B: Descriptors>(context: &Context<'_, B>, questions: &[Message]) -> Judged {
+    let mut session = context.open()?;
     // No more at once than a server has receives for.
     for questions in questions.chunks(500) {
-        meeting.peer.burst(questions)?;
-        questions.iter().try_for_each(|question| meeting.is_told(*question))?;
+        session.peer.burst(questions)?;
+        questions.iter().try_for_each(|question| session.expect_message(*question))?;
     }
-    told(meeting.unharmed(), || format!("{} answered in order", questions.len()))
+    told(session.unharmed(), || format!("{} answered in order", questions.len()))
 }
 
-fn asked_without_end<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
+fn asked_without_end<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     // One receive, for the server's window; no answer ever finds one.
-    let mut meeting = bench.meet(Shape::default().receives(1))?;
-    meeting.peer.set_reposts(false);
-    meeting.peer.handshake()?;
+    let mut session = context.connect(Shape::default().receives(1))?;
+    session.peer.set_reposts(false);
+    session.peer.handshake()?;
     for round in 0..4 {
         let questions: Vec<_> = (0..500).map(|select| get(500 * round + select)).collect();
         // The server may have ended it by now.
-        if meeting.peer.burst(&questions).and_then(|()| meeting.peer.settle()).is_err() {
+        if session.peer.burst(&questions).and_then(|()| session.peer.settle()).is_err() {
             break;
         }
     }
-    drop(meeting);
-    Ok(super::verdict::pass("2000 questions"))
+    drop(session);
+    Ok(suite::verdict::pass("2000 questions"))
 }
 
-fn documents_order<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let mut meeting = bench.meet(Shape::default())?;
-    meeting.peer.message(get(0))?;
-    answer_and_window(&mut meeting, get(0))?;
-    meeting.peer.message(Message::SetClientFeature { select: 0, features: FeatureSet::NONE })?;
-    meeting.peer.register()?;
-    meeting.unharmed()
+fn documents_order<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let mut session = context.connect(Shape::default())?;
+    session.peer.message(get(0))?;
+    answer_and_window(&mut session, get(0))?;
+    session.peer.message(Message::SetClientFeature { select: 0, features: FeatureSet::NONE })?;
+    session.peer.register()?;
+    session.unharmed()
 }
 
-fn set<B: Descriptors>(bench: &Bench<'_, B>, bits: u64) -> Judged {
-    let mut meeting = bench.greet()?;
-    meeting.peer.message(Message::SetClientFeature { select: 0, features: FeatureSet(bits) })?;
-    meeting.talk()?;
-    meeting.listen(Duration::from_millis(100))?;
-    meeting.unharmed()
+fn set<B: Descriptors>(context: &Context<'_, B>, bits: u64) -> Judged {
+    let mut session = context.open()?;
+    session.peer.message(Message::SetClientFeature { select: 0, features: FeatureSet(bits) })?;
+    session.exchange()?;
+    session.listen(Duration::from_millis(100))?;
+    session.unharmed()
 }
 
-fn set_unknown<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let mut meeting = bench.greet()?;
-    meeting.peer.message(Message::SetClientFeature { select: 0xffff, features: FeatureSet(u64::MAX) })?;
-    if meeting.talk().is_err() {
-        return told(meeting.ends(), || "refused".into());
+fn set_unknown<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let mut session = context.open()?;
+    session.peer.message(Message::SetClientFeature { select: 0xffff, features: FeatureSet(u64::MAX) })?;
+    if session.exchange().is_err() {
+        return told(session.ends(), || "refused".into());
     }
-    meeting.listen(Duration::from_millis(100))?;
-    meeting.unharmed()
+    session.listen(Duration::from_millis(100))?;
+    session.unharmed()
 }
 
-fn set_mid_stream<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    in_between(bench, Message::SetClientFeature { select: 0, features: FeatureSet::NONE }, None)
+fn set_mid_stream<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    in_between(context, Message::SetClientFeature { select: 0, features: FeatureSet::NONE }, None)
 }
 
-fn unasked<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let mut meeting = bench.greet()?;
+fn unasked<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let mut session = context.open()?;
     // If it has asked, it has its answer; this is one more.
-    meeting.occasion(0)?;
-    meeting.peer.message(get(0))?;
-    meeting.ends()
+    session.require_exchange(0)?;
+    session.peer.message(get(0))?;
+    session.ends()
 }
 
-fn set_by_server<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let mut meeting = bench.greet()?;
-    meeting.peer.message(Message::SetClientFeature { select: 0, features: FeatureSet::NONE })?;
-    meeting.ends()
+fn set_by_server<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let mut session = context.open()?;
+    session.peer.message(Message::SetClientFeature { select: 0, features: FeatureSet::NONE })?;
+    session.ends()
 }
 
-fn only_offered<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let mut meeting = bench.greet()?;
-    meeting.talk()?;
-    let asked = meeting.peer.seen.count(Opcode::GET_SERVER_FEATURE);
-    match meeting.peer.seen.features_set {
-        0 => told(meeting.unharmed(), || format!("it asked {asked} times")),
+fn only_offered<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let mut session = context.open()?;
+    session.exchange()?;
+    let asked = session.peer.seen.count(Opcode::GET_SERVER_FEATURE);
+    match session.peer.seen.features_set {
+        0 => told(session.unharmed(), || format!("it asked {asked} times")),
         bits => Err(Stop::unmet(format!("it set the features {bits:#x}, and none was offered"))),
     }
 }
 
 /// Waits for a question; nothing if the client talks without having asked.
-fn is_asked<B: Descriptors>(meeting: &mut super::meeting::Meeting<'_, B>) -> Result<Option<u16>, Stop> {
-    meeting.peer.serves = false;
+fn is_asked<B: Descriptors>(session: &mut super::session::Session<'_, B>) -> Result<Option<u16>, Stop> {
+    session.peer.serves = false;
     loop {
-        match meeting.peer.receive()? {
+        match session.peer.receive()? {
             Incoming::Message(bytes) => {
                 if let Ok(Message::GetServerFeature { select, .. }) = Message::decode(&bytes) {
                     return Ok(Some(select));
                 }
-                meeting.peer.absorb(Incoming::Message(bytes))?;
+                session.peer.absorb(Incoming::Message(bytes))?;
             }
             Incoming::Notified(count) => {
-                meeting.peer.absorb(Incoming::Notified(count))?;
+                session.peer.absorb(Incoming::Notified(count))?;
                 return Ok(None);
             }
-            other => meeting.peer.absorb(other)?,
+            other => session.peer.absorb(other)?,
         }
     }
 }
 
-fn answer_with<B: Descriptors>(bench: &Bench<'_, B>, features: u64) -> Judged {
-    let mut meeting = bench.meet(Shape::default())?;
-    meeting.peer.register()?;
-    let Some(select) = is_asked(&mut meeting)? else {
+fn answer_with<B: Descriptors>(context: &Context<'_, B>, features: u64) -> Judged {
+    let mut session = context.connect(Shape::default())?;
+    session.peer.register()?;
+    let Some(select) = is_asked(&mut session)? else {
         return Err(Stop::not_applicable("the client does not ask for features"));
     };
-    meeting.peer.message(Message::GetServerFeature { select, features: FeatureSet(features) })?;
-    meeting.peer.serves = true;
-    meeting.talk()?;
-    match meeting.peer.seen.features_set {
-        0 => meeting.unharmed(),
+    session.peer.message(Message::GetServerFeature { select, features: FeatureSet(features) })?;
+    session.peer.serves = true;
+    session.exchange()?;
+    match session.peer.seen.features_set {
+        0 => session.unharmed(),
         bits => Err(Stop::unmet(format!("it set the features {bits:#x}, and none is defined"))),
     }
 }
 
-fn every_bit_offered<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    answer_with(bench, u64::MAX)
+fn every_bit_offered<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    answer_with(context, u64::MAX)
 }
 
-fn registration_first<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    answer_with(bench, 0)
+fn registration_first<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    answer_with(context, 0)
 }

@@ -5,20 +5,22 @@ use std::time::{Duration, Instant};
 use rdma_conn::Descriptors;
 use rdma_proto::wire::{Message, Opcode};
 
-use super::bench::Bench;
 use super::case::Case;
-use super::meeting::told;
-use super::verdict::{Judged, Stop, Teardown, pass};
-use crate::adversary::Shape;
+use super::context::Context;
+use super::results::Teardown;
+use super::session::told;
+use crate::peer::Shape;
+use suite::verdict::pass;
+use suite::{Judged, Stop};
 
-pub(super) fn cases<B: Descriptors>() -> Vec<Case<B>> {
+pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
     cases! {
         both "keep.accepted", "a keepalive" => "The connection goes on.", ["VR-KEEP-002", "VR-KEEP-007"], accepted;
         both "keep.first", "a keepalive before anything else" => "The connection goes on.",
             ["VR-KEEP-002", "VR-KEEP-007"], first;
         both "keep.unanswered", "a hundred keepalives" => "None is answered.", ["VR-KEEP-002"], unanswered;
         both "keep.flood", "5000 keepalives" => "The connection goes on: receives are posted again.",
-            ["VR-KEEP-002", "VR-RES-003", "VR-KEEP-008"], |bench| keepalives(bench, 10);
+            ["VR-KEEP-002", "VR-RES-003", "VR-KEEP-008"], |context| keepalives(context, 10);
         server "keep.interval", "a connection that is idle" => "The server sends a keepalive every 3 seconds.",
             ["VR-KEEP-001"] [Slow], interval;
         client "keep.vanished", "a server whose device no longer answers, when a reply is due"
@@ -26,76 +28,76 @@ pub(super) fn cases<B: Descriptors>() -> Vec<Case<B>> {
     }
 }
 
-fn accepted<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let mut meeting = bench.greet()?;
-    meeting.peer.message(Message::Keepalive)?;
-    meeting.unharmed()
+fn accepted<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let mut session = context.open()?;
+    session.peer.message(Message::Keepalive)?;
+    session.unharmed()
 }
 
-fn first<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let mut meeting = bench.meet(Shape::default())?;
-    meeting.peer.message(Message::Keepalive)?;
-    meeting.peer.handshake()?;
-    meeting.unharmed()
+fn first<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let mut session = context.connect(Shape::default())?;
+    session.peer.message(Message::Keepalive)?;
+    session.peer.handshake()?;
+    session.unharmed()
 }
 
-fn unanswered<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let mut meeting = bench.greet()?;
-    meeting.peer.burst(&[Message::Keepalive; 100])?;
-    meeting.talk()?;
-    meeting.listen(Duration::from_millis(100))?;
+fn unanswered<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let mut session = context.open()?;
+    session.peer.burst(&[Message::Keepalive; 100])?;
+    session.exchange()?;
+    session.listen(Duration::from_millis(100))?;
     // A server's own, one every three seconds, may be among what came.
-    match meeting.peer.seen.count(Opcode::KEEPALIVE) {
-        0..=5 => meeting.unharmed(),
+    match session.peer.seen.count(Opcode::KEEPALIVE) {
+        0..=5 => session.unharmed(),
         count => Err(Stop::unmet(format!("{count} keepalives came in answer to 100"))),
     }
 }
 
 /// So many times 500 keepalives.
-pub(super) fn keepalives<B: Descriptors>(bench: &Bench<'_, B>, rounds: usize) -> Judged {
-    let mut meeting = bench.greet()?;
+pub(super) fn keepalives<B: Descriptors>(context: &Context<'_, B>, rounds: usize) -> Judged {
+    let mut session = context.open()?;
     for _ in 0..rounds {
-        meeting.peer.burst(&[Message::Keepalive; 500])?;
-        meeting.peer.settle()?;
+        session.peer.burst(&[Message::Keepalive; 500])?;
+        session.peer.settle()?;
         // Handled, and not only received: the next may come.
-        if !meeting.talk()? {
+        if !session.exchange()? {
             break;
         }
     }
-    meeting.leave()
+    session.leave()
 }
 
-fn interval<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let mut meeting = bench.greet()?;
+fn interval<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let mut session = context.open()?;
     let begun = Instant::now();
     let mut came = Vec::new();
     while came.len() < 2 && begun.elapsed() < Duration::from_millis(7500) {
         let left = Duration::from_millis(7500).saturating_sub(begun.elapsed());
-        let Some(incoming) = meeting.peer.receive_within(left)? else { break };
-        meeting.peer.absorb(incoming)?;
-        if meeting.peer.seen.count(Opcode::KEEPALIVE) > came.len() as u64 {
+        let Some(incoming) = session.peer.receive_within(left)? else { break };
+        session.peer.absorb(incoming)?;
+        if session.peer.seen.count(Opcode::KEEPALIVE) > came.len() as u64 {
             came.push(begun.elapsed());
         }
     }
     match came[..] {
         [one, other, ..] => {
-            told(meeting.unharmed(), || format!("{:.1} s apart", (other - one).as_secs_f64()))
+            told(session.unharmed(), || format!("{:.1} s apart", (other - one).as_secs_f64()))
         }
         _ => Err(Stop::unmet(format!("{} keepalives came within 7.5 s", came.len()))),
     }
 }
 
-fn vanished<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let mut meeting = bench.greet()?;
-    meeting.occasion(0)?;
-    meeting.peer.lose_queue_pair();
-    bench.note(Teardown::Unclean);
+fn vanished<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let mut session = context.open()?;
+    session.require_exchange(0)?;
+    session.peer.lose_queue_pair();
+    context.note(Teardown::Unclean);
     let begun = Instant::now();
-    let patience = (4 * bench.patience).max(Duration::from_secs(40));
-    let ended = meeting.await_exit(patience);
+    let patience = (4 * context.patience).max(Duration::from_secs(40));
+    let ended = session.await_exit(patience);
     if !ended {
         return Err(Stop::hung(format!("the client noticed nothing within {patience:?}")));
     }
-    meeting.tells_of_failure()?;
+    session.tells_of_failure()?;
     Ok(pass(format!("after {:.1} s", begun.elapsed().as_secs_f64())))
 }

@@ -1,20 +1,21 @@
-//! Windows: the target's own, and what the adversary registers.
+//! Windows: those of the target, and those that the suite's peer registers.
 
 use std::time::Duration;
 
 use rdma_conn::Descriptors;
 use rdma_proto::wire::{Message, Window};
 
-use super::bench::Bench;
 use super::case::{Case, Role};
-use super::meeting::{Meeting, registered_late, told};
-use super::verdict::{Judged, Stop, lenient, pass};
-use crate::adversary::{Adversary, Shape};
+use super::context::Context;
+use super::session::{Session, registered_late, told};
+use crate::peer::{Peer, Shape};
+use suite::verdict::{lenient, pass};
+use suite::{Judged, Stop};
 
-/// A payload longer than a few windows of the adversary's.
+/// A payload longer than a few windows of the suite's peer.
 const LONG: usize = 200_000;
 
-pub(super) fn cases<B: Descriptors>() -> Vec<Case<B>> {
+pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
     cases! {
         both "mem.registers-unprompted", "a peer that sends nothing" => "The target registers a window all the same.",
             ["VR-MEM-001"], unprompted;
@@ -29,49 +30,49 @@ pub(super) fn cases<B: Descriptors>() -> Vec<Case<B>> {
             => "The target writes to the first byte of each window, on without a gap, and nothing behind what it notifies.",
             ["VR-MEM-002", "VR-FLOW-007"], written_from_start;
         both "mem.late", "a window that is registered 300 ms late" => "The target waits for it.",
-            ["VR-FLOW-004", "VR-MEM-014"], |bench| registered_late(bench, 1, Duration::from_millis(300));
+            ["VR-FLOW-004", "VR-MEM-014"], |context| registered_late(context, 1, Duration::from_millis(300));
         server "mem.early", "a window registered before the server's has come" => "The server takes it.",
             ["VR-MEM-014", "VR-CONN-007"], early_registration;
         both "mem.window-of-1", "windows of one byte" => "The target writes through them.",
-            ["VR-MEM-013", "VR-FLOW-001"], |bench| windows(bench, 300, vec![(0, 1)]);
+            ["VR-MEM-013", "VR-FLOW-001"], |context| windows(context, 300, vec![(0, 1)]);
         both "mem.window-of-100", "windows of 100 bytes" => "The target writes through them.",
-            ["VR-MEM-013", "VR-FLOW-001"], |bench| windows(bench, 5000, vec![(0, 100)]);
+            ["VR-MEM-013", "VR-FLOW-001"], |context| windows(context, 5000, vec![(0, 100)]);
         both "mem.window-of-4096", "windows of a page" => "The target writes through them.",
-            ["VR-MEM-013"], |bench| windows(bench, LONG, vec![(0, 4096)]);
+            ["VR-MEM-013"], |context| windows(context, LONG, vec![(0, 4096)]);
         both "mem.window-of-65535", "windows one byte short of 64 KiB" => "The target writes through them.",
-            ["VR-MEM-013"], |bench| windows(bench, LONG, vec![(0, 65_535)]);
+            ["VR-MEM-013"], |context| windows(context, LONG, vec![(0, 65_535)]);
         both "mem.window-of-1-mib", "windows of 1 MiB" => "The target writes through them.",
-            ["VR-MEM-013"], |bench| windows_in(bench, 1 << 20, 3 << 20, vec![(0, 1 << 20)]);
+            ["VR-MEM-013"], |context| windows_in(context, 1 << 20, 3 << 20, vec![(0, 1 << 20)]);
         both "mem.window-of-16-mib", "a window of 16 MiB" => "The target takes it: the limit is no lower.",
-            ["VR-MEM-005", "VR-MEM-013"], |bench| windows_in(bench, 16 << 20, LONG, vec![(0, 16 << 20)]);
+            ["VR-MEM-005", "VR-MEM-013"], |context| windows_in(context, 16 << 20, LONG, vec![(0, 16 << 20)]);
         both "mem.unaligned", "windows at addresses of no alignment" => "The target writes through them.",
-            ["VR-MEM-013"], |bench| windows(bench, LONG, vec![(1, 4099), (4103, 4099), (8207, 4099)]);
+            ["VR-MEM-013"], |context| windows(context, LONG, vec![(1, 4099), (4103, 4099), (8207, 4099)]);
         both "mem.same-again", "each full window registered again as it was" => "The target starts again at its beginning.",
-            ["VR-MEM-011"], |bench| windows(bench, LONG, vec![(0, 65_536)]);
+            ["VR-MEM-011"], |context| windows(context, LONG, vec![(0, 65_536)]);
         both "mem.other-place", "each full window followed by one elsewhere" => "The target writes to the latest.",
-            ["VR-MEM-011", "VR-MEM-002"], |bench| windows(bench, LONG, vec![(0, 8192), (16_384, 8192), (9000, 8192)]);
+            ["VR-MEM-011", "VR-MEM-002"], |context| windows(context, LONG, vec![(0, 8192), (16_384, 8192), (9000, 8192)]);
         both "mem.other-length", "each full window followed by one of another length"
             => "The target goes on with that length, or ends this connection; nothing else is affected.",
             ["VR-MEM-012"] [Disruptive], other_length;
         both "mem.of-0", "a window of no bytes" => "The target ends this connection.",
-            ["VR-MEM-006"] [Disruptive], |bench| refused(bench, |peer| Window { length: 0, ..peer.own_window() });
+            ["VR-MEM-006"] [Disruptive], |context| refused(context, |peer| Window { length: 0, ..peer.own_window() });
         both "mem.of-4-gib", "a window of 4 GiB - 1" => "The target ends this connection, and pins no such memory.",
             ["VR-MEM-005", "VR-SEC-007"] [Disruptive], of_4_gib;
         both "mem.wraps", "a window beyond the address space" => "The target ends this connection.",
-            ["VR-MEM-007"] [Disruptive], |bench| refused(bench, |peer| Window { address: u64::MAX - 100, ..peer.own_window() });
+            ["VR-MEM-007"] [Disruptive], |context| refused(context, |peer| Window { address: u64::MAX - 100, ..peer.own_window() });
         both "mem.bogus-key", "a window with another key" => "The target's write fails, and with it this connection.",
-            ["VR-MEM-009"], |bench| unwritable(bench, |peer| {
+            ["VR-MEM-009"], |context| unwritable(context, |peer| {
                 let window = peer.own_window();
                 Window { rkey: window.rkey ^ 0xff, ..window }
             });
         both "mem.bogus-address", "a window elsewhere" => "The target's write fails, and with it this connection.",
-            ["VR-MEM-009"], |bench| unwritable(bench, |peer| {
+            ["VR-MEM-009"], |context| unwritable(context, |peer| {
                 let window = peer.own_window();
                 Window { address: window.address ^ (1 << 40), ..window }
             });
         both "mem.not-writable", "a window that its owner's device keeps closed"
             => "The target's write fails, and with it this connection.",
-            ["VR-MEM-009"], |bench| unwritable(bench, Adversary::locked_window);
+            ["VR-MEM-009"], |context| unwritable(context, Peer::locked_window);
         both "mem.twice", "the same window again before it is used" => "The target ends this connection.",
             ["VR-MEM-017"] [Disruptive], twice;
         both "mem.one-byte-left", "a new window when one byte of the old is left" => "The target ends this connection.",
@@ -81,40 +82,40 @@ pub(super) fn cases<B: Descriptors>() -> Vec<Case<B>> {
     }
 }
 
-fn unprompted<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let mut meeting = bench.meet(Shape::default())?;
-    meeting.peer.await_window()?;
-    meeting.peer.register()?;
-    meeting.unharmed()
+fn unprompted<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let mut session = context.connect(Shape::default())?;
+    session.peer.await_window()?;
+    session.peer.register()?;
+    session.unharmed()
 }
 
-fn length<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let mut meeting = bench.greet()?;
-    let length = meeting.peer.await_window()?.length;
+fn length<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let mut session = context.open()?;
+    let length = session.peer.await_window()?.length;
     if !(64 << 10..=16 << 20).contains(&length) {
         return Err(Stop::unmet(format!("its window is {length} bytes long")));
     }
-    told(meeting.unharmed(), || format!("{length} bytes"))
+    told(session.unharmed(), || format!("{length} bytes"))
 }
 
-fn length_stays<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let mut meeting = bench.greet()?;
-    let first = meeting.usable_window()?;
+fn length_stays<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let mut session = context.open()?;
+    let first = session.usable_window()?;
     let wanted = 4;
-    while meeting.peer.seen.windows.len() < wanted {
-        if !meeting.talk_of(first.length as usize)? {
+    while session.peer.seen.windows.len() < wanted {
+        if !session.exchange_of(first.length as usize)? {
             return Err(Stop::undecided(format!(
                 "the client read too little to fill its window {wanted} times: GET conformance:bytes:N has N bytes"
             )));
         }
     }
     // A window that differs was booked as a breach.
-    told(meeting.unharmed(), || format!("{wanted} windows of {} bytes", first.length))
+    told(session.unharmed(), || format!("{wanted} windows of {} bytes", first.length))
 }
 
-fn not_before_full<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let mut meeting = bench.greet()?;
-    let length = meeting.usable_window()?.length as usize;
+fn not_before_full<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let mut session = context.open()?;
+    let length = session.usable_window()?.length as usize;
     // A SET that fills the window but for its last byte, the value's final newline.
     let head = |payload: usize| format!("*3\r\n$3\r\nSET\r\n$15\r\nconformance:mem\r\n${payload}\r\n");
     let payload = length - head(length).len() - 2;
@@ -122,102 +123,106 @@ fn not_before_full<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
     bytes.resize(length - 2, b'x');
     bytes.extend_from_slice(b"\r\n");
     let (last, most) = bytes.split_last().ok_or_else(|| Stop::broken("an empty command"))?;
-    meeting.peer.say(most)?;
-    meeting.peer.settle()?;
-    meeting.listen(Duration::from_millis(200))?;
-    if meeting.peer.seen.windows.len() != 1 {
+    session.peer.send_bytes(most)?;
+    session.peer.settle()?;
+    session.listen(Duration::from_millis(200))?;
+    if session.peer.seen.windows.len() != 1 {
         return Err(Stop::unmet("it registered a window before the last byte had come"));
     }
-    meeting.peer.say(&[*last])?;
-    if meeting.peer.hear(5)? != b"+OK\r\n" {
+    session.peer.send_bytes(&[*last])?;
+    if session.peer.receive_bytes(5)? != b"+OK\r\n" {
         return Err(Stop::unmet("SET was not answered with +OK"));
     }
     // The next byte needs the next window.
-    meeting.unharmed()
+    session.unharmed()
 }
 
-fn written_from_start<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let mut meeting = bench.meet(Shape::default())?;
-    meeting.peer.paint(0xee);
-    meeting.peer.plan = vec![(101, 40_000)];
-    meeting.peer.handshake()?;
-    let turn = meeting.occasion(100)?;
-    if !meeting.client_asks() {
-        meeting.peer.say(&turn.say)?;
-        meeting.hears(&turn)?;
+fn written_from_start<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let mut session = context.connect(Shape::default())?;
+    session.peer.paint(0xee);
+    session.peer.plan = vec![(101, 40_000)];
+    session.peer.handshake()?;
+    let exchange = session.require_exchange(100)?;
+    if !session.client_asks() {
+        session.peer.send_bytes(&exchange.send)?;
+        session.expect_reply(&exchange)?;
     }
     // A client that waits for its reply writes no more until it has it.
-    let taken = meeting.peer.taken();
-    if !meeting.peer.is_painted(0xee, 101 + taken as usize) {
+    let taken = session.peer.taken();
+    if !session.peer.is_painted(0xee, 101 + taken as usize) {
         return Err(Stop::unmet(format!("it notified {taken} bytes, and wrote behind them")));
     }
-    if meeting.client_asks() {
-        meeting.peer.say(&turn.say)?;
+    if session.client_asks() {
+        session.peer.send_bytes(&exchange.send)?;
     }
-    told(meeting.unharmed(), || format!("{taken} bytes, and nothing behind them"))
+    told(session.unharmed(), || format!("{taken} bytes, and nothing behind them"))
 }
 
-fn early_registration<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let mut meeting = bench.meet(Shape::default())?;
-    meeting.peer.register()?;
-    meeting.peer.await_window()?;
-    meeting.unharmed()
+fn early_registration<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    // A server that can be held has not even seen that the connection is established.
+    let held = context.server()?.hold();
+    let mut session = context.connect(Shape::default())?;
+    session.peer.register()?;
+    session.peer.settle()?;
+    drop(held);
+    session.peer.await_window()?;
+    session.unharmed()
 }
 
-fn windows<B: Descriptors>(bench: &Bench<'_, B>, payload: usize, plan: Vec<(u32, u32)>) -> Judged {
-    windows_in(bench, 64 << 10, payload, plan)
+fn windows<B: Descriptors>(context: &Context<'_, B>, payload: usize, plan: Vec<(u32, u32)>) -> Judged {
+    windows_in(context, 64 << 10, payload, plan)
 }
 
 /// The target says something through windows as planned, in a memory of `memory` bytes.
 fn windows_in<B: Descriptors>(
-    bench: &Bench<'_, B>,
+    context: &Context<'_, B>,
     memory: u32,
     payload: usize,
     plan: Vec<(u32, u32)>,
 ) -> Judged {
-    let mut meeting = bench.meet(Shape::default().window(memory))?;
+    let mut session = context.connect(Shape::default().window(memory))?;
     if plan.iter().any(|(_, length)| *length < 10) {
-        meeting.be_brief();
+        session.be_brief();
     }
-    meeting.peer.plan = plan;
-    meeting.peer.handshake()?;
-    meeting.talk_of(payload)?;
-    meeting.unharmed()
+    session.peer.plan = plan;
+    session.peer.handshake()?;
+    session.exchange_of(payload)?;
+    session.unharmed()
 }
 
-fn other_length<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
+fn other_length<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     let plan = vec![(0, 4096), (5000, 100), (1, 8191), (300, 1), (0, 65_536), (4096, 4097), (65_535, 1)];
-    let mut meeting = bench.greet_with(plan)?;
-    match meeting.talk_of(LONG) {
-        Ok(_) => meeting.unharmed(),
-        Err(_) => told(meeting.ends(), || "ended this connection".into()).map(|ended| lenient(ended.note)),
+    let mut session = context.open_with(plan)?;
+    match session.exchange_of(LONG) {
+        Ok(_) => session.unharmed(),
+        Err(_) => told(session.ends(), || "ended this connection".into()).map(|ended| lenient(ended.note)),
     }
 }
 
 /// Has the target write something, whatever becomes of it.
-fn provoke<B: Descriptors>(meeting: &mut Meeting<'_, B>) -> Result<(), Stop> {
-    if !meeting.client_asks() {
-        meeting.peer.say(b"PING\r\n")?;
+fn provoke<B: Descriptors>(session: &mut Session<'_, B>) -> Result<(), Stop> {
+    if !session.client_asks() {
+        session.peer.send_bytes(b"PING\r\n")?;
     }
     Ok(())
 }
 
-fn refused<B: Descriptors>(bench: &Bench<'_, B>, window: impl FnOnce(&Adversary<B>) -> Window) -> Judged {
-    let mut meeting = bench.meet(Shape::default())?;
-    let window = window(&meeting.peer);
-    meeting.peer.message(Message::RegisterXferMemory(window))?;
-    meeting.ends()
+fn refused<B: Descriptors>(context: &Context<'_, B>, window: impl FnOnce(&Peer<B>) -> Window) -> Judged {
+    let mut session = context.connect(Shape::default())?;
+    let window = window(&session.peer);
+    session.peer.message(Message::RegisterXferMemory(window))?;
+    session.ends()
 }
 
-fn of_4_gib<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let held = || bench.server().ok()?.held();
+fn of_4_gib<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let held = || context.server().ok()?.held();
     let before = held();
     let mut most = before;
-    let mut meeting = bench.meet(Shape::default())?;
-    let window = Window { length: u32::MAX, ..meeting.peer.own_window() };
-    meeting.peer.message(Message::RegisterXferMemory(window))?;
+    let mut session = context.connect(Shape::default())?;
+    let window = Window { length: u32::MAX, ..session.peer.own_window() };
+    session.peer.message(Message::RegisterXferMemory(window))?;
     // When the server looks at it is its own affair: it is watched until it has ended the connection.
-    let ended = meeting.ends_watched(|| {
+    let ended = session.ends_watched(|| {
         let now = held();
         if now.zip(most).is_none_or(|(now, most)| now.pinned_kib() > most.pinned_kib()) {
             most = now.or(most);
@@ -231,42 +236,42 @@ fn of_4_gib<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
     ended
 }
 
-fn unwritable<B: Descriptors>(bench: &Bench<'_, B>, window: impl FnOnce(&Adversary<B>) -> Window) -> Judged {
-    let mut meeting = bench.meet(Shape::default())?;
-    let window = window(&meeting.peer);
-    meeting.peer.await_window()?;
-    meeting.peer.message(Message::RegisterXferMemory(window))?;
-    provoke(&mut meeting)?;
-    meeting.ends()
+fn unwritable<B: Descriptors>(context: &Context<'_, B>, window: impl FnOnce(&Peer<B>) -> Window) -> Judged {
+    let mut session = context.connect(Shape::default())?;
+    let window = window(&session.peer);
+    session.peer.await_window()?;
+    session.peer.message(Message::RegisterXferMemory(window))?;
+    provoke(&mut session)?;
+    session.ends()
 }
 
-fn twice<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let mut meeting = bench.greet()?;
-    meeting.peer.register()?;
-    meeting.ends()
+fn twice<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let mut session = context.open()?;
+    session.peer.register()?;
+    session.ends()
 }
 
-fn one_byte_left<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
+fn one_byte_left<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     // The reply to PING is 7 bytes long; a client is given room for its first command and more.
-    let length = if bench.role() == Role::Client { 64 << 10 } else { 8 };
-    let mut meeting = bench.greet_with(vec![(0, length)])?;
-    if meeting.client_asks() {
-        meeting.occasion(0)?;
+    let length = if context.role() == Role::Client { 64 << 10 } else { 8 };
+    let mut session = context.open_with(vec![(0, length)])?;
+    if session.client_asks() {
+        session.require_exchange(0)?;
     } else {
-        meeting.peer.say(b"PING\r\n")?;
-        meeting.peer.hear(7)?;
+        session.peer.send_bytes(b"PING\r\n")?;
+        session.peer.receive_bytes(7)?;
     }
-    meeting.peer.register()?;
-    meeting.ends()
+    session.peer.register()?;
+    session.ends()
 }
 
-fn flood<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let mut meeting = bench.greet()?;
-    let again = meeting.peer.registration();
+fn flood<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let mut session = context.open()?;
+    let again = session.peer.registration();
     // It may be over before all are sent.
-    if meeting.peer.burst(&[again; 1000]).is_err() {
-        return told(meeting.ends(), || "before all were sent".into());
+    if session.peer.burst(&[again; 1000]).is_err() {
+        return told(session.ends(), || "before all were sent".into());
     }
-    let ended = meeting.ends()?;
+    let ended = session.ends()?;
     Ok(pass(ended.note))
 }

@@ -1,19 +1,20 @@
-//! Our own server and client as targets, in this process.
+//! This library's server and client as targets, in this process.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rdma_conn::{Connect, Descriptors, Error, Listener, Options, Role, Stream};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::time::{ClockId, clock_gettime};
 
-use super::desk::{made_up_key, made_up_value};
+use super::responder::{made_up_key, made_up_value};
 use super::target::{Clients, Exit, Running, Server};
 use crate::client::{Client, Failure};
-use crate::ledger::Ledger;
+use crate::held::Held;
 use crate::workload::Entry;
 use kv_store as kv;
 
@@ -23,8 +24,8 @@ const STALL: Duration = Duration::from_secs(2);
 /// How soon our client wonders whether its server is still there.
 const PROBE: Duration = Duration::from_millis(500);
 
-/// The window of our side.
-const WINDOW: u32 = 64 << 10;
+/// The length of the windows of our side.
+pub const WINDOW: u32 = 64 << 10;
 
 /// Options with small windows, and little patience.
 pub const fn small(options: Options) -> Options {
@@ -45,13 +46,98 @@ const fn with_window(mut options: Options, window: u32) -> Options {
     options
 }
 
+/// How a connection of our side ended.
+#[derive(Debug)]
+pub enum Ended {
+    /// With the end of the stream.
+    InOrder,
+    /// With this error of the connection.
+    With(Error),
+    /// With another error: of the application, or of the system.
+    Otherwise(String),
+}
+
+impl From<&Failure> for Ended {
+    fn from(failure: &Failure) -> Self {
+        match failure {
+            Failure::Connection(error) => Self::With(error.clone()),
+            Failure::Io(error) => match error.get_ref().and_then(|inner| inner.downcast_ref::<Error>()) {
+                Some(inner) => Self::With(inner.clone()),
+                None if error.kind() == std::io::ErrorKind::UnexpectedEof => Self::InOrder,
+                None => Self::Otherwise(error.to_string()),
+            },
+            // Whether the stream ended too early is for the application to judge.
+            Failure::Closed => Self::InOrder,
+            other => Self::Otherwise(other.to_string()),
+        }
+    }
+}
+
+impl std::fmt::Display for Ended {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::InOrder => f.write_str("in order"),
+            Self::With(error) => write!(f, "with {error:?}: {error}"),
+            Self::Otherwise(what) => write!(f, "with another error: {what}"),
+        }
+    }
+}
+
+/// The connections of our side: how many are open, and how the others ended.
+#[derive(Clone, Default)]
+pub struct Connections(Arc<Mutex<Counted>>);
+
+#[derive(Default)]
+struct Counted {
+    open: usize,
+    ended: Vec<Ended>,
+}
+
+impl Connections {
+    /// Returns the number of connections that are open, those under way included.
+    #[must_use]
+    pub fn open(&self) -> usize {
+        self.lock().open
+    }
+
+    /// Takes out how connections ended since the last call, in the order of their ends.
+    #[must_use]
+    pub fn take_ended(&self) -> Vec<Ended> {
+        std::mem::take(&mut self.lock().ended)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Counted> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn opens(&self) {
+        self.lock().open += 1;
+    }
+
+    fn ends(&self, result: &Result<(), Failure>) {
+        let mut counted = self.lock();
+        counted.open = counted.open.saturating_sub(1);
+        counted.ended.push(result.as_ref().err().map_or(Ended::InOrder, Ended::from));
+    }
+}
+
 /// The example server's store behind a listener.
 pub struct OwnServer {
     address: SocketAddr,
-    over: Arc<AtomicBool>,
-    /// A thread of it panicked.
-    broken: Arc<AtomicBool>,
+    shared: Arc<Shared>,
     accepting: Option<JoinHandle<()>>,
+}
+
+/// The state that a server shares with its threads.
+#[derive(Default)]
+struct Shared {
+    store: kv::Store,
+    connections: Connections,
+    /// Connections that are accepted are served when nobody holds this.
+    gate: Mutex<()>,
+    over: AtomicBool,
+    /// A thread panicked.
+    broken: AtomicBool,
 }
 
 impl OwnServer {
@@ -66,47 +152,59 @@ impl OwnServer {
     ) -> Result<Self, Failure> {
         let listener = Listener::bind(backend, address, options)?;
         let address = listener.local_addr().unwrap_or(address);
-        let (over, broken) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        let shared = Arc::new(Shared::default());
         let accepting = std::thread::spawn({
-            let (over, broken) = (Arc::clone(&over), Arc::clone(&broken));
-            move || accept(&listener, &over, &broken)
+            let shared = Arc::clone(&shared);
+            move || accept(&listener, &shared)
         });
-        Ok(Self { address, over, broken, accepting: Some(accepting) })
+        Ok(Self { address, shared, accepting: Some(accepting) })
+    }
+
+    /// The connections that it accepted.
+    #[must_use]
+    pub fn connections(&self) -> &Connections {
+        &self.shared.connections
     }
 }
 
-fn accept<B: Descriptors>(listener: &Listener<B>, over: &AtomicBool, broken: &Arc<AtomicBool>) {
-    let store = Arc::new(kv::Store::default());
-    while !over.load(Ordering::Relaxed) {
-        match listener.accept_timeout(Duration::from_millis(50)) {
-            Ok((stream, peer)) => {
-                let (store, panics) = (Arc::clone(&store), NotesPanics(Arc::clone(broken)));
+fn accept<B: Descriptors>(listener: &Listener<B>, shared: &Arc<Shared>) {
+    while !shared.over.load(Ordering::Relaxed) {
+        match listener.try_accept() {
+            Ok(Some(accepted)) => {
+                let serving = Serving(Arc::clone(shared));
+                shared.connections.opens();
                 std::thread::spawn(move || {
-                    let _noted = panics;
-                    if let Err(error) = store.serve(stream) {
-                        tracing::debug!(%peer, %error, "client lost");
-                    }
+                    // Only a stream is looked after from behind: until then nobody looks at the connection.
+                    drop(serving.0.gate.lock());
+                    let served = serving.0.store.serve(Stream::from(accepted));
+                    serving.0.connections.ends(&served.map_err(Failure::from));
                 });
             }
-            Err(Error::TimedOut { .. }) => {}
+            Ok(None) => {
+                let mut requests = [PollFd::new(listener, PollFlags::IN)];
+                // Waking in vain, or by a signal, does no harm.
+                let _woken = poll(&mut requests, Some(&Timespec { tv_sec: 0, tv_nsec: 50_000_000 }));
+            }
             Err(error) => tracing::debug!(%error, "cannot accept"),
         }
     }
 }
 
-struct NotesPanics(Arc<AtomicBool>);
+/// A thread that serves a connection; notes a panic of it.
+struct Serving(Arc<Shared>);
 
-impl Drop for NotesPanics {
+impl Drop for Serving {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.0.store(true, Ordering::Relaxed);
+            self.0.broken.store(true, Ordering::Relaxed);
+            self.0.connections.ends(&Err(Failure::wrong("its thread panicked")));
         }
     }
 }
 
 impl Drop for OwnServer {
     fn drop(&mut self) {
-        self.over.store(true, Ordering::Relaxed);
+        self.shared.over.store(true, Ordering::Relaxed);
         if let Some(accepting) = self.accepting.take() {
             // A panic there was noted as what it is.
             let _ended = accepting.join();
@@ -120,15 +218,19 @@ impl Server for OwnServer {
     }
 
     fn death(&self, _: Duration) -> Option<String> {
-        self.broken.swap(false, Ordering::Relaxed).then(|| "a thread of it panicked".into())
+        self.shared.broken.swap(false, Ordering::Relaxed).then(|| "a thread of it panicked".into())
     }
 
     fn restart(&self) -> Result<bool, String> {
         Ok(true)
     }
 
-    fn held(&self) -> Option<Ledger> {
-        Some(Ledger::now())
+    fn held(&self) -> Option<Held> {
+        Some(Held::now())
+    }
+
+    fn hold(&self) -> Option<MutexGuard<'_, ()>> {
+        Some(self.shared.gate.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     fn processor_time(&self) -> Option<Duration> {
@@ -142,15 +244,28 @@ pub struct OwnClients<B> {
     pub backend: B,
     /// Its options.
     pub options: Options,
+    /// The connections that clients made.
+    pub connections: Connections,
+}
+
+impl<B> OwnClients<B> {
+    /// Clients with these options.
+    pub fn new(backend: B, options: Options) -> Self {
+        Self { backend, options, connections: Connections::default() }
+    }
 }
 
 impl<B: Descriptors> Clients for OwnClients<B> {
     fn start(&self, _: &str, address: SocketAddr) -> Result<Box<dyn Running>, String> {
         let (report, reported) = channel();
         let (backend, options) = (self.backend.clone(), self.options);
+        let connections = self.connections.clone();
+        connections.opens();
         let thread = std::thread::Builder::new().spawn(move || {
+            let result = run_client(&backend, address, options.handshake_timeout, options);
+            connections.ends(&result);
             // The case may have failed and gone meanwhile.
-            let _heard = report.send(run_client(&backend, address, STALL, options));
+            let _read = report.send(result);
         });
         thread.map_err(|error| error.to_string())?;
         Ok(Box::new(Thread { reported, exit: None }))

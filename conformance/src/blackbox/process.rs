@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::target::{Clients, Exit, Running, Server};
-use crate::ledger::Ledger;
+use crate::held::Held;
 
 /// The exit status of a client that cannot do what is asked, as in BoringSSL's runner.
 const UNSUPPORTED: i32 = 89;
@@ -103,7 +103,7 @@ impl Drop for Process {
 pub struct ExecClients {
     /// The shell command.
     pub command: String,
-    /// Connections that it makes before the one that counts.
+    /// Returns the number of connections that it makes before the one that is tested.
     pub first: u32,
 }
 
@@ -182,7 +182,7 @@ impl Server for RunningServer {
         Ok(false)
     }
 
-    fn held(&self) -> Option<Ledger> {
+    fn held(&self) -> Option<Held> {
         None
     }
 
@@ -233,8 +233,8 @@ impl Server for ExecServer {
         Ok(true)
     }
 
-    fn held(&self) -> Option<Ledger> {
-        Ledger::of_process(self.pid())
+    fn held(&self) -> Option<Held> {
+        Held::of_process(self.pid())
     }
 
     fn processor_time(&self) -> Option<Duration> {

@@ -10,9 +10,10 @@ use std::fmt::Write as _;
 use clap::ValueEnum;
 use serde_json::json;
 
+use super::results::Teardown;
 use super::results::{CaseResult, Run};
 use super::run::title;
-use super::verdict::{Teardown, Verdict};
+use suite::Verdict;
 
 pub use html::html;
 pub use markdown::markdown;
@@ -111,7 +112,7 @@ fn badge(run: &Run) -> serde_json::Value {
     };
     json!({
         "schemaVersion": 1,
-        "label": format!("Valkey over RDMA, {}", super::case::role_name(run.target.role)),
+        "label": format!("Valkey over RDMA, {}", run.target.role),
         "message": format!("{passed}/{tried}"),
         "color": color,
     })

@@ -5,25 +5,27 @@ use std::time::{Duration, Instant};
 use rdma_conn::Descriptors;
 use rdma_proto::wire::Message;
 
-use super::bench::Bench;
 use super::case::Case;
 use super::conn::until_a_keepalive;
+use super::context::Context;
 use super::keep::keepalives;
-use super::meeting::{Meeting, command, half_heard, question, told};
-use super::verdict::{Judged, Stop, Teardown, pass};
-use crate::adversary::Shape;
+use super::results::Teardown;
+use super::session::{Session, command, half_heard, question, told};
+use crate::peer::Shape;
+use suite::verdict::pass;
+use suite::{Judged, Stop};
 
-pub(super) fn cases<B: Descriptors>() -> Vec<Case<B>> {
+pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
     cases! {
         server "res.receives", "a thousand keepalives at once to a server that is busy for a second"
             => "Each finds a receive.", ["VR-RES-002"], receives;
         both "res.reposts", "2500 keepalives, 500 at a time" => "Each finds a receive.",
-            ["VR-RES-003", "VR-CONN-003"], |bench| keepalives(bench, 5);
+            ["VR-RES-003", "VR-CONN-003"], |context| keepalives(context, 5);
         server "res.nothing-left", "a hundred connections, opened, used and closed" => "The server's process holds no more than before.",
-            ["VR-RES-001"] [Local], |bench| nothing_left(bench, true);
+            ["VR-RES-001"] [Local], |context| nothing_left(context, true);
         server "res.nothing-left-of-the-vanished", "a hundred connections whose clients drop everything"
             => "The server's process holds no more than before.",
-            ["VR-RES-001", "VR-CLOSE-003"] [Local], |bench| nothing_left(bench, false);
+            ["VR-RES-001", "VR-CLOSE-003"] [Local], |context| nothing_left(context, false);
         server "res.never-registers", "a client that asks and gives no window" => "The server waits or ends the connection.",
             ["VR-RES-004"], never_registers;
         server "res.never-drains", "a client that takes a part of a reply and no more" => "The server waits or ends the connection.",
@@ -39,17 +41,17 @@ pub(super) fn cases<B: Descriptors>() -> Vec<Case<B>> {
     }
 }
 
-fn receives<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
+fn receives<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     let shape = Shape { sends: 2048, ..Shape::default() };
-    let mut meeting = bench.greet_as(shape)?;
-    let mut holder = bench.greet()?;
-    // Nobody is served meanwhile, where the server has one thread.
-    holder.peer.say(&command(&[b"DEBUG", b"SLEEP", b"1"]))?;
+    let mut session = context.open_as(shape)?;
+    let mut holder = context.open()?;
+    // A server with one thread serves no connection meanwhile.
+    holder.peer.send_bytes(&command(&[b"DEBUG", b"SLEEP", b"1"]))?;
     holder.peer.settle()?;
-    meeting.peer.burst(&[Message::Keepalive; 1000])?;
-    meeting.peer.settle()?;
-    let told_by_holder = holder.peer.hear(1)?;
-    let rest = holder.peer.hear(4)?;
+    session.peer.burst(&[Message::Keepalive; 1000])?;
+    session.peer.settle()?;
+    let told_by_holder = holder.peer.receive_bytes(1)?;
+    let rest = holder.peer.receive_bytes(4)?;
     if told_by_holder != b"+" {
         return Err(Stop::undecided(format!(
             "the server cannot be held (DEBUG SLEEP: {}{}…)",
@@ -58,15 +60,15 @@ fn receives<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
         )));
     }
     holder.leave()?;
-    told(meeting.unharmed(), || "1000 at once".into())
+    told(session.unharmed(), || "1000 at once".into())
 }
 
-fn nothing_left<B: Descriptors>(bench: &Bench<'_, B>, in_order: bool) -> Judged {
-    let server = bench.server()?;
+fn nothing_left<B: Descriptors>(context: &Context<'_, B>, in_order: bool) -> Judged {
+    let server = context.server()?;
     let cycle = || -> Result<(), Stop> {
-        let mut meeting = bench.greet_as(Shape::small())?;
-        meeting.talk()?;
-        if in_order { meeting.leave().map(drop) } else { Ok(()) }
+        let mut session = context.open_as(Shape::small())?;
+        session.exchange()?;
+        if in_order { session.leave().map(drop) } else { Ok(()) }
     };
     // Once before counting, for what a process opens only once.
     cycle()?;
@@ -79,74 +81,74 @@ fn nothing_left<B: Descriptors>(bench: &Bench<'_, B>, in_order: bool) -> Judged 
     for _ in 0..100 {
         cycle()?;
     }
-    let deadline = Instant::now() + bench.patience;
+    let deadline = Instant::now() + context.patience;
     loop {
         let held = server.held().ok_or_else(unseen)?;
         if !held.exceeds(before) {
             return Ok(pass(format!("{held}, as before")));
         }
         if Instant::now() >= deadline {
-            bench.note(Teardown::Leaked);
+            context.note(Teardown::Leaked);
             return Err(Stop::unmet(format!("before: {before}; after 100 connections: {held}")));
         }
         std::thread::sleep(Duration::from_millis(50));
     }
 }
 
-fn never_registers<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let mut meeting = bench.meet(Shape::default())?;
-    meeting.peer.say(b"PING\r\n")?;
-    waits_or_ends(bench, meeting)
+fn never_registers<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let mut session = context.connect(Shape::default())?;
+    session.peer.send_bytes(b"PING\r\n")?;
+    waits_or_ends(context, session)
 }
 
-/// The server may do either, and others are served meanwhile.
-fn waits_or_ends<B: Descriptors>(bench: &Bench<'_, B>, meeting: Meeting<'_, B>) -> Judged {
-    let judged = bench.greet()?.unharmed();
-    drop(meeting);
+/// Lets the server wait or end the connection; meanwhile it must serve others.
+fn waits_or_ends<B: Descriptors>(context: &Context<'_, B>, mut session: Session<'_, B>) -> Judged {
+    let judged = context.open()?.unharmed();
+    session.lasts();
     judged
 }
 
-fn never_drains<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    waits_or_ends(bench, half_heard(bench)?)
+fn never_drains<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    waits_or_ends(context, half_heard(context)?)
 }
 
-fn never_reposts<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let mut meeting = bench.meet(Shape::default().receives(16))?;
-    meeting.peer.set_reposts(false);
-    meeting.peer.handshake()?;
+fn never_reposts<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let mut session = context.connect(Shape::default().receives(16))?;
+    session.peer.set_reposts(false);
+    session.peer.handshake()?;
     for _ in 0..50 {
         // The server may have had enough by now.
-        if meeting.peer.say(&question(b"x").say).and_then(|()| meeting.peer.settle()).is_err() {
+        if session.peer.send_bytes(&question(b"x").send).and_then(|()| session.peer.settle()).is_err() {
             break;
         }
     }
-    waits_or_ends(bench, meeting)
+    waits_or_ends(context, session)
 }
 
-fn never_polls<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let mut meeting = bench.greet()?;
+fn never_polls<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let mut session = context.open()?;
     // What the server answers is longer than the window.
-    meeting.peer.say(&b"PING\r\n".repeat(10_000))?;
-    waits_or_ends(bench, meeting)
+    session.peer.send_bytes(&b"PING\r\n".repeat(10_000))?;
+    waits_or_ends(context, session)
 }
 
-fn long_replies<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let mut meeting = bench.greet()?;
+fn long_replies<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let mut session = context.open()?;
     let value = vec![b'x'; 1 << 20];
-    meeting.peer.say(&command(&[b"SET", b"conformance:long", &value]))?;
-    meeting.peer.hear(5)?;
-    meeting.peer.drains = false;
-    meeting.peer.say(&command(&[b"GET", b"conformance:long"]).repeat(8))?;
-    waits_or_ends(bench, meeting)
+    session.peer.send_bytes(&command(&[b"SET", b"conformance:long", &value]))?;
+    session.peer.receive_bytes(5)?;
+    session.peer.drains = false;
+    session.peer.send_bytes(&command(&[b"GET", b"conformance:long"]).repeat(8))?;
+    waits_or_ends(context, session)
 }
 
-fn storm<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let shape = Shape { sends: 4, patience: bench.patience, ..Shape::default().receives(8) };
-    let address = bench.server()?.address();
+fn storm<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let shape = Shape { sends: 4, patience: context.patience, ..Shape::default().receives(8) };
+    let address = context.server()?.address();
     for _ in 0..5 {
         let requests: Vec<_> =
-            (0..20).map(|_| crate::adversary::Adversary::request(bench.backend, address, shape)).collect();
+            (0..20).map(|_| crate::peer::Peer::request(context.backend, address, shape)).collect();
         drop(requests);
     }
-    until_a_keepalive(bench)
+    until_a_keepalive(context)
 }

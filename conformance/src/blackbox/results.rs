@@ -1,12 +1,12 @@
-//! What a run found, as it is written to a file and read again.
+//! The results of a run, as a file holds them.
 
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::verdict::{Cause, Teardown, Verdict};
 use crate::exit;
 use crate::reqs::{Level, Profile, Requirements, Role};
+use suite::{Cause, Verdict};
 
 /// The version of the files' format.
 pub const FORMAT: u32 = 1;
@@ -16,9 +16,9 @@ pub const FORMAT: u32 = 1;
 pub struct Run {
     /// The version of this format.
     pub format: u32,
-    /// What was tested.
+    /// The target.
     pub target: Target,
-    /// By what.
+    /// The suite.
     pub suite: Suite,
     /// The command line that it was run with, behind the program's name.
     pub arguments: Vec<String>,
@@ -26,11 +26,40 @@ pub struct Run {
     pub begun: u64,
     /// How long it took, in seconds.
     pub took: f64,
-    /// What came of each case.
+    /// The results of the cases.
     pub results: Vec<CaseResult>,
     /// Cases that are counted here, and not listed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub withheld: Option<Withheld>,
+}
+
+/// How the case's connection ended, the best first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Teardown {
+    /// With a disconnect that the other side answered.
+    Clean,
+    /// Without: its queue pair failed, or the disconnect was never answered.
+    Unclean,
+    /// The target left where it had no reason to.
+    WrongSide,
+    /// The target still holds what belonged to it.
+    Leaked,
+    /// The target's process ended.
+    Crashed,
+}
+
+impl Teardown {
+    /// Returns the name that is used in files and output.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Clean => "clean",
+            Self::Unclean => "unclean",
+            Self::WrongSide => "wrong-side",
+            Self::Leaked => "leaked",
+            Self::Crashed => "crashed",
+        }
+    }
 }
 
 /// Cases of which a published run keeps back everything but how many they are.
@@ -45,12 +74,12 @@ pub struct Withheld {
     pub expected: Option<String>,
 }
 
-/// What was tested.
+/// The target.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Target {
-    /// Its name and version, as whoever ran the suite gave it.
+    /// Its name and version, as given on the command line.
     pub name: String,
-    /// Which side it was.
+    /// The side that it was.
     pub role: Role,
     /// How it was reached or started.
     pub how: String,
@@ -58,7 +87,7 @@ pub struct Target {
     pub backend: String,
 }
 
-/// What tested it.
+/// The suite that tested.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Suite {
     /// The version of this program.
@@ -67,7 +96,7 @@ pub struct Suite {
     pub requirements: usize,
 }
 
-/// What came of one case.
+/// The result of one case.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct CaseResult {
     /// The case.
@@ -80,14 +109,14 @@ pub struct CaseResult {
     pub requirements: Vec<String>,
     /// How binding the first of them is.
     pub level: Level,
-    /// More about it.
+    /// Its tags.
     pub tags: Vec<String>,
-    /// Whether the target did.
+    /// The verdict.
     pub verdict: Verdict,
     /// How the connection ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub teardown: Option<Teardown>,
-    /// Where a verdict that is no pass comes from.
+    /// The cause of a verdict that is no pass.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cause: Option<Cause>,
     /// What was seen.
@@ -105,7 +134,7 @@ pub struct CaseResult {
 }
 
 impl Run {
-    /// How many cases came to this.
+    /// Returns the number of cases with this verdict.
     pub fn count(&self, verdict: Verdict) -> usize {
         let withheld = self.withheld.as_ref().filter(|_| verdict == Verdict::Pass);
         let listed = self.results.iter().filter(|result| result.verdict == verdict).count();
@@ -166,7 +195,7 @@ impl Run {
         [("wire contract", Profile::Wire), ("hardening profile", Profile::Hardened)].map(score).join(", ")
     }
 
-    /// What it comes down to, as an exit code.
+    /// Returns the exit code of the run.
     pub fn code(&self, strict: bool) -> u8 {
         let any = |test: &dyn Fn(&CaseResult) -> bool| self.results.iter().any(test);
         let withheld = self.withheld.as_ref().is_some_and(|withheld| withheld.expected.is_none());
@@ -194,7 +223,7 @@ impl Run {
     /// Reads a file.
     ///
     /// # Errors
-    /// It is none of ours.
+    /// It is not a file of results.
     pub fn read(file: &Path) -> Result<Self, String> {
         let told = |error: &dyn std::fmt::Display| format!("{}: {error}", file.display());
         let text = std::fs::read_to_string(file).map_err(|error| told(&error))?;
@@ -205,17 +234,17 @@ impl Run {
         Ok(run)
     }
 
-    /// As a file's text.
+    /// Returns the text of the file.
     ///
     /// # Errors
-    /// None that can be thought of.
+    /// None is known.
     pub fn json(&self) -> Result<String, String> {
         serde_json::to_string_pretty(self).map(|text| text + "\n").map_err(|error| error.to_string())
     }
 }
 
 impl CaseResult {
-    /// Whether more came to harm than the connection that the case is about.
+    /// Returns whether more came to harm than the connection that the case is about.
     pub fn is_harm(&self) -> bool {
         !self.verdict.is_pass() && self.cause.is_some_and(Cause::is_harm)
             || self.teardown == Some(Teardown::Crashed)

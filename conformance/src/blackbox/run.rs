@@ -1,22 +1,24 @@
-//! Running cases: the sanity case first and last, and a look around after each.
+//! Runs cases: the sanity case first and last, and after each case a check of the server and of a bystander.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use indicatif::ProgressBar;
 use rdma_conn::Descriptors;
 
-use super::bench::{Bench, Side};
-use super::case::{Case, Tag, role_name};
-use super::meeting::Meeting;
+use super::case::{Case, Tag};
+use super::context::{Context, Side};
+use super::results::Teardown;
 use super::results::{CaseResult, FORMAT, Run, Suite, Target};
 use super::select::Harm;
+use super::session::Session;
 use super::target::Server;
-use super::verdict::{Cause, Judged, Stop, Teardown, Verdict};
-use crate::adversary::{Adversary, Shape};
 use crate::client::Failure;
+use crate::peer::{Peer, Shape};
 use crate::reqs::Requirements;
 use crate::trace::{Recorder, Recording, timeline};
+use suite::{Cause, Judged, Stop, Verdict};
 
-/// The case that shows that there is something to test, run first and last.
+/// The sanity case, run first and last.
 pub const SANITY: &str = "conn.plain";
 
 /// How long a server may take to start.
@@ -24,24 +26,24 @@ pub(super) const STARTING: Duration = Duration::from_secs(10);
 /// How long a process may take to end once its connections have.
 const DYING: Duration = Duration::from_millis(500);
 
-/// How to run.
+/// The settings of a run.
 pub struct Plan<'a> {
     /// How long the target may take for anything that must happen.
     pub patience: Duration,
-    /// Whether it may be harmed.
+    /// Whether the target may be harmed.
     pub harm: Harm,
     /// The command that runs one case again, without the case.
     pub again: &'a str,
     /// The command line, for the results.
     pub arguments: &'a [String],
-    /// What records the suite's side, if anything does: the timelines of cases that were not passed.
+    /// Records the suite's side, for the timelines of cases that did not pass.
     pub recorder: Option<&'a Recorder>,
 }
 
-/// A run that could not be: the sanity case failed.
+/// The sanity case failed, so nothing was run.
 #[derive(Debug, thiserror::Error)]
 #[error("{} ({SANITY}): {}", who_fails(.0.cause), .0.reason)]
-pub struct Insane(pub Stop);
+pub struct SanityFailed(pub Stop);
 
 fn who_fails(cause: Cause) -> &'static str {
     match cause {
@@ -50,24 +52,24 @@ fn who_fails(cause: Cause) -> &'static str {
     }
 }
 
-/// Runs cases against a target; `progress` hears of each.
+/// Runs cases against a target. Calls `progress` before and after each.
 ///
 /// # Errors
 /// The sanity case fails at the beginning.
-pub fn run<B: Descriptors>(
-    cases: &[Case<B>],
-    backend: &B,
-    side: Side<'_, B>,
-    plan: &Plan<'_>,
+pub fn run<'a, B: Descriptors>(
+    cases: &[Case<'a, B>],
+    backend: &'a B,
+    side: Side<'a, B>,
+    plan: &'a Plan<'a>,
     target: Target,
     mut progress: impl FnMut(&str, Option<&CaseResult>),
-) -> Result<Run, Insane> {
+) -> Result<Run, SanityFailed> {
     let mut suite = Runner::new(backend, side, plan);
     let begun = Instant::now();
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    suite.sanity().map_err(Insane)?;
+    suite.sanity().map_err(SanityFailed)?;
     let mut results = Vec::with_capacity(cases.len());
-    let mut neighbour = Neighbour::default();
+    let mut neighbour = Bystander::default();
     for case in cases {
         progress(case.id, None);
         let result = suite.case(case, &mut neighbour);
@@ -75,7 +77,7 @@ pub fn run<B: Descriptors>(
         results.push(result);
     }
     drop(neighbour);
-    // What a target lost on the way may show only now.
+    // Damage may show only now.
     if suite.gone.is_none()
         && let Err(stop) = suite.sanity()
         && let Some(last) = results.last_mut()
@@ -97,13 +99,13 @@ pub fn run<B: Descriptors>(
     })
 }
 
-/// What runs cases, one by one.
+/// Runs cases, one by one.
 pub struct Runner<'a, B: Descriptors> {
     backend: &'a B,
     side: Side<'a, B>,
     plan: &'a Plan<'a>,
     requirements: Requirements,
-    /// Since when there is no target any more.
+    /// The case since which there is no target any more.
     gone: Option<String>,
 }
 
@@ -118,26 +120,26 @@ fn fail(result: &mut CaseResult, cause: Cause, reason: String) {
 }
 
 impl<'a, B: Descriptors> Runner<'a, B> {
-    /// For a target.
+    /// Makes a runner for a target.
     pub fn new(backend: &'a B, side: Side<'a, B>, plan: &'a Plan<'a>) -> Self {
         Self { backend, side, plan, requirements: Requirements::built_in(), gone: None }
     }
 
-    /// Runs one case, whether or not the target does the least that it should.
-    pub fn only(&mut self, case: &Case<B>) -> CaseResult {
-        self.case(case, &mut Neighbour::default())
+    /// Runs one case, without the sanity case before it.
+    pub fn only(&mut self, case: &Case<'a, B>) -> CaseResult {
+        self.case(case, &mut Bystander::default())
     }
 
-    fn bench(&self, case: &'static str) -> Bench<'a, B> {
-        Bench::new(self.backend, self.plan.patience, case, self.side)
+    fn context(&self, case: &'static str) -> Context<'a, B> {
+        Context::new(self.backend, self.plan.patience, case, self.side)
     }
 
     fn sanity(&self) -> Judged {
-        let bench = self.bench(SANITY);
+        let context = self.context(SANITY);
         // A server that was just started may not listen yet.
         let deadline = Instant::now() + self.plan.patience.max(STARTING);
         loop {
-            let judged = bench.greet().and_then(Meeting::unharmed);
+            let judged = context.open().and_then(Session::unharmed);
             let (Err(stop), Side::Server(server)) = (&judged, self.side) else { return judged };
             if let Some(death) = server.death(DYING) {
                 return Err(Stop::died(format!("the server's process ended: {death}")));
@@ -149,7 +151,7 @@ impl<'a, B: Descriptors> Runner<'a, B> {
         }
     }
 
-    fn case(&mut self, case: &Case<B>, neighbour: &mut Neighbour<B>) -> CaseResult {
+    fn case(&mut self, case: &Case<'a, B>, neighbour: &mut Bystander<B>) -> CaseResult {
         let begun = Instant::now();
         let mut result = self.blank(case);
         if let Some(since) = &self.gone {
@@ -160,12 +162,12 @@ impl<'a, B: Descriptors> Runner<'a, B> {
             result.reason = reason.into();
             return result;
         }
-        let bench = self.bench(case.id);
-        neighbour.settle_in(&bench);
+        let context = self.context(case.id);
+        neighbour.connect(&context);
         self.record();
-        let judged = (case.run)(&bench);
+        let judged = (case.run)(&context, &ProgressBar::hidden());
         let recording = self.record();
-        result.teardown = bench.teardown.get();
+        result.teardown = context.teardown.get();
         match judged {
             Ok(passed) => {
                 result.verdict = passed.verdict;
@@ -177,9 +179,9 @@ impl<'a, B: Descriptors> Runner<'a, B> {
                 result.reason = stop.reason;
             }
         }
-        // Rules that are watched in every case.
+        // Rules that are checked in every case.
         if result.verdict.is_pass()
-            && let Some(breach) = bench.breaches.borrow().first()
+            && let Some(breach) = context.breaches.borrow().first()
         {
             fail(&mut result, Cause::Requirement, format!("{}: {}", breach.requirement, breach.what));
         }
@@ -193,21 +195,21 @@ impl<'a, B: Descriptors> Runner<'a, B> {
         result
     }
 
-    /// What was recorded since the last time.
+    /// Takes what was recorded since the last call.
     fn record(&self) -> Option<Recording> {
         self.plan.recorder.map(Recorder::take)
     }
 
-    /// Whether the server under test is still there and serves others.
+    /// Checks that the server under test is still there and serves others.
     fn look_around(
         &mut self,
-        case: &Case<B>,
+        case: &Case<'a, B>,
         server: &dyn Server,
-        neighbour: &mut Neighbour<B>,
+        neighbour: &mut Bystander<B>,
         result: &mut CaseResult,
     ) {
-        if let Err(told) = neighbour.is_well(&self.bench(case.id)) {
-            // A process that ends is first heard of by its peers.
+        if let Err(told) = neighbour.check(&self.context(case.id)) {
+            // The peers of a process learn of its end first.
             if let Some(death) = server.death(DYING) {
                 return self.died(case, server, neighbour, result, &death);
             }
@@ -220,8 +222,8 @@ impl<'a, B: Descriptors> Runner<'a, B> {
         if let Some(death) = server.death(Duration::ZERO) {
             return self.died(case, server, neighbour, result, &death);
         }
-        // Reading is enough to be sure of what passed and harmed nobody, if the neighbour is there to tell.
-        if result.verdict.is_pass() && !case.is(Tag::Disruptive) && neighbour.is_there() {
+        // The bystander's reply shows that the server serves; no new connection is needed after a case that passed and is not disruptive.
+        if result.verdict.is_pass() && !case.is(Tag::Disruptive) && neighbour.is_connected() {
             return;
         }
         let Err(stop) = self.sanity() else { return };
@@ -235,9 +237,9 @@ impl<'a, B: Descriptors> Runner<'a, B> {
 
     fn died(
         &mut self,
-        case: &Case<B>,
+        case: &Case<'a, B>,
         server: &dyn Server,
-        neighbour: &mut Neighbour<B>,
+        neighbour: &mut Bystander<B>,
         result: &mut CaseResult,
         death: &str,
     ) {
@@ -246,8 +248,8 @@ impl<'a, B: Descriptors> Runner<'a, B> {
         self.start_again(case, server, neighbour);
     }
 
-    fn start_again(&mut self, case: &Case<B>, server: &dyn Server, neighbour: &mut Neighbour<B>) {
-        neighbour.moves_out();
+    fn start_again(&mut self, case: &Case<'a, B>, server: &dyn Server, neighbour: &mut Bystander<B>) {
+        neighbour.disconnect();
         let lost = match server.restart() {
             Ok(true) => self.sanity().err().map(|stop| stop.reason),
             Ok(false) => Some("the suite did not start it, and cannot".into()),
@@ -258,14 +260,14 @@ impl<'a, B: Descriptors> Runner<'a, B> {
         }
     }
 
-    /// The result of a case that has not been run.
-    fn blank(&self, case: &Case<B>) -> CaseResult {
+    /// Returns the result of a case that has not been run.
+    fn blank(&self, case: &Case<'a, B>) -> CaseResult {
         CaseResult {
             id: case.id.into(),
             intent: case.intent.into(),
             expectation: case.expectation.into(),
             requirements: case.requirements.iter().map(ToString::to_string).collect(),
-            level: case.level(&self.requirements),
+            level: self.requirements.level(case.requirements),
             tags: case.tags.iter().map(|tag| tag.name().to_string()).collect(),
             verdict: Verdict::Skipped,
             teardown: None,
@@ -279,40 +281,40 @@ impl<'a, B: Descriptors> Runner<'a, B> {
     }
 }
 
-/// A connection that was there before, to a server under test.
-struct Neighbour<B: Descriptors> {
-    peer: Option<Adversary<B>>,
+/// A connection to the server under test that was there before the case.
+struct Bystander<B: Descriptors> {
+    peer: Option<Peer<B>>,
 }
 
-impl<B: Descriptors> Default for Neighbour<B> {
+impl<B: Descriptors> Default for Bystander<B> {
     fn default() -> Self {
         Self { peer: None }
     }
 }
 
-impl<B: Descriptors> Neighbour<B> {
-    fn settle_in(&mut self, bench: &Bench<'_, B>) {
-        let Side::Server(server) = bench.side else { return };
-        // Its last conversation may be long ago.
-        if self.peer.is_some() && self.is_well(bench).is_ok() {
+impl<B: Descriptors> Bystander<B> {
+    fn connect(&mut self, context: &Context<'_, B>) {
+        let Side::Server(server) = context.side else { return };
+        // Its last exchange may be long ago.
+        if self.peer.is_some() && self.check(context).is_ok() {
             return;
         }
-        let shape = Shape { patience: bench.patience, ..Default::default() };
+        let shape = Shape { patience: context.patience, ..Default::default() };
         let connect = || {
-            let mut peer = Adversary::dial(bench.backend, server.address(), shape)?;
+            let mut peer = Peer::dial(context.backend, server.address(), shape)?;
             peer.handshake()?;
             Ok::<_, Failure>(peer)
         };
-        // If it cannot, the case will tell.
+        // If the server takes no connection, the case reports it.
         self.peer = connect().ok();
     }
 
-    fn is_well(&mut self, bench: &Bench<'_, B>) -> Result<(), String> {
-        let Side::Server(_) = bench.side else { return Ok(()) };
+    fn check(&mut self, context: &Context<'_, B>) -> Result<(), String> {
+        let Side::Server(_) = context.side else { return Ok(()) };
         let Some(peer) = &mut self.peer else { return Ok(()) };
         let mut ping = || -> Result<Vec<u8>, Failure> {
-            peer.say(b"PING\r\n")?;
-            peer.hear(7)
+            peer.send_bytes(b"PING\r\n")?;
+            peer.receive_bytes(7)
         };
         let outcome = match ping() {
             Ok(pong) if pong == b"+PONG\r\n" => return Ok(()),
@@ -323,16 +325,16 @@ impl<B: Descriptors> Neighbour<B> {
         Err(outcome)
     }
 
-    fn is_there(&self) -> bool {
+    fn is_connected(&self) -> bool {
         self.peer.is_some()
     }
 
-    fn moves_out(&mut self) {
+    fn disconnect(&mut self) {
         self.peer = None;
     }
 }
 
-impl<B: Descriptors> Drop for Neighbour<B> {
+impl<B: Descriptors> Drop for Bystander<B> {
     fn drop(&mut self) {
         if let Some(peer) = &self.peer {
             // It may have been disconnected.
@@ -341,7 +343,7 @@ impl<B: Descriptors> Drop for Neighbour<B> {
     }
 }
 
-/// What a list of cases is called.
+/// Returns the title of a run.
 pub fn title(target: &Target) -> String {
-    format!("{} as {}, on {}", target.name, role_name(target.role), target.backend)
+    format!("{} as {}, on {}", target.name, target.role, target.backend)
 }

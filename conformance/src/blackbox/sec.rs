@@ -6,13 +6,15 @@ use rdma_conn::Descriptors;
 use rdma_proto::backend::{CompletionStatus, RemoteAddress};
 use rdma_proto::wire::Window;
 
-use super::bench::Bench;
 use super::case::Case;
-use super::meeting::Meeting;
-use super::verdict::{Cause, Judged, Stop, Teardown, pass};
-use crate::adversary::Incoming;
+use super::context::Context;
+use super::results::Teardown;
+use super::session::Session;
+use crate::peer::Incoming;
+use suite::verdict::pass;
+use suite::{Cause, Judged, Stop};
 
-pub(super) fn cases<B: Descriptors>() -> Vec<Case<B>> {
+pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
     cases! {
         both "sec.write-outside", "a WRITE over the end of the target's window"
             => "The target's device refuses it; it ends this connection at most.", ["VR-SEC-011"], outside;
@@ -38,9 +40,9 @@ const fn at(window: Window, offset: i64) -> RemoteAddress {
 }
 
 /// The request, of which everything is known now, must have been refused by the target's device.
-fn is_refused<B: Descriptors>(bench: &Bench<'_, B>, meeting: &mut Meeting<'_, B>) -> Judged {
+fn is_refused<B: Descriptors>(context: &Context<'_, B>, session: &mut Session<'_, B>) -> Judged {
     loop {
-        let Some(incoming) = meeting.peer.receive_within(Duration::ZERO)? else {
+        let Some(incoming) = session.peer.receive_within(Duration::ZERO)? else {
             return Err(Stop::unmet("the device let it pass"));
         };
         match incoming {
@@ -48,15 +50,15 @@ fn is_refused<B: Descriptors>(bench: &Bench<'_, B>, meeting: &mut Meeting<'_, B>
             Incoming::Failed(
                 status @ (CompletionStatus::REM_ACCESS_ERR | CompletionStatus::REM_INV_REQ_ERR),
             ) => {
-                bench.note(Teardown::Unclean);
+                context.note(Teardown::Unclean);
                 return Ok(pass(format!("refused: {status:?}")));
             }
             Incoming::Failed(status) => {
-                bench.note(Teardown::Unclean);
+                context.note(Teardown::Unclean);
                 return Err(Stop::undecided(format!("the request failed, and was not refused: {status:?}")));
             }
             Incoming::Read => return Err(Stop::unmet("the device answered the READ")),
-            Incoming::Gone(_) if meeting.peer.all_succeeded() => {
+            Incoming::Gone(_) if session.peer.all_succeeded() => {
                 return Err(Stop::unmet("the device let it pass"));
             }
             Incoming::Gone(_) => {
@@ -64,79 +66,79 @@ fn is_refused<B: Descriptors>(bench: &Bench<'_, B>, meeting: &mut Meeting<'_, B>
             }
             // A client talks meanwhile.
             Incoming::Notified(_) => {}
-            other => meeting.peer.absorb(other)?,
+            other => session.peer.absorb(other)?,
         }
     }
 }
 
 fn refuses<B: Descriptors>(
-    bench: &Bench<'_, B>,
-    reach: impl FnOnce(&mut Meeting<'_, B>, Window) -> Result<(), Stop>,
+    context: &Context<'_, B>,
+    reach: impl FnOnce(&mut Session<'_, B>, Window) -> Result<(), Stop>,
 ) -> Judged {
-    let mut meeting = bench.greet()?;
+    let mut session = context.open()?;
     // A device refuses for a target that does nothing, too.
-    if !meeting.talk()? {
+    if !session.exchange()? {
         return Err(Stop::undecided("the client left before it could be shown; it should do more"));
     }
-    let window = meeting.peer.await_window()?;
-    reach(&mut meeting, window)?;
-    meeting.peer.settle()?;
-    is_refused(bench, &mut meeting)
+    let window = session.peer.await_window()?;
+    reach(&mut session, window)?;
+    session.peer.settle()?;
+    is_refused(context, &mut session)
 }
 
-fn outside<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    refuses(bench, |meeting, window| {
-        Ok(meeting.peer.write(at(window, i64::from(window.length) - 4), b"too long")?)
+fn outside<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    refuses(context, |session, window| {
+        Ok(session.peer.write(at(window, i64::from(window.length) - 4), b"too long")?)
     })
 }
 
-fn immediate_outside<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    refuses(bench, |meeting, window| {
+fn immediate_outside<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    refuses(context, |session, window| {
         let end = at(window, i64::from(window.length) - 4);
-        Ok(meeting.peer.write_immediate(end, b"too long", 8)?)
+        Ok(session.peer.write_immediate(end, b"too long", 8)?)
     })
 }
 
-fn before<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    refuses(bench, |meeting, window| Ok(meeting.peer.write(at(window, -4), b"too soon")?))
+fn before<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    refuses(context, |session, window| Ok(session.peer.write(at(window, -4), b"too soon")?))
 }
 
-fn read<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    refuses(bench, |meeting, window| Ok(meeting.peer.read(at(window, 0), 64)?))
+fn read<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    refuses(context, |session, window| Ok(session.peer.read(at(window, 0), 64)?))
 }
 
-fn wrong_key<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    refuses(bench, |meeting, window| {
+fn wrong_key<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    refuses(context, |session, window| {
         let to = RemoteAddress { rkey: window.rkey ^ 0x55, ..at(window, 0) };
-        Ok(meeting.peer.write(to, b"no")?)
+        Ok(session.peer.write(to, b"no")?)
     })
 }
 
-fn foreign_key<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let mut other = bench.greet()?;
+fn foreign_key<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let mut other = context.open()?;
     let window = other.peer.await_window()?;
-    let judged = refuses(bench, |meeting, _| Ok(meeting.peer.write(at(window, 0), b"not here")?))?;
+    let judged = refuses(context, |session, _| Ok(session.peer.write(at(window, 0), b"not here")?))?;
     other.unharmed()?;
     Ok(judged)
 }
 
-fn stale_key<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let mut other = bench.greet()?;
+fn stale_key<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let mut other = context.open()?;
     let window = other.peer.await_window()?;
     other.unharmed()?;
-    refuses(bench, |meeting, _| Ok(meeting.peer.write(at(window, 0), b"no more")?))
+    refuses(context, |session, _| Ok(session.peer.write(at(window, 0), b"no more")?))
 }
 
-fn neighbour<B: Descriptors>(bench: &Bench<'_, B>) -> Judged {
-    let mut other = bench.greet()?;
+fn neighbour<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let mut other = context.open()?;
     for body in [outside, immediate_outside, before, wrong_key] {
         // Whether it was refused is for other cases to say; here it must have been tried.
-        if let Err(stop) = body(bench)
+        if let Err(stop) = body(context)
             && stop.cause != Cause::Requirement
         {
             return Err(stop);
         }
-        other.talk()?;
+        other.exchange()?;
     }
     other.unharmed()
 }

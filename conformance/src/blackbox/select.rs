@@ -1,4 +1,4 @@
-//! Which cases to run.
+//! The selection of cases.
 
 use clap::Args;
 use glob::Pattern;
@@ -7,7 +7,7 @@ use rdma_conn::Descriptors;
 use super::case::{Case, Tag};
 use crate::reqs::{Level, Profile, Requirements, Role};
 
-/// Which cases.
+/// The selection of cases.
 #[derive(Args, Clone, Debug, Default)]
 pub struct Select {
     /// Only cases whose id, one of whose requirements, or one of whose tags matches (`flow.*`, `VR-MEM-*`, `slow`). Repeat it
@@ -26,8 +26,8 @@ pub struct Select {
 }
 
 impl Select {
-    /// Whether this case is wanted.
-    pub fn wants<B: Descriptors>(&self, case: &Case<B>, requirements: &Requirements) -> bool {
+    /// Returns whether this case is selected.
+    pub fn wants<B: Descriptors>(&self, case: &Case<'_, B>, requirements: &Requirements) -> bool {
         let matches = |pattern: &Pattern| {
             pattern.matches(case.id)
                 || case.requirements.iter().any(|id| pattern.matches(id))
@@ -35,20 +35,20 @@ impl Select {
         };
         (self.select.is_empty() || self.select.iter().any(matches))
             && !self.skip.iter().any(matches)
-            && case.level(requirements) <= self.level.unwrap_or(Level::May)
-            && self.profile.is_none_or(|profile| case.profile(requirements) == Some(profile))
+            && requirements.level(case.requirements) <= self.level.unwrap_or(Level::May)
+            && self.profile.is_none_or(|profile| requirements.profile(case.requirements) == Some(profile))
     }
 
-    /// Those wanted for a role.
-    pub fn cases<B: Descriptors>(&self, role: Role) -> Vec<Case<B>> {
+    /// Returns the cases selected for a role.
+    pub fn cases<'a, B: Descriptors>(&self, role: Role) -> Vec<Case<'a, B>> {
         let requirements = Requirements::built_in();
         let mut cases = super::cases::<B>();
-        cases.retain(|case| case.role == role && self.wants(case, &requirements));
+        cases.retain(|case| case.role == Some(role) && self.wants(case, &requirements));
         cases
     }
 }
 
-/// Whether the target is one that may be harmed.
+/// Whether cases may harm the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Harm {
     /// Disruptive cases are skipped.
@@ -58,8 +58,8 @@ pub enum Harm {
 }
 
 impl Harm {
-    /// Why a case is not run.
-    pub fn forbids<B: Descriptors>(self, case: &Case<B>) -> Option<&'static str> {
+    /// Returns why a case is not run.
+    pub fn forbids<B: Descriptors>(self, case: &Case<'_, B>) -> Option<&'static str> {
         (self == Self::None && case.is(Tag::Disruptive))
             .then_some("it may bring the target down: --allow-disruptive runs it")
     }

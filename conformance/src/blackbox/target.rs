@@ -1,51 +1,57 @@
-//! What is tested, as far as the suite can see it: an address, and perhaps a process.
+//! Targets as the suite sees them: an address, and perhaps a process.
 
 use std::net::SocketAddr;
+use std::sync::MutexGuard;
 use std::time::Duration;
 
-use crate::ledger::Ledger;
+use crate::held::Held;
 
 /// A server under test.
 pub trait Server {
-    /// Where it listens.
+    /// Returns the address at which it listens.
     fn address(&self) -> SocketAddr;
 
-    /// Why it is gone, if it is known to be, or comes to be within `patience`.
+    /// Returns how its process ended, if it has ended or does so within `patience`.
     fn death(&self, patience: Duration) -> Option<String>;
 
-    /// Starts it afresh. False if the suite cannot.
+    /// Starts it again. Returns false if the suite cannot.
     ///
     /// # Errors
     /// It does not start.
     fn restart(&self) -> Result<bool, String>;
 
-    /// What its process holds, if that can be seen.
-    fn held(&self) -> Option<Ledger>;
+    /// Returns the resources of its process, if they can be seen.
+    fn held(&self) -> Option<Held>;
 
-    /// What its process has used of the processors, if that can be seen.
+    /// Returns the processor time of its process, if it can be seen.
     fn processor_time(&self) -> Option<Duration>;
+
+    /// Keeps it from looking at connections that it accepts from now on, until the guard is dropped. `None` if it cannot be held.
+    fn hold(&self) -> Option<MutexGuard<'_, ()>> {
+        None
+    }
 }
 
-/// A client under test: a program that connects to an address, does what it does, and ends.
+/// Clients under test: programs that connect to an address, exchange bytes, and end.
 pub trait Clients {
-    /// Has it connect to `address` for a case.
+    /// Starts one that connects to `address`, for a case.
     ///
     /// # Errors
     /// It does not start.
     fn start(&self, case: &str, address: SocketAddr) -> Result<Box<dyn Running>, String>;
 
-    /// Connections that it makes before the one that counts.
+    /// Returns the number of connections that it makes before the one that is tested.
     fn first(&self) -> u32 {
         0
     }
 }
 
-/// A client under test at work.
+/// A client under test that runs.
 pub trait Running {
-    /// How it ended, if it does so within `patience`.
+    /// Returns how it ended, if it does so within `patience`.
     fn ended(&mut self, patience: Duration) -> Option<Exit>;
 
-    /// Whether its end can be seen at all.
+    /// Returns whether its end can be seen at all.
     fn is_observed(&self) -> bool {
         true
     }

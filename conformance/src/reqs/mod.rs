@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 pub use command::{Command, run};
 pub use ids::ids;
+pub use suite::Role;
 
 /// The version of the file's format that this program reads.
 const FORMAT: u32 = 2;
@@ -49,16 +50,6 @@ pub enum Profile {
     Wire,
     /// What keeps a peer that errs, attacks, is slow or vanishes from costing more than its connection.
     Hardened,
-}
-
-/// A side of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum Role {
-    /// The side that connects.
-    Client,
-    /// The side that accepts.
-    Server,
 }
 
 /// One requirement.
@@ -131,7 +122,7 @@ macro_rules! display_as_in_the_file {
     )* };
 }
 
-display_as_in_the_file!(Level Origin Profile Role);
+display_as_in_the_file!(Level Origin Profile);
 
 /// All requirements.
 #[derive(Clone, Debug, Deserialize)]
@@ -188,6 +179,17 @@ impl Requirements {
     /// The one of this id.
     pub fn get(&self, id: &str) -> Option<&Requirement> {
         self.all.iter().find(|requirement| requirement.id == id)
+    }
+
+    /// How binding a case about these is: as its first.
+    pub fn level(&self, ids: &[&str]) -> Level {
+        let first = ids.first().and_then(|id| self.get(id));
+        first.map_or(Level::May, |requirement| requirement.level)
+    }
+
+    /// What a case about these is for: as its first.
+    pub fn profile(&self, ids: &[&str]) -> Option<Profile> {
+        self.get(ids.first()?).map(|requirement| requirement.profile)
     }
 
     /// Whether there is one of this id.

@@ -1,4 +1,4 @@
-//! Who is who in a recording: which ends there are, and which two are one connection.
+//! The ends in a recording, and which two of them are one connection.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

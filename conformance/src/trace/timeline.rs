@@ -9,7 +9,7 @@ use super::words::{self, Way};
 
 const LANE: usize = 66;
 
-/// Whose.
+/// The end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lane {
     /// To the left.
@@ -32,7 +32,7 @@ impl Lane {
 pub struct Line {
     /// When it was, in columns as wide as the page's first.
     pub moment: String,
-    /// Whose it is.
+    /// The end that it belongs to.
     pub lane: Lane,
     /// What happened.
     pub text: String,

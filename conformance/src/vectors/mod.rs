@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 pub use command::{Command, run};
 
 use data::{ControlFile, TraceFile};
+use valkey_rdma_vectors::{CONTROL, TRACES};
 
 /// All vector files of a folder.
 pub struct Files {
@@ -25,24 +26,13 @@ pub struct Files {
     pub traces: Vec<(String, TraceFile)>,
 }
 
-/// The files of a folder of `spec/vectors`, by name without extension.
-macro_rules! built_in {
-    ($folder:literal: $($name:literal)*) => {
-        [$(($name, include_str!(concat!("../../../spec/vectors/", $folder, "/", $name, ".json")))),*]
-    };
-}
-
 impl Files {
     /// Those this program was built with.
     ///
     /// # Errors
     /// A file is broken, which a test excludes.
     pub fn built_in() -> Result<Self, String> {
-        let control = built_in!("control": "get-server-feature" "invalid" "keepalive" "register-xfer-memory"
-            "set-client-feature");
-        let traces = built_in!("trace": "close" "credits" "features" "generated" "handshake" "keepalive" "limits" "receive" "refused"
-            "stream");
-        Ok(Self { control: parse_all(&control)?, traces: parse_all(&traces)? })
+        Ok(Self { control: parse_all(CONTROL)?, traces: parse_all(TRACES)? })
     }
 
     /// Reads them from a folder.

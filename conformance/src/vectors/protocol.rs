@@ -72,7 +72,7 @@ pub enum Reply {
     },
     /// It disconnects.
     Disconnect,
-    /// Ends the answer: who it is.
+    /// Ends the answer to a hello: the implementation's name.
     Hello { name: String, version: String, protocol: u32 },
     /// Ends the answer: the bytes are this message.
     Message {
@@ -102,7 +102,7 @@ impl Reply {
     }
 }
 
-/// Who answers.
+/// The implementation that answers.
 pub trait Implementation {
     /// Answers one request: what it does, and at the end the line that ends the answer.
     ///

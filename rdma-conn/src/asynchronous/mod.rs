@@ -14,7 +14,7 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
 
 use rdma_proto::time::Instant;
@@ -99,6 +99,11 @@ impl<B: Descriptors> AsyncEndpoint<B> {
         Err(last)
     }
 
+    /// Returns what leads to the endpoint again for as long as it has connections, listeners or other handles.
+    pub fn downgrade(&self) -> WeakAsyncEndpoint<B> {
+        WeakAsyncEndpoint { shared: Arc::downgrade(&self.shared) }
+    }
+
     /// Returns the counts of what the endpoint holds and has done.
     pub fn usage(&self) -> Usage {
         self.shared.lock().endpoint.usage()
@@ -108,6 +113,26 @@ impl<B: Descriptors> AsyncEndpoint<B> {
 impl<B: Descriptors> std::fmt::Debug for AsyncEndpoint<B> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("AsyncEndpoint").field("endpoint", &self.shared.lock().endpoint).finish()
+    }
+}
+
+/// Leads to an [`AsyncEndpoint`] and does not keep it.
+pub struct WeakAsyncEndpoint<B: Descriptors> {
+    shared: Weak<Shared<B>>,
+}
+
+impl<B: Descriptors> WeakAsyncEndpoint<B> {
+    /// Returns the endpoint; `None` if its last handle is gone, or if it has failed and all its connections with it.
+    pub fn upgrade(&self) -> Option<AsyncEndpoint<B>> {
+        let shared = self.shared.upgrade()?;
+        let works = shared.lock().lost.is_none();
+        works.then_some(AsyncEndpoint { shared })
+    }
+}
+
+impl<B: Descriptors> std::fmt::Debug for WeakAsyncEndpoint<B> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("WeakAsyncEndpoint").field(&self.upgrade()).finish()
     }
 }
 

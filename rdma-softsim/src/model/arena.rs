@@ -12,6 +12,9 @@ pub(crate) struct Id<T> {
 }
 
 impl<T> Id<T> {
+    /// Names nothing, ever.
+    pub(crate) const NOBODY: Self = Self::new(u32::MAX, u32::MAX);
+
     const fn new(index: u32, generation: u32) -> Self {
         Self { index, generation, of: PhantomData }
     }

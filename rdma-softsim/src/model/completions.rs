@@ -6,7 +6,8 @@ use std::collections::VecDeque;
 use rdma_proto::backend::{AsyncEvent, Completed, Completion, CompletionError, CompletionStatus};
 use rdma_proto::time::Instant;
 
-use super::{Event, HostId, Model, PairId, QueueId, Wake};
+use super::context::About;
+use super::{ContextId, Event, HostId, Model, PairId, QueueId, Wake};
 use crate::Error;
 use crate::faults::{Fault, Site};
 use crate::marks::{ClassSet, FailureClass};
@@ -15,6 +16,8 @@ use crate::trace::What;
 /// A completion queue and its completion channel.
 pub(crate) struct CompletionQueue {
     pub(super) host: HostId,
+    /// Whoever opened the device learns of an overrun, and calls the queue so.
+    pub(super) context: Option<(ContextId, u64)>,
     depth: u32,
     entries: VecDeque<Entry>,
     /// Whether the next completion raises an event.
@@ -33,6 +36,8 @@ pub(super) struct Entry {
     pub(super) pair: PairId,
     /// Send slots that are free again.
     pub(super) frees: u32,
+    /// Bytes that its message brought.
+    pub(super) bytes: u32,
     /// The message after whose execution the receive completed: its bytes, and those before it, are there.
     pub(super) lands: Option<u64>,
     /// The classes of failure that it shows.
@@ -68,8 +73,17 @@ pub(super) const fn success(id: u64, queue_pair: u32, completed: Completed) -> C
 }
 
 impl CompletionQueue {
-    pub(super) const fn new(host: HostId, depth: u32) -> Self {
-        Self { host, depth, entries: VecDeque::new(), armed: false, raced: false, events: 0, lost: false }
+    pub(super) const fn new(host: HostId, depth: u32, context: Option<(ContextId, u64)>) -> Self {
+        Self {
+            host,
+            context,
+            depth,
+            entries: VecDeque::new(),
+            armed: false,
+            raced: false,
+            events: 0,
+            lost: false,
+        }
     }
 
     pub(super) const fn is_lost(&self) -> bool {
@@ -85,7 +99,7 @@ impl CompletionQueue {
 impl Entry {
     /// The completion of a receive that brought nothing.
     pub(super) const fn new(completion: Completion, pair: PairId) -> Self {
-        Self { completion, pair, frees: 0, lands: None, shows: ClassSet::EMPTY }
+        Self { completion, pair, frees: 0, bytes: 0, lands: None, shows: ClassSet::EMPTY }
     }
 
     const fn half(&self) -> Half {
@@ -123,7 +137,7 @@ impl Entry {
 
 impl Model {
     pub(crate) fn destroy_queue(&mut self, id: QueueId) {
-        let busy = self.pairs.iter().any(|(_, pair)| pair.queue == id);
+        let busy = self.pairs.iter().any(|(_, pair)| pair.reports_to(id));
         let Some(queue) = self.queues.remove(id) else { return };
         let host = queue.host.index();
         if busy {
@@ -135,6 +149,22 @@ impl Model {
 
     /// `ibv_poll_cq(3)`. A polled completion of a send frees its slot and those of the unsignaled ones before it.
     pub(crate) fn poll(&mut self, id: QueueId, into: &mut [Completion]) -> Result<usize, Error> {
+        let mut places = into.iter_mut();
+        self.poll_each(id, places.len(), |completion, _bytes| {
+            if let Some(place) = places.next() {
+                *place = completion;
+            }
+        })
+    }
+
+    /// As [`Model::poll`], with the bytes that each message brought: `byte_len` of `ibv_poll_cq(3)`, which a WRITE with immediate
+    /// has too.
+    pub(crate) fn poll_each(
+        &mut self,
+        id: QueueId,
+        most: usize,
+        mut take: impl FnMut(Completion, u32),
+    ) -> Result<usize, Error> {
         let silent = self.behaviour().is_some_and(|behaviour| behaviour.silent_overrun);
         let queue = self.queues.get_mut(id).ok_or(Error::Gone("completion queue"))?;
         if queue.lost {
@@ -144,11 +174,11 @@ impl Model {
         }
         let raced = core::mem::take(&mut queue.raced) && !queue.entries.is_empty() && queue.events == 0;
         let mut count = 0;
-        for slot in into {
+        while count < most {
             let Some(entry) = self.queues.get_mut(id).and_then(|queue| queue.entries.pop_front()) else {
                 break;
             };
-            *slot = entry.completion;
+            take(entry.completion, entry.bytes);
             count += 1;
             self.polled(&entry);
         }
@@ -254,7 +284,7 @@ impl Model {
     /// A held completion comes.
     pub(super) fn report_held(&mut self, pair: PairId, of: Half) {
         let Some(owner) = self.pairs.get_mut(pair) else { return };
-        let queue = owner.queue;
+        let queue = owner.queue_of(of);
         if let Some(mut entry) = owner.held.halves[of as usize].pop_front() {
             entry.shows.insert(FailureClass::CompletionOrder);
             self.append_completion(queue, entry);
@@ -306,7 +336,10 @@ impl Model {
 
     /// The queue pairs of a lost queue can report no more: they go to the error state.
     pub(super) fn overrun(&mut self, id: QueueId) {
-        for pair in self.pairs.select(|pair| pair.queue == id) {
+        if let Some((context, name)) = self.queues.get(id).and_then(|queue| queue.context) {
+            self.tell(context, AsyncEvent::CqErr, About::Queue(name));
+        }
+        for pair in self.pairs.select(|pair| pair.reports_to(id)) {
             self.enter_error(pair);
             self.tell_pair(pair, AsyncEvent::CqErr);
         }
@@ -315,7 +348,9 @@ impl Model {
     /// Whether anything that ended on `pair` was not polled yet.
     pub(super) fn has_unpolled(&self, pair: PairId) -> bool {
         let Some(owner) = self.pairs.get(pair) else { return false };
-        let queued = self.queues.get(owner.queue).is_some_and(|queue| !queue.entries.is_empty());
+        let queued = [owner.send_queue, owner.receive_queue]
+            .iter()
+            .any(|id| self.queues.get(*id).is_some_and(|queue| !queue.entries.is_empty()));
         queued || owner.held.halves.iter().any(|half| !half.is_empty())
     }
 }

@@ -4,6 +4,8 @@ use std::collections::VecDeque;
 
 use rdma_proto::backend::{AsyncEvent, ConnectParams, IdentifierKey};
 
+use super::context::About;
+use super::queue_pair::Owner;
 use super::{ChannelId, HostId, IdentifierId, Model, PairId, Wake};
 use crate::Error;
 use crate::marks::FailureClass;
@@ -29,6 +31,8 @@ pub(crate) struct Notice {
     identifier: IdentifierId,
     pub(crate) key: IdentifierKey,
     pub(crate) kind: NoticeKind,
+    /// The private data of a request, a reply or a reject.
+    pub(crate) data: Box<[u8]>,
 }
 
 /// [`CmEventKind`](rdma_proto::backend::CmEventKind) as far as this fabric raises it, with names for handles.
@@ -113,16 +117,24 @@ impl Model {
 
     /// Raises an event for `identifier` on its channel.
     pub(super) fn notify(&mut self, identifier: IdentifierId, kind: NoticeKind) {
+        self.notify_with(identifier, kind, Box::default());
+    }
+
+    /// As [`Model::notify`], with private data.
+    pub(super) fn notify_with(&mut self, identifier: IdentifierId, kind: NoticeKind, data: Box<[u8]>) {
         let Some(owner) = self.identifiers.get(identifier) else { return };
         let (key, channel, host) = (owner.key, owner.channel, owner.host.index());
         self.note(|| What::Told { host, identifier: key.0, what: kind.name() });
-        self.append(channel, Notice { identifier, key, kind });
+        self.append(channel, Notice { identifier, key, kind, data });
     }
 
     /// Raises an asynchronous event about a queue pair.
     pub(super) fn tell_pair(&mut self, pair: PairId, event: AsyncEvent) {
-        if let Some(identifier) = self.pairs.get(pair).map(|pair| pair.identifier) {
-            self.notify(identifier, NoticeKind::Async(event));
+        match (self.pairs.get(pair).map(|pair| pair.owner), event) {
+            (Some(Owner::Identifier(identifier)), _) => self.notify(identifier, NoticeKind::Async(event)),
+            // It was told that the queue is lost.
+            (Some(Owner::Context(..)), AsyncEvent::CqErr) | (None, _) => {}
+            (Some(Owner::Context(context, name)), _) => self.tell(context, event, About::Pair(name)),
         }
     }
 
@@ -146,7 +158,7 @@ impl Model {
         let channel = self.channels.get_mut(id).ok_or(Error::Gone("event channel"))?;
         let notice = channel.notices.pop_front();
         let emptied = channel.notices.is_empty() && core::mem::take(&mut channel.raised);
-        if let Some(Notice { identifier, kind, .. }) = notice {
+        if let Some(&Notice { identifier, kind, .. }) = notice.as_ref() {
             if let Some(class) = kind.class() {
                 self.mark_observed(class);
             }

@@ -29,6 +29,8 @@ pub(crate) struct Packet {
     source: IpAddr,
     target: SocketAddr,
     body: Body,
+    /// Private data.
+    data: Box<[u8]>,
     /// When the sender gives up.
     until: Instant,
 }
@@ -61,11 +63,16 @@ impl Model {
     /// Sends a message from `from` to its peer. One that has none yet is told when the request gets there and finds
     /// nobody behind it.
     pub(super) fn send_packet(&mut self, from: IdentifierId, body: Body) {
+        self.send_packet_with(from, body, Box::default());
+    }
+
+    /// As [`Model::send_packet`], with private data.
+    pub(super) fn send_packet_with(&mut self, from: IdentifierId, body: Body, data: Box<[u8]>) {
         let Some((source, target)) = self.ends(from) else { return };
         let to = self.identifiers.get(from).and_then(|identifier| identifier.peer);
         let until = self.agenda.now().after(self.parameters.cm_timeout);
         let travel = self.packet_travel(from);
-        self.post_packet(travel, Box::new(Packet { from, to, source, target, body, until }));
+        self.post_packet(travel, Box::new(Packet { from, to, source, target, body, data, until }));
     }
 
     /// How long a message of `from` takes: messages do not overtake each other, because each is an answer to the one
@@ -94,12 +101,13 @@ impl Model {
             }
             return;
         }
-        let Some(packet) = self.strike_packet(packet) else { return };
+        let Some(mut packet) = self.strike_packet(packet) else { return };
+        let data = core::mem::take(&mut packet.data);
         match (packet.body, packet.to) {
-            (Body::Request { params, pair }, _) => self.requested(&packet, params, pair),
-            (Body::Reply { params, pair }, Some(to)) => self.replied(to, params, pair),
+            (Body::Request { params, pair }, _) => self.requested(&packet, params, pair, data),
+            (Body::Reply { params, pair }, Some(to)) => self.replied(to, params, pair, data),
             (Body::Ready, Some(to)) => self.peer_ready(to),
-            (Body::Reject(reason), Some(to)) => self.rejected(to, reason),
+            (Body::Reject(reason), Some(to)) => self.rejected(to, reason, data),
             (Body::Disconnect, Some(to)) => self.peer_disconnects(packet.from, to),
             (Body::Goodbye, Some(to)) => self.parted(to),
             (_, None) => {}
@@ -125,7 +133,7 @@ impl Model {
             }
             Some(Fault::ConnectError) => {
                 if let Some(to) = packet.to.filter(|to| self.in_phase(*to, &[Phase::Connecting])) {
-                    self.end(to, NoticeKind::ConnectError(TIMED_OUT));
+                    self.end(to, NoticeKind::ConnectError(TIMED_OUT), Box::default());
                     self.send_packet(to, Body::Reject(reject::CONSUMER_DEFINED));
                 }
             }
@@ -141,7 +149,7 @@ impl Model {
     fn undeliverable(&mut self, packet: &Packet) {
         let unreachable = |model: &mut Self, id: IdentifierId, phase: Phase| {
             if model.in_phase(id, &[phase]) {
-                model.end(id, NoticeKind::Unreachable(TIMED_OUT));
+                model.end(id, NoticeKind::Unreachable(TIMED_OUT), Box::default());
             }
         };
         match (packet.body, packet.to) {
@@ -158,7 +166,7 @@ impl Model {
 
     /// Whether the queue pair's owner may not know yet that it is connected.
     pub(super) fn is_half_open(&self, pair: PairId) -> bool {
-        let identifier = self.pairs.get(pair).map(|pair| pair.identifier);
+        let identifier = self.pairs.get(pair).and_then(|pair| pair.identifier);
         identifier.is_some_and(|id| self.in_phase(id, &[Phase::Accepted]))
     }
 
@@ -167,17 +175,17 @@ impl Model {
     }
 
     /// A connection that did not come about: as librdmacm does, its queue pair goes to the error state.
-    fn end(&mut self, id: IdentifierId, kind: NoticeKind) {
+    fn end(&mut self, id: IdentifierId, kind: NoticeKind, data: Box<[u8]>) {
         let Some(identifier) = self.identifiers.get_mut(id) else { return };
         identifier.phase = Phase::Closed;
         if let Some(pair) = identifier.pair {
             self.enter_error(pair);
         }
-        self.notify(id, kind);
+        self.notify_with(id, kind, data);
     }
 
     /// REQ: the listener gets an identifier to decide on.
-    fn requested(&mut self, packet: &Packet, params: ConnectParams, pair: PairId) {
+    fn requested(&mut self, packet: &Packet, params: ConnectParams, pair: PairId, data: Box<[u8]>) {
         if !self.in_phase(packet.from, &[Phase::Connecting]) {
             return;
         }
@@ -203,7 +211,8 @@ impl Model {
         if let Some(active) = self.identifiers.get_mut(packet.from) {
             active.peer = Some(id);
         }
-        self.notify(listener, NoticeKind::ConnectRequest { id, key, peer: as_received(params) });
+        let kind = NoticeKind::ConnectRequest { id, key, peer: as_received(params) };
+        self.notify_with(listener, kind, data);
     }
 
     /// A host's kernel answers a message for which it has no identifier.
@@ -211,13 +220,13 @@ impl Model {
         let Some((source, target)) = self.ends(to) else { return };
         let until = self.agenda.now().after(self.parameters.cm_timeout);
         // The link is the same one both ways.
-        let answer = Packet { from: to, to: Some(to), source, target, body, until };
+        let answer = Packet { from: to, to: Some(to), source, target, body, data: Box::default(), until };
         self.post_packet(self.parameters.latency, Box::new(answer));
     }
 
     /// REP: the owner has to read so before the connection can be used, because it is librdmacm, in
     /// `rdma_get_cm_event(3)`, that makes the queue pair ready.
-    fn replied(&mut self, id: IdentifierId, params: ConnectParams, pair: PairId) {
+    fn replied(&mut self, id: IdentifierId, params: ConnectParams, pair: PairId, data: Box<[u8]>) {
         let Some(active) = self.identifiers.get_mut(id).filter(|active| active.phase == Phase::Connecting)
         else {
             return;
@@ -225,7 +234,7 @@ impl Model {
         active.phase = Phase::Answered;
         active.theirs = params;
         active.peer_pair = Some(pair);
-        self.notify(id, NoticeKind::Established(as_received(params)));
+        self.notify_with(id, NoticeKind::Established(as_received(params)), data);
     }
 
     /// The active side's owner reads `Established`.
@@ -261,14 +270,14 @@ impl Model {
     }
 
     /// REJ, at whatever point of the way.
-    fn rejected(&mut self, id: IdentifierId, reason: i32) {
+    fn rejected(&mut self, id: IdentifierId, reason: i32, data: Box<[u8]>) {
         if self.in_phase(id, &[Phase::Answered]) {
             // Accepted and taken back before the owner read of it.
             self.withdraw(id, |kind| matches!(kind, NoticeKind::Established(_)));
         }
         let open = [Phase::Connecting, Phase::Answered, Phase::Requested, Phase::Accepted, Phase::Connected];
         if self.in_phase(id, &open) {
-            self.end(id, NoticeKind::Rejected(reason));
+            self.end(id, NoticeKind::Rejected(reason), data);
         }
     }
 

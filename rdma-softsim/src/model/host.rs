@@ -44,7 +44,7 @@ impl Host {
     }
 
     /// Whether a listener there would be in another's way.
-    fn taken(&self, address: SocketAddr) -> bool {
+    pub(super) fn taken(&self, address: SocketAddr) -> bool {
         self.listeners.keys().any(|other| {
             let overlap =
                 other.ip() == address.ip() || other.ip().is_unspecified() || address.ip().is_unspecified();
@@ -105,6 +105,10 @@ impl Model {
 
     pub(super) fn addresses(&self, id: HostId) -> Vec<IpAddr> {
         self.hosts.get(id).map_or_else(Vec::new, |host| host.addresses.clone())
+    }
+
+    pub(crate) fn limits(&self, id: HostId) -> Result<Limits, Error> {
+        Ok(self.alive(id)?.limits)
     }
 
     pub(super) fn alive(&self, id: HostId) -> Result<&Host, Error> {

@@ -7,18 +7,13 @@ use rdma_proto::time::Instant;
 
 use rdma_proto::backend::{Capabilities, ConnectParams, DeviceKey, IdentifierKey, QueuePairLimits, reject};
 
-use super::completions::{CompletionQueue, Held};
 use super::events::NoticeKind;
 use super::handshake::Body;
-use super::memory::Domain;
-use super::ownership::Ownership;
-use super::queue_pair::{QueuePair, State};
-use super::requester::Requester;
-use super::responder::Responder;
+use super::making::Making;
+use super::queue_pair::Owner;
 use super::{ChannelId, DomainId, Event, HostId, IdentifierId, Model, PairId, QueueId};
 use crate::Error;
 use crate::faults::{Fault, Site};
-use crate::marks::FailureClass;
 use crate::trace::What;
 
 /// `-ETIMEDOUT`.
@@ -35,12 +30,23 @@ const REQUEST_DATA: usize = 56;
 const REPLY_DATA: usize = 196;
 const REJECT_DATA: usize = 148;
 
+/// Private data as it arrives: the messages have a field of one length for it, so nobody learns how much was sent.
+fn padded(data: &[u8], room: usize) -> Box<[u8]> {
+    let mut field = vec![0; room];
+    if let Some(front) = field.get_mut(..data.len()) {
+        front.copy_from_slice(data);
+    }
+    field.into()
+}
+
 /// A connection-manager identifier.
 pub(crate) struct Identifier {
     pub(super) host: HostId,
     pub(super) channel: ChannelId,
     pub(super) key: IdentifierKey,
     pub(super) phase: Phase,
+    /// What its owner bound it to.
+    pub(super) bound: Option<SocketAddr>,
     pub(super) local: Option<SocketAddr>,
     pub(super) remote: Option<SocketAddr>,
     pub(super) pair: Option<PairId>,
@@ -93,6 +99,7 @@ impl Identifier {
             channel,
             key,
             phase,
+            bound: None,
             local: None,
             remote: None,
             pair: None,
@@ -137,21 +144,33 @@ impl Model {
         backlog: u32,
     ) -> Result<(IdentifierId, IdentifierKey), Error> {
         let host = self.channels.get(channel).ok_or(Error::Gone("event channel"))?.host;
-        let owner = self.hosts.get_mut(host).ok_or(Error::Gone("host"))?;
+        let owner = self.hosts.get(host).ok_or(Error::Gone("host"))?;
         if !address.ip().is_unspecified() && !owner.has(address.ip()) {
             return Err(Error::NotLocal(address.ip()));
         }
-        let address = owner.claim(address)?;
+        if owner.taken(address) {
+            return Err(Error::AddressInUse(address));
+        }
         let (id, key) = self.create_identifier(channel)?;
-        if let Some(identifier) = self.identifiers.get_mut(id) {
-            let backlog = if backlog == 0 { MAX_BACKLOG } else { backlog.min(MAX_BACKLOG) };
-            identifier.phase = Phase::Listening { backlog };
-            identifier.local = Some(address);
-        }
-        if let Some(owner) = self.hosts.get_mut(host) {
-            owner.listeners.insert(address, id);
-        }
+        self.begin_listening(id, address, backlog)?;
         Ok((id, key))
+    }
+
+    pub(super) fn begin_listening(
+        &mut self,
+        id: IdentifierId,
+        address: SocketAddr,
+        backlog: u32,
+    ) -> Result<(), Error> {
+        let identifier = self.identifiers.get_mut(id).ok_or(Error::Gone("identifier"))?;
+        let owner = self.hosts.get_mut(identifier.host).ok_or(Error::Gone("host"))?;
+        // Somebody may have taken the port since it was bound.
+        let address = owner.claim(address)?;
+        let backlog = if backlog == 0 { MAX_BACKLOG } else { backlog.min(MAX_BACKLOG) };
+        identifier.phase = Phase::Listening { backlog };
+        identifier.local = Some(address);
+        owner.listeners.insert(address, id);
+        Ok(())
     }
 
     pub(crate) fn resolve_address(
@@ -167,6 +186,8 @@ impl Model {
         }
         let known = self.host_at(remote.ip()).is_some();
         let identifier_host = identifier.host;
+        // As bound, if it is.
+        let local = local.or(identifier.bound);
         let owner = self.hosts.get_mut(identifier_host).ok_or(Error::Gone("host"))?;
         let source = match local {
             Some(local) if !local.ip().is_unspecified() => {
@@ -248,29 +269,12 @@ impl Model {
 
     pub(crate) fn create_domain(&mut self, id: IdentifierId) -> Result<DomainId, Error> {
         let host = self.device(id)?;
-        if self.strikes_creation(host) {
-            return Err(Error::Exhausted { what: "protection domains", limit: "", value: 0 });
-        }
-        Ok(self.domains.insert(Domain { host }))
+        self.make_domain(host)
     }
 
     pub(crate) fn create_queue(&mut self, id: IdentifierId, depth: u32) -> Result<QueueId, Error> {
         let host = self.device(id)?;
-        let limits = self.alive(host)?.limits;
-        if depth == 0 || depth > limits.max_completions {
-            return Err(Error::Argument("a completion queue holds 1 to Limits::max_completions completions"));
-        }
-        let value = limits.max_completion_queues;
-        // Devices may make more room than was asked for (`ibv_create_cq(3)`).
-        let rounds_up = self.behaviour().is_some_and(|behaviour| behaviour.rounds_up);
-        let depth = if rounds_up { depth.next_power_of_two() } else { depth };
-        if self.strikes_creation(host)
-            || self.queues.iter().filter(|(_, queue)| queue.host == host).count() >= value as usize
-        {
-            let (what, limit) = ("completion queues", "max_completion_queues");
-            return Err(Error::Exhausted { what, limit, value: value.into() });
-        }
-        Ok(self.queues.insert(CompletionQueue::new(host, depth)))
+        self.make_queue(host, depth, None)
     }
 
     /// `rdma_create_qp(3)`: the pair, its number and the inline bytes it was granted.
@@ -279,7 +283,7 @@ impl Model {
         id: IdentifierId,
         domain: DomainId,
         queue: QueueId,
-        mut limits: QueuePairLimits,
+        limits: QueuePairLimits,
     ) -> Result<(PairId, u32, usize), Error> {
         let host = self.device(id)?;
         let identifier = self.identifier(id)?;
@@ -287,52 +291,18 @@ impl Model {
         if identifier.pair.is_some() || !early.contains(&identifier.phase) {
             return Err(Error::State("an identifier gets one queue pair, before it is connected"));
         }
-        let device = self.alive(host)?.limits;
-        let domain_host = self.domains.get(domain).ok_or(Error::Gone("protection domain"))?.host;
-        let completions = self.queues.get(queue).ok_or(Error::Gone("completion queue"))?;
-        if domain_host != host || completions.host != host {
-            return Err(Error::Argument("the domain or the completion queue is of another device"));
-        }
-        if completions.is_lost() {
-            return Err(Error::State("the completion queue was overrun"));
-        }
-        if limits.send_depth.max(limits.recv_depth) > device.max_queue_depth {
-            return Err(Error::Argument("a queue is at most Limits::max_queue_depth deep"));
-        }
-        let value = device.max_queue_pairs;
-        if limits.inline > device.max_inline || limits.send_depth == device.max_queue_depth {
-            self.mark_injected(FailureClass::DeviceLimits);
-            self.mark_observed(FailureClass::DeviceLimits);
-        }
-        if self.strikes_creation(host)
-            || self.pairs.iter().filter(|(_, pair)| pair.host == host).count() >= value as usize
-        {
-            let (what, limit) = ("queue pairs", "max_queue_pairs");
-            return Err(Error::Exhausted { what, limit, value: value.into() });
-        }
-        limits.inline = limits.inline.min(device.max_inline);
-        let rest = self.behaviour().map_or(0, |behaviour| behaviour.resting_numbers);
-        let number = self.numbers.give(rest);
-        let pair = self.pairs.insert(QueuePair {
-            host,
-            domain,
-            queue,
-            identifier: id,
-            number,
-            limits,
-            state: State::Idle,
-            path: None,
-            requester: Requester::new(),
-            responder: Responder::new(),
-            held: Held::default(),
-            ownership: Ownership::default(),
-        });
-        let (on, identifier) = (host.index(), self.identifiers.get(id).map_or(0, |owner| owner.key.0));
-        self.note(|| What::Created { host: on, pair: number, identifier });
-        if let Some(identifier) = self.identifiers.get_mut(id) {
+        let making = Making { domain, send_queue: queue, receive_queue: queue, limits };
+        let made = self.make_pair(host, &making, Owner::Identifier(id))?;
+        self.join(id, made.0);
+        Ok(made)
+    }
+
+    /// Gives an identifier its queue pair.
+    pub(super) fn join(&mut self, id: IdentifierId, pair: PairId) {
+        if let (Some(identifier), Some(made)) = (self.identifiers.get_mut(id), self.pairs.get_mut(pair)) {
             identifier.pair = Some(pair);
+            made.identifier = Some(id);
         }
-        Ok((pair, number, limits.inline as usize))
     }
 
     /// Checks a call that names connection parameters, and gives the identifier's queue pair.
@@ -372,7 +342,7 @@ impl Model {
             identifier.ours = *params;
             identifier.phase = Phase::Connecting;
         }
-        self.send_packet(id, Body::Request { params: *params, pair });
+        self.send_packet_with(id, Body::Request { params: *params, pair }, padded(data, REQUEST_DATA));
         Ok(())
     }
 
@@ -393,7 +363,7 @@ impl Model {
             identifier.phase = Phase::Accepted;
         }
         self.make_ready(id);
-        self.send_packet(id, Body::Reply { params, pair });
+        self.send_packet_with(id, Body::Reply { params, pair }, padded(data, REPLY_DATA));
         Ok(())
     }
 
@@ -405,7 +375,7 @@ impl Model {
             return Err(Error::Argument("too much private data: 148 bytes to reject"));
         }
         self.set_phase(id, Phase::Closed);
-        self.send_packet(id, Body::Reject(reject::CONSUMER_DEFINED));
+        self.send_packet_with(id, Body::Reject(reject::CONSUMER_DEFINED), padded(data, REJECT_DATA));
         Ok(())
     }
 

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use rdma_proto::backend::{Access, RemoteAddress};
 use rdma_proto::memory::SharedMemory;
 
-use super::{DomainId, HostId, Model, RegionId};
+use super::queue_pair::Part;
+use super::{DomainId, HostId, Model, PairId, RegionId};
 use crate::Error;
 use crate::trace::What;
 
@@ -16,6 +17,8 @@ const FIRST_ADDRESS: u64 = 0x7000_0000_0000;
 const PAGE: u64 = 4096;
 /// Bytes copied at a time from one region to another: atomics forbid one plain copy, the stack is where they rest.
 pub(super) const CHUNK: usize = 4096;
+/// As much where an end is in another process.
+const FAR_CHUNK: usize = 256 * 1024;
 
 /// The bytes of a region. They outlive its registration while a handle reads them.
 pub(crate) struct Memory {
@@ -42,6 +45,62 @@ impl Memory {
     }
 }
 
+/// Bytes of a region that lie in another process: in a program that this fabric serves.
+pub trait ForeignMemory: Send + Sync {
+    /// Copies `into.len()` bytes from `offset` on, which the region covers. False if they cannot be reached, because their
+    /// process has ended or has unmapped them.
+    fn read(&self, offset: usize, into: &mut [u8]) -> bool;
+
+    /// Copies `from` to `offset` on, inside the region. False if the bytes there cannot be reached; some may have changed.
+    fn write(&self, offset: usize, from: &[u8]) -> bool;
+}
+
+/// Where the bytes of a region are.
+pub(crate) enum Bytes {
+    /// In this process; a handle may read them too.
+    Own(Arc<Memory>),
+    /// In another one.
+    Foreign { memory: Box<dyn ForeignMemory>, len: usize },
+}
+
+impl Bytes {
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Self::Own(memory) => memory.len(),
+            Self::Foreign { len, .. } => *len,
+        }
+    }
+
+    /// Copies bytes out. False if they are not all inside, or out of reach.
+    #[must_use]
+    pub(super) fn read(&self, offset: usize, into: &mut [u8]) -> bool {
+        match self {
+            Self::Own(memory) => memory.shared().read(offset, into),
+            Self::Foreign { memory, len } => inside(offset, into.len(), *len) && memory.read(offset, into),
+        }
+    }
+
+    /// Copies bytes in. False if they do not all fit, or are out of reach.
+    #[must_use]
+    pub(super) fn write(&self, offset: usize, from: &[u8]) -> bool {
+        match self {
+            Self::Own(memory) => memory.shared().write(offset, from),
+            Self::Foreign { memory, len } => inside(offset, from.len(), *len) && memory.write(offset, from),
+        }
+    }
+}
+
+fn inside(offset: usize, count: usize, len: usize) -> bool {
+    offset.checked_add(count).is_some_and(|end| end <= len)
+}
+
+/// Which end of a copy could not be reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unreachable {
+    Source,
+    Target,
+}
+
 /// A protection domain.
 pub(crate) struct Domain {
     pub(super) host: HostId,
@@ -51,7 +110,7 @@ pub(crate) struct Domain {
 pub(crate) struct Region {
     pub(super) host: HostId,
     pub(super) domain: DomainId,
-    pub(super) memory: Arc<Memory>,
+    pub(super) memory: Bytes,
     access: Access,
     address: u64,
     rkey: u32,
@@ -104,13 +163,26 @@ impl Model {
         memory: Arc<Memory>,
         access: Access,
     ) -> Result<Registration, Error> {
+        let address = FIRST_ADDRESS + self.address_space;
+        let space = (memory.len() as u64).next_multiple_of(PAGE) + PAGE;
+        let registered = self.register_at(domain, address, Bytes::Own(memory), access)?;
+        self.address_space += space;
+        Ok(registered)
+    }
+
+    /// Registers memory that peers shall know by `address`.
+    pub(crate) fn register_at(
+        &mut self,
+        domain: DomainId,
+        address: u64,
+        memory: Bytes,
+        access: Access,
+    ) -> Result<Registration, Error> {
         let len = memory.len() as u64;
         let host = self.may_register(domain, len)?;
         if self.strikes_creation(host) {
             return Err(Error::Allocation(memory.len()));
         }
-        let address = FIRST_ADDRESS + self.address_space;
-        self.address_space += len.next_multiple_of(PAGE) + PAGE;
         let id = self.regions.insert(Region { host, domain, memory, access, address, rkey: 0 });
         // As on real devices: the place of the region, and 8 bits that change with each registration there.
         self.registrations = self.registrations.wrapping_add(1);
@@ -151,35 +223,58 @@ impl Model {
     ) -> Option<(RegionId, usize)> {
         let (id, region) = self.regions.at((remote.rkey >> 8).checked_sub(1)?)?;
         let offset = usize::try_from(remote.address.checked_sub(region.address)?).ok()?;
-        let fits = offset.checked_add(len)? <= region.memory.len();
+        let fits = inside(offset, len, region.memory.len());
         let allowed = region.rkey == remote.rkey && region.domain == domain && region.access.allows(access);
         (fits && allowed).then_some((id, offset))
     }
 
     /// The memory of `region`, if it is still registered and allows `access`.
-    pub(super) fn local(&self, region: RegionId, access: Access) -> Option<SharedMemory<'_>> {
-        let region = self.regions.get(region).filter(|region| region.access.allows(access))?;
-        Some(region.memory.shared())
+    pub(super) fn local(&self, region: RegionId, access: Access) -> Option<&Bytes> {
+        Some(&self.regions.get(region).filter(|region| region.access.allows(access))?.memory)
+    }
+
+    /// The part of a region that a work request names by address and `lkey`. A wrong key, or bytes outside the region or in
+    /// another domain than the queue pair's, name a region that does not exist: a device notices when it executes the work.
+    pub(crate) fn named(&self, pair: PairId, address: u64, len: u32, lkey: u32) -> Part {
+        let len = len as usize;
+        let found = || {
+            let domain = self.pairs.get(pair)?.domain;
+            let (id, region) = self.regions.at((lkey >> 8).checked_sub(1)?)?;
+            let offset = usize::try_from(address.checked_sub(region.address)?).ok()?;
+            let valid = region.rkey == lkey && region.domain == domain;
+            (valid && inside(offset, len, region.memory.len())).then_some((id, offset))
+        };
+        let (region, offset) = found().unwrap_or((RegionId::NOBODY, 0));
+        Part { region, offset, len }
     }
 }
 
-/// Copies `len` bytes from one region to another. False if they are not all inside.
-#[must_use]
+/// Copies `len` bytes from one region to another.
 pub(super) fn copy(
-    from: SharedMemory<'_>,
-    from_offset: usize,
-    to: SharedMemory<'_>,
-    to_offset: usize,
+    (from, from_offset): (&Bytes, usize),
+    (to, to_offset): (&Bytes, usize),
     len: usize,
-) -> bool {
-    let mut chunk = [0; CHUNK];
+) -> Result<(), Unreachable> {
+    let (mut near, mut far);
+    let chunk: &mut [u8] = if let (Bytes::Own(_), Bytes::Own(_)) = (from, to) {
+        near = [0; CHUNK];
+        &mut near
+    } else {
+        // Each reach into another process is a system call.
+        far = vec![0; len.min(FAR_CHUNK)];
+        &mut far
+    };
+    let size = chunk.len().max(1);
     let mut done = 0;
     while done < len {
-        let part = &mut chunk[..CHUNK.min(len - done)];
-        if !from.read(from_offset + done, part) || !to.write(to_offset + done, part) {
-            return false;
+        let part = &mut chunk[..size.min(len - done)];
+        if !from.read(from_offset + done, part) {
+            return Err(Unreachable::Source);
+        }
+        if !to.write(to_offset + done, part) {
+            return Err(Unreachable::Target);
         }
         done += part.len();
     }
-    true
+    Ok(())
 }

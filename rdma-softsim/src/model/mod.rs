@@ -8,10 +8,12 @@
 mod agenda;
 mod arena;
 mod completions;
+mod context;
 mod events;
 mod handshake;
 mod host;
 mod identifier;
+mod making;
 mod memory;
 mod nature;
 mod numbers;
@@ -35,12 +37,16 @@ use completions::Half;
 use numbers::Numbers;
 use requester::Answer;
 
+pub use context::About;
 pub(crate) use events::NoticeKind;
-pub(crate) use memory::{Memory, Registration};
+pub(crate) use making::Making;
+pub use memory::ForeignMemory;
+pub(crate) use memory::{Bytes, Memory, Registration};
 pub(crate) use nature::Nature;
-pub(crate) use queue_pair::{Part, PostedReceive, PostedSend};
+pub(crate) use queue_pair::{Part, PostedReceive, PostedSend, State};
 
 pub(crate) type HostId = Id<host::Host>;
+pub(crate) type ContextId = Id<context::Context>;
 pub(crate) type ChannelId = Id<events::EventChannel>;
 pub(crate) type IdentifierId = Id<identifier::Identifier>;
 pub(crate) type DomainId = Id<memory::Domain>;
@@ -55,6 +61,8 @@ pub(crate) enum Wake {
     Events(ChannelId),
     /// Completion events.
     Completions(QueueId),
+    /// Asynchronous events of a device that somebody opened.
+    Asynchronous(ContextId),
 }
 
 /// What happens by itself.
@@ -90,6 +98,7 @@ pub(crate) struct Model {
     hosts: Arena<host::Host>,
     /// Addresses whose link is down.
     down: BTreeSet<IpAddr>,
+    contexts: Arena<context::Context>,
     channels: Arena<events::EventChannel>,
     identifiers: Arena<identifier::Identifier>,
     domains: Arena<memory::Domain>,
@@ -116,6 +125,7 @@ impl Model {
             agenda: Agenda::new(),
             hosts: Arena::new(),
             down: BTreeSet::new(),
+            contexts: Arena::new(),
             channels: Arena::new(),
             identifiers: Arena::new(),
             domains: Arena::new(),

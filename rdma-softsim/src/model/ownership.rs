@@ -49,7 +49,7 @@ impl Ownership {
 impl Model {
     /// Bytes of a region, as a number.
     fn hash_of(&self, region: RegionId, mut offset: usize, len: usize) -> Option<u64> {
-        let memory = self.regions.get(region)?.memory.shared();
+        let memory = &self.regions.get(region)?.memory;
         let mut digest = Digest::default();
         let mut chunk = [0; CHUNK];
         let end = offset + len;
@@ -112,7 +112,7 @@ impl Model {
         let (region, to) = target;
         for (place, piece) in bytes.chunks(PIECE).enumerate() {
             if self.below(3) == 0
-                && let Some(memory) = self.regions.get(region).map(|region| region.memory.shared())
+                && let Some(memory) = self.regions.get(region).map(|region| &region.memory)
             {
                 let _inside = memory.write(to + place * PIECE, piece);
             }
@@ -129,7 +129,7 @@ impl Model {
             && pair.ownership.landing.front().is_some_and(|first| first.sequence <= sequence)
             && let Some(landing) = pair.ownership.landing.pop_front()
         {
-            if let Some(memory) = self.regions.get(landing.region).map(|region| region.memory.shared()) {
+            if let Some(memory) = self.regions.get(landing.region).map(|region| &region.memory) {
                 let _inside = memory.write(landing.offset, &landing.bytes);
             }
             self.mark_observed(FailureClass::DataVisibility);

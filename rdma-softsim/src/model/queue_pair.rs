@@ -4,11 +4,11 @@ use std::net::IpAddr;
 
 use rdma_proto::backend::{CompletionStatus, QueuePairLimits, RnrTimer, SendOp};
 
-use super::completions::{Entry, Held, failure};
+use super::completions::{Entry, Half, Held, failure};
 use super::ownership::Ownership;
 use super::requester::{Requester, SendWork, Source};
 use super::responder::{ReceiveWork, Responder};
-use super::{DomainId, Event, HostId, IdentifierId, Model, PairId, QueueId, RegionId};
+use super::{ContextId, DomainId, Event, HostId, IdentifierId, Model, PairId, QueueId, RegionId};
 use crate::Error;
 use crate::faults::{Fault, Site};
 use crate::marks::{ClassSet, FailureClass};
@@ -22,8 +22,12 @@ const MAX_MESSAGE: usize = 1 << 31;
 pub(crate) struct QueuePair {
     pub(super) host: HostId,
     pub(super) domain: DomainId,
-    pub(super) queue: QueueId,
-    pub(super) identifier: IdentifierId,
+    pub(super) send_queue: QueueId,
+    pub(super) receive_queue: QueueId,
+    /// Whoever the device tells of what happens to it.
+    pub(super) owner: Owner,
+    /// What connects it, if the connection manager does.
+    pub(super) identifier: Option<IdentifierId>,
     pub(super) number: u32,
     pub(super) limits: QueuePairLimits,
     pub(super) state: State,
@@ -36,7 +40,28 @@ pub(crate) struct QueuePair {
     pub(super) ownership: Ownership,
 }
 
+/// Whom a device tells of what happens to an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Owner {
+    /// Whoever reads the channel of this identifier.
+    Identifier(IdentifierId),
+    /// Whoever opened the device, and calls the object so.
+    Context(ContextId, u64),
+}
+
 impl QueuePair {
+    /// Whether completions of this queue pair go to `queue`.
+    pub(super) fn reports_to(&self, queue: QueueId) -> bool {
+        self.send_queue == queue || self.receive_queue == queue
+    }
+
+    pub(super) const fn queue_of(&self, half: Half) -> QueueId {
+        match half {
+            Half::Send => self.send_queue,
+            Half::Receive => self.receive_queue,
+        }
+    }
+
     pub(super) fn is_ready(&self) -> bool {
         self.state == State::Ready
     }
@@ -50,12 +75,23 @@ impl QueuePair {
 /// States that differ in what they do (`ibv_modify_qp(3)` has more).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
+    /// RESET: nothing may be posted.
+    Reset,
     /// INIT: receives may be posted.
     Idle,
+    /// RTR: answers, and cannot send.
+    Receiving,
     /// RTS: connected.
     Ready,
     /// ERR: whatever is posted is flushed; the device answers nobody.
     Error,
+}
+
+impl State {
+    /// Whether the device answers what arrives.
+    pub(super) const fn responds(self) -> bool {
+        matches!(self, Self::Receiving | Self::Ready)
+    }
 }
 
 /// The way to the other end.
@@ -95,7 +131,7 @@ impl Model {
     pub(crate) fn destroy_pair(&mut self, id: PairId) {
         let Some(pair) = self.pairs.remove(id) else { return };
         self.numbers.take_back(pair.number);
-        if let Some(identifier) = self.identifiers.get_mut(pair.identifier) {
+        if let Some(identifier) = pair.identifier.and_then(|id| self.identifiers.get_mut(id)) {
             identifier.pair = None;
         }
         if pair.requester.has_work() || !pair.responder.receives.is_empty() {
@@ -125,66 +161,99 @@ impl Model {
     /// Puts one request on the send queue. It leaves when [`Model::ring`] is called.
     pub(crate) fn post_send(&mut self, id: PairId, request: &PostedSend) -> Result<(), Error> {
         let pair = self.pairs.get(id).ok_or(Error::Gone("queue pair"))?;
-        if pair.state == State::Idle {
-            return Err(Error::State("the queue pair is not connected: it cannot send"));
-        }
         self.check_part(pair, &request.local)?;
-        let len = request.local.len;
-        if request.inline && (len > pair.limits.inline as usize || matches!(request.op, SendOp::Read(_))) {
-            return Err(Error::Argument("inline data is for sends and writes of at most max_inline bytes"));
-        }
-        if matches!(request.op, SendOp::Read(_))
-            && pair.requester.read_depth == 0
-            && pair.state == State::Ready
-        {
-            return Err(Error::Argument("the connection was made without RDMA READs (initiator_depth)"));
-        }
-        if pair.requester.is_full(pair.limits.send_depth) {
-            return Err(Error::QueueFull { queue: "send", depth: pair.limits.send_depth });
-        }
-        let (number, depth) = (pair.number, pair.limits.send_depth);
-        let host = pair.host.index();
-        let refused = self.strike(Site::Post, |fault, on| on == host && matches!(fault, Fault::QueueFull));
-        if refused.is_some() {
-            self.mark_observed(FailureClass::SendQueueFull);
-            return Err(Error::QueueFull { queue: "send", depth });
-        }
-        let Part { region, offset, .. } = request.local;
+        let Part { region, offset, len } = request.local;
+        self.may_send(id, request.op, len, request.inline)?;
         let Some(pair) = self.pairs.get_mut(id) else { return Ok(()) };
         let source = if request.inline {
             let mut bytes = pair.requester.buffer(len);
-            let inside = self.regions.get(region).is_some_and(|r| r.memory.shared().read(offset, &mut bytes));
+            let inside = self.regions.get(region).is_some_and(|r| r.memory.read(offset, &mut bytes));
             debug_assert!(inside, "check_part has looked");
             Source::Inline(bytes)
         } else {
             Source::Region(region, offset)
         };
-        let work = SendWork {
-            id: request.id,
-            op: request.op,
-            source,
-            len,
-            signaled: request.signaled,
-            shows: ClassSet::EMPTY,
+        self.enqueue(id, request.id, request.op, (source, len), request.signaled);
+        Ok(())
+    }
+
+    /// As [`Model::post_send`], with inline bytes or whatever part of a region the request named.
+    pub(crate) fn post_named(
+        &mut self,
+        id: PairId,
+        work: u64,
+        op: SendOp,
+        local: Result<&[u8], Part>,
+        signaled: bool,
+    ) -> Result<(), Error> {
+        let len = local.map_or_else(|part| part.len, <[u8]>::len);
+        if len > MAX_MESSAGE {
+            return Err(Error::Argument("a message is at most 2 GiB long"));
+        }
+        self.may_send(id, op, len, local.is_ok())?;
+        let source = match local {
+            Ok(bytes) => Source::Inline(bytes.to_vec()),
+            Err(part) => Source::Region(part.region, part.offset),
         };
+        self.enqueue(id, work, op, (source, len), signaled);
+        Ok(())
+    }
+
+    /// Whether the send queue takes such a request.
+    fn may_send(&mut self, id: PairId, op: SendOp, len: usize, inline: bool) -> Result<(), Error> {
+        let pair = self.pairs.get(id).ok_or(Error::Gone("queue pair"))?;
+        if !matches!(pair.state, State::Ready | State::Error) {
+            return Err(Error::State("the queue pair is not connected: it cannot send"));
+        }
+        if inline && (len > pair.limits.inline as usize || matches!(op, SendOp::Read(_))) {
+            return Err(Error::Argument("inline data is for sends and writes of at most max_inline bytes"));
+        }
+        if matches!(op, SendOp::Read(_)) && pair.requester.read_depth == 0 && pair.state == State::Ready {
+            return Err(Error::Argument("the connection was made without RDMA READs (initiator_depth)"));
+        }
+        if pair.requester.is_full(pair.limits.send_depth) {
+            return Err(Error::QueueFull { queue: "send", depth: pair.limits.send_depth });
+        }
+        let (host, depth) = (pair.host.index(), pair.limits.send_depth);
+        let refused = self.strike(Site::Post, |fault, on| on == host && matches!(fault, Fault::QueueFull));
+        if refused.is_some() {
+            self.mark_observed(FailureClass::SendQueueFull);
+            return Err(Error::QueueFull { queue: "send", depth });
+        }
+        Ok(())
+    }
+
+    /// Puts checked work on the send queue.
+    fn enqueue(&mut self, id: PairId, work: u64, op: SendOp, (source, len): (Source, usize), signaled: bool) {
+        let Some(pair) = self.pairs.get(id) else { return };
+        let number = pair.number;
+        let work = SendWork { id: work, op, source, len, signaled, shows: ClassSet::EMPTY };
         let failed = pair.state == State::Error;
         if self.nature.is_some() {
             let posted = self.describe(&work);
             self.note(|| What::Posted { pair: number, work: posted });
         }
-        let Some(pair) = self.pairs.get_mut(id) else { return Ok(()) };
+        let Some(pair) = self.pairs.get_mut(id) else { return };
         pair.requester.push(work);
         self.lend(id);
         if failed {
             self.begin_flush(id);
         }
-        Ok(())
     }
 
     /// Puts one request on the receive queue; its slot is free again when a message has consumed it.
     pub(crate) fn post_receive(&mut self, id: PairId, request: &PostedReceive) -> Result<(), Error> {
         let pair = self.pairs.get(id).ok_or(Error::Gone("queue pair"))?;
         self.check_part(pair, &request.local)?;
+        self.post_named_receive(id, request)
+    }
+
+    /// As [`Model::post_receive`], with whatever part of a region the request named.
+    pub(crate) fn post_named_receive(&mut self, id: PairId, request: &PostedReceive) -> Result<(), Error> {
+        let pair = self.pairs.get(id).ok_or(Error::Gone("queue pair"))?;
+        if pair.state == State::Reset {
+            return Err(Error::State("the queue pair is reset: it takes no receives"));
+        }
         if pair.responder.receives.len() >= pair.limits.recv_depth as usize {
             return Err(Error::QueueFull { queue: "receive", depth: pair.limits.recv_depth });
         }
@@ -202,7 +271,7 @@ impl Model {
     /// `min_rnr_timer` of `ibv_modify_qp(3)`.
     pub(crate) fn set_min_rnr_timer(&mut self, id: PairId, timer: RnrTimer) -> Result<(), Error> {
         let pair = self.pairs.get_mut(id).ok_or(Error::Gone("queue pair"))?;
-        if pair.state != State::Ready {
+        if !pair.state.responds() {
             return Err(Error::State("min_rnr_timer is set on a connected queue pair"));
         }
         pair.responder.rnr_timer = timer;
@@ -249,7 +318,7 @@ impl Model {
             && let Some(work) = pair.responder.receives.pop_front()
         {
             let completion = failure(work.id, pair.number, CompletionStatus::WR_FLUSH_ERR);
-            let queue = pair.queue;
+            let queue = pair.receive_queue;
             self.report(queue, Entry::new(completion, id));
         }
     }

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use rdma_proto::backend::{Access, Completed, CompletionStatus, RNR_RETRY_INFINITE, RnrTimer, SendOp};
 
 use super::completions::{Entry, failure, success};
-use super::memory::copy;
+use super::memory::{Unreachable, copy};
 use super::{Event, Model, PairId, RegionId};
 use crate::faults::{Fault, Site};
 use crate::marks::{ClassSet, FailureClass};
@@ -263,7 +263,7 @@ impl Model {
                 Source::Region(region, offset) => self
                     .regions
                     .get(*region)
-                    .is_some_and(|region| region.memory.shared().read(*offset, &mut message[..len])),
+                    .is_some_and(|region| region.memory.read(*offset, &mut message[..len])),
             };
         Work { id, op, len, signaled, message: read.then_some(message) }
     }
@@ -329,9 +329,14 @@ impl Model {
         let copied = || {
             let peer = self.pairs.get(pair.path?.peer)?;
             let (from, from_offset) = self.remote(peer.domain, remote, len, Access::REMOTE_READ)?;
-            Some(copy(self.local(from, Access::NONE)?, from_offset, to, offset, len))
+            Some(copy((self.local(from, Access::NONE)?, from_offset), (to, offset), len))
         };
-        if copied() == Some(true) { Ok(()) } else { Err(CompletionStatus::REM_ACCESS_ERR) }
+        match copied() {
+            Some(Ok(())) => Ok(()),
+            Some(Err(Unreachable::Source)) => Err(CompletionStatus::REM_OP_ERR),
+            Some(Err(Unreachable::Target)) => Err(CompletionStatus::LOC_PROT_ERR),
+            None => Err(CompletionStatus::REM_ACCESS_ERR),
+        }
     }
 
     /// An RNR NAK: the same message again, and all behind it, when the responder's timer says so.
@@ -408,7 +413,7 @@ impl Model {
             Err(status) => failure(work.id, pair.number, status),
         };
         let frees = core::mem::take(&mut pair.requester.silent);
-        let queue = pair.queue;
+        let queue = pair.send_queue;
         let mut shows = work.shows;
         if result.is_err() && !work.signaled {
             shows.insert(FailureClass::UnsignaledFails);

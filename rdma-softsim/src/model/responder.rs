@@ -8,8 +8,8 @@ use rdma_proto::backend::{
 };
 
 use super::completions::{Entry, failure, success};
-use super::memory::copy;
-use super::queue_pair::{Path, State};
+use super::memory::{Unreachable, copy};
+use super::queue_pair::Path;
 use super::requester::{Answer, SendWork, Source};
 use super::{Event, Model, PairId, RegionId};
 use crate::faults::{Fault, Site};
@@ -43,6 +43,12 @@ struct Refusal {
     receive: CompletionStatus,
 }
 
+impl Refusal {
+    /// The memory that the message is for is gone.
+    const MEMORY_GONE: Self =
+        Self { requester: CompletionStatus::REM_OP_ERR, receive: CompletionStatus::LOC_PROT_ERR };
+}
+
 impl Responder {
     pub(super) const fn new() -> Self {
         Self { receives: VecDeque::new(), expected: 0, rnr_timer: RnrTimer::SLOWEST, told: false, unready: 0 }
@@ -67,7 +73,7 @@ impl Model {
         } else if struck == Some(Fault::Lose) {
             return self.unanswered(from, epoch);
         } else {
-            let Some(expected) = self.listening(path) else { return self.unanswered(from, epoch) };
+            let Some(expected) = self.listening(from, path) else { return self.unanswered(from, epoch) };
             match sequence.cmp(&expected) {
                 // Executed before; only its acknowledgement was lost.
                 Ordering::Less => {
@@ -152,7 +158,7 @@ impl Model {
         if let Some(peer) = self.pairs.get_mut(at)
             && let Some(receive) = peer.responder.receives.pop_front()
         {
-            let (number, queue) = (peer.number, peer.queue);
+            let (number, queue) = (peer.number, peer.receive_queue);
             self.report(queue, Entry::new(failure(receive.id, number, status), at));
         }
         self.enter_error(at);
@@ -167,8 +173,11 @@ impl Model {
     }
 
     /// The sequence number that the peer's device waits for, if its queue pair is connected and can be reached.
-    fn listening(&self, path: Path) -> Option<u64> {
-        let peer = self.pairs.get(path.peer).filter(|peer| peer.state == State::Ready)?;
+    fn listening(&self, from: PairId, path: Path) -> Option<u64> {
+        // A connected queue pair hears its peer alone.
+        let ours = |other: Path| other.peer == from;
+        let peer =
+            self.pairs.get(path.peer).filter(|peer| peer.state.responds() && peer.path.is_some_and(ours))?;
         (!self.cut(path.local, path.remote)).then_some(peer.responder.expected)
     }
 
@@ -200,12 +209,19 @@ impl Model {
             (SendOp::Send | SendOp::SendImmediate(_), None) => Ok(None),
         };
         let consumes = receive.is_some();
-        let outcome = checked.map(|target| self.deliver(from, at, epoch, sequence, target));
+        let delivered = checked.map(|target| self.deliver(from, at, epoch, sequence, target));
+        let outcome = match delivered {
+            Ok(Ok(())) => Ok(()),
+            // As if the memory had never been registered: nothing leaves, the peer does not learn.
+            Ok(Err(Unreachable::Source)) => return Answer::Fault(CompletionStatus::LOC_PROT_ERR),
+            Ok(Err(Unreachable::Target)) => Err(Refusal::MEMORY_GONE),
+            Err(refusal) => Err(refusal),
+        };
         if self.nature.is_some() && outcome.is_ok() {
             self.note_execution(from, at, epoch, sequence);
         }
         let Some(peer) = self.pairs.get_mut(at) else { return Answer::Ack };
-        let (number, queue) = (peer.number, peer.queue);
+        let (number, queue) = (peer.number, peer.receive_queue);
         let receive = if consumes { peer.responder.receives.pop_front() } else { None };
         let (answer, result) = match outcome {
             Ok(()) => {
@@ -215,11 +231,12 @@ impl Model {
             Err(refusal) => (Answer::Nak(refusal.requester), Err(refusal.receive)),
         };
         if let Some(receive) = receive {
+            let bytes = u32::try_from(len).unwrap_or(u32::MAX);
             let completion = match result {
                 Ok(completed) => success(receive.id, number, completed),
                 Err(status) => failure(receive.id, number, status),
             };
-            self.report(queue, Entry { lands: Some(sequence), ..Entry::new(completion, at) });
+            self.report(queue, Entry { lands: Some(sequence), bytes, ..Entry::new(completion, at) });
         }
         if let Answer::Nak(status) = answer {
             self.mark_injected(match status {
@@ -320,10 +337,7 @@ impl Model {
             });
         }
         if len > 0 && self.local(receive.region, Access::LOCAL_WRITE).is_none() {
-            return Err(Refusal {
-                requester: CompletionStatus::REM_OP_ERR,
-                receive: CompletionStatus::LOC_PROT_ERR,
-            });
+            return Err(Refusal::MEMORY_GONE);
         }
         Ok((len > 0).then_some((receive.region, receive.offset)))
     }
@@ -336,10 +350,10 @@ impl Model {
         epoch: u32,
         sequence: u64,
         target: Option<(RegionId, usize)>,
-    ) {
-        let Some((region, to)) = target else { return };
+    ) -> Result<(), Unreachable> {
+        let Some((region, to)) = target else { return Ok(()) };
         let Some(work) = self.pairs.get(from).and_then(|pair| pair.requester.flight(epoch, sequence)) else {
-            return;
+            return Ok(());
         };
         if self.behaviour().is_some_and(|behaviour| behaviour.late_bytes) {
             let mut bytes = vec![0; work.len];
@@ -352,17 +366,21 @@ impl Model {
                     self.local(*region, Access::NONE).is_some_and(|source| source.read(*offset, &mut bytes))
                 }
             };
-            debug_assert!(read, "both ends were checked");
-            return self.lands_late(at, sequence, bytes, (region, to));
+            if !read {
+                return Err(Unreachable::Source);
+            }
+            self.lands_late(at, sequence, bytes, (region, to));
+            return Ok(());
         }
-        let Some(target) = self.local(region, Access::LOCAL_WRITE) else { return };
-        let copied = match &work.source {
-            Source::Inline(bytes) => target.write(to, bytes),
-            Source::Region(region, offset) => self
-                .local(*region, Access::NONE)
-                .is_some_and(|source| copy(source, *offset, target, to, work.len)),
-        };
-        debug_assert!(copied, "both ends were checked");
+        let target = self.local(region, Access::LOCAL_WRITE).ok_or(Unreachable::Target)?;
+        match &work.source {
+            Source::Inline(bytes) if target.write(to, bytes) => Ok(()),
+            Source::Inline(_) => Err(Unreachable::Target),
+            Source::Region(region, offset) => {
+                let source = self.local(*region, Access::NONE).ok_or(Unreachable::Source)?;
+                copy((source, *offset), (target, to), work.len)
+            }
+        }
     }
 }
 

@@ -31,7 +31,7 @@ pub struct Scenario {
     pub bytes: [u8; 2],
     /// Whether the server allows no retries, as Valkey's does: then a notification without a receive is an error.
     pub fatal: bool,
-    /// Who closes, once it has written and read everything.
+    /// The side that closes, once it has written and read everything.
     pub closes: Option<Role>,
     /// What is done wrong.
     pub defect: Option<Defect>,

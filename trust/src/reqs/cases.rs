@@ -5,7 +5,7 @@ use rdma_semantics as semantics;
 use rdma_softsim::SoftSim;
 use suite::Case;
 
-use crate::{hostile, outage};
+use crate::{outage, own};
 
 /// A case and the requirements it is about.
 pub type Shows = (&'static str, &'static [&'static str]);
@@ -15,17 +15,16 @@ pub fn all() -> Vec<Shows> {
     let suites = [
         shows(&smoke::cases::<SoftSim>()),
         shows(&outage::cases::<SoftSim>()),
-        shows(&hostile::cases::<SoftSim>()),
         shows(&semantics::cases::<SoftSim>()),
         of_any_implementation(),
     ];
     suites.concat()
 }
 
-/// Those for any implementation. One that is for both roles counts once.
+/// Those for any implementation, and those for our own side. One that is for both roles counts once.
 fn of_any_implementation() -> Vec<Shows> {
     let mut shows: Vec<Shows> = Vec::new();
-    for case in blackbox::cases::<SoftSim>() {
+    for case in blackbox::cases::<SoftSim>().into_iter().chain(own::cases::cases()) {
         if !shows.contains(&(case.id, case.requirements)) {
             shows.push((case.id, case.requirements));
         }
@@ -33,6 +32,6 @@ fn of_any_implementation() -> Vec<Shows> {
     shows
 }
 
-fn shows<S, F>(cases: &[Case<S, F>]) -> Vec<Shows> {
+fn shows<S>(cases: &[Case<S>]) -> Vec<Shows> {
     cases.iter().map(|case| (case.id, case.requirements)).collect()
 }

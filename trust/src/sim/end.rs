@@ -102,11 +102,11 @@ pub fn is_readable(descriptor: &impl AsFd) -> bool {
 }
 
 /// The listening end of a server whose connections have an endpoint each.
-pub struct Door {
+pub struct Acceptor {
     listener: Option<Listener<SoftSim>>,
 }
 
-impl Door {
+impl Acceptor {
     /// Listens.
     ///
     /// # Errors
@@ -120,7 +120,7 @@ impl Door {
         self.listener.as_ref().is_some_and(is_readable)
     }
 
-    /// The next connection. A device that is gone closes the door.
+    /// The next connection. A device that is gone closes the acceptor.
     pub fn accept(&mut self) -> Option<(Endpoint<SoftSim>, ConnectionId)> {
         match self.listener.as_ref()?.try_accept() {
             Ok(accepted) => accepted,

@@ -48,7 +48,7 @@ pub struct Hub {
     /// Connections to ask for: the place among the ends, and what for.
     dials: Vec<(usize, Instant, SocketAddr, Options)>,
     ends: Vec<End>,
-    /// Whose end a connection is.
+    /// The side of a connection that an end is.
     seats: BTreeMap<ConnectionId, usize>,
 }
 
@@ -208,7 +208,7 @@ impl Hub {
         }
     }
 
-    /// Whose program has to run by what was told.
+    /// The ends whose programs run because of an event.
     fn take(
         &mut self,
         event: Event,

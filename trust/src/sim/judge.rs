@@ -1,16 +1,21 @@
-//! What a connection that nothing befell owes to its two programs.
+//! Judges a run: its ends while it lives, and at its end what each connection owed to its two programs.
 
-use super::app::{End, Ending, How};
+use rdma_conn::Connection;
+use rdma_softsim::{FailureClass, SoftSim};
+
+use super::app::{End as Finish, Ending, How};
+use super::end::End;
 use super::oracle::Violation;
 use super::scenario::Dialogue;
+use super::world::{SERVER, World};
 
 /// Whether both programs got what they were promised.
 ///
 /// # Errors
 /// The promise that was broken.
-pub fn judge(place: usize, dialogue: &Dialogue, client: &Ending, server: &Ending) -> Result<(), Violation> {
+fn judge(place: usize, dialogue: &Dialogue, client: &Ending, server: &Ending) -> Result<(), Violation> {
     let sides = [("client", client, &dialogue.client, server), ("server", server, &dialogue.server, client)];
-    let dropped = sides.iter().any(|(_, _, habits, _)| matches!(habits.end, End::Drop { .. }));
+    let dropped = sides.iter().any(|(_, _, habits, _)| matches!(habits.end, Finish::Drop { .. }));
     for (name, ending, habits, peer) in sides {
         // A server that has nothing to say and leaves at once may leave before its window is known, which is all that
         // its client waits for.
@@ -25,7 +30,7 @@ pub fn judge(place: usize, dialogue: &Dialogue, client: &Ending, server: &Ending
             ));
         }
         let lost = ending.delivered && peer.read < ending.written && matches!(peer.how, How::Eof);
-        // Whoever waits for the end reads everything there is; whoever closes early does not look.
+        // A program that waits for the end reads everything there is; one that closes early does not look.
         if lost {
             return Err(Violation::new(
                 "delivery",
@@ -35,7 +40,7 @@ pub fn judge(place: usize, dialogue: &Dialogue, client: &Ending, server: &Ending
                 ),
             ));
         }
-        if matches!(habits.end, End::Close { reads_first: true }) && !dropped && peer.read < habits.bytes {
+        if matches!(habits.end, Finish::Close { reads_first: true }) && !dropped && peer.read < habits.bytes {
             return Err(Violation::new(
                 "delivery",
                 format!(
@@ -46,4 +51,106 @@ pub fn judge(place: usize, dialogue: &Dialogue, client: &Ending, server: &Ending
         }
     }
     Ok(())
+}
+
+/// Checks an end after its endpoint ran.
+pub(super) fn check_end(end: &End, connection: Option<&Connection<SoftSim>>) -> Result<(), Violation> {
+    if let Some(at) = end.app().wrong_byte() {
+        return Err(Violation::new("stream", format!("{}: byte {at} is not the one written", name(end))));
+    }
+    if let Some(connection) = connection {
+        let (counters, limit) = (connection.counters(), connection.options().protocol.peer_receives);
+        if counters.most_in_flight > limit.into() {
+            return Err(Violation::new(
+                "credit",
+                format!("{}: {} notifications in flight of {limit}", name(end), counters.most_in_flight),
+            ));
+        }
+    }
+    if let Some(Ending { how: How::Waits(call), .. }) = end.ending() {
+        return Err(Violation::new("wait", format!("{}: {call} waits on, after the end", name(end))));
+    }
+    if let Some(Ending { how: How::Failed(error), .. }) = end.ending()
+        && let rdma_conn::Error::Protocol(rdma_proto::Error::Bug(what)) = error
+    {
+        return Err(Violation::new("bug", format!("{}: {what}", name(end))));
+    }
+    Ok(())
+}
+
+/// Names an end in a violation.
+fn name(end: &End) -> String {
+    let side = if end.host == SERVER { "server" } else { "client" };
+    format!("{side} of connection {}", end.connection)
+}
+
+impl World<'_> {
+    pub(super) fn stuck(&self, how: &str) -> Violation {
+        let silent = |end: &&End| end.ending().is_none();
+        let seats = self.hubs.iter().flat_map(|hub| {
+            let seats = hub.ends().iter().enumerate().filter(|(_, end)| silent(end));
+            seats.map(|(place, end)| format!("{}: {:?}", name(end), hub.connection(place)))
+        });
+        let hubs = self.hubs.iter().filter(|hub| !hub.is_over()).map(|hub| format!("{hub:?}"));
+        let who: Vec<String> = seats.chain(hubs).collect();
+        Violation::new("liveness", format!("{how} at {:?}: {}", self.sim.now().since_start(), who.join("; ")))
+    }
+
+    /// Whether anything befell the connection by which it may have ended.
+    fn is_excused(&self, place: usize) -> bool {
+        let concerned = |host: u32| host == SERVER || host as usize == place + 1;
+        self.scenario.tight || self.struck.iter().any(|(host, ends)| *ends && concerned(*host))
+    }
+
+    /// The end of the run: what was promised must have been kept.
+    pub(super) fn judge(&mut self) -> Result<(), Violation> {
+        for (place, dialogue) in self.scenario.connections.iter().enumerate() {
+            let of = |host_is_server: bool| {
+                let own = move |end: &&End| end.connection == place && (end.host == SERVER) == host_is_server;
+                self.all_ends().filter(own).find_map(|end| end.ending().cloned())
+            };
+            let (client, server) = (of(false), of(true));
+            match dialogue.rogue {
+                Some(_) => {
+                    self.marks.inject(FailureClass::WrongPeer);
+                    self.judge_rogue(place, server)?;
+                }
+                None if self.is_excused(place) => {}
+                None => {
+                    let (Some(client), Some(server)) = (client, server) else {
+                        return Err(Violation::new(
+                            "connection",
+                            format!("connection {place} never came about"),
+                        ));
+                    };
+                    judge(place, dialogue, &client, &server)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn judge_rogue(&mut self, place: usize, victim: Option<Ending>) -> Result<(), Violation> {
+        let Some((_, rogue)) = self.rogues.iter().find(|(of, _)| *of == place) else { return Ok(()) };
+        let deviation = rogue.shown();
+        if rogue.read_succeeded {
+            return Err(Violation::new("rights", "a peer could read our window"));
+        }
+        let Some(Ending { how, .. }) = victim else { return Ok(()) };
+        let error = match &how {
+            How::Failed(error) => Some(error),
+            _ => None,
+        };
+        let excused = self.is_excused(place) || !self.struck.is_empty();
+        if !excused
+            && (deviation.is_fatal() && rogue.executed || error.is_some())
+            && !deviation.is_answered_by(error)
+        {
+            return Err(Violation::new("rogue", format!("{deviation:?} ended the connection with {how:?}")));
+        }
+        if error.is_some() {
+            self.marks.observe(FailureClass::WrongPeer);
+        }
+        Ok(())
+    }
 }

@@ -27,9 +27,9 @@ pub struct Scenario {
     pub tight: bool,
     /// The connections.
     pub connections: Vec<Dialogue>,
-    /// How long whoever was woken may take to run.
+    /// How long a woken runner may take to run.
     pub sluggishness: Duration,
-    /// Who drives connections with an endpoint instead of one by one.
+    /// The sides that have one endpoint for all their connections.
     pub endpoints: Endpoints,
     /// What befalls them.
     pub plan: FaultPlan,
@@ -59,7 +59,7 @@ pub struct Dialogue {
     pub rogue: Option<Rogue>,
 }
 
-/// Who breaks which rule.
+/// The side that breaks a rule, and the rule.
 #[derive(Clone, Copy, Debug)]
 pub struct Rogue {
     /// The server rather than the client.
@@ -144,7 +144,7 @@ impl Scenario {
         }
     }
 
-    /// Who drives connections, and rogues that never even begin.
+    /// Draws the endpoints, and rogues that never even begin.
     fn faces(&mut self, random: &mut Random) {
         let tight = self.tight;
         let usage = |random: &mut Random| Usage {

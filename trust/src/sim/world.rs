@@ -4,22 +4,21 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use rdma_conn::Connection;
 use rdma_proto::time::Instant;
 use rdma_softsim::trace::{Entry, What};
 use rdma_softsim::{FailureClass, Limits, Marks, Random, Resources, Simulation, SoftSim};
 
 use super::app::{App, Ending, How, Stream};
-use super::end::{Door, End};
+use super::end::{Acceptor, End};
 use super::hub::{Hub, Usage};
-use super::judge;
+use super::judge::check_end;
 use super::oracle::{Oracle, Violation};
 use super::rogue::Rogue;
 use super::scenario::{Dialogue, Scenario};
 
 /// Where the server listens; the second port is for rogue servers, one each.
 const PORT: u16 = 6379;
-const SERVER: u32 = 0;
+pub(super) const SERVER: u32 = 0;
 /// After the last fault everything has to come to an end within this time.
 const LIVENESS: Duration = Duration::from_secs(200);
 /// No run needs more: each of these is a message, an answer, a completion.
@@ -62,23 +61,23 @@ impl Outcome {
     }
 }
 
-struct World<'a> {
-    scenario: &'a Scenario,
-    sim: Simulation,
+pub(super) struct World<'a> {
+    pub(super) scenario: &'a Scenario,
+    pub(super) sim: Simulation,
     server: SoftSim,
     random: Random,
-    door: Option<Door>,
+    acceptor: Option<Acceptor>,
     /// All endpoints: of a host, or of one connection.
-    hubs: Vec<Hub>,
-    rogues: Vec<(usize, Rogue)>,
-    /// When those who were woken run: the door, the endpoints, the rogues.
+    pub(super) hubs: Vec<Hub>,
+    pub(super) rogues: Vec<(usize, Rogue)>,
+    /// When woken runners run: the acceptor, the endpoints, the rogues.
     turns: BTreeMap<Runner, Instant>,
     oracle: Oracle,
     /// Classes of failure that the fabric knows nothing about.
-    marks: Marks,
+    pub(super) marks: Marks,
     trace: Option<Vec<Entry>>,
     /// Faults that struck: on which host, and whether connections may end by them.
-    struck: Vec<(u32, bool)>,
+    pub(super) struck: Vec<(u32, bool)>,
     /// Whether somebody ran since the descriptors were last looked at.
     stirred: bool,
     /// Turns since anything happened.
@@ -88,7 +87,7 @@ struct World<'a> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Runner {
-    Door,
+    Acceptor,
     /// An endpoint.
     Hub(usize),
     Rogue(usize),
@@ -127,35 +126,6 @@ fn program(scenario: &Scenario, now: Instant, random: &mut Random, place: usize,
     App::new(ours, stream(client), stream(!client), theirs.bytes, now, random.next())
 }
 
-fn check_end(end: &End, connection: Option<&Connection<SoftSim>>) -> Result<(), Violation> {
-    if let Some(at) = end.app().wrong_byte() {
-        return Err(Violation::new("stream", format!("{}: byte {at} is not the one written", name(end))));
-    }
-    if let Some(connection) = connection {
-        let (counters, limit) = (connection.counters(), connection.options().protocol.peer_receives);
-        if counters.most_in_flight > limit.into() {
-            return Err(Violation::new(
-                "credit",
-                format!("{}: {} notifications in flight of {limit}", name(end), counters.most_in_flight),
-            ));
-        }
-    }
-    if let Some(Ending { how: How::Waits(call), .. }) = end.ending() {
-        return Err(Violation::new("wait", format!("{}: {call} waits on, after the end", name(end))));
-    }
-    if let Some(Ending { how: How::Failed(error), .. }) = end.ending()
-        && let rdma_conn::Error::Protocol(rdma_proto::Error::Bug(what)) = error
-    {
-        return Err(Violation::new("bug", format!("{}: {what}", name(end))));
-    }
-    Ok(())
-}
-
-fn name(end: &End) -> String {
-    let side = if end.host == SERVER { "server" } else { "client" };
-    format!("{side} of connection {}", end.connection)
-}
-
 impl<'a> World<'a> {
     fn new(scenario: &'a Scenario, keep_trace: bool) -> Self {
         let sim = Simulation::new(scenario.seed, scenario.personality, scenario.knobs, scenario.plan.clone());
@@ -165,7 +135,7 @@ impl<'a> World<'a> {
             sim,
             server,
             random: Random::new(scenario.seed ^ 0x77),
-            door: None,
+            acceptor: None,
             hubs: Vec::new(),
             rogues: Vec::new(),
             turns: BTreeMap::new(),
@@ -188,7 +158,7 @@ impl<'a> World<'a> {
             }
         } else {
             // Without a listener, for instance by a fault, all clients are refused.
-            self.door = Door::open(&self.server, listening, self.scenario.server).ok();
+            self.acceptor = Acceptor::open(&self.server, listening, self.scenario.server).ok();
         }
         for (place, connection) in self.scenario.connections.iter().enumerate() {
             let host = place as u32 + 1;
@@ -249,8 +219,8 @@ impl<'a> World<'a> {
         }
     }
 
-    /// All ends of connections, whoever drives them.
-    fn all_ends(&self) -> impl Iterator<Item = &End> {
+    /// Returns all ends of connections, on whatever endpoint.
+    pub(super) fn all_ends(&self) -> impl Iterator<Item = &End> {
         self.hubs.iter().flat_map(Hub::ends)
     }
 
@@ -291,11 +261,12 @@ impl<'a> World<'a> {
             && self.turns.is_empty()
     }
 
-    /// Whoever's descriptors are readable gets a turn, sooner or later.
+    /// Gives every runner with a readable descriptor a turn, after a delay.
     fn wake(&mut self) {
         if self.sim.has_woken() || std::mem::take(&mut self.stirred) {
             let now = self.sim.now();
-            let door = self.door.as_ref().is_some_and(Door::is_readable).then_some(Runner::Door);
+            let acceptor =
+                self.acceptor.as_ref().is_some_and(Acceptor::is_readable).then_some(Runner::Acceptor);
             let rogues = self.rogues.iter().enumerate().filter(|(_, (_, rogue))| rogue.is_readable());
             let killed = |hub: &Hub| self.sim.is_killed(hub.host());
             let hubs = self.hubs.iter().enumerate();
@@ -303,7 +274,7 @@ impl<'a> World<'a> {
             let woken: Vec<_> = rogues
                 .map(|(place, _)| Runner::Rogue(place))
                 .chain(hubs.map(|(place, _)| Runner::Hub(place)))
-                .chain(door)
+                .chain(acceptor)
                 .collect();
             for runner in woken {
                 let delay = self.random.duration(self.scenario.sluggishness);
@@ -312,7 +283,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Whose turn is next, and when.
+    /// Returns the runner that has the next turn, and when.
     fn next_turn(&mut self, now: Instant) -> Option<(Instant, Runner)> {
         let woken = self.turns.iter().map(|(runner, at)| (*at, *runner));
         let hubs = self.hubs.iter().enumerate();
@@ -321,7 +292,7 @@ impl<'a> World<'a> {
         let rogues = rogues.map(|(place, (_, rogue))| (rogue.next_wake(), Runner::Rogue(place)));
         let stalled = |(at, runner): (Instant, Runner)| {
             let host = match runner {
-                Runner::Door => SERVER,
+                Runner::Acceptor => SERVER,
                 Runner::Hub(place) => self.hubs[place].host(),
                 Runner::Rogue(_) => return (at.max(now), runner),
             };
@@ -334,7 +305,7 @@ impl<'a> World<'a> {
         self.turns.remove(&runner);
         self.stirred = true;
         match runner {
-            Runner::Door => self.accept(),
+            Runner::Acceptor => self.accept(),
             Runner::Hub(place) => self.run_hub(place)?,
             Runner::Rogue(place) => self.rogues[place].1.run(),
         }
@@ -380,10 +351,10 @@ impl<'a> World<'a> {
 
     fn accept(&mut self) {
         if self.sim.is_killed(SERVER) {
-            self.door = None;
+            self.acceptor = None;
             return;
         }
-        while let Some((endpoint, id)) = self.door.as_mut().and_then(Door::accept) {
+        while let Some((endpoint, id)) = self.acceptor.as_mut().and_then(Acceptor::accept) {
             let Some(IpAddr::V4(ip)) = endpoint.peer_addr(id).map(|peer| peer.ip()) else { continue };
             let place = usize::from(ip.octets()[3]).saturating_sub(2);
             if place < self.scenario.connections.len() {
@@ -434,83 +405,11 @@ impl<'a> World<'a> {
         }
     }
 
-    fn stuck(&self, how: &str) -> Violation {
-        let silent = |end: &&End| end.ending().is_none();
-        let seats = self.hubs.iter().flat_map(|hub| {
-            let seats = hub.ends().iter().enumerate().filter(|(_, end)| silent(end));
-            seats.map(|(place, end)| format!("{}: {:?}", name(end), hub.connection(place)))
-        });
-        let hubs = self.hubs.iter().filter(|hub| !hub.is_over()).map(|hub| format!("{hub:?}"));
-        let who: Vec<String> = seats.chain(hubs).collect();
-        Violation::new("liveness", format!("{how} at {:?}: {}", self.sim.now().since_start(), who.join("; ")))
-    }
-
-    /// Whether anything befell the connection by which it may have ended.
-    fn is_excused(&self, place: usize) -> bool {
-        let concerned = |host: u32| host == SERVER || host as usize == place + 1;
-        self.scenario.tight || self.struck.iter().any(|(host, ends)| *ends && concerned(*host))
-    }
-
-    /// The end of the run: what was promised must have been kept.
-    fn judge(&mut self) -> Result<(), Violation> {
-        for (place, dialogue) in self.scenario.connections.iter().enumerate() {
-            let of = |host_is_server: bool| {
-                let own = move |end: &&End| end.connection == place && (end.host == SERVER) == host_is_server;
-                self.all_ends().filter(own).find_map(|end| end.ending().cloned())
-            };
-            let (client, server) = (of(false), of(true));
-            match dialogue.rogue {
-                Some(_) => {
-                    self.marks.inject(FailureClass::WrongPeer);
-                    self.judge_rogue(place, server)?;
-                }
-                None if self.is_excused(place) => {}
-                None => {
-                    let (Some(client), Some(server)) = (client, server) else {
-                        return Err(Violation::new(
-                            "connection",
-                            format!("connection {place} never came about"),
-                        ));
-                    };
-                    judge::judge(place, dialogue, &client, &server)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn judge_rogue(&mut self, place: usize, victim: Option<Ending>) -> Result<(), Violation> {
-        let Some((_, rogue)) = self.rogues.iter().find(|(of, _)| *of == place) else { return Ok(()) };
-        let deviation = rogue.shown();
-        if rogue.read_succeeded {
-            return Err(Violation::new("rights", "a peer could read our window"));
-        }
-        let Some(Ending { how, .. }) = victim else { return Ok(()) };
-        let error = match &how {
-            How::Failed(error) => Some(error),
-            _ => None,
-        };
-        let excused = self.is_excused(place) || !self.struck.is_empty();
-        if !excused
-            && (deviation.is_fatal() && rogue.executed || error.is_some())
-            && !deviation.is_answered_by(error)
-        {
-            return Err(Violation::new(
-                "adversary",
-                format!("{deviation:?} ended the connection with {how:?}"),
-            ));
-        }
-        if error.is_some() {
-            self.marks.observe(FailureClass::WrongPeer);
-        }
-        Ok(())
-    }
-
     /// Everything goes, and nothing may be left.
     fn clear_up(&mut self) -> Result<(), Violation> {
         self.hubs.clear();
         self.rogues.clear();
-        self.door = None;
+        self.acceptor = None;
         // Late packets, time-waits.
         for _ in 0..10_000 {
             if !self.sim.step() {

@@ -10,7 +10,7 @@ use hdrhistogram::Histogram;
 use resp_rs::resp2::Frame;
 
 use super::face::{Face, LIMIT, Leaving, Trouble};
-use super::keys::{Exchange, Keys};
+use super::keys::{Exchange, Fault, Keys};
 
 /// The longest way through a face: a dial that finds nothing, a second one, and a reply that does not come.
 const OVERDUE: Duration = Duration::from_secs(2 * LIMIT.as_secs() + 20);
@@ -24,6 +24,7 @@ pub(super) struct Board {
     pub stop: AtomicBool,
     tally: Mutex<Tally>,
     failures: Mutex<Vec<String>>,
+    doubts: Mutex<Vec<Doubt>>,
     watched: Mutex<Vec<Watched>>,
 }
 
@@ -61,6 +62,15 @@ impl Default for Tally {
     }
 }
 
+/// What is right only if its server has ended.
+#[derive(Clone, Debug)]
+pub(super) struct Doubt {
+    /// The server.
+    pub server: String,
+    /// What was seen of it.
+    pub what: String,
+}
+
 /// A client, as the one sees it who looks for hung ones.
 struct Watched {
     name: String,
@@ -85,6 +95,7 @@ impl Board {
             stop: AtomicBool::new(false),
             tally: Mutex::default(),
             failures: Mutex::default(),
+            doubts: Mutex::default(),
             watched: Mutex::default(),
         }
     }
@@ -100,6 +111,15 @@ impl Board {
 
     pub(super) fn failures(&self) -> Vec<String> {
         lock(&self.failures).clone()
+    }
+
+    fn doubt(&self, server: &str, what: String) {
+        eprintln!("[{:4}s] right only if {server} has ended: {what}", self.begun.elapsed().as_secs());
+        lock(&self.doubts).push(Doubt { server: server.into(), what });
+    }
+
+    pub(super) fn doubts(&self) -> Vec<Doubt> {
+        lock(&self.doubts).clone()
     }
 
     /// What happened since the last call.
@@ -157,6 +177,8 @@ pub(super) struct Client {
     pub name: String,
     pub face: Box<dyn Face + Send>,
     pub work: Work,
+    /// Its server's name.
+    pub server: String,
     /// Whether its server is killed from time to time, with all its data.
     pub server_is_killed: bool,
     /// Whether it does nothing now and then, also for so long that it asks whether its peer is there.
@@ -192,8 +214,8 @@ impl Run<'_> {
             match self.session() {
                 Ok(()) => continue,
                 Err(Trouble::Lost(reason)) => self.note(&reason),
-                Err(Trouble::Died(reason)) if self.client.server_is_killed => self.note(&reason),
-                Err(Trouble::Died(what) | Trouble::Wrong(what)) => {
+                Err(Trouble::Died(what)) => self.died(what),
+                Err(Trouble::Wrong(what)) => {
                     self.board.fail(format!("{}: {what}", self.client.name));
                     self.keys.forget();
                 }
@@ -204,6 +226,15 @@ impl Run<'_> {
         }
         let client = &mut lock(&self.board.watched)[self.number];
         (client.told, client.over) = (true, true);
+    }
+
+    /// Something that only a server does which ends.
+    fn died(&self, what: String) {
+        if self.client.server_is_killed {
+            self.note(&what);
+        } else {
+            self.board.doubt(&self.client.server, format!("{}: {what}", self.client.name));
+        }
     }
 
     fn note(&self, reason: &str) {
@@ -252,10 +283,14 @@ impl Run<'_> {
         Ok(replies)
     }
 
-    /// An exchange whose replies must be right.
+    /// An exchange whose replies must be right. A connection that makes itself anew may have come to a server that began anew: what is
+    /// missing ends the session, and the next one looks for it and for the mark.
     fn checked(&mut self, exchange: &Exchange) -> Result<(), Trouble> {
         let replies = self.exchange(exchange)?;
-        self.keys.judge(exchange, &replies).map_err(Trouble::Wrong)
+        self.keys.judge(exchange, &replies).map_err(|fault| match fault {
+            Fault::Missing(what) => Trouble::Lost(what),
+            Fault::Wrong(what) => Trouble::Wrong(what),
+        })
     }
 
     fn session(&mut self) -> Result<(), Trouble> {
@@ -297,9 +332,8 @@ impl Run<'_> {
     fn open(&mut self) -> Result<(), Trouble> {
         if let Some(question) = self.keys.begin() {
             let replies = self.exchange(&question)?;
-            if self.keys.remembered(&replies, self.client.server_is_killed).map_err(Trouble::Wrong)? {
-                let audit = self.keys.audit();
-                self.checked(&audit)?;
+            if let Some(mark) = self.keys.remembered(&question, &replies).map_err(Trouble::Wrong)? {
+                self.died(format!("{mark}: the server has lost what it had answered with OK"));
             }
         }
         let deletions = self.keys.open();

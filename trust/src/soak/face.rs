@@ -29,8 +29,8 @@ const LINGER: Duration = Duration::from_secs(5);
 pub(super) enum Trouble {
     /// The connection is lost, or was not made: what faults do.
     Lost(String),
-    /// What only a server that is killed may do: its device refuses its own window, for a process loses its memory before its queue pairs
-    /// (seen on kernel 6.1); its stream ends within a reply, which redis-rs takes for a reply that cannot be parsed.
+    /// What only a server that ends may do: it has lost its data; its device refuses its own window, for a process loses its memory before its
+    /// queue pairs (seen on kernel 6.1).
     Died(String),
     /// What no fault may do.
     Wrong(String),
@@ -342,19 +342,19 @@ async fn request<C: ConnectionLike + Clone>(connection: &C, command: &Command) -
     })
 }
 
-/// What an error of redis-rs means. Requests find their connection themselves, so any may fail for want of one; a time-out that is none of
-/// ours is a reply that did not come.
+/// What an error of redis-rs means. Requests find their connection themselves, so any may fail for want of one, and says so in words of
+/// rdma-conn or rdma-redis. A time-out without words is redis-rs's own: a reply that did not come.
 fn failed(error: &RedisError) -> Trouble {
     let Some(io) = io_error(error) else {
         // The driver that carried the requests is gone, and redis-rs says no more than that.
         return match error.to_string() {
             text if error.is_connection_dropped() => Trouble::Lost(text),
-            text if text.contains("end of input") => Trouble::Died(text.replace('\n', " ")),
+            // The server's device gave up and the server disconnected: a stream that ends within a reply cannot be parsed.
+            text if text.contains("end of input") => Trouble::Lost("the stream ended within a reply".into()),
             text => Trouble::Wrong(text),
         };
     };
-    let ours = io.get_ref().is_some_and(|source| source.is::<rdma_conn::Error>());
-    if ours { refused(io) } else { lost(io) }
+    if io.get_ref().is_some() { refused(io) } else { lost(io) }
 }
 
 fn io_error(error: &RedisError) -> Option<&io::Error> {

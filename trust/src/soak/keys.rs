@@ -98,6 +98,7 @@ pub(super) struct Exchange {
 enum Expected {
     Marked,
     Stored { slot: u32, value: Value },
+    Mark(u64),
     Found(Option<Value>),
     Deleted { slot: Option<u32> },
     Said(Value),
@@ -112,6 +113,15 @@ impl Exchange {
     fn find(&mut self, key: String, value: Option<Value>) {
         self.push(Command::Get(key), Expected::Found(value));
     }
+}
+
+/// What is wrong with replies.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// Something is gone, of a server that may have lost everything: the next session finds out by the mark.
+    Missing(String),
+    /// No loss explains it.
+    Wrong(String),
 }
 
 /// A session that is over: what must still be there.
@@ -157,7 +167,8 @@ impl Keys {
         format!("soak:{}:{session}:mark", self.name)
     }
 
-    /// Begins a session. The exchange asks for the mark of the last one that left something behind.
+    /// Begins a session. The exchange asks for all that must be there of the last one that left something behind, its mark first:
+    /// together, because a connection that makes itself anew may find another server each time.
     pub(super) fn begin(&mut self) -> Option<Exchange> {
         // A session that never got its mark knows nothing that must be there; the past before it stays what it was.
         let certain = std::mem::take(&mut self.certain);
@@ -173,37 +184,30 @@ impl Keys {
         self.marked = false;
         let past = self.past.as_ref()?;
         let mut exchange = Exchange::default();
-        exchange.push(Command::Get(self.mark(past.session)), Expected::Found(None));
+        exchange.push(Command::Get(self.mark(past.session)), Expected::Mark(past.session));
+        for (slot, value) in &past.certain {
+            exchange.find(self.key(past.session, *slot), *value);
+        }
         Some(exchange)
     }
 
-    /// Takes the answer: whether the last session's keys must still be there. They must, if its mark is; and the mark is lost only
-    /// with a server.
-    pub(super) fn remembered(&mut self, replies: &[Frame], may_be_lost: bool) -> Result<bool, String> {
-        let Some(past) = &self.past else { return Ok(false) };
-        match replies {
-            [Frame::BulkString(Some(mark))] if **mark == *past.session.to_string().as_bytes() => Ok(true),
-            [Frame::BulkString(None)] if may_be_lost => {
-                self.past = None;
-                self.rubbish.clear();
-                Ok(false)
-            }
-            [Frame::BulkString(None)] => {
-                Err(format!("{}: the server has lost what it had answered with OK", self.mark(past.session)))
-            }
-            other => Err(format!("{}: {}", self.mark(past.session), told(other.first()))),
+    /// Takes the answer to what [`Keys::begin`] asked. What is gone although the mark is there, is wrong; without the mark everything
+    /// is gone, as with a server that was killed: returns the mark's key then.
+    pub(super) fn remembered(
+        &mut self,
+        exchange: &Exchange,
+        replies: &[Frame],
+    ) -> Result<Option<String>, String> {
+        if let (Some(past), Some(Frame::BulkString(None))) = (&self.past, replies.first()) {
+            let mark = self.mark(past.session);
+            self.past = None;
+            self.rubbish.clear();
+            return Ok(Some(mark));
         }
-    }
-
-    /// Reads everything that must be there of the last session.
-    pub(super) fn audit(&self) -> Exchange {
-        let mut exchange = Exchange::default();
-        if let Some(past) = &self.past {
-            for (slot, value) in &past.certain {
-                exchange.find(self.key(past.session, *slot), *value);
-            }
+        match self.judge(exchange, replies) {
+            Ok(()) => Ok(None),
+            Err(Fault::Missing(what) | Fault::Wrong(what)) => Err(what),
         }
-        exchange
     }
 
     /// Deletes what older sessions left; their keys were audited.
@@ -284,9 +288,10 @@ impl Keys {
     }
 
     /// Compares what came back, byte for byte, and learns from it.
-    pub(super) fn judge(&mut self, exchange: &Exchange, replies: &[Frame]) -> Result<(), String> {
+    pub(super) fn judge(&mut self, exchange: &Exchange, replies: &[Frame]) -> Result<(), Fault> {
         if replies.len() != exchange.commands.len() {
-            return Err(format!("{} replies to {} commands", replies.len(), exchange.commands.len()));
+            let what = format!("{} replies to {} commands", replies.len(), exchange.commands.len());
+            return Err(Fault::Wrong(what));
         }
         for ((command, expected), reply) in exchange.commands.iter().zip(&exchange.expected).zip(replies) {
             let wrong = |what: String| {
@@ -309,22 +314,27 @@ impl Keys {
                         self.certain.insert(*slot, None);
                     }
                 }
+                (Expected::Mark(session), Frame::BulkString(Some(mark)))
+                    if **mark == *session.to_string().as_bytes() => {}
                 (Expected::Found(None), Frame::BulkString(None)) => {}
                 (Expected::Found(Some(value)) | Expected::Said(value), Frame::BulkString(Some(found))) => {
                     if let Some(difference) = difference(&value.bytes(), found) {
-                        return Err(wrong(difference));
+                        return Err(Fault::Wrong(wrong(difference)));
                     }
                 }
                 (expected, reply) => {
                     let wanted = match expected {
                         Expected::Marked | Expected::Stored { .. } => "+OK".into(),
+                        Expected::Mark(session) => format!("the mark {session}"),
                         Expected::Found(None) => "nothing".into(),
                         Expected::Deleted { .. } => ":0 or :1".into(),
                         Expected::Found(Some(value)) | Expected::Said(value) => {
                             format!("{} bytes", value.len)
                         }
                     };
-                    return Err(wrong(format!("{} came back and not {wanted}", told(Some(reply)))));
+                    let what = wrong(format!("{} came back and not {wanted}", told(Some(reply))));
+                    let is_gone = matches!(reply, Frame::BulkString(None));
+                    return Err(if is_gone { Fault::Missing(what) } else { Fault::Wrong(what) });
                 }
             }
         }

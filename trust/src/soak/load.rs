@@ -14,7 +14,7 @@ use rdma_conn::{Descriptors, Stream};
 use rdma_verbs::Verbs;
 use tokio::runtime::Runtime;
 
-use super::client::{Board, Client, Tally, Work};
+use super::client::{Board, Client, Doubt, Tally, Work};
 use super::face::{Blocking, Redis, Tasks};
 use super::faults;
 use super::figures::{self, Clients, Device, Line, Log, Objects, Process};
@@ -105,9 +105,10 @@ pub(super) fn clients<B: Descriptors>(
         for number in 0..arguments.clients {
             let (backend, handle, address) = (backend.clone(), runtime.handle().clone(), server.address);
             let mut add = |kind: &str, face| {
-                let name = format!("{}/{kind}-{number}", server.name);
+                let (name, server) = (format!("{}/{kind}-{number}", server.name), server.name.clone());
                 let work = if arguments.echoes { Work::Echoes } else { Work::Keys };
-                clients.push(Client { name, face, work, server_is_killed, idles: true, seed: seeds.u64(..) });
+                let (idles, seed) = (true, seeds.u64(..));
+                clients.push(Client { name, face, work, server, server_is_killed, idles, seed });
             };
             add("stream", Box::new(Blocking::new(backend.clone(), address)));
             add("tokio", Box::new(Tasks::new(backend.clone(), address, handle.clone())));
@@ -219,7 +220,7 @@ fn soak(backend: &Verbs, arguments: &Arguments) -> Result<Vec<String>, Box<dyn s
             board.fail("a thread of the soak itself panicked".into());
         }
     }
-    judge(&board, &before, &device, &mut sums)?;
+    judge(&board, &meeting, &before, &device, &mut sums)?;
     for (reason, count) in &sums.reasons {
         println!("{count:6} times: {reason}");
     }
@@ -307,7 +308,21 @@ fn show(since: Duration, figures: &Clients) {
 }
 
 /// What a run must have shown when it is over.
-fn judge(board: &Board, before: &Before, device: &Device, sums: &mut Sums) -> std::io::Result<()> {
+fn judge(
+    board: &Board,
+    meeting: &Meeting,
+    before: &Before,
+    device: &Device,
+    sums: &mut Sums,
+) -> std::io::Result<()> {
+    for Doubt { server, what } in board.doubts() {
+        // The servers' side finds out within seconds, and judges it.
+        let unexplained = || (!meeting.has_ended(&server)).then(|| what.clone());
+        match figures::settled(Duration::from_secs(10), unexplained) {
+            Some(what) => board.fail(what),
+            None => *sums.reasons.entry(format!("{server} ended by itself: {what}")).or_default() += 1,
+        }
+    }
     if board.hung() > 0 {
         board.fail(format!("{} clients did not come to their end", board.hung()));
     }

@@ -36,6 +36,16 @@ impl Meeting {
         self.file(sign).exists()
     }
 
+    /// Tells that a server ended by itself. What its clients see of that is no fault of theirs.
+    pub(super) fn tell_end_of(&self, server: &str) -> io::Result<()> {
+        std::fs::write(self.0.join(format!("ended.{server}")), [])
+    }
+
+    /// Whether this server has ended by itself.
+    pub(super) fn has_ended(&self, server: &str) -> bool {
+        self.0.join(format!("ended.{server}")).exists()
+    }
+
     /// Waits until the other side has told; not for one that has ended.
     pub(super) fn wait(&self, sign: Sign, limit: Duration) -> io::Result<()> {
         let begun = Instant::now();

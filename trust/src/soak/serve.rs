@@ -27,7 +27,7 @@ pub(crate) struct Arguments {
     /// A server that is killed from time to time.
     #[arg(long)]
     killed_server: Vec<Program>,
-    /// A server whose memory and descriptors are written down and not judged, by name: others' programs.
+    /// A server that is not judged, by name: others' programs. What it holds is written down, and that it ended by itself is told.
     #[arg(long)]
     not_ours: Vec<String>,
     /// How long servers are killed and the network gets faults, in seconds.
@@ -194,7 +194,7 @@ fn attend(
             }
         }
         for server in &mut *servers {
-            look_after(server, &arguments.out, failures)?;
+            look_after(server, arguments, meeting, failures)?;
         }
         if measured.elapsed() >= Duration::from_secs(arguments.interval) {
             measured = Instant::now();
@@ -222,19 +222,28 @@ fn kill(server: &mut Server, rng: &mut Rng, log: &Log, out: &Path) -> std::io::R
     Ok(())
 }
 
-/// Nobody ends a server but [`kill`]. One that was just started again may not come up at once.
-fn look_after(server: &mut Server, out: &Path, failures: &mut Vec<String>) -> std::io::Result<()> {
+/// Nobody ends a server but [`kill`]. One that was just started again may not come up at once. That one of others ends by itself is
+/// told, not judged.
+fn look_after(
+    server: &mut Server,
+    arguments: &Arguments,
+    meeting: &Meeting,
+    failures: &mut Vec<String>,
+) -> std::io::Result<()> {
     let Some(status) = server.child.try_wait()? else { return Ok(()) };
-    let young = server.begun.elapsed() < Duration::from_secs(5);
+    let (name, lasted) = (&server.program.name, server.begun.elapsed());
+    let young = lasted < Duration::from_secs(5);
     if !(server.killed && young && server.starts < STARTS) {
-        failures.push(format!(
-            "{} ended by itself after {} s: {status} (see its log)",
-            server.program.name,
-            server.begun.elapsed().as_secs()
-        ));
+        meeting.tell_end_of(name)?;
+        let what = format!("{name} ended by itself after {} s: {status} (see its log)", lasted.as_secs());
+        if arguments.not_ours.contains(name) {
+            println!("{what} (told, not judged: it is not ours)");
+        } else {
+            failures.push(what);
+        }
     }
     thread::sleep(Duration::from_millis(500));
-    server.child = spawn(&server.program, out)?;
+    server.child = spawn(&server.program, &arguments.out)?;
     server.starts = if young { server.starts + 1 } else { 1 };
     server.begun = Instant::now();
     Ok(())

@@ -26,17 +26,20 @@ enum Wrong {
     Forgets,
     /// Everything is gone then, as of a server that was killed.
     Killed,
+    /// Everything is gone in the middle of a session, of which a connection that makes itself anew tells nothing.
+    KilledUnseen,
 }
 
 /// A store without a network.
 struct Server {
     store: Store,
     wrong: Wrong,
+    exchanges: u32,
 }
 
 impl Server {
     fn new(wrong: Wrong) -> Self {
-        Self { store: Store::default(), wrong }
+        Self { store: Store::default(), wrong, exchanges: 0 }
     }
 
     fn ask(&self, words: &[&[u8]]) -> Frame {
@@ -54,12 +57,16 @@ impl Face for Server {
             Wrong::Forgets => (1..200).for_each(|session| {
                 let _count = self.ask(&[b"DEL", format!("soak:client:{session}:3").as_bytes()]);
             }),
-            Wrong::Nothing | Wrong::Changes => {}
+            Wrong::Nothing | Wrong::Changes | Wrong::KilledUnseen => {}
         }
         Ok(())
     }
 
     fn exchange(&mut self, commands: &[Command]) -> Result<Vec<Frame>, Trouble> {
+        self.exchanges += 1;
+        if self.wrong == Wrong::KilledUnseen && self.exchanges.is_multiple_of(40) {
+            let _ok = self.ask(&[b"FLUSHALL"]);
+        }
         let replies = commands.iter().map(|command| match self.ask(&command.words()) {
             Frame::BulkString(Some(value)) if self.wrong == Wrong::Changes && value.len() > 1000 => {
                 let mut value = value.to_vec();
@@ -78,11 +85,19 @@ impl Face for Server {
 
 fn client(face: impl Face + Send + 'static, server_is_killed: bool) -> Client {
     let name = "client".to_string();
-    Client { name, face: Box::new(face), work: Work::Keys, server_is_killed, idles: false, seed: 5 }
+    let (face, server) = (Box::new(face), "server".to_string());
+    Client { name, face, work: Work::Keys, server, server_is_killed, idles: false, seed: 5 }
 }
 
 /// Lets a client work until it has done some sessions or complained; what it complained of.
 fn complaints(client: Client) -> Vec<String> {
+    let (failures, doubts) = failures_and_doubts(client);
+    assert_eq!(doubts, [""; 0]);
+    failures
+}
+
+/// The same, with what is right only if the server has ended.
+fn failures_and_doubts(client: Client) -> (Vec<String>, Vec<String>) {
     let board = Arc::new(Board::new());
     let number = board.watch(&client.name);
     let working = std::thread::spawn({
@@ -90,14 +105,14 @@ fn complaints(client: Client) -> Vec<String> {
         move || client.run(&board, number)
     });
     let mut connected = 0;
-    while connected < 4 && board.failures().is_empty() {
+    while connected < 4 && board.failures().is_empty() && board.doubts().is_empty() {
         connected += board.take_tally().connected;
         std::thread::sleep(Duration::from_millis(5));
     }
     board.stop.store(true, Ordering::Relaxed);
     working.join().expect("no panic");
     assert_eq!(board.hung(), 0);
-    board.failures()
+    (board.failures(), board.doubts().into_iter().map(|doubt| doubt.what).collect())
 }
 
 #[test]
@@ -118,10 +133,13 @@ fn a_key_that_was_lost_is_found() {
 }
 
 #[test]
-fn only_a_server_that_is_killed_may_lose_everything() {
-    assert_eq!(complaints(client(Server::new(Wrong::Killed), true)), [""; 0]);
-    let failures = complaints(client(Server::new(Wrong::Killed), false));
-    assert!(failures[0].contains("has lost what it had answered with OK"), "{failures:?}");
+fn only_a_server_that_ended_may_lose_everything() {
+    for wrong in [Wrong::Killed, Wrong::KilledUnseen] {
+        assert_eq!(complaints(client(Server::new(wrong), true)), [""; 0]);
+        let (failures, doubts) = failures_and_doubts(client(Server::new(wrong), false));
+        assert_eq!(failures, [""; 0]);
+        assert!(doubts[0].contains("has lost what it had answered with OK"), "{doubts:?}");
+    }
 }
 
 /// The clients under test, on the fabric inside the process.

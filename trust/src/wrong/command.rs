@@ -9,12 +9,12 @@ use glob::Pattern;
 use rdma_softsim::SoftSim;
 
 use super::table::{NO_MISTAKE, TABLE};
-use super::{Lifeless, Mistake, Target, judge};
-use conformance::blackbox::case::{Tag, role_name};
+use super::{Mistake, Target, Unresponsive, judge};
 use conformance::blackbox::run::SANITY;
-use conformance::blackbox::verdict::Verdict;
 use conformance::blackbox::{self, results::CaseResult};
 use conformance::reqs::Role;
+use suite::Tag;
+use suite::Verdict;
 use suite::exit::{BROKEN, DONE, FAILED, NOTHING};
 
 /// Most of the time of a wrong target is spent waiting for what does not come.
@@ -36,7 +36,7 @@ pub struct Verdicts {
 
 /// All cases of both roles.
 pub fn all_cases() -> Vec<(Role, &'static str)> {
-    blackbox::cases::<SoftSim>().iter().map(|case| (case.role, case.id)).collect()
+    blackbox::cases::<SoftSim>().iter().filter_map(|case| Some((case.role?, case.id))).collect()
 }
 
 /// Judges all of these, several at a time; the results in the same order.
@@ -56,7 +56,7 @@ fn judge_quietly(lines: &[Line]) -> Result<Vec<CaseResult>, String> {
     let cases = blackbox::cases::<SoftSim>();
     // Such a case looks at the whole process, where others must not be at work meanwhile.
     let is_alone = |(_, role, id): &Line| {
-        cases.iter().any(|case| case.role == *role && case.id == *id && case.is(Tag::Local))
+        cases.iter().any(|case| case.role == Some(*role) && case.id == *id && case.is(Tag::Local))
     };
     let (alone, together): (Vec<_>, Vec<_>) = lines.iter().enumerate().partition(|(_, line)| is_alone(line));
     let done = Mutex::new(BTreeMap::new());
@@ -92,18 +92,19 @@ fn wanted(options: &Verdicts, case: &str) -> bool {
     options.select.as_ref().is_none_or(|select| select.matches(case))
 }
 
-/// What is wrong in one way each, and what does nothing, before every case; and what is right, before the same cases.
+/// Returns all trials: each mistake with its case, each unresponsive target with every case, and the right side with the cases of the
+/// mistakes.
 pub fn lines() -> Vec<Line> {
     let mut right: Vec<Line> = TABLE.iter().map(|(_, role, case)| (Target::Right, *role, *case)).collect();
-    right.sort_by_key(|(_, role, case)| (*case, role_name(*role)));
+    right.sort_by_key(|(_, role, case)| (*case, role.name()));
     right.dedup();
     let mistaken = TABLE.iter().map(|(mistake, role, case)| (Target::Mistaken(*mistake), *role, *case));
-    let lifeless = all_cases()
-        .into_iter()
-        .flat_map(|(role, case)| Lifeless::ALL.map(|lifeless| (Target::Lifeless(lifeless), role, case)));
-    let mut lines: Vec<Line> = mistaken.chain(lifeless).chain(right).collect();
+    let unresponsive = all_cases().into_iter().flat_map(|(role, case)| {
+        Unresponsive::ALL.map(|unresponsive| (Target::Unresponsive(unresponsive), role, case))
+    });
+    let mut lines: Vec<Line> = mistaken.chain(unresponsive).chain(right).collect();
     // What takes longest begins first.
-    lines.sort_by_key(|(_, role, case)| (*case != "keep.vanished", *case, role_name(*role)));
+    lines.sort_by_key(|(_, role, case)| (*case != "keep.vanished", *case, role.name()));
     lines
 }
 
@@ -112,7 +113,7 @@ pub fn is_right(target: Target, verdict: Verdict) -> bool {
     match target {
         Target::Right => verdict.is_pass(),
         Target::Mistaken(_) => verdict == Verdict::Fail,
-        Target::Lifeless(_) => !verdict.is_pass(),
+        Target::Unresponsive(_) => !verdict.is_pass(),
     }
 }
 
@@ -130,10 +131,10 @@ fn table(options: &Verdicts) -> Result<ExitCode, String> {
         if !mark.is_empty() {
             code = FAILED;
         }
-        println!("{mark}{case} {} | {target} | {}: {}", role_name(*role), result.verdict, result.reason);
+        println!("{mark}{case} {} | {target} | {}: {}", role.name(), result.verdict, result.reason);
     }
     for (role, case, why) in NO_MISTAKE.iter().filter(|(_, case, _)| wanted(options, case)) {
-        println!("{case} {} | no mistake | {why}", role_name(*role));
+        println!("{case} {} | no mistake | {why}", role.name());
     }
     Ok(ExitCode::from(code))
 }
@@ -155,7 +156,7 @@ fn search(options: &Verdicts) -> Result<ExitCode, String> {
         let told: Vec<String> = failed
             .map(|((target, ..), _)| format!("{target}{}", if passes(*target, role) { "" } else { "!" }))
             .collect();
-        println!("{case} {} | {}", role_name(role), told.join(" "));
+        println!("{case} {} | {}", role.name(), told.join(" "));
     }
     Ok(ExitCode::from(DONE))
 }

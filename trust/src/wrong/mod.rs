@@ -5,11 +5,11 @@
 //! came, or in its settings. [`table::TABLE`] says for each which case has to notice; [`judge`] runs that case.
 
 pub mod command;
-mod lifeless;
 pub mod mistake;
 mod mistaken;
 pub mod table;
 mod tamper;
+mod unresponsive;
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -19,36 +19,36 @@ use rdma_conn::Options;
 use rdma_proto::backend::Backend as _;
 use rdma_softsim::Fabric;
 
-use conformance::adversary::Lurker;
-use conformance::blackbox::bench::Side;
+use conformance::blackbox::context::Side;
 use conformance::blackbox::own::{OwnClients, OwnServer, small};
 use conformance::blackbox::results::CaseResult;
 use conformance::blackbox::run::{Plan, Runner};
 use conformance::blackbox::select::Harm;
 use conformance::blackbox::target::Clients;
 use conformance::client::Failure;
+use conformance::peer::Listener;
 use conformance::reqs::Role;
 
-use lifeless::{LifelessClients, LifelessServer};
+use unresponsive::{UnresponsiveClients, UnresponsiveServer};
 
-pub use lifeless::Lifeless;
 pub use mistake::Mistake;
 pub use mistaken::{Mistaken, Wrong};
+pub use unresponsive::Unresponsive;
 
 /// How long a wrong implementation may take for anything: less than our side takes to give up for another reason.
 const PATIENCE: Duration = Duration::from_millis(1500);
-/// The same for one that does nothing, however long it is waited for.
+/// How long an unresponsive one may take: it does nothing, however long the suite waits.
 const LITTLE_PATIENCE: Duration = Duration::from_millis(300);
 
-/// What is put before a case.
+/// The target of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
     /// This library's own side.
     Right,
     /// This library's own side with a mistake.
     Mistaken(Mistake),
-    /// A side that does nothing any more.
-    Lifeless(Lifeless),
+    /// An unresponsive side.
+    Unresponsive(Unresponsive),
 }
 
 impl fmt::Display for Target {
@@ -56,7 +56,7 @@ impl fmt::Display for Target {
         match self {
             Self::Right => f.write_str("nothing"),
             Self::Mistaken(mistake) => write!(f, "{mistake:?}"),
-            Self::Lifeless(lifeless) => write!(f, "{lifeless:?}"),
+            Self::Unresponsive(unresponsive) => write!(f, "{unresponsive:?}"),
         }
     }
 }
@@ -65,13 +65,13 @@ impl fmt::Display for Target {
 ///
 /// # Errors
 /// It cannot be set up.
-pub fn judge(target: Target, role: Role, case: &str) -> Result<CaseResult, Failure> {
+pub fn judge(target: Target, role: Role, id: &str) -> Result<CaseResult, Failure> {
     let fabric = Fabric::new();
     let (theirs, ours) =
         (SocketAddr::from(([192, 0, 2, 1], 6379)), SocketAddr::from(([192, 0, 2, 66], 6379)));
     let mistake = match target {
         Target::Mistaken(mistake) => Some(mistake),
-        Target::Right | Target::Lifeless(_) => None,
+        Target::Right | Target::Unresponsive(_) => None,
     };
     let fabric_side = fabric.host(&[theirs.ip()]);
     let made = fabric_side.now();
@@ -84,29 +84,29 @@ pub fn judge(target: Target, role: Role, case: &str) -> Result<CaseResult, Failu
         }
         options
     };
-    let cases = conformance::blackbox::cases();
-    let case = cases
-        .iter()
-        .find(|one| one.role == role && one.id == case)
-        .ok_or_else(|| Failure::wrong(format!("there is no case {case}")))?;
-    let patience = if let Target::Lifeless(_) = target { LITTLE_PATIENCE } else { PATIENCE };
+    let patience = if let Target::Unresponsive(_) = target { LITTLE_PATIENCE } else { PATIENCE };
     let plan = Plan { patience, harm: Harm::Allowed, again: "", arguments: &[], recorder: None };
-    let judged = |side| Runner::new(&backend, side, &plan).only(case);
+    let judged = |side| {
+        let cases = conformance::blackbox::cases();
+        let case = cases.iter().find(|one| one.role == Some(role) && one.id == id);
+        let case = case.ok_or_else(|| Failure::wrong(format!("there is no case {id}")))?;
+        Ok(Runner::new(&backend, side, &plan).only(case))
+    };
     match (role, target) {
-        (Role::Server, Target::Lifeless(how)) => {
-            Ok(judged(Side::Server(&LifelessServer::start(&wrong, theirs, how)?)))
+        (Role::Server, Target::Unresponsive(how)) => {
+            judged(Side::Server(&UnresponsiveServer::start(&wrong, theirs, how)?))
         }
         (Role::Server, _) => {
             let server = OwnServer::start(&wrong, theirs, options(Options::server()))?;
-            Ok(judged(Side::Server(&server)))
+            judged(Side::Server(&server))
         }
         (Role::Client, _) => {
-            let lurker = Lurker::new(&backend, ours)?;
+            let listener = Listener::new(&backend, ours)?;
             let clients: Box<dyn Clients> = match target {
-                Target::Lifeless(how) => Box::new(LifelessClients { backend: wrong, how }),
-                _ => Box::new(OwnClients { backend: wrong, options: options(Options::client()) }),
+                Target::Unresponsive(how) => Box::new(UnresponsiveClients { backend: wrong, how }),
+                _ => Box::new(OwnClients::new(wrong, options(Options::client()))),
             };
-            Ok(judged(Side::Client(&lurker, &*clients)))
+            judged(Side::Client(&listener, &*clients))
         }
     }
 }

@@ -3,7 +3,7 @@
 use super::Mistake::{self, *};
 use conformance::reqs::Role::{self, Client, Server};
 
-/// A mistake, who makes it, and the case that must fail.
+/// A mistake, the side that makes it, and the case that must fail.
 pub const TABLE: &[(Mistake, Role, &str)] = &[
     (ShortMessages, Server, "ctrl.first-message"),
     (ShortMessages, Client, "ctrl.first-message"),

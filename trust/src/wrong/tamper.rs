@@ -24,14 +24,14 @@ impl Leaves {
         self.behind.iter().any(Vec::is_empty)
     }
 
-    /// Instead of it, something that nobody notices.
+    /// Something that has no effect goes instead.
     fn vanish(&mut self) {
         self.op = SendOp::Write(RemoteAddress { address: 0, rkey: 0 });
         self.len = 0;
     }
 }
 
-/// The same write with an immediate of zero.
+/// The write with an immediate of zero.
 pub(super) const fn zero(op: SendOp) -> SendOp {
     match op {
         SendOp::WriteImmediate(to, _) => SendOp::WriteImmediate(to, Immediate(0)),

@@ -14,8 +14,8 @@ use rdma_conn::{Connection, ConnectionId, Endpoint, Error, Options};
 use rdma_proto::time::Instant;
 use rdma_proto::{Keepalive, State};
 use rdma_softsim::{Knobs, Limits, Personality, Random, Resources, Simulation, SoftSim};
-use trust::sim::app::{App, End as Farewell, Habits, How, Stream};
-use trust::sim::end::{Door, End, is_readable};
+use trust::sim::app::{App, End as Finish, Habits, How, Stream};
+use trust::sim::end::{Acceptor, End, is_readable};
 use trust::sim::hub::{Hub, Usage};
 use trust::sim::oracle::Oracle;
 
@@ -53,7 +53,7 @@ struct World {
     random: Random,
     /// The endpoint of our connection, which the peer attacks.
     victim: Option<(Endpoint<SoftSim>, ConnectionId)>,
-    door: Option<Door>,
+    acceptor: Option<Acceptor>,
     peer: Peer,
     /// The client of the same server that does nothing wrong, and its server's side.
     bystander: Option<(Dialogue, Hub, Option<Hub>)>,
@@ -112,13 +112,13 @@ impl World {
         }
         let target = SocketAddr::new(address(if serves { VICTIM } else { HOSTILE }), PORT);
         let mut random = Random::new(seed);
-        let (victim, door, peer, bystander) = if serves {
-            let door = Door::open(&ours, target, options).expect("nothing is in its way");
+        let (victim, acceptor, peer, bystander) = if serves {
+            let acceptor = Acceptor::open(&ours, target, options).expect("nothing is in its way");
             let bystander = accompanied.then(|| {
                 let host = sim.host(&[address(BYSTANDER)], Limits::default());
                 bystander(&host, target, &options, sim.now(), &mut random)
             });
-            (None, Some(door), Peer::dial(&theirs, target, script), bystander)
+            (None, Some(acceptor), Peer::dial(&theirs, target, script), bystander)
         } else {
             let peer = Peer::listen(&theirs, target, script);
             let mut endpoint = Endpoint::new(&ours, rdma_conn::Limits::NONE).expect("nothing is in its way");
@@ -126,7 +126,7 @@ impl World {
             (Some((endpoint, id.expect("nothing is in its way"))), None, peer, None)
         };
         let (oracle, pair) = (Oracle::default(), None);
-        Self { sim, oracle, random, victim, door, peer, bystander, wrote: 0, read: 0, pair, failed: None }
+        Self { sim, oracle, random, victim, acceptor, peer, bystander, wrote: 0, read: 0, pair, failed: None }
     }
 
     fn step(&mut self, step: u8, script: &mut Script<'_>) {
@@ -215,8 +215,8 @@ impl World {
     }
 
     fn accept(&mut self) -> bool {
-        let woken = self.door.as_ref().is_some_and(Door::is_readable);
-        while let Some((endpoint, id)) = self.door.as_mut().filter(|_| woken).and_then(Door::accept) {
+        let woken = self.acceptor.as_ref().is_some_and(Acceptor::is_readable);
+        while let Some((endpoint, id)) = self.acceptor.as_mut().filter(|_| woken).and_then(Acceptor::accept) {
             let peer = endpoint.peer_addr(id).map(|peer| peer.ip());
             if let Some((Dialogue { client, server }, _, accepted)) =
                 self.bystander.as_mut().filter(|_| peer != Some(address(HOSTILE)))
@@ -250,7 +250,7 @@ impl World {
         endpoint.progress().expect("nothing befell the endpoint");
         while endpoint.next_event().is_some() {}
         // A dial that has not come about has no queue pair that anybody knows of.
-        if self.door.is_some() || endpoint.is_open(*id) {
+        if self.acceptor.is_some() || endpoint.is_open(*id) {
             self.pair = endpoint.connection(*id).map(Connection::queue_pair_number).or(self.pair);
         }
         let now = endpoint.check(*id).err();
@@ -347,7 +347,7 @@ impl World {
     fn clear_up(&mut self) {
         self.victim = None;
         self.bystander = None;
-        self.door = None;
+        self.acceptor = None;
         self.look();
         self.peer.leave();
         for _ in 0..1000 {
@@ -377,7 +377,7 @@ fn bystander(
     let options = Options::client().protocol(server.protocol);
     let mut client = Habits::draw(random, &options.protocol, &server.protocol);
     let server = Habits::draw(random, &server.protocol, &options.protocol);
-    client.end = Farewell::Close { reads_first: true };
+    client.end = Finish::Close { reads_first: true };
     let app = App::new(client, Stream(1), Stream(2), server.bytes, now, random.next());
     let mut hub = Hub::new(backend, BYSTANDER.into(), USAGE).expect("nothing is in its way");
     hub.dial(target, options, now, 0, app);

@@ -8,18 +8,18 @@ use rdma_softsim::{Fabric, SoftSim};
 
 use super::options::{ClientRun, Common, ServerRun, again};
 use super::{Trouble, device, no_environment, usage};
-use crate::adversary::Lurker;
-use crate::blackbox::bench::Side;
 use crate::blackbox::case::Case;
+use crate::blackbox::context::Side;
 use crate::blackbox::own::{OwnClients, OwnServer, small};
 use crate::blackbox::process::{AwaitedClients, ExecClients, ExecServer, RunningServer};
 use crate::blackbox::results::{Run, Target};
 use crate::blackbox::run::{self, Plan};
 use crate::blackbox::target::{Clients, Server};
-use crate::blackbox::verdict::Verdict;
 use crate::exit::{BROKEN, NOTHING};
+use crate::peer::Listener;
 use crate::reqs::Role;
 use crate::trace::{Limits, Recorded, Recorder};
+use suite::Verdict;
 
 /// Hosts of the embedded fabric: the target's and the suite's.
 fn hosts() -> (SoftSim, SocketAddr, SoftSim, SocketAddr) {
@@ -97,10 +97,10 @@ pub(super) fn client(options: &ClientRun, arguments: &[String]) -> Result<Run, T
         let (theirs, _, ours, address) = hosts();
         let recorder = recorder();
         let ours = Recorded::new(ours, &recorder);
-        let lurker = Lurker::new(&ours, address).map_err(no_environment)?;
-        let clients = OwnClients { backend: theirs, options: small(Options::client()) };
+        let listener = Listener::new(&ours, address).map_err(no_environment)?;
+        let clients = OwnClients::new(theirs, small(Options::client()));
         let target = common.target(Role::Client, true, "in this process", "softsim");
-        return go(common, arguments, (&ours, &recorder), Side::Client(&lurker, &clients), target, true);
+        return go(common, arguments, (&ours, &recorder), Side::Client(&listener, &clients), target, true);
     }
     let Some(listen) = common.listen else {
         return Err(usage("where shall clients connect? --listen says it"));
@@ -111,19 +111,18 @@ pub(super) fn client(options: &ClientRun, arguments: &[String]) -> Result<Run, T
     let verbs = device()?;
     let recorder = recorder();
     let ours = Recorded::new(verbs.clone(), &recorder);
-    let lurker = Lurker::new(&ours, listen).map_err(no_environment)?;
+    let listener = Listener::new(&ours, listen).map_err(no_environment)?;
     let (clients, how): (Box<dyn Clients>, _) = match &options.exec {
         Some(command) => {
             (Box::new(ExecClients { command: command.clone(), first: options.first }), command.clone())
         }
         None if options.wait => (Box::new(AwaitedClients), "awaited".into()),
-        None => (
-            Box::new(OwnClients { backend: verbs.clone(), options: small(Options::client()) }),
-            "in this process".into(),
-        ),
+        None => {
+            (Box::new(OwnClients::new(verbs.clone(), small(Options::client()))), "in this process".into())
+        }
     };
     let target = common.target(Role::Client, !given, &how, &listen.ip().to_string());
-    go(common, arguments, (&ours, &recorder), Side::Client(&lurker, &*clients), target, local)
+    go(common, arguments, (&ours, &recorder), Side::Client(&listener, &*clients), target, local)
 }
 
 fn go<B: Descriptors>(
@@ -134,10 +133,6 @@ fn go<B: Descriptors>(
     target: Target,
     local: bool,
 ) -> Result<Run, Trouble> {
-    let cases: Vec<Case<B>> = common.select.cases(target.role);
-    if cases.is_empty() {
-        return Err((NOTHING, "nothing is selected; `list` shows what there is".into()));
-    }
     let again = again(arguments);
     let plan = Plan {
         patience: common.patience()?,
@@ -146,6 +141,10 @@ fn go<B: Descriptors>(
         arguments,
         recorder: Some(recorder),
     };
+    let cases: Vec<Case<'_, B>> = common.select.cases(target.role);
+    if cases.is_empty() {
+        return Err((NOTHING, "nothing is selected; `list` shows what there is".into()));
+    }
     let bar = bar(cases.len() as u64);
     let run = run::run(&cases, backend, side, &plan, target, |case, result| match result {
         None => bar.set_message(case.to_string()),
@@ -157,7 +156,7 @@ fn go<B: Descriptors>(
         }
     });
     bar.finish_and_clear();
-    run.map_err(|insane| (insane.0.cause.code(), insane.to_string()))
+    run.map_err(|failed| (failed.0.cause.code(), failed.to_string()))
 }
 
 /// A bar on a terminal; nothing elsewhere.

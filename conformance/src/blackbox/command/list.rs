@@ -8,7 +8,7 @@ use rdma_conn::Descriptors;
 use rdma_softsim::SoftSim;
 
 use super::finish;
-use crate::blackbox::case::{Case, role_name};
+use crate::blackbox::case::Case;
 use crate::blackbox::select::Select;
 use crate::exit::{DONE, NOTHING};
 use crate::reqs::{Requirements, Role};
@@ -29,7 +29,8 @@ pub struct List {
 /// Lists cases.
 pub fn list(options: &List) -> ExitCode {
     let roles = options.role.map_or_else(|| vec![Role::Server, Role::Client], |role| vec![role]);
-    let cases: Vec<Case<SoftSim>> = roles.into_iter().flat_map(|role| options.select.cases(role)).collect();
+    let cases: Vec<Case<'_, SoftSim>> =
+        roles.into_iter().flat_map(|role| options.select.cases(role)).collect();
     if cases.is_empty() {
         return finish(Err((NOTHING, "nothing is selected".into())));
     }
@@ -52,14 +53,14 @@ pub fn list(options: &List) -> ExitCode {
             let tags: String = case.tags.iter().map(|tag| format!(" [{}]", tag.name())).collect();
             table.add_row([
                 case.id.to_string(),
-                role_name(case.role).into(),
-                case.level(&requirements).to_string(),
+                case.role.map_or("", Role::name).into(),
+                requirements.level(case.requirements).to_string(),
                 case.requirements.join(" "),
                 format!("{}. {}{tags}", case.intent, case.expectation),
             ]);
         }
         println!("{table}");
-        let count = |role| cases.iter().filter(|case| case.role == role).count();
+        let count = |role| cases.iter().filter(|case| case.role == Some(role)).count();
         println!(
             "{} cases: {} for servers, {} for clients",
             cases.len(),
@@ -70,11 +71,11 @@ pub fn list(options: &List) -> ExitCode {
     ExitCode::from(DONE)
 }
 
-fn described<B: Descriptors>(case: &Case<B>, requirements: &Requirements) -> serde_json::Value {
+fn described<B: Descriptors>(case: &Case<'_, B>, requirements: &Requirements) -> serde_json::Value {
     serde_json::json!({
         "id": case.id,
-        "role": role_name(case.role),
-        "level": case.level(requirements).to_string(),
+        "role": case.role,
+        "level": requirements.level(case.requirements).to_string(),
         "intent": case.intent,
         "expectation": case.expectation,
         "requirements": case.requirements,

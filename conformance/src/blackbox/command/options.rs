@@ -12,7 +12,7 @@ use crate::blackbox::results::Target;
 use crate::blackbox::select::{Harm, Select};
 use crate::reqs::Role;
 
-/// Who is tested.
+/// The target.
 #[derive(Subcommand, Clone, Debug)]
 pub enum Who {
     /// A server: the suite connects to it.

@@ -7,8 +7,8 @@ use super::options::Common;
 use crate::blackbox::baseline::Baseline;
 use crate::blackbox::report::{self, Format};
 use crate::blackbox::results::Run;
-use crate::blackbox::verdict::Verdict;
 use crate::exit::{BROKEN, FAILED, worse};
+use suite::Verdict;
 
 /// Judges a run, writes what is wanted, and says how it went.
 pub(super) fn conclude(run: &mut Run, common: &Common, baseline: &Baseline) -> Result<u8, Trouble> {

@@ -8,12 +8,12 @@ use clap::Args;
 use rdma_verbs::Verbs;
 
 use super::{Trouble, device, no_environment};
-use crate::adversary::{Adversary, Breach, Incoming, Lurker, Shape};
 use crate::blackbox::process::{ExecClients, ExecServer};
 use crate::blackbox::run::STARTING;
 use crate::blackbox::target::{Clients as _, Exit, Server as _};
 use crate::client::Failure;
 use crate::exit::{BROKEN, DONE, FAILED, LOST, UNDECIDED};
+use crate::peer::{Breach, Incoming, Listener, Peer, Shape};
 
 /// A client and a server.
 #[derive(Args, Clone, Debug)]
@@ -38,7 +38,7 @@ pub(super) fn run(options: &Pair) -> Result<u8, Trouble> {
         options.listen.port().checked_add(2).ok_or((BROKEN, "no port is left for the server".to_string()))?;
     let server = ExecServer::start(options.server.clone(), options.listen.ip(), port)
         .map_err(|reason| (BROKEN, reason))?;
-    let lurker = Lurker::new(&verbs, options.listen).map_err(no_environment)?;
+    let listener = Listener::new(&verbs, options.listen).map_err(no_environment)?;
     let mut client = ExecClients { command: options.client.clone(), first: 0 }
         .start("pair", options.listen)
         .map_err(|reason| (BROKEN, reason))?;
@@ -52,14 +52,14 @@ pub(super) fn run(options: &Pair) -> Result<u8, Trouble> {
                 None if Instant::now() >= deadline => break Ok(None),
                 None => {}
             }
-            let asked = lurker.request_within(Duration::from_millis(100)).map_err(no_environment)?;
+            let asked = listener.request_within(Duration::from_millis(100)).map_err(no_environment)?;
             let Some((id, _)) = asked else { continue };
             connections += 1;
-            let (lurker, verbs, server, breaches) = (&lurker, &verbs, server.address(), &breaches);
+            let (listener, verbs, server, breaches) = (&listener, &verbs, server.address(), &breaches);
             scope.spawn(move || {
                 let shape = Shape::default().window(1 << 20);
                 let relayed = dial(verbs, server, shape, deadline)
-                    .and_then(|ahead| Ok((ahead, lurker.answer(id, shape)?)))
+                    .and_then(|ahead| Ok((ahead, listener.answer(id, shape)?)))
                     .and_then(|(ahead, behind)| relay(ahead, behind, deadline, breaches));
                 if let Err(failure) = relayed {
                     println!("connection {connections}: {failure}");
@@ -87,10 +87,10 @@ pub(super) fn run(options: &Pair) -> Result<u8, Trouble> {
 }
 
 /// Connects to the server, which may still be starting.
-fn dial(verbs: &Verbs, to: SocketAddr, shape: Shape, deadline: Instant) -> Result<Adversary<Verbs>, Failure> {
+fn dial(verbs: &Verbs, to: SocketAddr, shape: Shape, deadline: Instant) -> Result<Peer<Verbs>, Failure> {
     let starting = deadline.min(Instant::now() + STARTING);
     loop {
-        match Adversary::dial(verbs, to, shape) {
+        match Peer::dial(verbs, to, shape) {
             Err(Failure::Unreached(_)) if Instant::now() < starting => {
                 std::thread::sleep(Duration::from_millis(100));
             }
@@ -101,8 +101,8 @@ fn dial(verbs: &Verbs, to: SocketAddr, shape: Shape, deadline: Instant) -> Resul
 
 /// Passes on what either says, until one leaves.
 fn relay(
-    mut ahead: Adversary<Verbs>,
-    mut behind: Adversary<Verbs>,
+    mut ahead: Peer<Verbs>,
+    mut behind: Peer<Verbs>,
     deadline: Instant,
     breaches: &Mutex<Vec<(&'static str, Breach)>>,
 ) -> Result<(), Failure> {
@@ -119,11 +119,7 @@ fn relay(
     relayed
 }
 
-fn between(
-    ahead: &mut Adversary<Verbs>,
-    behind: &mut Adversary<Verbs>,
-    deadline: Instant,
-) -> Result<(), Failure> {
+fn between(ahead: &mut Peer<Verbs>, behind: &mut Peer<Verbs>, deadline: Instant) -> Result<(), Failure> {
     ahead.handshake()?;
     behind.handshake()?;
     let mut gone = false;
@@ -135,7 +131,7 @@ fn between(
 }
 
 /// True when it has left.
-fn pass_on(from: &mut Adversary<Verbs>, to: &mut Adversary<Verbs>) -> Result<bool, Failure> {
+fn pass_on(from: &mut Peer<Verbs>, to: &mut Peer<Verbs>) -> Result<bool, Failure> {
     let mut gone = false;
     while let Some(incoming) = from.receive_within(Duration::from_millis(1))? {
         match incoming {
@@ -146,7 +142,7 @@ fn pass_on(from: &mut Adversary<Verbs>, to: &mut Adversary<Verbs>) -> Result<boo
             break;
         }
     }
-    let heard = from.take_heard();
-    to.say(&heard)?;
+    let heard = from.take_received();
+    to.send_bytes(&heard)?;
     Ok(gone)
 }

@@ -9,8 +9,8 @@ use glob::Pattern;
 use super::options::{Who, parse};
 use super::{Trouble, against, finish, usage};
 use crate::blackbox::results::Run;
-use crate::blackbox::verdict::Verdict;
 use crate::exit::{DONE, FAILED, NOTHING, UNDECIDED};
+use suite::Verdict;
 
 /// Runs the failures of an earlier run again.
 #[derive(Args, Clone, Debug)]

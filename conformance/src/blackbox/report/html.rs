@@ -12,7 +12,7 @@ const PAGE: &str = include_str!("page.html");
 /// The page.
 ///
 /// # Errors
-/// None that can be thought of.
+/// None is known.
 pub fn html(runs: &[Run]) -> Result<String, String> {
     let all = Requirements::built_in();
     let requirements: BTreeMap<_, _> = all.iter().map(|one| (one.id.as_str(), one)).collect();

@@ -6,7 +6,7 @@ use quick_junit::{NonSuccessKind, Report, TestCase, TestCaseStatus, TestSuite};
 
 use crate::blackbox::results::{CaseResult, Run};
 use crate::blackbox::run::title;
-use crate::blackbox::verdict::Verdict;
+use suite::Verdict;
 
 pub(super) fn junit(run: &Run) -> Result<String, String> {
     let mut suite = TestSuite::new(title(&run.target));

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use crate::blackbox::results::{CaseResult, Run};
 use crate::blackbox::run::title;
-use crate::blackbox::verdict::Verdict;
+use suite::Verdict;
 
 const WITHHELD: &str = "\nWithheld are cases that bring the program down, keep it from serving, or harm others on it, until a release mends \
     that. They are counted above, and so are those that passed; listed are the others.\n";

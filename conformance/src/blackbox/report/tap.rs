@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use crate::blackbox::results::Run;
-use crate::blackbox::verdict::Verdict;
+use suite::Verdict;
 
 pub(super) fn tap(run: &Run) -> String {
     let mut text = format!("TAP version 14\n1..{}\n", run.results.len());

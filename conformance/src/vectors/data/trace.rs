@@ -63,6 +63,10 @@ pub enum Need {
     GracefulClose,
     /// A bound for questions that wait for their answers.
     QuestionLimit,
+    /// No Keepalive where a peer that makes notifications wait may have no receive left.
+    IdlePeer,
+    /// A limit for keepalives that are not acknowledged.
+    VanishedLimit,
 }
 
 /// How a connection is set up. All lengths in bytes; a time of 0 is none.
@@ -289,7 +293,7 @@ impl Default for Expected {
 pub struct Check {
     /// Where it stands.
     pub state: Option<State>,
-    /// Who is to blame for its failure; checked if the implementation says it.
+    /// The side to blame for its failure; checked if the implementation reports it.
     pub blame: Option<Blame>,
     /// Bytes that arrived and were not read.
     pub unread: Option<u64>,
@@ -319,7 +323,7 @@ pub enum State {
     Failed,
 }
 
-/// Whose fault an error is.
+/// The side at fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Blame {

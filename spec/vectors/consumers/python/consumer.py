@@ -16,6 +16,8 @@ NOT_IMPLEMENTED = {
     "stall-limit": "no limit for waiting bytes",
     "questions": "asks nothing to learn what the peer has handled",
     "graceful-close": "does not wait for last bytes",
+    "idle-peer": "takes acknowledgements for proof, keepalives' included",
+    "vanished-limit": "waits for acknowledgements without a limit",
 }
 CONTROL_RESERVE = 4  # notifications and requests that payload leaves to control messages
 GET, SET, KEEPALIVE, REGISTER = 0, 1, 2, 3

@@ -1,0 +1,344 @@
+//! A raw peer: correct unless told otherwise, so that each case deviates in exactly one thing.
+//!
+//! It uses the backend seam directly, because the libraries above it would not let it misbehave. What it does right by
+//! itself: [`Peer::handshake`], [`Peer::send_bytes`] and [`Peer::receive_bytes`]. Everything else sends what it is told.
+//! Whatever waits has a deadline.
+
+mod connecting;
+mod seen;
+mod stream;
+mod wait;
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use raw_peer::{Incoming as Came, Refused, Session, Step};
+use rdma_conn::Descriptors;
+use rdma_proto::backend::{
+    CompletionStatus, ConnectParams, ErrorKind, Failure as _, Immediate, RNR_RETRY_INFINITE, Region,
+    RemoteAddress, SendOp,
+};
+use rdma_proto::wire::{Message, Window};
+
+use crate::client::Failure;
+
+pub use connecting::Listener;
+pub use seen::{Breach, Seen};
+use wait::{Deadline, wrong};
+
+/// How long the peer waits for anything: enough for a device in software on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The parameters of a peer.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// Depth of the send queue.
+    pub sends: u32,
+    /// Receives posted, each posted again once used, unless [`Peer::set_reposts`] says otherwise.
+    pub receives: u32,
+    /// Bytes of memory to register windows in.
+    pub window: u32,
+    /// The parameters that it offers when it connects.
+    pub params: ConnectParams,
+    /// The private data that it sends with them.
+    pub private_data: &'static [u8],
+    /// How long it waits for anything.
+    pub patience: Duration,
+}
+
+impl Default for Shape {
+    fn default() -> Self {
+        Self {
+            sends: 512,
+            receives: 1024,
+            window: 64 << 10,
+            params: ConnectParams {
+                responder_resources: 1,
+                initiator_depth: 1,
+                // Soft-RoCE takes 7 for endless.
+                retry_count: 6,
+                rnr_retry_count: RNR_RETRY_INFINITE,
+            },
+            private_data: &[],
+            patience: PATIENCE,
+        }
+    }
+}
+
+impl Shape {
+    /// Sets the length of the memory for windows.
+    #[must_use]
+    pub const fn window(self, window: u32) -> Self {
+        Self { window, ..self }
+    }
+
+    /// Returns a small shape, for cases with many connections.
+    pub fn small() -> Self {
+        Self { sends: 16, ..Self::default().receives(64) }
+    }
+
+    /// Sets the number of receives posted.
+    #[must_use]
+    pub const fn receives(self, receives: u32) -> Self {
+        Self { receives, ..self }
+    }
+
+    /// Lets the target's device give up at once when it finds no receive, as that of a client of a Valkey server does.
+    #[must_use]
+    pub const fn without_rnr_retries(self) -> Self {
+        Self { params: ConnectParams { rnr_retry_count: 0, ..self.params }, ..self }
+    }
+}
+
+/// Something that came.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Incoming {
+    /// A SEND, with its bytes.
+    Message(Vec<u8>),
+    /// A WRITE with this immediate.
+    Notified(u32),
+    /// The answer to a READ.
+    Read,
+    /// A work request failed, and not in the wake of another.
+    Failed(CompletionStatus),
+    /// The connection has ended, or did not come about.
+    Gone(&'static str),
+}
+
+/// The suite's end of one connection.
+pub struct Peer<B: Descriptors> {
+    session: Session<B>,
+    shape: Shape,
+    established: bool,
+    incoming: VecDeque<Incoming>,
+    /// Whether a window that was filled is registered anew.
+    pub drains: bool,
+    /// Parts of its memory (offset, length) to register in turn, each once the one before is full.
+    pub plan: Vec<(u32, u32)>,
+    turn: usize,
+    /// Bytes taken out of the current part.
+    taken: u32,
+    received: Vec<u8>,
+    theirs: Option<Window>,
+    used: u32,
+    keepalives: u64,
+    /// Whether it answers questions for features, as a server does.
+    pub serves: bool,
+    /// Whether it has given the peer a window.
+    registered: bool,
+    offered: Option<ConnectParams>,
+    /// What the peer did so far.
+    pub seen: Seen,
+}
+
+impl<B: Descriptors> Peer<B> {
+    /// Sends bytes as one message.
+    pub fn send(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+        self.post(&[(SendOp::Send, bytes)])
+    }
+
+    /// Sends a control message.
+    pub fn message(&mut self, message: Message) -> Result<(), Failure> {
+        self.send(&message.encode())
+    }
+
+    /// Sends messages with one doorbell.
+    pub fn burst(&mut self, messages: &[Message]) -> Result<(), Failure> {
+        let bytes: Vec<_> = messages.iter().map(Message::encode).collect();
+        let requests: Vec<_> = bytes.iter().map(|bytes| (SendOp::Send, &bytes[..])).collect();
+        // At most half of the send queue at a time, so that there is room for the whole.
+        requests.chunks(self.shape.sends as usize / 2).try_for_each(|chunk| self.post(chunk))
+    }
+
+    /// Sends bytes as one message that has an immediate.
+    pub fn send_immediate(&mut self, bytes: &[u8], immediate: u32) -> Result<(), Failure> {
+        self.post(&[(SendOp::SendImmediate(Immediate(immediate)), bytes)])
+    }
+
+    /// Writes without an immediate.
+    pub fn write(&mut self, to: RemoteAddress, bytes: &[u8]) -> Result<(), Failure> {
+        self.post(&[(SendOp::Write(to), bytes)])
+    }
+
+    /// Writes with an immediate.
+    pub fn write_immediate(
+        &mut self,
+        to: RemoteAddress,
+        bytes: &[u8],
+        immediate: u32,
+    ) -> Result<(), Failure> {
+        self.post(&[(SendOp::WriteImmediate(to, Immediate(immediate)), bytes)])
+    }
+
+    /// Notifies `immediate` bytes without writing any.
+    pub fn notify(&mut self, immediate: u32) -> Result<(), Failure> {
+        self.write_immediate(RemoteAddress { address: 0, rkey: 0 }, &[], immediate)
+    }
+
+    /// Reads the peer's memory.
+    pub fn read(&mut self, from: RemoteAddress, len: usize) -> Result<(), Failure> {
+        self.post(&[(SendOp::Read(from), &vec![0; len])])
+    }
+
+    /// Returns its memory as a window, as a correct registration has it.
+    pub fn own_window(&self) -> Window {
+        let window = self.window();
+        Window { address: window.address(), length: self.shape.window, rkey: window.rkey() }
+    }
+
+    fn window(&self) -> &B::Region {
+        self.session.window().expect("no step withdraws it")
+    }
+
+    /// Sets whether used receives are posted again.
+    pub const fn set_reposts(&mut self, reposts: bool) {
+        self.session.reposts = reposts;
+    }
+
+    /// Returns memory of its own, without remote rights, as a window.
+    pub fn locked_window(&self) -> Window {
+        let outbox = self.session.outbox();
+        Window { address: outbox.address(), length: self.shape.window, rkey: outbox.rkey() }
+    }
+
+    /// Returns the parameters that the target offered when the connection was made.
+    pub const fn offered(&self) -> Option<ConnectParams> {
+        self.offered
+    }
+
+    /// Notes the parameters of the target's request, which the event of the connection does not repeat.
+    pub(crate) const fn was_offered(&mut self, params: ConnectParams) {
+        self.offered = Some(params);
+    }
+
+    /// Changes how long it waits for anything.
+    pub const fn set_patience(&mut self, patience: Duration) {
+        self.shape.patience = patience;
+    }
+
+    /// Fills its memory for windows with one byte.
+    pub fn paint(&self, byte: u8) {
+        let inside = self.window().memory().write(0, &vec![byte; self.window().len()]);
+        debug_assert!(inside, "as long as the region");
+    }
+
+    /// Returns whether its memory for windows still has this byte everywhere from `offset` on.
+    pub fn is_painted(&self, byte: u8, offset: usize) -> bool {
+        let mut bytes = vec![0; self.window().len().saturating_sub(offset)];
+        self.window().memory().read(offset, &mut bytes) && bytes.iter().all(|one| *one == byte)
+    }
+
+    /// Ends the connection.
+    pub fn disconnect(&self) -> Result<(), Failure> {
+        self.session.disconnect().map_err(wrong("disconnecting"))
+    }
+
+    /// Destroys the queue pair without a disconnect, as a host that loses power does.
+    pub fn lose_queue_pair(&mut self) {
+        let _done = self.session.take(Step::LoseQueuePair);
+    }
+
+    /// Waits for what comes next.
+    pub fn receive(&mut self) -> Result<Incoming, Failure> {
+        let patience = self.shape.patience;
+        self.receive_within(patience)?
+            .ok_or_else(|| Failure::wrong(format!("nothing came within {patience:?}")))
+    }
+
+    /// Waits for what comes next, for at most `patience`.
+    pub fn receive_within(&mut self, patience: Duration) -> Result<Option<Incoming>, Failure> {
+        let deadline = Deadline::after(patience);
+        loop {
+            if let Some(incoming) = self.incoming.pop_front() {
+                return Ok(Some(incoming));
+            }
+            if !self.step(deadline)? {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Waits until everything sent was acknowledged, or failed.
+    pub fn settle(&mut self) -> Result<(), Failure> {
+        let patience = self.shape.patience;
+        let deadline = Deadline::after(patience);
+        while self.session.outstanding() > 0 {
+            if !self.step(deadline)? {
+                return Err(Failure::wrong(format!("no acknowledgement within {patience:?}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns whether every request that has completed succeeded.
+    pub(crate) const fn all_succeeded(&self) -> bool {
+        self.session.unsuccessful() == 0
+    }
+
+    fn post(&mut self, requests: &[(SendOp, &[u8])]) -> Result<(), Failure> {
+        for (op, bytes) in requests {
+            let is_message = matches!(op, SendOp::Send | SendOp::SendImmediate(_));
+            self.registered |=
+                is_message && matches!(Message::decode(bytes), Ok(Message::RegisterXferMemory(_)));
+        }
+        if self.session.outstanding() + requests.len() > self.shape.sends as usize {
+            self.settle()?;
+        }
+        match self.session.post(requests) {
+            Err(Refused::NoRoom) => {
+                self.settle()?;
+                self.session.post(requests)
+            }
+            posted => posted,
+        }
+        .map_err(|refused| match refused {
+            Refused::NoRoom => Failure::wrong("more to send than the outbox holds"),
+            Refused::NoQueuePair => Failure::wrong("the suite lost its queue pair"),
+            Refused::Backend(error) if error.kind() == ErrorKind::State => {
+                Failure::wrong("the connection ended before all was sent")
+            }
+            Refused::Backend(error) => wrong("posting")(error),
+        })
+    }
+
+    /// Takes what has come; waits for something if nothing has. Returns false at the deadline.
+    fn step(&mut self, deadline: Deadline) -> Result<bool, Failure> {
+        loop {
+            self.session.arm().map_err(wrong("arming the completion queue"))?;
+            if self.collect()? {
+                return Ok(true);
+            }
+            if !deadline.wait(self.session.completions(), self.session.events())? {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// Takes what has come, in the order in which it came. Returns whether there was anything.
+    fn collect(&mut self) -> Result<bool, Failure> {
+        let mut any = false;
+        while let Some(came) = self.session.poll().map_err(wrong("looking for what has come"))? {
+            any = true;
+            self.incoming.extend(match came {
+                Came::Established(peer) => {
+                    self.established = true;
+                    self.offered.get_or_insert(peer);
+                    None
+                }
+                Came::Message(bytes) => Some(Incoming::Message(bytes)),
+                Came::Notified(count) => Some(Incoming::Notified(count)),
+                Came::Read => Some(Incoming::Read),
+                Came::Sent | Came::Failed(CompletionStatus::WR_FLUSH_ERR) => None,
+                Came::Failed(status) => Some(Incoming::Failed(status)),
+                Came::Gone(why) => {
+                    if why == "disconnected" {
+                        // As every peer does; it ends what is still under way. Refused if it was the first to disconnect.
+                        let _ended = self.session.disconnect();
+                    }
+                    Some(Incoming::Gone(why))
+                }
+            });
+        }
+        Ok(any)
+    }
+}

@@ -1,0 +1,95 @@
+//! What a target did, as the suite's peer sees it, and which rules it broke by that. Kept in every case, whatever the case is
+//! about.
+
+use rdma_proto::wire::{Message, Opcode, Window};
+
+/// A rule that the target broke.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Breach {
+    /// The requirement.
+    pub requirement: &'static str,
+    /// What happened.
+    pub what: String,
+}
+
+/// What a target did.
+#[derive(Debug, Default)]
+pub struct Seen {
+    /// Its registrations.
+    pub windows: Vec<Window>,
+    /// Messages by opcode.
+    pub messages: [u64; 4],
+    /// Feature bits that it asked to be in force.
+    pub features_set: u64,
+    /// Notifications of payload.
+    pub notifications: u64,
+    /// Notifications of no bytes.
+    pub empty: u64,
+    /// Messages with reserved bytes that are not zero.
+    pub reserved: u64,
+    /// Rules that it broke, the first of each kind.
+    pub breaches: Vec<Breach>,
+}
+
+impl Seen {
+    fn breach(&mut self, requirement: &'static str, what: String) {
+        if self.breaches.iter().all(|breach| breach.requirement != requirement) {
+            self.breaches.push(Breach { requirement, what });
+        }
+    }
+
+    pub(super) fn message(&mut self, bytes: &[u8]) {
+        let Ok(message) = Message::decode(bytes) else {
+            let requirement = if bytes.len() == 32 { "VR-CTRL-004" } else { "VR-CTRL-002" };
+            self.breach(requirement, format!("it sent {} bytes: {bytes:02x?}", bytes.len()));
+            return;
+        };
+        let opcode = message.opcode();
+        if let Some(count) = self.messages.get_mut(usize::from(opcode.0)) {
+            *count += 1;
+        }
+        if let Message::SetClientFeature { features, .. } = message {
+            self.features_set |= features.0;
+        }
+        // A question's features are no reserved bytes, although they mean nothing.
+        if bytes != message.encode() {
+            self.reserved += 1;
+            tracing::debug!(?opcode, "reserved bytes are not zero");
+        }
+    }
+
+    pub(super) fn registration(&mut self, window: Window, before: Option<Window>, used: u32) {
+        self.windows.push(window);
+        let Window { address, length, .. } = window;
+        if length == 0 {
+            self.breach("VR-MEM-006", "it registered a window of no bytes".into());
+        }
+        if address.checked_add(u64::from(length)).is_none() {
+            self.breach("VR-MEM-007", format!("its window of {length} bytes at {address:#x} wraps"));
+        }
+        let Some(before) = before else { return };
+        if used < before.length {
+            let what = format!(
+                "it registered a window when only {used} of the {} bytes before were used",
+                before.length
+            );
+            self.breach("VR-MEM-004", what);
+        }
+        if length != before.length {
+            self.breach(
+                "VR-MEM-008",
+                format!("its window of {} bytes became one of {length}", before.length),
+            );
+        }
+    }
+
+    pub(super) fn notified(&mut self, count: u32) {
+        self.notifications += 1;
+        self.empty += u64::from(count == 0);
+    }
+
+    /// How many messages of an opcode came.
+    pub fn count(&self, opcode: Opcode) -> u64 {
+        self.messages.get(usize::from(opcode.0)).copied().unwrap_or_default()
+    }
+}

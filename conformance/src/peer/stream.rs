@@ -1,0 +1,191 @@
+//! What the suite's peer does right: windows both ways, and the byte streams through them.
+
+use rdma_conn::Descriptors;
+use rdma_proto::backend::{Region, RemoteAddress};
+use rdma_proto::wire::{FeatureSet, Message, Window};
+
+use super::{Incoming, Peer};
+use crate::client::Failure;
+
+/// Bytes written at once: what is to be sent has to find room.
+const LONGEST: usize = 64 << 10;
+
+impl<B: Descriptors> Peer<B> {
+    /// Registers a window, and waits for that of the target.
+    pub fn handshake(&mut self) -> Result<(), Failure> {
+        self.register()?;
+        self.await_window().map(drop)
+    }
+
+    /// Registers the current part of its plan.
+    pub fn register(&mut self) -> Result<(), Failure> {
+        self.taken = 0;
+        self.message(self.registration())
+    }
+
+    /// Returns the registration of the current part.
+    pub fn registration(&self) -> Message {
+        let (offset, length) = self.part();
+        let Window { address, rkey, .. } = self.own_window();
+        Message::RegisterXferMemory(Window { address: address + u64::from(offset), length, rkey })
+    }
+
+    /// Returns the number of bytes that came into the current window.
+    pub const fn taken(&self) -> u32 {
+        self.taken
+    }
+
+    fn part(&self) -> (u32, u32) {
+        self.plan[self.turn % self.plan.len()]
+    }
+
+    /// Waits for the first window of the other side.
+    pub fn await_window(&mut self) -> Result<Window, Failure> {
+        loop {
+            if let Some(window) = self.theirs {
+                return Ok(window);
+            }
+            let incoming = self.receive()?;
+            self.absorb(incoming)?;
+        }
+    }
+
+    /// Writes bytes as a correct peer does: as much as there is room for, with one notification each.
+    pub fn send_bytes(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+        self.send_bytes_in(bytes, bytes.len())
+    }
+
+    /// Writes bytes as a correct peer does, at most `piece` of them with one notification.
+    pub fn send_bytes_in(&mut self, mut bytes: &[u8], piece: usize) -> Result<(), Failure> {
+        while !bytes.is_empty() {
+            let (to, room) = self.room()?;
+            let (now, rest) = bytes.split_at(bytes.len().min(room as usize).min(piece).min(LONGEST));
+            let count = u32::try_from(now.len()).unwrap_or(u32::MAX);
+            self.write_immediate(to, now, count)?;
+            self.used += count;
+            bytes = rest;
+        }
+        Ok(())
+    }
+
+    /// Returns the place of the next byte and the number of bytes that fit; waits for a new window if none does.
+    pub fn room(&mut self) -> Result<(RemoteAddress, u32), Failure> {
+        loop {
+            let Window { address, length, rkey } = self.await_window()?;
+            if self.used < length {
+                return Ok((
+                    // Its number: if it wraps, the device refuses it.
+                    RemoteAddress { address: address.wrapping_add(u64::from(self.used)), rkey },
+                    length - self.used,
+                ));
+            }
+            let incoming = self.receive()?;
+            self.absorb(incoming)?;
+        }
+    }
+
+    /// Waits for `len` bytes of the stream, and returns them.
+    pub fn receive_bytes(&mut self, len: usize) -> Result<Vec<u8>, Failure> {
+        while self.received.len() < len {
+            let incoming = self.receive()?;
+            self.absorb(incoming)?;
+        }
+        Ok(self.received.drain(..len).collect())
+    }
+
+    /// Waits for the next message other than a keepalive; handles everything before it as a correct peer does.
+    pub fn receive_message(&mut self) -> Result<Message, Failure> {
+        loop {
+            match self.receive()? {
+                Incoming::Message(bytes) => match self.decode(&bytes)? {
+                    Message::Keepalive => self.keepalives += 1,
+                    other => return Ok(other),
+                },
+                other => self.absorb(other)?,
+            }
+        }
+    }
+
+    /// Returns the number of keepalives that came.
+    pub const fn keepalives(&self) -> u64 {
+        self.keepalives
+    }
+
+    /// Handles `incoming` as a correct peer does.
+    pub fn absorb(&mut self, incoming: Incoming) -> Result<(), Failure> {
+        match incoming {
+            Incoming::Message(bytes) => match self.decode(&bytes)? {
+                Message::Keepalive => self.keepalives += 1,
+                Message::RegisterXferMemory(window) => {
+                    self.seen.registration(window, self.theirs, self.used);
+                    self.theirs = Some(window);
+                    self.used = 0;
+                }
+                Message::GetServerFeature { select, .. } if self.serves => {
+                    self.message(Message::GetServerFeature { select, features: FeatureSet::NONE })?;
+                }
+                Message::SetClientFeature { .. } if self.serves => {}
+                other => return Err(Failure::wrong(format!("unexpected message {other:?}"))),
+            },
+            Incoming::Notified(count) => return self.take_bytes(count),
+            Incoming::Read => {}
+            Incoming::Failed(status) => {
+                return Err(Failure::wrong(format!("the suite's request failed: {status:?}")));
+            }
+            Incoming::Gone(why) => return Err(Failure::wrong(format!("the connection ended: {why}"))),
+        }
+        Ok(())
+    }
+
+    /// Waits for the end of the connection, whatever comes before it.
+    pub fn await_end(&mut self) -> Result<(), Failure> {
+        loop {
+            if let Incoming::Gone(_) = self.receive()? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Takes all bytes of the stream that came so far.
+    pub fn take_received(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.received)
+    }
+
+    /// Counts bytes of the target's window that were written by hand.
+    pub const fn advance(&mut self, count: u32) {
+        self.used += count;
+    }
+
+    fn decode(&mut self, bytes: &[u8]) -> Result<Message, Failure> {
+        self.seen.message(bytes);
+        Message::decode(bytes)
+            .map_err(|error| Failure::wrong(format!("a message came that is none: {bytes:02x?}: {error}")))
+    }
+
+    fn take_bytes(&mut self, count: u32) -> Result<(), Failure> {
+        self.seen.notified(count);
+        if !self.registered {
+            return Err(Failure::wrong(format!(
+                "{count} bytes were notified before a window was registered"
+            )));
+        }
+        let (offset, length) = self.part();
+        let taken = self.taken;
+        let Some(end) = taken.checked_add(count).filter(|end| *end <= length) else {
+            return Err(Failure::wrong(format!(
+                "{count} bytes were notified when {taken} of {length} were used"
+            )));
+        };
+        let mut bytes = vec![0; count as usize];
+        if !self.window().memory().read(offset as usize + taken as usize, &mut bytes) {
+            return Err(Failure::wrong("the plan is not within its memory"));
+        }
+        self.received.extend_from_slice(&bytes);
+        self.taken = end;
+        if end == length && self.drains {
+            self.turn += 1;
+            self.register()?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,396 @@
+//! One thread and its clients: sends requests, counts replies, and measures how long each took.
+
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind, Read, Write};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Barrier as Gate};
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+use kv_store::Frames;
+use rdma_server::{Address, Barrier, ConnectionType, EventLoop, SessionId, SessionState};
+use resp_rs::resp2::Frame;
+use slotmap::SecondaryMap;
+
+use crate::workload::{Load, Requests, Test, set};
+
+/// Bytes read together.
+const CHUNK: usize = 64 << 10;
+
+/// Requests of an open loop that one client may have on their way. Later ones wait, and the wait counts as theirs.
+const OUTSTANDING: usize = 1024;
+
+/// How long connecting may take.
+const CONNECTING: Duration = Duration::from_secs(10);
+
+/// What the threads of a test share.
+pub(crate) struct Shared {
+    /// Requests that nobody has taken yet.
+    left: AtomicU64,
+    /// Requests that were replied to.
+    pub(crate) done: AtomicU64,
+    /// Somebody failed, and the rest need not go on.
+    failed: AtomicBool,
+    /// All clients are connected before the first request.
+    gate: Gate,
+}
+
+impl Shared {
+    pub(crate) fn new(load: &Load) -> Arc<Self> {
+        Arc::new(Self {
+            left: AtomicU64::new(load.requests),
+            done: AtomicU64::new(0),
+            failed: AtomicBool::new(false),
+            gate: Gate::new(load.threads),
+        })
+    }
+
+    /// Takes up to `wanted` requests.
+    fn take(&self, wanted: usize) -> usize {
+        let wanted = wanted as u64;
+        let took = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
+            (left > 0).then(|| left.saturating_sub(wanted))
+        });
+        took.map_or(0, |before| before.min(wanted) as usize)
+    }
+}
+
+/// What one thread has measured.
+pub(crate) struct Measured {
+    /// How long requests took, in nanoseconds.
+    pub(crate) latencies: Histogram<u64>,
+    /// When the first request was due.
+    pub(crate) begun: Instant,
+    /// When the last reply came.
+    pub(crate) ended: Instant,
+}
+
+/// One client.
+#[derive(Default)]
+struct Client {
+    /// When each request that is on its way was sent, or was to be sent.
+    sent: VecDeque<Instant>,
+    /// Bytes to be written, and how many of them are.
+    output: Vec<u8>,
+    written: usize,
+    input: Frames,
+}
+
+/// What handlers work on.
+struct State {
+    clients: SecondaryMap<SessionId, Client>,
+    load: Load,
+    requests: Requests,
+    shared: Arc<Shared>,
+    latencies: Histogram<u64>,
+    chunk: Box<[u8]>,
+    /// The last reply.
+    ended: Instant,
+    failure: Option<io::Error>,
+}
+
+/// Runs `clients` clients through a test.
+///
+/// # Errors
+/// No connection, a connection that ended, an error reply, or silence for [`Load::timeout`].
+pub(crate) fn run(
+    test: Test,
+    load: &Load,
+    clients: usize,
+    seed: u64,
+    (with, target): (&impl ConnectionType, &Address),
+    shared: &Arc<Shared>,
+) -> io::Result<Measured> {
+    let state = State {
+        clients: SecondaryMap::new(),
+        load: *load,
+        requests: Requests::new(test, load, seed),
+        shared: Arc::clone(shared),
+        latencies: Histogram::new(3).map_err(io::Error::other)?,
+        chunk: vec![0; CHUNK].into(),
+        ended: Instant::now(),
+        failure: None,
+    };
+    let connected = connect_all(state, clients, (with, target));
+    if connected.is_err() {
+        shared.failed.store(true, Ordering::Relaxed);
+    }
+    // Failed or not, the others wait here.
+    shared.gate.wait();
+    let (mut events, ids) = connected?;
+    let result = go(&mut events, &ids, load);
+    if result.is_err() {
+        shared.failed.store(true, Ordering::Relaxed);
+    }
+    let begun = result?;
+    for id in ids {
+        events.close(id);
+    }
+    let State { latencies, ended, .. } = events.finish()?;
+    Ok(Measured { latencies, begun, ended })
+}
+
+fn connect_all(
+    state: State,
+    clients: usize,
+    (with, target): (&impl ConnectionType, &Address),
+) -> io::Result<(EventLoop<State>, Vec<SessionId>)> {
+    let mut events = EventLoop::new(state)?;
+    events.timeouts.handshake = CONNECTING;
+    let mut ids = Vec::with_capacity(clients);
+    for _ in 0..clients {
+        let id = events.connect(with, target, None, |events, id| {
+            // Until then there is nothing to say or to hear.
+            let failed = events.get(id).is_none_or(|client| client.state() != SessionState::Connected);
+            if failed {
+                let error = events.get(id).and_then(|client| client.last_error()).map(copy);
+                events.state.fail(error.unwrap_or_else(|| ErrorKind::NotConnected.into()));
+            }
+        })?;
+        events.state.clients.insert(id, Client::default());
+        ids.push(id);
+    }
+    let until = Instant::now() + CONNECTING;
+    let connected = |events: &EventLoop<State>, id: &SessionId| {
+        events.get(*id).is_some_and(|client| client.state() == SessionState::Connected)
+    };
+    while !ids.iter().all(|id| connected(&events, id)) {
+        events.turn(Some(Duration::from_millis(100)))?;
+        if let Some(error) = events.state.failure.take() {
+            return Err(error);
+        }
+        if Instant::now() > until {
+            let missing = ids.iter().filter(|id| !connected(&events, id)).count();
+            return Err(io::Error::new(
+                ErrorKind::TimedOut,
+                format!("{missing} of {clients} clients had no connection within {CONNECTING:?}"),
+            ));
+        }
+    }
+    Ok((events, ids))
+}
+
+/// Sends requests until there are none left, and waits for their replies. Returns when it began.
+fn go(events: &mut EventLoop<State>, ids: &[SessionId], load: &Load) -> io::Result<Instant> {
+    let begun = Instant::now();
+    for id in ids {
+        if let Some(client) = events.get_mut(*id) {
+            client.set_read_handler(Some(read_replies));
+        }
+    }
+    let mut schedule = load.rate.map(|rate| Schedule::new(begun, rate, load.threads));
+    if schedule.is_none() {
+        ids.iter().for_each(|id| send_batch(events, *id));
+    }
+    events.state.ended = begun;
+    loop {
+        let wait = match &mut schedule {
+            None => load.timeout,
+            Some(schedule) => schedule.send_due(events, ids).min(load.timeout),
+        };
+        let over = events.state.clients.values().all(|client| client.sent.is_empty());
+        if over && schedule.as_ref().is_none_or(|schedule| schedule.over) {
+            return Ok(begun);
+        }
+        events.turn(Some(wait))?;
+        if let Some(error) = events.state.failure.take() {
+            return Err(error);
+        }
+        if events.state.shared.failed.load(Ordering::Relaxed) {
+            return Err(stopped());
+        }
+        let oldest = events.state.clients.values().filter_map(|client| client.sent.front()).min();
+        let now = Instant::now();
+        let silent = now.saturating_duration_since(events.state.ended.max(begun));
+        if oldest.is_some_and(|sent| now.saturating_duration_since(*sent) > load.timeout)
+            && silent > load.timeout
+        {
+            let waited = load.timeout;
+            return Err(io::Error::new(ErrorKind::TimedOut, format!("no reply for {waited:?}")));
+        }
+    }
+}
+
+/// The requests of an open loop: each thread sends its share at regular moments, from one client after another.
+struct Schedule {
+    begun: Instant,
+    interval: f64,
+    sent: u64,
+    next: usize,
+    /// There are no requests left.
+    over: bool,
+}
+
+impl Schedule {
+    fn new(begun: Instant, rate: f64, threads: usize) -> Self {
+        Self { begun, interval: threads as f64 / rate, sent: 0, next: 0, over: false }
+    }
+
+    fn due(&self) -> Instant {
+        self.begun + Duration::try_from_secs_f64(self.sent as f64 * self.interval).unwrap_or_default()
+    }
+
+    /// Sends what is due. Returns how long nothing is.
+    fn send_due(&mut self, events: &mut EventLoop<State>, ids: &[SessionId]) -> Duration {
+        while !self.over {
+            let (now, due) = (Instant::now(), self.due());
+            if due > now {
+                return due - now;
+            }
+            // The next client that has room. If none has, what is due waits, and will have waited.
+            let has_room = |id: &&SessionId| {
+                events.state.clients.get(**id).is_some_and(|client| client.sent.len() < OUTSTANDING)
+            };
+            let (before, after) = ids.split_at(self.next % ids.len().max(1));
+            let Some(id) = after.iter().chain(before).find(has_room).copied() else { break };
+            self.next = self.next.wrapping_add(1);
+            if events.state.shared.take(1) == 0 {
+                self.over = true;
+                break;
+            }
+            self.sent += 1;
+            events.state.prepare(id, 1, due);
+            write_requests(events, id);
+        }
+        Duration::MAX
+    }
+}
+
+/// Sends the next requests of a closed loop.
+fn send_batch(events: &mut EventLoop<State>, id: SessionId) {
+    let batch = events.state.shared.take(events.state.load.batch());
+    if batch > 0 {
+        events.state.prepare(id, batch, Instant::now());
+        write_requests(events, id);
+    }
+}
+
+fn write_requests(events: &mut EventLoop<State>, id: SessionId) {
+    let Some((state, connection)) = events.get_with_state(id) else { return };
+    let Some(client) = state.clients.get_mut(id) else { return };
+    let waits = loop {
+        let rest = client.output.get(client.written..).unwrap_or_default();
+        if rest.is_empty() {
+            client.output.clear();
+            client.written = 0;
+            break false;
+        }
+        match connection.write(rest) {
+            Ok(written) => client.written += written,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => break true,
+            Err(error) => {
+                state.fail(error);
+                break false;
+            }
+        }
+    };
+    connection.set_write_handler(waits.then_some(write_requests), Barrier::ReadFirst);
+}
+
+fn read_replies(events: &mut EventLoop<State>, id: SessionId) {
+    let Some((state, connection)) = events.get_with_state(id) else { return };
+    match state.read(id, connection) {
+        Ok(true) if state.load.rate.is_none() => send_batch(events, id),
+        Ok(_) => {}
+        Err(error) => state.fail(error),
+    }
+}
+
+impl State {
+    fn fail(&mut self, error: io::Error) {
+        self.failure.get_or_insert(error);
+    }
+
+    /// Appends requests of a client that count from `at`.
+    fn prepare(&mut self, id: SessionId, requests: usize, at: Instant) {
+        let Some(client) = self.clients.get_mut(id) else { return };
+        for _ in 0..requests {
+            self.requests.append(&mut client.output);
+            client.sent.push_back(at);
+        }
+    }
+
+    /// Takes replies; true if none is due any more.
+    fn read(&mut self, id: SessionId, from: &mut impl Read) -> io::Result<bool> {
+        let Some(client) = self.clients.get_mut(id) else { return Ok(false) };
+        let read = match from.read(&mut self.chunk) {
+            Ok(0) => return Err(io::Error::new(ErrorKind::UnexpectedEof, "the server ended a connection")),
+            Ok(read) => read,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+            Err(error) => return Err(error),
+        };
+        client.input.push(self.chunk.get(..read).unwrap_or_default());
+        let now = Instant::now();
+        let mut replies = 0;
+        while let Some(reply) = client.input.take()? {
+            check(&reply)?;
+            let Some(sent) = client.sent.pop_front() else {
+                return Err(io::Error::new(ErrorKind::InvalidData, "a reply to no request"));
+            };
+            let nanos = u64::try_from(now.saturating_duration_since(sent).as_nanos()).unwrap_or(u64::MAX);
+            self.latencies.record(nanos.max(1)).map_err(io::Error::other)?;
+            replies += 1;
+        }
+        if replies > 0 {
+            self.ended = now;
+            self.shared.done.fetch_add(replies, Ordering::Relaxed);
+        }
+        Ok(client.sent.is_empty())
+    }
+}
+
+/// Whether a reply says that the request was fulfilled.
+fn check(reply: &Frame) -> io::Result<()> {
+    match reply {
+        Frame::Error(text) => {
+            Err(io::Error::other(format!("the server replied {:?}", String::from_utf8_lossy(text))))
+        }
+        Frame::BulkString(None) => Err(io::Error::other("a key that was stored is missing")),
+        _ => Ok(()),
+    }
+}
+
+/// A thread that stops because another one has failed, and is not the one to tell about it.
+fn stopped() -> io::Error {
+    io::Error::new(ErrorKind::Interrupted, "another thread has failed")
+}
+
+fn copy(error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), error.to_string())
+}
+
+/// Stores every key that a test will ask for, on one connection.
+///
+/// # Errors
+/// As [`run`].
+pub(crate) fn store(load: &Load, (with, target): (&impl ConnectionType, &Address)) -> io::Result<()> {
+    /// Bytes sent before their replies are awaited.
+    const TOGETHER: usize = 1 << 20;
+    let mut events = EventLoop::new(())?;
+    let id = events.blocking_connect(with, target, None, CONNECTING)?;
+    let gone = || io::Error::from(ErrorKind::NotConnected);
+    let value = vec![b'x'; load.size];
+    let mut requests = Vec::new();
+    let mut waiting = 0;
+    for key in 0..load.keys {
+        set(key, &value, &mut requests);
+        waiting += 1;
+        if requests.len() < TOGETHER && key + 1 < load.keys {
+            continue;
+        }
+        let connection = events.get_mut(id).ok_or_else(gone)?;
+        connection.sync_write(&requests, load.timeout)?;
+        requests.clear();
+        for _ in 0..std::mem::take(&mut waiting) {
+            let line = connection.sync_read_line(1024, load.timeout)?;
+            if line != b"+OK" {
+                return Err(io::Error::other(format!(
+                    "the server replied {:?} to SET",
+                    String::from_utf8_lossy(&line)
+                )));
+            }
+        }
+    }
+    events.close(id);
+    events.finish()
+}

@@ -1,0 +1,161 @@
+//! What clients ask, and how often.
+
+use std::fmt;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use fastrand::Rng;
+
+/// A kind of requests to measure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Test {
+    /// PING, as an array of one bulk string.
+    Ping,
+    /// SET of a value of the given size.
+    Set,
+    /// GET of such a value. The keys are stored before the clock runs.
+    Get,
+    /// Four GETs to one SET, at random.
+    Mixed,
+}
+
+impl fmt::Display for Test {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Ping => "PING",
+            Self::Set => "SET",
+            Self::Get => "GET",
+            Self::Mixed => "MIXED",
+        })
+    }
+}
+
+/// How a test is done.
+#[derive(Clone, Copy, Debug)]
+pub struct Load {
+    /// Requests of all clients together.
+    pub requests: u64,
+    /// Clients at the same time.
+    pub clients: usize,
+    /// Threads that they are spread over.
+    pub threads: usize,
+    /// Requests that a client sends together, whose replies it awaits together.
+    pub pipeline: usize,
+    /// Bytes of a value.
+    pub size: usize,
+    /// Keys to choose from; all requests use one key if it is 1.
+    pub keys: u64,
+    /// Requests a second of all clients together, sent at their time whether the replies to earlier ones have come or not.
+    /// `None` sends as soon as the replies are there.
+    pub rate: Option<f64>,
+    /// How long nothing may come, while replies are due.
+    pub timeout: Duration,
+}
+
+impl Load {
+    /// Requests of one client, which it may send together: of an open loop, one.
+    pub(crate) const fn batch(&self) -> usize {
+        if self.rate.is_some() { 1 } else { self.pipeline }
+    }
+}
+
+/// Makes requests.
+pub(crate) struct Requests {
+    test: Test,
+    value: Box<[u8]>,
+    keys: u64,
+    random: Rng,
+}
+
+impl Requests {
+    pub(crate) fn new(test: Test, load: &Load, seed: u64) -> Self {
+        let value = vec![b'x'; load.size].into();
+        Self { test, value, keys: load.keys, random: Rng::with_seed(seed) }
+    }
+
+    /// Appends one more request.
+    pub(crate) fn append(&mut self, to: &mut Vec<u8>) {
+        match self.test {
+            Test::Ping => to.extend_from_slice(b"*1\r\n$4\r\nPING\r\n"),
+            Test::Set => self.set(to),
+            Test::Mixed if self.random.u8(..5) == 0 => self.set(to),
+            Test::Get | Test::Mixed => {
+                let key = self.random.u64(..self.keys);
+                get(key, to);
+            }
+        }
+    }
+
+    fn set(&mut self, to: &mut Vec<u8>) {
+        let key = self.random.u64(..self.keys);
+        set(key, &self.value, to);
+    }
+}
+
+/// Keys are as long as those of `valkey-benchmark`.
+fn get(key: u64, to: &mut Vec<u8>) {
+    to.extend_from_slice(b"*2\r\n$3\r\nGET\r\n$16\r\n");
+    append_key(key, to);
+    to.extend_from_slice(b"\r\n");
+}
+
+/// Appends the request that stores a value.
+pub(crate) fn set(key: u64, value: &[u8], to: &mut Vec<u8>) {
+    to.extend_from_slice(b"*3\r\n$3\r\nSET\r\n$16\r\n");
+    append_key(key, to);
+    to.extend_from_slice(b"\r\n$");
+    to.extend_from_slice(value.len().to_string().as_bytes());
+    to.extend_from_slice(b"\r\n");
+    to.extend_from_slice(value);
+    to.extend_from_slice(b"\r\n");
+}
+
+fn append_key(key: u64, to: &mut Vec<u8>) {
+    const DIGITS: usize = 12;
+    let mut digits = [b'0'; DIGITS];
+    let mut rest = key;
+    for digit in digits.iter_mut().rev() {
+        *digit = b'0' + (rest % 10) as u8;
+        rest /= 10;
+    }
+    to.extend_from_slice(b"key:");
+    to.extend_from_slice(&digits);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn load() -> Load {
+        let timeout = Duration::from_secs(1);
+        Load { requests: 1, clients: 1, threads: 1, pipeline: 1, size: 3, keys: 10, rate: None, timeout }
+    }
+
+    #[test]
+    fn requests_are_what_valkey_takes() {
+        let mut set = Vec::new();
+        Requests::new(Test::Set, &Load { keys: 1, ..load() }, 7).append(&mut set);
+        assert_eq!(set, b"*3\r\n$3\r\nSET\r\n$16\r\nkey:000000000000\r\n$3\r\nxxx\r\n");
+        let mut key = Vec::new();
+        get(1_234_567, &mut key);
+        assert_eq!(key, b"*2\r\n$3\r\nGET\r\n$16\r\nkey:000001234567\r\n");
+    }
+
+    /// One seed gives one sequence, whose keys stay below the bound and are not all alike.
+    #[test]
+    fn requests_are_repeatable() {
+        let take = |seed| {
+            let mut requests = Requests::new(Test::Mixed, &load(), seed);
+            let mut bytes = Vec::new();
+            (0..200).for_each(|_| requests.append(&mut bytes));
+            bytes
+        };
+        assert_eq!(take(1), take(1));
+        assert_ne!(take(1), take(2));
+        let text = String::from_utf8(take(1)).expect("plain text");
+        assert!(text.matches("GET").count() > text.matches("SET").count());
+        for key in 0..10 {
+            assert!(text.contains(&format!("key:{key:012}")), "{key}");
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! Whole measurements: over RDMA on the embedded fabric and over TCP, with servers that answer, refuse, forget and say nothing.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use kv_store::{Server, Store};
+use rdma_bench::{Load, Outcome, Test, run};
+use rdma_conn::{Endpoint, Limits, Options};
+use rdma_server::{Address, Rdma, Tcp};
+use rdma_softsim::{Fabric, SoftSim};
+
+fn load() -> Load {
+    Load {
+        requests: 1001,
+        clients: 5,
+        threads: 1,
+        pipeline: 1,
+        size: 3,
+        keys: 1,
+        rate: None,
+        timeout: Duration::from_secs(30),
+    }
+}
+
+/// A store over RDMA, and how to connect to it.
+fn over_rdma() -> (impl Fn() -> Rdma<SoftSim>, Address) {
+    let fabric = Fabric::new();
+    let [server, client] = [[192, 0, 2, 1], [192, 0, 2, 2]].map(|address| fabric.host(&[address.into()]));
+    let mut endpoint = Endpoint::new(&server, Limits::default()).expect("a device");
+    let address: SocketAddr = ([192, 0, 2, 1], 6379).into();
+    endpoint.listen(address, Options::server()).expect("a port");
+    thread::spawn(move || {
+        let store = Store::default();
+        let mut server = Server::new(endpoint, &store);
+        loop {
+            server.turn().expect("serves");
+            server.endpoint.wait(None).expect("waits");
+        }
+    });
+    (move || Rdma::new(client.clone()), address.into())
+}
+
+fn over_tcp(serve: impl Fn(TcpStream) + Send + Sync + 'static) -> Address {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("bound");
+    let serve = Arc::new(serve);
+    thread::spawn(move || {
+        for client in listener.incoming().map_while(Result::ok) {
+            let serve = Arc::clone(&serve);
+            thread::spawn(move || serve(client));
+        }
+    });
+    address.into()
+}
+
+fn plausible(outcome: &Outcome, requests: u64) {
+    let latency = outcome.latency;
+    assert_eq!(outcome.requests, requests, "{outcome:?}");
+    assert!(outcome.seconds > 0.0 && outcome.rate > 0.0, "{outcome:?}");
+    assert!(latency.min > 0.0 && latency.min <= latency.p50, "{outcome:?}");
+    // The histogram keeps three digits.
+    assert!(latency.p50 <= latency.p99 && latency.p9999 <= latency.max * 1.001, "{outcome:?}");
+}
+
+#[test]
+fn every_request_is_counted_once() {
+    let (with, target) = over_rdma();
+    for (test, load) in [
+        (Test::Ping, load()),
+        (Test::Set, Load { size: 100_000, ..load() }),
+        (Test::Get, Load { pipeline: 16, keys: 500, ..load() }),
+        (Test::Mixed, Load { threads: 2, pipeline: 7, keys: 20, ..load() }),
+        (Test::Get, Load { requests: 3, ..load() }),
+    ] {
+        let mut last = 0;
+        let outcome = run(test, &load, &with, &target, |done| last = done).expect("measured");
+        plausible(&outcome, load.requests);
+        assert!(last <= load.requests);
+    }
+}
+
+#[test]
+fn an_open_loop_sends_at_its_rate() {
+    let (with, target) = over_rdma();
+    let open = Load { requests: 300, rate: Some(1000.0), threads: 2, ..load() };
+    let outcome = run(Test::Ping, &open, with, &target, |_| {}).expect("measured");
+    plausible(&outcome, 300);
+    // The last request is not due before that; how much later its reply comes is the machine's.
+    assert!(outcome.seconds >= 0.297, "{outcome:?}");
+}
+
+#[test]
+fn tcp_is_measured_alike() {
+    let store = Store::default();
+    let target = over_tcp(move |client| {
+        // A client that leaves is no failure.
+        let _left = store.serve(client);
+    });
+    let outcome = run(Test::Get, &Load { pipeline: 4, ..load() }, Tcp::new, &target, |_| {});
+    plausible(&outcome.expect("measured"), 1001);
+}
+
+fn failure(serve: impl Fn(TcpStream) + Send + Sync + 'static, test: Test) -> String {
+    let short = Load { timeout: Duration::from_millis(200), requests: 10, threads: 2, ..load() };
+    run(test, &short, Tcp::new, &over_tcp(serve), |_| {}).expect_err("no measurement").to_string()
+}
+
+/// A server that replies to whatever comes.
+fn replying(reply: &'static [u8]) -> impl Fn(TcpStream) + Send + Sync {
+    move |mut client| {
+        let mut chunk = [0; 4096];
+        while client.read(&mut chunk).is_ok_and(|read| read > 0) && client.write_all(reply).is_ok() {}
+    }
+}
+
+#[test]
+fn what_is_no_measurement_is_an_error() {
+    assert_eq!(failure(replying(b"-ERR no\r\n"), Test::Ping), r#"the server replied "ERR no""#);
+    assert_eq!(failure(replying(b"-ERR no\r\n"), Test::Get), r#"the server replied "-ERR no" to SET"#);
+    assert_eq!(failure(replying(b"+OK\r\n$-1\r\n"), Test::Ping), "a key that was stored is missing");
+    assert_eq!(failure(replying(b"+OK\r\n+OK\r\n"), Test::Ping), "a reply to no request");
+    assert_eq!(failure(replying(b""), Test::Ping), "no reply for 200ms");
+    let ending = |mut client: TcpStream| drop(client.read(&mut [0; 64]));
+    assert_eq!(failure(ending, Test::Ping), "the server ended a connection");
+}
+
+#[test]
+fn nobody_to_measure_is_an_error() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address: Address = listener.local_addr().expect("bound").into();
+    drop(listener);
+    let error = run(Test::Ping, &load(), Tcp::new, &address, |_| {}).expect_err("refused");
+    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused);
+}

@@ -1,0 +1,225 @@
+//! The bridge itself: accepts clients, gives each a connection to the server, and drains at its end.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use rdma_conn::{Descriptors, Limits};
+use tokio::io::AsyncWriteExt;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+use crate::channel::{Accepted, Dialling, Listening};
+use crate::counters::Counters;
+use crate::error::Error;
+use crate::place::Place;
+use crate::relay::{Broken, Patience, Side, relay};
+use crate::tls::TlsFiles;
+
+/// How long nothing is accepted after the process had no descriptor or memory left for a client.
+const BREATH: Duration = Duration::from_millis(100);
+
+const FULL: &[u8] = b"-ERR max number of clients reached\r\n";
+
+/// Settings of a bridge.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Settings {
+    /// Clients at the same time. One more gets an error reply and is closed. Each costs 64 KiB of buffers, and what its
+    /// RDMA connection registers.
+    pub max_connections: usize,
+    /// How long the connection to the server may take, and a TLS handshake on either side.
+    pub connect_timeout: Duration,
+    /// How long either side may take nothing while there are bytes for it.
+    pub stall: Duration,
+    /// A client that ends its own direction (`shutdown(2)` with `SHUT_WR`) still gets its replies. RDMA has no such half
+    /// end, so the bridge ends the server's connection when no reply has come for so long. A client that has ended as a whole looks alike,
+    /// and its server sees that as much later.
+    pub quiet: Duration,
+    /// How long clients that are there may go on after the bridge was told to end.
+    pub drain: Duration,
+    /// Certificates for `tls://`.
+    pub tls: TlsFiles,
+}
+
+impl Default for Settings {
+    /// 1000 clients, 5 s to connect, 60 s without progress, 200 ms of quiet, 30 s to drain, no certificates.
+    fn default() -> Self {
+        Self {
+            max_connections: 1000,
+            connect_timeout: Duration::from_secs(5),
+            stall: Duration::from_secs(60),
+            quiet: Duration::from_millis(200),
+            drain: Duration::from_secs(30),
+            tls: TlsFiles::default(),
+        }
+    }
+}
+
+/// Accepts clients on one carrier and connects each to a server on another.
+pub struct Bridge<B: Descriptors> {
+    listening: Listening<B>,
+    inner: Arc<Inner<B>>,
+    max_connections: usize,
+    drain: Duration,
+}
+
+/// What the tasks of a bridge share.
+struct Inner<B: Descriptors> {
+    server: Dialling<B>,
+    counters: Arc<Counters>,
+    patience: Patience,
+    connect_timeout: Duration,
+}
+
+impl<B: Descriptors> Bridge<B> {
+    /// Listens on `listen`, for clients that are connected to `connect`. The server need not be there yet.
+    ///
+    /// # Errors
+    /// The place to listen on is taken or no address of this machine, there is no RDMA device, or TLS lacks what it needs.
+    pub async fn bind(
+        backend: &B,
+        listen: &Place,
+        connect: Place,
+        settings: &Settings,
+    ) -> Result<Self, Error> {
+        let tls = settings.tls.load()?;
+        let limits = Limits::default().connections(settings.max_connections);
+        let server = Dialling::new(connect, backend, limits, &tls, settings.connect_timeout)?;
+        let listening = Listening::bind(listen, backend, limits, &tls).await?;
+        let patience = Patience { stall: settings.stall, quiet: settings.quiet };
+        let counters = Arc::default();
+        let inner = Inner { server, counters, patience, connect_timeout: settings.connect_timeout };
+        let (max_connections, drain) = (settings.max_connections, settings.drain);
+        Ok(Self { listening, inner: Arc::new(inner), max_connections, drain })
+    }
+
+    /// Where clients connect to: the address that was bound, with its port.
+    ///
+    /// # Errors
+    /// The socket or the device is gone.
+    pub fn place(&self) -> io::Result<Place> {
+        self.listening.place()
+    }
+
+    /// What the bridge does, counted while it runs.
+    pub fn counters(&self) -> Arc<Counters> {
+        Arc::clone(&self.inner.counters)
+    }
+
+    /// Serves until `stop` comes about. Accepts nobody from then on, gives those who are there [`Settings::drain`] to
+    /// end by themselves, and ends the rest.
+    ///
+    /// # Errors
+    /// The listener failed for good, as when its RDMA device was removed.
+    pub async fn serve(self, stop: impl Future<Output = ()>) -> io::Result<()> {
+        let places = Arc::new(Semaphore::new(self.max_connections));
+        let mut tasks = JoinSet::new();
+        let mut stop = std::pin::pin!(stop);
+        let result = loop {
+            let accepted = tokio::select! {
+                () = &mut stop => break Ok(()),
+                Some(_) = tasks.join_next() => continue,
+                accepted = self.listening.accept() => accepted,
+            };
+            let client = match accepted {
+                Ok(client) => client,
+                Err(error) if passes(&error) => {
+                    tracing::warn!(%error, "cannot accept a client now");
+                    sleep(BREATH).await;
+                    continue;
+                }
+                Err(error) => break Err(error),
+            };
+            Counters::one_more(&self.inner.counters.accepted);
+            match Arc::clone(&places).try_acquire_owned() {
+                Ok(place) => {
+                    tasks.spawn(Arc::clone(&self.inner).serve_client(client, place));
+                }
+                Err(_full) => {
+                    Counters::one_more(&self.inner.counters.refused);
+                    client.refuse(FULL);
+                }
+            }
+        };
+        drop(self.listening);
+        tracing::info!(open = tasks.len(), "draining");
+        let drained = timeout(self.drain, async { while tasks.join_next().await.is_some() {} }).await;
+        if drained.is_err() {
+            tracing::warn!(open = tasks.len(), "ending what did not end by itself");
+        }
+        tasks.shutdown().await;
+        result
+    }
+}
+
+impl<B: Descriptors> Inner<B> {
+    async fn serve_client(self: Arc<Self>, client: Accepted<B>, _place: OwnedSemaphorePermit) {
+        let counters = &self.counters;
+        let counter = match self.relay(client).await {
+            Ok(()) => &counters.ended,
+            Err(Failure::Unreachable(error)) => {
+                tracing::warn!(server = %self.server.place(), %error, "the server cannot be reached");
+                &counters.unreachable
+            }
+            // Clients come and go as they like; a server that breaks is of interest.
+            Err(Failure::Broken(Broken { side: Side::Client, error })) => {
+                tracing::debug!(%error, "a client's connection broke");
+                &counters.failed
+            }
+            Err(Failure::Broken(Broken { side: Side::Server, error })) => {
+                tracing::warn!(server = %self.server.place(), %error, "the server's connection broke");
+                &counters.failed
+            }
+        };
+        counter.fetch_add(1, Ordering::Release);
+    }
+
+    async fn relay(&self, client: Accepted<B>) -> Result<(), Failure> {
+        let limit = self.connect_timeout;
+        let broke = |error| Failure::Broken(Broken { side: Side::Client, error });
+        let mut client = within(limit, client.channel()).await.map_err(broke)?;
+        let server = match within(limit, self.server.connect()).await {
+            Ok(server) => server,
+            Err(error) => {
+                // One line: what RESP calls an error reply.
+                let reason = error.to_string().replace(['\r', '\n'], " ");
+                let reply = format!("-ERR no connection to {}: {reason}\r\n", self.server.place());
+                let tell = async {
+                    client.write_all(reply.as_bytes()).await?;
+                    client.shutdown().await
+                };
+                // Told or not, the client is refused.
+                let _told = timeout(limit, tell).await;
+                return Err(Failure::Unreachable(error));
+            }
+        };
+        relay(client, server, &self.counters, self.patience).await.map_err(Failure::Broken)
+    }
+}
+
+async fn within<T>(limit: Duration, connect: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    timeout(limit, connect).await.unwrap_or_else(|_| {
+        Err(io::Error::new(io::ErrorKind::TimedOut, format!("no connection within {limit:?}")))
+    })
+}
+
+/// Why a client was not served to its end.
+enum Failure {
+    Unreachable(io::Error),
+    Broken(Broken),
+}
+
+/// Whether an error of `accept` concerns one client or passes when others have ended: `accept(2)`.
+fn passes(error: &io::Error) -> bool {
+    use io::ErrorKind as Kind;
+    const EMFILE: i32 = 24;
+    const ENFILE: i32 = 23;
+    const ENOBUFS: i32 = 105;
+    matches!(
+        error.kind(),
+        Kind::ConnectionAborted | Kind::ConnectionReset | Kind::OutOfMemory | Kind::Interrupted
+    ) || matches!(error.raw_os_error(), Some(EMFILE | ENFILE | ENOBUFS))
+}

@@ -1,0 +1,251 @@
+//! One side of one connection: TCP, TLS over TCP, or RDMA.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use rdma_conn::{AsyncEndpoint, AsyncListener, AsyncStream, Connect, Descriptors, Limits, Options};
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, ServerConfig};
+use socket2::{SockRef, TcpKeepalive};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
+
+use crate::error::Error;
+use crate::place::{Carrier, Place};
+use crate::tls::TlsConfig;
+
+/// After how much silence, and then how often, a TCP peer is asked whether it is still there; a Valkey server asks as often.
+const KEEPALIVE: Duration = Duration::from_secs(300);
+
+/// A byte stream of any carrier.
+pub(crate) enum Channel<B: Descriptors> {
+    Tcp(TcpStream),
+    Tls(Box<TlsStream<TcpStream>>),
+    Rdma(AsyncStream<B>),
+}
+
+impl<B: Descriptors> Channel<B> {
+    /// Whether its peer can end its own direction and still read. An RDMA connection ends as a whole.
+    pub(crate) const fn half_closes(&self) -> bool {
+        !matches!(self, Self::Rdma(_))
+    }
+
+    /// Ends it so that the peer sees an error, not an orderly end after half of a reply.
+    pub(crate) fn reset(self) {
+        let socket = match &self {
+            Self::Tcp(socket) => socket,
+            Self::Tls(stream) => stream.get_ref().0,
+            Self::Rdma(_) => return,
+        };
+        // If it cannot be set, the peer sees an orderly end.
+        let _orderly = SockRef::from(socket).set_linger(Some(Duration::ZERO));
+    }
+}
+
+impl<B: Descriptors> AsyncRead for Channel<B> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Tcp(stream) => Pin::new(stream).poll_read(cx, into),
+            Self::Tls(stream) => Pin::new(stream).poll_read(cx, into),
+            Self::Rdma(stream) => Pin::new(stream).poll_read(cx, into),
+        }
+    }
+}
+
+impl<B: Descriptors> AsyncWrite for Channel<B> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, from: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll_write_vectored(cx, &[IoSlice::new(from)])
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        from: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Tcp(stream) => Pin::new(stream).poll_write_vectored(cx, from),
+            Self::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, from),
+            Self::Rdma(stream) => Pin::new(stream).poll_write_vectored(cx, from),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Tcp(stream) => Pin::new(stream).poll_flush(cx),
+            Self::Tls(stream) => Pin::new(stream).poll_flush(cx),
+            Self::Rdma(stream) => Pin::new(stream).poll_flush(cx),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Tcp(stream) => Pin::new(stream).poll_shutdown(cx),
+            Self::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
+            Self::Rdma(stream) => Pin::new(stream).poll_shutdown(cx),
+        }
+    }
+}
+
+/// The side that clients connect to.
+pub(crate) enum Listening<B: Descriptors> {
+    Tcp(TcpListener, Option<Arc<ServerConfig>>),
+    Rdma(AsyncListener<B>),
+}
+
+/// A client that was accepted. Its TLS handshake is still to come.
+pub(crate) enum Accepted<B: Descriptors> {
+    Tcp(TcpStream, Option<Arc<ServerConfig>>),
+    Rdma(AsyncStream<B>),
+}
+
+impl<B: Descriptors> Listening<B> {
+    pub(crate) async fn bind(
+        place: &Place,
+        backend: &B,
+        limits: Limits,
+        tls: &TlsConfig,
+    ) -> Result<Self, Error> {
+        let failed = |source| Error::Listen { place: place.clone(), source };
+        let server = match place.carrier {
+            Carrier::Tcp => None,
+            Carrier::Tls => match &tls.server {
+                Some(server) => Some(Arc::clone(server)),
+                None => {
+                    return Err(Error::Tls { place: place.clone(), what: "a certificate with its key" });
+                }
+            },
+            Carrier::Rdma => {
+                let address = tokio::net::lookup_host(place.authority()).await.map_err(failed)?.next();
+                let Some(address) = address else {
+                    return Err(failed(io::Error::new(io::ErrorKind::NotFound, "the name has no address")));
+                };
+                let endpoint = AsyncEndpoint::new(backend, limits).map_err(|error| failed(error.into()))?;
+                let listener = endpoint.listen(address, Options::server());
+                return Ok(Self::Rdma(listener.map_err(|error| failed(error.into()))?));
+            }
+        };
+        Ok(Self::Tcp(TcpListener::bind(place.authority()).await.map_err(failed)?, server))
+    }
+
+    /// Where it listens; its port is known by now.
+    pub(crate) fn place(&self) -> io::Result<Place> {
+        Ok(match self {
+            Self::Tcp(listener, tls) => {
+                let carrier = if tls.is_some() { Carrier::Tls } else { Carrier::Tcp };
+                Place::at(carrier, listener.local_addr()?)
+            }
+            Self::Rdma(listener) => {
+                let address = listener.local_addr();
+                Place::at(Carrier::Rdma, address.ok_or(io::ErrorKind::AddrNotAvailable)?)
+            }
+        })
+    }
+
+    pub(crate) async fn accept(&self) -> io::Result<Accepted<B>> {
+        Ok(match self {
+            Self::Tcp(listener, tls) => Accepted::Tcp(listener.accept().await?.0, tls.clone()),
+            Self::Rdma(listener) => Accepted::Rdma(listener.accept().await?.0),
+        })
+    }
+}
+
+impl<B: Descriptors> Accepted<B> {
+    /// Tells a client that it cannot be served. Nobody waits for it, so that refusing costs nothing.
+    pub(crate) fn refuse(self, reply: &[u8]) {
+        if let Self::Tcp(stream, None) = self {
+            // A fresh socket has room for it, and a client that does not get it sees the end anyway.
+            let _unheard = stream.try_write(reply);
+        }
+    }
+
+    pub(crate) async fn channel(self) -> io::Result<Channel<B>> {
+        match self {
+            Self::Tcp(stream, tls) => {
+                prepare(&stream)?;
+                match tls {
+                    None => Ok(Channel::Tcp(stream)),
+                    Some(config) => {
+                        let stream = TlsAcceptor::from(config).accept(stream).await?;
+                        Ok(Channel::Tls(Box::new(stream.into())))
+                    }
+                }
+            }
+            Self::Rdma(stream) => Ok(Channel::Rdma(stream)),
+        }
+    }
+}
+
+/// The side that the server is on.
+pub(crate) enum Dialling<B: Descriptors> {
+    Tcp(Place),
+    Tls(Place, Arc<ClientConfig>),
+    Rdma(Place, AsyncEndpoint<B>, Box<Connect>),
+}
+
+impl<B: Descriptors> Dialling<B> {
+    pub(crate) fn new(
+        place: Place,
+        backend: &B,
+        limits: Limits,
+        tls: &TlsConfig,
+        timeout: Duration,
+    ) -> Result<Self, Error> {
+        Ok(match place.carrier {
+            Carrier::Tcp => Self::Tcp(place),
+            Carrier::Tls => match &tls.client {
+                Some(client) => Self::Tls(place, Arc::clone(client)),
+                None => {
+                    return Err(Error::Tls {
+                        place,
+                        what: "the authorities that its server is certified by",
+                    });
+                }
+            },
+            Carrier::Rdma => match AsyncEndpoint::new(backend, limits) {
+                Ok(endpoint) => Self::Rdma(place, endpoint, Box::new(Connect::default().timeout(timeout))),
+                Err(error) => return Err(Error::Listen { place, source: error.into() }),
+            },
+        })
+    }
+
+    pub(crate) const fn place(&self) -> &Place {
+        match self {
+            Self::Tcp(place) | Self::Tls(place, _) | Self::Rdma(place, ..) => place,
+        }
+    }
+
+    pub(crate) async fn connect(&self) -> io::Result<Channel<B>> {
+        match self {
+            Self::Tcp(place) => Ok(Channel::Tcp(dial(place).await?)),
+            Self::Tls(place, config) => {
+                let invalid = |error| io::Error::new(io::ErrorKind::InvalidInput, error);
+                let name = ServerName::try_from(place.host.clone()).map_err(invalid)?;
+                let stream = TlsConnector::from(Arc::clone(config)).connect(name, dial(place).await?).await?;
+                Ok(Channel::Tls(Box::new(stream.into())))
+            }
+            Self::Rdma(place, endpoint, how) => {
+                Ok(Channel::Rdma(endpoint.connect(place.authority(), how).await?))
+            }
+        }
+    }
+}
+
+async fn dial(place: &Place) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect(place.authority()).await?;
+    prepare(&stream)?;
+    Ok(stream)
+}
+
+fn prepare(socket: &TcpStream) -> io::Result<()> {
+    socket.set_nodelay(true)?;
+    let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE / 3);
+    SockRef::from(socket).set_tcp_keepalive(&keepalive)
+}

@@ -1,0 +1,75 @@
+//! What a bridge has done.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What a bridge has done so far. Counts only grow, except `open`.
+#[derive(Debug, Default)]
+pub struct Counters {
+    pub(crate) accepted: AtomicU64,
+    pub(crate) refused: AtomicU64,
+    pub(crate) unreachable: AtomicU64,
+    pub(crate) failed: AtomicU64,
+    pub(crate) ended: AtomicU64,
+    pub(crate) forward: AtomicU64,
+    pub(crate) backward: AtomicU64,
+}
+
+/// [`Counters`] at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Snapshot {
+    /// Clients that were given a connection or refused one.
+    pub accepted: u64,
+    /// Clients that were refused, because the limit was reached or the bridge was about to end.
+    pub refused: u64,
+    /// Clients for whom the server could not be reached.
+    pub unreachable: u64,
+    /// Connections that an error or a time-out ended, on either side.
+    pub failed: u64,
+    /// Connections that ended in order.
+    pub ended: u64,
+    /// Connections that are there now, those included that are being made.
+    pub open: u64,
+    /// Bytes from clients to the server.
+    pub forward: u64,
+    /// Bytes from the server to clients.
+    pub backward: u64,
+}
+
+impl Counters {
+    pub(crate) fn one_more(counter: &AtomicU64) {
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Reads the counters.
+    pub fn snapshot(&self) -> Snapshot {
+        // Ends before the beginnings that they end, so that `open` never falls below zero.
+        let refused = self.refused.load(Ordering::Acquire);
+        let unreachable = self.unreachable.load(Ordering::Acquire);
+        let failed = self.failed.load(Ordering::Acquire);
+        let ended = self.ended.load(Ordering::Acquire);
+        let accepted = self.accepted.load(Ordering::Acquire);
+        Snapshot {
+            accepted,
+            refused,
+            unreachable,
+            failed,
+            ended,
+            open: accepted.saturating_sub(refused + unreachable + failed + ended),
+            forward: self.forward.load(Ordering::Relaxed),
+            backward: self.backward.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl fmt::Display for Snapshot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { accepted, refused, unreachable, failed, ended, open, forward, backward } = self;
+        write!(
+            f,
+            "open={open} accepted={accepted} ended={ended} failed={failed} unreachable={unreachable} \
+             refused={refused} bytes_forward={forward} bytes_backward={backward}"
+        )
+    }
+}

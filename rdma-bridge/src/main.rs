@@ -1,0 +1,179 @@
+//! `valkey-rdma-bridge`: lets clients that speak TCP alone use a server's RDMA port, and clients that speak RDMA a server that
+//! speaks TCP alone.
+
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::pin::pin;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Parser;
+use rdma_bridge::{Bridge, Carrier, Place, Settings, TlsFiles};
+use rdma_conn::Descriptors;
+use rdma_softsim::Fabric;
+use rdma_verbs::Verbs;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::oneshot;
+
+/// What `sysexits.h` calls EX_USAGE.
+const USAGE: u8 = 64;
+
+/// Bridges between TCP and RDMA.
+///
+/// A side is tcp://HOST:PORT, tls://HOST:PORT or rdma://HOST:PORT.
+#[derive(Parser)]
+#[command(
+    name = "valkey-rdma-bridge",
+    version,
+    after_help = "Examples:
+  TCP clients to a server's RDMA port:
+    valkey-rdma-bridge --listen tcp://127.0.0.1:6390 --connect rdma://192.0.2.1:6379
+  RDMA clients to a server that speaks TCP alone:
+    valkey-rdma-bridge --listen rdma://192.0.2.1:6379 --connect tcp://127.0.0.1:6379
+  No RDMA device: TCP clients to a TCP server, with Valkey's RDMA protocol in between, on a fabric inside the process:
+    valkey-rdma-bridge --softsim --listen tcp://127.0.0.1:6390 --connect tcp://127.0.0.1:6379
+
+Signals: SIGTERM or SIGINT drains and ends, a second one ends at once; SIGUSR1 prints the counters.
+Exit status: 0 ended as told, 1 cannot listen or the listener failed, 64 wrong arguments."
+)]
+struct Arguments {
+    /// Where clients connect to; port 0 takes a free one, which is printed.
+    #[arg(long)]
+    listen: Place,
+    /// Where the server is.
+    #[arg(long)]
+    connect: Place,
+    /// Put an RDMA connection on a fabric inside this process between two sides of TCP or TLS. Needs no device.
+    #[arg(long)]
+    softsim: bool,
+    /// Clients at the same time; one more gets an error reply.
+    #[arg(long, default_value_t = Settings::default().max_connections)]
+    max_connections: usize,
+    /// Seconds that the connection to the server, or a TLS handshake, may take.
+    #[arg(long, value_parser = seconds, default_value = "5")]
+    connect_timeout: Duration,
+    /// Seconds that either side may take nothing while there are bytes for it.
+    #[arg(long, value_parser = seconds, default_value = "60")]
+    stall: Duration,
+    /// Seconds without a reply after which the server's RDMA connection ends, once a client of TCP has ended its own direction.
+    #[arg(long, value_parser = seconds, default_value = "0.2")]
+    quiet: Duration,
+    /// Seconds that clients have to end by themselves after SIGTERM.
+    #[arg(long, value_parser = seconds, default_value = "30")]
+    drain: Duration,
+    /// The certificate chain for clients of tls:// (PEM).
+    #[arg(long, requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// The private key of the certificate (PEM).
+    #[arg(long, requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+    /// The authorities that a server behind tls:// is certified by (PEM).
+    #[arg(long)]
+    tls_ca: Option<PathBuf>,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| "seconds, such as 2.5")?;
+    Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    tracing_subscriber::fmt()
+        .with_env_filter(
+            tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into()),
+        )
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .init();
+    let arguments = Arguments::parse();
+    let rdma = [&arguments.listen, &arguments.connect].iter().any(|place| place.carrier == Carrier::Rdma);
+    if rdma == arguments.softsim {
+        eprintln!(
+            "{}",
+            if rdma {
+                "--softsim puts RDMA between two sides of TCP or TLS: neither may be rdma://"
+            } else {
+                "neither side is rdma://; with --softsim there is RDMA in between"
+            }
+        );
+        return ExitCode::from(USAGE);
+    }
+    let done = if arguments.softsim { through_softsim(arguments).await } else { bridge(arguments).await };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+type Failure = Box<dyn std::error::Error>;
+
+async fn bridge(arguments: Arguments) -> Result<(), Failure> {
+    let settings = arguments.settings();
+    let bridge = Bridge::bind(&Verbs::load()?, &arguments.listen, arguments.connect, &settings).await?;
+    serve(bridge).await
+}
+
+/// Two bridges, with RDMA between them: clients are on the first, the server is behind the second.
+async fn through_softsim(arguments: Arguments) -> Result<(), Failure> {
+    let settings = arguments.settings();
+    let fabric = Fabric::new();
+    let [near, far] = ["192.0.2.1", "192.0.2.2"].map(|address| address.parse());
+    let (near, far) = (fabric.host(&[near?]), far?);
+    let middle: Place = "rdma://192.0.2.2:6379".parse()?;
+    let second = Bridge::bind(&fabric.host(&[far]), &middle, arguments.connect, &settings).await?;
+    let first = Bridge::bind(&near, &arguments.listen, middle, &settings).await?;
+    // Ends with the process: by then, the first has drained.
+    let second = tokio::spawn(second.serve(std::future::pending()));
+    let served = serve(first).await;
+    second.abort();
+    served
+}
+
+/// Serves until a signal says otherwise.
+async fn serve<B: Descriptors>(bridge: Bridge<B>) -> Result<(), Failure> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut print = signal(SignalKind::user_defined1())?;
+    println!("listening on {}", bridge.place()?);
+    let counters = bridge.counters();
+    let (stop, stopped) = oneshot::channel::<()>();
+    let mut stop = Some(stop);
+    // A sender that is dropped says it too.
+    let mut serving = pin!(bridge.serve(async { drop(stopped.await) }));
+    let result = loop {
+        tokio::select! {
+            result = &mut serving => break result,
+            _ = print.recv() => {
+                println!("{}", counters.snapshot());
+                continue;
+            }
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        if stop.take().is_none() {
+            break Ok(());
+        }
+    };
+    println!("{}", counters.snapshot());
+    Ok(result?)
+}
+
+impl Arguments {
+    fn settings(&self) -> Settings {
+        let mut settings = Settings::default();
+        settings.max_connections = self.max_connections;
+        settings.connect_timeout = self.connect_timeout;
+        settings.stall = self.stall;
+        settings.quiet = self.quiet;
+        settings.drain = self.drain;
+        settings.tls = TlsFiles {
+            identity: self.tls_cert.clone().zip(self.tls_key.clone()),
+            authorities: self.tls_ca.clone(),
+        };
+        settings
+    }
+}

@@ -1,0 +1,119 @@
+//! Where a bridge listens and where it connects to.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::str::FromStr;
+
+use crate::error::Error;
+
+/// One side of a bridge: `tcp://HOST:PORT`, `tls://HOST:PORT` or `rdma://HOST:PORT`. An IPv6 address stands in brackets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// What carries the bytes.
+    pub carrier: Carrier,
+    /// A name or an address.
+    pub host: String,
+    /// The port; 0 takes a free one to listen on.
+    pub port: u16,
+}
+
+/// What carries the bytes on one side of a bridge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Carrier {
+    /// TCP.
+    Tcp,
+    /// TLS over TCP.
+    Tls,
+    /// Valkey's protocol over RDMA.
+    Rdma,
+}
+
+impl Place {
+    /// `HOST:PORT`, as resolvers take it.
+    pub(crate) fn authority(&self) -> String {
+        if self.host.contains(':') {
+            format!("[{}]:{}", self.host, self.port)
+        } else {
+            format!("{}:{}", self.host, self.port)
+        }
+    }
+
+    /// An address on this carrier.
+    pub(crate) fn at(carrier: Carrier, address: SocketAddr) -> Self {
+        Self { carrier, host: address.ip().to_string(), port: address.port() }
+    }
+}
+
+impl FromStr for Place {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let wrong = || Error::Place { text: text.into() };
+        let (scheme, authority) = text.split_once("://").ok_or_else(wrong)?;
+        let carrier = match scheme {
+            "tcp" => Carrier::Tcp,
+            "tls" => Carrier::Tls,
+            "rdma" => Carrier::Rdma,
+            _ => return Err(wrong()),
+        };
+        let (host, port) = authority.trim_end_matches('/').rsplit_once(':').ok_or_else(wrong)?;
+        let bare = match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
+            Some(inner) => inner,
+            // Without brackets, nobody can tell where an IPv6 address ends.
+            None if host.contains(':') => return Err(wrong()),
+            None => host,
+        };
+        if bare.is_empty() || bare.contains(['/', '@']) {
+            return Err(wrong());
+        }
+        Ok(Self { carrier, host: bare.into(), port: port.parse().map_err(|_| wrong())? })
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}://{}", self.carrier, self.authority())
+    }
+}
+
+impl fmt::Display for Carrier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Tcp => "tcp",
+            Self::Tls => "tls",
+            Self::Rdma => "rdma",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_written_as_they_are_read() {
+        for text in ["tcp://127.0.0.1:6390", "tls://cache.example:0", "rdma://[2001:db8::1]:6379"] {
+            assert_eq!(text.parse::<Place>().expect(text).to_string(), text);
+        }
+        let slash: Place = "rdma://192.0.2.1:6379/".parse().expect("a slash at the end is harmless");
+        assert_eq!(slash.to_string(), "rdma://192.0.2.1:6379");
+    }
+
+    #[test]
+    fn what_is_no_place_is_named() {
+        for text in [
+            "127.0.0.1:6390",
+            "http://a:1",
+            "tcp://a",
+            "tcp://:1",
+            "tcp://a:65536",
+            "tcp://::1:6379",
+            "tcp://user@a:1",
+            "tcp://a:1/0",
+            "",
+        ] {
+            let error = text.parse::<Place>().expect_err(text).to_string();
+            assert!(error.contains(&format!("{text:?}")), "{error}");
+        }
+    }
+}

@@ -1,0 +1,328 @@
+//! Clients of TCP and a server of TCP, with Valkey's RDMA protocol between them: what arrives, how each kind of end travels, what is
+//! refused.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use kv_store::Store;
+use rdma_bridge::{Bridge, Counters, Place, Settings, Snapshot, TlsFiles};
+use rdma_softsim::{Fabric, SoftSim};
+use redis::{AsyncCommands, AsyncConnectionConfig};
+use tokio::sync::oneshot;
+use tokio::task::{JoinHandle, spawn_blocking};
+
+const LIMIT: Duration = Duration::from_secs(30);
+const LOOPBACK: &str = "tcp://127.0.0.1:0";
+const MIDDLE: &str = "rdma://192.0.2.2:6379";
+
+/// A server of TCP: each client has a thread that `serve` runs on.
+fn server(serve: impl Fn(TcpStream) + Send + Sync + 'static) -> Place {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("bound");
+    let serve = Arc::new(serve);
+    thread::spawn(move || {
+        for client in listener.incoming() {
+            let (client, serve) = (client.expect("a client"), Arc::clone(&serve));
+            thread::spawn(move || serve(client));
+        }
+    });
+    format!("tcp://{address}").parse().expect("a place")
+}
+
+fn store() -> Place {
+    let store = Store::default();
+    server(move |client| {
+        client.set_nodelay(true).expect("a socket");
+        // A client that leaves in the middle is no failure of the store.
+        let _left = store.serve(client);
+    })
+}
+
+/// TCP to RDMA, and RDMA to the server.
+struct Chain {
+    address: SocketAddr,
+    counters: Arc<Counters>,
+    stop: Option<oneshot::Sender<()>>,
+    serving: JoinHandle<()>,
+}
+
+impl Chain {
+    async fn new(server: Place, settings: &Settings) -> Self {
+        let fabric = Fabric::new();
+        let [near, far] = ["192.0.2.1", "192.0.2.2"]
+            .map(|address| -> SoftSim { fabric.host(&[address.parse().expect("an address")]) });
+        let middle: Place = MIDDLE.parse().expect("a place");
+        let second = Bridge::bind(&far, &middle, server, &Settings::default()).await.expect("a port");
+        tokio::spawn(second.serve(std::future::pending()));
+        Self::of(&near, middle, settings).await
+    }
+
+    async fn of(backend: &SoftSim, server: Place, settings: &Settings) -> Self {
+        let listen = LOOPBACK.parse().expect("a place");
+        let bridge = Bridge::bind(backend, &listen, server, settings).await.expect("a port");
+        let place = bridge.place().expect("bound");
+        let address = SocketAddr::new(place.host.parse().expect("an address"), place.port);
+        let counters = bridge.counters();
+        let (stop, stopped) = oneshot::channel();
+        let serving = tokio::spawn(async {
+            bridge.serve(async { drop(stopped.await) }).await.expect("nothing befell the listener");
+        });
+        Self { address, counters, stop: Some(stop), serving }
+    }
+
+    fn connect(&self) -> TcpStream {
+        let client = TcpStream::connect(self.address).expect("the bridge listens");
+        client.set_read_timeout(Some(LIMIT)).expect("a socket");
+        client
+    }
+
+    /// Waits until the counters are as they should be.
+    async fn until(&self, reached: impl Fn(&Snapshot) -> bool) {
+        let look = async {
+            while !reached(&self.counters.snapshot()) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        if tokio::time::timeout(LIMIT, look).await.is_err() {
+            panic!("still {}", self.counters.snapshot());
+        }
+    }
+}
+
+/// Reads until the end.
+async fn rest(mut client: TcpStream) -> std::io::Result<Vec<u8>> {
+    let read = move || {
+        let mut bytes = Vec::new();
+        client.read_to_end(&mut bytes).map(|_| bytes)
+    };
+    spawn_blocking(read).await.expect("no panic")
+}
+
+/// redis-rs waits half a second for a reply unless told otherwise; a busy machine may need longer.
+fn patient() -> AsyncConnectionConfig {
+    AsyncConnectionConfig::new().set_response_timeout(Some(LIMIT)).set_connection_timeout(Some(LIMIT))
+}
+
+fn settings(change: impl FnOnce(&mut Settings)) -> Settings {
+    let mut settings = Settings::default();
+    change(&mut settings);
+    settings
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_of_tcp_reach_a_server_over_rdma() {
+    let chain = Chain::new(store(), &Settings::default()).await;
+    let client = redis::Client::open(format!("redis://{}", chain.address)).expect("a URL");
+    let mut tasks = tokio::task::JoinSet::new();
+    for number in 0..20_usize {
+        let client = client.clone();
+        tasks.spawn(async move {
+            let mut connection =
+                client.get_multiplexed_async_connection_with_config(&patient()).await.expect("connects");
+            // Values around the sizes of windows and buffers, all bytes compared.
+            for size in [0, 1, 32 << 10, (1 << 20) - 1, (1 << 20) + number] {
+                let value: Vec<u8> = (0..size).map(|at| (at * 31 + number) as u8).collect();
+                let key = format!("key:{number}:{size}");
+                let () = connection.set(&key, &value).await.expect("stored");
+                let back: Vec<u8> = connection.get(&key).await.expect("read");
+                assert!(back == value, "{key}");
+            }
+        });
+    }
+    while let Some(task) = tasks.join_next().await {
+        task.expect("no panic");
+    }
+    chain.until(|now| now.ended == 20 && now.open == 0).await;
+    let now = chain.counters.snapshot();
+    assert_eq!((now.accepted, now.failed, now.refused, now.unreachable), (20, 0, 0, 0), "{now}");
+    assert!(now.forward > 20 << 21 && now.backward > 20 << 21, "{now}");
+}
+
+/// `printf … | nc -N`: the client ends its own direction at once, and reads on.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_ends_its_own_direction_gets_every_reply() {
+    let chain = Chain::new(store(), &settings(|settings| settings.quiet = Duration::from_secs(3))).await;
+    let mut client = chain.connect();
+    client.write_all(&b"*1\r\n$4\r\nPING\r\n".repeat(1000)).expect("written");
+    client.shutdown(Shutdown::Write).expect("a socket");
+    let replies = rest(client).await.expect("an orderly end");
+    assert_eq!(replies, b"+PONG\r\n".repeat(1000));
+    chain.until(|now| now.ended == 1).await;
+}
+
+/// What the server sent before its end arrives, though the client goes on sending.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_ends_is_heard_to_its_last_byte() {
+    let last = server(|mut client| {
+        let mut first = [0; 1];
+        client.read_exact(&mut first).expect("a byte");
+        client.write_all(&[b'x'; 300_000]).expect("written");
+        client.shutdown(Shutdown::Write).expect("a socket");
+        // Reads on, so that its own end is orderly.
+        let _ended = std::io::copy(&mut client, &mut std::io::sink());
+    });
+    let chain = Chain::new(last, &Settings::default()).await;
+    let mut client = chain.connect();
+    client.write_all(b"1234567890").expect("written");
+    assert_eq!(rest(client).await.expect("an orderly end").len(), 300_000);
+    chain.until(|now| now.ended == 1).await;
+}
+
+/// A server whose connection breaks must not look like one that ended.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reset_travels() {
+    let broken = server(|mut client| {
+        client.write_all(b"$100\r\nhalf of a").expect("written");
+        let mut first = [0; 1];
+        client.read_exact(&mut first).expect("a byte");
+        let socket = socket2::SockRef::from(&client);
+        socket.set_linger(Some(Duration::ZERO)).expect("a socket");
+    });
+    let backend = Fabric::new().host(&["192.0.2.1".parse().expect("an address")]);
+    let chain = Chain::of(&backend, broken, &Settings::default()).await;
+    let mut client = chain.connect();
+    let mut half = [0; 15];
+    client.read_exact(&mut half).expect("half of a reply");
+    client.write_all(b"1").expect("written");
+    let error = rest(client).await.expect_err("a reset");
+    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+    chain.until(|now| now.failed == 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_client_too_many_is_told_so() {
+    let chain = Chain::new(store(), &settings(|settings| settings.max_connections = 1)).await;
+    let mut first = chain.connect();
+    first.write_all(b"*1\r\n$4\r\nPING\r\n").expect("written");
+    let mut pong = [0; 7];
+    first.read_exact(&mut pong).expect("served");
+    let second = chain.connect();
+    assert_eq!(rest(second).await.expect("an end"), b"-ERR max number of clients reached\r\n");
+    drop(first);
+    chain.until(|now| now.open == 0).await;
+    let third = chain.connect();
+    (&third).write_all(b"*1\r\n$4\r\nQUIT\r\n").expect("written");
+    assert_eq!(rest(third).await.expect("an end"), b"+OK\r\n");
+    assert_eq!(chain.counters.snapshot().refused, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_is_told_why_there_is_no_server() {
+    let backend = Fabric::new().host(&["192.0.2.1".parse().expect("an address")]);
+    let nobody = MIDDLE.parse().expect("a place");
+    let chain = Chain::of(&backend, nobody, &Settings::default()).await;
+    let said = rest(chain.connect()).await.expect("an end");
+    let said = String::from_utf8_lossy(&said);
+    assert!(said.starts_with("-ERR no connection to rdma://192.0.2.2:6379: "), "{said}");
+    assert!(said.ends_with("\r\n") && said.lines().count() == 1, "{said}");
+    chain.until(|now| now.unreachable == 1).await;
+}
+
+/// A client that never reads holds its server for as long as the limit says, and no longer.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_never_reads_is_ended() {
+    let stopped = Arc::new(AtomicBool::new(false));
+    let noted = Arc::clone(&stopped);
+    let endless = server(move |mut client| {
+        while client.write_all(&[b'x'; 65536]).is_ok() {}
+        noted.store(true, Ordering::Release);
+    });
+    let short = settings(|settings| settings.stall = Duration::from_millis(300));
+    let chain = Chain::new(endless, &short).await;
+    let client = chain.connect();
+    chain.until(|now| now.failed == 1).await;
+    while !stopped.load(Ordering::Acquire) {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    drop(client);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bridge_that_ends_lets_its_clients_finish() {
+    let mut chain = Chain::new(store(), &Settings::default()).await;
+    let mut client = chain.connect();
+    client.write_all(b"*1\r\n$4\r\nPING\r\n").expect("written");
+    let mut pong = [0; 7];
+    client.read_exact(&mut pong).expect("served");
+    chain.stop.take().expect("not stopped yet").send(()).expect("it serves");
+    while TcpStream::connect(chain.address).is_ok() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    client.write_all(b"*1\r\n$4\r\nPING\r\n").expect("written");
+    client.read_exact(&mut pong).expect("still served");
+    drop(client);
+    tokio::time::timeout(LIMIT, chain.serving).await.expect("ends").expect("no panic");
+    assert_eq!(chain.counters.snapshot().open, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bridge_that_has_waited_ends_its_clients() {
+    let mut chain =
+        Chain::new(store(), &settings(|settings| settings.drain = Duration::from_millis(50))).await;
+    let mut client = chain.connect();
+    client.write_all(b"*1\r\n$4\r\nPING\r\n").expect("written");
+    let mut pong = [0; 7];
+    client.read_exact(&mut pong).expect("served");
+    chain.stop.take().expect("not stopped yet").send(()).expect("it serves");
+    tokio::time::timeout(LIMIT, &mut chain.serving).await.expect("ends").expect("no panic");
+    assert!(rest(client).await.map_or(true, |bytes| bytes.is_empty()));
+}
+
+/// TLS on the clients' side, and on the server's side of a second bridge: two bridges and RDMA between them.
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_of_tls_reach_a_server_of_tls() {
+    let file = |name: &str| [env!("CARGO_MANIFEST_DIR"), "/tests/certificates/", name].concat().into();
+    let tls = || {
+        settings(|settings| {
+            settings.tls = TlsFiles {
+                identity: Some((file("server.pem"), file("server.key.pem"))),
+                authorities: Some(file("authority.pem")),
+            };
+        })
+    };
+    let backend = Fabric::new().host(&["192.0.2.1".parse().expect("an address")]);
+    let bind = |listen: Place, connect: Place| {
+        let backend = backend.clone();
+        async move {
+            let bridge = Bridge::bind(&backend, &listen, connect, &tls()).await.expect("a port");
+            let place = bridge.place().expect("bound");
+            tokio::spawn(bridge.serve(std::future::pending()));
+            place
+        }
+    };
+    let parse = |text: &str| -> Place { text.parse().expect("a place") };
+    // From the server outwards: TLS to TCP, RDMA to TLS, TLS to RDMA, and TCP to TLS for a client that has no TLS.
+    let server = bind(parse("tls://127.0.0.1:0"), store()).await;
+    let middle = bind(parse("rdma://192.0.2.1:6379"), named(&server)).await;
+    let client = bind(parse("tls://127.0.0.1:0"), middle).await;
+    let plain = bind(parse(LOOPBACK), named(&client)).await;
+    let client = redis::Client::open(format!("redis://{}:{}", plain.host, plain.port)).expect("a URL");
+    let mut connection =
+        client.get_multiplexed_async_connection_with_config(&patient()).await.expect("connects");
+    let value = vec![7_u8; 3 << 20];
+    let () = connection.set("key", &value).await.expect("stored");
+    assert!(connection.get::<_, Vec<u8>>("key").await.expect("read") == value);
+}
+
+/// The place by the name in its certificate.
+fn named(place: &Place) -> Place {
+    Place { host: "localhost".into(), ..place.clone() }
+}
+
+#[tokio::test]
+async fn what_is_missing_for_tls_is_named() {
+    let backend = Fabric::new().host(&["192.0.2.1".parse().expect("an address")]);
+    let secure: Place = "tls://127.0.0.1:0".parse().expect("a place");
+    let rdma: Place = MIDDLE.parse().expect("a place");
+    for (listen, connect, message) in [
+        (&secure, &rdma, "tls://127.0.0.1:0 needs a certificate with its key"),
+        (&rdma, &secure, "tls://127.0.0.1:0 needs the authorities that its server is certified by"),
+    ] {
+        let bound = Bridge::bind(&backend, listen, connect.clone(), &Settings::default()).await;
+        assert_eq!(bound.err().expect("refused").to_string(), message);
+    }
+}

@@ -1,0 +1,67 @@
+//! The endpoints that connections share.
+
+use std::fmt;
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rdma_conn::{AsyncEndpoint, Descriptors, Limits, WeakAsyncEndpoint};
+use tokio::runtime::{Handle, Id};
+
+/// The endpoint of each runtime, for as long as anything is on it.
+type PerRuntime<B> = Vec<(Id, WeakAsyncEndpoint<B>)>;
+
+/// RDMA as a program has it, for its [`Client`](crate::Client)s: all connections that are made on one tokio runtime share an
+/// [`AsyncEndpoint`], and so an event channel, a task that drives them, and a completion queue for each 64 of them. Each has a queue
+/// pair, a protection domain and memory of its own.
+///
+/// Made from a backend. Clones share endpoints; so do clients that are given clones, and clones of one client.
+///
+/// An endpoint is made with the first connection on a runtime and goes with the last. One that failed is replaced by the next
+/// connection. Runtimes share none, because a runtime that does not run drives nothing, and connections elsewhere would wait for it.
+pub struct Endpoints<B: Descriptors> {
+    backend: B,
+    /// Those that were made, by runtime.
+    made: Arc<Mutex<PerRuntime<B>>>,
+}
+
+impl<B: Descriptors> From<B> for Endpoints<B> {
+    fn from(backend: B) -> Self {
+        Self { backend, made: Arc::default() }
+    }
+}
+
+impl<B: Descriptors> Endpoints<B> {
+    /// The endpoint of the runtime that this is called on.
+    pub(crate) fn current(&self) -> io::Result<AsyncEndpoint<B>> {
+        let runtime = Handle::try_current().map_err(io::Error::other)?.id();
+        // Each change is one whole step.
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut found = None;
+        made.retain(|(id, endpoint)| {
+            let endpoint = endpoint.upgrade();
+            let exists = endpoint.is_some();
+            if *id == runtime {
+                found = endpoint;
+            }
+            exists
+        });
+        if let Some(endpoint) = found {
+            return Ok(endpoint);
+        }
+        let endpoint = AsyncEndpoint::new(&self.backend, Limits::NONE)?;
+        made.push((runtime, endpoint.downgrade()));
+        Ok(endpoint)
+    }
+}
+
+impl<B: Descriptors> Clone for Endpoints<B> {
+    fn clone(&self) -> Self {
+        Self { backend: self.backend.clone(), made: Arc::clone(&self.made) }
+    }
+}
+
+impl<B: Descriptors> fmt::Debug for Endpoints<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Endpoints").field("made", &self.made).finish_non_exhaustive()
+    }
+}

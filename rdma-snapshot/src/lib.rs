@@ -1,0 +1,30 @@
+#![doc = include_str!("../README.md")]
+#![forbid(unsafe_code)]
+
+pub mod auth;
+mod channel;
+mod error;
+pub mod publisher;
+pub mod reader;
+pub mod run;
+mod source;
+#[cfg(test)]
+mod tests;
+pub mod valkey;
+mod wait;
+pub mod wire;
+
+pub use auth::Secret;
+pub use error::Error;
+pub use publisher::Publisher;
+pub use reader::{Have, Landed, Offer, Reader};
+pub use source::{FileSink, FileSource, Piece, Sink, Source};
+pub use wait::Waker;
+
+/// Bytes that nobody can foresee.
+fn random<const N: usize>() -> Result<[u8; N], Error> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes)
+        .map_err(|error| Error::Source(std::sync::Arc::new(std::io::Error::other(error.to_string()))))?;
+    Ok(bytes)
+}

@@ -1,0 +1,257 @@
+//! `valkey-rdma-sync`: replicas built by one-sided RDMA READ.
+
+mod report;
+
+use std::io::{self, Read};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use rdma_snapshot::run::{Publish, Pull, Republish, Stop, publish, pull};
+use rdma_snapshot::valkey::{LiveSink, LiveSource, Server, Target};
+use rdma_snapshot::wire::{Content, Layout};
+use rdma_snapshot::{Error, FileSink, FileSource, Secret, publisher, reader};
+use rdma_verbs::Verbs;
+use report::Report;
+
+#[derive(Parser)]
+#[command(name = "valkey-rdma-sync", version, about = "Builds replicas of a Valkey by one-sided RDMA READ")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Publishes a snapshot for others to pull.
+    Publish(PublishArguments),
+    /// Pulls a snapshot that somebody publishes.
+    Pull(PullArguments),
+}
+
+/// What both sides have.
+#[derive(Args)]
+struct Common {
+    /// A file with the secret that both sides must have. Without it anybody may pull.
+    #[arg(long)]
+    secret_file: Option<PathBuf>,
+    /// READs under way at a time, at most.
+    #[arg(long, default_value_t = 16)]
+    depth: u8,
+    /// How far it is, and what came of it, as lines of JSON on standard output.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args)]
+#[group(id = "source", required = true, multiple = false, args = ["file", "rdb", "from"])]
+struct PublishArguments {
+    /// The address of an RDMA device, and a port.
+    #[arg(long)]
+    bind: SocketAddr,
+    /// Publishes any file.
+    #[arg(long)]
+    file: Option<PathBuf>,
+    /// Publishes an RDB file, which can be pulled into a Valkey.
+    #[arg(long)]
+    rdb: Option<PathBuf>,
+    /// Publishes what a live Valkey has: valkey://USER:PASSWORD@HOST:PORT, of which HOST is enough.
+    #[arg(long)]
+    from: Option<String>,
+    /// Publishes the writes after the snapshot too, until SIGINT; then readers end where the Valkey is at that moment.
+    #[arg(long, requires = "from")]
+    follow: bool,
+    /// How the table is laid out.
+    #[arg(long, value_enum, default_value = "chunks")]
+    layout: LayoutName,
+    /// Bytes in a chunk.
+    #[arg(long, default_value_t = 1 << 20, value_parser = clap::value_parser!(u32).range(4096..=64 << 20))]
+    chunk_size: u32,
+    /// Bytes of memory for the snapshot and the writes after it, at most.
+    #[arg(long, default_value_t = 1 << 40)]
+    memory: u64,
+    /// Ends when so many readers have had everything. Without this and --keep: at SIGINT.
+    #[arg(long)]
+    readers: Option<usize>,
+    /// Ends so many seconds after everything is published, whoever still reads.
+    #[arg(long)]
+    keep: Option<u64>,
+    /// Readers at the same time.
+    #[arg(long, default_value_t = 64)]
+    max_readers: usize,
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(Args)]
+#[group(id = "sink", required = true, multiple = false, args = ["file", "rdb", "into"])]
+struct PullArguments {
+    /// Publishers of the snapshot, host:port; after a cut it goes on with the next.
+    #[arg(required = true)]
+    publishers: Vec<String>,
+    /// Pulls into a file.
+    #[arg(long)]
+    file: Option<PathBuf>,
+    /// Pulls into a file, an RDB for a Valkey to start with.
+    #[arg(long)]
+    rdb: Option<PathBuf>,
+    /// Pulls into a live Valkey: valkey://USER:PASSWORD@HOST:PORT, of which HOST is enough.
+    #[arg(long)]
+    into: Option<String>,
+    /// Replaces what is there.
+    #[arg(long)]
+    replace: bool,
+    /// The address of this machine that the Valkey connects to.
+    #[arg(long, requires = "into")]
+    serve_on: Option<IpAddr>,
+    /// Compares the snapshot's digest, and not only the CRC of every chunk.
+    #[arg(long)]
+    verify: bool,
+    /// Attempts without progress, after which it gives up.
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
+    attempts: u32,
+    /// Hands on what was pulled: the address of the same RDMA device, and a port.
+    #[arg(long)]
+    republish: Option<SocketAddr>,
+    /// Ends when so many readers have had everything from here.
+    #[arg(long, default_value_t = 1, requires = "republish")]
+    republish_readers: usize,
+    /// Or so many seconds after everything was pulled.
+    #[arg(long, default_value_t = 60, requires = "republish")]
+    republish_keep: u64,
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum LayoutName {
+    /// Chunks with CRCs, which can be read while the next are made, and handed on.
+    Chunks,
+    /// The table of the paper: addresses in front, areas of 4 MiB behind. Files only, no CRCs.
+    Rcp,
+}
+
+fn main() -> ExitCode {
+    tracing_subscriber::fmt()
+        .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
+        .with_writer(io::stderr)
+        .init();
+    let outcome = match Cli::parse().command {
+        Command::Publish(arguments) => run_publish(&arguments),
+        Command::Pull(arguments) => run_pull(arguments),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("valkey-rdma-sync: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// A secret is a file's bytes without the white space around them.
+fn secret(common: &Common) -> io::Result<Secret> {
+    let Some(path) = &common.secret_file else { return Ok(Secret::default()) };
+    let mut bytes = Vec::new();
+    std::fs::File::open(path)?.take(64 << 10).read_to_end(&mut bytes)?;
+    let bytes = bytes.trim_ascii();
+    if bytes.is_empty() {
+        return Err(io::Error::other(format!("{} has no secret in it", path.display())));
+    }
+    Ok(Secret::new(bytes))
+}
+
+fn run_publish(arguments: &PublishArguments) -> Result<(), Box<dyn std::error::Error>> {
+    let layout = match arguments.layout {
+        LayoutName::Chunks => Layout::Chunks,
+        LayoutName::Rcp => Layout::Rcp,
+    };
+    let (stop, withdraw) = (Stop::default(), Stop::default());
+    let how = Publish {
+        config: publisher::Config {
+            secret: secret(&arguments.common)?,
+            readers: arguments.max_readers,
+            depth: arguments.common.depth,
+            memory: arguments.memory,
+            ..publisher::Config::default()
+        },
+        layout,
+        chunk_size: arguments.chunk_size,
+        readers: arguments.readers,
+        keep: arguments.keep.map(Duration::from_secs),
+        stop: stop.clone(),
+        withdraw: withdraw.clone(),
+    };
+    // The first SIGINT ends the log; where there is none, or the second time, everything ends.
+    if arguments.follow {
+        signal_hook::flag::register_conditional_shutdown(signal_hook::consts::SIGINT, 1, withdraw.flag())?;
+        signal_hook::flag::register_conditional_default(signal_hook::consts::SIGINT, stop.flag())?;
+        signal_hook::flag::register(signal_hook::consts::SIGINT, stop.flag())?;
+    } else {
+        signal_hook::flag::register(signal_hook::consts::SIGINT, withdraw.flag())?;
+    }
+    signal_hook::flag::register(signal_hook::consts::SIGTERM, withdraw.flag())?;
+    let backend = Verbs::load()?;
+    let mut report = Report::new("published", arguments.common.json);
+    let bound = |address: SocketAddr| eprintln!("valkey-rdma-sync: publishing on {address}");
+    let told = &mut |progress: &_| report.tell(progress);
+    let published = match (&arguments.file, &arguments.rdb, &arguments.from) {
+        (Some(path), ..) => {
+            publish(&backend, arguments.bind, FileSource::open(path, Content::Bytes)?, &how, bound, told)
+        }
+        (_, Some(path), _) => {
+            publish(&backend, arguments.bind, FileSource::open(path, Content::Rdb)?, &how, bound, told)
+        }
+        (.., Some(url)) => {
+            let source = LiveSource::open(Server::new(url)?, arguments.follow)?;
+            publish(&backend, arguments.bind, source, &how, bound, told)
+        }
+        _ => return Err("nothing to publish".into()),
+    };
+    report.end(published)
+}
+
+fn run_pull(arguments: PullArguments) -> Result<(), Box<dyn std::error::Error>> {
+    let secret = secret(&arguments.common)?;
+    let depth = arguments.common.depth;
+    let stop = Stop::default();
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        signal_hook::flag::register(signal, stop.flag())?;
+    }
+    let republish = arguments.republish.map(|address| Republish {
+        address,
+        config: publisher::Config { secret: secret.clone(), depth, ..publisher::Config::default() },
+        readers: arguments.republish_readers,
+        keep: Duration::from_secs(arguments.republish_keep),
+    });
+    let how = Pull {
+        config: reader::Config { secret, depth, ..reader::Config::default() },
+        verify: arguments.verify,
+        attempts: arguments.attempts,
+        republish,
+        stop,
+        ..Pull::default()
+    };
+    let mut publishers = Vec::new();
+    for publisher in &arguments.publishers {
+        publishers.extend(publisher.to_socket_addrs().map_err(|error| format!("{publisher}: {error}"))?);
+    }
+    let backend = Verbs::load()?;
+    let mut report = Report::new("pulled", arguments.common.json);
+    let told = &mut |progress: &_| report.tell(progress);
+    let pulled: Result<_, Error> = match (arguments.file.or(arguments.rdb), arguments.into) {
+        (Some(path), _) => pull(&backend, &publishers, FileSink::new(path, arguments.replace), &how, told),
+        (None, Some(url)) => {
+            let target = Target {
+                server: Server::new(&url)?,
+                replace: arguments.replace,
+                serve_on: arguments.serve_on,
+            };
+            pull(&backend, &publishers, LiveSink::new(target), &how, told)
+        }
+        _ => return Err("nowhere to pull to".into()),
+    };
+    report.end(pulled)
+}

@@ -1,0 +1,71 @@
+//! Whole runs in real time: a source or a sink on a thread of its own beside the one that drives RDMA, so that making, moving and
+//! applying a snapshot overlap.
+
+mod publish;
+mod pull;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+pub use publish::{Publish, publish};
+pub use pull::{Pull, Republish, pull};
+
+/// Ends a run from elsewhere: from another thread or a signal handler.
+#[derive(Clone, Debug, Default)]
+pub struct Stop(Arc<AtomicBool>);
+
+impl Stop {
+    /// Asks for the end. The run notices within [`TICK`].
+    pub fn stop(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it was asked for.
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// The flag itself, for a signal handler.
+    #[must_use]
+    pub fn flag(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.0)
+    }
+}
+
+/// How often a run tells how far it is, and looks whether it shall end.
+pub const TICK: Duration = Duration::from_millis(200);
+
+/// How far a run is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Bytes: published, or read and verified.
+    pub bytes: u64,
+    /// Bytes that there will be before the log of later writes, if that is known.
+    pub total: Option<u64>,
+    /// Whether the snapshot is complete.
+    pub marked: bool,
+    /// Readers that read now.
+    pub readers: usize,
+    /// Readers that have had everything.
+    pub done: usize,
+    /// Time since the first byte.
+    pub elapsed: Duration,
+}
+
+impl Progress {
+    /// Bytes in a second, so far.
+    #[must_use]
+    pub fn rate(&self) -> f64 {
+        let seconds = self.elapsed.as_secs_f64();
+        if seconds > 0.0 { self.bytes as f64 / seconds } else { 0.0 }
+    }
+
+    /// How long the rest takes at that rate.
+    #[must_use]
+    pub fn left(&self) -> Option<Duration> {
+        let left = self.total?.saturating_sub(self.bytes) as f64;
+        Duration::try_from_secs_f64(left / self.rate()).ok()
+    }
+}

@@ -1,0 +1,223 @@
+//! Publishing from a source.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
+use std::time::Duration;
+
+use rdma_conn::Descriptors;
+
+use super::{Progress, Stop, TICK};
+use crate::error::Error;
+use crate::publisher::{self, Publisher};
+use crate::reader::{AREA, Offer};
+use crate::source::{Piece, Source};
+use crate::wait::Waker;
+use crate::wire::{Layout, Reason};
+
+/// Chunks that a source may be ahead of the memory that they are written to.
+const AHEAD: usize = 4;
+
+/// How a snapshot is published.
+#[derive(Clone, Debug)]
+pub struct Publish {
+    /// Settings of the publisher.
+    pub config: publisher::Config,
+    /// How the table is laid out.
+    pub layout: Layout,
+    /// Bytes in a chunk.
+    pub chunk_size: u32,
+    /// Ends when so many readers have had everything; never by itself if `None`.
+    pub readers: Option<usize>,
+    /// Ends when the table has been complete for so long, whoever still reads.
+    pub keep: Option<Duration>,
+    /// Ends the log of later writes, and then as above; a second time, everything.
+    pub stop: Stop,
+    /// Withdraws the snapshot at once.
+    pub withdraw: Stop,
+}
+
+impl Default for Publish {
+    fn default() -> Self {
+        Self {
+            config: publisher::Config::default(),
+            layout: Layout::Chunks,
+            chunk_size: 1 << 20,
+            readers: None,
+            keep: None,
+            stop: Stop::default(),
+            withdraw: Stop::default(),
+        }
+    }
+}
+
+/// What the source's thread hands over.
+enum Made {
+    Chunk(Vec<u8>),
+    Mark,
+    End,
+    Failed(io::Error),
+}
+
+/// Publishes what `source` gives on `address`, and tells `told` now and then how far it is. `bound` is told the address, before any
+/// reader is served.
+///
+/// # Errors
+/// The source failed, or there is no memory, or no RDMA. Readers are told.
+pub fn publish<B: Descriptors>(
+    backend: &B,
+    address: SocketAddr,
+    source: impl Source + 'static,
+    how: &Publish,
+    bound: impl FnOnce(SocketAddr),
+    told: &mut dyn FnMut(&Progress),
+) -> Result<Progress, Error> {
+    let mut publisher = Publisher::bind(backend, address, how.config.clone())?;
+    let rcp = how.layout == Layout::Rcp;
+    let chunk_size = if rcp { AREA } else { how.chunk_size };
+    let total = source.total();
+    if rcp {
+        let no_length =
+            io::Error::other("the seed's table cannot grow, so the length must be known: a file's is");
+        publisher.begin_mapping(total.ok_or_else(|| Error::Source(Arc::new(no_length)))?)?;
+    }
+    let offer = Offer {
+        layout: how.layout,
+        content: source.content(),
+        chunk_size,
+        total,
+        position: source.position(),
+    };
+    publisher.offer(None, offer)?;
+    bound(publisher.address());
+    let waker = Waker::new()?;
+    let (sender, made) = sync_channel(AHEAD);
+    let (stop, theirs) = (how.stop.clone(), waker.clone());
+    let thread = std::thread::Builder::new().name("source".into()).spawn(move || {
+        make(source, chunk_size as usize, &stop, &sender, &theirs);
+    });
+    thread.map_err(|error| Error::Source(Arc::new(error)))?;
+    let outcome = serve(backend, &mut publisher, &made, how, total, &waker, told);
+    if let Err(error) = &outcome {
+        let reason = if matches!(error, Error::Source(_)) { Reason::Failed } else { Reason::Resources };
+        publisher.withdraw(reason);
+    } else {
+        publisher.withdraw(Reason::Withdrawn);
+    }
+    publisher.drain(&waker)?;
+    outcome
+}
+
+/// Reads the source until its end, chunk by chunk.
+fn make(mut source: impl Source, chunk_size: usize, stop: &Stop, sender: &SyncSender<Made>, waker: &Waker) {
+    let hand_over = |made: Made| {
+        let sent = sender.send(made).is_ok();
+        waker.wake();
+        sent
+    };
+    let mut chunk = vec![0; chunk_size];
+    let mut filled = 0;
+    let (mut marked, mut stopped) = (false, false);
+    loop {
+        if stop.is_stopped() && !stopped {
+            stopped = true;
+            if let Err(error) = source.stop() {
+                hand_over(Made::Failed(error));
+                return;
+            }
+        }
+        let room = chunk.get_mut(filled..).unwrap_or_default();
+        let piece = match source.read(room) {
+            Ok(piece) => piece,
+            Err(error) => {
+                hand_over(Made::Failed(error));
+                return;
+            }
+        };
+        if let Piece::Bytes(count) = piece {
+            filled = chunk_size.min(filled + count);
+        }
+        // Before the mark chunks are full; behind it nothing waits for more.
+        let is_due = match piece {
+            Piece::Bytes(_) => filled == chunk_size,
+            Piece::Idle => marked,
+            Piece::Mark | Piece::End => true,
+        };
+        if is_due && filled > 0 {
+            chunk.truncate(filled);
+            if !hand_over(Made::Chunk(std::mem::replace(&mut chunk, vec![0; chunk_size]))) {
+                return;
+            }
+            filled = 0;
+        }
+        let also = match piece {
+            Piece::Mark => {
+                marked = true;
+                Made::Mark
+            }
+            Piece::End => Made::End,
+            _ => continue,
+        };
+        let over = matches!(also, Made::End);
+        if !hand_over(also) || over {
+            return;
+        }
+    }
+}
+
+fn serve<B: Descriptors>(
+    backend: &B,
+    publisher: &mut Publisher<B>,
+    made: &Receiver<Made>,
+    how: &Publish,
+    total: Option<u64>,
+    waker: &Waker,
+    told: &mut dyn FnMut(&Progress),
+) -> Result<Progress, Error> {
+    let mut progress = Progress { total, ..Progress::default() };
+    let begun = backend.now();
+    let mut ended = None;
+    let mut tell_at = begun;
+    loop {
+        waker.clear();
+        publisher.progress()?;
+        while ended.is_none() {
+            match made.try_recv() {
+                Ok(Made::Chunk(bytes)) => publisher.append(&bytes)?,
+                Ok(Made::Mark) => {
+                    publisher.mark()?;
+                    progress.marked = true;
+                }
+                Ok(Made::End) => {
+                    publisher.end();
+                    ended = Some(backend.now());
+                }
+                Ok(Made::Failed(error)) => return Err(Error::Source(Arc::new(error))),
+                Err(TryRecvError::Empty) => break,
+                Err(TryRecvError::Disconnected) => {
+                    return Err(Error::Source(Arc::new(io::Error::other("its thread ended early"))));
+                }
+            }
+            publisher.progress()?;
+        }
+        let now = backend.now();
+        let counts = publisher.counts();
+        progress.bytes = counts.bytes;
+        (progress.readers, progress.done) = (counts.reading, counts.done);
+        if ended.is_none() {
+            progress.elapsed = now.since(begun);
+        }
+        let served = how.readers.is_some_and(|readers| counts.done >= readers);
+        let kept = how.keep.zip(ended).is_some_and(|(keep, ended)| now.since(ended) >= keep);
+        let over = ended.is_some() && (served || kept) || how.withdraw.is_stopped();
+        if now >= tell_at || over {
+            tell_at = now.after(TICK);
+            told(&progress);
+        }
+        if over {
+            return Ok(progress);
+        }
+        publisher.wait(waker, Some(tell_at))?;
+    }
+}

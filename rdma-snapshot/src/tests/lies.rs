@@ -1,0 +1,295 @@
+//! Publishers that lie: what they say is refused by name, and no wrong byte is passed on.
+
+use proptest::prelude::*;
+use zerocopy::byteorder::network_endian::{U16, U32, U64};
+
+use super::*;
+use crate::reader::machine::{Machine, Order};
+use crate::wire::{Challenge, Entry, Frame, MAGIC, Mapping, Mark, VERSION, Welcome};
+
+/// A publisher with ten chunks, and what becomes of one reader after `lie` changed what readers are told.
+fn told(personality: Personality, lie: impl Fn(&mut crate::publisher::session::Log)) -> (Pull, Vec<u8>) {
+    let world = World::new(1, personality, 2, Vec::new());
+    let mut publisher = world.publisher(1, publisher::Config::default());
+    publisher.offer(None, offer(Layout::Chunks)).expect("an offer");
+    let bytes = content(1, 10_000);
+    for chunk in bytes.chunks(CHUNK as usize) {
+        publisher.append(chunk).expect("a chunk");
+    }
+    publisher.mark().expect("a mark");
+    publisher.end();
+    lie(&mut publisher.store.log);
+    let mut pulls = [world.pull(2, 1, reading())];
+    world.run(&mut publisher, &mut pulls);
+    let [pull] = pulls;
+    assert!(bytes.starts_with(&pull.bytes), "a wrong byte was passed on");
+    drop(publisher);
+    assert!(world.is_empty());
+    (pull, bytes)
+}
+
+/// VS-TABLE-002, VS-TABLE-003: entries that come twice, are missing, are empty, too long or reach beyond all memory.
+#[test]
+fn entries_that_cannot_be_are_refused() {
+    type Lie = fn(&mut Entry);
+    let lies: [Lie; 6] = [
+        |entry| entry.index = U64::new(entry.index.get() - 1),
+        |entry| entry.index = U64::new(entry.index.get() + 1),
+        |entry| entry.index = U64::new(u64::MAX),
+        |entry| entry.length = U32::new(0),
+        |entry| entry.length = U32::new(CHUNK + 1),
+        |entry| entry.address = U64::new(u64::MAX - 10),
+    ];
+    for lie in lies {
+        let (pull, _) = told(Personality::Ibta, |log| lie(&mut log.entries[5]));
+        assert!(matches!(pull.error, Some(Error::Lie(_))), "{:?}", pull.error);
+    }
+}
+
+/// VS-READ-002: an entry that names other bytes than it should.
+#[test]
+fn a_chunk_with_other_bytes_is_refused() {
+    for (at, lie) in [(0, "crc"), (5, "crc"), (9, "address")] {
+        let (pull, _) = told(Personality::Mlx5, |log| {
+            let other = log.entries[1].address;
+            let entry = &mut log.entries[at];
+            match lie {
+                "crc" => entry.crc = U32::new(entry.crc.get() ^ 1),
+                // The key is right for nothing but its own region, so the device refuses.
+                _ => entry.address = other,
+            }
+        });
+        // A READ that is refused may take those before it along, whose answers were under way.
+        let refused = match pull.error {
+            Some(Error::Corrupt { chunk }) => lie == "crc" && chunk == at as u64,
+            Some(Error::Read { chunk, .. }) => lie == "address" && chunk <= at as u64,
+            _ => false,
+        };
+        assert!(refused && pull.bytes.len() <= at * CHUNK as usize, "{:?}", pull.error);
+    }
+}
+
+/// Memory that the publisher does not have is refused by its device, and the chunk is named.
+#[test]
+fn a_key_that_opens_nothing_is_a_failed_read() {
+    for personality in Personality::ALL {
+        let (pull, _) = told(personality, |log| log.entries[4].rkey = U32::new(0xdead_beef));
+        assert!(
+            matches!(pull.error, Some(Error::Read { chunk: 0..=4, .. })),
+            "{personality:?}: {:?}",
+            pull.error
+        );
+    }
+}
+
+/// VS-TABLE-006: an end that is not where the chunks end.
+#[test]
+fn an_end_that_lies_is_refused() {
+    let (pull, _) = told(Personality::Ibta, |log| {
+        let mark = log.mark.as_mut().expect("a mark");
+        mark.bytes = U64::new(mark.bytes.get() + 1);
+    });
+    assert!(matches!(pull.error, Some(Error::Lie(_))), "{:?}", pull.error);
+}
+
+/// A machine that was welcomed to read `layout`.
+fn welcomed(layout: Layout, limits: reader::Limits) -> Machine {
+    let (machine, outcome) = greeted(layout, limits, &crate::Secret::default());
+    outcome.expect("a right welcome");
+    machine
+}
+
+/// VS-AUTH-002: a publisher that takes every reader, and cannot prove that it has the secret itself.
+#[test]
+fn a_publisher_without_the_secret_is_refused() {
+    let (_, outcome) = greeted(Layout::Chunks, reader::Limits::default(), &crate::Secret::new("another"));
+    assert!(matches!(outcome, Err(Error::Secret)), "{outcome:?}");
+}
+
+/// VS-TABLE-001: a reader that has a part of a snapshot goes on with no other, whatever the publisher thinks of that.
+#[test]
+fn another_snapshot_is_refused() {
+    let now = Instant::default();
+    let have = Have { snapshot: [9; 16], chunks: 3, bytes: 3000, mark: None };
+    let mut machine = Machine::new(reading(), have, [7; 32], now);
+    let outcome = machine.handle_frame(Frame::Challenge(CHALLENGE), now);
+    assert!(matches!(outcome, Err(Error::OtherSnapshot)), "{outcome:?}");
+}
+
+/// What a publisher of snapshot `[1; 16]` says first.
+const CHALLENGE: Challenge = Challenge {
+    magic: MAGIC,
+    version: U16::new(VERSION),
+    data_port: U16::new(1),
+    reserved: [0; 4],
+    snapshot: [1; 16],
+    nonce: [2; 32],
+};
+
+/// A machine, and what it made of a welcome from a publisher with this secret.
+fn greeted(layout: Layout, limits: reader::Limits, secret: &crate::Secret) -> (Machine, Result<(), Error>) {
+    let now = Instant::default();
+    let config = reader::Config { limits, ..reader::Config::default() };
+    let mut machine = Machine::new(config, Have::default(), [7; 32], now);
+    let Some(Order::Send(Frame::Hello(hello))) = machine.poll_order() else { panic!("no greeting") };
+    machine.handle_frame(Frame::Challenge(CHALLENGE), now).expect("challenged");
+    machine.handle_resolved("10.0.0.2:9".parse().expect("an address"), now);
+    let welcome = Welcome {
+        code: secret.publisher_code(&hello, &CHALLENGE),
+        layout: layout.number(),
+        content: Content::Bytes.number(),
+        reserved: [0; 2],
+        chunk_size: reader::AREA.into(),
+        lease: 1000.into(),
+        total: 0.into(),
+        history: [0; 40],
+        offset: 0.into(),
+    };
+    let outcome = machine.handle_frame(Frame::Welcome(welcome), now);
+    if outcome.is_ok() {
+        machine.handle_established(4, now).expect("established");
+        while machine.poll_order().is_some() {}
+    }
+    (machine, outcome)
+}
+
+fn mapping(address: u64, areas: u32, bytes: u64) -> Mapping {
+    Mapping { address: address.into(), rkey: 1.into(), areas: areas.into(), bytes: bytes.into() }
+}
+
+/// VS-RCP-002: a table of the seed's layout that is endless, wraps, or whose addresses point elsewhere or at each other.
+#[test]
+fn the_seeds_table_is_not_believed() {
+    let now = Instant::default();
+    let area = u64::from(reader::AREA);
+    for lie in [mapping(0, 0, 0), mapping(0, 2, area), mapping(0, 1, area + 1), mapping(u64::MAX - 8, 1, 1)] {
+        let mut machine = welcomed(Layout::Rcp, reader::Limits::default());
+        assert!(matches!(machine.handle_frame(Frame::Mapping(lie), now), Err(Error::Lie(_))), "{lie:?}");
+    }
+    let limits = reader::Limits { areas: 3, ..reader::Limits::default() };
+    let mut machine = welcomed(Layout::Rcp, limits);
+    let long = Frame::Mapping(mapping(0, 4, area * 4));
+    assert!(matches!(machine.handle_frame(long, now), Err(Error::TooMuch { .. })));
+
+    let right = [4096 + 16, 4096 + 16 + area];
+    let loops = [right[0], right[0]];
+    let back = [right[0], 4096];
+    let elsewhere = [right[0], right[1] + 8];
+    for (addresses, is_right) in [(right, true), (loops, false), (back, false), (elsewhere, false)] {
+        let mut machine = welcomed(Layout::Rcp, reader::Limits::default());
+        machine.handle_frame(Frame::Mapping(mapping(4096, 2, area + 5)), now).expect("a table");
+        let bytes: Vec<u8> = addresses.iter().flat_map(|address| address.to_be_bytes()).collect();
+        let outcome = machine.handle_addresses(&bytes, now);
+        assert_eq!(outcome.is_ok(), is_right, "{addresses:?}: {outcome:?}");
+        assert_eq!(machine.next_read().is_some(), is_right);
+    }
+}
+
+/// VS-TABLE-003: no more is taken than this side's limits, however it comes.
+#[test]
+fn a_table_beyond_the_limits_is_refused() {
+    let limits = reader::Limits { chunks: 3, bytes: 2500, chunk: reader::AREA, areas: 1 };
+    let entry = |index: u64, length: u32| Entry {
+        index: index.into(),
+        address: 0.into(),
+        rkey: 0.into(),
+        length: length.into(),
+        crc: 0.into(),
+        reserved: 0.into(),
+    };
+    for entries in [
+        vec![entry(0, 2501)],
+        (0..4).map(|index| entry(index, 1)).collect(),
+        vec![entry(0, 2000), entry(1, 501)],
+    ] {
+        let mut machine = welcomed(Layout::Chunks, limits);
+        let outcome = machine.handle_frame(Frame::Chunks(entries), Instant::default());
+        assert!(matches!(outcome, Err(Error::TooMuch { .. })), "{outcome:?}");
+    }
+}
+
+/// VS-TABLE-005: a publisher that announces without end is not listened to until there is room again.
+#[test]
+fn what_waits_to_be_read_is_bounded() {
+    let mut machine = welcomed(Layout::Chunks, reader::Limits::default());
+    let mut index = 0;
+    while machine.listens() {
+        let entries = (0..crate::wire::MOST_ENTRIES as u64).map(|one| Entry {
+            index: (index + one).into(),
+            address: 0.into(),
+            rkey: 0.into(),
+            length: 1.into(),
+            crc: 0.into(),
+            reserved: 0.into(),
+        });
+        machine.handle_frame(Frame::Chunks(entries.collect()), Instant::default()).expect("entries");
+        index += crate::wire::MOST_ENTRIES as u64;
+        assert!(index < 100_000, "it listens on");
+    }
+}
+
+/// Any frame, with numbers that are small, large, or at an edge.
+fn frames() -> impl Strategy<Value = Frame> {
+    let number = prop_oneof![0_u64..5, Just(u64::MAX), any::<u64>()];
+    let entry = (number.clone(), number.clone(), any::<u32>(), prop_oneof![0_u32..3, any::<u32>()]).prop_map(
+        |(index, address, rkey, length)| Entry {
+            index: index.into(),
+            address: address.into(),
+            rkey: rkey.into(),
+            length: length.into(),
+            crc: 0.into(),
+            reserved: 0.into(),
+        },
+    );
+    prop_oneof![
+        proptest::collection::vec(entry, 1..4).prop_map(Frame::Chunks),
+        (number.clone(), 0_u32..5, number.clone()).prop_map(|(a, b, c)| Frame::Mapping(mapping(a, b, c))),
+        (number.clone(), number.clone()).prop_map(|(chunks, bytes)| {
+            Frame::Mark(Mark { chunks: chunks.into(), bytes: bytes.into(), digest: [0; 32] })
+        }),
+        number.prop_map(|chunks| Frame::End(crate::wire::End { chunks: chunks.into() })),
+        Just(Frame::Alive),
+        Just(Frame::Done),
+        any::<u32>().prop_map(|reason| Frame::Refused(crate::wire::Refused { reason: reason.into() })),
+    ]
+}
+
+proptest! {
+    /// Whatever a publisher says, a machine neither panics nor takes a chunk out of its place.
+    #[test]
+    fn no_sequence_of_frames_breaks_a_reader(rcp: bool, frames in proptest::collection::vec(frames(), 0..20)) {
+        let layout = if rcp { Layout::Rcp } else { Layout::Chunks };
+        let now = Instant::default();
+        let mut machine = welcomed(layout, reader::Limits::default());
+        for frame in frames {
+            if machine.handle_frame(frame, now).is_err() {
+                return Ok(());
+            }
+            while let Some(order) = machine.poll_order() {
+                if let Order::ReadAddresses(_, length) = order
+                    && machine.handle_addresses(&vec![0; length as usize], now).is_err() {
+                    return Ok(());
+                }
+            }
+            while let Some(chunk) = machine.next_read() {
+                prop_assert!(chunk.length > 0 && chunk.length <= reader::AREA);
+                prop_assert_eq!(chunk.index, machine.have().chunks);
+                machine.posted(now);
+                machine.handle_chunk(&chunk, 0, now).expect("the CRC is right");
+            }
+        }
+    }
+
+    /// Whatever bytes come, a frame is found, more are asked for, or they are refused; what is found is written the same way.
+    #[test]
+    fn bytes_are_frames_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200), kind in 0_u8..14, length in 0_u32..200) {
+        for bytes in [bytes.clone(), [&length.to_be_bytes()[..], &[kind, 0, 0, 0], &bytes].concat()] {
+            if let Ok(Some((frame, taken))) = Frame::decode(&bytes) {
+                let mut again = Vec::new();
+                frame.encode(&mut again);
+                prop_assert_eq!(taken, again.len());
+                prop_assert_eq!(Frame::decode(&again), Ok(Some((frame, taken))));
+            }
+        }
+    }
+}

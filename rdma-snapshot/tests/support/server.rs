@@ -1,0 +1,91 @@
+//! A Valkey server of one's own, for tests and examples.
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rdma_snapshot::valkey::Server;
+use redis::{Connection, cmd};
+
+/// The server that `VALKEY_SERVER` names, or that is installed, or that the lab has built.
+fn program() -> Option<PathBuf> {
+    let named = std::env::var_os("VALKEY_SERVER").map(PathBuf::from);
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let installed = std::env::split_paths(&path).map(|folder| folder.join("valkey-server"));
+    let home = std::env::var_os("HOME").map(PathBuf::from).unwrap_or_default();
+    let built = home.join(".cache/valkey-rdma-lab/valkey/bin/valkey-server");
+    named.into_iter().chain(installed).chain([built]).find(|path| path.is_file())
+}
+
+/// A Valkey of the test's own.
+pub(crate) struct Valkey {
+    pub(crate) process: Child,
+    port: u16,
+    pub(crate) folder: PathBuf,
+}
+
+impl Valkey {
+    /// None, and said so, if there is no program.
+    pub(crate) fn start() -> Option<Self> {
+        let Some(program) = program() else {
+            println!("skipped: there is no valkey-server; VALKEY_SERVER may name one");
+            return None;
+        };
+        let mut valkey = Self::spawn(&program);
+        let by = Instant::now() + Duration::from_secs(60);
+        while !valkey.answers() {
+            assert!(Instant::now() < by, "the server does not answer");
+            // Somebody else was quicker to take its port.
+            if valkey.process.try_wait().expect("a process").is_some() {
+                valkey = Self::spawn(&program);
+            }
+            std::thread::yield_now();
+        }
+        Some(valkey)
+    }
+
+    fn spawn(program: &Path) -> Self {
+        let port = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("a port").port();
+        let folder = std::env::temp_dir().join(format!("rdma-snapshot-valkey-{}-{port}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let process = Command::new(program)
+            .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--dir"])
+            .arg(&folder)
+            .args(["--save", "", "--enable-debug-command", "yes", "--repl-diskless-sync-delay", "0"])
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("the server runs");
+        Self { process, port, folder }
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("valkey://127.0.0.1:{}", self.port)
+    }
+
+    #[allow(dead_code, reason = "one of its users asks")]
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
+    pub(crate) fn server(&self) -> Server {
+        Server::new(&self.url()).expect("a URL")
+    }
+
+    fn answers(&self) -> bool {
+        let client = redis::Client::open(self.url()).expect("a URL");
+        client.get_connection().is_ok_and(|mut one| cmd("PING").exec(&mut one).is_ok())
+    }
+
+    pub(crate) fn connect(&self) -> Connection {
+        redis::Client::open(self.url()).expect("a URL").get_connection().expect("a connection")
+    }
+}
+
+impl Drop for Valkey {
+    fn drop(&mut self) {
+        let _gone = self.process.kill();
+        let _gone = self.process.wait();
+        let _gone = std::fs::remove_dir_all(&self.folder);
+    }
+}

@@ -1,0 +1,301 @@
+//! From a live Valkey into live ones, by RDMA READ on softsim. Skipped, and said so, where there is no `valkey-server`.
+
+#[path = "support/server.rs"]
+mod server;
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rdma_snapshot::run::{Progress, Publish, Pull, Republish, Stop, publish, pull};
+use rdma_snapshot::valkey::{LiveSink, LiveSource, Target};
+use rdma_snapshot::wire::Content;
+use rdma_snapshot::{Error, FileSink, FileSource, publisher};
+use rdma_softsim::{Fabric, SoftSim};
+use redis::{Connection, Value, cmd, pipe};
+use server::Valkey;
+
+fn address(host: u8) -> IpAddr {
+    IpAddr::from([10, 0, 0, host])
+}
+
+fn into(target: &Valkey) -> LiveSink {
+    LiveSink::new(Target { server: target.server(), replace: false, serve_on: None })
+}
+
+/// Everything that Valkey has: every type in its small and its large encoding, TTLs of keys and of fields, streams with groups and what
+/// is pending in them, functions, several databases, binary keys, and a long value.
+fn fill(source: &mut Connection) {
+    let mut pipe = pipe();
+    for index in 0..2000 {
+        pipe.cmd("SET").arg(format!("string:{index}")).arg(format!("value {index}")).ignore();
+        pipe.cmd("HSET").arg("hash:large").arg(index).arg(index * 7).ignore();
+        pipe.cmd("RPUSH").arg("list:large").arg(format!("element {index}")).ignore();
+        pipe.cmd("SADD").arg("set:large").arg(format!("member {index}")).ignore();
+        pipe.cmd("ZADD").arg("zset:large").arg(index as f64 / 3.0).arg(format!("member {index}")).ignore();
+        pipe.cmd("XADD").arg("stream").arg(format!("{}-1", index + 1)).arg("field").arg(index).ignore();
+    }
+    pipe.cmd("SET").arg("integer").arg(123_456_789).ignore();
+    pipe.cmd("SET").arg(&b"binary \0\xff\r\n key"[..]).arg(&b"\0\x01\xfe\xff\r\n"[..]).ignore();
+    pipe.cmd("SET").arg("long").arg("0123456789abcdef".repeat(4 << 20)).ignore();
+    pipe.cmd("SET").arg("expires").arg("x").arg("PX").arg(86_400_123).ignore();
+    pipe.cmd("HSET").arg("hash:small").arg("a").arg(1).arg("b").arg(2).arg("c").arg(3).ignore();
+    pipe.cmd("EXPIRE").arg("hash:small").arg(100_000).ignore();
+    pipe.cmd("RPUSH").arg("list:small").arg(1).arg("two").arg(3.5).ignore();
+    pipe.cmd("SADD").arg("set:integers").arg(1).arg(-2).arg(300_000).ignore();
+    pipe.cmd("SADD").arg("set:small").arg("a").arg("b").ignore();
+    pipe.cmd("ZADD").arg("zset:small").arg("-inf").arg("a").arg(1.5).arg("b").arg("+inf").arg("c").ignore();
+    pipe.cmd("PFADD").arg("hll").arg("a").arg("b").ignore();
+    pipe.cmd("XGROUP").arg("CREATE").arg("stream").arg("group").arg(0).ignore();
+    pipe.cmd("XREADGROUP").arg(&["GROUP", "group", "one", "COUNT", "10", "STREAMS", "stream", ">"]).ignore();
+    pipe.cmd("XACK").arg("stream").arg("group").arg("1-1").arg("2-1").ignore();
+    pipe.cmd("XGROUP").arg("CREATECONSUMER").arg("stream").arg("group").arg("two").ignore();
+    pipe.cmd("XDEL").arg("stream").arg("5-1").ignore();
+    let library = "#!lua name=library\nserver.register_function('answer', function() return 42 end)";
+    pipe.cmd("FUNCTION").arg("LOAD").arg(library).ignore();
+    for database in 1..4 {
+        pipe.cmd("SELECT").arg(database).ignore();
+        pipe.cmd("SET").arg("where").arg(database).ignore();
+    }
+    pipe.cmd("SELECT").arg(0).ignore();
+    pipe.exec(source).expect("a source that takes writes");
+    // Fields have TTLs since Valkey 9.
+    for command in [
+        &["HEXPIRE", "hash:small", "50000", "FIELDS", "1", "a"][..],
+        &["HPEXPIRE", "hash:large", "60000123", "FIELDS", "1", "7"],
+    ] {
+        let mut command = command.iter();
+        let name = command.next().expect("a name");
+        if let Err(error) = cmd(name).arg(command.collect::<Vec<_>>()).exec(source) {
+            println!("without TTLs of fields: {error}");
+        }
+    }
+}
+
+/// Both have the same: by Valkey's digest, and key by key.
+fn assert_equal(source: &mut Connection, target: &mut Connection) {
+    let digest = |one: &mut Connection| cmd("DEBUG").arg("DIGEST").query::<String>(one).expect("a digest");
+    assert_eq!(digest(source), digest(target));
+    let functions =
+        |one: &mut Connection| cmd("FUNCTION").arg("DUMP").query::<Vec<u8>>(one).expect("functions");
+    assert_eq!(functions(source), functions(target));
+    let mut count = 0;
+    for database in 0..4 {
+        for one in [&mut *source, &mut *target] {
+            cmd("SELECT").arg(database).exec(one).expect("a database");
+        }
+        let keys: Vec<Vec<u8>> = cmd("KEYS").arg("*").query(source).expect("keys");
+        let size: usize = cmd("DBSIZE").query(target).expect("a size");
+        assert_eq!(keys.len(), size, "database {database}");
+        for key in &keys {
+            count += 1;
+            for words in [&["TYPE"][..], &["PEXPIRETIME"], &["DEBUG", "DIGEST-VALUE"]] {
+                equal(source, target, words, key);
+            }
+            let encoding = |one: &mut Connection| {
+                let encoding: String =
+                    cmd("OBJECT").arg("ENCODING").arg(key).query(one).expect("an encoding");
+                // A short string that was changed in place is made anew when it is loaded, as in every replica.
+                encoding.replace("raw", "embstr")
+            };
+            let encodings = [encoding(source), encoding(target)];
+            assert_eq!(encodings[0], encodings[1], "{}", String::from_utf8_lossy(key));
+            // A hash table is walked in an order that its process has drawn.
+            if encodings[0] != "hashtable" {
+                equal(source, target, &["DUMP"], key);
+            }
+        }
+    }
+    assert!(count > 2000, "{count} keys");
+    for one in [source, target] {
+        cmd("SELECT").arg(0).exec(one).expect("a database");
+    }
+}
+
+/// Both answer this about `key` alike.
+fn equal(source: &mut Connection, target: &mut Connection, words: &[&str], key: &[u8]) {
+    let mut command = cmd(words[0]);
+    command.arg(&words[1..]).arg(key);
+    let theirs: Value = command.query(source).expect("an answer");
+    let ours: Value = command.query(target).expect("an answer");
+    assert_eq!(theirs, ours, "{words:?} {}", String::from_utf8_lossy(key));
+}
+
+/// Publishes `source` on host 1.
+fn publishing(
+    backend: SoftSim,
+    source: LiveSource,
+    how: Publish,
+) -> (SocketAddr, JoinHandle<Result<Progress, Error>>) {
+    let (sender, bound) = mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        let told = &mut |_: &Progress| {};
+        publish(&backend, (address(1), 0).into(), source, &how, |at| sender.send(at).expect("a test"), told)
+    });
+    (bound.recv().expect("a publisher"), thread)
+}
+
+/// A live Valkey into a second one, and from there, by a chunk's way through its replica's memory, into a third.
+#[test]
+fn two_replicas_have_what_the_source_has() {
+    let (Some(source), Some(first), Some(second)) = (Valkey::start(), Valkey::start(), Valkey::start())
+    else {
+        return;
+    };
+    let mut connection = source.connect();
+    fill(&mut connection);
+    let fabric = Fabric::new();
+    let live = LiveSource::open(source.server(), false).expect("a snapshot");
+    let how = Publish { readers: Some(1), chunk_size: 64 << 10, ..Publish::default() };
+    let (at, publisher) = publishing(fabric.host(&[address(1)]), live, how);
+    let between = SocketAddr::new(address(2), 7000);
+    let republish = Republish {
+        address: between,
+        config: publisher::Config::default(),
+        readers: 1,
+        keep: Duration::from_secs(60),
+    };
+    let (backend, sink) = (fabric.host(&[address(2)]), into(&first));
+    let middle = std::thread::spawn(move || {
+        let how = Pull { verify: true, republish: Some(republish), ..Pull::default() };
+        pull(&backend, &[at], sink, &how, &mut |_| {})
+    });
+    let how = Pull { verify: true, attempts: 100, ..Pull::default() };
+    let last = pull(&fabric.host(&[address(3)]), &[between], into(&second), &how, &mut |_| {});
+    let middle = middle.join().expect("no panic").expect("pulled");
+    assert_eq!(last.expect("pulled").bytes, middle.bytes);
+    assert_eq!(publisher.join().expect("no panic").expect("published").done, 1);
+    for replica in [&first, &second] {
+        let mut replica = replica.connect();
+        assert_equal(&mut connection, &mut replica);
+        let role: Vec<Value> = cmd("ROLE").query(&mut replica).expect("a role");
+        assert_eq!(role.first(), Some(&Value::BulkString(b"master".to_vec())));
+        let answer: i64 = cmd("FCALL").arg("answer").arg(0).query(&mut replica).expect("a function");
+        assert_eq!(answer, 42);
+    }
+}
+
+/// While 100,000 writes go on, the target is at every moment a prefix of the source's history, and equal at the end.
+#[test]
+fn a_replica_catches_up_with_a_source_that_is_written_to() {
+    let (Some(source), Some(target)) = (Valkey::start(), Valkey::start()) else { return };
+    fill(&mut source.connect());
+    let fabric = Fabric::new();
+    let stop = Stop::default();
+    let live = LiveSource::open(source.server(), true).expect("a snapshot");
+    let how = Publish { readers: Some(1), stop: stop.clone(), ..Publish::default() };
+    let (at, publisher) = publishing(fabric.host(&[address(1)]), live, how);
+    let mut writing = source.connect();
+    let writer = std::thread::spawn(move || {
+        for batch in 0..1000 {
+            let mut pipe = pipe();
+            for index in batch * 50..batch * 50 + 50 {
+                // Two writes at a time, which nobody may see one without the other.
+                pipe.atomic()
+                    .cmd("RPUSH")
+                    .arg("log")
+                    .arg(index)
+                    .ignore()
+                    .cmd("SET")
+                    .arg("last")
+                    .arg(index)
+                    .ignore();
+            }
+            pipe.exec(&mut writing).expect("written");
+        }
+        stop.stop();
+    });
+    let mut watching = target.connect();
+    let (backend, sink) = (fabric.host(&[address(2)]), into(&target));
+    let pulling = std::thread::spawn(move || pull(&backend, &[at], sink, &Pull::default(), &mut |_| {}));
+    let (mut looked, mut last_seen) = (0, -1);
+    while !pulling.is_finished() {
+        let seen: redis::RedisResult<(Option<i64>, Vec<i64>)> = pipe()
+            .atomic()
+            .cmd("GET")
+            .arg("last")
+            .cmd("LRANGE")
+            .arg("log")
+            .arg(0)
+            .arg(-1)
+            .query(&mut watching);
+        // While it loads it answers nobody.
+        let Ok((last, log)) = seen else { continue };
+        let last = last.unwrap_or(-1);
+        assert!(last >= last_seen, "{last} after {last_seen}");
+        assert!(log.iter().copied().eq(0..=last), "{} entries, the last write is {last}", log.len());
+        last_seen = last;
+        looked += 1;
+    }
+    writer.join().expect("written");
+    pulling.join().expect("no panic").expect("pulled");
+    publisher.join().expect("no panic").expect("published");
+    assert!(looked > 0);
+    assert_equal(&mut source.connect(), &mut target.connect());
+    let last: i64 = cmd("GET").arg("last").query(&mut watching).expect("a value");
+    assert_eq!(last, 49_999);
+}
+
+/// An RDB by way of a file: out of a live Valkey, and into another.
+#[test]
+fn an_rdb_file_is_as_good_as_its_source() {
+    let (Some(source), Some(target)) = (Valkey::start(), Valkey::start()) else { return };
+    fill(&mut source.connect());
+    let fabric = Fabric::new();
+    let live = LiveSource::open(source.server(), false).expect("a snapshot");
+    let (at, publisher) =
+        publishing(fabric.host(&[address(1)]), live, Publish { readers: Some(1), ..Publish::default() });
+    let file = source.folder.join("pulled.rdb");
+    let reader = fabric.host(&[address(2)]);
+    pull(&reader, &[at], FileSink::new(file.clone(), false), &Pull::default(), &mut |_| {}).expect("pulled");
+    publisher.join().expect("no panic").expect("published");
+
+    let (sender, bound) = mpsc::channel();
+    let backend = fabric.host(&[address(3)]);
+    let from_file = FileSource::open(&file, Content::Rdb).expect("a file");
+    let publisher = std::thread::spawn(move || {
+        let how = Publish { readers: Some(1), ..Publish::default() };
+        let told = &mut |_: &Progress| {};
+        publish(
+            &backend,
+            (address(3), 0).into(),
+            from_file,
+            &how,
+            |at| sender.send(at).expect("a test"),
+            told,
+        )
+    });
+    let at = bound.recv().expect("a publisher");
+    pull(&reader, &[at], into(&target), &Pull::default(), &mut |_| {}).expect("pulled");
+    publisher.join().expect("no panic").expect("published");
+    assert_equal(&mut source.connect(), &mut target.connect());
+}
+
+/// A target that has something, a target that dies, and something that is no RDB: said, and nothing half applied.
+#[test]
+fn a_target_that_cannot_take_it_is_left_as_it_was() {
+    let (Some(source), Some(full), Some(mut dying)) = (Valkey::start(), Valkey::start(), Valkey::start())
+    else {
+        return;
+    };
+    fill(&mut source.connect());
+    cmd("SET").arg("mine").arg(1).exec(&mut full.connect()).expect("written");
+    let fabric = Fabric::new();
+    let live = LiveSource::open(source.server(), false).expect("a snapshot");
+    let withdraw = Stop::default();
+    let how = Publish { withdraw: withdraw.clone(), ..Publish::default() };
+    let (at, publisher) = publishing(fabric.host(&[address(1)]), live, how);
+    let reader = fabric.host(&[address(2)]);
+    let error = pull(&reader, &[at], into(&full), &Pull::default(), &mut |_| {}).expect_err("not empty");
+    assert!(error.to_string().contains("not empty"), "{error}");
+    let mine: i64 = cmd("GET").arg("mine").query(&mut full.connect()).expect("a value");
+    assert_eq!(mine, 1);
+
+    dying.process.kill().expect("killed");
+    dying.process.wait().expect("dead");
+    let error = pull(&reader, &[at], into(&dying), &Pull::default(), &mut |_| {}).expect_err("dead");
+    assert!(matches!(error, Error::Sink(_)), "{error}");
+    withdraw.stop();
+    publisher.join().expect("no panic").expect("published");
+}

@@ -1,0 +1,369 @@
+//! Verbs below the seam: what programs do with a device that speak verbs themselves, rather than through
+//! [`Backend`](rdma_proto::backend::Backend).
+//!
+//! Objects are made on an opened [`Device`], memory lies where the program has it ([`ForeignMemory`]), work requests name it by
+//! address and key, and queue pairs go from state to state as their owner says. Whoever sleeps is woken by a [`Signal`] of its
+//! own making. Behind it is the same model; the C ABI of `softrdma` stands on this.
+
+use core::fmt;
+use core::net::SocketAddr;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use rdma_proto::backend::{
+    Access, AsyncEvent, Completion, ConnectParams, Identifier as _, PostError, QueuePairLimits, RnrTimer,
+    SendOp,
+};
+
+use crate::connection::{EventChannel, Identifier};
+use crate::driver::{Driver, Signal};
+use crate::model::{
+    About, Bytes, ContextId, ForeignMemory, HostId, Making, PostedReceive, Registration, State, Wake,
+};
+use crate::verbs::{CompletionQueue, Domain, DomainInner, QueuePair};
+use crate::{Error, Limits, SoftSim};
+
+impl SoftSim {
+    /// `ibv_open_device(3)`. `signal` tells of asynchronous events.
+    pub fn open(&self, signal: Arc<dyn Signal>) -> Result<Device, Error> {
+        let host = self.host;
+        let id =
+            self.driver.create_signalling(&signal, |model| model.open(host), |id| Wake::Asynchronous(*id))?;
+        Ok(Device { driver: Arc::clone(&self.driver), host, id, signal })
+    }
+
+    /// `rdma_create_event_channel(3)`, with a signal of the caller's.
+    pub fn event_channel_with(&self, signal: Arc<dyn Signal>) -> Result<EventChannel, Error> {
+        EventChannel::signalling(&self.driver, self.host, signal)
+    }
+}
+
+/// An opened device.
+pub struct Device {
+    driver: Arc<Driver>,
+    host: HostId,
+    id: ContextId,
+    signal: Arc<dyn Signal>,
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        self.driver.destroy_waking(Wake::Asynchronous(self.id), |model| model.close(self.id));
+    }
+}
+
+impl Device {
+    /// What the device can do.
+    pub fn limits(&self) -> Result<Limits, Error> {
+        self.driver.peek(|model| model.limits(self.host))
+    }
+
+    /// `ibv_alloc_pd(3)`.
+    pub fn create_domain(&self) -> Result<Domain, Error> {
+        Ok(Domain::new(&self.driver, self.driver.with(|model| model.create_domain_in(self.id))?))
+    }
+
+    /// `ibv_create_cq(3)`. `name` is what asynchronous events call it; `signal` is raised by completion events.
+    pub fn create_completion_queue(
+        &self,
+        name: u64,
+        depth: u32,
+        signal: Arc<dyn Signal>,
+    ) -> Result<CompletionQueue, Error> {
+        let id = self.driver.create_signalling(
+            &signal,
+            |model| model.create_queue_in(self.id, name, depth),
+            |id| Wake::Completions(*id),
+        )?;
+        Ok(CompletionQueue::new(&self.driver, id, signal))
+    }
+
+    /// `ibv_create_qp(3)`, in RESET. `name` is what asynchronous events call it; completions go to `queues`, those of sends to
+    /// the first.
+    pub fn create_queue_pair(
+        &self,
+        name: u64,
+        domain: &Domain,
+        queues: [&CompletionQueue; 2],
+        limits: QueuePairLimits,
+    ) -> Result<QueuePair, Error> {
+        let [sends, receives] = queues;
+        for other in [domain.driver(), sends.driver(), receives.driver()] {
+            if !Arc::ptr_eq(&self.driver, other) {
+                return Err(Error::Argument("a handle of another fabric"));
+            }
+        }
+        let (send_queue, receive_queue) = (sends.id(), receives.id());
+        let making = Making { domain: domain.id(), send_queue, receive_queue, limits };
+        let (id, number, inline) = self.driver.with(|model| model.create_pair_in(self.id, name, &making))?;
+        Ok(QueuePair::new(&self.driver, id, number, inline, None, domain, queues))
+    }
+
+    /// `ibv_get_async_event(3)`; `None` if none waits.
+    pub fn next_event(&self) -> Result<Option<(AsyncEvent, About)>, Error> {
+        self.driver.with(|model| {
+            let (notice, last) = model.take_async(self.id)?;
+            if notice.is_some() && last {
+                self.signal.clear();
+            }
+            Ok(notice.map(|notice| (notice.event, notice.about)))
+        })
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Device").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+/// A registered region of memory in another process.
+pub struct ForeignRegion {
+    registration: Registration,
+    domain: Arc<DomainInner>,
+}
+
+impl ForeignRegion {
+    /// Its key, local and remote.
+    #[must_use]
+    pub const fn key(&self) -> u32 {
+        self.registration.rkey
+    }
+}
+
+impl Drop for ForeignRegion {
+    fn drop(&mut self) {
+        self.domain.driver.with(|model| model.deregister(self.registration.id));
+    }
+}
+
+impl fmt::Debug for ForeignRegion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ForeignRegion").field("key", &self.key()).finish_non_exhaustive()
+    }
+}
+
+impl Domain {
+    /// `ibv_reg_mr(3)`: `len` bytes which `memory` reaches, and which work requests and peers know by `address`.
+    pub fn register_foreign(
+        &self,
+        address: u64,
+        len: usize,
+        memory: Box<dyn ForeignMemory>,
+        access: Access,
+    ) -> Result<ForeignRegion, Error> {
+        let DomainInner { driver, id } = &*self.inner;
+        let bytes = Bytes::Foreign { memory, len };
+        let registration = driver.with(|model| model.register_at(*id, address, bytes, access))?;
+        Ok(ForeignRegion { registration, domain: Arc::clone(&self.inner) })
+    }
+
+    /// Whether something else needs it still (`EBUSY`).
+    #[must_use]
+    pub fn is_used(&self) -> bool {
+        Arc::strong_count(&self.inner) > 1
+    }
+}
+
+impl CompletionQueue {
+    /// `ibv_poll_cq(3)`: at most `most` completions, with the bytes that each message brought (`byte_len`), 0 for those of
+    /// sends.
+    pub fn poll_with_bytes(
+        &self,
+        most: usize,
+        mut take: impl FnMut(Completion, u32),
+    ) -> Result<usize, Error> {
+        self.driver().with(|model| model.poll_each(self.id(), most, &mut take))
+    }
+
+    /// Whether a queue pair reports to it still (`EBUSY`).
+    #[must_use]
+    pub fn is_used(&self) -> bool {
+        Arc::strong_count(&self.inner) > 1
+    }
+}
+
+/// Bytes that a work request names, `struct ibv_sge`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sge {
+    /// Where they are, as the region's address goes.
+    pub address: u64,
+    /// How many.
+    pub len: u32,
+    /// The region's key.
+    pub lkey: u32,
+}
+
+/// The local side of a send request.
+#[derive(Clone, Copy, Debug)]
+pub enum Local<'a> {
+    /// In registered memory. No bytes need no memory.
+    Memory(Sge),
+    /// With the request.
+    Inline(&'a [u8]),
+}
+
+/// A send request, `struct ibv_send_wr`.
+#[derive(Clone, Copy, Debug)]
+pub struct NamedSend<'a> {
+    /// Comes back with the completion.
+    pub id: u64,
+    /// What it does.
+    pub op: SendOp,
+    /// Its bytes, or where they go.
+    pub local: Local<'a>,
+    /// Whether success is reported.
+    pub signaled: bool,
+}
+
+/// A receive request, `struct ibv_recv_wr`.
+#[derive(Clone, Copy, Debug)]
+pub struct NamedReceive {
+    /// Comes back with the completion.
+    pub id: u64,
+    /// Where the bytes go.
+    pub local: Sge,
+}
+
+/// A step of `ibv_modify_qp(3)`.
+#[derive(Clone, Copy, Debug)]
+pub enum Transition {
+    /// To RESET.
+    Reset,
+    /// To INIT.
+    Initialise,
+    /// To RTR.
+    Receive {
+        /// The address of ours that messages come from.
+        local: IpAddr,
+        /// Where the peer is.
+        remote: IpAddr,
+        /// The number of the peer's queue pair.
+        number: u32,
+        /// When the peer may come back that found no receive.
+        timer: RnrTimer,
+    },
+    /// To RTS.
+    Send {
+        /// Repetitions of what nobody answers.
+        retry: u8,
+        /// Repetitions of what finds no receive.
+        rnr_retry: u8,
+        /// READs outstanding at a time.
+        read_depth: u8,
+    },
+    /// To ERR.
+    Fail,
+}
+
+/// The state of a queue pair, `enum ibv_qp_state`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PairState {
+    /// RESET.
+    Reset,
+    /// INIT.
+    Init,
+    /// RTR.
+    Receiving,
+    /// RTS.
+    Ready,
+    /// ERR.
+    Error,
+}
+
+impl QueuePair {
+    /// `ibv_modify_qp(3)`.
+    pub fn modify(&self, transition: Transition) -> Result<(), Error> {
+        self.driver.with(|model| match transition {
+            Transition::Reset => model.reset(self.id),
+            Transition::Initialise => model.initialise(self.id),
+            Transition::Receive { local, remote, number, timer } => {
+                model.begin_receiving(self.id, local, remote, number, timer)
+            }
+            Transition::Send { retry, rnr_retry, read_depth } => {
+                model.begin_sending(self.id, retry, rnr_retry, read_depth)
+            }
+            Transition::Fail => model.end_pair(self.id),
+        })
+    }
+
+    /// `ibv_query_qp(3)`: its state.
+    pub fn state(&self) -> Result<PairState, Error> {
+        Ok(match self.driver.with(|model| model.state_of(self.id))? {
+            State::Reset => PairState::Reset,
+            State::Idle => PairState::Init,
+            State::Receiving => PairState::Receiving,
+            State::Ready => PairState::Ready,
+            State::Error => PairState::Error,
+        })
+    }
+
+    /// `ibv_query_qp(3)`: its address, that of its peer and the number of the peer's queue pair (0 if that is gone), once it
+    /// has a path.
+    #[must_use]
+    pub fn ends(&self) -> Option<(IpAddr, IpAddr, u32)> {
+        self.driver.with(|model| model.ends_of(self.id))
+    }
+
+    /// `ibv_post_send(3)`: the requests in order, up to the first that is refused.
+    pub fn post_named(&self, requests: &[NamedSend<'_>]) -> Result<(), PostError<Error>> {
+        self.driver.with(|model| {
+            let posted = requests.iter().enumerate().try_for_each(|(posted, request)| {
+                let local = match request.local {
+                    Local::Inline(bytes) => Ok(bytes),
+                    Local::Memory(sge) => Err(model.named(self.id, sge.address, sge.len, sge.lkey)),
+                };
+                model
+                    .post_named(self.id, request.id, request.op, local, request.signaled)
+                    .map_err(|error| PostError { posted, error })
+            });
+            // One doorbell, for as many as were posted.
+            model.ring(self.id);
+            posted
+        })
+    }
+
+    /// `ibv_post_recv(3)`: the requests in order, up to the first that is refused.
+    pub fn post_named_receives(&self, requests: &[NamedReceive]) -> Result<(), PostError<Error>> {
+        self.driver.with(|model| {
+            requests.iter().enumerate().try_for_each(|(posted, request)| {
+                let Sge { address, len, lkey } = request.local;
+                let local = model.named(self.id, address, len, lkey);
+                model
+                    .post_named_receive(self.id, &PostedReceive { id: request.id, local })
+                    .map_err(|error| PostError { posted, error })
+            })
+        })
+    }
+}
+
+impl Identifier {
+    /// `rdma_bind_addr(3)`.
+    pub fn bind(&self, address: SocketAddr) -> Result<(), Error> {
+        self.inner.driver.with(|model| model.bind(self.inner.id, address))
+    }
+
+    /// `rdma_listen(3)`, once bound.
+    pub fn listen(&self, backlog: u32) -> Result<(), Error> {
+        self.inner.driver.with(|model| model.listen_on(self.inner.id, backlog))
+    }
+
+    /// `rdma_connect(3)` of a queue pair that was made on the device.
+    pub fn connect_pair(&self, pair: &QueuePair, params: &ConnectParams, data: &[u8]) -> Result<(), Error> {
+        self.lend(pair)?;
+        self.connect(params, data)
+    }
+
+    /// `rdma_accept(3)`, of such a queue pair too.
+    pub fn accept_pair(&self, pair: &QueuePair, params: &ConnectParams, data: &[u8]) -> Result<(), Error> {
+        self.lend(pair)?;
+        self.accept(params, data)
+    }
+
+    fn lend(&self, pair: &QueuePair) -> Result<(), Error> {
+        if !Arc::ptr_eq(&self.inner.driver, &pair.driver) {
+            return Err(Error::Argument("a queue pair of another fabric"));
+        }
+        self.inner.driver.with(|model| model.lend_pair(self.inner.id, pair.id))
+    }
+}

@@ -1,0 +1,223 @@
+//! An opened device (`ibv_open_device(3)`): objects that belong to no identifier, and the asynchronous events about them.
+//!
+//! Programs that speak verbs make queue pairs on a device, move them from state to state themselves and find their peers by
+//! number and address; where the connection manager connects them, it is told which to connect.
+
+use std::collections::VecDeque;
+use std::net::{IpAddr, SocketAddr};
+
+use rdma_proto::backend::{AsyncEvent, RnrTimer};
+
+use super::identifier::Phase;
+use super::making::Making;
+use super::queue_pair::{Owner, Path, State};
+use super::requester::Requester;
+use super::responder::Responder;
+use super::{ContextId, DomainId, HostId, IdentifierId, Model, PairId, QueueId, Wake};
+use crate::Error;
+
+/// An opened device.
+pub(crate) struct Context {
+    pub(super) host: HostId,
+    notices: VecDeque<AsyncNotice>,
+}
+
+/// An asynchronous event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct AsyncNotice {
+    pub(crate) event: AsyncEvent,
+    pub(crate) about: About,
+}
+
+/// What it is about, by the name that the object's maker gave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum About {
+    /// A queue pair.
+    Pair(u64),
+    /// A completion queue.
+    Queue(u64),
+    /// The device or its port.
+    Device,
+}
+
+/// Events that wait in one context at most. Whoever reads none of them misses the later ones.
+const MOST_NOTICES: usize = 1024;
+
+impl Model {
+    pub(crate) fn open(&mut self, host: HostId) -> Result<ContextId, Error> {
+        self.alive(host)?;
+        Ok(self.contexts.insert(Context { host, notices: VecDeque::new() }))
+    }
+
+    pub(crate) fn close(&mut self, id: ContextId) {
+        self.contexts.remove(id);
+    }
+
+    fn opened(&self, id: ContextId) -> Result<HostId, Error> {
+        Ok(self.contexts.get(id).ok_or(Error::Gone("device context"))?.host)
+    }
+
+    /// Raises an asynchronous event.
+    pub(super) fn tell(&mut self, id: ContextId, event: AsyncEvent, about: About) {
+        let Some(context) = self.contexts.get_mut(id) else { return };
+        if context.notices.len() < MOST_NOTICES {
+            context.notices.push_back(AsyncNotice { event, about });
+        }
+        if context.notices.len() == 1 {
+            self.wakes.push(Wake::Asynchronous(id));
+        }
+    }
+
+    /// The next asynchronous event, and whether it was the last.
+    pub(crate) fn take_async(&mut self, id: ContextId) -> Result<(Option<AsyncNotice>, bool), Error> {
+        let context = self.contexts.get_mut(id).ok_or(Error::Gone("device context"))?;
+        let notice = context.notices.pop_front();
+        Ok((notice, context.notices.is_empty()))
+    }
+
+    pub(crate) fn create_domain_in(&mut self, id: ContextId) -> Result<DomainId, Error> {
+        let host = self.opened(id)?;
+        self.make_domain(host)
+    }
+
+    pub(crate) fn create_queue_in(&mut self, id: ContextId, name: u64, depth: u32) -> Result<QueueId, Error> {
+        let host = self.opened(id)?;
+        self.make_queue(host, depth, Some((id, name)))
+    }
+
+    pub(crate) fn create_pair_in(
+        &mut self,
+        id: ContextId,
+        name: u64,
+        making: &Making,
+    ) -> Result<(PairId, u32, usize), Error> {
+        let host = self.opened(id)?;
+        self.make_pair(host, making, Owner::Context(id, name))
+    }
+
+    /// `ibv_modify_qp(3)` to RESET: as new, and nobody hears of what was posted.
+    pub(crate) fn reset(&mut self, id: PairId) -> Result<(), Error> {
+        let pair = self.pairs.get_mut(id).ok_or(Error::Gone("queue pair"))?;
+        pair.state = State::Reset;
+        pair.path = None;
+        pair.requester = Requester::new();
+        pair.responder = Responder::new();
+        Ok(())
+    }
+
+    /// ... to INIT.
+    pub(crate) fn initialise(&mut self, id: PairId) -> Result<(), Error> {
+        let pair = self.pairs.get_mut(id).ok_or(Error::Gone("queue pair"))?;
+        if !matches!(pair.state, State::Reset | State::Idle) {
+            return Err(Error::State("INIT comes after RESET"));
+        }
+        pair.state = State::Idle;
+        Ok(())
+    }
+
+    /// ... to RTR: the peer is the queue pair with this number at `remote`.
+    pub(crate) fn begin_receiving(
+        &mut self,
+        id: PairId,
+        local: IpAddr,
+        remote: IpAddr,
+        number: u32,
+        timer: RnrTimer,
+    ) -> Result<(), Error> {
+        let theirs = self.host_at(remote);
+        let found = self.pairs.iter().find(|(_, pair)| pair.number == number && Some(pair.host) == theirs);
+        let peer = found.map_or(PairId::NOBODY, |(peer, _)| peer);
+        let pair = self.pairs.get_mut(id).ok_or(Error::Gone("queue pair"))?;
+        if pair.state != State::Idle {
+            return Err(Error::State("RTR comes after INIT"));
+        }
+        pair.state = State::Receiving;
+        pair.responder.rnr_timer = timer;
+        pair.path = Some(Path { peer, local, remote, loopback: theirs == Some(pair.host) });
+        Ok(())
+    }
+
+    /// ... to RTS.
+    pub(crate) fn begin_sending(
+        &mut self,
+        id: PairId,
+        retry: u8,
+        rnr_retry: u8,
+        read_depth: u8,
+    ) -> Result<(), Error> {
+        let pair = self.pairs.get_mut(id).ok_or(Error::Gone("queue pair"))?;
+        match pair.state {
+            State::Receiving => {
+                pair.state = State::Ready;
+                pair.requester.configure(retry, rnr_retry, read_depth);
+                Ok(())
+            }
+            State::Ready => Ok(()),
+            _ => Err(Error::State("RTS comes after RTR")),
+        }
+    }
+
+    /// ... to ERR.
+    pub(crate) fn end_pair(&mut self, id: PairId) -> Result<(), Error> {
+        match self.pairs.get(id).ok_or(Error::Gone("queue pair"))?.state {
+            State::Reset => Err(Error::State("a queue pair that is reset does not fail")),
+            _ => {
+                self.enter_error(id);
+                Ok(())
+            }
+        }
+    }
+
+    /// `ibv_query_qp(3)`: its state.
+    pub(crate) fn state_of(&self, id: PairId) -> Result<State, Error> {
+        Ok(self.pairs.get(id).ok_or(Error::Gone("queue pair"))?.state)
+    }
+
+    /// `ibv_query_qp(3)`: between which addresses it sends, and to which number.
+    pub(crate) fn ends_of(&self, id: PairId) -> Option<(IpAddr, IpAddr, u32)> {
+        let path = self.pairs.get(id)?.path?;
+        Some((path.local, path.remote, self.pair_number(path.peer)))
+    }
+
+    /// `rdma_bind_addr(3)`.
+    pub(crate) fn bind(&mut self, id: IdentifierId, address: SocketAddr) -> Result<(), Error> {
+        let identifier = self.identifiers.get(id).ok_or(Error::Gone("identifier"))?;
+        if identifier.phase != Phase::Idle || identifier.bound.is_some() {
+            return Err(Error::State("an identifier is bound once, before anything else"));
+        }
+        let host = identifier.host;
+        let owner = self.hosts.get_mut(host).ok_or(Error::Gone("host"))?;
+        if !address.ip().is_unspecified() && !owner.has(address.ip()) {
+            return Err(Error::NotLocal(address.ip()));
+        }
+        let address = owner.claim(address)?;
+        if let Some(identifier) = self.identifiers.get_mut(id) {
+            identifier.bound = Some(address);
+            identifier.local = Some(address);
+        }
+        Ok(())
+    }
+
+    /// `rdma_listen(3)` on a bound identifier.
+    pub(crate) fn listen_on(&mut self, id: IdentifierId, backlog: u32) -> Result<(), Error> {
+        let identifier = self.identifiers.get(id).ok_or(Error::Gone("identifier"))?;
+        let (Phase::Idle, Some(local)) = (identifier.phase, identifier.local) else {
+            return Err(Error::State("an identifier listens once it is bound"));
+        };
+        self.begin_listening(id, local, backlog)
+    }
+
+    /// `rdma_connect(3)` or `rdma_accept(3)` of a queue pair that was made on the device.
+    pub(crate) fn lend_pair(&mut self, id: IdentifierId, pair: PairId) -> Result<(), Error> {
+        let identifier = self.identifiers.get(id).ok_or(Error::Gone("identifier"))?;
+        let queue_pair = self.pairs.get(pair).ok_or(Error::Gone("queue pair"))?;
+        if queue_pair.host != identifier.host || queue_pair.state != State::Idle {
+            return Err(Error::State("a queue pair is connected from INIT, on its own device"));
+        }
+        if queue_pair.identifier.is_some_and(|other| other != id && self.identifiers.get(other).is_some()) {
+            return Err(Error::State("another identifier connects this queue pair"));
+        }
+        self.join(id, pair);
+        Ok(())
+    }
+}

@@ -1,0 +1,263 @@
+//! Verbs below the seam: queue pairs that find each other by number, memory of other processes, private data.
+
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rdma_proto::backend::{
+    Access, AsyncEvent, CmEventKind, Completed, Completion, CompletionQueue as _, CompletionStatus,
+    ConnectParams, EventChannel as _, Identifier as _, Immediate, QueuePair as _, QueuePairLimits,
+    RemoteAddress, RnrTimer, SendOp,
+};
+use rdma_softsim::{
+    About, CompletionQueue, Device, Domain, Error, Fabric, ForeignMemory, ForeignRegion, Local, NamedReceive,
+    NamedSend, PairState, QueuePair, Resources, Sge, Signal, SoftSim, Transition,
+};
+
+const BASE: u64 = 0x1000;
+const LEN: usize = 600_000;
+const LIMITS: QueuePairLimits = QueuePairLimits { send_depth: 8, recv_depth: 8, inline: 64 };
+const PARAMS: ConnectParams =
+    ConnectParams { responder_resources: 1, initiator_depth: 1, retry_count: 2, rnr_retry_count: 7 };
+
+/// Memory of a program that may end.
+#[derive(Clone)]
+struct Program {
+    bytes: Arc<Mutex<Vec<u8>>>,
+    ended: Arc<AtomicBool>,
+}
+
+impl ForeignMemory for Program {
+    fn read(&self, offset: usize, into: &mut [u8]) -> bool {
+        into.copy_from_slice(&self.bytes.lock().unwrap()[offset..offset + into.len()]);
+        !self.ended.load(Relaxed)
+    }
+
+    fn write(&self, offset: usize, from: &[u8]) -> bool {
+        self.bytes.lock().unwrap()[offset..offset + from.len()].copy_from_slice(from);
+        !self.ended.load(Relaxed)
+    }
+}
+
+/// Counts.
+struct Bell {
+    rung: AtomicU32,
+    fd: OwnedFd,
+}
+
+impl Bell {
+    fn new() -> Arc<Self> {
+        let (fd, _other) = rustix::pipe::pipe().unwrap();
+        Arc::new(Self { rung: AtomicU32::new(0), fd })
+    }
+}
+
+impl AsFd for Bell {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Signal for Bell {
+    fn raise(&self) {
+        self.rung.fetch_add(1, Relaxed);
+    }
+
+    fn clear(&self) {}
+}
+
+/// One program with a queue pair. Fields are dropped in this order.
+struct End {
+    pair: QueuePair,
+    region: ForeignRegion,
+    queue: CompletionQueue,
+    domain: Domain,
+    device: Device,
+    rung: Arc<Bell>,
+    program: Program,
+}
+
+fn end(host: &SoftSim) -> End {
+    let rung = Bell::new();
+    let device = host.open(Bell::new()).unwrap();
+    let domain = device.create_domain().unwrap();
+    let signal: Arc<dyn Signal> = Arc::<Bell>::clone(&rung);
+    let queue = device.create_completion_queue(7, 16, signal).unwrap();
+    let program = Program { bytes: Arc::new(Mutex::new(vec![0; LEN])), ended: Arc::default() };
+    let access = Access::REMOTE_WRITE.and(Access::REMOTE_READ);
+    let region = domain.register_foreign(BASE, LEN, Box::new(program.clone()), access).unwrap();
+    let pair = device.create_queue_pair(9, &domain, [&queue, &queue], LIMITS).unwrap();
+    End { pair, region, queue, domain, device, rung, program }
+}
+
+fn address(last: u8) -> IpAddr {
+    IpAddr::from([192, 0, 2, last])
+}
+
+/// Moves a queue pair to RTS, with the peer's number, as programs do that exchange it themselves.
+fn connect(end: &End, own: u8, peer: u8, number: u32) {
+    let to = |transition| end.pair.modify(transition).unwrap();
+    assert_eq!(end.pair.state(), Ok(PairState::Reset));
+    to(Transition::Initialise);
+    to(Transition::Receive {
+        local: address(own),
+        remote: address(peer),
+        number,
+        timer: RnrTimer::MICROS_640,
+    });
+    to(Transition::Send { retry: 1, rnr_retry: 7, read_depth: 1 });
+    assert_eq!(end.pair.state(), Ok(PairState::Ready));
+    assert_eq!(end.pair.ends(), Some((address(own), address(peer), number)));
+}
+
+fn connected() -> (Fabric, End, End) {
+    let fabric = Fabric::new();
+    let ends = [1, 2].map(|last| end(&fabric.host(&[address(last)])));
+    let [a, b] = ends;
+    connect(&a, 1, 2, b.pair.number());
+    connect(&b, 2, 1, a.pair.number());
+    (fabric, a, b)
+}
+
+impl End {
+    fn sge(&self, offset: u64, len: u32) -> Sge {
+        Sge { address: BASE + offset, len, lkey: self.region.key() }
+    }
+
+    fn post(&self, op: SendOp, local: Sge) {
+        self.pair
+            .post_named(&[NamedSend { id: 1, op, local: Local::Memory(local), signaled: true }])
+            .unwrap();
+    }
+
+    fn completions(&self) -> Vec<Result<Completed, CompletionStatus>> {
+        let mut into = [Completion::EMPTY; 16];
+        let count = self.queue.poll(&mut into).unwrap();
+        into[..count].iter().map(|completion| completion.result.map_err(|error| error.status)).collect()
+    }
+}
+
+#[test]
+fn queue_pairs_find_each_other_by_number() {
+    let (fabric, a, b) = connected();
+    let sent: Vec<u8> = (0..500_000_u32).map(|place| (place % 251) as u8).collect();
+    a.program.bytes.lock().unwrap()[..sent.len()].copy_from_slice(&sent);
+    b.pair.post_named_receives(&[NamedReceive { id: 2, local: b.sge(0, 0) }]).unwrap();
+    b.queue.arm().unwrap();
+    let remote = RemoteAddress { address: BASE + 50_000, rkey: b.region.key() };
+    a.post(SendOp::WriteImmediate(remote, Immediate(5)), a.sge(0, 500_000));
+    assert_eq!(a.completions(), [Ok(Completed::Write)]);
+    let mut taken = Vec::new();
+    b.queue.poll_with_bytes(16, |completion, bytes| taken.push((completion.result, bytes))).unwrap();
+    assert_eq!(taken, [(Ok(Completed::RecvWrite { immediate: Immediate(5) }), 500_000)]);
+    assert_eq!(b.rung.rung.load(Relaxed), 1, "the signal that was given");
+    assert_eq!(b.program.bytes.lock().unwrap()[50_000..550_000], sent, "more than one reach");
+    drop((a, b));
+    assert_eq!(fabric.resources(address(1)), Resources::default());
+}
+
+#[test]
+fn a_wrong_local_key_fails_when_the_work_is_executed() {
+    let (_fabric, a, _b) = connected();
+    a.post(SendOp::Send, Sge { lkey: a.region.key() ^ 1, ..a.sge(0, 8) });
+    assert_eq!(a.completions(), [Err(CompletionStatus::LOC_PROT_ERR)]);
+    assert_eq!(a.pair.state(), Ok(PairState::Error));
+}
+
+#[test]
+fn memory_out_of_reach_fails_as_memory_that_is_gone() {
+    let (_fabric, a, b) = connected();
+    b.pair.post_named_receives(&[NamedReceive { id: 2, local: b.sge(0, 64) }]).unwrap();
+    b.program.ended.store(true, Relaxed);
+    a.post(SendOp::Send, a.sge(0, 8));
+    assert_eq!(a.completions(), [Err(CompletionStatus::REM_OP_ERR)]);
+    assert_eq!(b.completions(), [Err(CompletionStatus::LOC_PROT_ERR)]);
+
+    let (_fabric, a, b) = connected();
+    b.pair.post_named_receives(&[NamedReceive { id: 2, local: b.sge(0, 64) }]).unwrap();
+    a.program.ended.store(true, Relaxed);
+    a.post(SendOp::Send, a.sge(0, 8));
+    assert_eq!(a.completions(), [Err(CompletionStatus::LOC_PROT_ERR)]);
+    assert_eq!(b.completions(), [], "the peer does not learn");
+}
+
+#[test]
+fn a_queue_pair_hears_its_peer_alone() {
+    let (fabric, a, b) = connected();
+    let stranger = end(&fabric.host(&[address(3)]));
+    connect(&stranger, 3, 2, b.pair.number());
+    b.pair.post_named_receives(&[NamedReceive { id: 2, local: b.sge(0, 64) }]).unwrap();
+    stranger.post(SendOp::Send, stranger.sge(0, 8));
+    while stranger.pair.state() == Ok(PairState::Ready) {
+        std::thread::yield_now();
+    }
+    assert_eq!(stranger.completions(), [Err(CompletionStatus::RETRY_EXC_ERR)]);
+    assert_eq!(b.completions(), []);
+    a.post(SendOp::Send, a.sge(0, 8));
+    assert_eq!(a.completions(), [Ok(Completed::Send)]);
+}
+
+#[test]
+fn asynchronous_events_name_the_object() {
+    let (_fabric, a, b) = connected();
+    let remote = RemoteAddress { address: BASE, rkey: b.region.key() ^ 1 };
+    a.post(SendOp::Write(remote), a.sge(0, 8));
+    assert_eq!(a.completions(), [Err(CompletionStatus::REM_ACCESS_ERR)]);
+    assert_eq!(b.device.next_event(), Ok(Some((AsyncEvent::QpAccessErr, About::Pair(9)))));
+    assert_eq!(b.device.next_event(), Ok(None));
+}
+
+#[test]
+fn states_come_in_order() {
+    let fabric = Fabric::new();
+    let end = end(&fabric.host(&[address(1)]));
+    let send = Transition::Send { retry: 1, rnr_retry: 1, read_depth: 1 };
+    assert!(matches!(end.pair.modify(send), Err(Error::State(_))));
+    assert!(matches!(end.pair.modify(Transition::Fail), Err(Error::State(_))));
+    let receive = NamedReceive { id: 1, local: end.sge(0, 8) };
+    assert!(end.pair.post_named_receives(&[receive]).is_err(), "a queue pair that is reset takes nothing");
+    end.pair.modify(Transition::Initialise).unwrap();
+    end.pair.post_named_receives(&[receive]).unwrap();
+    end.pair.modify(Transition::Fail).unwrap();
+    assert_eq!(end.completions(), [Err(CompletionStatus::WR_FLUSH_ERR)]);
+    end.pair.modify(Transition::Reset).unwrap();
+    assert_eq!(end.pair.state(), Ok(PairState::Reset));
+    assert!(end.domain.is_used() && end.queue.is_used());
+}
+
+/// Private data reaches the other side, padded to its field.
+#[test]
+fn the_connection_manager_connects_queue_pairs_of_the_device_and_brings_private_data() {
+    let fabric = Fabric::new();
+    let [a, b] = [1, 2].map(|last| fabric.host(&[address(last)]));
+    let (active, passive) = (end(&a), end(&b));
+    let listening = b.event_channel_with(Bell::new()).unwrap();
+    let listener = listening.create_id().unwrap();
+    listener.bind((address(2), 0).into()).unwrap();
+    listener.listen(0).unwrap();
+    let channel = a.event_channel_with(Bell::new()).unwrap();
+    let id = channel.create_id().unwrap();
+    id.resolve_address(None, listener.local_addr().unwrap(), Duration::from_secs(1)).unwrap();
+    assert!(channel.next_event().unwrap().is_some());
+    id.resolve_route(Duration::from_secs(1)).unwrap();
+    assert!(channel.next_event().unwrap().is_some());
+    assert!(id.connect_pair(&active.pair, &PARAMS, &[]).is_err(), "from INIT only");
+    for end in [&active, &passive] {
+        end.pair.modify(Transition::Initialise).unwrap();
+    }
+    id.connect_pair(&active.pair, &PARAMS, b"hello").unwrap();
+    let told = listening.next_with_data().unwrap().unwrap();
+    assert_eq!((told.data.len(), &told.data[..6]), (56, &b"hello\0"[..]));
+    let CmEventKind::ConnectRequest { id: child, .. } = told.event.kind else { panic!("a request") };
+    child.accept_pair(&passive.pair, &PARAMS, b"welcome").unwrap();
+    let told = channel.next_with_data().unwrap().unwrap();
+    assert!(matches!(told.event.kind, CmEventKind::Established { .. }));
+    assert_eq!((told.data.len(), &told.data[..8]), (196, &b"welcome\0"[..]));
+    passive.pair.post_named_receives(&[NamedReceive { id: 2, local: passive.sge(0, 64) }]).unwrap();
+    let inline = NamedSend { id: 1, op: SendOp::Send, local: Local::Inline(b"inline"), signaled: false };
+    active.pair.post_named(&[inline]).unwrap();
+    assert_eq!(passive.completions(), [Ok(Completed::Recv { len: 6, immediate: None })]);
+    assert_eq!(&passive.program.bytes.lock().unwrap()[..6], b"inline");
+}

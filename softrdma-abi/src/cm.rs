@@ -1,0 +1,452 @@
+//! Identifiers of the connection manager.
+//!
+//! An identifier is *synchronous* if it was made without an event channel (`rdma_create_id(3)`): it has a channel of its own, and
+//! a call waits for the event that concludes it.
+
+use core::ffi::{c_int, c_void};
+use core::ptr;
+use std::net::SocketAddr;
+use std::sync::{Condvar, Mutex, PoisonError};
+
+use libc::sockaddr;
+use softrdma_wire::{Name, Request};
+
+use crate::completion::{create_channel, create_queue, ibv_destroy_comp_channel, ibv_destroy_cq};
+use crate::device::{PORT, context};
+use crate::event::{self, ack, create_event_channel, destroy_event_channel};
+use crate::layout::{
+    IBV_QPT_RC, RDMA_OPTION_ID, RDMA_PS_IB, RDMA_PS_TCP, ibv_context, ibv_pd, ibv_qp_init_attr, rdma_cm_id,
+    rdma_event_channel, zeroed,
+};
+use crate::link::{ask, call, concluded, make};
+use crate::{address, names, pair, region};
+
+/// An identifier, and what is known of it here.
+#[repr(C)]
+pub(crate) struct Identifier {
+    pub(crate) id: rdma_cm_id,
+    pub(crate) name: Name,
+    /// The channel is its own.
+    pub(crate) synchronous: bool,
+    /// Queue pairs of connections that come to a synchronous listener (`rdma_create_ep(3)`).
+    pub(crate) endpoint: Option<(ibv_qp_init_attr, *mut ibv_pd)>,
+    /// Events of it that were read and not acknowledged.
+    events: Mutex<u32>,
+    acknowledged: Condvar,
+}
+
+impl Identifier {
+    pub(crate) fn allocate(name: Name, channel: *mut rdma_event_channel, user: *mut c_void) -> *mut Self {
+        let mut id: rdma_cm_id = zeroed();
+        (id.channel, id.context, id.ps, id.qp_type) = (channel, user, RDMA_PS_TCP, IBV_QPT_RC);
+        let (events, acknowledged) = (Mutex::new(0), Condvar::new());
+        let made = Self { id, name, synchronous: false, endpoint: None, events, acknowledged };
+        let made = Box::into_raw(Box::new(made));
+        names::enter(name, made);
+        made
+    }
+
+    /// An event of it was read.
+    pub(crate) fn read(&self) {
+        *self.events.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+    }
+
+    /// One was acknowledged.
+    pub(crate) fn acknowledge(&self) {
+        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        *events = events.saturating_sub(1);
+        self.acknowledged.notify_all();
+    }
+
+    fn await_acknowledgements(&self) {
+        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        while *events > 0 {
+            events = self.acknowledged.wait(events).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// It has a device from now on.
+    pub(crate) fn attach(&mut self) -> Result<(), c_int> {
+        if self.id.verbs.is_null() {
+            let context = context()?;
+            self.id.pd = default_domain(context)?;
+            self.id.verbs = context;
+            self.id.port_num = PORT;
+        }
+        Ok(())
+    }
+
+    /// Takes over the addresses that the fabric says it has.
+    pub(crate) fn set_addresses(&mut self, local: Option<SocketAddr>, remote: Option<SocketAddr>) {
+        let places = &mut self.id.route.addr;
+        if let Some(local) = local {
+            // SAFETY: the union has room for any address.
+            unsafe { address::write(local, (&raw mut places.__bindgen_anon_1).cast()) };
+        }
+        if let Some(remote) = remote {
+            // SAFETY: as above.
+            unsafe { address::write(remote, (&raw mut places.__bindgen_anon_2).cast()) };
+        }
+    }
+
+    fn local(&self) -> Option<SocketAddr> {
+        // SAFETY: the union holds zeros or an address.
+        unsafe { address::read((&raw const self.id.route.addr.__bindgen_anon_1).cast()) }
+    }
+
+    fn remote(&self) -> Option<SocketAddr> {
+        // SAFETY: as above.
+        unsafe { address::read((&raw const self.id.route.addr.__bindgen_anon_2).cast()) }
+    }
+}
+
+/// The protection domain of identifiers that were given none, one for the process.
+fn default_domain(context: *mut ibv_context) -> Result<*mut ibv_pd, c_int> {
+    static DOMAIN: Mutex<Option<usize>> = Mutex::new(None);
+    let mut domain = DOMAIN.lock().unwrap_or_else(PoisonError::into_inner);
+    let address = match *domain {
+        Some(address) => address,
+        None => *domain.insert(region::allocate_pd(context)?.expose_provenance()),
+    };
+    Ok(ptr::with_exposed_provenance_mut(address))
+}
+
+/// The identifier behind a pointer from C.
+///
+/// # Safety
+/// `id` came from this library, is alive, and no other reference to it is used during `'a`.
+pub(crate) unsafe fn identifier<'a>(id: *mut rdma_cm_id) -> &'a mut Identifier {
+    // SAFETY: every identifier is allocated as an `Identifier`; the caller vouches for the rest.
+    unsafe { &mut *id.cast::<Identifier>() }
+}
+
+/// Waits for the event that concludes a call on a synchronous identifier.
+///
+/// # Safety
+/// `id` is alive.
+pub(crate) unsafe fn complete(id: *mut rdma_cm_id) -> Result<(), c_int> {
+    // SAFETY: the caller vouches for `id`.
+    if !unsafe { (*id.cast::<Identifier>()).synchronous } {
+        return Ok(());
+    }
+    // SAFETY: as above; the event, if any, was read by this library for the identifier itself.
+    unsafe {
+        if !(*id).event.is_null() {
+            ack((*id).event);
+            (*id).event = ptr::null_mut();
+        }
+        let event = event::next((*id).channel)?;
+        (*id).event = event;
+        match (*event).status {
+            0 => Ok(()),
+            // Of a reject the status is a reason (rdma_get_cm_event(3)).
+            status if status > 0 => Err(libc::ECONNREFUSED),
+            status => Err(-status),
+        }
+    }
+}
+
+/// # Safety
+/// `channel` is null or alive; `into` is a place for the answer.
+pub(crate) unsafe fn create(
+    channel: *mut rdma_event_channel,
+    user: *mut c_void,
+) -> Result<*mut rdma_cm_id, c_int> {
+    let synchronous = channel.is_null();
+    let channel = if synchronous { create_event_channel()? } else { channel };
+    // SAFETY: alive, as the caller vouches or because it was just made.
+    let request = Request::CreateIdentifier { channel: unsafe { event::name(channel) } };
+    match make(&request) {
+        Ok(name) => {
+            let made = Identifier::allocate(name, channel, user);
+            // SAFETY: just made.
+            unsafe { (*made).synchronous = synchronous };
+            Ok(made.cast())
+        }
+        Err(errno) => {
+            if synchronous {
+                // SAFETY: made above, and given to nobody.
+                unsafe { destroy_event_channel(channel) };
+            }
+            Err(errno)
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_create_id(
+    channel: *mut rdma_event_channel,
+    into: *mut *mut rdma_cm_id,
+    user: *mut c_void,
+    space: u32,
+) -> c_int {
+    if space != RDMA_PS_TCP && space != RDMA_PS_IB {
+        // Datagrams.
+        return concluded(Err(libc::EOPNOTSUPP));
+    }
+    // SAFETY: rdma_create_id(3): a live channel or null.
+    concluded(unsafe { create(channel, user) }.map(|id| {
+        // SAFETY: rdma_create_id(3): a place for the identifier.
+        unsafe { into.write(id) };
+    }))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
+    // SAFETY: rdma_destroy_id(3): a live identifier that the caller gives up.
+    let (own, synchronous) = unsafe { (identifier(id).name, identifier(id).synchronous) };
+    // SAFETY: as above; its event, if any, was read by this library.
+    unsafe {
+        if synchronous && !(*id).event.is_null() {
+            ack((*id).event);
+        }
+    }
+    let freed = ask(&Request::DestroyIdentifier(own));
+    if freed.is_ok() {
+        names::leave(own);
+        // SAFETY: alive until it is freed below.
+        unsafe { identifier(id) }.await_acknowledgements();
+        // SAFETY: as above.
+        let channel = unsafe { (*id).channel };
+        // SAFETY: allocated as an `Identifier`, in a box; nobody finds it any more.
+        drop(unsafe { Box::from_raw(id.cast::<Identifier>()) });
+        if synchronous {
+            // SAFETY: its own.
+            unsafe { destroy_event_channel(channel) };
+        }
+    }
+    concluded(freed)
+}
+
+/// # Safety
+/// `id` and `channel` are alive, or `channel` is null.
+pub(crate) unsafe fn migrate(id: *mut rdma_cm_id, to: *mut rdma_event_channel) -> Result<(), c_int> {
+    // SAFETY: the caller vouches for `id`.
+    let (name, synchronous, from) =
+        unsafe { (identifier(id).name, identifier(id).synchronous, (*id).channel) };
+    let own = to.is_null();
+    if own && synchronous {
+        return Err(libc::EINVAL);
+    }
+    let to = if own { create_event_channel()? } else { to };
+    // SAFETY: alive, as the caller vouches or because it was just made.
+    ask(&Request::Migrate { id: name, channel: unsafe { event::name(to) } })?;
+    // SAFETY: the caller vouches for `id`.
+    let identifier = unsafe { identifier(id) };
+    identifier.synchronous = own;
+    identifier.id.channel = to;
+    if synchronous {
+        // SAFETY: its own until now; its event was read by this library.
+        unsafe {
+            if !(*id).event.is_null() {
+                ack((*id).event);
+                (*id).event = ptr::null_mut();
+            }
+            destroy_event_channel(from);
+        }
+    }
+    Ok(())
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_migrate_id(id: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> c_int {
+    // SAFETY: rdma_migrate_id(3): a live identifier, and a live channel or null.
+    concluded(unsafe { migrate(id, channel) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_set_option(
+    _id: *mut rdma_cm_id,
+    level: c_int,
+    _name: c_int,
+    _value: *mut c_void,
+    _len: usize,
+) -> c_int {
+    // Type of service, address reuse and families: nothing here depends on them, and a wildcard is of its own family anyway.
+    concluded(if level.cast_unsigned() == RDMA_OPTION_ID { Ok(()) } else { Err(libc::ENOSYS) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_bind_addr(id: *mut rdma_cm_id, place: *mut sockaddr) -> c_int {
+    // SAFETY: rdma_bind_addr(3): a live identifier, and an address of the family that it says.
+    let (identifier, wanted) = unsafe { (identifier(id), address::read(place)) };
+    concluded(bind(identifier, wanted))
+}
+
+fn bind(identifier: &mut Identifier, wanted: Option<SocketAddr>) -> Result<(), c_int> {
+    let address = wanted.ok_or(libc::EAFNOSUPPORT)?;
+    take_bound(identifier, &Request::Bind { id: identifier.name, address })
+}
+
+/// Asks for what binds the identifier.
+fn take_bound(identifier: &mut Identifier, request: &Request<'_>) -> Result<(), c_int> {
+    let softrdma_wire::Reply::Bound(local) = call(request)? else { return Err(libc::EPROTO) };
+    identifier.set_addresses(Some(local), None);
+    if local.ip().is_unspecified() { Ok(()) } else { identifier.attach() }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int {
+    // SAFETY: rdma_listen(3): a live identifier.
+    let identifier = unsafe { identifier(id) };
+    let request = Request::Listen { id: identifier.name, backlog: u32::try_from(backlog).unwrap_or(0) };
+    concluded(take_bound(identifier, &request))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_resolve_addr(
+    id: *mut rdma_cm_id,
+    source: *mut sockaddr,
+    destination: *mut sockaddr,
+    timeout: c_int,
+) -> c_int {
+    // SAFETY: rdma_resolve_addr(3): a live identifier, and addresses of the families that they say.
+    let (name, source, destination) =
+        unsafe { (identifier(id).name, address::read(source), address::read(destination)) };
+    let Some(destination) = destination else { return concluded(Err(libc::EAFNOSUPPORT)) };
+    let milliseconds = u32::try_from(timeout).unwrap_or(0);
+    let asked = ask(&Request::ResolveAddress { id: name, source, destination, milliseconds });
+    // SAFETY: as above.
+    concluded(asked.and_then(|()| unsafe { complete(id) }))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_resolve_route(id: *mut rdma_cm_id, _timeout: c_int) -> c_int {
+    // SAFETY: rdma_resolve_route(3): a live identifier.
+    let asked = ask(&Request::ResolveRoute(unsafe { identifier(id) }.name));
+    // SAFETY: as above.
+    concluded(asked.and_then(|()| unsafe { complete(id) }))
+}
+
+/// Queues that a queue pair was given none of.
+fn create_queues(id: &mut rdma_cm_id, attributes: &mut ibv_qp_init_attr) -> Result<(), c_int> {
+    let depth = |value: u32| c_int::try_from(value).unwrap_or(c_int::MAX).max(1);
+    let user = ptr::from_mut(id).cast();
+    if attributes.send_cq.is_null() {
+        id.send_cq_channel = create_channel(id.verbs)?;
+        id.send_cq = create_queue(id.verbs, depth(attributes.cap.max_send_wr), user, id.send_cq_channel, 0)?;
+        attributes.send_cq = id.send_cq;
+    }
+    if attributes.recv_cq.is_null() {
+        id.recv_cq_channel = create_channel(id.verbs)?;
+        id.recv_cq = create_queue(id.verbs, depth(attributes.cap.max_recv_wr), user, id.recv_cq_channel, 0)?;
+        attributes.recv_cq = id.recv_cq;
+    }
+    Ok(())
+}
+
+/// Destroys the queues that were made for it.
+///
+/// # Safety
+/// The identifier's queue pair is gone.
+unsafe fn destroy_queues(id: &mut rdma_cm_id) {
+    for queue in [&mut id.send_cq, &mut id.recv_cq] {
+        if !queue.is_null() {
+            // SAFETY: made by `create_queues`, and nothing reports to it any more.
+            unsafe { ibv_destroy_cq(*queue) };
+            *queue = ptr::null_mut();
+        }
+    }
+    for channel in [&mut id.send_cq_channel, &mut id.recv_cq_channel] {
+        if !channel.is_null() {
+            // SAFETY: made by `create_queues`, and its queue is gone.
+            unsafe { ibv_destroy_comp_channel(*channel) };
+            *channel = ptr::null_mut();
+        }
+    }
+}
+
+/// # Safety
+/// `id`, `pd` if it is not null, and what the attributes name are alive.
+pub(crate) unsafe fn create_pair(
+    id: *mut rdma_cm_id,
+    pd: *mut ibv_pd,
+    attributes: &mut ibv_qp_init_attr,
+) -> Result<(), c_int> {
+    // SAFETY: the caller vouches for `id`.
+    let id = unsafe { &mut identifier(id).id };
+    if id.verbs.is_null() || !id.qp.is_null() {
+        return Err(libc::EINVAL);
+    }
+    let pd = if pd.is_null() { id.pd } else { pd };
+    let made = create_queues(id, attributes).and_then(|()| {
+        // SAFETY: the domain is alive, the queues are, and so is the queue pair that comes of it.
+        unsafe {
+            let qp = pair::create(pd, attributes)?;
+            pair::initialise(qp).map(|()| qp)
+        }
+    });
+    match made {
+        Ok(qp) => {
+            (id.qp, id.pd) = (qp, pd);
+            Ok(())
+        }
+        Err(errno) => {
+            // SAFETY: there is no queue pair.
+            unsafe { destroy_queues(id) };
+            Err(errno)
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_create_qp(
+    id: *mut rdma_cm_id,
+    pd: *mut ibv_pd,
+    attributes: *mut ibv_qp_init_attr,
+) -> c_int {
+    // SAFETY: rdma_create_qp(3): a live identifier, a live domain or null, attributes that are read and written.
+    concluded(unsafe { create_pair(id, pd, &mut *attributes) })
+}
+
+/// As `rdma_create_qp`, with attributes that begin in the same way and have more behind (`rdma_cma.h`): the domain, if the mask
+/// says so.
+#[repr(C)]
+pub struct ExtendedAttributes {
+    base: ibv_qp_init_attr,
+    mask: u32,
+    pd: *mut ibv_pd,
+}
+
+/// `IBV_QP_INIT_ATTR_PD`.
+const HAS_DOMAIN: u32 = 1;
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_create_qp_ex(
+    id: *mut rdma_cm_id,
+    attributes: *mut ExtendedAttributes,
+) -> c_int {
+    // SAFETY: rdma_create_qp(3): attributes that are read and written.
+    let attributes = unsafe { &mut *attributes };
+    if attributes.mask & !HAS_DOMAIN != 0 {
+        return concluded(Err(libc::EOPNOTSUPP));
+    }
+    let pd = if attributes.mask & HAS_DOMAIN == 0 { ptr::null_mut() } else { attributes.pd };
+    // SAFETY: as above: a live identifier, a live domain or null.
+    concluded(unsafe { create_pair(id, pd, &mut attributes.base) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_destroy_qp(id: *mut rdma_cm_id) {
+    // SAFETY: rdma_destroy_qp(3): a live identifier.
+    let id = unsafe { &mut identifier(id).id };
+    if !id.qp.is_null() {
+        // SAFETY: its own, which the caller gives up.
+        unsafe { pair::ibv_destroy_qp(id.qp) };
+        id.qp = ptr::null_mut();
+    }
+    // SAFETY: the queue pair is gone.
+    unsafe { destroy_queues(id) };
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_get_src_port(id: *mut rdma_cm_id) -> u16 {
+    // SAFETY: rdma_get_src_port(3): a live identifier.
+    unsafe { identifier(id) }.local().map_or(0, |address| address.port().to_be())
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_get_dst_port(id: *mut rdma_cm_id) -> u16 {
+    // SAFETY: rdma_get_dst_port(3): a live identifier.
+    unsafe { identifier(id) }.remote().map_or(0, |address| address.port().to_be())
+}

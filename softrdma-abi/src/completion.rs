@@ -1,0 +1,174 @@
+//! Completion channels and completion queues.
+
+use core::ffi::{c_int, c_uint, c_void};
+use std::os::fd::{FromRawFd as _, IntoRawFd as _, OwnedFd};
+
+use softrdma_wire::{Completion, MAX_BATCH, Name, RECORD, Reply, Request};
+
+use crate::layout::{
+    IBV_WC_WITH_IMM, ibv_comp_channel, ibv_context, ibv_cq, ibv_wc, ibv_wc__bindgen_ty_1, zeroed,
+};
+use crate::link::{ask, call, concluded, link, make, make_channel, pointer, returned};
+use crate::names;
+
+/// A completion channel, and what the fabric calls it.
+#[repr(C)]
+pub(crate) struct Channel {
+    channel: ibv_comp_channel,
+    name: Name,
+}
+
+pub(crate) fn create_channel(context: *mut ibv_context) -> Result<*mut ibv_comp_channel, c_int> {
+    let (name, descriptor) = make_channel(&Request::CreateCompletionChannel)?;
+    let mut channel: ibv_comp_channel = zeroed();
+    channel.context = context;
+    channel.fd = descriptor.into_raw_fd();
+    Ok(Box::into_raw(Box::new(Channel { channel, name })).cast())
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
+    pointer(create_channel(context))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
+    let channel: *mut Channel = channel.cast();
+    // SAFETY: ibv_destroy_comp_channel(3): what `ibv_create_comp_channel` gave, from a box of a `Channel`.
+    let (name, descriptor) = unsafe { ((*channel).name, (*channel).channel.fd) };
+    let freed = ask(&Request::DestroyCompletionChannel(name));
+    if freed.is_ok() {
+        // SAFETY: as above; the caller gives it up, and with it the descriptor that it was made with.
+        drop(unsafe { OwnedFd::from_raw_fd(descriptor) });
+        // SAFETY: as above.
+        drop(unsafe { Box::from_raw(channel) });
+    }
+    returned(freed)
+}
+
+pub(crate) fn create_queue(
+    context: *mut ibv_context,
+    depth: c_int,
+    cq_context: *mut c_void,
+    channel: *mut ibv_comp_channel,
+    vector: c_int,
+) -> Result<*mut ibv_cq, c_int> {
+    let vectors = link()?.limits.vectors;
+    let depth = u32::try_from(depth).map_err(|_| libc::EINVAL)?;
+    if u32::try_from(vector).map_or(true, |vector| vector >= vectors) {
+        return Err(libc::EINVAL);
+    }
+    let channel_name = match channel.is_null() {
+        true => None,
+        // SAFETY: ibv_create_cq(3): null, or what `ibv_create_comp_channel` gave: a `Channel`.
+        false => Some(unsafe { (*channel.cast::<Channel>()).name }),
+    };
+    let handle = make(&Request::CreateQueue { depth, channel: channel_name })?;
+    let mut cq: ibv_cq = zeroed();
+    cq.context = context;
+    cq.channel = channel;
+    cq.cq_context = cq_context;
+    cq.handle = handle;
+    cq.cqe = c_int::try_from(depth).unwrap_or(c_int::MAX);
+    let cq = Box::into_raw(Box::new(cq));
+    names::enter(handle, cq);
+    Ok(cq)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_create_cq(
+    context: *mut ibv_context,
+    depth: c_int,
+    cq_context: *mut c_void,
+    channel: *mut ibv_comp_channel,
+    vector: c_int,
+) -> *mut ibv_cq {
+    pointer(create_queue(context, depth, cq_context, channel, vector))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
+    // SAFETY: ibv_destroy_cq(3): what `ibv_create_cq` gave, from a box.
+    let handle = unsafe { (*cq).handle };
+    let freed = ask(&Request::DestroyQueue(handle));
+    if freed.is_ok() {
+        names::leave(handle);
+        // SAFETY: as above; the fabric says that nothing reports to it, and the caller gives it up.
+        drop(unsafe { Box::from_raw(cq) });
+    }
+    returned(freed)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_get_cq_event(
+    channel: *mut ibv_comp_channel,
+    cq: *mut *mut ibv_cq,
+    cq_context: *mut *mut c_void,
+) -> c_int {
+    // SAFETY: ibv_get_cq_event(3): a live completion channel.
+    let descriptor = unsafe { (*channel).fd };
+    loop {
+        let mut record = [0; RECORD];
+        // SAFETY: read(2): a descriptor that the channel owns, and as many bytes as `record` has. Whether it blocks is up to
+        // the program, which may have set the descriptor's flags.
+        let read = unsafe { libc::read(descriptor, record.as_mut_ptr().cast(), RECORD) };
+        match read {
+            // `errno` is that of read(2).
+            -1 => return -1,
+            // Records are written whole.
+            8 => {}
+            // The fabric is gone.
+            _ => return concluded(Err(libc::EIO)),
+        }
+        let name = Name::try_from(u64::from_le_bytes(record)).ok();
+        // Of a queue that is gone: no event.
+        let Some(found) = name.and_then(names::find::<ibv_cq>) else { continue };
+        // SAFETY: ibv_get_cq_event(3): places for the answers. `found` is alive: whoever destroys a queue while another thread
+        // reads its events breaks ibv_destroy_cq(3).
+        unsafe {
+            cq.write(found);
+            cq_context.write((*found).cq_context);
+        }
+        return 0;
+    }
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn ibv_ack_cq_events(_cq: *mut ibv_cq, _count: c_uint) {
+    // An event is the program's alone once it is read; nothing waits for it.
+}
+
+pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, _solicited_only: c_int) -> c_int {
+    // SAFETY: ibv_req_notify_cq(3): a live completion queue. An event for every completion is one for the solicited ones too.
+    returned(ask(&Request::Arm(unsafe { (*cq).handle })))
+}
+
+pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, into: *mut ibv_wc) -> c_int {
+    let Ok(most) = u32::try_from(most) else { return -libc::EINVAL };
+    // SAFETY: ibv_poll_cq(3): a live completion queue.
+    let queue = unsafe { (*cq).handle };
+    let most = most.min(MAX_BATCH as u32);
+    let Ok(Reply::Completions(completions)) = call(&Request::Poll { queue, most }) else { return -1 };
+    let mut count = 0;
+    for completion in completions.iter().take(most as usize) {
+        // SAFETY: ibv_poll_cq(3): an array of at least `most` entries, of which `count` are fewer.
+        unsafe { into.add(count).write(work_completion(completion)) };
+        count += 1;
+    }
+    c_int::try_from(count).unwrap_or(c_int::MAX)
+}
+
+fn work_completion(completion: &Completion) -> ibv_wc {
+    let &Completion { id, pair, status, vendor, opcode, len, immediate } = completion;
+    ibv_wc {
+        wr_id: id,
+        status,
+        opcode,
+        vendor_err: vendor,
+        byte_len: len,
+        __bindgen_anon_1: ibv_wc__bindgen_ty_1 { imm_data: immediate.unwrap_or(0).to_be() },
+        qp_num: pair,
+        wc_flags: if immediate.is_some() { IBV_WC_WITH_IMM } else { 0 },
+        ..zeroed()
+    }
+}

@@ -1,0 +1,416 @@
+//! The device: `ibv_get_device_list(3)`, `ibv_open_device(3)`, `ibv_query_device(3)` and their like.
+//!
+//! A process has one device with one port, and one context of it, however often it is opened.
+
+use core::ffi::{CStr, c_char, c_int, c_uint};
+use std::net::IpAddr;
+use std::sync::OnceLock;
+
+use crate::completion::{poll_cq, req_notify_cq};
+use crate::layout::{
+    _compat_ibv_port_attr, Device, GidEntry, PORT_ATTRIBUTES, PortAttributes, ibv_context, ibv_context_ops,
+    ibv_device_attr, ibv_gid, ibv_mw, ibv_mw_bind, ibv_mw_type, ibv_pd, ibv_qp, ibv_recv_wr, ibv_srq, zeroed,
+};
+use crate::link::{Link, concluded, link, pointer, set_errno};
+use crate::missing::lacking;
+use crate::pair::{post_recv, post_send};
+
+/// What it is called.
+const NAME: &CStr = c"softrdma0";
+const UVERBS: &CStr = c"uverbs0";
+/// The only port.
+pub(crate) const PORT: u8 = 1;
+/// Scatter-gather elements of a work request.
+pub(crate) const MAX_SGE: c_int = 1;
+
+const NODE_CA: c_int = 1;
+const TRANSPORT_IB: c_int = 0;
+const PORT_ACTIVE: c_uint = 4;
+const MTU_4096: c_uint = 5;
+const LINK_UP: u8 = 5;
+const LINK_LAYER_ETHERNET: u8 = 2;
+const WIDTH_4X: u8 = 2;
+const SPEED_EDR: u8 = 32;
+/// `IBV_GID_TYPE_ROCE_V2`.
+const ROCE_V2: u32 = 2;
+
+/// The device and its context, which last as long as the process.
+struct Opened {
+    device: Device,
+    context: ibv_context,
+}
+
+struct Place(*mut Opened);
+// SAFETY: the device is never changed after it was made; of the context only what the headers' inline functions leave alone
+// is read here, and programs are told by ibv_open_device(3) that contexts may be shared by threads.
+unsafe impl Send for Place {}
+// SAFETY: as above.
+unsafe impl Sync for Place {}
+
+fn opened(link: &Link) -> *mut Opened {
+    static OPENED: OnceLock<Place> = OnceLock::new();
+    let make = || {
+        let mut device: Device = zeroed();
+        device.node_type = NODE_CA;
+        device.transport_type = TRANSPORT_IB;
+        fill(&mut device.name, NAME);
+        fill(&mut device.dev_name, UVERBS);
+        fill(&mut device.dev_path, c"/sys/class/infiniband_verbs/uverbs0");
+        fill(&mut device.ibdev_path, c"/sys/class/infiniband/softrdma0");
+        let mut context: ibv_context = zeroed();
+        context.ops = operations();
+        context.cmd_fd = -1;
+        context.async_fd = link.events;
+        context.num_comp_vectors = c_int::try_from(link.limits.vectors).unwrap_or(1);
+        let opened = Box::into_raw(Box::new(Opened { device, context }));
+        // SAFETY: just made, and nobody else has it yet.
+        unsafe { (*opened).context.device = (&raw mut (*opened).device).cast() };
+        Place(opened)
+    };
+    OPENED.get_or_init(make).0
+}
+
+fn fill(field: &mut [c_char], with: &CStr) {
+    for (to, from) in field.iter_mut().zip(with.to_bytes_with_nul()) {
+        *to = *from as c_char;
+    }
+}
+
+/// The context, for identifiers that have a device.
+pub(crate) fn context() -> Result<*mut ibv_context, c_int> {
+    let opened = opened(link()?);
+    // SAFETY: a place inside what `opened` leaked; nothing is read.
+    Ok(unsafe { &raw mut (*opened).context })
+}
+
+/// What the inline functions of the headers call.
+fn operations() -> ibv_context_ops {
+    ibv_context_ops {
+        poll_cq: Some(poll_cq),
+        req_notify_cq: Some(req_notify_cq),
+        post_send: Some(post_send),
+        post_recv: Some(post_recv),
+        post_srq_recv: Some(post_srq_recv),
+        alloc_mw: Some(alloc_mw),
+        bind_mw: Some(bind_mw),
+        dealloc_mw: Some(dealloc_mw),
+        ..zeroed()
+    }
+}
+
+macro_rules! lacking_operations {
+    ($(fn $name:ident($($type:ty),*) -> $result:ty = $value:expr;)*) => {
+        $(
+            unsafe extern "C" fn $name($(_: $type),*) -> $result {
+                static TOLD: core::sync::atomic::AtomicBool = core::sync::atomic::AtomicBool::new(false);
+                lacking(stringify!($name), &TOLD);
+                $value
+            }
+        )*
+    };
+}
+
+lacking_operations! {
+    fn post_srq_recv(*mut ibv_srq, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int = libc::EOPNOTSUPP;
+    fn alloc_mw(*mut ibv_pd, ibv_mw_type) -> *mut ibv_mw = core::ptr::null_mut();
+    fn bind_mw(*mut ibv_qp, *mut ibv_mw, *mut ibv_mw_bind) -> c_int = libc::EOPNOTSUPP;
+    fn dealloc_mw(*mut ibv_mw) -> c_int = libc::EOPNOTSUPP;
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut Device {
+    let devices: Vec<*mut Device> = match link() {
+        // SAFETY: a place inside what `opened` leaked; nothing is read.
+        Ok(link) => vec![unsafe { &raw mut (*opened(link)).device }, core::ptr::null_mut()],
+        // As on a machine without devices.
+        Err(_) => vec![core::ptr::null_mut()],
+    };
+    // SAFETY: ibv_get_device_list(3): null, or a place for the count.
+    if let Some(count) = unsafe { count.as_mut() } {
+        *count = c_int::try_from(devices.len()).unwrap_or(1) - 1;
+    }
+    let bytes = size_of_val(devices.as_slice());
+    // SAFETY: malloc(3): `bytes` is not 0. The list is freed by `ibv_free_device_list` alone.
+    let list: *mut *mut Device = unsafe { libc::malloc(bytes) }.cast();
+    if list.is_null() {
+        return pointer(Err(libc::ENOMEM));
+    }
+    // SAFETY: `list` has room for as many pointers as `devices` has, and malloc aligns for them.
+    unsafe { list.copy_from_nonoverlapping(devices.as_ptr(), devices.len()) };
+    list
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_free_device_list(list: *mut *mut Device) {
+    // SAFETY: ibv_free_device_list(3): what `ibv_get_device_list` gave, from malloc.
+    unsafe { libc::free(list.cast()) };
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_get_device_name(_device: *mut Device) -> *const c_char {
+    NAME.as_ptr()
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_get_device_index(_device: *mut Device) -> c_int {
+    0
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_get_device_guid(_device: *mut Device) -> u64 {
+    link().map_or(0, guid)
+}
+
+/// A number that the machine's first address makes its own, as in the headers: big-endian.
+fn guid(link: &Link) -> u64 {
+    let bytes = link.addresses.first().map_or([0; 16], |address| gid(*address));
+    let [.., a, b, c, d] = bytes;
+    u64::from_ne_bytes([2, 0, 0, 0, a, b, c, d])
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_open_device(_device: *mut Device) -> *mut ibv_context {
+    pointer(context())
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_close_device(_context: *mut ibv_context) -> c_int {
+    0
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_get_devices(count: *mut c_int) -> *mut *mut ibv_context {
+    let Ok(context) = context() else {
+        return pointer(Err(libc::ENODEV));
+    };
+    // SAFETY: malloc(3): not 0 bytes. The list is freed by `rdma_free_devices` alone.
+    let list: *mut *mut ibv_context = unsafe { libc::malloc(2 * size_of::<usize>()) }.cast();
+    if list.is_null() {
+        return pointer(Err(libc::ENOMEM));
+    }
+    // SAFETY: room for two pointers, made above.
+    unsafe { list.write(context) };
+    // SAFETY: as above.
+    unsafe { list.add(1).write(core::ptr::null_mut()) };
+    // SAFETY: rdma_get_devices(3): null, or a place for the count.
+    if let Some(count) = unsafe { count.as_mut() } {
+        *count = 1;
+    }
+    list
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_free_devices(list: *mut *mut ibv_context) {
+    // SAFETY: rdma_free_devices(3): what `rdma_get_devices` gave, from malloc.
+    unsafe { libc::free(list.cast()) };
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_query_device(
+    _context: *mut ibv_context,
+    attributes: *mut ibv_device_attr,
+) -> c_int {
+    let link = match link() {
+        Ok(link) => link,
+        Err(errno) => return errno,
+    };
+    let most = |value: u32| c_int::try_from(value).unwrap_or(c_int::MAX);
+    let limits = &link.limits;
+    let mut answer: ibv_device_attr = zeroed();
+    fill(&mut answer.fw_ver, c"1.0");
+    answer.node_guid = guid(link);
+    answer.sys_image_guid = answer.node_guid;
+    answer.max_mr_size = limits.max_mr_size;
+    answer.page_size_cap = 4096;
+    answer.max_qp = most(limits.max_qp);
+    answer.max_qp_wr = most(limits.max_qp_wr);
+    answer.max_sge = MAX_SGE;
+    answer.max_sge_rd = MAX_SGE;
+    answer.max_cq = most(limits.max_cq);
+    answer.max_cqe = most(limits.max_cqe);
+    answer.max_mr = most(limits.max_mr);
+    answer.max_pd = most(limits.max_qp);
+    answer.max_qp_rd_atom = limits.max_qp_rd_atom.into();
+    answer.max_res_rd_atom = most(limits.max_qp);
+    answer.max_qp_init_rd_atom = limits.max_qp_rd_atom.into();
+    answer.max_pkeys = 1;
+    answer.phys_port_cnt = PORT;
+    // SAFETY: ibv_query_device(3): a place for the answer.
+    unsafe { attributes.write(answer) };
+    0
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_query_port(
+    _context: *mut ibv_context,
+    port: u8,
+    attributes: *mut _compat_ibv_port_attr,
+) -> c_int {
+    let link = match link() {
+        Ok(link) if port == PORT => link,
+        Ok(_) => return libc::EINVAL,
+        Err(errno) => return errno,
+    };
+    let mut answer: PortAttributes = zeroed();
+    answer.state = PORT_ACTIVE;
+    answer.max_mtu = MTU_4096;
+    answer.active_mtu = MTU_4096;
+    answer.gid_tbl_len = c_int::try_from(link.addresses.len()).unwrap_or(c_int::MAX);
+    answer.max_msg_sz = 1 << 31;
+    answer.pkey_tbl_len = 1;
+    answer.max_vl_num = 1;
+    answer.active_width = WIDTH_4X;
+    answer.active_speed = SPEED_EDR;
+    answer.phys_state = LINK_UP;
+    answer.link_layer = LINK_LAYER_ETHERNET;
+    // SAFETY: ibv_query_port(3), of IBVERBS_1.1: the caller's structure has room for so many bytes, whatever its version.
+    unsafe {
+        (&raw const answer).cast::<u8>().copy_to_nonoverlapping(attributes.cast(), PORT_ATTRIBUTES);
+    }
+    0
+}
+
+/// The bytes of an address as a GID: that of an IPv4 address is the IPv6 address that maps it (RoCEv2, A17.4.5.1).
+pub(crate) fn gid(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+        IpAddr::V6(address) => address.octets(),
+    }
+}
+
+/// The address that a GID stands for.
+pub(crate) fn address_of(gid: [u8; 16]) -> IpAddr {
+    IpAddr::from(gid).to_canonical()
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_query_gid(
+    _context: *mut ibv_context,
+    port: u8,
+    index: c_int,
+    into: *mut ibv_gid,
+) -> c_int {
+    let found = |index: c_int| link().ok()?.addresses.get(usize::try_from(index).ok()?).copied();
+    let Some(address) = found(index).filter(|_| port == PORT) else {
+        set_errno(libc::EINVAL);
+        return -1;
+    };
+    // SAFETY: ibv_query_gid(3): a place for the answer.
+    unsafe { into.write(ibv_gid { raw: gid(address) }) };
+    0
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_query_gid_type(
+    _context: *mut ibv_context,
+    port: u8,
+    index: c_uint,
+    kind: *mut c_uint,
+) -> c_int {
+    let known = link().is_ok_and(|link| (index as usize) < link.addresses.len());
+    if known && port == PORT {
+        // SAFETY: the caller gives a place for the type; the library's own number for RoCEv2 there is 1.
+        unsafe { kind.write(1) };
+    }
+    concluded(if known && port == PORT { Ok(()) } else { Err(libc::EINVAL) })
+}
+
+fn entry(link: &Link, index: usize) -> Option<GidEntry> {
+    let bytes = gid(*link.addresses.get(index)?);
+    let [a, b, c, d, e, f, g, h, rest @ ..] = bytes;
+    let gid = [u64::from_ne_bytes([a, b, c, d, e, f, g, h]), u64::from_ne_bytes(rest)];
+    let (gid_index, port_num) = (index as u32, PORT.into());
+    Some(GidEntry { gid, gid_index, port_num, gid_type: ROCE_V2, ndev_ifindex: 0 })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn _ibv_query_gid_ex(
+    _context: *mut ibv_context,
+    port: u32,
+    index: u32,
+    into: *mut GidEntry,
+    flags: u32,
+    size: usize,
+) -> c_int {
+    let found = link().ok().and_then(|link| entry(link, index as usize));
+    match found {
+        Some(entry) if port == PORT.into() && flags == 0 && size >= size_of::<GidEntry>() => {
+            // SAFETY: ibv_query_gid_ex(3): a place for `size` bytes.
+            unsafe { into.write(entry) };
+            0
+        }
+        Some(_) => libc::EINVAL,
+        None => libc::ENODATA,
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn _ibv_query_gid_table(
+    _context: *mut ibv_context,
+    into: *mut GidEntry,
+    most: usize,
+    flags: u32,
+    size: usize,
+) -> isize {
+    let Ok(link) = link() else { return -(libc::ENODEV as isize) };
+    if flags != 0 || size != size_of::<GidEntry>() {
+        return -(libc::EINVAL as isize);
+    }
+    let mut count = 0;
+    for found in (0..most).map_while(|index| entry(link, index)) {
+        // SAFETY: ibv_query_gid_table(3): places for `most` entries of `size` bytes.
+        unsafe { into.add(count).write(found) };
+        count += 1;
+    }
+    isize::try_from(count).unwrap_or(isize::MAX)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_query_pkey(
+    _context: *mut ibv_context,
+    port: u8,
+    index: c_int,
+    key: *mut u16,
+) -> c_int {
+    if port != PORT || index != 0 {
+        set_errno(libc::EINVAL);
+        return -1;
+    }
+    // SAFETY: ibv_query_pkey(3): a place for the answer.
+    unsafe { key.write(u16::MAX) };
+    0
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_get_pkey_index(_context: *mut ibv_context, port: u8, key: u16) -> c_int {
+    if port == PORT && key == u16::MAX { 0 } else { -1 }
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn ibv_fork_init() -> c_int {
+    // The fabric reaches memory by the parent's addresses, whatever a child does: nothing has to be prepared.
+    0
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn ibv_is_fork_initialized() -> c_int {
+    // IBV_FORK_UNNEEDED.
+    2
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_read_sysfs_file(
+    _directory: *const c_char,
+    _file: *const c_char,
+    _into: *mut c_char,
+    _size: usize,
+) -> c_int {
+    // There is no device in sysfs.
+    set_errno(libc::ENOENT);
+    -1
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn ibv_get_sysfs_path() -> *const c_char {
+    c"/sys".as_ptr()
+}

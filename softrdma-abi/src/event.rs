@@ -1,0 +1,276 @@
+//! Event channels, events of the connection manager, and asynchronous events.
+
+use core::ffi::{c_int, c_void};
+use core::ptr;
+use std::os::fd::{FromRawFd as _, IntoRawFd as _, OwnedFd, RawFd};
+
+use softrdma_wire::{About, Event, Name, Reply, Request};
+
+use crate::cm::{Identifier, identifier, migrate};
+use crate::device::PORT;
+use crate::layout::{
+    IBV_QPS_RTS, RDMA_CM_EVENT_ADDR_RESOLVED, RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_ESTABLISHED,
+    RDMA_CM_EVENT_ROUTE_RESOLVED, ibv_async_event, ibv_async_event__bindgen_ty_1, ibv_context, ibv_cq,
+    ibv_qp, rdma_cm_event, rdma_cm_id, rdma_conn_param, rdma_event_channel, zeroed,
+};
+use crate::link::{ask, call, concluded, link, make_channel, pointer};
+use crate::names;
+
+/// An event channel, and what the fabric calls it.
+#[repr(C)]
+struct Channel {
+    channel: rdma_event_channel,
+    name: Name,
+}
+
+/// An event, and what lives as long.
+#[repr(C)]
+struct Told {
+    event: rdma_cm_event,
+    /// Whose acknowledgement is awaited.
+    identifier: *mut Identifier,
+    data: Vec<u8>,
+}
+
+pub(crate) fn create_event_channel() -> Result<*mut rdma_event_channel, c_int> {
+    let (name, descriptor) = make_channel(&Request::CreateEventChannel)?;
+    let channel = rdma_event_channel { fd: descriptor.into_raw_fd() };
+    Ok(Box::into_raw(Box::new(Channel { channel, name })).cast())
+}
+
+/// # Safety
+/// `channel` came from [`create_event_channel`], and the caller gives it up.
+pub(crate) unsafe fn destroy_event_channel(channel: *mut rdma_event_channel) {
+    // SAFETY: made as a `Channel`, in a box.
+    let channel = unsafe { Box::from_raw(channel.cast::<Channel>()) };
+    // SAFETY: the descriptor that it was made with.
+    drop(unsafe { OwnedFd::from_raw_fd(channel.channel.fd) });
+    // Nobody can be told that the fabric is gone.
+    let _gone = ask(&Request::DestroyEventChannel(channel.name));
+}
+
+/// What the fabric calls a channel.
+///
+/// # Safety
+/// `channel` is alive.
+pub(crate) unsafe fn name(channel: *mut rdma_event_channel) -> Name {
+    // SAFETY: made as a `Channel`.
+    unsafe { (*channel.cast::<Channel>()).name }
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn rdma_create_event_channel() -> *mut rdma_event_channel {
+    pointer(create_event_channel())
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_event_channel) {
+    // SAFETY: rdma_destroy_event_channel(3): what `rdma_create_event_channel` gave, and the caller gives up.
+    unsafe { destroy_event_channel(channel) };
+}
+
+/// Takes what `take` finds; while that is nothing, sleeps on `descriptor`, unless that is not to block: `EAGAIN`.
+fn wait<T>(descriptor: RawFd, mut take: impl FnMut() -> Result<Option<T>, c_int>) -> Result<T, c_int> {
+    loop {
+        if let Some(found) = take()? {
+            return Ok(found);
+        }
+        // SAFETY: fcntl(2): a descriptor that its channel owns; the flags are read.
+        let flags = unsafe { libc::fcntl(descriptor, libc::F_GETFL) };
+        if flags == -1 || flags & libc::O_NONBLOCK != 0 {
+            return Err(if flags == -1 { libc::EBADF } else { libc::EAGAIN });
+        }
+        let mut entry = libc::pollfd { fd: descriptor, events: libc::POLLIN, revents: 0 };
+        // SAFETY: poll(2): one entry, which is written.
+        if unsafe { libc::poll(&raw mut entry, 1, -1) } == -1 {
+            return Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO));
+        }
+    }
+}
+
+/// Waits for the next event of a channel, if it blocks.
+///
+/// # Safety
+/// `channel` is alive.
+pub(crate) unsafe fn next(channel: *mut rdma_event_channel) -> Result<*mut rdma_cm_event, c_int> {
+    // SAFETY: the caller vouches for `channel`.
+    let (descriptor, own) = unsafe { ((*channel).fd, name(channel)) };
+    loop {
+        let event = wait(descriptor, || match call(&Request::TakeEvent(own))? {
+            Reply::Event(event) => Ok(event),
+            _ => Err(libc::EPROTO),
+        })?;
+        // SAFETY: passed on.
+        if let Some(told) = unsafe { tell(channel, *event) }? {
+            return Ok(told);
+        }
+    }
+}
+
+/// Makes an event of C of what the fabric tells; none if the identifier is gone.
+///
+/// # Safety
+/// `channel` is alive.
+unsafe fn tell(channel: *mut rdma_event_channel, event: Event) -> Result<Option<*mut rdma_cm_event>, c_int> {
+    let Event { id, listener, kind, status, params, data, local, remote } = event;
+    let told = listener.unwrap_or(id);
+    let Some(owner) = names::find::<Identifier>(told) else { return Ok(None) };
+    let subject = match listener {
+        // A new identifier, with its listener's context (rdma_get_cm_event(3)).
+        // SAFETY: found, so alive.
+        Some(_) => Identifier::allocate(id, channel, unsafe { (*owner).id.context }),
+        None => owner,
+    };
+    // SAFETY: found, so alive: whoever destroys an identifier while another thread reads its events waits for their
+    // acknowledgement (rdma_destroy_id(3)).
+    let about = unsafe { &mut *subject };
+    about.set_addresses(local, remote);
+    match kind {
+        RDMA_CM_EVENT_ADDR_RESOLVED | RDMA_CM_EVENT_CONNECT_REQUEST => about.attach()?,
+        RDMA_CM_EVENT_ESTABLISHED if !about.id.qp.is_null() => {
+            // SAFETY: its own, which is alive.
+            unsafe { (*about.id.qp).state = IBV_QPS_RTS };
+        }
+        RDMA_CM_EVENT_ROUTE_RESOLVED => about.id.route.num_paths = 0,
+        _ => {}
+    }
+    let mut conn: rdma_conn_param = zeroed();
+    if let Some(params) = params {
+        conn.responder_resources = params.responder_resources;
+        conn.initiator_depth = params.initiator_depth;
+        conn.retry_count = params.retry_count;
+        conn.rnr_retry_count = params.rnr_retry_count;
+    }
+    if !data.is_empty() {
+        // The heap keeps its place when the vector moves.
+        conn.private_data = data.as_ptr().cast::<c_void>();
+        conn.private_data_len = u8::try_from(data.len()).unwrap_or(u8::MAX);
+    }
+    let mut event: rdma_cm_event = zeroed();
+    event.id = subject.cast();
+    event.listen_id = if listener.is_some() { owner.cast() } else { ptr::null_mut() };
+    (event.event, event.status) = (kind, status);
+    event.param.conn = conn;
+    // SAFETY: found, so alive.
+    unsafe { &*owner }.read();
+    // SAFETY: as above. The listener is synchronous, and so is what comes to it.
+    if listener.is_some() && unsafe { (*owner).synchronous } {
+        // SAFETY: just made.
+        unsafe { migrate(subject.cast(), ptr::null_mut()) }?;
+    }
+    Ok(Some(Box::into_raw(Box::new(Told { event, identifier: owner, data })).cast()))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_get_cm_event(
+    channel: *mut rdma_event_channel,
+    into: *mut *mut rdma_cm_event,
+) -> c_int {
+    // SAFETY: rdma_get_cm_event(3): a live channel.
+    concluded(unsafe { next(channel) }.map(|event| {
+        // SAFETY: rdma_get_cm_event(3): a place for the event.
+        unsafe { into.write(event) };
+    }))
+}
+
+/// Gives an event back.
+///
+/// # Safety
+/// `event` came from [`next`], and the caller gives it up.
+pub(crate) unsafe fn ack(event: *mut rdma_cm_event) {
+    // SAFETY: made as a `Told`, in a box.
+    let told = unsafe { Box::from_raw(event.cast::<Told>()) };
+    // SAFETY: alive: its destruction waits for this (rdma_destroy_id(3)).
+    unsafe { &*told.identifier }.acknowledge();
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int {
+    if event.is_null() {
+        return concluded(Err(libc::EINVAL));
+    }
+    // SAFETY: rdma_ack_cm_event(3): what `rdma_get_cm_event` gave, and the caller gives up.
+    unsafe { ack(event) };
+    0
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_get_request(listener: *mut rdma_cm_id, into: *mut *mut rdma_cm_id) -> c_int {
+    // SAFETY: rdma_get_request(3): a live listener.
+    concluded(unsafe { next_request(listener) }.map(|id| {
+        // SAFETY: rdma_get_request(3): a place for the identifier.
+        unsafe { into.write(id) };
+    }))
+}
+
+/// # Safety
+/// `listener` is alive.
+unsafe fn next_request(listener: *mut rdma_cm_id) -> Result<*mut rdma_cm_id, c_int> {
+    // SAFETY: the caller vouches for `listener`.
+    let (channel, synchronous, endpoint) = unsafe {
+        let listener = identifier(listener);
+        (listener.id.channel, listener.synchronous, listener.endpoint)
+    };
+    if !synchronous {
+        return Err(libc::EINVAL);
+    }
+    // SAFETY: alive as long as its identifier.
+    let event = unsafe { next(channel) }?;
+    // SAFETY: just read.
+    let (kind, status, id) = unsafe { ((*event).event, (*event).status, (*event).id) };
+    if status != 0 || kind != RDMA_CM_EVENT_CONNECT_REQUEST {
+        // SAFETY: read above, and given to nobody.
+        unsafe { ack(event) };
+        return Err(if status == 0 { libc::EINVAL } else { status.abs() });
+    }
+    if let Some((mut attributes, pd)) = endpoint {
+        // SAFETY: a new identifier, with a domain that its listener's owner keeps alive.
+        if let Err(errno) = unsafe { crate::cm::create_pair(id, pd, &mut attributes) } {
+            // SAFETY: read above, and given to nobody; nor is the identifier.
+            unsafe {
+                ack(event);
+                crate::cm::rdma_destroy_id(id);
+            }
+            return Err(errno);
+        }
+    }
+    // SAFETY: a new identifier, which holds the event until its next.
+    unsafe { (*id).event = event };
+    Ok(id)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_get_async_event(
+    _context: *mut ibv_context,
+    into: *mut ibv_async_event,
+) -> c_int {
+    let take = || match call(&Request::TakeAsyncEvent)? {
+        Reply::AsyncEvent(event) => Ok(event),
+        _ => Err(libc::EPROTO),
+    };
+    let read = || loop {
+        let event = wait(link()?.events, take)?;
+        let element = match event.about {
+            About::Pair(name) => match names::find::<ibv_qp>(name) {
+                Some(qp) => ibv_async_event__bindgen_ty_1 { qp },
+                // Of one that is gone.
+                None => continue,
+            },
+            About::Queue(name) => match names::find::<ibv_cq>(name) {
+                Some(cq) => ibv_async_event__bindgen_ty_1 { cq },
+                None => continue,
+            },
+            About::Device => ibv_async_event__bindgen_ty_1 { port_num: PORT.into() },
+        };
+        return Ok(ibv_async_event { element, event_type: event.kind });
+    };
+    concluded(read().map(|event| {
+        // SAFETY: ibv_get_async_event(3): a place for the event.
+        unsafe { into.write(event) };
+    }))
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn ibv_ack_async_event(_event: *mut ibv_async_event) {
+    // An event is the program's alone once it is read; nothing waits for it.
+}

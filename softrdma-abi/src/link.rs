@@ -1,0 +1,165 @@
+//! The session with the fabric: one for the process, opened by the first call that needs it.
+
+use core::ffi::c_int;
+use std::ffi::OsStr;
+use std::io::Write as _;
+use std::net::IpAddr;
+use std::os::fd::{IntoRawFd, OwnedFd, RawFd};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use softrdma_wire::{ADDRESSES, Error, Limits, Name, Reply, Request, SOCKET, Socket, VERSION};
+
+/// What came of opening a session.
+pub(crate) struct Link {
+    socket: Mutex<Socket>,
+    pub(crate) addresses: Vec<IpAddr>,
+    pub(crate) limits: Limits,
+    /// Readable while an asynchronous event waits.
+    pub(crate) events: RawFd,
+}
+
+/// Whether this process is a child of the one that has the session. A child may use nothing of its parent's
+/// (`ibv_fork_init(3)`), and the session's lock may be held for ever by a thread that is not here.
+static FORKED: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn forked() {
+    FORKED.store(true, Relaxed);
+}
+
+/// The session, or why there is none: an `errno`.
+pub(crate) fn link() -> Result<&'static Link, c_int> {
+    static LINK: OnceLock<Result<Link, c_int>> = OnceLock::new();
+    if FORKED.load(Relaxed) {
+        return Err(libc::EIO);
+    }
+    LINK.get_or_init(Link::open).as_ref().map_err(|errno| *errno)
+}
+
+/// Asks the fabric. An answer that is no answer to this is the fabric's mistake: `EPROTO`.
+pub(crate) fn call(request: &Request<'_>) -> Result<Reply, c_int> {
+    call_for_descriptor(request).map(|(reply, _none)| reply)
+}
+
+/// Asks for nothing but success.
+pub(crate) fn ask(request: &Request<'_>) -> Result<(), c_int> {
+    call(request).map(drop)
+}
+
+/// Asks the fabric to make something.
+pub(crate) fn make(request: &Request<'_>) -> Result<Name, c_int> {
+    match call(request)? {
+        Reply::Made(name) => Ok(name),
+        _ => Err(libc::EPROTO),
+    }
+}
+
+/// Asks the fabric to make something that has a descriptor.
+pub(crate) fn make_channel(request: &Request<'_>) -> Result<(Name, OwnedFd), c_int> {
+    match call_for_descriptor(request)? {
+        (Reply::Made(name), Some(descriptor)) => Ok((name, descriptor)),
+        _ => Err(libc::EPROTO),
+    }
+}
+
+fn call_for_descriptor(request: &Request<'_>) -> Result<(Reply, Option<OwnedFd>), c_int> {
+    let link = link()?;
+    let mut socket = link.socket.lock().unwrap_or_else(PoisonError::into_inner);
+    match exchange(&mut socket, request) {
+        Ok((Reply::Refused(errno), _)) => Err(errno),
+        Ok(answer) => Ok(answer),
+        Err(error) => {
+            drop(socket);
+            static TOLD: AtomicBool = AtomicBool::new(false);
+            if !TOLD.swap(true, Relaxed) {
+                say(&format!("the fabric is gone: {error}"));
+            }
+            Err(libc::EIO)
+        }
+    }
+}
+
+fn exchange(socket: &mut Socket, request: &Request<'_>) -> Result<(Reply, Option<OwnedFd>), Error> {
+    socket.send(request, None)?;
+    socket.receive()
+}
+
+impl Link {
+    fn open() -> Result<Self, c_int> {
+        let (Some(path), Some(addresses)) = (std::env::var_os(SOCKET), std::env::var_os(ADDRESSES)) else {
+            say("not started by `softrdma run`: there is no RDMA device");
+            return Err(libc::ENODEV);
+        };
+        // SAFETY: pthread_atfork(3): a function for the child that stores to an atomic and does nothing else.
+        let _registered = unsafe { libc::pthread_atfork(None, None, Some(forked)) };
+        Self::greet(Path::new(&path), &addresses).map_err(|reason| {
+            say(&reason);
+            libc::ENODEV
+        })
+    }
+
+    fn greet(path: &Path, addresses: &OsStr) -> Result<Self, String> {
+        let addresses = addresses.to_string_lossy();
+        let addresses: Result<Vec<IpAddr>, _> = addresses.split(',').map(str::parse).collect();
+        let addresses = addresses.map_err(|error| format!("{ADDRESSES}: {error}"))?;
+        let unreachable = |error: Error| format!("no fabric at {}: {error}", path.display());
+        let mut socket = Socket::connect(path).map_err(unreachable)?;
+        let program = std::env::current_exe().ok();
+        let program = program.as_deref().and_then(|path| path.file_name()).unwrap_or_default();
+        let program = program.to_string_lossy().into_owned();
+        let hello = Request::Hello { version: VERSION, program, addresses };
+        match exchange(&mut socket, &hello).map_err(unreachable)? {
+            (Reply::Welcome { addresses, limits, fabric }, Some(events)) => {
+                // Where Yama restricts who may reach into whom (`PR_SET_PTRACER(2const)`), the fabric may. Elsewhere this
+                // fails, and is not needed.
+                let fabric = i32::try_from(fabric).ok().and_then(rustix::process::Pid::from_raw);
+                let tracer =
+                    fabric.map_or(rustix::process::PTracer::None, rustix::process::PTracer::ProcessID);
+                let _not_needed = rustix::process::set_ptracer(tracer);
+                Ok(Self { socket: Mutex::new(socket), addresses, limits, events: events.into_raw_fd() })
+            }
+            (Reply::Refused(errno), _) => {
+                let error = std::io::Error::from_raw_os_error(errno);
+                Err(format!("the fabric refuses this program: {error}"))
+            }
+            _ => Err("the fabric speaks another language: it is of another version".into()),
+        }
+    }
+}
+
+/// Says something to whoever runs the program.
+pub(crate) fn say(what: &str) {
+    // Nobody can be told that it failed.
+    let _said = writeln!(std::io::stderr().lock(), "softrdma: {what}");
+}
+
+/// Sets `errno`.
+pub(crate) fn set_errno(errno: c_int) {
+    // SAFETY: errno(3): the calling thread's own.
+    unsafe { *libc::__errno_location() = errno };
+}
+
+/// The answer of functions that return 0 or an `errno`.
+pub(crate) fn returned(result: Result<(), c_int>) -> c_int {
+    result.err().unwrap_or(0)
+}
+
+/// The answer of functions that return 0, or -1 and leave an `errno`.
+pub(crate) fn concluded(result: Result<(), c_int>) -> c_int {
+    match result {
+        Ok(()) => 0,
+        Err(errno) => {
+            set_errno(errno);
+            -1
+        }
+    }
+}
+
+/// The answer of functions that return a pointer, or null and leave an `errno`.
+pub(crate) fn pointer<T>(result: Result<*mut T, c_int>) -> *mut T {
+    result.unwrap_or_else(|errno| {
+        set_errno(errno);
+        core::ptr::null_mut()
+    })
+}

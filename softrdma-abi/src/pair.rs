@@ -1,0 +1,368 @@
+//! Queue pairs.
+
+use core::ffi::c_int;
+use std::net::IpAddr;
+
+use softrdma_wire::{Local, MAX_BATCH, MAX_INLINE, Name, Op, Receive, Reply, Request, Send, Sge, Transition};
+
+use crate::device::{MAX_SGE, PORT, address_of, gid};
+use crate::layout::{
+    IBV_QP_AV, IBV_QP_MIN_RNR_TIMER, IBV_QP_STATE, IBV_QPS_ERR, IBV_QPS_INIT, IBV_QPS_RESET, IBV_QPS_RTR,
+    IBV_QPS_RTS, IBV_QPT_RC, IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE,
+    IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, ibv_gid, ibv_pd, ibv_qp, ibv_qp_attr,
+    ibv_qp_cap, ibv_qp_init_attr, ibv_recv_wr, ibv_send_wr, ibv_sge, zeroed,
+};
+use crate::link::{ask, call, link, pointer, returned};
+use crate::names;
+
+/// A queue pair, and what is remembered of how it was made.
+#[repr(C)]
+pub(crate) struct Pair {
+    qp: ibv_qp,
+    cap: ibv_qp_cap,
+    all_signaled: bool,
+}
+
+/// `ibv_create_qp(3)`.
+///
+/// # Safety
+/// `pd` and what the attributes name are alive.
+pub(crate) unsafe fn create(
+    pd: *mut ibv_pd,
+    attributes: &mut ibv_qp_init_attr,
+) -> Result<*mut ibv_qp, c_int> {
+    let &mut ibv_qp_init_attr { qp_context, send_cq, recv_cq, srq, ref mut cap, qp_type, sq_sig_all } =
+        attributes;
+    if qp_type != IBV_QPT_RC || !srq.is_null() {
+        return Err(libc::EOPNOTSUPP);
+    }
+    let most = MAX_SGE.cast_unsigned();
+    if send_cq.is_null() || recv_cq.is_null() || cap.max_send_sge > most || cap.max_recv_sge > most {
+        return Err(libc::EINVAL);
+    }
+    // SAFETY: the caller vouches for the domain and the queues.
+    let (context, domain, send_queue, receive_queue) =
+        unsafe { ((*pd).context, (*pd).handle, (*send_cq).handle, (*recv_cq).handle) };
+    let request = Request::CreatePair {
+        domain,
+        send_queue,
+        receive_queue,
+        send_depth: cap.max_send_wr,
+        receive_depth: cap.max_recv_wr,
+        inline: cap.max_inline_data,
+    };
+    if cap.max_inline_data > MAX_INLINE as u32 {
+        return Err(libc::EINVAL);
+    }
+    let Reply::Pair { name, number, inline } = call(&request)? else { return Err(libc::EPROTO) };
+    (cap.max_inline_data, cap.max_send_sge, cap.max_recv_sge) = (inline, most, most);
+    let qp = ibv_qp {
+        context,
+        qp_context,
+        pd,
+        send_cq,
+        recv_cq,
+        handle: name,
+        qp_num: number,
+        state: IBV_QPS_RESET,
+        qp_type,
+        ..zeroed()
+    };
+    let pair = Box::into_raw(Box::new(Pair { qp, cap: *cap, all_signaled: sq_sig_all != 0 }));
+    names::enter(name, pair);
+    Ok(pair.cast())
+}
+
+/// What the fabric calls a queue pair.
+///
+/// # Safety
+/// `qp` is alive.
+pub(crate) unsafe fn name(qp: *mut ibv_qp) -> Name {
+    // SAFETY: the caller vouches for `qp`.
+    unsafe { (*qp).handle }
+}
+
+/// To INIT, as the connection manager does with the queue pairs that it makes.
+///
+/// # Safety
+/// `qp` is alive.
+pub(crate) unsafe fn initialise(qp: *mut ibv_qp) -> Result<(), c_int> {
+    // SAFETY: the caller vouches for `qp`.
+    ask(&Request::Modify { pair: unsafe { name(qp) }, to: Transition::Initialise })?;
+    // SAFETY: as above.
+    unsafe { (*qp).state = IBV_QPS_INIT };
+    Ok(())
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, attributes: *mut ibv_qp_init_attr) -> *mut ibv_qp {
+    // SAFETY: ibv_create_qp(3): a live domain, and attributes that are read and written during the call.
+    pointer(unsafe { create(pd, &mut *attributes) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
+    // SAFETY: ibv_destroy_qp(3): what `ibv_create_qp` gave, from a box of a `Pair`.
+    let handle = unsafe { name(qp) };
+    let freed = ask(&Request::DestroyPair(handle));
+    if freed.is_ok() {
+        names::leave(handle);
+        // SAFETY: as above; the caller gives it up.
+        drop(unsafe { Box::from_raw(qp.cast::<Pair>()) });
+    }
+    returned(freed)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attributes: *mut ibv_qp_attr, mask: c_int) -> c_int {
+    // SAFETY: ibv_modify_qp(3): attributes of which those in the mask are read.
+    let attributes = unsafe { &*attributes };
+    let mask = mask.cast_unsigned();
+    // SAFETY: ibv_modify_qp(3): a live queue pair.
+    let pair = unsafe { name(qp) };
+    let modify = |to: Transition| ask(&Request::Modify { pair, to });
+    if mask & IBV_QP_STATE == 0 {
+        return returned(match mask {
+            IBV_QP_MIN_RNR_TIMER => modify(Transition::Timer(attributes.min_rnr_timer)),
+            _ => Err(libc::EINVAL),
+        });
+    }
+    let modified = transition(attributes, mask).and_then(modify);
+    if modified.is_ok() {
+        // SAFETY: as above.
+        unsafe { (*qp).state = attributes.qp_state };
+    }
+    returned(modified)
+}
+
+fn transition(attributes: &ibv_qp_attr, mask: u32) -> Result<Transition, c_int> {
+    match attributes.qp_state {
+        IBV_QPS_RESET => Ok(Transition::Reset),
+        IBV_QPS_INIT => Ok(Transition::Initialise),
+        IBV_QPS_RTR => {
+            let path = &attributes.ah_attr;
+            let addresses = &link()?.addresses;
+            // RoCE goes by GID.
+            if mask & IBV_QP_AV == 0 || path.is_global == 0 || path.port_num != PORT {
+                return Err(libc::EINVAL);
+            }
+            let local = addresses.get(usize::from(path.grh.sgid_index)).ok_or(libc::EINVAL)?;
+            Ok(Transition::Receive {
+                local: *local,
+                remote: address_of(bytes(path.grh.dgid)),
+                number: attributes.dest_qp_num,
+                timer: attributes.min_rnr_timer,
+            })
+        }
+        IBV_QPS_RTS => Ok(Transition::Send {
+            retry: attributes.retry_cnt,
+            rnr_retry: attributes.rnr_retry,
+            read_depth: attributes.max_rd_atomic,
+        }),
+        IBV_QPS_ERR => Ok(Transition::Fail),
+        // SQD and SQE: no device here drains.
+        _ => Err(libc::EOPNOTSUPP),
+    }
+}
+
+const fn bytes(gid: ibv_gid) -> [u8; 16] {
+    // SAFETY: both arms of the union are plain bytes of this length, all of them initialised by its maker.
+    unsafe { gid.raw }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_query_qp(
+    qp: *mut ibv_qp,
+    attributes: *mut ibv_qp_attr,
+    _mask: c_int,
+    init: *mut ibv_qp_init_attr,
+) -> c_int {
+    // SAFETY: ibv_query_qp(3): a live queue pair, which `create` made as a `Pair`.
+    let pair = unsafe { &*qp.cast::<Pair>() };
+    let (state, ends) = match call(&Request::QueryPair(pair.qp.handle)) {
+        Ok(Reply::State { state, ends }) => (u32::from(state), ends),
+        Ok(_) => return libc::EPROTO,
+        Err(errno) => return errno,
+    };
+    let mut answer: ibv_qp_attr = zeroed();
+    answer.qp_state = state;
+    answer.cur_qp_state = state;
+    answer.path_mtu = 5;
+    answer.cap = pair.cap;
+    answer.port_num = PORT;
+    if let Some((local, remote, number)) = ends {
+        answer.dest_qp_num = number;
+        answer.ah_attr.is_global = 1;
+        answer.ah_attr.port_num = PORT;
+        answer.ah_attr.grh.dgid = ibv_gid { raw: gid(remote) };
+        answer.ah_attr.grh.sgid_index = index_of(local);
+    }
+    let made = ibv_qp_init_attr {
+        qp_context: pair.qp.qp_context,
+        send_cq: pair.qp.send_cq,
+        recv_cq: pair.qp.recv_cq,
+        srq: pair.qp.srq,
+        cap: pair.cap,
+        qp_type: pair.qp.qp_type,
+        sq_sig_all: pair.all_signaled.into(),
+    };
+    // SAFETY: ibv_query_qp(3): places for both answers. The state is the program's to read, in its own structure.
+    unsafe {
+        attributes.write(answer);
+        init.write(made);
+        (*qp).state = state;
+    }
+    0
+}
+
+fn index_of(address: IpAddr) -> u8 {
+    let place = |addresses: &[IpAddr]| addresses.iter().position(|own| *own == address);
+    let index = link().ok().and_then(|link| place(&link.addresses));
+    index.and_then(|index| u8::try_from(index).ok()).unwrap_or(0)
+}
+
+/// The single element of a work request, if it has one.
+///
+/// # Safety
+/// `list` points to `count` elements.
+unsafe fn element(list: *const ibv_sge, count: c_int) -> Result<Sge, c_int> {
+    match count {
+        0 => Ok(Sge::default()),
+        1 => {
+            // SAFETY: the caller vouches for one element.
+            let ibv_sge { addr: address, length: len, lkey } = unsafe { list.read() };
+            Ok(Sge { address, len, lkey })
+        }
+        _ => Err(libc::EINVAL),
+    }
+}
+
+/// A work request as the wire has it.
+///
+/// # Safety
+/// `wr` is as ibv_post_send(3) wants it, and inline bytes stay as they are for `'a`.
+unsafe fn send<'a>(wr: &ibv_send_wr, all_signaled: bool) -> Result<Send<'a>, c_int> {
+    // SAFETY: the caller vouches for the list; both arms of the unions are integers.
+    let (sge, immediate, rdma) =
+        unsafe { (element(wr.sg_list, wr.num_sge)?, u32::from_be(wr.__bindgen_anon_1.imm_data), wr.wr.rdma) };
+    let (address, rkey) = (rdma.remote_addr, rdma.rkey);
+    let op = match wr.opcode {
+        IBV_WR_SEND => Op::Send,
+        IBV_WR_SEND_WITH_IMM => Op::SendImmediate(immediate),
+        IBV_WR_RDMA_WRITE => Op::Write { address, rkey },
+        IBV_WR_RDMA_WRITE_WITH_IMM => Op::WriteImmediate { address, rkey, immediate },
+        IBV_WR_RDMA_READ => Op::Read { address, rkey },
+        _ => return Err(libc::EINVAL),
+    };
+    let local = if wr.send_flags & IBV_SEND_INLINE == 0 || matches!(op, Op::Read { .. }) {
+        Local::Memory(sge)
+    } else if sge.len as usize > MAX_INLINE {
+        return Err(libc::EINVAL);
+    } else if sge.len == 0 {
+        Local::Inline(&[])
+    } else {
+        let place: *const u8 = std::ptr::with_exposed_provenance(sge.address as usize);
+        // SAFETY: ibv_post_send(3): with IBV_SEND_INLINE the element names bytes of this process, which are read during the
+        // call and which nobody changes meanwhile.
+        Local::Inline(unsafe { std::slice::from_raw_parts(place, sge.len as usize) })
+    };
+    let signaled = all_signaled || wr.send_flags & IBV_SEND_SIGNALED != 0;
+    Ok(Send { id: wr.wr_id, op, signaled, local })
+}
+
+/// Posts a chain batch by batch: `gather` makes a request of one element, `post` posts a batch and says how many were taken.
+/// The element that was refused first, and why.
+fn chain<T, W>(
+    mut next: *mut T,
+    successor: impl Fn(*mut T) -> *mut T,
+    gather: impl Fn(*mut T) -> Result<W, c_int>,
+    post: impl Fn(Vec<W>) -> Result<Reply, c_int>,
+) -> Result<(), (*mut T, c_int)> {
+    while !next.is_null() {
+        let (mut batch, mut places, mut stopped) = (Vec::new(), Vec::new(), None);
+        while !next.is_null() && batch.len() < MAX_BATCH / 2 {
+            match gather(next) {
+                Ok(work) => batch.push(work),
+                Err(errno) => {
+                    stopped = Some((next, errno));
+                    break;
+                }
+            }
+            places.push(next);
+            next = successor(next);
+        }
+        if let Some(&first) = places.first() {
+            match post(batch) {
+                Ok(Reply::Posted { errno: 0, .. }) => {}
+                Ok(Reply::Posted { count, errno }) => {
+                    return Err((places.get(count as usize).copied().unwrap_or(first), errno));
+                }
+                Ok(_) => return Err((first, libc::EPROTO)),
+                Err(errno) => return Err((first, errno)),
+            }
+        }
+        if let Some(refused) = stopped {
+            return Err(refused);
+        }
+    }
+    Ok(())
+}
+
+/// Reports what a chain came to, as ibv_post_send(3) does.
+///
+/// # Safety
+/// `bad` is a place for a pointer.
+unsafe fn conclude<T>(result: Result<(), (*mut T, c_int)>, bad: *mut *mut T) -> c_int {
+    match result {
+        Ok(()) => 0,
+        Err((refused, errno)) => {
+            // SAFETY: the caller vouches for `bad`.
+            unsafe { bad.write(refused) };
+            errno
+        }
+    }
+}
+
+pub(crate) unsafe extern "C" fn post_send(
+    qp: *mut ibv_qp,
+    first: *mut ibv_send_wr,
+    bad: *mut *mut ibv_send_wr,
+) -> c_int {
+    // SAFETY: ibv_post_send(3): a live queue pair, which `create` made as a `Pair`.
+    let (pair, all_signaled) = unsafe { (name(qp), (*qp.cast::<Pair>()).all_signaled) };
+    let posted = chain(
+        first,
+        // SAFETY: ibv_post_send(3): a list of requests, each linked to the next or to none.
+        |wr| unsafe { (*wr).next },
+        // SAFETY: as above; inline bytes are sent before this function returns.
+        |wr| unsafe { send(&*wr, all_signaled) },
+        |work| call(&Request::PostSend { pair, work }),
+    );
+    // SAFETY: ibv_post_send(3): a place for the request that was refused.
+    unsafe { conclude(posted, bad) }
+}
+
+pub(crate) unsafe extern "C" fn post_recv(
+    qp: *mut ibv_qp,
+    first: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: ibv_post_recv(3): a live queue pair.
+    let pair = unsafe { name(qp) };
+    let posted = chain(
+        first,
+        // SAFETY: ibv_post_recv(3): a list of requests, each linked to the next or to none.
+        |wr| unsafe { (*wr).next },
+        // SAFETY: as above.
+        |wr| unsafe { Ok(Receive { id: (*wr).wr_id, local: element((*wr).sg_list, (*wr).num_sge)? }) },
+        |work| call(&Request::PostReceive { pair, work }),
+    );
+    // SAFETY: ibv_post_recv(3): a place for the request that was refused.
+    unsafe { conclude(posted, bad) }
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn ibv_qp_to_qp_ex(_qp: *mut ibv_qp) -> *mut core::ffi::c_void {
+    // ibv_qp_to_qp_ex(3): null where the queue pair was not made for the newer way to post.
+    core::ptr::null_mut()
+}

@@ -1,0 +1,126 @@
+//! Protection domains and memory regions.
+
+use core::ffi::{c_int, c_uint, c_void};
+
+use softrdma_wire::{Access, Reply, Request};
+
+use crate::layout::{
+    IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, ibv_context, ibv_mr, ibv_pd,
+};
+use crate::link::{ask, call, make, pointer, returned};
+
+/// `IBV_ACCESS_OPTIONAL_RANGE` and what changes nothing here: relaxed ordering, zero-based addresses are not among them.
+const IGNORED: c_uint = 0x3ff0_0000;
+
+pub(crate) fn allocate_pd(context: *mut ibv_context) -> Result<*mut ibv_pd, c_int> {
+    let handle = make(&Request::AllocateDomain)?;
+    Ok(Box::into_raw(Box::new(ibv_pd { context, handle })))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
+    pointer(allocate_pd(context))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
+    // SAFETY: ibv_dealloc_pd(3): what `ibv_alloc_pd` gave, from a box.
+    let handle = unsafe { (*pd).handle };
+    let freed = ask(&Request::FreeDomain(handle));
+    if freed.is_ok() {
+        // SAFETY: as above; the fabric says that nothing needs it, and the caller gives it up.
+        drop(unsafe { Box::from_raw(pd) });
+    }
+    returned(freed)
+}
+
+/// Registers `len` bytes at `addr`, which peers know by `iova`.
+///
+/// # Safety
+/// `pd` is alive, and nothing but the caller frees the region.
+unsafe fn register(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    len: usize,
+    iova: u64,
+    access: c_uint,
+) -> Result<*mut ibv_mr, c_int> {
+    let known = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IGNORED;
+    if access & !known != 0 {
+        // Atomics, memory windows, on-demand paging: as a device without them.
+        return Err(libc::EOPNOTSUPP);
+    }
+    // SAFETY: the caller vouches for `pd`.
+    let (context, domain) = unsafe { ((*pd).context, (*pd).handle) };
+    let at = addr.expose_provenance() as u64;
+    let access = Access {
+        local_write: access & IBV_ACCESS_LOCAL_WRITE != 0,
+        remote_write: access & IBV_ACCESS_REMOTE_WRITE != 0,
+        remote_read: access & IBV_ACCESS_REMOTE_READ != 0,
+    };
+    let request = Request::Register { domain, at, address: iova, len: len as u64, access };
+    match call(&request)? {
+        Reply::Region { name, key } => {
+            let mr = ibv_mr { context, pd, addr, length: len, handle: name, lkey: key, rkey: key };
+            Ok(Box::into_raw(Box::new(mr)))
+        }
+        _ => Err(libc::EPROTO),
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_reg_mr(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    len: usize,
+    access: c_int,
+) -> *mut ibv_mr {
+    // SAFETY: ibv_reg_mr(3): a live protection domain.
+    pointer(unsafe { register(pd, addr, len, addr.addr() as u64, access.cast_unsigned()) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_reg_mr_iova(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    len: usize,
+    iova: u64,
+    access: c_int,
+) -> *mut ibv_mr {
+    // SAFETY: ibv_reg_mr(3): a live protection domain.
+    pointer(unsafe { register(pd, addr, len, iova, access.cast_unsigned()) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_reg_mr_iova2(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    len: usize,
+    iova: u64,
+    access: c_uint,
+) -> *mut ibv_mr {
+    // SAFETY: ibv_reg_mr(3): a live protection domain.
+    pointer(unsafe { register(pd, addr, len, iova, access) })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
+    // SAFETY: ibv_dereg_mr(3): what a registration gave, from a box.
+    let handle = unsafe { (*mr).handle };
+    let freed = ask(&Request::Deregister(handle));
+    if freed.is_ok() {
+        // SAFETY: as above; the caller gives it up.
+        drop(unsafe { Box::from_raw(mr) });
+    }
+    returned(freed)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn ibv_dontfork_range(_base: *mut c_void, _size: usize) -> c_int {
+    0
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn ibv_dofork_range(_base: *mut c_void, _size: usize) -> c_int {
+    0
+}

@@ -1,0 +1,389 @@
+//! What a program under `softrdma` and its fabric say to each other.
+//!
+//! A program opens one [`Socket`] to the fabric and sends one [`Request`] at a time; the fabric answers each with one
+//! [`Reply`], which may bring a descriptor. A message is one packet of at most [`MAX_MESSAGE`] bytes, encoded by postcard.
+//! Nothing here waits for an event: the descriptors say when there is one.
+//!
+//! Objects have names, numbers that the fabric gives and never gives again in a session. A name means nothing in another
+//! session.
+#![forbid(unsafe_code)]
+
+mod socket;
+
+use std::net::{IpAddr, SocketAddr};
+
+use serde::{Deserialize, Serialize};
+
+pub use socket::{Error, Listener, Socket};
+
+/// Of this protocol. Both sides come from one build, so any other is a mistake in how they were started.
+pub const VERSION: u32 = 1;
+/// Bytes of a message. Longer chains of work requests go in several.
+pub const MAX_MESSAGE: usize = 64 * 1024;
+/// Work requests or completions in one message.
+pub const MAX_BATCH: usize = 256;
+/// Bytes of inline data in one work request.
+pub const MAX_INLINE: usize = 256;
+/// Bytes of one record of a completion channel: the name of a completion queue, as a little-endian number of 64 bits.
+pub const RECORD: usize = 8;
+/// The environment variable that says where the fabric's socket is.
+pub const SOCKET: &str = "SOFTRDMA_SOCKET";
+/// The environment variable with the program's addresses, separated by commas.
+pub const ADDRESSES: &str = "SOFTRDMA_ADDRESSES";
+
+/// What an object is called in its session.
+pub type Name = u32;
+
+/// What a program asks for. Every request but the first needs a session, which [`Request::Hello`] opens.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "each is the call of its name, with that call's arguments")]
+pub enum Request<'a> {
+    /// Opens a session for a program on a machine with these addresses. Answer: [`Reply::Welcome`], with the descriptor of
+    /// asynchronous events.
+    Hello {
+        version: u32,
+        program: String,
+        addresses: Vec<IpAddr>,
+    },
+    /// Answer: [`Reply::Status`]. Needs no session.
+    Status,
+
+    AllocateDomain,
+    FreeDomain(Name),
+    /// `len` bytes at `at` in the program, which peers know by `address`. Answer: [`Reply::Region`].
+    Register {
+        domain: Name,
+        at: u64,
+        address: u64,
+        len: u64,
+        access: Access,
+    },
+    Deregister(Name),
+
+    /// Answer: [`Reply::Made`], with a descriptor from which records can be read.
+    CreateCompletionChannel,
+    DestroyCompletionChannel(Name),
+    CreateQueue {
+        depth: u32,
+        channel: Option<Name>,
+    },
+    DestroyQueue(Name),
+    /// Answer: [`Reply::Completions`].
+    Poll {
+        queue: Name,
+        most: u32,
+    },
+    Arm(Name),
+
+    /// Answer: [`Reply::Pair`].
+    CreatePair {
+        domain: Name,
+        send_queue: Name,
+        receive_queue: Name,
+        send_depth: u32,
+        receive_depth: u32,
+        inline: u32,
+    },
+    DestroyPair(Name),
+    Modify {
+        pair: Name,
+        to: Transition,
+    },
+    /// Answer: [`Reply::State`].
+    QueryPair(Name),
+    /// At most [`MAX_BATCH`] requests. Answer: [`Reply::Posted`].
+    PostSend {
+        pair: Name,
+        #[serde(borrow)]
+        work: Vec<Send<'a>>,
+    },
+    PostReceive {
+        pair: Name,
+        work: Vec<Receive>,
+    },
+
+    /// Answer: [`Reply::AsyncEvent`].
+    TakeAsyncEvent,
+
+    /// Answer: [`Reply::Made`], with a descriptor that is readable while an event waits.
+    CreateEventChannel,
+    DestroyEventChannel(Name),
+    /// Answer: [`Reply::Event`].
+    TakeEvent(Name),
+    CreateIdentifier {
+        channel: Name,
+    },
+    DestroyIdentifier(Name),
+    /// Answer: [`Reply::Bound`].
+    Bind {
+        id: Name,
+        address: SocketAddr,
+    },
+    Listen {
+        id: Name,
+        backlog: u32,
+    },
+    ResolveAddress {
+        id: Name,
+        source: Option<SocketAddr>,
+        destination: SocketAddr,
+        milliseconds: u32,
+    },
+    ResolveRoute(Name),
+    Connect {
+        id: Name,
+        pair: Name,
+        params: Params,
+        data: &'a [u8],
+    },
+    Accept {
+        id: Name,
+        pair: Name,
+        params: Params,
+        data: &'a [u8],
+    },
+    Reject {
+        id: Name,
+        data: &'a [u8],
+    },
+    Notify(Name),
+    Disconnect(Name),
+    Migrate {
+        id: Name,
+        channel: Name,
+    },
+}
+
+/// What the fabric answers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Reply {
+    /// Done; nothing to say.
+    Done,
+    /// Refused, with this `errno`.
+    Refused(i32),
+    /// A session is open.
+    Welcome {
+        /// The device's port: one GID for each address.
+        addresses: Vec<IpAddr>,
+        /// What the device can do.
+        limits: Limits,
+        /// The fabric's process, which reaches into this one.
+        fabric: u32,
+    },
+    /// An object was made.
+    Made(Name),
+    /// A region was registered.
+    Region {
+        /// Its name.
+        name: Name,
+        /// Its key, local and remote.
+        key: u32,
+    },
+    /// A queue pair was made.
+    Pair {
+        /// Its name.
+        name: Name,
+        /// Its number on the device.
+        number: u32,
+        /// Bytes of inline data that it takes.
+        inline: u32,
+    },
+    /// What a queue pair is like.
+    State {
+        /// `enum ibv_qp_state`.
+        state: u8,
+        /// Its address, that of its peer and the number of the peer's queue pair, once it has a path.
+        ends: Option<(IpAddr, IpAddr, u32)>,
+    },
+    /// As many requests were posted; the next one failed with this `errno`, or none did (0).
+    Posted {
+        /// How many.
+        count: u32,
+        /// Why not more.
+        errno: i32,
+    },
+    /// Completions, in order.
+    Completions(Vec<Completion>),
+    /// An asynchronous event, if one waits.
+    AsyncEvent(Option<AsyncEvent>),
+    /// An event of the connection manager, if one waits.
+    Event(Option<Box<Event>>),
+    /// The address that an identifier is bound to.
+    Bound(SocketAddr),
+    /// What the fabric holds.
+    Status(Vec<Session>),
+}
+
+/// What a region may be used for: `enum ibv_access_flags`, the lowest three.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the flags' own names")]
+pub struct Access {
+    pub local_write: bool,
+    pub remote_write: bool,
+    pub remote_read: bool,
+}
+
+/// What a device can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the fields of struct ibv_device_attr")]
+pub struct Limits {
+    pub max_mr_size: u64,
+    pub max_mr: u32,
+    pub max_qp: u32,
+    pub max_qp_wr: u32,
+    pub max_cq: u32,
+    pub max_cqe: u32,
+    pub max_qp_rd_atom: u8,
+    pub vectors: u32,
+}
+
+/// A step of `ibv_modify_qp(3)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the fields of struct ibv_qp_attr")]
+pub enum Transition {
+    Reset,
+    Initialise,
+    /// To RTR.
+    Receive {
+        local: IpAddr,
+        remote: IpAddr,
+        number: u32,
+        timer: u8,
+    },
+    /// To RTS.
+    Send {
+        retry: u8,
+        rnr_retry: u8,
+        read_depth: u8,
+    },
+    Fail,
+    /// No other state: `min_rnr_timer` alone.
+    Timer(u8),
+}
+
+/// `struct ibv_sge`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the structure's own fields")]
+pub struct Sge {
+    pub address: u64,
+    pub len: u32,
+    pub lkey: u32,
+}
+
+/// A send work request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the fields of struct ibv_send_wr")]
+pub struct Send<'a> {
+    pub id: u64,
+    pub op: Op,
+    pub signaled: bool,
+    #[serde(borrow)]
+    pub local: Local<'a>,
+}
+
+/// Its bytes, or where they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Local<'a> {
+    /// In registered memory.
+    Memory(Sge),
+    /// Here.
+    Inline(&'a [u8]),
+}
+
+/// What it does. Immediates are numbers, not bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the operations' own names")]
+pub enum Op {
+    Send,
+    SendImmediate(u32),
+    Write { address: u64, rkey: u32 },
+    WriteImmediate { address: u64, rkey: u32, immediate: u32 },
+    Read { address: u64, rkey: u32 },
+}
+
+/// A receive work request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the fields of struct ibv_recv_wr")]
+pub struct Receive {
+    pub id: u64,
+    pub local: Sge,
+}
+
+/// A work completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the fields of struct ibv_wc, as numbers")]
+pub struct Completion {
+    pub id: u64,
+    pub pair: u32,
+    /// 0 is success; only then the rest means something.
+    pub status: u32,
+    pub vendor: u32,
+    pub opcode: u32,
+    pub len: u32,
+    pub immediate: Option<u32>,
+}
+
+/// An asynchronous event, `enum ibv_event_type`, and what it is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AsyncEvent {
+    /// What happened.
+    pub kind: u32,
+    /// To whom.
+    pub about: About,
+}
+
+/// The object of an asynchronous event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the objects' own names")]
+pub enum About {
+    Pair(Name),
+    Queue(Name),
+    Device,
+}
+
+/// Connection parameters, `struct rdma_conn_param`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the structure's own fields")]
+pub struct Params {
+    pub responder_resources: u8,
+    pub initiator_depth: u8,
+    pub retry_count: u8,
+    pub rnr_retry_count: u8,
+}
+
+/// An event of the connection manager, `struct rdma_cm_event`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Event {
+    /// Whom it is for: of a connect request, the new identifier.
+    pub id: Name,
+    /// Of a connect request, the listener.
+    pub listener: Option<Name>,
+    /// `enum rdma_cm_event_type`.
+    pub kind: u32,
+    /// An `errno`, negative; of a reject its reason.
+    pub status: i32,
+    /// What the peer offered.
+    pub params: Option<Params>,
+    /// Private data.
+    pub data: Vec<u8>,
+    /// The identifier's addresses now.
+    pub local: Option<SocketAddr>,
+    /// That of its peer.
+    pub remote: Option<SocketAddr>,
+}
+
+/// A session as `softrdma status` shows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "counts of what their names say")]
+pub struct Session {
+    pub program: String,
+    pub pid: u32,
+    pub addresses: Vec<IpAddr>,
+    pub domains: u32,
+    pub regions: u32,
+    pub registered_bytes: u64,
+    pub completion_queues: u32,
+    pub queue_pairs: u32,
+    pub identifiers: u32,
+    pub requests: u64,
+}

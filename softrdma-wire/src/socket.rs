@@ -1,0 +1,157 @@
+//! Packets and descriptors over a Unix socket.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::MAX_MESSAGE;
+
+/// Why a message was not exchanged.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The other side has closed the socket.
+    #[error("the other side has ended the session")]
+    Closed,
+    /// What came is no message.
+    #[error("a message cannot be understood: {0}")]
+    Malformed(#[from] postcard::Error),
+    /// A message longer than [`MAX_MESSAGE`], or with more descriptors than one.
+    #[error("a message is longer than {MAX_MESSAGE} bytes")]
+    TooLong,
+    /// The operating system's word.
+    #[error("socket: {0}")]
+    System(#[from] Errno),
+}
+
+/// One end of a session.
+#[derive(Debug)]
+pub struct Socket {
+    fd: OwnedFd,
+    buffer: Vec<u8>,
+}
+
+impl Socket {
+    /// Connects to the fabric that listens at `path`.
+    pub fn connect(path: &Path) -> Result<Self, Error> {
+        let fd = socket()?;
+        rustix::net::connect(&fd, &SocketAddrUnix::new(path)?)?;
+        Ok(Self::new(fd))
+    }
+
+    /// The end of a connection.
+    #[must_use]
+    pub fn new(fd: OwnedFd) -> Self {
+        Self { fd, buffer: vec![0; MAX_MESSAGE] }
+    }
+
+    /// The process at the other end, as the kernel knows it (`SO_PEERCRED`, `unix(7)`): its number and its user's.
+    pub fn peer(&self) -> Result<(u32, u32), Error> {
+        let credentials = rustix::net::sockopt::socket_peercred(&self.fd)?;
+        Ok((credentials.pid.as_raw_nonzero().get().unsigned_abs(), credentials.uid.as_raw()))
+    }
+
+    /// Sends a message, and with it a descriptor if there is one.
+    pub fn send(
+        &mut self,
+        message: &impl Serialize,
+        descriptor: Option<BorrowedFd<'_>>,
+    ) -> Result<(), Error> {
+        let bytes = postcard::to_slice(message, &mut self.buffer).map_err(|error| match error {
+            postcard::Error::SerializeBufferFull => Error::TooLong,
+            other => Error::Malformed(other),
+        })?;
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        let rights: &[BorrowedFd<'_>] = descriptor.as_slice();
+        if !rights.is_empty() {
+            ancillary.push(SendAncillaryMessage::ScmRights(rights));
+        }
+        let flags = SendFlags::NOSIGNAL;
+        match retry(|| rustix::net::sendmsg(&self.fd, &[IoSlice::new(bytes)], &mut ancillary, flags)) {
+            Ok(_) => Ok(()),
+            Err(Errno::PIPE | Errno::CONNRESET) => Err(Error::Closed),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// Waits for a message and takes its first descriptor; others are closed.
+    pub fn receive<'a, T: Deserialize<'a>>(&'a mut self) -> Result<(T, Option<OwnedFd>), Error> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let received = retry(|| {
+            let mut slices = [IoSliceMut::new(&mut self.buffer)];
+            rustix::net::recvmsg(&self.fd, &mut slices, &mut ancillary, RecvFlags::CMSG_CLOEXEC)
+        });
+        let received = match received {
+            Ok(received) if received.bytes > 0 => received,
+            Ok(_) | Err(Errno::CONNRESET) => return Err(Error::Closed),
+            Err(errno) => return Err(errno.into()),
+        };
+        let mut descriptor = None;
+        for message in ancillary.drain() {
+            if let RecvAncillaryMessage::ScmRights(rights) = message {
+                descriptor = rights.into_iter().next();
+            }
+        }
+        if received.flags.contains(ReturnFlags::TRUNC) {
+            return Err(Error::TooLong);
+        }
+        let bytes = self.buffer.get(..received.bytes).unwrap_or_default();
+        Ok((postcard::from_bytes(bytes)?, descriptor))
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// Where programs come to.
+#[derive(Debug)]
+pub struct Listener {
+    fd: OwnedFd,
+}
+
+impl Listener {
+    /// Listens at `path`, which must not exist. Who may connect is up to the directory's permissions.
+    pub fn bind(path: &Path) -> Result<Self, Error> {
+        let fd = socket()?;
+        rustix::net::bind(&fd, &SocketAddrUnix::new(path)?)?;
+        rustix::net::listen(&fd, 128)?;
+        Ok(Self { fd })
+    }
+
+    /// Waits for the next program.
+    pub fn accept(&self) -> Result<Socket, Error> {
+        let fd = retry(|| rustix::net::accept_with(&self.fd, SocketFlags::CLOEXEC))?;
+        Ok(Socket::new(fd))
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+fn socket() -> Result<OwnedFd, Errno> {
+    rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+}
+
+fn retry<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
+    loop {
+        match call() {
+            Err(Errno::INTR) => {}
+            other => return other,
+        }
+    }
+}

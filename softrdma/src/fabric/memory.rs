@@ -1,0 +1,103 @@
+//! Reaching into the memory of programs.
+//!
+//! The only place of this crate that is not safe: two system calls that copy between this process and another.
+
+#![allow(unsafe_code, reason = "process_vm_readv(2) and process_vm_writev(2) have no safe wrapper")]
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use libc::{c_ulong, iovec, pid_t, ssize_t};
+use rdma_softsim::ForeignMemory;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+/// A program's process, for as long as a session with it lasts.
+#[derive(Debug)]
+pub(super) struct Process {
+    pid: pid_t,
+    /// Readable when the process has ended. Its number may then mean another process.
+    alive: OwnedFd,
+}
+
+impl Process {
+    pub(super) fn open(pid: u32) -> Result<Self, Errno> {
+        let number = pid_t::try_from(pid).map_err(|_| Errno::SRCH)?;
+        let alive = pidfd_open(Pid::from_raw(number).ok_or(Errno::SRCH)?, PidfdFlags::empty())?;
+        Ok(Self { pid: number, alive })
+    }
+
+    pub(super) const fn number(&self) -> u32 {
+        self.pid.unsigned_abs()
+    }
+
+    pub(super) const fn descriptor(&self) -> &OwnedFd {
+        &self.alive
+    }
+
+    fn has_ended(&self) -> bool {
+        let mut fds = [PollFd::new(&self.alive, PollFlags::IN)];
+        poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) != Ok(0)
+    }
+
+    /// Copies `into.len()` bytes from `at` in the program.
+    pub(super) fn read(&self, at: u64, into: &mut [u8]) -> Result<(), Errno> {
+        let local = iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
+        self.reach(at, local, libc::process_vm_readv)
+    }
+
+    /// Copies `from` to `at` in the program.
+    fn write(&self, at: u64, from: &[u8]) -> Result<(), Errno> {
+        let local = iovec { iov_base: from.as_ptr().cast_mut().cast(), iov_len: from.len() };
+        self.reach(at, local, libc::process_vm_writev)
+    }
+
+    fn reach(&self, at: u64, local: iovec, copy: Copy) -> Result<(), Errno> {
+        let at = usize::try_from(at).map_err(|_| Errno::FAULT)?;
+        // Numbers of processes are given again, after all others have been; this looks just before the call.
+        if self.has_ended() {
+            return Err(Errno::SRCH);
+        }
+        let remote = iovec { iov_base: std::ptr::without_provenance_mut(at), iov_len: local.iov_len };
+        // SAFETY: process_vm_readv(2): `local` describes memory of this process that `read` borrows mutably, and which the
+        // call writes; process_vm_writev(2): memory that `write` borrows, and which the call reads. `remote` is an address in
+        // the other process, which the kernel checks there and which is never used as a pointer here. The session's program
+        // asked for these bytes to be reached, and the kernel checks that this process may.
+        let copied = unsafe { copy(self.pid, &raw const local, 1, &raw const remote, 1, 0) };
+        match usize::try_from(copied) {
+            Ok(copied) if copied == local.iov_len => Ok(()),
+            Ok(_) => Err(Errno::FAULT),
+            Err(_) => Err(last_error()),
+        }
+    }
+}
+
+type Copy = unsafe extern "C" fn(pid_t, *const iovec, c_ulong, *const iovec, c_ulong, c_ulong) -> ssize_t;
+
+fn last_error() -> Errno {
+    std::io::Error::last_os_error().raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error)
+}
+
+/// Registered memory of a program.
+pub(super) struct ProgramMemory {
+    pub(super) process: Arc<Process>,
+    /// Where it begins there.
+    pub(super) at: u64,
+}
+
+impl ProgramMemory {
+    fn place(&self, offset: usize) -> Option<u64> {
+        self.at.checked_add(offset as u64)
+    }
+}
+
+impl ForeignMemory for ProgramMemory {
+    fn read(&self, offset: usize, into: &mut [u8]) -> bool {
+        self.place(offset).is_some_and(|at| self.process.read(at, into).is_ok())
+    }
+
+    fn write(&self, offset: usize, from: &[u8]) -> bool {
+        self.place(offset).is_some_and(|at| self.process.write(at, from).is_ok())
+    }
+}

@@ -1,0 +1,250 @@
+//! The fabric: one process that owns the model, and the programs that come to it.
+//!
+//! Each program has a session on a thread of its own. The thread sleeps until the program asks something or has
+//! ended; then what it made goes, and its peers are told, as a kernel would. Data moves in the thread of whoever asks.
+
+mod memory;
+mod session;
+mod signals;
+mod translate;
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rdma_softsim::{Limits, Signal, SoftSim};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::io::Errno;
+use softrdma_wire::{self as wire, Error, Listener, Reply, Request, Socket};
+
+use memory::Process;
+use session::{Info, Session};
+use signals::Level;
+
+/// Sessions at a time.
+const MOST_SESSIONS: usize = 1024;
+/// Machines: sets of addresses.
+const MOST_HOSTS: usize = 1024;
+/// Addresses of one machine.
+const MOST_ADDRESSES: usize = 16;
+/// Bytes of a program's name.
+const NAME: usize = 64;
+
+/// The devices of a fabric.
+const LIMITS: Limits = Limits {
+    max_queue_depth: 1 << 15,
+    max_completions: 1 << 20,
+    max_inline: wire::MAX_INLINE as u32,
+    max_region: 1 << 40,
+    max_regions: 1 << 20,
+    locked_memory: 1 << 42,
+    max_read_depth: 128,
+    max_queue_pairs: 1 << 16,
+    max_completion_queues: 1 << 16,
+    completion_vectors: 2,
+};
+
+/// A fabric, and who is on it.
+pub struct Fabric {
+    model: rdma_softsim::Fabric,
+    state: Mutex<State>,
+    /// Readable when a session has ended.
+    ended: OwnedFd,
+}
+
+#[derive(Default)]
+struct State {
+    hosts: BTreeMap<Vec<IpAddr>, SoftSim>,
+    /// Connections, with a session or without.
+    sessions: BTreeMap<u64, Option<Arc<Info>>>,
+    count: u64,
+}
+
+impl Fabric {
+    /// A fabric with nobody on it.
+    pub fn new() -> Result<Arc<Self>, Errno> {
+        Ok(Arc::new(Self {
+            model: rdma_softsim::Fabric::new(),
+            state: Mutex::default(),
+            ended: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+        }))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether nobody is on it.
+    #[must_use]
+    pub fn is_deserted(&self) -> bool {
+        self.lock().sessions.is_empty()
+    }
+
+    /// Lets programs in until the last has left.
+    pub fn serve(self: &Arc<Self>, listener: &Listener) -> Result<(), Error> {
+        loop {
+            let mut fds = [PollFd::new(listener, PollFlags::IN), PollFd::new(&self.ended, PollFlags::IN)];
+            match poll(&mut fds, None) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+            let [coming, leaving] = fds.map(|fd| !fd.revents().is_empty());
+            if coming {
+                match listener.accept() {
+                    Ok(socket) => self.admit(socket),
+                    // Out of descriptors, or the program has gone again.
+                    Err(_) if !leaving => std::thread::yield_now(),
+                    Err(_) => {}
+                }
+            } else if leaving {
+                let _count = rustix::io::read(&self.ended, &mut [0; 8]);
+                if self.is_deserted() {
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    /// Serves one program on a thread of its own.
+    pub fn admit(self: &Arc<Self>, socket: Socket) {
+        let number = {
+            let mut state = self.lock();
+            if state.sessions.len() >= MOST_SESSIONS {
+                return;
+            }
+            state.count += 1;
+            let number = state.count;
+            state.sessions.insert(number, None);
+            number
+        };
+        let presence = Presence { fabric: Arc::clone(self), number };
+        // Without a thread the program is turned away: both ends of its session are dropped.
+        let _thread = std::thread::Builder::new().name("session".into()).spawn(move || {
+            let _why = presence.run(socket);
+        });
+    }
+
+    /// The machine with these addresses.
+    fn host(&self, mut addresses: Vec<IpAddr>) -> Result<SoftSim, Errno> {
+        addresses.sort_unstable();
+        addresses.dedup();
+        let unusable = |ip: &IpAddr| ip.is_unspecified() || ip.is_multicast();
+        if addresses.is_empty() || addresses.len() > MOST_ADDRESSES || addresses.iter().any(unusable) {
+            return Err(Errno::INVAL);
+        }
+        let mut state = self.lock();
+        if let Some(host) = state.hosts.get(&addresses) {
+            return Ok(host.clone());
+        }
+        // One address means one machine.
+        if state.hosts.keys().any(|other| other.iter().any(|ip| addresses.contains(ip))) {
+            return Err(Errno::ADDRINUSE);
+        }
+        if state.hosts.len() >= MOST_HOSTS {
+            return Err(Errno::NOMEM);
+        }
+        let host = self.model.host_with(&addresses, LIMITS);
+        state.hosts.insert(addresses, host.clone());
+        Ok(host)
+    }
+
+    fn status(&self) -> Vec<wire::Session> {
+        // As many as a message holds.
+        self.lock().sessions.values().flatten().take(128).map(|info| info.session()).collect()
+    }
+}
+
+/// A connection that counts for as long as it lasts.
+struct Presence {
+    fabric: Arc<Fabric>,
+    number: u64,
+}
+
+impl Drop for Presence {
+    fn drop(&mut self) {
+        self.fabric.lock().sessions.remove(&self.number);
+        let _told = rustix::io::write(&self.fabric.ended, &1u64.to_ne_bytes());
+    }
+}
+
+impl Presence {
+    /// The whole of a connection.
+    fn run(&self, mut socket: Socket) -> Result<(), Error> {
+        let (pid, _user) = socket.peer()?;
+        let process = Arc::new(Process::open(pid)?);
+        let mut session = None;
+        loop {
+            await_request(&socket, &process)?;
+            let (request, _unasked): (Request<'_>, _) = socket.receive()?;
+            match (&mut session, request) {
+                (Some(session), request) => {
+                    let answer = Session::answer(session, request);
+                    socket.send(&answer.reply, answer.descriptor.as_ref().map(AsFd::as_fd))?;
+                }
+                (None, Request::Status) => socket.send(&Reply::Status(self.fabric.status()), None)?,
+                (none, Request::Hello { version, program, addresses }) => {
+                    match self.open(version, program, addresses, &process) {
+                        Ok((opened, reply, events)) => {
+                            socket.send(&reply, Some(events.end()))?;
+                            *none = Some(opened);
+                        }
+                        Err(errno) => socket.send(&Reply::Refused(errno.raw_os_error()), None)?,
+                    }
+                }
+                (None, _) => socket.send(&Reply::Refused(Errno::INVAL.raw_os_error()), None)?,
+            }
+        }
+    }
+
+    fn open(
+        &self,
+        version: u32,
+        program: String,
+        addresses: Vec<IpAddr>,
+        process: &Arc<Process>,
+    ) -> Result<(Session, Reply, Arc<Level>), Errno> {
+        if version != wire::VERSION {
+            return Err(Errno::PROTO);
+        }
+        let program = program.chars().take(NAME).collect();
+        let host = self.fabric.host(addresses.clone())?;
+        let events = Arc::new(Level::new()?);
+        let signal: Arc<dyn Signal> = Arc::<Level>::clone(&events);
+        let device = host.open(signal).map_err(|_| Errno::NODEV)?;
+        let info = Arc::new(Info::new(program, process.number(), addresses.clone()));
+        self.fabric.lock().sessions.insert(self.number, Some(Arc::clone(&info)));
+        let session = Session::new(host, device, Arc::clone(process), info);
+        let limits = wire::Limits {
+            max_mr_size: LIMITS.max_region,
+            max_mr: LIMITS.max_regions,
+            max_qp: LIMITS.max_queue_pairs,
+            max_qp_wr: LIMITS.max_queue_depth,
+            max_cq: LIMITS.max_completion_queues,
+            max_cqe: LIMITS.max_completions,
+            max_qp_rd_atom: LIMITS.max_read_depth,
+            vectors: LIMITS.completion_vectors,
+        };
+        let reply = Reply::Welcome { addresses, limits, fabric: std::process::id() };
+        Ok((session, reply, events))
+    }
+}
+
+/// Sleeps until the program asks something. Its end is an error: a child of it may hold the socket still.
+fn await_request(socket: &Socket, process: &Process) -> Result<(), Error> {
+    loop {
+        let mut fds = [PollFd::new(socket, PollFlags::IN), PollFd::new(process.descriptor(), PollFlags::IN)];
+        match poll(&mut fds, None) {
+            Ok(_) => {}
+            Err(Errno::INTR) => continue,
+            Err(errno) => return Err(errno.into()),
+        }
+        let [asks, ended] = fds.map(|fd| !fd.revents().is_empty());
+        if ended {
+            return Err(Error::Closed);
+        }
+        if asks {
+            return Ok(());
+        }
+    }
+}

@@ -1,0 +1,472 @@
+//! A session: what one program has made, and what it asks.
+//!
+//! A program may send anything. Whatever it names is looked up among its own objects, whatever it asks is checked by the
+//! model, and what it can have is bounded.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use rdma_proto::backend::{
+    CmEventKind, CompletionQueue as _, EventChannel as _, Identifier as _, IdentifierKey, PostError,
+    QueuePair as _, QueuePairLimits, RnrTimer,
+};
+use rdma_softsim::{
+    CompletionQueue, Device, Domain, Error, EventChannel, ForeignRegion, Identifier, Local, NamedReceive,
+    NamedSend, QueuePair, Sge, Signal, SoftSim, Told,
+};
+use rustix::io::Errno;
+use softrdma_wire::{self as wire, MAX_BATCH, MAX_INLINE, Name, Reply, Request};
+
+use super::memory::{Process, ProgramMemory};
+use super::signals::{Level, QueueSignal, Records};
+use super::translate;
+
+/// Channels of either kind, which cost descriptors.
+const MOST_CHANNELS: usize = 4096;
+/// Objects of any other kind.
+const MOST_OBJECTS: usize = 1 << 16;
+
+/// The answer to a request, and a descriptor with it.
+pub(super) struct Answer {
+    pub(super) reply: Reply,
+    pub(super) descriptor: Option<OwnedFd>,
+}
+
+/// Why a request is refused: an `errno`.
+pub(super) struct Refusal(i32);
+
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Self {
+        Self(translate::errno(&error))
+    }
+}
+
+impl From<Errno> for Refusal {
+    fn from(errno: Errno) -> Self {
+        Self(errno.raw_os_error())
+    }
+}
+
+/// What `softrdma status` shows of a session.
+#[derive(Debug)]
+pub(super) struct Info {
+    pub(super) program: String,
+    pub(super) pid: u32,
+    pub(super) addresses: Vec<IpAddr>,
+    domains: AtomicU64,
+    regions: AtomicU64,
+    registered: AtomicU64,
+    queues: AtomicU64,
+    pairs: AtomicU64,
+    identifiers: AtomicU64,
+    requests: AtomicU64,
+}
+
+impl Info {
+    pub(super) fn new(program: String, pid: u32, addresses: Vec<IpAddr>) -> Self {
+        let zero = AtomicU64::default;
+        let (domains, regions, registered, queues) = (zero(), zero(), zero(), zero());
+        let (pairs, identifiers, requests) = (zero(), zero(), zero());
+        Self { program, pid, addresses, domains, regions, registered, queues, pairs, identifiers, requests }
+    }
+
+    pub(super) fn session(&self) -> wire::Session {
+        let count = |value: &AtomicU64| value.load(Relaxed) as u32;
+        wire::Session {
+            program: self.program.clone(),
+            pid: self.pid,
+            addresses: self.addresses.clone(),
+            domains: count(&self.domains),
+            regions: count(&self.regions),
+            registered_bytes: self.registered.load(Relaxed),
+            completion_queues: count(&self.queues),
+            queue_pairs: count(&self.pairs),
+            identifiers: count(&self.identifiers),
+            requests: self.requests.load(Relaxed),
+        }
+    }
+}
+
+/// What a program has made. Dropped in this order when it has ended, as a kernel cleans up: its peers are told.
+pub(super) struct Session {
+    pairs: BTreeMap<Name, QueuePair>,
+    identifiers: BTreeMap<Name, Identifier>,
+    event_channels: BTreeMap<Name, (EventChannel, Arc<Level>)>,
+    queues: BTreeMap<Name, CompletionQueue>,
+    regions: BTreeMap<Name, (ForeignRegion, u64)>,
+    domains: BTreeMap<Name, Domain>,
+    completion_channels: BTreeMap<Name, Arc<Records>>,
+    /// What the model calls an identifier, and what this session does.
+    keys: BTreeMap<IdentifierKey, Name>,
+    device: Device,
+    host: SoftSim,
+    process: Arc<Process>,
+    info: Arc<Info>,
+    names: Name,
+}
+
+fn find<T>(objects: &BTreeMap<Name, T>, name: Name) -> Result<&T, Refusal> {
+    objects.get(&name).ok_or(Refusal(Errno::INVAL.raw_os_error()))
+}
+
+fn room<K, T>(objects: &BTreeMap<K, T>, most: usize) -> Result<(), Refusal> {
+    if objects.len() < most { Ok(()) } else { Err(Errno::NOMEM.into()) }
+}
+
+/// Takes an object out that nothing else needs.
+fn take<T>(
+    objects: &mut BTreeMap<Name, T>,
+    name: Name,
+    used: impl FnOnce(&T) -> bool,
+) -> Result<Reply, Refusal> {
+    if used(find(objects, name)?) {
+        return Err(Errno::BUSY.into());
+    }
+    objects.remove(&name);
+    Ok(Reply::Done)
+}
+
+impl Session {
+    pub(super) fn new(host: SoftSim, device: Device, process: Arc<Process>, info: Arc<Info>) -> Self {
+        Self {
+            pairs: BTreeMap::new(),
+            identifiers: BTreeMap::new(),
+            event_channels: BTreeMap::new(),
+            queues: BTreeMap::new(),
+            regions: BTreeMap::new(),
+            domains: BTreeMap::new(),
+            completion_channels: BTreeMap::new(),
+            keys: BTreeMap::new(),
+            device,
+            host,
+            process,
+            info,
+            names: 0,
+        }
+    }
+
+    fn name(&mut self) -> Result<Name, Refusal> {
+        self.names = self.names.checked_add(1).ok_or(Refusal(Errno::NOMEM.raw_os_error()))?;
+        Ok(self.names)
+    }
+
+    /// Does what a request asks.
+    pub(super) fn answer(&mut self, request: Request<'_>) -> Answer {
+        let mut descriptor = None;
+        let reply = self.perform(request, &mut descriptor);
+        self.info.requests.fetch_add(1, Relaxed);
+        let reply = reply.unwrap_or_else(|Refusal(errno)| Reply::Refused(errno));
+        Answer { reply, descriptor }
+    }
+
+    fn count(&self) {
+        let set = |value: &AtomicU64, count: usize| value.store(count as u64, Relaxed);
+        set(&self.info.domains, self.domains.len());
+        set(&self.info.regions, self.regions.len());
+        set(&self.info.queues, self.queues.len());
+        set(&self.info.pairs, self.pairs.len());
+        set(&self.info.identifiers, self.identifiers.len());
+    }
+
+    fn perform(&mut self, request: Request<'_>, descriptor: &mut Option<OwnedFd>) -> Result<Reply, Refusal> {
+        match request {
+            Request::Poll { queue, most } => return self.poll(queue, most),
+            Request::Arm(queue) => {
+                let queue = find(&self.queues, queue)?;
+                // The event of the last arming is the program's: it has read it, or will.
+                queue.take_events()?;
+                queue.arm()?;
+                return Ok(Reply::Done);
+            }
+            Request::PostSend { pair, work } => return self.post_send(pair, &work),
+            Request::PostReceive { pair, work } => return self.post_receive(pair, &work),
+            _ => {}
+        }
+        for channel in self.completion_channels.values() {
+            channel.flush();
+        }
+        let reply = match request {
+            Request::Hello { .. } | Request::Status => Err(Errno::INVAL.into()),
+            Request::CreateCompletionChannel => {
+                room(&self.completion_channels, MOST_CHANNELS)?;
+                let (channel, end) = Records::new()?;
+                *descriptor = Some(end);
+                let name = self.name()?;
+                self.completion_channels.insert(name, Arc::new(channel));
+                Ok(Reply::Made(name))
+            }
+            Request::DestroyCompletionChannel(name) => {
+                take(&mut self.completion_channels, name, |channel| Arc::strong_count(channel) > 1)
+            }
+            Request::CreateEventChannel => {
+                room(&self.event_channels, MOST_CHANNELS)?;
+                let level = Arc::new(Level::new()?);
+                *descriptor = Some(level.end().try_clone_to_owned().map_err(|_| Errno::MFILE)?);
+                let signal: Arc<dyn Signal> = Arc::<Level>::clone(&level);
+                let channel = self.host.event_channel_with(signal)?;
+                let name = self.name()?;
+                self.event_channels.insert(name, (channel, level));
+                Ok(Reply::Made(name))
+            }
+            Request::DestroyEventChannel(name) => take(&mut self.event_channels, name, |_| false),
+            Request::TakeEvent(channel) => self.take_event(channel),
+            Request::TakeAsyncEvent => {
+                Ok(Reply::AsyncEvent(self.device.next_event()?.map(translate::async_event)))
+            }
+            other => match self.perform_on_device(other) {
+                Ok(done) => done,
+                Err(other) => self.perform_on_identifier(&other),
+            },
+        };
+        self.count();
+        reply
+    }
+
+    /// Requests about what lies on the device; any other is given back.
+    fn perform_on_device<'a>(&mut self, request: Request<'a>) -> Result<Result<Reply, Refusal>, Request<'a>> {
+        Ok(match request {
+            Request::AllocateDomain => self.allocate_domain(),
+            Request::FreeDomain(name) => take(&mut self.domains, name, Domain::is_used),
+            Request::Register { domain, at, address, len, access } => {
+                self.register(domain, (at, address, len), access)
+            }
+            Request::Deregister(name) => {
+                let len = self.regions.get(&name).map_or(0, |(_, len)| *len);
+                let taken = take(&mut self.regions, name, |_| false);
+                if taken.is_ok() {
+                    self.info.registered.fetch_sub(len, Relaxed);
+                }
+                taken
+            }
+            Request::CreateQueue { depth, channel } => self.create_queue(depth, channel),
+            Request::DestroyQueue(name) => take(&mut self.queues, name, CompletionQueue::is_used),
+            Request::CreatePair {
+                domain,
+                send_queue,
+                receive_queue,
+                send_depth,
+                receive_depth: recv_depth,
+                inline,
+            } => {
+                let limits = QueuePairLimits { send_depth, recv_depth, inline };
+                self.create_pair(domain, [send_queue, receive_queue], limits)
+            }
+            Request::DestroyPair(name) => take(&mut self.pairs, name, |_| false),
+            Request::Modify { pair, to } => self.modify(pair, to),
+            Request::QueryPair(name) => find(&self.pairs, name).and_then(|pair| {
+                Ok(Reply::State { state: translate::state(pair.state()?), ends: pair.ends() })
+            }),
+            other => return Err(other),
+        })
+    }
+
+    fn allocate_domain(&mut self) -> Result<Reply, Refusal> {
+        room(&self.domains, MOST_OBJECTS)?;
+        let domain = self.device.create_domain()?;
+        let name = self.name()?;
+        self.domains.insert(name, domain);
+        Ok(Reply::Made(name))
+    }
+
+    fn register(
+        &mut self,
+        domain: Name,
+        (at, address, len): (u64, u64, u64),
+        access: wire::Access,
+    ) -> Result<Reply, Refusal> {
+        let domain = find(&self.domains, domain)?;
+        let access = translate::access(access).ok_or(Errno::INVAL)?;
+        let bytes = usize::try_from(len).map_err(|_| Errno::NOMEM)?;
+        let last = at.checked_add(len.checked_sub(1).ok_or(Errno::INVAL)?).ok_or(Errno::FAULT)?;
+        address.checked_add(len).ok_or(Errno::INVAL)?;
+        // Pinning would look at every page; its ends show a wrong address, and whether this process may reach there at all.
+        for place in [at, last] {
+            self.process.read(place, &mut [0])?;
+        }
+        let memory = Box::new(ProgramMemory { process: Arc::clone(&self.process), at });
+        let region = domain.register_foreign(address, bytes, memory, access)?;
+        let key = region.key();
+        let name = self.name()?;
+        self.regions.insert(name, (region, len));
+        self.info.registered.fetch_add(len, Relaxed);
+        Ok(Reply::Region { name, key })
+    }
+
+    fn create_queue(&mut self, depth: u32, channel: Option<Name>) -> Result<Reply, Refusal> {
+        let channel = match channel {
+            Some(name) => Arc::clone(find(&self.completion_channels, name)?),
+            // Nobody reads it: its events go nowhere.
+            None => Arc::new(Records::new()?.0),
+        };
+        let queue = self.name()?;
+        let signal = Arc::new(QueueSignal { queue, channel });
+        let made = self.device.create_completion_queue(queue.into(), depth, signal)?;
+        self.queues.insert(queue, made);
+        Ok(Reply::Made(queue))
+    }
+
+    fn create_pair(
+        &mut self,
+        domain: Name,
+        [sends, receives]: [Name; 2],
+        mut limits: QueuePairLimits,
+    ) -> Result<Reply, Refusal> {
+        limits.inline = limits.inline.min(MAX_INLINE as u32);
+        let name = self.name()?;
+        let domain = find(&self.domains, domain)?;
+        let queues = [find(&self.queues, sends)?, find(&self.queues, receives)?];
+        let pair = self.device.create_queue_pair(name.into(), domain, queues, limits)?;
+        let (number, inline) = (pair.number(), pair.max_inline() as u32);
+        self.pairs.insert(name, pair);
+        Ok(Reply::Pair { name, number, inline })
+    }
+
+    fn modify(&self, pair: Name, to: wire::Transition) -> Result<Reply, Refusal> {
+        let pair = find(&self.pairs, pair)?;
+        if let wire::Transition::Timer(code) = to {
+            pair.set_min_rnr_timer(RnrTimer::from_code(code).ok_or(Errno::INVAL)?)?;
+        } else {
+            pair.modify(translate::transition(to).ok_or(Errno::INVAL)?)?;
+        }
+        Ok(Reply::Done)
+    }
+
+    fn poll(&self, queue: Name, most: u32) -> Result<Reply, Refusal> {
+        let mut completions = Vec::new();
+        let most = (most as usize).min(MAX_BATCH);
+        find(&self.queues, queue)?.poll_with_bytes(most, |completion, bytes| {
+            completions.push(translate::completion(&completion, bytes));
+        })?;
+        Ok(Reply::Completions(completions))
+    }
+
+    fn post_send(&self, pair: Name, work: &[wire::Send<'_>]) -> Result<Reply, Refusal> {
+        let pair = find(&self.pairs, pair)?;
+        if work.len() > MAX_BATCH {
+            return Err(Errno::INVAL.into());
+        }
+        let requests: Vec<_> = work
+            .iter()
+            .map(|&wire::Send { id, op, signaled, local }| {
+                let local = match local {
+                    wire::Local::Inline(bytes) => Local::Inline(bytes),
+                    wire::Local::Memory(sge) => Local::Memory(named(sge)),
+                };
+                NamedSend { id, op: translate::op(op), local, signaled }
+            })
+            .collect();
+        Ok(posted(requests.len(), pair.post_named(&requests)))
+    }
+
+    fn post_receive(&self, pair: Name, work: &[wire::Receive]) -> Result<Reply, Refusal> {
+        let pair = find(&self.pairs, pair)?;
+        if work.len() > MAX_BATCH {
+            return Err(Errno::INVAL.into());
+        }
+        let requests: Vec<_> = work
+            .iter()
+            .map(|&wire::Receive { id, local }| NamedReceive { id, local: named(local) })
+            .collect();
+        Ok(posted(requests.len(), pair.post_named_receives(&requests)))
+    }
+
+    fn perform_on_identifier(&mut self, request: &Request<'_>) -> Result<Reply, Refusal> {
+        let id = |name: &Name| find(&self.identifiers, *name);
+        match request {
+            Request::CreateIdentifier { channel } => {
+                room(&self.identifiers, MOST_OBJECTS)?;
+                let identifier = find(&self.event_channels, *channel)?.0.create_id()?;
+                return Ok(Reply::Made(self.adopt(identifier)?));
+            }
+            Request::DestroyIdentifier(name) => {
+                let key = id(name)?.key();
+                self.keys.remove(&key);
+                return take(&mut self.identifiers, *name, |_| false);
+            }
+            Request::Bind { id: name, address } => {
+                let identifier = id(name)?;
+                identifier.bind(*address)?;
+                let bound = identifier.local_addr().ok_or(Errno::INVAL)?;
+                return Ok(Reply::Bound(bound));
+            }
+            Request::Listen { id: name, backlog } => {
+                let identifier = id(name)?;
+                if identifier.local_addr().is_none() {
+                    identifier.bind(SocketAddr::from(([0; 4], 0)))?;
+                }
+                identifier.listen(*backlog)?;
+                let bound = identifier.local_addr().ok_or(Errno::INVAL)?;
+                return Ok(Reply::Bound(bound));
+            }
+            Request::ResolveAddress { id: name, source, destination, milliseconds } => {
+                let timeout = Duration::from_millis((*milliseconds).into());
+                id(name)?.resolve_address(*source, *destination, timeout)?;
+            }
+            Request::ResolveRoute(name) => id(name)?.resolve_route(Duration::ZERO)?,
+            Request::Connect { id: name, pair, params, data } => {
+                id(name)?.connect_pair(find(&self.pairs, *pair)?, &translate::params(*params), data)?;
+            }
+            Request::Accept { id: name, pair, params, data } => {
+                id(name)?.accept_pair(find(&self.pairs, *pair)?, &translate::params(*params), data)?;
+            }
+            Request::Reject { id: name, data } => id(name)?.reject(data)?,
+            Request::Notify(name) => id(name)?.notify_established()?,
+            Request::Disconnect(name) => id(name)?.disconnect()?,
+            Request::Migrate { id: name, channel } => {
+                id(name)?.migrate(&find(&self.event_channels, *channel)?.0)?;
+            }
+            // Every other request was looked at before.
+            _ => return Err(Errno::INVAL.into()),
+        }
+        Ok(Reply::Done)
+    }
+
+    fn adopt(&mut self, identifier: Identifier) -> Result<Name, Refusal> {
+        let name = self.name()?;
+        self.keys.insert(identifier.key(), name);
+        self.identifiers.insert(name, identifier);
+        Ok(name)
+    }
+
+    fn take_event(&mut self, channel: Name) -> Result<Reply, Refusal> {
+        loop {
+            let (channel, _level) = find(&self.event_channels, channel)?;
+            let Some(Told { event, data }) = channel.next_with_data()? else { return Ok(Reply::Event(None)) };
+            // Of an identifier that is gone: nobody is left to hear it.
+            let Some(&told) = self.keys.get(&event.id) else { continue };
+            let (kind, status, params) = translate::event(&event.kind);
+            let (id, listener) = match event.kind {
+                CmEventKind::ConnectRequest { id, .. } => {
+                    if room(&self.identifiers, MOST_OBJECTS).is_err() {
+                        // Dropped, and so rejected.
+                        continue;
+                    }
+                    (self.adopt(id)?, Some(told))
+                }
+                _ => (told, None),
+            };
+            let identifier = find(&self.identifiers, id)?;
+            let (local, remote) = (identifier.local_addr(), identifier.peer_addr());
+            let data = data.into_vec();
+            let event = wire::Event { id, listener, kind, status, params, data, local, remote };
+            return Ok(Reply::Event(Some(Box::new(event))));
+        }
+    }
+}
+
+const fn named(sge: wire::Sge) -> Sge {
+    let wire::Sge { address, len, lkey } = sge;
+    Sge { address, len, lkey }
+}
+
+fn posted(count: usize, result: Result<(), PostError<Error>>) -> Reply {
+    let (count, errno) = match result {
+        Ok(()) => (count, 0),
+        Err(PostError { posted, error }) => (posted, translate::errno(&error)),
+    };
+    Reply::Posted { count: count as u32, errno }
+}

@@ -1,0 +1,154 @@
+//! Between the words of the wire and those of the model.
+
+use rdma_proto::backend::{
+    Access, AsyncEvent, CmEventKind, Completed, Completion, ConnectParams, ErrorKind, Failure as _,
+    Immediate, RemoteAddress, RnrTimer, SendOp,
+};
+use rdma_softsim::{About, Error, PairState, SoftSim, Transition};
+use rustix::io::Errno;
+use softrdma_wire as wire;
+
+/// What verbs would answer, `errno(3)`.
+pub(super) fn errno(error: &Error) -> i32 {
+    let errno = match error {
+        Error::AddressInUse(_) => Errno::ADDRINUSE,
+        Error::NotLocal(_) | Error::NoFreePort => Errno::ADDRNOTAVAIL,
+        Error::Overrun { .. } => Errno::IO,
+        Error::Descriptor(errno) => *errno,
+        Error::Gone(_) => Errno::NODEV,
+        other => match other.kind() {
+            ErrorKind::Memory | ErrorKind::QueueFull => Errno::NOMEM,
+            _ => Errno::INVAL,
+        },
+    };
+    errno.raw_os_error()
+}
+
+/// `enum ibv_access_flags`. Who may write from afar may write here (`ibv_reg_mr(3)`).
+pub(super) fn access(access: wire::Access) -> Option<Access> {
+    let mut result = Access::NONE;
+    if access.local_write {
+        result = result.and(Access::LOCAL_WRITE);
+    }
+    if access.remote_write {
+        if !access.local_write {
+            return None;
+        }
+        result = result.and(Access::REMOTE_WRITE);
+    }
+    if access.remote_read {
+        result = result.and(Access::REMOTE_READ);
+    }
+    Some(result)
+}
+
+pub(super) fn transition(transition: wire::Transition) -> Option<Transition> {
+    Some(match transition {
+        wire::Transition::Reset => Transition::Reset,
+        wire::Transition::Initialise => Transition::Initialise,
+        wire::Transition::Receive { local, remote, number, timer } => {
+            Transition::Receive { local, remote, number, timer: RnrTimer::from_code(timer)? }
+        }
+        wire::Transition::Send { retry, rnr_retry, read_depth } => {
+            Transition::Send { retry, rnr_retry, read_depth }
+        }
+        wire::Transition::Fail => Transition::Fail,
+        wire::Transition::Timer(_) => return None,
+    })
+}
+
+/// `enum ibv_qp_state`.
+pub(super) const fn state(state: PairState) -> u8 {
+    match state {
+        PairState::Reset => 0,
+        PairState::Init => 1,
+        PairState::Receiving => 2,
+        PairState::Ready => 3,
+        PairState::Error => 6,
+    }
+}
+
+pub(super) const fn op(op: wire::Op) -> SendOp {
+    match op {
+        wire::Op::Send => SendOp::Send,
+        wire::Op::SendImmediate(immediate) => SendOp::SendImmediate(Immediate(immediate)),
+        wire::Op::Write { address, rkey } => SendOp::Write(RemoteAddress { address, rkey }),
+        wire::Op::WriteImmediate { address, rkey, immediate } => {
+            SendOp::WriteImmediate(RemoteAddress { address, rkey }, Immediate(immediate))
+        }
+        wire::Op::Read { address, rkey } => SendOp::Read(RemoteAddress { address, rkey }),
+    }
+}
+
+/// `struct ibv_wc`; opcodes are those of `enum ibv_wc_opcode`.
+pub(super) fn completion(completion: &Completion, len: u32) -> wire::Completion {
+    let &Completion { id, queue_pair: pair, result } = completion;
+    let (mut status, mut vendor, mut opcode, mut immediate) = (0, 0, 0, None);
+    match result {
+        Ok(Completed::Send) => {}
+        Ok(Completed::Write) => opcode = 1,
+        Ok(Completed::Read) => opcode = 2,
+        Ok(Completed::Recv { immediate: number, .. }) => {
+            (opcode, immediate) = (128, number.map(|immediate| immediate.0));
+        }
+        Ok(Completed::RecvWrite { immediate: Immediate(number) }) => {
+            (opcode, immediate) = (129, Some(number));
+        }
+        Err(error) => (status, vendor) = (error.status.0, error.vendor),
+    }
+    wire::Completion { id, pair, status, vendor, opcode, len, immediate }
+}
+
+pub(super) const fn params(params: wire::Params) -> ConnectParams {
+    let wire::Params { responder_resources, initiator_depth, retry_count, rnr_retry_count } = params;
+    ConnectParams { responder_resources, initiator_depth, retry_count, rnr_retry_count }
+}
+
+const fn offered(params: ConnectParams) -> wire::Params {
+    let ConnectParams { responder_resources, initiator_depth, retry_count, rnr_retry_count } = params;
+    wire::Params { responder_resources, initiator_depth, retry_count, rnr_retry_count }
+}
+
+/// The kind of an event (`enum rdma_cm_event_type`), its status, and what the peer offered.
+pub(super) fn event(kind: &CmEventKind<SoftSim>) -> (u32, i32, Option<wire::Params>) {
+    match kind {
+        CmEventKind::AddressResolved => (0, 0, None),
+        CmEventKind::AddressError { status } => (1, *status, None),
+        CmEventKind::RouteResolved => (2, 0, None),
+        CmEventKind::RouteError { status } => (3, *status, None),
+        CmEventKind::ConnectRequest { peer, .. } => (4, 0, Some(offered(*peer))),
+        CmEventKind::ConnectError { status } => (6, *status, None),
+        CmEventKind::Unreachable { status } => (7, *status, None),
+        CmEventKind::Rejected { reason } => (8, *reason, None),
+        CmEventKind::Established { peer } => (9, 0, Some(offered(*peer))),
+        CmEventKind::Disconnected => (10, 0, None),
+        CmEventKind::DeviceRemoval => (11, 0, None),
+        CmEventKind::AddressChange => (14, 0, None),
+        CmEventKind::TimewaitExit => (15, 0, None),
+        CmEventKind::Other(number) => (*number, 0, None),
+        // Programs read these from their device; and there are no others.
+        CmEventKind::Async(_) | _ => (15, 0, None),
+    }
+}
+
+/// `enum ibv_event_type`, and what it is about.
+pub(super) fn async_event((event, about): (AsyncEvent, About)) -> wire::AsyncEvent {
+    let kind = match event {
+        AsyncEvent::CqErr => 0,
+        AsyncEvent::QpFatal => 1,
+        AsyncEvent::QpReqErr => 2,
+        AsyncEvent::QpAccessErr => 3,
+        AsyncEvent::CommEst => 4,
+        AsyncEvent::PortActive => 9,
+        AsyncEvent::PortErr => 10,
+        AsyncEvent::Other(number) => number,
+        AsyncEvent::DeviceFatal | _ => 8,
+    };
+    // Names of a session have 32 bits, and are what its objects were made with.
+    let about = match about {
+        About::Pair(name) => wire::About::Pair(name as wire::Name),
+        About::Queue(name) => wire::About::Queue(name as wire::Name),
+        About::Device => wire::About::Device,
+    };
+    wire::AsyncEvent { kind, about }
+}

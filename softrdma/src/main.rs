@@ -1,0 +1,181 @@
+//! Runs programs with an RDMA device that needs no device.
+#![forbid(unsafe_code)]
+
+use std::ffi::OsString;
+use std::net::IpAddr;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+
+use clap::{Parser, Subcommand};
+use comfy_table::{Table, presets};
+use softrdma::runtime::{Error, Place, has_rdma_core};
+use softrdma_wire::{ADDRESSES, Reply, Request, SOCKET, Session};
+
+/// Soft RDMA for programs as they are: no device, no kernel module, no root.
+#[derive(Parser)]
+#[command(version)]
+struct Arguments {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Subcommand)]
+enum Action {
+    /// Runs a program with an RDMA device.
+    Run {
+        /// Programs on fabrics of one name, of one user, reach each other.
+        #[arg(long, default_value = "default")]
+        fabric: String,
+        /// The addresses of the machine that the program runs on, separated by commas. Programs with the same addresses are on
+        /// one machine.
+        #[arg(long, value_delimiter = ',', default_value = "192.0.2.1")]
+        address: Vec<IpAddr>,
+        /// The program and its arguments.
+        #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+        command: Vec<OsString>,
+    },
+    /// Shows who is on a fabric, and what they hold.
+    Status {
+        /// Which fabric.
+        #[arg(long, default_value = "default")]
+        fabric: String,
+    },
+    /// Says whether programs can run here, and what is missing.
+    Doctor,
+    /// Is a fabric. Started by `run`.
+    #[command(hide = true)]
+    Fabric { directory: PathBuf },
+}
+
+fn main() -> ExitCode {
+    match act(Arguments::parse().action) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("softrdma: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn act(action: Action) -> Result<ExitCode, Error> {
+    match action {
+        Action::Run { fabric, address, command } => run(&fabric, &address, &command),
+        Action::Status { fabric } => status(&fabric),
+        Action::Doctor => doctor(),
+        Action::Fabric { directory } => {
+            Place::host(&directory, || {
+                // Whoever started it waits for the end of this.
+                let _told = rustix::stdio::dup2_stdout(rustix::stdio::stderr());
+            })?;
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+fn run(fabric: &str, addresses: &[IpAddr], command: &[OsString]) -> Result<ExitCode, Error> {
+    let place = Place::of(fabric)?;
+    let libraries = place.libraries()?;
+    // Keeps the fabric there until the program has ended.
+    let _presence = place.enter()?;
+    // The command line has one.
+    let [program, arguments @ ..] = command else { return Ok(ExitCode::FAILURE) };
+    let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+    let mut started = Command::new(program);
+    started
+        .args(arguments)
+        .env(SOCKET, place.socket())
+        .env(ADDRESSES, addresses.join(","))
+        .env("LD_PRELOAD", before(libraries.preload().into(), "LD_PRELOAD"));
+    if !has_rdma_core() {
+        started.env("LD_LIBRARY_PATH", before(libraries.search().into(), "LD_LIBRARY_PATH"));
+    }
+    let status = started
+        .status()
+        .map_err(|error| Error::System { what: program.to_string_lossy().into_owned(), error })?;
+    // As a shell has it.
+    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1);
+    Ok(ExitCode::from(u8::try_from(code).unwrap_or(u8::MAX)))
+}
+
+/// A list of paths in the environment, with one more in front.
+fn before(mut first: OsString, variable: &str) -> OsString {
+    if let Some(others) = std::env::var_os(variable).filter(|others| !others.is_empty()) {
+        first.push(":");
+        first.push(others);
+    }
+    first
+}
+
+fn sessions(place: &Place) -> Result<Option<Vec<Session>>, Error> {
+    let failed = |error| Error::Fabric { path: place.socket(), error };
+    let Some(mut socket) = place.connect()? else { return Ok(None) };
+    socket.send(&Request::Status, None).map_err(failed)?;
+    match socket.receive().map_err(failed)? {
+        (Reply::Status(sessions), _) => Ok(Some(sessions)),
+        _ => Ok(Some(Vec::new())),
+    }
+}
+
+fn status(fabric: &str) -> Result<ExitCode, Error> {
+    let place = Place::of(fabric)?;
+    let Some(sessions) = sessions(&place)? else {
+        println!("no fabric of this name: `softrdma run` starts one");
+        return Ok(ExitCode::SUCCESS);
+    };
+    let mut table = Table::new();
+    table.load_preset(presets::ASCII_MARKDOWN).set_header([
+        "program",
+        "process",
+        "addresses",
+        "domains",
+        "regions",
+        "bytes",
+        "completion queues",
+        "queue pairs",
+        "identifiers",
+        "requests",
+    ]);
+    for session in sessions {
+        let addresses: Vec<String> = session.addresses.iter().map(ToString::to_string).collect();
+        table.add_row([
+            session.program,
+            session.pid.to_string(),
+            addresses.join(" "),
+            session.domains.to_string(),
+            session.regions.to_string(),
+            session.registered_bytes.to_string(),
+            session.completion_queues.to_string(),
+            session.queue_pairs.to_string(),
+            session.identifiers.to_string(),
+            session.requests.to_string(),
+        ]);
+    }
+    println!("{table}");
+    Ok(ExitCode::SUCCESS)
+}
+
+fn doctor() -> Result<ExitCode, Error> {
+    let place = Place::of("doctor")?;
+    let libraries = place.libraries()?;
+    println!("libraries: {}", libraries.search().display());
+    println!(
+        "rdma-core: {}",
+        if has_rdma_core() {
+            "installed; its libibverbs is loaded beside ours, for providers' libraries"
+        } else {
+            "not installed; ours stands in for it"
+        }
+    );
+    match std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").as_deref().map(str::trim) {
+        Ok("0") | Err(_) => println!("reaching into programs: allowed"),
+        Ok("1") => println!("reaching into programs: restricted by Yama; programs allow it themselves"),
+        Ok(scope) => {
+            println!("reaching into programs: forbidden by Yama (ptrace_scope {scope}): set it to 0 or 1");
+            return Ok(ExitCode::FAILURE);
+        }
+    }
+    drop(place.enter()?);
+    println!("fabric: starts and answers");
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,238 @@
+//! Where a fabric lives: a directory of its user's, with a socket, a lock, a log and the libraries' names.
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{self, Read as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, symlink};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FlockOperation, flock};
+use softrdma_wire::{Listener, Socket};
+
+use crate::fabric::Fabric;
+
+/// What goes wrong before a program runs.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The name would be no file's name.
+    #[error("{0:?} is no name for a fabric: letters, digits, `-` and `_`, at most 32 of them")]
+    Name(String),
+    /// The directory belongs to somebody else.
+    #[error("{} is not this user's alone; remove it, or set XDG_RUNTIME_DIR", .0.display())]
+    Foreign(PathBuf),
+    /// A file or a process.
+    #[error("{what}: {error}")]
+    System {
+        /// What was tried.
+        what: String,
+        /// Why it failed.
+        #[source]
+        error: io::Error,
+    },
+    /// The fabric's socket.
+    #[error("the fabric at {}: {error}; its log is beside it", .path.display())]
+    Fabric {
+        /// Where it is.
+        path: PathBuf,
+        /// Why it failed.
+        #[source]
+        error: softrdma_wire::Error,
+    },
+    /// It was not built, or not installed, together with this program.
+    #[error("{} is not there: it is built and installed together with this program", .0.display())]
+    Library(PathBuf),
+}
+
+fn system(what: impl Into<String>) -> impl FnOnce(io::Error) -> Error {
+    let what = what.into();
+    move |error| Error::System { what, error }
+}
+
+/// The place of one fabric.
+#[derive(Clone, Debug)]
+pub struct Place {
+    directory: PathBuf,
+}
+
+impl Place {
+    /// That of the fabric of this user with this name; made if it is not there.
+    pub fn of(name: &str) -> Result<Self, Error> {
+        let allowed = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+        if name.is_empty() || name.len() > 32 || !name.chars().all(allowed) {
+            return Err(Error::Name(name.into()));
+        }
+        let user = rustix::process::geteuid().as_raw();
+        let base = match std::env::var_os("XDG_RUNTIME_DIR") {
+            Some(base) if Path::new(&base).is_absolute() => PathBuf::from(base).join("softrdma"),
+            _ => std::env::temp_dir().join(format!("softrdma-{user}")),
+        };
+        let directory = base.join(name);
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&directory)
+            .map_err(system(directory.display().to_string()))?;
+        // Somebody else may have made it before, to see what comes.
+        for directory in [&base, &directory] {
+            let found =
+                std::fs::symlink_metadata(directory).map_err(system(directory.display().to_string()))?;
+            if !found.is_dir() || found.uid() != user || found.mode() & 0o077 != 0 {
+                return Err(Error::Foreign(directory.clone()));
+            }
+        }
+        Ok(Self { directory })
+    }
+
+    /// The socket to which programs come.
+    #[must_use]
+    pub fn socket(&self) -> PathBuf {
+        self.directory.join("socket")
+    }
+
+    /// What the fabric had to say.
+    #[must_use]
+    pub fn log(&self) -> PathBuf {
+        self.directory.join("log")
+    }
+
+    /// Nobody else starts or ends the fabric while this lives.
+    fn lock(&self) -> Result<File, Error> {
+        let path = self.directory.join("lock");
+        let options = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path);
+        let file = options.map_err(system(path.display().to_string()))?;
+        flock(&file, FlockOperation::LockExclusive).map_err(|errno| system("lock")(errno.into()))?;
+        Ok(file)
+    }
+
+    /// A connection to the fabric, if it is there.
+    pub fn connect(&self) -> Result<Option<Socket>, Error> {
+        let path = self.socket();
+        match Socket::connect(&path) {
+            Ok(socket) => Ok(Some(socket)),
+            Err(softrdma_wire::Error::System(rustix::io::Errno::NOENT | rustix::io::Errno::CONNREFUSED)) => {
+                Ok(None)
+            }
+            Err(error) => Err(Error::Fabric { path, error }),
+        }
+    }
+
+    /// A connection to the fabric, which is started if it is not there; it lives for as long as somebody is connected.
+    pub fn enter(&self) -> Result<Socket, Error> {
+        let _lock = self.lock()?;
+        if let Some(socket) = self.connect()? {
+            return Ok(socket);
+        }
+        let program = std::env::current_exe().map_err(system("this program"))?;
+        let log = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .mode(0o600)
+            .open(self.log())
+            .map_err(system(self.log().display().to_string()))?;
+        let mut started = Command::new(program)
+            .arg("fabric")
+            .arg(&self.directory)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(log)
+            .current_dir("/")
+            // Not a signal to the terminal's programs ends it, but the last of them.
+            .process_group(0)
+            .spawn()
+            .map_err(system("starting the fabric"))?;
+        // It closes its output when it listens, or ends.
+        if let Some(mut output) = started.stdout.take() {
+            let _said = output.read_to_end(&mut Vec::new());
+        }
+        let path = self.socket();
+        Socket::connect(&path).map_err(|error| Error::Fabric { path, error })
+    }
+
+    /// Is the fabric of this place, until the last program has left. `ready` is called when programs can come.
+    pub fn host(directory: &Path, ready: impl FnOnce()) -> Result<(), Error> {
+        let place = Self { directory: directory.to_path_buf() };
+        let path = place.socket();
+        // Whoever starts a fabric holds the lock.
+        let _old = std::fs::remove_file(&path);
+        let failed = |error| Error::Fabric { path: path.clone(), error };
+        let listener = Listener::bind(&path).map_err(failed)?;
+        let fabric = Fabric::new().map_err(|errno| system("the fabric")(errno.into()))?;
+        ready();
+        loop {
+            fabric.serve(&listener).map_err(failed)?;
+            let _lock = place.lock()?;
+            // Somebody may have come before the lock was ours.
+            if deserted(&fabric, &listener) {
+                let _gone = std::fs::remove_file(&path);
+                return Ok(());
+            }
+        }
+    }
+
+    /// A directory in which the libraries have the names that programs look for.
+    pub fn libraries(&self) -> Result<Libraries, Error> {
+        let program = std::env::current_exe().map_err(system("this program"))?;
+        let library = program.with_file_name("librdmacm-softrdma");
+        if !library.is_file() {
+            return Err(Error::Library(library));
+        }
+        let directory = self.directory.join("lib");
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&directory)
+            .map_err(system(directory.display().to_string()))?;
+        let _lock = self.lock()?;
+        for name in ["librdmacm.so.1", "libibverbs.so.1"] {
+            let link = directory.join(name);
+            let _old = std::fs::remove_file(&link);
+            symlink(&library, &link).map_err(system(link.display().to_string()))?;
+        }
+        Ok(Libraries { directory })
+    }
+}
+
+fn deserted(fabric: &Arc<Fabric>, listener: &Listener) -> bool {
+    let mut fds = [PollFd::new(listener, PollFlags::IN)];
+    let coming = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) != Ok(0);
+    fabric.is_deserted() && !coming
+}
+
+/// Both libraries under their names.
+#[derive(Clone, Debug)]
+pub struct Libraries {
+    directory: PathBuf,
+}
+
+impl Libraries {
+    /// What has to be loaded before anything else.
+    #[must_use]
+    pub fn preload(&self) -> PathBuf {
+        self.directory.join("librdmacm.so.1")
+    }
+
+    /// Where to look for libraries, where the real ones are not installed.
+    #[must_use]
+    pub fn search(&self) -> &Path {
+        &self.directory
+    }
+}
+
+/// Whether the machine has rdma-core's libibverbs, which providers' libraries need besides ours.
+#[must_use]
+pub fn has_rdma_core() -> bool {
+    let triple = concat_triple();
+    let directories = ["/lib64".into(), "/usr/lib64".into(), "/usr/lib".into(), "/lib".into()];
+    let of_triple = [format!("/lib/{triple}"), format!("/usr/lib/{triple}")];
+    directories
+        .iter()
+        .chain(&of_triple)
+        .any(|directory| Path::new(directory).join("libibverbs.so.1").exists())
+}
+
+fn concat_triple() -> String {
+    format!("{}-linux-gnu", std::env::consts::ARCH)
+}

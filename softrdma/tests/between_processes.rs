@@ -1,0 +1,162 @@
+//! Programs of our own, through the C ABI, between processes: they need nothing installed.
+//!
+//! A program here is this test itself, run again by `softrdma` in a role.
+
+mod common;
+
+use std::io::{Read as _, Write as _};
+use std::time::Duration;
+
+use common::{Home, Running};
+use rdma_conn::{Listener, Options, Stream};
+use rdma_verbs::Verbs;
+use rustix::process::{Pid, Signal, kill_process};
+use softrdma_wire::Socket;
+
+const SERVER: &str = "192.0.2.1";
+const CLIENT: &str = "192.0.2.2";
+/// What the client has echoed: several windows.
+const BYTES: usize = 5 << 20;
+
+fn role(name: &str) -> Option<String> {
+    let [role, argument] =
+        ["SOFTRDMA_TEST_ROLE", "SOFTRDMA_TEST_ARGUMENT"].map(|name| std::env::var(name).ok());
+    if role.as_deref() != Some(name) {
+        println!("skipped: not a test but a program that others run");
+        return None;
+    }
+    Some(argument.unwrap_or_default())
+}
+
+/// This test as a program.
+fn program(home: &Home, address: &str, role: &str, argument: &str) -> std::process::Command {
+    let own = std::env::current_exe().expect("this test");
+    let own = own.to_str().expect("a path in UTF-8");
+    let mut command = home.run(address, &[own, "--exact", role, "--nocapture"]);
+    command.env("SOFTRDMA_TEST_ROLE", role).env("SOFTRDMA_TEST_ARGUMENT", argument);
+    command
+}
+
+fn server(home: &Home) -> (Running, String, Pid) {
+    let mut server = Running::start(&mut program(home, SERVER, "echoes", ""));
+    let pid = server.line("process ").parse().ok().and_then(Pid::from_raw).expect("a process");
+    let address = server.line("listens on ");
+    (server, address, pid)
+}
+
+/// A program: echoes what one client sends.
+#[test]
+fn echoes() {
+    let Some(_) = role("echoes") else { return };
+    let verbs = Verbs::load().expect("the libraries of softrdma");
+    let address = format!("{SERVER}:0").parse().expect("an address");
+    let listener = Listener::bind(&verbs, address, Options::server()).expect("a listener");
+    println!("process {}", std::process::id());
+    println!("listens on {}", listener.local_addr().expect("it listens"));
+    let (mut stream, _peer) = listener.accept().expect("a client");
+    let mut bytes = vec![0; 64 * 1024];
+    loop {
+        match stream.read(&mut bytes) {
+            Ok(0) => return println!("the client closed"),
+            Ok(count) => {
+                if let Err(error) = stream.write_all(&bytes[..count]).and_then(|()| stream.flush()) {
+                    return println!("ended: {error}");
+                }
+            }
+            Err(error) => return println!("ended: {error}"),
+        }
+    }
+}
+
+/// A program: has `BYTES` echoed, and closes.
+#[test]
+fn sends_much() {
+    let Some(address) = role("sends_much") else { return };
+    let verbs = Verbs::load().expect("the libraries of softrdma");
+    let mut stream = Stream::connect(&verbs, address).expect("a server");
+    let sent: Vec<u8> = (0..BYTES).map(|place| (place ^ place >> 8 ^ place >> 16) as u8).collect();
+    let mut back = vec![0; 64 * 1024];
+    for part in sent.chunks(back.len()) {
+        stream.write_all(part).and_then(|()| stream.flush()).expect("written");
+        let back = &mut back[..part.len()];
+        stream.read_exact(back).expect("read");
+        assert!(back == part, "the bytes that were sent");
+    }
+    stream.close(Duration::from_secs(20)).expect("closes");
+    println!("done");
+}
+
+/// A program: has bytes echoed until that ends.
+#[test]
+fn sends_for_ever() {
+    let Some(address) = role("sends_for_ever") else { return };
+    let verbs = Verbs::load().expect("the libraries of softrdma");
+    let mut stream = Stream::connect(&verbs, address).expect("a server");
+    let mut bytes = vec![7; 64 * 1024];
+    for round in 0.. {
+        let result = stream
+            .write_all(&bytes)
+            .and_then(|()| stream.flush())
+            .and_then(|()| stream.read_exact(&mut bytes));
+        match result {
+            Ok(()) if round == 3 => println!("under way"),
+            Ok(()) => {}
+            Err(error) => return println!("ended: {error}"),
+        }
+    }
+}
+
+#[test]
+fn bytes_go_there_and_back() {
+    let home = Home::new("echo");
+    let (server, address, _pid) = server(&home);
+    let (done, text) = Running::start(&mut program(&home, CLIENT, "sends_much", &address)).finish();
+    assert!(done && text.contains("done"), "{text}");
+    let (done, text) = server.finish();
+    assert!(done && text.contains("the client closed"), "{text}");
+    home.is_left();
+}
+
+/// A process that is killed is a peer that vanished: whoever talks to it ends with an error, and nothing of it stays.
+#[test]
+fn a_killed_server_ends_its_client() {
+    let home = Home::new("kill");
+    let (server, address, pid) = server(&home);
+    let mut client = Running::start(&mut program(&home, CLIENT, "sends_for_ever", &address));
+    client.line("under way");
+    kill_process(pid, Signal::KILL).expect("it runs");
+    let (done, text) = client.finish();
+    assert!(done && text.contains("ended: "), "{text}");
+    let (done, _text) = server.finish();
+    assert!(!done, "it was killed");
+    home.is_left();
+}
+
+/// A fabric that is killed is a device that is gone: every call fails, and nobody waits for ever.
+#[test]
+fn a_killed_fabric_ends_its_programs() {
+    let home = Home::new("fabric");
+    let (server, address, _pid) = server(&home);
+    let mut client = Running::start(&mut program(&home, CLIENT, "sends_for_ever", &address));
+    client.line("under way");
+    let (fabric, _user) = Socket::connect(&home.socket()).expect("it is there").peer().expect("a process");
+    let fabric = i32::try_from(fabric).ok().and_then(Pid::from_raw).expect("a process");
+    kill_process(fabric, Signal::KILL).expect("it runs");
+    for program in [client, server] {
+        let (done, text) = program.finish();
+        assert!(done && text.contains("ended: "), "{text}");
+    }
+}
+
+#[test]
+fn status_shows_who_is_there() {
+    let home = Home::new("status");
+    let text = |home: &Home| common::succeeded(&home.softrdma(&["status"]).output().expect("runs"));
+    assert!(text(&home).contains("no fabric of this name"));
+    let (server, _address, pid) = server(&home);
+    let shown = text(&home);
+    assert!(shown.contains(SERVER) && shown.contains(&pid.as_raw_nonzero().to_string()), "{shown}");
+    drop(server);
+    kill_process(pid, Signal::KILL).expect("it runs");
+    home.is_left();
+}

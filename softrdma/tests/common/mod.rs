@@ -1,0 +1,132 @@
+//! Programs on a fabric of the test's own.
+#![allow(dead_code, reason = "each test uses what it needs")]
+
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long anything may take on a loaded machine.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A directory for a fabric, removed with it.
+pub(crate) struct Home {
+    path: PathBuf,
+}
+
+impl Home {
+    pub(crate) fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("softrdma-test-{name}-{}", std::process::id()));
+        let _old = std::fs::remove_dir_all(&path);
+        std::fs::create_dir_all(&path).expect("a temporary directory");
+        Self { path }
+    }
+
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.path.join("softrdma/default/socket")
+    }
+
+    /// `softrdma` with these arguments.
+    pub(crate) fn softrdma(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_softrdma"));
+        command.args(arguments).env("XDG_RUNTIME_DIR", &self.path).stdin(Stdio::null());
+        command
+    }
+
+    /// A program at `address`.
+    pub(crate) fn run(&self, address: &str, program: &[&str]) -> Command {
+        let mut command = self.softrdma(&["run", "--address", address, "--"]);
+        command.args(program).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    /// The fabric ends with its last program.
+    pub(crate) fn is_left(&self) {
+        await_some("the fabric's end", || (!self.socket().exists()).then_some(()));
+    }
+}
+
+impl Drop for Home {
+    fn drop(&mut self) {
+        let _gone = std::fs::remove_dir_all(&self.path);
+    }
+}
+
+/// Repeats `attempt` until it has a result.
+pub(crate) fn await_some<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(result) = attempt() {
+            return result;
+        }
+        assert!(Instant::now() < deadline, "{what} did not come");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A program that runs, killed with the test.
+pub(crate) struct Running {
+    child: Child,
+    lines: BufReader<ChildStdout>,
+}
+
+impl Running {
+    pub(crate) fn start(command: &mut Command) -> Self {
+        let mut child = command.stderr(Stdio::inherit()).spawn().expect("starts");
+        let lines = BufReader::new(child.stdout.take().expect("is piped"));
+        Self { child, lines }
+    }
+
+    /// The rest of the next line that begins so.
+    pub(crate) fn line(&mut self, prefix: &str) -> String {
+        loop {
+            let mut line = String::new();
+            assert_ne!(self.lines.read_line(&mut line).expect("a line"), 0, "no line {prefix:?}");
+            if let Some((_, rest)) = line.split_once(prefix) {
+                return rest.trim().into();
+            }
+        }
+    }
+
+    /// Waits for the end: whether it was a success, and what it printed.
+    pub(crate) fn finish(mut self) -> (bool, String) {
+        let mut text = String::new();
+        self.lines.read_to_string(&mut text).expect("text");
+        let status = await_some("a program's end", || self.child.try_wait().expect("a child"));
+        (status.success(), text)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ended = self.child.kill();
+        let _status = self.child.wait();
+    }
+}
+
+/// Where a program is installed, or `None` and a reason, printed.
+pub(crate) fn installed(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found =
+        std::env::split_paths(&path).map(|directory| directory.join(program)).find(|path| is_file(path));
+    if found.is_none() {
+        println!("skipped: {program} is not installed");
+    }
+    found
+}
+
+fn is_file(path: &Path) -> bool {
+    path.is_file()
+}
+
+/// What a program printed, if it succeeded.
+pub(crate) fn succeeded(output: &Output) -> String {
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(
+        output.status.success(),
+        "{:?}: {text}{}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    );
+    text
+}

@@ -1,0 +1,238 @@
+//! A program may send the fabric anything. The fabric lives, and others notice nothing.
+
+use std::net::IpAddr;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType};
+use softrdma::fabric::Fabric;
+use softrdma_wire::{
+    Access, Local, MAX_BATCH, Op, Params, Receive, Reply, Request, Send, Sge, Socket, Transition, VERSION,
+};
+
+/// A session with the fabric, and the other end's descriptor where raw bytes are wanted.
+fn come(fabric: &Arc<Fabric>) -> Socket {
+    Socket::new(raw(fabric))
+}
+
+fn raw(fabric: &Arc<Fabric>) -> OwnedFd {
+    let kind = SocketType::SEQPACKET;
+    let (ours, theirs) =
+        rustix::net::socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).expect("sockets");
+    fabric.admit(Socket::new(theirs));
+    ours
+}
+
+fn ask(socket: &mut Socket, request: &Request<'_>) -> Reply {
+    socket.send(request, None).expect("the fabric listens");
+    socket.receive().expect("the fabric answers").0
+}
+
+fn address(last: u8) -> IpAddr {
+    IpAddr::from([192, 0, 2, last])
+}
+
+fn open(fabric: &Arc<Fabric>, last: u8) -> Socket {
+    let mut socket = come(fabric);
+    let hello = Request::Hello { version: VERSION, program: "test".into(), addresses: vec![address(last)] };
+    assert!(matches!(ask(&mut socket, &hello), Reply::Welcome { .. }));
+    socket
+}
+
+/// Whether an honest program is served.
+fn serves(fabric: &Arc<Fabric>) {
+    let mut socket = open(fabric, 250);
+    assert!(matches!(ask(&mut socket, &Request::AllocateDomain), Reply::Made(_)));
+}
+
+fn name() -> impl Strategy<Value = u32> {
+    prop_oneof![0_u32..24, any::<u32>()]
+}
+
+fn sge() -> impl Strategy<Value = Sge> {
+    (any::<u64>(), any::<u32>(), prop_oneof![0_u32..4096, any::<u32>()])
+        .prop_map(|(address, len, lkey)| Sge { address, len, lkey })
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    (0..5, any::<u64>(), any::<u32>(), any::<u32>()).prop_map(|(kind, address, rkey, immediate)| match kind {
+        0 => Op::Send,
+        1 => Op::SendImmediate(immediate),
+        2 => Op::Write { address, rkey },
+        3 => Op::WriteImmediate { address, rkey, immediate },
+        _ => Op::Read { address, rkey },
+    })
+}
+
+fn params() -> impl Strategy<Value = Params> {
+    any::<[u8; 4]>().prop_map(|[responder_resources, initiator_depth, retry_count, rnr_retry_count]| Params {
+        responder_resources,
+        initiator_depth,
+        retry_count,
+        rnr_retry_count,
+    })
+}
+
+fn transition() -> impl Strategy<Value = Transition> {
+    prop_oneof![
+        Just(Transition::Reset),
+        Just(Transition::Initialise),
+        Just(Transition::Fail),
+        any::<u8>().prop_map(Transition::Timer),
+        (any::<u8>(), any::<u8>(), any::<u8>()).prop_map(|(retry, rnr_retry, read_depth)| Transition::Send {
+            retry,
+            rnr_retry,
+            read_depth
+        }),
+        (0..4_u8, 0..4_u8, 0..8_u32, any::<u8>()).prop_map(|(local, remote, number, timer)| {
+            Transition::Receive { local: address(local), remote: address(remote), number, timer }
+        }),
+    ]
+}
+
+/// Data of a request, as long as a message allows.
+static DATA: [u8; 300] = [9; 300];
+
+fn request() -> impl Strategy<Value = Request<'static>> {
+    let objects = prop_oneof![
+        Just(Request::Status),
+        Just(Request::AllocateDomain),
+        name().prop_map(Request::FreeDomain),
+        (name(), any::<u64>(), any::<u64>(), any::<u64>(), any::<[bool; 3]>()).prop_map(
+            |(domain, at, address, len, [local_write, remote_write, remote_read])| {
+                let access = Access { local_write, remote_write, remote_read };
+                Request::Register { domain, at, address, len, access }
+            }
+        ),
+        name().prop_map(Request::Deregister),
+        Just(Request::CreateCompletionChannel),
+        name().prop_map(Request::DestroyCompletionChannel),
+        (prop_oneof![1_u32..64, any::<u32>()], proptest::option::of(name()))
+            .prop_map(|(depth, channel)| Request::CreateQueue { depth, channel }),
+        name().prop_map(Request::DestroyQueue),
+        (name(), any::<u32>()).prop_map(|(queue, most)| Request::Poll { queue, most }),
+        name().prop_map(Request::Arm),
+        (name(), name(), name(), 0_u32..64, 0_u32..64, any::<u32>()).prop_map(
+            |(domain, send_queue, receive_queue, send_depth, receive_depth, inline)| Request::CreatePair {
+                domain,
+                send_queue,
+                receive_queue,
+                send_depth,
+                receive_depth,
+                inline,
+            }
+        ),
+        name().prop_map(Request::DestroyPair),
+        (name(), transition()).prop_map(|(pair, to)| Request::Modify { pair, to }),
+        name().prop_map(Request::QueryPair),
+        Just(Request::TakeAsyncEvent),
+    ];
+    let work = prop_oneof![
+        (name(), proptest::collection::vec((op(), sge(), any::<[bool; 2]>(), 0_usize..300), 0..8)).prop_map(
+            |(pair, work)| {
+                let send = |(op, sge, [signaled, inline], len): (Op, Sge, [bool; 2], usize)| {
+                    let local = if inline { Local::Inline(&DATA[..len]) } else { Local::Memory(sge) };
+                    Send { id: 1, op, signaled, local }
+                };
+                Request::PostSend { pair, work: work.into_iter().map(send).collect() }
+            }
+        ),
+        (name(), sge(), 0..MAX_BATCH + 2).prop_map(|(pair, local, count)| Request::PostReceive {
+            pair,
+            work: vec![Receive { id: 2, local }; count]
+        }),
+    ];
+    let manager = prop_oneof![
+        Just(Request::CreateEventChannel),
+        name().prop_map(Request::DestroyEventChannel),
+        name().prop_map(Request::TakeEvent),
+        name().prop_map(|channel| Request::CreateIdentifier { channel }),
+        name().prop_map(Request::DestroyIdentifier),
+        (name(), 0..3_u8, 0..3_u16)
+            .prop_map(|(id, last, port)| Request::Bind { id, address: (address(last), port).into() }),
+        (name(), any::<u32>()).prop_map(|(id, backlog)| Request::Listen { id, backlog }),
+        (name(), 0..3_u8, 0..3_u16, any::<u32>()).prop_map(|(id, last, port, milliseconds)| {
+            let destination = (address(last), port).into();
+            Request::ResolveAddress { id, source: None, destination, milliseconds }
+        }),
+        name().prop_map(Request::ResolveRoute),
+        (name(), name(), params(), 0_usize..300).prop_map(|(id, pair, params, len)| Request::Connect {
+            id,
+            pair,
+            params,
+            data: &DATA[..len]
+        }),
+        (name(), name(), params(), 0_usize..300).prop_map(|(id, pair, params, len)| Request::Accept {
+            id,
+            pair,
+            params,
+            data: &DATA[..len]
+        }),
+        (name(), 0_usize..300).prop_map(|(id, len)| Request::Reject { id, data: &DATA[..len] }),
+        name().prop_map(Request::Notify),
+        name().prop_map(Request::Disconnect),
+        (name(), name()).prop_map(|(id, channel)| Request::Migrate { id, channel }),
+    ];
+    prop_oneof![objects, work, manager]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    /// Requests that are well formed and mean anything, of two programs in turn.
+    #[test]
+    fn requests_of_any_kind_are_answered(
+        requests in proptest::collection::vec((any::<bool>(), request()), 0..200)
+    ) {
+        let fabric = Fabric::new().expect("a fabric");
+        let mut programs = [open(&fabric, 1), open(&fabric, 2)];
+        for (second, request) in &requests {
+            let [one, two] = &mut programs;
+            // An answer is all that is asked; what it says is up to the model.
+            ask(if *second { two } else { one }, request);
+        }
+        serves(&fabric);
+    }
+
+    /// Bytes that are no requests end the session that sent them, and no other.
+    #[test]
+    fn bytes_that_mean_nothing_end_their_session_alone(
+        packets in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 1..300), 1..20)
+    ) {
+        let fabric = Fabric::new().expect("a fabric");
+        let socket = raw(&fabric);
+        for packet in &packets {
+            // The fabric may have closed it.
+            let _sent = rustix::net::send(&socket, packet, SendFlags::NOSIGNAL);
+        }
+        serves(&fabric);
+    }
+}
+
+#[test]
+fn what_a_program_leaves_behind_goes_with_it() {
+    let fabric = Fabric::new().expect("a fabric");
+    let mut socket = open(&fabric, 1);
+    for request in [Request::AllocateDomain, Request::CreateQueue { depth: 4, channel: None }] {
+        assert!(matches!(ask(&mut socket, &request), Reply::Made(_)));
+    }
+    assert!(!fabric.is_deserted());
+    drop(socket);
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while !fabric.is_deserted() {
+        assert!(std::time::Instant::now() < deadline, "its session did not end");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn an_address_is_on_one_machine() {
+    let fabric = Fabric::new().expect("a fabric");
+    let _first = open(&fabric, 1);
+    let mut second = come(&fabric);
+    let addresses = vec![address(1), address(2)];
+    let hello = Request::Hello { version: VERSION, program: String::new(), addresses };
+    let refused = Reply::Refused(rustix::io::Errno::ADDRINUSE.raw_os_error());
+    assert_eq!(ask(&mut second, &hello), refused);
+}

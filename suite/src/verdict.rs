@@ -1,0 +1,191 @@
+//! Verdicts: what can come of a case.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::exit;
+
+/// The verdict on a target, or on whatever a case is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verdict {
+    /// It does what the case asks for.
+    Pass,
+    /// It does what is allowed, but not what is best.
+    PassLenient,
+    /// It does not do what the case asks for.
+    Fail,
+    /// It said that it cannot (a client under test exits with status 89).
+    Unsupported,
+    /// The case is not about such a target.
+    NotApplicable,
+    /// It was not tried, and the reason is told.
+    Skipped,
+    /// It was tried, and cannot be decided.
+    Inconclusive,
+    /// The case records what the target does; there is no right or wrong.
+    Informational,
+    /// The suite or its surroundings failed.
+    Broken,
+}
+
+impl Verdict {
+    /// All values.
+    pub const ALL: [Self; 9] = [
+        Self::Pass,
+        Self::PassLenient,
+        Self::Fail,
+        Self::Unsupported,
+        Self::NotApplicable,
+        Self::Skipped,
+        Self::Inconclusive,
+        Self::Informational,
+        Self::Broken,
+    ];
+
+    /// Returns the name that is used in files and output.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Pass => "pass",
+            Self::PassLenient => "pass-lenient",
+            Self::Fail => "fail",
+            Self::Unsupported => "unsupported",
+            Self::NotApplicable => "not-applicable",
+            Self::Skipped => "skipped",
+            Self::Inconclusive => "inconclusive",
+            Self::Informational => "informational",
+            Self::Broken => "broken",
+        }
+    }
+
+    /// Returns whether the target was tried and found right.
+    pub const fn is_pass(self) -> bool {
+        matches!(self, Self::Pass | Self::PassLenient)
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// The cause of a verdict other than a pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Cause {
+    /// A requirement is not met.
+    Requirement,
+    /// Another connection came to harm.
+    Bystander,
+    /// The target's process ended.
+    Died,
+    /// The target's process is there and does nothing any more.
+    Hung,
+    /// The target takes no connection.
+    Refused,
+    /// The suite, its device or its system failed.
+    Environment,
+}
+
+impl Cause {
+    /// Returns whether there is no target any more, as far as a peer can tell.
+    pub const fn is_loss(self) -> bool {
+        matches!(self, Self::Died | Self::Hung | Self::Refused)
+    }
+
+    /// Returns whether more came to harm than the connection that the case is about.
+    pub const fn is_harm(self) -> bool {
+        self.is_loss() || matches!(self, Self::Bystander)
+    }
+
+    /// Returns the exit code of a run that comes to nothing for this cause.
+    pub const fn code(self) -> u8 {
+        match self {
+            Self::Died | Self::Hung | Self::Refused => exit::LOST,
+            Self::Requirement | Self::Bystander => exit::FAILED,
+            Self::Environment => exit::BROKEN,
+        }
+    }
+}
+
+/// A case that passed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pass {
+    /// The verdict: one of the two kinds of pass.
+    pub verdict: Verdict,
+    /// A remark, which may be empty.
+    pub note: String,
+}
+
+/// A case that did not pass.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stop {
+    /// The verdict.
+    pub verdict: Verdict,
+    /// The cause.
+    pub cause: Cause,
+    /// What was seen.
+    pub reason: String,
+}
+
+/// The outcome of a case's body.
+pub type Judged = Result<Pass, Stop>;
+
+/// Makes a pass.
+pub fn pass(note: impl Into<String>) -> Pass {
+    Pass { verdict: Verdict::Pass, note: note.into() }
+}
+
+/// Makes a pass of what is allowed, and not best.
+pub fn lenient(note: impl Into<String>) -> Pass {
+    Pass { verdict: Verdict::PassLenient, note: note.into() }
+}
+
+impl Stop {
+    /// The requirement is not met.
+    pub fn unmet(reason: impl Into<String>) -> Self {
+        Self { verdict: Verdict::Fail, cause: Cause::Requirement, reason: reason.into() }
+    }
+
+    /// It cannot be told from what was seen.
+    pub fn undecided(reason: impl Into<String>) -> Self {
+        Self { verdict: Verdict::Inconclusive, ..Self::unmet(reason) }
+    }
+
+    /// Not about such a target.
+    pub fn not_applicable(reason: impl Into<String>) -> Self {
+        Self { verdict: Verdict::NotApplicable, ..Self::unmet(reason) }
+    }
+
+    /// Not tried.
+    pub fn skipped(reason: impl Into<String>) -> Self {
+        Self { verdict: Verdict::Skipped, ..Self::unmet(reason) }
+    }
+
+    /// The target said that it cannot.
+    pub fn unsupported(reason: impl Into<String>) -> Self {
+        Self { verdict: Verdict::Unsupported, ..Self::unmet(reason) }
+    }
+
+    /// The target's process ended where it must not.
+    pub fn died(reason: impl Into<String>) -> Self {
+        Self { cause: Cause::Died, ..Self::unmet(reason) }
+    }
+
+    /// The target's process is there and does nothing.
+    pub fn hung(reason: impl Into<String>) -> Self {
+        Self { cause: Cause::Hung, ..Self::unmet(reason) }
+    }
+
+    /// The target takes no connection.
+    pub fn refused(reason: impl Into<String>) -> Self {
+        Self { cause: Cause::Refused, ..Self::unmet(reason) }
+    }
+
+    /// It could not be tried: nothing is known about the target.
+    pub fn broken(reason: impl Into<String>) -> Self {
+        Self { verdict: Verdict::Broken, cause: Cause::Environment, reason: reason.into() }
+    }
+}

@@ -1,0 +1,208 @@
+//! One store on each face, on one thread, and what it holds.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use bytes::BytesMut;
+use conformance::client::Failure;
+use conformance::intercept::{Interceptor, Origin};
+use kv_store::{Frames, Server, Store};
+use rdma_conn::{AsyncEndpoint, AsyncStream, Descriptors, Endpoint, Limits, Options};
+use rdma_proto::backend::{Backend, QueuePairLimits, Region as _};
+use rdma_server::{ConnectionType as _, Flow, Rdma, RdmaSettings, Replies, ServerSettings, Service, Vector};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use super::Face;
+
+/// How long a server sleeps at most before it looks whether it is over.
+const NAP: Duration = Duration::from_millis(500);
+
+/// What a server has of its backend, seen from below, so that it means the same on every face.
+pub(super) struct Held<B: Backend> {
+    regions: Arc<Mutex<Vec<Weak<B::Region>>>>,
+    queues: Arc<Mutex<Vec<Weak<B::CompletionQueue>>>>,
+}
+
+impl<B: Backend> Default for Held<B> {
+    fn default() -> Self {
+        Self { regions: Arc::default(), queues: Arc::default() }
+    }
+}
+
+impl<B: Backend> Clone for Held<B> {
+    fn clone(&self) -> Self {
+        Self { regions: Arc::clone(&self.regions), queues: Arc::clone(&self.queues) }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<B: Backend> Held<B> {
+    /// Bytes registered now.
+    pub(super) fn registered_bytes(&self) -> u64 {
+        lock(&self.regions).iter().filter_map(Weak::upgrade).map(|region| region.len() as u64).sum()
+    }
+
+    /// Completion queues now.
+    pub(super) fn completion_queues(&self) -> usize {
+        lock(&self.queues).iter().filter(|queue| queue.strong_count() > 0).count()
+    }
+}
+
+impl<B: Backend> Interceptor<B> for Held<B> {
+    type Identifier = ();
+    type QueuePair = ();
+
+    fn identifier(&self, _inner: &Arc<B::Identifier>, _origin: Origin) {}
+
+    fn queue_pair(
+        &self,
+        (): &(),
+        _inner: &Arc<B::QueuePair>,
+        _domain: &B::Domain,
+        _limits: QueuePairLimits,
+    ) -> Result<(), B::Error> {
+        Ok(())
+    }
+
+    fn completion_queue(&self, inner: &Arc<B::CompletionQueue>) {
+        lock(&self.queues).push(Arc::downgrade(inner));
+    }
+
+    fn registered(&self, inner: &Arc<B::Region>) {
+        let mut regions = lock(&self.regions);
+        // Windows come and go with work.
+        if regions.len() == regions.capacity() {
+            regions.retain(|region| region.strong_count() > 0);
+        }
+        regions.push(Arc::downgrade(inner));
+    }
+}
+
+/// Serves until it is over. Tells where, once it listens.
+pub(super) fn serve<B: Descriptors>(
+    face: Face,
+    backend: B,
+    (address, options): (SocketAddr, Options),
+    listens: Sender<SocketAddr>,
+    over: &AtomicBool,
+) -> Result<(), Failure> {
+    match face {
+        Face::Endpoint => on_endpoint(&backend, (address, options), &listens, over),
+        Face::Server => on_server(backend, (address, options), &listens, over),
+        Face::Tokio => on_tokio(&backend, (address, options), &listens, over),
+    }
+}
+
+fn limits() -> Limits {
+    Limits::default().connections(usize::MAX)
+}
+
+fn on_endpoint<B: Descriptors>(
+    backend: &B,
+    (address, options): (SocketAddr, Options),
+    listens: &Sender<SocketAddr>,
+    over: &AtomicBool,
+) -> Result<(), Failure> {
+    let mut endpoint = Endpoint::new(backend, limits())?;
+    let listener = endpoint.listen(address, options)?;
+    let _measured = listens.send(endpoint.local_addr(listener).unwrap_or(address));
+    let store = Store::default();
+    let mut server = Server::new(endpoint, &store);
+    while !over.load(Ordering::Relaxed) {
+        server.turn()?;
+        server.endpoint.wait(Some(NAP))?;
+    }
+    Ok(())
+}
+
+/// The store as a service.
+#[derive(Default)]
+struct StoreService(Store);
+
+impl Service for StoreService {
+    type Client = Frames;
+
+    fn serve(
+        &mut self,
+        _from: rdma_server::SessionId,
+        frames: &mut Frames,
+        input: &mut BytesMut,
+        replies: &mut Replies,
+    ) -> Flow {
+        frames.push(input);
+        input.clear();
+        while !replies.is_full() {
+            let Ok(command) = frames.take() else { return Flow::Leave };
+            let Some(command) = command else { return Flow::Stay };
+            if self.0.answer(command, replies.buffer()) {
+                return Flow::Leave;
+            }
+        }
+        Flow::Again
+    }
+}
+
+fn on_server<B: Descriptors>(
+    backend: B,
+    (address, options): (SocketAddr, Options),
+    listens: &Sender<SocketAddr>,
+    over: &AtomicBool,
+) -> Result<(), Failure> {
+    let settings = ServerSettings::default().max_clients(usize::MAX).protected(false);
+    let mut server = rdma_server::Server::new(StoreService::default(), settings)?;
+    let rdma = Rdma::new(backend);
+    // One vector, as on the other faces: each has completion queues of its own.
+    let vector = Vector::Fixed(options.completion_vector);
+    rdma.configure(RdmaSettings::default().server(options).vector(vector).limits(limits()))?;
+    let binding = server.bind(rdma, &[address.into()])?;
+    let bound = server.local_addrs(binding).first().and_then(|address| address.ip().ok());
+    let _measured = listens.send(bound.unwrap_or(address));
+    while !over.load(Ordering::Relaxed) {
+        server.turn(Some(NAP))?;
+    }
+    Ok(())
+}
+
+fn on_tokio<B: Descriptors>(
+    backend: &B,
+    (address, options): (SocketAddr, Options),
+    listens: &Sender<SocketAddr>,
+    over: &AtomicBool,
+) -> Result<(), Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let listener = AsyncEndpoint::new(backend, limits())?.listen(address, options)?;
+        let _measured = listens.send(listener.local_addr().unwrap_or(address));
+        let store = Arc::new(Store::default());
+        while !over.load(Ordering::Relaxed) {
+            if let Ok(accepted) = tokio::time::timeout(NAP, listener.accept()).await {
+                tokio::spawn(session(accepted?.0, Arc::clone(&store)));
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Answers one client until it leaves.
+async fn session<B: Descriptors>(mut stream: AsyncStream<B>, store: Arc<Store>) -> std::io::Result<()> {
+    let (mut received, mut replies, mut chunk) = (Frames::default(), BytesMut::new(), [0; 4 << 10]);
+    loop {
+        let read = stream.read(&mut chunk).await?;
+        received.push(&chunk[..read]);
+        let mut quits = read == 0;
+        while !quits && let Some(command) = received.take()? {
+            quits = store.answer(command, &mut replies);
+            stream.write_all(&replies).await?;
+            replies.clear();
+        }
+        if quits {
+            return stream.shutdown().await;
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! Cases that only our own side can be shown: each needs its options, its gate, or what its client is known to do.
+
+use std::time::Duration;
+
+use rdma_conn::Descriptors;
+
+use conformance::blackbox::case::{Case, Role};
+use conformance::blackbox::context::{Context, Side};
+use conformance::blackbox::own::WINDOW;
+use conformance::blackbox::session::{Session, reported};
+use conformance::peer::{Listener, Shape};
+use rdma_proto::wire::{FeatureSet, Message};
+use suite::verdict::pass;
+use suite::{Judged, Stop};
+
+/// Cases of the suite that are for servers, because no client need make two connections; ours does.
+const FOR_CLIENTS_TOO: [&str; 2] = ["sec.foreign-key", "sec.stale-key"];
+
+/// All of them.
+pub fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
+    let case = |id, role, intent, requirements, body: fn(&Context<'_, B>) -> Judged| Case {
+        id,
+        role: Some(role),
+        intent,
+        expectation: "",
+        requirements,
+        source: "",
+        tags: &[],
+        run: Box::new(move |context, _| body(context)),
+    };
+    let mut cases = vec![
+        case(
+            "own.notified-before-window",
+            Role::Server,
+            "bytes before there is a window for them",
+            &["VR-FLOW-003"],
+            notified_before_window,
+        ),
+        case(
+            "own.too-few-receives",
+            Role::Server,
+            "no receive for a keepalive, and no retries either",
+            &["VR-RES-002", "VR-FLOW-008"],
+            too_few_receives,
+        ),
+        case(
+            "own.too-few-receives",
+            Role::Client,
+            "no receive for a keepalive, and no retries either",
+            &["VR-RES-002", "VR-FLOW-008"],
+            too_few_receives,
+        ),
+        case(
+            "own.queue-pair-lost",
+            Role::Server,
+            "a client whose device no longer answers",
+            &["VR-KEEP-006", "VR-CLOSE-003"],
+            queue_pair_lost,
+        ),
+        case("own.refused", Role::Client, "nobody listens", &["VR-CONN-006"], refused),
+        case(
+            "own.leaves-in-a-command",
+            Role::Client,
+            "a server that leaves in the middle of a command",
+            &["VR-CLOSE-003"],
+            leaves_in_a_command,
+        ),
+        case(
+            "own.never-drains",
+            Role::Client,
+            "a window that is full and stays so",
+            &["VR-RES-004", "VR-RES-008"],
+            never_drains,
+        ),
+        case(
+            "own.never-reposts",
+            Role::Server,
+            "questions whose answers find no receive any more",
+            &["VR-RES-005", "VR-RES-008"],
+            never_reposts,
+        ),
+    ];
+    let of_suite = conformance::blackbox::cases().into_iter();
+    cases.extend(
+        of_suite
+            .filter(|case| FOR_CLIENTS_TOO.contains(&case.id))
+            .map(|case| Case { role: Some(Role::Client), ..case }),
+    );
+    cases
+}
+
+fn notified_before_window<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    // Held, our server has not registered a window when the notification comes.
+    let held = context.server()?.hold();
+    let mut session = context.connect(Shape::default())?;
+    session.peer.notify(5)?;
+    session.peer.settle()?;
+    drop(held);
+    session.ends()
+}
+
+fn too_few_receives<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let mut session = context.connect(Shape::default().receives(3).without_rnr_retries())?;
+    session.peer.set_reposts(false);
+    session.peer.handshake()?;
+    session.ends()
+}
+
+fn queue_pair_lost<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let mut session = context.open()?;
+    session.peer.lose_queue_pair();
+    // A device repeats a request eight times, up to four seconds apart.
+    session.peer.set_patience(Duration::from_secs(60));
+    session.peer.await_end()?;
+    Ok(pass("it ended the connection"))
+}
+
+fn refused<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let Side::Client(listener, clients) = context.side else {
+        return Err(Stop::not_applicable("about clients only"));
+    };
+    let nobody = Listener::new(context.backend, (listener.address()?.ip(), 0).into())?.address()?;
+    let mut client = clients.start(context.case, nobody).map_err(Stop::broken)?;
+    reported(context, Some(&mut *client), context.patience)
+}
+
+/// A session with a client whose first command does not fit into the window.
+fn full<'a, B: Descriptors>(context: &'a Context<'a, B>) -> Result<Session<'a, B>, Stop> {
+    let mut session = context.connect(Shape::default())?;
+    session.peer.plan = vec![(0, 10)];
+    session.peer.drains = false;
+    session.peer.handshake()?;
+    while session.peer.taken() < 10 {
+        let incoming = session.peer.receive()?;
+        session.peer.absorb(incoming)?;
+    }
+    Ok(session)
+}
+
+fn leaves_in_a_command<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let mut session = context.open()?;
+    loop {
+        let exchange = session.require_exchange(0)?;
+        session.peer.send_bytes(&exchange.send)?;
+        // What our client sends next is longer than a window and its send buffer: it is still writing.
+        if exchange.send.len() > WINDOW as usize {
+            break;
+        }
+    }
+    session.peer.drains = false;
+    while session.peer.taken() < WINDOW {
+        let incoming = session.peer.receive()?;
+        session.peer.absorb(incoming)?;
+    }
+    session.peer.disconnect()?;
+    session.tells_of_failure()
+}
+
+fn never_drains<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    full(context)?.ends()
+}
+
+fn never_reposts<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let mut session = context.connect(Shape::default().receives(16))?;
+    session.peer.set_reposts(false);
+    session.peer.handshake()?;
+    // Equal questions are answered one by one, and answers wait without being refused.
+    let question = Message::GetServerFeature { select: 0, features: FeatureSet::NONE };
+    session.peer.burst(&[question; 1000])?;
+    session.ends()
+}

@@ -1,0 +1,264 @@
+//! The suite for any implementation against our own server and client, judged by what our side says of it.
+//!
+//! A peer sees that a connection ended. Our own side also says why, and this is where that is held against what it should say:
+//! every case of [`conformance::blackbox`], and the [`cases`] that only our side can be shown, is run against a server and a client
+//! of ours in this process. [`table::TABLE`] has the error that our side must end a connection with, variant and text; a connection
+//! without a row must end in order. Beside that every run checks:
+//!
+//! * another client of ours, connected to our server before, still gets its answers, and so does a new one;
+//! * descriptors, device objects and registered memory are back to what they were, and never were beyond a cap;
+//! * all of this in bounded time.
+
+pub mod cases;
+pub mod command;
+pub mod deviations;
+pub mod table;
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use rdma_conn::{Connect, Descriptors, Options, Stream};
+use rdma_softsim::{Fabric, Limits, SoftSim};
+use rdma_verbs::Verbs;
+use suite::held::Held;
+use suite::{Case, Role};
+
+use crate::Outcome;
+use conformance::blackbox::context::{Context, Side};
+use conformance::blackbox::own::{Connections, Ended, OwnClients, OwnServer, small};
+use conformance::blackbox::run::{Plan, Runner};
+use conformance::blackbox::select::Harm;
+use conformance::client::{Client, Failure};
+use conformance::peer::Listener;
+
+use deviations::Deviation;
+use table::{Row, TABLE};
+
+/// Bytes that our side may register in any case: room for the three dozen connections of the largest, and far less than a hostile
+/// peer asks for. Enforced where the backend can.
+const CAP: u64 = 10 << 20;
+/// How long our side may take to notice what it must notice. The longest is a device that repeats a request eight times, four
+/// seconds apart.
+const BOUND: Duration = Duration::from_secs(60);
+/// How long the suite, and clients beside the case, wait for anything.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What the cases run on.
+pub struct Setting<B> {
+    /// RDMA as our side has it.
+    pub ours: B,
+    /// RDMA as the suite's peers have it.
+    pub theirs: B,
+    /// Where our side listens; port 0 takes any.
+    pub our_address: SocketAddr,
+    /// Where the suite's peers listen; port 0 takes any.
+    pub their_address: SocketAddr,
+    /// What the backend does otherwise than the specification says.
+    deviations: &'static [Deviation],
+    /// The objects and the registered bytes of our side's device.
+    device: Box<dyn Fn() -> (usize, u64) + Send + Sync>,
+}
+
+impl Setting<SoftSim> {
+    /// An embedded fabric with a host for each side.
+    #[must_use]
+    pub fn softsim() -> Self {
+        let (ours, theirs) = (IpAddr::from([192, 0, 2, 1]), IpAddr::from([192, 0, 2, 66]));
+        let fabric = Fabric::new();
+        let limits = Limits { locked_memory: CAP, ..Limits::default() };
+        Self {
+            ours: fabric.host_with(&[ours], limits),
+            theirs: fabric.host(&[theirs]),
+            our_address: (ours, 0).into(),
+            their_address: (theirs, 0).into(),
+            deviations: &[],
+            device: Box::new(move || {
+                let held = fabric.resources(ours);
+                let objects = held.event_channels
+                    + held.identifiers
+                    + held.domains
+                    + held.regions
+                    + held.completion_queues
+                    + held.queue_pairs;
+                (objects, held.registered_bytes)
+            }),
+        }
+    }
+}
+
+impl Setting<Verbs> {
+    /// A real device, both sides in this process. Its objects show in the process's descriptors and pinned memory.
+    #[must_use]
+    pub fn verbs(verbs: Verbs, address: SocketAddr) -> Self {
+        let address = SocketAddr::new(address.ip(), 0);
+        Self {
+            ours: verbs.clone(),
+            theirs: verbs,
+            our_address: address,
+            their_address: address,
+            deviations: deviations::OF_DEVICES,
+            device: Box::new(|| (0, 0)),
+        }
+    }
+}
+
+impl<B> Setting<B> {
+    fn resources(&self) -> Resources {
+        let (objects, registered) = (self.device)();
+        Resources { process: Held::now(), objects, registered }
+    }
+}
+
+/// The resources of our side.
+#[derive(Clone, Copy, Debug)]
+struct Resources {
+    process: Held,
+    objects: usize,
+    registered: u64,
+}
+
+impl Resources {
+    fn exceed(self, other: Self) -> bool {
+        self.process.exceeds(other.process)
+            || self.objects > other.objects
+            || self.registered > other.registered
+    }
+}
+
+impl fmt::Display for Resources {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}; {} RDMA objects, {} bytes registered", self.process, self.objects, self.registered)
+    }
+}
+
+/// All cases: one for each row of the table, and one for each case of the suite without a row.
+#[must_use]
+pub fn cases<B: Descriptors>() -> Vec<Case<Setting<B>>> {
+    suite_cases::<B>()
+        .into_iter()
+        .filter_map(|case| Some((case.role?, case)))
+        .flat_map(|(role, case)| {
+            let of_case = |row: &&Row| row.case == case.id && row.role.includes(role);
+            let mut rows: Vec<Row> = TABLE.iter().filter(of_case).copied().collect();
+            if rows.is_empty() {
+                rows.push(Row::in_order(case.id));
+            }
+            rows.into_iter().map(move |row| {
+                Case::new(case.id, case.intent, case.requirements, move |setting, _| {
+                    try_case(setting, role, &row)
+                })
+                .of(role)
+            })
+        })
+        .collect()
+}
+
+/// The cases of the suite for any implementation, and those for our own side.
+#[must_use]
+pub fn suite_cases<'a, B: Descriptors>() -> Vec<Case<Context<'a, B>>> {
+    conformance::blackbox::cases().into_iter().chain(cases::cases()).collect()
+}
+
+/// Runs a case against our side, beside another client of our server, and judges how our side's connections end.
+fn try_case<B: Descriptors>(setting: &Setting<B>, role: Role, row: &Row) -> Outcome {
+    let options = |options: Options| {
+        let mut options = small(options);
+        (row.options)(&mut options);
+        options
+    };
+    let (server_options, client_options) = (options(Options::server()), options(Options::client()));
+    let server = OwnServer::start(&setting.ours, setting.our_address, server_options)?;
+    let mut bystander = connect(setting, &server, client_options)?;
+    let before = setting.resources();
+    let plan = Plan { patience: PATIENCE, harm: Harm::Allowed, again: "", arguments: &[], recorder: None };
+    let run = |side| {
+        let cases = suite_cases();
+        let case = cases.iter().find(|case| case.role == Some(role) && case.id == row.case);
+        let case = case.ok_or_else(|| Failure::wrong(format!("there is no case {}", row.case)))?;
+        Ok::<_, Failure>(Runner::new(&setting.theirs, side, &plan).only(case))
+    };
+    let (result, ended) = match role {
+        Role::Server => (run(Side::Server(&server))?, all_ended(server.connections(), 1)?),
+        Role::Client => {
+            let listener = Listener::new(&setting.theirs, setting.their_address)?;
+            let clients = OwnClients::new(setting.ours.clone(), client_options);
+            (run(Side::Client(&listener, &clients))?, all_ended(&clients.connections, 0)?)
+        }
+    };
+    if !result.verdict.is_pass() {
+        return Err(Failure::wrong(format!("{}: {}; {}", result.verdict, result.reason, told(&ended))));
+    }
+    let told = row.judge(&ended, setting.deviations).map_err(Failure::wrong)?;
+    ping(&mut bystander).map_err(by("the bystander"))?;
+    let mut newcomer = connect(setting, &server, client_options).map_err(by("a new connection"))?;
+    newcomer.stream().close(PATIENCE).map_err(|error| by("a new connection")(error.into()))?;
+    drop(newcomer);
+    if let [Ended::InOrder] = all_ended(server.connections(), 1)?[..] {
+    } else {
+        return Err(Failure::wrong("a new connection did not end in order"));
+    }
+    let after = await_no_more_than(setting, before);
+    if after.exceed(before) {
+        return Err(Failure::wrong(format!("before: {before}; after: {after}")));
+    }
+    Ok(told)
+}
+
+/// How connections ended, once no more than `open` of them are left.
+fn all_ended(connections: &Connections, open: usize) -> Result<Vec<Ended>, Failure> {
+    let deadline = Instant::now() + BOUND;
+    while connections.open() > open {
+        if Instant::now() >= deadline {
+            let left = connections.open() - open;
+            return Err(Failure::wrong(format!(
+                "{left} connections of our side did not end within {BOUND:?}"
+            )));
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    Ok(connections.take_ended())
+}
+
+fn told(ended: &[Ended]) -> String {
+    let mut told: Vec<String> = ended.iter().map(ToString::to_string).collect();
+    told.dedup();
+    format!("connections of our side ended {}", told.join("; "))
+}
+
+fn by(whom: &'static str) -> impl Fn(Failure) -> Failure {
+    move |failure| Failure::wrong(format!("{whom}: {failure}"))
+}
+
+/// A client of ours that got an answer from our server.
+fn connect<B: Descriptors>(
+    setting: &Setting<B>,
+    server: &OwnServer,
+    options: Options,
+) -> Result<Client<Stream<B>>, Failure> {
+    use conformance::blackbox::target::Server as _;
+    let how = Connect::default().timeout(PATIENCE).options(options);
+    let mut stream = Stream::connect_with(&setting.ours, server.address(), &how)?;
+    stream.set_read_timeout(Some(PATIENCE));
+    stream.set_write_timeout(Some(PATIENCE));
+    let mut client = Client::new(stream);
+    ping(&mut client)?;
+    Ok(client)
+}
+
+fn ping<B: Descriptors>(client: &mut Client<Stream<B>>) -> Result<(), Failure> {
+    client.send(&[b"PING"])?;
+    client.expect("PONG")
+}
+
+/// Waits until no more is held than `before`: the last threads end a little later than their connections.
+fn await_no_more_than<B>(setting: &Setting<B>, before: Resources) -> Resources {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let now = setting.resources();
+        if !now.exceed(before) || Instant::now() >= deadline {
+            return now;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
