@@ -1,37 +1,81 @@
-//! Instructions that a stream spends on a write and a read of 64 bytes, without the device: what `benches/instructions` counts.
+//! Instructions of the paths that a user pays for, without the device: what `benches/instructions` counts.
 //!
-//! Both ends and the device run on one thread in virtual time, so that a read finds its bytes and every run counts the same.
-//! [`measured_write`] and [`measured_read`] are the only functions that callgrind collects.
+//! Both ends and the device run on one thread in virtual time, so that a read finds its bytes and every run counts alike. The
+//! functions named `measured_…` are the only ones that callgrind collects, one at a time.
 
-use std::io::{Read, Write};
+use std::io::{IoSlice, Read, Write};
 use std::net::SocketAddr;
 use std::thread;
+use std::time::Duration;
 
-use rdma_conn::{Listener, Options, Stream};
+use rdma_conn::{ConnectionId, Endpoint, Event, Limits as Share, Listener, Options, Stream};
+use rdma_proto::time::Instant;
+use rdma_proto::wire::{FeatureSet, Message};
+use rdma_proto::{Action, Config, Machine, RegionAddress};
 use rdma_softsim::{FaultPlan, Knobs, Limits, Personality, Simulation, SoftSim};
 
 const LEN: usize = 64;
+/// Pieces of a vectored write, and completions in a batch.
+const MANY: usize = 16;
+/// Work requests under way while a message is answered.
+const BUSY: u16 = 512;
+
+type Piece = [u8; LEN];
 
 #[inline(never)]
-fn measured_write(stream: &mut Stream<SoftSim>, bytes: &[u8; LEN]) {
+fn measured_stream_write(stream: &mut Stream<SoftSim>, bytes: &Piece) {
     assert_eq!(stream.write(bytes).expect("written"), LEN);
 }
 
 #[inline(never)]
-fn measured_read(stream: &mut Stream<SoftSim>, bytes: &mut [u8; LEN]) {
+fn measured_stream_read(stream: &mut Stream<SoftSim>, bytes: &mut Piece) {
     assert_eq!(stream.read(bytes).expect("read"), LEN);
+}
+
+#[inline(never)]
+fn measured_pieces_write(stream: &mut Stream<SoftSim>, pieces: &[IoSlice<'_>; MANY]) {
+    assert_eq!(stream.write_vectored(pieces).expect("written"), MANY * LEN);
+}
+
+#[inline(never)]
+fn measured_endpoint_write(endpoint: &mut Endpoint<SoftSim>, id: ConnectionId, bytes: &Piece) {
+    assert_eq!(endpoint.write(id, &[IoSlice::new(bytes)]).expect("written"), Some(LEN));
+}
+
+/// One turn of an event loop, with what one message brings.
+#[inline(never)]
+fn measured_endpoint_read(endpoint: &mut Endpoint<SoftSim>, bytes: &mut Piece) {
+    endpoint.progress().expect("goes on");
+    while let Some(event) = endpoint.next_event() {
+        if let Event::Readable(id) = event {
+            assert_eq!(endpoint.read(id, bytes).expect("read"), Some(LEN));
+        }
+    }
+}
+
+/// One turn of an event loop that finds many notifications in one poll, and posts their receives again.
+#[inline(never)]
+fn measured_batch(endpoint: &mut Endpoint<SoftSim>) {
+    endpoint.progress().expect("goes on");
+}
+
+/// A question and its answer, while many work requests are under way.
+#[inline(never)]
+fn measured_message(machine: &mut Machine, now: Instant, question: &[u8]) -> Option<Action> {
+    machine.handle_message(now, question);
+    machine.poll_action(now)
 }
 
 /// Lets everything happen that follows from what was posted, and no more time pass than that takes.
 fn settle(sim: &Simulation) {
-    let until = sim.now().after(std::time::Duration::from_millis(1));
+    let until = sim.now().after(Duration::from_millis(1));
     while sim.deadline().is_some_and(|at| at <= until) {
         sim.step();
     }
 }
 
-fn main() {
-    let rounds = std::env::args().nth(1).and_then(|rounds| rounds.parse().ok()).unwrap_or(1000);
+/// Streams are measured against each other.
+fn streams(rounds: usize) {
     let sim = Simulation::new(1, Personality::Ibta, Knobs::default(), FaultPlan::new());
     let [server, client] = [1, 2].map(|last| sim.host(&[[192, 0, 2, last].into()], Limits::default()));
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));
@@ -61,11 +105,110 @@ fn main() {
     for _ in 0..rounds {
         for from_one in [true, false] {
             let (from, to) = if from_one { (&mut one, &mut other) } else { (&mut other, &mut one) };
-            measured_write(from, &bytes);
+            measured_stream_write(from, &bytes);
             settle(&sim);
-            measured_read(to, &mut bytes);
+            measured_stream_read(to, &mut bytes);
         }
     }
+    let before = (one.counters(), one.work());
+    let (mut all, piece) = ([0; MANY * LEN], bytes);
+    for _ in 0..rounds {
+        measured_pieces_write(&mut one, &[IoSlice::new(&piece); MANY]);
+        settle(&sim);
+        other.read_exact(&mut all).expect("read");
+        assert!(all.chunks(LEN).all(|one| one == piece));
+    }
+    let (counters, work) = (one.counters(), one.work());
+    let each = |before: u64, after: u64| (after - before) as f64 / rounds as f64;
+    println!("doorbells of a write of {MANY} pieces {:.1}", each(before.1.doorbells, work.doorbells));
+    println!("work requests of a write of {MANY} pieces {:.1}", each(before.1.requests, work.requests));
+    println!(
+        "notifications of a write of {MANY} pieces {:.1}",
+        each(before.0.data_notifications_sent, counters.data_notifications_sent)
+    );
     // Nothing happens any more that could deliver the last bytes.
     std::mem::forget((one, other));
+}
+
+/// An endpoint is measured against a stream.
+fn endpoint(rounds: usize) {
+    let sim = Simulation::new(1, Personality::Ibta, Knobs::default(), FaultPlan::new());
+    let [server, client] = [1, 2].map(|last| sim.host(&[[192, 0, 2, last].into()], Limits::default()));
+    let address = SocketAddr::from(([192, 0, 2, 1], 6379));
+    let mut endpoint = Endpoint::new(&server, Share::default()).expect("an endpoint");
+    endpoint.listen(address, Options::server()).expect("a free address");
+    let mut opened = None;
+    let mut stream = thread::scope(|scope| {
+        let dial = scope.spawn(|| Stream::connect(&client, address).expect("connects"));
+        while !dial.is_finished() || opened.is_none() {
+            endpoint.progress().expect("goes on");
+            while let Some(event) = endpoint.next_event() {
+                if let Event::Opened { id, .. } = event {
+                    opened = Some(id);
+                }
+            }
+            settle(&sim);
+            thread::yield_now();
+        }
+        dial.join().expect("does not panic")
+    });
+    let id = opened.expect("a connection");
+    let mut bytes = [0x5a; LEN];
+    assert_eq!(endpoint.write(id, &[IoSlice::new(&bytes)]).expect("written"), Some(LEN));
+    stream.write_all(&bytes).expect("written");
+    settle(&sim);
+    stream.read_exact(&mut bytes).expect("read");
+    measured_endpoint_read(&mut endpoint, &mut bytes);
+    for _ in 0..rounds {
+        measured_endpoint_write(&mut endpoint, id, &bytes);
+        settle(&sim);
+        stream.read_exact(&mut bytes).expect("read");
+        stream.write_all(&bytes).expect("written");
+        settle(&sim);
+        measured_endpoint_read(&mut endpoint, &mut bytes);
+    }
+    let before = endpoint.connection(id).expect("a connection").work();
+    for _ in 0..rounds {
+        for _ in 0..MANY {
+            stream.write_all(&bytes).expect("written");
+        }
+        settle(&sim);
+        measured_batch(&mut endpoint);
+        while let Some(event) = endpoint.next_event() {
+            assert_eq!(event, Event::Readable(id));
+        }
+        let mut all = [0; MANY * LEN];
+        assert_eq!(endpoint.read(id, &mut all).expect("read"), Some(MANY * LEN));
+    }
+    let work = endpoint.connection(id).expect("a connection").work();
+    let doorbells = (work.receive_doorbells - before.receive_doorbells) as f64 / rounds as f64;
+    println!("receive doorbells of {MANY} notifications {doorbells:.1}");
+    std::mem::forget((stream, endpoint));
+}
+
+/// A server's machine is asked for its features, which it answers with a message.
+fn message(rounds: usize) {
+    let now = Instant::from_start(Duration::from_secs(1));
+    let question = Message::GetServerFeature { select: 0, features: FeatureSet::NONE }.encode();
+    let window =
+        Message::RegisterXferMemory(rdma_proto::wire::Window { address: 0x1000, length: 1 << 20, rkey: 7 });
+    for _ in 0..rounds {
+        let config = Config::server().send_depth(2 * BUSY);
+        let mut machine = Machine::new(config, [RegionAddress::default(); 2]).expect("usual settings");
+        machine.handle_established(now, 7);
+        machine.handle_message(now, &window.encode());
+        for _ in 0..BUSY {
+            while machine.poll_action(now).is_some() {}
+            machine.commit(LEN).expect("room");
+        }
+        while machine.poll_action(now).is_some() {}
+        assert!(matches!(measured_message(&mut machine, now, &question), Some(Action::Send { .. })));
+    }
+}
+
+fn main() {
+    let rounds = std::env::args().nth(1).and_then(|rounds| rounds.parse().ok()).unwrap_or(1000);
+    streams(rounds);
+    endpoint(rounds);
+    message(rounds);
 }

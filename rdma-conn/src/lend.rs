@@ -83,13 +83,13 @@ impl<B: Backend> RegisteredBuffer<B> {
     /// Copies `from` to `offset` on. False, and nothing copied, if it does not all fit.
     #[must_use]
     pub fn write(&mut self, offset: usize, from: &[u8]) -> bool {
-        self.memory.region.memory().write(offset, from)
+        self.memory.region.write(offset, from)
     }
 
     /// Copies `into.len()` bytes from `offset` on. False, and nothing copied, if they are not all inside.
     #[must_use]
     pub fn read(&self, offset: usize, into: &mut [u8]) -> bool {
-        self.memory.region.memory().read(offset, into)
+        self.memory.region.read(offset, into)
     }
 }
 

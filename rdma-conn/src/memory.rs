@@ -4,6 +4,7 @@
 //! buffer comes with the first write, the second window when the peer fills the first faster than it is read, and
 //! both go again when the connection has been idle for a while.
 
+use std::io::IoSlice;
 use std::sync::Arc;
 
 use rdma_proto::backend::{Access, Backend, RecvRequest, Region, SendOp, SendRequest, Slice};
@@ -42,6 +43,44 @@ pub(crate) struct Memory<B: Backend> {
     send_buffer: usize,
     domain: B::Domain,
     budget: Arc<Budget>,
+}
+
+/// Bytes of an application that lie in several places, and how far they were taken.
+pub(crate) struct Pieces<'a, 'b> {
+    first: &'a [u8],
+    rest: &'a [IoSlice<'b>],
+}
+
+impl<'a, 'b> Pieces<'a, 'b> {
+    pub(crate) fn of(all: &'a [IoSlice<'b>]) -> Self {
+        let mut pieces = Self { first: &[], rest: all };
+        pieces.advance();
+        pieces
+    }
+
+    /// Returns whether all bytes were taken.
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.first.is_empty()
+    }
+
+    /// Takes the next bytes that lie together, at most `most`.
+    #[inline]
+    fn take(&mut self, most: usize) -> Option<&'a [u8]> {
+        let (taken, rest) = self.first.split_at_checked(most).unwrap_or((self.first, &[]));
+        self.first = rest;
+        self.advance();
+        (!taken.is_empty()).then_some(taken)
+    }
+
+    #[inline]
+    fn advance(&mut self) {
+        while self.first.is_empty()
+            && let Some((next, rest)) = self.rest.split_first()
+        {
+            self.first = next;
+            self.rest = rest;
+        }
+    }
 }
 
 impl<B: Backend> Memory<B> {
@@ -128,7 +167,7 @@ impl<B: Backend> Memory<B> {
         let len = into.len().min(from.len as usize);
         let window = self.windows.get(usize::from(from.region)).and_then(Option::as_ref);
         let copied = match (window, into.get_mut(..len)) {
-            (Some(window), Some(into)) => window.region.memory().read(from.offset as usize, into),
+            (Some(window), Some(into)) => window.region.read(from.offset as usize, into),
             _ => false,
         };
         // `len` is at most `from.len`, a u32.
@@ -141,14 +180,20 @@ impl<B: Backend> Memory<B> {
         Some(Arrived::new(window.region.memory(), at.offset as usize, at.len as usize))
     }
 
-    /// Copies bytes into the send buffer; as many as fit into `space`. How many.
-    pub(crate) fn fill(&self, space: Span, from: &[u8]) -> usize {
-        let len = from.len().min(space.len as usize);
-        let copied = match (&self.send, from.get(..len)) {
-            (Some(send), Some(from)) => send.region.memory().write(space.offset as usize, from),
-            _ => false,
-        };
-        if copied { len } else { 0 }
+    /// Copies as many bytes of `pieces` into the send buffer as `space` has room for, and returns how many.
+    pub(crate) fn fill(&self, space: Span, pieces: &mut Pieces<'_, '_>) -> usize {
+        let Some(send) = &self.send else { return 0 };
+        let (mut at, mut room) = (space.offset as usize, space.len as usize);
+        while room > 0
+            && let Some(piece) = pieces.take(room)
+        {
+            if !send.region.write(at, piece) {
+                break;
+            }
+            at += piece.len();
+            room -= piece.len();
+        }
+        at - space.offset as usize
     }
 
     fn outgoing(&self, source: Source) -> Slice<'_, B::Region> {
@@ -195,7 +240,7 @@ impl<B: Backend> Memory<B> {
     /// Puts a message into a send slot.
     fn outgoing_message(&self, slot: u16, message: &[u8; MESSAGE_LEN]) -> Slice<'_, B::Region> {
         let offset = usize::from(slot) * MESSAGE_LEN;
-        let _inside_by_construction = self.messages.region.memory().write(offset, message);
+        let _inside_by_construction = self.messages.region.write(offset, message);
         Slice { region: &self.messages.region, offset, len: MESSAGE_LEN }
     }
 
@@ -212,8 +257,7 @@ impl<B: Backend> Memory<B> {
     pub(crate) fn incoming_message(&self, slot: u16, len: u32) -> ([u8; MESSAGE_LEN], usize) {
         let mut bytes = [0; MESSAGE_LEN];
         let len = MESSAGE_LEN.min(len as usize);
-        let _inside_by_construction =
-            self.messages.region.memory().read(self.receive(slot).local.offset, &mut bytes);
+        let _inside_by_construction = self.messages.region.read(self.receive(slot).local.offset, &mut bytes);
         (bytes, len)
     }
 }

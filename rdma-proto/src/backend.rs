@@ -277,6 +277,18 @@ pub trait Region: Send + Sync {
     fn rkey(&self) -> u32;
     /// Its bytes.
     fn memory(&self) -> SharedMemory<'_>;
+    /// Copies `into.len()` bytes from `offset` on. False, and nothing copied, if they are not all inside. A backend may know a
+    /// faster way than [`SharedMemory::read`].
+    #[must_use]
+    fn read(&self, offset: usize, into: &mut [u8]) -> bool {
+        self.memory().read(offset, into)
+    }
+    /// Copies `from` to `offset` on. False, and nothing copied, if it does not all fit. A backend may know a faster way than
+    /// [`SharedMemory::write`].
+    #[must_use]
+    fn write(&self, offset: usize, from: &[u8]) -> bool {
+        self.memory().write(offset, from)
+    }
 }
 
 /// A part of a region.

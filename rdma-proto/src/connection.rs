@@ -90,12 +90,24 @@ pub struct Machine {
     patient: bool,
     /// What is left of a flush whose first part was posted without an immediate.
     flush: Option<Flush>,
-    /// Whether nothing was to be done when that was last asked, and nothing has happened since by which something could be.
-    settled: bool,
+    due: Due,
     answers: Answers,
     negotiation: Negotiation,
     timers: Timers,
     counters: Counters,
+}
+
+/// What may have to be done, so that what cannot have changed is not looked at again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Due {
+    /// Something has happened: look at everything.
+    Anything,
+    /// Bytes were taken when nothing was due, and nothing else has happened: there are bytes to post, and no message.
+    Bytes,
+    /// Nothing can be done until something happens; something waits for that.
+    Held,
+    /// Nothing is to be done, and nothing waits.
+    Nothing,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -131,7 +143,7 @@ impl Machine {
             credits: Credits::new(config.peer_receives),
             patient: false,
             flush: None,
-            settled: false,
+            due: Due::Anything,
             answers: Answers::new(),
             negotiation: if asks { Negotiation::Due } else { Negotiation::None },
             timers: Timers::new(&config),
@@ -231,7 +243,7 @@ impl Machine {
     pub fn handle_established(&mut self, now: Instant, peer_rnr_retry_count: u8) {
         if let State::Connecting = self.state {
             self.state = State::Open;
-            self.settled = false;
+            self.due = Due::Anything;
             // A server cannot ask a client for a proof, because no client expects the question. A client that allows few
             // retries has chosen the risk for its own connection.
             self.patient =
@@ -246,7 +258,7 @@ impl Machine {
         if self.has_ended() {
             return;
         }
-        self.settled = false;
+        self.due = Due::Anything;
         self.timers.heard(now);
         self.counters.messages_received = self.counters.messages_received.saturating_add(1);
         if let Err(error) = self.receive_message(bytes) {
@@ -311,7 +323,7 @@ impl Machine {
         if immediate.0 != 0 {
             if self.credits.got_data() {
                 self.timers.receives_came();
-                self.settled = false;
+                self.due = Due::Anything;
             }
             self.look_for_announcement();
             self.counters.bytes_received = self.counters.bytes_received.saturating_add(immediate.0 as u64);
@@ -324,7 +336,7 @@ impl Machine {
             self.fail(error);
             return;
         }
-        self.settled = false;
+        self.due = Due::Anything;
         if self.patient {
             self.credits.got_acknowledgement(self.send.done().notices);
             self.timers.receives_came();
@@ -391,7 +403,7 @@ impl Machine {
         if !matches!(self.state, State::Open | State::Closing) {
             return;
         }
-        self.settled = false;
+        self.due = Due::Anything;
         if self.timers.close_is_due(now) {
             match self.send.unconfirmed() {
                 0 => self.end(),
@@ -418,10 +430,13 @@ impl Machine {
     ///
     /// # Errors
     /// More than there is space for, or the connection is not open for writing.
+    #[inline]
     pub fn commit(&mut self, bytes: usize) -> Result<(), Error> {
         self.writable()?;
-        self.send.commit(bytes)?;
-        self.settled &= bytes == 0;
+        if bytes > 0 {
+            self.send.commit(bytes)?;
+            self.bytes_came();
+        }
         Ok(())
     }
 
@@ -433,10 +448,13 @@ impl Machine {
     pub fn lend(&mut self, bytes: usize) -> Result<(), Error> {
         self.writable()?;
         self.send.lend(bytes)?;
-        self.settled &= bytes == 0;
+        if bytes > 0 {
+            self.bytes_came();
+        }
         Ok(())
     }
 
+    #[inline]
     const fn writable(&self) -> Result<(), Error> {
         match self.state {
             State::Connecting | State::Open => Ok(()),
@@ -450,6 +468,7 @@ impl Machine {
     ///
     /// # Errors
     /// More than was readable.
+    #[inline]
     pub fn consume(&mut self, bytes: u32) -> Result<(), ApiMisuse> {
         self.rx.consume(bytes)?;
         self.look_for_announcement();
@@ -478,7 +497,7 @@ impl Machine {
         match self.state {
             State::Open => {
                 self.state = State::Closing;
-                self.settled = false;
+                self.due = Due::Anything;
                 self.timers.close_by(now.after(linger));
             }
             State::Connecting => self.end(),
@@ -490,15 +509,26 @@ impl Machine {
         matches!(self.state, State::Closed | State::Failed(_))
     }
 
+    /// There are bytes to post.
+    #[inline]
+    fn bytes_came(&mut self) {
+        self.due = match self.due {
+            Due::Nothing | Due::Bytes => Due::Bytes,
+            Due::Anything | Due::Held => Due::Anything,
+        };
+    }
+
     /// A window that was used up is to be announced again.
     fn look_for_announcement(&mut self) {
-        self.settled &= self.rx.unannounced().is_none();
+        if self.rx.unannounced().is_some() {
+            self.due = Due::Anything;
+        }
     }
 
     fn end(&mut self) {
         self.state = State::Closed;
         self.disconnect = true;
-        self.settled = false;
+        self.due = Due::Anything;
     }
 
     /// The first error ends the connection, at once and for good (VR-CLOSE-006, VR-CLOSE-007).
@@ -506,7 +536,7 @@ impl Machine {
         if !self.has_ended() && matches!(error.effect(), Effect::Disconnect) {
             self.state = State::Failed(error);
             self.disconnect = true;
-            self.settled = false;
+            self.due = Due::Anything;
         }
     }
 }

@@ -102,6 +102,8 @@
 mod asynchronous;
 mod channel;
 mod completion;
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+mod copy;
 mod device;
 #[cfg(feature = "ibverbs")]
 pub mod devices;

@@ -196,24 +196,32 @@ impl<B: Backend> Connection<B> {
         if slots.is_empty() || ended {
             return;
         }
-        let chain: ArrayVec<RecvRequest<'_, B::Region>, BATCH> =
-            slots.iter().take(BATCH).map(|slot| self.memory.receive(*slot)).collect();
         self.work.receive_doorbells += 1;
-        if let Err(error) = self.pair.post_recv(&chain) {
-            drop(chain);
+        let posted = match slots {
+            // Most polls find one.
+            [slot] => self.pair.post_recv(&[self.memory.receive(*slot)]),
+            slots => {
+                let chain: ArrayVec<RecvRequest<'_, B::Region>, BATCH> =
+                    slots.iter().take(BATCH).map(|slot| self.memory.receive(*slot)).collect();
+                self.pair.post_recv(&chain)
+            }
+        };
+        if let Err(error) = posted {
             self.refused("ibv_post_recv", error.error);
         }
     }
 
     /// Does what the machine asks for: chains of work requests, one doorbell each, and the disconnect.
     pub(super) fn post(&mut self, now: Instant) {
-        let max_inline = self.pair.max_inline();
+        if self.machine.is_settled() {
+            return;
+        }
         let mut disconnect = false;
         while let Some(action) = self.machine.poll_action(now) {
             let mut chain = ArrayVec::<SendRequest<'_, B::Region>, BATCH>::new();
             let mut next = Some(action);
             while let Some(action) = next {
-                let Some(request) = self.memory.request(max_inline, &action) else {
+                let Some(request) = self.memory.request(self.max_inline, &action) else {
                     disconnect = true;
                     break;
                 };

@@ -25,7 +25,7 @@ use crate::arrived::Arrived;
 use crate::budget::Budget;
 use crate::error::Error;
 use crate::lend::RegisteredBuffer;
-use crate::memory::Memory;
+use crate::memory::{Memory, Pieces};
 use crate::options::Options;
 
 /// Work requests per doorbell and completions per poll.
@@ -51,6 +51,8 @@ pub(crate) const CONNECT_PARAMS: ConnectParams = ConnectParams {
 /// only the shortest way.
 pub struct Connection<B: Backend> {
     pair: B::QueuePair,
+    /// [`QueuePair::max_inline`], which stays.
+    max_inline: usize,
     id: B::Identifier,
     pub(crate) memory: Memory<B>,
     backend: B,
@@ -126,6 +128,7 @@ impl<B: Backend> Connection<B> {
         let machine = Machine::new(begin, [memory.first_window(), Default::default()])?;
         let busy = backend.now();
         let mut connection = Self {
+            max_inline: pair.max_inline(),
             pair,
             id,
             memory,
@@ -168,11 +171,20 @@ impl<B: Backend> Connection<B> {
     /// # Errors
     /// That error.
     pub fn check(&self) -> Result<(), Error> {
+        if self.is_sound() {
+            return Ok(());
+        }
         match (&self.cause, self.machine.state()) {
             (Cause::Known(failure), _) => Err(failure.clone()),
             (_, State::Failed(error)) => Err(error.into()),
             _ => Ok(()),
         }
+    }
+
+    /// Returns whether no error has ended the connection, without making one.
+    #[inline]
+    const fn is_sound(&self) -> bool {
+        !matches!(self.cause, Cause::Known(_)) && !matches!(self.machine.state(), State::Failed(_))
     }
 
     /// Returns whether the peer is on this side's device: whether the path of the queue pair leads back to the address it leaves
@@ -272,7 +284,8 @@ impl<B: Backend> Connection<B> {
     pub fn try_read(&mut self, mut into: &mut [u8]) -> Result<Option<usize>, Error> {
         let wanted = into.len();
         let mut read = 0;
-        while !into.is_empty() {
+        // No more than two windows, of which the second begins where the first ends.
+        while read < wanted {
             let Some(readable) = self.machine.readable() else { break };
             let copied = self.memory.read_window(readable, into);
             if copied == 0 {
@@ -283,8 +296,10 @@ impl<B: Backend> Connection<B> {
             into = into.get_mut(copied as usize..).unwrap_or_default();
         }
         if read > 0 || wanted == 0 {
-            // A window that was emptied is announced again at once.
-            self.went_on();
+            // A window that was emptied is announced again at once. Most reads empty none.
+            if !self.machine.is_settled() {
+                self.went_on();
+            }
             return Ok(Some(read));
         }
         self.check()?;
@@ -325,31 +340,31 @@ impl<B: Backend> Connection<B> {
     pub fn try_write(&mut self, from: &[IoSlice<'_>]) -> Result<Option<usize>, Error> {
         self.check()?;
         self.machine.commit(0)?;
-        if from.iter().all(|slice| slice.is_empty()) {
+        let mut pieces = Pieces::of(from);
+        let mut written = 0;
+        // Once, or twice around the end of the send buffer.
+        while !pieces.is_empty() {
+            let space = self.machine.space();
+            if space.len == 0 {
+                break;
+            }
+            self.memory.need_send_buffer()?;
+            let filled = self.memory.fill(space, &mut pieces);
+            self.machine.commit(filled)?;
+            if filled == 0 {
+                return Err(Error::Protocol(rdma_proto::Error::Bug("space outside the send buffer")));
+            }
+            written += filled;
+        }
+        if written > 0 {
+            self.went_on();
+            return Ok(Some(written));
+        }
+        if pieces.is_empty() {
             return Ok(Some(0));
         }
-        if self.machine.space().len > 0 {
-            self.memory.need_send_buffer()?;
-        }
-        let mut written = 0;
-        for slice in from {
-            let mut rest: &[u8] = slice;
-            while !rest.is_empty() {
-                let filled = self.memory.fill(self.machine.space(), rest);
-                self.machine.commit(filled)?;
-                if filled == 0 {
-                    break;
-                }
-                written += filled;
-                rest = rest.get(filled..).unwrap_or_default();
-            }
-        }
-        if written == 0 {
-            self.work.stalls += 1;
-            return Ok(None);
-        }
-        self.went_on();
-        Ok(Some(written))
+        self.work.stalls += 1;
+        Ok(None)
     }
 
     /// The application has done something by which something may be posted.

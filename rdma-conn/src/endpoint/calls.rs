@@ -20,10 +20,10 @@ impl<B: Descriptors> Endpoint<B> {
     /// # Errors
     /// The error that ended the connection, once all that arrived before is read; or there is no such connection.
     pub fn read(&mut self, id: ConnectionId, into: &mut [u8]) -> Result<Option<usize>, Error> {
-        let member = self.member(id)?;
+        let member = self.members.get_mut(id).ok_or(Error::NoSuchConnection)?;
         let read = member.live()?.try_read(into)?;
         if read.is_some() {
-            self.touch(id);
+            member.touch(id, &mut self.touched);
         }
         Ok(read)
     }
@@ -44,13 +44,12 @@ impl<B: Descriptors> Endpoint<B> {
     /// # Errors
     /// The error that ended the connection, or there is no such connection.
     pub fn write(&mut self, id: ConnectionId, from: &[IoSlice<'_>]) -> Result<Option<usize>, Error> {
-        let member = self.member(id)?;
+        let member = self.members.get_mut(id).ok_or(Error::NoSuchConnection)?;
         let connection = member.live()?;
         let written = connection.try_write(from)?;
-        let wanted: usize = from.iter().map(|slice| slice.len()).sum();
-        // Also after a write that filled the room exactly: the next one has to wait.
-        member.waits.room = written.unwrap_or(0) < wanted || !connection.has_room();
-        self.touch(id);
+        // No room is left after a write that did not take all, and after one that filled the room exactly: the next one waits.
+        member.waits.room = !connection.has_room();
+        member.touch(id, &mut self.touched);
         Ok(written)
     }
 

@@ -125,6 +125,14 @@ impl<B: Backend> Member<B> {
         }
     }
 
+    /// Notes among `touched` that its times may have changed.
+    #[inline]
+    pub(super) fn touch(&mut self, id: ConnectionId, touched: &mut Vec<ConnectionId>) {
+        if !std::mem::replace(&mut self.touched, true) {
+            touched.push(id);
+        }
+    }
+
     /// Returns whether bytes can flow, or could before it ended.
     pub(super) const fn is_open(&self) -> bool {
         self.open

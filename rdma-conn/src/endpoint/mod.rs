@@ -122,6 +122,8 @@ pub struct Endpoint<B: Descriptors> {
     timers: BinaryHeap<Reverse<(Instant, ConnectionId)>>,
     /// Connections whose times may have changed since they were noted.
     touched: Vec<ConnectionId>,
+    /// When they are noted at the latest.
+    note_by: Instant,
     /// Connections that have something to tell.
     telling: VecDeque<ConnectionId>,
     /// Events of listeners that are due.
@@ -168,6 +170,7 @@ impl<B: Descriptors> Endpoint<B> {
             identifiers: HashMap::new(),
             timers: BinaryHeap::new(),
             touched: Vec::new(),
+            note_by: Instant::default(),
             telling: VecDeque::new(),
             notices: VecDeque::new(),
             suspects: Vec::new(),
@@ -263,14 +266,12 @@ impl<B: Descriptors> Endpoint<B> {
         if !self.quiet && member.notice() {
             self.telling.push_back(id);
         }
-        self.touch(id);
+        member.touch(id, &mut self.touched);
     }
 
     fn touch(&mut self, id: ConnectionId) {
-        if let Some(member) = self.members.get_mut(id)
-            && !std::mem::replace(&mut member.touched, true)
-        {
-            self.touched.push(id);
+        if let Some(member) = self.members.get_mut(id) {
+            member.touch(id, &mut self.touched);
         }
     }
 

@@ -16,6 +16,10 @@ use crate::error::Error;
 /// Times that [`Endpoint::progress`] looks at its queues before it lets the event loop have a turn.
 const ROUNDS: u32 = 64;
 
+/// How long an endpoint that is never idle puts off looking for when its connections want to be handled: what they do meanwhile
+/// nearly always puts that off too.
+const NOTING: Duration = Duration::from_millis(1);
+
 impl<B: Descriptors> Endpoint<B> {
     /// Takes what has come for any connection, handles time, and posts what can be posted, within bounds (VR-RES-007): what is
     /// left makes [`Endpoint::next_timeout`] say now.
@@ -82,6 +86,7 @@ impl<B: Descriptors> Endpoint<B> {
                 }
             }
             if all {
+                self.note_times();
                 return Ok(());
             }
             limit = Some(Duration::ZERO);
@@ -115,6 +120,7 @@ impl<B: Descriptors> Endpoint<B> {
     }
 
     /// Takes events and handles time, when the queues were looked at.
+    #[inline]
     fn look_beyond(&mut self, mut moved: bool, now: Instant) -> Result<bool, Error> {
         if self.events_wait || !self.suspects.is_empty() {
             moved |= self.take_events(now)?;
@@ -237,8 +243,8 @@ impl<B: Descriptors> Endpoint<B> {
         Ok(any)
     }
 
-    /// Handles the time of all whose time has come; true if there were any.
-    fn handle_times(&mut self, now: Instant) -> bool {
+    /// Notes when connections want to be handled whose times may have changed.
+    fn note_times(&mut self) {
         while let Some(id) = self.touched.pop() {
             let Some(member) = self.members.get_mut(id) else { continue };
             member.touched = false;
@@ -248,6 +254,14 @@ impl<B: Descriptors> Endpoint<B> {
                 member.due = Some(at);
                 self.timers.push(Reverse((at, id)));
             }
+        }
+    }
+
+    /// Handles the time of all whose time has come; true if there were any.
+    fn handle_times(&mut self, now: Instant) -> bool {
+        if now >= self.note_by {
+            self.note_by = now.after(NOTING);
+            self.note_times();
         }
         let mut any = false;
         while let Some(Reverse((at, id))) = self.timers.peek().copied().filter(|Reverse((at, _))| *at <= now)

@@ -70,13 +70,13 @@ impl Watch {
             Err(Errno::INTR) => &mut [],
             Err(errno) => return Err(failed(errno)),
         };
-        self.woken = events
-            .iter()
-            .map(|event| match event.data.u64() {
+        self.woken.clear();
+        for event in events.iter() {
+            self.woken.push(match event.data.u64() {
                 EVENTS => Woken::Events,
                 queue => Woken::Queue(usize::try_from(queue).unwrap_or(usize::MAX)),
-            })
-            .collect();
+            });
+        }
         Ok(self.woken.len() < MANY)
     }
 
@@ -88,11 +88,11 @@ impl Watch {
 
 /// Whole milliseconds, rounded up: waking too early would only spin.
 fn in_millis(limit: Duration) -> Timespec {
-    let millis = limit.saturating_add(Duration::from_nanos(999_999)).as_millis();
+    let limit = limit.saturating_add(Duration::from_nanos(999_999));
     Timespec {
         // A timeout is an i32 of milliseconds for the kernel, which is 24 days; whoever sleeps longer sleeps again.
-        tv_sec: i64::try_from(millis / 1000).unwrap_or(i64::MAX).min(1 << 20),
-        tv_nsec: i64::try_from(millis % 1000 * 1_000_000).unwrap_or(0),
+        tv_sec: limit.as_secs().min(1 << 20).cast_signed(),
+        tv_nsec: i64::from(limit.subsec_millis()) * 1_000_000,
     }
 }
 

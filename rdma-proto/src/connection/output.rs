@@ -8,7 +8,7 @@ use crate::time::Instant;
 use crate::wire::{FeatureSet, MESSAGE_LEN, Message, Window};
 
 use super::timers::HeldUp;
-use super::{Machine, Negotiation, RegionAddress, State};
+use super::{Due, Machine, Negotiation, RegionAddress, State};
 
 /// What the driver of a [`Machine`] must do, in the order given. Consecutive requests may share a doorbell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -54,16 +54,37 @@ impl Machine {
     /// Returns the next thing to do, or `None` if there is nothing now.
     #[inline]
     pub fn poll_action(&mut self, now: Instant) -> Option<Action> {
-        if self.settled {
-            debug_assert_eq!({ *self }.next_action(), None, "something to do went unnoticed");
-            return None;
+        let action = match self.due {
+            Due::Held | Due::Nothing => {
+                debug_assert_eq!({ *self }.next_action(), None, "something to do went unnoticed");
+                return None;
+            }
+            Due::Bytes => {
+                debug_assert!(!self.wants_message(), "a message went unnoticed");
+                self.next_write()
+            }
+            Due::Anything => self.next_action(),
+        };
+        // What was posted may be what asks for a proof, which is a message.
+        if self.due == Due::Bytes && self.wants_proof() {
+            self.due = Due::Anything;
         }
-        let action = self.next_action();
-        if action.is_none() || self.has_nothing_due() {
-            self.settled = true;
+        let waits = self.flush.is_some() || self.send.unposted() > 0;
+        if self.state == State::Open && !waits && (self.due == Due::Bytes || !self.wants_message()) {
+            self.due = Due::Nothing;
+            self.timers.note_held_up(now, None);
+        } else if action.is_none() {
+            self.due = Due::Held;
             self.timers.note_held_up(now, self.held_up());
         }
         action
+    }
+
+    /// Returns whether [`Machine::poll_action`] has nothing to do, as is known without a look: a driver that does not know the time
+    /// need not ask for it then.
+    #[inline]
+    pub const fn is_settled(&self) -> bool {
+        matches!(self.due, Due::Held | Due::Nothing)
     }
 
     fn next_action(&mut self) -> Option<Action> {
@@ -76,8 +97,8 @@ impl Machine {
             return None;
         }
         // A flush that has begun goes first: the slot and the credit of its last part are promised.
-        if let Some(flush) = self.flush {
-            return self.write_part(flush);
+        if self.flush.is_some() {
+            return self.next_write();
         }
         // Messages pass output that waits for a window: our windows are registered all the same (VR-FLOW-010, VR-FLOW-016).
         if self.wants_message()
@@ -85,18 +106,16 @@ impl Machine {
         {
             return Some(message);
         }
-        if let Some(flush) = self.next_flush() {
-            return self.write_part(flush);
+        if let Some(write) = self.next_write() {
+            return Some(write);
         }
         (self.state == State::Closing).then(|| self.next_of_close()).flatten()
     }
 
-    /// Returns whether it needs no further look to know that nothing is to be done.
-    fn has_nothing_due(&self) -> bool {
-        self.state == State::Open
-            && self.flush.is_none()
-            && self.send.unposted() == 0
-            && !self.wants_message()
+    /// Returns the next part of a flush, of the one that has begun or of a new one.
+    fn next_write(&mut self) -> Option<Action> {
+        let flush = self.flush.or_else(|| self.next_flush())?;
+        self.write_part(flush)
     }
 
     /// Returns whether there is a message to send as soon as it may be.
