@@ -14,6 +14,9 @@ use rdma_snapshot::valkey::{LiveSink, LiveSource, Server, Target};
 use rdma_snapshot::wire::{Content, Layout};
 use rdma_snapshot::{Error, FileSink, FileSource, Secret, publisher, reader};
 use rdma_verbs::Verbs;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
 use report::Report;
 
 #[derive(Parser)]
@@ -163,6 +166,21 @@ fn secret(common: &Common) -> io::Result<Secret> {
     Ok(Secret::new(bytes))
 }
 
+/// The first SIGINT ends the log, where there is one; the next signal ends the run in order; one more ends the process.
+fn on_signals(mut log: Option<Stop>, run: Stop) -> io::Result<()> {
+    let mut signals = Signals::new([SIGINT, SIGTERM])?;
+    std::thread::spawn(move || {
+        for signal in signals.forever() {
+            match log.take_if(|_| signal == SIGINT) {
+                Some(log) => log.stop(),
+                None if run.is_stopped() => std::process::exit(1),
+                None => run.stop(),
+            }
+        }
+    });
+    Ok(())
+}
+
 fn run_publish(arguments: &PublishArguments) -> Result<(), Box<dyn std::error::Error>> {
     let layout = match arguments.layout {
         LayoutName::Chunks => Layout::Chunks,
@@ -184,15 +202,7 @@ fn run_publish(arguments: &PublishArguments) -> Result<(), Box<dyn std::error::E
         stop: stop.clone(),
         withdraw: withdraw.clone(),
     };
-    // The first SIGINT ends the log; where there is none, or the second time, everything ends.
-    if arguments.follow {
-        signal_hook::flag::register_conditional_shutdown(signal_hook::consts::SIGINT, 1, withdraw.flag())?;
-        signal_hook::flag::register_conditional_default(signal_hook::consts::SIGINT, stop.flag())?;
-        signal_hook::flag::register(signal_hook::consts::SIGINT, stop.flag())?;
-    } else {
-        signal_hook::flag::register(signal_hook::consts::SIGINT, withdraw.flag())?;
-    }
-    signal_hook::flag::register(signal_hook::consts::SIGTERM, withdraw.flag())?;
+    on_signals(arguments.follow.then_some(stop), withdraw)?;
     let backend = Verbs::load()?;
     let mut report = Report::new("published", arguments.common.json);
     let bound = |address: SocketAddr| eprintln!("valkey-rdma-sync: publishing on {address}");
@@ -217,9 +227,7 @@ fn run_pull(arguments: PullArguments) -> Result<(), Box<dyn std::error::Error>> 
     let secret = secret(&arguments.common)?;
     let depth = arguments.common.depth;
     let stop = Stop::default();
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        signal_hook::flag::register(signal, stop.flag())?;
-    }
+    on_signals(None, stop.clone())?;
     let republish = arguments.republish.map(|address| Republish {
         address,
         config: publisher::Config { secret: secret.clone(), depth, ..publisher::Config::default() },
@@ -254,4 +262,26 @@ fn run_pull(arguments: PullArguments) -> Result<(), Box<dyn std::error::Error>> 
         _ => return Err("nowhere to pull to".into()),
     };
     report.end(pulled)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn raise_until(signal: i32, stopped: &Stop) {
+        signal_hook::low_level::raise(signal).expect("a signal to this process");
+        while !stopped.is_stopped() {
+            std::thread::yield_now();
+        }
+    }
+
+    /// The writer of the log gets the first SIGINT, and the snapshot is withdrawn by the second.
+    #[test]
+    fn a_log_ends_before_its_snapshot_is_withdrawn() {
+        let (log, run) = (Stop::default(), Stop::default());
+        on_signals(Some(log.clone()), run.clone()).expect("signals");
+        raise_until(SIGINT, &log);
+        assert!(!run.is_stopped());
+        raise_until(SIGINT, &run);
+    }
 }
