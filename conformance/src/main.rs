@@ -46,6 +46,8 @@ enum Command {
     },
     /// Lists the cases of `run`.
     List(command::List),
+    /// Says what a case or a requirement is about.
+    Explain(command::Explain),
     /// Runs again what failed in an earlier run, and says whether it is fixed.
     Replay(command::Replay),
     /// Makes reports from the results of runs.
@@ -124,6 +126,7 @@ fn perform(Cli { command, out }: Cli) -> ExitCode {
     match command {
         Command::Run { who } => command::run(&who, &std::env::args().skip(1).collect::<Vec<_>>()),
         Command::List(list) => command::list(&list),
+        Command::Explain(id) => command::explain(&id),
         Command::Replay(replay) => command::replay(&replay),
         Command::Report(report) => command::make_report(&report),
         Command::Doctor(doctor) => command::doctor(&doctor),

@@ -43,6 +43,9 @@ fn came_to(verdict: &str, cause: &str) -> Run {
 fn all_is_as_it_should_be() {
     exits(&["run", "server", "--select", "conn.plain"], exit::DONE);
     exits(&["list"], exit::DONE);
+    exits(&["list", "client", "--long"], exit::DONE);
+    exits(&["explain", "close.quit"], exit::DONE);
+    exits(&["explain", "vr-close-001"], exit::DONE);
     exits(&["--help"], exit::DONE);
 }
 
@@ -184,6 +187,7 @@ fn the_suite_cannot_do_its_work() {
 fn nothing_is_selected() {
     exits(&["run", "server", "--select", "no.such-case"], exit::NOTHING);
     exits(&["list", "--select", "no.such-case"], exit::NOTHING);
+    exits(&["explain", "no.such-case"], exit::NOTHING);
     exits(&["reqs", "list", "--area", "NONE"], exit::NOTHING);
     exits(&["vectors", "check", "--select", "no/such-vector"], exit::NOTHING);
     exits(&["smoke", "--select", "no.such-case"], exit::NOTHING);
@@ -250,6 +254,8 @@ fn nobody_reads_the_output() {
 fn the_command_line_makes_no_sense() {
     exits(&["run"], exit::USAGE);
     exits(&["run", "server", "--patience", "0"], exit::USAGE);
+    exits(&["run", "server", "--exec", "server; other", "--listen", "192.0.2.1:1"], exit::USAGE);
+    exits(&["run", "client", "--exec", "client && other", "--listen", "192.0.2.1:1"], exit::USAGE);
     exits(&["run", "server", "--baseline", "no such file"], exit::USAGE);
     exits(&["run", "server", "--backend", "softsim", "--listen", "192.0.2.1:1"], exit::USAGE);
     exits(&["replay", "no such file"], exit::USAGE);

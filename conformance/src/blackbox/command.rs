@@ -1,7 +1,8 @@
-//! `valkey-rdma-conformance run|list|replay|report|doctor`.
+//! `valkey-rdma-conformance run|list|explain|replay|report|doctor`.
 
 mod against;
 mod doctor;
+mod explain;
 mod list;
 mod options;
 mod outcome;
@@ -23,6 +24,7 @@ use crate::exit::{NO_ENVIRONMENT, USAGE};
 
 pub use against::resolve;
 pub use doctor::{Doctor, doctor};
+pub use explain::{Explain, explain};
 pub use list::{List, list};
 pub use options::Who;
 pub use pages::{Report, make_report};

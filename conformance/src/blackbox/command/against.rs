@@ -6,7 +6,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use rdma_conn::{Descriptors, Options};
 use rdma_softsim::{Fabric, SoftSim};
 
-use super::options::{ClientRun, Common, ServerRun, again};
+use super::options::{ClientRun, Common, ServerRun, again, one_command};
 use super::{Trouble, device, no_environment, usage};
 use crate::blackbox::case::Case;
 use crate::blackbox::context::Side;
@@ -51,6 +51,7 @@ fn is_local(address: SocketAddr) -> bool {
 /// Tests a server.
 pub(super) fn server(options: &ServerRun, arguments: &[String]) -> Result<Run, Trouble> {
     let common = &options.common;
+    options.exec.as_deref().map_or(Ok(()), one_command)?;
     let given = options.target.is_some() || options.exec.is_some();
     if common.on_softsim(given)? {
         let (theirs, address, ours, _) = hosts();
@@ -92,6 +93,7 @@ pub(super) fn server(options: &ServerRun, arguments: &[String]) -> Result<Run, T
 /// Tests a client.
 pub(super) fn client(options: &ClientRun, arguments: &[String]) -> Result<Run, Trouble> {
     let common = &options.common;
+    options.exec.as_deref().map_or(Ok(()), one_command)?;
     let given = options.exec.is_some() || options.wait;
     if common.on_softsim(given)? {
         let (theirs, _, ours, address) = hosts();

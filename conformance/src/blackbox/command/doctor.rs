@@ -1,13 +1,15 @@
-//! What is there, what is missing, and what will therefore be skipped.
+//! `doctor`: what this machine has for runs on a device, and what is missing. All of it is looked at, also behind what is missing.
 
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
 use rdma_proto::backend::{Backend as _, EventChannel as _};
 use rdma_verbs::Verbs;
+use serde::Serialize;
 
-use crate::exit::{DONE, NO_ENVIRONMENT};
+use crate::exit::{DONE, INTERNAL, NO_ENVIRONMENT};
 
 /// Looks at this machine.
 #[derive(Args, Clone, Debug)]
@@ -15,46 +17,156 @@ pub struct Doctor {
     /// Also see whether one can listen at this address of a device (ADDRESS:PORT; port 0 takes any).
     #[arg(long)]
     listen: Option<SocketAddr>,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
 }
 
-/// Says what it finds.
+/// One thing that a run on a device needs, or could use.
+#[derive(Serialize)]
+struct Finding {
+    what: &'static str,
+    /// Absent for what is only told.
+    ok: Option<bool>,
+    told: String,
+}
+
+impl Finding {
+    fn needed(what: &'static str, found: Result<String, String>) -> Self {
+        let ok = Some(found.is_ok());
+        Self { what, ok, told: found.unwrap_or_else(|missing| missing) }
+    }
+
+    const fn told(what: &'static str, told: String) -> Self {
+        Self { what, ok: None, told }
+    }
+}
+
+/// Says what it finds. Succeeds if a run on a device is possible.
 pub fn doctor(options: &Doctor) -> ExitCode {
-    println!("softsim: here, as everywhere");
-    let verbs = match Verbs::load() {
-        Ok(verbs) => verbs,
-        Err(error) => return missing("libraries", &error.to_string()),
-    };
-    println!("libraries: librdmacm and libibverbs are loaded");
-    let devices: Vec<String> = std::fs::read_dir("/sys/class/infiniband")
-        .into_iter()
-        .flatten()
-        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
-        .collect();
-    let channel = match verbs.event_channel() {
-        Ok(channel) if !devices.is_empty() => channel,
-        Ok(_) => {
-            return missing(
-                "devices",
-                "none in /sys/class/infiniband; `rdma link add` makes a soft-RoCE one",
+    let findings = look(options.listen);
+    let possible = findings.iter().all(|finding| finding.ok != Some(false));
+    if options.json {
+        match serde_json::to_string_pretty(&findings) {
+            Ok(json) => println!("{json}"),
+            Err(_) => return ExitCode::from(INTERNAL),
+        }
+    } else {
+        for Finding { what, ok, told } in &findings {
+            let mark = match ok {
+                Some(true) => "ok",
+                Some(false) => "MISSING",
+                None => "",
+            };
+            println!("{mark:7}  {what}: {told}");
+        }
+        if !possible {
+            println!(
+                "so: runs use the embedded fabric only; on a device they end with status {NO_ENVIRONMENT}"
             );
         }
-        Err(error) => return missing("devices", &error.to_string()),
-    };
-    println!("devices: {}", devices.join(", "));
-    let limits = std::fs::read_to_string("/proc/self/limits").unwrap_or_default();
-    let memory = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"));
-    println!("locked memory: {} (soft, hard; a run wants about 32 MiB)", memory.unwrap_or("?").trim());
-    if let Some(address) = options.listen {
-        match channel.listen(address, 0) {
-            Ok(_) => println!("listening at {address}: possible"),
-            Err(error) => return missing("listening", &format!("{address}: {error}")),
-        }
     }
-    ExitCode::from(DONE)
+    ExitCode::from(if possible { DONE } else { NO_ENVIRONMENT })
 }
 
-fn missing(what: &str, why: &str) -> ExitCode {
-    println!("{what}: {why}");
-    println!("so: only softsim can be used; runs against a target end with status {NO_ENVIRONMENT}");
-    ExitCode::from(NO_ENVIRONMENT)
+fn look(listen: Option<SocketAddr>) -> Vec<Finding> {
+    let verbs = Verbs::load().map_err(|error| error.to_string());
+    let channel = match &verbs {
+        Ok(verbs) => verbs.event_channel().map_err(|error| error.to_string()),
+        Err(_) => Err("needs the libraries".into()),
+    };
+    let mut findings = vec![
+        Finding::told("embedded fabric", "here, as everywhere".into()),
+        Finding::needed("libraries", verbs.map(|_| "librdmacm and libibverbs are loaded".into())),
+        Finding::needed("kernel", kernel()),
+        Finding::needed("devices", devices(Path::new("/sys/class/infiniband"))),
+        Finding::needed("connection manager", channel.as_ref().map(|_| "opens".into()).map_err(Clone::clone)),
+        Finding::told("locked memory", locked_memory()),
+        Finding::told("Valkey", valkey()),
+    ];
+    if let Some(address) = listen {
+        let listens = channel.and_then(|channel| {
+            channel
+                .listen(address, 0)
+                .map(|_| address.to_string())
+                .map_err(|error| format!("{address}: {error}"))
+        });
+        findings.push(Finding::needed("listening", listens));
+    }
+    findings
+}
+
+/// The module behind librdmacm.
+fn kernel() -> Result<String, String> {
+    let node =
+        ["/dev/infiniband/rdma_cm", "/sys/class/misc/rdma_cm"].iter().find(|path| Path::new(path).exists());
+    node.map(|node| format!("{node} is there"))
+        .ok_or_else(|| "no rdma_cm: `modprobe rdma_ucm`, and in a container pass /dev/infiniband on".into())
+}
+
+/// Every device with the state of each of its ports, as the kernel names it.
+fn devices(folder: &Path) -> Result<String, String> {
+    let devices: Vec<String> = entries(folder)
+        .iter()
+        .map(|device| {
+            let ports: Vec<String> = entries(&device.join("ports"))
+                .iter()
+                .map(|port| {
+                    let state = std::fs::read_to_string(port.join("state")).unwrap_or_default();
+                    format!("port {} {}", name(port), state.trim())
+                })
+                .collect();
+            format!("{} ({})", name(device), ports.join(", "))
+        })
+        .collect();
+    if devices.is_empty() {
+        return Err(format!(
+            "none in {}; `rdma link add rxe0 type rxe netdev eth0` makes a soft-RoCE one",
+            folder.display()
+        ));
+    }
+    Ok(devices.join(", "))
+}
+
+fn entries(folder: &Path) -> Vec<PathBuf> {
+    let found = std::fs::read_dir(folder).into_iter().flatten();
+    let mut found: Vec<_> = found.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    found.sort();
+    found
+}
+
+fn name(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+fn locked_memory() -> String {
+    let limits = std::fs::read_to_string("/proc/self/limits").unwrap_or_default();
+    let memory = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"));
+    let words: Vec<_> = memory.unwrap_or("unknown").split_whitespace().collect();
+    format!("{} (soft, hard; a run wants about 32 MiB)", words.join(" "))
+}
+
+/// A server to try.
+fn valkey() -> String {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found =
+        std::env::split_paths(&path).map(|folder| folder.join("valkey-server")).find(|file| file.is_file());
+    found.map_or_else(|| "no valkey-server on the PATH".into(), |file| file.display().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A device is named with the state of its ports, and a folder without any says how to make one.
+    #[test]
+    fn devices_are_named_with_their_ports() {
+        let folder = std::env::temp_dir().join(format!("conformance-doctor-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        assert!(devices(&folder).unwrap_err().contains("rdma link add"));
+        std::fs::create_dir_all(folder.join("rxe0/ports/1")).unwrap();
+        std::fs::write(folder.join("rxe0/ports/1/state"), "4: ACTIVE\n").unwrap();
+        assert_eq!(devices(&folder).unwrap(), "rxe0 (port 1 4: ACTIVE)");
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
 }

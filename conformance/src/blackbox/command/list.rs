@@ -17,10 +17,12 @@ use crate::reqs::{Requirements, Role};
 #[derive(Args, Clone, Debug)]
 pub struct List {
     /// Only cases for servers, or for clients.
-    #[arg(long)]
     role: Option<Role>,
     #[command(flatten)]
     select: Select,
+    /// Also print what a target has to do, and the requirements.
+    #[arg(long, conflicts_with = "json")]
+    long: bool,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -42,27 +44,22 @@ pub fn list(options: &List) -> ExitCode {
         let mut table = Table::new();
         table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
         table.set_content_arrangement(ContentArrangement::Dynamic);
-        table.set_header([
-            "case",
-            "of",
-            "level",
-            "requirements",
-            "what the target is shown, and what it has to make of it",
-        ]);
+        table.set_header(["case", "of", "level", "what the target is shown"]);
         for case in &cases {
+            let role = case.role.map_or("", Role::name);
+            let level = requirements.level(case.requirements).to_string();
             let tags: String = case.tags.iter().map(|tag| format!(" [{}]", tag.name())).collect();
-            table.add_row([
-                case.id.to_string(),
-                case.role.map_or("", Role::name).into(),
-                requirements.level(case.requirements).to_string(),
-                case.requirements.join(" "),
-                format!("{}. {}{tags}", case.intent, case.expectation),
-            ]);
+            let told = if options.long {
+                format!("{}. {} {}{tags}", case.intent, case.expectation, case.requirements.join(" "))
+            } else {
+                format!("{}{tags}", case.intent)
+            };
+            table.add_row([case.id, role, &level, &told]);
         }
         println!("{table}");
         let count = |role| cases.iter().filter(|case| case.role == Some(role)).count();
         println!(
-            "{} cases: {} for servers, {} for clients",
+            "{} cases: {} for servers, {} for clients. `explain CASE` says what one is about",
             cases.len(),
             count(Role::Server),
             count(Role::Client)

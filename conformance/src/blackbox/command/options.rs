@@ -97,6 +97,30 @@ pub(super) struct Common {
     pub(super) out: Option<PathBuf>,
 }
 
+/// Refuses a shell command of which only the first part would run: it is started with `exec`, so that its end is the target's.
+pub(super) fn one_command(command: &str) -> Result<(), Trouble> {
+    let mut quote = None;
+    let mut before = ' ';
+    let mut letters = command.trim().chars().peekable();
+    while let Some(letter) = letters.next() {
+        match (quote, letter) {
+            (None | Some('"'), '\\') => drop(letters.next()),
+            (None, '\'' | '"') => quote = Some(letter),
+            (Some(open), _) if open == letter => quote = None,
+            // Of a redirection: 2>&1, &>file.
+            (None, '&') if before == '>' || letters.peek() == Some(&'>') => {}
+            (None, ';' | '\n' | '&') | (None, '|') if letter != '|' || letters.peek() == Some(&'|') => {
+                return Err(usage(format!(
+                    "of `{command}` only what stands before `{letter}` would run: put it all into a script, or into sh -c '…'"
+                )));
+            }
+            _ => {}
+        }
+        before = letter;
+    }
+    Ok(())
+}
+
 /// Parses a command line of `run`.
 pub(super) fn parse(arguments: &[String]) -> Result<Who, String> {
     #[derive(Parser)]
@@ -176,4 +200,27 @@ pub(super) fn again(arguments: &[String]) -> String {
         }
     }
     words.join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::one_command;
+
+    #[test]
+    fn a_command_that_would_run_in_part_is_refused() {
+        for whole in [
+            "server --port {port}",
+            "server 2>&1",
+            "server &>log",
+            "sh -c 'a; b && c'",
+            "server \"a;b\" --password \\;",
+            "server | tee log",
+        ] {
+            assert!(one_command(whole).is_ok(), "{whole}");
+        }
+        for part in ["a; b", "a && b", "a || b", "a &", "cd x\nb", "export A='1'; b"] {
+            let (_, told) = one_command(part).expect_err(part);
+            assert!(told.contains(part), "{told}");
+        }
+    }
 }

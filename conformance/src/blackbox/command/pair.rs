@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use rdma_verbs::Verbs;
 
+use super::options::one_command;
 use super::{Trouble, device, no_environment};
 use crate::blackbox::process::{ExecClients, ExecServer};
 use crate::blackbox::run::STARTING;
@@ -33,6 +34,8 @@ pub struct Pair {
 }
 
 pub(super) fn run(options: &Pair) -> Result<u8, Trouble> {
+    one_command(&options.server)?;
+    one_command(&options.client)?;
     let verbs = device()?;
     let port =
         options.listen.port().checked_add(2).ok_or((BROKEN, "no port is left for the server".to_string()))?;
