@@ -18,7 +18,7 @@ use super::client::{Board, Client, Doubt, Tally, Work};
 use super::face::{Blocking, Redis, Tasks};
 use super::faults;
 use super::figures::{self, Clients, Device, Line, Log, Objects, Process};
-use super::meeting::{Meeting, Sign};
+use super::phases::{Phase, Phases};
 
 /// What the clients need to know.
 #[derive(Args, Clone, Debug)]
@@ -155,10 +155,10 @@ struct Before {
 fn soak(backend: &Verbs, arguments: &Arguments) -> Result<Vec<String>, Box<dyn std::error::Error>> {
     let runtime = runtime()?;
     let out = arguments.out.clone().unwrap_or_else(|| ".".into());
-    let meeting = Meeting(out.clone());
+    let phases = Phases(out.clone());
     let device = Device(arguments.device.clone());
     if arguments.out.is_some() {
-        meeting.wait(Sign::Ready, Duration::from_secs(120))?;
+        phases.wait(Phase::Ready, Duration::from_secs(120))?;
     }
     // What a process makes only once is made by its first connections.
     for (server, _) in arguments.servers() {
@@ -170,8 +170,8 @@ fn soak(backend: &Verbs, arguments: &Arguments) -> Result<Vec<String>, Box<dyn s
     let nothing = || device.objects().get("cm_id").filter(|count| **count > 0).map(|_| String::new());
     let _still_parting = figures::settled(Duration::from_secs(10), nothing);
     if arguments.out.is_some() {
-        meeting.tell(Sign::Warm)?;
-        meeting.wait(Sign::Measured, Duration::from_secs(120))?;
+        phases.tell(Phase::Warm)?;
+        phases.wait(Phase::Measured, Duration::from_secs(120))?;
     }
 
     let log = Arc::new(Log::create(&out.join("clients.jsonl"))?);
@@ -220,7 +220,7 @@ fn soak(backend: &Verbs, arguments: &Arguments) -> Result<Vec<String>, Box<dyn s
             board.fail("a thread of the soak itself panicked".into());
         }
     }
-    judge(&board, &meeting, &before, &device, &mut sums)?;
+    judge(&board, &phases, &before, &device, &mut sums)?;
     for (reason, count) in &sums.reasons {
         println!("{count:6} times: {reason}");
     }
@@ -228,7 +228,7 @@ fn soak(backend: &Verbs, arguments: &Arguments) -> Result<Vec<String>, Box<dyn s
     let (at, side) = (log.now(), "clients".to_string());
     log.write(&Line::Verdict { at, side, failures: failures.clone(), totals: sums.totals });
     if arguments.out.is_some() {
-        meeting.tell(Sign::Ended)?;
+        phases.tell(Phase::Ended)?;
     }
     Ok(failures)
 }
@@ -310,14 +310,14 @@ fn show(since: Duration, figures: &Clients) {
 /// What a run must have shown when it is over.
 fn judge(
     board: &Board,
-    meeting: &Meeting,
+    phases: &Phases,
     before: &Before,
     device: &Device,
     sums: &mut Sums,
 ) -> std::io::Result<()> {
     for Doubt { server, what } in board.doubts() {
         // The servers' side finds out within seconds, and judges it.
-        let unexplained = || (!meeting.has_ended(&server)).then(|| what.clone());
+        let unexplained = || (!phases.has_ended(&server)).then(|| what.clone());
         match figures::settled(Duration::from_secs(10), unexplained) {
             Some(what) => board.fail(what),
             None => *sums.reasons.entry(format!("{server} ended by itself: {what}")).or_default() += 1,

@@ -9,7 +9,7 @@ mod faults;
 mod figures;
 mod keys;
 mod load;
-mod meeting;
+mod phases;
 mod serve;
 #[cfg(test)]
 mod tests;

@@ -13,7 +13,7 @@ use fastrand::Rng;
 
 use super::faults;
 use super::figures::{self, Device, Line, Log, Objects, Process};
-use super::meeting::{Meeting, Sign};
+use super::phases::{Phase, Phases};
 
 /// A server whose predecessor was killed may find its port taken for a while.
 const STARTS: u32 = 10;
@@ -117,7 +117,7 @@ pub(super) fn run(arguments: &Arguments) -> ExitCode {
 
 fn soak(arguments: &Arguments) -> Result<Vec<String>, Box<dyn std::error::Error>> {
     let out = &arguments.out;
-    let meeting = Meeting(out.clone());
+    let phases = Phases(out.clone());
     let steady = arguments.server.iter().map(|program| (program, false));
     let mut servers = steady
         .chain(arguments.killed_server.iter().map(|program| (program, true)))
@@ -132,12 +132,12 @@ fn soak(arguments: &Arguments) -> Result<Vec<String>, Box<dyn std::error::Error>
     if let Some(what) = figures::settled(Duration::from_secs(60), listening) {
         return Err(format!("of {wanted} servers {what}").into());
     }
-    meeting.tell(Sign::Ready)?;
-    meeting.wait(Sign::Warm, Duration::from_secs(120))?;
+    phases.tell(Phase::Ready)?;
+    phases.wait(Phase::Warm, Duration::from_secs(120))?;
     // The first clients have left; what they leave behind is what is there from now on.
     thread::sleep(Duration::from_secs(3));
     let before: Vec<_> = servers.iter().map(|server| (server.holds(), server.objects())).collect();
-    meeting.tell(Sign::Measured)?;
+    phases.tell(Phase::Measured)?;
     let log = Arc::new(Log::create(&out.join("servers.jsonl"))?);
 
     let over = Arc::new(AtomicBool::new(false));
@@ -146,7 +146,7 @@ fn soak(arguments: &Arguments) -> Result<Vec<String>, Box<dyn std::error::Error>
         thread::spawn(move || faults::take_turns(&interface, seed, "servers", &log, &over))
     });
     let mut failures = Vec::new();
-    attend(arguments, &meeting, &mut servers, &log, &over, &mut failures)?;
+    attend(arguments, &phases, &mut servers, &log, &over, &mut failures)?;
     over.store(true, Ordering::Relaxed);
     match disturber.map(thread::JoinHandle::join) {
         Some(Ok(Err(error))) => failures.push(error),
@@ -165,7 +165,7 @@ fn soak(arguments: &Arguments) -> Result<Vec<String>, Box<dyn std::error::Error>
 /// Kills and starts servers, and writes down what they hold, until the clients are done.
 fn attend(
     arguments: &Arguments,
-    meeting: &Meeting,
+    phases: &Phases,
     servers: &mut [Server],
     log: &Log,
     over: &AtomicBool,
@@ -176,7 +176,7 @@ fn attend(
     let mut kill_at = Duration::from_secs(rng.u64(15..30));
     // The clients' side has limits of its own for everything; this one is for the case that it is no more.
     let limit = Duration::from_secs(arguments.seconds + 900);
-    while !meeting.told(Sign::Ended) {
+    while !phases.told(Phase::Ended) {
         if begun.elapsed() > limit {
             failures.push("the clients did not come to their end".into());
             return Ok(());
@@ -194,7 +194,7 @@ fn attend(
             }
         }
         for server in &mut *servers {
-            look_after(server, arguments, meeting, failures)?;
+            look_after(server, arguments, phases, failures)?;
         }
         if measured.elapsed() >= Duration::from_secs(arguments.interval) {
             measured = Instant::now();
@@ -227,14 +227,14 @@ fn kill(server: &mut Server, rng: &mut Rng, log: &Log, out: &Path) -> std::io::R
 fn look_after(
     server: &mut Server,
     arguments: &Arguments,
-    meeting: &Meeting,
+    phases: &Phases,
     failures: &mut Vec<String>,
 ) -> std::io::Result<()> {
     let Some(status) = server.child.try_wait()? else { return Ok(()) };
     let (name, lasted) = (&server.program.name, server.begun.elapsed());
     let young = lasted < Duration::from_secs(5);
     if !(server.killed && young && server.starts < STARTS) {
-        meeting.tell_end_of(name)?;
+        phases.tell_end_of(name)?;
         let what = format!("{name} ended by itself after {} s: {status} (see its log)", lasted.as_secs());
         if arguments.not_ours.contains(name) {
             println!("{what} (told, not judged: it is not ours)");

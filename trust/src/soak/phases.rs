@@ -1,4 +1,4 @@
-//! Files by which the two sides of a soak wait for each other. They share a directory and, on purpose, no network but the one under test.
+//! The phases of a soak, as files by which its two sides wait for each other. They share a directory and, on purpose, no network but the one under test.
 
 use std::io;
 use std::path::PathBuf;
@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 /// A directory that both sides see.
 #[derive(Clone, Debug)]
-pub(super) struct Meeting(pub PathBuf);
+pub(super) struct Phases(pub PathBuf);
 
 /// What one side tells the other, in this order.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Sign {
+pub(super) enum Phase {
     /// The servers run.
     Ready,
     /// The clients have connected once and left: whatever is made only once exists.
@@ -21,19 +21,19 @@ pub(super) enum Sign {
     Ended,
 }
 
-impl Meeting {
-    fn file(&self, sign: Sign) -> PathBuf {
-        self.0.join(format!("{sign:?}").to_lowercase())
+impl Phases {
+    fn file(&self, phase: Phase) -> PathBuf {
+        self.0.join(format!("{phase:?}").to_lowercase())
     }
 
     /// Tells the other side.
-    pub(super) fn tell(&self, sign: Sign) -> io::Result<()> {
-        std::fs::write(self.file(sign), [])
+    pub(super) fn tell(&self, phase: Phase) -> io::Result<()> {
+        std::fs::write(self.file(phase), [])
     }
 
     /// Whether the other side has told.
-    pub(super) fn told(&self, sign: Sign) -> bool {
-        self.file(sign).exists()
+    pub(super) fn told(&self, phase: Phase) -> bool {
+        self.file(phase).exists()
     }
 
     /// Tells that a server ended by itself. What its clients see of that is no fault of theirs.
@@ -47,12 +47,12 @@ impl Meeting {
     }
 
     /// Waits until the other side has told; not for one that has ended.
-    pub(super) fn wait(&self, sign: Sign, limit: Duration) -> io::Result<()> {
+    pub(super) fn wait(&self, phase: Phase, limit: Duration) -> io::Result<()> {
         let begun = Instant::now();
-        while !self.told(sign) {
-            if begun.elapsed() > limit || self.told(Sign::Ended) {
+        while !self.told(phase) {
+            if begun.elapsed() > limit || self.told(Phase::Ended) {
                 let what =
-                    format!("the other side did not say `{sign:?}`, within {limit:?} or before it ended");
+                    format!("the other side did not say `{phase:?}`, within {limit:?} or before it ended");
                 return Err(io::Error::new(io::ErrorKind::TimedOut, what));
             }
             std::thread::sleep(Duration::from_millis(100));
