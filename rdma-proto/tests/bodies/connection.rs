@@ -196,10 +196,12 @@ impl World {
 
     /// Takes one action; false if there is none.
     fn post(&mut self) -> bool {
+        let settled = self.machine.is_settled();
         let Some(action) = self.machine.poll_action(self.now) else {
             self.check_wake_up();
             return false;
         };
+        assert!(!settled, "{action:?} of a machine that had said that nothing is due");
         assert_eq!(self.disconnects, 0, "{action:?} after Disconnect");
         if let Some(ledger) = &mut self.ledger {
             ledger.post(&action);

@@ -110,7 +110,9 @@ impl Pair {
     pub(crate) fn post_one(&mut self, who: Role) -> bool {
         let now = self.now;
         let (side, other) = self.both(who);
+        let settled = side.machine.is_settled();
         let Some(action) = side.machine.poll_action(now) else { return false };
+        assert!(!settled, "{action:?} of a machine that had said that nothing is due");
         side.ledger.post(&action);
         side.log.push(action);
         match action {
