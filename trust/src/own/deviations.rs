@@ -14,15 +14,34 @@ pub struct Deviation {
     reason: &'static str,
 }
 
+/// What stands for an orderly end in [`Deviation::expected`].
+pub const IN_ORDER: &str = "in order";
+
 /// Those of real devices.
-pub const OF_DEVICES: &[Deviation] = &[Deviation {
-    provider: "rxe",
-    expected: "longer than 32 bytes",
-    seen: "LOC_QP_OP_ERR",
-    reason: "The specification has a local length error for a receive that is too short. In Linux 6.1 the function that \
-             copies into the receive (copy_data in rxe_mr.c) answers EINVAL then, of which its caller (send_data_in in \
-             rxe_resp.c) makes a malformed work request; only ENOSPC would have made a length error.",
-}];
+pub const OF_DEVICES: &[Deviation] = &[
+    Deviation {
+        provider: "rxe",
+        expected: "longer than 32 bytes",
+        seen: "LOC_QP_OP_ERR",
+        reason: "The specification has a local length error for a receive that is too short. In Linux 6.1 the function that \
+                 copies into the receive (copy_data in rxe_mr.c) answers EINVAL then, of which its caller (send_data_in in \
+                 rxe_resp.c) makes a malformed work request; only ENOSPC would have made a length error.",
+    },
+    Deviation {
+        provider: "rxe",
+        expected: "for memory that it was not given",
+        seen: "the peer has disconnected",
+        reason: "A refused request that takes no receive shows itself on this side by flushed work and an asynchronous event. A task of its \
+                 own tells of those, and the peer's disconnect may be told before.",
+    },
+    Deviation {
+        provider: "rxe",
+        expected: IN_ORDER,
+        seen: "the peer has disconnected",
+        reason: "One task acknowledges what this side has sent, another one delivers what the peer has. A reply and the disconnect behind it may be \
+                 told before the acknowledgement of the request, which is flushed then: its bytes count as not arrived.",
+    },
+];
 
 impl Deviation {
     /// Returns whether `seen` is what the provider reports where `expected` is due.
