@@ -1,10 +1,16 @@
 //! What providers do otherwise than the InfiniBand specification says, so that our side cannot know better.
 
+use conformance::reqs::Role;
+
+use super::table::Of;
+
 /// One such thing.
 #[derive(Clone, Copy, Debug)]
 pub struct Deviation {
     /// Which provider.
     pub provider: &'static str,
+    /// In which role our side sees it.
+    pub of: Of,
     /// What the error should say.
     pub expected: &'static str,
     /// What it says instead.
@@ -21,6 +27,7 @@ pub const IN_ORDER: &str = "in order";
 pub const OF_DEVICES: &[Deviation] = &[
     Deviation {
         provider: "rxe",
+        of: Of::Both,
         expected: "longer than 32 bytes",
         seen: "LOC_QP_OP_ERR",
         reason: "The specification has a local length error for a receive that is too short. In Linux 6.1 the function that \
@@ -29,6 +36,7 @@ pub const OF_DEVICES: &[Deviation] = &[
     },
     Deviation {
         provider: "rxe",
+        of: Of::Client,
         expected: "for memory that it was not given",
         seen: "the peer has disconnected",
         reason: "A refused request that takes no receive shows itself on this side by flushed work and an asynchronous event. A task of its \
@@ -36,6 +44,7 @@ pub const OF_DEVICES: &[Deviation] = &[
     },
     Deviation {
         provider: "rxe",
+        of: Of::Client,
         expected: IN_ORDER,
         seen: "the peer has disconnected",
         reason: "One task acknowledges what this side has sent, another one delivers what the peer has. A reply and the disconnect behind it may be \
@@ -46,7 +55,7 @@ pub const OF_DEVICES: &[Deviation] = &[
 impl Deviation {
     /// Returns whether `seen` is what the provider reports where `expected` is due.
     #[must_use]
-    pub fn explains(&self, expected: &str, seen: &str) -> bool {
-        expected.contains(self.expected) && seen.contains(self.seen)
+    pub fn explains(&self, role: Role, expected: &str, seen: &str) -> bool {
+        self.of.includes(role) && expected.contains(self.expected) && seen.contains(self.seen)
     }
 }

@@ -189,7 +189,7 @@ fn try_case<B: Descriptors>(setting: &Setting<B>, role: Role, row: &Row) -> Outc
     if !result.verdict.is_pass() {
         return Err(Failure::wrong(format!("{}: {}; {}", result.verdict, result.reason, told(&ended))));
     }
-    let told = row.judge(&ended, setting.deviations).map_err(Failure::wrong)?;
+    let told = row.judge(role, &ended, setting.deviations).map_err(Failure::wrong)?;
     ping(&mut bystander).map_err(by("the bystander"))?;
     let mut newcomer = connect(setting, &server, client_options).map_err(by("a new connection"))?;
     newcomer.stream().close(PATIENCE).map_err(|error| by("a new connection")(error.into()))?;

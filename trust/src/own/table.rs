@@ -89,16 +89,22 @@ impl Row {
     ///
     /// # Errors
     /// What is wrong with the ends.
-    pub(super) fn judge(&self, ended: &[Ended], deviations: &[Deviation]) -> Result<String, String> {
+    pub(super) fn judge(
+        &self,
+        role: Role,
+        ended: &[Ended],
+        deviations: &[Deviation],
+    ) -> Result<String, String> {
         let mut times = vec![0; self.errors.len()];
         for end in ended.iter().filter(|end| !matches!(end, Ended::InOrder)) {
             let text = end.to_string();
             let is_it = |expected: &Expected| {
-                let differs = |deviation: &Deviation| deviation.explains(expected.text, &text);
+                let differs = |deviation: &Deviation| deviation.explains(role, expected.text, &text);
                 (expected.is)(end) && text.contains(expected.text) || deviations.iter().any(differs)
             };
             let found = self.errors.iter().position(is_it);
-            if found.is_none() && deviations.iter().any(|deviation| deviation.explains(IN_ORDER, &text)) {
+            if found.is_none() && deviations.iter().any(|deviation| deviation.explains(role, IN_ORDER, &text))
+            {
                 continue;
             }
             let counted = found.and_then(|at| times.get_mut(at));
