@@ -21,7 +21,7 @@ pub struct Counters {
 pub struct Snapshot {
     /// Clients that were given a connection or refused one.
     pub accepted: u64,
-    /// Clients that were refused, because the limit was reached or the bridge was about to end.
+    /// Clients that were refused because the limit was reached.
     pub refused: u64,
     /// Clients for whom the server could not be reached.
     pub unreachable: u64,
