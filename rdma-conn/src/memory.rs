@@ -138,11 +138,16 @@ impl<B: Backend> Memory<B> {
         first.as_ref().map(|window| address(&window.region)).unwrap_or_default()
     }
 
-    /// Registers the send buffer, if it is not there.
-    pub(crate) fn need_send_buffer(&mut self) -> Result<(), Error> {
-        if self.send.is_none() {
-            self.send = Some(register::<B>(&self.domain, &self.budget, self.send_buffer, Access::NONE)?);
-        }
+    /// Returns whether the send buffer is registered.
+    #[inline]
+    pub(crate) const fn has_send_buffer(&self) -> bool {
+        self.send.is_some()
+    }
+
+    /// Registers the send buffer.
+    #[cold]
+    pub(crate) fn add_send_buffer(&mut self) -> Result<(), Error> {
+        self.send = Some(register::<B>(&self.domain, &self.budget, self.send_buffer, Access::NONE)?);
         Ok(())
     }
 

@@ -63,6 +63,8 @@ pub struct Connection<B: Backend> {
     peer: SocketAddr,
     /// When memory that only a busy connection needs was last needed.
     busy: Instant,
+    /// Whether [`Connection::next_timeout`] has come nearer, by memory that is given back later.
+    sooner: bool,
 }
 
 /// The reason why a connection ended.
@@ -139,6 +141,7 @@ impl<B: Backend> Connection<B> {
             options,
             peer,
             busy,
+            sooner: false,
         };
         let receives: Vec<u16> = (0..options.receives).collect();
         for slots in receives.chunks(BATCH) {
@@ -215,7 +218,7 @@ impl<B: Backend> Connection<B> {
     }
 
     /// Returns the protocol's counts of the connection.
-    pub const fn counters(&self) -> Counters {
+    pub fn counters(&self) -> Counters {
         self.machine.counters()
     }
 
@@ -251,7 +254,7 @@ impl<B: Backend> Connection<B> {
 
     /// Returns whether [`Connection::try_read`] has an answer now: bytes, the end, or what ended the connection.
     pub const fn is_readable(&self) -> bool {
-        self.machine.unread() > 0 || matches!(self.machine.state(), State::Closed | State::Failed(_))
+        self.machine.unread() > 0 || self.machine.has_ended()
     }
 
     /// Returns whether [`Connection::try_write`] has an answer now: it would take a byte, or fail.
@@ -275,6 +278,12 @@ impl<B: Backend> Connection<B> {
             (Some(one), Some(other)) => Some(one.min(other)),
             (one, other) => one.or(other),
         }
+    }
+
+    /// Returns whether [`Connection::next_timeout`] may have come nearer since this was asked last.
+    #[inline]
+    pub(crate) fn take_sooner(&mut self) -> bool {
+        self.machine.take_sooner() | std::mem::take(&mut self.sooner)
     }
 
     /// Reads what has arrived; `None` when there is nothing now, `Some(0)` at the end of the stream.
@@ -302,8 +311,13 @@ impl<B: Backend> Connection<B> {
             }
             return Ok(Some(read));
         }
+        if self.machine.has_ended() { self.end_of_stream() } else { Ok(None) }
+    }
+
+    #[cold]
+    fn end_of_stream(&self) -> Result<Option<usize>, Error> {
         self.check()?;
-        Ok((self.machine.state() == State::Closed).then_some(0))
+        Ok(Some(0))
     }
 
     /// Returns all bytes that have arrived and were not consumed, in order, where the peer wrote them. Give them back with
@@ -338,8 +352,9 @@ impl<B: Backend> Connection<B> {
     /// The error that ended the connection; or no memory can be registered for the send buffer, which ends nothing: a later call may
     /// find some.
     pub fn try_write(&mut self, from: &[IoSlice<'_>]) -> Result<Option<usize>, Error> {
-        self.check()?;
-        self.machine.commit(0)?;
+        if !self.machine.takes_bytes() {
+            return self.refuse_bytes();
+        }
         let mut pieces = Pieces::of(from);
         let mut written = 0;
         // Once, or twice around the end of the send buffer.
@@ -348,7 +363,10 @@ impl<B: Backend> Connection<B> {
             if space.len == 0 {
                 break;
             }
-            self.memory.need_send_buffer()?;
+            if !self.memory.has_send_buffer() {
+                self.memory.add_send_buffer()?;
+                self.sooner = true;
+            }
             let filled = self.memory.fill(space, &mut pieces);
             self.machine.commit(filled)?;
             if filled == 0 {
@@ -367,7 +385,15 @@ impl<B: Backend> Connection<B> {
         Ok(None)
     }
 
+    #[cold]
+    fn refuse_bytes(&mut self) -> Result<Option<usize>, Error> {
+        self.check()?;
+        self.machine.commit(0)?;
+        Ok(None)
+    }
+
     /// The application has done something by which something may be posted.
+    #[inline]
     pub(crate) fn went_on(&mut self) {
         let now = self.now();
         self.busy = now;

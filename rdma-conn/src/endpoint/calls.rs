@@ -22,9 +22,7 @@ impl<B: Descriptors> Endpoint<B> {
     pub fn read(&mut self, id: ConnectionId, into: &mut [u8]) -> Result<Option<usize>, Error> {
         let member = self.members.get_mut(id).ok_or(Error::NoSuchConnection)?;
         let read = member.live()?.try_read(into)?;
-        if read.is_some() {
-            member.touch(id, &mut self.touched);
-        }
+        member.note_sooner(id, &mut self.touched);
         Ok(read)
     }
 
@@ -33,8 +31,9 @@ impl<B: Descriptors> Endpoint<B> {
     /// # Errors
     /// As [`Connection::consume`], or there is no such connection.
     pub fn consume(&mut self, id: ConnectionId, bytes: usize) -> Result<(), Error> {
-        self.member(id)?.live()?.consume(bytes)?;
-        self.touch(id);
+        let member = self.members.get_mut(id).ok_or(Error::NoSuchConnection)?;
+        member.live()?.consume(bytes)?;
+        member.note_sooner(id, &mut self.touched);
         Ok(())
     }
 
@@ -49,7 +48,7 @@ impl<B: Descriptors> Endpoint<B> {
         let written = connection.try_write(from)?;
         // No room is left after a write that did not take all, and after one that filled the room exactly: the next one waits.
         member.waits.room = !connection.has_room();
-        member.touch(id, &mut self.touched);
+        member.note_sooner(id, &mut self.touched);
         Ok(written)
     }
 
@@ -65,10 +64,10 @@ impl<B: Descriptors> Endpoint<B> {
         range: Range<usize>,
     ) -> Result<Option<usize>, Error> {
         let wanted = range.len();
-        let member = self.member(id)?;
+        let member = self.members.get_mut(id).ok_or(Error::NoSuchConnection)?;
         let lent = member.live()?.try_lend(buffer, range)?;
         member.waits.lend = lent.unwrap_or(0) < wanted;
-        self.touch(id);
+        member.note_sooner(id, &mut self.touched);
         Ok(lent)
     }
 

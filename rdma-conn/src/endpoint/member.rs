@@ -1,5 +1,6 @@
 //! A connection as its endpoint sees it.
 
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -125,8 +126,37 @@ impl<B: Backend> Member<B> {
         }
     }
 
-    /// Notes among `touched` that its times may have changed.
+    /// Returns whether it has ended, and nobody wants to hear of it any more.
     #[inline]
+    pub(super) fn is_over(&self) -> bool {
+        self.abandoned && self.has_ended()
+    }
+
+    /// Notes what it has to tell among `telling`, if somebody listens, and among `touched` that its times may have come nearer.
+    #[inline]
+    pub(super) fn note(
+        &mut self,
+        id: ConnectionId,
+        touched: &mut Vec<ConnectionId>,
+        telling: Option<&mut VecDeque<ConnectionId>>,
+    ) {
+        if let Some(telling) = telling
+            && self.notice()
+        {
+            telling.push_back(id);
+        }
+        self.note_sooner(id, touched);
+    }
+
+    /// Notes among `touched` if its times may have come nearer.
+    #[inline]
+    pub(super) fn note_sooner(&mut self, id: ConnectionId, touched: &mut Vec<ConnectionId>) {
+        if self.connection.as_mut().is_some_and(|connection| connection.take_sooner()) {
+            self.touch(id, touched);
+        }
+    }
+
+    /// Notes among `touched` that its times may have come nearer.
     pub(super) fn touch(&mut self, id: ConnectionId, touched: &mut Vec<ConnectionId>) {
         if !std::mem::replace(&mut self.touched, true) {
             touched.push(id);
@@ -196,7 +226,14 @@ impl<B: Backend> Member<B> {
     }
 
     /// Notes how far it has come. A connection of a listener that ends before it is open is forgotten: nobody knows of it.
+    #[inline]
     pub(super) fn advance(&mut self) {
+        if self.connecting.is_some() {
+            self.advance_connecting();
+        }
+    }
+
+    fn advance_connecting(&mut self) {
         let Some(connecting) = &self.connecting else { return };
         if self.connection.as_ref().is_some_and(|connection| connecting.is_done(connection)) {
             self.open = true;

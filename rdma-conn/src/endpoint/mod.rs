@@ -259,14 +259,11 @@ impl<B: Descriptors> Endpoint<B> {
     fn settle(&mut self, id: ConnectionId) {
         let Some(member) = self.members.get_mut(id) else { return };
         member.advance();
-        if member.abandoned && member.has_ended() {
+        if member.is_over() {
             self.abort(id);
             return;
         }
-        if !self.quiet && member.notice() {
-            self.telling.push_back(id);
-        }
-        member.touch(id, &mut self.touched);
+        member.note(id, &mut self.touched, (!self.quiet).then_some(&mut self.telling));
     }
 
     fn touch(&mut self, id: ConnectionId) {
