@@ -16,10 +16,10 @@ use crate::window::{Readable, RxWindow, TxWindow};
 use crate::wire::{FeatureSet, Message};
 
 use answers::Answers;
-use output::Flush;
+use output::{Easily, Flush};
 use timers::{HeldUp, Timers};
 
-pub use output::Action;
+pub use output::{Action, Notification};
 
 /// Where one of our receive regions lies, as the peer will be told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
@@ -80,6 +80,8 @@ pub struct Machine {
     config: Config,
     regions: [RegionAddress; 2],
     state: State,
+    /// Whether that is [`State::Closed`] or [`State::Failed`], which every call asks.
+    ended: bool,
     /// Whether [`Action::Disconnect`] is due, and not given out yet.
     disconnect: bool,
     rx: RxWindow,
@@ -93,6 +95,8 @@ pub struct Machine {
     /// What is left of a flush whose first part was posted without an immediate.
     flush: Option<Flush>,
     due: Due,
+    /// How far writes may go while nothing else is due.
+    easily: Easily,
     answers: Answers,
     negotiation: Negotiation,
     timers: Timers,
@@ -104,7 +108,8 @@ pub struct Machine {
 enum Due {
     /// Something has happened: look at everything.
     Anything,
-    /// Bytes were taken when nothing was due, and nothing else has happened: there are bytes to post, and no message.
+    /// Bytes were taken into the send buffer when nothing was due, and nothing else has happened: there are bytes to post, and no
+    /// message.
     Bytes,
     /// Nothing can be done until something happens; something waits for that.
     Held,
@@ -138,6 +143,7 @@ impl Machine {
             config,
             regions,
             state: State::Connecting,
+            ended: false,
             disconnect: false,
             rx: RxWindow::new(config.window, config.windows),
             tx: TxWindow::new(),
@@ -147,6 +153,7 @@ impl Machine {
             slots_kept_back: u64::from(config.send_depth / 2).min(4),
             flush: None,
             due: Due::Anything,
+            easily: Easily::default(),
             answers: Answers::new(),
             negotiation: if asks { Negotiation::Due } else { Negotiation::None },
             timers: Timers::new(&config),
@@ -182,6 +189,12 @@ impl Machine {
     /// that.
     fn most_in_flight(&self) -> u64 {
         self.counters.most_in_flight.max(self.credits.in_flight(self.send.posted().notices))
+    }
+
+    /// Returns the number of bytes that the peer has notified, as [`Counters::bytes_received`].
+    #[inline]
+    pub const fn bytes_received(&self) -> u64 {
+        self.counters.bytes_received
     }
 
     /// Returns the features both sides have, once negotiated.
@@ -227,6 +240,12 @@ impl Machine {
     #[inline]
     pub const fn space(&self) -> Span {
         self.send.space()
+    }
+
+    /// Returns whether [`Machine::space`] has room for a byte.
+    #[inline]
+    pub const fn has_space(&self) -> bool {
+        self.send.has_space()
     }
 
     /// Returns how many bytes [`Machine::lend`] takes now at most: none while some of what was lent before wait to be posted.
@@ -492,7 +511,7 @@ impl Machine {
         self.writable()?;
         self.send.lend(bytes)?;
         if bytes > 0 {
-            self.bytes_came();
+            self.due = Due::Anything;
         }
         Ok(())
     }
@@ -562,7 +581,7 @@ impl Machine {
     /// Returns whether the connection has ended, in order or by an error.
     #[inline]
     pub const fn has_ended(&self) -> bool {
-        matches!(self.state, State::Closed | State::Failed(_))
+        self.ended
     }
 
     /// There are bytes to post.
@@ -584,6 +603,7 @@ impl Machine {
 
     fn end(&mut self) {
         self.state = State::Closed;
+        self.ended = true;
         self.disconnect = true;
         self.due = Due::Anything;
     }
@@ -593,6 +613,7 @@ impl Machine {
     fn fail(&mut self, error: Error) {
         if !self.has_ended() && matches!(error.effect(), Effect::Disconnect) {
             self.state = State::Failed(error);
+            self.ended = true;
             self.disconnect = true;
             self.due = Due::Anything;
         }

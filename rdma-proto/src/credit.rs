@@ -83,6 +83,17 @@ impl Credits {
         self.asked.is_none() && self.in_flight(sent) >= self.limit.div_ceil(2)
     }
 
+    /// Returns the count of notifications before which data may be sent.
+    pub(crate) const fn for_data(&self) -> u64 {
+        self.handled.saturating_add(self.for_data)
+    }
+
+    /// Returns a count of notifications: each that is sent before it leaves no proof to ask for.
+    pub(crate) const fn before_proof(&self) -> u64 {
+        let half = self.limit.div_ceil(2);
+        if self.asked.is_some() { u64::MAX } else { self.handled.saturating_add(half).saturating_sub(1) }
+    }
+
     pub(crate) fn sent_window_end(&mut self, sent: u64) {
         self.filled = Some(sent);
     }

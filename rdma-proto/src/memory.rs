@@ -83,13 +83,14 @@ impl<'a> SharedMemory<'a> {
 #[inline]
 fn read_words(words: &[AtomicU64], into: &mut [u8]) {
     let (lines, rest) = into.as_chunks_mut::<LINE>();
-    let (line_words, rest_words) = words.split_at_checked(lines.len().wrapping_mul(WORDS)).unwrap_or((words, &[]));
-    for ([a, b, c, d, e, f, g, h], bytes) in line_words.as_chunks().0.iter().zip(lines) {
-        let line = [a, b, c, d, e, f, g, h].map(|word| word.load(Relaxed).to_ne_bytes());
-        bytes.as_chunks_mut().0.copy_from_slice(&line);
+    let copied = lines.len().wrapping_mul(WORDS);
+    for (words, bytes) in words.as_chunks::<WORDS>().0.iter().zip(lines) {
+        for (word, bytes) in words.iter().zip(bytes.as_chunks_mut().0) {
+            *bytes = word.load(Relaxed).to_ne_bytes();
+        }
     }
     if !rest.is_empty() {
-        read_rest(rest_words, rest);
+        read_rest(words.get(copied..).unwrap_or_default(), rest);
     }
 }
 
@@ -106,14 +107,13 @@ fn read_rest(words: &[AtomicU64], into: &mut [u8]) {
 #[inline]
 fn write_words(words: &[AtomicU64], from: &[u8]) {
     let (lines, rest) = from.as_chunks::<LINE>();
-    let (line_words, rest_words) = words.split_at_checked(lines.len().wrapping_mul(WORDS)).unwrap_or((words, &[]));
-    for (words, bytes) in line_words.as_chunks::<WORDS>().0.iter().zip(lines) {
+    for (words, bytes) in words.as_chunks::<WORDS>().0.iter().zip(lines) {
         for (word, bytes) in words.iter().zip(bytes.as_chunks().0) {
             word.store(u64::from_ne_bytes(*bytes), Relaxed);
         }
     }
     if !rest.is_empty() {
-        write_rest(rest_words, rest);
+        write_rest(words.get(lines.len().wrapping_mul(WORDS)..).unwrap_or_default(), rest);
     }
 }
 

@@ -147,6 +147,11 @@ impl SendBooks {
     }
 
     #[inline]
+    pub(crate) const fn has_space(&self) -> bool {
+        self.unconfirmed() < self.capacity
+    }
+
+    #[inline]
     pub(crate) fn commit(&mut self, bytes: usize) -> Result<(), ApiMisuse> {
         let space = self.space().len as usize;
         if bytes > space {
@@ -203,6 +208,12 @@ impl SendBooks {
         self.written.saturating_sub(self.posted.bytes)
     }
 
+    /// Returns the number of bytes taken from the application.
+    #[inline]
+    pub(crate) const fn written(&self) -> u64 {
+        self.written
+    }
+
     /// Returns whether all that was taken is posted.
     #[inline]
     pub(crate) const fn all_posted(&self) -> bool {
@@ -235,11 +246,8 @@ impl SendBooks {
         let mut left = requests.saturating_sub(1);
         while left > 0 && carried < bytes {
             let at = self.place(self.posted_at.saturating_add(carried));
-            let next = self.source(
-                self.posted.bytes.saturating_add(carried),
-                at,
-                bytes.saturating_sub(carried),
-            );
+            let next =
+                self.source(self.posted.bytes.saturating_add(carried), at, bytes.saturating_sub(carried));
             carried = carried.saturating_add(next.len() as u64);
             left = left.saturating_sub(1);
         }
@@ -310,6 +318,34 @@ impl SendBooks {
             self.set_signal();
         }
         (posted.to_id(), signal)
+    }
+
+    /// Books all that is unposted as one request with a notification, where [`SendBooks::easily`] allows it, and says where it lies
+    /// and the request's id. It is not signalled.
+    #[inline]
+    pub(crate) fn post_rest(&mut self) -> (Span, u64) {
+        let bytes = self.written.wrapping_sub(self.posted.bytes);
+        self.posted.slots = self.posted.slots.wrapping_add(1);
+        self.posted.notices = self.posted.notices.wrapping_add(1);
+        self.posted.bytes = self.written;
+        let offset = self.posted_at;
+        self.posted_at = self.written_at;
+        // Both are at most the capacity, which came as a u32.
+        (Span { offset: offset as u32, len: bytes as u32 }, self.posted.to_id())
+    }
+
+    /// Returns how far requests with a notification each may go, when all is posted: before which count of notifications, and before
+    /// which of bytes, they find slots, lie together in the buffer, and need no signal.
+    pub(crate) fn easily(&self, slots_kept_back: u64) -> (u64, u64) {
+        let Progress { slots, notices, bytes } = self.posted;
+        let before_signal = |at: u64, now: u64| at.saturating_sub(now).saturating_sub(1);
+        let requests = self
+            .free_slots()
+            .saturating_sub(slots_kept_back)
+            .min(before_signal(self.signal_at.slots, slots))
+            .min(before_signal(self.signal_at.notices, notices));
+        let buffer = bytes.saturating_add(self.capacity.saturating_sub(self.posted_at));
+        (notices.saturating_add(requests), buffer.min(self.signal_at.bytes))
     }
 
     /// Notes that all that is posted will be told of, and when to ask for that again: after a quarter of each budget, and at the end

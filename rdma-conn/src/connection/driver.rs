@@ -4,11 +4,11 @@ use std::slice;
 
 use arrayvec::ArrayVec;
 use rdma_proto::backend::{
-    AsyncEvent, Backend, CmEventKind, Completed, Completion, CompletionStatus, Identifier, QueuePair,
-    RecvRequest, SendRequest,
+    AsyncEvent, Backend, CmEventKind, Completed, Completion, CompletionStatus, Identifier, PostError,
+    QueuePair, RecvRequest, SendRequest,
 };
 use rdma_proto::time::Instant;
-use rdma_proto::{Action, PeerMisbehaved, State};
+use rdma_proto::{Action, Notification, PeerMisbehaved, State};
 
 use super::{BATCH, Cause, Connection};
 use crate::error::Error;
@@ -114,14 +114,12 @@ impl<B: Backend> Connection<B> {
     pub(crate) fn handle_completions(&mut self, now: Instant, completions: &[Completion]) {
         self.work.completions += completions.len() as u64;
         let mut slots = ArrayVec::<u16, BATCH>::new();
+        let mut data = false;
         for completion in completions {
             let slot = match completion.result {
                 Ok(Completed::RecvWrite { immediate }) => {
                     self.machine.handle_immediate(now, immediate);
-                    self.busy = now;
-                    if self.machine.lacks_region().is_some() {
-                        self.add_window();
-                    }
+                    data = true;
                     receive_slot(completion.id)
                 }
                 _ => self.take_completion(now, completion),
@@ -130,6 +128,13 @@ impl<B: Backend> Connection<B> {
                 // No more than a batch, which the endpoint polls.
                 _ = slots.try_push(slot);
             }
+        }
+        if data {
+            self.busy = now;
+        }
+        // After a window is full nothing comes before the next is announced.
+        if self.machine.lacks_region().is_some() {
+            self.add_window();
         }
         if !self.memory.lendings.is_empty() {
             self.work.returned += self.memory.lendings.give_back(self.machine.confirmed());
@@ -206,45 +211,53 @@ impl<B: Backend> Connection<B> {
     }
 
     /// Posts receives again, as many as were consumed (VR-RES-003).
+    #[inline]
     pub(super) fn post_receives(&mut self, slots: &[u16]) {
-        if slots.is_empty() || self.machine.has_ended() {
+        if self.machine.has_ended() {
             return;
         }
-        self.work.receive_doorbells += 1;
         let posted = match slots {
+            [] => return,
             // Most polls find one.
             [slot] => self.pair.post_recv(&[self.memory.receive(*slot)]),
-            slots => {
-                let chain: ArrayVec<RecvRequest<'_, B::Region>, BATCH> =
-                    slots.iter().take(BATCH).map(|slot| self.memory.receive(*slot)).collect();
-                self.pair.post_recv(&chain)
-            }
+            slots => self.post_receive_chain(slots),
         };
+        self.work.receive_doorbells += 1;
         if let Err(error) = posted {
             self.refused("ibv_post_recv", error.error);
         }
     }
 
+    fn post_receive_chain(&self, slots: &[u16]) -> Result<(), PostError<B::Error>> {
+        let chain: ArrayVec<RecvRequest<'_, B::Region>, BATCH> =
+            slots.iter().take(BATCH).map(|slot| self.memory.receive(*slot)).collect();
+        self.pair.post_recv(&chain)
+    }
+
     /// Does what the machine asks for: chains of work requests, one doorbell each, and the disconnect.
     #[inline]
     pub(super) fn post(&mut self, now: Instant) {
-        while let Some(action) = self.machine.poll_action(now) {
-            if self.machine.is_settled() {
-                // Nearly always there is one.
-                self.post_one(&action);
-            } else {
-                self.post_chain(now, action);
-            }
+        if let Some(notification) = self.machine.poll_notification() {
+            self.post_notification(notification);
+        }
+        if !self.machine.is_settled() {
+            self.post_due(now);
         }
     }
 
     #[inline]
-    fn post_one(&mut self, action: &Action) {
-        let Some(request) = self.memory.request(self.max_inline, action) else { return self.disconnect() };
+    fn post_notification(&mut self, notification: Notification) {
+        let Some(request) = self.memory.notification(self.max_inline, notification) else { return };
         self.work.doorbells += 1;
         self.work.requests += 1;
         if let Err(error) = self.pair.post_send(slice::from_ref(&request)) {
             self.refused("ibv_post_send", error.error);
+        }
+    }
+
+    fn post_due(&mut self, now: Instant) {
+        while let Some(action) = self.machine.poll_action(now) {
+            self.post_chain(now, action);
         }
     }
 

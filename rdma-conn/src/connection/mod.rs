@@ -164,6 +164,12 @@ impl<B: Backend> Connection<B> {
         self.machine.state()
     }
 
+    /// Returns whether it has ended, in order or by an error.
+    #[inline]
+    pub(crate) const fn has_ended(&self) -> bool {
+        self.machine.has_ended()
+    }
+
     /// Returns whether the peer has given a window, so that bytes can leave.
     pub fn has_peer_window(&self) -> bool {
         self.machine.has_peer_window()
@@ -222,6 +228,18 @@ impl<B: Backend> Connection<B> {
         self.machine.counters()
     }
 
+    /// Returns the number of bytes that have arrived.
+    #[inline]
+    pub(crate) const fn bytes_received(&self) -> u64 {
+        self.machine.bytes_received()
+    }
+
+    /// Returns the number of parts of buffers that have come back.
+    #[inline]
+    pub(crate) const fn returned_parts(&self) -> u64 {
+        self.work.returned
+    }
+
     /// Returns the counts of what the connection has asked of the device.
     pub const fn work(&self) -> Work {
         self.work
@@ -243,8 +261,9 @@ impl<B: Backend> Connection<B> {
     }
 
     /// Returns whether a write finds room.
+    #[inline]
     pub const fn has_room(&self) -> bool {
-        self.machine.space().len > 0
+        self.machine.has_space()
     }
 
     /// Returns the number of received bytes that were not read.
@@ -253,6 +272,7 @@ impl<B: Backend> Connection<B> {
     }
 
     /// Returns whether [`Connection::try_read`] has an answer now: bytes, the end, or what ended the connection.
+    #[inline]
     pub const fn is_readable(&self) -> bool {
         self.machine.unread() > 0 || self.machine.has_ended()
     }
@@ -290,6 +310,7 @@ impl<B: Backend> Connection<B> {
     ///
     /// # Errors
     /// The error that ended the connection, once all that arrived before is read.
+    #[inline]
     pub fn try_read(&mut self, mut into: &mut [u8]) -> Result<Option<usize>, Error> {
         let wanted = into.len();
         let mut read = 0;
@@ -351,6 +372,7 @@ impl<B: Backend> Connection<B> {
     /// # Errors
     /// The error that ended the connection; or no memory can be registered for the send buffer, which ends nothing: a later call may
     /// find some.
+    #[inline]
     pub fn try_write(&mut self, from: &[IoSlice<'_>]) -> Result<Option<usize>, Error> {
         if !self.machine.takes_bytes() {
             return self.refuse_bytes();

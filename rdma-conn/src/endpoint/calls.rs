@@ -19,8 +19,9 @@ impl<B: Descriptors> Endpoint<B> {
     ///
     /// # Errors
     /// The error that ended the connection, once all that arrived before is read; or there is no such connection.
+    #[inline]
     pub fn read(&mut self, id: ConnectionId, into: &mut [u8]) -> Result<Option<usize>, Error> {
-        let member = self.members.get_mut(id).ok_or(Error::NoSuchConnection)?;
+        let Some(member) = self.members.get_mut(id) else { return Err(Error::NoSuchConnection) };
         let read = member.live()?.try_read(into)?;
         member.note_sooner(id, &mut self.touched);
         Ok(read)
@@ -31,7 +32,7 @@ impl<B: Descriptors> Endpoint<B> {
     /// # Errors
     /// As [`Connection::consume`], or there is no such connection.
     pub fn consume(&mut self, id: ConnectionId, bytes: usize) -> Result<(), Error> {
-        let member = self.members.get_mut(id).ok_or(Error::NoSuchConnection)?;
+        let Some(member) = self.members.get_mut(id) else { return Err(Error::NoSuchConnection) };
         member.live()?.consume(bytes)?;
         member.note_sooner(id, &mut self.touched);
         Ok(())
@@ -42,8 +43,9 @@ impl<B: Descriptors> Endpoint<B> {
     ///
     /// # Errors
     /// The error that ended the connection, or there is no such connection.
+    #[inline]
     pub fn write(&mut self, id: ConnectionId, from: &[IoSlice<'_>]) -> Result<Option<usize>, Error> {
-        let member = self.members.get_mut(id).ok_or(Error::NoSuchConnection)?;
+        let Some(member) = self.members.get_mut(id) else { return Err(Error::NoSuchConnection) };
         let connection = member.live()?;
         let written = connection.try_write(from)?;
         // No room is left after a write that did not take all, and after one that filled the room exactly: the next one waits.
@@ -64,7 +66,7 @@ impl<B: Descriptors> Endpoint<B> {
         range: Range<usize>,
     ) -> Result<Option<usize>, Error> {
         let wanted = range.len();
-        let member = self.members.get_mut(id).ok_or(Error::NoSuchConnection)?;
+        let Some(member) = self.members.get_mut(id) else { return Err(Error::NoSuchConnection) };
         let lent = member.live()?.try_lend(buffer, range)?;
         member.waits.lend = lent.unwrap_or(0) < wanted;
         member.note_sooner(id, &mut self.touched);

@@ -246,11 +246,17 @@ impl<B: Descriptors> Endpoint<B> {
             return Some(notice);
         }
         while let Some(id) = self.telling.front().copied() {
-            let told = self.members.get_mut(id).and_then(|member| member.tell(id));
+            let Some(member) = self.members.get_mut(id) else {
+                self.telling.pop_front();
+                continue;
+            };
+            let told = member.tell(id);
+            if !member.is_telling() {
+                self.telling.pop_front();
+            }
             if told.is_some() {
                 return told;
             }
-            self.telling.pop_front();
         }
         None
     }

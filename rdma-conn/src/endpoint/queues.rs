@@ -43,7 +43,11 @@ impl<B: Descriptors> Queue<B> {
     }
 
     /// Returns the connection of a queue pair; `None` once it is gone.
+    #[inline]
     pub(super) fn owner(&self, pair: u32) -> Option<ConnectionId> {
+        if let [(number, id)] = *self.pairs {
+            return (number == pair).then_some(id);
+        }
         let at = self.pairs.binary_search_by_key(&pair, |(number, _)| *number).ok()?;
         self.pairs.get(at).map(|(_, id)| *id)
     }
@@ -148,6 +152,7 @@ impl<B: Descriptors> Queues<B> {
         self.queues.len()
     }
 
+    #[inline]
     pub(super) fn get_mut(&mut self, at: usize) -> Option<&mut Queue<B>> {
         self.queues.get_mut(at)?.as_mut()
     }

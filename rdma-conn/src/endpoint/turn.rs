@@ -208,11 +208,9 @@ impl<B: Descriptors> Endpoint<B> {
             }
         };
         let mut over = ArrayVec::<ConnectionId, BATCH>::new();
-        let mut batch = self.batch.get(..count).unwrap_or_default();
-        while let Some(first) = batch.first() {
-            let more = batch.iter().take_while(|other| other.queue_pair == first.queue_pair).count();
-            let (run, rest) = batch.split_at_checked(more).unwrap_or((batch, &[]));
-            batch = rest;
+        let batch = self.batch.get(..count).unwrap_or_default();
+        for run in batch.chunk_by(|one, next| one.queue_pair == next.queue_pair) {
+            let Some(first) = run.first() else { continue };
             // Nobody's: the last ones of a queue pair that is gone.
             let Some(id) = queue.owner(first.queue_pair) else { continue };
             let Some(member) = self.members.get_mut(id) else { continue };
@@ -229,8 +227,8 @@ impl<B: Descriptors> Endpoint<B> {
                 member.note(id, &mut self.touched, (!self.quiet).then_some(&mut self.telling));
             }
         }
-        for id in over {
-            self.abort(id);
+        for id in &over {
+            self.abort(*id);
         }
         if count < BATCH { Found::All } else { Found::More }
     }

@@ -3,7 +3,7 @@
 use crate::backend::{Immediate, RemoteAddress};
 use crate::credit::Purpose;
 use crate::error::Error;
-use crate::send::Source;
+use crate::send::{SendBooks, Source, Span};
 use crate::time::Instant;
 use crate::wire::{FeatureSet, MESSAGE_LEN, Message, Window};
 
@@ -44,10 +44,39 @@ pub enum Action {
     Disconnect,
 }
 
+/// A WRITE with an immediate, [`Span::len`] of [`Notification::from`], whose success need not be reported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[must_use]
+pub struct Notification {
+    /// The work request's id.
+    pub id: u64,
+    /// The bytes, in the send buffer.
+    pub from: Span,
+    /// Where they go.
+    pub to: RemoteAddress,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Flush {
     left: u32,
     total: u32,
+}
+
+/// How far writes may go one by one as long as nothing else happens: what they need is there, no signal is due, and nothing
+/// becomes due by them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub(super) struct Easily {
+    /// Before this count of notifications.
+    notices: u64,
+    /// Before this count of bytes.
+    bytes: u64,
+}
+
+impl Easily {
+    #[inline]
+    const fn allow(&self, send: &SendBooks) -> bool {
+        send.posted().notices < self.notices && send.written() < self.bytes
+    }
 }
 
 impl Machine {
@@ -59,41 +88,76 @@ impl Machine {
                 debug_assert_eq!({ *self }.next_action(), None, "something to do went unnoticed");
                 None
             }
-            Due::Bytes => self.poll_write(now),
+            Due::Bytes => match self.poll_notification() {
+                Some(Notification { id, from, to }) => Some(Action::Write {
+                    id,
+                    signaled: false,
+                    from: Source::Buffer(from),
+                    to,
+                    immediate: Some(Immediate(from.len)),
+                }),
+                None => self.poll_anything(now),
+            },
             Due::Anything => self.poll_anything(now),
         }
     }
 
-    /// Returns the next part of what was written to an open connection that has nothing else to do.
+    /// Returns the next action, if that is one WRITE with all that waits, and [`Easily`] tells that nothing speaks against it: the
+    /// short way of [`Machine::poll_action`] for what nearly every write needs.
     #[inline]
-    fn poll_write(&mut self, now: Instant) -> Option<Action> {
+    pub fn poll_notification(&mut self) -> Option<Notification> {
+        if self.due != Due::Bytes || !self.easily.allow(&self.send) {
+            return None;
+        }
         debug_assert!(!self.wants_message(), "a message went unnoticed");
-        let action = self.next_write();
-        if action.is_none() {
-            return self.poll_anything(now);
-        }
-        if self.wants_proof() {
-            // What was posted is what asks for a proof, which is a message.
-            self.due = Due::Anything;
-        } else if self.flush.is_none() && self.send.all_posted() {
-            self.due = Due::Nothing;
-            self.timers.note_free();
-        }
-        action
+        let expected = if cfg!(debug_assertions) { { *self }.next_write() } else { None };
+        self.due = Due::Nothing;
+        let (from, id) = self.send.post_rest();
+        let to = self.tx.take_easily(from.len);
+        debug_assert!(
+            matches!(
+                expected,
+                Some(Action::Write {
+                    id: other,
+                    signaled: false,
+                    from: Source::Buffer(source),
+                    to: target,
+                    immediate: Some(Immediate(total)),
+                }) if (other, source, target, total) == (id, from, to, from.len)
+            ),
+            "a write that is not as the others"
+        );
+        Some(Notification { id, from, to })
     }
 
-    #[cold]
+    #[inline(never)]
     fn poll_anything(&mut self, now: Instant) -> Option<Action> {
         let action = self.next_action();
         let waits = self.flush.is_some() || !self.send.all_posted();
         if matches!(self.state, State::Open) && !waits && !self.wants_message() {
             self.due = Due::Nothing;
             self.timers.note_free();
+            // Whoever sends messages is not about to write.
+            self.easily =
+                if matches!(action, Some(Action::Send { .. })) { Easily::default() } else { self.easily() };
         } else if action.is_none() {
             self.due = Due::Held;
             self.timers.note_held_up(now, self.held_up());
+        } else {
+            self.due = Due::Anything;
         }
         action
+    }
+
+    /// Returns how far writes may go from here, when all is posted, with no more to ask than that.
+    fn easily(&self) -> Easily {
+        let (notices, bytes) = self.send.easily(self.slots_kept_back);
+        let proof = if self.patient { u64::MAX } else { self.credits.before_proof() };
+        Easily {
+            notices: notices.min(self.credits.for_data()).min(proof),
+            // The last byte of a window is to be noted.
+            bytes: bytes.min(self.send.posted().bytes.saturating_add(self.tx.room().into())),
+        }
     }
 
     /// Returns whether [`Machine::poll_action`] has nothing to do, as is known without a look: a driver that does not know the time
