@@ -248,7 +248,10 @@ impl World {
             self.noted = self.machine.next_timeout();
         }
         let (noted, next) = (self.noted, self.machine.next_timeout());
-        assert!(next.is_none_or(|next| noted.is_some_and(|noted| noted <= next)), "{next:?} before {noted:?}");
+        assert!(
+            next.is_none_or(|next| noted.is_some_and(|noted| noted <= next)),
+            "{next:?} before {noted:?}"
+        );
         let (config, machine, state) = (&self.config, &self.machine, self.machine.state());
         let flushed = |error| {
             matches!(error, Error::Transport(TransportError::Completion(first))
