@@ -9,13 +9,13 @@
 //! seed ─▶ Scenario ─▶ world::run ─▶ Outcome { violation, hash, marks, trace }
 //!            │                         ▲
 //!            ├─ Knobs, FaultPlan ─▶ rdma_softsim::Simulation ─ trace ─▶ Oracle
-//!            └─ Options, Habits  ─▶ Hub { Endpoint, End { App } ... }
+//!            └─ Options, Workload  ─▶ EventLoop { Endpoint, End { App } ... }
 //! ```
 
 pub mod app;
 pub mod deviation;
 pub mod end;
-pub mod hub;
+pub mod event_loop;
 pub mod judge;
 pub mod oracle;
 pub mod rogue;

@@ -6,9 +6,9 @@ use rdma_conn::Options;
 use rdma_proto::backend::RnrTimer;
 use rdma_softsim::{Fault, FaultPlan, Injection, Knobs, Limits, Parameters, Personality, Random, Site, When};
 
-use super::app::{End, Habits};
+use super::app::{End, Workload};
 use super::deviation::Deviation;
-use super::hub::Usage;
+use super::event_loop::Usage;
 
 /// A run, as data.
 #[derive(Clone, Debug)]
@@ -26,7 +26,7 @@ pub struct Scenario {
     /// Whether the limits are so tight that connections may fail by them.
     pub tight: bool,
     /// The connections.
-    pub connections: Vec<Dialogue>,
+    pub connections: Vec<ScenarioConnection>,
     /// How long a woken runner may take to run.
     pub sluggishness: Duration,
     /// The sides that have one endpoint for all their connections.
@@ -46,15 +46,15 @@ pub struct Endpoints {
 
 /// One connection: its client's host is its place in the list, plus one.
 #[derive(Clone, Debug)]
-pub struct Dialogue {
+pub struct ScenarioConnection {
     /// When the client begins.
     pub begins: Duration,
     /// The client's settings, ...
     pub options: Options,
     /// ... what it does, ...
-    pub client: Habits,
+    pub client: Workload,
     /// ... and what its peer does.
-    pub server: Habits,
+    pub server: Workload,
     /// One of the two is a raw peer that breaks the rules.
     pub rogue: Option<Rogue>,
 }
@@ -95,7 +95,8 @@ impl Scenario {
         };
         let server = options(&mut random, Options::server());
         let count = random.pick(&[1, 1, 1, 1, 2, 2, 3]);
-        let connections: Vec<_> = (0..count).map(|_| Dialogue::draw(&mut random, &server)).collect();
+        let connections: Vec<_> =
+            (0..count).map(|_| ScenarioConnection::draw(&mut random, &server)).collect();
         let mut this = Self {
             seed,
             personality,
@@ -242,7 +243,7 @@ fn deepen(options: &mut Options) {
     (protocol.send_depth, protocol.peer_receives) = (64, 64);
 }
 
-impl Dialogue {
+impl ScenarioConnection {
     fn draw(random: &mut Random, server: &Options) -> Self {
         let mut options = options(random, Options::client());
         let rogue = random.chance(1, 6).then(|| {
@@ -252,8 +253,8 @@ impl Dialogue {
         if let Some(rogue) = rogue {
             rogue.deviation.prepare(&mut options.protocol);
         }
-        let mut client = Habits::draw(random, &options.protocol, &server.protocol);
-        let mut peer = Habits::draw(random, &server.protocol, &options.protocol);
+        let mut client = Workload::draw(random, &options.protocol, &server.protocol);
+        let mut peer = Workload::draw(random, &server.protocol, &options.protocol);
         // Somebody has to end it, and whoever waits for everything needs a peer that lets it finish.
         match random.below(8) {
             0 => (client.end, peer.end) = (End::Close { reads_first: false }, End::Wait),
@@ -271,18 +272,9 @@ impl Dialogue {
             client.faces_rogue();
             peer.faces_rogue();
         }
-        Self { begins: random.pick(&[0, 0, 100, 5000]).pipe(micros), options, client, server: peer, rogue }
+        Self { begins: micros(random.pick(&[0, 0, 100, 5000])), options, client, server: peer, rogue }
     }
 }
-
-/// So that a choice reads from left to right.
-trait Pipe: Sized {
-    fn pipe<T>(self, into: impl FnOnce(Self) -> T) -> T {
-        into(self)
-    }
-}
-
-impl Pipe for u64 {}
 
 /// Faults by two coins: one says which kinds this run has at all, the other how many of each.
 fn plan(random: &mut Random, clients: u32, harmless: bool) -> FaultPlan {
