@@ -13,7 +13,7 @@ pub mod trace;
 pub mod vectors;
 pub mod workload;
 
-pub use suite::{exit, held};
+pub use suite::{exit, resources};
 
 /// What a passed case has to tell, or what was wrong.
 pub type Outcome = Result<String, client::Failure>;
