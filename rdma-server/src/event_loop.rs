@@ -300,7 +300,7 @@ impl<S> EventLoop<S> {
     }
 
     /// Returns how many closed connections still have bytes on their way.
-    pub fn parting(&self) -> usize {
+    pub fn closing(&self) -> usize {
         self.connections.values().filter(|connection| connection.loop_state.stage != Stage::Owned).count()
     }
 

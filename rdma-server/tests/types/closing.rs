@@ -15,7 +15,7 @@ pub(crate) fn a_close_delivers_what_was_written(test_bed: &impl TestBed) {
     pair.events.close(pair.client);
     // Not all of it can have left, since nobody reads yet.
     settle(&mut pair.events);
-    assert_eq!(pair.events.parting(), 1);
+    assert_eq!(pair.events.closing(), 1);
     assert!(pair.events.get(pair.client).is_none());
     let read = pair.read_to_end(pair.server);
     assert_eq!(read.len(), written);
@@ -48,7 +48,7 @@ pub(crate) fn a_shutdown_ends_both_directions(test_bed: &impl TestBed) {
 pub(crate) fn an_aborted_connection_ends_for_its_peer(test_bed: &impl TestBed) {
     let mut pair = pair(test_bed);
     pair.events.abort(pair.client);
-    assert_eq!(pair.events.parting(), 0);
+    assert_eq!(pair.events.closing(), 0);
     let mut ended = false;
     let begun = std::time::Instant::now();
     while !ended {

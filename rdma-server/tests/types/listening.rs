@@ -209,7 +209,7 @@ pub(crate) fn a_handshake_ends_in_time(test_bed: &impl TestBed) {
     assert_eq!(events.get(arrived).expect("is there").state(), SessionState::Accepting);
     events.close(arrived);
     let begun = Instant::now();
-    while events.parting() > 0 {
+    while events.closing() > 0 {
         assert!(begun.elapsed() < PATIENCE);
         events.turn(Some(Duration::from_millis(100))).expect("a turn");
     }

@@ -128,7 +128,7 @@ impl World<'_> {
             let (client, server) = (of(false), of(true));
             match connection.rogue {
                 Some(_) => {
-                    self.marks.inject(FailureClass::WrongPeer);
+                    self.failure_counts.inject(FailureClass::WrongPeer);
                     self.judge_rogue(place, server)?;
                 }
                 None if self.is_excused(place) => {}
@@ -168,7 +168,7 @@ impl World<'_> {
             ));
         }
         if error.is_some() {
-            self.marks.observe(FailureClass::WrongPeer);
+            self.failure_counts.observe(FailureClass::WrongPeer);
         }
         Ok(())
     }

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use rdma_conn::Options;
 use rdma_proto::backend::RnrTimer;
-use rdma_softsim::{Fault, FaultPlan, Injection, Knobs, Limits, Parameters, Personality, Random, Site, When};
+use rdma_softsim::{
+    DeviceKind, Fault, FaultPlan, Injection, Limits, Parameters, Random, SimulationSettings, Site, When,
+};
 
 use super::app::{End, Workload};
 use super::deviation::Deviation;
@@ -16,9 +18,9 @@ pub struct Scenario {
     /// Where all of it comes from.
     pub seed: u64,
     /// What kind of devices there are.
-    pub personality: Personality,
+    pub device_kind: DeviceKind,
     /// The fabric's times.
-    pub knobs: Knobs,
+    pub settings: SimulationSettings,
     /// The server's settings.
     pub server: Options,
     /// Its device's limits, and those of the clients.
@@ -73,11 +75,11 @@ const fn micros(count: u64) -> Duration {
 }
 
 impl Scenario {
-    /// The run of `seed` on devices of a personality.
+    /// The run of `seed` on devices of a kind.
     #[must_use]
-    pub fn draw(seed: u64, personality: Personality) -> Self {
+    pub fn draw(seed: u64, device_kind: DeviceKind) -> Self {
         let mut random = Random::new(seed ^ 0x51a7_0000_0000_0000);
-        let knobs = knobs(&mut random);
+        let settings = settings(&mut random);
         let limits = Limits {
             max_queue_depth: random.pick(&[2, 4, 16, 1024, 1 << 14]),
             max_inline: random.pick(&[0, 16, 32, 256]),
@@ -99,8 +101,8 @@ impl Scenario {
             (0..count).map(|_| ScenarioConnection::draw(&mut random, &server)).collect();
         let mut this = Self {
             seed,
-            personality,
-            knobs,
+            device_kind,
+            settings,
             server,
             limits,
             tight,
@@ -134,7 +136,7 @@ impl Scenario {
         if random.chance(1, 8) {
             // Long queues of small things, and programs that come late.
             self.sluggishness = micros(500);
-            self.knobs.cm_jitter = Duration::ZERO;
+            self.settings.cm_jitter = Duration::ZERO;
             self.limits.max_queue_depth = self.limits.max_queue_depth.max(1024);
             deepen(&mut self.server);
             for connection in self.connections.iter_mut().filter(|connection| connection.rogue.is_none()) {
@@ -175,16 +177,16 @@ impl Scenario {
         let deepest = u16::try_from(self.limits.max_queue_depth).unwrap_or(u16::MAX);
         let server_receives = self.server.receives.min(deepest);
         for connection in &mut self.connections {
-            if self.knobs.accept_rnr_retry.is_some() {
+            if self.settings.accept_rnr_retry.is_some() {
                 // A peer that cannot wait counts on the receives that it was promised.
                 let protocol = &mut connection.options.protocol;
                 protocol.peer_receives = protocol.peer_receives.min(server_receives).max(2);
             }
         }
-        if self.knobs.accept_rnr_retry.is_some() && server_receives < 2 {
-            self.knobs.accept_rnr_retry = None;
+        if self.settings.accept_rnr_retry.is_some() && server_receives < 2 {
+            self.settings.accept_rnr_retry = None;
         }
-        if self.knobs.accept_rnr_retry.is_some() {
+        if self.settings.accept_rnr_retry.is_some() {
             // One receive that is not ready would be the end, and not by any program's fault.
             self.plan.retain(|injection| !matches!(injection.fault, Fault::NotReady { .. }));
         }
@@ -198,9 +200,9 @@ impl Scenario {
     }
 }
 
-fn knobs(random: &mut Random) -> Knobs {
+fn settings(random: &mut Random) -> SimulationSettings {
     let latency = micros(random.pick(&[0, 1, 5, 50, 1000]));
-    Knobs {
+    SimulationSettings {
         parameters: Parameters { latency, timewait: micros(500), ..Parameters::default() },
         jitter: random.pick(&[Duration::ZERO, latency, micros(20)]),
         cm_jitter: random.pick(&[Duration::ZERO, micros(100), micros(3000)]),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rdma_proto::time::Instant;
 use rdma_softsim::trace::{Entry, What};
-use rdma_softsim::{FailureClass, Limits, Marks, Random, Resources, Simulation, SoftSim};
+use rdma_softsim::{FailureClass, FailureCounts, Limits, Random, Resources, Simulation, SoftSim};
 
 use super::app::{App, EndCause, Ending, Stream};
 use super::end::{Acceptor, End};
@@ -38,7 +38,7 @@ pub struct Outcome {
     /// Bytes read by all programs.
     pub bytes: u64,
     /// Classes of failure met.
-    pub marks: Marks,
+    pub failure_counts: FailureCounts,
     /// Faults that found nothing to strike.
     pub idle_faults: usize,
     /// What happened, if it was asked for.
@@ -54,7 +54,7 @@ impl Outcome {
             hash: 0,
             events: 0,
             bytes: 0,
-            marks: Marks::default(),
+            failure_counts: FailureCounts::default(),
             idle_faults: 0,
             trace: Vec::new(),
         }
@@ -74,7 +74,7 @@ pub(super) struct World<'a> {
     turns: BTreeMap<Runner, Instant>,
     oracle: Oracle,
     /// Classes of failure that the fabric knows nothing about.
-    pub(super) marks: Marks,
+    pub(super) failure_counts: FailureCounts,
     trace: Option<Vec<Entry>>,
     /// Faults that struck: on which host, and whether connections may end by them.
     pub(super) struck: Vec<(u32, bool)>,
@@ -105,14 +105,14 @@ pub fn run(scenario: &Scenario, keep_trace: bool) -> Outcome {
     let bytes = world.all_ends().map(|end| end.app().bytes_read()).sum();
     let idle_faults = world.sim.remaining_faults().len();
     let violation = violation.or_else(|| world.clear_up().err());
-    let mut marks = world.sim.marks();
-    marks.add(&world.marks);
+    let mut failure_counts = world.sim.failure_counts();
+    failure_counts.add(&world.failure_counts);
     Outcome {
         violation,
         hash: world.sim.hash(),
         events: world.sim.events(),
         bytes,
-        marks,
+        failure_counts,
         idle_faults,
         trace: world.trace.unwrap_or_default(),
     }
@@ -128,7 +128,8 @@ fn program(scenario: &Scenario, now: Instant, random: &mut Random, place: usize,
 
 impl<'a> World<'a> {
     fn new(scenario: &'a Scenario, keep_trace: bool) -> Self {
-        let sim = Simulation::new(scenario.seed, scenario.personality, scenario.knobs, scenario.plan.clone());
+        let sim =
+            Simulation::new(scenario.seed, scenario.device_kind, scenario.settings, scenario.plan.clone());
         let server = sim.host(&[address(SERVER)], scenario.limits);
         Self {
             scenario,
@@ -140,7 +141,7 @@ impl<'a> World<'a> {
             rogues: Vec::new(),
             turns: BTreeMap::new(),
             oracle: Oracle::default(),
-            marks: Marks::default(),
+            failure_counts: FailureCounts::default(),
             trace: keep_trace.then(Vec::new),
             struck: Vec::new(),
             stirred: true,
@@ -325,16 +326,16 @@ impl<'a> World<'a> {
         let event_loop = &mut self.event_loops[place];
         let host = event_loop.host();
         if self.sim.stalled_until(host).is_some_and(|until| until == self.sim.now()) {
-            self.marks.observe(FailureClass::SlowConsumer);
+            self.failure_counts.observe(FailureClass::SlowConsumer);
         }
         let (scenario, now) = (self.scenario, self.sim.now());
         let accepted = |random: &mut Random, place| program(scenario, now, random, place, false);
-        self.marks.inject(FailureClass::Scheduling);
+        self.failure_counts.inject(FailureClass::Scheduling);
         let lost = self.sim.is_killed(host)
             || match event_loop.run(&mut self.random, accepted) {
                 Ok(several) => {
                     if several {
-                        self.marks.observe(FailureClass::Scheduling);
+                        self.failure_counts.observe(FailureClass::Scheduling);
                     }
                     false
                 }

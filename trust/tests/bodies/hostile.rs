@@ -13,7 +13,7 @@ use std::time::Duration;
 use rdma_conn::{Connection, ConnectionId, Endpoint, Error, Options};
 use rdma_proto::time::Instant;
 use rdma_proto::{Keepalive, State};
-use rdma_softsim::{Knobs, Limits, Personality, Random, Resources, Simulation, SoftSim};
+use rdma_softsim::{DeviceKind, Limits, Random, Resources, Simulation, SimulationSettings, SoftSim};
 use trust::sim::app::{App, End as Finish, EndCause, Stream, Workload};
 use trust::sim::end::{Acceptor, End, is_readable};
 use trust::sim::event_loop::{EventLoop, Usage};
@@ -97,9 +97,9 @@ fn options(script: &mut Script<'_>, usual: Options) -> Options {
 
 impl World {
     fn new(script: &mut Script<'_>) -> Self {
-        let personality = Personality::ALL[usize::from(script.byte()) % Personality::ALL.len()];
+        let device_kind = DeviceKind::ALL[usize::from(script.byte()) % DeviceKind::ALL.len()];
         let seed = script.byte().into();
-        let sim = Simulation::new(seed, personality, Knobs::default(), Vec::new());
+        let sim = Simulation::new(seed, device_kind, SimulationSettings::default(), Vec::new());
         let ours = sim.host(&[address(VICTIM)], Limits::default());
         let theirs = sim.host(&[address(HOSTILE)], Limits::default());
         let serves = script.flag();
