@@ -9,7 +9,7 @@ use rdma_proto::backend::{
     QueuePairLimits, RecvRequest, Region as _, RemoteAddress, SendOp, SendRequest, Slice,
 };
 use rdma_proto::time::Instant;
-use rdma_softsim::trace::What;
+use rdma_softsim::trace::EntryKind;
 use rdma_softsim::{
     CompletionQueue, DeviceKind, Domain, EventChannel, FailureClass, Fault, FaultPlan, Identifier, Injection,
     Limits, Parameters, QueuePair, Region, Simulation, SimulationSettings, Site, SoftSim, When,
@@ -237,7 +237,7 @@ fn a_send_buffer_that_is_touched_too_early_is_noticed() {
         }
         poll(&world.active.completions);
         assert!(world.active.region.memory().write(0, b"third"));
-        let tampered = |what: &What| matches!(what, What::Tampered { id: 7, .. });
+        let tampered = |what: &EntryKind| matches!(what, EntryKind::Tampered { id: 7, .. });
         let found = world.sim.take_trace().iter().filter(|entry| tampered(&entry.what)).count();
         assert_eq!(found, noticed);
     }

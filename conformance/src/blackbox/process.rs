@@ -145,13 +145,13 @@ pub struct AwaitedClients;
 
 impl Clients for AwaitedClients {
     fn start(&self, _: &str, _: SocketAddr) -> Result<Box<dyn Running>, String> {
-        Ok(Box::new(Unseen))
+        Ok(Box::new(AwaitedClient))
     }
 }
 
-struct Unseen;
+struct AwaitedClient;
 
-impl Running for Unseen {
+impl Running for AwaitedClient {
     fn ended(&mut self, patience: Duration) -> Option<Exit> {
         // Time for whatever it has to do before it comes again.
         std::thread::sleep(patience.min(Duration::from_millis(50)));

@@ -3,7 +3,7 @@
 use rdma_proto::backend::{
     Access, Backend, CmEventKind, ConnectParams, EventChannel, Identifier, QueuePairLimits,
 };
-use rdma_softsim::trace::What;
+use rdma_softsim::trace::EntryKind;
 
 use super::*;
 use crate::Secret;
@@ -287,7 +287,7 @@ fn no_chunk_can_be_written_by_a_peer() {
     world.run(&mut publisher, &mut pulls);
     let (mut read_only, mut windows) = (0, 0);
     for entry in world.sim.take_trace() {
-        if let What::Registered { access, .. } = entry.what {
+        if let EntryKind::Registered { access, .. } = entry.what {
             let (read, written) = (access.allows(Access::REMOTE_READ), access.allows(Access::REMOTE_WRITE));
             assert!(!(read && written), "{access:?}");
             read_only += usize::from(read);

@@ -11,7 +11,7 @@ use super::{ContextId, Event, HostId, Model, PairId, QueueId, Wake};
 use crate::Error;
 use crate::failure_class::{ClassSet, FailureClass};
 use crate::faults::{Fault, Site};
-use crate::trace::What;
+use crate::trace::EntryKind;
 
 /// A completion queue and its completion channel.
 pub(crate) struct CompletionQueue {
@@ -141,7 +141,7 @@ impl Model {
         let Some(queue) = self.queues.remove(id) else { return };
         let host = queue.host.index();
         if busy {
-            self.note(|| What::Busy { host, what: "completion queue" });
+            self.note(|| EntryKind::Busy { host, what: "completion queue" });
         } else {
             self.count_observed(FailureClass::TeardownOrder);
         }
@@ -195,7 +195,7 @@ impl Model {
             pair.requester.give_back(entry.frees);
         }
         if self.simulation.is_some() {
-            self.note(|| What::Polled(entry.completion));
+            self.note(|| EntryKind::Polled(entry.completion));
             if let Some(sequence) = entry.lands {
                 self.land(entry.pair, sequence);
                 if self.is_half_open(entry.pair) {
@@ -307,7 +307,7 @@ impl Model {
             return self.lose_queue(id);
         }
         let completion = entry.completion;
-        self.note(|| What::Completed(completion));
+        self.note(|| EntryKind::Completed(completion));
         let Some(queue) = self.queues.get_mut(id) else { return };
         queue.entries.push_back(entry);
         if core::mem::take(&mut queue.armed) {

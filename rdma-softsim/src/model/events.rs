@@ -9,7 +9,7 @@ use super::queue_pair::Owner;
 use super::{ChannelId, HostId, IdentifierId, Model, PairId, Wake};
 use crate::Error;
 use crate::failure_class::FailureClass;
-use crate::trace::What;
+use crate::trace::EntryKind;
 
 /// A channel of connection-manager events.
 pub(crate) struct EventChannel {
@@ -124,7 +124,7 @@ impl Model {
     pub(super) fn notify_with(&mut self, identifier: IdentifierId, kind: NoticeKind, data: Box<[u8]>) {
         let Some(owner) = self.identifiers.get(identifier) else { return };
         let (key, channel, host) = (owner.key, owner.channel, owner.host.index());
-        self.note(|| What::Told { host, identifier: key.0, what: kind.name() });
+        self.note(|| EntryKind::Told { host, identifier: key.0, what: kind.name() });
         self.append(channel, Notice { identifier, key, kind, data });
     }
 

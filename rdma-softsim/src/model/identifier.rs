@@ -14,7 +14,7 @@ use super::queue_pair::Owner;
 use super::{ChannelId, DomainId, Event, HostId, IdentifierId, Model, PairId, QueueId};
 use crate::Error;
 use crate::faults::{Fault, Site};
-use crate::trace::What;
+use crate::trace::EntryKind;
 
 /// `-ETIMEDOUT`.
 pub(super) const TIMED_OUT: i32 = -110;
@@ -418,7 +418,7 @@ impl Model {
         let Some(identifier) = self.identifiers.remove(id) else { return };
         if identifier.pair.is_some() {
             let host = identifier.host.index();
-            self.note(|| What::Busy { host, what: "identifier" });
+            self.note(|| EntryKind::Busy { host, what: "identifier" });
         }
         if let (Phase::Listening { .. }, Some(local)) = (identifier.phase, identifier.local)
             && let Some(owner) = self.hosts.get_mut(identifier.host)

@@ -11,7 +11,7 @@ use super::responder::Responder;
 use super::{ContextId, DomainId, HostId, Model, PairId, QueueId};
 use crate::Error;
 use crate::failure_class::FailureClass;
-use crate::trace::What;
+use crate::trace::EntryKind;
 
 /// What `ibv_create_qp(3)` is given.
 pub(crate) struct PairAttributes {
@@ -113,7 +113,7 @@ impl Model {
             Owner::Context(..) => 0,
         };
         let on = host.index();
-        self.note(|| What::Created { host: on, pair: number, identifier });
+        self.note(|| EntryKind::Created { host: on, pair: number, identifier });
         Ok((pair, number, limits.inline as usize))
     }
 }

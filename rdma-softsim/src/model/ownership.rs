@@ -11,7 +11,7 @@ use super::memory::CHUNK;
 use super::requester::Source;
 use super::{Model, PairId, RegionId};
 use crate::failure_class::FailureClass;
-use crate::trace::{Digest, What};
+use crate::trace::{Digest, EntryKind};
 
 /// What a simulation keeps of a queue pair's bytes.
 #[derive(Default)]
@@ -89,7 +89,7 @@ impl Model {
             self.hash_of(lent.region, lent.offset, lent.len).is_some_and(|hash| hash != lent.hash)
         });
         if let Some(work) = changed.map(|lent| lent.id) {
-            self.note(|| What::Tampered { pair: number, id: work });
+            self.note(|| EntryKind::Tampered { pair: number, id: work });
         }
         let Some(pair) = self.pairs.get_mut(id) else { return };
         let before = pair.ownership.lent.len();

@@ -13,7 +13,7 @@ use crate::Error;
 use crate::device_kind::Flush;
 use crate::failure_class::{ClassSet, FailureClass};
 use crate::faults::{Fault, Site};
-use crate::trace::What;
+use crate::trace::EntryKind;
 
 /// The longest message, as on every known device.
 const MAX_MESSAGE: usize = 1 << 31;
@@ -231,7 +231,7 @@ impl Model {
         let failed = pair.state == State::Error;
         if self.simulation.is_some() {
             let posted = self.describe(&work);
-            self.note(|| What::Posted { pair: number, work: posted });
+            self.note(|| EntryKind::Posted { pair: number, work: posted });
         }
         let Some(pair) = self.pairs.get_mut(id) else { return };
         pair.requester.push(work);
@@ -261,7 +261,7 @@ impl Model {
         let Some(pair) = self.pairs.get_mut(id) else { return Ok(()) };
         pair.responder.receives.push_back(ReceiveWork { id: request.id, region, offset, len });
         let (number, failed, work) = (pair.number, pair.state == State::Error, request.id);
-        self.note(|| What::Received { pair: number, id: work });
+        self.note(|| EntryKind::Received { pair: number, id: work });
         if failed {
             self.begin_flush(id);
         }

@@ -14,7 +14,7 @@ use super::requester::{Answer, SendWork, Source};
 use super::{Event, Model, PairId, RegionId};
 use crate::failure_class::FailureClass;
 use crate::faults::{Fault, Site};
-use crate::trace::What;
+use crate::trace::EntryKind;
 
 /// A posted receive.
 #[derive(Clone, Copy)]
@@ -275,7 +275,7 @@ impl Model {
         let injected = peer.responder.unready > 0;
         peer.responder.unready = peer.responder.unready.saturating_sub(1);
         let timer = peer.responder.rnr_timer;
-        self.note(|| What::NotReady { from: sender, to: receiver, injected, limited });
+        self.note(|| EntryKind::NotReady { from: sender, to: receiver, injected, limited });
         if !injected {
             self.count_injected(FailureClass::ReceiverNotReady);
         }
@@ -300,7 +300,7 @@ impl Model {
         if self.is_half_open(at) {
             self.count_injected(FailureClass::EstablishmentRace);
         }
-        self.note(|| What::Executed { from: from_number, to, work });
+        self.note(|| EntryKind::Executed { from: from_number, to, work });
     }
 
     /// Where a WRITE or READ of the peer goes. Without bytes there is nothing to check (IBA: R_Key is not validated).

@@ -14,7 +14,7 @@ use crate::device_kind::{Behaviour, DeviceKind, SimulationSettings};
 use crate::failure_class::{FailureClass, FailureCounts};
 use crate::faults::{Fault, Injection, Site, When};
 use crate::settings::Link;
-use crate::trace::{Entry, Trace, What};
+use crate::trace::{Entry, EntryKind, Trace};
 use crate::{FaultPlan, Random};
 
 /// The seeded part of a simulation.
@@ -78,7 +78,7 @@ impl SimulationState {
         let injection: Injection = self.plan.remove(place);
         self.failure_counts.inject(injection.fault.class());
         self.last_fault = Some(now);
-        self.trace.push(Entry { event: self.events, at: now, what: What::Struck(injection) });
+        self.trace.push(Entry { event: self.events, at: now, what: EntryKind::Struck(injection) });
         Some(injection.fault)
     }
 
@@ -115,7 +115,7 @@ impl Model {
     }
 
     /// Notes what happens, if anybody wants to know.
-    pub(super) fn note(&mut self, what: impl FnOnce() -> What) {
+    pub(super) fn note(&mut self, what: impl FnOnce() -> EntryKind) {
         let at = self.event_queue.now();
         if let Some(simulation) = &mut self.simulation {
             let event = simulation.events;
@@ -298,7 +298,7 @@ impl Model {
             && let Some(identifier) = self.identifiers.get(id)
         {
             let (host, identifier) = (identifier.host.index(), identifier.key.0);
-            self.note(|| What::Called { host, identifier, what });
+            self.note(|| EntryKind::Called { host, identifier, what });
         }
     }
 }

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use rdma_proto::time::Instant;
-use rdma_softsim::trace::{Entry, What};
+use rdma_softsim::trace::{Entry, EntryKind};
 use rdma_softsim::{FailureClass, FailureCounts, Limits, Random, Resources, Simulation, SoftSim};
 
 use super::app::{App, EndCause, Ending, Stream};
@@ -381,7 +381,7 @@ impl<'a> World<'a> {
         self.note_reads();
         let mut verdict = Ok(());
         for entry in &entries {
-            if let What::Struck(injection) = &entry.what {
+            if let EntryKind::Struck(injection) = &entry.what {
                 self.struck.push((injection.host, injection.fault.may_end_connections()));
             }
             if verdict.is_ok() {

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
-use conformance::intercept::{Below, Call, Intercepted, Interceptor, Origin, Region};
+use conformance::intercept::{Call, Intercepted, Interceptor, LowerQueuePair, Origin, Region};
 use rdma_proto::backend::{
     Access, Backend, CmEventKind, Completed, Completion, ConnectParams, Domain as _, IdentifierKey,
     PostError, QueuePairLimits, RecvRequest, Region as _, SendOp, SendRequest, Slice,
@@ -78,7 +78,7 @@ pub struct Pair {
 
 impl Pair {
     /// Sends what a mistake adds.
-    fn add(&self, below: &Below<'_, SoftSim>, message: &[u8]) {
+    fn add(&self, below: &LowerQueuePair<'_, SoftSim>, message: &[u8]) {
         let written = self.spare.memory().write(0, message);
         debug_assert!(written, "as long as a message");
         let local = Slice { region: &self.spare, offset: 0, len: message.len() };
@@ -205,7 +205,7 @@ impl Interceptor<SoftSim> for Mistaken {
     fn post_send(
         &self,
         pair: &Pair,
-        below: Below<'_, SoftSim>,
+        below: LowerQueuePair<'_, SoftSim>,
         requests: &[SendRequest<'_, Region<SoftSim>>],
     ) -> Result<(), PostError<Error>> {
         let mut tamper = lock(&pair.tamper);
@@ -232,7 +232,7 @@ impl Interceptor<SoftSim> for Mistaken {
     fn post_recv(
         &self,
         pair: &Pair,
-        below: Below<'_, SoftSim>,
+        below: LowerQueuePair<'_, SoftSim>,
         requests: &[RecvRequest<'_, Region<SoftSim>>],
     ) -> Result<(), PostError<Error>> {
         if self.is(Mistake::NeverReposts) && lock(&pair.tamper).has_heard {
@@ -253,7 +253,7 @@ impl Interceptor<SoftSim> for Mistaken {
         below.post_recv(&chain)
     }
 
-    fn polled(&self, pair: &Pair, below: Below<'_, SoftSim>, completion: &mut Completion) -> bool {
+    fn polled(&self, pair: &Pair, below: LowerQueuePair<'_, SoftSim>, completion: &mut Completion) -> bool {
         if completion.id == ADDED {
             return false;
         }

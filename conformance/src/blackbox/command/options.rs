@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use super::{Trouble, pair, usage};
+use super::{CommandError, pair, usage};
 use crate::blackbox::report::Format;
 use crate::blackbox::results::Target;
 use crate::blackbox::select::{Harm, Select};
@@ -14,7 +14,7 @@ use crate::reqs::Role;
 
 /// The target.
 #[derive(Subcommand, Clone, Debug)]
-pub enum Who {
+pub enum TargetCommand {
     /// A server: the suite connects to it.
     Server(ServerRun),
     /// A client: it connects to the suite.
@@ -98,7 +98,7 @@ pub(super) struct Common {
 }
 
 /// Refuses a shell command of which only the first part would run: it is started with `exec`, so that its end is the target's.
-pub(super) fn one_command(command: &str) -> Result<(), Trouble> {
+pub(super) fn one_command(command: &str) -> Result<(), CommandError> {
     let mut quote = None;
     let mut before = ' ';
     let mut letters = command.trim().chars().peekable();
@@ -122,7 +122,7 @@ pub(super) fn one_command(command: &str) -> Result<(), Trouble> {
 }
 
 /// Parses a command line of `run`.
-pub(super) fn parse(arguments: &[String]) -> Result<Who, String> {
+pub(super) fn parse(arguments: &[String]) -> Result<TargetCommand, String> {
     #[derive(Parser)]
     #[command(no_binary_name = true)]
     struct Line {
@@ -133,7 +133,7 @@ pub(super) fn parse(arguments: &[String]) -> Result<Who, String> {
     enum Only {
         Run {
             #[command(subcommand)]
-            who: Who,
+            who: TargetCommand,
         },
     }
     let Line { command: Only::Run { who } } =
@@ -142,7 +142,7 @@ pub(super) fn parse(arguments: &[String]) -> Result<Who, String> {
 }
 
 impl Common {
-    pub(super) fn patience(&self) -> Result<Duration, Trouble> {
+    pub(super) fn patience(&self) -> Result<Duration, CommandError> {
         Duration::try_from_secs_f64(self.patience)
             .ok()
             .filter(|patience| !patience.is_zero())
@@ -150,7 +150,7 @@ impl Common {
     }
 
     /// What may be done to a target; `local` says that it is on this machine.
-    pub(super) fn harm(&self, local: bool) -> Result<Harm, Trouble> {
+    pub(super) fn harm(&self, local: bool) -> Result<Harm, CommandError> {
         match self.allow_disruptive {
             0 => Ok(Harm::None),
             1 if !local => Err(usage(
@@ -160,7 +160,7 @@ impl Common {
         }
     }
 
-    pub(super) fn on_softsim(&self, has_target: bool) -> Result<bool, Trouble> {
+    pub(super) fn on_softsim(&self, has_target: bool) -> Result<bool, CommandError> {
         match self.backend {
             Some(Backend::Softsim) if has_target || self.listen.is_some() => Err(usage(
                 "on softsim the target is this library's own side; a target or an address needs --backend verbs",
