@@ -180,7 +180,11 @@ impl Telling {
                 }
             }
             What::Flushed { count } => format!("{count} receives flushed"),
-            What::Dropped { count } => format!("... {count} entries are missing: the recorder was full ..."),
+            What::Dropped { count } => {
+                this.way.missed();
+                other.way.missed();
+                format!("... {count} entries are missing: the recorder was full ...")
+            }
         };
         Some((lane, text))
     }
