@@ -7,7 +7,7 @@ use zerocopy::byteorder::network_endian::{U32, U64};
 use super::scenario::Scenario;
 use crate::Error;
 use crate::publisher::Store;
-use crate::reader::{AREA, Limits};
+use crate::reader::Limits;
 use crate::wire::Layout;
 
 /// A lie, and the chunk it is about.
@@ -123,7 +123,7 @@ impl Lie {
             match self.about {
                 Areas => mapping.areas = U32::new(mapping.areas.get() + 1),
                 NoArea => (mapping.areas, mapping.bytes) = (U32::new(0), U64::new(0)),
-                Start => mapping.address = U64::new(u64::MAX - u64::from(AREA)),
+                Start => mapping.address = U64::new(u64::MAX - 8),
                 Key => mapping.rkey = U32::new(mapping.rkey.get() ^ 0x0100_0000),
                 _ => {}
             }

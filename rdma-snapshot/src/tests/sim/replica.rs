@@ -345,6 +345,7 @@ impl Replica {
             self.retry_at = Some(now.after(Duration::from_millis(100 << self.failures.min(5))));
             return Ok(());
         }
+        self.retry_at = None;
         self.end = Some(End::Failed(error));
         if let Some(serving) = &mut self.serving {
             serving.leave(Reason::Failed, now);

@@ -211,7 +211,11 @@ impl<'a> Stage<'a> {
 
     /// Runs to the end, and looks at what is left then.
     pub(super) fn run(mut self) -> Result<Outcome, Violation> {
-        while !self.is_over() {
+        loop {
+            self.act();
+            if self.is_over() {
+                break;
+            }
             self.turn()?;
         }
         let began = self.world.sim.now();
@@ -236,9 +240,8 @@ impl<'a> Stage<'a> {
         self.replicas.iter().all(|replica| replica.is_over(now) && !is_pending(replica))
     }
 
-    /// One turn for whoever is due, or time passes.
+    /// A turn for whoever is due, or time passes.
     fn turn(&mut self) -> Result<(), Violation> {
-        self.act();
         let now = self.world.sim.now();
         let mut any = self.origin.is_due(now);
         if any {
