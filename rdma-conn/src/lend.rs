@@ -33,10 +33,16 @@ impl Buffers {
     pub(crate) fn bytes(&self) -> usize {
         self.0.load(Ordering::Relaxed)
     }
+
+    /// Counts a buffer of so many bytes, until what it returns is dropped.
+    pub(crate) fn count(&self, bytes: usize) -> Counted {
+        self.0.fetch_add(bytes, Ordering::Relaxed);
+        Counted { buffers: self.clone(), bytes }
+    }
 }
 
 /// A buffer's part of [`Buffers`], until it is dropped.
-struct Counted {
+pub(crate) struct Counted {
     buffers: Buffers,
     bytes: usize,
 }
@@ -60,9 +66,8 @@ impl Owner {
 
 impl<B: Backend> RegisteredBuffer<B> {
     pub(crate) fn new(memory: Booked<B::Region>, owner: Owner, buffers: &Buffers) -> Self {
-        let bytes = memory.region.len();
-        buffers.0.fetch_add(bytes, Ordering::Relaxed);
-        Self { memory, owner, _counted: Counted { buffers: buffers.clone(), bytes } }
+        let counted = buffers.count(memory.region.len());
+        Self { memory, owner, _counted: counted }
     }
 
     /// Returns whether it was registered for the connection that has this name.

@@ -296,6 +296,7 @@ impl<B: Backend> Connection<B> {
             into = into.get_mut(copied as usize..).unwrap_or_default();
         }
         if read > 0 || wanted == 0 {
+            self.memory.keep_landing(self.machine.is_landing());
             // A window that was emptied is announced again at once. Most reads empty none.
             if !self.machine.is_settled() {
                 self.went_on();
@@ -328,6 +329,7 @@ impl<B: Backend> Connection<B> {
             self.machine.consume(now as u32)?;
             left -= now;
         }
+        self.memory.keep_landing(self.machine.is_landing());
         self.went_on();
         Ok(())
     }
