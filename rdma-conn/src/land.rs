@@ -7,70 +7,20 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use rdma_proto::backend::{Backend, Region};
+use rdma_proto::backend::{Access, Backend, Region};
 use rdma_proto::memory::SharedMemory;
 use rdma_proto::{ApiMisuse, Error as ProtocolError, Readable, RegionAddress, State};
 
-use crate::budget::Booked;
 use crate::connection::Connection;
 use crate::error::Error;
-use crate::lend::{Buffers, Counted, Owner};
+use crate::lend::RegisteredBuffer;
 
 /// Bytes that are copied at once, from one window to memory of the application.
 const COPY: usize = 8 << 10;
 
-/// Registered memory to receive into on one connection, made by
-/// [`Connection::register_landing`](crate::Connection::register_landing).
-///
-/// The peer can write to all of it, at any time, from when the first window in it is announced until it is deregistered, which
-/// dropping it does. A peer that obeys the protocol writes only to windows, each once, and to none that is full
-/// (VR-SEC-005). So there is no `&[u8]` of it: copy what you decide on, and decide on the copy.
-///
-/// It counts as memory of its connection ([`Limits::registered_bytes`](crate::Limits::registered_bytes)), and may outlive it.
-pub struct LandingBuffer<B: Backend> {
-    memory: Booked<B::Region>,
-    /// The connection that it was registered for: its key means nothing in the protection domain of another.
-    owner: Owner,
-    _counted: Counted,
-}
-
-impl<B: Backend> LandingBuffer<B> {
-    pub(crate) fn new(memory: Booked<B::Region>, owner: Owner, buffers: &Buffers) -> Self {
-        let counted = buffers.count(memory.region.len());
-        Self { memory, owner, _counted: counted }
-    }
-
-    /// Returns its length in bytes.
-    pub fn len(&self) -> usize {
-        self.memory.region.len()
-    }
-
-    /// Returns whether it has no bytes.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Returns its bytes, as memory that the peer may change.
-    pub fn memory(&self) -> SharedMemory<'_> {
-        self.memory.region.memory()
-    }
-
-    /// Copies `into.len()` bytes from `offset` on. False, and nothing copied, if they are not all inside.
-    #[must_use]
-    pub fn read(&self, offset: usize, into: &mut [u8]) -> bool {
-        self.memory.region.read(offset, into)
-    }
-}
-
-impl<B: Backend> std::fmt::Debug for LandingBuffer<B> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("LandingBuffer").field("len", &self.len()).finish_non_exhaustive()
-    }
-}
-
 /// The memory of the application in which windows of a connection lie now.
 pub(crate) struct Landing<B: Backend> {
-    pub(crate) buffer: Arc<LandingBuffer<B>>,
+    pub(crate) buffer: Arc<RegisteredBuffer<B>>,
     /// Where in the buffer [`Machine::land`](rdma_proto::Machine::land) begins to count.
     start: usize,
 }
@@ -97,13 +47,13 @@ pub struct Received {
     pub copied: u64,
 }
 
-/// A part of the stream on its way into a [`LandingBuffer`]: the next bytes that are not read yet, as many as a range of the buffer
+/// A part of the stream on its way into a [`RegisteredBuffer`]: the next bytes that are not read yet, as many as a range of the buffer
 /// has. [`Endpoint::receive`](crate::Endpoint::receive) carries it on until all of them are there.
 ///
 /// One that is dropped before leaves the bytes that have not arrived to whoever reads next.
 #[derive(Debug)]
 pub struct Receiving<B: Backend> {
-    buffer: Arc<LandingBuffer<B>>,
+    buffer: Arc<RegisteredBuffer<B>>,
     /// Where the bytes belong that are still to come.
     range: Range<usize>,
     received: Received,
@@ -112,19 +62,23 @@ pub struct Receiving<B: Backend> {
 
 impl<B: Backend> Receiving<B> {
     /// Returns the next `range.len()` unread bytes of a stream, which belong into `range` of `buffer`.
-    pub fn new(buffer: Arc<LandingBuffer<B>>, range: Range<usize>) -> Self {
+    pub fn new(buffer: Arc<RegisteredBuffer<B>>, range: Range<usize>) -> Self {
         Self { buffer, range, received: Received::default(), begun: false }
     }
 }
 
 impl<B: Backend> Connection<B> {
-    /// Registers `len` bytes to receive into without a copy, all zero at first. Registering takes much longer than copying
-    /// a few kilobytes, so keep what it returns and use it again.
+    /// Registers `len` bytes to receive into without a copy, all zero at first; they can be lent as well. Registering takes much longer
+    /// than copying a few kilobytes, so keep what it returns and use it again.
+    ///
+    /// The peer can write to all of it, at any time, from when the first window in it is announced until it is deregistered, which
+    /// dropping it does. A peer that obeys the protocol writes only to windows, each byte once, and to none that is full
+    /// (VR-SEC-005).
     ///
     /// # Errors
     /// `len` is zero, or no memory can be registered.
-    pub fn register_landing(&self, len: usize) -> Result<LandingBuffer<B>, Error> {
-        self.memory.landing_buffer(len)
+    pub fn register_landing(&self, len: usize) -> Result<RegisteredBuffer<B>, Error> {
+        self.memory.buffer(len, Access::REMOTE_WRITE)
     }
 
     /// Carries `receiving` on with what has arrived, and has the windows to come written where they belong. Returns how the bytes came
@@ -152,7 +106,7 @@ impl<B: Backend> Connection<B> {
                 let mut bytes = [0; COPY];
                 let bytes = bytes.get_mut(..len).unwrap_or_default();
                 let copied = self.memory.read_window(part, bytes) as usize == len
-                    && receiving.buffer.memory.region.write(receiving.range.start, bytes);
+                    && receiving.buffer.region().write(receiving.range.start, bytes);
                 if !copied {
                     return Err(ProtocolError::Bug("readable bytes outside their window").into());
                 }
@@ -172,11 +126,12 @@ impl<B: Backend> Connection<B> {
         if start > end || end > len {
             return Err(ApiMisuse::LendBeyondLimit { bytes: end, lendable: len }.into());
         }
-        if receiving.buffer.owner != self.memory.owner() {
+        if !receiving.buffer.belongs_to(self.memory.owner()) {
             return Err(Error::ForeignBuffer);
         }
         receiving.begun = true;
-        let region = &receiving.buffer.memory.region;
+        // Into memory that the peer may not write to, everything is copied.
+        let Some(region) = receiving.buffer.landing() else { return Ok(()) };
         let address = region.address().saturating_add(start as u64);
         let memory = RegionAddress { address, rkey: region.rkey() };
         // What is longer lands as far as the machine counts.

@@ -26,7 +26,7 @@ pub use budget::Limits;
 pub use connection::{Connection, Work};
 pub use endpoint::{ConnectionId, Descriptors, Endpoint, Event, ListenerId, Usage};
 pub use error::Error;
-pub use land::{LandingBuffer, Received, Receiving};
+pub use land::{Received, Receiving};
 pub use lend::RegisteredBuffer;
 pub use listener::Listener;
 pub use options::Options;

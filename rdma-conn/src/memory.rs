@@ -14,7 +14,7 @@ use rdma_proto::{Action, Config, Readable, RegionAddress, Source, Span};
 use crate::arrived::Arrived;
 use crate::budget::{Booked, Budget, register};
 use crate::error::Error;
-use crate::land::{Landing, LandingBuffer};
+use crate::land::Landing;
 use crate::lend::{Buffers, Lendings, Owner, RegisteredBuffer};
 use crate::options::Options;
 
@@ -171,7 +171,9 @@ impl<B: Backend> Memory<B> {
         let len = into.len().min(from.len as usize);
         let copied = match (self.windows.get(usize::from(from.region)), into.get_mut(..len)) {
             (Some(Some(window)), Some(into)) => window.region.read(from.offset as usize, into),
-            (None, Some(into)) => self.landing.as_ref().is_some_and(|landing| landing.read(from.offset, into)),
+            (None, Some(into)) => {
+                self.landing.as_ref().is_some_and(|landing| landing.read(from.offset, into))
+            }
             _ => false,
         };
         // `len` is at most `from.len`, a u32.
@@ -234,16 +236,10 @@ impl<B: Backend> Memory<B> {
         Some(SendRequest { id, op, local, signaled, inline: local.len <= max_inline })
     }
 
-    /// Registers memory for the application to lend.
-    pub(crate) fn lendable(&self, len: usize) -> Result<RegisteredBuffer<B>, Error> {
-        let memory = register::<B>(&self.domain, &self.budget, len, Access::NONE)?;
-        Ok(RegisteredBuffer::new(memory, self.owner, &self.buffers))
-    }
-
-    /// Registers memory for the application to receive into.
-    pub(crate) fn landing_buffer(&self, len: usize) -> Result<LandingBuffer<B>, Error> {
-        let memory = register::<B>(&self.domain, &self.budget, len, Access::REMOTE_WRITE)?;
-        Ok(LandingBuffer::new(memory, self.owner, &self.buffers))
+    /// Registers memory for the application to lend, and with [`Access::REMOTE_WRITE`] also to receive into.
+    pub(crate) fn buffer(&self, len: usize, access: Access) -> Result<RegisteredBuffer<B>, Error> {
+        let memory = register::<B>(&self.domain, &self.budget, len, access)?;
+        Ok(RegisteredBuffer::new(memory, access, self.owner, &self.buffers))
     }
 
     /// Lets go of the application's memory, unless windows lie in it.

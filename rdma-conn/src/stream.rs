@@ -14,7 +14,7 @@ use crate::connection::{Connection, Work};
 use crate::endpoint::{ConnectionId, Descriptors, Endpoint};
 use crate::error::Error;
 use crate::keeper::{self, Care, Kept};
-use crate::land::{LandingBuffer, Received, Receiving};
+use crate::land::{Received, Receiving};
 use crate::lend::RegisteredBuffer;
 use crate::options::Options;
 
@@ -172,16 +172,20 @@ impl<B: Descriptors> Stream<B> {
     ///
     /// # Errors
     /// Those of the call that it names.
-    pub fn register_landing(&self, len: usize) -> Result<LandingBuffer<B>, Error> {
+    pub fn register_landing(&self, len: usize) -> Result<RegisteredBuffer<B>, Error> {
         self.shared.lock().connection().register_landing(len)
     }
 
     /// Waits until the next `range.len()` bytes of the stream are in `range` of `buffer`, and returns how they came there.
     ///
     /// # Errors
-    /// As [`Connection::try_receive`](crate::Connection::try_receive), or the read time-out passed between two bytes that
-    /// arrived: then what was received is in the buffer, and the rest is read as any other bytes.
-    pub fn receive(&mut self, buffer: &Arc<LandingBuffer<B>>, range: Range<usize>) -> Result<Received, Error> {
+    /// As [`Connection::try_receive`](crate::Connection::try_receive), or the read time-out passed: the bytes that have
+    /// not come are left to the next read then, and how many have is not known.
+    pub fn receive(
+        &mut self,
+        buffer: &Arc<RegisteredBuffer<B>>,
+        range: Range<usize>,
+    ) -> Result<Received, Error> {
         let mut receiving = Receiving::new(Arc::clone(buffer), range);
         let mut endpoint = self.shared.lock();
         let received = endpoint

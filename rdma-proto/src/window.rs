@@ -214,7 +214,8 @@ impl RxWindow {
         let next = self.unread().saturating_add(self.length.saturating_sub(self.received).into());
         let windows = u64::from(length).saturating_sub(next).checked_div(self.length.into()).unwrap_or(0);
         // At most `length`, a u32.
-        let (next, landed) = (next.min(length.into()) as u32, windows.saturating_mul(self.length.into()) as u32);
+        let (next, landed) =
+            (next.min(length.into()) as u32, windows.saturating_mul(self.length.into()) as u32);
         if landed == 0 {
             return Ok(None);
         }

@@ -16,7 +16,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rdma_proto::backend::{
-    Backend, CompletionError, ConnectParams, Identifier, QueuePair, QueuePairLimits, RNR_RETRY_INFINITE,
+    Access, Backend, CompletionError, ConnectParams, Identifier, QueuePair, QueuePairLimits,
+    RNR_RETRY_INFINITE,
 };
 use rdma_proto::time::Instant;
 use rdma_proto::{ApiMisuse, Counters, Machine, Role, State, TransportError};
@@ -415,7 +416,7 @@ impl<B: Backend> Connection<B> {
     /// # Errors
     /// `len` is zero, or no memory can be registered.
     pub fn register_buffer(&self, len: usize) -> Result<RegisteredBuffer<B>, Error> {
-        self.memory.lendable(len)
+        self.memory.buffer(len, Access::NONE)
     }
 
     /// Sends as many bytes of `buffer`, from the beginning of `range`, as can be lent now; `None` if none can, because some
