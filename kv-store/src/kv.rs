@@ -71,6 +71,8 @@ impl Store {
             }
             (b"GET", [key]) => Frame::BulkString(keys.get(key).cloned()),
             (b"DEL", [_, ..]) => count(arguments.iter().filter(|key| keys.remove(*key).is_some()).count()),
+            (b"EXISTS", [_, ..]) => count(arguments.iter().filter(|key| keys.contains_key(*key)).count()),
+            (b"STRLEN", [key]) => count(keys.get(key).map_or(0, Bytes::len)),
             (b"DBSIZE", []) => count(keys.len()),
             (b"FLUSHALL", _) => {
                 keys.clear();
