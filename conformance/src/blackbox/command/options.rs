@@ -193,6 +193,7 @@ pub(super) fn again(arguments: &[String]) -> String {
             word if ["--select=", "--skip=", "--out=", "--format=", "--baseline="]
                 .iter()
                 .any(|one| word.starts_with(one)) => {}
+            "--quick" => {}
             word if word.chars().all(|one| one.is_ascii_alphanumeric() || "-_.:/[]=".contains(one)) => {
                 words.push(word.into());
             }
