@@ -13,9 +13,9 @@ use conformance::blackbox::results::{CaseResult, FORMAT, Run, Suite, Target};
 use conformance::blackbox::run::{Plan, Runner};
 use conformance::blackbox::select::Harm;
 use conformance::blackbox::target::{Clients, Exit, Running, Server};
-use conformance::held::Held;
 use conformance::peer::Listener;
 use conformance::reqs::Role;
+use conformance::resources::ProcessResources;
 use conformance::trace::{Limits, Recorded, Recorder};
 use rdma_conn::Options;
 use rdma_softsim::{Fabric, SoftSim};
@@ -98,6 +98,7 @@ fn a_hang_is_told_with_what_came_before_it() {
             backend: String::new(),
         },
         suite: Suite { version: String::new(), requirements: 0 },
+        environment: None,
         arguments: Vec::new(),
         begun: 0,
         took: 0.0,
@@ -157,10 +158,10 @@ impl Server for Pinning {
         self.own.restart()
     }
 
-    fn held(&self) -> Option<Held> {
+    fn held(&self) -> Option<ProcessResources> {
         self.looks.set(self.looks.get() + 1);
         // Not yet right behind the message, and no longer at the end.
-        Some(Held::new(10, if self.looks.get() == 3 { 4 << 20 } else { 0 }))
+        Some(ProcessResources::new(10, if self.looks.get() == 3 { 4 << 20 } else { 0 }))
     }
 
     fn processor_time(&self) -> Option<Duration> {

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use super::environment::Environment;
 use crate::exit;
 use crate::reqs::{Level, Profile, Role};
 use suite::{Cause, Verdict};
@@ -27,6 +28,9 @@ pub struct Run {
     pub begun: u64,
     /// How long it took, in seconds.
     pub took: f64,
+    /// The machine that it was made on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub environment: Option<Environment>,
     /// The results of the cases.
     pub results: Vec<CaseResult>,
     /// Cases that are counted here, and not listed.

@@ -7,6 +7,7 @@ use rdma_conn::Descriptors;
 
 use super::case::{Case, Tag};
 use super::context::{Context, Side};
+use super::environment::Environment;
 use super::results::Teardown;
 use super::results::{CaseResult, FORMAT, Run, Suite, Target};
 use super::select::Harm;
@@ -66,6 +67,7 @@ pub fn run<'a, B: Descriptors>(
 ) -> Result<Run, SanityFailed> {
     let mut suite = Runner::new(backend, side, plan);
     let begun = Instant::now();
+    let environment = Environment::here();
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     suite.sanity().map_err(SanityFailed)?;
     let mut results = Vec::with_capacity(cases.len());
@@ -94,6 +96,7 @@ pub fn run<'a, B: Descriptors>(
         arguments,
         begun: since,
         took: begun.elapsed().as_secs_f64(),
+        environment: Some(environment),
         results,
         withheld: None,
     })

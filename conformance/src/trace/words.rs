@@ -7,19 +7,19 @@ use super::recording::{Op, Outcome, Remote, Request};
 
 /// What one end's bytes go into: the window that its peer announced last, and what was written of it since a notification.
 #[derive(Clone, Copy, Debug)]
-pub struct Way {
+pub struct Direction {
     window: Option<Window>,
     /// Bytes written since the last immediate, if all of these writes are known.
     written: Option<u64>,
 }
 
-impl Default for Way {
+impl Default for Direction {
     fn default() -> Self {
         Self { window: None, written: Some(0) }
     }
 }
 
-impl Way {
+impl Direction {
     /// What the peer sent may have announced a window.
     pub fn announced(&mut self, request: &Request) {
         if let (Op::Send, Ok(Message::RegisterXferMemory(window))) =
