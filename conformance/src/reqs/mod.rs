@@ -139,8 +139,7 @@ impl Requirements {
     /// # Panics
     /// If the file it was built with is broken, which a test excludes.
     pub fn built_in() -> Self {
-        Self::parse(include_str!("../../requirements.toml"))
-            .unwrap_or_else(|problem| panic!("{problem}"))
+        Self::parse(include_str!("../../requirements.toml")).unwrap_or_else(|problem| panic!("{problem}"))
     }
 
     /// Those of the workspace at `root`.
