@@ -15,7 +15,7 @@ use rdma_conn::{Connect, Descriptors, Listener, Options};
 use rdma_softsim::Fabric;
 use rdma_verbs::Verbs;
 
-use conformance::blackbox::command::{self, Who};
+use conformance::blackbox::command::{self, TargetCommand};
 use conformance::blackbox::own;
 use conformance::exit::{self, DONE, FAILED, USAGE};
 use conformance::smoke::{self, Scale, Setting};
@@ -46,7 +46,7 @@ enum Command {
     /// Tests any server or client: what it does on the wire, rule by rule.
     Run {
         #[command(subcommand)]
-        who: Who,
+        who: TargetCommand,
     },
     /// Lists the cases of `run`.
     List(command::List),

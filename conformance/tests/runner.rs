@@ -11,9 +11,9 @@ use conformance::blackbox::results::CaseResult;
 use conformance::blackbox::run::{Plan, Runner};
 use conformance::blackbox::select::Harm;
 use conformance::blackbox::target::{Clients, Exit, Running, Server};
-use conformance::held::Held;
 use conformance::peer::Listener;
 use conformance::reqs::Role;
+use conformance::resources::ProcessResources;
 use rdma_conn::Options;
 use rdma_softsim::{Fabric, SoftSim};
 use suite::{Cause, Verdict};
@@ -99,10 +99,10 @@ impl Server for Pinning {
         self.own.restart()
     }
 
-    fn held(&self) -> Option<Held> {
+    fn held(&self) -> Option<ProcessResources> {
         self.looks.set(self.looks.get() + 1);
         // Not yet right behind the message, and no longer at the end.
-        Some(Held::new(10, if self.looks.get() == 3 { 4 << 20 } else { 0 }))
+        Some(ProcessResources::new(10, if self.looks.get() == 3 { 4 << 20 } else { 0 }))
     }
 
     fn processor_time(&self) -> Option<Duration> {

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use conformance::reqs::workspace;
-use conformance::trace::recording::What;
+use conformance::trace::recording::EntryKind;
 use conformance::trace::{Limits, Recorded, Recorder, Recording, packets, roce, timeline};
 use rdma_conn::{Connect, Descriptors, Listener, Options, Stream};
 use rdma_softsim::Fabric;
@@ -102,7 +102,7 @@ fn a_peer_that_is_not_recorded_is_told_by_what_arrives() {
         .entries
         .iter()
         .filter_map(|entry| match &entry.what {
-            What::Completed { id, outcome } => outcome.arrived(*id).filter(|it| it.immediate.is_some()),
+            EntryKind::Completed { id, outcome } => outcome.arrived(*id).filter(|it| it.immediate.is_some()),
             _ => None,
         })
         .flat_map(|request| request.bytes.0.into_iter().take(2))
@@ -179,8 +179,8 @@ fn a_full_recorder_keeps_both_ends_and_says_what_is_missing() {
     let recording = record(true, Limits { entries: 20, bytes: 8 }, 100_000);
     let entries = &recording.entries;
     assert_eq!(entries.len(), 21);
-    assert!(matches!(entries[10].what, What::Dropped { count: 100.. }), "{:?}", entries[10]);
-    assert!(matches!(entries[0].what, What::Created));
+    assert!(matches!(entries[10].what, EntryKind::Dropped { count: 100.. }), "{:?}", entries[10]);
+    assert!(matches!(entries[0].what, EntryKind::Created));
     assert!(timeline::render(&recording).contains("entries are missing"));
     assert_eq!(record(true, Limits::NOTHING, 10).entries, []);
 }

@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::target::{Clients, Exit, Running, Server};
-use crate::held::Held;
+use crate::resources::ProcessResources;
 
 /// The exit status of a client that cannot do what is asked, as in BoringSSL's runner.
 const UNSUPPORTED: i32 = 89;
@@ -145,13 +145,13 @@ pub struct AwaitedClients;
 
 impl Clients for AwaitedClients {
     fn start(&self, _: &str, _: SocketAddr) -> Result<Box<dyn Running>, String> {
-        Ok(Box::new(Unseen))
+        Ok(Box::new(AwaitedClient))
     }
 }
 
-struct Unseen;
+struct AwaitedClient;
 
-impl Running for Unseen {
+impl Running for AwaitedClient {
     fn ended(&mut self, patience: Duration) -> Option<Exit> {
         // Time for whatever it has to do before it comes again.
         std::thread::sleep(patience.min(Duration::from_millis(50)));
@@ -182,7 +182,7 @@ impl Server for RunningServer {
         Ok(false)
     }
 
-    fn held(&self) -> Option<Held> {
+    fn held(&self) -> Option<ProcessResources> {
         None
     }
 
@@ -233,8 +233,8 @@ impl Server for ExecServer {
         Ok(true)
     }
 
-    fn held(&self) -> Option<Held> {
-        Held::of_process(self.pid())
+    fn held(&self) -> Option<ProcessResources> {
+        ProcessResources::of_process(self.pid())
     }
 
     fn processor_time(&self) -> Option<Duration> {

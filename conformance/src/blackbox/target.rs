@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::MutexGuard;
 use std::time::Duration;
 
-use crate::held::Held;
+use crate::resources::ProcessResources;
 
 /// A server under test.
 pub trait Server {
@@ -21,7 +21,7 @@ pub trait Server {
     fn restart(&self) -> Result<bool, String>;
 
     /// Returns the resources of its process, if they can be seen.
-    fn held(&self) -> Option<Held>;
+    fn held(&self) -> Option<ProcessResources>;
 
     /// Returns the processor time of its process, if it can be seen.
     fn processor_time(&self) -> Option<Duration>;

@@ -21,7 +21,7 @@ use pcap_file::{DataLink, PcapError};
 use rdma_proto::backend::CompletionStatus;
 
 use super::ends::{self, End};
-use super::recording::{Op, Outcome, Recording, Request, What};
+use super::recording::{EntryKind, Op, Outcome, Recording, Request};
 use super::roce::{Kind, Packet};
 
 /// Bytes in a packet.
@@ -91,10 +91,10 @@ pub fn frames(recording: &Recording) -> Vec<Frame> {
         let Some(end) = ends.get(&entry.end) else { continue };
         let at = Duration::from_nanos(entry.at);
         match &entry.what {
-            What::Posted(request) if !unsent.contains(&position) => {
+            EntryKind::Posted(request) if !unsent.contains(&position) => {
                 wire.request(at, entry.end, true, request);
             }
-            What::Completed { id, outcome } => {
+            EntryKind::Completed { id, outcome } => {
                 wire.acknowledged(at, entry.end, *id, outcome);
                 if let (None, Some(request)) = (end.other, outcome.arrived(*id)) {
                     wire.request(at, entry.end, false, &request);
@@ -112,13 +112,13 @@ fn unsent(recording: &Recording) -> HashSet<usize> {
     let mut unsent = HashSet::new();
     for (position, entry) in recording.entries.iter().enumerate().rev() {
         match &entry.what {
-            What::Completed { id, outcome: Outcome::Failed { status, .. } }
+            EntryKind::Completed { id, outcome: Outcome::Failed { status, .. } }
                 if *status == CompletionStatus::WR_FLUSH_ERR.0 =>
             {
                 flushed.insert((entry.end, *id));
             }
-            What::Refused { requests, .. } => *refused.entry(entry.end).or_insert(0) = *requests,
-            What::Posted(request) => {
+            EntryKind::Refused { requests, .. } => *refused.entry(entry.end).or_insert(0) = *requests,
+            EntryKind::Posted(request) => {
                 let left = refused.entry(entry.end).or_default();
                 if *left > 0 || flushed.remove(&(entry.end, request.id)) {
                     unsent.insert(position);

@@ -7,12 +7,12 @@ use super::recording::{Op, Outcome, Remote, Request};
 
 /// What one end's bytes go into: the window that its peer announced last, and what was written of it since a notification.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Way {
+pub struct Direction {
     window: Option<Window>,
     unsaid: u64,
 }
 
-impl Way {
+impl Direction {
     /// What the peer sent may have announced a window.
     pub fn announced(&mut self, request: &Request) {
         if let (Op::Send, Ok(Message::RegisterXferMemory(window))) =

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
-use crate::intercept::{Below, Call, Intercepted, Interceptor, Origin, Region};
+use crate::intercept::{Call, Intercepted, Interceptor, LowerQueuePair, Origin, Region};
 use rdma_proto::backend::{
     Access, Backend, CmEventKind, Completed, Completion, ConnectParams, Domain as _, IdentifierKey,
     PostError, QueuePairLimits, RecvRequest, Region as _, SendOp, SendRequest, Slice,
@@ -14,7 +14,7 @@ use rdma_proto::time::Instant;
 use rdma_softsim::SoftSim;
 
 use super::Mistake;
-use super::tamper::{Came, Leaves, Tamper, zero};
+use super::tamper::{IncomingMessage, OutgoingSend, Tamper, zero};
 
 /// The embedded fabric, with one mistake.
 pub type Wrong = Intercepted<SoftSim, Mistaken>;
@@ -38,7 +38,7 @@ pub struct Mistaken {
     domain: OnceLock<Arc<<SoftSim as Backend>::Domain>>,
     /// What should be given back and is not.
     kept: Mutex<Vec<Box<dyn Any + Send>>>,
-    /// Requests for connections that came.
+    /// Requests for connections that message.
     requests: AtomicU32,
     /// When it was made.
     made: Instant,
@@ -78,7 +78,7 @@ pub struct Pair {
 
 impl Pair {
     /// Sends what a mistake adds.
-    fn add(&self, below: &Below<'_, SoftSim>, message: &[u8]) {
+    fn add(&self, below: &LowerQueuePair<'_, SoftSim>, message: &[u8]) {
         let written = self.spare.memory().write(0, message);
         debug_assert!(written, "as long as a message");
         let local = Slice { region: &self.spare, offset: 0, len: message.len() };
@@ -88,7 +88,7 @@ impl Pair {
     }
 
     /// What the side is told of a message, and what is sent then.
-    fn came(&self, tamper: &mut Tamper, completion: &mut Completion) -> Option<Vec<u8>> {
+    fn receive(&self, tamper: &mut Tamper, completion: &mut Completion) -> Option<Vec<u8>> {
         let Ok(Completed::Recv { len, immediate }) = &mut completion.result else { return None };
         let (region, offset, number) = lock(&self.receives).get(&completion.id).cloned()?;
         let region = region.upgrade()?;
@@ -98,12 +98,12 @@ impl Pair {
             None => region.memory().read(offset, &mut bytes[..there]),
             Some(wide) => wide.memory().read(number * WIDE, &mut bytes[..there]),
         };
-        let mut came = Came { bytes, len: *len, immediate: *immediate, payload: None };
-        let added = tamper.came(&mut came);
-        let written = region.memory().write(offset, &came.bytes);
+        let mut message = IncomingMessage { bytes, len: *len, immediate: *immediate, payload: None };
+        let added = tamper.receive(&mut message);
+        let written = region.memory().write(offset, &message.bytes);
         debug_assert!(read && written, "where the receive is");
-        *len = came.len;
-        if let Some(payload) = came.payload {
+        *len = message.len;
+        if let Some(payload) = message.payload {
             completion.result = Ok(Completed::RecvWrite { immediate: payload });
         }
         added
@@ -205,7 +205,7 @@ impl Interceptor<SoftSim> for Mistaken {
     fn post_send(
         &self,
         pair: &Pair,
-        below: Below<'_, SoftSim>,
+        below: LowerQueuePair<'_, SoftSim>,
         requests: &[SendRequest<'_, Region<SoftSim>>],
     ) -> Result<(), PostError<Error>> {
         let mut tamper = lock(&pair.tamper);
@@ -213,16 +213,16 @@ impl Interceptor<SoftSim> for Mistaken {
         let mut added = Vec::new();
         for request in requests {
             let Slice { region, offset, len } = request.local;
-            let mut leaves = Leaves { op: request.op, offset, len, behind: Vec::new() };
-            tamper.leaves(&mut leaves, &region.memory());
-            let local = Slice { region, offset: leaves.offset, len: leaves.len };
-            let inline = request.inline && leaves.len <= len;
-            chain.push(SendRequest { op: leaves.op, local, inline, ..*request });
-            if leaves.empty_immediate() {
-                let (op, local) = (zero(leaves.op), Slice { len: 0, ..local });
+            let mut send = OutgoingSend { op: request.op, offset, len, behind: Vec::new() };
+            tamper.send(&mut send, &region.memory());
+            let local = Slice { region, offset: send.offset, len: send.len };
+            let inline = request.inline && send.len <= len;
+            chain.push(SendRequest { op: send.op, local, inline, ..*request });
+            if send.empty_immediate() {
+                let (op, local) = (zero(send.op), Slice { len: 0, ..local });
                 chain.push(SendRequest { id: ADDED, op, local, signaled: false, inline: false });
             }
-            added.append(&mut leaves.behind);
+            added.append(&mut send.behind);
         }
         below.post_send(&chain)?;
         added.iter().filter(|message| !message.is_empty()).for_each(|message| pair.add(&below, message));
@@ -232,7 +232,7 @@ impl Interceptor<SoftSim> for Mistaken {
     fn post_recv(
         &self,
         pair: &Pair,
-        below: Below<'_, SoftSim>,
+        below: LowerQueuePair<'_, SoftSim>,
         requests: &[RecvRequest<'_, Region<SoftSim>>],
     ) -> Result<(), PostError<Error>> {
         if self.is(Mistake::NeverReposts) && lock(&pair.tamper).has_heard {
@@ -253,7 +253,7 @@ impl Interceptor<SoftSim> for Mistaken {
         below.post_recv(&chain)
     }
 
-    fn polled(&self, pair: &Pair, below: Below<'_, SoftSim>, completion: &mut Completion) -> bool {
+    fn polled(&self, pair: &Pair, below: LowerQueuePair<'_, SoftSim>, completion: &mut Completion) -> bool {
         if completion.id == ADDED {
             return false;
         }
@@ -261,7 +261,7 @@ impl Interceptor<SoftSim> for Mistaken {
         tamper.has_heard = true;
         if let Ok(Completed::RecvWrite { immediate }) = &mut completion.result {
             immediate.0 = tamper.notified(immediate.0);
-        } else if let Some(message) = pair.came(&mut tamper, completion) {
+        } else if let Some(message) = pair.receive(&mut tamper, completion) {
             pair.add(&below, &message);
         }
         true

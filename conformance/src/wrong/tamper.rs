@@ -11,7 +11,7 @@ use super::Mistake;
 type Bytes = [u8; MESSAGE_LEN];
 
 /// A send request about to leave.
-pub(super) struct Leaves {
+pub(super) struct OutgoingSend {
     pub(super) op: SendOp,
     pub(super) offset: usize,
     pub(super) len: usize,
@@ -19,7 +19,7 @@ pub(super) struct Leaves {
     pub(super) behind: Vec<Vec<u8>>,
 }
 
-impl Leaves {
+impl OutgoingSend {
     pub(super) fn empty_immediate(&self) -> bool {
         self.behind.iter().any(Vec::is_empty)
     }
@@ -40,7 +40,7 @@ pub(super) const fn zero(op: SendOp) -> SendOp {
 }
 
 /// A message that came.
-pub(super) struct Came {
+pub(super) struct IncomingMessage {
     pub(super) bytes: Bytes,
     pub(super) len: u32,
     pub(super) immediate: Option<Immediate>,
@@ -102,15 +102,15 @@ impl Tamper {
         !std::mem::replace(&mut self.done, true)
     }
 
-    pub(super) fn leaves(&mut self, leaves: &mut Leaves, memory: &SharedMemory<'_>) {
-        match leaves.op {
-            SendOp::Send | SendOp::SendImmediate(_) => self.message(leaves, memory),
+    pub(super) fn send(&mut self, send: &mut OutgoingSend, memory: &SharedMemory<'_>) {
+        match send.op {
+            SendOp::Send | SendOp::SendImmediate(_) => self.message(send, memory),
             SendOp::Write(to) => {
-                leaves.op = SendOp::Write(self.place(to, leaves.len));
-                self.payload(leaves, memory);
+                send.op = SendOp::Write(self.place(to, send.len));
+                self.payload(send, memory);
             }
             SendOp::WriteImmediate(to, Immediate(count)) => {
-                let to = self.place(to, leaves.len);
+                let to = self.place(to, send.len);
                 let count = match self.mistake {
                     Some(Mistake::LittleEndianImmediates) => count.swap_bytes(),
                     Some(Mistake::OneTooMany) => count + 1,
@@ -118,12 +118,12 @@ impl Tamper {
                     _ => count,
                 };
                 self.told = self.told.wrapping_add(count);
-                leaves.op = match self.mistake {
+                send.op = match self.mistake {
                     Some(Mistake::NoImmediates) => SendOp::Write(to),
-                    Some(Mistake::PayloadBySend) if leaves.len <= MESSAGE_LEN => SendOp::Send,
+                    Some(Mistake::PayloadBySend) if send.len <= MESSAGE_LEN => SendOp::Send,
                     _ => SendOp::WriteImmediate(to, Immediate(count)),
                 };
-                self.payload(leaves, memory);
+                self.payload(send, memory);
             }
             SendOp::Read(_) => {}
         }
@@ -142,13 +142,13 @@ impl Tamper {
         }
     }
 
-    fn payload(&mut self, leaves: &mut Leaves, memory: &SharedMemory<'_>) {
-        self.used += u32::try_from(leaves.len).unwrap_or_default();
+    fn payload(&mut self, send: &mut OutgoingSend, memory: &SharedMemory<'_>) {
+        self.used += u32::try_from(send.len).unwrap_or_default();
         match self.mistake {
-            Some(Mistake::WritesBehind) if leaves.len > 0 => leaves.len += 1,
-            Some(Mistake::ZeroBehindEach) => leaves.behind.push(Vec::new()),
-            Some(Mistake::FlippedByte) if leaves.len > 4000 => {
-                let (mut byte, at) = ([0], leaves.offset + leaves.len / 2);
+            Some(Mistake::WritesBehind) if send.len > 0 => send.len += 1,
+            Some(Mistake::ZeroBehindEach) => send.behind.push(Vec::new()),
+            Some(Mistake::FlippedByte) if send.len > 4000 => {
+                let (mut byte, at) = ([0], send.offset + send.len / 2);
                 if memory.read(at, &mut byte) {
                     let flipped = memory.write(at, &[byte[0] ^ 1]);
                     debug_assert!(flipped, "it was read there");
@@ -158,15 +158,15 @@ impl Tamper {
         }
     }
 
-    fn message(&mut self, leaves: &mut Leaves, memory: &SharedMemory<'_>) {
+    fn message(&mut self, send: &mut OutgoingSend, memory: &SharedMemory<'_>) {
         let mut bytes = [0; MESSAGE_LEN];
-        if leaves.len != MESSAGE_LEN || !memory.read(leaves.offset, &mut bytes) {
+        if send.len != MESSAGE_LEN || !memory.read(send.offset, &mut bytes) {
             return;
         }
         let Ok(message) = Message::decode(&bytes) else { return };
         let mut becomes = message;
         match (self.mistake, message) {
-            (Some(Mistake::ShortMessages), _) => leaves.len -= 1,
+            (Some(Mistake::ShortMessages), _) => send.len -= 1,
             (Some(Mistake::LittleEndianFields), Message::RegisterXferMemory(window)) => {
                 becomes = Message::RegisterXferMemory(Window {
                     address: window.address.swap_bytes(),
@@ -175,13 +175,13 @@ impl Tamper {
                 });
             }
             (Some(Mistake::ReservedSet), Message::RegisterXferMemory(_)) => {
-                let set = memory.write(leaves.offset + 4, &[0xff; 8]);
+                let set = memory.write(send.offset + 4, &[0xff; 8]);
                 debug_assert!(set, "inside the message");
                 return;
             }
-            (Some(Mistake::NeverRegisters), Message::RegisterXferMemory(_)) => leaves.vanish(),
+            (Some(Mistake::NeverRegisters), Message::RegisterXferMemory(_)) => send.vanish(),
             (Some(Mistake::RegistersOnce), Message::RegisterXferMemory(_)) if self.registered > 0 => {
-                leaves.vanish();
+                send.vanish();
             }
             (Some(Mistake::ShrinkingWindows), Message::RegisterXferMemory(window)) => {
                 let length = window.length - self.registered.min(window.length - 1);
@@ -193,23 +193,23 @@ impl Tamper {
             (Some(Mistake::FeatureMadeUp), Message::GetServerFeature { select, .. }) => {
                 becomes = Message::GetServerFeature { select, features: FeatureSet(1) };
             }
-            (Some(Mistake::FeaturesUnanswered), Message::GetServerFeature { .. }) => leaves.vanish(),
+            (Some(Mistake::FeaturesUnanswered), Message::GetServerFeature { .. }) => send.vanish(),
             (Some(Mistake::FeaturesAnsweredOnce), Message::GetServerFeature { .. }) if !self.once() => {
-                leaves.vanish();
+                send.vanish();
             }
             (Some(Mistake::BitsEchoed), Message::GetServerFeature { select, .. }) => {
                 becomes = Message::GetServerFeature { select, features: self.bits };
             }
             (Some(Mistake::FeaturesAnsweredTwice), Message::GetServerFeature { .. }) => {
-                leaves.behind.push(bytes.into());
+                send.behind.push(bytes.into());
             }
             (Some(Mistake::FeaturesUnprompted), _) if self.once() => {
                 let answer = Message::GetServerFeature { select: 0, features: FeatureSet::NONE };
-                leaves.behind.push(answer.encode().into());
+                send.behind.push(answer.encode().into());
             }
             (Some(Mistake::FeaturesSet), _) if self.once() => {
                 let set = Message::SetClientFeature { select: 0, features: FeatureSet(1) };
-                leaves.behind.push(set.encode().into());
+                send.behind.push(set.encode().into());
             }
             _ => {}
         }
@@ -218,11 +218,11 @@ impl Tamper {
             self.heard = 0;
             self.registration = Some(becomes.encode());
             if self.mistake == Some(Mistake::RegistersEarly) && self.windows.is_some() && self.once() {
-                leaves.behind.push(becomes.encode().into());
+                send.behind.push(becomes.encode().into());
             }
         }
         if becomes != message {
-            let written = memory.write(leaves.offset, &becomes.encode());
+            let written = memory.write(send.offset, &becomes.encode());
             debug_assert!(written, "it was read there");
         }
     }
@@ -245,30 +245,30 @@ impl Tamper {
     }
 
     /// What the side is told of a message, and what is sent then.
-    pub(super) fn came(&mut self, came: &mut Came) -> Option<Vec<u8>> {
+    pub(super) fn receive(&mut self, incoming: &mut IncomingMessage) -> Option<Vec<u8>> {
         let keepalive = Message::Keepalive.encode();
-        if let (Some(Mistake::ImmediateOfSendCounted), Some(immediate)) = (self.mistake, came.immediate) {
-            came.payload = Some(immediate);
+        if let (Some(Mistake::ImmediateOfSendCounted), Some(immediate)) = (self.mistake, incoming.immediate) {
+            incoming.payload = Some(immediate);
             return None;
         }
-        let decoded = Message::decode(came.bytes.get(..came.len as usize).unwrap_or_default());
+        let decoded = Message::decode(incoming.bytes.get(..incoming.len as usize).unwrap_or_default());
         let Ok(message) = decoded else {
             match self.mistake {
-                Some(Mistake::ShortAccepted) if came.len < 32 => {
-                    came.bytes = keepalive;
-                    came.len = 32;
+                Some(Mistake::ShortAccepted) if incoming.len < 32 => {
+                    incoming.bytes = keepalive;
+                    incoming.len = 32;
                 }
-                Some(Mistake::LongAccepted) if came.len > 32 => {
-                    came.bytes = keepalive;
-                    came.len = 32;
+                Some(Mistake::LongAccepted) if incoming.len > 32 => {
+                    incoming.bytes = keepalive;
+                    incoming.len = 32;
                 }
-                Some(Mistake::UnknownAccepted) if came.len == 32 => came.bytes = keepalive,
+                Some(Mistake::UnknownAccepted) if incoming.len == 32 => incoming.bytes = keepalive,
                 _ => {}
             }
             return None;
         };
-        if self.mistake == Some(Mistake::ReservedJudged) && came.bytes != message.encode() {
-            came.bytes = REFUSED;
+        if self.mistake == Some(Mistake::ReservedJudged) && incoming.bytes != message.encode() {
+            incoming.bytes = REFUSED;
             return None;
         }
         if let Message::GetServerFeature { features, .. } = message {
@@ -280,44 +280,44 @@ impl Tamper {
             (Some(Mistake::FeaturesBeforeWindowRefused), Message::GetServerFeature { .. })
                 if self.windows.is_none() =>
             {
-                came.bytes = REFUSED;
+                incoming.bytes = REFUSED;
             }
             (Some(Mistake::FeaturesUnaskedIgnored), Message::GetServerFeature { .. }) if self.asked > 1 => {
-                came.bytes = keepalive;
+                incoming.bytes = keepalive;
             }
             (Some(Mistake::FeaturesUnaskedIgnored), Message::SetClientFeature { .. }) => {
-                came.bytes = keepalive;
+                incoming.bytes = keepalive;
             }
-            (Some(Mistake::SetRefused), Message::SetClientFeature { .. }) => came.bytes = REFUSED,
+            (Some(Mistake::SetRefused), Message::SetClientFeature { .. }) => incoming.bytes = REFUSED,
             (Some(Mistake::SetAnswered), Message::SetClientFeature { select, features }) => {
                 return Some(Message::GetServerFeature { select, features }.encode().into());
             }
             (Some(Mistake::KeepalivesAnswered), Message::Keepalive) => return Some(keepalive.into()),
-            (Some(Mistake::KeepalivesRefused), Message::Keepalive) => came.bytes = REFUSED,
-            (_, Message::RegisterXferMemory(window)) => return self.window(came, window),
+            (Some(Mistake::KeepalivesRefused), Message::Keepalive) => incoming.bytes = REFUSED,
+            (_, Message::RegisterXferMemory(window)) => return self.window(incoming, window),
             _ => {}
         }
         None
     }
 
-    fn window(&mut self, came: &mut Came, window: Window) -> Option<Vec<u8>> {
+    fn window(&mut self, incoming: &mut IncomingMessage, window: Window) -> Option<Vec<u8>> {
         let room = self.windows.is_some_and(|(_, latest)| self.used < latest.length);
         match self.mistake {
             Some(Mistake::EmptyWindowIgnored) if window.length == 0 => {
-                came.bytes = Message::Keepalive.encode();
+                incoming.bytes = Message::Keepalive.encode();
             }
             Some(Mistake::WrappingWindowIgnored)
                 if window.address.checked_add(u64::from(window.length)).is_none() =>
             {
-                came.bytes = Message::Keepalive.encode();
+                incoming.bytes = Message::Keepalive.encode();
             }
             Some(Mistake::LateWindowRefused) if self.waiting.elapsed() > Duration::from_millis(80) => {
-                came.bytes = REFUSED;
+                incoming.bytes = REFUSED;
             }
-            Some(Mistake::SecondWindowRefused) if self.windows.is_some() => came.bytes = REFUSED,
-            Some(Mistake::EarlyWindowIgnored) if room => came.bytes = Message::Keepalive.encode(),
-            Some(Mistake::SmallWindowRefused) if window.length < 4096 => came.bytes = REFUSED,
-            Some(Mistake::OddWindowRefused) if window.address % 2 == 1 => came.bytes = REFUSED,
+            Some(Mistake::SecondWindowRefused) if self.windows.is_some() => incoming.bytes = REFUSED,
+            Some(Mistake::EarlyWindowIgnored) if room => incoming.bytes = Message::Keepalive.encode(),
+            Some(Mistake::SmallWindowRefused) if window.length < 4096 => incoming.bytes = REFUSED,
+            Some(Mistake::OddWindowRefused) if window.address % 2 == 1 => incoming.bytes = REFUSED,
             _ => {
                 let first = self.windows.map_or(window, |(first, _)| first);
                 self.windows = Some((first, window));

@@ -10,7 +10,7 @@ const LEN: usize = 40_321;
 /// One run under `seed`: a publisher, a reader with many attempts, and one to three faults drawn from the seed.
 fn run(seed: u64) -> (Pull, bool) {
     let mut random = Random::new(seed);
-    let personality = random.pick(&Personality::ALL);
+    let device_kind = random.pick(&DeviceKind::ALL);
     let plan = (0..=random.next() % 3)
         .map(|_| {
             let fault = random.pick(&[
@@ -33,7 +33,7 @@ fn run(seed: u64) -> (Pull, bool) {
             Injection { when: When::Event(random.next() % 400), host, fault }
         })
         .collect();
-    let world = World::new(seed, personality, 2, plan);
+    let world = World::new(seed, device_kind, 2, plan);
     let bytes = content(seed, LEN);
     let mut publisher = world.publisher(1, publisher::Config::default());
     publisher.offer(None, offer(Layout::Chunks)).expect("an offer");
@@ -82,7 +82,7 @@ fn a_cut_wastes_no_more_than_what_was_under_way() {
 /// VS-TABLE-001: a publisher that is started again has another snapshot, and says so; nothing of it is mixed into the old one.
 #[test]
 fn a_publisher_that_was_restarted_has_another_snapshot() {
-    let world = World::new(1, Personality::Ibta, 2, Vec::new());
+    let world = World::new(1, DeviceKind::Ibta, 2, Vec::new());
     let begin = |seed| {
         let mut publisher = world.publisher(1, publisher::Config::default());
         publisher.offer(None, offer(Layout::Chunks)).expect("an offer");

@@ -7,7 +7,7 @@ use rdma_conn::{Descriptors, Options};
 use rdma_softsim::{Fabric, SoftSim};
 
 use super::options::{ClientRun, Common, ServerRun, again, one_command};
-use super::{Trouble, device, no_environment, usage};
+use super::{CommandError, device, no_environment, usage};
 use crate::blackbox::case::Case;
 use crate::blackbox::context::Side;
 use crate::blackbox::own::{OwnClients, OwnServer, small};
@@ -39,7 +39,7 @@ fn recorder() -> Recorder {
 ///
 /// # Errors
 /// It has none: [`crate::exit::USAGE`].
-pub fn resolve(target: &str) -> Result<SocketAddr, Trouble> {
+pub fn resolve(target: &str) -> Result<SocketAddr, CommandError> {
     let mut addresses = target.to_socket_addrs().map_err(|error| usage(format!("{target}: {error}")))?;
     addresses.next().ok_or_else(|| usage(format!("{target} has no address")))
 }
@@ -50,7 +50,7 @@ fn is_local(address: SocketAddr) -> bool {
 }
 
 /// Tests a server.
-pub(super) fn server(options: &ServerRun, arguments: &[String]) -> Result<Run, Trouble> {
+pub(super) fn server(options: &ServerRun, arguments: &[String]) -> Result<Run, CommandError> {
     let common = &options.common;
     options.exec.as_deref().map_or(Ok(()), one_command)?;
     let given = options.target.is_some() || options.exec.is_some();
@@ -97,7 +97,7 @@ pub(super) fn server(options: &ServerRun, arguments: &[String]) -> Result<Run, T
 }
 
 /// Tests a client.
-pub(super) fn client(options: &ClientRun, arguments: &[String]) -> Result<Run, Trouble> {
+pub(super) fn client(options: &ClientRun, arguments: &[String]) -> Result<Run, CommandError> {
     let common = &options.common;
     options.exec.as_deref().map_or(Ok(()), one_command)?;
     let given = options.exec.is_some() || options.wait;
@@ -144,7 +144,7 @@ fn go<B: Descriptors>(
     side: Side<'_, B>,
     target: Target,
     local: bool,
-) -> Result<Run, Trouble> {
+) -> Result<Run, CommandError> {
     let again = again(arguments);
     let plan = Plan {
         patience: common.patience()?,

@@ -16,7 +16,7 @@ use rdma_softsim::Fabric;
 
 use super::doctor::{VALKEY, on_path};
 use super::options::parse;
-use super::{Trouble, finish, perform, usage};
+use super::{CommandError, finish, perform, usage};
 use crate::exit::{BROKEN, DONE, FAILED};
 use crate::trace::{Limits, Recorded, Recorder, timeline};
 
@@ -35,18 +35,18 @@ pub fn demo() -> ExitCode {
     finish(shown())
 }
 
-fn broken(error: impl std::fmt::Display) -> Trouble {
+fn broken(error: impl std::fmt::Display) -> CommandError {
     (BROKEN, error.to_string())
 }
 
-fn shown() -> Result<u8, Trouble> {
+fn shown() -> Result<u8, CommandError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(broken)?;
     runtime.block_on(right())?;
     wrong()
 }
 
 /// A client and a server that do as they should, and what goes between them.
-async fn right() -> Result<(), Trouble> {
+async fn right() -> Result<(), CommandError> {
     let server = match on_path(VALKEY) {
         Some(program) => Server::valkey(&program),
         None => Server::store(),
@@ -109,9 +109,9 @@ impl Wire {
         println!("{title}");
         let lines = timeline::first(&self.recorder.recording());
         for line in lines.iter().skip(self.told) {
-            let side = match line.lane {
-                timeline::Lane::Client => "client",
-                timeline::Lane::Server => "server",
+            let side = match line.column {
+                timeline::Column::Client => "client",
+                timeline::Column::Server => "server",
             };
             println!("    {side}  {}", line.text);
         }
@@ -121,7 +121,7 @@ impl Wire {
 }
 
 /// What the suite says of a server with one mistake, as its own command does.
-fn wrong() -> Result<u8, Trouble> {
+fn wrong() -> Result<u8, CommandError> {
     let line = format!("run server --select {CASE} --demo-mistake {MISTAKE}");
     println!("a server with one mistake, under the suite:\nvalkey-rdma-conformance {line}");
     // What goes to the other stream stays behind it.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use rdma_conn::Options;
 
-use super::{Trouble, pair, usage};
+use super::{CommandError, pair, usage};
 use crate::blackbox::own::small;
 use crate::blackbox::report::Format;
 use crate::blackbox::results::Target;
@@ -17,7 +17,7 @@ use crate::wrong::Mistake;
 
 /// The target.
 #[derive(Subcommand, Clone, Debug)]
-pub enum Who {
+pub enum TargetCommand {
     /// A server: the suite connects to it.
     Server(ServerRun),
     /// A client: it connects to the suite.
@@ -109,7 +109,7 @@ pub(super) struct Common {
 }
 
 /// Refuses a shell command of which only the first part would run: it is started with `exec`, so that its end is the target's.
-pub(super) fn one_command(command: &str) -> Result<(), Trouble> {
+pub(super) fn one_command(command: &str) -> Result<(), CommandError> {
     let mut quote = None;
     let mut before = ' ';
     let mut letters = command.trim().chars().peekable();
@@ -133,7 +133,7 @@ pub(super) fn one_command(command: &str) -> Result<(), Trouble> {
 }
 
 /// Parses a command line of `run`.
-pub(super) fn parse(arguments: &[String]) -> Result<Who, String> {
+pub(super) fn parse(arguments: &[String]) -> Result<TargetCommand, String> {
     #[derive(Parser)]
     #[command(no_binary_name = true)]
     struct Line {
@@ -144,7 +144,7 @@ pub(super) fn parse(arguments: &[String]) -> Result<Who, String> {
     enum Only {
         Run {
             #[command(subcommand)]
-            who: Who,
+            who: TargetCommand,
         },
     }
     let Line { command: Only::Run { who } } =
@@ -153,7 +153,7 @@ pub(super) fn parse(arguments: &[String]) -> Result<Who, String> {
 }
 
 impl Common {
-    pub(super) fn patience(&self) -> Result<Duration, Trouble> {
+    pub(super) fn patience(&self) -> Result<Duration, CommandError> {
         Duration::try_from_secs_f64(self.patience)
             .ok()
             .filter(|patience| !patience.is_zero())
@@ -161,7 +161,7 @@ impl Common {
     }
 
     /// What may be done to a target; `local` says that it is on this machine.
-    pub(super) fn harm(&self, local: bool) -> Result<Harm, Trouble> {
+    pub(super) fn harm(&self, local: bool) -> Result<Harm, CommandError> {
         match self.allow_disruptive {
             0 => Ok(Harm::None),
             1 if !local => Err(usage(
@@ -171,7 +171,7 @@ impl Common {
         }
     }
 
-    pub(super) fn on_softsim(&self, has_target: bool) -> Result<bool, Trouble> {
+    pub(super) fn on_softsim(&self, has_target: bool) -> Result<bool, CommandError> {
         match self.backend {
             Some(Backend::Softsim) if has_target || self.listen.is_some() => Err(usage(
                 "on softsim the target is this library's own side; a target or an address needs --backend verbs",

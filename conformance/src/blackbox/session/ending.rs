@@ -36,8 +36,8 @@ impl<B: Descriptors> Session<'_, B> {
             return self.part();
         }
         match self.serve()? {
-            Leaving::Itself => self.is_content(),
-            Leaving::Never => {
+            ClientEnd::Itself => self.is_content(),
+            ClientEnd::Never => {
                 self.dismiss()?;
                 if let Some(Exit::Crashed(how)) = self.exit() {
                     return Err(self.crashed(&how));
@@ -53,32 +53,32 @@ impl<B: Descriptors> Session<'_, B> {
     /// The client does not come to an end, or reports a failure.
     pub fn comes_to_an_end(mut self) -> Judged {
         match self.serve()? {
-            Leaving::Never => Err(Stop::undecided(format!(
+            ClientEnd::Never => Err(Stop::undecided(format!(
                 "the client did not come to an end within {} commands; it should do less",
                 self.responder.answered
             ))),
-            Leaving::Itself if self.context.teardown.get() != Some(Teardown::Clean) => {
+            ClientEnd::Itself if self.context.teardown.get() != Some(Teardown::Clean) => {
                 Err(Stop::unmet(format!("no answer to the disconnect within {:?}", self.context.patience)))
             }
-            Leaving::Itself => self.is_content(),
+            ClientEnd::Itself => self.is_content(),
         }
     }
 
     /// Answers a client until it leaves, or until it has been answered long enough.
-    fn serve(&mut self) -> Result<Leaving, Stop> {
+    fn serve(&mut self) -> Result<ClientEnd, Stop> {
         let begun = Instant::now();
         while self.responder.answered < self.enough && begun.elapsed() < LONG_ENOUGH && !self.responder.quit {
             if !self.exchange()? {
                 self.context.note(Teardown::Clean);
-                return Ok(Leaving::Itself);
+                return Ok(ClientEnd::Itself);
             }
         }
         if !self.responder.quit {
-            return Ok(Leaving::Never);
+            return Ok(ClientEnd::Never);
         }
         // It has said that it leaves, and a server disconnects then.
         self.dismiss()?;
-        Ok(Leaving::Itself)
+        Ok(ClientEnd::Itself)
     }
 
     /// Disconnects from a client, which may be leaving by itself just now.
@@ -277,7 +277,7 @@ impl<B: Descriptors> Session<'_, B> {
 }
 
 /// How a client leaves.
-enum Leaving {
+enum ClientEnd {
     /// By itself, or because it asked for it.
     Itself,
     /// It did not leave in the time given.

@@ -98,7 +98,7 @@ fn immediates<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
 }
 
 fn inline<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
-    let Pair { server, client, .. } = &setting.pair_of(Shape::DEAF, Shape::USUAL)?;
+    let Pair { server, client, .. } = &setting.pair_of(Shape::WITHOUT_RECEIVES, Shape::USUAL)?;
     server.set_timer(RnrTimer::MICROS_640)?;
     let len = client.qp.max_inline().min(SLOT);
     // It cannot have been sent before its memory changes, because there is no receive.
@@ -110,7 +110,7 @@ fn inline<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
 }
 
 fn source_late<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
-    let Pair { server, client, .. } = &setting.pair_of(Shape::DEAF, Shape::USUAL)?;
+    let Pair { server, client, .. } = &setting.pair_of(Shape::WITHOUT_RECEIVES, Shape::USUAL)?;
     server.set_timer(RnrTimer::MICROS_640)?;
     client.post_one(SendOp::Send, 0, 8)?;
     holds("write", client.region.memory().write(0, &[0xee; 8]))?;
@@ -199,7 +199,7 @@ fn kinds_in_order<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
 }
 
 fn directions<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
-    let Pair { server, client, .. } = &setting.pair_of(Shape::DEAF, Shape::USUAL)?;
+    let Pair { server, client, .. } = &setting.pair_of(Shape::WITHOUT_RECEIVES, Shape::USUAL)?;
     // The client's queue waits for a receive for 655 ms at a time.
     client.post_one(SendOp::Send, 0, 4)?;
     server.post_one(SendOp::Send, 0, 4)?;
@@ -223,7 +223,7 @@ fn two<B: Descriptors>(pair: &Pair<B>, shape: Shape) -> Result<[End<B>; 2], Fail
 }
 
 fn queue_pairs<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
-    let pair = setting.pair_of(Shape::DEAF, Shape::USUAL)?;
+    let pair = setting.pair_of(Shape::WITHOUT_RECEIVES, Shape::USUAL)?;
     let [second, _accepted] = two(&pair, Shape::USUAL)?;
     pair.client.post_one(SendOp::Send, 0, 4)?;
     second.post(&[second.request(7, SendOp::Send, 0, 4)])?;

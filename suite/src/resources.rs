@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 
 /// Open descriptors and memory pinned for RDMA.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Held {
+pub struct ProcessResources {
     descriptors: usize,
     /// `VmPin` of `/proc/self/status`: what registered regions pin on a real device.
     pinned_kib: u64,
 }
 
-impl Held {
+impl ProcessResources {
     /// Makes a value from its parts.
     pub const fn new(descriptors: usize, pinned_kib: u64) -> Self {
         Self { descriptors, pinned_kib }
@@ -50,7 +50,7 @@ impl Held {
     }
 }
 
-impl fmt::Display for Held {
+impl fmt::Display for ProcessResources {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} descriptors, {} KiB pinned", self.descriptors, self.pinned_kib)
     }
@@ -58,10 +58,10 @@ impl fmt::Display for Held {
 
 /// Waits until this process holds no less than 200 ms before: a peer in it closes its side a little later.
 pub fn settle() {
-    let mut last = Held::now();
+    let mut last = ProcessResources::now();
     loop {
         std::thread::sleep(Duration::from_millis(200));
-        let now = Held::now();
+        let now = ProcessResources::now();
         if !last.exceeds(now) {
             return;
         }
@@ -70,10 +70,10 @@ pub fn settle() {
 }
 
 /// Waits, for at most 5 s, until this process holds no more than `before`. Returns what it holds then.
-pub fn await_no_more_than(before: Held) -> Held {
+pub fn await_no_more_than(before: ProcessResources) -> ProcessResources {
     let deadline = Instant::now() + Duration::from_secs(5);
     loop {
-        let now = Held::now();
+        let now = ProcessResources::now();
         if !now.exceeds(before) || Instant::now() >= deadline {
             return now;
         }
@@ -87,16 +87,16 @@ mod tests {
 
     #[test]
     fn what_cannot_be_seen_is_not_nothing() {
-        assert!(Held::of_process(std::process::id()).is_some());
+        assert!(ProcessResources::of_process(std::process::id()).is_some());
         // Above any limit of Linux.
-        assert_eq!(Held::of_process(u32::MAX), None);
+        assert_eq!(ProcessResources::of_process(u32::MAX), None);
         // It has ended, and its parent has not waited for it.
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let stat = format!("/proc/{}/stat", child.id());
         while !std::fs::read_to_string(&stat).unwrap().contains(") Z ") {
             std::thread::yield_now();
         }
-        assert_eq!(Held::of_process(child.id()), None);
+        assert_eq!(ProcessResources::of_process(child.id()), None);
         child.wait().unwrap();
     }
 }

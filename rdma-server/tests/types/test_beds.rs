@@ -10,7 +10,7 @@ use rdma_softsim::{Fabric, SoftSim};
 use rdma_verbs::Verbs;
 
 /// Two hosts, or one, with a connection type.
-pub(crate) trait Bed: Sync {
+pub(crate) trait TestBed: Sync {
     type Type: ConnectionType + Clone + Send + Sync + 'static;
 
     /// `None`, with the reason printed, where the type cannot be tried.
@@ -28,7 +28,7 @@ pub(crate) trait Bed: Sync {
     /// Whether the client is on the server's machine.
     fn is_local(&self) -> bool;
 
-    /// What the connections of this bed hold, in numbers that are zero or constant when there are none.
+    /// What the connections of this test_bed hold, in numbers that are zero or constant when there are none.
     fn held(&self) -> String {
         String::new()
     }
@@ -37,7 +37,7 @@ pub(crate) trait Bed: Sync {
 #[derive(Default)]
 pub(crate) struct TcpBed(Tcp);
 
-impl Bed for TcpBed {
+impl TestBed for TcpBed {
     type Type = Tcp;
 
     fn new() -> Option<Self> {
@@ -67,7 +67,7 @@ pub(crate) struct UnixBed {
     next: AtomicU32,
 }
 
-impl Bed for UnixBed {
+impl TestBed for UnixBed {
     type Type = Unix;
 
     fn new() -> Option<Self> {
@@ -114,7 +114,7 @@ pub(crate) struct RdmaBed {
 const SERVER: [u8; 4] = [192, 0, 2, 1];
 const CLIENT: [u8; 4] = [192, 0, 2, 2];
 
-impl Bed for RdmaBed {
+impl TestBed for RdmaBed {
     type Type = Rdma<SoftSim>;
 
     fn new() -> Option<Self> {
@@ -152,7 +152,7 @@ pub(crate) struct VerbsBed {
     _alone: MutexGuard<'static, ()>,
 }
 
-impl Bed for VerbsBed {
+impl TestBed for VerbsBed {
     type Type = Rdma<Verbs>;
 
     fn new() -> Option<Self> {
@@ -192,7 +192,7 @@ impl Bed for VerbsBed {
 }
 
 /// Whether who connects is told by the system that it is connected before anybody has accepted.
-pub(crate) fn connects_by_itself(bed: &impl Bed) -> bool {
-    let kind = bed.server().kind();
+pub(crate) fn connects_by_itself(test_bed: &impl TestBed) -> bool {
+    let kind = test_bed.server().kind();
     kind.carrier != Carrier::Rdma && !kind.tls
 }

@@ -9,7 +9,7 @@ use crate::Random;
 /// A kind of device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub enum Personality {
+pub enum DeviceKind {
     /// By the letter of the InfiniBand architecture, and prompt.
     Ibta,
     /// As soft-RoCE: what a failed queue pair held is flushed when it is destroyed, not before; seven retries are endless; and of
@@ -21,7 +21,7 @@ pub enum Personality {
     HostileButLegal,
 }
 
-impl Personality {
+impl DeviceKind {
     /// All of them.
     pub const ALL: [Self; 4] = [Self::Ibta, Self::Rxe, Self::Mlx5, Self::HostileButLegal];
 
@@ -39,7 +39,7 @@ impl Personality {
 
 /// Times of a simulated fabric beyond [`Parameters`](crate::Parameters): how much they vary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Knobs {
+pub struct SimulationSettings {
     /// The fabric's times.
     pub parameters: crate::Parameters,
     /// What a message may take longer than its latency.
@@ -54,7 +54,7 @@ pub struct Knobs {
     pub accept_rnr_retry: Option<u8>,
 }
 
-impl Default for Knobs {
+impl Default for SimulationSettings {
     fn default() -> Self {
         let latency = Duration::from_micros(5);
         Self {
@@ -77,7 +77,7 @@ pub(crate) enum Flush {
     AtDestruction,
 }
 
-/// What a personality amounts to.
+/// How a kind of device behaves.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Behaviour {
     /// What the requester sees of a key that is refused.
@@ -107,7 +107,7 @@ pub(crate) struct Behaviour {
 }
 
 impl Behaviour {
-    pub(crate) fn of(personality: Personality, random: &mut Random) -> Self {
+    pub(crate) fn of(device_kind: DeviceKind, random: &mut Random) -> Self {
         let ibta = Self {
             bad_key: CompletionStatus::REM_ACCESS_ERR,
             stale_keys: false,
@@ -122,9 +122,9 @@ impl Behaviour {
             tells_of_first: true,
             resting_numbers: 0,
         };
-        match personality {
-            Personality::Ibta => ibta,
-            Personality::Rxe => Self {
+        match device_kind {
+            DeviceKind::Ibta => ibta,
+            DeviceKind::Rxe => Self {
                 flush: Flush::AtDestruction,
                 spurious: 2,
                 report_delay: Duration::from_micros(10),
@@ -135,7 +135,7 @@ impl Behaviour {
                 resting_numbers: 4,
                 ..ibta
             },
-            Personality::Mlx5 => Self {
+            DeviceKind::Mlx5 => Self {
                 bad_key: CompletionStatus::RETRY_EXC_ERR,
                 stale_keys: true,
                 flush: Flush::Late(Duration::from_micros(50)),
@@ -145,7 +145,7 @@ impl Behaviour {
                 report_delay: Duration::from_micros(2),
                 ..ibta
             },
-            Personality::HostileButLegal => Self {
+            DeviceKind::HostileButLegal => Self {
                 bad_key: random.pick(&[CompletionStatus::REM_ACCESS_ERR, CompletionStatus::RETRY_EXC_ERR]),
                 stale_keys: random.chance(1, 2),
                 flush: random.pick(&[

@@ -14,7 +14,7 @@ use rdma_softsim::{Random, SoftSim};
 use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 
-use super::app::{App, Handle, How};
+use super::app::{App, EndCause, Handle};
 use super::end::End;
 
 /// How long connecting may take.
@@ -39,7 +39,7 @@ impl Usage {
 }
 
 /// An endpoint, with the programs of its connections.
-pub struct Hub {
+pub struct EventLoop {
     host: u32,
     /// None once its process is gone.
     endpoint: Option<Endpoint<SoftSim>>,
@@ -49,10 +49,10 @@ pub struct Hub {
     dials: Vec<(usize, Instant, SocketAddr, Options)>,
     ends: Vec<End>,
     /// The side of a connection that an end is.
-    seats: BTreeMap<ConnectionId, usize>,
+    places: BTreeMap<ConnectionId, usize>,
 }
 
-impl Hub {
+impl EventLoop {
     /// An endpoint on a host.
     ///
     /// # Errors
@@ -71,7 +71,7 @@ impl Hub {
             poller,
             dials: Vec::new(),
             ends: Vec::new(),
-            seats: BTreeMap::new(),
+            places: BTreeMap::new(),
         })
     }
 
@@ -91,7 +91,7 @@ impl Hub {
         let mut end = End::new(host, connection, app);
         pair.into_iter().for_each(|pair| end.found(pair));
         this.ends.push(end);
-        this.seats.insert(id, 0);
+        this.places.insert(id, 0);
         Ok(this)
     }
 
@@ -125,7 +125,7 @@ impl Hub {
 
     /// The connection of an end, while it has one.
     pub fn connection(&self, place: usize) -> Option<&Connection<SoftSim>> {
-        let (id, _) = self.seats.iter().find(|(_, seat)| **seat == place)?;
+        let (id, _) = self.places.iter().find(|(_, end)| **end == place)?;
         self.endpoint.as_ref()?.connection(*id)
     }
 
@@ -143,7 +143,7 @@ impl Hub {
     /// When it wants to run, if its descriptor stays silent.
     pub fn next_wake(&self) -> Option<Instant> {
         let endpoint = self.endpoint.as_ref()?;
-        let apps = self.seats.values().filter_map(|place| self.ends[*place].next_wake());
+        let apps = self.places.values().filter_map(|place| self.ends[*place].next_wake());
         let dials = self.dials.iter().map(|(_, at, ..)| *at);
         endpoint.next_timeout().into_iter().chain(apps).chain(dials).min()
     }
@@ -151,7 +151,7 @@ impl Hub {
     /// Whether a connection wants to be looked at sooner than its endpoint.
     pub fn oversleeps(&self) -> bool {
         let Some(endpoint) = &self.endpoint else { return false };
-        let connections = self.seats.keys().filter_map(|id| endpoint.connection(*id));
+        let connections = self.places.keys().filter_map(|id| endpoint.connection(*id));
         // What is overdue is due now.
         let soonest = connections.filter_map(Connection::next_timeout).min().map(|at| at.max(endpoint.now()));
         soonest.is_some_and(|soonest| endpoint.next_timeout().is_none_or(|at| at > soonest))
@@ -159,8 +159,8 @@ impl Hub {
 
     /// Everything goes. What is left are the ends.
     pub fn give_up(&mut self) {
-        self.ends.iter_mut().for_each(|end| end.over(How::Gone));
-        self.seats.clear();
+        self.ends.iter_mut().for_each(|end| end.over(EndCause::Gone));
+        self.places.clear();
         self.endpoint = None;
     }
 
@@ -188,9 +188,9 @@ impl Hub {
             told.extend(self.take(event, random, &program));
         }
         let due = |place: &&usize| self.ends[**place].next_wake().is_some_and(|at| at <= now);
-        told.extend(self.seats.values().filter(due));
+        told.extend(self.places.values().filter(due));
         let run: Vec<_> =
-            self.seats.iter().filter(|(_, place)| told.contains(place)).map(|(id, at)| (*id, *at)).collect();
+            self.places.iter().filter(|(_, place)| told.contains(place)).map(|(id, at)| (*id, *at)).collect();
         let diligent = random.chance(1, 4);
         for (id, place) in run {
             self.turn(id, place, diligent);
@@ -202,8 +202,8 @@ impl Hub {
         let Some(endpoint) = &mut self.endpoint else { return };
         for (place, _, peer, options) in self.dials.extract_if(.., |(_, at, ..)| *at <= now) {
             match endpoint.connect(peer, None, DIAL_TIMEOUT, options) {
-                Ok(id) => drop(self.seats.insert(id, place)),
-                Err(error) => self.ends[place].over(How::Failed(error)),
+                Ok(id) => drop(self.places.insert(id, place)),
+                Err(error) => self.ends[place].over(EndCause::Failed(error)),
             }
         }
     }
@@ -223,10 +223,10 @@ impl Hub {
         else {
             return None;
         };
-        let place = match self.seats.get(&id) {
+        let place = match self.places.get(&id) {
             Some(place) => *place,
             // What nobody has asked for was accepted.
-            None => self.seat(id, random, program)?,
+            None => self.add_accepted(id, random, program)?,
         };
         let endpoint = self.endpoint.as_mut()?;
         let end = &mut self.ends[place];
@@ -240,8 +240,8 @@ impl Hub {
         if let Event::Ended(_) = event
             && !end.is_open()
         {
-            end.over(endpoint.check(id).err().map_or(How::Gone, How::Failed));
-            self.seats.remove(&id);
+            end.over(endpoint.check(id).err().map_or(EndCause::Gone, EndCause::Failed));
+            self.places.remove(&id);
             endpoint.abort(id);
             return None;
         }
@@ -249,7 +249,7 @@ impl Hub {
     }
 
     /// A place for a connection that was accepted.
-    fn seat(
+    fn add_accepted(
         &mut self,
         id: ConnectionId,
         random: &mut Random,
@@ -259,7 +259,7 @@ impl Hub {
         let connection = usize::from(ip.octets()[3]).saturating_sub(2);
         let place = self.ends.len();
         self.ends.push(End::new(self.host, connection, program(random, connection)));
-        self.seats.insert(id, place);
+        self.places.insert(id, place);
         Some(place)
     }
 
@@ -271,7 +271,7 @@ impl Hub {
             if !handle.abandoned {
                 handle.endpoint.abort(id);
             }
-            self.seats.remove(&id);
+            self.places.remove(&id);
         }
     }
 }
@@ -291,7 +291,7 @@ fn watch(endpoint: &Endpoint<SoftSim>, edges: bool) -> rustix::io::Result<OwnedF
     Ok(poller)
 }
 
-impl std::fmt::Debug for Hub {
+impl std::fmt::Debug for EventLoop {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "host {}: {:?}", self.host, self.endpoint)
     }

@@ -131,7 +131,7 @@ fn dropped<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
 
 /// The client is accepted and goes without reading so. What the server hears depends on how far its host had come.
 fn dropped_accepted<B: Descriptors>(setting: &Setting<B>) -> Result<String, Failure> {
-    let Pair { server, client, servers, clients, .. } = setting.asking()?.accepted(Shape::USUAL)?;
+    let Pair { server, client, servers, clients, .. } = setting.requesting()?.accepted(Shape::USUAL)?;
     holds("the answer does not come", readable(clients.as_fd(), PATIENCE))?;
     drop(client);
     match event::<B>(&servers, &server.id)? {
@@ -174,14 +174,14 @@ fn twice<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
 
 /// Used by the destruction cases as well: a whole connection, from request to the last event.
 pub(super) fn whole<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
-    let asking = setting.asking()?;
-    let (id, _) = requested::<B>(&asking.servers, &asking.listener)?;
+    let requesting = setting.requesting()?;
+    let (id, _) = requested::<B>(&requesting.servers, &requesting.listener)?;
     let server = End::<B>::new(id, Shape::USUAL)?;
     server.id.accept(&Shape::USUAL.params, &[]).called("accept")?;
-    expect::<B>(&asking.clients, &asking.client.id, "Established")?;
-    expect::<B>(&asking.servers, &server.id, "Established")?;
-    asking.client.post_one(SendOp::Send, 0, 4)?;
-    asking.client.completes("the sender", ONE, Completed::Send)?;
-    asking.client.id.disconnect().called("disconnect")?;
-    expect::<B>(&asking.servers, &server.id, "Disconnected")
+    expect::<B>(&requesting.clients, &requesting.client.id, "Established")?;
+    expect::<B>(&requesting.servers, &server.id, "Established")?;
+    requesting.client.post_one(SendOp::Send, 0, 4)?;
+    requesting.client.completes("the sender", ONE, Completed::Send)?;
+    requesting.client.id.disconnect().called("disconnect")?;
+    expect::<B>(&requesting.servers, &server.id, "Disconnected")
 }

@@ -6,7 +6,7 @@ use std::collections::{BinaryHeap, VecDeque};
 use rdma_proto::time::Instant;
 
 /// Events to come. What is due at once takes a plain queue past the heap: without latency that is all of the data path.
-pub(crate) struct Agenda<E> {
+pub(crate) struct EventQueue<E> {
     /// The moment of whatever happens now.
     now: Instant,
     /// Due now.
@@ -23,7 +23,7 @@ struct Entry<E> {
     event: E,
 }
 
-impl<E> Agenda<E> {
+impl<E> EventQueue<E> {
     pub(crate) fn new() -> Self {
         Self { now: Instant::default(), due: VecDeque::new(), later: BinaryHeap::new(), count: 0 }
     }

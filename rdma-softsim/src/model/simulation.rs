@@ -1,6 +1,6 @@
 //! What makes a simulation of the model: choices, faults, and the record of what happened.
 //!
-//! In real time a model has no [`Nature`]: messages then take exactly their latency, devices are prompt, nothing breaks by
+//! In real time a model has no [`SimulationState`]: messages then take exactly their latency, devices are prompt, nothing breaks by
 //! itself, and nothing is recorded.
 
 use core::hash::Hasher;
@@ -10,18 +10,18 @@ use rdma_proto::backend::AsyncEvent;
 use rdma_proto::time::Instant;
 
 use super::{Event, HostId, IdentifierId, Model, NoticeKind, PairId, Wake};
+use crate::device_kind::{Behaviour, DeviceKind, SimulationSettings};
+use crate::failure_class::{FailureClass, FailureCounts};
 use crate::faults::{Fault, Injection, Site, When};
-use crate::marks::{FailureClass, Marks};
-use crate::personality::{Behaviour, Knobs, Personality};
 use crate::settings::Link;
-use crate::trace::{Entry, Trace, What};
+use crate::trace::{Entry, EntryKind, Trace};
 use crate::{FaultPlan, Random};
 
 /// The seeded part of a simulation.
-pub(crate) struct Nature {
+pub(crate) struct SimulationState {
     random: Random,
     pub(crate) behaviour: Behaviour,
-    pub(crate) knobs: Knobs,
+    pub(crate) settings: SimulationSettings,
     /// Faults that have not struck.
     plan: FaultPlan,
     /// How often each site was passed.
@@ -29,7 +29,7 @@ pub(crate) struct Nature {
     /// Events executed.
     pub(crate) events: u64,
     pub(crate) trace: Trace,
-    pub(crate) marks: Marks,
+    pub(crate) failure_counts: FailureCounts,
     /// Until when the program on a host does not run.
     stalls: Vec<(u32, Instant)>,
     /// Keys of regions deregistered, and until when work under way may still use them.
@@ -38,19 +38,24 @@ pub(crate) struct Nature {
     pub(crate) last_fault: Option<Instant>,
 }
 
-impl Nature {
-    pub(crate) fn new(seed: u64, personality: Personality, knobs: Knobs, plan: FaultPlan) -> Self {
+impl SimulationState {
+    pub(crate) fn new(
+        seed: u64,
+        device_kind: DeviceKind,
+        settings: SimulationSettings,
+        plan: FaultPlan,
+    ) -> Self {
         let mut random = Random::new(seed);
-        let behaviour = Behaviour::of(personality, &mut random);
+        let behaviour = Behaviour::of(device_kind, &mut random);
         Self {
             random,
             behaviour,
-            knobs,
+            settings,
             plan,
             passes: [0; Site::COUNT],
             events: 0,
             trace: Trace::default(),
-            marks: Marks::default(),
+            failure_counts: FailureCounts::default(),
             stalls: Vec::new(),
             stale: Vec::new(),
             last_fault: None,
@@ -71,9 +76,9 @@ impl Nature {
             .iter()
             .position(|injection| self.is_due(injection.when) && wanted(&injection.fault, injection.host))?;
         let injection: Injection = self.plan.remove(place);
-        self.marks.inject(injection.fault.class());
+        self.failure_counts.inject(injection.fault.class());
         self.last_fault = Some(now);
-        self.trace.push(Entry { event: self.events, at: now, what: What::Struck(injection) });
+        self.trace.push(Entry { event: self.events, at: now, what: EntryKind::Struck(injection) });
         Some(injection.fault)
     }
 
@@ -99,47 +104,47 @@ impl Nature {
 
 impl Model {
     /// The model as a simulation.
-    pub(crate) fn simulated(nature: Nature) -> Self {
-        let mut model = Self::new(nature.knobs.parameters);
-        model.nature = Some(Box::new(nature));
+    pub(crate) fn simulated(simulation: SimulationState) -> Self {
+        let mut model = Self::new(simulation.settings.parameters);
+        model.simulation = Some(Box::new(simulation));
         model
     }
 
-    pub(crate) fn nature_mut(&mut self) -> Option<&mut Nature> {
-        self.nature.as_deref_mut()
+    pub(crate) fn simulation_mut(&mut self) -> Option<&mut SimulationState> {
+        self.simulation.as_deref_mut()
     }
 
     /// Notes what happens, if anybody wants to know.
-    pub(super) fn note(&mut self, what: impl FnOnce() -> What) {
-        let at = self.agenda.now();
-        if let Some(nature) = &mut self.nature {
-            let event = nature.events;
-            nature.trace.push(Entry { event, at, what: what() });
+    pub(super) fn note(&mut self, what: impl FnOnce() -> EntryKind) {
+        let at = self.event_queue.now();
+        if let Some(simulation) = &mut self.simulation {
+            let event = simulation.events;
+            simulation.trace.push(Entry { event, at, what: what() });
         }
     }
 
-    pub(super) fn mark_injected(&mut self, class: FailureClass) {
-        if let Some(nature) = &mut self.nature {
-            nature.marks.inject(class);
+    pub(super) fn count_injected(&mut self, class: FailureClass) {
+        if let Some(simulation) = &mut self.simulation {
+            simulation.failure_counts.inject(class);
         }
     }
 
-    pub(super) fn mark_observed(&mut self, class: FailureClass) {
-        if let Some(nature) = &mut self.nature {
-            nature.marks.observe(class);
+    pub(super) fn count_observed(&mut self, class: FailureClass) {
+        if let Some(simulation) = &mut self.simulation {
+            simulation.failure_counts.observe(class);
         }
     }
 
     pub(super) fn behaviour(&self) -> Option<&Behaviour> {
-        self.nature.as_ref().map(|nature| &nature.behaviour)
+        self.simulation.as_ref().map(|simulation| &simulation.behaviour)
     }
 
     /// A place that faults can strike: the fault that does, if one that is wanted is due.
     pub(super) fn strike(&mut self, site: Site, wanted: impl Fn(&Fault, u32) -> bool) -> Option<Fault> {
-        let now = self.agenda.now();
-        let nature = self.nature.as_mut()?;
-        nature.passes[site as usize] += 1;
-        nature.take(now, wanted)
+        let now = self.event_queue.now();
+        let simulation = self.simulation.as_mut()?;
+        simulation.passes[site as usize] += 1;
+        simulation.take(now, wanted)
     }
 
     /// Something that is made on `host`: whether a fault makes that fail.
@@ -148,41 +153,41 @@ impl Model {
             .strike(Site::Create, |fault, on| on == host.index() && matches!(fault, Fault::Exhausted))
             .is_some();
         if struck {
-            self.mark_observed(FailureClass::Exhaustion);
+            self.count_observed(FailureClass::Exhaustion);
         }
         struck
     }
 
     /// True `times` in 256.
-    pub(super) fn by_chance(&mut self, times: impl Fn(&Nature) -> u8) -> bool {
-        self.nature.as_mut().is_some_and(|nature| {
-            let times = times(nature);
-            times > 0 && nature.random.chance(times.into(), 256)
+    pub(super) fn by_chance(&mut self, times: impl Fn(&SimulationState) -> u8) -> bool {
+        self.simulation.as_mut().is_some_and(|simulation| {
+            let times = times(simulation);
+            times > 0 && simulation.random.chance(times.into(), 256)
         })
     }
 
-    /// A span of at most `longest`; none without a nature.
-    pub(super) fn by_duration(&mut self, longest: impl Fn(&Nature) -> Duration) -> Duration {
-        let Some(nature) = self.nature.as_mut() else { return Duration::ZERO };
-        let longest = longest(nature);
-        if longest.is_zero() { longest } else { nature.random.duration(longest) }
+    /// A span of at most `longest`; none outside a simulation.
+    pub(super) fn by_duration(&mut self, longest: impl Fn(&SimulationState) -> Duration) -> Duration {
+        let Some(simulation) = self.simulation.as_mut() else { return Duration::ZERO };
+        let longest = longest(simulation);
+        if longest.is_zero() { longest } else { simulation.random.duration(longest) }
     }
 
     pub(super) fn below(&mut self, bound: u64) -> u64 {
-        self.nature.as_mut().map_or(0, |nature| nature.random.below(bound))
+        self.simulation.as_mut().map_or(0, |simulation| simulation.random.below(bound))
     }
 
     /// How long a message takes that is sent now.
     pub(super) fn travel(&mut self) -> Duration {
-        self.parameters.latency + self.by_duration(|nature| nature.knobs.jitter)
+        self.parameters.latency + self.by_duration(|simulation| simulation.settings.jitter)
     }
 
     /// Executes the next event, at its moment. False if there is none.
     pub(crate) fn step(&mut self) -> bool {
-        if self.agenda.deadline().is_none() {
+        if self.event_queue.deadline().is_none() {
             return false;
         }
-        let next = self.agenda.next(Instant::from_start(Duration::MAX));
+        let next = self.event_queue.next(Instant::from_start(Duration::MAX));
         if let Some(event) = next {
             self.happen(event);
         }
@@ -191,17 +196,20 @@ impl Model {
 
     /// Counts an event, and lets strike what strikes by itself.
     pub(super) fn count_event(&mut self) {
-        let now = self.agenda.now();
-        let Some(nature) = self.nature.as_mut() else { return };
-        nature.events += 1;
-        if nature.plan.is_empty() {
+        let now = self.event_queue.now();
+        let Some(simulation) = self.simulation.as_mut() else { return };
+        simulation.events += 1;
+        if simulation.plan.is_empty() {
             return;
         }
-        while let Some(nature) = self.nature.as_mut()
-            && let Some(injection) =
-                nature.plan.iter().find(|i| i.fault.strikes_by_itself() && nature.is_due(i.when)).copied()
+        while let Some(simulation) = self.simulation.as_mut()
+            && let Some(injection) = simulation
+                .plan
+                .iter()
+                .find(|i| i.fault.strikes_by_itself() && simulation.is_due(i.when))
+                .copied()
         {
-            nature.take(now, |fault, host| (*fault, host) == (injection.fault, injection.host));
+            simulation.take(now, |fault, host| (*fault, host) == (injection.fault, injection.host));
             self.befall(injection);
         }
     }
@@ -214,7 +222,7 @@ impl Model {
                     self.set_link(address, Link::Down);
                 }
                 self.tell_all(id, NoticeKind::Async(AsyncEvent::PortErr));
-                self.agenda.schedule(Duration::from_micros(micros.into()), Event::LinkUp(id));
+                self.event_queue.schedule(Duration::from_micros(micros.into()), Event::LinkUp(id));
             }
             Fault::Spurious => {
                 for queue in self.queues.select(|queue| queue.host == id) {
@@ -244,12 +252,12 @@ impl Model {
             }
             Fault::Kill => {
                 self.kill_host(id);
-                self.mark_observed(FailureClass::DisconnectMidWrite);
+                self.count_observed(FailureClass::DisconnectMidWrite);
             }
             Fault::Stall { micros } => {
-                let until = self.agenda.now().after(Duration::from_micros(micros.into()));
-                if let Some(nature) = &mut self.nature {
-                    nature.stalls.push((host, until));
+                let until = self.event_queue.now().after(Duration::from_micros(micros.into()));
+                if let Some(simulation) = &mut self.simulation {
+                    simulation.stalls.push((host, until));
                 }
             }
             _ => {}
@@ -258,26 +266,26 @@ impl Model {
 
     /// The program loses its processor between two calls, and the fabric goes on.
     pub(crate) fn pause(&mut self) {
-        if self.by_chance(|nature| nature.knobs.pauses) {
-            let pause = self.by_duration(|nature| nature.knobs.pause);
-            self.advance(self.agenda.now().after(pause));
+        if self.by_chance(|simulation| simulation.settings.pauses) {
+            let pause = self.by_duration(|simulation| simulation.settings.pause);
+            self.advance(self.event_queue.now().after(pause));
         }
     }
 
     /// What is lost in a class of its own when a region goes: its key may work a little longer, or not.
     pub(super) fn remember_stale(&mut self, rkey: u32) {
-        let until = self.agenda.now().after(self.parameters.latency * 8);
-        if let Some(nature) = &mut self.nature {
-            nature.stale.push((rkey, until));
+        let until = self.event_queue.now().after(self.parameters.latency * 8);
+        if let Some(simulation) = &mut self.simulation {
+            simulation.stale.push((rkey, until));
         }
     }
 
     /// Whether `rkey` belonged to a region until a moment ago; and whether this device lets what was under way succeed.
     pub(super) fn was_deregistered(&self, rkey: u32) -> Option<bool> {
-        let nature = self.nature.as_ref()?;
-        let now = self.agenda.now();
-        let known = nature.stale.iter().any(|(key, until)| *key == rkey && now <= *until);
-        known.then_some(nature.behaviour.stale_keys)
+        let simulation = self.simulation.as_ref()?;
+        let now = self.event_queue.now();
+        let known = simulation.stale.iter().any(|(key, until)| *key == rkey && now <= *until);
+        known.then_some(simulation.behaviour.stale_keys)
     }
 
     pub(super) fn pair_number(&self, id: PairId) -> u32 {
@@ -286,11 +294,11 @@ impl Model {
 
     /// Notes a call of the connection manager.
     pub(super) fn note_call(&mut self, id: IdentifierId, what: &'static str) {
-        if self.nature.is_some()
+        if self.simulation.is_some()
             && let Some(identifier) = self.identifiers.get(id)
         {
             let (host, identifier) = (identifier.host.index(), identifier.key.0);
-            self.note(|| What::Called { host, identifier, what });
+            self.note(|| EntryKind::Called { host, identifier, what });
         }
     }
 }

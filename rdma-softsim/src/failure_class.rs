@@ -63,12 +63,12 @@ const COUNT: usize = FailureClass::ALL.len();
 /// How often each class was brought about, and how often whoever uses the fabric was confronted with it. A fault that is
 /// injected and never observed has tested nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Marks {
+pub struct FailureCounts {
     injected: [u64; COUNT],
     observed: [u64; COUNT],
 }
 
-impl Marks {
+impl FailureCounts {
     /// Notes that `class` was brought about.
     pub const fn inject(&mut self, class: FailureClass) {
         self.injected[class as usize] += 1;

@@ -7,8 +7,8 @@ use super::protocol::Reply;
 use crate::reqs::Role;
 use rdma_proto::wire::Message;
 
-/// The peer's books about an implementation.
-pub(super) struct Books<'a> {
+/// The state of a trace as the peer knows it: windows, notifications and work requests, against which every output is checked.
+pub(super) struct Invariants<'a> {
     role: Role,
     settings: &'a Settings,
     established: bool,
@@ -37,7 +37,7 @@ pub(super) struct Books<'a> {
     read: u64,
 }
 
-impl<'a> Books<'a> {
+impl<'a> Invariants<'a> {
     pub(super) fn new(trace: &'a Trace) -> Self {
         Self {
             role: trace.role,

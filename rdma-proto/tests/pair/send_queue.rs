@@ -7,7 +7,7 @@ use rdma_proto::wire::{Message, Window};
 use rdma_proto::{Action, Config, Role, Source, Span};
 
 #[derive(Clone, Debug)]
-pub(crate) struct Ledger {
+pub(crate) struct SendQueue {
     config: Config,
     /// The peer's window and how much of it is used.
     window: Option<(Window, u32)>,
@@ -38,7 +38,7 @@ struct Outstanding {
     notified: u64,
 }
 
-impl Ledger {
+impl SendQueue {
     pub(crate) fn new(config: Config) -> Self {
         Self {
             config,

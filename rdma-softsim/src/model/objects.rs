@@ -2,7 +2,7 @@
 
 use rdma_proto::backend::QueuePairLimits;
 
-use super::completions::{CompletionQueue, Held};
+use super::completions::{CompletionQueue, PendingCompletions};
 use super::memory::Domain;
 use super::ownership::Ownership;
 use super::queue_pair::{Owner, QueuePair, State};
@@ -10,11 +10,11 @@ use super::requester::Requester;
 use super::responder::Responder;
 use super::{ContextId, DomainId, HostId, Model, PairId, QueueId};
 use crate::Error;
-use crate::marks::FailureClass;
-use crate::trace::What;
+use crate::failure_class::FailureClass;
+use crate::trace::EntryKind;
 
 /// What `ibv_create_qp(3)` is given.
-pub(crate) struct Making {
+pub(crate) struct PairAttributes {
     pub(crate) domain: DomainId,
     pub(crate) send_queue: QueueId,
     pub(crate) receive_queue: QueueId,
@@ -56,10 +56,10 @@ impl Model {
     pub(super) fn make_pair(
         &mut self,
         host: HostId,
-        making: &Making,
+        attributes: &PairAttributes,
         owner: Owner,
     ) -> Result<(PairId, u32, usize), Error> {
-        let &Making { domain, send_queue, receive_queue, mut limits } = making;
+        let &PairAttributes { domain, send_queue, receive_queue, mut limits } = attributes;
         let device = self.alive(host)?.limits;
         let domain_host = self.domains.get(domain).ok_or(Error::Gone("protection domain"))?.host;
         for queue in [send_queue, receive_queue] {
@@ -76,8 +76,8 @@ impl Model {
         }
         let value = device.max_queue_pairs;
         if limits.inline > device.max_inline || limits.send_depth == device.max_queue_depth {
-            self.mark_injected(FailureClass::DeviceLimits);
-            self.mark_observed(FailureClass::DeviceLimits);
+            self.count_injected(FailureClass::DeviceLimits);
+            self.count_observed(FailureClass::DeviceLimits);
         }
         if self.strikes_creation(host)
             || self.pairs.iter().filter(|(_, pair)| pair.host == host).count() >= value as usize
@@ -105,7 +105,7 @@ impl Model {
             path: None,
             requester: Requester::new(),
             responder: Responder::new(),
-            held: Held::default(),
+            held: PendingCompletions::default(),
             ownership: Ownership::default(),
         });
         let identifier = match owner {
@@ -113,7 +113,7 @@ impl Model {
             Owner::Context(..) => 0,
         };
         let on = host.index();
-        self.note(|| What::Created { host: on, pair: number, identifier });
+        self.note(|| EntryKind::Created { host: on, pair: number, identifier });
         Ok((pair, number, limits.inline as usize))
     }
 }
