@@ -12,7 +12,7 @@ use super::results::Teardown;
 use super::results::{CaseResult, FORMAT, Run, Suite, Target};
 use super::select::Harm;
 use super::session::Session;
-use super::target::Server;
+use super::target::{Server, with_last_lines};
 use crate::client::Failure;
 use crate::peer::{Peer, Shape};
 use crate::reqs::Requirements;
@@ -234,7 +234,8 @@ impl<'a, B: Descriptors> Runner<'a, B> {
         if cause == Cause::Died {
             result.teardown = Some(Teardown::Crashed);
         }
-        fail(result, cause, format!("a new connection is not served: {}", stop.reason));
+        let reason = format!("a new connection is not served: {}", stop.reason);
+        fail(result, cause, with_last_lines(reason, &server.last_lines()));
         self.start_again(case, server, neighbour);
     }
 
@@ -271,6 +272,7 @@ impl<'a, B: Descriptors> Runner<'a, B> {
             expectation: case.expectation.into(),
             requirements: case.requirements.iter().map(ToString::to_string).collect(),
             level: self.requirements.level(case.requirements),
+            profile: self.requirements.profile(case.requirements),
             tags: case.tags.iter().map(|tag| tag.name().to_string()).collect(),
             verdict: Verdict::Skipped,
             teardown: None,

@@ -213,6 +213,8 @@ impl LineContext {
             }
             EntryKind::Flushed { count } => format!("{count} receives flushed"),
             EntryKind::Dropped { count } => {
+                this.direction.missed();
+                other.direction.missed();
                 format!("... {count} entries are missing: the recorder was full ...")
             }
         };
