@@ -17,7 +17,7 @@ use rdma_proto::backend::{
 use rdma_proto::time::Instant;
 
 use queues::Pair;
-pub use queues::{Below, CompletionQueue, Domain, QueuePair, Region};
+pub use queues::{CompletionQueue, Domain, LowerQueuePair, QueuePair, Region};
 
 /// Looks at, or changes, what passes a backend `B`. An interceptor that keeps a handle alive keeps a clone of its `Arc`.
 pub trait Interceptor<B: Backend>: Send + Sync + 'static {
@@ -92,7 +92,7 @@ pub trait Interceptor<B: Backend>: Send + Sync + 'static {
     fn post_send(
         &self,
         _pair: &Self::QueuePair,
-        below: Below<'_, B>,
+        below: LowerQueuePair<'_, B>,
         requests: &[SendRequest<'_, Region<B>>],
     ) -> Result<(), PostError<B::Error>> {
         below.post_send(requests)
@@ -105,14 +105,19 @@ pub trait Interceptor<B: Backend>: Send + Sync + 'static {
     fn post_recv(
         &self,
         _pair: &Self::QueuePair,
-        below: Below<'_, B>,
+        below: LowerQueuePair<'_, B>,
         requests: &[RecvRequest<'_, Region<B>>],
     ) -> Result<(), PostError<B::Error>> {
         below.post_recv(requests)
     }
 
     /// A completion was polled; false: it is not told.
-    fn polled(&self, _pair: &Self::QueuePair, _below: Below<'_, B>, _completion: &mut Completion) -> bool {
+    fn polled(
+        &self,
+        _pair: &Self::QueuePair,
+        _below: LowerQueuePair<'_, B>,
+        _completion: &mut Completion,
+    ) -> bool {
         true
     }
 }
@@ -152,9 +157,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// `B`, with everything passing `I`.
-pub struct Intercepted<B: Backend, I>(Arc<Around<B, I>>);
+pub struct Intercepted<B: Backend, I>(Arc<Inner<B, I>>);
 
-struct Around<B, I> {
+struct Inner<B, I> {
     inner: B,
     by: I,
 }
@@ -162,7 +167,7 @@ struct Around<B, I> {
 impl<B: Backend, I: Interceptor<B>> Intercepted<B, I> {
     /// `inner`, with everything passing the interceptor.
     pub fn by(inner: B, by: I) -> Self {
-        Self(Arc::new(Around { inner, by }))
+        Self(Arc::new(Inner { inner, by }))
     }
 }
 
@@ -182,7 +187,7 @@ impl<B: Backend, I: Interceptor<B>> Backend for Intercepted<B, I> {
     type QueuePair = QueuePair<B, I>;
 
     fn event_channel(&self) -> Result<EventChannel<B, I>, B::Error> {
-        Ok(EventChannel { inner: self.0.inner.event_channel()?, around: Arc::clone(&self.0) })
+        Ok(EventChannel { inner: self.0.inner.event_channel()?, shared: Arc::clone(&self.0) })
     }
 
     fn now(&self) -> Instant {
@@ -193,7 +198,7 @@ impl<B: Backend, I: Interceptor<B>> Backend for Intercepted<B, I> {
 /// An intercepted channel of connection-manager events.
 pub struct EventChannel<B: Backend, I> {
     inner: B::EventChannel,
-    around: Arc<Around<B, I>>,
+    shared: Arc<Inner<B, I>>,
 }
 
 impl<B: Backend<EventChannel: AsFd>, I> AsFd for EventChannel<B, I> {
@@ -205,15 +210,15 @@ impl<B: Backend<EventChannel: AsFd>, I> AsFd for EventChannel<B, I> {
 impl<B: Backend, I: Interceptor<B>> EventChannel<B, I> {
     fn identifier(&self, inner: B::Identifier, origin: Origin) -> Identifier<B, I> {
         let inner = Arc::new(inner);
-        let kept = self.around.by.identifier(&inner, origin);
-        Identifier { inner, kept, around: Arc::clone(&self.around) }
+        let kept = self.shared.by.identifier(&inner, origin);
+        Identifier { inner, kept, shared: Arc::clone(&self.shared) }
     }
 
     fn next_told(&self) -> Result<Option<CmEvent<B>>, B::Error> {
         loop {
-            self.around.by.before_events(&self.inner);
+            self.shared.by.before_events(&self.inner);
             match self.inner.next_event()? {
-                Some(event) if !self.around.by.event(event.id, &event.kind) => {}
+                Some(event) if !self.shared.by.event(event.id, &event.kind) => {}
                 event => return Ok(event),
             }
         }
@@ -243,12 +248,12 @@ impl<B: Backend, I: Interceptor<B>> backend::EventChannel<Intercepted<B, I>> for
 pub struct Identifier<B: Backend, I: Interceptor<B>> {
     inner: Arc<B::Identifier>,
     kept: I::Identifier,
-    around: Arc<Around<B, I>>,
+    shared: Arc<Inner<B, I>>,
 }
 
 impl<B: Backend, I: Interceptor<B>> Identifier<B, I> {
     fn passes(&self, call: Call<'_>) -> bool {
-        self.around.by.call(&self.kept, &self.inner, call)
+        self.shared.by.call(&self.kept, &self.inner, call)
     }
 
     /// Makes a call if it passes.
@@ -288,15 +293,15 @@ impl<B: Backend, I: Interceptor<B>> backend::Identifier<Intercepted<B, I>> for I
     }
 
     fn create_domain(&self) -> Result<Domain<B, I>, B::Error> {
-        let inner = self.around.by.domain(self.inner.create_domain()?);
-        Ok(Domain { inner, around: Arc::clone(&self.around) })
+        let inner = self.shared.by.domain(self.inner.create_domain()?);
+        Ok(Domain { inner, shared: Arc::clone(&self.shared) })
     }
 
     fn create_completion_queue(&self, depth: u32, vector: u32) -> Result<CompletionQueue<B, I>, B::Error> {
-        let depth = self.around.by.completions(depth);
+        let depth = self.shared.by.completions(depth);
         let inner = Arc::new(self.inner.create_completion_queue(depth, vector)?);
-        self.around.by.completion_queue(&inner);
-        Ok(CompletionQueue { inner, pairs: Arc::default(), around: Arc::clone(&self.around) })
+        self.shared.by.completion_queue(&inner);
+        Ok(CompletionQueue { inner, pairs: Arc::default(), shared: Arc::clone(&self.shared) })
     }
 
     fn create_queue_pair(
@@ -305,13 +310,13 @@ impl<B: Backend, I: Interceptor<B>> backend::Identifier<Intercepted<B, I>> for I
         completions: &CompletionQueue<B, I>,
         limits: QueuePairLimits,
     ) -> Result<QueuePair<B, I>, B::Error> {
-        let by = &self.around.by;
+        let by = &self.shared.by;
         let inner = self.inner.create_queue_pair(&domain.inner, &completions.inner, by.limits(limits))?;
         let inner = Arc::new(inner);
         let kept = by.queue_pair(&self.kept, &inner, &domain.inner, limits)?;
         let pair = Arc::new(Pair { inner, kept });
         lock(&completions.pairs).insert(pair.inner.number(), Arc::downgrade(&pair));
-        Ok(QueuePair { pair, pairs: Arc::clone(&completions.pairs), around: Arc::clone(&self.around) })
+        Ok(QueuePair { pair, pairs: Arc::clone(&completions.pairs), shared: Arc::clone(&self.shared) })
     }
 
     fn connect(&self, params: &ConnectParams, private_data: &[u8]) -> Result<(), B::Error> {

@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use rdma_conn::{ConnectionId, Endpoint, Error, Event, Limits, Options, Stream, Usage};
 use rdma_softsim::{
-    Fabric, Fault, FaultPlan, Injection, Knobs, Personality, Resources, Simulation, Site, SoftSim, When,
+    DeviceKind, Fabric, Fault, FaultPlan, Injection, Resources, Simulation, SimulationSettings, Site,
+    SoftSim, When,
 };
 
 const LONG: Duration = Duration::from_secs(20);
@@ -387,7 +388,7 @@ fn an_endpoint_lends() {
 
 /// A simulation with a server's and a client's endpoint.
 fn simulated(plan: FaultPlan) -> (Simulation, [Endpoint<SoftSim>; 2]) {
-    let sim = Simulation::new(1, Personality::Ibta, Knobs::default(), plan);
+    let sim = Simulation::new(1, DeviceKind::Ibta, SimulationSettings::default(), plan);
     let hosts = [SERVER, CLIENT].map(|address| sim.host(&[address.into()], rdma_softsim::Limits::default()));
     (sim, hosts.map(|host| Endpoint::new(&host, Limits::default()).expect("a device")))
 }

@@ -238,7 +238,7 @@ impl<S> EventLoop<S> {
     /// There is no such connection, or it was accepted before.
     pub fn accept(&mut self, id: SessionId, handler: Handler<S>) -> io::Result<()> {
         let acceptable = self.get(id).is_some_and(|connection| {
-            connection.state() == SessionState::Accepting && connection.life.handshake.is_none()
+            connection.state() == SessionState::Accepting && connection.loop_state.handshake.is_none()
         });
         if !acceptable {
             return Err(io::Error::new(ErrorKind::InvalidInput, "no connection that waits to be accepted"));
@@ -268,25 +268,25 @@ impl<S> EventLoop<S> {
 
     /// Returns a connection, unless it was closed.
     pub fn get(&self, id: SessionId) -> Option<&Session<S>> {
-        self.connections.get(id).filter(|connection| connection.life.stage == Stage::Owned)
+        self.connections.get(id).filter(|connection| connection.loop_state.stage == Stage::Owned)
     }
 
     /// Returns a connection, unless it was closed.
     pub fn get_mut(&mut self, id: SessionId) -> Option<&mut Session<S>> {
         self.touch(id);
-        self.connections.get_mut(id).filter(|connection| connection.life.stage == Stage::Owned)
+        self.connections.get_mut(id).filter(|connection| connection.loop_state.stage == Stage::Owned)
     }
 
     /// Returns a connection, unless it was closed, and the loop's state beside it.
     pub fn get_with_state(&mut self, id: SessionId) -> Option<(&mut S, &mut Session<S>)> {
         self.touch(id);
         let connection = self.connections.get_mut(id)?;
-        (connection.life.stage == Stage::Owned).then_some((&mut self.state, connection))
+        (connection.loop_state.stage == Stage::Owned).then_some((&mut self.state, connection))
     }
 
     /// Returns the connections that were not closed.
     pub fn connections(&self) -> impl Iterator<Item = (SessionId, &Session<S>)> {
-        self.connections.iter().filter(|(_, connection)| connection.life.stage == Stage::Owned)
+        self.connections.iter().filter(|(_, connection)| connection.loop_state.stage == Stage::Owned)
     }
 
     /// Returns how many connections there are, closed ones whose last bytes are on their way included.
@@ -300,20 +300,20 @@ impl<S> EventLoop<S> {
     }
 
     /// Returns how many closed connections still have bytes on their way.
-    pub fn parting(&self) -> usize {
-        self.connections.values().filter(|connection| connection.life.stage != Stage::Owned).count()
+    pub fn closing(&self) -> usize {
+        self.connections.values().filter(|connection| connection.loop_state.stage != Stage::Owned).count()
     }
 
     /// Closes a connection: what was written is delivered in the background, for at most [`Timeouts::linger`]. In one of its
     /// handlers this takes effect when the handler returns.
     pub fn close(&mut self, id: SessionId) {
         let Some(connection) = self.connections.get_mut(id) else { return };
-        if connection.life.stage != Stage::Owned {
+        if connection.loop_state.stage != Stage::Owned {
             return;
         }
-        connection.life.stage = Stage::Leaving;
+        connection.loop_state.stage = Stage::Leaving;
         connection.forget_handlers();
-        if connection.life.entered == 0 {
+        if connection.loop_state.entered == 0 {
             self.part(id);
         }
     }
@@ -322,8 +322,8 @@ impl<S> EventLoop<S> {
     pub fn abort(&mut self, id: SessionId) {
         let Some(connection) = self.connections.get_mut(id) else { return };
         connection.forget_handlers();
-        connection.life.deadline = Some(Instant::now());
-        if connection.life.stage == Stage::Owned {
+        connection.loop_state.deadline = Some(Instant::now());
+        if connection.loop_state.stage == Stage::Owned {
             self.close(id);
         }
     }
@@ -342,7 +342,7 @@ impl<S> EventLoop<S> {
         let pending = std::mem::take(&mut self.pending);
         for id in &pending {
             if let Some(connection) = self.connections.get_mut(*id) {
-                connection.life.pending = false;
+                connection.loop_state.pending = false;
                 self.dispatch(*id);
             }
         }

@@ -18,7 +18,7 @@ use rdma_proto::backend::{
 use crate::connection::{EventChannel, Identifier};
 use crate::driver::{Driver, Signal};
 use crate::model::{
-    About, Bytes, ContextId, ForeignMemory, HostId, Making, PostedReceive, Registration, State, Wake,
+    About, Bytes, ContextId, ForeignMemory, HostId, PairAttributes, PostedReceive, Registration, State, Wake,
 };
 use crate::verbs::{CompletionQueue, Domain, DomainInner, QueuePair};
 use crate::{Error, Limits, SoftSim};
@@ -94,8 +94,9 @@ impl Device {
             }
         }
         let (send_queue, receive_queue) = (sends.id(), receives.id());
-        let making = Making { domain: domain.id(), send_queue, receive_queue, limits };
-        let (id, number, inline) = self.driver.with(|model| model.create_pair_in(self.id, name, &making))?;
+        let attributes = PairAttributes { domain: domain.id(), send_queue, receive_queue, limits };
+        let (id, number, inline) =
+            self.driver.with(|model| model.create_pair_in(self.id, name, &attributes))?;
         Ok(QueuePair::new(&self.driver, id, number, inline, None, domain, queues))
     }
 

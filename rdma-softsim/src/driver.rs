@@ -15,7 +15,7 @@ use rdma_proto::time::Instant;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::Error;
-use crate::model::{Model, Nature, Wake};
+use crate::model::{Model, SimulationState, Wake};
 use crate::settings::Parameters;
 use crate::sync::{Builder, JoinHandle, Monitor, MutexGuard, Ticks};
 
@@ -58,8 +58,8 @@ impl Driver {
         Self::with_clock(Model::new(parameters), Clock::Real(Ticks::begin()))
     }
 
-    pub(crate) fn simulated(nature: Nature) -> Self {
-        Self::with_clock(Model::simulated(nature), Clock::Virtual)
+    pub(crate) fn simulated(simulation: SimulationState) -> Self {
+        Self::with_clock(Model::simulated(simulation), Clock::Virtual)
     }
 
     fn with_clock(model: Model, clock: Clock) -> Self {
@@ -126,9 +126,9 @@ impl Driver {
     ///
     /// # Panics
     /// It is none; only [`Driver::simulated`] is.
-    pub(crate) fn nature<T>(&self, look: impl FnOnce(&mut Nature) -> T) -> T {
-        match self.core.lock().model.nature_mut() {
-            Some(nature) => look(nature),
+    pub(crate) fn simulation<T>(&self, look: impl FnOnce(&mut SimulationState) -> T) -> T {
+        match self.core.lock().model.simulation_mut() {
+            Some(simulation) => look(simulation),
             None => unreachable!("only simulations ask"),
         }
     }

@@ -1,6 +1,6 @@
 //! Faults as data: what befalls a simulated fabric, and when.
 
-use crate::marks::FailureClass;
+use crate::failure_class::FailureClass;
 
 /// What befalls a simulation: a list, so that it can be written down, read back and made smaller.
 pub type FaultPlan = Vec<Injection>;

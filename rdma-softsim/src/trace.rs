@@ -18,13 +18,13 @@ pub struct Entry {
     /// When.
     pub at: Instant,
     /// What.
-    pub what: What,
+    pub what: EntryKind,
 }
 
 /// What happened. Queue pairs go by their numbers, of which no two are the same at one time, but one
 /// after another; hosts count from 0.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum What {
+pub enum EntryKind {
     /// A queue pair was made.
     Created {
         /// On this host.

@@ -39,7 +39,7 @@ pub(crate) struct Channel {
     pub(crate) api: &'static Api,
     raw: NonNull<rdma_event_channel>,
     calls: Mutex<()>,
-    /// What devices told of identifiers of this channel. Taken after the lock of an identifier's home, if both are.
+    /// What devices told of identifiers of this channel. Taken after the lock of an identifier's current channel, if both are.
     told: Mutex<VecDeque<(IdentifierKey, AsyncEvent)>>,
     /// Readable while there is something in `told`.
     signal: OwnedFd,

@@ -31,9 +31,9 @@ unsafe impl Sync for Device {}
 
 /// What is kept open for the rest of the process. It grows when a device is plugged in and is otherwise as long as the list
 /// of devices.
-static HELD: Mutex<Held> = Mutex::new(Held { contexts: Vec::new(), lists: Vec::new() });
+static KEPT_OPEN: Mutex<KeptOpen> = Mutex::new(KeptOpen { contexts: Vec::new(), lists: Vec::new() });
 
-struct Held {
+struct KeptOpen {
     /// The addresses of the contexts.
     contexts: Vec<usize>,
     /// The lists of `rdma_get_devices(3)` they are from. `rdma_free_devices(3)` would give the devices back.
@@ -115,7 +115,7 @@ impl Device {
 
 /// Makes librdmacm keep `context` open; whether that succeeded.
 fn hold(api: &Api, context: NonNull<ibv_context>) -> bool {
-    let mut held = locked(&HELD);
+    let mut held = locked(&KEPT_OPEN);
     let wanted = context.as_ptr() as usize;
     if held.contexts.contains(&wanted) {
         return true;

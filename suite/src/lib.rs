@@ -2,7 +2,7 @@
 
 mod case;
 pub mod exit;
-pub mod held;
+pub mod resources;
 pub mod terminal;
 pub mod verdict;
 

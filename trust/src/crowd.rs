@@ -23,7 +23,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use conformance::client::{Client, Failure};
 use conformance::intercept::Intercepted;
-use serving::{Held, serve};
+use serving::{Objects, serve};
 use suite::exit::NO_ENVIRONMENT;
 
 /// How long a connection may take to come about, on a machine that makes thousands.
@@ -178,15 +178,15 @@ fn measure<B: Descriptors>(
     theirs: &B,
     address: SocketAddr,
 ) -> Result<Figures, Failure> {
-    let (held, over) = (Held::<B>::default(), AtomicBool::new(false));
-    let counted = Intercepted::by(ours.clone(), held.clone());
+    let (objects, over) = (Objects::<B>::default(), AtomicBool::new(false));
+    let counted = Intercepted::by(ours.clone(), objects.clone());
     let (listens, listening) = mpsc::channel();
     std::thread::scope(|scope| {
         let server = scope.spawn(|| serve(face, counted, (address, options(load.window)), listens, &over));
         // Without an address the server has failed, and says why.
         let told =
             listening.recv().map_err(|_| Failure::wrong("the server does not listen")).and_then(|at| {
-                let figures = among_idle(load, theirs, at, &held)?;
+                let figures = among_idle(load, theirs, at, &objects)?;
                 Ok(Figures { mute: among_mute(load, theirs, at)?, ..figures })
             });
         over.store(true, Ordering::Relaxed);
@@ -202,14 +202,14 @@ fn among_idle<B: Descriptors>(
     load: Load,
     backend: &B,
     address: SocketAddr,
-    held: &Held<B>,
+    objects: &Objects<B>,
 ) -> Result<Figures, Failure> {
     let mut busy = Client::new(Stream::connect_with(backend, address, &Connect::default())?);
     let before = round_trip(&mut busy, load.requests)?;
-    let (bytes, queues, open) = (held.registered_bytes(), held.completion_queues(), descriptors()?);
+    let (bytes, queues, open) = (objects.registered_bytes(), objects.completion_queues(), descriptors()?);
     let mut crowd = Crowd::gather(backend, address, load.connections, load.window)?;
-    let registered_bytes = held.registered_bytes().saturating_sub(bytes);
-    let completion_queues = held.completion_queues().saturating_sub(queues);
+    let registered_bytes = objects.registered_bytes().saturating_sub(bytes);
+    let completion_queues = objects.completion_queues().saturating_sub(queues);
     let descriptors = descriptors()?.saturating_sub(open);
     let among = crowd.beside(|| round_trip(&mut busy, load.requests))??;
     drop(crowd);

@@ -14,7 +14,7 @@ use rustix::time::{ClockId, clock_gettime};
 use super::responder::{made_up_key, made_up_value};
 use super::target::{Clients, Exit, Running, Server};
 use crate::client::{Client, Failure};
-use crate::held::Held;
+use crate::resources::ProcessResources;
 use crate::workload::Entry;
 use kv_store as kv;
 
@@ -225,8 +225,8 @@ impl Server for OwnServer {
         Ok(true)
     }
 
-    fn held(&self) -> Option<Held> {
-        Some(Held::now())
+    fn held(&self) -> Option<ProcessResources> {
+        Some(ProcessResources::now())
     }
 
     fn hold(&self) -> Option<MutexGuard<'_, ()>> {

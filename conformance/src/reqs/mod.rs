@@ -52,6 +52,19 @@ pub enum Profile {
     Hardened,
 }
 
+impl Profile {
+    /// All of them, in the order in which reports have them.
+    pub const ALL: [Self; 2] = [Self::Wire, Self::Hardened];
+
+    /// Returns the words that reports have for it.
+    pub const fn title(self) -> &'static str {
+        match self {
+            Self::Wire => "wire contract",
+            Self::Hardened => "hardening profile",
+        }
+    }
+}
+
 /// One requirement.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -139,8 +152,7 @@ impl Requirements {
     /// # Panics
     /// If the file it was built with is broken, which a test excludes.
     pub fn built_in() -> Self {
-        Self::parse(include_str!("../../../spec/requirements.toml"))
-            .unwrap_or_else(|problem| panic!("{problem}"))
+        Self::parse(include_str!("../../requirements.toml")).unwrap_or_else(|problem| panic!("{problem}"))
     }
 
     /// Those of the workspace at `root`.
@@ -188,8 +200,9 @@ impl Requirements {
     }
 
     /// What a case about these is for: as its first.
-    pub fn profile(&self, ids: &[&str]) -> Option<Profile> {
-        self.get(ids.first()?).map(|requirement| requirement.profile)
+    pub fn profile(&self, ids: &[&str]) -> Profile {
+        let first = ids.first().and_then(|id| self.get(id));
+        first.map_or(Profile::Wire, |requirement| requirement.profile)
     }
 
     /// Whether there is one of this id.

@@ -19,7 +19,7 @@ const VERSION: u32 = 1;
 /// What happened, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recording {
-    /// All of it, but for what a [`What::Dropped`] stands for.
+    /// All of it, but for what a [`EntryKind::Dropped`] stands for.
     pub entries: Vec<Entry>,
 }
 
@@ -32,13 +32,13 @@ pub struct Entry {
     pub end: u32,
     /// What.
     #[serde(flatten)]
-    pub what: What,
+    pub what: EntryKind,
 }
 
 /// What happened.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "what", rename_all = "kebab-case")]
-pub enum What {
+pub enum EntryKind {
     /// An identifier for an outgoing connection was created: this end is a client.
     Created,
     /// A connect request arrived: this end is a server.
@@ -108,7 +108,7 @@ pub enum What {
     },
 }
 
-impl What {
+impl EntryKind {
     /// Takes up what directly follows, if that is only more of the same: there are a thousand receives.
     const fn extend(&mut self, next: &Self) -> bool {
         match (self, next) {
@@ -310,7 +310,7 @@ impl Recorder {
     }
 
     /// Takes an entry. The clock is read in here, so that entries are in its order.
-    pub(super) fn record(&self, now: impl FnOnce() -> Instant, end: u32, what: What) {
+    pub(super) fn record(&self, now: impl FnOnce() -> Instant, end: u32, what: EntryKind) {
         let half = self.limits.entries / 2;
         if half == 0 {
             return;
@@ -342,7 +342,7 @@ impl Recorder {
         let kept = self.kept();
         let mut entries = kept.head.clone();
         if let (Some(next), 1..) = (kept.tail.front(), kept.dropped) {
-            entries.push(Entry { at: next.at, end: 0, what: What::Dropped { count: kept.dropped } });
+            entries.push(Entry { at: next.at, end: 0, what: EntryKind::Dropped { count: kept.dropped } });
         }
         entries.extend(kept.tail.iter().cloned());
         Recording { entries }

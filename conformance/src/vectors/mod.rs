@@ -1,10 +1,10 @@
 //! Test vectors: what control messages mean, and what a connection does when. Data in `spec/vectors`, checked against any
 //! implementation that speaks the [`protocol`], ours included.
 
-mod books;
 pub mod check;
 mod command;
 pub mod data;
+mod invariants;
 pub mod lint;
 pub mod ours;
 pub mod protocol;

@@ -104,7 +104,10 @@ fn acknowledgements_return_no_credits_where_rnr_is_fatal() {
         pair.client.write(1);
         pair.settle();
     }
-    assert!(pair.client.ledger.unacknowledged_notifications() < 4, "all acknowledged that were signalled");
+    assert!(
+        pair.client.send_queue.unacknowledged_notifications() < 4,
+        "all acknowledged that were signalled"
+    );
     assert!(pair.client.machine.unposted() > 0, "and yet no credit is left");
 }
 
@@ -122,7 +125,7 @@ fn a_patient_peer_is_never_asked() {
             pair.side(who).write(1);
             pair.settle();
         }
-        assert!(pair.side(who).ledger.unacknowledged_notifications() <= usize::from(receives));
+        assert!(pair.side(who).send_queue.unacknowledged_notifications() <= usize::from(receives));
         assert_eq!(questions(&pair.side(who).messages()), 0);
         pair.side(other).handles = true;
         pair.finish([0, 0]);

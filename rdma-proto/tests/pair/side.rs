@@ -6,7 +6,7 @@ use rdma_proto::backend::{CompletionError, CompletionStatus, RNR_RETRY_INFINITE}
 use rdma_proto::wire::{MESSAGE_LEN, Message};
 use rdma_proto::{Action, Config, Machine, RegionAddress, Role, Source, Span, State};
 
-use super::{Client, Ledger, Server, failure, peer, stream_byte};
+use super::{Client, SendQueue, Server, failure, peer, stream_byte};
 
 /// What consumed a receive and was not handled yet.
 #[derive(Clone, Debug)]
@@ -26,7 +26,7 @@ pub(super) struct Request {
 
 pub(crate) struct Side {
     pub(crate) machine: Machine,
-    pub(crate) ledger: Ledger,
+    pub(crate) send_queue: SendQueue,
     /// All that it ever posted.
     pub(crate) log: Vec<Action>,
     /// What arrived and waits to be handled.
@@ -72,7 +72,7 @@ impl Side {
         ];
         Self {
             machine: Machine::new(config, addresses).expect("settings within their bounds"),
-            ledger: Ledger::new(config),
+            send_queue: SendQueue::new(config),
             log: Vec::new(),
             arrivals: VecDeque::new(),
             receives: receives.into(),

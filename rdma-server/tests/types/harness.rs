@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use rdma_server::{Address, EventLoop, ListenerId, SessionId, SessionState};
 
-use crate::beds::Bed;
+use crate::test_beds::TestBed;
 
 /// How long anything may take; soft-RoCE in an emulated machine is slow.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
@@ -45,16 +45,16 @@ pub(crate) fn new_loop() -> Loop {
 }
 
 /// A loop that listens and accepts.
-pub(crate) fn listening(bed: &impl Bed) -> (Loop, ListenerId, Address) {
+pub(crate) fn listening(test_bed: &impl TestBed) -> (Loop, ListenerId, Address) {
     let mut events = new_loop();
-    let listener = events.listen(bed.server(), &bed.address(), accept).expect("a free address");
+    let listener = events.listen(test_bed.server(), &test_bed.address(), accept).expect("a free address");
     let address = events.listener_addr(listener).expect("an address");
     (events, listener, address)
 }
 
-pub(crate) fn pair(bed: &impl Bed) -> Pair {
-    let (mut events, listener, address) = listening(bed);
-    let client = events.connect(bed.client(), &address, None, on_connected).expect("begins to connect");
+pub(crate) fn pair(test_bed: &impl TestBed) -> Pair {
+    let (mut events, listener, address) = listening(test_bed);
+    let client = events.connect(test_bed.client(), &address, None, on_connected).expect("begins to connect");
     assert_eq!(events.get(client).expect("is there").state(), SessionState::Connecting);
     run(&mut events, |events| events.state.connected.len() == 1 && events.state.accepted.len() == 1);
     assert_eq!(events.state.connected, [(client, SessionState::Connected)], "{:?}", events.get(client));

@@ -8,8 +8,8 @@ use super::context::About;
 use super::queue_pair::Owner;
 use super::{ChannelId, HostId, IdentifierId, Model, PairId, Wake};
 use crate::Error;
-use crate::marks::FailureClass;
-use crate::trace::What;
+use crate::failure_class::FailureClass;
+use crate::trace::EntryKind;
 
 /// A channel of connection-manager events.
 pub(crate) struct EventChannel {
@@ -124,7 +124,7 @@ impl Model {
     pub(super) fn notify_with(&mut self, identifier: IdentifierId, kind: NoticeKind, data: Box<[u8]>) {
         let Some(owner) = self.identifiers.get(identifier) else { return };
         let (key, channel, host) = (owner.key, owner.channel, owner.host.index());
-        self.note(|| What::Told { host, identifier: key.0, what: kind.name() });
+        self.note(|| EntryKind::Told { host, identifier: key.0, what: kind.name() });
         self.append(channel, Notice { identifier, key, kind, data });
     }
 
@@ -160,14 +160,14 @@ impl Model {
         let emptied = channel.notices.is_empty() && core::mem::take(&mut channel.raised);
         if let Some(&Notice { identifier, kind, .. }) = notice.as_ref() {
             if let Some(class) = kind.class() {
-                self.mark_observed(class);
+                self.count_observed(class);
             }
             match kind {
                 NoticeKind::Established(_) => self.establish(identifier),
-                NoticeKind::Disconnected if self.nature.is_some() => {
+                NoticeKind::Disconnected if self.simulation.is_some() => {
                     let pair = self.identifiers.get(identifier).and_then(|owner| owner.pair);
                     if pair.is_some_and(|pair| self.ends_in_the_middle(pair)) {
-                        self.mark_observed(FailureClass::DisconnectMidWrite);
+                        self.count_observed(FailureClass::DisconnectMidWrite);
                     }
                 }
                 _ => {}

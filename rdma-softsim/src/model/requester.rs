@@ -11,8 +11,8 @@ use rdma_proto::backend::{Access, Completed, CompletionStatus, RNR_RETRY_INFINIT
 use super::completions::{Entry, failure, success};
 use super::memory::{Unreachable, copy};
 use super::{Event, Model, PairId, RegionId};
+use crate::failure_class::{ClassSet, FailureClass};
 use crate::faults::{Fault, Site};
-use crate::marks::{ClassSet, FailureClass};
 use crate::trace::{MESSAGE, Work};
 use rdma_proto::time::Instant;
 
@@ -240,12 +240,12 @@ impl Model {
         }
         while let Some((epoch, sequence)) = self.pairs.get_mut(id).and_then(|pair| pair.requester.launch()) {
             let travel = self.travel();
-            let now = self.agenda.now();
+            let now = self.event_queue.now();
             let Some(pair) = self.pairs.get_mut(id) else { return };
             // Messages of a connection do not overtake each other.
             let at = now.after(travel).max(pair.requester.arrival);
             pair.requester.arrival = at;
-            self.agenda.schedule(at.since(now), Event::Arrive { from: id, epoch, sequence });
+            self.event_queue.schedule(at.since(now), Event::Arrive { from: id, epoch, sequence });
         }
     }
 
@@ -286,7 +286,7 @@ impl Model {
             _ if lost => self.unanswered(id, epoch),
             Answer::Ack => self.acknowledged(id),
             Answer::RnrNak(timer) => {
-                self.mark_observed(FailureClass::ReceiverNotReady);
+                self.count_observed(FailureClass::ReceiverNotReady);
                 self.not_ready(id, timer);
             }
             Answer::Nak(status) => self.fail(id, status),
@@ -348,14 +348,14 @@ impl Model {
         }
         requester.forget_flights();
         requester.waiting = true;
-        self.agenda.schedule(timer.delay(), Event::Again { pair: id, epoch: requester.epoch });
+        self.event_queue.schedule(timer.delay(), Event::Again { pair: id, epoch: requester.epoch });
     }
 
     /// A message or its answer was lost. The requester will notice when its timer ends.
     pub(super) fn unanswered(&mut self, id: PairId, epoch: u32) {
         let Some(pair) = self.pairs.get_mut(id) else { return };
         if pair.requester.epoch == epoch && !core::mem::replace(&mut pair.requester.timer, true) {
-            self.agenda.schedule(self.parameters.ack_timeout, Event::Timeout { pair: id, epoch });
+            self.event_queue.schedule(self.parameters.ack_timeout, Event::Timeout { pair: id, epoch });
         }
     }
 
@@ -417,10 +417,10 @@ impl Model {
         let mut shows = work.shows;
         if result.is_err() && !work.signaled {
             shows.insert(FailureClass::UnsignaledFails);
-            self.mark_injected(FailureClass::UnsignaledFails);
+            self.count_injected(FailureClass::UnsignaledFails);
         }
         if result.is_err() {
-            self.mark_injected(FailureClass::ErrorContents);
+            self.count_injected(FailureClass::ErrorContents);
         }
         self.report(queue, Entry { frees, shows, ..Entry::new(completion, id) });
     }

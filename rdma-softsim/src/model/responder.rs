@@ -12,9 +12,9 @@ use super::memory::{Unreachable, copy};
 use super::queue_pair::Path;
 use super::requester::{Answer, SendWork, Source};
 use super::{Event, Model, PairId, RegionId};
+use crate::failure_class::FailureClass;
 use crate::faults::{Fault, Site};
-use crate::marks::FailureClass;
-use crate::trace::What;
+use crate::trace::EntryKind;
 
 /// A posted receive.
 #[derive(Clone, Copy)]
@@ -63,12 +63,13 @@ impl Model {
         let Some(work) = pair.requester.flight(epoch, sequence) else { return };
         let Some(path) = pair.path else { return };
         let sourced = work.reads_memory();
-        let struck = if self.nature.is_some() { self.strike_message(from, epoch, sequence) } else { None };
+        let struck =
+            if self.simulation.is_some() { self.strike_message(from, epoch, sequence) } else { None };
         let readable = self.pairs.get(from).and_then(|pair| pair.requester.flight(epoch, sequence));
         let readable = readable.is_some_and(|work| self.readable(work));
         let answer = if !readable || (struck == Some(Fault::SourceGone) && sourced) {
             // Its own device fails to read the memory: nothing leaves, the peer never learns.
-            self.mark_injected(FailureClass::LocalProtection);
+            self.count_injected(FailureClass::LocalProtection);
             Answer::Fault(CompletionStatus::LOC_PROT_ERR)
         } else if struck == Some(Fault::Lose) {
             return self.unanswered(from, epoch);
@@ -78,9 +79,9 @@ impl Model {
                 // Executed before; only its acknowledgement was lost.
                 Ordering::Less => {
                     // The device has read the bytes once more.
-                    self.mark_injected(FailureClass::BufferOwnership);
+                    self.count_injected(FailureClass::BufferOwnership);
                     self.check_ownership(from);
-                    self.mark_observed(FailureClass::PacketLoss);
+                    self.count_observed(FailureClass::PacketLoss);
                     Answer::Ack
                 }
                 // One before it is missing: dropped.
@@ -104,11 +105,11 @@ impl Model {
             }
         };
         let travel = self.travel();
-        let now = self.agenda.now();
+        let now = self.event_queue.now();
         let Some(pair) = self.pairs.get_mut(from) else { return };
         let at = now.after(travel).max(pair.requester.answer);
         pair.requester.answer = at;
-        self.agenda.schedule(at.since(now), Event::Answer { to: from, epoch, sequence, answer });
+        self.event_queue.schedule(at.since(now), Event::Answer { to: from, epoch, sequence, answer });
     }
 
     /// What befalls a message that arrives.
@@ -217,7 +218,7 @@ impl Model {
             Ok(Err(Unreachable::Target)) => Err(Refusal::MEMORY_GONE),
             Err(refusal) => Err(refusal),
         };
-        if self.nature.is_some() && outcome.is_ok() {
+        if self.simulation.is_some() && outcome.is_ok() {
             self.note_execution(from, at, epoch, sequence);
         }
         let Some(peer) = self.pairs.get_mut(at) else { return Answer::Ack };
@@ -239,7 +240,7 @@ impl Model {
             self.report(queue, Entry { lands: Some(sequence), bytes, ..Entry::new(completion, at) });
         }
         if let Answer::Nak(status) = answer {
-            self.mark_injected(match status {
+            self.count_injected(match status {
                 CompletionStatus::REM_INV_REQ_ERR => FailureClass::ReceiveTooSmall,
                 _ => FailureClass::AccessRefused,
             });
@@ -274,9 +275,9 @@ impl Model {
         let injected = peer.responder.unready > 0;
         peer.responder.unready = peer.responder.unready.saturating_sub(1);
         let timer = peer.responder.rnr_timer;
-        self.note(|| What::NotReady { from: sender, to: receiver, injected, limited });
+        self.note(|| EntryKind::NotReady { from: sender, to: receiver, injected, limited });
         if !injected {
-            self.mark_injected(FailureClass::ReceiverNotReady);
+            self.count_injected(FailureClass::ReceiverNotReady);
         }
         Answer::RnrNak(timer)
     }
@@ -289,7 +290,7 @@ impl Model {
         let (work, empty) = (self.describe(work), work.len == 0);
         let (from_number, to) = (self.pair_number(from), self.pair_number(at));
         if empty && matches!(work.op, SendOp::Write(_) | SendOp::WriteImmediate(..)) {
-            self.mark_injected(FailureClass::EmptyWrite);
+            self.count_injected(FailureClass::EmptyWrite);
             if let Some(work) =
                 self.pairs.get_mut(from).and_then(|pair| pair.requester.with_sequence(sequence))
             {
@@ -297,9 +298,9 @@ impl Model {
             }
         }
         if self.is_half_open(at) {
-            self.mark_injected(FailureClass::EstablishmentRace);
+            self.count_injected(FailureClass::EstablishmentRace);
         }
-        self.note(|| What::Executed { from: from_number, to, work });
+        self.note(|| EntryKind::Executed { from: from_number, to, work });
     }
 
     /// Where a WRITE or READ of the peer goes. Without bytes there is nothing to check (IBA: R_Key is not validated).
@@ -319,8 +320,8 @@ impl Model {
         }
         if let Some(succeeds) = self.was_deregistered(remote.rkey) {
             // Either is allowed for what was under way; the bytes are nowhere.
-            self.mark_injected(FailureClass::Deregistered);
-            self.mark_observed(FailureClass::Deregistered);
+            self.count_injected(FailureClass::Deregistered);
+            self.count_observed(FailureClass::Deregistered);
             if succeeds {
                 return Ok(None);
             }

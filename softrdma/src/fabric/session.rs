@@ -434,7 +434,8 @@ impl Session {
 
     fn take_event(&mut self, channel: Name) -> Result<Reply, Refusal> {
         loop {
-            let (channel, _level) = find(&self.event_channels, channel)?;
+            // A channel that is gone is a descriptor that was closed.
+            let (channel, _level) = self.event_channels.get(&channel).ok_or(Errno::BADF)?;
             let Some(Told { event, data }) = channel.next_with_data()? else { return Ok(Reply::Event(None)) };
             // Of an identifier that is gone: nobody is left to hear it.
             let Some(&told) = self.keys.get(&event.id) else { continue };

@@ -51,7 +51,7 @@ pub struct Seen {
 
 /// Something that must not be, and the steps that lead to it.
 #[derive(Clone, Debug)]
-pub struct Flaw {
+pub struct Violation {
     /// What is wrong.
     pub what: String,
     /// How to get there, on a shortest path.
@@ -64,7 +64,7 @@ pub enum End {
     /// All states were seen, and nothing is wrong.
     Complete,
     /// This is wrong.
-    Flawed(Flaw),
+    Violated(Violation),
     /// There are more states than were allowed. Nothing is wrong with those that were seen.
     Truncated,
 }
@@ -117,7 +117,7 @@ pub fn explore<M: Model>(model: &M, limit: u64) -> (Seen, End) {
             }
         }
         if let Some((what, place, last)) = flaw {
-            break End::Flawed(Flaw { what, path: path(model, &origins, place, last) });
+            break End::Violated(Violation { what, path: path(model, &origins, place, last) });
         }
         if next.is_empty() {
             break End::Complete;
@@ -127,7 +127,7 @@ pub fn explore<M: Model>(model: &M, limit: u64) -> (Seen, End) {
         seen.widest = seen.widest.max(next.len());
         origins.push(from);
         if seen.depth > LONGEST {
-            break End::Flawed(Flaw {
+            break End::Violated(Violation {
                 what: "livelock: it goes on for ever".into(),
                 path: path(model, &origins, 0, None),
             });

@@ -2,7 +2,7 @@
 
 use conformance::reqs::Role;
 
-use super::table::Of;
+use super::table::Roles;
 
 /// One such thing.
 #[derive(Clone, Copy, Debug)]
@@ -10,7 +10,7 @@ pub struct Deviation {
     /// Which provider.
     pub provider: &'static str,
     /// In which role our side sees it.
-    pub of: Of,
+    pub of: Roles,
     /// What the error should say.
     pub expected: &'static str,
     /// What it says instead.
@@ -27,7 +27,7 @@ pub const IN_ORDER: &str = "in order";
 pub const OF_DEVICES: &[Deviation] = &[
     Deviation {
         provider: "rxe",
-        of: Of::Both,
+        of: Roles::Both,
         expected: "longer than 32 bytes",
         seen: "LOC_QP_OP_ERR",
         reason: "The specification has a local length error for a receive that is too short. In Linux 6.1 the function that \
@@ -36,7 +36,7 @@ pub const OF_DEVICES: &[Deviation] = &[
     },
     Deviation {
         provider: "rxe",
-        of: Of::Client,
+        of: Roles::Client,
         expected: "for memory that it was not given",
         seen: "the peer has disconnected",
         reason: "A refused request that takes no receive shows itself on this side by flushed work and an asynchronous event. A task of its \
@@ -44,7 +44,7 @@ pub const OF_DEVICES: &[Deviation] = &[
     },
     Deviation {
         provider: "rxe",
-        of: Of::Client,
+        of: Roles::Client,
         expected: IN_ORDER,
         seen: "the peer has disconnected",
         reason: "One task acknowledges what this side has sent, another one delivers what the peer has. A reply and the disconnect behind it may be \

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use rdma_conn::{Connect, Descriptors, Options, Stream};
 use rdma_softsim::{Fabric, Limits, SoftSim};
 use rdma_verbs::Verbs;
-use suite::held::Held;
+use suite::resources::ProcessResources;
 use suite::{Case, Role};
 
 use crate::Outcome;
@@ -106,14 +106,14 @@ impl Setting<Verbs> {
 impl<B> Setting<B> {
     fn resources(&self) -> Resources {
         let (objects, registered) = (self.device)();
-        Resources { process: Held::now(), objects, registered }
+        Resources { process: ProcessResources::now(), objects, registered }
     }
 }
 
 /// The resources of our side.
 #[derive(Clone, Copy, Debug)]
 struct Resources {
-    process: Held,
+    process: ProcessResources,
     objects: usize,
     registered: u64,
 }

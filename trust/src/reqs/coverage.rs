@@ -8,7 +8,7 @@ use conformance::reqs::{Level, Requirement, Requirements};
 use conformance::vectors;
 
 use super::cases;
-use super::scan::{By, Sources};
+use super::scan::{MentionKind, Sources};
 
 /// What shows one requirement.
 #[derive(Debug, Default)]
@@ -61,10 +61,10 @@ impl Coverage {
 
     fn add_mentions(&mut self, sources: &Sources) {
         for mention in &sources.mentions {
-            self.note(&mention.id, &mention.at, |shown| match &mention.by {
-                By::Code if is_of_a_library(&mention.at) => shown.code += 1,
-                By::Test(test) if !shown.tests.contains(test) => shown.tests.push(test.clone()),
-                By::Code | By::Test(_) | By::Table => {}
+            self.note(&mention.id, &mention.at, |shown| match &mention.kind {
+                MentionKind::Code if is_of_a_library(&mention.at) => shown.code += 1,
+                MentionKind::Test(test) if !shown.tests.contains(test) => shown.tests.push(test.clone()),
+                MentionKind::Code | MentionKind::Test(_) | MentionKind::Table => {}
             });
         }
     }

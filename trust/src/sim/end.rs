@@ -7,7 +7,7 @@ use rdma_conn::{ConnectionId, Endpoint, Error, Listener, Options};
 use rdma_softsim::SoftSim;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::app::{App, Ending, Handle, How};
+use super::app::{App, EndCause, Ending, Handle};
 
 /// A connection's end, with the program that uses it.
 pub struct End {
@@ -65,9 +65,9 @@ impl End {
     }
 
     /// It ended, if it had not.
-    pub fn over(&mut self, how: How) {
+    pub fn over(&mut self, cause: EndCause) {
         if self.ending.is_none() {
-            self.ending = Some(self.app.ending(how));
+            self.ending = Some(self.app.ending(cause));
         }
     }
 

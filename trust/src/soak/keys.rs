@@ -126,7 +126,7 @@ pub(super) enum Fault {
 
 /// A session that is over: what must still be there.
 #[derive(Debug)]
-struct Past {
+struct EndedSession {
     session: u64,
     certain: BTreeMap<u32, Option<Value>>,
 }
@@ -140,7 +140,7 @@ pub(super) struct Keys {
     marked: bool,
     /// What each key of this session must hold; missing if that is not known.
     certain: BTreeMap<u32, Option<Value>>,
-    past: Option<Past>,
+    past: Option<EndedSession>,
     /// Keys of older sessions, to be deleted.
     rubbish: Vec<String>,
 }
@@ -173,7 +173,7 @@ impl Keys {
         // A session that never got its mark knows nothing that must be there; the past before it stays what it was.
         let certain = std::mem::take(&mut self.certain);
         if self.marked {
-            self.past = Some(Past { session: self.session, certain });
+            self.past = Some(EndedSession { session: self.session, certain });
         }
         if self.session > 0 {
             let (session, mut old) = (self.session, vec![self.mark(self.session)]);

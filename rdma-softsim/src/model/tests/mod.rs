@@ -1,11 +1,11 @@
 //! The rules, each on its own, in virtual time.
 
 mod access;
-mod agenda;
 mod asynchronous;
 mod connecting;
+mod disconnecting;
+mod event_queue;
 mod faults;
-mod parting;
 mod queues;
 mod reads;
 mod rnr;
@@ -112,7 +112,7 @@ pub(super) fn hosts(parameters: Parameters) -> (Model, HostId, HostId) {
 
 /// Lets `by` pass.
 pub(super) fn pass(model: &mut Model, by: Duration) {
-    let then = model.agenda.now().after(by);
+    let then = model.event_queue.now().after(by);
     model.advance(then);
 }
 
