@@ -2,16 +2,7 @@
 
 use super::data::{ControlVector, Verdict};
 use super::protocol::{Implementation, Reply, Request, VERSION};
-use super::{Files, trace};
-
-/// What came of one vector that did not fail.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// As it must be.
-    Passed,
-    /// The implementation does not have it, and says why.
-    Skipped(String),
-}
+use super::{Files, Outcome, trace};
 
 /// What came of all.
 #[derive(Debug, Default)]

@@ -52,6 +52,15 @@ impl Files {
     }
 }
 
+/// The result of a vector that did not fail.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The implementation did what the vector requires.
+    Passed,
+    /// The implementation lacks an optional part that the vector needs; its reason.
+    Skipped(String),
+}
+
 fn parse_all<T: serde::de::DeserializeOwned>(files: &[(&str, &str)]) -> Result<Vec<(String, T)>, String> {
     let parse = |(name, text): &(&str, &str)| {
         let parsed = serde_json::from_str(text).map_err(|error| format!("{name}.json: {error}"))?;

@@ -1,6 +1,6 @@
 //! Runs one trace.
 
-use super::check::Outcome;
+use super::Outcome;
 use super::data::{Bytes, Expected, Input, Output, State, Step, Trace};
 use super::invariants::Invariants;
 use super::protocol::{Implementation, Reply, Request};

@@ -2,7 +2,7 @@
 
 use conformance::reqs::Role;
 
-use super::table::Roles;
+use super::Roles;
 
 /// One such thing.
 #[derive(Clone, Copy, Debug)]

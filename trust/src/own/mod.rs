@@ -35,6 +35,29 @@ use conformance::peer::Listener;
 use deviations::Deviation;
 use table::{Row, TABLE};
 
+/// The roles of our side that a row is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Roles {
+    /// Our server.
+    Server,
+    /// Our client.
+    Client,
+    /// Both.
+    Both,
+}
+
+impl Roles {
+    /// Returns whether the row is about this role.
+    #[must_use]
+    pub fn includes(self, role: Role) -> bool {
+        match self {
+            Self::Server => role == Role::Server,
+            Self::Client => role == Role::Client,
+            Self::Both => true,
+        }
+    }
+}
+
 /// Bytes that our side may register in any case: room for the three dozen connections of the largest, and far less than a hostile
 /// peer asks for. Enforced where the backend can.
 const CAP: u64 = 10 << 20;

@@ -3,10 +3,10 @@
 
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use super::figures::{Line, Log};
-use super::load::pause;
 
 /// One state of the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,4 +81,12 @@ pub(super) fn take_turns(
     }
     log.write(&Line::Fault { at: log.now(), side: side.into(), what: NONE.name.into() });
     apply(interface, NONE)
+}
+
+/// Waits, but no longer than until all is over.
+pub(super) fn pause(time: Duration, over: &AtomicBool) {
+    let begun = Instant::now();
+    while begun.elapsed() < time && !over.load(Ordering::Relaxed) {
+        thread::sleep(Duration::from_millis(100));
+    }
 }

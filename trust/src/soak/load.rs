@@ -378,7 +378,7 @@ fn kill_clients(arguments: &Arguments, log: &Log, over: &AtomicBool, progress: &
             Ok(child) => child,
             Err(error) => return progress.fail(format!("{}: {error}", program.to_string_lossy())),
         };
-        pause(Duration::from_millis(rng.u64(3000..20_000)), over);
+        faults::pause(Duration::from_millis(rng.u64(3000..20_000)), over);
         match child.try_wait() {
             Ok(None) => {}
             ended => progress.fail(format!("a client that is killed ended by itself: {ended:?}")),
@@ -387,13 +387,5 @@ fn kill_clients(arguments: &Arguments, log: &Log, over: &AtomicBool, progress: &
         log.write(&Line::Fault { at: log.now(), side: "clients".into(), what });
         let _gone_already = child.kill();
         let _status = child.wait();
-    }
-}
-
-/// Waits, but no longer than until all is over.
-pub(super) fn pause(time: Duration, over: &AtomicBool) {
-    let begun = Instant::now();
-    while begun.elapsed() < time && !over.load(Ordering::Relaxed) {
-        thread::sleep(Duration::from_millis(100));
     }
 }
