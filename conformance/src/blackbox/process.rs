@@ -58,13 +58,13 @@ impl Process {
         self.ended
     }
 
-    /// How it ended, and what it said last.
+    /// Returns how it ended, and the last of its output.
     fn told(&mut self, status: ExitStatus) -> String {
         let words = self.last_words();
         if words.is_empty() { status.to_string() } else { format!("{status}: {words}") }
     }
 
-    /// What it said last. Only once it has ended.
+    /// Returns the last of its output. Only once it has ended.
     fn last_words(&mut self) -> String {
         let deadline = Instant::now() + Duration::from_millis(200);
         // A child of its own may hold the pipe open for ever.

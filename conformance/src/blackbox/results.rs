@@ -65,9 +65,9 @@ impl Teardown {
 /// Cases of which a published run keeps back everything but how many they are.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Withheld {
-    /// Those that brought the target down or harmed others.
+    /// The number of cases that brought the target down or harmed others.
     pub harmed: usize,
-    /// Those that passed: listed, they would give the others away.
+    /// The number of cases that passed: listed, they would give the others away.
     pub passed: usize,
     /// Why the harm was expected, if all of it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -83,7 +83,7 @@ pub struct Target {
     pub role: Role,
     /// How it was reached or started.
     pub how: String,
-    /// What carried it: `softsim`, or a device's address.
+    /// The backend: `softsim`, or a device's address.
     pub backend: String,
 }
 
@@ -101,9 +101,9 @@ pub struct Suite {
 pub struct CaseResult {
     /// The case.
     pub id: String,
-    /// What the target was shown.
+    /// The behaviour that the target was shown.
     pub intent: String,
-    /// What it had to make of it.
+    /// The reaction that is required of the target.
     pub expectation: String,
     /// The requirements that it is about.
     pub requirements: Vec<String>,
@@ -119,7 +119,7 @@ pub struct CaseResult {
     /// The cause of a verdict that is no pass.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cause: Option<Cause>,
-    /// What was seen.
+    /// The observation on which the verdict rests.
     pub reason: String,
     /// Why the failure was expected, if it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -128,7 +128,7 @@ pub struct CaseResult {
     pub took: f64,
     /// How to run it again.
     pub repro: String,
-    /// What went over the wire.
+    /// The work requests and messages of the connection, as text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeline: Option<String>,
 }
@@ -141,7 +141,7 @@ impl Run {
         listed + withheld.map_or(0, |withheld| withheld.passed)
     }
 
-    /// How many cases brought the target down or harmed others, and are not listed.
+    /// Returns the number of cases that brought the target down or harmed others, and are not listed.
     pub fn withheld(&self) -> usize {
         self.withheld.as_ref().map_or(0, |withheld| withheld.harmed)
     }
@@ -179,7 +179,7 @@ impl Run {
         format!("{}{expected}, {:.1} s", counts.join(", "), self.took)
     }
 
-    /// How many of the cases that were decided passed, by the profile of their first requirement: the wire contract first.
+    /// Returns the share of passed cases among those that were decided, by the profile of their first requirement: the wire contract first.
     pub fn scores(&self) -> String {
         let requirements = Requirements::built_in();
         let score = |(name, profile)| {

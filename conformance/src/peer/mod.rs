@@ -127,7 +127,7 @@ pub struct Peer<B: Descriptors> {
     /// Whether it has given the peer a window.
     registered: bool,
     offered: Option<ConnectParams>,
-    /// What the peer did so far.
+    /// The record of what the target did so far.
     pub seen: Seen,
 }
 

@@ -4,7 +4,7 @@ use super::data::{ControlVector, Verdict};
 use super::protocol::{Implementation, Reply, Request, VERSION};
 use super::{Files, Outcome, trace};
 
-/// What came of all.
+/// The results of all vectors.
 #[derive(Debug, Default)]
 pub struct Report {
     /// Name and version of the implementation.

@@ -27,7 +27,7 @@ pub struct Files {
 }
 
 impl Files {
-    /// Those this program was built with.
+    /// Returns the vectors this program was built with.
     ///
     /// # Errors
     /// A file is broken, which a test excludes.
