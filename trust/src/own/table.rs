@@ -66,7 +66,7 @@ impl Row {
     /// Judges how connections ended.
     ///
     /// # Errors
-    /// What is wrong with the ends.
+    /// A description of a wrong end.
     pub(super) fn judge(
         &self,
         role: Role,

@@ -1,4 +1,4 @@
-//! What is done to the network, by `tc netem` on one side's interface. Each side has its own turn of faults, so both directions
+//! Faults of the network, by `tc netem` on one side's interface. Each side has its own turn of faults, so both directions
 //! suffer, at times both at once.
 
 use std::process::Command;
@@ -11,7 +11,7 @@ use super::figures::{Line, Log};
 /// One state of the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Fault {
-    /// What it is called in what is written down.
+    /// Its name in the log.
     pub name: &'static str,
     /// The arguments of `netem`; packets that wait are not to be lost for want of room.
     pub netem: &'static str,

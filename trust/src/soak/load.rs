@@ -20,7 +20,7 @@ use super::faults;
 use super::figures::{self, Clients, Device, Line, Log, Objects, Process};
 use super::phases::{Phase, Phases};
 
-/// What the clients need to know.
+/// Arguments of the clients' side.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Arguments {
     /// A server that is never killed (NAME=ADDRESS:PORT); repeat it for more.
@@ -58,7 +58,7 @@ pub(crate) struct Arguments {
 /// A server by name.
 #[derive(Clone, Debug)]
 pub(super) struct Server {
-    /// What it is called in figures.
+    /// Its name in figures.
     pub name: String,
     /// Where it listens.
     pub address: SocketAddr,
@@ -146,7 +146,7 @@ fn echo<B: Descriptors>(backend: &B, arguments: &Arguments) -> ExitCode {
     super::conclude("a client that is killed", &progress.failures())
 }
 
-/// What was held before anything was done.
+/// The resources before the run.
 struct Baseline {
     process: Process,
     objects: Objects,
@@ -234,7 +234,7 @@ fn soak(backend: &Verbs, arguments: &Arguments) -> Result<Vec<String>, Box<dyn s
     Ok(failures)
 }
 
-/// What the whole run comes to.
+/// The totals of the whole run.
 #[derive(Default)]
 struct Totals {
     totals: BTreeMap<String, u64>,
@@ -308,7 +308,7 @@ fn show(since: Duration, figures: &Clients) {
     );
 }
 
-/// What a run must have shown when it is over.
+/// Judges a run that is over.
 fn judge(
     progress: &Progress,
     phases: &Phases,

@@ -213,7 +213,7 @@ impl Mistake {
         Self::FloodPanics,
     ];
 
-    /// What it does to settings.
+    /// Applies the mistake to settings.
     pub fn disturb(self, options: &mut Options) {
         match self {
             Self::TinyWindows => options.protocol.window = 1000,
