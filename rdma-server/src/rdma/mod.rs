@@ -62,7 +62,7 @@ pub struct RdmaSettings {
     pub vector: Vector,
     /// How long connecting may take.
     pub connect_timeout: Duration,
-    /// What all connections on one loop may use together, whether their peers have authenticated or not (VR-SEC-007). Taken
+    /// The memory and connections that all peers on one loop may use together, whether they have authenticated or not (VR-SEC-007). Taken
     /// when the loop has its first listener or connection of the type; later changes are for other loops.
     pub limits: Limits,
 }
@@ -98,7 +98,7 @@ impl Default for RdmaSettings {
     }
 }
 
-/// What the connections of each loop share.
+/// The endpoint that the connections of each loop share.
 type PerLoop<B> = Vec<(LoopId, Weak<SharedEndpoint<B>>)>;
 
 /// RDMA on a backend.
@@ -125,7 +125,7 @@ impl<B: Descriptors> Rdma<B> {
         Self { backend, settings: Arc::default(), shared: Arc::default() }
     }
 
-    /// Returns what the connections on a loop share; made with the first of them.
+    /// Returns the endpoint that the connections on a loop share; made with the first of them.
     fn shared(&self, on: LoopId) -> io::Result<Arc<SharedEndpoint<B>>> {
         let limits = locked(&self.settings).limits;
         let mut all = locked(&self.shared);
