@@ -39,7 +39,7 @@ pub fn serve() -> Result<SoftSim, rdma_conn::Error> {
 struct Session {
     store: Arc<Store>,
     publish: broadcast::Sender<Message>,
-    /// What is published, since this client subscribed to something.
+    /// Messages published since this client subscribed to a channel.
     published: Option<broadcast::Receiver<Message>>,
     channels: BTreeSet<Bytes>,
     /// The commands of a transaction that was begun.
