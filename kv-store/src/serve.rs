@@ -22,7 +22,7 @@ pub struct Server<'a, B: Descriptors> {
     chunk: Box<[u8]>,
 }
 
-/// What is between two commands of a client.
+/// State between two commands of a client.
 #[derive(Default)]
 struct Session {
     received: Frames,
