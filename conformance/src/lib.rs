@@ -12,6 +12,7 @@ pub mod smoke;
 pub mod trace;
 pub mod vectors;
 pub mod workload;
+pub mod wrong;
 
 pub use suite::{exit, resources};
 

@@ -105,16 +105,35 @@ fn an_expected_failure_must_still_fail() {
 #[test]
 fn every_format_says_the_same() {
     let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("formats");
-    let arguments = ["run", "client", "--select", "keep.[af]*", "--out", out.to_str().unwrap()];
+    let arguments = [
+        "run",
+        "client",
+        "--select",
+        "keep.[af]*",
+        "--select",
+        "ctrl.opcode-4",
+        "--out",
+        out.to_str().unwrap(),
+    ];
     assert_eq!(run(&arguments).status.code(), Some(0));
     let read = |name: &str| std::fs::read_to_string(out.join(name)).unwrap();
     let results: serde_json::Value = serde_json::from_str(&read("results.json")).unwrap();
     let count = results["results"].as_array().unwrap().len();
-    assert_eq!(count, 3);
-    assert!(read("junit.xml").contains("tests=\"3\" failures=\"0\" errors=\"0\""));
-    assert!(read("results.tap").starts_with("TAP version 14\n1..3\nok 1 - keep."));
-    assert!(read("badge.json").contains("\"3/3\""));
+    assert_eq!(count, 4);
+    let junit = read("junit.xml");
+    assert!(junit.contains("tests=\"4\" failures=\"0\" errors=\"0\""));
+    // A suite for each profile, with its score.
+    let suite = |profile: &str| junit.split("<testsuite ").find(|suite| suite.contains(profile)).unwrap();
+    let (wire, hardened) = (suite("wire contract: 3 of 3"), suite("hardening profile: 1 of 1"));
+    assert!(wire.contains("\"keep.flood\"") && !wire.contains("\"ctrl.opcode-4\""), "{junit}");
+    assert!(hardened.contains("\"ctrl.opcode-4\""), "{junit}");
+    assert!(
+        ["wire", "hardened"].iter().all(|name| read("results.tap").contains(&format!("profile: {name}")))
+    );
+    assert!(read("results.tap").starts_with("TAP version 14\n1..4\nok 1 - ctrl."));
+    assert!(read("badge.json").contains("\"4/4\""));
     let page = read("report.html");
     assert!(page.contains("keep.flood") && !page.contains("{{DATA}}"));
+    assert!(page.contains("\"scores\":[[\"wire contract: 3 of 3\",\"hardening profile: 1 of 1\"]]"));
     assert!(!page.contains("src=\"http") && !page.contains("href=\"http") && !page.contains("@import"));
 }

@@ -134,11 +134,14 @@ impl<B: Backend> Lendings<B> {
         Some(Slice { region: &latest.buffer.memory.region, offset, len: span.len as usize })
     }
 
+    /// Returns whether nothing is lent.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.under_way.is_empty()
+    }
+
     /// Gives back what was only waiting for the first `confirmed` bytes of the stream to arrive. How many buffers.
     pub(crate) fn give_back(&mut self, confirmed: u64) -> u64 {
-        if self.under_way.is_empty() {
-            return 0;
-        }
         let done = self.under_way.iter().take_while(|lending| lending.until <= confirmed).count();
         self.under_way.drain(..done);
         done as u64

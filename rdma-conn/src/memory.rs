@@ -7,9 +7,9 @@
 use std::io::IoSlice;
 use std::sync::Arc;
 
-use rdma_proto::backend::{Access, Backend, RecvRequest, Region, SendOp, SendRequest, Slice};
+use rdma_proto::backend::{Access, Backend, Immediate, RecvRequest, Region, SendOp, SendRequest, Slice};
 use rdma_proto::wire::MESSAGE_LEN;
-use rdma_proto::{Action, Config, Readable, RegionAddress, Source, Span};
+use rdma_proto::{Action, Config, Notification, Readable, RegionAddress, Source, Span};
 
 use crate::arrived::Arrived;
 use crate::budget::{Booked, Budget, register};
@@ -138,11 +138,16 @@ impl<B: Backend> Memory<B> {
         first.as_ref().map(|window| address(&window.region)).unwrap_or_default()
     }
 
-    /// Registers the send buffer, if it is not there.
-    pub(crate) fn need_send_buffer(&mut self) -> Result<(), Error> {
-        if self.send.is_none() {
-            self.send = Some(register::<B>(&self.domain, &self.budget, self.send_buffer, Access::NONE)?);
-        }
+    /// Returns whether the send buffer is registered.
+    #[inline]
+    pub(crate) const fn has_send_buffer(&self) -> bool {
+        self.send.is_some()
+    }
+
+    /// Registers the send buffer.
+    #[cold]
+    pub(crate) fn add_send_buffer(&mut self) -> Result<(), Error> {
+        self.send = Some(register::<B>(&self.domain, &self.budget, self.send_buffer, Access::NONE)?);
         Ok(())
     }
 
@@ -163,6 +168,7 @@ impl<B: Backend> Memory<B> {
     }
 
     /// Copies received bytes out; as many as fit. How many.
+    #[inline]
     pub(crate) fn read_window(&self, from: Readable, into: &mut [u8]) -> u32 {
         let len = into.len().min(from.len as usize);
         let window = self.windows.get(usize::from(from.region)).and_then(Option::as_ref);
@@ -181,6 +187,7 @@ impl<B: Backend> Memory<B> {
     }
 
     /// Copies as many bytes of `pieces` into the send buffer as `space` has room for, and returns how many.
+    #[inline]
     pub(crate) fn fill(&self, space: Span, pieces: &mut Pieces<'_, '_>) -> usize {
         let Some(send) = &self.send else { return 0 };
         let (mut at, mut room) = (space.offset as usize, space.len as usize);
@@ -196,6 +203,7 @@ impl<B: Backend> Memory<B> {
         at - space.offset as usize
     }
 
+    #[inline]
     fn outgoing(&self, source: Source) -> Slice<'_, B::Region> {
         let place = match source {
             Source::Buffer(span) => self.send.as_ref().map(|send| Slice {
@@ -210,6 +218,7 @@ impl<B: Backend> Memory<B> {
     }
 
     /// Returns the work request for an action; `None` for a disconnect.
+    #[inline]
     pub(crate) fn request(&self, max_inline: usize, action: &Action) -> Option<SendRequest<'_, B::Region>> {
         let (id, signaled, op, local) = match *action {
             Action::Send { id, signaled, slot, ref message } => {
@@ -225,6 +234,24 @@ impl<B: Backend> Memory<B> {
             Action::Disconnect => return None,
         };
         Some(SendRequest { id, op, local, signaled, inline: local.len <= max_inline })
+    }
+
+    /// Returns the work request for a notification of bytes in the send buffer, which is there.
+    #[inline]
+    pub(crate) fn notification(
+        &self,
+        max_inline: usize,
+        Notification { id, from, to }: Notification,
+    ) -> Option<SendRequest<'_, B::Region>> {
+        let region = &self.send.as_ref()?.region;
+        let len = from.len as usize;
+        Some(SendRequest {
+            id,
+            op: SendOp::WriteImmediate(to, Immediate(from.len)),
+            local: Slice { region, offset: from.offset as usize, len },
+            signaled: false,
+            inline: len <= max_inline,
+        })
     }
 
     /// Registers memory for the application to lend.
@@ -245,6 +272,7 @@ impl<B: Backend> Memory<B> {
     }
 
     /// Returns the receive request of a slot.
+    #[inline]
     pub(crate) fn receive(&self, slot: u16) -> RecvRequest<'_, B::Region> {
         let offset = (self.send_slots + usize::from(slot)) * MESSAGE_LEN;
         RecvRequest {

@@ -206,6 +206,10 @@ impl<B: Descriptors> From<(Endpoint<B>, ConnectionId)> for Stream<B> {
 impl<B: Descriptors> Read for Stream<B> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let mut endpoint = self.shared.lock();
+        if !endpoint.connection().is_readable() {
+            let id = endpoint.id;
+            endpoint.look_at(id)?;
+        }
         Ok(endpoint.until(self.read_timeout, "reading", |endpoint, id| endpoint.read(id, into))?)
     }
 }
@@ -272,6 +276,7 @@ struct Locked<'a, B: Descriptors> {
 impl<B: Descriptors> Deref for Locked<'_, B> {
     type Target = Endpoint<B>;
 
+    #[inline]
     fn deref(&self) -> &Endpoint<B> {
         let Some(endpoint) = &*self.endpoint else { unreachable!("only the drop of a stream takes it") };
         endpoint
@@ -279,6 +284,7 @@ impl<B: Descriptors> Deref for Locked<'_, B> {
 }
 
 impl<B: Descriptors> DerefMut for Locked<'_, B> {
+    #[inline]
     fn deref_mut(&mut self) -> &mut Endpoint<B> {
         let Some(endpoint) = &mut *self.endpoint else { unreachable!("only the drop of a stream takes it") };
         endpoint
@@ -286,6 +292,7 @@ impl<B: Descriptors> DerefMut for Locked<'_, B> {
 }
 
 impl<B: Descriptors> Locked<'_, B> {
+    #[inline]
     fn connection(&self) -> &Connection<B> {
         let Some(connection) = Endpoint::connection(self, self.id) else {
             unreachable!("a stream has a connection, until it is dropped")
@@ -307,6 +314,7 @@ impl<B: Descriptors> Locked<'_, B> {
     ///
     /// # Errors
     /// `step`'s own, or a time-out while `doing`.
+    #[inline]
     fn until<T>(
         &mut self,
         timeout: Option<Duration>,
@@ -315,10 +323,6 @@ impl<B: Descriptors> Locked<'_, B> {
     ) -> Result<T, Error> {
         let id = self.id;
         let endpoint = &mut **self;
-        if let Some(done) = step(endpoint, id)? {
-            return Ok(done);
-        }
-        endpoint.look_at(id)?;
         if let Some(done) = step(endpoint, id)? {
             return Ok(done);
         }

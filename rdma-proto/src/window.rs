@@ -47,6 +47,7 @@ impl RxWindow {
     }
 
     /// Returns the region to announce to the peer now, if one is due.
+    #[inline]
     pub(crate) const fn unannounced(&self) -> Option<u8> {
         if self.announced { None } else { Some(self.current) }
     }
@@ -62,24 +63,29 @@ impl RxWindow {
     /// # Errors
     /// The peer used more than it was given (VR-FLOW-002), or anything before it was given a window (VR-FLOW-003).
     /// Zero is always allowed and means nothing (VR-XFER-005).
+    #[inline]
     pub(crate) fn receive(&mut self, immediate: u32) -> Result<(), PeerMisbehaved> {
-        if !self.announced && immediate != 0 {
-            return Err(PeerMisbehaved::NoWindow { immediate });
+        let room = self.length.saturating_sub(self.received);
+        if immediate > room || !self.announced && immediate != 0 {
+            return Err(self.refuse(immediate));
         }
-        match self.received.checked_add(immediate) {
-            Some(received) if received <= self.length => {
-                self.received = received;
-                self.rotate();
-                Ok(())
-            }
-            _ => {
-                Err(PeerMisbehaved::WindowOverrun { immediate, received: self.received, length: self.length })
-            }
+        // No more than `room`.
+        self.received = self.received.wrapping_add(immediate);
+        self.rotate();
+        Ok(())
+    }
+
+    #[cold]
+    const fn refuse(&self, immediate: u32) -> PeerMisbehaved {
+        if !self.announced {
+            return PeerMisbehaved::NoWindow { immediate };
         }
+        PeerMisbehaved::WindowOverrun { immediate, received: self.received, length: self.length }
     }
 
     /// Returns the next bytes to read, in order, and none that no immediate has covered (VR-XFER-008), also not after the end
     /// (VR-XFER-012); more may follow in the other region once these are consumed.
+    #[inline]
     pub(crate) const fn readable(&self) -> Option<Readable> {
         let (region, offset, end) = match self.previous {
             Some(offset) => (self.other(), offset, self.length),
@@ -100,6 +106,7 @@ impl RxWindow {
     }
 
     /// Returns the number of unread bytes.
+    #[inline]
     pub(crate) const fn unread(&self) -> u64 {
         let previous = match self.previous {
             Some(offset) => self.length.saturating_sub(offset),
@@ -112,23 +119,16 @@ impl RxWindow {
     ///
     /// # Errors
     /// More than was readable.
+    #[inline]
     pub(crate) fn consume(&mut self, bytes: u32) -> Result<(), ApiMisuse> {
-        let (offset, readable) = match self.readable() {
-            Some(readable) => (readable.offset, readable.len),
-            None => (0, 0),
+        let offset = match self.readable() {
+            Some(readable) if bytes <= readable.len => readable.offset.wrapping_add(bytes),
+            None if bytes == 0 => return Ok(()),
+            readable => return Err(refuse_to_consume(bytes, readable)),
         };
-        if bytes > readable {
-            return Err(ApiMisuse::ConsumeBeyondReadable {
-                bytes: bytes as usize,
-                readable: readable as usize,
-            });
-        }
-        let offset = offset.saturating_add(bytes);
         match self.previous {
-            Some(_) if offset == self.length => self.previous = None,
-            Some(_) => self.previous = Some(offset),
-            None if readable != 0 => self.read = offset,
-            None => {}
+            Some(_) => self.previous = if offset == self.length { None } else { Some(offset) },
+            None => self.read = offset,
         }
         self.rotate();
         Ok(())
@@ -136,6 +136,7 @@ impl RxWindow {
 
     /// Returns the index of a second region that would let the peer go on at once: there is only one, it is full, and its bytes
     /// are not all read.
+    #[inline]
     pub(crate) const fn lacks_region(&self) -> Option<u8> {
         if self.windows == 1 && self.is_full() && self.read != self.length {
             Some(self.other())
@@ -170,10 +171,15 @@ impl RxWindow {
 
     /// Moves on to the next region once this one is full and the next one is free (VR-MEM-010); until then its memory is the
     /// peer's (VR-MEM-015).
+    #[inline]
     fn rotate(&mut self) {
-        if !self.is_full() {
-            return;
+        if self.is_full() {
+            self.leave_full();
         }
+    }
+
+    #[cold]
+    fn leave_full(&mut self) {
         let unread = self.read != self.length;
         match (self.windows, self.previous) {
             (2, None) => {
@@ -187,6 +193,12 @@ impl RxWindow {
         self.read = 0;
         self.announced = false;
     }
+}
+
+#[cold]
+fn refuse_to_consume(bytes: u32, readable: Option<Readable>) -> ApiMisuse {
+    let readable = readable.map_or(0, |readable| readable.len as usize);
+    ApiMisuse::ConsumeBeyondReadable { bytes: bytes as usize, readable }
 }
 
 /// The peer's window, where our bytes go.
@@ -240,12 +252,23 @@ impl TxWindow {
     }
 
     /// Returns how many bytes still fit.
+    #[inline]
     pub(crate) const fn room(&self) -> u32 {
         self.room
     }
 
+    /// Takes the next `bytes` of the window, of which it is known that they fit, and says where they are.
+    #[inline]
+    pub(crate) fn take_easily(&mut self, bytes: u32) -> RemoteAddress {
+        let at = self.next;
+        self.room = self.room.wrapping_sub(bytes);
+        self.next.address = at.address.wrapping_add(bytes as u64);
+        at
+    }
+
     /// Takes the next `bytes` of the window and says where they are; `None` if they do not fit (VR-FLOW-007). No byte is
     /// taken twice (VR-XFER-009).
+    #[inline]
     pub(crate) fn take(&mut self, bytes: u32) -> Option<RemoteAddress> {
         let room = self.room.checked_sub(bytes)?;
         let at = self.next;

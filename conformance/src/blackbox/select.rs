@@ -36,7 +36,7 @@ impl Select {
         (self.select.is_empty() || self.select.iter().any(matches))
             && !self.skip.iter().any(matches)
             && requirements.level(case.requirements) <= self.level.unwrap_or(Level::May)
-            && self.profile.is_none_or(|profile| requirements.profile(case.requirements) == Some(profile))
+            && self.profile.is_none_or(|profile| requirements.profile(case.requirements) == profile)
     }
 
     /// Returns the cases selected for a role.

@@ -52,6 +52,19 @@ pub enum Profile {
     Hardened,
 }
 
+impl Profile {
+    /// All of them, in the order in which reports have them.
+    pub const ALL: [Self; 2] = [Self::Wire, Self::Hardened];
+
+    /// Returns the words that reports have for it.
+    pub const fn title(self) -> &'static str {
+        match self {
+            Self::Wire => "wire contract",
+            Self::Hardened => "hardening profile",
+        }
+    }
+}
+
 /// One requirement.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -139,8 +152,7 @@ impl Requirements {
     /// # Panics
     /// If the file it was built with is broken, which a test excludes.
     pub fn built_in() -> Self {
-        Self::parse(include_str!("../../../spec/requirements.toml"))
-            .unwrap_or_else(|problem| panic!("{problem}"))
+        Self::parse(include_str!("../../requirements.toml")).unwrap_or_else(|problem| panic!("{problem}"))
     }
 
     /// Reads the requirements of the workspace at `root`.
@@ -187,9 +199,10 @@ impl Requirements {
         first.map_or(Level::May, |requirement| requirement.level)
     }
 
-    /// Returns the profile of a case about these requirements: that of the first.
-    pub fn profile(&self, ids: &[&str]) -> Option<Profile> {
-        self.get(ids.first()?).map(|requirement| requirement.profile)
+    /// Returns the profile of a case about these requirements: that of the first, and [`Profile::Wire`] without any.
+    pub fn profile(&self, ids: &[&str]) -> Profile {
+        let first = ids.first().and_then(|id| self.get(id));
+        first.map_or(Profile::Wire, |requirement| requirement.profile)
     }
 
     /// Returns whether there is one of this id.

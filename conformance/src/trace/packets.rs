@@ -88,6 +88,9 @@ pub fn frames(recording: &Recording) -> Vec<Frame> {
     let unsent = unsent(recording);
     let mut wire = Wire { ends: &ends, sequences: HashMap::new(), last: HashMap::new(), frames: Vec::new() };
     for (position, entry) in recording.entries.iter().enumerate() {
+        if let EntryKind::Dropped { .. } = entry.what {
+            wire.last.clear();
+        }
         let Some(end) = ends.get(&entry.end) else { continue };
         let at = Duration::from_nanos(entry.at);
         match &entry.what {
@@ -124,6 +127,11 @@ fn unsent(recording: &Recording) -> HashSet<usize> {
                     unsent.insert(position);
                 }
                 *left = left.saturating_sub(1);
+            }
+            // What follows them is about requests that are missing too.
+            EntryKind::Dropped { .. } => {
+                flushed.clear();
+                refused.clear();
             }
             _ => {}
         }

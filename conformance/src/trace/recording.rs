@@ -19,7 +19,7 @@ const VERSION: u32 = 1;
 /// The entries, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recording {
-    /// All of it, but for what a [`What::Dropped`] stands for.
+    /// All of it, but for what a [`EntryKind::Dropped`] stands for.
     pub entries: Vec<Entry>,
 }
 

@@ -51,6 +51,24 @@ pub fn lanes(moment: &str, lines: &[Line]) -> String {
     page
 }
 
+/// What happened on the first connection of a recording, in order.
+#[must_use]
+pub fn first(recording: &Recording) -> Vec<Line> {
+    let ends = ends::of(recording);
+    let begin = recording.entries.first().map_or(0, |entry| entry.at);
+    let Some((number, end)) = ends.first_key_value() else { return Vec::new() };
+    lines(*number, &ends, of(recording, *number, end), begin)
+}
+
+/// What happened at one end and the other end of its connection, and to all.
+fn of<'a>(recording: &'a Recording, number: u32, end: &End) -> impl Iterator<Item = &'a Entry> + use<'a> {
+    let other = end.other;
+    recording
+        .entries
+        .iter()
+        .filter(move |entry| entry.end == number || Some(entry.end) == other || entry.end == 0)
+}
+
 /// All connections of a recording, a page for each, in the order in which they began.
 #[must_use]
 pub fn render(recording: &Recording) -> String {
@@ -62,25 +80,38 @@ pub fn render(recording: &Recording) -> String {
         if end.other.is_some_and(|other| other < *number) {
             continue;
         }
-        let entries = recording
-            .entries
-            .iter()
-            .filter(|entry| entry.end == *number || Some(entry.end) == end.other || entry.end == 0);
-        pages.push(page(pages.len() + 1, *number, &ends, entries, begin));
+        let lines = lines(*number, &ends, of(recording, *number, end), begin);
+        pages.push(page(pages.len() + 1, *number, &ends, &lines));
     }
     pages.join("\n")
 }
 
-fn page<'a>(
-    count: usize,
+fn page(count: usize, number: u32, ends: &BTreeMap<u32, End>, lines: &[Line]) -> String {
+    let [client, server] = sides(number, ends);
+    let moment = format!("{:>12} {:>12}", "ms", "µs");
+    format!(
+        "connection {count}: client {}; server {}\n{}",
+        name(client.as_ref()),
+        name(server.as_ref()),
+        lanes(&moment, lines)
+    )
+}
+
+/// The client's end and the server's of a connection, as far as they are recorded.
+fn sides(number: u32, ends: &BTreeMap<u32, End>) -> [Option<End>; 2] {
+    let first = ends.get(&number).copied().unwrap_or_default();
+    let second = first.other.and_then(|other| ends.get(&other)).copied();
+    if first.server { [second, Some(first)] } else { [Some(first), second] }
+}
+
+fn lines<'a>(
     number: u32,
     ends: &BTreeMap<u32, End>,
     entries: impl Iterator<Item = &'a Entry>,
     begin: u64,
-) -> String {
+) -> Vec<Line> {
     let first = ends.get(&number).copied().unwrap_or_default();
-    let second = first.other.and_then(|other| ends.get(&other));
-    let (client, server) = if first.server { (second, Some(&first)) } else { (Some(&first), second) };
+    let [client, server] = sides(number, ends);
     let mut telling =
         LineContext { client: Side::new(client.is_some()), server: Side::new(server.is_some()) };
     let mut before = begin;
@@ -94,9 +125,7 @@ fn page<'a>(
         before = entry.at;
         lines.push(Line { moment: format!("{millis:>12.3} {delta:>12}"), column, text });
     }
-    let (client, server) = (name(client), name(server));
-    let moment = format!("{:>12} {:>12}", "ms", "µs");
-    format!("connection {count}: client {client}; server {server}\n{}", lanes(&moment, &lines))
+    lines
 }
 
 fn name(end: Option<&End>) -> String {
@@ -184,6 +213,8 @@ impl LineContext {
             }
             EntryKind::Flushed { count } => format!("{count} receives flushed"),
             EntryKind::Dropped { count } => {
+                this.direction.missed();
+                other.direction.missed();
                 format!("... {count} entries are missing: the recorder was full ...")
             }
         };

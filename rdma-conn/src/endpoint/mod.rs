@@ -246,11 +246,17 @@ impl<B: Descriptors> Endpoint<B> {
             return Some(notice);
         }
         while let Some(id) = self.telling.front().copied() {
-            let told = self.members.get_mut(id).and_then(|member| member.tell(id));
+            let Some(member) = self.members.get_mut(id) else {
+                self.telling.pop_front();
+                continue;
+            };
+            let told = member.tell(id);
+            if !member.is_telling() {
+                self.telling.pop_front();
+            }
             if told.is_some() {
                 return told;
             }
-            self.telling.pop_front();
         }
         None
     }
@@ -259,14 +265,11 @@ impl<B: Descriptors> Endpoint<B> {
     fn settle(&mut self, id: ConnectionId) {
         let Some(member) = self.members.get_mut(id) else { return };
         member.advance();
-        if member.abandoned && member.has_ended() {
+        if member.is_over() {
             self.abort(id);
             return;
         }
-        if !self.quiet && member.notice() {
-            self.telling.push_back(id);
-        }
-        member.touch(id, &mut self.touched);
+        member.note(id, &mut self.touched, (!self.quiet).then_some(&mut self.telling));
     }
 
     fn touch(&mut self, id: ConnectionId) {

@@ -52,13 +52,22 @@ struct World {
     /// `None` after a completion was made up: nobody knows any more what is under way.
     send_queue: Option<SendQueue>,
     disconnects: u32,
+    /// When the machine wants to be handled, as its driver has noted.
+    noted: Option<Instant>,
 }
 
 impl World {
     fn new(config: Config) -> Self {
         let regions = [1, 2].map(|rkey| RegionAddress { address: u64::from(rkey) << 32, rkey });
         let machine = Machine::new(config, regions).expect("settings within their bounds");
-        Self { config, machine, now: at(1), send_queue: Some(SendQueue::new(config)), disconnects: 0 }
+        Self {
+            config,
+            machine,
+            now: at(1),
+            send_queue: Some(SendQueue::new(config)),
+            disconnects: 0,
+            noted: None,
+        }
     }
 
     fn step(&mut self, step: u8, script: &mut Script<'_>) {
@@ -241,7 +250,16 @@ impl World {
         }
     }
 
-    fn check(&self, before: State) {
+    fn check(&mut self, before: State) {
+        // Noted only when it may have come nearer, as drivers do: never later than it is.
+        if self.machine.take_sooner() {
+            self.noted = self.machine.next_timeout();
+        }
+        let (noted, next) = (self.noted, self.machine.next_timeout());
+        assert!(
+            next.is_none_or(|next| noted.is_some_and(|noted| noted <= next)),
+            "{next:?} before {noted:?}"
+        );
         let (config, machine, state) = (&self.config, &self.machine, self.machine.state());
         let flushed = |error| {
             matches!(error, Error::Transport(TransportError::Completion(first))
@@ -260,7 +278,11 @@ impl World {
         assert!(counters.most_in_flight <= config.peer_receives.into());
         assert!(machine.unposted() <= machine.unconfirmed());
         assert!(machine.unconfirmed() <= 1 << 30, "more than the bits of an id can tell apart");
+        assert_eq!(machine.bytes_received(), counters.bytes_received);
+        assert_eq!(machine.has_ended(), matches!(state, State::Closed | State::Failed(_)));
+        assert_eq!(machine.takes_bytes(), matches!(state, State::Connecting | State::Open));
         let space = machine.space();
+        assert_eq!(machine.has_space(), machine.unconfirmed() < config.send_buffer.into());
         let taken = machine.unconfirmed() + u64::from(space.len);
         assert!(space.len == 0 || taken <= config.send_buffer.into(), "space that is still in use");
         assert!(space.offset + space.len <= config.send_buffer);

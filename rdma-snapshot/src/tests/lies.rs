@@ -1,6 +1,7 @@
 //! Publishers that lie: what they say is refused by name, and no wrong byte is passed on.
 
 use proptest::prelude::*;
+use zerocopy::FromZeros;
 use zerocopy::byteorder::network_endian::{U16, U32, U64};
 
 use super::*;
@@ -225,6 +226,26 @@ fn what_waits_to_be_read_is_bounded() {
         machine.handle_frame(Frame::Chunks(entries.collect()), Instant::default()).expect("entries");
         index += crate::wire::MOST_ENTRIES as u64;
         assert!(index < 100_000, "it listens on");
+    }
+}
+
+/// What a publisher said before it heard that the reader has everything is not held against it: neither is the pull lost.
+#[test]
+fn what_crosses_the_readers_last_word_changes_nothing() {
+    let now = Instant::default();
+    let mut machine = welcomed(Layout::Chunks, reader::Limits::default());
+    let entry = Entry { length: 9.into(), ..FromZeros::new_zeroed() };
+    machine.handle_frame(Frame::Chunks(vec![entry]), now).expect("a chunk");
+    let chunk = machine.next_read().expect("a chunk");
+    machine.posted(now);
+    let mark = Mark { chunks: 1.into(), bytes: u64::from(chunk.length).into(), digest: [0; 32] };
+    machine.handle_frame(Frame::Mark(mark), now).expect("an end");
+    machine.handle_frame(Frame::End(crate::wire::End { chunks: 1.into() }), now).expect("an end");
+    machine.handle_chunk(&chunk, 0, now).expect("a chunk");
+    assert!(machine.is_done());
+    let withdrawn = crate::wire::Refused { reason: crate::wire::Reason::Withdrawn.number().into() };
+    for frame in [Frame::Alive, Frame::Refused(withdrawn)] {
+        machine.handle_frame(frame, now).expect("it has everything");
     }
 }
 

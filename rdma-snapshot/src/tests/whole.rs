@@ -321,3 +321,58 @@ fn another_version_is_refused_by_both_sides() {
     let answer = session.handle_frame(&hello, &links::terms(), &Log::default(), [0; 32], now);
     assert_eq!(answer, Err(Reason::Version));
 }
+
+/// VS-TABLE-001: a publisher that is started again has another snapshot, and says so; nothing of it is mixed into the old one.
+#[test]
+fn a_publisher_that_was_restarted_has_another_snapshot() {
+    let world = World::new(1, DeviceKind::Ibta, 2, Vec::new());
+    let mut first = published(&world, publisher::Config::default(), &content(1, 40_000));
+    let mut cut = world.pull(2, 1, reading());
+    while cut.have.chunks < 10 {
+        first.progress().expect("the publisher goes on");
+        cut.progress(|_| {});
+        world.step(cut.next_timeout().into_iter().chain(first.next_timeout()).min());
+    }
+    drop(first);
+    let mut second = published(&world, publisher::Config::default(), &content(2, 40_000));
+    world.run(&mut second, std::slice::from_mut(&mut cut));
+    assert!(cut.error.as_ref().is_some_and(Error::may_resume), "{:?}", cut.error);
+    let mut again = world.pull(2, 1, reading());
+    again.have = cut.have;
+    world.run(&mut second, std::slice::from_mut(&mut again));
+    assert!(matches!(again.error, Some(Error::OtherSnapshot)), "{:?}", again.error);
+    assert!(again.bytes.is_empty());
+}
+
+/// VS-TIME-001: a reader whose READ has failed waits for what the publisher says of it, and does not spin meanwhile.
+#[test]
+fn a_reader_that_waits_for_the_last_word_sleeps() {
+    let world = World::new(12, DeviceKind::Ibta, 2, Vec::new());
+    let mut publisher = published(&world, publisher::Config::default(), &content(12, 10_000));
+    publisher.store.log.entries[4].rkey = 0xdead_beef.into();
+    let mut pull = world.pull(2, 1, reading());
+    while pull.counters.reads < 5 {
+        publisher.progress().expect("the publisher goes on");
+        pull.progress(|_| {});
+        world.step(pull.next_timeout().into_iter().chain(publisher.next_timeout()).min());
+    }
+    // The publisher does not look from now on, so the READ fails and nobody says why.
+    let failed = |pull: &Pull| {
+        pull.next_timeout().is_some_and(|at| at.since(world.sim.now()) <= Duration::from_secs(1))
+    };
+    while !failed(&pull) {
+        pull.progress(|_| {});
+        world.step(pull.next_timeout());
+    }
+    let mut turns = 0;
+    while let Some(reader) = &pull.reader {
+        if is_readable(&reader.sources()) {
+            turns += 1;
+            assert!(turns < 10, "it is woken again and again");
+        } else {
+            world.step(pull.next_timeout());
+        }
+        pull.progress(|_| {});
+    }
+    assert!(matches!(pull.error, Some(Error::Read { .. })), "{:?}", pull.error);
+}

@@ -19,6 +19,7 @@ use crate::exit::{BROKEN, NOTHING};
 use crate::peer::Listener;
 use crate::reqs::Role;
 use crate::trace::{Limits, Recorded, Recorder};
+use crate::wrong;
 use suite::Verdict;
 
 /// Hosts of the embedded fabric: the target's and the suite's.
@@ -55,7 +56,12 @@ pub(super) fn server(options: &ServerRun, arguments: &[String]) -> Result<Run, C
     let given = options.target.is_some() || options.exec.is_some();
     if common.on_softsim(given)? {
         let (theirs, address, ours, _) = hosts();
-        let server = OwnServer::start(&theirs, address, small(Options::server())).map_err(no_environment)?;
+        let (mistake, options) = common.own(Options::server());
+        let server = match mistake {
+            None => OwnServer::start(&theirs, address, options),
+            some => OwnServer::start(&wrong::host(theirs, some), address, options),
+        };
+        let server = server.map_err(no_environment)?;
         let target = common.target(Role::Server, true, "in this process", "softsim");
         let recorder = recorder();
         let ours = Recorded::new(ours, &recorder);
@@ -100,9 +106,13 @@ pub(super) fn client(options: &ClientRun, arguments: &[String]) -> Result<Run, C
         let recorder = recorder();
         let ours = Recorded::new(ours, &recorder);
         let listener = Listener::new(&ours, address).map_err(no_environment)?;
-        let clients = OwnClients::new(theirs, small(Options::client()));
+        let (mistake, options) = common.own(Options::client());
+        let clients: Box<dyn Clients> = match mistake {
+            None => Box::new(OwnClients::new(theirs, options)),
+            some => Box::new(OwnClients::new(wrong::host(theirs, some), options)),
+        };
         let target = common.target(Role::Client, true, "in this process", "softsim");
-        return go(common, arguments, (&ours, &recorder), Side::Client(&listener, &clients), target, true);
+        return go(common, arguments, (&ours, &recorder), Side::Client(&listener, &*clients), target, true);
     }
     let Some(listen) = common.listen else {
         return Err(usage("where shall clients connect? --listen says it"));

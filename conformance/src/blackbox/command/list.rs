@@ -72,7 +72,8 @@ fn described<B: Descriptors>(case: &Case<'_, B>, requirements: &Requirements) ->
     serde_json::json!({
         "id": case.id,
         "role": case.role,
-        "level": requirements.level(case.requirements).to_string(),
+        "level": requirements.level(case.requirements),
+        "profile": requirements.profile(case.requirements),
         "intent": case.intent,
         "expectation": case.expectation,
         "requirements": case.requirements,

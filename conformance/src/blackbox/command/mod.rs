@@ -1,6 +1,7 @@
-//! `valkey-rdma-conformance run|list|explain|replay|report|doctor`.
+//! `valkey-rdma-conformance run|demo|list|explain|replay|report|doctor`.
 
 mod against;
+mod demo;
 mod doctor;
 mod explain;
 mod list;
@@ -23,6 +24,7 @@ use super::results::Run;
 use crate::exit::{NO_ENVIRONMENT, USAGE};
 
 pub use against::resolve;
+pub use demo::demo;
 pub use doctor::{Doctor, doctor};
 pub use explain::{Explain, explain};
 pub use list::{List, list};
@@ -52,11 +54,15 @@ fn usage(reason: impl Into<String>) -> CommandError {
 
 /// Runs it. `arguments` are those of the command line behind the program's name.
 pub fn run(who: &TargetCommand, arguments: &[String]) -> ExitCode {
-    finish(match who {
+    finish(perform(who, arguments))
+}
+
+fn perform(who: &TargetCommand, arguments: &[String]) -> Result<u8, CommandError> {
+    match who {
         TargetCommand::Server(one) => judged(&one.common, || against::server(one, arguments)),
         TargetCommand::Client(one) => judged(&one.common, || against::client(one, arguments)),
         TargetCommand::Pair(pair) => pair::run(pair),
-    })
+    }
 }
 
 fn judged(common: &Common, run: impl FnOnce() -> Result<Run, CommandError>) -> Result<u8, CommandError> {

@@ -5,12 +5,15 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use rdma_conn::Options;
 
 use super::{CommandError, pair, usage};
+use crate::blackbox::own::small;
 use crate::blackbox::report::Format;
 use crate::blackbox::results::Target;
 use crate::blackbox::select::{Harm, Select};
 use crate::reqs::Role;
+use crate::wrong::Mistake;
 
 /// The target.
 #[derive(Subcommand, Clone, Debug)]
@@ -86,6 +89,14 @@ pub(super) struct Common {
     /// A file of expected failures, each with its reason. They must still fail.
     #[arg(long)]
     pub(super) baseline: Option<PathBuf>,
+    /// Write what fails now into this file, as a baseline for later runs; reasons of --baseline are kept. This run itself is
+    /// judged without it.
+    #[arg(long, value_name = "FILE")]
+    pub(super) write_baseline: Option<PathBuf>,
+    /// Without a target: this library's own side makes this mistake, to show what a failure looks like. Any wrong name lists
+    /// the mistakes there are.
+    #[arg(long, value_enum, value_name = "MISTAKE", hide_possible_values = true)]
+    demo_mistake: Option<Mistake>,
     /// Take a failure of what should be, and what is only tolerated, for a failure.
     #[arg(long)]
     pub(super) strict: bool,
@@ -171,12 +182,31 @@ impl Common {
             Some(backend) => Ok(backend == Backend::Softsim),
             None => Ok(!has_target && self.listen.is_none()),
         }
+        .and_then(|softsim| match self.demo_mistake {
+            Some(_) if !softsim => {
+                Err(usage("--demo-mistake is of this library's own side on softsim, and goes with no target or address"))
+            }
+            _ => Ok(softsim),
+        })
+    }
+
+    /// The mistake that our own side is to make, and its options.
+    pub(super) fn own(&self, options: Options) -> (Option<Mistake>, Options) {
+        let mut options = small(options);
+        if let Some(mistake) = self.demo_mistake {
+            mistake.disturb(&mut options);
+        }
+        (self.demo_mistake, options)
     }
 
     pub(super) fn target(&self, role: Role, own: bool, how: &str, backend: &str) -> Target {
         let name = match &self.name {
             Some(name) => name.clone(),
-            None if own => concat!("valkey-rdma ", env!("CARGO_PKG_VERSION")).into(),
+            None if own => {
+                let version = concat!("valkey-rdma ", env!("CARGO_PKG_VERSION"));
+                let mistake = self.demo_mistake.and_then(|mistake| mistake.to_possible_value());
+                mistake.map_or(version.into(), |mistake| format!("{version} with {}", mistake.get_name()))
+            }
             None => how.into(),
         };
         Target { name, role, how: how.into(), backend: backend.into() }
@@ -185,14 +215,19 @@ impl Common {
 
 /// The command that runs it again, without any selection.
 pub(super) fn again(arguments: &[String]) -> String {
+    /// They say which cases run and what becomes of the results.
+    const LEFT_OUT: [&str; 6] = ["--select", "--skip", "--out", "--format", "--baseline", "--write-baseline"];
     let mut words = vec!["valkey-rdma-conformance".to_string()];
     let mut rest = arguments.iter();
     while let Some(word) = rest.next() {
+        let (name, value) =
+            word.split_once('=').map_or((word.as_str(), None), |(name, value)| (name, Some(value)));
         match word.as_str() {
-            "--select" | "--skip" | "--out" | "--format" | "--baseline" => drop(rest.next()),
-            word if ["--select=", "--skip=", "--out=", "--format=", "--baseline="]
-                .iter()
-                .any(|one| word.starts_with(one)) => {}
+            _ if LEFT_OUT.contains(&name) => {
+                if value.is_none() {
+                    rest.next();
+                }
+            }
             word if word.chars().all(|one| one.is_ascii_alphanumeric() || "-_.:/[]=".contains(one)) => {
                 words.push(word.into());
             }

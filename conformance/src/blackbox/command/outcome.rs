@@ -13,6 +13,9 @@ use suite::Verdict;
 /// Judges a run, writes what is wanted, and says how it went.
 pub(super) fn conclude(run: &mut Run, common: &Common, baseline: &Baseline) -> Result<u8, CommandError> {
     let code = judge(run, baseline, common.strict);
+    if let Some(file) = &common.write_baseline {
+        baseline.renewed(run).write(file).map_err(|reason| (BROKEN, reason))?;
+    }
     print!("{}", report::text(run, common.format, common.strict).map_err(|reason| (BROKEN, reason))?);
     if let Some(out) = &common.out {
         write_all(run, out)?;

@@ -8,7 +8,6 @@ use super::outcome::write_all;
 use super::{CommandError, against, finish, usage};
 use crate::blackbox::report;
 use crate::blackbox::results::Run;
-use crate::blackbox::run::title;
 use crate::exit::{BROKEN, DONE, worse};
 
 /// Runs it, prints what came of it, and writes the reports below `out`.
@@ -26,8 +25,7 @@ fn both(out: &Path) -> Result<u8, CommandError> {
             TargetCommand::Client(client) => (against::client(&client, &arguments)?, client.common),
             TargetCommand::Pair(_) => continue,
         };
-        println!("{}: {}", title(&run.target), run.summary());
-        print!("{}", report::failures(&run, common.strict));
+        print!("{}{}", report::summary(&run), report::failures(&run, common.strict));
         write_all(&run, &out.join(role))?;
         worst = worse(worst, run.code(common.strict));
         runs.push(run);

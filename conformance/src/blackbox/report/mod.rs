@@ -13,6 +13,7 @@ use serde_json::json;
 use super::results::Teardown;
 use super::results::{CaseResult, Run};
 use super::run::title;
+use crate::reqs::Profile;
 use suite::Verdict;
 
 pub use html::html;
@@ -43,13 +44,7 @@ pub enum Format {
 /// It cannot be written down.
 pub fn text(run: &Run, format: Format, strict: bool) -> Result<String, String> {
     match format {
-        Format::Pretty => Ok(format!(
-            "{}{}: {}\n{}\n",
-            failures(run, strict),
-            title(&run.target),
-            run.summary(),
-            run.scores()
-        )),
+        Format::Pretty => Ok(format!("{}{}", failures(run, strict), summary(run))),
         Format::Json => run.json(),
         Format::Junit => junit::junit(run),
         Format::Tap => Ok(tap::tap(run)),
@@ -59,10 +54,17 @@ pub fn text(run: &Run, format: Format, strict: bool) -> Result<String, String> {
     }
 }
 
-/// What did not pass, with a line each to run it again.
+/// What came of a run, in two lines.
+pub fn summary(run: &Run) -> String {
+    let [wire, hardened] = run.scores();
+    format!("{}: {}\n{wire}, {hardened}\n", title(&run.target), run.summary())
+}
+
+/// What did not pass, the wire contract first: each with what was on the wire last, and a line to run it again.
 pub fn failures(run: &Run, strict: bool) -> String {
     let mut text = String::new();
-    for result in run.results.iter().filter(|result| is_worth_telling(result, strict)) {
+    let results = Profile::ALL.into_iter().flat_map(|profile| run.of(profile));
+    for result in results.filter(|result| is_worth_telling(result, strict)) {
         let mark = if result.is_scored_failure(strict) { "✗" } else { "·" };
         let teardown = match result.teardown {
             Some(Teardown::Clean) | None => String::new(),
@@ -71,9 +73,10 @@ pub fn failures(run: &Run, strict: bool) -> String {
         // Writing to a string does not fail.
         let _ = writeln!(
             text,
-            "{mark} {} {} [{} {}{teardown}]\n    {}",
+            "{mark} {} {} [{}, {}: {}{teardown}]\n    {}",
             result.verdict,
             result.id,
+            result.profile.title(),
             result.level,
             result.requirements.join(" "),
             result.reason
@@ -81,6 +84,9 @@ pub fn failures(run: &Run, strict: bool) -> String {
         if let Some(expected) = &result.expected {
             let _ = writeln!(text, "    expected: {expected}");
         } else if result.verdict == Verdict::Fail {
+            for line in result.last_on_the_wire() {
+                let _ = writeln!(text, "    | {line}");
+            }
             let _ = writeln!(text, "    again: {}", result.repro);
         }
     }
@@ -124,7 +130,7 @@ mod tests {
 
     fn colour(results: &str) -> String {
         let run = format!(
-            r#"{{"format":1,"target":{{"name":"","role":"server","how":"","backend":""}},"suite":{{"version":"","requirements":1}},
+            r#"{{"format":2,"target":{{"name":"","role":"server","how":"","backend":""}},"suite":{{"version":"","requirements":1}},
                 "arguments":[],"begun":0,"took":0,"results":[{results}]}}"#
         );
         badge(&serde_json::from_str(&run).unwrap())["color"].to_string()
@@ -132,7 +138,7 @@ mod tests {
 
     fn case(verdict: &str, cause: &str, expected: &str) -> String {
         format!(
-            r#"{{"id":"a.b","intent":"","expectation":"","requirements":[],"level":"must","tags":[],"verdict":"{verdict}",
+            r#"{{"id":"a.b","intent":"","expectation":"","requirements":[],"level":"must","profile":"wire","tags":[],"verdict":"{verdict}",
                 "cause":"{cause}",{expected}"reason":"","took":0,"repro":""}}"#
         )
     }

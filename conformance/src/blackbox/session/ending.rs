@@ -9,7 +9,7 @@ use suite::{Judged, Stop};
 use super::Session;
 use crate::blackbox::context::Context;
 use crate::blackbox::results::Teardown;
-use crate::blackbox::target::{Exit, Running};
+use crate::blackbox::target::{Exit, Running, with_last_lines};
 use crate::peer::Incoming;
 
 /// How long a client is answered after the case has made its point.
@@ -99,10 +99,10 @@ impl<B: Descriptors> Session<'_, B> {
         match self.exit() {
             Some(Exit::Success) => Ok(pass(format!("{answered} commands"))),
             None if !self.is_observed() => Ok(pass(format!("{answered} commands"))),
-            None => Err(Stop::hung(format!(
+            None => Err(Stop::hung(self.with_last_lines(format!(
                 "the client left after {answered} commands, and did not end within {:?}",
                 self.context.patience
-            ))),
+            )))),
             Some(Exit::Crashed(how)) => Err(self.crashed(&how)),
             Some(Exit::Unsupported) => Err(Stop::unsupported("the client says so (status 89)")),
             Some(Exit::Failure(what)) => {
@@ -218,13 +218,18 @@ impl<B: Descriptors> Session<'_, B> {
         reported(context, client.as_deref_mut(), context.patience)
     }
 
+    /// Adds the last lines of the client under test to what went wrong.
+    pub(super) fn with_last_lines(&self, reason: String) -> String {
+        let lines = self.client.as_ref().map(|client| client.last_lines()).unwrap_or_default();
+        with_last_lines(reason, &lines)
+    }
+
     fn exit(&mut self) -> Option<Exit> {
         let patience = self.context.patience;
         self.client.as_mut().and_then(|client| client.ended(patience))
     }
 
     /// Leaves the connection as it is until the target ends it, for 2 s at most: a target may wait without end.
-    /// not wrong.
     pub(in crate::blackbox) fn lasts(&mut self) {
         let _either = self.awaits_end(self.context.patience.min(KEPT));
     }
@@ -318,7 +323,8 @@ pub fn reported<B: Descriptors>(
             }
             None if context.is_asked_again()? => return Ok(pass("it asks for another connection")),
             None if left.is_zero() => {
-                return Err(Stop::hung(format!("the client did not end within {patience:?}")));
+                let reason = format!("the client did not end within {patience:?}");
+                return Err(Stop::hung(with_last_lines(reason, &client.last_lines())));
             }
             None => {}
         }

@@ -118,7 +118,12 @@ impl<'a, B: Descriptors> Session<'a, B> {
         let exit = self.client.as_mut().and_then(|client| client.ended(Duration::ZERO));
         match exit {
             Some(exit) => Stop::unmet(format!("the client ended without a disconnect: {exit}")),
-            None => Stop::unmet(format!("the client said nothing more within {:?}", self.context.patience)),
+            None => {
+                Stop::unmet(self.with_last_lines(format!(
+                    "the client said nothing more within {:?}",
+                    self.context.patience
+                )))
+            }
         }
     }
 

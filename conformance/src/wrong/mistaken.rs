@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
-use conformance::intercept::{Call, Intercepted, Interceptor, LowerQueuePair, Origin, Region};
+use crate::intercept::{Call, Intercepted, Interceptor, LowerQueuePair, Origin, Region};
 use rdma_proto::backend::{
     Access, Backend, CmEventKind, Completed, Completion, ConnectParams, Domain as _, IdentifierKey,
     PostError, QueuePairLimits, RecvRequest, Region as _, SendOp, SendRequest, Slice,

@@ -1,9 +1,10 @@
 //! The mistakes there are.
 
+use clap::ValueEnum;
 use rdma_conn::Options;
 
-/// One mistake.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// One mistake. Its name on the command line is that of the variant in lower case, with hyphens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum)]
 pub enum Mistake {
     /// Messages of 31 bytes.
     ShortMessages,
@@ -142,77 +143,6 @@ pub enum Mistake {
 }
 
 impl Mistake {
-    /// All of them.
-    pub const ALL: &[Self] = &[
-        Self::ShortMessages,
-        Self::LittleEndianFields,
-        Self::ReservedSet,
-        Self::NeverRegisters,
-        Self::RegistersOnce,
-        Self::RegistersEarly,
-        Self::ShrinkingWindows,
-        Self::TinyWindows,
-        Self::LittleEndianImmediates,
-        Self::OneTooMany,
-        Self::ZeroBehindEach,
-        Self::Shifted,
-        Self::WritesBehind,
-        Self::FirstWindowForEver,
-        Self::NoImmediates,
-        Self::PayloadBySend,
-        Self::FlippedByte,
-        Self::SelectForgotten,
-        Self::FeatureMadeUp,
-        Self::FeaturesUnanswered,
-        Self::FeaturesAnsweredTwice,
-        Self::FeaturesUnprompted,
-        Self::FeaturesSet,
-        Self::NoKeepalives,
-        Self::KeepalivesAnswered,
-        Self::KeepalivesRefused,
-        Self::NoRnrRetries,
-        Self::OddDepths,
-        Self::ReadableWindows,
-        Self::WindowsTooOpen,
-        Self::OneDomain,
-        Self::KeysOutlive,
-        Self::NeverLetsGo,
-        Self::NeverReposts,
-        Self::ShortAccepted,
-        Self::UnknownAccepted,
-        Self::ReservedJudged,
-        Self::ZeroIsError,
-        Self::OverrunIgnored,
-        Self::OverrunPanics,
-        Self::EmptyWindowIgnored,
-        Self::EarlyWindowIgnored,
-        Self::SmallWindowRefused,
-        Self::OddWindowRefused,
-        Self::HugeWindowAccepted,
-        Self::LongWindowRefused,
-        Self::ImmediateOfSendCounted,
-        Self::LongAccepted,
-        Self::FewConnections,
-        Self::TwoConnections,
-        Self::EndPanics,
-        Self::ClockStands,
-        Self::LateWindowRefused,
-        Self::SecondWindowRefused,
-        Self::WrappingWindowIgnored,
-        Self::LongImmediateCut,
-        Self::ShortImmediateIgnored,
-        Self::HearsTwice,
-        Self::SumsWrap,
-        Self::FeaturesRequired,
-        Self::FeaturesAnsweredOnce,
-        Self::FeaturesBeforeWindowRefused,
-        Self::FeaturesUnaskedIgnored,
-        Self::BitsEchoed,
-        Self::SetRefused,
-        Self::SetAnswered,
-        Self::FloodPanics,
-    ];
-
     /// Applies the mistake to settings.
     pub fn disturb(self, options: &mut Options) {
         match self {
