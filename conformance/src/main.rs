@@ -147,7 +147,7 @@ fn perform(Cli { command, out }: Cli) -> ExitCode {
     }
 }
 
-/// What the README promises: the whole suite on the embedded fabric, and a share of the smoke suite.
+/// Runs the main use of the README: the whole suite on the embedded fabric, and a share of the smoke suite.
 fn main_job(out: &Path) -> ExitCode {
     let smoke = Smoke { keys: 1000, pipeline: 5000, idle: 4, ..Smoke::default() };
     let (smoke, whole) = (run_smoke(&smoke), command::whole(out));

@@ -26,7 +26,7 @@ pub struct Server<'a, B: Descriptors> {
     chunk: Box<[u8]>,
 }
 
-/// What is between two commands of a client.
+/// State between two commands of a client.
 struct Client {
     session: Session,
     received: Frames,
