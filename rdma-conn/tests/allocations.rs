@@ -40,7 +40,7 @@ fn streams_allocate_nothing() {
     let [mut one, mut other] = streams();
     let (piece, mut all) = ([0x5a; 64], [0; 256]);
     let counted = count(|| {
-        one.write_vectored(&[IoSlice::new(&piece); 4]).expect("written");
+        assert_eq!(one.write_vectored(&[IoSlice::new(&piece); 4]).expect("written"), all.len());
         other.read_exact(&mut all).expect("read");
         other.write_all(&all[..64]).expect("written");
         one.read_exact(&mut all[..64]).expect("read");
