@@ -42,7 +42,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Shows the protocol at work, and what a failure looks like.
-    Demo,
+    Demo(command::Demo),
     /// Tests any server or client: what it does on the wire, rule by rule.
     Run {
         #[command(subcommand)]
@@ -132,7 +132,7 @@ fn main() -> ExitCode {
 fn perform(Cli { command, out }: Cli) -> ExitCode {
     let Some(command) = command else { return main_job(&out) };
     match command {
-        Command::Demo => command::demo(),
+        Command::Demo(demo) => command::demo(&demo),
         Command::Run { who } => command::run(&who, &std::env::args().skip(1).collect::<Vec<_>>()),
         Command::List(list) => command::list(&list),
         Command::Explain(id) => command::explain(&id),
@@ -147,7 +147,7 @@ fn perform(Cli { command, out }: Cli) -> ExitCode {
     }
 }
 
-/// What the README promises: the whole suite on the embedded fabric, and a share of the smoke suite.
+/// Runs the main use of the README: the whole suite on the embedded fabric, and a share of the smoke suite.
 fn main_job(out: &Path) -> ExitCode {
     let smoke = Smoke { keys: 1000, pipeline: 5000, idle: 4, ..Smoke::default() };
     let (smoke, whole) = (run_smoke(&smoke), command::whole(out));

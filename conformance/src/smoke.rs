@@ -33,7 +33,7 @@ pub struct Scale {
     pub window: usize,
 }
 
-/// What the cases run against.
+/// The backend that the cases run against.
 pub struct Setting<B> {
     /// RDMA as the client has it.
     pub backend: B,

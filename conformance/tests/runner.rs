@@ -1,4 +1,4 @@
-//! What the runner makes of targets that are wrong outside the protocol: as processes.
+//! The runner's verdicts on targets that err outside the protocol: as processes.
 
 use std::cell::Cell;
 use std::net::SocketAddr;

@@ -123,7 +123,7 @@ fn a_recording_reads_as_it_was_written() {
     assert!(wrong("{\"valkey-rdma-recording\":1}\n{}").starts_with("line 2: missing field"));
 }
 
-/// What never left is no packet; what the completions say of the peer's device is one.
+/// A request that never left is no packet; an answer that a completion reports of the peer's device is one.
 #[test]
 fn packets_are_what_was_sent_and_answered() {
     let recording = Recording::read(
@@ -254,7 +254,7 @@ fn capture() -> PathBuf {
     workspace().unwrap().join("spec/wireshark/valkey-9.1.2.pcap")
 }
 
-/// What tshark says of a file, a line for each packet, with the dissector; `None` if there is no tshark.
+/// Returns tshark's description of a file, a line for each packet, with the dissector; `None` if there is no tshark.
 fn tshark(file: &Path, arguments: &[&str]) -> Option<String> {
     let dissector = workspace().unwrap().join("spec/wireshark/valkey-rdma.lua");
     let output = Command::new("tshark")

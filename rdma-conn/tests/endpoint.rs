@@ -18,7 +18,7 @@ const LONG: Duration = Duration::from_secs(20);
 const SERVER: [u8; 4] = [192, 0, 2, 1];
 const CLIENT: [u8; 4] = [192, 0, 2, 2];
 
-/// What an idle connection of a large server should have.
+/// Returns the options for an idle connection of a large server.
 fn small() -> Options {
     let mut options = Options::server();
     options.protocol.window = 64 << 10;
@@ -59,7 +59,7 @@ fn echo(endpoint: &mut Endpoint<SoftSim>, over: &AtomicBool) {
     }
 }
 
-/// Whether nothing is owed any more.
+/// Returns whether nothing is owed any more.
 fn flush(endpoint: &mut Endpoint<SoftSim>, id: ConnectionId, owed: &mut Vec<u8>) -> bool {
     while !owed.is_empty() {
         match endpoint.write(id, &[IoSlice::new(owed)]) {

@@ -1,4 +1,4 @@
-//! What connections share, alone in this process so that its descriptors can be counted.
+//! Resources that connections share, alone in this process so that its descriptors can be counted.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};

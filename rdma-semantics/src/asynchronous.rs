@@ -1,4 +1,4 @@
-//! What a device tells unasked, and to whom.
+//! Asynchronous events of a device, and the objects that they are delivered to.
 
 use crate::Descriptors;
 use rdma_proto::backend::{

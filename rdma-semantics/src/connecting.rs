@@ -176,7 +176,7 @@ fn foreign_address<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> 
     equal("listen", channel.listen(foreign, 8).err().map(|error| error.kind()), Some(ErrorKind::Address))
 }
 
-/// Where the kernel knows of no route the call itself fails; otherwise the event comes when time is up.
+/// Tries an address without a route. If the kernel knows that there is none, the call itself fails; otherwise the event comes when time is up.
 fn no_route<B: Descriptors>(setting: &Setting<B>) -> Result<String, Failure> {
     let channel = setting.client.event_channel().called("event_channel")?;
     let id = channel.create_id().called("create_id")?;

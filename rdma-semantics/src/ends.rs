@@ -44,7 +44,7 @@ pub(super) const fn rnr_retries(rnr_retry_count: u8) -> ConnectParams {
     ConnectParams { rnr_retry_count, ..PARAMS }
 }
 
-/// What may be different about an end.
+/// The parameters of one end of a connection.
 #[derive(Clone, Copy)]
 pub(super) struct Shape {
     pub(super) limits: QueuePairLimits,
@@ -91,7 +91,7 @@ pub(super) fn holds(what: &str, condition: bool) -> Result<(), Failure> {
     if condition { Ok(()) } else { Err(Failure::wrong(what)) }
 }
 
-/// Whether the descriptor becomes readable in time.
+/// Returns whether the descriptor becomes readable in time.
 pub(super) fn readable(fd: BorrowedFd<'_>, patience: Duration) -> bool {
     let timeout = Timespec {
         tv_sec: i64::try_from(patience.as_secs()).unwrap_or(i64::MAX),
@@ -195,7 +195,7 @@ impl<B: Descriptors> End<B> {
         self.post(&[self.request(ONE, op, offset, len)])
     }
 
-    /// Where the peer finds byte `offset` of this end's region.
+    /// Returns the address of byte `offset` of this end's region, for the peer.
     pub(super) fn remote(&self, offset: usize) -> RemoteAddress {
         remote::<B>(&self.region, offset)
     }

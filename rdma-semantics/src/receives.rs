@@ -1,4 +1,4 @@
-//! What takes a receive, and what does not.
+//! Requests that consume a receive, and requests that do not.
 
 use crate::Descriptors;
 use rdma_proto::backend::{Completed, Immediate, QueuePair as _, RnrTimer, SendOp};

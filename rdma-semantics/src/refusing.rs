@@ -1,4 +1,4 @@
-//! What the other side's device refuses, and what it says.
+//! Requests that the other side's device refuses, and the error that it reports.
 
 use crate::Descriptors;
 use rdma_proto::backend::{
@@ -36,7 +36,7 @@ super::table! {
         not_writable;
 }
 
-/// What `op`, given the server's end, comes to.
+/// Expects that the responder refuses `op`, which is made from the server's end.
 fn refused<B: Descriptors>(
     setting: &Setting<B>,
     op: impl FnOnce(&End<B>) -> Result<SendOp, Failure>,

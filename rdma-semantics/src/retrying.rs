@@ -83,7 +83,7 @@ fn whose_count<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
     client.fails("the client, who may try once", ONE, CompletionStatus::RNR_RETRY_EXC_ERR)
 }
 
-/// How long a SEND takes that finds its receive at the second attempt.
+/// Returns the time that a SEND takes which finds its receive at the second attempt.
 fn second_attempt<B: Descriptors>(
     setting: &Setting<B>,
     timer: Option<RnrTimer>,

@@ -54,7 +54,7 @@ pub(crate) struct LoopState<S> {
     pub(crate) stage: Stage,
     /// How the loop learns that the connection may go on.
     pub(crate) registered: Option<Registered>,
-    /// What the peer is told instead of being let in.
+    /// The bytes that the peer is told instead of being let in.
     pub(crate) refusal: Option<&'static [u8]>,
     /// When the handshake or the close must be over.
     pub(crate) deadline: Option<Instant>,
@@ -303,7 +303,7 @@ impl<S> Session<S> {
         matches!(self.state, SessionState::Connecting | SessionState::Accepting)
     }
 
-    /// Returns what the loop waits for on behalf of the connection.
+    /// Returns the events that the loop waits for on behalf of the connection.
     fn wanted(&self) -> Interest {
         match self.loop_state.stage {
             Stage::Parting => Interest::READ,

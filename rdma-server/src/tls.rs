@@ -141,7 +141,7 @@ struct TlsTransport {
     ending: bool,
     /// Nobody reads any more.
     closing: bool,
-    /// What is to be done once everything encrypted has left, and for how long it may take.
+    /// The step to take once everything encrypted has left, and for how long it may take.
     after_flush: Option<(AfterFlush, Duration)>,
 }
 

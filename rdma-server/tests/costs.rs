@@ -1,4 +1,4 @@
-//! What an idle client costs a server. Alone in its process, since it counts descriptors.
+//! The cost of an idle client to a server. Alone in its process, since it counts descriptors.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! What a device does where verbs leaves it a choice.
+//! The behaviour of devices where verbs leaves them a choice.
 
 use core::time::Duration;
 
@@ -42,15 +42,15 @@ impl DeviceKind {
 pub struct SimulationSettings {
     /// The fabric's times.
     pub parameters: crate::Parameters,
-    /// What a message may take longer than its latency.
+    /// The most that a message may take longer than its latency.
     pub jitter: Duration,
-    /// What a message of the connection manager may take longer.
+    /// The most that a message of the connection manager may take longer.
     pub cm_jitter: Duration,
     /// In how many of 256 calls the caller loses its processor, ...
     pub pauses: u8,
     /// ... and for how long at most. The fabric goes on meanwhile: this is how completions come between two calls.
     pub pause: Duration,
-    /// What accepting sides pass as `rnr_retry_count`, whatever their program says; a Valkey server passes 0.
+    /// The `rnr_retry_count` of accepting sides, whatever their program says; a Valkey server passes 0.
     pub accept_rnr_retry: Option<u8>,
 }
 
@@ -80,7 +80,7 @@ pub(crate) enum Flush {
 /// How a kind of device behaves.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Behaviour {
-    /// What the requester sees of a key that is refused.
+    /// The status that the requester sees of a key that is refused.
     pub(crate) bad_key: CompletionStatus,
     /// Whether what was under way when a region was deregistered may still succeed.
     pub(crate) stale_keys: bool,

@@ -22,7 +22,7 @@ use crate::sync::{Builder, JoinHandle, Monitor, MutexGuard, Ticks};
 /// No sleep with an end is longer; a spurious wake-up now and then is harmless, an overflowing time-out is not.
 const LONGEST_SLEEP: Duration = Duration::from_secs(3600);
 
-/// What every handle of one fabric shares.
+/// State that every handle of one fabric shares.
 pub(crate) struct Driver {
     core: Arc<Core>,
 }
@@ -33,7 +33,7 @@ struct Core {
     clock: Clock,
 }
 
-/// Whose time it is.
+/// The clock that the model runs on.
 enum Clock {
     /// The machine's, from this moment on.
     Real(Ticks),
@@ -87,7 +87,7 @@ impl Driver {
         self.act(act, true)
     }
 
-    /// The same, by nobody who could lose a processor.
+    /// Calls `act` on behalf of a caller that cannot lose its processor.
     pub(crate) fn peek<T>(&self, act: impl FnOnce(&mut Model) -> T) -> T {
         self.act(act, false)
     }
@@ -117,12 +117,12 @@ impl Driver {
         }
     }
 
-    /// Whether somebody was woken since the last call.
+    /// Returns whether somebody was woken since the last call.
     pub(crate) fn has_woken(&self) -> bool {
         core::mem::take(&mut self.core.lock().woken)
     }
 
-    /// What makes this a simulation.
+    /// Calls `look` with the state of the simulation.
     ///
     /// # Panics
     /// It is none; only [`Driver::simulated`] is.

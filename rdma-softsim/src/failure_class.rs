@@ -89,13 +89,13 @@ impl FailureCounts {
         }
     }
 
-    /// How often `class` was brought about.
+    /// Returns how often `class` was brought about.
     #[must_use]
     pub const fn injected(&self, class: FailureClass) -> u64 {
         self.injected[class as usize]
     }
 
-    /// How often somebody had to deal with `class`.
+    /// Returns how often somebody had to deal with `class`.
     #[must_use]
     pub const fn observed(&self, class: FailureClass) -> u64 {
         self.observed[class as usize]

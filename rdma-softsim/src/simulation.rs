@@ -69,19 +69,19 @@ impl Simulation {
         self.driver.peek(|model| model.advance(at));
     }
 
-    /// Whether a descriptor became readable since the last call.
+    /// Returns whether a descriptor became readable since the last call.
     #[must_use]
     pub fn has_woken(&self) -> bool {
         self.driver.has_woken()
     }
 
-    /// How many events there were.
+    /// Returns the number of events so far.
     #[must_use]
     pub fn events(&self) -> u64 {
         self.driver.simulation(|simulation| simulation.events)
     }
 
-    /// What happened since the last call, in order.
+    /// Returns the events since the last call, in order.
     #[must_use]
     pub fn take_trace(&self) -> Vec<Entry> {
         self.driver.simulation(|simulation| core::mem::take(&mut simulation.trace.entries))
@@ -93,7 +93,7 @@ impl Simulation {
         self.driver.simulation(|simulation| simulation.digest())
     }
 
-    /// What was met.
+    /// Returns the counts of the classes of failure.
     #[must_use]
     pub fn failure_counts(&self) -> FailureCounts {
         self.driver.simulation(|simulation| simulation.failure_counts)
@@ -105,7 +105,7 @@ impl Simulation {
         self.driver.simulation(|simulation| simulation.stalled_until(host))
     }
 
-    /// Whether the process on a host has ended by a fault.
+    /// Returns whether the process on a host has ended by a fault.
     #[must_use]
     pub fn is_killed(&self, host: u32) -> bool {
         self.driver.peek(|model| model.is_killed(host))

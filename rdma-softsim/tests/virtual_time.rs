@@ -122,7 +122,7 @@ fn poll(queue: &CompletionQueue) -> Vec<Completion> {
     completions[..count].to_vec()
 }
 
-/// Whether a descriptor is readable.
+/// Returns whether a descriptor is readable.
 #[cfg(not(miri))]
 fn readable(source: &impl std::os::fd::AsFd) -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};

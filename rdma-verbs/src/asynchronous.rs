@@ -34,7 +34,7 @@ struct Entry {
     uses: Uses,
 }
 
-/// What an identifier uses of its device. Objects by their addresses, which are only compared.
+/// The objects of its device that an identifier uses, by their addresses, which are only compared.
 struct Uses {
     port: u8,
     pair: usize,

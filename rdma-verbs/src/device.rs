@@ -29,7 +29,7 @@ unsafe impl Send for Device {}
 // SAFETY: as above.
 unsafe impl Sync for Device {}
 
-/// What is kept open for the rest of the process. It grows when a device is plugged in and is otherwise as long as the list
+/// Contexts and lists of devices that stay open for the rest of the process. It grows when a device is plugged in and is otherwise as long as the list
 /// of devices.
 static KEPT_OPEN: Mutex<KeptOpen> = Mutex::new(KeptOpen { contexts: Vec::new(), lists: Vec::new() });
 
@@ -57,7 +57,7 @@ impl Device {
         self.context.as_ptr()
     }
 
-    /// Returns how many completion vectors the device has, at least one.
+    /// Returns the number of completion vectors of the device, at least one.
     pub(crate) fn completion_vectors(&self) -> u32 {
         // SAFETY: the context is open; the field is set when it is opened and never written again.
         let vectors = unsafe { (*self.context.as_ptr()).num_comp_vectors };

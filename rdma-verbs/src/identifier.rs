@@ -40,7 +40,7 @@ pub struct Identifier {
 pub(crate) struct CmId {
     api: &'static Api,
     raw: NonNull<rdma_cm_id>,
-    /// What the C `context` points to. Ours to free, after the identifier is destroyed.
+    /// The target of the C `context`. Ours to free, after the identifier is destroyed.
     context: NonNull<Context>,
     /// The channel of its events. Changed only under the locks of both channels.
     current_channel: CurrentChannel,

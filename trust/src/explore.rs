@@ -6,7 +6,7 @@ use clap::Args;
 
 use explore::{DEFECTS, End, Scenario, Violation, explore, large, line, small, with_defect};
 
-/// What to explore.
+/// Arguments of `explore`.
 #[derive(Args)]
 pub struct Arguments {
     /// Only the scenarios that take seconds, which `cargo test` explores too.

@@ -1,4 +1,4 @@
-//! What a client learns when its server, or the way to it, goes away in the middle of a reply.
+//! Errors that a client gets when its server, or the path to it, goes away in the middle of a reply.
 
 use std::io::Read;
 use std::process::Command;

@@ -292,8 +292,8 @@ impl Running for Thread {
     }
 }
 
-/// What a client under test should do, done by ours: connect, store and read back, ask for a reply longer than its windows,
-/// and leave. Any doubt is an error.
+/// Does what a client under test should do, with our client: connects, stores and reads back, asks for a reply longer than its windows,
+/// and leaves. Any reply that is not exactly right is an error.
 ///
 /// # Errors
 /// The connection fails, or what comes back is not what must.

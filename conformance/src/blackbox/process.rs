@@ -65,7 +65,7 @@ impl Process {
         self.ended
     }
 
-    /// How it ended, and its last lines.
+    /// Returns how it ended, and its last lines.
     fn told(&self, status: ExitStatus) -> String {
         let deadline = Instant::now() + Duration::from_millis(200);
         // A child of its own may hold the pipe open for ever.

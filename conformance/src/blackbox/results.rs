@@ -70,9 +70,9 @@ impl Teardown {
 /// Cases of which a published run keeps back everything but how many they are.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Withheld {
-    /// Those that brought the target down or harmed others.
+    /// The cases that brought the target down or harmed others.
     pub harmed: Count,
-    /// Those that passed: listed, they would give the others away.
+    /// The cases that passed: listed, they would give the others away.
     pub passed: Count,
     /// Why the harm was expected, if all of it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -137,7 +137,7 @@ pub struct Target {
     pub role: Role,
     /// How it was reached or started.
     pub how: String,
-    /// What carried it: `softsim`, or a device's address.
+    /// The backend: `softsim`, or a device's address.
     pub backend: String,
 }
 
@@ -155,9 +155,9 @@ pub struct Suite {
 pub struct CaseResult {
     /// The case.
     pub id: String,
-    /// What the target was shown.
+    /// The behaviour that the target was shown.
     pub intent: String,
-    /// What it had to make of it.
+    /// The reaction that is required of the target.
     pub expectation: String,
     /// The requirements that it is about.
     pub requirements: Vec<String>,
@@ -175,7 +175,7 @@ pub struct CaseResult {
     /// The cause of a verdict that is no pass.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cause: Option<Cause>,
-    /// What was seen.
+    /// The observation on which the verdict rests.
     pub reason: String,
     /// Why the failure was expected, if it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -184,7 +184,7 @@ pub struct CaseResult {
     pub took: f64,
     /// How to run it again.
     pub repro: String,
-    /// What went over the wire.
+    /// The work requests and messages of the connection, as text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeline: Option<String>,
 }
@@ -197,7 +197,7 @@ impl Run {
         listed + withheld.map_or(0, |withheld| withheld.passed.total())
     }
 
-    /// How many cases brought the target down or harmed others, and are not listed.
+    /// Returns the number of cases that brought the target down or harmed others, and are not listed.
     pub fn withheld(&self) -> usize {
         self.withheld.as_ref().map_or(0, |withheld| withheld.harmed.total())
     }
@@ -235,7 +235,7 @@ impl Run {
         format!("{}{expected}, {:.1} s", counts.join(", "), self.took)
     }
 
-    /// Returns how many of the cases that were decided passed, the wire contract first. What is withheld is counted.
+    /// Returns the score of each profile among the decided cases, the wire contract first. Withheld cases are counted.
     pub fn scores(&self) -> [Score; 2] {
         let withheld = self.withheld.as_ref();
         Profile::ALL.map(|profile| {

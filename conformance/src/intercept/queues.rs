@@ -19,7 +19,7 @@ impl<B: Backend> LowerQueuePair<'_, B> {
     /// Posts a chain of requests.
     ///
     /// # Errors
-    /// Those of the queue pair.
+    /// The errors of the queue pair.
     pub fn post_send(&self, requests: &[SendRequest<'_, Region<B>>]) -> Result<(), PostError<B::Error>> {
         let chain: Vec<_> = requests
             .iter()
@@ -37,7 +37,7 @@ impl<B: Backend> LowerQueuePair<'_, B> {
     /// Posts a chain of receives.
     ///
     /// # Errors
-    /// Those of the queue pair.
+    /// The errors of the queue pair.
     pub fn post_recv(&self, requests: &[RecvRequest<'_, Region<B>>]) -> Result<(), PostError<B::Error>> {
         let chain: Vec<_> = requests
             .iter()
@@ -69,7 +69,7 @@ impl<B: Backend, I: Interceptor<B>> backend::Domain<Intercepted<B, I>> for Domai
 
 /// A region, as long as was asked for.
 pub struct Region<B: Backend> {
-    /// What the backend below registered.
+    /// The region that the backend below registered.
     pub inner: Arc<B::Region>,
     len: usize,
 }

@@ -228,7 +228,7 @@ impl Wire<'_> {
         }
     }
 
-    /// What the peer's device answered, if the completion tells.
+    /// The answer of the peer's device, if the completion tells.
     fn acknowledged(&mut self, at: Duration, end: u32, id: u64, outcome: &Outcome) {
         let Some(&(sequence, read)) = self.last.get(&(end, id)) else { return };
         // AETH syndromes: acknowledged without a count of credits; no receive; not acknowledged, and why.
@@ -256,7 +256,7 @@ impl Wire<'_> {
     }
 }
 
-/// What is carried in as many packets as it takes.
+/// A message that is sent in as many packets as it takes.
 struct Message<'a> {
     kind: Kind,
     /// Headers of the first packet.

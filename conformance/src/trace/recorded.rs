@@ -25,7 +25,7 @@ impl<B: Backend> Recorded<B> {
     }
 }
 
-/// What writes into a recorder.
+/// The interceptor that writes into a recorder.
 pub struct Recording<B: Backend> {
     log: Arc<Log<B>>,
     /// By rkey.

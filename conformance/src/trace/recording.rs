@@ -1,4 +1,4 @@
-//! What is recorded, how much of it is kept, and how it is written: one JSON object in a line.
+//! Recordings: their entries, how many of them are kept, and how they are written (one JSON object in a line).
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -16,7 +16,7 @@ use crate::vectors::data::Bytes;
 /// The version of the format, in a recording's first line.
 const VERSION: u32 = 1;
 
-/// What happened, in order.
+/// The entries, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recording {
     /// All of it, but for what a [`EntryKind::Dropped`] stands for.
@@ -30,12 +30,12 @@ pub struct Entry {
     pub at: u64,
     /// Which end of which connection, counted from 1; 0 is nobody's.
     pub end: u32,
-    /// What.
+    /// The event.
     #[serde(flatten)]
     pub what: EntryKind,
 }
 
-/// What happened.
+/// An event at one end of a connection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "what", rename_all = "kebab-case")]
 pub enum EntryKind {
@@ -43,7 +43,7 @@ pub enum EntryKind {
     Created,
     /// A connect request arrived: this end is a server.
     Requested {
-        /// What the peer offered.
+        /// The parameters that the peer offered.
         peer: Params,
     },
     /// The identifier's queue pair was created.
@@ -61,7 +61,7 @@ pub enum EntryKind {
         local: Option<SocketAddr>,
         /// The other's.
         peer: Option<SocketAddr>,
-        /// What this end offered.
+        /// The parameters that this end offered.
         params: Params,
     },
     /// The program called the connection manager otherwise.
@@ -71,7 +71,7 @@ pub enum EntryKind {
     },
     /// An event of the connection manager.
     Event {
-        /// What it said.
+        /// The name of the event.
         event: String,
     },
     /// A send work request was posted.
@@ -109,7 +109,7 @@ pub enum EntryKind {
 }
 
 impl EntryKind {
-    /// Takes up what directly follows, if that is only more of the same: there are a thousand receives.
+    /// Merges the event that directly follows, if it only repeats this one: there are a thousand receives.
     const fn extend(&mut self, next: &Self) -> bool {
         match (self, next) {
             (Self::Receives { count }, Self::Receives { count: more })
@@ -147,7 +147,7 @@ impl From<ConnectParams> for Params {
 pub struct Request {
     /// Its id.
     pub id: u64,
-    /// What it does.
+    /// The operation.
     pub op: Op,
     /// Where in the peer's memory: for WRITE and READ.
     #[serde(skip_serializing_if = "Option::is_none", default)]
@@ -206,7 +206,7 @@ pub struct Remote {
 pub enum Outcome {
     /// It was acknowledged.
     Done {
-        /// What it did.
+        /// The operation that completed.
         op: Op,
     },
     /// A receive took a SEND.
@@ -336,7 +336,7 @@ impl Recorder {
         kept.tail.push_back(entry);
     }
 
-    /// What there is so far.
+    /// Returns the recording so far.
     #[must_use]
     pub fn recording(&self) -> Recording {
         let kept = self.kept();
@@ -348,7 +348,7 @@ impl Recorder {
         Recording { entries }
     }
 
-    /// What there is so far; from now on a new one. Ends keep their numbers.
+    /// Returns the recording so far and begins a new one. Ends keep their numbers.
     #[must_use]
     pub fn take(&self) -> Recording {
         let recording = self.recording();

@@ -34,7 +34,7 @@ pub struct Line {
     pub moment: String,
     /// The end that it belongs to.
     pub column: Column,
-    /// What happened.
+    /// The text of the line.
     pub text: String,
 }
 
@@ -139,7 +139,7 @@ fn name(end: Option<&End>) -> String {
     format!("{address} ({pair})")
 }
 
-/// What has to be remembered to tell the next line.
+/// The state of both sides that the text of the next line depends on.
 struct LineContext {
     client: Side,
     server: Side,
@@ -147,7 +147,7 @@ struct LineContext {
 
 struct Side {
     recorded: bool,
-    /// What it writes into.
+    /// The window that it writes into.
     direction: Direction,
     /// Receives posted in all.
     receives: usize,
@@ -168,7 +168,7 @@ impl LineContext {
         }
     }
 
-    /// Who did what. Work of a peer that is not recorded itself is told in its column, when it arrives.
+    /// Returns the text of an event and its column. Work of a peer that is not recorded itself is told in the peer's column, when it arrives.
     fn tell(&mut self, column: Column, what: &EntryKind) -> Option<(Column, String)> {
         let (this, other) = self.sides(column);
         let text = match what {

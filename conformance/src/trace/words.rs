@@ -5,7 +5,7 @@ use rdma_proto::wire::{Message, Window};
 
 use super::recording::{Op, Outcome, Remote, Request};
 
-/// What one end's bytes go into: the window that its peer announced last, and what was written of it since a notification.
+/// The window that one end's peer announced last, and the bytes written into it since a notification.
 #[derive(Clone, Copy, Debug)]
 pub struct Direction {
     window: Option<Window>,
@@ -20,7 +20,7 @@ impl Default for Direction {
 }
 
 impl Direction {
-    /// What the peer sent may have announced a window.
+    /// Handles a request of the peer, which may announce a window.
     pub fn announced(&mut self, request: &Request) {
         if let (Op::Send, Ok(Message::RegisterXferMemory(window))) =
             (request.op, Message::decode(&request.bytes.0))
@@ -51,7 +51,7 @@ impl Direction {
     }
 }
 
-/// Where in a window something is.
+/// Returns a place in a window, in words.
 fn place(window: Window, remote: Remote, len: u64) -> String {
     let Window { address, length, rkey } = window;
     let offset = remote.address.checked_sub(address).filter(|offset| *offset <= length.into());

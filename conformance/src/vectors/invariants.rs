@@ -1,4 +1,4 @@
-//! What holds in every trace, whatever its steps expect: the rules about writes, immediates and registrations.
+//! The rules that hold in every trace, whatever its steps expect: of writes, immediates and registrations.
 
 use std::collections::VecDeque;
 
@@ -259,7 +259,7 @@ impl<'a> Invariants<'a> {
     }
 }
 
-/// What of an implementation's notifications a peer has shown to have handled (VR-FLOW-008). An answer counts for its
+/// The notifications of an implementation that the peer has shown to have handled (VR-FLOW-008). An answer counts for its
 /// question, too, whose receive the peer posts again right after it.
 #[derive(Default)]
 struct Handled {

@@ -1,6 +1,6 @@
 //! Runs one trace.
 
-use super::check::Outcome;
+use super::Outcome;
 use super::data::{Bytes, Expected, Input, Output, State, Step, Trace};
 use super::invariants::Invariants;
 use super::protocol::{Implementation, Reply, Request};
@@ -32,7 +32,7 @@ fn kebab(need: super::data::Need) -> String {
     serde_json::to_value(need).ok().and_then(|name| name.as_str().map(str::to_string)).unwrap_or_default()
 }
 
-/// What an implementation did in a step.
+/// The outputs and the state of an implementation in a step.
 struct StepResult {
     outputs: Vec<Output>,
     notifications: u64,

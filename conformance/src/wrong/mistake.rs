@@ -143,7 +143,7 @@ pub enum Mistake {
 }
 
 impl Mistake {
-    /// What it does to settings.
+    /// Applies the mistake to settings.
     pub fn disturb(self, options: &mut Options) {
         match self {
             Self::TinyWindows => options.protocol.window = 1000,

@@ -32,13 +32,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What makes the mistake, or none.
+/// An interceptor that makes a mistake, or none.
 pub struct Mistaken {
     mistake: Option<Mistake>,
     domain: OnceLock<Arc<<SoftSim as Backend>::Domain>>,
-    /// What should be given back and is not.
+    /// Objects that should be given back and are not.
     kept: Mutex<Vec<Box<dyn Any + Send>>>,
-    /// Requests for connections that message.
+    /// Connect requests that have arrived.
     requests: AtomicU32,
     /// When it was made.
     made: Instant,
@@ -65,7 +65,7 @@ impl Mistaken {
 /// Where a receive puts what comes: a region, an offset in it, and the number of the receive.
 type Place = (Weak<Inner>, usize, usize);
 
-/// What is known of a queue pair.
+/// The state of a queue pair.
 pub struct Pair {
     tamper: Mutex<Tamper>,
     /// Receives by work request id.
@@ -87,7 +87,7 @@ impl Pair {
         let _added = below.post_send(&[request]);
     }
 
-    /// What the side is told of a message, and what is sent then.
+    /// Applies the mistake to a message before the side gets it, and returns a message to send in return.
     fn receive(&self, tamper: &mut Tamper, completion: &mut Completion) -> Option<Vec<u8>> {
         let Ok(Completed::Recv { len, immediate }) = &mut completion.result else { return None };
         let (region, offset, number) = lock(&self.receives).get(&completion.id).cloned()?;

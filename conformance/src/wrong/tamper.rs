@@ -1,4 +1,4 @@
-//! What a mistake does to what leaves and to what comes, on one queue pair.
+//! Applies a mistake to the sends and to the incoming messages of one queue pair.
 
 use std::time::{Duration, Instant};
 
@@ -48,7 +48,7 @@ pub(super) struct IncomingMessage {
     pub(super) payload: Option<Immediate>,
 }
 
-/// What there is to know to make a mistake.
+/// The state of a queue pair that mistakes depend on.
 pub(super) struct Tamper {
     mistake: Option<Mistake>,
     /// Something has come.
@@ -129,7 +129,7 @@ impl Tamper {
         }
     }
 
-    /// Where a write goes.
+    /// Returns the address that a write goes to.
     fn place(&mut self, to: RemoteAddress, len: usize) -> RemoteAddress {
         let Some((first, latest)) = self.windows.filter(|_| len > 0) else { return to };
         match self.mistake {
@@ -227,7 +227,7 @@ impl Tamper {
         }
     }
 
-    /// What the side is told of an immediate.
+    /// Returns the immediate that the side gets instead of `count`.
     pub(super) fn notified(&mut self, count: u32) -> u32 {
         let room = 64 << 10;
         let told = match self.mistake {
@@ -244,7 +244,7 @@ impl Tamper {
         told
     }
 
-    /// What the side is told of a message, and what is sent then.
+    /// Applies the mistake to a message before the side gets it, and returns a message to send in return.
     pub(super) fn receive(&mut self, incoming: &mut IncomingMessage) -> Option<Vec<u8>> {
         let keepalive = Message::Keepalive.encode();
         if let (Some(Mistake::ImmediateOfSendCounted), Some(immediate)) = (self.mistake, incoming.immediate) {

@@ -20,7 +20,7 @@ fn valkey(receives: u16) -> Pair {
 /// More than any peer here has receives.
 const WRITES: usize = if cfg!(miri) { 100 } else { 2000 };
 
-/// Those of which there are not more than writes.
+/// Returns the counts of receives that are smaller than the count of writes.
 fn few<const N: usize>(receives: [u16; N]) -> impl Iterator<Item = u16> {
     receives.into_iter().filter(|receives| usize::from(*receives) < WRITES)
 }

@@ -70,7 +70,7 @@ impl Pair {
         }
     }
 
-    /// The same, connected, with windows exchanged and all completions reported.
+    /// Two machines that are connected, with windows exchanged and all completions reported.
     pub(crate) fn connected(client: Config, server: Config) -> Self {
         let mut pair = Self::new(client, server);
         pair.establish(Server);
@@ -200,7 +200,7 @@ impl Pair {
                 match Message::decode(&bytes) {
                     Ok(Message::RegisterXferMemory(window)) => side.send_queue.window(window),
                     Ok(Message::GetServerFeature { .. }) if side.role == Client => {
-                        side.send_queue.answer_came()
+                        side.send_queue.answer_came();
                     }
                     _ => {}
                 }

@@ -1,4 +1,4 @@
-//! What one machine has posted, kept independently of it and checked against the rules as it is posted.
+//! The work requests that one machine has posted, kept independently of it and checked against the rules as they are posted.
 
 use std::collections::VecDeque;
 
@@ -80,7 +80,7 @@ impl SendQueue {
         self.proven = self.proven.max(self.at_question.take().unwrap_or(0));
     }
 
-    /// Whether an answer is to come.
+    /// Returns whether an answer is to come.
     pub(crate) fn awaits_answer(&self) -> bool {
         self.at_question.is_some()
     }
@@ -90,7 +90,7 @@ impl SendQueue {
         self.window.map_or(0, |(window, used)| window.length - used)
     }
 
-    /// Whether a completion is to come, by which the machine will be woken.
+    /// Returns whether a completion is to come, by which the machine will be woken.
     pub(crate) fn awaits_completion(&self) -> bool {
         self.outstanding.iter().any(|request| request.signaled)
     }
@@ -105,7 +105,7 @@ impl SendQueue {
         self.outstanding.iter().filter(|request| request.signaled).map(|request| request.id)
     }
 
-    /// Whether Disconnect was given.
+    /// Returns whether Disconnect was given.
     pub(crate) fn has_ended(&self) -> bool {
         self.ended
     }

@@ -8,7 +8,7 @@ use rdma_proto::{Action, Config, Machine, RegionAddress, Role, Source, Span, Sta
 
 use super::{Client, SendQueue, Server, failure, peer, stream_byte};
 
-/// What consumed a receive and was not handled yet.
+/// A completion that consumed a receive and was not handled yet.
 #[derive(Clone, Debug)]
 pub(crate) enum Arrival {
     Message([u8; MESSAGE_LEN]),
@@ -20,7 +20,7 @@ pub(super) struct Request {
     pub(super) action: Action,
     /// How often its side had lent when it was posted.
     pub(super) lent: usize,
-    /// What the send buffer, the lent memory or the slot must hold until this is known to have arrived.
+    /// The bytes that the send buffer, the lent memory or the slot must hold until this is known to have arrived.
     pub(super) bytes: Vec<u8>,
 }
 
@@ -29,7 +29,7 @@ pub(crate) struct Side {
     pub(crate) send_queue: SendQueue,
     /// All that it ever posted.
     pub(crate) log: Vec<Action>,
-    /// What arrived and waits to be handled.
+    /// Completions that wait to be handled.
     pub(crate) arrivals: VecDeque<Arrival>,
     /// Receives posted and free.
     pub(crate) receives: usize,
@@ -206,7 +206,7 @@ impl Side {
         );
     }
 
-    /// What the peer wrote, whatever it is for.
+    /// Stores bytes that the peer wrote, of whatever purpose.
     pub(super) fn place(&mut self, rkey: u32, address: u64, bytes: &[u8]) {
         let region = self.addresses.iter().position(|region| region.rkey == rkey).expect("a known rkey");
         let offset = (address - self.addresses[region].address) as usize;

@@ -188,7 +188,7 @@ fn diagnose(device: Option<&str>) -> io::Result<()> {
     Ok(())
 }
 
-/// What a visitor would try: both transports at one address, and both moved away under their clients.
+/// Tries what a visitor would try: both transports at one address, and both moved away under their clients.
 fn try_it(rdma: &impl ConnectionType, at: &[Address]) -> io::Result<()> {
     const SOON: Duration = Duration::from_secs(10);
     let address = at.first().ok_or(io::ErrorKind::AddrNotAvailable)?;

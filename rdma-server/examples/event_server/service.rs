@@ -19,11 +19,11 @@ pub struct StoreService {
 pub struct ChangeRequest {
     /// The connection of that client.
     pub from: SessionId,
-    /// What is to be changed.
+    /// The change.
     pub change: Change,
 }
 
-/// What can be changed at run time.
+/// A setting that can be changed at run time.
 pub enum Change {
     /// The addresses of TCP.
     Tcp(Vec<Address>),

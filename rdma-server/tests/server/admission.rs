@@ -1,4 +1,4 @@
-//! Who is let in, and how much each may have.
+//! Admission of clients, and how much each may have.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};

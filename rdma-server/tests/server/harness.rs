@@ -93,7 +93,7 @@ impl Client {
         assert!(echo == bytes, "the bytes differ");
     }
 
-    /// What the server says before it closes.
+    /// Returns the bytes that the server sends before it closes.
     pub(crate) fn last_words(&mut self) -> String {
         let line = self.connection().sync_read_line(1000, PATIENCE).expect("a line before the end");
         let end = self.connection().sync_read(&mut [0; 1], PATIENCE).expect_err("the end");

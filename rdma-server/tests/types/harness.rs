@@ -12,18 +12,18 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(crate) type Loop = EventLoop<Log>;
 
-/// What handlers have seen.
+/// The observations of handlers.
 #[derive(Default)]
 pub(crate) struct Log {
     pub(crate) arrived: Vec<SessionId>,
     pub(crate) accepted: Vec<SessionId>,
     /// Calls of the handlers of connecting sides, with the state they found.
     pub(crate) connected: Vec<(SessionId, SessionState)>,
-    /// What a reading handler has read.
+    /// Bytes that a reading handler has read.
     pub(crate) read: Vec<u8>,
     /// It has read the end.
     pub(crate) ended: bool,
-    /// What a writing handler is still to write.
+    /// Bytes that a writing handler is still to write.
     pub(crate) to_write: Vec<u8>,
     /// Names of handlers, in the order of their calls.
     pub(crate) calls: Vec<&'static str>,

@@ -167,7 +167,7 @@ impl Listening for Exhausted {
     }
 }
 
-/// What the next request would meet as well makes a listener rest; what was wrong with one request does not.
+/// An error that the next request would meet as well makes a listener rest; an error of one request does not.
 #[test]
 fn a_listener_rests_when_resources_have_run_out_and_goes_on() {
     let (ours, mut theirs) = UnixStream::pair().expect("sockets");

@@ -1,4 +1,4 @@
-//! What only RDMA has: requests that cost nothing until they are accepted, and room that comes back without `POLLOUT`.
+//! Properties that only RDMA has: requests that cost nothing until they are accepted, and room that comes back without `POLLOUT`.
 
 use std::io::{ErrorKind, Write};
 use std::net::{IpAddr, SocketAddr};

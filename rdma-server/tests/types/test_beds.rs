@@ -22,13 +22,13 @@ pub(crate) trait TestBed: Sync {
 
     fn client(&self) -> &Self::Type;
 
-    /// Where to listen: a free address.
+    /// Returns a free address to listen at.
     fn address(&self) -> Address;
 
-    /// Whether the client is on the server's machine.
+    /// Returns whether the client is on the server's machine.
     fn is_local(&self) -> bool;
 
-    /// What the connections of this test_bed hold, in numbers that are zero or constant when there are none.
+    /// Returns the resources of the connections of this test bed, in numbers that are zero or constant when there are none.
     fn held(&self) -> String {
         String::new()
     }
@@ -191,7 +191,7 @@ impl TestBed for VerbsBed {
     }
 }
 
-/// Whether who connects is told by the system that it is connected before anybody has accepted.
+/// Returns whether who connects is told by the system that it is connected before anybody has accepted.
 pub(crate) fn connects_by_itself(test_bed: &impl TestBed) -> bool {
     let kind = test_bed.server().kind();
     kind.carrier != Carrier::Rdma && !kind.tls

@@ -230,7 +230,7 @@ impl Model {
         Ok(())
     }
 
-    /// Whether [`Model::take_events`] has something to take.
+    /// Returns whether [`Model::take_events`] has something to take.
     pub(crate) fn has_events(&self, id: QueueId) -> bool {
         // A queue that is gone has an error to tell.
         self.queues.get(id).is_none_or(|queue| queue.events > 0)
@@ -345,7 +345,7 @@ impl Model {
         }
     }
 
-    /// Whether anything that ended on `pair` was not polled yet.
+    /// Returns whether anything that ended on `pair` was not polled yet.
     pub(super) fn has_unpolled(&self, pair: PairId) -> bool {
         let Some(owner) = self.pairs.get(pair) else { return false };
         let queued = [owner.send_queue, owner.receive_queue]

@@ -29,7 +29,7 @@ pub(crate) struct AsyncNotice {
     pub(crate) about: About,
 }
 
-/// What it is about, by the name that the object's maker gave.
+/// The object that it is about, by the name that the object's maker gave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum About {
     /// A queue pair.

@@ -1,4 +1,4 @@
-//! What is to happen, in one total order: by time, then by the order in which it was decided.
+//! Events to come, in one total order: by time, then by the order in which they were decided.
 
 use core::cmp::Ordering;
 use std::collections::{BinaryHeap, VecDeque};

@@ -19,7 +19,7 @@ pub(crate) struct EventChannel {
     raised: bool,
 }
 
-/// What [`Model::take_notice`] finds.
+/// The result of [`Model::take_notice`].
 pub(crate) struct Taken {
     pub(crate) notice: Option<Notice>,
     /// Whether nothing waits any more, after something did: the wake is to be taken back.
@@ -176,7 +176,7 @@ impl Model {
         Ok(Taken { notice, emptied })
     }
 
-    /// Whether [`Model::take_notice`] has something to take.
+    /// Returns whether [`Model::take_notice`] has something to take.
     pub(crate) fn has_notices(&self, id: ChannelId) -> bool {
         // A channel that is gone has an error to tell.
         self.channels.get(id).is_none_or(|channel| channel.raised)

@@ -35,7 +35,7 @@ pub(crate) struct Packet {
     until: Instant,
 }
 
-/// What a message says.
+/// The content of a message.
 #[derive(Clone, Copy)]
 pub(super) enum Body {
     /// REQ.
@@ -75,7 +75,7 @@ impl Model {
         self.post_packet(travel, Box::new(Packet { from, to, source, target, body, data, until }));
     }
 
-    /// How long a message of `from` takes: messages do not overtake each other, because each is an answer to the one
+    /// Returns the latency of a message of `from`: messages do not overtake each other, because each is an answer to the one
     /// before or repeated until it is one.
     fn packet_travel(&mut self, from: IdentifierId) -> Duration {
         let travel = self.parameters.latency + self.by_duration(|simulation| simulation.settings.cm_jitter);
@@ -114,7 +114,7 @@ impl Model {
         }
     }
 
-    /// What befalls a message that arrives; nothing is left of it if it comes late or not at all.
+    /// Lets faults strike a message that arrives, and returns it; `None` if it comes late or not at all.
     fn strike_packet(&mut self, packet: Box<Packet>) -> Option<Box<Packet>> {
         let host = |id: Option<IdentifierId>| Some(self.identifiers.get(id?)?.host.index());
         let (from, to) = (host(Some(packet.from)), host(packet.to));
@@ -164,7 +164,7 @@ impl Model {
         }
     }
 
-    /// Whether the queue pair's owner may not know yet that it is connected.
+    /// Returns whether the queue pair's owner may not know yet that it is connected.
     pub(super) fn is_half_open(&self, pair: PairId) -> bool {
         let identifier = self.pairs.get(pair).and_then(|pair| pair.identifier);
         identifier.is_some_and(|id| self.in_phase(id, &[Phase::Accepted]))

@@ -20,7 +20,7 @@ use crate::trace::EntryKind;
 pub(super) const TIMED_OUT: i32 = -110;
 /// `-ENETUNREACH`.
 const NET_UNREACHABLE: i32 = -101;
-/// What a listener's backlog is when it asks for none, `net.rdma_ucm.max_backlog`.
+/// A listener's backlog when it asks for none, `net.rdma_ucm.max_backlog`.
 const MAX_BACKLOG: u32 = 1024;
 /// Reason of a reject by a side that stopped waiting (InfiniBand CM, table of REJ reasons).
 const REJECT_TIMEOUT: i32 = 4;
@@ -45,7 +45,7 @@ pub(crate) struct Identifier {
     pub(super) channel: ChannelId,
     pub(super) key: IdentifierKey,
     pub(super) phase: Phase,
-    /// What its owner bound it to.
+    /// The address that its owner bound it to.
     pub(super) bound: Option<SocketAddr>,
     pub(super) local: Option<SocketAddr>,
     pub(super) remote: Option<SocketAddr>,

@@ -116,7 +116,7 @@ pub(crate) struct Region {
     rkey: u32,
 }
 
-/// What a region is known by outside.
+/// The address and keys by which a region is known outside.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Registration {
     pub(crate) id: RegionId,
@@ -134,7 +134,7 @@ impl Model {
         }
     }
 
-    /// Whether `len` more bytes may be registered. Asked before the memory is allocated, outside the fabric's lock.
+    /// Checks that `len` more bytes may be registered, and returns the host. Called before the memory is allocated, outside the fabric's lock.
     pub(crate) fn may_register(&self, domain: DomainId, len: u64) -> Result<HostId, Error> {
         let host = self.domains.get(domain).ok_or(Error::Gone("protection domain"))?.host;
         let owner = self.hosts.get(host).ok_or(Error::Gone("host"))?;

@@ -65,7 +65,7 @@ pub(crate) enum Wake {
     Asynchronous(ContextId),
 }
 
-/// What happens by itself.
+/// An event that happens by itself.
 enum Event {
     /// A message reaches the peer.
     Arrive { from: PairId, epoch: u32, sequence: u64 },

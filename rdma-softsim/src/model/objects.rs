@@ -13,7 +13,7 @@ use crate::Error;
 use crate::failure_class::FailureClass;
 use crate::trace::EntryKind;
 
-/// What `ibv_create_qp(3)` is given.
+/// The attributes that `ibv_create_qp(3)` is given.
 pub(crate) struct PairAttributes {
     pub(crate) domain: DomainId,
     pub(crate) send_queue: QueueId,

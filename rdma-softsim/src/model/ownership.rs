@@ -1,4 +1,4 @@
-//! Who owns which bytes, and when: send buffers until their completion is polled, window bytes only after it.
+//! Ownership of bytes over time: send buffers until their completion is polled, window bytes only after it.
 //!
 //! Only simulations look. A device may read a send buffer again until the work's completion says otherwise
 //! (`ibv_post_send(3)`), and the bytes of a WRITE may land in any order until the completion of a receive that came with
@@ -13,7 +13,7 @@ use super::{Model, PairId, RegionId};
 use crate::failure_class::FailureClass;
 use crate::trace::{Digest, EntryKind};
 
-/// What a simulation keeps of a queue pair's bytes.
+/// The state that a simulation keeps of a queue pair's bytes.
 #[derive(Default)]
 pub(super) struct Ownership {
     /// Send buffers that the device may still read.
@@ -40,7 +40,7 @@ struct Landing {
 }
 
 impl Ownership {
-    /// Whether the device may still read from a region.
+    /// Returns whether the device may still read from a region.
     pub(super) fn lends(&self, region: RegionId) -> bool {
         self.lent.iter().any(|lent| lent.region == region)
     }
@@ -136,7 +136,7 @@ impl Model {
         }
     }
 
-    /// Whether the device of `host` still has something to say about `pair` that it will never say: for the counts of failures.
+    /// Returns whether the device of `host` still has something to say about `pair` that it will never say: for the counts of failures.
     pub(super) fn ends_in_the_middle(&self, id: PairId) -> bool {
         self.pairs.get(id).is_some_and(|pair| pair.requester.has_work()) || self.has_unpolled(id)
     }

@@ -26,7 +26,7 @@ pub(crate) struct QueuePair {
     pub(super) receive_queue: QueueId,
     /// Whoever the device tells of what happens to it.
     pub(super) owner: Owner,
-    /// What connects it, if the connection manager does.
+    /// The identifier that connects it, if the connection manager does.
     pub(super) identifier: Option<IdentifierId>,
     pub(super) number: u32,
     pub(super) limits: QueuePairLimits,
@@ -50,7 +50,7 @@ pub(super) enum Owner {
 }
 
 impl QueuePair {
-    /// Whether completions of this queue pair go to `queue`.
+    /// Returns whether completions of this queue pair go to `queue`.
     pub(super) fn reports_to(&self, queue: QueueId) -> bool {
         self.send_queue == queue || self.receive_queue == queue
     }
@@ -66,7 +66,7 @@ impl QueuePair {
         self.state == State::Ready
     }
 
-    /// Whether the device may still touch a region for what is posted here.
+    /// Returns whether the device may still touch a region for what is posted here.
     pub(super) fn uses(&self, region: RegionId) -> bool {
         self.responder.receives.iter().any(|receive| receive.region == region) || self.ownership.lends(region)
     }
@@ -88,7 +88,7 @@ pub(crate) enum State {
 }
 
 impl State {
-    /// Whether the device answers what arrives.
+    /// Returns whether the device answers what arrives.
     pub(super) const fn responds(self) -> bool {
         matches!(self, Self::Receiving | Self::Ready)
     }

@@ -28,7 +28,7 @@ pub(super) struct SendWork {
 }
 
 impl SendWork {
-    /// Whether the device fetches its bytes from registered memory.
+    /// Returns whether the device fetches its bytes from registered memory.
     pub(super) const fn reads_memory(&self) -> bool {
         self.len > 0 && matches!(self.source, Source::Region(..)) && !matches!(self.op, SendOp::Read(_))
     }
@@ -42,7 +42,7 @@ pub(super) enum Source {
     Inline(Vec<u8>),
 }
 
-/// What the responder's device answers.
+/// The answer of the responder's device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Answer {
     /// Executed.
@@ -134,7 +134,7 @@ impl Requester {
         }
     }
 
-    /// What the connection manager negotiated.
+    /// The parameters that the connection manager negotiated.
     pub(super) fn configure(&mut self, retry: u8, rnr_retry: u8, read_depth: u8) {
         self.retry = Budget::new(retry);
         self.rnr_retry = Budget::new(rnr_retry);
@@ -192,7 +192,7 @@ impl Requester {
         self.work.get_mut(place)
     }
 
-    /// Whether it fails when it meets no receive often enough.
+    /// Returns whether it fails when it meets no receive often enough.
     pub(super) const fn gives_up_on_receives(&self) -> bool {
         self.rnr_retry.limit != RNR_RETRY_INFINITE
     }

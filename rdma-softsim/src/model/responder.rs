@@ -112,7 +112,7 @@ impl Model {
         self.event_queue.schedule(at.since(now), Event::Answer { to: from, epoch, sequence, answer });
     }
 
-    /// What befalls a message that arrives.
+    /// Returns the fault that strikes a message that arrives.
     fn strike_message(&mut self, from: PairId, epoch: u32, sequence: u64) -> Option<Fault> {
         let pair = self.pairs.get(from)?;
         let work = pair.requester.flight(epoch, sequence)?;
@@ -140,7 +140,7 @@ impl Model {
         struck
     }
 
-    /// What a requester sees of a key that its peer's device refuses.
+    /// Returns the status that a requester sees of a key that its peer's device refuses.
     fn bad_key(&self) -> CompletionStatus {
         self.behaviour().map_or(CompletionStatus::REM_ACCESS_ERR, |behaviour| behaviour.bad_key)
     }
@@ -165,7 +165,7 @@ impl Model {
         self.enter_error(at);
     }
 
-    /// Whether the sending device may read the message's bytes.
+    /// Returns whether the sending device may read the message's bytes.
     fn readable(&self, work: &SendWork) -> bool {
         match work.source {
             Source::Region(region, _) if work.reads_memory() => self.regions.get(region).is_some(),
@@ -303,7 +303,7 @@ impl Model {
         self.note(|| EntryKind::Executed { from: from_number, to, work });
     }
 
-    /// Where a WRITE or READ of the peer goes. Without bytes there is nothing to check (IBA: R_Key is not validated).
+    /// Returns the destination of a WRITE or READ of the peer. Without bytes there is nothing to check (IBA: R_Key is not validated).
     fn check_remote(
         &mut self,
         at: PairId,
@@ -329,7 +329,7 @@ impl Model {
         Err(Refusal { requester: self.bad_key(), receive: CompletionStatus::LOC_ACCESS_ERR })
     }
 
-    /// Where a SEND goes.
+    /// Returns the destination of a SEND.
     fn check_receive(&self, receive: &ReceiveWork, len: usize) -> Result<Option<(RegionId, usize)>, Refusal> {
         if len > receive.len {
             return Err(Refusal {
@@ -385,7 +385,7 @@ impl Model {
     }
 }
 
-/// What a consumed receive reports.
+/// Returns the completion of a consumed receive.
 fn received(op: SendOp, len: usize) -> Completed {
     let len = u32::try_from(len).unwrap_or(u32::MAX);
     let recv = |immediate: Option<Immediate>| Completed::Recv { len, immediate };

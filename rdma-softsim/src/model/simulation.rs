@@ -1,4 +1,4 @@
-//! What makes a simulation of the model: choices, faults, and the record of what happened.
+//! The part of the model that makes it a simulation: choices, faults, and the record of what happened.
 //!
 //! In real time a model has no [`SimulationState`]: messages then take exactly their latency, devices are prompt, nothing breaks by
 //! itself, and nothing is recorded.
@@ -177,7 +177,7 @@ impl Model {
         self.simulation.as_mut().map_or(0, |simulation| simulation.random.below(bound))
     }
 
-    /// How long a message takes that is sent now.
+    /// Returns the latency of a message that is sent now.
     pub(super) fn travel(&mut self) -> Duration {
         self.parameters.latency + self.by_duration(|simulation| simulation.settings.jitter)
     }
@@ -272,7 +272,7 @@ impl Model {
         }
     }
 
-    /// What is lost in a class of its own when a region goes: its key may work a little longer, or not.
+    /// Notes that a region is deregistered: its key may work a little longer, or not, which is a class of failure.
     pub(super) fn remember_stale(&mut self, rkey: u32) {
         let until = self.event_queue.now().after(self.parameters.latency * 8);
         if let Some(simulation) = &mut self.simulation {
@@ -280,7 +280,7 @@ impl Model {
         }
     }
 
-    /// Whether `rkey` belonged to a region until a moment ago; and whether this device lets what was under way succeed.
+    /// Returns whether `rkey` belonged to a region until a moment ago; and whether this device lets what was under way succeed.
     pub(super) fn was_deregistered(&self, rkey: u32) -> Option<bool> {
         let simulation = self.simulation.as_ref()?;
         let now = self.event_queue.now();

@@ -119,7 +119,7 @@ fn scenario(name: &'static str, client: Sizes, server: Sizes, bytes: [u8; 2], fa
     }
 }
 
-/// Those that take seconds.
+/// Returns the scenarios that take seconds.
 pub fn small() -> Vec<Scenario> {
     let tiny = sizes(1, 1, 1, 1, 2);
     let pair = sizes(2, 2, 2, 2, 2);
@@ -136,7 +136,7 @@ pub fn small() -> Vec<Scenario> {
     ]
 }
 
-/// Those that take minutes.
+/// Returns the scenarios that take minutes.
 pub fn large() -> Vec<Scenario> {
     let tiny = sizes(1, 1, 1, 1, 2);
     let pair = sizes(2, 2, 2, 2, 2);

@@ -1,8 +1,8 @@
-//! What providers do otherwise than the InfiniBand specification says, so that our side cannot know better.
+//! Deviations of providers from the InfiniBand specification that keep our side from reporting the right error.
 
 use conformance::reqs::Role;
 
-use super::table::Roles;
+use super::Roles;
 
 /// One such thing.
 #[derive(Clone, Copy, Debug)]
@@ -11,19 +11,19 @@ pub struct Deviation {
     pub provider: &'static str,
     /// In which role our side sees it.
     pub of: Roles,
-    /// What the error should say.
+    /// The text that the error should have.
     pub expected: &'static str,
-    /// What it says instead.
+    /// The text that it has instead.
     pub seen: &'static str,
     /// Why.
     #[expect(dead_code, reason = "for whoever reads this table")]
     reason: &'static str,
 }
 
-/// What stands for an orderly end in [`Deviation::expected`].
+/// Stands for an orderly end in [`Deviation::expected`].
 pub const IN_ORDER: &str = "in order";
 
-/// Those of real devices.
+/// The deviations of real devices.
 pub const OF_DEVICES: &[Deviation] = &[
     Deviation {
         provider: "rxe",

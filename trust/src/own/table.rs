@@ -14,33 +14,11 @@ use rdma_proto::PeerMisbehaved::{
 use rdma_proto::TransportError::{Completion, Disconnected};
 use rdma_proto::backend::{CompletionError, CompletionStatus};
 
+use super::Roles;
 use super::deviations::{Deviation, IN_ORDER};
 use super::told;
 use conformance::blackbox::own::Ended;
 use conformance::reqs::Role;
-
-/// The roles of our side that a row is about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Roles {
-    /// Our server.
-    Server,
-    /// Our client.
-    Client,
-    /// Both.
-    Both,
-}
-
-impl Roles {
-    /// Returns whether the row is about this role.
-    #[must_use]
-    pub fn includes(self, role: Role) -> bool {
-        match self {
-            Self::Server => role == Role::Server,
-            Self::Client => role == Role::Client,
-            Self::Both => true,
-        }
-    }
-}
 
 /// A case, and how connections of our side end in it.
 #[derive(Clone, Copy)]
@@ -88,7 +66,7 @@ impl Row {
     /// Judges how connections ended.
     ///
     /// # Errors
-    /// What is wrong with the ends.
+    /// A description of a wrong end.
     pub(super) fn judge(
         &self,
         role: Role,

@@ -21,7 +21,7 @@ pub fn all() -> Vec<CaseRequirements> {
     suites.concat()
 }
 
-/// Those for any implementation, and those for our own side. One that is for both roles counts once.
+/// Returns the cases for any implementation, and those for our own side. A case for both roles counts once.
 fn of_any_implementation() -> Vec<CaseRequirements> {
     let mut shows: Vec<CaseRequirements> = Vec::new();
     for case in blackbox::cases::<SoftSim>().into_iter().chain(own::cases::cases()) {

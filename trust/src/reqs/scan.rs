@@ -10,13 +10,13 @@ use conformance::reqs::ids;
 pub struct Mention {
     /// The requirement.
     pub id: String,
-    /// What names it.
+    /// The kind of place that names it.
     pub kind: MentionKind,
     /// `file:line`.
     pub at: String,
 }
 
-/// What names a requirement.
+/// The kind of place that names a requirement.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum MentionKind {
     /// The code that meets it.
@@ -27,7 +27,7 @@ pub enum MentionKind {
     Table,
 }
 
-/// What the sources say.
+/// The mentions of requirements in the sources.
 #[derive(Debug, Default)]
 pub struct Sources {
     /// Every id, where it is.

@@ -33,10 +33,10 @@ impl Handle<'_> {
         }
     }
 
-    /// What ended it, if an error did.
+    /// Checks that no error has ended the connection.
     ///
     /// # Errors
-    /// That error.
+    /// The error that has ended it.
     pub fn check(&self) -> Result<(), Error> {
         self.endpoint.check(self.id)
     }
@@ -70,7 +70,7 @@ impl Handle<'_> {
     }
 }
 
-/// What a program does with a connection.
+/// The workload of a connection: what its program writes and reads, when, and how it ends.
 #[derive(Clone, Copy, Debug)]
 pub struct Workload {
     /// Bytes it writes.
@@ -184,7 +184,7 @@ pub struct App {
     delivered: bool,
     /// Whether it waits until what it wrote has left, and writes no more before.
     flushing: bool,
-    /// What it lent last, as long as that has not come back.
+    /// The buffer that it lent last, as long as that has not come back.
     lent: Option<Arc<RegisteredBuffer<SoftSim>>>,
     /// A byte that was not the one written.
     wrong: Option<u64>,
@@ -192,7 +192,7 @@ pub struct App {
     trusts_nobody: bool,
 }
 
-/// What came of it.
+/// The result of a program.
 #[derive(Clone, Debug)]
 pub struct Ending {
     /// Bytes taken from the program, and given to it.
@@ -285,7 +285,7 @@ impl App {
         times.into_iter().flatten().filter(|at| *at > self.last_run).min()
     }
 
-    /// What it does when it runs: whether it did something, and its ending if that was the last.
+    /// Runs the program: returns whether it did something, or its ending if it has ended.
     pub fn run(&mut self, link: &mut Handle<'_>) -> Result<bool, Ending> {
         let now = link.connection().now();
         self.last_run = now;
@@ -401,7 +401,7 @@ impl App {
         }
     }
 
-    /// How it stands, as its end.
+    /// Returns the ending of the program as it is now.
     pub fn ending(&self, cause: EndCause) -> Ending {
         Ending { written: self.written, read: self.read, delivered: self.delivered, cause }
     }

@@ -1,4 +1,4 @@
-//! What an event loop does with an [`Endpoint`]: one of all connections of a host, or one of a single connection.
+//! An event loop on an [`Endpoint`]: one of all connections of a host, or one of a single connection.
 //!
 //! A program runs only when the endpoint tells something of its connection, or at a time of its own. Nobody else looks: what
 //! the endpoint does not tell stays unnoticed, and the run does not come to its end.
@@ -27,12 +27,12 @@ pub struct Usage {
     pub edges: bool,
     /// Whoever closes a connection wants to hear no more of it.
     pub abandons: bool,
-    /// What it may hold.
+    /// The limits of the endpoint.
     pub limits: Limits,
 }
 
 impl Usage {
-    /// How an endpoint of one connection is used.
+    /// Draws the usage of an endpoint of one connection.
     pub fn draw(random: &mut Random) -> Self {
         Self { edges: random.chance(1, 2), abandons: random.chance(1, 8), limits: Limits::default() }
     }
@@ -129,13 +129,13 @@ impl EventLoop {
         self.endpoint.as_ref()?.connection(*id)
     }
 
-    /// Whether nobody is left: no program, nor anything on its way to its end.
+    /// Returns whether nobody is left: no program, nor anything on its way to its end.
     pub fn is_over(&self) -> bool {
         let ended = self.ends.iter().all(|end| end.ending().is_some());
         ended && self.endpoint.as_ref().is_none_or(|endpoint| endpoint.usage().connections == 0)
     }
 
-    /// What its descriptor says; of an edge, once.
+    /// Returns whether its descriptor is readable; of an edge, once.
     pub fn is_readable(&self) -> bool {
         self.endpoint.is_some() && ready(&self.poller, 1) > 0
     }
@@ -148,7 +148,7 @@ impl EventLoop {
         endpoint.next_timeout().into_iter().chain(apps).chain(dials).min()
     }
 
-    /// Whether a connection wants to be looked at sooner than its endpoint.
+    /// Returns whether a connection wants to be looked at sooner than its endpoint.
     pub fn oversleeps(&self) -> bool {
         let Some(endpoint) = &self.endpoint else { return false };
         let connections = self.places.keys().filter_map(|id| endpoint.connection(*id));
@@ -276,7 +276,7 @@ impl EventLoop {
     }
 }
 
-/// How many of what `poller` watches have something, of at most so many.
+/// Returns the number of ready descriptors that `poller` watches, at most so many.
 fn ready(poller: &impl AsFd, most: usize) -> usize {
     let mut events = Vec::with_capacity(most);
     let polled = epoll::wait(poller, spare_capacity(&mut events), Some(&Timespec::default()));

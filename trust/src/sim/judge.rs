@@ -112,7 +112,7 @@ impl World<'_> {
         )
     }
 
-    /// Whether anything befell the connection by which it may have ended.
+    /// Returns whether anything befell the connection by which it may have ended.
     fn is_excused(&self, place: usize) -> bool {
         let concerned = |host: u32| host == SERVER || host as usize == place + 1;
         self.scenario.tight || self.struck.iter().any(|(host, ends)| *ends && concerned(*host))

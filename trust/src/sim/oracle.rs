@@ -1,4 +1,4 @@
-//! What must hold at every step, judged from the trace: on the wire, and in the books of each queue pair.
+//! Invariants that hold at every step, judged from the trace: on the wire, and in the state of each queue pair.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -11,12 +11,12 @@ use rdma_softsim::trace::{Entry, EntryKind, Work};
 pub struct Violation {
     /// Which oracle says so: a stable name.
     pub oracle: &'static str,
-    /// What it saw.
+    /// A description of the violation.
     pub what: String,
 }
 
 impl Violation {
-    /// What `oracle` saw.
+    /// A violation that `oracle` saw.
     pub fn new(oracle: &'static str, what: impl Into<String>) -> Self {
         Self { oracle, what: what.into() }
     }
@@ -28,7 +28,7 @@ pub struct Oracle {
     pairs: BTreeMap<u32, Pair>,
 }
 
-/// What is known of a queue pair.
+/// The state of a queue pair.
 #[derive(Default)]
 struct Pair {
     /// Whether its owner is expected to follow the rules.
@@ -65,7 +65,7 @@ impl Target {
         Self { window, used: 0, unannounced: 0, next: VecDeque::new() }
     }
 
-    /// Whether another window has to wait until this one, and those behind it, are full.
+    /// Returns whether another window has to wait until this one, and those behind it, are full.
     fn comes_first(&self) -> bool {
         !self.is_full() || !self.next.is_empty()
     }

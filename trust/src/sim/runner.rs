@@ -15,7 +15,7 @@ use rdma_softsim::{DeviceKind, FailureClass, FailureCounts, FaultPlan};
 use super::shrink::{attempt, shrink, violates};
 use super::{Scenario, Violation, timeline};
 
-/// What to simulate.
+/// Arguments of `sim`.
 #[derive(Args, Debug)]
 pub struct Options {
     /// Seeds, as A..B.
@@ -89,7 +89,7 @@ pub struct Failure {
     pub violation: Violation,
 }
 
-/// What came of many runs.
+/// The results of many runs.
 #[derive(Debug, Default)]
 pub struct Summary {
     /// How many there were.
@@ -251,7 +251,7 @@ fn report(scenario: &Scenario, most: usize) {
     }
 }
 
-/// How often each class of failure was met.
+/// Returns the counts of each class of failure, as a table.
 fn classes(failure_counts: &FailureCounts) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::UTF8_FULL_CONDENSED);

@@ -1,4 +1,4 @@
-//! What a run is: everything that is drawn from its seed before it begins.
+//! The scenario of a run: everything that is drawn from its seed before it begins.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use super::event_loop::Usage;
 pub struct Scenario {
     /// Where all of it comes from.
     pub seed: u64,
-    /// What kind of devices there are.
+    /// The kind of the devices.
     pub device_kind: DeviceKind,
     /// The fabric's times.
     pub settings: SimulationSettings,
@@ -33,7 +33,7 @@ pub struct Scenario {
     pub sluggishness: Duration,
     /// The sides that have one endpoint for all their connections.
     pub endpoints: Endpoints,
-    /// What befalls them.
+    /// The faults.
     pub plan: FaultPlan,
 }
 
@@ -66,7 +66,7 @@ pub struct ScenarioConnection {
 pub struct Rogue {
     /// The server rather than the client.
     pub serves: bool,
-    /// What it does.
+    /// The deviation.
     pub deviation: Deviation,
 }
 
@@ -172,7 +172,7 @@ impl Scenario {
         }
     }
 
-    /// What must fit together for a run to be within the rules.
+    /// Adapts choices to each other, so that a run stays within the rules.
     fn agree(&mut self) {
         let deepest = u16::try_from(self.limits.max_queue_depth).unwrap_or(u16::MAX);
         let server_receives = self.server.receives.min(deepest);

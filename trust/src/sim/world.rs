@@ -26,7 +26,7 @@ const MOST_EVENTS: u64 = 1_000_000;
 /// Turns without an event in between after which a program is not working but spinning.
 const MOST_TURNS: u32 = 200;
 
-/// What came of a run.
+/// The result of a run.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// The first rule that was broken.
@@ -41,7 +41,7 @@ pub struct Outcome {
     pub failure_counts: FailureCounts,
     /// Faults that found nothing to strike.
     pub idle_faults: usize,
-    /// What happened, if it was asked for.
+    /// The trace, if it was asked for.
     pub trace: Vec<Entry>,
 }
 

@@ -23,10 +23,10 @@ const COLOURS: [RGBColor; 8] = [
     RGBColor(23, 190, 207),
 ];
 
-/// What to draw.
+/// Arguments of `chart`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Arguments {
-    /// What the two sides wrote down.
+    /// The logs of the two sides.
     #[arg(required = true)]
     files: Vec<PathBuf>,
     /// Where to draw it, as SVG.

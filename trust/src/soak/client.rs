@@ -28,7 +28,7 @@ pub(super) struct Progress {
     watched: Mutex<Vec<Watched>>,
 }
 
-/// What happened since it was last taken.
+/// The counts since they were last taken.
 pub(super) struct Tally {
     pub operations: u64,
     pub bytes_sent: u64,
@@ -67,7 +67,7 @@ impl Default for Tally {
 pub(super) struct ConditionalFailure {
     /// The server.
     pub server: String,
-    /// What was seen of it.
+    /// A description of the loss.
     pub what: String,
 }
 
@@ -122,7 +122,7 @@ impl Progress {
         lock(&self.conditional_failures).clone()
     }
 
-    /// What happened since the last call.
+    /// Returns the counts since the last call.
     pub(super) fn take_tally(&self) -> Tally {
         std::mem::take(&mut lock(&self.tally))
     }
@@ -144,12 +144,12 @@ impl Progress {
         late.into_iter().for_each(|what| self.fail(what));
     }
 
-    /// Those who work, other than the ones that hang: these would be waited for in vain.
+    /// Returns the number of clients that have not been reported as hung: these would be waited for in vain.
     pub(super) fn at_work(&self) -> usize {
         lock(&self.watched).iter().filter(|client| !client.told).count()
     }
 
-    /// Those who have not come to their end.
+    /// Returns the number of clients that have not come to their end.
     pub(super) fn hung(&self) -> usize {
         lock(&self.watched).iter().filter(|client| !client.over).count()
     }
@@ -163,7 +163,7 @@ impl Progress {
     }
 }
 
-/// What a client does.
+/// The work of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Work {
     /// Stores, reads and deletes keys of its own.

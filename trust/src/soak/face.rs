@@ -29,10 +29,10 @@ const LINGER: Duration = Duration::from_secs(5);
 pub(super) enum ExchangeError {
     /// The connection is lost, or was not made: what faults do.
     Lost(String),
-    /// What only a server that ends may do: it has lost its data; its device refuses its own window, for a process loses its memory before its
+    /// An effect of a server that ends: it has lost its data; its device refuses its own window, for a process loses its memory before its
     /// queue pairs (seen on kernel 6.1).
     Died(String),
-    /// What no fault may do.
+    /// An error that no fault may cause.
     Wrong(String),
 }
 
@@ -43,7 +43,7 @@ pub(super) enum SessionEnd {
     Orderly,
     /// The stream is dropped.
     Dropped,
-    /// The same after these commands, whose replies nobody waits for.
+    /// The stream is dropped after these commands, whose replies nobody waits for.
     MidReply(Vec<Command>),
 }
 
@@ -57,7 +57,7 @@ pub(super) trait Face {
     fn leave(&mut self, how: SessionEnd) -> Result<(), ExchangeError>;
 }
 
-/// How all of them connect.
+/// Returns the settings with which all of them connect.
 fn connect() -> Connect {
     Connect::default().timeout(Duration::from_secs(15))
 }
@@ -66,7 +66,7 @@ fn hung(doing: &str) -> ExchangeError {
     ExchangeError::Wrong(format!("hung: {doing} took longer than {LIMIT:?}"))
 }
 
-/// What the error of an established connection means.
+/// Classifies the error of an established connection.
 fn lost(error: &io::Error) -> ExchangeError {
     use io::ErrorKind as Kind;
     use rdma_conn::Error::Protocol;
@@ -86,7 +86,7 @@ fn lost(error: &io::Error) -> ExchangeError {
     }
 }
 
-/// What the error of a connection that was not made means.
+/// Classifies the error of a connection that was not made.
 fn refused(error: &io::Error) -> ExchangeError {
     use io::ErrorKind as Kind;
     match error.kind() {
@@ -344,7 +344,7 @@ async fn request<C: ConnectionLike + Clone>(connection: &C, command: &Command) -
     })
 }
 
-/// What an error of redis-rs means. Requests find their connection themselves, so any may fail for want of one, and says so in words of
+/// Classifies an error of redis-rs. Requests find their connection themselves, so any may fail for want of one, and says so in words of
 /// rdma-conn or rdma-redis. A time-out without words is redis-rs's own: a reply that did not come.
 fn failed(error: &RedisError) -> ExchangeError {
     let Some(io) = io_error(error) else {

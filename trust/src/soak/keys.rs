@@ -1,4 +1,4 @@
-//! What a client knows of its keys: made from numbers, so that every byte can be compared without being kept.
+//! The values that a client expects of its keys: made from numbers, so that every byte can be compared without being kept.
 //!
 //! A session has keys of its own. What an older connection sent may be carried out long after that connection is gone, so a key whose
 //! store was not answered is never used again; all others must be there in the next session, unless the server was killed meanwhile.
@@ -115,7 +115,7 @@ impl Exchange {
     }
 }
 
-/// What is wrong with replies.
+/// A fault in replies.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Fault {
     /// Something is gone, of a server that may have lost everything: the next session finds out by the mark.
@@ -138,7 +138,7 @@ pub(super) struct Keys {
     session: u64,
     /// Whether this session's mark was answered.
     marked: bool,
-    /// What each key of this session must hold; missing if that is not known.
+    /// The value that each key of this session must have; missing if that is not known.
     certain: BTreeMap<u32, Option<Value>>,
     past: Option<EndedSession>,
     /// Keys of older sessions, to be deleted.

@@ -20,7 +20,7 @@ use super::faults;
 use super::figures::{self, Clients, Device, Line, Log, Objects, Process};
 use super::phases::{Phase, Phases};
 
-/// What the clients need to know.
+/// Arguments of the clients' side.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Arguments {
     /// A server that is never killed (NAME=ADDRESS:PORT); repeat it for more.
@@ -58,7 +58,7 @@ pub(crate) struct Arguments {
 /// A server by name.
 #[derive(Clone, Debug)]
 pub(super) struct Server {
-    /// What it is called in figures.
+    /// Its name in figures.
     pub name: String,
     /// Where it listens.
     pub address: SocketAddr,
@@ -146,7 +146,7 @@ fn echo<B: Descriptors>(backend: &B, arguments: &Arguments) -> ExitCode {
     super::conclude("a client that is killed", &progress.failures())
 }
 
-/// What was held before anything was done.
+/// The resources before the run.
 struct Baseline {
     process: Process,
     objects: Objects,
@@ -234,7 +234,7 @@ fn soak(backend: &Verbs, arguments: &Arguments) -> Result<Vec<String>, Box<dyn s
     Ok(failures)
 }
 
-/// What the whole run comes to.
+/// The totals of the whole run.
 #[derive(Default)]
 struct Totals {
     totals: BTreeMap<String, u64>,
@@ -308,7 +308,7 @@ fn show(since: Duration, figures: &Clients) {
     );
 }
 
-/// What a run must have shown when it is over.
+/// Judges a run that is over.
 fn judge(
     progress: &Progress,
     phases: &Phases,
@@ -378,7 +378,7 @@ fn kill_clients(arguments: &Arguments, log: &Log, over: &AtomicBool, progress: &
             Ok(child) => child,
             Err(error) => return progress.fail(format!("{}: {error}", program.to_string_lossy())),
         };
-        pause(Duration::from_millis(rng.u64(3000..20_000)), over);
+        faults::pause(Duration::from_millis(rng.u64(3000..20_000)), over);
         match child.try_wait() {
             Ok(None) => {}
             ended => progress.fail(format!("a client that is killed ended by itself: {ended:?}")),
@@ -387,13 +387,5 @@ fn kill_clients(arguments: &Arguments, log: &Log, over: &AtomicBool, progress: &
         log.write(&Line::Fault { at: log.now(), side: "clients".into(), what });
         let _gone_already = child.kill();
         let _status = child.wait();
-    }
-}
-
-/// Waits, but no longer than until all is over.
-pub(super) fn pause(time: Duration, over: &AtomicBool) {
-    let begun = Instant::now();
-    while begun.elapsed() < time && !over.load(Ordering::Relaxed) {
-        thread::sleep(Duration::from_millis(100));
     }
 }

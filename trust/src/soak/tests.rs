@@ -1,4 +1,4 @@
-//! That the soak finds what it is for: bytes that changed, keys that were lost, calls that hang, and what is left behind.
+//! Tests that the soak finds the faults it is for: bytes that changed, keys that were lost, calls that hang, and resources left behind.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -96,7 +96,7 @@ fn complaints(client: Client) -> Vec<String> {
     failures
 }
 
-/// The same, with what is right only if the server has ended.
+/// Runs the client; returns its failures, and those that are failures unless the server has ended.
 fn all_failures(client: Client) -> (Vec<String>, Vec<String>) {
     let progress = Arc::new(Progress::new());
     let number = progress.watch(&client.name);

@@ -109,7 +109,7 @@ pub fn lines() -> Vec<Line> {
     lines
 }
 
-/// Whether a verdict is as it should be for such a target.
+/// Returns whether a verdict is as it should be for such a target.
 pub fn is_right(target: Target, verdict: Verdict) -> bool {
     match target {
         Target::Right => verdict.is_pass(),

@@ -61,11 +61,11 @@ struct World {
     wrote: u64,
     read: u64,
     pair: Option<u32>,
-    /// What has ended our connection.
+    /// The error that has ended our connection.
     failed: Option<String>,
 }
 
-/// What the bystander and its server do.
+/// The workloads of the bystander and of its server.
 struct Workloads {
     client: Workload,
     server: Workload,

@@ -44,7 +44,7 @@ pub fn resolve(target: &str) -> Result<SocketAddr, CommandError> {
     addresses.next().ok_or_else(|| usage(format!("{target} has no address")))
 }
 
-/// Whether an address is one of this machine.
+/// Returns whether an address is one of this machine.
 fn is_local(address: SocketAddr) -> bool {
     UdpSocket::bind((address.ip(), 0)).is_ok()
 }

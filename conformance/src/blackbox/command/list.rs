@@ -13,7 +13,7 @@ use crate::blackbox::select::Select;
 use crate::exit::{DONE, NOTHING};
 use crate::reqs::{Requirements, Role};
 
-/// What there is.
+/// The kind of entries to list.
 #[derive(Args, Clone, Debug)]
 pub struct List {
     /// Only cases for servers, or for clients.

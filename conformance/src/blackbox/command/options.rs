@@ -26,7 +26,7 @@ pub enum TargetCommand {
     Pair(pair::Pair),
 }
 
-/// What carries the run.
+/// The backend of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Backend {
     /// The RDMA device of this machine.
@@ -65,14 +65,14 @@ pub struct ClientRun {
     pub(super) common: Common,
 }
 
-/// What all runs have in common.
+/// Options of every kind of run.
 #[derive(Args, Clone, Debug)]
 pub(super) struct Common {
     /// An address of this machine's RDMA device (ADDRESS:PORT): where a target that is started here shall listen, or where
     /// the suite waits for clients.
     #[arg(long)]
     pub(super) listen: Option<SocketAddr>,
-    /// What carries it; a device, unless there is neither a target nor an address.
+    /// The backend; a device, unless neither a target nor an address is given.
     #[arg(long, value_enum)]
     backend: Option<Backend>,
     /// The name and version of what is tested, for the reports.
@@ -100,7 +100,7 @@ pub(super) struct Common {
     /// Take a failure of what should be, and what is only tolerated, for a failure.
     #[arg(long)]
     pub(super) strict: bool,
-    /// What to print.
+    /// The amount of output.
     #[arg(long, value_enum, default_value = "pretty")]
     pub(super) format: Format,
     /// A directory for results.json, junit.xml, results.tap, badge.json and report.html.
@@ -160,7 +160,7 @@ impl Common {
             .ok_or_else(|| usage("--patience wants a number of seconds above 0"))
     }
 
-    /// What may be done to a target; `local` says that it is on this machine.
+    /// Returns the harm that a run may do to a target; `local` tells that the target is on this machine.
     pub(super) fn harm(&self, local: bool) -> Result<Harm, CommandError> {
         match self.allow_disruptive {
             0 => Ok(Harm::None),

@@ -1,4 +1,4 @@
-//! What becomes of a run: judgement, files, exit code.
+//! Concludes a run: verdicts, files, exit code.
 
 use std::path::Path;
 
@@ -24,7 +24,7 @@ pub(super) fn conclude(run: &mut Run, common: &Common, baseline: &Baseline) -> R
     Ok(code)
 }
 
-/// What a run exits with, what was expected left out; says what of that has gone.
+/// Returns the exit code of a run, expected failures left out. Prints the expected failures that no longer occur.
 pub(super) fn judge(run: &mut Run, baseline: &Baseline, strict: bool) -> u8 {
     let stale = baseline.apply(run);
     stale.iter().for_each(|stale| eprintln!("{stale}"));

@@ -14,7 +14,7 @@ use crate::exit::{BROKEN, DONE, worse};
 /// Reports from results.
 #[derive(Args, Clone, Debug)]
 pub struct Report {
-    /// What to make. HTML and Markdown take several runs; the others take one.
+    /// The format to write. HTML and Markdown take several runs; the others take one.
     #[arg(value_enum)]
     format: Format,
     /// results.json of runs.

@@ -1,4 +1,4 @@
-//! What failed once, run again.
+//! Runs cases again that failed in an earlier run.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

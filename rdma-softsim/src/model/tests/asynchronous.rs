@@ -1,4 +1,4 @@
-//! What a device tells of itself, unasked.
+//! Asynchronous events of a device.
 
 use super::*;
 use rdma_proto::backend::AsyncEvent;

@@ -43,9 +43,9 @@ pub(super) const PARAMS: ConnectParams =
 /// How a world is made.
 pub(super) struct Setup {
     pub(super) parameters: Parameters,
-    /// What the active side passes to connect.
+    /// The parameters that the active side passes to connect.
     pub(super) connect: ConnectParams,
-    /// What the passive side passes to accept.
+    /// The parameters that the passive side passes to accept.
     pub(super) accept: ConnectParams,
     pub(super) limits: QueuePairLimits,
     pub(super) completions: u32,

@@ -37,7 +37,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What one side has posted and not yet seen end.
+/// The work requests of one side that have not completed.
 #[derive(Default)]
 struct Posted {
     next: u64,

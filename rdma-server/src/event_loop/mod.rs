@@ -23,7 +23,7 @@ new_key_type! {
     struct DriverId;
 }
 
-/// What is called when something can be done. What it needs is in the loop's [`state`](EventLoop::state).
+/// A function that is called when something can be done. The state it works on is the loop's [`state`](EventLoop::state).
 pub type Handler<S> = fn(&mut EventLoop<S>, SessionId);
 
 /// How long things may take. Start from [`Timeouts::default`]; fields can be assigned, or set in a chain.
@@ -51,7 +51,7 @@ impl Default for Timeouts {
 
 /// Connections and listeners of any types, and a state `S` of the program's own.
 pub struct EventLoop<S> {
-    /// What the handlers work on.
+    /// The state that the handlers work on.
     pub state: S,
     /// How long things may take, from now on.
     pub timeouts: Timeouts,
@@ -88,7 +88,7 @@ struct Driven {
     source: SourceId,
 }
 
-/// Whose descriptor or timer it is.
+/// The owner of a descriptor or a timer.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Owner {
     Session(SessionId),
@@ -159,7 +159,7 @@ impl<S> EventLoop<S> {
         })
     }
 
-    /// Returns what ends a turn that waits, from any thread.
+    /// Returns a waker that ends a turn which waits, from any thread.
     pub fn waker(&self) -> LoopWaker {
         LoopWaker(self.poller.waker())
     }
@@ -193,7 +193,7 @@ impl<S> EventLoop<S> {
         self.retire_drivers();
     }
 
-    /// Returns where a listener listens.
+    /// Returns the address of a listener.
     pub fn listener_addr(&self, id: ListenerId) -> Option<Address> {
         self.listeners.get(id)?.listening.local_addr()
     }
@@ -201,7 +201,7 @@ impl<S> EventLoop<S> {
     /// Begins to connect. `handler` is called when the connection is there, or has failed; not before the next turn.
     ///
     /// # Errors
-    /// What can be told at once.
+    /// The errors that can be told at once.
     pub fn connect(
         &mut self,
         with: &impl ConnectionType,

@@ -147,9 +147,9 @@ impl From<Message> for Fields {
 pub struct ControlFile {
     /// [`CONTROL_FORMAT`].
     pub format: String,
-    /// What the file is about.
+    /// The subject of the file.
     pub about: String,
-    /// What the vectors' flags mean.
+    /// The meaning of the vectors' flags.
     #[serde(default)]
     pub notes: BTreeMap<String, Note>,
     /// The vectors.
@@ -162,7 +162,7 @@ pub struct ControlFile {
 pub struct Note {
     /// The mistake they look for.
     pub about: String,
-    /// What comes of it.
+    /// The consequence of the mistake.
     pub effect: String,
 }
 
@@ -172,14 +172,14 @@ pub struct Note {
 pub struct ControlVector {
     /// `control/<file>/<name>`.
     pub id: String,
-    /// What is special about it.
+    /// The point that distinguishes the vector from others.
     pub comment: String,
     /// The requirements it shows.
     pub requirements: Vec<String>,
     /// Keys of [`ControlFile::notes`].
     #[serde(default)]
     pub flags: Vec<String>,
-    /// What a receiver makes of it.
+    /// The result that a receiver must come to.
     pub result: Verdict,
     /// The bytes of the SEND.
     pub hex: Bytes,
@@ -189,7 +189,7 @@ pub struct ControlVector {
     pub reason: Option<Reason>,
 }
 
-/// What a receiver makes of some bytes.
+/// The result of decoding bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {

@@ -1,7 +1,7 @@
-//! What many connections cost a server that has one thread for all of them, on each of the three ways to have one: an `Endpoint`, a
+//! The cost of many connections to a server that has one thread for all of them, on each of the three ways to have one: an `Endpoint`, a
 //! `Server` of rdma-server, and tokio.
 //!
-//! A busy client does the same thing alone and among idle ones, and clients that never read their replies show what a server does that
+//! A busy client does its work alone and among idle ones, and clients that never read their replies show what a server does that
 //! has nothing to do. The clients are the same for all.
 
 mod serving;
@@ -33,7 +33,7 @@ const REST: Duration = Duration::from_secs(1);
 /// A reply that fills every window and buffer there is on its way.
 const LONG_REPLY: usize = 1 << 20;
 
-/// What the server has its connections on.
+/// The interface on which the server has its connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Face {
     /// An `rdma_conn::Endpoint` and a loop of its own.
@@ -50,7 +50,7 @@ pub struct Arguments {
     /// Run on the real RDMA device with this address (any port), instead of the embedded fabric.
     #[arg(long)]
     listen: Option<SocketAddr>,
-    /// What the server has its connections on; all of them one after another, unless set.
+    /// The interface on which the server has its connections; all of them one after another, unless set.
     #[arg(long, value_enum)]
     face: Option<Face>,
     #[command(flatten)]
@@ -77,7 +77,7 @@ pub struct Load {
     pub seconds: u64,
 }
 
-/// What the connections cost.
+/// The cost of the connections.
 #[derive(Clone, Copy, Debug)]
 pub struct Figures {
     /// Bytes that the server registered for the idle connections.
@@ -248,7 +248,7 @@ fn among_mute<B: Descriptors>(load: Load, backend: &B, address: SocketAddr) -> R
     Ok(processor_time().saturating_sub(spent))
 }
 
-/// What all threads of this process have used.
+/// Returns the processor time of all threads of this process.
 fn processor_time() -> Duration {
     Duration::try_from(clock_gettime(ClockId::ProcessCPUTime)).unwrap_or_default()
 }

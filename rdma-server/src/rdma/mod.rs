@@ -4,7 +4,7 @@
 //! descriptor and its budget. A listener has an event channel of its own, so that a request is looked at, and its peer's address
 //! with it, before anything is allocated for it.
 
-mod shared;
+mod endpoint;
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
@@ -22,7 +22,7 @@ use crate::address::Address;
 use crate::transport::{
     Accepted, Carrier, ConnectionType, Interest, Kind, Listening, LoopId, Source, Transport,
 };
-use shared::Shared;
+use endpoint::SharedEndpoint;
 
 /// Events of a listener's channel that one look takes beside a request.
 const EVENTS: usize = 64;
@@ -62,7 +62,7 @@ pub struct RdmaSettings {
     pub vector: Vector,
     /// How long connecting may take.
     pub connect_timeout: Duration,
-    /// What all connections on one loop may use together, whether their peers have authenticated or not (VR-SEC-007). Taken
+    /// The memory and connections that all peers on one loop may use together, whether they have authenticated or not (VR-SEC-007). Taken
     /// when the loop has its first listener or connection of the type; later changes are for other loops.
     pub limits: Limits,
 }
@@ -98,8 +98,8 @@ impl Default for RdmaSettings {
     }
 }
 
-/// What the connections of each loop share.
-type PerLoop<B> = Vec<(LoopId, Weak<Shared<B>>)>;
+/// The endpoint that the connections of each loop share.
+type PerLoop<B> = Vec<(LoopId, Weak<SharedEndpoint<B>>)>;
 
 /// RDMA on a backend.
 #[derive(Debug)]
@@ -125,15 +125,15 @@ impl<B: Descriptors> Rdma<B> {
         Self { backend, settings: Arc::default(), shared: Arc::default() }
     }
 
-    /// Returns what the connections on a loop share; made with the first of them.
-    fn shared(&self, on: LoopId) -> io::Result<Arc<Shared<B>>> {
+    /// Returns the endpoint that the connections on a loop share; made with the first of them.
+    fn shared(&self, on: LoopId) -> io::Result<Arc<SharedEndpoint<B>>> {
         let limits = locked(&self.settings).limits;
         let mut all = locked(&self.shared);
         all.retain(|(_, shared)| shared.strong_count() > 0);
         if let Some(shared) = all.iter().find_map(|(id, shared)| (*id == on).then(|| shared.upgrade())?) {
             return Ok(shared);
         }
-        let shared = Arc::new(Shared::new(&self.backend, limits)?);
+        let shared = Arc::new(SharedEndpoint::new(&self.backend, limits)?);
         all.push((on, Arc::downgrade(&shared)));
         Ok(shared)
     }
@@ -186,7 +186,7 @@ struct RdmaListener<B: Descriptors> {
     // The identifier goes before its channel.
     id: B::Identifier,
     events: B::EventChannel,
-    shared: Arc<Shared<B>>,
+    shared: Arc<SharedEndpoint<B>>,
     settings: Arc<Mutex<RdmaSettings>>,
 }
 
@@ -228,7 +228,7 @@ impl<B: Descriptors> Listening for RdmaListener<B> {
 }
 
 struct RdmaTransport<B: Descriptors> {
-    shared: Arc<Shared<B>>,
+    shared: Arc<SharedEndpoint<B>>,
     peer: Option<Address>,
     step: Step<B>,
     waker: Option<Waker>,

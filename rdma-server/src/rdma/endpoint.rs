@@ -1,4 +1,4 @@
-//! What the RDMA connections of one loop share.
+//! The endpoint that all RDMA connections of one loop share.
 
 use std::collections::HashMap;
 use std::io::{self, ErrorKind, IoSlice};
@@ -14,7 +14,7 @@ use rdma_proto::State;
 use crate::transport::{Driver, Interest};
 
 /// The endpoint of a type on one loop, and whom it wakes. All calls are on the loop's thread, so its lock is free.
-pub(super) struct Shared<B: Descriptors> {
+pub(super) struct SharedEndpoint<B: Descriptors> {
     inner: Mutex<Inner<B>>,
     /// The endpoint's descriptor, to be watched without the lock.
     descriptor: OwnedFd,
@@ -34,7 +34,7 @@ struct Member {
     opened: bool,
 }
 
-impl<B: Descriptors> Shared<B> {
+impl<B: Descriptors> SharedEndpoint<B> {
     pub(super) fn new(backend: &B, limits: Limits) -> io::Result<Self> {
         let endpoint = Endpoint::new(backend, limits)?;
         let descriptor = endpoint.as_fd().try_clone_to_owned()?;
@@ -164,7 +164,7 @@ impl<B: Descriptors> Inner<B> {
     }
 }
 
-impl<B: Descriptors> Driver for Shared<B> {
+impl<B: Descriptors> Driver for SharedEndpoint<B> {
     fn descriptor(&self) -> BorrowedFd<'_> {
         self.descriptor.as_fd()
     }

@@ -24,7 +24,7 @@ use super::results::Run;
 use crate::exit::{NO_ENVIRONMENT, USAGE};
 
 pub use against::resolve;
-pub use demo::demo;
+pub use demo::{Demo, demo};
 pub use doctor::{Doctor, doctor};
 pub use explain::{Explain, explain};
 pub use list::{List, list};
@@ -71,7 +71,7 @@ fn judged(common: &Common, run: impl FnOnce() -> Result<Run, CommandError>) -> R
     outcome::conclude(&mut run()?, common, &baseline.unwrap_or_default())
 }
 
-/// What the program exits with; says why, if it came to nothing.
+/// Returns the exit code of the program. Prints the reason if the run could not be judged.
 pub fn finish(outcome: Result<u8, CommandError>) -> ExitCode {
     let (code, reason) = match outcome {
         Ok(code) => return ExitCode::from(code),

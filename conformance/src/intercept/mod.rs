@@ -23,7 +23,7 @@ pub use queues::{CompletionQueue, Domain, LowerQueuePair, QueuePair, Region};
 pub trait Interceptor<B: Backend>: Send + Sync + 'static {
     /// State that it keeps for each identifier.
     type Identifier: Send + Sync;
-    /// What it keeps of each queue pair.
+    /// The state that the interceptor keeps of each queue pair.
     type QueuePair: Send + Sync;
 
     /// An identifier was made.
@@ -32,7 +32,7 @@ pub trait Interceptor<B: Backend>: Send + Sync + 'static {
     /// A queue pair was made for `id` in `domain`, with these limits asked for.
     ///
     /// # Errors
-    /// What the interceptor needs for it cannot be had.
+    /// An object that the interceptor needs for the queue pair cannot be created.
     fn queue_pair(
         &self,
         id: &Self::Identifier,
@@ -41,7 +41,7 @@ pub trait Interceptor<B: Backend>: Send + Sync + 'static {
         limits: QueuePairLimits,
     ) -> Result<Self::QueuePair, B::Error>;
 
-    /// What the clock says where it is `now`.
+    /// Returns the time that the clock tells at `now`.
     fn clock(&self, now: Instant) -> Instant {
         now
     }
@@ -64,7 +64,7 @@ pub trait Interceptor<B: Backend>: Send + Sync + 'static {
         Arc::new(own)
     }
 
-    /// How long a completion queue is to be, where `depth` is asked for.
+    /// Returns the depth of a completion queue for which `depth` is asked.
     fn completions(&self, depth: u32) -> u32 {
         depth
     }
@@ -72,12 +72,12 @@ pub trait Interceptor<B: Backend>: Send + Sync + 'static {
     /// A completion queue was made.
     fn completion_queue(&self, _inner: &Arc<B::CompletionQueue>) {}
 
-    /// How large a queue pair is to be.
+    /// Returns the limits of a queue pair.
     fn limits(&self, limits: QueuePairLimits) -> QueuePairLimits {
         limits
     }
 
-    /// What to register where this is asked for.
+    /// Returns the length and the access flags to register where these are asked for.
     fn registering(&self, len: usize, access: Access) -> (usize, Access) {
         (len, access)
     }
@@ -88,7 +88,7 @@ pub trait Interceptor<B: Backend>: Send + Sync + 'static {
     /// A chain of requests is posted to `below`.
     ///
     /// # Errors
-    /// Those of `below`.
+    /// The errors of `below`.
     fn post_send(
         &self,
         _pair: &Self::QueuePair,
@@ -101,7 +101,7 @@ pub trait Interceptor<B: Backend>: Send + Sync + 'static {
     /// A chain of receives is posted to `below`.
     ///
     /// # Errors
-    /// Those of `below`.
+    /// The errors of `below`.
     fn post_recv(
         &self,
         _pair: &Self::QueuePair,
