@@ -40,7 +40,7 @@ fn a_demo_without_a_device() {
         "GET greeting -> hello",
         "server  took imm 38",
         "client  post RegisterXferMemory 16384 bytes",
-        "fail mem.not-before-full [must VR-MEM-004 VR-MEM-010]",
+        "fail mem.not-before-full [wire contract, must: VR-MEM-004 VR-MEM-010]",
     ] {
         assert!(told.contains(part), "{part}: {told}");
     }
