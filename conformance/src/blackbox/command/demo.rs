@@ -126,7 +126,8 @@ struct Wire {
 impl Wire {
     /// Whether the server has seen the end of the connection.
     fn is_over(&self) -> bool {
-        let is_end = |entry: &Entry| matches!(&entry.what, EntryKind::Event { event } if event == "Disconnected");
+        let is_end =
+            |entry: &Entry| matches!(&entry.what, EntryKind::Event { event } if event == "Disconnected");
         self.recorder.recording().entries.iter().any(is_end)
     }
 
