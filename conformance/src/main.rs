@@ -42,7 +42,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Shows the protocol at work, and what a failure looks like.
-    Demo,
+    Demo(command::Demo),
     /// Tests any server or client: what it does on the wire, rule by rule.
     Run {
         #[command(subcommand)]
@@ -132,7 +132,7 @@ fn main() -> ExitCode {
 fn perform(Cli { command, out }: Cli) -> ExitCode {
     let Some(command) = command else { return main_job(&out) };
     match command {
-        Command::Demo => command::demo(),
+        Command::Demo(demo) => command::demo(&demo),
         Command::Run { who } => command::run(&who, &std::env::args().skip(1).collect::<Vec<_>>()),
         Command::List(list) => command::list(&list),
         Command::Explain(id) => command::explain(&id),

@@ -1,10 +1,13 @@
 //! The suite for any implementation, as its users see it: what it selects, what it says, and how it exits. That our own
 //! server and client pass all of it is the program's main job.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use conformance::blackbox;
+use conformance::blackbox::case::Case;
+use conformance::blackbox::select::Select;
 use conformance::reqs::{Requirements, Role};
 use rdma_softsim::SoftSim;
 
@@ -56,6 +59,26 @@ fn our_server_and_client_pass_a_share() {
         assert_eq!(output.status.code(), Some(0));
         assert!(text(&output).contains(" pass"), "{}", text(&output));
     }
+}
+
+#[test]
+fn quick_is_a_few_harmless_cases_of_each_area() {
+    let quick = Select { quick: true, ..Select::default() };
+    let areas = |cases: &[Case<'_, SoftSim>]| cases.iter().map(|case| case.area()).collect::<BTreeSet<_>>();
+    for role in [Role::Server, Role::Client] {
+        let cases = quick.cases::<SoftSim>(role);
+        assert_eq!(cases.len(), 15);
+        assert_eq!(areas(&cases), areas(&Select::default().cases(role)));
+        assert!(cases.iter().all(|case| case.tags.is_empty()), "no case is slow, local or disruptive");
+        let output = run(&["run", role.name(), "--quick", "--strict"]);
+        assert_eq!(output.status.code(), Some(0));
+        assert!(text(&output).contains("15 pass"), "{}", text(&output));
+    }
+    // What failed in it is run again alone.
+    let again = run(&["run", "server", "--quick", "--select", "conn.*", "--format", "json"]);
+    let results: serde_json::Value = serde_json::from_str(&text(&again)).unwrap();
+    assert_eq!(results["results"][0]["repro"], "valkey-rdma-conformance run server --select conn.plain");
+    assert_eq!(results["results"].as_array().unwrap().len(), 1);
 }
 
 #[test]

@@ -28,10 +28,13 @@ fn file(name: &str) -> PathBuf {
 const MISTAKE: [&str; 4] = ["run", "server", "--demo-mistake", "registers-early"];
 const CASE: [&str; 2] = ["--select", "mem.not-before-full"];
 
-/// Commands, the wire below each, and a verdict on a server that errs; lines fit a terminal.
+/// Commands, the wire below each, and a verdict on a server that errs; lines fit a terminal. What is recorded can be shown.
 #[test]
 fn a_demo_without_a_device() {
-    let told = exits(&["demo"], exit::DONE);
+    let recording = file("demo.jsonl");
+    let told = exits(&["demo", "--record", recording.to_str().unwrap()], exit::DONE);
+    let shown = exits(&["trace", "show", recording.to_str().unwrap()], exit::DONE);
+    assert!(shown.contains("event: Disconnected") && shown.contains("took imm 38"), "{shown}");
     for part in [
         "PING -> PONG",
         "GET greeting -> hello",

@@ -14,6 +14,7 @@ use rdma_proto::{Action, Config, Notification, Readable, RegionAddress, Source, 
 use crate::arrived::Arrived;
 use crate::budget::{Booked, Budget, register};
 use crate::error::Error;
+use crate::land::Landing;
 use crate::lend::{Buffers, Lendings, Owner, RegisteredBuffer};
 use crate::options::Options;
 
@@ -36,6 +37,8 @@ pub(crate) struct Memory<B: Backend> {
     messages: Booked<B::Region>,
     /// Memory of the application on its way out.
     pub(crate) lendings: Lendings<B>,
+    /// Memory of the application in which windows lie.
+    pub(crate) landing: Option<Landing<B>>,
     owner: Owner,
     buffers: Buffers,
     send_slots: usize,
@@ -105,6 +108,7 @@ impl<B: Backend> Memory<B> {
             send: None,
             messages: register::<B>(&domain, &budget, slots * MESSAGE_LEN, Access::LOCAL_WRITE)?,
             lendings: Lendings::new(),
+            landing: None,
             owner: Owner::new(),
             buffers: Buffers::default(),
             send_slots,
@@ -171,9 +175,11 @@ impl<B: Backend> Memory<B> {
     #[inline]
     pub(crate) fn read_window(&self, from: Readable, into: &mut [u8]) -> u32 {
         let len = into.len().min(from.len as usize);
-        let window = self.windows.get(usize::from(from.region)).and_then(Option::as_ref);
-        let copied = match (window, into.get_mut(..len)) {
-            (Some(window), Some(into)) => window.region.read(from.offset as usize, into),
+        let copied = match (self.windows.get(usize::from(from.region)), into.get_mut(..len)) {
+            (Some(Some(window)), Some(into)) => window.region.read(from.offset as usize, into),
+            (None, Some(into)) => {
+                self.landing.as_ref().is_some_and(|landing| landing.read(from.offset, into))
+            }
             _ => false,
         };
         // `len` is at most `from.len`, a u32.
@@ -182,8 +188,11 @@ impl<B: Backend> Memory<B> {
 
     /// Received bytes where they lie.
     pub(crate) fn arrived(&self, at: Readable) -> Option<Arrived<'_>> {
-        let window = self.windows.get(usize::from(at.region))?.as_ref()?;
-        Some(Arrived::new(window.region.memory(), at.offset as usize, at.len as usize))
+        let (memory, offset) = match self.windows.get(usize::from(at.region)) {
+            Some(window) => (window.as_ref()?.region.memory(), at.offset as usize),
+            None => self.landing.as_ref()?.arrived(at.offset),
+        };
+        Some(Arrived::new(memory, offset, at.len as usize))
     }
 
     /// Copies as many bytes of `pieces` into the send buffer as `space` has room for, and returns how many.
@@ -254,10 +263,17 @@ impl<B: Backend> Memory<B> {
         })
     }
 
-    /// Registers memory for the application to lend.
-    pub(crate) fn lendable(&self, len: usize) -> Result<RegisteredBuffer<B>, Error> {
-        let memory = register::<B>(&self.domain, &self.budget, len, Access::NONE)?;
-        Ok(RegisteredBuffer::new(memory, self.owner, &self.buffers))
+    /// Registers memory for the application to lend, and with [`Access::REMOTE_WRITE`] also to receive into.
+    pub(crate) fn buffer(&self, len: usize, access: Access) -> Result<RegisteredBuffer<B>, Error> {
+        let memory = register::<B>(&self.domain, &self.budget, len, access)?;
+        Ok(RegisteredBuffer::new(memory, access, self.owner, &self.buffers))
+    }
+
+    /// Lets go of the application's memory, unless windows lie in it.
+    pub(crate) fn keep_landing(&mut self, lies: bool) {
+        if !lies {
+            self.landing = None;
+        }
     }
 
     pub(crate) const fn owner(&self) -> Owner {

@@ -14,6 +14,7 @@ use crate::connection::{Connection, Work};
 use crate::endpoint::{ConnectionId, Descriptors, Endpoint};
 use crate::error::Error;
 use crate::keeper::{self, Care, Kept};
+use crate::land::{Received, Receiving};
 use crate::lend::RegisteredBuffer;
 use crate::options::Options;
 
@@ -164,6 +165,36 @@ impl<B: Descriptors> Stream<B> {
     pub fn returned(&mut self, buffer: &RegisteredBuffer<B>) -> Result<(), Error> {
         let doing = "waiting for a buffer to come back";
         self.shared.lock().until(self.write_timeout, doing, |endpoint, id| endpoint.returned(id, buffer))
+    }
+
+    /// Registers memory to receive into without a copy, see
+    /// [`Connection::register_landing`](crate::Connection::register_landing).
+    ///
+    /// # Errors
+    /// Those of the call that it names.
+    pub fn register_landing(&self, len: usize) -> Result<RegisteredBuffer<B>, Error> {
+        self.shared.lock().connection().register_landing(len)
+    }
+
+    /// Waits until the next `range.len()` bytes of the stream are in `range` of `buffer`, and returns how they came there.
+    ///
+    /// # Errors
+    /// As [`Connection::try_receive`](crate::Connection::try_receive), or the read time-out passed: the bytes that have
+    /// not come are left to the next read then, and how many have is not known.
+    pub fn receive(
+        &mut self,
+        buffer: &Arc<RegisteredBuffer<B>>,
+        range: Range<usize>,
+    ) -> Result<Received, Error> {
+        let mut receiving = Receiving::new(Arc::clone(buffer), range);
+        let mut endpoint = self.shared.lock();
+        let received = endpoint
+            .until(self.read_timeout, "receiving", |endpoint, id| endpoint.receive(id, &mut receiving));
+        if received.is_err() {
+            let id = endpoint.id;
+            endpoint.stop_landing(id)?;
+        }
+        received
     }
 
     /// Ends the connection once everything written has arrived at the peer, waiting for at most `linger`.

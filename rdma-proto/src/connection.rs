@@ -79,6 +79,8 @@ pub struct Counters {
 pub struct Machine {
     config: Config,
     regions: [RegionAddress; 2],
+    /// Memory of the application in which windows lie: that of [`Machine::land`].
+    landing: RegionAddress,
     state: State,
     /// Whether that is [`State::Closed`] or [`State::Failed`], which every call asks.
     ended: bool,
@@ -142,6 +144,7 @@ impl Machine {
         Ok(Self {
             config,
             regions,
+            landing: RegionAddress::default(),
             state: State::Connecting,
             ended: false,
             disconnect: false,
@@ -217,8 +220,8 @@ impl Machine {
         self.rx.readable()
     }
 
-    /// Returns all received bytes, in order, as they lie in at most two regions.
-    pub const fn all_readable(&self) -> [Option<Readable>; 2] {
+    /// Returns all received bytes, in order, as they lie in at most three regions.
+    pub const fn all_readable(&self) -> [Option<Readable>; 3] {
         self.rx.all_readable()
     }
 
@@ -226,6 +229,11 @@ impl Machine {
     #[inline]
     pub const fn unread(&self) -> u64 {
         self.rx.unread()
+    }
+
+    /// Returns whether the memory of [`Machine::land`] is in use: a window lies in it, or will, or it holds unread bytes.
+    pub const fn is_landing(&self) -> bool {
+        self.rx.is_landing()
     }
 
     /// Returns the index of a second receive region that would let the peer go on at once, for a connection that was made with
@@ -562,6 +570,37 @@ impl Machine {
     /// `None` if there is only one, or both hold unread bytes.
     pub fn drop_region(&mut self) -> Option<u8> {
         self.rx.drop_region()
+    }
+
+    /// Receives into memory of the application: the next `length` unread bytes belong to the `length` bytes at `memory`, and windows
+    /// that lie wholly in that part of the stream are announced there (VR-MEM-003, VR-MEM-008). Returns the bytes that will land,
+    /// as they will be in [`Machine::readable`] with the index [`Readable::LANDED`]; `None` if no whole window does. The bytes
+    /// before and behind them come into the regions of the connection, as ever.
+    ///
+    /// The memory must stay registered until [`Machine::is_landing`] is false, or the connection has ended. From then on no
+    /// peer that obeys the protocol writes to it; one that does not can until it is deregistered (VR-SEC-005).
+    ///
+    /// # Errors
+    /// Memory that was given before is in use, or this one wraps around the address space.
+    pub fn land(&mut self, memory: RegionAddress, length: u32) -> Result<Option<Readable>, ApiMisuse> {
+        let RegionAddress { address, .. } = memory;
+        if address.checked_add(length.into()).is_none() {
+            return Err(ApiMisuse::LandingWraps { address, length });
+        }
+        if self.has_ended() {
+            return Ok(None);
+        }
+        let landed = self.rx.land(length)?;
+        if landed.is_some() {
+            self.landing = memory;
+            self.look_for_announcement();
+        }
+        Ok(landed)
+    }
+
+    /// Announces no further window in the memory of [`Machine::land`]. One that was announced there stays until it is full.
+    pub fn stop_landing(&mut self) {
+        self.rx.stop_landing();
     }
 
     /// Ends the connection once everything written has arrived, or after `linger` (VR-CLOSE-004). Idempotent. A connection

@@ -16,7 +16,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rdma_proto::backend::{
-    Backend, CompletionError, ConnectParams, Identifier, QueuePair, QueuePairLimits, RNR_RETRY_INFINITE,
+    Access, Backend, CompletionError, ConnectParams, Identifier, QueuePair, QueuePairLimits,
+    RNR_RETRY_INFINITE,
 };
 use rdma_proto::time::Instant;
 use rdma_proto::{ApiMisuse, Counters, Machine, Role, State, TransportError};
@@ -326,6 +327,7 @@ impl<B: Backend> Connection<B> {
             into = into.get_mut(copied as usize..).unwrap_or_default();
         }
         if read > 0 || wanted == 0 {
+            self.memory.keep_landing(self.machine.is_landing());
             // A window that was emptied is announced again at once. Most reads empty none.
             if !self.machine.is_settled() {
                 self.went_on();
@@ -363,6 +365,7 @@ impl<B: Backend> Connection<B> {
             self.machine.consume(now as u32)?;
             left -= now;
         }
+        self.memory.keep_landing(self.machine.is_landing());
         self.went_on();
         Ok(())
     }
@@ -461,7 +464,7 @@ impl<B: Backend> Connection<B> {
     /// # Errors
     /// `len` is zero, or no memory can be registered.
     pub fn register_buffer(&self, len: usize) -> Result<RegisteredBuffer<B>, Error> {
-        self.memory.lendable(len)
+        self.memory.buffer(len, Access::NONE)
     }
 
     /// Sends as many bytes of `buffer`, from the beginning of `range`, as can be lent now; `None` if none can, because some

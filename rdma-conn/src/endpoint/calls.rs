@@ -11,6 +11,7 @@ use super::{ConnectionId, Descriptors, Endpoint};
 #[cfg(doc)]
 use crate::connection::Connection;
 use crate::error::Error;
+use crate::land::{Received, Receiving};
 use crate::lend::RegisteredBuffer;
 
 impl<B: Descriptors> Endpoint<B> {
@@ -25,6 +26,30 @@ impl<B: Descriptors> Endpoint<B> {
         let read = member.live()?.try_read(into)?;
         member.note_sooner(id, &mut self.touched);
         Ok(read)
+    }
+
+    /// Receives into registered memory, see [`Connection::register_landing`] and [`Connection::try_receive`]. After `None` follows
+    /// [`Event::Readable`] or [`Event::Ended`].
+    ///
+    /// # Errors
+    /// As [`Connection::try_receive`], or there is no such connection.
+    pub fn receive(
+        &mut self,
+        id: ConnectionId,
+        receiving: &mut Receiving<B>,
+    ) -> Result<Option<Received>, Error> {
+        let received = self.member(id)?.live()?.try_receive(receiving);
+        self.touch(id);
+        received
+    }
+
+    /// Has no further window lie in registered memory, see [`Connection::stop_landing`].
+    ///
+    /// # Errors
+    /// There is no such connection.
+    pub fn stop_landing(&mut self, id: ConnectionId) -> Result<(), Error> {
+        self.member(id)?.live()?.stop_landing();
+        Ok(())
     }
 
     /// Gives bytes back that were used where they lie, see [`Connection::arrived`].

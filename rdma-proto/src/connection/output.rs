@@ -231,8 +231,8 @@ impl Machine {
         }
         let sent = self.send.posted().notices;
         if self.credits.allow(sent, Purpose::Control) {
-            if let Some(region) = self.rx.unannounced() {
-                return Some(self.announce(region));
+            if let Some((region, offset)) = self.rx.unannounced() {
+                return Some(self.announce(region, offset));
             }
             if let Some(select) = self.answers.pop() {
                 let features = self.config.features;
@@ -267,9 +267,15 @@ impl Machine {
 
     /// Due as soon as the connection is established, whatever the peer has sent or not (VR-MEM-001, VR-FEAT-008), and again
     /// when a window is used up (VR-MEM-010).
-    fn announce(&mut self, region: u8) -> Action {
+    fn announce(&mut self, region: u8, offset: u32) -> Action {
         let [first, second] = self.regions;
-        let RegionAddress { address, rkey } = if region == 0 { first } else { second };
+        let RegionAddress { address, rkey } = match region {
+            0 => first,
+            1 => second,
+            _ => self.landing,
+        };
+        // Memory that was landed in does not wrap.
+        let address = address.saturating_add(offset.into());
         let window = Window { address, length: self.config.window, rkey };
         let action = self.send(Message::RegisterXferMemory(window), false);
         self.rx.announce();

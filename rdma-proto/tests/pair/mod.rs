@@ -200,7 +200,7 @@ impl Pair {
                 match Message::decode(&bytes) {
                     Ok(Message::RegisterXferMemory(window)) => side.send_queue.window(window),
                     Ok(Message::GetServerFeature { .. }) if side.role == Client => {
-                        side.send_queue.answer_came()
+                        side.send_queue.answer_came();
                     }
                     _ => {}
                 }

@@ -3,11 +3,12 @@
 
 use std::io::{Read, Write as _, stdout};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use clap::Args;
 use kv_store::Store;
 use rdma_bridge::{Bridge, Place, Settings as BridgeSettings};
 use rdma_redis::redis::{self, aio::MultiplexedConnection};
@@ -18,10 +19,13 @@ use super::doctor::{VALKEY, on_path};
 use super::options::parse;
 use super::{CommandError, finish, perform, usage};
 use crate::exit::{BROKEN, DONE, FAILED};
-use crate::trace::{Limits, Recorded, Recorder, timeline};
+use crate::trace::recording::{Entry, EntryKind};
+use crate::trace::{Limits, Recorded, Recorder, Recording, timeline};
 
 /// How long a Valkey may take to listen.
 const STARTING: Duration = Duration::from_secs(10);
+/// How long the end of a connection may take.
+const LEAVING: Duration = Duration::from_secs(2);
 /// The client's window, small so that a value of 40 kB needs several.
 const WINDOW: u32 = 16 << 10;
 /// A long value.
@@ -30,23 +34,34 @@ const LONG: usize = 40_000;
 const MISTAKE: &str = "registers-early";
 const CASE: &str = "mem.not-before-full";
 
+/// The protocol at work.
+#[derive(Args, Clone, Debug)]
+pub struct Demo {
+    /// Record the connection into this file, for `trace show` and `trace pcap`.
+    #[arg(long)]
+    record: Option<PathBuf>,
+}
+
 /// Shows it.
-pub fn demo() -> ExitCode {
-    finish(shown())
+pub fn demo(options: &Demo) -> ExitCode {
+    finish(shown(options))
 }
 
 fn broken(error: impl std::fmt::Display) -> CommandError {
     (BROKEN, error.to_string())
 }
 
-fn shown() -> Result<u8, CommandError> {
+fn shown(options: &Demo) -> Result<u8, CommandError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(broken)?;
-    runtime.block_on(right())?;
+    let recording = runtime.block_on(right())?;
+    if let Some(file) = &options.record {
+        recording.save(file).map_err(|error| (BROKEN, format!("{}: {error}", file.display())))?;
+    }
     wrong()
 }
 
 /// A client and a server that do as they should, and what goes between them.
-async fn right() -> Result<(), CommandError> {
+async fn right() -> Result<Recording, CommandError> {
     let server = match on_path(VALKEY) {
         Some(program) => Server::valkey(&program),
         None => Server::store(),
@@ -85,8 +100,13 @@ async fn right() -> Result<(), CommandError> {
         wire.tell(&format!("{title} -> {reply}"));
     }
     drop(connection);
+    let leaving = Instant::now();
+    while !wire.is_over() && leaving.elapsed() < LEAVING {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    wire.tell("the client leaves");
     bridge.abort();
-    Ok(())
+    Ok(wire.recorder.recording())
 }
 
 /// Sends a command; the reply in a few words.
@@ -104,6 +124,13 @@ struct Wire {
 }
 
 impl Wire {
+    /// Whether the server has seen the end of the connection.
+    fn is_over(&self) -> bool {
+        let is_end =
+            |entry: &Entry| matches!(&entry.what, EntryKind::Event { event } if event == "Disconnected");
+        self.recorder.recording().entries.iter().any(is_end)
+    }
+
     /// Prints what happened since the last call.
     fn tell(&mut self, title: &str) {
         println!("{title}");

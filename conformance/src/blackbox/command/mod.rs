@@ -24,7 +24,7 @@ use super::results::Run;
 use crate::exit::{NO_ENVIRONMENT, USAGE};
 
 pub use against::resolve;
-pub use demo::demo;
+pub use demo::{Demo, demo};
 pub use doctor::{Doctor, doctor};
 pub use explain::{Explain, explain};
 pub use list::{List, list};

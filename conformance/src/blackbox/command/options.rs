@@ -223,6 +223,7 @@ pub(super) fn again(arguments: &[String]) -> String {
         let (name, value) =
             word.split_once('=').map_or((word.as_str(), None), |(name, value)| (name, Some(value)));
         match word.as_str() {
+            "--quick" => {}
             _ if LEFT_OUT.contains(&name) => {
                 if value.is_none() {
                     rest.next();
