@@ -16,6 +16,9 @@ use crate::error::Error;
 /// Times that [`Endpoint::progress`] looks at its queues before it lets the event loop have a turn.
 const ROUNDS: u32 = 64;
 
+/// Turns of a spin for which the kernel is asked once.
+const UNASKED: u32 = 16;
+
 /// How long an endpoint that is never idle puts off looking for when its connections want to be handled: what they do meanwhile
 /// nearly always puts that off too.
 const NOTING: Duration = Duration::from_millis(1);
@@ -39,9 +42,20 @@ impl<B: Descriptors> Endpoint<B> {
     /// The event channel is lost. What a single connection does wrong ends only that one, and what befalls a completion queue
     /// ends those that share it.
     pub fn progress(&mut self) -> Result<(), Error> {
-        self.begin_turn(Some(Duration::ZERO))?;
+        // While it spins no queue is armed that could have woken anybody: only other events are in the kernel.
+        self.unasked += 1;
+        if !self.unfinished || self.unasked >= UNASKED || self.queues.iter().any(|queue| !queue.is_deaf()) {
+            self.begin_turn(Some(Duration::ZERO))?;
+        }
         for _ in 0..ROUNDS {
-            if self.look()? != Found::More && self.arm_and_look()? != Found::More {
+            let found = self.look()?;
+            if found == Found::More {
+                continue;
+            }
+            if self.spin.goes_on(found == Found::All, self.seen) {
+                break;
+            }
+            if self.arm_and_look()? != Found::More {
                 self.unfinished = false;
                 return Ok(());
             }
@@ -55,7 +69,7 @@ impl<B: Descriptors> Endpoint<B> {
     /// # Errors
     /// As [`Endpoint::progress`].
     pub fn wait(&mut self, limit: Option<Duration>) -> Result<(), Error> {
-        if self.look()? != Found::Nothing || self.arm_and_look()? != Found::Nothing {
+        if self.look_for(limit)? || self.arm_and_look()? != Found::Nothing {
             self.usage.turns += 1;
             self.unfinished = true;
             return Ok(());
@@ -67,10 +81,26 @@ impl<B: Descriptors> Endpoint<B> {
             (due, limit) => due.or(limit),
         };
         self.begin_turn(limit)?;
-        self.look()?;
+        let found = self.look()?;
+        self.spin.goes_on(found != Found::Nothing, self.seen);
         // Armed again when somebody wants to sleep, and not for whoever goes on at once.
         self.unfinished = self.queues.iter().any(|queue| queue.is_deaf());
         Ok(())
+    }
+
+    /// Looks until something has come, for as long as a spin goes on, and at most for `limit`. Returns whether anything had.
+    fn look_for(&mut self, limit: Option<Duration>) -> Result<bool, Error> {
+        let mut begun = None;
+        loop {
+            let found = self.look()? != Found::Nothing;
+            let by = begun.get_or_insert_with(|| limit.map(|limit| self.seen.after(limit)));
+            let goes_on =
+                self.spin.goes_on(found, self.seen) && self.queues.iter().any(|queue| queue.is_deaf());
+            if found || !goes_on || by.is_some_and(|by| self.seen >= by) {
+                return Ok(found);
+            }
+            std::hint::spin_loop();
+        }
     }
 
     /// Arms what is not armed, and looks again: what comes from then on makes the descriptor readable, and what came before is found
@@ -83,6 +113,8 @@ impl<B: Descriptors> Endpoint<B> {
     fn begin_turn(&mut self, limit: Option<Duration>) -> Result<(), Error> {
         self.usage.turns += 1;
         self.accepts = ACCEPTS;
+        self.usage.sleeps += 1;
+        self.unasked = 0;
         let mut limit = limit;
         loop {
             let all = self.watch.sleep(limit)?;
@@ -109,6 +141,7 @@ impl<B: Descriptors> Endpoint<B> {
     /// As [`Endpoint::progress`].
     fn look(&mut self) -> Result<Found, Error> {
         let now = self.backend.now();
+        self.seen = now;
         let mut found = Found::Nothing;
         for at in 0..self.queues.places() {
             if self.queues.get_mut(at).is_some_and(|queue| !queue.is_idle()) {
@@ -166,6 +199,7 @@ impl<B: Descriptors> Endpoint<B> {
         let mut any = false;
         for at in 0..self.queues.places() {
             let armed = self.queues.get_mut(at).map_or(Ok(false), |queue| queue.rearm());
+            self.usage.arms += u64::from(matches!(armed, Ok(true)));
             any |= self.unless_lost(armed).unwrap_or(true);
         }
         any
