@@ -58,8 +58,8 @@ fn endpoints_allocate_nothing() {
         }
     };
     let host = |address: [u8; 4]| sim.host(&[address.into()], rdma_softsim::Limits::default());
-    let mut ends = [SERVER, CLIENT]
-        .map(|address| Endpoint::new(&host(address), Limits::default()).expect("a device"));
+    let mut ends =
+        [SERVER, CLIENT].map(|address| Endpoint::new(&host(address), Limits::default()).expect("a device"));
     ends[0].listen((SERVER, 6379).into(), Options::server()).expect("a free address");
     let address = (SERVER, 6379).into();
     ends[1].connect(address, None, Duration::from_secs(5), Options::client()).expect("begins");
