@@ -18,7 +18,7 @@ use rdma_proto::backend::{
 use crate::connection::{EventChannel, Identifier};
 use crate::driver::{Driver, Signal};
 use crate::model::{
-    About, Bytes, ContextId, ForeignMemory, HostId, Making, PostedReceive, Registration, State, Wake,
+    About, Bytes, ContextId, ForeignMemory, HostId, PairAttributes, PostedReceive, Registration, State, Wake,
 };
 use crate::verbs::{CompletionQueue, Domain, DomainInner, QueuePair};
 use crate::{Error, Limits, SoftSim};
@@ -53,7 +53,7 @@ impl Drop for Device {
 }
 
 impl Device {
-    /// What the device can do.
+    /// Returns the limits of the device.
     pub fn limits(&self) -> Result<Limits, Error> {
         self.driver.peek(|model| model.limits(self.host))
     }
@@ -94,8 +94,9 @@ impl Device {
             }
         }
         let (send_queue, receive_queue) = (sends.id(), receives.id());
-        let making = Making { domain: domain.id(), send_queue, receive_queue, limits };
-        let (id, number, inline) = self.driver.with(|model| model.create_pair_in(self.id, name, &making))?;
+        let attributes = PairAttributes { domain: domain.id(), send_queue, receive_queue, limits };
+        let (id, number, inline) =
+            self.driver.with(|model| model.create_pair_in(self.id, name, &attributes))?;
         Ok(QueuePair::new(&self.driver, id, number, inline, None, domain, queues))
     }
 
@@ -158,7 +159,7 @@ impl Domain {
         Ok(ForeignRegion { registration, domain: Arc::clone(&self.inner) })
     }
 
-    /// Whether something else needs it still (`EBUSY`).
+    /// Returns whether something else needs it still (`EBUSY`).
     #[must_use]
     pub fn is_used(&self) -> bool {
         Arc::strong_count(&self.inner) > 1
@@ -176,7 +177,7 @@ impl CompletionQueue {
         self.driver().with(|model| model.poll_each(self.id(), most, &mut take))
     }
 
-    /// Whether a queue pair reports to it still (`EBUSY`).
+    /// Returns whether a queue pair reports to it still (`EBUSY`).
     #[must_use]
     pub fn is_used(&self) -> bool {
         Arc::strong_count(&self.inner) > 1
@@ -208,7 +209,7 @@ pub enum Local<'a> {
 pub struct NamedSend<'a> {
     /// Comes back with the completion.
     pub id: u64,
-    /// What it does.
+    /// The operation.
     pub op: SendOp,
     /// Its bytes, or where they go.
     pub local: Local<'a>,

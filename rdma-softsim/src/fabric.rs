@@ -67,7 +67,7 @@ impl Fabric {
         });
     }
 
-    /// What the host with this address holds; nothing if there is none.
+    /// Returns the resources of the host with this address; none if there is no such host.
     #[must_use]
     pub fn resources(&self, ip: IpAddr) -> Resources {
         self.driver

@@ -9,8 +9,8 @@ use crate::reader::machine::{Machine, Order};
 use crate::wire::{Challenge, Entry, Frame, MAGIC, Mapping, Mark, VERSION, Welcome};
 
 /// A publisher with ten chunks, and what becomes of one reader after `lie` changed what readers are told.
-fn told(personality: Personality, lie: impl Fn(&mut crate::publisher::session::Log)) -> (Pull, Vec<u8>) {
-    let world = World::new(1, personality, 2, Vec::new());
+fn told(device_kind: DeviceKind, lie: impl Fn(&mut crate::publisher::session::Log)) -> (Pull, Vec<u8>) {
+    let world = World::new(1, device_kind, 2, Vec::new());
     let mut publisher = world.publisher(1, publisher::Config::default());
     publisher.offer(None, offer(Layout::Chunks)).expect("an offer");
     let bytes = content(1, 10_000);
@@ -42,7 +42,7 @@ fn entries_that_cannot_be_are_refused() {
         |entry| entry.address = U64::new(u64::MAX - 10),
     ];
     for lie in lies {
-        let (pull, _) = told(Personality::Ibta, |log| lie(&mut log.entries[5]));
+        let (pull, _) = told(DeviceKind::Ibta, |log| lie(&mut log.entries[5]));
         assert!(matches!(pull.error, Some(Error::Lie(_))), "{:?}", pull.error);
     }
 }
@@ -51,7 +51,7 @@ fn entries_that_cannot_be_are_refused() {
 #[test]
 fn a_chunk_with_other_bytes_is_refused() {
     for (at, lie) in [(0, "crc"), (5, "crc"), (9, "address")] {
-        let (pull, _) = told(Personality::Mlx5, |log| {
+        let (pull, _) = told(DeviceKind::Mlx5, |log| {
             let other = log.entries[1].address;
             let entry = &mut log.entries[at];
             match lie {
@@ -73,11 +73,11 @@ fn a_chunk_with_other_bytes_is_refused() {
 /// Memory that the publisher does not have is refused by its device, and the chunk is named.
 #[test]
 fn a_key_that_opens_nothing_is_a_failed_read() {
-    for personality in Personality::ALL {
-        let (pull, _) = told(personality, |log| log.entries[4].rkey = U32::new(0xdead_beef));
+    for device_kind in DeviceKind::ALL {
+        let (pull, _) = told(device_kind, |log| log.entries[4].rkey = U32::new(0xdead_beef));
         assert!(
             matches!(pull.error, Some(Error::Read { chunk: 0..=4, .. })),
-            "{personality:?}: {:?}",
+            "{device_kind:?}: {:?}",
             pull.error
         );
     }
@@ -86,7 +86,7 @@ fn a_key_that_opens_nothing_is_a_failed_read() {
 /// VS-TABLE-006: an end that is not where the chunks end.
 #[test]
 fn an_end_that_lies_is_refused() {
-    let (pull, _) = told(Personality::Ibta, |log| {
+    let (pull, _) = told(DeviceKind::Ibta, |log| {
         let mark = log.mark.as_mut().expect("a mark");
         mark.bytes = U64::new(mark.bytes.get() + 1);
     });

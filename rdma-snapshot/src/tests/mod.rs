@@ -10,7 +10,9 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use rdma_proto::time::Instant;
-use rdma_softsim::{FaultPlan, Knobs, Limits as Device, Personality, Random, Resources, Simulation, SoftSim};
+use rdma_softsim::{
+    DeviceKind, FaultPlan, Limits as Device, Random, Resources, Simulation, SimulationSettings, SoftSim,
+};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::publisher::{self, Publisher};
@@ -74,8 +76,8 @@ struct Pull {
 }
 
 impl World {
-    fn new(seed: u64, personality: Personality, hosts: u8, plan: FaultPlan) -> Self {
-        let sim = Simulation::new(seed, personality, Knobs::default(), plan);
+    fn new(seed: u64, device_kind: DeviceKind, hosts: u8, plan: FaultPlan) -> Self {
+        let sim = Simulation::new(seed, device_kind, SimulationSettings::default(), plan);
         let hosts = (1..=hosts).map(|host| sim.host(&[address(host)], Device::default())).collect();
         Self { sim, hosts }
     }

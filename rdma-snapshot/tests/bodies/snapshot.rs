@@ -14,7 +14,7 @@ use rdma_proto::backend::{
 use rdma_proto::time::Instant;
 use rdma_snapshot::wire::Frame;
 use rdma_snapshot::{Error, Have, Reader, Secret, reader};
-use rdma_softsim::{Knobs, Limits as Device, Personality, Resources, Simulation, SoftSim};
+use rdma_softsim::{DeviceKind, Limits as Device, Resources, Simulation, SimulationSettings, SoftSim};
 use sha2::Sha256;
 
 use crate::script::Script;
@@ -313,8 +313,8 @@ impl<'a> Liar<'a> {
 
 fn session(input: &[u8]) {
     let mut script = Script::new(input);
-    let personality = Personality::ALL[usize::from(script.byte()) % 4];
-    let sim = Simulation::new(input.len() as u64, personality, Knobs::default(), Vec::new());
+    let personality = DeviceKind::ALL[usize::from(script.byte()) % 4];
+    let sim = Simulation::new(input.len() as u64, personality, SimulationSettings::default(), Vec::new());
     let [ours, theirs] = [1, 2].map(|host| sim.host(&[address(host)], Device::default()));
     let mut liar = Liar::new(script, &ours);
     let limits = reader::Limits { chunk: CHUNK, bytes: 1 << 20, chunks: 200, areas: 1 };

@@ -25,7 +25,7 @@ pub(crate) struct Vector {
     frame: String,
     /// The name of its kind, if it is a frame.
     pub(crate) kind: Option<String>,
-    /// What is said of it, if it is none.
+    /// The reason for which it is none, if it is none.
     pub(crate) error: Option<String>,
     /// Whether it is written otherwise than it is read.
     #[serde(default)]

@@ -1,4 +1,4 @@
-//! Who owns which bytes, and when: send buffers until their completion is polled, window bytes only after it.
+//! Ownership of bytes over time: send buffers until their completion is polled, window bytes only after it.
 //!
 //! Only simulations look. A device may read a send buffer again until the work's completion says otherwise
 //! (`ibv_post_send(3)`), and the bytes of a WRITE may land in any order until the completion of a receive that came with
@@ -10,10 +10,10 @@ use std::collections::VecDeque;
 use super::memory::CHUNK;
 use super::requester::Source;
 use super::{Model, PairId, RegionId};
-use crate::marks::FailureClass;
-use crate::trace::{Digest, What};
+use crate::failure_class::FailureClass;
+use crate::trace::{Digest, EntryKind};
 
-/// What a simulation keeps of a queue pair's bytes.
+/// The state that a simulation keeps of a queue pair's bytes.
 #[derive(Default)]
 pub(super) struct Ownership {
     /// Send buffers that the device may still read.
@@ -40,7 +40,7 @@ struct Landing {
 }
 
 impl Ownership {
-    /// Whether the device may still read from a region.
+    /// Returns whether the device may still read from a region.
     pub(super) fn lends(&self, region: RegionId) -> bool {
         self.lent.iter().any(|lent| lent.region == region)
     }
@@ -66,7 +66,7 @@ impl Model {
 
     /// Work was posted. Its bytes are the device's from now on, unless it took a copy.
     pub(super) fn lend(&mut self, id: PairId) {
-        if self.nature.is_none() {
+        if self.simulation.is_none() {
             return;
         }
         let Some(pair) = self.pairs.get(id) else { return };
@@ -89,13 +89,13 @@ impl Model {
             self.hash_of(lent.region, lent.offset, lent.len).is_some_and(|hash| hash != lent.hash)
         });
         if let Some(work) = changed.map(|lent| lent.id) {
-            self.note(|| What::Tampered { pair: number, id: work });
+            self.note(|| EntryKind::Tampered { pair: number, id: work });
         }
         let Some(pair) = self.pairs.get_mut(id) else { return };
         let before = pair.ownership.lent.len();
         pair.ownership.lent.retain(|lent| lent.sequence >= free_below);
         if pair.ownership.lent.len() < before {
-            self.mark_observed(FailureClass::BufferOwnership);
+            self.count_observed(FailureClass::BufferOwnership);
         }
     }
 
@@ -117,7 +117,7 @@ impl Model {
                 let _inside = memory.write(to + place * PIECE, piece);
             }
         }
-        self.mark_injected(FailureClass::DataVisibility);
+        self.count_injected(FailureClass::DataVisibility);
         if let Some(pair) = self.pairs.get_mut(at) {
             pair.ownership.landing.push_back(Landing { sequence, region, offset: to, bytes });
         }
@@ -132,11 +132,11 @@ impl Model {
             if let Some(memory) = self.regions.get(landing.region).map(|region| &region.memory) {
                 let _inside = memory.write(landing.offset, &landing.bytes);
             }
-            self.mark_observed(FailureClass::DataVisibility);
+            self.count_observed(FailureClass::DataVisibility);
         }
     }
 
-    /// Whether the device of `host` still has something to say about `pair` that it will never say: for the marks.
+    /// Returns whether the device of `host` still has something to say about `pair` that it will never say: for the counts of failures.
     pub(super) fn ends_in_the_middle(&self, id: PairId) -> bool {
         self.pairs.get(id).is_some_and(|pair| pair.requester.has_work()) || self.has_unpolled(id)
     }

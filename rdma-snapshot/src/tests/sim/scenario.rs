@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rdma_softsim::{Fault, FaultPlan, Injection, Personality, Random, When};
+use rdma_softsim::{DeviceKind, Fault, FaultPlan, Injection, Random, When};
 
 use super::lie::Lie;
 use crate::reader::AREA;
@@ -17,7 +17,7 @@ pub(super) const ATTEMPTS: u32 = 16;
 
 pub(super) struct Scenario {
     pub(super) seed: u64,
-    pub(super) personality: Personality,
+    pub(super) personality: DeviceKind,
     pub(super) layout: Layout,
     /// Bytes of each chunk.
     pub(super) lengths: Vec<usize>,
@@ -104,7 +104,7 @@ impl Scenario {
     pub(super) fn draw(seed: u64) -> Self {
         let mut random = Random::new(seed);
         let random = &mut random;
-        let personality = random.pick(&Personality::ALL);
+        let personality = random.pick(&DeviceKind::ALL);
         let layout = if random.chance(1, 16) { Layout::Rcp } else { Layout::Chunks };
         let (lengths, marked) = lengths(layout, random);
         let count = random.within(1..=4) as u8;
