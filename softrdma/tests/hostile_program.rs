@@ -1,44 +1,16 @@
 //! A program may send the fabric anything. The fabric lives, and others notice nothing.
 
-use std::net::IpAddr;
-use std::os::fd::OwnedFd;
+mod session;
+
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType};
+use rustix::net::SendFlags;
+use session::{address, ask, come, open, raw};
 use softrdma::fabric::Fabric;
 use softrdma_wire::{
-    Access, Local, MAX_BATCH, Op, Params, Receive, Reply, Request, Send, Sge, Socket, Transition, VERSION,
+    Access, Local, MAX_BATCH, Op, Params, Receive, Reply, Request, Send, Sge, Transition, VERSION,
 };
-
-/// A session with the fabric, and the other end's descriptor where raw bytes are wanted.
-fn come(fabric: &Arc<Fabric>) -> Socket {
-    Socket::new(raw(fabric))
-}
-
-fn raw(fabric: &Arc<Fabric>) -> OwnedFd {
-    let kind = SocketType::SEQPACKET;
-    let (ours, theirs) =
-        rustix::net::socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).expect("sockets");
-    fabric.admit(Socket::new(theirs));
-    ours
-}
-
-fn ask(socket: &mut Socket, request: &Request<'_>) -> Reply {
-    socket.send(request, None).expect("the fabric listens");
-    socket.receive().expect("the fabric answers").0
-}
-
-fn address(last: u8) -> IpAddr {
-    IpAddr::from([192, 0, 2, last])
-}
-
-fn open(fabric: &Arc<Fabric>, last: u8) -> Socket {
-    let mut socket = come(fabric);
-    let hello = Request::Hello { version: VERSION, program: "test".into(), addresses: vec![address(last)] };
-    assert!(matches!(ask(&mut socket, &hello), Reply::Welcome { .. }));
-    socket
-}
 
 /// Whether an honest program is served.
 fn serves(fabric: &Arc<Fabric>) {

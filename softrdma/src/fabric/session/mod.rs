@@ -3,26 +3,26 @@
 //! A program may send anything. Whatever it names is looked up among its own objects, whatever it asks is checked by the
 //! model, and what it can have is bounded.
 
+mod manager;
+
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::Duration;
 
 use rdma_proto::backend::{
-    CmEventKind, CompletionQueue as _, EventChannel as _, Identifier as _, IdentifierKey, PostError,
-    QueuePair as _, QueuePairLimits, RnrTimer,
+    CompletionQueue as _, IdentifierKey, PostError, QueuePair as _, QueuePairLimits, RnrTimer,
 };
 use rdma_softsim::{
-    CompletionQueue, Device, Domain, Error, EventChannel, ForeignRegion, Identifier, Local, NamedReceive,
-    NamedSend, QueuePair, Sge, Signal, SoftSim, Told,
+    CompletionQueue, Device, Domain, Error, ForeignRegion, Local, NamedReceive, NamedSend, QueuePair, Sge,
+    SoftSim,
 };
 use rustix::io::Errno;
 use softrdma_wire::{self as wire, MAX_BATCH, MAX_INLINE, Name, Reply, Request};
 
 use super::memory::{Process, ProgramMemory};
-use super::signals::{Level, QueueSignal, Records};
+use super::signals::{QueueSignal, Records};
 use super::translate;
 
 /// Channels of either kind, which cost descriptors.
@@ -94,8 +94,8 @@ impl Info {
 /// What a program has made. Dropped in this order when it has ended, as a kernel cleans up: its peers are told.
 pub(super) struct Session {
     pairs: BTreeMap<Name, QueuePair>,
-    identifiers: BTreeMap<Name, Identifier>,
-    event_channels: BTreeMap<Name, (EventChannel, Arc<Level>)>,
+    identifiers: BTreeMap<Name, manager::Owned>,
+    event_channels: BTreeMap<Name, manager::Channel>,
     queues: BTreeMap<Name, CompletionQueue>,
     regions: BTreeMap<Name, (ForeignRegion, u64)>,
     domains: BTreeMap<Name, Domain>,
@@ -203,14 +203,9 @@ impl Session {
                 take(&mut self.completion_channels, name, |channel| Arc::strong_count(channel) > 1)
             }
             Request::CreateEventChannel => {
-                room(&self.event_channels, MOST_CHANNELS)?;
-                let level = Arc::new(Level::new()?);
-                *descriptor = Some(level.end().try_clone_to_owned().map_err(|_| Errno::MFILE)?);
-                let signal: Arc<dyn Signal> = Arc::<Level>::clone(&level);
-                let channel = self.host.event_channel_with(signal)?;
-                let name = self.name()?;
-                self.event_channels.insert(name, (channel, level));
-                Ok(Reply::Made(name))
+                let (made, end) = self.create_event_channel()?;
+                *descriptor = Some(end);
+                Ok(Reply::Made(made))
             }
             Request::DestroyEventChannel(name) => take(&mut self.event_channels, name, |_| false),
             Request::TakeEvent(channel) => self.take_event(channel),
@@ -372,89 +367,6 @@ impl Session {
             .map(|&wire::Receive { id, local }| NamedReceive { id, local: named(local) })
             .collect();
         Ok(posted(requests.len(), pair.post_named_receives(&requests)))
-    }
-
-    fn perform_on_identifier(&mut self, request: &Request<'_>) -> Result<Reply, Refusal> {
-        let id = |name: &Name| find(&self.identifiers, *name);
-        match request {
-            Request::CreateIdentifier { channel } => {
-                room(&self.identifiers, MOST_OBJECTS)?;
-                let identifier = find(&self.event_channels, *channel)?.0.create_id()?;
-                return Ok(Reply::Made(self.adopt(identifier)?));
-            }
-            Request::DestroyIdentifier(name) => {
-                let key = id(name)?.key();
-                self.keys.remove(&key);
-                return take(&mut self.identifiers, *name, |_| false);
-            }
-            Request::Bind { id: name, address } => {
-                let identifier = id(name)?;
-                identifier.bind(*address)?;
-                let bound = identifier.local_addr().ok_or(Errno::INVAL)?;
-                return Ok(Reply::Bound(bound));
-            }
-            Request::Listen { id: name, backlog } => {
-                let identifier = id(name)?;
-                if identifier.local_addr().is_none() {
-                    identifier.bind(SocketAddr::from(([0; 4], 0)))?;
-                }
-                identifier.listen(*backlog)?;
-                let bound = identifier.local_addr().ok_or(Errno::INVAL)?;
-                return Ok(Reply::Bound(bound));
-            }
-            Request::ResolveAddress { id: name, source, destination, milliseconds } => {
-                let timeout = Duration::from_millis((*milliseconds).into());
-                id(name)?.resolve_address(*source, *destination, timeout)?;
-            }
-            Request::ResolveRoute(name) => id(name)?.resolve_route(Duration::ZERO)?,
-            Request::Connect { id: name, pair, params, data } => {
-                id(name)?.connect_pair(find(&self.pairs, *pair)?, &translate::params(*params), data)?;
-            }
-            Request::Accept { id: name, pair, params, data } => {
-                id(name)?.accept_pair(find(&self.pairs, *pair)?, &translate::params(*params), data)?;
-            }
-            Request::Reject { id: name, data } => id(name)?.reject(data)?,
-            Request::Notify(name) => id(name)?.notify_established()?,
-            Request::Disconnect(name) => id(name)?.disconnect()?,
-            Request::Migrate { id: name, channel } => {
-                id(name)?.migrate(&find(&self.event_channels, *channel)?.0)?;
-            }
-            // Every other request was looked at before.
-            _ => return Err(Errno::INVAL.into()),
-        }
-        Ok(Reply::Done)
-    }
-
-    fn adopt(&mut self, identifier: Identifier) -> Result<Name, Refusal> {
-        let name = self.name()?;
-        self.keys.insert(identifier.key(), name);
-        self.identifiers.insert(name, identifier);
-        Ok(name)
-    }
-
-    fn take_event(&mut self, channel: Name) -> Result<Reply, Refusal> {
-        loop {
-            let (channel, _level) = find(&self.event_channels, channel)?;
-            let Some(Told { event, data }) = channel.next_with_data()? else { return Ok(Reply::Event(None)) };
-            // Of an identifier that is gone: nobody is left to hear it.
-            let Some(&told) = self.keys.get(&event.id) else { continue };
-            let (kind, status, params) = translate::event(&event.kind);
-            let (id, listener) = match event.kind {
-                CmEventKind::ConnectRequest { id, .. } => {
-                    if room(&self.identifiers, MOST_OBJECTS).is_err() {
-                        // Dropped, and so rejected.
-                        continue;
-                    }
-                    (self.adopt(id)?, Some(told))
-                }
-                _ => (told, None),
-            };
-            let identifier = find(&self.identifiers, id)?;
-            let (local, remote) = (identifier.local_addr(), identifier.peer_addr());
-            let data = data.into_vec();
-            let event = wire::Event { id, listener, kind, status, params, data, local, remote };
-            return Ok(Reply::Event(Some(Box::new(event))));
-        }
     }
 }
 

@@ -1,0 +1,152 @@
+//! What a session asks of the connection manager, and the events that it reads.
+
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rdma_proto::backend::{CmEventKind, EventChannel as _, Identifier as _};
+use rdma_softsim::{EventChannel, Identifier, Signal, Told};
+use rustix::io::Errno;
+use softrdma_wire::{self as wire, Name, Reply, Request};
+
+use super::super::signals::Level;
+use super::super::translate;
+use super::{MOST_CHANNELS, MOST_OBJECTS, Refusal, Session, find, room, take};
+
+/// An event channel.
+///
+/// Here an answer is there as soon as something was asked, which it is in no network. Programs that read their events until there
+/// are none, acting on each, rely on that (libvalkey forgets an answer that it reads in one batch with what made it ask). So a
+/// channel whose identifier has asked its peer for something is found empty once before it tells the answer.
+pub(super) struct Channel {
+    channel: EventChannel,
+    level: Arc<Level>,
+    awaits_answer: bool,
+}
+
+/// An identifier, and the channel that it has now.
+pub(super) struct Owned {
+    identifier: Identifier,
+    channel: Name,
+}
+
+impl Session {
+    pub(super) fn perform_on_identifier(&mut self, request: &Request<'_>) -> Result<Reply, Refusal> {
+        let id = |name: &Name| find(&self.identifiers, *name).map(|owned| &owned.identifier);
+        match request {
+            Request::CreateIdentifier { channel } => {
+                room(&self.identifiers, MOST_OBJECTS)?;
+                let identifier = find(&self.event_channels, *channel)?.channel.create_id()?;
+                return Ok(Reply::Made(self.adopt(identifier, *channel)?));
+            }
+            Request::DestroyIdentifier(name) => {
+                let key = id(name)?.key();
+                self.keys.remove(&key);
+                return take(&mut self.identifiers, *name, |_| false);
+            }
+            Request::Bind { id: name, address } => {
+                let identifier = id(name)?;
+                identifier.bind(*address)?;
+                let bound = identifier.local_addr().ok_or(Errno::INVAL)?;
+                return Ok(Reply::Bound(bound));
+            }
+            Request::Listen { id: name, backlog } => {
+                let identifier = id(name)?;
+                if identifier.local_addr().is_none() {
+                    identifier.bind(SocketAddr::from(([0; 4], 0)))?;
+                }
+                identifier.listen(*backlog)?;
+                let bound = identifier.local_addr().ok_or(Errno::INVAL)?;
+                return Ok(Reply::Bound(bound));
+            }
+            Request::ResolveAddress { id: name, source, destination, milliseconds } => {
+                let timeout = Duration::from_millis((*milliseconds).into());
+                id(name)?.resolve_address(*source, *destination, timeout)?;
+            }
+            Request::ResolveRoute(name) => id(name)?.resolve_route(Duration::ZERO)?,
+            Request::Connect { id: name, pair, params, data } => {
+                id(name)?.connect_pair(find(&self.pairs, *pair)?, &translate::params(*params), data)?;
+                self.answer_is_on_its_way(*name);
+            }
+            Request::Accept { id: name, pair, params, data } => {
+                id(name)?.accept_pair(find(&self.pairs, *pair)?, &translate::params(*params), data)?;
+            }
+            Request::Reject { id: name, data } => id(name)?.reject(data)?,
+            Request::Notify(name) => id(name)?.notify_established()?,
+            Request::Disconnect(name) => id(name)?.disconnect()?,
+            Request::Migrate { id: name, channel } => {
+                id(name)?.migrate(&find(&self.event_channels, *channel)?.channel)?;
+                if let Some(owned) = self.identifiers.get_mut(name) {
+                    owned.channel = *channel;
+                }
+            }
+            // Every other request was looked at before.
+            _ => return Err(Errno::INVAL.into()),
+        }
+        Ok(Reply::Done)
+    }
+
+    fn adopt(&mut self, identifier: Identifier, channel: Name) -> Result<Name, Refusal> {
+        let name = self.name()?;
+        self.keys.insert(identifier.key(), name);
+        self.identifiers.insert(name, Owned { identifier, channel });
+        Ok(name)
+    }
+
+    /// What the peer of an identifier says next takes a journey: its channel is found empty before.
+    fn answer_is_on_its_way(&mut self, identifier: Name) {
+        let channel = self.identifiers.get(&identifier).map(|owned| owned.channel);
+        if let Some(channel) = channel.and_then(|channel| self.event_channels.get_mut(&channel)) {
+            channel.awaits_answer = true;
+        }
+    }
+
+    pub(super) fn create_event_channel(&mut self) -> Result<(Name, OwnedFd), Refusal> {
+        room(&self.event_channels, MOST_CHANNELS)?;
+        let level = Arc::new(Level::new()?);
+        let end = level.end().try_clone_to_owned().map_err(|_| Errno::MFILE)?;
+        let signal: Arc<dyn Signal> = Arc::<Level>::clone(&level);
+        let channel = self.host.event_channel_with(signal)?;
+        let name = self.name()?;
+        self.event_channels.insert(name, Channel { channel, level, awaits_answer: false });
+        Ok((name, end))
+    }
+
+    pub(super) fn take_event(&mut self, name: Name) -> Result<Reply, Refusal> {
+        let channel = self.event_channels.get_mut(&name).ok_or(Errno::INVAL)?;
+        if std::mem::take(&mut channel.awaits_answer) {
+            if channel.channel.is_readable() {
+                // For who is told of changes only (EPOLLET, `epoll(7)`).
+                channel.level.raise();
+            }
+            return Ok(Reply::Event(None));
+        }
+        loop {
+            let Channel { channel, .. } = find(&self.event_channels, name)?;
+            let Some(Told { event, data }) = channel.next_with_data()? else { return Ok(Reply::Event(None)) };
+            // Of an identifier that is gone: nobody is left to hear it.
+            let Some(&told) = self.keys.get(&event.id) else { continue };
+            let (kind, status, params) = translate::event(&event.kind);
+            let established = matches!(event.kind, CmEventKind::Established { .. });
+            let (id, listener) = match event.kind {
+                CmEventKind::ConnectRequest { id, .. } => {
+                    if room(&self.identifiers, MOST_OBJECTS).is_err() {
+                        // Dropped, and so rejected.
+                        continue;
+                    }
+                    (self.adopt(id, name)?, Some(told))
+                }
+                _ => (told, None),
+            };
+            let Owned { identifier, .. } = find(&self.identifiers, id)?;
+            let (local, remote) = (identifier.local_addr(), identifier.peer_addr());
+            let data = data.into_vec();
+            if established {
+                self.answer_is_on_its_way(id);
+            }
+            let event = wire::Event { id, listener, kind, status, params, data, local, remote };
+            return Ok(Reply::Event(Some(Box::new(event))));
+        }
+    }
+}
