@@ -3,12 +3,13 @@
 
 use std::ffi::OsString;
 use std::net::IpAddr;
-use std::os::unix::process::ExitStatusExt as _;
+use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
 use clap::{Parser, Subcommand};
 use comfy_table::{Table, presets};
+use rustix::io::FdFlags;
 use softrdma::runtime::{Error, Place, has_rdma_core};
 use softrdma_wire::{ADDRESSES, Reply, Request, SOCKET, Session};
 
@@ -76,8 +77,10 @@ fn act(action: Action) -> Result<ExitCode, Error> {
 fn run(fabric: &str, addresses: &[IpAddr], command: &[OsString]) -> Result<ExitCode, Error> {
     let place = Place::of(fabric)?;
     let libraries = place.libraries()?;
-    // Keeps the fabric there until the program has ended.
-    let _presence = place.enter()?;
+    // Keeps the fabric there until the program has ended, which takes the place of this one.
+    let presence = place.enter()?;
+    rustix::io::fcntl_setfd(&presence, FdFlags::empty())
+        .map_err(|errno| Error::System { what: "the fabric's socket".into(), error: errno.into() })?;
     // The command line has one.
     let [program, arguments @ ..] = command else { return Ok(ExitCode::FAILURE) };
     let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
@@ -90,12 +93,8 @@ fn run(fabric: &str, addresses: &[IpAddr], command: &[OsString]) -> Result<ExitC
     if !has_rdma_core() {
         started.env("LD_LIBRARY_PATH", before(libraries.search().into(), "LD_LIBRARY_PATH"));
     }
-    let status = started
-        .status()
-        .map_err(|error| Error::System { what: program.to_string_lossy().into_owned(), error })?;
-    // As a shell has it.
-    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1);
-    Ok(ExitCode::from(u8::try_from(code).unwrap_or(u8::MAX)))
+    // Signals and the exit status are the program's own from here on.
+    Err(Error::System { what: program.to_string_lossy().into_owned(), error: started.exec() })
 }
 
 /// A list of paths in the environment, with one more in front.

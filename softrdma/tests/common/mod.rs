@@ -88,10 +88,16 @@ impl Running {
         }
     }
 
+    /// Reads so many bytes of what it prints.
+    pub(crate) fn skip(&mut self, bytes: usize) {
+        self.lines.read_exact(&mut vec![0; bytes]).expect("it prints as much");
+    }
+
     /// Waits for the end: whether it was a success, and what it printed.
     pub(crate) fn finish(mut self) -> (bool, String) {
-        let mut text = String::new();
-        self.lines.read_to_string(&mut text).expect("text");
+        let mut text = Vec::new();
+        self.lines.read_to_end(&mut text).expect("text");
+        let text = String::from_utf8_lossy(&text).into_owned();
         let status = await_some("a program's end", || self.child.try_wait().expect("a child"));
         (status.success(), text)
     }
