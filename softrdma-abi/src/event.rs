@@ -69,21 +69,35 @@ pub unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_event_cha
     unsafe { destroy_event_channel(channel) };
 }
 
-/// Takes what `take` finds; while that is nothing, sleeps on `descriptor`, unless that is not to block: `EAGAIN`.
+/// Takes the next event by `take`. Sleeps on `descriptor` before, unless it does not block: then `EAGAIN` if there is none.
+///
+/// The fabric is asked only when the descriptor is readable, so that other threads' calls do not come between the call and
+/// its sleep: a program may destroy a channel while a thread sleeps on it, and that thread is not woken, as it is not from
+/// the kernel's channel. `rping` ends so.
 fn wait<T>(descriptor: RawFd, mut take: impl FnMut() -> Result<Option<T>, c_int>) -> Result<T, c_int> {
     loop {
-        if let Some(found) = take()? {
-            return Ok(found);
-        }
-        // SAFETY: fcntl(2): a descriptor that its channel owns; the flags are read.
+        // SAFETY: fcntl(2): the flags are read; a descriptor that is closed is refused.
         let flags = unsafe { libc::fcntl(descriptor, libc::F_GETFL) };
-        if flags == -1 || flags & libc::O_NONBLOCK != 0 {
-            return Err(if flags == -1 { libc::EBADF } else { libc::EAGAIN });
+        if flags == -1 {
+            return Err(libc::EBADF);
         }
-        let mut entry = libc::pollfd { fd: descriptor, events: libc::POLLIN, revents: 0 };
-        // SAFETY: poll(2): one entry, which is written.
-        if unsafe { libc::poll(&raw mut entry, 1, -1) } == -1 {
-            return Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO));
+        let blocking = flags & libc::O_NONBLOCK == 0;
+        if blocking {
+            let mut entry = libc::pollfd { fd: descriptor, events: libc::POLLIN, revents: 0 };
+            // SAFETY: poll(2): one entry, which is written.
+            if unsafe { libc::poll(&raw mut entry, 1, -1) } == -1 {
+                return Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO));
+            }
+        }
+        match take() {
+            Ok(Some(found)) => return Ok(found),
+            Ok(None) if !blocking => return Err(libc::EAGAIN),
+            Ok(None) => {}
+            // Destroyed during the sleep.
+            Err(libc::EBADF) if blocking => loop {
+                std::thread::park();
+            },
+            Err(errno) => return Err(errno),
         }
     }
 }

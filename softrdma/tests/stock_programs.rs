@@ -13,11 +13,13 @@ fn pair(name: &str, server: &[&str], client: &[&str]) -> Option<String> {
         installed(program.first()?)?;
     }
     let home = Home::new(name);
-    let serving = Running::start(&mut home.run(SERVER, server));
+    let mut serving = Running::start(&mut home.run(SERVER, server));
     let text = common::await_some("the client's success", || {
         let output = home.run(CLIENT, client).output().expect("runs");
         if !output.status.success() {
-            println!("again: {}", String::from_utf8_lossy(&output.stderr));
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(serving.runs(), "the server has served it, and the client failed: {said}");
+            println!("again: {said}");
             return None;
         }
         Some(succeeded(&output))

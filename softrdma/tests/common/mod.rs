@@ -93,6 +93,11 @@ impl Running {
         self.lines.read_exact(&mut vec![0; bytes]).expect("it prints as much");
     }
 
+    /// Whether it has not ended yet.
+    pub(crate) fn runs(&mut self) -> bool {
+        self.child.try_wait().expect("a child").is_none()
+    }
+
     /// Waits for the end: whether it was a success, and what it printed.
     pub(crate) fn finish(mut self) -> (bool, String) {
         let mut text = Vec::new();

@@ -114,7 +114,8 @@ impl Session {
     }
 
     pub(super) fn take_event(&mut self, name: Name) -> Result<Reply, Refusal> {
-        let channel = self.event_channels.get_mut(&name).ok_or(Errno::INVAL)?;
+        // A channel that is gone is a descriptor that was closed.
+        let channel = self.event_channels.get_mut(&name).ok_or(Errno::BADF)?;
         if std::mem::take(&mut channel.awaits_answer) {
             if channel.channel.is_readable() {
                 // For who is told of changes only (EPOLLET, `epoll(7)`).
