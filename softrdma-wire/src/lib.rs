@@ -10,6 +10,7 @@
 
 mod socket;
 
+use std::borrow::Cow;
 use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
@@ -17,11 +18,13 @@ use serde::{Deserialize, Serialize};
 pub use socket::{Error, Listener, Socket};
 
 /// Of this protocol. Both sides come from one build, so any other is a mistake in how they were started.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Bytes of a message. Longer chains of work requests go in several.
 pub const MAX_MESSAGE: usize = 64 * 1024;
 /// Work requests or completions in one message.
 pub const MAX_BATCH: usize = 256;
+/// Scatter-gather elements of one work request.
+pub const MAX_ELEMENTS: usize = 16;
 /// Bytes of inline data in one work request.
 pub const MAX_INLINE: usize = 256;
 /// Bytes of one record of a completion channel: the name of a completion queue, as a little-endian number of 64 bits.
@@ -271,7 +274,7 @@ pub struct Sge {
 }
 
 /// A send work request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the fields of struct ibv_send_wr")]
 pub struct Send<'a> {
     pub id: u64,
@@ -282,12 +285,13 @@ pub struct Send<'a> {
 }
 
 /// Its bytes, or where they are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Local<'a> {
-    /// In registered memory.
-    Memory(Sge),
+    /// In registered memory, in at most [`MAX_ELEMENTS`] places.
+    Memory(Vec<Sge>),
     /// Here.
-    Inline(&'a [u8]),
+    #[serde(borrow)]
+    Inline(Cow<'a, [u8]>),
 }
 
 /// What it does. Immediates are numbers, not bytes.
@@ -302,11 +306,11 @@ pub enum Op {
 }
 
 /// A receive work request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the fields of struct ibv_recv_wr")]
 pub struct Receive {
     pub id: u64,
-    pub local: Sge,
+    pub local: Vec<Sge>,
 }
 
 /// A work completion.

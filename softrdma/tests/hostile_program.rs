@@ -2,6 +2,7 @@
 
 mod session;
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use proptest::prelude::*;
@@ -104,15 +105,18 @@ fn request() -> impl Strategy<Value = Request<'static>> {
         (name(), proptest::collection::vec((op(), sge(), any::<[bool; 2]>(), 0_usize..300), 0..8)).prop_map(
             |(pair, work)| {
                 let send = |(op, sge, [signaled, inline], len): (Op, Sge, [bool; 2], usize)| {
-                    let local = if inline { Local::Inline(&DATA[..len]) } else { Local::Memory(sge) };
+                    let local = if inline {
+                        Local::Inline(Cow::Borrowed(&DATA[..len]))
+                    } else {
+                        Local::Memory(vec![sge; len % 20])
+                    };
                     Send { id: 1, op, signaled, local }
                 };
                 Request::PostSend { pair, work: work.into_iter().map(send).collect() }
             }
         ),
-        (name(), sge(), 0..MAX_BATCH + 2).prop_map(|(pair, local, count)| Request::PostReceive {
-            pair,
-            work: vec![Receive { id: 2, local }; count]
+        (name(), sge(), 0..MAX_BATCH + 2, 0..20_usize).prop_map(|(pair, sge, count, elements)| {
+            Request::PostReceive { pair, work: vec![Receive { id: 2, local: vec![sge; elements] }; count] }
         }),
     ];
     let manager = prop_oneof![

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rdma_proto::backend::{Access, RemoteAddress};
 use rdma_proto::memory::SharedMemory;
 
-use super::queue_pair::Part;
+use super::parts::Part;
 use super::{DomainId, HostId, Model, PairId, RegionId};
 use crate::Error;
 use crate::trace::What;

@@ -18,6 +18,7 @@ mod memory;
 mod nature;
 mod numbers;
 mod ownership;
+mod parts;
 mod queue_pair;
 mod requester;
 mod responder;
@@ -43,7 +44,8 @@ pub(crate) use making::Making;
 pub use memory::ForeignMemory;
 pub(crate) use memory::{Bytes, Memory, Registration};
 pub(crate) use nature::Nature;
-pub(crate) use queue_pair::{Part, PostedReceive, PostedSend, State};
+pub(crate) use parts::{Part, Parts};
+pub(crate) use queue_pair::{PostedReceive, PostedSend, State};
 
 pub(crate) type HostId = Id<host::Host>;
 pub(crate) type ContextId = Id<context::Context>;

@@ -22,6 +22,10 @@ impl Home {
         Self { path }
     }
 
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
     pub(crate) fn socket(&self) -> PathBuf {
         self.path.join("softrdma/default/socket")
     }

@@ -19,7 +19,7 @@ use rdma_softsim::{
     SoftSim,
 };
 use rustix::io::Errno;
-use softrdma_wire::{self as wire, MAX_BATCH, MAX_INLINE, Name, Reply, Request};
+use softrdma_wire::{self as wire, MAX_BATCH, MAX_ELEMENTS, MAX_INLINE, Name, Reply, Request};
 
 use super::memory::{Process, ProgramMemory};
 use super::signals::{QueueSignal, Records};
@@ -344,12 +344,20 @@ impl Session {
         if work.len() > MAX_BATCH {
             return Err(Errno::INVAL.into());
         }
+        let lists: Vec<Vec<Sge>> = work
+            .iter()
+            .map(|work| match &work.local {
+                wire::Local::Inline(_) => Ok(Vec::new()),
+                wire::Local::Memory(list) => named(list),
+            })
+            .collect::<Result<_, _>>()?;
         let requests: Vec<_> = work
             .iter()
-            .map(|&wire::Send { id, op, signaled, local }| {
+            .zip(&lists)
+            .map(|(&wire::Send { id, op, signaled, ref local }, list)| {
                 let local = match local {
                     wire::Local::Inline(bytes) => Local::Inline(bytes),
-                    wire::Local::Memory(sge) => Local::Memory(named(sge)),
+                    wire::Local::Memory(_) => Local::Memory(list),
                 };
                 NamedSend { id, op: translate::op(op), local, signaled }
             })
@@ -362,17 +370,19 @@ impl Session {
         if work.len() > MAX_BATCH {
             return Err(Errno::INVAL.into());
         }
-        let requests: Vec<_> = work
-            .iter()
-            .map(|&wire::Receive { id, local }| NamedReceive { id, local: named(local) })
-            .collect();
+        let lists: Vec<Vec<Sge>> = work.iter().map(|work| named(&work.local)).collect::<Result<_, _>>()?;
+        let requests: Vec<_> =
+            work.iter().zip(&lists).map(|(work, list)| NamedReceive { id: work.id, local: list }).collect();
         Ok(posted(requests.len(), pair.post_named_receives(&requests)))
     }
 }
 
-const fn named(sge: wire::Sge) -> Sge {
-    let wire::Sge { address, len, lkey } = sge;
-    Sge { address, len, lkey }
+/// The elements of a work request.
+fn named(list: &[wire::Sge]) -> Result<Vec<Sge>, Refusal> {
+    if list.len() > MAX_ELEMENTS {
+        return Err(Errno::INVAL.into());
+    }
+    Ok(list.iter().map(|&wire::Sge { address, len, lkey }| Sge { address, len, lkey }).collect())
 }
 
 fn posted(count: usize, result: Result<(), PostError<Error>>) -> Reply {
