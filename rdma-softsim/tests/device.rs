@@ -12,8 +12,9 @@ use rdma_proto::backend::{
     RemoteAddress, RnrTimer, SendOp,
 };
 use rdma_softsim::{
-    About, CompletionQueue, Device, Domain, Error, Fabric, ForeignMemory, ForeignRegion, Local, NamedReceive,
-    NamedSend, PairState, QueuePair, Resources, Sge, Signal, SoftSim, Transition,
+    About, Chance, CompletionQueue, Device, Domain, Error, Fabric, Fault, ForeignMemory, ForeignRegion,
+    Local, NamedReceive, NamedSend, PairState, QueuePair, Resources, Sge, Signal, Site, SoftSim, Transition,
+    When,
 };
 
 const BASE: u64 = 0x1000;
@@ -209,6 +210,64 @@ fn an_element_of_a_wrong_key_fails_the_request() {
     a.post_list(SendOp::Send, &[a.sge(0, 8), Sge { lkey: a.region.key() ^ 1, ..a.sge(8, 8) }]);
     assert_eq!(a.completions(), [Err(CompletionStatus::LOC_PROT_ERR)]);
     assert_eq!(b.completions(), []);
+}
+
+/// Which of 64 requests are refused, by a fault that comes half of the time.
+fn refused(seed: u64) -> Vec<bool> {
+    let (fabric, a, b) = connected();
+    let remote = RemoteAddress { address: BASE, rkey: b.region.key() };
+    fabric.seed_faults(seed);
+    let half = Chance { times: 500_000 };
+    assert!(fabric.inject(address(1), Fault::QueueFull, Err(half)));
+    let refused: Vec<_> = (0..64)
+        .map(|_| {
+            let work =
+                NamedSend { id: 1, op: SendOp::Write(remote), local: Local::Inline(&[]), signaled: true };
+            while !a.completions().is_empty() {}
+            a.pair.post_named(&[work]).is_err()
+        })
+        .collect();
+    assert_eq!(fabric.faults_struck(), refused.iter().filter(|refused| **refused).count() as u64);
+    refused
+}
+
+#[test]
+fn faults_by_chance_follow_their_seed() {
+    let first = refused(1);
+    assert!(first.contains(&true) && first.contains(&false));
+    assert_eq!(refused(1), first);
+    assert_ne!(refused(2), first);
+}
+
+/// In real time, on a fabric without faults so far: times count from the injection.
+#[test]
+fn a_fault_strikes_a_fabric_in_real_time() {
+    let (fabric, a, b) = connected();
+    let remote = || RemoteAddress { address: BASE, rkey: b.region.key() };
+    for _ in 0..3 {
+        a.post(SendOp::Write(remote()), a.sge(0, 8));
+    }
+    assert!(!fabric.inject(address(3), Fault::KeyRefused, Ok(When::Event(0))), "there is no such host");
+    assert!(!fabric.inject(address(2), Fault::PairFatal, Err(Chance { times: 1 })), "it strikes by itself");
+    assert!(fabric.inject(address(2), Fault::KeyRefused, Ok(When::Pass(Site::Arrive, 2))));
+    for _ in 0..2 {
+        a.post(SendOp::Write(remote()), a.sge(0, 8));
+    }
+    let mut expected = vec![Ok(Completed::Write); 4];
+    expected.push(Err(CompletionStatus::REM_ACCESS_ERR));
+    assert_eq!(a.completions(), expected);
+    assert_eq!(fabric.faults_struck(), 1);
+    assert_eq!(b.device.next_event().unwrap(), Some((AsyncEvent::QpAccessErr, About::Pair(9))));
+}
+
+/// What happens to the device is told to everybody who opened it.
+#[test]
+fn a_link_that_goes_down_is_told_to_who_opened_the_device() {
+    let (fabric, a, b) = connected();
+    assert!(fabric.inject(address(1), Fault::LinkDown { micros: 1 }, Ok(When::Event(0))));
+    a.post(SendOp::Write(RemoteAddress { address: BASE, rkey: b.region.key() }), a.sge(0, 8));
+    assert_eq!(a.device.next_event().unwrap(), Some((AsyncEvent::PortErr, About::Device)));
+    assert_eq!(b.device.next_event().unwrap(), None);
 }
 
 #[test]

@@ -50,6 +50,12 @@ pub enum Request<'a> {
     },
     /// Answer: [`Reply::Status`]. Needs no session.
     Status,
+    /// Lets these befall machines of the fabric, at most [`MAX_BATCH`] at a time; what comes by chance is drawn from the seed, if there
+    /// is one. Needs no session.
+    Inject {
+        seed: Option<u64>,
+        faults: Vec<Fault>,
+    },
 
     AllocateDomain,
     FreeDomain(Name),
@@ -157,6 +163,28 @@ pub enum Request<'a> {
     },
 }
 
+/// A fault, and whom it befalls.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fault {
+    /// The machine with this address, which may come later.
+    pub address: IpAddr,
+    /// As `softrdma fault` spells it.
+    pub what: String,
+    /// When.
+    pub when: When,
+}
+
+/// When a fault strikes. Times count from now on, or from the coming of the machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum When {
+    /// After so many events of the fabric.
+    Event(u64),
+    /// At this pass through the site of this name.
+    Pass(String, u32),
+    /// Again and again, at so many of a million things that it can strike.
+    Chance(u32),
+}
+
 /// What the fabric answers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reply {
@@ -213,8 +241,13 @@ pub enum Reply {
     Event(Option<Box<Event>>),
     /// The address that an identifier is bound to.
     Bound(SocketAddr),
-    /// What the fabric holds.
-    Status(Vec<Session>),
+    /// What the fabric holds, and how often faults struck.
+    Status {
+        /// Who is there.
+        sessions: Vec<Session>,
+        /// Faults so far.
+        struck: u64,
+    },
 }
 
 /// What a region may be used for: `enum ibv_access_flags`, the lowest three.

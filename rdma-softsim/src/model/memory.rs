@@ -199,7 +199,7 @@ impl Model {
     }
 
     pub(crate) fn deregister(&mut self, id: RegionId) {
-        if self.nature.is_some()
+        if self.is_observed()
             && self.pairs.iter().any(|(_, pair)| pair.uses(id))
             && let Some(host) = self.regions.get(id).map(|region| region.host.index())
         {

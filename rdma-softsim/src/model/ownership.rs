@@ -66,7 +66,7 @@ impl Model {
 
     /// Work was posted. Its bytes are the device's from now on, unless it took a copy.
     pub(super) fn lend(&mut self, id: PairId) {
-        if self.nature.is_none() {
+        if !self.is_observed() {
             return;
         }
         let Some(pair) = self.pairs.get(id) else { return };

@@ -223,7 +223,7 @@ impl Model {
         let number = pair.number;
         let work = SendWork { id: work, op, source, len, signaled, shows: ClassSet::EMPTY };
         let failed = pair.state == State::Error;
-        if self.nature.is_some() {
+        if self.is_observed() {
             let posted = self.describe(&work);
             self.note(|| What::Posted { pair: number, work: posted });
         }

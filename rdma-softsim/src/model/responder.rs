@@ -216,7 +216,7 @@ impl Model {
             Ok(Err(Unreachable::Target)) => Err(Refusal::MEMORY_GONE),
             Err(refusal) => Err(refusal),
         };
-        if self.nature.is_some() && outcome.is_ok() {
+        if self.is_observed() && outcome.is_ok() {
             self.note_execution(from, at, epoch, sequence);
         }
         let Some(peer) = self.pairs.get_mut(at) else { return Answer::Ack };

@@ -1,5 +1,6 @@
 //! `doctor`: what this machine has for runs on a device, and what is missing. All of it is looked at, also behind what is missing.
 
+use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -75,11 +76,12 @@ fn look(listen: Option<SocketAddr>) -> Vec<Finding> {
         Ok(verbs) => verbs.event_channel().map_err(|error| error.to_string()),
         Err(_) => Err("needs the libraries".into()),
     };
+    let [kernel, devices] = provided(std::env::var_os(SOFTRDMA));
     let mut findings = vec![
         Finding::told("embedded fabric", "here, as everywhere".into()),
         Finding::needed("libraries", verbs.map(|_| "librdmacm and libibverbs are loaded".into())),
-        Finding::needed("kernel", kernel()),
-        Finding::needed("devices", devices(Path::new("/sys/class/infiniband"))),
+        kernel,
+        devices,
         Finding::needed("connection manager", channel.as_ref().map(|_| "opens".into()).map_err(Clone::clone)),
         Finding::told("locked memory", locked_memory()),
         Finding::told("Valkey", valkey()),
@@ -94,6 +96,23 @@ fn look(listen: Option<SocketAddr>) -> Vec<Finding> {
         findings.push(Finding::needed("listening", listens));
     }
     findings
+}
+
+/// The environment variable by which programs under softrdma find their fabric.
+const SOFTRDMA: &str = "SOFTRDMA_SOCKET";
+
+/// What provides the devices: softrdma, where this program runs under it, or else the kernel.
+fn provided(softrdma: Option<OsString>) -> [Finding; 2] {
+    match softrdma {
+        Some(socket) => [
+            Finding::told("kernel", "not needed under softrdma".into()),
+            Finding::needed("devices", Ok(format!("softrdma's, of the fabric at {}", socket.display()))),
+        ],
+        None => [
+            Finding::needed("kernel", kernel()),
+            Finding::needed("devices", devices(Path::new("/sys/class/infiniband"))),
+        ],
+    }
 }
 
 /// The module behind librdmacm.
@@ -157,6 +176,13 @@ fn valkey() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Under softrdma nothing of the kernel's is missing.
+    #[test]
+    fn softrdma_needs_no_kernel() {
+        let [kernel, devices] = provided(Some("/run/fabric".into()));
+        assert!(kernel.ok.is_none() && devices.ok == Some(true) && devices.told.contains("/run/fabric"));
+    }
 
     /// A device is named with the state of its ports, and a folder without any says how to make one.
     #[test]

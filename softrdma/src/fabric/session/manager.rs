@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rdma_proto::backend::{CmEventKind, EventChannel as _, Identifier as _};
-use rdma_softsim::{EventChannel, Identifier, Signal, Told};
+use rdma_softsim::{EventChannel, Identifier, Signal, SoftSim, Told};
 use rustix::io::Errno;
 use softrdma_wire::{self as wire, Name, Reply, Request};
 
@@ -17,18 +17,34 @@ use super::{MOST_CHANNELS, MOST_OBJECTS, Refusal, Session, find, room, take};
 /// An event channel.
 ///
 /// Here an answer is there as soon as something was asked, which it is in no network. Programs that read their events until there
-/// are none, acting on each, rely on that (libvalkey forgets an answer that it reads in one batch with what made it ask). So a
-/// channel whose identifier has asked its peer for something is found empty once before it tells the answer.
+/// are none, a *batch*, acting on each, rely on that: libvalkey forgets that a connection failed if it reads so in one batch with
+/// what made it connect. So the end of a connection is no event of the batch in which its program asked for it or was told of it.
 pub(super) struct Channel {
     channel: EventChannel,
     level: Arc<Level>,
-    awaits_answer: bool,
+    /// How often there was no event.
+    batch: u64,
+    /// An event of the next batch.
+    held: Option<Told>,
 }
 
 /// An identifier, and the channel that it has now.
 pub(super) struct Owned {
     identifier: Identifier,
     channel: Name,
+    /// The batch in which it asked to be connected, or was told that it is.
+    connects_in: Option<u64>,
+}
+
+/// Whether a connection ends by this, or does not come about.
+const fn is_end(kind: &CmEventKind<SoftSim>) -> bool {
+    matches!(
+        kind,
+        CmEventKind::Unreachable { .. }
+            | CmEventKind::ConnectError { .. }
+            | CmEventKind::Rejected { .. }
+            | CmEventKind::Disconnected
+    )
 }
 
 impl Session {
@@ -67,7 +83,7 @@ impl Session {
             Request::ResolveRoute(name) => id(name)?.resolve_route(Duration::ZERO)?,
             Request::Connect { id: name, pair, params, data } => {
                 id(name)?.connect_pair(find(&self.pairs, *pair)?, &translate::params(*params), data)?;
-                self.answer_is_on_its_way(*name);
+                self.connects(*name);
             }
             Request::Accept { id: name, pair, params, data } => {
                 id(name)?.accept_pair(find(&self.pairs, *pair)?, &translate::params(*params), data)?;
@@ -90,15 +106,14 @@ impl Session {
     fn adopt(&mut self, identifier: Identifier, channel: Name) -> Result<Name, Refusal> {
         let name = self.name()?;
         self.keys.insert(identifier.key(), name);
-        self.identifiers.insert(name, Owned { identifier, channel });
+        self.identifiers.insert(name, Owned { identifier, channel, connects_in: None });
         Ok(name)
     }
 
-    /// What the peer of an identifier says next takes a journey: its channel is found empty before.
-    fn answer_is_on_its_way(&mut self, identifier: Name) {
-        let channel = self.identifiers.get(&identifier).map(|owned| owned.channel);
-        if let Some(channel) = channel.and_then(|channel| self.event_channels.get_mut(&channel)) {
-            channel.awaits_answer = true;
+    /// The identifier connects in the present batch of its channel.
+    fn connects(&mut self, identifier: Name) {
+        if let Some(owned) = self.identifiers.get_mut(&identifier) {
+            owned.connects_in = self.event_channels.get(&owned.channel).map(|channel| channel.batch);
         }
     }
 
@@ -109,23 +124,42 @@ impl Session {
         let signal: Arc<dyn Signal> = Arc::<Level>::clone(&level);
         let channel = self.host.event_channel_with(signal)?;
         let name = self.name()?;
-        self.event_channels.insert(name, Channel { channel, level, awaits_answer: false });
+        self.event_channels.insert(name, Channel { channel, level, batch: 0, held: None });
         Ok((name, end))
     }
 
-    pub(super) fn take_event(&mut self, name: Name) -> Result<Reply, Refusal> {
+    /// The next event of a channel, if its batch has one.
+    fn next_told(&mut self, name: Name) -> Result<Option<Told>, Refusal> {
         // A channel that is gone is a descriptor that was closed.
         let channel = self.event_channels.get_mut(&name).ok_or(Errno::BADF)?;
-        if std::mem::take(&mut channel.awaits_answer) {
-            if channel.channel.is_readable() {
-                // For who is told of changes only (EPOLLET, `epoll(7)`).
-                channel.level.raise();
+        if let Some(held) = channel.held.take() {
+            if !channel.channel.is_readable() {
+                channel.level.clear();
             }
-            return Ok(Reply::Event(None));
+            return Ok(Some(held));
         }
+        let Some(told) = channel.channel.next_with_data()? else {
+            channel.batch += 1;
+            return Ok(None);
+        };
+        let owner = self.keys.get(&told.event.id).and_then(|name| self.identifiers.get(name));
+        let connects_in = owner.and_then(|owner| owner.connects_in);
+        if is_end(&told.event.kind) && connects_in == Some(channel.batch) {
+            channel.batch += 1;
+            channel.held = Some(told);
+            channel.level.raise();
+            return Ok(None);
+        }
+        Ok(Some(told))
+    }
+
+    pub(super) fn take_event(&mut self, name: Name) -> Result<Reply, Refusal> {
         loop {
-            let Channel { channel, .. } = find(&self.event_channels, name)?;
-            let Some(Told { event, data }) = channel.next_with_data()? else { return Ok(Reply::Event(None)) };
+            let Some(Told { event, data }) = self.next_told(name)? else { return Ok(Reply::Event(None)) };
+            // Programs read these from their device.
+            if matches!(event.kind, CmEventKind::Async(_)) {
+                continue;
+            }
             // Of an identifier that is gone: nobody is left to hear it.
             let Some(&told) = self.keys.get(&event.id) else { continue };
             let (kind, status, params) = translate::event(&event.kind);
@@ -144,7 +178,7 @@ impl Session {
             let (local, remote) = (identifier.local_addr(), identifier.peer_addr());
             let data = data.into_vec();
             if established {
-                self.answer_is_on_its_way(id);
+                self.connects(id);
             }
             let event = wire::Event { id, listener, kind, status, params, data, local, remote };
             return Ok(Reply::Event(Some(Box::new(event))));

@@ -55,7 +55,7 @@ impl From<Errno> for Refusal {
 #[derive(Debug)]
 pub(super) struct Info {
     pub(super) program: String,
-    pub(super) pid: u32,
+    pub(super) process: Arc<Process>,
     pub(super) addresses: Vec<IpAddr>,
     domains: AtomicU64,
     regions: AtomicU64,
@@ -67,18 +67,29 @@ pub(super) struct Info {
 }
 
 impl Info {
-    pub(super) fn new(program: String, pid: u32, addresses: Vec<IpAddr>) -> Self {
+    pub(super) fn new(program: String, process: Arc<Process>, addresses: Vec<IpAddr>) -> Self {
         let zero = AtomicU64::default;
         let (domains, regions, registered, queues) = (zero(), zero(), zero(), zero());
         let (pairs, identifiers, requests) = (zero(), zero(), zero());
-        Self { program, pid, addresses, domains, regions, registered, queues, pairs, identifiers, requests }
+        Self {
+            program,
+            process,
+            addresses,
+            domains,
+            regions,
+            registered,
+            queues,
+            pairs,
+            identifiers,
+            requests,
+        }
     }
 
     pub(super) fn session(&self) -> wire::Session {
         let count = |value: &AtomicU64| value.load(Relaxed) as u32;
         wire::Session {
             program: self.program.clone(),
-            pid: self.pid,
+            pid: self.process.number(),
             addresses: self.addresses.clone(),
             domains: count(&self.domains),
             regions: count(&self.regions),
@@ -104,7 +115,6 @@ pub(super) struct Session {
     keys: BTreeMap<IdentifierKey, Name>,
     device: Device,
     host: SoftSim,
-    process: Arc<Process>,
     info: Arc<Info>,
     names: Name,
 }
@@ -131,7 +141,7 @@ fn take<T>(
 }
 
 impl Session {
-    pub(super) fn new(host: SoftSim, device: Device, process: Arc<Process>, info: Arc<Info>) -> Self {
+    pub(super) fn new(host: SoftSim, device: Device, info: Arc<Info>) -> Self {
         Self {
             pairs: BTreeMap::new(),
             identifiers: BTreeMap::new(),
@@ -143,7 +153,6 @@ impl Session {
             keys: BTreeMap::new(),
             device,
             host,
-            process,
             info,
             names: 0,
         }
@@ -152,6 +161,11 @@ impl Session {
     fn name(&mut self) -> Result<Name, Refusal> {
         self.names = self.names.checked_add(1).ok_or(Refusal(Errno::NOMEM.raw_os_error()))?;
         Ok(self.names)
+    }
+
+    /// An address of its machine.
+    pub(super) fn address(&self) -> Option<IpAddr> {
+        self.info.addresses.first().copied()
     }
 
     /// Does what a request asks.
@@ -190,7 +204,7 @@ impl Session {
             channel.flush();
         }
         let reply = match request {
-            Request::Hello { .. } | Request::Status => Err(Errno::INVAL.into()),
+            Request::Hello { .. } | Request::Status | Request::Inject { .. } => Err(Errno::INVAL.into()),
             Request::CreateCompletionChannel => {
                 room(&self.completion_channels, MOST_CHANNELS)?;
                 let (channel, end) = Records::new()?;
@@ -280,9 +294,9 @@ impl Session {
         address.checked_add(len).ok_or(Errno::INVAL)?;
         // Pinning would look at every page; its ends show a wrong address, and whether this process may reach there at all.
         for place in [at, last] {
-            self.process.read(place, &mut [0])?;
+            self.info.process.read(place, &mut [0])?;
         }
-        let memory = Box::new(ProgramMemory { process: Arc::clone(&self.process), at });
+        let memory = Box::new(ProgramMemory { process: Arc::clone(&self.info.process), at });
         let region = domain.register_foreign(address, bytes, memory, access)?;
         let key = region.key();
         let name = self.name()?;
