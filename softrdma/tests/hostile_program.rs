@@ -10,7 +10,8 @@ use rustix::net::SendFlags;
 use session::{address, ask, come, open, raw};
 use softrdma::fabric::Fabric;
 use softrdma_wire::{
-    Access, Local, MAX_BATCH, Op, Params, Receive, Reply, Request, Send, Sge, Transition, VERSION,
+    Access, Fault, Local, MAX_BATCH, Op, Params, Receive, Reply, Request, Send, Sge, Transition, VERSION,
+    When,
 };
 
 /// Whether an honest program is served.
@@ -100,6 +101,11 @@ fn request() -> impl Strategy<Value = Request<'static>> {
         (name(), transition()).prop_map(|(pair, to)| Request::Modify { pair, to }),
         name().prop_map(Request::QueryPair),
         Just(Request::TakeAsyncEvent),
+        // With a session it is refused.
+        (0..3_u8, any::<u32>()).prop_map(|(last, times)| Request::Inject {
+            seed: None,
+            faults: vec![Fault { address: address(last), what: "lose".into(), when: When::Chance(times) }],
+        }),
     ];
     let work = prop_oneof![
         (name(), proptest::collection::vec((op(), sge(), any::<[bool; 2]>(), 0_usize..300), 0..8)).prop_map(

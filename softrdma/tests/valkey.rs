@@ -3,10 +3,9 @@
 
 mod common;
 
-use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use common::{Home, Running, await_some};
+use common::{Home, Running, await_some, valkey};
 use rustix::process::{Pid, Signal, kill_process};
 use softrdma_wire::Socket;
 
@@ -15,23 +14,6 @@ const CLIENT: &str = "192.0.2.2";
 const PORT: &str = "6379";
 /// Bytes of a reply: sixteen windows of libvalkey's.
 const REPLY: usize = 16 << 20;
-
-/// One of Valkey's programs, or `None` and a reason, printed.
-fn valkey(program: &str) -> Option<String> {
-    let cache = || {
-        let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
-        let cache = cache.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")))?;
-        let lab = std::env::var_os("LAB_CACHE").map_or_else(|| cache.join("valkey-rdma-lab"), PathBuf::from);
-        Some(lab.join("valkey/bin"))
-    };
-    let directory = std::env::var_os("VALKEY_BIN").map(PathBuf::from).or_else(cache)?;
-    let path = directory.join(program);
-    if !path.is_file() {
-        println!("skipped: no Valkey with RDMA (VALKEY_BIN, or lab/setup)");
-        return None;
-    }
-    path.into_os_string().into_string().ok()
-}
 
 /// A Valkey server that takes connections, and its process.
 fn serve(home: &Home, program: &str) -> (Running, Pid) {

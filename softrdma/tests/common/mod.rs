@@ -134,6 +134,23 @@ fn is_file(path: &Path) -> bool {
     path.is_file()
 }
 
+/// One of Valkey's programs, or `None` and a reason, printed.
+pub(crate) fn valkey(program: &str) -> Option<String> {
+    let cache = || {
+        let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+        let cache = cache.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")))?;
+        let lab = std::env::var_os("LAB_CACHE").map_or_else(|| cache.join("valkey-rdma-lab"), PathBuf::from);
+        Some(lab.join("valkey/bin"))
+    };
+    let directory = std::env::var_os("VALKEY_BIN").map(PathBuf::from).or_else(cache)?;
+    let path = directory.join(program);
+    if !path.is_file() {
+        println!("skipped: no Valkey with RDMA (VALKEY_BIN, or lab/setup)");
+        return None;
+    }
+    path.into_os_string().into_string().ok()
+}
+
 /// What a program printed, if it succeeded.
 pub(crate) fn succeeded(output: &Output) -> String {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
