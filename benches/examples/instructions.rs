@@ -12,7 +12,7 @@ use rdma_conn::{ConnectionId, Endpoint, Event, Limits as Share, Listener, Option
 use rdma_proto::time::Instant;
 use rdma_proto::wire::{FeatureSet, Message};
 use rdma_proto::{Action, Config, Machine, RegionAddress};
-use rdma_softsim::{FaultPlan, Knobs, Limits, Personality, Simulation, SoftSim};
+use rdma_softsim::{DeviceKind, FaultPlan, Limits, Simulation, SimulationSettings, SoftSim};
 
 const LEN: usize = 64;
 /// Pieces of a vectored write, and completions in a batch.
@@ -76,7 +76,7 @@ fn settle(sim: &Simulation) {
 
 /// Streams are measured against each other.
 fn streams(rounds: usize) {
-    let sim = Simulation::new(1, Personality::Ibta, Knobs::default(), FaultPlan::new());
+    let sim = Simulation::new(1, DeviceKind::Ibta, SimulationSettings::default(), FaultPlan::new());
     let [server, client] = [1, 2].map(|last| sim.host(&[[192, 0, 2, last].into()], Limits::default()));
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));
     let listener = Listener::bind(&server, address, Options::server()).expect("a free address");
@@ -132,7 +132,7 @@ fn streams(rounds: usize) {
 
 /// An endpoint is measured against a stream.
 fn endpoint(rounds: usize) {
-    let sim = Simulation::new(1, Personality::Ibta, Knobs::default(), FaultPlan::new());
+    let sim = Simulation::new(1, DeviceKind::Ibta, SimulationSettings::default(), FaultPlan::new());
     let [server, client] = [1, 2].map(|last| sim.host(&[[192, 0, 2, last].into()], Limits::default()));
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));
     let mut endpoint = Endpoint::new(&server, Share::default()).expect("an endpoint");

@@ -8,7 +8,7 @@ use resp_rs::resp2::Frame;
 use kv_store::FrameReader;
 use suite::Stop;
 
-/// What a check found wrong, or why it could not be made.
+/// A fault that a check found, or the reason why the check could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
     /// The stream failed.

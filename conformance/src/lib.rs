@@ -12,8 +12,9 @@ pub mod smoke;
 pub mod trace;
 pub mod vectors;
 pub mod workload;
+pub mod wrong;
 
-pub use suite::{exit, held};
+pub use suite::{exit, resources};
 
-/// What a passed case has to tell, or what was wrong.
+/// The result of a case: a remark if it passed, the fault that was found if not.
 pub type Outcome = Result<String, client::Failure>;

@@ -2,18 +2,20 @@
 //!
 //! Without arguments: the smoke suite, client and server in this process, over the embedded RDMA fabric.
 
+mod help;
+
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use rdma_conn::{Connect, Descriptors, Listener, Options};
 use rdma_softsim::Fabric;
 use rdma_verbs::Verbs;
 
-use conformance::blackbox::command::{self, Who};
+use conformance::blackbox::command::{self, TargetCommand};
 use conformance::blackbox::own;
 use conformance::exit::{self, DONE, FAILED, USAGE};
 use conformance::smoke::{self, Scale, Setting};
@@ -39,23 +41,28 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Shows the protocol at work, and what a failure looks like.
+    Demo(command::Demo),
     /// Tests any server or client: what it does on the wire, rule by rule.
     Run {
         #[command(subcommand)]
-        who: Who,
+        who: TargetCommand,
     },
     /// Lists the cases of `run`.
     List(command::List),
     /// Says what a case or a requirement is about.
     Explain(command::Explain),
-    /// Runs again what failed in an earlier run, and says whether it is fixed.
+    /// Runs again what failed in an earlier run: is it fixed?
     Replay(command::Replay),
     /// Makes reports from the results of runs.
     Report(command::Report),
-    /// Says what this machine has for runs on a device, and what is missing.
+    /// Says what this machine has, or lacks, for runs on a device.
     Doctor(command::Doctor),
-    /// Does what a client under test should do, with this library's client, over a real RDMA device (ADDRESS:PORT).
-    Client { target: SocketAddr },
+    /// Does what a client under test should do, over an RDMA device.
+    Client {
+        /// The server (ADDRESS:PORT).
+        target: SocketAddr,
+    },
     /// Does what clients do against a server, and checks every byte.
     Smoke(Smoke),
     /// The requirements of the protocol.
@@ -64,7 +71,7 @@ enum Command {
     /// The test vectors, run against any implementation.
     #[command(subcommand)]
     Vectors(vectors::Command),
-    /// Recordings of connections: shows them as timelines, turns them into packets for Wireshark.
+    /// Shows recorded connections as timelines, or to Wireshark.
     #[command(subcommand)]
     Trace(trace::Command),
 }
@@ -111,7 +118,8 @@ fn main() -> ExitCode {
         .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
         .with_writer(std::io::stderr)
         .init();
-    let cli = match Cli::try_parse() {
+    let parsed = help::grouped(Cli::command()).try_get_matches();
+    let cli = match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
         Err(error) => {
             let _to_a_closed_terminal = error.print();
@@ -124,6 +132,7 @@ fn main() -> ExitCode {
 fn perform(Cli { command, out }: Cli) -> ExitCode {
     let Some(command) = command else { return main_job(&out) };
     match command {
+        Command::Demo(demo) => command::demo(&demo),
         Command::Run { who } => command::run(&who, &std::env::args().skip(1).collect::<Vec<_>>()),
         Command::List(list) => command::list(&list),
         Command::Explain(id) => command::explain(&id),
@@ -138,7 +147,7 @@ fn perform(Cli { command, out }: Cli) -> ExitCode {
     }
 }
 
-/// What the README promises: the whole suite on the embedded fabric, and a share of the smoke suite.
+/// Runs the main use of the README: the whole suite on the embedded fabric, and a share of the smoke suite.
 fn main_job(out: &Path) -> ExitCode {
     let smoke = Smoke { keys: 1000, pipeline: 5000, idle: 4, ..Smoke::default() };
     let (smoke, whole) = (run_smoke(&smoke), command::whole(out));

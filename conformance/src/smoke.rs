@@ -10,7 +10,7 @@ use resp_rs::resp2::Frame;
 
 use crate::Outcome;
 use crate::client::{Client, Failure, describe};
-use crate::held::{self, Held};
+use crate::resources::{self, ProcessResources};
 use crate::workload::{Entry, entries};
 use suite::Case;
 
@@ -33,7 +33,7 @@ pub struct Scale {
     pub window: usize,
 }
 
-/// What the cases run against.
+/// The backend that the cases run against.
 pub struct Setting<B> {
     /// RDMA as the client has it.
     pub backend: B,
@@ -312,18 +312,18 @@ fn connect_close<B: Descriptors>(setting: &Setting<B>, progress: &ProgressBar) -
     };
     // Once before counting, for what a process opens only once.
     cycle()?;
-    held::settle();
-    let before = Held::now();
+    resources::settle();
+    let before = ProcessResources::now();
     let during = {
         let _open = setting.client()?;
-        Held::now()
+        ProcessResources::now()
     };
     progress.set_length(setting.scale.cycles as u64);
     for _ in 0..setting.scale.cycles {
         cycle()?;
         progress.inc(1);
     }
-    let after = held::await_no_more_than(before);
+    let after = resources::await_no_more_than(before);
     if after.exceeds(before) {
         return Err(Failure::wrong(format!(
             "before: {before}; after {} cycles: {after}",

@@ -1,4 +1,4 @@
-//! What is stored and read back: made from numbers, so that every byte can be checked without keeping it.
+//! The entries that are stored and read back: made from numbers, so that every byte can be checked without keeping it.
 
 /// A key and the length of its value.
 #[derive(Clone, Copy, Debug)]

@@ -1,10 +1,13 @@
 //! The suite for any implementation, as its users see it: what it selects, what it says, and how it exits. That our own
 //! server and client pass all of it is the program's main job.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use conformance::blackbox;
+use conformance::blackbox::case::Case;
+use conformance::blackbox::select::Select;
 use conformance::reqs::{Requirements, Role};
 use rdma_softsim::SoftSim;
 
@@ -59,6 +62,26 @@ fn our_server_and_client_pass_a_share() {
 }
 
 #[test]
+fn quick_is_a_few_harmless_cases_of_each_area() {
+    let quick = Select { quick: true, ..Select::default() };
+    let areas = |cases: &[Case<'_, SoftSim>]| cases.iter().map(|case| case.area()).collect::<BTreeSet<_>>();
+    for role in [Role::Server, Role::Client] {
+        let cases = quick.cases::<SoftSim>(role);
+        assert_eq!(cases.len(), 15);
+        assert_eq!(areas(&cases), areas(&Select::default().cases(role)));
+        assert!(cases.iter().all(|case| case.tags.is_empty()), "no case is slow, local or disruptive");
+        let output = run(&["run", role.name(), "--quick", "--strict"]);
+        assert_eq!(output.status.code(), Some(0));
+        assert!(text(&output).contains("15 pass"), "{}", text(&output));
+    }
+    // What failed in it is run again alone.
+    let again = run(&["run", "server", "--quick", "--select", "conn.*", "--format", "json"]);
+    let results: serde_json::Value = serde_json::from_str(&text(&again)).unwrap();
+    assert_eq!(results["results"][0]["repro"], "valkey-rdma-conformance run server --select conn.plain");
+    assert_eq!(results["results"].as_array().unwrap().len(), 1);
+}
+
+#[test]
 fn what_may_harm_is_skipped_unless_allowed() {
     let output = run(&["run", "server", "--select", "flow.wraps"]);
     assert_eq!(output.status.code(), Some(5));
@@ -105,16 +128,35 @@ fn an_expected_failure_must_still_fail() {
 #[test]
 fn every_format_says_the_same() {
     let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join("formats");
-    let arguments = ["run", "client", "--select", "keep.[af]*", "--out", out.to_str().unwrap()];
+    let arguments = [
+        "run",
+        "client",
+        "--select",
+        "keep.[af]*",
+        "--select",
+        "ctrl.opcode-4",
+        "--out",
+        out.to_str().unwrap(),
+    ];
     assert_eq!(run(&arguments).status.code(), Some(0));
     let read = |name: &str| std::fs::read_to_string(out.join(name)).unwrap();
     let results: serde_json::Value = serde_json::from_str(&read("results.json")).unwrap();
     let count = results["results"].as_array().unwrap().len();
-    assert_eq!(count, 3);
-    assert!(read("junit.xml").contains("tests=\"3\" failures=\"0\" errors=\"0\""));
-    assert!(read("results.tap").starts_with("TAP version 14\n1..3\nok 1 - keep."));
-    assert!(read("badge.json").contains("\"3/3\""));
+    assert_eq!(count, 4);
+    let junit = read("junit.xml");
+    assert!(junit.contains("tests=\"4\" failures=\"0\" errors=\"0\""));
+    // A suite for each profile, with its score.
+    let suite = |profile: &str| junit.split("<testsuite ").find(|suite| suite.contains(profile)).unwrap();
+    let (wire, hardened) = (suite("wire contract: 3 of 3"), suite("hardening profile: 1 of 1"));
+    assert!(wire.contains("\"keep.flood\"") && !wire.contains("\"ctrl.opcode-4\""), "{junit}");
+    assert!(hardened.contains("\"ctrl.opcode-4\""), "{junit}");
+    assert!(
+        ["wire", "hardened"].iter().all(|name| read("results.tap").contains(&format!("profile: {name}")))
+    );
+    assert!(read("results.tap").starts_with("TAP version 14\n1..4\nok 1 - ctrl."));
+    assert!(read("badge.json").contains("\"4/4\""));
     let page = read("report.html");
     assert!(page.contains("keep.flood") && !page.contains("{{DATA}}"));
+    assert!(page.contains("\"scores\":[[\"wire contract: 3 of 3\",\"hardening profile: 1 of 1\"]]"));
     assert!(!page.contains("src=\"http") && !page.contains("href=\"http") && !page.contains("@import"));
 }

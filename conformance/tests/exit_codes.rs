@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use conformance::blackbox::baseline::Baseline;
 use conformance::blackbox::results::{CaseResult, Run};
 use conformance::exit;
-use conformance::reqs::workspace;
+use conformance::reqs::{Profile, workspace};
 
 fn program() -> Command {
     Command::new(env!("CARGO_BIN_EXE_valkey-rdma-conformance"))
@@ -29,11 +29,11 @@ fn file(name: &str, text: &str) -> PathBuf {
 /// A run of one case, which came to this.
 fn came_to(verdict: &str, cause: &str) -> Run {
     let case = format!(
-        r#"{{"id":"conn.plain","intent":"","expectation":"","requirements":["VR-CONN-001"],"level":"must","tags":[],
+        r#"{{"id":"conn.plain","intent":"","expectation":"","requirements":["VR-CONN-001"],"level":"must","profile":"wire","tags":[],
             "verdict":"{verdict}","cause":"{cause}","reason":"","took":0,"repro":""}}"#
     );
     let text = format!(
-        r#"{{"format":1,"target":{{"name":"","role":"server","how":"","backend":""}},"suite":{{"version":"","requirements":1}},
+        r#"{{"format":2,"target":{{"name":"","role":"server","how":"","backend":""}},"suite":{{"version":"","requirements":1}},
             "arguments":[],"begun":0,"took":0,"results":[{case}]}}"#
     );
     serde_json::from_str(&text).unwrap()
@@ -126,7 +126,8 @@ fn what_is_withheld() {
         ("res.storm", "fail", "bystander"),
     ] {
         let of = came_to(verdict, cause).results.remove(0);
-        run.results.push(CaseResult { id: id.into(), ..of });
+        let profile = if id == "mem.of-0" { Profile::Hardened } else { Profile::Wire };
+        run.results.push(CaseResult { id: id.into(), profile, ..of });
     }
     let all = file("all.json", &run.json().unwrap());
     let baseline = |most: u32| {
@@ -159,6 +160,11 @@ fn what_is_withheld() {
         }
         if ["markdown", "pretty"].contains(&format) {
             assert!(text.contains("1 pass") && text.contains("2 cases withheld"), "{text}");
+        }
+        // The scores count what is not listed.
+        if ["markdown", "pretty", "html", "junit"].contains(&format) {
+            let scores = ["wire contract: 1 of 3", "hardening profile: 0 of 1"];
+            assert!(scores.iter().all(|score| text.contains(score)), "{format}: {text}");
         }
     }
 }
@@ -259,6 +265,10 @@ fn the_command_line_makes_no_sense() {
     exits(&["run", "server", "--baseline", "no such file"], exit::USAGE);
     exits(&["run", "server", "--backend", "softsim", "--listen", "192.0.2.1:1"], exit::USAGE);
     exits(&["replay", "no such file"], exit::USAGE);
+    let output =
+        program().args(["replay", file("old.json", r#"{"format":1}"#).to_str().unwrap()]).output().unwrap();
+    assert_eq!(output.status.code(), Some(exit::USAGE.into()));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("format 1 is none"), "{output:?}");
     // Elsewhere, and said only once.
     exits(&["run", "server", "--target", "203.0.113.7:6379", "--allow-disruptive"], exit::USAGE);
 }

@@ -1,4 +1,4 @@
-//! What the runner makes of targets that are wrong outside the protocol: as processes.
+//! The runner's verdicts on targets that err outside the protocol: as processes.
 
 use std::cell::Cell;
 use std::net::SocketAddr;
@@ -7,13 +7,16 @@ use std::time::Duration;
 use conformance::blackbox;
 use conformance::blackbox::context::Side;
 use conformance::blackbox::own::{OwnClients, OwnServer, small};
-use conformance::blackbox::results::CaseResult;
+use conformance::blackbox::process::ExecClients;
+use conformance::blackbox::report::{self, Format};
+use conformance::blackbox::results::{CaseResult, FORMAT, Run, Suite, Target};
 use conformance::blackbox::run::{Plan, Runner};
 use conformance::blackbox::select::Harm;
 use conformance::blackbox::target::{Clients, Exit, Running, Server};
-use conformance::held::Held;
 use conformance::peer::Listener;
 use conformance::reqs::Role;
+use conformance::resources::ProcessResources;
+use conformance::trace::{Limits, Recorded, Recorder};
 use rdma_conn::Options;
 use rdma_softsim::{Fabric, SoftSim};
 use suite::{Cause, Verdict};
@@ -50,6 +53,62 @@ impl Running for Process {
     fn ended(&mut self, patience: Duration) -> Option<Exit> {
         self.own.ended(patience)?;
         self.exit.clone()
+    }
+
+    fn last_lines(&self) -> String {
+        "still here".into()
+    }
+}
+
+/// A client that hangs, as a process: the report has its last lines on stderr, and what was on the wire last.
+#[test]
+fn a_hang_is_told_with_what_came_before_it() {
+    let fabric = Fabric::new();
+    let recorder = Recorder::new(Limits::default());
+    let backend = Recorded::new(fabric.host(&[OURS.ip()]), &recorder);
+    let listener = Listener::new(&backend, OURS).unwrap();
+    // One never connects; the other does all that it should, and does not end.
+    let silent =
+        ExecClients { command: "sh -c 'echo waiting >&2; echo for a server >&2; sleep 60'".into(), first: 0 };
+    let own = OwnClients::new(fabric.host(&[THEIRS.ip()]), small(Options::client()));
+    let staying = Ending { own, exit: None };
+    let plan = Plan {
+        patience: Duration::from_millis(300),
+        harm: Harm::Allowed,
+        again: "",
+        arguments: &[],
+        recorder: Some(&recorder),
+    };
+    let cases = blackbox::cases();
+    let case = cases.iter().find(|one| one.role == Some(Role::Client) && one.id == "close.clean").unwrap();
+
+    let result = Runner::new(&backend, Side::Client(&listener, &silent), &plan).only(case);
+    assert_eq!(result.cause, Some(Cause::Refused));
+    assert!(result.reason.ends_with("its last lines on stderr: waiting\nfor a server"), "{}", result.reason);
+
+    let result = Runner::new(&backend, Side::Client(&listener, &staying), &plan).only(case);
+    assert_eq!(result.cause, Some(Cause::Hung));
+    assert!(result.reason.ends_with("its last lines on stderr: still here"), "{}", result.reason);
+    let run = Run {
+        format: FORMAT,
+        target: Target {
+            name: String::new(),
+            role: Role::Client,
+            how: String::new(),
+            backend: String::new(),
+        },
+        suite: Suite { version: String::new(), requirements: 0 },
+        environment: None,
+        arguments: Vec::new(),
+        begun: 0,
+        took: 0.0,
+        results: vec![result],
+        withheld: None,
+    };
+    for format in [Format::Pretty, Format::Junit] {
+        let text = report::text(&run, format, false).unwrap();
+        let wire = text.lines().filter(|line| line.trim_start().starts_with("| ")).collect::<Vec<_>>();
+        assert!(wire.iter().any(|line| line.contains("event: Disconnected")), "{text}");
     }
 }
 
@@ -99,10 +158,10 @@ impl Server for Pinning {
         self.own.restart()
     }
 
-    fn held(&self) -> Option<Held> {
+    fn held(&self) -> Option<ProcessResources> {
         self.looks.set(self.looks.get() + 1);
         // Not yet right behind the message, and no longer at the end.
-        Some(Held::new(10, if self.looks.get() == 3 { 4 << 20 } else { 0 }))
+        Some(ProcessResources::new(10, if self.looks.get() == 3 { 4 << 20 } else { 0 }))
     }
 
     fn processor_time(&self) -> Option<Duration> {

@@ -122,7 +122,7 @@ fn our_implementation() {
     assert_eq!(report.skipped, []);
 }
 
-/// Whether the program is there and tells its version.
+/// Returns whether the program is there and tells its version.
 fn have(program: &str, version: &str) -> bool {
     let there = Command::new(program).arg(version).output().is_ok_and(|output| output.status.success());
     if !there {
@@ -161,7 +161,7 @@ fn the_python_consumer() {
     assert_passed(&check::run(&files(), &mut shim(format!("python3 '{}'", consumer.display())), "").unwrap());
 }
 
-/// What is drawn is what its generator draws.
+/// The checked-in drawn traces are those that the generator writes.
 #[test]
 fn the_drawn_traces_are_up_to_date() {
     if !have("python3", "--version") {

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use conformance::reqs::workspace;
-use conformance::trace::recording::What;
+use conformance::trace::recording::EntryKind;
 use conformance::trace::{Limits, Recorded, Recorder, Recording, packets, roce, timeline};
 use rdma_conn::{Connect, Descriptors, Listener, Options, Stream};
 use rdma_softsim::Fabric;
@@ -102,7 +102,7 @@ fn a_peer_that_is_not_recorded_is_told_by_what_arrives() {
         .entries
         .iter()
         .filter_map(|entry| match &entry.what {
-            What::Completed { id, outcome } => outcome.arrived(*id).filter(|it| it.immediate.is_some()),
+            EntryKind::Completed { id, outcome } => outcome.arrived(*id).filter(|it| it.immediate.is_some()),
             _ => None,
         })
         .flat_map(|request| request.bytes.0.into_iter().take(2))
@@ -123,7 +123,7 @@ fn a_recording_reads_as_it_was_written() {
     assert!(wrong("{\"valkey-rdma-recording\":1}\n{}").starts_with("line 2: missing field"));
 }
 
-/// What never left is no packet; what the completions say of the peer's device is one.
+/// A request that never left is no packet; an answer that a completion reports of the peer's device is one.
 #[test]
 fn packets_are_what_was_sent_and_answered() {
     let recording = Recording::read(
@@ -147,6 +147,26 @@ fn packets_are_what_was_sent_and_answered() {
     let read = [(1, 12, 0), (2, 13, 0), (2, 15, 1)];
     let (send, refused_by_the_peer, sent) = ((3, 4, 2), (5, 17, 2), (7, 4, 3));
     assert_eq!(told, [&read[..], &[send, refused_by_the_peer, sent]].concat());
+}
+
+/// A completion behind a gap, or a refusal, is that of a request in the gap, not of an earlier one with its id.
+#[test]
+fn packets_before_missing_entries_were_sent() {
+    let recording = Recording::read(
+        &br#"{"valkey-rdma-recording":1}
+{"at":0,"end":1,"what":"created"}
+{"at":1,"end":1,"what":"posted","id":1,"op":"send","len":32,"signaled":true,"bytes":""}
+{"at":2,"end":1,"what":"posted","id":2,"op":"send","len":32,"signaled":true,"bytes":""}
+{"at":3,"end":1,"what":"posted","id":3,"op":"send","len":32,"signaled":true,"bytes":""}
+{"at":4,"end":0,"what":"dropped","count":9}
+{"at":4,"end":1,"what":"refused","requests":1,"error":"no room"}
+{"at":5,"end":1,"what":"completed","id":1,"outcome":"done","op":"send"}
+{"at":6,"end":1,"what":"completed","id":2,"outcome":"failed","status":5,"vendor":0}"#[..],
+    )
+    .unwrap();
+    let told: Vec<_> =
+        packets::frames(&recording).iter().map(|it| (it.at.as_nanos(), it.bytes[42])).collect();
+    assert_eq!(told, [(1, 4), (2, 4), (3, 4)]);
 }
 
 #[test]
@@ -179,10 +199,39 @@ fn a_full_recorder_keeps_both_ends_and_says_what_is_missing() {
     let recording = record(true, Limits { entries: 20, bytes: 8 }, 100_000);
     let entries = &recording.entries;
     assert_eq!(entries.len(), 21);
-    assert!(matches!(entries[10].what, What::Dropped { count: 100.. }), "{:?}", entries[10]);
-    assert!(matches!(entries[0].what, What::Created));
+    assert!(matches!(entries[10].what, EntryKind::Dropped { count: 100.. }), "{:?}", entries[10]);
+    assert!(matches!(entries[0].what, EntryKind::Created));
     assert!(timeline::render(&recording).contains("entries are missing"));
     assert_eq!(record(true, Limits::NOTHING, 10).entries, []);
+}
+
+/// Behind the gap nothing is known of windows and of what was written, so nothing is remarked on.
+#[test]
+fn what_follows_missing_entries_is_not_judged_by_what_came_before_them() {
+    for both in [true, false] {
+        for entries in (20..120).step_by(10) {
+            let page = timeline::render(&record(both, Limits { entries, bytes: 32 }, 150_000));
+            assert!(page.contains("entries are missing") && !page.contains(" ["), "{page}");
+        }
+    }
+    // A plain WRITE that is missing is part of what the next immediate counts.
+    let recording = Recording::read(
+        &br#"{"valkey-rdma-recording":1}
+{"at":0,"end":1,"what":"created"}
+{"at":1,"end":1,"what":"completed","id":9,"outcome":"received","len":32,"bytes":"0003000000000000000000000000000000000000000010000000100000000005"}
+{"at":2,"end":1,"what":"posted","id":1,"op":"write","remote":{"address":4096,"rkey":5},"immediate":8,"len":8,"signaled":false,"bytes":""}
+{"at":3,"end":0,"what":"dropped","count":1}
+{"at":3,"end":1,"what":"posted","id":3,"op":"write","remote":{"address":4112,"rkey":5},"immediate":16,"len":8,"signaled":false,"bytes":""}
+{"at":4,"end":1,"what":"posted","id":4,"op":"write","remote":{"address":4120,"rkey":5},"immediate":9,"len":8,"signaled":false,"bytes":""}
+{"at":5,"end":1,"what":"completed","id":9,"outcome":"received","len":32,"bytes":"0003000000000000000000000000000000000000000010000000100000000005"}
+{"at":6,"end":1,"what":"posted","id":5,"op":"write","remote":{"address":4096,"rkey":5},"immediate":9,"len":8,"signaled":false,"bytes":""}
+"#[..],
+    )
+    .unwrap();
+    let page = timeline::render(&recording);
+    let remarks: Vec<_> = page.lines().filter(|line| line.contains(" [")).collect();
+    assert_eq!(remarks.len(), 1, "{page}");
+    assert!(remarks[0].contains("at 0 of 4096, imm 9 [8 bytes were written]"), "{page}");
 }
 
 /// Frames carry the CRC that a receiver checks: computed as in a capture of real ones.
@@ -205,7 +254,7 @@ fn capture() -> PathBuf {
     workspace().unwrap().join("spec/wireshark/valkey-9.1.2.pcap")
 }
 
-/// What tshark says of a file, a line for each packet, with the dissector; `None` if there is no tshark.
+/// Returns tshark's description of a file, a line for each packet, with the dissector; `None` if there is no tshark.
 fn tshark(file: &Path, arguments: &[&str]) -> Option<String> {
     let dissector = workspace().unwrap().join("spec/wireshark/valkey-rdma.lua");
     let output = Command::new("tshark")

@@ -1,9 +1,13 @@
-//! A key-value store that answers enough of RESP for `valkey-cli` and `valkey-benchmark`: the server of examples and tests.
+//! A key-value store that answers enough of RESP for `valkey-cli`, `valkey-benchmark` and client libraries: the server of examples and
+//! tests.
 
+mod keys;
 mod kv;
 mod resp;
 mod serve;
+mod session;
 
 pub use kv::{REPLY_BATCH, Store};
 pub use resp::{FrameReader, Frames, parse};
 pub use serve::Server;
+pub use session::Session;

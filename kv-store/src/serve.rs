@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::io::{self, IoSlice};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::{Buf, BytesMut};
@@ -9,6 +10,7 @@ use rdma_conn::{ConnectionId, Descriptors, Endpoint, Error, Event};
 
 use crate::kv::{REPLY_BATCH, Store};
 use crate::resp::Frames;
+use crate::session::Session;
 
 /// How long the last reply may take to arrive.
 const LINGER: Duration = Duration::from_secs(2);
@@ -18,13 +20,15 @@ pub struct Server<'a, B: Descriptors> {
     /// The connections.
     pub endpoint: Endpoint<B>,
     store: &'a Store,
-    sessions: HashMap<ConnectionId, Session>,
+    sessions: HashMap<ConnectionId, Client>,
+    /// Clients for whom something was published.
+    woken: Arc<Mutex<Vec<ConnectionId>>>,
     chunk: Box<[u8]>,
 }
 
-/// What is between two commands of a client.
-#[derive(Default)]
-struct Session {
+/// State between two commands of a client.
+struct Client {
+    session: Session,
     received: Frames,
     replies: BytesMut,
     quits: bool,
@@ -33,7 +37,13 @@ struct Session {
 impl<'a, B: Descriptors> Server<'a, B> {
     /// A server without clients. The endpoint listens already.
     pub fn new(endpoint: Endpoint<B>, store: &'a Store) -> Self {
-        Self { endpoint, store, sessions: HashMap::new(), chunk: vec![0; 256 << 10].into() }
+        Self {
+            endpoint,
+            store,
+            sessions: HashMap::new(),
+            woken: Arc::default(),
+            chunk: vec![0; 256 << 10].into(),
+        }
     }
 
     /// Handles everything that has come, without waiting for more.
@@ -41,7 +51,7 @@ impl<'a, B: Descriptors> Server<'a, B> {
         self.endpoint.progress()?;
         while let Some(event) = self.endpoint.next_event() {
             match event {
-                Event::Opened { id, .. } => drop(self.sessions.insert(id, Session::default())),
+                Event::Opened { id, .. } => self.open(id),
                 Event::Readable(id) | Event::Writable(id) => self.serve(id),
                 Event::Ended(id) => {
                     match self.endpoint.check(id) {
@@ -56,7 +66,18 @@ impl<'a, B: Descriptors> Server<'a, B> {
                 _ => {}
             }
         }
+        let woken = std::mem::take(&mut *lock(&self.woken));
+        woken.into_iter().for_each(|id| self.serve(id));
         Ok(())
+    }
+
+    fn open(&mut self, id: ConnectionId) {
+        let woken = Arc::clone(&self.woken);
+        let session = Session::with_waker(move || lock(&woken).push(id));
+        self.sessions.insert(
+            id,
+            Client { session, received: Frames::default(), replies: BytesMut::new(), quits: false },
+        );
     }
 
     fn serve(&mut self, id: ConnectionId) {
@@ -76,7 +97,11 @@ impl<'a, B: Descriptors> Server<'a, B> {
     }
 }
 
-impl Session {
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Client {
     /// Answers what has arrived; true if the session is over. Replies to commands that arrived together leave together, and a
     /// client that does not take its replies is not read from.
     fn serve<B: Descriptors>(
@@ -91,7 +116,10 @@ impl Session {
                 && self.replies.len() < REPLY_BATCH
                 && let Some(command) = self.received.take()?
             {
-                self.quits = store.answer(command, &mut self.replies);
+                self.quits = self.session.answer(store, command, &mut self.replies);
+            }
+            if self.replies.len() < REPLY_BATCH {
+                self.session.published(&mut self.replies);
             }
             if !self.replies.is_empty() {
                 let Some(written) = endpoint.write(id, &[IoSlice::new(&self.replies)])? else {

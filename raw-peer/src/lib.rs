@@ -211,7 +211,7 @@ impl<B: Backend> Session<B> {
         self.completions.arm()
     }
 
-    /// Returns what came next, if anything did.
+    /// Returns the next incoming event, if there is one.
     ///
     /// # Errors
     /// The backend's.
@@ -357,7 +357,7 @@ impl<B: Backend> Session<B> {
     }
 }
 
-/// Returns what an event means to a session.
+/// Returns the meaning of an event for a session.
 fn told<B: Backend>(kind: &CmEventKind<B>) -> Option<Incoming> {
     Some(match kind {
         CmEventKind::Established { peer } => Incoming::Established(*peer),

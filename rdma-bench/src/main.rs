@@ -33,7 +33,7 @@ struct Arguments {
     /// The server: rdma://HOST:PORT, tcp://HOST:PORT or unix:///PATH.
     #[arg(long)]
     target: Option<String>,
-    /// What to measure, in this order.
+    /// The tests to run, in this order.
     #[arg(short = 't', long, value_enum, value_delimiter = ',', default_value = "ping,set,get")]
     tests: Vec<Test>,
     /// Clients at the same time.

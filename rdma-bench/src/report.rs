@@ -1,10 +1,10 @@
-//! What was measured, for people and for programs.
+//! Results, for people and for programs.
 
 use comfy_table::{CellAlignment, ContentArrangement, Table};
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-/// What a test has shown.
+/// The result of a test.
 #[derive(Clone, Debug, Serialize)]
 pub struct Outcome {
     /// The test, as `valkey-benchmark` names it.

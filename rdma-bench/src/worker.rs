@@ -23,7 +23,7 @@ const OUTSTANDING: usize = 1024;
 /// How long connecting may take.
 const CONNECTING: Duration = Duration::from_secs(10);
 
-/// What the threads of a test share.
+/// State that the threads of a test share.
 pub(crate) struct Shared {
     /// Requests that nobody has taken yet.
     left: AtomicU64,
@@ -55,7 +55,7 @@ impl Shared {
     }
 }
 
-/// What one thread has measured.
+/// The measurements of one thread.
 pub(crate) struct Measured {
     /// How long requests took, in nanoseconds.
     pub(crate) latencies: Histogram<u64>,
@@ -76,7 +76,7 @@ struct Client {
     input: Frames,
 }
 
-/// What handlers work on.
+/// The state of the event loop, on which the handlers work.
 struct State {
     clients: SecondaryMap<SessionId, Client>,
     load: Load,

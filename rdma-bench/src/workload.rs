@@ -1,4 +1,4 @@
-//! What clients ask, and how often.
+//! The requests of clients, and their rate.
 
 use std::fmt;
 use std::time::Duration;

@@ -66,7 +66,7 @@ pub struct Bridge<B: Descriptors> {
     drain: Duration,
 }
 
-/// What the tasks of a bridge share.
+/// State that the tasks of a bridge share.
 struct Inner<B: Descriptors> {
     server: Dialling<B>,
     counters: Arc<Counters>,
@@ -96,7 +96,7 @@ impl<B: Descriptors> Bridge<B> {
         Ok(Self { listening, inner: Arc::new(inner), max_connections, drain })
     }
 
-    /// Where clients connect to: the address that was bound, with its port.
+    /// Returns the place that clients connect to: the address that was bound, with its port.
     ///
     /// # Errors
     /// The socket or the device is gone.
@@ -104,7 +104,7 @@ impl<B: Descriptors> Bridge<B> {
         self.listening.place()
     }
 
-    /// What the bridge does, counted while it runs.
+    /// Returns the counters of the bridge, which go on counting while it runs.
     pub fn counters(&self) -> Arc<Counters> {
         Arc::clone(&self.inner.counters)
     }
@@ -212,7 +212,7 @@ enum Failure {
     Broken(Broken),
 }
 
-/// Whether an error of `accept` concerns one client or passes when others have ended: `accept(2)`.
+/// Returns whether an error of `accept` concerns one client or passes when others have ended: `accept(2)`.
 fn passes(error: &io::Error) -> bool {
     use io::ErrorKind as Kind;
     const EMFILE: i32 = 24;

@@ -29,7 +29,7 @@ pub(crate) enum Channel<B: Descriptors> {
 }
 
 impl<B: Descriptors> Channel<B> {
-    /// Whether its peer can end its own direction and still read. An RDMA connection ends as a whole.
+    /// Returns whether its peer can end its own direction and still read. An RDMA connection ends as a whole.
     pub(crate) const fn half_closes(&self) -> bool {
         !matches!(self, Self::Rdma(_))
     }
@@ -135,7 +135,7 @@ impl<B: Descriptors> Listening<B> {
         Ok(Self::Tcp(TcpListener::bind(place.authority()).await.map_err(failed)?, server))
     }
 
-    /// Where it listens; its port is known by now.
+    /// Returns the place where it listens; its port is known by now.
     pub(crate) fn place(&self) -> io::Result<Place> {
         Ok(match self {
             Self::Tcp(listener, tls) => {

@@ -1,9 +1,9 @@
-//! What a bridge has done.
+//! Counters of a bridge.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What a bridge has done so far. Counts only grow, except `open`.
+/// The counters of a bridge at one moment. Counts only grow, except `open`.
 #[derive(Debug, Default)]
 pub struct Counters {
     pub(crate) accepted: AtomicU64,

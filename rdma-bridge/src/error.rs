@@ -20,7 +20,7 @@ pub enum Error {
     Tls {
         /// The side.
         place: Place,
-        /// What is missing.
+        /// The missing part.
         what: &'static str,
     },
     /// A file of certificates or keys cannot be used.

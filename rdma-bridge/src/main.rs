@@ -15,7 +15,7 @@ use rdma_verbs::Verbs;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
-/// What `sysexits.h` calls EX_USAGE.
+/// The exit code that `sysexits.h` calls EX_USAGE.
 const USAGE: u8 = 64;
 
 /// Bridges between TCP and RDMA.

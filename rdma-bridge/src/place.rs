@@ -9,7 +9,7 @@ use crate::error::Error;
 /// One side of a bridge: `tcp://HOST:PORT`, `tls://HOST:PORT` or `rdma://HOST:PORT`. An IPv6 address stands in brackets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// What carries the bytes.
+    /// The transport.
     pub carrier: Carrier,
     /// A name or an address.
     pub host: String,
@@ -17,7 +17,7 @@ pub struct Place {
     pub port: u16,
 }
 
-/// What carries the bytes on one side of a bridge.
+/// A transport, on one side of a bridge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Carrier {
     /// TCP.

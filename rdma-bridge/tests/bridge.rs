@@ -154,7 +154,7 @@ async fn a_client_that_ends_its_own_direction_gets_every_reply() {
     chain.until(|now| now.ended == 1).await;
 }
 
-/// What the server sent before its end arrives, though the client goes on sending.
+/// Bytes that the server sent before its end arrive, though the client goes on sending.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_ends_is_heard_to_its_last_byte() {
     let last = server(|mut client| {

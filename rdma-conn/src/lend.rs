@@ -1,26 +1,31 @@
-//! Sending without a copy: memory of the application that is registered, and lent for as long as the device reads it.
+//! Memory of the application that is registered for a connection, and sending from it without a copy: it is lent for as long as the
+//! device reads it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use rdma_proto::Span;
-use rdma_proto::backend::{Backend, Region, Slice};
+use rdma_proto::backend::{Access, Backend, Region, Slice};
+use rdma_proto::memory::SharedMemory;
 
 use crate::budget::Booked;
 
-/// Registered memory for sending on one connection, made by [`Connection::register_buffer`](crate::Connection::register_buffer).
+/// Registered memory for one connection: to send from, made by [`Connection::register_buffer`](crate::Connection::register_buffer), or also
+/// to receive into, made by [`Connection::register_landing`](crate::Connection::register_landing).
 ///
-/// Fill it, put it into an [`Arc`], and lend parts of it with [`Connection::try_lend`](crate::Connection::try_lend) as often as you like, also several at the same time:
+/// To send, fill it, put it into an [`Arc`], and lend parts of it with [`Connection::try_lend`](crate::Connection::try_lend) as often as you like, also several at the same time:
 /// the device takes the bytes from here. While any part is lent the connection holds a clone of the `Arc`, so
 /// [`Arc::get_mut`], which is what changing the bytes needs, gives them back only when the peer has them all.
 ///
-/// The peer can neither read nor write it (VR-SEC-001). It counts as memory of its connection
+/// The peer cannot read it, and write only what was registered to receive into (VR-SEC-001). So there is no `&[u8]` of it: copy what
+/// you decide on, and decide on the copy (VR-SEC-005). It counts as memory of its connection
 /// ([`Limits::registered_bytes`](crate::Limits::registered_bytes)), and may outlive it.
 pub struct RegisteredBuffer<B: Backend> {
     memory: Booked<B::Region>,
     /// The connection that it was registered for: its key means nothing in the protection domain of another.
     owner: Owner,
+    access: Access,
     _counted: Counted,
 }
 
@@ -32,6 +37,12 @@ impl Buffers {
     /// Returns how many bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.0.load(Ordering::Relaxed)
+    }
+
+    /// Counts a buffer of so many bytes, until what it returns is dropped.
+    fn count(&self, bytes: usize) -> Counted {
+        self.0.fetch_add(bytes, Ordering::Relaxed);
+        Counted { buffers: self.clone(), bytes }
     }
 }
 
@@ -59,10 +70,18 @@ impl Owner {
 }
 
 impl<B: Backend> RegisteredBuffer<B> {
-    pub(crate) fn new(memory: Booked<B::Region>, owner: Owner, buffers: &Buffers) -> Self {
-        let bytes = memory.region.len();
-        buffers.0.fetch_add(bytes, Ordering::Relaxed);
-        Self { memory, owner, _counted: Counted { buffers: buffers.clone(), bytes } }
+    pub(crate) fn new(memory: Booked<B::Region>, access: Access, owner: Owner, buffers: &Buffers) -> Self {
+        let counted = buffers.count(memory.region.len());
+        Self { memory, owner, access, _counted: counted }
+    }
+
+    pub(crate) const fn region(&self) -> &B::Region {
+        &self.memory.region
+    }
+
+    /// Returns the region if the peer may write to it.
+    pub(crate) fn landing(&self) -> Option<&B::Region> {
+        (self.access == Access::REMOTE_WRITE).then_some(&self.memory.region)
     }
 
     /// Returns whether it was registered for the connection that has this name.
@@ -78,6 +97,11 @@ impl<B: Backend> RegisteredBuffer<B> {
     /// Returns whether it has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Returns its bytes, as memory that a device or the peer may change.
+    pub fn memory(&self) -> SharedMemory<'_> {
+        self.memory.region.memory()
     }
 
     /// Copies `from` to `offset` on. False, and nothing copied, if it does not all fit.
@@ -134,11 +158,14 @@ impl<B: Backend> Lendings<B> {
         Some(Slice { region: &latest.buffer.memory.region, offset, len: span.len as usize })
     }
 
+    /// Returns whether nothing is lent.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.under_way.is_empty()
+    }
+
     /// Gives back what was only waiting for the first `confirmed` bytes of the stream to arrive. How many buffers.
     pub(crate) fn give_back(&mut self, confirmed: u64) -> u64 {
-        if self.under_way.is_empty() {
-            return 0;
-        }
         let done = self.under_way.iter().take_while(|lending| lending.until <= confirmed).count();
         self.under_way.drain(..done);
         done as u64

@@ -7,13 +7,14 @@
 use std::io::IoSlice;
 use std::sync::Arc;
 
-use rdma_proto::backend::{Access, Backend, RecvRequest, Region, SendOp, SendRequest, Slice};
+use rdma_proto::backend::{Access, Backend, Immediate, RecvRequest, Region, SendOp, SendRequest, Slice};
 use rdma_proto::wire::MESSAGE_LEN;
-use rdma_proto::{Action, Config, Readable, RegionAddress, Source, Span};
+use rdma_proto::{Action, Config, Notification, Readable, RegionAddress, Source, Span};
 
 use crate::arrived::Arrived;
 use crate::budget::{Booked, Budget, register};
 use crate::error::Error;
+use crate::land::Landing;
 use crate::lend::{Buffers, Lendings, Owner, RegisteredBuffer};
 use crate::options::Options;
 
@@ -36,6 +37,8 @@ pub(crate) struct Memory<B: Backend> {
     messages: Booked<B::Region>,
     /// Memory of the application on its way out.
     pub(crate) lendings: Lendings<B>,
+    /// Memory of the application in which windows lie.
+    pub(crate) landing: Option<Landing<B>>,
     owner: Owner,
     buffers: Buffers,
     send_slots: usize,
@@ -105,6 +108,7 @@ impl<B: Backend> Memory<B> {
             send: None,
             messages: register::<B>(&domain, &budget, slots * MESSAGE_LEN, Access::LOCAL_WRITE)?,
             lendings: Lendings::new(),
+            landing: None,
             owner: Owner::new(),
             buffers: Buffers::default(),
             send_slots,
@@ -138,11 +142,16 @@ impl<B: Backend> Memory<B> {
         first.as_ref().map(|window| address(&window.region)).unwrap_or_default()
     }
 
-    /// Registers the send buffer, if it is not there.
-    pub(crate) fn need_send_buffer(&mut self) -> Result<(), Error> {
-        if self.send.is_none() {
-            self.send = Some(register::<B>(&self.domain, &self.budget, self.send_buffer, Access::NONE)?);
-        }
+    /// Returns whether the send buffer is registered.
+    #[inline]
+    pub(crate) const fn has_send_buffer(&self) -> bool {
+        self.send.is_some()
+    }
+
+    /// Registers the send buffer.
+    #[cold]
+    pub(crate) fn add_send_buffer(&mut self) -> Result<(), Error> {
+        self.send = Some(register::<B>(&self.domain, &self.budget, self.send_buffer, Access::NONE)?);
         Ok(())
     }
 
@@ -163,11 +172,14 @@ impl<B: Backend> Memory<B> {
     }
 
     /// Copies received bytes out; as many as fit. How many.
+    #[inline]
     pub(crate) fn read_window(&self, from: Readable, into: &mut [u8]) -> u32 {
         let len = into.len().min(from.len as usize);
-        let window = self.windows.get(usize::from(from.region)).and_then(Option::as_ref);
-        let copied = match (window, into.get_mut(..len)) {
-            (Some(window), Some(into)) => window.region.read(from.offset as usize, into),
+        let copied = match (self.windows.get(usize::from(from.region)), into.get_mut(..len)) {
+            (Some(Some(window)), Some(into)) => window.region.read(from.offset as usize, into),
+            (None, Some(into)) => {
+                self.landing.as_ref().is_some_and(|landing| landing.read(from.offset, into))
+            }
             _ => false,
         };
         // `len` is at most `from.len`, a u32.
@@ -176,11 +188,15 @@ impl<B: Backend> Memory<B> {
 
     /// Received bytes where they lie.
     pub(crate) fn arrived(&self, at: Readable) -> Option<Arrived<'_>> {
-        let window = self.windows.get(usize::from(at.region))?.as_ref()?;
-        Some(Arrived::new(window.region.memory(), at.offset as usize, at.len as usize))
+        let (memory, offset) = match self.windows.get(usize::from(at.region)) {
+            Some(window) => (window.as_ref()?.region.memory(), at.offset as usize),
+            None => self.landing.as_ref()?.arrived(at.offset),
+        };
+        Some(Arrived::new(memory, offset, at.len as usize))
     }
 
     /// Copies as many bytes of `pieces` into the send buffer as `space` has room for, and returns how many.
+    #[inline]
     pub(crate) fn fill(&self, space: Span, pieces: &mut Pieces<'_, '_>) -> usize {
         let Some(send) = &self.send else { return 0 };
         let (mut at, mut room) = (space.offset as usize, space.len as usize);
@@ -196,6 +212,7 @@ impl<B: Backend> Memory<B> {
         at - space.offset as usize
     }
 
+    #[inline]
     fn outgoing(&self, source: Source) -> Slice<'_, B::Region> {
         let place = match source {
             Source::Buffer(span) => self.send.as_ref().map(|send| Slice {
@@ -210,6 +227,7 @@ impl<B: Backend> Memory<B> {
     }
 
     /// Returns the work request for an action; `None` for a disconnect.
+    #[inline]
     pub(crate) fn request(&self, max_inline: usize, action: &Action) -> Option<SendRequest<'_, B::Region>> {
         let (id, signaled, op, local) = match *action {
             Action::Send { id, signaled, slot, ref message } => {
@@ -227,10 +245,35 @@ impl<B: Backend> Memory<B> {
         Some(SendRequest { id, op, local, signaled, inline: local.len <= max_inline })
     }
 
-    /// Registers memory for the application to lend.
-    pub(crate) fn lendable(&self, len: usize) -> Result<RegisteredBuffer<B>, Error> {
-        let memory = register::<B>(&self.domain, &self.budget, len, Access::NONE)?;
-        Ok(RegisteredBuffer::new(memory, self.owner, &self.buffers))
+    /// Returns the work request for a notification of bytes in the send buffer, which is there.
+    #[inline]
+    pub(crate) fn notification(
+        &self,
+        max_inline: usize,
+        Notification { id, from, to }: Notification,
+    ) -> Option<SendRequest<'_, B::Region>> {
+        let region = &self.send.as_ref()?.region;
+        let len = from.len as usize;
+        Some(SendRequest {
+            id,
+            op: SendOp::WriteImmediate(to, Immediate(from.len)),
+            local: Slice { region, offset: from.offset as usize, len },
+            signaled: false,
+            inline: len <= max_inline,
+        })
+    }
+
+    /// Registers memory for the application to lend, and with [`Access::REMOTE_WRITE`] also to receive into.
+    pub(crate) fn buffer(&self, len: usize, access: Access) -> Result<RegisteredBuffer<B>, Error> {
+        let memory = register::<B>(&self.domain, &self.budget, len, access)?;
+        Ok(RegisteredBuffer::new(memory, access, self.owner, &self.buffers))
+    }
+
+    /// Lets go of the application's memory, unless windows lie in it.
+    pub(crate) fn keep_landing(&mut self, lies: bool) {
+        if !lies {
+            self.landing = None;
+        }
     }
 
     pub(crate) const fn owner(&self) -> Owner {
@@ -245,6 +288,7 @@ impl<B: Backend> Memory<B> {
     }
 
     /// Returns the receive request of a slot.
+    #[inline]
     pub(crate) fn receive(&self, slot: u16) -> RecvRequest<'_, B::Region> {
         let offset = (self.send_slots + usize::from(slot)) * MESSAGE_LEN;
         RecvRequest {

@@ -14,6 +14,7 @@ use crate::connection::{Connection, Work};
 use crate::endpoint::{ConnectionId, Descriptors, Endpoint};
 use crate::error::Error;
 use crate::keeper::{self, Care, Kept};
+use crate::land::{Received, Receiving};
 use crate::lend::RegisteredBuffer;
 use crate::options::Options;
 
@@ -166,6 +167,36 @@ impl<B: Descriptors> Stream<B> {
         self.shared.lock().until(self.write_timeout, doing, |endpoint, id| endpoint.returned(id, buffer))
     }
 
+    /// Registers memory to receive into without a copy, see
+    /// [`Connection::register_landing`](crate::Connection::register_landing).
+    ///
+    /// # Errors
+    /// Those of the call that it names.
+    pub fn register_landing(&self, len: usize) -> Result<RegisteredBuffer<B>, Error> {
+        self.shared.lock().connection().register_landing(len)
+    }
+
+    /// Waits until the next `range.len()` bytes of the stream are in `range` of `buffer`, and returns how they came there.
+    ///
+    /// # Errors
+    /// As [`Connection::try_receive`](crate::Connection::try_receive), or the read time-out passed: the bytes that have
+    /// not come are left to the next read then, and how many have is not known.
+    pub fn receive(
+        &mut self,
+        buffer: &Arc<RegisteredBuffer<B>>,
+        range: Range<usize>,
+    ) -> Result<Received, Error> {
+        let mut receiving = Receiving::new(Arc::clone(buffer), range);
+        let mut endpoint = self.shared.lock();
+        let received = endpoint
+            .until(self.read_timeout, "receiving", |endpoint, id| endpoint.receive(id, &mut receiving));
+        if received.is_err() {
+            let id = endpoint.id;
+            endpoint.stop_landing(id)?;
+        }
+        received
+    }
+
     /// Ends the connection once everything written has arrived at the peer, waiting for at most `linger`.
     ///
     /// # Errors
@@ -206,6 +237,10 @@ impl<B: Descriptors> From<(Endpoint<B>, ConnectionId)> for Stream<B> {
 impl<B: Descriptors> Read for Stream<B> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let mut endpoint = self.shared.lock();
+        if !endpoint.connection().is_readable() {
+            let id = endpoint.id;
+            endpoint.look_at(id)?;
+        }
         Ok(endpoint.until(self.read_timeout, "reading", |endpoint, id| endpoint.read(id, into))?)
     }
 }
@@ -272,6 +307,7 @@ struct Locked<'a, B: Descriptors> {
 impl<B: Descriptors> Deref for Locked<'_, B> {
     type Target = Endpoint<B>;
 
+    #[inline]
     fn deref(&self) -> &Endpoint<B> {
         let Some(endpoint) = &*self.endpoint else { unreachable!("only the drop of a stream takes it") };
         endpoint
@@ -279,6 +315,7 @@ impl<B: Descriptors> Deref for Locked<'_, B> {
 }
 
 impl<B: Descriptors> DerefMut for Locked<'_, B> {
+    #[inline]
     fn deref_mut(&mut self) -> &mut Endpoint<B> {
         let Some(endpoint) = &mut *self.endpoint else { unreachable!("only the drop of a stream takes it") };
         endpoint
@@ -286,6 +323,7 @@ impl<B: Descriptors> DerefMut for Locked<'_, B> {
 }
 
 impl<B: Descriptors> Locked<'_, B> {
+    #[inline]
     fn connection(&self) -> &Connection<B> {
         let Some(connection) = Endpoint::connection(self, self.id) else {
             unreachable!("a stream has a connection, until it is dropped")
@@ -307,6 +345,7 @@ impl<B: Descriptors> Locked<'_, B> {
     ///
     /// # Errors
     /// `step`'s own, or a time-out while `doing`.
+    #[inline]
     fn until<T>(
         &mut self,
         timeout: Option<Duration>,
@@ -315,10 +354,6 @@ impl<B: Descriptors> Locked<'_, B> {
     ) -> Result<T, Error> {
         let id = self.id;
         let endpoint = &mut **self;
-        if let Some(done) = step(endpoint, id)? {
-            return Ok(done);
-        }
-        endpoint.look_at(id)?;
         if let Some(done) = step(endpoint, id)? {
             return Ok(done);
         }

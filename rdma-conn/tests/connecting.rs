@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use rdma_conn::{Connect, Endpoint, Listener, Options, Stream};
-use rdma_softsim::{Fabric, FaultPlan, Knobs, Limits, Personality, Simulation, SoftSim};
+use rdma_softsim::{DeviceKind, Fabric, FaultPlan, Limits, Simulation, SimulationSettings, SoftSim};
 
 const LONG: Duration = Duration::from_secs(20);
 const SERVER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
@@ -88,7 +88,7 @@ fn queues_are_as_deep_as_the_device_allows() {
 /// A request that is withdrawn before it is accepted is no error of the listener, and hides nobody behind it.
 #[test]
 fn a_withdrawn_request_does_not_concern_the_listener() {
-    let sim = Simulation::new(1, Personality::Ibta, Knobs::default(), FaultPlan::new());
+    let sim = Simulation::new(1, DeviceKind::Ibta, SimulationSettings::default(), FaultPlan::new());
     let [server, fickle, honest] =
         [SERVER, CLIENT, IpAddr::from([192, 0, 2, 3])].map(|address| sim.host(&[address], Limits::default()));
     let address = SocketAddr::new(SERVER, 6379);

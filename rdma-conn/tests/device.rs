@@ -8,7 +8,9 @@ use std::time::Duration;
 use rdma_conn::{ConnectionId, Endpoint, Error, Event, Limits as Share, Listener, Options};
 use rdma_proto::PeerMisbehaved;
 use rdma_proto::backend::AsyncEvent;
-use rdma_softsim::{Fault, Injection, Knobs, Limits, Personality, Simulation, Site, SoftSim, When};
+use rdma_softsim::{
+    DeviceKind, Fault, Injection, Limits, Simulation, SimulationSettings, Site, SoftSim, When,
+};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 const LONG: Duration = Duration::from_secs(10);
@@ -23,11 +25,16 @@ fn silent(mut options: Options) -> Options {
 
 /// A simulation in which this befalls the server, and its two hosts.
 fn simulation(
-    personality: Personality,
+    device_kind: DeviceKind,
     when: When,
     fault: Fault,
 ) -> (Simulation, SoftSim, SoftSim, SocketAddr) {
-    let sim = Simulation::new(1, personality, Knobs::default(), vec![Injection { when, host: 0, fault }]);
+    let sim = Simulation::new(
+        1,
+        device_kind,
+        SimulationSettings::default(),
+        vec![Injection { when, host: 0, fault }],
+    );
     let [server, client] = [1, 2].map(|last| sim.host(&[IpAddr::from([192, 0, 2, last])], Limits::default()));
     (sim, server, client, SocketAddr::from(([192, 0, 2, 1], 6379)))
 }
@@ -53,8 +60,8 @@ fn is_readable(descriptor: &impl AsFd) -> bool {
 }
 
 /// Both ends of a connection to whose server this happened while its client was writing.
-fn struck(personality: Personality, when: When, fault: Fault) -> (Simulation, End, End) {
-    let (sim, server, client, address) = simulation(personality, when, fault);
+fn struck(device_kind: DeviceKind, when: When, fault: Fault) -> (Simulation, End, End) {
+    let (sim, server, client, address) = simulation(device_kind, when, fault);
     let listener = Listener::bind(&server, address, silent(Options::server())).expect("a free address");
     let (mut client, own) = asking(&client, address, silent(Options::client()));
     let mut accepted = None::<End>;
@@ -79,13 +86,13 @@ fn struck(personality: Personality, when: When, fault: Fault) -> (Simulation, En
 fn failures_without_a_completion_end_the_connection() {
     let late = When::Event(100);
     let table = [
-        (Personality::Rxe, late, Fault::PairFatal, AsyncEvent::QpFatal),
-        (Personality::Rxe, late, Fault::DeviceFatal, AsyncEvent::DeviceFatal),
-        (Personality::Mlx5, When::Pass(Site::Report, 40), Fault::QueueLost, AsyncEvent::CqErr),
-        (Personality::Ibta, late, Fault::RequestRefused, AsyncEvent::QpReqErr),
+        (DeviceKind::Rxe, late, Fault::PairFatal, AsyncEvent::QpFatal),
+        (DeviceKind::Rxe, late, Fault::DeviceFatal, AsyncEvent::DeviceFatal),
+        (DeviceKind::Mlx5, When::Pass(Site::Report, 40), Fault::QueueLost, AsyncEvent::CqErr),
+        (DeviceKind::Ibta, late, Fault::RequestRefused, AsyncEvent::QpReqErr),
     ];
-    for (personality, when, fault, expected) in table {
-        let (_sim, _client, (mut server, id)) = struck(personality, when, fault);
+    for (device_kind, when, fault, expected) in table {
+        let (_sim, _client, (mut server, id)) = struck(device_kind, when, fault);
         assert!(is_readable(&server) || server.check(id).is_err(), "{fault:?} wakes nobody");
         server.progress().expect("the fabric stays");
         let error = server.check(id).expect_err("it has failed");
@@ -96,7 +103,7 @@ fn failures_without_a_completion_end_the_connection() {
 /// VR-SEC-011: a peer that reaches elsewhere is named, also when no receive tells of it.
 #[test]
 fn a_peer_that_reaches_elsewhere_is_at_fault() {
-    let (_sim, _client, (mut server, id)) = struck(Personality::Ibta, When::Event(100), Fault::KeyRefused);
+    let (_sim, _client, (mut server, id)) = struck(DeviceKind::Ibta, When::Event(100), Fault::KeyRefused);
     server.progress().expect("the fabric stays");
     let error = server.check(id).expect_err("it has failed");
     let expected = rdma_proto::Error::PeerMisbehaved(PeerMisbehaved::ReachedOutside);
@@ -107,7 +114,7 @@ fn a_peer_that_reaches_elsewhere_is_at_fault() {
 #[test]
 fn a_listener_ends_with_its_device() {
     for fault in [Fault::DeviceRemoval, Fault::DeviceFatal] {
-        let (sim, server, client, address) = simulation(Personality::Ibta, When::Event(0), fault);
+        let (sim, server, client, address) = simulation(DeviceKind::Ibta, When::Event(0), fault);
         let listener = Listener::bind(&server, address, Options::server()).expect("a free address");
         let mut endpoint = Endpoint::new(&server, Share::default()).expect("a device");
         let other = SocketAddr::new(address.ip(), 6380);
@@ -131,7 +138,7 @@ fn a_listener_ends_with_its_device() {
 #[test]
 fn a_first_message_establishes() {
     let late = Fault::SlowReady { micros: 5_000_000 };
-    let (sim, server, client, address) = simulation(Personality::Ibta, When::Event(0), late);
+    let (sim, server, client, address) = simulation(DeviceKind::Ibta, When::Event(0), late);
     let listener = Listener::bind(&server, address, silent(Options::server())).expect("a free address");
     let (mut client, own) = asking(&client, address, silent(Options::client()));
     let mut accepted = None::<End>;

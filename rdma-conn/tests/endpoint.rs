@@ -10,14 +10,15 @@ use std::time::Duration;
 
 use rdma_conn::{ConnectionId, Endpoint, Error, Event, Limits, Options, Stream, Usage};
 use rdma_softsim::{
-    Fabric, Fault, FaultPlan, Injection, Knobs, Personality, Resources, Simulation, Site, SoftSim, When,
+    DeviceKind, Fabric, Fault, FaultPlan, Injection, Resources, Simulation, SimulationSettings, Site,
+    SoftSim, When,
 };
 
 const LONG: Duration = Duration::from_secs(20);
 const SERVER: [u8; 4] = [192, 0, 2, 1];
 const CLIENT: [u8; 4] = [192, 0, 2, 2];
 
-/// What an idle connection of a large server should have.
+/// Returns the options for an idle connection of a large server.
 fn small() -> Options {
     let mut options = Options::server();
     options.protocol.window = 64 << 10;
@@ -58,7 +59,7 @@ fn echo(endpoint: &mut Endpoint<SoftSim>, over: &AtomicBool) {
     }
 }
 
-/// Whether nothing is owed any more.
+/// Returns whether nothing is owed any more.
 fn flush(endpoint: &mut Endpoint<SoftSim>, id: ConnectionId, owed: &mut Vec<u8>) -> bool {
     while !owed.is_empty() {
         match endpoint.write(id, &[IoSlice::new(owed)]) {
@@ -387,7 +388,7 @@ fn an_endpoint_lends() {
 
 /// A simulation with a server's and a client's endpoint.
 fn simulated(plan: FaultPlan) -> (Simulation, [Endpoint<SoftSim>; 2]) {
-    let sim = Simulation::new(1, Personality::Ibta, Knobs::default(), plan);
+    let sim = Simulation::new(1, DeviceKind::Ibta, SimulationSettings::default(), plan);
     let hosts = [SERVER, CLIENT].map(|address| sim.host(&[address.into()], rdma_softsim::Limits::default()));
     (sim, hosts.map(|host| Endpoint::new(&host, Limits::default()).expect("a device")))
 }

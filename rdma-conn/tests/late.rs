@@ -9,7 +9,7 @@ use rdma_proto::backend::{
     Backend, CmEventKind, ConnectParams, EventChannel, Identifier, QueuePairLimits, RNR_RETRY_INFINITE,
 };
 use rdma_proto::{State, TransportError, UNACKNOWLEDGED};
-use rdma_softsim::{FaultPlan, Knobs, Limits, Link as Wire, Personality, Simulation, SoftSim};
+use rdma_softsim::{DeviceKind, FaultPlan, Limits, Link as Wire, Simulation, SimulationSettings, SoftSim};
 
 /// Longer than any device goes on asking a peer that does not answer.
 const LATE: Duration = Duration::from_secs(10);
@@ -19,7 +19,7 @@ type End = (Endpoint<SoftSim>, ConnectionId);
 
 /// A client and a server, connected, with their simulation.
 fn connected() -> (Simulation, End, End) {
-    let sim = Simulation::new(1, Personality::Ibta, Knobs::default(), FaultPlan::new());
+    let sim = Simulation::new(1, DeviceKind::Ibta, SimulationSettings::default(), FaultPlan::new());
     let [server, client] = [1, 2].map(|last| sim.host(&[IpAddr::from([192, 0, 2, last])], Limits::default()));
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));
     let listener = Listener::bind(&server, address, Options::server()).expect("a free address");
@@ -114,7 +114,7 @@ fn joined(
 /// Completions of a queue pair that is gone may still lie in the queue when the next one gets its number: they are nobody's.
 #[test]
 fn a_number_that_is_given_again_inherits_nothing() {
-    let sim = Simulation::new(1, Personality::Ibta, Knobs::default(), FaultPlan::new());
+    let sim = Simulation::new(1, DeviceKind::Ibta, SimulationSettings::default(), FaultPlan::new());
     let [server, client] = [1, 2].map(|last| sim.host(&[IpAddr::from([192, 0, 2, last])], Limits::default()));
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));
     let mut endpoint = Endpoint::new(&server, Share::default()).expect("a device");
@@ -154,7 +154,7 @@ fn a_number_that_is_given_again_inherits_nothing() {
 /// for endless: a client that asked for that and vanished is found out all the same.
 #[test]
 fn a_client_that_asked_for_endless_retries_and_vanished_is_gone() {
-    let sim = Simulation::new(1, Personality::Rxe, Knobs::default(), FaultPlan::new());
+    let sim = Simulation::new(1, DeviceKind::Rxe, SimulationSettings::default(), FaultPlan::new());
     let [server, client] = [1, 2].map(|last| sim.host(&[IpAddr::from([192, 0, 2, last])], Limits::default()));
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));
     let listener = Listener::bind(&server, address, Options::server()).expect("a free address");

@@ -11,27 +11,28 @@ use rdma_softsim::{Fabric, SoftSim};
 
 const LONG: Duration = Duration::from_secs(20);
 
-struct Bed {
+struct TestBed {
     fabric: Fabric,
     client: SoftSim,
     listener: Listener<SoftSim>,
     address: SocketAddr,
 }
 
-fn bed(options: Options) -> Bed {
+fn test_bed(options: Options) -> TestBed {
     let fabric = Fabric::new();
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));
     let listener = Listener::bind(&fabric.host(&[address.ip()]), address, options).expect("a free address");
-    Bed { client: fabric.host(&[[192, 0, 2, 2].into()]), fabric, listener, address }
+    TestBed { client: fabric.host(&[[192, 0, 2, 2].into()]), fabric, listener, address }
 }
 
 /// Two connected streams, the client's first.
 fn pair_with(client: Options, server: Options) -> (Stream<SoftSim>, Stream<SoftSim>) {
-    let bed = bed(server);
+    let test_bed = test_bed(server);
     let how = Connect::default().options(client);
     thread::scope(|scope| {
-        let dial = scope.spawn(|| Stream::connect_with(&bed.client, bed.address, &how).expect("connects"));
-        let (mut server, _) = bed.listener.accept_timeout(LONG).expect("accepts");
+        let dial =
+            scope.spawn(|| Stream::connect_with(&test_bed.client, test_bed.address, &how).expect("connects"));
+        let (mut server, _) = test_bed.listener.accept_timeout(LONG).expect("accepts");
         // The client waits for the server's window, which the server's first call announces.
         server.flush().expect("is established");
         let client = dial.join().expect("does not panic");
@@ -207,7 +208,7 @@ fn an_idle_stream_posts_its_receives_again() {
 
 #[test]
 fn connections_outlive_their_listener() {
-    let Bed { client: host, listener, address, fabric: _fabric } = bed(Options::server());
+    let TestBed { client: host, listener, address, fabric: _fabric } = test_bed(Options::server());
     let how = Connect::default().local(Some(SocketAddr::from(([192, 0, 2, 2], 0))));
     thread::scope(|scope| {
         let dial = scope.spawn(|| Stream::connect_with(&host, address, &how).expect("connects"));
@@ -226,19 +227,19 @@ fn connections_outlive_their_listener() {
 /// VR-RES-001.
 #[test]
 fn nothing_is_left_of_a_connection() {
-    let bed = bed(Options::server());
-    let before = bed.fabric.resources(bed.address.ip());
+    let test_bed = test_bed(Options::server());
+    let before = test_bed.fabric.resources(test_bed.address.ip());
     for _ in 0..3 {
         let client = thread::scope(|scope| {
-            let dial = scope.spawn(|| Stream::connect(&bed.client, bed.address).expect("connects"));
-            let (mut server, _) = bed.listener.accept_timeout(LONG).expect("accepts");
+            let dial = scope.spawn(|| Stream::connect(&test_bed.client, test_bed.address).expect("connects"));
+            let (mut server, _) = test_bed.listener.accept_timeout(LONG).expect("accepts");
             server.flush().expect("is established");
             dial.join().expect("does not panic")
         });
         drop(client);
     }
-    assert_eq!(bed.fabric.resources(bed.address.ip()), before);
-    assert_eq!(bed.fabric.resources([192, 0, 2, 2].into()), Default::default());
+    assert_eq!(test_bed.fabric.resources(test_bed.address.ip()), before);
+    assert_eq!(test_bed.fabric.resources([192, 0, 2, 2].into()), Default::default());
 }
 
 /// An idle connection has one window and its slots. The send buffer comes with the first write, the second window with a peer
@@ -358,13 +359,13 @@ fn lent_memory_survives_the_end() {
 /// An accepted stream that nobody reads comes about at once: its client does not wait for the keeper's next round.
 #[test]
 fn an_accepted_stream_comes_about_by_itself() {
-    let bed = bed(Options::server());
+    let test_bed = test_bed(Options::server());
     let (client, server) = thread::scope(|scope| {
         // Less than the keeper's interval, in which nobody calls the server's stream.
         let how = Connect::default().timeout(Duration::from_millis(400));
-        let (address, host) = (bed.address, &bed.client);
+        let (address, host) = (test_bed.address, &test_bed.client);
         let dial = scope.spawn(move || Stream::connect_with(host, address, &how));
-        let (server, _) = bed.listener.accept_timeout(LONG).expect("accepts");
+        let (server, _) = test_bed.listener.accept_timeout(LONG).expect("accepts");
         (dial.join().expect("does not panic"), server)
     });
     let client = client.expect("is connected though the server's program does nothing");
@@ -390,10 +391,11 @@ fn settings_do_not_decide_who_is_who() {
 /// Settings out of bounds are refused, and not changed in silence.
 #[test]
 fn settings_out_of_bounds_are_refused() {
-    let bed = bed(Options::server());
+    let test_bed = test_bed(Options::server());
     for options in [Options::client().receives(0), Options::client().keep_memory(Duration::ZERO)] {
         let how = Connect::default().options(options);
-        let error = Stream::connect_with(&bed.client, bed.address, &how).expect_err("out of bounds");
+        let error =
+            Stream::connect_with(&test_bed.client, test_bed.address, &how).expect_err("out of bounds");
         assert!(matches!(error, Error::Options { .. }), "{error}");
     }
 }

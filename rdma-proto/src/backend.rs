@@ -280,12 +280,14 @@ pub trait Region: Send + Sync {
     /// Copies `into.len()` bytes from `offset` on. False, and nothing copied, if they are not all inside. A backend may know a
     /// faster way than [`SharedMemory::read`].
     #[must_use]
+    #[inline]
     fn read(&self, offset: usize, into: &mut [u8]) -> bool {
         self.memory().read(offset, into)
     }
     /// Copies `from` to `offset` on. False, and nothing copied, if it does not all fit. A backend may know a faster way than
     /// [`SharedMemory::write`].
     #[must_use]
+    #[inline]
     fn write(&self, offset: usize, from: &[u8]) -> bool {
         self.memory().write(offset, from)
     }

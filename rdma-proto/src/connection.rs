@@ -16,10 +16,10 @@ use crate::window::{Readable, RxWindow, TxWindow};
 use crate::wire::{FeatureSet, Message};
 
 use answers::Answers;
-use output::Flush;
+use output::{Easily, Flush};
 use timers::{HeldUp, Timers};
 
-pub use output::Action;
+pub use output::{Action, Notification};
 
 /// Where one of our receive regions lies, as the peer will be told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
@@ -79,7 +79,11 @@ pub struct Counters {
 pub struct Machine {
     config: Config,
     regions: [RegionAddress; 2],
+    /// Memory of the application in which windows lie: that of [`Machine::land`].
+    landing: RegionAddress,
     state: State,
+    /// Whether that is [`State::Closed`] or [`State::Failed`], which every call asks.
+    ended: bool,
     /// Whether [`Action::Disconnect`] is due, and not given out yet.
     disconnect: bool,
     rx: RxWindow,
@@ -88,9 +92,13 @@ pub struct Machine {
     credits: Credits,
     /// Whether acknowledgements return credits: the peer makes us wait for receives instead of failing (VR-FLOW-015).
     patient: bool,
+    /// Slots of the send queue that data leaves to control messages (VR-FLOW-009).
+    slots_kept_back: u64,
     /// What is left of a flush whose first part was posted without an immediate.
     flush: Option<Flush>,
     due: Due,
+    /// How far writes may go while nothing else is due.
+    easily: Easily,
     answers: Answers,
     negotiation: Negotiation,
     timers: Timers,
@@ -102,7 +110,8 @@ pub struct Machine {
 enum Due {
     /// Something has happened: look at everything.
     Anything,
-    /// Bytes were taken when nothing was due, and nothing else has happened: there are bytes to post, and no message.
+    /// Bytes were taken into the send buffer when nothing was due, and nothing else has happened: there are bytes to post, and no
+    /// message.
     Bytes,
     /// Nothing can be done until something happens; something waits for that.
     Held,
@@ -135,15 +144,19 @@ impl Machine {
         Ok(Self {
             config,
             regions,
+            landing: RegionAddress::default(),
             state: State::Connecting,
+            ended: false,
             disconnect: false,
             rx: RxWindow::new(config.window, config.windows),
             tx: TxWindow::new(),
             send: SendBooks::new(config.send_depth, config.peer_receives, config.send_buffer),
             credits: Credits::new(config.peer_receives),
             patient: false,
+            slots_kept_back: u64::from(config.send_depth / 2).min(4),
             flush: None,
             due: Due::Anything,
+            easily: Easily::default(),
             answers: Answers::new(),
             negotiation: if asks { Negotiation::Due } else { Negotiation::None },
             timers: Timers::new(&config),
@@ -164,8 +177,27 @@ impl Machine {
     }
 
     /// Returns its counts.
-    pub const fn counters(&self) -> Counters {
-        self.counters
+    pub fn counters(&self) -> Counters {
+        // What was posted is counted by the send queue's books.
+        let posted = self.send.posted();
+        Counters {
+            bytes_sent: posted.bytes,
+            data_notifications_sent: posted.notices.saturating_sub(self.counters.messages_sent),
+            most_in_flight: self.most_in_flight(),
+            ..self.counters
+        }
+    }
+
+    /// Returns the most notifications ever in flight. Only what the peer has handled makes them fewer, so it is enough to ask before
+    /// that.
+    fn most_in_flight(&self) -> u64 {
+        self.counters.most_in_flight.max(self.credits.in_flight(self.send.posted().notices))
+    }
+
+    /// Returns the number of bytes that the peer has notified, as [`Counters::bytes_received`].
+    #[inline]
+    pub const fn bytes_received(&self) -> u64 {
+        self.counters.bytes_received
     }
 
     /// Returns the features both sides have, once negotiated.
@@ -177,35 +209,51 @@ impl Machine {
     }
 
     /// Returns whether the peer has given us a window, so that bytes can leave.
+    #[inline]
     pub const fn has_peer_window(&self) -> bool {
         self.tx.is_registered()
     }
 
     /// Returns the next received bytes. There may be more in the other region, so ask again after consuming.
+    #[inline]
     pub const fn readable(&self) -> Option<Readable> {
         self.rx.readable()
     }
 
-    /// Returns all received bytes, in order, as they lie in at most two regions.
-    pub const fn all_readable(&self) -> [Option<Readable>; 2] {
+    /// Returns all received bytes, in order, as they lie in at most three regions.
+    pub const fn all_readable(&self) -> [Option<Readable>; 3] {
         self.rx.all_readable()
     }
 
     /// Returns the number of received bytes that were not consumed.
+    #[inline]
     pub const fn unread(&self) -> u64 {
         self.rx.unread()
     }
 
+    /// Returns whether the memory of [`Machine::land`] is in use: a window lies in it, or will, or it holds unread bytes.
+    pub const fn is_landing(&self) -> bool {
+        self.rx.is_landing()
+    }
+
     /// Returns the index of a second receive region that would let the peer go on at once, for a connection that was made with
     /// one: the peer has filled it faster than the application reads.
+    #[inline]
     pub const fn lacks_region(&self) -> Option<u8> {
         self.rx.lacks_region()
     }
 
     /// Returns the free space of the send buffer, as far as it lies together. After a [`Machine::commit`] there may be more at its
     /// beginning.
+    #[inline]
     pub const fn space(&self) -> Span {
         self.send.space()
+    }
+
+    /// Returns whether [`Machine::space`] has room for a byte.
+    #[inline]
+    pub const fn has_space(&self) -> bool {
+        self.send.has_space()
     }
 
     /// Returns how many bytes [`Machine::lend`] takes now at most: none while some of what was lent before wait to be posted.
@@ -214,6 +262,7 @@ impl Machine {
     }
 
     /// Returns the number of bytes taken from the application that were not posted yet: they wait for window or credit.
+    #[inline]
     pub const fn unposted(&self) -> u64 {
         self.send.unposted()
     }
@@ -236,6 +285,13 @@ impl Machine {
         }
     }
 
+    /// Returns whether [`Machine::next_timeout`] may have come nearer since this was asked last. Most of what happens only puts it
+    /// off, so whoever notes it need not ask for it each time.
+    #[inline]
+    pub fn take_sooner(&mut self) -> bool {
+        self.timers.take_sooner()
+    }
+
     // What happened.
 
     /// The connection is established. `peer_rnr_retry_count` is what the peer passed to `rdma_connect` or `rdma_accept`:
@@ -252,6 +308,10 @@ impl Machine {
         }
     }
 
+    fn note_in_flight(&mut self) {
+        self.counters.most_in_flight = self.most_in_flight();
+    }
+
     /// A SEND was received: at any time, also before the connection is known to be established (VR-CONN-007,
     /// VR-MEM-014), and in any order with others (VR-CTRL-009, VR-FEAT-013).
     pub fn handle_message(&mut self, now: Instant, bytes: &[u8]) {
@@ -260,7 +320,8 @@ impl Machine {
         }
         self.due = Due::Anything;
         self.timers.heard(now);
-        self.counters.messages_received = self.counters.messages_received.saturating_add(1);
+        self.counters.messages_received = self.counters.messages_received.wrapping_add(1);
+        self.note_in_flight();
         if let Err(error) = self.receive_message(bytes) {
             self.fail(error);
         }
@@ -309,24 +370,32 @@ impl Machine {
     }
 
     /// A WRITE with immediate was received: `immediate` more bytes lie in the window.
+    #[inline]
     pub fn handle_immediate(&mut self, now: Instant, immediate: Immediate) {
         if self.has_ended() {
             return;
         }
         self.timers.heard(now);
-        self.counters.data_notifications_received =
-            self.counters.data_notifications_received.saturating_add(1);
+        let counters = &mut self.counters;
+        counters.data_notifications_received = counters.data_notifications_received.wrapping_add(1);
         if let Err(misbehaved) = self.rx.receive(immediate.0) {
             self.fail(Error::PeerMisbehaved(misbehaved));
             return;
         }
-        if immediate.0 != 0 {
-            if self.credits.got_data() {
-                self.timers.receives_came();
-                self.due = Due::Anything;
-            }
-            self.look_for_announcement();
-            self.counters.bytes_received = self.counters.bytes_received.saturating_add(immediate.0 as u64);
+        counters.bytes_received = counters.bytes_received.wrapping_add(immediate.0.into());
+        if immediate.0 != 0 && self.credits.awaits_data() {
+            self.got_first_data();
+        }
+        self.look_for_announcement();
+    }
+
+    /// The first bytes have come into a window that was announced.
+    #[cold]
+    fn got_first_data(&mut self) {
+        self.note_in_flight();
+        if self.credits.got_data() {
+            self.timers.receives_came();
+            self.due = Due::Anything;
         }
     }
 
@@ -338,6 +407,7 @@ impl Machine {
         }
         self.due = Due::Anything;
         if self.patient {
+            self.note_in_flight();
             self.credits.got_acknowledgement(self.send.done().notices);
             self.timers.receives_came();
         }
@@ -449,13 +519,24 @@ impl Machine {
         self.writable()?;
         self.send.lend(bytes)?;
         if bytes > 0 {
-            self.bytes_came();
+            self.due = Due::Anything;
         }
         Ok(())
     }
 
     #[inline]
     const fn writable(&self) -> Result<(), Error> {
+        if self.takes_bytes() { Ok(()) } else { self.refuse_bytes() }
+    }
+
+    /// Returns whether the connection is open for writing, or is to be.
+    #[inline]
+    pub const fn takes_bytes(&self) -> bool {
+        matches!(self.state, State::Connecting | State::Open)
+    }
+
+    #[cold]
+    const fn refuse_bytes(&self) -> Result<(), Error> {
         match self.state {
             State::Connecting | State::Open => Ok(()),
             State::Closing => Err(Error::ApiMisuse(ApiMisuse::WriteAfterClose)),
@@ -491,6 +572,37 @@ impl Machine {
         self.rx.drop_region()
     }
 
+    /// Receives into memory of the application: the next `length` unread bytes belong to the `length` bytes at `memory`, and windows
+    /// that lie wholly in that part of the stream are announced there (VR-MEM-003, VR-MEM-008). Returns the bytes that will land,
+    /// as they will be in [`Machine::readable`] with the index [`Readable::LANDED`]; `None` if no whole window does. The bytes
+    /// before and behind them come into the regions of the connection, as ever.
+    ///
+    /// The memory must stay registered until [`Machine::is_landing`] is false, or the connection has ended. From then on no
+    /// peer that obeys the protocol writes to it; one that does not can until it is deregistered (VR-SEC-005).
+    ///
+    /// # Errors
+    /// Memory that was given before is in use, or this one wraps around the address space.
+    pub fn land(&mut self, memory: RegionAddress, length: u32) -> Result<Option<Readable>, ApiMisuse> {
+        let RegionAddress { address, .. } = memory;
+        if address.checked_add(length.into()).is_none() {
+            return Err(ApiMisuse::LandingWraps { address, length });
+        }
+        if self.has_ended() {
+            return Ok(None);
+        }
+        let landed = self.rx.land(length)?;
+        if landed.is_some() {
+            self.landing = memory;
+            self.look_for_announcement();
+        }
+        Ok(landed)
+    }
+
+    /// Announces no further window in the memory of [`Machine::land`]. One that was announced there stays until it is full.
+    pub fn stop_landing(&mut self) {
+        self.rx.stop_landing();
+    }
+
     /// Ends the connection once everything written has arrived, or after `linger` (VR-CLOSE-004). Idempotent. A connection
     /// that is not established yet ends at once, with what was written to it.
     pub fn close(&mut self, now: Instant, linger: Duration) {
@@ -505,8 +617,10 @@ impl Machine {
         }
     }
 
-    const fn has_ended(&self) -> bool {
-        matches!(self.state, State::Closed | State::Failed(_))
+    /// Returns whether the connection has ended, in order or by an error.
+    #[inline]
+    pub const fn has_ended(&self) -> bool {
+        self.ended
     }
 
     /// There are bytes to post.
@@ -519,6 +633,7 @@ impl Machine {
     }
 
     /// A window that was used up is to be announced again.
+    #[inline]
     fn look_for_announcement(&mut self) {
         if self.rx.unannounced().is_some() {
             self.due = Due::Anything;
@@ -527,14 +642,17 @@ impl Machine {
 
     fn end(&mut self) {
         self.state = State::Closed;
+        self.ended = true;
         self.disconnect = true;
         self.due = Due::Anything;
     }
 
     /// The first error ends the connection, at once and for good (VR-CLOSE-006, VR-CLOSE-007).
+    #[cold]
     fn fail(&mut self, error: Error) {
         if !self.has_ended() && matches!(error.effect(), Effect::Disconnect) {
             self.state = State::Failed(error);
+            self.ended = true;
             self.disconnect = true;
             self.due = Due::Anything;
         }

@@ -27,6 +27,8 @@ pub(crate) enum Purpose {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Credits {
     limit: u64,
+    /// How many of them may be in flight before one for data is sent.
+    for_data: u64,
     handled: u64,
     /// How many of them its program has taken as far as keepalives go by; see [`Credits::has_receive_for_keepalive`].
     taken: u64,
@@ -40,7 +42,10 @@ pub(crate) struct Credits {
 
 impl Credits {
     pub(crate) const fn new(limit: u16) -> Self {
-        Self { limit: limit as u64, handled: 0, taken: 0, filled: None, announced: None, asked: None }
+        let limit = limit as u64;
+        let half = limit / 2;
+        let for_data = limit.saturating_sub(if half < 8 { half } else { 8 });
+        Self { limit, for_data, handled: 0, taken: 0, filled: None, announced: None, asked: None }
     }
 
     /// Returns whether one more notification may be sent for `purpose` when `sent` were.
@@ -48,16 +53,15 @@ impl Credits {
     /// Data leaves some credits to control messages, so that a registration never waits behind it; and all leave one to the
     /// question, whose answer gives credits back, and one for the receive of the last question, which may not be posted again
     /// when its answer comes.
+    #[inline]
     pub(crate) const fn allow(&self, sent: u64, purpose: Purpose) -> bool {
-        let half = self.limit / 2;
-        let kept_back = match purpose {
-            Purpose::Data if half < 8 => half,
-            Purpose::Data => 8,
-            Purpose::Control if self.limit < 8 => !self.expects_proof() as u64,
-            Purpose::Control => 2,
-            Purpose::Question => 0,
+        let most = match purpose {
+            Purpose::Data => self.for_data,
+            Purpose::Control if self.limit < 8 => self.limit.saturating_sub(!self.expects_proof() as u64),
+            Purpose::Control => self.limit.saturating_sub(2),
+            Purpose::Question => self.limit,
         };
-        self.in_flight(sent).saturating_add(kept_back) < self.limit
+        self.in_flight(sent) < most
     }
 
     /// Returns whether a question is under way whose answer will give credits back. One whose proof came by another way will not.
@@ -68,13 +72,26 @@ impl Credits {
         }
     }
 
+    #[inline]
     pub(crate) const fn in_flight(&self, sent: u64) -> u64 {
         sent.saturating_sub(self.handled)
     }
 
     /// Returns whether it is time to ask for a proof: half the budget is unproven.
+    #[inline]
     pub(crate) const fn wants_proof(&self, sent: u64) -> bool {
         self.asked.is_none() && self.in_flight(sent) >= self.limit.div_ceil(2)
+    }
+
+    /// Returns the count of notifications before which data may be sent.
+    pub(crate) const fn for_data(&self) -> u64 {
+        self.handled.saturating_add(self.for_data)
+    }
+
+    /// Returns a count of notifications: each that is sent before it leaves no proof to ask for.
+    pub(crate) const fn before_proof(&self) -> u64 {
+        let half = self.limit.div_ceil(2);
+        if self.asked.is_some() { u64::MAX } else { self.handled.saturating_add(half).saturating_sub(1) }
     }
 
     pub(crate) fn sent_window_end(&mut self, sent: u64) {
@@ -96,6 +113,12 @@ impl Credits {
     pub(crate) fn got_registration(&mut self) {
         let mark = self.filled.take();
         self.prove(mark);
+    }
+
+    /// Returns whether the first bytes in a window are to come.
+    #[inline]
+    pub(crate) const fn awaits_data(&self) -> bool {
+        self.announced.is_some()
     }
 
     /// Says whether that gave credits back: only the first bytes in a window do.

@@ -210,6 +210,17 @@ pub enum ApiMisuse {
         /// What could be.
         lendable: usize,
     },
+    /// Memory to land in was given while windows still lie in what was given before, or its bytes are not consumed.
+    #[error("memory to land in given before the bytes that landed are consumed")]
+    LandingUnderWay,
+    /// Memory to land in that wraps around the address space.
+    #[error("{length} bytes at {address:#x} to land in wrap around the address space")]
+    LandingWraps {
+        /// Where it begins.
+        address: u64,
+        /// How long it is.
+        length: u32,
+    },
     /// More bytes consumed than were readable.
     #[error("{bytes} bytes consumed of {readable} readable")]
     ConsumeBeyondReadable {

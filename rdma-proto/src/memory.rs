@@ -14,7 +14,8 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 const WORD: usize = size_of::<u64>();
 
 /// Words that are copied in one step of a loop, which halves the instructions: 64 bytes, as the lines of caches.
-const LINE: usize = 8;
+const WORDS: usize = 8;
+const LINE: usize = WORDS * WORD;
 
 /// Bytes shared with a device or a peer, viewed as words in native byte order.
 #[derive(Clone, Copy)]
@@ -25,6 +26,7 @@ pub struct SharedMemory<'a> {
 
 impl<'a> SharedMemory<'a> {
     /// Returns the first `len` bytes of `words`; fewer if `words` is shorter.
+    #[inline]
     pub fn new(words: &'a [AtomicU64], len: usize) -> Self {
         Self { words, len: len.min(words.len().saturating_mul(WORD)) }
     }
@@ -41,51 +43,90 @@ impl<'a> SharedMemory<'a> {
 
     /// Copies `into.len()` bytes from `offset` on. False, and nothing copied, if they are not all inside.
     #[must_use]
+    #[inline]
     pub fn read(&self, offset: usize, into: &mut [u8]) -> bool {
-        let Some((words, skip)) = self.locate(offset, into.len()) else { return false };
-        let (head, rest) = into.split_at_mut(into.len().min(skip.wrapping_neg() % WORD));
-        let (whole, tail) = rest.as_chunks_mut::<WORD>();
-        let words = if head.is_empty() { words } else { read_part(words, skip, head) };
-        let (lines, others) = whole.as_chunks_mut::<LINE>();
-        for ([a, b, c, d, e, f, g, h], bytes) in words.as_chunks().0.iter().zip(lines.iter_mut()) {
-            *bytes = [a, b, c, d, e, f, g, h].map(|word| word.load(Relaxed).to_ne_bytes());
+        let Some(words) = self.locate(offset, into.len()) else { return false };
+        let skip = offset % WORD;
+        if skip == 0 {
+            read_words(words, into);
+        } else {
+            let (head, rest) = into.split_at_mut(into.len().min(WORD.wrapping_sub(skip)));
+            read_words(read_part(words, skip, head), rest);
         }
-        for (word, bytes) in words.iter().skip(lines.len().saturating_mul(LINE)).zip(others) {
-            *bytes = word.load(Relaxed).to_ne_bytes();
-        }
-        read_part(words.get(whole.len()..).unwrap_or_default(), 0, tail);
         true
     }
 
     /// Copies `from` to `offset` on. False, and nothing copied, if it does not all fit.
     #[must_use]
+    #[inline]
     pub fn write(&self, offset: usize, from: &[u8]) -> bool {
-        let Some((words, skip)) = self.locate(offset, from.len()) else { return false };
-        let (head, rest) = from.split_at(from.len().min(skip.wrapping_neg() % WORD));
-        let (whole, tail) = rest.as_chunks::<WORD>();
-        let words = if head.is_empty() { words } else { write_part(words, skip, head) };
-        let (lines, others) = whole.as_chunks::<LINE>();
-        for ([a, b, c, d, e, f, g, h], [i, j, k, l, m, n, o, p]) in words.as_chunks().0.iter().zip(lines) {
-            for (word, bytes) in [(a, i), (b, j), (c, k), (d, l), (e, m), (f, n), (g, o), (h, p)] {
-                word.store(u64::from_ne_bytes(*bytes), Relaxed);
-            }
+        let Some(words) = self.locate(offset, from.len()) else { return false };
+        let skip = offset % WORD;
+        if skip == 0 {
+            write_words(words, from);
+        } else {
+            let (head, rest) = from.split_at(from.len().min(WORD.wrapping_sub(skip)));
+            write_words(write_part(words, skip, head), rest);
         }
-        for (word, bytes) in words.iter().skip(lines.len().saturating_mul(LINE)).zip(others) {
-            word.store(u64::from_ne_bytes(*bytes), Relaxed);
-        }
-        write_part(words.get(whole.len()..).unwrap_or_default(), 0, tail);
         true
     }
 
-    /// Returns the words from the one that holds byte `offset` on, and that byte's place in it, if `len` bytes from `offset` on
-    /// are inside.
-    fn locate(&self, offset: usize, len: usize) -> Option<(&'a [AtomicU64], usize)> {
-        let inside = offset.checked_add(len)? <= self.len;
-        inside.then(|| (self.words.get(offset / WORD..).unwrap_or_default(), offset % WORD))
+    /// Returns the words from the one that holds byte `offset` on, if `len` bytes from `offset` on are inside.
+    #[inline]
+    fn locate(&self, offset: usize, len: usize) -> Option<&'a [AtomicU64]> {
+        let inside = len <= self.len && offset <= self.len.wrapping_sub(len);
+        if inside { self.words.get(offset / WORD..) } else { None }
     }
 }
 
+/// Reads from the first byte of the first word on.
+#[inline]
+fn read_words(words: &[AtomicU64], into: &mut [u8]) {
+    let (lines, rest) = into.as_chunks_mut::<LINE>();
+    let copied = lines.len().wrapping_mul(WORDS);
+    for (words, bytes) in words.as_chunks::<WORDS>().0.iter().zip(lines) {
+        for (word, bytes) in words.iter().zip(bytes.as_chunks_mut().0) {
+            *bytes = word.load(Relaxed).to_ne_bytes();
+        }
+    }
+    if !rest.is_empty() {
+        read_rest(words.get(copied..).unwrap_or_default(), rest);
+    }
+}
+
+fn read_rest(words: &[AtomicU64], into: &mut [u8]) {
+    let (whole, tail) = into.as_chunks_mut::<WORD>();
+    let last = words.get(whole.len()..).unwrap_or_default();
+    for (word, bytes) in words.iter().zip(whole) {
+        *bytes = word.load(Relaxed).to_ne_bytes();
+    }
+    read_part(last, 0, tail);
+}
+
+/// Writes from the first byte of the first word on.
+#[inline]
+fn write_words(words: &[AtomicU64], from: &[u8]) {
+    let (lines, rest) = from.as_chunks::<LINE>();
+    for (words, bytes) in words.as_chunks::<WORDS>().0.iter().zip(lines) {
+        for (word, bytes) in words.iter().zip(bytes.as_chunks().0) {
+            word.store(u64::from_ne_bytes(*bytes), Relaxed);
+        }
+    }
+    if !rest.is_empty() {
+        write_rest(words.get(lines.len().wrapping_mul(WORDS)..).unwrap_or_default(), rest);
+    }
+}
+
+fn write_rest(words: &[AtomicU64], from: &[u8]) {
+    let (whole, tail) = from.as_chunks::<WORD>();
+    for (word, bytes) in words.iter().zip(whole) {
+        word.store(u64::from_ne_bytes(*bytes), Relaxed);
+    }
+    write_part(words.get(whole.len()..).unwrap_or_default(), 0, tail);
+}
+
 /// Reads a part of the first word; the rest is returned.
+#[inline(never)]
 fn read_part<'a>(words: &'a [AtomicU64], skip: usize, into: &mut [u8]) -> &'a [AtomicU64] {
     let Some((word, rest)) = words.split_first() else { return words };
     for (to, from) in into.iter_mut().zip(word.load(Relaxed).to_ne_bytes().iter().skip(skip)) {
@@ -95,6 +136,7 @@ fn read_part<'a>(words: &'a [AtomicU64], skip: usize, into: &mut [u8]) -> &'a [A
 }
 
 /// Replaces a part of the first word and leaves its other bytes to whoever else writes them; the rest is returned.
+#[inline(never)]
 fn write_part<'a>(words: &'a [AtomicU64], skip: usize, part: &[u8]) -> &'a [AtomicU64] {
     let Some((word, rest)) = words.split_first() else { return words };
     let replace = |old: u64| {

@@ -26,6 +26,7 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
+    #[inline]
     const fn to_id(self) -> u64 {
         ((self.slots & SLOTS) << NOTICE_BITS | (self.notices & NOTICES)) << BYTE_BITS | (self.bytes & BYTES)
     }
@@ -91,8 +92,12 @@ pub(crate) struct SendBooks {
     depth: u64,
     notice_limit: u64,
     capacity: u64,
-    /// Bytes the application has put into the buffer or lent.
+    /// Bytes the application has put into the buffer or lent, ...
     written: u64,
+    /// ... and their place in the buffer, ...
+    written_at: u64,
+    /// ... and that of the bytes that are posted, so that nothing is divided for each request.
+    posted_at: u64,
     /// What was lent last.
     lent: Lent,
     posted: Progress,
@@ -111,6 +116,8 @@ impl SendBooks {
             notice_limit: notice_limit as u64,
             capacity: capacity as u64,
             written: 0,
+            written_at: 0,
+            posted_at: 0,
             lent: Lent { begin: 0, end: 0 },
             posted: zero,
             signaled: 0,
@@ -121,28 +128,57 @@ impl SendBooks {
         books
     }
 
+    #[inline]
     pub(crate) const fn posted(&self) -> Progress {
         self.posted
     }
 
+    #[inline]
     pub(crate) const fn done(&self) -> Progress {
         self.done
     }
 
     /// Returns the free part of the buffer up to its end, none of which a request still reads (VR-XFER-011); the rest, if any,
     /// begins at offset 0.
+    #[inline]
     pub(crate) const fn space(&self) -> Span {
-        let free = self.capacity.saturating_sub(self.written.saturating_sub(self.done.bytes));
-        self.span(self.written, free)
+        let free = self.capacity.saturating_sub(self.unconfirmed());
+        self.span(self.written_at, free)
     }
 
+    #[inline]
+    pub(crate) const fn has_space(&self) -> bool {
+        self.unconfirmed() < self.capacity
+    }
+
+    #[inline]
     pub(crate) fn commit(&mut self, bytes: usize) -> Result<(), ApiMisuse> {
         let space = self.space().len as usize;
         if bytes > space {
             return Err(ApiMisuse::CommitBeyondSpace { bytes, space });
         }
-        self.written = self.written.saturating_add(bytes as u64);
+        self.write(bytes as u64);
         Ok(())
+    }
+
+    #[inline]
+    fn write(&mut self, bytes: u64) {
+        self.written = self.written.wrapping_add(bytes);
+        self.written_at = self.place(self.written_at.wrapping_add(bytes));
+    }
+
+    /// Returns the place in the buffer of what lies `behind` its beginning, however often around.
+    #[inline]
+    const fn place(&self, behind: u64) -> u64 {
+        if behind < self.capacity { behind } else { self.wrapped(behind) }
+    }
+
+    #[cold]
+    const fn wrapped(&self, behind: u64) -> u64 {
+        match behind.checked_rem(self.capacity) {
+            Some(offset) => offset,
+            None => 0,
+        }
     }
 
     /// Returns how many bytes can be lent now at most: none while some of what was lent before are not posted.
@@ -160,46 +196,78 @@ impl SendBooks {
         }
         if bytes > 0 {
             let begin = self.written;
-            self.written = begin.saturating_add(bytes as u64);
+            self.write(bytes as u64);
             self.lent = Lent { begin, end: self.written };
+            self.signal_at.bytes = self.signal_at.bytes.min(self.written);
         }
         Ok(())
     }
 
+    #[inline]
     pub(crate) const fn unposted(&self) -> u64 {
         self.written.saturating_sub(self.posted.bytes)
     }
 
+    /// Returns the number of bytes taken from the application.
+    #[inline]
+    pub(crate) const fn written(&self) -> u64 {
+        self.written
+    }
+
+    /// Returns whether all that was taken is posted.
+    #[inline]
+    pub(crate) const fn all_posted(&self) -> bool {
+        self.written == self.posted.bytes
+    }
+
     /// Returns the number of bytes accepted from the application and not known to have arrived.
+    #[inline]
     pub(crate) const fn unconfirmed(&self) -> u64 {
         self.written.saturating_sub(self.done.bytes)
     }
 
     /// Returns the first `bytes` of what is to be posted, as far as they lie together.
+    #[inline]
     pub(crate) const fn next_source(&self, bytes: u64) -> Source {
-        self.source(self.posted.bytes, bytes)
+        self.source(self.posted.bytes, self.posted_at, bytes)
     }
 
     /// Returns how many of the next `bytes` can be posted with `requests`, each of which takes what lies together.
+    #[inline]
     pub(crate) const fn carried(&self, bytes: u64, requests: u64) -> u64 {
         // Nearly always all of it lies together.
-        let mut carried = self.next_source(bytes).len() as u64;
+        let first = self.next_source(bytes).len() as u64;
+        if first == bytes { bytes } else { self.carried_in_parts(first, bytes, requests) }
+    }
+
+    #[cold]
+    const fn carried_in_parts(&self, first: u64, bytes: u64, requests: u64) -> u64 {
+        let mut carried = first;
         let mut left = requests.saturating_sub(1);
         while left > 0 && carried < bytes {
-            let next = self.source(self.posted.bytes.saturating_add(carried), bytes.saturating_sub(carried));
+            let at = self.place(self.posted_at.saturating_add(carried));
+            let next =
+                self.source(self.posted.bytes.saturating_add(carried), at, bytes.saturating_sub(carried));
             carried = carried.saturating_add(next.len() as u64);
             left = left.saturating_sub(1);
         }
         carried
     }
 
-    const fn source(&self, position: u64, bytes: u64) -> Source {
+    /// Returns where the first of `bytes` from `position` on lie together; `at` is the position's place in the buffer.
+    #[inline]
+    const fn source(&self, position: u64, at: u64, bytes: u64) -> Source {
         if position >= self.lent.end {
-            return Source::Buffer(self.span(position, bytes));
+            return Source::Buffer(self.span(at, bytes));
         }
+        self.source_about_lent(position, at, bytes)
+    }
+
+    #[cold]
+    const fn source_about_lent(&self, position: u64, at: u64, bytes: u64) -> Source {
         if position < self.lent.begin {
             let before = self.lent.begin.saturating_sub(position);
-            return Source::Buffer(self.span(position, if bytes < before { bytes } else { before }));
+            return Source::Buffer(self.span(at, if bytes < before { bytes } else { before }));
         }
         let rest = self.lent.end.saturating_sub(position);
         let len = if bytes < rest { bytes } else { rest };
@@ -207,18 +275,17 @@ impl SendBooks {
         Source::Lent(Span { offset: position.saturating_sub(self.lent.begin) as u32, len: len as u32 })
     }
 
-    const fn span(&self, position: u64, bytes: u64) -> Span {
-        let offset = match position.checked_rem(self.capacity) {
-            Some(offset) => offset,
-            None => 0,
-        };
-        let to_end = self.capacity.saturating_sub(offset);
+    /// Returns the first of `bytes` from place `at` of the buffer on, up to its end.
+    #[inline]
+    const fn span(&self, at: u64, bytes: u64) -> Span {
+        let to_end = self.capacity.saturating_sub(at);
         let len = if bytes < to_end { bytes } else { to_end };
         // Both are at most the capacity, which came as a u32.
-        Span { offset: offset as u32, len: len as u32 }
+        Span { offset: at as u32, len: len as u32 }
     }
 
     /// Returns how many requests can be posted before one completes (VR-FLOW-011).
+    #[inline]
     pub(crate) const fn free_slots(&self) -> u64 {
         self.depth.saturating_sub(self.posted.slots.saturating_sub(self.done.slots))
     }
@@ -234,30 +301,64 @@ impl SendBooks {
     /// Books one request of `bytes` and says its id and whether it must be signalled: whenever a quarter of any budget is used
     /// since the last signal, so that whoever waits for room always has a completion to wait for; and when it is the
     /// last of what was lent, for whoever waits to have that back.
+    #[inline]
     pub(crate) fn post(&mut self, bytes: u32, notifies: bool, force_signal: bool) -> (u64, bool) {
-        self.posted.slots = self.posted.slots.saturating_add(1);
-        self.posted.notices = self.posted.notices.saturating_add(notifies as u64);
-        self.posted.bytes = self.posted.bytes.saturating_add(bytes as u64);
-        let gives_back = bytes > 0 && self.posted.bytes == self.lent.end;
+        let posted = Progress {
+            slots: self.posted.slots.wrapping_add(1),
+            notices: self.posted.notices.wrapping_add(notifies as u64),
+            bytes: self.posted.bytes.wrapping_add(bytes as u64),
+        };
+        self.posted = posted;
+        self.posted_at = self.place(self.posted_at.wrapping_add(bytes as u64));
         let signal = force_signal
-            || gives_back
-            || self.posted.slots >= self.signal_at.slots
-            || self.posted.notices >= self.signal_at.notices
-            || self.posted.bytes >= self.signal_at.bytes;
+            || posted.slots >= self.signal_at.slots
+            || posted.notices >= self.signal_at.notices
+            || posted.bytes >= self.signal_at.bytes;
         if signal {
             self.set_signal();
         }
-        (self.posted.to_id(), signal)
+        (posted.to_id(), signal)
     }
 
-    /// Notes that all that is posted will be told of, and when to ask for that again: after a quarter of each budget.
+    /// Books all that is unposted as one request with a notification, where [`SendBooks::easily`] allows it, and says where it lies
+    /// and the request's id. It is not signalled.
+    #[inline]
+    pub(crate) fn post_rest(&mut self) -> (Span, u64) {
+        let bytes = self.written.wrapping_sub(self.posted.bytes);
+        self.posted.slots = self.posted.slots.wrapping_add(1);
+        self.posted.notices = self.posted.notices.wrapping_add(1);
+        self.posted.bytes = self.written;
+        let offset = self.posted_at;
+        self.posted_at = self.written_at;
+        // Both are at most the capacity, which came as a u32.
+        (Span { offset: offset as u32, len: bytes as u32 }, self.posted.to_id())
+    }
+
+    /// Returns how far requests with a notification each may go, when all is posted: before which count of notifications, and before
+    /// which of bytes, they find slots, lie together in the buffer, and need no signal.
+    pub(crate) fn easily(&self, slots_kept_back: u64) -> (u64, u64) {
+        let Progress { slots, notices, bytes } = self.posted;
+        let before_signal = |at: u64, now: u64| at.saturating_sub(now).saturating_sub(1);
+        let requests = self
+            .free_slots()
+            .saturating_sub(slots_kept_back)
+            .min(before_signal(self.signal_at.slots, slots))
+            .min(before_signal(self.signal_at.notices, notices));
+        let buffer = bytes.saturating_add(self.capacity.saturating_sub(self.posted_at));
+        (notices.saturating_add(requests), buffer.min(self.signal_at.bytes))
+    }
+
+    /// Notes that all that is posted will be told of, and when to ask for that again: after a quarter of each budget, and at the end
+    /// of what is lent.
+    #[cold]
     fn set_signal(&mut self) {
         let Progress { slots, notices, bytes } = self.posted;
         self.signaled = bytes;
+        let lent = if self.lent.end > bytes { self.lent.end } else { u64::MAX };
         self.signal_at = Progress {
             slots: slots.saturating_add(self.depth.div_ceil(4)),
             notices: notices.saturating_add(self.notice_limit.div_ceil(4)),
-            bytes: bytes.saturating_add(self.capacity.div_ceil(4)),
+            bytes: bytes.saturating_add(self.capacity.div_ceil(4)).min(lent),
         };
     }
 

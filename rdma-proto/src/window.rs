@@ -11,28 +11,61 @@ use crate::wire::Window;
 #[cfg(test)]
 mod tests;
 
-/// Where the peer's bytes arrive: one region, or two in turn.
+/// Where the peer's bytes arrive: one region of our own, or two in turn, and for a while memory of the application.
 ///
 /// With two, the other region is announced the moment one is full, while its bytes are still being read: from then on no
 /// correct peer writes to the full one, because its immediates have used it up (VR-MEM-003). Announcing before a window is
 /// full is not possible in this protocol: nothing would tell which window an immediate is about.
+///
+/// Unread bytes lie in at most three places, in this order: the region that was full before, the memory of the application, and
+/// the region that is being filled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct RxWindow {
     length: u32,
+    /// Regions of our own, 1 or 2.
     windows: u8,
-    /// The region being filled: all of `read <= received <= length`.
-    current: u8,
+    /// The region of our own that was announced last.
+    own: u8,
+    /// Whether the window that is being filled lies in [`RxWindow::landing`]; otherwise it is `own`.
+    lands: bool,
+    /// Bytes of the window that is being filled.
     received: u32,
+    /// Bytes of `own` that were read, while it is being filled.
     read: u32,
-    /// Where the unread bytes of the other region begin; they go to its end.
+    /// Where the unread bytes of a full region of our own begin; they go to its end.
     previous: Option<u32>,
     announced: bool,
+    landing: Landing,
+}
+
+/// Memory of the application in which windows lie one behind the other, each wholly inside. Offsets count from its beginning; all
+/// of `read <= received <= next`, and the bytes before `read` are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Landing {
+    length: u32,
+    /// Where the next window would begin.
+    next: u32,
+    received: u32,
+    read: u32,
+}
+
+impl Landing {
+    const NONE: Self = Self { length: 0, next: 0, received: 0, read: 0 };
+
+    /// Returns whether another window of `window` bytes lies inside.
+    const fn takes(&self, window: u32) -> bool {
+        self.length.saturating_sub(self.next) >= window
+    }
+
+    const fn is_read(&self) -> bool {
+        self.read == self.received
+    }
 }
 
 /// Bytes that can be read, contiguous in one region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Readable {
-    /// The region's index, 0 or 1.
+    /// The region's index: 0 or 1, or [`Readable::LANDED`].
     pub region: u8,
     /// Offset of the first byte.
     pub offset: u32,
@@ -40,18 +73,30 @@ pub struct Readable {
     pub len: u32,
 }
 
+impl Readable {
+    /// The index of the memory that was given to [`Machine::land`](crate::Machine::land).
+    pub const LANDED: u8 = 2;
+}
+
 impl RxWindow {
     /// Returns a receiving side of `windows` regions (1 or 2) of `length` bytes each, not yet announced.
     pub(crate) const fn new(length: u32, windows: u8) -> Self {
-        Self { length, windows, current: 0, received: 0, read: 0, previous: None, announced: false }
+        let (received, read, previous, landing) = (0, 0, None, Landing::NONE);
+        Self { length, windows, own: 0, lands: false, received, read, previous, announced: false, landing }
     }
 
-    /// Returns the region to announce to the peer now, if one is due.
-    pub(crate) const fn unannounced(&self) -> Option<u8> {
-        if self.announced { None } else { Some(self.current) }
+    /// Returns where the window lies that is to be announced to the peer now, if one is: the region's index, and the window's
+    /// offset in it.
+    #[inline]
+    pub(crate) const fn unannounced(&self) -> Option<(u8, u32)> {
+        match (self.announced, self.lands) {
+            (true, _) => None,
+            (false, true) => Some((Readable::LANDED, self.landing.next.saturating_sub(self.length))),
+            (false, false) => Some((self.own, 0)),
+        }
     }
 
-    /// Notes that the region of [`RxWindow::unannounced`] was announced.
+    /// Notes that the window of [`RxWindow::unannounced`] was announced.
     pub(crate) fn announce(&mut self) {
         self.announced = true;
     }
@@ -62,86 +107,148 @@ impl RxWindow {
     /// # Errors
     /// The peer used more than it was given (VR-FLOW-002), or anything before it was given a window (VR-FLOW-003).
     /// Zero is always allowed and means nothing (VR-XFER-005).
+    #[inline]
     pub(crate) fn receive(&mut self, immediate: u32) -> Result<(), PeerMisbehaved> {
-        if !self.announced && immediate != 0 {
-            return Err(PeerMisbehaved::NoWindow { immediate });
+        let room = self.length.saturating_sub(self.received);
+        if immediate > room || !self.announced && immediate != 0 {
+            return Err(self.refuse(immediate));
         }
-        match self.received.checked_add(immediate) {
-            Some(received) if received <= self.length => {
-                self.received = received;
-                self.rotate();
-                Ok(())
-            }
-            _ => {
-                Err(PeerMisbehaved::WindowOverrun { immediate, received: self.received, length: self.length })
-            }
+        // No more than `room`.
+        self.received = self.received.wrapping_add(immediate);
+        if self.lands {
+            self.landing.received = self.landing.received.saturating_add(immediate);
         }
+        self.rotate();
+        Ok(())
+    }
+
+    #[cold]
+    const fn refuse(&self, immediate: u32) -> PeerMisbehaved {
+        if !self.announced {
+            return PeerMisbehaved::NoWindow { immediate };
+        }
+        PeerMisbehaved::WindowOverrun { immediate, received: self.received, length: self.length }
     }
 
     /// Returns the next bytes to read, in order, and none that no immediate has covered (VR-XFER-008), also not after the end
-    /// (VR-XFER-012); more may follow in the other region once these are consumed.
+    /// (VR-XFER-012); more may follow in another region once these are consumed.
+    #[inline]
     pub(crate) const fn readable(&self) -> Option<Readable> {
-        let (region, offset, end) = match self.previous {
-            Some(offset) => (self.other(), offset, self.length),
-            None => (self.current, self.read, self.received),
-        };
-        if offset == end { None } else { Some(Readable { region, offset, len: end.saturating_sub(offset) }) }
+        if let Some(part) = self.previous_part() {
+            return Some(part);
+        }
+        if let Some(part) = self.landed_part() {
+            return Some(part);
+        }
+        self.current_part()
     }
 
     /// Returns all bytes that can be read, in order.
-    pub(crate) const fn all_readable(&self) -> [Option<Readable>; 2] {
+    pub(crate) const fn all_readable(&self) -> [Option<Readable>; 3] {
+        [self.previous_part(), self.landed_part(), self.current_part()]
+    }
+
+    const fn previous_part(&self) -> Option<Readable> {
         match self.previous {
-            Some(_) if self.read < self.received => {
-                let len = self.received.saturating_sub(self.read);
-                [self.readable(), Some(Readable { region: self.current, offset: self.read, len })]
+            Some(offset) => {
+                let region = if self.lands { self.own } else { self.other() };
+                Some(Readable { region, offset, len: self.length.saturating_sub(offset) })
             }
-            _ => [self.readable(), None],
+            None => None,
         }
     }
 
+    const fn landed_part(&self) -> Option<Readable> {
+        let Landing { read, received, .. } = self.landing;
+        if read == received {
+            return None;
+        }
+        Some(Readable { region: Readable::LANDED, offset: read, len: received.saturating_sub(read) })
+    }
+
+    const fn current_part(&self) -> Option<Readable> {
+        if self.lands || self.read == self.received {
+            return None;
+        }
+        Some(Readable { region: self.own, offset: self.read, len: self.received.saturating_sub(self.read) })
+    }
+
     /// Returns the number of unread bytes.
+    #[inline]
     pub(crate) const fn unread(&self) -> u64 {
         let previous = match self.previous {
             Some(offset) => self.length.saturating_sub(offset),
             None => 0,
         };
-        (previous as u64).saturating_add(self.received.saturating_sub(self.read) as u64)
+        let landed = self.landing.received.saturating_sub(self.landing.read);
+        let current = if self.lands { 0 } else { self.received.saturating_sub(self.read) };
+        (previous as u64).saturating_add(landed as u64).saturating_add(current as u64)
     }
 
     /// Notes that `bytes` of [`RxWindow::readable`] were read and their memory may be written again.
     ///
     /// # Errors
     /// More than was readable.
+    #[inline]
     pub(crate) fn consume(&mut self, bytes: u32) -> Result<(), ApiMisuse> {
-        let (offset, readable) = match self.readable() {
-            Some(readable) => (readable.offset, readable.len),
-            None => (0, 0),
+        let part = match self.readable() {
+            Some(part) if bytes <= part.len => part,
+            None if bytes == 0 => return Ok(()),
+            readable => return Err(refuse_to_consume(bytes, readable)),
         };
-        if bytes > readable {
-            return Err(ApiMisuse::ConsumeBeyondReadable {
-                bytes: bytes as usize,
-                readable: readable as usize,
-            });
-        }
-        let offset = offset.saturating_add(bytes);
-        match self.previous {
-            Some(_) if offset == self.length => self.previous = None,
-            Some(_) => self.previous = Some(offset),
-            None if readable != 0 => self.read = offset,
-            None => {}
+        // At most the end of the part.
+        let offset = part.offset.wrapping_add(bytes);
+        if self.previous.is_some() {
+            self.previous = if bytes == part.len { None } else { Some(offset) };
+        } else if part.region == Readable::LANDED {
+            self.landing.read = offset;
+        } else {
+            self.read = offset;
         }
         self.rotate();
         Ok(())
     }
 
+    /// The next `length` unread bytes belong into memory of the application: windows that lie wholly in that part of the stream will
+    /// lie there. Returns how many bytes that are, from which offset on; none if no window does.
+    ///
+    /// # Errors
+    /// Memory that was given before is still in use.
+    pub(crate) fn land(&mut self, length: u32) -> Result<Option<Readable>, ApiMisuse> {
+        if self.is_landing() {
+            return Err(ApiMisuse::LandingUnderWay);
+        }
+        // The window that the peer fills now lies where it lies.
+        let next = self.unread().saturating_add(self.length.saturating_sub(self.received).into());
+        let windows = u64::from(length).saturating_sub(next).checked_div(self.length.into()).unwrap_or(0);
+        // At most `length`, a u32.
+        let (next, landed) =
+            (next.min(length.into()) as u32, windows.saturating_mul(self.length.into()) as u32);
+        if landed == 0 {
+            return Ok(None);
+        }
+        self.landing = Landing { length, next, received: next, read: next };
+        self.rotate();
+        Ok(Some(Readable { region: Readable::LANDED, offset: next, len: landed }))
+    }
+
+    /// No further window will lie in the memory of the application. One that was announced does, until it is full.
+    pub(crate) fn stop_landing(&mut self) {
+        self.landing.length = self.landing.next;
+    }
+
+    /// Returns whether a window lies in memory of the application, or will, or unread bytes do.
+    pub(crate) const fn is_landing(&self) -> bool {
+        self.lands || self.landing.takes(self.length) || !self.landing.is_read()
+    }
+
     /// Returns the index of a second region that would let the peer go on at once: there is only one, it is full, and its bytes
     /// are not all read.
+    #[inline]
     pub(crate) const fn lacks_region(&self) -> Option<u8> {
-        if self.windows == 1 && self.is_full() && self.read != self.length {
-            Some(self.other())
-        } else {
-            None
-        }
+        // What is full and needs no region has gone on already; what landed must be read first, whatever there is.
+        let waits = self.lands || self.landing.is_read();
+        if self.windows == 1 && self.is_full() && waits { Some(self.other()) } else { None }
     }
 
     /// Goes on with two regions; the second is that of [`RxWindow::lacks_region`].
@@ -161,32 +268,51 @@ impl RxWindow {
     }
 
     const fn other(&self) -> u8 {
-        self.current ^ 1
+        self.own ^ 1
     }
 
     const fn is_full(&self) -> bool {
         self.received == self.length
     }
 
-    /// Moves on to the next region once this one is full and the next one is free (VR-MEM-010); until then its memory is the
-    /// peer's (VR-MEM-015).
+    /// Moves on to the next window once this one is full and the memory of the next one is free (VR-MEM-010); until then its memory
+    /// is the peer's (VR-MEM-015).
+    #[inline]
     fn rotate(&mut self) {
-        if !self.is_full() {
+        if self.is_full() {
+            self.leave_full();
+        }
+    }
+
+    #[cold]
+    fn leave_full(&mut self) {
+        // A full region of our own that is not read becomes the previous one, of which there is one at most.
+        let unread = !self.lands && self.read != self.length;
+        if unread && (self.previous.is_some() || !self.landing.is_read()) {
             return;
         }
-        let unread = self.read != self.length;
-        match (self.windows, self.previous) {
-            (2, None) => {
-                self.previous = if unread { Some(self.read) } else { None };
-                self.current = self.other();
-            }
-            (1, _) if !unread => {}
-            _ => return,
+        let lands = self.landing.takes(self.length);
+        if lands {
+            self.landing.next = self.landing.next.saturating_add(self.length);
+        } else if self.windows == 2 {
+            self.own = self.other();
+        } else if unread || self.previous.is_some() {
+            return;
         }
+        if unread {
+            self.previous = Some(self.read);
+        }
+        self.lands = lands;
         self.received = 0;
         self.read = 0;
         self.announced = false;
     }
+}
+
+#[cold]
+fn refuse_to_consume(bytes: u32, readable: Option<Readable>) -> ApiMisuse {
+    let readable = readable.map_or(0, |readable| readable.len as usize);
+    ApiMisuse::ConsumeBeyondReadable { bytes: bytes as usize, readable }
 }
 
 /// The peer's window, where our bytes go.
@@ -240,12 +366,23 @@ impl TxWindow {
     }
 
     /// Returns how many bytes still fit.
+    #[inline]
     pub(crate) const fn room(&self) -> u32 {
         self.room
     }
 
+    /// Takes the next `bytes` of the window, of which it is known that they fit, and says where they are.
+    #[inline]
+    pub(crate) fn take_easily(&mut self, bytes: u32) -> RemoteAddress {
+        let at = self.next;
+        self.room = self.room.wrapping_sub(bytes);
+        self.next.address = at.address.wrapping_add(bytes as u64);
+        at
+    }
+
     /// Takes the next `bytes` of the window and says where they are; `None` if they do not fit (VR-FLOW-007). No byte is
     /// taken twice (VR-XFER-009).
+    #[inline]
     pub(crate) fn take(&mut self, bytes: u32) -> Option<RemoteAddress> {
         let room = self.room.checked_sub(bytes)?;
         let at = self.next;

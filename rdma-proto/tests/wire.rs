@@ -14,7 +14,7 @@ fn hex(text: &str) -> [u8; MESSAGE_LEN] {
     bytes.try_into().expect("32 bytes")
 }
 
-/// What a Valkey server and libvalkey put on the wire (VR-CTRL-001 to 004).
+/// The bytes that a Valkey server and libvalkey put on the wire (VR-CTRL-001 to 004).
 #[test]
 fn golden_bytes() {
     let zeros = "00".repeat(28);

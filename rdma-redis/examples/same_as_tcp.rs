@@ -174,7 +174,7 @@ async fn mixed(mut connection: MultiplexedConnection, task: u64, commands: u64) 
     Ok(digest.finish())
 }
 
-/// What a connection sees that makes itself anew, of a server that was restarted.
+/// Returns the replies that a reconnecting connection gets, of a server that was restarted.
 async fn restarted(
     mut connection: impl ConnectionLike + Clone + Send + Sync,
     command: &str,

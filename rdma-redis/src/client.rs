@@ -22,7 +22,7 @@ pub struct Client<B: Descriptors> {
     endpoints: Loaded<B>,
     pub(crate) info: ConnectionInfo,
     settings: Settings,
-    /// What carries the newest connection.
+    /// The transport of the newest connection.
     newest: Arc<Mutex<Option<Transport>>>,
 }
 
@@ -79,7 +79,7 @@ impl<B: Descriptors> Client<B> {
         Self { endpoints, info, settings, newest: Arc::default() }
     }
 
-    /// What carries the newest connection that this client or a clone of it has made; `None` before the first. Each fallback is
+    /// Returns the transport of the newest connection that this client or a clone of it has made; `None` before the first. Each fallback is
     /// also logged as a warning, with its reason.
     pub fn transport(&self) -> Option<Transport> {
         *self.newest.lock().unwrap_or_else(PoisonError::into_inner)

@@ -20,7 +20,7 @@ type PerRuntime<B> = Vec<(Id, WeakAsyncEndpoint<B>)>;
 /// connection. Runtimes share none, because a runtime that does not run drives nothing, and connections elsewhere would wait for it.
 pub struct Endpoints<B: Descriptors> {
     backend: B,
-    /// Those that were made, by runtime.
+    /// The endpoints that were made, by runtime.
     made: Arc<Mutex<PerRuntime<B>>>,
 }
 

@@ -84,7 +84,7 @@ impl Reconnect {
 ///
 /// # While there is no connection
 ///
-/// Requests wait for the attempts to make one, all for the same, for at most [`Reconnect::deadline`] from their beginning. When they
+/// Requests wait for the attempts to make one, all for one connection, for at most [`Reconnect::deadline`] from their beginning. When they
 /// end without one, all who waited fail with the error of the last attempt, and the next request begins new ones. What cannot
 /// succeed is not tried again: a wrong password, a database that does not exist, a
 /// machine without RDMA.
@@ -109,7 +109,7 @@ struct State {
     patterns: BTreeSet<Vec<u8>>,
 }
 
-/// What became of attempts to connect, once it is known.
+/// The result of attempts to connect, once it is known.
 type Outcome = watch::Receiver<Option<RedisResult<MultiplexedConnection>>>;
 
 impl<B: Descriptors> Shared<B> {
@@ -226,13 +226,13 @@ impl State {
     }
 }
 
-/// Whether trying again cannot help.
+/// Returns whether trying again cannot help.
 fn is_final(error: &RedisError) -> bool {
     // redis-rs would make another connection after a wrong password, which is right for those who have a new one.
     error.kind() == ErrorKind::AuthenticationFailed || matches!(error.retry_method(), RetryMethod::NoRetry)
 }
 
-/// Whether `error` says that its connection is lost. A reply that came too late does not.
+/// Returns whether `error` says that its connection is lost. A reply that came too late does not.
 fn is_loss(error: &RedisError) -> bool {
     error.is_unrecoverable_error() || (error.is_io_error() && !error.is_timeout())
 }

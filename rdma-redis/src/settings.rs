@@ -1,4 +1,4 @@
-//! What can be chosen about connections, as a value and in a URL.
+//! Settings of connections, as a value and in a URL.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -24,11 +24,11 @@ pub struct Settings {
     /// slower than any network that carries RDMA, and a server that answers nothing still does not hold a request for ever.
     /// Commands that block (`BLPOP`, `XREAD BLOCK`) count as unanswered while they block.
     pub response_timeout: Option<Duration>,
-    /// What to do when the server cannot be reached by RDMA; `None` fails. URL option: `fallback=tcp` or `fallback=tcp:PORT`.
+    /// The fallback when the server cannot be reached by RDMA; `None` fails. URL option: `fallback=tcp` or `fallback=tcp:PORT`.
     pub fallback: Option<Fallback>,
 }
 
-/// What to do when a server cannot be reached by RDMA: there is no library or device here, nothing listens for RDMA there, or it
+/// The fallback when a server cannot be reached by RDMA: there is no library or device here, nothing listens for RDMA there, or it
 /// did not come about within half of the time for connecting.
 ///
 /// A server that was reached and refused the handshake is not tried again by other means.
@@ -80,7 +80,7 @@ fn seconds(text: &str) -> Option<Duration> {
     (!seconds.is_zero()).then_some(seconds)
 }
 
-/// What a `valkey+rdma://` URL says, its options put into `settings`.
+/// Parses a `valkey+rdma://` URL, its options put into `settings`.
 pub(crate) fn parse(url: &str, settings: &mut Settings) -> RedisResult<ConnectionInfo> {
     let invalid = || {
         let form = "expected a URL valkey+rdma://[USER[:PASSWORD]@]HOST[:PORT][/DB][?OPTIONS]";

@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use crate::endpoints::Endpoints;
 use crate::settings::{Fallback, Settings};
 
-/// What carries a connection.
+/// The transport of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Transport {

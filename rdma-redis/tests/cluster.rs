@@ -82,7 +82,7 @@ fn slot(key: &[u8]) -> u16 {
     key.iter().fold(0, |crc, byte| (0..8).fold(crc ^ u16::from(*byte) << 8, step)) % (2 * HALF)
 }
 
-/// What CLUSTER SLOTS says.
+/// Returns the reply to CLUSTER SLOTS.
 fn slots() -> Frame {
     let range = |from: u16, to: u16, [a, b, c, d]: [u8; 4]| {
         let host = Frame::BulkString(Some(format!("{a}.{b}.{c}.{d}").into()));

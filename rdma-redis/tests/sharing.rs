@@ -1,4 +1,4 @@
-//! What connections share, alone in this process so that its descriptors can be counted.
+//! Resources that connections share, alone in this process so that its descriptors can be counted.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -43,9 +43,9 @@ fn serve(endpoint: Endpoint<SoftSim>, over: &AtomicBool) {
 }
 
 /// Ends the servers, also when the test fails.
-struct Over<'a>(&'a AtomicBool);
+struct StopServers<'a>(&'a AtomicBool);
 
-impl Drop for Over<'_> {
+impl Drop for StopServers<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
@@ -74,7 +74,7 @@ fn connections_of_a_runtime_share_an_endpoint() {
             let (endpoint, over) = (listen(&fabric, ip.into()), &over);
             scope.spawn(move || serve(endpoint, over));
         }
-        let _over = Over(&over);
+        let _over = StopServers(&over);
         let endpoints = Endpoints::from(fabric.host(&[CLIENT.into()]));
         let clients = SERVERS.map(|[a, b, c, d]| {
             let url = format!("valkey+rdma://{a}.{b}.{c}.{d}:6379/0");

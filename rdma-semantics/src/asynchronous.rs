@@ -1,4 +1,4 @@
-//! What a device tells unasked, and to whom.
+//! Asynchronous events of a device, and the objects that they are delivered to.
 
 use crate::Descriptors;
 use rdma_proto::backend::{
@@ -44,7 +44,7 @@ fn nothing<B: Descriptors>(channel: &B::EventChannel) -> Result<(), Failure> {
 /// A client whose queue for four got far more.
 fn overrunning<B: Descriptors>(setting: &Setting<B>) -> Result<Pair<B>, Failure> {
     const MANY: u64 = 60;
-    let pair = setting.pair_of(Shape::USUAL, Shape { completions: 4, ..Shape::DEAF })?;
+    let pair = setting.pair_of(Shape::USUAL, Shape { completions: 4, ..Shape::WITHOUT_RECEIVES })?;
     let to = SendOp::Write(pair.server.remote(0));
     let chain: Vec<_> = (0..MANY).map(|id| pair.client.request(id, to, 0, 4)).collect();
     pair.client.post(&chain)?;

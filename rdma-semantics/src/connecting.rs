@@ -12,7 +12,7 @@ use rdma_proto::backend::{
 
 use super::Setting;
 use super::ends::{
-    Asking, Called, End, ONE, PARAMS, PATIENCE, Pair, Shape, equal, event, expect, holds, next_event,
+    Called, End, ONE, PARAMS, PATIENCE, Pair, Requesting, Shape, equal, event, expect, holds, next_event,
     readable, requested, resolved,
 };
 use crate::Failure;
@@ -54,11 +54,11 @@ super::table! {
 
 fn both_ends<B: Descriptors>(setting: &Setting<B>) -> Result<String, Failure> {
     for address in &setting.addresses {
-        let asking = setting.asking_at(*address, Shape::USUAL)?;
-        let listening = asking.address()?;
+        let requesting = setting.requesting_at(*address, Shape::USUAL)?;
+        let listening = requesting.address()?;
         equal("the listener's address", listening.ip(), address.ip())?;
         holds("it has no port", listening.port() != 0)?;
-        let Pair { server, client, listener, .. } = &asking.accepted(Shape::USUAL)?.established()?;
+        let Pair { server, client, listener, .. } = &requesting.accepted(Shape::USUAL)?.established()?;
         holds("the request has the listener's key", server.id.key() != listener.key())?;
         equal("the client's peer", client.id.peer_addr(), Some(listening))?;
         equal("the server's own address", server.id.local_addr(), Some(listening))?;
@@ -72,8 +72,8 @@ fn both_ends<B: Descriptors>(setting: &Setting<B>) -> Result<String, Failure> {
 fn parameters<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
     let asked =
         ConnectParams { responder_resources: 3, initiator_depth: 2, retry_count: 6, rnr_retry_count: 5 };
-    let Asking { client, listener, servers, clients } =
-        setting.asking_at(setting.address(), Shape { params: asked, ..Shape::USUAL })?;
+    let Requesting { client, listener, servers, clients } =
+        setting.requesting_at(setting.address(), Shape { params: asked, ..Shape::USUAL })?;
     let (id, offered) = requested::<B>(&servers, &listener)?;
     // What the other side will have outstanding is what this one must answer.
     let seen = |params: ConnectParams| (params.responder_resources, params.initiator_depth);
@@ -125,14 +125,14 @@ fn refused<B: Descriptors>(clients: &B::EventChannel, client: &End<B>, expected:
 }
 
 fn rejected<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
-    let Asking { client, listener, servers, clients } = &setting.asking()?;
+    let Requesting { client, listener, servers, clients } = &setting.requesting()?;
     let (id, _) = requested::<B>(servers, listener)?;
     id.reject(b"no").called("reject")?;
     refused::<B>(clients, client, reject::CONSUMER_DEFINED)
 }
 
 fn rejected_flushes<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
-    let Asking { client, listener, servers, clients } = &setting.asking()?;
+    let Requesting { client, listener, servers, clients } = &setting.requesting()?;
     let (id, _) = requested::<B>(servers, listener)?;
     id.reject(&[]).called("reject")?;
     refused::<B>(clients, client, reject::CONSUMER_DEFINED)?;
@@ -148,13 +148,13 @@ fn nobody_listens<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
 }
 
 fn request_dropped<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
-    let Asking { client, listener, servers, clients } = &setting.asking()?;
+    let Requesting { client, listener, servers, clients } = &setting.requesting()?;
     drop(requested::<B>(servers, listener)?);
     refused::<B>(clients, client, reject::CONSUMER_DEFINED)
 }
 
 fn listener_dropped<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
-    let Asking { client, listener, servers, clients } = setting.asking()?;
+    let Requesting { client, listener, servers, clients } = setting.requesting()?;
     holds("the request does not come", readable(servers.as_fd(), PATIENCE))?;
     drop(listener);
     refused::<B>(&clients, &client, reject::CONSUMER_DEFINED)?;
@@ -176,7 +176,7 @@ fn foreign_address<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> 
     equal("listen", channel.listen(foreign, 8).err().map(|error| error.kind()), Some(ErrorKind::Address))
 }
 
-/// Where the kernel knows of no route the call itself fails; otherwise the event comes when time is up.
+/// Tries an address without a route. If the kernel knows that there is none, the call itself fails; otherwise the event comes when time is up.
 fn no_route<B: Descriptors>(setting: &Setting<B>) -> Result<String, Failure> {
     let channel = setting.client.event_channel().called("event_channel")?;
     let id = channel.create_id().called("create_id")?;
@@ -191,8 +191,8 @@ fn no_route<B: Descriptors>(setting: &Setting<B>) -> Result<String, Failure> {
 }
 
 fn out_of_order<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
-    let asking = setting.asking()?;
-    let id = asking.clients.create_id().called("create_id")?;
+    let requesting = setting.requesting()?;
+    let id = requesting.clients.create_id().called("create_id")?;
     equal("addresses of a new identifier", (id.local_addr(), id.peer_addr()), (None, None))?;
     let state = |what: &str, result: Result<(), B::Error>| {
         equal(what, result.err().map(|error| error.kind()), Some(ErrorKind::State))
@@ -205,7 +205,7 @@ fn out_of_order<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
     state("reject", id.reject(&[]))?;
     state("disconnect", id.disconnect())?;
 
-    let id = resolved::<B>(&asking.clients, asking.address()?)?;
+    let id = resolved::<B>(&requesting.clients, requesting.address()?)?;
     state("connect without a queue pair", id.connect(&PARAMS, &[]))?;
     let end = End::<B>::new(id, Shape::USUAL)?;
     let second = end.id.create_queue_pair(&end.domain, &end.cq, Shape::USUAL.limits);
@@ -216,8 +216,8 @@ fn out_of_order<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
 }
 
 fn send_too_early<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
-    let asking = setting.asking()?;
-    let id = resolved::<B>(&asking.clients, asking.address()?)?;
+    let requesting = setting.requesting()?;
+    let id = resolved::<B>(&requesting.clients, requesting.address()?)?;
     let end = End::<B>::new(id, Shape::USUAL)?;
     let result = end.qp.post_send(&[end.request(ONE, SendOp::Send, 0, 4)]);
     equal(
@@ -239,8 +239,8 @@ fn wildcard<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
 }
 
 fn private_data<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
-    let asking = setting.asking()?;
-    let end = End::<B>::new(resolved::<B>(&asking.clients, asking.address()?)?, Shape::USUAL)?;
+    let requesting = setting.requesting()?;
+    let end = End::<B>::new(resolved::<B>(&requesting.clients, requesting.address()?)?, Shape::USUAL)?;
     let refused = end.id.connect(&PARAMS, &[0; 57]).err().map(|error| error.kind());
     equal("57 bytes", refused, Some(ErrorKind::Argument))?;
     end.id.connect(&PARAMS, &[0; 56]).called("connect with 56 bytes")
@@ -259,8 +259,8 @@ fn migrate_waiting<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> 
 }
 
 /// The listener's next connection, on its new channel, from request to disconnect.
-fn asked_at<B: Descriptors>(asking: Asking<B>) -> Result<(), Failure> {
-    let pair = asking.accepted(Shape::USUAL)?.established()?;
+fn requested_at<B: Descriptors>(requesting: Requesting<B>) -> Result<(), Failure> {
+    let pair = requesting.accepted(Shape::USUAL)?.established()?;
     pair.client.id.disconnect().called("disconnect")?;
     expect::<B>(&pair.servers, &pair.server.id, "Disconnected")
 }
@@ -275,14 +275,14 @@ fn migrate_listener<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure>
     let to = listener.local_addr().ok_or_else(|| Failure::wrong("no address"))?;
     let client = End::<B>::new(resolved::<B>(&clients, to)?, Shape::USUAL)?;
     client.id.connect(&PARAMS, &[]).called("connect")?;
-    asked_at(Asking { client, listener, servers: own, clients })
+    requested_at(Requesting { client, listener, servers: own, clients })
 }
 
 fn migrate_request<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
-    let Asking { client, listener, servers, clients } = setting.asking()?;
+    let Requesting { client, listener, servers, clients } = setting.requesting()?;
     holds("the request does not come", readable(servers.as_fd(), PATIENCE))?;
     let own = setting.server.event_channel().called("event_channel")?;
     listener.migrate(&own).called("migrate")?;
     drop(servers);
-    asked_at(Asking { client, listener, servers: own, clients })
+    requested_at(Requesting { client, listener, servers: own, clients })
 }

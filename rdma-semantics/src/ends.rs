@@ -44,7 +44,7 @@ pub(super) const fn rnr_retries(rnr_retry_count: u8) -> ConnectParams {
     ConnectParams { rnr_retry_count, ..PARAMS }
 }
 
-/// What may be different about an end.
+/// The parameters of one end of a connection.
 #[derive(Clone, Copy)]
 pub(super) struct Shape {
     pub(super) limits: QueuePairLimits,
@@ -63,7 +63,7 @@ impl Shape {
         params: PARAMS,
     };
     /// Without receives.
-    pub(super) const DEAF: Self = Self { receives: 0, ..Self::USUAL };
+    pub(super) const WITHOUT_RECEIVES: Self = Self { receives: 0, ..Self::USUAL };
 }
 
 /// Turns an error of the backend into what a case reports.
@@ -91,7 +91,7 @@ pub(super) fn holds(what: &str, condition: bool) -> Result<(), Failure> {
     if condition { Ok(()) } else { Err(Failure::wrong(what)) }
 }
 
-/// Whether the descriptor becomes readable in time.
+/// Returns whether the descriptor becomes readable in time.
 pub(super) fn readable(fd: BorrowedFd<'_>, patience: Duration) -> bool {
     let timeout = Timespec {
         tv_sec: i64::try_from(patience.as_secs()).unwrap_or(i64::MAX),
@@ -195,7 +195,7 @@ impl<B: Descriptors> End<B> {
         self.post(&[self.request(ONE, op, offset, len)])
     }
 
-    /// Where the peer finds byte `offset` of this end's region.
+    /// Returns the address of byte `offset` of this end's region, for the peer.
     pub(super) fn remote(&self, offset: usize) -> RemoteAddress {
         remote::<B>(&self.region, offset)
     }
@@ -343,7 +343,7 @@ pub(super) fn requested<B: Descriptors>(
 }
 
 /// A listener, and one end that has asked it for a connection.
-pub(super) struct Asking<B: Descriptors> {
+pub(super) struct Requesting<B: Descriptors> {
     pub(super) client: End<B>,
     pub(super) listener: B::Identifier,
     pub(super) servers: B::EventChannel,
@@ -359,7 +359,7 @@ pub(super) struct Pair<B: Descriptors> {
     pub(super) clients: B::EventChannel,
 }
 
-impl<B: Descriptors> Asking<B> {
+impl<B: Descriptors> Requesting<B> {
     pub(super) fn address(&self) -> Result<SocketAddr, Failure> {
         self.listener.local_addr().ok_or_else(|| Failure::wrong("the listener has no address"))
     }
@@ -393,22 +393,22 @@ impl<B: Descriptors> Setting<B> {
         self.addresses[0]
     }
 
-    pub(super) fn asking_at(&self, address: SocketAddr, shape: Shape) -> Result<Asking<B>, Failure> {
+    pub(super) fn requesting_at(&self, address: SocketAddr, shape: Shape) -> Result<Requesting<B>, Failure> {
         let servers = self.server.event_channel().called("event_channel")?;
         let clients = self.client.event_channel().called("event_channel")?;
         let listener = servers.listen(address, 8).called("listen")?;
         let to = listener.local_addr().ok_or_else(|| Failure::wrong("the listener has no address"))?;
         let client = End::<B>::new(resolved::<B>(&clients, to)?, shape)?;
         client.id.connect(&shape.params, &[]).called("connect")?;
-        Ok(Asking { client, listener, servers, clients })
+        Ok(Requesting { client, listener, servers, clients })
     }
 
-    pub(super) fn asking(&self) -> Result<Asking<B>, Failure> {
-        self.asking_at(self.address(), Shape::USUAL)
+    pub(super) fn requesting(&self) -> Result<Requesting<B>, Failure> {
+        self.requesting_at(self.address(), Shape::USUAL)
     }
 
     pub(super) fn pair_of(&self, server: Shape, client: Shape) -> Result<Pair<B>, Failure> {
-        self.asking_at(self.address(), client)?.accepted(server)?.established()
+        self.requesting_at(self.address(), client)?.accepted(server)?.established()
     }
 
     pub(super) fn pair(&self) -> Result<Pair<B>, Failure> {

@@ -30,7 +30,7 @@ super::table! {
 
 /// A client whose first request without a receive fails at once.
 fn fragile<B: Descriptors>(setting: &Setting<B>) -> Result<Pair<B>, Failure> {
-    setting.pair_of(Shape { params: rnr_retries(0), ..Shape::DEAF }, Shape::USUAL)
+    setting.pair_of(Shape { params: rnr_retries(0), ..Shape::WITHOUT_RECEIVES }, Shape::USUAL)
 }
 
 fn break_down<B: Descriptors>(client: &End<B>) -> Result<(), Failure> {
@@ -39,8 +39,8 @@ fn break_down<B: Descriptors>(client: &End<B>) -> Result<(), Failure> {
 }
 
 fn cause_first<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
-    let Pair { client, .. } =
-        &setting.pair_of(Shape { params: rnr_retries(0), ..Shape::DEAF }, Shape::DEAF)?;
+    let Pair { client, .. } = &setting
+        .pair_of(Shape { params: rnr_retries(0), ..Shape::WITHOUT_RECEIVES }, Shape::WITHOUT_RECEIVES)?;
     let chain: Vec<_> = (0..10).map(|id| client.request(id, SendOp::Send, 0, 4)).collect();
     client.post(&chain)?;
     client.fails("the cause", 0, CompletionStatus::RNR_RETRY_EXC_ERR)?;
@@ -108,7 +108,7 @@ fn not_executed<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
 
 /// A request that waits for a receive, and loses its memory meanwhile. Whatever it comes to, the other side has receives.
 fn robbed<B: Descriptors>(setting: &Setting<B>) -> Result<Pair<B>, Failure> {
-    let pair = setting.pair_of(Shape::DEAF, Shape::USUAL)?;
+    let pair = setting.pair_of(Shape::WITHOUT_RECEIVES, Shape::USUAL)?;
     let Pair { server, client, .. } = &pair;
     let (timer, _) = super::retrying::timer(24)?;
     server.set_timer(timer)?;

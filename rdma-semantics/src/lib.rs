@@ -10,16 +10,16 @@
 mod asynchronous;
 mod connecting;
 pub mod deviations;
+mod disconnecting;
 mod ends;
 mod events;
 mod failing;
-mod moving;
 mod owning;
-mod parting;
 mod queues;
 mod receives;
 mod refusing;
 mod retrying;
+mod transferring;
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -74,14 +74,14 @@ pub struct Setting<B> {
 pub fn cases<B: Descriptors>() -> Vec<Case<Setting<B>>> {
     [
         connecting::cases(),
-        moving::cases(),
+        transferring::cases(),
         receives::cases(),
         retrying::cases(),
         refusing::cases(),
         failing::cases(),
         events::cases(),
         queues::cases(),
-        parting::cases(),
+        disconnecting::cases(),
         owning::cases(),
         asynchronous::cases(),
     ]

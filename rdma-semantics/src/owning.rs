@@ -9,10 +9,10 @@ use rdma_proto::backend::{
 };
 
 use super::Setting;
+use super::disconnecting::whole;
 use super::ends::{Called, End, ONE, Pair, Shape, equal, expect, holds, in_time, resolved, took};
-use super::parting::whole;
 use crate::Failure;
-use suite::held::{self, Held};
+use suite::resources::{self, ProcessResources};
 
 super::table! {
     "verbs.own.every-order", "an end's handles may be dropped in every order, and the other side hears of the end",
@@ -99,7 +99,7 @@ fn channel_kept<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
 }
 
 fn unread_events<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
-    let pair = setting.asking()?.accepted(Shape::USUAL)?;
+    let pair = setting.requesting()?.accepted(Shape::USUAL)?;
     let to = pair.listener.local_addr().ok_or_else(|| Failure::wrong("no address"))?;
     let id = pair.clients.create_id().called("create_id")?;
     id.resolve_address(None, to, super::ends::PATIENCE).called("resolve_address")?;
@@ -141,8 +141,8 @@ fn fresh_memory<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
 fn nothing_left<B: Descriptors>(setting: &Setting<B>) -> Result<String, Failure> {
     // Once before counting, for what a process opens only once.
     whole(setting)?;
-    held::settle();
-    let before = Held::now();
+    resources::settle();
+    let before = ProcessResources::now();
     for _ in 0..30 {
         whole(setting)?;
         // A client that gives up half-way.
@@ -152,7 +152,7 @@ fn nothing_left<B: Descriptors>(setting: &Setting<B>) -> Result<String, Failure>
         let to = listener.local_addr().ok_or_else(|| Failure::wrong("no address"))?;
         drop(resolved::<B>(&channel, to)?);
     }
-    let after = held::await_no_more_than(before);
+    let after = resources::await_no_more_than(before);
     holds(&format!("before: {before}; after: {after}"), !after.exceeds(before))?;
     Ok(format!("30 connections, then {after}, as before"))
 }

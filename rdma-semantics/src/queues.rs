@@ -37,7 +37,8 @@ const SMALL: QueuePairLimits = QueuePairLimits { send_depth: 10, recv_depth: 10,
 
 /// A client with small queues, and a server that takes nothing yet.
 fn small<B: Descriptors>(setting: &Setting<B>) -> Result<Pair<B>, Failure> {
-    let pair = setting.pair_of(Shape::DEAF, Shape { limits: SMALL, ..Shape::DEAF })?;
+    let pair =
+        setting.pair_of(Shape::WITHOUT_RECEIVES, Shape { limits: SMALL, ..Shape::WITHOUT_RECEIVES })?;
     pair.server.set_timer(RnrTimer::MICROS_640)?;
     Ok(pair)
 }
@@ -183,7 +184,7 @@ fn inline<B: Descriptors>(setting: &Setting<B>) -> Result<String, Failure> {
     equal("a byte more", refused, Some(ErrorKind::Argument))?;
 
     let limits = QueuePairLimits { inline: 1 << 20, ..SMALL };
-    let pair = setting.pair_of(Shape::USUAL, Shape { limits, ..Shape::DEAF })?;
+    let pair = setting.pair_of(Shape::USUAL, Shape { limits, ..Shape::WITHOUT_RECEIVES })?;
     let most = pair.client.qp.max_inline();
     holds("a MiB inline", most < 1 << 20)?;
     Ok(format!("{asked} bytes asked, {granted} granted; of 1 MiB {most}"))
@@ -223,7 +224,7 @@ fn batches<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
 /// The queue for four gets far more. Whoever polls it must be told; what happens to the queue pair is for it to see.
 fn overrun<B: Descriptors>(setting: &Setting<B>) -> Result<String, Failure> {
     const MANY: u64 = 60;
-    let narrow = Shape { completions: 4, ..Shape::DEAF };
+    let narrow = Shape { completions: 4, ..Shape::WITHOUT_RECEIVES };
     let Pair { server, client, .. } = &setting.pair_of(Shape::USUAL, narrow)?;
     let write = SendOp::WriteImmediate(server.remote(0), rdma_proto::backend::Immediate(1));
     let mut chain: Vec<_> =

@@ -1,4 +1,4 @@
-//! What takes a receive, and what does not.
+//! Requests that consume a receive, and requests that do not.
 
 use crate::Descriptors;
 use rdma_proto::backend::{Completed, Immediate, QueuePair as _, RnrTimer, SendOp};
@@ -56,14 +56,14 @@ fn write_immediate<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> 
 }
 
 fn write<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
-    let Pair { server, client, .. } = &setting.pair_of(Shape::DEAF, Shape::USUAL)?;
+    let Pair { server, client, .. } = &setting.pair_of(Shape::WITHOUT_RECEIVES, Shape::USUAL)?;
     client.post_one(SendOp::Write(server.remote(0)), 100, 50)?;
     client.completes("the writer", ONE, Completed::Write)?;
     equal("the bytes", server.bytes(0, 50)?, client.bytes(100, 50)?)
 }
 
 fn read<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
-    let Pair { server, client, .. } = &setting.pair_of(Shape::DEAF, Shape::USUAL)?;
+    let Pair { server, client, .. } = &setting.pair_of(Shape::WITHOUT_RECEIVES, Shape::USUAL)?;
     client.post_one(SendOp::Read(server.remote(7)), 100, 50)?;
     client.completes("the reader", ONE, Completed::Read)?;
     equal("the bytes", client.bytes(100, 50)?, server.bytes(7, 50)?)
@@ -93,7 +93,7 @@ fn before_connect<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
 }
 
 fn before_established<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
-    let pair = setting.asking()?.accepted(Shape::USUAL)?;
+    let pair = setting.requesting()?.accepted(Shape::USUAL)?;
     let Pair { server, client, servers, clients, .. } = &pair;
     expect::<B>(clients, &client.id, "Established")?;
     client.post_one(SendOp::Send, 0, 4)?;
@@ -104,7 +104,7 @@ fn before_established<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failur
 }
 
 fn later<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
-    let Pair { server, client, .. } = &setting.pair_of(Shape::DEAF, Shape::USUAL)?;
+    let Pair { server, client, .. } = &setting.pair_of(Shape::WITHOUT_RECEIVES, Shape::USUAL)?;
     server.set_timer(RnrTimer::MICROS_640)?;
     client.post_one(SendOp::Send, 0, 4)?;
     client.quiet("a SEND without a receive")?;

@@ -1,4 +1,4 @@
-//! What the other side's device refuses, and what it says.
+//! Requests that the other side's device refuses, and the error that it reports.
 
 use crate::Descriptors;
 use rdma_proto::backend::{
@@ -36,7 +36,7 @@ super::table! {
         not_writable;
 }
 
-/// What `op`, given the server's end, comes to.
+/// Expects that the responder refuses `op`, which is made from the server's end.
 fn refused<B: Descriptors>(
     setting: &Setting<B>,
     op: impl FnOnce(&End<B>) -> Result<SendOp, Failure>,
@@ -158,7 +158,7 @@ fn too_long_bytes<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
 
 /// A SEND that meets a receive whose memory is gone.
 fn gone<B: Descriptors>(setting: &Setting<B>) -> Result<Pair<B>, Failure> {
-    let pair = setting.pair_of(Shape::DEAF, Shape::USUAL)?;
+    let pair = setting.pair_of(Shape::WITHOUT_RECEIVES, Shape::USUAL)?;
     let Pair { server, client, .. } = &pair;
     let region = server.domain.register(64, Access::LOCAL_WRITE).called("register")?;
     let local = Slice { region: &region, offset: 0, len: 64 };
@@ -178,7 +178,7 @@ fn gone_receiver<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
 
 /// Some devices refuse it when it is posted, others when it is used.
 fn not_writable<B: Descriptors>(setting: &Setting<B>) -> Result<String, Failure> {
-    let Pair { server, client, .. } = &setting.pair_of(Shape::DEAF, Shape::USUAL)?;
+    let Pair { server, client, .. } = &setting.pair_of(Shape::WITHOUT_RECEIVES, Shape::USUAL)?;
     let region = server.domain.register(64, Access::NONE).called("register")?;
     let local = Slice { region: &region, offset: 0, len: 64 };
     let told = match server.qp.post_recv(&[RecvRequest { id: 1, local }]) {

@@ -34,8 +34,10 @@ fn nearly(duration: Duration) -> Duration {
 
 /// A client that may try again so often, and a server without receives.
 fn deaf<B: Descriptors>(setting: &Setting<B>, retries: u8) -> Result<Pair<B>, Failure> {
-    setting
-        .pair_of(Shape { params: rnr_retries(retries), ..Shape::DEAF }, Shape { receives: 1, ..Shape::USUAL })
+    setting.pair_of(
+        Shape { params: rnr_retries(retries), ..Shape::WITHOUT_RECEIVES },
+        Shape { receives: 1, ..Shape::USUAL },
+    )
 }
 
 fn zero<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
@@ -69,8 +71,8 @@ fn seven<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
 
 fn whose_count<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
     // The server gives 0, the client 7; nobody has a receive.
-    let server = Shape { params: rnr_retries(0), ..Shape::DEAF };
-    let Pair { server, client, .. } = &setting.pair_of(server, Shape::DEAF)?;
+    let server = Shape { params: rnr_retries(0), ..Shape::WITHOUT_RECEIVES };
+    let Pair { server, client, .. } = &setting.pair_of(server, Shape::WITHOUT_RECEIVES)?;
     client.set_timer(RnrTimer::MICROS_640)?;
     server.post_one(SendOp::Send, 0, 4)?;
     server.quiet("the server, who may try for ever")?;
@@ -81,7 +83,7 @@ fn whose_count<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
     client.fails("the client, who may try once", ONE, CompletionStatus::RNR_RETRY_EXC_ERR)
 }
 
-/// How long a SEND takes that finds its receive at the second attempt.
+/// Returns the time that a SEND takes which finds its receive at the second attempt.
 fn second_attempt<B: Descriptors>(
     setting: &Setting<B>,
     timer: Option<RnrTimer>,

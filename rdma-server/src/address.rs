@@ -44,7 +44,7 @@ impl From<PathBuf> for Address {
     }
 }
 
-/// What has a slash in it is a path.
+/// Text with a slash in it is a path.
 impl FromStr for Address {
     type Err = AddrParseError;
 

@@ -106,7 +106,7 @@ pub fn thread_cpus() -> io::Result<Cpus> {
 pub struct Interrupt {
     /// Its number in `/proc/interrupts`.
     pub number: u32,
-    /// What its driver calls it.
+    /// Its name, given by its driver.
     pub name: String,
     /// Where it may go.
     pub allowed: Cpus,
@@ -173,7 +173,7 @@ impl Interrupts {
         Ok(Self { device: device.to_owned(), all, root: root.to_owned() })
     }
 
-    /// Those that signal completions, in the order of the completion vectors. Drivers name them so (`mlx5_comp0@pci:…`); where
+    /// Returns the interrupts that signal completions, in the order of the completion vectors. Drivers name them so (`mlx5_comp0@pci:…`); where
     /// no name tells, all of them.
     pub fn completion_vectors(&self) -> Vec<&Interrupt> {
         let named: Vec<_> = self.all.iter().filter(|interrupt| interrupt.name.contains("comp")).collect();

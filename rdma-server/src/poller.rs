@@ -42,7 +42,7 @@ impl<O: Copy> Poller<O> {
         Ok(Self { poll, owners: SlotMap::with_key(), events: Events::with_capacity(BATCH), waker })
     }
 
-    /// Returns what ends a wait from any thread.
+    /// Returns a waker that ends a wait, from any thread.
     pub(crate) fn waker(&self) -> Arc<Waker> {
         Arc::clone(&self.waker)
     }

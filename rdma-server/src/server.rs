@@ -26,9 +26,9 @@ const CHUNK: usize = 64 << 10;
 /// Clients that may be in the middle of being told why they are not let in. Beyond it they are not told.
 const REFUSED_AT_ONCE: usize = 128;
 
-/// What a server does for its clients.
+/// The behaviour of a server towards its clients.
 pub trait Service: 'static {
-    /// What it keeps about each of them.
+    /// The state that it keeps about each of them.
     type Client: Default;
 
     /// Takes the commands that are whole out of `input` and appends their replies to `replies`.
@@ -57,7 +57,7 @@ pub enum Flow {
     Leave,
 }
 
-/// Who is let in, and how much is kept for each. Start from [`ServerSettings::default`]; fields can be assigned, or set in a
+/// Settings: the clients that are let in, and how much is kept for each. Start from [`ServerSettings::default`]; fields can be assigned, or set in a
 /// chain. A change concerns clients that come later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -93,7 +93,7 @@ impl Default for ServerSettings {
     }
 }
 
-/// What a server has seen.
+/// The counters of a server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ServerCounters {
     /// Clients let in: their connections were established.
@@ -126,7 +126,7 @@ pub struct Server<S: Service> {
     bindings: SlotMap<BindingId, Binding<S>>,
 }
 
-/// What the handlers work on: the service and its clients.
+/// The state that the handlers work on: the service and its clients.
 struct Clients<S: Service> {
     service: S,
     settings: ServerSettings,
@@ -140,7 +140,7 @@ struct Client<C> {
     own: C,
     input: BytesMut,
     replies: Replies,
-    /// What the service said last; `Again` when more was read since.
+    /// The last answer of the service; `Again` when more was read since.
     flow: Flow,
 }
 
@@ -265,7 +265,7 @@ impl<S: Service> Server<S> {
         Ok(())
     }
 
-    /// Returns how long handshakes and closes may take, from now on.
+    /// Returns the time limits of handshakes and closes; changes hold from now on.
     pub fn timeouts(&mut self) -> &mut Timeouts {
         &mut self.events.timeouts
     }
@@ -290,7 +290,7 @@ impl<S: Service> Server<S> {
         self.events.state.all.values().map(|client| client.replies.memory()).sum()
     }
 
-    /// Returns what ends a [`Server::turn`] that waits, from any thread.
+    /// Returns a waker that ends a [`Server::turn`] which waits, from any thread.
     pub fn waker(&self) -> LoopWaker {
         self.events.waker()
     }

@@ -42,11 +42,11 @@ pub struct Session<S> {
     read_handler: Option<Handler<S>>,
     write_handler: Option<Handler<S>>,
     barrier: Barrier,
-    pub(crate) life: Life<S>,
+    pub(crate) loop_state: LoopState<S>,
 }
 
-/// What the loop keeps about a connection.
-pub(crate) struct Life<S> {
+/// State that the loop keeps about a connection.
+pub(crate) struct LoopState<S> {
     /// To be called once when the handshake is over. None before a connection is accepted, and after the call.
     pub(crate) handshake: Option<Handler<S>>,
     /// Handlers of this connection that are running, one in the other.
@@ -54,7 +54,7 @@ pub(crate) struct Life<S> {
     pub(crate) stage: Stage,
     /// How the loop learns that the connection may go on.
     pub(crate) registered: Option<Registered>,
-    /// What the peer is told instead of being let in.
+    /// The bytes that the peer is told instead of being let in.
     pub(crate) refusal: Option<&'static [u8]>,
     /// When the handshake or the close must be over.
     pub(crate) deadline: Option<Instant>,
@@ -95,7 +95,7 @@ impl<S> Session<S> {
             read_handler: None,
             write_handler: None,
             barrier: Barrier::ReadFirst,
-            life: Life {
+            loop_state: LoopState {
                 handshake: None,
                 entered: 0,
                 stage: Stage::Owned,
@@ -286,7 +286,7 @@ impl<S> Session<S> {
     /// Has the connection cost little, since its peer is only told `why` it is not let in.
     pub(crate) fn economize(&mut self, why: &'static [u8]) {
         self.transport.economize();
-        self.life.refusal = Some(why);
+        self.loop_state.refusal = Some(why);
     }
 
     pub(crate) fn transport(&mut self) -> &mut dyn Transport {
@@ -296,16 +296,16 @@ impl<S> Session<S> {
     pub(crate) fn forget_handlers(&mut self) {
         self.read_handler = None;
         self.write_handler = None;
-        self.life.handshake = None;
+        self.loop_state.handshake = None;
     }
 
     pub(crate) const fn is_establishing(&self) -> bool {
         matches!(self.state, SessionState::Connecting | SessionState::Accepting)
     }
 
-    /// Returns what the loop waits for on behalf of the connection.
+    /// Returns the events that the loop waits for on behalf of the connection.
     fn wanted(&self) -> Interest {
-        match self.life.stage {
+        match self.loop_state.stage {
             Stage::Parting => Interest::READ,
             // A handshake goes on when something has come, and not by what could be done.
             _ if self.is_establishing() => Interest::NONE,

@@ -16,7 +16,7 @@ use crate::transport::{
     Accepted, Carrier, ConnectionType, Interest, Kind, Listening, LoopId, Source, Transport, out_of_bounds,
 };
 
-/// What a closing socket reads and throws away per turn, so that unread bytes do not turn the close into a reset.
+/// The bytes that a closing socket reads and throws away per turn, so that unread bytes do not turn the close into a reset.
 const DISCARD: usize = 64 << 10;
 
 /// Settings of sockets. [`Unix`] uses the backlog only. Start from [`SocketSettings::default`]; fields can be assigned, or set in
@@ -287,7 +287,7 @@ struct Stream {
     socket: Socket,
     kind: Kind,
     phase: Phase,
-    /// What the kernel said, until a call finds that it is so no more.
+    /// The readiness that the kernel reported last, until a call finds that it is no longer so.
     ready: Interest,
 }
 

@@ -141,26 +141,26 @@ struct TlsTransport {
     ending: bool,
     /// Nobody reads any more.
     closing: bool,
-    /// What is to be done once everything encrypted has left, and for how long it may take.
-    then: Option<(Then, Duration)>,
+    /// The step to take once everything encrypted has left, and for how long it may take.
+    after_flush: Option<(AfterFlush, Duration)>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Then {
+enum AfterFlush {
     Shutdown,
     Close,
 }
 
 /// The transport below, as rustls wants to see it.
-struct Below<'a>(&'a mut dyn Transport);
+struct CiphertextIo<'a>(&'a mut dyn Transport);
 
-impl Read for Below<'_> {
+impl Read for CiphertextIo<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         self.0.read(into)
     }
 }
 
-impl Write for Below<'_> {
+impl Write for CiphertextIo<'_> {
     fn write(&mut self, from: &[u8]) -> io::Result<usize> {
         self.0.write(&[IoSlice::new(from)])
     }
@@ -184,22 +184,22 @@ impl TlsTransport {
             ended: false,
             ending: false,
             closing: false,
-            then: None,
+            after_flush: None,
         }
     }
 
     /// Hands what is encrypted to the transport below, as far as that has room.
     fn flush(&mut self) -> io::Result<()> {
         while self.tls.wants_write() {
-            match self.tls.write_tls(&mut Below(&mut *self.inner)) {
+            match self.tls.write_tls(&mut CiphertextIo(&mut *self.inner)) {
                 Ok(_) => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
                 Err(error) => return Err(error),
             }
         }
-        match self.then.take() {
-            Some((Then::Shutdown, linger)) => self.inner.shutdown(linger),
-            Some((Then::Close, linger)) => self.inner.begin_close(linger),
+        match self.after_flush.take() {
+            Some((AfterFlush::Shutdown, linger)) => self.inner.shutdown(linger),
+            Some((AfterFlush::Close, linger)) => self.inner.begin_close(linger),
             None => {}
         }
         Ok(())
@@ -208,7 +208,7 @@ impl TlsTransport {
     /// Decrypts what has arrived until there is something to read.
     fn take(&mut self) -> io::Result<()> {
         while self.unread == 0 && !self.ended {
-            match self.tls.read_tls(&mut Below(&mut *self.inner)) {
+            match self.tls.read_tls(&mut CiphertextIo(&mut *self.inner)) {
                 Ok(0) => self.ended = true,
                 Ok(_) => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
@@ -231,12 +231,12 @@ impl TlsTransport {
     }
 
     /// Says goodbye, and does `then` when that has left.
-    fn end(&mut self, then: Then, linger: Duration) {
+    fn end(&mut self, after: AfterFlush, linger: Duration) {
         if self.carried {
             self.tls.send_close_notify();
         }
         self.ending = true;
-        self.then = Some((then, linger));
+        self.after_flush = Some((after, linger));
         // What does not leave now will when there is room, or was meant for a peer that has gone.
         let _ = self.flush();
     }
@@ -299,17 +299,17 @@ impl Transport for TlsTransport {
     }
 
     fn shutdown(&mut self, linger: Duration) {
-        self.end(Then::Shutdown, linger);
+        self.end(AfterFlush::Shutdown, linger);
     }
 
     fn begin_close(&mut self, linger: Duration) {
         self.closing = true;
-        self.end(Then::Close, linger);
+        self.end(AfterFlush::Close, linger);
     }
 
     fn is_over(&mut self) -> bool {
         let lost = self.flush().is_err();
-        lost || (self.then.is_none() && self.inner.is_over())
+        lost || (self.after_flush.is_none() && self.inner.is_over())
     }
 
     fn local_addr(&self) -> Option<Address> {
@@ -349,7 +349,7 @@ impl Transport for TlsTransport {
     fn ready(&mut self) -> Interest {
         if self.closing {
             // What is left to send waits for room below; after that, what is below closes.
-            return if self.then.is_some() { Interest::NONE } else { self.inner.ready() };
+            return if self.after_flush.is_some() { Interest::NONE } else { self.inner.ready() };
         }
         Interest {
             read: self.unread > 0 || self.ended || self.inner.ready().read,

@@ -12,13 +12,13 @@ use crate::address::Address;
 /// A kind of connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Kind {
-    /// What carries the bytes.
+    /// The transport.
     pub carrier: Carrier,
     /// Whether TLS runs on top.
     pub tls: bool,
 }
 
-/// What carries a connection's bytes.
+/// The transport of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Carrier {
     /// A TCP socket.
@@ -53,7 +53,7 @@ impl LoopId {
 
 /// A transport, with its settings.
 pub trait ConnectionType {
-    /// What can be set.
+    /// The settings that can be changed.
     type Settings;
 
     /// Returns which kind of connection it makes.
@@ -74,11 +74,11 @@ pub trait ConnectionType {
     /// Begins to connect to an address, from another if given, for a loop.
     ///
     /// # Errors
-    /// What can be told at once; [`Transport::establish`] tells the rest.
+    /// The errors that can be told at once; [`Transport::establish`] tells the rest.
     fn connect(&self, on: LoopId, to: &Address, from: Option<&Address>) -> io::Result<Box<dyn Transport>>;
 }
 
-/// What a listener has for its loop.
+/// An accepted connection or request that a listener has for its loop.
 pub enum Accepted {
     /// A peer's connection, not yet established. Nothing that costs much was allocated for it: [`Transport::establish`] does that.
     Connection(Box<dyn Transport>),
@@ -97,7 +97,7 @@ pub trait Listening: Send {
     /// connection alone is [`Accepted::Lost`].
     fn accept(&mut self) -> io::Result<Accepted>;
 
-    /// Returns where it listens.
+    /// Returns the address where it listens.
     fn local_addr(&self) -> Option<Address>;
 
     /// Returns a descriptor that is readable when there may be a connection.
@@ -128,7 +128,7 @@ impl Interest {
     /// Both.
     pub const BOTH: Self = Self { read: true, write: true };
 
-    /// Returns what is in both.
+    /// Returns the intersection of both.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         Self { read: self.read && other.read, write: self.write && other.write }
@@ -140,7 +140,7 @@ impl Interest {
     }
 }
 
-/// What tells that a transport may go on.
+/// The source of the news that a transport may go on.
 pub enum Source<'a> {
     /// A descriptor of its own, and what to wait for on it to do what is wanted. Its edges are enough: a transport that is
     /// ready says so until it has found out that it is not.
@@ -149,7 +149,7 @@ pub enum Source<'a> {
     Shared(Arc<dyn Driver>),
 }
 
-/// What moves many transports of one type on one loop, and has one descriptor for all of them.
+/// A driver moves many transports of one type on one loop, and has one descriptor for all of them.
 pub trait Driver: Send + Sync {
     /// Returns a descriptor that is readable when [`Driver::drive`] has something to do. It may be watched for its edges.
     fn descriptor(&self) -> BorrowedFd<'_>;
@@ -219,12 +219,12 @@ pub trait Transport: Send {
         None
     }
 
-    /// Returns what to wait for, given what the owner wants to do.
+    /// Returns the source to wait for, given the operations that the owner is interested in.
     fn source(&self, want: Interest) -> Source<'_>;
 
     /// Takes what its descriptor had to say; nothing after a time-out, or when its waker was woken.
     fn drive(&mut self, fired: Interest);
 
-    /// Returns what can be done without waiting, as far as is known without asking the kernel.
+    /// Returns the operations that need not wait, as far as is known without asking the kernel.
     fn ready(&mut self) -> Interest;
 }

@@ -1,4 +1,4 @@
-//! What an idle client costs a server. Alone in its process, since it counts descriptors.
+//! The cost of an idle client to a server. Alone in its process, since it counts descriptors.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -16,9 +16,9 @@ const SERVER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
 const CLIENT: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 2));
 
 /// Says nothing.
-struct Mute;
+struct SilentService;
 
-impl Service for Mute {
+impl Service for SilentService {
     type Client = ();
 
     fn serve(&mut self, _: SessionId, (): &mut (), input: &mut BytesMut, _: &mut Replies) -> Flow {
@@ -90,7 +90,7 @@ fn idle_clients_cost_what_they_cost_on_an_endpoint() {
     let vector = Vector::Fixed(0);
     rdma.configure(settings.server(options()).vector(vector).limits(limits)).expect("settings");
     let settings = ServerSettings::default().protected(false);
-    let mut server = Server::new(Mute, settings).expect("a loop");
+    let mut server = Server::new(SilentService, settings).expect("a loop");
     server.bind(rdma, &[at.into()]).expect("a free address");
     let (through, held) =
         gather(&fabric, before, || server.turn(Some(Duration::from_millis(1))).expect("a turn"));

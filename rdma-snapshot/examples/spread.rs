@@ -246,7 +246,7 @@ fn snapshot(kind: Kind, bytes: &Arc<[u8]>, replicas: usize) -> Result<(f64, f64,
     Ok((seconds, processor, building))
 }
 
-/// What of a figure is drawn.
+/// The series of a figure.
 type Value = fn(&Figure) -> f64;
 
 /// Medians over the rounds, one group of bars for each number of replicas.

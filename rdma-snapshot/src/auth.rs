@@ -1,4 +1,4 @@
-//! Who may pull: both sides prove that they have the same secret, and neither says it.
+//! Authorisation to pull: both sides prove that they have the same secret, and neither says it.
 //!
 //! Each side's code is an HMAC-SHA-256 over both nonces, the snapshot and, for the reader, the address that it will connect from. The
 //! sides' codes differ by their first byte, so that neither can be sent back. Without a secret the empty one is proven: there is one way.
@@ -44,7 +44,7 @@ impl Secret {
         self.mac(b'R', hello, challenge).chain_update(proof.address).chain_update(proof.port.to_bytes())
     }
 
-    /// Whether the reader has the secret (VS-AUTH-001). Takes as long for every code.
+    /// Returns whether the reader has the secret (VS-AUTH-001). Takes as long for every code.
     pub(crate) fn is_readers(&self, hello: &Hello, challenge: &Challenge, proof: &Proof) -> bool {
         self.reader_mac(hello, challenge, proof).verify_slice(&proof.code).is_ok()
     }
@@ -54,7 +54,7 @@ impl Secret {
         self.mac(b'P', hello, challenge).finalize().into_bytes().into()
     }
 
-    /// Whether the publisher has the secret (VS-AUTH-002). Takes as long for every code.
+    /// Returns whether the publisher has the secret (VS-AUTH-002). Takes as long for every code.
     pub(crate) fn is_publishers(&self, hello: &Hello, challenge: &Challenge, code: &Digest) -> bool {
         self.mac(b'P', hello, challenge).verify_slice(code).is_ok()
     }

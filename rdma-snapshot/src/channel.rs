@@ -26,7 +26,7 @@ impl Channel {
         self.id
     }
 
-    /// Whether another frame may be given to it, other than those that end a session.
+    /// Returns whether another frame may be given to it, other than those that end a session.
     pub(crate) fn has_room(&self) -> bool {
         self.outbox.len() < ENOUGH
     }
@@ -74,7 +74,7 @@ impl Channel {
     }
 }
 
-/// What control streams may use together: each has a window and a send buffer, of [`options`].
+/// Returns the limits of all control streams together: each has a window and a send buffer, of [`options`].
 pub(crate) fn limits(connections: usize) -> Limits {
     Limits::default().connections(connections).registered_bytes((connections as u64).saturating_mul(1 << 20))
 }

@@ -1,4 +1,4 @@
-//! What goes wrong, in the words of somebody who has to do something about it.
+//! Errors, in words for somebody who has to do something about them.
 
 use std::io;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ pub enum Error {
     /// The RDMA backend could not do something.
     #[error("{doing}: {source}")]
     Backend {
-        /// What was being done.
+        /// The operation that failed.
         doing: &'static str,
         /// The backend's own error.
         source: Arc<dyn std::error::Error + Send + Sync>,
@@ -79,10 +79,10 @@ pub enum Error {
     /// The publisher grants no READs.
     #[error("the publisher's device grants no READs on this connection")]
     NoReads,
-    /// What there is exceeds a limit of this side.
+    /// An amount exceeds a limit of this side.
     #[error("{what} is more than this side's limit of {limit}")]
     TooMuch {
-        /// What.
+        /// The amount.
         what: &'static str,
         /// The limit.
         limit: u64,
@@ -90,12 +90,12 @@ pub enum Error {
     /// A time-out passed.
     #[error("timed out after {after:?} {doing}")]
     TimedOut {
-        /// What was being done.
+        /// The operation that took too long.
         doing: &'static str,
         /// The time-out.
         after: Duration,
     },
-    /// What the snapshot is made from failed.
+    /// The source of the snapshot failed.
     #[error("the source: {0}")]
     Source(Arc<io::Error>),
     /// Where the snapshot goes to failed.
@@ -123,7 +123,7 @@ impl Error {
         move |error| Self::Backend { doing, source: Arc::new(error) }
     }
 
-    /// Whether another attempt may go on where this one ended: nothing was wrong with what was said, only the way it came.
+    /// Returns whether another attempt may go on where this one ended: nothing was wrong with what was said, only the way it came.
     #[must_use]
     pub fn may_resume(&self) -> bool {
         match self {

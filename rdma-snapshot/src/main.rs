@@ -34,7 +34,7 @@ enum Command {
     Pull(PullArguments),
 }
 
-/// What both sides have.
+/// Arguments of both sides.
 #[derive(Args)]
 struct Common {
     /// A file with the secret that both sides must have. Without it anybody may pull.

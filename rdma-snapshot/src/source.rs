@@ -1,4 +1,4 @@
-//! What a snapshot is made from, and where it goes to.
+//! Sources and sinks of snapshots.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::reader::{Offer, Position};
 use crate::wire::Content;
 
-/// What a source gives.
+/// A piece that a source gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Piece {
     /// So many bytes, at least one.
@@ -20,13 +20,13 @@ pub enum Piece {
     End,
 }
 
-/// What a snapshot is made from. It runs on a thread of its own.
+/// A source of a snapshot. It runs on a thread of its own.
 pub trait Source: Send {
-    /// What its bytes are.
+    /// Returns the kind of its bytes.
     fn content(&self) -> Content;
-    /// How many bytes the snapshot has, if that is known before it is read.
+    /// Returns how many bytes the snapshot has, if that is known before it is read.
     fn total(&self) -> Option<u64>;
-    /// Where in a primary's history it was made.
+    /// Returns the position in a primary's history at which it was made.
     fn position(&self) -> Option<Position>;
     /// Reads more into `into`, which is not empty. May take as long as it likes before the mark, and returns [`Piece::Idle`] within a
     /// second behind it.

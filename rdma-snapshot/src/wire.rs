@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use zerocopy::byteorder::network_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// What a first frame begins with, so that a peer of another protocol is recognised.
+/// The first bytes of a first frame, by which a peer of another protocol is recognised.
 pub const MAGIC: [u8; 8] = *b"VRSNAP\r\n";
 
 /// The version of this protocol. Both sides must have the same (VS-WIRE-003).
@@ -183,7 +183,7 @@ pub enum Layout {
     Rcp,
 }
 
-/// What the bytes of a snapshot are.
+/// The kind of a snapshot's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
     /// Anything.
@@ -209,7 +209,7 @@ pub enum Reason {
     Lease,
     /// The reader broke the protocol.
     Misbehaved,
-    /// What makes the snapshot failed, and no more will come.
+    /// The snapshot failed, and no more of it will come.
     Failed,
     /// The publisher could not give the reader what its connection takes.
     Resources,
@@ -246,7 +246,7 @@ impl Reason {
         }
     }
 
-    /// What it means, and what to do.
+    /// Returns the meaning of the reason, and what to do about it.
     #[must_use]
     pub const fn describe(self) -> &'static str {
         match self {

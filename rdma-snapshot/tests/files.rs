@@ -108,7 +108,7 @@ fn a_chain_hands_on_what_it_pulls() {
     std::fs::remove_dir_all(folder).expect("clean");
 }
 
-/// What cannot be, or was stopped, leaves no file behind and says why.
+/// A run that cannot succeed, or was stopped, leaves no file behind and says why.
 #[test]
 fn a_pull_that_fails_leaves_nothing_behind() {
     let (folder, _) = folder("failing", 3_000_000);

@@ -26,7 +26,7 @@ struct Vector {
     frame: String,
     /// The name of its kind, if it is a frame.
     kind: Option<String>,
-    /// What is said of it, if it is none.
+    /// The reason for which it is none, if it is none.
     error: Option<String>,
     /// Whether it is written otherwise than it is read.
     #[serde(default)]

@@ -1,4 +1,4 @@
-//! What an operation costs on the software fabric: `cargo run --release -p rdma-softsim --example cost`.
+//! The cost of an operation on the software fabric: `cargo run --release -p rdma-softsim --example cost`.
 
 use core::time::Duration;
 use std::time::Instant;

@@ -125,7 +125,7 @@ impl EventChannel {
         }))
     }
 
-    /// Whether an event waits: what the descriptor's readiness says in real time.
+    /// Returns whether an event waits: what the descriptor's readiness says in real time.
     #[must_use]
     pub fn is_readable(&self) -> bool {
         self.inner.driver.peek(|model| model.has_notices(self.inner.id))
@@ -149,7 +149,7 @@ pub struct Identifier {
     pub(crate) inner: Arc<IdentifierInner>,
 }
 
-/// What keeps an identifier alive: its handle and its queue pair.
+/// Keeps an identifier alive: its handle and its queue pair each have a share.
 pub(crate) struct IdentifierInner {
     pub(crate) driver: Arc<Driver>,
     pub(crate) id: IdentifierId,

@@ -18,7 +18,7 @@ use rdma_proto::backend::{
 use crate::connection::{EventChannel, Identifier};
 use crate::driver::{Driver, Signal};
 use crate::model::{
-    About, Bytes, ContextId, ForeignMemory, HostId, Making, Model, PairId, Parts, PostedReceive,
+    About, Bytes, ContextId, ForeignMemory, HostId, Model, PairAttributes, PairId, Parts, PostedReceive,
     Registration, State, Wake,
 };
 use crate::verbs::{CompletionQueue, Domain, DomainInner, QueuePair};
@@ -54,7 +54,7 @@ impl Drop for Device {
 }
 
 impl Device {
-    /// What the device can do.
+    /// Returns the limits of the device.
     pub fn limits(&self) -> Result<Limits, Error> {
         self.driver.peek(|model| model.limits(self.host))
     }
@@ -95,8 +95,9 @@ impl Device {
             }
         }
         let (send_queue, receive_queue) = (sends.id(), receives.id());
-        let making = Making { domain: domain.id(), send_queue, receive_queue, limits };
-        let (id, number, inline) = self.driver.with(|model| model.create_pair_in(self.id, name, &making))?;
+        let attributes = PairAttributes { domain: domain.id(), send_queue, receive_queue, limits };
+        let (id, number, inline) =
+            self.driver.with(|model| model.create_pair_in(self.id, name, &attributes))?;
         Ok(QueuePair::new(&self.driver, id, number, inline, None, domain, queues))
     }
 
@@ -159,7 +160,7 @@ impl Domain {
         Ok(ForeignRegion { registration, domain: Arc::clone(&self.inner) })
     }
 
-    /// Whether something else needs it still (`EBUSY`).
+    /// Returns whether something else needs it still (`EBUSY`).
     #[must_use]
     pub fn is_used(&self) -> bool {
         Arc::strong_count(&self.inner) > 1
@@ -177,7 +178,7 @@ impl CompletionQueue {
         self.driver().with(|model| model.poll_each(self.id(), most, &mut take))
     }
 
-    /// Whether a queue pair reports to it still (`EBUSY`).
+    /// Returns whether a queue pair reports to it still (`EBUSY`).
     #[must_use]
     pub fn is_used(&self) -> bool {
         Arc::strong_count(&self.inner) > 1
@@ -209,7 +210,7 @@ pub enum Local<'a> {
 pub struct NamedSend<'a> {
     /// Comes back with the completion.
     pub id: u64,
-    /// What it does.
+    /// The operation.
     pub op: SendOp,
     /// Its bytes, or where they go.
     pub local: Local<'a>,

@@ -15,14 +15,14 @@ use rdma_proto::time::Instant;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::Error;
-use crate::model::{Model, Nature, Wake};
+use crate::model::{Model, SimulationState, Wake};
 use crate::settings::Parameters;
 use crate::sync::{Builder, JoinHandle, Monitor, MutexGuard, Ticks};
 
 /// No sleep with an end is longer; a spurious wake-up now and then is harmless, an overflowing time-out is not.
 const LONGEST_SLEEP: Duration = Duration::from_secs(3600);
 
-/// What every handle of one fabric shares.
+/// State that every handle of one fabric shares.
 pub(crate) struct Driver {
     core: Arc<Core>,
 }
@@ -33,7 +33,7 @@ struct Core {
     clock: Clock,
 }
 
-/// Whose time it is.
+/// The clock that the model runs on.
 enum Clock {
     /// The machine's, from this moment on.
     Real(Ticks),
@@ -58,8 +58,8 @@ impl Driver {
         Self::with_clock(Model::new(parameters), Clock::Real(Ticks::begin()))
     }
 
-    pub(crate) fn simulated(nature: Nature) -> Self {
-        Self::with_clock(Model::simulated(nature), Clock::Virtual)
+    pub(crate) fn simulated(simulation: SimulationState) -> Self {
+        Self::with_clock(Model::simulated(simulation), Clock::Virtual)
     }
 
     fn with_clock(model: Model, clock: Clock) -> Self {
@@ -87,7 +87,7 @@ impl Driver {
         self.act(act, true)
     }
 
-    /// The same, by nobody who could lose a processor.
+    /// Calls `act` on behalf of a caller that cannot lose its processor.
     pub(crate) fn peek<T>(&self, act: impl FnOnce(&mut Model) -> T) -> T {
         self.act(act, false)
     }
@@ -117,18 +117,18 @@ impl Driver {
         }
     }
 
-    /// Whether somebody was woken since the last call.
+    /// Returns whether somebody was woken since the last call.
     pub(crate) fn has_woken(&self) -> bool {
         core::mem::take(&mut self.core.lock().woken)
     }
 
-    /// What makes this a simulation.
+    /// Calls `look` with the state of the simulation.
     ///
     /// # Panics
     /// It is none; only [`Driver::simulated`] is.
-    pub(crate) fn nature<T>(&self, look: impl FnOnce(&mut Nature) -> T) -> T {
-        match self.core.lock().model.nature_mut() {
-            Some(nature) => look(nature),
+    pub(crate) fn simulation<T>(&self, look: impl FnOnce(&mut SimulationState) -> T) -> T {
+        match self.core.lock().model.simulation_mut() {
+            Some(simulation) => look(simulation),
             None => unreachable!("only simulations ask"),
         }
     }

@@ -1,4 +1,4 @@
-//! What goes wrong, told so that the reader knows what to change.
+//! Errors, told so that the reader knows what to change.
 
 use core::net::SocketAddr;
 use std::net::IpAddr;
@@ -37,7 +37,7 @@ pub enum Error {
     /// A device limit other than locked memory.
     #[error("the device has no more {what}: Limits::{limit} is {value}")]
     Exhausted {
-        /// What there is no more of.
+        /// The kind of object of which there are no more.
         what: &'static str,
         /// The field of [`crate::Limits`] that says so.
         limit: &'static str,

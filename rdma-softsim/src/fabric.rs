@@ -96,7 +96,7 @@ impl Fabric {
     pub fn stalled_for(&self, ip: IpAddr) -> Option<Duration> {
         self.driver.peek(|model| {
             let host = model.host_at(ip)?;
-            let until = model.nature()?.stalled_until(host.index())?;
+            let until = model.simulation()?.stalled_until(host.index())?;
             Some(until.since(model.now())).filter(|left| !left.is_zero())
         })
     }

@@ -1,8 +1,8 @@
 //! Faults as data: what befalls a simulated fabric, and when.
 
-use crate::marks::FailureClass;
+use crate::failure_class::FailureClass;
 
-/// What befalls a simulation: a list, so that it can be written down, read back and made smaller.
+/// The faults of a simulation: a list, so that it can be written down, read back and made smaller.
 pub type FaultPlan = Vec<Injection>;
 
 /// One fault.
@@ -13,7 +13,7 @@ pub struct Injection {
     pub when: When,
     /// Whom it befalls: hosts count from 0 in the order of their creation.
     pub host: u32,
-    /// What happens. It strikes once, at the first thing of the host that it can strike.
+    /// The fault. It strikes once, at the first object of the host that it can strike.
     pub fault: Fault,
 }
 
@@ -64,7 +64,7 @@ impl Site {
     pub(crate) const COUNT: usize = 7;
 }
 
-/// What can happen.
+/// A fault that can happen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Fault {
@@ -171,7 +171,7 @@ impl Fault {
         }
     }
 
-    /// Whether connections of the host may end by it. The others only cost time.
+    /// Returns whether connections of the host may end by it. The others only cost time.
     #[must_use]
     pub const fn may_end_connections(self) -> bool {
         match self {

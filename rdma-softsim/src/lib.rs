@@ -27,7 +27,7 @@
 //! # One model, two ways to run it
 //!
 //! The fabric itself is the private module `model`: deterministic, single-threaded, without clock, thread or descriptor.
-//! Calls change it and put what follows on an agenda, in one total order by time and then by decision; advancing it
+//! Calls change it and put what follows into an event queue, in one total order by time and then by decision; advancing it
 //! executes what is due.
 //!
 //! * **In real time**, as a [`Fabric`]: a lock around the model, the machine's clock, an eventfd
@@ -38,17 +38,17 @@
 //!   ends with the last handle.
 //!   Programs of other processes come in through [`Device`], as `softrdma` lets them.
 //! * **In virtual time**, as a [`Simulation`]: the same model and the same handles, a clock that moves from event to event,
-//!   and one seed from which everything follows. A [`Personality`] chooses where verbs leaves devices a choice (when bytes
+//!   and one seed from which everything follows. A [`DeviceKind`] chooses where verbs leaves devices a choice (when bytes
 //!   land, when a failed queue pair flushes, what a refused key looks like, how late and in which order completions
 //!   come). A [`FaultPlan`] says what befalls whom and when, as data. [`trace`] is what happened, and its hash. No
 //!   threads, and nobody to sleep on a descriptor: [`EventChannel::is_readable`] says what it would.
 //!
 //! ```
 //! use rdma_proto::backend::{Backend, EventChannel, Identifier};
-//! use rdma_softsim::{Fault, Injection, Knobs, Limits, Personality, Simulation, When};
+//! use rdma_softsim::{Fault, Injection, SimulationSettings, Limits, DeviceKind, Simulation, When};
 //!
 //! let plan = vec![Injection { when: When::Event(0), host: 0, fault: Fault::AddressError }];
-//! let sim = Simulation::new(42, Personality::Rxe, Knobs::default(), plan);
+//! let sim = Simulation::new(42, DeviceKind::Rxe, SimulationSettings::default(), plan);
 //! let events = sim.host(&["10.0.0.1".parse()?], Limits::default()).event_channel()?;
 //! let id = events.create_id()?;
 //! id.resolve_address(None, "10.0.0.1:6379".parse()?, std::time::Duration::from_secs(1))?;
@@ -91,7 +91,7 @@
 //! # What can befall it
 //!
 //! [`Fabric::set_link`], [`Fabric::kill_host`], small [`Limits`] and [`Fabric::inject`], at any time; in a simulation every [`Fault`],
-//! and the [`Marks`] say which of the classes of failure ([`FailureClass`]) were met. [`Fabric::resources`] counts what a host holds, for tests
+//! and the [`FailureCounts`] say which of the classes of failure ([`FailureClass`]) were met. [`Fabric::resources`] counts what a host holds, for tests
 //! that look for leaks.
 //!
 //! # What it does not do
@@ -105,13 +105,13 @@
 
 mod connection;
 mod device;
+mod device_kind;
 mod driver;
 mod error;
 mod fabric;
+mod failure_class;
 mod faults;
-mod marks;
 mod model;
-mod personality;
 mod random;
 mod settings;
 mod simulation;
@@ -121,13 +121,13 @@ mod verbs;
 
 pub use connection::{EventChannel, Identifier, Told};
 pub use device::{Device, ForeignRegion, Local, NamedReceive, NamedSend, PairState, Sge, Transition};
+pub use device_kind::{DeviceKind, SimulationSettings};
 pub use driver::Signal;
 pub use error::Error;
 pub use fabric::{Fabric, SoftSim};
+pub use failure_class::{FailureClass, FailureCounts};
 pub use faults::{Chance, Fault, FaultPlan, Injection, Site, When};
-pub use marks::{FailureClass, Marks};
 pub use model::{About, ForeignMemory};
-pub use personality::{Knobs, Personality};
 pub use random::Random;
 pub use settings::{Limits, Link, Parameters, Resources};
 pub use simulation::Simulation;

@@ -1,4 +1,4 @@
-//! What a fabric and its devices are like: times, limits, and the count of what is in use.
+//! Properties of a fabric and its devices: times, limits, and the count of objects in use.
 
 use core::time::Duration;
 
@@ -84,7 +84,7 @@ impl Limits {
     }
 }
 
-/// What a host holds: all zero when every handle is dropped.
+/// The resources of a host: all zero when every handle is dropped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Resources {
     /// Event channels.

@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use rdma_proto::time::Instant;
 
+use crate::device_kind::{DeviceKind, SimulationSettings};
 use crate::driver::Driver;
 use crate::fabric::{Fabric, SoftSim};
+use crate::failure_class::FailureCounts;
 use crate::faults::{FaultPlan, Injection};
-use crate::marks::Marks;
-use crate::model::Nature;
-use crate::personality::{Knobs, Personality};
+use crate::model::SimulationState;
 use crate::settings::Limits;
 use crate::trace::Entry;
 
@@ -30,8 +30,8 @@ pub struct Simulation {
 impl Simulation {
     /// A simulation without hosts.
     #[must_use]
-    pub fn new(seed: u64, personality: Personality, knobs: Knobs, plan: FaultPlan) -> Self {
-        Self { driver: Arc::new(Driver::simulated(Nature::new(seed, personality, knobs, plan))) }
+    pub fn new(seed: u64, device_kind: DeviceKind, settings: SimulationSettings, plan: FaultPlan) -> Self {
+        Self { driver: Arc::new(Driver::simulated(SimulationState::new(seed, device_kind, settings, plan))) }
     }
 
     /// A new host. It is known in faults and traces by its number, counted from 0.
@@ -69,43 +69,43 @@ impl Simulation {
         self.driver.peek(|model| model.advance(at));
     }
 
-    /// Whether a descriptor became readable since the last call.
+    /// Returns whether a descriptor became readable since the last call.
     #[must_use]
     pub fn has_woken(&self) -> bool {
         self.driver.has_woken()
     }
 
-    /// How many events there were.
+    /// Returns the number of events so far.
     #[must_use]
     pub fn events(&self) -> u64 {
-        self.driver.nature(|nature| nature.events)
+        self.driver.simulation(|simulation| simulation.events)
     }
 
-    /// What happened since the last call, in order.
+    /// Returns the events since the last call, in order.
     #[must_use]
     pub fn take_trace(&self) -> Vec<Entry> {
-        self.driver.nature(|nature| core::mem::take(&mut nature.trace.entries))
+        self.driver.simulation(|simulation| core::mem::take(&mut simulation.trace.entries))
     }
 
     /// A number that stands for everything that ever happened: two runs are the same if it is.
     #[must_use]
     pub fn hash(&self) -> u64 {
-        self.driver.nature(|nature| nature.digest())
+        self.driver.simulation(|simulation| simulation.digest())
     }
 
-    /// What was met.
+    /// Returns the counts of the classes of failure.
     #[must_use]
-    pub fn marks(&self) -> Marks {
-        self.driver.nature(|nature| nature.marks)
+    pub fn failure_counts(&self) -> FailureCounts {
+        self.driver.simulation(|simulation| simulation.failure_counts)
     }
 
     /// Until when the program on a host is not to run, if a fault says so.
     #[must_use]
     pub fn stalled_until(&self, host: u32) -> Option<Instant> {
-        self.driver.nature(|nature| nature.stalled_until(host))
+        self.driver.simulation(|simulation| simulation.stalled_until(host))
     }
 
-    /// Whether the process on a host has ended by a fault.
+    /// Returns whether the process on a host has ended by a fault.
     #[must_use]
     pub fn is_killed(&self, host: u32) -> bool {
         self.driver.peek(|model| model.is_killed(host))
@@ -114,18 +114,18 @@ impl Simulation {
     /// Faults of the plan that found nothing to strike yet.
     #[must_use]
     pub fn remaining_faults(&self) -> Vec<Injection> {
-        self.driver.nature(|nature| nature.remaining().to_vec())
+        self.driver.simulation(|simulation| simulation.remaining().to_vec())
     }
 
     /// From now on nothing befalls anybody: what is left of the plan is dropped.
     pub fn stop_faults(&self) {
-        self.driver.nature(Nature::stop_faults);
+        self.driver.simulation(SimulationState::stop_faults);
     }
 
     /// When a fault last struck.
     #[must_use]
     pub fn last_fault(&self) -> Option<Instant> {
-        self.driver.nature(|nature| nature.last_fault)
+        self.driver.simulation(|simulation| simulation.last_fault)
     }
 }
 

@@ -1,4 +1,4 @@
-//! What threads share: a state under a lock, somebody who sleeps until it changes, and time.
+//! Synchronisation of threads: a state under a lock, a thread that sleeps until it changes, and time.
 //!
 //! Under `--cfg shuttle` lock, sleep and threads are those of a scheduler that tries one interleaving after another, and time
 //! is what has been slept; see `tests/interleavings.rs`.
@@ -52,7 +52,7 @@ impl<T> Monitor<T> {
         }
     }
 
-    /// The same where time stands still: a sleep with a limit is over when the others had a turn, and only then has its time
+    /// Sleeps where time stands still: a sleep with a limit is over when the others had a turn, and only then has its time
     /// passed. One without ends by a notification or never, which the scheduler reports as a deadlock.
     #[cfg(shuttle)]
     pub(crate) fn sleep<'a>(

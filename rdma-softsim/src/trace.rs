@@ -1,4 +1,4 @@
-//! What happens in a simulation, as data: for oracles, for people, and for the proof that two runs are the same.
+//! The events of a simulation, as data: for oracles, for people, and for the proof that two runs are equal.
 
 use core::hash::{Hash, Hasher};
 
@@ -17,14 +17,14 @@ pub struct Entry {
     pub event: u64,
     /// When.
     pub at: Instant,
-    /// What.
-    pub what: What,
+    /// The event.
+    pub what: EntryKind,
 }
 
-/// What happened. Queue pairs go by their numbers, of which no two are the same at one time, but one
+/// An event of a simulation. Queue pairs go by their numbers, of which no two are equal at one time, but one
 /// after another; hosts count from 0.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum What {
+pub enum EntryKind {
     /// A queue pair was made.
     Created {
         /// On this host.
@@ -38,7 +38,7 @@ pub enum What {
     Registered {
         /// On this host.
         host: u32,
-        /// What it may be used for.
+        /// Its access flags.
         access: Access,
     },
     /// Send work was posted.
@@ -92,7 +92,7 @@ pub enum What {
         host: u32,
         /// For the identifier with this key.
         identifier: u64,
-        /// What it says.
+        /// The name of the event.
         what: &'static str,
     },
     /// A program called the connection manager.
@@ -110,7 +110,7 @@ pub enum What {
     Busy {
         /// On this host.
         host: u32,
-        /// What was destroyed.
+        /// The object that was destroyed.
         what: &'static str,
     },
 }
@@ -120,7 +120,7 @@ pub enum What {
 pub struct Work {
     /// Its id.
     pub id: u64,
-    /// What it does.
+    /// The operation.
     pub op: SendOp,
     /// How many bytes.
     pub len: usize,
@@ -170,7 +170,7 @@ impl Hasher for Digest {
     }
 }
 
-/// What happened since somebody last looked, and the hash of all that ever did.
+/// The events since somebody last looked, and the hash of all that ever happened.
 #[derive(Debug, Default)]
 pub(crate) struct Trace {
     pub(crate) entries: Vec<Entry>,

@@ -155,7 +155,7 @@ impl backend::CompletionQueue<SoftSim> for CompletionQueue {
 }
 
 impl CompletionQueue {
-    /// Whether a completion event waits: what the descriptor's readiness says in real time.
+    /// Returns whether a completion event waits: what the descriptor's readiness says in real time.
     #[must_use]
     pub fn is_readable(&self) -> bool {
         self.inner.driver.peek(|model| model.has_events(self.inner.id))

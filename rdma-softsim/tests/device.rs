@@ -43,27 +43,27 @@ impl ForeignMemory for Program {
 }
 
 /// Counts.
-struct Bell {
-    rung: AtomicU32,
+struct CountingSignal {
+    count: AtomicU32,
     fd: OwnedFd,
 }
 
-impl Bell {
+impl CountingSignal {
     fn new() -> Arc<Self> {
         let (fd, _other) = rustix::pipe::pipe().unwrap();
-        Arc::new(Self { rung: AtomicU32::new(0), fd })
+        Arc::new(Self { count: AtomicU32::new(0), fd })
     }
 }
 
-impl AsFd for Bell {
+impl AsFd for CountingSignal {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 }
 
-impl Signal for Bell {
+impl Signal for CountingSignal {
     fn raise(&self) {
-        self.rung.fetch_add(1, Relaxed);
+        self.count.fetch_add(1, Relaxed);
     }
 
     fn clear(&self) {}
@@ -76,21 +76,21 @@ struct End {
     queue: CompletionQueue,
     domain: Domain,
     device: Device,
-    rung: Arc<Bell>,
+    signals: Arc<CountingSignal>,
     program: Program,
 }
 
 fn end(host: &SoftSim) -> End {
-    let rung = Bell::new();
-    let device = host.open(Bell::new()).unwrap();
+    let signals = CountingSignal::new();
+    let device = host.open(CountingSignal::new()).unwrap();
     let domain = device.create_domain().unwrap();
-    let signal: Arc<dyn Signal> = Arc::<Bell>::clone(&rung);
+    let signal: Arc<dyn Signal> = Arc::<CountingSignal>::clone(&signals);
     let queue = device.create_completion_queue(7, 16, signal).unwrap();
     let program = Program { bytes: Arc::new(Mutex::new(vec![0; LEN])), ended: Arc::default() };
     let access = Access::REMOTE_WRITE.and(Access::REMOTE_READ);
     let region = domain.register_foreign(BASE, LEN, Box::new(program.clone()), access).unwrap();
     let pair = device.create_queue_pair(9, &domain, [&queue, &queue], LIMITS).unwrap();
-    End { pair, region, queue, domain, device, rung, program }
+    End { pair, region, queue, domain, device, signals, program }
 }
 
 fn address(last: u8) -> IpAddr {
@@ -157,7 +157,7 @@ fn queue_pairs_find_each_other_by_number() {
     let mut taken = Vec::new();
     b.queue.poll_with_bytes(16, |completion, bytes| taken.push((completion.result, bytes))).unwrap();
     assert_eq!(taken, [(Ok(Completed::RecvWrite { immediate: Immediate(5) }), 500_000)]);
-    assert_eq!(b.rung.rung.load(Relaxed), 1, "the signal that was given");
+    assert_eq!(b.signals.count.load(Relaxed), 1, "the signal that was given");
     assert_eq!(b.program.bytes.lock().unwrap()[50_000..550_000], sent, "more than one reach");
     drop((a, b));
     assert_eq!(fabric.resources(address(1)), Resources::default());
@@ -345,11 +345,11 @@ fn the_connection_manager_connects_queue_pairs_of_the_device_and_brings_private_
     let fabric = Fabric::new();
     let [a, b] = [1, 2].map(|last| fabric.host(&[address(last)]));
     let (active, passive) = (end(&a), end(&b));
-    let listening = b.event_channel_with(Bell::new()).unwrap();
+    let listening = b.event_channel_with(CountingSignal::new()).unwrap();
     let listener = listening.create_id().unwrap();
     listener.bind((address(2), 0).into()).unwrap();
     listener.listen(0).unwrap();
-    let channel = a.event_channel_with(Bell::new()).unwrap();
+    let channel = a.event_channel_with(CountingSignal::new()).unwrap();
     let id = channel.create_id().unwrap();
     id.resolve_address(None, listener.local_addr().unwrap(), Duration::from_secs(1)).unwrap();
     assert!(channel.next_event().unwrap().is_some());

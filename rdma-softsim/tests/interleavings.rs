@@ -58,7 +58,7 @@ fn a_sleeper_is_woken() {
     assert!(early > 0 && late > 0);
 }
 
-/// What meets no receive is sent again by the fabric's own thread, which sleeps until somebody needs it.
+/// A SEND that meets no receive is sent again by the fabric's own thread, which sleeps until somebody needs it.
 #[test]
 fn what_waits_for_its_turn_gets_it() {
     check(|| {

@@ -18,7 +18,7 @@ use rdma_softsim::{Error, Fabric, Limits, Link, Parameters, Resources};
 
 use common::{Peer, SLOT, SLOTS, events, ip, pair, readable, wait};
 
-/// Where a region is; what a protocol would say in its first message.
+/// Encodes the address and the key of a region, as a protocol would send them in its first message.
 fn where_is(region: &impl Region) -> [u8; SLOT] {
     let mut bytes = [0; SLOT];
     bytes[..8].copy_from_slice(&region.address().to_be_bytes());
@@ -26,7 +26,7 @@ fn where_is(region: &impl Region) -> [u8; SLOT] {
     bytes
 }
 
-/// What the peer said of its own, in the receive of this slot.
+/// Decodes the region that the peer announced in the receive of this slot.
 fn there(slots: &impl Region, slot: u64) -> RemoteAddress {
     let mut bytes = [0; SLOT];
     assert!(slots.memory().read(slot as usize * SLOT, &mut bytes));

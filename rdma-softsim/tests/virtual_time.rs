@@ -9,23 +9,23 @@ use rdma_proto::backend::{
     QueuePairLimits, RecvRequest, Region as _, RemoteAddress, SendOp, SendRequest, Slice,
 };
 use rdma_proto::time::Instant;
-use rdma_softsim::trace::What;
+use rdma_softsim::trace::EntryKind;
 use rdma_softsim::{
-    CompletionQueue, Domain, EventChannel, FailureClass, Fault, FaultPlan, Identifier, Injection, Knobs,
-    Limits, Parameters, Personality, QueuePair, Region, Simulation, Site, SoftSim, When,
+    CompletionQueue, DeviceKind, Domain, EventChannel, FailureClass, Fault, FaultPlan, Identifier, Injection,
+    Limits, Parameters, QueuePair, Region, Simulation, SimulationSettings, Site, SoftSim, When,
 };
 
 const PARAMS: ConnectParams =
     ConnectParams { responder_resources: 1, initiator_depth: 1, retry_count: 7, rnr_retry_count: 7 };
 
 /// A calm fabric, on which only the test decides.
-fn knobs() -> Knobs {
-    Knobs {
+fn settings() -> SimulationSettings {
+    SimulationSettings {
         parameters: Parameters { latency: Duration::from_micros(5), ..Parameters::default() },
         jitter: Duration::ZERO,
         cm_jitter: Duration::ZERO,
         pauses: 0,
-        ..Knobs::default()
+        ..SimulationSettings::default()
     }
 }
 
@@ -65,8 +65,8 @@ fn end(id: Identifier, events: EventChannel) -> End {
 }
 
 impl World {
-    fn new(seed: u64, personality: Personality, knobs: Knobs, plan: FaultPlan) -> Self {
-        let sim = Simulation::new(seed, personality, knobs, plan);
+    fn new(seed: u64, device_kind: DeviceKind, settings: SimulationSettings, plan: FaultPlan) -> Self {
+        let sim = Simulation::new(seed, device_kind, settings, plan);
         let host = |last| sim.host(&[ip(last)], Limits::default());
         let (server, client) = (host(1), host(2));
         let address = SocketAddr::new(ip(1), 6379);
@@ -122,7 +122,7 @@ fn poll(queue: &CompletionQueue) -> Vec<Completion> {
     completions[..count].to_vec()
 }
 
-/// Whether a descriptor is readable.
+/// Returns whether a descriptor is readable.
 #[cfg(not(miri))]
 fn readable(source: &impl std::os::fd::AsFd) -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -135,9 +135,9 @@ fn readable(source: &impl std::os::fd::AsFd) -> bool {
 #[test]
 #[cfg(not(miri))]
 fn a_descriptor_is_readable_while_something_waits_and_only_then() {
-    let busy = Knobs { pauses: 128, pause: Duration::from_micros(20), ..knobs() };
+    let busy = SimulationSettings { pauses: 128, pause: Duration::from_micros(20), ..settings() };
     for seed in 0..100 {
-        let world = World::new(seed, Personality::HostileButLegal, busy, FaultPlan::new());
+        let world = World::new(seed, DeviceKind::HostileButLegal, busy, FaultPlan::new());
         let ends = [&world.active, &world.passive];
         for round in 0.. {
             match round {
@@ -165,7 +165,7 @@ fn a_descriptor_is_readable_while_something_waits_and_only_then() {
 
 #[test]
 fn time_passes_by_events_and_by_nothing_else() {
-    let world = World::new(1, Personality::Ibta, knobs(), FaultPlan::new());
+    let world = World::new(1, DeviceKind::Ibta, settings(), FaultPlan::new());
     let before = world.sim.now();
     world.write(b"bytes");
     assert_eq!(world.sim.now(), before, "a call takes no time");
@@ -181,7 +181,8 @@ fn time_passes_by_events_and_by_nothing_else() {
 #[test]
 fn a_seed_is_one_simulation() {
     let hash = |seed| {
-        let world = World::new(seed, Personality::HostileButLegal, Knobs::default(), FaultPlan::new());
+        let world =
+            World::new(seed, DeviceKind::HostileButLegal, SimulationSettings::default(), FaultPlan::new());
         for _ in 0..4 {
             world.write(b"the same calls");
         }
@@ -195,7 +196,7 @@ fn a_seed_is_one_simulation() {
 
 #[test]
 fn without_a_descriptor_one_can_still_ask() {
-    let world = World::new(1, Personality::Ibta, knobs(), FaultPlan::new());
+    let world = World::new(1, DeviceKind::Ibta, settings(), FaultPlan::new());
     let queue = &world.passive.completions;
     queue.arm().unwrap();
     assert!(!queue.is_readable());
@@ -210,7 +211,7 @@ fn without_a_descriptor_one_can_still_ask() {
 fn bytes_may_land_as_late_as_their_completion_is_polled_and_no_later() {
     let mut late = 0;
     for seed in 0..20 {
-        let world = World::new(seed, Personality::Mlx5, knobs(), FaultPlan::new());
+        let world = World::new(seed, DeviceKind::Mlx5, settings(), FaultPlan::new());
         let bytes: Vec<u8> = (1..=200).collect();
         world.write(&bytes);
         world.settle();
@@ -228,7 +229,7 @@ fn bytes_may_land_as_late_as_their_completion_is_polled_and_no_later() {
 #[test]
 fn a_send_buffer_that_is_touched_too_early_is_noticed() {
     for (early, noticed) in [(true, 1), (false, 0)] {
-        let world = World::new(1, Personality::Ibta, knobs(), FaultPlan::new());
+        let world = World::new(1, DeviceKind::Ibta, settings(), FaultPlan::new());
         world.write(b"bytes");
         world.settle();
         if early {
@@ -236,7 +237,7 @@ fn a_send_buffer_that_is_touched_too_early_is_noticed() {
         }
         poll(&world.active.completions);
         assert!(world.active.region.memory().write(0, b"third"));
-        let tampered = |what: &What| matches!(what, What::Tampered { id: 7, .. });
+        let tampered = |what: &EntryKind| matches!(what, EntryKind::Tampered { id: 7, .. });
         let found = world.sim.take_trace().iter().filter(|entry| tampered(&entry.what)).count();
         assert_eq!(found, noticed);
     }
@@ -245,7 +246,7 @@ fn a_send_buffer_that_is_touched_too_early_is_noticed() {
 #[test]
 fn a_fault_strikes_once_at_the_first_thing_it_can_strike() {
     let plan = vec![Injection { when: When::Pass(Site::Arrive, 2), host: 0, fault: Fault::KeyRefused }];
-    let world = World::new(1, Personality::Ibta, knobs(), plan);
+    let world = World::new(1, DeviceKind::Ibta, settings(), plan);
     world.write(b"first");
     world.settle();
     assert!(poll(&world.active.completions)[0].result.is_ok());
@@ -261,7 +262,7 @@ fn a_fault_strikes_once_at_the_first_thing_it_can_strike() {
 #[test]
 fn memory_that_is_gone_waits_for_a_receive_that_wants_it() {
     let plan = vec![Injection { when: When::Pass(Site::Arrive, 16), host: 0, fault: Fault::ReceiveGone }];
-    let world = World::new(1, Personality::Rxe, knobs(), plan);
+    let world = World::new(1, DeviceKind::Rxe, settings(), plan);
     for _ in 0..16 {
         world.write(b"bytes");
         world.settle();
@@ -284,33 +285,33 @@ fn memory_that_is_gone_waits_for_a_receive_that_wants_it() {
 
 #[test]
 fn personalities_differ_in_when_they_flush() {
-    let flushed = |personality| {
+    let flushed = |device_kind| {
         let plan = vec![Injection { when: When::Event(0), host: 0, fault: Fault::KeyRefused }];
-        let world = World::new(1, personality, knobs(), plan);
+        let world = World::new(1, device_kind, settings(), plan);
         world.write(b"bytes");
         world.settle();
         poll(&world.passive.completions).len()
     };
-    assert_eq!(flushed(Personality::Ibta), 16, "every receive, at once");
-    assert_eq!(flushed(Personality::Mlx5), 16, "every receive, later");
-    assert_eq!(flushed(Personality::Rxe), 0, "not before the queue pair is destroyed");
+    assert_eq!(flushed(DeviceKind::Ibta), 16, "every receive, at once");
+    assert_eq!(flushed(DeviceKind::Mlx5), 16, "every receive, later");
+    assert_eq!(flushed(DeviceKind::Rxe), 0, "not before the queue pair is destroyed");
 }
 
 #[test]
 fn a_lost_answer_makes_the_message_come_twice_and_count_once() {
     let plan = vec![Injection { when: When::Pass(Site::Answer, 0), host: 1, fault: Fault::LoseAnswer }];
-    let world = World::new(1, Personality::Ibta, knobs(), plan);
+    let world = World::new(1, DeviceKind::Ibta, settings(), plan);
     world.write(b"bytes");
     world.settle();
     assert_eq!(poll(&world.passive.completions).len(), 1);
     assert_eq!(poll(&world.active.completions).len(), 1);
-    let observed = world.sim.marks().observed(FailureClass::PacketLoss);
+    let observed = world.sim.failure_counts().observed(FailureClass::PacketLoss);
     assert_eq!(observed, 1, "the duplicate was seen");
 }
 
 #[test]
 fn what_a_host_holds_is_counted_here_too() {
-    let world = World::new(1, Personality::Rxe, knobs(), FaultPlan::new());
+    let world = World::new(1, DeviceKind::Rxe, settings(), FaultPlan::new());
     let World { sim, passive, active } = world;
     drop((passive, active));
     while sim.step() {}

@@ -21,20 +21,20 @@ use crate::sys::{self, Api, generated as c, ibv_async_event, ibv_context, ibv_cq
 /// Events taken in one turn, at most: the others wait for the next.
 const BUDGET: usize = 64;
 
-/// Where an identifier's events go. Shared with the identifier, which may move.
-pub(crate) type Home = Arc<Mutex<Arc<Channel>>>;
+/// The channel that receives an identifier's events. Shared with the identifier, which can migrate to another channel.
+pub(crate) type CurrentChannel = Arc<Mutex<Arc<Channel>>>;
 
 /// The identifiers that have a device.
 static REGISTRY: Mutex<BTreeMap<IdentifierKey, Entry>> = Mutex::new(BTreeMap::new());
 
 /// An identifier with a device.
 struct Entry {
-    home: Home,
+    current_channel: CurrentChannel,
     context: usize,
     uses: Uses,
 }
 
-/// What an identifier uses of its device. Objects by their addresses, which are only compared.
+/// The objects of its device that an identifier uses, by their addresses, which are only compared.
 struct Uses {
     port: u8,
     pair: usize,
@@ -42,9 +42,15 @@ struct Uses {
 }
 
 /// Notes that events of the device are for this identifier, too.
-pub(crate) fn enter(key: IdentifierKey, home: &Home, context: NonNull<ibv_context>, port: u8) {
+pub(crate) fn enter(
+    key: IdentifierKey,
+    current_channel: &CurrentChannel,
+    context: NonNull<ibv_context>,
+    port: u8,
+) {
     let uses = Uses { port, pair: 0, queue: 0 };
-    let entry = Entry { home: Arc::clone(home), context: context.as_ptr() as usize, uses };
+    let entry =
+        Entry { current_channel: Arc::clone(current_channel), context: context.as_ptr() as usize, uses };
     let former = locked(&REGISTRY).insert(key, entry);
     drop(former);
 }
@@ -80,7 +86,7 @@ pub(crate) unsafe fn collect(api: &Api, context: NonNull<ibv_context>) -> bool {
         }
         for (key, entry) in registry.iter().filter(|(_, entry)| entry.context == context.as_ptr() as usize) {
             if entry.uses.concerned(&event) {
-                locked(&entry.home).tell(*key, AsyncEvent::from_number(event.event_type));
+                locked(&entry.current_channel).tell(*key, AsyncEvent::from_number(event.event_type));
             }
         }
         // SAFETY: ibv_ack_async_event(3): once for each event. What it is about is alive: destroying it waits for this call.

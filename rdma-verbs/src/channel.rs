@@ -39,7 +39,7 @@ pub(crate) struct Channel {
     pub(crate) api: &'static Api,
     raw: NonNull<rdma_event_channel>,
     calls: Mutex<()>,
-    /// What devices told of identifiers of this channel. Taken after the lock of an identifier's home, if both are.
+    /// Asynchronous events of identifiers of this channel. Taken after the lock of an identifier's current channel, if both are.
     told: Mutex<VecDeque<(IdentifierKey, AsyncEvent)>>,
     /// Readable while there is something in `told`.
     signal: OwnedFd,
@@ -288,7 +288,7 @@ impl AsFd for EventChannel {
     }
 }
 
-/// What an identifier's C `context` points to: how events find their way back.
+/// The target of an identifier's C `context`: how events find their way back.
 #[derive(Debug)]
 pub(crate) struct Context {
     pub(crate) key: IdentifierKey,

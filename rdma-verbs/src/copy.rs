@@ -1,6 +1,6 @@
 //! Copies between memory of this process and memory that a device may write meanwhile, at the speed of `memcpy(3)`.
 //!
-//! What the compiler makes of a plain copy assumes that nobody else writes the bytes, so it must not be used on memory that a
+//! The code that the compiler makes of a plain copy assumes that nobody else writes the bytes, so it must not be used on memory that a
 //! peer reaches. [`SharedMemory`](rdma_proto::memory::SharedMemory) copies words by relaxed atomics instead, which is sound and
 //! takes about three times as long in cache. Here the compiler sees no copy at all, only an assembly block that reads and writes
 //! memory it knows nothing of. What that block does could be written as relaxed atomic loads and stores of single bytes: each byte

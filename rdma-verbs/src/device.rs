@@ -29,11 +29,11 @@ unsafe impl Send for Device {}
 // SAFETY: as above.
 unsafe impl Sync for Device {}
 
-/// What is kept open for the rest of the process. It grows when a device is plugged in and is otherwise as long as the list
+/// Contexts and lists of devices that stay open for the rest of the process. It grows when a device is plugged in and is otherwise as long as the list
 /// of devices.
-static HELD: Mutex<Held> = Mutex::new(Held { contexts: Vec::new(), lists: Vec::new() });
+static KEPT_OPEN: Mutex<KeptOpen> = Mutex::new(KeptOpen { contexts: Vec::new(), lists: Vec::new() });
 
-struct Held {
+struct KeptOpen {
     /// The addresses of the contexts.
     contexts: Vec<usize>,
     /// The lists of `rdma_get_devices(3)` they are from. `rdma_free_devices(3)` would give the devices back.
@@ -57,7 +57,7 @@ impl Device {
         self.context.as_ptr()
     }
 
-    /// Returns how many completion vectors the device has, at least one.
+    /// Returns the number of completion vectors of the device, at least one.
     pub(crate) fn completion_vectors(&self) -> u32 {
         // SAFETY: the context is open; the field is set when it is opened and never written again.
         let vectors = unsafe { (*self.context.as_ptr()).num_comp_vectors };
@@ -115,7 +115,7 @@ impl Device {
 
 /// Makes librdmacm keep `context` open; whether that succeeded.
 fn hold(api: &Api, context: NonNull<ibv_context>) -> bool {
-    let mut held = locked(&HELD);
+    let mut held = locked(&KEPT_OPEN);
     let wanted = context.as_ptr() as usize;
     if held.contexts.contains(&wanted) {
         return true;

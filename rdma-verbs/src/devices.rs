@@ -12,7 +12,7 @@ use std::io;
 pub struct Device {
     /// Its name, as in `rdma link`.
     pub name: String,
-    /// What its first port can be reached by, or why that cannot be told: a port that is down, a device that may not be
+    /// The identifiers of its first port, or why they cannot be told: a port that is down, a device that may not be
     /// opened.
     pub gids: io::Result<Vec<Gid>>,
 }
@@ -25,7 +25,7 @@ pub struct Gid {
     pub port: u32,
     /// Its place in the table.
     pub index: u32,
-    /// What it is good for.
+    /// The kind of packets that it is for.
     pub kind: GidKind,
     /// The identifier itself; on RoCE it is an address of the interface, IPv4 ones mapped into IPv6.
     pub raw: Ipv6Addr,
@@ -40,7 +40,7 @@ impl Gid {
     }
 }
 
-/// What packets a global identifier is for.
+/// The kind of packets that a global identifier is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GidKind {

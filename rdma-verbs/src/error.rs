@@ -1,4 +1,4 @@
-//! What goes wrong, in words that say what to do about it.
+//! Errors, in words that say what to do about them.
 
 use std::borrow::Cow;
 use std::io;
@@ -19,7 +19,7 @@ pub enum Error {
     Library {
         /// The file that was looked for.
         library: &'static str,
-        /// What the dynamic linker said.
+        /// The text of the dynamic linker.
         reason: String,
     },
     /// A run-time library is there but lacks a function.
@@ -37,7 +37,7 @@ pub enum Error {
         call: &'static str,
         /// The error number it reported.
         errno: i32,
-        /// What it was called for.
+        /// The purpose of the call.
         stage: Stage,
     },
     /// Memory could not be registered.
@@ -74,7 +74,7 @@ pub enum Error {
     State(&'static str),
 }
 
-/// What a C function was called for: the same error number means different things at different stages.
+/// The purpose of a C call: an error number means different things at different stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Stage {

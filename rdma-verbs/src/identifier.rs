@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use rdma_proto::backend::{self, Capabilities, ConnectParams, DeviceKey, IdentifierKey, QueuePairLimits};
 
-use crate::asynchronous::{self, Home};
+use crate::asynchronous::{self, CurrentChannel};
 use crate::channel::{Channel, Context, EventChannel, opaque};
 use crate::completion::CompletionQueue;
 use crate::device::Device;
@@ -40,10 +40,10 @@ pub struct Identifier {
 pub(crate) struct CmId {
     api: &'static Api,
     raw: NonNull<rdma_cm_id>,
-    /// What the C `context` points to. Ours to free, after the identifier is destroyed.
+    /// The target of the C `context`. Ours to free, after the identifier is destroyed.
     context: NonNull<Context>,
     /// The channel of its events. Changed only under the locks of both channels.
-    home: Home,
+    current_channel: CurrentChannel,
 }
 
 // SAFETY: what `raw` points to is read and written only by calls under the lock of its channel (`CmId::with`), which also
@@ -65,8 +65,8 @@ impl CmId {
         };
         match NonNull::new(raw).filter(|_| result == 0) {
             Some(raw) => {
-                let home = Arc::new(Mutex::new(Arc::clone(channel)));
-                Ok(Arc::new(Self { api: channel.api, raw, context, home }))
+                let current_channel = Arc::new(Mutex::new(Arc::clone(channel)));
+                Ok(Arc::new(Self { api: channel.api, raw, context, current_channel }))
             }
             None => {
                 let error = Error::last("rdma_create_id", Stage::Connection);
@@ -93,8 +93,8 @@ impl CmId {
         unsafe { (*raw).context = opaque(context) };
         // SAFETY: the caller vouches that `raw` is an identifier, so it is not null.
         let raw = unsafe { NonNull::new_unchecked(raw) };
-        let home = Arc::new(Mutex::new(Arc::clone(channel)));
-        Arc::new(Self { api: channel.api, raw, context, home })
+        let current_channel = Arc::new(Mutex::new(Arc::clone(channel)));
+        Arc::new(Self { api: channel.api, raw, context, current_channel })
     }
 
     /// Returns the context of an identifier.
@@ -114,10 +114,10 @@ impl CmId {
     /// Calls `f` with the identifier, excluding every other call on it and the events of its channel.
     pub(crate) fn with<T>(&self, f: impl FnOnce(*mut rdma_cm_id) -> T) -> T {
         loop {
-            let home = Arc::clone(&locked(&self.home));
-            let _calls = home.enter();
+            let current_channel = Arc::clone(&locked(&self.current_channel));
+            let _calls = current_channel.enter();
             // It may have moved before the lock was ours; once it is ours, it cannot.
-            if Arc::ptr_eq(&home, &locked(&self.home)) {
+            if Arc::ptr_eq(&current_channel, &locked(&self.current_channel)) {
                 return f(self.raw.as_ptr());
             }
         }
@@ -163,11 +163,11 @@ impl CmId {
             // SAFETY: as above.
             Ok((context, unsafe { (*id).port_num }))
         })?;
-        // Under the home's lock: should the identifier move meanwhile, its new channel watches the device.
-        let home = locked(&self.home);
-        home.watch_device(context)?;
-        drop(home);
-        asynchronous::enter(self.key(), &self.home, context, port);
+        // Under the lock of the current channel: should the identifier move meanwhile, its new channel watches the device.
+        let current_channel = locked(&self.current_channel);
+        current_channel.watch_device(context)?;
+        drop(current_channel);
+        asynchronous::enter(self.key(), &self.current_channel, context, port);
         Ok(())
     }
 
@@ -211,7 +211,7 @@ impl Drop for CmId {
     fn drop(&mut self) {
         asynchronous::leave(self.key());
         // Nobody could tell whom it is for.
-        drop(locked(&self.home).withdraw(self.key()));
+        drop(locked(&self.current_channel).withdraw(self.key()));
         // SAFETY: rdma_destroy_id(3): this is the last reference, so the queue pair, which held one, is destroyed, and no
         // other call is under way. The channel is still held. Events are acknowledged before their reader lets go of the
         // channel's lock, so the wait for them, if any, is short.
@@ -405,7 +405,7 @@ impl backend::Identifier<Verbs> for Identifier {
     fn migrate(&self, to: &EventChannel) -> Result<(), Error> {
         let (inner, to) = (&self.inner, &to.inner);
         loop {
-            let from = Arc::clone(&locked(&inner.home));
+            let from = Arc::clone(&locked(&inner.current_channel));
             if Arc::ptr_eq(&from, to) {
                 return Ok(());
             }
@@ -414,7 +414,7 @@ impl backend::Identifier<Verbs> for Identifier {
                 if Arc::as_ptr(&from) < Arc::as_ptr(to) { (&from, to) } else { (to, &from) };
             let _first = first.enter();
             let _second = second.enter();
-            if !Arc::ptr_eq(&from, &locked(&inner.home)) {
+            if !Arc::ptr_eq(&from, &locked(&inner.current_channel)) {
                 continue;
             }
             // SAFETY: rdma_migrate_id(3): a live identifier and an open channel. It blocks while an event of the identifier
@@ -423,9 +423,9 @@ impl backend::Identifier<Verbs> for Identifier {
             if result != 0 {
                 return Err(Error::last("rdma_migrate_id", Stage::Connection));
             }
-            // What devices told moves along. Under the home's lock, so that nothing more is told to the old channel.
-            let mut home = locked(&inner.home);
-            *home = Arc::clone(to);
+            // What devices told moves along. Under the lock of the current channel, so that nothing more is told to the old channel.
+            let mut current_channel = locked(&inner.current_channel);
+            *current_channel = Arc::clone(to);
             from.withdraw(inner.key()).into_iter().for_each(|event| to.tell(inner.key(), event));
             // SAFETY: a live identifier; the locks of both its channels are held.
             return unsafe { device_of(inner.raw.as_ptr()) }

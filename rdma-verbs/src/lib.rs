@@ -81,7 +81,7 @@
 //!
 //! # Asynchronous events
 //!
-//! What a device tells unasked (`ibv_get_async_event(3)`) arrives on the event channel of the identifier it is for, as
+//! An asynchronous event of a device (`ibv_get_async_event(3)`) arrives on the event channel of the identifier it is for, as
 //! [`CmEventKind::Async`](rdma_proto::backend::CmEventKind::Async). librdmacm opens a device once for the process, so its
 //! identifiers, on however many channels, share one context and one descriptor of such events. That descriptor stays the
 //! context's; it is made non-blocking. Whichever channel is asked first takes the events, acknowledges each before anything

@@ -268,7 +268,7 @@ fn gid_bytes(gid: &ibv_gid) -> [u8; 16] {
     unsafe { ptr::from_ref(gid).cast::<[u8; 16]>().read() }
 }
 
-/// Returns how many requests of the chain at `first` come before the one that was refused.
+/// Returns the number of requests of the chain at `first` before the one that was refused.
 fn position<T>(first: *const T, bad: *const T, count: usize) -> usize {
     let distance = (bad as usize).wrapping_sub(first as usize) / size_of::<T>();
     // A provider that names none of the chain is taken to have posted nothing: repeating a request is visible, losing one
@@ -331,7 +331,7 @@ impl backend::QueuePair<Verbs> for QueuePair {
 }
 
 impl QueuePair {
-    /// Returns where the queue pair sends to, and its state.
+    /// Returns the address vector and the state of the queue pair.
     fn path(&self) -> Result<ibv_qp_attr, Error> {
         let mut attributes: ibv_qp_attr = sys::zeroed();
         let mut init: ibv_qp_init_attr = sys::zeroed();

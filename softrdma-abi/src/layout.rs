@@ -17,8 +17,8 @@ use core::mem::{offset_of, size_of};
     unreachable_pub,
     unused_imports
 )]
-#[cfg_attr(target_arch = "x86_64", path = "../../rdma-verbs/src/sys/generated/x86_64.rs")]
-#[cfg_attr(target_arch = "aarch64", path = "../../rdma-verbs/src/sys/generated/aarch64.rs")]
+#[cfg_attr(target_arch = "x86_64", path = "generated/x86_64.rs")]
+#[cfg_attr(target_arch = "aarch64", path = "generated/aarch64.rs")]
 mod generated;
 
 pub(crate) use generated::*;

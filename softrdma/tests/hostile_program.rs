@@ -20,6 +20,9 @@ fn serves(fabric: &Arc<Fabric>) {
     assert!(matches!(ask(&mut socket, &Request::AllocateDomain), Reply::Made(_)));
 }
 
+/// Elements of which a message holds as many.
+const MOST_ELEMENTS: usize = 1200;
+
 fn name() -> impl Strategy<Value = u32> {
     prop_oneof![0_u32..24, any::<u32>()]
 }
@@ -122,7 +125,13 @@ fn request() -> impl Strategy<Value = Request<'static>> {
             }
         ),
         (name(), sge(), 0..MAX_BATCH + 2, 0..20_usize).prop_map(|(pair, sge, count, elements)| {
-            Request::PostReceive { pair, work: vec![Receive { id: 2, local: vec![sge; elements] }; count] }
+            Request::PostReceive {
+                pair,
+                work: vec![
+                    Receive { id: 2, local: vec![sge; elements] };
+                    count.min(MOST_ELEMENTS / (elements + 1))
+                ],
+            }
         }),
     ];
     let manager = prop_oneof![

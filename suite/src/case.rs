@@ -1,4 +1,4 @@
-//! What a case is.
+//! The definition of a case.
 
 use std::fmt;
 
@@ -66,15 +66,15 @@ pub struct Case<S> {
     pub id: &'static str,
     /// The side that is tested, in a suite that has cases for both.
     pub role: Option<Role>,
-    /// What it shows, or what the target is shown, in a few words.
+    /// The point that the case makes, or the behaviour that the target is shown, in a few words.
     pub intent: &'static str,
-    /// What the target has to make of that; empty if the intent says it all.
+    /// The reaction that is required of the target; empty if the intent says it all.
     pub expectation: &'static str,
     /// The requirements it is about, the one that matters most first.
     pub requirements: &'static [&'static str],
     /// Where else it is written, for instance a man page; empty if the requirements say it all.
     pub source: &'static str,
-    /// What to select it by.
+    /// The tags by which it can be selected.
     pub tags: &'static [Tag],
     /// The case itself.
     pub run: Body<S>,

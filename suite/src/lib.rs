@@ -1,8 +1,8 @@
-//! What suites are made of: cases, verdicts, reports, and how programs run them and exit.
+//! Parts of a suite: cases, verdicts, reports, and how programs run them and exit.
 
 mod case;
 pub mod exit;
-pub mod held;
+pub mod resources;
 pub mod terminal;
 pub mod verdict;
 
@@ -19,11 +19,11 @@ pub struct Report {
     pub id: &'static str,
     /// Its role.
     pub role: Option<Role>,
-    /// What it shows.
+    /// The intent of the case.
     pub intent: &'static str,
     /// Where else that is written.
     pub source: &'static str,
-    /// What came of it.
+    /// The verdict.
     pub judged: Judged,
     /// Why it was expected to fail as it did, if it was.
     pub expected: Option<&'static str>,
@@ -54,7 +54,7 @@ impl Report {
         !self.verdict().is_pass() && self.expected.is_none()
     }
 
-    /// Returns what there is to tell.
+    /// Returns the remark or the reason.
     #[must_use]
     pub fn details(&self) -> String {
         let told = match &self.judged {

@@ -126,7 +126,7 @@ pub struct Stop {
     pub verdict: Verdict,
     /// The cause.
     pub cause: Cause,
-    /// What was seen.
+    /// The observation on which the verdict rests.
     pub reason: String,
 }
 

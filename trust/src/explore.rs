@@ -4,9 +4,9 @@ use std::process::ExitCode;
 
 use clap::Args;
 
-use explore::{DEFECTS, End, Flaw, Scenario, explore, flawed, large, line, small};
+use explore::{DEFECTS, End, Scenario, Violation, explore, large, line, small, with_defect};
 
-/// What to explore.
+/// Arguments of `explore`.
 #[derive(Args)]
 pub struct Arguments {
     /// Only the scenarios that take seconds, which `cargo test` explores too.
@@ -28,7 +28,7 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> ExitCode {
     let &Arguments { small: only_small, defects, ref select, limit } = arguments;
     let scenarios: Vec<Scenario> = if defects {
-        DEFECTS.into_iter().map(flawed).collect()
+        DEFECTS.into_iter().map(with_defect).collect()
     } else if only_small {
         small()
     } else {
@@ -38,12 +38,12 @@ pub fn run(arguments: &Arguments) -> ExitCode {
     for scenario in scenarios.iter().filter(|scenario| scenario.name.contains(select.as_str())) {
         let (seen, end) = explore(scenario, limit.saturating_mul(1_000_000));
         println!("{}", line(scenario, &seen, &end));
-        if let End::Flawed(Flaw { path, .. }) = &end {
+        if let End::Violated(Violation { path, .. }) = &end {
             println!("    {}", path.join(", "));
         }
         as_expected &= match end {
             End::Complete => !defects,
-            End::Flawed(_) => defects,
+            End::Violated(_) => defects,
             End::Truncated => false,
         };
     }

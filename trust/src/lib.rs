@@ -1,4 +1,4 @@
-//! What this workspace is tried with; docs/trust.md tells what came of it.
+//! Trials of this workspace; docs/trust.md tells their results.
 //!
 //! Two questions. *The peer is wrong*: does the product survive it? ([`sim`], [`own`], [`outage`].) *We are wrong*: do the
 //! tests notice? ([`wrong`] for the suite of any implementation, the patches in `mutants` for the simulator, the defects of
@@ -13,5 +13,5 @@ pub mod semantics;
 pub mod sim;
 pub mod wrong;
 
-/// What a passed case has to tell, or what was wrong.
+/// The result of a case: a remark if it passed, the fault that was found if not.
 pub type Outcome = conformance::Outcome;

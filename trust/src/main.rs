@@ -30,7 +30,7 @@ enum Command {
     Own(own::command::Arguments),
     /// Shows, rule by rule, that RDMA here is what the layers above take it for.
     Semantics(semantics::Arguments),
-    /// What many connections cost a server with one thread: memory, time, processor.
+    /// Measures the cost of many connections to a server with one thread: memory, time, processor.
     Crowd(crowd::Arguments),
     /// Takes the server, or the way to it, away in the middle of a reply.
     Outage(Outage),

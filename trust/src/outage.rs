@@ -1,4 +1,4 @@
-//! What a client learns when its server, or the way to it, goes away in the middle of a reply.
+//! Errors that a client gets when its server, or the path to it, goes away in the middle of a reply.
 
 use std::io::Read;
 use std::process::Command;
@@ -11,7 +11,7 @@ use crate::Outcome;
 use conformance::client::{Client, Failure};
 use conformance::workload::Entry;
 use suite::Case;
-use suite::held::{self, Held};
+use suite::resources::{self, ProcessResources};
 
 /// A server to lose.
 pub struct Setting<B> {
@@ -49,8 +49,8 @@ fn mid_reply<B: Descriptors>(setting: &Setting<B>, _: &ProgressBar) -> Outcome {
         client.send(&[b"SET", entry.key().as_bytes(), &entry.value()])?;
         client.expect("OK")?;
     }
-    held::settle();
-    let before = Held::now();
+    resources::settle();
+    let before = ProcessResources::now();
 
     let mut client = connect()?;
     client.send(&[b"GET", entry.key().as_bytes()])?;
@@ -78,7 +78,7 @@ fn mid_reply<B: Descriptors>(setting: &Setting<B>, _: &ProgressBar) -> Outcome {
         return Err(Failure::wrong("the whole reply arrived: nothing was lost in its middle"));
     }
     drop(client);
-    let after = held::await_no_more_than(before);
+    let after = resources::await_no_more_than(before);
     if after.exceeds(before) {
         return Err(Failure::wrong(format!("before: {before}; after: {after}")));
     }

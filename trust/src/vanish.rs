@@ -9,7 +9,7 @@ use conformance::client::Failure;
 use conformance::peer::{Peer, Shape};
 use rdma_verbs::Verbs;
 
-/// What it does.
+/// Arguments of `vanish`.
 #[derive(Args, Clone, Debug)]
 pub(super) struct Arguments {
     /// The server (ADDRESS:PORT).

@@ -1,4 +1,4 @@
-//! What connections cost on each face, alone in this process so that its descriptors can be counted.
+//! The cost of connections on each face, measured alone in this process so that its descriptors can be counted.
 
 use trust::crowd::{Face, Load, on_softsim};
 

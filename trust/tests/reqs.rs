@@ -61,7 +61,7 @@ fn a_must_that_nothing_shows_is_a_problem() {
     );
 }
 
-/// What is about messages or the machine is shown to other implementations, too.
+/// Requirements about messages or the machine are shown to other implementations, too.
 #[test]
 fn every_must_about_messages_or_the_machine_has_a_vector() {
     let no_vector_can_show = [

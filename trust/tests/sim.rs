@@ -1,15 +1,15 @@
 //! A share of the simulator that every test run can afford; `cargo run --release -p trust -- sim` does the rest.
 
-use rdma_softsim::{FailureClass, Fault, Injection, Personality, Site, When};
+use rdma_softsim::{DeviceKind, FailureClass, Fault, Injection, Site, When};
 use trust::sim::deviation::Deviation;
-use trust::sim::runner::{Options, Personalities, search};
+use trust::sim::runner::{DeviceKinds, Options, search};
 use trust::sim::shrink::{attempt, shrink};
 use trust::sim::{Scenario, timeline};
 
 fn seeds(seeds: std::ops::Range<u64>) -> Options {
     Options {
         seeds,
-        personality: Personalities::all(),
+        device_kind: DeviceKinds::all(),
         jobs: None,
         shrink: false,
         twice: false,
@@ -25,14 +25,15 @@ fn seeds_of_every_personality_break_no_rule_and_meet_every_class_of_failure() {
     let summary = search(&seeds(0..600), || {});
     assert!(summary.failures.is_empty(), "{:?}", summary.failures);
     for class in FailureClass::ALL {
-        let (injected, observed) = (summary.marks.injected(*class), summary.marks.observed(*class));
+        let (injected, observed) =
+            (summary.failure_counts.injected(*class), summary.failure_counts.observed(*class));
         assert!(injected > 0 && observed > 0, "{class:?}: brought about {injected}, observed {observed}");
     }
 }
 
 #[test]
 fn a_share_of_the_hosts_has_endpoints_and_a_share_of_the_rogues_is_never_ready() {
-    let drawn: Vec<_> = (0..600).map(|seed| Scenario::draw(seed, Personality::Ibta)).collect();
+    let drawn: Vec<_> = (0..600).map(|seed| Scenario::draw(seed, DeviceKind::Ibta)).collect();
     let count = |of: fn(&Scenario) -> bool| drawn.iter().filter(|scenario| of(scenario)).count();
     let never_ready = |scenario: &Scenario| {
         let mut rogues = scenario.connections.iter().filter_map(|connection| connection.rogue);
@@ -49,7 +50,7 @@ fn a_seed_is_one_run() {
     options.twice = true;
     let summary = search(&options, || {});
     assert!(summary.failures.is_empty(), "{:?}", summary.failures);
-    let hash = |seed| attempt(&Scenario::draw(seed, Personality::HostileButLegal), false).hash;
+    let hash = |seed| attempt(&Scenario::draw(seed, DeviceKind::HostileButLegal), false).hash;
     assert_ne!(hash(1), hash(2));
 }
 
@@ -59,24 +60,24 @@ fn a_seed_is_one_run() {
 fn seeds_that_found_something_find_nothing_any_more() {
     let found = [
         // A dial armed its completion queue, took the event that this had raised off the channel, and slept for ever.
-        (836, Personality::Ibta),
+        (836, DeviceKind::Ibta),
         // A reply and the end that followed at once: connecting failed and the reply was lost.
-        (19, Personality::Ibta),
+        (19, DeviceKind::Ibta),
         // Credits used up towards a peer whose queue pair had failed: no keepalive could leave to find out.
-        (1851, Personality::Rxe),
+        (1851, DeviceKind::Rxe),
         // Something came while a program took what waited: softsim's descriptor stayed readable for ever, and an endpoint spun.
-        (741, Personality::HostileButLegal),
-        (1633, Personality::HostileButLegal),
+        (741, DeviceKind::HostileButLegal),
+        (1633, DeviceKind::HostileButLegal),
         // Questions in a window of one byte, and receives that only just suffice.
-        (62, Personality::Rxe),
+        (62, DeviceKind::Rxe),
         // A rogue that slept until its victim had given up was held to have done what it was made for.
-        (631_408, Personality::Ibta),
+        (631_408, DeviceKind::Ibta),
         // Memory of a receive was gone where none was posted: an end that made no noise, and an outage swallowed the rest.
-        (655_528, Personality::HostileButLegal),
+        (655_528, DeviceKind::HostileButLegal),
     ];
-    for (seed, personality) in found {
-        let outcome = attempt(&Scenario::draw(seed, personality), false);
-        assert_eq!(outcome.violation, None, "seed {seed}, {}", personality.name());
+    for (seed, device_kind) in found {
+        let outcome = attempt(&Scenario::draw(seed, device_kind), false);
+        assert_eq!(outcome.violation, None, "seed {seed}, {}", device_kind.name());
     }
 }
 
@@ -92,7 +93,7 @@ fn a_plan_is_shrunk_to_what_breaks_the_rule_and_told_to_people() {
         page.matches("*** FAULT: QueueLost").count() == 2
     };
     let failing = (0..200)
-        .map(|seed| Scenario::draw(seed, Personality::Mlx5))
+        .map(|seed| Scenario::draw(seed, DeviceKind::Mlx5))
         .filter(|scenario| scenario.connections.len() == 1 && scenario.connections[0].rogue.is_none())
         .map(|scenario| {
             let plan = vec![

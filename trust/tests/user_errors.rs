@@ -1,4 +1,4 @@
-//! What goes wrong for users, in words that say who is at fault and what to do.
+//! Errors of users: their text says who is at fault and what to do.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};

@@ -3,22 +3,23 @@
 use std::path::Path;
 
 use rdma_softsim::SoftSim;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::results::{CaseResult, Run};
 use suite::{Cause, Verdict};
 
 /// A file of expected failures.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Baseline {
     #[serde(default)]
     expected: Vec<Expected>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     withheld: Option<Withheld>,
 }
 
 /// Failures that are expected and named nowhere: those that bring the target down, keep it from serving, or harm others.
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Withheld {
     /// With fewer of them in a whole run, some are mended.
@@ -29,7 +30,7 @@ struct Withheld {
     reason: String,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Expected {
     /// The id of a case.
@@ -40,7 +41,7 @@ struct Expected {
     #[serde(default = "unmet")]
     cause: Cause,
     /// It need not fail each time.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     sometimes: bool,
 }
 
@@ -67,6 +68,39 @@ impl Baseline {
         Ok(baseline)
     }
 
+    /// Returns a baseline that expects what failed in `run`. What was expected before and failed keeps its reason, and so does what
+    /// fails sometimes or was not tried; anything new has what was seen for a reason, until somebody writes a better one.
+    #[must_use]
+    pub fn renewed(&self, run: &Run) -> Self {
+        let result = |case: &str| run.results.iter().find(|result| result.id == case);
+        let tried = |case: &str| result(case).is_some_and(|result| result.verdict != Verdict::Skipped);
+        let is_kept = |one: &&Expected| {
+            let fails_so = result(&one.case).is_some_and(|result| failure(result) == Some(one.cause));
+            one.sometimes || fails_so || !tried(&one.case)
+        };
+        let mut expected: Vec<_> = self.expected.iter().filter(is_kept).cloned().collect();
+        // What is withheld is expected without its name.
+        let is_withheld = |result: &CaseResult| self.withheld.is_some() && result.is_harm();
+        for result in run.results.iter().filter(|result| !is_withheld(result)) {
+            let Some(cause) = failure(result) else { continue };
+            if !expected.iter().any(|one| one.case == result.id && one.cause == cause) {
+                let (case, reason) = (result.id.clone(), format!("seen: {}", result.reason));
+                expected.push(Expected { case, reason, cause, sometimes: false });
+            }
+        }
+        Self { expected, withheld: self.withheld.clone() }
+    }
+
+    /// Writes a file that [`Baseline::read`] reads.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn write(&self, file: &Path) -> Result<(), String> {
+        let told = |error: &dyn std::fmt::Display| format!("{}: {error}", file.display());
+        let text = toml::to_string(self).map_err(|error| told(&error))?;
+        std::fs::write(file, text).map_err(|error| told(&error))
+    }
+
     /// Marks what is expected by this baseline, and by no earlier one; tells of entries that no failure answers to, among the
     /// cases that were tried.
     pub fn apply(&self, run: &mut Run) -> Vec<String> {
@@ -75,9 +109,7 @@ impl Baseline {
         for Expected { case, reason, cause, sometimes } in &self.expected {
             for result in run.results.iter_mut().filter(|result| result.id == *case) {
                 match result.verdict {
-                    Verdict::Fail | Verdict::Inconclusive if result.cause == Some(*cause) => {
-                        result.expected = Some(reason.clone());
-                    }
+                    _ if failure(result) == Some(*cause) => result.expected = Some(reason.clone()),
                     Verdict::Pass | Verdict::PassLenient if !sometimes => stale.push(format!(
                         "{case} is expected to fail ({reason}), and passed: take it out of the baseline"
                     )),
@@ -88,6 +120,11 @@ impl Baseline {
         stale.extend(self.withheld.as_ref().and_then(|withheld| withheld.apply(run)));
         stale
     }
+}
+
+/// How a case failed, or why it could not be decided; only that can be expected.
+fn failure(result: &CaseResult) -> Option<Cause> {
+    result.cause.filter(|_| matches!(result.verdict, Verdict::Fail | Verdict::Inconclusive))
 }
 
 impl Withheld {

@@ -78,7 +78,7 @@ fn last_command<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     Ok(pass("10 times"))
 }
 
-/// Whether the key is there, or comes to be: the other connection may still be at work.
+/// Returns whether the key is there, or comes to be: the other connection may still be at work.
 fn kept<B: Descriptors>(session: &mut Session<'_, B>, key: &str, patience: Duration) -> Result<bool, Stop> {
     let deadline = std::time::Instant::now() + patience.min(Duration::from_secs(2));
     loop {

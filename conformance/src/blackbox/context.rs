@@ -9,7 +9,7 @@ use super::case::Role;
 use super::responder::Responder;
 use super::results::Teardown;
 use super::session::Session;
-use super::target::{Clients, Exit, Running, Server};
+use super::target::{Clients, Exit, Running, Server, with_last_lines};
 use crate::peer::{Breach, Incoming, Listener, Peer, Shape};
 use suite::Stop;
 
@@ -156,7 +156,8 @@ impl<'a, B: Descriptors> Context<'a, B> {
                     return Err(Stop::refused(format!("the client asked for no connection: {exit}")));
                 }
                 None if Instant::now() >= deadline => {
-                    return Err(Stop::refused("the client asked for no connection in time"));
+                    let reason = "the client asked for no connection in time";
+                    return Err(Stop::refused(with_last_lines(reason, &client.last_lines())));
                 }
                 None => {}
             }

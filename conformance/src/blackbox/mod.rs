@@ -17,6 +17,7 @@ pub mod command;
 mod conn;
 pub mod context;
 mod ctrl;
+pub mod environment;
 mod feat;
 mod flow;
 mod keep;

@@ -14,7 +14,7 @@ use rustix::time::{ClockId, clock_gettime};
 use super::responder::{made_up_key, made_up_value};
 use super::target::{Clients, Exit, Running, Server};
 use crate::client::{Client, Failure};
-use crate::held::Held;
+use crate::resources::ProcessResources;
 use crate::workload::Entry;
 use kv_store as kv;
 
@@ -225,8 +225,8 @@ impl Server for OwnServer {
         Ok(true)
     }
 
-    fn held(&self) -> Option<Held> {
-        Some(Held::now())
+    fn held(&self) -> Option<ProcessResources> {
+        Some(ProcessResources::now())
     }
 
     fn hold(&self) -> Option<MutexGuard<'_, ()>> {
@@ -292,8 +292,8 @@ impl Running for Thread {
     }
 }
 
-/// What a client under test should do, done by ours: connect, store and read back, ask for a reply longer than its windows,
-/// and leave. Any doubt is an error.
+/// Does what a client under test should do, with our client: connects, stores and reads back, asks for a reply longer than its windows,
+/// and leaves. Any reply that is not exactly right is an error.
 ///
 /// # Errors
 /// The connection fails, or what comes back is not what must.

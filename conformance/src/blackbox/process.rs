@@ -5,23 +5,26 @@ use std::io::Read;
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::target::{Clients, Exit, Running, Server};
-use crate::held::Held;
+use crate::resources::ProcessResources;
 
 /// The exit status of a client that cannot do what is asked, as in BoringSSL's runner.
 const UNSUPPORTED: i32 = 89;
-/// How much of what a process says on its way out is kept.
-const LAST_WORDS: usize = 300;
+/// Bytes that are kept of what a process writes to stderr.
+const LAST_LINES: usize = 300;
 
 /// A process, ended when this is dropped.
 struct Process {
     child: Child,
     ended: Option<ExitStatus>,
-    /// Reads what it says, so that it is never kept waiting.
-    listener: Option<JoinHandle<String>>,
+    /// The end of what it has written to stderr so far.
+    lines: Arc<Mutex<Vec<u8>>>,
+    /// Reads that until the end, so that the process is never kept waiting.
+    listener: Option<JoinHandle<()>>,
 }
 
 impl Process {
@@ -39,8 +42,12 @@ impl Process {
             .stderr(Stdio::piped())
             .spawn()
             .map_err(|error| format!("`{command}` does not start: {error}"))?;
-        let listener = child.stderr.take().map(|stderr| std::thread::spawn(move || listen(stderr)));
-        Ok(Self { child, ended: None, listener })
+        let lines = Arc::default();
+        let listener = child.stderr.take().map(|stderr| {
+            let lines = Arc::clone(&lines);
+            std::thread::spawn(move || listen(stderr, &lines))
+        });
+        Ok(Self { child, ended: None, lines, listener })
     }
 
     fn ended(&mut self, patience: Duration) -> Option<ExitStatus> {
@@ -58,14 +65,8 @@ impl Process {
         self.ended
     }
 
-    /// How it ended, and what it said last.
-    fn told(&mut self, status: ExitStatus) -> String {
-        let words = self.last_words();
-        if words.is_empty() { status.to_string() } else { format!("{status}: {words}") }
-    }
-
-    /// What it said last. Only once it has ended.
-    fn last_words(&mut self) -> String {
+    /// Returns how it ended, and its last lines.
+    fn told(&self, status: ExitStatus) -> String {
         let deadline = Instant::now() + Duration::from_millis(200);
         // A child of its own may hold the pipe open for ever.
         while self.listener.as_ref().is_some_and(|listener| !listener.is_finished())
@@ -73,20 +74,26 @@ impl Process {
         {
             std::thread::sleep(Duration::from_millis(1));
         }
-        let finished = self.listener.take_if(|listener| listener.is_finished());
-        finished.and_then(|listener| listener.join().ok()).unwrap_or_default()
+        let lines = self.last_lines();
+        if lines.is_empty() { status.to_string() } else { format!("{status}: {lines}") }
+    }
+
+    /// The last of what it has written to stderr so far.
+    fn last_lines(&self) -> String {
+        let lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        String::from_utf8_lossy(&lines).trim().to_string()
     }
 }
 
-/// The end of what comes.
-fn listen(mut stderr: ChildStderr) -> String {
-    let mut words = Vec::new();
+/// Keeps the end of what comes.
+fn listen(mut stderr: ChildStderr, lines: &Mutex<Vec<u8>>) {
     let mut chunk = [0; 4096];
     while let Ok(read @ 1..) = stderr.read(&mut chunk) {
-        words.extend_from_slice(&chunk[..read]);
-        words.drain(..words.len().saturating_sub(LAST_WORDS));
+        let mut lines = lines.lock().unwrap_or_else(PoisonError::into_inner);
+        lines.extend_from_slice(&chunk[..read]);
+        let excess = lines.len().saturating_sub(LAST_LINES);
+        lines.drain(..excess);
     }
-    String::from_utf8_lossy(&words).trim().to_string()
 }
 
 impl Drop for Process {
@@ -138,6 +145,10 @@ impl Running for ExecClient {
         }
         self.exit.clone()
     }
+
+    fn last_lines(&self) -> String {
+        self.process.last_lines()
+    }
 }
 
 /// A client under test that somebody else starts, again and again.
@@ -145,13 +156,13 @@ pub struct AwaitedClients;
 
 impl Clients for AwaitedClients {
     fn start(&self, _: &str, _: SocketAddr) -> Result<Box<dyn Running>, String> {
-        Ok(Box::new(Unseen))
+        Ok(Box::new(AwaitedClient))
     }
 }
 
-struct Unseen;
+struct AwaitedClient;
 
-impl Running for Unseen {
+impl Running for AwaitedClient {
     fn ended(&mut self, patience: Duration) -> Option<Exit> {
         // Time for whatever it has to do before it comes again.
         std::thread::sleep(patience.min(Duration::from_millis(50)));
@@ -182,7 +193,7 @@ impl Server for RunningServer {
         Ok(false)
     }
 
-    fn held(&self) -> Option<Held> {
+    fn held(&self) -> Option<ProcessResources> {
         None
     }
 
@@ -226,6 +237,10 @@ impl Server for ExecServer {
         Some(process.told(status))
     }
 
+    fn last_lines(&self) -> String {
+        self.process.borrow().last_lines()
+    }
+
     fn restart(&self) -> Result<bool, String> {
         // Two numbers on: a server may use the one beside its own.
         self.port.set(self.port.get().checked_add(2).ok_or("no ports are left to start it on")?);
@@ -233,8 +248,8 @@ impl Server for ExecServer {
         Ok(true)
     }
 
-    fn held(&self) -> Option<Held> {
-        Held::of_process(self.pid())
+    fn held(&self) -> Option<ProcessResources> {
+        ProcessResources::of_process(self.pid())
     }
 
     fn processor_time(&self) -> Option<Duration> {

@@ -1,15 +1,17 @@
 //! The results of a run, as a file holds them.
 
+use std::fmt;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use super::environment::Environment;
 use crate::exit;
-use crate::reqs::{Level, Profile, Requirements, Role};
+use crate::reqs::{Level, Profile, Role};
 use suite::{Cause, Verdict};
 
 /// The version of the files' format.
-pub const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 2;
 
 /// A run of the suite against one target.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -26,6 +28,9 @@ pub struct Run {
     pub begun: u64,
     /// How long it took, in seconds.
     pub took: f64,
+    /// The machine that it was made on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub environment: Option<Environment>,
     /// The results of the cases.
     pub results: Vec<CaseResult>,
     /// Cases that are counted here, and not listed.
@@ -65,13 +70,62 @@ impl Teardown {
 /// Cases of which a published run keeps back everything but how many they are.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Withheld {
-    /// Those that brought the target down or harmed others.
-    pub harmed: usize,
-    /// Those that passed: listed, they would give the others away.
-    pub passed: usize,
+    /// The cases that brought the target down or harmed others.
+    pub harmed: Count,
+    /// The cases that passed: listed, they would give the others away.
+    pub passed: Count,
     /// Why the harm was expected, if all of it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expected: Option<String>,
+}
+
+/// A number of cases of each profile.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Count {
+    /// About the wire contract.
+    pub wire: usize,
+    /// About the hardening profile.
+    pub hardened: usize,
+}
+
+impl Count {
+    /// Counts results.
+    fn of<'a>(results: impl Iterator<Item = &'a CaseResult>) -> Self {
+        results.fold(Self::default(), |count, result| match result.profile {
+            Profile::Wire => Self { wire: count.wire + 1, ..count },
+            Profile::Hardened => Self { hardened: count.hardened + 1, ..count },
+        })
+    }
+
+    /// Returns the number of one profile.
+    pub const fn with(self, profile: Profile) -> usize {
+        match profile {
+            Profile::Wire => self.wire,
+            Profile::Hardened => self.hardened,
+        }
+    }
+
+    /// Returns the number of both profiles.
+    pub const fn total(self) -> usize {
+        self.wire + self.hardened
+    }
+}
+
+/// How many cases of a profile passed, of those that were decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Score {
+    /// The profile.
+    pub profile: Profile,
+    /// Cases that passed.
+    pub passed: usize,
+    /// Cases that passed or failed.
+    pub decided: usize,
+}
+
+impl fmt::Display for Score {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {} of {}", self.profile.title(), self.passed, self.decided)
+    }
 }
 
 /// The target.
@@ -83,7 +137,7 @@ pub struct Target {
     pub role: Role,
     /// How it was reached or started.
     pub how: String,
-    /// What carried it: `softsim`, or a device's address.
+    /// The backend: `softsim`, or a device's address.
     pub backend: String,
 }
 
@@ -101,14 +155,16 @@ pub struct Suite {
 pub struct CaseResult {
     /// The case.
     pub id: String,
-    /// What the target was shown.
+    /// The behaviour that the target was shown.
     pub intent: String,
-    /// What it had to make of it.
+    /// The reaction that is required of the target.
     pub expectation: String,
     /// The requirements that it is about.
     pub requirements: Vec<String>,
     /// How binding the first of them is.
     pub level: Level,
+    /// What the first of them is for.
+    pub profile: Profile,
     /// Its tags.
     pub tags: Vec<String>,
     /// The verdict.
@@ -119,7 +175,7 @@ pub struct CaseResult {
     /// The cause of a verdict that is no pass.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cause: Option<Cause>,
-    /// What was seen.
+    /// The observation on which the verdict rests.
     pub reason: String,
     /// Why the failure was expected, if it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -128,7 +184,7 @@ pub struct CaseResult {
     pub took: f64,
     /// How to run it again.
     pub repro: String,
-    /// What went over the wire.
+    /// The work requests and messages of the connection, as text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeline: Option<String>,
 }
@@ -138,25 +194,25 @@ impl Run {
     pub fn count(&self, verdict: Verdict) -> usize {
         let withheld = self.withheld.as_ref().filter(|_| verdict == Verdict::Pass);
         let listed = self.results.iter().filter(|result| result.verdict == verdict).count();
-        listed + withheld.map_or(0, |withheld| withheld.passed)
+        listed + withheld.map_or(0, |withheld| withheld.passed.total())
     }
 
-    /// How many cases brought the target down or harmed others, and are not listed.
+    /// Returns the number of cases that brought the target down or harmed others, and are not listed.
     pub fn withheld(&self) -> usize {
-        self.withheld.as_ref().map_or(0, |withheld| withheld.harmed)
+        self.withheld.as_ref().map_or(0, |withheld| withheld.harmed.total())
     }
 
     /// Takes out everything by which it could be told which cases brought the target down or harmed others.
     pub fn withhold(&mut self) {
         let harmed = self.results.iter().filter(|result| result.is_harm());
-        let count = harmed.clone().count();
-        if count == 0 {
+        let count = Count::of(harmed.clone());
+        if count.total() == 0 {
             return;
         }
         let expected = harmed.map(|result| result.expected.clone()).collect::<Option<Vec<_>>>();
         self.withheld = Some(Withheld {
             harmed: count,
-            passed: self.count(Verdict::Pass),
+            passed: Count::of(self.results.iter().filter(|result| result.verdict == Verdict::Pass)),
             expected: expected.and_then(|reasons| reasons.into_iter().next()),
         });
         self.results.retain(|result| !result.is_harm() && result.verdict != Verdict::Pass);
@@ -179,20 +235,24 @@ impl Run {
         format!("{}{expected}, {:.1} s", counts.join(", "), self.took)
     }
 
-    /// How many of the cases that were decided passed, by the profile of their first requirement: the wire contract first.
-    pub fn scores(&self) -> String {
-        let requirements = Requirements::built_in();
-        let score = |(name, profile)| {
-            let of = |result: &&CaseResult| {
-                let first = result.requirements.first().and_then(|id| requirements.get(id));
-                first.is_some_and(|first| first.profile == profile)
+    /// Returns the score of each profile among the decided cases, the wire contract first. Withheld cases are counted.
+    pub fn scores(&self) -> [Score; 2] {
+        let withheld = self.withheld.as_ref();
+        Profile::ALL.map(|profile| {
+            let of = |test: fn(Verdict) -> bool| {
+                let results = self.results.iter().filter(|result| test(result.verdict));
+                Count::of(results).with(profile)
             };
-            let passed = self.results.iter().filter(of).filter(|result| result.verdict.is_pass()).count();
+            let passed = of(Verdict::is_pass) + withheld.map_or(0, |them| them.passed.with(profile));
             let failed =
-                self.results.iter().filter(of).filter(|result| result.verdict == Verdict::Fail).count();
-            format!("{name}: {passed} of {}", passed + failed)
-        };
-        [("wire contract", Profile::Wire), ("hardening profile", Profile::Hardened)].map(score).join(", ")
+                of(|verdict| verdict == Verdict::Fail) + withheld.map_or(0, |them| them.harmed.with(profile));
+            Score { profile, passed, decided: passed + failed }
+        })
+    }
+
+    /// Returns the results of one profile.
+    pub fn of(&self, profile: Profile) -> impl Iterator<Item = &CaseResult> {
+        self.results.iter().filter(move |result| result.profile == profile)
     }
 
     /// Returns the exit code of the run.
@@ -227,11 +287,16 @@ impl Run {
     pub fn read(file: &Path) -> Result<Self, String> {
         let told = |error: &dyn std::fmt::Display| format!("{}: {error}", file.display());
         let text = std::fs::read_to_string(file).map_err(|error| told(&error))?;
-        let run: Self = serde_json::from_str(&text).map_err(|error| told(&error))?;
-        if run.format != FORMAT {
-            return Err(told(&format!("format {} is none that this program reads ({FORMAT})", run.format)));
+        // Before the rest, which another format has otherwise.
+        #[derive(Deserialize)]
+        struct Head {
+            format: u32,
         }
-        Ok(run)
+        let Head { format } = serde_json::from_str(&text).map_err(|error| told(&error))?;
+        if format != FORMAT {
+            return Err(told(&format!("format {format} is none that this program reads ({FORMAT})")));
+        }
+        serde_json::from_str(&text).map_err(|error| told(&error))
     }
 
     /// Returns the text of the file.
@@ -243,7 +308,16 @@ impl Run {
     }
 }
 
+/// Lines of a timeline that are shown where there is no room for all of it.
+const LAST_LINES: usize = 6;
+
 impl CaseResult {
+    /// Returns the last lines of the timeline: what happened on the wire before the case was given up.
+    pub fn last_on_the_wire(&self) -> Vec<&str> {
+        let lines: Vec<_> = self.timeline.iter().flat_map(|timeline| timeline.lines()).collect();
+        lines[lines.len().saturating_sub(LAST_LINES)..].to_vec()
+    }
+
     /// Returns whether more came to harm than the connection that the case is about.
     pub fn is_harm(&self) -> bool {
         !self.verdict.is_pass() && self.cause.is_some_and(Cause::is_harm)

@@ -7,11 +7,12 @@ use rdma_conn::Descriptors;
 
 use super::case::{Case, Tag};
 use super::context::{Context, Side};
+use super::environment::Environment;
 use super::results::Teardown;
 use super::results::{CaseResult, FORMAT, Run, Suite, Target};
 use super::select::Harm;
 use super::session::Session;
-use super::target::Server;
+use super::target::{Server, with_last_lines};
 use crate::client::Failure;
 use crate::peer::{Peer, Shape};
 use crate::reqs::Requirements;
@@ -66,6 +67,7 @@ pub fn run<'a, B: Descriptors>(
 ) -> Result<Run, SanityFailed> {
     let mut suite = Runner::new(backend, side, plan);
     let begun = Instant::now();
+    let environment = Environment::here();
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     suite.sanity().map_err(SanityFailed)?;
     let mut results = Vec::with_capacity(cases.len());
@@ -94,6 +96,7 @@ pub fn run<'a, B: Descriptors>(
         arguments,
         begun: since,
         took: begun.elapsed().as_secs_f64(),
+        environment: Some(environment),
         results,
         withheld: None,
     })
@@ -231,7 +234,8 @@ impl<'a, B: Descriptors> Runner<'a, B> {
         if cause == Cause::Died {
             result.teardown = Some(Teardown::Crashed);
         }
-        fail(result, cause, format!("a new connection is not served: {}", stop.reason));
+        let reason = format!("a new connection is not served: {}", stop.reason);
+        fail(result, cause, with_last_lines(reason, &server.last_lines()));
         self.start_again(case, server, neighbour);
     }
 
@@ -268,6 +272,7 @@ impl<'a, B: Descriptors> Runner<'a, B> {
             expectation: case.expectation.into(),
             requirements: case.requirements.iter().map(ToString::to_string).collect(),
             level: self.requirements.level(case.requirements),
+            profile: self.requirements.profile(case.requirements),
             tags: case.tags.iter().map(|tag| tag.name().to_string()).collect(),
             verdict: Verdict::Skipped,
             teardown: None,

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::MutexGuard;
 use std::time::Duration;
 
-use crate::held::Held;
+use crate::resources::ProcessResources;
 
 /// A server under test.
 pub trait Server {
@@ -21,10 +21,15 @@ pub trait Server {
     fn restart(&self) -> Result<bool, String>;
 
     /// Returns the resources of its process, if they can be seen.
-    fn held(&self) -> Option<Held>;
+    fn held(&self) -> Option<ProcessResources>;
 
     /// Returns the processor time of its process, if it can be seen.
     fn processor_time(&self) -> Option<Duration>;
+
+    /// Returns the last lines that its process has written to stderr so far; empty if they cannot be seen.
+    fn last_lines(&self) -> String {
+        String::new()
+    }
 
     /// Keeps it from looking at connections that it accepts from now on, until the guard is dropped. `None` if it cannot be held.
     fn hold(&self) -> Option<MutexGuard<'_, ()>> {
@@ -55,6 +60,17 @@ pub trait Running {
     fn is_observed(&self) -> bool {
         true
     }
+
+    /// Returns the last lines that it has written to stderr so far; empty if they cannot be seen.
+    fn last_lines(&self) -> String {
+        String::new()
+    }
+}
+
+/// Adds the last lines of a process to what went wrong, if there are any.
+pub fn with_last_lines(reason: impl Into<String>, lines: &str) -> String {
+    let reason = reason.into();
+    if lines.is_empty() { reason } else { format!("{reason}; its last lines on stderr: {lines}") }
 }
 
 /// How a client under test ended.

@@ -10,16 +10,16 @@ use rdma_proto::backend::{
 };
 use rdma_proto::memory::SharedMemory;
 
-use super::{Around, Intercepted, Interceptor, lock};
+use super::{Inner, Intercepted, Interceptor, lock};
 
 /// The queue pair below an interceptor.
-pub struct Below<'a, B: Backend>(&'a Arc<B::QueuePair>);
+pub struct LowerQueuePair<'a, B: Backend>(&'a Arc<B::QueuePair>);
 
-impl<B: Backend> Below<'_, B> {
+impl<B: Backend> LowerQueuePair<'_, B> {
     /// Posts a chain of requests.
     ///
     /// # Errors
-    /// Those of the queue pair.
+    /// The errors of the queue pair.
     pub fn post_send(&self, requests: &[SendRequest<'_, Region<B>>]) -> Result<(), PostError<B::Error>> {
         let chain: Vec<_> = requests
             .iter()
@@ -37,7 +37,7 @@ impl<B: Backend> Below<'_, B> {
     /// Posts a chain of receives.
     ///
     /// # Errors
-    /// Those of the queue pair.
+    /// The errors of the queue pair.
     pub fn post_recv(&self, requests: &[RecvRequest<'_, Region<B>>]) -> Result<(), PostError<B::Error>> {
         let chain: Vec<_> = requests
             .iter()
@@ -55,21 +55,21 @@ fn within<B: Backend>(slice: Slice<'_, Region<B>>) -> Slice<'_, B::Region> {
 /// An intercepted protection domain.
 pub struct Domain<B: Backend, I> {
     pub(super) inner: Arc<B::Domain>,
-    pub(super) around: Arc<Around<B, I>>,
+    pub(super) shared: Arc<Inner<B, I>>,
 }
 
 impl<B: Backend, I: Interceptor<B>> backend::Domain<Intercepted<B, I>> for Domain<B, I> {
     fn register(&self, len: usize, access: Access) -> Result<Region<B>, B::Error> {
-        let (more, access) = self.around.by.registering(len, access);
+        let (more, access) = self.shared.by.registering(len, access);
         let inner = Arc::new(self.inner.register(more, access)?);
-        self.around.by.registered(&inner);
+        self.shared.by.registered(&inner);
         Ok(Region { inner, len })
     }
 }
 
 /// A region, as long as was asked for.
 pub struct Region<B: Backend> {
-    /// What the backend below registered.
+    /// The region that the backend below registered.
     pub inner: Arc<B::Region>,
     len: usize,
 }
@@ -113,7 +113,7 @@ type Pairs<B, I> = Arc<Mutex<HashMap<u32, Weak<KeptPair<B, I>>>>>;
 pub struct CompletionQueue<B: Backend, I: Interceptor<B>> {
     pub(super) inner: Arc<B::CompletionQueue>,
     pub(super) pairs: Pairs<B, I>,
-    pub(super) around: Arc<Around<B, I>>,
+    pub(super) shared: Arc<Inner<B, I>>,
 }
 
 impl<B: Backend<CompletionQueue: AsFd>, I: Interceptor<B>> AsFd for CompletionQueue<B, I> {
@@ -125,7 +125,7 @@ impl<B: Backend<CompletionQueue: AsFd>, I: Interceptor<B>> AsFd for CompletionQu
 impl<B: Backend, I: Interceptor<B>> CompletionQueue<B, I> {
     fn is_delivered(&self, completion: &mut Completion) -> bool {
         let pair = lock(&self.pairs).get(&completion.queue_pair).and_then(Weak::upgrade);
-        pair.is_none_or(|pair| self.around.by.polled(&pair.kept, Below(&pair.inner), completion))
+        pair.is_none_or(|pair| self.shared.by.polled(&pair.kept, LowerQueuePair(&pair.inner), completion))
     }
 }
 
@@ -161,7 +161,7 @@ impl<B: Backend, I: Interceptor<B>> backend::CompletionQueue<Intercepted<B, I>> 
 pub struct QueuePair<B: Backend, I: Interceptor<B>> {
     pub(super) pair: Arc<KeptPair<B, I>>,
     pub(super) pairs: Pairs<B, I>,
-    pub(super) around: Arc<Around<B, I>>,
+    pub(super) shared: Arc<Inner<B, I>>,
 }
 
 impl<B: Backend, I: Interceptor<B>> Drop for QueuePair<B, I> {
@@ -180,11 +180,11 @@ impl<B: Backend, I: Interceptor<B>> backend::QueuePair<Intercepted<B, I>> for Qu
     }
 
     fn post_send(&self, requests: &[SendRequest<'_, Region<B>>]) -> Result<(), PostError<B::Error>> {
-        self.around.by.post_send(&self.pair.kept, Below(&self.pair.inner), requests)
+        self.shared.by.post_send(&self.pair.kept, LowerQueuePair(&self.pair.inner), requests)
     }
 
     fn post_recv(&self, requests: &[RecvRequest<'_, Region<B>>]) -> Result<(), PostError<B::Error>> {
-        self.around.by.post_recv(&self.pair.kept, Below(&self.pair.inner), requests)
+        self.shared.by.post_recv(&self.pair.kept, LowerQueuePair(&self.pair.inner), requests)
     }
 
     fn set_min_rnr_timer(&self, timer: RnrTimer) -> Result<(), B::Error> {

@@ -8,7 +8,7 @@ use raw_peer::{Connecting, Progress, Session, Step};
 use rdma_conn::Descriptors;
 use rdma_proto::backend::{CmEventKind, ConnectParams, EventChannel, Identifier};
 
-use super::wait::{Deadline, wrong};
+use super::deadline::{Deadline, wrong};
 use super::{Incoming, PATIENCE, Peer, Seen, Shape};
 use crate::client::Failure;
 

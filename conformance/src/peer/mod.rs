@@ -5,9 +5,9 @@
 //! Whatever waits has a deadline.
 
 mod connecting;
+mod deadline;
 mod seen;
 mod stream;
-mod wait;
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -23,8 +23,8 @@ use rdma_proto::wire::{Message, Window};
 use crate::client::Failure;
 
 pub use connecting::Listener;
+use deadline::{Deadline, wrong};
 pub use seen::{Breach, Seen};
-use wait::{Deadline, wrong};
 
 /// How long the peer waits for anything: enough for a device in software on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -127,7 +127,7 @@ pub struct Peer<B: Descriptors> {
     /// Whether it has given the peer a window.
     registered: bool,
     offered: Option<ConnectParams>,
-    /// What the peer did so far.
+    /// The record of what the target did so far.
     pub seen: Seen,
 }
 

@@ -1,5 +1,5 @@
-//! What a target did, as the suite's peer sees it, and which rules it broke by that. Kept in every case, whatever the case is
-//! about.
+//! A record of the messages of a target, as the suite's peer sees them, and of the rules that it broke. Kept in every case, whatever
+//! the case is about.
 
 use rdma_proto::wire::{Message, Opcode, Window};
 
@@ -8,11 +8,11 @@ use rdma_proto::wire::{Message, Opcode, Window};
 pub struct Breach {
     /// The requirement.
     pub requirement: &'static str,
-    /// What happened.
+    /// A description of the event.
     pub what: String,
 }
 
-/// What a target did.
+/// The messages, bytes and broken rules of a target.
 #[derive(Debug, Default)]
 pub struct Seen {
     /// Its registrations.
@@ -88,7 +88,7 @@ impl Seen {
         self.empty += u64::from(count == 0);
     }
 
-    /// How many messages of an opcode came.
+    /// Returns how many messages of an opcode came.
     pub fn count(&self, opcode: Opcode) -> u64 {
         self.messages.get(usize::from(opcode.0)).copied().unwrap_or_default()
     }

@@ -1,4 +1,4 @@
-//! What the suite's peer does right: windows both ways, and the byte streams through them.
+//! The correct part of the suite's peer: windows both ways, and the byte streams through them.
 
 use rdma_conn::Descriptors;
 use rdma_proto::backend::{Region, RemoteAddress};

@@ -8,7 +8,7 @@ use comfy_table::{ContentArrangement, Table, presets};
 use super::{Level, Origin, Profile, Requirement, Requirements};
 use crate::exit::{FAILED, NOTHING};
 
-/// What to do with the requirements.
+/// Commands on the requirements.
 #[derive(Subcommand)]
 pub enum Command {
     /// Lists requirements.

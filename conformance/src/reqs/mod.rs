@@ -36,20 +36,33 @@ pub enum Origin {
     Document,
     /// The RDMA verbs and the connection manager.
     Verbs,
-    /// What deployed implementations do, so that a peer must follow.
+    /// The behaviour of deployed implementations, which a peer must follow.
     Reference,
-    /// What a peer that errs or attacks must not be able to do.
+    /// The defence against peers that err or attack.
     Hardening,
 }
 
-/// What a requirement is for.
+/// The purpose of a requirement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Profile {
     /// The wire contract: what both sides must do to exchange bytes with a peer that does no wrong.
     Wire,
-    /// What keeps a peer that errs, attacks, is slow or vanishes from costing more than its connection.
+    /// The limits that keep a peer that errs, attacks, is slow or vanishes from costing more than its connection.
     Hardened,
+}
+
+impl Profile {
+    /// All of them, in the order in which reports have them.
+    pub const ALL: [Self; 2] = [Self::Wire, Self::Hardened];
+
+    /// Returns the words that reports have for it.
+    pub const fn title(self) -> &'static str {
+        match self {
+            Self::Wire => "wire contract",
+            Self::Hardened => "hardening profile",
+        }
+    }
 }
 
 /// One requirement.
@@ -62,7 +75,7 @@ pub struct Requirement {
     pub level: Level,
     /// Where it comes from.
     pub origin: Origin,
-    /// What it is for.
+    /// The purpose.
     pub profile: Profile,
     /// Where to look it up.
     pub source: String,
@@ -85,13 +98,13 @@ pub struct Requirement {
     pub untestable: Option<String>,
 }
 
-/// What Valkey's page and deployed programs make of the subject of a requirement.
+/// A difference between Valkey's page and deployed programs about the subject of a requirement.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Difference {
-    /// What the page says.
+    /// The statement of the page.
     pub document: String,
-    /// What the programs do.
+    /// The behaviour of the programs.
     pub code: String,
     /// Cases that show it.
     #[serde(default)]
@@ -134,16 +147,15 @@ pub struct Requirements {
 }
 
 impl Requirements {
-    /// Those this program was built with.
+    /// Returns the requirements this program was built with.
     ///
     /// # Panics
     /// If the file it was built with is broken, which a test excludes.
     pub fn built_in() -> Self {
-        Self::parse(include_str!("../../../spec/requirements.toml"))
-            .unwrap_or_else(|problem| panic!("{problem}"))
+        Self::parse(include_str!("../../requirements.toml")).unwrap_or_else(|problem| panic!("{problem}"))
     }
 
-    /// Those of the workspace at `root`.
+    /// Reads the requirements of the workspace at `root`.
     ///
     /// # Errors
     /// Says what is wrong with the file.
@@ -181,18 +193,19 @@ impl Requirements {
         self.all.iter().find(|requirement| requirement.id == id)
     }
 
-    /// How binding a case about these is: as its first.
+    /// Returns the level of a case about these requirements: that of the first.
     pub fn level(&self, ids: &[&str]) -> Level {
         let first = ids.first().and_then(|id| self.get(id));
         first.map_or(Level::May, |requirement| requirement.level)
     }
 
-    /// What a case about these is for: as its first.
-    pub fn profile(&self, ids: &[&str]) -> Option<Profile> {
-        self.get(ids.first()?).map(|requirement| requirement.profile)
+    /// Returns the profile of a case about these requirements: that of the first, and [`Profile::Wire`] without any.
+    pub fn profile(&self, ids: &[&str]) -> Profile {
+        let first = ids.first().and_then(|id| self.get(id));
+        first.map_or(Profile::Wire, |requirement| requirement.profile)
     }
 
-    /// Whether there is one of this id.
+    /// Returns whether there is one of this id.
     pub fn has(&self, id: &str) -> bool {
         self.get(id).is_some()
     }

@@ -9,7 +9,7 @@ use clap::Subcommand;
 use super::{Recording, packets, timeline};
 use crate::exit::BROKEN;
 
-/// What to do with a recording.
+/// Commands on a recording.
 #[derive(Subcommand)]
 pub enum Command {
     /// Shows it as a timeline: a page for each connection, the client to the left, the server to the right.

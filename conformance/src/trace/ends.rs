@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-use super::recording::{Entry, Recording, What};
+use super::recording::{Entry, EntryKind, Recording};
 
 /// One end of a connection.
 #[derive(Clone, Copy, Debug, Default)]
@@ -26,10 +26,10 @@ pub(super) fn of(recording: &Recording) -> BTreeMap<u32, End> {
     for Entry { end, what, .. } in recording.entries.iter().filter(|entry| entry.end > 0) {
         let end = ends.entry(*end).or_default();
         match *what {
-            What::Created => end.begun = true,
-            What::Requested { .. } => (end.begun, end.server) = (true, true),
-            What::QueuePair { number, .. } => end.pair = Some(number),
-            What::Connecting { local: Some(local), peer: Some(peer), .. } => {
+            EntryKind::Created => end.begun = true,
+            EntryKind::Requested { .. } => (end.begun, end.server) = (true, true),
+            EntryKind::QueuePair { number, .. } => end.pair = Some(number),
+            EntryKind::Connecting { local: Some(local), peer: Some(peer), .. } => {
                 end.addresses = Some((local, peer));
             }
             _ => {}

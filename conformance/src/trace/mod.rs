@@ -1,4 +1,4 @@
-//! What happened on recorded connections, for people and for Wireshark.
+//! Recorded connections, as pages for people and as packets for Wireshark.
 //!
 //! [`Recorded`] wraps any backend and writes down what passes it: calls and events of the connection manager, work requests,
 //! completions. What it wrote, a [`Recording`], is kept as lines of JSON, shown as a [`timeline`], and turned into

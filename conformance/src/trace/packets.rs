@@ -21,7 +21,7 @@ use pcap_file::{DataLink, PcapError};
 use rdma_proto::backend::CompletionStatus;
 
 use super::ends::{self, End};
-use super::recording::{Op, Outcome, Recording, Request, What};
+use super::recording::{EntryKind, Op, Outcome, Recording, Request};
 use super::roce::{Kind, Packet};
 
 /// Bytes in a packet.
@@ -88,13 +88,16 @@ pub fn frames(recording: &Recording) -> Vec<Frame> {
     let unsent = unsent(recording);
     let mut wire = Wire { ends: &ends, sequences: HashMap::new(), last: HashMap::new(), frames: Vec::new() };
     for (position, entry) in recording.entries.iter().enumerate() {
+        if let EntryKind::Dropped { .. } = entry.what {
+            wire.last.clear();
+        }
         let Some(end) = ends.get(&entry.end) else { continue };
         let at = Duration::from_nanos(entry.at);
         match &entry.what {
-            What::Posted(request) if !unsent.contains(&position) => {
+            EntryKind::Posted(request) if !unsent.contains(&position) => {
                 wire.request(at, entry.end, true, request);
             }
-            What::Completed { id, outcome } => {
+            EntryKind::Completed { id, outcome } => {
                 wire.acknowledged(at, entry.end, *id, outcome);
                 if let (None, Some(request)) = (end.other, outcome.arrived(*id)) {
                     wire.request(at, entry.end, false, &request);
@@ -112,18 +115,23 @@ fn unsent(recording: &Recording) -> HashSet<usize> {
     let mut unsent = HashSet::new();
     for (position, entry) in recording.entries.iter().enumerate().rev() {
         match &entry.what {
-            What::Completed { id, outcome: Outcome::Failed { status, .. } }
+            EntryKind::Completed { id, outcome: Outcome::Failed { status, .. } }
                 if *status == CompletionStatus::WR_FLUSH_ERR.0 =>
             {
                 flushed.insert((entry.end, *id));
             }
-            What::Refused { requests, .. } => *refused.entry(entry.end).or_insert(0) = *requests,
-            What::Posted(request) => {
+            EntryKind::Refused { requests, .. } => *refused.entry(entry.end).or_insert(0) = *requests,
+            EntryKind::Posted(request) => {
                 let left = refused.entry(entry.end).or_default();
                 if *left > 0 || flushed.remove(&(entry.end, request.id)) {
                     unsent.insert(position);
                 }
                 *left = left.saturating_sub(1);
+            }
+            // What follows them is about requests that are missing too.
+            EntryKind::Dropped { .. } => {
+                flushed.clear();
+                refused.clear();
             }
             _ => {}
         }
@@ -220,7 +228,7 @@ impl Wire<'_> {
         }
     }
 
-    /// What the peer's device answered, if the completion tells.
+    /// The answer of the peer's device, if the completion tells.
     fn acknowledged(&mut self, at: Duration, end: u32, id: u64, outcome: &Outcome) {
         let Some(&(sequence, read)) = self.last.get(&(end, id)) else { return };
         // AETH syndromes: acknowledged without a count of credits; no receive; not acknowledged, and why.
@@ -248,7 +256,7 @@ impl Wire<'_> {
     }
 }
 
-/// What is carried in as many packets as it takes.
+/// A message that is sent in as many packets as it takes.
 struct Message<'a> {
     kind: Kind,
     /// Headers of the first packet.

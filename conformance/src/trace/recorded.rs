@@ -10,8 +10,8 @@ use rdma_proto::backend::{
 use rdma_proto::wire::Message;
 
 use super::inbound::{Inbound, Place, bytes};
-use super::recording::{Op, Outcome, Recorder, Request, What};
-use crate::intercept::{Below, Call, Intercepted, Interceptor, Origin, Region};
+use super::recording::{EntryKind, Op, Outcome, Recorder, Request};
+use crate::intercept::{Call, Intercepted, Interceptor, LowerQueuePair, Origin, Region};
 use crate::vectors::data::Bytes;
 
 /// A backend that does what `B` does and records it. The recorder itself keeps no region alive.
@@ -25,7 +25,7 @@ impl<B: Backend> Recorded<B> {
     }
 }
 
-/// What writes into a recorder.
+/// The interceptor that writes into a recorder.
 pub struct Recording<B: Backend> {
     log: Arc<Log<B>>,
     /// By rkey.
@@ -40,7 +40,7 @@ struct Log<B> {
 }
 
 impl<B: Backend> Log<B> {
-    fn record(&self, end: u32, what: What) {
+    fn record(&self, end: u32, what: EntryKind) {
         self.recorder.record(|| self.backend.now(), end, what);
     }
 }
@@ -57,7 +57,7 @@ pub struct End<B: Backend> {
 }
 
 impl<B: Backend> End<B> {
-    fn record(&self, what: What) {
+    fn record(&self, what: EntryKind) {
         self.log.record(self.number, what);
     }
 }
@@ -77,7 +77,7 @@ pub struct Pair<B: Backend> {
 impl<B: Backend> Pair<B> {
     fn refused(&self, requests: usize, error: &PostError<B::Error>) {
         let requests = requests.saturating_sub(error.posted);
-        self.end.record(What::Refused { requests, error: error.error.to_string() });
+        self.end.record(EntryKind::Refused { requests, error: error.error.to_string() });
     }
 }
 
@@ -95,7 +95,7 @@ impl<B: Backend> Recording<B> {
             let region = lock(&self.regions).get(&window.rkey).cloned().unwrap_or_default();
             lock(&pair.inbound).announce(window, region);
         }
-        pair.end.record(What::Posted(Request::new(id, op, len, signaled, bytes)));
+        pair.end.record(EntryKind::Posted(Request::new(id, op, len, signaled, bytes)));
     }
 
     fn receiving(&self, pair: &Pair<B>, requests: &[RecvRequest<'_, Region<B>>]) {
@@ -107,7 +107,7 @@ impl<B: Backend> Recording<B> {
             inbound.receive(id, Place { region: Arc::downgrade(&region.inner), offset, len });
         }
         drop(inbound);
-        pair.end.record(What::Receives { count: requests.len() });
+        pair.end.record(EntryKind::Receives { count: requests.len() });
     }
 }
 
@@ -118,9 +118,9 @@ impl<B: Backend> Interceptor<B> for Recording<B> {
 
     fn identifier(&self, inner: &Arc<B::Identifier>, origin: Origin) -> Option<Arc<End<B>>> {
         let first = match origin {
-            Origin::Created => What::Created,
+            Origin::Created => EntryKind::Created,
             Origin::Listening => return None,
-            Origin::Requested(peer) => What::Requested { peer: peer.into() },
+            Origin::Requested(peer) => EntryKind::Requested { peer: peer.into() },
         };
         let (key, number) = (inner.key(), self.log.recorder.end());
         lock(&self.log.ends).insert(key, number);
@@ -137,19 +137,19 @@ impl<B: Backend> Interceptor<B> for Recording<B> {
             other => format!("{other:?}"),
         };
         let end = lock(&self.log.ends).get(&id).copied().unwrap_or_default();
-        self.log.record(end, What::Event { event });
+        self.log.record(end, EntryKind::Event { event });
         true
     }
 
     fn call(&self, id: &Self::Identifier, inner: &B::Identifier, call: Call<'_>) -> bool {
         let Some(end) = id else { return true };
-        let called = |call: String| What::Called { call };
+        let called = |call: String| EntryKind::Called { call };
         end.record(match call {
             Call::ResolveAddress(remote) => called(format!("resolve_addr({remote})")),
             Call::ResolveRoute => called("resolve_route".into()),
             Call::Connect(params) | Call::Accept(params) => {
                 let (local, peer) = (inner.local_addr(), inner.peer_addr());
-                What::Connecting { local, peer, params: (*params).into() }
+                EntryKind::Connecting { local, peer, params: (*params).into() }
             }
             Call::Reject => called("reject".into()),
             Call::Notify => called("notify".into()),
@@ -173,14 +173,14 @@ impl<B: Backend> Interceptor<B> for Recording<B> {
     ) -> Result<Option<Pair<B>>, B::Error> {
         let Some(end) = id else { return Ok(None) };
         let QueuePairLimits { send_depth, recv_depth, .. } = limits;
-        end.record(What::QueuePair { number: inner.number(), sends: send_depth, receives: recv_depth });
+        end.record(EntryKind::QueuePair { number: inner.number(), sends: send_depth, receives: recv_depth });
         Ok(Some(Pair { end: Arc::clone(end), inbound: Mutex::default() }))
     }
 
     fn post_send(
         &self,
         pair: &Self::QueuePair,
-        below: Below<'_, B>,
+        below: LowerQueuePair<'_, B>,
         requests: &[SendRequest<'_, Region<B>>],
     ) -> Result<(), PostError<B::Error>> {
         let Some(pair) = pair else { return below.post_send(requests) };
@@ -192,7 +192,7 @@ impl<B: Backend> Interceptor<B> for Recording<B> {
     fn post_recv(
         &self,
         pair: &Self::QueuePair,
-        below: Below<'_, B>,
+        below: LowerQueuePair<'_, B>,
         requests: &[RecvRequest<'_, Region<B>>],
     ) -> Result<(), PostError<B::Error>> {
         let Some(pair) = pair else { return below.post_recv(requests) };
@@ -200,7 +200,12 @@ impl<B: Backend> Interceptor<B> for Recording<B> {
         below.post_recv(requests).inspect_err(|error| pair.refused(requests.len(), error))
     }
 
-    fn polled(&self, pair: &Self::QueuePair, _below: Below<'_, B>, completion: &mut Completion) -> bool {
+    fn polled(
+        &self,
+        pair: &Self::QueuePair,
+        _below: LowerQueuePair<'_, B>,
+        completion: &mut Completion,
+    ) -> bool {
         let (Some(pair), Some(most)) = (pair, self.log.recorder.bytes()) else { return true };
         let id = completion.id;
         let mut inbound = lock(&pair.inbound);
@@ -219,13 +224,13 @@ impl<B: Backend> Interceptor<B> for Recording<B> {
             }
             Err(error) if error.status == CompletionStatus::WR_FLUSH_ERR && inbound.is_received(id) => {
                 drop(inbound);
-                pair.end.record(What::Flushed { count: 1 });
+                pair.end.record(EntryKind::Flushed { count: 1 });
                 return true;
             }
             Err(error) => Outcome::Failed { status: error.status.0, vendor: error.vendor },
         };
         drop(inbound);
-        pair.end.record(What::Completed { id, outcome });
+        pair.end.record(EntryKind::Completed { id, outcome });
         true
     }
 }

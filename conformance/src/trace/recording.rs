@@ -1,4 +1,4 @@
-//! What is recorded, how much of it is kept, and how it is written: one JSON object in a line.
+//! Recordings: their entries, how many of them are kept, and how they are written (one JSON object in a line).
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -16,10 +16,10 @@ use crate::vectors::data::Bytes;
 /// The version of the format, in a recording's first line.
 const VERSION: u32 = 1;
 
-/// What happened, in order.
+/// The entries, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recording {
-    /// All of it, but for what a [`What::Dropped`] stands for.
+    /// All of it, but for what a [`EntryKind::Dropped`] stands for.
     pub entries: Vec<Entry>,
 }
 
@@ -30,20 +30,20 @@ pub struct Entry {
     pub at: u64,
     /// Which end of which connection, counted from 1; 0 is nobody's.
     pub end: u32,
-    /// What.
+    /// The event.
     #[serde(flatten)]
-    pub what: What,
+    pub what: EntryKind,
 }
 
-/// What happened.
+/// An event at one end of a connection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "what", rename_all = "kebab-case")]
-pub enum What {
+pub enum EntryKind {
     /// An identifier for an outgoing connection was created: this end is a client.
     Created,
     /// A connect request arrived: this end is a server.
     Requested {
-        /// What the peer offered.
+        /// The parameters that the peer offered.
         peer: Params,
     },
     /// The identifier's queue pair was created.
@@ -61,7 +61,7 @@ pub enum What {
         local: Option<SocketAddr>,
         /// The other's.
         peer: Option<SocketAddr>,
-        /// What this end offered.
+        /// The parameters that this end offered.
         params: Params,
     },
     /// The program called the connection manager otherwise.
@@ -71,7 +71,7 @@ pub enum What {
     },
     /// An event of the connection manager.
     Event {
-        /// What it said.
+        /// The name of the event.
         event: String,
     },
     /// A send work request was posted.
@@ -108,8 +108,8 @@ pub enum What {
     },
 }
 
-impl What {
-    /// Takes up what directly follows, if that is only more of the same: there are a thousand receives.
+impl EntryKind {
+    /// Merges the event that directly follows, if it only repeats this one: there are a thousand receives.
     const fn extend(&mut self, next: &Self) -> bool {
         match (self, next) {
             (Self::Receives { count }, Self::Receives { count: more })
@@ -147,7 +147,7 @@ impl From<ConnectParams> for Params {
 pub struct Request {
     /// Its id.
     pub id: u64,
-    /// What it does.
+    /// The operation.
     pub op: Op,
     /// Where in the peer's memory: for WRITE and READ.
     #[serde(skip_serializing_if = "Option::is_none", default)]
@@ -206,7 +206,7 @@ pub struct Remote {
 pub enum Outcome {
     /// It was acknowledged.
     Done {
-        /// What it did.
+        /// The operation that completed.
         op: Op,
     },
     /// A receive took a SEND.
@@ -310,7 +310,7 @@ impl Recorder {
     }
 
     /// Takes an entry. The clock is read in here, so that entries are in its order.
-    pub(super) fn record(&self, now: impl FnOnce() -> Instant, end: u32, what: What) {
+    pub(super) fn record(&self, now: impl FnOnce() -> Instant, end: u32, what: EntryKind) {
         let half = self.limits.entries / 2;
         if half == 0 {
             return;
@@ -336,19 +336,19 @@ impl Recorder {
         kept.tail.push_back(entry);
     }
 
-    /// What there is so far.
+    /// Returns the recording so far.
     #[must_use]
     pub fn recording(&self) -> Recording {
         let kept = self.kept();
         let mut entries = kept.head.clone();
         if let (Some(next), 1..) = (kept.tail.front(), kept.dropped) {
-            entries.push(Entry { at: next.at, end: 0, what: What::Dropped { count: kept.dropped } });
+            entries.push(Entry { at: next.at, end: 0, what: EntryKind::Dropped { count: kept.dropped } });
         }
         entries.extend(kept.tail.iter().cloned());
         Recording { entries }
     }
 
-    /// What there is so far; from now on a new one. Ends keep their numbers.
+    /// Returns the recording so far and begins a new one. Ends keep their numbers.
     #[must_use]
     pub fn take(&self) -> Recording {
         let recording = self.recording();

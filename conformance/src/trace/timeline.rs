@@ -1,24 +1,24 @@
-//! A recording for people: a page for each connection, the client's lane to the left, the server's to the right.
+//! A recording for people: a page for each connection, the client's column to the left, the server's to the right.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use super::ends::{self, End};
-use super::recording::{Entry, Params, Recording, What};
-use super::words::{self, Way};
+use super::recording::{Entry, EntryKind, Params, Recording};
+use super::words::{self, Direction};
 
-const LANE: usize = 66;
+const COLUMN_WIDTH: usize = 66;
 
 /// The end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lane {
+pub enum Column {
     /// To the left.
     Client,
     /// To the right.
     Server,
 }
 
-impl Lane {
+impl Column {
     const fn other(self) -> Self {
         match self {
             Self::Client => Self::Server,
@@ -33,22 +33,40 @@ pub struct Line {
     /// When it was, in columns as wide as the page's first.
     pub moment: String,
     /// The end that it belongs to.
-    pub lane: Lane,
-    /// What happened.
+    pub column: Column,
+    /// The text of the line.
     pub text: String,
 }
 
 /// A page of two lanes. `moment` heads the columns of the time.
 #[must_use]
 pub fn lanes(moment: &str, lines: &[Line]) -> String {
-    let mut page = format!("{moment}  {:<LANE$} server\n", "client");
-    for Line { moment, lane, text } in lines {
-        let _never_fails = match lane {
-            Lane::Client => writeln!(page, "{moment}  {text}"),
-            Lane::Server => writeln!(page, "{moment}  {:<LANE$} {text}", ""),
+    let mut page = format!("{moment}  {:<COLUMN_WIDTH$} server\n", "client");
+    for Line { moment, column, text } in lines {
+        let _never_fails = match column {
+            Column::Client => writeln!(page, "{moment}  {text}"),
+            Column::Server => writeln!(page, "{moment}  {:<COLUMN_WIDTH$} {text}", ""),
         };
     }
     page
+}
+
+/// What happened on the first connection of a recording, in order.
+#[must_use]
+pub fn first(recording: &Recording) -> Vec<Line> {
+    let ends = ends::of(recording);
+    let begin = recording.entries.first().map_or(0, |entry| entry.at);
+    let Some((number, end)) = ends.first_key_value() else { return Vec::new() };
+    lines(*number, &ends, of(recording, *number, end), begin)
+}
+
+/// What happened at one end and the other end of its connection, and to all.
+fn of<'a>(recording: &'a Recording, number: u32, end: &End) -> impl Iterator<Item = &'a Entry> + use<'a> {
+    let other = end.other;
+    recording
+        .entries
+        .iter()
+        .filter(move |entry| entry.end == number || Some(entry.end) == other || entry.end == 0)
 }
 
 /// All connections of a recording, a page for each, in the order in which they began.
@@ -62,40 +80,52 @@ pub fn render(recording: &Recording) -> String {
         if end.other.is_some_and(|other| other < *number) {
             continue;
         }
-        let entries = recording
-            .entries
-            .iter()
-            .filter(|entry| entry.end == *number || Some(entry.end) == end.other || entry.end == 0);
-        pages.push(page(pages.len() + 1, *number, &ends, entries, begin));
+        let lines = lines(*number, &ends, of(recording, *number, end), begin);
+        pages.push(page(pages.len() + 1, *number, &ends, &lines));
     }
     pages.join("\n")
 }
 
-fn page<'a>(
-    count: usize,
+fn page(count: usize, number: u32, ends: &BTreeMap<u32, End>, lines: &[Line]) -> String {
+    let [client, server] = sides(number, ends);
+    let moment = format!("{:>12} {:>12}", "ms", "µs");
+    format!(
+        "connection {count}: client {}; server {}\n{}",
+        name(client.as_ref()),
+        name(server.as_ref()),
+        lanes(&moment, lines)
+    )
+}
+
+/// The client's end and the server's of a connection, as far as they are recorded.
+fn sides(number: u32, ends: &BTreeMap<u32, End>) -> [Option<End>; 2] {
+    let first = ends.get(&number).copied().unwrap_or_default();
+    let second = first.other.and_then(|other| ends.get(&other)).copied();
+    if first.server { [second, Some(first)] } else { [Some(first), second] }
+}
+
+fn lines<'a>(
     number: u32,
     ends: &BTreeMap<u32, End>,
     entries: impl Iterator<Item = &'a Entry>,
     begin: u64,
-) -> String {
+) -> Vec<Line> {
     let first = ends.get(&number).copied().unwrap_or_default();
-    let second = first.other.and_then(|other| ends.get(&other));
-    let (client, server) = if first.server { (second, Some(&first)) } else { (Some(&first), second) };
-    let mut telling = Telling { client: Side::new(client.is_some()), server: Side::new(server.is_some()) };
+    let [client, server] = sides(number, ends);
+    let mut telling =
+        LineContext { client: Side::new(client.is_some()), server: Side::new(server.is_some()) };
     let mut before = begin;
     let mut lines = Vec::new();
     for entry in entries {
         let server = ends.get(&entry.end).unwrap_or(&first).server;
-        let lane = if server { Lane::Server } else { Lane::Client };
-        let Some((lane, text)) = telling.tell(lane, &entry.what) else { continue };
+        let column = if server { Column::Server } else { Column::Client };
+        let Some((column, text)) = telling.tell(column, &entry.what) else { continue };
         let millis = entry.at.saturating_sub(begin) as f64 / 1e6;
         let delta = format!("+{:.1}", entry.at.saturating_sub(before) as f64 / 1e3);
         before = entry.at;
-        lines.push(Line { moment: format!("{millis:>12.3} {delta:>12}"), lane, text });
+        lines.push(Line { moment: format!("{millis:>12.3} {delta:>12}"), column, text });
     }
-    let (client, server) = (name(client), name(server));
-    let moment = format!("{:>12} {:>12}", "ms", "µs");
-    format!("connection {count}: client {client}; server {server}\n{}", lanes(&moment, &lines))
+    lines
 }
 
 fn name(end: Option<&End>) -> String {
@@ -109,80 +139,86 @@ fn name(end: Option<&End>) -> String {
     format!("{address} ({pair})")
 }
 
-/// What has to be remembered to tell the next line.
-struct Telling {
+/// The state of both sides that the text of the next line depends on.
+struct LineContext {
     client: Side,
     server: Side,
 }
 
 struct Side {
     recorded: bool,
-    /// What it writes into.
-    way: Way,
+    /// The window that it writes into.
+    direction: Direction,
     /// Receives posted in all.
     receives: usize,
 }
 
 impl Side {
     fn new(recorded: bool) -> Self {
-        Self { recorded, way: Way::default(), receives: 0 }
+        Self { recorded, direction: Direction::default(), receives: 0 }
     }
 }
 
-impl Telling {
+impl LineContext {
     /// Both sides, this one first.
-    const fn sides(&mut self, lane: Lane) -> (&mut Side, &mut Side) {
-        match lane {
-            Lane::Client => (&mut self.client, &mut self.server),
-            Lane::Server => (&mut self.server, &mut self.client),
+    const fn sides(&mut self, column: Column) -> (&mut Side, &mut Side) {
+        match column {
+            Column::Client => (&mut self.client, &mut self.server),
+            Column::Server => (&mut self.server, &mut self.client),
         }
     }
 
-    /// Who did what. Work of a peer that is not recorded itself is told in its lane, when it arrives.
-    fn tell(&mut self, lane: Lane, what: &What) -> Option<(Lane, String)> {
-        let (this, other) = self.sides(lane);
+    /// Returns the text of an event and its column. Work of a peer that is not recorded itself is told in the peer's column, when it arrives.
+    fn tell(&mut self, column: Column, what: &EntryKind) -> Option<(Column, String)> {
+        let (this, other) = self.sides(column);
         let text = match what {
-            What::Created => "call: create_id".into(),
-            What::Requested { peer } => format!("event: ConnectRequest, {}", params(*peer)),
-            What::QueuePair { number, sends, receives } => {
+            EntryKind::Created => "call: create_id".into(),
+            EntryKind::Requested { peer } => format!("event: ConnectRequest, {}", params(*peer)),
+            EntryKind::QueuePair { number, sends, receives } => {
                 format!("queue pair {number} for {sends} sends, {receives} receives")
             }
-            What::Connecting { params: offered, .. } => {
-                let call = if lane == Lane::Server { "accept" } else { "connect" };
+            EntryKind::Connecting { params: offered, .. } => {
+                let call = if column == Column::Server { "accept" } else { "connect" };
                 format!("call: {call}, {}; {} receives are posted", params(*offered), this.receives)
             }
-            What::Called { call } => format!("call: {call}"),
-            What::Event { event } => format!("event: {event}"),
-            What::Posted(request) => {
+            EntryKind::Called { call } => format!("call: {call}"),
+            EntryKind::Event { event } => format!("event: {event}"),
+            EntryKind::Posted(request) => {
                 if !other.recorded {
-                    other.way.announced(request);
+                    other.direction.announced(request);
                 }
                 let signaled = if request.signaled { ", signaled" } else { "" };
-                format!("post {}{signaled}", this.way.request(request))
+                format!("post {}{signaled}", this.direction.request(request))
             }
-            What::Receives { count } => {
+            EntryKind::Receives { count } => {
                 // One for each that is consumed: not worth a line.
                 this.receives += count;
                 return None;
             }
-            What::Refused { requests, error } => format!("!!! {requests} requests were not posted: {error}"),
-            What::Completed { id, outcome } => {
+            EntryKind::Refused { requests, error } => {
+                format!("!!! {requests} requests were not posted: {error}")
+            }
+            EntryKind::Completed { id, outcome } => {
                 let arrived = outcome.arrived(*id);
                 if let Some(request) = &arrived {
-                    this.way.announced(request);
+                    this.direction.announced(request);
                 }
                 match arrived {
                     Some(request) if !other.recorded => {
-                        let text = format!("{}, as it arrived", other.way.request(&request));
-                        return Some((lane.other(), text));
+                        let text = format!("{}, as it arrived", other.direction.request(&request));
+                        return Some((column.other(), text));
                     }
                     _ => words::outcome(*id, outcome),
                 }
             }
-            What::Flushed { count } => format!("{count} receives flushed"),
-            What::Dropped { count } => format!("... {count} entries are missing: the recorder was full ..."),
+            EntryKind::Flushed { count } => format!("{count} receives flushed"),
+            EntryKind::Dropped { count } => {
+                this.direction.missed();
+                other.direction.missed();
+                format!("... {count} entries are missing: the recorder was full ...")
+            }
         };
-        Some((lane, text))
+        Some((column, text))
     }
 }
 

@@ -5,15 +5,22 @@ use rdma_proto::wire::{Message, Window};
 
 use super::recording::{Op, Outcome, Remote, Request};
 
-/// What one end's bytes go into: the window that its peer announced last, and what was written of it since a notification.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Way {
+/// The window that one end's peer announced last, and the bytes written into it since a notification.
+#[derive(Clone, Copy, Debug)]
+pub struct Direction {
     window: Option<Window>,
-    unsaid: u64,
+    /// Bytes written since the last immediate, if all of these writes are known.
+    written: Option<u64>,
 }
 
-impl Way {
-    /// What the peer sent may have announced a window.
+impl Default for Direction {
+    fn default() -> Self {
+        Self { window: None, written: Some(0) }
+    }
+}
+
+impl Direction {
+    /// Handles a request of the peer, which may announce a window.
     pub fn announced(&mut self, request: &Request) {
         if let (Op::Send, Ok(Message::RegisterXferMemory(window))) =
             (request.op, Message::decode(&request.bytes.0))
@@ -22,24 +29,29 @@ impl Way {
         }
     }
 
+    /// Entries are missing: what comes next may be in a window that they announced, and may count what they wrote.
+    pub const fn missed(&mut self) {
+        *self = Self { window: None, written: None };
+    }
+
     /// A request in words, and what of it is not as it should be.
     pub fn request(&mut self, request: &Request) -> String {
         let (Op::Write, Some(remote)) = (request.op, request.remote) else { return self::request(request) };
+        let written = self.written.map(|written| written.saturating_add(request.len as u64));
+        self.written = if request.immediate.is_some() { Some(0) } else { written };
         let Some(window) = self.window else { return self::request(request) };
         let mut text = format!("WRITE {} bytes {}", request.len, place(window, remote, request.len as u64));
-        self.unsaid = self.unsaid.saturating_add(request.len as u64);
         if let Some(immediate) = request.immediate {
             text += &format!(", imm {immediate}");
-            if u64::from(immediate) != self.unsaid {
-                text += &format!(" [{} bytes were written]", self.unsaid);
+            if let Some(written) = written.filter(|written| *written != u64::from(immediate)) {
+                text += &format!(" [{written} bytes were written]");
             }
-            self.unsaid = 0;
         }
         text
     }
 }
 
-/// Where in a window something is.
+/// Returns a place in a window, in words.
 fn place(window: Window, remote: Remote, len: u64) -> String {
     let Window { address, length, rkey } = window;
     let offset = remote.address.checked_sub(address).filter(|offset| *offset <= length.into());

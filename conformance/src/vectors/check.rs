@@ -2,18 +2,9 @@
 
 use super::data::{ControlVector, Verdict};
 use super::protocol::{Implementation, Reply, Request, VERSION};
-use super::{Files, trace};
+use super::{Files, Outcome, trace};
 
-/// What came of one vector that did not fail.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// As it must be.
-    Passed,
-    /// The implementation does not have it, and says why.
-    Skipped(String),
-}
-
-/// What came of all.
+/// The results of all vectors.
 #[derive(Debug, Default)]
 pub struct Report {
     /// Name and version of the implementation.

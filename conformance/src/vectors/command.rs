@@ -13,7 +13,7 @@ use super::{Files, check, lint};
 use crate::exit::{BROKEN, DONE, FAILED, NOTHING};
 use crate::reqs::Requirements;
 
-/// What to do with the vectors.
+/// Commands on the vectors.
 #[derive(Subcommand)]
 pub enum Command {
     /// Runs them against an implementation.

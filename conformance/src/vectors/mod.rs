@@ -1,10 +1,10 @@
 //! Test vectors: what control messages mean, and what a connection does when. Data in `spec/vectors`, checked against any
 //! implementation that speaks the [`protocol`], ours included.
 
-mod books;
 pub mod check;
 mod command;
 pub mod data;
+mod invariants;
 pub mod lint;
 pub mod ours;
 pub mod protocol;
@@ -27,7 +27,7 @@ pub struct Files {
 }
 
 impl Files {
-    /// Those this program was built with.
+    /// Returns the vectors this program was built with.
     ///
     /// # Errors
     /// A file is broken, which a test excludes.
@@ -50,6 +50,15 @@ impl Files {
         let control = control.map(|vector| (vector.id.clone(), vector.requirements.as_slice()));
         control.chain(traces.map(|trace| (trace.id.clone(), trace.requirements.as_slice())))
     }
+}
+
+/// The result of a vector that did not fail.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The implementation did what the vector requires.
+    Passed,
+    /// The implementation lacks an optional part that the vector needs; its reason.
+    Skipped(String),
 }
 
 fn parse_all<T: serde::de::DeserializeOwned>(files: &[(&str, &str)]) -> Result<Vec<(String, T)>, String> {

@@ -10,16 +10,16 @@ use crate::reqs::Role;
 /// The version of this protocol.
 pub const VERSION: u32 = 1;
 
-/// What the runner asks.
+/// A request of the runner.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "lowercase")]
 #[allow(missing_docs)] // the fields are those of the data
 pub enum Request {
-    /// Who are you? Answer: [`Reply::Hello`].
+    /// Asks for the implementation's name. Answer: [`Reply::Hello`].
     Hello { protocol: u32 },
-    /// What are these bytes? Answer: [`Reply::Message`] or [`Reply::Invalid`].
+    /// Decodes bytes. Answer: [`Reply::Message`] or [`Reply::Invalid`].
     Decode { hex: Bytes },
-    /// What are the bytes of this message? Answer: [`Reply::Bytes`].
+    /// Encodes a message. Answer: [`Reply::Bytes`].
     Encode {
         #[serde(flatten)]
         fields: Fields,
@@ -55,7 +55,7 @@ pub enum Request {
     Close { within_ms: u64 },
 }
 
-/// What an implementation answers.
+/// An answer of an implementation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "is", rename_all = "lowercase")]
 #[allow(missing_docs)] // the fields are those of the data
@@ -96,7 +96,7 @@ pub enum Reply {
 }
 
 impl Reply {
-    /// Whether it ends an answer.
+    /// Returns whether it ends an answer.
     pub const fn ends(&self) -> bool {
         !matches!(self, Self::Send { .. } | Self::Write { .. } | Self::Disconnect)
     }
@@ -119,7 +119,7 @@ pub fn line<T: Serialize>(value: &T) -> Result<String, String> {
     serde_json::to_string(value).map_err(|error| error.to_string())
 }
 
-/// What a line says.
+/// Parses a line.
 ///
 /// # Errors
 /// It is not a line of this protocol.

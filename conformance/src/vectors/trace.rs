@@ -1,8 +1,8 @@
 //! Runs one trace.
 
-use super::books::Books;
-use super::check::Outcome;
+use super::Outcome;
 use super::data::{Bytes, Expected, Input, Output, State, Step, Trace};
+use super::invariants::Invariants;
 use super::protocol::{Implementation, Reply, Request};
 use rdma_proto::wire::Message;
 
@@ -20,9 +20,9 @@ pub(super) fn run(implementation: &mut dyn Implementation, trace: &Trace) -> Res
         [Reply::Skip { reason }] => return Ok(Outcome::Skipped(reason.clone())),
         other => return Err(format!("it answered the start with {other:?}")),
     }
-    let mut books = Books::new(trace);
+    let mut invariants = Invariants::new(trace);
     for (number, step) in trace.steps.iter().enumerate() {
-        run_step(implementation, &mut books, step)
+        run_step(implementation, &mut invariants, step)
             .map_err(|problem| format!("step {}, {:?}: {problem}", number + 1, step.input))?;
     }
     Ok(Outcome::Passed)
@@ -32,8 +32,8 @@ fn kebab(need: super::data::Need) -> String {
     serde_json::to_value(need).ok().and_then(|name| name.as_str().map(str::to_string)).unwrap_or_default()
 }
 
-/// What an implementation did in a step.
-struct Done {
+/// The outputs and the state of an implementation in a step.
+struct StepResult {
     outputs: Vec<Output>,
     notifications: u64,
     end: Reply,
@@ -41,30 +41,30 @@ struct Done {
 
 fn run_step(
     implementation: &mut dyn Implementation,
-    books: &mut Books<'_>,
+    invariants: &mut Invariants<'_>,
     step: &Step,
 ) -> Result<(), String> {
-    let mut done = Done { outputs: Vec::new(), notifications: 0, end: Reply::Disconnect };
-    let before = books.notifications;
+    let mut done = StepResult { outputs: Vec::new(), notifications: 0, end: Reply::Disconnect };
+    let before = invariants.notifications;
     for _ in 0..step.times {
-        books.input(&step.input);
+        invariants.input(&step.input);
         let mut replies = implementation.ask(&request(&step.input))?;
         done.end = replies.pop().ok_or("no answer")?;
         for reply in &replies {
-            let output = books.output(reply)?;
+            let output = invariants.output(reply)?;
             match (output, done.outputs.last_mut()) {
                 (Some(Output::Payload(more)), Some(Output::Payload(bytes))) => *bytes += more,
                 (output, _) => done.outputs.extend(output),
             }
         }
     }
-    done.notifications = books.notifications - before;
+    done.notifications = invariants.notifications - before;
     if step.valid {
         compare_outputs(step, &done.outputs)?;
     } else if done.outputs != [Output::Disconnect] {
         return Err(format!("must be refused with a disconnect and nothing else; it did {:?}", done.outputs));
     }
-    compare_state(step, &done, books.notifications)
+    compare_state(step, &done, invariants.notifications)
 }
 
 fn request(input: &Input) -> Request {
@@ -105,7 +105,7 @@ fn compare_outputs(step: &Step, outputs: &[Output]) -> Result<(), String> {
     if missing.is_empty() { Ok(()) } else { Err(format!("expected {expected:?}, it did {outputs:?}")) }
 }
 
-fn compare_state(step: &Step, done: &Done, in_all: u64) -> Result<(), String> {
+fn compare_state(step: &Step, done: &StepResult, in_all: u64) -> Result<(), String> {
     let Reply::Ok { state, unread, unsent, blame } = done.end else {
         return Err(format!("the answer ends with {:?}", done.end));
     };

@@ -17,6 +17,7 @@ use crate::budget::Limits;
 use crate::connection::{Connection, Work};
 use crate::endpoint::{ConnectionId, Descriptors, Endpoint};
 use crate::error::Error;
+use crate::land::{Received, Receiving};
 use crate::lend::RegisteredBuffer;
 use crate::stream::Connect;
 
@@ -141,6 +142,30 @@ impl<B: Descriptors> AsyncStream<B> {
         poll_fn(|cx| self.poll(cx, Want::Write, |endpoint, id| endpoint.returned(id, buffer))).await
     }
 
+    /// Registers memory to receive into without a copy, see
+    /// [`Connection::register_landing`](crate::Connection::register_landing).
+    ///
+    /// # Errors
+    /// Those of the call that it names.
+    pub fn register_landing(&self, len: usize) -> Result<RegisteredBuffer<B>, Error> {
+        self.ask(|connection| connection.register_landing(len))
+    }
+
+    /// Waits until the next `range.len()` bytes of the stream are in `range` of `buffer`, and returns how they came there. A future that
+    /// is dropped before leaves those that have not come to the next read; how many have is not known then.
+    ///
+    /// # Errors
+    /// As [`Connection::try_receive`](crate::Connection::try_receive).
+    pub async fn receive(
+        &mut self,
+        buffer: &Arc<RegisteredBuffer<B>>,
+        range: Range<usize>,
+    ) -> Result<Received, Error> {
+        let mut receiving = Receiving::new(Arc::clone(buffer), range);
+        let _until_the_end = Landing { shared: &self.shared, id: self.id };
+        poll_fn(|cx| self.poll(cx, Want::Read, |endpoint, id| endpoint.receive(id, &mut receiving))).await
+    }
+
     fn poll<T>(
         &self,
         cx: &mut Context<'_>,
@@ -148,6 +173,19 @@ impl<B: Descriptors> AsyncStream<B> {
         mut step: impl FnMut(&mut Endpoint<B>, ConnectionId) -> Result<Option<T>, Error>,
     ) -> Poll<Result<T, Error>> {
         self.shared.poll(cx, self.id, want, |endpoint| step(endpoint, self.id))
+    }
+}
+
+/// Lets windows lie in memory of the application until it is dropped.
+struct Landing<'a, B: Descriptors> {
+    shared: &'a Shared<B>,
+    id: ConnectionId,
+}
+
+impl<B: Descriptors> Drop for Landing<'_, B> {
+    fn drop(&mut self) {
+        // The connection is there: its stream is borrowed.
+        let _is_there = self.shared.with(|state| state.endpoint.stop_landing(self.id));
     }
 }
 

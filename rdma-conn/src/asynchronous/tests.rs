@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use rdma_softsim::{FaultPlan, Knobs, Limits, Personality, Random, Simulation, SoftSim};
+use rdma_softsim::{DeviceKind, FaultPlan, Limits, Random, Simulation, SimulationSettings, SoftSim};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf, ReadHalf, WriteHalf};
 
 use super::{AsyncListener, AsyncStream};
@@ -293,9 +293,9 @@ fn options(random: &mut Random, usual: Options) -> Options {
 
 async fn run(seed: u64) {
     let mut random = Random::new(seed);
-    let personality = random.pick(&Personality::ALL);
-    let knobs = Knobs { pauses: random.pick(&[0, 16, 128]), ..Knobs::default() };
-    let sim = Simulation::new(seed, personality, knobs, FaultPlan::new());
+    let device_kind = random.pick(&DeviceKind::ALL);
+    let settings = SimulationSettings { pauses: random.pick(&[0, 16, 128]), ..SimulationSettings::default() };
+    let sim = Simulation::new(seed, device_kind, settings, FaultPlan::new());
     let address = SocketAddr::from(([10, 0, 0, 1], 6379));
     let (server, client) =
         (sim.host(&[address.ip()], Limits::default()), sim.host(&[[10, 0, 0, 2].into()], Limits::default()));

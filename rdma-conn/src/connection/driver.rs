@@ -1,12 +1,14 @@
 //! The driver of a connection's machine: it hands it time, events and completions, and does what it asks for.
 
+use std::slice;
+
 use arrayvec::ArrayVec;
 use rdma_proto::backend::{
-    AsyncEvent, Backend, CmEventKind, Completed, Completion, CompletionStatus, Identifier, QueuePair,
-    RecvRequest, SendRequest,
+    AsyncEvent, Backend, CmEventKind, Completed, Completion, CompletionStatus, Identifier, PostError,
+    QueuePair, RecvRequest, SendRequest,
 };
 use rdma_proto::time::Instant;
-use rdma_proto::{PeerMisbehaved, State};
+use rdma_proto::{Action, Notification, PeerMisbehaved, State};
 
 use super::{BATCH, Cause, Connection};
 use crate::error::Error;
@@ -34,6 +36,7 @@ impl<B: Backend> Connection<B> {
     }
 
     /// The device refused a call: nothing works any more, and the errno tells why.
+    #[cold]
     fn refused(&mut self, call: &'static str, error: B::Error) {
         tracing::debug!(peer = %self.peer, %error, call, "refused");
         if self.check().is_ok() {
@@ -109,21 +112,40 @@ impl<B: Backend> Connection<B> {
 
     /// Handles completions of this connection's queue pair, at most [`BATCH`], and posts what they allow.
     pub(crate) fn handle_completions(&mut self, now: Instant, completions: &[Completion]) {
+        self.work.completions += completions.len() as u64;
         let mut slots = ArrayVec::<u16, BATCH>::new();
+        let mut data = false;
         for completion in completions {
-            self.work.completions += 1;
-            if let Some(slot) = self.take_completion(now, completion) {
+            let slot = match completion.result {
+                Ok(Completed::RecvWrite { immediate }) => {
+                    self.machine.handle_immediate(now, immediate);
+                    data = true;
+                    receive_slot(completion.id)
+                }
+                _ => self.take_completion(now, completion),
+            };
+            if let Some(slot) = slot {
                 // No more than a batch, which the endpoint polls.
                 _ = slots.try_push(slot);
             }
         }
-        self.work.returned += self.memory.lendings.give_back(self.machine.confirmed());
+        if data {
+            self.busy = now;
+        }
+        // After a window is full nothing comes before the next is announced.
+        if self.machine.lacks_region().is_some() {
+            self.add_window();
+        }
+        if !self.memory.lendings.is_empty() {
+            self.work.returned += self.memory.lendings.give_back(self.machine.confirmed());
+        }
         self.post_receives(&slots);
         // Answers and windows must not wait for the end of a long queue, nor others for a peer's storm (VR-RES-007).
         self.post(now);
     }
 
-    /// Hands one completion to the machine. For a receive: the slot that may be posted again.
+    /// Hands a completion to the machine that tells of no bytes. For a receive: the slot that may be posted again.
+    #[inline(never)]
     fn take_completion(&mut self, now: Instant, completion: &Completion) -> Option<u16> {
         match completion.result {
             // An immediate that comes with a message means nothing (VR-CTRL-010).
@@ -135,13 +157,7 @@ impl<B: Backend> Connection<B> {
                 self.post(now);
                 Some(slot)
             }
-            Ok(Completed::RecvWrite { immediate }) => {
-                self.machine.handle_immediate(now, immediate);
-                self.busy = now;
-                self.add_window();
-                receive_slot(completion.id)
-            }
-            Ok(Completed::Send | Completed::Write | Completed::Read) => {
+            Ok(_) => {
                 self.machine.handle_sent(now, completion.id);
                 None
             }
@@ -179,72 +195,99 @@ impl<B: Backend> Connection<B> {
     }
 
     /// Registers a second window once the peer has filled the first faster than it is read (VR-MEM-003).
+    #[cold]
     fn add_window(&mut self) {
         let Some(index) = self.machine.lacks_region().filter(|_| self.options.protocol.windows == 2) else {
             return;
         };
         match self.memory.add_window(index) {
-            Ok(address) => self.machine.add_region(address),
+            Ok(address) => {
+                self.machine.add_region(address);
+                self.sooner = true;
+            }
             // It goes on with one window, only slower.
             Err(error) => tracing::debug!(peer = %self.peer, %error, "no second window"),
         }
     }
 
     /// Posts receives again, as many as were consumed (VR-RES-003).
+    #[inline]
     pub(super) fn post_receives(&mut self, slots: &[u16]) {
-        let ended = matches!(self.machine.state(), State::Closed | State::Failed(_));
-        if slots.is_empty() || ended {
+        if self.machine.has_ended() {
             return;
         }
-        self.work.receive_doorbells += 1;
         let posted = match slots {
+            [] => return,
             // Most polls find one.
             [slot] => self.pair.post_recv(&[self.memory.receive(*slot)]),
-            slots => {
-                let chain: ArrayVec<RecvRequest<'_, B::Region>, BATCH> =
-                    slots.iter().take(BATCH).map(|slot| self.memory.receive(*slot)).collect();
-                self.pair.post_recv(&chain)
-            }
+            slots => self.post_receive_chain(slots),
         };
+        self.work.receive_doorbells += 1;
         if let Err(error) = posted {
             self.refused("ibv_post_recv", error.error);
         }
     }
 
+    fn post_receive_chain(&self, slots: &[u16]) -> Result<(), PostError<B::Error>> {
+        let chain: ArrayVec<RecvRequest<'_, B::Region>, BATCH> =
+            slots.iter().take(BATCH).map(|slot| self.memory.receive(*slot)).collect();
+        self.pair.post_recv(&chain)
+    }
+
     /// Does what the machine asks for: chains of work requests, one doorbell each, and the disconnect.
+    #[inline]
     pub(super) fn post(&mut self, now: Instant) {
-        if self.machine.is_settled() {
-            return;
+        if let Some(notification) = self.machine.poll_notification() {
+            self.post_notification(notification);
         }
-        let mut disconnect = false;
+        if !self.machine.is_settled() {
+            self.post_due(now);
+        }
+    }
+
+    #[inline]
+    fn post_notification(&mut self, notification: Notification) {
+        let Some(request) = self.memory.notification(self.max_inline, notification) else { return };
+        self.work.doorbells += 1;
+        self.work.requests += 1;
+        if let Err(error) = self.pair.post_send(slice::from_ref(&request)) {
+            self.refused("ibv_post_send", error.error);
+        }
+    }
+
+    fn post_due(&mut self, now: Instant) {
         while let Some(action) = self.machine.poll_action(now) {
-            let mut chain = ArrayVec::<SendRequest<'_, B::Region>, BATCH>::new();
-            let mut next = Some(action);
-            while let Some(action) = next {
-                let Some(request) = self.memory.request(self.max_inline, &action) else {
-                    disconnect = true;
-                    break;
-                };
-                chain.push(request);
-                next = if chain.is_full() { None } else { self.machine.poll_action(now) };
-            }
-            if !chain.is_empty() {
-                self.work.doorbells += 1;
-                self.work.requests += chain.len() as u64;
-                if let Err(error) = self.pair.post_send(&chain) {
-                    drop(chain);
-                    self.refused("ibv_post_send", error.error);
-                }
-            }
-            if disconnect {
+            self.post_chain(now, action);
+        }
+    }
+
+    /// Posts `first` and what comes with it, as much as a doorbell is rung for.
+    fn post_chain(&mut self, now: Instant, first: Action) {
+        let mut chain = ArrayVec::<SendRequest<'_, B::Region>, BATCH>::new();
+        let mut next = Some(first);
+        let mut disconnects = false;
+        while let Some(action) = next {
+            let Some(request) = self.memory.request(self.max_inline, &action) else {
+                disconnects = true;
                 break;
+            };
+            chain.push(request);
+            next = if chain.is_full() { None } else { self.machine.poll_action(now) };
+        }
+        if !chain.is_empty() {
+            self.work.doorbells += 1;
+            self.work.requests += chain.len() as u64;
+            if let Err(error) = self.pair.post_send(&chain) {
+                drop(chain);
+                self.refused("ibv_post_send", error.error);
             }
         }
-        if disconnect {
+        if disconnects {
             self.disconnect();
         }
     }
 
+    #[cold]
     fn disconnect(&self) {
         // Refused when the connection never came about; nothing is left to do then.
         if let Err(error) = self.id.disconnect() {

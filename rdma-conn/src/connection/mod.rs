@@ -16,7 +16,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rdma_proto::backend::{
-    Backend, CompletionError, ConnectParams, Identifier, QueuePair, QueuePairLimits, RNR_RETRY_INFINITE,
+    Access, Backend, CompletionError, ConnectParams, Identifier, QueuePair, QueuePairLimits,
+    RNR_RETRY_INFINITE,
 };
 use rdma_proto::time::Instant;
 use rdma_proto::{ApiMisuse, Counters, Machine, Role, State, TransportError};
@@ -63,6 +64,8 @@ pub struct Connection<B: Backend> {
     peer: SocketAddr,
     /// When memory that only a busy connection needs was last needed.
     busy: Instant,
+    /// Whether [`Connection::next_timeout`] has come nearer, by memory that is given back later.
+    sooner: bool,
 }
 
 /// The reason why a connection ended.
@@ -139,6 +142,7 @@ impl<B: Backend> Connection<B> {
             options,
             peer,
             busy,
+            sooner: false,
         };
         let receives: Vec<u16> = (0..options.receives).collect();
         for slots in receives.chunks(BATCH) {
@@ -159,6 +163,12 @@ impl<B: Backend> Connection<B> {
     /// Returns the state of the connection.
     pub fn state(&self) -> State {
         self.machine.state()
+    }
+
+    /// Returns whether it has ended, in order or by an error.
+    #[inline]
+    pub(crate) const fn has_ended(&self) -> bool {
+        self.machine.has_ended()
     }
 
     /// Returns whether the peer has given a window, so that bytes can leave.
@@ -215,8 +225,20 @@ impl<B: Backend> Connection<B> {
     }
 
     /// Returns the protocol's counts of the connection.
-    pub const fn counters(&self) -> Counters {
+    pub fn counters(&self) -> Counters {
         self.machine.counters()
+    }
+
+    /// Returns the number of bytes that have arrived.
+    #[inline]
+    pub(crate) const fn bytes_received(&self) -> u64 {
+        self.machine.bytes_received()
+    }
+
+    /// Returns the number of parts of buffers that have come back.
+    #[inline]
+    pub(crate) const fn returned_parts(&self) -> u64 {
+        self.work.returned
     }
 
     /// Returns the counts of what the connection has asked of the device.
@@ -240,8 +262,9 @@ impl<B: Backend> Connection<B> {
     }
 
     /// Returns whether a write finds room.
+    #[inline]
     pub const fn has_room(&self) -> bool {
-        self.machine.space().len > 0
+        self.machine.has_space()
     }
 
     /// Returns the number of received bytes that were not read.
@@ -250,8 +273,9 @@ impl<B: Backend> Connection<B> {
     }
 
     /// Returns whether [`Connection::try_read`] has an answer now: bytes, the end, or what ended the connection.
+    #[inline]
     pub const fn is_readable(&self) -> bool {
-        self.machine.unread() > 0 || matches!(self.machine.state(), State::Closed | State::Failed(_))
+        self.machine.unread() > 0 || self.machine.has_ended()
     }
 
     /// Returns whether [`Connection::try_write`] has an answer now: it would take a byte, or fail.
@@ -277,10 +301,17 @@ impl<B: Backend> Connection<B> {
         }
     }
 
+    /// Returns whether [`Connection::next_timeout`] may have come nearer since this was asked last.
+    #[inline]
+    pub(crate) fn take_sooner(&mut self) -> bool {
+        self.machine.take_sooner() | std::mem::take(&mut self.sooner)
+    }
+
     /// Reads what has arrived; `None` when there is nothing now, `Some(0)` at the end of the stream.
     ///
     /// # Errors
     /// The error that ended the connection, once all that arrived before is read.
+    #[inline]
     pub fn try_read(&mut self, mut into: &mut [u8]) -> Result<Option<usize>, Error> {
         let wanted = into.len();
         let mut read = 0;
@@ -296,14 +327,20 @@ impl<B: Backend> Connection<B> {
             into = into.get_mut(copied as usize..).unwrap_or_default();
         }
         if read > 0 || wanted == 0 {
+            self.memory.keep_landing(self.machine.is_landing());
             // A window that was emptied is announced again at once. Most reads empty none.
             if !self.machine.is_settled() {
                 self.went_on();
             }
             return Ok(Some(read));
         }
+        if self.machine.has_ended() { self.end_of_stream() } else { Ok(None) }
+    }
+
+    #[cold]
+    fn end_of_stream(&self) -> Result<Option<usize>, Error> {
         self.check()?;
-        Ok((self.machine.state() == State::Closed).then_some(0))
+        Ok(Some(0))
     }
 
     /// Returns all bytes that have arrived and were not consumed, in order, where the peer wrote them. Give them back with
@@ -328,6 +365,7 @@ impl<B: Backend> Connection<B> {
             self.machine.consume(now as u32)?;
             left -= now;
         }
+        self.memory.keep_landing(self.machine.is_landing());
         self.went_on();
         Ok(())
     }
@@ -337,9 +375,11 @@ impl<B: Backend> Connection<B> {
     /// # Errors
     /// The error that ended the connection; or no memory can be registered for the send buffer, which ends nothing: a later call may
     /// find some.
+    #[inline]
     pub fn try_write(&mut self, from: &[IoSlice<'_>]) -> Result<Option<usize>, Error> {
-        self.check()?;
-        self.machine.commit(0)?;
+        if !self.machine.takes_bytes() {
+            return self.refuse_bytes();
+        }
         let mut pieces = Pieces::of(from);
         let mut written = 0;
         // Once, or twice around the end of the send buffer.
@@ -348,7 +388,10 @@ impl<B: Backend> Connection<B> {
             if space.len == 0 {
                 break;
             }
-            self.memory.need_send_buffer()?;
+            if !self.memory.has_send_buffer() {
+                self.memory.add_send_buffer()?;
+                self.sooner = true;
+            }
             let filled = self.memory.fill(space, &mut pieces);
             self.machine.commit(filled)?;
             if filled == 0 {
@@ -367,7 +410,15 @@ impl<B: Backend> Connection<B> {
         Ok(None)
     }
 
+    #[cold]
+    fn refuse_bytes(&mut self) -> Result<Option<usize>, Error> {
+        self.check()?;
+        self.machine.commit(0)?;
+        Ok(None)
+    }
+
     /// The application has done something by which something may be posted.
+    #[inline]
     pub(crate) fn went_on(&mut self) {
         let now = self.now();
         self.busy = now;
@@ -413,7 +464,7 @@ impl<B: Backend> Connection<B> {
     /// # Errors
     /// `len` is zero, or no memory can be registered.
     pub fn register_buffer(&self, len: usize) -> Result<RegisteredBuffer<B>, Error> {
-        self.memory.lendable(len)
+        self.memory.buffer(len, Access::NONE)
     }
 
     /// Sends as many bytes of `buffer`, from the beginning of `range`, as can be lent now; `None` if none can, because some

@@ -11,6 +11,7 @@ use super::{ConnectionId, Descriptors, Endpoint};
 #[cfg(doc)]
 use crate::connection::Connection;
 use crate::error::Error;
+use crate::land::{Received, Receiving};
 use crate::lend::RegisteredBuffer;
 
 impl<B: Descriptors> Endpoint<B> {
@@ -19,13 +20,36 @@ impl<B: Descriptors> Endpoint<B> {
     ///
     /// # Errors
     /// The error that ended the connection, once all that arrived before is read; or there is no such connection.
+    #[inline]
     pub fn read(&mut self, id: ConnectionId, into: &mut [u8]) -> Result<Option<usize>, Error> {
-        let member = self.members.get_mut(id).ok_or(Error::NoSuchConnection)?;
+        let Some(member) = self.members.get_mut(id) else { return Err(Error::NoSuchConnection) };
         let read = member.live()?.try_read(into)?;
-        if read.is_some() {
-            member.touch(id, &mut self.touched);
-        }
+        member.note_sooner(id, &mut self.touched);
         Ok(read)
+    }
+
+    /// Receives into registered memory, see [`Connection::register_landing`] and [`Connection::try_receive`]. After `None` follows
+    /// [`Event::Readable`] or [`Event::Ended`].
+    ///
+    /// # Errors
+    /// As [`Connection::try_receive`], or there is no such connection.
+    pub fn receive(
+        &mut self,
+        id: ConnectionId,
+        receiving: &mut Receiving<B>,
+    ) -> Result<Option<Received>, Error> {
+        let received = self.member(id)?.live()?.try_receive(receiving);
+        self.touch(id);
+        received
+    }
+
+    /// Has no further window lie in registered memory, see [`Connection::stop_landing`].
+    ///
+    /// # Errors
+    /// There is no such connection.
+    pub fn stop_landing(&mut self, id: ConnectionId) -> Result<(), Error> {
+        self.member(id)?.live()?.stop_landing();
+        Ok(())
     }
 
     /// Gives bytes back that were used where they lie, see [`Connection::arrived`].
@@ -33,8 +57,9 @@ impl<B: Descriptors> Endpoint<B> {
     /// # Errors
     /// As [`Connection::consume`], or there is no such connection.
     pub fn consume(&mut self, id: ConnectionId, bytes: usize) -> Result<(), Error> {
-        self.member(id)?.live()?.consume(bytes)?;
-        self.touch(id);
+        let Some(member) = self.members.get_mut(id) else { return Err(Error::NoSuchConnection) };
+        member.live()?.consume(bytes)?;
+        member.note_sooner(id, &mut self.touched);
         Ok(())
     }
 
@@ -43,13 +68,14 @@ impl<B: Descriptors> Endpoint<B> {
     ///
     /// # Errors
     /// The error that ended the connection, or there is no such connection.
+    #[inline]
     pub fn write(&mut self, id: ConnectionId, from: &[IoSlice<'_>]) -> Result<Option<usize>, Error> {
-        let member = self.members.get_mut(id).ok_or(Error::NoSuchConnection)?;
+        let Some(member) = self.members.get_mut(id) else { return Err(Error::NoSuchConnection) };
         let connection = member.live()?;
         let written = connection.try_write(from)?;
         // No room is left after a write that did not take all, and after one that filled the room exactly: the next one waits.
         member.waits.room = !connection.has_room();
-        member.touch(id, &mut self.touched);
+        member.note_sooner(id, &mut self.touched);
         Ok(written)
     }
 
@@ -65,10 +91,10 @@ impl<B: Descriptors> Endpoint<B> {
         range: Range<usize>,
     ) -> Result<Option<usize>, Error> {
         let wanted = range.len();
-        let member = self.member(id)?;
+        let Some(member) = self.members.get_mut(id) else { return Err(Error::NoSuchConnection) };
         let lent = member.live()?.try_lend(buffer, range)?;
         member.waits.lend = lent.unwrap_or(0) < wanted;
-        self.touch(id);
+        member.note_sooner(id, &mut self.touched);
         Ok(lent)
     }
 

@@ -278,6 +278,7 @@ impl<B: Descriptors> Endpoint<B> {
 
     fn enter(&mut self, member: Member<B>) -> ConnectionId {
         let key = member.key;
+        self.spin.raise(member.options.spin);
         let id = self.members.insert(member);
         self.identifiers.insert(key, id);
         self.touch(id);

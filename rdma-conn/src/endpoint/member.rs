@@ -1,5 +1,6 @@
 //! A connection as its endpoint sees it.
 
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -73,6 +74,13 @@ struct News {
     came_back: u64,
 }
 
+impl News {
+    #[inline]
+    const fn any(&self) -> bool {
+        self.opened | self.readable | self.writable | self.returned | self.ended
+    }
+}
+
 impl<B: Backend> Member<B> {
     /// Returns a connection that is being made, for `listener` if that has accepted it.
     pub(super) fn new(
@@ -104,12 +112,17 @@ impl<B: Backend> Member<B> {
     }
 
     /// Returns the connection, for a call that needs one.
+    #[inline]
     pub(super) fn live(&mut self) -> Result<&mut Connection<B>, Error> {
-        match (&mut self.connection, &self.failure) {
-            (Some(connection), _) => Ok(connection),
-            (None, Some(error)) => Err(error.clone()),
-            (None, None) => Err(Error::NoSuchConnection),
+        match &mut self.connection {
+            Some(connection) => Ok(connection),
+            None => Err(Self::never_lived(&self.failure)),
         }
+    }
+
+    #[cold]
+    fn never_lived(failure: &Option<Error>) -> Error {
+        failure.clone().unwrap_or(Error::NoSuchConnection)
     }
 
     pub(super) fn check(&self) -> Result<(), Error> {
@@ -125,8 +138,37 @@ impl<B: Backend> Member<B> {
         }
     }
 
-    /// Notes among `touched` that its times may have changed.
+    /// Returns whether it has ended, and nobody wants to hear of it any more.
     #[inline]
+    pub(super) fn is_over(&self) -> bool {
+        self.abandoned && self.has_ended()
+    }
+
+    /// Notes what it has to tell among `telling`, if somebody listens, and among `touched` that its times may have come nearer.
+    #[inline]
+    pub(super) fn note(
+        &mut self,
+        id: ConnectionId,
+        touched: &mut Vec<ConnectionId>,
+        telling: Option<&mut VecDeque<ConnectionId>>,
+    ) {
+        if let Some(telling) = telling
+            && self.notice()
+        {
+            telling.push_back(id);
+        }
+        self.note_sooner(id, touched);
+    }
+
+    /// Notes among `touched` if its times may have come nearer.
+    #[inline]
+    pub(super) fn note_sooner(&mut self, id: ConnectionId, touched: &mut Vec<ConnectionId>) {
+        if self.connection.as_mut().is_some_and(|connection| connection.take_sooner()) {
+            self.touch(id, touched);
+        }
+    }
+
+    /// Notes among `touched` that its times may have come nearer.
     pub(super) fn touch(&mut self, id: ConnectionId, touched: &mut Vec<ConnectionId>) {
         if !std::mem::replace(&mut self.touched, true) {
             touched.push(id);
@@ -138,12 +180,11 @@ impl<B: Backend> Member<B> {
         self.open
     }
 
+    #[inline]
     pub(super) fn has_ended(&self) -> bool {
         match &self.connection {
             None => self.failure.is_some(),
-            Some(connection) => {
-                matches!(connection.state(), State::Closed | State::Failed(_)) || connection.check().is_err()
-            }
+            Some(connection) => connection.has_ended(),
         }
     }
 
@@ -196,7 +237,14 @@ impl<B: Backend> Member<B> {
     }
 
     /// Notes how far it has come. A connection of a listener that ends before it is open is forgotten: nobody knows of it.
+    #[inline]
     pub(super) fn advance(&mut self) {
+        if self.connecting.is_some() {
+            self.advance_connecting();
+        }
+    }
+
+    fn advance_connecting(&mut self) {
         let Some(connecting) = &self.connecting else { return };
         if self.connection.as_ref().is_some_and(|connection| connecting.is_done(connection)) {
             self.open = true;
@@ -212,19 +260,21 @@ impl<B: Backend> Member<B> {
 
     /// Notes what there is to tell. True if it has to be put among those that have something to tell.
     pub(super) fn notice(&mut self) -> bool {
-        let has_ended = self.has_ended();
+        if (self.open, self.has_ended()) != (self.news.was_opened, self.news.has_ended) {
+            self.notice_stage();
+        }
+        let Some(connection) = &self.connection else { return self.enters() };
         let news = &mut self.news;
-        news.opened |= self.open && !news.was_opened;
-        news.was_opened |= self.open;
-        news.ended |= has_ended && !news.has_ended;
-        news.has_ended |= has_ended;
-        if let Some(connection) = &self.connection {
-            let received = connection.counters().bytes_received;
-            if self.open {
-                news.readable |= received > news.received;
-                news.received = received;
-            }
-            let waits = &mut self.waits;
+        if self.open {
+            let received = connection.bytes_received();
+            news.readable |= received > news.received;
+            news.received = received;
+        }
+        let came_back = connection.returned_parts();
+        news.returned |= came_back > news.came_back;
+        news.came_back = came_back;
+        let waits = &mut self.waits;
+        if waits.room || waits.lend || waits.flush {
             let room = waits.room && connection.has_room();
             let lend = waits.lend && connection.can_lend();
             let flush = waits.flush && !matches!(connection.flushed(), Ok(None));
@@ -232,12 +282,25 @@ impl<B: Backend> Member<B> {
             waits.lend &= !lend;
             waits.flush &= !flush;
             news.writable |= room || lend || flush;
-            let came_back = connection.work().returned;
-            news.returned |= came_back > news.came_back;
-            news.came_back = came_back;
         }
-        let any = news.opened || news.readable || news.writable || news.returned || news.ended;
-        let enters = any && !self.telling && !self.abandoned;
+        self.enters()
+    }
+
+    /// Notes that it was opened, or has ended.
+    #[cold]
+    fn notice_stage(&mut self) {
+        let has_ended = self.has_ended();
+        let news = &mut self.news;
+        news.opened |= self.open && !news.was_opened;
+        news.was_opened |= self.open;
+        news.ended |= has_ended && !news.has_ended;
+        news.has_ended |= has_ended;
+    }
+
+    /// Returns whether it has to be put among those that have something to tell.
+    #[inline]
+    const fn enters(&mut self) -> bool {
+        let enters = self.news.any() && !self.telling && !self.abandoned;
         self.telling |= enters;
         enters
     }
@@ -258,7 +321,13 @@ impl<B: Backend> Member<B> {
         } else {
             std::mem::take(&mut news.ended).then_some(Event::Ended(id))
         };
-        self.telling = told.is_some();
+        self.telling = told.is_some() && self.news.any();
         told
+    }
+
+    /// Returns whether there is more to tell.
+    #[inline]
+    pub(super) const fn is_telling(&self) -> bool {
+        self.telling
     }
 }

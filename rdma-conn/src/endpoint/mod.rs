@@ -4,6 +4,7 @@ mod calls;
 mod making;
 mod member;
 mod queues;
+mod spin;
 mod turn;
 mod watch;
 
@@ -24,6 +25,7 @@ use crate::error::{Error, OPENING};
 use making::Listening;
 use member::Member;
 use queues::Queues;
+use spin::Spin;
 use watch::Watch;
 
 pub use watch::Descriptors;
@@ -91,6 +93,10 @@ pub struct Usage {
     pub turns: u64,
     /// Times a completion queue was polled.
     pub polls: u64,
+    /// Times a completion queue was asked to wake somebody, `ibv_req_notify_cq(3)`.
+    pub arms: u64,
+    /// Times the kernel was asked what had come, or slept in.
+    pub sleeps: u64,
 }
 
 /// Connections that share an event channel and completion queues, driven by one event loop. Nothing here blocks but
@@ -139,6 +145,11 @@ pub struct Endpoint<B: Descriptors> {
     /// Whether the last turn ended before all was done.
     unfinished: bool,
     usage: Usage,
+    spin: Spin,
+    /// The time of the last look.
+    seen: Instant,
+    /// Turns since the kernel was asked last.
+    unasked: u32,
     batch: Box<[Completion; BATCH]>,
 }
 
@@ -179,6 +190,9 @@ impl<B: Descriptors> Endpoint<B> {
             accepts: ACCEPTS,
             unfinished: false,
             usage: Usage::default(),
+            spin: Spin::never(),
+            seen: Instant::default(),
+            unasked: 0,
             batch: Box::new([Completion::EMPTY; BATCH]),
         })
     }
@@ -246,11 +260,17 @@ impl<B: Descriptors> Endpoint<B> {
             return Some(notice);
         }
         while let Some(id) = self.telling.front().copied() {
-            let told = self.members.get_mut(id).and_then(|member| member.tell(id));
+            let Some(member) = self.members.get_mut(id) else {
+                self.telling.pop_front();
+                continue;
+            };
+            let told = member.tell(id);
+            if !member.is_telling() {
+                self.telling.pop_front();
+            }
             if told.is_some() {
                 return told;
             }
-            self.telling.pop_front();
         }
         None
     }
@@ -259,14 +279,11 @@ impl<B: Descriptors> Endpoint<B> {
     fn settle(&mut self, id: ConnectionId) {
         let Some(member) = self.members.get_mut(id) else { return };
         member.advance();
-        if member.abandoned && member.has_ended() {
+        if member.is_over() {
             self.abort(id);
             return;
         }
-        if !self.quiet && member.notice() {
-            self.telling.push_back(id);
-        }
-        member.touch(id, &mut self.touched);
+        member.note(id, &mut self.touched, (!self.quiet).then_some(&mut self.telling));
     }
 
     fn touch(&mut self, id: ConnectionId) {

@@ -43,7 +43,11 @@ impl<B: Descriptors> Queue<B> {
     }
 
     /// Returns the connection of a queue pair; `None` once it is gone.
+    #[inline]
     pub(super) fn owner(&self, pair: u32) -> Option<ConnectionId> {
+        if let [(number, id)] = *self.pairs {
+            return (number == pair).then_some(id);
+        }
         let at = self.pairs.binary_search_by_key(&pair, |(number, _)| *number).ok()?;
         self.pairs.get(at).map(|(_, id)| *id)
     }
@@ -61,19 +65,26 @@ impl<B: Descriptors> Queue<B> {
     }
 
     /// Takes completions; how many.
-    pub(super) fn poll(&mut self, into: &mut [Completion; BATCH]) -> Result<usize, Lost> {
+    #[inline]
+    pub(super) fn poll(&mut self, into: &mut [Completion; BATCH]) -> Result<usize, Box<Lost>> {
         if self.lost {
             return Ok(0);
         }
-        let count = self.completions.poll(into).map_err(|error| self.lose("ibv_poll_cq", error))?;
-        let taken = if count == 0 { self.stale } else { count as u32 };
-        self.stale = self.stale.saturating_sub(taken);
-        self.idle |= count == 0 && self.armed;
+        let count = match self.completions.poll(into) {
+            Ok(count) => count,
+            Err(error) => return Err(self.lose("ibv_poll_cq", error)),
+        };
+        // Fewer than there was room for: it is empty.
+        let emptied = count < BATCH;
+        if self.stale > 0 {
+            self.stale = if emptied { 0 } else { self.stale.saturating_sub(BATCH as u32) };
+        }
+        self.idle |= emptied && self.armed;
         Ok(count)
     }
 
     /// Takes the queue's wake-ups off its channel.
-    pub(super) fn take_wakeups(&mut self) -> Result<(), Lost> {
+    pub(super) fn take_wakeups(&mut self) -> Result<(), Box<Lost>> {
         let taken = self.completions.take_events().map_err(|error| self.lose("ibv_get_cq_event", error))?;
         self.armed &= taken == 0;
         self.idle &= self.armed;
@@ -81,7 +92,7 @@ impl<B: Descriptors> Queue<B> {
     }
 
     /// Arms the queue if it has had its wake-up. True if so: look again then.
-    pub(super) fn rearm(&mut self) -> Result<bool, Lost> {
+    pub(super) fn rearm(&mut self) -> Result<bool, Box<Lost>> {
         if self.armed || self.lost {
             return Ok(false);
         }
@@ -100,10 +111,12 @@ impl<B: Descriptors> Queue<B> {
         !self.armed && !self.lost
     }
 
-    fn lose(&mut self, call: &'static str, error: B::Error) -> Lost {
+    #[cold]
+    fn lose(&mut self, call: &'static str, error: B::Error) -> Box<Lost> {
         self.lost = true;
         self.stale = 0;
-        Lost { error: Error::backend(call)(error), owners: self.pairs.iter().map(|(_, id)| *id).collect() }
+        let owners = self.pairs.iter().map(|(_, id)| *id).collect();
+        Box::new(Lost { error: Error::backend(call)(error), owners })
     }
 }
 
@@ -139,6 +152,7 @@ impl<B: Descriptors> Queues<B> {
         self.queues.len()
     }
 
+    #[inline]
     pub(super) fn get_mut(&mut self, at: usize) -> Option<&mut Queue<B>> {
         self.queues.get_mut(at)?.as_mut()
     }

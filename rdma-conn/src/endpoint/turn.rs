@@ -16,9 +16,23 @@ use crate::error::Error;
 /// Times that [`Endpoint::progress`] looks at its queues before it lets the event loop have a turn.
 const ROUNDS: u32 = 64;
 
+/// Turns of a spin for which the kernel is asked once.
+const UNASKED: u32 = 16;
+
 /// How long an endpoint that is never idle puts off looking for when its connections want to be handled: what they do meanwhile
 /// nearly always puts that off too.
 const NOTING: Duration = Duration::from_millis(1);
+
+/// The result of a look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Found {
+    /// Nothing had come.
+    Nothing,
+    /// All that had come was taken: a poll that takes fewer completions than it could has emptied its queue, `ibv_poll_cq(3)`.
+    All,
+    /// There may be more.
+    More,
+}
 
 impl<B: Descriptors> Endpoint<B> {
     /// Takes what has come for any connection, handles time, and posts what can be posted, within bounds (VR-RES-007): what is
@@ -28,9 +42,20 @@ impl<B: Descriptors> Endpoint<B> {
     /// The event channel is lost. What a single connection does wrong ends only that one, and what befalls a completion queue
     /// ends those that share it.
     pub fn progress(&mut self) -> Result<(), Error> {
-        self.begin_turn(Some(Duration::ZERO))?;
+        // While it spins no queue is armed that could have woken anybody: only other events are in the kernel.
+        self.unasked += 1;
+        if !self.unfinished || self.unasked >= UNASKED || self.queues.iter().any(|queue| !queue.is_deaf()) {
+            self.begin_turn(Some(Duration::ZERO))?;
+        }
         for _ in 0..ROUNDS {
-            if !self.round()? {
+            let found = self.look()?;
+            if found == Found::More {
+                continue;
+            }
+            if self.spin.goes_on(found == Found::All, self.seen) {
+                break;
+            }
+            if self.arm_and_look()? != Found::More {
                 self.unfinished = false;
                 return Ok(());
             }
@@ -44,7 +69,7 @@ impl<B: Descriptors> Endpoint<B> {
     /// # Errors
     /// As [`Endpoint::progress`].
     pub fn wait(&mut self, limit: Option<Duration>) -> Result<(), Error> {
-        if self.round()? {
+        if self.look_for(limit)? || self.arm_and_look()? != Found::Nothing {
             self.usage.turns += 1;
             self.unfinished = true;
             return Ok(());
@@ -56,23 +81,40 @@ impl<B: Descriptors> Endpoint<B> {
             (due, limit) => due.or(limit),
         };
         self.begin_turn(limit)?;
-        self.look()?;
+        let found = self.look()?;
+        self.spin.goes_on(found != Found::Nothing, self.seen);
         // Armed again when somebody wants to sleep, and not for whoever goes on at once.
         self.unfinished = self.queues.iter().any(|queue| queue.is_deaf());
         Ok(())
     }
 
-    /// Takes what has come, and if that is nothing, arms what is not armed and looks again: what comes from then on makes the
-    /// descriptor readable, and what came before is found now. True if anything came. This is the order that never sleeps on
-    /// work (VR-FLOW-013).
-    fn round(&mut self) -> Result<bool, Error> {
-        Ok(self.look()? || self.arm_all() && self.look()?)
+    /// Looks until something has come, for as long as a spin goes on, and at most for `limit`. Returns whether anything had.
+    fn look_for(&mut self, limit: Option<Duration>) -> Result<bool, Error> {
+        let mut begun = None;
+        loop {
+            let found = self.look()? != Found::Nothing;
+            let by = begun.get_or_insert_with(|| limit.map(|limit| self.seen.after(limit)));
+            let goes_on =
+                self.spin.goes_on(found, self.seen) && self.queues.iter().any(|queue| queue.is_deaf());
+            if found || !goes_on || by.is_some_and(|by| self.seen >= by) {
+                return Ok(found);
+            }
+            std::hint::spin_loop();
+        }
+    }
+
+    /// Arms what is not armed, and looks again: what comes from then on makes the descriptor readable, and what came before is found
+    /// now. After a look that left nothing, this is the order that never sleeps on work (VR-FLOW-013).
+    fn arm_and_look(&mut self) -> Result<Found, Error> {
+        if self.arm_all() { self.look() } else { Ok(Found::Nothing) }
     }
 
     /// Sleeps, for at most `limit`, and takes wake-ups off the channels.
     fn begin_turn(&mut self, limit: Option<Duration>) -> Result<(), Error> {
         self.usage.turns += 1;
         self.accepts = ACCEPTS;
+        self.usage.sleeps += 1;
+        self.unasked = 0;
         let mut limit = limit;
         loop {
             let all = self.watch.sleep(limit)?;
@@ -93,38 +135,51 @@ impl<B: Descriptors> Endpoint<B> {
         }
     }
 
-    /// Takes what has come, without asking the kernel and without arming anything; true if anything had.
+    /// Takes what has come, without asking the kernel and without arming anything.
     ///
     /// # Errors
     /// As [`Endpoint::progress`].
-    fn look(&mut self) -> Result<bool, Error> {
+    fn look(&mut self) -> Result<Found, Error> {
         let now = self.backend.now();
-        let mut moved = false;
+        self.seen = now;
+        let mut found = Found::Nothing;
         for at in 0..self.queues.places() {
-            let idle = self.queues.get_mut(at).is_none_or(|queue| queue.is_idle());
-            moved |= !idle && self.take_batch(at, now);
+            if self.queues.get_mut(at).is_some_and(|queue| !queue.is_idle()) {
+                found = found.max(self.take_batch(at, now));
+            }
         }
-        self.look_beyond(moved, now)
+        self.look_beyond(found, now)
     }
 
     /// Takes what has come for one connection and those that share its queue, before anybody was woken by it: what this costs does
-    /// not depend on how many queues there are. True if anything had.
+    /// not depend on how many queues there are.
     ///
     /// # Errors
     /// As [`Endpoint::progress`].
-    pub(crate) fn look_at(&mut self, id: ConnectionId) -> Result<bool, Error> {
+    pub(crate) fn look_at(&mut self, id: ConnectionId) -> Result<(), Error> {
         let now = self.backend.now();
-        let queue = self.members.get(id).and_then(|member| member.queue);
-        let moved = queue.is_some_and(|at| self.take_batch(at, now));
-        self.look_beyond(moved, now)
+        if let Some(at) = self.members.get(id).and_then(|member| member.queue) {
+            self.take_batch(at, now);
+        }
+        self.look_beyond(Found::Nothing, now).map(drop)
     }
 
     /// Takes events and handles time, when the queues were looked at.
     #[inline]
-    fn look_beyond(&mut self, mut moved: bool, now: Instant) -> Result<bool, Error> {
+    fn look_beyond(&mut self, mut found: Found, now: Instant) -> Result<Found, Error> {
         if self.events_wait || !self.suspects.is_empty() {
-            moved |= self.take_events(now)?;
+            found = found.max(self.look_at_events(now)?);
         }
+        if self.has_due(now) {
+            found = found.max(self.handle_times(now));
+        }
+        Ok(found)
+    }
+
+    /// Takes connection-manager events, and judges the failures that they explain or not.
+    #[cold]
+    fn look_at_events(&mut self, now: Instant) -> Result<Found, Error> {
+        let any = self.take_events(now)?;
         // An event that was not read yet may tell why they failed.
         if !self.events_wait {
             while let Some(id) = self.suspects.pop() {
@@ -136,7 +191,7 @@ impl<B: Descriptors> Endpoint<B> {
                 self.settle(id);
             }
         }
-        Ok(moved | self.handle_times(now))
+        Ok(if any { Found::More } else { Found::Nothing })
     }
 
     /// Arms every queue that has had its wake-up; true if there was any.
@@ -144,6 +199,7 @@ impl<B: Descriptors> Endpoint<B> {
         let mut any = false;
         for at in 0..self.queues.places() {
             let armed = self.queues.get_mut(at).map_or(Ok(false), |queue| queue.rearm());
+            self.usage.arms += u64::from(matches!(armed, Ok(true)));
             any |= self.unless_lost(armed).unwrap_or(true);
         }
         any
@@ -151,54 +207,64 @@ impl<B: Descriptors> Endpoint<B> {
 
     /// Returns the value of a call on a queue. If the call failed, the queue is lost: that ends the connections whose completions it
     /// had, and no others.
-    fn unless_lost<T>(&mut self, result: Result<T, Lost>) -> Option<T> {
+    #[inline]
+    fn unless_lost<T>(&mut self, result: Result<T, Box<Lost>>) -> Option<T> {
         match result {
             Ok(value) => Some(value),
-            Err(Lost { error, owners }) => {
-                tracing::warn!(connections = owners.len(), %error, "a completion queue is lost");
-                for id in owners {
-                    if let Some(member) = self.members.get_mut(id) {
-                        member.fail(error.clone());
-                    }
-                    self.settle(id);
-                }
+            Err(lost) => {
+                self.lose(*lost);
                 None
             }
         }
     }
 
-    /// Takes a batch of completions from a queue; true if there were any.
-    pub(super) fn take_batch(&mut self, at: usize, now: Instant) -> bool {
-        let Some(queue) = self.queues.get_mut(at) else { return false };
-        self.usage.polls += 1;
-        let count = match queue.poll(&mut self.batch) {
-            Ok(0) => return false,
-            Ok(count) => count,
-            Err(lost) => {
-                self.unless_lost::<()>(Err(lost));
-                return true;
+    #[cold]
+    fn lose(&mut self, Lost { error, owners }: Lost) {
+        tracing::warn!(connections = owners.len(), %error, "a completion queue is lost");
+        for id in owners {
+            if let Some(member) = self.members.get_mut(id) {
+                member.fail(error.clone());
             }
-        };
-        let mut moved = ArrayVec::<ConnectionId, BATCH>::new();
-        let batch = self.batch.get(..count).unwrap_or_default();
-        for run in batch.chunk_by(|one, next| one.queue_pair == next.queue_pair) {
-            // Nobody's: the last ones of a queue pair that is gone.
-            let Some(id) = run.first().and_then(|completion| queue.owner(completion.queue_pair)) else {
-                continue;
-            };
-            if let Some(connection) = self.members.get_mut(id).and_then(|member| member.connection.as_mut()) {
-                connection.handle_completions(now, run);
-                if connection.is_suspect() {
-                    self.suspects.push(id);
-                }
-                // There are at most as many runs as completions in a batch.
-                _ = moved.try_push(id);
-            }
-        }
-        for id in moved {
             self.settle(id);
         }
-        true
+    }
+
+    /// Takes a batch of completions from a queue.
+    pub(super) fn take_batch(&mut self, at: usize, now: Instant) -> Found {
+        let Some(queue) = self.queues.get_mut(at) else { return Found::Nothing };
+        self.usage.polls += 1;
+        let count = match queue.poll(&mut self.batch) {
+            Ok(0) => return Found::Nothing,
+            Ok(count) => count,
+            Err(lost) => {
+                self.lose(*lost);
+                return Found::More;
+            }
+        };
+        let mut over = ArrayVec::<ConnectionId, BATCH>::new();
+        let batch = self.batch.get(..count).unwrap_or_default();
+        for run in batch.chunk_by(|one, next| one.queue_pair == next.queue_pair) {
+            let Some(first) = run.first() else { continue };
+            // Nobody's: the last ones of a queue pair that is gone.
+            let Some(id) = queue.owner(first.queue_pair) else { continue };
+            let Some(member) = self.members.get_mut(id) else { continue };
+            let Some(connection) = &mut member.connection else { continue };
+            connection.handle_completions(now, run);
+            if connection.is_suspect() {
+                self.suspects.push(id);
+            }
+            member.advance();
+            if member.is_over() {
+                // There are at most as many runs as completions in a batch.
+                _ = over.try_push(id);
+            } else {
+                member.note(id, &mut self.touched, (!self.quiet).then_some(&mut self.telling));
+            }
+        }
+        for id in &over {
+            self.abort(*id);
+        }
+        if count < BATCH { Found::All } else { Found::More }
     }
 
     /// Takes connection-manager events, until as many requests for a connection were answered as may be; true if there were any.
@@ -225,7 +291,7 @@ impl<B: Descriptors> Endpoint<B> {
                     // What the peer sent before counts as such (VR-CLOSE-002).
                     if let Some(queue) = self.members.get(id).and_then(|member| member.queue) {
                         for _ in 0..ROUNDS {
-                            if !self.take_batch(queue, now) {
+                            if self.take_batch(queue, now) != Found::More {
                                 break;
                             }
                         }
@@ -257,23 +323,32 @@ impl<B: Descriptors> Endpoint<B> {
         }
     }
 
-    /// Handles the time of all whose time has come; true if there were any.
-    fn handle_times(&mut self, now: Instant) -> bool {
+    /// Returns whether [`Endpoint::handle_times`] has anything to do.
+    #[inline]
+    fn has_due(&self, now: Instant) -> bool {
+        now >= self.note_by && !self.touched.is_empty()
+            || self.timers.peek().is_some_and(|Reverse((at, _))| *at <= now)
+    }
+
+    /// Handles the time of all whose time has come.
+    #[cold]
+    fn handle_times(&mut self, now: Instant) -> Found {
         if now >= self.note_by {
             self.note_by = now.after(NOTING);
             self.note_times();
         }
-        let mut any = false;
+        let mut found = Found::Nothing;
         while let Some(Reverse((at, id))) = self.timers.peek().copied().filter(|Reverse((at, _))| *at <= now)
         {
             self.timers.pop();
             if let Some(member) = self.members.get_mut(id).filter(|member| member.due == Some(at)) {
                 member.due = None;
                 member.handle_time(now);
+                self.touch(id);
                 self.settle(id);
-                any = true;
+                found = Found::More;
             }
         }
-        any
+        found
     }
 }

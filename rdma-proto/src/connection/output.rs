@@ -3,7 +3,7 @@
 use crate::backend::{Immediate, RemoteAddress};
 use crate::credit::Purpose;
 use crate::error::Error;
-use crate::send::Source;
+use crate::send::{SendBooks, Source, Span};
 use crate::time::Instant;
 use crate::wire::{FeatureSet, MESSAGE_LEN, Message, Window};
 
@@ -44,40 +44,120 @@ pub enum Action {
     Disconnect,
 }
 
+/// A WRITE with an immediate, [`Span::len`] of [`Notification::from`], whose success need not be reported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[must_use]
+pub struct Notification {
+    /// The work request's id.
+    pub id: u64,
+    /// The bytes, in the send buffer.
+    pub from: Span,
+    /// Where they go.
+    pub to: RemoteAddress,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Flush {
     left: u32,
     total: u32,
 }
 
+/// How far writes may go one by one as long as nothing else happens: what they need is there, no signal is due, and nothing
+/// becomes due by them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub(super) struct Easily {
+    /// Before this count of notifications.
+    notices: u64,
+    /// Before this count of bytes.
+    bytes: u64,
+}
+
+impl Easily {
+    #[inline]
+    const fn allow(&self, send: &SendBooks) -> bool {
+        send.posted().notices < self.notices && send.written() < self.bytes
+    }
+}
+
 impl Machine {
     /// Returns the next thing to do, or `None` if there is nothing now.
     #[inline]
     pub fn poll_action(&mut self, now: Instant) -> Option<Action> {
-        let action = match self.due {
+        match self.due {
             Due::Held | Due::Nothing => {
                 debug_assert_eq!({ *self }.next_action(), None, "something to do went unnoticed");
-                return None;
+                None
             }
-            Due::Bytes => {
-                debug_assert!(!self.wants_message(), "a message went unnoticed");
-                self.next_write()
-            }
-            Due::Anything => self.next_action(),
-        };
-        // What was posted may be what asks for a proof, which is a message.
-        if self.due == Due::Bytes && self.wants_proof() {
-            self.due = Due::Anything;
+            Due::Bytes => match self.poll_notification() {
+                Some(Notification { id, from, to }) => Some(Action::Write {
+                    id,
+                    signaled: false,
+                    from: Source::Buffer(from),
+                    to,
+                    immediate: Some(Immediate(from.len)),
+                }),
+                None => self.poll_anything(now),
+            },
+            Due::Anything => self.poll_anything(now),
         }
-        let waits = self.flush.is_some() || self.send.unposted() > 0;
-        if self.state == State::Open && !waits && (self.due == Due::Bytes || !self.wants_message()) {
+    }
+
+    /// Returns the next action, if that is one WRITE with all that waits, and [`Easily`] tells that nothing speaks against it: the
+    /// short way of [`Machine::poll_action`] for what nearly every write needs.
+    #[inline]
+    pub fn poll_notification(&mut self) -> Option<Notification> {
+        if self.due != Due::Bytes || !self.easily.allow(&self.send) {
+            return None;
+        }
+        debug_assert!(!self.wants_message(), "a message went unnoticed");
+        let expected = if cfg!(debug_assertions) { { *self }.next_write() } else { None };
+        self.due = Due::Nothing;
+        let (from, id) = self.send.post_rest();
+        let to = self.tx.take_easily(from.len);
+        debug_assert!(
+            matches!(
+                expected,
+                Some(Action::Write {
+                    id: other,
+                    signaled: false,
+                    from: Source::Buffer(source),
+                    to: target,
+                    immediate: Some(Immediate(total)),
+                }) if (other, source, target, total) == (id, from, to, from.len)
+            ),
+            "a write that is not as the others"
+        );
+        Some(Notification { id, from, to })
+    }
+
+    #[inline(never)]
+    fn poll_anything(&mut self, now: Instant) -> Option<Action> {
+        let action = self.next_action();
+        let waits = self.flush.is_some() || !self.send.all_posted();
+        if matches!(self.state, State::Open) && !waits && !self.wants_message() {
             self.due = Due::Nothing;
-            self.timers.note_held_up(now, None);
+            self.timers.note_free();
+            // Whoever sends messages is not about to write.
+            self.easily =
+                if matches!(action, Some(Action::Send { .. })) { Easily::default() } else { self.easily() };
         } else if action.is_none() {
             self.due = Due::Held;
             self.timers.note_held_up(now, self.held_up());
+        } else {
+            self.due = Due::Anything;
         }
         action
+    }
+
+    /// Returns how far writes may go from here, when all is posted, with no more to ask than that.
+    fn easily(&self) -> Easily {
+        let (notices, bytes) = self.send.easily(self.slots_kept_back);
+        let proof = if self.patient { u64::MAX } else { self.credits.before_proof() };
+        Easily {
+            notices: notices.min(self.credits.for_data()).min(proof),
+            // The last byte of a window is to be noted.
+            bytes: bytes.min(self.send.posted().bytes.saturating_add(self.tx.room().into())),
+        }
     }
 
     /// Returns whether [`Machine::poll_action`] has nothing to do, as is known without a look: a driver that does not know the time
@@ -88,11 +168,16 @@ impl Machine {
     }
 
     fn next_action(&mut self) -> Option<Action> {
-        if self.disconnect {
+        let action = self.next_request();
+        if action.is_none() && self.disconnect {
             self.disconnect = false;
             return Some(Action::Disconnect);
         }
-        // Nothing leaves after the end, keepalives included (VR-KEEP-003).
+        action
+    }
+
+    /// Returns the next request to post. Nothing leaves after the end, keepalives included (VR-KEEP-003).
+    fn next_request(&mut self) -> Option<Action> {
         if !matches!(self.state, State::Open | State::Closing) {
             return None;
         }
@@ -113,6 +198,7 @@ impl Machine {
     }
 
     /// Returns the next part of a flush, of the one that has begun or of a new one.
+    #[inline]
     fn next_write(&mut self) -> Option<Action> {
         let flush = self.flush.or_else(|| self.next_flush())?;
         self.write_part(flush)
@@ -127,6 +213,7 @@ impl Machine {
             || self.wants_proof()
     }
 
+    #[inline]
     const fn wants_proof(&self) -> bool {
         !self.patient && self.credits.wants_proof(self.send.posted().notices)
     }
@@ -144,8 +231,8 @@ impl Machine {
         }
         let sent = self.send.posted().notices;
         if self.credits.allow(sent, Purpose::Control) {
-            if let Some(region) = self.rx.unannounced() {
-                return Some(self.announce(region));
+            if let Some((region, offset)) = self.rx.unannounced() {
+                return Some(self.announce(region, offset));
             }
             if let Some(select) = self.answers.pop() {
                 let features = self.config.features;
@@ -180,9 +267,15 @@ impl Machine {
 
     /// Due as soon as the connection is established, whatever the peer has sent or not (VR-MEM-001, VR-FEAT-008), and again
     /// when a window is used up (VR-MEM-010).
-    fn announce(&mut self, region: u8) -> Action {
+    fn announce(&mut self, region: u8, offset: u32) -> Action {
         let [first, second] = self.regions;
-        let RegionAddress { address, rkey } = if region == 0 { first } else { second };
+        let RegionAddress { address, rkey } = match region {
+            0 => first,
+            1 => second,
+            _ => self.landing,
+        };
+        // Memory that was landed in does not wrap.
+        let address = address.saturating_add(offset.into());
         let window = Window { address, length: self.config.window, rkey };
         let action = self.send(Message::RegisterXferMemory(window), false);
         self.rx.announce();
@@ -193,20 +286,17 @@ impl Machine {
     fn send(&mut self, message: Message, force_signal: bool) -> Action {
         let slot = self.send.next_slot();
         let (id, signaled) = self.send.post(0, true, force_signal);
-        self.counters.messages_sent = self.counters.messages_sent.saturating_add(1);
-        self.note_in_flight();
+        self.counters.messages_sent = self.counters.messages_sent.wrapping_add(1);
         Action::Send { id, signaled, slot, message: message.encode() }
     }
 
     /// Returns how much to send now, as one notification: all there is, up to the end of the peer's window (VR-FLOW-006). What
     /// finds no room waits for the next one (VR-FLOW-012); without bytes there is no notification (VR-XFER-010).
+    #[inline]
     fn next_flush(&self) -> Option<Flush> {
         let pending = self.send.unposted().min(self.tx.room().into());
-        if pending == 0 {
-            return None;
-        }
-        let slots = self.send.free_slots().saturating_sub(self.slots_kept_back());
-        if slots == 0 || !self.credits.allow(self.send.posted().notices, Purpose::Data) {
+        let slots = self.send.free_slots().saturating_sub(self.slots_kept_back);
+        if pending == 0 || slots == 0 || !self.credits.allow(self.send.posted().notices, Purpose::Data) {
             return None;
         }
         // Bytes that wrap around the end of the send buffer, or are lent, need requests of their own. At most `room`, a u32.
@@ -214,34 +304,28 @@ impl Machine {
         Some(Flush { left: total, total })
     }
 
-    /// Slots of the send queue that data leaves to control messages (VR-FLOW-009).
-    fn slots_kept_back(&self) -> u64 {
-        u64::from(self.config.send_depth / 2).min(4)
-    }
-
     /// Posts a part of a flush: a plain WRITE, or the one that ends it with the sum of all (VR-XFER-002, VR-XFER-004).
+    #[inline]
     fn write_part(&mut self, flush: Flush) -> Option<Action> {
         let from = self.send.next_source(flush.left.into());
         let Some(to) = self.tx.take(from.len()) else {
             self.fail(Error::Bug("a flush longer than the peer's window"));
-            return self.next_action();
+            return None;
         };
         let left = flush.left.saturating_sub(from.len());
         let ends = left == 0;
-        self.flush = if ends { None } else { Some(Flush { left, ..flush }) };
         let (id, signaled) = self.send.post(from.len(), ends, false);
-        let counters = &mut self.counters;
-        counters.bytes_sent = counters.bytes_sent.saturating_add(from.len().into());
-        if ends {
-            counters.data_notifications_sent = counters.data_notifications_sent.saturating_add(1);
+        let immediate = if ends {
+            self.flush = None;
             if self.tx.room() == 0 {
                 self.credits.sent_window_end(self.send.posted().notices);
             }
-            self.note_in_flight();
+            Some(Immediate(flush.total))
         } else {
-            counters.plain_writes_sent = counters.plain_writes_sent.saturating_add(1);
-        }
-        let immediate = ends.then_some(Immediate(flush.total));
+            self.flush = Some(Flush { left, ..flush });
+            self.counters.plain_writes_sent = self.counters.plain_writes_sent.wrapping_add(1);
+            None
+        };
         Some(Action::Write { id, signaled, from, to, immediate })
     }
 
@@ -250,7 +334,7 @@ impl Machine {
     fn next_of_close(&mut self) -> Option<Action> {
         if self.send.unconfirmed() == 0 {
             self.end();
-            return self.next_action();
+            return None;
         }
         if self.send.unposted() == 0 && self.send.has_unsignaled() && self.send.free_slots() > 0 {
             return Some(self.write_nothing());
@@ -277,13 +361,6 @@ impl Machine {
             Some(HeldUp::NoReceives)
         } else {
             None
-        }
-    }
-
-    fn note_in_flight(&mut self) {
-        let in_flight = self.credits.in_flight(self.send.posted().notices);
-        if in_flight > self.counters.most_in_flight {
-            self.counters.most_in_flight = in_flight;
         }
     }
 }

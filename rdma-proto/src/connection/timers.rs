@@ -45,6 +45,8 @@ pub(super) struct Timers {
     /// What waits for the peer, and since when.
     held_up: Option<(HeldUp, Instant)>,
     close_by: Instant,
+    /// Whether [`Timers::next`] may have come nearer since that was asked last.
+    sooner: bool,
 }
 
 impl Timers {
@@ -64,14 +66,17 @@ impl Timers {
             heard: zero,
             held_up: None,
             close_by: Instant::NEVER,
+            sooner: false,
         }
     }
 
     pub(super) fn start(&mut self, now: Instant) {
         self.heard(now);
         self.keepalive_at = now.after(self.every);
+        self.sooner = true;
     }
 
+    #[inline]
     pub(super) fn heard(&mut self, now: Instant) {
         self.heard = now;
         self.alive = now;
@@ -93,11 +98,13 @@ impl Timers {
             && slot <= slots_done
         {
             self.keepalive_in_flight = None;
+            self.sooner = true;
         }
     }
 
     pub(super) fn close_by(&mut self, deadline: Instant) {
         self.close_by = deadline;
+        self.sooner = true;
     }
 
     /// Returns whether a keepalive waits to be sent.
@@ -121,10 +128,19 @@ impl Timers {
         take
     }
 
+    /// Notes that nothing waits for the peer.
+    #[inline]
+    pub(super) fn note_free(&mut self) {
+        self.held_up = None;
+    }
+
     pub(super) fn note_held_up(&mut self, now: Instant, held_up: Option<HeldUp>) {
         self.held_up = held_up.map(|cause| match self.held_up {
             Some((same, since)) if same == cause => (cause, since),
-            _ => (cause, now),
+            _ => {
+                self.sooner = true;
+                (cause, now)
+            }
         });
     }
 
@@ -137,6 +153,12 @@ impl Timers {
             .min(self.unacknowledged_at())
             .min(self.close_by);
         (next != Instant::NEVER).then_some(next)
+    }
+
+    /// Returns whether [`Timers::next`] may have come nearer since this was asked last.
+    #[inline]
+    pub(super) fn take_sooner(&mut self) -> bool {
+        core::mem::take(&mut self.sooner)
     }
 
     fn probe_at(&self) -> Instant {
@@ -184,6 +206,7 @@ impl Timers {
 
     /// Decides on keepalives.
     pub(super) fn tick(&mut self, now: Instant) {
+        self.sooner = true;
         if !self.awaits_life() {
             self.asked = now;
         }

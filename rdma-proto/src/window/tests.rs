@@ -5,9 +5,9 @@ use std::vec::Vec;
 
 use proptest::prelude::*;
 
-use super::{RxWindow, TxWindow};
+use super::{Readable, RxWindow, TxWindow};
 use crate::wire::Window;
-use crate::{Error, PeerIncompatible, PeerMisbehaved};
+use crate::{ApiMisuse, Error, PeerIncompatible, PeerMisbehaved};
 
 const LIMIT: u32 = 1 << 24;
 
@@ -25,6 +25,10 @@ enum Op {
     Add,
     /// One region less, if one can be spared.
     Drop,
+    /// The next so many bytes belong into memory of the application.
+    Land(u32),
+    /// No further window there.
+    StopLanding,
 }
 
 fn any_op() -> impl Strategy<Value = Op> {
@@ -34,37 +38,46 @@ fn any_op() -> impl Strategy<Value = Op> {
         3 => (1..40_u32).prop_map(Op::Consume),
         1 => Just(Op::Add),
         1 => Just(Op::Drop),
+        1 => (0..200_u32).prop_map(Op::Land),
+        1 => Just(Op::StopLanding),
     ]
 }
 
 proptest! {
-    /// A peer that obeys the announcements is never refused, its bytes come out in order, and a region is only announced
-    /// when nothing in it is unread.
+    /// A peer that obeys the announcements is never refused, its bytes come out in order, a region is only announced
+    /// when nothing in it is unread, and what lands lies where it belongs.
     #[test]
     fn receiving_keeps_the_stream(length in 1..33_u32, windows in 1..3_u8, ops in prop::collection::vec(any_op(), 1..200)) {
         let mut rx = RxWindow::new(length, windows);
-        // Each region holds stream positions; the peer writes to the region it knows of.
-        let mut regions = [vec![None; length as usize], vec![None; length as usize]];
-        let mut peer: Option<(u8, u32)> = None;
+        // Each region holds stream positions; the peer writes to the window it knows of: region, offset, bytes used.
+        let mut regions = [vec![None; length as usize], vec![None; length as usize], vec![]];
+        let mut peer: Option<(u8, u32, u32)> = None;
         let (mut written, mut read) = (0_u64, 0_u64);
+        // The stream position of the first byte of the memory to land in, and how much of it is promised to land.
+        let (mut landing, mut promised, mut landed) = (0, 0, 0);
         for op in ops {
             match op {
                 Op::Announce => {
-                    if let Some(region) = rx.unannounced() {
-                        prop_assert!(peer.is_none_or(|(_, used)| used == length), "announced before the window was full");
-                        prop_assert!(regions[region as usize].iter().all(Option::is_none), "announced over unread bytes");
+                    if let Some((region, offset)) = rx.unannounced() {
+                        prop_assert!(peer.is_none_or(|(.., used)| used == length), "announced before the window was full");
+                        let window = &regions[region as usize][offset as usize..][..length as usize];
+                        prop_assert!(window.iter().all(Option::is_none), "announced over unread bytes");
                         rx.announce();
-                        peer = Some((region, 0));
+                        peer = Some((region, offset, 0));
                     }
                 }
                 Op::Receive(bytes) => {
-                    let Some((region, used)) = peer else { continue };
+                    let Some((region, offset, used)) = peer else { continue };
                     let bytes = bytes.min(length - used);
-                    for offset in used..used + bytes {
+                    for offset in offset + used..offset + used + bytes {
+                        if region == Readable::LANDED {
+                            prop_assert_eq!(landing + u64::from(offset), written, "it lies elsewhere");
+                            landed += 1;
+                        }
                         regions[region as usize][offset as usize] = Some(written);
                         written += 1;
                     }
-                    peer = Some((region, used + bytes));
+                    peer = Some((region, offset, used + bytes));
                     prop_assert_eq!(rx.receive(bytes), Ok(()));
                 }
                 Op::Consume(bytes) => {
@@ -83,15 +96,39 @@ proptest! {
                     if let Some(region) = rx.lacks_region() {
                         prop_assert!(regions[region as usize].iter().all(Option::is_none), "added with bytes in it");
                         rx.add_region();
-                        prop_assert_eq!(rx.unannounced(), Some(region), "the peer can go on at once");
+                        prop_assert_eq!(rx.unannounced(), Some((region, 0)), "the peer can go on at once");
                     }
                 }
                 Op::Drop => {
                     if let Some(region) = rx.drop_region() {
                         prop_assert!(regions[region as usize].iter().all(Option::is_none), "dropped with bytes in it");
-                        let used_up = peer.is_none_or(|(at, used)| at != region || used == length);
+                        let used_up = peer.is_none_or(|(at, _, used)| at != region || used == length);
                         prop_assert!(used_up, "dropped while the peer may write to it");
                     }
+                }
+                Op::Land(bytes) => {
+                    if rx.is_landing() {
+                        prop_assert_eq!(rx.land(bytes), Err(ApiMisuse::LandingUnderWay));
+                        continue;
+                    }
+                    prop_assert_eq!(promised, landed, "not all has landed");
+                    if let Some(part) = rx.land(bytes).unwrap() {
+                        prop_assert!(rx.is_landing() && part.offset + part.len <= bytes && part.len % length == 0);
+                        prop_assert!(bytes - part.offset - part.len < length, "more would have landed");
+                        (landing, promised, landed) = (read, part.len, 0);
+                        regions[Readable::LANDED as usize] = vec![None; bytes as usize];
+                    }
+                }
+                Op::StopLanding => {
+                    let before = rx.unannounced();
+                    rx.stop_landing();
+                    prop_assert_eq!(rx.unannounced(), before, "a window was taken back");
+                    let under_way = match (before, peer) {
+                        (Some((Readable::LANDED, _)), _) => length,
+                        (None, Some((Readable::LANDED, _, used))) => length - used,
+                        _ => 0,
+                    };
+                    promised = landed + under_way;
                 }
             }
             prop_assert_eq!(rx.unread(), written - read);
@@ -100,8 +137,12 @@ proptest! {
                 .flat_map(|part| regions[part.region as usize][part.offset as usize..][..part.len as usize].to_vec())
                 .collect();
             prop_assert_eq!(positions, (read..written).map(Some).collect::<Vec<_>>());
+            if !rx.is_landing() {
+                let at = peer.filter(|(region, _, used)| *region == Readable::LANDED && *used < length);
+                prop_assert_eq!(at, None, "the peer may still write to it");
+            }
             // Whoever waits for a window gets one: full and read dry means an announcement is due.
-            if written == read && peer.is_some_and(|(_, used)| used == length) {
+            if written == read && peer.is_some_and(|(.., used)| used == length) {
                 prop_assert!(rx.unannounced().is_some());
             }
         }
@@ -162,7 +203,7 @@ fn immediates_before_a_window_are_refused_but_zero() {
 /// With two regions the second is due as soon as the first is full; with one only when all is read (VR-MEM-003).
 #[test]
 fn the_second_region_is_announced_at_full() {
-    for (windows, due) in [(1, None), (2, Some(1))] {
+    for (windows, due) in [(1, None), (2, Some((1, 0)))] {
         let mut rx = RxWindow::new(8, windows);
         rx.announce();
         assert_eq!(rx.receive(8), Ok(()));

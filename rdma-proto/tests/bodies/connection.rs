@@ -8,7 +8,7 @@ use rdma_proto::wire::{FeatureSet, Message, Window};
 use rdma_proto::{Action, Config, Error, Keepalive, Machine, RegionAddress, Role, State, TransportError};
 
 use super::Script;
-use crate::pair::{Ledger, at, failure};
+use crate::pair::{SendQueue, at, failure};
 
 pub(crate) fn run(input: &[u8]) {
     let mut script = Script::new(input);
@@ -50,15 +50,24 @@ struct World {
     machine: Machine,
     now: Instant,
     /// `None` after a completion was made up: nobody knows any more what is under way.
-    ledger: Option<Ledger>,
+    send_queue: Option<SendQueue>,
     disconnects: u32,
+    /// When the machine wants to be handled, as its driver has noted.
+    noted: Option<Instant>,
 }
 
 impl World {
     fn new(config: Config) -> Self {
         let regions = [1, 2].map(|rkey| RegionAddress { address: u64::from(rkey) << 32, rkey });
         let machine = Machine::new(config, regions).expect("settings within their bounds");
-        Self { config, machine, now: at(1), ledger: Some(Ledger::new(config)), disconnects: 0 }
+        Self {
+            config,
+            machine,
+            now: at(1),
+            send_queue: Some(SendQueue::new(config)),
+            disconnects: 0,
+            noted: None,
+        }
     }
 
     fn step(&mut self, step: u8, script: &mut Script<'_>) {
@@ -66,9 +75,9 @@ impl World {
             0 => {
                 let rnr_retry = script.byte() % 8;
                 if self.machine.state() == State::Connecting
-                    && let Some(ledger) = &mut self.ledger
+                    && let Some(send_queue) = &mut self.send_queue
                 {
-                    ledger.established(rnr_retry);
+                    send_queue.established(rnr_retry);
                 }
                 self.machine.handle_established(self.now, rnr_retry);
             }
@@ -110,12 +119,12 @@ impl World {
                 self.immediate(immediate);
             }
             11 => {
-                if let Some(ledger) = &mut self.ledger {
+                if let Some(send_queue) = &mut self.send_queue {
                     // The oldest, or a later one whose completion stands for it.
                     let skip = usize::from(script.byte()) % 3;
-                    let due: Vec<u64> = ledger.signaled().take(skip + 1).collect();
+                    let due: Vec<u64> = send_queue.signaled().take(skip + 1).collect();
                     if let Some(id) = due.last() {
-                        ledger.complete(*id);
+                        send_queue.complete(*id);
                         self.machine.handle_sent(self.now, *id);
                     }
                 }
@@ -124,7 +133,7 @@ impl World {
                 // Rare, for it ends most of what can be checked.
                 0..8 => {
                     self.machine.handle_sent(self.now, u64::from_be_bytes(script.bytes()));
-                    self.ledger = None;
+                    self.send_queue = None;
                 }
                 8..16 => self.machine.handle_refusal("a call"),
                 16..24 => self.machine.handle_disconnected(),
@@ -175,22 +184,22 @@ impl World {
     fn message(&mut self, message: Message) {
         let windows = self.machine.counters().windows_received;
         self.machine.handle_message(self.now, &message.encode());
-        let Some(ledger) = &mut self.ledger else { return };
+        let Some(send_queue) = &mut self.send_queue else { return };
         match message {
             Message::RegisterXferMemory(window) if self.machine.counters().windows_received > windows => {
-                assert_eq!(ledger.room(), 0, "a window replaced before it was full");
+                assert_eq!(send_queue.room(), 0, "a window replaced before it was full");
                 assert!(window.length > 0 && window.length <= self.config.window_limit);
-                ledger.window(window);
+                send_queue.window(window);
             }
-            Message::GetServerFeature { .. } if self.config.role == Role::Client => ledger.answer_came(),
+            Message::GetServerFeature { .. } if self.config.role == Role::Client => send_queue.answer_came(),
             _ => {}
         }
     }
 
     fn immediate(&mut self, immediate: u32) {
         self.machine.handle_immediate(self.now, Immediate(immediate));
-        if let (Some(ledger), true) = (&mut self.ledger, immediate > 0) {
-            ledger.bytes_came();
+        if let (Some(send_queue), true) = (&mut self.send_queue, immediate > 0) {
+            send_queue.bytes_came();
         }
     }
 
@@ -203,8 +212,8 @@ impl World {
         };
         assert!(!settled, "{action:?} of a machine that had said that nothing is due");
         assert_eq!(self.disconnects, 0, "{action:?} after Disconnect");
-        if let Some(ledger) = &mut self.ledger {
-            ledger.post(&action);
+        if let Some(send_queue) = &mut self.send_queue {
+            send_queue.post(&action);
         }
         if action == Action::Disconnect {
             self.disconnects += 1;
@@ -218,29 +227,39 @@ impl World {
 
     /// With nothing left to do, whatever waits will be woken: by a completion, an answer, a window, or time.
     fn check_wake_up(&self) {
-        let Some(ledger) = &self.ledger else { return };
+        let Some(send_queue) = &self.send_queue else { return };
         let (machine, state) = (&self.machine, self.machine.state());
         if !matches!(state, State::Open | State::Closing) {
             return;
         }
-        let woken = ledger.awaits_completion() || (ledger.awaits_answer() && !ledger.is_patient());
-        if machine.unposted() > 0 && ledger.room() > 0 {
+        let woken =
+            send_queue.awaits_completion() || (send_queue.awaits_answer() && !send_queue.is_patient());
+        if machine.unposted() > 0 && send_queue.room() > 0 {
             assert!(woken, "data waits for nothing: {machine:#?}");
         }
         if (machine.space().len == 0 || machine.lendable() == 0) && machine.unposted() == 0 {
-            assert!(ledger.awaits_completion(), "the application waits for nothing: {machine:#?}");
+            assert!(send_queue.awaits_completion(), "the application waits for nothing: {machine:#?}");
         }
         if state == State::Closing {
             assert!(machine.unconfirmed() > 0, "nothing is left to wait for: {machine:#?}");
             assert!(
-                machine.unposted() > 0 || ledger.awaits_completion(),
+                machine.unposted() > 0 || send_queue.awaits_completion(),
                 "the close waits for nothing: {machine:#?}"
             );
             assert!(machine.next_timeout().is_some());
         }
     }
 
-    fn check(&self, before: State) {
+    fn check(&mut self, before: State) {
+        // Noted only when it may have come nearer, as drivers do: never later than it is.
+        if self.machine.take_sooner() {
+            self.noted = self.machine.next_timeout();
+        }
+        let (noted, next) = (self.noted, self.machine.next_timeout());
+        assert!(
+            next.is_none_or(|next| noted.is_some_and(|noted| noted <= next)),
+            "{next:?} before {noted:?}"
+        );
         let (config, machine, state) = (&self.config, &self.machine, self.machine.state());
         let flushed = |error| {
             matches!(error, Error::Transport(TransportError::Completion(first))
@@ -259,7 +278,11 @@ impl World {
         assert!(counters.most_in_flight <= config.peer_receives.into());
         assert!(machine.unposted() <= machine.unconfirmed());
         assert!(machine.unconfirmed() <= 1 << 30, "more than the bits of an id can tell apart");
+        assert_eq!(machine.bytes_received(), counters.bytes_received);
+        assert_eq!(machine.has_ended(), matches!(state, State::Closed | State::Failed(_)));
+        assert_eq!(machine.takes_bytes(), matches!(state, State::Connecting | State::Open));
         let space = machine.space();
+        assert_eq!(machine.has_space(), machine.unconfirmed() < config.send_buffer.into());
         let taken = machine.unconfirmed() + u64::from(space.len);
         assert!(space.len == 0 || taken <= config.send_buffer.into(), "space that is still in use");
         assert!(space.offset + space.len <= config.send_buffer);
@@ -268,8 +291,8 @@ impl World {
             assert!(readable.len > 0 && readable.region < config.windows);
             assert!(readable.offset + readable.len <= config.window);
         }
-        if let Some(ledger) = &self.ledger {
-            assert_eq!(ledger.has_ended(), self.disconnects == 1);
+        if let Some(send_queue) = &self.send_queue {
+            assert_eq!(send_queue.has_ended(), self.disconnects == 1);
         }
     }
 }

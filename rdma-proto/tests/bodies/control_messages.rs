@@ -35,7 +35,7 @@ fn read(bytes: &[u8]) -> Result<Message, InvalidMessage> {
     }
 }
 
-/// Where the fields lie that mean something.
+/// Returns the ranges of the fields that mean something.
 fn fields(opcode: Opcode) -> &'static [(usize, usize)] {
     match opcode.0 {
         0 | 1 => &[(0, 4), (24, 32)],

@@ -20,7 +20,7 @@ fn valkey(receives: u16) -> Pair {
 /// More than any peer here has receives.
 const WRITES: usize = if cfg!(miri) { 100 } else { 2000 };
 
-/// Those of which there are not more than writes.
+/// Returns the counts of receives that are smaller than the count of writes.
 fn few<const N: usize>(receives: [u16; N]) -> impl Iterator<Item = u16> {
     receives.into_iter().filter(|receives| usize::from(*receives) < WRITES)
 }
@@ -104,7 +104,10 @@ fn acknowledgements_return_no_credits_where_rnr_is_fatal() {
         pair.client.write(1);
         pair.settle();
     }
-    assert!(pair.client.ledger.unacknowledged_notifications() < 4, "all acknowledged that were signalled");
+    assert!(
+        pair.client.send_queue.unacknowledged_notifications() < 4,
+        "all acknowledged that were signalled"
+    );
     assert!(pair.client.machine.unposted() > 0, "and yet no credit is left");
 }
 
@@ -122,7 +125,7 @@ fn a_patient_peer_is_never_asked() {
             pair.side(who).write(1);
             pair.settle();
         }
-        assert!(pair.side(who).ledger.unacknowledged_notifications() <= usize::from(receives));
+        assert!(pair.side(who).send_queue.unacknowledged_notifications() <= usize::from(receives));
         assert_eq!(questions(&pair.side(who).messages()), 0);
         pair.side(other).handles = true;
         pair.finish([0, 0]);

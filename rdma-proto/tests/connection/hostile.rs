@@ -116,7 +116,7 @@ fn registered(windows: &[Window], limit: u32) -> Pair {
         while pair.carry_away(Client) || pair.report(Client) {}
         let registration = Message::RegisterXferMemory(*window);
         pair.client.machine.handle_message(pair.now, &registration.encode());
-        pair.client.ledger.window(*window);
+        pair.client.send_queue.window(*window);
     }
     pair
 }
@@ -157,8 +157,8 @@ fn a_window_replaced_early() {
     assert_eq!(pair.client.state(), State::Open);
 }
 
-/// VR-MEM-011, VR-MEM-012: a new window of another length whenever one is full: bytes go into what was registered and nowhere else, at which the
-/// ledger looks.
+/// VR-MEM-011, VR-MEM-012: a new window of another length whenever one is full: bytes go into what was registered and nowhere else, which the
+/// send queue checks.
 #[test]
 fn windows_of_every_length_in_turn() {
     let mut pair = registered(&[], 64);
@@ -167,8 +167,8 @@ fn windows_of_every_length_in_turn() {
         length = length * 5 % 63 + 1;
         let window = Window { address: round << 20, length, rkey: round as u32 };
         pair.client.machine.handle_message(pair.now, &Message::RegisterXferMemory(window).encode());
-        pair.client.ledger.window(window);
-        while pair.client.ledger.room() > 0 {
+        pair.client.send_queue.window(window);
+        while pair.client.send_queue.room() > 0 {
             let wrote = pair.client.write(8);
             assert!(wrote + pair.post(Client) > 0, "neither space nor anything to do");
             while pair.carry_away(Client) || pair.report(Client) {}

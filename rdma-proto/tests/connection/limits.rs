@@ -79,7 +79,7 @@ fn a_peer_that_never_receives() {
     }
 }
 
-/// VR-RES-005: the same to a client that gets its credits back by questions only.
+/// VR-RES-005: a server that never polls, to a client that gets its credits back by questions only.
 #[test]
 fn a_server_that_never_polls() {
     let client = limited(Config::client()).peer_receives(16);

@@ -5,7 +5,7 @@ use core::time::Duration;
 use rdma_proto::backend::{Immediate, RNR_RETRY_INFINITE};
 use rdma_proto::time::Instant;
 use rdma_proto::wire::{Message, Window};
-use rdma_proto::{Action, Config, Machine, Readable, RegionAddress};
+use rdma_proto::{Action, ApiMisuse, Config, Machine, Readable, RegionAddress};
 
 use crate::pair::quiet;
 
@@ -48,10 +48,11 @@ fn a_second_region_comes_when_it_is_needed_and_goes() {
     assert_eq!(announced(&mut machine), window(2));
     machine.handle_immediate(NOW, Immediate(3));
     let parts = [Readable { region: 0, offset: 0, len: WINDOW }, Readable { region: 1, offset: 0, len: 3 }];
-    assert_eq!((machine.all_readable(), machine.unread()), (parts.map(Some), 11));
+    let [first, second] = parts.map(Some);
+    assert_eq!((machine.all_readable(), machine.unread()), ([first, None, second], 11));
     assert_eq!(machine.drop_region(), None, "both hold unread bytes");
     machine.consume(WINDOW).expect("there are as many");
-    assert_eq!(machine.all_readable(), [Some(parts[1]), None]);
+    assert_eq!(machine.all_readable(), [None, None, second]);
     assert_eq!((machine.drop_region(), machine.drop_region()), (Some(0), None));
 
     // From here on there is one again, and it is the other one.
@@ -59,4 +60,58 @@ fn a_second_region_comes_when_it_is_needed_and_goes() {
     assert_eq!((machine.lacks_region(), announced(&mut machine)), (Some(0), None));
     machine.add_region(region(3));
     assert_eq!(announced(&mut machine), window(3));
+}
+
+/// VR-MEM-003, VR-MEM-008: windows that lie wholly in the part of the stream that was asked for are announced in memory of the
+/// application, one behind the other; those before and behind are the connection's own.
+#[test]
+fn windows_lie_in_memory_of_the_application() {
+    let config = quiet(Config::client()).window(WINDOW).windows(2);
+    let mut machine = Machine::new(config, [region(1), region(2)]).expect("in bounds");
+    machine.handle_established(NOW, RNR_RETRY_INFINITE);
+    assert_eq!(announced(&mut machine), window(1));
+    machine.handle_immediate(NOW, Immediate(3));
+    machine.consume(2).expect("there are as many");
+
+    // One byte is there and 5 are to come in this window; two whole windows and a byte are left.
+    let memory = region(7);
+    let landed = Readable { region: Readable::LANDED, offset: 6, len: 2 * WINDOW };
+    assert_eq!(machine.land(memory, 6 + 2 * WINDOW + 1), Ok(Some(landed)));
+    assert_eq!(machine.land(memory, WINDOW), Err(ApiMisuse::LandingUnderWay));
+    assert_eq!((announced(&mut machine), machine.is_landing()), (None, true));
+    let lies = |offset| Some(Window { address: memory.address + offset, length: WINDOW, rkey: memory.rkey });
+    for offset in [6, 6 + u64::from(WINDOW)] {
+        machine.handle_immediate(NOW, Immediate(if offset == 6 { 5 } else { WINDOW }));
+        assert_eq!(announced(&mut machine), lies(offset));
+    }
+    machine.handle_immediate(NOW, Immediate(WINDOW));
+    assert_eq!(announced(&mut machine), window(2));
+    machine.handle_immediate(NOW, Immediate(4));
+    let own = |region, offset, len| Some(Readable { region, offset, len });
+    assert_eq!(machine.all_readable(), [own(0, 2, 6), Some(landed), own(1, 0, 4)]);
+    for len in [6, 2 * WINDOW] {
+        assert!(machine.is_landing());
+        machine.consume(len).expect("there are as many");
+    }
+    assert!(!machine.is_landing());
+    assert_eq!(machine.readable(), own(1, 0, 4));
+}
+
+/// What cannot land does not, and memory that wraps around the address space is refused.
+#[test]
+fn what_cannot_land_does_not() {
+    let config = quiet(Config::client()).window(WINDOW).windows(1);
+    let mut machine = Machine::new(config, [region(1), RegionAddress::default()]).expect("in bounds");
+    machine.handle_established(NOW, RNR_RETRY_INFINITE);
+    assert_eq!(announced(&mut machine), window(1));
+    assert_eq!(machine.land(region(7), 2 * WINDOW - 1), Ok(None));
+    let memory = RegionAddress { address: u64::MAX - 5, rkey: 1 };
+    let wraps = ApiMisuse::LandingWraps { address: memory.address, length: 6 };
+    assert_eq!(machine.land(memory, 6), Err(wraps));
+
+    assert!(machine.land(region(7), 4 * WINDOW).expect("nothing lands").is_some());
+    machine.stop_landing();
+    assert!(!machine.is_landing(), "no window was announced there");
+    machine.handle_disconnected();
+    assert_eq!(machine.land(region(7), 4 * WINDOW), Ok(None));
 }

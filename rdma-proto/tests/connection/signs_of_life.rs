@@ -218,7 +218,7 @@ fn an_idle_peer_is_left_its_receives() {
     }
 }
 
-/// What a device acknowledges late, but in time, ends nothing, however often.
+/// Acknowledgements of a device that come late, but in time, end nothing, however often.
 #[test]
 fn late_acknowledgements_count() {
     let mut pair = living(SILENT, SILENT.every(Some(SECOND * 3)));

@@ -158,7 +158,7 @@ fn more_requests_than_an_id_can_count() {
         while pair.carry(Client) || pair.report(Client) {}
         while pair.handle(Server) {}
         pair.server.read(1);
-        if pair.client.ledger.room() == 0 {
+        if pair.client.send_queue.room() == 0 {
             pair.settle();
         }
         pair.client.log.clear();

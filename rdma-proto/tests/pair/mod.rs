@@ -1,13 +1,13 @@
 //! Two connections in plain memory, and between them a fabric that keeps the order of reliable connections.
 //!
 //! Nothing happens by itself: a test says what is posted, carried, handled and reported, or calls [`Pair::settle`] for all
-//! of it. Every posted request is checked by a [`Ledger`]; send buffers are checked when bytes are carried and again when
+//! of it. Every posted request is checked by a [`SendQueue`]; send buffers are checked when bytes are carried and again when
 //! they are known to have arrived, because a device may send them twice; every byte read is compared with the one written.
 
 // Each test binary uses a part of it.
 #![allow(dead_code)]
 
-mod ledger;
+mod send_queue;
 mod side;
 
 use std::time::Duration;
@@ -17,7 +17,7 @@ use rdma_proto::time::Instant;
 use rdma_proto::wire::Message;
 use rdma_proto::{Action, Config, Role};
 
-pub(crate) use ledger::Ledger;
+pub(crate) use send_queue::SendQueue;
 use side::Request;
 pub(crate) use side::{Arrival, Side};
 
@@ -70,7 +70,7 @@ impl Pair {
         }
     }
 
-    /// The same, connected, with windows exchanged and all completions reported.
+    /// Two machines that are connected, with windows exchanged and all completions reported.
     pub(crate) fn connected(client: Config, server: Config) -> Self {
         let mut pair = Self::new(client, server);
         pair.establish(Server);
@@ -102,7 +102,7 @@ impl Pair {
         let now = self.now;
         let side = self.side(who);
         let rnr_retry = side.rnr_retry;
-        side.ledger.established(rnr_retry);
+        side.send_queue.established(rnr_retry);
         side.machine.handle_established(now, rnr_retry);
     }
 
@@ -113,7 +113,7 @@ impl Pair {
         let settled = side.machine.is_settled();
         let Some(action) = side.machine.poll_action(now) else { return false };
         assert!(!settled, "{action:?} of a machine that had said that nothing is due");
-        side.ledger.post(&action);
+        side.send_queue.post(&action);
         side.log.push(action);
         match action {
             Action::Send { slot, message, .. } => side.slots[usize::from(slot)] = message,
@@ -198,14 +198,16 @@ impl Pair {
             Arrival::Message(bytes) => {
                 side.machine.handle_message(now, &bytes);
                 match Message::decode(&bytes) {
-                    Ok(Message::RegisterXferMemory(window)) => side.ledger.window(window),
-                    Ok(Message::GetServerFeature { .. }) if side.role == Client => side.ledger.answer_came(),
+                    Ok(Message::RegisterXferMemory(window)) => side.send_queue.window(window),
+                    Ok(Message::GetServerFeature { .. }) if side.role == Client => {
+                        side.send_queue.answer_came();
+                    }
                     _ => {}
                 }
             }
             Arrival::Immediate(bytes) => {
                 side.machine.handle_immediate(now, Immediate(bytes));
-                side.ledger.bytes_came();
+                side.send_queue.bytes_came();
             }
         }
         side.receives += 1;
@@ -219,7 +221,7 @@ impl Pair {
         match side.completions.pop_front() {
             None => false,
             Some((id, Ok(()))) => {
-                let count = side.ledger.complete(id);
+                let count = side.send_queue.complete(id);
                 for request in side.carried.drain(..count).collect::<Vec<_>>() {
                     side.check_owned(&request);
                 }

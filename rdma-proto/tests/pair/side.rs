@@ -6,9 +6,9 @@ use rdma_proto::backend::{CompletionError, CompletionStatus, RNR_RETRY_INFINITE}
 use rdma_proto::wire::{MESSAGE_LEN, Message};
 use rdma_proto::{Action, Config, Machine, RegionAddress, Role, Source, Span, State};
 
-use super::{Client, Ledger, Server, failure, peer, stream_byte};
+use super::{Client, SendQueue, Server, failure, peer, stream_byte};
 
-/// What consumed a receive and was not handled yet.
+/// A completion that consumed a receive and was not handled yet.
 #[derive(Clone, Debug)]
 pub(crate) enum Arrival {
     Message([u8; MESSAGE_LEN]),
@@ -20,16 +20,16 @@ pub(super) struct Request {
     pub(super) action: Action,
     /// How often its side had lent when it was posted.
     pub(super) lent: usize,
-    /// What the send buffer, the lent memory or the slot must hold until this is known to have arrived.
+    /// The bytes that the send buffer, the lent memory or the slot must hold until this is known to have arrived.
     pub(super) bytes: Vec<u8>,
 }
 
 pub(crate) struct Side {
     pub(crate) machine: Machine,
-    pub(crate) ledger: Ledger,
+    pub(crate) send_queue: SendQueue,
     /// All that it ever posted.
     pub(crate) log: Vec<Action>,
-    /// What arrived and waits to be handled.
+    /// Completions that wait to be handled.
     pub(crate) arrivals: VecDeque<Arrival>,
     /// Receives posted and free.
     pub(crate) receives: usize,
@@ -72,7 +72,7 @@ impl Side {
         ];
         Self {
             machine: Machine::new(config, addresses).expect("settings within their bounds"),
-            ledger: Ledger::new(config),
+            send_queue: SendQueue::new(config),
             log: Vec::new(),
             arrivals: VecDeque::new(),
             receives: receives.into(),
@@ -206,7 +206,7 @@ impl Side {
         );
     }
 
-    /// What the peer wrote, whatever it is for.
+    /// Stores bytes that the peer wrote, of whatever purpose.
     pub(super) fn place(&mut self, rkey: u32, address: u64, bytes: &[u8]) {
         let region = self.addresses.iter().position(|region| region.rkey == rkey).expect("a known rkey");
         let offset = (address - self.addresses[region].address) as usize;

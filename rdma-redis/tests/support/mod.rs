@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 /// Where the server listens.
 pub const URL: &str = "valkey+rdma://192.0.2.1:6379";
 
-/// What the server does about a command.
+/// The server's reaction to a command.
 pub enum Answer {
     Say(&'static str),
     Nothing,

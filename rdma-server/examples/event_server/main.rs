@@ -34,7 +34,7 @@ use rdma_server::{BindingId, Server, ServerSettings};
 use rdma_softsim::Fabric;
 use rdma_verbs::Verbs;
 
-use service::{Change, StoreService, Wish};
+use service::{Change, ChangeRequest, StoreService};
 
 #[derive(Parser)]
 #[command(about = "A small RESP key-value server on TCP, Unix sockets and RDMA")]
@@ -154,10 +154,10 @@ impl Running {
         Ok(Self { server, tcp, rdma })
     }
 
-    /// One turn, and then what clients wished to have changed.
+    /// Runs one turn of the loop, and then makes the changes that clients asked for.
     fn turn(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         self.server.turn(timeout)?;
-        for Wish { from, change } in std::mem::take(&mut self.server.service().wishes) {
+        for ChangeRequest { from, change } in std::mem::take(&mut self.server.service().requests) {
             let done = match change {
                 Change::Tcp(at) => self.server.rebind(self.tcp, &at),
                 Change::Rdma(at) => self.server.rebind(self.rdma, &at),
@@ -168,7 +168,7 @@ impl Running {
             };
             let reply = done.map_or_else(|error| format!("-ERR {error}\r\n"), |()| "+OK\r\n".to_owned());
             if let Err(error) = self.server.send(from, reply.as_bytes()) {
-                tracing::info!(%error, "a wish was fulfilled, and who had it was not told");
+                tracing::info!(%error, "a change was made, and the client that asked for it could not be told");
                 self.server.close(from);
             }
         }
@@ -188,7 +188,7 @@ fn diagnose(device: Option<&str>) -> io::Result<()> {
     Ok(())
 }
 
-/// What a visitor would try: both transports at one address, and both moved away under their clients.
+/// Tries what a visitor would try: both transports at one address, and both moved away under their clients.
 fn try_it(rdma: &impl ConnectionType, at: &[Address]) -> io::Result<()> {
     const SOON: Duration = Duration::from_secs(10);
     let address = at.first().ok_or(io::ErrorKind::AddrNotAvailable)?;

@@ -1,4 +1,4 @@
-//! The store as a service of `rdma_server`, and the wishes of its operators.
+//! The store as a service of `rdma_server`, and the changes that its operators ask for.
 
 use bytes::{Bytes, BytesMut};
 use rdma_server::{Address, SessionId};
@@ -7,23 +7,23 @@ use resp_rs::resp2::Frame;
 
 use kv_store::{Frames, Store};
 
-/// Answers commands; keeps wishes for whoever can fulfil them.
+/// Answers commands, and keeps requests for changes, which only the owner of the server can make.
 #[derive(Default)]
 pub struct StoreService {
     store: Store,
-    /// What clients wish to have changed. Each awaits a reply.
-    pub wishes: Vec<Wish>,
+    /// Changes that clients ask for. Each client awaits a reply.
+    pub requests: Vec<ChangeRequest>,
 }
 
-/// A client's wish.
-pub struct Wish {
-    /// Whose.
+/// A change that a client asks for.
+pub struct ChangeRequest {
+    /// The connection of that client.
     pub from: SessionId,
-    /// What is to be changed.
+    /// The change.
     pub change: Change,
 }
 
-/// What can be changed at run time.
+/// A setting that can be changed at run time.
 pub enum Change {
     /// The addresses of TCP.
     Tcp(Vec<Address>),
@@ -56,9 +56,9 @@ impl Service for StoreService {
                     return Flow::Leave;
                 }
             };
-            match wish(&command) {
+            match change_request(&command) {
                 Some(Ok(change)) => {
-                    self.wishes.push(Wish { from, change });
+                    self.requests.push(ChangeRequest { from, change });
                     return Flow::Wait;
                 }
                 Some(Err(why)) => replies.extend_from_slice(format!("-ERR {why}\r\n").as_bytes()),
@@ -71,7 +71,7 @@ impl Service for StoreService {
 }
 
 /// The change that a `CONFIG SET` asks for, or what is wrong with it. `None` for other commands.
-fn wish(command: &Frame) -> Option<Result<Change, String>> {
+fn change_request(command: &Frame) -> Option<Result<Change, String>> {
     let Frame::Array(Some(words)) = command else { return None };
     let words: Vec<&str> = words
         .iter()

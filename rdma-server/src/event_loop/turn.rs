@@ -121,8 +121,8 @@ impl<S> EventLoop<S> {
     pub(super) fn begin_handshake(&mut self, id: SessionId, handler: Handler<S>) {
         let deadline = Instant::now().checked_add(self.timeouts.handshake);
         if let Some(connection) = self.connections.get_mut(id) {
-            connection.life.handshake = Some(handler);
-            connection.life.deadline = deadline;
+            connection.loop_state.handshake = Some(handler);
+            connection.loop_state.deadline = deadline;
         }
         self.touch(id);
     }
@@ -144,9 +144,9 @@ impl<S> EventLoop<S> {
     /// Does what can be done for a connection, once.
     pub(super) fn dispatch(&mut self, id: SessionId) {
         let Some(connection) = self.connections.get_mut(id) else { return };
-        match connection.life.stage {
+        match connection.loop_state.stage {
             Stage::Parting => {
-                let late = connection.life.deadline.is_some_and(|at| at <= Instant::now());
+                let late = connection.loop_state.deadline.is_some_and(|at| at <= Instant::now());
                 if connection.transport().is_over() || late {
                     self.remove(id);
                 }
@@ -167,17 +167,17 @@ impl<S> EventLoop<S> {
 
     fn dispatch_handshake(&mut self, id: SessionId) {
         let Some(connection) = self.connections.get_mut(id) else { return };
-        if connection.life.handshake.is_none() {
+        if connection.loop_state.handshake.is_none() {
             return;
         }
         if !connection.go_on_establishing() {
-            if connection.life.deadline.is_none_or(|at| at > Instant::now()) {
+            if connection.loop_state.deadline.is_none_or(|at| at > Instant::now()) {
                 return;
             }
             connection.fail(io::Error::new(ErrorKind::TimedOut, "the handshake took too long"));
         }
-        connection.life.deadline = None;
-        if let Some(handler) = connection.life.handshake.take() {
+        connection.loop_state.deadline = None;
+        if let Some(handler) = connection.loop_state.handshake.take() {
             self.call(id, handler);
         }
     }
@@ -185,12 +185,12 @@ impl<S> EventLoop<S> {
     /// Calls a handler of a connection, which may close it.
     fn call(&mut self, id: SessionId, handler: Handler<S>) {
         if let Some(connection) = self.connections.get_mut(id) {
-            connection.life.entered += 1;
+            connection.loop_state.entered += 1;
         }
         handler(self, id);
         let Some(connection) = self.connections.get_mut(id) else { return };
-        connection.life.entered -= 1;
-        if connection.life.entered == 0 && connection.life.stage == Stage::Leaving {
+        connection.loop_state.entered -= 1;
+        if connection.loop_state.entered == 0 && connection.loop_state.stage == Stage::Leaving {
             self.part(id);
         }
         self.touch(id);
@@ -200,25 +200,25 @@ impl<S> EventLoop<S> {
     pub(super) fn part(&mut self, id: SessionId) {
         let linger = self.timeouts.linger;
         let Some(connection) = self.connections.get_mut(id) else { return };
-        connection.life.stage = Stage::Parting;
-        let aborted = connection.life.deadline.is_some_and(|at| at <= Instant::now());
+        connection.loop_state.stage = Stage::Parting;
+        let aborted = connection.loop_state.deadline.is_some_and(|at| at <= Instant::now());
         if aborted || matches!(connection.state(), SessionState::Closed | SessionState::Error) {
             self.remove(id);
             return;
         }
-        connection.life.deadline = Instant::now().checked_add(linger);
+        connection.loop_state.deadline = Instant::now().checked_add(linger);
         connection.transport().begin_close(linger);
         self.make_pending(id);
     }
 
     fn remove(&mut self, id: SessionId) {
         let Some(mut connection) = self.connections.remove(id) else { return };
-        if let Some(timer) = connection.life.timer {
+        if let Some(timer) = connection.loop_state.timer {
             self.timers.remove(&(timer, Owner::Session(id)));
         }
-        self.refusing -= usize::from(connection.life.refusal.is_some());
+        self.refusing -= usize::from(connection.loop_state.refusal.is_some());
         if let (Some(Registered::Own(source)), Source::Own(fd, _)) =
-            (connection.life.registered, connection.transport().source(Interest::NONE))
+            (connection.loop_state.registered, connection.transport().source(Interest::NONE))
         {
             self.poller.remove(source, fd);
         }
@@ -241,7 +241,7 @@ impl<S> EventLoop<S> {
     /// Has a connection looked at before the loop sleeps.
     pub(super) fn touch(&mut self, id: SessionId) {
         if let Some(connection) = self.connections.get_mut(id)
-            && !std::mem::replace(&mut connection.life.touched, true)
+            && !std::mem::replace(&mut connection.loop_state.touched, true)
         {
             self.touched.push(id);
         }
@@ -249,7 +249,7 @@ impl<S> EventLoop<S> {
 
     pub(super) fn make_pending(&mut self, id: SessionId) {
         if let Some(connection) = self.connections.get_mut(id)
-            && !std::mem::replace(&mut connection.life.pending, true)
+            && !std::mem::replace(&mut connection.loop_state.pending, true)
         {
             self.pending.push(id);
         }
@@ -259,7 +259,7 @@ impl<S> EventLoop<S> {
     pub(super) fn settle_touched(&mut self) {
         while let Some(id) = self.touched.pop() {
             if let Some(connection) = self.connections.get_mut(id) {
-                connection.life.touched = false;
+                connection.loop_state.touched = false;
                 if let Err(error) = self.settle(id) {
                     self.lose(id, error);
                 }
@@ -270,8 +270,8 @@ impl<S> EventLoop<S> {
     fn settle(&mut self, id: SessionId) -> io::Result<()> {
         self.register(id)?;
         let Some(connection) = self.connections.get_mut(id) else { return Ok(()) };
-        let timer = connection.life.deadline;
-        let old = std::mem::replace(&mut connection.life.timer, timer);
+        let timer = connection.loop_state.deadline;
+        let old = std::mem::replace(&mut connection.loop_state.timer, timer);
         if old != timer {
             old.map(|old| self.timers.remove(&(old, Owner::Session(id))));
             timer.map(|timer| self.timers.insert((timer, Owner::Session(id))));
@@ -285,7 +285,7 @@ impl<S> EventLoop<S> {
     /// Has the loop learn when a connection may go on, if it does not yet.
     fn register(&mut self, id: SessionId) -> io::Result<()> {
         let Some(connection) = self.connections.get_mut(id) else { return Ok(()) };
-        if connection.life.registered.is_some() {
+        if connection.loop_state.registered.is_some() {
             return Ok(());
         }
         let registered = match connection.transport().source(Interest::BOTH) {
@@ -296,7 +296,7 @@ impl<S> EventLoop<S> {
             }
         };
         if let Some(connection) = self.connections.get_mut(id) {
-            connection.life.registered = Some(registered);
+            connection.loop_state.registered = Some(registered);
         }
         Ok(())
     }
@@ -318,7 +318,7 @@ impl<S> EventLoop<S> {
     fn lose(&mut self, id: SessionId, error: io::Error) {
         tracing::warn!(%error, "a connection cannot be watched");
         if let Some(connection) = self.connections.get_mut(id) {
-            if connection.life.stage == Stage::Parting {
+            if connection.loop_state.stage == Stage::Parting {
                 self.remove(id);
             } else {
                 connection.fail(error);
@@ -333,7 +333,7 @@ pub(super) fn say_why<S>(events: &mut EventLoop<S>, id: SessionId) {
     if let Some(connection) =
         events.get_mut(id).filter(|connection| connection.state() == SessionState::Connected)
     {
-        let why = connection.life.refusal.unwrap_or_default();
+        let why = connection.loop_state.refusal.unwrap_or_default();
         if let Err(error) = connection.write_all(why) {
             tracing::debug!(%error, "a refused peer has left before it was told why");
         }

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use rdma_server::{Address, EventLoop, Server, Tcp};
 
-use crate::harness::{Bed, Client, Echo, HOST, PATIENCE, bed, open, while_serving};
+use crate::harness::{Client, Echo, HOST, PATIENCE, TestBed, open, test_bed, while_serving};
 
 #[test]
 fn tcp_and_rdma_share_a_port() {
-    let Bed { mut server, tcp, rdma, remote, .. } = bed(open());
+    let TestBed { mut server, tcp, rdma, remote, .. } = test_bed(open());
     let [address] = server.local_addrs(tcp).try_into().expect("one address");
     assert_eq!(server.local_addrs(rdma), server.local_addrs(tcp));
     while_serving(&mut server, |ask| {
@@ -29,7 +29,7 @@ fn tcp_and_rdma_share_a_port() {
 #[test]
 fn bind_and_port_move_under_load() {
     const MOVES: u16 = 12;
-    let Bed { mut server, tcp, rdma, remote, .. } = bed(open());
+    let TestBed { mut server, tcp, rdma, remote, .. } = test_bed(open());
     let stop = AtomicBool::new(false);
     let echoed: [AtomicU64; 4] = Default::default();
     while_serving(&mut server, |ask| {
@@ -110,7 +110,7 @@ impl Drop for StopWhenDropped<'_> {
 
 #[test]
 fn a_move_that_fails_changes_nothing() {
-    let Bed { mut server, tcp, rdma, remote, .. } = bed(open());
+    let TestBed { mut server, tcp, rdma, remote, .. } = test_bed(open());
     let before = server.local_addrs(tcp);
     let mut other = Server::new(Echo, open()).expect("a loop");
     let others = other.bind(Tcp::new(), &[SocketAddr::from((HOST, 0)).into()]).expect("a free port");
@@ -131,7 +131,7 @@ fn a_move_that_fails_changes_nothing() {
 /// The old address is what is in the way of the new one, both ways.
 #[test]
 fn one_address_can_become_all_addresses() {
-    let Bed { mut server, tcp, .. } = bed(open());
+    let TestBed { mut server, tcp, .. } = test_bed(open());
     let one = server.local_addrs(tcp).remove(0);
     let port = one.ip().expect("an IP address").port();
     let all: Address = SocketAddr::from(([0, 0, 0, 0], port)).into();

@@ -1,4 +1,4 @@
-//! Who is let in, and how much each may have.
+//! Admission of clients, and how much each may have.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -9,12 +9,12 @@ use rdma_server::{
 };
 use rdma_softsim::Fabric;
 
-use crate::harness::{Bed, Client, Echo, HOST, PATIENCE, REMOTE, bed, open, while_serving};
+use crate::harness::{Client, Echo, HOST, PATIENCE, REMOTE, TestBed, open, test_bed, while_serving};
 
 /// VR-SEC-008.
 #[test]
 fn protected_mode_lets_in_this_machine_only() {
-    let Bed { mut server, tcp, remote, local, .. } = bed(ServerSettings::default());
+    let TestBed { mut server, tcp, remote, local, .. } = test_bed(ServerSettings::default());
     let address = server.local_addrs(tcp).remove(0);
     while_serving(&mut server, |ask| {
         let said = Client::new(&remote, &address).last_words();
@@ -74,7 +74,7 @@ fn protected_mode_goes_by_the_path_and_not_by_what_a_request_says() {
 
 #[test]
 fn one_client_too_many_is_told_so() {
-    let Bed { mut server, tcp, remote, .. } = bed(open().max_clients(2));
+    let TestBed { mut server, tcp, remote, .. } = test_bed(open().max_clients(2));
     let address = server.local_addrs(tcp).remove(0);
     while_serving(&mut server, |ask| {
         let mut clients = [Client::new(&Tcp::new(), &address), Client::new(&remote, &address)];
@@ -166,7 +166,7 @@ fn a_crowd_of_strangers_pins_little() {
 /// Clients that are on their way to their end still cost something, and count.
 #[test]
 fn a_client_on_its_way_out_has_its_place_still() {
-    let Bed { mut server, tcp, remote, .. } = bed(open().max_clients(1));
+    let TestBed { mut server, tcp, remote, .. } = test_bed(open().max_clients(1));
     server.timeouts().linger = PATIENCE;
     let address = server.local_addrs(tcp).remove(0);
     while_serving(&mut server, |ask| {

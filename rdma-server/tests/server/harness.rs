@@ -46,7 +46,7 @@ impl Service for Echo {
 }
 
 /// A fabric whose server has the address of the loopback interface, so that TCP and RDMA can share it.
-pub(crate) struct Bed {
+pub(crate) struct TestBed {
     pub(crate) server: Server<Echo>,
     pub(crate) tcp: BindingId,
     pub(crate) rdma: BindingId,
@@ -54,14 +54,14 @@ pub(crate) struct Bed {
     pub(crate) local: Rdma<SoftSim>,
 }
 
-pub(crate) fn bed(settings: ServerSettings) -> Bed {
+pub(crate) fn test_bed(settings: ServerSettings) -> TestBed {
     let fabric = Fabric::new();
     let local = Rdma::new(fabric.host(&[HOST]));
     let mut server = Server::new(Echo, settings).expect("a loop");
     let tcp = server.bind(Tcp::new(), &[SocketAddr::from((HOST, 0)).into()]).expect("a free port");
     let same = server.local_addrs(tcp);
     let rdma = server.bind(local.clone(), &same).expect("the same port");
-    Bed { server, tcp, rdma, remote: Rdma::new(fabric.host(&[REMOTE.into()])), local }
+    TestBed { server, tcp, rdma, remote: Rdma::new(fabric.host(&[REMOTE.into()])), local }
 }
 
 pub(crate) fn open() -> ServerSettings {
@@ -93,7 +93,7 @@ impl Client {
         assert!(echo == bytes, "the bytes differ");
     }
 
-    /// What the server says before it closes.
+    /// Returns the bytes that the server sends before it closes.
     pub(crate) fn last_words(&mut self) -> String {
         let line = self.connection().sync_read_line(1000, PATIENCE).expect("a line before the end");
         let end = self.connection().sync_read(&mut [0; 1], PATIENCE).expect_err("the end");

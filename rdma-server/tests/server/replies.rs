@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use rdma_server::{ConnectionType, EventLoop, RdmaSettings, SendError, Server, Tcp, Vector};
 
-use crate::harness::{Bed, Client, Echo, MEBIBYTE, PATIENCE, bed, open, while_serving};
+use crate::harness::{Client, Echo, MEBIBYTE, PATIENCE, TestBed, open, test_bed, while_serving};
 
 #[test]
 fn a_turn_that_waits_can_be_ended_from_another_thread() {
@@ -22,7 +22,7 @@ fn a_turn_that_waits_can_be_ended_from_another_thread() {
 
 #[test]
 fn a_server_that_ends_gracefully_serves_those_who_are_there() {
-    let Bed { mut server, tcp, remote, .. } = bed(open());
+    let TestBed { mut server, tcp, remote, .. } = test_bed(open());
     let address = server.local_addrs(tcp).remove(0);
     while_serving(&mut server, |ask| {
         let mut clients = [Client::new(&Tcp::new(), &address), Client::new(&remote, &address)];
@@ -41,7 +41,7 @@ fn a_server_that_ends_gracefully_serves_those_who_are_there() {
 /// A message to a client whose handshake is under way waits until that is over.
 #[test]
 fn a_message_may_come_before_the_handshake_is_over() {
-    let Bed { mut server, tcp, remote, .. } = bed(open());
+    let TestBed { mut server, tcp, remote, .. } = test_bed(open());
     let address = server.local_addrs(tcp).remove(0);
     let mut events = EventLoop::new(false).expect("a loop");
     let id = events.connect(&remote, &address, None, |events, _| events.state = true).expect("begins");
@@ -72,7 +72,7 @@ fn a_message_may_come_before_the_handshake_is_over() {
 
 #[test]
 fn a_client_that_leaves_gets_its_last_reply() {
-    let Bed { mut server, tcp, remote, .. } = bed(open());
+    let TestBed { mut server, tcp, remote, .. } = test_bed(open());
     let address = server.local_addrs(tcp).remove(0);
     while_serving(&mut server, |_| {
         for mut client in [Client::new(&Tcp::new(), &address), Client::new(&remote, &address)] {
@@ -88,7 +88,7 @@ fn clients_that_do_not_read_cost_nothing() {
     const MANY: usize = 4;
     /// Mebibytes asked for: far more than any system takes for a reader that does not read.
     const MUCH: usize = 48;
-    let Bed { mut server, tcp, remote, .. } = bed(open());
+    let TestBed { mut server, tcp, remote, .. } = test_bed(open());
     let budget = server.settings().reply_budget;
     let address = server.local_addrs(tcp).remove(0);
     while_serving(&mut server, |ask| {
@@ -126,7 +126,7 @@ fn clients_that_do_not_read_cost_nothing() {
 /// VR-RES-008.
 #[test]
 fn messages_to_a_client_that_does_not_read_are_refused_in_time() {
-    let Bed { mut server, tcp, remote, .. } = bed(open());
+    let TestBed { mut server, tcp, remote, .. } = test_bed(open());
     let budget = server.settings().reply_budget;
     let address = server.local_addrs(tcp).remove(0);
     while_serving(&mut server, |ask| {
@@ -165,7 +165,7 @@ fn replies_that_were_written_are_not_kept() {
     /// Mebibytes that the client waits for at any time; and replies altogether.
     const AHEAD: usize = 8;
     const ALL: usize = 64;
-    let Bed { mut server, tcp, remote, .. } = bed(open());
+    let TestBed { mut server, tcp, remote, .. } = test_bed(open());
     let address = server.local_addrs(tcp).remove(0);
     while_serving(&mut server, |ask| {
         for mut client in [Client::new(&Tcp::new(), &address), Client::new(&remote, &address)] {
@@ -183,7 +183,7 @@ fn replies_that_were_written_are_not_kept() {
 
 #[test]
 fn completion_vectors_are_fixed_or_random() {
-    let Bed { mut server, tcp, remote, local, .. } = bed(open());
+    let TestBed { mut server, tcp, remote, local, .. } = test_bed(open());
     let address = server.local_addrs(tcp).remove(0);
     for vector in [Vector::Fixed(1), Vector::Fixed(1_000_000), Vector::Random] {
         local.configure(RdmaSettings::default().vector(vector)).expect("settings");

@@ -4,26 +4,26 @@ use std::io::{ErrorKind, Read, Write};
 
 use rdma_server::SessionState;
 
-use crate::beds::Bed;
 use crate::harness::{PATIENCE, on_readable, pair, pattern, run, settle};
+use crate::test_beds::TestBed;
 
 /// All of it, though it is far more than what fits on the way when the close begins.
-pub(crate) fn a_close_delivers_what_was_written(bed: &impl Bed) {
-    let mut pair = pair(bed);
+pub(crate) fn a_close_delivers_what_was_written(test_bed: &impl TestBed) {
+    let mut pair = pair(test_bed);
     pair.events.timeouts.linger = PATIENCE;
     let written = pair.fill(pair.client);
     pair.events.close(pair.client);
     // Not all of it can have left, since nobody reads yet.
     settle(&mut pair.events);
-    assert_eq!(pair.events.parting(), 1);
+    assert_eq!(pair.events.closing(), 1);
     assert!(pair.events.get(pair.client).is_none());
     let read = pair.read_to_end(pair.server);
     assert_eq!(read.len(), written);
     assert!(read == pattern(0, written), "the bytes differ");
 }
 
-pub(crate) fn the_end_is_read_and_then_writes_fail(bed: &impl Bed) {
-    let mut pair = pair(bed);
+pub(crate) fn the_end_is_read_and_then_writes_fail(test_bed: &impl TestBed) {
+    let mut pair = pair(test_bed);
     pair.events.close(pair.client);
     assert_eq!(pair.read_to_end(pair.server), b"");
     let server = pair.events.get_mut(pair.server).expect("is there until it is closed");
@@ -33,8 +33,8 @@ pub(crate) fn the_end_is_read_and_then_writes_fail(bed: &impl Bed) {
     assert!(server.last_error().is_none());
 }
 
-pub(crate) fn a_shutdown_ends_both_directions(bed: &impl Bed) {
-    let mut pair = pair(bed);
+pub(crate) fn a_shutdown_ends_both_directions(test_bed: &impl TestBed) {
+    let mut pair = pair(test_bed);
     pair.write(pair.client, b"last words");
     pair.events.get_mut(pair.client).expect("is there").shutdown(PATIENCE);
     assert_eq!(pair.read_to_end(pair.server), b"last words");
@@ -45,10 +45,10 @@ pub(crate) fn a_shutdown_ends_both_directions(bed: &impl Bed) {
     assert_eq!(pair.events.get(pair.client).expect("is there").state(), SessionState::Closed);
 }
 
-pub(crate) fn an_aborted_connection_ends_for_its_peer(bed: &impl Bed) {
-    let mut pair = pair(bed);
+pub(crate) fn an_aborted_connection_ends_for_its_peer(test_bed: &impl TestBed) {
+    let mut pair = pair(test_bed);
     pair.events.abort(pair.client);
-    assert_eq!(pair.events.parting(), 0);
+    assert_eq!(pair.events.closing(), 0);
     let mut ended = false;
     let begun = std::time::Instant::now();
     while !ended {
@@ -69,12 +69,12 @@ pub(crate) fn an_aborted_connection_ends_for_its_peer(bed: &impl Bed) {
     }
 }
 
-pub(crate) fn nothing_is_left_after_closing(bed: &impl Bed) {
-    let before = bed.held();
+pub(crate) fn nothing_is_left_after_closing(test_bed: &impl TestBed) {
+    let before = test_bed.held();
     for _ in 0..3 {
-        let mut pair = pair(bed);
+        let mut pair = pair(test_bed);
         pair.write(pair.client, b"x");
         pair.events.finish().expect("a turn");
     }
-    assert_eq!(bed.held(), before);
+    assert_eq!(test_bed.held(), before);
 }

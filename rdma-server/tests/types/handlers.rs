@@ -4,8 +4,8 @@ use std::io::{ErrorKind, Read, Write};
 
 use rdma_server::{Barrier, SessionId};
 
-use crate::beds::Bed;
 use crate::harness::{Loop, pair, run, settle};
+use crate::test_beds::TestBed;
 
 fn read_one(events: &mut Loop, id: SessionId) {
     events.state.calls.push("read");
@@ -23,8 +23,8 @@ fn count_write(events: &mut Loop, id: SessionId) {
 }
 
 /// By level: nothing new arrives between the calls.
-pub(crate) fn a_read_handler_is_called_as_long_as_there_is_something(bed: &impl Bed) {
-    let mut pair = pair(bed);
+pub(crate) fn a_read_handler_is_called_as_long_as_there_is_something(test_bed: &impl TestBed) {
+    let mut pair = pair(test_bed);
     pair.write(pair.client, b"letters");
     let server = pair.events.get_mut(pair.server).expect("is there");
     server.set_read_handler(Some(read_one));
@@ -32,8 +32,8 @@ pub(crate) fn a_read_handler_is_called_as_long_as_there_is_something(bed: &impl 
     assert_eq!(pair.events.state.read, b"letters");
 }
 
-pub(crate) fn a_removed_handler_is_not_called(bed: &impl Bed) {
-    let mut pair = pair(bed);
+pub(crate) fn a_removed_handler_is_not_called(test_bed: &impl TestBed) {
+    let mut pair = pair(test_bed);
     let server = pair.events.get_mut(pair.server).expect("is there");
     server.set_read_handler(Some(read_one));
     server.set_read_handler(None);
@@ -47,8 +47,8 @@ pub(crate) fn a_removed_handler_is_not_called(bed: &impl Bed) {
 }
 
 /// The order of both handlers in a turn in which both can be called.
-fn order(bed: &impl Bed, barrier: Barrier) -> Vec<&'static str> {
-    let mut pair = pair(bed);
+fn order(test_bed: &impl TestBed, barrier: Barrier) -> Vec<&'static str> {
+    let mut pair = pair(test_bed);
     pair.write(pair.client, b"x");
     // Both are set at once, when the byte is there.
     let (mut events, server) = (pair.events, pair.server);
@@ -61,12 +61,12 @@ fn order(bed: &impl Bed, barrier: Barrier) -> Vec<&'static str> {
     events.state.calls
 }
 
-pub(crate) fn the_read_handler_comes_first(bed: &impl Bed) {
-    assert_eq!(order(bed, Barrier::ReadFirst), ["read", "write"]);
+pub(crate) fn the_read_handler_comes_first(test_bed: &impl TestBed) {
+    assert_eq!(order(test_bed, Barrier::ReadFirst), ["read", "write"]);
 }
 
-pub(crate) fn a_barrier_puts_the_write_handler_first(bed: &impl Bed) {
-    assert_eq!(order(bed, Barrier::WriteFirst), ["write", "read"]);
+pub(crate) fn a_barrier_puts_the_write_handler_first(test_bed: &impl TestBed) {
+    assert_eq!(order(test_bed, Barrier::WriteFirst), ["write", "read"]);
 }
 
 fn answer_and_close(events: &mut Loop, id: SessionId) {
@@ -80,8 +80,8 @@ fn answer_and_close(events: &mut Loop, id: SessionId) {
 }
 
 /// The write handler of the same turn is not called after it, and the last words arrive.
-pub(crate) fn a_handler_may_close_its_own_connection(bed: &impl Bed) {
-    let mut pair = pair(bed);
+pub(crate) fn a_handler_may_close_its_own_connection(test_bed: &impl TestBed) {
+    let mut pair = pair(test_bed);
     pair.write(pair.client, b"x");
     settle(&mut pair.events);
     let server = pair.events.get_mut(pair.server).expect("is there");
@@ -103,8 +103,8 @@ fn close_everybody_else(events: &mut Loop, id: SessionId) {
 }
 
 /// Also one whose handler was due in the same turn.
-pub(crate) fn a_handler_may_close_the_other_end(bed: &impl Bed) {
-    let mut pair = pair(bed);
+pub(crate) fn a_handler_may_close_the_other_end(test_bed: &impl TestBed) {
+    let mut pair = pair(test_bed);
     for id in [pair.client, pair.server] {
         pair.write(id, b"x");
     }
@@ -119,8 +119,8 @@ pub(crate) fn a_handler_may_close_the_other_end(bed: &impl Bed) {
     assert_eq!(pair.events.connections().count(), 1);
 }
 
-pub(crate) fn an_idle_loop_has_nothing_pending(bed: &impl Bed) {
-    let mut pair = pair(bed);
+pub(crate) fn an_idle_loop_has_nothing_pending(test_bed: &impl TestBed) {
+    let mut pair = pair(test_bed);
     pair.write(pair.client, b"x");
     pair.read(pair.server, 1);
     for id in [pair.client, pair.server] {

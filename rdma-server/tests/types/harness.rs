@@ -5,25 +5,25 @@ use std::time::{Duration, Instant};
 
 use rdma_server::{Address, EventLoop, ListenerId, SessionId, SessionState};
 
-use crate::beds::Bed;
+use crate::test_beds::TestBed;
 
 /// How long anything may take; soft-RoCE in an emulated machine is slow.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(crate) type Loop = EventLoop<Log>;
 
-/// What handlers have seen.
+/// The observations of handlers.
 #[derive(Default)]
 pub(crate) struct Log {
     pub(crate) arrived: Vec<SessionId>,
     pub(crate) accepted: Vec<SessionId>,
     /// Calls of the handlers of connecting sides, with the state they found.
     pub(crate) connected: Vec<(SessionId, SessionState)>,
-    /// What a reading handler has read.
+    /// Bytes that a reading handler has read.
     pub(crate) read: Vec<u8>,
     /// It has read the end.
     pub(crate) ended: bool,
-    /// What a writing handler is still to write.
+    /// Bytes that a writing handler is still to write.
     pub(crate) to_write: Vec<u8>,
     /// Names of handlers, in the order of their calls.
     pub(crate) calls: Vec<&'static str>,
@@ -45,16 +45,16 @@ pub(crate) fn new_loop() -> Loop {
 }
 
 /// A loop that listens and accepts.
-pub(crate) fn listening(bed: &impl Bed) -> (Loop, ListenerId, Address) {
+pub(crate) fn listening(test_bed: &impl TestBed) -> (Loop, ListenerId, Address) {
     let mut events = new_loop();
-    let listener = events.listen(bed.server(), &bed.address(), accept).expect("a free address");
+    let listener = events.listen(test_bed.server(), &test_bed.address(), accept).expect("a free address");
     let address = events.listener_addr(listener).expect("an address");
     (events, listener, address)
 }
 
-pub(crate) fn pair(bed: &impl Bed) -> Pair {
-    let (mut events, listener, address) = listening(bed);
-    let client = events.connect(bed.client(), &address, None, on_connected).expect("begins to connect");
+pub(crate) fn pair(test_bed: &impl TestBed) -> Pair {
+    let (mut events, listener, address) = listening(test_bed);
+    let client = events.connect(test_bed.client(), &address, None, on_connected).expect("begins to connect");
     assert_eq!(events.get(client).expect("is there").state(), SessionState::Connecting);
     run(&mut events, |events| events.state.connected.len() == 1 && events.state.accepted.len() == 1);
     assert_eq!(events.state.connected, [(client, SessionState::Connected)], "{:?}", events.get(client));

@@ -11,23 +11,23 @@ use rdma_server::{
     Accepted, Address, Carrier, ConnectionType, Kind, Listening, LoopId, SessionId, SessionState, Transport,
 };
 
-use crate::beds::{Bed, connects_by_itself};
 use crate::harness::{
     Loop, PATIENCE, accept, listening, new_loop, on_connected, on_readable, pair, run, settle,
 };
+use crate::test_beds::{TestBed, connects_by_itself};
 
 /// An address at which nobody listens any more.
-fn nobody(bed: &impl Bed) -> rdma_server::Address {
-    let (mut events, listener, address) = listening(bed);
+fn nobody(test_bed: &impl TestBed) -> rdma_server::Address {
+    let (mut events, listener, address) = listening(test_bed);
     events.close_listener(listener);
     address
 }
 
-pub(crate) fn connecting_to_nobody_fails_once(bed: &impl Bed) {
-    let address = nobody(bed);
+pub(crate) fn connecting_to_nobody_fails_once(test_bed: &impl TestBed) {
+    let address = nobody(test_bed);
     let mut events = new_loop();
     // Some types can tell at once.
-    match events.connect(bed.client(), &address, None, on_connected) {
+    match events.connect(test_bed.client(), &address, None, on_connected) {
         Err(error) => assert!(is_refusal(error.kind()), "{error}"),
         Ok(id) => {
             run(&mut events, |events| !events.state.connected.is_empty());
@@ -46,16 +46,16 @@ pub(crate) fn is_refusal(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::ConnectionRefused | ErrorKind::NotFound)
 }
 
-pub(crate) fn a_taken_address_is_refused(bed: &impl Bed) {
-    let (mut events, listener, address) = listening(bed);
-    let error = events.listen(bed.server(), &address, accept).expect_err("it is taken");
+pub(crate) fn a_taken_address_is_refused(test_bed: &impl TestBed) {
+    let (mut events, listener, address) = listening(test_bed);
+    let error = events.listen(test_bed.server(), &address, accept).expect_err("it is taken");
     assert!(matches!(error.kind(), ErrorKind::AddrInUse | ErrorKind::AddrNotAvailable), "{error}");
     events.close_listener(listener);
-    events.listen(bed.server(), &address, accept).expect("it is free again");
+    events.listen(test_bed.server(), &address, accept).expect("it is free again");
 }
 
-pub(crate) fn a_listener_may_be_closed_before_its_connections(bed: &impl Bed) {
-    let mut pair = pair(bed);
+pub(crate) fn a_listener_may_be_closed_before_its_connections(test_bed: &impl TestBed) {
+    let mut pair = pair(test_bed);
     pair.events.close_listener(pair.listener);
     assert!(pair.events.listener_addr(pair.listener).is_none());
     settle(&mut pair.events);
@@ -74,11 +74,11 @@ fn say_why(events: &mut Loop, id: SessionId) {
 }
 
 /// The reason arrives before the end, though the peer says something meanwhile.
-pub(crate) fn a_connection_can_be_refused(bed: &impl Bed) {
+pub(crate) fn a_connection_can_be_refused(test_bed: &impl TestBed) {
     let mut events = new_loop();
-    let listener = events.listen(bed.server(), &bed.address(), refuse).expect("a free address");
+    let listener = events.listen(test_bed.server(), &test_bed.address(), refuse).expect("a free address");
     let address = events.listener_addr(listener).expect("an address");
-    let client = events.connect(bed.client(), &address, None, talk).expect("begins to connect");
+    let client = events.connect(test_bed.client(), &address, None, talk).expect("begins to connect");
     run(&mut events, |events| events.state.ended);
     assert_eq!(events.state.read, b"-ERR no room\r\n");
     assert_eq!(events.get(client).expect("is there").state(), SessionState::Closed);
@@ -91,11 +91,11 @@ fn talk(events: &mut Loop, id: SessionId) {
     connection.set_read_handler(Some(on_readable));
 }
 
-pub(crate) fn many_connections_at_once(bed: &impl Bed) {
+pub(crate) fn many_connections_at_once(test_bed: &impl TestBed) {
     const MANY: usize = 12;
-    let (mut events, _, address) = listening(bed);
+    let (mut events, _, address) = listening(test_bed);
     for _ in 0..MANY {
-        events.connect(bed.client(), &address, None, on_connected).expect("begins to connect");
+        events.connect(test_bed.client(), &address, None, on_connected).expect("begins to connect");
     }
     run(&mut events, |events| events.state.connected.len() == MANY && events.state.accepted.len() == MANY);
     for (id, state) in events.state.connected.clone() {
@@ -109,13 +109,13 @@ pub(crate) fn many_connections_at_once(bed: &impl Bed) {
 }
 
 /// VR-RES-007: one turn takes a bounded number of connections; the others come in later turns.
-pub(crate) fn a_crowd_does_not_hold_the_loop(bed: &impl Bed) {
+pub(crate) fn a_crowd_does_not_hold_the_loop(test_bed: &impl TestBed) {
     const CROWD: usize = 20;
     const AT_MOST: usize = 16;
-    let (mut events, _, address) = listening(bed);
+    let (mut events, _, address) = listening(test_bed);
     let mut clients = new_loop();
     for _ in 0..CROWD {
-        clients.connect(bed.client(), &address, None, on_connected).expect("begins to connect");
+        clients.connect(test_bed.client(), &address, None, on_connected).expect("begins to connect");
     }
     settle(&mut clients);
     while events.state.arrived.len() < CROWD {
@@ -167,7 +167,7 @@ impl Listening for Exhausted {
     }
 }
 
-/// What the next request would meet as well makes a listener rest; what was wrong with one request does not.
+/// An error that the next request would meet as well makes a listener rest; an error of one request does not.
 #[test]
 fn a_listener_rests_when_resources_have_run_out_and_goes_on() {
     let (ours, mut theirs) = UnixStream::pair().expect("sockets");
@@ -190,15 +190,16 @@ fn leave_waiting(events: &mut Loop, id: SessionId) {
 }
 
 /// Nobody accepts. Either the system connects all the same, or it is over in time.
-pub(crate) fn a_handshake_ends_in_time(bed: &impl Bed) {
+pub(crate) fn a_handshake_ends_in_time(test_bed: &impl TestBed) {
     let mut events = new_loop();
     events.timeouts.handshake = Duration::from_millis(200);
-    let listener = events.listen(bed.server(), &bed.address(), leave_waiting).expect("a free address");
+    let listener =
+        events.listen(test_bed.server(), &test_bed.address(), leave_waiting).expect("a free address");
     let address = events.listener_addr(listener).expect("an address");
-    let id = events.connect(bed.client(), &address, None, on_connected).expect("begins to connect");
+    let id = events.connect(test_bed.client(), &address, None, on_connected).expect("begins to connect");
     run(&mut events, |events| !events.state.connected.is_empty() && !events.state.arrived.is_empty());
     let connection = events.get(id).expect("is there");
-    if connects_by_itself(bed) {
+    if connects_by_itself(test_bed) {
         assert_eq!(connection.state(), SessionState::Connected);
     } else if connection.state() == SessionState::Error {
         assert_eq!(connection.last_error().expect("an error").kind(), ErrorKind::TimedOut);
@@ -208,7 +209,7 @@ pub(crate) fn a_handshake_ends_in_time(bed: &impl Bed) {
     assert_eq!(events.get(arrived).expect("is there").state(), SessionState::Accepting);
     events.close(arrived);
     let begun = Instant::now();
-    while events.parting() > 0 {
+    while events.closing() > 0 {
         assert!(begun.elapsed() < PATIENCE);
         events.turn(Some(Duration::from_millis(100))).expect("a turn");
     }

@@ -1,7 +1,6 @@
 //! The contract of [`rdma_server`], shown on every connection type. Those on a real device need one (see
 //! `lab/test`): without it each says that it is skipped, and with `REQUIRE_RDMA=1` it fails instead.
 
-mod beds;
 mod closing;
 mod handlers;
 mod harness;
@@ -10,15 +9,16 @@ mod requests;
 #[cfg(feature = "tls")]
 mod secure;
 mod streams;
+mod test_beds;
 mod unix_paths;
 mod waiting;
 
 /// Runs every test of the contract on a type.
 macro_rules! contract {
-    ($($(#[$on:meta])* $kind:ident: $bed:ty;)*) => {
+    ($($(#[$on:meta])* $kind:ident: $test_bed:ty;)*) => {
         $($(#[$on])* mod $kind {
-            use super::beds::Bed as _;
-            contract!(@tests $bed;
+            use super::test_beds::TestBed as _;
+            contract!(@tests $test_bed;
                 streams: bytes_arrive_in_both_directions, nothing_to_read_is_no_end, a_vectored_write_arrives_in_order,
                     a_writer_without_room_sleeps_until_there_is_some, long_transfers_arrive_whole,
                     addresses_and_kind_are_told;
@@ -36,12 +36,12 @@ macro_rules! contract {
             );
         })*
     };
-    (@tests $bed:ty; $($file:ident: $($test:ident),*;)*) => {
+    (@tests $test_bed:ty; $($file:ident: $($test:ident),*;)*) => {
         $($(
             #[test]
             fn $test() {
-                if let Some(bed) = <$bed>::new() {
-                    super::$file::$test(&bed);
+                if let Some(test_bed) = <$test_bed>::new() {
+                    super::$file::$test(&test_bed);
                 }
             }
         )*)*
@@ -49,16 +49,16 @@ macro_rules! contract {
 }
 
 contract! {
-    tcp: super::beds::TcpBed;
-    unix: super::beds::UnixBed;
-    rdma: super::beds::RdmaBed;
-    verbs: super::beds::VerbsBed;
+    tcp: super::test_beds::TcpBed;
+    unix: super::test_beds::UnixBed;
+    rdma: super::test_beds::RdmaBed;
+    verbs: super::test_beds::VerbsBed;
     #[cfg(feature = "tls")]
-    tls_over_tcp: super::secure::TlsBed<super::beds::TcpBed>;
+    tls_over_tcp: super::secure::TlsBed<super::test_beds::TcpBed>;
     #[cfg(feature = "tls")]
-    tls_over_unix: super::secure::TlsBed<super::beds::UnixBed>;
+    tls_over_unix: super::secure::TlsBed<super::test_beds::UnixBed>;
     #[cfg(feature = "tls")]
-    tls_over_rdma: super::secure::TlsBed<super::beds::RdmaBed>;
+    tls_over_rdma: super::secure::TlsBed<super::test_beds::RdmaBed>;
     #[cfg(feature = "tls")]
-    tls_over_verbs: super::secure::TlsBed<super::beds::VerbsBed>;
+    tls_over_verbs: super::secure::TlsBed<super::test_beds::VerbsBed>;
 }

@@ -1,4 +1,4 @@
-//! What only RDMA has: requests that cost nothing until they are accepted, and room that comes back without `POLLOUT`.
+//! Properties that only RDMA has: requests that cost nothing until they are accepted, and room that comes back without `POLLOUT`.
 
 use std::io::{ErrorKind, Write};
 use std::net::{IpAddr, SocketAddr};
@@ -7,8 +7,8 @@ use std::time::Duration;
 use rdma_server::{Address, Barrier, Rdma, SessionId, SessionState};
 use rdma_softsim::{Fabric, SoftSim};
 
-use crate::beds::{Bed, RdmaBed};
 use crate::harness::{Loop, accept, new_loop, on_connected, on_readable, on_writable, pair, settle};
+use crate::test_beds::{RdmaBed, TestBed};
 
 const SERVER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
 const CLIENT: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 2));
@@ -129,8 +129,8 @@ fn a_refusal_costs_little() {
 /// A write that took all there was room for is followed by a call when there is room again, though no write has failed.
 #[test]
 fn room_that_was_filled_to_the_last_byte_comes_back() {
-    let bed = RdmaBed::new().expect("needs no device");
-    let mut pair = pair(&bed);
+    let test_bed = RdmaBed::new().expect("needs no device");
+    let mut pair = pair(&test_bed);
     let mut written = 0;
     let client = pair.events.get_mut(pair.client).expect("is there");
     // The send buffer is 1 MiB, and so is one window; both are full then.

@@ -9,16 +9,16 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
-use crate::beds::{Bed, RdmaBed, TcpBed};
 use crate::harness::{listening, new_loop, on_connected, on_readable, pair, run};
+use crate::test_beds::{RdmaBed, TcpBed, TestBed};
 
-pub(crate) struct TlsBed<B: Bed> {
+pub(crate) struct TlsBed<B: TestBed> {
     inner: B,
     server: Tls<B::Type>,
     client: Tls<B::Type>,
 }
 
-impl<B: Bed> Bed for TlsBed<B> {
+impl<B: TestBed> TestBed for TlsBed<B> {
     type Type = Tls<B::Type>;
 
     fn new() -> Option<Self> {
@@ -98,13 +98,13 @@ fn client_settings(with_certificate: bool) -> TlsSettings {
     TlsSettings::default().client(Some(Arc::new(config))).server_name(server_name)
 }
 
-fn bed<B: Bed>() -> TlsBed<B> {
+fn test_bed<B: TestBed>() -> TlsBed<B> {
     TlsBed::new().expect("needs no device")
 }
 
 #[test]
 fn the_peers_certificate_can_be_seen() {
-    let pair = pair(&bed::<RdmaBed>());
+    let pair = pair(&test_bed::<RdmaBed>());
     let [client, server] = [pair.client, pair.server].map(|id| pair.events.get(id).expect("is there"));
     assert_eq!(client.peer_certificate(), Some(certificate(SERVER[0]).as_ref()));
     assert_eq!(server.peer_certificate(), Some(certificate(CLIENT[0]).as_ref()));
@@ -113,10 +113,10 @@ fn the_peers_certificate_can_be_seen() {
 /// New settings are for new connections, of listeners that are there as well; old ones keep theirs.
 #[test]
 fn settings_can_be_changed_under_a_listener() {
-    let bed = bed::<TcpBed>();
-    let mut pair = pair(&bed);
-    bed.client.configure(client_settings(false)).expect("settings");
-    let client = pair.events.connect(bed.client(), &pair.address, None, on_connected).expect("begins");
+    let test_bed = test_bed::<TcpBed>();
+    let mut pair = pair(&test_bed);
+    test_bed.client.configure(client_settings(false)).expect("settings");
+    let client = pair.events.connect(test_bed.client(), &pair.address, None, on_connected).expect("begins");
     run(&mut pair.events, |events| events.state.accepted.len() == 2 && events.state.connected.len() == 2);
     assert_eq!(pair.events.state.connected[1], (client, SessionState::Connected));
     let [old, new] = [0, 1].map(|index| pair.events.state.accepted[index]);
@@ -126,11 +126,11 @@ fn settings_can_be_changed_under_a_listener() {
 
 #[test]
 fn a_server_with_another_name_is_not_trusted() {
-    let bed = bed::<RdmaBed>();
+    let test_bed = test_bed::<RdmaBed>();
     let settings = client_settings(true).server_name(None);
-    bed.client.configure(settings).expect("settings");
-    let (mut events, _, address) = listening(&bed);
-    let id = events.connect(bed.client(), &address, None, on_connected).expect("begins");
+    test_bed.client.configure(settings).expect("settings");
+    let (mut events, _, address) = listening(&test_bed);
+    let id = events.connect(test_bed.client(), &address, None, on_connected).expect("begins");
     run(&mut events, |events| events.state.connected.len() == 1 && events.state.accepted.len() == 1);
     let connection = events.get(id).expect("is there until it is closed");
     assert_eq!(connection.state(), SessionState::Error);
@@ -144,8 +144,8 @@ fn a_server_with_another_name_is_not_trusted() {
 
 #[test]
 fn who_does_not_speak_tls_is_told_to_leave() {
-    let bed = bed::<TcpBed>();
-    let (mut events, _, address) = listening(&bed);
+    let test_bed = test_bed::<TcpBed>();
+    let (mut events, _, address) = listening(&test_bed);
     let id = events.connect(&Tcp::new(), &address, None, on_connected).expect("begins");
     run(&mut events, |events| !events.state.connected.is_empty());
     events.get_mut(id).expect("is there").write_all(b"PING\r\nPING\r\n").expect("room");
@@ -160,7 +160,7 @@ fn who_does_not_speak_tls_is_told_to_leave() {
 /// Without the goodbye of TLS an end may be an attacker's work, and is an error.
 #[test]
 fn an_end_without_goodbye_is_an_error() {
-    let mut pair = pair(&bed::<RdmaBed>());
+    let mut pair = pair(&test_bed::<RdmaBed>());
     pair.events.abort(pair.client);
     let server = pair.events.get_mut(pair.server).expect("is there");
     let error = server.sync_read(&mut [0; 1], crate::harness::PATIENCE).expect_err("the end");

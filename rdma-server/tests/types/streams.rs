@@ -4,19 +4,19 @@ use std::io::{ErrorKind, IoSlice, Read, Write};
 
 use rdma_server::{Barrier, ConnectionType, SessionState};
 
-use crate::beds::Bed;
 use crate::harness::{on_readable, on_writable, pair, pattern, run, settle};
+use crate::test_beds::TestBed;
 
-pub(crate) fn bytes_arrive_in_both_directions(bed: &impl Bed) {
-    let mut pair = pair(bed);
+pub(crate) fn bytes_arrive_in_both_directions(test_bed: &impl TestBed) {
+    let mut pair = pair(test_bed);
     pair.write(pair.client, b"question");
     assert_eq!(pair.read(pair.server, 8), b"question");
     pair.write(pair.server, b"answer");
     assert_eq!(pair.read(pair.client, 6), b"answer");
 }
 
-pub(crate) fn nothing_to_read_is_no_end(bed: &impl Bed) {
-    let mut pair = pair(bed);
+pub(crate) fn nothing_to_read_is_no_end(test_bed: &impl TestBed) {
+    let mut pair = pair(test_bed);
     for id in [pair.client, pair.server] {
         let connection = pair.events.get_mut(id).expect("is there");
         let error = connection.read(&mut [0; 8]).expect_err("there is nothing");
@@ -34,8 +34,8 @@ fn bytes_still_arrive(pair: &mut crate::harness::Pair) {
     assert_eq!(pair.read(pair.server, 10), b"still here");
 }
 
-pub(crate) fn a_vectored_write_arrives_in_order(bed: &impl Bed) {
-    let mut pair = pair(bed);
+pub(crate) fn a_vectored_write_arrives_in_order(test_bed: &impl TestBed) {
+    let mut pair = pair(test_bed);
     let slices = [b"one ".as_slice(), b"", b"two ", b"three"].map(IoSlice::new);
     let connection = pair.events.get_mut(pair.client).expect("is there");
     assert_eq!(connection.write_vectored(&slices).expect("room"), 13);
@@ -43,8 +43,8 @@ pub(crate) fn a_vectored_write_arrives_in_order(bed: &impl Bed) {
 }
 
 /// The loop sleeps while a writer waits, and the writer is called when the peer has made room, not before.
-pub(crate) fn a_writer_without_room_sleeps_until_there_is_some(bed: &impl Bed) {
-    let mut pair = pair(bed);
+pub(crate) fn a_writer_without_room_sleeps_until_there_is_some(test_bed: &impl TestBed) {
+    let mut pair = pair(test_bed);
     let written = pair.fill(pair.client);
     pair.events.state.to_write = pattern(written, 100);
     let connection = pair.events.get_mut(pair.client).expect("is there");
@@ -64,8 +64,8 @@ pub(crate) fn a_writer_without_room_sleeps_until_there_is_some(bed: &impl Bed) {
 }
 
 /// Several windows and buffers in both directions at once.
-pub(crate) fn long_transfers_arrive_whole(bed: &impl Bed) {
-    let mut pair = pair(bed);
+pub(crate) fn long_transfers_arrive_whole(test_bed: &impl TestBed) {
+    let mut pair = pair(test_bed);
     let sent = pattern(0, 5 << 20);
     pair.events.state.to_write.clone_from(&sent);
     let client = pair.events.get_mut(pair.client).expect("is there");
@@ -76,15 +76,15 @@ pub(crate) fn long_transfers_arrive_whole(bed: &impl Bed) {
     assert!(pair.events.state.read == sent, "the bytes differ");
 }
 
-pub(crate) fn addresses_and_kind_are_told(bed: &impl Bed) {
-    let pair = pair(bed);
+pub(crate) fn addresses_and_kind_are_told(test_bed: &impl TestBed) {
+    let pair = pair(test_bed);
     let (client, server) = (pair.events.get(pair.client), pair.events.get(pair.server));
     let (client, server) = (client.expect("is there"), server.expect("is there"));
     assert_eq!(client.peer_addr(), Some(pair.address.clone()));
     assert_eq!(server.local_addr(), Some(pair.address.clone()));
     assert_eq!(client.local_addr(), server.peer_addr());
     for connection in [client, server] {
-        assert_eq!(connection.kind(), bed.server().kind());
-        assert_eq!(connection.is_local(), bed.is_local());
+        assert_eq!(connection.kind(), test_bed.server().kind());
+        assert_eq!(connection.is_local(), test_bed.is_local());
     }
 }

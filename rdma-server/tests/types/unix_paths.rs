@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use rdma_server::{Address, Unix};
 
-use crate::beds::{Bed, UnixBed};
 use crate::harness::{accept, new_loop, on_connected, run};
+use crate::test_beds::{TestBed, UnixBed};
 
 fn path(address: &Address) -> PathBuf {
     let Address::Unix(path) = address else { panic!("{address} is not a path") };
@@ -15,14 +15,14 @@ fn path(address: &Address) -> PathBuf {
 
 #[test]
 fn what_is_not_a_socket_is_not_removed() {
-    let bed = UnixBed::new().expect("needs no device");
-    let address = bed.address();
+    let test_bed = UnixBed::new().expect("needs no device");
+    let address = test_bed.address();
     std::fs::write(path(&address), "precious").expect("a file");
     let error = new_loop().listen(&Unix::new(), &address, accept).expect_err("the name is taken");
     assert_eq!(error.kind(), ErrorKind::AddrInUse, "{error}");
     assert_eq!(std::fs::read(path(&address)).expect("it is still there"), b"precious");
     // Nor what a link leads to, or the link.
-    let link = bed.address();
+    let link = test_bed.address();
     std::os::unix::fs::symlink(path(&address), path(&link)).expect("a link");
     new_loop().listen(&Unix::new(), &link, accept).expect_err("the name is taken");
     assert_eq!(std::fs::read(path(&link)).expect("it is still there"), b"precious");
@@ -30,8 +30,8 @@ fn what_is_not_a_socket_is_not_removed() {
 
 #[test]
 fn the_socket_of_a_server_that_died_is_replaced() {
-    let bed = UnixBed::new().expect("needs no device");
-    let address = bed.address();
+    let test_bed = UnixBed::new().expect("needs no device");
+    let address = test_bed.address();
     drop(std::os::unix::net::UnixListener::bind(path(&address)).expect("a socket"));
     assert!(path(&address).exists(), "a closed socket leaves its file");
     new_loop().listen(&Unix::new(), &address, accept).expect("nobody listens there any more");
@@ -40,8 +40,8 @@ fn the_socket_of_a_server_that_died_is_replaced() {
 /// A listener whose file was replaced leaves the successor's where it is.
 #[test]
 fn a_dropped_listener_removes_its_own_file_only() {
-    let bed = UnixBed::new().expect("needs no device");
-    let address = bed.address();
+    let test_bed = UnixBed::new().expect("needs no device");
+    let address = test_bed.address();
     let mut events = new_loop();
     let old = events.listen(&Unix::new(), &address, accept).expect("a free name");
     std::fs::remove_file(path(&address)).expect("its file");

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use rdma_server::{SessionId, SessionState};
 
-use crate::beds::Bed;
 use crate::harness::{Loop, PATIENCE, listening, new_loop, pair, pattern, run};
 use crate::listening::is_refusal;
+use crate::test_beds::TestBed;
 
 fn echo(events: &mut Loop, id: SessionId) {
     let mut chunk = [0; 100];
@@ -22,11 +22,11 @@ fn echo(events: &mut Loop, id: SessionId) {
 }
 
 /// A server in a thread of its own, which echoes until everybody has left.
-fn with_echo(bed: &impl Bed, client: impl FnOnce(&mut Loop, &rdma_server::Address)) {
+fn with_echo(test_bed: &impl TestBed, client: impl FnOnce(&mut Loop, &rdma_server::Address)) {
     thread::scope(|scope| {
         let (tell, told) = mpsc::channel();
         scope.spawn(move || {
-            let (mut events, _, address) = listening(bed);
+            let (mut events, _, address) = listening(test_bed);
             tell.send(address).expect("the client waits for it");
             run(&mut events, |events| !events.state.accepted.is_empty());
             let id = events.state.accepted[0];
@@ -41,9 +41,9 @@ fn with_echo(bed: &impl Bed, client: impl FnOnce(&mut Loop, &rdma_server::Addres
     });
 }
 
-pub(crate) fn a_blocking_connect_waits(bed: &impl Bed) {
-    with_echo(bed, |events, address| {
-        let id = events.blocking_connect(bed.client(), address, None, PATIENCE).expect("connects");
+pub(crate) fn a_blocking_connect_waits(test_bed: &impl TestBed) {
+    with_echo(test_bed, |events, address| {
+        let id = events.blocking_connect(test_bed.client(), address, None, PATIENCE).expect("connects");
         let connection = events.get_mut(id).expect("is there");
         assert_eq!(connection.state(), SessionState::Connected);
         connection.sync_write(b"hello\r\nworld\n", PATIENCE).expect("written");
@@ -55,21 +55,22 @@ pub(crate) fn a_blocking_connect_waits(bed: &impl Bed) {
     });
 }
 
-pub(crate) fn a_blocking_connect_to_nobody_fails(bed: &impl Bed) {
-    let (mut events, listener, address) = listening(bed);
+pub(crate) fn a_blocking_connect_to_nobody_fails(test_bed: &impl TestBed) {
+    let (mut events, listener, address) = listening(test_bed);
     events.close_listener(listener);
-    let error = events.blocking_connect(bed.client(), &address, None, PATIENCE).expect_err("nobody listens");
+    let error =
+        events.blocking_connect(test_bed.client(), &address, None, PATIENCE).expect_err("nobody listens");
     assert!(is_refusal(error.kind()), "{error}");
     assert_eq!(events.connections().count(), 0);
 }
 
 /// More than fits on the way, so both sides must wait.
-pub(crate) fn sync_calls_move_whole_pieces(bed: &impl Bed) {
+pub(crate) fn sync_calls_move_whole_pieces(test_bed: &impl TestBed) {
     const LEN: usize = 5 << 20;
     thread::scope(|scope| {
         let (tell, told) = mpsc::channel();
         scope.spawn(move || {
-            let (mut events, _, address) = listening(bed);
+            let (mut events, _, address) = listening(test_bed);
             tell.send(address).expect("the client waits for it");
             run(&mut events, |events| !events.state.accepted.is_empty());
             let id = events.state.accepted[0];
@@ -82,7 +83,7 @@ pub(crate) fn sync_calls_move_whole_pieces(bed: &impl Bed) {
         });
         let address = told.recv().expect("a server");
         let mut events = new_loop();
-        let id = events.blocking_connect(bed.client(), &address, None, PATIENCE).expect("connects");
+        let id = events.blocking_connect(test_bed.client(), &address, None, PATIENCE).expect("connects");
         let connection = events.get_mut(id).expect("is there");
         connection.sync_write(&pattern(0, LEN), PATIENCE).expect("written");
         assert_eq!(connection.sync_read_line(10, PATIENCE).expect("a line"), b"done");
@@ -91,8 +92,8 @@ pub(crate) fn sync_calls_move_whole_pieces(bed: &impl Bed) {
     });
 }
 
-pub(crate) fn sync_calls_time_out(bed: &impl Bed) {
-    let mut pair = pair(bed);
+pub(crate) fn sync_calls_time_out(test_bed: &impl TestBed) {
+    let mut pair = pair(test_bed);
     let soon = Duration::from_millis(20);
     let client = pair.events.get_mut(pair.client).expect("is there");
     assert_eq!(client.sync_read(&mut [0; 1], soon).expect_err("nothing").kind(), ErrorKind::TimedOut);

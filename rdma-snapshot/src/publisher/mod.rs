@@ -24,7 +24,7 @@ use crate::reader::{Landed, Offer, Shared};
 use crate::wait::{Waker, sleep};
 use crate::wire::{Mark, Reason, SnapshotId};
 use session::{Session, Terms, refused};
-use store::Store;
+pub(crate) use store::Store;
 
 /// How a publisher behaves.
 #[derive(Clone, Debug)]

@@ -15,7 +15,7 @@ use crate::wire::{
     SnapshotId, VERSION, Welcome,
 };
 
-/// What readers are told: a log of chunks, where the snapshot ends in it, and whether it is complete.
+/// The state that readers are told: a log of chunks, where the snapshot ends in it, and whether it is complete.
 #[derive(Debug, Default)]
 pub(crate) struct Log {
     pub(crate) entries: Vec<Entry>,
@@ -30,7 +30,7 @@ impl Log {
     }
 }
 
-/// What holds for all sessions of a publisher.
+/// Settings of all sessions of a publisher.
 #[derive(Clone, Debug)]
 pub(crate) struct Terms {
     pub(crate) secret: Secret,
@@ -156,12 +156,12 @@ impl Session {
         self.by = now.after(limit);
     }
 
-    /// Where its connection for READs may come from.
+    /// Returns the address from which its connection for READs must come, while one is expected.
     pub(crate) const fn expects(&self) -> Option<SocketAddr> {
         if let State::Connecting(peer) = self.state { Some(peer) } else { None }
     }
 
-    /// That connection is there.
+    /// Notes that this connection is established.
     pub(crate) fn handle_established(&mut self, lease: Duration, now: Instant) {
         if matches!(self.state, State::Connecting(_)) {
             self.enter(State::Serving, lease, now);
@@ -169,12 +169,12 @@ impl Session {
         }
     }
 
-    /// Whether it has everything and has said so.
+    /// Returns whether it has everything and has said so.
     pub(crate) const fn is_done(&self) -> bool {
         matches!(self.state, State::Done)
     }
 
-    /// Whether it can read.
+    /// Returns whether it can read.
     pub(crate) const fn is_serving(&self) -> bool {
         matches!(self.state, State::Serving)
     }

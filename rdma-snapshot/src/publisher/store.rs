@@ -161,3 +161,40 @@ impl<B: Descriptors> Store<B> {
         Ok(())
     }
 }
+
+/// What readers must notice, and nobody does but tests.
+#[cfg(test)]
+impl<B: Descriptors> Store<B> {
+    /// Changes what was published of a chunk; a second time, it is as it was. False if there is no such chunk.
+    pub(crate) fn spoil(&self, chunk: usize) -> bool {
+        let (region, at) = match &self.mapped {
+            Some(mapped) if self.log.mapping.is_some() => {
+                (&mapped.region, mapped.areas as usize * 8 + chunk * AREA as usize)
+            }
+            _ => match self.regions.get(chunk) {
+                Some(region) => (region, 0),
+                None => return false,
+            },
+        };
+        let mut byte = [0];
+        region.memory().read(at, &mut byte) && region.memory().write(at, &[byte[0] ^ 0x10])
+    }
+
+    /// Changes the address of the first area of the seed's table.
+    pub(crate) fn spoil_addresses(&self) {
+        if let Some(mapped) = &self.mapped {
+            assert!(mapped.region.memory().write(7, &[1]), "it has an address");
+        }
+    }
+
+    /// Bytes of its regions.
+    pub(crate) fn registered(&self) -> u64 {
+        let mapped = self.mapped.as_ref().map_or(0, |mapped| mapped.total + u64::from(mapped.areas) * 8);
+        mapped + if self.mapped.is_some() { 0 } else { self.bytes }
+    }
+
+    /// Its regions.
+    pub(crate) fn regions(&self) -> usize {
+        self.regions.len()
+    }
+}

@@ -13,7 +13,7 @@ use super::Shared;
 use super::table::Chunk;
 use crate::error::Error;
 
-/// What a READ fetches.
+/// The target of a READ.
 pub(super) enum What {
     /// The address area of the seed's table.
     Addresses,

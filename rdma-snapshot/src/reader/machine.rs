@@ -171,6 +171,10 @@ impl Machine {
     }
 
     pub(crate) fn handle_frame(&mut self, frame: Frame, now: Instant) -> Result<(), Error> {
+        // It has everything. What the publisher said before it heard so changes nothing.
+        if self.is_done() {
+            return Ok(());
+        }
         if let Frame::Refused(refused) = frame {
             return Err(match Reason::from_number(refused.reason.get()) {
                 Reason::Snapshot => Error::OtherSnapshot,

@@ -8,7 +8,7 @@ mod table;
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -178,6 +178,10 @@ impl<B: Descriptors> Reader<B> {
                     return Ok(());
                 }
                 Err(error @ (Error::Read { .. } | Error::DataEnded(_))) => {
+                    // What it still tells of is of no use, and would wake whoever waits for the publisher's word.
+                    self.data = None;
+                    self.flights.clear();
+                    self.way = None;
                     self.failed = Some((error, self.backend.now().after(LAST_WORD)));
                 }
                 other => return other,
@@ -220,6 +224,7 @@ impl<B: Descriptors> Reader<B> {
         let listened = (|| {
             self.endpoint.progress()?;
             while self.endpoint.next_event().is_some() {}
+            while self.events.next_event().map_err(Error::backend("taking events"))?.is_some() {}
             while let Some(frame) = self.channel.receive(&mut self.endpoint)? {
                 if matches!(frame, Frame::Refused(_)) {
                     self.machine.handle_frame(frame, self.backend.now())?;
@@ -369,18 +374,19 @@ impl<B: Descriptors> Reader<B> {
         self.endpoint.next_timeout().map_or(own, |at| at.min(own))
     }
 
+    /// What wakes it.
+    pub(crate) fn sources(&self) -> Vec<BorrowedFd<'_>> {
+        let data = self.data.as_ref().map(Data::as_fd);
+        [self.endpoint.as_fd(), self.events.as_fd()].into_iter().chain(data).collect()
+    }
+
     /// Sleeps until something has come, or somebody wakes it, or it is time.
     ///
     /// # Errors
     /// The system's, from waiting.
-    pub fn wait(
-        &self,
-        waker: &Waker,
-        also: &[std::os::fd::BorrowedFd<'_>],
-        until: Option<Instant>,
-    ) -> Result<(), Error> {
-        let mut sources = vec![self.endpoint.as_fd(), self.events.as_fd(), waker.as_fd()];
-        sources.extend(self.data.as_ref().map(Data::as_fd));
+    pub fn wait(&self, waker: &Waker, also: &[BorrowedFd<'_>], until: Option<Instant>) -> Result<(), Error> {
+        let mut sources = self.sources();
+        sources.push(waker.as_fd());
         sources.extend_from_slice(also);
         let own = self.next_timeout();
         let at = until.map_or(own, |until| until.min(own));
@@ -390,5 +396,10 @@ impl<B: Descriptors> Reader<B> {
     /// Where the snapshot ends, if the publisher has said so.
     pub const fn mark(&self) -> Option<crate::wire::Mark> {
         self.machine.mark()
+    }
+    /// Regions to read into.
+    #[cfg(test)]
+    pub(crate) fn regions(&self) -> usize {
+        self.pool.len() + self.flights.len() + self.landed.len()
     }
 }

@@ -1,4 +1,4 @@
-//! What a publisher has announced, checked: the reader's copy of the table, as far as it is still needed.
+//! The entries that a publisher has announced, checked: the reader's copy of the table, as far as it is still needed.
 //!
 //! A table is a log: entries come one after another and are read in that order, so an entry that comes twice, or out of its place,
 //! or points elsewhere than forward cannot be said (VS-TABLE-002). Nothing here is longer than this side's limits.
@@ -19,7 +19,7 @@ const ADDRESS: u64 = 8;
 /// Entries kept that no READ was posted for. A reader that has more listens no further until some are used.
 const MOST_WAITING: usize = 4 * MOST_ENTRIES;
 
-/// What a reader takes from a publisher.
+/// The limits up to which a reader accepts a publisher's announcements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes in a chunk, at most.
@@ -52,7 +52,7 @@ pub struct Chunk {
     pub crc: Option<u32>,
 }
 
-/// What a reader has of a snapshot: where the next attempt goes on after a cut.
+/// The part of a snapshot that a reader has: where the next attempt goes on after a cut.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Have {
     /// Which snapshot; zero before it is known.
@@ -100,7 +100,7 @@ impl Table {
         Ok(())
     }
 
-    /// Whether there is room for another frame of entries.
+    /// Returns whether there is room for another frame of entries.
     pub(crate) fn has_room(&self) -> bool {
         self.waiting.len() <= MOST_WAITING - MOST_ENTRIES
     }
@@ -144,7 +144,7 @@ impl Table {
         Ok(())
     }
 
-    /// Where the addresses of the seed's table are, and how many bytes they have.
+    /// Returns the remote place of the addresses of the seed's table, and how many bytes they have.
     pub(crate) fn addresses(&self, mapping: &Mapping) -> Result<(RemoteAddress, u32), Error> {
         let areas = mapping.areas.get();
         if areas > self.limits.areas {
@@ -219,7 +219,7 @@ impl Table {
         self.waiting.pop_front();
     }
 
-    /// Whether every chunk that there will be was taken.
+    /// Returns whether every chunk that there will be was taken.
     pub(crate) fn is_used_up(&self) -> bool {
         self.ended && self.waiting.is_empty()
     }

@@ -21,7 +21,7 @@ impl Stop {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it was asked for.
+    /// Returns whether it was asked for.
     #[must_use]
     pub fn is_stopped(&self) -> bool {
         self.0.load(Ordering::Relaxed)
@@ -56,7 +56,7 @@ impl Progress {
         if seconds > 0.0 { self.bytes as f64 / seconds } else { 0.0 }
     }
 
-    /// How long the rest takes at that rate.
+    /// Returns how long the rest takes at that rate.
     #[must_use]
     pub fn left(&self) -> Option<Duration> {
         let left = self.total?.saturating_sub(self.bytes) as f64;

@@ -52,7 +52,7 @@ impl Default for Publish {
     }
 }
 
-/// What the source's thread hands over.
+/// A message of the source's thread.
 enum Made {
     Chunk(Vec<u8>),
     Mark,

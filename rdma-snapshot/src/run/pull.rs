@@ -62,7 +62,7 @@ impl Default for Pull {
     }
 }
 
-/// What the sink's thread gets.
+/// A message to the sink's thread.
 enum Job {
     Begin(Offer),
     Bytes(Vec<u8>),
@@ -132,7 +132,7 @@ impl Applying {
 }
 
 impl Drop for Applying {
-    /// What the sink undoes is undone when this returns.
+    /// Ends the sink's thread. The sink has undone what it must undo when this returns.
     fn drop(&mut self) {
         self.jobs = None;
         if let Some(thread) = self.thread.take() {
@@ -168,7 +168,7 @@ fn apply(sink: &mut impl Sink, digest: &mut Option<Sha256>, job: Job) -> Result<
 /// goes on with the next of them, where it was (VS-READ-003).
 ///
 /// # Errors
-/// What ended the last attempt, or the sink.
+/// The error that ended the last attempt, or the sink.
 pub fn pull<B: Descriptors>(
     backend: &B,
     publishers: &[SocketAddr],

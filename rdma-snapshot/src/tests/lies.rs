@@ -1,6 +1,7 @@
 //! Publishers that lie: what they say is refused by name, and no wrong byte is passed on.
 
 use proptest::prelude::*;
+use zerocopy::FromZeros;
 use zerocopy::byteorder::network_endian::{U16, U32, U64};
 
 use super::*;
@@ -8,8 +9,8 @@ use crate::reader::machine::{Machine, Order};
 use crate::wire::{Challenge, Entry, Frame, MAGIC, Mapping, Mark, VERSION, Welcome};
 
 /// A publisher with ten chunks, and what becomes of one reader after `lie` changed what readers are told.
-fn told(personality: Personality, lie: impl Fn(&mut crate::publisher::session::Log)) -> (Pull, Vec<u8>) {
-    let world = World::new(1, personality, 2, Vec::new());
+fn told(device_kind: DeviceKind, lie: impl Fn(&mut crate::publisher::session::Log)) -> (Pull, Vec<u8>) {
+    let world = World::new(1, device_kind, 2, Vec::new());
     let mut publisher = world.publisher(1, publisher::Config::default());
     publisher.offer(None, offer(Layout::Chunks)).expect("an offer");
     let bytes = content(1, 10_000);
@@ -41,7 +42,7 @@ fn entries_that_cannot_be_are_refused() {
         |entry| entry.address = U64::new(u64::MAX - 10),
     ];
     for lie in lies {
-        let (pull, _) = told(Personality::Ibta, |log| lie(&mut log.entries[5]));
+        let (pull, _) = told(DeviceKind::Ibta, |log| lie(&mut log.entries[5]));
         assert!(matches!(pull.error, Some(Error::Lie(_))), "{:?}", pull.error);
     }
 }
@@ -50,7 +51,7 @@ fn entries_that_cannot_be_are_refused() {
 #[test]
 fn a_chunk_with_other_bytes_is_refused() {
     for (at, lie) in [(0, "crc"), (5, "crc"), (9, "address")] {
-        let (pull, _) = told(Personality::Mlx5, |log| {
+        let (pull, _) = told(DeviceKind::Mlx5, |log| {
             let other = log.entries[1].address;
             let entry = &mut log.entries[at];
             match lie {
@@ -72,11 +73,11 @@ fn a_chunk_with_other_bytes_is_refused() {
 /// Memory that the publisher does not have is refused by its device, and the chunk is named.
 #[test]
 fn a_key_that_opens_nothing_is_a_failed_read() {
-    for personality in Personality::ALL {
-        let (pull, _) = told(personality, |log| log.entries[4].rkey = U32::new(0xdead_beef));
+    for device_kind in DeviceKind::ALL {
+        let (pull, _) = told(device_kind, |log| log.entries[4].rkey = U32::new(0xdead_beef));
         assert!(
             matches!(pull.error, Some(Error::Read { chunk: 0..=4, .. })),
-            "{personality:?}: {:?}",
+            "{device_kind:?}: {:?}",
             pull.error
         );
     }
@@ -85,7 +86,7 @@ fn a_key_that_opens_nothing_is_a_failed_read() {
 /// VS-TABLE-006: an end that is not where the chunks end.
 #[test]
 fn an_end_that_lies_is_refused() {
-    let (pull, _) = told(Personality::Ibta, |log| {
+    let (pull, _) = told(DeviceKind::Ibta, |log| {
         let mark = log.mark.as_mut().expect("a mark");
         mark.bytes = U64::new(mark.bytes.get() + 1);
     });
@@ -225,6 +226,26 @@ fn what_waits_to_be_read_is_bounded() {
         machine.handle_frame(Frame::Chunks(entries.collect()), Instant::default()).expect("entries");
         index += crate::wire::MOST_ENTRIES as u64;
         assert!(index < 100_000, "it listens on");
+    }
+}
+
+/// What a publisher said before it heard that the reader has everything is not held against it: neither is the pull lost.
+#[test]
+fn what_crosses_the_readers_last_word_changes_nothing() {
+    let now = Instant::default();
+    let mut machine = welcomed(Layout::Chunks, reader::Limits::default());
+    let entry = Entry { length: 9.into(), ..FromZeros::new_zeroed() };
+    machine.handle_frame(Frame::Chunks(vec![entry]), now).expect("a chunk");
+    let chunk = machine.next_read().expect("a chunk");
+    machine.posted(now);
+    let mark = Mark { chunks: 1.into(), bytes: u64::from(chunk.length).into(), digest: [0; 32] };
+    machine.handle_frame(Frame::Mark(mark), now).expect("an end");
+    machine.handle_frame(Frame::End(crate::wire::End { chunks: 1.into() }), now).expect("an end");
+    machine.handle_chunk(&chunk, 0, now).expect("a chunk");
+    assert!(machine.is_done());
+    let withdrawn = crate::wire::Refused { reason: crate::wire::Reason::Withdrawn.number().into() };
+    for frame in [Frame::Alive, Frame::Refused(withdrawn)] {
+        machine.handle_frame(frame, now).expect("it has everything");
     }
 }
 

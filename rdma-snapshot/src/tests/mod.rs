@@ -1,15 +1,19 @@
 //! Whole sessions in virtual time.
 
-mod cuts;
 mod lies;
 mod links;
+mod sim;
 mod whole;
 
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use rdma_proto::time::Instant;
-use rdma_softsim::{FaultPlan, Knobs, Limits as Device, Personality, Random, Resources, Simulation, SoftSim};
+use rdma_softsim::{
+    DeviceKind, FaultPlan, Limits as Device, Random, Resources, Simulation, SimulationSettings, SoftSim,
+};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::publisher::{self, Publisher};
 use crate::reader::{self, Have, Offer, Reader};
@@ -41,13 +45,19 @@ fn reading() -> reader::Config {
     reader::Config { depth: DEPTH, ..reader::Config::default() }
 }
 
+/// Whether whoever sleeps on these would wake.
+fn is_readable(sources: &[BorrowedFd<'_>]) -> bool {
+    let mut polled: Vec<_> = sources.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+    poll(&mut polled, Some(&Timespec::default())).expect("descriptors") > 0
+}
+
 /// A fabric with hosts.
 struct World {
     sim: Simulation,
     hosts: Vec<SoftSim>,
 }
 
-/// Somebody who reads in a world, over several attempts, and what it has.
+/// Somebody who reads in a world, and what it has.
 struct Pull {
     reader: Option<Reader<SoftSim>>,
     config: reader::Config,
@@ -55,23 +65,19 @@ struct Pull {
     host: SoftSim,
     domain: Option<reader::Shared<SoftSim>>,
     have: Have,
-    /// Chunks that it had when its present attempt began.
-    began: u64,
     bytes: Vec<u8>,
     /// Chunks that it takes at a time.
     room: usize,
-    attempts: u32,
+    done: bool,
     /// What ended it.
     error: Option<Error>,
-    /// What its last attempt has asked of the device.
+    /// What it has asked of the device.
     counters: reader::Counters,
-    /// READs that came to nothing, of each session that was cut.
-    wasted: Vec<u64>,
 }
 
 impl World {
-    fn new(seed: u64, personality: Personality, hosts: u8, plan: FaultPlan) -> Self {
-        let sim = Simulation::new(seed, personality, Knobs::default(), plan);
+    fn new(seed: u64, device_kind: DeviceKind, hosts: u8, plan: FaultPlan) -> Self {
+        let sim = Simulation::new(seed, device_kind, SimulationSettings::default(), plan);
         let hosts = (1..=hosts).map(|host| sim.host(&[address(host)], Device::default())).collect();
         Self { sim, hosts }
     }
@@ -89,13 +95,11 @@ impl World {
             host: self.hosts[usize::from(host) - 1].clone(),
             domain: None,
             have: Have::default(),
-            began: 0,
             bytes: Vec::new(),
             room: usize::from(DEPTH),
-            attempts: 1,
+            done: false,
             error: None,
             counters: reader::Counters::default(),
-            wasted: Vec::new(),
         }
     }
 
@@ -114,7 +118,7 @@ impl World {
         assert!(self.sim.events() < MOST_EVENTS, "a run without end");
     }
 
-    /// Runs until all who pull have everything, or no attempts left.
+    /// Runs until all who pull have everything, or have failed.
     fn run(&self, publisher: &mut Publisher<SoftSim>, pulls: &mut [Pull]) {
         while pulls.iter().any(Pull::is_under_way) {
             publisher.progress().expect("the publisher goes on");
@@ -137,27 +141,20 @@ impl World {
 
 impl Pull {
     fn is_under_way(&self) -> bool {
-        self.error.is_none() && !(self.reader.is_none() && self.have.mark.is_some_and(|_| self.attempts == 0))
+        self.error.is_none() && !self.done
     }
 
     fn next_timeout(&self) -> Option<Instant> {
         self.reader.as_ref().map(Reader::next_timeout)
     }
 
-    /// Goes on as far as it can, with another attempt after an error that allows one.
+    /// Goes on as far as it can.
     fn progress(&mut self, mut take: impl FnMut(&mut Option<Landed<SoftSim>>)) {
-        while self.is_under_way() {
-            let Err(error) = self.attempt(&mut take) else { return };
-            if self.reader.take().is_some() {
-                self.wasted.push(self.counters.reads - (self.have.chunks - self.began));
-                self.began = self.have.chunks;
-            }
-            self.counters = reader::Counters::default();
-            if error.may_resume() && self.attempts > 1 {
-                self.attempts -= 1;
-            } else {
-                self.error = Some(error);
-            }
+        if self.is_under_way()
+            && let Err(error) = self.attempt(&mut take)
+        {
+            self.reader = None;
+            self.error = Some(error);
         }
     }
 
@@ -183,7 +180,7 @@ impl Pull {
         self.counters = reader.counters();
         worked?;
         if reader.is_done() {
-            self.attempts = 0;
+            self.done = true;
             self.reader = None;
         }
         Ok(())

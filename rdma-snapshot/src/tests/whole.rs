@@ -3,7 +3,7 @@
 use rdma_proto::backend::{
     Access, Backend, CmEventKind, ConnectParams, EventChannel, Identifier, QueuePairLimits,
 };
-use rdma_softsim::trace::What;
+use rdma_softsim::trace::EntryKind;
 
 use super::*;
 use crate::Secret;
@@ -26,19 +26,19 @@ fn published(world: &World, config: publisher::Config, bytes: &[u8]) -> Publishe
 /// VS-TABLE-002, VS-READ-001: three readers have every byte, and nothing is left behind, on every kind of device.
 #[test]
 fn readers_get_every_byte_and_give_everything_back() {
-    for (seed, personality) in (0..).zip(Personality::ALL) {
-        let world = World::new(seed, personality, 4, Vec::new());
+    for (seed, device_kind) in (0..).zip(DeviceKind::ALL) {
+        let world = World::new(seed, device_kind, 4, Vec::new());
         let bytes = content(seed, 100_500);
         let mut publisher = published(&world, publisher::Config::default(), &bytes);
         let mut pulls = [2, 3, 4].map(|host| world.pull(host, 1, reading()));
         world.run(&mut publisher, &mut pulls);
         for pull in &pulls {
-            assert!(pull.error.is_none(), "{personality:?}: {:?}", pull.error);
-            assert!(pull.bytes == bytes, "{personality:?}");
+            assert!(pull.error.is_none(), "{device_kind:?}: {:?}", pull.error);
+            assert!(pull.bytes == bytes, "{device_kind:?}");
             assert_eq!((pull.have.chunks, pull.have.bytes), (101, 100_500));
         }
         drop((publisher, pulls));
-        assert!(world.is_empty(), "{personality:?}");
+        assert!(world.is_empty(), "{device_kind:?}");
     }
 }
 
@@ -46,7 +46,7 @@ fn readers_get_every_byte_and_give_everything_back() {
 #[test]
 fn as_many_reads_are_under_way_as_both_sides_allow() {
     for (ours, theirs, room, most) in [(16, 16, 100, 16), (16, 3, 100, 3), (2, 16, 100, 2), (16, 16, 5, 5)] {
-        let world = World::new(1, Personality::Ibta, 2, Vec::new());
+        let world = World::new(1, DeviceKind::Ibta, 2, Vec::new());
         let config = publisher::Config { depth: theirs, ..publisher::Config::default() };
         let mut publisher = published(&world, config, &content(1, 60_000));
         let mut pull = world.pull(2, 1, reader::Config { depth: ours, ..reader::Config::default() });
@@ -61,7 +61,7 @@ fn as_many_reads_are_under_way_as_both_sides_allow() {
 /// Chunks can be read before the snapshot is complete, and those behind its end come after the mark.
 #[test]
 fn building_and_reading_overlap_and_the_log_follows_the_snapshot() {
-    let world = World::new(2, Personality::Rxe, 2, Vec::new());
+    let world = World::new(2, DeviceKind::Rxe, 2, Vec::new());
     let mut publisher = world.publisher(1, publisher::Config::default());
     publisher.offer(None, offer(Layout::Chunks)).expect("an offer");
     let mut pull = world.pull(2, 1, reading());
@@ -91,7 +91,7 @@ fn building_and_reading_overlap_and_the_log_follows_the_snapshot() {
 fn a_peer_with_another_secret_is_refused() {
     let secret = |text: &str| Secret::new(text.as_bytes());
     for (theirs, ours, right) in [("a", "a", true), ("a", "b", false), ("", "b", false), ("a", "", false)] {
-        let world = World::new(3, Personality::Ibta, 2, Vec::new());
+        let world = World::new(3, DeviceKind::Ibta, 2, Vec::new());
         let config = publisher::Config { secret: secret(theirs), ..publisher::Config::default() };
         let mut publisher = published(&world, config, &content(3, 3000));
         let mut pulls = [world.pull(2, 1, reader::Config { secret: secret(ours), ..reading() })];
@@ -105,7 +105,7 @@ fn a_peer_with_another_secret_is_refused() {
 /// VS-RCP-001, VS-RCP-002: the seed's table, with a last area that is not full.
 #[test]
 fn the_seeds_table_is_read_area_by_area() {
-    let world = World::new(4, Personality::Mlx5, 2, Vec::new());
+    let world = World::new(4, DeviceKind::Mlx5, 2, Vec::new());
     let bytes = content(4, (reader::AREA as usize) * 2 + 77);
     let mut publisher = world.publisher(1, publisher::Config::default());
     let offer = Offer { chunk_size: reader::AREA, ..offer(Layout::Rcp) };
@@ -125,7 +125,7 @@ fn the_seeds_table_is_read_area_by_area() {
 /// for a second copy.
 #[test]
 fn a_replica_hands_on_what_it_has_verified() {
-    let world = World::new(5, Personality::Rxe, 3, Vec::new());
+    let world = World::new(5, DeviceKind::Rxe, 3, Vec::new());
     let bytes = content(5, 50_000);
     let mut first = published(&world, publisher::Config::default(), &bytes);
     let mut second = world.publisher(2, publisher::Config::default());
@@ -161,7 +161,7 @@ fn a_replica_hands_on_what_it_has_verified() {
 #[test]
 fn a_withdrawn_snapshot_is_reported_as_withdrawn() {
     for seed in 0..8 {
-        let world = World::new(seed, Personality::ALL[seed as usize % 4], 2, Vec::new());
+        let world = World::new(seed, DeviceKind::ALL[seed as usize % 4], 2, Vec::new());
         let mut publisher = published(&world, publisher::Config::default(), &content(6, 50_000));
         let mut pull = world.pull(2, 1, reading());
         while pull.have.chunks < 10 + seed {
@@ -178,7 +178,7 @@ fn a_withdrawn_snapshot_is_reported_as_withdrawn() {
 /// VS-LEASE-001: a reader that says nothing loses its place after its lease; one that only does not take what it has, keeps it.
 #[test]
 fn a_silent_reader_loses_its_lease_and_a_slow_one_does_not() {
-    let world = World::new(7, Personality::Ibta, 3, Vec::new());
+    let world = World::new(7, DeviceKind::Ibta, 3, Vec::new());
     let mut publisher = published(&world, publisher::Config::default(), &content(7, 50_000));
     let mut silent = world.pull(2, 1, reading());
     let mut slow = world.pull(3, 1, reading());
@@ -210,7 +210,7 @@ fn a_silent_reader_loses_its_lease_and_a_slow_one_does_not() {
 /// One reader too many is told so.
 #[test]
 fn one_reader_too_many_is_told_so() {
-    let world = World::new(8, Personality::Ibta, 3, Vec::new());
+    let world = World::new(8, DeviceKind::Ibta, 3, Vec::new());
     let config = publisher::Config { readers: 1, ..publisher::Config::default() };
     let mut publisher = world.publisher(1, config);
     publisher.offer(None, offer(Layout::Chunks)).expect("an offer");
@@ -227,7 +227,7 @@ fn one_reader_too_many_is_told_so() {
 /// More than the publisher may keep is an error of the publisher, before anything is registered for it.
 #[test]
 fn a_publisher_keeps_no_more_than_it_may() {
-    let world = World::new(9, Personality::Ibta, 1, Vec::new());
+    let world = World::new(9, DeviceKind::Ibta, 1, Vec::new());
     let mut publisher =
         world.publisher(1, publisher::Config { memory: 1500, ..publisher::Config::default() });
     publisher.append(&[0; 1000]).expect("room");
@@ -239,7 +239,7 @@ fn a_publisher_keeps_no_more_than_it_may() {
 /// nothing is named before that.
 #[test]
 fn a_stranger_gets_no_queue_pair_and_no_address() {
-    let world = World::new(10, Personality::Ibta, 2, Vec::new());
+    let world = World::new(10, DeviceKind::Ibta, 2, Vec::new());
     let mut publisher = published(&world, publisher::Config::default(), &content(10, 3000));
     let at = publisher.data_listener.local_addr().expect("a port");
     let events = world.hosts[1].event_channel().expect("a channel");
@@ -281,13 +281,13 @@ fn a_stranger_gets_no_queue_pair_and_no_address() {
 /// VS-SEC-001, VS-TABLE-004: of all memory of a run, peers may write to that of the control streams alone, which is in other domains.
 #[test]
 fn no_chunk_can_be_written_by_a_peer() {
-    let world = World::new(11, Personality::Ibta, 2, Vec::new());
+    let world = World::new(11, DeviceKind::Ibta, 2, Vec::new());
     let mut publisher = published(&world, publisher::Config::default(), &content(11, 60_000));
     let mut pulls = [world.pull(2, 1, reading())];
     world.run(&mut publisher, &mut pulls);
     let (mut read_only, mut windows) = (0, 0);
     for entry in world.sim.take_trace() {
-        if let What::Registered { access, .. } = entry.what {
+        if let EntryKind::Registered { access, .. } = entry.what {
             let (read, written) = (access.allows(Access::REMOTE_READ), access.allows(Access::REMOTE_WRITE));
             assert!(!(read && written), "{access:?}");
             read_only += usize::from(read);
@@ -320,4 +320,59 @@ fn another_version_is_refused_by_both_sides() {
     let hello = Frame::Hello(Hello { version: 2.into(), ..hello });
     let answer = session.handle_frame(&hello, &links::terms(), &Log::default(), [0; 32], now);
     assert_eq!(answer, Err(Reason::Version));
+}
+
+/// VS-TABLE-001: a publisher that is started again has another snapshot, and says so; nothing of it is mixed into the old one.
+#[test]
+fn a_publisher_that_was_restarted_has_another_snapshot() {
+    let world = World::new(1, DeviceKind::Ibta, 2, Vec::new());
+    let mut first = published(&world, publisher::Config::default(), &content(1, 40_000));
+    let mut cut = world.pull(2, 1, reading());
+    while cut.have.chunks < 10 {
+        first.progress().expect("the publisher goes on");
+        cut.progress(|_| {});
+        world.step(cut.next_timeout().into_iter().chain(first.next_timeout()).min());
+    }
+    drop(first);
+    let mut second = published(&world, publisher::Config::default(), &content(2, 40_000));
+    world.run(&mut second, std::slice::from_mut(&mut cut));
+    assert!(cut.error.as_ref().is_some_and(Error::may_resume), "{:?}", cut.error);
+    let mut again = world.pull(2, 1, reading());
+    again.have = cut.have;
+    world.run(&mut second, std::slice::from_mut(&mut again));
+    assert!(matches!(again.error, Some(Error::OtherSnapshot)), "{:?}", again.error);
+    assert!(again.bytes.is_empty());
+}
+
+/// VS-TIME-001: a reader whose READ has failed waits for what the publisher says of it, and does not spin meanwhile.
+#[test]
+fn a_reader_that_waits_for_the_last_word_sleeps() {
+    let world = World::new(12, DeviceKind::Ibta, 2, Vec::new());
+    let mut publisher = published(&world, publisher::Config::default(), &content(12, 10_000));
+    publisher.store.log.entries[4].rkey = 0xdead_beef.into();
+    let mut pull = world.pull(2, 1, reading());
+    while pull.counters.reads < 5 {
+        publisher.progress().expect("the publisher goes on");
+        pull.progress(|_| {});
+        world.step(pull.next_timeout().into_iter().chain(publisher.next_timeout()).min());
+    }
+    // The publisher does not look from now on, so the READ fails and nobody says why.
+    let failed = |pull: &Pull| {
+        pull.next_timeout().is_some_and(|at| at.since(world.sim.now()) <= Duration::from_secs(1))
+    };
+    while !failed(&pull) {
+        pull.progress(|_| {});
+        world.step(pull.next_timeout());
+    }
+    let mut turns = 0;
+    while let Some(reader) = &pull.reader {
+        if is_readable(&reader.sources()) {
+            turns += 1;
+            assert!(turns < 10, "it is woken again and again");
+        } else {
+            world.step(pull.next_timeout());
+        }
+        pull.progress(|_| {});
+    }
+    assert!(matches!(pull.error, Some(Error::Read { .. })), "{:?}", pull.error);
 }

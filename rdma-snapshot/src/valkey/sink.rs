@@ -16,7 +16,7 @@ const CONNECT: Duration = Duration::from_secs(15);
 /// How long the target may take for what it was sent: loading an RDB comes before its first word.
 const LOAD: Duration = Duration::from_secs(1800);
 
-/// What the target is, and what may be done to it.
+/// The target's kind, and the changes that are allowed to it.
 #[derive(Clone, Debug)]
 pub struct Target {
     /// The Valkey.

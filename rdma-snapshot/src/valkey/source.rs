@@ -178,7 +178,7 @@ fn unexpected(answer: &str) -> io::Error {
     io::Error::other(format!("the primary answered: {answer}"))
 }
 
-/// What `+FULLRESYNC id offset` says.
+/// Parses `+FULLRESYNC id offset`.
 fn position(answer: &str) -> io::Result<Position> {
     let mut words = answer.strip_prefix("+FULLRESYNC ").unwrap_or_default().split(' ');
     let history = words.next().and_then(|history| history.as_bytes().try_into().ok());

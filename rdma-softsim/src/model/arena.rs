@@ -103,7 +103,7 @@ impl<T> Arena<T> {
         Some(value)
     }
 
-    /// What lives at `index` now, whatever lived there before.
+    /// Returns the object at `index` now, whatever was there before.
     pub(crate) fn at(&self, index: u32) -> Option<(Id<T>, &T)> {
         let slot = self.slots.get(index as usize)?;
         Some((Id::new(index, slot.generation), slot.value.as_ref()?))
@@ -116,7 +116,7 @@ impl<T> Arena<T> {
             .filter_map(|(slot, index)| Some((Id::new(index, slot.generation), slot.value.as_ref()?)))
     }
 
-    /// How many there are.
+    /// Returns the number of objects.
     pub(crate) const fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }

@@ -9,9 +9,9 @@ use rdma_proto::time::Instant;
 use super::context::About;
 use super::{ContextId, Event, HostId, Model, PairId, QueueId, Wake};
 use crate::Error;
+use crate::failure_class::{ClassSet, FailureClass};
 use crate::faults::{Fault, Site};
-use crate::marks::{ClassSet, FailureClass};
-use crate::trace::What;
+use crate::trace::EntryKind;
 
 /// A completion queue and its completion channel.
 pub(crate) struct CompletionQueue {
@@ -46,17 +46,17 @@ pub(super) struct Entry {
 
 /// One of a queue pair's two queues.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Half {
+pub(super) enum WorkQueue {
     Send,
     Receive,
 }
 
-/// Completions on their way from a queue pair to its completion queue. Each half keeps its order; the halves do not keep
-/// one between them (`ibv_poll_cq(3)`).
+/// Completions on their way from a queue pair to its completion queue. Those of one work queue keep their order; between the two
+/// queues there is none (`ibv_poll_cq(3)`).
 #[derive(Default)]
-pub(super) struct Held {
-    halves: [VecDeque<Entry>; 2],
-    /// When the last of each half comes.
+pub(super) struct PendingCompletions {
+    work_queues: [VecDeque<Entry>; 2],
+    /// When the last of each work queue comes.
     last: [Instant; 2],
     /// Nothing comes before this.
     until: Instant,
@@ -102,14 +102,14 @@ impl Entry {
         Self { completion, pair, frees: 0, bytes: 0, lands: None, shows: ClassSet::EMPTY }
     }
 
-    const fn half(&self) -> Half {
-        if self.frees > 0 { Half::Send } else { Half::Receive }
+    const fn work_queue(&self) -> WorkQueue {
+        if self.frees > 0 { WorkQueue::Send } else { WorkQueue::Receive }
     }
 
     /// The classes of failure that its status stands for.
     fn classes(&self) -> ClassSet {
         let Err(error) = self.completion.result else { return ClassSet::EMPTY };
-        let of_receive = self.half() == Half::Receive;
+        let of_receive = self.work_queue() == WorkQueue::Receive;
         let class = match error.status {
             CompletionStatus::RNR_RETRY_EXC_ERR => Some(FailureClass::ReceiverNotReady),
             CompletionStatus::RETRY_EXC_ERR => Some(FailureClass::RetriesExceeded),
@@ -141,9 +141,9 @@ impl Model {
         let Some(queue) = self.queues.remove(id) else { return };
         let host = queue.host.index();
         if busy {
-            self.note(|| What::Busy { host, what: "completion queue" });
+            self.note(|| EntryKind::Busy { host, what: "completion queue" });
         } else {
-            self.mark_observed(FailureClass::TeardownOrder);
+            self.count_observed(FailureClass::TeardownOrder);
         }
     }
 
@@ -169,7 +169,7 @@ impl Model {
         let queue = self.queues.get_mut(id).ok_or(Error::Gone("completion queue"))?;
         if queue.lost {
             let depth = queue.depth;
-            self.mark_observed(FailureClass::QueueOverrun);
+            self.count_observed(FailureClass::QueueOverrun);
             return if silent { Ok(0) } else { Err(Error::Overrun { depth }) };
         }
         let raced = core::mem::take(&mut queue.raced) && !queue.entries.is_empty() && queue.events == 0;
@@ -183,7 +183,7 @@ impl Model {
             self.polled(&entry);
         }
         if raced {
-            self.mark_observed(FailureClass::NotificationRace);
+            self.count_observed(FailureClass::NotificationRace);
         }
         Ok(count)
     }
@@ -195,23 +195,23 @@ impl Model {
             pair.requester.give_back(entry.frees);
         }
         if self.is_observed() {
-            self.note(|| What::Polled(entry.completion));
+            self.note(|| EntryKind::Polled(entry.completion));
             if let Some(sequence) = entry.lands {
                 self.land(entry.pair, sequence);
                 if self.is_half_open(entry.pair) {
-                    self.mark_observed(FailureClass::EstablishmentRace);
+                    self.count_observed(FailureClass::EstablishmentRace);
                 }
             }
             self.check_ownership(entry.pair);
             for class in entry.shows.union(entry.classes()).iter() {
-                self.mark_observed(class);
+                self.count_observed(class);
             }
         }
     }
 
     /// `ibv_req_notify_cq(3)`: only a completion later than this call raises the event.
     pub(crate) fn arm(&mut self, id: QueueId) -> Result<(), Error> {
-        let spurious = self.by_chance(|nature| nature.behaviour.spurious);
+        let spurious = self.by_chance(|simulation| simulation.behaviour.spurious);
         let silent = self.behaviour().is_some_and(|behaviour| behaviour.silent_overrun);
         let queue = self.queues.get_mut(id).ok_or(Error::Gone("completion queue"))?;
         if queue.lost {
@@ -220,17 +220,17 @@ impl Model {
         queue.armed = true;
         if !queue.entries.is_empty() && queue.events == 0 {
             queue.raced = true;
-            self.mark_injected(FailureClass::NotificationRace);
+            self.count_injected(FailureClass::NotificationRace);
         }
         if spurious && let Some(queue) = self.queues.get_mut(id) {
             queue.events += 1;
             self.wakes.push(Wake::Completions(id));
-            self.mark_injected(FailureClass::EventCoalescing);
+            self.count_injected(FailureClass::EventCoalescing);
         }
         Ok(())
     }
 
-    /// Whether [`Model::take_events`] has something to take.
+    /// Returns whether [`Model::take_events`] has something to take.
     pub(crate) fn has_events(&self, id: QueueId) -> bool {
         // A queue that is gone has an error to tell.
         self.queues.get(id).is_none_or(|queue| queue.events > 0)
@@ -242,9 +242,9 @@ impl Model {
         let events = core::mem::take(&mut queue.events);
         let waiting = queue.entries.len();
         if events > 0 {
-            self.mark_observed(FailureClass::EventAcknowledgement);
+            self.count_observed(FailureClass::EventAcknowledgement);
             if waiting != events as usize {
-                self.mark_observed(FailureClass::EventCoalescing);
+                self.count_observed(FailureClass::EventCoalescing);
             }
         }
         Ok(events)
@@ -252,7 +252,7 @@ impl Model {
 
     /// Appends a completion, at once or after what the device takes for it.
     pub(super) fn report(&mut self, id: QueueId, entry: Entry) {
-        if self.nature.is_none() {
+        if self.simulation.is_none() {
             return self.append_completion(id, entry);
         }
         let Some(host) = self.queues.get(id).map(|queue| queue.host.index()) else { return };
@@ -264,28 +264,28 @@ impl Model {
             Some(Fault::Hold { micros }) => Duration::from_micros(micros.into()),
             _ => Duration::ZERO,
         };
-        let delay = self.by_duration(|nature| nature.behaviour.report_delay);
-        let now = self.agenda.now();
-        let of = entry.half();
+        let delay = self.by_duration(|simulation| simulation.behaviour.report_delay);
+        let now = self.event_queue.now();
+        let of = entry.work_queue();
         let pair = entry.pair;
         let Some(owner) = self.pairs.get_mut(pair) else { return self.append_completion(id, entry) };
         let held = &mut owner.held;
         held.until = held.until.max(now.after(hold));
         let at = now.after(delay).max(held.until).max(held.last[of as usize]);
-        if at <= now && held.halves[of as usize].is_empty() {
+        if at <= now && held.work_queues[of as usize].is_empty() {
             return self.append_completion(id, entry);
         }
         held.last[of as usize] = at;
-        held.halves[of as usize].push_back(entry);
-        self.mark_injected(FailureClass::CompletionOrder);
-        self.agenda.schedule(at.since(now), Event::Report { pair, of });
+        held.work_queues[of as usize].push_back(entry);
+        self.count_injected(FailureClass::CompletionOrder);
+        self.event_queue.schedule(at.since(now), Event::Report { pair, of });
     }
 
     /// A held completion comes.
-    pub(super) fn report_held(&mut self, pair: PairId, of: Half) {
+    pub(super) fn report_held(&mut self, pair: PairId, of: WorkQueue) {
         let Some(owner) = self.pairs.get_mut(pair) else { return };
         let queue = owner.queue_of(of);
-        if let Some(mut entry) = owner.held.halves[of as usize].pop_front() {
+        if let Some(mut entry) = owner.held.work_queues[of as usize].pop_front() {
             entry.shows.insert(FailureClass::CompletionOrder);
             self.append_completion(queue, entry);
         }
@@ -293,8 +293,8 @@ impl Model {
 
     /// All held completions of a queue pair come now.
     pub(super) fn report_all(&mut self, pair: PairId) {
-        for of in [Half::Receive, Half::Send] {
-            while self.pairs.get(pair).is_some_and(|owner| !owner.held.halves[of as usize].is_empty()) {
+        for of in [WorkQueue::Receive, WorkQueue::Send] {
+            while self.pairs.get(pair).is_some_and(|owner| !owner.held.work_queues[of as usize].is_empty()) {
                 self.report_held(pair, of);
             }
         }
@@ -307,7 +307,7 @@ impl Model {
             return self.lose_queue(id);
         }
         let completion = entry.completion;
-        self.note(|| What::Completed(completion));
+        self.note(|| EntryKind::Completed(completion));
         let Some(queue) = self.queues.get_mut(id) else { return };
         queue.entries.push_back(entry);
         if core::mem::take(&mut queue.armed) {
@@ -315,9 +315,9 @@ impl Model {
             if queue.events == 1 {
                 self.wakes.push(Wake::Completions(id));
             }
-            self.mark_injected(FailureClass::EventAcknowledgement);
+            self.count_injected(FailureClass::EventAcknowledgement);
         } else if queue.events > 0 {
-            self.mark_injected(FailureClass::EventCoalescing);
+            self.count_injected(FailureClass::EventCoalescing);
         }
     }
 
@@ -331,7 +331,7 @@ impl Model {
             queue.events += 1;
             self.wakes.push(Wake::Completions(id));
         }
-        self.agenda.schedule(Duration::ZERO, Event::Overrun(id));
+        self.event_queue.schedule(Duration::ZERO, Event::Overrun(id));
     }
 
     /// The queue pairs of a lost queue can report no more: they go to the error state.
@@ -345,12 +345,12 @@ impl Model {
         }
     }
 
-    /// Whether anything that ended on `pair` was not polled yet.
+    /// Returns whether anything that ended on `pair` was not polled yet.
     pub(super) fn has_unpolled(&self, pair: PairId) -> bool {
         let Some(owner) = self.pairs.get(pair) else { return false };
         let queued = [owner.send_queue, owner.receive_queue]
             .iter()
             .any(|id| self.queues.get(*id).is_some_and(|queue| !queue.entries.is_empty()));
-        queued || owner.held.halves.iter().any(|half| !half.is_empty())
+        queued || owner.held.work_queues.iter().any(|queue| !queue.is_empty())
     }
 }

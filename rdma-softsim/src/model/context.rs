@@ -9,7 +9,7 @@ use std::net::{IpAddr, SocketAddr};
 use rdma_proto::backend::{AsyncEvent, RnrTimer};
 
 use super::identifier::Phase;
-use super::making::Making;
+use super::objects::PairAttributes;
 use super::queue_pair::{Owner, Path, State};
 use super::requester::Requester;
 use super::responder::Responder;
@@ -29,7 +29,7 @@ pub(crate) struct AsyncNotice {
     pub(crate) about: About,
 }
 
-/// What it is about, by the name that the object's maker gave.
+/// The object that it is about, by the name that the object's maker gave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum About {
     /// A queue pair.
@@ -89,10 +89,10 @@ impl Model {
         &mut self,
         id: ContextId,
         name: u64,
-        making: &Making,
+        attributes: &PairAttributes,
     ) -> Result<(PairId, u32, usize), Error> {
         let host = self.opened(id)?;
-        self.make_pair(host, making, Owner::Context(id, name))
+        self.make_pair(host, attributes, Owner::Context(id, name))
     }
 
     /// `ibv_modify_qp(3)` to RESET: as new, and nobody hears of what was posted.

@@ -8,8 +8,8 @@ use super::context::About;
 use super::queue_pair::Owner;
 use super::{ChannelId, HostId, IdentifierId, Model, PairId, Wake};
 use crate::Error;
-use crate::marks::FailureClass;
-use crate::trace::What;
+use crate::failure_class::FailureClass;
+use crate::trace::EntryKind;
 
 /// A channel of connection-manager events.
 pub(crate) struct EventChannel {
@@ -19,7 +19,7 @@ pub(crate) struct EventChannel {
     raised: bool,
 }
 
-/// What [`Model::take_notice`] finds.
+/// The result of [`Model::take_notice`].
 pub(crate) struct Taken {
     pub(crate) notice: Option<Notice>,
     /// Whether nothing waits any more, after something did: the wake is to be taken back.
@@ -124,7 +124,7 @@ impl Model {
     pub(super) fn notify_with(&mut self, identifier: IdentifierId, kind: NoticeKind, data: Box<[u8]>) {
         let Some(owner) = self.identifiers.get(identifier) else { return };
         let (key, channel, host) = (owner.key, owner.channel, owner.host.index());
-        self.note(|| What::Told { host, identifier: key.0, what: kind.name() });
+        self.note(|| EntryKind::Told { host, identifier: key.0, what: kind.name() });
         self.append(channel, Notice { identifier, key, kind, data });
     }
 
@@ -165,14 +165,14 @@ impl Model {
         let emptied = channel.notices.is_empty() && core::mem::take(&mut channel.raised);
         if let Some(&Notice { identifier, kind, .. }) = notice.as_ref() {
             if let Some(class) = kind.class() {
-                self.mark_observed(class);
+                self.count_observed(class);
             }
             match kind {
                 NoticeKind::Established(_) => self.establish(identifier),
-                NoticeKind::Disconnected if self.nature.is_some() => {
+                NoticeKind::Disconnected if self.simulation.is_some() => {
                     let pair = self.identifiers.get(identifier).and_then(|owner| owner.pair);
                     if pair.is_some_and(|pair| self.ends_in_the_middle(pair)) {
-                        self.mark_observed(FailureClass::DisconnectMidWrite);
+                        self.count_observed(FailureClass::DisconnectMidWrite);
                     }
                 }
                 _ => {}
@@ -181,7 +181,7 @@ impl Model {
         Ok(Taken { notice, emptied })
     }
 
-    /// Whether [`Model::take_notice`] has something to take.
+    /// Returns whether [`Model::take_notice`] has something to take.
     pub(crate) fn has_notices(&self, id: ChannelId) -> bool {
         // A channel that is gone has an error to tell.
         self.channels.get(id).is_none_or(|channel| channel.raised)

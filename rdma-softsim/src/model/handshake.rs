@@ -15,8 +15,8 @@ use super::identifier::{Identifier, Phase, TIMED_OUT};
 use super::queue_pair::{Path, State};
 use super::{Event, IdentifierId, Model, PairId};
 use crate::Error;
+use crate::failure_class::FailureClass;
 use crate::faults::{Fault, Site};
-use crate::marks::FailureClass;
 
 /// Repetitions of a message within the time-out.
 const REPETITIONS: u32 = 8;
@@ -35,7 +35,7 @@ pub(crate) struct Packet {
     until: Instant,
 }
 
-/// What a message says.
+/// The content of a message.
 #[derive(Clone, Copy)]
 pub(super) enum Body {
     /// REQ.
@@ -70,29 +70,29 @@ impl Model {
     pub(super) fn send_packet_with(&mut self, from: IdentifierId, body: Body, data: Box<[u8]>) {
         let Some((source, target)) = self.ends(from) else { return };
         let to = self.identifiers.get(from).and_then(|identifier| identifier.peer);
-        let until = self.agenda.now().after(self.parameters.cm_timeout);
+        let until = self.event_queue.now().after(self.parameters.cm_timeout);
         let travel = self.packet_travel(from);
         self.post_packet(travel, Box::new(Packet { from, to, source, target, body, data, until }));
     }
 
-    /// How long a message of `from` takes: messages do not overtake each other, because each is an answer to the one
+    /// Returns the latency of a message of `from`: messages do not overtake each other, because each is an answer to the one
     /// before or repeated until it is one.
     fn packet_travel(&mut self, from: IdentifierId) -> Duration {
-        let travel = self.parameters.latency + self.by_duration(|nature| nature.knobs.cm_jitter);
-        let now = self.agenda.now();
+        let travel = self.parameters.latency + self.by_duration(|simulation| simulation.settings.cm_jitter);
+        let now = self.event_queue.now();
         let Some(identifier) = self.identifiers.get_mut(from) else { return travel };
         identifier.arrival = identifier.arrival.max(now.after(travel));
         identifier.arrival.since(now)
     }
 
     fn post_packet(&mut self, delay: Duration, packet: Box<Packet>) {
-        self.agenda.schedule(delay, Event::Packet(packet));
+        self.event_queue.schedule(delay, Event::Packet(packet));
     }
 
     /// A message arrives, or would if the link were up.
     pub(super) fn packet(&mut self, packet: Box<Packet>) {
         if self.cut(packet.source, packet.target.ip()) {
-            let left = packet.until.since(self.agenda.now());
+            let left = packet.until.since(self.event_queue.now());
             if left.is_zero() {
                 self.undeliverable(&packet);
             } else {
@@ -114,7 +114,7 @@ impl Model {
         }
     }
 
-    /// What befalls a message that arrives; nothing is left of it if it comes late or not at all.
+    /// Lets faults strike a message that arrives, and returns it; `None` if it comes late or not at all.
     fn strike_packet(&mut self, packet: Box<Packet>) -> Option<Box<Packet>> {
         let host = |id: Option<IdentifierId>| Some(self.identifiers.get(id?)?.host.index());
         let (from, to) = (host(Some(packet.from)), host(packet.to));
@@ -164,7 +164,7 @@ impl Model {
         }
     }
 
-    /// Whether the queue pair's owner may not know yet that it is connected.
+    /// Returns whether the queue pair's owner may not know yet that it is connected.
     pub(super) fn is_half_open(&self, pair: PairId) -> bool {
         let identifier = self.pairs.get(pair).and_then(|pair| pair.identifier);
         identifier.is_some_and(|id| self.in_phase(id, &[Phase::Accepted]))
@@ -218,7 +218,7 @@ impl Model {
     /// A host's kernel answers a message for which it has no identifier.
     fn answer_for_nobody(&mut self, to: IdentifierId, body: Body) {
         let Some((source, target)) = self.ends(to) else { return };
-        let until = self.agenda.now().after(self.parameters.cm_timeout);
+        let until = self.event_queue.now().after(self.parameters.cm_timeout);
         // The link is the same one both ways.
         let answer = Packet { from: to, to: Some(to), source, target, body, data: Box::default(), until };
         self.post_packet(self.parameters.latency, Box::new(answer));
@@ -287,7 +287,7 @@ impl Model {
             Some(Phase::Connected | Phase::Accepted) => {
                 if let Some(pair) = self.identifiers.get(id).and_then(|identifier| identifier.pair) {
                     if self.ends_in_the_middle(pair) {
-                        self.mark_injected(FailureClass::DisconnectMidWrite);
+                        self.count_injected(FailureClass::DisconnectMidWrite);
                     }
                     // What was acknowledged before the peer disconnected does not come after the news of it.
                     self.report_all(pair);
@@ -311,7 +311,7 @@ impl Model {
         };
         identifier.phase = Phase::Closed;
         self.notify(id, NoticeKind::Disconnected);
-        self.agenda.schedule(self.parameters.timewait, Event::TimewaitExit(id));
+        self.event_queue.schedule(self.parameters.timewait, Event::TimewaitExit(id));
     }
 
     /// Connects the identifier's queue pair to the peer's: RTS, with what the connection manager negotiated.

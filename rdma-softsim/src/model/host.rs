@@ -36,14 +36,14 @@ impl Host {
         self.addresses.contains(&ip)
     }
 
-    /// Who listens for connections to `address`. A wildcard is for its own family: `::` takes no IPv4, because the
+    /// Returns the listener for connections to `address`. A wildcard is for its own family: `::` takes no IPv4, because the
     /// listeners of `rdma-verbs` do not (`RDMA_OPTION_ID_AFONLY`, `rdma_set_option(3)`).
     pub(super) fn listener(&self, address: SocketAddr) -> Option<IdentifierId> {
         let anywhere = SocketAddr::new(unspecified(address.ip()), address.port());
         self.listeners.get(&address).or_else(|| self.listeners.get(&anywhere)).copied()
     }
 
-    /// Whether a listener there would be in another's way.
+    /// Returns whether a listener there would be in another's way.
     pub(super) fn taken(&self, address: SocketAddr) -> bool {
         self.listeners.keys().any(|other| {
             let overlap =
@@ -122,7 +122,7 @@ impl Model {
         };
     }
 
-    /// Whether nothing passes between these addresses.
+    /// Returns whether nothing passes between these addresses.
     pub(super) fn cut(&self, one: IpAddr, other: IpAddr) -> bool {
         !self.down.is_empty() && (self.down.contains(&one) || self.down.contains(&other))
     }

@@ -9,18 +9,18 @@ use rdma_proto::backend::{Capabilities, ConnectParams, DeviceKey, IdentifierKey,
 
 use super::events::NoticeKind;
 use super::handshake::Body;
-use super::making::Making;
+use super::objects::PairAttributes;
 use super::queue_pair::Owner;
 use super::{ChannelId, DomainId, Event, HostId, IdentifierId, Model, PairId, QueueId};
 use crate::Error;
 use crate::faults::{Fault, Site};
-use crate::trace::What;
+use crate::trace::EntryKind;
 
 /// `-ETIMEDOUT`.
 pub(super) const TIMED_OUT: i32 = -110;
 /// `-ENETUNREACH`.
 const NET_UNREACHABLE: i32 = -101;
-/// What a listener's backlog is when it asks for none, `net.rdma_ucm.max_backlog`.
+/// A listener's backlog when it asks for none, `net.rdma_ucm.max_backlog`.
 const MAX_BACKLOG: u32 = 1024;
 /// Reason of a reject by a side that stopped waiting (InfiniBand CM, table of REJ reasons).
 const REJECT_TIMEOUT: i32 = 4;
@@ -45,7 +45,7 @@ pub(crate) struct Identifier {
     pub(super) channel: ChannelId,
     pub(super) key: IdentifierKey,
     pub(super) phase: Phase,
-    /// What its owner bound it to.
+    /// The address that its owner bound it to.
     pub(super) bound: Option<SocketAddr>,
     pub(super) local: Option<SocketAddr>,
     pub(super) remote: Option<SocketAddr>,
@@ -218,7 +218,7 @@ impl Model {
             identifier.local = source;
             identifier.remote = Some(remote);
         }
-        self.agenda.schedule(delay, Event::Resolved { id, how });
+        self.event_queue.schedule(delay, Event::Resolved { id, how });
         Ok(())
     }
 
@@ -233,7 +233,7 @@ impl Model {
             None => NoticeKind::RouteResolved,
         };
         self.set_phase(id, Phase::ResolvingRoute);
-        self.agenda.schedule(self.parameters.latency, Event::Resolved { id, how });
+        self.event_queue.schedule(self.parameters.latency, Event::Resolved { id, how });
         Ok(())
     }
 
@@ -291,8 +291,8 @@ impl Model {
         if identifier.pair.is_some() || !early.contains(&identifier.phase) {
             return Err(Error::State("an identifier gets one queue pair, before it is connected"));
         }
-        let making = Making { domain, send_queue: queue, receive_queue: queue, limits };
-        let made = self.make_pair(host, &making, Owner::Identifier(id))?;
+        let attributes = PairAttributes { domain, send_queue: queue, receive_queue: queue, limits };
+        let made = self.make_pair(host, &attributes, Owner::Identifier(id))?;
         self.join(id, made.0);
         Ok(made)
     }
@@ -355,7 +355,9 @@ impl Model {
         let pair = self.offer(id, Phase::Requested, params, (data.len(), REPLY_DATA))?;
         self.note_call(id, "accept");
         let mut params = *params;
-        if let Some(retries) = self.nature.as_ref().and_then(|nature| nature.knobs.accept_rnr_retry) {
+        if let Some(retries) =
+            self.simulation.as_ref().and_then(|simulation| simulation.settings.accept_rnr_retry)
+        {
             params.rnr_retry_count = retries;
         }
         if let Some(identifier) = self.identifiers.get_mut(id) {
@@ -394,7 +396,7 @@ impl Model {
         self.set_phase(id, next);
         self.send_packet(id, body);
         if next == Phase::Closed {
-            self.agenda.schedule(self.parameters.timewait, Event::TimewaitExit(id));
+            self.event_queue.schedule(self.parameters.timewait, Event::TimewaitExit(id));
         }
         Ok(())
     }
@@ -416,7 +418,7 @@ impl Model {
         let Some(identifier) = self.identifiers.remove(id) else { return };
         if identifier.pair.is_some() {
             let host = identifier.host.index();
-            self.note(|| What::Busy { host, what: "identifier" });
+            self.note(|| EntryKind::Busy { host, what: "identifier" });
         }
         if let (Phase::Listening { .. }, Some(local)) = (identifier.phase, identifier.local)
             && let Some(owner) = self.hosts.get_mut(identifier.host)

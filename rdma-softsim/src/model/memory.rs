@@ -9,7 +9,7 @@ use rdma_proto::memory::SharedMemory;
 use super::parts::Part;
 use super::{DomainId, HostId, Model, PairId, RegionId};
 use crate::Error;
-use crate::trace::What;
+use crate::trace::EntryKind;
 
 /// Addresses given to regions start here and are never given again, so that a stale address is always noticed.
 const FIRST_ADDRESS: u64 = 0x7000_0000_0000;
@@ -116,7 +116,7 @@ pub(crate) struct Region {
     rkey: u32,
 }
 
-/// What a region is known by outside.
+/// The address and keys by which a region is known outside.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Registration {
     pub(crate) id: RegionId,
@@ -130,11 +130,11 @@ impl Model {
             || self.regions.iter().any(|(_, region)| region.domain == id);
         if let (Some(domain), true) = (self.domains.remove(id), busy) {
             let host = domain.host.index();
-            self.note(|| What::Busy { host, what: "protection domain" });
+            self.note(|| EntryKind::Busy { host, what: "protection domain" });
         }
     }
 
-    /// Whether `len` more bytes may be registered. Asked before the memory is allocated, outside the fabric's lock.
+    /// Checks that `len` more bytes may be registered, and returns the host. Called before the memory is allocated, outside the fabric's lock.
     pub(crate) fn may_register(&self, domain: DomainId, len: u64) -> Result<HostId, Error> {
         let host = self.domains.get(domain).ok_or(Error::Gone("protection domain"))?.host;
         let owner = self.hosts.get(host).ok_or(Error::Gone("host"))?;
@@ -194,7 +194,7 @@ impl Model {
             owner.regions += 1;
             owner.registered += len;
         }
-        self.note(|| What::Registered { host: host.index(), access });
+        self.note(|| EntryKind::Registered { host: host.index(), access });
         Ok(Registration { id, address, rkey })
     }
 
@@ -203,7 +203,7 @@ impl Model {
             && self.pairs.iter().any(|(_, pair)| pair.uses(id))
             && let Some(host) = self.regions.get(id).map(|region| region.host.index())
         {
-            self.note(|| What::Busy { host, what: "region" });
+            self.note(|| EntryKind::Busy { host, what: "region" });
         }
         let Some(region) = self.regions.remove(id) else { return };
         self.remember_stale(region.rkey);

@@ -1,27 +1,27 @@
 //! The fabric itself: one deterministic, single-threaded model.
 //!
 //! Nothing here reads a clock, starts a thread or opens a descriptor. Operations change the model and put what follows
-//! from them on an [agenda](agenda::Agenda); [`Model::advance`] executes what is due, in one total order, and
+//! from them on an [event queue](event_queue::EventQueue); [`Model::advance`] executes what is due, in one total order, and
 //! [`Model::deadline`] says when something will be next. What somebody may be sleeping on comes out as [`Wake`]s.
 //! Two runs with the same calls at the same times are the same.
 
-mod agenda;
 mod arena;
 mod completions;
 mod context;
+mod event_queue;
 mod events;
 mod handshake;
 mod host;
 mod identifier;
-mod making;
 mod memory;
-mod nature;
 mod numbers;
+mod objects;
 mod ownership;
 mod parts;
 mod queue_pair;
 mod requester;
 mod responder;
+mod simulation;
 #[cfg(test)]
 mod tests;
 
@@ -32,20 +32,20 @@ use rdma_proto::backend::AsyncEvent;
 use rdma_proto::time::Instant;
 
 use crate::settings::Parameters;
-use agenda::Agenda;
 use arena::{Arena, Id};
-use completions::Half;
+use completions::WorkQueue;
+use event_queue::EventQueue;
 use numbers::Numbers;
 use requester::Answer;
 
 pub use context::About;
 pub(crate) use events::NoticeKind;
-pub(crate) use making::Making;
 pub use memory::ForeignMemory;
 pub(crate) use memory::{Bytes, Memory, Registration};
-pub(crate) use nature::Nature;
+pub(crate) use objects::PairAttributes;
 pub(crate) use parts::{Part, Parts};
 pub(crate) use queue_pair::{PostedReceive, PostedSend, State};
+pub(crate) use simulation::SimulationState;
 
 pub(crate) type HostId = Id<host::Host>;
 pub(crate) type ContextId = Id<context::Context>;
@@ -67,7 +67,7 @@ pub(crate) enum Wake {
     Asynchronous(ContextId),
 }
 
-/// What happens by itself.
+/// An event that happens by itself.
 enum Event {
     /// A message reaches the peer.
     Arrive { from: PairId, epoch: u32, sequence: u64 },
@@ -86,7 +86,7 @@ enum Event {
     /// The timewait state is over.
     TimewaitExit(IdentifierId),
     /// A completion comes that was on its way from its queue pair to its queue.
-    Report { pair: PairId, of: Half },
+    Report { pair: PairId, of: WorkQueue },
     /// A failed queue pair gets to flushing.
     Flush(PairId),
     /// The link of a host is repaired.
@@ -96,7 +96,7 @@ enum Event {
 /// A fabric with everything on it.
 pub(crate) struct Model {
     parameters: Parameters,
-    agenda: Agenda<Event>,
+    event_queue: EventQueue<Event>,
     hosts: Arena<host::Host>,
     /// Addresses whose link is down.
     down: BTreeSet<IpAddr>,
@@ -117,14 +117,14 @@ pub(crate) struct Model {
     /// Bytes of address space ever given to regions.
     address_space: u64,
     /// Of a simulation.
-    nature: Option<Box<Nature>>,
+    simulation: Option<Box<SimulationState>>,
 }
 
 impl Model {
     pub(crate) fn new(parameters: Parameters) -> Self {
         Self {
             parameters,
-            agenda: Agenda::new(),
+            event_queue: EventQueue::new(),
             hosts: Arena::new(),
             down: BTreeSet::new(),
             contexts: Arena::new(),
@@ -139,14 +139,14 @@ impl Model {
             numbers: Numbers::default(),
             registrations: 0,
             address_space: 0,
-            nature: None,
+            simulation: None,
         }
     }
 
     /// Executes everything that is due at `now`, at the moments at which it was due. Time does not go back: an earlier
     /// `now` counts as the latest one seen.
     pub(crate) fn advance(&mut self, now: Instant) {
-        while let Some(event) = self.agenda.next(now) {
+        while let Some(event) = self.event_queue.next(now) {
             self.happen(event);
         }
     }
@@ -175,17 +175,17 @@ impl Model {
 
     /// The present moment.
     pub(crate) const fn now(&self) -> Instant {
-        self.agenda.now()
+        self.event_queue.now()
     }
 
     /// Executes what is due without moving the clock.
     pub(crate) fn settle(&mut self) {
-        self.advance(self.agenda.now());
+        self.advance(self.event_queue.now());
     }
 
     /// When [`Model::advance`] has something to do next.
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        self.agenda.deadline()
+        self.event_queue.deadline()
     }
 
     /// Takes the wakes that came up since the last call.

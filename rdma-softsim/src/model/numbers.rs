@@ -10,7 +10,7 @@ const FIRST: u32 = 2;
 pub(super) struct Numbers {
     /// How many were ever given at the same time, with those that rest.
     known: u32,
-    /// Those of queue pairs that are gone, the one that has been free for longest in front.
+    /// The numbers of queue pairs that are gone, the one that has been free for longest in front.
     free: VecDeque<u32>,
 }
 

@@ -1,4 +1,4 @@
-//! Who owns which bytes, and when: send buffers until their completion is polled, window bytes only after it.
+//! Ownership of bytes over time: send buffers until their completion is polled, window bytes only after it.
 //!
 //! Only simulations look. A device may read a send buffer again until the work's completion says otherwise
 //! (`ibv_post_send(3)`), and the bytes of a WRITE may land in any order until the completion of a receive that came with
@@ -11,10 +11,10 @@ use super::memory::CHUNK;
 use super::parts::{Part, Parts};
 use super::requester::Source;
 use super::{Model, PairId, RegionId};
-use crate::marks::FailureClass;
-use crate::trace::{Digest, What};
+use crate::failure_class::FailureClass;
+use crate::trace::{Digest, EntryKind};
 
-/// What a simulation keeps of a queue pair's bytes.
+/// The state that a simulation keeps of a queue pair's bytes.
 #[derive(Default)]
 pub(super) struct Ownership {
     /// Send buffers that the device may still read.
@@ -38,7 +38,7 @@ struct Landing {
 }
 
 impl Ownership {
-    /// Whether the device may still read from a region.
+    /// Returns whether the device may still read from a region.
     pub(super) fn lends(&self, region: RegionId) -> bool {
         self.lent.iter().any(|lent| lent.parts.touch(region))
     }
@@ -90,13 +90,13 @@ impl Model {
             .iter()
             .find(|lent| self.hash_of(&lent.parts).is_some_and(|hash| hash != lent.hash));
         if let Some(work) = changed.map(|lent| lent.id) {
-            self.note(|| What::Tampered { pair: number, id: work });
+            self.note(|| EntryKind::Tampered { pair: number, id: work });
         }
         let Some(pair) = self.pairs.get_mut(id) else { return };
         let before = pair.ownership.lent.len();
         pair.ownership.lent.retain(|lent| lent.sequence >= free_below);
         if pair.ownership.lent.len() < before {
-            self.mark_observed(FailureClass::BufferOwnership);
+            self.count_observed(FailureClass::BufferOwnership);
         }
     }
 
@@ -109,7 +109,7 @@ impl Model {
                 let _inside = self.scatter(&target, place * PIECE, piece);
             }
         }
-        self.mark_injected(FailureClass::DataVisibility);
+        self.count_injected(FailureClass::DataVisibility);
         if let Some(pair) = self.pairs.get_mut(at) {
             pair.ownership.landing.push_back(Landing { sequence, target, bytes });
         }
@@ -122,11 +122,11 @@ impl Model {
             && let Some(landing) = pair.ownership.landing.pop_front()
         {
             let _inside = self.scatter(&landing.target, 0, &landing.bytes);
-            self.mark_observed(FailureClass::DataVisibility);
+            self.count_observed(FailureClass::DataVisibility);
         }
     }
 
-    /// Whether the device of `host` still has something to say about `pair` that it will never say: for the marks.
+    /// Returns whether the device of `host` still has something to say about `pair` that it will never say: for the counts of failures.
     pub(super) fn ends_in_the_middle(&self, id: PairId) -> bool {
         self.pairs.get(id).is_some_and(|pair| pair.requester.has_work()) || self.has_unpolled(id)
     }

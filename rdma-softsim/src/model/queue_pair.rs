@@ -4,17 +4,17 @@ use std::net::IpAddr;
 
 use rdma_proto::backend::{CompletionStatus, QueuePairLimits, RnrTimer, SendOp};
 
-use super::completions::{Entry, Half, Held, failure};
+use super::completions::{Entry, PendingCompletions, WorkQueue, failure};
 use super::ownership::Ownership;
 use super::parts::{Part, Parts};
 use super::requester::{Requester, SendWork, Source};
 use super::responder::{ReceiveWork, Responder};
 use super::{ContextId, DomainId, Event, HostId, IdentifierId, Model, PairId, QueueId, RegionId};
 use crate::Error;
+use crate::device_kind::Flush;
+use crate::failure_class::{ClassSet, FailureClass};
 use crate::faults::{Fault, Site};
-use crate::marks::{ClassSet, FailureClass};
-use crate::personality::Flush;
-use crate::trace::What;
+use crate::trace::EntryKind;
 
 /// The longest message, as on every known device.
 const MAX_MESSAGE: usize = 1 << 31;
@@ -27,7 +27,7 @@ pub(crate) struct QueuePair {
     pub(super) receive_queue: QueueId,
     /// Whoever the device tells of what happens to it.
     pub(super) owner: Owner,
-    /// What connects it, if the connection manager does.
+    /// The identifier that connects it, if the connection manager does.
     pub(super) identifier: Option<IdentifierId>,
     pub(super) number: u32,
     pub(super) limits: QueuePairLimits,
@@ -37,7 +37,7 @@ pub(crate) struct QueuePair {
     pub(super) requester: Requester,
     pub(super) responder: Responder,
     /// Completions that are not in their queue yet.
-    pub(super) held: Held,
+    pub(super) held: PendingCompletions,
     pub(super) ownership: Ownership,
 }
 
@@ -51,15 +51,15 @@ pub(super) enum Owner {
 }
 
 impl QueuePair {
-    /// Whether completions of this queue pair go to `queue`.
+    /// Returns whether completions of this queue pair go to `queue`.
     pub(super) fn reports_to(&self, queue: QueueId) -> bool {
         self.send_queue == queue || self.receive_queue == queue
     }
 
-    pub(super) const fn queue_of(&self, half: Half) -> QueueId {
-        match half {
-            Half::Send => self.send_queue,
-            Half::Receive => self.receive_queue,
+    pub(super) const fn queue_of(&self, queue: WorkQueue) -> QueueId {
+        match queue {
+            WorkQueue::Send => self.send_queue,
+            WorkQueue::Receive => self.receive_queue,
         }
     }
 
@@ -67,7 +67,7 @@ impl QueuePair {
         self.state == State::Ready
     }
 
-    /// Whether the device may still touch a region for what is posted here.
+    /// Returns whether the device may still touch a region for what is posted here.
     pub(super) fn uses(&self, region: RegionId) -> bool {
         self.responder.receives.iter().any(|receive| receive.local.touch(region))
             || self.ownership.lends(region)
@@ -90,7 +90,7 @@ pub(crate) enum State {
 }
 
 impl State {
-    /// Whether the device answers what arrives.
+    /// Returns whether the device answers what arrives.
     pub(super) const fn responds(self) -> bool {
         matches!(self, Self::Receiving | Self::Ready)
     }
@@ -129,10 +129,10 @@ impl Model {
             identifier.pair = None;
         }
         if pair.requester.has_work() || !pair.responder.receives.is_empty() {
-            self.mark_injected(FailureClass::TeardownOrder);
+            self.count_injected(FailureClass::TeardownOrder);
             if pair.state == State::Error {
                 // Flushed by destruction: nobody ever hears of it.
-                self.mark_observed(FailureClass::Flush);
+                self.count_observed(FailureClass::Flush);
             }
         }
     }
@@ -211,7 +211,7 @@ impl Model {
         let (host, depth) = (pair.host.index(), pair.limits.send_depth);
         let refused = self.strike(Site::Post, |fault, on| on == host && matches!(fault, Fault::QueueFull));
         if refused.is_some() {
-            self.mark_observed(FailureClass::SendQueueFull);
+            self.count_observed(FailureClass::SendQueueFull);
             return Err(Error::QueueFull { queue: "send", depth });
         }
         Ok(())
@@ -225,7 +225,7 @@ impl Model {
         let failed = pair.state == State::Error;
         if self.is_observed() {
             let posted = self.describe(&work);
-            self.note(|| What::Posted { pair: number, work: posted });
+            self.note(|| EntryKind::Posted { pair: number, work: posted });
         }
         let Some(pair) = self.pairs.get_mut(id) else { return };
         pair.requester.push(work);
@@ -256,7 +256,7 @@ impl Model {
         let Some(pair) = self.pairs.get_mut(id) else { return Ok(()) };
         pair.responder.receives.push_back(ReceiveWork { id: request.id, local: request.local.clone() });
         let (number, failed, work) = (pair.number, pair.state == State::Error, request.id);
-        self.note(|| What::Received { pair: number, id: work });
+        self.note(|| EntryKind::Received { pair: number, id: work });
         if failed {
             self.begin_flush(id);
         }
@@ -286,7 +286,7 @@ impl Model {
         pair.state = State::Error;
         pair.requester.forget_flights();
         if pair.requester.has_work() || !pair.responder.receives.is_empty() {
-            self.mark_injected(FailureClass::Flush);
+            self.count_injected(FailureClass::Flush);
         }
         self.begin_flush(id);
     }
@@ -297,7 +297,7 @@ impl Model {
             Flush::AtOnce => self.flush(id),
             Flush::Late(longest) => {
                 let delay = self.by_duration(|_| longest);
-                self.agenda.schedule(delay, Event::Flush(id));
+                self.event_queue.schedule(delay, Event::Flush(id));
             }
             Flush::AtDestruction => {}
         }

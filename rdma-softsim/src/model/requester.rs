@@ -12,8 +12,8 @@ use super::completions::{Entry, failure, success};
 use super::memory::Unreachable;
 use super::parts::{Part, Parts};
 use super::{Event, Model, PairId};
+use crate::failure_class::{ClassSet, FailureClass};
 use crate::faults::{Fault, Site};
-use crate::marks::{ClassSet, FailureClass};
 use crate::trace::{MESSAGE, Work};
 use rdma_proto::time::Instant;
 
@@ -29,7 +29,7 @@ pub(super) struct SendWork {
 }
 
 impl SendWork {
-    /// Whether the device fetches its bytes from registered memory.
+    /// Returns whether the device fetches its bytes from registered memory.
     pub(super) const fn reads_memory(&self) -> bool {
         self.len > 0 && matches!(self.source, Source::Memory(_)) && !matches!(self.op, SendOp::Read(_))
     }
@@ -43,7 +43,7 @@ pub(super) enum Source {
     Inline(Vec<u8>),
 }
 
-/// What the responder's device answers.
+/// The answer of the responder's device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Answer {
     /// Executed.
@@ -135,7 +135,7 @@ impl Requester {
         }
     }
 
-    /// What the connection manager negotiated.
+    /// The parameters that the connection manager negotiated.
     pub(super) fn configure(&mut self, retry: u8, rnr_retry: u8, read_depth: u8) {
         self.retry = Budget::new(retry);
         self.rnr_retry = Budget::new(rnr_retry);
@@ -193,7 +193,7 @@ impl Requester {
         self.work.get_mut(place)
     }
 
-    /// Whether it fails when it meets no receive often enough.
+    /// Returns whether it fails when it meets no receive often enough.
     pub(super) const fn gives_up_on_receives(&self) -> bool {
         self.rnr_retry.limit != RNR_RETRY_INFINITE
     }
@@ -241,12 +241,12 @@ impl Model {
         }
         while let Some((epoch, sequence)) = self.pairs.get_mut(id).and_then(|pair| pair.requester.launch()) {
             let travel = self.travel();
-            let now = self.agenda.now();
+            let now = self.event_queue.now();
             let Some(pair) = self.pairs.get_mut(id) else { return };
             // Messages of a connection do not overtake each other.
             let at = now.after(travel).max(pair.requester.arrival);
             pair.requester.arrival = at;
-            self.agenda.schedule(at.since(now), Event::Arrive { from: id, epoch, sequence });
+            self.event_queue.schedule(at.since(now), Event::Arrive { from: id, epoch, sequence });
         }
     }
 
@@ -284,7 +284,7 @@ impl Model {
             _ if lost => self.unanswered(id, epoch),
             Answer::Ack => self.acknowledged(id),
             Answer::RnrNak(timer) => {
-                self.mark_observed(FailureClass::ReceiverNotReady);
+                self.count_observed(FailureClass::ReceiverNotReady);
                 self.not_ready(id, timer);
             }
             Answer::Nak(status) => self.fail(id, status),
@@ -349,14 +349,14 @@ impl Model {
         }
         requester.forget_flights();
         requester.waiting = true;
-        self.agenda.schedule(timer.delay(), Event::Again { pair: id, epoch: requester.epoch });
+        self.event_queue.schedule(timer.delay(), Event::Again { pair: id, epoch: requester.epoch });
     }
 
     /// A message or its answer was lost. The requester will notice when its timer ends.
     pub(super) fn unanswered(&mut self, id: PairId, epoch: u32) {
         let Some(pair) = self.pairs.get_mut(id) else { return };
         if pair.requester.epoch == epoch && !core::mem::replace(&mut pair.requester.timer, true) {
-            self.agenda.schedule(self.parameters.ack_timeout, Event::Timeout { pair: id, epoch });
+            self.event_queue.schedule(self.parameters.ack_timeout, Event::Timeout { pair: id, epoch });
         }
     }
 
@@ -418,10 +418,10 @@ impl Model {
         let mut shows = work.shows;
         if result.is_err() && !work.signaled {
             shows.insert(FailureClass::UnsignaledFails);
-            self.mark_injected(FailureClass::UnsignaledFails);
+            self.count_injected(FailureClass::UnsignaledFails);
         }
         if result.is_err() {
-            self.mark_injected(FailureClass::ErrorContents);
+            self.count_injected(FailureClass::ErrorContents);
         }
         self.report(queue, Entry { frees, shows, ..Entry::new(completion, id) });
     }

@@ -13,9 +13,9 @@ use super::parts::{Part, Parts};
 use super::queue_pair::Path;
 use super::requester::{Answer, SendWork, Source};
 use super::{Event, Model, PairId};
+use crate::failure_class::FailureClass;
 use crate::faults::{Fault, Site};
-use crate::marks::FailureClass;
-use crate::trace::What;
+use crate::trace::EntryKind;
 
 /// A posted receive.
 #[derive(Clone)]
@@ -62,12 +62,13 @@ impl Model {
         let Some(work) = pair.requester.flight(epoch, sequence) else { return };
         let Some(path) = pair.path else { return };
         let sourced = work.reads_memory();
-        let struck = if self.nature.is_some() { self.strike_message(from, epoch, sequence) } else { None };
+        let struck =
+            if self.simulation.is_some() { self.strike_message(from, epoch, sequence) } else { None };
         let readable = self.pairs.get(from).and_then(|pair| pair.requester.flight(epoch, sequence));
         let readable = readable.is_some_and(|work| self.readable(work));
         let answer = if !readable || (struck == Some(Fault::SourceGone) && sourced) {
             // Its own device fails to read the memory: nothing leaves, the peer never learns.
-            self.mark_injected(FailureClass::LocalProtection);
+            self.count_injected(FailureClass::LocalProtection);
             Answer::Fault(CompletionStatus::LOC_PROT_ERR)
         } else if struck == Some(Fault::Lose) {
             return self.unanswered(from, epoch);
@@ -77,9 +78,9 @@ impl Model {
                 // Executed before; only its acknowledgement was lost.
                 Ordering::Less => {
                     // The device has read the bytes once more.
-                    self.mark_injected(FailureClass::BufferOwnership);
+                    self.count_injected(FailureClass::BufferOwnership);
                     self.check_ownership(from);
-                    self.mark_observed(FailureClass::PacketLoss);
+                    self.count_observed(FailureClass::PacketLoss);
                     Answer::Ack
                 }
                 // One before it is missing: dropped.
@@ -103,14 +104,14 @@ impl Model {
             }
         };
         let travel = self.travel();
-        let now = self.agenda.now();
+        let now = self.event_queue.now();
         let Some(pair) = self.pairs.get_mut(from) else { return };
         let at = now.after(travel).max(pair.requester.answer);
         pair.requester.answer = at;
-        self.agenda.schedule(at.since(now), Event::Answer { to: from, epoch, sequence, answer });
+        self.event_queue.schedule(at.since(now), Event::Answer { to: from, epoch, sequence, answer });
     }
 
-    /// What befalls a message that arrives.
+    /// Returns the fault that strikes a message that arrives.
     fn strike_message(&mut self, from: PairId, epoch: u32, sequence: u64) -> Option<Fault> {
         let pair = self.pairs.get(from)?;
         let work = pair.requester.flight(epoch, sequence)?;
@@ -138,7 +139,7 @@ impl Model {
         struck
     }
 
-    /// What a requester sees of a key that its peer's device refuses.
+    /// Returns the status that a requester sees of a key that its peer's device refuses.
     fn bad_key(&self) -> CompletionStatus {
         self.behaviour().map_or(CompletionStatus::REM_ACCESS_ERR, |behaviour| behaviour.bad_key)
     }
@@ -163,7 +164,7 @@ impl Model {
         self.enter_error(at);
     }
 
-    /// Whether the sending device may read the message's bytes.
+    /// Returns whether the sending device may read the message's bytes.
     fn readable(&self, work: &SendWork) -> bool {
         match work.source {
             Source::Memory(ref parts) if work.reads_memory() => self.allows(parts, work.len, Access::NONE),
@@ -238,7 +239,7 @@ impl Model {
             self.report(queue, Entry { lands: Some(sequence), bytes, ..Entry::new(completion, at) });
         }
         if let Answer::Nak(status) = answer {
-            self.mark_injected(match status {
+            self.count_injected(match status {
                 CompletionStatus::REM_INV_REQ_ERR => FailureClass::ReceiveTooSmall,
                 _ => FailureClass::AccessRefused,
             });
@@ -273,9 +274,9 @@ impl Model {
         let injected = peer.responder.unready > 0;
         peer.responder.unready = peer.responder.unready.saturating_sub(1);
         let timer = peer.responder.rnr_timer;
-        self.note(|| What::NotReady { from: sender, to: receiver, injected, limited });
+        self.note(|| EntryKind::NotReady { from: sender, to: receiver, injected, limited });
         if !injected {
-            self.mark_injected(FailureClass::ReceiverNotReady);
+            self.count_injected(FailureClass::ReceiverNotReady);
         }
         Answer::RnrNak(timer)
     }
@@ -288,7 +289,7 @@ impl Model {
         let (work, empty) = (self.describe(work), work.len == 0);
         let (from_number, to) = (self.pair_number(from), self.pair_number(at));
         if empty && matches!(work.op, SendOp::Write(_) | SendOp::WriteImmediate(..)) {
-            self.mark_injected(FailureClass::EmptyWrite);
+            self.count_injected(FailureClass::EmptyWrite);
             if let Some(work) =
                 self.pairs.get_mut(from).and_then(|pair| pair.requester.with_sequence(sequence))
             {
@@ -296,12 +297,12 @@ impl Model {
             }
         }
         if self.is_half_open(at) {
-            self.mark_injected(FailureClass::EstablishmentRace);
+            self.count_injected(FailureClass::EstablishmentRace);
         }
-        self.note(|| What::Executed { from: from_number, to, work });
+        self.note(|| EntryKind::Executed { from: from_number, to, work });
     }
 
-    /// Where a WRITE or READ of the peer goes. Without bytes there is nothing to check (IBA: R_Key is not validated).
+    /// Returns the destination of a WRITE or READ of the peer. Without bytes there is nothing to check (IBA: R_Key is not validated).
     fn check_remote(
         &mut self,
         at: PairId,
@@ -318,8 +319,8 @@ impl Model {
         }
         if let Some(succeeds) = self.was_deregistered(remote.rkey) {
             // Either is allowed for what was under way; the bytes are nowhere.
-            self.mark_injected(FailureClass::Deregistered);
-            self.mark_observed(FailureClass::Deregistered);
+            self.count_injected(FailureClass::Deregistered);
+            self.count_observed(FailureClass::Deregistered);
             if succeeds {
                 return Ok(None);
             }
@@ -377,7 +378,7 @@ impl Model {
     }
 }
 
-/// What a consumed receive reports.
+/// Returns the completion of a consumed receive.
 fn received(op: SendOp, len: usize) -> Completed {
     let len = u32::try_from(len).unwrap_or(u32::MAX);
     let recv = |immediate: Option<Immediate>| Completed::Recv { len, immediate };

@@ -25,7 +25,7 @@ pub(crate) fn ip(last: u8) -> IpAddr {
 pub(crate) const PARAMS: ConnectParams =
     ConnectParams { responder_resources: 1, initiator_depth: 1, retry_count: 7, rnr_retry_count: 7 };
 
-/// Whether `fd` becomes readable in time.
+/// Returns whether `fd` becomes readable in time.
 pub(crate) fn readable(fd: impl AsFd, within: Duration) -> bool {
     let mut fds = [PollFd::new(&fd, PollFlags::IN)];
     let timeout = Timespec::try_from(within).unwrap();
@@ -67,7 +67,7 @@ pub(crate) struct Peer {
     pub(crate) pair: QueuePair,
     pub(crate) completions: CompletionQueue,
     pub(crate) domain: Domain,
-    /// What the posted receives go to, [`SLOTS`] of them, of [`SLOT`] bytes each.
+    /// The memory of the posted receives, [`SLOTS`] of them, of [`SLOT`] bytes each.
     pub(crate) slots: Region,
     polled: VecDeque<Completion>,
 }

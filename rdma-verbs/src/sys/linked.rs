@@ -29,7 +29,7 @@ pub(crate) mod functions {
     }
 }
 
-/// What a send work request holds besides its local side.
+/// The part of a send work request besides its local side.
 pub(crate) struct Work {
     pub(crate) id: u64,
     pub(crate) opcode: u32,
@@ -52,7 +52,7 @@ pub(crate) fn send_wr(work: &Work, sg_list: *mut ibv_sge, num_sge: c_int) -> ibv
     wr
 }
 
-/// Returns where a completion keeps its immediate, in network byte order.
+/// Returns the address of a completion's immediate, which is in network byte order.
 ///
 /// # Safety
 /// `wc` points to a live structure, which need not be initialised.
@@ -71,7 +71,7 @@ pub(crate) unsafe fn event_conn(event: *const rdma_cm_event) -> rdma_conn_param 
     unsafe { (*event).param.conn }
 }
 
-/// Returns where an identifier keeps its local address.
+/// Returns the address of an identifier's local address.
 ///
 /// # Safety
 /// `id` is a live identifier.
@@ -80,7 +80,7 @@ pub(crate) unsafe fn source(id: *const rdma_cm_id) -> *const sockaddr_storage {
     unsafe { &raw const (*id).route.addr.src_addr_union }.cast()
 }
 
-/// Returns where an identifier keeps its peer's address.
+/// Returns the address of an identifier's peer address.
 ///
 /// # Safety
 /// `id` is a live identifier.

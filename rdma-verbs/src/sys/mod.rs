@@ -73,7 +73,7 @@ macro_rules! plain {
     };
 }
 
-/// What `ibv_query_port` writes (`struct _compat_ibv_port_attr`, which the headers only name), as far as it is used.
+/// The attributes that `ibv_query_port` writes (`struct _compat_ibv_port_attr`, which the headers only name), as far as they are used.
 ///
 /// The function is the one of IBVERBS_1.1, which writes 52 bytes and for ever will: later fields have another way in.
 #[repr(C)]

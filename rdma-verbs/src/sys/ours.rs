@@ -11,7 +11,7 @@ pub(crate) use super::generated::{
     rdma_cm_event, rdma_cm_id, rdma_conn_param, rdma_event_channel,
 };
 
-/// What a send work request holds besides its local side.
+/// The part of a send work request besides its local side.
 pub(crate) struct Work {
     pub(crate) id: u64,
     pub(crate) opcode: u32,
@@ -37,7 +37,7 @@ pub(crate) fn send_wr(work: &Work, sg_list: *mut ibv_sge, num_sge: c_int) -> ibv
     wr
 }
 
-/// Returns where a completion keeps its immediate, in network byte order.
+/// Returns the address of a completion's immediate, which is in network byte order.
 ///
 /// # Safety
 /// `wc` points to a live structure, which need not be initialised.
@@ -56,7 +56,7 @@ pub(crate) unsafe fn event_conn(event: *const rdma_cm_event) -> rdma_conn_param 
     unsafe { (*event).param.conn }
 }
 
-/// Returns where an identifier keeps its local address.
+/// Returns the address of an identifier's local address.
 ///
 /// # Safety
 /// `id` is a live identifier.
@@ -65,7 +65,7 @@ pub(crate) unsafe fn source(id: *const rdma_cm_id) -> *const sockaddr_storage {
     unsafe { &raw const (*id).route.addr.__bindgen_anon_1 }.cast()
 }
 
-/// Returns where an identifier keeps its peer's address.
+/// Returns the address of an identifier's peer address.
 ///
 /// # Safety
 /// `id` is a live identifier.

@@ -1,4 +1,4 @@
-//! What is refused, and how.
+//! Requests that are refused, and how.
 
 use rdma_proto::backend::{
     Access, Completed, CompletionStatus, ConnectParams, Domain as _, ErrorKind, Failure as _,

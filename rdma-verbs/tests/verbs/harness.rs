@@ -56,7 +56,7 @@ pub(crate) fn lab_at(name: &str) -> Option<Lab> {
     Some(Lab { verbs, ip, _alone: ALONE.lock().unwrap_or_else(PoisonError::into_inner) })
 }
 
-/// What a test may want to be different about an end.
+/// The parameters of an end that tests vary.
 #[derive(Clone, Copy)]
 pub(crate) struct Shape {
     pub(crate) limits: QueuePairLimits,
@@ -131,7 +131,7 @@ impl End {
         self.qp.post_send(&[self.request(1000, op, offset, len)]).unwrap();
     }
 
-    /// Where the peer finds byte `offset` of this end's region.
+    /// Returns the address of byte `offset` of this end's region, for the peer.
     pub(crate) fn remote(&self, offset: usize) -> RemoteAddress {
         RemoteAddress { address: self.region.address() + offset as u64, rkey: self.region.rkey() }
     }
@@ -180,7 +180,7 @@ pub(crate) fn await_some<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) 
     }
 }
 
-/// Whether the descriptor becomes readable in time.
+/// Returns whether the descriptor becomes readable in time.
 pub(crate) fn readable(of: &impl AsFd, patience: Duration) -> bool {
     let mut poll = libc::pollfd { fd: of.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
     // SAFETY: poll(2): one live structure.

@@ -4,5 +4,5 @@
 mod connecting;
 mod failing;
 mod harness;
-mod moving;
 mod releasing;
+mod transferring;

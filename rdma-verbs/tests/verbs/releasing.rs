@@ -15,7 +15,7 @@ fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// What the kernel counts for the device, if the tool that asks it is there.
+/// Returns the kernel's counts for the device, if the tool that asks for them is there.
 fn resources() -> Option<String> {
     let output = Command::new("rdma").args(["resource", "show"]).output().ok()?;
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())

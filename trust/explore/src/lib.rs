@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use rdma_proto::{Config, Keepalive, Role};
 
-pub use search::{End, Flaw, Seen, explore};
+pub use search::{End, Seen, Violation, explore};
 pub use world::Scenario;
 
 /// Mistakes of a driver or a peer.
@@ -119,7 +119,7 @@ fn scenario(name: &'static str, client: Sizes, server: Sizes, bytes: [u8; 2], fa
     }
 }
 
-/// Those that take seconds.
+/// Returns the scenarios that take seconds.
 pub fn small() -> Vec<Scenario> {
     let tiny = sizes(1, 1, 1, 1, 2);
     let pair = sizes(2, 2, 2, 2, 2);
@@ -136,7 +136,7 @@ pub fn small() -> Vec<Scenario> {
     ]
 }
 
-/// Those that take minutes.
+/// Returns the scenarios that take minutes.
 pub fn large() -> Vec<Scenario> {
     let tiny = sizes(1, 1, 1, 1, 2);
     let pair = sizes(2, 2, 2, 2, 2);
@@ -157,7 +157,7 @@ pub fn large() -> Vec<Scenario> {
 }
 
 /// A scenario in which `defect` must show.
-pub fn flawed(defect: Defect) -> Scenario {
+pub fn with_defect(defect: Defect) -> Scenario {
     let pair = sizes(2, 1, 2, 2, 2);
     let base = scenario(defect.name(), pair, pair, [5, 1], defect != Defect::ReceivesDwindle);
     Scenario { defect: Some(defect), ..base }
@@ -169,7 +169,7 @@ pub fn line(scenario: &Scenario, seen: &Seen, end: &End) -> String {
     let ended = match end {
         End::Complete => "complete".into(),
         End::Truncated => "TRUNCATED".into(),
-        End::Flawed(Flaw { what, path }) => format!("FLAWED after {} steps: {what}", path.len()),
+        End::Violated(Violation { what, path }) => format!("VIOLATED after {} steps: {what}", path.len()),
     };
     let took = Duration::as_secs_f64(&took);
     format!(

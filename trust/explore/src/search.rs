@@ -1,6 +1,6 @@
 //! Every schedule of a model, breadth first.
 //!
-//! What is wanted is stronger than that delivery stays *possible*: it must be *inevitable*. If every path ends, and ends only
+//! The condition is stronger than that delivery stays *possible*: it must be *inevitable*. If every path ends, and ends only
 //! in states that count as the goal, then every schedule reaches it, however unfair. So the search keeps one layer of states
 //! at a time (equal states at one depth are one state) and asks of each: is it wrong; has it no successor and is not the goal?
 //! Paths that would not end are found by their depth. For the way to what it finds it keeps one byte and one place per state.
@@ -17,22 +17,22 @@ pub trait Model {
     /// Everything that matters to the future.
     type State: Clone + Hash;
 
-    /// Where it begins.
+    /// Returns the first state.
     fn start(&self) -> Self::State;
-    /// How many different steps there are; not all are possible everywhere.
+    /// Returns the number of different steps; not all are possible everywhere.
     fn steps(&self) -> u8;
     /// Takes a step. `None`: it is not possible here.
     ///
     /// # Errors
-    /// What must never happen has.
+    /// An invariant does not hold.
     fn take(&self, state: &Self::State, step: u8) -> Option<Result<Self::State, String>>;
-    /// Whether this is where everything may end.
+    /// Returns whether this is where everything may end.
     fn is_goal(&self, state: &Self::State) -> bool;
     /// A step in words.
     fn describe(&self, step: u8) -> String;
 }
 
-/// What a search has seen.
+/// The statistics of a search.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Seen {
     /// States.
@@ -51,8 +51,8 @@ pub struct Seen {
 
 /// Something that must not be, and the steps that lead to it.
 #[derive(Clone, Debug)]
-pub struct Flaw {
-    /// What is wrong.
+pub struct Violation {
+    /// A description of the fault.
     pub what: String,
     /// How to get there, on a shortest path.
     pub path: Vec<String>,
@@ -64,7 +64,7 @@ pub enum End {
     /// All states were seen, and nothing is wrong.
     Complete,
     /// This is wrong.
-    Flawed(Flaw),
+    Violated(Violation),
     /// There are more states than were allowed. Nothing is wrong with those that were seen.
     Truncated,
 }
@@ -117,7 +117,7 @@ pub fn explore<M: Model>(model: &M, limit: u64) -> (Seen, End) {
             }
         }
         if let Some((what, place, last)) = flaw {
-            break End::Flawed(Flaw { what, path: path(model, &origins, place, last) });
+            break End::Violated(Violation { what, path: path(model, &origins, place, last) });
         }
         if next.is_empty() {
             break End::Complete;
@@ -127,7 +127,7 @@ pub fn explore<M: Model>(model: &M, limit: u64) -> (Seen, End) {
         seen.widest = seen.widest.max(next.len());
         origins.push(from);
         if seen.depth > LONGEST {
-            break End::Flawed(Flaw {
+            break End::Violated(Violation {
                 what: "livelock: it goes on for ever".into(),
                 path: path(model, &origins, 0, None),
             });

@@ -21,7 +21,7 @@ use super::search::Model;
 /// A setting of everything, explored as a whole.
 #[derive(Clone, Debug)]
 pub struct Scenario {
-    /// What it is about.
+    /// The name of the scenario.
     pub name: &'static str,
     /// The client's settings.
     pub client: Config,
@@ -33,7 +33,7 @@ pub struct Scenario {
     pub fatal: bool,
     /// The side that closes, once it has written and read everything.
     pub closes: Option<Role>,
-    /// What is done wrong.
+    /// The mistake of the driver, if any.
     pub defect: Option<Defect>,
 }
 
@@ -107,7 +107,7 @@ const KINDS: [Kind; 9] = [
 
 const NOW: Instant = Instant::from_start(Duration::from_secs(1));
 
-/// Where the regions of a side seem to lie: the second far from the first.
+/// Returns the address of the regions of a side: the second far from the first.
 const fn region(number: u8) -> RegionAddress {
     RegionAddress { address: 0x1000 * (number as u64 + 1), rkey: number as u32 + 1 }
 }
@@ -457,7 +457,7 @@ fn span(from: Source) -> Result<Span, String> {
     }
 }
 
-/// Whether the request reads this byte of the send buffer.
+/// Returns whether the request reads this byte of the send buffer.
 fn overlaps(action: &Action, at: u32) -> bool {
     matches!(action, Action::Write { from: Source::Buffer(Span { offset, len }), .. } if (*offset..offset + len).contains(&at))
 }

@@ -1,6 +1,6 @@
 //! Every schedule of two machines in small settings; the large ones are `valkey-rdma-trust explore`.
 
-use explore::{DEFECTS, End, Flaw, explore, flawed, line, small};
+use explore::{DEFECTS, End, Violation, explore, line, small, with_defect};
 
 const LIMIT: u64 = 3_000_000;
 
@@ -16,10 +16,10 @@ fn every_schedule_delivers() {
 #[test]
 fn every_defect_is_found() {
     for defect in DEFECTS {
-        let scenario = flawed(defect);
+        let scenario = with_defect(defect);
         let (seen, end) = explore(&scenario, LIMIT);
         println!("{}", line(&scenario, &seen, &end));
-        let End::Flawed(Flaw { what, .. }) = end else { panic!("{defect:?} was not found: {seen:?}") };
+        let End::Violated(Violation { what, .. }) = end else { panic!("{defect:?} was not found: {seen:?}") };
         assert!(what.contains(defect.shows_as()), "{defect:?} showed as {what}");
     }
 }

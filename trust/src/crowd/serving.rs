@@ -20,19 +20,19 @@ use super::Face;
 /// How long a server sleeps at most before it looks whether it is over.
 const NAP: Duration = Duration::from_millis(500);
 
-/// What a server has of its backend, seen from below, so that it means the same on every face.
-pub(super) struct Held<B: Backend> {
+/// Counts of the regions and completion queues of a server, taken at the backend, so that they are comparable between faces.
+pub(super) struct Objects<B: Backend> {
     regions: Arc<Mutex<Vec<Weak<B::Region>>>>,
     queues: Arc<Mutex<Vec<Weak<B::CompletionQueue>>>>,
 }
 
-impl<B: Backend> Default for Held<B> {
+impl<B: Backend> Default for Objects<B> {
     fn default() -> Self {
         Self { regions: Arc::default(), queues: Arc::default() }
     }
 }
 
-impl<B: Backend> Clone for Held<B> {
+impl<B: Backend> Clone for Objects<B> {
     fn clone(&self) -> Self {
         Self { regions: Arc::clone(&self.regions), queues: Arc::clone(&self.queues) }
     }
@@ -42,7 +42,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl<B: Backend> Held<B> {
+impl<B: Backend> Objects<B> {
     /// Bytes registered now.
     pub(super) fn registered_bytes(&self) -> u64 {
         lock(&self.regions).iter().filter_map(Weak::upgrade).map(|region| region.len() as u64).sum()
@@ -54,7 +54,7 @@ impl<B: Backend> Held<B> {
     }
 }
 
-impl<B: Backend> Interceptor<B> for Held<B> {
+impl<B: Backend> Interceptor<B> for Objects<B> {
     type Identifier = ();
     type QueuePair = ();
 

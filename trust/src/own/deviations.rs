@@ -1,8 +1,8 @@
-//! What providers do otherwise than the InfiniBand specification says, so that our side cannot know better.
+//! Deviations of providers from the InfiniBand specification that keep our side from reporting the right error.
 
 use conformance::reqs::Role;
 
-use super::table::Of;
+use super::Roles;
 
 /// One such thing.
 #[derive(Clone, Copy, Debug)]
@@ -10,24 +10,24 @@ pub struct Deviation {
     /// Which provider.
     pub provider: &'static str,
     /// In which role our side sees it.
-    pub of: Of,
-    /// What the error should say.
+    pub of: Roles,
+    /// The text that the error should have.
     pub expected: &'static str,
-    /// What it says instead.
+    /// The text that it has instead.
     pub seen: &'static str,
     /// Why.
     #[expect(dead_code, reason = "for whoever reads this table")]
     reason: &'static str,
 }
 
-/// What stands for an orderly end in [`Deviation::expected`].
+/// Stands for an orderly end in [`Deviation::expected`].
 pub const IN_ORDER: &str = "in order";
 
-/// Those of real devices.
+/// The deviations of real devices.
 pub const OF_DEVICES: &[Deviation] = &[
     Deviation {
         provider: "rxe",
-        of: Of::Both,
+        of: Roles::Both,
         expected: "longer than 32 bytes",
         seen: "LOC_QP_OP_ERR",
         reason: "The specification has a local length error for a receive that is too short. In Linux 6.1 the function that \
@@ -36,7 +36,7 @@ pub const OF_DEVICES: &[Deviation] = &[
     },
     Deviation {
         provider: "rxe",
-        of: Of::Client,
+        of: Roles::Client,
         expected: "for memory that it was not given",
         seen: "the peer has disconnected",
         reason: "A refused request that takes no receive shows itself on this side by flushed work and an asynchronous event. A task of its \
@@ -44,7 +44,7 @@ pub const OF_DEVICES: &[Deviation] = &[
     },
     Deviation {
         provider: "rxe",
-        of: Of::Client,
+        of: Roles::Client,
         expected: IN_ORDER,
         seen: "the peer has disconnected",
         reason: "One task acknowledges what this side has sent, another one delivers what the peer has. A reply and the disconnect behind it may be \

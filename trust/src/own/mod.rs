@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use rdma_conn::{Connect, Descriptors, Options, Stream};
 use rdma_softsim::{Fabric, Limits, SoftSim};
 use rdma_verbs::Verbs;
-use suite::held::Held;
+use suite::resources::ProcessResources;
 use suite::{Case, Role};
 
 use crate::Outcome;
@@ -35,6 +35,29 @@ use conformance::peer::Listener;
 use deviations::Deviation;
 use table::{Row, TABLE};
 
+/// The roles of our side that a row is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Roles {
+    /// Our server.
+    Server,
+    /// Our client.
+    Client,
+    /// Both.
+    Both,
+}
+
+impl Roles {
+    /// Returns whether the row is about this role.
+    #[must_use]
+    pub fn includes(self, role: Role) -> bool {
+        match self {
+            Self::Server => role == Role::Server,
+            Self::Client => role == Role::Client,
+            Self::Both => true,
+        }
+    }
+}
+
 /// Bytes that our side may register in any case: room for the three dozen connections of the largest, and far less than a hostile
 /// peer asks for. Enforced where the backend can.
 const CAP: u64 = 10 << 20;
@@ -44,7 +67,7 @@ const BOUND: Duration = Duration::from_secs(60);
 /// How long the suite, and clients beside the case, wait for anything.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What the cases run on.
+/// The backend and the address that the cases run on.
 pub struct Setting<B> {
     /// RDMA as our side has it.
     pub ours: B,
@@ -54,7 +77,7 @@ pub struct Setting<B> {
     pub our_address: SocketAddr,
     /// Where the suite's peers listen; port 0 takes any.
     pub their_address: SocketAddr,
-    /// What the backend does otherwise than the specification says.
+    /// The backend's deviations from the specification.
     deviations: &'static [Deviation],
     /// The objects and the registered bytes of our side's device.
     device: Box<dyn Fn() -> (usize, u64) + Send + Sync>,
@@ -106,14 +129,14 @@ impl Setting<Verbs> {
 impl<B> Setting<B> {
     fn resources(&self) -> Resources {
         let (objects, registered) = (self.device)();
-        Resources { process: Held::now(), objects, registered }
+        Resources { process: ProcessResources::now(), objects, registered }
     }
 }
 
 /// The resources of our side.
 #[derive(Clone, Copy, Debug)]
 struct Resources {
-    process: Held,
+    process: ProcessResources,
     objects: usize,
     registered: u64,
 }
@@ -205,7 +228,7 @@ fn try_case<B: Descriptors>(setting: &Setting<B>, role: Role, row: &Row) -> Outc
     Ok(told)
 }
 
-/// How connections ended, once no more than `open` of them are left.
+/// Returns how connections ended, once no more than `open` of them are left.
 fn all_ended(connections: &Connections, open: usize) -> Result<Vec<Ended>, Failure> {
     let deadline = Instant::now() + BOUND;
     while connections.open() > open {

@@ -14,33 +14,11 @@ use rdma_proto::PeerMisbehaved::{
 use rdma_proto::TransportError::{Completion, Disconnected};
 use rdma_proto::backend::{CompletionError, CompletionStatus};
 
+use super::Roles;
 use super::deviations::{Deviation, IN_ORDER};
 use super::told;
 use conformance::blackbox::own::Ended;
 use conformance::reqs::Role;
-
-/// The roles of our side that a row is about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Of {
-    /// Our server.
-    Server,
-    /// Our client.
-    Client,
-    /// Both.
-    Both,
-}
-
-impl Of {
-    /// Returns whether the row is about this role.
-    #[must_use]
-    pub fn includes(self, role: Role) -> bool {
-        match self {
-            Self::Server => role == Role::Server,
-            Self::Client => role == Role::Client,
-            Self::Both => true,
-        }
-    }
-}
 
 /// A case, and how connections of our side end in it.
 #[derive(Clone, Copy)]
@@ -48,7 +26,7 @@ pub struct Row {
     /// The case's id.
     pub case: &'static str,
     /// Our side.
-    pub role: Of,
+    pub role: Roles,
     /// Changes the options that our side usually has in the suite.
     pub options: fn(&mut Options),
     /// The errors; a connection that ends with none of them ends in order.
@@ -78,7 +56,7 @@ pub enum Times {
 impl Row {
     /// A case in which all connections end in order.
     pub(super) const fn in_order(case: &'static str) -> Self {
-        row(case, Of::Both, &[])
+        row(case, Roles::Both, &[])
     }
 
     const fn with(self, options: fn(&mut Options)) -> Self {
@@ -88,7 +66,7 @@ impl Row {
     /// Judges how connections ended.
     ///
     /// # Errors
-    /// What is wrong with the ends.
+    /// A description of a wrong end.
     pub(super) fn judge(
         &self,
         role: Role,
@@ -124,28 +102,28 @@ impl Row {
     }
 }
 
-const fn row(case: &'static str, role: Of, errors: &'static [Expected]) -> Row {
+const fn row(case: &'static str, role: Roles, errors: &'static [Expected]) -> Row {
     Row { case, role, options: |_| {}, errors }
 }
 
 /// A row for both roles, with one error.
 macro_rules! both {
     ($case:literal, $pattern:pat, $text:expr) => {
-        row($case, Of::Both, &[error!($pattern, $text)])
+        row($case, Roles::Both, &[error!($pattern, $text)])
     };
 }
 
 /// A row for our server, with one error.
 macro_rules! server {
     ($case:literal, $pattern:pat, $text:expr) => {
-        row($case, Of::Server, &[error!($pattern, $text)])
+        row($case, Roles::Server, &[error!($pattern, $text)])
     };
 }
 
 /// A row for our client, with one error.
 macro_rules! client {
     ($case:literal, $pattern:pat, $text:expr) => {
-        row($case, Of::Client, &[error!($pattern, $text)])
+        row($case, Roles::Client, &[error!($pattern, $text)])
     };
 }
 
@@ -212,18 +190,18 @@ pub const TABLE: &[Row] = &[
     // Connections.
     row(
         "conn.withdrawn",
-        Of::Server,
+        Roles::Server,
         &[
             error!(Rejected { .. } | Backend { .. }, "", Times::Any),
             error!(Protocol(Transport(Disconnected)), GONE, Times::Any),
         ],
     ),
     server!("conn.never-completed", TimedOut { .. }, INCOMPLETE).with(IMPATIENT),
-    row("conn.request-flood", Of::Server, &[error!(TimedOut { .. }, INCOMPLETE, Times::Exactly(20))])
+    row("conn.request-flood", Roles::Server, &[error!(TimedOut { .. }, INCOMPLETE, Times::Exactly(20))])
         .with(IMPATIENT),
     row(
         "res.storm",
-        Of::Server,
+        Roles::Server,
         &[
             error!(Rejected { .. } | Backend { .. }, "", Times::Any),
             error!(Protocol(Transport(Disconnected)), GONE, Times::Any),
@@ -242,12 +220,20 @@ pub const TABLE: &[Row] = &[
     // Without a window the client's connect has not succeeded yet.
     client!("conn.leaves-at-once", Protocol(Transport(Disconnected)), GONE),
     // Ends in the middle of something.
-    row("close.last-command", Of::Server, &[error!(Protocol(Transport(Disconnected)), GONE, Times::Any)]),
-    row("close.before-the-reply", Of::Server, &[error!(Protocol(Transport(Disconnected)), GONE, Times::Any)]),
+    row("close.last-command", Roles::Server, &[error!(Protocol(Transport(Disconnected)), GONE, Times::Any)]),
+    row(
+        "close.before-the-reply",
+        Roles::Server,
+        &[error!(Protocol(Transport(Disconnected)), GONE, Times::Any)],
+    ),
     server!("close.in-a-reply", Protocol(Transport(Disconnected)), GONE),
     server!("close.vanishes-in-a-reply", Protocol(Transport(Disconnected)), GONE),
     // Its first command may have been delivered, or not.
-    row("close.registered-only", Of::Client, &[error!(Protocol(Transport(Disconnected)), GONE, Times::Any)]),
+    row(
+        "close.registered-only",
+        Roles::Client,
+        &[error!(Protocol(Transport(Disconnected)), GONE, Times::Any)],
+    ),
     client!("own.leaves-in-a-command", Protocol(Transport(Disconnected)), GONE),
     // Control messages.
     both!(
@@ -377,7 +363,7 @@ pub const TABLE: &[Row] = &[
     // The store takes offence at whichever of the bytes it reads, and closes.
     row(
         "xfer.overwritten",
-        Of::Server,
+        Roles::Server,
         &[Expected { is: |end| matches!(end, Ended::Otherwise(_)), text: "", times: Times::Any }],
     ),
     // Peers that keep our side waiting.
@@ -435,12 +421,12 @@ pub const TABLE: &[Row] = &[
         "the RDMA transport failed: the peer's device no longer acknowledges"
     ),
     // Memory that was not given.
-    stopped!("sec.write-outside", Of::Both, 1),
+    stopped!("sec.write-outside", Roles::Both, 1),
     both!("sec.write-immediate-outside", Protocol(PeerMisbehaved(ReachedOutside)), OUTSIDE),
-    stopped!("sec.write-before", Of::Both, 1),
-    stopped!("sec.read", Of::Both, 1),
-    stopped!("sec.wrong-key", Of::Both, 1),
-    stopped!("sec.foreign-key", Of::Both, 1),
-    stopped!("sec.stale-key", Of::Both, 1),
-    stopped!("sec.neighbour", Of::Server, 4),
+    stopped!("sec.write-before", Roles::Both, 1),
+    stopped!("sec.read", Roles::Both, 1),
+    stopped!("sec.wrong-key", Roles::Both, 1),
+    stopped!("sec.foreign-key", Roles::Both, 1),
+    stopped!("sec.stale-key", Roles::Both, 1),
+    stopped!("sec.neighbour", Roles::Server, 4),
 ];

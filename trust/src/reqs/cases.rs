@@ -8,10 +8,10 @@ use suite::Case;
 use crate::{outage, own};
 
 /// A case and the requirements it is about.
-pub type Shows = (&'static str, &'static [&'static str]);
+pub type CaseRequirements = (&'static str, &'static [&'static str]);
 
 /// All cases of all suites.
-pub fn all() -> Vec<Shows> {
+pub fn all() -> Vec<CaseRequirements> {
     let suites = [
         shows(&smoke::cases::<SoftSim>()),
         shows(&outage::cases::<SoftSim>()),
@@ -21,9 +21,9 @@ pub fn all() -> Vec<Shows> {
     suites.concat()
 }
 
-/// Those for any implementation, and those for our own side. One that is for both roles counts once.
-fn of_any_implementation() -> Vec<Shows> {
-    let mut shows: Vec<Shows> = Vec::new();
+/// Returns the cases for any implementation, and those for our own side. A case for both roles counts once.
+fn of_any_implementation() -> Vec<CaseRequirements> {
+    let mut shows: Vec<CaseRequirements> = Vec::new();
     for case in blackbox::cases::<SoftSim>().into_iter().chain(own::cases::cases()) {
         if !shows.contains(&(case.id, case.requirements)) {
             shows.push((case.id, case.requirements));
@@ -32,6 +32,6 @@ fn of_any_implementation() -> Vec<Shows> {
     shows
 }
 
-fn shows<S>(cases: &[Case<S>]) -> Vec<Shows> {
+fn shows<S>(cases: &[Case<S>]) -> Vec<CaseRequirements> {
     cases.iter().map(|case| (case.id, case.requirements)).collect()
 }

@@ -10,7 +10,7 @@ use suite::exit::{DONE, FAILED};
 use super::coverage::Coverage;
 use super::render;
 
-/// What to do with the requirements.
+/// Commands on the requirements.
 #[derive(Subcommand)]
 pub enum Command {
     /// Counts what tests, cases and vectors show; fails for a must that nothing shows.

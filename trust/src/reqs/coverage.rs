@@ -8,9 +8,9 @@ use conformance::reqs::{Level, Requirement, Requirements};
 use conformance::vectors;
 
 use super::cases;
-use super::scan::{By, Sources};
+use super::scan::{MentionKind, Sources};
 
-/// What shows one requirement.
+/// The tests, vectors and cases that show one requirement.
 #[derive(Debug, Default)]
 pub struct Shown {
     /// Places in the code of the libraries that name it.
@@ -25,7 +25,7 @@ pub struct Shown {
 pub struct Coverage {
     requirements: Requirements,
     shown: BTreeMap<String, Shown>,
-    /// What must be put right.
+    /// Requirements without proof, and mentions without a requirement: both must be put right.
     pub problems: Vec<String>,
 }
 
@@ -61,10 +61,10 @@ impl Coverage {
 
     fn add_mentions(&mut self, sources: &Sources) {
         for mention in &sources.mentions {
-            self.note(&mention.id, &mention.at, |shown| match &mention.by {
-                By::Code if is_of_a_library(&mention.at) => shown.code += 1,
-                By::Test(test) if !shown.tests.contains(test) => shown.tests.push(test.clone()),
-                By::Code | By::Test(_) | By::Table => {}
+            self.note(&mention.id, &mention.at, |shown| match &mention.kind {
+                MentionKind::Code if is_of_a_library(&mention.at) => shown.code += 1,
+                MentionKind::Test(test) if !shown.tests.contains(test) => shown.tests.push(test.clone()),
+                MentionKind::Code | MentionKind::Test(_) | MentionKind::Table => {}
             });
         }
     }
@@ -115,7 +115,7 @@ impl Coverage {
         }
     }
 
-    /// What shows a requirement.
+    /// Returns the tests, vectors and cases that show a requirement.
     pub fn shown(&self, id: &str) -> Option<&Shown> {
         self.shown.get(id)
     }
@@ -184,7 +184,7 @@ impl Coverage {
     }
 }
 
-/// Whether code there can meet a requirement, rather than check it.
+/// Returns whether code there can meet a requirement, rather than check it.
 fn is_of_a_library(at: &str) -> bool {
     at.starts_with("rdma-")
         && !at.starts_with("rdma-semantics/")

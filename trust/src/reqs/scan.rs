@@ -10,15 +10,15 @@ use conformance::reqs::ids;
 pub struct Mention {
     /// The requirement.
     pub id: String,
-    /// What names it.
-    pub by: By,
+    /// The kind of place that names it.
+    pub kind: MentionKind,
     /// `file:line`.
     pub at: String,
 }
 
-/// What names a requirement.
+/// The kind of place that names a requirement.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum By {
+pub enum MentionKind {
     /// The code that meets it.
     Code,
     /// A test: `file.rs::function`, or `file.rs` if all of the file is about it.
@@ -27,7 +27,7 @@ pub enum By {
     Table,
 }
 
-/// What the sources say.
+/// The mentions of requirements in the sources.
 #[derive(Debug, Default)]
 pub struct Sources {
     /// Every id, where it is.
@@ -75,22 +75,32 @@ impl Sources {
             .any(|one| path.strip_prefix(one).is_some_and(|rest| rest.starts_with("/src/")));
         for (number, line) in lines.iter().enumerate() {
             let comment = line.split_once("//").map(|(_, comment)| comment);
-            let by = match comment {
-                Some(comment) if comment.starts_with('!') && is_of_tests(path) => By::Test(path.to_string()),
+            let kind = match comment {
+                Some(comment) if comment.starts_with('!') && is_of_tests(path) => {
+                    MentionKind::Test(path.to_string())
+                }
                 Some(_) => functions
                     .iter()
                     .find(|function| function.line > number)
                     .filter(|function| function.is_test && line.trim_start().starts_with("//"))
-                    .map_or(By::Code, |function| By::Test(format!("{path}::{}", function.name))),
-                None if has_tables => By::Table,
+                    .map_or(MentionKind::Code, |function| {
+                        MentionKind::Test(format!("{path}::{}", function.name))
+                    }),
+                None if has_tables => MentionKind::Table,
                 None => functions
                     .iter()
                     .rfind(|function| function.line < number)
                     .filter(|function| function.is_test)
-                    .map_or(By::Code, |function| By::Test(format!("{path}::{}", function.name))),
+                    .map_or(MentionKind::Code, |function| {
+                        MentionKind::Test(format!("{path}::{}", function.name))
+                    }),
             };
             let at = || format!("{path}:{}", number + 1);
-            self.mentions.extend(ids(line).into_iter().map(|id| Mention { id, by: by.clone(), at: at() }));
+            self.mentions.extend(ids(line).into_iter().map(|id| Mention {
+                id,
+                kind: kind.clone(),
+                at: at(),
+            }));
         }
     }
 }
@@ -138,9 +148,9 @@ mod tests {
             "/// {id}.\n#[test]\nfn shows() {{\n    assert!(true, \"{id}\");\n}}\n/// {id}\nfn helps() {{}}\n"
         );
         sources.read_file("a/tests/b.rs", &file);
-        let test = By::Test("a/tests/b.rs::shows".to_string());
-        let by: Vec<_> = sources.mentions.iter().map(|mention| mention.by.clone()).collect();
-        assert_eq!(by, [test.clone(), test, By::Code]);
+        let test = MentionKind::Test("a/tests/b.rs::shows".to_string());
+        let kinds: Vec<_> = sources.mentions.iter().map(|mention| mention.kind.clone()).collect();
+        assert_eq!(kinds, [test.clone(), test, MentionKind::Code]);
         assert_eq!(Vec::from_iter(&sources.tests), ["a/tests/b.rs::shows"]);
     }
 }

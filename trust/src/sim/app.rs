@@ -33,10 +33,10 @@ impl Handle<'_> {
         }
     }
 
-    /// What ended it, if an error did.
+    /// Checks that no error has ended the connection.
     ///
     /// # Errors
-    /// That error.
+    /// The error that has ended it.
     pub fn check(&self) -> Result<(), Error> {
         self.endpoint.check(self.id)
     }
@@ -70,14 +70,14 @@ impl Handle<'_> {
     }
 }
 
-/// What a program does with a connection.
+/// The workload of a connection: what its program writes and reads, when, and how it ends.
 #[derive(Clone, Copy, Debug)]
-pub struct Habits {
+pub struct Workload {
     /// Bytes it writes.
     pub bytes: u64,
     /// The most it writes at once, and reads at once.
     pub write: u64,
-    /// See [`Habits::write`].
+    /// See [`Workload::write`].
     pub read: u64,
     /// How long it rests after writing, ...
     pub write_rest: Duration,
@@ -109,8 +109,8 @@ pub enum End {
     },
 }
 
-impl Habits {
-    /// Habits for a connection between these two, such that a run stays short.
+impl Workload {
+    /// Workload for a connection between these two, such that a run stays short.
     pub fn draw(random: &mut Random, own: &Config, peer: &Config) -> Self {
         let write = random.pick(&[1, 3, 10, 100, 1000, 5000]);
         let read = random.pick(&[1, 7, 64, 1000, 10_000]);
@@ -164,7 +164,7 @@ impl Habits {
 
 /// A running program.
 pub struct App {
-    habits: Habits,
+    workload: Workload,
     /// Which streams it writes and expects.
     writes: Stream,
     reads: Stream,
@@ -184,7 +184,7 @@ pub struct App {
     delivered: bool,
     /// Whether it waits until what it wrote has left, and writes no more before.
     flushing: bool,
-    /// What it lent last, as long as that has not come back.
+    /// The buffer that it lent last, as long as that has not come back.
     lent: Option<Arc<RegisteredBuffer<SoftSim>>>,
     /// A byte that was not the one written.
     wrong: Option<u64>,
@@ -192,7 +192,7 @@ pub struct App {
     trusts_nobody: bool,
 }
 
-/// What came of it.
+/// The result of a program.
 #[derive(Clone, Debug)]
 pub struct Ending {
     /// Bytes taken from the program, and given to it.
@@ -202,12 +202,12 @@ pub struct Ending {
     /// Whether its own close reported that every byte written had arrived.
     pub delivered: bool,
     /// How the connection ended.
-    pub how: How,
+    pub cause: EndCause,
 }
 
 /// How a program's connection ended.
 #[derive(Clone, Debug)]
-pub enum How {
+pub enum EndCause {
     /// The program closed or dropped it.
     Own,
     /// The peer did, and everything before was read.
@@ -240,7 +240,7 @@ impl Stream {
 impl App {
     /// A program with its streams.
     pub fn new(
-        habits: Habits,
+        workload: Workload,
         writes: Stream,
         reads: Stream,
         expected: u64,
@@ -248,7 +248,7 @@ impl App {
         seed: u64,
     ) -> Self {
         Self {
-            habits,
+            workload,
             writes,
             reads,
             expected,
@@ -257,15 +257,15 @@ impl App {
             random: Random::new(seed),
             lends: Some(Random::new(!seed)).filter(|random| random.clone().chance(1, 3)),
             next_write: now,
-            next_read: now.after(habits.reads_late),
-            gives_up: habits.gives_up.map(|after| now.after(after)),
+            next_read: now.after(workload.reads_late),
+            gives_up: workload.gives_up.map(|after| now.after(after)),
             last_run: Instant::default(),
             closing: false,
             delivered: false,
             flushing: false,
             lent: None,
             wrong: None,
-            trusts_nobody: habits.gives_up.is_some(),
+            trusts_nobody: workload.gives_up.is_some(),
         }
     }
 
@@ -285,7 +285,7 @@ impl App {
         times.into_iter().flatten().filter(|at| *at > self.last_run).min()
     }
 
-    /// What it does when it runs: whether it did something, and its ending if that was the last.
+    /// Runs the program: returns whether it did something, or its ending if it has ended.
     pub fn run(&mut self, link: &mut Handle<'_>) -> Result<bool, Ending> {
         let now = link.connection().now();
         self.last_run = now;
@@ -297,35 +297,35 @@ impl App {
         if self.closing && link.connection().state() == State::Closed {
             // The peer may have been first: then nobody knows what of ours it still took.
             self.delivered = link.connection().unconfirmed() == 0;
-            return Err(self.ending(How::Own));
+            return Err(self.ending(EndCause::Own));
         }
-        let finished = match self.habits.end {
+        let finished = match self.workload.end {
             End::Close { reads_first } => {
-                self.written == self.habits.bytes && (!reads_first || self.read >= self.expected)
+                self.written == self.workload.bytes && (!reads_first || self.read >= self.expected)
             }
-            End::Drop { after } if self.written >= after => return Err(self.ending(How::Own)),
+            End::Drop { after } if self.written >= after => return Err(self.ending(EndCause::Own)),
             End::Wait | End::Drop { .. } => false,
         };
         let late = self.gives_up.is_some_and(|at| now >= at);
         if (finished || late) && !self.closing && link.connection().state() != State::Connecting {
             self.closing = true;
-            let goes_on = link.close(self.habits.linger);
-            return if goes_on { Ok(true) } else { Err(self.ending(How::Own)) };
+            let goes_on = link.close(self.workload.linger);
+            return if goes_on { Ok(true) } else { Err(self.ending(EndCause::Own)) };
         }
         if late && link.connection().state() == State::Connecting {
-            return Err(self.ending(How::Own));
+            return Err(self.ending(EndCause::Own));
         }
         Ok(read || wrote)
     }
 
     fn read_some(&mut self, link: &mut Handle<'_>, now: Instant) -> Result<bool, Ending> {
-        let mut buffer = vec![0; self.random.within(1..=self.habits.read) as usize];
+        let mut buffer = vec![0; self.random.within(1..=self.workload.read) as usize];
         let count = match link.endpoint.read(link.id, &mut buffer) {
             Ok(None) => return Ok(false),
             Ok(Some(0)) if self.closing => return Ok(false),
-            Ok(Some(0)) => return Err(self.ending(How::Eof)),
+            Ok(Some(0)) => return Err(self.ending(EndCause::Eof)),
             Ok(Some(count)) => count,
-            Err(error) => return Err(self.ending(How::Failed(error))),
+            Err(error) => return Err(self.ending(EndCause::Failed(error))),
         };
         if self.wrong.is_none() && !self.trusts_nobody {
             let read = (self.read..).zip(&buffer[..count]);
@@ -336,31 +336,31 @@ impl App {
                 .map(|(at, _)| at);
         }
         self.read += count as u64;
-        if !self.habits.read_rest.is_zero() {
-            self.next_read = now.after(self.random.duration(self.habits.read_rest));
+        if !self.workload.read_rest.is_zero() {
+            self.next_read = now.after(self.random.duration(self.workload.read_rest));
         }
         Ok(true)
     }
 
     fn write_some(&mut self, link: &mut Handle<'_>, now: Instant) -> Result<bool, Ending> {
-        let left = self.habits.bytes - self.written;
+        let left = self.workload.bytes - self.written;
         if left == 0 {
             return Ok(false);
         }
-        let mut buffer = vec![0; self.random.within(1..=self.habits.write.min(left)) as usize];
+        let mut buffer = vec![0; self.random.within(1..=self.workload.write.min(left)) as usize];
         self.writes.fill(self.written, &mut buffer);
         match self.send(link, &buffer) {
             Ok(None | Some(0)) => Ok(false),
             Ok(Some(count)) => {
                 self.written += count as u64;
                 self.flushing = self.random.chance(1, 8);
-                if !self.habits.write_rest.is_zero() {
-                    self.next_write = now.after(self.random.duration(self.habits.write_rest));
+                if !self.workload.write_rest.is_zero() {
+                    self.next_write = now.after(self.random.duration(self.workload.write_rest));
                 }
                 Ok(true)
             }
             // There was no memory for a send buffer, which ends nothing; but this program has no other use for a connection.
-            Err(_) if link.check().is_ok() => Err(self.ending(How::Own)),
+            Err(_) if link.check().is_ok() => Err(self.ending(EndCause::Own)),
             // What arrived before the end can still be read, and reading says how it ended.
             Err(_) if now < self.next_read => {
                 self.next_read = now;
@@ -388,21 +388,21 @@ impl App {
 
     /// Its end, unless a rule was broken: an error must be the same one from then on, and every call that waits has an answer.
     pub fn checked(&self, ending: Ending, link: &mut Handle<'_>) -> Ending {
-        if let How::Failed(error) = &ending.how {
+        if let EndCause::Failed(error) = &ending.cause {
             let again = link.endpoint.read(link.id, &mut [0]).err().map(|error| error.to_string());
             if again != Some(error.to_string()) || link.check().is_ok() {
-                let how = How::Failed(rdma_proto::Error::Bug("an error that was not sticky").into());
-                return Ending { how, ..ending };
+                let cause = EndCause::Failed(rdma_proto::Error::Bug("an error that was not sticky").into());
+                return Ending { cause, ..ending };
             }
         }
         match link.waits_for_ever(self.lent.as_ref()).filter(|_| !link.abandoned) {
-            Some(call) => Ending { how: How::Waits(call), ..ending },
+            Some(call) => Ending { cause: EndCause::Waits(call), ..ending },
             None => ending,
         }
     }
 
-    /// How it stands, as its end.
-    pub fn ending(&self, how: How) -> Ending {
-        Ending { written: self.written, read: self.read, delivered: self.delivered, how }
+    /// Returns the ending of the program as it is now.
+    pub fn ending(&self, cause: EndCause) -> Ending {
+        Ending { written: self.written, read: self.read, delivered: self.delivered, cause }
     }
 }

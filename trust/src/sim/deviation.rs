@@ -4,7 +4,7 @@ use rdma_conn::{Config, Error};
 use rdma_proto::{Error as Protocol, InvalidMessage, PeerIncompatible, PeerMisbehaved};
 use rdma_softsim::Random;
 
-/// What a rogue does once it is connected.
+/// The action of a rogue once it is connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deviation {
     /// Asks for a connection and never says that it is ready.
@@ -37,9 +37,9 @@ pub enum Deviation {
     BogusKey,
     /// ... and one before the last is full.
     EarlyRegistration,
-    /// Features nobody asked for, from a server.
+    /// Sends as a server features that nobody asked for.
     UnaskedFeatures,
-    /// What only clients send, from a server.
+    /// Sends as a server a message that only clients send.
     ServerSends,
     /// Different questions without end, and no receive for the answers.
     FeatureFlood,
@@ -91,7 +91,7 @@ impl Deviation {
         }
     }
 
-    /// Whether the victim has to end the connection with a certain error, and whether this is it.
+    /// Returns whether the victim has to end the connection with a certain error, and whether this is it.
     pub fn is_answered_by(self, error: Option<&Error>) -> bool {
         if self == Self::NeverReady {
             return matches!(error, Some(Error::TimedOut { .. }));
@@ -146,7 +146,7 @@ impl Deviation {
         }
     }
 
-    /// What a client must be like for this to be a deviation.
+    /// Makes the client such that this is a deviation for it.
     pub const fn prepare(self, victim: &mut Config) {
         if matches!(self, Self::UnaskedFeatures) {
             // One that never asks.
@@ -155,7 +155,7 @@ impl Deviation {
         }
     }
 
-    /// Whether the victim is certain to notice, if the script was executed to its end.
+    /// Returns whether the victim is certain to notice, if the script was executed to its end.
     pub const fn is_fatal(self) -> bool {
         !matches!(
             self,

@@ -7,7 +7,7 @@ use rdma_conn::{ConnectionId, Endpoint, Error, Listener, Options};
 use rdma_softsim::SoftSim;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::app::{App, Ending, Handle, How};
+use super::app::{App, EndCause, Ending, Handle};
 
 /// A connection's end, with the program that uses it.
 pub struct End {
@@ -29,7 +29,7 @@ impl End {
         Self { host, connection, open: false, ending: None, app, pair: None }
     }
 
-    /// Whether the program may run.
+    /// Returns whether the program may run.
     pub const fn is_open(&self) -> bool {
         self.open && self.ending.is_none()
     }
@@ -44,7 +44,7 @@ impl End {
         self.pair = Some(pair);
     }
 
-    /// How it ended, if it did.
+    /// Returns how it ended, if it did.
     pub const fn ending(&self) -> Option<&Ending> {
         self.ending.as_ref()
     }
@@ -65,9 +65,9 @@ impl End {
     }
 
     /// It ended, if it had not.
-    pub fn over(&mut self, how: How) {
+    pub fn over(&mut self, cause: EndCause) {
         if self.ending.is_none() {
-            self.ending = Some(self.app.ending(how));
+            self.ending = Some(self.app.ending(cause));
         }
     }
 
@@ -76,8 +76,8 @@ impl End {
         if self.is_open() { self.app.next_wake() } else { None }
     }
 
-    /// What the program does when the endpoint has told something, or its time has come; true if that was the last. Between two
-    /// things that it does, a diligent event loop looks at the endpoint again. It must not need that.
+    /// Runs the program when the endpoint has told something, or its time has come; true if it has ended. Between two
+    /// steps of the program, a diligent event loop lets the endpoint progress again. The program must not need that.
     pub fn run(&mut self, handle: &mut Handle<'_>, diligent: bool) -> bool {
         loop {
             match self.app.run(handle) {
@@ -95,7 +95,7 @@ impl End {
     }
 }
 
-/// Whether a descriptor is readable now.
+/// Returns whether a descriptor is readable now.
 pub fn is_readable(descriptor: &impl AsFd) -> bool {
     let mut polled = [PollFd::new(descriptor, PollFlags::IN)];
     poll(&mut polled, Some(&Timespec::default())).is_ok_and(|count| count > 0)
@@ -115,7 +115,7 @@ impl Acceptor {
         Ok(Self { listener: Some(Listener::bind(backend, address, options)?) })
     }
 
-    /// What its descriptor says.
+    /// Returns whether its descriptor is readable.
     pub fn is_readable(&self) -> bool {
         self.listener.as_ref().is_some_and(is_readable)
     }

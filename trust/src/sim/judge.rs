@@ -3,24 +3,30 @@
 use rdma_conn::Connection;
 use rdma_softsim::{FailureClass, SoftSim};
 
-use super::app::{End as Finish, Ending, How};
+use super::app::{End as Finish, EndCause, Ending};
 use super::end::End;
 use super::oracle::Violation;
-use super::scenario::Dialogue;
+use super::scenario::ScenarioConnection;
 use super::world::{SERVER, World};
 
 /// Whether both programs got what they were promised.
 ///
 /// # Errors
 /// The promise that was broken.
-fn judge(place: usize, dialogue: &Dialogue, client: &Ending, server: &Ending) -> Result<(), Violation> {
-    let sides = [("client", client, &dialogue.client, server), ("server", server, &dialogue.server, client)];
-    let dropped = sides.iter().any(|(_, _, habits, _)| matches!(habits.end, Finish::Drop { .. }));
-    for (name, ending, habits, peer) in sides {
+fn judge(
+    place: usize,
+    connection: &ScenarioConnection,
+    client: &Ending,
+    server: &Ending,
+) -> Result<(), Violation> {
+    let sides =
+        [("client", client, &connection.client, server), ("server", server, &connection.server, client)];
+    let dropped = sides.iter().any(|(_, _, workload, _)| matches!(workload.end, Finish::Drop { .. }));
+    for (name, ending, workload, peer) in sides {
         // A server that has nothing to say and leaves at once may leave before its window is known, which is all that
         // its client waits for.
-        let left_at_once = peer.written == 0 && ending.read == 0 && matches!(peer.how, How::Own);
-        if let How::Failed(error) = &ending.how
+        let left_at_once = peer.written == 0 && ending.read == 0 && matches!(peer.cause, EndCause::Own);
+        if let EndCause::Failed(error) = &ending.cause
             && !dropped
             && !left_at_once
         {
@@ -29,7 +35,7 @@ fn judge(place: usize, dialogue: &Dialogue, client: &Ending, server: &Ending) ->
                 format!("connection {place}: the {name} failed without a cause: {error}"),
             ));
         }
-        let lost = ending.delivered && peer.read < ending.written && matches!(peer.how, How::Eof);
+        let lost = ending.delivered && peer.read < ending.written && matches!(peer.cause, EndCause::Eof);
         // A program that waits for the end reads everything there is; one that closes early does not look.
         if lost {
             return Err(Violation::new(
@@ -40,12 +46,15 @@ fn judge(place: usize, dialogue: &Dialogue, client: &Ending, server: &Ending) ->
                 ),
             ));
         }
-        if matches!(habits.end, Finish::Close { reads_first: true }) && !dropped && peer.read < habits.bytes {
+        if matches!(workload.end, Finish::Close { reads_first: true })
+            && !dropped
+            && peer.read < workload.bytes
+        {
             return Err(Violation::new(
                 "delivery",
                 format!(
                     "connection {place}: the {name} closed and only {} of {} bytes were delivered",
-                    peer.read, habits.bytes
+                    peer.read, workload.bytes
                 ),
             ));
         }
@@ -67,10 +76,10 @@ pub(super) fn check_end(end: &End, connection: Option<&Connection<SoftSim>>) -> 
             ));
         }
     }
-    if let Some(Ending { how: How::Waits(call), .. }) = end.ending() {
+    if let Some(Ending { cause: EndCause::Waits(call), .. }) = end.ending() {
         return Err(Violation::new("wait", format!("{}: {call} waits on, after the end", name(end))));
     }
-    if let Some(Ending { how: How::Failed(error), .. }) = end.ending()
+    if let Some(Ending { cause: EndCause::Failed(error), .. }) = end.ending()
         && let rdma_conn::Error::Protocol(rdma_proto::Error::Bug(what)) = error
     {
         return Err(Violation::new("bug", format!("{}: {what}", name(end))));
@@ -85,18 +94,25 @@ fn name(end: &End) -> String {
 }
 
 impl World<'_> {
-    pub(super) fn stuck(&self, how: &str) -> Violation {
+    pub(super) fn stuck(&self, cause: &str) -> Violation {
         let silent = |end: &&End| end.ending().is_none();
-        let seats = self.hubs.iter().flat_map(|hub| {
-            let seats = hub.ends().iter().enumerate().filter(|(_, end)| silent(end));
-            seats.map(|(place, end)| format!("{}: {:?}", name(end), hub.connection(place)))
+        let silent_ends = self.event_loops.iter().flat_map(|event_loop| {
+            let silent_ends = event_loop.ends().iter().enumerate().filter(|(_, end)| silent(end));
+            silent_ends.map(|(place, end)| format!("{}: {:?}", name(end), event_loop.connection(place)))
         });
-        let hubs = self.hubs.iter().filter(|hub| !hub.is_over()).map(|hub| format!("{hub:?}"));
-        let who: Vec<String> = seats.chain(hubs).collect();
-        Violation::new("liveness", format!("{how} at {:?}: {}", self.sim.now().since_start(), who.join("; ")))
+        let event_loops = self
+            .event_loops
+            .iter()
+            .filter(|event_loop| !event_loop.is_over())
+            .map(|event_loop| format!("{event_loop:?}"));
+        let who: Vec<String> = silent_ends.chain(event_loops).collect();
+        Violation::new(
+            "liveness",
+            format!("{cause} at {:?}: {}", self.sim.now().since_start(), who.join("; ")),
+        )
     }
 
-    /// Whether anything befell the connection by which it may have ended.
+    /// Returns whether anything befell the connection by which it may have ended.
     fn is_excused(&self, place: usize) -> bool {
         let concerned = |host: u32| host == SERVER || host as usize == place + 1;
         self.scenario.tight || self.struck.iter().any(|(host, ends)| *ends && concerned(*host))
@@ -104,15 +120,15 @@ impl World<'_> {
 
     /// The end of the run: what was promised must have been kept.
     pub(super) fn judge(&mut self) -> Result<(), Violation> {
-        for (place, dialogue) in self.scenario.connections.iter().enumerate() {
+        for (place, connection) in self.scenario.connections.iter().enumerate() {
             let of = |host_is_server: bool| {
                 let own = move |end: &&End| end.connection == place && (end.host == SERVER) == host_is_server;
                 self.all_ends().filter(own).find_map(|end| end.ending().cloned())
             };
             let (client, server) = (of(false), of(true));
-            match dialogue.rogue {
+            match connection.rogue {
                 Some(_) => {
-                    self.marks.inject(FailureClass::WrongPeer);
+                    self.failure_counts.inject(FailureClass::WrongPeer);
                     self.judge_rogue(place, server)?;
                 }
                 None if self.is_excused(place) => {}
@@ -123,7 +139,7 @@ impl World<'_> {
                             format!("connection {place} never came about"),
                         ));
                     };
-                    judge(place, dialogue, &client, &server)?;
+                    judge(place, connection, &client, &server)?;
                 }
             }
         }
@@ -136,9 +152,9 @@ impl World<'_> {
         if rogue.read_succeeded {
             return Err(Violation::new("rights", "a peer could read our window"));
         }
-        let Some(Ending { how, .. }) = victim else { return Ok(()) };
-        let error = match &how {
-            How::Failed(error) => Some(error),
+        let Some(Ending { cause, .. }) = victim else { return Ok(()) };
+        let error = match &cause {
+            EndCause::Failed(error) => Some(error),
             _ => None,
         };
         let excused = self.is_excused(place) || !self.struck.is_empty();
@@ -146,10 +162,13 @@ impl World<'_> {
             && (deviation.is_fatal() && rogue.executed || error.is_some())
             && !deviation.is_answered_by(error)
         {
-            return Err(Violation::new("rogue", format!("{deviation:?} ended the connection with {how:?}")));
+            return Err(Violation::new(
+                "rogue",
+                format!("{deviation:?} ended the connection with {cause:?}"),
+            ));
         }
         if error.is_some() {
-            self.marks.observe(FailureClass::WrongPeer);
+            self.failure_counts.observe(FailureClass::WrongPeer);
         }
         Ok(())
     }

@@ -1,21 +1,21 @@
 //! The simulator: whole runs of clients and a server in virtual time, from one number.
 //!
-//! A run is a [`Scenario`], drawn from a seed: hosts with devices of a personality, programs that write
+//! A run is a [`Scenario`], drawn from a seed: hosts with devices of a kind, programs that write
 //! and read pseudo-random streams in their own time, peers that break the rules, and a plan of faults. `rdma-conn` runs in
 //! it unchanged, on [`rdma_softsim::Simulation`]; [`world`] lets time pass as event loops do, and only wakes those whose
 //! descriptors or timers say so. After every step [`oracle`] judges what happened.
 //!
 //! ```text
-//! seed ─▶ Scenario ─▶ world::run ─▶ Outcome { violation, hash, marks, trace }
+//! seed ─▶ Scenario ─▶ world::run ─▶ Outcome { violation, hash, failure_counts, trace }
 //!            │                         ▲
-//!            ├─ Knobs, FaultPlan ─▶ rdma_softsim::Simulation ─ trace ─▶ Oracle
-//!            └─ Options, Habits  ─▶ Hub { Endpoint, End { App } ... }
+//!            ├─ SimulationSettings, FaultPlan ─▶ rdma_softsim::Simulation ─ trace ─▶ Oracle
+//!            └─ Options, Workload  ─▶ EventLoop { Endpoint, End { App } ... }
 //! ```
 
 pub mod app;
 pub mod deviation;
 pub mod end;
-pub mod hub;
+pub mod event_loop;
 pub mod judge;
 pub mod oracle;
 pub mod rogue;

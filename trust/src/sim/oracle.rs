@@ -1,22 +1,22 @@
-//! What must hold at every step, judged from the trace: on the wire, and in the books of each queue pair.
+//! Invariants that hold at every step, judged from the trace: on the wire, and in the state of each queue pair.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use rdma_proto::backend::{Access, Completed, Completion, SendOp};
 use rdma_proto::wire::{Message, Window};
-use rdma_softsim::trace::{Entry, What, Work};
+use rdma_softsim::trace::{Entry, EntryKind, Work};
 
 /// A rule that was broken.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
     /// Which oracle says so: a stable name.
     pub oracle: &'static str,
-    /// What it saw.
+    /// A description of the violation.
     pub what: String,
 }
 
 impl Violation {
-    /// What `oracle` saw.
+    /// A violation that `oracle` saw.
     pub fn new(oracle: &'static str, what: impl Into<String>) -> Self {
         Self { oracle, what: what.into() }
     }
@@ -28,7 +28,7 @@ pub struct Oracle {
     pairs: BTreeMap<u32, Pair>,
 }
 
-/// What is known of a queue pair.
+/// The state of a queue pair.
 #[derive(Default)]
 struct Pair {
     /// Whether its owner is expected to follow the rules.
@@ -65,7 +65,7 @@ impl Target {
         Self { window, used: 0, unannounced: 0, next: VecDeque::new() }
     }
 
-    /// Whether another window has to wait until this one, and those behind it, are full.
+    /// Returns whether another window has to wait until this one, and those behind it, are full.
     fn comes_first(&self) -> bool {
         !self.is_full() || !self.next.is_empty()
     }
@@ -88,20 +88,20 @@ impl Oracle {
     /// bytes the program behind an identifier's connection has read.
     pub fn look(&mut self, entry: &Entry, honest: impl Fn(u32) -> bool) -> Result<(), Violation> {
         match &entry.what {
-            What::Created { host, pair, identifier } => {
+            EntryKind::Created { host, pair, identifier } => {
                 let (honest, identifier) = (honest(*host), *identifier);
                 self.pairs.insert(*pair, Pair { honest, identifier, ..Pair::default() });
                 Ok(())
             }
-            What::Registered { host, access } if honest(*host) && access.allows(Access::REMOTE_READ) => {
+            EntryKind::Registered { host, access } if honest(*host) && access.allows(Access::REMOTE_READ) => {
                 Err(Violation::new("rights", format!("host {host} registered memory that its peer can read")))
             }
-            What::Called { host, identifier, what } if honest(*host) => self.called(*identifier, what),
-            What::Posted { pair, work } => self.posted(*pair, work),
-            What::Received { pair, id } => self.received(*pair, *id),
-            What::Executed { from, to, work } => self.executed(*from, *to, work),
-            What::Completed(completion) => self.completed(completion),
-            What::NotReady { from, to, injected: false, limited: true }
+            EntryKind::Called { host, identifier, what } if honest(*host) => self.called(*identifier, what),
+            EntryKind::Posted { pair, work } => self.posted(*pair, work),
+            EntryKind::Received { pair, id } => self.received(*pair, *id),
+            EntryKind::Executed { from, to, work } => self.executed(*from, *to, work),
+            EntryKind::Completed(completion) => self.completed(completion),
+            EntryKind::NotReady { from, to, injected: false, limited: true }
                 if self.is_honest(*from) && self.is_honest(*to) =>
             {
                 Err(Violation::new(
@@ -109,11 +109,11 @@ impl Oracle {
                     format!("pair {from} outran the receives of pair {to}, which cannot wait"),
                 ))
             }
-            What::Tampered { pair, id } if self.is_honest(*pair) => Err(Violation::new(
+            EntryKind::Tampered { pair, id } if self.is_honest(*pair) => Err(Violation::new(
                 "ownership",
                 format!("pair {pair}: bytes of work {id:#x} changed before its completion was polled"),
             )),
-            What::Busy { host, what } if honest(*host) => {
+            EntryKind::Busy { host, what } if honest(*host) => {
                 Err(Violation::new("teardown", format!("host {host}: {what} destroyed while in use")))
             }
             _ => Ok(()),

@@ -12,7 +12,7 @@ use rdma_softsim::SoftSim;
 
 use super::deviation::Deviation;
 
-/// What a rogue has.
+/// The queue pair and memory of a rogue.
 const SHAPE: Shape = Shape { sends: 512, receives: 64, window: 4096, outbox: 32 << 10 };
 /// How long it waits for its victim.
 const PATIENCE: Duration = Duration::from_secs(4);
@@ -45,7 +45,7 @@ struct Connected {
     established: bool,
     /// The victim's window.
     victim: Option<Window>,
-    /// What is left of the script, which began.
+    /// The rest of the script, which began.
     script: VecDeque<Step>,
 }
 
@@ -83,12 +83,12 @@ impl Rogue {
         }
     }
 
-    /// What its victim could notice: only silence, if the victim ended before the rogue came to its script.
+    /// Returns the deviation that its victim could notice: only silence, if the victim ended before the rogue came to its script.
     pub const fn shown(&self) -> Deviation {
         if self.acted { self.deviation } else { Deviation::Silence }
     }
 
-    /// Whether it is gone.
+    /// Returns whether it is gone.
     pub const fn is_over(&self) -> bool {
         matches!(self.stage, Stage::Over)
     }
@@ -98,7 +98,7 @@ impl Rogue {
         self.until
     }
 
-    /// Whether something waits for it.
+    /// Returns whether something waits for it.
     pub fn is_readable(&self) -> bool {
         match &self.stage {
             Stage::Connecting(connecting) => connecting.events().is_readable(),
@@ -214,7 +214,7 @@ impl Rogue {
     }
 }
 
-/// What a deviation does, with a window of its own and the victim's. `None`: it goes away.
+/// Returns the script of a deviation, with a window of its own and the victim's. `None`: the rogue goes away.
 fn script(deviation: Deviation, own: Window, victim: Window) -> Option<Vec<Step>> {
     let remote = RemoteAddress { address: victim.address, rkey: victim.rkey };
     let bytes = |bytes: &[u8]| Step::Post(SendOp::Send, bytes.to_vec());

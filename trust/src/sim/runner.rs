@@ -10,20 +10,20 @@ use std::time::Instant;
 use clap::Args;
 use comfy_table::{CellAlignment, Table, presets};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use rdma_softsim::{FailureClass, FaultPlan, Marks, Personality};
+use rdma_softsim::{DeviceKind, FailureClass, FailureCounts, FaultPlan};
 
 use super::shrink::{attempt, shrink, violates};
 use super::{Scenario, Violation, timeline};
 
-/// What to simulate.
+/// Arguments of `sim`.
 #[derive(Args, Debug)]
 pub struct Options {
     /// Seeds, as A..B.
     #[arg(long, default_value = "0..1000", value_parser = seeds)]
     pub seeds: Range<u64>,
     /// ibta, rxe, mlx5, hostile-but-legal, or all of them.
-    #[arg(long, default_value = "all", value_parser = personalities)]
-    pub personality: Personalities,
+    #[arg(long, default_value = "all", value_parser = device_kinds)]
+    pub device_kind: DeviceKinds,
     /// Runs at a time; as many as there are processors by default.
     #[arg(long)]
     pub jobs: Option<usize>,
@@ -48,15 +48,15 @@ pub struct Options {
 #[derive(Clone, Debug)]
 pub struct Plan(FaultPlan);
 
-/// Which personalities.
+/// Which kinds of devices.
 #[derive(Clone, Debug)]
-pub struct Personalities(Vec<Personality>);
+pub struct DeviceKinds(Vec<DeviceKind>);
 
-impl Personalities {
+impl DeviceKinds {
     /// All of them.
     #[must_use]
     pub fn all() -> Self {
-        Self(Personality::ALL.to_vec())
+        Self(DeviceKind::ALL.to_vec())
     }
 }
 
@@ -65,13 +65,13 @@ fn seeds(text: &str) -> Result<Range<u64>, String> {
     numbers.map(|(from, to)| from..to).ok_or_else(|| "two numbers with .. between them".to_owned())
 }
 
-fn personalities(text: &str) -> Result<Personalities, String> {
-    let all = Personality::ALL.into_iter();
-    let chosen: Vec<_> = all.filter(|personality| text == "all" || personality.name() == text).collect();
+fn device_kinds(text: &str) -> Result<DeviceKinds, String> {
+    let all = DeviceKind::ALL.into_iter();
+    let chosen: Vec<_> = all.filter(|device_kind| text == "all" || device_kind.name() == text).collect();
     if chosen.is_empty() {
         return Err("ibta, rxe, mlx5, hostile-but-legal or all".to_owned());
     }
-    Ok(Personalities(chosen))
+    Ok(DeviceKinds(chosen))
 }
 
 fn plan(text: &str) -> Result<Plan, String> {
@@ -81,15 +81,15 @@ fn plan(text: &str) -> Result<Plan, String> {
 /// A run that broke a rule.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// Its seed and personality, which reproduce it.
+    /// Its seed and kind, which reproduce it.
     pub seed: u64,
     /// See [`Failure::seed`].
-    pub personality: Personality,
+    pub device_kind: DeviceKind,
     /// The rule.
     pub violation: Violation,
 }
 
-/// What came of many runs.
+/// The results of many runs.
 #[derive(Debug, Default)]
 pub struct Summary {
     /// How many there were.
@@ -101,14 +101,14 @@ pub struct Summary {
     /// ... faults that struck nothing, ...
     pub idle_faults: u64,
     /// ... and classes of failure met.
-    pub marks: Marks,
+    pub failure_counts: FailureCounts,
     /// Runs that broke a rule. The search stops at the first of each processor.
     pub failures: Vec<Failure>,
 }
 
 impl Options {
-    fn scenario(&self, seed: u64, personality: Personality) -> Scenario {
-        let mut scenario = Scenario::draw(seed, personality);
+    fn scenario(&self, seed: u64, device_kind: DeviceKind) -> Scenario {
+        let mut scenario = Scenario::draw(seed, device_kind);
         if let Some(Plan(plan)) = &self.plan {
             scenario.plan.clone_from(plan);
         }
@@ -118,7 +118,7 @@ impl Options {
 
 /// Runs all seeds, until one fails.
 pub fn search(options: &Options, step: impl Fn() + Sync) -> Summary {
-    let Personalities(personalities) = &options.personality;
+    let DeviceKinds(device_kinds) = &options.device_kind;
     let jobs =
         options.jobs.or_else(|| std::thread::available_parallelism().ok().map(usize::from)).unwrap_or(1);
     let (next, failed) = (AtomicU64::new(options.seeds.start), AtomicBool::new(false));
@@ -132,9 +132,9 @@ pub fn search(options: &Options, step: impl Fn() + Sync) -> Summary {
                     if seed >= options.seeds.end {
                         break;
                     }
-                    for personality in personalities {
-                        if let Some(violation) = own.run(options, seed, *personality) {
-                            own.failures.push(Failure { seed, personality: *personality, violation });
+                    for device_kind in device_kinds {
+                        if let Some(violation) = own.run(options, seed, *device_kind) {
+                            own.failures.push(Failure { seed, device_kind: *device_kind, violation });
                             failed.store(!options.keep_going, Ordering::Relaxed);
                         }
                     }
@@ -152,14 +152,14 @@ pub fn search(options: &Options, step: impl Fn() + Sync) -> Summary {
 }
 
 impl Summary {
-    fn run(&mut self, options: &Options, seed: u64, personality: Personality) -> Option<Violation> {
-        let scenario = options.scenario(seed, personality);
+    fn run(&mut self, options: &Options, seed: u64, device_kind: DeviceKind) -> Option<Violation> {
+        let scenario = options.scenario(seed, device_kind);
         let outcome = attempt(&scenario, false);
         self.runs += 1;
         self.events += outcome.events;
         self.bytes += outcome.bytes;
         self.idle_faults += outcome.idle_faults as u64;
-        self.marks.add(&outcome.marks);
+        self.failure_counts.add(&outcome.failure_counts);
         let differs = options.twice && attempt(&scenario, false).hash != outcome.hash;
         outcome.violation.or_else(|| {
             differs.then(|| Violation::new("determinism", "the second run of the seed was another one"))
@@ -171,7 +171,7 @@ impl Summary {
         self.events += other.events;
         self.bytes += other.bytes;
         self.idle_faults += other.idle_faults;
-        self.marks.add(&other.marks);
+        self.failure_counts.add(&other.failure_counts);
         self.failures.extend(other.failures);
     }
 }
@@ -195,7 +195,7 @@ pub fn main(options: &Options) -> ExitCode {
         }
     });
     bar.finish_and_clear();
-    println!("{}", classes(&summary.marks));
+    println!("{}", classes(&summary.failure_counts));
     let seconds = begun.elapsed().as_secs_f64();
     println!(
         "{} runs, {} events, {} bytes delivered, {} faults struck nothing; {:.1} s, {:.0} runs/s, {} violations",
@@ -208,23 +208,23 @@ pub fn main(options: &Options) -> ExitCode {
         summary.failures.len()
     );
     if options.keep_going {
-        for Failure { seed, personality, violation } in &summary.failures {
+        for Failure { seed, device_kind, violation } in &summary.failures {
             let what: String = violation.what.chars().take(160).collect();
-            println!("{seed} {}: [{}] {what}", personality.name(), violation.oracle);
+            println!("{seed} {}: [{}] {what}", device_kind.name(), violation.oracle);
         }
     }
-    let Some(Failure { seed, personality, violation }) = summary.failures.first() else {
+    let Some(Failure { seed, device_kind, violation }) = summary.failures.first() else {
         return ExitCode::SUCCESS;
     };
     println!("\nVIOLATION [{}] {}", violation.oracle, violation.what);
     println!(
-        "reproduce: cargo run --release -p trust -- sim --seeds {seed}..{} --personality {} --shrink",
+        "reproduce: cargo run --release -p trust -- sim --seeds {seed}..{} --device-kind {} --shrink",
         seed + 1,
-        personality.name()
+        device_kind.name()
     );
     if options.shrink {
         let scenario =
-            shrink(options.scenario(*seed, *personality), |scenario| violates(scenario, violation.oracle));
+            shrink(options.scenario(*seed, *device_kind), |scenario| violates(scenario, violation.oracle));
         report(&scenario, 400);
     }
     ExitCode::FAILURE
@@ -232,9 +232,9 @@ pub fn main(options: &Options) -> ExitCode {
 
 /// One run, in full.
 fn show(options: &Options) -> ExitCode {
-    let Personalities(personalities) = &options.personality;
-    let Some(personality) = personalities.first() else { return ExitCode::FAILURE };
-    let scenario = options.scenario(options.seeds.start, *personality);
+    let DeviceKinds(device_kinds) = &options.device_kind;
+    let Some(device_kind) = device_kinds.first() else { return ExitCode::FAILURE };
+    let scenario = options.scenario(options.seeds.start, *device_kind);
     println!("{scenario:#?}");
     report(&scenario, usize::MAX);
     ExitCode::SUCCESS
@@ -251,13 +251,14 @@ fn report(scenario: &Scenario, most: usize) {
     }
 }
 
-/// How often each class of failure was met.
-fn classes(marks: &Marks) -> Table {
+/// Returns the counts of each class of failure, as a table.
+fn classes(failure_counts: &FailureCounts) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::UTF8_FULL_CONDENSED);
     table.set_header(["class of failure", "brought about", "observed"]);
     for class in FailureClass::ALL {
-        let counts = [marks.injected(*class), marks.observed(*class)].map(|count| count.to_string());
+        let counts =
+            [failure_counts.injected(*class), failure_counts.observed(*class)].map(|count| count.to_string());
         table.add_row([&[class.words().to_owned()], &counts[..]].concat());
     }
     for column in [1, 2] {

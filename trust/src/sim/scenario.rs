@@ -1,24 +1,26 @@
-//! What a run is: everything that is drawn from its seed before it begins.
+//! The scenario of a run: everything that is drawn from its seed before it begins.
 
 use std::time::Duration;
 
 use rdma_conn::Options;
 use rdma_proto::backend::RnrTimer;
-use rdma_softsim::{Fault, FaultPlan, Injection, Knobs, Limits, Parameters, Personality, Random, Site, When};
+use rdma_softsim::{
+    DeviceKind, Fault, FaultPlan, Injection, Limits, Parameters, Random, SimulationSettings, Site, When,
+};
 
-use super::app::{End, Habits};
+use super::app::{End, Workload};
 use super::deviation::Deviation;
-use super::hub::Usage;
+use super::event_loop::Usage;
 
 /// A run, as data.
 #[derive(Clone, Debug)]
 pub struct Scenario {
     /// Where all of it comes from.
     pub seed: u64,
-    /// What kind of devices there are.
-    pub personality: Personality,
+    /// The kind of the devices.
+    pub device_kind: DeviceKind,
     /// The fabric's times.
-    pub knobs: Knobs,
+    pub settings: SimulationSettings,
     /// The server's settings.
     pub server: Options,
     /// Its device's limits, and those of the clients.
@@ -26,12 +28,12 @@ pub struct Scenario {
     /// Whether the limits are so tight that connections may fail by them.
     pub tight: bool,
     /// The connections.
-    pub connections: Vec<Dialogue>,
+    pub connections: Vec<ScenarioConnection>,
     /// How long a woken runner may take to run.
     pub sluggishness: Duration,
     /// The sides that have one endpoint for all their connections.
     pub endpoints: Endpoints,
-    /// What befalls them.
+    /// The faults.
     pub plan: FaultPlan,
 }
 
@@ -46,15 +48,15 @@ pub struct Endpoints {
 
 /// One connection: its client's host is its place in the list, plus one.
 #[derive(Clone, Debug)]
-pub struct Dialogue {
+pub struct ScenarioConnection {
     /// When the client begins.
     pub begins: Duration,
     /// The client's settings, ...
     pub options: Options,
     /// ... what it does, ...
-    pub client: Habits,
+    pub client: Workload,
     /// ... and what its peer does.
-    pub server: Habits,
+    pub server: Workload,
     /// One of the two is a raw peer that breaks the rules.
     pub rogue: Option<Rogue>,
 }
@@ -64,7 +66,7 @@ pub struct Dialogue {
 pub struct Rogue {
     /// The server rather than the client.
     pub serves: bool,
-    /// What it does.
+    /// The deviation.
     pub deviation: Deviation,
 }
 
@@ -73,11 +75,11 @@ const fn micros(count: u64) -> Duration {
 }
 
 impl Scenario {
-    /// The run of `seed` on devices of a personality.
+    /// The run of `seed` on devices of a kind.
     #[must_use]
-    pub fn draw(seed: u64, personality: Personality) -> Self {
+    pub fn draw(seed: u64, device_kind: DeviceKind) -> Self {
         let mut random = Random::new(seed ^ 0x51a7_0000_0000_0000);
-        let knobs = knobs(&mut random);
+        let settings = settings(&mut random);
         let limits = Limits {
             max_queue_depth: random.pick(&[2, 4, 16, 1024, 1 << 14]),
             max_inline: random.pick(&[0, 16, 32, 256]),
@@ -95,11 +97,12 @@ impl Scenario {
         };
         let server = options(&mut random, Options::server());
         let count = random.pick(&[1, 1, 1, 1, 2, 2, 3]);
-        let connections: Vec<_> = (0..count).map(|_| Dialogue::draw(&mut random, &server)).collect();
+        let connections: Vec<_> =
+            (0..count).map(|_| ScenarioConnection::draw(&mut random, &server)).collect();
         let mut this = Self {
             seed,
-            personality,
-            knobs,
+            device_kind,
+            settings,
             server,
             limits,
             tight,
@@ -133,7 +136,7 @@ impl Scenario {
         if random.chance(1, 8) {
             // Long queues of small things, and programs that come late.
             self.sluggishness = micros(500);
-            self.knobs.cm_jitter = Duration::ZERO;
+            self.settings.cm_jitter = Duration::ZERO;
             self.limits.max_queue_depth = self.limits.max_queue_depth.max(1024);
             deepen(&mut self.server);
             for connection in self.connections.iter_mut().filter(|connection| connection.rogue.is_none()) {
@@ -169,21 +172,21 @@ impl Scenario {
         }
     }
 
-    /// What must fit together for a run to be within the rules.
+    /// Adapts choices to each other, so that a run stays within the rules.
     fn agree(&mut self) {
         let deepest = u16::try_from(self.limits.max_queue_depth).unwrap_or(u16::MAX);
         let server_receives = self.server.receives.min(deepest);
         for connection in &mut self.connections {
-            if self.knobs.accept_rnr_retry.is_some() {
+            if self.settings.accept_rnr_retry.is_some() {
                 // A peer that cannot wait counts on the receives that it was promised.
                 let protocol = &mut connection.options.protocol;
                 protocol.peer_receives = protocol.peer_receives.min(server_receives).max(2);
             }
         }
-        if self.knobs.accept_rnr_retry.is_some() && server_receives < 2 {
-            self.knobs.accept_rnr_retry = None;
+        if self.settings.accept_rnr_retry.is_some() && server_receives < 2 {
+            self.settings.accept_rnr_retry = None;
         }
-        if self.knobs.accept_rnr_retry.is_some() {
+        if self.settings.accept_rnr_retry.is_some() {
             // One receive that is not ready would be the end, and not by any program's fault.
             self.plan.retain(|injection| !matches!(injection.fault, Fault::NotReady { .. }));
         }
@@ -197,9 +200,9 @@ impl Scenario {
     }
 }
 
-fn knobs(random: &mut Random) -> Knobs {
+fn settings(random: &mut Random) -> SimulationSettings {
     let latency = micros(random.pick(&[0, 1, 5, 50, 1000]));
-    Knobs {
+    SimulationSettings {
         parameters: Parameters { latency, timewait: micros(500), ..Parameters::default() },
         jitter: random.pick(&[Duration::ZERO, latency, micros(20)]),
         cm_jitter: random.pick(&[Duration::ZERO, micros(100), micros(3000)]),
@@ -242,7 +245,7 @@ fn deepen(options: &mut Options) {
     (protocol.send_depth, protocol.peer_receives) = (64, 64);
 }
 
-impl Dialogue {
+impl ScenarioConnection {
     fn draw(random: &mut Random, server: &Options) -> Self {
         let mut options = options(random, Options::client());
         let rogue = random.chance(1, 6).then(|| {
@@ -252,8 +255,8 @@ impl Dialogue {
         if let Some(rogue) = rogue {
             rogue.deviation.prepare(&mut options.protocol);
         }
-        let mut client = Habits::draw(random, &options.protocol, &server.protocol);
-        let mut peer = Habits::draw(random, &server.protocol, &options.protocol);
+        let mut client = Workload::draw(random, &options.protocol, &server.protocol);
+        let mut peer = Workload::draw(random, &server.protocol, &options.protocol);
         // Somebody has to end it, and whoever waits for everything needs a peer that lets it finish.
         match random.below(8) {
             0 => (client.end, peer.end) = (End::Close { reads_first: false }, End::Wait),
@@ -271,18 +274,9 @@ impl Dialogue {
             client.faces_rogue();
             peer.faces_rogue();
         }
-        Self { begins: random.pick(&[0, 0, 100, 5000]).pipe(micros), options, client, server: peer, rogue }
+        Self { begins: micros(random.pick(&[0, 0, 100, 5000])), options, client, server: peer, rogue }
     }
 }
-
-/// So that a choice reads from left to right.
-trait Pipe: Sized {
-    fn pipe<T>(self, into: impl FnOnce(Self) -> T) -> T {
-        into(self)
-    }
-}
-
-impl Pipe for u64 {}
 
 /// Faults by two coins: one says which kinds this run has at all, the other how many of each.
 fn plan(random: &mut Random, clients: u32, harmless: bool) -> FaultPlan {

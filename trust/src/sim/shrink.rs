@@ -39,7 +39,7 @@ pub fn shrink(mut scenario: Scenario, breaks: impl Fn(&Scenario) -> bool) -> Sce
     scenario
 }
 
-/// Whether this oracle still fires.
+/// Returns whether this oracle still fires.
 #[must_use]
 pub fn violates(scenario: &Scenario, oracle: &str) -> bool {
     attempt(scenario, false).violation.is_some_and(|found| found.oracle == oracle)

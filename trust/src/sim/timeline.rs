@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use rdma_proto::backend::{Completed, Completion};
-use rdma_softsim::trace::{Entry, What, Work};
+use rdma_softsim::trace::{Entry, EntryKind, Work};
 
 use conformance::trace::recording::Request;
-use conformance::trace::timeline::{Lane, Line, lanes};
+use conformance::trace::timeline::{Column, Line, lanes};
 use conformance::trace::words;
 
 /// The last `most` lines of what happened, the clients' to the left and the server's to the right.
@@ -16,15 +16,15 @@ pub fn render(trace: &[Entry], most: usize) -> String {
     let lines: Vec<Line> = trace
         .iter()
         .filter_map(|entry| {
-            if let What::Created { host, pair, .. } = entry.what {
+            if let EntryKind::Created { host, pair, .. } = entry.what {
                 hosts.insert(pair, host);
             }
             let (host, text) = describe(&entry.what, &hosts)?;
             let micros = entry.at.since_start().as_nanos() as f64 / 1000.0;
             let moment = format!("{:>7} {micros:>13.3}", entry.event);
             Some(match host {
-                0 => Line { moment, lane: Lane::Server, text },
-                _ => Line { moment, lane: Lane::Client, text: format!("{host}: {text}") },
+                0 => Line { moment, column: Column::Server, text },
+                _ => Line { moment, column: Column::Client, text: format!("{host}: {text}") },
             })
         })
         .collect();
@@ -33,27 +33,27 @@ pub fn render(trace: &[Entry], most: usize) -> String {
 }
 
 /// On which host, and in words. Receives posted and completions that wait are left out: polling shows them.
-fn describe(what: &What, hosts: &BTreeMap<u32, u32>) -> Option<(u32, String)> {
+fn describe(what: &EntryKind, hosts: &BTreeMap<u32, u32>) -> Option<(u32, String)> {
     let on = |pair: &u32| hosts.get(pair).copied().unwrap_or(0);
     Some(match what {
-        What::Created { host, pair, identifier } => {
+        EntryKind::Created { host, pair, identifier } => {
             (*host, format!("queue pair {pair} for identifier {identifier}"))
         }
-        What::Posted { pair, work } => (on(pair), format!("[{pair}] post {}", request(work))),
-        What::Executed { to, work, .. } => (on(to), format!("[{to}] <- {}", request(work))),
-        What::NotReady { from, to, injected, .. } => {
+        EntryKind::Posted { pair, work } => (on(pair), format!("[{pair}] post {}", request(work))),
+        EntryKind::Executed { to, work, .. } => (on(to), format!("[{to}] <- {}", request(work))),
+        EntryKind::NotReady { from, to, injected, .. } => {
             let why = if *injected { " (fault)" } else { "" };
             (on(to), format!("[{to}] no receive for pair {from}{why}"))
         }
-        What::Polled(completion) => {
+        EntryKind::Polled(completion) => {
             (on(&completion.queue_pair), format!("[{}] polled {}", completion.queue_pair, result(completion)))
         }
-        What::Told { host, identifier, what } => (*host, format!("({identifier}) event: {what}")),
-        What::Called { host, identifier, what } => (*host, format!("({identifier}) call: {what}")),
-        What::Struck(injection) => (injection.host, format!("*** FAULT: {:?}", injection.fault)),
-        What::Tampered { pair, id } => (on(pair), format!("[{pair}] !!! bytes of {id:#x} changed")),
-        What::Busy { host, what } => (*host, format!("!!! {what} destroyed while in use")),
-        What::Registered { .. } | What::Received { .. } | What::Completed(_) => return None,
+        EntryKind::Told { host, identifier, what } => (*host, format!("({identifier}) event: {what}")),
+        EntryKind::Called { host, identifier, what } => (*host, format!("({identifier}) call: {what}")),
+        EntryKind::Struck(injection) => (injection.host, format!("*** FAULT: {:?}", injection.fault)),
+        EntryKind::Tampered { pair, id } => (on(pair), format!("[{pair}] !!! bytes of {id:#x} changed")),
+        EntryKind::Busy { host, what } => (*host, format!("!!! {what} destroyed while in use")),
+        EntryKind::Registered { .. } | EntryKind::Received { .. } | EntryKind::Completed(_) => return None,
     })
 }
 

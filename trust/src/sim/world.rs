@@ -5,16 +5,16 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use rdma_proto::time::Instant;
-use rdma_softsim::trace::{Entry, What};
-use rdma_softsim::{FailureClass, Limits, Marks, Random, Resources, Simulation, SoftSim};
+use rdma_softsim::trace::{Entry, EntryKind};
+use rdma_softsim::{FailureClass, FailureCounts, Limits, Random, Resources, Simulation, SoftSim};
 
-use super::app::{App, Ending, How, Stream};
+use super::app::{App, EndCause, Ending, Stream};
 use super::end::{Acceptor, End};
-use super::hub::{Hub, Usage};
+use super::event_loop::{EventLoop, Usage};
 use super::judge::check_end;
 use super::oracle::{Oracle, Violation};
 use super::rogue::Rogue;
-use super::scenario::{Dialogue, Scenario};
+use super::scenario::{Scenario, ScenarioConnection};
 
 /// Where the server listens; the second port is for rogue servers, one each.
 const PORT: u16 = 6379;
@@ -26,7 +26,7 @@ const MOST_EVENTS: u64 = 1_000_000;
 /// Turns without an event in between after which a program is not working but spinning.
 const MOST_TURNS: u32 = 200;
 
-/// What came of a run.
+/// The result of a run.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// The first rule that was broken.
@@ -38,10 +38,10 @@ pub struct Outcome {
     /// Bytes read by all programs.
     pub bytes: u64,
     /// Classes of failure met.
-    pub marks: Marks,
+    pub failure_counts: FailureCounts,
     /// Faults that found nothing to strike.
     pub idle_faults: usize,
-    /// What happened, if it was asked for.
+    /// The trace, if it was asked for.
     pub trace: Vec<Entry>,
 }
 
@@ -54,7 +54,7 @@ impl Outcome {
             hash: 0,
             events: 0,
             bytes: 0,
-            marks: Marks::default(),
+            failure_counts: FailureCounts::default(),
             idle_faults: 0,
             trace: Vec::new(),
         }
@@ -68,13 +68,13 @@ pub(super) struct World<'a> {
     random: Random,
     acceptor: Option<Acceptor>,
     /// All endpoints: of a host, or of one connection.
-    pub(super) hubs: Vec<Hub>,
+    pub(super) event_loops: Vec<EventLoop>,
     pub(super) rogues: Vec<(usize, Rogue)>,
     /// When woken runners run: the acceptor, the endpoints, the rogues.
     turns: BTreeMap<Runner, Instant>,
     oracle: Oracle,
     /// Classes of failure that the fabric knows nothing about.
-    pub(super) marks: Marks,
+    pub(super) failure_counts: FailureCounts,
     trace: Option<Vec<Entry>>,
     /// Faults that struck: on which host, and whether connections may end by them.
     pub(super) struck: Vec<(u32, bool)>,
@@ -89,7 +89,7 @@ pub(super) struct World<'a> {
 enum Runner {
     Acceptor,
     /// An endpoint.
-    Hub(usize),
+    EventLoop(usize),
     Rogue(usize),
 }
 
@@ -105,14 +105,14 @@ pub fn run(scenario: &Scenario, keep_trace: bool) -> Outcome {
     let bytes = world.all_ends().map(|end| end.app().bytes_read()).sum();
     let idle_faults = world.sim.remaining_faults().len();
     let violation = violation.or_else(|| world.clear_up().err());
-    let mut marks = world.sim.marks();
-    marks.add(&world.marks);
+    let mut failure_counts = world.sim.failure_counts();
+    failure_counts.add(&world.failure_counts);
     Outcome {
         violation,
         hash: world.sim.hash(),
         events: world.sim.events(),
         bytes,
-        marks,
+        failure_counts,
         idle_faults,
         trace: world.trace.unwrap_or_default(),
     }
@@ -120,7 +120,7 @@ pub fn run(scenario: &Scenario, keep_trace: bool) -> Outcome {
 
 /// The program at one end of a connection.
 fn program(scenario: &Scenario, now: Instant, random: &mut Random, place: usize, client: bool) -> App {
-    let Dialogue { client: ours, server: theirs, .. } = scenario.connections[place];
+    let ScenarioConnection { client: ours, server: theirs, .. } = scenario.connections[place];
     let stream = |client: bool| Stream(scenario.seed ^ (place as u64) << 32 ^ u64::from(client) << 48);
     let (ours, theirs) = if client { (ours, theirs) } else { (theirs, ours) };
     App::new(ours, stream(client), stream(!client), theirs.bytes, now, random.next())
@@ -128,7 +128,8 @@ fn program(scenario: &Scenario, now: Instant, random: &mut Random, place: usize,
 
 impl<'a> World<'a> {
     fn new(scenario: &'a Scenario, keep_trace: bool) -> Self {
-        let sim = Simulation::new(scenario.seed, scenario.personality, scenario.knobs, scenario.plan.clone());
+        let sim =
+            Simulation::new(scenario.seed, scenario.device_kind, scenario.settings, scenario.plan.clone());
         let server = sim.host(&[address(SERVER)], scenario.limits);
         Self {
             scenario,
@@ -136,11 +137,11 @@ impl<'a> World<'a> {
             server,
             random: Random::new(scenario.seed ^ 0x77),
             acceptor: None,
-            hubs: Vec::new(),
+            event_loops: Vec::new(),
             rogues: Vec::new(),
             turns: BTreeMap::new(),
             oracle: Oracle::default(),
-            marks: Marks::default(),
+            failure_counts: FailureCounts::default(),
             trace: keep_trace.then(Vec::new),
             struck: Vec::new(),
             stirred: true,
@@ -152,9 +153,9 @@ impl<'a> World<'a> {
     fn begin(&mut self) -> Result<(), Violation> {
         let listening = SocketAddr::new(address(SERVER), PORT);
         if let Some(usage) = self.scenario.endpoints.server {
-            if let Ok(mut hub) = Hub::new(&self.server, SERVER, usage) {
-                hub.listen(listening, self.scenario.server);
-                self.hubs.push(hub);
+            if let Ok(mut event_loop) = EventLoop::new(&self.server, SERVER, usage) {
+                event_loop.listen(listening, self.scenario.server);
+                self.event_loops.push(event_loop);
             }
         } else {
             // Without a listener, for instance by a fault, all clients are refused.
@@ -206,22 +207,22 @@ impl<'a> World<'a> {
     ) {
         let app = program(self.scenario, self.sim.now(), &mut self.random, place, true);
         let options = self.scenario.connections[place].options;
-        let own = self.hubs.iter_mut().find(|hub| usage.is_some() && hub.host() == host);
-        if let Some(hub) = own {
-            hub.dial(peer, options, at, place, app);
+        let own = self.event_loops.iter_mut().find(|event_loop| usage.is_some() && event_loop.host() == host);
+        if let Some(event_loop) = own {
+            event_loop.dial(peer, options, at, place, app);
             return;
         }
         let usage = usage.unwrap_or_else(|| Usage::draw(&mut self.random));
         // Without an endpoint, for instance by a fault, there is no connection, and nobody to blame.
-        if let Ok(mut hub) = Hub::new(backend, host, usage) {
-            hub.dial(peer, options, at, place, app);
-            self.hubs.push(hub);
+        if let Ok(mut event_loop) = EventLoop::new(backend, host, usage) {
+            event_loop.dial(peer, options, at, place, app);
+            self.event_loops.push(event_loop);
         }
     }
 
     /// Returns all ends of connections, on whatever endpoint.
     pub(super) fn all_ends(&self) -> impl Iterator<Item = &End> {
-        self.hubs.iter().flat_map(Hub::ends)
+        self.event_loops.iter().flat_map(EventLoop::ends)
     }
 
     /// The loop.
@@ -256,7 +257,7 @@ impl<'a> World<'a> {
     }
 
     fn is_over(&self) -> bool {
-        self.hubs.iter().all(Hub::is_over)
+        self.event_loops.iter().all(EventLoop::is_over)
             && self.rogues.iter().all(|(_, rogue)| rogue.is_over())
             && self.turns.is_empty()
     }
@@ -268,12 +269,14 @@ impl<'a> World<'a> {
             let acceptor =
                 self.acceptor.as_ref().is_some_and(Acceptor::is_readable).then_some(Runner::Acceptor);
             let rogues = self.rogues.iter().enumerate().filter(|(_, (_, rogue))| rogue.is_readable());
-            let killed = |hub: &Hub| self.sim.is_killed(hub.host());
-            let hubs = self.hubs.iter().enumerate();
-            let hubs = hubs.filter(|(_, hub)| hub.is_readable() || killed(hub) && !hub.is_over());
+            let killed = |event_loop: &EventLoop| self.sim.is_killed(event_loop.host());
+            let event_loops = self.event_loops.iter().enumerate();
+            let event_loops = event_loops.filter(|(_, event_loop)| {
+                event_loop.is_readable() || killed(event_loop) && !event_loop.is_over()
+            });
             let woken: Vec<_> = rogues
                 .map(|(place, _)| Runner::Rogue(place))
-                .chain(hubs.map(|(place, _)| Runner::Hub(place)))
+                .chain(event_loops.map(|(place, _)| Runner::EventLoop(place)))
                 .chain(acceptor)
                 .collect();
             for runner in woken {
@@ -286,19 +289,20 @@ impl<'a> World<'a> {
     /// Returns the runner that has the next turn, and when.
     fn next_turn(&mut self, now: Instant) -> Option<(Instant, Runner)> {
         let woken = self.turns.iter().map(|(runner, at)| (*at, *runner));
-        let hubs = self.hubs.iter().enumerate();
-        let hubs = hubs.filter_map(|(place, hub)| Some((hub.next_wake()?, Runner::Hub(place))));
+        let event_loops = self.event_loops.iter().enumerate();
+        let event_loops = event_loops
+            .filter_map(|(place, event_loop)| Some((event_loop.next_wake()?, Runner::EventLoop(place))));
         let rogues = self.rogues.iter().enumerate().filter(|(_, (_, rogue))| !rogue.is_over());
         let rogues = rogues.map(|(place, (_, rogue))| (rogue.next_wake(), Runner::Rogue(place)));
         let stalled = |(at, runner): (Instant, Runner)| {
             let host = match runner {
                 Runner::Acceptor => SERVER,
-                Runner::Hub(place) => self.hubs[place].host(),
+                Runner::EventLoop(place) => self.event_loops[place].host(),
                 Runner::Rogue(_) => return (at.max(now), runner),
             };
             (at.max(now).max(self.sim.stalled_until(host).unwrap_or_default()), runner)
         };
-        woken.chain(hubs).chain(rogues).map(stalled).min()
+        woken.chain(event_loops).chain(rogues).map(stalled).min()
     }
 
     fn turn(&mut self, runner: Runner) -> Result<(), Violation> {
@@ -306,7 +310,7 @@ impl<'a> World<'a> {
         self.stirred = true;
         match runner {
             Runner::Acceptor => self.accept(),
-            Runner::Hub(place) => self.run_hub(place)?,
+            Runner::EventLoop(place) => self.run_event_loop(place)?,
             Runner::Rogue(place) => self.rogues[place].1.run(),
         }
         let stir = (self.sim.events(), self.sim.now());
@@ -318,33 +322,36 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    fn run_hub(&mut self, place: usize) -> Result<(), Violation> {
-        let hub = &mut self.hubs[place];
-        let host = hub.host();
+    fn run_event_loop(&mut self, place: usize) -> Result<(), Violation> {
+        let event_loop = &mut self.event_loops[place];
+        let host = event_loop.host();
         if self.sim.stalled_until(host).is_some_and(|until| until == self.sim.now()) {
-            self.marks.observe(FailureClass::SlowConsumer);
+            self.failure_counts.observe(FailureClass::SlowConsumer);
         }
         let (scenario, now) = (self.scenario, self.sim.now());
         let accepted = |random: &mut Random, place| program(scenario, now, random, place, false);
-        self.marks.inject(FailureClass::Scheduling);
+        self.failure_counts.inject(FailureClass::Scheduling);
         let lost = self.sim.is_killed(host)
-            || match hub.run(&mut self.random, accepted) {
+            || match event_loop.run(&mut self.random, accepted) {
                 Ok(several) => {
                     if several {
-                        self.marks.observe(FailureClass::Scheduling);
+                        self.failure_counts.observe(FailureClass::Scheduling);
                     }
                     false
                 }
                 Err(_) => true,
             };
-        for (place, end) in hub.ends().iter().enumerate() {
-            check_end(end, hub.connection(place))?;
+        for (place, end) in event_loop.ends().iter().enumerate() {
+            check_end(end, event_loop.connection(place))?;
         }
-        if !lost && hub.oversleeps() {
-            return Err(Violation::new("timers", format!("{hub:?} sleeps longer than its connections")));
+        if !lost && event_loop.oversleeps() {
+            return Err(Violation::new(
+                "timers",
+                format!("{event_loop:?} sleeps longer than its connections"),
+            ));
         }
         if lost {
-            hub.give_up();
+            event_loop.give_up();
         }
         Ok(())
     }
@@ -360,7 +367,7 @@ impl<'a> World<'a> {
             if place < self.scenario.connections.len() {
                 let app = program(self.scenario, self.sim.now(), &mut self.random, place, false);
                 let usage = Usage::draw(&mut self.random);
-                self.hubs.extend(Hub::accepted((endpoint, id), SERVER, usage, place, app));
+                self.event_loops.extend(EventLoop::accepted((endpoint, id), SERVER, usage, place, app));
             }
         }
     }
@@ -374,7 +381,7 @@ impl<'a> World<'a> {
         self.note_reads();
         let mut verdict = Ok(());
         for entry in &entries {
-            if let What::Struck(injection) = &entry.what {
+            if let EntryKind::Struck(injection) = &entry.what {
                 self.struck.push((injection.host, injection.fault.may_end_connections()));
             }
             if verdict.is_ok() {
@@ -391,11 +398,11 @@ impl<'a> World<'a> {
     }
 
     fn note_reads(&mut self) {
-        for end in self.hubs.iter_mut().flat_map(Hub::ends_mut) {
+        for end in self.event_loops.iter_mut().flat_map(EventLoop::ends_mut) {
             if let Some(pair) = end.pair() {
                 self.oracle.has_read(pair, end.app().bytes_read());
                 let alive = !self.sim.is_killed(end.host);
-                if alive && matches!(end.ending(), Some(Ending { how: How::Failed(_), .. })) {
+                if alive && matches!(end.ending(), Some(Ending { cause: EndCause::Failed(_), .. })) {
                     self.oracle.has_failed(pair);
                 }
                 if end.ending().is_some() {
@@ -407,7 +414,7 @@ impl<'a> World<'a> {
 
     /// Everything goes, and nothing may be left.
     fn clear_up(&mut self) -> Result<(), Violation> {
-        self.hubs.clear();
+        self.event_loops.clear();
         self.rogues.clear();
         self.acceptor = None;
         // Late packets, time-waits.
@@ -421,7 +428,7 @@ impl<'a> World<'a> {
         for host in 0..=self.scenario.connections.len() as u32 {
             let held = fabric.resources(address(host));
             if held != Resources::default() {
-                return Err(Violation::new("ledger", format!("host {host} still holds {held:?}")));
+                return Err(Violation::new("resources", format!("host {host} still holds {held:?}")));
             }
         }
         Ok(())

@@ -23,10 +23,10 @@ const COLOURS: [RGBColor; 8] = [
     RGBColor(23, 190, 207),
 ];
 
-/// What to draw.
+/// Arguments of `chart`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Arguments {
-    /// What the two sides wrote down.
+    /// The logs of the two sides.
     #[arg(required = true)]
     files: Vec<PathBuf>,
     /// Where to draw it, as SVG.
@@ -47,7 +47,7 @@ pub(super) fn run(arguments: &Arguments) -> ExitCode {
     }
 }
 
-type Drawn<T> = Result<T, Box<dyn std::error::Error>>;
+type ChartResult<T> = Result<T, Box<dyn std::error::Error>>;
 
 struct Panel {
     title: &'static str,
@@ -67,14 +67,14 @@ impl Panel {
 }
 
 /// A time in which the network or a process had a fault.
-struct Shade {
+struct FaultPeriod {
     from: f64,
     to: f64,
     colour: RGBAColor,
 }
 
 /// The whole picture, as SVG.
-pub(super) fn draw(lines: &[Line]) -> Drawn<String> {
+pub(super) fn draw(lines: &[Line]) -> ChartResult<String> {
     let at = |line: &Line| match line {
         Line::Clients(figures) => figures.at - figures.seconds,
         Line::Server { at, .. } | Line::Fault { at, .. } | Line::Verdict { at, .. } => *at,
@@ -86,7 +86,7 @@ pub(super) fn draw(lines: &[Line]) -> Drawn<String> {
     }
     let minutes = |at: f64| (at - begin) / 60.0;
     let panels = panels(lines, &minutes);
-    let shades = shades(lines, &minutes, minutes(end));
+    let periods = periods(lines, &minutes, minutes(end));
     let mut svg = String::new();
     {
         let size = (WIDTH, PANEL * u32::try_from(panels.len())? + 60);
@@ -95,7 +95,7 @@ pub(super) fn draw(lines: &[Line]) -> Drawn<String> {
         let (head, below) = root.split_vertically(60);
         legend(&head)?;
         for (area, panel) in below.split_evenly((panels.len(), 1)).iter().zip(&panels) {
-            draw_panel(area, panel, &shades, minutes(end))?;
+            draw_panel(area, panel, &periods, minutes(end))?;
         }
         root.present()?;
     }
@@ -158,8 +158,8 @@ fn panels(lines: &[Line], minutes: &impl Fn(f64) -> f64) -> Vec<Panel> {
     vec![operations, bytes, latency, connections, device, memory, held]
 }
 
-fn shades(lines: &[Line], minutes: &impl Fn(f64) -> f64, end: f64) -> Vec<Shade> {
-    let mut shades = Vec::new();
+fn periods(lines: &[Line], minutes: &impl Fn(f64) -> f64, end: f64) -> Vec<FaultPeriod> {
+    let mut periods = Vec::new();
     for one in ["clients", "servers"] {
         let faults: Vec<_> = lines
             .iter()
@@ -170,17 +170,17 @@ fn shades(lines: &[Line], minutes: &impl Fn(f64) -> f64, end: f64) -> Vec<Shade>
             .collect();
         for (number, (from, what)) in faults.iter().enumerate() {
             if what.ends_with("killed") {
-                shades.push(Shade { from: *from, to: *from, colour: RED.mix(0.5) });
+                periods.push(FaultPeriod { from: *from, to: *from, colour: RED.mix(0.5) });
                 continue;
             }
             let ends = faults[number + 1..].iter().find(|(_, what)| !what.ends_with("killed"));
             let to = ends.map_or(end, |(to, _)| *to);
             if let Some(colour) = colour(what) {
-                shades.push(Shade { from: *from, to, colour });
+                periods.push(FaultPeriod { from: *from, to, colour });
             }
         }
     }
-    shades
+    periods
 }
 
 fn colour(fault: &str) -> Option<RGBAColor> {
@@ -193,7 +193,7 @@ fn colour(fault: &str) -> Option<RGBAColor> {
     }
 }
 
-fn legend(area: &DrawingArea<SVGBackend<'_>, Shift>) -> Drawn<()> {
+fn legend(area: &DrawingArea<SVGBackend<'_>, Shift>) -> ChartResult<()> {
     let style = ("sans-serif", 14).into_font().color(&BLACK);
     area.draw(&Text::new("Faults, of either direction:", (20, 12), style.clone()))?;
     let mut left = 230;
@@ -217,9 +217,9 @@ fn legend(area: &DrawingArea<SVGBackend<'_>, Shift>) -> Drawn<()> {
 fn draw_panel<'a>(
     area: &DrawingArea<SVGBackend<'a>, Shift>,
     panel: &Panel,
-    shades: &[Shade],
+    periods: &[FaultPeriod],
     end: f64,
-) -> Drawn<()> {
+) -> ChartResult<()> {
     let all = || panel.curves.values().flatten().map(|(_, value)| *value);
     let most = all().fold(1.0, f64::max) * 1.1;
     // Room on the right for the names of the curves.
@@ -229,23 +229,23 @@ fn draw_panel<'a>(
     chart.x_label_area_size(22).y_label_area_size(64);
     if panel.logarithmic {
         let least = all().fold(most, f64::min).max(0.01);
-        curves(chart.build_cartesian_2d(0.0..width, (least..most).log_scale())?, panel, shades, least..most)
+        curves(chart.build_cartesian_2d(0.0..width, (least..most).log_scale())?, panel, periods, least..most)
     } else {
-        curves(chart.build_cartesian_2d(0.0..width, 0.0..most)?, panel, shades, 0.0..most)
+        curves(chart.build_cartesian_2d(0.0..width, 0.0..most)?, panel, periods, 0.0..most)
     }
 }
 
 fn curves<'a, Y>(
     mut chart: ChartContext<'a, SVGBackend<'a>, Cartesian2d<plotters::coord::types::RangedCoordf64, Y>>,
     panel: &Panel,
-    shades: &[Shade],
+    periods: &[FaultPeriod],
     values: std::ops::Range<f64>,
-) -> Drawn<()>
+) -> ChartResult<()>
 where
     Y: plotters::coord::ranged1d::Ranged<ValueType = f64> + plotters::coord::ranged1d::ValueFormatter<f64>,
 {
     chart.configure_mesh().light_line_style(TRANSPARENT).y_labels(6).x_labels(13).draw()?;
-    for Shade { from, to, colour } in shades {
+    for FaultPeriod { from, to, colour } in periods {
         let corners = [(*from, values.start), (*to, values.end)];
         if from < to {
             chart.draw_series([Rectangle::new(corners, colour.filled())])?;

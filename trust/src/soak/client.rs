@@ -9,7 +9,7 @@ use fastrand::Rng;
 use hdrhistogram::Histogram;
 use resp_rs::resp2::Frame;
 
-use super::face::{Face, LIMIT, Leaving, Trouble};
+use super::face::{ExchangeError, Face, LIMIT, SessionEnd};
 use super::keys::{Exchange, Fault, Keys};
 
 /// The longest way through a face: a dial that finds nothing, a second one, and a reply that does not come.
@@ -17,18 +17,18 @@ const OVERDUE: Duration = Duration::from_secs(2 * LIMIT.as_secs() + 20);
 /// Within this time after the worst faults each client must have got through to its server.
 const UNREACHED: Duration = Duration::from_secs(180);
 
-/// What all clients have in common.
-pub(super) struct Board {
+/// The state that all clients share: counts, failures, and whether to stop.
+pub(super) struct Progress {
     begun: Instant,
     /// Clients come to their end when it is set.
     pub stop: AtomicBool,
     tally: Mutex<Tally>,
     failures: Mutex<Vec<String>>,
-    doubts: Mutex<Vec<Doubt>>,
+    conditional_failures: Mutex<Vec<ConditionalFailure>>,
     watched: Mutex<Vec<Watched>>,
 }
 
-/// What happened since it was last taken.
+/// The counts since they were last taken.
 pub(super) struct Tally {
     pub operations: u64,
     pub bytes_sent: u64,
@@ -62,12 +62,12 @@ impl Default for Tally {
     }
 }
 
-/// What is right only if its server has ended.
+/// A loss that is a failure unless the server has ended.
 #[derive(Clone, Debug)]
-pub(super) struct Doubt {
+pub(super) struct ConditionalFailure {
     /// The server.
     pub server: String,
-    /// What was seen of it.
+    /// A description of the loss.
     pub what: String,
 }
 
@@ -88,14 +88,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Board {
+impl Progress {
     pub(super) fn new() -> Self {
         Self {
             begun: Instant::now(),
             stop: AtomicBool::new(false),
             tally: Mutex::default(),
             failures: Mutex::default(),
-            doubts: Mutex::default(),
+            conditional_failures: Mutex::default(),
             watched: Mutex::default(),
         }
     }
@@ -113,16 +113,16 @@ impl Board {
         lock(&self.failures).clone()
     }
 
-    fn doubt(&self, server: &str, what: String) {
+    fn fail_conditionally(&self, server: &str, what: String) {
         eprintln!("[{:4}s] right only if {server} has ended: {what}", self.begun.elapsed().as_secs());
-        lock(&self.doubts).push(Doubt { server: server.into(), what });
+        lock(&self.conditional_failures).push(ConditionalFailure { server: server.into(), what });
     }
 
-    pub(super) fn doubts(&self) -> Vec<Doubt> {
-        lock(&self.doubts).clone()
+    pub(super) fn conditional_failures(&self) -> Vec<ConditionalFailure> {
+        lock(&self.conditional_failures).clone()
     }
 
-    /// What happened since the last call.
+    /// Returns the counts since the last call.
     pub(super) fn take_tally(&self) -> Tally {
         std::mem::take(&mut lock(&self.tally))
     }
@@ -144,12 +144,12 @@ impl Board {
         late.into_iter().for_each(|what| self.fail(what));
     }
 
-    /// Those who work, other than the ones that hang: these would be waited for in vain.
+    /// Returns the number of clients that have not been reported as hung: these would be waited for in vain.
     pub(super) fn at_work(&self) -> usize {
         lock(&self.watched).iter().filter(|client| !client.told).count()
     }
 
-    /// Those who have not come to their end.
+    /// Returns the number of clients that have not come to their end.
     pub(super) fn hung(&self) -> usize {
         lock(&self.watched).iter().filter(|client| !client.over).count()
     }
@@ -163,7 +163,7 @@ impl Board {
     }
 }
 
-/// What a client does.
+/// The work of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Work {
     /// Stores, reads and deletes keys of its own.
@@ -188,18 +188,18 @@ pub(super) struct Client {
 
 struct Run<'a> {
     client: Client,
-    board: &'a Board,
+    progress: &'a Progress,
     number: usize,
     keys: Keys,
     rng: Rng,
 }
 
 impl Client {
-    /// Works until the board says stop.
-    pub(super) fn run(self, board: &Board, number: usize) {
+    /// Works until the progress says stop.
+    pub(super) fn run(self, progress: &Progress, number: usize) {
         let mut rng = Rng::with_seed(self.seed);
         let keys = Keys::new(self.name.clone(), rng.fork());
-        Run { client: self, board, number, keys, rng }.run();
+        Run { client: self, progress, number, keys, rng }.run();
     }
 }
 
@@ -208,23 +208,23 @@ impl Run<'_> {
         let mut last = false;
         loop {
             // One session more after the word to stop: it looks at everything once again.
-            if self.board.stopped() && std::mem::replace(&mut last, true) {
+            if self.progress.stopped() && std::mem::replace(&mut last, true) {
                 break;
             }
             match self.session() {
                 Ok(()) => continue,
-                Err(Trouble::Lost(reason)) => self.note(&reason),
-                Err(Trouble::Died(what)) => self.died(what),
-                Err(Trouble::Wrong(what)) => {
-                    self.board.fail(format!("{}: {what}", self.client.name));
+                Err(ExchangeError::Lost(reason)) => self.note(&reason),
+                Err(ExchangeError::Died(what)) => self.died(what),
+                Err(ExchangeError::Wrong(what)) => {
+                    self.progress.fail(format!("{}: {what}", self.client.name));
                     self.keys.forget();
                 }
             }
-            let _given_up = self.client.face.leave(Leaving::Dropped);
-            last &= lock(&self.board.watched)[self.number].told;
+            let _given_up = self.client.face.leave(SessionEnd::Dropped);
+            last &= lock(&self.progress.watched)[self.number].told;
             std::thread::sleep(Duration::from_millis(self.rng.u64(50..500)));
         }
-        let client = &mut lock(&self.board.watched)[self.number];
+        let client = &mut lock(&self.progress.watched)[self.number];
         (client.told, client.over) = (true, true);
     }
 
@@ -233,22 +233,22 @@ impl Run<'_> {
         if self.client.server_is_killed {
             self.note(&what);
         } else {
-            self.board.doubt(&self.client.server, format!("{}: {what}", self.client.name));
+            self.progress.fail_conditionally(&self.client.server, format!("{}: {what}", self.client.name));
         }
     }
 
     fn note(&self, reason: &str) {
-        *lock(&self.board.tally).reasons.entry(reason.to_string()).or_default() += 1;
+        *lock(&self.progress.tally).reasons.entry(reason.to_string()).or_default() += 1;
     }
 
     /// Does something that is watched.
     fn watched<T>(
         &mut self,
         doing: &'static str,
-        act: impl FnOnce(&mut dyn Face) -> Result<T, Trouble>,
-    ) -> Result<T, Trouble> {
+        act: impl FnOnce(&mut dyn Face) -> Result<T, ExchangeError>,
+    ) -> Result<T, ExchangeError> {
         let mark = |since: Option<Instant>| {
-            let client = &mut lock(&self.board.watched)[self.number];
+            let client = &mut lock(&self.progress.watched)[self.number];
             (client.doing, client.since) = (doing, since);
         };
         mark(Some(Instant::now()));
@@ -257,7 +257,7 @@ impl Run<'_> {
         done
     }
 
-    fn exchange(&mut self, exchange: &Exchange) -> Result<Vec<Frame>, Trouble> {
+    fn exchange(&mut self, exchange: &Exchange) -> Result<Vec<Frame>, ExchangeError> {
         if exchange.commands.is_empty() {
             return Ok(Vec::new());
         }
@@ -267,11 +267,11 @@ impl Run<'_> {
         let replies = match replies {
             Ok(replies) => replies,
             Err(trouble) => {
-                lock(&self.board.tally).lost += 1;
+                lock(&self.progress.tally).lost += 1;
                 return Err(trouble);
             }
         };
-        let mut tally = lock(&self.board.tally);
+        let mut tally = lock(&self.progress.tally);
         tally.operations += replies.len() as u64;
         let sent = exchange.commands.iter().flat_map(|command| command.words()).map(<[u8]>::len);
         tally.bytes_sent += sent.sum::<usize>() as u64;
@@ -279,23 +279,23 @@ impl Run<'_> {
         tally.latency.saturating_record(u64::try_from(took.as_micros()).unwrap_or(u64::MAX));
         *tally.exchanges.entry(self.client.name.clone()).or_default() += 1;
         drop(tally);
-        lock(&self.board.watched)[self.number].through = Instant::now();
+        lock(&self.progress.watched)[self.number].through = Instant::now();
         Ok(replies)
     }
 
     /// An exchange whose replies must be right. A connection that makes itself anew may have come to a server that began anew: what is
     /// missing ends the session, and the next one looks for it and for the mark.
-    fn checked(&mut self, exchange: &Exchange) -> Result<(), Trouble> {
+    fn checked(&mut self, exchange: &Exchange) -> Result<(), ExchangeError> {
         let replies = self.exchange(exchange)?;
         self.keys.judge(exchange, &replies).map_err(|fault| match fault {
-            Fault::Missing(what) => Trouble::Lost(what),
-            Fault::Wrong(what) => Trouble::Wrong(what),
+            Fault::Missing(what) => ExchangeError::Lost(what),
+            Fault::Wrong(what) => ExchangeError::Wrong(what),
         })
     }
 
-    fn session(&mut self) -> Result<(), Trouble> {
+    fn session(&mut self) -> Result<(), ExchangeError> {
         let connected = self.watched("connecting", |face| face.connect());
-        let mut tally = lock(&self.board.tally);
+        let mut tally = lock(&self.progress.tally);
         *(if connected.is_ok() { &mut tally.connected } else { &mut tally.refused }) += 1;
         drop(tally);
         connected?;
@@ -303,7 +303,7 @@ impl Run<'_> {
             self.open()?;
         }
         for _ in 0..self.rng.u32(20..200) {
-            if self.board.stopped() {
+            if self.progress.stopped() {
                 break;
             }
             let exchange =
@@ -320,19 +320,19 @@ impl Run<'_> {
             }
         }
         let how = match self.rng.u32(0..4) {
-            _ if self.board.stopped() => Leaving::Orderly,
-            0..2 => Leaving::Orderly,
-            2 => Leaving::Dropped,
-            _ => Leaving::MidReply(self.keys.echoes().commands),
+            _ if self.progress.stopped() => SessionEnd::Orderly,
+            0..2 => SessionEnd::Orderly,
+            2 => SessionEnd::Dropped,
+            _ => SessionEnd::MidReply(self.keys.echoes().commands),
         };
         self.watched("ending a session", |face| face.leave(how))
     }
 
     /// Looks whether all that the last session left is there.
-    fn open(&mut self) -> Result<(), Trouble> {
+    fn open(&mut self) -> Result<(), ExchangeError> {
         if let Some(question) = self.keys.begin() {
             let replies = self.exchange(&question)?;
-            if let Some(mark) = self.keys.remembered(&question, &replies).map_err(Trouble::Wrong)? {
+            if let Some(mark) = self.keys.remembered(&question, &replies).map_err(ExchangeError::Wrong)? {
                 self.died(format!("{mark}: the server has lost what it had answered with OK"));
             }
         }
@@ -345,7 +345,7 @@ impl Run<'_> {
     /// Does nothing, but ends when everything does.
     fn idle(&self, time: Duration) {
         let begun = Instant::now();
-        while begun.elapsed() < time && !self.board.stopped() {
+        while begun.elapsed() < time && !self.progress.stopped() {
             std::thread::sleep(Duration::from_millis(50).min(time));
         }
     }

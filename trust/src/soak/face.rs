@@ -26,81 +26,83 @@ const LINGER: Duration = Duration::from_secs(5);
 
 /// Why an exchange did not come about.
 #[derive(Debug)]
-pub(super) enum Trouble {
+pub(super) enum ExchangeError {
     /// The connection is lost, or was not made: what faults do.
     Lost(String),
-    /// What only a server that ends may do: it has lost its data; its device refuses its own window, for a process loses its memory before its
+    /// An effect of a server that ends: it has lost its data; its device refuses its own window, for a process loses its memory before its
     /// queue pairs (seen on kernel 6.1).
     Died(String),
-    /// What no fault may do.
+    /// An error that no fault may cause.
     Wrong(String),
 }
 
 /// How a session ends.
 #[derive(Debug)]
-pub(super) enum Leaving {
+pub(super) enum SessionEnd {
     /// Everything is delivered first.
     Orderly,
     /// The stream is dropped.
     Dropped,
-    /// The same after these commands, whose replies nobody waits for.
+    /// The stream is dropped after these commands, whose replies nobody waits for.
     MidReply(Vec<Command>),
 }
 
 /// A client of one kind.
 pub(super) trait Face {
     /// Connects.
-    fn connect(&mut self) -> Result<(), Trouble>;
+    fn connect(&mut self) -> Result<(), ExchangeError>;
     /// Sends commands together, and takes their replies.
-    fn exchange(&mut self, commands: &[Command]) -> Result<Vec<Frame>, Trouble>;
+    fn exchange(&mut self, commands: &[Command]) -> Result<Vec<Frame>, ExchangeError>;
     /// Ends the session.
-    fn leave(&mut self, how: Leaving) -> Result<(), Trouble>;
+    fn leave(&mut self, how: SessionEnd) -> Result<(), ExchangeError>;
 }
 
-/// How all of them connect.
+/// Returns the settings with which all of them connect.
 fn connect() -> Connect {
     Connect::default().timeout(Duration::from_secs(15))
 }
 
-fn hung(doing: &str) -> Trouble {
-    Trouble::Wrong(format!("hung: {doing} took longer than {LIMIT:?}"))
+fn hung(doing: &str) -> ExchangeError {
+    ExchangeError::Wrong(format!("hung: {doing} took longer than {LIMIT:?}"))
 }
 
-/// What the error of an established connection means.
-fn lost(error: &io::Error) -> Trouble {
+/// Classifies the error of an established connection.
+fn lost(error: &io::Error) -> ExchangeError {
     use io::ErrorKind as Kind;
     use rdma_conn::Error::Protocol;
     use rdma_proto::{Error::PeerMisbehaved, PeerMisbehaved::WindowRefused};
     let ours = error.get_ref().and_then(|source| source.downcast_ref());
     if matches!(ours, Some(Protocol(PeerMisbehaved(WindowRefused)))) {
-        return Trouble::Died(error.to_string());
+        return ExchangeError::Died(error.to_string());
     }
     match error.kind() {
-        Kind::TimedOut => Trouble::Wrong(format!("hung: {error}")),
+        Kind::TimedOut => ExchangeError::Wrong(format!("hung: {error}")),
         Kind::ConnectionReset
         | Kind::ConnectionAborted
         | Kind::BrokenPipe
         | Kind::NotConnected
-        | Kind::UnexpectedEof => Trouble::Lost(error.to_string()),
-        kind => Trouble::Wrong(format!("{kind:?}: {error}")),
+        | Kind::UnexpectedEof => ExchangeError::Lost(error.to_string()),
+        kind => ExchangeError::Wrong(format!("{kind:?}: {error}")),
     }
 }
 
-/// What the error of a connection that was not made means.
-fn refused(error: &io::Error) -> Trouble {
+/// Classifies the error of a connection that was not made.
+fn refused(error: &io::Error) -> ExchangeError {
     use io::ErrorKind as Kind;
     match error.kind() {
-        Kind::TimedOut | Kind::ConnectionRefused | Kind::HostUnreachable => Trouble::Lost(error.to_string()),
+        Kind::TimedOut | Kind::ConnectionRefused | Kind::HostUnreachable => {
+            ExchangeError::Lost(error.to_string())
+        }
         _ => lost(error),
     }
 }
 
-fn ended() -> Trouble {
-    Trouble::Lost("the server ended the connection".into())
+fn ended() -> ExchangeError {
+    ExchangeError::Lost("the server ended the connection".into())
 }
 
-fn invalid(error: &io::Error) -> Trouble {
-    Trouble::Wrong(format!("what came is no reply: {error}"))
+fn invalid(error: &io::Error) -> ExchangeError {
+    ExchangeError::Wrong(format!("what came is no reply: {error}"))
 }
 
 /// Blocking streams; some values are lent from registered memory.
@@ -122,8 +124,8 @@ impl<B: Descriptors> Blocking<B> {
         Self { backend, server, open: None }
     }
 
-    fn open(&mut self) -> Result<&mut Open<B>, Trouble> {
-        self.open.as_mut().ok_or_else(|| Trouble::Wrong("no connection".into()))
+    fn open(&mut self) -> Result<&mut Open<B>, ExchangeError> {
+        self.open.as_mut().ok_or_else(|| ExchangeError::Wrong("no connection".into()))
     }
 }
 
@@ -172,7 +174,7 @@ impl<B: Descriptors> Open<B> {
         Ok(())
     }
 
-    fn reply(&mut self) -> Result<Frame, Trouble> {
+    fn reply(&mut self) -> Result<Frame, ExchangeError> {
         loop {
             if let Some(frame) = self.received.take().map_err(|error| invalid(&error))? {
                 return Ok(frame);
@@ -186,7 +188,7 @@ impl<B: Descriptors> Open<B> {
 }
 
 impl<B: Descriptors> Face for Blocking<B> {
-    fn connect(&mut self) -> Result<(), Trouble> {
+    fn connect(&mut self) -> Result<(), ExchangeError> {
         let made = Stream::connect_with(&self.backend, self.server, &connect());
         let mut stream = made.map_err(|error| refused(&error.into()))?;
         stream.set_read_timeout(Some(LIMIT));
@@ -197,22 +199,22 @@ impl<B: Descriptors> Face for Blocking<B> {
         Ok(())
     }
 
-    fn exchange(&mut self, commands: &[Command]) -> Result<Vec<Frame>, Trouble> {
+    fn exchange(&mut self, commands: &[Command]) -> Result<Vec<Frame>, ExchangeError> {
         let open = self.open()?;
         open.send(commands).map_err(|error| lost(&error))?;
         commands.iter().map(|_| open.reply()).collect()
     }
 
-    fn leave(&mut self, how: Leaving) -> Result<(), Trouble> {
+    fn leave(&mut self, how: SessionEnd) -> Result<(), ExchangeError> {
         let Some(mut open) = self.open.take() else { return Ok(()) };
         match how {
-            Leaving::Orderly => open.stream.close(LINGER).or_else(|error| match refused(&error.into()) {
+            SessionEnd::Orderly => open.stream.close(LINGER).or_else(|error| match refused(&error.into()) {
                 // That the end was not answered in time is what an outage does.
-                Trouble::Lost(_) => Ok(()),
+                ExchangeError::Lost(_) => Ok(()),
                 other => Err(other),
             }),
-            Leaving::Dropped => Ok(()),
-            Leaving::MidReply(commands) => open.send(&commands).map_err(|error| lost(&error)),
+            SessionEnd::Dropped => Ok(()),
+            SessionEnd::MidReply(commands) => open.send(&commands).map_err(|error| lost(&error)),
         }
     }
 }
@@ -235,7 +237,7 @@ impl<B: Descriptors> Tasks<B> {
 async fn talk<B: Descriptors>(
     (stream, received): &mut (AsyncStream<B>, Frames),
     commands: &[Command],
-) -> Result<Vec<Frame>, Trouble> {
+) -> Result<Vec<Frame>, ExchangeError> {
     let mut text = Vec::new();
     for command in commands {
         command.write_head(&mut text);
@@ -268,7 +270,7 @@ async fn talk<B: Descriptors>(
 }
 
 impl<B: Descriptors> Face for Tasks<B> {
-    fn connect(&mut self) -> Result<(), Trouble> {
+    fn connect(&mut self) -> Result<(), ExchangeError> {
         let (how, server) = (connect(), self.server);
         let made = self.runtime.block_on(async {
             tokio::time::timeout(LIMIT, AsyncStream::connect_with(&self.backend, server, &how)).await
@@ -278,30 +280,30 @@ impl<B: Descriptors> Face for Tasks<B> {
         Ok(())
     }
 
-    fn exchange(&mut self, commands: &[Command]) -> Result<Vec<Frame>, Trouble> {
-        let Some(open) = &mut self.open else { return Err(Trouble::Wrong("no connection".into())) };
+    fn exchange(&mut self, commands: &[Command]) -> Result<Vec<Frame>, ExchangeError> {
+        let Some(open) = &mut self.open else { return Err(ExchangeError::Wrong("no connection".into())) };
         self.runtime
             .block_on(async { tokio::time::timeout(LIMIT, talk(open, commands)).await })
             .unwrap_or_else(|_| Err(hung("an exchange")))
     }
 
-    fn leave(&mut self, how: Leaving) -> Result<(), Trouble> {
+    fn leave(&mut self, how: SessionEnd) -> Result<(), ExchangeError> {
         let Some(mut open) = self.open.take() else { return Ok(()) };
         self.runtime.block_on(async {
             match how {
-                Leaving::Orderly => match tokio::time::timeout(LIMIT, open.0.shutdown()).await {
+                SessionEnd::Orderly => match tokio::time::timeout(LIMIT, open.0.shutdown()).await {
                     Err(_) => Err(hung("an orderly end")),
                     Ok(Ok(())) => Ok(()),
                     Ok(Err(error)) => match refused(&error) {
-                        Trouble::Lost(_) => Ok(()),
+                        ExchangeError::Lost(_) => Ok(()),
                         other => Err(other),
                     },
                 },
-                Leaving::Dropped => Ok(()),
+                SessionEnd::Dropped => Ok(()),
                 // The future is dropped wherever it is then.
-                Leaving::MidReply(commands) => {
+                SessionEnd::MidReply(commands) => {
                     match tokio::time::timeout(Duration::from_millis(2), talk(&mut open, &commands)).await {
-                        Ok(Err(wrong @ Trouble::Wrong(_))) => Err(wrong),
+                        Ok(Err(wrong @ ExchangeError::Wrong(_))) => Err(wrong),
                         _ => Ok(()),
                     }
                 }
@@ -342,16 +344,18 @@ async fn request<C: ConnectionLike + Clone>(connection: &C, command: &Command) -
     })
 }
 
-/// What an error of redis-rs means. Requests find their connection themselves, so any may fail for want of one, and says so in words of
+/// Classifies an error of redis-rs. Requests find their connection themselves, so any may fail for want of one, and says so in words of
 /// rdma-conn or rdma-redis. A time-out without words is redis-rs's own: a reply that did not come.
-fn failed(error: &RedisError) -> Trouble {
+fn failed(error: &RedisError) -> ExchangeError {
     let Some(io) = io_error(error) else {
         // The driver that carried the requests is gone, and redis-rs says no more than that.
         return match error.to_string() {
-            text if error.is_connection_dropped() => Trouble::Lost(text),
+            text if error.is_connection_dropped() => ExchangeError::Lost(text),
             // The server's device gave up and the server disconnected: a stream that ends within a reply cannot be parsed.
-            text if text.contains("end of input") => Trouble::Lost("the stream ended within a reply".into()),
-            text => Trouble::Wrong(text),
+            text if text.contains("end of input") => {
+                ExchangeError::Lost("the stream ended within a reply".into())
+            }
+            text => ExchangeError::Wrong(text),
         };
     };
     if io.get_ref().is_some() { refused(io) } else { lost(io) }
@@ -363,7 +367,7 @@ fn io_error(error: &RedisError) -> Option<&io::Error> {
 }
 
 impl<B: Descriptors> Face for Redis<B> {
-    fn connect(&mut self) -> Result<(), Trouble> {
+    fn connect(&mut self) -> Result<(), ExchangeError> {
         if self.connection.is_some() {
             return Ok(());
         }
@@ -377,8 +381,10 @@ impl<B: Descriptors> Face for Redis<B> {
         Ok(())
     }
 
-    fn exchange(&mut self, commands: &[Command]) -> Result<Vec<Frame>, Trouble> {
-        let Some(connection) = &self.connection else { return Err(Trouble::Wrong("no connection".into())) };
+    fn exchange(&mut self, commands: &[Command]) -> Result<Vec<Frame>, ExchangeError> {
+        let Some(connection) = &self.connection else {
+            return Err(ExchangeError::Wrong("no connection".into()));
+        };
         let requests = commands.iter().map(|command| request(connection, command));
         let all = futures_util::future::join_all(requests);
         let replies = self.runtime.block_on(async { tokio::time::timeout(2 * LIMIT, all).await });
@@ -387,13 +393,13 @@ impl<B: Descriptors> Face for Redis<B> {
         replies.map_err(|error| failed(&error))
     }
 
-    fn leave(&mut self, how: Leaving) -> Result<(), Trouble> {
+    fn leave(&mut self, how: SessionEnd) -> Result<(), ExchangeError> {
         match how {
             // redis-rs has no other end than to be dropped.
-            Leaving::Orderly => self.connection = None,
+            SessionEnd::Orderly => self.connection = None,
             // The connection stays, and makes itself anew when it was lost.
-            Leaving::Dropped => {}
-            Leaving::MidReply(commands) => {
+            SessionEnd::Dropped => {}
+            SessionEnd::MidReply(commands) => {
                 let Some(connection) = self.connection.take() else { return Ok(()) };
                 let requests = commands.iter().map(|command| request(&connection, command));
                 let all = futures_util::future::join_all(requests);

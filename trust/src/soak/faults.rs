@@ -1,17 +1,17 @@
-//! What is done to the network, by `tc netem` on one side's interface. Each side has its own turn of faults, so both directions
+//! Faults of the network, by `tc netem` on one side's interface. Each side has its own turn of faults, so both directions
 //! suffer, at times both at once.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use super::figures::{Line, Log};
-use super::load::pause;
 
 /// One state of the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Fault {
-    /// What it is called in what is written down.
+    /// Its name in the log.
     pub name: &'static str,
     /// The arguments of `netem`; packets that wait are not to be lost for want of room.
     pub netem: &'static str,
@@ -81,4 +81,12 @@ pub(super) fn take_turns(
     }
     log.write(&Line::Fault { at: log.now(), side: side.into(), what: NONE.name.into() });
     apply(interface, NONE)
+}
+
+/// Waits, but no longer than until all is over.
+pub(super) fn pause(time: Duration, over: &AtomicBool) {
+    let begun = Instant::now();
+    while begun.elapsed() < time && !over.load(Ordering::Relaxed) {
+        thread::sleep(Duration::from_millis(100));
+    }
 }

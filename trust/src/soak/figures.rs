@@ -1,4 +1,4 @@
-//! What is measured, and the lines in which it is written down.
+//! Measurements, and the lines in which they are logged.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -14,24 +14,24 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub(super) enum Line {
-    /// What the clients did since the line before.
+    /// The work of the clients since the line before.
     Clients(Clients),
-    /// What a server holds.
+    /// The resources of a server.
     Server {
         /// Seconds since both sides began.
         at: f64,
         /// Its name.
         name: String,
-        /// What it holds.
+        /// The resources of the process.
         process: Process,
     },
-    /// What was done to the network or to a process.
+    /// A fault of the network or of a process.
     Fault {
         /// Seconds since both sides began.
         at: f64,
-        /// Whose network: `clients` or `servers`.
+        /// The side whose network it is: `clients` or `servers`.
         side: String,
-        /// What was done.
+        /// The name of the fault.
         what: String,
     },
     /// How it ended.
@@ -40,14 +40,14 @@ pub(super) enum Line {
         at: f64,
         /// `clients` or `servers`.
         side: String,
-        /// What was wrong; nothing, if it passed.
+        /// The failures; none, if it passed.
         failures: Vec<String>,
         /// Sums over the whole run.
         totals: BTreeMap<String, u64>,
     },
 }
 
-/// What all clients did in one interval.
+/// The work of all clients in one interval.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Clients {
     /// Its end, in seconds since both sides began.
@@ -66,21 +66,21 @@ pub(super) struct Clients {
     pub refused: u64,
     /// Connections that ended by an error.
     pub lost: u64,
-    /// Time from the first byte of an exchange to its last, in microseconds.
+    /// Median time from the first byte of an exchange to its last, in microseconds.
     pub p50: u64,
-    /// The same.
+    /// The 99th percentile, likewise.
     pub p99: u64,
-    /// The same.
+    /// The maximum, likewise.
     pub max: u64,
-    /// What the clients' process holds.
+    /// The resources of the clients' process.
     pub process: Process,
     /// Objects of the device in use, by kind.
     pub objects: Objects,
-    /// What the device counted since the line before.
+    /// The counters of the device since the line before.
     pub device: BTreeMap<String, u64>,
 }
 
-/// What a process holds.
+/// The resources of a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Process {
     /// Open descriptors.
@@ -109,7 +109,7 @@ impl Process {
         })
     }
 
-    /// What is held beyond `before`, in words, memory in use apart: that is judged by its trend.
+    /// Returns the resources held beyond `before`, in words, memory in use apart: that is judged by its trend.
     pub(super) fn beyond(self, before: Self) -> Option<String> {
         (self.descriptors > before.descriptors || self.pinned_kib > before.pinned_kib).then(|| {
             format!(
@@ -142,7 +142,7 @@ impl Device {
             .collect()
     }
 
-    /// What it has counted since it was made; nothing if it does not count.
+    /// Returns the counts of the device since it was made; nothing if it does not count.
     pub(super) fn counters(&self) -> BTreeMap<String, u64> {
         let folder = format!("/sys/class/infiniband/{}/ports/1/hw_counters", self.0);
         let Ok(files) = std::fs::read_dir(folder) else { return BTreeMap::new() };
@@ -157,7 +157,7 @@ impl Device {
     }
 }
 
-/// What the tool `rdma` shows of one kind of objects, on all devices; nothing if it is not there.
+/// Returns the output of the tool `rdma` for one kind of objects, on all devices; nothing if it is not there.
 fn shown(kind: &str) -> Vec<serde_json::Value> {
     let output = Command::new("rdma").args(["-j", "resource", "show", kind]).output();
     output.ok().and_then(|output| serde_json::from_slice(&output.stdout).ok()).unwrap_or_default()
@@ -171,12 +171,12 @@ pub(super) fn objects_of(pid: u32) -> Objects {
         .collect()
 }
 
-/// How many identifiers listen.
+/// Returns the number of identifiers that listen.
 pub(super) fn listening() -> u64 {
     shown("cm_id").iter().filter(|one| one["state"] == "LISTEN").count() as u64
 }
 
-/// Those objects of which there are more than `before`, in words.
+/// Returns the kinds of objects of which there are more than `before`, in words.
 pub(super) fn more(now: &Objects, before: &Objects) -> Option<String> {
     let grown: Vec<String> = now
         .iter()
@@ -200,7 +200,7 @@ pub(super) fn settled(limit: Duration, complaint: impl Fn() -> Option<String>) -
     }
 }
 
-/// Whether memory in use goes on growing: the most in the second half of a run beyond the most in its first half, by more than a
+/// Returns a description of the growth of memory in use, if the most in the second half of a run exceeds the most in its first half by more than a
 /// quarter and 16 MiB.
 pub(super) fn growth(resident_kib: &[u64]) -> Option<String> {
     let (first, second) = resident_kib.split_at(resident_kib.len() / 2);

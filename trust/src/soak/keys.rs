@@ -1,4 +1,4 @@
-//! What a client knows of its keys: made from numbers, so that every byte can be compared without being kept.
+//! The values that a client expects of its keys: made from numbers, so that every byte can be compared without being kept.
 //!
 //! A session has keys of its own. What an older connection sent may be carried out long after that connection is gone, so a key whose
 //! store was not answered is never used again; all others must be there in the next session, unless the server was killed meanwhile.
@@ -115,7 +115,7 @@ impl Exchange {
     }
 }
 
-/// What is wrong with replies.
+/// A fault in replies.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Fault {
     /// Something is gone, of a server that may have lost everything: the next session finds out by the mark.
@@ -126,7 +126,7 @@ pub(super) enum Fault {
 
 /// A session that is over: what must still be there.
 #[derive(Debug)]
-struct Past {
+struct EndedSession {
     session: u64,
     certain: BTreeMap<u32, Option<Value>>,
 }
@@ -138,9 +138,9 @@ pub(super) struct Keys {
     session: u64,
     /// Whether this session's mark was answered.
     marked: bool,
-    /// What each key of this session must hold; missing if that is not known.
+    /// The value that each key of this session must have; missing if that is not known.
     certain: BTreeMap<u32, Option<Value>>,
-    past: Option<Past>,
+    past: Option<EndedSession>,
     /// Keys of older sessions, to be deleted.
     rubbish: Vec<String>,
 }
@@ -173,7 +173,7 @@ impl Keys {
         // A session that never got its mark knows nothing that must be there; the past before it stays what it was.
         let certain = std::mem::take(&mut self.certain);
         if self.marked {
-            self.past = Some(Past { session: self.session, certain });
+            self.past = Some(EndedSession { session: self.session, certain });
         }
         if self.session > 0 {
             let (session, mut old) = (self.session, vec![self.mark(self.session)]);

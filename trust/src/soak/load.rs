@@ -14,13 +14,13 @@ use rdma_conn::{Descriptors, Stream};
 use rdma_verbs::Verbs;
 use tokio::runtime::Runtime;
 
-use super::client::{Board, Client, Doubt, Tally, Work};
+use super::client::{Client, ConditionalFailure, Progress, Tally, Work};
 use super::face::{Blocking, Redis, Tasks};
 use super::faults;
 use super::figures::{self, Clients, Device, Line, Log, Objects, Process};
 use super::phases::{Phase, Phases};
 
-/// What the clients need to know.
+/// Arguments of the clients' side.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Arguments {
     /// A server that is never killed (NAME=ADDRESS:PORT); repeat it for more.
@@ -58,7 +58,7 @@ pub(crate) struct Arguments {
 /// A server by name.
 #[derive(Clone, Debug)]
 pub(super) struct Server {
-    /// What it is called in figures.
+    /// Its name in figures.
     pub name: String,
     /// Where it listens.
     pub address: SocketAddr,
@@ -119,11 +119,11 @@ pub(super) fn clients<B: Descriptors>(
 }
 
 /// Starts clients, each on a thread of its own.
-pub(super) fn start(clients: Vec<Client>, board: &Arc<Board>) {
+pub(super) fn start(clients: Vec<Client>, progress: &Arc<Progress>) {
     for client in clients {
-        let board = Arc::clone(board);
-        let number = board.watch(&client.name);
-        thread::spawn(move || client.run(&board, number));
+        let progress = Arc::clone(progress);
+        let number = progress.watch(&client.name);
+        thread::spawn(move || client.run(&progress, number));
     }
 }
 
@@ -134,20 +134,20 @@ fn runtime() -> std::io::Result<Runtime> {
 /// For a process that is killed: nothing but exchanges. It ends by itself only if something is wrong.
 fn echo<B: Descriptors>(backend: &B, arguments: &Arguments) -> ExitCode {
     let Ok(runtime) = runtime() else { return super::cannot_run("no runtime") };
-    let board = Arc::new(Board::new());
+    let progress = Arc::new(Progress::new());
     match clients(backend, arguments, &runtime) {
-        Ok(clients) => start(clients, &board),
+        Ok(clients) => start(clients, &progress),
         Err(error) => return super::cannot_run(error),
     }
-    while board.failures().is_empty() {
+    while progress.failures().is_empty() {
         thread::sleep(Duration::from_millis(200));
-        board.look_for_hung();
+        progress.look_for_hung();
     }
-    super::conclude("a client that is killed", &board.failures())
+    super::conclude("a client that is killed", &progress.failures())
 }
 
-/// What was held before anything was done.
-struct Before {
+/// The resources before the run.
+struct Baseline {
     process: Process,
     objects: Objects,
 }
@@ -175,38 +175,39 @@ fn soak(backend: &Verbs, arguments: &Arguments) -> Result<Vec<String>, Box<dyn s
     }
 
     let log = Arc::new(Log::create(&out.join("clients.jsonl"))?);
-    let before = Before { process: Process::of("self")?, objects: device.objects() };
-    let board = Arc::new(Board::new());
-    start(clients(backend, arguments, &runtime)?, &board);
+    let before = Baseline { process: Process::of("self")?, objects: device.objects() };
+    let progress = Arc::new(Progress::new());
+    start(clients(backend, arguments, &runtime)?, &progress);
     let over = Arc::new(AtomicBool::new(false));
     let helpers = [
         thread::spawn({
-            let (arguments, log, over, board) =
-                (arguments.clone(), Arc::clone(&log), Arc::clone(&over), Arc::clone(&board));
-            move || disturb(&arguments, &log, &over, &board)
+            let (arguments, log, over, progress) =
+                (arguments.clone(), Arc::clone(&log), Arc::clone(&over), Arc::clone(&progress));
+            move || disturb(&arguments, &log, &over, &progress)
         }),
         thread::spawn({
-            let (arguments, log, over, board) =
-                (arguments.clone(), Arc::clone(&log), Arc::clone(&over), Arc::clone(&board));
-            move || kill_clients(&arguments, &log, &over, &board)
+            let (arguments, log, over, progress) =
+                (arguments.clone(), Arc::clone(&log), Arc::clone(&over), Arc::clone(&progress));
+            move || kill_clients(&arguments, &log, &over, &progress)
         }),
     ];
-    let mut sums = Sums::default();
+    let mut totals = Totals::default();
     let begun = Instant::now();
     let mut counted = device.counters();
     let mut last = Instant::now();
     loop {
         thread::sleep(Duration::from_millis(500));
-        board.look_for_hung();
+        progress.look_for_hung();
         if begun.elapsed() >= Duration::from_secs(arguments.seconds) && !over.swap(true, Ordering::Relaxed) {
             println!("[{:4}s] the last look at everything", begun.elapsed().as_secs());
-            board.stop.store(true, Ordering::Relaxed);
+            progress.stop.store(true, Ordering::Relaxed);
         }
-        let done = board.stopped() && board.at_work() == 0;
+        let done = progress.stopped() && progress.at_work() == 0;
         if done || last.elapsed() >= Duration::from_secs(arguments.interval) {
             let now = device.counters();
             let (at, seconds) = (log.now(), last.elapsed());
-            let figures = measured(&board.take_tally(), at, seconds, &device, (&counted, &now), &mut sums)?;
+            let figures =
+                measured(&progress.take_tally(), at, seconds, &device, (&counted, &now), &mut totals)?;
             (counted, last) = (now, Instant::now());
             show(begun.elapsed(), &figures);
             log.write(&Line::Clients(figures));
@@ -217,25 +218,25 @@ fn soak(backend: &Verbs, arguments: &Arguments) -> Result<Vec<String>, Box<dyn s
     }
     for helper in helpers {
         if helper.join().is_err() {
-            board.fail("a thread of the soak itself panicked".into());
+            progress.fail("a thread of the soak itself panicked".into());
         }
     }
-    judge(&board, &phases, &before, &device, &mut sums)?;
-    for (reason, count) in &sums.reasons {
+    judge(&progress, &phases, &before, &device, &mut totals)?;
+    for (reason, count) in &totals.reasons {
         println!("{count:6} times: {reason}");
     }
-    let failures = board.failures();
+    let failures = progress.failures();
     let (at, side) = (log.now(), "clients".to_string());
-    log.write(&Line::Verdict { at, side, failures: failures.clone(), totals: sums.totals });
+    log.write(&Line::Verdict { at, side, failures: failures.clone(), totals: totals.totals });
     if arguments.out.is_some() {
         phases.tell(Phase::Ended)?;
     }
     Ok(failures)
 }
 
-/// What the whole run comes to.
+/// The totals of the whole run.
 #[derive(Default)]
-struct Sums {
+struct Totals {
     totals: BTreeMap<String, u64>,
     exchanges: BTreeMap<String, u64>,
     reasons: BTreeMap<String, u64>,
@@ -248,11 +249,11 @@ fn measured(
     length: Duration,
     device: &Device,
     (before, after): (&BTreeMap<String, u64>, &BTreeMap<String, u64>),
-    sums: &mut Sums,
+    totals: &mut Totals,
 ) -> std::io::Result<Clients> {
     let process = Process::of("self")?;
-    sums.resident_kib.push(process.resident_kib);
-    for (into, from) in [(&mut sums.exchanges, &tally.exchanges), (&mut sums.reasons, &tally.reasons)] {
+    totals.resident_kib.push(process.resident_kib);
+    for (into, from) in [(&mut totals.exchanges, &tally.exchanges), (&mut totals.reasons, &tally.reasons)] {
         for (name, count) in from {
             *into.entry(name.clone()).or_default() += count;
         }
@@ -286,7 +287,7 @@ fn measured(
     .into_iter()
     .chain(device.iter().map(|(name, count)| (name.as_str(), *count)))
     {
-        *sums.totals.entry(name.into()).or_default() += count;
+        *totals.totals.entry(name.into()).or_default() += count;
     }
     Ok(figures)
 }
@@ -307,29 +308,29 @@ fn show(since: Duration, figures: &Clients) {
     );
 }
 
-/// What a run must have shown when it is over.
+/// Judges a run that is over.
 fn judge(
-    board: &Board,
+    progress: &Progress,
     phases: &Phases,
-    before: &Before,
+    before: &Baseline,
     device: &Device,
-    sums: &mut Sums,
+    totals: &mut Totals,
 ) -> std::io::Result<()> {
-    for Doubt { server, what } in board.doubts() {
+    for ConditionalFailure { server, what } in progress.conditional_failures() {
         // The servers' side finds out within seconds, and judges it.
         let unexplained = || (!phases.has_ended(&server)).then(|| what.clone());
         match figures::settled(Duration::from_secs(10), unexplained) {
-            Some(what) => board.fail(what),
-            None => *sums.reasons.entry(format!("{server} ended by itself: {what}")).or_default() += 1,
+            Some(what) => progress.fail(what),
+            None => *totals.reasons.entry(format!("{server} ended by itself: {what}")).or_default() += 1,
         }
     }
-    if board.hung() > 0 {
-        board.fail(format!("{} clients did not come to their end", board.hung()));
+    if progress.hung() > 0 {
+        progress.fail(format!("{} clients did not come to their end", progress.hung()));
     }
-    for (client, exchanges) in &sums.exchanges {
+    for (client, exchanges) in &totals.exchanges {
         println!("{exchanges:6} exchanges: {client}");
         if *exchanges < 20 {
-            board.fail(format!("{client}: {exchanges} exchanges show nothing"));
+            progress.fail(format!("{client}: {exchanges} exchanges show nothing"));
         }
     }
     let process = || Process::of("self").ok()?.beyond(before.process);
@@ -338,10 +339,10 @@ fn judge(
         figures::settled(Duration::from_secs(60), process),
         figures::settled(Duration::from_secs(60), objects),
     ] {
-        complaint.into_iter().for_each(|what| board.fail(format!("left behind by the clients: {what}")));
+        complaint.into_iter().for_each(|what| progress.fail(format!("left behind by the clients: {what}")));
     }
-    if let Some(what) = figures::growth(&sums.resident_kib) {
-        board.fail(format!("the clients' memory grows: {what}"));
+    if let Some(what) = figures::growth(&totals.resident_kib) {
+        progress.fail(format!("the clients' memory grows: {what}"));
     }
     let after = Process::of("self")?;
     println!("at the beginning: {:?}, {:?}", before.process, before.objects);
@@ -350,15 +351,15 @@ fn judge(
 }
 
 /// Gives the network one fault after another, and none at the end.
-fn disturb(arguments: &Arguments, log: &Log, over: &AtomicBool, board: &Board) {
+fn disturb(arguments: &Arguments, log: &Log, over: &AtomicBool, progress: &Progress) {
     let Some(interface) = &arguments.interface else { return };
     if let Err(error) = faults::take_turns(interface, arguments.seed ^ 1, "clients", log, over) {
-        board.fail(error);
+        progress.fail(error);
     }
 }
 
 /// Starts a client of the same servers and kills it, again and again.
-fn kill_clients(arguments: &Arguments, log: &Log, over: &AtomicBool, board: &Board) {
+fn kill_clients(arguments: &Arguments, log: &Log, over: &AtomicBool, progress: &Progress) {
     let mut rng = fastrand::Rng::with_seed(arguments.seed ^ 2);
     // How this program was called, up to its part.
     let mut words: Vec<_> = std::env::args_os().take_while(|word| word != "load").collect();
@@ -375,24 +376,16 @@ fn kill_clients(arguments: &Arguments, log: &Log, over: &AtomicBool, board: &Boa
         }
         let mut child = match command.stdin(Stdio::null()).spawn() {
             Ok(child) => child,
-            Err(error) => return board.fail(format!("{}: {error}", program.to_string_lossy())),
+            Err(error) => return progress.fail(format!("{}: {error}", program.to_string_lossy())),
         };
-        pause(Duration::from_millis(rng.u64(3000..20_000)), over);
+        faults::pause(Duration::from_millis(rng.u64(3000..20_000)), over);
         match child.try_wait() {
             Ok(None) => {}
-            ended => board.fail(format!("a client that is killed ended by itself: {ended:?}")),
+            ended => progress.fail(format!("a client that is killed ended by itself: {ended:?}")),
         }
         let what = "a process with clients is killed".into();
         log.write(&Line::Fault { at: log.now(), side: "clients".into(), what });
         let _gone_already = child.kill();
         let _status = child.wait();
-    }
-}
-
-/// Waits, but no longer than until all is over.
-pub(super) fn pause(time: Duration, over: &AtomicBool) {
-    let begun = Instant::now();
-    while begun.elapsed() < time && !over.load(Ordering::Relaxed) {
-        thread::sleep(Duration::from_millis(100));
     }
 }

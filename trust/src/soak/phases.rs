@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Debug)]
 pub(super) struct Phases(pub PathBuf);
 
-/// What one side tells the other, in this order.
+/// The phases that one side announces to the other, in this order.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Phase {
     /// The servers run.
@@ -31,7 +31,7 @@ impl Phases {
         std::fs::write(self.file(phase), [])
     }
 
-    /// Whether the other side has told.
+    /// Returns whether the other side has told.
     pub(super) fn told(&self, phase: Phase) -> bool {
         self.file(phase).exists()
     }
@@ -41,7 +41,7 @@ impl Phases {
         std::fs::write(self.0.join(format!("ended.{server}")), [])
     }
 
-    /// Whether this server has ended by itself.
+    /// Returns whether this server has ended by itself.
     pub(super) fn has_ended(&self, server: &str) -> bool {
         self.0.join(format!("ended.{server}")).exists()
     }

@@ -18,7 +18,7 @@ use super::phases::{Phase, Phases};
 /// A server whose predecessor was killed may find its port taken for a while.
 const STARTS: u32 = 10;
 
-/// What the servers' side needs to know.
+/// Arguments of the servers' side.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Arguments {
     /// A server that is never killed (NAME=SHELL-COMMAND); repeat it for more.
@@ -249,7 +249,7 @@ fn look_after(
     Ok(())
 }
 
-/// What a server of ours must not hold when all clients have left.
+/// Returns the resources of our server that it must not hold when all clients have left.
 fn judge(server: &Server, before: Process, objects: &Objects, ours: bool) -> Option<String> {
     let name = &server.program.name;
     let left = || {

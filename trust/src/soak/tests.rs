@@ -1,4 +1,4 @@
-//! That the soak finds what it is for: bytes that changed, keys that were lost, calls that hang, and what is left behind.
+//! Tests that the soak finds the faults it is for: bytes that changed, keys that were lost, calls that hang, and resources left behind.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,8 +10,8 @@ use rdma_conn::{Listener, Options};
 use rdma_softsim::Fabric;
 use resp_rs::resp2::Frame;
 
-use super::client::{Board, Client, Work};
-use super::face::{Blocking, Face, Leaving, Redis, Tasks, Trouble};
+use super::client::{Client, Progress, Work};
+use super::face::{Blocking, ExchangeError, Face, Redis, SessionEnd, Tasks};
 use super::figures::{Clients, Line, Objects, growth, more};
 use super::keys::Command;
 use super::{chart, faults};
@@ -51,7 +51,7 @@ impl Server {
 }
 
 impl Face for Server {
-    fn connect(&mut self) -> Result<(), Trouble> {
+    fn connect(&mut self) -> Result<(), ExchangeError> {
         match self.wrong {
             Wrong::Killed => drop(self.ask(&[b"FLUSHALL"])),
             Wrong::Forgets => (1..200).for_each(|session| {
@@ -62,7 +62,7 @@ impl Face for Server {
         Ok(())
     }
 
-    fn exchange(&mut self, commands: &[Command]) -> Result<Vec<Frame>, Trouble> {
+    fn exchange(&mut self, commands: &[Command]) -> Result<Vec<Frame>, ExchangeError> {
         self.exchanges += 1;
         if self.wrong == Wrong::KilledUnseen && self.exchanges.is_multiple_of(40) {
             let _ok = self.ask(&[b"FLUSHALL"]);
@@ -78,7 +78,7 @@ impl Face for Server {
         Ok(replies.collect())
     }
 
-    fn leave(&mut self, _: Leaving) -> Result<(), Trouble> {
+    fn leave(&mut self, _: SessionEnd) -> Result<(), ExchangeError> {
         Ok(())
     }
 }
@@ -91,28 +91,28 @@ fn client(face: impl Face + Send + 'static, server_is_killed: bool) -> Client {
 
 /// Lets a client work until it has done some sessions or complained; what it complained of.
 fn complaints(client: Client) -> Vec<String> {
-    let (failures, doubts) = failures_and_doubts(client);
-    assert_eq!(doubts, [""; 0]);
+    let (failures, conditional_failures) = all_failures(client);
+    assert_eq!(conditional_failures, [""; 0]);
     failures
 }
 
-/// The same, with what is right only if the server has ended.
-fn failures_and_doubts(client: Client) -> (Vec<String>, Vec<String>) {
-    let board = Arc::new(Board::new());
-    let number = board.watch(&client.name);
+/// Runs the client; returns its failures, and those that are failures unless the server has ended.
+fn all_failures(client: Client) -> (Vec<String>, Vec<String>) {
+    let progress = Arc::new(Progress::new());
+    let number = progress.watch(&client.name);
     let working = std::thread::spawn({
-        let board = Arc::clone(&board);
-        move || client.run(&board, number)
+        let progress = Arc::clone(&progress);
+        move || client.run(&progress, number)
     });
     let mut connected = 0;
-    while connected < 4 && board.failures().is_empty() && board.doubts().is_empty() {
-        connected += board.take_tally().connected;
+    while connected < 4 && progress.failures().is_empty() && progress.conditional_failures().is_empty() {
+        connected += progress.take_tally().connected;
         std::thread::sleep(Duration::from_millis(5));
     }
-    board.stop.store(true, Ordering::Relaxed);
+    progress.stop.store(true, Ordering::Relaxed);
     working.join().expect("no panic");
-    assert_eq!(board.hung(), 0);
-    (board.failures(), board.doubts().into_iter().map(|doubt| doubt.what).collect())
+    assert_eq!(progress.hung(), 0);
+    (progress.failures(), progress.conditional_failures().into_iter().map(|doubt| doubt.what).collect())
 }
 
 #[test]
@@ -136,9 +136,12 @@ fn a_key_that_was_lost_is_found() {
 fn only_a_server_that_ended_may_lose_everything() {
     for wrong in [Wrong::Killed, Wrong::KilledUnseen] {
         assert_eq!(complaints(client(Server::new(wrong), true)), [""; 0]);
-        let (failures, doubts) = failures_and_doubts(client(Server::new(wrong), false));
+        let (failures, conditional_failures) = all_failures(client(Server::new(wrong), false));
         assert_eq!(failures, [""; 0]);
-        assert!(doubts[0].contains("has lost what it had answered with OK"), "{doubts:?}");
+        assert!(
+            conditional_failures[0].contains("has lost what it had answered with OK"),
+            "{conditional_failures:?}"
+        );
     }
 }
 

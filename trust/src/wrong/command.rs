@@ -4,15 +4,16 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::sync::Mutex;
 
-use clap::Args;
+use clap::{Args, ValueEnum as _};
 use glob::Pattern;
 use rdma_softsim::SoftSim;
 
 use super::table::{NO_MISTAKE, TABLE};
-use super::{Mistake, Target, Unresponsive, judge};
+use super::{Target, Unresponsive, judge};
 use conformance::blackbox::run::SANITY;
 use conformance::blackbox::{self, results::CaseResult};
 use conformance::reqs::Role;
+use conformance::wrong::Mistake;
 use suite::Tag;
 use suite::Verdict;
 use suite::exit::{BROKEN, DONE, FAILED, NOTHING};
@@ -108,7 +109,7 @@ pub fn lines() -> Vec<Line> {
     lines
 }
 
-/// Whether a verdict is as it should be for such a target.
+/// Returns whether a verdict is as it should be for such a target.
 pub fn is_right(target: Target, verdict: Verdict) -> bool {
     match target {
         Target::Right => verdict.is_pass(),
@@ -140,8 +141,9 @@ fn table(options: &Verdicts) -> Result<ExitCode, String> {
 }
 
 fn search(options: &Verdicts) -> Result<ExitCode, String> {
-    let mistakes =
-        |role, case| Mistake::ALL.iter().map(move |mistake| (Target::Mistaken(*mistake), role, case));
+    let mistakes = |role, case| {
+        Mistake::value_variants().iter().map(move |mistake| (Target::Mistaken(*mistake), role, case))
+    };
     let sane: Vec<Line> =
         [Role::Server, Role::Client].into_iter().flat_map(|role| mistakes(role, SANITY)).collect();
     let passes = judge_all(&sane)?;

@@ -1,14 +1,8 @@
-//! Wrong implementations, to see whether the suite notices: this library's server and client on a backend that makes one
-//! mistake for them.
-//!
-//! A mistake ([`Mistake`]) is in what leaves a side (messages, writes, immediates, parameters), in what it is told of what
-//! came, or in its settings. [`table::TABLE`] says for each which case has to notice; [`judge`] runs that case.
+//! Wrong implementations, to see whether the suite notices: those of [`conformance::wrong`], which make one mistake each, and
+//! some that do not respond. [`table::TABLE`] says for each mistake which case has to notice; [`judge`] runs that case.
 
 pub mod command;
-pub mod mistake;
-mod mistaken;
 pub mod table;
-mod tamper;
 mod unresponsive;
 
 use std::fmt;
@@ -16,7 +10,6 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use rdma_conn::Options;
-use rdma_proto::backend::Backend as _;
 use rdma_softsim::Fabric;
 
 use conformance::blackbox::context::Side;
@@ -28,11 +21,10 @@ use conformance::blackbox::target::Clients;
 use conformance::client::Failure;
 use conformance::peer::Listener;
 use conformance::reqs::Role;
+use conformance::wrong::{self, Mistake};
 
 use unresponsive::{UnresponsiveClients, UnresponsiveServer};
 
-pub use mistake::Mistake;
-pub use mistaken::{Mistaken, Wrong};
 pub use unresponsive::Unresponsive;
 
 /// How long a wrong implementation may take for anything: less than our side takes to give up for another reason.
@@ -73,9 +65,7 @@ pub fn judge(target: Target, role: Role, id: &str) -> Result<CaseResult, Failure
         Target::Mistaken(mistake) => Some(mistake),
         Target::Right | Target::Unresponsive(_) => None,
     };
-    let fabric_side = fabric.host(&[theirs.ip()]);
-    let made = fabric_side.now();
-    let wrong = Wrong::by(fabric_side, Mistaken::new(mistake, made));
+    let wrong = wrong::host(fabric.host(&[theirs.ip()]), mistake);
     let backend = fabric.host(&[ours.ip()]);
     let options = |options| {
         let mut options = small(options);

@@ -11,7 +11,7 @@ use rdma_conn::Descriptors;
 use conformance::blackbox::target::{Clients, Exit, Running, Server};
 use conformance::client::Failure;
 use conformance::peer::{Incoming, Listener, Peer, Shape};
-use suite::held::Held;
+use suite::resources::ProcessResources;
 
 /// How a target has ceased to do anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,8 +123,8 @@ impl Server for UnresponsiveServer {
         Ok(false)
     }
 
-    fn held(&self) -> Option<Held> {
-        Some(Held::default())
+    fn held(&self) -> Option<ProcessResources> {
+        Some(ProcessResources::default())
     }
 
     fn processor_time(&self) -> Option<Duration> {

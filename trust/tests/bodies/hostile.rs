@@ -13,10 +13,10 @@ use std::time::Duration;
 use rdma_conn::{Connection, ConnectionId, Endpoint, Error, Options};
 use rdma_proto::time::Instant;
 use rdma_proto::{Keepalive, State};
-use rdma_softsim::{Knobs, Limits, Personality, Random, Resources, Simulation, SoftSim};
-use trust::sim::app::{App, End as Finish, Habits, How, Stream};
+use rdma_softsim::{DeviceKind, Limits, Random, Resources, Simulation, SimulationSettings, SoftSim};
+use trust::sim::app::{App, End as Finish, EndCause, Stream, Workload};
 use trust::sim::end::{Acceptor, End, is_readable};
-use trust::sim::hub::{Hub, Usage};
+use trust::sim::event_loop::{EventLoop, Usage};
 use trust::sim::oracle::Oracle;
 
 use crate::peer::Peer;
@@ -56,19 +56,19 @@ struct World {
     acceptor: Option<Acceptor>,
     peer: Peer,
     /// The client of the same server that does nothing wrong, and its server's side.
-    bystander: Option<(Dialogue, Hub, Option<Hub>)>,
+    bystander: Option<(Workloads, EventLoop, Option<EventLoop>)>,
     /// Bytes our application has written and read.
     wrote: u64,
     read: u64,
     pair: Option<u32>,
-    /// What has ended our connection.
+    /// The error that has ended our connection.
     failed: Option<String>,
 }
 
-/// What the bystander and its server do.
-struct Dialogue {
-    client: Habits,
-    server: Habits,
+/// The workloads of the bystander and of its server.
+struct Workloads {
+    client: Workload,
+    server: Workload,
 }
 
 fn options(script: &mut Script<'_>, usual: Options) -> Options {
@@ -97,9 +97,9 @@ fn options(script: &mut Script<'_>, usual: Options) -> Options {
 
 impl World {
     fn new(script: &mut Script<'_>) -> Self {
-        let personality = Personality::ALL[usize::from(script.byte()) % Personality::ALL.len()];
+        let device_kind = DeviceKind::ALL[usize::from(script.byte()) % DeviceKind::ALL.len()];
         let seed = script.byte().into();
-        let sim = Simulation::new(seed, personality, Knobs::default(), Vec::new());
+        let sim = Simulation::new(seed, device_kind, SimulationSettings::default(), Vec::new());
         let ours = sim.host(&[address(VICTIM)], Limits::default());
         let theirs = sim.host(&[address(HOSTILE)], Limits::default());
         let serves = script.flag();
@@ -189,9 +189,10 @@ impl World {
     /// When somebody wants to run, or something happens.
     fn next(&self) -> Option<Instant> {
         let victim = self.victim.as_ref().and_then(|(endpoint, _)| endpoint.next_timeout());
-        let hubs = self.bystander.iter().flat_map(|(_, client, server)| [Some(client), server.as_ref()]);
-        let hubs = hubs.flatten().filter_map(Hub::next_wake);
-        victim.into_iter().chain(hubs).chain(self.sim.deadline()).min()
+        let event_loops =
+            self.bystander.iter().flat_map(|(_, client, server)| [Some(client), server.as_ref()]);
+        let event_loops = event_loops.flatten().filter_map(EventLoop::next_wake);
+        victim.into_iter().chain(event_loops).chain(self.sim.deadline()).min()
     }
 
     /// Everybody whose descriptor or timer says so has a turn, until nobody's does.
@@ -218,13 +219,13 @@ impl World {
         let woken = self.acceptor.as_ref().is_some_and(Acceptor::is_readable);
         while let Some((endpoint, id)) = self.acceptor.as_mut().filter(|_| woken).and_then(Acceptor::accept) {
             let peer = endpoint.peer_addr(id).map(|peer| peer.ip());
-            if let Some((Dialogue { client, server }, _, accepted)) =
+            if let Some((Workloads { client, server }, _, accepted)) =
                 self.bystander.as_mut().filter(|_| peer != Some(address(HOSTILE)))
             {
                 let app =
                     App::new(*server, Stream(2), Stream(1), client.bytes, self.sim.now(), self.random.next());
-                let hub = Hub::accepted((endpoint, id), VICTIM.into(), USAGE, 0, app);
-                *accepted = Some(hub.expect("it can be watched"));
+                let event_loop = EventLoop::accepted((endpoint, id), VICTIM.into(), USAGE, 0, app);
+                *accepted = Some(event_loop.expect("it can be watched"));
             } else {
                 self.victim = Some((endpoint, id));
                 self.take_turn();
@@ -270,10 +271,10 @@ impl World {
         let now = self.sim.now();
         let Some((_, client, server)) = &mut self.bystander else { return false };
         let mut any = false;
-        for hub in [Some(client), server.as_mut()].into_iter().flatten() {
-            if hub.is_readable() || hub.next_wake().is_some_and(|at| at <= now) {
+        for event_loop in [Some(client), server.as_mut()].into_iter().flatten() {
+            if event_loop.is_readable() || event_loop.next_wake().is_some_and(|at| at <= now) {
                 let nobody = |_: &mut Random, _| unreachable!("it does not listen");
-                hub.run(&mut self.random, nobody).expect("nothing befell the endpoint");
+                event_loop.run(&mut self.random, nobody).expect("nothing befell the endpoint");
                 any = true;
             }
         }
@@ -288,7 +289,7 @@ impl World {
             }
         }
         if let Some((_, client, server)) = &self.bystander {
-            for end in [Some(client), server.as_ref()].into_iter().flatten().flat_map(Hub::ends) {
+            for end in [Some(client), server.as_ref()].into_iter().flatten().flat_map(EventLoop::ends) {
                 assert_eq!(end.app().wrong_byte(), None, "the bystander's bytes");
                 if let Some(pair) = end.pair() {
                     self.oracle.has_read(pair, end.app().bytes_read());
@@ -320,11 +321,11 @@ impl World {
             events += 1;
             assert!(events < MOST_EVENTS, "nothing comes to an end: {:?}", self.link());
         }
-        if let Some((Dialogue { client, server }, one, other)) = &self.bystander {
-            for (hub, bytes) in [(Some(one), server.bytes), (other.as_ref(), client.bytes)] {
-                let end = hub.and_then(|hub| hub.ends().first());
+        if let Some((Workloads { client, server }, one, other)) = &self.bystander {
+            for (event_loop, bytes) in [(Some(one), server.bytes), (other.as_ref(), client.bytes)] {
+                let end = event_loop.and_then(|event_loop| event_loop.ends().first());
                 let ending = end.and_then(End::ending).expect("both sides have ended");
-                assert!(matches!(ending.how, How::Own | How::Eof), "the bystander's: {ending:?}");
+                assert!(matches!(ending.cause, EndCause::Own | EndCause::Eof), "the bystander's: {ending:?}");
                 assert_eq!(ending.read, bytes, "the bystander's bytes");
             }
         }
@@ -337,10 +338,9 @@ impl World {
             Some(connection) => matches!(connection.state(), State::Closed | State::Failed(_)),
             None => endpoint.check(*id).is_err(),
         });
-        let bystander = self
-            .bystander
-            .as_ref()
-            .is_none_or(|(_, client, server)| client.is_over() && server.as_ref().is_some_and(Hub::is_over));
+        let bystander = self.bystander.as_ref().is_none_or(|(_, client, server)| {
+            client.is_over() && server.as_ref().is_some_and(EventLoop::is_over)
+        });
         victim && bystander
     }
 
@@ -373,13 +373,13 @@ fn bystander(
     server: &Options,
     now: Instant,
     random: &mut Random,
-) -> (Dialogue, Hub, Option<Hub>) {
+) -> (Workloads, EventLoop, Option<EventLoop>) {
     let options = Options::client().protocol(server.protocol);
-    let mut client = Habits::draw(random, &options.protocol, &server.protocol);
-    let server = Habits::draw(random, &server.protocol, &options.protocol);
+    let mut client = Workload::draw(random, &options.protocol, &server.protocol);
+    let server = Workload::draw(random, &server.protocol, &options.protocol);
     client.end = Finish::Close { reads_first: true };
     let app = App::new(client, Stream(1), Stream(2), server.bytes, now, random.next());
-    let mut hub = Hub::new(backend, BYSTANDER.into(), USAGE).expect("nothing is in its way");
-    hub.dial(target, options, now, 0, app);
-    (Dialogue { client, server }, hub, None)
+    let mut event_loop = EventLoop::new(backend, BYSTANDER.into(), USAGE).expect("nothing is in its way");
+    event_loop.dial(target, options, now, 0, app);
+    (Workloads { client, server }, event_loop, None)
 }

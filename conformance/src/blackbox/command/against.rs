@@ -7,7 +7,7 @@ use rdma_conn::{Descriptors, Options};
 use rdma_softsim::{Fabric, SoftSim};
 
 use super::options::{ClientRun, Common, ServerRun, again, one_command};
-use super::{Trouble, device, no_environment, usage};
+use super::{CommandError, device, no_environment, usage};
 use crate::blackbox::case::Case;
 use crate::blackbox::context::Side;
 use crate::blackbox::own::{OwnClients, OwnServer, small};
@@ -19,6 +19,7 @@ use crate::exit::{BROKEN, NOTHING};
 use crate::peer::Listener;
 use crate::reqs::Role;
 use crate::trace::{Limits, Recorded, Recorder};
+use crate::wrong;
 use suite::Verdict;
 
 /// Hosts of the embedded fabric: the target's and the suite's.
@@ -38,24 +39,29 @@ fn recorder() -> Recorder {
 ///
 /// # Errors
 /// It has none: [`crate::exit::USAGE`].
-pub fn resolve(target: &str) -> Result<SocketAddr, Trouble> {
+pub fn resolve(target: &str) -> Result<SocketAddr, CommandError> {
     let mut addresses = target.to_socket_addrs().map_err(|error| usage(format!("{target}: {error}")))?;
     addresses.next().ok_or_else(|| usage(format!("{target} has no address")))
 }
 
-/// Whether an address is one of this machine.
+/// Returns whether an address is one of this machine.
 fn is_local(address: SocketAddr) -> bool {
     UdpSocket::bind((address.ip(), 0)).is_ok()
 }
 
 /// Tests a server.
-pub(super) fn server(options: &ServerRun, arguments: &[String]) -> Result<Run, Trouble> {
+pub(super) fn server(options: &ServerRun, arguments: &[String]) -> Result<Run, CommandError> {
     let common = &options.common;
     options.exec.as_deref().map_or(Ok(()), one_command)?;
     let given = options.target.is_some() || options.exec.is_some();
     if common.on_softsim(given)? {
         let (theirs, address, ours, _) = hosts();
-        let server = OwnServer::start(&theirs, address, small(Options::server())).map_err(no_environment)?;
+        let (mistake, options) = common.own(Options::server());
+        let server = match mistake {
+            None => OwnServer::start(&theirs, address, options),
+            some => OwnServer::start(&wrong::host(theirs, some), address, options),
+        };
+        let server = server.map_err(no_environment)?;
         let target = common.target(Role::Server, true, "in this process", "softsim");
         let recorder = recorder();
         let ours = Recorded::new(ours, &recorder);
@@ -91,7 +97,7 @@ pub(super) fn server(options: &ServerRun, arguments: &[String]) -> Result<Run, T
 }
 
 /// Tests a client.
-pub(super) fn client(options: &ClientRun, arguments: &[String]) -> Result<Run, Trouble> {
+pub(super) fn client(options: &ClientRun, arguments: &[String]) -> Result<Run, CommandError> {
     let common = &options.common;
     options.exec.as_deref().map_or(Ok(()), one_command)?;
     let given = options.exec.is_some() || options.wait;
@@ -100,9 +106,13 @@ pub(super) fn client(options: &ClientRun, arguments: &[String]) -> Result<Run, T
         let recorder = recorder();
         let ours = Recorded::new(ours, &recorder);
         let listener = Listener::new(&ours, address).map_err(no_environment)?;
-        let clients = OwnClients::new(theirs, small(Options::client()));
+        let (mistake, options) = common.own(Options::client());
+        let clients: Box<dyn Clients> = match mistake {
+            None => Box::new(OwnClients::new(theirs, options)),
+            some => Box::new(OwnClients::new(wrong::host(theirs, some), options)),
+        };
         let target = common.target(Role::Client, true, "in this process", "softsim");
-        return go(common, arguments, (&ours, &recorder), Side::Client(&listener, &clients), target, true);
+        return go(common, arguments, (&ours, &recorder), Side::Client(&listener, &*clients), target, true);
     }
     let Some(listen) = common.listen else {
         return Err(usage("where shall clients connect? --listen says it"));
@@ -134,7 +144,7 @@ fn go<B: Descriptors>(
     side: Side<'_, B>,
     target: Target,
     local: bool,
-) -> Result<Run, Trouble> {
+) -> Result<Run, CommandError> {
     let again = again(arguments);
     let plan = Plan {
         patience: common.patience()?,

@@ -10,6 +10,7 @@ use rdma_proto::backend::{Backend as _, EventChannel as _};
 use rdma_verbs::Verbs;
 use serde::Serialize;
 
+use crate::blackbox::environment;
 use crate::exit::{DONE, INTERNAL, NO_ENVIRONMENT};
 
 /// Looks at this machine.
@@ -110,7 +111,7 @@ fn provided(softrdma: Option<OsString>) -> [Finding; 2] {
         ],
         None => [
             Finding::needed("kernel", kernel()),
-            Finding::needed("devices", devices(Path::new("/sys/class/infiniband"))),
+            Finding::needed("devices", devices(Path::new(environment::DEVICES))),
         ],
     }
 }
@@ -123,21 +124,9 @@ fn kernel() -> Result<String, String> {
         .ok_or_else(|| "no rdma_cm: `modprobe rdma_ucm`, and in a container pass /dev/infiniband on".into())
 }
 
-/// Every device with the state of each of its ports, as the kernel names it.
+/// Every device with the state of each of its ports.
 fn devices(folder: &Path) -> Result<String, String> {
-    let devices: Vec<String> = entries(folder)
-        .iter()
-        .map(|device| {
-            let ports: Vec<String> = entries(&device.join("ports"))
-                .iter()
-                .map(|port| {
-                    let state = std::fs::read_to_string(port.join("state")).unwrap_or_default();
-                    format!("port {} {}", name(port), state.trim())
-                })
-                .collect();
-            format!("{} ({})", name(device), ports.join(", "))
-        })
-        .collect();
+    let devices = environment::devices(folder);
     if devices.is_empty() {
         return Err(format!(
             "none in {}; `rdma link add rxe0 type rxe netdev eth0` makes a soft-RoCE one",
@@ -145,17 +134,6 @@ fn devices(folder: &Path) -> Result<String, String> {
         ));
     }
     Ok(devices.join(", "))
-}
-
-fn entries(folder: &Path) -> Vec<PathBuf> {
-    let found = std::fs::read_dir(folder).into_iter().flatten();
-    let mut found: Vec<_> = found.filter_map(|entry| Some(entry.ok()?.path())).collect();
-    found.sort();
-    found
-}
-
-fn name(path: &Path) -> String {
-    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 fn locked_memory() -> String {
@@ -167,10 +145,16 @@ fn locked_memory() -> String {
 
 /// A server to try.
 fn valkey() -> String {
+    on_path(VALKEY).map_or_else(|| format!("no {VALKEY} on the PATH"), |file| file.display().to_string())
+}
+
+/// The server that `demo` takes if it is there.
+pub(super) const VALKEY: &str = "valkey-server";
+
+/// The file of a program that a shell would find.
+pub(super) fn on_path(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let found =
-        std::env::split_paths(&path).map(|folder| folder.join("valkey-server")).find(|file| file.is_file());
-    found.map_or_else(|| "no valkey-server on the PATH".into(), |file| file.display().to_string())
+    std::env::split_paths(&path).map(|folder| folder.join(program)).find(|file| file.is_file())
 }
 
 #[cfg(test)]
@@ -184,15 +168,8 @@ mod tests {
         assert!(kernel.ok.is_none() && devices.ok == Some(true) && devices.told.contains("/run/fabric"));
     }
 
-    /// A device is named with the state of its ports, and a folder without any says how to make one.
     #[test]
-    fn devices_are_named_with_their_ports() {
-        let folder = std::env::temp_dir().join(format!("conformance-doctor-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
-        assert!(devices(&folder).unwrap_err().contains("rdma link add"));
-        std::fs::create_dir_all(folder.join("rxe0/ports/1")).unwrap();
-        std::fs::write(folder.join("rxe0/ports/1/state"), "4: ACTIVE\n").unwrap();
-        assert_eq!(devices(&folder).unwrap(), "rxe0 (port 1 4: ACTIVE)");
-        std::fs::remove_dir_all(&folder).unwrap();
+    fn where_no_device_is_it_is_said_how_to_make_one() {
+        assert!(devices(Path::new("/nonexistent")).unwrap_err().contains("rdma link add"));
     }
 }

@@ -12,7 +12,7 @@ use crate::blackbox::cases;
 use crate::exit::{DONE, NOTHING};
 use crate::reqs::{Requirement, Requirements, Role};
 
-/// What is to be explained.
+/// Arguments of `explain`.
 #[derive(Args, Clone, Debug)]
 pub struct Explain {
     /// A case, such as close.clean, or a requirement, such as VR-CLOSE-001.

@@ -13,7 +13,7 @@ use crate::blackbox::select::Select;
 use crate::exit::{DONE, NOTHING};
 use crate::reqs::{Requirements, Role};
 
-/// What there is.
+/// The kind of entries to list.
 #[derive(Args, Clone, Debug)]
 pub struct List {
     /// Only cases for servers, or for clients.
@@ -72,7 +72,8 @@ fn described<B: Descriptors>(case: &Case<'_, B>, requirements: &Requirements) ->
     serde_json::json!({
         "id": case.id,
         "role": case.role,
-        "level": requirements.level(case.requirements).to_string(),
+        "level": requirements.level(case.requirements),
+        "profile": requirements.profile(case.requirements),
         "intent": case.intent,
         "expectation": case.expectation,
         "requirements": case.requirements,

@@ -5,16 +5,19 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use rdma_conn::Options;
 
-use super::{Trouble, pair, usage};
+use super::{CommandError, pair, usage};
+use crate::blackbox::own::small;
 use crate::blackbox::report::Format;
 use crate::blackbox::results::Target;
 use crate::blackbox::select::{Harm, Select};
 use crate::reqs::Role;
+use crate::wrong::Mistake;
 
 /// The target.
 #[derive(Subcommand, Clone, Debug)]
-pub enum Who {
+pub enum TargetCommand {
     /// A server: the suite connects to it.
     Server(ServerRun),
     /// A client: it connects to the suite.
@@ -23,7 +26,7 @@ pub enum Who {
     Pair(pair::Pair),
 }
 
-/// What carries the run.
+/// The backend of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Backend {
     /// The RDMA device of this machine.
@@ -62,14 +65,14 @@ pub struct ClientRun {
     pub(super) common: Common,
 }
 
-/// What all runs have in common.
+/// Options of every kind of run.
 #[derive(Args, Clone, Debug)]
 pub(super) struct Common {
     /// An address of this machine's RDMA device (ADDRESS:PORT): where a target that is started here shall listen, or where
     /// the suite waits for clients.
     #[arg(long)]
     pub(super) listen: Option<SocketAddr>,
-    /// What carries it; a device, unless there is neither a target nor an address.
+    /// The backend; a device, unless neither a target nor an address is given.
     #[arg(long, value_enum)]
     backend: Option<Backend>,
     /// The name and version of what is tested, for the reports.
@@ -86,10 +89,18 @@ pub(super) struct Common {
     /// A file of expected failures, each with its reason. They must still fail.
     #[arg(long)]
     pub(super) baseline: Option<PathBuf>,
+    /// Write what fails now into this file, as a baseline for later runs; reasons of --baseline are kept. This run itself is
+    /// judged without it.
+    #[arg(long, value_name = "FILE")]
+    pub(super) write_baseline: Option<PathBuf>,
+    /// Without a target: this library's own side makes this mistake, to show what a failure looks like. Any wrong name lists
+    /// the mistakes there are.
+    #[arg(long, value_enum, value_name = "MISTAKE", hide_possible_values = true)]
+    demo_mistake: Option<Mistake>,
     /// Take a failure of what should be, and what is only tolerated, for a failure.
     #[arg(long)]
     pub(super) strict: bool,
-    /// What to print.
+    /// The amount of output.
     #[arg(long, value_enum, default_value = "pretty")]
     pub(super) format: Format,
     /// A directory for results.json, junit.xml, results.tap, badge.json and report.html.
@@ -98,7 +109,7 @@ pub(super) struct Common {
 }
 
 /// Refuses a shell command of which only the first part would run: it is started with `exec`, so that its end is the target's.
-pub(super) fn one_command(command: &str) -> Result<(), Trouble> {
+pub(super) fn one_command(command: &str) -> Result<(), CommandError> {
     let mut quote = None;
     let mut before = ' ';
     let mut letters = command.trim().chars().peekable();
@@ -122,7 +133,7 @@ pub(super) fn one_command(command: &str) -> Result<(), Trouble> {
 }
 
 /// Parses a command line of `run`.
-pub(super) fn parse(arguments: &[String]) -> Result<Who, String> {
+pub(super) fn parse(arguments: &[String]) -> Result<TargetCommand, String> {
     #[derive(Parser)]
     #[command(no_binary_name = true)]
     struct Line {
@@ -133,7 +144,7 @@ pub(super) fn parse(arguments: &[String]) -> Result<Who, String> {
     enum Only {
         Run {
             #[command(subcommand)]
-            who: Who,
+            who: TargetCommand,
         },
     }
     let Line { command: Only::Run { who } } =
@@ -142,15 +153,15 @@ pub(super) fn parse(arguments: &[String]) -> Result<Who, String> {
 }
 
 impl Common {
-    pub(super) fn patience(&self) -> Result<Duration, Trouble> {
+    pub(super) fn patience(&self) -> Result<Duration, CommandError> {
         Duration::try_from_secs_f64(self.patience)
             .ok()
             .filter(|patience| !patience.is_zero())
             .ok_or_else(|| usage("--patience wants a number of seconds above 0"))
     }
 
-    /// What may be done to a target; `local` says that it is on this machine.
-    pub(super) fn harm(&self, local: bool) -> Result<Harm, Trouble> {
+    /// Returns the harm that a run may do to a target; `local` tells that the target is on this machine.
+    pub(super) fn harm(&self, local: bool) -> Result<Harm, CommandError> {
         match self.allow_disruptive {
             0 => Ok(Harm::None),
             1 if !local => Err(usage(
@@ -160,7 +171,7 @@ impl Common {
         }
     }
 
-    pub(super) fn on_softsim(&self, has_target: bool) -> Result<bool, Trouble> {
+    pub(super) fn on_softsim(&self, has_target: bool) -> Result<bool, CommandError> {
         match self.backend {
             Some(Backend::Softsim) if has_target || self.listen.is_some() => Err(usage(
                 "on softsim the target is this library's own side; a target or an address needs --backend verbs",
@@ -171,12 +182,31 @@ impl Common {
             Some(backend) => Ok(backend == Backend::Softsim),
             None => Ok(!has_target && self.listen.is_none()),
         }
+        .and_then(|softsim| match self.demo_mistake {
+            Some(_) if !softsim => {
+                Err(usage("--demo-mistake is of this library's own side on softsim, and goes with no target or address"))
+            }
+            _ => Ok(softsim),
+        })
+    }
+
+    /// The mistake that our own side is to make, and its options.
+    pub(super) fn own(&self, options: Options) -> (Option<Mistake>, Options) {
+        let mut options = small(options);
+        if let Some(mistake) = self.demo_mistake {
+            mistake.disturb(&mut options);
+        }
+        (self.demo_mistake, options)
     }
 
     pub(super) fn target(&self, role: Role, own: bool, how: &str, backend: &str) -> Target {
         let name = match &self.name {
             Some(name) => name.clone(),
-            None if own => concat!("valkey-rdma ", env!("CARGO_PKG_VERSION")).into(),
+            None if own => {
+                let version = concat!("valkey-rdma ", env!("CARGO_PKG_VERSION"));
+                let mistake = self.demo_mistake.and_then(|mistake| mistake.to_possible_value());
+                mistake.map_or(version.into(), |mistake| format!("{version} with {}", mistake.get_name()))
+            }
             None => how.into(),
         };
         Target { name, role, how: how.into(), backend: backend.into() }
@@ -185,14 +215,20 @@ impl Common {
 
 /// The command that runs it again, without any selection.
 pub(super) fn again(arguments: &[String]) -> String {
+    /// They say which cases run and what becomes of the results.
+    const LEFT_OUT: [&str; 6] = ["--select", "--skip", "--out", "--format", "--baseline", "--write-baseline"];
     let mut words = vec!["valkey-rdma-conformance".to_string()];
     let mut rest = arguments.iter();
     while let Some(word) = rest.next() {
+        let (name, value) =
+            word.split_once('=').map_or((word.as_str(), None), |(name, value)| (name, Some(value)));
         match word.as_str() {
-            "--select" | "--skip" | "--out" | "--format" | "--baseline" => drop(rest.next()),
-            word if ["--select=", "--skip=", "--out=", "--format=", "--baseline="]
-                .iter()
-                .any(|one| word.starts_with(one)) => {}
+            "--quick" => {}
+            _ if LEFT_OUT.contains(&name) => {
+                if value.is_none() {
+                    rest.next();
+                }
+            }
             word if word.chars().all(|one| one.is_ascii_alphanumeric() || "-_.:/[]=".contains(one)) => {
                 words.push(word.into());
             }

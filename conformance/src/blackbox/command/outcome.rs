@@ -1,8 +1,8 @@
-//! What becomes of a run: judgement, files, exit code.
+//! Concludes a run: verdicts, files, exit code.
 
 use std::path::Path;
 
-use super::Trouble;
+use super::CommandError;
 use super::options::Common;
 use crate::blackbox::baseline::Baseline;
 use crate::blackbox::report::{self, Format};
@@ -11,8 +11,11 @@ use crate::exit::{BROKEN, FAILED, worse};
 use suite::Verdict;
 
 /// Judges a run, writes what is wanted, and says how it went.
-pub(super) fn conclude(run: &mut Run, common: &Common, baseline: &Baseline) -> Result<u8, Trouble> {
+pub(super) fn conclude(run: &mut Run, common: &Common, baseline: &Baseline) -> Result<u8, CommandError> {
     let code = judge(run, baseline, common.strict);
+    if let Some(file) = &common.write_baseline {
+        baseline.renewed(run).write(file).map_err(|reason| (BROKEN, reason))?;
+    }
     print!("{}", report::text(run, common.format, common.strict).map_err(|reason| (BROKEN, reason))?);
     if let Some(out) = &common.out {
         write_all(run, out)?;
@@ -21,7 +24,7 @@ pub(super) fn conclude(run: &mut Run, common: &Common, baseline: &Baseline) -> R
     Ok(code)
 }
 
-/// What a run exits with, what was expected left out; says what of that has gone.
+/// Returns the exit code of a run, expected failures left out. Prints the expected failures that no longer occur.
 pub(super) fn judge(run: &mut Run, baseline: &Baseline, strict: bool) -> u8 {
     let stale = baseline.apply(run);
     stale.iter().for_each(|stale| eprintln!("{stale}"));
@@ -37,7 +40,7 @@ pub(super) fn judge(run: &mut Run, baseline: &Baseline, strict: bool) -> u8 {
 }
 
 /// Writes a run in all formats.
-pub(super) fn write_all(run: &Run, out: &Path) -> Result<(), Trouble> {
+pub(super) fn write_all(run: &Run, out: &Path) -> Result<(), CommandError> {
     let told = |error: std::io::Error| (BROKEN, format!("{}: {error}", out.display()));
     std::fs::create_dir_all(out).map_err(told)?;
     for (file, format) in [

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 
-use super::{Trouble, finish, outcome, usage};
+use super::{CommandError, finish, outcome, usage};
 use crate::blackbox::baseline::Baseline;
 use crate::blackbox::report::{self, Format};
 use crate::blackbox::results::Run;
@@ -14,7 +14,7 @@ use crate::exit::{BROKEN, DONE, worse};
 /// Reports from results.
 #[derive(Args, Clone, Debug)]
 pub struct Report {
-    /// What to make. HTML and Markdown take several runs; the others take one.
+    /// The format to write. HTML and Markdown take several runs; the others take one.
     #[arg(value_enum)]
     format: Format,
     /// results.json of runs.
@@ -37,7 +37,7 @@ pub struct Report {
 
 /// Makes a report.
 pub fn make_report(options: &Report) -> ExitCode {
-    let make = || -> Result<u8, Trouble> {
+    let make = || -> Result<u8, CommandError> {
         let mut runs: Vec<Run> =
             options.files.iter().map(|file| Run::read(file)).collect::<Result<_, _>>().map_err(usage)?;
         let mut code = DONE;

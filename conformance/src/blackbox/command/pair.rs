@@ -8,7 +8,7 @@ use clap::Args;
 use rdma_verbs::Verbs;
 
 use super::options::one_command;
-use super::{Trouble, device, no_environment};
+use super::{CommandError, device, no_environment};
 use crate::blackbox::process::{ExecClients, ExecServer};
 use crate::blackbox::run::STARTING;
 use crate::blackbox::target::{Clients as _, Exit, Server as _};
@@ -33,7 +33,7 @@ pub struct Pair {
     within: u64,
 }
 
-pub(super) fn run(options: &Pair) -> Result<u8, Trouble> {
+pub(super) fn run(options: &Pair) -> Result<u8, CommandError> {
     one_command(&options.server)?;
     one_command(&options.client)?;
     let verbs = device()?;
@@ -48,7 +48,7 @@ pub(super) fn run(options: &Pair) -> Result<u8, Trouble> {
     let deadline = Instant::now() + Duration::from_secs(options.within);
     let breaches = Mutex::new(Vec::new());
     let mut connections = 0;
-    let exit = std::thread::scope(|scope| -> Result<_, Trouble> {
+    let exit = std::thread::scope(|scope| -> Result<_, CommandError> {
         loop {
             match client.ended(Duration::ZERO) {
                 Some(exit) => break Ok(Some(exit)),

@@ -1,4 +1,4 @@
-//! What failed once, run again.
+//! Runs cases again that failed in an earlier run.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -6,8 +6,8 @@ use std::process::ExitCode;
 use clap::Args;
 use glob::Pattern;
 
-use super::options::{Who, parse};
-use super::{Trouble, against, finish, usage};
+use super::options::{TargetCommand, parse};
+use super::{CommandError, against, finish, usage};
 use crate::blackbox::results::Run;
 use crate::exit::{DONE, FAILED, NOTHING, UNDECIDED};
 use suite::Verdict;
@@ -27,7 +27,7 @@ pub fn replay(options: &Replay) -> ExitCode {
     finish(again(options))
 }
 
-fn again(options: &Replay) -> Result<u8, Trouble> {
+fn again(options: &Replay) -> Result<u8, CommandError> {
     let before = Run::read(&options.file).map_err(usage)?;
     let wanted: Vec<_> = before
         .results
@@ -45,9 +45,9 @@ fn again(options: &Replay) -> Result<u8, Trouble> {
         arguments.extend(["--select".to_string(), Pattern::escape(&result.id)]);
     }
     let now = match parse(&arguments).map_err(usage)? {
-        Who::Server(server) => against::server(&server, &arguments)?,
-        Who::Client(client) => against::client(&client, &arguments)?,
-        Who::Pair(_) => return Err(usage("runs of pairs have no cases")),
+        TargetCommand::Server(server) => against::server(&server, &arguments)?,
+        TargetCommand::Client(client) => against::client(&client, &arguments)?,
+        TargetCommand::Pair(_) => return Err(usage("runs of pairs have no cases")),
     };
     let mut code = DONE;
     for result in wanted {

@@ -3,12 +3,11 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use super::options::{Common, Who, parse};
+use super::options::{Common, TargetCommand, parse};
 use super::outcome::write_all;
-use super::{Trouble, against, finish, usage};
+use super::{CommandError, against, finish, usage};
 use crate::blackbox::report;
 use crate::blackbox::results::Run;
-use crate::blackbox::run::title;
 use crate::exit::{BROKEN, DONE, worse};
 
 /// Runs it, prints what came of it, and writes the reports below `out`.
@@ -16,18 +15,17 @@ pub fn whole(out: &Path) -> ExitCode {
     finish(both(out))
 }
 
-fn both(out: &Path) -> Result<u8, Trouble> {
+fn both(out: &Path) -> Result<u8, CommandError> {
     let mut runs = Vec::new();
     let mut worst = DONE;
     for role in ["server", "client"] {
         let arguments = ["run", role, "--allow-disruptive"].map(str::to_string).to_vec();
         let (run, common): (Run, Common) = match parse(&arguments).map_err(usage)? {
-            Who::Server(server) => (against::server(&server, &arguments)?, server.common),
-            Who::Client(client) => (against::client(&client, &arguments)?, client.common),
-            Who::Pair(_) => continue,
+            TargetCommand::Server(server) => (against::server(&server, &arguments)?, server.common),
+            TargetCommand::Client(client) => (against::client(&client, &arguments)?, client.common),
+            TargetCommand::Pair(_) => continue,
         };
-        println!("{}: {}", title(&run.target), run.summary());
-        print!("{}", report::failures(&run, common.strict));
+        print!("{}{}", report::summary(&run), report::failures(&run, common.strict));
         write_all(&run, &out.join(role))?;
         worst = worse(worst, run.code(common.strict));
         runs.push(run);

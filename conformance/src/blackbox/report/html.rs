@@ -16,7 +16,8 @@ const PAGE: &str = include_str!("page.html");
 pub fn html(runs: &[Run]) -> Result<String, String> {
     let all = Requirements::built_in();
     let requirements: BTreeMap<_, _> = all.iter().map(|one| (one.id.as_str(), one)).collect();
-    let data = json!({ "runs": runs, "requirements": requirements });
+    let scores: Vec<_> = runs.iter().map(|run| run.scores().map(|score| score.to_string())).collect();
+    let data = json!({ "runs": runs, "scores": scores, "requirements": requirements });
     // So that no text can end the script that holds it.
     let data = data.to_string().replace('<', "\\u003c");
     Ok(PAGE.replace("\"{{DATA}}\"", &data))

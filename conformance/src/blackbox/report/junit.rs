@@ -1,18 +1,29 @@
-//! JUnit's XML, as CI systems read it. What was not tried or could not be decided is skipped there, never passed.
+//! JUnit's XML, as CI systems read it: a test suite for each profile, the wire contract first, with its score as a property. What was
+//! not tried or could not be decided is skipped there, never passed.
 
 use std::time::Duration;
 
 use quick_junit::{NonSuccessKind, Report, TestCase, TestCaseStatus, TestSuite};
 
-use crate::blackbox::results::{CaseResult, Run};
+use crate::blackbox::results::{CaseResult, Run, Score};
 use crate::blackbox::run::title;
 use suite::Verdict;
 
 pub(super) fn junit(run: &Run) -> Result<String, String> {
-    let mut suite = TestSuite::new(title(&run.target));
-    suite.add_test_cases(run.results.iter().map(case));
     let mut report = Report::new("valkey-rdma-conformance");
-    report.add_test_suite(suite);
+    for score @ Score { profile, passed, decided } in run.scores() {
+        let mut suite = TestSuite::new(format!("{}: {}", title(&run.target), profile.title()));
+        for (name, value) in [
+            ("profile", profile.to_string()),
+            ("score", score.to_string()),
+            ("passed", passed.to_string()),
+            ("decided", decided.to_string()),
+        ] {
+            suite.add_property((name, value.as_str()));
+        }
+        suite.add_test_cases(run.of(profile).map(case));
+        report.add_test_suite(suite);
+    }
     report.to_string().map_err(|error| error.to_string())
 }
 
@@ -44,8 +55,9 @@ fn failed(result: &CaseResult, kind: NonSuccessKind) -> TestCaseStatus {
     let mut status = TestCaseStatus::non_success(kind);
     status.set_message(result.reason.clone());
     status.set_type(result.requirements.join(" "));
+    let wire: String = result.last_on_the_wire().into_iter().map(|line| format!("| {line}\n")).collect();
     status.set_description(format!(
-        "{}\nexpected: {}\nagain: {}",
+        "{}\nexpected: {}\n{wire}again: {}",
         result.intent, result.expectation, result.repro
     ));
     status

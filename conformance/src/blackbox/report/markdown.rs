@@ -1,4 +1,4 @@
-//! A table for each run, of what did not pass.
+//! Two tables for each run, of what did not pass: the wire contract's first.
 
 use std::fmt::Write as _;
 
@@ -14,14 +14,18 @@ pub fn markdown(runs: &[Run]) -> String {
     let mut text = String::new();
     for run in runs {
         // Writing to a string does not fail.
-        let _ = write!(text, "## {}\n\n{}\n\n{}\n", title(&run.target), run.scores(), run.summary());
+        let _ = write!(text, "## {}\n\n{}\n", title(&run.target), run.summary());
         if run.withheld() > 0 {
             text.push_str(WITHHELD);
         }
-        let rest: Vec<_> = run.results.iter().filter(|result| result.verdict != Verdict::Pass).collect();
-        if !rest.is_empty() {
-            text.push_str("\n| case | verdict | requirements | what was seen |\n|---|---|---|---|\n");
-            rest.into_iter().for_each(|result| add(&mut text, result));
+        for score in run.scores() {
+            let _ = write!(text, "\n### {score}\n");
+            let rest: Vec<_> =
+                run.of(score.profile).filter(|result| result.verdict != Verdict::Pass).collect();
+            if !rest.is_empty() {
+                text.push_str("\n| case | verdict | requirements | what was seen |\n|---|---|---|---|\n");
+                rest.into_iter().for_each(|result| add(&mut text, result));
+            }
         }
         text.push('\n');
     }

@@ -18,6 +18,7 @@ pub(super) fn tap(run: &Run) -> String {
         // Writing to a string does not fail.
         let _ = writeln!(text, "{ok} {number} - {}{directive}", result.id);
         let _ = writeln!(text, "  ---\n  verdict: {}\n  level: {}", result.verdict, result.level);
+        let _ = writeln!(text, "  profile: {}", result.profile);
         let _ = writeln!(text, "  requirements: [{}]", result.requirements.join(", "));
         let quoted = serde_json::Value::from(result.reason.as_str());
         let _ = writeln!(text, "  reason: {quoted}\n  ...");

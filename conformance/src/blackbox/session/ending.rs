@@ -9,7 +9,7 @@ use suite::{Judged, Stop};
 use super::Session;
 use crate::blackbox::context::Context;
 use crate::blackbox::results::Teardown;
-use crate::blackbox::target::{Exit, Running};
+use crate::blackbox::target::{Exit, Running, with_last_lines};
 use crate::peer::Incoming;
 
 /// How long a client is answered after the case has made its point.
@@ -36,8 +36,8 @@ impl<B: Descriptors> Session<'_, B> {
             return self.part();
         }
         match self.serve()? {
-            Leaving::Itself => self.is_content(),
-            Leaving::Never => {
+            ClientEnd::Itself => self.is_content(),
+            ClientEnd::Never => {
                 self.dismiss()?;
                 if let Some(Exit::Crashed(how)) = self.exit() {
                     return Err(self.crashed(&how));
@@ -53,32 +53,32 @@ impl<B: Descriptors> Session<'_, B> {
     /// The client does not come to an end, or reports a failure.
     pub fn comes_to_an_end(mut self) -> Judged {
         match self.serve()? {
-            Leaving::Never => Err(Stop::undecided(format!(
+            ClientEnd::Never => Err(Stop::undecided(format!(
                 "the client did not come to an end within {} commands; it should do less",
                 self.responder.answered
             ))),
-            Leaving::Itself if self.context.teardown.get() != Some(Teardown::Clean) => {
+            ClientEnd::Itself if self.context.teardown.get() != Some(Teardown::Clean) => {
                 Err(Stop::unmet(format!("no answer to the disconnect within {:?}", self.context.patience)))
             }
-            Leaving::Itself => self.is_content(),
+            ClientEnd::Itself => self.is_content(),
         }
     }
 
     /// Answers a client until it leaves, or until it has been answered long enough.
-    fn serve(&mut self) -> Result<Leaving, Stop> {
+    fn serve(&mut self) -> Result<ClientEnd, Stop> {
         let begun = Instant::now();
         while self.responder.answered < self.enough && begun.elapsed() < LONG_ENOUGH && !self.responder.quit {
             if !self.exchange()? {
                 self.context.note(Teardown::Clean);
-                return Ok(Leaving::Itself);
+                return Ok(ClientEnd::Itself);
             }
         }
         if !self.responder.quit {
-            return Ok(Leaving::Never);
+            return Ok(ClientEnd::Never);
         }
         // It has said that it leaves, and a server disconnects then.
         self.dismiss()?;
-        Ok(Leaving::Itself)
+        Ok(ClientEnd::Itself)
     }
 
     /// Disconnects from a client, which may be leaving by itself just now.
@@ -99,10 +99,10 @@ impl<B: Descriptors> Session<'_, B> {
         match self.exit() {
             Some(Exit::Success) => Ok(pass(format!("{answered} commands"))),
             None if !self.is_observed() => Ok(pass(format!("{answered} commands"))),
-            None => Err(Stop::hung(format!(
+            None => Err(Stop::hung(self.with_last_lines(format!(
                 "the client left after {answered} commands, and did not end within {:?}",
                 self.context.patience
-            ))),
+            )))),
             Some(Exit::Crashed(how)) => Err(self.crashed(&how)),
             Some(Exit::Unsupported) => Err(Stop::unsupported("the client says so (status 89)")),
             Some(Exit::Failure(what)) => {
@@ -218,13 +218,18 @@ impl<B: Descriptors> Session<'_, B> {
         reported(context, client.as_deref_mut(), context.patience)
     }
 
+    /// Adds the last lines of the client under test to what went wrong.
+    pub(super) fn with_last_lines(&self, reason: String) -> String {
+        let lines = self.client.as_ref().map(|client| client.last_lines()).unwrap_or_default();
+        with_last_lines(reason, &lines)
+    }
+
     fn exit(&mut self) -> Option<Exit> {
         let patience = self.context.patience;
         self.client.as_mut().and_then(|client| client.ended(patience))
     }
 
     /// Leaves the connection as it is until the target ends it, for 2 s at most: a target may wait without end.
-    /// not wrong.
     pub(in crate::blackbox) fn lasts(&mut self) {
         let _either = self.awaits_end(self.context.patience.min(KEPT));
     }
@@ -277,7 +282,7 @@ impl<B: Descriptors> Session<'_, B> {
 }
 
 /// How a client leaves.
-enum Leaving {
+enum ClientEnd {
     /// By itself, or because it asked for it.
     Itself,
     /// It did not leave in the time given.
@@ -318,7 +323,8 @@ pub fn reported<B: Descriptors>(
             }
             None if context.is_asked_again()? => return Ok(pass("it asks for another connection")),
             None if left.is_zero() => {
-                return Err(Stop::hung(format!("the client did not end within {patience:?}")));
+                let reason = format!("the client did not end within {patience:?}");
+                return Err(Stop::hung(with_last_lines(reason, &client.last_lines())));
             }
             None => {}
         }

@@ -11,19 +11,19 @@ use crate::reqs::Role;
 pub struct TraceFile {
     /// [`TRACE_FORMAT`](super::TRACE_FORMAT).
     pub format: String,
-    /// What the file is about.
+    /// The subject of the file.
     pub about: String,
     /// The traces.
     pub traces: Vec<Trace>,
 }
 
-/// What happens to a connection, and what it does.
+/// The events of a connection, and the implementation's reaction to each.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Trace {
     /// `trace/<file>/<name>`.
     pub id: String,
-    /// What it tells.
+    /// The point that the trace makes.
     pub comment: String,
     /// The requirements it shows.
     pub requirements: Vec<String>,
@@ -131,19 +131,19 @@ impl Default for Settings {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Step {
-    /// What happens.
+    /// The event.
     #[serde(rename = "in")]
     pub input: Input,
     /// How often.
     #[serde(default = "once")]
     pub times: u32,
-    /// What the implementation does, in order; nothing, if absent.
+    /// The implementation's outputs, in order; none, if absent.
     #[serde(default)]
     pub out: Expected,
     /// Whether the order of `out` is free.
     #[serde(default)]
     pub any_order: bool,
-    /// What it may do besides.
+    /// Outputs that it may have besides.
     #[serde(default)]
     pub optional: Vec<Output>,
     /// Kinds of output that must not be among it.
@@ -152,7 +152,7 @@ pub struct Step {
     /// False: the input is a breach by the peer. The implementation disconnects, does nothing else, and has failed.
     #[serde(default = "yes")]
     pub valid: bool,
-    /// What can be seen afterwards.
+    /// The observable state afterwards.
     #[serde(default)]
     pub check: Check,
     /// Why.
@@ -168,7 +168,7 @@ const fn yes() -> bool {
     true
 }
 
-/// What happens to a connection.
+/// An event of a connection.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(tag = "do", rename_all = "lowercase", deny_unknown_fields)]
 pub enum Input {
@@ -223,7 +223,7 @@ pub enum Input {
     },
 }
 
-/// What an implementation does.
+/// An output of an implementation.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Output {
@@ -263,7 +263,7 @@ impl Output {
     }
 }
 
-/// What a step must lead to.
+/// An output that a step must lead to.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 pub enum Expected {
@@ -287,7 +287,7 @@ impl Default for Expected {
     }
 }
 
-/// What can be seen of a connection.
+/// The observable state of a connection.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Check {

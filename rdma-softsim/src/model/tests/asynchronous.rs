@@ -1,4 +1,4 @@
-//! What a device tells of itself, unasked.
+//! Asynchronous events of a device.
 
 use super::*;
 use rdma_proto::backend::AsyncEvent;
@@ -76,7 +76,7 @@ fn a_first_message_before_the_word_establishes() {
 #[test]
 fn a_failed_device_is_told_to_all() {
     use crate::faults::{Fault, Injection, When};
-    use crate::{Knobs, Personality};
+    use crate::{DeviceKind, SimulationSettings};
 
     let at_once = |fault| vec![Injection { when: When::Event(0), host: 0, fault }];
     let plans = [
@@ -88,7 +88,12 @@ fn a_failed_device_is_told_to_all() {
         ),
     ];
     for (fault, expected) in plans {
-        let mut model = Model::simulated(Nature::new(1, Personality::Ibta, Knobs::default(), at_once(fault)));
+        let mut model = Model::simulated(SimulationState::new(
+            1,
+            DeviceKind::Ibta,
+            SimulationSettings::default(),
+            at_once(fault),
+        ));
         let host = model.add_host(&[ip(1)], Limits::default());
         let channel = model.create_channel(host).unwrap();
         model.listen(channel, SocketAddr::new(ip(1), PORT), 0).unwrap();

@@ -1,11 +1,11 @@
 //! The rules, each on its own, in virtual time.
 
 mod access;
-mod agenda;
 mod asynchronous;
 mod connecting;
+mod disconnecting;
+mod event_queue;
 mod faults;
-mod parting;
 mod queues;
 mod reads;
 mod rnr;
@@ -43,9 +43,9 @@ pub(super) const PARAMS: ConnectParams =
 /// How a world is made.
 pub(super) struct Setup {
     pub(super) parameters: Parameters,
-    /// What the active side passes to connect.
+    /// The parameters that the active side passes to connect.
     pub(super) connect: ConnectParams,
-    /// What the passive side passes to accept.
+    /// The parameters that the passive side passes to accept.
     pub(super) accept: ConnectParams,
     pub(super) limits: QueuePairLimits,
     pub(super) completions: u32,
@@ -112,7 +112,7 @@ pub(super) fn hosts(parameters: Parameters) -> (Model, HostId, HostId) {
 
 /// Lets `by` pass.
 pub(super) fn pass(model: &mut Model, by: Duration) {
-    let then = model.agenda.now().after(by);
+    let then = model.event_queue.now().after(by);
     model.advance(then);
 }
 

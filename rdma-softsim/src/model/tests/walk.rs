@@ -37,9 +37,9 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What one side has posted and not yet seen end.
+/// The work requests of one side that have not completed.
 #[derive(Default)]
-struct Book {
+struct Posted {
     next: u64,
     /// Sends, in order, and whether each must be reported.
     sends: Vec<(u64, bool)>,
@@ -51,7 +51,7 @@ struct Book {
 /// Receives have odd ids.
 const RECEIVE: u64 = 1;
 
-impl Book {
+impl Posted {
     fn id(&mut self, kind: u64) -> u64 {
         self.next += 2;
         self.next | kind
@@ -79,11 +79,11 @@ fn walk(latency: u64, steps: &[(bool, Step)]) {
     for pair in [w.a.pair, w.b.pair] {
         w.model.set_min_rnr_timer(pair, RnrTimer::MICROS_640).unwrap();
     }
-    let mut books = [Book::default(), Book::default()];
+    let mut posted = [Posted::default(), Posted::default()];
     for (first, step) in steps {
         let model = &mut w.model;
         let (side, peer) = if *first { (&w.a, &w.b) } else { (&w.b, &w.a) };
-        let book = &mut books[usize::from(!first)];
+        let side_posted = &mut posted[usize::from(!first)];
         match *step {
             Step::Send { op, len, signaled, inline } => {
                 let target = peer.remote(if op == 6 { u64::MAX } else { 8 });
@@ -94,29 +94,29 @@ fn walk(latency: u64, steps: &[(bool, Step)]) {
                     3 => SendOp::Read(target),
                     _ => SendOp::Write(target),
                 };
-                let id = book.id(0);
+                let id = side_posted.id(0);
                 let work = PostedSend { id, op, local: side.part(0, len), signaled, inline };
                 if side.post_work(model, work).is_ok() {
-                    book.sends.push((id, signaled));
+                    side_posted.sends.push((id, signaled));
                 }
-                assert!(book.sends.len() <= 4 || model.pairs.get(side.pair).is_none());
+                assert!(side_posted.sends.len() <= 4 || model.pairs.get(side.pair).is_none());
             }
             Step::Receive { len } => {
-                let id = book.id(RECEIVE);
+                let id = side_posted.id(RECEIVE);
                 if side.receive(model, id, 0, len).is_ok() {
-                    book.receives.push(id);
+                    side_posted.receives.push(id);
                 }
             }
             Step::Poll(count) => {
                 let mut into = [Completion::EMPTY; 8];
                 if let Ok(count) = model.poll(side.queue, &mut into[..count.min(8)]) {
-                    into.iter().take(count).for_each(|completion| book.ended(completion));
+                    into.iter().take(count).for_each(|completion| side_posted.ended(completion));
                 }
             }
             Step::Arm => {
-                book.armed += u32::from(model.arm(side.queue).is_ok());
-                book.events += model.take_events(side.queue).unwrap_or(0);
-                assert!(book.events <= book.armed, "more events than were asked for");
+                side_posted.armed += u32::from(model.arm(side.queue).is_ok());
+                side_posted.events += model.take_events(side.queue).unwrap_or(0);
+                assert!(side_posted.events <= side_posted.armed, "more events than were asked for");
             }
             Step::Pass(micros) => pass(model, Duration::from_micros(micros)),
             Step::Link(up) => model.set_link(ip(1), if up { Link::Up } else { Link::Down }),
@@ -133,14 +133,18 @@ fn walk(latency: u64, steps: &[(bool, Step)]) {
     }
     // In the end both disconnect; then everything that was posted has ended.
     w.model.set_link(ip(1), Link::Up);
-    for (side, book) in [&w.a, &w.b].into_iter().zip(&mut books) {
+    for (side, side_posted) in [&w.a, &w.b].into_iter().zip(&mut posted) {
         let connected = w.model.disconnect(side.id).is_ok() && w.model.pairs.get(side.pair).is_some();
         let mut into = [Completion::EMPTY; 128];
         let count = w.model.poll(side.queue, &mut into).unwrap_or(0);
-        into.iter().take(count).for_each(|completion| book.ended(completion));
+        into.iter().take(count).for_each(|completion| side_posted.ended(completion));
         if connected {
-            assert!(book.receives.is_empty(), "receives left: {:?}", book.receives);
-            assert!(book.sends.iter().all(|(_, signaled)| !signaled), "sends left: {:?}", book.sends);
+            assert!(side_posted.receives.is_empty(), "receives left: {:?}", side_posted.receives);
+            assert!(
+                side_posted.sends.iter().all(|(_, signaled)| !signaled),
+                "sends left: {:?}",
+                side_posted.sends
+            );
         }
     }
     w.end();

@@ -1,0 +1,82 @@
+//! `valkey-rdma-conformance run|demo|list|explain|replay|report|doctor`.
+
+mod against;
+mod demo;
+mod doctor;
+mod explain;
+mod list;
+mod options;
+mod outcome;
+mod pages;
+mod pair;
+mod replay;
+mod whole;
+
+use std::process::ExitCode;
+
+use rdma_proto::backend::Backend as _;
+use rdma_verbs::Verbs;
+
+use options::Common;
+
+use super::baseline::Baseline;
+use super::results::Run;
+use crate::exit::{NO_ENVIRONMENT, USAGE};
+
+pub use against::resolve;
+pub use demo::{Demo, demo};
+pub use doctor::{Doctor, doctor};
+pub use explain::{Explain, explain};
+pub use list::{List, list};
+pub use options::TargetCommand;
+pub use pages::{Report, make_report};
+pub use replay::{Replay, replay};
+pub use whole::whole;
+
+/// A run that came to nothing: its exit code, and why.
+pub type CommandError = (u8, String);
+
+fn no_environment(reason: impl std::fmt::Display) -> CommandError {
+    (NO_ENVIRONMENT, format!("cannot run here: {reason}"))
+}
+
+/// RDMA of this machine.
+fn device() -> Result<Verbs, CommandError> {
+    let verbs = Verbs::load().map_err(no_environment)?;
+    // The libraries may be there without a device.
+    verbs.event_channel().map_err(no_environment)?;
+    Ok(verbs)
+}
+
+fn usage(reason: impl Into<String>) -> CommandError {
+    (USAGE, reason.into())
+}
+
+/// Runs it. `arguments` are those of the command line behind the program's name.
+pub fn run(who: &TargetCommand, arguments: &[String]) -> ExitCode {
+    finish(perform(who, arguments))
+}
+
+fn perform(who: &TargetCommand, arguments: &[String]) -> Result<u8, CommandError> {
+    match who {
+        TargetCommand::Server(one) => judged(&one.common, || against::server(one, arguments)),
+        TargetCommand::Client(one) => judged(&one.common, || against::client(one, arguments)),
+        TargetCommand::Pair(pair) => pair::run(pair),
+    }
+}
+
+fn judged(common: &Common, run: impl FnOnce() -> Result<Run, CommandError>) -> Result<u8, CommandError> {
+    // Before the run, which may take minutes.
+    let baseline = common.baseline.as_deref().map(Baseline::read).transpose().map_err(usage)?;
+    outcome::conclude(&mut run()?, common, &baseline.unwrap_or_default())
+}
+
+/// Returns the exit code of the program. Prints the reason if the run could not be judged.
+pub fn finish(outcome: Result<u8, CommandError>) -> ExitCode {
+    let (code, reason) = match outcome {
+        Ok(code) => return ExitCode::from(code),
+        Err(trouble) => trouble,
+    };
+    eprintln!("{reason}");
+    ExitCode::from(code)
+}

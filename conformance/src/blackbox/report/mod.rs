@@ -1,0 +1,156 @@
+//! Results for people and for programs.
+
+mod html;
+mod junit;
+mod markdown;
+mod tap;
+
+use std::fmt::Write as _;
+
+use clap::ValueEnum;
+use serde_json::json;
+
+use super::results::Teardown;
+use super::results::{CaseResult, Run};
+use super::run::title;
+use crate::reqs::Profile;
+use suite::Verdict;
+
+pub use html::html;
+pub use markdown::markdown;
+
+/// How to write results.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// For reading: the counts, and what did not pass.
+    Pretty,
+    /// All of it.
+    Json,
+    /// For CI systems.
+    Junit,
+    /// The Test Anything Protocol, version 14.
+    Tap,
+    /// One page that needs nothing else.
+    Html,
+    /// Tables of what did not pass.
+    Markdown,
+    /// A badge, as shields.io's endpoint takes it.
+    Badge,
+}
+
+/// A run in a format.
+///
+/// # Errors
+/// It cannot be written down.
+pub fn text(run: &Run, format: Format, strict: bool) -> Result<String, String> {
+    match format {
+        Format::Pretty => Ok(format!("{}{}", failures(run, strict), summary(run))),
+        Format::Json => run.json(),
+        Format::Junit => junit::junit(run),
+        Format::Tap => Ok(tap::tap(run)),
+        Format::Html => html(std::slice::from_ref(run)),
+        Format::Markdown => Ok(markdown(std::slice::from_ref(run))),
+        Format::Badge => Ok(format!("{:#}\n", badge(run))),
+    }
+}
+
+/// What came of a run, in two lines.
+pub fn summary(run: &Run) -> String {
+    let [wire, hardened] = run.scores();
+    format!("{}: {}\n{wire}, {hardened}\n", title(&run.target), run.summary())
+}
+
+/// What did not pass, the wire contract first: each with what was on the wire last, and a line to run it again.
+pub fn failures(run: &Run, strict: bool) -> String {
+    let mut text = String::new();
+    let results = Profile::ALL.into_iter().flat_map(|profile| run.of(profile));
+    for result in results.filter(|result| is_worth_telling(result, strict)) {
+        let mark = if result.is_scored_failure(strict) { "✗" } else { "·" };
+        let teardown = match result.teardown {
+            Some(Teardown::Clean) | None => String::new(),
+            Some(teardown) => format!(", teardown {}", teardown.name()),
+        };
+        // Writing to a string does not fail.
+        let _ = writeln!(
+            text,
+            "{mark} {} {} [{}, {}: {}{teardown}]\n    {}",
+            result.verdict,
+            result.id,
+            result.profile.title(),
+            result.level,
+            result.requirements.join(" "),
+            result.reason
+        );
+        if let Some(expected) = &result.expected {
+            let _ = writeln!(text, "    expected: {expected}");
+        } else if result.verdict == Verdict::Fail {
+            for line in result.last_on_the_wire() {
+                let _ = writeln!(text, "    | {line}");
+            }
+            let _ = writeln!(text, "    again: {}", result.repro);
+        }
+    }
+    text
+}
+
+fn is_worth_telling(result: &CaseResult, strict: bool) -> bool {
+    match result.verdict {
+        Verdict::Pass | Verdict::Informational => false,
+        Verdict::PassLenient => strict,
+        _ => true,
+    }
+}
+
+/// Green is for a run in which nothing failed, expected or not.
+fn badge(run: &Run) -> serde_json::Value {
+    let passed = run.count(Verdict::Pass) + run.count(Verdict::PassLenient);
+    let tried = passed + run.count(Verdict::Fail) + run.withheld();
+    let any = |test: fn(&CaseResult) -> bool| run.results.iter().any(test);
+    let harm = run.withheld() > 0 || any(CaseResult::is_harm);
+    let color = if harm || any(|result| result.is_scored_failure(false)) {
+        "red"
+    } else if any(|result| result.verdict == Verdict::Fail) {
+        "orange"
+    } else if passed == 0 {
+        "lightgrey"
+    } else {
+        "brightgreen"
+    };
+    json!({
+        "schemaVersion": 1,
+        "label": format!("Valkey over RDMA, {}", run.target.role),
+        "message": format!("{passed}/{tried}"),
+        "color": color,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn colour(results: &str) -> String {
+        let run = format!(
+            r#"{{"format":2,"target":{{"name":"","role":"server","how":"","backend":""}},"suite":{{"version":"","requirements":1}},
+                "arguments":[],"begun":0,"took":0,"results":[{results}]}}"#
+        );
+        badge(&serde_json::from_str(&run).unwrap())["color"].to_string()
+    }
+
+    fn case(verdict: &str, cause: &str, expected: &str) -> String {
+        format!(
+            r#"{{"id":"a.b","intent":"","expectation":"","requirements":[],"level":"must","profile":"wire","tags":[],"verdict":"{verdict}",
+                "cause":"{cause}",{expected}"reason":"","took":0,"repro":""}}"#
+        )
+    }
+
+    #[test]
+    fn a_badge_is_green_only_where_nothing_failed() {
+        let known = r#""expected":"known","#;
+        let pass = case("pass", "requirement", "");
+        assert_eq!(colour(&pass), "\"brightgreen\"");
+        assert_eq!(colour(&format!("{pass},{}", case("fail", "requirement", ""))), "\"red\"");
+        assert_eq!(colour(&format!("{pass},{}", case("fail", "requirement", known))), "\"orange\"");
+        assert_eq!(colour(&format!("{pass},{}", case("fail", "died", known))), "\"red\"");
+        assert_eq!(colour(&case("skipped", "requirement", "")), "\"lightgrey\"");
+    }
+}

@@ -1,0 +1,284 @@
+//! A session of the suite's peer with the target, whichever role the target has.
+//!
+//! To a server the peer sends commands (ECHO, with bytes that no other command has) and receives replies. It answers the commands of
+//! a client, and the client's next step shows what the client made of the answer.
+
+mod ending;
+
+use std::ops::RangeInclusive;
+use std::time::{Duration, Instant};
+
+use rdma_conn::Descriptors;
+use rdma_proto::wire::{Message, Window};
+
+use super::context::Context;
+use super::responder::Responder;
+use super::target::Running;
+use crate::peer::{Incoming, Peer, Shape};
+use crate::workload::Entry;
+use suite::{Judged, Pass, Stop};
+
+pub(super) use ending::KEPT;
+pub use ending::reported;
+
+/// The number of a client's commands that are answered after the case has made its point.
+const ENOUGH: u64 = 3000;
+/// Lengths of a target's window that a case can fill: room for a command, and no more than there is memory for.
+const USABLE: RangeInclusive<u32> = 256..=64 << 20;
+
+/// The suite's peer, connected to the target.
+pub struct Session<'a, B: Descriptors> {
+    /// The suite's peer.
+    pub peer: Peer<B>,
+    context: &'a Context<'a, B>,
+    responder: Responder,
+    client: Option<Box<dyn Running>>,
+    /// Whether the target has left.
+    gone: bool,
+    questions: u64,
+    /// The number of a client's commands by which it is seen to go on.
+    enough: u64,
+}
+
+/// One exchange of bytes.
+pub struct Exchange {
+    /// The bytes that the suite's peer sends.
+    pub send: Vec<u8>,
+    /// The bytes that it must receive then. Empty for a client, which answers by going on or by reporting success.
+    pub expect: Vec<u8>,
+}
+
+impl<'a, B: Descriptors> Session<'a, B> {
+    pub(super) fn new(context: &'a Context<'a, B>, peer: Peer<B>, client: Option<Box<dyn Running>>) -> Self {
+        Self {
+            peer,
+            context,
+            responder: Responder::default(),
+            client,
+            gone: false,
+            questions: 0,
+            enough: ENOUGH,
+        }
+    }
+
+    /// Returns the next exchange: with a server, a command with a payload of `length` bytes; with a client, the reply to its next command.
+    /// `None` if a client has left.
+    ///
+    /// # Errors
+    /// The client sends no command.
+    pub fn next_exchange(&mut self, length: usize) -> Result<Option<Exchange>, Stop> {
+        if self.client.is_some() {
+            let replies = self.replies()?;
+            return Ok(replies.map(|send| Exchange { send, expect: Vec::new() }));
+        }
+        self.questions += 1;
+        let payload = Entry { number: self.questions, value_len: length }.value();
+        Ok(Some(question(&payload)))
+    }
+
+    /// Lets a client go on for a few commands only, where each takes long.
+    pub const fn be_brief(&mut self) {
+        self.enough = 10;
+    }
+
+    /// Returns whether the target is a client, which sends the commands.
+    pub const fn client_asks(&self) -> bool {
+        self.client.is_some()
+    }
+
+    /// Returns the next exchange; a client that has left cannot be judged.
+    ///
+    /// # Errors
+    /// The client sends no command, or has left.
+    pub fn require_exchange(&mut self, length: usize) -> Result<Exchange, Stop> {
+        self.next_exchange(length)?
+            .ok_or_else(|| Stop::undecided("the client left before it could be shown; it should do more"))
+    }
+
+    /// Waits for commands, and returns the replies.
+    fn replies(&mut self) -> Result<Option<Vec<u8>>, Stop> {
+        loop {
+            let heard = self.peer.take_received();
+            let replies = self.responder.answer(&heard).map_err(Stop::unmet)?;
+            if !replies.is_empty() {
+                return Ok(Some(replies));
+            }
+            if self.gone {
+                return Ok(None);
+            }
+            match self.peer.receive_within(self.context.patience)? {
+                Some(Incoming::Gone(_)) => self.gone = true,
+                Some(incoming) => self.peer.absorb(incoming)?,
+                None => return Err(self.silent_client()),
+            }
+        }
+    }
+
+    fn silent_client(&mut self) -> Stop {
+        let exit = self.client.as_mut().and_then(|client| client.ended(Duration::ZERO));
+        match exit {
+            Some(exit) => Stop::unmet(format!("the client ended without a disconnect: {exit}")),
+            None => {
+                Stop::unmet(self.with_last_lines(format!(
+                    "the client said nothing more within {:?}",
+                    self.context.patience
+                )))
+            }
+        }
+    }
+
+    /// Does one exchange with a payload of `length` bytes. Returns false if a client has left instead.
+    ///
+    /// # Errors
+    /// The exchange fails.
+    pub fn exchange_of(&mut self, length: usize) -> Result<bool, Stop> {
+        let Some(exchange) = self.next_exchange(length)? else { return Ok(false) };
+        self.peer.send_bytes(&exchange.send)?;
+        self.expect_reply(&exchange)?;
+        Ok(true)
+    }
+
+    /// Does one exchange of few bytes.
+    ///
+    /// # Errors
+    /// The exchange fails.
+    pub fn exchange(&mut self) -> Result<bool, Stop> {
+        self.exchange_of(13)
+    }
+
+    /// Waits for the reply of an exchange.
+    ///
+    /// # Errors
+    /// The reply does not come, or is another.
+    pub fn expect_reply(&mut self, exchange: &Exchange) -> Result<(), Stop> {
+        let heard = self.peer.receive_bytes(exchange.expect.len())?;
+        match exchange.expect.iter().zip(&heard).position(|(expected, heard)| expected != heard) {
+            None => Ok(()),
+            Some(at) => Err(Stop::unmet(format!(
+                "byte {at} of a reply of {} bytes is {:#04x}, not {:#04x}",
+                exchange.expect.len(),
+                heard.get(at).copied().unwrap_or_default(),
+                exchange.expect.get(at).copied().unwrap_or_default()
+            ))),
+        }
+    }
+
+    /// Waits for the next message other than a keepalive, which must be this one.
+    ///
+    /// # Errors
+    /// Another message comes, or none.
+    pub fn expect_message(&mut self, expected: Message) -> Result<(), Stop> {
+        match self.peer.receive_message()? {
+            message if message == expected => Ok(()),
+            other => Err(Stop::unmet(format!("expected {expected:?}, got {other:?}"))),
+        }
+    }
+
+    /// Handles all that comes for a while.
+    ///
+    /// # Errors
+    /// The connection ends, or the target breaks a rule.
+    pub fn listen(&mut self, patience: Duration) -> Result<(), Stop> {
+        let deadline = Instant::now() + patience;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let Some(incoming) = self.peer.receive_within(left)? else { return Ok(()) };
+            self.peer.absorb(incoming)?;
+        }
+    }
+
+    /// Returns the target's window, for cases that send or allocate as much as its length.
+    ///
+    /// # Errors
+    /// There is no window, or it is too short or too long.
+    pub fn usable_window(&mut self) -> Result<Window, Stop> {
+        let window = self.peer.await_window()?;
+        if USABLE.contains(&window.length) {
+            Ok(window)
+        } else {
+            Err(Stop::undecided(format!("a window of {} bytes does not suit this case", window.length)))
+        }
+    }
+
+    /// Hands the rules that the target broke to the context.
+    fn account(&self) {
+        self.context.breaches.borrow_mut().extend(self.peer.seen.breaches.iter().cloned());
+    }
+}
+
+impl<B: Descriptors> Drop for Session<'_, B> {
+    fn drop(&mut self) {
+        self.account();
+    }
+}
+
+/// Sends a server `questions` commands before it has a window for the replies. To a client, sends nothing.
+///
+/// # Errors
+/// The connection ends.
+pub fn asked_without_window<B: Descriptors>(
+    session: &mut Session<'_, B>,
+    questions: u32,
+) -> Result<Vec<Exchange>, Stop> {
+    session.peer.await_window()?;
+    if session.client_asks() {
+        return Ok(Vec::new());
+    }
+    let exchanges: Vec<_> =
+        (0..questions).map(|number| question(format!("number {number}").as_bytes())).collect();
+    exchanges.iter().try_for_each(|exchange| session.peer.send_bytes(&exchange.send))?;
+    session.peer.settle()?;
+    Ok(exchanges)
+}
+
+/// Gives the target a window only after a while, when it has data waiting for one.
+///
+/// # Errors
+/// The target does not wait, or does not send the data then.
+pub fn registered_late<B: Descriptors>(context: &Context<'_, B>, questions: u32, late: Duration) -> Judged {
+    let mut session = context.connect(Shape::default())?;
+    let exchanges = asked_without_window(&mut session, questions)?;
+    // A notification would be an error: there is no window for it.
+    session.listen(late)?;
+    session.peer.register()?;
+    exchanges.iter().try_for_each(|exchange| session.expect_reply(exchange))?;
+    session.unharmed()
+}
+
+/// Opens a session with a server that is in the middle of a reply, for whose rest it has no window.
+///
+/// # Errors
+/// The server does not get that far.
+pub fn half_heard<'a, B: Descriptors>(context: &'a Context<'a, B>) -> Result<Session<'a, B>, Stop> {
+    let mut session = context.open()?;
+    session.peer.drains = false;
+    session.peer.send_bytes(&question(&[b'x'; 150_000]).send)?;
+    session.peer.receive_bytes(64 << 10)?;
+    Ok(session)
+}
+
+/// Returns the command that a server answers with `payload`, and the reply.
+pub fn question(payload: &[u8]) -> Exchange {
+    let bulk = [format!("${}\r\n", payload.len()).as_bytes(), payload, b"\r\n"].concat();
+    Exchange { send: [b"*2\r\n$4\r\nECHO\r\n", &bulk[..]].concat(), expect: bulk }
+}
+
+/// Returns a command in RESP.
+pub fn command(words: &[&[u8]]) -> Vec<u8> {
+    let head = format!("*{}\r\n", words.len()).into_bytes();
+    words.iter().fold(head, |mut bytes, word| {
+        bytes.extend_from_slice(format!("${}\r\n", word.len()).as_bytes());
+        bytes.extend_from_slice(word);
+        bytes.extend_from_slice(b"\r\n");
+        bytes
+    })
+}
+
+/// Adds a note to a pass.
+pub fn told(judged: Judged, note: impl FnOnce() -> String) -> Judged {
+    judged.map(|judged| {
+        let own = note();
+        let note = if judged.note.is_empty() { own } else { format!("{own}; {}", judged.note) };
+        Pass { note, ..judged }
+    })
+}

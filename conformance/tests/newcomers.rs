@@ -1,0 +1,95 @@
+//! What the program shows to somebody who has neither a device nor an implementation, and what it notes for later runs.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use conformance::blackbox::results::Run;
+use conformance::exit;
+
+fn run(arguments: &[&str]) -> Output {
+    let mut program = Command::new(env!("CARGO_BIN_EXE_valkey-rdma-conformance"));
+    // No Valkey is found, so that the demo is the one of every machine.
+    program.args(arguments).env("PATH", "").output().unwrap()
+}
+
+#[track_caller]
+fn exits(arguments: &[&str], code: u8) -> String {
+    let output = run(arguments);
+    let told =
+        [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).join("\n");
+    assert_eq!(output.status.code(), Some(code.into()), "{arguments:?}: {told}");
+    told
+}
+
+fn file(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join(name)
+}
+
+const MISTAKE: [&str; 4] = ["run", "server", "--demo-mistake", "registers-early"];
+const CASE: [&str; 2] = ["--select", "mem.not-before-full"];
+
+/// Commands, the wire below each, and a verdict on a server that errs; lines fit a terminal. What is recorded can be shown.
+#[test]
+fn a_demo_without_a_device() {
+    let recording = file("demo.jsonl");
+    let told = exits(&["demo", "--record", recording.to_str().unwrap()], exit::DONE);
+    let shown = exits(&["trace", "show", recording.to_str().unwrap()], exit::DONE);
+    assert!(shown.contains("event: Disconnected") && shown.contains("took imm 38"), "{shown}");
+    for part in [
+        "PING -> PONG",
+        "GET greeting -> hello",
+        "server  took imm 38",
+        "client  post RegisterXferMemory 16384 bytes",
+        "fail mem.not-before-full [must VR-MEM-004 VR-MEM-010]",
+    ] {
+        assert!(told.contains(part), "{part}: {told}");
+    }
+    // Commands are to be copied as they are.
+    let said = String::from_utf8(run(&["demo"]).stdout).unwrap();
+    let long = |line: &&str| line.chars().count() > 80 && !line.contains("valkey-rdma-conformance run");
+    assert_eq!(said.lines().filter(long).collect::<Vec<_>>(), [""; 0]);
+}
+
+#[test]
+fn what_a_failure_looks_like() {
+    exits(&[&MISTAKE[..], &CASE].concat(), exit::FAILED);
+    exits(&["run", "client", "--demo-mistake", "shifted", "--select", "conn.plain"], exit::FAILED);
+    // Somebody else's program makes its own mistakes.
+    exits(&[&MISTAKE[..], &["--target", "192.0.2.1:6379"]].concat(), exit::USAGE);
+    let told = exits(&["run", "server", "--demo-mistake", "any"], exit::USAGE);
+    assert!(told.contains("little-endian-immediates"), "{told}");
+}
+
+/// A baseline that a run has written excuses what failed, keeps reasons, and notices what is mended.
+#[test]
+fn a_baseline_is_written() {
+    let known = file("written.toml");
+    let known = known.to_str().unwrap();
+    exits(&[&MISTAKE[..], &CASE, &["--write-baseline", known]].concat(), exit::FAILED);
+    let text = std::fs::read_to_string(known).unwrap();
+    assert!(text.contains("seen: it registered a window before the last byte had come"), "{text}");
+    exits(&[&MISTAKE[..], &CASE, &["--baseline", known]].concat(), exit::DONE);
+
+    std::fs::write(known, text.replace("seen: it registered", "issue 17: it registered")).unwrap();
+    let renew = ["--baseline", known, "--write-baseline", known];
+    exits(&[&MISTAKE[..], &CASE, &renew].concat(), exit::DONE);
+    let kept = std::fs::read_to_string(known).unwrap();
+    assert!(kept.contains("issue 17: it registered") && kept.matches("[[expected]]").count() == 1, "{kept}");
+    // What was not tried stays; what passes goes.
+    exits(&[&["run", "server", "--select", "conn.plain"][..], &renew].concat(), exit::DONE);
+    assert_eq!(std::fs::read_to_string(known).unwrap(), kept);
+    exits(&[&["run", "server"][..], &CASE, &renew].concat(), exit::FAILED);
+    assert!(!std::fs::read_to_string(known).unwrap().contains("mem.not-before-full"));
+}
+
+#[test]
+fn results_say_where_they_are_from() {
+    let out = file("environment");
+    exits(&["run", "server", "--select", "conn.plain", "--out", out.to_str().unwrap()], exit::DONE);
+    let environment = Run::read(&out.join("results.json")).unwrap().environment.unwrap();
+    assert!(
+        environment.processors > 0 && environment.kernel.contains(std::env::consts::ARCH),
+        "{environment:?}"
+    );
+    assert!(environment.libraries.is_empty(), "softsim needs none: {environment:?}");
+}

@@ -1,0 +1,169 @@
+//! Keys, their values, and the commands on them.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use resp_rs::resp2::Frame;
+
+/// All keys and their values.
+#[derive(Default)]
+pub(crate) struct Keys(HashMap<Bytes, Value>);
+
+struct Value {
+    bytes: Bytes,
+    /// Since when it is no longer there.
+    expires: Option<Instant>,
+}
+
+impl Value {
+    /// Of a copy: what was cut from a receive buffer would keep all of it alive.
+    fn copy(bytes: &[u8]) -> Self {
+        Self { bytes: Bytes::copy_from_slice(bytes), expires: None }
+    }
+}
+
+impl Keys {
+    /// Does a command, whose name is in upper case; the reply.
+    pub(crate) fn execute(&mut self, name: &[u8], arguments: &[Bytes]) -> Frame {
+        match (name, arguments) {
+            (b"PING", []) => simple("PONG"),
+            (b"PING" | b"ECHO", [message]) => bulk(message.clone()),
+            (b"SET", [key, value]) => {
+                self.0.insert(Bytes::copy_from_slice(key), Value::copy(value));
+                simple("OK")
+            }
+            (b"SET", [key, value, unit, time]) => match lifetime(unit, time) {
+                Some(expires) => {
+                    self.0.insert(Bytes::copy_from_slice(key), Value { expires, ..Value::copy(value) });
+                    simple("OK")
+                }
+                None => error("ERR of SET's options there are EX and PX, with a time above 0"),
+            },
+            (b"GET", [key]) => Frame::BulkString(self.get(key).map(|value| value.bytes.clone())),
+            (b"DEL", [_, ..]) => self.count(arguments, |keys, key| keys.0.remove(key).is_some()),
+            (b"EXISTS", [_, ..]) => self.count(arguments, |_, _| true),
+            (b"STRLEN", [key]) => count(self.get(key).map_or(0, |value| value.bytes.len())),
+            (b"INCR", [key]) => self.add(key, Some(1)),
+            (b"DECR", [key]) => self.add(key, Some(-1)),
+            (b"INCRBY", [key, by]) => self.add(key, number(by)),
+            (b"EXPIRE", [key, time]) => self.expire(key, b"EX", time),
+            (b"PEXPIRE", [key, time]) => self.expire(key, b"PX", time),
+            (b"PERSIST", [key]) => {
+                Frame::Integer(self.get(key).is_some_and(|value| value.expires.take().is_some()).into())
+            }
+            (b"TTL", [key]) => Frame::Integer(self.left(key, |left| left.as_millis().div_ceil(1000))),
+            (b"PTTL", [key]) => Frame::Integer(self.left(key, |left| left.as_millis())),
+            (b"DBSIZE", []) => count(self.0.len()),
+            (b"FLUSHALL", _) => {
+                self.0.clear();
+                simple("OK")
+            }
+            (b"INFO", _) => bulk(info(self.0.len())),
+            (b"COMMAND", _) => Frame::Array(Some(Vec::new())),
+            // Clients ask before they run benchmarks; nothing is configured here.
+            (b"CONFIG", [get, ..]) if get.eq_ignore_ascii_case(b"GET") => Frame::Array(Some(Vec::new())),
+            (b"SELECT" | b"CLIENT", [_, ..]) | (b"QUIT", []) => simple("OK"),
+            // As in Valkey, nobody is served meanwhile: the keys are locked.
+            (b"DEBUG", [sleep, seconds]) if sleep.eq_ignore_ascii_case(b"SLEEP") => {
+                let seconds = std::str::from_utf8(seconds).ok().and_then(|text| text.parse().ok());
+                std::thread::sleep(Duration::try_from_secs_f64(seconds.unwrap_or(0.0)).unwrap_or_default());
+                simple("OK")
+            }
+            // Nothing is ever saved; tools that ask for it want to see that the connection survives it.
+            (b"BGSAVE", _) => simple("Background saving started"),
+            _ => {
+                let name = String::from_utf8_lossy(name);
+                error(format!("ERR unknown command or wrong number of arguments for '{name}'"))
+            }
+        }
+    }
+
+    /// A value, if it is still there.
+    fn get(&mut self, key: &Bytes) -> Option<&mut Value> {
+        let expires = self.0.get(key)?.expires;
+        if expires.is_some_and(|at| at <= Instant::now()) {
+            self.0.remove(key);
+        }
+        self.0.get_mut(key)
+    }
+
+    /// Of how many keys that are there `test` holds.
+    fn count(&mut self, keys: &[Bytes], test: fn(&mut Self, &Bytes) -> bool) -> Frame {
+        count(keys.iter().filter(|key| self.get(key).is_some() && test(self, key)).count())
+    }
+
+    fn add(&mut self, key: &Bytes, by: Option<i64>) -> Frame {
+        let before = self.get(key).map_or(Some(0), |value| number(&value.bytes));
+        let Some(sum) = before.zip(by).and_then(|(before, by)| before.checked_add(by)) else {
+            return error("ERR value is not an integer or out of range");
+        };
+        let bytes = Bytes::from(sum.to_string());
+        match self.get(key) {
+            Some(value) => value.bytes = bytes,
+            None => drop(self.0.insert(Bytes::copy_from_slice(key), Value { bytes, expires: None })),
+        }
+        Frame::Integer(sum)
+    }
+
+    fn expire(&mut self, key: &Bytes, unit: &[u8], time: &[u8]) -> Frame {
+        let Some(time) = number(time) else { return error("ERR value is not an integer or out of range") };
+        let Some(value) = self.get(key) else { return Frame::Integer(0) };
+        if time <= 0 {
+            self.0.remove(key);
+        } else {
+            value.expires = lifetime(unit, time.to_string().as_bytes()).flatten();
+        }
+        Frame::Integer(1)
+    }
+
+    /// What is left of a key's time; -1 if it stays, -2 if there is none.
+    fn left(&mut self, key: &Bytes, told: fn(Duration) -> u128) -> i64 {
+        match self.get(key).map(|value| value.expires) {
+            None => -2,
+            Some(None) => -1,
+            Some(Some(at)) => {
+                i64::try_from(told(at.saturating_duration_since(Instant::now()))).unwrap_or(i64::MAX)
+            }
+        }
+    }
+}
+
+/// When a lifetime of SET ends; never, if that is beyond what the clock counts. `None` if it is none.
+fn lifetime(unit: &[u8], time: &[u8]) -> Option<Option<Instant>> {
+    let time = u64::try_from(number(time)?).ok().filter(|time| *time > 0)?;
+    let time = match unit.to_ascii_uppercase().as_slice() {
+        b"EX" => Duration::from_secs(time),
+        b"PX" => Duration::from_millis(time),
+        _ => return None,
+    };
+    Some(Instant::now().checked_add(time))
+}
+
+fn number(text: &[u8]) -> Option<i64> {
+    std::str::from_utf8(text).ok()?.parse().ok()
+}
+
+pub(crate) fn simple(text: &'static str) -> Frame {
+    Frame::SimpleString(Bytes::from_static(text.as_bytes()))
+}
+
+pub(crate) fn bulk(bytes: impl Into<Bytes>) -> Frame {
+    Frame::BulkString(Some(bytes.into()))
+}
+
+pub(crate) fn error(text: impl Into<Bytes>) -> Frame {
+    Frame::Error(text.into())
+}
+
+pub(crate) fn count(number: usize) -> Frame {
+    Frame::Integer(i64::try_from(number).unwrap_or(i64::MAX))
+}
+
+fn info(keys: usize) -> String {
+    format!(
+        "# Server\r\nserver_name:kv_server\r\nvalkey_version:0.0.0\r\nredis_version:0.0.0\r\nredis_mode:standalone\r\n\
+         tcp_port:0\r\n# Clients\r\nmaxclients:10000\r\n# Persistence\r\nloading:0\r\n# Replication\r\nrole:master\r\n\
+         # Keyspace\r\ndb0:keys={keys},expires=0,avg_ttl=0\r\n"
+    )
+}

@@ -1,0 +1,284 @@
+//! What a server remembers of a client between its commands: HELLO, MULTI, SUBSCRIBE.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use bytes::{Bytes, BytesMut};
+use resp_rs::resp2::{Frame, frame_to_bytes};
+
+use crate::keys::{bulk, count, error, simple};
+use crate::kv::{Store, words};
+
+/// Commands of a transaction at most, and channels of a session at most.
+const MOST: usize = 10_000;
+/// Bytes that wait for a subscriber; what is published beyond them is lost to it.
+const MOST_PUBLISHED: usize = 1 << 20;
+
+/// Who subscribed to which channel.
+pub(crate) type Channels = HashMap<Bytes, Vec<Weak<Inbox>>>;
+
+/// One client.
+#[derive(Default)]
+pub struct Session {
+    /// It said HELLO 3.
+    resp3: bool,
+    /// The commands of a transaction that was begun.
+    queued: Option<Vec<Vec<Bytes>>>,
+    channels: BTreeSet<Bytes>,
+    inbox: Option<Arc<Inbox>>,
+}
+
+/// What was published for a client and is not yet sent.
+pub(crate) struct Inbox {
+    messages: Mutex<Vec<(Bytes, Bytes)>>,
+    wake: Box<dyn Fn() + Send + Sync>,
+}
+
+impl Inbox {
+    fn messages(&self) -> MutexGuard<'_, Vec<(Bytes, Bytes)>> {
+        self.messages.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(&self, channel: &Bytes, payload: &Bytes) -> bool {
+        let mut messages = self.messages();
+        let waiting: usize = messages.iter().map(|(channel, payload)| channel.len() + payload.len()).sum();
+        if waiting.saturating_add(payload.len()) > MOST_PUBLISHED {
+            return false;
+        }
+        messages.push((channel.clone(), payload.clone()));
+        drop(messages);
+        (self.wake)();
+        true
+    }
+}
+
+impl Session {
+    /// A client that can subscribe. `wake` is called, by whoever publishes, when there is something for
+    /// [`published`](Self::published).
+    pub fn with_waker(wake: impl Fn() + Send + Sync + 'static) -> Self {
+        let inbox = Inbox { messages: Mutex::default(), wake: Box::new(wake) };
+        Self { inbox: Some(Arc::new(inbox)), ..Self::default() }
+    }
+
+    /// Appends the reply to `command`; true if the connection is to be closed.
+    pub fn answer(&mut self, store: &Store, command: Frame, replies: &mut BytesMut) -> bool {
+        let words = words(command);
+        let Some((name, arguments)) = words.split_first() else { return false };
+        let name = name.to_ascii_uppercase();
+        match (name.as_slice(), arguments) {
+            (b"HELLO", _) => self.hello(arguments, replies),
+            (b"MULTI", []) if self.queued.is_none() => {
+                self.queued = Some(Vec::new());
+                reply(replies, &simple("OK"));
+            }
+            (b"EXEC" | b"DISCARD", []) => match self.queued.take() {
+                None => reply(replies, &error("ERR there is no MULTI before it")),
+                Some(_) if name == b"DISCARD" => reply(replies, &simple("OK")),
+                Some(commands) => {
+                    let mut keys = store.keys();
+                    let all = commands.iter().filter_map(|words| words.split_first());
+                    let all =
+                        all.map(|(name, arguments)| keys.execute(&name.to_ascii_uppercase(), arguments));
+                    let all = all.collect();
+                    drop(keys);
+                    reply(replies, &Frame::Array(Some(all)));
+                }
+            },
+            (b"MULTI" | b"SUBSCRIBE" | b"UNSUBSCRIBE" | b"PUBLISH" | b"QUIT", _) if self.queued.is_some() => {
+                let name = String::from_utf8_lossy(&name);
+                reply(replies, &error(format!("ERR {name} is not allowed in transactions")));
+            }
+            _ if self.queued.is_some() => reply(replies, &self.queue(words)),
+            (b"SUBSCRIBE", [_, ..]) => self.subscribe(store, arguments, replies),
+            (b"UNSUBSCRIBE", _) => self.unsubscribe(store, arguments, replies),
+            (b"PUBLISH", [channel, payload]) => {
+                let mut channels = store.channels();
+                let subscribers = channels.get_mut(channel);
+                let heard = subscribers.map_or(0, |subscribers| {
+                    // Those whose client has left go with it.
+                    subscribers.retain(|one| one.strong_count() > 0);
+                    let there = subscribers.iter().filter_map(Weak::upgrade);
+                    there.filter(|inbox| inbox.take(channel, payload)).count()
+                });
+                reply(replies, &count(heard));
+            }
+            _ => {
+                reply(replies, &store.keys().execute(&name, arguments));
+                return name == b"QUIT";
+            }
+        }
+        false
+    }
+
+    /// Appends what was published since the last call.
+    pub fn published(&self, replies: &mut BytesMut) {
+        let Some(inbox) = &self.inbox else { return };
+        for (channel, payload) in inbox.messages().drain(..) {
+            self.push([bulk("message"), bulk(channel), bulk(payload)], replies);
+        }
+    }
+
+    /// Takes a command up for the transaction that was begun.
+    fn queue(&mut self, command: Vec<Bytes>) -> Frame {
+        match &mut self.queued {
+            Some(queued) if queued.len() < MOST => {
+                queued.push(command);
+                simple("QUEUED")
+            }
+            _ => error("ERR too many commands in one transaction"),
+        }
+    }
+
+    fn hello(&mut self, arguments: &[Bytes], replies: &mut BytesMut) {
+        match arguments.first().map(|version| &version[..]) {
+            None => {}
+            Some(b"2") => self.resp3 = false,
+            Some(b"3") => self.resp3 = true,
+            Some(_) => return reply(replies, &error("NOPROTO unsupported protocol version")),
+        }
+        let version = if self.resp3 { 3 } else { 2 };
+        let told = [
+            (bulk("server"), bulk("kv-store")),
+            (bulk("version"), bulk(env!("CARGO_PKG_VERSION"))),
+            (bulk("proto"), Frame::Integer(version)),
+            (bulk("mode"), bulk("standalone")),
+            (bulk("role"), bulk("master")),
+        ];
+        // A map; in RESP2 an array of what it holds.
+        let head =
+            if self.resp3 { format!("%{}\r\n", told.len()) } else { format!("*{}\r\n", 2 * told.len()) };
+        replies.extend_from_slice(head.as_bytes());
+        for (name, value) in &told {
+            reply(replies, name);
+            reply(replies, value);
+        }
+    }
+
+    fn subscribe(&mut self, store: &Store, channels: &[Bytes], replies: &mut BytesMut) {
+        let Some(inbox) = self.inbox.clone() else {
+            return reply(replies, &error("ERR this kind of connection cannot subscribe here"));
+        };
+        for channel in channels {
+            if !self.channels.contains(channel) {
+                if self.channels.len() >= MOST {
+                    return reply(replies, &error("ERR too many channels"));
+                }
+                // Copies, as of keys.
+                let channel = Bytes::copy_from_slice(channel);
+                store.channels().entry(channel.clone()).or_default().push(Arc::downgrade(&inbox));
+                self.channels.insert(channel);
+            }
+            self.push([bulk("subscribe"), bulk(channel.clone()), count(self.channels.len())], replies);
+        }
+    }
+
+    /// Of all channels, if none is named.
+    fn unsubscribe(&mut self, store: &Store, channels: &[Bytes], replies: &mut BytesMut) {
+        let all: Vec<Bytes> = self.channels.iter().cloned().collect();
+        let named = if channels.is_empty() { &all[..] } else { channels };
+        for channel in named {
+            self.channels.remove(channel);
+            let mut channels = store.channels();
+            if let (Some(subscribers), Some(own)) = (channels.get_mut(channel), &self.inbox) {
+                subscribers.retain(|one| !std::ptr::eq(one.as_ptr(), Arc::as_ptr(own)));
+                if subscribers.is_empty() {
+                    channels.remove(channel);
+                }
+            }
+            drop(channels);
+            self.push([bulk("unsubscribe"), bulk(channel.clone()), count(self.channels.len())], replies);
+        }
+        if named.is_empty() {
+            self.push([bulk("unsubscribe"), Frame::BulkString(None), Frame::Integer(0)], replies);
+        }
+    }
+
+    /// What is no reply to a command has a type of its own in RESP3.
+    fn push(&self, frames: [Frame; 3], replies: &mut BytesMut) {
+        replies.extend_from_slice(if self.resp3 { b">3\r\n" } else { b"*3\r\n" });
+        frames.iter().for_each(|frame| reply(replies, frame));
+    }
+}
+
+fn reply(replies: &mut BytesMut, frame: &Frame) {
+    replies.extend_from_slice(&frame_to_bytes(frame));
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    /// Sends commands of words with spaces between them; the replies as text.
+    fn ask(session: &mut Session, store: &Store, commands: &[&str]) -> String {
+        let mut replies = BytesMut::new();
+        for command in commands {
+            let words = command.split(' ').map(|word| bulk(word.to_string())).collect();
+            session.answer(store, Frame::Array(Some(words)), &mut replies);
+        }
+        String::from_utf8(replies.to_vec()).unwrap()
+    }
+
+    #[test]
+    fn numbers_and_lifetimes() {
+        let (store, mut session) = (Store::default(), Session::default());
+        let mut one = |commands: &[&str]| ask(&mut session, &store, commands);
+        assert_eq!(one(&["INCR n", "INCRBY n 41", "DECR n", "GET n"]), ":1\r\n:42\r\n:41\r\n$2\r\n41\r\n");
+        assert_eq!(one(&["SET n 9223372036854775807", "TTL n"]), "+OK\r\n:-1\r\n");
+        for wrong in ["INCR n", "INCRBY n x", "EXPIRE n x", "SET n 1 EX 0", "SET n 1 XX 5"] {
+            assert!(one(&[wrong]).starts_with("-ERR "), "{wrong}");
+        }
+        assert_eq!(one(&["EXPIRE n 100", "TTL n", "PERSIST n", "TTL n"]), ":1\r\n:100\r\n:1\r\n:-1\r\n");
+        assert_eq!(one(&["EXPIRE n 0", "TTL n", "EXISTS n", "EXPIRE n 1"]), ":1\r\n:-2\r\n:0\r\n:0\r\n");
+        // Beyond what any clock counts.
+        assert_eq!(one(&["SET n 1 EX 9223372036854775807", "TTL n"]), "+OK\r\n:-1\r\n");
+        assert_eq!(one(&["SET n 1 PX 1"]), "+OK\r\n");
+        while one(&["EXISTS n"]) != ":0\r\n" {
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_transaction_happens_as_a_whole_or_not() {
+        let (store, mut session) = (Store::default(), Session::default());
+        let mut one = |commands: &[&str]| ask(&mut session, &store, commands);
+        assert_eq!(one(&["MULTI", "SET a 1", "INCR a"]), "+OK\r\n+QUEUED\r\n+QUEUED\r\n");
+        assert_eq!(ask(&mut Session::default(), &store, &["GET a"]), "$-1\r\n");
+        assert!(one(&["MULTI"]).starts_with("-ERR") && one(&["SUBSCRIBE c"]).starts_with("-ERR"));
+        assert_eq!(one(&["EXEC", "GET a"]), "*2\r\n+OK\r\n:2\r\n$1\r\n2\r\n");
+        assert_eq!(one(&["MULTI", "SET a 3", "DISCARD", "GET a"]), "+OK\r\n+QUEUED\r\n+OK\r\n$1\r\n2\r\n");
+        assert!(one(&["EXEC"]).starts_with("-ERR"));
+    }
+
+    #[test]
+    fn what_is_published_wakes_those_who_subscribed() {
+        static WOKEN: AtomicUsize = AtomicUsize::new(0);
+        let store = Store::default();
+        let listening = || {
+            Session::with_waker(|| {
+                WOKEN.fetch_add(1, Ordering::Relaxed);
+            })
+        };
+        let (mut two, mut three, mut other) = (listening(), listening(), Session::default());
+        assert_eq!(ask(&mut two, &store, &["SUBSCRIBE c"]), "*3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1\r\n");
+        let hello = ask(&mut three, &store, &["HELLO 3"]);
+        assert!(hello.starts_with("%5\r\n") && hello.contains("$5\r\nproto\r\n:3\r\n"), "{hello}");
+        assert!(ask(&mut three, &store, &["SUBSCRIBE c"]).starts_with(">3\r\n$9\r\nsubscribe"));
+        assert!(ask(&mut other, &store, &["SUBSCRIBE c"]).starts_with("-ERR"));
+
+        assert_eq!(ask(&mut other, &store, &["PUBLISH c hi", "PUBLISH d hi"]), ":2\r\n:0\r\n");
+        assert_eq!(WOKEN.load(Ordering::Relaxed), 2);
+        let mut published = BytesMut::new();
+        two.published(&mut published);
+        assert_eq!(&published[..], b"*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$2\r\nhi\r\n");
+        // Who takes nothing misses what is published beyond a bound.
+        let long = format!("PUBLISH c {}", "x".repeat(MOST_PUBLISHED - 1));
+        assert_eq!(ask(&mut other, &store, &[&long]), ":1\r\n");
+
+        drop(three);
+        assert_eq!(ask(&mut two, &store, &["UNSUBSCRIBE"]), "*3\r\n$11\r\nunsubscribe\r\n$1\r\nc\r\n:0\r\n");
+        assert_eq!(ask(&mut other, &store, &["PUBLISH c hi"]), ":0\r\n");
+        assert!(ask(&mut other, &store, &["HELLO 4"]).starts_with("-NOPROTO"));
+    }
+}

@@ -1,0 +1,98 @@
+//! What is done again and again allocates nothing, on any face.
+
+use std::io::{IoSlice, Read, Write};
+use std::net::SocketAddr;
+use std::thread;
+use std::time::Duration;
+
+use allocation_counter::{AllocationInfo, measure};
+use rdma_conn::{Endpoint, Event, Limits, Listener, Options, Stream};
+use rdma_softsim::{Fabric, FaultPlan, Knobs, Personality, Simulation, SoftSim};
+
+const SERVER: [u8; 4] = [192, 0, 2, 1];
+const CLIENT: [u8; 4] = [192, 0, 2, 2];
+const ROUNDS: usize = 300;
+
+/// Repeats `round` until what grows has grown, and then counts.
+fn count(mut round: impl FnMut()) -> AllocationInfo {
+    for _ in 0..ROUNDS {
+        round();
+    }
+    measure(|| (0..ROUNDS).for_each(|_| round()))
+}
+
+fn streams() -> [Stream<SoftSim>; 2] {
+    let fabric = Fabric::new();
+    let address = SocketAddr::from((SERVER, 6379));
+    let listener =
+        Listener::bind(&fabric.host(&[SERVER.into()]), address, Options::server()).expect("a free address");
+    let client = fabric.host(&[CLIENT.into()]);
+    thread::scope(|scope| {
+        let dial = scope.spawn(|| Stream::connect(&client, address).expect("connects"));
+        let (mut accepted, _) = listener.accept().expect("accepts");
+        accepted.flush().expect("is established");
+        [dial.join().expect("does not panic"), accepted]
+    })
+}
+
+#[test]
+fn streams_allocate_nothing() {
+    let [mut one, mut other] = streams();
+    let (piece, mut all) = ([0x5a; 64], [0; 256]);
+    let counted = count(|| {
+        one.write_vectored(&[IoSlice::new(&piece); 4]).expect("written");
+        other.read_exact(&mut all).expect("read");
+        other.write_all(&all[..64]).expect("written");
+        one.read_exact(&mut all[..64]).expect("read");
+    });
+    assert_eq!(counted.count_total, 0, "{counted:?}");
+}
+
+#[test]
+fn endpoints_allocate_nothing() {
+    let sim = Simulation::new(1, Personality::Ibta, Knobs::default(), FaultPlan::new());
+    let settle = || {
+        let until = sim.now().after(Duration::from_micros(200));
+        while sim.deadline().is_some_and(|at| at <= until) {
+            sim.step();
+        }
+    };
+    let host = |address: [u8; 4]| sim.host(&[address.into()], rdma_softsim::Limits::default());
+    let mut ends = [SERVER, CLIENT]
+        .map(|address| Endpoint::new(&host(address), Limits::default()).expect("a device"));
+    ends[0].listen((SERVER, 6379).into(), Options::server()).expect("a free address");
+    let address = (SERVER, 6379).into();
+    ends[1].connect(address, None, Duration::from_secs(5), Options::client()).expect("begins");
+    let mut opened = [None; 2];
+    while opened.contains(&None) {
+        for (end, opened) in ends.iter_mut().zip(&mut opened) {
+            end.progress().expect("the fabric stays");
+            while let Some(event) = end.next_event() {
+                if let Event::Opened { id, .. } = event {
+                    *opened = Some(id);
+                }
+            }
+        }
+        settle();
+    }
+    let ids = opened.map(|id| id.expect("is open"));
+    let mut own = AllocationInfo::default();
+    for round in 0..2 * ROUNDS {
+        for (from, to) in [(0, 1), (1, 0)] {
+            // What the fabric does in its own time is its own.
+            let mut counted = measure(|| {
+                assert_eq!(ends[from].write(ids[from], &[IoSlice::new(b"ping")]).expect("open"), Some(4));
+            });
+            settle();
+            counted += measure(|| {
+                ends[to].progress().expect("the fabric stays");
+                while ends[to].next_event().is_some() {}
+                assert_eq!(ends[to].read(ids[to], &mut [0; 8]).expect("open"), Some(4));
+            });
+            if round >= ROUNDS {
+                own += counted;
+            }
+        }
+    }
+    assert_eq!(own.count_total, 0, "{own:?}");
+}

@@ -1,0 +1,123 @@
+//! What an endpoint asks of its device and of the kernel while it waits, by counts.
+
+use std::io::IoSlice;
+use std::time::Duration;
+
+use rdma_conn::{ConnectionId, Endpoint, Event, Limits, Options, Usage};
+use rdma_softsim::{FaultPlan, Knobs, Personality, Simulation, SoftSim};
+
+const SERVER: [u8; 4] = [192, 0, 2, 1];
+const CLIENT: [u8; 4] = [192, 0, 2, 2];
+const ROUNDS: u64 = 50;
+
+/// Two connected endpoints on a fabric whose time passes only in [`Pair::settle`].
+struct Pair {
+    sim: Simulation,
+    server: Endpoint<SoftSim>,
+    client: Endpoint<SoftSim>,
+    at_server: ConnectionId,
+    at_client: ConnectionId,
+}
+
+impl Pair {
+    fn new(spin: Duration) -> Self {
+        let sim = Simulation::new(1, Personality::Ibta, Knobs::default(), FaultPlan::new());
+        let host = |address: [u8; 4]| sim.host(&[address.into()], rdma_softsim::Limits::default());
+        let [mut server, mut client] = [SERVER, CLIENT]
+            .map(|address| Endpoint::new(&host(address), Limits::default()).expect("a device"));
+        server.listen((SERVER, 6379).into(), Options::server().spin(spin)).expect("a free address");
+        let options = Options::client().spin(spin);
+        client.connect((SERVER, 6379).into(), None, Duration::from_secs(5), options).expect("begins");
+        let mut opened = [None; 2];
+        while opened.contains(&None) {
+            for (endpoint, opened) in [&mut server, &mut client].into_iter().zip(&mut opened) {
+                endpoint.progress().expect("the fabric stays");
+                while let Some(event) = endpoint.next_event() {
+                    if let Event::Opened { id, .. } = event {
+                        *opened = Some(id);
+                    }
+                }
+            }
+            settle(&sim);
+        }
+        let [Some(at_server), Some(at_client)] = opened else { unreachable!("both are open") };
+        Self { sim, server, client, at_server, at_client }
+    }
+
+    /// The client asks and the server answers; each makes progress before and after something has come for it.
+    fn round(&mut self) {
+        let Self { sim, server, client, at_server, at_client } = self;
+        assert_eq!(client.write(*at_client, &[IoSlice::new(b"ping")]).expect("open"), Some(4));
+        for (endpoint, id, answer) in [(&mut *server, *at_server, true), (client, *at_client, false)] {
+            endpoint.progress().expect("the fabric stays");
+            settle(sim);
+            endpoint.progress().expect("the fabric stays");
+            while endpoint.next_event().is_some() {}
+            let mut bytes = [0; 8];
+            assert_eq!(endpoint.read(id, &mut bytes).expect("open"), Some(4));
+            if answer {
+                assert_eq!(endpoint.write(id, &[IoSlice::new(&bytes[..4])]).expect("open"), Some(4));
+            }
+        }
+    }
+
+    /// Returns what the server asked for in [`ROUNDS`] rounds.
+    fn rounds(&mut self) -> (u64, u64) {
+        let Usage { arms, polls, .. } = self.server.usage();
+        for _ in 0..ROUNDS {
+            self.round();
+        }
+        let usage = self.server.usage();
+        (usage.arms - arms, usage.polls - polls)
+    }
+}
+
+fn settle(sim: &Simulation) {
+    let until = sim.now().after(Duration::from_micros(200));
+    while sim.deadline().is_some_and(|at| at <= until) {
+        sim.step();
+    }
+}
+
+/// A queue is asked once for each wake-up that somebody waits for, and polled once for what woke, and once after it was armed.
+#[test]
+fn each_wake_up_is_asked_for_once() {
+    let mut pair = Pair::new(Duration::ZERO);
+    pair.rounds();
+    let (arms, polls) = pair.rounds();
+    // Now and then a write asks to be told of, which wakes somebody too.
+    assert!((ROUNDS..=ROUNDS + 1).contains(&arms), "{arms} of {ROUNDS}");
+    assert_eq!(polls, 2 * arms);
+}
+
+/// Whoever spins asks for no wake-up while what it waits for comes in time, and tells its event loop to come back at once.
+#[test]
+fn nobody_is_armed_for_who_spins() {
+    if std::thread::available_parallelism().map_or(1, usize::from) == 1 {
+        println!("skipped: with one processor nobody spins");
+        return;
+    }
+    let mut pair = Pair::new(Duration::from_secs(3600));
+    pair.rounds();
+    assert_eq!(pair.rounds(), (0, 2 * ROUNDS));
+    assert_eq!(pair.server.next_timeout(), Some(pair.server.now()));
+}
+
+/// A spin ends, and then the queue is armed.
+#[test]
+fn a_spin_ends_and_the_queue_is_armed() {
+    if std::thread::available_parallelism().map_or(1, usize::from) == 1 {
+        println!("skipped: with one processor nobody spins");
+        return;
+    }
+    let mut pair = Pair::new(Duration::from_millis(1));
+    pair.rounds();
+    let before = pair.server.usage();
+    let limit = pair.server.now().after(Duration::from_secs(1));
+    while pair.server.next_timeout().is_some_and(|at| at <= pair.server.now()) {
+        pair.server.progress().expect("the fabric stays");
+        assert!(pair.server.now() < limit, "it spins for ever");
+        pair.sim.advance(pair.sim.now().after(Duration::from_micros(100)));
+    }
+    assert_eq!(pair.server.usage().arms - before.arms, 1);
+}

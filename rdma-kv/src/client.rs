@@ -1,0 +1,247 @@
+//! The client: commands out, replies in, values where they belong.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use crate::error::Error;
+use crate::reply::{Line, Replies};
+use crate::transport::{Buffer, Transport};
+
+/// The part of a buffer that a value belongs into.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part<'a> {
+    /// The key.
+    pub key: &'a [u8],
+    /// Where its value belongs. A shorter one leaves the end of the part as it was.
+    pub range: Range<usize>,
+}
+
+/// Counts of how the bytes of values went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Counts {
+    /// Bytes of values that the server wrote where they belong.
+    pub bytes_landed: u64,
+    /// Bytes of values that were copied once by this side, in either direction.
+    pub bytes_copied: u64,
+    /// Bytes of values that the device sent from where they were.
+    pub bytes_lent: u64,
+}
+
+/// A client for large values on one connection: one command at a time, or many in a row by [`Client::mget_into`].
+///
+/// After [`Error::Refused`] and [`Error::TooLong`] it goes on; any other error loses its connection, and each later call
+/// returns [`Error::Lost`].
+#[derive(Debug)]
+pub struct Client<T: Transport> {
+    stream: T,
+    replies: Replies,
+    counts: Counts,
+    lost: bool,
+}
+
+impl<T: Transport> Client<T> {
+    /// Returns a client that speaks over `stream`, which nobody else has used for commands.
+    pub fn new(stream: T) -> Self {
+        Self { stream, replies: Replies::default(), counts: Counts::default(), lost: false }
+    }
+
+    /// Makes memory for values, `len` bytes. On RDMA it is registered for this client's connection: make it once, and use it for many
+    /// values.
+    ///
+    /// # Errors
+    /// `len` is zero, or no more memory can be registered.
+    pub fn buffer(&self, len: usize) -> Result<T::Buffer, Error> {
+        Ok(self.stream.buffer(len)?)
+    }
+
+    /// Limits how long each wait for the server may take; `None` waits for ever.
+    ///
+    /// # Errors
+    /// The time-out is zero.
+    pub fn set_timeout(&mut self, timeout: Option<Duration>) -> Result<(), Error> {
+        Ok(self.stream.set_timeout(timeout)?)
+    }
+
+    /// Returns the counts of this client.
+    pub const fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// Returns the stream.
+    pub const fn stream(&self) -> &T {
+        &self.stream
+    }
+
+    /// Gets a value into `range` of `buffer`. Returns its length; `None` if there is no such key.
+    ///
+    /// # Errors
+    /// [`Error`] says for each whether the client can be used further.
+    pub fn get_into(
+        &mut self,
+        key: &[u8],
+        buffer: &mut T::Buffer,
+        range: Range<usize>,
+    ) -> Result<Option<usize>, Error> {
+        let mut lengths = self.mget_into(&[Part { key, range }], buffer)?;
+        lengths.pop().unwrap_or(Ok(None))
+    }
+
+    /// Gets many values into parts of `buffer`, with one GET each, all sent before the first reply is read. Returns the length of
+    /// each value, `None` for a key that is not there; or why that one failed.
+    ///
+    /// # Errors
+    /// Those that lose the connection.
+    pub fn mget_into(
+        &mut self,
+        parts: &[Part<'_>],
+        buffer: &mut T::Buffer,
+    ) -> Result<Vec<Result<Option<usize>, Error>>, Error> {
+        let len = buffer.len();
+        for Part { range: Range { start, end }, .. } in parts {
+            if start > end || *end > len {
+                return Err(Error::Outside { start: *start, end: *end, len });
+            }
+        }
+        let mut commands = Vec::new();
+        for part in parts {
+            command(&mut commands, 2, &[b"GET", part.key]);
+        }
+        self.exchange(|client| {
+            client.send(&commands)?;
+            parts.iter().map(|part| lasting(client.value(buffer, part.range.clone()))).collect()
+        })
+    }
+
+    fn value(&mut self, buffer: &mut T::Buffer, range: Range<usize>) -> Result<Option<usize>, Error> {
+        let len = match self.replies.line(&mut self.stream)? {
+            Line::Value(Some(len)) => len,
+            Line::Value(None) => return Ok(None),
+            other => return Err(unexpected(&other)),
+        };
+        let room = range.len();
+        match usize::try_from(len).ok().filter(|len| *len <= room) {
+            Some(len) => {
+                let range = range.start..range.start + len;
+                let received = self.replies.value(&mut self.stream, buffer, range)?;
+                self.counts.bytes_landed += received.landed;
+                self.counts.bytes_copied += received.copied;
+                Ok(Some(len))
+            }
+            None => {
+                self.replies.drop_value(&mut self.stream, len)?;
+                Err(Error::TooLong { len, room })
+            }
+        }
+    }
+
+    /// Sets a key to the bytes of `range`, which go out from where they are. Returns when the server has them and nothing uses the
+    /// buffer.
+    ///
+    /// # Errors
+    /// [`Error`] says for each whether the client can be used further.
+    pub fn set_from(&mut self, key: &[u8], buffer: &T::Buffer, range: Range<usize>) -> Result<(), Error> {
+        let (Range { start, end }, len) = (range.clone(), buffer.len());
+        if start > end || end > len {
+            return Err(Error::Outside { start, end, len });
+        }
+        let mut head = Vec::new();
+        // The bytes of the third argument are not copied into the command.
+        command(&mut head, 3, &[b"SET", key]);
+        head.extend_from_slice(format!("${}\r\n", range.len()).as_bytes());
+        let done = self.exchange(|client| {
+            client.send(&head)?;
+            let lent = client.stream.send(buffer, range.clone())?;
+            client.counts.bytes_lent += lent;
+            client.counts.bytes_copied += range.len() as u64 - lent;
+            client.send(b"\r\n")?;
+            let done = lasting(client.replies.line(&mut client.stream))?;
+            client.stream.returned(buffer)?;
+            Ok(done)
+        })?;
+        match done? {
+            Line::Status(_) => Ok(()),
+            other => Err(self.lose(unexpected(&other))),
+        }
+    }
+
+    /// Returns how many of these keys there are.
+    ///
+    /// # Errors
+    /// [`Error`] says for each whether the client can be used further.
+    pub fn exists(&mut self, keys: &[&[u8]]) -> Result<u64, Error> {
+        self.number(b"EXISTS", keys)
+    }
+
+    /// Deletes keys. Returns how many there were.
+    ///
+    /// # Errors
+    /// [`Error`] says for each whether the client can be used further.
+    pub fn del(&mut self, keys: &[&[u8]]) -> Result<u64, Error> {
+        self.number(b"DEL", keys)
+    }
+
+    /// Returns the length of a value, 0 if there is no such key.
+    ///
+    /// # Errors
+    /// [`Error`] says for each whether the client can be used further.
+    pub fn strlen(&mut self, key: &[u8]) -> Result<u64, Error> {
+        self.number(b"STRLEN", &[key])
+    }
+
+    fn number(&mut self, name: &[u8], keys: &[&[u8]]) -> Result<u64, Error> {
+        let mut bytes = Vec::new();
+        let arguments: Vec<&[u8]> = [name].into_iter().chain(keys.iter().copied()).collect();
+        command(&mut bytes, arguments.len(), &arguments);
+        let reply = self.exchange(|client| {
+            client.send(&bytes)?;
+            lasting(client.replies.line(&mut client.stream))
+        })?;
+        match reply? {
+            Line::Number(number) => {
+                u64::try_from(number).map_err(|_| self.lose(unexpected(&Line::Number(number))))
+            }
+            other => Err(self.lose(unexpected(&other))),
+        }
+    }
+
+    fn send(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        Ok(self.stream.write_all(bytes)?)
+    }
+
+    /// Does what loses the connection if it fails.
+    fn exchange<R>(&mut self, act: impl FnOnce(&mut Self) -> Result<R, Error>) -> Result<R, Error> {
+        if self.lost {
+            return Err(Error::Lost);
+        }
+        act(self).map_err(|error| self.lose(error))
+    }
+
+    fn lose(&mut self, error: Error) -> Error {
+        self.lost = true;
+        error
+    }
+}
+
+/// Tells errors after which the next reply can be read from those after which it cannot.
+fn lasting<R>(result: Result<R, Error>) -> Result<Result<R, Error>, Error> {
+    match result {
+        Err(error @ (Error::Refused(_) | Error::TooLong { .. })) => Ok(Err(error)),
+        Err(error) => Err(error),
+        Ok(done) => Ok(Ok(done)),
+    }
+}
+
+fn unexpected(line: &Line) -> Error {
+    Error::Unexpected(format!("{line:?}"))
+}
+
+/// Writes a command of `count` strings, as far as these.
+fn command(into: &mut Vec<u8>, count: usize, arguments: &[&[u8]]) {
+    into.extend_from_slice(format!("*{count}\r\n").as_bytes());
+    for argument in arguments {
+        into.extend_from_slice(format!("${}\r\n", argument.len()).as_bytes());
+        into.extend_from_slice(argument);
+        into.extend_from_slice(b"\r\n");
+    }
+}

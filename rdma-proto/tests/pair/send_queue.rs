@@ -1,0 +1,185 @@
+//! The work requests that one machine has posted, kept independently of it and checked against the rules as they are posted.
+
+use std::collections::VecDeque;
+
+use rdma_proto::backend::RNR_RETRY_INFINITE;
+use rdma_proto::wire::{Message, Window};
+use rdma_proto::{Action, Config, Role, Source, Span};
+
+#[derive(Clone, Debug)]
+pub(crate) struct SendQueue {
+    config: Config,
+    /// The peer's window and how much of it is used.
+    window: Option<(Window, u32)>,
+    /// Bytes written since the last immediate.
+    plain: u32,
+    outstanding: VecDeque<Outstanding>,
+    /// Notifications posted, ...
+    notified: u64,
+    /// ... those the peer must have handled, or its device acknowledged where that is enough, ...
+    proven: u64,
+    /// ... and what a proof is worth that may come: a new window, bytes in ours, an answer.
+    at_full: Option<u64>,
+    at_registration: Option<u64>,
+    at_question: Option<u64>,
+    /// Whether an acknowledgement is enough.
+    patient: bool,
+    ended: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Outstanding {
+    id: u64,
+    signaled: bool,
+    /// Of a SEND, the place of its message.
+    slot: Option<u16>,
+    notifies: bool,
+    /// The count of notifications with this one.
+    notified: u64,
+}
+
+impl SendQueue {
+    pub(crate) fn new(config: Config) -> Self {
+        Self {
+            config,
+            window: None,
+            plain: 0,
+            outstanding: VecDeque::new(),
+            notified: 0,
+            proven: 0,
+            at_full: None,
+            at_registration: None,
+            at_question: None,
+            patient: config.role == Role::Server,
+            ended: false,
+        }
+    }
+
+    /// The peer said how often our device repeats what meets no receive.
+    pub(crate) fn established(&mut self, rnr_retry: u8) {
+        self.patient |= rnr_retry >= RNR_RETRY_INFINITE;
+    }
+
+    pub(crate) fn is_patient(&self) -> bool {
+        self.patient
+    }
+
+    /// The machine was given this window and accepted it.
+    pub(crate) fn window(&mut self, window: Window) {
+        self.window = Some((window, 0));
+        self.proven = self.proven.max(self.at_full.take().unwrap_or(0));
+    }
+
+    /// It was told of bytes.
+    pub(crate) fn bytes_came(&mut self) {
+        self.proven = self.proven.max(self.at_registration.take().unwrap_or(0));
+    }
+
+    /// It was given an answer.
+    pub(crate) fn answer_came(&mut self) {
+        self.proven = self.proven.max(self.at_question.take().unwrap_or(0));
+    }
+
+    /// Returns whether an answer is to come.
+    pub(crate) fn awaits_answer(&self) -> bool {
+        self.at_question.is_some()
+    }
+
+    /// Bytes that still fit into the peer's window.
+    pub(crate) fn room(&self) -> u32 {
+        self.window.map_or(0, |(window, used)| window.length - used)
+    }
+
+    /// Returns whether a completion is to come, by which the machine will be woken.
+    pub(crate) fn awaits_completion(&self) -> bool {
+        self.outstanding.iter().any(|request| request.signaled)
+    }
+
+    /// Notifications posted and not known to be acknowledged.
+    pub(crate) fn unacknowledged_notifications(&self) -> usize {
+        self.outstanding.iter().filter(|request| request.notifies).count()
+    }
+
+    /// Signalled requests that have not completed, oldest first.
+    pub(crate) fn signaled(&self) -> impl Iterator<Item = u64> {
+        self.outstanding.iter().filter(|request| request.signaled).map(|request| request.id)
+    }
+
+    /// Returns whether Disconnect was given.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.ended
+    }
+
+    pub(crate) fn post(&mut self, action: &Action) {
+        assert!(!self.ended, "{action:?} after Disconnect");
+        match *action {
+            Action::Send { id, signaled, slot, message } => {
+                assert_eq!(self.plain, 0, "a SEND between a plain WRITE and its immediate");
+                assert!(slot < self.config.send_depth, "slot {slot} is outside the table");
+                let taken = self.outstanding.iter().any(|request| request.slot == Some(slot));
+                assert!(!taken, "slot {slot} is still in use");
+                self.book(id, signaled, Some(slot), true);
+                self.message(&message);
+            }
+            Action::Write { id, signaled, from, to, immediate } => {
+                if from.len() == 0 {
+                    assert!(signaled && immediate.is_none() && self.plain == 0, "an empty WRITE is a fence");
+                } else {
+                    let (window, used) = self.window.as_mut().expect("a WRITE before the peer's window");
+                    assert_eq!(to.rkey, window.rkey);
+                    assert_eq!(to.address, window.address + u64::from(*used), "a gap or an overlap");
+                    assert!(from.len() <= window.length - *used, "a WRITE past the end of the window");
+                    if let Source::Buffer(Span { offset, len }) = from {
+                        let end = offset.checked_add(len).expect("a span that wraps");
+                        assert!(end <= self.config.send_buffer, "a WRITE from outside the send buffer");
+                    }
+                    *used += from.len();
+                    self.plain += from.len();
+                    if let Some(immediate) = immediate {
+                        assert_eq!(
+                            immediate.0, self.plain,
+                            "the immediate is not what was written since the last"
+                        );
+                        self.plain = 0;
+                    }
+                }
+                self.book(id, signaled, None, immediate.is_some());
+                if from.len() > 0 && self.room() == 0 {
+                    self.at_full = Some(self.notified);
+                }
+            }
+            Action::Disconnect => self.ended = true,
+        }
+        let unproven = self.notified - self.proven;
+        assert!(unproven <= self.config.peer_receives.into(), "the peer's receives may be used up");
+        assert!(self.outstanding.len() <= usize::from(self.config.send_depth), "the send queue overflows");
+    }
+
+    fn book(&mut self, id: u64, signaled: bool, slot: Option<u16>, notifies: bool) {
+        self.notified += u64::from(notifies);
+        self.outstanding.push_back(Outstanding { id, signaled, slot, notifies, notified: self.notified });
+    }
+
+    fn message(&mut self, message: &[u8]) {
+        let client = self.config.role == Role::Client;
+        match Message::decode(message).expect("a message that can be read") {
+            Message::GetServerFeature { .. } if client => {
+                assert!(self.at_question.is_none(), "two questions at once");
+                self.at_question = Some(self.notified);
+            }
+            Message::RegisterXferMemory(_) => self.at_registration = Some(self.notified),
+            Message::SetClientFeature { .. } => assert!(client, "a server sent what only clients do"),
+            Message::GetServerFeature { .. } | Message::Keepalive => {}
+        }
+    }
+
+    /// The signalled request `id` completed, and with it all before it; says how many.
+    pub(crate) fn complete(&mut self, id: u64) -> usize {
+        let place =
+            self.outstanding.iter().position(|request| request.id == id).expect("an outstanding request");
+        if self.patient {
+            self.proven = self.proven.max(self.outstanding[place].notified);
+        }
+        self.outstanding.drain(..=place).count()
+    }
+}

@@ -1,0 +1,377 @@
+//! The loop that owns connections and listeners, waits for all of them, and calls their handlers.
+
+mod turn;
+
+use std::collections::BTreeSet;
+use std::io::{self, ErrorKind};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Wake;
+use std::time::{Duration, Instant};
+
+use slotmap::{SlotMap, new_key_type};
+
+use crate::address::Address;
+use crate::poller::{Poller, SourceId};
+use crate::session::{Session, SessionState, Stage};
+use crate::transport::{ConnectionType, Driver, Listening, LoopId};
+
+new_key_type! {
+    /// Names a connection of a loop; never used again for another.
+    pub struct SessionId;
+    /// Names a listener of a loop; never used again for another.
+    pub struct ListenerId;
+    struct DriverId;
+}
+
+/// A function that is called when something can be done. The state it works on is the loop's [`state`](EventLoop::state).
+pub type Handler<S> = fn(&mut EventLoop<S>, SessionId);
+
+/// How long things may take. Start from [`Timeouts::default`]; fields can be assigned, or set in a chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Timeouts {
+    /// Connecting and handshakes.
+    pub handshake: Duration,
+    /// Delivering what was written after a close.
+    pub linger: Duration,
+}
+
+impl Timeouts {
+    rdma_proto::setters! {
+        handshake: Duration,
+        linger: Duration,
+    }
+}
+
+impl Default for Timeouts {
+    fn default() -> Self {
+        Self { handshake: Duration::from_secs(5), linger: Duration::from_secs(2) }
+    }
+}
+
+/// Connections and listeners of any types, and a state `S` of the program's own.
+pub struct EventLoop<S> {
+    /// The state that the handlers work on.
+    pub state: S,
+    /// How long things may take, from now on.
+    pub timeouts: Timeouts,
+    id: LoopId,
+    connections: SlotMap<SessionId, Session<S>>,
+    listeners: SlotMap<ListenerId, Listener<S>>,
+    drivers: SlotMap<DriverId, Driven>,
+    poller: Poller<Owner>,
+    timers: BTreeSet<(Instant, Owner)>,
+    /// Connections that somebody has had in hand since they were last looked at.
+    touched: Vec<SessionId>,
+    /// Connections that have something to do.
+    pending: Vec<SessionId>,
+    /// Listeners at which peers may be waiting.
+    asked: Vec<ListenerId>,
+    /// Connections that their drivers have woken.
+    woken: Arc<Woken>,
+    /// Connections that are told why they are not let in.
+    refusing: usize,
+}
+
+struct Listener<S> {
+    listening: Box<dyn Listening>,
+    handler: Handler<S>,
+    source: SourceId,
+    /// It is on the list of those at which peers may be waiting.
+    asked: bool,
+    /// It is left alone until its timer.
+    resting: bool,
+}
+
+struct Driven {
+    driver: Arc<dyn Driver>,
+    source: SourceId,
+}
+
+/// The owner of a descriptor or a timer.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Owner {
+    Session(SessionId),
+    Listener(ListenerId),
+    Driver(DriverId),
+}
+
+/// Connections that their drivers have woken.
+#[derive(Default)]
+struct Woken(Mutex<Vec<SessionId>>);
+
+impl Woken {
+    fn take(&self) -> Vec<SessionId> {
+        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// Wakes one connection of a loop, while the loop turns.
+struct WakeOne {
+    id: SessionId,
+    woken: Arc<Woken>,
+}
+
+impl Wake for WakeOne {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.woken.0.lock().unwrap_or_else(PoisonError::into_inner).push(self.id);
+    }
+}
+
+/// Ends a turn that waits, from any thread.
+#[derive(Clone, Debug)]
+pub struct LoopWaker(Arc<mio::Waker>);
+
+impl LoopWaker {
+    /// Ends the turn that waits now, or the next one at once.
+    ///
+    /// # Errors
+    /// The system cannot say so: `eventfd(2)`.
+    pub fn wake(&self) -> io::Result<()> {
+        self.0.wake()
+    }
+}
+
+impl<S> EventLoop<S> {
+    /// Returns a loop with nothing in it.
+    ///
+    /// # Errors
+    /// The system has no descriptor left.
+    pub fn new(state: S) -> io::Result<Self> {
+        Ok(Self {
+            state,
+            timeouts: Timeouts::default(),
+            id: LoopId::next(),
+            connections: SlotMap::with_key(),
+            listeners: SlotMap::with_key(),
+            drivers: SlotMap::with_key(),
+            poller: Poller::new()?,
+            timers: BTreeSet::new(),
+            touched: Vec::new(),
+            pending: Vec::new(),
+            asked: Vec::new(),
+            woken: Arc::default(),
+            refusing: 0,
+        })
+    }
+
+    /// Returns a waker that ends a turn which waits, from any thread.
+    pub fn waker(&self) -> LoopWaker {
+        LoopWaker(self.poller.waker())
+    }
+
+    /// Listens on an address. `handler` is called with each connection that comes, which it must [`accept`](Self::accept) or
+    /// [`close`](Self::close).
+    ///
+    /// # Errors
+    /// As [`ConnectionType::listen`].
+    pub fn listen(
+        &mut self,
+        with: &impl ConnectionType,
+        at: &Address,
+        handler: Handler<S>,
+    ) -> io::Result<ListenerId> {
+        let listening = with.listen(self.id, at)?;
+        let poller = &mut self.poller;
+        let id = self.listeners.try_insert_with_key(|id| {
+            let source = poller.add(listening.descriptor(), Owner::Listener(id))?;
+            io::Result::Ok(Listener { listening, handler, source, asked: false, resting: false })
+        })?;
+        Ok(id)
+    }
+
+    /// Closes a listener. Its connections go on.
+    pub fn close_listener(&mut self, id: ListenerId) {
+        self.timers.retain(|(_, owner)| *owner != Owner::Listener(id));
+        if let Some(listener) = self.listeners.remove(id) {
+            self.poller.remove(listener.source, listener.listening.descriptor());
+        }
+        self.retire_drivers();
+    }
+
+    /// Returns the address of a listener.
+    pub fn listener_addr(&self, id: ListenerId) -> Option<Address> {
+        self.listeners.get(id)?.listening.local_addr()
+    }
+
+    /// Begins to connect. `handler` is called when the connection is there, or has failed; not before the next turn.
+    ///
+    /// # Errors
+    /// The errors that can be told at once.
+    pub fn connect(
+        &mut self,
+        with: &impl ConnectionType,
+        to: &Address,
+        from: Option<&Address>,
+        handler: Handler<S>,
+    ) -> io::Result<SessionId> {
+        let transport = with.connect(self.id, to, from)?;
+        let id = self.insert(Session::new(transport, SessionState::Connecting));
+        self.begin_handshake(id, handler);
+        self.make_pending(id);
+        Ok(id)
+    }
+
+    /// Connects and waits for it, for at most `timeout`. No handler is called meanwhile.
+    ///
+    /// # Errors
+    /// Why there is no connection; [`TimedOut`](ErrorKind::TimedOut) when it takes too long.
+    pub fn blocking_connect(
+        &mut self,
+        with: &impl ConnectionType,
+        to: &Address,
+        from: Option<&Address>,
+        timeout: Duration,
+    ) -> io::Result<SessionId> {
+        let mut connection = Session::new(with.connect(self.id, to, from)?, SessionState::Connecting);
+        connection.wait_established(timeout)?;
+        Ok(self.insert(connection))
+    }
+
+    /// Accepts a connection. `handler` is called when it is established, or has failed: at once where there is nothing to wait for.
+    ///
+    /// # Errors
+    /// There is no such connection, or it was accepted before.
+    pub fn accept(&mut self, id: SessionId, handler: Handler<S>) -> io::Result<()> {
+        let acceptable = self.get(id).is_some_and(|connection| {
+            connection.state() == SessionState::Accepting && connection.loop_state.handshake.is_none()
+        });
+        if !acceptable {
+            return Err(io::Error::new(ErrorKind::InvalidInput, "no connection that waits to be accepted"));
+        }
+        self.begin_handshake(id, handler);
+        self.dispatch(id);
+        Ok(())
+    }
+
+    /// Accepts a connection only to tell its peer why it is not let in, and closes it. It costs as little memory as its type can do
+    /// with.
+    ///
+    /// # Errors
+    /// There is no such connection, or it was accepted before.
+    pub fn refuse(&mut self, id: SessionId, why: &'static [u8]) -> io::Result<()> {
+        if let Some(connection) = self.get_mut(id).filter(|connection| connection.is_establishing()) {
+            connection.economize(why);
+            self.refusing += 1;
+        }
+        self.accept(id, turn::say_why)
+    }
+
+    /// Returns how many connections are being told why they are not let in.
+    pub const fn refusing(&self) -> usize {
+        self.refusing
+    }
+
+    /// Returns a connection, unless it was closed.
+    pub fn get(&self, id: SessionId) -> Option<&Session<S>> {
+        self.connections.get(id).filter(|connection| connection.loop_state.stage == Stage::Owned)
+    }
+
+    /// Returns a connection, unless it was closed.
+    pub fn get_mut(&mut self, id: SessionId) -> Option<&mut Session<S>> {
+        self.touch(id);
+        self.connections.get_mut(id).filter(|connection| connection.loop_state.stage == Stage::Owned)
+    }
+
+    /// Returns a connection, unless it was closed, and the loop's state beside it.
+    pub fn get_with_state(&mut self, id: SessionId) -> Option<(&mut S, &mut Session<S>)> {
+        self.touch(id);
+        let connection = self.connections.get_mut(id)?;
+        (connection.loop_state.stage == Stage::Owned).then_some((&mut self.state, connection))
+    }
+
+    /// Returns the connections that were not closed.
+    pub fn connections(&self) -> impl Iterator<Item = (SessionId, &Session<S>)> {
+        self.connections.iter().filter(|(_, connection)| connection.loop_state.stage == Stage::Owned)
+    }
+
+    /// Returns how many connections there are, closed ones whose last bytes are on their way included.
+    pub fn len(&self) -> usize {
+        self.connections.len()
+    }
+
+    /// Returns whether there is no connection at all.
+    pub fn is_empty(&self) -> bool {
+        self.connections.is_empty()
+    }
+
+    /// Returns how many closed connections still have bytes on their way.
+    pub fn closing(&self) -> usize {
+        self.connections.values().filter(|connection| connection.loop_state.stage != Stage::Owned).count()
+    }
+
+    /// Closes a connection: what was written is delivered in the background, for at most [`Timeouts::linger`]. In one of its
+    /// handlers this takes effect when the handler returns.
+    pub fn close(&mut self, id: SessionId) {
+        let Some(connection) = self.connections.get_mut(id) else { return };
+        if connection.loop_state.stage != Stage::Owned {
+            return;
+        }
+        connection.loop_state.stage = Stage::Leaving;
+        connection.forget_handlers();
+        if connection.loop_state.entered == 0 {
+            self.part(id);
+        }
+    }
+
+    /// Ends a connection at once. What was written and has not arrived may be lost.
+    pub fn abort(&mut self, id: SessionId) {
+        let Some(connection) = self.connections.get_mut(id) else { return };
+        connection.forget_handlers();
+        connection.loop_state.deadline = Some(Instant::now());
+        if connection.loop_state.stage == Stage::Owned {
+            self.close(id);
+        }
+    }
+
+    /// Returns whether something can be done without waiting, so that the loop must not sleep.
+    pub fn has_pending(&mut self) -> bool {
+        self.take_woken();
+        self.settle_touched();
+        !self.pending.is_empty() || !self.asked.is_empty()
+    }
+
+    /// Calls the handlers of connections that can go on, each once; how many connections.
+    pub fn process_pending(&mut self) -> usize {
+        self.take_woken();
+        self.settle_touched();
+        let pending = std::mem::take(&mut self.pending);
+        for id in &pending {
+            if let Some(connection) = self.connections.get_mut(*id) {
+                connection.loop_state.pending = false;
+                self.dispatch(*id);
+            }
+        }
+        pending.len()
+    }
+
+    /// Closes everything and waits until the last bytes have arrived or [`Timeouts::linger`] has passed.
+    ///
+    /// # Errors
+    /// As [`EventLoop::turn`].
+    pub fn finish(mut self) -> io::Result<S> {
+        for id in self.listeners.keys().collect::<Vec<_>>() {
+            self.close_listener(id);
+        }
+        for id in self.connections.keys().collect::<Vec<_>>() {
+            self.close(id);
+        }
+        while !self.connections.is_empty() {
+            self.turn(None)?;
+        }
+        Ok(self.state)
+    }
+}
+
+impl<S> std::fmt::Debug for EventLoop<S> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("EventLoop")
+            .field("connections", &self.connections.len())
+            .field("listeners", &self.listeners.len())
+            .finish_non_exhaustive()
+    }
+}

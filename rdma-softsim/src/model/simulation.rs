@@ -1,0 +1,390 @@
+//! The part of the model that makes it a simulation: choices, faults, and the record of what happened.
+//!
+//! In real time a model has no [`SimulationState`] before somebody injects a fault: messages then take exactly their latency, devices are prompt, nothing breaks by
+//! itself, and nothing is recorded.
+
+use core::hash::Hasher;
+use core::time::Duration;
+
+use rdma_proto::backend::AsyncEvent;
+use rdma_proto::time::Instant;
+
+use super::{Event, HostId, IdentifierId, Model, NoticeKind, PairId, Wake};
+use crate::device_kind::{Behaviour, DeviceKind, SimulationSettings};
+use crate::failure_class::{FailureClass, FailureCounts};
+use crate::faults::{Chance, Fault, Injection, Site, When};
+use crate::settings::{Link, Parameters};
+use crate::trace::{Entry, EntryKind, Trace};
+use crate::{FaultPlan, Random};
+
+/// The seeded part of a simulation, or of a fabric in real time that faults befall.
+pub(crate) struct SimulationState {
+    random: Random,
+    /// Whether what happens is written down, and who owns which bytes is looked at: in simulations.
+    observed: bool,
+    pub(crate) behaviour: Behaviour,
+    pub(crate) settings: SimulationSettings,
+    /// Faults that have not struck.
+    plan: FaultPlan,
+    /// Faults that strike again and again.
+    chances: Vec<(u32, Fault, Chance)>,
+    /// How often each site was passed.
+    passes: [u32; Site::COUNT],
+    /// Events executed.
+    pub(crate) events: u64,
+    pub(crate) trace: Trace,
+    pub(crate) failure_counts: FailureCounts,
+    /// Until when the program on a host does not run.
+    stalls: Vec<(u32, Instant)>,
+    /// Keys of regions deregistered, and until when work under way may still use them.
+    stale: Vec<(u32, Instant)>,
+    /// When a fault last struck, ...
+    pub(crate) last_fault: Option<Instant>,
+    /// ... and how often any did.
+    pub(crate) struck: u64,
+}
+
+impl SimulationState {
+    pub(crate) fn new(
+        seed: u64,
+        device_kind: DeviceKind,
+        settings: SimulationSettings,
+        plan: FaultPlan,
+    ) -> Self {
+        let mut random = Random::new(seed);
+        let behaviour = Behaviour::of(device_kind, &mut random);
+        Self {
+            random,
+            observed: true,
+            behaviour,
+            settings,
+            plan,
+            chances: Vec::new(),
+            passes: [0; Site::COUNT],
+            events: 0,
+            trace: Trace::default(),
+            failure_counts: FailureCounts::default(),
+            stalls: Vec::new(),
+            stale: Vec::new(),
+            last_fault: None,
+            struck: 0,
+        }
+    }
+
+    /// That of a fabric in real time: its devices are prompt, and its messages take their latency.
+    fn of_real_time(parameters: Parameters, seed: u64) -> Self {
+        let settings = SimulationSettings {
+            parameters,
+            jitter: Duration::ZERO,
+            cm_jitter: Duration::ZERO,
+            pauses: 0,
+            pause: Duration::ZERO,
+            accept_rnr_retry: None,
+        };
+        Self { observed: false, ..Self::new(seed, DeviceKind::Ibta, settings, FaultPlan::new()) }
+    }
+
+    fn is_due(&self, when: When) -> bool {
+        match when {
+            When::Event(event) => self.events >= event,
+            When::Pass(site, pass) => self.passes[site as usize] >= pass,
+        }
+    }
+
+    /// Takes the first fault out of the plan whose time has come and that is wanted.
+    fn take(&mut self, now: Instant, wanted: impl Fn(&Fault, u32) -> bool) -> Option<Fault> {
+        let place = self
+            .plan
+            .iter()
+            .position(|injection| self.is_due(injection.when) && wanted(&injection.fault, injection.host));
+        let injection: Injection = match place {
+            Some(place) => self.plan.remove(place),
+            None => self.by_chance(wanted)?,
+        };
+        self.struck += 1;
+        self.failure_counts.inject(injection.fault.class());
+        self.last_fault = Some(now);
+        if self.observed {
+            self.trace.push(Entry { event: self.events, at: now, what: EntryKind::Struck(injection) });
+        }
+        Some(injection.fault)
+    }
+
+    /// A fault that is wanted and has the chance to strike, if it does.
+    fn by_chance(&mut self, wanted: impl Fn(&Fault, u32) -> bool) -> Option<Injection> {
+        let random = &mut self.random;
+        let struck = self.chances.iter().find(|(host, fault, chance)| {
+            wanted(fault, *host) && random.chance(chance.times.into(), Chance::OF)
+        });
+        let &(host, fault, _) = struck?;
+        Some(Injection { when: When::Event(self.events), host, fault })
+    }
+
+    /// From now on `fault` may befall `host`: once, when that time has come, or by chance. Times count from now on.
+    fn inject(&mut self, host: u32, fault: Fault, when: Result<When, Chance>) {
+        match when {
+            Ok(when) => {
+                let when = match when {
+                    When::Event(event) => When::Event(self.events.saturating_add(event)),
+                    When::Pass(site, pass) => {
+                        When::Pass(site, self.passes[site as usize].saturating_add(pass))
+                    }
+                };
+                self.plan.push(Injection { when, host, fault });
+            }
+            Err(chance) => self.chances.push((host, fault, chance)),
+        }
+    }
+
+    pub(crate) fn stalled_until(&self, host: u32) -> Option<Instant> {
+        self.stalls.iter().filter(|(stalled, _)| *stalled == host).map(|(_, until)| *until).max()
+    }
+
+    /// Stands for everything that happened.
+    pub(crate) fn digest(&self) -> u64 {
+        self.trace.digest.finish()
+    }
+
+    /// Faults of the plan that have not struck.
+    pub(crate) fn remaining(&self) -> &[Injection] {
+        &self.plan
+    }
+
+    /// No fault strikes from now on.
+    pub(crate) fn stop_faults(&mut self) {
+        self.plan.clear();
+        self.chances.clear();
+    }
+}
+
+impl Model {
+    /// The model as a simulation.
+    pub(crate) fn simulated(simulation: SimulationState) -> Self {
+        let mut model = Self::new(simulation.settings.parameters);
+        model.simulation = Some(Box::new(simulation));
+        model
+    }
+
+    pub(crate) fn simulation(&self) -> Option<&SimulationState> {
+        self.simulation.as_deref()
+    }
+
+    pub(crate) fn simulation_mut(&mut self) -> Option<&mut SimulationState> {
+        self.simulation.as_deref_mut()
+    }
+
+    /// Whether what happens is written down, and who owns which bytes is looked at.
+    pub(super) fn is_observed(&self) -> bool {
+        self.simulation.as_ref().is_some_and(|simulation| simulation.observed)
+    }
+
+    /// Draws from `seed` what befalls a fabric in real time.
+    pub(crate) fn seed_faults(&mut self, seed: u64) {
+        self.faults().random = Random::new(seed);
+    }
+
+    /// From now on `fault` may befall `host`, once or by chance.
+    pub(crate) fn inject(&mut self, host: HostId, fault: Fault, when: Result<When, Chance>) {
+        self.faults().inject(host.index(), fault, when);
+    }
+
+    fn faults(&mut self) -> &mut SimulationState {
+        let parameters = self.parameters;
+        self.simulation.get_or_insert_with(|| Box::new(SimulationState::of_real_time(parameters, 0)))
+    }
+
+    /// How often faults struck.
+    pub(crate) fn faults_struck(&self) -> u64 {
+        self.simulation.as_ref().map_or(0, |simulation| simulation.struck)
+    }
+
+    /// Notes what happens, if anybody wants to know.
+    pub(super) fn note(&mut self, what: impl FnOnce() -> EntryKind) {
+        let at = self.event_queue.now();
+        if let Some(simulation) = self.simulation.as_mut().filter(|simulation| simulation.observed) {
+            let event = simulation.events;
+            simulation.trace.push(Entry { event, at, what: what() });
+        }
+    }
+
+    pub(super) fn count_injected(&mut self, class: FailureClass) {
+        if let Some(simulation) = &mut self.simulation {
+            simulation.failure_counts.inject(class);
+        }
+    }
+
+    pub(super) fn count_observed(&mut self, class: FailureClass) {
+        if let Some(simulation) = &mut self.simulation {
+            simulation.failure_counts.observe(class);
+        }
+    }
+
+    pub(super) fn behaviour(&self) -> Option<&Behaviour> {
+        self.simulation.as_ref().map(|simulation| &simulation.behaviour)
+    }
+
+    /// A place that faults can strike: the fault that does, if one that is wanted is due.
+    pub(super) fn strike(&mut self, site: Site, wanted: impl Fn(&Fault, u32) -> bool) -> Option<Fault> {
+        let now = self.event_queue.now();
+        let simulation = self.simulation.as_mut()?;
+        simulation.passes[site as usize] += 1;
+        simulation.take(now, wanted)
+    }
+
+    /// Something that is made on `host`: whether a fault makes that fail.
+    pub(super) fn strikes_creation(&mut self, host: HostId) -> bool {
+        let struck = self
+            .strike(Site::Create, |fault, on| on == host.index() && matches!(fault, Fault::Exhausted))
+            .is_some();
+        if struck {
+            self.count_observed(FailureClass::Exhaustion);
+        }
+        struck
+    }
+
+    /// True `times` in 256.
+    pub(super) fn by_chance(&mut self, times: impl Fn(&SimulationState) -> u8) -> bool {
+        self.simulation.as_mut().is_some_and(|simulation| {
+            let times = times(simulation);
+            times > 0 && simulation.random.chance(times.into(), 256)
+        })
+    }
+
+    /// A span of at most `longest`; none outside a simulation.
+    pub(super) fn by_duration(&mut self, longest: impl Fn(&SimulationState) -> Duration) -> Duration {
+        let Some(simulation) = self.simulation.as_mut() else { return Duration::ZERO };
+        let longest = longest(simulation);
+        if longest.is_zero() { longest } else { simulation.random.duration(longest) }
+    }
+
+    pub(super) fn below(&mut self, bound: u64) -> u64 {
+        self.simulation.as_mut().map_or(0, |simulation| simulation.random.below(bound))
+    }
+
+    /// Returns the latency of a message that is sent now.
+    pub(super) fn travel(&mut self) -> Duration {
+        self.parameters.latency + self.by_duration(|simulation| simulation.settings.jitter)
+    }
+
+    /// Executes the next event, at its moment. False if there is none.
+    pub(crate) fn step(&mut self) -> bool {
+        if self.event_queue.deadline().is_none() {
+            return false;
+        }
+        let next = self.event_queue.next(Instant::from_start(Duration::MAX));
+        if let Some(event) = next {
+            self.happen(event);
+        }
+        true
+    }
+
+    /// Counts an event, and lets strike what strikes by itself.
+    pub(super) fn count_event(&mut self) {
+        let now = self.event_queue.now();
+        let Some(simulation) = self.simulation.as_mut() else { return };
+        simulation.events += 1;
+        if simulation.plan.is_empty() {
+            return;
+        }
+        while let Some(simulation) = self.simulation.as_mut()
+            && let Some(injection) = simulation
+                .plan
+                .iter()
+                .find(|i| i.fault.strikes_by_itself() && simulation.is_due(i.when))
+                .copied()
+        {
+            simulation.take(now, |fault, host| (*fault, host) == (injection.fault, injection.host));
+            self.befall(injection);
+        }
+    }
+
+    fn befall(&mut self, Injection { host, fault, .. }: Injection) {
+        let Some((id, _)) = self.hosts.at(host) else { return };
+        match fault {
+            Fault::LinkDown { micros } => {
+                for address in self.addresses(id) {
+                    self.set_link(address, Link::Down);
+                }
+                self.tell_all(id, NoticeKind::Async(AsyncEvent::PortErr));
+                self.event_queue.schedule(Duration::from_micros(micros.into()), Event::LinkUp(id));
+            }
+            Fault::Spurious => {
+                for queue in self.queues.select(|queue| queue.host == id) {
+                    if let Some(queue) = self.queues.get_mut(queue) {
+                        queue.raise();
+                    }
+                    self.wakes.push(Wake::Completions(queue));
+                }
+            }
+            Fault::DeviceRemoval | Fault::DeviceFatal => {
+                for pair in self.pairs.select(|pair| pair.host == id) {
+                    self.enter_error(pair);
+                }
+                self.tell_all(id, NoticeKind::Async(AsyncEvent::DeviceFatal));
+                if fault == Fault::DeviceRemoval {
+                    self.tell_all(id, NoticeKind::DeviceRemoval);
+                }
+            }
+            Fault::AddressChange => self.tell_all(id, NoticeKind::AddressChange),
+            Fault::PairFatal => {
+                let pairs = self.pairs.select(|pair| pair.host == id && pair.is_ready());
+                if !pairs.is_empty() {
+                    let place = self.below(pairs.len() as u64) as usize;
+                    self.enter_error(pairs[place]);
+                    self.tell_pair(pairs[place], AsyncEvent::QpFatal);
+                }
+            }
+            Fault::Kill => {
+                self.kill_host(id);
+                self.count_observed(FailureClass::DisconnectMidWrite);
+            }
+            Fault::Stall { micros } => {
+                let until = self.event_queue.now().after(Duration::from_micros(micros.into()));
+                if let Some(simulation) = &mut self.simulation {
+                    simulation.stalls.push((host, until));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The program loses its processor between two calls, and the fabric goes on.
+    pub(crate) fn pause(&mut self) {
+        if self.by_chance(|simulation| simulation.settings.pauses) {
+            let pause = self.by_duration(|simulation| simulation.settings.pause);
+            self.advance(self.event_queue.now().after(pause));
+        }
+    }
+
+    /// Notes that a region is deregistered: its key may work a little longer, or not, which is a class of failure.
+    pub(super) fn remember_stale(&mut self, rkey: u32) {
+        let until = self.event_queue.now().after(self.parameters.latency * 8);
+        let now = self.event_queue.now();
+        if let Some(simulation) = &mut self.simulation {
+            simulation.stale.retain(|(_, until)| now <= *until);
+            simulation.stale.push((rkey, until));
+        }
+    }
+
+    /// Returns whether `rkey` belonged to a region until a moment ago; and whether this device lets what was under way succeed.
+    pub(super) fn was_deregistered(&self, rkey: u32) -> Option<bool> {
+        let simulation = self.simulation.as_ref()?;
+        let now = self.event_queue.now();
+        let known = simulation.stale.iter().any(|(key, until)| *key == rkey && now <= *until);
+        known.then_some(simulation.behaviour.stale_keys)
+    }
+
+    pub(super) fn pair_number(&self, id: PairId) -> u32 {
+        self.pairs.get(id).map_or(0, |pair| pair.number)
+    }
+
+    /// Notes a call of the connection manager.
+    pub(super) fn note_call(&mut self, id: IdentifierId, what: &'static str) {
+        if self.is_observed()
+            && let Some(identifier) = self.identifiers.get(id)
+        {
+            let (host, identifier) = (identifier.host.index(), identifier.key.0);
+            self.note(|| EntryKind::Called { host, identifier, what });
+        }
+    }
+}

@@ -1,0 +1,342 @@
+//! The cost of many connections to a server that has one thread for all of them, on each of the three ways to have one: an `Endpoint`, a
+//! `Server` of rdma-server, and tokio.
+//!
+//! A busy client does its work alone and among idle ones, and clients that never read their replies show what a server does that
+//! has nothing to do. The clients are the same for all.
+
+mod serving;
+
+use std::io::{IoSlice, Write};
+use std::net::{IpAddr, SocketAddr};
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use clap::{Args, ValueEnum};
+use comfy_table::Table;
+use indicatif::{ProgressBar, ProgressStyle};
+use rdma_conn::{Connect, ConnectionId, Descriptors, Endpoint, Event, Limits, Options, Role, Stream};
+use rdma_softsim::{Fabric, Limits as HostLimits};
+use rdma_verbs::Verbs;
+use rustix::time::{ClockId, clock_gettime};
+
+use conformance::client::{Client, Failure};
+use conformance::intercept::Intercepted;
+use serving::{Objects, serve};
+use suite::exit::NO_ENVIRONMENT;
+
+/// How long a connection may take to come about, on a machine that makes thousands.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// How long the server has to come to rest.
+const REST: Duration = Duration::from_secs(1);
+/// A reply that fills every window and buffer there is on its way.
+const LONG_REPLY: usize = 1 << 20;
+
+/// The interface on which the server has its connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Face {
+    /// An `rdma_conn::Endpoint` and a loop of its own.
+    Endpoint,
+    /// An `rdma_server::Server`.
+    Server,
+    /// An `rdma_conn::AsyncListener`, and a task for each connection.
+    Tokio,
+}
+
+/// The command's arguments.
+#[derive(Args)]
+pub struct Arguments {
+    /// Run on the real RDMA device with this address (any port), instead of the embedded fabric.
+    #[arg(long)]
+    listen: Option<SocketAddr>,
+    /// The interface on which the server has its connections; all of them one after another, unless set.
+    #[arg(long, value_enum)]
+    face: Option<Face>,
+    #[command(flatten)]
+    load: Load,
+}
+
+/// How much is asked of a server.
+#[derive(Args, Clone, Copy, Debug)]
+pub struct Load {
+    /// Idle connections.
+    #[arg(long, default_value_t = 2000)]
+    pub connections: usize,
+    /// Connections that never read their replies.
+    #[arg(long, default_value_t = 100)]
+    pub mute: usize,
+    /// Length of a receive window, in bytes.
+    #[arg(long, default_value_t = 128 << 10)]
+    pub window: u32,
+    /// Round trips of the busy client, each time.
+    #[arg(long, default_value_t = 20_000)]
+    pub requests: u32,
+    /// Seconds to watch a server whose clients do not read.
+    #[arg(long, default_value_t = 10)]
+    pub seconds: u64,
+}
+
+/// The cost of the connections.
+#[derive(Clone, Copy, Debug)]
+pub struct Figures {
+    /// Bytes that the server registered for the idle connections.
+    pub registered_bytes: u64,
+    /// Completion queues that the server made for them.
+    pub completion_queues: usize,
+    /// Descriptors of this process for them, on both sides.
+    pub descriptors: usize,
+    /// A round trip beside nobody, before and after.
+    pub alone: [Duration; 2],
+    /// A round trip beside the idle connections.
+    pub among: Duration,
+    /// Processor time of server and clients for the time that clients that do not read were watched.
+    pub mute: Duration,
+}
+
+/// Runs the command.
+pub fn run(arguments: &Arguments) -> ExitCode {
+    match tell(arguments) {
+        Ok(Some(table)) => {
+            println!("{table}");
+            ExitCode::SUCCESS
+        }
+        Ok(None) => ExitCode::from(NO_ENVIRONMENT),
+        Err(failure) => {
+            eprintln!("{failure}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn tell(arguments: &Arguments) -> Result<Option<Table>, Failure> {
+    let faces = arguments.face.as_ref().map_or(Face::value_variants(), std::slice::from_ref);
+    let load = arguments.load;
+    let Load { connections, mute, seconds, .. } = load;
+    let mut table = Table::new();
+    table.set_header([
+        "server".into(),
+        format!("registered for each of {connections} idle"),
+        "completion queues".into(),
+        "descriptors, both sides".into(),
+        "round trip alone".into(),
+        "beside them".into(),
+        "ratio".into(),
+        format!("processor, {mute} that do not read, {seconds} s"),
+    ]);
+    for face in faces {
+        let figures = match arguments.listen {
+            None => on_softsim(*face, load)?,
+            Some(address) => match Verbs::load() {
+                Ok(verbs) => measure(*face, load, &verbs, &verbs, SocketAddr::new(address.ip(), 0))?,
+                Err(error) => {
+                    eprintln!("cannot run here: {error}");
+                    return Ok(None);
+                }
+            },
+        };
+        let micros = |time: Duration| format!("{:.1} us", time.as_secs_f64() * 1e6);
+        let [before, after] = figures.alone;
+        let each = figures.registered_bytes / connections.max(1) as u64;
+        table.add_row([
+            format!("{face:?}").to_lowercase(),
+            format!("{} KiB", each.div_ceil(1024)),
+            figures.completion_queues.to_string(),
+            figures.descriptors.to_string(),
+            micros(before.min(after)),
+            micros(figures.among),
+            format!("{:.2}", figures.among.as_secs_f64() / before.min(after).as_secs_f64()),
+            format!("{:.3} s", figures.mute.as_secs_f64()),
+        ]);
+    }
+    Ok(Some(table))
+}
+
+/// Measures a server on a fabric in this process.
+///
+/// # Errors
+/// A connection failed, or a reply was wrong.
+pub fn on_softsim(face: Face, load: Load) -> Result<Figures, Failure> {
+    let fabric = Fabric::new();
+    let (ours, theirs) = (IpAddr::from([192, 0, 2, 1]), IpAddr::from([192, 0, 2, 2]));
+    let host = |ip| fabric.host_with(&[ip], HostLimits { locked_memory: u64::MAX, ..HostLimits::default() });
+    measure(face, load, &host(ours), &host(theirs), (ours, 6379).into())
+}
+
+/// Of the server, as large servers set it.
+fn options(window: u32) -> Options {
+    let mut options = Options::server();
+    options.protocol.window = window;
+    options.protocol.send_buffer = window;
+    options
+}
+
+fn measure<B: Descriptors>(
+    face: Face,
+    load: Load,
+    ours: &B,
+    theirs: &B,
+    address: SocketAddr,
+) -> Result<Figures, Failure> {
+    let (objects, over) = (Objects::<B>::default(), AtomicBool::new(false));
+    let counted = Intercepted::by(ours.clone(), objects.clone());
+    let (listens, listening) = mpsc::channel();
+    std::thread::scope(|scope| {
+        let server = scope.spawn(|| serve(face, counted, (address, options(load.window)), listens, &over));
+        // Without an address the server has failed, and says why.
+        let told =
+            listening.recv().map_err(|_| Failure::wrong("the server does not listen")).and_then(|at| {
+                let figures = among_idle(load, theirs, at, &objects)?;
+                Ok(Figures { mute: among_mute(load, theirs, at)?, ..figures })
+            });
+        over.store(true, Ordering::Relaxed);
+        match server.join() {
+            Ok(served) => served.and(told),
+            Err(_) => Err(Failure::wrong("the server panicked")),
+        }
+    })
+}
+
+/// One busy client, alone, among idle ones, and alone again.
+fn among_idle<B: Descriptors>(
+    load: Load,
+    backend: &B,
+    address: SocketAddr,
+    objects: &Objects<B>,
+) -> Result<Figures, Failure> {
+    let mut busy = Client::new(Stream::connect_with(backend, address, &Connect::default())?);
+    let before = round_trip(&mut busy, load.requests)?;
+    let (bytes, queues, open) = (objects.registered_bytes(), objects.completion_queues(), descriptors()?);
+    let mut crowd = Crowd::gather(backend, address, load.connections, load.window)?;
+    let registered_bytes = objects.registered_bytes().saturating_sub(bytes);
+    let completion_queues = objects.completion_queues().saturating_sub(queues);
+    let descriptors = descriptors()?.saturating_sub(open);
+    let among = crowd.beside(|| round_trip(&mut busy, load.requests))??;
+    drop(crowd);
+    let alone = [before, round_trip(&mut busy, load.requests)?];
+    let mute = Duration::ZERO;
+    Ok(Figures { registered_bytes, completion_queues, descriptors, alone, among, mute })
+}
+
+/// Descriptors that this process has.
+fn descriptors() -> Result<usize, Failure> {
+    Ok(std::fs::read_dir("/proc/self/fd")?.count())
+}
+
+/// The time of one of many round trips, on average.
+fn round_trip<B: Descriptors>(client: &mut Client<Stream<B>>, requests: u32) -> Result<Duration, Failure> {
+    let begun = Instant::now();
+    for _ in 0..requests {
+        client.send(&[b"PING"])?;
+        client.expect("PONG")?;
+    }
+    Ok(begun.elapsed() / requests.max(1))
+}
+
+/// The processor time for clients that ask for more than there is room for and read none of it.
+fn among_mute<B: Descriptors>(load: Load, backend: &B, address: SocketAddr) -> Result<Duration, Failure> {
+    let mut client = Client::new(Stream::connect_with(backend, address, &Connect::default())?);
+    client.send(&[b"SET", b"long", &vec![b'x'; LONG_REPLY]])?;
+    client.expect("OK")?;
+    client.stream().flush().map_err(Failure::from)?;
+    drop(client);
+    let mut crowd = Crowd::gather(backend, address, load.mute, load.window)?;
+    crowd.write(b"GET long\r\nGET long\r\n")?;
+    crowd.idle(REST)?;
+    let spent = processor_time();
+    crowd.idle(Duration::from_secs(load.seconds))?;
+    Ok(processor_time().saturating_sub(spent))
+}
+
+/// Returns the processor time of all threads of this process.
+fn processor_time() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::ProcessCPUTime)).unwrap_or_default()
+}
+
+/// Client connections on one endpoint.
+struct Crowd<B: Descriptors> {
+    endpoint: Endpoint<B>,
+    members: Vec<ConnectionId>,
+}
+
+impl<B: Descriptors> Crowd<B> {
+    fn gather(backend: &B, address: SocketAddr, size: usize, window: u32) -> Result<Self, Failure> {
+        let limits = Limits::default().connections(usize::MAX);
+        let mut crowd = Self { endpoint: Endpoint::new(backend, limits)?, members: Vec::new() };
+        let options = {
+            let mut options = options(window);
+            options.protocol.role = Role::Client;
+            options.protocol.keepalive = Options::client().protocol.keepalive;
+            options
+        };
+        let bar = bar(size);
+        // Not all at once: the backlog of a listener is not endless.
+        let mut asked = 0;
+        while crowd.members.len() < size {
+            while asked < size && asked - crowd.members.len() < 64 {
+                crowd.endpoint.connect(address, None, PATIENCE, options)?;
+                asked += 1;
+            }
+            crowd.endpoint.wait(Some(PATIENCE))?;
+            while let Some(event) = crowd.endpoint.next_event() {
+                match event {
+                    Event::Opened { id, .. } => crowd.members.push(id),
+                    Event::Ended(id) => crowd.endpoint.check(id)?,
+                    _ => {}
+                }
+            }
+            bar.set_position(crowd.members.len() as u64);
+        }
+        bar.finish_and_clear();
+        Ok(crowd)
+    }
+
+    fn write(&mut self, command: &[u8]) -> Result<(), Failure> {
+        for id in &self.members {
+            self.endpoint.write(*id, &[IoSlice::new(command)])?;
+        }
+        Ok(())
+    }
+
+    /// Only what a client has to do: keepalives are answered with a receive posted again, and nothing is read.
+    fn idle(&mut self, time: Duration) -> Result<(), Failure> {
+        let until = Instant::now() + time;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(());
+            }
+            self.endpoint.wait(Some(left))?;
+            while let Some(event) = self.endpoint.next_event() {
+                if let Event::Ended(id) = event {
+                    self.endpoint.check(id)?;
+                }
+            }
+        }
+    }
+
+    /// Idles while `body` runs.
+    fn beside<T: Send>(&mut self, body: impl FnOnce() -> T + Send) -> Result<T, Failure> {
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let idling = scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    self.idle(Duration::from_millis(100))?;
+                }
+                Ok(())
+            });
+            let done = body();
+            over.store(true, Ordering::Relaxed);
+            match idling.join() {
+                Ok(idled) => idled.map(|()| done),
+                Err(_) => Err(Failure::wrong("the idle clients panicked")),
+            }
+        })
+    }
+}
+
+fn bar(size: usize) -> ProgressBar {
+    let style = ProgressStyle::with_template("connecting [{wide_bar}] {pos}/{len}")
+        .unwrap_or_else(|_| ProgressStyle::default_bar());
+    ProgressBar::new(size as u64).with_style(style)
+}

@@ -1,0 +1,298 @@
+//! An event loop on an [`Endpoint`]: one of all connections of a host, or one of a single connection.
+//!
+//! A program runs only when the endpoint tells something of its connection, or at a time of its own. Nobody else looks: what
+//! the endpoint does not tell stays unnoticed, and the run does not come to its end.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use rdma_conn::{Connection, ConnectionId, Endpoint, Error, Event, Limits, Options};
+use rdma_proto::time::Instant;
+use rdma_softsim::{Random, SoftSim};
+use rustix::buffer::spare_capacity;
+use rustix::event::{Timespec, epoll};
+
+use super::app::{App, EndCause, Handle};
+use super::end::End;
+
+/// How long connecting may take.
+pub const DIAL_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(20);
+
+/// How an endpoint is used: as the scenario has it.
+#[derive(Clone, Copy, Debug)]
+pub struct Usage {
+    /// Its descriptor is watched for edges, not for its level.
+    pub edges: bool,
+    /// Whoever closes a connection wants to hear no more of it.
+    pub abandons: bool,
+    /// The limits of the endpoint.
+    pub limits: Limits,
+}
+
+impl Usage {
+    /// Draws the usage of an endpoint of one connection.
+    pub fn draw(random: &mut Random) -> Self {
+        Self { edges: random.chance(1, 2), abandons: random.chance(1, 8), limits: Limits::default() }
+    }
+}
+
+/// An endpoint, with the programs of its connections.
+pub struct EventLoop {
+    host: u32,
+    /// None once its process is gone.
+    endpoint: Option<Endpoint<SoftSim>>,
+    usage: Usage,
+    poller: OwnedFd,
+    /// Connections to ask for: the place among the ends, and what for.
+    dials: Vec<(usize, Instant, SocketAddr, Options)>,
+    ends: Vec<End>,
+    /// The side of a connection that an end is.
+    places: BTreeMap<ConnectionId, usize>,
+}
+
+impl EventLoop {
+    /// An endpoint on a host.
+    ///
+    /// # Errors
+    /// There is no endpoint to be had.
+    pub fn new(backend: &SoftSim, host: u32, usage: Usage) -> Result<Self, Error> {
+        Self::of(Endpoint::new(backend, usage.limits)?, host, usage)
+    }
+
+    /// An endpoint that there is.
+    fn of(endpoint: Endpoint<SoftSim>, host: u32, usage: Usage) -> Result<Self, Error> {
+        let poller = watch(&endpoint, usage.edges).map_err(|errno| Error::Wait(Arc::new(errno.into())))?;
+        Ok(Self {
+            host,
+            endpoint: Some(endpoint),
+            usage,
+            poller,
+            dials: Vec::new(),
+            ends: Vec::new(),
+            places: BTreeMap::new(),
+        })
+    }
+
+    /// The endpoint of one connection that a listener has accepted.
+    ///
+    /// # Errors
+    /// It cannot be watched.
+    pub fn accepted(
+        (endpoint, id): (Endpoint<SoftSim>, ConnectionId),
+        host: u32,
+        usage: Usage,
+        connection: usize,
+        app: App,
+    ) -> Result<Self, Error> {
+        let pair = endpoint.connection(id).map(Connection::queue_pair_number);
+        let mut this = Self::of(endpoint, host, usage)?;
+        let mut end = End::new(host, connection, app);
+        pair.into_iter().for_each(|pair| end.found(pair));
+        this.ends.push(end);
+        this.places.insert(id, 0);
+        Ok(this)
+    }
+
+    /// Listens. Without a listener, for instance by a fault, all clients are refused.
+    pub fn listen(&mut self, address: SocketAddr, options: Options) {
+        if let Some(Err(error)) = self.endpoint.as_mut().map(|endpoint| endpoint.listen(address, options)) {
+            tracing::debug!(%error, "no listener");
+        }
+    }
+
+    /// A client that begins to connect at a certain time.
+    pub fn dial(&mut self, peer: SocketAddr, options: Options, at: Instant, connection: usize, app: App) {
+        self.dials.push((self.ends.len(), at, peer, options));
+        self.ends.push(End::new(self.host, connection, app));
+    }
+
+    /// Its host.
+    pub const fn host(&self) -> u32 {
+        self.host
+    }
+
+    /// All that there were.
+    pub fn ends(&self) -> &[End] {
+        &self.ends
+    }
+
+    /// All that there were.
+    pub fn ends_mut(&mut self) -> &mut [End] {
+        &mut self.ends
+    }
+
+    /// The connection of an end, while it has one.
+    pub fn connection(&self, place: usize) -> Option<&Connection<SoftSim>> {
+        let (id, _) = self.places.iter().find(|(_, end)| **end == place)?;
+        self.endpoint.as_ref()?.connection(*id)
+    }
+
+    /// Returns whether nobody is left: no program, nor anything on its way to its end.
+    pub fn is_over(&self) -> bool {
+        let ended = self.ends.iter().all(|end| end.ending().is_some());
+        ended && self.endpoint.as_ref().is_none_or(|endpoint| endpoint.usage().connections == 0)
+    }
+
+    /// Returns whether its descriptor is readable; of an edge, once.
+    pub fn is_readable(&self) -> bool {
+        self.endpoint.is_some() && ready(&self.poller, 1) > 0
+    }
+
+    /// When it wants to run, if its descriptor stays silent.
+    pub fn next_wake(&self) -> Option<Instant> {
+        let endpoint = self.endpoint.as_ref()?;
+        let apps = self.places.values().filter_map(|place| self.ends[*place].next_wake());
+        let dials = self.dials.iter().map(|(_, at, ..)| *at);
+        endpoint.next_timeout().into_iter().chain(apps).chain(dials).min()
+    }
+
+    /// Returns whether a connection wants to be looked at sooner than its endpoint.
+    pub fn oversleeps(&self) -> bool {
+        let Some(endpoint) = &self.endpoint else { return false };
+        let connections = self.places.keys().filter_map(|id| endpoint.connection(*id));
+        // What is overdue is due now.
+        let soonest = connections.filter_map(Connection::next_timeout).min().map(|at| at.max(endpoint.now()));
+        soonest.is_some_and(|soonest| endpoint.next_timeout().is_none_or(|at| at > soonest))
+    }
+
+    /// Everything goes. What is left are the ends.
+    pub fn give_up(&mut self) {
+        self.ends.iter_mut().for_each(|end| end.over(EndCause::Gone));
+        self.places.clear();
+        self.endpoint = None;
+    }
+
+    /// One turn of the event loop, which then sleeps again. `program` is the program of a connection that was accepted. Says
+    /// whether more than one thing had woken it.
+    ///
+    /// # Errors
+    /// The endpoint is lost.
+    pub fn run(
+        &mut self,
+        random: &mut Random,
+        program: impl Fn(&mut Random, usize) -> App,
+    ) -> Result<bool, Error> {
+        let Some(endpoint) = &mut self.endpoint else { return Ok(false) };
+        let now = endpoint.now();
+        let several = ready(&*endpoint, 2) > 1;
+        self.ask(now);
+        let Some(endpoint) = &mut self.endpoint else { return Ok(false) };
+        endpoint.progress()?;
+        // Some take what they are told one by one.
+        let most = if random.chance(1, 4) { 1 } else { u32::MAX };
+        let mut told = BTreeSet::new();
+        for _ in 0..most {
+            let Some(event) = self.endpoint.as_mut().and_then(Endpoint::next_event) else { break };
+            told.extend(self.take(event, random, &program));
+        }
+        let due = |place: &&usize| self.ends[**place].next_wake().is_some_and(|at| at <= now);
+        told.extend(self.places.values().filter(due));
+        let run: Vec<_> =
+            self.places.iter().filter(|(_, place)| told.contains(place)).map(|(id, at)| (*id, *at)).collect();
+        let diligent = random.chance(1, 4);
+        for (id, place) in run {
+            self.turn(id, place, diligent);
+        }
+        Ok(several)
+    }
+
+    fn ask(&mut self, now: Instant) {
+        let Some(endpoint) = &mut self.endpoint else { return };
+        for (place, _, peer, options) in self.dials.extract_if(.., |(_, at, ..)| *at <= now) {
+            match endpoint.connect(peer, None, DIAL_TIMEOUT, options) {
+                Ok(id) => drop(self.places.insert(id, place)),
+                Err(error) => self.ends[place].over(EndCause::Failed(error)),
+            }
+        }
+    }
+
+    /// The ends whose programs run because of an event.
+    fn take(
+        &mut self,
+        event: Event,
+        random: &mut Random,
+        program: impl Fn(&mut Random, usize) -> App,
+    ) -> Option<usize> {
+        let (Event::Opened { id, .. }
+        | Event::Readable(id)
+        | Event::Writable(id)
+        | Event::Returned(id)
+        | Event::Ended(id)) = event
+        else {
+            return None;
+        };
+        let place = match self.places.get(&id) {
+            Some(place) => *place,
+            // What nobody has asked for was accepted.
+            None => self.add_accepted(id, random, program)?,
+        };
+        let endpoint = self.endpoint.as_mut()?;
+        let end = &mut self.ends[place];
+        if let Event::Opened { .. } = event {
+            end.open();
+        }
+        // A dial that has not come about has no queue pair that anybody knows of.
+        if let Some(connection) = endpoint.connection(id).filter(|_| end.is_open()) {
+            end.found(connection.queue_pair_number());
+        }
+        if let Event::Ended(_) = event
+            && !end.is_open()
+        {
+            end.over(endpoint.check(id).err().map_or(EndCause::Gone, EndCause::Failed));
+            self.places.remove(&id);
+            endpoint.abort(id);
+            return None;
+        }
+        Some(place)
+    }
+
+    /// A place for a connection that was accepted.
+    fn add_accepted(
+        &mut self,
+        id: ConnectionId,
+        random: &mut Random,
+        program: impl Fn(&mut Random, usize) -> App,
+    ) -> Option<usize> {
+        let IpAddr::V4(ip) = self.endpoint.as_ref()?.peer_addr(id)?.ip() else { return None };
+        let connection = usize::from(ip.octets()[3]).saturating_sub(2);
+        let place = self.ends.len();
+        self.ends.push(End::new(self.host, connection, program(random, connection)));
+        self.places.insert(id, place);
+        Some(place)
+    }
+
+    fn turn(&mut self, id: ConnectionId, place: usize, diligent: bool) {
+        let (end, abandons) = (&mut self.ends[place], self.usage.abandons);
+        let Some(endpoint) = &mut self.endpoint else { return };
+        let mut handle = Handle { endpoint, id, abandons, abandoned: false };
+        if end.is_open() && end.run(&mut handle, diligent) {
+            if !handle.abandoned {
+                handle.endpoint.abort(id);
+            }
+            self.places.remove(&id);
+        }
+    }
+}
+
+/// Returns the number of ready descriptors that `poller` watches, at most so many.
+fn ready(poller: &impl AsFd, most: usize) -> usize {
+    let mut events = Vec::with_capacity(most);
+    let polled = epoll::wait(poller, spare_capacity(&mut events), Some(&Timespec::default()));
+    polled.unwrap_or(0)
+}
+
+/// An epoll instance that watches an endpoint.
+fn watch(endpoint: &Endpoint<SoftSim>, edges: bool) -> rustix::io::Result<OwnedFd> {
+    let poller = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    let flags = if edges { epoll::EventFlags::IN | epoll::EventFlags::ET } else { epoll::EventFlags::IN };
+    epoll::add(&poller, endpoint.as_fd(), epoll::EventData::new_u64(0), flags)?;
+    Ok(poller)
+}
+
+impl std::fmt::Debug for EventLoop {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "host {}: {:?}", self.host, self.endpoint)
+    }
+}
