@@ -18,7 +18,8 @@ use rdma_proto::backend::{
 use crate::connection::{EventChannel, Identifier};
 use crate::driver::{Driver, Signal};
 use crate::model::{
-    About, Bytes, ContextId, ForeignMemory, HostId, PairAttributes, PostedReceive, Registration, State, Wake,
+    About, Bytes, ContextId, ForeignMemory, HostId, Model, PairAttributes, PairId, Parts, PostedReceive,
+    Registration, State, Wake,
 };
 use crate::verbs::{CompletionQueue, Domain, DomainInner, QueuePair};
 use crate::{Error, Limits, SoftSim};
@@ -185,7 +186,7 @@ impl CompletionQueue {
 }
 
 /// Bytes that a work request names, `struct ibv_sge`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sge {
     /// Where they are, as the region's address goes.
     pub address: u64,
@@ -198,8 +199,8 @@ pub struct Sge {
 /// The local side of a send request.
 #[derive(Clone, Copy, Debug)]
 pub enum Local<'a> {
-    /// In registered memory. No bytes need no memory.
-    Memory(Sge),
+    /// In registered memory, in this order. No bytes need no memory.
+    Memory(&'a [Sge]),
     /// With the request.
     Inline(&'a [u8]),
 }
@@ -219,11 +220,11 @@ pub struct NamedSend<'a> {
 
 /// A receive request, `struct ibv_recv_wr`.
 #[derive(Clone, Copy, Debug)]
-pub struct NamedReceive {
+pub struct NamedReceive<'a> {
     /// Comes back with the completion.
     pub id: u64,
-    /// Where the bytes go.
-    pub local: Sge,
+    /// Where the bytes go, in this order.
+    pub local: &'a [Sge],
 }
 
 /// A step of `ibv_modify_qp(3)`.
@@ -272,6 +273,10 @@ pub enum PairState {
     Error,
 }
 
+fn parts(model: &Model, pair: PairId, list: &[Sge]) -> Parts {
+    list.iter().map(|&Sge { address, len, lkey }| model.named(pair, address, len, lkey)).collect()
+}
+
 impl QueuePair {
     /// `ibv_modify_qp(3)`.
     pub fn modify(&self, transition: Transition) -> Result<(), Error> {
@@ -312,7 +317,7 @@ impl QueuePair {
             let posted = requests.iter().enumerate().try_for_each(|(posted, request)| {
                 let local = match request.local {
                     Local::Inline(bytes) => Ok(bytes),
-                    Local::Memory(sge) => Err(model.named(self.id, sge.address, sge.len, sge.lkey)),
+                    Local::Memory(list) => Err(parts(model, self.id, list)),
                 };
                 model
                     .post_named(self.id, request.id, request.op, local, request.signaled)
@@ -325,11 +330,10 @@ impl QueuePair {
     }
 
     /// `ibv_post_recv(3)`: the requests in order, up to the first that is refused.
-    pub fn post_named_receives(&self, requests: &[NamedReceive]) -> Result<(), PostError<Error>> {
+    pub fn post_named_receives(&self, requests: &[NamedReceive<'_>]) -> Result<(), PostError<Error>> {
         self.driver.with(|model| {
             requests.iter().enumerate().try_for_each(|(posted, request)| {
-                let Sge { address, len, lkey } = request.local;
-                let local = model.named(self.id, address, len, lkey);
+                let local = parts(model, self.id, request.local);
                 model
                     .post_named_receive(self.id, &PostedReceive { id: request.id, local })
                     .map_err(|error| PostError { posted, error })

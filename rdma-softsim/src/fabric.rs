@@ -1,18 +1,19 @@
 //! The fabric in real time, and the hosts on it.
 
 use core::fmt;
+use core::time::Duration;
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use rdma_proto::backend::Backend;
 use rdma_proto::time::Instant;
 
-use crate::Error;
 use crate::connection::{EventChannel, Identifier};
 use crate::driver::Driver;
 use crate::model::HostId;
 use crate::settings::{Limits, Link, Parameters, Resources};
 use crate::verbs::{CompletionQueue, Domain, QueuePair, Region};
+use crate::{Chance, Error, Fault, When};
 
 /// A network of hosts with RDMA devices, inside this process. Clones are handles to the same fabric.
 #[derive(Clone)]
@@ -67,7 +68,40 @@ impl Fabric {
         });
     }
 
-    /// Returns the resources of the host with this address; none if there is no such host.
+    /// From now on `fault` may befall the host with this address: once, when the time has come (times count from now on), or again
+    /// and again, by chance. False if there is no such host, or if the fault strikes by itself and is to come by chance.
+    ///
+    /// In real time [`Fault::Stall`] is for the caller to obey, see [`Fabric::stalled_for`].
+    #[must_use]
+    pub fn inject(&self, ip: IpAddr, fault: Fault, when: Result<When, Chance>) -> bool {
+        self.driver.peek(|model| {
+            let host = model.host_at(ip).filter(|_| when.is_ok() || !fault.strikes_by_itself());
+            host.inspect(|host| model.inject(*host, fault, when)).is_some()
+        })
+    }
+
+    /// Draws what comes by chance from this seed, from now on.
+    pub fn seed_faults(&self, seed: u64) {
+        self.driver.peek(|model| model.seed_faults(seed));
+    }
+
+    /// How often faults struck.
+    #[must_use]
+    pub fn faults_struck(&self) -> u64 {
+        self.driver.peek(|model| model.faults_struck())
+    }
+
+    /// For how long the programs on the host with this address are not to run, if a fault says so.
+    #[must_use]
+    pub fn stalled_for(&self, ip: IpAddr) -> Option<Duration> {
+        self.driver.peek(|model| {
+            let host = model.host_at(ip)?;
+            let until = model.simulation()?.stalled_until(host.index())?;
+            Some(until.since(model.now())).filter(|left| !left.is_zero())
+        })
+    }
+
+    /// What the host with this address holds; nothing if there is none.
     #[must_use]
     pub fn resources(&self, ip: IpAddr) -> Resources {
         self.driver

@@ -27,6 +27,19 @@ pub enum When {
     Pass(Site, u32),
 }
 
+/// How often a fault strikes that may strike again and again: at so many of [`Chance::OF`] things that it can strike, drawn from the
+/// fabric's seed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Chance {
+    /// How many of [`Chance::OF`].
+    pub times: u32,
+}
+
+impl Chance {
+    /// A million.
+    pub const OF: u64 = 1_000_000;
+}
+
 /// Places that faults can strike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -177,8 +190,9 @@ impl Fault {
         }
     }
 
-    /// Returns whether it strikes at its moment, rather than at something the host does next.
-    pub(crate) const fn strikes_by_itself(self) -> bool {
+    /// Whether it strikes at its moment, rather than at something the host does next.
+    #[must_use]
+    pub const fn strikes_by_itself(self) -> bool {
         matches!(
             self,
             Self::LinkDown { .. }

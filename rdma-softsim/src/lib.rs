@@ -90,8 +90,8 @@
 //!
 //! # What can befall it
 //!
-//! [`Fabric::set_link`], [`Fabric::kill_host`] and small [`Limits`], at any time; in a simulation every [`Fault`], and the
-//! [`FailureCounts`] say which of the classes of failure ([`FailureClass`]) were met. [`Fabric::resources`] counts what a host holds, for tests
+//! [`Fabric::set_link`], [`Fabric::kill_host`], small [`Limits`] and [`Fabric::inject`], at any time; in a simulation every [`Fault`],
+//! and the [`FailureCounts`] say which of the classes of failure ([`FailureClass`]) were met. [`Fabric::resources`] counts what a host holds, for tests
 //! that look for leaks.
 //!
 //! # What it does not do
@@ -126,7 +126,7 @@ pub use driver::Signal;
 pub use error::Error;
 pub use fabric::{Fabric, SoftSim};
 pub use failure_class::{FailureClass, FailureCounts};
-pub use faults::{Fault, FaultPlan, Injection, Site, When};
+pub use faults::{Chance, Fault, FaultPlan, Injection, Site, When};
 pub use model::{About, ForeignMemory};
 pub use random::Random;
 pub use settings::{Limits, Link, Parameters, Resources};

@@ -9,7 +9,9 @@ use rdma_proto::memory::SharedMemory;
 
 use crate::connection::IdentifierInner;
 use crate::driver::{Driver, Signal};
-use crate::model::{DomainId, Memory, PairId, Part, PostedReceive, PostedSend, QueueId, Registration, Wake};
+use crate::model::{
+    DomainId, Memory, PairId, Part, Parts, PostedReceive, PostedSend, QueueId, Registration, Wake,
+};
 use crate::{Error, SoftSim};
 
 /// A protection domain.
@@ -252,7 +254,7 @@ impl backend::QueuePair<SoftSim> for QueuePair {
         self.driver.with(|model| {
             chain(requests, |request| {
                 let local = self.part(&request.local)?;
-                model.post_receive(self.id, &PostedReceive { id: request.id, local })
+                model.post_receive(self.id, &PostedReceive { id: request.id, local: Parts::One(local) })
             })
         })
     }

@@ -12,8 +12,9 @@ use rdma_proto::backend::{
     RemoteAddress, RnrTimer, SendOp,
 };
 use rdma_softsim::{
-    About, CompletionQueue, Device, Domain, Error, Fabric, ForeignMemory, ForeignRegion, Local, NamedReceive,
-    NamedSend, PairState, QueuePair, Resources, Sge, Signal, SoftSim, Transition,
+    About, Chance, CompletionQueue, Device, Domain, Error, Fabric, Fault, ForeignMemory, ForeignRegion,
+    Local, NamedReceive, NamedSend, PairState, QueuePair, Resources, Sge, Signal, Site, SoftSim, Transition,
+    When,
 };
 
 const BASE: u64 = 0x1000;
@@ -127,6 +128,10 @@ impl End {
     }
 
     fn post(&self, op: SendOp, local: Sge) {
+        self.post_list(op, &[local]);
+    }
+
+    fn post_list(&self, op: SendOp, local: &[Sge]) {
         self.pair
             .post_named(&[NamedSend { id: 1, op, local: Local::Memory(local), signaled: true }])
             .unwrap();
@@ -144,7 +149,7 @@ fn queue_pairs_find_each_other_by_number() {
     let (fabric, a, b) = connected();
     let sent: Vec<u8> = (0..500_000_u32).map(|place| (place % 251) as u8).collect();
     a.program.bytes.lock().unwrap()[..sent.len()].copy_from_slice(&sent);
-    b.pair.post_named_receives(&[NamedReceive { id: 2, local: b.sge(0, 0) }]).unwrap();
+    b.pair.post_named_receives(&[NamedReceive { id: 2, local: &[b.sge(0, 0)] }]).unwrap();
     b.queue.arm().unwrap();
     let remote = RemoteAddress { address: BASE + 50_000, rkey: b.region.key() };
     a.post(SendOp::WriteImmediate(remote, Immediate(5)), a.sge(0, 500_000));
@@ -158,6 +163,113 @@ fn queue_pairs_find_each_other_by_number() {
     assert_eq!(fabric.resources(address(1)), Resources::default());
 }
 
+/// A message is what its elements hold, one after the other, whatever those of the other side are (`ibv_post_send(3)`).
+#[test]
+fn elements_of_a_request_make_one_message() {
+    let (_fabric, a, b) = connected();
+    let sent: Vec<u8> = (0..60_u8).collect();
+    a.program.bytes.lock().unwrap()[..60].copy_from_slice(&sent);
+    // 10 and 30 bytes, and one that is empty and of no region.
+    let gathered = [a.sge(50, 10), Sge::default(), a.sge(0, 30)];
+    let message: Vec<u8> = (50..60).chain(0..30).collect();
+    let scattered = [b.sge(1000, 7), b.sge(2000, 30), b.sge(3000, 100)];
+    b.pair.post_named_receives(&[NamedReceive { id: 2, local: &scattered }]).unwrap();
+    a.post_list(SendOp::Send, &gathered);
+    assert_eq!(a.completions(), [Ok(Completed::Send)]);
+    assert_eq!(b.completions(), [Ok(Completed::Recv { len: 40, immediate: None })]);
+    let held = |end: &End, at: usize, len: usize| end.program.bytes.lock().unwrap()[at..at + len].to_vec();
+    assert_eq!([held(&b, 1000, 7), held(&b, 2000, 30), held(&b, 3000, 3)].concat(), message);
+    assert_eq!(
+        [held(&b, 1007, 1), held(&b, 2030, 1), held(&b, 3003, 1)].concat(),
+        [0; 3],
+        "no more than that"
+    );
+
+    let remote = RemoteAddress { address: BASE + 4000, rkey: b.region.key() };
+    a.post_list(SendOp::Write(remote), &gathered);
+    assert_eq!(held(&b, 4000, 40), message);
+    a.post_list(SendOp::Read(remote), &[a.sge(5000, 1), a.sge(6000, 39)]);
+    assert_eq!(a.completions(), [Ok(Completed::Write), Ok(Completed::Read)]);
+    assert_eq!([held(&a, 5000, 1), held(&a, 6000, 39)].concat(), message);
+
+    let receive = NamedReceive { id: 2, local: &[b.sge(0, 20), b.sge(100, 19)] };
+    b.pair.post_named_receives(&[receive]).unwrap();
+    a.post_list(SendOp::Send, &gathered);
+    assert_eq!(
+        a.completions(),
+        [Err(CompletionStatus::REM_INV_REQ_ERR)],
+        "one byte more than there is room for"
+    );
+}
+
+/// One element of a wrong key is enough.
+#[test]
+fn an_element_of_a_wrong_key_fails_the_request() {
+    let (_fabric, a, b) = connected();
+    b.pair.post_named_receives(&[NamedReceive { id: 2, local: &[b.sge(0, 64)] }]).unwrap();
+    a.post_list(SendOp::Send, &[a.sge(0, 8), Sge { lkey: a.region.key() ^ 1, ..a.sge(8, 8) }]);
+    assert_eq!(a.completions(), [Err(CompletionStatus::LOC_PROT_ERR)]);
+    assert_eq!(b.completions(), []);
+}
+
+/// Which of 64 requests are refused, by a fault that comes half of the time.
+fn refused(seed: u64) -> Vec<bool> {
+    let (fabric, a, b) = connected();
+    let remote = RemoteAddress { address: BASE, rkey: b.region.key() };
+    fabric.seed_faults(seed);
+    let half = Chance { times: 500_000 };
+    assert!(fabric.inject(address(1), Fault::QueueFull, Err(half)));
+    let refused: Vec<_> = (0..64)
+        .map(|_| {
+            let work =
+                NamedSend { id: 1, op: SendOp::Write(remote), local: Local::Inline(&[]), signaled: true };
+            while !a.completions().is_empty() {}
+            a.pair.post_named(&[work]).is_err()
+        })
+        .collect();
+    assert_eq!(fabric.faults_struck(), refused.iter().filter(|refused| **refused).count() as u64);
+    refused
+}
+
+#[test]
+fn faults_by_chance_follow_their_seed() {
+    let first = refused(1);
+    assert!(first.contains(&true) && first.contains(&false));
+    assert_eq!(refused(1), first);
+    assert_ne!(refused(2), first);
+}
+
+/// In real time, on a fabric without faults so far: times count from the injection.
+#[test]
+fn a_fault_strikes_a_fabric_in_real_time() {
+    let (fabric, a, b) = connected();
+    let remote = || RemoteAddress { address: BASE, rkey: b.region.key() };
+    for _ in 0..3 {
+        a.post(SendOp::Write(remote()), a.sge(0, 8));
+    }
+    assert!(!fabric.inject(address(3), Fault::KeyRefused, Ok(When::Event(0))), "there is no such host");
+    assert!(!fabric.inject(address(2), Fault::PairFatal, Err(Chance { times: 1 })), "it strikes by itself");
+    assert!(fabric.inject(address(2), Fault::KeyRefused, Ok(When::Pass(Site::Arrive, 2))));
+    for _ in 0..2 {
+        a.post(SendOp::Write(remote()), a.sge(0, 8));
+    }
+    let mut expected = vec![Ok(Completed::Write); 4];
+    expected.push(Err(CompletionStatus::REM_ACCESS_ERR));
+    assert_eq!(a.completions(), expected);
+    assert_eq!(fabric.faults_struck(), 1);
+    assert_eq!(b.device.next_event().unwrap(), Some((AsyncEvent::QpAccessErr, About::Pair(9))));
+}
+
+/// What happens to the device is told to everybody who opened it.
+#[test]
+fn a_link_that_goes_down_is_told_to_who_opened_the_device() {
+    let (fabric, a, b) = connected();
+    assert!(fabric.inject(address(1), Fault::LinkDown { micros: 1 }, Ok(When::Event(0))));
+    a.post(SendOp::Write(RemoteAddress { address: BASE, rkey: b.region.key() }), a.sge(0, 8));
+    assert_eq!(a.device.next_event().unwrap(), Some((AsyncEvent::PortErr, About::Device)));
+    assert_eq!(b.device.next_event().unwrap(), None);
+}
+
 #[test]
 fn a_wrong_local_key_fails_when_the_work_is_executed() {
     let (_fabric, a, _b) = connected();
@@ -169,14 +281,14 @@ fn a_wrong_local_key_fails_when_the_work_is_executed() {
 #[test]
 fn memory_out_of_reach_fails_as_memory_that_is_gone() {
     let (_fabric, a, b) = connected();
-    b.pair.post_named_receives(&[NamedReceive { id: 2, local: b.sge(0, 64) }]).unwrap();
+    b.pair.post_named_receives(&[NamedReceive { id: 2, local: &[b.sge(0, 64)] }]).unwrap();
     b.program.ended.store(true, Relaxed);
     a.post(SendOp::Send, a.sge(0, 8));
     assert_eq!(a.completions(), [Err(CompletionStatus::REM_OP_ERR)]);
     assert_eq!(b.completions(), [Err(CompletionStatus::LOC_PROT_ERR)]);
 
     let (_fabric, a, b) = connected();
-    b.pair.post_named_receives(&[NamedReceive { id: 2, local: b.sge(0, 64) }]).unwrap();
+    b.pair.post_named_receives(&[NamedReceive { id: 2, local: &[b.sge(0, 64)] }]).unwrap();
     a.program.ended.store(true, Relaxed);
     a.post(SendOp::Send, a.sge(0, 8));
     assert_eq!(a.completions(), [Err(CompletionStatus::LOC_PROT_ERR)]);
@@ -188,7 +300,7 @@ fn a_queue_pair_hears_its_peer_alone() {
     let (fabric, a, b) = connected();
     let stranger = end(&fabric.host(&[address(3)]));
     connect(&stranger, 3, 2, b.pair.number());
-    b.pair.post_named_receives(&[NamedReceive { id: 2, local: b.sge(0, 64) }]).unwrap();
+    b.pair.post_named_receives(&[NamedReceive { id: 2, local: &[b.sge(0, 64)] }]).unwrap();
     stranger.post(SendOp::Send, stranger.sge(0, 8));
     while stranger.pair.state() == Ok(PairState::Ready) {
         std::thread::yield_now();
@@ -216,7 +328,7 @@ fn states_come_in_order() {
     let send = Transition::Send { retry: 1, rnr_retry: 1, read_depth: 1 };
     assert!(matches!(end.pair.modify(send), Err(Error::State(_))));
     assert!(matches!(end.pair.modify(Transition::Fail), Err(Error::State(_))));
-    let receive = NamedReceive { id: 1, local: end.sge(0, 8) };
+    let receive = NamedReceive { id: 1, local: &[end.sge(0, 8)] };
     assert!(end.pair.post_named_receives(&[receive]).is_err(), "a queue pair that is reset takes nothing");
     end.pair.modify(Transition::Initialise).unwrap();
     end.pair.post_named_receives(&[receive]).unwrap();
@@ -255,7 +367,7 @@ fn the_connection_manager_connects_queue_pairs_of_the_device_and_brings_private_
     let told = channel.next_with_data().unwrap().unwrap();
     assert!(matches!(told.event.kind, CmEventKind::Established { .. }));
     assert_eq!((told.data.len(), &told.data[..8]), (196, &b"welcome\0"[..]));
-    passive.pair.post_named_receives(&[NamedReceive { id: 2, local: passive.sge(0, 64) }]).unwrap();
+    passive.pair.post_named_receives(&[NamedReceive { id: 2, local: &[passive.sge(0, 64)] }]).unwrap();
     let inline = NamedSend { id: 1, op: SendOp::Send, local: Local::Inline(b"inline"), signaled: false };
     active.pair.post_named(&[inline]).unwrap();
     assert_eq!(passive.completions(), [Ok(Completed::Recv { len: 6, immediate: None })]);

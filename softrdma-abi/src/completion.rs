@@ -1,7 +1,9 @@
 //! Completion channels and completion queues.
 
 use core::ffi::{c_int, c_uint, c_void};
+use std::collections::VecDeque;
 use std::os::fd::{FromRawFd as _, IntoRawFd as _, OwnedFd};
+use std::sync::{Mutex, PoisonError};
 
 use softrdma_wire::{Completion, MAX_BATCH, Name, RECORD, Reply, Request};
 
@@ -46,6 +48,14 @@ pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel
     returned(freed)
 }
 
+/// A completion queue, and completions that the fabric gave and the program has not polled: it gives as many as there are, whatever
+/// the program asks for, which often is one after the other.
+#[repr(C)]
+struct Queue {
+    cq: ibv_cq,
+    fetched: Mutex<VecDeque<Completion>>,
+}
+
 pub(crate) fn create_queue(
     context: *mut ibv_context,
     depth: c_int,
@@ -70,9 +80,9 @@ pub(crate) fn create_queue(
     cq.cq_context = cq_context;
     cq.handle = handle;
     cq.cqe = c_int::try_from(depth).unwrap_or(c_int::MAX);
-    let cq = Box::into_raw(Box::new(cq));
-    names::enter(handle, cq);
-    Ok(cq)
+    let queue = Box::into_raw(Box::new(Queue { cq, fetched: Mutex::default() }));
+    names::enter(handle, queue);
+    Ok(queue.cast())
 }
 
 #[unsafe(no_mangle)]
@@ -88,13 +98,13 @@ pub unsafe extern "C" fn ibv_create_cq(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
-    // SAFETY: ibv_destroy_cq(3): what `ibv_create_cq` gave, from a box.
+    // SAFETY: ibv_destroy_cq(3): what `ibv_create_cq` gave, from a box of a `Queue`.
     let handle = unsafe { (*cq).handle };
     let freed = ask(&Request::DestroyQueue(handle));
     if freed.is_ok() {
         names::leave(handle);
         // SAFETY: as above; the fabric says that nothing reports to it, and the caller gives it up.
-        drop(unsafe { Box::from_raw(cq) });
+        drop(unsafe { Box::from_raw(cq.cast::<Queue>()) });
     }
     returned(freed)
 }
@@ -144,15 +154,21 @@ pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, _solicited_only: 
 }
 
 pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, into: *mut ibv_wc) -> c_int {
-    let Ok(most) = u32::try_from(most) else { return -libc::EINVAL };
-    // SAFETY: ibv_poll_cq(3): a live completion queue.
-    let queue = unsafe { (*cq).handle };
-    let most = most.min(MAX_BATCH as u32);
-    let Ok(Reply::Completions(completions)) = call(&Request::Poll { queue, most }) else { return -1 };
+    let Ok(most) = usize::try_from(most) else { return -libc::EINVAL };
+    // SAFETY: ibv_poll_cq(3): a live completion queue, which `create_queue` made as a `Queue`.
+    let queue = unsafe { &*cq.cast::<Queue>() };
+    // Held while the fabric is asked: completions keep their order.
+    let mut fetched = queue.fetched.lock().unwrap_or_else(PoisonError::into_inner);
+    if fetched.is_empty() && most > 0 {
+        let request = Request::Poll { queue: queue.cq.handle, most: MAX_BATCH as u32 };
+        let Ok(Reply::Completions(completions)) = call(&request) else { return -1 };
+        fetched.extend(completions);
+    }
     let mut count = 0;
-    for completion in completions.iter().take(most as usize) {
+    let given = most.min(fetched.len());
+    for completion in fetched.drain(..given) {
         // SAFETY: ibv_poll_cq(3): an array of at least `most` entries, of which `count` are fewer.
-        unsafe { into.add(count).write(work_completion(completion)) };
+        unsafe { into.add(count).write(work_completion(&completion)) };
         count += 1;
     }
     c_int::try_from(count).unwrap_or(c_int::MAX)

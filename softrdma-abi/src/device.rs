@@ -6,6 +6,8 @@ use core::ffi::{CStr, c_char, c_int, c_uint};
 use std::net::IpAddr;
 use std::sync::OnceLock;
 
+use softrdma_wire::MAX_ELEMENTS;
+
 use crate::completion::{poll_cq, req_notify_cq};
 use crate::layout::{
     _compat_ibv_port_attr, Device, GidEntry, PORT_ATTRIBUTES, PortAttributes, ibv_context, ibv_context_ops,
@@ -21,7 +23,7 @@ const UVERBS: &CStr = c"uverbs0";
 /// The only port.
 pub(crate) const PORT: u8 = 1;
 /// Scatter-gather elements of a work request.
-pub(crate) const MAX_SGE: c_int = 1;
+pub(crate) const MAX_SGE: c_int = MAX_ELEMENTS as c_int;
 
 const NODE_CA: c_int = 1;
 const TRANSPORT_IB: c_int = 0;

@@ -1,6 +1,7 @@
 //! Queue pairs.
 
 use core::ffi::c_int;
+use std::borrow::Cow;
 use std::net::IpAddr;
 
 use softrdma_wire::{Local, MAX_BATCH, MAX_INLINE, Name, Op, Receive, Reply, Request, Send, Sge, Transition};
@@ -55,7 +56,9 @@ pub(crate) unsafe fn create(
         return Err(libc::EINVAL);
     }
     let Reply::Pair { name, number, inline } = call(&request)? else { return Err(libc::EPROTO) };
-    (cap.max_inline_data, cap.max_send_sge, cap.max_recv_sge) = (inline, most, most);
+    cap.max_inline_data = inline;
+    // As a device that has no queue pairs without.
+    (cap.max_send_sge, cap.max_recv_sge) = (cap.max_send_sge.max(1), cap.max_recv_sge.max(1));
     let qp = ibv_qp {
         context,
         qp_context,
@@ -221,30 +224,63 @@ fn index_of(address: IpAddr) -> u8 {
     index.and_then(|index| u8::try_from(index).ok()).unwrap_or(0)
 }
 
-/// The single element of a work request, if it has one.
+/// The scatter-gather list of a work request, of at most `most` elements.
 ///
 /// # Safety
 /// `list` points to `count` elements.
-unsafe fn element(list: *const ibv_sge, count: c_int) -> Result<Sge, c_int> {
-    match count {
-        0 => Ok(Sge::default()),
-        1 => {
-            // SAFETY: the caller vouches for one element.
-            let ibv_sge { addr: address, length: len, lkey } = unsafe { list.read() };
-            Ok(Sge { address, len, lkey })
-        }
-        _ => Err(libc::EINVAL),
+unsafe fn elements<'a>(list: *const ibv_sge, count: c_int, most: u32) -> Result<&'a [ibv_sge], c_int> {
+    let count = usize::try_from(count).map_err(|_| libc::EINVAL)?;
+    if count > most as usize {
+        return Err(libc::EINVAL);
     }
+    if count == 0 {
+        return Ok(&[]);
+    }
+    // SAFETY: the caller vouches for as many elements.
+    Ok(unsafe { std::slice::from_raw_parts(list, count) })
+}
+
+fn on_wire(list: &[ibv_sge]) -> Vec<Sge> {
+    list.iter().map(|&ibv_sge { addr: address, length: len, lkey }| Sge { address, len, lkey }).collect()
+}
+
+/// The bytes of inline data.
+///
+/// # Safety
+/// The elements name bytes of this process that stay as they are for `'a`.
+unsafe fn inline<'a>(list: &[ibv_sge]) -> Result<Cow<'a, [u8]>, c_int> {
+    let total = list.iter().try_fold(0_u32, |sum, element| sum.checked_add(element.length));
+    if total.is_none_or(|total| total > MAX_INLINE as u32) {
+        return Err(libc::EINVAL);
+    }
+    let bytes = |element: &ibv_sge| -> &'a [u8] {
+        if element.length == 0 {
+            return &[];
+        }
+        let place: *const u8 = std::ptr::with_exposed_provenance(element.addr as usize);
+        // SAFETY: the caller vouches for the bytes.
+        unsafe { std::slice::from_raw_parts(place, element.length as usize) }
+    };
+    Ok(match list {
+        [] => Cow::Borrowed(&[]),
+        [element] => Cow::Borrowed(bytes(element)),
+        several => Cow::Owned(several.iter().flat_map(bytes).copied().collect()),
+    })
 }
 
 /// A work request as the wire has it.
 ///
 /// # Safety
 /// `wr` is as ibv_post_send(3) wants it, and inline bytes stay as they are for `'a`.
-unsafe fn send<'a>(wr: &ibv_send_wr, all_signaled: bool) -> Result<Send<'a>, c_int> {
+unsafe fn send<'a>(wr: &ibv_send_wr, pair: &Pair) -> Result<Send<'a>, c_int> {
     // SAFETY: the caller vouches for the list; both arms of the unions are integers.
-    let (sge, immediate, rdma) =
-        unsafe { (element(wr.sg_list, wr.num_sge)?, u32::from_be(wr.__bindgen_anon_1.imm_data), wr.wr.rdma) };
+    let (list, immediate, rdma) = unsafe {
+        (
+            elements(wr.sg_list, wr.num_sge, pair.cap.max_send_sge)?,
+            u32::from_be(wr.__bindgen_anon_1.imm_data),
+            wr.wr.rdma,
+        )
+    };
     let (address, rkey) = (rdma.remote_addr, rdma.rkey);
     let op = match wr.opcode {
         IBV_WR_SEND => Op::Send,
@@ -255,18 +291,13 @@ unsafe fn send<'a>(wr: &ibv_send_wr, all_signaled: bool) -> Result<Send<'a>, c_i
         _ => return Err(libc::EINVAL),
     };
     let local = if wr.send_flags & IBV_SEND_INLINE == 0 || matches!(op, Op::Read { .. }) {
-        Local::Memory(sge)
-    } else if sge.len as usize > MAX_INLINE {
-        return Err(libc::EINVAL);
-    } else if sge.len == 0 {
-        Local::Inline(&[])
+        Local::Memory(on_wire(list))
     } else {
-        let place: *const u8 = std::ptr::with_exposed_provenance(sge.address as usize);
-        // SAFETY: ibv_post_send(3): with IBV_SEND_INLINE the element names bytes of this process, which are read during the
+        // SAFETY: ibv_post_send(3): with IBV_SEND_INLINE the elements name bytes of this process, which are read during the
         // call and which nobody changes meanwhile.
-        Local::Inline(unsafe { std::slice::from_raw_parts(place, sge.len as usize) })
+        Local::Inline(unsafe { inline(list) }?)
     };
-    let signaled = all_signaled || wr.send_flags & IBV_SEND_SIGNALED != 0;
+    let signaled = pair.all_signaled || wr.send_flags & IBV_SEND_SIGNALED != 0;
     Ok(Send { id: wr.wr_id, op, signaled, local })
 }
 
@@ -329,13 +360,14 @@ pub(crate) unsafe extern "C" fn post_send(
     bad: *mut *mut ibv_send_wr,
 ) -> c_int {
     // SAFETY: ibv_post_send(3): a live queue pair, which `create` made as a `Pair`.
-    let (pair, all_signaled) = unsafe { (name(qp), (*qp.cast::<Pair>()).all_signaled) };
+    let made = unsafe { &*qp.cast::<Pair>() };
+    let pair = made.qp.handle;
     let posted = chain(
         first,
         // SAFETY: ibv_post_send(3): a list of requests, each linked to the next or to none.
         |wr| unsafe { (*wr).next },
         // SAFETY: as above; inline bytes are sent before this function returns.
-        |wr| unsafe { send(&*wr, all_signaled) },
+        |wr| unsafe { send(&*wr, made) },
         |work| call(&Request::PostSend { pair, work }),
     );
     // SAFETY: ibv_post_send(3): a place for the request that was refused.
@@ -347,14 +379,17 @@ pub(crate) unsafe extern "C" fn post_recv(
     first: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    // SAFETY: ibv_post_recv(3): a live queue pair.
-    let pair = unsafe { name(qp) };
+    // SAFETY: ibv_post_recv(3): a live queue pair, which `create` made as a `Pair`.
+    let made = unsafe { &*qp.cast::<Pair>() };
+    let (pair, most) = (made.qp.handle, made.cap.max_recv_sge);
     let posted = chain(
         first,
         // SAFETY: ibv_post_recv(3): a list of requests, each linked to the next or to none.
         |wr| unsafe { (*wr).next },
         // SAFETY: as above.
-        |wr| unsafe { Ok(Receive { id: (*wr).wr_id, local: element((*wr).sg_list, (*wr).num_sge)? }) },
+        |wr| unsafe {
+            Ok(Receive { id: (*wr).wr_id, local: on_wire(elements((*wr).sg_list, (*wr).num_sge, most)?) })
+        },
         |work| call(&Request::PostReceive { pair, work }),
     );
     // SAFETY: ibv_post_recv(3): a place for the request that was refused.

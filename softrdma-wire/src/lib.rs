@@ -10,6 +10,7 @@
 
 mod socket;
 
+use std::borrow::Cow;
 use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
@@ -17,11 +18,13 @@ use serde::{Deserialize, Serialize};
 pub use socket::{Error, Listener, Socket};
 
 /// Of this protocol. Both sides come from one build, so any other is a mistake in how they were started.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Bytes of a message. Longer chains of work requests go in several.
 pub const MAX_MESSAGE: usize = 64 * 1024;
 /// Work requests or completions in one message.
 pub const MAX_BATCH: usize = 256;
+/// Scatter-gather elements of one work request.
+pub const MAX_ELEMENTS: usize = 16;
 /// Bytes of inline data in one work request.
 pub const MAX_INLINE: usize = 256;
 /// Bytes of one record of a completion channel: the name of a completion queue, as a little-endian number of 64 bits.
@@ -47,6 +50,12 @@ pub enum Request<'a> {
     },
     /// Answer: [`Reply::Status`]. Needs no session.
     Status,
+    /// Lets these befall machines of the fabric, at most [`MAX_BATCH`] at a time; what comes by chance is drawn from the seed, if there
+    /// is one. Needs no session.
+    Inject {
+        seed: Option<u64>,
+        faults: Vec<Fault>,
+    },
 
     AllocateDomain,
     FreeDomain(Name),
@@ -154,6 +163,28 @@ pub enum Request<'a> {
     },
 }
 
+/// A fault, and whom it befalls.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fault {
+    /// The machine with this address, which may come later.
+    pub address: IpAddr,
+    /// As `softrdma fault` spells it.
+    pub what: String,
+    /// When.
+    pub when: When,
+}
+
+/// When a fault strikes. Times count from now on, or from the coming of the machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum When {
+    /// After so many events of the fabric.
+    Event(u64),
+    /// At this pass through the site of this name.
+    Pass(String, u32),
+    /// Again and again, at so many of a million things that it can strike.
+    Chance(u32),
+}
+
 /// What the fabric answers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reply {
@@ -210,8 +241,13 @@ pub enum Reply {
     Event(Option<Box<Event>>),
     /// The address that an identifier is bound to.
     Bound(SocketAddr),
-    /// What the fabric holds.
-    Status(Vec<Session>),
+    /// What the fabric holds, and how often faults struck.
+    Status {
+        /// Who is there.
+        sessions: Vec<Session>,
+        /// Faults so far.
+        struck: u64,
+    },
 }
 
 /// What a region may be used for: `enum ibv_access_flags`, the lowest three.
@@ -271,7 +307,7 @@ pub struct Sge {
 }
 
 /// A send work request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the fields of struct ibv_send_wr")]
 pub struct Send<'a> {
     pub id: u64,
@@ -282,12 +318,13 @@ pub struct Send<'a> {
 }
 
 /// Its bytes, or where they are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Local<'a> {
-    /// In registered memory.
-    Memory(Sge),
+    /// In registered memory, in at most [`MAX_ELEMENTS`] places.
+    Memory(Vec<Sge>),
     /// Here.
-    Inline(&'a [u8]),
+    #[serde(borrow)]
+    Inline(Cow<'a, [u8]>),
 }
 
 /// What it does. Immediates are numbers, not bytes.
@@ -302,11 +339,11 @@ pub enum Op {
 }
 
 /// A receive work request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the fields of struct ibv_recv_wr")]
 pub struct Receive {
     pub id: u64,
-    pub local: Sge,
+    pub local: Vec<Sge>,
 }
 
 /// A work completion.

@@ -5,4 +5,5 @@
 #![deny(unsafe_code)]
 
 pub mod fabric;
+pub mod faults;
 pub mod runtime;

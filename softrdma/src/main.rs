@@ -3,14 +3,16 @@
 
 use std::ffi::OsString;
 use std::net::IpAddr;
-use std::os::unix::process::ExitStatusExt as _;
-use std::path::PathBuf;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use clap::{Parser, Subcommand};
 use comfy_table::{Table, presets};
+use rustix::io::FdFlags;
+use softrdma::faults::{self, Written};
 use softrdma::runtime::{Error, Place, has_rdma_core};
-use softrdma_wire::{ADDRESSES, Reply, Request, SOCKET, Session};
+use softrdma_wire::{ADDRESSES, Reply, Request, SOCKET, Session, Socket};
 
 /// Soft RDMA for programs as they are: no device, no kernel module, no root.
 #[derive(Parser)]
@@ -31,6 +33,10 @@ enum Action {
         /// one machine.
         #[arg(long, value_delimiter = ',', default_value = "192.0.2.1")]
         address: Vec<IpAddr>,
+        /// A file of faults that befall machines of the fabric: TOML, with a `seed` and a `[[fault]]` for each, of the fields `address`,
+        /// `what`, and `event`, `pass` or `chance` as `softrdma fault` has them.
+        #[arg(long)]
+        faults: Option<PathBuf>,
         /// The program and its arguments.
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
         command: Vec<OsString>,
@@ -40,6 +46,17 @@ enum Action {
         /// Which fabric.
         #[arg(long, default_value = "default")]
         fabric: String,
+    },
+    /// Lets a fault befall a machine of a running fabric.
+    Fault {
+        /// Which fabric.
+        #[arg(long, default_value = "default")]
+        fabric: String,
+        /// Draws what comes by chance from this number.
+        #[arg(long)]
+        seed: Option<u64>,
+        #[command(flatten)]
+        fault: Written,
     },
     /// Says whether programs can run here, and what is missing.
     Doctor,
@@ -60,7 +77,17 @@ fn main() -> ExitCode {
 
 fn act(action: Action) -> Result<ExitCode, Error> {
     match action {
-        Action::Run { fabric, address, command } => run(&fabric, &address, &command),
+        Action::Run { fabric, address, faults, command } => {
+            run(&fabric, &address, faults.as_deref(), &command)
+        }
+        Action::Fault { fabric, seed, fault } => {
+            let Some(mut socket) = Place::of(&fabric)?.connect()? else {
+                eprintln!("softrdma: no fabric of this name: `softrdma run` starts one");
+                return Ok(ExitCode::FAILURE);
+            };
+            inject(&mut socket, seed, vec![fault.check()?])?;
+            Ok(ExitCode::SUCCESS)
+        }
         Action::Status { fabric } => status(&fabric),
         Action::Doctor => doctor(),
         Action::Fabric { directory } => {
@@ -73,11 +100,32 @@ fn act(action: Action) -> Result<ExitCode, Error> {
     }
 }
 
-fn run(fabric: &str, addresses: &[IpAddr], command: &[OsString]) -> Result<ExitCode, Error> {
+/// Tells the fabric of faults.
+fn inject(socket: &mut Socket, seed: Option<u64>, faults: Vec<softrdma_wire::Fault>) -> Result<(), Error> {
+    let failed = |error| Error::Told { error };
+    socket.send(&Request::Inject { seed, faults }, None).map_err(failed)?;
+    match socket.receive().map_err(failed)? {
+        (Reply::Done, _) => Ok(()),
+        _ => Err(Error::Fault),
+    }
+}
+
+fn run(
+    fabric: &str,
+    addresses: &[IpAddr],
+    faults: Option<&Path>,
+    command: &[OsString],
+) -> Result<ExitCode, Error> {
     let place = Place::of(fabric)?;
     let libraries = place.libraries()?;
-    // Keeps the fabric there until the program has ended.
-    let _presence = place.enter()?;
+    // Keeps the fabric there until the program has ended, which takes the place of this one.
+    let mut presence = place.enter()?;
+    if let Some(file) = faults {
+        let (seed, faults) = faults::read(file)?;
+        inject(&mut presence, Some(seed), faults)?;
+    }
+    rustix::io::fcntl_setfd(&presence, FdFlags::empty())
+        .map_err(|errno| Error::System { what: "the fabric's socket".into(), error: errno.into() })?;
     // The command line has one.
     let [program, arguments @ ..] = command else { return Ok(ExitCode::FAILURE) };
     let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
@@ -90,12 +138,8 @@ fn run(fabric: &str, addresses: &[IpAddr], command: &[OsString]) -> Result<ExitC
     if !has_rdma_core() {
         started.env("LD_LIBRARY_PATH", before(libraries.search().into(), "LD_LIBRARY_PATH"));
     }
-    let status = started
-        .status()
-        .map_err(|error| Error::System { what: program.to_string_lossy().into_owned(), error })?;
-    // As a shell has it.
-    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1);
-    Ok(ExitCode::from(u8::try_from(code).unwrap_or(u8::MAX)))
+    // Signals and the exit status are the program's own from here on.
+    Err(Error::System { what: program.to_string_lossy().into_owned(), error: started.exec() })
 }
 
 /// A list of paths in the environment, with one more in front.
@@ -107,19 +151,19 @@ fn before(mut first: OsString, variable: &str) -> OsString {
     first
 }
 
-fn sessions(place: &Place) -> Result<Option<Vec<Session>>, Error> {
+fn sessions(place: &Place) -> Result<Option<(Vec<Session>, u64)>, Error> {
     let failed = |error| Error::Fabric { path: place.socket(), error };
     let Some(mut socket) = place.connect()? else { return Ok(None) };
     socket.send(&Request::Status, None).map_err(failed)?;
     match socket.receive().map_err(failed)? {
-        (Reply::Status(sessions), _) => Ok(Some(sessions)),
-        _ => Ok(Some(Vec::new())),
+        (Reply::Status { sessions, struck }, _) => Ok(Some((sessions, struck))),
+        _ => Ok(None),
     }
 }
 
 fn status(fabric: &str) -> Result<ExitCode, Error> {
     let place = Place::of(fabric)?;
-    let Some(sessions) = sessions(&place)? else {
+    let Some((sessions, struck)) = sessions(&place)? else {
         println!("no fabric of this name: `softrdma run` starts one");
         return Ok(ExitCode::SUCCESS);
     };
@@ -152,6 +196,9 @@ fn status(fabric: &str) -> Result<ExitCode, Error> {
         ]);
     }
     println!("{table}");
+    if struck > 0 {
+        println!("faults: {struck} so far");
+    }
     Ok(ExitCode::SUCCESS)
 }
 

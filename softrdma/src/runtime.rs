@@ -41,6 +41,21 @@ pub enum Error {
         #[source]
         error: softrdma_wire::Error,
     },
+    /// The fabric's answer did not come.
+    #[error("the fabric: {error}")]
+    Told {
+        /// Why.
+        #[source]
+        error: softrdma_wire::Error,
+    },
+    /// A fault is not understood.
+    #[error(transparent)]
+    Written(#[from] crate::faults::Error),
+    /// The fabric takes no such fault.
+    #[error(
+        "the fabric refuses this: what strikes by itself has no chance, kill comes at once, and at most 1024 faults wait for machines"
+    )]
+    Fault,
     /// It was not built, or not installed, together with this program.
     #[error("{} is not there: it is built and installed together with this program", .0.display())]
     Library(PathBuf),

@@ -156,7 +156,7 @@ fn status_shows_who_is_there() {
     let (server, _address, pid) = server(&home);
     let shown = text(&home);
     assert!(shown.contains(SERVER) && shown.contains(&pid.as_raw_nonzero().to_string()), "{shown}");
+    // `softrdma run` is the program once it runs: a signal to the one is one to the other.
     drop(server);
-    kill_process(pid, Signal::KILL).expect("it runs");
     home.is_left();
 }

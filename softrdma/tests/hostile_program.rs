@@ -1,50 +1,27 @@
 //! A program may send the fabric anything. The fabric lives, and others notice nothing.
 
-use std::net::IpAddr;
-use std::os::fd::OwnedFd;
+mod session;
+
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType};
+use rustix::net::SendFlags;
+use session::{address, ask, come, open, raw};
 use softrdma::fabric::Fabric;
 use softrdma_wire::{
-    Access, Local, MAX_BATCH, Op, Params, Receive, Reply, Request, Send, Sge, Socket, Transition, VERSION,
+    Access, Fault, Local, MAX_BATCH, Op, Params, Receive, Reply, Request, Send, Sge, Transition, VERSION,
+    When,
 };
-
-/// A session with the fabric, and the other end's descriptor where raw bytes are wanted.
-fn come(fabric: &Arc<Fabric>) -> Socket {
-    Socket::new(raw(fabric))
-}
-
-fn raw(fabric: &Arc<Fabric>) -> OwnedFd {
-    let kind = SocketType::SEQPACKET;
-    let (ours, theirs) =
-        rustix::net::socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).expect("sockets");
-    fabric.admit(Socket::new(theirs));
-    ours
-}
-
-fn ask(socket: &mut Socket, request: &Request<'_>) -> Reply {
-    socket.send(request, None).expect("the fabric listens");
-    socket.receive().expect("the fabric answers").0
-}
-
-fn address(last: u8) -> IpAddr {
-    IpAddr::from([192, 0, 2, last])
-}
-
-fn open(fabric: &Arc<Fabric>, last: u8) -> Socket {
-    let mut socket = come(fabric);
-    let hello = Request::Hello { version: VERSION, program: "test".into(), addresses: vec![address(last)] };
-    assert!(matches!(ask(&mut socket, &hello), Reply::Welcome { .. }));
-    socket
-}
 
 /// Whether an honest program is served.
 fn serves(fabric: &Arc<Fabric>) {
     let mut socket = open(fabric, 250);
     assert!(matches!(ask(&mut socket, &Request::AllocateDomain), Reply::Made(_)));
 }
+
+/// Elements of which a message holds as many.
+const MOST_ELEMENTS: usize = 1200;
 
 fn name() -> impl Strategy<Value = u32> {
     prop_oneof![0_u32..24, any::<u32>()]
@@ -127,20 +104,34 @@ fn request() -> impl Strategy<Value = Request<'static>> {
         (name(), transition()).prop_map(|(pair, to)| Request::Modify { pair, to }),
         name().prop_map(Request::QueryPair),
         Just(Request::TakeAsyncEvent),
+        // With a session it is refused.
+        (0..3_u8, any::<u32>()).prop_map(|(last, times)| Request::Inject {
+            seed: None,
+            faults: vec![Fault { address: address(last), what: "lose".into(), when: When::Chance(times) }],
+        }),
     ];
     let work = prop_oneof![
         (name(), proptest::collection::vec((op(), sge(), any::<[bool; 2]>(), 0_usize..300), 0..8)).prop_map(
             |(pair, work)| {
                 let send = |(op, sge, [signaled, inline], len): (Op, Sge, [bool; 2], usize)| {
-                    let local = if inline { Local::Inline(&DATA[..len]) } else { Local::Memory(sge) };
+                    let local = if inline {
+                        Local::Inline(Cow::Borrowed(&DATA[..len]))
+                    } else {
+                        Local::Memory(vec![sge; len % 20])
+                    };
                     Send { id: 1, op, signaled, local }
                 };
                 Request::PostSend { pair, work: work.into_iter().map(send).collect() }
             }
         ),
-        (name(), sge(), 0..MAX_BATCH + 2).prop_map(|(pair, local, count)| Request::PostReceive {
-            pair,
-            work: vec![Receive { id: 2, local }; count]
+        (name(), sge(), 0..MAX_BATCH + 2, 0..20_usize).prop_map(|(pair, sge, count, elements)| {
+            Request::PostReceive {
+                pair,
+                work: vec![
+                    Receive { id: 2, local: vec![sge; elements] };
+                    count.min(MOST_ELEMENTS / (elements + 1))
+                ],
+            }
         }),
     ];
     let manager = prop_oneof![

@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::process::Command;
+
 use common::{Home, Running, installed, succeeded};
 
 const SERVER: &str = "192.0.2.1";
@@ -72,6 +74,35 @@ fn perftest_write_and_read() {
     }
 }
 
+/// A program of C that was compiled here, or `None` and a reason, printed.
+fn compiled(home: &Home, name: &str) -> Option<String> {
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs");
+    let program = home.path().join(name).into_os_string().into_string().expect("a path in UTF-8");
+    let compile = |arguments: &[&str]| Command::new("cc").args(arguments).output();
+    match compile(&["-fsyntax-only", "-include", "infiniband/verbs.h", "-x", "c", "/dev/null"]) {
+        Ok(output) if output.status.success() => {}
+        _ => {
+            println!("skipped: no C compiler, or no rdma-core headers");
+            return None;
+        }
+    }
+    let output =
+        compile(&["-Wall", "-o", &program, &format!("{source}/{name}.c"), "-libverbs"]).expect("runs");
+    succeeded(&output);
+    Some(program)
+}
+
+/// Scatter-gather lists, and what is not there, through the C ABI and the headers' inline functions.
+#[test]
+fn elements_of_a_work_request() {
+    let home = Home::new("elements");
+    let Some(program) = compiled(&home, "elements") else { return };
+    let output = home.run(SERVER, &[&program]).output().expect("runs");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(succeeded(&output), "done\n", "{said}");
+    home.is_left();
+}
+
 #[test]
 fn ibv_devinfo() {
     if installed("ibv_devinfo").is_none() {
@@ -87,7 +118,7 @@ fn ibv_devinfo() {
 #[test]
 fn without_a_fabric_there_is_no_device() {
     let Some(program) = installed("ibv_devices") else { return };
-    let output = std::process::Command::new(program)
+    let output = Command::new(program)
         .env("LD_PRELOAD", env!("CARGO_BIN_EXE_librdmacm-softrdma"))
         .env_remove("SOFTRDMA_SOCKET")
         .output()

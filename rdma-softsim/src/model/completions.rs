@@ -194,7 +194,7 @@ impl Model {
         {
             pair.requester.give_back(entry.frees);
         }
-        if self.simulation.is_some() {
+        if self.is_observed() {
             self.note(|| EntryKind::Polled(entry.completion));
             if let Some(sequence) = entry.lands {
                 self.land(entry.pair, sequence);

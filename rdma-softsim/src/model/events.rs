@@ -138,8 +138,13 @@ impl Model {
         }
     }
 
-    /// Raises an event for every identifier of a host.
+    /// Raises an event for every identifier of a host; if it is the device's, also for everybody who opened that.
     pub(super) fn tell_all(&mut self, host: HostId, kind: NoticeKind) {
+        if let NoticeKind::Async(event) = kind {
+            for context in self.contexts.select(|context| context.host == host) {
+                self.tell(context, event, About::Device);
+            }
+        }
         for identifier in self.identifiers.select(|identifier| identifier.host == host) {
             self.notify(identifier, kind);
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rdma_proto::backend::{Access, RemoteAddress};
 use rdma_proto::memory::SharedMemory;
 
-use super::queue_pair::Part;
+use super::parts::Part;
 use super::{DomainId, HostId, Model, PairId, RegionId};
 use crate::Error;
 use crate::trace::EntryKind;
@@ -199,7 +199,7 @@ impl Model {
     }
 
     pub(crate) fn deregister(&mut self, id: RegionId) {
-        if self.simulation.is_some()
+        if self.is_observed()
             && self.pairs.iter().any(|(_, pair)| pair.uses(id))
             && let Some(host) = self.regions.get(id).map(|region| region.host.index())
         {

@@ -17,6 +17,7 @@ mod memory;
 mod numbers;
 mod objects;
 mod ownership;
+mod parts;
 mod queue_pair;
 mod requester;
 mod responder;
@@ -42,7 +43,8 @@ pub(crate) use events::NoticeKind;
 pub use memory::ForeignMemory;
 pub(crate) use memory::{Bytes, Memory, Registration};
 pub(crate) use objects::PairAttributes;
-pub(crate) use queue_pair::{Part, PostedReceive, PostedSend, State};
+pub(crate) use parts::{Part, Parts};
+pub(crate) use queue_pair::{PostedReceive, PostedSend, State};
 pub(crate) use simulation::SimulationState;
 
 pub(crate) type HostId = Id<host::Host>;

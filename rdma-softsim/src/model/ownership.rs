@@ -8,6 +8,7 @@ use core::hash::Hasher;
 use std::collections::VecDeque;
 
 use super::memory::CHUNK;
+use super::parts::{Part, Parts};
 use super::requester::Source;
 use super::{Model, PairId, RegionId};
 use crate::failure_class::FailureClass;
@@ -26,56 +27,54 @@ struct Lent {
     /// The request, and its place in the order of requests.
     id: u64,
     sequence: u64,
-    region: RegionId,
-    offset: usize,
-    len: usize,
+    parts: Parts,
     hash: u64,
 }
 
 struct Landing {
     sequence: u64,
-    region: RegionId,
-    offset: usize,
+    target: Parts,
     bytes: Vec<u8>,
 }
 
 impl Ownership {
     /// Returns whether the device may still read from a region.
     pub(super) fn lends(&self, region: RegionId) -> bool {
-        self.lent.iter().any(|lent| lent.region == region)
+        self.lent.iter().any(|lent| lent.parts.touch(region))
     }
 }
 
 impl Model {
-    /// Bytes of a region, as a number.
-    fn hash_of(&self, region: RegionId, mut offset: usize, len: usize) -> Option<u64> {
-        let memory = &self.regions.get(region)?.memory;
+    /// Bytes of regions, as a number.
+    fn hash_of(&self, parts: &Parts) -> Option<u64> {
         let mut digest = Digest::default();
         let mut chunk = [0; CHUNK];
-        let end = offset + len;
-        while offset < end {
-            let part = &mut chunk[..CHUNK.min(end - offset)];
-            if !memory.read(offset, part) {
-                return None;
+        for &Part { region, mut offset, len } in parts.list() {
+            let memory = &self.regions.get(region)?.memory;
+            let end = offset + len;
+            while offset < end {
+                let part = &mut chunk[..CHUNK.min(end - offset)];
+                if !memory.read(offset, part) {
+                    return None;
+                }
+                digest.write(part);
+                offset += part.len();
             }
-            digest.write(part);
-            offset += part.len();
         }
         Some(digest.finish())
     }
 
     /// Work was posted. Its bytes are the device's from now on, unless it took a copy.
     pub(super) fn lend(&mut self, id: PairId) {
-        if self.simulation.is_none() {
+        if !self.is_observed() {
             return;
         }
         let Some(pair) = self.pairs.get(id) else { return };
         let sequence = pair.requester.next_sequence() - 1;
         let Some(work) = pair.requester.newest() else { return };
-        let Source::Region(region, offset) = work.source else { return };
-        let (id_of_work, len) = (work.id, work.len);
-        let Some(hash) = self.hash_of(region, offset, len).filter(|_| len > 0) else { return };
-        let lent = Lent { id: id_of_work, sequence, region, offset, len, hash };
+        let (id_of_work, Source::Memory(parts)) = (work.id, &work.source) else { return };
+        let Some(hash) = self.hash_of(parts).filter(|_| work.len > 0) else { return };
+        let lent = Lent { id: id_of_work, sequence, parts: parts.clone(), hash };
         if let Some(pair) = self.pairs.get_mut(id) {
             pair.ownership.lent.push_back(lent);
         }
@@ -85,9 +84,11 @@ impl Model {
     pub(super) fn check_ownership(&mut self, id: PairId) {
         let Some(pair) = self.pairs.get(id) else { return };
         let (number, free_below) = (pair.number, pair.requester.given_back());
-        let changed = pair.ownership.lent.iter().find(|lent| {
-            self.hash_of(lent.region, lent.offset, lent.len).is_some_and(|hash| hash != lent.hash)
-        });
+        let changed = pair
+            .ownership
+            .lent
+            .iter()
+            .find(|lent| self.hash_of(&lent.parts).is_some_and(|hash| hash != lent.hash));
         if let Some(work) = changed.map(|lent| lent.id) {
             self.note(|| EntryKind::Tampered { pair: number, id: work });
         }
@@ -100,26 +101,17 @@ impl Model {
     }
 
     /// Whether the bytes of a message land late, and if so keeps them until they do.
-    pub(super) fn lands_late(
-        &mut self,
-        at: PairId,
-        sequence: u64,
-        bytes: Vec<u8>,
-        target: (RegionId, usize),
-    ) {
+    pub(super) fn lands_late(&mut self, at: PairId, sequence: u64, bytes: Vec<u8>, target: Parts) {
         // Some pieces are there at once, in no order.
         const PIECE: usize = 8;
-        let (region, to) = target;
         for (place, piece) in bytes.chunks(PIECE).enumerate() {
-            if self.below(3) == 0
-                && let Some(memory) = self.regions.get(region).map(|region| &region.memory)
-            {
-                let _inside = memory.write(to + place * PIECE, piece);
+            if self.below(3) == 0 {
+                let _inside = self.scatter(&target, place * PIECE, piece);
             }
         }
         self.count_injected(FailureClass::DataVisibility);
         if let Some(pair) = self.pairs.get_mut(at) {
-            pair.ownership.landing.push_back(Landing { sequence, region, offset: to, bytes });
+            pair.ownership.landing.push_back(Landing { sequence, target, bytes });
         }
     }
 
@@ -129,9 +121,7 @@ impl Model {
             && pair.ownership.landing.front().is_some_and(|first| first.sequence <= sequence)
             && let Some(landing) = pair.ownership.landing.pop_front()
         {
-            if let Some(memory) = self.regions.get(landing.region).map(|region| &region.memory) {
-                let _inside = memory.write(landing.offset, &landing.bytes);
-            }
+            let _inside = self.scatter(&landing.target, 0, &landing.bytes);
             self.count_observed(FailureClass::DataVisibility);
         }
     }

@@ -6,6 +6,7 @@ use rdma_proto::backend::{CompletionStatus, QueuePairLimits, RnrTimer, SendOp};
 
 use super::completions::{Entry, PendingCompletions, WorkQueue, failure};
 use super::ownership::Ownership;
+use super::parts::{Part, Parts};
 use super::requester::{Requester, SendWork, Source};
 use super::responder::{ReceiveWork, Responder};
 use super::{ContextId, DomainId, Event, HostId, IdentifierId, Model, PairId, QueueId, RegionId};
@@ -68,7 +69,8 @@ impl QueuePair {
 
     /// Returns whether the device may still touch a region for what is posted here.
     pub(super) fn uses(&self, region: RegionId) -> bool {
-        self.responder.receives.iter().any(|receive| receive.region == region) || self.ownership.lends(region)
+        self.responder.receives.iter().any(|receive| receive.local.touch(region))
+            || self.ownership.lends(region)
     }
 }
 
@@ -104,14 +106,6 @@ pub(super) struct Path {
     pub(super) loopback: bool,
 }
 
-/// A part of a region, as posted.
-#[derive(Clone, Copy)]
-pub(crate) struct Part {
-    pub(crate) region: RegionId,
-    pub(crate) offset: usize,
-    pub(crate) len: usize,
-}
-
 /// A send work request, as posted.
 pub(crate) struct PostedSend {
     pub(crate) id: u64,
@@ -124,7 +118,7 @@ pub(crate) struct PostedSend {
 /// A receive work request, as posted.
 pub(crate) struct PostedReceive {
     pub(crate) id: u64,
-    pub(crate) local: Part,
+    pub(crate) local: Parts,
 }
 
 impl Model {
@@ -171,29 +165,29 @@ impl Model {
             debug_assert!(inside, "check_part has looked");
             Source::Inline(bytes)
         } else {
-            Source::Region(region, offset)
+            Source::Memory(Parts::One(request.local))
         };
         self.enqueue(id, request.id, request.op, (source, len), request.signaled);
         Ok(())
     }
 
-    /// As [`Model::post_send`], with inline bytes or whatever part of a region the request named.
+    /// As [`Model::post_send`], with inline bytes or whatever parts of regions the request named.
     pub(crate) fn post_named(
         &mut self,
         id: PairId,
         work: u64,
         op: SendOp,
-        local: Result<&[u8], Part>,
+        local: Result<&[u8], Parts>,
         signaled: bool,
     ) -> Result<(), Error> {
-        let len = local.map_or_else(|part| part.len, <[u8]>::len);
+        let len = local.as_ref().map_or_else(Parts::len, |bytes| bytes.len());
         if len > MAX_MESSAGE {
             return Err(Error::Argument("a message is at most 2 GiB long"));
         }
         self.may_send(id, op, len, local.is_ok())?;
         let source = match local {
             Ok(bytes) => Source::Inline(bytes.to_vec()),
-            Err(part) => Source::Region(part.region, part.offset),
+            Err(parts) => Source::Memory(parts),
         };
         self.enqueue(id, work, op, (source, len), signaled);
         Ok(())
@@ -229,7 +223,7 @@ impl Model {
         let number = pair.number;
         let work = SendWork { id: work, op, source, len, signaled, shows: ClassSet::EMPTY };
         let failed = pair.state == State::Error;
-        if self.simulation.is_some() {
+        if self.is_observed() {
             let posted = self.describe(&work);
             self.note(|| EntryKind::Posted { pair: number, work: posted });
         }
@@ -244,11 +238,13 @@ impl Model {
     /// Puts one request on the receive queue; its slot is free again when a message has consumed it.
     pub(crate) fn post_receive(&mut self, id: PairId, request: &PostedReceive) -> Result<(), Error> {
         let pair = self.pairs.get(id).ok_or(Error::Gone("queue pair"))?;
-        self.check_part(pair, &request.local)?;
+        for part in request.local.list() {
+            self.check_part(pair, part)?;
+        }
         self.post_named_receive(id, request)
     }
 
-    /// As [`Model::post_receive`], with whatever part of a region the request named.
+    /// As [`Model::post_receive`], with whatever parts of regions the request named.
     pub(crate) fn post_named_receive(&mut self, id: PairId, request: &PostedReceive) -> Result<(), Error> {
         let pair = self.pairs.get(id).ok_or(Error::Gone("queue pair"))?;
         if pair.state == State::Reset {
@@ -257,9 +253,8 @@ impl Model {
         if pair.responder.receives.len() >= pair.limits.recv_depth as usize {
             return Err(Error::QueueFull { queue: "receive", depth: pair.limits.recv_depth });
         }
-        let Part { region, offset, len } = request.local;
         let Some(pair) = self.pairs.get_mut(id) else { return Ok(()) };
-        pair.responder.receives.push_back(ReceiveWork { id: request.id, region, offset, len });
+        pair.responder.receives.push_back(ReceiveWork { id: request.id, local: request.local.clone() });
         let (number, failed, work) = (pair.number, pair.state == State::Error, request.id);
         self.note(|| EntryKind::Received { pair: number, id: work });
         if failed {

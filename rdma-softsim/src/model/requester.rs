@@ -9,8 +9,9 @@ use std::collections::VecDeque;
 use rdma_proto::backend::{Access, Completed, CompletionStatus, RNR_RETRY_INFINITE, RnrTimer, SendOp};
 
 use super::completions::{Entry, failure, success};
-use super::memory::{Unreachable, copy};
-use super::{Event, Model, PairId, RegionId};
+use super::memory::Unreachable;
+use super::parts::{Part, Parts};
+use super::{Event, Model, PairId};
 use crate::failure_class::{ClassSet, FailureClass};
 use crate::faults::{Fault, Site};
 use crate::trace::{MESSAGE, Work};
@@ -30,14 +31,14 @@ pub(super) struct SendWork {
 impl SendWork {
     /// Returns whether the device fetches its bytes from registered memory.
     pub(super) const fn reads_memory(&self) -> bool {
-        self.len > 0 && matches!(self.source, Source::Region(..)) && !matches!(self.op, SendOp::Read(_))
+        self.len > 0 && matches!(self.source, Source::Memory(_)) && !matches!(self.op, SendOp::Read(_))
     }
 }
 
 /// Where its bytes are.
 pub(super) enum Source {
     /// In registered memory, read when the message is executed and not before.
-    Region(RegionId, usize),
+    Memory(Parts),
     /// Copied when it was posted.
     Inline(Vec<u8>),
 }
@@ -260,10 +261,7 @@ impl Model {
                     message[..len].copy_from_slice(bytes);
                     true
                 }
-                Source::Region(region, offset) => self
-                    .regions
-                    .get(*region)
-                    .is_some_and(|region| region.memory.read(*offset, &mut message[..len])),
+                Source::Memory(parts) => self.gather(parts, &mut message[..len]),
             };
         Work { id, op, len, signaled, message: read.then_some(message) }
     }
@@ -317,19 +315,22 @@ impl Model {
     /// Copies what the oldest work reads, if it is a READ: its bytes travel in the answer.
     fn finish_read(&self, id: PairId) -> Result<(), CompletionStatus> {
         let Some(pair) = self.pairs.get(id) else { return Ok(()) };
-        let Some(&SendWork { op: SendOp::Read(remote), source: Source::Region(region, offset), len, .. }) =
+        let Some(SendWork { op: SendOp::Read(remote), source: Source::Memory(parts), len, .. }) =
             pair.requester.work.front()
         else {
             return Ok(());
         };
+        let (remote, len) = (*remote, *len);
         if len == 0 {
             return Ok(());
         }
-        let to = self.local(region, Access::LOCAL_WRITE).ok_or(CompletionStatus::LOC_PROT_ERR)?;
+        if !self.allows(parts, len, Access::LOCAL_WRITE) {
+            return Err(CompletionStatus::LOC_PROT_ERR);
+        }
         let copied = || {
             let peer = self.pairs.get(pair.path?.peer)?;
-            let (from, from_offset) = self.remote(peer.domain, remote, len, Access::REMOTE_READ)?;
-            Some(copy((self.local(from, Access::NONE)?, from_offset), (to, offset), len))
+            let (region, offset) = self.remote(peer.domain, remote, len, Access::REMOTE_READ)?;
+            Some(self.copy_parts(&Parts::One(Part { region, offset, len }), parts, len))
         };
         match copied() {
             Some(Ok(())) => Ok(()),

@@ -8,21 +8,20 @@ use rdma_proto::backend::{
 };
 
 use super::completions::{Entry, failure, success};
-use super::memory::{Unreachable, copy};
+use super::memory::Unreachable;
+use super::parts::{Part, Parts};
 use super::queue_pair::Path;
 use super::requester::{Answer, SendWork, Source};
-use super::{Event, Model, PairId, RegionId};
+use super::{Event, Model, PairId};
 use crate::failure_class::FailureClass;
 use crate::faults::{Fault, Site};
 use crate::trace::EntryKind;
 
 /// A posted receive.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub(super) struct ReceiveWork {
     pub(super) id: u64,
-    pub(super) region: RegionId,
-    pub(super) offset: usize,
-    pub(super) len: usize,
+    pub(super) local: Parts,
 }
 
 /// The receiving half of a queue pair.
@@ -168,7 +167,7 @@ impl Model {
     /// Returns whether the sending device may read the message's bytes.
     fn readable(&self, work: &SendWork) -> bool {
         match work.source {
-            Source::Region(region, _) if work.reads_memory() => self.regions.get(region).is_some(),
+            Source::Memory(ref parts) if work.reads_memory() => self.allows(parts, work.len, Access::NONE),
             _ => true,
         }
     }
@@ -194,11 +193,12 @@ impl Model {
             SendOp::Write(_) | SendOp::Read(_) => None,
             SendOp::Send | SendOp::SendImmediate(_) | SendOp::WriteImmediate(..) => {
                 match peer.responder.receives.front() {
-                    Some(receive) if peer.responder.unready == 0 => Some(*receive),
+                    Some(receive) if peer.responder.unready == 0 => Some(receive.clone()),
                     _ => return self.not_ready_for(from, at),
                 }
             }
         };
+        let consumes = receive.is_some();
         let checked = match (op, receive) {
             (SendOp::Read(remote), _) => {
                 self.check_remote(at, remote, len, Access::REMOTE_READ).map(|_nothing_to_put| None)
@@ -206,10 +206,9 @@ impl Model {
             (SendOp::Write(remote) | SendOp::WriteImmediate(remote, _), _) => {
                 self.check_remote(at, remote, len, Access::REMOTE_WRITE)
             }
-            (SendOp::Send | SendOp::SendImmediate(_), Some(receive)) => self.check_receive(&receive, len),
+            (SendOp::Send | SendOp::SendImmediate(_), Some(receive)) => self.check_receive(receive, len),
             (SendOp::Send | SendOp::SendImmediate(_), None) => Ok(None),
         };
-        let consumes = receive.is_some();
         let delivered = checked.map(|target| self.deliver(from, at, epoch, sequence, target));
         let outcome = match delivered {
             Ok(Ok(())) => Ok(()),
@@ -218,7 +217,7 @@ impl Model {
             Ok(Err(Unreachable::Target)) => Err(Refusal::MEMORY_GONE),
             Err(refusal) => Err(refusal),
         };
-        if self.simulation.is_some() && outcome.is_ok() {
+        if self.is_observed() && outcome.is_ok() {
             self.note_execution(from, at, epoch, sequence);
         }
         let Some(peer) = self.pairs.get_mut(at) else { return Answer::Ack };
@@ -310,13 +309,13 @@ impl Model {
         remote: RemoteAddress,
         len: usize,
         access: Access,
-    ) -> Result<Option<(RegionId, usize)>, Refusal> {
+    ) -> Result<Option<Parts>, Refusal> {
         if len == 0 {
             return Ok(None);
         }
         let found = self.pairs.get(at).and_then(|peer| self.remote(peer.domain, remote, len, access));
-        if found.is_some() {
-            return Ok(found);
+        if let Some((region, offset)) = found {
+            return Ok(Some(Parts::One(Part { region, offset, len })));
         }
         if let Some(succeeds) = self.was_deregistered(remote.rkey) {
             // Either is allowed for what was under way; the bytes are nowhere.
@@ -329,18 +328,18 @@ impl Model {
         Err(Refusal { requester: self.bad_key(), receive: CompletionStatus::LOC_ACCESS_ERR })
     }
 
-    /// Returns the destination of a SEND.
-    fn check_receive(&self, receive: &ReceiveWork, len: usize) -> Result<Option<(RegionId, usize)>, Refusal> {
-        if len > receive.len {
+    /// Where a SEND goes.
+    fn check_receive(&self, receive: ReceiveWork, len: usize) -> Result<Option<Parts>, Refusal> {
+        if len > receive.local.len() {
             return Err(Refusal {
                 requester: CompletionStatus::REM_INV_REQ_ERR,
                 receive: CompletionStatus::LOC_LEN_ERR,
             });
         }
-        if len > 0 && self.local(receive.region, Access::LOCAL_WRITE).is_none() {
+        if !self.allows(&receive.local, len, Access::LOCAL_WRITE) {
             return Err(Refusal::MEMORY_GONE);
         }
-        Ok((len > 0).then_some((receive.region, receive.offset)))
+        Ok((len > 0).then_some(receive.local))
     }
 
     /// Puts the bytes of a checked message into their place: now, or as late as is allowed.
@@ -350,9 +349,9 @@ impl Model {
         at: PairId,
         epoch: u32,
         sequence: u64,
-        target: Option<(RegionId, usize)>,
+        target: Option<Parts>,
     ) -> Result<(), Unreachable> {
-        let Some((region, to)) = target else { return Ok(()) };
+        let Some(target) = target else { return Ok(()) };
         let Some(work) = self.pairs.get(from).and_then(|pair| pair.requester.flight(epoch, sequence)) else {
             return Ok(());
         };
@@ -363,24 +362,18 @@ impl Model {
                     bytes.copy_from_slice(inline);
                     true
                 }
-                Source::Region(region, offset) => {
-                    self.local(*region, Access::NONE).is_some_and(|source| source.read(*offset, &mut bytes))
-                }
+                Source::Memory(parts) => self.gather(parts, &mut bytes),
             };
             if !read {
                 return Err(Unreachable::Source);
             }
-            self.lands_late(at, sequence, bytes, (region, to));
+            self.lands_late(at, sequence, bytes, target);
             return Ok(());
         }
-        let target = self.local(region, Access::LOCAL_WRITE).ok_or(Unreachable::Target)?;
         match &work.source {
-            Source::Inline(bytes) if target.write(to, bytes) => Ok(()),
+            Source::Inline(bytes) if self.scatter(&target, 0, bytes) => Ok(()),
             Source::Inline(_) => Err(Unreachable::Target),
-            Source::Region(region, offset) => {
-                let source = self.local(*region, Access::NONE).ok_or(Unreachable::Source)?;
-                copy((source, *offset), (target, to), work.len)
-            }
+            Source::Memory(parts) => self.copy_parts(parts, &target, work.len),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The part of the model that makes it a simulation: choices, faults, and the record of what happened.
 //!
-//! In real time a model has no [`SimulationState`]: messages then take exactly their latency, devices are prompt, nothing breaks by
+//! In real time a model has no [`SimulationState`] before somebody injects a fault: messages then take exactly their latency, devices are prompt, nothing breaks by
 //! itself, and nothing is recorded.
 
 use core::hash::Hasher;
@@ -12,18 +12,22 @@ use rdma_proto::time::Instant;
 use super::{Event, HostId, IdentifierId, Model, NoticeKind, PairId, Wake};
 use crate::device_kind::{Behaviour, DeviceKind, SimulationSettings};
 use crate::failure_class::{FailureClass, FailureCounts};
-use crate::faults::{Fault, Injection, Site, When};
-use crate::settings::Link;
+use crate::faults::{Chance, Fault, Injection, Site, When};
+use crate::settings::{Link, Parameters};
 use crate::trace::{Entry, EntryKind, Trace};
 use crate::{FaultPlan, Random};
 
-/// The seeded part of a simulation.
+/// The seeded part of a simulation, or of a fabric in real time that faults befall.
 pub(crate) struct SimulationState {
     random: Random,
+    /// Whether what happens is written down, and who owns which bytes is looked at: in simulations.
+    observed: bool,
     pub(crate) behaviour: Behaviour,
     pub(crate) settings: SimulationSettings,
     /// Faults that have not struck.
     plan: FaultPlan,
+    /// Faults that strike again and again.
+    chances: Vec<(u32, Fault, Chance)>,
     /// How often each site was passed.
     passes: [u32; Site::COUNT],
     /// Events executed.
@@ -34,8 +38,10 @@ pub(crate) struct SimulationState {
     stalls: Vec<(u32, Instant)>,
     /// Keys of regions deregistered, and until when work under way may still use them.
     stale: Vec<(u32, Instant)>,
-    /// When a fault last struck.
+    /// When a fault last struck, ...
     pub(crate) last_fault: Option<Instant>,
+    /// ... and how often any did.
+    pub(crate) struck: u64,
 }
 
 impl SimulationState {
@@ -49,9 +55,11 @@ impl SimulationState {
         let behaviour = Behaviour::of(device_kind, &mut random);
         Self {
             random,
+            observed: true,
             behaviour,
             settings,
             plan,
+            chances: Vec::new(),
             passes: [0; Site::COUNT],
             events: 0,
             trace: Trace::default(),
@@ -59,7 +67,21 @@ impl SimulationState {
             stalls: Vec::new(),
             stale: Vec::new(),
             last_fault: None,
+            struck: 0,
         }
+    }
+
+    /// That of a fabric in real time: its devices are prompt, and its messages take their latency.
+    fn of_real_time(parameters: Parameters, seed: u64) -> Self {
+        let settings = SimulationSettings {
+            parameters,
+            jitter: Duration::ZERO,
+            cm_jitter: Duration::ZERO,
+            pauses: 0,
+            pause: Duration::ZERO,
+            accept_rnr_retry: None,
+        };
+        Self { observed: false, ..Self::new(seed, DeviceKind::Ibta, settings, FaultPlan::new()) }
     }
 
     fn is_due(&self, when: When) -> bool {
@@ -74,12 +96,44 @@ impl SimulationState {
         let place = self
             .plan
             .iter()
-            .position(|injection| self.is_due(injection.when) && wanted(&injection.fault, injection.host))?;
-        let injection: Injection = self.plan.remove(place);
+            .position(|injection| self.is_due(injection.when) && wanted(&injection.fault, injection.host));
+        let injection: Injection = match place {
+            Some(place) => self.plan.remove(place),
+            None => self.by_chance(wanted)?,
+        };
+        self.struck += 1;
         self.failure_counts.inject(injection.fault.class());
         self.last_fault = Some(now);
-        self.trace.push(Entry { event: self.events, at: now, what: EntryKind::Struck(injection) });
+        if self.observed {
+            self.trace.push(Entry { event: self.events, at: now, what: EntryKind::Struck(injection) });
+        }
         Some(injection.fault)
+    }
+
+    /// A fault that is wanted and has the chance to strike, if it does.
+    fn by_chance(&mut self, wanted: impl Fn(&Fault, u32) -> bool) -> Option<Injection> {
+        let random = &mut self.random;
+        let struck = self.chances.iter().find(|(host, fault, chance)| {
+            wanted(fault, *host) && random.chance(chance.times.into(), Chance::OF)
+        });
+        let &(host, fault, _) = struck?;
+        Some(Injection { when: When::Event(self.events), host, fault })
+    }
+
+    /// From now on `fault` may befall `host`: once, when that time has come, or by chance. Times count from now on.
+    fn inject(&mut self, host: u32, fault: Fault, when: Result<When, Chance>) {
+        match when {
+            Ok(when) => {
+                let when = match when {
+                    When::Event(event) => When::Event(self.events.saturating_add(event)),
+                    When::Pass(site, pass) => {
+                        When::Pass(site, self.passes[site as usize].saturating_add(pass))
+                    }
+                };
+                self.plan.push(Injection { when, host, fault });
+            }
+            Err(chance) => self.chances.push((host, fault, chance)),
+        }
     }
 
     pub(crate) fn stalled_until(&self, host: u32) -> Option<Instant> {
@@ -99,6 +153,7 @@ impl SimulationState {
     /// No fault strikes from now on.
     pub(crate) fn stop_faults(&mut self) {
         self.plan.clear();
+        self.chances.clear();
     }
 }
 
@@ -110,14 +165,43 @@ impl Model {
         model
     }
 
+    pub(crate) fn simulation(&self) -> Option<&SimulationState> {
+        self.simulation.as_deref()
+    }
+
     pub(crate) fn simulation_mut(&mut self) -> Option<&mut SimulationState> {
         self.simulation.as_deref_mut()
+    }
+
+    /// Whether what happens is written down, and who owns which bytes is looked at.
+    pub(super) fn is_observed(&self) -> bool {
+        self.simulation.as_ref().is_some_and(|simulation| simulation.observed)
+    }
+
+    /// Draws from `seed` what befalls a fabric in real time.
+    pub(crate) fn seed_faults(&mut self, seed: u64) {
+        self.faults().random = Random::new(seed);
+    }
+
+    /// From now on `fault` may befall `host`, once or by chance.
+    pub(crate) fn inject(&mut self, host: HostId, fault: Fault, when: Result<When, Chance>) {
+        self.faults().inject(host.index(), fault, when);
+    }
+
+    fn faults(&mut self) -> &mut SimulationState {
+        let parameters = self.parameters;
+        self.simulation.get_or_insert_with(|| Box::new(SimulationState::of_real_time(parameters, 0)))
+    }
+
+    /// How often faults struck.
+    pub(crate) fn faults_struck(&self) -> u64 {
+        self.simulation.as_ref().map_or(0, |simulation| simulation.struck)
     }
 
     /// Notes what happens, if anybody wants to know.
     pub(super) fn note(&mut self, what: impl FnOnce() -> EntryKind) {
         let at = self.event_queue.now();
-        if let Some(simulation) = &mut self.simulation {
+        if let Some(simulation) = self.simulation.as_mut().filter(|simulation| simulation.observed) {
             let event = simulation.events;
             simulation.trace.push(Entry { event, at, what: what() });
         }
@@ -275,7 +359,9 @@ impl Model {
     /// Notes that a region is deregistered: its key may work a little longer, or not, which is a class of failure.
     pub(super) fn remember_stale(&mut self, rkey: u32) {
         let until = self.event_queue.now().after(self.parameters.latency * 8);
+        let now = self.event_queue.now();
         if let Some(simulation) = &mut self.simulation {
+            simulation.stale.retain(|(_, until)| now <= *until);
             simulation.stale.push((rkey, until));
         }
     }
@@ -294,7 +380,7 @@ impl Model {
 
     /// Notes a call of the connection manager.
     pub(super) fn note_call(&mut self, id: IdentifierId, what: &'static str) {
-        if self.simulation.is_some()
+        if self.is_observed()
             && let Some(identifier) = self.identifiers.get(id)
         {
             let (host, identifier) = (identifier.host.index(), identifier.key.0);

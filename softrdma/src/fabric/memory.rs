@@ -11,7 +11,7 @@ use libc::{c_ulong, iovec, pid_t, ssize_t};
 use rdma_softsim::ForeignMemory;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 /// A program's process, for as long as a session with it lasts.
 #[derive(Debug)]
@@ -34,6 +34,12 @@ impl Process {
 
     pub(super) const fn descriptor(&self) -> &OwnedFd {
         &self.alive
+    }
+
+    /// Ends it without a word.
+    pub(super) fn kill(&self) {
+        // It may have ended before.
+        let _ended = pidfd_send_signal(&self.alive, Signal::KILL);
     }
 
     fn has_ended(&self) -> bool {

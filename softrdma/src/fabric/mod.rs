@@ -3,6 +3,7 @@
 //! Each program has a session on a thread of its own. The thread sleeps until the program asks something or has
 //! ended; then what it made goes, and its peers are told, as a kernel would. Data moves in the thread of whoever asks.
 
+mod inject;
 mod memory;
 mod session;
 mod signals;
@@ -11,6 +12,7 @@ mod translate;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rdma_softsim::{Limits, Signal, SoftSim};
@@ -51,6 +53,8 @@ pub struct Fabric {
     state: Mutex<State>,
     /// Readable when a session has ended.
     ended: OwnedFd,
+    /// Whether faults were injected.
+    faulty: AtomicBool,
 }
 
 #[derive(Default)]
@@ -59,6 +63,8 @@ struct State {
     /// Connections, with a session or without.
     sessions: BTreeMap<u64, Option<Arc<Info>>>,
     count: u64,
+    /// Faults for machines that have not come.
+    awaited: Vec<inject::Awaited>,
 }
 
 impl Fabric {
@@ -68,6 +74,7 @@ impl Fabric {
             model: rdma_softsim::Fabric::new(),
             state: Mutex::default(),
             ended: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            faulty: AtomicBool::new(false),
         }))
     }
 
@@ -145,13 +152,15 @@ impl Fabric {
             return Err(Errno::NOMEM);
         }
         let host = self.model.host_with(&addresses, LIMITS);
+        self.befall(&mut state, &addresses);
         state.hosts.insert(addresses, host.clone());
         Ok(host)
     }
 
-    fn status(&self) -> Vec<wire::Session> {
+    fn status(&self) -> Reply {
         // As many as a message holds.
-        self.lock().sessions.values().flatten().take(128).map(|info| info.session()).collect()
+        let sessions = self.lock().sessions.values().flatten().take(128).map(|info| info.session()).collect();
+        Reply::Status { sessions, struck: self.model.faults_struck() }
     }
 }
 
@@ -173,16 +182,20 @@ impl Presence {
     fn run(&self, mut socket: Socket) -> Result<(), Error> {
         let (pid, _user) = socket.peer()?;
         let process = Arc::new(Process::open(pid)?);
-        let mut session = None;
+        let mut session: Option<Session> = None;
         loop {
             await_request(&socket, &process)?;
             let (request, _unasked): (Request<'_>, _) = socket.receive()?;
             match (&mut session, request) {
                 (Some(session), request) => {
+                    self.fabric.stall(session.address());
                     let answer = Session::answer(session, request);
                     socket.send(&answer.reply, answer.descriptor.as_ref().map(AsFd::as_fd))?;
                 }
-                (None, Request::Status) => socket.send(&Reply::Status(self.fabric.status()), None)?,
+                (None, Request::Status) => socket.send(&self.fabric.status(), None)?,
+                (None, Request::Inject { seed, faults }) => {
+                    socket.send(&self.fabric.inject(seed, &faults), None)?;
+                }
                 (none, Request::Hello { version, program, addresses }) => {
                     match self.open(version, program, addresses, &process) {
                         Ok((opened, reply, events)) => {
@@ -212,9 +225,9 @@ impl Presence {
         let events = Arc::new(Level::new()?);
         let signal: Arc<dyn Signal> = Arc::<Level>::clone(&events);
         let device = host.open(signal).map_err(|_| Errno::NODEV)?;
-        let info = Arc::new(Info::new(program, process.number(), addresses.clone()));
+        let info = Arc::new(Info::new(program, Arc::clone(process), addresses.clone()));
         self.fabric.lock().sessions.insert(self.number, Some(Arc::clone(&info)));
-        let session = Session::new(host, device, Arc::clone(process), info);
+        let session = Session::new(host, device, info);
         let limits = wire::Limits {
             max_mr_size: LIMITS.max_region,
             max_mr: LIMITS.max_regions,

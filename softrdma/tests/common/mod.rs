@@ -22,6 +22,10 @@ impl Home {
         Self { path }
     }
 
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
     pub(crate) fn socket(&self) -> PathBuf {
         self.path.join("softrdma/default/socket")
     }
@@ -88,6 +92,11 @@ impl Running {
         }
     }
 
+    /// Reads so many bytes of what it prints.
+    pub(crate) fn skip(&mut self, bytes: usize) {
+        self.lines.read_exact(&mut vec![0; bytes]).expect("it prints as much");
+    }
+
     /// Whether it has not ended yet.
     pub(crate) fn runs(&mut self) -> bool {
         self.child.try_wait().expect("a child").is_none()
@@ -95,8 +104,9 @@ impl Running {
 
     /// Waits for the end: whether it was a success, and what it printed.
     pub(crate) fn finish(mut self) -> (bool, String) {
-        let mut text = String::new();
-        self.lines.read_to_string(&mut text).expect("text");
+        let mut text = Vec::new();
+        self.lines.read_to_end(&mut text).expect("text");
+        let text = String::from_utf8_lossy(&text).into_owned();
         let status = await_some("a program's end", || self.child.try_wait().expect("a child"));
         (status.success(), text)
     }
@@ -122,6 +132,23 @@ pub(crate) fn installed(program: &str) -> Option<PathBuf> {
 
 fn is_file(path: &Path) -> bool {
     path.is_file()
+}
+
+/// One of Valkey's programs, or `None` and a reason, printed.
+pub(crate) fn valkey(program: &str) -> Option<String> {
+    let cache = || {
+        let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+        let cache = cache.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")))?;
+        let lab = std::env::var_os("LAB_CACHE").map_or_else(|| cache.join("valkey-rdma-lab"), PathBuf::from);
+        Some(lab.join("valkey/bin"))
+    };
+    let directory = std::env::var_os("VALKEY_BIN").map(PathBuf::from).or_else(cache)?;
+    let path = directory.join(program);
+    if !path.is_file() {
+        println!("skipped: no Valkey with RDMA (VALKEY_BIN, or lab/setup)");
+        return None;
+    }
+    path.into_os_string().into_string().ok()
 }
 
 /// What a program printed, if it succeeded.

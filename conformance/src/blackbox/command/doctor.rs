@@ -1,5 +1,6 @@
 //! `doctor`: what this machine has for runs on a device, and what is missing. All of it is looked at, also behind what is missing.
 
+use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -76,11 +77,12 @@ fn look(listen: Option<SocketAddr>) -> Vec<Finding> {
         Ok(verbs) => verbs.event_channel().map_err(|error| error.to_string()),
         Err(_) => Err("needs the libraries".into()),
     };
+    let [kernel, devices] = provided(std::env::var_os(SOFTRDMA));
     let mut findings = vec![
         Finding::told("embedded fabric", "here, as everywhere".into()),
         Finding::needed("libraries", verbs.map(|_| "librdmacm and libibverbs are loaded".into())),
-        Finding::needed("kernel", kernel()),
-        Finding::needed("devices", devices(Path::new(environment::DEVICES))),
+        kernel,
+        devices,
         Finding::needed("connection manager", channel.as_ref().map(|_| "opens".into()).map_err(Clone::clone)),
         Finding::told("locked memory", locked_memory()),
         Finding::told("Valkey", valkey()),
@@ -95,6 +97,23 @@ fn look(listen: Option<SocketAddr>) -> Vec<Finding> {
         findings.push(Finding::needed("listening", listens));
     }
     findings
+}
+
+/// The environment variable by which programs under softrdma find their fabric.
+const SOFTRDMA: &str = "SOFTRDMA_SOCKET";
+
+/// What provides the devices: softrdma, where this program runs under it, or else the kernel.
+fn provided(softrdma: Option<OsString>) -> [Finding; 2] {
+    match softrdma {
+        Some(socket) => [
+            Finding::told("kernel", "not needed under softrdma".into()),
+            Finding::needed("devices", Ok(format!("softrdma's, of the fabric at {}", socket.display()))),
+        ],
+        None => [
+            Finding::needed("kernel", kernel()),
+            Finding::needed("devices", devices(Path::new(environment::DEVICES))),
+        ],
+    }
 }
 
 /// The module behind librdmacm.
@@ -141,6 +160,13 @@ pub(super) fn on_path(program: &str) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Under softrdma nothing of the kernel's is missing.
+    #[test]
+    fn softrdma_needs_no_kernel() {
+        let [kernel, devices] = provided(Some("/run/fabric".into()));
+        assert!(kernel.ok.is_none() && devices.ok == Some(true) && devices.told.contains("/run/fabric"));
+    }
 
     #[test]
     fn where_no_device_is_it_is_said_how_to_make_one() {

@@ -76,7 +76,7 @@ fn a_region_is_reached_through_its_own_domain_only() {
     let region = w.model.register(other, memory, Access::REMOTE_WRITE).unwrap();
     // At home that is noticed when posting.
     let local = Part { region: region.id, offset: 0, len: 4 };
-    let posted = w.model.post_receive(w.b.pair, &PostedReceive { id: 1, local });
+    let posted = w.model.post_receive(w.b.pair, &PostedReceive { id: 1, local: Parts::One(local) });
     assert!(matches!(posted, Err(Error::Argument(_))));
     // From the other side when executing.
     let target = RemoteAddress { address: region.address, rkey: region.rkey };

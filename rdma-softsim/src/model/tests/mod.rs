@@ -222,7 +222,7 @@ impl Side {
 
     /// Posts a receive of `len` bytes at `offset`.
     pub(super) fn receive(&self, model: &mut Model, id: u64, offset: usize, len: usize) -> Result<(), Error> {
-        model.post_receive(self.pair, &PostedReceive { id, local: self.part(offset, len) })
+        model.post_receive(self.pair, &PostedReceive { id, local: Parts::One(self.part(offset, len)) })
     }
 
     /// Everything that waits in the completion queue, as id and result.

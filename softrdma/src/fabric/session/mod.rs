@@ -3,26 +3,26 @@
 //! A program may send anything. Whatever it names is looked up among its own objects, whatever it asks is checked by the
 //! model, and what it can have is bounded.
 
+mod manager;
+
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::Duration;
 
 use rdma_proto::backend::{
-    CmEventKind, CompletionQueue as _, EventChannel as _, Identifier as _, IdentifierKey, PostError,
-    QueuePair as _, QueuePairLimits, RnrTimer,
+    CompletionQueue as _, IdentifierKey, PostError, QueuePair as _, QueuePairLimits, RnrTimer,
 };
 use rdma_softsim::{
-    CompletionQueue, Device, Domain, Error, EventChannel, ForeignRegion, Identifier, Local, NamedReceive,
-    NamedSend, QueuePair, Sge, Signal, SoftSim, Told,
+    CompletionQueue, Device, Domain, Error, ForeignRegion, Local, NamedReceive, NamedSend, QueuePair, Sge,
+    SoftSim,
 };
 use rustix::io::Errno;
-use softrdma_wire::{self as wire, MAX_BATCH, MAX_INLINE, Name, Reply, Request};
+use softrdma_wire::{self as wire, MAX_BATCH, MAX_ELEMENTS, MAX_INLINE, Name, Reply, Request};
 
 use super::memory::{Process, ProgramMemory};
-use super::signals::{Level, QueueSignal, Records};
+use super::signals::{QueueSignal, Records};
 use super::translate;
 
 /// Channels of either kind, which cost descriptors.
@@ -55,7 +55,7 @@ impl From<Errno> for Refusal {
 #[derive(Debug)]
 pub(super) struct Info {
     pub(super) program: String,
-    pub(super) pid: u32,
+    pub(super) process: Arc<Process>,
     pub(super) addresses: Vec<IpAddr>,
     domains: AtomicU64,
     regions: AtomicU64,
@@ -67,18 +67,29 @@ pub(super) struct Info {
 }
 
 impl Info {
-    pub(super) fn new(program: String, pid: u32, addresses: Vec<IpAddr>) -> Self {
+    pub(super) fn new(program: String, process: Arc<Process>, addresses: Vec<IpAddr>) -> Self {
         let zero = AtomicU64::default;
         let (domains, regions, registered, queues) = (zero(), zero(), zero(), zero());
         let (pairs, identifiers, requests) = (zero(), zero(), zero());
-        Self { program, pid, addresses, domains, regions, registered, queues, pairs, identifiers, requests }
+        Self {
+            program,
+            process,
+            addresses,
+            domains,
+            regions,
+            registered,
+            queues,
+            pairs,
+            identifiers,
+            requests,
+        }
     }
 
     pub(super) fn session(&self) -> wire::Session {
         let count = |value: &AtomicU64| value.load(Relaxed) as u32;
         wire::Session {
             program: self.program.clone(),
-            pid: self.pid,
+            pid: self.process.number(),
             addresses: self.addresses.clone(),
             domains: count(&self.domains),
             regions: count(&self.regions),
@@ -94,8 +105,8 @@ impl Info {
 /// What a program has made. Dropped in this order when it has ended, as a kernel cleans up: its peers are told.
 pub(super) struct Session {
     pairs: BTreeMap<Name, QueuePair>,
-    identifiers: BTreeMap<Name, Identifier>,
-    event_channels: BTreeMap<Name, (EventChannel, Arc<Level>)>,
+    identifiers: BTreeMap<Name, manager::Owned>,
+    event_channels: BTreeMap<Name, manager::Channel>,
     queues: BTreeMap<Name, CompletionQueue>,
     regions: BTreeMap<Name, (ForeignRegion, u64)>,
     domains: BTreeMap<Name, Domain>,
@@ -104,7 +115,6 @@ pub(super) struct Session {
     keys: BTreeMap<IdentifierKey, Name>,
     device: Device,
     host: SoftSim,
-    process: Arc<Process>,
     info: Arc<Info>,
     names: Name,
 }
@@ -131,7 +141,7 @@ fn take<T>(
 }
 
 impl Session {
-    pub(super) fn new(host: SoftSim, device: Device, process: Arc<Process>, info: Arc<Info>) -> Self {
+    pub(super) fn new(host: SoftSim, device: Device, info: Arc<Info>) -> Self {
         Self {
             pairs: BTreeMap::new(),
             identifiers: BTreeMap::new(),
@@ -143,7 +153,6 @@ impl Session {
             keys: BTreeMap::new(),
             device,
             host,
-            process,
             info,
             names: 0,
         }
@@ -152,6 +161,11 @@ impl Session {
     fn name(&mut self) -> Result<Name, Refusal> {
         self.names = self.names.checked_add(1).ok_or(Refusal(Errno::NOMEM.raw_os_error()))?;
         Ok(self.names)
+    }
+
+    /// An address of its machine.
+    pub(super) fn address(&self) -> Option<IpAddr> {
+        self.info.addresses.first().copied()
     }
 
     /// Does what a request asks.
@@ -190,7 +204,7 @@ impl Session {
             channel.flush();
         }
         let reply = match request {
-            Request::Hello { .. } | Request::Status => Err(Errno::INVAL.into()),
+            Request::Hello { .. } | Request::Status | Request::Inject { .. } => Err(Errno::INVAL.into()),
             Request::CreateCompletionChannel => {
                 room(&self.completion_channels, MOST_CHANNELS)?;
                 let (channel, end) = Records::new()?;
@@ -203,14 +217,9 @@ impl Session {
                 take(&mut self.completion_channels, name, |channel| Arc::strong_count(channel) > 1)
             }
             Request::CreateEventChannel => {
-                room(&self.event_channels, MOST_CHANNELS)?;
-                let level = Arc::new(Level::new()?);
-                *descriptor = Some(level.end().try_clone_to_owned().map_err(|_| Errno::MFILE)?);
-                let signal: Arc<dyn Signal> = Arc::<Level>::clone(&level);
-                let channel = self.host.event_channel_with(signal)?;
-                let name = self.name()?;
-                self.event_channels.insert(name, (channel, level));
-                Ok(Reply::Made(name))
+                let (made, end) = self.create_event_channel()?;
+                *descriptor = Some(end);
+                Ok(Reply::Made(made))
             }
             Request::DestroyEventChannel(name) => take(&mut self.event_channels, name, |_| false),
             Request::TakeEvent(channel) => self.take_event(channel),
@@ -285,9 +294,9 @@ impl Session {
         address.checked_add(len).ok_or(Errno::INVAL)?;
         // Pinning would look at every page; its ends show a wrong address, and whether this process may reach there at all.
         for place in [at, last] {
-            self.process.read(place, &mut [0])?;
+            self.info.process.read(place, &mut [0])?;
         }
-        let memory = Box::new(ProgramMemory { process: Arc::clone(&self.process), at });
+        let memory = Box::new(ProgramMemory { process: Arc::clone(&self.info.process), at });
         let region = domain.register_foreign(address, bytes, memory, access)?;
         let key = region.key();
         let name = self.name()?;
@@ -349,12 +358,20 @@ impl Session {
         if work.len() > MAX_BATCH {
             return Err(Errno::INVAL.into());
         }
+        let lists: Vec<Vec<Sge>> = work
+            .iter()
+            .map(|work| match &work.local {
+                wire::Local::Inline(_) => Ok(Vec::new()),
+                wire::Local::Memory(list) => named(list),
+            })
+            .collect::<Result<_, _>>()?;
         let requests: Vec<_> = work
             .iter()
-            .map(|&wire::Send { id, op, signaled, local }| {
+            .zip(&lists)
+            .map(|(&wire::Send { id, op, signaled, ref local }, list)| {
                 let local = match local {
                     wire::Local::Inline(bytes) => Local::Inline(bytes),
-                    wire::Local::Memory(sge) => Local::Memory(named(sge)),
+                    wire::Local::Memory(_) => Local::Memory(list),
                 };
                 NamedSend { id, op: translate::op(op), local, signaled }
             })
@@ -367,101 +384,19 @@ impl Session {
         if work.len() > MAX_BATCH {
             return Err(Errno::INVAL.into());
         }
-        let requests: Vec<_> = work
-            .iter()
-            .map(|&wire::Receive { id, local }| NamedReceive { id, local: named(local) })
-            .collect();
+        let lists: Vec<Vec<Sge>> = work.iter().map(|work| named(&work.local)).collect::<Result<_, _>>()?;
+        let requests: Vec<_> =
+            work.iter().zip(&lists).map(|(work, list)| NamedReceive { id: work.id, local: list }).collect();
         Ok(posted(requests.len(), pair.post_named_receives(&requests)))
-    }
-
-    fn perform_on_identifier(&mut self, request: &Request<'_>) -> Result<Reply, Refusal> {
-        let id = |name: &Name| find(&self.identifiers, *name);
-        match request {
-            Request::CreateIdentifier { channel } => {
-                room(&self.identifiers, MOST_OBJECTS)?;
-                let identifier = find(&self.event_channels, *channel)?.0.create_id()?;
-                return Ok(Reply::Made(self.adopt(identifier)?));
-            }
-            Request::DestroyIdentifier(name) => {
-                let key = id(name)?.key();
-                self.keys.remove(&key);
-                return take(&mut self.identifiers, *name, |_| false);
-            }
-            Request::Bind { id: name, address } => {
-                let identifier = id(name)?;
-                identifier.bind(*address)?;
-                let bound = identifier.local_addr().ok_or(Errno::INVAL)?;
-                return Ok(Reply::Bound(bound));
-            }
-            Request::Listen { id: name, backlog } => {
-                let identifier = id(name)?;
-                if identifier.local_addr().is_none() {
-                    identifier.bind(SocketAddr::from(([0; 4], 0)))?;
-                }
-                identifier.listen(*backlog)?;
-                let bound = identifier.local_addr().ok_or(Errno::INVAL)?;
-                return Ok(Reply::Bound(bound));
-            }
-            Request::ResolveAddress { id: name, source, destination, milliseconds } => {
-                let timeout = Duration::from_millis((*milliseconds).into());
-                id(name)?.resolve_address(*source, *destination, timeout)?;
-            }
-            Request::ResolveRoute(name) => id(name)?.resolve_route(Duration::ZERO)?,
-            Request::Connect { id: name, pair, params, data } => {
-                id(name)?.connect_pair(find(&self.pairs, *pair)?, &translate::params(*params), data)?;
-            }
-            Request::Accept { id: name, pair, params, data } => {
-                id(name)?.accept_pair(find(&self.pairs, *pair)?, &translate::params(*params), data)?;
-            }
-            Request::Reject { id: name, data } => id(name)?.reject(data)?,
-            Request::Notify(name) => id(name)?.notify_established()?,
-            Request::Disconnect(name) => id(name)?.disconnect()?,
-            Request::Migrate { id: name, channel } => {
-                id(name)?.migrate(&find(&self.event_channels, *channel)?.0)?;
-            }
-            // Every other request was looked at before.
-            _ => return Err(Errno::INVAL.into()),
-        }
-        Ok(Reply::Done)
-    }
-
-    fn adopt(&mut self, identifier: Identifier) -> Result<Name, Refusal> {
-        let name = self.name()?;
-        self.keys.insert(identifier.key(), name);
-        self.identifiers.insert(name, identifier);
-        Ok(name)
-    }
-
-    fn take_event(&mut self, channel: Name) -> Result<Reply, Refusal> {
-        loop {
-            // A channel that is gone is a descriptor that was closed.
-            let (channel, _level) = self.event_channels.get(&channel).ok_or(Errno::BADF)?;
-            let Some(Told { event, data }) = channel.next_with_data()? else { return Ok(Reply::Event(None)) };
-            // Of an identifier that is gone: nobody is left to hear it.
-            let Some(&told) = self.keys.get(&event.id) else { continue };
-            let (kind, status, params) = translate::event(&event.kind);
-            let (id, listener) = match event.kind {
-                CmEventKind::ConnectRequest { id, .. } => {
-                    if room(&self.identifiers, MOST_OBJECTS).is_err() {
-                        // Dropped, and so rejected.
-                        continue;
-                    }
-                    (self.adopt(id)?, Some(told))
-                }
-                _ => (told, None),
-            };
-            let identifier = find(&self.identifiers, id)?;
-            let (local, remote) = (identifier.local_addr(), identifier.peer_addr());
-            let data = data.into_vec();
-            let event = wire::Event { id, listener, kind, status, params, data, local, remote };
-            return Ok(Reply::Event(Some(Box::new(event))));
-        }
     }
 }
 
-const fn named(sge: wire::Sge) -> Sge {
-    let wire::Sge { address, len, lkey } = sge;
-    Sge { address, len, lkey }
+/// The elements of a work request.
+fn named(list: &[wire::Sge]) -> Result<Vec<Sge>, Refusal> {
+    if list.len() > MAX_ELEMENTS {
+        return Err(Errno::INVAL.into());
+    }
+    Ok(list.iter().map(|&wire::Sge { address, len, lkey }| Sge { address, len, lkey }).collect())
 }
 
 fn posted(count: usize, result: Result<(), PostError<Error>>) -> Reply {

@@ -1,0 +1,81 @@
+//! Faults that befall the machines of a fabric.
+
+use std::net::IpAddr;
+use std::sync::atomic::Ordering::Relaxed;
+
+use rdma_softsim::{Chance, Fault, When};
+use rustix::io::Errno;
+use softrdma_wire::{self as wire, Reply};
+
+use super::{Fabric, State};
+use crate::faults;
+
+/// Faults that wait for their machine.
+const MOST_AWAITED: usize = 1024;
+
+/// A fault for a machine that has not come.
+pub(super) struct Awaited {
+    address: IpAddr,
+    fault: Fault,
+    when: Result<When, Chance>,
+}
+
+fn understood(written: &wire::Fault) -> Option<Awaited> {
+    let fault = faults::parse(&written.what).ok()?;
+    let when = match &written.when {
+        wire::When::Event(event) => Ok(When::Event(*event)),
+        wire::When::Pass(site, pass) => Ok(When::Pass(faults::site(site)?, *pass)),
+        wire::When::Chance(times) => Err(Chance { times: *times }),
+    };
+    // What strikes by itself has no chances to; and a machine is killed at once, from outside the model.
+    let sensible = when.is_ok() || !fault.strikes_by_itself();
+    let at_once = fault != Fault::Kill || when == Ok(When::Event(0));
+    (sensible && at_once).then_some(Awaited { address: written.address, fault, when })
+}
+
+impl Fabric {
+    pub(super) fn inject(&self, seed: Option<u64>, written: &[wire::Fault]) -> Reply {
+        let understood: Option<Vec<_>> = written.iter().take(wire::MAX_BATCH).map(understood).collect();
+        let Some(understood) = understood else { return Reply::Refused(Errno::INVAL.raw_os_error()) };
+        if let Some(seed) = seed {
+            self.model.seed_faults(seed);
+        }
+        self.faulty.store(true, Relaxed);
+        let mut state = self.lock();
+        for fault in understood {
+            if fault.fault == Fault::Kill {
+                kill(&state, fault.address);
+            } else if !self.model.inject(fault.address, fault.fault, fault.when) {
+                if state.awaited.len() >= MOST_AWAITED {
+                    return Reply::Refused(Errno::NOMEM.raw_os_error());
+                }
+                state.awaited.push(fault);
+            }
+        }
+        Reply::Done
+    }
+
+    /// A machine has come: what waits for it befalls it.
+    pub(super) fn befall(&self, state: &mut State, addresses: &[IpAddr]) {
+        state.awaited.retain(|fault| {
+            !addresses.contains(&fault.address) || !self.model.inject(fault.address, fault.fault, fault.when)
+        });
+    }
+
+    /// Keeps the program of a machine from running for as long as a fault says.
+    pub(super) fn stall(&self, address: Option<IpAddr>) {
+        if !self.faulty.load(Relaxed) {
+            return;
+        }
+        while let Some(left) = address.and_then(|address| self.model.stalled_for(address)) {
+            std::thread::sleep(left);
+        }
+    }
+}
+
+/// Kills the programs of a machine.
+fn kill(state: &State, address: IpAddr) {
+    for info in state.sessions.values().flatten().filter(|info| info.addresses.contains(&address)) {
+        info.process.kill();
+    }
+}

@@ -1,0 +1,187 @@
+//! What a session asks of the connection manager, and the events that it reads.
+
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rdma_proto::backend::{CmEventKind, EventChannel as _, Identifier as _};
+use rdma_softsim::{EventChannel, Identifier, Signal, SoftSim, Told};
+use rustix::io::Errno;
+use softrdma_wire::{self as wire, Name, Reply, Request};
+
+use super::super::signals::Level;
+use super::super::translate;
+use super::{MOST_CHANNELS, MOST_OBJECTS, Refusal, Session, find, room, take};
+
+/// An event channel.
+///
+/// Here an answer is there as soon as something was asked, which it is in no network. Programs that read their events until there
+/// are none, a *batch*, acting on each, rely on that: libvalkey forgets that a connection failed if it reads so in one batch with
+/// what made it connect. So the end of a connection is no event of the batch in which its program asked for it or was told of it.
+pub(super) struct Channel {
+    channel: EventChannel,
+    level: Arc<Level>,
+    /// How often there was no event.
+    batch: u64,
+    /// An event of the next batch.
+    held: Option<Told>,
+}
+
+/// An identifier, and the channel that it has now.
+pub(super) struct Owned {
+    identifier: Identifier,
+    channel: Name,
+    /// The batch in which it asked to be connected, or was told that it is.
+    connects_in: Option<u64>,
+}
+
+/// Whether a connection ends by this, or does not come about.
+const fn is_end(kind: &CmEventKind<SoftSim>) -> bool {
+    matches!(
+        kind,
+        CmEventKind::Unreachable { .. }
+            | CmEventKind::ConnectError { .. }
+            | CmEventKind::Rejected { .. }
+            | CmEventKind::Disconnected
+    )
+}
+
+impl Session {
+    pub(super) fn perform_on_identifier(&mut self, request: &Request<'_>) -> Result<Reply, Refusal> {
+        let id = |name: &Name| find(&self.identifiers, *name).map(|owned| &owned.identifier);
+        match request {
+            Request::CreateIdentifier { channel } => {
+                room(&self.identifiers, MOST_OBJECTS)?;
+                let identifier = find(&self.event_channels, *channel)?.channel.create_id()?;
+                return Ok(Reply::Made(self.adopt(identifier, *channel)?));
+            }
+            Request::DestroyIdentifier(name) => {
+                let key = id(name)?.key();
+                self.keys.remove(&key);
+                return take(&mut self.identifiers, *name, |_| false);
+            }
+            Request::Bind { id: name, address } => {
+                let identifier = id(name)?;
+                identifier.bind(*address)?;
+                let bound = identifier.local_addr().ok_or(Errno::INVAL)?;
+                return Ok(Reply::Bound(bound));
+            }
+            Request::Listen { id: name, backlog } => {
+                let identifier = id(name)?;
+                if identifier.local_addr().is_none() {
+                    identifier.bind(SocketAddr::from(([0; 4], 0)))?;
+                }
+                identifier.listen(*backlog)?;
+                let bound = identifier.local_addr().ok_or(Errno::INVAL)?;
+                return Ok(Reply::Bound(bound));
+            }
+            Request::ResolveAddress { id: name, source, destination, milliseconds } => {
+                let timeout = Duration::from_millis((*milliseconds).into());
+                id(name)?.resolve_address(*source, *destination, timeout)?;
+            }
+            Request::ResolveRoute(name) => id(name)?.resolve_route(Duration::ZERO)?,
+            Request::Connect { id: name, pair, params, data } => {
+                id(name)?.connect_pair(find(&self.pairs, *pair)?, &translate::params(*params), data)?;
+                self.connects(*name);
+            }
+            Request::Accept { id: name, pair, params, data } => {
+                id(name)?.accept_pair(find(&self.pairs, *pair)?, &translate::params(*params), data)?;
+            }
+            Request::Reject { id: name, data } => id(name)?.reject(data)?,
+            Request::Notify(name) => id(name)?.notify_established()?,
+            Request::Disconnect(name) => id(name)?.disconnect()?,
+            Request::Migrate { id: name, channel } => {
+                id(name)?.migrate(&find(&self.event_channels, *channel)?.channel)?;
+                if let Some(owned) = self.identifiers.get_mut(name) {
+                    owned.channel = *channel;
+                }
+            }
+            // Every other request was looked at before.
+            _ => return Err(Errno::INVAL.into()),
+        }
+        Ok(Reply::Done)
+    }
+
+    fn adopt(&mut self, identifier: Identifier, channel: Name) -> Result<Name, Refusal> {
+        let name = self.name()?;
+        self.keys.insert(identifier.key(), name);
+        self.identifiers.insert(name, Owned { identifier, channel, connects_in: None });
+        Ok(name)
+    }
+
+    /// The identifier connects in the present batch of its channel.
+    fn connects(&mut self, identifier: Name) {
+        if let Some(owned) = self.identifiers.get_mut(&identifier) {
+            owned.connects_in = self.event_channels.get(&owned.channel).map(|channel| channel.batch);
+        }
+    }
+
+    pub(super) fn create_event_channel(&mut self) -> Result<(Name, OwnedFd), Refusal> {
+        room(&self.event_channels, MOST_CHANNELS)?;
+        let level = Arc::new(Level::new()?);
+        let end = level.end().try_clone_to_owned().map_err(|_| Errno::MFILE)?;
+        let signal: Arc<dyn Signal> = Arc::<Level>::clone(&level);
+        let channel = self.host.event_channel_with(signal)?;
+        let name = self.name()?;
+        self.event_channels.insert(name, Channel { channel, level, batch: 0, held: None });
+        Ok((name, end))
+    }
+
+    /// The next event of a channel, if its batch has one.
+    fn next_told(&mut self, name: Name) -> Result<Option<Told>, Refusal> {
+        // A channel that is gone is a descriptor that was closed.
+        let channel = self.event_channels.get_mut(&name).ok_or(Errno::BADF)?;
+        if let Some(held) = channel.held.take() {
+            if !channel.channel.is_readable() {
+                channel.level.clear();
+            }
+            return Ok(Some(held));
+        }
+        let Some(told) = channel.channel.next_with_data()? else {
+            channel.batch += 1;
+            return Ok(None);
+        };
+        let owner = self.keys.get(&told.event.id).and_then(|name| self.identifiers.get(name));
+        let connects_in = owner.and_then(|owner| owner.connects_in);
+        if is_end(&told.event.kind) && connects_in == Some(channel.batch) {
+            channel.batch += 1;
+            channel.held = Some(told);
+            channel.level.raise();
+            return Ok(None);
+        }
+        Ok(Some(told))
+    }
+
+    pub(super) fn take_event(&mut self, name: Name) -> Result<Reply, Refusal> {
+        loop {
+            let Some(Told { event, data }) = self.next_told(name)? else { return Ok(Reply::Event(None)) };
+            // Programs read these from their device.
+            if matches!(event.kind, CmEventKind::Async(_)) {
+                continue;
+            }
+            // Of an identifier that is gone: nobody is left to hear it.
+            let Some(&told) = self.keys.get(&event.id) else { continue };
+            let (kind, status, params) = translate::event(&event.kind);
+            let established = matches!(event.kind, CmEventKind::Established { .. });
+            let (id, listener) = match event.kind {
+                CmEventKind::ConnectRequest { id, .. } => {
+                    if room(&self.identifiers, MOST_OBJECTS).is_err() {
+                        // Dropped, and so rejected.
+                        continue;
+                    }
+                    (self.adopt(id, name)?, Some(told))
+                }
+                _ => (told, None),
+            };
+            let Owned { identifier, .. } = find(&self.identifiers, id)?;
+            let (local, remote) = (identifier.local_addr(), identifier.peer_addr());
+            let data = data.into_vec();
+            if established {
+                self.connects(id);
+            }
+            let event = wire::Event { id, listener, kind, status, params, data, local, remote };
+            return Ok(Reply::Event(Some(Box::new(event))));
+        }
+    }
+}

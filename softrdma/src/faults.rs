@@ -1,0 +1,201 @@
+//! Faults as people write them: on a command line and in a file.
+
+use std::net::IpAddr;
+use std::path::Path;
+
+use rdma_softsim::{Chance, Fault, Site};
+use serde::Deserialize;
+use softrdma_wire as wire;
+
+/// Why a fault is not understood.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The file cannot be read.
+    #[error("{path}: {error}")]
+    File {
+        /// Which.
+        path: String,
+        /// Why.
+        #[source]
+        error: std::io::Error,
+    },
+    /// It is no list of faults.
+    #[error("{path}: {error}")]
+    Syntax {
+        /// Which file.
+        path: String,
+        /// Where and why.
+        #[source]
+        error: Box<toml::de::Error>,
+    },
+    /// No fault is called so.
+    #[error("{0:?} is no fault; faults are {known}, with a number where one stands (microseconds, or how often)", known = known())]
+    Unknown(String),
+    /// Its time is said twice, or not at all understood.
+    #[error("a fault comes at an event, at a pass through a site ({sites}), or by chance (up to 1): say one of them", sites = sites())]
+    When,
+}
+
+/// What an argument of a fault makes of it.
+type Make = fn(u32) -> Fault;
+
+/// Faults by name; those with `true` take a number.
+const FAULTS: [(&str, bool, Make); 25] = [
+    ("not-ready", true, |times| Fault::NotReady { times: u8::try_from(times).unwrap_or(u8::MAX) }),
+    ("link-down", true, |micros| Fault::LinkDown { micros }),
+    ("key-refused", false, |_| Fault::KeyRefused),
+    ("receive-gone", false, |_| Fault::ReceiveGone),
+    ("source-gone", false, |_| Fault::SourceGone),
+    ("queue-lost", false, |_| Fault::QueueLost),
+    ("queue-full", false, |_| Fault::QueueFull),
+    ("hold", true, |micros| Fault::Hold { micros }),
+    ("spurious", false, |_| Fault::Spurious),
+    ("lose", false, |_| Fault::Lose),
+    ("lose-answer", false, |_| Fault::LoseAnswer),
+    ("address-error", false, |_| Fault::AddressError),
+    ("route-error", false, |_| Fault::RouteError),
+    ("unreachable", false, |_| Fault::Unreachable),
+    ("rejected", true, |reason| Fault::Rejected { reason: i32::try_from(reason).unwrap_or(i32::MAX) }),
+    ("connect-error", false, |_| Fault::ConnectError),
+    ("slow-ready", true, |micros| Fault::SlowReady { micros }),
+    ("device-removal", false, |_| Fault::DeviceRemoval),
+    ("device-fatal", false, |_| Fault::DeviceFatal),
+    ("request-refused", false, |_| Fault::RequestRefused),
+    ("address-change", false, |_| Fault::AddressChange),
+    ("pair-fatal", false, |_| Fault::PairFatal),
+    ("kill", false, |_| Fault::Kill),
+    ("exhausted", false, |_| Fault::Exhausted),
+    ("stall", true, |micros| Fault::Stall { micros }),
+];
+
+const SITES: [(&str, Site); 7] = [
+    ("post", Site::Post),
+    ("arrive", Site::Arrive),
+    ("answer", Site::Answer),
+    ("report", Site::Report),
+    ("create", Site::Create),
+    ("resolve", Site::Resolve),
+    ("packet", Site::Packet),
+];
+
+fn known() -> String {
+    let spelled =
+        |(name, numbered, _): &(&str, bool, Make)| format!("{name}{}", if *numbered { "=N" } else { "" });
+    FAULTS.iter().map(spelled).collect::<Vec<_>>().join(", ")
+}
+
+fn sites() -> String {
+    SITES.map(|(name, _)| name).join(", ")
+}
+
+/// The names of all faults, with a number where they take one.
+pub fn examples() -> impl Iterator<Item = String> {
+    FAULTS.iter().map(|(name, numbered, _)| if *numbered { format!("{name}=2") } else { (*name).into() })
+}
+
+/// The fault that is spelled so: `lose`, `not-ready=3`, `link-down=200000`.
+pub fn parse(text: &str) -> Result<Fault, Error> {
+    let unknown = || Error::Unknown(text.into());
+    let (name, number) = match text.split_once('=') {
+        Some((name, number)) => (name, Some(number.parse().map_err(|_| unknown())?)),
+        None => (text, None),
+    };
+    let found = FAULTS.iter().find(|(known, numbered, _)| *known == name && *numbered == number.is_some());
+    found.map(|(.., make)| make(number.unwrap_or(0))).ok_or_else(unknown)
+}
+
+/// The site of this name.
+pub(crate) fn site(name: &str) -> Option<Site> {
+    SITES.iter().find(|(known, _)| *known == name).map(|(_, site)| *site)
+}
+
+/// A fault, with whom it befalls and when.
+#[derive(Clone, Debug, Deserialize, clap::Args)]
+#[serde(deny_unknown_fields)]
+pub struct Written {
+    /// The address of the machine that it befalls.
+    #[arg(long)]
+    pub address: IpAddr,
+    /// After so many events of the fabric; messages, answers and completions are some.
+    #[arg(long)]
+    pub event: Option<u64>,
+    /// At this pass through a place that faults can strike: `arrive:10`.
+    #[arg(long)]
+    pub pass: Option<String>,
+    /// Again and again, this often of all times that it could strike: a number up to 1.
+    #[arg(long)]
+    pub chance: Option<f64>,
+    /// What happens: `lose`, `not-ready=3`, `link-down=200000` (microseconds).
+    pub what: String,
+}
+
+impl Written {
+    /// As the fabric takes it.
+    pub fn check(&self) -> Result<wire::Fault, Error> {
+        parse(&self.what)?;
+        let when = match (self.event, &self.pass, self.chance) {
+            (event, None, None) => wire::When::Event(event.unwrap_or(0)),
+            (None, Some(pass), None) => {
+                let (name, pass) = pass.split_once(':').ok_or(Error::When)?;
+                site(name).ok_or(Error::When)?;
+                wire::When::Pass(name.into(), pass.parse().map_err(|_| Error::When)?)
+            }
+            (None, None, Some(chance)) if (0.0..=1.0).contains(&chance) => {
+                // At most a million.
+                wire::When::Chance((chance * Chance::OF as f64) as u32)
+            }
+            _ => return Err(Error::When),
+        };
+        Ok(wire::Fault { address: self.address, what: self.what.clone(), when })
+    }
+}
+
+/// A file of faults: TOML with a `seed`, and a `[[fault]]` for each.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[serde(default)]
+    seed: u64,
+    #[serde(default)]
+    fault: Vec<Written>,
+}
+
+/// Reads a file of faults: the seed, and the faults.
+pub fn read(path: &Path) -> Result<(u64, Vec<wire::Fault>), Error> {
+    let name = path.display().to_string();
+    let text = std::fs::read_to_string(path).map_err(|error| Error::File { path: name.clone(), error })?;
+    let file: File =
+        toml::from_str(&text).map_err(|error| Error::Syntax { path: name, error: Box::new(error) })?;
+    Ok((file.seed, file.fault.iter().map(Written::check).collect::<Result<_, _>>()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_fault_has_a_spelling() {
+        let classes: std::collections::BTreeSet<_> =
+            examples().map(|text| format!("{:?}", parse(&text).expect("is one"))).collect();
+        assert_eq!(classes.len(), FAULTS.len());
+        for wrong in ["loose", "lose=1", "hold", "hold=", "hold=-1"] {
+            assert!(matches!(parse(wrong), Err(Error::Unknown(_))), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_fault_comes_at_one_time() {
+        let written = |event, pass: Option<&str>, chance| {
+            let (address, pass, what) = (IpAddr::from([192, 0, 2, 1]), pass.map(Into::into), "lose".into());
+            Written { address, event, pass, chance, what }.check().map(|fault| fault.when).ok()
+        };
+        assert_eq!(written(None, None, None), Some(wire::When::Event(0)));
+        assert_eq!(written(None, Some("arrive:3"), None), Some(wire::When::Pass("arrive".into(), 3)));
+        assert_eq!(written(None, None, Some(0.5)), Some(wire::When::Chance(500_000)));
+        for wrong in [written(Some(1), None, Some(0.5)), written(None, Some("nowhere:1"), None)] {
+            assert_eq!(wrong, None);
+        }
+        assert_eq!(written(None, None, Some(1.5)), None);
+        assert_eq!(written(None, None, Some(f64::NAN)), None);
+    }
+}

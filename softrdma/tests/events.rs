@@ -1,0 +1,98 @@
+//! Events of the connection manager, as a program reads them.
+
+mod session;
+
+use session::{address, ask, open};
+use softrdma::fabric::Fabric;
+use softrdma_wire::{Event, Name, Params, Reply, Request, Socket};
+
+const PORT: u16 = 6379;
+
+fn make(socket: &mut Socket, request: &Request<'_>) -> Name {
+    match ask(socket, request) {
+        Reply::Made(name) | Reply::Pair { name, .. } => name,
+        other => panic!("{request:?}: {other:?}"),
+    }
+}
+
+fn done(socket: &mut Socket, request: &Request<'_>) {
+    let reply = ask(socket, request);
+    assert!(matches!(reply, Reply::Done | Reply::Bound(_)), "{request:?}: {reply:?}");
+}
+
+fn next(socket: &mut Socket, channel: Name) -> Option<Event> {
+    match ask(socket, &Request::TakeEvent(channel)) {
+        Reply::Event(event) => event.map(|event| *event),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// `enum rdma_cm_event_type` of the next event, if one is there.
+fn kind(socket: &mut Socket, channel: Name) -> Option<u32> {
+    next(socket, channel).map(|event| event.kind)
+}
+
+fn pair(socket: &mut Socket) -> Name {
+    let domain = make(socket, &Request::AllocateDomain);
+    let queue = make(socket, &Request::CreateQueue { depth: 4, channel: None });
+    let (send_depth, receive_depth, inline) = (1, 1, 0);
+    let request = Request::CreatePair {
+        domain,
+        send_queue: queue,
+        receive_queue: queue,
+        send_depth,
+        receive_depth,
+        inline,
+    };
+    let pair = make(socket, &request);
+    done(socket, &Request::Modify { pair, to: softrdma_wire::Transition::Initialise });
+    pair
+}
+
+/// A program that has asked to be connected: its channel and its identifier.
+fn connect(socket: &mut Socket) -> (Name, Name) {
+    let channel = make(socket, &Request::CreateEventChannel);
+    let id = make(socket, &Request::CreateIdentifier { channel });
+    let destination = (address(1), PORT).into();
+    done(socket, &Request::ResolveAddress { id, source: None, destination, milliseconds: 1000 });
+    assert_eq!(kind(socket, channel), Some(0), "the address is resolved");
+    done(socket, &Request::ResolveRoute(id));
+    assert_eq!(kind(socket, channel), Some(2), "the route is resolved");
+    let pair = pair(socket);
+    done(socket, &Request::Connect { id, pair, params: Params::default(), data: &[] });
+    (channel, id)
+}
+
+/// A program that reads its events until there are none, and acts on each, does not find among them that connecting failed: in a
+/// network that takes a journey.
+#[test]
+fn a_reject_is_no_event_of_the_batch_that_connected() {
+    let fabric = Fabric::new().expect("a fabric");
+    let _peer = open(&fabric, 1);
+    let mut program = open(&fabric, 2);
+    let (channel, _id) = connect(&mut program);
+    assert_eq!(kind(&mut program, channel), None, "the batch ends");
+    assert_eq!(kind(&mut program, channel), Some(8), "rejected: nobody listens");
+    assert_eq!(kind(&mut program, channel), None);
+}
+
+/// Nor does who reads that it is connected find that the peer has disconnected.
+#[test]
+fn a_disconnection_is_no_event_of_the_batch_that_connected() {
+    let fabric = Fabric::new().expect("a fabric");
+    let (mut server, mut client) = (open(&fabric, 1), open(&fabric, 2));
+    let listening = make(&mut server, &Request::CreateEventChannel);
+    let listener = make(&mut server, &Request::CreateIdentifier { channel: listening });
+    done(&mut server, &Request::Bind { id: listener, address: (address(1), PORT).into() });
+    done(&mut server, &Request::Listen { id: listener, backlog: 1 });
+    let (channel, id) = connect(&mut client);
+    let request = next(&mut server, listening).expect("a request");
+    let own = pair(&mut server);
+    done(&mut server, &Request::Accept { id: request.id, pair: own, params: Params::default(), data: &[] });
+    assert_eq!(kind(&mut client, channel), Some(9), "established");
+    assert_eq!(kind(&mut server, listening), Some(9), "established");
+    done(&mut server, &Request::Disconnect(request.id));
+    assert_eq!(kind(&mut client, channel), None, "the batch ends");
+    assert_eq!(kind(&mut client, channel), Some(10), "disconnected");
+    done(&mut client, &Request::Disconnect(id));
+}
