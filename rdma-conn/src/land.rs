@@ -8,34 +8,14 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use rdma_proto::backend::{Access, Backend, Region};
-use rdma_proto::memory::SharedMemory;
 use rdma_proto::{ApiMisuse, Error as ProtocolError, Readable, RegionAddress, State};
 
 use crate::connection::Connection;
 use crate::error::Error;
-use crate::lend::RegisteredBuffer;
+use crate::lend::{Landing, RegisteredBuffer};
 
 /// Bytes that are copied at once, from one window to memory of the application.
 const COPY: usize = 8 << 10;
-
-/// The memory of the application in which windows of a connection lie now.
-pub(crate) struct Landing<B: Backend> {
-    pub(crate) buffer: Arc<RegisteredBuffer<B>>,
-    /// Where in the buffer [`Machine::land`](rdma_proto::Machine::land) begins to count.
-    start: usize,
-}
-
-impl<B: Backend> Landing<B> {
-    /// Copies received bytes out. False if they are not inside.
-    pub(crate) fn read(&self, offset: u32, into: &mut [u8]) -> bool {
-        self.buffer.read(self.start.saturating_add(offset as usize), into)
-    }
-
-    /// Returns received bytes where they lie: the memory, and the offset in it.
-    pub(crate) fn arrived(&self, offset: u32) -> (SharedMemory<'_>, usize) {
-        (self.buffer.memory(), self.start.saturating_add(offset as usize))
-    }
-}
 
 /// Counts of how the bytes of a [`Receiving`] came to where they belong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -64,6 +44,11 @@ impl<B: Backend> Receiving<B> {
     /// Returns the next `range.len()` unread bytes of a stream, which belong into `range` of `buffer`.
     pub fn new(buffer: Arc<RegisteredBuffer<B>>, range: Range<usize>) -> Self {
         Self { buffer, range, received: Received::default(), begun: false }
+    }
+
+    /// Returns how the bytes came that are there already, from the beginning of the range on.
+    pub const fn received(&self) -> Received {
+        self.received
     }
 }
 

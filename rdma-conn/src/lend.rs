@@ -171,3 +171,22 @@ impl<B: Backend> Lendings<B> {
         done as u64
     }
 }
+
+/// The memory of the application in which windows of a connection lie now.
+pub(crate) struct Landing<B: Backend> {
+    pub(crate) buffer: Arc<RegisteredBuffer<B>>,
+    /// Where in the buffer `Machine::land` begins to count.
+    pub(crate) start: usize,
+}
+
+impl<B: Backend> Landing<B> {
+    /// Copies received bytes out. False if they are not inside.
+    pub(crate) fn read(&self, offset: u32, into: &mut [u8]) -> bool {
+        self.buffer.read(self.start.saturating_add(offset as usize), into)
+    }
+
+    /// Returns received bytes where they lie: the memory, and the offset in it.
+    pub(crate) fn arrived(&self, offset: u32) -> (SharedMemory<'_>, usize) {
+        (self.buffer.memory(), self.start.saturating_add(offset as usize))
+    }
+}

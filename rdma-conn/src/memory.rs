@@ -14,8 +14,7 @@ use rdma_proto::{Action, Config, Notification, Readable, RegionAddress, Source, 
 use crate::arrived::Arrived;
 use crate::budget::{Booked, Budget, register};
 use crate::error::Error;
-use crate::land::Landing;
-use crate::lend::{Buffers, Lendings, Owner, RegisteredBuffer};
+use crate::lend::{Buffers, Landing, Lendings, Owner, RegisteredBuffer};
 use crate::options::Options;
 
 /// Marks the work request ids of receives. Those of sends are the machine's, which leaves this bit free.

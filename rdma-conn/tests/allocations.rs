@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use allocation_counter::{AllocationInfo, measure};
 use rdma_conn::{Endpoint, Event, Limits, Listener, Options, Stream};
-use rdma_softsim::{Fabric, FaultPlan, Knobs, Personality, Simulation, SoftSim};
+use rdma_softsim::{DeviceKind, Fabric, FaultPlan, Simulation, SimulationSettings, SoftSim};
 
 const SERVER: [u8; 4] = [192, 0, 2, 1];
 const CLIENT: [u8; 4] = [192, 0, 2, 2];
@@ -40,7 +40,7 @@ fn streams_allocate_nothing() {
     let [mut one, mut other] = streams();
     let (piece, mut all) = ([0x5a; 64], [0; 256]);
     let counted = count(|| {
-        one.write_vectored(&[IoSlice::new(&piece); 4]).expect("written");
+        assert_eq!(one.write_vectored(&[IoSlice::new(&piece); 4]).expect("written"), all.len());
         other.read_exact(&mut all).expect("read");
         other.write_all(&all[..64]).expect("written");
         one.read_exact(&mut all[..64]).expect("read");
@@ -48,9 +48,46 @@ fn streams_allocate_nothing() {
     assert_eq!(counted.count_total, 0, "{counted:?}");
 }
 
+/// Both ends are tasks of one thread, which the reactor and the driver run on too.
+#[cfg(feature = "tokio")]
+#[test]
+fn tasks_allocate_nothing() {
+    use rdma_conn::{AsyncEndpoint, AsyncListener, Connect};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    let fabric = Fabric::new();
+    let address = SocketAddr::from((SERVER, 6379));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let mut stream = runtime.block_on(async {
+        let server = fabric.host(&[SERVER.into()]);
+        let listener = AsyncListener::bind(&server, address, Options::server()).expect("a free address");
+        let clients = AsyncEndpoint::new(&fabric.host(&[CLIENT.into()]), Limits::NONE).expect("a device");
+        let connect = Connect::default();
+        let (dialed, accepted) = tokio::join!(clients.connect(address, &connect), listener.accept());
+        let (mut echo, _) = accepted.expect("accepts");
+        tokio::spawn(async move {
+            let mut bytes = [0; 64];
+            while echo.read_exact(&mut bytes).await.is_ok() && echo.write_all(&bytes).await.is_ok() {}
+        });
+        dialed.expect("connects")
+    });
+    let mut rounds = || {
+        runtime.block_on(async {
+            let mut bytes = [0x5a; 64];
+            for _ in 0..ROUNDS {
+                stream.write_all(&bytes).await.expect("written");
+                stream.read_exact(&mut bytes).await.expect("read");
+            }
+        });
+    };
+    rounds();
+    let counted = measure(rounds);
+    assert_eq!(counted.count_total, 0, "{counted:?}");
+}
+
 #[test]
 fn endpoints_allocate_nothing() {
-    let sim = Simulation::new(1, Personality::Ibta, Knobs::default(), FaultPlan::new());
+    let sim = Simulation::new(1, DeviceKind::Ibta, SimulationSettings::default(), FaultPlan::new());
     let settle = || {
         let until = sim.now().after(Duration::from_micros(200));
         while sim.deadline().is_some_and(|at| at <= until) {
@@ -58,8 +95,8 @@ fn endpoints_allocate_nothing() {
         }
     };
     let host = |address: [u8; 4]| sim.host(&[address.into()], rdma_softsim::Limits::default());
-    let mut ends = [SERVER, CLIENT]
-        .map(|address| Endpoint::new(&host(address), Limits::default()).expect("a device"));
+    let mut ends =
+        [SERVER, CLIENT].map(|address| Endpoint::new(&host(address), Limits::default()).expect("a device"));
     ends[0].listen((SERVER, 6379).into(), Options::server()).expect("a free address");
     let address = (SERVER, 6379).into();
     ends[1].connect(address, None, Duration::from_secs(5), Options::client()).expect("begins");

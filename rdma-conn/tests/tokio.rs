@@ -69,6 +69,14 @@ async fn readers_and_writers_do_not_forget_each_other() {
 }
 
 /// A cancelled read or write has read or written nothing.
+/// As it stands in logs.
+#[tokio::test]
+async fn a_stream_is_told_of_in_a_line() {
+    let (client, _server) = pair().await;
+    let told = format!("{client:?}");
+    assert!(told.contains("192.0.2.1:6379") && told.contains("192.0.2.2:") && told.len() < 100, "{told}");
+}
+
 #[tokio::test]
 async fn cancelled_futures_lose_nothing() {
     let (mut client, mut server) = pair().await;

@@ -4,7 +4,7 @@ use std::io::IoSlice;
 use std::time::Duration;
 
 use rdma_conn::{ConnectionId, Endpoint, Event, Limits, Options, Usage};
-use rdma_softsim::{FaultPlan, Knobs, Personality, Simulation, SoftSim};
+use rdma_softsim::{DeviceKind, FaultPlan, Simulation, SimulationSettings, SoftSim};
 
 const SERVER: [u8; 4] = [192, 0, 2, 1];
 const CLIENT: [u8; 4] = [192, 0, 2, 2];
@@ -21,7 +21,7 @@ struct Pair {
 
 impl Pair {
     fn new(spin: Duration) -> Self {
-        let sim = Simulation::new(1, Personality::Ibta, Knobs::default(), FaultPlan::new());
+        let sim = Simulation::new(1, DeviceKind::Ibta, SimulationSettings::default(), FaultPlan::new());
         let host = |address: [u8; 4]| sim.host(&[address.into()], rdma_softsim::Limits::default());
         let [mut server, mut client] = [SERVER, CLIENT]
             .map(|address| Endpoint::new(&host(address), Limits::default()).expect("a device"));

@@ -4,42 +4,12 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use rdma_snapshot::wire::Frame;
-use serde::Deserialize;
 
-#[derive(Deserialize)]
-struct Spec {
-    requirement: Vec<Requirement>,
-    vector: Vec<Vector>,
-}
-
-#[derive(Deserialize)]
-struct Requirement {
-    id: String,
-    level: String,
-    text: String,
-}
-
-#[derive(Deserialize)]
-struct Vector {
-    name: String,
-    /// Hexadecimal digits, with spaces.
-    frame: String,
-    /// The name of its kind, if it is a frame.
-    kind: Option<String>,
-    /// The reason for which it is none, if it is none.
-    error: Option<String>,
-    /// Whether it is written otherwise than it is read.
-    #[serde(default)]
-    unlike: bool,
-}
+#[path = "support/spec.rs"]
+mod spec;
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
-}
-
-fn spec() -> Spec {
-    let text = std::fs::read_to_string(root().join("../spec/snapshot.toml")).expect("the requirements");
-    toml::from_str(&text).expect("a table of requirements")
 }
 
 /// Every id in the sources below `folder`: how often code and how often tests name it.
@@ -71,7 +41,7 @@ fn every_requirement_stands_beside_code_and_a_test() {
     let mut found = BTreeMap::new();
     mentions(&root().join("src"), &mut found);
     mentions(&root().join("tests"), &mut found);
-    let spec = spec();
+    let spec = spec::read();
     for requirement in &spec.requirement {
         assert!(["must", "should", "may"].contains(&requirement.level.as_str()), "{}", requirement.id);
         assert!(!requirement.text.is_empty());
@@ -85,10 +55,8 @@ fn every_requirement_stands_beside_code_and_a_test() {
 /// VS-WIRE-001, VS-WIRE-002: the frames of the vectors are read and written, or refused.
 #[test]
 fn the_vectors_hold() {
-    for vector in spec().vector {
-        let digits: String = vector.frame.split_whitespace().collect();
-        let byte = |at| u8::from_str_radix(&digits[at..at + 2], 16).expect("two digits");
-        let bytes: Vec<u8> = (0..digits.len()).step_by(2).map(byte).collect();
+    for vector in spec::read().vector {
+        let bytes = vector.bytes();
         match (Frame::decode(&bytes), vector.error) {
             (Ok(Some((frame, taken))), None) => {
                 assert_eq!(taken, bytes.len(), "{}", vector.name);

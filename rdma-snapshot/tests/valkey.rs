@@ -1,5 +1,7 @@
 //! From a live Valkey into live ones, by RDMA READ on softsim. Skipped, and said so, where there is no `valkey-server`.
 
+#[path = "support/keys.rs"]
+mod keys;
 #[path = "support/server.rs"]
 mod server;
 
@@ -13,7 +15,9 @@ use rdma_snapshot::valkey::{LiveSink, LiveSource, Target};
 use rdma_snapshot::wire::Content;
 use rdma_snapshot::{Error, FileSink, FileSource, publisher};
 use rdma_softsim::{Fabric, SoftSim};
-use redis::{Connection, Value, cmd, pipe};
+use redis::{Value, cmd, pipe};
+
+use keys::{assert_equal, fill};
 use server::Valkey;
 
 fn address(host: u8) -> IpAddr {
@@ -22,104 +26,6 @@ fn address(host: u8) -> IpAddr {
 
 fn into(target: &Valkey) -> LiveSink {
     LiveSink::new(Target { server: target.server(), replace: false, serve_on: None })
-}
-
-/// Everything that Valkey has: every type in its small and its large encoding, TTLs of keys and of fields, streams with groups and what
-/// is pending in them, functions, several databases, binary keys, and a long value.
-fn fill(source: &mut Connection) {
-    let mut pipe = pipe();
-    for index in 0..2000 {
-        pipe.cmd("SET").arg(format!("string:{index}")).arg(format!("value {index}")).ignore();
-        pipe.cmd("HSET").arg("hash:large").arg(index).arg(index * 7).ignore();
-        pipe.cmd("RPUSH").arg("list:large").arg(format!("element {index}")).ignore();
-        pipe.cmd("SADD").arg("set:large").arg(format!("member {index}")).ignore();
-        pipe.cmd("ZADD").arg("zset:large").arg(index as f64 / 3.0).arg(format!("member {index}")).ignore();
-        pipe.cmd("XADD").arg("stream").arg(format!("{}-1", index + 1)).arg("field").arg(index).ignore();
-    }
-    pipe.cmd("SET").arg("integer").arg(123_456_789).ignore();
-    pipe.cmd("SET").arg(&b"binary \0\xff\r\n key"[..]).arg(&b"\0\x01\xfe\xff\r\n"[..]).ignore();
-    pipe.cmd("SET").arg("long").arg("0123456789abcdef".repeat(4 << 20)).ignore();
-    pipe.cmd("SET").arg("expires").arg("x").arg("PX").arg(86_400_123).ignore();
-    pipe.cmd("HSET").arg("hash:small").arg("a").arg(1).arg("b").arg(2).arg("c").arg(3).ignore();
-    pipe.cmd("EXPIRE").arg("hash:small").arg(100_000).ignore();
-    pipe.cmd("RPUSH").arg("list:small").arg(1).arg("two").arg(3.5).ignore();
-    pipe.cmd("SADD").arg("set:integers").arg(1).arg(-2).arg(300_000).ignore();
-    pipe.cmd("SADD").arg("set:small").arg("a").arg("b").ignore();
-    pipe.cmd("ZADD").arg("zset:small").arg("-inf").arg("a").arg(1.5).arg("b").arg("+inf").arg("c").ignore();
-    pipe.cmd("PFADD").arg("hll").arg("a").arg("b").ignore();
-    pipe.cmd("XGROUP").arg("CREATE").arg("stream").arg("group").arg(0).ignore();
-    pipe.cmd("XREADGROUP").arg(&["GROUP", "group", "one", "COUNT", "10", "STREAMS", "stream", ">"]).ignore();
-    pipe.cmd("XACK").arg("stream").arg("group").arg("1-1").arg("2-1").ignore();
-    pipe.cmd("XGROUP").arg("CREATECONSUMER").arg("stream").arg("group").arg("two").ignore();
-    pipe.cmd("XDEL").arg("stream").arg("5-1").ignore();
-    let library = "#!lua name=library\nserver.register_function('answer', function() return 42 end)";
-    pipe.cmd("FUNCTION").arg("LOAD").arg(library).ignore();
-    for database in 1..4 {
-        pipe.cmd("SELECT").arg(database).ignore();
-        pipe.cmd("SET").arg("where").arg(database).ignore();
-    }
-    pipe.cmd("SELECT").arg(0).ignore();
-    pipe.exec(source).expect("a source that takes writes");
-    // Fields have TTLs since Valkey 9.
-    for command in [
-        &["HEXPIRE", "hash:small", "50000", "FIELDS", "1", "a"][..],
-        &["HPEXPIRE", "hash:large", "60000123", "FIELDS", "1", "7"],
-    ] {
-        let mut command = command.iter();
-        let name = command.next().expect("a name");
-        if let Err(error) = cmd(name).arg(command.collect::<Vec<_>>()).exec(source) {
-            println!("without TTLs of fields: {error}");
-        }
-    }
-}
-
-/// Both have the same: by Valkey's digest, and key by key.
-fn assert_equal(source: &mut Connection, target: &mut Connection) {
-    let digest = |one: &mut Connection| cmd("DEBUG").arg("DIGEST").query::<String>(one).expect("a digest");
-    assert_eq!(digest(source), digest(target));
-    let functions =
-        |one: &mut Connection| cmd("FUNCTION").arg("DUMP").query::<Vec<u8>>(one).expect("functions");
-    assert_eq!(functions(source), functions(target));
-    let mut count = 0;
-    for database in 0..4 {
-        for one in [&mut *source, &mut *target] {
-            cmd("SELECT").arg(database).exec(one).expect("a database");
-        }
-        let keys: Vec<Vec<u8>> = cmd("KEYS").arg("*").query(source).expect("keys");
-        let size: usize = cmd("DBSIZE").query(target).expect("a size");
-        assert_eq!(keys.len(), size, "database {database}");
-        for key in &keys {
-            count += 1;
-            for words in [&["TYPE"][..], &["PEXPIRETIME"], &["DEBUG", "DIGEST-VALUE"]] {
-                equal(source, target, words, key);
-            }
-            let encoding = |one: &mut Connection| {
-                let encoding: String =
-                    cmd("OBJECT").arg("ENCODING").arg(key).query(one).expect("an encoding");
-                // A short string that was changed in place is made anew when it is loaded, as in every replica.
-                encoding.replace("raw", "embstr")
-            };
-            let encodings = [encoding(source), encoding(target)];
-            assert_eq!(encodings[0], encodings[1], "{}", String::from_utf8_lossy(key));
-            // A hash table is walked in an order that its process has drawn.
-            if encodings[0] != "hashtable" {
-                equal(source, target, &["DUMP"], key);
-            }
-        }
-    }
-    assert!(count > 2000, "{count} keys");
-    for one in [source, target] {
-        cmd("SELECT").arg(0).exec(one).expect("a database");
-    }
-}
-
-/// Both answer this about `key` alike.
-fn equal(source: &mut Connection, target: &mut Connection, words: &[&str], key: &[u8]) {
-    let mut command = cmd(words[0]);
-    command.arg(&words[1..]).arg(key);
-    let theirs: Value = command.query(source).expect("an answer");
-    let ours: Value = command.query(target).expect("an answer");
-    assert_eq!(theirs, ours, "{words:?} {}", String::from_utf8_lossy(key));
 }
 
 /// Publishes `source` on host 1.

@@ -114,7 +114,7 @@ impl<B: Descriptors> Shared<B> {
                     state.sleeps_until = Some(next.unwrap_or(Instant::from_start(Duration::MAX)));
                     let left = next.map(|at| at.since(state.endpoint.now()));
                     drop(state);
-                    wake.into_iter().for_each(Waker::wake);
+                    wake.all();
                     return Turn::Sleep(left);
                 }
                 Err(error) => error,

@@ -17,6 +17,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
 
+use arrayvec::ArrayVec;
 use rdma_proto::time::Instant;
 use slotmap::SecondaryMap;
 use tokio::net::ToSocketAddrs;
@@ -192,7 +193,7 @@ impl<B: Descriptors> Shared<B> {
         wake.extend(state.sooner());
         drop(state);
         // Not under the lock: a waker may do what it likes.
-        wake.into_iter().for_each(Waker::wake);
+        wake.all();
         done
     }
 
@@ -246,10 +247,31 @@ impl<B: Descriptors> Shared<B> {
     }
 }
 
+/// Tasks to wake. A few, as nearly always, take no memory.
+#[derive(Default)]
+struct Wake {
+    few: ArrayVec<Waker, 4>,
+    more: Vec<Waker>,
+}
+
+impl Wake {
+    fn extend(&mut self, wakers: impl IntoIterator<Item = Waker>) {
+        for waker in wakers {
+            if let Err(full) = self.few.try_push(waker) {
+                self.more.push(full.element());
+            }
+        }
+    }
+
+    fn all(self) {
+        self.few.into_iter().chain(self.more).for_each(Waker::wake);
+    }
+}
+
 impl<B: Descriptors> State<B> {
     /// Takes the endpoint's events, and returns the tasks to wake for them.
-    fn concerned(&mut self) -> Vec<Waker> {
-        let mut wake = Vec::new();
+    fn concerned(&mut self) -> Wake {
+        let mut wake = Wake::default();
         while let Some(event) = self.endpoint.next_event() {
             let (id, reads, writes) = match event {
                 Event::Opened { id, listener: Some(listener) } => {
@@ -257,7 +279,7 @@ impl<B: Descriptors> State<B> {
                         Some(accepting) => {
                             self.tasks.insert(id, Tasks::default());
                             accepting.accepted.push_back(id);
-                            wake.append(&mut accepting.waiting);
+                            wake.extend(accepting.waiting.drain(..));
                         }
                         // The listener is gone, and nobody can ever take it.
                         None => self.endpoint.abort(id),
@@ -266,7 +288,7 @@ impl<B: Descriptors> State<B> {
                 }
                 Event::AcceptFailed(listener) => {
                     if let Some(accepting) = self.listeners.get_mut(&listener) {
-                        wake.append(&mut accepting.waiting);
+                        wake.extend(accepting.waiting.drain(..));
                     }
                     continue;
                 }

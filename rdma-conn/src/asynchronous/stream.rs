@@ -267,6 +267,7 @@ impl<B: Descriptors> Drop for AsyncStream<B> {
 
 impl<B: Descriptors> std::fmt::Debug for AsyncStream<B> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.ask(|connection| f.debug_struct("AsyncStream").field("connection", connection).finish())
+        let (local, peer) = self.ask(|connection| (connection.local_addr(), connection.peer_addr()));
+        f.debug_struct("AsyncStream").field("local", &local).field("peer", &peer).finish_non_exhaustive()
     }
 }

@@ -68,6 +68,7 @@ impl Valkey {
         self.port
     }
 
+    #[allow(dead_code, reason = "a program of its own asks by URL")]
     pub(crate) fn server(&self) -> Server {
         Server::new(&self.url()).expect("a URL")
     }

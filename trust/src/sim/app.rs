@@ -4,7 +4,7 @@ use std::io::IoSlice;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rdma_conn::{Connection, ConnectionId, Endpoint, Error, RegisteredBuffer};
+use rdma_conn::{Connection, ConnectionId, Endpoint, Error, Receiving, RegisteredBuffer};
 use rdma_proto::time::Instant;
 use rdma_proto::{Config, State};
 use rdma_softsim::{Random, SoftSim};
@@ -175,6 +175,10 @@ pub struct App {
     random: Random,
     /// Decides what is lent instead of written, in programs that lend.
     lends: Option<Random>,
+    /// Decides what is received into registered memory instead of read, in programs that do.
+    lands: Option<Random>,
+    /// The bytes that it receives so now.
+    landing: Option<Landing>,
     next_write: Instant,
     next_read: Instant,
     gives_up: Option<Instant>,
@@ -190,6 +194,14 @@ pub struct App {
     wrong: Option<u64>,
     /// The peer's content is not checked.
     trusts_nobody: bool,
+}
+
+/// Bytes on their way into registered memory.
+struct Landing {
+    buffer: Arc<RegisteredBuffer<SoftSim>>,
+    receiving: Receiving<SoftSim>,
+    /// How many of them were looked at.
+    seen: usize,
 }
 
 /// The result of a program.
@@ -256,6 +268,8 @@ impl App {
             read: 0,
             random: Random::new(seed),
             lends: Some(Random::new(!seed)).filter(|random| random.clone().chance(1, 3)),
+            lands: Some(Random::new(seed.rotate_left(17))).filter(|random| random.clone().chance(1, 3)),
+            landing: None,
             next_write: now,
             next_read: now.after(workload.reads_late),
             gives_up: workload.gives_up.map(|after| now.after(after)),
@@ -319,27 +333,66 @@ impl App {
     }
 
     fn read_some(&mut self, link: &mut Handle<'_>, now: Instant) -> Result<bool, Ending> {
-        let mut buffer = vec![0; self.random.within(1..=self.workload.read) as usize];
-        let count = match link.endpoint.read(link.id, &mut buffer) {
-            Ok(None) => return Ok(false),
-            Ok(Some(0)) if self.closing => return Ok(false),
-            Ok(Some(0)) => return Err(self.ending(EndCause::Eof)),
-            Ok(Some(count)) => count,
-            Err(error) => return Err(self.ending(EndCause::Failed(error))),
+        let buffer = match self.land_some(link) {
+            Some(landed) if landed.is_empty() => return Ok(false),
+            Some(landed) => landed,
+            None => {
+                let mut buffer = vec![0; self.random.within(1..=self.workload.read) as usize];
+                match link.endpoint.read(link.id, &mut buffer) {
+                    Ok(None) => return Ok(false),
+                    Ok(Some(0)) if self.closing => return Ok(false),
+                    Ok(Some(0)) => return Err(self.ending(EndCause::Eof)),
+                    Ok(Some(count)) => buffer.truncate(count),
+                    Err(error) => return Err(self.ending(EndCause::Failed(error))),
+                }
+                buffer
+            }
         };
         if self.wrong.is_none() && !self.trusts_nobody {
-            let read = (self.read..).zip(&buffer[..count]);
+            let read = (self.read..).zip(&buffer);
             let limit = self.expected;
             self.wrong = read
                 .clone()
                 .find(|(at, byte)| *at >= limit || **byte != self.reads.byte(*at))
                 .map(|(at, _)| at);
         }
-        self.read += count as u64;
+        self.read += buffer.len() as u64;
         if !self.workload.read_rest.is_zero() {
             self.next_read = now.after(self.random.duration(self.workload.read_rest));
         }
         Ok(true)
+    }
+
+    /// Receives into registered memory: the bytes that have come since it was last asked. `None` if the program reads now; what
+    /// arrived before an end is then read as well, and reading says how it ended.
+    fn land_some(&mut self, link: &mut Handle<'_>) -> Option<Vec<u8>> {
+        let random = self.lands.as_mut()?;
+        if self.landing.is_none() {
+            let window = u64::from(link.connection().options().protocol.window);
+            let most = self.expected.saturating_sub(self.read).min(window.saturating_mul(8));
+            if most == 0 || random.chance(1, 3) {
+                return None;
+            }
+            let len = random.within(1..=most) as usize;
+            // Where no memory can be registered, it reads.
+            let buffer = Arc::new(link.connection().register_landing(len).ok()?);
+            let receiving = Receiving::new(Arc::clone(&buffer), 0..len);
+            self.landing = Some(Landing { buffer, receiving, seen: 0 });
+        }
+        let landing = self.landing.as_mut()?;
+        let outcome = link.endpoint.receive(link.id, &mut landing.receiving);
+        let received = landing.receiving.received();
+        let count = (received.landed + received.copied) as usize;
+        let mut bytes = vec![0; count - landing.seen];
+        let _inside = landing.buffer.read(landing.seen, &mut bytes);
+        landing.seen = count;
+        let gives_up = !matches!(outcome, Ok(None)) || random.chance(1, 8);
+        if gives_up {
+            self.landing = None;
+            // The connection is there: the program has it.
+            let _is_there = link.endpoint.stop_landing(link.id);
+        }
+        if bytes.is_empty() && gives_up { None } else { Some(bytes) }
     }
 
     fn write_some(&mut self, link: &mut Handle<'_>, now: Instant) -> Result<bool, Ending> {
