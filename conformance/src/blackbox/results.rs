@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::environment::Environment;
 use crate::exit;
 use crate::reqs::{Level, Profile, Role};
+use crate::trace::timeline;
 use suite::{Cause, Verdict};
 
 /// The version of the files' format.
@@ -313,9 +314,8 @@ const LAST_LINES: usize = 6;
 
 impl CaseResult {
     /// Returns the last lines of the timeline: what happened on the wire before the case was given up.
-    pub fn last_on_the_wire(&self) -> Vec<&str> {
-        let lines: Vec<_> = self.timeline.iter().flat_map(|timeline| timeline.lines()).collect();
-        lines[lines.len().saturating_sub(LAST_LINES)..].to_vec()
+    pub fn last_on_the_wire(&self) -> Vec<String> {
+        self.timeline.as_deref().map(|pages| timeline::last(pages, LAST_LINES)).unwrap_or_default()
     }
 
     /// Returns whether more came to harm than the connection that the case is about.

@@ -51,6 +51,27 @@ pub fn lanes(moment: &str, lines: &[Line]) -> String {
     page
 }
 
+/// Columns of a line of [`last`].
+const LAST_WIDTH: usize = 72;
+
+/// The last `count` lines of rendered pages without their times, each `client  …` or `server  …` and short enough for a terminal.
+#[must_use]
+pub fn last(pages: &str, count: usize) -> Vec<String> {
+    let gap = " ".repeat(COLUMN_WIDTH);
+    let lines: Vec<_> = pages.lines().collect();
+    let short = |line: &&str| {
+        let who = if line.contains(&gap) { "server" } else { "client" };
+        // In front of the text stand two times, each without a space.
+        let text = line.split_whitespace().skip(2).collect::<Vec<_>>().join(" ");
+        let line = format!("{who}  {text}");
+        match line.char_indices().nth(LAST_WIDTH) {
+            Some((end, _)) => format!("{}…", &line[..end]),
+            None => line,
+        }
+    };
+    lines[lines.len().saturating_sub(count)..].iter().map(short).collect()
+}
+
 /// What happened on the first connection of a recording, in order.
 #[must_use]
 pub fn first(recording: &Recording) -> Vec<Line> {
