@@ -146,6 +146,8 @@ pub struct Endpoint<B: Descriptors> {
     unfinished: bool,
     usage: Usage,
     spin: Spin,
+    /// Whether the last turn ended because it looks again rather than to be woken.
+    spins: bool,
     /// The time of the last look.
     seen: Instant,
     /// Turns since the kernel was asked last.
@@ -191,6 +193,7 @@ impl<B: Descriptors> Endpoint<B> {
             unfinished: false,
             usage: Usage::default(),
             spin: Spin::never(),
+            spins: false,
             seen: Instant::default(),
             unasked: 0,
             batch: Box::new([Completion::EMPTY; BATCH]),

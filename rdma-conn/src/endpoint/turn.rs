@@ -44,7 +44,12 @@ impl<B: Descriptors> Endpoint<B> {
     pub fn progress(&mut self) -> Result<(), Error> {
         // While it spins no queue is armed that could have woken anybody: only other events are in the kernel.
         self.unasked += 1;
-        if !self.unfinished || self.unasked >= UNASKED || self.queues.iter().any(|queue| !queue.is_deaf()) {
+        let spins = std::mem::take(&mut self.spins);
+        if !spins
+            || self.events_wait
+            || self.unasked >= UNASKED
+            || self.queues.iter().any(|queue| !queue.is_deaf())
+        {
             self.begin_turn(Some(Duration::ZERO))?;
         }
         for _ in 0..ROUNDS {
@@ -53,6 +58,7 @@ impl<B: Descriptors> Endpoint<B> {
                 continue;
             }
             if self.spin.goes_on(found == Found::All, self.seen) {
+                self.spins = true;
                 break;
             }
             if self.arm_and_look()? != Found::More {
