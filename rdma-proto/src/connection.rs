@@ -16,7 +16,7 @@ use crate::window::{Readable, RxWindow, TxWindow};
 use crate::wire::{FeatureSet, Message};
 
 use answers::Answers;
-use output::{Easily, Flush};
+use output::{FastPath, Flush};
 use timers::{HeldUp, Timers};
 
 pub use output::{Action, Notification};
@@ -98,7 +98,7 @@ pub struct Machine {
     flush: Option<Flush>,
     due: Due,
     /// How far writes may go while nothing else is due.
-    easily: Easily,
+    fast_path: FastPath,
     answers: Answers,
     negotiation: Negotiation,
     timers: Timers,
@@ -156,7 +156,7 @@ impl Machine {
             slots_kept_back: u64::from(config.send_depth / 2).min(4),
             flush: None,
             due: Due::Anything,
-            easily: Easily::default(),
+            fast_path: FastPath::default(),
             answers: Answers::new(),
             negotiation: if asks { Negotiation::Due } else { Negotiation::None },
             timers: Timers::new(&config),

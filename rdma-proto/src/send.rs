@@ -320,7 +320,7 @@ impl SendBooks {
         (posted.to_id(), signal)
     }
 
-    /// Books all that is unposted as one request with a notification, where [`SendBooks::easily`] allows it, and says where it lies
+    /// Books all that is unposted as one request with a notification, where [`SendBooks::fast_path`] allows it, and says where it lies
     /// and the request's id. It is not signalled.
     #[inline]
     pub(crate) fn post_rest(&mut self) -> (Span, u64) {
@@ -336,7 +336,7 @@ impl SendBooks {
 
     /// Returns how far requests with a notification each may go, when all is posted: before which count of notifications, and before
     /// which of bytes, they find slots, lie together in the buffer, and need no signal.
-    pub(crate) fn easily(&self, slots_kept_back: u64) -> (u64, u64) {
+    pub(crate) fn fast_path(&self, slots_kept_back: u64) -> (u64, u64) {
         let Progress { slots, notices, bytes } = self.posted;
         let before_signal = |at: u64, now: u64| at.saturating_sub(now).saturating_sub(1);
         let requests = self

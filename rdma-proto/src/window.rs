@@ -373,7 +373,7 @@ impl TxWindow {
 
     /// Takes the next `bytes` of the window, of which it is known that they fit, and says where they are.
     #[inline]
-    pub(crate) fn take_easily(&mut self, bytes: u32) -> RemoteAddress {
+    pub(crate) fn take_granted(&mut self, bytes: u32) -> RemoteAddress {
         let at = self.next;
         self.room = self.room.wrapping_sub(bytes);
         self.next.address = at.address.wrapping_add(bytes as u64);

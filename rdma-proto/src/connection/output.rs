@@ -65,14 +65,14 @@ pub(super) struct Flush {
 /// How far writes may go one by one as long as nothing else happens: what they need is there, no signal is due, and nothing
 /// becomes due by them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
-pub(super) struct Easily {
+pub(super) struct FastPath {
     /// Before this count of notifications.
     notices: u64,
     /// Before this count of bytes.
     bytes: u64,
 }
 
-impl Easily {
+impl FastPath {
     #[inline]
     const fn allow(&self, send: &SendBooks) -> bool {
         send.posted().notices < self.notices && send.written() < self.bytes
@@ -102,18 +102,18 @@ impl Machine {
         }
     }
 
-    /// Returns the next action, if that is one WRITE with all that waits, and [`Easily`] tells that nothing speaks against it: the
+    /// Returns the next action, if that is one WRITE with all that waits, and nothing speaks against it: the
     /// short way of [`Machine::poll_action`] for what nearly every write needs.
     #[inline]
     pub fn poll_notification(&mut self) -> Option<Notification> {
-        if self.due != Due::Bytes || !self.easily.allow(&self.send) {
+        if self.due != Due::Bytes || !self.fast_path.allow(&self.send) {
             return None;
         }
         debug_assert!(!self.wants_message(), "a message went unnoticed");
         let expected = if cfg!(debug_assertions) { { *self }.next_write() } else { None };
         self.due = Due::Nothing;
         let (from, id) = self.send.post_rest();
-        let to = self.tx.take_easily(from.len);
+        let to = self.tx.take_granted(from.len);
         debug_assert!(
             matches!(
                 expected,
@@ -138,8 +138,11 @@ impl Machine {
             self.due = Due::Nothing;
             self.timers.note_free();
             // Whoever sends messages is not about to write.
-            self.easily =
-                if matches!(action, Some(Action::Send { .. })) { Easily::default() } else { self.easily() };
+            self.fast_path = if matches!(action, Some(Action::Send { .. })) {
+                FastPath::default()
+            } else {
+                self.fast_path()
+            };
         } else if action.is_none() {
             self.due = Due::Held;
             self.timers.note_held_up(now, self.held_up());
@@ -150,10 +153,10 @@ impl Machine {
     }
 
     /// Returns how far writes may go from here, when all is posted, with no more to ask than that.
-    fn easily(&self) -> Easily {
-        let (notices, bytes) = self.send.easily(self.slots_kept_back);
+    fn fast_path(&self) -> FastPath {
+        let (notices, bytes) = self.send.fast_path(self.slots_kept_back);
         let proof = if self.patient { u64::MAX } else { self.credits.before_proof() };
-        Easily {
+        FastPath {
             notices: notices.min(self.credits.for_data()).min(proof),
             // The last byte of a window is to be noted.
             bytes: bytes.min(self.send.posted().bytes.saturating_add(self.tx.room().into())),
