@@ -27,7 +27,7 @@ fn serve(home: &Home, program: &str) -> (Running, Pid) {
 
 fn cli(home: &Home, program: &str, arguments: &[&str]) -> Command {
     let mut command = home.run(CLIENT, &[&[program, "--rdma", "-h", SERVER, "-p", PORT], arguments].concat());
-    command.stderr(Stdio::null());
+    command.stderr(Stdio::inherit());
     command
 }
 
