@@ -203,8 +203,15 @@ impl Place {
         let _lock = self.lock()?;
         for name in ["librdmacm.so.1", "libibverbs.so.1"] {
             let link = directory.join(name);
-            let _old = std::fs::remove_file(&link);
-            symlink(&library, &link).map_err(system(link.display().to_string()))?;
+            if std::fs::read_link(&link).is_ok_and(|there| there == library) {
+                continue;
+            }
+            // In one step: a program may be loading the one that is there.
+            let new = link.with_extension("new");
+            let _old = std::fs::remove_file(&new);
+            symlink(&library, &new)
+                .and_then(|()| std::fs::rename(&new, &link))
+                .map_err(system(link.display().to_string()))?;
         }
         Ok(Libraries { directory })
     }

@@ -56,8 +56,11 @@ fn a_killed_server_leaves_nobody_waiting() {
         let [mut one, two] =
             [(); 2].map(|()| Running::start(&mut cli(&home, &client, &["-r", "-1", "GET", "key"])));
         // The first has printed a reply, or some of it; the second is somewhere on its way.
-        one.skip(1 + kill * REPLY / kills);
+        let printed = one.skip(1 + kill * REPLY / kills);
         kill_process(pid, Signal::KILL).expect("it runs");
+        if let Err(ended) = printed {
+            panic!("kill {kill}: {ended}; the server: {}", running.finish().1);
+        }
         for client in [one, two] {
             // Whatever it makes of it.
             let _status = client.finish();

@@ -93,8 +93,15 @@ impl Running {
     }
 
     /// Reads so many bytes of what it prints.
-    pub(crate) fn skip(&mut self, bytes: usize) {
-        self.lines.read_exact(&mut vec![0; bytes]).expect("it prints as much");
+    pub(crate) fn skip(&mut self, bytes: usize) -> Result<(), String> {
+        let mut text = Vec::new();
+        let read = self.lines.by_ref().take(bytes as u64).read_to_end(&mut text).expect("text");
+        if read < bytes {
+            let status = await_some("a program's end", || self.child.try_wait().expect("a child"));
+            let end = String::from_utf8_lossy(&text[read.saturating_sub(200)..]).into_owned();
+            return Err(format!("{status} after {read} bytes of {bytes}: {end:?}"));
+        }
+        Ok(())
     }
 
     /// Whether it has not ended yet.
