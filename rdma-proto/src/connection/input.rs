@@ -1,0 +1,212 @@
+//! What happened to a connection: messages, data, completions, events and time.
+
+use crate::backend::{CompletionError, CompletionStatus, Immediate, RNR_RETRY_INFINITE};
+use crate::config::Role;
+use crate::error::{Error, InvalidMessage, PeerMisbehaved, TransportError};
+use crate::time::Instant;
+use crate::wire::{FeatureSet, Message, Opcode};
+
+use super::timers::HeldUp;
+use super::{Due, Machine, Negotiation, State};
+
+impl Machine {
+    /// The connection is established. `peer_rnr_retry_count` is what the peer passed to `rdma_connect` or `rdma_accept`:
+    /// how often *our* queue pair repeats what met no receive.
+    pub fn handle_established(&mut self, now: Instant, peer_rnr_retry_count: u8) {
+        if let State::Connecting = self.state {
+            self.state = State::Open;
+            self.due = Due::Anything;
+            // A server cannot ask a client for a proof, because no client expects the question. A client that allows few
+            // retries has chosen the risk for its own connection.
+            self.patient =
+                peer_rnr_retry_count >= RNR_RETRY_INFINITE || matches!(self.config.role, Role::Server);
+            self.timers.start(now);
+        }
+    }
+
+    fn note_in_flight(&mut self) {
+        self.counters.most_in_flight = self.most_in_flight();
+    }
+
+    /// A SEND was received: at any time, also before the connection is known to be established (VR-CONN-007,
+    /// VR-MEM-014), and in any order with others (VR-CTRL-009, VR-FEAT-013).
+    pub fn handle_message(&mut self, now: Instant, bytes: &[u8]) {
+        if self.has_ended() {
+            return;
+        }
+        self.due = Due::Anything;
+        self.timers.heard(now);
+        self.counters.messages_received = self.counters.messages_received.wrapping_add(1);
+        self.note_in_flight();
+        if let Err(error) = self.receive_message(bytes) {
+            self.fail(error);
+        }
+    }
+
+    fn receive_message(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        match Message::decode(bytes)? {
+            // VR-KEEP-002: accepted at any time, never answered.
+            Message::Keepalive => {
+                self.counters.keepalives_received = self.counters.keepalives_received.saturating_add(1);
+            }
+            Message::RegisterXferMemory(window) => {
+                self.tx.register(window, self.config.window_limit)?;
+                self.credits.got_registration();
+                self.timers.window_came();
+                self.counters.windows_received = self.counters.windows_received.saturating_add(1);
+            }
+            // In a question `features` means nothing (VR-FEAT-012).
+            Message::GetServerFeature { select, features } => match self.config.role {
+                Role::Server => self.answers.push(select)?,
+                Role::Client => self.receive_answer(features)?,
+            },
+            Message::SetClientFeature { features, .. } => match self.config.role {
+                // VR-FEAT-004: unknown bits enable nothing and harm nothing. There is no answer (VR-FEAT-009).
+                Role::Server => self.negotiation = Negotiation::Done(features.common(self.config.features)),
+                Role::Client => {
+                    let opcode = Opcode::SET_CLIENT_FEATURE;
+                    return Err(PeerMisbehaved::ServerSent { opcode }.into());
+                }
+            },
+        }
+        Ok(())
+    }
+
+    /// In force is what both sides have (VR-FEAT-010).
+    fn receive_answer(&mut self, features: FeatureSet) -> Result<(), Error> {
+        if !self.credits.has_asked() {
+            return Err(Error::PeerMisbehaved(PeerMisbehaved::UnaskedFeatures));
+        }
+        self.credits.got_answer();
+        self.timers.receives_came();
+        if matches!(self.negotiation, Negotiation::Asked) {
+            self.negotiation = Negotiation::Answered(features.common(self.config.features));
+        }
+        Ok(())
+    }
+
+    /// A WRITE with immediate was received: `immediate` more bytes lie in the window.
+    #[inline]
+    pub fn handle_immediate(&mut self, now: Instant, immediate: Immediate) {
+        if self.has_ended() {
+            return;
+        }
+        self.timers.heard(now);
+        let counters = &mut self.counters;
+        counters.data_notifications_received = counters.data_notifications_received.wrapping_add(1);
+        if let Err(misbehaved) = self.rx.receive(immediate.0) {
+            self.fail(Error::PeerMisbehaved(misbehaved));
+            return;
+        }
+        counters.bytes_received = counters.bytes_received.wrapping_add(immediate.0.into());
+        if immediate.0 != 0 && self.credits.awaits_data() {
+            self.got_first_data();
+        }
+        self.look_for_announcement();
+    }
+
+    /// The first bytes have come into a window that was announced.
+    #[cold]
+    fn got_first_data(&mut self) {
+        self.note_in_flight();
+        if self.credits.got_data() {
+            self.timers.receives_came();
+            self.due = Due::Anything;
+        }
+    }
+
+    /// A signalled send work request completed, and with it all before it.
+    pub fn handle_sent(&mut self, now: Instant, id: u64) {
+        if let Err(error) = self.send.complete(id) {
+            self.fail(error);
+            return;
+        }
+        self.due = Due::Anything;
+        if self.patient {
+            self.note_in_flight();
+            self.credits.got_acknowledgement(self.send.done().notices);
+            self.timers.receives_came();
+        }
+        self.timers.acknowledged(now, self.send.done().slots);
+    }
+
+    /// A work request failed. Of several failures the first that names a cause counts: the others are flushed in its wake
+    /// (VR-CLOSE-008).
+    ///
+    /// Before the connection is established a flushed request says nothing: only the connection manager stops a queue pair
+    /// then, and its event tells why.
+    pub fn handle_failure(&mut self, failure: CompletionError) {
+        if failure.status == CompletionStatus::WR_FLUSH_ERR && matches!(self.state, State::Connecting) {
+            return;
+        }
+        let error = match failure.status {
+            // VR-CTRL-008.
+            CompletionStatus::LOC_LEN_ERR => Error::InvalidMessage(InvalidMessage::TooLong),
+            CompletionStatus::LOC_ACCESS_ERR => Error::PeerMisbehaved(PeerMisbehaved::ReachedOutside),
+            CompletionStatus::REM_ACCESS_ERR => Error::PeerMisbehaved(PeerMisbehaved::WindowRefused),
+            CompletionStatus::RNR_RETRY_EXC_ERR => {
+                Error::PeerMisbehaved(PeerMisbehaved::TooFewReceives { limit: self.config.peer_receives })
+            }
+            _ => Error::Transport(TransportError::Completion(failure)),
+        };
+        match self.state {
+            State::Failed(Error::Transport(TransportError::Completion(first)))
+                if first.status == CompletionStatus::WR_FLUSH_ERR =>
+            {
+                self.state = State::Failed(error);
+            }
+            _ => self.fail(error),
+        }
+    }
+
+    /// A receive failed: as [`Machine::handle_failure`], but whatever fails a receive was the peer's doing. Some devices
+    /// (soft-RoCE) give a receive the status that belongs to the peer's refused WRITE.
+    pub fn handle_receive_failure(&mut self, failure: CompletionError) {
+        let status = match failure.status {
+            CompletionStatus::REM_ACCESS_ERR => CompletionStatus::LOC_ACCESS_ERR,
+            other => other,
+        };
+        self.handle_failure(CompletionError { status, ..failure });
+    }
+
+    /// The backend refused `call`.
+    pub fn handle_refusal(&mut self, call: &'static str) {
+        self.fail(Error::Transport(TransportError::Backend { call }));
+    }
+
+    /// The peer disconnected, which is answered with ours (VR-CLOSE-005), or answered our disconnect. Before this, report
+    /// all completions that have arrived: the last bytes may be among them (VR-CLOSE-002).
+    pub fn handle_disconnected(&mut self) {
+        match self.state {
+            State::Connecting => self.fail(Error::Transport(TransportError::Disconnected)),
+            State::Open | State::Closing => self.end(),
+            State::Closed | State::Failed(_) => {}
+        }
+    }
+
+    /// The time of [`Machine::next_timeout`] has come, or any other.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        if !matches!(self.state, State::Open | State::Closing) {
+            return;
+        }
+        self.due = Due::Anything;
+        if self.timers.close_is_due(now) {
+            match self.send.unconfirmed() {
+                0 => self.end(),
+                unconfirmed => self.fail(Error::Transport(TransportError::CloseTimedOut { unconfirmed })),
+            }
+        } else if let Some(waited) = self.timers.silent(now) {
+            self.fail(Error::PeerMisbehaved(PeerMisbehaved::Silent { waited }));
+        } else if let Some(waited) = self.timers.unacknowledged(now) {
+            self.fail(Error::Transport(TransportError::Unacknowledged { waited }));
+        } else if let Some((held_up, waited)) = self.timers.stalled(now) {
+            self.fail(Error::PeerMisbehaved(match held_up {
+                HeldUp::NoWindow => PeerMisbehaved::NeverRegistered { waited },
+                HeldUp::WindowFull => PeerMisbehaved::NeverDrained { waited },
+                HeldUp::NoReceives => PeerMisbehaved::NeverReceives { waited },
+            }));
+        } else {
+            self.timers.tick(now);
+        }
+    }
+}
