@@ -14,9 +14,6 @@ use crate::connection::Connection;
 use crate::error::Error;
 use crate::lend::{Landing, RegisteredBuffer};
 
-/// Bytes that are copied at once, from one window to memory of the application.
-const COPY: usize = 8 << 10;
-
 /// Counts of how the bytes of a [`Receiving`] came to where they belong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
@@ -83,23 +80,16 @@ impl<B: Backend> Connection<B> {
             };
             // At most `part.len`, a u32.
             let len = receiving.range.len().min(part.len as usize);
-            let taken = if self.is_in_place(receiving, part) {
+            if self.is_in_place(receiving, part) {
                 receiving.received.landed += len as u64;
-                len
             } else {
-                let len = len.min(COPY);
-                let mut bytes = [0; COPY];
-                let bytes = bytes.get_mut(..len).unwrap_or_default();
-                let copied = self.memory.read_window(part, bytes) as usize == len
-                    && receiving.buffer.region().write(receiving.range.start, bytes);
-                if !copied {
+                if !self.memory.copy(part, len, &receiving.buffer, receiving.range.start) {
                     return Err(ProtocolError::Bug("readable bytes outside their window").into());
                 }
                 receiving.received.copied += len as u64;
-                len
-            };
-            receiving.range.start += taken;
-            self.consume(taken)?;
+            }
+            receiving.range.start += len;
+            self.consume(len)?;
         }
         Ok(Some(receiving.received))
     }
@@ -109,7 +99,7 @@ impl<B: Backend> Connection<B> {
         let Range { start, end } = receiving.range;
         let len = receiving.buffer.len();
         if start > end || end > len {
-            return Err(ApiMisuse::LendBeyondLimit { bytes: end, lendable: len }.into());
+            return Err(ApiMisuse::ReceiveBeyondBuffer { end, len }.into());
         }
         if !receiving.buffer.belongs_to(self.memory.owner()) {
             return Err(Error::ForeignBuffer);

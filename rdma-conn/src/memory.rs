@@ -185,6 +185,31 @@ impl<B: Backend> Memory<B> {
         if copied { len as u32 } else { 0 }
     }
 
+    /// Copies the first `len` received bytes to `at` in a buffer. False if they are not all inside of both.
+    pub(crate) fn copy(
+        &self,
+        mut from: Readable,
+        len: usize,
+        into: &RegisteredBuffer<B>,
+        mut at: usize,
+    ) -> bool {
+        // Both may change meanwhile, so the bytes pass through memory that nobody else has, a part that stays in the cache at a time.
+        let mut bytes = [0; 8 << 10];
+        let end = at + len;
+        while at < end {
+            let most = bytes.len().min(end - at);
+            let part = bytes.get_mut(..most).unwrap_or_default();
+            let copied = self.read_window(from, part);
+            if copied as usize != part.len() || !into.region().write(at, part) {
+                return false;
+            }
+            from.offset += copied;
+            from.len -= copied;
+            at += part.len();
+        }
+        true
+    }
+
     /// Received bytes where they lie.
     pub(crate) fn arrived(&self, at: Readable) -> Option<Arrived<'_>> {
         let (memory, offset) = match self.windows.get(usize::from(at.region)) {

@@ -213,6 +213,14 @@ pub enum ApiMisuse {
     /// Memory to land in was given while windows still lie in what was given before, or its bytes are not consumed.
     #[error("memory to land in given before the bytes that landed are consumed")]
     LandingUnderWay,
+    /// Bytes to be received into a buffer beyond its end.
+    #[error("bytes up to {end} to be received into a buffer of {len}")]
+    ReceiveBeyondBuffer {
+        /// The end of the range.
+        end: usize,
+        /// The length of the buffer.
+        len: usize,
+    },
     /// Memory to land in that wraps around the address space.
     #[error("{length} bytes at {address:#x} to land in wrap around the address space")]
     LandingWraps {
