@@ -117,7 +117,7 @@ impl Keys {
         Frame::Integer(1)
     }
 
-    /// What is left of a key's time; -1 if it stays, -2 if there is none.
+    /// Returns the rest of a key's time; -1 if it stays, -2 if there is no such key.
     fn left(&mut self, key: &Bytes, told: fn(Duration) -> u128) -> i64 {
         match self.get(key).map(|value| value.expires) {
             None => -2,

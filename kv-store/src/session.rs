@@ -1,4 +1,4 @@
-//! What a server remembers of a client between its commands: HELLO, MULTI, SUBSCRIBE.
+//! The state of a client between its commands: HELLO, MULTI, SUBSCRIBE.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -14,7 +14,7 @@ const MOST: usize = 10_000;
 /// Bytes that wait for a subscriber; what is published beyond them is lost to it.
 const MOST_PUBLISHED: usize = 1 << 20;
 
-/// Who subscribed to which channel.
+/// The subscribers of each channel.
 pub(crate) type Channels = HashMap<Bytes, Vec<Weak<Inbox>>>;
 
 /// One client.
@@ -28,7 +28,7 @@ pub struct Session {
     inbox: Option<Arc<Inbox>>,
 }
 
-/// What was published for a client and is not yet sent.
+/// Messages that were published for a client and are not sent yet.
 pub(crate) struct Inbox {
     messages: Mutex<Vec<(Bytes, Bytes)>>,
     wake: Box<dyn Fn() + Send + Sync>,
@@ -193,7 +193,7 @@ impl Session {
         }
     }
 
-    /// What is no reply to a command has a type of its own in RESP3.
+    /// In RESP3 a message that is no reply to a command has a type of its own.
     fn push(&self, frames: [Frame; 3], replies: &mut BytesMut) {
         replies.extend_from_slice(if self.resp3 { b">3\r\n" } else { b"*3\r\n" });
         frames.iter().for_each(|frame| reply(replies, frame));

@@ -1,6 +1,6 @@
 //! The registered memory of one connection.
 //!
-//! What an idle connection needs is registered when it is made: one receive window and the slots of messages. The send
+//! The memory that an idle connection needs is registered when it is made: one receive window and the slots of messages. The send
 //! buffer comes with the first write, the second window when the peer fills the first faster than it is read, and
 //! both go again when the connection has been idle for a while.
 

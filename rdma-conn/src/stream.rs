@@ -33,7 +33,7 @@ pub struct Stream<B: Descriptors> {
     linger: Duration,
 }
 
-/// How to connect; see [`Stream::connect_with`]. Start from [`Connect::default`]; fields can be assigned, or set in a chain.
+/// Settings of a connect; see [`Stream::connect_with`]. Start from [`Connect::default`]; fields can be assigned, or set in a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Connect {

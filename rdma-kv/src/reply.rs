@@ -14,7 +14,7 @@ const CHUNK: usize = 64;
 /// The longest line that a server may send: an error's text, or a number.
 const LONGEST_LINE: usize = 64 << 10;
 
-/// What a line announces.
+/// The meaning of a line.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Line {
     /// `+OK`
@@ -28,7 +28,7 @@ pub(crate) enum Line {
 /// The stream's bytes behind those that were looked at.
 #[derive(Debug, Default)]
 pub(crate) struct Replies {
-    /// What was read, and how much of it was used.
+    /// Bytes that were read, and how many of them were used.
     ahead: Vec<u8>,
     used: usize,
 }

@@ -1,4 +1,4 @@
-//! What a client speaks over: streams over RDMA, and TCP.
+//! Transports of a client: streams over RDMA, and TCP.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;

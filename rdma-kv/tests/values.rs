@@ -163,7 +163,7 @@ fn many_values_at_once() {
     many_at_once(over_tcp(store));
 }
 
-/// What a server refuses is the caller's to know, and the client goes on; a server that speaks nonsense has lost it.
+/// A refusal is told to the caller, and the client goes on; after a reply that is none the client is lost.
 fn errors<T: Transport>(mut client: Client<T>) {
     let mut buffer = client.buffer(100).expect("memory");
     let refused = client.get_into(b"key", &mut buffer, 0..100).expect_err("a wrong type");

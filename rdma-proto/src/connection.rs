@@ -92,10 +92,10 @@ pub struct Machine {
     patient: bool,
     /// Slots of the send queue that data leaves to control messages (VR-FLOW-009).
     slots_kept_back: u64,
-    /// What is left of a flush whose first part was posted without an immediate.
+    /// The rest of a flush whose first part was posted without an immediate.
     flush: Option<Flush>,
     due: Due,
-    /// How far writes may go while nothing else is due.
+    /// The limits within which writes may go on while nothing else is due.
     fast_path: FastPath,
     answers: Answers,
     negotiation: Negotiation,
@@ -103,7 +103,7 @@ pub struct Machine {
     counters: Counters,
 }
 
-/// What may have to be done, so that what cannot have changed is not looked at again.
+/// The work that may be due, so that nothing is looked at again that cannot have changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Due {
     /// Something has happened: look at everything.

@@ -15,7 +15,7 @@
 //!
 //! A peer that gave us endless RNR retries has chosen to make us wait instead; then acknowledgements count, too.
 
-/// What a notification is for.
+/// The purpose of a notification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Purpose {
     Data,

@@ -5,7 +5,7 @@ use core::time::Duration;
 use crate::backend::CompletionError;
 use crate::wire::{MESSAGE_LEN, Opcode};
 
-/// What went wrong, by culprit.
+/// An error, by culprit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -29,7 +29,7 @@ pub enum Error {
     Bug(&'static str),
 }
 
-/// What is not a control message.
+/// The reason why bytes are no control message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidMessage {
@@ -197,17 +197,17 @@ pub enum ApiMisuse {
     /// More bytes committed than there was space for.
     #[error("{bytes} bytes committed into {space} bytes of space")]
     CommitBeyondSpace {
-        /// What was committed.
+        /// Bytes committed.
         bytes: usize,
-        /// What was free.
+        /// Bytes that were free.
         space: usize,
     },
     /// More bytes lent than could be.
     #[error("{bytes} bytes lent where {lendable} could be")]
     LendBeyondLimit {
-        /// What was lent.
+        /// Bytes lent.
         bytes: usize,
-        /// What could be.
+        /// Bytes that could be lent.
         lendable: usize,
     },
     /// Memory to land in was given while windows still lie in what was given before, or its bytes are not consumed.
@@ -232,9 +232,9 @@ pub enum ApiMisuse {
     /// More bytes consumed than were readable.
     #[error("{bytes} bytes consumed of {readable} readable")]
     ConsumeBeyondReadable {
-        /// What was consumed.
+        /// Bytes consumed.
         bytes: usize,
-        /// What was readable.
+        /// Bytes that were readable.
         readable: usize,
     },
     /// A value of [`Config`](crate::Config) is out of bounds.
@@ -247,7 +247,7 @@ pub enum ApiMisuse {
     },
 }
 
-/// What an error does to its connection, and to nothing else (VR-SEC-004).
+/// The effect of an error on its connection, and to nothing else (VR-SEC-004).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Effect {
     /// Nothing: the call is refused, the connection goes on.

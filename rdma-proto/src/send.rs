@@ -1,4 +1,4 @@
-//! What is under way on the send queue: bytes in the send buffer, work requests, and notifications.
+//! The books of the send queue: bytes in the send buffer, work requests, and notifications.
 //!
 //! Three counters move together. A work request's id carries all three as they stand *after* it, so that one completion
 //! tells how far each has come: completions of a send queue arrive in order, and that of a signalled request stands for
@@ -14,7 +14,7 @@ const BYTES: u64 = 0x7fff_ffff;
 const NOTICES: u64 = 0xffff;
 const SLOTS: u64 = 0xffff;
 
-/// How far something has come, as three counts since the connection began.
+/// Three counts since the connection began, which tell how far something has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub(crate) struct Progress {
     /// Work requests.
@@ -98,7 +98,7 @@ pub(crate) struct SendBooks {
     written_at: u64,
     /// ... and that of the bytes that are posted, so that nothing is divided for each request.
     posted_at: u64,
-    /// What was lent last.
+    /// The memory that was lent last.
     lent: Lent,
     posted: Progress,
     /// Bytes up to the last request posted with a signal.

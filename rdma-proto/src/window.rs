@@ -318,7 +318,7 @@ fn refuse_to_consume(bytes: u32, readable: Option<Readable>) -> ApiMisuse {
 /// The peer's window, where our bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub(crate) struct TxWindow {
-    /// What the peer registered last.
+    /// The window that the peer registered last.
     window: Option<Window>,
     /// Where the next byte goes.
     next: RemoteAddress,

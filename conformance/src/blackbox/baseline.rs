@@ -122,7 +122,7 @@ impl Baseline {
     }
 }
 
-/// How a case failed, or why it could not be decided; only that can be expected.
+/// The way in which a case failed, or the reason why it was not decided; only these can be expected.
 fn failure(result: &CaseResult) -> Option<Cause> {
     result.cause.filter(|_| matches!(result.verdict, Verdict::Fail | Verdict::Inconclusive))
 }

@@ -1,4 +1,4 @@
-//! How cases are written down.
+//! The form in which cases are written down.
 
 use super::context::Context;
 pub use crate::reqs::{Level, Profile};

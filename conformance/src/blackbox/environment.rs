@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// Where the kernel lists RDMA devices.
 pub const DEVICES: &str = "/sys/class/infiniband";
 
-/// What of a machine can change the results of a run on it.
+/// Properties of a machine that can change the results of a run on it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Environment {
     /// The kernel's version and the processor's architecture.

@@ -164,7 +164,7 @@ pub struct CaseResult {
     pub requirements: Vec<String>,
     /// How binding the first of them is.
     pub level: Level,
-    /// What the first of them is for.
+    /// The purpose of the first of them.
     pub profile: Profile,
     /// Its tags.
     pub tags: Vec<String>,

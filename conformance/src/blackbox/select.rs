@@ -7,7 +7,7 @@ use rdma_conn::Descriptors;
 use super::case::{Case, Tag};
 use crate::reqs::{Level, Profile, Requirements, Role};
 
-/// What `--quick` selects: cases of each area that take a second or two and harm nothing, fifteen for either role.
+/// The selection of `--quick`: cases of each area that take a second or two and harm nothing, fifteen for either role.
 const QUICK: [&str; 18] = [
     "conn.plain",
     "ctrl.between-payload",

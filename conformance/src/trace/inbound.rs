@@ -12,7 +12,7 @@ use rdma_proto::wire::Window;
 
 use super::recording::Remote;
 
-/// What comes to one queue pair.
+/// Entries that come to one queue pair.
 pub(super) struct Inbound<R> {
     receives: HashMap<u64, Place<R>>,
     /// The window announced last, and how much of it was notified.

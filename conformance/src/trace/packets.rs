@@ -1,6 +1,6 @@
 //! A recording as the packets that RoCE v2 carries for it, in a file for Wireshark.
 //!
-//! What was posted is what was sent, and a completion is an acknowledgement: queue pair numbers, addresses and times are the
+//! Posted requests count as sent, and a completion as an acknowledgement: queue pair numbers, addresses and times are the
 //! recording's; packet sequence numbers are made up, and so is all of the peer's that was not recorded but its
 //! notifications. The connection manager's packets are left out. For bytes that were not recorded there are zeros, and a comment
 //! in the packet that says so: Wireshark takes packets that are cut short for malformed ones.

@@ -72,7 +72,7 @@ pub fn last(pages: &str, count: usize) -> Vec<String> {
     lines[lines.len().saturating_sub(count)..].iter().map(short).collect()
 }
 
-/// What happened on the first connection of a recording, in order.
+/// Returns the events of the first connection of a recording, in order.
 #[must_use]
 pub fn first(recording: &Recording) -> Vec<Line> {
     let ends = ends::of(recording);
@@ -81,7 +81,7 @@ pub fn first(recording: &Recording) -> Vec<Line> {
     lines(*number, &ends, of(recording, *number, end), begin)
 }
 
-/// What happened at one end and the other end of its connection, and to all.
+/// Returns the events at one end and the other end of its connection, and those of all.
 fn of<'a>(recording: &'a Recording, number: u32, end: &End) -> impl Iterator<Item = &'a Entry> + use<'a> {
     let other = end.other;
     recording

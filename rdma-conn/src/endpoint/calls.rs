@@ -1,4 +1,4 @@
-//! What an application does with a connection of an endpoint: none of it waits.
+//! Calls of an application on a connection of an endpoint: none of them waits.
 
 use std::io::IoSlice;
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! How connections of an endpoint come about: asked for, or accepted.
+//! The making of connections of an endpoint: asked for, or accepted.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -22,7 +22,7 @@ static ALONE: LazyLock<bool> = LazyLock::new(|| available_parallelism().map_or(1
 pub(super) struct Spin {
     /// The limit, [`Options::spin`](crate::Options::spin).
     most: Duration,
-    /// How much of it the last waits were worth.
+    /// The part of it that the last waits were worth.
     worth: Duration,
     /// Since when nothing has come; `None` before the first look.
     idle_since: Option<Instant>,

@@ -1,10 +1,10 @@
-//! How work requests end.
+//! Outcomes of work requests.
 
 use core::fmt;
 
 use super::Immediate;
 
-/// How a work request ended, `ibv_poll_cq(3)`.
+/// The outcome of a work request, `ibv_poll_cq(3)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Completion {
     /// The id of the work request.

@@ -38,12 +38,12 @@ pub enum CmEventKind<B: Backend> {
     ConnectRequest {
         /// The identifier of the connection to be.
         id: B::Identifier,
-        /// What the peer offered.
+        /// The parameters that the peer offered.
         peer: ConnectParams,
     },
     /// Connected, with the peer's parameters (on the accepting side those of its request).
     Established {
-        /// What the peer offered.
+        /// The parameters that the peer offered.
         peer: ConnectParams,
     },
     /// The connection could not be made.

@@ -1,4 +1,4 @@
-//! What happened to a connection: messages, data, completions, events and time.
+//! Handling of what comes to a connection: messages, data, completions, events and time.
 
 use crate::backend::{CompletionError, CompletionStatus, Immediate, RNR_RETRY_INFINITE};
 use crate::config::Role;

@@ -1,4 +1,4 @@
-//! What a connection has to do, and in which order: messages, data within windows and credits, and the end.
+//! The work of a connection and its order: messages, data within windows and credits, and the end.
 
 use crate::backend::{Immediate, RemoteAddress};
 use crate::credit::Purpose;
@@ -10,7 +10,7 @@ use crate::wire::{FeatureSet, MESSAGE_LEN, Message, Window};
 use super::timers::HeldUp;
 use super::{Due, Machine, Negotiation, RegionAddress, State};
 
-/// What the driver of a [`Machine`] must do, in the order given. Consecutive requests may share a doorbell.
+/// An instruction to the driver of a [`Machine`], to be followed in the order given. Consecutive requests may share a doorbell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[must_use]
 pub enum Action {
@@ -62,8 +62,8 @@ pub(super) struct Flush {
     total: u32,
 }
 
-/// How far writes may go one by one as long as nothing else happens: what they need is there, no signal is due, and nothing
-/// becomes due by them.
+/// The limits within which writes may go one by one as long as nothing else happens: they find slots, credits and room, need no
+/// signal, and make nothing due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub(super) struct FastPath {
     /// Before this count of notifications.

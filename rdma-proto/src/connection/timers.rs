@@ -5,7 +5,7 @@ use core::time::Duration;
 use crate::config::{Config, UNACKNOWLEDGED};
 use crate::time::Instant;
 
-/// What the peer has to do before something that waits can leave.
+/// The thing that the peer must do before bytes or messages that wait can leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum HeldUp {
     /// Register its first window.
@@ -42,7 +42,7 @@ pub(super) struct Timers {
     alive: Instant,
     /// ... and when the peer itself last sent something.
     heard: Instant,
-    /// What waits for the peer, and since when.
+    /// The reason for which something waits for the peer, and since when.
     held_up: Option<(HeldUp, Instant)>,
     close_by: Instant,
     /// Whether [`Timers::next`] may have come nearer since that was asked last.

@@ -172,7 +172,7 @@ proptest! {
         }
     }
 
-    /// What is taken lies in the window, without gap or overlap, to its last byte (VR-FLOW-001).
+    /// Bytes that are taken lie in the window, without gap or overlap, to its last byte (VR-FLOW-001).
     #[test]
     fn sending_fills_each_window(lengths in prop::collection::vec(1..50_u32, 1..5), steps in prop::collection::vec(1..30_u32, 1..50)) {
         let mut tx = TxWindow::new();

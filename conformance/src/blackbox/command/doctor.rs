@@ -102,7 +102,7 @@ fn look(listen: Option<SocketAddr>) -> Vec<Finding> {
 /// The environment variable by which programs under softrdma find their fabric.
 const SOFTRDMA: &str = "SOFTRDMA_SOCKET";
 
-/// What provides the devices: softrdma, where this program runs under it, or else the kernel.
+/// Returns the findings about the provider of devices: softrdma, where this program runs under it, or else the kernel.
 fn provided(softrdma: Option<OsString>) -> [Finding; 2] {
     match softrdma {
         Some(socket) => [

@@ -54,13 +54,13 @@ pub fn text(run: &Run, format: Format, strict: bool) -> Result<String, String> {
     }
 }
 
-/// What came of a run, in two lines.
+/// Returns the result of a run, in two lines.
 pub fn summary(run: &Run) -> String {
     let [wire, hardened] = run.scores();
     format!("{}: {}\n{wire}, {hardened}\n", title(&run.target), run.summary())
 }
 
-/// What did not pass, the wire contract first: each with what was on the wire last, and a line to run it again.
+/// Returns the cases that did not pass, the wire contract first: each with what was on the wire last, and a line to run it again.
 pub fn failures(run: &Run, strict: bool) -> String {
     let mut text = String::new();
     let results = Profile::ALL.into_iter().flat_map(|profile| run.of(profile));
