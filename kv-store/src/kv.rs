@@ -1,7 +1,7 @@
 //! A key-value store that answers enough of RESP for `valkey-cli`, `valkey-benchmark` and client libraries.
 
 use std::io::{self, Read, Write};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::{Bytes, BytesMut};
 use resp_rs::resp2::{Frame, frame_to_bytes};
@@ -17,7 +17,7 @@ pub const REPLY_BATCH: usize = 256 << 10;
 #[derive(Default)]
 pub struct Store {
     keys: Mutex<Keys>,
-    channels: Mutex<Channels>,
+    channels: Arc<Mutex<Channels>>,
 }
 
 impl Store {
@@ -66,8 +66,8 @@ impl Store {
         self.keys.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn channels(&self) -> MutexGuard<'_, Channels> {
-        self.channels.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) const fn channels(&self) -> &Arc<Mutex<Channels>> {
+        &self.channels
     }
 }
 

@@ -25,7 +25,38 @@ pub struct Session {
     /// The commands of a transaction that was begun.
     queued: Option<Vec<Vec<Bytes>>>,
     channels: BTreeSet<Bytes>,
-    inbox: Option<Arc<Inbox>>,
+    subscriber: Option<Subscriber>,
+}
+
+/// A client that can subscribe. Its subscriptions end with it.
+struct Subscriber {
+    inbox: Arc<Inbox>,
+    /// The store's, once it has subscribed to one.
+    of: Option<Arc<Mutex<Channels>>>,
+}
+
+impl Subscriber {
+    /// Ends the subscriptions to these channels.
+    fn leave<'a>(&self, left: impl IntoIterator<Item = &'a Bytes>) {
+        let Some(of) = &self.of else { return };
+        let mut channels = lock(of);
+        for channel in left {
+            if let Some(subscribers) = channels.get_mut(channel) {
+                subscribers.retain(|one| !std::ptr::eq(one.as_ptr(), Arc::as_ptr(&self.inbox)));
+                if subscribers.is_empty() {
+                    channels.remove(channel);
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if let Some(subscriber) = &self.subscriber {
+            subscriber.leave(&self.channels);
+        }
+    }
 }
 
 /// Messages that were published for a client and are not sent yet.
@@ -56,8 +87,10 @@ impl Session {
     /// A client that can subscribe. `wake` is called, by whoever publishes, when there is something for
     /// [`published`](Self::published).
     pub fn with_waker(wake: impl Fn() + Send + Sync + 'static) -> Self {
-        let inbox = Inbox { messages: Mutex::default(), wake: Box::new(wake) };
-        Self { inbox: Some(Arc::new(inbox)), ..Self::default() }
+        let inbox = Arc::new(Inbox { messages: Mutex::default(), wake: Box::new(wake) });
+        let mut session = Self::default();
+        session.subscriber = Some(Subscriber { inbox, of: None });
+        session
     }
 
     /// Appends the reply to `command`; true if the connection is to be closed.
@@ -90,16 +123,12 @@ impl Session {
             }
             _ if self.queued.is_some() => reply(replies, &self.queue(words)),
             (b"SUBSCRIBE", [_, ..]) => self.subscribe(store, arguments, replies),
-            (b"UNSUBSCRIBE", _) => self.unsubscribe(store, arguments, replies),
+            (b"UNSUBSCRIBE", _) => self.unsubscribe(arguments, replies),
             (b"PUBLISH", [channel, payload]) => {
-                let mut channels = store.channels();
-                let subscribers = channels.get_mut(channel);
-                let heard = subscribers.map_or(0, |subscribers| {
-                    // Those whose client has left go with it.
-                    subscribers.retain(|one| one.strong_count() > 0);
-                    let there = subscribers.iter().filter_map(Weak::upgrade);
-                    there.filter(|inbox| inbox.take(channel, payload)).count()
-                });
+                let channels = lock(store.channels());
+                let subscribers = channels.get(channel).into_iter().flatten().filter_map(Weak::upgrade);
+                let heard = subscribers.filter(|inbox| inbox.take(channel, payload)).count();
+                drop(channels);
                 reply(replies, &count(heard));
             }
             _ => {
@@ -112,8 +141,8 @@ impl Session {
 
     /// Appends what was published since the last call.
     pub fn published(&self, replies: &mut BytesMut) {
-        let Some(inbox) = &self.inbox else { return };
-        for (channel, payload) in inbox.messages().drain(..) {
+        let Some(subscriber) = &self.subscriber else { return };
+        for (channel, payload) in subscriber.inbox.messages().drain(..) {
             self.push([bulk("message"), bulk(channel), bulk(payload)], replies);
         }
     }
@@ -155,9 +184,11 @@ impl Session {
     }
 
     fn subscribe(&mut self, store: &Store, channels: &[Bytes], replies: &mut BytesMut) {
-        let Some(inbox) = self.inbox.clone() else {
+        let Some(subscriber) = &mut self.subscriber else {
             return reply(replies, &error("ERR this kind of connection cannot subscribe here"));
         };
+        let of = Arc::clone(subscriber.of.get_or_insert_with(|| Arc::clone(store.channels())));
+        let inbox = Arc::downgrade(&subscriber.inbox);
         for channel in channels {
             if !self.channels.contains(channel) {
                 if self.channels.len() >= MOST {
@@ -165,7 +196,7 @@ impl Session {
                 }
                 // Copies, as of keys.
                 let channel = Bytes::copy_from_slice(channel);
-                store.channels().entry(channel.clone()).or_default().push(Arc::downgrade(&inbox));
+                lock(&of).entry(channel.clone()).or_default().push(inbox.clone());
                 self.channels.insert(channel);
             }
             self.push([bulk("subscribe"), bulk(channel.clone()), count(self.channels.len())], replies);
@@ -173,19 +204,14 @@ impl Session {
     }
 
     /// Of all channels, if none is named.
-    fn unsubscribe(&mut self, store: &Store, channels: &[Bytes], replies: &mut BytesMut) {
+    fn unsubscribe(&mut self, channels: &[Bytes], replies: &mut BytesMut) {
         let all: Vec<Bytes> = self.channels.iter().cloned().collect();
         let named = if channels.is_empty() { &all[..] } else { channels };
         for channel in named {
             self.channels.remove(channel);
-            let mut channels = store.channels();
-            if let (Some(subscribers), Some(own)) = (channels.get_mut(channel), &self.inbox) {
-                subscribers.retain(|one| !std::ptr::eq(one.as_ptr(), Arc::as_ptr(own)));
-                if subscribers.is_empty() {
-                    channels.remove(channel);
-                }
+            if let Some(subscriber) = &self.subscriber {
+                subscriber.leave([channel]);
             }
-            drop(channels);
             self.push([bulk("unsubscribe"), bulk(channel.clone()), count(self.channels.len())], replies);
         }
         if named.is_empty() {
@@ -198,6 +224,10 @@ impl Session {
         replies.extend_from_slice(if self.resp3 { b">3\r\n" } else { b"*3\r\n" });
         frames.iter().for_each(|frame| reply(replies, frame));
     }
+}
+
+fn lock(channels: &Mutex<Channels>) -> MutexGuard<'_, Channels> {
+    channels.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn reply(replies: &mut BytesMut, frame: &Frame) {
@@ -276,7 +306,13 @@ mod tests {
         let long = format!("PUBLISH c {}", "x".repeat(MOST_PUBLISHED - 1));
         assert_eq!(ask(&mut other, &store, &[&long]), ":1\r\n");
 
+        assert_eq!(ask(&mut three, &store, &["SUBSCRIBE e"]).matches("subscribe").count(), 1);
         drop(three);
+        assert_eq!(
+            lock(store.channels()).keys().collect::<Vec<_>>(),
+            ["c"],
+            "its subscriptions are left behind"
+        );
         assert_eq!(ask(&mut two, &store, &["UNSUBSCRIBE"]), "*3\r\n$11\r\nunsubscribe\r\n$1\r\nc\r\n:0\r\n");
         assert_eq!(ask(&mut other, &store, &["PUBLISH c hi"]), ":0\r\n");
         assert!(ask(&mut other, &store, &["HELLO 4"]).starts_with("-NOPROTO"));
