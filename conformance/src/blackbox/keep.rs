@@ -89,6 +89,9 @@ fn interval<B: Descriptors>(context: &Context<'_, B>) -> Judged {
 
 fn vanished<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     let mut session = context.open()?;
+    // A client that sends its second command has said all that it had to say about the connection: with something of it on the way, its
+    // device would notice, whatever the client does.
+    session.exchange()?;
     session.require_exchange(0)?;
     session.peer.lose_queue_pair();
     context.note(Teardown::Unclean);

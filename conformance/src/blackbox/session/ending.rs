@@ -64,17 +64,21 @@ impl<B: Descriptors> Session<'_, B> {
         }
     }
 
-    /// Answers a client until it leaves, or until it has been answered long enough.
+    /// Answers a client until it leaves. Stops when it has been answered long enough, with a command of it not answered: a client that
+    /// is disconnected from then always hears of it where it waits for the reply.
     fn serve(&mut self) -> Result<ClientEnd, Stop> {
         let begun = Instant::now();
-        while self.responder.answered < self.enough && begun.elapsed() < LONG_ENOUGH && !self.responder.quit {
-            if !self.exchange()? {
+        while !self.responder.quit {
+            let answered = self.responder.answered;
+            let Some(exchange) = self.next_exchange(0)? else {
                 self.context.note(Teardown::Clean);
                 return Ok(ClientEnd::Itself);
+            };
+            let enough = answered >= self.enough || begun.elapsed() >= LONG_ENOUGH;
+            if enough && !self.responder.quit {
+                return Ok(ClientEnd::Never);
             }
-        }
-        if !self.responder.quit {
-            return Ok(ClientEnd::Never);
+            self.peer.send_bytes(&exchange.send)?;
         }
         // It has said that it leaves, and a server disconnects then.
         self.dismiss()?;
