@@ -171,12 +171,16 @@ fn accept<B: Descriptors>(listener: &Listener<B>, shared: &Arc<Shared>) {
     while !shared.over.load(Ordering::Relaxed) {
         match listener.try_accept() {
             Ok(Some(accepted)) => {
-                let serving = Serving(Arc::clone(shared));
+                let shared = Arc::clone(shared);
                 shared.connections.opens();
                 std::thread::spawn(move || {
                     // Only a stream is looked after from behind: until then nobody looks at the connection.
-                    drop(serving.0.gate.lock());
-                    let served = serving.0.store.serve(Stream::from(accepted));
+                    drop(shared.gate.lock());
+                    let mut stream = Stream::from(accepted);
+                    // Behind the stream, so that a panic is noted before the peer hears of the end.
+                    let serving = Serving(shared);
+                    let served = serving.0.store.serve(&mut stream);
+                    drop(stream);
                     serving.0.connections.ends(&served.map_err(Failure::from));
                 });
             }

@@ -85,9 +85,12 @@ impl<B: Descriptors> Session<'_, B> {
         Ok(ClientEnd::Itself)
     }
 
-    /// Disconnects from a client, which may be leaving by itself just now.
-    fn dismiss(&mut self) -> Result<(), Stop> {
-        // Refused if the client disconnected first.
+    /// Disconnects from a target that may be leaving by itself just now, and waits for the end.
+    ///
+    /// # Errors
+    /// What comes meanwhile cannot be read.
+    pub fn dismiss(&mut self) -> Result<(), Stop> {
+        // Refused if the target disconnected first.
         let _left = self.peer.disconnect();
         let ended = self.awaits_end(self.context.patience)? == End::Disconnected;
         self.context.note(if ended { Teardown::Clean } else { Teardown::Unclean });
