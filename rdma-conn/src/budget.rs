@@ -115,7 +115,7 @@ impl Drop for Share {
 
 /// A region and the share of the budget that it takes.
 #[derive(Debug)]
-pub(crate) struct Booked<R> {
+pub(crate) struct CountedRegion<R> {
     pub(crate) region: R,
     _share: Share,
 }
@@ -126,8 +126,8 @@ pub(crate) fn register<B: Backend>(
     budget: &Arc<Budget>,
     len: usize,
     access: Access,
-) -> Result<Booked<B::Region>, Error> {
+) -> Result<CountedRegion<B::Region>, Error> {
     let share = budget.take(len)?;
     let region = domain.register(len, access).map_err(Error::backend("registering memory"))?;
-    Ok(Booked { region, _share: share })
+    Ok(CountedRegion { region, _share: share })
 }

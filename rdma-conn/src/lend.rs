@@ -9,7 +9,7 @@ use rdma_proto::Span;
 use rdma_proto::backend::{Access, Backend, Region, Slice};
 use rdma_proto::memory::SharedMemory;
 
-use crate::budget::Booked;
+use crate::budget::CountedRegion;
 
 /// Registered memory for one connection: to send from, made by [`Connection::register_buffer`](crate::Connection::register_buffer), or also
 /// to receive into, made by [`Connection::register_landing`](crate::Connection::register_landing).
@@ -22,7 +22,7 @@ use crate::budget::Booked;
 /// you decide on, and decide on the copy (VR-SEC-005). It counts as memory of its connection
 /// ([`Limits::registered_bytes`](crate::Limits::registered_bytes)), and may outlive it.
 pub struct RegisteredBuffer<B: Backend> {
-    memory: Booked<B::Region>,
+    memory: CountedRegion<B::Region>,
     /// The connection that it was registered for: its key means nothing in the protection domain of another.
     owner: Owner,
     access: Access,
@@ -70,7 +70,12 @@ impl Owner {
 }
 
 impl<B: Backend> RegisteredBuffer<B> {
-    pub(crate) fn new(memory: Booked<B::Region>, access: Access, owner: Owner, buffers: &Buffers) -> Self {
+    pub(crate) fn new(
+        memory: CountedRegion<B::Region>,
+        access: Access,
+        owner: Owner,
+        buffers: &Buffers,
+    ) -> Self {
         let counted = buffers.count(memory.region.len());
         Self { memory, owner, access, _counted: counted }
     }

@@ -6,12 +6,12 @@
 mod arrived;
 #[cfg(feature = "tokio")]
 mod asynchronous;
+mod background;
 mod budget;
 mod connecting;
 mod connection;
 mod endpoint;
 mod error;
-mod keeper;
 mod land;
 mod lend;
 mod listener;

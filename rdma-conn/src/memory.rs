@@ -12,7 +12,7 @@ use rdma_proto::wire::MESSAGE_LEN;
 use rdma_proto::{Action, Config, Notification, Readable, RegionAddress, Source, Span};
 
 use crate::arrived::Arrived;
-use crate::budget::{Booked, Budget, register};
+use crate::budget::{Budget, CountedRegion, register};
 use crate::error::Error;
 use crate::lend::{Buffers, Landing, Lendings, Owner, RegisteredBuffer};
 use crate::options::Options;
@@ -29,11 +29,11 @@ pub(crate) fn receive_slot(id: u64) -> Option<u16> {
 /// written by the peer, and nothing can be read by it (VR-SEC-009). None is ever another connection's: it is deregistered first,
 /// which revokes its key (VR-SEC-010).
 pub(crate) struct Memory<B: Backend> {
-    windows: [Option<Booked<B::Region>>; 2],
+    windows: [Option<CountedRegion<B::Region>>; 2],
     /// A ring of bytes on their way out.
-    send: Option<Booked<B::Region>>,
+    send: Option<CountedRegion<B::Region>>,
     /// Slots of [`MESSAGE_LEN`] bytes (VR-CTRL-007): first one for each send work request, then one for each receive.
-    messages: Booked<B::Region>,
+    messages: CountedRegion<B::Region>,
     /// Memory of the application on its way out.
     pub(crate) lendings: Lendings<B>,
     /// Memory of the application in which windows lie.

@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use rdma_proto::Counters;
 
+use crate::background::{self, Driven, Schedule};
 use crate::budget::{Budget, Limits};
 use crate::connection::{Connection, Work};
 use crate::endpoint::{ConnectionId, Descriptors, Endpoint};
 use crate::error::Error;
-use crate::keeper::{self, Care, Kept};
 use crate::land::{Received, Receiving};
 use crate::lend::RegisteredBuffer;
 use crate::options::Options;
@@ -97,7 +97,7 @@ impl<B: Descriptors> Stream<B> {
         let descriptor = endpoint.descriptor();
         let shared = Arc::new(Private { endpoint: Mutex::new(Some(endpoint)), id, descriptor });
         let weak: Weak<Private<B>> = Arc::downgrade(&shared);
-        keeper::keep(weak);
+        background::drive(weak);
         Self { shared, read_timeout: None, write_timeout: None, linger }
     }
 
@@ -270,7 +270,7 @@ impl<B: Descriptors> Drop for Stream<B> {
         if let Err(error) = self.close(self.linger) {
             tracing::debug!(%error, "the connection did not end in order");
         }
-        // Now, though the keeper may hold on to the rest for a moment longer.
+        // Now, though the background thread may hold on to the rest for a moment longer.
         let endpoint = self.shared.endpoint.lock().unwrap_or_else(PoisonError::into_inner).take();
         drop(endpoint);
     }
@@ -282,8 +282,8 @@ impl<B: Descriptors> std::fmt::Debug for Stream<B> {
     }
 }
 
-/// An endpoint of one connection, which a stream and the keeper share. A call on the stream holds the lock while it runs, and
-/// while it waits, so the keeper only finds idle ones.
+/// An endpoint of one connection, which a stream and the background thread share. A call on the stream holds the lock while it runs, and
+/// while it waits, so the thread only finds idle ones.
 struct Private<B: Descriptors> {
     /// None once the stream is gone.
     endpoint: Mutex<Option<Endpoint<B>>>,
@@ -377,22 +377,22 @@ impl<B: Descriptors> Locked<'_, B> {
     }
 }
 
-impl<B: Descriptors> Kept for Private<B> {
-    fn tend(&self) -> Care {
+impl<B: Descriptors> Driven for Private<B> {
+    fn drive(&self) -> Schedule {
         let mut slot = match self.endpoint.try_lock() {
             Ok(slot) => slot,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return Care::NowAndThen,
+            Err(TryLockError::WouldBlock) => return Schedule::Periodic,
         };
-        let Some(endpoint) = &mut *slot else { return Care::Over };
+        let Some(endpoint) = &mut *slot else { return Schedule::Never };
         if endpoint.progress().is_err() || endpoint.connection(self.id).is_none() {
-            return Care::Over;
+            return Schedule::Never;
         }
         if endpoint.is_open(self.id) || endpoint.check(self.id).is_err() {
-            return Care::NowAndThen;
+            return Schedule::Periodic;
         }
         // The peer of an accepted connection waits for this side's window, whether its program calls or not.
-        Care::Always(endpoint.next_timeout().map(|at| at.since(endpoint.now())))
+        Schedule::WhenReadable(endpoint.next_timeout().map(|at| at.since(endpoint.now())))
     }
 
     fn descriptor(&self) -> Arc<OwnedFd> {

@@ -199,7 +199,7 @@ fn an_idle_stream_posts_its_receives_again() {
     let patience = std::time::Instant::now();
     while client.counters().keepalives_received < 6 {
         assert!(patience.elapsed() < LONG, "{:?}", client.counters());
-        // Neither side is called; only the keeper tends them.
+        // Neither side is called; only the background thread drives them.
         thread::sleep(Duration::from_millis(10));
     }
     drop(server);
@@ -356,12 +356,12 @@ fn lent_memory_survives_the_end() {
     assert!(buffer.read((4 << 20) - 1, &mut byte) && byte == [0]);
 }
 
-/// An accepted stream that nobody reads comes about at once: its client does not wait for the keeper's next round.
+/// An accepted stream that nobody reads comes about at once: its client does not wait for the background thread's next round.
 #[test]
 fn an_accepted_stream_comes_about_by_itself() {
     let test_bed = test_bed(Options::server());
     let (client, server) = thread::scope(|scope| {
-        // Less than the keeper's interval, in which nobody calls the server's stream.
+        // Less than the thread's interval, in which nobody calls the server's stream.
         let how = Connect::default().timeout(Duration::from_millis(400));
         let (address, host) = (test_bed.address, &test_bed.client);
         let dial = scope.spawn(move || Stream::connect_with(host, address, &how));

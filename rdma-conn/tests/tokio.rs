@@ -296,7 +296,7 @@ async fn connections_of_one_endpoint_do_not_disturb_each_other() {
 /// A runtime that ends takes its tasks along. What another one does with a stream from there goes on, and what was dropped there is
 /// delivered.
 #[test]
-fn a_runtime_that_ends_leaves_its_connections_to_the_keeper() {
+fn a_runtime_that_ends_leaves_its_connections_to_the_background_thread() {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let (first, second) = (runtime(), runtime());
     let (mut client, server) = first.block_on(pair());

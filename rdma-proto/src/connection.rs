@@ -10,7 +10,7 @@ use core::time::Duration;
 use crate::config::{Config, Role};
 use crate::credit::Credits;
 use crate::error::{ApiMisuse, Effect, Error, TransportError};
-use crate::send::{SendBooks, Span};
+use crate::send::{SendState, Span};
 use crate::time::Instant;
 use crate::window::{Readable, RxWindow, TxWindow};
 use crate::wire::FeatureSet;
@@ -86,7 +86,7 @@ pub struct Machine {
     disconnect: bool,
     rx: RxWindow,
     tx: TxWindow,
-    send: SendBooks,
+    send: SendState,
     credits: Credits,
     /// Whether acknowledgements return credits: the peer makes us wait for receives instead of failing (VR-FLOW-015).
     patient: bool,
@@ -112,7 +112,7 @@ enum Due {
     /// message.
     Bytes,
     /// Nothing can be done until something happens; something waits for that.
-    Held,
+    Blocked,
     /// Nothing is to be done, and nothing waits.
     Nothing,
 }
@@ -147,7 +147,7 @@ impl Machine {
             disconnect: false,
             rx: RxWindow::new(config.window, config.windows),
             tx: TxWindow::new(),
-            send: SendBooks::new(config.send_depth, config.peer_receives, config.send_buffer),
+            send: SendState::new(config.send_depth, config.peer_receives, config.send_buffer),
             credits: Credits::new(config.peer_receives),
             patient: false,
             slots_kept_back: u64::from(config.send_depth / 2).min(4),
@@ -173,7 +173,7 @@ impl Machine {
 
     /// Returns its counts.
     pub fn counters(&self) -> Counters {
-        // What was posted is counted by the send queue's books.
+        // What was posted is counted by the send state.
         let posted = self.send.posted();
         Counters {
             bytes_sent: posted.bytes,
@@ -421,7 +421,7 @@ impl Machine {
     fn bytes_came(&mut self) {
         self.due = match self.due {
             Due::Nothing | Due::Bytes => Due::Bytes,
-            Due::Anything | Due::Held => Due::Anything,
+            Due::Anything | Due::Blocked => Due::Anything,
         };
     }
 

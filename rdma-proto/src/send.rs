@@ -1,4 +1,4 @@
-//! The books of the send queue: bytes in the send buffer, work requests, and notifications.
+//! The state of the send side: bytes in the send buffer, work requests, and notifications, each as counts that only grow.
 //!
 //! Three counters move together. A work request's id carries all three as they stand *after* it, so that one completion
 //! tells how far each has come: completions of a send queue arrive in order, and that of a signalled request stands for
@@ -86,9 +86,9 @@ struct Lent {
     end: u64,
 }
 
-/// The send side's books.
+/// The counts of the send side, and where its bytes lie in the send buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct SendBooks {
+pub(crate) struct SendState {
     depth: u64,
     notice_limit: u64,
     capacity: u64,
@@ -108,10 +108,10 @@ pub(crate) struct SendBooks {
     done: Progress,
 }
 
-impl SendBooks {
+impl SendState {
     pub(crate) fn new(depth: u16, notice_limit: u16, capacity: u32) -> Self {
         let zero = Progress { slots: 0, notices: 0, bytes: 0 };
-        let mut books = Self {
+        let mut state = Self {
             depth: depth as u64,
             notice_limit: notice_limit as u64,
             capacity: capacity as u64,
@@ -124,8 +124,8 @@ impl SendBooks {
             signal_at: zero,
             done: zero,
         };
-        books.set_signal();
-        books
+        state.set_signal();
+        state
     }
 
     #[inline]
@@ -290,7 +290,7 @@ impl SendBooks {
         self.depth.saturating_sub(self.posted.slots.saturating_sub(self.done.slots))
     }
 
-    /// Returns the place of the next request in a table of `depth` slots: free as long as [`SendBooks::free_slots`] is not zero.
+    /// Returns the place of the next request in a table of `depth` slots: free as long as [`SendState::free_slots`] is not zero.
     pub(crate) const fn next_slot(&self) -> u16 {
         match self.posted.slots.checked_rem(self.depth) {
             Some(slot) => slot as u16,
@@ -320,7 +320,7 @@ impl SendBooks {
         (posted.to_id(), signal)
     }
 
-    /// Books all that is unposted as one request with a notification, where [`SendBooks::fast_path`] allows it, and says where it lies
+    /// Counts all that is unposted as one request with a notification, where [`SendState::fast_path`] allows it, and says where it lies
     /// and the request's id. It is not signalled.
     #[inline]
     pub(crate) fn post_rest(&mut self) -> (Span, u64) {

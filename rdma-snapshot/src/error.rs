@@ -66,9 +66,6 @@ pub enum Error {
     Secret,
     /// The publisher said something that cannot be.
     #[error("the publisher breaks the protocol: {0}")]
-    Lie(&'static str),
-    /// The reader did something that it may not.
-    #[error("the reader breaks the protocol: {0}")]
     Misbehaved(&'static str),
     /// The publisher has another snapshot than the one that was begun.
     #[error("the publisher has another snapshot than the one that was begun: begin again")]

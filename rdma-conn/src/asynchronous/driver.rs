@@ -14,12 +14,12 @@ use tokio::io::unix::AsyncFd;
 use tokio::runtime::Handle;
 use tokio::time::Sleep;
 
-use super::{Care, Kept, Shared};
+use super::{Driven, Schedule, Shared};
+use crate::background;
 use crate::endpoint::Descriptors;
 use crate::error::Error;
-use crate::keeper;
 
-/// Drives an endpoint until its last handle is gone. A runtime that ends drops it before that; the rest is the keeper's.
+/// Drives an endpoint until its last handle is gone. A runtime that ends drops it before that; the background thread does the rest.
 struct Driver<B: Descriptors> {
     shared: Weak<Shared<B>>,
     readable: AsyncFd<Arc<OwnedFd>>,
@@ -85,7 +85,7 @@ impl<B: Descriptors> Future for Driver<B> {
 impl<B: Descriptors> Drop for Driver<B> {
     fn drop(&mut self) {
         if self.shared.strong_count() > 0 {
-            keeper::keep(self.shared.clone());
+            background::drive(self.shared.clone());
         }
     }
 }
@@ -131,11 +131,11 @@ impl<B: Descriptors> Shared<B> {
     }
 }
 
-impl<B: Descriptors> Kept for Shared<B> {
-    fn tend(&self) -> Care {
+impl<B: Descriptors> Driven for Shared<B> {
+    fn drive(&self) -> Schedule {
         match self.turn(None) {
-            Turn::Lost => Care::Over,
-            Turn::Sleep(left) => Care::Always(left),
+            Turn::Lost => Schedule::Never,
+            Turn::Sleep(left) => Schedule::WhenReadable(left),
         }
     }
 

@@ -22,10 +22,10 @@ use rdma_proto::time::Instant;
 use slotmap::SecondaryMap;
 use tokio::net::ToSocketAddrs;
 
+use crate::background::{Driven, Schedule};
 use crate::budget::Limits;
 use crate::endpoint::{ConnectionId, Descriptors, Endpoint, Event, ListenerId, Usage};
 use crate::error::Error;
-use crate::keeper::{Care, Kept};
 use crate::options::Options;
 use crate::stream::Connect;
 

@@ -17,7 +17,7 @@ use rdma_softsim::{DeviceKind, FaultPlan, Limits, Random, Simulation, Simulation
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf, ReadHalf, WriteHalf};
 
 use super::{AsyncListener, AsyncStream};
-use crate::keeper;
+use crate::background;
 use crate::options::Options;
 use crate::stream::Connect;
 
@@ -332,7 +332,7 @@ async fn run(seed: u64) {
 /// No byte is lost or doubled by a future that is dropped, and nobody sleeps through what he waits for.
 #[test]
 fn dropped_futures_lose_nothing_and_nobody_waits_for_ever() {
-    keeper::stay_away();
+    background::disable();
     let mut runtime = tokio::runtime::Builder::new_current_thread();
     let runtime = runtime.enable_all().build().expect("a runtime");
     for seed in 0..200 {

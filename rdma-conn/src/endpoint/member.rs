@@ -40,7 +40,7 @@ pub(super) struct Member<B: Backend> {
     open: bool,
     /// Whether this side has begun to end it.
     closed: bool,
-    news: News,
+    pending: PendingEvents,
     /// Whether it stands among those that have something to tell.
     telling: bool,
     /// It counts for as long as it is here, also on its way to its end.
@@ -60,7 +60,7 @@ pub(super) struct Waits {
 
 /// Events that are due, and those that were given out.
 #[derive(Clone, Copy, Debug, Default)]
-struct News {
+struct PendingEvents {
     opened: bool,
     readable: bool,
     writable: bool,
@@ -74,7 +74,7 @@ struct News {
     came_back: u64,
 }
 
-impl News {
+impl PendingEvents {
     #[inline]
     const fn any(&self) -> bool {
         self.opened | self.readable | self.writable | self.returned | self.ended
@@ -105,7 +105,7 @@ impl<B: Backend> Member<B> {
             listener,
             open: false,
             closed: false,
-            news: News::default(),
+            pending: PendingEvents::default(),
             telling: false,
             _place: place,
         }
@@ -260,19 +260,19 @@ impl<B: Backend> Member<B> {
 
     /// Notes what there is to tell. True if it has to be put among those that have something to tell.
     pub(super) fn notice(&mut self) -> bool {
-        if (self.open, self.has_ended()) != (self.news.was_opened, self.news.has_ended) {
+        if (self.open, self.has_ended()) != (self.pending.was_opened, self.pending.has_ended) {
             self.notice_stage();
         }
         let Some(connection) = &self.connection else { return self.enters() };
-        let news = &mut self.news;
+        let pending = &mut self.pending;
         if self.open {
             let received = connection.bytes_received();
-            news.readable |= received > news.received;
-            news.received = received;
+            pending.readable |= received > pending.received;
+            pending.received = received;
         }
         let came_back = connection.returned_parts();
-        news.returned |= came_back > news.came_back;
-        news.came_back = came_back;
+        pending.returned |= came_back > pending.came_back;
+        pending.came_back = came_back;
         let waits = &mut self.waits;
         if waits.room || waits.lend || waits.flush {
             let room = waits.room && connection.has_room();
@@ -281,7 +281,7 @@ impl<B: Backend> Member<B> {
             waits.room &= !room;
             waits.lend &= !lend;
             waits.flush &= !flush;
-            news.writable |= room || lend || flush;
+            pending.writable |= room || lend || flush;
         }
         self.enters()
     }
@@ -290,38 +290,38 @@ impl<B: Backend> Member<B> {
     #[cold]
     fn notice_stage(&mut self) {
         let has_ended = self.has_ended();
-        let news = &mut self.news;
-        news.opened |= self.open && !news.was_opened;
-        news.was_opened |= self.open;
-        news.ended |= has_ended && !news.has_ended;
-        news.has_ended |= has_ended;
+        let pending = &mut self.pending;
+        pending.opened |= self.open && !pending.was_opened;
+        pending.was_opened |= self.open;
+        pending.ended |= has_ended && !pending.has_ended;
+        pending.has_ended |= has_ended;
     }
 
     /// Returns whether it has to be put among those that have something to tell.
     #[inline]
     const fn enters(&mut self) -> bool {
-        let enters = self.news.any() && !self.telling && !self.abandoned;
+        let enters = self.pending.any() && !self.telling && !self.abandoned;
         self.telling |= enters;
         enters
     }
 
     /// Returns the next event of this connection.
     pub(super) fn tell(&mut self, id: ConnectionId) -> Option<Event> {
-        let news = &mut self.news;
+        let pending = &mut self.pending;
         let told = if self.abandoned {
             None
-        } else if std::mem::take(&mut news.opened) {
+        } else if std::mem::take(&mut pending.opened) {
             Some(Event::Opened { id, listener: self.listener })
-        } else if std::mem::take(&mut news.readable) {
+        } else if std::mem::take(&mut pending.readable) {
             Some(Event::Readable(id))
-        } else if std::mem::take(&mut news.writable) {
+        } else if std::mem::take(&mut pending.writable) {
             Some(Event::Writable(id))
-        } else if std::mem::take(&mut news.returned) {
+        } else if std::mem::take(&mut pending.returned) {
             Some(Event::Returned(id))
         } else {
-            std::mem::take(&mut news.ended).then_some(Event::Ended(id))
+            std::mem::take(&mut pending.ended).then_some(Event::Ended(id))
         };
-        self.telling = told.is_some() && self.news.any();
+        self.telling = told.is_some() && self.pending.any();
         told
     }
 

@@ -1,6 +1,6 @@
 //! Completion queues that connections share.
 //!
-//! A queue is made for so many connections that it can never overrun: each books room for every completion it can have
+//! A queue is made for so many connections that it can never overrun: each reserves room for every completion it can have
 //! waiting. Connections of one device fill one queue after the other, so that what goes wrong with a queue concerns
 //! those in it and nobody else.
 

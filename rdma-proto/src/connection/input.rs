@@ -6,7 +6,7 @@ use crate::error::{Error, InvalidMessage, PeerMisbehaved, TransportError};
 use crate::time::Instant;
 use crate::wire::{FeatureSet, Message, Opcode};
 
-use super::timers::HeldUp;
+use super::timers::Blocked;
 use super::{Due, Machine, Negotiation, State};
 
 impl Machine {
@@ -199,11 +199,11 @@ impl Machine {
             self.fail(Error::PeerMisbehaved(PeerMisbehaved::Silent { waited }));
         } else if let Some(waited) = self.timers.unacknowledged(now) {
             self.fail(Error::Transport(TransportError::Unacknowledged { waited }));
-        } else if let Some((held_up, waited)) = self.timers.stalled(now) {
-            self.fail(Error::PeerMisbehaved(match held_up {
-                HeldUp::NoWindow => PeerMisbehaved::NeverRegistered { waited },
-                HeldUp::WindowFull => PeerMisbehaved::NeverDrained { waited },
-                HeldUp::NoReceives => PeerMisbehaved::NeverReceives { waited },
+        } else if let Some((blocked, waited)) = self.timers.stalled(now) {
+            self.fail(Error::PeerMisbehaved(match blocked {
+                Blocked::NoWindow => PeerMisbehaved::NeverRegistered { waited },
+                Blocked::WindowFull => PeerMisbehaved::NeverDrained { waited },
+                Blocked::NoReceives => PeerMisbehaved::NeverReceives { waited },
             }));
         } else {
             self.timers.tick(now);

@@ -3,11 +3,11 @@
 use crate::backend::{Immediate, RemoteAddress};
 use crate::credit::Purpose;
 use crate::error::Error;
-use crate::send::{SendBooks, Source, Span};
+use crate::send::{SendState, Source, Span};
 use crate::time::Instant;
 use crate::wire::{FeatureSet, MESSAGE_LEN, Message, Window};
 
-use super::timers::HeldUp;
+use super::timers::Blocked;
 use super::{Due, Machine, Negotiation, RegionAddress, State};
 
 /// An instruction to the driver of a [`Machine`], to be followed in the order given. Consecutive requests may share a doorbell.
@@ -74,7 +74,7 @@ pub(super) struct FastPath {
 
 impl FastPath {
     #[inline]
-    const fn allow(&self, send: &SendBooks) -> bool {
+    const fn allow(&self, send: &SendState) -> bool {
         send.posted().notices < self.notices && send.written() < self.bytes
     }
 }
@@ -84,7 +84,7 @@ impl Machine {
     #[inline]
     pub fn poll_action(&mut self, now: Instant) -> Option<Action> {
         match self.due {
-            Due::Held | Due::Nothing => {
+            Due::Blocked | Due::Nothing => {
                 debug_assert_eq!({ *self }.next_action(), None, "something to do went unnoticed");
                 None
             }
@@ -144,8 +144,8 @@ impl Machine {
                 self.fast_path()
             };
         } else if action.is_none() {
-            self.due = Due::Held;
-            self.timers.note_held_up(now, self.held_up());
+            self.due = Due::Blocked;
+            self.timers.note_blocked(now, self.blocked());
         } else {
             self.due = Due::Anything;
         }
@@ -167,7 +167,7 @@ impl Machine {
     /// need not ask for it then.
     #[inline]
     pub const fn is_settled(&self) -> bool {
-        matches!(self.due, Due::Held | Due::Nothing)
+        matches!(self.due, Due::Blocked | Due::Nothing)
     }
 
     fn next_action(&mut self) -> Option<Action> {
@@ -353,15 +353,15 @@ impl Machine {
     }
 
     /// Returns what the peer must do before bytes or messages that wait can leave.
-    fn held_up(&self) -> Option<HeldUp> {
+    fn blocked(&self) -> Option<Blocked> {
         if !matches!(self.state, State::Open | State::Closing) {
             None
         } else if self.send.unposted() > 0 && !self.tx.is_registered() {
-            Some(HeldUp::NoWindow)
+            Some(Blocked::NoWindow)
         } else if self.send.unposted() > 0 && self.tx.room() == 0 {
-            Some(HeldUp::WindowFull)
+            Some(Blocked::WindowFull)
         } else if self.send.unposted() > 0 || self.rx.unannounced().is_some() || !self.answers.is_empty() {
-            Some(HeldUp::NoReceives)
+            Some(Blocked::NoReceives)
         } else {
             None
         }

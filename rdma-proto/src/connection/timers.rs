@@ -7,7 +7,7 @@ use crate::time::Instant;
 
 /// The thing that the peer must do before bytes or messages that wait can leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum HeldUp {
+pub(super) enum Blocked {
     /// Register its first window.
     NoWindow,
     /// Register a new one.
@@ -43,7 +43,7 @@ pub(super) struct Timers {
     /// ... and when the peer itself last sent something.
     heard: Instant,
     /// The reason for which something waits for the peer, and since when.
-    held_up: Option<(HeldUp, Instant)>,
+    blocked: Option<(Blocked, Instant)>,
     close_by: Instant,
     /// Whether [`Timers::next`] may have come nearer since that was asked last.
     sooner: bool,
@@ -64,7 +64,7 @@ impl Timers {
             asked: zero,
             alive: zero,
             heard: zero,
-            held_up: None,
+            blocked: None,
             close_by: Instant::NEVER,
             sooner: false,
         }
@@ -83,12 +83,12 @@ impl Timers {
     }
 
     pub(super) fn window_came(&mut self) {
-        self.held_up = None;
+        self.blocked = None;
     }
 
     pub(super) fn receives_came(&mut self) {
-        if let Some((HeldUp::NoReceives, _)) = self.held_up {
-            self.held_up = None;
+        if let Some((Blocked::NoReceives, _)) = self.blocked {
+            self.blocked = None;
         }
     }
 
@@ -131,11 +131,11 @@ impl Timers {
     /// Notes that nothing waits for the peer.
     #[inline]
     pub(super) fn note_free(&mut self) {
-        self.held_up = None;
+        self.blocked = None;
     }
 
-    pub(super) fn note_held_up(&mut self, now: Instant, held_up: Option<HeldUp>) {
-        self.held_up = held_up.map(|cause| match self.held_up {
+    pub(super) fn note_blocked(&mut self, now: Instant, blocked: Option<Blocked>) {
+        self.blocked = blocked.map(|cause| match self.blocked {
             Some((same, since)) if same == cause => (cause, since),
             _ => {
                 self.sooner = true;
@@ -169,7 +169,7 @@ impl Timers {
     }
 
     fn stall_at(&self) -> Instant {
-        self.held_up.map_or(Instant::NEVER, |(_, since)| since.after(self.stall))
+        self.blocked.map_or(Instant::NEVER, |(_, since)| since.after(self.stall))
     }
 
     pub(super) fn close_is_due(&self, now: Instant) -> bool {
@@ -182,8 +182,8 @@ impl Timers {
     }
 
     /// Returns what the peer holds up, and the limit, if it has done so for so long.
-    pub(super) fn stalled(&self, now: Instant) -> Option<(HeldUp, Duration)> {
-        let (cause, _) = self.held_up.filter(|_| now >= self.stall_at())?;
+    pub(super) fn stalled(&self, now: Instant) -> Option<(Blocked, Duration)> {
+        let (cause, _) = self.blocked.filter(|_| now >= self.stall_at())?;
         Some((cause, self.stall))
     }
 

@@ -188,15 +188,16 @@ impl Machine {
                 if !self.config.secret.is_publishers(&self.hello, &challenge, &welcome.code) {
                     return Err(Error::Secret);
                 }
-                let layout = Layout::from_number(welcome.layout).ok_or(Error::Lie("an unknown layout"))?;
+                let layout =
+                    Layout::from_number(welcome.layout).ok_or(Error::Misbehaved("an unknown layout"))?;
                 let content =
-                    Content::from_number(welcome.content).ok_or(Error::Lie("an unknown content"))?;
+                    Content::from_number(welcome.content).ok_or(Error::Misbehaved("an unknown content"))?;
                 let chunk_size = welcome.chunk_size.get();
                 self.table.set_chunk_size(chunk_size)?;
                 self.have.snapshot = challenge.snapshot;
                 let position = Position { history: welcome.history, offset: welcome.offset.get() };
                 if position.history != [0; 40] && !position.history.iter().all(u8::is_ascii_hexdigit) {
-                    return Err(Error::Lie("a replication id that is none"));
+                    return Err(Error::Misbehaved("a replication id that is none"));
                 }
                 self.offer = Some(Offer {
                     layout,
@@ -212,7 +213,7 @@ impl Machine {
                 self.enter(State::Connecting, now);
             }
             (State::Reading, frame) => self.told(frame, now)?,
-            (_, _) => return Err(Error::Lie("a frame out of order")),
+            (_, _) => return Err(Error::Misbehaved("a frame out of order")),
         }
         Ok(())
     }
@@ -253,7 +254,7 @@ impl Machine {
             }
             (_, Frame::End(end)) => self.table.end(end.chunks.get())?,
             (_, Frame::Alive) => {}
-            _ => return Err(Error::Lie("a frame out of order")),
+            _ => return Err(Error::Misbehaved("a frame out of order")),
         }
         self.finish(now);
         Ok(())
@@ -272,7 +273,7 @@ impl Machine {
     /// READs can go; the devices allow `depth` at a time.
     pub(crate) fn handle_established(&mut self, depth: u8, now: Instant) -> Result<(), Error> {
         if !matches!(self.state, State::Connecting) {
-            return Err(Error::Lie("a connection for READs out of order"));
+            return Err(Error::Misbehaved("a connection for READs out of order"));
         }
         if depth == 0 {
             return Err(Error::NoReads);
@@ -298,7 +299,7 @@ impl Machine {
 
     /// The addresses of the seed's table have come.
     pub(crate) fn handle_addresses(&mut self, addresses: &[u8], now: Instant) -> Result<(), Error> {
-        let Some(mapping) = self.mapping else { return Err(Error::Lie("addresses without a table")) };
+        let Some(mapping) = self.mapping else { return Err(Error::Misbehaved("addresses without a table")) };
         self.table.map(&mapping, addresses)?;
         self.by = now.after(self.config.silence);
         // The publisher waits for this before it says where the table ends.
@@ -315,7 +316,7 @@ impl Machine {
         self.reading = self.reading.saturating_sub(1);
         self.by = now.after(self.config.silence);
         if chunk.index != self.have.chunks {
-            return Err(Error::Lie("a READ answered out of order"));
+            return Err(Error::Misbehaved("a READ answered out of order"));
         }
         if chunk.crc.is_some_and(|announced| announced != crc) {
             return Err(Error::Corrupt { chunk: chunk.index });

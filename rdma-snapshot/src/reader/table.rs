@@ -91,7 +91,7 @@ impl Table {
     /// How long chunks may be.
     pub(crate) fn set_chunk_size(&mut self, size: u32) -> Result<(), Error> {
         if size == 0 {
-            return Err(Error::Lie("chunks of no bytes"));
+            return Err(Error::Misbehaved("chunks of no bytes"));
         }
         if size > self.limits.chunk {
             return Err(Error::TooMuch { what: "the length of a chunk", limit: self.limits.chunk.into() });
@@ -121,19 +121,21 @@ impl Table {
 
     fn append(&mut self, chunk: Chunk) -> Result<(), Error> {
         if self.ended {
-            return Err(Error::Lie("a chunk behind the end of the table"));
+            return Err(Error::Misbehaved("a chunk behind the end of the table"));
         }
         if chunk.index != self.chunks {
-            return Err(Error::Lie("a chunk out of its place: it was announced before, or one is missing"));
+            return Err(Error::Misbehaved(
+                "a chunk out of its place: it was announced before, or one is missing",
+            ));
         }
         if chunk.length == 0 {
-            return Err(Error::Lie("a chunk of no bytes"));
+            return Err(Error::Misbehaved("a chunk of no bytes"));
         }
         if chunk.length > self.chunk_size {
-            return Err(Error::Lie("a chunk longer than its chunks are"));
+            return Err(Error::Misbehaved("a chunk longer than its chunks are"));
         }
         if chunk.remote.address.checked_add(chunk.length.into()).is_none() {
-            return Err(Error::Lie("a chunk that reaches beyond all memory"));
+            return Err(Error::Misbehaved("a chunk that reaches beyond all memory"));
         }
         let too_many = Error::TooMuch { what: "the number of chunks", limit: self.limits.chunks };
         self.chunks = self.chunks.checked_add(1).filter(|sum| *sum <= self.limits.chunks).ok_or(too_many)?;
@@ -152,14 +154,14 @@ impl Table {
         }
         let bytes = mapping.bytes.get();
         if bytes.div_ceil(AREA.into()) != u64::from(areas) || areas == 0 {
-            return Err(Error::Lie("a table whose data areas are not as many as its bytes need"));
+            return Err(Error::Misbehaved("a table whose data areas are not as many as its bytes need"));
         }
         let length = u64::from(areas).saturating_mul(ADDRESS);
         let address = mapping.address.get();
         if address.checked_add(length).and_then(|end| end.checked_add(bytes)).is_none() {
-            return Err(Error::Lie("a table that reaches beyond all memory"));
+            return Err(Error::Misbehaved("a table that reaches beyond all memory"));
         }
-        let length = u32::try_from(length).map_err(|_| Error::Lie("a table without end"))?;
+        let length = u32::try_from(length).map_err(|_| Error::Misbehaved("a table without end"))?;
         Ok((RemoteAddress { address, rkey: mapping.rkey.get() }, length))
     }
 
@@ -168,14 +170,14 @@ impl Table {
         let (start, length) = self.addresses(mapping)?;
         let (addresses, rest) = addresses.as_chunks::<8>();
         if !rest.is_empty() || addresses.len() != mapping.areas.get() as usize {
-            return Err(Error::Lie("an address area of another length"));
+            return Err(Error::Misbehaved("an address area of another length"));
         }
         let first_area = start.address.saturating_add(length.into());
         let areas =
             (0_u64..).step_by(AREA as usize).map(|before| (before, first_area.saturating_add(before)));
         // All are looked at before any is read from.
         if areas.clone().zip(addresses).any(|((_, expected), named)| u64::from_be_bytes(*named) != expected) {
-            return Err(Error::Lie("an address that does not name its data area"));
+            return Err(Error::Misbehaved("an address that does not name its data area"));
         }
         let have = usize::try_from(self.chunks).unwrap_or(usize::MAX);
         for (index, (before, address)) in (0_u64..).zip(areas).take(addresses.len()).skip(have) {
@@ -191,11 +193,11 @@ impl Table {
     pub(crate) fn mark(&mut self, mark: &Mark) -> Result<(), Error> {
         let here = (self.chunks, self.bytes);
         if (mark.chunks.get(), mark.bytes.get()) != here {
-            return Err(Error::Lie("an end of the snapshot that is not where its chunks end"));
+            return Err(Error::Misbehaved("an end of the snapshot that is not where its chunks end"));
         }
         // After a cut the publisher cannot know whether it was heard.
         if *self.marked.get_or_insert(here) != here {
-            return Err(Error::Lie("a second end of the snapshot"));
+            return Err(Error::Misbehaved("a second end of the snapshot"));
         }
         Ok(())
     }
@@ -203,7 +205,7 @@ impl Table {
     /// The table ends here (VS-TABLE-006).
     pub(crate) fn end(&mut self, chunks: u64) -> Result<(), Error> {
         if self.marked.is_none() || chunks != self.chunks {
-            return Err(Error::Lie("an end of the table that is not where its chunks end"));
+            return Err(Error::Misbehaved("an end of the table that is not where its chunks end"));
         }
         self.ended = true;
         Ok(())

@@ -1,7 +1,7 @@
 //! Whole sessions in virtual time.
 
-mod lies;
 mod links;
+mod misbehaviour;
 mod sim;
 mod whole;
 

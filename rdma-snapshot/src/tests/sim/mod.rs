@@ -8,12 +8,12 @@
 //! SNAPSHOT_SEEDS=0..100000 cargo test --release -p rdma-snapshot --lib seeds_break_no_rule -- --nocapture
 //! ```
 
-mod lie;
+mod forgery;
 mod origin;
 mod replica;
 mod rogue;
 mod scenario;
-mod stage;
+mod simulation;
 
 use std::any::Any;
 use std::fmt;
@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use super::{CHUNK, MOST_EVENTS, World, address, content, is_readable};
 use scenario::Scenario;
-use stage::{Outcome, Stage};
+use simulation::{Outcome, Simulation};
 
 /// Findings after which the search ends.
 const MOST_FINDINGS: usize = 20;
@@ -47,7 +47,7 @@ impl fmt::Display for Violation {
 /// The run of a seed.
 fn run(seed: u64) -> Result<Outcome, Violation> {
     let scenario = Scenario::draw(seed);
-    let caught = catch_unwind(AssertUnwindSafe(|| Stage::new(&scenario).run()));
+    let caught = catch_unwind(AssertUnwindSafe(|| Simulation::new(&scenario).run()));
     let said = |panic: Box<dyn Any + Send>| {
         let text = panic.downcast_ref::<String>().cloned();
         let what =

@@ -6,7 +6,7 @@ use rdma_softsim::SoftSim;
 
 use super::Violation;
 use super::scenario::{ORIGIN, Scenario};
-use super::stage::{Serving, Truth, Truths, violated};
+use super::simulation::{Original, Originals, Serving, violated};
 use crate::Error;
 use crate::reader::Offer;
 use crate::wire::{Content, Layout, Reason, SnapshotId};
@@ -62,7 +62,7 @@ impl Origin {
             || self.serving.as_ref().is_some_and(Serving::is_readable)
     }
 
-    pub(super) fn turn(&mut self, scenario: &Scenario, truths: &mut Truths) -> Result<(), Violation> {
+    pub(super) fn turn(&mut self, scenario: &Scenario, originals: &mut Originals) -> Result<(), Violation> {
         self.asleep = None;
         let now = self.backend.now();
         let mut outcome = Ok(());
@@ -71,7 +71,7 @@ impl Origin {
         }
         if self.give_at.is_some_and(|at| now >= at) {
             self.give_at = None;
-            outcome = self.give(scenario, truths, now);
+            outcome = self.give(scenario, originals, now);
         }
         if let Err(error) = outcome {
             self.fall(&error, scenario)?;
@@ -102,11 +102,11 @@ impl Origin {
     }
 
     /// The source gives more.
-    fn give(&mut self, scenario: &Scenario, truths: &mut Truths, now: Instant) -> Result<(), Error> {
+    fn give(&mut self, scenario: &Scenario, originals: &mut Originals, now: Instant) -> Result<(), Error> {
         let snapshot = self.snapshot();
         if self.serving.is_none() {
             let mut serving = Serving::bind(&self.backend, ORIGIN, scenario)?;
-            let truth = Truth::new(scenario.seed ^ u64::from(self.version) << 56, &scenario.lengths);
+            let original = Original::new(scenario.seed ^ u64::from(self.version) << 56, &scenario.lengths);
             let offer = Offer {
                 layout: scenario.layout,
                 content: Content::Bytes,
@@ -115,29 +115,31 @@ impl Origin {
                 position: None,
             };
             if scenario.layout == Layout::Rcp {
-                serving.publisher.begin_mapping(truth.len())?;
+                serving.publisher.begin_mapping(original.len())?;
             }
             serving.publisher.offer(Some(snapshot), offer)?;
-            truths.insert(snapshot, truth);
+            originals.insert(snapshot, original);
             self.serving = Some(serving);
         }
-        let (Some(serving), Some(truth)) = (&mut self.serving, truths.get(&snapshot)) else { return Ok(()) };
-        let lie = scenario.lie().copied();
+        let (Some(serving), Some(original)) = (&mut self.serving, originals.get(&snapshot)) else {
+            return Ok(());
+        };
+        let forgery = scenario.forgery().copied();
         loop {
             if self.given == scenario.marked && serving.publisher.store.log.mark.is_none() {
                 serving.publisher.mark()?;
-                if let Some(lie) = lie {
-                    lie.mark(&mut serving.publisher.store);
+                if let Some(forgery) = forgery {
+                    forgery.mark(&mut serving.publisher.store);
                 }
             }
             if self.given == scenario.lengths.len() {
                 serving.publisher.end();
                 return Ok(());
             }
-            serving.publisher.append(truth.chunk(self.given))?;
+            serving.publisher.append(original.chunk(self.given))?;
             self.given += 1;
-            if let Some(lie) = lie {
-                lie.announce(&mut serving.publisher.store);
+            if let Some(forgery) = forgery {
+                forgery.announce(&mut serving.publisher.store);
             }
             if !scenario.pace.is_zero() {
                 self.give_at = Some(now.after(scenario.pace));

@@ -10,7 +10,7 @@ use rdma_softsim::SoftSim;
 use sha2::{Digest as _, Sha256};
 
 use super::scenario::{ATTEMPTS, Plan, Scenario, Trouble};
-use super::stage::{PORT, Serving, Truth, Truths, violated};
+use super::simulation::{Original, Originals, PORT, Serving, violated};
 use super::{Violation, address, is_readable};
 use crate::reader::{self, Have, Reader};
 use crate::wire::{Layout, Reason};
@@ -70,7 +70,7 @@ impl Replica {
         let secret = if scenario.troubles.iter().any(is_stranger) { "another" } else { super::SECRET };
         let config = reader::Config {
             secret: Secret::new(secret),
-            limits: scenario.lie().map_or_else(reader::Limits::default, |lie| lie.limits()),
+            limits: scenario.forgery().map_or_else(reader::Limits::default, |forgery| forgery.limits()),
             depth: plan.depth,
             ..reader::Config::default()
         };
@@ -148,7 +148,7 @@ impl Replica {
     }
 
     /// Goes on as far as it can.
-    pub(super) fn turn(&mut self, scenario: &Scenario, truths: &Truths) -> Result<(), Violation> {
+    pub(super) fn turn(&mut self, scenario: &Scenario, originals: &Originals) -> Result<(), Violation> {
         let now = self.backend.now();
         self.asleep = None;
         if self.hands_on && self.serving.is_none() && self.end.is_none() {
@@ -170,14 +170,14 @@ impl Replica {
             }
         }
         if let Some(mut reader) = self.reader.take() {
-            let read = self.read(&mut reader, scenario, truths)?;
+            let read = self.read(&mut reader, scenario, originals)?;
             // What was read and is not taken any more is not the protocol's waste.
             if !matches!(read, Err(Error::Digest | Error::Backend { .. })) {
                 self.check_session(&reader, scenario)?;
             }
             match read {
                 Ok(false) => self.reader = Some(reader),
-                Ok(true) => self.complete(scenario, truths)?,
+                Ok(true) => self.complete(scenario, originals)?,
                 Err(error) => {
                     drop(reader);
                     self.fail(error, scenario)?;
@@ -207,11 +207,11 @@ impl Replica {
         &mut self,
         reader: &mut Reader<SoftSim>,
         scenario: &Scenario,
-        truths: &Truths,
+        originals: &Originals,
     ) -> Result<Result<bool, Error>, Violation> {
         loop {
             let before = self.have.chunks;
-            let outcome = self.read_some(reader, scenario, truths)?;
+            let outcome = self.read_some(reader, scenario, originals)?;
             // What was taken leaves room for more.
             if outcome.is_err() || self.have.chunks == before {
                 return Ok(outcome.map(|()| reader.is_done()));
@@ -223,7 +223,7 @@ impl Replica {
         &mut self,
         reader: &mut Reader<SoftSim>,
         scenario: &Scenario,
-        truths: &Truths,
+        originals: &Originals,
     ) -> Result<Result<(), Error>, Violation> {
         let worked = reader.progress(self.plan.room.saturating_sub(self.backlog));
         let mut outcome = Ok(());
@@ -233,7 +233,7 @@ impl Replica {
                 outcome = serving.publisher.offer(Some(reader.have().snapshot), offer);
             }
         }
-        let truth = truths.get(&reader.have().snapshot);
+        let original = originals.get(&reader.have().snapshot);
         self.have.mark = reader.mark();
         while let Some(landed) = reader.poll() {
             if let Err(error) = self.mark(landed.chunk.index) {
@@ -242,9 +242,10 @@ impl Replica {
             if outcome.is_err() {
                 break;
             }
-            let truth = truth.ok_or_else(|| violated("truth", "a chunk of a snapshot that nobody has"))?;
+            let original =
+                original.ok_or_else(|| violated("content", "a chunk of a snapshot that nobody has"))?;
             if scenario.layout == Layout::Chunks {
-                truth.check(landed.chunk.index, self.bytes, &landed.bytes)?;
+                original.check(landed.chunk.index, self.bytes, &landed.bytes)?;
             }
             self.bytes += landed.bytes.len() as u64;
             self.digest.update(&landed.bytes);
@@ -315,15 +316,15 @@ impl Replica {
         reader.regions() + self.serving.as_ref().map_or(0, |serving| serving.publisher.store.regions())
     }
 
-    fn complete(&mut self, scenario: &Scenario, truths: &Truths) -> Result<(), Violation> {
-        let truth = truths.get(&self.have.snapshot);
-        if !self.marked || truth.map(Truth::len) != Some(self.bytes) {
+    fn complete(&mut self, scenario: &Scenario, originals: &Originals) -> Result<(), Violation> {
+        let original = originals.get(&self.have.snapshot);
+        if !self.marked || original.map(Original::len) != Some(self.bytes) {
             let what =
                 format!("host {} is done with {} bytes, marked {}", self.plan.host, self.bytes, self.marked);
             return Err(violated("whole", what));
         }
-        if scenario.lie().is_some() && self.plan.parent == super::scenario::ORIGIN {
-            return Err(violated("lie", format!("{:?} was believed", scenario.lie())));
+        if scenario.forgery().is_some() && self.plan.parent == super::scenario::ORIGIN {
+            return Err(violated("forgery", format!("{:?} was believed", scenario.forgery())));
         }
         self.end = Some(End::Whole);
         if let Some(serving) = &mut self.serving {

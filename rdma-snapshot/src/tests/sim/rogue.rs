@@ -11,7 +11,7 @@ use rdma_softsim::{Random, SoftSim};
 use zerocopy::FromBytes;
 
 use super::scenario::ORIGIN;
-use super::stage::PORT;
+use super::simulation::PORT;
 use super::{SECRET, address, is_readable};
 use crate::Secret;
 use crate::channel::{limits, options};
@@ -25,11 +25,11 @@ pub(super) struct Rogue {
     random: Random,
     reads: bool,
     /// Connections, what has come of each and is no frame yet, and how much it still says.
-    talks: Vec<Talk>,
+    connections: Vec<Connection>,
     next_at: Option<Instant>,
 }
 
-struct Talk {
+struct Connection {
     id: ConnectionId,
     inbox: Vec<u8>,
     outbox: Vec<u8>,
@@ -60,7 +60,7 @@ impl Rogue {
             backend: backend.clone(),
             random: Random::new(seed ^ 0x5eed),
             reads,
-            talks: Vec::new(),
+            connections: Vec::new(),
             next_at: None,
         }
     }
@@ -84,15 +84,15 @@ impl Rogue {
             if let Event::Opened { id, .. } = event {
                 let hello = self.hello();
                 let left = self.random.below(12);
-                self.talks.push(Talk { id, inbox: Vec::new(), outbox: Vec::new(), left, hello });
+                self.connections.push(Connection { id, inbox: Vec::new(), outbox: Vec::new(), left, hello });
             }
         }
-        let mut talks = std::mem::take(&mut self.talks);
-        for talk in &mut talks {
-            self.talk(talk);
+        let mut connections = std::mem::take(&mut self.connections);
+        for connection in &mut connections {
+            self.speak(connection);
         }
-        let says = talks.iter().any(|talk| talk.left > 0);
-        self.talks = talks;
+        let says = connections.iter().any(|connection| connection.left > 0);
+        self.connections = connections;
         let now = self.backend.now();
         if self.next_at.is_none_or(|at| at <= now) {
             self.next_at = says.then(|| now.after(self.random.duration(Duration::from_millis(2))));
@@ -100,22 +100,22 @@ impl Rogue {
     }
 
     /// Listens a little, and says a thing that may be right.
-    fn talk(&mut self, talk: &mut Talk) {
+    fn speak(&mut self, connection: &mut Connection) {
         let mut bytes = [0; 1024];
-        while let Ok(Some(count @ 1..)) = self.endpoint.read(talk.id, &mut bytes) {
-            talk.inbox.extend_from_slice(&bytes[..count]);
+        while let Ok(Some(count @ 1..)) = self.endpoint.read(connection.id, &mut bytes) {
+            connection.inbox.extend_from_slice(&bytes[..count]);
         }
-        if talk.left > 0 && self.endpoint.is_open(talk.id) {
-            talk.left -= 1;
+        if connection.left > 0 && self.endpoint.is_open(connection.id) {
+            connection.left -= 1;
             if self.random.chance(1, 8) {
                 let count = self.random.below(100);
-                talk.outbox.extend((0..count).map(|_| self.random.next() as u8));
+                connection.outbox.extend((0..count).map(|_| self.random.next() as u8));
             } else {
-                self.frame(talk).encode(&mut talk.outbox);
+                self.frame(connection).encode(&mut connection.outbox);
             }
         }
-        if let Ok(Some(count)) = self.endpoint.write(talk.id, &[IoSlice::new(&talk.outbox)]) {
-            talk.outbox.drain(..count);
+        if let Ok(Some(count)) = self.endpoint.write(connection.id, &[IoSlice::new(&connection.outbox)]) {
+            connection.outbox.drain(..count);
         }
     }
 
@@ -137,10 +137,10 @@ impl Rogue {
         }
     }
 
-    fn frame(&mut self, talk: &mut Talk) -> Frame {
-        let theirs = Frame::decode(&talk.inbox).ok().flatten();
+    fn frame(&mut self, connection: &mut Connection) -> Frame {
+        let theirs = Frame::decode(&connection.inbox).ok().flatten();
         if let Some((frame, taken)) = theirs {
-            talk.inbox.drain(..taken);
+            connection.inbox.drain(..taken);
             match frame {
                 // It has the secret, as a reader that goes wrong later does.
                 Frame::Challenge(challenge) if self.random.chance(3, 4) => {
@@ -150,11 +150,11 @@ impl Rogue {
                         reserved: [0; 6],
                         code: [0; 32],
                     };
-                    proof.code = Secret::new(SECRET).reader_code(&talk.hello, &challenge, &proof);
+                    proof.code = Secret::new(SECRET).reader_code(&connection.hello, &challenge, &proof);
                     return Frame::Proof(proof);
                 }
                 Frame::Hello(hello) if self.random.chance(3, 4) => {
-                    talk.hello = hello;
+                    connection.hello = hello;
                     let snapshot = if hello.snapshot == [0; 16] { [7; 16] } else { hello.snapshot };
                     return Frame::Challenge(Challenge {
                         magic: MAGIC,
@@ -168,7 +168,7 @@ impl Rogue {
             }
         }
         match self.random.below(14) {
-            0..3 if self.reads => Frame::Hello(talk.hello),
+            0..3 if self.reads => Frame::Hello(connection.hello),
             0..3 => Frame::Challenge(Challenge { magic: MAGIC, ..self.any() }),
             3 => Frame::Proof(self.any::<Proof>()),
             4 => Frame::Welcome(self.any::<Welcome>()),

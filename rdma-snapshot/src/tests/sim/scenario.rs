@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rdma_softsim::{DeviceKind, Fault, FaultPlan, Injection, Random, When};
 
-use super::lie::Lie;
+use super::forgery::Forgery;
 use crate::reader::AREA;
 use crate::wire::{Layout, Reason};
 use crate::{Error, tests::CHUNK};
@@ -55,7 +55,7 @@ pub(super) enum Trouble {
     /// The devices and the network.
     Faults(FaultPlan),
     /// What the publisher announces is not so.
-    Lie(Lie),
+    Forgery(Forgery),
     /// Somebody's published chunk is overwritten after so many events, and restored after a while.
     Torn { host: u8, chunk: usize, at: u64, heals: Option<Duration> },
     /// The publisher takes the snapshot back.
@@ -139,7 +139,7 @@ impl Scenario {
         let soon = Some(Duration::from_micros(random.below(5_000_000)));
         match random.below(12) {
             0..3 => Trouble::Faults(self.faults(random)),
-            3 | 4 => Trouble::Lie(Lie::draw(self, random)),
+            3 | 4 => Trouble::Forgery(Forgery::draw(self, random)),
             5 => {
                 let chunk = random.below(self.lengths.len() as u64) as usize;
                 Trouble::Torn { host: anybody, chunk, at, heals: soon.filter(|_| random.chance(1, 2)) }
@@ -180,10 +180,10 @@ impl Scenario {
         plans.flatten().collect()
     }
 
-    pub(super) fn lie(&self) -> Option<&Lie> {
+    pub(super) fn forgery(&self) -> Option<&Forgery> {
         self.troubles
             .iter()
-            .find_map(|trouble| if let Trouble::Lie(lie) = trouble { Some(lie) } else { None })
+            .find_map(|trouble| if let Trouble::Forgery(forgery) = trouble { Some(forgery) } else { None })
     }
 
     /// Bytes of a chunk, at most.
@@ -259,7 +259,7 @@ impl Trouble {
                     )
             }
             // Behind a replica that has found it out, others learn that there is no more.
-            Self::Lie(lie) => lie.explains(error) || plan.parent != ORIGIN && (is_cut || is_told),
+            Self::Forgery(forgery) => forgery.explains(error) || plan.parent != ORIGIN && (is_cut || is_told),
             Self::Torn { .. } => {
                 matches!(error, Error::Corrupt { .. } | Error::Digest)
                     || plan.parent != ORIGIN && (is_cut || is_told)
@@ -285,7 +285,7 @@ impl Trouble {
                 if plan.host == *host {
                     let is_named = matches!(
                         error,
-                        Error::Foreign(_) | Error::Lie(_) | Error::Secret | Error::Version { .. }
+                        Error::Foreign(_) | Error::Misbehaved(_) | Error::Secret | Error::Version { .. }
                     );
                     is_named || is_cut || matches!(error, Error::Refused(_) | Error::OtherSnapshot)
                 } else {

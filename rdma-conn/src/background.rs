@@ -1,8 +1,8 @@
-//! Keeps idle streams alive, and drives endpoints that nobody else drives.
+//! The background thread: drives idle streams, and endpoints that nobody else drives.
 //!
 //! A stream whose program is busy elsewhere still has keepalives to send, receives to post again, and a peer to answer: a
-//! peer that finds no receive posted waits, or gives up (VR-KEEP-008). One thread per process looks after all of them; it never
-//! touches an endpoint that a call is using, because that call does what is to be done.
+//! peer that finds no receive posted waits, or gives up (VR-KEEP-008). One thread per process drives all of them; it leaves alone
+//! an endpoint that a call is using, because that call does what is to be done.
 
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,24 +17,24 @@ use slotmap::{Key, KeyData, SlotMap, new_key_type};
 /// 1024 receives with anything but data.
 const INTERVAL: Duration = Duration::from_millis(500);
 
-/// Something to look after.
-pub(crate) trait Kept: Send + Sync {
-    /// Does what is to be done. Returns when it wants to be looked at again.
-    fn tend(&self) -> Care;
+/// An endpoint, or several, behind a lock.
+pub(crate) trait Driven: Send + Sync {
+    /// Does what is to be done now. Returns when the next call is due.
+    fn drive(&self) -> Schedule;
 
     /// Becomes readable when there is something to do.
     fn descriptor(&self) -> Arc<OwnedFd>;
 }
 
-/// When something that is kept is looked at again.
+/// When a [`Driven`] is driven again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Care {
-    /// Now and then: its own program does the rest.
-    NowAndThen,
-    /// As soon as its descriptor is readable, or when so much time has passed: nobody else drives it.
-    Always(Option<Duration>),
+pub(crate) enum Schedule {
+    /// Every [`INTERVAL`]: its own program does the rest.
+    Periodic,
+    /// As soon as its descriptor is readable, or when so much time has passed: nothing else drives it.
+    WhenReadable(Option<Duration>),
     /// Never: it has ended.
-    Over,
+    Never,
 }
 
 new_key_type! {
@@ -42,14 +42,14 @@ new_key_type! {
 }
 
 struct Entry {
-    kept: Weak<dyn Kept>,
+    driven: Weak<dyn Driven>,
     /// Watched for as long as this is here.
     watched: Option<Arc<OwnedFd>>,
     /// When it is looked at if its descriptor stays silent.
     due: Instant,
 }
 
-struct Keeper {
+struct BackgroundThread {
     entries: Mutex<State>,
     epoll: OwnedFd,
     /// Wakes the thread.
@@ -62,29 +62,29 @@ struct State {
     running: bool,
 }
 
-/// Stands for [`Keeper::changed`].
+/// Stands for [`BackgroundThread::changed`].
 const CHANGED: u64 = u64::MAX;
 
-/// Without descriptors for it there is no keeper, and streams are tended by the calls on them alone.
-static KEEPER: LazyLock<Option<Keeper>> = LazyLock::new(|| Keeper::new().ok());
+/// Without descriptors for it there is no thread, and streams are driven by the calls on them alone.
+static BACKGROUND: LazyLock<Option<BackgroundThread>> = LazyLock::new(|| BackgroundThread::new().ok());
 
-/// Looks after `kept` until it has ended or is dropped, from now on.
-pub(crate) fn keep(kept: Weak<dyn Kept>) {
-    if let Some(keeper) = &*KEEPER {
-        keeper.add(kept, Instant::now());
-        keeper.start();
+/// Has the thread drive `driven` from now on, until it has ended or is dropped.
+pub(crate) fn drive(driven: Weak<dyn Driven>) {
+    if let Some(background) = &*BACKGROUND {
+        background.add(driven, Instant::now());
+        background.start();
     }
 }
 
-/// From now on only calls look after anything, so that a test is the same each time.
+/// Keeps the thread from starting: only calls drive anything, so that a test runs alike each time.
 #[cfg(all(test, feature = "tokio"))]
-pub(crate) fn stay_away() {
-    if let Some(keeper) = &*KEEPER {
-        keeper.lock().running = true;
+pub(crate) fn disable() {
+    if let Some(background) = &*BACKGROUND {
+        background.lock().running = true;
     }
 }
 
-impl Keeper {
+impl BackgroundThread {
     fn new() -> rustix::io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let changed = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
@@ -96,8 +96,8 @@ impl Keeper {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn add(&self, kept: Weak<dyn Kept>, now: Instant) {
-        self.lock().entries.insert(Entry { kept, watched: None, due: now });
+    fn add(&self, driven: Weak<dyn Driven>, now: Instant) {
+        self.lock().entries.insert(Entry { driven, watched: None, due: now });
         // Fails only if it is due already.
         _ = rustix::io::write(&self.changed, &1_u64.to_ne_bytes());
     }
@@ -111,8 +111,8 @@ impl Keeper {
                     self.turn(Instant::now(), &woken);
                 }
             };
-            let spawned = std::thread::Builder::new().name("rdma-keeper".into()).spawn(run);
-            // Without a thread, connections are still tended by every call on them.
+            let spawned = std::thread::Builder::new().name("rdma-background".into()).spawn(run);
+            // Without a thread, connections are still driven by every call on them.
             state.running = spawned.is_ok();
         }
     }
@@ -141,30 +141,30 @@ impl Keeper {
         woken
     }
 
-    /// Tends whatever was woken, or is due.
+    /// Drives what was woken, or is due.
     fn turn(&self, now: Instant, woken: &[EntryId]) {
         let mut state = self.lock();
-        state.entries.retain(|_, entry| entry.kept.strong_count() > 0);
+        state.entries.retain(|_, entry| entry.driven.strong_count() > 0);
         let due = state.entries.iter().filter(|(id, entry)| entry.due <= now || woken.contains(id));
-        let due: Vec<_> = due.filter_map(|(id, entry)| Some((id, entry.kept.upgrade()?))).collect();
+        let due: Vec<_> = due.filter_map(|(id, entry)| Some((id, entry.driven.upgrade()?))).collect();
         drop(state);
-        for (id, kept) in due {
-            self.tend(id, &*kept, now);
+        for (id, driven) in due {
+            self.drive(id, &*driven, now);
         }
     }
 
-    fn tend(&self, id: EntryId, kept: &dyn Kept, now: Instant) {
-        let descriptor = kept.descriptor();
+    fn drive(&self, id: EntryId, driven: &dyn Driven, now: Instant) {
+        let descriptor = driven.descriptor();
         // Watched before it is looked at: what comes from then on makes an edge.
         let newly = self.lock().entries.get(id).is_some_and(|entry| entry.watched.is_none());
         let data = epoll::EventData::new_u64(id.data().as_ffi());
         let watched = newly
             && epoll::add(&self.epoll, &descriptor, data, epoll::EventFlags::IN | epoll::EventFlags::ET)
                 .is_ok();
-        // What is wrong with one must not end the care for the others.
-        let care = catch_unwind(AssertUnwindSafe(|| kept.tend())).unwrap_or_else(|_| {
-            tracing::error!("tending a connection panicked: nobody tends it any more");
-            Care::Over
+        // What is wrong with one must not keep the others from being driven.
+        let schedule = catch_unwind(AssertUnwindSafe(|| driven.drive())).unwrap_or_else(|_| {
+            tracing::error!("driving a connection panicked: only the calls on it drive it from now on");
+            Schedule::Never
         });
         let mut state = self.lock();
         let Some(entry) = state.entries.get_mut(id) else { return };
@@ -176,12 +176,12 @@ impl Keeper {
                 _ = epoll::delete(&self.epoll, &descriptor);
             }
         };
-        match care {
-            Care::NowAndThen => {
+        match schedule {
+            Schedule::Periodic => {
                 unwatch(entry);
                 entry.due = now + INTERVAL;
             }
-            Care::Always(after) => {
+            Schedule::WhenReadable(after) => {
                 // Where it cannot be watched, it is looked at often.
                 let after = after.unwrap_or(Duration::MAX).min(match entry.watched {
                     Some(_) => Duration::from_secs(3600),
@@ -189,7 +189,7 @@ impl Keeper {
                 });
                 entry.due = now + after;
             }
-            Care::Over => {
+            Schedule::Never => {
                 unwatch(entry);
                 state.entries.remove(id);
             }
@@ -204,17 +204,17 @@ mod tests {
     use super::*;
 
     struct Counted {
-        tended: AtomicU32,
-        care: Care,
+        calls: AtomicU32,
+        schedule: Schedule,
         panics: bool,
         descriptor: Arc<OwnedFd>,
     }
 
-    impl Kept for Counted {
-        fn tend(&self) -> Care {
-            self.tended.fetch_add(1, Ordering::Relaxed);
+    impl Driven for Counted {
+        fn drive(&self) -> Schedule {
+            self.calls.fetch_add(1, Ordering::Relaxed);
             assert!(!self.panics, "as it was told");
-            self.care
+            self.schedule
         }
 
         fn descriptor(&self) -> Arc<OwnedFd> {
@@ -222,62 +222,65 @@ mod tests {
         }
     }
 
-    fn kept(care: Care, panics: bool) -> Arc<Counted> {
+    fn driven(schedule: Schedule, panics: bool) -> Arc<Counted> {
         let descriptor = Arc::new(eventfd(0, EventfdFlags::NONBLOCK).expect("a descriptor"));
-        Arc::new(Counted { tended: AtomicU32::new(0), care, panics, descriptor })
+        Arc::new(Counted { calls: AtomicU32::new(0), schedule, panics, descriptor })
     }
 
-    fn add(keeper: &Keeper, kept: &Arc<Counted>, now: Instant) {
-        let weak: Weak<Counted> = Arc::downgrade(kept);
-        keeper.add(weak, now);
+    fn add(background: &BackgroundThread, driven: &Arc<Counted>, now: Instant) {
+        let weak: Weak<Counted> = Arc::downgrade(driven);
+        background.add(weak, now);
     }
 
-    fn tended(kept: &Counted) -> u32 {
-        kept.tended.load(Ordering::Relaxed)
+    fn calls(driven: &Counted) -> u32 {
+        driven.calls.load(Ordering::Relaxed)
     }
 
     /// That one connection wants to be looked at all the time is no reason to look at the others.
     #[test]
-    fn only_what_is_due_is_tended() {
-        let keeper = Keeper::new().expect("descriptors");
+    fn only_what_is_due_is_driven() {
+        let background = BackgroundThread::new().expect("descriptors");
         let begun = Instant::now();
-        let (busy, idle) =
-            (kept(Care::Always(Some(Duration::from_millis(2))), false), kept(Care::NowAndThen, false));
-        add(&keeper, &busy, begun);
-        add(&keeper, &idle, begun);
+        let (busy, idle) = (
+            driven(Schedule::WhenReadable(Some(Duration::from_millis(2))), false),
+            driven(Schedule::Periodic, false),
+        );
+        add(&background, &busy, begun);
+        add(&background, &idle, begun);
         for millis in (0..2000).step_by(2) {
-            keeper.turn(begun + Duration::from_millis(millis), &[]);
+            background.turn(begun + Duration::from_millis(millis), &[]);
         }
-        assert_eq!((tended(&busy), tended(&idle)), (1000, 4));
+        assert_eq!((calls(&busy), calls(&idle)), (1000, 4));
     }
 
     /// Where nobody else drives, a descriptor that becomes readable is enough.
     #[test]
-    fn what_is_watched_is_tended_when_it_wakes() {
-        let keeper = Keeper::new().expect("descriptors");
+    fn what_is_watched_is_driven_when_it_wakes() {
+        let background = BackgroundThread::new().expect("descriptors");
         let begun = Instant::now();
-        let (watched, idle) = (kept(Care::Always(None), false), kept(Care::NowAndThen, false));
-        add(&keeper, &watched, begun);
-        add(&keeper, &idle, begun);
-        keeper.turn(begun, &[]);
-        for kept in [&watched, &idle] {
-            rustix::io::write(&kept.descriptor, &1_u64.to_ne_bytes()).expect("is an eventfd");
+        let (watched, idle) =
+            (driven(Schedule::WhenReadable(None), false), driven(Schedule::Periodic, false));
+        add(&background, &watched, begun);
+        add(&background, &idle, begun);
+        background.turn(begun, &[]);
+        for driven in [&watched, &idle] {
+            rustix::io::write(&driven.descriptor, &1_u64.to_ne_bytes()).expect("is an eventfd");
         }
-        let woken = keeper.sleep(None);
-        keeper.turn(begun, &woken);
-        assert_eq!((tended(&watched), tended(&idle)), (2, 1));
+        let woken = background.sleep(None);
+        background.turn(begun, &woken);
+        assert_eq!((calls(&watched), calls(&idle)), (2, 1));
     }
 
     #[test]
     fn a_panic_concerns_only_the_one_that_panics() {
-        let keeper = Keeper::new().expect("descriptors");
+        let background = BackgroundThread::new().expect("descriptors");
         let begun = Instant::now();
-        let (bad, good) = (kept(Care::NowAndThen, true), kept(Care::NowAndThen, false));
-        add(&keeper, &bad, begun);
-        add(&keeper, &good, begun);
+        let (bad, good) = (driven(Schedule::Periodic, true), driven(Schedule::Periodic, false));
+        add(&background, &bad, begun);
+        add(&background, &good, begun);
         for turn in 0..3 {
-            keeper.turn(begun + turn * INTERVAL, &[]);
+            background.turn(begun + turn * INTERVAL, &[]);
         }
-        assert_eq!((tended(&bad), tended(&good)), (1, 3));
+        assert_eq!((calls(&bad), calls(&good)), (1, 3));
     }
 }

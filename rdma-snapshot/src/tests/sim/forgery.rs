@@ -10,9 +10,9 @@ use crate::publisher::Store;
 use crate::reader::Limits;
 use crate::wire::Layout;
 
-/// A lie, and the chunk it is about.
+/// A forgery, and the chunk it is about.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Lie {
+pub(super) struct Forgery {
     pub(super) about: About,
     pub(super) chunk: usize,
 }
@@ -68,7 +68,7 @@ const CHUNKS: [About; 16] = [
 ];
 const RCP: [About; 7] = [Areas, NoArea, Start, Address, Key, MarkedBytes, Digest];
 
-impl Lie {
+impl Forgery {
     pub(super) fn draw(scenario: &Scenario, random: &mut Random) -> Self {
         let about = random.pick(if scenario.layout == Layout::Rcp { &RCP[..] } else { &CHUNKS });
         // There is a chunk before it to point at, and it is full, so it can be shorter.
@@ -76,7 +76,7 @@ impl Lie {
         Self { about, chunk }
     }
 
-    /// What the reader takes, which this lie exceeds.
+    /// What the reader takes, which this forgery exceeds.
     pub(super) fn limits(self) -> Limits {
         match self.about {
             Endless => Limits { chunks: self.chunk as u64, ..Limits::default() },
@@ -85,7 +85,7 @@ impl Lie {
         }
     }
 
-    /// Lies about the entry that was appended last, if it is the one.
+    /// Falsifies the entry that was appended last, if it is the one.
     pub(super) fn announce<B: Descriptors>(self, store: &mut Store<B>) {
         let log = &mut store.log;
         if log.entries.len() != self.chunk + 1 {
@@ -108,7 +108,7 @@ impl Lie {
         }
     }
 
-    /// Lies about the end of the snapshot and about the seed's table, which are announced together.
+    /// Falsifies the end of the snapshot and the seed's table, which are announced together.
     pub(super) fn mark<B: Descriptors>(self, store: &mut Store<B>) {
         let log = &mut store.log;
         if let Some(mark) = &mut log.mark {
@@ -144,13 +144,13 @@ impl Lie {
             // The end of the snapshot may come before the READ is answered.
             Short => {
                 matches!(error, Error::Corrupt { chunk: at } if *at == chunk)
-                    || matches!(error, Error::Lie(_))
+                    || matches!(error, Error::Misbehaved(_))
             }
             Elsewhere => matches!(error, Error::Corrupt { chunk: at } if *at == chunk) || is_refused,
             Crc => matches!(error, Error::Corrupt { chunk: at } if *at == chunk),
             Digest => matches!(error, Error::Digest),
             Endless | Large => matches!(error, Error::TooMuch { .. }),
-            _ => matches!(error, Error::Lie(_)),
+            _ => matches!(error, Error::Misbehaved(_)),
         }
     }
 }

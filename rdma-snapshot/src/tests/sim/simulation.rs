@@ -33,16 +33,16 @@ pub(super) fn violated(oracle: &'static str, what: impl Into<String>) -> Violati
 }
 
 /// The snapshots that there are.
-pub(super) type Truths = BTreeMap<SnapshotId, Truth>;
+pub(super) type Originals = BTreeMap<SnapshotId, Original>;
 
 /// What a snapshot really is.
-pub(super) struct Truth {
+pub(super) struct Original {
     bytes: Vec<u8>,
     /// Where each chunk begins, and where the last ends.
     starts: Vec<usize>,
 }
 
-impl Truth {
+impl Original {
     pub(super) fn new(seed: u64, lengths: &[usize]) -> Self {
         let mut starts = vec![0];
         for length in lengths {
@@ -64,7 +64,7 @@ impl Truth {
         let (index, at) = (index as usize, at as usize);
         if index + 1 >= self.starts.len() || self.starts[index] != at || self.chunk(index) != bytes {
             return Err(violated(
-                "truth",
+                "content",
                 format!("chunk {index} of {} bytes at byte {at} is a wrong one", bytes.len()),
             ));
         }
@@ -121,7 +121,7 @@ impl Serving {
 }
 
 /// What is to happen.
-enum Act {
+enum Step {
     Trouble(Trouble),
     /// A process that died comes back, and so does its link.
     Back {
@@ -133,16 +133,16 @@ enum Act {
     },
 }
 
-pub(super) struct Stage<'a> {
+pub(super) struct Simulation<'a> {
     scenario: &'a Scenario,
     world: World,
-    truths: Truths,
+    originals: Originals,
     origin: Origin,
     replicas: Vec<Replica>,
     rogues: Vec<Rogue>,
     /// By the number of events, and by the clock.
-    acts: Vec<(u64, Act)>,
-    timers: Vec<(Instant, Act)>,
+    steps: Vec<(u64, Step)>,
+    timers: Vec<(Instant, Step)>,
     turns: u32,
 }
 
@@ -166,13 +166,13 @@ impl Outcome {
     }
 }
 
-impl<'a> Stage<'a> {
+impl<'a> Simulation<'a> {
     pub(super) fn new(scenario: &'a Scenario) -> Self {
         let replicas = scenario.replicas.len() as u8;
         let rogue_host = replicas + 2;
         let world = World::new(scenario.seed, scenario.personality, rogue_host, scenario.plan());
         let mut rogues = Vec::new();
-        let mut acts = Vec::new();
+        let mut steps = Vec::new();
         for trouble in &scenario.troubles {
             let backend = &world.hosts[usize::from(rogue_host) - 1];
             match trouble {
@@ -183,7 +183,7 @@ impl<'a> Stage<'a> {
                 Trouble::Torn { at, .. }
                 | Trouble::Withdrawn { at, .. }
                 | Trouble::Death { at, .. }
-                | Trouble::Sleep { at, .. } => acts.push((*at, Act::Trouble(trouble.clone()))),
+                | Trouble::Sleep { at, .. } => steps.push((*at, Step::Trouble(trouble.clone()))),
                 _ => {}
             }
         }
@@ -201,9 +201,9 @@ impl<'a> Stage<'a> {
             replicas: replicas.collect(),
             origin: Origin::new(world.hosts[0].clone()),
             world,
-            truths: Truths::new(),
+            originals: Originals::new(),
             rogues,
-            acts,
+            steps,
             timers: Vec::new(),
             turns: 0,
         }
@@ -212,7 +212,7 @@ impl<'a> Stage<'a> {
     /// Runs to the end, and looks at what is left then.
     pub(super) fn run(mut self) -> Result<Outcome, Violation> {
         loop {
-            self.act();
+            self.take_steps();
             if self.is_over() {
                 break;
             }
@@ -235,7 +235,9 @@ impl<'a> Stage<'a> {
     fn is_over(&self) -> bool {
         let now = self.world.sim.now();
         let is_pending = |replica: &Replica| {
-            self.timers.iter().any(|(_, act)| matches!(act, Act::Back { host } if *host == replica.plan.host))
+            self.timers
+                .iter()
+                .any(|(_, step)| matches!(step, Step::Back { host } if *host == replica.plan.host))
         };
         self.replicas.iter().all(|replica| replica.is_over(now) && !is_pending(replica))
     }
@@ -245,12 +247,12 @@ impl<'a> Stage<'a> {
         let now = self.world.sim.now();
         let mut any = self.origin.is_due(now);
         if any {
-            self.origin.turn(self.scenario, &mut self.truths)?;
+            self.origin.turn(self.scenario, &mut self.originals)?;
         }
         for replica in &mut self.replicas {
             if replica.is_due(self.world.sim.now()) {
                 any = true;
-                replica.turn(self.scenario, &self.truths)?;
+                replica.turn(self.scenario, &self.originals)?;
             }
         }
         for rogue in &mut self.rogues {
@@ -290,12 +292,12 @@ impl<'a> Stage<'a> {
     }
 
     /// Does what is to happen now.
-    fn act(&mut self) {
+    fn take_steps(&mut self) {
         let (now, events) = (self.world.sim.now(), self.world.sim.events());
-        let due: Vec<_> = self.timers.extract_if(.., |(at, _)| *at <= now).map(|(_, act)| act).collect();
-        let also: Vec<_> = self.acts.extract_if(.., |(at, _)| *at <= events).map(|(_, act)| act).collect();
-        for act in due.into_iter().chain(also) {
-            self.perform(act, now);
+        let due: Vec<_> = self.timers.extract_if(.., |(at, _)| *at <= now).map(|(_, step)| step).collect();
+        let also: Vec<_> = self.steps.extract_if(.., |(at, _)| *at <= events).map(|(_, step)| step).collect();
+        for step in due.into_iter().chain(also) {
+            self.perform(step, now);
         }
     }
 
@@ -310,15 +312,15 @@ impl<'a> Stage<'a> {
         self.replicas.iter().find(|replica| replica.plan.host == host)?.serving.as_ref()
     }
 
-    fn perform(&mut self, act: Act, now: Instant) {
-        match act {
-            Act::Trouble(Trouble::Torn { host, chunk, heals, .. }) => {
+    fn perform(&mut self, step: Step, now: Instant) {
+        match step {
+            Step::Trouble(Trouble::Torn { host, chunk, heals, .. }) => {
                 let spoilt = self.serving(host).is_some_and(|serving| serving.publisher.store.spoil(chunk));
                 if let Some(after) = heals.filter(|_| spoilt) {
-                    self.timers.push((now.after(after), Act::Heal { host, chunk }));
+                    self.timers.push((now.after(after), Step::Heal { host, chunk }));
                 }
             }
-            Act::Heal { host, chunk } => {
+            Step::Heal { host, chunk } => {
                 // It is the same change again. A publisher that was begun anew has nothing to heal.
                 if !self
                     .scenario
@@ -330,12 +332,12 @@ impl<'a> Stage<'a> {
                     serving.publisher.store.spoil(chunk);
                 }
             }
-            Act::Trouble(Trouble::Withdrawn { reason, .. }) => {
+            Step::Trouble(Trouble::Withdrawn { reason, .. }) => {
                 if let Some(serving) = &mut self.origin.serving {
                     serving.leave(reason, now);
                 }
             }
-            Act::Trouble(Trouble::Death { host, silent, back, .. }) => {
+            Step::Trouble(Trouble::Death { host, silent, back, .. }) => {
                 let fabric = self.world.sim.fabric();
                 if silent {
                     fabric.set_link(address(host), Link::Down);
@@ -349,11 +351,11 @@ impl<'a> Stage<'a> {
                     return;
                 }
                 match back {
-                    Some(after) => self.timers.push((now.after(after), Act::Back { host })),
+                    Some(after) => self.timers.push((now.after(after), Step::Back { host })),
                     None => self.origin.fallen |= true,
                 }
             }
-            Act::Back { host } => {
+            Step::Back { host } => {
                 self.world.sim.fabric().set_link(address(host), Link::Up);
                 if host == ORIGIN {
                     self.origin.begin(now);
@@ -361,7 +363,7 @@ impl<'a> Stage<'a> {
                     replica.begin(now);
                 }
             }
-            Act::Trouble(Trouble::Sleep { host, lasts, .. }) => {
+            Step::Trouble(Trouble::Sleep { host, lasts, .. }) => {
                 let until = now.after(lasts.unwrap_or(Duration::from_secs(1 << 24)));
                 if host == ORIGIN {
                     self.origin.asleep = Some(until);
@@ -369,7 +371,7 @@ impl<'a> Stage<'a> {
                     replica.asleep = Some(until);
                 }
             }
-            Act::Trouble(_) => {}
+            Step::Trouble(_) => {}
         }
     }
 
@@ -412,7 +414,7 @@ impl<'a> Stage<'a> {
             // Another snapshot is another pull.
             Trouble::Death { host, back, .. } => *host == ORIGIN || back.is_none(),
             Trouble::Torn { heals, .. } => heals.is_none() || scenario.layout == crate::wire::Layout::Rcp,
-            Trouble::Lie(_) | Trouble::Withdrawn { .. } | Trouble::Crowded => true,
+            Trouble::Forgery(_) | Trouble::Withdrawn { .. } | Trouble::Crowded => true,
             Trouble::Stranger { host } | Trouble::RoguePublisher { host } => *host == replica.plan.host,
         };
         is_lacking || leans || self.origin.fallen || scenario.troubles.iter().any(is_final)
@@ -427,12 +429,12 @@ impl<'a> Stage<'a> {
             replica.die();
         }
         self.timers.clear();
-        self.acts.clear();
+        self.steps.clear();
         if !self.origin.is_silent() {
             let until = self.world.sim.now().after(self.scenario.lease + Duration::from_secs(100));
             while self.world.sim.now() < until {
                 if self.origin.is_due(self.world.sim.now()) {
-                    self.origin.turn(self.scenario, &mut self.truths)?;
+                    self.origin.turn(self.scenario, &mut self.originals)?;
                     self.turns += 1;
                     if self.turns > MOST_TURNS {
                         return Err(violated("spin", "the publisher is woken again and again"));

@@ -1,4 +1,4 @@
-//! Publishers that lie: what they say is refused by name, and no wrong byte is passed on.
+//! Publishers that announce what is not so: it is refused by name, and no wrong byte is passed on.
 
 use proptest::prelude::*;
 use zerocopy::FromZeros;
@@ -8,8 +8,8 @@ use super::*;
 use crate::reader::machine::{Machine, Order};
 use crate::wire::{Challenge, Entry, Frame, MAGIC, Mapping, Mark, VERSION, Welcome};
 
-/// A publisher with ten chunks, and what becomes of one reader after `lie` changed what readers are told.
-fn told(device_kind: DeviceKind, lie: impl Fn(&mut crate::publisher::session::Log)) -> (Pull, Vec<u8>) {
+/// A publisher with ten chunks, and what becomes of one reader after `change` altered what readers are told.
+fn told(device_kind: DeviceKind, change: impl Fn(&mut crate::publisher::session::Log)) -> (Pull, Vec<u8>) {
     let world = World::new(1, device_kind, 2, Vec::new());
     let mut publisher = world.publisher(1, publisher::Config::default());
     publisher.offer(None, offer(Layout::Chunks)).expect("an offer");
@@ -19,7 +19,7 @@ fn told(device_kind: DeviceKind, lie: impl Fn(&mut crate::publisher::session::Lo
     }
     publisher.mark().expect("a mark");
     publisher.end();
-    lie(&mut publisher.store.log);
+    change(&mut publisher.store.log);
     let mut pulls = [world.pull(2, 1, reading())];
     world.run(&mut publisher, &mut pulls);
     let [pull] = pulls;
@@ -32,8 +32,8 @@ fn told(device_kind: DeviceKind, lie: impl Fn(&mut crate::publisher::session::Lo
 /// VS-TABLE-002, VS-TABLE-003: entries that come twice, are missing, are empty, too long or reach beyond all memory.
 #[test]
 fn entries_that_cannot_be_are_refused() {
-    type Lie = fn(&mut Entry);
-    let lies: [Lie; 6] = [
+    type Change = fn(&mut Entry);
+    let changes: [Change; 6] = [
         |entry| entry.index = U64::new(entry.index.get() - 1),
         |entry| entry.index = U64::new(entry.index.get() + 1),
         |entry| entry.index = U64::new(u64::MAX),
@@ -41,20 +41,20 @@ fn entries_that_cannot_be_are_refused() {
         |entry| entry.length = U32::new(CHUNK + 1),
         |entry| entry.address = U64::new(u64::MAX - 10),
     ];
-    for lie in lies {
-        let (pull, _) = told(DeviceKind::Ibta, |log| lie(&mut log.entries[5]));
-        assert!(matches!(pull.error, Some(Error::Lie(_))), "{:?}", pull.error);
+    for change in changes {
+        let (pull, _) = told(DeviceKind::Ibta, |log| change(&mut log.entries[5]));
+        assert!(matches!(pull.error, Some(Error::Misbehaved(_))), "{:?}", pull.error);
     }
 }
 
 /// VS-READ-002: an entry that names other bytes than it should.
 #[test]
 fn a_chunk_with_other_bytes_is_refused() {
-    for (at, lie) in [(0, "crc"), (5, "crc"), (9, "address")] {
+    for (at, change) in [(0, "crc"), (5, "crc"), (9, "address")] {
         let (pull, _) = told(DeviceKind::Mlx5, |log| {
             let other = log.entries[1].address;
             let entry = &mut log.entries[at];
-            match lie {
+            match change {
                 "crc" => entry.crc = U32::new(entry.crc.get() ^ 1),
                 // The key is right for nothing but its own region, so the device refuses.
                 _ => entry.address = other,
@@ -62,8 +62,8 @@ fn a_chunk_with_other_bytes_is_refused() {
         });
         // A READ that is refused may take those before it along, whose answers were under way.
         let refused = match pull.error {
-            Some(Error::Corrupt { chunk }) => lie == "crc" && chunk == at as u64,
-            Some(Error::Read { chunk, .. }) => lie == "address" && chunk <= at as u64,
+            Some(Error::Corrupt { chunk }) => change == "crc" && chunk == at as u64,
+            Some(Error::Read { chunk, .. }) => change == "address" && chunk <= at as u64,
             _ => false,
         };
         assert!(refused && pull.bytes.len() <= at * CHUNK as usize, "{:?}", pull.error);
@@ -90,7 +90,7 @@ fn an_end_that_lies_is_refused() {
         let mark = log.mark.as_mut().expect("a mark");
         mark.bytes = U64::new(mark.bytes.get() + 1);
     });
-    assert!(matches!(pull.error, Some(Error::Lie(_))), "{:?}", pull.error);
+    assert!(matches!(pull.error, Some(Error::Misbehaved(_))), "{:?}", pull.error);
 }
 
 /// A machine that was welcomed to read `layout`.
@@ -163,9 +163,14 @@ fn mapping(address: u64, areas: u32, bytes: u64) -> Mapping {
 fn the_seeds_table_is_not_believed() {
     let now = Instant::default();
     let area = u64::from(reader::AREA);
-    for lie in [mapping(0, 0, 0), mapping(0, 2, area), mapping(0, 1, area + 1), mapping(u64::MAX - 8, 1, 1)] {
+    for change in
+        [mapping(0, 0, 0), mapping(0, 2, area), mapping(0, 1, area + 1), mapping(u64::MAX - 8, 1, 1)]
+    {
         let mut machine = welcomed(Layout::Rcp, reader::Limits::default());
-        assert!(matches!(machine.handle_frame(Frame::Mapping(lie), now), Err(Error::Lie(_))), "{lie:?}");
+        assert!(
+            matches!(machine.handle_frame(Frame::Mapping(change), now), Err(Error::Misbehaved(_))),
+            "{change:?}"
+        );
     }
     let limits = reader::Limits { areas: 3, ..reader::Limits::default() };
     let mut machine = welcomed(Layout::Rcp, limits);
