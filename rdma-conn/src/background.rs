@@ -13,6 +13,8 @@ use rustix::buffer::spare_capacity;
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use slotmap::{Key, KeyData, SlotMap, new_key_type};
 
+use crate::error::Error;
+
 /// How often idle streams are looked at: a few times per keepalive interval (3 s), and often enough that a peer cannot use up
 /// 1024 receives with anything but data.
 const INTERVAL: Duration = Duration::from_millis(500);
@@ -24,6 +26,17 @@ pub(crate) trait Driven: Send + Sync {
 
     /// Becomes readable when there is something to do.
     fn descriptor(&self) -> Arc<OwnedFd>;
+
+    /// Hears that [`Driven::drive`] has panicked: it is not called again, and what it was about to do was not done. Every wait ends
+    /// with [`panicked`].
+    fn panicked(&self);
+}
+
+/// Returns the error of a call on a connection that is in a state nobody knows.
+pub(crate) fn panicked() -> Error {
+    Error::Protocol(rdma_proto::Error::Bug(
+        "a call on this connection, or the thread that drives it, has panicked",
+    ))
 }
 
 /// When a [`Driven`] is driven again.
@@ -163,7 +176,8 @@ impl BackgroundThread {
                 .is_ok();
         // What is wrong with one must not keep the others from being driven.
         let schedule = catch_unwind(AssertUnwindSafe(|| driven.drive())).unwrap_or_else(|_| {
-            tracing::error!("driving a connection panicked: only the calls on it drive it from now on");
+            tracing::error!("driving a connection panicked: its calls fail from now on");
+            driven.panicked();
             Schedule::Never
         });
         let mut state = self.lock();
@@ -207,6 +221,8 @@ mod tests {
         calls: AtomicU32,
         schedule: Schedule,
         panics: bool,
+        /// Times that it was told of a panic.
+        told: AtomicU32,
         descriptor: Arc<OwnedFd>,
     }
 
@@ -220,11 +236,16 @@ mod tests {
         fn descriptor(&self) -> Arc<OwnedFd> {
             Arc::clone(&self.descriptor)
         }
+
+        fn panicked(&self) {
+            assert!(self.panics, "it did not");
+            self.told.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     fn driven(schedule: Schedule, panics: bool) -> Arc<Counted> {
         let descriptor = Arc::new(eventfd(0, EventfdFlags::NONBLOCK).expect("a descriptor"));
-        Arc::new(Counted { calls: AtomicU32::new(0), schedule, panics, descriptor })
+        Arc::new(Counted { calls: AtomicU32::new(0), schedule, panics, told: AtomicU32::new(0), descriptor })
     }
 
     fn add(background: &BackgroundThread, driven: &Arc<Counted>, now: Instant) {
@@ -282,5 +303,6 @@ mod tests {
             background.turn(begun + turn * INTERVAL, &[]);
         }
         assert_eq!((calls(&bad), calls(&good)), (1, 3));
+        assert_eq!(bad.told.load(Ordering::Relaxed), 1);
     }
 }

@@ -142,7 +142,7 @@ impl<B: Descriptors> Stream<B> {
     /// # Errors
     /// Those of the call that it names.
     pub fn register_buffer(&self, len: usize) -> Result<RegisteredBuffer<B>, Error> {
-        self.shared.lock().connection().register_buffer(len)
+        self.shared.enter()?.connection().register_buffer(len)
     }
 
     /// Sends bytes of `buffer`, from the beginning of `range`, behind all that was written; returns how many as soon as they are
@@ -151,7 +151,7 @@ impl<B: Descriptors> Stream<B> {
     /// # Errors
     /// As [`Connection::try_lend`](crate::Connection::try_lend), or the write time-out passed.
     pub fn lend(&mut self, buffer: &Arc<RegisteredBuffer<B>>, range: Range<usize>) -> Result<usize, Error> {
-        let mut endpoint = self.shared.lock();
+        let mut endpoint = self.shared.enter()?;
         let lent = endpoint
             .until(self.write_timeout, "lending", |endpoint, id| endpoint.lend(id, buffer, range.clone()))?;
         endpoint.send_rest()?;
@@ -164,7 +164,7 @@ impl<B: Descriptors> Stream<B> {
     /// The connection ended before that, or the write time-out passed.
     pub fn returned(&mut self, buffer: &RegisteredBuffer<B>) -> Result<(), Error> {
         let doing = "waiting for a buffer to come back";
-        self.shared.lock().until(self.write_timeout, doing, |endpoint, id| endpoint.returned(id, buffer))
+        self.shared.enter()?.until(self.write_timeout, doing, |endpoint, id| endpoint.returned(id, buffer))
     }
 
     /// Registers memory to receive into without a copy, see
@@ -173,7 +173,7 @@ impl<B: Descriptors> Stream<B> {
     /// # Errors
     /// Those of the call that it names.
     pub fn register_landing(&self, len: usize) -> Result<RegisteredBuffer<B>, Error> {
-        self.shared.lock().connection().register_landing(len)
+        self.shared.enter()?.connection().register_landing(len)
     }
 
     /// Waits until the next `range.len()` bytes of the stream are in `range` of `buffer`, and returns how they came there.
@@ -187,7 +187,7 @@ impl<B: Descriptors> Stream<B> {
         range: Range<usize>,
     ) -> Result<Received, Error> {
         let mut receiving = Receiving::new(Arc::clone(buffer), range);
-        let mut endpoint = self.shared.lock();
+        let mut endpoint = self.shared.enter()?;
         let received = endpoint
             .until(self.read_timeout, "receiving", |endpoint, id| endpoint.receive(id, &mut receiving));
         if received.is_err() {
@@ -202,7 +202,7 @@ impl<B: Descriptors> Stream<B> {
     /// # Errors
     /// Not everything arrived.
     pub fn close(&mut self, linger: Duration) -> Result<(), Error> {
-        let mut endpoint = self.shared.lock();
+        let mut endpoint = self.shared.enter()?;
         let id = endpoint.id;
         endpoint.close(id, linger)?;
         endpoint.until(None, "closing", |endpoint, id| endpoint.closed(id))
@@ -236,7 +236,7 @@ impl<B: Descriptors> From<(Endpoint<B>, ConnectionId)> for Stream<B> {
 
 impl<B: Descriptors> Read for Stream<B> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let mut endpoint = self.shared.lock();
+        let mut endpoint = self.shared.enter()?;
         if !endpoint.connection().is_readable() {
             let id = endpoint.id;
             endpoint.look_at(id)?;
@@ -251,7 +251,7 @@ impl<B: Descriptors> Write for Stream<B> {
     }
 
     fn write_vectored(&mut self, from: &[IoSlice<'_>]) -> io::Result<usize> {
-        let mut endpoint = self.shared.lock();
+        let mut endpoint = self.shared.enter()?;
         let written =
             endpoint.until(self.write_timeout, "writing", |endpoint, id| endpoint.write(id, from))?;
         endpoint.send_rest()?;
@@ -260,7 +260,7 @@ impl<B: Descriptors> Write for Stream<B> {
 
     /// Waits until the connection is established and everything written has been handed to the device.
     fn flush(&mut self) -> io::Result<()> {
-        let mut endpoint = self.shared.lock();
+        let mut endpoint = self.shared.enter()?;
         Ok(endpoint.until(self.write_timeout, "flushing", |endpoint, id| endpoint.flush(id))?)
     }
 }
@@ -293,8 +293,17 @@ struct Private<B: Descriptors> {
 
 impl<B: Descriptors> Private<B> {
     fn lock(&self) -> Locked<'_, B> {
-        // A panic between two calls on an endpoint leaves it whole: the machine changes its state in single steps.
         Locked { endpoint: self.endpoint.lock().unwrap_or_else(PoisonError::into_inner), id: self.id }
+    }
+
+    /// Returns the endpoint for a call that may fail: it does where a panic has left the endpoint in the middle of something, of which a
+    /// wait might never hear the rest.
+    #[inline]
+    fn enter(&self) -> Result<Locked<'_, B>, Error> {
+        match self.endpoint.lock() {
+            Ok(endpoint) => Ok(Locked { endpoint, id: self.id }),
+            Err(_) => Err(background::panicked()),
+        }
     }
 }
 
@@ -381,7 +390,7 @@ impl<B: Descriptors> Driven for Private<B> {
     fn drive(&self) -> Schedule {
         let mut slot = match self.endpoint.try_lock() {
             Ok(slot) => slot,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::Poisoned(_)) => return Schedule::Never,
             Err(TryLockError::WouldBlock) => return Schedule::Periodic,
         };
         let Some(endpoint) = &mut *slot else { return Schedule::Never };
@@ -398,4 +407,10 @@ impl<B: Descriptors> Driven for Private<B> {
     fn descriptor(&self) -> Arc<OwnedFd> {
         Arc::clone(&self.descriptor)
     }
+
+    /// Whoever waits has the lock, and whoever comes later finds it poisoned.
+    fn panicked(&self) {}
 }
+
+#[cfg(test)]
+mod tests;

@@ -73,6 +73,13 @@ impl From<&Failure> for Ended {
     }
 }
 
+impl Ended {
+    /// Returns whether our side says that it has itself made a mistake: as bad as a panic.
+    const fn is_bug(&self) -> bool {
+        matches!(self, Self::With(Error::Protocol(rdma_proto::Error::Bug(_))))
+    }
+}
+
 impl std::fmt::Display for Ended {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -136,7 +143,7 @@ struct Shared {
     /// Connections that are accepted are served when nobody holds this.
     gate: Mutex<()>,
     over: AtomicBool,
-    /// A thread panicked.
+    /// A thread panicked, or a call said that one has.
     broken: AtomicBool,
 }
 
@@ -181,7 +188,11 @@ fn accept<B: Descriptors>(listener: &Listener<B>, shared: &Arc<Shared>) {
                     let serving = Serving(shared);
                     let served = serving.0.store.serve(&mut stream);
                     drop(stream);
-                    serving.0.connections.ends(&served.map_err(Failure::from));
+                    let served = served.map_err(Failure::from);
+                    if served.as_ref().is_err_and(|failure| Ended::from(failure).is_bug()) {
+                        serving.0.broken.store(true, Ordering::Relaxed);
+                    }
+                    serving.0.connections.ends(&served);
                 });
             }
             Ok(None) => {
@@ -287,6 +298,9 @@ impl Running for Thread {
         if self.exit.is_none() {
             self.exit = match self.reported.recv_timeout(patience) {
                 Ok(Ok(())) => Some(Exit::Success),
+                Ok(Err(failure)) if Ended::from(&failure).is_bug() => {
+                    Some(Exit::Crashed(failure.to_string()))
+                }
                 Ok(Err(failure)) => Some(Exit::Failure(failure.to_string())),
                 Err(Timeout) => None,
                 Err(Disconnected) => Some(Exit::Crashed("its thread panicked".into())),

@@ -84,7 +84,10 @@ impl<B: Descriptors> Future for Driver<B> {
 
 impl<B: Descriptors> Drop for Driver<B> {
     fn drop(&mut self) {
-        if self.shared.strong_count() > 0 {
+        let Some(shared) = self.shared.upgrade() else { return };
+        if shared.state.is_poisoned() {
+            shared.panicked();
+        } else {
             background::drive(self.shared.clone());
         }
     }
@@ -141,6 +144,10 @@ impl<B: Descriptors> Driven for Shared<B> {
 
     fn descriptor(&self) -> Arc<OwnedFd> {
         Arc::clone(&self.descriptor)
+    }
+
+    fn panicked(&self) {
+        self.lost(background::panicked());
     }
 }
 

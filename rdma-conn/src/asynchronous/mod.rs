@@ -181,7 +181,7 @@ enum Want {
 
 impl<B: Descriptors> Shared<B> {
     fn lock(&self) -> MutexGuard<'_, State<B>> {
-        // A panic between two calls on an endpoint leaves it whole: the machine changes its state in single steps.
+        // Who has panicked with the lock sees to it that the endpoint counts as lost, if that was the driver.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

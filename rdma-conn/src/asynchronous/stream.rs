@@ -27,7 +27,7 @@ use crate::stream::Connect;
 /// writes (see `tokio::io::split`). Dropping the stream delivers what was written in the background, for at most
 /// [`Options::linger`](crate::Options::linger); `shutdown` waits for it.
 pub struct AsyncStream<B: Descriptors> {
-    shared: Arc<Shared<B>>,
+    pub(super) shared: Arc<Shared<B>>,
     id: ConnectionId,
 }
 

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use rdma_softsim::{DeviceKind, FaultPlan, Limits, Random, Simulation, SimulationSettings, SoftSim};
+use rdma_softsim::{DeviceKind, Fabric, FaultPlan, Limits, Random, Simulation, SimulationSettings, SoftSim};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf, ReadHalf, WriteHalf};
 
 use super::{AsyncListener, AsyncStream};
@@ -339,4 +339,37 @@ fn dropped_futures_lose_nothing_and_nobody_waits_for_ever() {
         println!("seed {seed}");
         runtime.block_on(run(seed));
     }
+}
+
+/// A panic in the middle of driving an endpoint may have lost what was just taken off its queues: whoever waits is woken and fails.
+#[test]
+fn after_a_panic_of_the_driver_calls_fail() {
+    let fabric = Fabric::new();
+    let address = SocketAddr::from(([192, 0, 2, 1], 6379));
+    let (server, client) = (fabric.host(&[address.ip()]), fabric.host(&[[192, 0, 2, 2].into()]));
+    let runtime = || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    let (theirs, ours) = (runtime().expect("a runtime"), runtime().expect("a runtime"));
+    let (mut stream, _accepted) = theirs.block_on(async {
+        let listener = AsyncListener::bind(&server, address, Options::server()).expect("a free port");
+        let (connected, accepted) = tokio::join!(
+            async {
+                let connecting = async move { AsyncStream::connect(&client, address).await };
+                ours.spawn(connecting).await.expect("no panic")
+            },
+            async { listener.accept().await.expect("a request") }
+        );
+        (connected.expect("somebody listens"), accepted)
+    });
+    let shared = Arc::clone(&stream.shared);
+    let panics = std::thread::spawn(move || {
+        let _state = shared.lock();
+        panic!("as it was told");
+    });
+    panics.join().expect_err("it panics");
+    // The driver goes as it does when it has panicked itself.
+    drop(ours);
+    let place = Place::new();
+    let read = place.poll(|cx| Pin::new(&mut stream).poll_read(cx, &mut ReadBuf::new(&mut [0])));
+    let Poll::Ready(Err(error)) = read else { panic!("{read:?}, where nobody drives") };
+    assert!(error.to_string().contains("has panicked"), "{error}");
 }

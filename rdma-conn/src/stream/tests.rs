@@ -1,0 +1,40 @@
+use std::io::{Read, Write};
+use std::thread;
+
+use rdma_softsim::Fabric;
+
+use super::*;
+use crate::listener::Listener;
+
+/// A panic in the middle of driving a stream may have lost what was just taken off its queues: a read could wait for that for ever, so it
+/// fails, as every other call does.
+#[test]
+fn after_a_panic_calls_fail() {
+    let fabric = Fabric::new();
+    let address = SocketAddr::from(([192, 0, 2, 1], 6379));
+    let server = fabric.host(&[address.ip()]);
+    let client = fabric.host(&[[192, 0, 2, 2].into()]);
+    let listener = Listener::bind(&server, address, Options::server()).expect("a free port");
+    let (mut stream, mut accepted) = thread::scope(|scope| {
+        let connecting = scope.spawn(|| Stream::connect(&client, address));
+        let (mut accepted, _) = listener.accept().expect("a request");
+        accepted.flush().expect("a client");
+        (connecting.join().expect("no panic").expect("somebody listens"), accepted)
+    });
+    let driving = thread::scope(|scope| {
+        let panics = || {
+            let _endpoint = stream.shared.lock();
+            panic!("as it was told");
+        };
+        scope.spawn(panics).join()
+    });
+    driving.expect_err("it panics");
+    let told = |result: io::Result<usize>| result.expect_err("nobody knows its state").to_string();
+    for error in [told(stream.read(&mut [0])), told(stream.write(b"x"))] {
+        assert!(error.contains("has panicked"), "{error}");
+    }
+    assert_eq!(stream.shared.drive(), Schedule::Never);
+    assert!(stream.local_addr().is_some(), "what cannot fail does not");
+    drop(stream);
+    assert_eq!(accepted.read(&mut [0]).expect("an end in order"), 0);
+}
