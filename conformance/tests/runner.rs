@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::net::SocketAddr;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use conformance::blackbox;
@@ -13,11 +14,12 @@ use conformance::blackbox::results::{CaseResult, FORMAT, Run, Suite, Target};
 use conformance::blackbox::run::{Plan, Runner};
 use conformance::blackbox::select::Harm;
 use conformance::blackbox::target::{Clients, Exit, Running, Server};
+use conformance::client::{Client, Failure};
 use conformance::peer::Listener;
 use conformance::reqs::Role;
 use conformance::resources::ProcessResources;
 use conformance::trace::{Limits, Recorded, Recorder};
-use rdma_conn::Options;
+use rdma_conn::{Connect, Options, Stream};
 use rdma_softsim::{Fabric, SoftSim};
 use suite::{Cause, Verdict};
 
@@ -137,6 +139,94 @@ fn a_client_has_to_end() {
             );
         }
     }
+}
+
+/// A client that sends ten commands and then nothing, until its server leaves.
+struct Pausing(SoftSim);
+
+impl Clients for Pausing {
+    fn start(&self, _: &str, address: SocketAddr) -> Result<Box<dyn Running>, String> {
+        let backend = self.0.clone();
+        let thread = std::thread::spawn(move || -> Result<(), Failure> {
+            let how = Connect::default().options(small(Options::client()));
+            let mut client = Client::new(Stream::connect_with(&backend, address, &how)?);
+            for _ in 0..10 {
+                client.call(&[b"ECHO", b"again"])?;
+            }
+            client.expect_end()
+        });
+        Ok(Box::new(Thread(Some(thread))))
+    }
+}
+
+struct Thread(Option<JoinHandle<Result<(), Failure>>>);
+
+impl Running for Thread {
+    fn ended(&mut self, _: Duration) -> Option<Exit> {
+        match self.0.take()?.join().expect("no panic") {
+            Ok(()) => Some(Exit::Success),
+            Err(failure) => Some(Exit::Failure(failure.to_string())),
+        }
+    }
+}
+
+/// Ten commands are enough where each takes long. A client that sends no more then has done nothing wrong.
+#[test]
+fn a_client_may_pause_when_it_has_shown_enough() {
+    let fabric = Fabric::new();
+    let backend = fabric.host(&[OURS.ip()]);
+    let listener = Listener::new(&backend, OURS).unwrap();
+    let clients = Pausing(fabric.host(&[THEIRS.ip()]));
+    let result = judge(&backend, Side::Client(&listener, &clients), Role::Client, "flow.slow-reader");
+    assert_eq!(result.verdict, Verdict::Pass, "{}", result.reason);
+    assert_eq!(result.reason, "goes on (10 commands)");
+}
+
+/// A server that answers nothing, and shows all the while that it is there.
+struct Wordless(SocketAddr);
+
+impl Server for Wordless {
+    fn address(&self) -> SocketAddr {
+        self.0
+    }
+
+    fn death(&self, _: Duration) -> Option<String> {
+        None
+    }
+
+    fn restart(&self) -> Result<bool, String> {
+        Ok(false)
+    }
+
+    fn held(&self) -> Option<ProcessResources> {
+        None
+    }
+
+    fn processor_time(&self) -> Option<Duration> {
+        None
+    }
+}
+
+/// Keepalives are no reply: a wait for one ends in their midst.
+#[test]
+fn a_server_that_only_keeps_alive_is_given_up() {
+    let fabric = Fabric::new();
+    let backend = fabric.host(&[OURS.ip()]);
+    let mut options = small(Options::server());
+    options.protocol.keepalive.every = Some(Duration::from_millis(300));
+    let listener = rdma_conn::Listener::bind(&fabric.host(&[THEIRS.ip()]), THEIRS, options).unwrap();
+    let server = Wordless(THEIRS);
+    std::thread::spawn(move || {
+        let mut held = Vec::new();
+        // Ends with the test's process.
+        while let Ok((mut stream, _)) = listener.accept() {
+            let _established = std::io::Write::flush(&mut stream);
+            held.push(stream);
+        }
+    });
+    let result = judge(&backend, Side::Server(&server), Role::Server, "xfer.round-trip");
+    assert_eq!(result.verdict, Verdict::Fail, "{}", result.reason);
+    assert!(result.reason.starts_with("nothing came within 2s"), "{}", result.reason);
 }
 
 /// A server that pins what it was asked for only when it comes to look at the message.

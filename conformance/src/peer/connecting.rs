@@ -69,6 +69,7 @@ impl<B: Descriptors> Peer<B> {
             shape,
             established: false,
             incoming: VecDeque::new(),
+            waits_since: None,
             drains: true,
             plan: vec![(0, shape.window)],
             turn: 0,

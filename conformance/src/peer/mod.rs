@@ -10,7 +10,7 @@ mod seen;
 mod stream;
 
 use std::collections::VecDeque;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use raw_peer::{Incoming as Came, Refused, Session, Step};
 use rdma_conn::Descriptors;
@@ -105,12 +105,20 @@ pub enum Incoming {
     Gone(&'static str),
 }
 
+impl Incoming {
+    fn is_keepalive(&self) -> bool {
+        matches!(self, Self::Message(bytes) if matches!(Message::decode(bytes), Ok(Message::Keepalive)))
+    }
+}
+
 /// The suite's end of one connection.
 pub struct Peer<B: Descriptors> {
     session: Session<B>,
     shape: Shape,
     established: bool,
     incoming: VecDeque<Incoming>,
+    /// When a wait began in which nothing but keepalives has come yet.
+    waits_since: Option<Instant>,
     /// Whether a window that was filled is registered anew.
     pub drains: bool,
     /// Parts of its memory (offset, length) to register in turn, each once the one before is full.
@@ -238,11 +246,15 @@ impl<B: Descriptors> Peer<B> {
         let _done = self.session.take(Step::LoseQueuePair);
     }
 
-    /// Waits for what comes next.
+    /// Waits for what comes next. Keepalives do not prolong the wait: whoever calls again after one waits for the rest of the time.
     pub fn receive(&mut self) -> Result<Incoming, Failure> {
         let patience = self.shape.patience;
-        self.receive_within(patience)?
-            .ok_or_else(|| Failure::wrong(format!("nothing came within {patience:?}")))
+        let since = *self.waits_since.get_or_insert_with(Instant::now);
+        let incoming = self.receive_within(patience.saturating_sub(since.elapsed()))?;
+        if incoming.as_ref().is_none_or(|incoming| !incoming.is_keepalive()) {
+            self.waits_since = None;
+        }
+        incoming.ok_or_else(|| Failure::wrong(format!("nothing came within {patience:?}")))
     }
 
     /// Waits for what comes next, for at most `patience`.
@@ -276,6 +288,8 @@ impl<B: Descriptors> Peer<B> {
     }
 
     fn post(&mut self, requests: &[(SendOp, &[u8])]) -> Result<(), Failure> {
+        // What follows is another wait.
+        self.waits_since = None;
         for (op, bytes) in requests {
             let is_message = matches!(op, SendOp::Send | SendOp::SendImmediate(_));
             self.registered |=

@@ -6,7 +6,7 @@ use rdma_conn::Descriptors;
 use suite::verdict::{lenient, pass};
 use suite::{Judged, Stop};
 
-use super::Session;
+use super::{Heard, Session};
 use crate::blackbox::context::Context;
 use crate::blackbox::results::Teardown;
 use crate::blackbox::target::{Exit, Running, with_last_lines};
@@ -64,21 +64,22 @@ impl<B: Descriptors> Session<'_, B> {
         }
     }
 
-    /// Answers a client until it leaves. Stops when it has been answered long enough, with a command of it not answered: a client that
-    /// is disconnected from then always hears of it where it waits for the reply.
+    /// Answers a client until it leaves. Stops when it has been answered long enough, with a command of it not answered, if it sends
+    /// another: a client that is disconnected from then hears of it where it waits for the reply.
     fn serve(&mut self) -> Result<ClientEnd, Stop> {
         let begun = Instant::now();
         while !self.responder.quit {
-            let answered = self.responder.answered;
-            let Some(exchange) = self.next_exchange(0)? else {
-                self.context.note(Teardown::Clean);
-                return Ok(ClientEnd::Itself);
-            };
-            let enough = answered >= self.enough || begun.elapsed() >= LONG_ENOUGH;
-            if enough && !self.responder.quit {
-                return Ok(ClientEnd::Never);
+            let enough = self.responder.answered >= self.enough || begun.elapsed() >= LONG_ENOUGH;
+            match self.hear()? {
+                Heard::End => {
+                    self.context.note(Teardown::Clean);
+                    return Ok(ClientEnd::Itself);
+                }
+                Heard::Nothing if enough => return Ok(ClientEnd::Never),
+                Heard::Nothing => return Err(self.silent_client()),
+                Heard::Commands { .. } if enough && !self.responder.quit => return Ok(ClientEnd::Never),
+                Heard::Commands { replies } => self.peer.send_bytes(&replies)?,
             }
-            self.peer.send_bytes(&exchange.send)?;
         }
         // It has said that it leaves, and a server disconnects then.
         self.dismiss()?;

@@ -68,8 +68,11 @@ impl<'a, B: Descriptors> Session<'a, B> {
     /// The client sends no command.
     pub fn next_exchange(&mut self, length: usize) -> Result<Option<Exchange>, Stop> {
         if self.client.is_some() {
-            let replies = self.replies()?;
-            return Ok(replies.map(|send| Exchange { send, expect: Vec::new() }));
+            return match self.hear()? {
+                Heard::Commands { replies } => Ok(Some(Exchange { send: replies, expect: Vec::new() })),
+                Heard::End => Ok(None),
+                Heard::Nothing => Err(self.silent_client()),
+            };
         }
         self.questions += 1;
         let payload = Entry { number: self.questions, value_len: length }.value();
@@ -95,21 +98,27 @@ impl<'a, B: Descriptors> Session<'a, B> {
             .ok_or_else(|| Stop::undecided("the client left before it could be shown; it should do more"))
     }
 
-    /// Waits for commands, and returns the replies.
-    fn replies(&mut self) -> Result<Option<Vec<u8>>, Stop> {
+    /// Waits for commands of a client. Its keepalives are no part of one, and do not prolong the wait.
+    fn hear(&mut self) -> Result<Heard, Stop> {
+        let mut deadline = Instant::now() + self.context.patience;
         loop {
             let heard = self.peer.take_received();
+            if !heard.is_empty() {
+                deadline = Instant::now() + self.context.patience;
+            }
             let replies = self.responder.answer(&heard).map_err(Stop::unmet)?;
             if !replies.is_empty() {
-                return Ok(Some(replies));
+                return Ok(Heard::Commands { replies });
             }
             if self.gone {
-                return Ok(None);
+                return Ok(Heard::End);
             }
-            match self.peer.receive_within(self.context.patience)? {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.peer.receive_within(left)? {
                 Some(Incoming::Gone(_)) => self.gone = true,
+                Some(_) | None if left.is_zero() => return Ok(Heard::Nothing),
                 Some(incoming) => self.peer.absorb(incoming)?,
-                None => return Err(self.silent_client()),
+                None => return Ok(Heard::Nothing),
             }
         }
     }
@@ -204,6 +213,17 @@ impl<'a, B: Descriptors> Session<'a, B> {
     fn account(&self) {
         self.context.breaches.borrow_mut().extend(self.peer.seen.breaches.iter().cloned());
     }
+}
+
+/// What a client did next, within the suite's patience.
+enum Heard {
+    /// It sent commands, which have these replies.
+    Commands {
+        replies: Vec<u8>,
+    },
+    /// It left.
+    End,
+    Nothing,
 }
 
 impl<B: Descriptors> Drop for Session<'_, B> {
