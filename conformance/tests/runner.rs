@@ -8,7 +8,7 @@ use std::time::Duration;
 use conformance::blackbox;
 use conformance::blackbox::context::Side;
 use conformance::blackbox::own::{OwnClients, OwnServer, small};
-use conformance::blackbox::process::ExecClients;
+use conformance::blackbox::process::{ExecClients, RunningServer};
 use conformance::blackbox::report::{self, Format};
 use conformance::blackbox::results::{CaseResult, FORMAT, Run, Suite, Target};
 use conformance::blackbox::run::{Plan, Runner};
@@ -182,31 +182,6 @@ fn a_client_may_pause_when_it_has_shown_enough() {
     assert_eq!(result.reason, "goes on (10 commands)");
 }
 
-/// A server that answers nothing, and shows all the while that it is there.
-struct Wordless(SocketAddr);
-
-impl Server for Wordless {
-    fn address(&self) -> SocketAddr {
-        self.0
-    }
-
-    fn death(&self, _: Duration) -> Option<String> {
-        None
-    }
-
-    fn restart(&self) -> Result<bool, String> {
-        Ok(false)
-    }
-
-    fn held(&self) -> Option<ProcessResources> {
-        None
-    }
-
-    fn processor_time(&self) -> Option<Duration> {
-        None
-    }
-}
-
 /// Keepalives are no reply: a wait for one ends in their midst.
 #[test]
 fn a_server_that_only_keeps_alive_is_given_up() {
@@ -215,7 +190,7 @@ fn a_server_that_only_keeps_alive_is_given_up() {
     let mut options = small(Options::server());
     options.protocol.keepalive.every = Some(Duration::from_millis(300));
     let listener = rdma_conn::Listener::bind(&fabric.host(&[THEIRS.ip()]), THEIRS, options).unwrap();
-    let server = Wordless(THEIRS);
+    let server = RunningServer { address: THEIRS };
     std::thread::spawn(move || {
         let mut held = Vec::new();
         // Ends with the test's process.

@@ -246,15 +246,23 @@ impl<B: Descriptors> Peer<B> {
         let _done = self.session.take(Step::LoseQueuePair);
     }
 
-    /// Waits for what comes next. Keepalives do not prolong the wait: whoever calls again after one waits for the rest of the time.
+    /// Waits for what comes next, as [`Peer::receive_in_time`], which must be something.
     pub fn receive(&mut self) -> Result<Incoming, Failure> {
-        let patience = self.shape.patience;
+        self.receive_in_time()?
+            .ok_or_else(|| Failure::wrong(format!("nothing came within {:?}", self.shape.patience)))
+    }
+
+    /// Waits for what comes next, for as long as its shape is patient. Keepalives do not prolong that: a call after one waits for the
+    /// rest of the time.
+    pub fn receive_in_time(&mut self) -> Result<Option<Incoming>, Failure> {
         let since = *self.waits_since.get_or_insert_with(Instant::now);
-        let incoming = self.receive_within(patience.saturating_sub(since.elapsed()))?;
-        if incoming.as_ref().is_none_or(|incoming| !incoming.is_keepalive()) {
+        let left = self.shape.patience.saturating_sub(since.elapsed());
+        let came = self.receive_within(left)?;
+        let in_time = came.filter(|incoming| !(left.is_zero() && incoming.is_keepalive()));
+        if in_time.is_none() {
             self.waits_since = None;
         }
-        incoming.ok_or_else(|| Failure::wrong(format!("nothing came within {patience:?}")))
+        Ok(in_time)
     }
 
     /// Waits for what comes next, for at most `patience`.
@@ -262,6 +270,9 @@ impl<B: Descriptors> Peer<B> {
         let deadline = Deadline::after(patience);
         loop {
             if let Some(incoming) = self.incoming.pop_front() {
+                if !incoming.is_keepalive() {
+                    self.waits_since = None;
+                }
                 return Ok(Some(incoming));
             }
             if !self.step(deadline)? {

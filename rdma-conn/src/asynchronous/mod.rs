@@ -181,7 +181,7 @@ enum Want {
 
 impl<B: Descriptors> Shared<B> {
     fn lock(&self) -> MutexGuard<'_, State<B>> {
-        // Who has panicked with the lock sees to it that the endpoint counts as lost, if that was the driver.
+        // A driver that panics with the lock has the endpoint count as lost.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -98,14 +98,10 @@ impl<'a, B: Descriptors> Session<'a, B> {
             .ok_or_else(|| Stop::undecided("the client left before it could be shown; it should do more"))
     }
 
-    /// Waits for commands of a client. Its keepalives are no part of one, and do not prolong the wait.
+    /// Waits for commands of a client.
     fn hear(&mut self) -> Result<Heard, Stop> {
-        let mut deadline = Instant::now() + self.context.patience;
         loop {
             let heard = self.peer.take_received();
-            if !heard.is_empty() {
-                deadline = Instant::now() + self.context.patience;
-            }
             let replies = self.responder.answer(&heard).map_err(Stop::unmet)?;
             if !replies.is_empty() {
                 return Ok(Heard::Commands { replies });
@@ -113,10 +109,8 @@ impl<'a, B: Descriptors> Session<'a, B> {
             if self.gone {
                 return Ok(Heard::End);
             }
-            let left = deadline.saturating_duration_since(Instant::now());
-            match self.peer.receive_within(left)? {
+            match self.peer.receive_in_time()? {
                 Some(Incoming::Gone(_)) => self.gone = true,
-                Some(_) | None if left.is_zero() => return Ok(Heard::Nothing),
                 Some(incoming) => self.peer.absorb(incoming)?,
                 None => return Ok(Heard::Nothing),
             }
@@ -215,7 +209,7 @@ impl<'a, B: Descriptors> Session<'a, B> {
     }
 }
 
-/// What a client did next, within the suite's patience.
+/// The next thing that a client did within the suite's patience.
 enum Heard {
     /// It sent commands, which have these replies.
     Commands {
