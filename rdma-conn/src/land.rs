@@ -101,7 +101,7 @@ impl<B: Backend> Connection<B> {
         if start > end || end > len {
             return Err(ApiMisuse::ReceiveBeyondBuffer { end, len }.into());
         }
-        if !receiving.buffer.belongs_to(self.memory.owner()) {
+        if receiving.buffer.domain() != self.memory.domain() {
             return Err(Error::ForeignBuffer);
         }
         receiving.begun = true;

@@ -23,7 +23,7 @@ mod events;
 use core::fmt;
 use core::net::SocketAddr;
 
-use crate::memory::SharedMemory;
+use crate::memory::{CallerMemory, SharedMemory};
 use crate::time::Instant;
 
 pub use completion::{Completed, Completion, CompletionError, CompletionStatus};
@@ -222,6 +222,13 @@ pub trait Domain<B: Backend>: Send + Sync {
     /// [`ErrorKind::Memory`] when the locked-memory limit or the device has no room; the message says which limit and
     /// how to raise it.
     fn register(&self, len: usize, access: Access) -> Result<B::Region, B::Error>;
+
+    /// Registers memory that exists, `ibv_reg_mr(3)`; nothing is copied or cleared. The region keeps `memory` until it has
+    /// deregistered it. [`CallerMemory`] says who may write meanwhile.
+    ///
+    /// # Errors
+    /// As [`Domain::register`]; `memory` is dropped.
+    fn register_memory<M: CallerMemory>(&self, memory: M, access: Access) -> Result<B::Region, B::Error>;
 }
 
 /// The rights of the device and of the peer in a region, `ibv_reg_mr(3)`. The device may always read it for our own sends.
@@ -263,7 +270,7 @@ impl fmt::Debug for Access {
     }
 }
 
-/// A registered memory region, `ibv_reg_mr(3)`. Dropping it deregisters and frees the memory.
+/// A registered memory region, `ibv_reg_mr(3)`. Dropping it deregisters the memory, and frees it or drops its owner.
 pub trait Region: Send + Sync {
     /// Its length in bytes, as asked for.
     fn len(&self) -> usize;

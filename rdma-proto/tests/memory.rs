@@ -1,6 +1,6 @@
 //! Shared memory against a vector of bytes.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 
 use proptest::prelude::*;
 use rdma_proto::memory::SharedMemory;
@@ -43,6 +43,77 @@ fn every_place_reads_and_writes_what_a_vector_does() {
             }
         }
     }
+}
+
+/// Bytes that lie before and behind words.
+#[repr(C)]
+struct Laid<const WORDS: usize> {
+    before: [AtomicU8; 8],
+    words: [AtomicU64; WORDS],
+    behind: [AtomicU8; 8],
+}
+
+impl<const WORDS: usize> Laid<WORDS> {
+    fn new() -> Self {
+        let byte = [0xee; 8];
+        let [before, behind] = [byte.map(AtomicU8::new), byte.map(AtomicU8::new)];
+        Self { before, words: [const { AtomicU64::new(u64::from_ne_bytes([0xee; 8])) }; WORDS], behind }
+    }
+
+    /// Every offset and every length of the memory that has `first` bytes before the words and `last` behind.
+    fn agrees_with_a_vector(first: usize, last: usize) {
+        let len = first + 8 * WORDS + last;
+        let data: Vec<u8> = (1..=len as u8 + 1).collect();
+        let step = if cfg!(miri) { 3 } else { 1 };
+        for offset in (0..=len + 1).step_by(step) {
+            for count in (0..=len + 1).step_by(step) {
+                let laid = Self::new();
+                let (before, behind) = (&laid.before[8 - first..], &laid.behind[..last]);
+                let memory = SharedMemory::with_edges(before, &laid.words, behind).expect("contiguous");
+                assert_eq!((memory.len(), memory.is_empty()), (len, len == 0));
+                let place = format!("{count} bytes at {offset} of {first} + 8 * {WORDS} + {last}");
+                let mut model = vec![0xee; len];
+                let inside = offset + count <= len;
+                if inside {
+                    model[offset..offset + count].copy_from_slice(&data[..count]);
+                }
+                assert_eq!(memory.write(offset, &data[..count]), inside, "{place}");
+                let mut whole = vec![0; len];
+                assert!(memory.read(0, &mut whole) && whole == model, "{place}");
+                let beside = laid.before[..8 - first].iter().chain(&laid.behind[last..]);
+                assert!(beside.map(|byte| byte.load(Relaxed)).all(|byte| byte == 0xee), "{place}");
+                let mut into = vec![0xdd; count];
+                assert_eq!(memory.read(offset, &mut into), inside, "{place}");
+                assert!(if inside { into == data[..count] } else { into == vec![0xdd; count] }, "{place}");
+            }
+        }
+    }
+}
+
+#[test]
+fn bytes_beside_the_words_are_read_and_written_too() {
+    Laid::<2>::agrees_with_a_vector(0, 3);
+    Laid::<2>::agrees_with_a_vector(5, 0);
+    Laid::<9>::agrees_with_a_vector(7, 1);
+    Laid::<0>::agrees_with_a_vector(3, 4);
+    Laid::<0>::agrees_with_a_vector(0, 5);
+    Laid::<0>::agrees_with_a_vector(0, 0);
+    Laid::<1>::agrees_with_a_vector(1, 1);
+}
+
+/// A device is told one address and one length, so the parts must be contiguous.
+#[test]
+fn parts_that_are_not_contiguous_are_no_memory() {
+    let laid = Laid::<2>::new();
+    let Laid { before, words, behind } = &laid;
+    assert!(SharedMemory::with_edges(&before[..7], words, &[]).is_none());
+    assert!(SharedMemory::with_edges(&[], &words[..1], behind).is_none());
+    assert!(SharedMemory::with_edges(before, &[], behind).is_none());
+    assert!(SharedMemory::with_edges(behind, words, before).is_none());
+    let address = |memory: Option<SharedMemory<'_>>| memory.expect("contiguous").address();
+    assert_eq!(address(SharedMemory::with_edges(&before[3..], words, behind)), before[3..].as_ptr().addr());
+    assert_eq!(address(SharedMemory::with_edges(&[], words, behind)), words.as_ptr().addr());
+    assert_eq!(address(SharedMemory::with_edges(&[], &[], behind)), behind.as_ptr().addr());
 }
 
 #[test]

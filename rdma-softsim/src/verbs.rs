@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use rdma_proto::backend::{self, Access, Completion, PostError, RecvRequest, RnrTimer, SendRequest, Slice};
-use rdma_proto::memory::SharedMemory;
+use rdma_proto::memory::{CallerMemory, SharedMemory};
 
 use crate::connection::IdentifierInner;
 use crate::driver::{Driver, Signal};
@@ -37,6 +37,13 @@ impl Domain {
     pub(crate) fn id(&self) -> DomainId {
         self.inner.id
     }
+
+    fn register_bytes(&self, memory: Memory, access: Access) -> Result<Region, Error> {
+        let DomainInner { driver, id } = &*self.inner;
+        let memory = Arc::new(memory);
+        let registration = driver.with(|model| model.register(*id, Arc::clone(&memory), access))?;
+        Ok(Region { registration, memory, domain: Arc::clone(&self.inner) })
+    }
 }
 
 impl Drop for DomainInner {
@@ -50,9 +57,11 @@ impl backend::Domain<SoftSim> for Domain {
         let DomainInner { driver, id } = &*self.inner;
         driver.with(|model| model.may_register(*id, len as u64))?;
         // Zeroing takes its time; not under the lock.
-        let memory = Arc::new(Memory::zeroed(len)?);
-        let registration = driver.with(|model| model.register(*id, Arc::clone(&memory), access))?;
-        Ok(Region { registration, memory, domain: Arc::clone(&self.inner) })
+        self.register_bytes(Memory::zeroed(len)?, access)
+    }
+
+    fn register_memory<M: CallerMemory>(&self, memory: M, access: Access) -> Result<Region, Error> {
+        self.register_bytes(Memory::Caller(Box::new(memory)), access)
     }
 }
 

@@ -4,7 +4,7 @@ use core::sync::atomic::AtomicU64;
 use std::sync::Arc;
 
 use rdma_proto::backend::{Access, RemoteAddress};
-use rdma_proto::memory::SharedMemory;
+use rdma_proto::memory::{CallerMemory, SharedMemory};
 
 use super::parts::Part;
 use super::{DomainId, HostId, Model, PairId, RegionId};
@@ -20,10 +20,12 @@ pub(super) const CHUNK: usize = 4096;
 /// As much where an end is in another process.
 const FAR_CHUNK: usize = 256 * 1024;
 
-/// The bytes of a region. They outlive its registration while a handle reads them.
-pub(crate) struct Memory {
-    words: Box<[AtomicU64]>,
-    len: usize,
+/// The bytes of a region in this process. They outlive its registration while a handle reads them.
+pub(crate) enum Memory {
+    /// Made for the region.
+    Own { words: Box<[AtomicU64]>, len: usize },
+    /// A program's.
+    Caller(Box<dyn CallerMemory>),
 }
 
 impl Memory {
@@ -33,15 +35,18 @@ impl Memory {
         let mut words = Vec::new();
         words.try_reserve_exact(count).map_err(|_| Error::Allocation(len))?;
         words.resize_with(count, AtomicU64::default);
-        Ok(Self { words: words.into_boxed_slice(), len })
+        Ok(Self::Own { words: words.into_boxed_slice(), len })
     }
 
-    pub(crate) const fn len(&self) -> usize {
-        self.len
+    pub(crate) fn len(&self) -> usize {
+        self.shared().len()
     }
 
     pub(crate) fn shared(&self) -> SharedMemory<'_> {
-        SharedMemory::new(&self.words, self.len)
+        match self {
+            Self::Own { words, len } => SharedMemory::new(words, *len),
+            Self::Caller(memory) => memory.shared(),
+        }
     }
 }
 
