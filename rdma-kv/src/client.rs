@@ -1,6 +1,6 @@
 //! The client: commands out, replies in, values where they belong.
 
-use std::ops::{Add, Range};
+use std::ops::{Add, Range, Sub};
 use std::time::Duration;
 
 use crate::error::Error;
@@ -42,6 +42,19 @@ impl Add for Counts {
             bytes_landed: self.bytes_landed + other.bytes_landed,
             bytes_copied: self.bytes_copied + other.bytes_copied,
             bytes_lent: self.bytes_lent + other.bytes_lent,
+        }
+    }
+}
+
+impl Sub for Counts {
+    type Output = Self;
+
+    /// Returns what was counted since `before`.
+    fn sub(self, before: Self) -> Self {
+        Self {
+            bytes_landed: self.bytes_landed - before.bytes_landed,
+            bytes_copied: self.bytes_copied - before.bytes_copied,
+            bytes_lent: self.bytes_lent - before.bytes_lent,
         }
     }
 }
