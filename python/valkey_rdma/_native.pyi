@@ -6,7 +6,7 @@ from typing_extensions import Buffer
 
 from .errors import Error
 
-__all__: list[str]
+__all__ = ["Client", "Counts", "__version__", "serve_embedded"]
 __version__: str
 
 @final

@@ -84,7 +84,7 @@ class ValkeyRdmaL2AdapterConfig(L2AdapterConfigBase):
         )
 
 
-class ValkeyRdmaL2Adapter(L2AdapterInterface):  # type: ignore[misc]
+class ValkeyRdmaL2Adapter(L2AdapterInterface):
     """LMCache's L2 interface on a :class:`~valkey_rdma.pool.Pool`. The L1 arena is registered once, for all connections.
 
     Locks are this process's: they keep :meth:`delete` away from keys that are about to be loaded. What the server evicts, or another
