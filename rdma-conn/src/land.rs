@@ -131,7 +131,7 @@ impl<B: Backend> Connection<B> {
     /// read as any others.
     pub fn stop_landing(&mut self) {
         self.machine.stop_landing();
-        self.memory.keep_landing(self.machine.is_landing());
+        self.memory.keep_landing(|| self.machine.is_landing());
     }
 
     /// Returns whether windows of this connection lie in memory of the application now, or unread bytes do. While they do, the

@@ -304,8 +304,9 @@ impl<B: Backend> Memory<B> {
     }
 
     /// Lets go of the application's memory, unless windows lie in it.
-    pub(crate) fn keep_landing(&mut self, lies: bool) {
-        if !lies {
+    #[inline]
+    pub(crate) fn keep_landing(&mut self, lies: impl FnOnce() -> bool) {
+        if self.landing.is_some() && !lies() {
             self.landing = None;
         }
     }

@@ -10,6 +10,7 @@ use std::time::Duration;
 use rdma_proto::Counters;
 use rdma_proto::backend::Access;
 use rdma_proto::memory::CallerMemory;
+use rdma_proto::time::Instant;
 
 use crate::background::{self, Driven, Schedule};
 use crate::budget::{Budget, Limits};
@@ -407,27 +408,31 @@ impl<B: Descriptors> Locked<'_, B> {
     ) -> Result<T, Error> {
         let id = self.id;
         let endpoint = &mut **self;
-        if let Some(done) = step(endpoint, id)? {
-            return Ok(done);
-        }
-        let deadline = timeout.map(|timeout| (endpoint.now().after(timeout), timeout));
+        let mut deadline = None;
         loop {
-            let left = match deadline {
-                None => None,
-                Some((at, after)) => {
-                    let now = endpoint.now();
-                    if now >= at {
-                        return Err(Error::TimedOut { doing, after });
-                    }
-                    Some(at.since(now))
-                }
-            };
-            endpoint.wait(left)?;
             if let Some(done) = step(endpoint, id)? {
                 return Ok(done);
             }
+            sleep(endpoint, timeout, &mut deadline, doing)?;
         }
     }
+}
+
+/// Sleeps until something has happened; no longer than until `deadline`, which the first call sets to `timeout` from now.
+#[cold]
+fn sleep<B: Descriptors>(
+    endpoint: &mut Endpoint<B>,
+    timeout: Option<Duration>,
+    deadline: &mut Option<Instant>,
+    doing: &'static str,
+) -> Result<(), Error> {
+    let Some(after) = timeout else { return endpoint.wait(None) };
+    let now = endpoint.now();
+    let by = *deadline.get_or_insert_with(|| now.after(after));
+    if now >= by {
+        return Err(Error::TimedOut { doing, after });
+    }
+    endpoint.wait(Some(by.since(now)))
 }
 
 impl<B: Descriptors> Driven for Private<B> {

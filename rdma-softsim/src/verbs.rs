@@ -1,6 +1,7 @@
 //! Handles of the data path: domains, regions, completion queues and queue pairs.
 
 use core::fmt;
+use core::sync::atomic::{AtomicBool, Ordering::Acquire};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
@@ -121,11 +122,14 @@ pub(crate) struct QueueInner {
     driver: Arc<Driver>,
     id: QueueId,
     signal: Arc<dyn Signal>,
+    /// Whether a poll has something to say.
+    ready: Arc<AtomicBool>,
 }
 
 impl CompletionQueue {
     pub(crate) fn new(driver: &Arc<Driver>, id: QueueId, signal: Arc<dyn Signal>) -> Self {
-        Self { inner: Arc::new(QueueInner { driver: Arc::clone(driver), id, signal }) }
+        let ready = driver.peek(|model| model.ready(id));
+        Self { inner: Arc::new(QueueInner { driver: Arc::clone(driver), id, signal, ready }) }
     }
 
     pub(crate) fn driver(&self) -> &Arc<Driver> {
@@ -145,7 +149,11 @@ impl Drop for QueueInner {
 
 impl backend::CompletionQueue<SoftSim> for CompletionQueue {
     fn poll(&self, into: &mut [Completion]) -> Result<usize, Error> {
-        self.inner.driver.with(|model| model.poll(self.inner.id, into))
+        let inner = &self.inner;
+        if inner.driver.is_idle() && !inner.ready.load(Acquire) {
+            return Ok(0);
+        }
+        inner.driver.with(|model| model.poll(inner.id, into))
     }
 
     fn arm(&self) -> Result<(), Error> {

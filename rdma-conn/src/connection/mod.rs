@@ -202,7 +202,7 @@ impl<B: Backend> Connection<B> {
     /// Returns whether no error has ended the connection, without making one.
     #[inline]
     const fn is_sound(&self) -> bool {
-        !matches!(self.cause, Cause::Known(_)) && !matches!(self.machine.state(), State::Failed(_))
+        !matches!(self.cause, Cause::Known(_)) && self.machine.failure().is_none()
     }
 
     /// Returns whether the peer is on this side's device: whether the path of the queue pair leads back to the address it leaves
@@ -335,7 +335,7 @@ impl<B: Backend> Connection<B> {
             into = into.get_mut(copied as usize..).unwrap_or_default();
         }
         if read > 0 || wanted == 0 {
-            self.memory.keep_landing(self.machine.is_landing());
+            self.memory.keep_landing(|| self.machine.is_landing());
             // A window that was emptied is announced again at once. Most reads empty none.
             if !self.machine.is_settled() {
                 self.went_on();
@@ -373,7 +373,7 @@ impl<B: Backend> Connection<B> {
             self.machine.consume(now as u32)?;
             left -= now;
         }
-        self.memory.keep_landing(self.machine.is_landing());
+        self.memory.keep_landing(|| self.machine.is_landing());
         self.went_on();
         Ok(())
     }
