@@ -6,7 +6,7 @@ use std::time::Duration;
 use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString, PyTuple};
-use rdma_kv::{Part, Transport};
+use rdma_kv::Part;
 
 use crate::counts::Counts;
 use crate::errors::Failure;
@@ -21,7 +21,7 @@ use crate::wire::{Connection, lock};
 /// Args:
 ///     url: `rdma://HOST[:PORT]` for a server through an RDMA device, `tcp://HOST[:PORT]` for one over TCP, or `embedded://NAME` for a
 ///         small store inside this process, for trying out. The port is 6379 if none is given.
-///     timeout: Seconds that the server may send nothing while a command waits for it; the connection is lost then. None waits for ever.
+///     timeout: Seconds that a command may take, however slowly the server answers; the connection is lost then. None waits for ever.
 ///     connect_timeout: Seconds that connecting may take, for each of the host's addresses.
 ///     window: Bytes of a receive window, over RDMA. Values of several windows land in a registered buffer.
 ///
@@ -46,9 +46,9 @@ enum State {
 
 impl Client {
     fn connect(url: String, settings: Settings, server: Arc<dyn Server>) -> Result<Self, Failure> {
-        let mut connection = Connection(server.connect().map_err(Failure::Connect)?);
-        connection.set_timeout(settings.timeout).map_err(|error| Failure::Connect(error.into()))?;
-        let line = Mutex::new(State::Open(rdma_kv::Client::new(connection)));
+        let mut client = rdma_kv::Client::new(Connection(server.connect().map_err(Failure::Connect)?));
+        client.set_timeout(settings.timeout);
+        let line = Mutex::new(State::Open(client));
         Ok(Self { url, settings, server: Mutex::new(Some(server)), line, counts: Mutex::default() })
     }
 
@@ -199,20 +199,9 @@ impl Client {
     /// Raises:
     ///     ConnectionLost: The connection ended, or `timeout` passed (CommandTimeout).
     fn mget_into(&self, py: Python<'_>, parts: &Bound<'_, PyAny>) -> PyResult<Vec<Py<PyAny>>> {
-        let parts: Vec<(Key, Bound<'_, PyAny>)> =
-            parts.try_iter()?.map(|part| part?.extract()).collect::<PyResult<_>>()?;
-        let memories: Vec<_> =
-            parts.iter().map(|(_, buffer)| Memory::writable(buffer)).collect::<PyResult<_>>()?;
-        let keys: Vec<Key> = parts.into_iter().map(|(key, _)| key).collect();
-        let mut pieces = Pieces::new(memories);
-        let ranges: Vec<_> = pieces.ranges().collect();
-        let parts: Vec<_> = keys.iter().zip(ranges).map(|(key, range)| Part { key: &key.0, range }).collect();
-        let results = self.command(py, |client| client.mget_into(&parts, &mut pieces))?;
-        let told = results.into_iter().map(|result| match result {
-            Ok(len) => Ok(len.into_pyobject(py)?.into_any().unbind()),
-            Err(error) => Ok(Failure::from(error).raised(py).into_value(py).into_any()),
-        });
-        told.collect()
+        let (keys, mut pieces) = pairs(parts, Memory::writable)?;
+        let parts = named_parts(&keys, &pieces);
+        told(py, self.command(py, |client| client.mget_into(&parts, &mut pieces))?.into_iter())
     }
 
     /// Set a key to the bytes of a contiguous buffer. When this returns or raises, the command does not use the buffer any more.
@@ -224,6 +213,22 @@ impl Client {
         let pieces = Pieces::new([Memory::of(buffer)?]);
         let range = 0..rdma_kv::Buffer::len(&pieces);
         self.command(py, |client| client.set_from(&key.0, &pieces, range))
+    }
+
+    /// Set many keys, each to the bytes of a buffer of its own; all commands are sent before the first reply is read.
+    ///
+    /// Args:
+    ///     parts: Pairs of a key and a contiguous buffer.
+    ///
+    /// Returns:
+    ///     For each pair None, or `Refused` if the server refused this one.
+    ///
+    /// Raises:
+    ///     ConnectionLost: The connection ended, or `timeout` passed (CommandTimeout).
+    fn mset_from(&self, py: Python<'_>, parts: &Bound<'_, PyAny>) -> PyResult<Vec<Py<PyAny>>> {
+        let (keys, pieces) = pairs(parts, Memory::of)?;
+        let results = self.command(py, |client| client.mset_from(&named_parts(&keys, &pieces), &pieces))?;
+        told(py, results.into_iter().map(|result| result.map(|()| None)))
     }
 
     /// Count how many of these keys there are; one that is named twice counts twice.
@@ -305,6 +310,37 @@ impl<'py> FromPyObject<'_, 'py> for Key {
             Err(PyTypeError::new_err("a key is bytes or a str"))
         }
     }
+}
+
+/// Returns the keys, and the memory that `of` makes of the buffers, of an iterable of pairs.
+fn pairs(
+    parts: &Bound<'_, PyAny>,
+    of: impl Fn(&Bound<'_, PyAny>) -> PyResult<Memory>,
+) -> PyResult<(Vec<Key>, Pieces)> {
+    let (mut keys, mut memories) = (Vec::new(), Vec::new());
+    for part in parts.try_iter()? {
+        let (key, buffer): (Key, Bound<'_, PyAny>) = part?.extract()?;
+        keys.push(key);
+        memories.push(of(&buffer)?);
+    }
+    Ok((keys, Pieces::new(memories)))
+}
+
+/// Returns each piece with its key.
+fn named_parts<'a>(keys: &'a [Key], pieces: &Pieces) -> Vec<Part<'a>> {
+    keys.iter().zip(pieces.ranges()).map(|(key, range)| Part { key: &key.0, range }).collect()
+}
+
+/// Returns results as Python has them: a length, None, or an exception that was not raised.
+fn told(
+    py: Python<'_>,
+    results: impl Iterator<Item = Result<Option<usize>, rdma_kv::Error>>,
+) -> PyResult<Vec<Py<PyAny>>> {
+    let told = results.map(|result| match result {
+        Ok(len) => Ok(len.into_pyobject(py)?.into_any().unbind()),
+        Err(error) => Ok(Failure::from(error).raised(py).into_value(py).into_any()),
+    });
+    told.collect()
 }
 
 /// Returns the keys of a command that takes at least one.

@@ -56,10 +56,10 @@ impl Failure {
             Self::Command(rdma_kv::Error::TooLong { len, room }) => {
                 raised::ValueTooLong::new_err((len, room))
             }
-            Self::Command(rdma_kv::Error::Io(error)) if timed_out(&error) => {
-                let lost = raised::CommandTimeout::new_err("the server sent nothing for `timeout` seconds");
-                lost.set_cause(py, Some(error.into()));
-                lost
+            Self::Command(rdma_kv::Error::Io(error)) if error.kind() == io::ErrorKind::TimedOut => {
+                let late = raised::CommandTimeout::new_err("the command took longer than `timeout` seconds");
+                late.set_cause(py, Some(error.into()));
+                late
             }
             Self::Command(error) => raised::ConnectionLost::new_err(error.to_string()),
             Self::Lost(reason) => {
@@ -69,9 +69,4 @@ impl Failure {
             Self::Closed => raised::ConnectionLost::new_err("the client was closed"),
         }
     }
-}
-
-/// Returns whether a wait took too long. Sockets say that by another kind.
-fn timed_out(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock)
 }

@@ -85,6 +85,7 @@ impl Memory {
 
 /// Pieces of memory one behind the other: the buffer that a client of `rdma-kv` sees, so that one pipeline of commands can have the
 /// memory of many objects.
+#[derive(Clone)]
 pub(crate) struct Pieces {
     /// Each with the offset of its first byte, in order.
     pieces: Vec<(usize, Memory)>,

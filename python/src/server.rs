@@ -18,7 +18,7 @@ const PORT: u16 = 6379;
 /// Settings of a client.
 #[derive(Clone, Copy)]
 pub(crate) struct Settings {
-    /// How long the server may send nothing while a command waits for it.
+    /// How long a command may take.
     pub(crate) timeout: Option<Duration>,
     pub(crate) connect_timeout: Duration,
     /// The length of a receive window, in bytes.
@@ -69,7 +69,7 @@ fn with_port(host: &str) -> String {
 
 /// A way to make connections of one kind.
 trait Dial: Send + Sync + 'static {
-    type Stream: Transport<Buffer: Clone + Send> + Send + 'static;
+    type Stream: Transport + Send + 'static;
 
     fn dial(&self) -> Result<Self::Stream, Refusal>;
 }

@@ -19,13 +19,14 @@ def test_values_come_back(url):
             assert await client.get_into("key", received) == len(sent)
             assert sent == received
             assert await client.mget_into([("key", sent), ("none", received)]) == [len(sent), None]
+            assert await client.mset_from([("empty", b""), ("again", b"x")]) == [None, None]
             assert await client.strlen("key") == len(sent)
             async with await client.another() as other:
                 assert other.registrations == 1
                 assert await other.exists("key", "none") == 1
             assert await client.delete("key") == 1
             counts = client.counts
-            assert counts.bytes_landed + counts.bytes_copied + counts.bytes_lent == 3 * len(sent)
+            assert counts.bytes_landed + counts.bytes_copied + counts.bytes_lent == 3 * len(sent) + 1
             await client.unregister(arena)
             sent.release()
             received.release()

@@ -149,6 +149,34 @@ def test_many_values_at_once(client):
             call()
 
 
+def test_many_values_are_set_at_once(client):
+    arena = bytearray(pattern(12 * WINDOW))
+    client.register(arena)
+    values = [
+        memoryview(arena)[: 5 * WINDOW],
+        bytes(3),
+        b"",
+        memoryview(arena)[5 * WINDOW :],
+        pattern(4 * WINDOW),
+    ]
+    assert client.mset_from((f"key {number}", value) for number, value in enumerate(values)) == [None] * 5
+    for number, value in enumerate(values):
+        buffer = bytearray(len(value))
+        assert client.get_into(f"key {number}", buffer) == len(value)
+        assert buffer == value
+    assert client.counts.bytes_lent in (0, 12 * WINDOW)
+    assert client.mset_from([]) == []
+
+
+def test_one_of_many_is_refused(peer):
+    client = Client(peer.url, timeout=30)
+    peer.accept()
+    peer.stream.sendall(b"+OK\r\n-OOM command not allowed\r\n+OK\r\n")
+    first, second, third = client.mset_from([("a", b"1"), ("b", b"2"), ("c", b"3")])
+    assert (first, third) == (None, None)
+    assert isinstance(second, Refused)
+
+
 def test_a_value_that_is_too_long_leaves_the_client_usable(client):
     client.set_from("key", pattern(5 * WINDOW))
     with pytest.raises(ValueTooLong) as raised:
@@ -272,10 +300,30 @@ def test_a_server_that_goes_in_the_middle(peer):
 def test_a_server_that_says_nothing(peer):
     client = Client(peer.url, timeout=0.05)
     buffer = bytearray(10)
-    with pytest.raises(TimeoutError, match="sent nothing") as raised:
+    with pytest.raises(TimeoutError, match="took longer") as raised:
         client.get_into("key", buffer)
     assert isinstance(raised.value, valkey_rdma.CommandTimeout)
     assert isinstance(raised.value, ConnectionLost)
+    buffer.append(1)
+
+
+def test_a_server_that_is_slow(peer):
+    """The time-out is that of the whole command."""
+    client = Client(peer.url, timeout=0.3)
+    peer.accept()
+    buffer, stop = bytearray(1000), threading.Event()
+
+    def trickle():
+        peer.stream.sendall(b"$1000\r\n")
+        while not stop.wait(0.05):
+            peer.stream.sendall(b"x")
+
+    thread = threading.Thread(target=trickle)
+    thread.start()
+    with pytest.raises(valkey_rdma.CommandTimeout):
+        client.get_into("key", buffer)
+    stop.set()
+    thread.join()
     buffer.append(1)
 
 

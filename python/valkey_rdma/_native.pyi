@@ -58,6 +58,9 @@ class Client:
     def set_from(self, key: bytes | str, buffer: Buffer) -> None:
         """Set a key to the bytes of a buffer."""
 
+    def mset_from(self, parts: Iterable[tuple[bytes | str, Buffer]]) -> list[Error | None]:
+        """Set many keys, each to the bytes of a buffer of its own; all commands are sent before the first reply is read."""
+
     def exists(self, *keys: bytes | str) -> int:
         """Count how many of these keys there are."""
 

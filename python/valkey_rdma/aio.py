@@ -25,7 +25,7 @@ class AsyncClient:
 
     Whatever happens to an ``await`` of a command, the buffer is the caller's again when it is over, by a result, an error or a
     cancellation. A task that is cancelled before its command was begun sends nothing. One that is cancelled later ends when the
-    command does, at most ``timeout`` after the server sent its last byte; the reply is read, so the client can be used further.
+    command does, at most ``timeout`` after it was begun; the reply is read, so the client can be used further.
     """
 
     def __init__(self, client: Client) -> None:
@@ -77,6 +77,12 @@ class AsyncClient:
         """Set a key to the bytes of a buffer; see :meth:`Client.set_from`."""
         with memoryview(buffer) as view:
             await self._do(self._client.set_from, key, view)
+
+    async def mset_from(self, parts: Iterable[tuple[bytes | str, Buffer]]) -> list[Error | None]:
+        """Set many keys; see :meth:`Client.mset_from`."""
+        with contextlib.ExitStack() as views:
+            held = [(key, views.enter_context(memoryview(buffer))) for key, buffer in parts]
+            return await self._do(self._client.mset_from, held)
 
     async def exists(self, *keys: bytes | str) -> int:
         """Count how many of these keys there are; see :meth:`Client.exists`."""

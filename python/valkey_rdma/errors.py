@@ -39,4 +39,4 @@ class ConnectionLost(Error, ConnectionError):
 
 
 class CommandTimeout(ConnectionLost, TimeoutError):
-    """The server sent nothing for longer than the client's ``timeout``. The connection is lost."""
+    """The command took longer than the client's ``timeout``. The connection is lost."""

@@ -15,7 +15,7 @@ import functools
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lmcache.lmcache_native import Bitmap
 from lmcache.logging import init_logger
@@ -25,6 +25,7 @@ from lmcache.v1.distributed.l2_adapters.config import L2AdapterConfigBase
 from lmcache.v1.platform import create_event_notifier
 
 from ._native import Client
+from .errors import Error
 from .pool import Pool
 
 if TYPE_CHECKING:
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
+R = TypeVar("R")
+# The key of an object in Valkey, and its bytes.
+Part = tuple[str, memoryview]
+
 
 class ValkeyRdmaL2AdapterConfig(L2AdapterConfigBase):
     """Settings of the adapter, the ``adapter_params`` of LMCache's plugin entry."""
@@ -42,7 +47,7 @@ class ValkeyRdmaL2AdapterConfig(L2AdapterConfigBase):
         self,
         url: str,
         connections: int = 4,
-        timeout: float = 30.0,
+        timeout: float = 60.0,
         window: int = 1 << 20,
         max_capacity_gb: float = 0,
     ) -> None:
@@ -78,7 +83,7 @@ class ValkeyRdmaL2AdapterConfig(L2AdapterConfigBase):
             "Valkey over RDMA, L2 adapter config fields:\n"
             "- url (str): rdma://HOST[:PORT], tcp://HOST[:PORT] or embedded://NAME (required)\n"
             "- connections (int): connections, each with a thread (default 4, >0)\n"
-            "- timeout (float): seconds that the server may send nothing during a command (default 30, >0)\n"
+            "- timeout (float): seconds that a command, of many objects at once, may take (default 60, >0)\n"
             "- window (int): bytes of a receive window (default 1048576, >0)\n"
             "- max_capacity_gb (float): capacity in GB for usage tracking and eviction (default 0 = disabled)"
         )
@@ -145,16 +150,18 @@ class ValkeyRdmaL2Adapter(L2AdapterInterface):
         """Store objects, each from where it lies."""
         task = self._next_task()
         keys = list(keys)
-        views = [memoryview(one.byte_array) for one in objects]
-        jobs = [functools.partial(_set, name(key), view) for key, view in zip(keys, views, strict=True)]
+        parts = [(name(key), memoryview(one.byte_array)) for key, one in zip(keys, objects, strict=True)]
+        slices = self._slices(parts)
 
-        def done(results: list[int | Exception]) -> None:
-            stored = [
-                (key, result) for key, result in zip(keys, results, strict=True) if isinstance(result, int)
-            ]
-            for result in results:
-                if isinstance(result, Exception):
-                    logger.warning("not stored: %s", result)
+        def done(results: list[list[Error | None] | Exception]) -> None:
+            stored = []
+            for (key, (_, view)), error in zip(
+                zip(keys, parts, strict=True), flat(results, slices), strict=True
+            ):
+                if error is None:
+                    stored.append((key, view.nbytes))
+                else:
+                    logger.warning("not stored: %s", error)
             with self._lock:
                 # A key that is stored again takes no more room.
                 sizes = [0 if key in self._sizes else size for key, size in stored]
@@ -165,7 +172,7 @@ class ValkeyRdmaL2Adapter(L2AdapterInterface):
                 self._stored[task] = L2StoreResult(len(stored) == len(keys), sum(sizes))
             self._store_event.notify()
 
-        self._pool.submit(jobs, done)
+        self._pool.submit([functools.partial(_set, part) for part in slices], done)
         return task
 
     def pop_completed_store_tasks(self) -> dict[L2TaskId, L2StoreResult]:
@@ -216,21 +223,17 @@ class ValkeyRdmaL2Adapter(L2AdapterInterface):
         task = self._next_task()
         keys = list(keys)
         parts = [(name(key), memoryview(one.byte_array)) for key, one in zip(keys, objects, strict=True)]
-        # As many pipelines as connections.
-        share = max(1, -(-len(parts) // self._config.connections))
-        slices = [parts[start : start + share] for start in range(0, len(parts), share)]
+        slices = self._slices(parts)
 
-        def done(results: list[list[bool] | Exception]) -> None:
+        def done(results: list[list[int | Error | None] | Exception]) -> None:
             bitmap = Bitmap(len(keys))
             loaded = []
-            for number, result in enumerate(results):
-                if isinstance(result, Exception):
-                    logger.warning("not loaded: %s", result)
-                    continue
-                for offset, whole in enumerate(result):
-                    if whole:
-                        bitmap.set(number * share + offset)
-                        loaded.append(keys[number * share + offset])
+            for number, length in enumerate(flat(results, slices)):
+                if length == parts[number][1].nbytes:
+                    bitmap.set(number)
+                    loaded.append(keys[number])
+                elif isinstance(length, Exception):
+                    logger.warning("not loaded: %s", length)
             if loaded:
                 self._notify_keys_accessed(loaded)
             with self._lock:
@@ -286,6 +289,11 @@ class ValkeyRdmaL2Adapter(L2AdapterInterface):
         for event in [self._store_event, self._lookup_event, self._load_event]:
             event.close()
 
+    def _slices(self, parts: list[Part]) -> list[list[Part]]:
+        """Cut a batch into one pipeline for each connection."""
+        share = max(1, -(-len(parts) // self._config.connections))
+        return [parts[start : start + share] for start in range(0, len(parts), share)]
+
     def _next_task(self) -> L2TaskId:
         with self._lock:
             self._last_task += 1
@@ -309,14 +317,20 @@ def present(keys: Sequence[str], client: Client) -> list[bool]:
     return present(keys[:middle], client) + present(keys[middle:], client)
 
 
-def _set(key: str, view: memoryview, client: Client) -> int:
-    client.set_from(key, view)
-    return view.nbytes
+def flat(results: Sequence[Sequence[R] | Exception], slices: list[list[Part]]) -> list[R | Exception]:
+    """Return the result of each part; that of a job that failed stands for all parts of its slice."""
+    each: list[R | Exception] = []
+    for result, parts in zip(results, slices, strict=True):
+        each += [result] * len(parts) if isinstance(result, Exception) else result
+    return each
 
 
-def _get(parts: Sequence[tuple[str, memoryview]], client: Client) -> list[bool]:
-    lengths = client.mget_into(parts)
-    return [length == view.nbytes for length, (_, view) in zip(lengths, parts, strict=True)]
+def _set(parts: Sequence[Part], client: Client) -> list[Error | None]:
+    return client.mset_from(parts)
+
+
+def _get(parts: Sequence[Part], client: Client) -> list[int | Error | None]:
+    return client.mget_into(parts)
 
 
 def _delete(keys: Sequence[str], client: Client) -> int:
