@@ -260,17 +260,20 @@ impl Client {
 
     /// How many buffers are registered with this client and all that `another()` made.
     #[getter]
-    fn registrations(&self) -> usize {
-        lock(&self.server).as_ref().map_or(0, |server| server.registrations())
+    fn registrations(&self, py: Python<'_>) -> usize {
+        py.detach(|| lock(&self.server).as_ref().map_or(0, |server| server.registrations()))
     }
 
     /// Close the connection, after the command that is under way. Buffers stay registered for as long as a client is open that
     /// `another()` made, or that made this one.
     fn close(&self, py: Python<'_>) {
         py.detach(|| {
-            // In this order: a connection ends before what is registered for it goes.
-            *lock(&self.line) = State::Closed;
-            lock(&self.server).take();
+            // In this order: a connection ends before what is registered for it goes. What goes attaches to the interpreter to give buffers
+            // back, so no lock is held by then that anybody waits for who is attached.
+            let line = std::mem::replace(&mut *lock(&self.line), State::Closed);
+            drop(line);
+            let server = lock(&self.server).take();
+            drop(server);
         });
     }
 

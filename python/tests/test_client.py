@@ -230,6 +230,29 @@ def test_closing_the_last_client_gives_buffers_back(url):
     buffer.append(1)
 
 
+def test_registering_and_looking_do_not_wait_for_each_other(rdma):
+    """What gives a buffer back needs the interpreter, which somebody who looks has."""
+    arena, stop = bytearray(100), threading.Event()
+    rdma.register(arena)
+
+    def look():
+        while not stop.is_set():
+            assert rdma.registrations <= 2
+
+    threads = [threading.Thread(target=look) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for _ in range(500):
+        with pytest.raises(BufferError):
+            rdma.register(memoryview(arena))
+        other = bytearray(10)
+        rdma.register(other)
+        rdma.unregister(other)
+    stop.set()
+    for thread in threads:
+        thread.join()
+
+
 def test_siblings_share_what_is_registered(rdma):
     length = 8 * WINDOW
     arena = bytearray(pattern(2 * length))
@@ -305,6 +328,44 @@ def test_a_server_that_says_nothing(peer):
     assert isinstance(raised.value, valkey_rdma.CommandTimeout)
     assert isinstance(raised.value, ConnectionLost)
     buffer.append(1)
+
+
+def test_a_connection_that_is_lost_in_the_middle_leaves_the_arena(rdma, name):
+    """Wherever the time-out strikes: before the command was sent, or with windows in the arena."""
+    length = 64 * WINDOW
+    rdma.set_from("key", pattern(length))
+    late = 0
+    for timeout in [1e-6, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2]:
+        arena = bytearray(length)
+        client = Client(f"embedded://{name}", timeout=timeout, window=WINDOW)
+        client.register(arena)
+        try:
+            client.get_into("key", arena)
+        except valkey_rdma.CommandTimeout:
+            late += 1
+        assert client.registrations == 1
+        client.unregister(arena)
+        arena.append(1)
+        client.close()
+    assert late > 0
+
+
+def test_a_buffer_that_is_unregistered_in_use_is_held_until_then(peer):
+    client = Client(peer.url, timeout=30)
+    peer.accept()
+    arena = bytearray(5)
+    client.register(arena)
+    thread = threading.Thread(target=client.get_into, args=["key", arena])
+    thread.start()
+    peer.until(b"key\r\n")
+    assert client.registrations == 1, "it can be asked while a command waits"
+    client.unregister(arena)
+    with pytest.raises(BufferError):
+        arena.append(1)
+    peer.stream.sendall(b"$5\r\nvalue\r\n")
+    thread.join()
+    arena.append(1)
+    assert arena == b"value\x01"
 
 
 def test_a_server_that_is_slow(peer):
