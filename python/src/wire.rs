@@ -63,9 +63,7 @@ impl<T: Transport> Line<T> {
 impl<T: Transport + Send> Wire for Line<T> {
     fn register(&self, memory: rdma_kv::Memory) -> io::Result<bool> {
         let buffer = self.stream.register(memory.clone())?;
-        // A buffer that is refused goes once the lock is free: that needs the interpreter, for which somebody with the lock would wait.
-        let added = lock(&self.arenas).add(&memory, buffer);
-        Ok(added.is_ok())
+        Ok(lock(&self.arenas).add(&memory, buffer).is_ok())
     }
 
     fn read_by(&mut self, into: &mut [u8], deadline: Deadline) -> io::Result<usize> {
