@@ -128,14 +128,9 @@ impl CallerMemory for Memory {
     fn shared(&self) -> SharedMemory<'_> {
         // SAFETY: `len` initialised bytes that are there as long as `self` is, and reached as atomics only: a Vec's through this function,
         // others' by the contract of `from_raw_parts`. The device writes as another thread would, and an atomic may hold anything.
-        let bytes = unsafe { slice::from_raw_parts(self.0.base.as_ptr().cast::<AtomicU8>(), self.0.len) };
-        // SAFETY: eight bytes that are aligned for it make an atomic word, whatever they hold, and as every call cuts the bytes at the same
-        // places, none is reached by accesses of two sizes.
-        let (before, words, behind) = unsafe { bytes.align_to() };
-        let Some(memory) = SharedMemory::with_edges(before, words, behind) else {
-            unreachable!("parts of one slice are contiguous")
-        };
-        memory
+        SharedMemory::new(unsafe {
+            slice::from_raw_parts(self.0.base.as_ptr().cast::<AtomicU8>(), self.0.len)
+        })
     }
 }
 

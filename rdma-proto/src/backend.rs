@@ -284,15 +284,13 @@ pub trait Region: Send + Sync {
     fn rkey(&self) -> u32;
     /// Its bytes.
     fn memory(&self) -> SharedMemory<'_>;
-    /// Copies `into.len()` bytes from `offset` on. False, and nothing copied, if they are not all inside. A backend may know a
-    /// faster way than [`SharedMemory::read`].
+    /// Copies `into.len()` bytes from `offset` on. False, and nothing copied, if they are not all inside.
     #[must_use]
     #[inline]
     fn read(&self, offset: usize, into: &mut [u8]) -> bool {
         self.memory().read(offset, into)
     }
-    /// Copies `from` to `offset` on. False, and nothing copied, if it does not all fit. A backend may know a faster way than
-    /// [`SharedMemory::write`].
+    /// Copies `from` to `offset` on. False, and nothing copied, if it does not all fit.
     #[must_use]
     #[inline]
     fn write(&self, offset: usize, from: &[u8]) -> bool {
@@ -469,7 +467,8 @@ pub trait CompletionQueue<B: Backend>: Send + Sync {
     /// Asks for one event when the next completion arrives, `ibv_req_notify_cq(3)`. Then poll again: see the module's
     /// rules.
     fn arm(&self) -> Result<(), B::Error>;
-    /// Takes all events that wait in the channel and acknowledges them, `ibv_get_cq_event(3)`, `ibv_ack_cq_events(3)`.
-    /// Says how many; none is not an error.
+    /// Takes the events that wait in the channel and acknowledges them, `ibv_get_cq_event(3)`, `ibv_ack_cq_events(3)`.
+    /// Returns how many; none is not an error. If more were raised than [`CompletionQueue::arm`] was called since, some may be left,
+    /// and the descriptor stays readable.
     fn take_events(&self) -> Result<u32, B::Error>;
 }

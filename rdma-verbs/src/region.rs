@@ -3,7 +3,7 @@
 use core::ffi::c_int;
 use core::fmt;
 use core::ptr::{self, NonNull};
-use core::sync::atomic::AtomicU64;
+use core::sync::atomic::AtomicU8;
 use std::sync::Arc;
 
 use rdma_proto::backend::{self, Access, Slice};
@@ -114,7 +114,7 @@ impl Bytes {
     /// Returns the first `len` bytes.
     fn shared(&self, len: usize) -> SharedMemory<'_> {
         match self {
-            Self::Own(mapping) => SharedMemory::new(mapping.words(), len),
+            Self::Own(mapping) => SharedMemory::new(mapping.bytes().get(..len).unwrap_or_default()),
             Self::Caller(memory) => memory.shared(),
         }
     }
@@ -182,23 +182,7 @@ impl backend::Region for Region {
     }
 
     fn memory(&self) -> SharedMemory<'_> {
-        self.bytes.as_ref().map_or(SharedMemory::new(&[], 0), |bytes| bytes.shared(self.len))
-    }
-
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    fn read(&self, offset: usize, into: &mut [u8]) -> bool {
-        match &self.bytes {
-            Some(Bytes::Own(mapping)) => mapping.read(self.len, offset, into),
-            _ => self.memory().read(offset, into),
-        }
-    }
-
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    fn write(&self, offset: usize, from: &[u8]) -> bool {
-        match &self.bytes {
-            Some(Bytes::Own(mapping)) => mapping.write(self.len, offset, from),
-            _ => self.memory().write(offset, from),
-        }
+        self.bytes.as_ref().map_or(SharedMemory::new(&[]), |bytes| bytes.shared(self.len))
     }
 }
 
@@ -260,35 +244,11 @@ impl Mapping {
         }
     }
 
-    /// Copies out of the first `len` bytes.
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    fn read(&self, len: usize, offset: usize, into: &mut [u8]) -> bool {
-        let within = offset.checked_add(into.len()).is_some_and(|end| end <= len && end <= self.len);
-        if within {
-            // SAFETY: the bytes from `offset` on are mapped, as far as `into` is long, and reached in this process only through
-            // `words` and copies like this; `into` is the caller's alone, and so lies elsewhere.
-            unsafe { crate::copy::copy(self.base.as_ptr().add(offset), into.as_mut_ptr(), into.len()) };
-        }
-        within
-    }
-
-    /// Copies into the first `len` bytes.
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    fn write(&self, len: usize, offset: usize, from: &[u8]) -> bool {
-        let within = offset.checked_add(from.len()).is_some_and(|end| end <= len && end <= self.len);
-        if within {
-            // SAFETY: as for `read`; nobody has a reference to bytes of the mapping, so `from` lies elsewhere.
-            unsafe { crate::copy::copy(from.as_ptr(), self.base.as_ptr().add(offset), from.len()) };
-        }
-        within
-    }
-
-    fn words(&self) -> &[AtomicU64] {
-        // SAFETY: whole pages, so aligned for words and a whole number of them, zero from the start, mapped while `self` lives,
-        // and reached in this process only through this function, that is through atomics, and through copies in assembly whose
-        // accesses are as good as atomics to the compiler. The device writes as another
-        // thread would; it is outside of the language, which makes no assumption about what an atomic holds.
-        unsafe { core::slice::from_raw_parts(self.base.as_ptr().cast(), self.len / size_of::<AtomicU64>()) }
+    fn bytes(&self) -> &[AtomicU8] {
+        // SAFETY: whole pages, zero from the start, mapped while `self` lives, and reached in this process only through this function,
+        // that is as atomics. The device writes as another thread would; it is outside of the language, which makes no assumption about what
+        // an atomic holds.
+        unsafe { core::slice::from_raw_parts(self.base.as_ptr().cast(), self.len) }
     }
 }
 
@@ -330,25 +290,10 @@ mod tests {
     fn mappings_are_whole_zeroed_pages() {
         let mapping = Mapping::new(1).unwrap();
         assert!(mapping.len >= 4096 && (mapping.base.as_ptr() as usize).is_multiple_of(4096));
-        let memory = SharedMemory::new(mapping.words(), 100);
+        let memory = SharedMemory::new(&mapping.bytes()[..100]);
         let mut bytes = [1; 100];
         assert!(memory.read(0, &mut bytes) && bytes == [0; 100]);
         assert!(memory.write(99, &[7]) && !memory.write(100, &[7]));
-    }
-
-    /// The copies in assembly see what the words hold, and refuse what those refuse.
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    #[test]
-    fn copies_agree_with_the_words() {
-        let mapping = Mapping::new(4096).unwrap();
-        let memory = SharedMemory::new(mapping.words(), 100);
-        let bytes: Vec<u8> = (0..97).collect();
-        assert!(mapping.write(100, 3, &bytes) && !mapping.write(100, 4, &bytes));
-        let (mut one, mut other) = ([0; 97], [0; 97]);
-        assert!(memory.read(3, &mut one) && mapping.read(100, 3, &mut other));
-        assert!(one == *bytes && one == other);
-        assert!(!mapping.read(100, 4, &mut other) && !mapping.read(100, usize::MAX, &mut other));
-        assert!(mapping.read(100, 100, &mut []) && !mapping.read(100, 101, &mut []));
     }
 
     #[test]
