@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use raw_peer::{Connecting, Incoming, Progress, Session, Shape, Step};
@@ -111,11 +111,11 @@ impl World {
 }
 
 /// Memory of the application, of which the test keeps a handle.
-struct Memory(Arc<[AtomicU64]>);
+struct Memory(Arc<[AtomicU8]>);
 
 impl CallerMemory for Memory {
     fn shared(&self) -> SharedMemory<'_> {
-        SharedMemory::new(&self.0, 8 * self.0.len())
+        SharedMemory::new(&self.0)
     }
 }
 
@@ -130,7 +130,7 @@ fn all(buffer: &RegisteredBuffer<SoftSim>, range: std::ops::Range<usize>, byte: 
 #[test]
 fn what_was_given_up_can_be_written_until_its_key_is_dead() {
     let mut world = World::new();
-    let memory: Arc<[AtomicU64]> = (0..6 * WINDOW / 8).map(|_| AtomicU64::new(0)).collect();
+    let memory: Arc<[AtomicU8]> = (0..6 * WINDOW).map(|_| AtomicU8::new(0)).collect();
     let handle = Memory(Arc::clone(&memory));
     let connection = world.endpoint.connection(world.id).expect("is there");
     let mut buffer = Arc::new(connection.register_memory(handle, Access::REMOTE_WRITE).expect("registered"));
@@ -175,7 +175,6 @@ fn what_was_given_up_can_be_written_until_its_key_is_dead() {
     world.intrude(landing, 0xdd);
     world.until("the refusal", |world| world.failed.is_some());
     assert_eq!(world.failed, Some(CompletionStatus::REM_ACCESS_ERR));
-    let intruded = u64::from_ne_bytes([0xee; 8]);
-    let words = &memory[WINDOW / 8..2 * WINDOW / 8];
-    assert!(words.iter().all(|word| word.load(Ordering::Relaxed) == intruded), "the program's bytes changed");
+    let bytes = &memory[WINDOW..2 * WINDOW];
+    assert!(bytes.iter().all(|byte| byte.load(Ordering::Relaxed) == 0xee), "the program's bytes changed");
 }

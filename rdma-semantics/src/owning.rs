@@ -1,7 +1,7 @@
 //! Handles: what each keeps alive, and that everything is released, in whatever order.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64};
+use std::sync::atomic::AtomicU8;
 
 use crate::Descriptors;
 use rdma_proto::backend::{
@@ -142,35 +142,24 @@ fn fresh_memory<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Memory of a program: words, and the bytes behind them.
-#[repr(C)]
-struct Kept {
-    words: [AtomicU64; 512],
-    behind: [AtomicU8; 5],
-}
-
-/// The device's hold on it.
-struct Handle(Arc<Kept>);
+/// Memory of a program, as a device holds it.
+struct Handle(Arc<[AtomicU8]>);
 
 impl CallerMemory for Handle {
     fn shared(&self) -> SharedMemory<'_> {
-        let Kept { words, behind } = &*self.0;
-        SharedMemory::with_edges(&[], words, behind).unwrap_or(SharedMemory::new(words, 512 * 8))
+        SharedMemory::new(&self.0)
     }
 }
 
 fn memory_of_a_program<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
-    const LEN: usize = 512 * 8 + 5;
+    const LEN: usize = 4096 + 5;
     let Pair { server, client, .. } = &setting.pair()?;
-    let kept = Arc::new(Kept {
-        words: [const { AtomicU64::new(u64::from_ne_bytes([7; 8])) }; 512],
-        behind: [const { AtomicU8::new(7) }; 5],
-    });
+    let kept: Arc<[AtomicU8]> = (0..LEN).map(|_| AtomicU8::new(7)).collect();
     let memory = Handle(Arc::clone(&kept));
     let region = server.domain.register_memory(memory, Access::REMOTE_WRITE).called("register_memory")?;
     equal("its length", region.len(), LEN)?;
     equal("its bytes", super::ends::read::<B>(&region, 0, LEN)?, vec![7; LEN])?;
-    // Over the last word and what is behind it.
+    // To its last byte.
     let to = RemoteAddress { address: region.address() + LEN as u64 - 13, rkey: region.rkey() };
     holds("the source cannot be written", client.region.write(0, b"thirteen byte"))?;
     client.post_one(SendOp::Write(to), 0, 13)?;

@@ -69,7 +69,10 @@ pub(super) fn check_end(end: &End, connection: Option<&Connection<SoftSim>>) -> 
     }
     if let Some(connection) = connection {
         if end.app().is_kept_from_memory(connection) {
-            return Err(Violation::new("landing", format!("{}: memory is kept that was given up", name(end))));
+            return Err(Violation::new(
+                "landing",
+                format!("{}: memory is kept that was given up", name(end)),
+            ));
         }
         let (counters, limit) = (connection.counters(), connection.options().protocol.peer_receives);
         if counters.most_in_flight > limit.into() {
