@@ -1,5 +1,6 @@
 //! The blocking stream.
 
+use std::fmt::Debug;
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::ops::{Deref, DerefMut, Range};
@@ -61,24 +62,21 @@ impl Default for Connect {
 }
 
 impl<B: Descriptors> Stream<B> {
-    /// Connects to a host and port, with default settings.
+    /// Connects to a host and port, `"host:6379"` or `("host", 6379)`, with default settings.
     ///
     /// # Errors
     /// Says what to do: no RDMA device, no such host, refused, not reachable, timed out, too little locked memory.
-    pub fn connect(backend: &B, host: impl ToSocketAddrs + ToString) -> Result<Self, Error> {
+    pub fn connect(backend: &B, host: impl ToSocketAddrs + Debug) -> Result<Self, Error> {
         Self::connect_with(backend, host, &Connect::default())
     }
 
-    /// Connects to a host and port. Its addresses are tried in turn.
+    /// Connects to a host and port, `"host:6379"` or `("host", 6379)`. Its addresses are tried in turn.
     ///
     /// # Errors
     /// That of the last address tried; as [`Stream::connect`].
-    pub fn connect_with(
-        backend: &B,
-        host: impl ToSocketAddrs + ToString,
-        how: &Connect,
-    ) -> Result<Self, Error> {
-        let no_such_host = |source| Error::NoSuchHost { host: host.to_string(), source: Arc::new(source) };
+    pub fn connect_with(backend: &B, host: impl ToSocketAddrs + Debug, how: &Connect) -> Result<Self, Error> {
+        let name = format!("{host:?}");
+        let no_such_host = |source| Error::no_such_host(&name, source);
         let addresses = host.to_socket_addrs().map_err(no_such_host)?;
         let mut last = no_such_host(io::Error::new(io::ErrorKind::NotFound, "the name has no address"));
         for peer in addresses {

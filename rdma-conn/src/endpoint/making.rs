@@ -119,7 +119,7 @@ impl<B: Descriptors> Endpoint<B> {
         options.check()?;
         let place = self.budget.place()?;
         let (connecting, key) = Connecting::dial(&self.events, peer, local, self.now(), timeout)?;
-        Ok(self.enter(Member::new(connecting, (key, peer), options, place, None)))
+        Ok(self.enter(Member::new(connecting, (key, peer), options, place, (Role::Client, None))))
     }
 
     /// Asks the peer for the connection, whose route is known.
@@ -218,7 +218,8 @@ impl<B: Descriptors> Endpoint<B> {
     ) -> Result<ConnectionId, Error> {
         let peer = identifier.peer_addr().ok_or(Error::DeviceRemoved)?;
         let connecting = Connecting::accepted(self.now(), options.handshake_timeout);
-        let id = self.enter(Member::new(connecting, (identifier.key(), peer), options, place, listener));
+        let whose = (Role::Server, listener);
+        let id = self.enter(Member::new(connecting, (identifier.key(), peer), options, place, whose));
         let made = self.connect_queue(id, identifier, peer, Role::Server, options);
         let accepted = made.and_then(|()| match self.connection(id) {
             Some(connection) => connection.accept(),
