@@ -80,6 +80,8 @@ impl<B: Descriptors> Peer<B> {
             used: 0,
             keepalives: 0,
             serves: false,
+            asked: 0,
+            mirror: None,
             registered: false,
             offered: None,
             seen: Seen::default(),

@@ -116,6 +116,31 @@ impl<B: Descriptors> Peer<B> {
         }
     }
 
+    /// Asks a server for its features. Whatever is waited for next takes the answer.
+    pub fn ask_features(&mut self, select: u16) -> Result<(), Failure> {
+        self.asked += 1;
+        self.message(Message::GetServerFeature { select, features: FeatureSet::NONE })
+    }
+
+    /// Waits until all questions for features are answered.
+    pub fn await_answers(&mut self) -> Result<(), Failure> {
+        while self.asked > 0 {
+            let incoming = self.receive()?;
+            self.absorb(incoming)?;
+        }
+        Ok(())
+    }
+
+    /// Returns whether it has given the target a window.
+    pub const fn has_registered(&self) -> bool {
+        self.registered
+    }
+
+    /// Returns whether the target has registered a window.
+    pub const fn has_window(&self) -> bool {
+        self.theirs.is_some()
+    }
+
     /// Returns the number of keepalives that came.
     pub const fn keepalives(&self) -> u64 {
         self.keepalives
@@ -135,6 +160,7 @@ impl<B: Descriptors> Peer<B> {
                     self.message(Message::GetServerFeature { select, features: FeatureSet::NONE })?;
                 }
                 Message::SetClientFeature { .. } if self.serves => {}
+                Message::GetServerFeature { .. } if self.asked > 0 => self.asked -= 1,
                 other => return Err(Failure::wrong(format!("unexpected message {other:?}"))),
             },
             Incoming::Notified(count) => return self.take_bytes(count),
@@ -190,6 +216,9 @@ impl<B: Descriptors> Peer<B> {
         let (region, offset) = self.place();
         if !region.memory().read(offset as usize + taken as usize, &mut bytes) {
             return Err(Failure::wrong("the plan is not within its memory"));
+        }
+        if let Some(mirror) = &mut self.mirror {
+            mirror[(offset + taken) as usize..][..bytes.len()].copy_from_slice(&bytes);
         }
         self.received.extend_from_slice(&bytes);
         self.taken = end;
