@@ -1,68 +1,139 @@
-//! `valkey-rdma-sync` between processes: three Valkeys, each with a program of its own that has a device by `softrdma run`, the third
-//! behind the second. Skipped, and said so, where there is no `softrdma` or no `valkey-server`.
+//! `valkey-rdma-sync` between processes: three Valkeys, each with a program of its own, the third behind the second.
+//!
+//! The programs share the RDMA device whose address `LAB_IP4` names (a step of `lab/suite`); without it each has a device, and so a
+//! machine, of its own by `softrdma run`. Skipped, and said so, where there is no `softrdma` or no `valkey-server`; with
+//! `REQUIRE_RDMA=1` that is a failure.
 
+#[path = "support/history.rs"]
+mod history;
 #[path = "support/keys.rs"]
 mod keys;
 #[path = "support/server.rs"]
 mod server;
 
+use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use keys::{assert_equal, fill};
 use redis::cmd;
+use rustix::process::{Pid, Signal, kill_process};
 use server::Valkey;
 
-/// The program that `SOFTRDMA` names, or that was built beside this crate's.
-fn softrdma() -> Option<PathBuf> {
-    let named = std::env::var_os("SOFTRDMA").map(PathBuf::from);
-    let beside = Path::new(env!("CARGO_BIN_EXE_valkey-rdma-sync")).with_file_name("softrdma");
-    let found = named.into_iter().chain([beside]).find(|path| path.is_file());
-    if found.is_none() {
-        println!(
-            "skipped: there is no softrdma; `cargo build -p softrdma` makes one, or SOFTRDMA may name it"
-        );
-    }
-    found
+/// Where RDMA comes from.
+enum Device {
+    /// It is there, at this address.
+    Here(IpAddr),
+    /// This program makes one for each process.
+    Softrdma(PathBuf),
 }
 
-/// A fabric of the test's own, and a secret for those on it.
+impl Device {
+    /// Names the device at `LAB_IP4`, or the program that `SOFTRDMA` names, or that was built beside this crate's.
+    fn find() -> Option<Self> {
+        if let Ok(address) = std::env::var("LAB_IP4") {
+            return Some(Self::Here(address.parse().expect("an address")));
+        }
+        let named = std::env::var_os("SOFTRDMA").map(PathBuf::from);
+        let beside = Path::new(env!("CARGO_BIN_EXE_valkey-rdma-sync")).with_file_name("softrdma");
+        let found = named.into_iter().chain([beside]).find(|path| path.is_file());
+        if found.is_none() {
+            skipped("there is no softrdma; `cargo build -p softrdma` makes one, or SOFTRDMA may name it");
+        }
+        found.map(Self::Softrdma)
+    }
+}
+
+fn skipped(why: &str) {
+    assert!(std::env::var_os("REQUIRE_RDMA").is_none_or(|value| value != "1"), "{why}");
+    println!("skipped: {why}");
+}
+
+/// The source and two targets.
+fn valkeys() -> Option<[Valkey; 3]> {
+    let three = [(); 3].map(|()| Valkey::start());
+    if three.iter().any(Option::is_none) {
+        skipped("there is no valkey-server");
+    }
+    let [source, first, second] = three;
+    Some([source?, first?, second?])
+}
+
+/// Programs that reach each other, and the secret that they share.
 struct Fabric {
-    softrdma: PathBuf,
+    device: Device,
     folder: PathBuf,
 }
 
 /// A program on it.
 struct Program {
+    name: &'static str,
     child: Child,
     said: BufReader<std::process::ChildStderr>,
+    told: PathBuf,
 }
 
 impl Fabric {
-    fn new(softrdma: PathBuf, name: &str) -> Self {
+    fn new(device: Device, name: &str) -> Self {
         let folder = std::env::temp_dir().join(format!("rdma-snapshot-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&folder).expect("a folder");
         std::fs::write(folder.join("secret"), "a secret\n").expect("a file");
-        Self { softrdma, folder }
+        Self { device, folder }
     }
 
-    /// `valkey-rdma-sync` on the machine with this address.
-    fn sync(&self, address: &str, arguments: &[&str]) -> Program {
-        let mut child = Command::new(&self.softrdma)
-            .args(["run", "--address", address, "--", env!("CARGO_BIN_EXE_valkey-rdma-sync")])
+    /// Where a program of this number listens.
+    fn address(&self, number: u8) -> SocketAddr {
+        match &self.device {
+            Device::Here(address) => SocketAddr::new(*address, 7400 + u16::from(number)),
+            Device::Softrdma(_) => SocketAddr::from(([192, 0, 2, number], 7400)),
+        }
+    }
+
+    /// Runs `valkey-rdma-sync` as the program of this number.
+    fn sync(&self, name: &'static str, number: u8, arguments: &[&str]) -> Program {
+        let sync = env!("CARGO_BIN_EXE_valkey-rdma-sync");
+        let mut command = match &self.device {
+            Device::Here(_) => Command::new(sync),
+            Device::Softrdma(softrdma) => {
+                let mut command = Command::new(softrdma);
+                let address = self.address(number).ip().to_string();
+                command.args(["run", "--address", &address, "--", sync]);
+                command.env("XDG_RUNTIME_DIR", &self.folder);
+                command
+            }
+        };
+        let told = self.folder.join(format!("{name}.json"));
+        let mut child = command
             .args(arguments)
             .arg("--secret-file")
             .arg(self.folder.join("secret"))
             .arg("--json")
-            .env("XDG_RUNTIME_DIR", &self.folder)
             .stdin(Stdio::null())
-            .stdout(Stdio::piped())
+            .stdout(File::create(&told).expect("a file"))
             .stderr(Stdio::piped())
             .spawn()
-            .expect("softrdma runs");
+            .expect("the program runs");
         let said = BufReader::new(child.stderr.take().expect("is piped"));
-        Program { child, said }
+        Program { name, child, said, told }
+    }
+
+    /// Has `source` published for one replica, which hands on to another. Returns the publisher's program and both others'.
+    fn chain(&self, [source, first, second]: &[Valkey; 3], follow: bool) -> (Program, [Program; 2]) {
+        let [origin, between] = [1, 2].map(|number| self.address(number).to_string());
+        let mut publish = vec!["publish", "--bind", &origin, "--readers", "1"];
+        let from = source.url();
+        publish.extend(["--from", &from]);
+        publish.extend(follow.then_some("--follow"));
+        let mut publisher = self.sync("publisher", 1, &publish);
+        publisher.says("publishing on");
+        let into = first.url();
+        let middle = ["pull", &origin, "--into", &into, "--verify", "--republish", &between];
+        let middle = self.sync("middle", 2, &middle);
+        let into = second.url();
+        let last = ["pull", &between, "--into", &into, "--verify", "--attempts", "100"];
+        (publisher, [middle, self.sync("last", 3, &last)])
     }
 }
 
@@ -78,18 +149,22 @@ impl Program {
         let mut all = String::new();
         while !all.contains(what) {
             let count = self.said.read_line(&mut all).expect("text");
-            assert!(count > 0, "it ended without {what:?}: {all}");
+            assert!(count > 0, "{} ended without {what:?}: {all}", self.name);
         }
+    }
+
+    fn is_running(&mut self) -> bool {
+        self.child.try_wait().expect("a child").is_none()
     }
 
     /// Waits for its end, which is a right one.
     fn ends(mut self) {
-        let (mut told, mut said) = (String::new(), String::new());
-        self.child.stdout.take().expect("is piped").read_to_string(&mut told).expect("text");
+        let mut said = String::new();
         self.said.read_to_string(&mut said).expect("text");
         let status = self.child.wait().expect("a child");
-        assert!(status.success(), "{status}: {told}{said}");
-        println!("{}", told.lines().last().unwrap_or_default());
+        let told = std::fs::read_to_string(&self.told).expect("text");
+        assert!(status.success(), "{}: {status}: {told}{said}", self.name);
+        println!("{}: {}", self.name, told.lines().last().unwrap_or_default());
     }
 }
 
@@ -103,30 +178,42 @@ impl Drop for Program {
 /// A live Valkey into a second one, and from there into a third: equal by `DEBUG DIGEST` and by every key's `DUMP`.
 #[test]
 fn a_chain_of_valkeys_is_built_between_processes() {
-    let Some(softrdma) = softrdma() else { return };
-    let (Some(source), Some(first), Some(second)) = (Valkey::start(), Valkey::start(), Valkey::start())
-    else {
-        return;
-    };
+    let Some(device) = Device::find() else { return };
+    let Some(valkeys) = valkeys() else { return };
+    let [source, first, second] = &valkeys;
     fill(&mut source.connect());
-    let fabric = Fabric::new(softrdma, "processes");
-    let mut publisher = fabric.sync(
-        "192.0.2.1",
-        &["publish", "--bind", "192.0.2.1:7400", "--from", &source.url(), "--readers", "1"],
-    );
-    publisher.says("publishing on");
-    let middle =
-        ["pull", "192.0.2.1:7400", "--into", &first.url(), "--verify", "--republish", "192.0.2.2:7400"];
-    let middle = fabric.sync("192.0.2.2", &middle);
-    let last = ["pull", "192.0.2.2:7400", "--into", &second.url(), "--verify", "--attempts", "100"];
-    let last = fabric.sync("192.0.2.3", &last);
-    last.ends();
-    middle.ends();
+    let fabric = Fabric::new(device, "processes");
+    let (publisher, replicas) = fabric.chain(&valkeys, false);
+    replicas.into_iter().for_each(Program::ends);
     publisher.ends();
-    for replica in [&first, &second] {
+    for replica in [first, second] {
         assert_equal(&mut source.connect(), &mut replica.connect());
         let answer: i64 =
             cmd("FCALL").arg("answer").arg(0).query(&mut replica.connect()).expect("a function");
         assert_eq!(answer, 42);
+    }
+}
+
+/// While 100,000 writes go on, both replicas of a chain are at every moment prefixes of the source's history; at the end, which the
+/// operator asks for by SIGINT, they are equal to the source.
+#[test]
+fn a_chain_catches_up_with_a_source_that_is_written_to() {
+    let Some(device) = Device::find() else { return };
+    let Some(valkeys) = valkeys() else { return };
+    let [source, first, second] = &valkeys;
+    fill(&mut source.connect());
+    let fabric = Fabric::new(device, "history");
+    let (publisher, mut replicas) = fabric.chain(&valkeys, true);
+    let operator = Pid::from_child(&publisher.child);
+    history::unfold(
+        source.connect(),
+        [first, second].map(Valkey::connect),
+        || replicas.iter_mut().any(Program::is_running),
+        move || kill_process(operator, Signal::INT).expect("it runs until it is told to end"),
+    );
+    replicas.into_iter().for_each(Program::ends);
+    publisher.ends();
+    for replica in [first, second] {
+        assert_equal(&mut source.connect(), &mut replica.connect());
     }
 }
