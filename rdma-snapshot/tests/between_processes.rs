@@ -181,7 +181,7 @@ fn a_chain_of_valkeys_is_built_between_processes() {
     let Some(device) = Device::find() else { return };
     let Some(valkeys) = valkeys() else { return };
     let [source, first, second] = &valkeys;
-    fill(&mut source.connect());
+    fill(&mut source.connect(), 64 << 20);
     let fabric = Fabric::new(device, "processes");
     let (publisher, replicas) = fabric.chain(&valkeys, false);
     replicas.into_iter().for_each(Program::ends);
@@ -201,7 +201,7 @@ fn a_chain_catches_up_with_a_source_that_is_written_to() {
     let Some(device) = Device::find() else { return };
     let Some(valkeys) = valkeys() else { return };
     let [source, first, second] = &valkeys;
-    fill(&mut source.connect());
+    fill(&mut source.connect(), 1 << 20);
     let fabric = Fabric::new(device, "history");
     let (publisher, mut replicas) = fabric.chain(&valkeys, true);
     let operator = Pid::from_child(&publisher.child);

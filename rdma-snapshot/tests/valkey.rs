@@ -52,7 +52,7 @@ fn two_replicas_have_what_the_source_has() {
         return;
     };
     let mut connection = source.connect();
-    fill(&mut connection);
+    fill(&mut connection, 64 << 20);
     let fabric = Fabric::new();
     let live = LiveSource::open(source.server(), false).expect("a snapshot");
     let how = Publish { readers: Some(1), chunk_size: 64 << 10, ..Publish::default() };
@@ -88,7 +88,7 @@ fn two_replicas_have_what_the_source_has() {
 #[test]
 fn a_replica_catches_up_with_a_source_that_is_written_to() {
     let (Some(source), Some(target)) = (Valkey::start(), Valkey::start()) else { return };
-    fill(&mut source.connect());
+    fill(&mut source.connect(), 1 << 20);
     let fabric = Fabric::new();
     let stop = Stop::default();
     let live = LiveSource::open(source.server(), true).expect("a snapshot");
@@ -106,7 +106,7 @@ fn a_replica_catches_up_with_a_source_that_is_written_to() {
 #[test]
 fn an_rdb_file_is_as_good_as_its_source() {
     let (Some(source), Some(target)) = (Valkey::start(), Valkey::start()) else { return };
-    fill(&mut source.connect());
+    fill(&mut source.connect(), 1 << 20);
     let fabric = Fabric::new();
     let live = LiveSource::open(source.server(), false).expect("a snapshot");
     let (at, publisher) =
@@ -144,7 +144,7 @@ fn a_target_that_cannot_take_it_is_left_as_it_was() {
     else {
         return;
     };
-    fill(&mut source.connect());
+    fill(&mut source.connect(), 1 << 20);
     cmd("SET").arg("mine").arg(1).exec(&mut full.connect()).expect("written");
     let fabric = Fabric::new();
     let live = LiveSource::open(source.server(), false).expect("a snapshot");
