@@ -119,20 +119,25 @@ impl Fabric {
         Program { name, child, said, told }
     }
 
-    /// Has `source` published for one replica, which hands on to another. Returns the publisher's program and both others'.
-    fn chain(&self, [source, first, second]: &[Valkey; 3], follow: bool) -> (Program, [Program; 2]) {
-        let [origin, between] = [1, 2].map(|number| self.address(number).to_string());
-        let mut publish = vec!["publish", "--bind", &origin, "--readers", "1"];
-        let from = source.url();
-        publish.extend(["--from", &from]);
+    /// Has `source` published until one replica has had everything.
+    fn publish(&self, source: &Valkey, follow: bool) -> Program {
+        let (bind, from) = (self.address(1).to_string(), source.url());
+        let mut publish = vec!["publish", "--bind", &bind, "--readers", "1", "--from", &from];
         publish.extend(follow.then_some("--follow"));
         let mut publisher = self.sync("publisher", 1, &publish);
         publisher.says("publishing on");
+        publisher
+    }
+
+    /// Has `source` published for one replica, which hands on to another. Returns the publisher's program and both others'.
+    fn chain(&self, [source, first, second]: &[Valkey; 3], follow: bool) -> (Program, [Program; 2]) {
+        let [origin, between] = [1, 2].map(|number| self.address(number).to_string());
+        let publisher = self.publish(source, follow);
         let into = first.url();
         let middle = ["pull", &origin, "--into", &into, "--verify", "--republish", &between];
         let middle = self.sync("middle", 2, &middle);
         let into = second.url();
-        let last = ["pull", &between, "--into", &into, "--verify", "--attempts", "100"];
+        let last = ["pull", &between, &origin, "--into", &into, "--verify", "--attempts", "100"];
         (publisher, [middle, self.sync("last", 3, &last)])
     }
 }
@@ -157,14 +162,28 @@ impl Program {
         self.child.try_wait().expect("a child").is_none()
     }
 
-    /// Waits for its end, which is a right one.
-    fn ends(mut self) {
+    /// Waits until it tells this in JSON.
+    fn tells(&mut self, what: &str) {
+        while !std::fs::read_to_string(&self.told).expect("text").contains(what) {
+            assert!(self.is_running(), "{} ended without {what}", self.name);
+            std::thread::yield_now();
+        }
+    }
+
+    /// Waits for its end. Returns whether it was a right one, and what it said.
+    fn ended(&mut self) -> (bool, String) {
         let mut said = String::new();
         self.said.read_to_string(&mut said).expect("text");
         let status = self.child.wait().expect("a child");
         let told = std::fs::read_to_string(&self.told).expect("text");
-        assert!(status.success(), "{}: {status}: {told}{said}", self.name);
         println!("{}: {}", self.name, told.lines().last().unwrap_or_default());
+        (status.success(), format!("{}: {status}: {told}{said}", self.name))
+    }
+
+    /// Waits for its end, which is a right one.
+    fn ends(mut self) {
+        let (is_right, said) = self.ended();
+        assert!(is_right, "{said}");
     }
 }
 
@@ -216,4 +235,45 @@ fn a_chain_catches_up_with_a_source_that_is_written_to() {
     for replica in [first, second] {
         assert_equal(&mut source.connect(), &mut replica.connect());
     }
+}
+
+/// VS-READ-003: the replica that another one reads from is killed, and that one goes on at the publisher, where it was.
+#[test]
+fn a_replica_goes_on_when_the_one_before_it_is_killed() {
+    let Some(device) = Device::find() else { return };
+    let Some(valkeys) = valkeys() else { return };
+    let [source, _, second] = &valkeys;
+    fill(&mut source.connect(), 1 << 20);
+    let fabric = Fabric::new(device, "killed");
+    let (publisher, [mut middle, mut last]) = fabric.chain(&valkeys, true);
+    last.tells("\"snapshot_complete\":true");
+    middle.child.kill().expect("it runs");
+    middle.child.wait().expect("a child");
+    cmd("SET").arg("written").arg("meanwhile").exec(&mut source.connect()).expect("written");
+    kill_process(Pid::from_child(&publisher.child), Signal::INT).expect("it runs");
+    last.ends();
+    publisher.ends();
+    assert_equal(&mut source.connect(), &mut second.connect());
+}
+
+/// VS-TABLE-001: the publisher is killed and started again. Its snapshot is another: the replica says so, and keeps the whole one that it had.
+#[test]
+fn a_publisher_that_was_restarted_has_another_snapshot() {
+    let Some(device) = Device::find() else { return };
+    let Some(valkeys) = valkeys() else { return };
+    let [source, target, _] = &valkeys;
+    fill(&mut source.connect(), 1 << 20);
+    let fabric = Fabric::new(device, "restarted");
+    let publisher = fabric.publish(source, true);
+    let (origin, into) = (fabric.address(1).to_string(), target.url());
+    let mut replica =
+        fabric.sync("replica", 2, &["pull", &origin, "--into", &into, "--verify", "--attempts", "1000"]);
+    replica.tells("\"snapshot_complete\":true");
+    drop(publisher);
+    let _again = fabric.publish(source, true);
+    let (is_right, said) = replica.ended();
+    assert!(!is_right && said.contains("begin again"), "{said}");
+    assert_equal(&mut source.connect(), &mut target.connect());
+    let role: Vec<redis::Value> = cmd("ROLE").query(&mut target.connect()).expect("a role");
+    assert_eq!(role.first(), Some(&redis::Value::BulkString(b"master".to_vec())));
 }
