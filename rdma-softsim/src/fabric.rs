@@ -13,7 +13,7 @@ use crate::driver::Driver;
 use crate::model::HostId;
 use crate::settings::{Limits, Link, Parameters, Resources};
 use crate::verbs::{CompletionQueue, Domain, QueuePair, Region};
-use crate::{Chance, Error, Fault, When};
+use crate::{Capture, Chance, DeviceKind, Error, Fault, When};
 
 /// A network of hosts with RDMA devices, inside this process. Clones are handles to the same fabric.
 #[derive(Clone)]
@@ -83,6 +83,30 @@ impl Fabric {
     /// Draws what comes by chance from this seed, from now on.
     pub fn seed_faults(&self, seed: u64) {
         self.driver.peek(|model| model.seed_faults(seed));
+    }
+
+    /// Messages that are sent from now on travel for so long, one way. In real time the machine's own speed comes on top.
+    pub fn set_latency(&self, latency: Duration) {
+        self.driver.peek(|model| model.set_latency(latency));
+    }
+
+    /// Devices behave as this kind does from now on, where verbs leaves them a choice. What the kind leaves to chance is drawn now, from
+    /// the seed of [`Fabric::seed_faults`].
+    pub fn set_device_kind(&self, kind: DeviceKind) {
+        self.driver.peek(|model| model.set_device_kind(kind));
+    }
+
+    /// `capture` sees the messages that pass from now on until the fabric is gone, and their answers; the connection manager's are not
+    /// among them. False if something else sees them already.
+    #[must_use]
+    pub fn capture(&self, capture: Box<dyn Capture>) -> bool {
+        self.driver.peek(|model| model.capture(capture))
+    }
+
+    /// Gives back what [`Fabric::capture`] was given; from now on it sees nothing.
+    #[must_use]
+    pub fn stop_capture(&self) -> Option<Box<dyn Capture>> {
+        self.driver.peek(|model| model.stop_capture())
     }
 
     /// How often faults struck.

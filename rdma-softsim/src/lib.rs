@@ -103,6 +103,7 @@
 //! not.
 #![forbid(unsafe_code)]
 
+mod capture;
 mod connection;
 mod device;
 mod device_kind;
@@ -119,6 +120,7 @@ mod sync;
 pub mod trace;
 mod verbs;
 
+pub use capture::{Capture, Content, Transfer};
 pub use connection::{EventChannel, Identifier, Told};
 pub use device::{Device, ForeignRegion, Local, NamedReceive, NamedSend, PairState, Sge, Transition};
 pub use device_kind::{DeviceKind, SimulationSettings};

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 pub use socket::{Error, Listener, Socket};
 
 /// Of this protocol. Both sides come from one build, so any other is a mistake in how they were started.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// Bytes of a message. Longer chains of work requests go in several.
 pub const MAX_MESSAGE: usize = 64 * 1024;
 /// Work requests or completions in one message.
@@ -56,6 +56,14 @@ pub enum Request<'a> {
         seed: Option<u64>,
         faults: Vec<Fault>,
     },
+    /// Changes all devices of the fabric from now on: how long a message travels, in microseconds, and of which kind they are, by the name
+    /// that `softrdma run --device-kind` has. Needs no session.
+    Configure {
+        latency: Option<u32>,
+        device_kind: Option<String>,
+    },
+    /// Records what passes from now on in the file that comes as a descriptor with this. Needs no session.
+    Record,
 
     AllocateDomain,
     FreeDomain(Name),

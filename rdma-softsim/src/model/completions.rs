@@ -194,13 +194,15 @@ impl Model {
         {
             pair.requester.give_back(entry.frees);
         }
+        if self.simulation.is_some()
+            && let Some(sequence) = entry.lands
+        {
+            self.land(entry.pair, sequence);
+        }
         if self.is_observed() {
             self.note(|| EntryKind::Polled(entry.completion));
-            if let Some(sequence) = entry.lands {
-                self.land(entry.pair, sequence);
-                if self.is_half_open(entry.pair) {
-                    self.count_observed(FailureClass::EstablishmentRace);
-                }
+            if entry.lands.is_some() && self.is_half_open(entry.pair) {
+                self.count_observed(FailureClass::EstablishmentRace);
             }
             self.check_ownership(entry.pair);
             for class in entry.shows.union(entry.classes()).iter() {

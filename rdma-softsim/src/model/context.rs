@@ -102,6 +102,7 @@ impl Model {
         pair.path = None;
         pair.requester = Requester::new();
         pair.responder = Responder::new();
+        self.capture_end(id);
         Ok(())
     }
 

@@ -6,6 +6,7 @@
 //! Two runs with the same calls at the same times are the same.
 
 mod arena;
+mod capture;
 mod completions;
 mod context;
 mod event_queue;
@@ -116,6 +117,8 @@ pub(crate) struct Model {
     registrations: u8,
     /// Bytes of address space ever given to regions.
     address_space: u64,
+    /// Sees what passes.
+    capture: Option<Box<dyn crate::Capture>>,
     /// Of a simulation.
     simulation: Option<Box<SimulationState>>,
 }
@@ -139,6 +142,7 @@ impl Model {
             numbers: Numbers::default(),
             registrations: 0,
             address_space: 0,
+            capture: None,
             simulation: None,
         }
     }

@@ -125,6 +125,7 @@ impl Model {
     pub(crate) fn destroy_pair(&mut self, id: PairId) {
         let Some(pair) = self.pairs.remove(id) else { return };
         self.numbers.take_back(pair.number);
+        self.capture_end(id);
         if let Some(identifier) = pair.identifier.and_then(|id| self.identifiers.get_mut(id)) {
             identifier.pair = None;
         }

@@ -151,6 +151,10 @@ impl Requester {
         self.first + self.work.len() as u64
     }
 
+    pub(super) fn oldest(&self) -> Option<&SendWork> {
+        self.work.front()
+    }
+
     pub(super) fn newest(&self) -> Option<&SendWork> {
         self.work.back()
     }
@@ -282,19 +286,24 @@ impl Model {
         match answer {
             Answer::Fault(status) => self.fail(id, status),
             _ if lost => self.unanswered(id, epoch),
-            Answer::Ack => self.acknowledged(id),
+            Answer::Ack => self.acknowledged(id, sequence),
             Answer::RnrNak(timer) => {
+                self.capture_answer(id, sequence, answer);
                 self.count_observed(FailureClass::ReceiverNotReady);
                 self.not_ready(id, timer);
             }
-            Answer::Nak(status) => self.fail(id, status),
+            Answer::Nak(status) => {
+                self.capture_answer(id, sequence, answer);
+                self.fail(id, status);
+            }
         }
     }
 
-    fn acknowledged(&mut self, id: PairId) {
+    fn acknowledged(&mut self, id: PairId, sequence: u64) {
         if let Err(status) = self.finish_read(id) {
             return self.fail(id, status);
         }
+        self.capture_answer(id, sequence, Answer::Ack);
         let Some(pair) = self.pairs.get_mut(id) else { return };
         pair.requester.retry.refill();
         pair.requester.rnr_retry.refill();

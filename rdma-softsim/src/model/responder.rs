@@ -70,9 +70,11 @@ impl Model {
             // Its own device fails to read the memory: nothing leaves, the peer never learns.
             self.count_injected(FailureClass::LocalProtection);
             Answer::Fault(CompletionStatus::LOC_PROT_ERR)
-        } else if struck == Some(Fault::Lose) {
-            return self.unanswered(from, epoch);
         } else {
+            self.capture_message(from, epoch, sequence);
+            if struck == Some(Fault::Lose) {
+                return self.unanswered(from, epoch);
+            }
             let Some(expected) = self.listening(from, path) else { return self.unanswered(from, epoch) };
             match sequence.cmp(&expected) {
                 // Executed before; only its acknowledgement was lost.

@@ -188,6 +188,17 @@ impl Model {
         self.faults().inject(host.index(), fault, when);
     }
 
+    /// Devices are of this kind from now on, in real time.
+    pub(crate) fn set_device_kind(&mut self, kind: DeviceKind) {
+        let state = self.faults();
+        state.behaviour = Behaviour::of(kind, &mut state.random);
+    }
+
+    /// Messages that are sent from now on travel for so long, one way.
+    pub(crate) const fn set_latency(&mut self, latency: Duration) {
+        self.parameters.latency = latency;
+    }
+
     fn faults(&mut self) -> &mut SimulationState {
         let parameters = self.parameters;
         self.simulation.get_or_insert_with(|| Box::new(SimulationState::of_real_time(parameters, 0)))

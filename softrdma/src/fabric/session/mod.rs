@@ -204,7 +204,11 @@ impl Session {
             channel.flush();
         }
         let reply = match request {
-            Request::Hello { .. } | Request::Status | Request::Inject { .. } => Err(Errno::INVAL.into()),
+            Request::Hello { .. }
+            | Request::Status
+            | Request::Inject { .. }
+            | Request::Configure { .. }
+            | Request::Record => Err(Errno::INVAL.into()),
             Request::CreateCompletionChannel => {
                 room(&self.completion_channels, MOST_CHANNELS)?;
                 let (channel, end) = Records::new()?;
