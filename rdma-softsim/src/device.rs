@@ -273,6 +273,35 @@ pub enum PairState {
     Error,
 }
 
+impl From<State> for PairState {
+    fn from(state: State) -> Self {
+        match state {
+            State::Reset => Self::Reset,
+            State::Idle => Self::Init,
+            State::Receiving => Self::Receiving,
+            State::Ready => Self::Ready,
+            State::Error => Self::Error,
+        }
+    }
+}
+
+/// A queue pair and its connection, for whoever looks at a fabric.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Connection {
+    /// Its number.
+    pub pair: u32,
+    /// The addresses of its host.
+    pub host: Vec<IpAddr>,
+    /// Its state.
+    pub state: PairState,
+    /// Its own address, once it has one; the port is 0 where no connection manager was asked.
+    pub local: Option<SocketAddr>,
+    /// Its peer's.
+    pub remote: Option<SocketAddr>,
+    /// The number of its peer's queue pair, once it has a path; 0 if that is gone.
+    pub peer: Option<u32>,
+}
+
 fn parts(model: &Model, pair: PairId, list: &[Sge]) -> Parts {
     list.iter().map(|&Sge { address, len, lkey }| model.named(pair, address, len, lkey)).collect()
 }
@@ -295,13 +324,7 @@ impl QueuePair {
 
     /// `ibv_query_qp(3)`: its state.
     pub fn state(&self) -> Result<PairState, Error> {
-        Ok(match self.driver.with(|model| model.state_of(self.id))? {
-            State::Reset => PairState::Reset,
-            State::Idle => PairState::Init,
-            State::Receiving => PairState::Receiving,
-            State::Ready => PairState::Ready,
-            State::Error => PairState::Error,
-        })
+        Ok(self.driver.with(|model| model.state_of(self.id))?.into())
     }
 
     /// `ibv_query_qp(3)`: its address, that of its peer and the number of the peer's queue pair (0 if that is gone), once it

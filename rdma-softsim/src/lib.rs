@@ -122,13 +122,15 @@ mod verbs;
 
 pub use capture::{Capture, Content, Transfer};
 pub use connection::{EventChannel, Identifier, Told};
-pub use device::{Device, ForeignRegion, Local, NamedReceive, NamedSend, PairState, Sge, Transition};
+pub use device::{
+    Connection, Device, ForeignRegion, Local, NamedReceive, NamedSend, PairState, Sge, Transition,
+};
 pub use device_kind::{DeviceKind, SimulationSettings};
 pub use driver::Signal;
 pub use error::Error;
 pub use fabric::{Fabric, SoftSim};
 pub use failure_class::{FailureClass, FailureCounts};
-pub use faults::{Chance, Fault, FaultPlan, Injection, Site, When};
+pub use faults::{Chance, Connections, Fault, FaultPlan, Injection, Site, When};
 pub use model::{About, ForeignMemory};
 pub use random::Random;
 pub use settings::{Limits, Link, Parameters, Resources};

@@ -12,9 +12,9 @@ use rdma_proto::backend::{
     RemoteAddress, RnrTimer, SendOp,
 };
 use rdma_softsim::{
-    About, Chance, CompletionQueue, Device, Domain, Error, Fabric, Fault, ForeignMemory, ForeignRegion,
-    Local, NamedReceive, NamedSend, PairState, QueuePair, Resources, Sge, Signal, Site, SoftSim, Transition,
-    When,
+    About, Chance, CompletionQueue, Connections, Device, Domain, Error, Fabric, Fault, ForeignMemory,
+    ForeignRegion, Local, NamedReceive, NamedSend, PairState, QueuePair, Resources, Sge, Signal, Site,
+    SoftSim, Transition, When,
 };
 
 const BASE: u64 = 0x1000;
@@ -218,7 +218,7 @@ fn refused(seed: u64) -> Vec<bool> {
     let remote = RemoteAddress { address: BASE, rkey: b.region.key() };
     fabric.seed_faults(seed);
     let half = Chance { times: 500_000 };
-    assert!(fabric.inject(address(1), Fault::QueueFull, Err(half)));
+    assert!(fabric.inject(address(1), Connections::All, Fault::QueueFull, Err(half)));
     let refused: Vec<_> = (0..64)
         .map(|_| {
             let work =
@@ -247,9 +247,15 @@ fn a_fault_strikes_a_fabric_in_real_time() {
     for _ in 0..3 {
         a.post(SendOp::Write(remote()), a.sge(0, 8));
     }
-    assert!(!fabric.inject(address(3), Fault::KeyRefused, Ok(When::Event(0))), "there is no such host");
-    assert!(!fabric.inject(address(2), Fault::PairFatal, Err(Chance { times: 1 })), "it strikes by itself");
-    assert!(fabric.inject(address(2), Fault::KeyRefused, Ok(When::Pass(Site::Arrive, 2))));
+    assert!(
+        !fabric.inject(address(3), Connections::All, Fault::KeyRefused, Ok(When::Event(0))),
+        "there is no such host"
+    );
+    assert!(
+        !fabric.inject(address(2), Connections::All, Fault::PairFatal, Err(Chance { times: 1 })),
+        "it strikes by itself"
+    );
+    assert!(fabric.inject(address(2), Connections::All, Fault::KeyRefused, Ok(When::Pass(Site::Arrive, 2))));
     for _ in 0..2 {
         a.post(SendOp::Write(remote()), a.sge(0, 8));
     }
@@ -260,11 +266,49 @@ fn a_fault_strikes_a_fabric_in_real_time() {
     assert_eq!(b.device.next_event().unwrap(), Some((AsyncEvent::QpAccessErr, About::Pair(9))));
 }
 
+/// A fault of one connection spares the others of its host.
+#[test]
+fn a_fault_strikes_the_connection_that_it_names() {
+    let (fabric, a, b) = connected();
+    let remote = RemoteAddress { address: BASE, rkey: b.region.key() };
+    let now = Ok(When::Event(0));
+    let inject = |connections| fabric.inject(address(2), connections, Fault::KeyRefused, now);
+    for other in [
+        Connections::Pair(a.pair.number()),
+        Connections::Peer(address(3)),
+        Connections::PeerAt((address(1), 1).into()),
+    ] {
+        assert!(inject(other));
+        a.post(SendOp::Write(remote), a.sge(0, 8));
+        assert_eq!(a.completions(), [Ok(Completed::Write)], "{other:?}");
+    }
+    let ours = Connections::Pair(b.pair.number());
+    assert!(!fabric.inject(address(2), ours, Fault::DeviceFatal, now), "it strikes a device");
+    let seen: Vec<_> = fabric.connections().into_iter().map(|seen| (seen.pair, seen.peer)).collect();
+    assert_eq!(seen, [(a.pair.number(), Some(b.pair.number())), (b.pair.number(), Some(a.pair.number()))]);
+    // The link of one connection: what is sent meanwhile comes later, and nobody is told of a port.
+    assert!(fabric.inject(address(2), ours, Fault::LinkDown { micros: 1000 }, now));
+    a.post(SendOp::Write(remote), a.sge(0, 8));
+    assert_eq!(a.completions(), [], "it is lost");
+    assert_eq!(b.device.next_event().unwrap(), None, "the port is as it was");
+    let late = loop {
+        match a.completions() {
+            none if none.is_empty() => std::thread::yield_now(),
+            some => break some,
+        }
+    };
+    assert_eq!(late, [Ok(Completed::Write)]);
+    assert!(inject(ours));
+    a.post(SendOp::Write(remote), a.sge(0, 8));
+    assert_eq!(a.completions(), [Err(CompletionStatus::REM_ACCESS_ERR)]);
+    assert_eq!(fabric.faults_struck(), 2);
+}
+
 /// What happens to the device is told to everybody who opened it.
 #[test]
 fn a_link_that_goes_down_is_told_to_who_opened_the_device() {
     let (fabric, a, b) = connected();
-    assert!(fabric.inject(address(1), Fault::LinkDown { micros: 1 }, Ok(When::Event(0))));
+    assert!(fabric.inject(address(1), Connections::All, Fault::LinkDown { micros: 1 }, Ok(When::Event(0))));
     a.post(SendOp::Write(RemoteAddress { address: BASE, rkey: b.region.key() }), a.sge(0, 8));
     assert_eq!(a.device.next_event().unwrap(), Some((AsyncEvent::PortErr, About::Device)));
     assert_eq!(b.device.next_event().unwrap(), None);

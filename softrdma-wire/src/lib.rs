@@ -50,6 +50,10 @@ pub enum Request<'a> {
     },
     /// Answer: [`Reply::Status`]. Needs no session.
     Status,
+    /// Answer: [`Reply::Pairs`], of numbers above this one. Needs no session.
+    Pairs {
+        above: u32,
+    },
     /// Lets these befall machines of the fabric, at most [`MAX_BATCH`] at a time; what comes by chance is drawn from the seed, if there
     /// is one. Needs no session.
     Inject {
@@ -176,10 +180,25 @@ pub enum Request<'a> {
 pub struct Fault {
     /// The machine with this address, which may come later.
     pub address: IpAddr,
+    /// Which of its connections.
+    pub connections: Connections,
     /// As `softrdma fault` spells it.
     pub what: String,
     /// When.
     pub when: When,
+}
+
+/// Which connections of a machine a fault may strike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Connections {
+    /// All of them, and what belongs to none.
+    All,
+    /// That of the queue pair with this number.
+    Pair(u32),
+    /// Those with a peer at this address.
+    Peer(IpAddr),
+    /// That with a peer at this address and port of the connection manager.
+    PeerAt(SocketAddr),
 }
 
 /// When a fault strikes. Times count from now on, or from the coming of the machine.
@@ -249,6 +268,8 @@ pub enum Reply {
     Event(Option<Box<Event>>),
     /// The address that an identifier is bound to.
     Bound(SocketAddr),
+    /// Queue pairs in the order of their numbers, at most [`MAX_BATCH`]; the last ones if there are fewer.
+    Pairs(Vec<Pair>),
     /// What the fabric holds, and how often faults struck.
     Status {
         /// Who is there.
@@ -415,6 +436,19 @@ pub struct Event {
     pub local: Option<SocketAddr>,
     /// That of its peer.
     pub remote: Option<SocketAddr>,
+}
+
+/// A queue pair as `softrdma status` shows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the fields of rdma_softsim::Connection")]
+pub struct Pair {
+    pub number: u32,
+    pub machine: Option<IpAddr>,
+    /// `enum ibv_qp_state`.
+    pub state: u8,
+    pub local: Option<SocketAddr>,
+    pub remote: Option<SocketAddr>,
+    pub peer: Option<u32>,
 }
 
 /// A session as `softrdma status` shows it.

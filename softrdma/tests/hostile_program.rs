@@ -10,8 +10,8 @@ use rustix::net::SendFlags;
 use session::{address, ask, come, open, raw};
 use softrdma::fabric::Fabric;
 use softrdma_wire::{
-    Access, Fault, Local, MAX_BATCH, Op, Params, Receive, Reply, Request, Send, Sge, Transition, VERSION,
-    When,
+    Access, Connections, Fault, Local, MAX_BATCH, Op, Params, Receive, Reply, Request, Send, Sge, Transition,
+    VERSION, When,
 };
 
 /// Whether an honest program is served.
@@ -107,7 +107,12 @@ fn request() -> impl Strategy<Value = Request<'static>> {
         // With a session it is refused.
         (0..3_u8, any::<u32>()).prop_map(|(last, times)| Request::Inject {
             seed: None,
-            faults: vec![Fault { address: address(last), what: "lose".into(), when: When::Chance(times) }],
+            faults: vec![Fault {
+                address: address(last),
+                connections: Connections::Pair(times),
+                what: "lose".into(),
+                when: When::Chance(times),
+            }],
         }),
     ];
     let work = prop_oneof![

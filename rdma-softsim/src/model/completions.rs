@@ -257,9 +257,9 @@ impl Model {
         if self.simulation.is_none() {
             return self.append_completion(id, entry);
         }
-        let Some(host) = self.queues.get(id).map(|queue| queue.host.index()) else { return };
+        let party = self.party(entry.pair);
         let struck = self.strike(Site::Report, |fault, on| {
-            on == host && matches!(fault, Fault::QueueLost | Fault::Hold { .. })
+            party.is_some_and(|party| party.is(on)) && matches!(fault, Fault::QueueLost | Fault::Hold { .. })
         });
         let hold = match struck {
             Some(Fault::QueueLost) => return self.lose_queue(id),

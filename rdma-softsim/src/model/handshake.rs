@@ -12,6 +12,7 @@ use rdma_proto::time::Instant;
 
 use super::events::NoticeKind;
 use super::identifier::{Identifier, Phase, TIMED_OUT};
+use super::party::{Party, Target};
 use super::queue_pair::{Path, State};
 use super::{Event, IdentifierId, Model, PairId};
 use crate::Error;
@@ -116,13 +117,14 @@ impl Model {
 
     /// Lets faults strike a message that arrives, and returns it; `None` if it comes late or not at all.
     fn strike_packet(&mut self, packet: Box<Packet>) -> Option<Box<Packet>> {
-        let host = |id: Option<IdentifierId>| Some(self.identifiers.get(id?)?.host.index());
-        let (from, to) = (host(Some(packet.from)), host(packet.to));
+        let from = self.managed_party(packet.from);
+        let to = packet.to.and_then(|to| self.managed_party(to));
+        let strikes = |party: Option<Party>, on: &Target| party.is_some_and(|party| party.is(on));
         let body = packet.body;
         let struck = self.strike(Site::Packet, |fault, on| match (fault, body) {
-            (Fault::Unreachable | Fault::Rejected { .. }, Body::Request { .. }) => Some(on) == from,
+            (Fault::Unreachable | Fault::Rejected { .. }, Body::Request { .. }) => strikes(from, on),
             (Fault::ConnectError, Body::Reply { .. }) | (Fault::SlowReady { .. }, Body::Ready) => {
-                Some(on) == to
+                strikes(to, on)
             }
             _ => false,
         });

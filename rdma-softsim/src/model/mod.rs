@@ -19,6 +19,7 @@ mod numbers;
 mod objects;
 mod ownership;
 mod parts;
+mod party;
 mod queue_pair;
 mod requester;
 mod responder;
@@ -92,6 +93,8 @@ enum Event {
     Flush(PairId),
     /// The link of a host is repaired.
     LinkUp(HostId),
+    /// Messages of one queue pair pass again.
+    PairUp(PairId),
 }
 
 /// A fabric with everything on it.
@@ -168,6 +171,11 @@ impl Model {
             Event::TimewaitExit(id) => self.notify(id, NoticeKind::TimewaitExit),
             Event::Report { pair, of } => self.report_held(pair, of),
             Event::Flush(pair) => self.flush(pair),
+            Event::PairUp(pair) => {
+                if let Some(pair) = self.pairs.get_mut(pair) {
+                    pair.cut = false;
+                }
+            }
             Event::LinkUp(host) => {
                 for address in self.addresses(host) {
                     self.set_link(address, crate::settings::Link::Up);

@@ -107,6 +107,7 @@ impl Model {
             responder: Responder::new(),
             held: PendingCompletions::default(),
             ownership: Ownership::default(),
+            cut: false,
         });
         let identifier = match owner {
             Owner::Identifier(id) => self.identifiers.get(id).map_or(0, |owner| owner.key.0),

@@ -39,6 +39,8 @@ pub(crate) struct QueuePair {
     /// Completions that are not in their queue yet.
     pub(super) held: PendingCompletions,
     pub(super) ownership: Ownership,
+    /// Nothing passes to or from it, by a fault.
+    pub(super) cut: bool,
 }
 
 /// Whom a device tells of what happens to an object.
@@ -209,8 +211,11 @@ impl Model {
         if pair.requester.is_full(pair.limits.send_depth) {
             return Err(Error::QueueFull { queue: "send", depth: pair.limits.send_depth });
         }
-        let (host, depth) = (pair.host.index(), pair.limits.send_depth);
-        let refused = self.strike(Site::Post, |fault, on| on == host && matches!(fault, Fault::QueueFull));
+        let depth = pair.limits.send_depth;
+        let party = self.party(id);
+        let refused = self.strike(Site::Post, |fault, on| {
+            party.is_some_and(|party| party.is(on)) && matches!(fault, Fault::QueueFull)
+        });
         if refused.is_some() {
             self.count_observed(FailureClass::SendQueueFull);
             return Err(Error::QueueFull { queue: "send", depth });

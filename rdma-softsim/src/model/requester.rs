@@ -11,6 +11,7 @@ use rdma_proto::backend::{Access, Completed, CompletionStatus, RNR_RETRY_INFINIT
 use super::completions::{Entry, failure, success};
 use super::memory::Unreachable;
 use super::parts::{Part, Parts};
+use super::party::Target;
 use super::{Event, Model, PairId};
 use crate::failure_class::{ClassSet, FailureClass};
 use crate::faults::{Fault, Site};
@@ -277,12 +278,12 @@ impl Model {
         if pair.requester.flight(epoch, sequence).is_none() || pair.requester.first != sequence {
             return;
         }
-        let host = pair.host.index();
-        let cut = pair.path.is_some_and(|path| self.cut(path.local, path.remote));
-        let lost = cut
-            || self
-                .strike(Site::Answer, |fault, on| on == host && matches!(fault, Fault::LoseAnswer))
-                .is_some();
+        let cut = pair.path.is_none_or(|path| self.is_cut(id, path));
+        let party = self.party(id);
+        let strikes = |fault: &Fault, on: &Target| {
+            party.is_some_and(|party| party.is(on)) && matches!(fault, Fault::LoseAnswer)
+        };
+        let lost = cut || self.strike(Site::Answer, strikes).is_some();
         match answer {
             Answer::Fault(status) => self.fail(id, status),
             _ if lost => self.unanswered(id, epoch),

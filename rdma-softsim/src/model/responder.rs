@@ -118,18 +118,18 @@ impl Model {
         let pair = self.pairs.get(from)?;
         let work = pair.requester.flight(epoch, sequence)?;
         let (op, some, sourced) = (work.op, work.len > 0, work.reads_memory());
-        let (sender, peer) = (pair.host.index(), pair.path?.peer);
-        let peers = self.pairs.get(peer)?;
-        let (receiver, receives) = (peers.host.index(), !peers.responder.receives.is_empty());
+        let peer = pair.path?.peer;
+        let receives = self.has_receive(peer);
+        let (sender, receiver) = (self.party(from)?, self.party(peer)?);
         let struck = self.strike(Site::Arrive, |fault, on| match fault {
-            Fault::SourceGone => on == sender && sourced,
-            Fault::Lose => on == receiver,
-            Fault::NotReady { .. } => on == receiver && !matches!(op, SendOp::Write(_) | SendOp::Read(_)),
+            Fault::SourceGone => sender.is(on) && sourced,
+            Fault::Lose => receiver.is(on),
+            Fault::NotReady { .. } => receiver.is(on) && !matches!(op, SendOp::Write(_) | SendOp::Read(_)),
             Fault::KeyRefused | Fault::RequestRefused => {
-                on == receiver && some && matches!(op, SendOp::Write(_) | SendOp::WriteImmediate(..))
+                receiver.is(on) && some && matches!(op, SendOp::Write(_) | SendOp::WriteImmediate(..))
             }
             Fault::ReceiveGone => {
-                on == receiver && some && receives && matches!(op, SendOp::Send | SendOp::SendImmediate(_))
+                receiver.is(on) && some && receives && matches!(op, SendOp::Send | SendOp::SendImmediate(_))
             }
             _ => false,
         });
@@ -180,7 +180,18 @@ impl Model {
         let ours = |other: Path| other.peer == from;
         let peer =
             self.pairs.get(path.peer).filter(|peer| peer.state.responds() && peer.path.is_some_and(ours))?;
-        (!self.cut(path.local, path.remote)).then_some(peer.responder.expected)
+        (!self.is_cut(from, path)).then_some(peer.responder.expected)
+    }
+
+    /// Whether nothing passes between a queue pair and its peer.
+    pub(super) fn is_cut(&self, id: PairId, path: Path) -> bool {
+        let cut = |id: PairId| self.pairs.get(id).is_some_and(|pair| pair.cut);
+        self.cut(path.local, path.remote) || cut(id) || cut(path.peer)
+    }
+
+    /// Whether the queue pair has a receive for the next notification.
+    fn has_receive(&self, id: PairId) -> bool {
+        self.pairs.get(id).is_some_and(|pair| !pair.responder.receives.is_empty())
     }
 
     /// Executes the message that the peer's device waited for: checks it, moves its bytes, consumes a receive if it

@@ -192,6 +192,12 @@ impl Fabric {
         drop(self.model.stop_capture());
     }
 
+    fn pairs(&self, above: u32) -> Reply {
+        let connections = self.model.connections().into_iter();
+        let pairs = connections.filter(|connection| connection.pair > above).take(wire::MAX_BATCH);
+        Reply::Pairs(pairs.map(|connection| translate::connection(&connection)).collect())
+    }
+
     fn status(&self) -> Reply {
         // As many as a message holds.
         let sessions = self.lock().sessions.values().flatten().take(128).map(|info| info.session()).collect();
@@ -228,6 +234,7 @@ impl Presence {
                     socket.send(&answer.reply, answer.descriptor.as_ref().map(AsFd::as_fd))?;
                 }
                 (None, Request::Status) => socket.send(&self.fabric.status(), None)?,
+                (None, Request::Pairs { above }) => socket.send(&self.fabric.pairs(above), None)?,
                 (None, Request::Inject { seed, faults }) => {
                     socket.send(&self.fabric.inject(seed, &faults), None)?;
                 }

@@ -4,7 +4,7 @@ use rdma_proto::backend::{
     Access, AsyncEvent, CmEventKind, Completed, Completion, ConnectParams, ErrorKind, Failure as _,
     Immediate, RemoteAddress, RnrTimer, SendOp,
 };
-use rdma_softsim::{About, Error, PairState, SoftSim, Transition};
+use rdma_softsim::{About, Connection, Error, PairState, SoftSim, Transition};
 use rustix::io::Errno;
 use softrdma_wire as wire;
 
@@ -78,6 +78,11 @@ pub(super) const fn op(op: wire::Op) -> SendOp {
         }
         wire::Op::Read { address, rkey } => SendOp::Read(RemoteAddress { address, rkey }),
     }
+}
+
+pub(super) fn connection(connection: &Connection) -> wire::Pair {
+    let &Connection { pair: number, ref host, state: of, local, remote, peer } = connection;
+    wire::Pair { number, machine: host.first().copied(), state: state(of), local, remote, peer }
 }
 
 /// `struct ibv_wc`; opcodes are those of `enum ibv_wc_opcode`.

@@ -206,6 +206,7 @@ impl Session {
         let reply = match request {
             Request::Hello { .. }
             | Request::Status
+            | Request::Pairs { .. }
             | Request::Inject { .. }
             | Request::Configure { .. }
             | Request::Record => Err(Errno::INVAL.into()),
