@@ -227,9 +227,9 @@ impl backend::Identifier<SoftSim> for Identifier {
             .inner
             .driver
             .with(|model| model.create_pair(self.inner.id, domain.id(), completions.id(), limits))?;
-        let identifier = Some(Arc::clone(&self.inner));
+        let identifier: Arc<dyn Send + Sync> = Arc::<IdentifierInner>::clone(&self.inner);
         let queues = [completions; 2];
-        Ok(QueuePair::new(&self.inner.driver, id, number, inline, identifier, domain, queues))
+        Ok(QueuePair::new(&self.inner.driver, id, number, inline, Some(identifier), domain, queues))
     }
 
     fn connect(&self, params: &ConnectParams, private_data: &[u8]) -> Result<(), Error> {

@@ -89,7 +89,7 @@ fn end(host: &SoftSim) -> End {
     let program = Program { bytes: Arc::new(Mutex::new(vec![0; LEN])), ended: Arc::default() };
     let access = Access::REMOTE_WRITE.and(Access::REMOTE_READ);
     let region = domain.register_foreign(BASE, LEN, Box::new(program.clone()), access).unwrap();
-    let pair = device.create_queue_pair(9, &domain, [&queue, &queue], LIMITS).unwrap();
+    let pair = device.create_queue_pair(9, &domain, [&queue, &queue], None, LIMITS).unwrap();
     End { pair, region, queue, domain, device, signals, program }
 }
 
@@ -133,7 +133,13 @@ impl End {
 
     fn post_list(&self, op: SendOp, local: &[Sge]) {
         self.pair
-            .post_named(&[NamedSend { id: 1, op, local: Local::Memory(local), signaled: true }])
+            .post_named(&[NamedSend {
+                id: 1,
+                op,
+                local: Local::Memory(local),
+                signaled: true,
+                solicited: false,
+            }])
             .unwrap();
     }
 
@@ -221,8 +227,13 @@ fn refused(seed: u64) -> Vec<bool> {
     assert!(fabric.inject(address(1), Connections::All, Fault::QueueFull, Err(half)));
     let refused: Vec<_> = (0..64)
         .map(|_| {
-            let work =
-                NamedSend { id: 1, op: SendOp::Write(remote), local: Local::Inline(&[]), signaled: true };
+            let work = NamedSend {
+                id: 1,
+                op: SendOp::Write(remote),
+                local: Local::Inline(&[]),
+                signaled: true,
+                solicited: false,
+            };
             while !a.completions().is_empty() {}
             a.pair.post_named(&[work]).is_err()
         })
@@ -412,7 +423,13 @@ fn the_connection_manager_connects_queue_pairs_of_the_device_and_brings_private_
     assert!(matches!(told.event.kind, CmEventKind::Established { .. }));
     assert_eq!((told.data.len(), &told.data[..8]), (196, &b"welcome\0"[..]));
     passive.pair.post_named_receives(&[NamedReceive { id: 2, local: &[passive.sge(0, 64)] }]).unwrap();
-    let inline = NamedSend { id: 1, op: SendOp::Send, local: Local::Inline(b"inline"), signaled: false };
+    let inline = NamedSend {
+        id: 1,
+        op: SendOp::Send,
+        local: Local::Inline(b"inline"),
+        signaled: false,
+        solicited: false,
+    };
     active.pair.post_named(&[inline]).unwrap();
     assert_eq!(passive.completions(), [Ok(Completed::Recv { len: 6, immediate: None })]);
     assert_eq!(&passive.program.bytes.lock().unwrap()[..6], b"inline");

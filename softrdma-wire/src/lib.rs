@@ -47,6 +47,8 @@ pub enum Request<'a> {
         version: u32,
         program: String,
         addresses: Vec<IpAddr>,
+        /// Names of this session are above this one: those of the parent's of a program that forks, whose objects are not the child's.
+        above: Name,
     },
     /// Answer: [`Reply::Status`]. Needs no session.
     Status,
@@ -94,13 +96,37 @@ pub enum Request<'a> {
         queue: Name,
         most: u32,
     },
-    Arm(Name),
+    /// For solicited events alone, or for all.
+    Arm {
+        queue: Name,
+        solicited: bool,
+    },
+
+    /// Answer: [`Reply::Made`].
+    CreateShared {
+        domain: Name,
+        depth: u32,
+        limit: u32,
+    },
+    DestroyShared(Name),
+    SetSharedLimit {
+        queue: Name,
+        limit: u32,
+    },
+    /// Answer: [`Reply::SharedLimit`].
+    QueryShared(Name),
+    PostShared {
+        queue: Name,
+        work: Vec<Receive>,
+    },
 
     /// Answer: [`Reply::Pair`].
     CreatePair {
         domain: Name,
         send_queue: Name,
         receive_queue: Name,
+        /// Where its receives are, if not in a queue of its own.
+        shared: Option<Name>,
         send_depth: u32,
         receive_depth: u32,
         inline: u32,
@@ -110,11 +136,17 @@ pub enum Request<'a> {
         pair: Name,
         to: Transition,
     },
+    /// `timeout` of `ibv_modify_qp(3)`: the pair waits 4.096 µs · 2^`timeout` for an acknowledgement, for ever if 0.
+    SetTimeout {
+        pair: Name,
+        timeout: u8,
+    },
     /// Answer: [`Reply::State`].
     QueryPair(Name),
-    /// At most [`MAX_BATCH`] requests. Answer: [`Reply::Posted`].
+    /// At most [`MAX_BATCH`] requests; if `whole`, all of them or none. Answer: [`Reply::Posted`].
     PostSend {
         pair: Name,
+        whole: bool,
         #[serde(borrow)]
         work: Vec<Send<'a>>,
     },
@@ -260,6 +292,8 @@ pub enum Reply {
         /// Why not more.
         errno: i32,
     },
+    /// The limit of a shared receive queue; 0 once its event has come.
+    SharedLimit(u32),
     /// Completions, in order.
     Completions(Vec<Completion>),
     /// An asynchronous event, if one waits.
@@ -321,6 +355,10 @@ pub enum Transition {
         rnr_retry: u8,
         read_depth: u8,
     },
+    /// To SQD.
+    Drain {
+        notify: bool,
+    },
     Fail,
     /// No other state: `min_rnr_timer` alone.
     Timer(u8),
@@ -342,6 +380,7 @@ pub struct Send<'a> {
     pub id: u64,
     pub op: Op,
     pub signaled: bool,
+    pub solicited: bool,
     #[serde(borrow)]
     pub local: Local<'a>,
 }
@@ -404,6 +443,7 @@ pub struct AsyncEvent {
 pub enum About {
     Pair(Name),
     Queue(Name),
+    Shared(Name),
     Device,
 }
 

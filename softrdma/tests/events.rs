@@ -40,6 +40,7 @@ fn pair(socket: &mut Socket) -> Name {
         domain,
         send_queue: queue,
         receive_queue: queue,
+        shared: None,
         send_depth,
         receive_depth,
         inline,

@@ -56,6 +56,7 @@ fn transition() -> impl Strategy<Value = Transition> {
         Just(Transition::Reset),
         Just(Transition::Initialise),
         Just(Transition::Fail),
+        any::<bool>().prop_map(|notify| Transition::Drain { notify }),
         any::<u8>().prop_map(Transition::Timer),
         (any::<u8>(), any::<u8>(), any::<u8>()).prop_map(|(retry, rnr_retry, read_depth)| Transition::Send {
             retry,
@@ -89,19 +90,31 @@ fn request() -> impl Strategy<Value = Request<'static>> {
             .prop_map(|(depth, channel)| Request::CreateQueue { depth, channel }),
         name().prop_map(Request::DestroyQueue),
         (name(), any::<u32>()).prop_map(|(queue, most)| Request::Poll { queue, most }),
-        name().prop_map(Request::Arm),
-        (name(), name(), name(), 0_u32..64, 0_u32..64, any::<u32>()).prop_map(
-            |(domain, send_queue, receive_queue, send_depth, receive_depth, inline)| Request::CreatePair {
-                domain,
-                send_queue,
-                receive_queue,
-                send_depth,
-                receive_depth,
-                inline,
+        (name(), any::<bool>()).prop_map(|(queue, solicited)| Request::Arm { queue, solicited }),
+        (name(), 0_u32..64, 0_u32..64).prop_map(|(domain, depth, limit)| Request::CreateShared {
+            domain,
+            depth,
+            limit
+        }),
+        name().prop_map(Request::DestroyShared),
+        (name(), any::<u32>()).prop_map(|(queue, limit)| Request::SetSharedLimit { queue, limit }),
+        name().prop_map(Request::QueryShared),
+        (name(), name(), name(), proptest::option::of(name()), 0_u32..64, 0_u32..64, any::<u32>()).prop_map(
+            |(domain, send_queue, receive_queue, shared, send_depth, receive_depth, inline)| {
+                Request::CreatePair {
+                    domain,
+                    send_queue,
+                    receive_queue,
+                    shared,
+                    send_depth,
+                    receive_depth,
+                    inline,
+                }
             }
         ),
         name().prop_map(Request::DestroyPair),
         (name(), transition()).prop_map(|(pair, to)| Request::Modify { pair, to }),
+        (name(), any::<u8>()).prop_map(|(pair, timeout)| Request::SetTimeout { pair, timeout }),
         name().prop_map(Request::QueryPair),
         Just(Request::TakeAsyncEvent),
         // With a session it is refused.
@@ -124,9 +137,9 @@ fn request() -> impl Strategy<Value = Request<'static>> {
                     } else {
                         Local::Memory(vec![sge; len % 20])
                     };
-                    Send { id: 1, op, signaled, local }
+                    Send { id: 1, op, signaled, solicited: inline, local }
                 };
-                Request::PostSend { pair, work: work.into_iter().map(send).collect() }
+                Request::PostSend { pair, whole: pair % 2 == 0, work: work.into_iter().map(send).collect() }
             }
         ),
         (name(), sge(), 0..MAX_BATCH + 2, 0..20_usize).prop_map(|(pair, sge, count, elements)| {
@@ -228,7 +241,7 @@ fn an_address_is_on_one_machine() {
     let _first = open(&fabric, 1);
     let mut second = come(&fabric);
     let addresses = vec![address(1), address(2)];
-    let hello = Request::Hello { version: VERSION, program: String::new(), addresses };
+    let hello = Request::Hello { version: VERSION, program: String::new(), addresses, above: 0 };
     let refused = Reply::Refused(rustix::io::Errno::ADDRINUSE.raw_os_error());
     assert_eq!(ask(&mut second, &hello), refused);
 }

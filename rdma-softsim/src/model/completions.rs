@@ -21,13 +21,24 @@ pub(crate) struct CompletionQueue {
     depth: u32,
     entries: VecDeque<Entry>,
     /// Whether the next completion raises an event.
-    armed: bool,
+    armed: Armed,
     /// Whether completions came before the last arming that nobody had polled: no event tells of them.
     raced: bool,
     /// Events raised and not taken.
     events: u32,
     /// Overrun: nothing comes out any more.
     lost: bool,
+}
+
+/// Which completion raises the next event.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Armed {
+    /// None does.
+    No,
+    /// One whose message asked for it, or of work that failed.
+    Solicited,
+    /// The next one.
+    Any,
 }
 
 /// A completion, and what polling it brings with it.
@@ -38,6 +49,8 @@ pub(super) struct Entry {
     pub(super) frees: u32,
     /// Bytes that its message brought.
     pub(super) bytes: u32,
+    /// Whether its message asked for an event.
+    pub(super) solicited: bool,
     /// The message after whose execution the receive completed: its bytes, and those before it, are there.
     pub(super) lands: Option<u64>,
     /// The classes of failure that it shows.
@@ -79,7 +92,7 @@ impl CompletionQueue {
             context,
             depth,
             entries: VecDeque::new(),
-            armed: false,
+            armed: Armed::No,
             raced: false,
             events: 0,
             lost: false,
@@ -99,7 +112,7 @@ impl CompletionQueue {
 impl Entry {
     /// The completion of a receive that brought nothing.
     pub(super) const fn new(completion: Completion, pair: PairId) -> Self {
-        Self { completion, pair, frees: 0, bytes: 0, lands: None, shows: ClassSet::EMPTY }
+        Self { completion, pair, frees: 0, bytes: 0, solicited: false, lands: None, shows: ClassSet::EMPTY }
     }
 
     const fn work_queue(&self) -> WorkQueue {
@@ -213,13 +226,20 @@ impl Model {
 
     /// `ibv_req_notify_cq(3)`: only a completion later than this call raises the event.
     pub(crate) fn arm(&mut self, id: QueueId) -> Result<(), Error> {
+        self.arm_for(id, Armed::Any)
+    }
+
+    /// As [`Model::arm`], for such completions. Who has asked for all is not asked to wait for fewer.
+    pub(crate) fn arm_for(&mut self, id: QueueId, which: Armed) -> Result<(), Error> {
         let spurious = self.by_chance(|simulation| simulation.behaviour.spurious);
         let silent = self.behaviour().is_some_and(|behaviour| behaviour.silent_overrun);
         let queue = self.queues.get_mut(id).ok_or(Error::Gone("completion queue"))?;
         if queue.lost {
             return if silent { Ok(()) } else { Err(Error::Overrun { depth: queue.depth }) };
         }
-        queue.armed = true;
+        if queue.armed != Armed::Any {
+            queue.armed = which;
+        }
         if !queue.entries.is_empty() && queue.events == 0 {
             queue.raced = true;
             self.count_injected(FailureClass::NotificationRace);
@@ -311,8 +331,14 @@ impl Model {
         let completion = entry.completion;
         self.note(|| EntryKind::Completed(completion));
         let Some(queue) = self.queues.get_mut(id) else { return };
+        let raises = match queue.armed {
+            Armed::No => false,
+            Armed::Solicited => entry.solicited || completion.result.is_err(),
+            Armed::Any => true,
+        };
         queue.entries.push_back(entry);
-        if core::mem::take(&mut queue.armed) {
+        if raises {
+            queue.armed = Armed::No;
             queue.events += 1;
             if queue.events == 1 {
                 self.wakes.push(Wake::Completions(id));

@@ -3,6 +3,7 @@
 //! Programs that speak verbs make queue pairs on a device, move them from state to state themselves and find their peers by
 //! number and address; where the connection manager connects them, it is told which to connect.
 
+use core::time::Duration;
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 
@@ -36,6 +37,8 @@ pub enum About {
     Pair(u64),
     /// A completion queue.
     Queue(u64),
+    /// A shared receive queue.
+    Shared(u64),
     /// The device or its port.
     Device,
 }
@@ -53,7 +56,7 @@ impl Model {
         self.contexts.remove(id);
     }
 
-    fn opened(&self, id: ContextId) -> Result<HostId, Error> {
+    pub(super) fn opened(&self, id: ContextId) -> Result<HostId, Error> {
         Ok(self.contexts.get(id).ok_or(Error::Gone("device context"))?.host)
     }
 
@@ -154,6 +157,12 @@ impl Model {
                 Ok(())
             }
             State::Ready => Ok(()),
+            State::Draining => {
+                pair.state = State::Ready;
+                pair.requester.end_drain();
+                self.ring(id);
+                Ok(())
+            }
             _ => Err(Error::State("RTS comes after RTR")),
         }
     }
@@ -167,6 +176,39 @@ impl Model {
                 Ok(())
             }
         }
+    }
+
+    pub(crate) fn set_ack_timeout(&mut self, id: PairId, code: u8) -> Result<(), Error> {
+        /// The field has five bits.
+        const MOST: u8 = 31;
+        let pair = self.pairs.get_mut(id).ok_or(Error::Gone("queue pair"))?;
+        pair.requester.ack_timeout = Some(match code {
+            0 => Duration::MAX,
+            1..=MOST => Duration::from_nanos(4096 << code),
+            _ => return Err(Error::Argument("the time-out is at most 31")),
+        });
+        Ok(())
+    }
+
+    /// How many send requests find room.
+    pub(crate) fn send_room(&self, id: PairId) -> u32 {
+        self.pairs.get(id).map_or(0, |pair| pair.requester.room(pair.limits.send_depth))
+    }
+
+    pub(crate) fn domain_of(&self, id: PairId) -> Option<DomainId> {
+        Some(self.pairs.get(id)?.domain)
+    }
+
+    /// ... to SQD: what is on its way is concluded, and nothing else leaves. An event tells when that is so, if asked for.
+    pub(crate) fn drain(&mut self, id: PairId, notify: bool) -> Result<(), Error> {
+        let pair = self.pairs.get_mut(id).ok_or(Error::Gone("queue pair"))?;
+        if !matches!(pair.state, State::Ready | State::Draining) {
+            return Err(Error::State("SQD comes after RTS"));
+        }
+        pair.state = State::Draining;
+        pair.requester.begin_drain(notify);
+        self.tell_drained(id);
+        Ok(())
     }
 
     /// `ibv_query_qp(3)`: its state.

@@ -296,7 +296,8 @@ impl Model {
         if identifier.pair.is_some() || !early.contains(&identifier.phase) {
             return Err(Error::State("an identifier gets one queue pair, before it is connected"));
         }
-        let attributes = PairAttributes { domain, send_queue: queue, receive_queue: queue, limits };
+        let attributes =
+            PairAttributes { domain, send_queue: queue, receive_queue: queue, shared: None, limits };
         let made = self.make_pair(host, &attributes, Owner::Identifier(id))?;
         self.join(id, made.0);
         Ok(made)

@@ -23,6 +23,7 @@ mod party;
 mod queue_pair;
 mod requester;
 mod responder;
+mod shared;
 mod simulation;
 #[cfg(test)]
 mod tests;
@@ -35,6 +36,7 @@ use rdma_proto::time::Instant;
 
 use crate::settings::Parameters;
 use arena::{Arena, Id};
+pub(crate) use completions::Armed;
 use completions::WorkQueue;
 use event_queue::EventQueue;
 use numbers::Numbers;
@@ -46,7 +48,7 @@ pub use memory::ForeignMemory;
 pub(crate) use memory::{Bytes, Memory, Registration};
 pub(crate) use objects::PairAttributes;
 pub(crate) use parts::{Part, Parts};
-pub(crate) use queue_pair::{PostedReceive, PostedSend, State};
+pub(crate) use queue_pair::{PostedReceive, PostedSend, Request, State};
 pub(crate) use simulation::SimulationState;
 
 pub(crate) type HostId = Id<host::Host>;
@@ -56,6 +58,7 @@ pub(crate) type IdentifierId = Id<identifier::Identifier>;
 pub(crate) type DomainId = Id<memory::Domain>;
 pub(crate) type RegionId = Id<memory::Region>;
 pub(crate) type QueueId = Id<completions::CompletionQueue>;
+pub(crate) type SharedId = Id<shared::SharedQueue>;
 pub(crate) type PairId = Id<queue_pair::QueuePair>;
 
 /// A channel on which something waits that did not wait before.
@@ -110,6 +113,7 @@ pub(crate) struct Model {
     domains: Arena<memory::Domain>,
     regions: Arena<memory::Region>,
     queues: Arena<completions::CompletionQueue>,
+    shared: Arena<shared::SharedQueue>,
     pairs: Arena<queue_pair::QueuePair>,
     wakes: Vec<Wake>,
     /// Identifiers ever created: the next key.
@@ -139,6 +143,7 @@ impl Model {
             domains: Arena::new(),
             regions: Arena::new(),
             queues: Arena::new(),
+            shared: Arena::new(),
             pairs: Arena::new(),
             wakes: Vec::new(),
             keys: 0,

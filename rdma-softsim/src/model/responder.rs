@@ -157,8 +157,8 @@ impl Model {
 
     /// The oldest receive ends with an error, and the queue pair with it.
     fn refuse_receive(&mut self, at: PairId, status: CompletionStatus) {
-        if let Some(peer) = self.pairs.get_mut(at)
-            && let Some(receive) = peer.responder.receives.pop_front()
+        if let Some(receive) = self.consume_receive(at)
+            && let Some(peer) = self.pairs.get(at)
         {
             let (number, queue) = (peer.number, peer.receive_queue);
             self.report(queue, Entry::new(failure(receive.id, number, status), at));
@@ -191,7 +191,7 @@ impl Model {
 
     /// Whether the queue pair has a receive for the next notification.
     fn has_receive(&self, id: PairId) -> bool {
-        self.pairs.get(id).is_some_and(|pair| !pair.responder.receives.is_empty())
+        self.next_receive(id).is_some()
     }
 
     /// Executes the message that the peer's device waited for: checks it, moves its bytes, consumes a receive if it
@@ -200,12 +200,12 @@ impl Model {
         let Some(work) = self.pairs.get(from).and_then(|pair| pair.requester.flight(epoch, sequence)) else {
             return Answer::Ack;
         };
-        let (op, len) = (work.op, work.len);
+        let (op, len, solicited) = (work.op, work.len, work.solicited);
         let Some(peer) = self.pairs.get(at) else { return Answer::Ack };
         let receive = match op {
             SendOp::Write(_) | SendOp::Read(_) => None,
             SendOp::Send | SendOp::SendImmediate(_) | SendOp::WriteImmediate(..) => {
-                match peer.responder.receives.front() {
+                match self.next_receive(at) {
                     Some(receive) if peer.responder.unready == 0 => Some(receive.clone()),
                     _ => return self.not_ready_for(from, at),
                 }
@@ -233,9 +233,9 @@ impl Model {
         if self.is_observed() && outcome.is_ok() {
             self.note_execution(from, at, epoch, sequence);
         }
+        let receive = if consumes { self.consume_receive(at) } else { None };
         let Some(peer) = self.pairs.get_mut(at) else { return Answer::Ack };
         let (number, queue) = (peer.number, peer.receive_queue);
-        let receive = if consumes { peer.responder.receives.pop_front() } else { None };
         let (answer, result) = match outcome {
             Ok(()) => {
                 peer.responder.expected = sequence + 1;
@@ -249,7 +249,8 @@ impl Model {
                 Ok(completed) => success(receive.id, number, completed),
                 Err(status) => failure(receive.id, number, status),
             };
-            self.report(queue, Entry { lands: Some(sequence), bytes, ..Entry::new(completion, at) });
+            let entry = Entry { lands: Some(sequence), bytes, solicited, ..Entry::new(completion, at) };
+            self.report(queue, entry);
         }
         if let Answer::Nak(status) = answer {
             self.count_injected(match status {

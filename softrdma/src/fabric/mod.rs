@@ -242,8 +242,8 @@ impl Presence {
                     socket.send(&self.fabric.configure(latency, device_kind.as_deref()), None)?;
                 }
                 (None, Request::Record) => socket.send(&self.fabric.record(descriptor), None)?,
-                (none, Request::Hello { version, program, addresses }) => {
-                    match self.open(version, program, addresses, &process) {
+                (none, Request::Hello { version, program, addresses, above }) => {
+                    match self.open(version, program, addresses, above, &process) {
                         Ok((opened, reply, events)) => {
                             socket.send(&reply, Some(events.end()))?;
                             *none = Some(opened);
@@ -261,6 +261,7 @@ impl Presence {
         version: u32,
         program: String,
         addresses: Vec<IpAddr>,
+        above: wire::Name,
         process: &Arc<Process>,
     ) -> Result<(Session, Reply, Arc<Level>), Errno> {
         if version != wire::VERSION {
@@ -273,7 +274,7 @@ impl Presence {
         let device = host.open(signal).map_err(|_| Errno::NODEV)?;
         let info = Arc::new(Info::new(program, Arc::clone(process), addresses.clone()));
         self.fabric.lock().sessions.insert(self.number, Some(Arc::clone(&info)));
-        let session = Session::new(host, device, info);
+        let session = Session::new(host, device, info, above);
         let limits = wire::Limits {
             max_mr_size: LIMITS.max_region,
             max_mr: LIMITS.max_regions,

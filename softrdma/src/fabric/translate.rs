@@ -52,6 +52,7 @@ pub(super) fn transition(transition: wire::Transition) -> Option<Transition> {
         wire::Transition::Send { retry, rnr_retry, read_depth } => {
             Transition::Send { retry, rnr_retry, read_depth }
         }
+        wire::Transition::Drain { notify } => Transition::Drain { notify },
         wire::Transition::Fail => Transition::Fail,
         wire::Transition::Timer(_) => return None,
     })
@@ -64,6 +65,7 @@ pub(super) const fn state(state: PairState) -> u8 {
         PairState::Init => 1,
         PairState::Receiving => 2,
         PairState::Ready => 3,
+        PairState::Draining => 4,
         PairState::Error => 6,
     }
 }
@@ -153,6 +155,7 @@ pub(super) fn async_event((event, about): (AsyncEvent, About)) -> wire::AsyncEve
     let about = match about {
         About::Pair(name) => wire::About::Pair(name as wire::Name),
         About::Queue(name) => wire::About::Queue(name as wire::Name),
+        About::Shared(name) => wire::About::Shared(name as wire::Name),
         About::Device => wire::About::Device,
     };
     wire::AsyncEvent { kind, about }
