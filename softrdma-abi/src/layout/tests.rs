@@ -162,7 +162,7 @@ fn structures_are_those_of_other_versions() {
     match std::env::var_os("RDMA_CORE_HEADERS") {
         None => println!("skipped: RDMA_CORE_HEADERS names none; lab/rdma-core-headers fetches some"),
         Some(directories) => {
-            std::env::split_paths(&directories).for_each(|directory| compare(Some(&directory)))
+            std::env::split_paths(&directories).for_each(|directory| compare(Some(&directory)));
         }
     }
 }
