@@ -115,6 +115,8 @@ impl EventChannel {
                 NoticeKind::DeviceRemoval => CmEventKind::DeviceRemoval,
                 NoticeKind::AddressChange => CmEventKind::AddressChange,
                 NoticeKind::Established(peer) => CmEventKind::Established { peer },
+                // `RDMA_CM_EVENT_CONNECT_RESPONSE`.
+                NoticeKind::ConnectResponse => CmEventKind::Other(5),
                 NoticeKind::Unreachable(status) => CmEventKind::Unreachable { status },
                 NoticeKind::Rejected(reason) => CmEventKind::Rejected { reason },
                 NoticeKind::Disconnected => CmEventKind::Disconnected,

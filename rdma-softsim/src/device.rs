@@ -312,6 +312,21 @@ impl From<State> for PairState {
     }
 }
 
+/// What is known of a connection to which a queue pair is to be made ready.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Offered {
+    /// The address of this side.
+    pub local: IpAddr,
+    /// That of its peer.
+    pub remote: IpAddr,
+    /// The number of the peer's queue pair; 0 as long as it is not known.
+    pub peer: u32,
+    /// The parameters that the peer gave.
+    pub theirs: ConnectParams,
+    /// How often what nobody answers is repeated.
+    pub retry: u8,
+}
+
 /// A queue pair and its connection, for whoever looks at a fabric.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Connection {
@@ -430,6 +445,46 @@ impl Identifier {
     pub fn accept_pair(&self, pair: &QueuePair, params: &ConnectParams, data: &[u8]) -> Result<(), Error> {
         self.lend(pair)?;
         self.accept(params, data)
+    }
+
+    /// As [`Identifier::connect_pair`], of a queue pair that the caller moves from state to state by itself. The answer is told by
+    /// [`CmEventKind::Other`](rdma_proto::backend::CmEventKind::Other)`(5)`, `RDMA_CM_EVENT_CONNECT_RESPONSE`.
+    pub fn connect_external(
+        &self,
+        pair: &QueuePair,
+        params: &ConnectParams,
+        data: &[u8],
+    ) -> Result<(), Error> {
+        self.lend_external(pair)?;
+        self.connect(params, data)
+    }
+
+    /// As [`Identifier::accept_pair`], of such a queue pair.
+    pub fn accept_external(
+        &self,
+        pair: &QueuePair,
+        params: &ConnectParams,
+        data: &[u8],
+    ) -> Result<(), Error> {
+        self.lend_external(pair)?;
+        self.accept(params, data)
+    }
+
+    /// `rdma_establish(3)`: such a queue pair can be used; its peer is told.
+    pub fn establish(&self) -> Result<(), Error> {
+        self.inner.driver.with(|model| model.establish_external(self.inner.id))
+    }
+
+    /// What `rdma_init_qp_attr(3)` says of the connection.
+    pub fn offered(&self) -> Result<Offered, Error> {
+        self.inner.driver.with(|model| model.offered(self.inner.id))
+    }
+
+    fn lend_external(&self, pair: &QueuePair) -> Result<(), Error> {
+        if !Arc::ptr_eq(&self.inner.driver, &pair.driver) {
+            return Err(Error::Argument("a queue pair of another fabric"));
+        }
+        self.inner.driver.with(|model| model.lend_external(self.inner.id, pair.id))
     }
 
     fn lend(&self, pair: &QueuePair) -> Result<(), Error> {

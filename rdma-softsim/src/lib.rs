@@ -124,7 +124,7 @@ mod verbs;
 pub use capture::{Capture, Content, Transfer};
 pub use connection::{EventChannel, Identifier, Told};
 pub use device::{
-    Connection, Device, ForeignRegion, Local, NamedReceive, NamedSend, PairState, Sge, Transition,
+    Connection, Device, ForeignRegion, Local, NamedReceive, NamedSend, Offered, PairState, Sge, Transition,
 };
 pub use device_kind::{DeviceKind, SimulationSettings};
 pub use driver::Signal;

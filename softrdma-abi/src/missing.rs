@@ -38,7 +38,7 @@ lacking! {
         ibv_query_qp_data_in_order;
     c_int, -1 =>
         rdma_create_srq_ex rdma_join_multicast rdma_join_multicast_ex rdma_leave_multicast
-        rdma_set_local_ece rdma_get_remote_ece rdma_reject_ece rdma_init_qp_attr
+        rdma_set_local_ece rdma_get_remote_ece rdma_reject_ece
         rsocket rbind rlisten raccept rconnect rshutdown rclose rrecv rrecvfrom rrecvmsg rsend rsendto rsendmsg rread rreadv
         rwrite rwritev rpoll rselect rgetpeername rgetsockname rsetsockopt rgetsockopt rfcntl riomap riounmap riowrite;
     (), () => ibv_unimport_pd ibv_unimport_mr ibv_unimport_dm;

@@ -5,18 +5,21 @@ use std::borrow::Cow;
 use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};
 
-use softrdma_wire::{Local, MAX_BATCH, MAX_INLINE, Name, Op, Receive, Reply, Request, Send, Sge, Transition};
+use softrdma_wire::{
+    Local, MAX_BATCH, MAX_INLINE, Name, Op, Params, Receive, Reply, Request, Send, Sge, Transition,
+};
 
 use crate::acknowledged::Unacknowledged;
 use crate::device::{MAX_SGE, PORT, address_of, gid};
 use crate::layout::{
-    IBV_QP_ACCESS_FLAGS, IBV_QP_AV, IBV_QP_EN_SQD_ASYNC_NOTIFY, IBV_QP_MAX_DEST_RD_ATOMIC,
-    IBV_QP_MAX_QP_RD_ATOMIC, IBV_QP_MIN_RNR_TIMER, IBV_QP_PATH_MTU, IBV_QP_RETRY_CNT, IBV_QP_RNR_RETRY,
-    IBV_QP_RQ_PSN, IBV_QP_SQ_PSN, IBV_QP_STATE, IBV_QP_TIMEOUT, IBV_QPS_ERR, IBV_QPS_INIT, IBV_QPS_RESET,
-    IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPS_SQD, IBV_QPT_RC, IBV_SEND_INLINE, IBV_SEND_SIGNALED,
-    IBV_SEND_SOLICITED, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND,
-    IBV_WR_SEND_WITH_IMM, PairAttributes, PairEx, ibv_context, ibv_gid, ibv_pd, ibv_qp, ibv_qp_attr,
-    ibv_qp_cap, ibv_qp_init_attr, ibv_recv_wr, ibv_send_wr, ibv_sge, zeroed,
+    IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, IBV_QP_ACCESS_FLAGS, IBV_QP_AV, IBV_QP_DEST_QPN,
+    IBV_QP_EN_SQD_ASYNC_NOTIFY, IBV_QP_MAX_DEST_RD_ATOMIC, IBV_QP_MAX_QP_RD_ATOMIC, IBV_QP_MIN_RNR_TIMER,
+    IBV_QP_PATH_MTU, IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_RETRY_CNT, IBV_QP_RNR_RETRY, IBV_QP_RQ_PSN,
+    IBV_QP_SQ_PSN, IBV_QP_STATE, IBV_QP_TIMEOUT, IBV_QPS_ERR, IBV_QPS_INIT, IBV_QPS_RESET, IBV_QPS_RTR,
+    IBV_QPS_RTS, IBV_QPS_SQD, IBV_QPT_RC, IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_SEND_SOLICITED,
+    IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND, IBV_WR_SEND_WITH_IMM,
+    PairAttributes, PairEx, ibv_context, ibv_gid, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr,
+    ibv_recv_wr, ibv_send_wr, ibv_sge, zeroed,
 };
 use crate::link::{ask, call, link, pointer, returned};
 use crate::names;
@@ -280,6 +283,44 @@ fn transition(attributes: &ibv_qp_attr, mask: u32) -> Result<Transition, c_int> 
     }
 }
 
+/// The attributes that move a queue pair to INIT; which they are.
+pub(crate) fn to_init(attributes: &mut ibv_qp_attr) -> u32 {
+    (attributes.port_num, attributes.pkey_index) = (PORT, 0);
+    attributes.qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
+    IBV_QP_STATE | IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX | IBV_QP_PORT
+}
+
+/// ... to RTR, with a peer of this number.
+pub(crate) fn to_receive(
+    attributes: &mut ibv_qp_attr,
+    local: IpAddr,
+    remote: IpAddr,
+    peer: u32,
+    reads: u8,
+) -> u32 {
+    set_path(attributes, local, remote);
+    (attributes.path_mtu, attributes.dest_qp_num, attributes.rq_psn) = (5, peer, 0);
+    (attributes.max_dest_rd_atomic, attributes.min_rnr_timer) = (reads, 0);
+    let path = IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN;
+    IBV_QP_STATE | path | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER
+}
+
+/// ... to RTS, with what the peer offers.
+pub(crate) fn to_send(attributes: &mut ibv_qp_attr, theirs: Params, retry: u8) -> u32 {
+    (attributes.timeout, attributes.retry_cnt, attributes.rnr_retry) = (14, retry, theirs.rnr_retry_count);
+    (attributes.sq_psn, attributes.max_rd_atomic) = (0, theirs.responder_resources);
+    let retries = IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY;
+    IBV_QP_STATE | retries | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC
+}
+
+/// The address vector of a path between two addresses.
+fn set_path(attributes: &mut ibv_qp_attr, local: IpAddr, remote: IpAddr) {
+    attributes.ah_attr.is_global = 1;
+    attributes.ah_attr.port_num = PORT;
+    attributes.ah_attr.grh.dgid = ibv_gid { raw: gid(remote) };
+    attributes.ah_attr.grh.sgid_index = index_of(local);
+}
+
 const fn bytes(gid: ibv_gid) -> [u8; 16] {
     // SAFETY: both arms of the union are plain bytes of this length, all of them initialised by its maker.
     unsafe { gid.raw }
@@ -312,10 +353,7 @@ pub unsafe extern "C" fn ibv_query_qp(
     answer.port_num = PORT;
     if let Some((local, remote, number)) = ends {
         answer.dest_qp_num = number;
-        answer.ah_attr.is_global = 1;
-        answer.ah_attr.port_num = PORT;
-        answer.ah_attr.grh.dgid = ibv_gid { raw: gid(remote) };
-        answer.ah_attr.grh.sgid_index = index_of(local);
+        set_path(&mut answer, local, remote);
     }
     let made = ibv_qp_init_attr {
         qp_context: pair.ex.qp_base.qp_context,

@@ -185,13 +185,13 @@ pub enum Request<'a> {
     ResolveRoute(Name),
     Connect {
         id: Name,
-        pair: Name,
+        pair: Connected,
         params: Params,
         data: &'a [u8],
     },
     Accept {
         id: Name,
-        pair: Name,
+        pair: Connected,
         params: Params,
         data: &'a [u8],
     },
@@ -200,11 +200,24 @@ pub enum Request<'a> {
         data: &'a [u8],
     },
     Notify(Name),
+    /// Of a connection whose queue pair is external.
+    Establish(Name),
+    /// Answer: [`Reply::Offered`].
+    Offered(Name),
     Disconnect(Name),
     Migrate {
         id: Name,
         channel: Name,
     },
+}
+
+/// The queue pair of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Connected {
+    /// The connection manager makes it ready.
+    Managed(Name),
+    /// The program does; by its number.
+    External(u32),
 }
 
 /// A fault, and whom it befalls.
@@ -300,6 +313,19 @@ pub enum Reply {
     AsyncEvent(Option<AsyncEvent>),
     /// An event of the connection manager, if one waits.
     Event(Option<Box<Event>>),
+    /// What is known of a connection: the fields of `rdma_softsim::Offered`.
+    Offered {
+        /// The address of this side.
+        local: IpAddr,
+        /// That of its peer.
+        remote: IpAddr,
+        /// The number of the peer's queue pair, 0 if it is not known.
+        peer: u32,
+        /// What the peer gave.
+        theirs: Params,
+        /// Repetitions of what nobody answers.
+        retry: u8,
+    },
     /// The address that an identifier is bound to.
     Bound(SocketAddr),
     /// Queue pairs in the order of their numbers, at most [`MAX_BATCH`]; the last ones if there are fewer.

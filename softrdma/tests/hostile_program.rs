@@ -10,8 +10,8 @@ use rustix::net::SendFlags;
 use session::{address, ask, come, open, raw};
 use softrdma::fabric::Fabric;
 use softrdma_wire::{
-    Access, Connections, Fault, Local, MAX_BATCH, Op, Params, Receive, Reply, Request, Send, Sge, Transition,
-    VERSION, When,
+    Access, Connected, Connections, Fault, Local, MAX_BATCH, Op, Params, Receive, Reply, Request, Send, Sge,
+    Transition, VERSION, When,
 };
 
 /// Whether an honest program is served.
@@ -168,18 +168,20 @@ fn request() -> impl Strategy<Value = Request<'static>> {
         name().prop_map(Request::ResolveRoute),
         (name(), name(), params(), 0_usize..300).prop_map(|(id, pair, params, len)| Request::Connect {
             id,
-            pair,
+            pair: if len % 2 == 0 { Connected::Managed(pair) } else { Connected::External(pair) },
             params,
             data: &DATA[..len]
         }),
         (name(), name(), params(), 0_usize..300).prop_map(|(id, pair, params, len)| Request::Accept {
             id,
-            pair,
+            pair: if len % 2 == 0 { Connected::Managed(pair) } else { Connected::External(pair) },
             params,
             data: &DATA[..len]
         }),
         (name(), 0_usize..300).prop_map(|(id, len)| Request::Reject { id, data: &DATA[..len] }),
         name().prop_map(Request::Notify),
+        name().prop_map(Request::Establish),
+        name().prop_map(Request::Offered),
         name().prop_map(Request::Disconnect),
         (name(), name()).prop_map(|(id, channel)| Request::Migrate { id, channel }),
     ];

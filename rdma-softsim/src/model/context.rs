@@ -16,6 +16,7 @@ use super::requester::Requester;
 use super::responder::Responder;
 use super::{ContextId, DomainId, HostId, IdentifierId, Model, PairId, QueueId, Wake};
 use crate::Error;
+use crate::device::Offered;
 
 /// An opened device.
 pub(crate) struct Context {
@@ -262,5 +263,34 @@ impl Model {
         }
         self.join(id, pair);
         Ok(())
+    }
+
+    /// As [`Model::lend_pair`], of a queue pair that its owner moves from state to state.
+    pub(crate) fn lend_external(&mut self, id: IdentifierId, pair: PairId) -> Result<(), Error> {
+        let host = self.pairs.get(pair).ok_or(Error::Gone("queue pair"))?.host;
+        let identifier = self.identifiers.get_mut(id).ok_or(Error::Gone("identifier"))?;
+        if identifier.host != host {
+            return Err(Error::State("a queue pair is connected on its own device"));
+        }
+        identifier.external = true;
+        self.join(id, pair);
+        Ok(())
+    }
+
+    /// What `rdma_init_qp_attr(3)` tells of a connection: both addresses, the number of the peer's queue pair, and how many READs this
+    /// side may have outstanding and how often it retries where no receive is.
+    pub(crate) fn offered(&self, id: IdentifierId) -> Result<Offered, Error> {
+        let identifier = self.identifiers.get(id).ok_or(Error::Gone("identifier"))?;
+        let (local, remote) = self.ends(id).ok_or(Error::State("the identifier has no peer"))?;
+        Ok(Offered {
+            local,
+            remote: remote.ip(),
+            peer: identifier.peer_pair.map_or(0, |pair| self.pair_number(pair)),
+            theirs: identifier.theirs,
+            retry: match identifier.phase {
+                Phase::Requested | Phase::Accepted => identifier.theirs.retry_count,
+                _ => identifier.ours.retry_count,
+            },
+        })
     }
 }

@@ -180,7 +180,7 @@ impl Model {
     fn end(&mut self, id: IdentifierId, kind: NoticeKind, data: Box<[u8]>) {
         let Some(identifier) = self.identifiers.get_mut(id) else { return };
         identifier.phase = Phase::Closed;
-        if let Some(pair) = identifier.pair {
+        if let Some(pair) = identifier.pair.filter(|_| !identifier.external) {
             self.enter_error(pair);
         }
         self.notify_with(id, kind, data);
@@ -236,7 +236,22 @@ impl Model {
         active.phase = Phase::Answered;
         active.theirs = params;
         active.peer_pair = Some(pair);
-        self.notify_with(id, NoticeKind::Established(as_received(params)), data);
+        let kind = match active.external {
+            false => NoticeKind::Established(as_received(params)),
+            true => NoticeKind::ConnectResponse,
+        };
+        self.notify_with(id, kind, data);
+    }
+
+    /// `rdma_establish(3)`: the owner of an external queue pair has made it ready.
+    pub(crate) fn establish_external(&mut self, id: IdentifierId) -> Result<(), Error> {
+        if !self.identifiers.get(id).is_some_and(|id| id.external && id.phase == Phase::Answered) {
+            return Err(Error::State(
+                "only who connects an external queue pair and was answered establishes",
+            ));
+        }
+        self.establish(id);
+        Ok(())
     }
 
     /// The active side's owner reads `Established`.
@@ -275,7 +290,9 @@ impl Model {
     fn rejected(&mut self, id: IdentifierId, reason: i32, data: Box<[u8]>) {
         if self.in_phase(id, &[Phase::Answered]) {
             // Accepted and taken back before the owner read of it.
-            self.withdraw(id, |kind| matches!(kind, NoticeKind::Established(_)));
+            self.withdraw(id, |kind| {
+                matches!(kind, NoticeKind::Established(_) | NoticeKind::ConnectResponse)
+            });
         }
         let open = [Phase::Connecting, Phase::Answered, Phase::Requested, Phase::Accepted, Phase::Connected];
         if self.in_phase(id, &open) {
@@ -318,7 +335,7 @@ impl Model {
 
     /// Connects the identifier's queue pair to the peer's: RTS, with what the connection manager negotiated.
     pub(super) fn make_ready(&mut self, id: IdentifierId) {
-        let Some(identifier) = self.identifiers.get(id) else { return };
+        let Some(identifier) = self.identifiers.get(id).filter(|id| !id.external) else { return };
         let (Some(pair), Some(peer)) = (identifier.pair, identifier.peer_pair) else { return };
         let Some((local, remote)) = self.ends(id) else { return };
         let (ours, theirs) = (identifier.ours, identifier.theirs);

@@ -51,6 +51,8 @@ pub(crate) struct Identifier {
     pub(super) local: Option<SocketAddr>,
     pub(super) remote: Option<SocketAddr>,
     pub(super) pair: Option<PairId>,
+    /// Its owner moves the queue pair from state to state, and says when the connection can be used (`rdma_establish(3)`).
+    pub(super) external: bool,
     /// The identifier and queue pair at the other end.
     pub(super) peer: Option<IdentifierId>,
     pub(super) peer_pair: Option<PairId>,
@@ -104,6 +106,7 @@ impl Identifier {
             local: None,
             remote: None,
             pair: None,
+            external: false,
             peer: None,
             peer_pair: None,
             arrival: Instant::from_start(Duration::ZERO),
@@ -389,7 +392,7 @@ impl Model {
 
     pub(crate) fn disconnect(&mut self, id: IdentifierId) -> Result<(), Error> {
         let identifier = self.identifier(id)?;
-        let (pair, phase) = (identifier.pair, identifier.phase);
+        let (pair, phase) = (identifier.pair.filter(|_| !identifier.external), identifier.phase);
         let (next, body) = match phase {
             Phase::Connected => (Phase::Disconnecting, Body::Disconnect),
             Phase::PeerGone => (Phase::Closed, Body::Goodbye),

@@ -111,7 +111,7 @@ pub(super) const fn params(params: wire::Params) -> ConnectParams {
     ConnectParams { responder_resources, initiator_depth, retry_count, rnr_retry_count }
 }
 
-const fn offered(params: ConnectParams) -> wire::Params {
+pub(super) const fn offered(params: ConnectParams) -> wire::Params {
     let ConnectParams { responder_resources, initiator_depth, retry_count, rnr_retry_count } = params;
     wire::Params { responder_resources, initiator_depth, retry_count, rnr_retry_count }
 }

@@ -53,7 +53,7 @@ fn harmless(packet: &[u8]) -> Vec<u8> {
 }
 
 /// Each packet: which program, how long, and the bytes.
-pub fn run(input: &[u8]) {
+pub(crate) fn run(input: &[u8]) {
     let fabric = Fabric::new().expect("a fabric");
     let mut programs = [1, 2].map(|machine| open(&fabric, machine));
     let mut rest = input;
