@@ -98,9 +98,16 @@ pub enum Error {
     /// An endpoint was asked about a connection that it does not have, or not yet.
     #[error("there is no such connection: it was removed, or is still being made")]
     NoSuchConnection,
-    /// A buffer was lent to a connection that did not register it.
-    #[error("the buffer was registered for another connection: register one for each")]
+    /// A buffer was given to a connection that cannot use it.
+    #[error(
+        "the buffer was registered in the protection domain of another connection: register one for each, or connect in one domain"
+    )]
     ForeignBuffer,
+    /// A connection was to be in a protection domain of another device.
+    #[error(
+        "the way to this peer leads through another device than that of the protection domain: connect without it"
+    )]
+    ForeignDomain,
     /// The device told of a failure that no completion tells of.
     #[error("the RDMA device ended the connection: {}", event.describe())]
     Device {
@@ -169,9 +176,10 @@ impl Error {
             Self::Protocol(Protocol::InvalidMessage(_) | Protocol::PeerMisbehaved(_)) => {
                 io::ErrorKind::InvalidData
             }
-            Self::Protocol(Protocol::ApiMisuse(_)) | Self::Options { .. } | Self::ForeignBuffer => {
-                io::ErrorKind::InvalidInput
-            }
+            Self::Protocol(Protocol::ApiMisuse(_))
+            | Self::Options { .. }
+            | Self::ForeignBuffer
+            | Self::ForeignDomain => io::ErrorKind::InvalidInput,
             Self::Protocol(Protocol::Transport(rdma_proto::TransportError::Disconnected)) => {
                 io::ErrorKind::BrokenPipe
             }

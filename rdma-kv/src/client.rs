@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use crate::error::Error;
+use crate::memory::Memory;
 use crate::reply::{Line, Replies};
 use crate::transport::{Buffer, Transport};
 
@@ -53,6 +54,19 @@ impl<T: Transport> Client<T> {
     /// `len` is zero, or no more memory can be registered.
     pub fn buffer(&self, len: usize) -> Result<T::Buffer, Error> {
         Ok(self.stream.buffer(len)?)
+    }
+
+    /// Registers memory that exists, so that values can be received into it and sent from it: a `Vec<u8>`, a `Box<[u8]>`, or a
+    /// [`Memory`] of any other kind. Registering takes about as long as copying: do it once for memory that is used often, and once for
+    /// an arena ([`Registrations`](crate::Registrations) finds the parts of one).
+    ///
+    /// The memory is deregistered, and the client's handle on it dropped, when the buffer has been dropped and nothing uses it any more:
+    /// [`Memory::try_into_vec`] gives it back then.
+    ///
+    /// # Errors
+    /// It has no bytes, or no more memory can be registered.
+    pub fn register(&self, memory: impl Into<Memory>) -> Result<T::Buffer, Error> {
+        Ok(self.stream.register(memory.into())?)
     }
 
     /// Limits how long each wait for the server may take; `None` waits for ever.

@@ -6,7 +6,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rdma_conn::{Descriptors, Received, RegisteredBuffer, Stream};
+use rdma_conn::{Access, CallerMemory, Descriptors, Received, RegisteredBuffer, Stream};
+
+use crate::memory::Memory;
 
 /// Memory for values, in which a program reads and writes them by copying.
 pub trait Buffer {
@@ -37,6 +39,12 @@ pub trait Transport: Read + Write {
     /// # Errors
     /// There is no such memory.
     fn buffer(&self, len: usize) -> io::Result<Self::Buffer>;
+
+    /// Makes it of memory that exists.
+    ///
+    /// # Errors
+    /// That has no bytes, or cannot be used.
+    fn register(&self, memory: Memory) -> io::Result<Self::Buffer>;
 
     /// Waits until `ahead`, which was read before, and the bytes of the stream behind it are in `range`. Returns how many the peer wrote
     /// there itself, and how many were copied.
@@ -90,6 +98,10 @@ impl<B: Descriptors> Transport for Stream<B> {
         Ok(Arc::new(self.register_landing(len)?))
     }
 
+    fn register(&self, memory: Memory) -> io::Result<Self::Buffer> {
+        Ok(Arc::new(self.register_memory(memory, Access::REMOTE_WRITE)?))
+    }
+
     fn receive(
         &mut self,
         ahead: &[u8],
@@ -123,46 +135,71 @@ impl<B: Descriptors> Transport for Stream<B> {
     }
 }
 
-impl Buffer for Vec<u8> {
+impl Buffer for Memory {
     fn len(&self) -> usize {
-        self.len()
+        self.shared().len()
     }
 
     fn read(&self, offset: usize, into: &mut [u8]) -> bool {
-        let from = offset.checked_add(into.len()).and_then(|end| self.get(offset..end));
-        from.map(|from| into.copy_from_slice(from)).is_some()
+        self.shared().read(offset, into)
     }
 
     fn write(&mut self, offset: usize, from: &[u8]) -> bool {
-        let into = offset.checked_add(from.len()).and_then(|end| self.get_mut(offset..end));
-        into.map(|into| into.copy_from_slice(from)).is_some()
+        self.shared().write(offset, from)
     }
 }
 
-/// Memory is the program's own here, and the kernel copies: nothing is counted as landed or lent.
-impl Transport for TcpStream {
-    type Buffer = Vec<u8>;
+/// Bytes on their way between the kernel and memory that others may change, for which the kernel takes no reference.
+const BOUNCED: usize = 16 << 10;
 
-    fn buffer(&self, len: usize) -> io::Result<Vec<u8>> {
-        Ok(vec![0; len])
+/// The kernel copies, and nothing is counted as landed or lent.
+impl Transport for TcpStream {
+    type Buffer = Memory;
+
+    fn buffer(&self, len: usize) -> io::Result<Memory> {
+        self.register(vec![0; len].into())
     }
 
-    fn receive(&mut self, ahead: &[u8], buffer: &mut Vec<u8>, range: Range<usize>) -> io::Result<Received> {
+    fn register(&self, memory: Memory) -> io::Result<Memory> {
+        if memory.is_empty() { Err(io::ErrorKind::InvalidInput.into()) } else { Ok(memory) }
+    }
+
+    fn receive(&mut self, ahead: &[u8], buffer: &mut Memory, range: Range<usize>) -> io::Result<Received> {
+        let (Range { start, end }, mut bytes) = (range, [0; BOUNCED]);
+        let mut at = start.saturating_add(ahead.len());
+        if at > end || end > buffer.len() || !buffer.write(start, ahead) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        while at < end {
+            let part = bytes.get_mut(..BOUNCED.min(end - at)).unwrap_or_default();
+            let read = match self.read(part) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(read) => read,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(error),
+            };
+            let _inside = buffer.write(at, part.get(..read).unwrap_or_default());
+            at += read;
+        }
         let mut received = Received::default();
-        received.copied = range.len() as u64;
-        let into = buffer.get_mut(range).and_then(|into| into.split_at_mut_checked(ahead.len()));
-        let (first, rest) = into.ok_or(io::ErrorKind::InvalidInput)?;
-        first.copy_from_slice(ahead);
-        self.read_exact(rest)?;
+        received.copied = (end - start) as u64;
         Ok(received)
     }
 
-    fn send(&mut self, buffer: &Vec<u8>, range: Range<usize>) -> io::Result<u64> {
-        self.write_all(buffer.get(range).ok_or(io::ErrorKind::InvalidInput)?)?;
+    fn send(&mut self, buffer: &Memory, mut range: Range<usize>) -> io::Result<u64> {
+        let mut bytes = [0; BOUNCED];
+        while !range.is_empty() {
+            let part = bytes.get_mut(..BOUNCED.min(range.len())).unwrap_or_default();
+            if !buffer.read(range.start, part) {
+                return Err(io::ErrorKind::InvalidInput.into());
+            }
+            self.write_all(part)?;
+            range.start += part.len();
+        }
         Ok(0)
     }
 
-    fn returned(&mut self, _buffer: &Vec<u8>) -> io::Result<()> {
+    fn returned(&mut self, _buffer: &Memory) -> io::Result<()> {
         Ok(())
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use kv_store::{FrameReader, Store};
 use rdma_conn::{Connect, Listener, Options, Stream};
-use rdma_kv::{Buffer, Client, Counts, Error, Part, Transport};
+use rdma_kv::{Buffer, Client, Counts, Error, Memory, Part, Transport};
 use rdma_softsim::{Fabric, SoftSim};
 
 const WINDOW: usize = 64 << 10;
@@ -103,6 +103,97 @@ fn values_land_over_rdma() {
 fn values_are_copied_over_tcp() {
     let counts = there_and_back(over_tcp(store));
     assert_eq!((counts.bytes_landed, counts.bytes_lent), (0, 0));
+}
+
+/// Memory that exists is used where it is, and given back when the buffer is gone.
+fn into_memory_that_exists<T: Transport>(mut client: Client<T>) -> Counts {
+    let len = 20 * WINDOW + 3;
+    let value = pattern(len, 5);
+    let mut bytes = vec![0; len + 10];
+    bytes[1..1 + len].copy_from_slice(&value);
+    let address = bytes.as_ptr().addr();
+    let memory = Memory::from(bytes);
+    let mut buffer = client.register(memory.clone()).expect("registered");
+    client.set_from(b"key", &buffer, 1..1 + len).expect("set");
+    assert!(buffer.write(0, &vec![0xee; len + 10]), "nothing uses the buffer");
+    assert_eq!(client.get_into(b"key", &mut buffer, 3..3 + len).expect("got"), Some(len));
+    let memory = memory.try_into_vec().expect_err("the buffer has it");
+    drop(buffer);
+    let bytes = memory.try_into_vec().expect("nothing uses it");
+    assert_eq!(bytes.as_ptr().addr(), address);
+    assert!(bytes[3..3 + len] == value, "the value");
+    assert!(bytes[..3].iter().chain(&bytes[3 + len..]).all(|byte| *byte == 0xee), "beside the value");
+    assert!(client.register(Vec::new()).is_err(), "no bytes");
+    client.counts()
+}
+
+#[test]
+fn memory_that_exists_is_used_where_it_is() {
+    let counts = into_memory_that_exists(over_rdma(store));
+    assert_eq!(counts.bytes_lent, 20 * WINDOW as u64 + 3);
+    assert!(counts.bytes_landed >= 17 * WINDOW as u64, "{counts:?}");
+    into_memory_that_exists(over_tcp(store));
+}
+
+/// Windows may lie in the memory after an error, so it is given back when the connection has ended, not before.
+#[test]
+fn memory_is_kept_for_as_long_as_the_server_may_write_to_it() {
+    let mut client = over_rdma(|mut stream| {
+        let mut some = [0; 100];
+        assert!(stream.read(&mut some).expect("a command") > 0);
+        stream.write_all(b"$10000000\r\n").expect("written");
+        stream.write_all(&vec![1; 3 * WINDOW]).expect("written");
+        let _until_the_client_goes = stream.read_to_end(&mut Vec::new());
+    });
+    client.set_timeout(Some(Duration::from_millis(200))).expect("a time-out");
+    let memory = Memory::from(vec![0; 10_000_000]);
+    let mut buffer = client.register(memory.clone()).expect("registered");
+    let waited = client.get_into(b"key", &mut buffer, 0..10_000_000).expect_err("the rest never comes");
+    assert!(matches!(&waited, Error::Io(error) if error.kind() == io::ErrorKind::TimedOut), "{waited}");
+    drop(buffer);
+    let mut memory = memory.try_into_vec().expect_err("a window lies in it");
+    drop(client);
+    let deadline = std::time::Instant::now() + LONG;
+    let bytes = loop {
+        memory = match memory.try_into_vec() {
+            Ok(bytes) => break bytes,
+            Err(memory) => memory,
+        };
+        assert!(std::time::Instant::now() < deadline, "it never comes back");
+        thread::yield_now();
+    };
+    assert!(bytes[..2 * WINDOW].iter().all(|byte| *byte == 1));
+}
+
+/// A registration serves all connections in its protection domain, and no other.
+#[test]
+fn one_registration_serves_the_connections_of_a_domain() {
+    let fabric = Fabric::new();
+    let address = SocketAddr::from(([192, 0, 2, 1], 6379));
+    let listener =
+        Listener::bind(&fabric.host(&[address.ip()]), address, Options::server()).expect("is free");
+    let served = thread::spawn(move || {
+        for _connection in 0..3 {
+            let (stream, _) = listener.accept_timeout(LONG).expect("accepts");
+            thread::spawn(move || store(stream));
+        }
+    });
+    let host = fabric.host(&[[192, 0, 2, 2].into()]);
+    let how = Connect::default();
+    let one = Stream::connect_with(&host, address, &how).expect("connects");
+    let two = Stream::connect_in(&host, &one.domain(), address, &how).expect("connects");
+    let three = Stream::connect_with(&host, address, &how).expect("connects");
+    assert!(one.domain() == two.domain() && one.domain() != three.domain());
+    let (mut one, mut two, mut three) = (Client::new(one), Client::new(two), Client::new(three));
+    let mut buffer = one.register(pattern(300, 0)).expect("registered");
+    for (client, at) in [(&mut one, 100), (&mut two, 200)] {
+        client.set_from(b"key", &buffer, 20..80).expect("set");
+        assert_eq!(client.get_into(b"key", &mut buffer, at..at + 70).expect("got"), Some(60));
+        assert!(bytes_of(&buffer, at..at + 60) == pattern(100, 0)[20..80]);
+    }
+    let foreign = three.set_from(b"key", &buffer, 0..70).expect_err("it is of another domain");
+    assert!(foreign.to_string().contains("protection domain"), "{foreign}");
+    served.join().expect("does not panic");
 }
 
 /// All but two windows and less than one more of a large value land.

@@ -24,6 +24,7 @@ use tokio::net::ToSocketAddrs;
 
 use crate::background::{Driven, Schedule};
 use crate::budget::Limits;
+use crate::domain::ProtectionDomain;
 use crate::endpoint::{ConnectionId, Descriptors, Endpoint, Event, ListenerId, Usage};
 use crate::error::Error;
 use crate::options::Options;
@@ -87,12 +88,35 @@ impl<B: Descriptors> AsyncEndpoint<B> {
         host: impl ToSocketAddrs + ToString,
         how: &Connect,
     ) -> Result<AsyncStream<B>, Error> {
+        self.connect_among(host, how, None).await
+    }
+
+    /// Connects in the protection domain of another connection, so that memory registered for one serves both.
+    /// [`ProtectionDomain`] says when that is safe.
+    ///
+    /// # Errors
+    /// As [`AsyncEndpoint::connect`], or [`Error::ForeignDomain`].
+    pub async fn connect_in(
+        &self,
+        domain: &ProtectionDomain<B>,
+        host: impl ToSocketAddrs + ToString,
+        how: &Connect,
+    ) -> Result<AsyncStream<B>, Error> {
+        self.connect_among(host, how, Some(domain)).await
+    }
+
+    async fn connect_among(
+        &self,
+        host: impl ToSocketAddrs + ToString,
+        how: &Connect,
+        domain: Option<&ProtectionDomain<B>>,
+    ) -> Result<AsyncStream<B>, Error> {
         let name = host.to_string();
         let no_such_host = |source| Error::NoSuchHost { host: name.clone(), source: Arc::new(source) };
         let addresses = tokio::net::lookup_host(host).await.map_err(no_such_host)?;
         let mut last = no_such_host(io::Error::new(io::ErrorKind::NotFound, "the name has no address"));
         for peer in addresses {
-            match AsyncStream::dial(&self.shared, peer, how).await {
+            match AsyncStream::dial(&self.shared, peer, how, domain).await {
                 Ok(stream) => return Ok(stream),
                 Err(error) => last = error,
             }

@@ -9,12 +9,15 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use rdma_proto::Counters;
+use rdma_proto::backend::Access;
+use rdma_proto::memory::CallerMemory;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::ToSocketAddrs;
 
 use super::{AsyncEndpoint, Shared, Tasks, Want};
 use crate::budget::Limits;
 use crate::connection::{Connection, Work};
+use crate::domain::ProtectionDomain;
 use crate::endpoint::{ConnectionId, Descriptors, Endpoint};
 use crate::error::Error;
 use crate::land::{Received, Receiving};
@@ -57,9 +60,10 @@ impl<B: Descriptors> AsyncStream<B> {
         shared: &Arc<Shared<B>>,
         peer: SocketAddr,
         how: &Connect,
+        domain: Option<&ProtectionDomain<B>>,
     ) -> Result<Self, Error> {
         let id = shared.with(|state| {
-            let id = state.endpoint.connect(peer, how.local, how.timeout, how.options)?;
+            let id = state.endpoint.dial(peer, how.local, how.timeout, how.options, domain.cloned())?;
             state.tasks.insert(id, Tasks::default());
             Ok::<_, Error>(id)
         })?;
@@ -149,6 +153,23 @@ impl<B: Descriptors> AsyncStream<B> {
     /// Those of the call that it names.
     pub fn register_landing(&self, len: usize) -> Result<RegisteredBuffer<B>, Error> {
         self.ask(|connection| connection.register_landing(len))
+    }
+
+    /// Registers memory that exists, see [`Connection::register_memory`](crate::Connection::register_memory).
+    ///
+    /// # Errors
+    /// Those of the call that it names.
+    pub fn register_memory(
+        &self,
+        memory: impl CallerMemory,
+        access: Access,
+    ) -> Result<RegisteredBuffer<B>, Error> {
+        self.ask(|connection| connection.register_memory(memory, access))
+    }
+
+    /// Returns the protection domain, for [`AsyncEndpoint::connect_in`].
+    pub fn domain(&self) -> ProtectionDomain<B> {
+        self.ask(|connection| connection.domain().clone())
     }
 
     /// Waits until the next `range.len()` bytes of the stream are in `range` of `buffer`, and returns how they came there. A future that

@@ -12,6 +12,7 @@ use super::{ConnectionId, Event, ListenerId};
 use crate::budget::Place;
 use crate::connecting::Connecting;
 use crate::connection::Connection;
+use crate::domain::ProtectionDomain;
 use crate::error::Error;
 use crate::options::Options;
 
@@ -24,6 +25,8 @@ pub(super) struct Member<B: Backend> {
     /// Why there never was one.
     failure: Option<Error>,
     pub(super) options: Options,
+    /// The protection domain that it shares with other connections.
+    pub(super) domain: Option<ProtectionDomain<B>>,
     pub(super) key: IdentifierKey,
     pub(super) peer: SocketAddr,
     /// Where its completions arrive.
@@ -95,6 +98,7 @@ impl<B: Backend> Member<B> {
             connection: None,
             failure: None,
             options,
+            domain: None,
             key,
             peer,
             queue: None,
