@@ -72,10 +72,6 @@ impl<B: Backend> RegisteredBuffer<B> {
         Self { memory, domain, access, _counted: counted }
     }
 
-    pub(crate) const fn region(&self) -> &B::Region {
-        &self.memory.region
-    }
-
     /// Returns the region if the peer may write to it.
     pub(crate) fn landing(&self) -> Option<&B::Region> {
         self.access.allows(Access::REMOTE_WRITE).then_some(&self.memory.region)

@@ -8,7 +8,7 @@ use std::io::IoSlice;
 use std::sync::Arc;
 
 use rdma_proto::backend::{Access, Backend, Immediate, RecvRequest, Region, SendOp, SendRequest, Slice};
-use rdma_proto::memory::CallerMemory;
+use rdma_proto::memory::{CallerMemory, SharedMemory};
 use rdma_proto::wire::MESSAGE_LEN;
 use rdma_proto::{Action, Config, Notification, Readable, RegionAddress, Source, Span};
 
@@ -190,37 +190,32 @@ impl<B: Backend> Memory<B> {
     }
 
     /// Copies the first `len` received bytes to `at` in a buffer. False if they are not all inside of both.
-    pub(crate) fn copy(
-        &self,
-        mut from: Readable,
-        len: usize,
-        into: &RegisteredBuffer<B>,
-        mut at: usize,
-    ) -> bool {
-        // Both may change meanwhile, so the bytes pass through memory that nobody else has, a part that stays in the cache at a time.
-        let mut bytes = [0; 8 << 10];
-        let end = at + len;
-        while at < end {
-            let most = bytes.len().min(end - at);
-            let part = bytes.get_mut(..most).unwrap_or_default();
-            let copied = self.read_window(from, part);
-            if copied as usize != part.len() || !into.region().write(at, part) {
-                return false;
-            }
-            from.offset += copied;
-            from.len -= copied;
-            at += part.len();
+    pub(crate) fn copy(&self, from: Readable, len: usize, into: &RegisteredBuffer<B>, at: usize) -> bool {
+        let Some((memory, offset)) = self.place(from).filter(|_| len <= from.len as usize) else {
+            return false;
+        };
+        let to = into.memory();
+        let [source, target] = [memory.address().wrapping_add(offset), to.address().wrapping_add(at)];
+        if source.abs_diff(target) >= len {
+            return memory.copy_to(offset, to, at, len);
         }
-        true
+        // They overlap: what landed before a reader gave up is received into another place of the same buffer.
+        let mut bytes = vec![0; len];
+        memory.read(offset, &mut bytes) && to.write(at, &bytes)
     }
 
     /// Received bytes where they lie.
     pub(crate) fn arrived(&self, at: Readable) -> Option<Arrived<'_>> {
-        let (memory, offset) = match self.windows.get(usize::from(at.region)) {
-            Some(window) => (window.as_ref()?.region.memory(), at.offset as usize),
-            None => self.landing.as_ref()?.arrived(at.offset),
-        };
+        let (memory, offset) = self.place(at)?;
         Some(Arrived::new(memory, offset, at.len as usize))
+    }
+
+    /// Returns the memory in which received bytes lie, and the offset in it.
+    fn place(&self, at: Readable) -> Option<(SharedMemory<'_>, usize)> {
+        match self.windows.get(usize::from(at.region)) {
+            Some(window) => Some((window.as_ref()?.region.memory(), at.offset as usize)),
+            None => Some(self.landing.as_ref()?.arrived(at.offset)),
+        }
     }
 
     /// Copies as many bytes of `pieces` into the send buffer as `space` has room for, and returns how many.

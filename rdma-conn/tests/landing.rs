@@ -197,6 +197,35 @@ fn what_was_given_up_does_not_confuse_the_next() {
     assert!(bytes_of(&buffer, 0..second.len()) == second);
 }
 
+/// What landed before a reader gave up is moved within the buffer, up or down by less than its length.
+#[test]
+fn what_was_given_up_may_be_received_into_the_same_buffer() {
+    for shift in [0_usize, 83, 500] {
+        let (mut endpoint, id, mut server) = endpoint_and_stream();
+        let value = pattern(12 * WINDOW);
+        let (first, second) = value.split_at(3 * WINDOW + 17);
+        let buffer = registered(&endpoint, id, value.len() + 500);
+        server.write_all(first).expect("written");
+        let mut receiving = Receiving::new(Arc::clone(&buffer), 0..value.len());
+        until(&mut endpoint, |endpoint| {
+            assert_eq!(endpoint.receive(id, &mut receiving).expect("the server is there"), None);
+            let got = endpoint.connection(id).expect("is there").counters().bytes_received;
+            (got == first.len() as u64).then_some(())
+        });
+        endpoint.stop_landing(id).expect("is there");
+        // The rest of the window lands where it was announced, and belongs elsewhere.
+        server.write_all(second).expect("written");
+        until(&mut endpoint, |endpoint| {
+            let unread = endpoint.connection(id).expect("is there").unread();
+            (unread >= (WINDOW - 17) as u64).then_some(())
+        });
+        let at = first.len() + shift;
+        let mut receiving = Receiving::new(Arc::clone(&buffer), at..at + second.len());
+        until(&mut endpoint, |endpoint| endpoint.receive(id, &mut receiving).expect("the server is there"));
+        assert!(bytes_of(&buffer, at..at + second.len()) == second, "up by {shift}");
+    }
+}
+
 /// A peer that goes in the middle: an error, and what came is there.
 #[test]
 fn the_end_in_the_middle_is_an_error() {
