@@ -75,6 +75,7 @@ impl<B: Descriptors> Peer<B> {
             turn: 0,
             taken: 0,
             received: Vec::new(),
+            landing: None,
             theirs: None,
             used: 0,
             keepalives: 0,

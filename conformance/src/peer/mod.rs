@@ -121,8 +121,10 @@ pub struct Peer<B: Descriptors> {
     waits_since: Option<Instant>,
     /// Whether a window that was filled is registered anew.
     pub drains: bool,
-    /// Parts of its memory (offset, length) to register in turn, each once the one before is full.
+    /// Parts of its memory (offset, length) to register in turn, each once the one before is full. Offsets behind that memory are places in
+    /// the memory of [`Peer::lands`].
     pub plan: Vec<(u32, u32)>,
+    landing: Option<B::Region>,
     turn: usize,
     /// Bytes taken out of the current part.
     taken: u32,
@@ -196,6 +198,12 @@ impl<B: Descriptors> Peer<B> {
     pub fn own_window(&self) -> Window {
         let window = self.window();
         Window { address: window.address(), length: self.shape.window, rkey: window.rkey() }
+    }
+
+    /// Registers `len` bytes more, with a key of their own, for windows that lie elsewhere.
+    pub fn lands(&mut self, len: u32) -> Result<(), Failure> {
+        self.landing = Some(self.session.register(len as usize).map_err(wrong("registering memory"))?);
+        Ok(())
     }
 
     fn window(&self) -> &B::Region {

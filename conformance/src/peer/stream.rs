@@ -25,9 +25,10 @@ impl<B: Descriptors> Peer<B> {
 
     /// Returns the registration of the current part.
     pub fn registration(&self) -> Message {
-        let (offset, length) = self.part();
-        let Window { address, rkey, .. } = self.own_window();
-        Message::RegisterXferMemory(Window { address: address + u64::from(offset), length, rkey })
+        let (_, length) = self.part();
+        let (region, offset) = self.place();
+        let address = region.address() + u64::from(offset);
+        Message::RegisterXferMemory(Window { address, length, rkey: region.rkey() })
     }
 
     /// Returns the number of bytes that came into the current window.
@@ -37,6 +38,15 @@ impl<B: Descriptors> Peer<B> {
 
     fn part(&self) -> (u32, u32) {
         self.plan[self.turn % self.plan.len()]
+    }
+
+    /// Returns the region of the current part, and where in it the part begins.
+    fn place(&self) -> (&B::Region, u32) {
+        let (offset, _) = self.part();
+        match (&self.landing, offset.checked_sub(self.shape.window)) {
+            (Some(landing), Some(offset)) => (landing, offset),
+            _ => (self.window(), offset),
+        }
     }
 
     /// Waits for the first window of the other side.
@@ -195,7 +205,7 @@ impl<B: Descriptors> Peer<B> {
                 "{count} bytes were notified before a window was registered"
             )));
         }
-        let (offset, length) = self.part();
+        let (_, length) = self.part();
         let taken = self.taken;
         let Some(end) = taken.checked_add(count).filter(|end| *end <= length) else {
             return Err(Failure::wrong(format!(
@@ -203,7 +213,8 @@ impl<B: Descriptors> Peer<B> {
             )));
         };
         let mut bytes = vec![0; count as usize];
-        if !self.window().memory().read(offset as usize + taken as usize, &mut bytes) {
+        let (region, offset) = self.place();
+        if !region.memory().read(offset as usize + taken as usize, &mut bytes) {
             return Err(Failure::wrong("the plan is not within its memory"));
         }
         if let Some(mirror) = &mut self.mirror {
