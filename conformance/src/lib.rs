@@ -9,6 +9,7 @@ pub mod intercept;
 pub mod peer;
 pub mod reqs;
 pub mod smoke;
+pub mod snapshot;
 pub mod trace;
 pub mod vectors;
 pub mod workload;

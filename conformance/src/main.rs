@@ -20,7 +20,7 @@ use conformance::blackbox::own;
 use conformance::exit::{self, DONE, FAILED, USAGE};
 use conformance::smoke::{self, Scale, Setting};
 use conformance::trace::{Limits, Recorded, Recorder};
-use conformance::{reqs, trace, vectors};
+use conformance::{reqs, snapshot, trace, vectors};
 use kv_store::Store;
 use suite::terminal::{cannot_run, run};
 
@@ -65,6 +65,9 @@ enum Command {
     },
     /// Does what clients do against a server, and checks every byte.
     Smoke(Smoke),
+    /// Tests publishers and readers of the snapshot protocol, an extension.
+    #[command(subcommand)]
+    Snapshot(snapshot::Command),
     /// The requirements of the protocol.
     #[command(subcommand)]
     Reqs(reqs::Command),
@@ -141,6 +144,7 @@ fn perform(Cli { command, out }: Cli) -> ExitCode {
         Command::Doctor(doctor) => command::doctor(&doctor),
         Command::Client { target } => run_client(target),
         Command::Smoke(smoke) => run_smoke(&smoke),
+        Command::Snapshot(command) => snapshot::run(&command),
         Command::Reqs(command) => reqs::run(command),
         Command::Vectors(command) => vectors::run(command),
         Command::Trace(command) => trace::run(command),

@@ -61,6 +61,11 @@ impl<B: Backend> Connecting<B> {
         Ok(Self { id, events, timeout: Duration::ZERO })
     }
 
+    /// Returns the address at which it listens, or from which it connects once the way is known.
+    pub fn local_addr(&self) -> Option<SocketAddr> {
+        self.id.local_addr()
+    }
+
     /// Returns the channel of connection events.
     pub const fn events(&self) -> &B::EventChannel {
         &self.events

@@ -8,6 +8,7 @@ mod connecting;
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::net::SocketAddr;
 
 use rdma_proto::backend::{
     Access, Backend, CmEventKind, Completed, Completion, CompletionQueue, CompletionStatus, ConnectParams,
@@ -31,8 +32,10 @@ pub struct Shape {
     pub sends: u32,
     /// Depth of the receive queue, and places for receives.
     pub receives: u32,
-    /// Bytes of memory that the peer may write to.
+    /// Bytes of memory that the peer may reach.
     pub window: usize,
+    /// How it may be reached: by writes, in Valkey over RDMA.
+    pub access: Access,
     /// Bytes that may be under way.
     pub outbox: usize,
 }
@@ -63,7 +66,7 @@ pub enum Step {
     Post(SendOp, Vec<u8>),
     /// Posts as many receives, as far as there are places.
     Receive(usize),
-    /// Deregisters the memory that the peer may write to.
+    /// Deregisters the memory that the peer may reach.
     Withdraw,
     /// Registers other memory in its place.
     Register(usize),
@@ -129,11 +132,11 @@ impl<B: Backend> Session<B> {
     /// # Errors
     /// The backend's.
     pub fn new(id: B::Identifier, events: B::EventChannel, shape: Shape) -> Result<Self, B::Error> {
-        let Shape { sends, receives, window, outbox } = shape;
+        let Shape { sends, receives, window, access, outbox } = shape;
         let domain = id.create_domain()?;
         let inbox = domain.register(receives as usize * SLOT, Access::LOCAL_WRITE)?;
         let outbox = domain.register(outbox, Access::LOCAL_WRITE)?;
-        let window = domain.register(window, Access::REMOTE_WRITE)?;
+        let window = domain.register(window, access)?;
         let completions = id.create_completion_queue(sends.saturating_add(receives), 0)?;
         Ok(Self {
             pair: None,
@@ -165,6 +168,11 @@ impl<B: Backend> Session<B> {
         Ok(())
     }
 
+    /// Returns the address that its connection comes from.
+    pub fn local_addr(&self) -> Option<SocketAddr> {
+        self.id.local_addr()
+    }
+
     /// Returns the channel of connection events.
     pub const fn events(&self) -> &B::EventChannel {
         &self.events
@@ -185,7 +193,7 @@ impl<B: Backend> Session<B> {
         self.unsuccessful
     }
 
-    /// Returns the region that the peer may write to.
+    /// Returns the region that the peer may reach.
     pub const fn window(&self) -> Option<&B::Region> {
         self.window.as_ref()
     }
@@ -203,7 +211,7 @@ impl<B: Backend> Session<B> {
         self.domain.register(len, Access::REMOTE_WRITE)
     }
 
-    /// Returns the region that the peer may write to, as a window.
+    /// Returns the region that the peer may reach, as a window.
     pub fn own_window(&self) -> Option<Window> {
         let region = self.window.as_ref()?;
         let length = u32::try_from(region.len()).unwrap_or(u32::MAX);
@@ -295,7 +303,7 @@ impl<B: Backend> Session<B> {
                 Ok(())
             }
             Step::Register(len) => {
-                self.window = Some(self.domain.register(len, Access::REMOTE_WRITE)?);
+                self.window = Some(self.domain.register(len, self.shape.access)?);
                 Ok(())
             }
             Step::Disconnect => Ok(self.disconnect()?),

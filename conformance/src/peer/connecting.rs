@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use raw_peer::{Connecting, Progress, Session, Step};
 use rdma_conn::Descriptors;
-use rdma_proto::backend::{CmEventKind, ConnectParams, EventChannel, Identifier};
+use rdma_proto::backend::{Access, CmEventKind, ConnectParams, EventChannel, Identifier};
 
 use super::deadline::{Deadline, wrong};
 use super::{Incoming, PATIENCE, Peer, Seen, Shape};
@@ -92,7 +92,8 @@ impl<B: Descriptors> Peer<B> {
 impl Shape {
     const fn session(&self) -> raw_peer::Shape {
         let (sends, receives) = (self.sends, self.receives);
-        raw_peer::Shape { sends, receives, window: self.window as usize, outbox: OUTBOX }
+        let (window, access) = (self.window as usize, Access::REMOTE_WRITE);
+        raw_peer::Shape { sends, receives, window, access, outbox: OUTBOX }
     }
 }
 

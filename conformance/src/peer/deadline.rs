@@ -11,15 +11,15 @@ use crate::client::Failure;
 
 /// The end of a wait.
 #[derive(Clone, Copy)]
-pub(super) struct Deadline(Instant);
+pub(crate) struct Deadline(Instant);
 
 impl Deadline {
-    pub(super) fn after(patience: Duration) -> Self {
+    pub(crate) fn after(patience: Duration) -> Self {
         Self(Instant::now() + patience)
     }
 
     /// Waits until one of the descriptors is readable; false when the time is up.
-    pub(super) fn wait(self, one: &impl AsFd, other: &impl AsFd) -> Result<bool, Failure> {
+    pub(crate) fn wait(self, one: &impl AsFd, other: &impl AsFd) -> Result<bool, Failure> {
         let left = self.0.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Ok(false);
@@ -34,6 +34,6 @@ impl Deadline {
 }
 
 /// Makes a failure of the suite's own side, for use with `map_err`.
-pub(super) fn wrong<E: Display>(doing: &'static str) -> impl Fn(E) -> Failure {
+pub(crate) fn wrong<E: Display>(doing: &'static str) -> impl Fn(E) -> Failure {
     move |error| Failure::Environment(format!("the suite's peer, {doing}: {error}"))
 }

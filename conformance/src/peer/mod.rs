@@ -23,7 +23,7 @@ use rdma_proto::wire::{Message, Window};
 use crate::client::Failure;
 
 pub use connecting::Listener;
-use deadline::{Deadline, wrong};
+pub(crate) use deadline::{Deadline, wrong};
 pub use seen::{Breach, Seen};
 
 /// How long the peer waits for anything: enough for a device in software on a busy machine.

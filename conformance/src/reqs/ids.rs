@@ -1,9 +1,13 @@
 //! Requirement ids in a text.
 
-/// The requirement ids in a text, in order; `…-004 to 006` stands for all three.
+/// The requirement ids in a text, in order; `…-004 to 006` stands for all three. They begin with VR, or, of the snapshot protocol, with VS.
 pub fn ids(text: &str) -> Vec<String> {
     let mut found = Vec::new();
-    for (start, _) in text.match_indices("VR-") {
+    let starts = |prefix| move |(start, _)| (start, prefix);
+    let mut mentions: Vec<_> = text.match_indices("VR-").map(starts("VR")).collect();
+    mentions.extend(text.match_indices("VS-").map(starts("VS")));
+    mentions.sort_unstable();
+    for (start, prefix) in mentions {
         let rest = text.get(start + 3..).unwrap_or_default();
         let Some((area, rest)) = rest.split_once('-') else { continue };
         let Some((first, rest)) = number(rest) else { continue };
@@ -11,7 +15,7 @@ pub fn ids(text: &str) -> Vec<String> {
             continue;
         }
         let last = rest.strip_prefix(" to ").and_then(number).map_or(first, |(last, _)| last);
-        found.extend((first..=last).map(|number| format!("VR-{area}-{number:03}")));
+        found.extend((first..=last).map(|number| format!("{prefix}-{area}-{number:03}")));
     }
     found
 }
@@ -32,6 +36,8 @@ mod tests {
         assert_eq!(ids(&format!("({}).", area("004"))), [area("004")]);
         assert_eq!(ids(&format!("{} to 006, x", area("004"))), ["004", "005", "006"].map(area));
         assert_eq!(ids(&format!("{} and {}", area("004"), area("009"))), ["004", "009"].map(area));
+        let snapshot = |number| format!("VS-{}-{number}", "READ");
+        assert_eq!(ids(&format!("{} {}", snapshot("001"), area("002"))), [snapshot("001"), area("002")]);
         for none in ["", "VR-", "VR-MEM", "VR-MEM-", "VR-MEM-04", "VR-MEM-0004", "VR-mem-004", "VR--004"] {
             assert_eq!(ids(none), [""; 0], "{none}");
         }

@@ -144,6 +144,16 @@ pub struct Requirements {
     format: u32,
     #[serde(rename = "requirement")]
     all: Vec<Requirement>,
+    /// Of a file that has its vectors in it: those of others are in files of their own.
+    #[serde(default, rename = "vector")]
+    vectors: Vec<Vector>,
+}
+
+/// A vector beside its requirements.
+#[derive(Clone, Debug, Deserialize)]
+struct Vector {
+    name: String,
+    requirements: Vec<String>,
 }
 
 impl Requirements {
@@ -160,8 +170,19 @@ impl Requirements {
     /// # Errors
     /// Says what is wrong with the file.
     pub fn of(root: &Path) -> Result<Self, String> {
-        let file = root.join("spec/requirements.toml");
-        let text = std::fs::read_to_string(&file).map_err(|error| format!("{}: {error}", file.display()))?;
+        Self::read(&root.join("spec/requirements.toml"))
+    }
+
+    /// Reads the requirements of the snapshot protocol, of the workspace at `root`.
+    ///
+    /// # Errors
+    /// Says what is wrong with the file.
+    pub fn of_snapshots(root: &Path) -> Result<Self, String> {
+        Self::read(&root.join("spec/snapshot.toml"))
+    }
+
+    fn read(file: &Path) -> Result<Self, String> {
+        let text = std::fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))?;
         Self::parse(&text).map_err(|problem| format!("{}: {problem}", file.display()))
     }
 
@@ -186,6 +207,11 @@ impl Requirements {
     /// In the order of the file.
     pub fn iter(&self) -> impl Iterator<Item = &Requirement> {
         self.all.iter()
+    }
+
+    /// The vectors that are in the file, each with the requirements that it shows.
+    pub fn vectors(&self) -> impl Iterator<Item = (&str, &[String])> {
+        self.vectors.iter().map(|vector| (vector.name.as_str(), vector.requirements.as_slice()))
     }
 
     /// The one of this id.

@@ -1,5 +1,6 @@
 //! The cases of all suites, for what they say about requirements.
 
+use conformance::snapshot::{publisher, reader};
 use conformance::{blackbox, smoke};
 use rdma_semantics as semantics;
 use rdma_softsim::SoftSim;
@@ -19,6 +20,11 @@ pub fn all() -> Vec<CaseRequirements> {
         of_any_implementation(),
     ];
     suites.concat()
+}
+
+/// All cases for the snapshot protocol.
+pub fn of_snapshots() -> Vec<CaseRequirements> {
+    [shows(&publisher::cases::<SoftSim>()), shows(&reader::cases::<SoftSim>())].concat()
 }
 
 /// Returns the cases for any implementation, and those for our own side. A case for both roles counts once.

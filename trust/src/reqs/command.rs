@@ -46,23 +46,30 @@ pub fn run(command: Command) -> ExitCode {
 }
 
 fn cover(root: Option<PathBuf>, verbose: bool) -> Result<ExitCode, String> {
-    let coverage = Coverage::of(&root.map_or_else(workspace, Ok)?)?;
-    println!("{}", coverage.table());
-    if verbose {
-        for requirement in Requirements::built_in().iter() {
-            println!("{} ({})", requirement.id, requirement.level);
-            let shown = coverage.shown(&requirement.id);
-            for by in shown.iter().flat_map(|shown| shown.tests.iter().chain(&shown.vectors)) {
-                println!("    {by}");
+    let root = root.map_or_else(workspace, Ok)?;
+    let mut problems = 0;
+    for (title, coverage) in [
+        ("Valkey over RDMA", Coverage::of(&root)?),
+        ("the snapshot protocol", Coverage::of_snapshots(&root)?),
+    ] {
+        println!("{title}\n{}", coverage.table());
+        if verbose {
+            for requirement in coverage.requirements() {
+                println!("{} ({})", requirement.id, requirement.level);
+                let shown = coverage.shown(&requirement.id);
+                for by in shown.iter().flat_map(|shown| shown.tests.iter().chain(&shown.vectors)) {
+                    println!("    {by}");
+                }
             }
         }
+        print_ids("open, and no musts", &coverage.open());
+        print_ids("named by no code", &coverage.without_code());
+        for problem in &coverage.problems {
+            eprintln!("{problem}");
+        }
+        problems += coverage.problems.len();
     }
-    print_ids("open, and no musts", &coverage.open());
-    print_ids("named by no code", &coverage.without_code());
-    for problem in &coverage.problems {
-        eprintln!("{problem}");
-    }
-    Ok(ExitCode::from(if coverage.problems.is_empty() { DONE } else { FAILED }))
+    Ok(ExitCode::from(if problems == 0 { DONE } else { FAILED }))
 }
 
 fn print_ids(title: &str, requirements: &[&Requirement]) {

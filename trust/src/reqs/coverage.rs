@@ -7,7 +7,7 @@ use comfy_table::{Cell, CellAlignment, Table, presets};
 use conformance::reqs::{Level, Requirement, Requirements};
 use conformance::vectors;
 
-use super::cases;
+use super::cases::{self, CaseRequirements};
 use super::scan::{MentionKind, Sources};
 
 /// The tests, vectors and cases that show one requirement.
@@ -30,23 +30,48 @@ pub struct Coverage {
 }
 
 impl Coverage {
-    /// Looks at the workspace at `root`.
+    /// Looks at the workspace at `root`, for the requirements of Valkey over RDMA.
     ///
     /// # Errors
     /// Something cannot be read.
     pub fn of(root: &Path) -> Result<Self, String> {
-        let requirements = Requirements::of(root)?;
-        let sources = Sources::read(root).map_err(|error| format!("{}: {error}", root.display()))?;
-        let vectors = vectors::Files::read(&root.join("spec/vectors"))?;
+        let files = vectors::Files::read(&root.join("spec/vectors"))?;
+        let vectors = files.requirements().map(|(vector, ids)| (vector, ids.to_vec())).collect();
+        Self::over(root, "VR-", Requirements::of(root)?, &cases::all(), vectors)
+    }
+
+    /// Looks at the workspace at `root`, for the requirements of the snapshot protocol.
+    ///
+    /// # Errors
+    /// Something cannot be read.
+    pub fn of_snapshots(root: &Path) -> Result<Self, String> {
+        let requirements = Requirements::of_snapshots(root)?;
+        let vectors = requirements.vectors().map(|(name, ids)| (name.to_string(), ids.to_vec())).collect();
+        Self::over(root, "VS-", requirements, &cases::of_snapshots(), vectors)
+    }
+
+    fn over(
+        root: &Path,
+        prefix: &str,
+        requirements: Requirements,
+        cases: &[CaseRequirements],
+        vectors: Vec<(String, Vec<String>)>,
+    ) -> Result<Self, String> {
+        let mut sources = Sources::read(root).map_err(|error| format!("{}: {error}", root.display()))?;
+        sources.mentions.retain(|mention| mention.id.starts_with(prefix));
         let mut coverage = Self { requirements, shown: BTreeMap::new(), problems: Vec::new() };
         coverage.add_mentions(&sources);
-        coverage.add_cases();
-        for (vector, ids) in vectors.requirements() {
-            for id in ids {
-                coverage.note(id, &vector, |shown| shown.vectors.push(vector.clone()));
+        for (case, ids) in cases {
+            for id in *ids {
+                coverage.note(id, case, |shown| shown.tests.push((*case).to_string()));
             }
         }
-        coverage.add_named_tests(&sources);
+        for (vector, ids) in vectors {
+            for id in ids {
+                coverage.note(&id, &vector, |shown| shown.vectors.push(vector.clone()));
+            }
+        }
+        coverage.add_named_tests(&sources, cases);
         coverage.find_gaps();
         Ok(coverage)
     }
@@ -69,16 +94,7 @@ impl Coverage {
         }
     }
 
-    fn add_cases(&mut self) {
-        for (case, ids) in cases::all() {
-            for id in ids {
-                self.note(id, case, |shown| shown.tests.push(case.to_string()));
-            }
-        }
-    }
-
-    fn add_named_tests(&mut self, sources: &Sources) {
-        let cases = cases::all();
+    fn add_named_tests(&mut self, sources: &Sources, cases: &[CaseRequirements]) {
         for Requirement { id, tests, differs, .. } in self.requirements.iter() {
             for case in differs.iter().flat_map(|differs| &differs.cases) {
                 if !cases.iter().any(|(name, about)| name == case && about.contains(&id.as_str())) {
@@ -113,6 +129,11 @@ impl Coverage {
             _ if requirement.untestable.is_some() => State::Untestable,
             _ => State::Open,
         }
+    }
+
+    /// The requirements.
+    pub fn requirements(&self) -> impl Iterator<Item = &Requirement> {
+        self.requirements.iter()
     }
 
     /// Returns the tests, vectors and cases that show a requirement.

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use raw_peer::{Connecting, Incoming, Progress, Session, Shape, Step};
-use rdma_proto::backend::{Backend as _, ConnectParams, Immediate, RemoteAddress, SendOp};
+use rdma_proto::backend::{Access, Backend as _, ConnectParams, Immediate, RemoteAddress, SendOp};
 use rdma_proto::time::Instant;
 use rdma_proto::wire::{FeatureSet, Message, Window};
 use rdma_softsim::SoftSim;
@@ -13,7 +13,8 @@ use rdma_softsim::SoftSim;
 use super::deviation::Deviation;
 
 /// The queue pair and memory of a rogue.
-const SHAPE: Shape = Shape { sends: 512, receives: 64, window: 4096, outbox: 32 << 10 };
+const SHAPE: Shape =
+    Shape { sends: 512, receives: 64, window: 4096, access: Access::REMOTE_WRITE, outbox: 32 << 10 };
 /// How long it waits for its victim.
 const PATIENCE: Duration = Duration::from_secs(4);
 const PARAMS: ConnectParams =

@@ -4,14 +4,15 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use raw_peer::{Candidate, Connecting, Incoming, Progress, Session, Shape, Step};
-use rdma_proto::backend::{ConnectParams, Immediate, RemoteAddress, SendOp};
+use rdma_proto::backend::{Access, ConnectParams, Immediate, RemoteAddress, SendOp};
 use rdma_proto::wire::{FeatureSet, Message, Window};
 use rdma_softsim::SoftSim;
 
 use crate::script::Script;
 
 const WINDOW: usize = 4096;
-const SHAPE: Shape = Shape { sends: 256, receives: 32, window: WINDOW, outbox: 64 << 10 };
+const SHAPE: Shape =
+    Shape { sends: 256, receives: 32, window: WINDOW, access: Access::REMOTE_WRITE, outbox: 64 << 10 };
 const PATIENCE: Duration = Duration::from_secs(4);
 
 pub(crate) struct Peer {
