@@ -17,7 +17,7 @@ pub enum Error {
     /// A host name has no address.
     #[error("cannot find the host {host}: {source}")]
     NoSuchHost {
-        /// As it was given.
+        /// As it was given: text, or a pair of a name and a port.
         host: String,
         /// The resolver's error.
         source: Arc<io::Error>,
@@ -132,6 +132,11 @@ impl From<rdma_proto::ApiMisuse> for Error {
 }
 
 impl Error {
+    /// Returns the error of a resolver about a host, given its `Debug` form.
+    pub(crate) fn no_such_host(host: &str, source: io::Error) -> Self {
+        Self::NoSuchHost { host: host.trim_matches('"').into(), source: Arc::new(source) }
+    }
+
     /// Wraps a backend's error; for use with `map_err`.
     pub(crate) fn backend<E: Failure>(doing: &'static str) -> impl Fn(E) -> Self {
         move |error| Self::Backend { doing, kind: error.kind(), source: Arc::new(error) }

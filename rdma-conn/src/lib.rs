@@ -22,7 +22,7 @@ mod stream;
 
 pub use arrived::Arrived;
 #[cfg(feature = "tokio")]
-pub use asynchronous::{AsyncEndpoint, AsyncListener, AsyncStream, WeakAsyncEndpoint};
+pub use asynchronous::{AsyncEndpoint, AsyncListener, AsyncStream, ReadHalf, WeakAsyncEndpoint, WriteHalf};
 pub use budget::Limits;
 pub use connection::{Connection, Work};
 pub use domain::ProtectionDomain;

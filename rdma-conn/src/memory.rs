@@ -66,13 +66,17 @@ impl<'a, 'b> Pieces<'a, 'b> {
         self.first.is_empty()
     }
 
-    /// Takes the next bytes that lie together, at most `most`.
+    /// Takes the next bytes that lie together, at most `most`; none at the end.
     #[inline]
-    fn take(&mut self, most: usize) -> Option<&'a [u8]> {
-        let (taken, rest) = self.first.split_at_checked(most).unwrap_or((self.first, &[]));
+    fn take(&mut self, most: usize) -> &'a [u8] {
+        if self.first.len() <= most {
+            let taken = std::mem::take(&mut self.first);
+            self.advance();
+            return taken;
+        }
+        let (taken, rest) = self.first.split_at(most);
         self.first = rest;
-        self.advance();
-        (!taken.is_empty()).then_some(taken)
+        taken
     }
 
     #[inline]
@@ -223,17 +227,17 @@ impl<B: Backend> Memory<B> {
     #[inline]
     pub(crate) fn fill(&self, space: Span, pieces: &mut Pieces<'_, '_>) -> usize {
         let Some(send) = &self.send else { return 0 };
-        let (mut at, mut room) = (space.offset as usize, space.len as usize);
-        while room > 0
-            && let Some(piece) = pieces.take(room)
-        {
-            if !send.region.write(at, piece) {
+        let memory = send.region.memory();
+        let begin = space.offset as usize;
+        let (mut at, end) = (begin, begin + space.len as usize);
+        while at < end {
+            let piece = pieces.take(end - at);
+            if piece.is_empty() || !memory.write(at, piece) {
                 break;
             }
             at += piece.len();
-            room -= piece.len();
         }
-        at - space.offset as usize
+        at - begin
     }
 
     #[inline]

@@ -1,5 +1,6 @@
 //! The blocking stream.
 
+use std::fmt::Debug;
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::ops::{Deref, DerefMut, Range};
@@ -65,23 +66,19 @@ impl Default for Connect {
 }
 
 impl<B: Descriptors> Stream<B> {
-    /// Connects to a host and port, with default settings.
+    /// Connects to a host and port, `"host:6379"` or `("host", 6379)`, with default settings.
     ///
     /// # Errors
     /// Says what to do: no RDMA device, no such host, refused, not reachable, timed out, too little locked memory.
-    pub fn connect(backend: &B, host: impl ToSocketAddrs + ToString) -> Result<Self, Error> {
+    pub fn connect(backend: &B, host: impl ToSocketAddrs + Debug) -> Result<Self, Error> {
         Self::connect_with(backend, host, &Connect::default())
     }
 
-    /// Connects to a host and port. Its addresses are tried in turn.
+    /// Connects to a host and port, `"host:6379"` or `("host", 6379)`. Its addresses are tried in turn.
     ///
     /// # Errors
     /// That of the last address tried; as [`Stream::connect`].
-    pub fn connect_with(
-        backend: &B,
-        host: impl ToSocketAddrs + ToString,
-        how: &Connect,
-    ) -> Result<Self, Error> {
+    pub fn connect_with(backend: &B, host: impl ToSocketAddrs + Debug, how: &Connect) -> Result<Self, Error> {
         Self::connect_among(backend, host, how, None)
     }
 
@@ -93,7 +90,7 @@ impl<B: Descriptors> Stream<B> {
     pub fn connect_in(
         backend: &B,
         domain: &ProtectionDomain<B>,
-        host: impl ToSocketAddrs + ToString,
+        host: impl ToSocketAddrs + Debug,
         how: &Connect,
     ) -> Result<Self, Error> {
         Self::connect_among(backend, host, how, Some(domain))
@@ -101,11 +98,12 @@ impl<B: Descriptors> Stream<B> {
 
     fn connect_among(
         backend: &B,
-        host: impl ToSocketAddrs + ToString,
+        host: impl ToSocketAddrs + Debug,
         how: &Connect,
         domain: Option<&ProtectionDomain<B>>,
     ) -> Result<Self, Error> {
-        let no_such_host = |source| Error::NoSuchHost { host: host.to_string(), source: Arc::new(source) };
+        let name = format!("{host:?}");
+        let no_such_host = |source| Error::no_such_host(&name, source);
         let addresses = host.to_socket_addrs().map_err(no_such_host)?;
         let mut last = no_such_host(io::Error::new(io::ErrorKind::NotFound, "the name has no address"));
         for peer in addresses {

@@ -7,10 +7,12 @@ mod error;
 mod memory;
 mod registrations;
 mod reply;
+mod striped;
 mod transport;
 
 pub use client::{Client, Counts, Part};
 pub use error::Error;
 pub use memory::Memory;
 pub use registrations::Registrations;
-pub use transport::{Buffer, Transport};
+pub use striped::{Striped, StripedBuffer};
+pub use transport::{Buffer, Deadline, Transport};

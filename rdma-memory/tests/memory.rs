@@ -22,11 +22,11 @@ fn values(bytes: &[AtomicU8]) -> Vec<u8> {
 fn every_place_reads_and_writes_what_a_vector_does() {
     let data: Vec<u8> = (1..=LEN as u8).collect();
     // Miri is a thousand times as slow.
-    let step = |long: usize| if cfg!(miri) { long } else { 1 };
-    for skip in (0..8).step_by(step(3)) {
-        for len in (0..=LEN - skip).step_by(step(31)) {
-            for offset in (0..=len + 1).step_by(step(13)) {
-                for count in (0..=len + 2).step_by(step(7)) {
+    let step = |here: usize, long: usize| if cfg!(miri) { long } else { here };
+    for skip in (0..8).step_by(step(1, 3)) {
+        for len in (0..=LEN - skip).step_by(step(5, 31)) {
+            for offset in (0..=len + 1).step_by(step(3, 13)) {
+                for count in (0..=len + 2).step_by(step(1, 7)) {
                     let Some(from) = data.get(..count) else { continue };
                     let backing = filled(0xee);
                     let memory = SharedMemory::new(&backing[skip..skip + len]);

@@ -10,6 +10,7 @@ mod inbound;
 pub mod packets;
 mod recorded;
 pub mod recording;
+pub mod sequence;
 pub mod timeline;
 pub mod words;
 

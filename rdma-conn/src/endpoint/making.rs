@@ -148,7 +148,7 @@ impl<B: Descriptors> Endpoint<B> {
         options.check()?;
         let place = self.budget.place()?;
         let (connecting, key) = Connecting::dial(&self.events, peer, local, self.now(), timeout)?;
-        let mut member = Member::new(connecting, (key, peer), options, place, None);
+        let mut member = Member::new(connecting, (key, peer), options, place, (Role::Client, None));
         member.domain = domain;
         Ok(self.enter(member))
     }
@@ -249,7 +249,8 @@ impl<B: Descriptors> Endpoint<B> {
     ) -> Result<ConnectionId, Error> {
         let peer = identifier.peer_addr().ok_or(Error::DeviceRemoved)?;
         let connecting = Connecting::accepted(self.now(), options.handshake_timeout);
-        let id = self.enter(Member::new(connecting, (identifier.key(), peer), options, place, listener));
+        let whose = (Role::Server, listener);
+        let id = self.enter(Member::new(connecting, (identifier.key(), peer), options, place, whose));
         let made = self.connect_queue(id, identifier, peer, Role::Server, options);
         let accepted = made.and_then(|()| match self.connection(id) {
             Some(connection) => connection.accept(),

@@ -3,6 +3,7 @@
 mod calls;
 mod making;
 mod member;
+mod observed;
 mod queues;
 mod spin;
 mod turn;
