@@ -30,6 +30,7 @@ mod layout;
 mod link;
 mod missing;
 mod names;
+mod offer;
 mod pair;
 mod polling;
 mod posting;

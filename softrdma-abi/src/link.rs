@@ -5,7 +5,7 @@ use core::ffi::c_int;
 use std::ffi::OsStr;
 use std::io::Write as _;
 use std::net::IpAddr;
-use std::os::fd::{IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -40,12 +40,17 @@ pub(crate) fn link() -> Result<&'static Link, c_int> {
 
 /// Asks the fabric. An answer that is no answer to this is the fabric's mistake: `EPROTO`.
 pub(crate) fn call(request: &Request<'_>) -> Result<Reply, c_int> {
-    call_for_descriptor(request).map(|(reply, _none)| reply)
+    exchange_with(request, None).map(|(reply, _none)| reply)
 }
 
 /// Asks for nothing but success.
 pub(crate) fn ask(request: &Request<'_>) -> Result<(), c_int> {
     call(request).map(drop)
+}
+
+/// As [`ask`], with a descriptor.
+pub(crate) fn ask_with(request: &Request<'_>, descriptor: Option<BorrowedFd<'_>>) -> Result<(), c_int> {
+    exchange_with(request, descriptor).map(drop)
 }
 
 /// Asks the fabric to make something.
@@ -58,16 +63,19 @@ pub(crate) fn make(request: &Request<'_>) -> Result<Name, c_int> {
 
 /// Asks the fabric to make something that has a descriptor.
 pub(crate) fn make_channel(request: &Request<'_>) -> Result<(Name, OwnedFd), c_int> {
-    match call_for_descriptor(request)? {
+    match exchange_with(request, None)? {
         (Reply::Made(name), Some(descriptor)) => Ok((name, descriptor)),
         _ => Err(libc::EPROTO),
     }
 }
 
-fn call_for_descriptor(request: &Request<'_>) -> Result<(Reply, Option<OwnedFd>), c_int> {
+fn exchange_with(
+    request: &Request<'_>,
+    descriptor: Option<BorrowedFd<'_>>,
+) -> Result<(Reply, Option<OwnedFd>), c_int> {
     let link = link()?;
     let mut socket = link.socket.lock().unwrap_or_else(PoisonError::into_inner);
-    match exchange(&mut socket, request) {
+    match exchange(&mut socket, request, descriptor) {
         Ok((Reply::Refused(errno), _)) => Err(errno),
         Ok(answer) => {
             if let Reply::Made(name) | Reply::Region { name, .. } | Reply::Pair { name, .. } = answer.0 {
@@ -86,8 +94,12 @@ fn call_for_descriptor(request: &Request<'_>) -> Result<(Reply, Option<OwnedFd>)
     }
 }
 
-fn exchange(socket: &mut Socket, request: &Request<'_>) -> Result<(Reply, Option<OwnedFd>), Error> {
-    socket.send(request, None)?;
+fn exchange(
+    socket: &mut Socket,
+    request: &Request<'_>,
+    descriptor: Option<BorrowedFd<'_>>,
+) -> Result<(Reply, Option<OwnedFd>), Error> {
+    socket.send(request, descriptor)?;
     socket.receive()
 }
 
@@ -116,7 +128,7 @@ impl Link {
         // Whatever a child does with its parent's objects, it does not mean its own.
         let above = HIGHEST.load(Relaxed);
         let hello = Request::Hello { version: VERSION, program, addresses, above };
-        match exchange(&mut socket, &hello).map_err(unreachable)? {
+        match exchange(&mut socket, &hello, None).map_err(unreachable)? {
             (Reply::Welcome { addresses, limits, fabric }, Some(events)) => {
                 // Where Yama restricts who may reach into whom (`PR_SET_PTRACER(2const)`), the fabric may. Elsewhere this
                 // fails, and is not needed.
@@ -141,6 +153,11 @@ impl Link {
 pub(crate) fn say(what: &str) {
     // Nobody can be told that it failed.
     let _said = writeln!(std::io::stderr().lock(), "softrdma: {what}");
+}
+
+/// What the last call left in `errno`.
+pub(crate) fn last_errno() -> c_int {
+    std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
 }
 
 /// Sets `errno`.

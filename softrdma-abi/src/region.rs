@@ -8,6 +8,7 @@ use crate::layout::{
     IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, ibv_context, ibv_mr, ibv_pd,
 };
 use crate::link::{ask, call, make, pointer, returned};
+use crate::offer::offer_memory;
 
 /// `IBV_ACCESS_OPTIONAL_RANGE` and what changes nothing here: relaxed ordering, zero-based addresses are not among them.
 const IGNORED: c_uint = 0x3ff0_0000;
@@ -59,7 +60,12 @@ unsafe fn register(
         remote_read: access & IBV_ACCESS_REMOTE_READ != 0,
     };
     let request = Request::Register { domain, at, address: iova, len: len as u64, access };
-    match call(&request)? {
+    let registered = match call(&request) {
+        // The kernel forbids the fabric to reach into this process: this process offers to copy, once.
+        Err(libc::EPERM | libc::ENOSYS) => offer_memory().and_then(|()| call(&request)),
+        other => other,
+    };
+    match registered? {
         Reply::Region { name, key } => {
             let mr = ibv_mr { context, pd, addr, length: len, handle: name, lkey: key, rkey: key };
             Ok(Box::into_raw(Box::new(mr)))

@@ -71,6 +71,12 @@ pub enum Request<'a> {
     /// Records what passes from now on in the file that comes as a descriptor with this. Needs no session.
     Record,
 
+    /// Where the kernel forbids the fabric to reach into the program: the program copies its own memory, as it is told by
+    /// [`Copy`] over the socket that comes as a descriptor with this. `probe` is an address at which it has memory. Refused with
+    /// `EEXIST` where the fabric can reach there.
+    OfferMemory {
+        probe: u64,
+    },
     AllocateDomain,
     FreeDomain(Name),
     /// `len` bytes at `at` in the program, which peers know by `address`. Answer: [`Reply::Region`].
@@ -218,6 +224,44 @@ pub enum Connected {
     Managed(Name),
     /// The program does; by its number.
     External(u32),
+}
+
+/// What the fabric asks of a program that copies its own memory: a packet of [`Copy::LEN`] bytes, and behind one that writes another of
+/// the bytes. The answer is a packet of [`Copy::DONE`], and behind it the bytes that were asked for; or one of another byte, if
+/// some of the memory is not there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Copy {
+    /// Into the program's memory.
+    pub write: bool,
+    /// Where.
+    pub at: u64,
+    /// How many bytes, at most [`Copy::MOST`].
+    pub len: u64,
+}
+
+impl Copy {
+    /// Bytes of one.
+    pub const LEN: usize = 17;
+    /// Bytes that are copied at a time.
+    pub const MOST: usize = 64 * 1024;
+    /// The answer's first byte.
+    pub const DONE: u8 = 0;
+
+    /// As a packet.
+    #[must_use]
+    pub fn encode(&self) -> [u8; Self::LEN] {
+        let [a, b, c, d, e, f, g, h] = self.at.to_le_bytes();
+        let [i, j, k, l, m, n, o, p] = self.len.to_le_bytes();
+        [u8::from(self.write), a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p]
+    }
+
+    /// Of a packet.
+    #[must_use]
+    pub fn decode(packet: &[u8; Self::LEN]) -> Self {
+        let [write, a, b, c, d, e, f, g, h, len @ ..] = *packet;
+        let at = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
+        Self { write: write != 0, at, len: u64::from_le_bytes(len) }
+    }
 }
 
 /// A fault, and whom it befalls.

@@ -76,6 +76,7 @@ fn request() -> impl Strategy<Value = Request<'static>> {
     let objects = prop_oneof![
         Just(Request::Status),
         Just(Request::AllocateDomain),
+        any::<u64>().prop_map(|probe| Request::OfferMemory { probe }),
         name().prop_map(Request::FreeDomain),
         (name(), any::<u64>(), any::<u64>(), any::<u64>(), any::<[bool; 3]>()).prop_map(
             |(domain, at, address, len, [local_write, remote_write, remote_read])| {

@@ -117,6 +117,38 @@ fn the_newer_calls() {
     home.is_left();
 }
 
+/// Where the kernel forbids the fabric to reach into programs, they copy their memory themselves: READs, WRITEs and SENDs of `rping`, and
+/// what `extended.c` does. `doctor` says so.
+#[test]
+fn programs_that_cannot_be_reached_into() {
+    let home = Home::new("forbidden");
+    let (Some(forbid), Some(program)) = (compiled(&home, "forbid"), compiled(&home, "extended")) else {
+        return;
+    };
+    let forbidden = |command: &Command| {
+        let mut wrapped = Command::new(&forbid);
+        wrapped.arg(command.get_program()).args(command.get_args()).env("XDG_RUNTIME_DIR", home.path());
+        wrapped.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+        wrapped
+    };
+    let doctor = succeeded(&forbidden(&home.softrdma(&["doctor"])).output().expect("runs"));
+    assert!(doctor.contains("forbidden by a seccomp profile; programs copy"), "{doctor}");
+    let output = forbidden(&home.run(SERVER, &[&program])).output().expect("runs");
+    assert_eq!(succeeded(&output), "done\n", "{}", String::from_utf8_lossy(&output.stderr));
+    if installed("rping").is_some() {
+        let server = ["rping", "-s", "-a", SERVER, "-C", "5", "-S", "65000", "-V"];
+        let mut serving = Running::start(&mut forbidden(&home.run(SERVER, &server)));
+        common::await_some("the client's success", || {
+            let client = ["rping", "-c", "-a", SERVER, "-C", "5", "-S", "65000", "-V"];
+            let output = forbidden(&home.run(CLIENT, &client)).output().expect("runs");
+            assert!(output.status.success() || serving.runs(), "{output:?}");
+            output.status.success().then_some(())
+        });
+        assert!(serving.finish().0);
+    }
+    home.is_left();
+}
+
 #[test]
 fn ibv_devinfo() {
     if installed("ibv_devinfo").is_none() {

@@ -5,13 +5,24 @@
 #![allow(unsafe_code, reason = "process_vm_readv(2) and process_vm_writev(2) have no safe wrapper")]
 
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
+use super::offered::OfferedMemory;
 use libc::{c_ulong, iovec, pid_t, ssize_t};
 use rdma_softsim::ForeignMemory;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+/// Whether the kernel lets processes reach into each other: it does not even let this one reach into itself where a seccomp profile
+/// forbids the call.
+#[must_use]
+pub fn can_reach() -> bool {
+    let (from, mut into) = ([7_u8], [0_u8]);
+    let own = u32::try_from(rustix::process::getpid().as_raw_nonzero().get()).unwrap_or(0);
+    let at = from.as_ptr().expose_provenance() as u64;
+    Process::open(own).is_ok_and(|process| process.read(at, &mut into).is_ok()) && into == from
+}
 
 /// A program's process, for as long as a session with it lasts.
 #[derive(Debug)]
@@ -19,13 +30,15 @@ pub(super) struct Process {
     pid: pid_t,
     /// Readable when the process has ended. Its number may then mean another process.
     alive: OwnedFd,
+    /// Where the kernel forbids to reach into it: what it copies itself.
+    offered: OnceLock<OfferedMemory>,
 }
 
 impl Process {
     pub(super) fn open(pid: u32) -> Result<Self, Errno> {
         let number = pid_t::try_from(pid).map_err(|_| Errno::SRCH)?;
         let alive = pidfd_open(Pid::from_raw(number).ok_or(Errno::SRCH)?, PidfdFlags::empty())?;
-        Ok(Self { pid: number, alive })
+        Ok(Self { pid: number, alive, offered: OnceLock::new() })
     }
 
     pub(super) const fn number(&self) -> u32 {
@@ -47,14 +60,30 @@ impl Process {
         poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) != Ok(0)
     }
 
+    /// Takes what a program offers that says that it cannot be reached into. `EEXIST` if it can.
+    pub(super) fn take_offer(&self, probe: u64, socket: OwnedFd) -> Result<(), Errno> {
+        match self.read(probe, &mut [0]) {
+            Err(Errno::PERM | Errno::NOSYS) => {
+                self.offered.set(OfferedMemory::new(socket)).map_err(|_second| Errno::EXIST)
+            }
+            _ => Err(Errno::EXIST),
+        }
+    }
+
     /// Copies `into.len()` bytes from `at` in the program.
     pub(super) fn read(&self, at: u64, into: &mut [u8]) -> Result<(), Errno> {
+        if let Some(offered) = self.offered.get() {
+            return offered.read(at, into);
+        }
         let local = iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
         self.reach(at, local, libc::process_vm_readv)
     }
 
     /// Copies `from` to `at` in the program.
     fn write(&self, at: u64, from: &[u8]) -> Result<(), Errno> {
+        if let Some(offered) = self.offered.get() {
+            return offered.write(at, from);
+        }
         let local = iovec { iov_base: from.as_ptr().cast_mut().cast(), iov_len: from.len() };
         self.reach(at, local, libc::process_vm_writev)
     }

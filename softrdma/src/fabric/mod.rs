@@ -5,6 +5,7 @@
 
 mod inject;
 mod memory;
+mod offered;
 mod record;
 mod session;
 mod signals;
@@ -23,6 +24,7 @@ use rustix::io::Errno;
 use softrdma_wire::{self as wire, Error, Listener, Reply, Request, Socket};
 
 use memory::Process;
+pub use memory::can_reach;
 use record::Recorder;
 use session::{Info, Session};
 use signals::Level;
@@ -230,7 +232,7 @@ impl Presence {
             match (&mut session, request) {
                 (Some(session), request) => {
                     self.fabric.stall(session.address());
-                    let answer = Session::answer(session, request);
+                    let answer = Session::answer(session, request, descriptor);
                     socket.send(&answer.reply, answer.descriptor.as_ref().map(AsFd::as_fd))?;
                 }
                 (None, Request::Status) => socket.send(&self.fabric.status(), None)?,

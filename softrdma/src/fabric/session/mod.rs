@@ -171,7 +171,16 @@ impl Session {
     }
 
     /// Does what a request asks.
-    pub(super) fn answer(&mut self, request: Request<'_>) -> Answer {
+    pub(super) fn answer(&mut self, request: Request<'_>, brought: Option<OwnedFd>) -> Answer {
+        let reply = match (request, brought) {
+            (Request::OfferMemory { probe }, Some(socket)) => self.info.process.take_offer(probe, socket),
+            (request, _) => return self.asked(request),
+        };
+        let reply = reply.map_or_else(|errno| Reply::Refused(errno.raw_os_error()), |()| Reply::Done);
+        Answer { reply, descriptor: None }
+    }
+
+    fn asked(&mut self, request: Request<'_>) -> Answer {
         let mut descriptor = None;
         let reply = self.perform(request, &mut descriptor);
         self.info.requests.fetch_add(1, Relaxed);
@@ -212,6 +221,7 @@ impl Session {
             | Request::Pairs { .. }
             | Request::Inject { .. }
             | Request::Configure { .. }
+            | Request::OfferMemory { .. }
             | Request::Record => Err(Errno::INVAL.into()),
             Request::CreateCompletionChannel => {
                 room(&self.completion_channels, MOST_CHANNELS)?;

@@ -1,0 +1,83 @@
+//! Where the kernel forbids the fabric to reach into this process, a thread copies what the fabric asks for.
+//!
+//! The thread hands addresses to the kernel and looks at no byte itself: memory that is not there is an error of the call, not of the
+//! program.
+
+use core::ffi::{c_int, c_void};
+use std::os::fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd};
+
+use softrdma_wire::{Copy, Request};
+
+use crate::link::{ask_with, last_errno};
+
+/// Some memory of this process.
+static PROBE: u8 = 0;
+
+/// Offers the fabric this process's memory.
+pub(crate) fn offer_memory() -> Result<(), c_int> {
+    let mut ends = [-1; 2];
+    let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
+    // SAFETY: socketpair(2): a place for two descriptors.
+    if unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) } == -1 {
+        return Err(last_errno());
+    }
+    // SAFETY: socketpair(2): both are new, and nobody else's.
+    let [ours, theirs] = ends.map(|end| unsafe { OwnedFd::from_raw_fd(end) });
+    serve(ours)?;
+    let probe = (&raw const PROBE).expose_provenance() as u64;
+    ask_with(&Request::OfferMemory { probe }, Some(theirs.as_fd()))
+}
+
+/// Starts the thread. It ends when the fabric closes its end, and takes no signals of the program's.
+fn serve(socket: OwnedFd) -> Result<(), c_int> {
+    // SAFETY: sigset_t consists of integers, which sigfillset(3) writes.
+    let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = unsafe { core::mem::zeroed() };
+    // SAFETY: sigfillset(3), pthread_sigmask(3): sets that are read and written; a new thread has the mask of its maker.
+    unsafe {
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
+    }
+    let started = std::thread::Builder::new().name("softrdma".into()).spawn(move || while step(&socket) {});
+    // SAFETY: as above: the mask as it was.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, core::ptr::null_mut()) };
+    started.map(drop).map_err(|_| libc::EAGAIN)
+}
+
+/// Does what the fabric asks next. False at the end.
+fn step(socket: &OwnedFd) -> bool {
+    let descriptor = socket.as_raw_fd();
+    let mut packet = [0; Copy::LEN];
+    // SAFETY: recv(2): as many bytes as the packet has.
+    let received = unsafe { libc::recv(descriptor, packet.as_mut_ptr().cast(), Copy::LEN, 0) };
+    if received != Copy::LEN as isize {
+        return received == -1 && last_errno() == libc::EINTR;
+    }
+    let Copy { write, at, len } = Copy::decode(&packet);
+    let (Ok(at), Ok(len)) = (usize::try_from(at), usize::try_from(len)) else { return false };
+    let place: *mut c_void = core::ptr::with_exposed_provenance_mut(at);
+    let mut status = [Copy::DONE];
+    if write {
+        // SAFETY: recv(2): the kernel checks the address, and answers EFAULT where no memory is. That the bytes are written is what the
+        // program asked for when it registered them (ibv_reg_mr(3)): the fabric writes to no others.
+        if unsafe { libc::recv(descriptor, place, len, 0) } != len.cast_signed() {
+            status = [!Copy::DONE];
+        }
+    }
+    let answer = |status: &mut [u8; 1], len: usize| {
+        let mut parts = [
+            libc::iovec { iov_base: status.as_mut_ptr().cast(), iov_len: 1 },
+            libc::iovec { iov_base: place, iov_len: len },
+        ];
+        // SAFETY: a structure of integers and pointers, of which null means none.
+        let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
+        (message.msg_iov, message.msg_iovlen) = (parts.as_mut_ptr(), parts.len() as _);
+        // SAFETY: sendmsg(2): parts of which the kernel reads; it checks the address of the second, and answers EFAULT where no
+        // memory is. Registered memory is the fabric's to read.
+        unsafe { libc::sendmsg(descriptor, &raw const message, libc::MSG_NOSIGNAL) != -1 }
+    };
+    if answer(&mut status, if write { 0 } else { len }) {
+        return true;
+    }
+    // Not all of it is there.
+    answer(&mut [!Copy::DONE], 0)
+}
