@@ -112,8 +112,12 @@ impl RxWindow {
     /// Returns whether the other region is free, and to be announced behind the one that is being filled. Memory of the application
     /// comes in its turn only.
     const fn goes_ahead(&self) -> bool {
-        let free = self.windows == 2 && self.previous.is_none() && !self.next_announced;
-        self.ahead && free && !self.is_landing()
+        // Nearly always false by the first.
+        self.ahead
+            && self.windows == 2
+            && self.previous.is_none()
+            && !self.next_announced
+            && !self.is_landing()
     }
 
     /// Returns where the window lies that is to be announced to the peer now, if one is: the region's index, and the window's
