@@ -1,7 +1,7 @@
 //! Copies in and out of memory that a peer may change, beside copies of memory that nobody else touches.
 
 use std::hint::black_box;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::AtomicU8;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use rdma_proto::memory::SharedMemory;
@@ -9,8 +9,8 @@ use rdma_proto::memory::SharedMemory;
 const SIZES: [usize; 4] = [64, 1 << 10, 16 << 10, 1 << 20];
 
 fn memory(criterion: &mut Criterion) {
-    let words: Vec<AtomicU64> = (0..SIZES[3] / 8 + 1).map(|_| AtomicU64::new(0)).collect();
-    let shared = SharedMemory::new(&words, SIZES[3] + 8);
+    let bytes: Vec<AtomicU8> = (0..SIZES[3] + 8).map(|_| AtomicU8::new(0)).collect();
+    let shared = SharedMemory::new(&bytes);
     let mut plain = vec![0_u8; SIZES[3]];
     let mut local = vec![1_u8; SIZES[3]];
 

@@ -1,13 +1,15 @@
-//! A stream over the embedded fabric beside a TCP stream over loopback, in one run: the same request and reply between the
-//! same two threads.
+//! A stream over the embedded fabric beside TCP over loopback and a Unix socket, in one run: equal requests and replies between
+//! two threads.
 
 use std::hint::black_box;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
 use std::thread;
+use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use rdma_conn::{Listener, Options, Stream};
+use rdma_conn::{Connect, Listener, Options, Stream};
 use rdma_softsim::{Fabric, SoftSim};
 
 /// Answers each `len` bytes with as many, until the client leaves.
@@ -16,13 +18,15 @@ fn echo(mut stream: impl Read + Write, len: usize) {
     while stream.read_exact(&mut bytes).is_ok() && stream.write_all(&bytes).is_ok() {}
 }
 
-fn softsim(len: usize) -> Stream<SoftSim> {
+/// Returns the client's stream to a thread that echoes, where whoever waits looks again for `spin` before sleeping.
+fn softsim(len: usize, spin: Duration) -> Stream<SoftSim> {
     let fabric = Fabric::new();
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));
-    let listener =
-        Listener::bind(&fabric.host(&[address.ip()]), address, Options::server()).expect("listens");
+    let listener = Listener::bind(&fabric.host(&[address.ip()]), address, Options::server().spin(spin))
+        .expect("listens");
     thread::spawn(move || echo(listener.accept().expect("accepts").0, len));
-    Stream::connect(&fabric.host(&[[192, 0, 2, 2].into()]), address).expect("connects")
+    let how = Connect::default().options(Options::client().spin(spin));
+    Stream::connect_with(&fabric.host(&[[192, 0, 2, 2].into()]), address, &how).expect("connects")
 }
 
 fn tcp(len: usize) -> TcpStream {
@@ -38,6 +42,12 @@ fn tcp(len: usize) -> TcpStream {
     stream
 }
 
+fn unix(len: usize) -> UnixStream {
+    let (client, server) = UnixStream::pair().expect("sockets");
+    thread::spawn(move || echo(server, len));
+    client
+}
+
 fn round_trip(mut stream: impl Read + Write, bytes: &mut [u8]) -> impl FnMut() {
     move || {
         stream.write_all(bytes).expect("written");
@@ -51,8 +61,13 @@ fn streams(criterion: &mut Criterion) {
     for len in [64, 1 << 10, 16 << 10, 1 << 20] {
         group.throughput(Throughput::Bytes(2 * len as u64));
         let mut bytes = vec![0x5a; len];
-        group.bench_function(BenchmarkId::new("softsim", len), |bencher| {
-            bencher.iter(round_trip(softsim(len), &mut bytes));
+        for (name, spin) in [("softsim", Duration::ZERO), ("softsim, spinning", Duration::from_micros(100))] {
+            group.bench_function(BenchmarkId::new(name, len), |bencher| {
+                bencher.iter(round_trip(softsim(len, spin), &mut bytes));
+            });
+        }
+        group.bench_function(BenchmarkId::new("Unix socket", len), |bencher| {
+            bencher.iter(round_trip(unix(len), &mut bytes));
         });
         group.bench_function(BenchmarkId::new("TCP loopback", len), |bencher| {
             bencher.iter(round_trip(tcp(len), &mut bytes));

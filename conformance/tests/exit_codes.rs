@@ -155,7 +155,7 @@ fn what_is_withheld() {
         let text = String::from_utf8_lossy(&output.stdout);
         for told in ["conn.plain", "res.storm", "xfer.kept", "died"] {
             // The page has the texts of all requirements, some of which name cases.
-            let told = if format == "html" { format!(":\"{told}\"") } else { told.into() };
+            let told = if format == "html" { format!(">{told}<") } else { told.into() };
             assert!(!text.contains(&told), "{format}: {told}");
         }
         if ["markdown", "pretty"].contains(&format) {

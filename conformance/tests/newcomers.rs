@@ -97,3 +97,24 @@ fn results_say_where_they_are_from() {
     );
     assert!(environment.libraries.is_empty(), "softsim needs none: {environment:?}");
 }
+
+/// Peers that do anything the specification allows are served by our own two sides, and notice a mistake that needs more than a
+/// plain exchange; what they found is named for its seed.
+#[test]
+fn random_legal_peers() {
+    for role in ["server", "client"] {
+        let out = file(&format!("random-{role}"));
+        exits(&["run", role, "--random", "12", "--seed", "1", "--out", out.to_str().unwrap()], exit::DONE);
+        let results = std::fs::read_to_string(out.join("results.json")).unwrap();
+        assert!(results.contains("12 of 12 traces, from seed 1 on"), "{results}");
+    }
+    for (mistake, told) in [
+        ("first-window-for-ever", "random.seed-"),
+        ("writes-behind", "of the suite's memory is not what the notifications said"),
+        ("reserved-judged", "run server --demo-mistake reserved-judged --random 1 --seed 2"),
+    ] {
+        let arguments = ["run", "server", "--random", "8", "--seed", "1", "--demo-mistake", mistake];
+        let seen = exits(&arguments, exit::FAILED);
+        assert!(seen.contains(told), "{mistake}: {seen}");
+    }
+}

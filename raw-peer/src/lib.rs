@@ -195,6 +195,14 @@ impl<B: Backend> Session<B> {
         &self.outbox
     }
 
+    /// Registers more memory that the other side may write to.
+    ///
+    /// # Errors
+    /// The backend's.
+    pub fn register(&self, len: usize) -> Result<B::Region, B::Error> {
+        self.domain.register(len, Access::REMOTE_WRITE)
+    }
+
     /// Returns the region that the peer may write to, as a window.
     pub fn own_window(&self) -> Option<Window> {
         let region = self.window.as_ref()?;

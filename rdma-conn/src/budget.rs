@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use rdma_proto::backend::{Access, Backend, Domain};
+use rdma_proto::memory::CallerMemory;
 
+use crate::domain::ProtectionDomain;
 use crate::error::Error;
 
 /// Limits on what the connections of an endpoint, or those that a listener has accepted, use together.
@@ -122,12 +124,26 @@ pub(crate) struct CountedRegion<R> {
 
 /// Registers `len` bytes, as far as `budget` goes.
 pub(crate) fn register<B: Backend>(
-    domain: &B::Domain,
+    domain: &ProtectionDomain<B>,
     budget: &Arc<Budget>,
     len: usize,
     access: Access,
 ) -> Result<CountedRegion<B::Region>, Error> {
     let share = budget.take(len)?;
-    let region = domain.register(len, access).map_err(Error::backend("registering memory"))?;
+    let region = domain.lower().register(len, access).map_err(Error::backend(REGISTERING))?;
     Ok(CountedRegion { region, _share: share })
 }
+
+/// Registers memory that the application has, as far as `budget` goes.
+pub(crate) fn register_memory<B: Backend>(
+    domain: &ProtectionDomain<B>,
+    budget: &Arc<Budget>,
+    memory: impl CallerMemory,
+    access: Access,
+) -> Result<CountedRegion<B::Region>, Error> {
+    let share = budget.take(memory.shared().len())?;
+    let region = domain.lower().register_memory(memory, access).map_err(Error::backend(REGISTERING))?;
+    Ok(CountedRegion { region, _share: share })
+}
+
+const REGISTERING: &str = "registering memory";

@@ -17,7 +17,7 @@ pub enum Error {
     /// A host name has no address.
     #[error("cannot find the host {host}: {source}")]
     NoSuchHost {
-        /// As it was given.
+        /// As it was given: text, or a pair of a name and a port.
         host: String,
         /// The resolver's error.
         source: Arc<io::Error>,
@@ -98,9 +98,16 @@ pub enum Error {
     /// An endpoint was asked about a connection that it does not have, or not yet.
     #[error("there is no such connection: it was removed, or is still being made")]
     NoSuchConnection,
-    /// A buffer was lent to a connection that did not register it.
-    #[error("the buffer was registered for another connection: register one for each")]
+    /// A buffer was given to a connection that cannot use it.
+    #[error(
+        "the buffer was registered in the protection domain of another connection: register one for each, or connect in one domain"
+    )]
     ForeignBuffer,
+    /// A connection was to be in a protection domain of another device.
+    #[error(
+        "the way to this peer leads through another device than that of the protection domain: connect without it"
+    )]
+    ForeignDomain,
     /// The device told of a failure that no completion tells of.
     #[error("the RDMA device ended the connection: {}", event.describe())]
     Device {
@@ -125,6 +132,11 @@ impl From<rdma_proto::ApiMisuse> for Error {
 }
 
 impl Error {
+    /// Returns the error of a resolver about a host, given its `Debug` form.
+    pub(crate) fn no_such_host(host: &str, source: io::Error) -> Self {
+        Self::NoSuchHost { host: host.trim_matches('"').into(), source: Arc::new(source) }
+    }
+
     /// Wraps a backend's error; for use with `map_err`.
     pub(crate) fn backend<E: Failure>(doing: &'static str) -> impl Fn(E) -> Self {
         move |error| Self::Backend { doing, kind: error.kind(), source: Arc::new(error) }
@@ -169,9 +181,10 @@ impl Error {
             Self::Protocol(Protocol::InvalidMessage(_) | Protocol::PeerMisbehaved(_)) => {
                 io::ErrorKind::InvalidData
             }
-            Self::Protocol(Protocol::ApiMisuse(_)) | Self::Options { .. } | Self::ForeignBuffer => {
-                io::ErrorKind::InvalidInput
-            }
+            Self::Protocol(Protocol::ApiMisuse(_))
+            | Self::Options { .. }
+            | Self::ForeignBuffer
+            | Self::ForeignDomain => io::ErrorKind::InvalidInput,
             Self::Protocol(Protocol::Transport(rdma_proto::TransportError::Disconnected)) => {
                 io::ErrorKind::BrokenPipe
             }

@@ -101,7 +101,7 @@ impl<B: Backend> Connection<B> {
         if start > end || end > len {
             return Err(ApiMisuse::ReceiveBeyondBuffer { end, len }.into());
         }
-        if !receiving.buffer.belongs_to(self.memory.owner()) {
+        if receiving.buffer.domain() != self.memory.domain() {
             return Err(Error::ForeignBuffer);
         }
         receiving.begun = true;
@@ -131,7 +131,7 @@ impl<B: Backend> Connection<B> {
     /// read as any others.
     pub fn stop_landing(&mut self) {
         self.machine.stop_landing();
-        self.memory.keep_landing(self.machine.is_landing());
+        self.memory.keep_landing(|| self.machine.is_landing());
     }
 
     /// Returns whether windows of this connection lie in memory of the application now, or unread bytes do. While they do, the

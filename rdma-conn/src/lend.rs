@@ -3,28 +3,31 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rdma_proto::Span;
 use rdma_proto::backend::{Access, Backend, Region, Slice};
 use rdma_proto::memory::SharedMemory;
 
 use crate::budget::CountedRegion;
+use crate::domain::ProtectionDomain;
 
-/// Registered memory for one connection: to send from, made by [`Connection::register_buffer`](crate::Connection::register_buffer), or also
-/// to receive into, made by [`Connection::register_landing`](crate::Connection::register_landing).
+/// Registered memory of one connection, or of those that share its [`ProtectionDomain`]: to send from, made by
+/// [`Connection::register_buffer`](crate::Connection::register_buffer), or also to receive into, made by
+/// [`Connection::register_landing`](crate::Connection::register_landing). Both allocate it;
+/// [`Connection::register_memory`](crate::Connection::register_memory) takes memory that exists.
 ///
 /// To send, fill it, put it into an [`Arc`], and lend parts of it with [`Connection::try_lend`](crate::Connection::try_lend) as often as you like, also several at the same time:
 /// the device takes the bytes from here. While any part is lent the connection holds a clone of the `Arc`, so
 /// [`Arc::get_mut`], which is what changing the bytes needs, gives them back only when the peer has them all.
 ///
 /// The peer cannot read it, and write only what was registered to receive into (VR-SEC-001). So there is no `&[u8]` of it: copy what
-/// you decide on, and decide on the copy (VR-SEC-005). It counts as memory of its connection
+/// you decide on, and decide on the copy (VR-SEC-005). It counts as memory of the connection that registered it
 /// ([`Limits::registered_bytes`](crate::Limits::registered_bytes)), and may outlive it.
 pub struct RegisteredBuffer<B: Backend> {
     memory: CountedRegion<B::Region>,
-    /// The connection that it was registered for: its key means nothing in the protection domain of another.
-    owner: Owner,
+    /// Its key means nothing in another one.
+    domain: ProtectionDomain<B>,
     access: Access,
     _counted: Counted,
 }
@@ -58,26 +61,15 @@ impl Drop for Counted {
     }
 }
 
-/// Names the registered memory of one connection within this process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Owner(u64);
-
-impl Owner {
-    pub(crate) fn new() -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        Self(NEXT.fetch_add(1, Ordering::Relaxed))
-    }
-}
-
 impl<B: Backend> RegisteredBuffer<B> {
     pub(crate) fn new(
         memory: CountedRegion<B::Region>,
         access: Access,
-        owner: Owner,
+        domain: ProtectionDomain<B>,
         buffers: &Buffers,
     ) -> Self {
         let counted = buffers.count(memory.region.len());
-        Self { memory, owner, access, _counted: counted }
+        Self { memory, domain, access, _counted: counted }
     }
 
     pub(crate) const fn region(&self) -> &B::Region {
@@ -86,12 +78,12 @@ impl<B: Backend> RegisteredBuffer<B> {
 
     /// Returns the region if the peer may write to it.
     pub(crate) fn landing(&self) -> Option<&B::Region> {
-        (self.access == Access::REMOTE_WRITE).then_some(&self.memory.region)
+        self.access.allows(Access::REMOTE_WRITE).then_some(&self.memory.region)
     }
 
-    /// Returns whether it was registered for the connection that has this name.
-    pub(crate) fn belongs_to(&self, owner: Owner) -> bool {
-        self.owner == owner
+    /// Returns the protection domain that it was registered in: the connections of that one can use it.
+    pub const fn domain(&self) -> &ProtectionDomain<B> {
+        &self.domain
     }
 
     /// Its length in bytes.

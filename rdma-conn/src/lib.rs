@@ -10,6 +10,7 @@ mod background;
 mod budget;
 mod connecting;
 mod connection;
+mod domain;
 mod endpoint;
 mod error;
 mod land;
@@ -21,14 +22,17 @@ mod stream;
 
 pub use arrived::Arrived;
 #[cfg(feature = "tokio")]
-pub use asynchronous::{AsyncEndpoint, AsyncListener, AsyncStream, WeakAsyncEndpoint};
+pub use asynchronous::{AsyncEndpoint, AsyncListener, AsyncStream, ReadHalf, WeakAsyncEndpoint, WriteHalf};
 pub use budget::Limits;
 pub use connection::{Connection, Work};
+pub use domain::ProtectionDomain;
 pub use endpoint::{ConnectionId, Descriptors, Endpoint, Event, ListenerId, Usage};
 pub use error::Error;
 pub use land::{Received, Receiving};
 pub use lend::RegisteredBuffer;
 pub use listener::Listener;
 pub use options::Options;
+pub use rdma_proto::backend::Access;
+pub use rdma_proto::memory::{CallerMemory, SharedMemory};
 pub use rdma_proto::{Config, Counters, Keepalive, Role};
 pub use stream::{Connect, Stream};

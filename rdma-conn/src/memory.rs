@@ -8,13 +8,15 @@ use std::io::IoSlice;
 use std::sync::Arc;
 
 use rdma_proto::backend::{Access, Backend, Immediate, RecvRequest, Region, SendOp, SendRequest, Slice};
+use rdma_proto::memory::CallerMemory;
 use rdma_proto::wire::MESSAGE_LEN;
 use rdma_proto::{Action, Config, Notification, Readable, RegionAddress, Source, Span};
 
 use crate::arrived::Arrived;
-use crate::budget::{Budget, CountedRegion, register};
+use crate::budget::{Budget, CountedRegion, register, register_memory};
+use crate::domain::ProtectionDomain;
 use crate::error::Error;
-use crate::lend::{Buffers, Landing, Lendings, Owner, RegisteredBuffer};
+use crate::lend::{Buffers, Landing, Lendings, RegisteredBuffer};
 use crate::options::Options;
 
 /// Marks the work request ids of receives. Those of sends are the machine's, which leaves this bit free.
@@ -38,12 +40,11 @@ pub(crate) struct Memory<B: Backend> {
     pub(crate) lendings: Lendings<B>,
     /// Memory of the application in which windows lie.
     pub(crate) landing: Option<Landing<B>>,
-    owner: Owner,
     buffers: Buffers,
     send_slots: usize,
     window: usize,
     send_buffer: usize,
-    domain: B::Domain,
+    domain: ProtectionDomain<B>,
     budget: Arc<Budget>,
 }
 
@@ -65,13 +66,17 @@ impl<'a, 'b> Pieces<'a, 'b> {
         self.first.is_empty()
     }
 
-    /// Takes the next bytes that lie together, at most `most`.
+    /// Takes the next bytes that lie together, at most `most`; none at the end.
     #[inline]
-    fn take(&mut self, most: usize) -> Option<&'a [u8]> {
-        let (taken, rest) = self.first.split_at_checked(most).unwrap_or((self.first, &[]));
+    fn take(&mut self, most: usize) -> &'a [u8] {
+        if self.first.len() <= most {
+            let taken = std::mem::take(&mut self.first);
+            self.advance();
+            return taken;
+        }
+        let (taken, rest) = self.first.split_at(most);
         self.first = rest;
-        self.advance();
-        (!taken.is_empty()).then_some(taken)
+        taken
     }
 
     #[inline]
@@ -94,7 +99,7 @@ impl<B: Backend> Memory<B> {
 
     /// Registers what an idle connection needs.
     pub(crate) fn register(
-        domain: B::Domain,
+        domain: ProtectionDomain<B>,
         config: &Config,
         receives: u16,
         budget: Arc<Budget>,
@@ -103,12 +108,11 @@ impl<B: Backend> Memory<B> {
         let slots = send_slots + usize::from(receives);
         let window = config.window as usize;
         Ok(Self {
-            windows: [Some(register::<B>(&domain, &budget, window, Access::REMOTE_WRITE)?), None],
+            windows: [Some(register(&domain, &budget, window, Access::REMOTE_WRITE)?), None],
             send: None,
-            messages: register::<B>(&domain, &budget, slots * MESSAGE_LEN, Access::LOCAL_WRITE)?,
+            messages: register(&domain, &budget, slots * MESSAGE_LEN, Access::LOCAL_WRITE)?,
             lendings: Lendings::new(),
             landing: None,
-            owner: Owner::new(),
             buffers: Buffers::default(),
             send_slots,
             window,
@@ -120,7 +124,7 @@ impl<B: Backend> Memory<B> {
 
     /// Registers the window with this index, which is not there yet; what the machine needs to announce it.
     pub(crate) fn add_window(&mut self, index: u8) -> Result<RegionAddress, Error> {
-        let window = register::<B>(&self.domain, &self.budget, self.window, Access::REMOTE_WRITE)?;
+        let window = register(&self.domain, &self.budget, self.window, Access::REMOTE_WRITE)?;
         let address = address(&window.region);
         if let Some(place) = self.windows.get_mut(usize::from(index)) {
             *place = Some(window);
@@ -150,7 +154,7 @@ impl<B: Backend> Memory<B> {
     /// Registers the send buffer.
     #[cold]
     pub(crate) fn add_send_buffer(&mut self) -> Result<(), Error> {
-        self.send = Some(register::<B>(&self.domain, &self.budget, self.send_buffer, Access::NONE)?);
+        self.send = Some(register(&self.domain, &self.budget, self.send_buffer, Access::NONE)?);
         Ok(())
     }
 
@@ -223,17 +227,17 @@ impl<B: Backend> Memory<B> {
     #[inline]
     pub(crate) fn fill(&self, space: Span, pieces: &mut Pieces<'_, '_>) -> usize {
         let Some(send) = &self.send else { return 0 };
-        let (mut at, mut room) = (space.offset as usize, space.len as usize);
-        while room > 0
-            && let Some(piece) = pieces.take(room)
-        {
-            if !send.region.write(at, piece) {
+        let memory = send.region.memory();
+        let begin = space.offset as usize;
+        let (mut at, end) = (begin, begin + space.len as usize);
+        while at < end {
+            let piece = pieces.take(end - at);
+            if piece.is_empty() || !memory.write(at, piece) {
                 break;
             }
             at += piece.len();
-            room -= piece.len();
         }
-        at - space.offset as usize
+        at - begin
     }
 
     #[inline]
@@ -289,19 +293,30 @@ impl<B: Backend> Memory<B> {
 
     /// Registers memory for the application to lend, and with [`Access::REMOTE_WRITE`] also to receive into.
     pub(crate) fn buffer(&self, len: usize, access: Access) -> Result<RegisteredBuffer<B>, Error> {
-        let memory = register::<B>(&self.domain, &self.budget, len, access)?;
-        Ok(RegisteredBuffer::new(memory, access, self.owner, &self.buffers))
+        let memory = register(&self.domain, &self.budget, len, access)?;
+        Ok(RegisteredBuffer::new(memory, access, self.domain.clone(), &self.buffers))
+    }
+
+    /// Registers memory that the application has, with these rights.
+    pub(crate) fn register_memory(
+        &self,
+        memory: impl CallerMemory,
+        access: Access,
+    ) -> Result<RegisteredBuffer<B>, Error> {
+        let memory = register_memory(&self.domain, &self.budget, memory, access)?;
+        Ok(RegisteredBuffer::new(memory, access, self.domain.clone(), &self.buffers))
     }
 
     /// Lets go of the application's memory, unless windows lie in it.
-    pub(crate) fn keep_landing(&mut self, lies: bool) {
-        if !lies {
+    #[inline]
+    pub(crate) fn keep_landing(&mut self, lies: impl FnOnce() -> bool) {
+        if self.landing.is_some() && !lies() {
             self.landing = None;
         }
     }
 
-    pub(crate) const fn owner(&self) -> Owner {
-        self.owner
+    pub(crate) const fn domain(&self) -> &ProtectionDomain<B> {
+        &self.domain
     }
 
     /// Puts a message into a send slot.

@@ -1,5 +1,6 @@
 //! The blocking stream.
 
+use std::fmt::Debug;
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::ops::{Deref, DerefMut, Range};
@@ -8,10 +9,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::Duration;
 
 use rdma_proto::Counters;
+use rdma_proto::backend::Access;
+use rdma_proto::memory::CallerMemory;
+use rdma_proto::time::Instant;
 
 use crate::background::{self, Driven, Schedule};
 use crate::budget::{Budget, Limits};
 use crate::connection::{Connection, Work};
+use crate::domain::ProtectionDomain;
 use crate::endpoint::{ConnectionId, Descriptors, Endpoint};
 use crate::error::Error;
 use crate::land::{Received, Receiving};
@@ -61,28 +66,48 @@ impl Default for Connect {
 }
 
 impl<B: Descriptors> Stream<B> {
-    /// Connects to a host and port, with default settings.
+    /// Connects to a host and port, `"host:6379"` or `("host", 6379)`, with default settings.
     ///
     /// # Errors
     /// Says what to do: no RDMA device, no such host, refused, not reachable, timed out, too little locked memory.
-    pub fn connect(backend: &B, host: impl ToSocketAddrs + ToString) -> Result<Self, Error> {
+    pub fn connect(backend: &B, host: impl ToSocketAddrs + Debug) -> Result<Self, Error> {
         Self::connect_with(backend, host, &Connect::default())
     }
 
-    /// Connects to a host and port. Its addresses are tried in turn.
+    /// Connects to a host and port, `"host:6379"` or `("host", 6379)`. Its addresses are tried in turn.
     ///
     /// # Errors
     /// That of the last address tried; as [`Stream::connect`].
-    pub fn connect_with(
+    pub fn connect_with(backend: &B, host: impl ToSocketAddrs + Debug, how: &Connect) -> Result<Self, Error> {
+        Self::connect_among(backend, host, how, None)
+    }
+
+    /// Connects in the protection domain of another connection, so that memory registered for one serves both.
+    /// [`ProtectionDomain`] says when that is safe.
+    ///
+    /// # Errors
+    /// As [`Stream::connect_with`], or [`Error::ForeignDomain`].
+    pub fn connect_in(
         backend: &B,
-        host: impl ToSocketAddrs + ToString,
+        domain: &ProtectionDomain<B>,
+        host: impl ToSocketAddrs + Debug,
         how: &Connect,
     ) -> Result<Self, Error> {
-        let no_such_host = |source| Error::NoSuchHost { host: host.to_string(), source: Arc::new(source) };
+        Self::connect_among(backend, host, how, Some(domain))
+    }
+
+    fn connect_among(
+        backend: &B,
+        host: impl ToSocketAddrs + Debug,
+        how: &Connect,
+        domain: Option<&ProtectionDomain<B>>,
+    ) -> Result<Self, Error> {
+        let name = format!("{host:?}");
+        let no_such_host = |source| Error::no_such_host(&name, source);
         let addresses = host.to_socket_addrs().map_err(no_such_host)?;
         let mut last = no_such_host(io::Error::new(io::ErrorKind::NotFound, "the name has no address"));
         for peer in addresses {
-            match connected(backend, peer, how) {
+            match connected(backend, peer, how, domain) {
                 Ok((endpoint, id)) => return Ok(Self::new(endpoint, id)),
                 Err(error) => last = error,
             }
@@ -176,6 +201,23 @@ impl<B: Descriptors> Stream<B> {
         self.shared.enter()?.connection().register_landing(len)
     }
 
+    /// Registers memory that exists, see [`Connection::register_memory`](crate::Connection::register_memory).
+    ///
+    /// # Errors
+    /// Those of the call that it names.
+    pub fn register_memory(
+        &self,
+        memory: impl CallerMemory,
+        access: Access,
+    ) -> Result<RegisteredBuffer<B>, Error> {
+        self.shared.enter()?.connection().register_memory(memory, access)
+    }
+
+    /// Returns the protection domain, for [`Stream::connect_in`].
+    pub fn domain(&self) -> ProtectionDomain<B> {
+        self.shared.lock().connection().domain().clone()
+    }
+
     /// Waits until the next `range.len()` bytes of the stream are in `range` of `buffer`, and returns how they came there.
     ///
     /// # Errors
@@ -214,10 +256,11 @@ fn connected<B: Descriptors>(
     backend: &B,
     peer: SocketAddr,
     how: &Connect,
+    domain: Option<&ProtectionDomain<B>>,
 ) -> Result<(Endpoint<B>, ConnectionId), Error> {
     let mut endpoint = Endpoint::of_one(backend, Budget::new(Limits::NONE))?;
     endpoint.be_quiet();
-    let id = endpoint.connect(peer, how.local, how.timeout, how.options)?;
+    let id = endpoint.dial(peer, how.local, how.timeout, how.options, domain.cloned())?;
     loop {
         endpoint.check(id)?;
         if endpoint.is_open(id) {
@@ -363,27 +406,31 @@ impl<B: Descriptors> Locked<'_, B> {
     ) -> Result<T, Error> {
         let id = self.id;
         let endpoint = &mut **self;
-        if let Some(done) = step(endpoint, id)? {
-            return Ok(done);
-        }
-        let deadline = timeout.map(|timeout| (endpoint.now().after(timeout), timeout));
+        let mut deadline = None;
         loop {
-            let left = match deadline {
-                None => None,
-                Some((at, after)) => {
-                    let now = endpoint.now();
-                    if now >= at {
-                        return Err(Error::TimedOut { doing, after });
-                    }
-                    Some(at.since(now))
-                }
-            };
-            endpoint.wait(left)?;
             if let Some(done) = step(endpoint, id)? {
                 return Ok(done);
             }
+            sleep(endpoint, timeout, &mut deadline, doing)?;
         }
     }
+}
+
+/// Sleeps until something has happened; no longer than until `deadline`, which the first call sets to `timeout` from now.
+#[cold]
+fn sleep<B: Descriptors>(
+    endpoint: &mut Endpoint<B>,
+    timeout: Option<Duration>,
+    deadline: &mut Option<Instant>,
+    doing: &'static str,
+) -> Result<(), Error> {
+    let Some(after) = timeout else { return endpoint.wait(None) };
+    let now = endpoint.now();
+    let by = *deadline.get_or_insert_with(|| now.after(after));
+    if now >= by {
+        return Err(Error::TimedOut { doing, after });
+    }
+    endpoint.wait(Some(by.since(now)))
 }
 
 impl<B: Descriptors> Driven for Private<B> {

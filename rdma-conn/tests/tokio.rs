@@ -51,7 +51,7 @@ async fn readers_and_writers_do_not_forget_each_other() {
     let sent = pattern(1 << 20);
     let mut tasks = Vec::new();
     for stream in [client, server] {
-        let (mut reader, mut writer) = tokio::io::split(stream);
+        let (mut reader, mut writer) = stream.into_split();
         let (outgoing, expected) = (sent.clone(), sent.clone());
         tasks.push(tokio::spawn(async move {
             writer.write_all(&outgoing).await.expect("written");
@@ -323,4 +323,21 @@ fn a_runtime_that_ends_leaves_its_connections_to_the_background_thread() {
         let bytes = timeout(LONG, last).await.expect("nobody waits for ever").expect("does not panic");
         assert_eq!(bytes.expect("in order"), b"last words");
     });
+}
+
+/// Halves of one stream make it again; those of two streams do not.
+#[tokio::test]
+async fn halves_are_reunited() {
+    let (client, mut server) = pair().await;
+    let (other, _theirs) = pair().await;
+    let (reader, mut writer) = client.into_split();
+    let (other_reader, other_writer) = other.into_split();
+    writer.write_all(b"by halves").await.expect("written");
+    let (reader, other_writer) = reader.reunite(other_writer).expect_err("of two streams");
+    drop((other_reader, other_writer));
+    let mut client = reader.reunite(writer).expect("of one stream");
+    client.shutdown().await.expect("arrives");
+    let mut heard = String::new();
+    timeout(LONG, server.read_to_string(&mut heard)).await.expect("in time").expect("an end in order");
+    assert_eq!(heard, "by halves");
 }

@@ -1,20 +1,23 @@
-//! Sets and gets large values, compares every byte, and prints how they went.
+//! Sets and gets large values, compares every byte, and prints how they went. Fails if fewer bytes than expected were received and sent
+//! without a copy.
 //!
 //! ```text
 //! cargo run --release -p rdma-kv --example large
-//! cargo run --release -p rdma-kv --example large -- --device 192.0.2.1:6379
+//! cargo run --release -p rdma-kv --example large -- --device 192.0.2.1:6379 --connections 8
 //! cargo run --release -p rdma-kv --example large -- --tcp 127.0.0.1:6379
+//! cargo run --release -p rdma-kv --example large -- --device 192.0.2.1:6379 --killed 'kill -9 4711'
 //! ```
 
 use std::net::{SocketAddr, TcpStream};
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
 use kv_store::Store;
-use rdma_conn::{Connect, Listener, Options, Stream};
-use rdma_kv::{Buffer, Client, Transport};
+use rdma_conn::{Connect, Descriptors, Listener, Options, Stream};
+use rdma_kv::{Buffer, Client, Counts, Error, Memory, Part, Striped, Transport};
 use rdma_softsim::Fabric;
 use rdma_verbs::Verbs;
 
@@ -40,6 +43,12 @@ struct Arguments {
     /// The length of a receive window, in bytes.
     #[arg(long, default_value_t = 1 << 20)]
     window: u32,
+    /// After that, values spread over so many connections in one protection domain.
+    #[arg(long, default_value_t = 8)]
+    connections: usize,
+    /// Instead of all that: gets a value again and again, runs this command meanwhile, which kills the server, and expects an error in time.
+    #[arg(long)]
+    killed: Option<String>,
 }
 
 fn main() -> ExitCode {
@@ -53,68 +62,125 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: &Arguments) -> Result<(), Failure> {
+    if let Some(address) = arguments.tcp {
+        return all(arguments, |_first: Option<&TcpStream>| Ok(TcpStream::connect(address)?));
+    }
     let mut options = Options::client();
     options.protocol.window = arguments.window;
     let how = Connect::default().options(options);
-    if let Some(address) = arguments.tcp {
-        return values(Client::new(TcpStream::connect(address)?), arguments);
-    }
     if let Some(address) = arguments.device {
-        return values(Client::new(Stream::connect_with(&Verbs::load()?, address, &how)?), arguments);
+        let verbs = Verbs::load()?;
+        return all(arguments, |first| in_domain(&verbs, address, &how, first));
     }
     let fabric = Fabric::new();
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));
     let listener = Listener::bind(&fabric.host(&[address.ip()]), address, Options::server())?;
+    let store = Arc::new(Store::default());
     thread::spawn(move || {
-        // Ends with the client.
-        let _ended = listener.accept().map(|(stream, _)| Store::default().serve(stream));
+        while let Ok((stream, _)) = listener.accept() {
+            let store = Arc::clone(&store);
+            // Ends with the client.
+            thread::spawn(move || store.serve(stream));
+        }
     });
     let host = fabric.host(&[[192, 0, 2, 2].into()]);
-    values(Client::new(Stream::connect_with(&host, address, &how)?), arguments)
+    all(arguments, |first| in_domain(&host, address, &how, first))
 }
 
-fn values<T: Transport>(mut client: Client<T>, arguments: &Arguments) -> Result<(), Failure> {
-    client.set_timeout(Some(Duration::from_secs(60)))?;
+/// Connects, in the domain of the first connection if there is one.
+fn in_domain<B: Descriptors>(
+    backend: &B,
+    address: SocketAddr,
+    how: &Connect,
+    first: Option<&Stream<B>>,
+) -> Result<Stream<B>, Failure> {
+    Ok(match first {
+        None => Stream::connect_with(backend, address, how)?,
+        Some(first) => Stream::connect_in(backend, &first.domain(), address, how)?,
+    })
+}
+
+fn client<T: Transport>(stream: T) -> Client<T> {
+    let mut client = Client::new(stream);
+    client.set_timeout(Some(Duration::from_secs(60)));
+    client
+}
+
+fn all<T: Transport + Send>(
+    arguments: &Arguments,
+    connect: impl Fn(Option<&T>) -> Result<T, Failure>,
+) -> Result<(), Failure> {
+    let first = client(connect(None)?);
+    if let Some(command) = &arguments.killed {
+        return killed(first, command);
+    }
+    let first = values(first, arguments)?;
+    let mut clients = vec![first];
+    while clients.len() < arguments.connections {
+        let next = connect(clients.first().map(Client::stream))?;
+        clients.push(client(next));
+    }
+    striped(Striped::new(clients), arguments)
+}
+
+fn values<T: Transport>(mut client: Client<T>, arguments: &Arguments) -> Result<Client<T>, Failure> {
     let most = arguments.sizes.iter().copied().max().unwrap_or(0).max(4 << 20);
     let mut buffer = client.buffer(most)?;
     println!("{:>12}  {:>10}  {:>10}  {:>8}  {:>8}", "bytes", "SET ms", "GET ms", "landed", "copied");
     for &len in &arguments.sizes {
-        let [set, get] = value(&mut client, &mut buffer, len)?;
-        let before = client.counts();
-        let got = client.get_into(b"large", &mut buffer, 0..len)?;
-        let (counts, share) = (client.counts(), |bytes: u64| 100.0 * bytes as f64 / len.max(1) as f64);
-        let landed = share(counts.bytes_landed - before.bytes_landed);
-        let copied = share(counts.bytes_copied - before.bytes_copied);
+        let ([set, get], counts) = value(&mut client, &mut buffer, len)?;
+        let share = |bytes: u64| 100.0 * bytes as f64 / len.max(1) as f64;
+        // A SET copies nothing, so what was copied was received.
+        let (landed, copied) = (share(counts.bytes_landed), share(counts.bytes_copied));
         println!("{len:>12}  {set:>10.2}  {get:>10.2}  {landed:>7.2}%  {copied:>7.2}%");
-        assert_eq!(got, Some(len));
+        check(&counts, len, arguments)?;
     }
     let mut random = fastrand::Rng::with_seed(arguments.seed);
     for _ in 0..arguments.random {
-        value(&mut client, &mut buffer, random.usize(0..=4 << 20))?;
+        let len = random.usize(0..=4 << 20);
+        let (_, counts) = value(&mut client, &mut buffer, len)?;
+        check(&counts, len, arguments)?;
     }
-    println!("{} values of random lengths, every byte compared", arguments.random);
+    println!("{} values of random lengths, other commands between, every byte compared", arguments.random);
     client.del(&[b"large"])?;
     println!("{:?}", client.counts());
+    Ok(client)
+}
+
+/// Checks how the bytes of one value went there and back: all were lent, and all landed but three windows at most.
+fn check(counts: &Counts, len: usize, arguments: &Arguments) -> Result<(), Failure> {
+    if arguments.tcp.is_some() {
+        return Ok(());
+    }
+    let least = len.saturating_sub(3 * arguments.window as usize) as u64;
+    if counts.bytes_lent != len as u64 || counts.bytes_landed < least {
+        return Err(format!("of {len} bytes: {counts:?}").into());
+    }
+    // 93 of 100 bytes of a value that has at least so many windows.
+    if len as u64 >= 32 * u64::from(arguments.window) && counts.bytes_landed * 100 < len as u64 * 93 {
+        return Err(format!("fewer than 93 % of {len} bytes landed: {counts:?}").into());
+    }
     Ok(())
 }
 
-/// Sets a value and gets it back, comparing every byte; how many milliseconds each took.
+/// Sets a value and gets it back, with other commands in between, comparing every byte; how many milliseconds each took, and what it
+/// counted.
 fn value<T: Transport>(
     client: &mut Client<T>,
     buffer: &mut T::Buffer,
     len: usize,
-) -> Result<[f64; 2], Failure> {
-    let value: Vec<u8> = (0..len).map(|index| (index ^ (index >> 8) ^ (index >> 16) ^ len) as u8).collect();
+) -> Result<([f64; 2], Counts), Failure> {
+    let value = pattern(len, len);
     let timed = |began: Instant| began.elapsed().as_secs_f64() * 1e3;
-    if !buffer.write(0, &value) {
-        return Err("the buffer is in use".into());
-    }
+    let before = client.counts();
+    write(buffer, &value)?;
     let began = Instant::now();
     client.set_from(b"large", buffer, 0..len)?;
     let set = timed(began);
-    if !buffer.write(0, &vec![0; len]) {
-        return Err("the buffer is in use".into());
+    if client.strlen(b"large")? != len as u64 || client.exists(&[b"large", b"no such key"])? != 1 {
+        return Err(format!("the server has not the {len} bytes that were set").into());
     }
+    write(buffer, &vec![0; len])?;
     let began = Instant::now();
     let got = client.get_into(b"large", buffer, 0..len)?;
     let get = timed(began);
@@ -122,5 +188,91 @@ fn value<T: Transport>(
     if got != Some(len) || !buffer.read(0, &mut back) || back != value {
         return Err(format!("{got:?} bytes came back of {len}, or other ones").into());
     }
-    Ok([set, get])
+    Ok(([set, get], client.counts() - before))
+}
+
+/// As many values as there are connections, and one more of each length around those of windows, set and got with one call each.
+fn striped<T: Transport + Send>(mut client: Striped<T>, arguments: &Arguments) -> Result<(), Failure> {
+    let (connections, window) = (client.connections(), arguments.window as usize);
+    let lengths: Vec<usize> = (0..connections)
+        .flat_map(|index| [4 << 20, index * window, index * window + 1, (index + 1) * window - 1])
+        .collect();
+    let total = lengths.iter().sum();
+    let keys: Vec<String> = (0..lengths.len()).map(|index| format!("large:{index}")).collect();
+    let mut end = 0;
+    let parts: Vec<_> = keys
+        .iter()
+        .zip(&lengths)
+        .map(|(key, len)| {
+            end += len;
+            Part { key: key.as_bytes(), range: end - len..end }
+        })
+        .collect();
+    let (value, before) = (pattern(total, connections), client.counts());
+    let mut buffer = client.register(Memory::from(value.clone()))?;
+    let began = Instant::now();
+    client.mset_from(&parts, &buffer)?.into_iter().collect::<Result<Vec<_>, _>>()?;
+    let set = began.elapsed();
+    write(&mut buffer, &vec![0; total])?;
+    let began = Instant::now();
+    let got = client.mget_into(&parts, &mut buffer)?.into_iter().collect::<Result<Vec<_>, _>>()?;
+    let get = began.elapsed();
+    let mut back = vec![0; total];
+    if got.iter().zip(&lengths).any(|(got, len)| *got != Some(*len))
+        || !buffer.read(0, &mut back)
+        || back != value
+    {
+        return Err(format!("other bytes came back over {connections} connections").into());
+    }
+    let counts = client.counts() - before;
+    let kept = "on one registration, every byte compared";
+    println!(
+        "{} values, {total} bytes, over {connections} connections, {kept}: SET {set:.1?}, GET {get:.1?}",
+        keys.len()
+    );
+    println!("{counts:?}");
+    Ok(())
+}
+
+/// Gets a value until the server is gone, which `command` sees to in the middle of it.
+fn killed<T: Transport>(mut client: Client<T>, command: &str) -> Result<(), Failure> {
+    let len = 64 << 20;
+    let mut buffer = client.buffer(len)?;
+    write(&mut buffer, &pattern(len, 3))?;
+    client.set_from(b"large", &buffer, 0..len)?;
+    let command = command.to_owned();
+    let killer = thread::spawn(move || {
+        // While values come.
+        thread::sleep(Duration::from_millis(300));
+        Command::new("sh").args(["-c", &command]).status()
+    });
+    let began = Instant::now();
+    let mut values = 0;
+    let error = loop {
+        match client.get_into(b"large", &mut buffer, 0..len) {
+            Ok(_) if began.elapsed() > Duration::from_secs(60) => {
+                return Err("the server is not killed".into());
+            }
+            Ok(_) => values += 1,
+            Err(error) => break error,
+        }
+    };
+    if !matches!(error, Error::Io(_)) || !client.is_lost() {
+        return Err(format!("another error than that of a lost connection: {error}").into());
+    }
+    let killed = killer.join().map_err(|_| "the killer panicked")??;
+    drop(client);
+    // Nothing uses the buffer once the connection has ended.
+    write(&mut buffer, &[0; 100])?;
+    println!("after {values} values, in {:.1?}: {error} ({killed})", began.elapsed());
+    Ok(())
+}
+
+fn write(buffer: &mut impl Buffer, bytes: &[u8]) -> Result<(), Failure> {
+    if buffer.write(0, bytes) { Ok(()) } else { Err("the buffer is in use".into()) }
+}
+
+/// Bytes of which no two neighbouring kilobytes are alike.
+fn pattern(len: usize, seed: usize) -> Vec<u8> {
+    (0..len).map(|index| (index ^ (index >> 8) ^ (index >> 16) ^ seed) as u8).collect()
 }

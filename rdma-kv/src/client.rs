@@ -1,11 +1,12 @@
 //! The client: commands out, replies in, values where they belong.
 
-use std::ops::Range;
+use std::ops::{Add, Range, Sub};
 use std::time::Duration;
 
 use crate::error::Error;
+use crate::memory::Memory;
 use crate::reply::{Line, Replies};
-use crate::transport::{Buffer, Transport};
+use crate::transport::{Buffer, Deadline, Transport, Until};
 
 /// The part of a buffer that a value belongs into.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,6 +29,36 @@ pub struct Counts {
     pub bytes_lent: u64,
 }
 
+impl Counts {
+    /// Nothing yet.
+    pub const NONE: Self = Self { bytes_landed: 0, bytes_copied: 0, bytes_lent: 0 };
+}
+
+impl Add for Counts {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            bytes_landed: self.bytes_landed + other.bytes_landed,
+            bytes_copied: self.bytes_copied + other.bytes_copied,
+            bytes_lent: self.bytes_lent + other.bytes_lent,
+        }
+    }
+}
+
+impl Sub for Counts {
+    type Output = Self;
+
+    /// Returns what was counted since `before`.
+    fn sub(self, before: Self) -> Self {
+        Self {
+            bytes_landed: self.bytes_landed - before.bytes_landed,
+            bytes_copied: self.bytes_copied - before.bytes_copied,
+            bytes_lent: self.bytes_lent - before.bytes_lent,
+        }
+    }
+}
+
 /// A client for large values on one connection: one command at a time, or many in a row by [`Client::mget_into`].
 ///
 /// After [`Error::Refused`] and [`Error::TooLong`] it goes on; any other error loses its connection, and each later call
@@ -37,13 +68,23 @@ pub struct Client<T: Transport> {
     stream: T,
     replies: Replies,
     counts: Counts,
+    timeout: Option<Duration>,
+    /// Of the call that runs.
+    deadline: Deadline,
     lost: bool,
 }
 
 impl<T: Transport> Client<T> {
     /// Returns a client that speaks over `stream`, which nobody else has used for commands.
     pub fn new(stream: T) -> Self {
-        Self { stream, replies: Replies::default(), counts: Counts::default(), lost: false }
+        Self {
+            stream,
+            replies: Replies::default(),
+            counts: Counts::default(),
+            timeout: None,
+            deadline: Deadline::default(),
+            lost: false,
+        }
     }
 
     /// Makes memory for values, `len` bytes. On RDMA it is registered for this client's connection: make it once, and use it for many
@@ -55,12 +96,28 @@ impl<T: Transport> Client<T> {
         Ok(self.stream.buffer(len)?)
     }
 
-    /// Limits how long each wait for the server may take; `None` waits for ever.
+    /// Registers memory that exists, so that values can be received into it and sent from it: a `Vec<u8>`, a `Box<[u8]>`, or a
+    /// [`Memory`] of any other kind. Registering takes about as long as copying: do it once for memory that is used often, and once for
+    /// an arena ([`Registrations`](crate::Registrations) finds the parts of one).
+    ///
+    /// The memory is deregistered, and the client's handle on it dropped, when the buffer has been dropped and nothing uses it any more:
+    /// [`Memory::try_into_vec`] gives it back then.
     ///
     /// # Errors
-    /// The time-out is zero.
-    pub fn set_timeout(&mut self, timeout: Option<Duration>) -> Result<(), Error> {
-        Ok(self.stream.set_timeout(timeout)?)
+    /// It has no bytes, or no more memory can be registered.
+    pub fn register(&self, memory: impl Into<Memory>) -> Result<T::Buffer, Error> {
+        Ok(self.stream.register(memory.into())?)
+    }
+
+    /// Limits how long each call may take, whatever it does and however slowly the server answers; `None` waits for ever. A call that takes
+    /// longer loses the connection: [`Error::Io`] of the kind [`TimedOut`](std::io::ErrorKind::TimedOut).
+    pub const fn set_timeout(&mut self, timeout: Option<Duration>) {
+        self.timeout = timeout;
+    }
+
+    /// Returns whether an error has lost the connection.
+    pub const fn is_lost(&self) -> bool {
+        self.lost
     }
 
     /// Returns the counts of this client.
@@ -97,12 +154,7 @@ impl<T: Transport> Client<T> {
         parts: &[Part<'_>],
         buffer: &mut T::Buffer,
     ) -> Result<Vec<Result<Option<usize>, Error>>, Error> {
-        let len = buffer.len();
-        for Part { range: Range { start, end }, .. } in parts {
-            if start > end || *end > len {
-                return Err(Error::Outside { start: *start, end: *end, len });
-            }
-        }
+        inside(parts, buffer)?;
         let mut commands = Vec::new();
         for part in parts {
             command(&mut commands, 2, &[b"GET", part.key]);
@@ -114,7 +166,7 @@ impl<T: Transport> Client<T> {
     }
 
     fn value(&mut self, buffer: &mut T::Buffer, range: Range<usize>) -> Result<Option<usize>, Error> {
-        let len = match self.replies.line(&mut self.stream)? {
+        let len = match self.line()? {
             Line::Value(Some(len)) => len,
             Line::Value(None) => return Ok(None),
             other => return Err(unexpected(&other)),
@@ -123,13 +175,14 @@ impl<T: Transport> Client<T> {
         match usize::try_from(len).ok().filter(|len| *len <= room) {
             Some(len) => {
                 let range = range.start..range.start + len;
-                let received = self.replies.value(&mut self.stream, buffer, range)?;
+                let received = self.replies.value(&mut self.stream, buffer, range, self.deadline)?;
                 self.counts.bytes_landed += received.landed;
                 self.counts.bytes_copied += received.copied;
                 Ok(Some(len))
             }
             None => {
-                self.replies.drop_value(&mut self.stream, len)?;
+                self.replies
+                    .drop_value(&mut Until { stream: &mut self.stream, deadline: self.deadline }, len)?;
                 Err(Error::TooLong { len, room })
             }
         }
@@ -141,27 +194,43 @@ impl<T: Transport> Client<T> {
     /// # Errors
     /// [`Error`] says for each whether the client can be used further.
     pub fn set_from(&mut self, key: &[u8], buffer: &T::Buffer, range: Range<usize>) -> Result<(), Error> {
-        let (Range { start, end }, len) = (range.clone(), buffer.len());
-        if start > end || end > len {
-            return Err(Error::Outside { start, end, len });
-        }
-        let mut head = Vec::new();
-        // The bytes of the third argument are not copied into the command.
-        command(&mut head, 3, &[b"SET", key]);
-        head.extend_from_slice(format!("${}\r\n", range.len()).as_bytes());
-        let done = self.exchange(|client| {
-            client.send(&head)?;
-            let lent = client.stream.send(buffer, range.clone())?;
-            client.counts.bytes_lent += lent;
-            client.counts.bytes_copied += range.len() as u64 - lent;
-            client.send(b"\r\n")?;
-            let done = lasting(client.replies.line(&mut client.stream))?;
-            client.stream.returned(buffer)?;
+        let mut done = self.mset_from(&[Part { key, range }], buffer)?;
+        done.pop().unwrap_or(Ok(()))
+    }
+
+    /// Sets many keys to parts of `buffer`, with one SET each, all sent before the first reply is read. Returns for each why the server
+    /// refused it, if it did.
+    ///
+    /// # Errors
+    /// Those that lose the connection.
+    pub fn mset_from(
+        &mut self,
+        parts: &[Part<'_>],
+        buffer: &T::Buffer,
+    ) -> Result<Vec<Result<(), Error>>, Error> {
+        inside(parts, buffer)?;
+        self.exchange(|client| {
+            for Part { key, range } in parts {
+                let mut head = Vec::new();
+                // The bytes of the third argument are not copied into the command.
+                command(&mut head, 3, &[b"SET", key]);
+                head.extend_from_slice(format!("${}\r\n", range.len()).as_bytes());
+                client.send(&head)?;
+                let lent = client.stream.send(buffer, range.clone(), client.deadline)?;
+                client.counts.bytes_lent += lent;
+                client.counts.bytes_copied += range.len() as u64 - lent;
+                client.send(b"\r\n")?;
+            }
+            let done = parts.iter().map(|_| lasting(client.status())).collect::<Result<Vec<_>, _>>()?;
+            client.stream.returned(buffer, client.deadline)?;
             Ok(done)
-        })?;
-        match done? {
+        })
+    }
+
+    fn status(&mut self) -> Result<(), Error> {
+        match self.line()? {
             Line::Status(_) => Ok(()),
-            other => Err(self.lose(unexpected(&other))),
+            other => Err(unexpected(&other)),
         }
     }
 
@@ -195,7 +264,7 @@ impl<T: Transport> Client<T> {
         command(&mut bytes, arguments.len(), &arguments);
         let reply = self.exchange(|client| {
             client.send(&bytes)?;
-            lasting(client.replies.line(&mut client.stream))
+            lasting(client.line())
         })?;
         match reply? {
             Line::Number(number) => {
@@ -206,7 +275,11 @@ impl<T: Transport> Client<T> {
     }
 
     fn send(&mut self, bytes: &[u8]) -> Result<(), Error> {
-        Ok(self.stream.write_all(bytes)?)
+        Ok(self.stream.write_by(bytes, self.deadline)?)
+    }
+
+    fn line(&mut self) -> Result<Line, Error> {
+        self.replies.line(&mut Until { stream: &mut self.stream, deadline: self.deadline })
     }
 
     /// Does what loses the connection if it fails.
@@ -214,12 +287,24 @@ impl<T: Transport> Client<T> {
         if self.lost {
             return Err(Error::Lost);
         }
+        self.deadline = Deadline::after(self.timeout);
         act(self).map_err(|error| self.lose(error))
     }
 
     fn lose(&mut self, error: Error) -> Error {
         self.lost = true;
         error
+    }
+}
+
+/// Checks that all parts lie in the buffer.
+pub(crate) fn inside(parts: &[Part<'_>], buffer: &impl Buffer) -> Result<(), Error> {
+    let len = buffer.len();
+    match parts.iter().find(|part| part.range.start > part.range.end || part.range.end > len) {
+        Some(Part { range: Range { start, end }, .. }) => {
+            Err(Error::Outside { start: *start, end: *end, len })
+        }
+        None => Ok(()),
     }
 }
 

@@ -34,6 +34,9 @@ pub enum Error {
     /// The connection ended, or a time-out passed. The connection is lost; windows may lie in the buffer until the client is dropped.
     #[error(transparent)]
     Io(#[from] io::Error),
+    /// The buffer was made for other connections.
+    #[error("the buffer was made for other connections: make one for these")]
+    Foreign,
     /// An earlier error has lost the connection: it is not known where its next reply begins.
     #[error("this connection was lost by an earlier error; make another client")]
     Lost,

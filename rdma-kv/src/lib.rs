@@ -1,11 +1,18 @@
 #![doc = include_str!("../README.md")]
-#![forbid(unsafe_code)]
+// The one exception is `memory`: it takes memory that the program owns.
+#![deny(unsafe_code)]
 
 mod client;
 mod error;
+mod memory;
+mod registrations;
 mod reply;
+mod striped;
 mod transport;
 
 pub use client::{Client, Counts, Part};
 pub use error::Error;
-pub use transport::{Buffer, Transport};
+pub use memory::Memory;
+pub use registrations::Registrations;
+pub use striped::{Striped, StripedBuffer};
+pub use transport::{Buffer, Deadline, Transport};

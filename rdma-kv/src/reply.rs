@@ -6,7 +6,7 @@ use std::ops::Range;
 use rdma_conn::Received;
 
 use crate::error::Error;
-use crate::transport::Transport;
+use crate::transport::{Deadline, Transport, Until};
 
 /// Bytes that are read at once where a line is expected. What comes behind it is copied, so this is short.
 const CHUNK: usize = 64;
@@ -76,9 +76,10 @@ impl Replies {
         stream: &mut T,
         buffer: &mut T::Buffer,
         range: Range<usize>,
+        deadline: Deadline,
     ) -> Result<Received, Error> {
-        let received = stream.receive(self.take(range.len()), buffer, range)?;
-        self.end_of_value(stream)?;
+        let received = stream.receive(self.take(range.len()), buffer, range, deadline)?;
+        self.end_of_value(&mut Until { stream, deadline })?;
         Ok(received)
     }
 

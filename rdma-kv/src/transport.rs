@@ -4,9 +4,11 @@ use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use rdma_conn::{Descriptors, Received, RegisteredBuffer, Stream};
+use rdma_conn::{Access, CallerMemory, Descriptors, Received, RegisteredBuffer, Stream};
+
+use crate::memory::Memory;
 
 /// Memory for values, in which a program reads and writes them by copying.
 pub trait Buffer {
@@ -27,10 +29,35 @@ pub trait Buffer {
     fn write(&mut self, offset: usize, from: &[u8]) -> bool;
 }
 
-/// A byte stream that can receive into memory of its own kind, and send from it.
-pub trait Transport: Read + Write {
-    /// That memory.
-    type Buffer: Buffer;
+/// The moment by which a call must be done; none is waited for longer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Deadline(Option<Instant>);
+
+impl Deadline {
+    /// Returns the deadline of a call that begins now and may take `timeout`; `None` is for ever.
+    pub fn after(timeout: Option<Duration>) -> Self {
+        // One that is beyond the clock never comes.
+        Self(timeout.and_then(|timeout| Instant::now().checked_add(timeout)))
+    }
+
+    /// Returns how long the next wait may take; `None` is for ever.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::TimedOut`]: the deadline has passed.
+    pub fn left(self) -> io::Result<Option<Duration>> {
+        let Some(at) = self.0 else { return Ok(None) };
+        match at.checked_duration_since(Instant::now()) {
+            Some(left) if !left.is_zero() => Ok(Some(left)),
+            _ => Err(io::ErrorKind::TimedOut.into()),
+        }
+    }
+}
+
+/// A byte stream that can receive into memory of its own kind, and send from it. Every call fails with
+/// [`io::ErrorKind::TimedOut`] when its deadline has passed.
+pub trait Transport {
+    /// That memory: a handle, whose clones are handles on one memory.
+    type Buffer: Buffer + Clone + Send;
 
     /// Makes `len` bytes of it, all zero.
     ///
@@ -38,35 +65,63 @@ pub trait Transport: Read + Write {
     /// There is no such memory.
     fn buffer(&self, len: usize) -> io::Result<Self::Buffer>;
 
+    /// Makes it of memory that exists.
+    ///
+    /// # Errors
+    /// That has no bytes, or cannot be used.
+    fn register(&self, memory: Memory) -> io::Result<Self::Buffer>;
+
+    /// Returns whether this stream can receive into `buffer` and send from it: another one may have made it.
+    fn takes(&self, buffer: &Self::Buffer) -> bool;
+
+    /// Waits for bytes and reads some; 0 at the end of the stream.
+    ///
+    /// # Errors
+    /// The stream failed.
+    fn read_by(&mut self, into: &mut [u8], deadline: Deadline) -> io::Result<usize>;
+
+    /// Waits until all bytes are written.
+    ///
+    /// # Errors
+    /// The stream ended before.
+    fn write_by(&mut self, bytes: &[u8], deadline: Deadline) -> io::Result<()>;
+
     /// Waits until `ahead`, which was read before, and the bytes of the stream behind it are in `range`. Returns how many the peer wrote
     /// there itself, and how many were copied.
     ///
     /// # Errors
-    /// The stream ended before, or a time-out passed, or the range is not inside of the buffer.
+    /// The stream ended before, or the range is not inside of the buffer.
     fn receive(
         &mut self,
         ahead: &[u8],
         buffer: &mut Self::Buffer,
         range: Range<usize>,
+        deadline: Deadline,
     ) -> io::Result<Received>;
 
     /// Sends the bytes of `range`, from where they are if it can. Returns how many were not copied.
     ///
     /// # Errors
-    /// The stream ended before, or a time-out passed.
-    fn send(&mut self, buffer: &Self::Buffer, range: Range<usize>) -> io::Result<u64>;
+    /// The stream ended before.
+    fn send(&mut self, buffer: &Self::Buffer, range: Range<usize>, deadline: Deadline) -> io::Result<u64>;
 
     /// Waits until nothing uses the memory that was sent from.
     ///
     /// # Errors
-    /// The stream ended before, or a time-out passed.
-    fn returned(&mut self, buffer: &Self::Buffer) -> io::Result<()>;
+    /// The stream ended before.
+    fn returned(&mut self, buffer: &Self::Buffer, deadline: Deadline) -> io::Result<()>;
+}
 
-    /// Limits how long each wait may take; `None` waits for ever.
-    ///
-    /// # Errors
-    /// The time-out is zero.
-    fn set_timeout(&mut self, timeout: Option<Duration>) -> io::Result<()>;
+/// A transport as a reader, until a deadline.
+pub(crate) struct Until<'a, T> {
+    pub(crate) stream: &'a mut T,
+    pub(crate) deadline: Deadline,
+}
+
+impl<T: Transport> Read for Until<'_, T> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.stream.read_by(into, self.deadline)
+    }
 }
 
 impl<B: Descriptors> Buffer for Arc<RegisteredBuffer<B>> {
@@ -90,84 +145,168 @@ impl<B: Descriptors> Transport for Stream<B> {
         Ok(Arc::new(self.register_landing(len)?))
     }
 
+    fn register(&self, memory: Memory) -> io::Result<Self::Buffer> {
+        Ok(Arc::new(self.register_memory(memory, Access::REMOTE_WRITE)?))
+    }
+
+    fn takes(&self, buffer: &Self::Buffer) -> bool {
+        *buffer.domain() == self.domain()
+    }
+
+    fn read_by(&mut self, into: &mut [u8], deadline: Deadline) -> io::Result<usize> {
+        self.set_read_timeout(deadline.left()?);
+        Read::read(self, into)
+    }
+
+    fn write_by(&mut self, mut bytes: &[u8], deadline: Deadline) -> io::Result<()> {
+        while !bytes.is_empty() {
+            self.set_write_timeout(deadline.left()?);
+            let written = self.write(bytes)?;
+            bytes = bytes.get(written..).unwrap_or_default();
+        }
+        Ok(())
+    }
+
     fn receive(
         &mut self,
         ahead: &[u8],
         buffer: &mut Self::Buffer,
         range: Range<usize>,
+        deadline: Deadline,
     ) -> io::Result<Received> {
         if !buffer.memory().write(range.start, ahead) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
+        self.set_read_timeout(deadline.left()?);
         let mut received = Self::receive(self, buffer, range.start + ahead.len()..range.end)?;
         received.copied += ahead.len() as u64;
         Ok(received)
     }
 
-    fn send(&mut self, buffer: &Self::Buffer, mut range: Range<usize>) -> io::Result<u64> {
+    fn send(
+        &mut self,
+        buffer: &Self::Buffer,
+        mut range: Range<usize>,
+        deadline: Deadline,
+    ) -> io::Result<u64> {
         let wanted = range.len() as u64;
         while !range.is_empty() {
+            self.set_write_timeout(deadline.left()?);
             range.start += self.lend(buffer, range.clone())?;
         }
         Ok(wanted)
     }
 
-    fn returned(&mut self, buffer: &Self::Buffer) -> io::Result<()> {
+    fn returned(&mut self, buffer: &Self::Buffer, deadline: Deadline) -> io::Result<()> {
+        self.set_write_timeout(deadline.left()?);
         Ok(Self::returned(self, buffer)?)
-    }
-
-    fn set_timeout(&mut self, timeout: Option<Duration>) -> io::Result<()> {
-        self.set_read_timeout(timeout);
-        self.set_write_timeout(timeout);
-        Ok(())
     }
 }
 
-impl Buffer for Vec<u8> {
+impl Buffer for Memory {
     fn len(&self) -> usize {
-        self.len()
+        self.shared().len()
     }
 
     fn read(&self, offset: usize, into: &mut [u8]) -> bool {
-        let from = offset.checked_add(into.len()).and_then(|end| self.get(offset..end));
-        from.map(|from| into.copy_from_slice(from)).is_some()
+        self.shared().read(offset, into)
     }
 
     fn write(&mut self, offset: usize, from: &[u8]) -> bool {
-        let into = offset.checked_add(from.len()).and_then(|end| self.get_mut(offset..end));
-        into.map(|into| into.copy_from_slice(from)).is_some()
+        self.shared().write(offset, from)
     }
 }
 
-/// Memory is the program's own here, and the kernel copies: nothing is counted as landed or lent.
+/// Bytes on their way between the kernel and memory that others may change, for which the kernel takes no reference.
+const BOUNCED: usize = 16 << 10;
+
+/// The kernel copies, and nothing is counted as landed or lent.
 impl Transport for TcpStream {
-    type Buffer = Vec<u8>;
+    type Buffer = Memory;
 
-    fn buffer(&self, len: usize) -> io::Result<Vec<u8>> {
-        Ok(vec![0; len])
+    fn buffer(&self, len: usize) -> io::Result<Memory> {
+        self.register(vec![0; len].into())
     }
 
-    fn receive(&mut self, ahead: &[u8], buffer: &mut Vec<u8>, range: Range<usize>) -> io::Result<Received> {
-        let mut received = Received::default();
-        received.copied = range.len() as u64;
-        let into = buffer.get_mut(range).and_then(|into| into.split_at_mut_checked(ahead.len()));
-        let (first, rest) = into.ok_or(io::ErrorKind::InvalidInput)?;
-        first.copy_from_slice(ahead);
-        self.read_exact(rest)?;
-        Ok(received)
+    fn register(&self, memory: Memory) -> io::Result<Memory> {
+        if memory.is_empty() { Err(io::ErrorKind::InvalidInput.into()) } else { Ok(memory) }
     }
 
-    fn send(&mut self, buffer: &Vec<u8>, range: Range<usize>) -> io::Result<u64> {
-        self.write_all(buffer.get(range).ok_or(io::ErrorKind::InvalidInput)?)?;
-        Ok(0)
+    fn takes(&self, _buffer: &Memory) -> bool {
+        true
     }
 
-    fn returned(&mut self, _buffer: &Vec<u8>) -> io::Result<()> {
+    fn read_by(&mut self, into: &mut [u8], deadline: Deadline) -> io::Result<usize> {
+        loop {
+            self.set_read_timeout(deadline.left()?)?;
+            match in_time(Read::read(self, into)) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                result => return result,
+            }
+        }
+    }
+
+    fn write_by(&mut self, mut bytes: &[u8], deadline: Deadline) -> io::Result<()> {
+        while !bytes.is_empty() {
+            self.set_write_timeout(deadline.left()?)?;
+            match in_time(self.write(bytes)) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(written) => bytes = bytes.get(written..).unwrap_or_default(),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
         Ok(())
     }
 
-    fn set_timeout(&mut self, timeout: Option<Duration>) -> io::Result<()> {
-        self.set_read_timeout(timeout)?;
-        self.set_write_timeout(timeout)
+    fn receive(
+        &mut self,
+        ahead: &[u8],
+        buffer: &mut Memory,
+        range: Range<usize>,
+        deadline: Deadline,
+    ) -> io::Result<Received> {
+        let (Range { start, end }, mut bytes) = (range, [0; BOUNCED]);
+        let mut at = start.saturating_add(ahead.len());
+        if at > end || end > buffer.len() || !buffer.write(start, ahead) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        while at < end {
+            let part = bytes.get_mut(..BOUNCED.min(end - at)).unwrap_or_default();
+            let read = match self.read_by(part, deadline)? {
+                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                read => read,
+            };
+            let _inside = buffer.write(at, part.get(..read).unwrap_or_default());
+            at += read;
+        }
+        let mut received = Received::default();
+        received.copied = (end - start) as u64;
+        Ok(received)
     }
+
+    fn send(&mut self, buffer: &Memory, mut range: Range<usize>, deadline: Deadline) -> io::Result<u64> {
+        let mut bytes = [0; BOUNCED];
+        while !range.is_empty() {
+            let part = bytes.get_mut(..BOUNCED.min(range.len())).unwrap_or_default();
+            if !buffer.read(range.start, part) {
+                return Err(io::ErrorKind::InvalidInput.into());
+            }
+            self.write_by(part, deadline)?;
+            range.start += part.len();
+        }
+        Ok(0)
+    }
+
+    fn returned(&mut self, _buffer: &Memory, _deadline: Deadline) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Names a time-out of the socket what it is: the kernel says that it would block, socket(7).
+fn in_time<R>(result: io::Result<R>) -> io::Result<R> {
+    result.map_err(|error| match error.kind() {
+        io::ErrorKind::WouldBlock => io::ErrorKind::TimedOut.into(),
+        _ => error,
+    })
 }

@@ -23,7 +23,7 @@ mod events;
 use core::fmt;
 use core::net::SocketAddr;
 
-use crate::memory::SharedMemory;
+use crate::memory::{CallerMemory, SharedMemory};
 use crate::time::Instant;
 
 pub use completion::{Completed, Completion, CompletionError, CompletionStatus};
@@ -222,6 +222,13 @@ pub trait Domain<B: Backend>: Send + Sync {
     /// [`ErrorKind::Memory`] when the locked-memory limit or the device has no room; the message says which limit and
     /// how to raise it.
     fn register(&self, len: usize, access: Access) -> Result<B::Region, B::Error>;
+
+    /// Registers memory that exists, `ibv_reg_mr(3)`; nothing is copied or cleared. The region keeps `memory` until it has
+    /// deregistered it. [`CallerMemory`] says who may write meanwhile.
+    ///
+    /// # Errors
+    /// As [`Domain::register`]; `memory` is dropped.
+    fn register_memory<M: CallerMemory>(&self, memory: M, access: Access) -> Result<B::Region, B::Error>;
 }
 
 /// The rights of the device and of the peer in a region, `ibv_reg_mr(3)`. The device may always read it for our own sends.
@@ -263,7 +270,7 @@ impl fmt::Debug for Access {
     }
 }
 
-/// A registered memory region, `ibv_reg_mr(3)`. Dropping it deregisters and frees the memory.
+/// A registered memory region, `ibv_reg_mr(3)`. Dropping it deregisters the memory, and frees it or drops its owner.
 pub trait Region: Send + Sync {
     /// Its length in bytes, as asked for.
     fn len(&self) -> usize;
@@ -277,15 +284,13 @@ pub trait Region: Send + Sync {
     fn rkey(&self) -> u32;
     /// Its bytes.
     fn memory(&self) -> SharedMemory<'_>;
-    /// Copies `into.len()` bytes from `offset` on. False, and nothing copied, if they are not all inside. A backend may know a
-    /// faster way than [`SharedMemory::read`].
+    /// Copies `into.len()` bytes from `offset` on. False, and nothing copied, if they are not all inside.
     #[must_use]
     #[inline]
     fn read(&self, offset: usize, into: &mut [u8]) -> bool {
         self.memory().read(offset, into)
     }
-    /// Copies `from` to `offset` on. False, and nothing copied, if it does not all fit. A backend may know a faster way than
-    /// [`SharedMemory::write`].
+    /// Copies `from` to `offset` on. False, and nothing copied, if it does not all fit.
     #[must_use]
     #[inline]
     fn write(&self, offset: usize, from: &[u8]) -> bool {
@@ -462,7 +467,8 @@ pub trait CompletionQueue<B: Backend>: Send + Sync {
     /// Asks for one event when the next completion arrives, `ibv_req_notify_cq(3)`. Then poll again: see the module's
     /// rules.
     fn arm(&self) -> Result<(), B::Error>;
-    /// Takes all events that wait in the channel and acknowledges them, `ibv_get_cq_event(3)`, `ibv_ack_cq_events(3)`.
-    /// Says how many; none is not an error.
+    /// Takes the events that wait in the channel and acknowledges them, `ibv_get_cq_event(3)`, `ibv_ack_cq_events(3)`.
+    /// Returns how many; none is not an error. If more were raised than [`CompletionQueue::arm`] was called since, some may be left,
+    /// and the descriptor stays readable.
     fn take_events(&self) -> Result<u32, B::Error>;
 }

@@ -81,7 +81,9 @@ pub struct Machine {
     regions: [RegionAddress; 2],
     /// Memory of the application in which windows lie: that of [`Machine::land`].
     landing: RegionAddress,
-    state: State,
+    stage: Stage,
+    /// The error that ended it.
+    failure: Option<Error>,
     /// Whether [`Action::Disconnect`] is due, and not given out yet.
     disconnect: bool,
     rx: RxWindow,
@@ -101,6 +103,16 @@ pub struct Machine {
     negotiation: Negotiation,
     timers: Timers,
     counters: Counters,
+}
+
+/// [`State`] without the error, so that asking for it costs one comparison.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Stage {
+    Connecting,
+    Open,
+    Closing,
+    /// In order, or by [`Machine::failure`].
+    Ended,
 }
 
 /// The work that may be due, so that nothing is looked at again that cannot have changed.
@@ -143,7 +155,8 @@ impl Machine {
             config,
             regions,
             landing: RegionAddress::default(),
-            state: State::Connecting,
+            stage: Stage::Connecting,
+            failure: None,
             disconnect: false,
             rx: RxWindow::new(config.window, config.windows),
             tx: TxWindow::new(),
@@ -162,8 +175,21 @@ impl Machine {
     }
 
     /// Returns its state.
+    #[inline]
     pub const fn state(&self) -> State {
-        self.state
+        match (self.stage, self.failure) {
+            (Stage::Connecting, _) => State::Connecting,
+            (Stage::Open, _) => State::Open,
+            (Stage::Closing, _) => State::Closing,
+            (Stage::Ended, None) => State::Closed,
+            (Stage::Ended, Some(error)) => State::Failed(error),
+        }
+    }
+
+    /// Returns the error that ended it, if one has.
+    #[inline]
+    pub const fn failure(&self) -> Option<&Error> {
+        self.failure.as_ref()
     }
 
     /// The settings it was made with.
@@ -285,10 +311,7 @@ impl Machine {
 
     /// Returns when [`Machine::handle_timeout`] must be called at the latest.
     pub fn next_timeout(&self) -> Option<Instant> {
-        match self.state {
-            State::Open | State::Closing => self.timers.next(),
-            State::Connecting | State::Closed | State::Failed(_) => None,
-        }
+        if self.is_established() { self.timers.next() } else { None }
     }
 
     /// Returns whether [`Machine::next_timeout`] may have come nearer since this was asked last. Most of what happens only puts it
@@ -336,12 +359,12 @@ impl Machine {
     /// Returns whether the connection is open for writing, or is to be.
     #[inline]
     pub const fn takes_bytes(&self) -> bool {
-        matches!(self.state, State::Connecting | State::Open)
+        matches!(self.stage, Stage::Connecting | Stage::Open)
     }
 
     #[cold]
     const fn refuse_bytes(&self) -> Result<(), Error> {
-        match self.state {
+        match self.state() {
             State::Connecting | State::Open => Ok(()),
             State::Closing => Err(Error::ApiMisuse(ApiMisuse::WriteAfterClose)),
             State::Closed => Err(Error::Transport(TransportError::Disconnected)),
@@ -410,21 +433,27 @@ impl Machine {
     /// Ends the connection once everything written has arrived, or after `linger` (VR-CLOSE-004). Idempotent. A connection
     /// that is not established yet ends at once, with what was written to it.
     pub fn close(&mut self, now: Instant, linger: Duration) {
-        match self.state {
-            State::Open => {
-                self.state = State::Closing;
+        match self.stage {
+            Stage::Open => {
+                self.stage = Stage::Closing;
                 self.due = Due::Anything;
                 self.timers.close_by(now.after(linger));
             }
-            State::Connecting => self.end(),
-            State::Closing | State::Closed | State::Failed(_) => {}
+            Stage::Connecting => self.end(),
+            Stage::Closing | Stage::Ended => {}
         }
     }
 
     /// Returns whether the connection has ended, in order or by an error.
     #[inline]
     pub const fn has_ended(&self) -> bool {
-        matches!(self.state, State::Closed | State::Failed(_))
+        matches!(self.stage, Stage::Ended)
+    }
+
+    /// Returns whether it was established and has not ended.
+    #[inline]
+    const fn is_established(&self) -> bool {
+        matches!(self.stage, Stage::Open | Stage::Closing)
     }
 
     /// There are bytes to post.
@@ -445,7 +474,7 @@ impl Machine {
     }
 
     fn end(&mut self) {
-        self.state = State::Closed;
+        self.stage = Stage::Ended;
         self.disconnect = true;
         self.due = Due::Anything;
     }
@@ -454,7 +483,8 @@ impl Machine {
     #[cold]
     fn fail(&mut self, error: Error) {
         if !self.has_ended() && matches!(error.effect(), Effect::Disconnect) {
-            self.state = State::Failed(error);
+            self.stage = Stage::Ended;
+            self.failure = Some(error);
             self.disconnect = true;
             self.due = Due::Anything;
         }

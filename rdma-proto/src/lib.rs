@@ -21,11 +21,13 @@ mod config;
 mod connection;
 mod credit;
 mod error;
-pub mod memory;
 mod send;
 pub mod time;
 mod window;
 pub mod wire;
+
+/// Memory that somebody else may change at any time, which regions are made of.
+pub use rdma_memory as memory;
 
 pub use config::{Config, Keepalive, LARGEST_WINDOW, RECEIVES, Role, UNACKNOWLEDGED};
 pub use connection::{Action, Counters, Machine, Notification, RegionAddress, State};

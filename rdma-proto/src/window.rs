@@ -42,6 +42,8 @@ pub(crate) struct RxWindow {
     /// ... and the other region was.
     next_announced: bool,
     landing: Landing,
+    /// Whether all unread bytes lie in `own`, and it is `own` that is being filled, as nearly always.
+    plain: bool,
 }
 
 /// Memory of the application in which windows lie one behind the other, each wholly inside. Offsets count from its beginning; all
@@ -88,7 +90,7 @@ impl RxWindow {
     /// Returns a receiving side of `windows` regions (1 or 2) of `length` bytes each, not yet announced.
     pub(crate) const fn new(length: u32, windows: u8) -> Self {
         let (received, read, previous, landing) = (0, 0, None, Landing::NONE);
-        let (announced, ahead, next_announced) = (false, false, false);
+        let (announced, ahead, next_announced, plain) = (false, false, false, true);
         Self {
             length,
             windows,
@@ -101,6 +103,7 @@ impl RxWindow {
             ahead,
             next_announced,
             landing,
+            plain,
         }
     }
 
@@ -171,6 +174,11 @@ impl RxWindow {
     /// (VR-XFER-012); more may follow in another region once these are consumed.
     #[inline]
     pub(crate) const fn readable(&self) -> Option<Readable> {
+        if self.plain { self.current_part() } else { self.first_part() }
+    }
+
+    #[cold]
+    const fn first_part(&self) -> Option<Readable> {
         if let Some(part) = self.previous_part() {
             return Some(part);
         }
@@ -213,6 +221,11 @@ impl RxWindow {
     /// Returns the number of unread bytes.
     #[inline]
     pub(crate) const fn unread(&self) -> u64 {
+        if self.plain { self.received.saturating_sub(self.read) as u64 } else { self.unread_in_parts() }
+    }
+
+    #[cold]
+    const fn unread_in_parts(&self) -> u64 {
         let previous = match self.previous {
             Some(offset) => self.length.saturating_sub(offset),
             None => 0,
@@ -228,6 +241,17 @@ impl RxWindow {
     /// More than was readable.
     #[inline]
     pub(crate) fn consume(&mut self, bytes: u32) -> Result<(), ApiMisuse> {
+        if self.plain && bytes <= self.received.saturating_sub(self.read) {
+            // At most what was received.
+            self.read = self.read.wrapping_add(bytes);
+            self.rotate();
+            return Ok(());
+        }
+        self.consume_part(bytes)
+    }
+
+    #[cold]
+    fn consume_part(&mut self, bytes: u32) -> Result<(), ApiMisuse> {
         let part = match self.readable() {
             Some(part) if bytes <= part.len => part,
             None if bytes == 0 => return Ok(()),
@@ -243,7 +267,12 @@ impl RxWindow {
             self.read = offset;
         }
         self.rotate();
+        self.look_whether_plain();
         Ok(())
+    }
+
+    fn look_whether_plain(&mut self) {
+        self.plain = !self.lands && self.previous.is_none() && self.landing.is_read();
     }
 
     /// The next `length` unread bytes belong into memory of the application: windows that lie wholly in that part of the stream will
@@ -345,6 +374,7 @@ impl RxWindow {
         self.received = 0;
         self.read = 0;
         self.announced = core::mem::take(&mut self.next_announced);
+        self.look_whether_plain();
     }
 }
 

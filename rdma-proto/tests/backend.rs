@@ -1,7 +1,7 @@
 //! The plain types of the seam: what they say of themselves, and the numbers that verbs gives them.
 
 use core::time::Duration;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::AtomicU8;
 
 use rdma_proto::backend::{
     Access, AsyncEvent, Capabilities, CompletionStatus, RecvRequest, Region, RnrTimer, SendOp, SendRequest,
@@ -95,12 +95,12 @@ fn rnr_timers_grow_with_their_code() {
     assert_eq!(RnrTimer::from_code(32), None);
 }
 
-/// A region of no, or of some words.
-struct Words<const N: usize>([AtomicU64; N]);
+/// A region of no, or of some bytes.
+struct Bytes<const N: usize>([AtomicU8; N]);
 
-impl<const N: usize> Region for Words<N> {
+impl<const N: usize> Region for Bytes<N> {
     fn len(&self) -> usize {
-        8 * N
+        N
     }
 
     fn address(&self) -> u64 {
@@ -112,14 +112,13 @@ impl<const N: usize> Region for Words<N> {
     }
 
     fn memory(&self) -> SharedMemory<'_> {
-        SharedMemory::new(&self.0, self.len())
+        SharedMemory::new(&self.0)
     }
 }
 
-/// A backend that knows no faster way copies by words.
 #[test]
 fn a_region_is_copied_to_and_from_by_its_memory() {
-    let region = Words([const { AtomicU64::new(0) }; 2]);
+    let region = Bytes([const { AtomicU8::new(0) }; 16]);
     assert!(region.write(3, b"abcdefgh") && !region.write(9, b"abcdefgh"));
     let mut back = [0; 10];
     assert!(region.read(2, &mut back) && !region.read(7, &mut back));
@@ -129,7 +128,7 @@ fn a_region_is_copied_to_and_from_by_its_memory() {
 /// Requests are copied freely, whatever their region is.
 #[test]
 fn requests_are_copies() {
-    let region = Words([]);
+    let region = Bytes([]);
     assert!(region.is_empty());
     let local = Slice { region: &region, offset: 1, len: 2 };
     let send = SendRequest { id: 3, op: SendOp::Send, local, signaled: true, inline: false };
@@ -150,8 +149,8 @@ fn capabilities_are_what_they_were_made_of() {
 /// No content of a window gets into a log by accident.
 #[test]
 fn memory_tells_only_its_length() {
-    let words = [AtomicU64::new(0x5365_6372_6574)];
-    assert_eq!(format!("{:?}", SharedMemory::new(&words, 6)), "SharedMemory { len: 6, .. }");
+    let bytes = b"secret".map(AtomicU8::new);
+    assert_eq!(format!("{:?}", SharedMemory::new(&bytes)), "SharedMemory { len: 6, .. }");
 }
 
 #[test]

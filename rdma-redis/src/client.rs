@@ -13,22 +13,25 @@ use tokio::time::timeout;
 
 use crate::endpoints::Endpoints;
 use crate::reconnecting::{Reconnect, Reconnecting};
-use crate::settings::{Settings, parse};
-use crate::transport::{self, ByteStream, Loaded, Transport};
+use crate::settings::{Settings, Target, parse};
+use crate::transport::{self, ByteStream, Loaded, Tls, Transport};
 
 /// A server, and how to reach it over RDMA.
 #[derive(Clone, Debug)]
 pub struct Client<B: Descriptors> {
     endpoints: Loaded<B>,
     pub(crate) info: ConnectionInfo,
+    /// Whether there is to be TLS.
+    secure: bool,
+    tls: Option<Tls>,
     settings: Settings,
     /// The transport of the newest connection.
     newest: Arc<Mutex<Option<Transport>>>,
 }
 
 impl<B: Descriptors> Client<B> {
-    /// A client for `valkey+rdma://[USER[:PASSWORD]@]HOST[:PORT][/DB][?OPTIONS]`. Nothing is connected yet. The options, joined
-    /// by `&`, are
+    /// A client for `valkey+rdma://[USER[:PASSWORD]@]HOST[:PORT][/DB][?OPTIONS]`, or `valkeys+rdma://…` for TLS over RDMA (feature `tls`,
+    /// `Client::with_tls`). Nothing is connected yet. The options, joined by `&`, are
     ///
     /// - `protocol=resp3`, or `resp2`, which is used otherwise,
     /// - `timeout=SECONDS`, `response_timeout=SECONDS`, `fallback=tcp` or `fallback=tcp:PORT`: see [`Settings`].
@@ -63,20 +66,48 @@ impl<B: Descriptors> Client<B> {
         url: &str,
         mut settings: Settings,
     ) -> RedisResult<Self> {
-        let info = parse(url, &mut settings)?;
+        let target = parse(url, &mut settings)?;
         match rdma {
             Err(error) if settings.fallback.is_none() => {
                 Err(io::Error::new(io::ErrorKind::Unsupported, error).into())
             }
             rdma => {
                 let endpoints = rdma.map(Into::into).map_err(|error| Arc::new(error) as Arc<_>);
-                Ok(Self::new(endpoints, info, settings))
+                Ok(Self::new(endpoints, target, settings))
             }
         }
     }
 
-    pub(crate) fn new(endpoints: Loaded<B>, info: ConnectionInfo, settings: Settings) -> Self {
-        Self { endpoints, info, settings, newest: Arc::default() }
+    pub(crate) fn new(endpoints: Loaded<B>, Target { info, secure }: Target, settings: Settings) -> Self {
+        Self { endpoints, info, secure, tls: None, settings, newest: Arc::default() }
+    }
+
+    /// Sets the configuration of TLS, which a `valkeys+rdma://` URL needs. The server's certificate must be for the URL's host. TLS runs inside
+    /// the RDMA stream, so the peer's device still writes into this process: it protects the bytes, not the memory. Valkey's own programs
+    /// speak no TLS over RDMA; `rdma-server` does.
+    ///
+    /// # Errors
+    /// The URL is a `valkey+rdma://` one, without TLS.
+    #[cfg(feature = "tls")]
+    pub fn with_tls(mut self, config: Arc<tokio_rustls::rustls::ClientConfig>) -> RedisResult<Self> {
+        if !self.secure {
+            let without = "TLS was configured for a URL without it: use valkeys+rdma://";
+            return Err((ErrorKind::InvalidClientConfig, without).into());
+        }
+        self.tls = Some(Tls { config });
+        Ok(self)
+    }
+
+    /// Puts TLS over a stream to `host`, if the URL asks for it.
+    async fn secured(&self, stream: ByteStream, host: &str) -> RedisResult<ByteStream> {
+        match &self.tls {
+            _ if !self.secure => Ok(stream),
+            Some(tls) => Ok(tls.over(stream, host).await?),
+            None => {
+                let missing = "valkeys+rdma:// needs the feature `tls` and a configuration: Client::with_tls";
+                Err((ErrorKind::InvalidClientConfig, missing).into())
+            }
+        }
     }
 
     /// Returns the transport of the newest connection that this client or a clone of it has made; `None` before the first. Each fallback is
@@ -150,7 +181,7 @@ impl<B: Descriptors> Client<B> {
             let (stream, transport) =
                 transport::connect(&self.endpoints, (host, *port), &self.settings).await?;
             let transport = *reached.get_or_init(|| transport);
-            let connected = handshake(stream).await?;
+            let connected = handshake(self.secured(stream, host).await?).await?;
             *self.newest.lock().unwrap_or_else(PoisonError::into_inner) = Some(transport);
             Ok(connected)
         };

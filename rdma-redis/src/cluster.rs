@@ -13,7 +13,7 @@ use redis::{
 
 use crate::client::Client;
 use crate::endpoints::Endpoints;
-use crate::settings::{Settings, parse};
+use crate::settings::{Settings, Target, parse};
 
 /// How the nodes of a cluster are reached. redis-rs makes connections to them by type alone, so this is a type, not a
 /// value. The connections share endpoints if all are given clones of one [`Endpoints`]:
@@ -62,7 +62,12 @@ pub async fn cluster_connection<N: Nodes>(
     let mut nodes = Vec::new();
     for url in urls {
         let mut said = settings;
-        nodes.push(parse(url, &mut said)?);
+        let target = parse(url, &mut said)?;
+        if target.secure {
+            let what = "clusters have no TLS over RDMA: nodes are announced by address, and certificates are for names";
+            return Err((ErrorKind::InvalidClientConfig, what).into());
+        }
+        nodes.push(target.info);
         if said != settings {
             let what = "settings of a cluster's connections belong into Nodes::reach, not into a URL";
             return Err((ErrorKind::InvalidClientConfig, what).into());
@@ -100,7 +105,8 @@ impl<N: Nodes> cluster_async::Connect for ClusterNode<N> {
     {
         Box::pin(async move {
             let (endpoints, settings) = N::reach()?;
-            let client = Client::new(Ok(endpoints), info.into_connection_info()?, settings);
+            let target = Target { info: info.into_connection_info()?, secure: false };
+            let client = Client::new(Ok(endpoints), target, settings);
             let connection = client.get_multiplexed_async_connection_with_config(config).await?;
             Ok(Self { connection, _reached: PhantomData })
         })

@@ -9,6 +9,8 @@ use redis::{ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo, Redis
 
 /// The scheme of URLs for Valkey over RDMA.
 const SCHEME: &str = "valkey+rdma://";
+/// The scheme of those with TLS over it.
+const TLS_SCHEME: &str = "valkeys+rdma://";
 
 /// Settings of all connections that a [`Client`](crate::Client) makes. Options of its URL go before them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +36,7 @@ pub struct Settings {
 /// A server that was reached and refused the handshake is not tried again by other means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fallback {
-    /// Connect by TCP, without TLS, as RDMA is without it.
+    /// Connect by TCP, with TLS if there would be TLS over RDMA.
     Tcp {
         /// The server's TCP port; that of the URL unless set.
         port: Option<u16>,
@@ -80,14 +82,23 @@ fn seconds(text: &str) -> Option<Duration> {
     (!seconds.is_zero()).then_some(seconds)
 }
 
-/// Parses a `valkey+rdma://` URL, its options put into `settings`.
-pub(crate) fn parse(url: &str, settings: &mut Settings) -> RedisResult<ConnectionInfo> {
+/// A server as a URL names it.
+#[derive(Clone, Debug)]
+pub(crate) struct Target {
+    pub(crate) info: ConnectionInfo,
+    /// Whether there is to be TLS.
+    pub(crate) secure: bool,
+}
+
+/// Parses a `valkey+rdma://` or `valkeys+rdma://` URL, its options put into `settings`.
+pub(crate) fn parse(url: &str, settings: &mut Settings) -> RedisResult<Target> {
     let invalid = || {
-        let form = "expected a URL valkey+rdma://[USER[:PASSWORD]@]HOST[:PORT][/DB][?OPTIONS]";
+        let form = "expected a URL valkey+rdma://[USER[:PASSWORD]@]HOST[:PORT][/DB][?OPTIONS], or valkeys+rdma:// for TLS";
         RedisError::from((ErrorKind::InvalidClientConfig, form))
     };
     // What follows the scheme is as in the URLs of redis-rs.
-    let rest = url.strip_prefix(SCHEME).ok_or_else(invalid)?;
+    let secure = url.starts_with(TLS_SCHEME);
+    let rest = url.strip_prefix(if secure { TLS_SCHEME } else { SCHEME }).ok_or_else(invalid)?;
     let url = redis::parse_redis_url(&format!("redis://{rest}")).ok_or_else(invalid)?;
     let mut given: HashSet<Cow<'_, str>> = HashSet::new();
     for (name, value) in url.query_pairs() {
@@ -102,5 +113,5 @@ pub(crate) fn parse(url: &str, settings: &mut Settings) -> RedisResult<Connectio
         return Err(invalid());
     }
     let info = url.into_connection_info()?;
-    matches!(info.addr(), ConnectionAddr::Tcp(..)).then_some(info).ok_or_else(invalid)
+    matches!(info.addr(), ConnectionAddr::Tcp(..)).then_some(Target { info, secure }).ok_or_else(invalid)
 }

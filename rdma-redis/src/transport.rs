@@ -38,6 +38,30 @@ pub(crate) type ByteStream = Pin<Box<dyn redis::aio::AsyncStream + Send>>;
 /// RDMA as this program has it, or why it has none.
 pub(crate) type Loaded<B> = Result<Endpoints<B>, Arc<dyn std::error::Error + Send + Sync>>;
 
+/// A client's configuration of TLS; there is none without the feature `tls`.
+#[derive(Clone, Debug)]
+pub(crate) struct Tls {
+    #[cfg(feature = "tls")]
+    pub(crate) config: Arc<tokio_rustls::rustls::ClientConfig>,
+}
+
+impl Tls {
+    /// Puts TLS over a stream to `host`.
+    #[cfg(feature = "tls")]
+    pub(crate) async fn over(&self, stream: ByteStream, host: &str) -> io::Result<ByteStream> {
+        let unusable = |error| io::Error::new(io::ErrorKind::InvalidInput, error);
+        let name =
+            tokio_rustls::rustls::pki_types::ServerName::try_from(host.to_string()).map_err(unusable)?;
+        let connector = tokio_rustls::TlsConnector::from(Arc::clone(&self.config));
+        Ok(Box::pin(connector.connect(name, stream).await?))
+    }
+
+    #[cfg(not(feature = "tls"))]
+    pub(crate) async fn over(&self, stream: ByteStream, _: &str) -> io::Result<ByteStream> {
+        Ok(stream)
+    }
+}
+
 /// Connects to a host and port as `settings` say.
 pub(crate) async fn connect<B: Descriptors>(
     endpoints: &Loaded<B>,

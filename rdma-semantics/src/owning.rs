@@ -1,12 +1,14 @@
 //! Handles: what each keeps alive, and that everything is released, in whatever order.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU8;
 
 use crate::Descriptors;
 use rdma_proto::backend::{
     Access, Completed, CompletionQueue as _, Domain as _, EventChannel as _, Identifier as _, QueuePair as _,
-    Region as _, SendOp, SendRequest, Slice,
+    Region as _, RemoteAddress, SendOp, SendRequest, Slice,
 };
+use rdma_proto::memory::{CallerMemory, SharedMemory};
 
 use super::Setting;
 use super::disconnecting::whole;
@@ -26,6 +28,8 @@ super::table! {
     "verbs.own.other-threads", "what one thread made another may destroy", "ibv_alloc_td(3)", other_threads;
     "verbs.own.fresh-memory", "a new region is zeroed, and its key is not that of the one before", "ibv_reg_mr(3)",
         fresh_memory;
+    "verbs.own.memory-of-a-program", "memory that exists is registered where it is, and kept until it is deregistered",
+        "ibv_reg_mr(3)", memory_of_a_program;
     "verbs.own.nothing-left", "connections leave nothing behind", "rdma_destroy_id(3)", nothing_left;
 }
 
@@ -136,6 +140,47 @@ fn fresh_memory<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
         last = Some(region.rkey());
     }
     Ok(())
+}
+
+/// Memory of a program, as a device holds it.
+struct Handle(Arc<[AtomicU8]>);
+
+impl CallerMemory for Handle {
+    fn shared(&self) -> SharedMemory<'_> {
+        SharedMemory::new(&self.0)
+    }
+}
+
+fn memory_of_a_program<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
+    const LEN: usize = 4096 + 5;
+    let Pair { server, client, .. } = &setting.pair()?;
+    let kept: Arc<[AtomicU8]> = (0..LEN).map(|_| AtomicU8::new(7)).collect();
+    let memory = Handle(Arc::clone(&kept));
+    let region = server.domain.register_memory(memory, Access::REMOTE_WRITE).called("register_memory")?;
+    equal("its length", region.len(), LEN)?;
+    equal("its bytes", super::ends::read::<B>(&region, 0, LEN)?, vec![7; LEN])?;
+    // To its last byte.
+    let to = RemoteAddress { address: region.address() + LEN as u64 - 13, rkey: region.rkey() };
+    holds("the source cannot be written", client.region.write(0, b"thirteen byte"))?;
+    client.post_one(SendOp::Write(to), 0, 13)?;
+    client.completes("the writer", ONE, Completed::Write)?;
+    let last = Handle(Arc::clone(&kept));
+    let mut bytes = [0; 15];
+    holds("it is shorter", last.shared().read(LEN - 15, &mut bytes))?;
+    equal("the program's bytes", &bytes, b"\x07\x07thirteen byte")?;
+    drop(last);
+    // And out of it again.
+    let local = Slice { region: &region, offset: LEN - 13, len: 13 };
+    client.receive(0..1)?;
+    server.post(&[SendRequest { id: ONE, op: SendOp::Send, local, signaled: true, inline: false }])?;
+    client.completes("the receiver", 0, took(13))?;
+    equal("what was sent", client.received(0, 13)?, b"thirteen byte".to_vec())?;
+    equal("handles on the memory", Arc::strong_count(&kept), 2)?;
+    drop(region);
+    equal("handles on the memory once it is deregistered", Arc::strong_count(&kept), 1)?;
+    let none = server.domain.register_memory(Handle(Arc::clone(&kept)), Access::NONE).map(drop);
+    none.called("register_memory")?;
+    equal("handles on the memory at the end", Arc::strong_count(&kept), 1)
 }
 
 fn nothing_left<B: Descriptors>(setting: &Setting<B>) -> Result<String, Failure> {

@@ -1,68 +1,144 @@
-//! `valkey-rdma-sync` between processes: three Valkeys, each with a program of its own that has a device by `softrdma run`, the third
-//! behind the second. Skipped, and said so, where there is no `softrdma` or no `valkey-server`.
+//! `valkey-rdma-sync` between processes: three Valkeys, each with a program of its own, the third behind the second.
+//!
+//! The programs share the RDMA device whose address `LAB_IP4` names (a step of `lab/suite`); without it each has a device, and so a
+//! machine, of its own by `softrdma run`. Skipped, and said so, where there is no `softrdma` or no `valkey-server`; with
+//! `REQUIRE_RDMA=1` that is a failure.
 
+#[path = "support/history.rs"]
+mod history;
 #[path = "support/keys.rs"]
 mod keys;
 #[path = "support/server.rs"]
 mod server;
 
+use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use keys::{assert_equal, fill};
 use redis::cmd;
+use rustix::process::{Pid, Signal, kill_process};
 use server::Valkey;
 
-/// The program that `SOFTRDMA` names, or that was built beside this crate's.
-fn softrdma() -> Option<PathBuf> {
-    let named = std::env::var_os("SOFTRDMA").map(PathBuf::from);
-    let beside = Path::new(env!("CARGO_BIN_EXE_valkey-rdma-sync")).with_file_name("softrdma");
-    let found = named.into_iter().chain([beside]).find(|path| path.is_file());
-    if found.is_none() {
-        println!(
-            "skipped: there is no softrdma; `cargo build -p softrdma` makes one, or SOFTRDMA may name it"
-        );
-    }
-    found
+/// Where RDMA comes from.
+enum Device {
+    /// It is there, at this address.
+    Here(IpAddr),
+    /// This program makes one for each process.
+    Softrdma(PathBuf),
 }
 
-/// A fabric of the test's own, and a secret for those on it.
+impl Device {
+    /// Names the device at `LAB_IP4`, or the program that `SOFTRDMA` names, or that was built beside this crate's.
+    fn find() -> Option<Self> {
+        if let Ok(address) = std::env::var("LAB_IP4") {
+            return Some(Self::Here(address.parse().expect("an address")));
+        }
+        let named = std::env::var_os("SOFTRDMA").map(PathBuf::from);
+        let beside = Path::new(env!("CARGO_BIN_EXE_valkey-rdma-sync")).with_file_name("softrdma");
+        let found = named.into_iter().chain([beside]).find(|path| path.is_file());
+        if found.is_none() {
+            skipped("there is no softrdma; `cargo build -p softrdma` makes one, or SOFTRDMA may name it");
+        }
+        found.map(Self::Softrdma)
+    }
+}
+
+fn skipped(why: &str) {
+    assert!(std::env::var_os("REQUIRE_RDMA").is_none_or(|value| value != "1"), "{why}");
+    println!("skipped: {why}");
+}
+
+/// The source and two targets.
+fn valkeys() -> Option<[Valkey; 3]> {
+    let three = [(); 3].map(|()| Valkey::start());
+    if three.iter().any(Option::is_none) {
+        skipped("there is no valkey-server");
+    }
+    let [source, first, second] = three;
+    Some([source?, first?, second?])
+}
+
+/// Programs that reach each other, and the secret that they share.
 struct Fabric {
-    softrdma: PathBuf,
+    device: Device,
     folder: PathBuf,
 }
 
 /// A program on it.
 struct Program {
+    name: &'static str,
     child: Child,
     said: BufReader<std::process::ChildStderr>,
+    told: PathBuf,
 }
 
 impl Fabric {
-    fn new(softrdma: PathBuf, name: &str) -> Self {
+    fn new(device: Device, name: &str) -> Self {
         let folder = std::env::temp_dir().join(format!("rdma-snapshot-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&folder).expect("a folder");
         std::fs::write(folder.join("secret"), "a secret\n").expect("a file");
-        Self { softrdma, folder }
+        Self { device, folder }
     }
 
-    /// `valkey-rdma-sync` on the machine with this address.
-    fn sync(&self, address: &str, arguments: &[&str]) -> Program {
-        let mut child = Command::new(&self.softrdma)
-            .args(["run", "--address", address, "--", env!("CARGO_BIN_EXE_valkey-rdma-sync")])
+    /// Where a program of this number listens.
+    fn address(&self, number: u8) -> SocketAddr {
+        match &self.device {
+            Device::Here(address) => SocketAddr::new(*address, 7400 + u16::from(number)),
+            Device::Softrdma(_) => SocketAddr::from(([192, 0, 2, number], 7400)),
+        }
+    }
+
+    /// Runs `valkey-rdma-sync` as the program of this number.
+    fn sync(&self, name: &'static str, number: u8, arguments: &[&str]) -> Program {
+        let sync = env!("CARGO_BIN_EXE_valkey-rdma-sync");
+        let mut command = match &self.device {
+            Device::Here(_) => Command::new(sync),
+            Device::Softrdma(softrdma) => {
+                let mut command = Command::new(softrdma);
+                let address = self.address(number).ip().to_string();
+                command.args(["run", "--address", &address, "--", sync]);
+                command.env("XDG_RUNTIME_DIR", &self.folder);
+                command
+            }
+        };
+        let told = self.folder.join(format!("{name}.json"));
+        let mut child = command
             .args(arguments)
             .arg("--secret-file")
             .arg(self.folder.join("secret"))
             .arg("--json")
-            .env("XDG_RUNTIME_DIR", &self.folder)
             .stdin(Stdio::null())
-            .stdout(Stdio::piped())
+            .stdout(File::create(&told).expect("a file"))
             .stderr(Stdio::piped())
             .spawn()
-            .expect("softrdma runs");
+            .expect("the program runs");
         let said = BufReader::new(child.stderr.take().expect("is piped"));
-        Program { child, said }
+        Program { name, child, said, told }
+    }
+
+    /// Has `source` published until one replica has had everything.
+    fn publish(&self, source: &Valkey, follow: bool) -> Program {
+        let (bind, from) = (self.address(1).to_string(), source.url());
+        let mut publish = vec!["publish", "--bind", &bind, "--readers", "1", "--from", &from];
+        publish.extend(follow.then_some("--follow"));
+        let mut publisher = self.sync("publisher", 1, &publish);
+        publisher.says("publishing on");
+        publisher
+    }
+
+    /// Has `source` published for one replica, which hands on to another. Returns the publisher's program and both others'.
+    fn chain(&self, [source, first, second]: &[Valkey; 3], follow: bool) -> (Program, [Program; 2]) {
+        let [origin, between] = [1, 2].map(|number| self.address(number).to_string());
+        let publisher = self.publish(source, follow);
+        let into = first.url();
+        let middle = ["pull", &origin, "--into", &into, "--verify", "--republish", &between];
+        let middle = self.sync("middle", 2, &middle);
+        let into = second.url();
+        let last = ["pull", &between, &origin, "--into", &into, "--verify", "--attempts", "100"];
+        (publisher, [middle, self.sync("last", 3, &last)])
     }
 }
 
@@ -78,18 +154,36 @@ impl Program {
         let mut all = String::new();
         while !all.contains(what) {
             let count = self.said.read_line(&mut all).expect("text");
-            assert!(count > 0, "it ended without {what:?}: {all}");
+            assert!(count > 0, "{} ended without {what:?}: {all}", self.name);
         }
+    }
+
+    fn is_running(&mut self) -> bool {
+        self.child.try_wait().expect("a child").is_none()
+    }
+
+    /// Waits until it tells this in JSON.
+    fn tells(&mut self, what: &str) {
+        while !std::fs::read_to_string(&self.told).expect("text").contains(what) {
+            assert!(self.is_running(), "{} ended without {what}", self.name);
+            std::thread::yield_now();
+        }
+    }
+
+    /// Waits for its end. Returns whether it was a right one, and what it said.
+    fn ended(&mut self) -> (bool, String) {
+        let mut said = String::new();
+        self.said.read_to_string(&mut said).expect("text");
+        let status = self.child.wait().expect("a child");
+        let told = std::fs::read_to_string(&self.told).expect("text");
+        println!("{}: {}", self.name, told.lines().last().unwrap_or_default());
+        (status.success(), format!("{}: {status}: {told}{said}", self.name))
     }
 
     /// Waits for its end, which is a right one.
     fn ends(mut self) {
-        let (mut told, mut said) = (String::new(), String::new());
-        self.child.stdout.take().expect("is piped").read_to_string(&mut told).expect("text");
-        self.said.read_to_string(&mut said).expect("text");
-        let status = self.child.wait().expect("a child");
-        assert!(status.success(), "{status}: {told}{said}");
-        println!("{}", told.lines().last().unwrap_or_default());
+        let (is_right, said) = self.ended();
+        assert!(is_right, "{said}");
     }
 }
 
@@ -103,30 +197,83 @@ impl Drop for Program {
 /// A live Valkey into a second one, and from there into a third: equal by `DEBUG DIGEST` and by every key's `DUMP`.
 #[test]
 fn a_chain_of_valkeys_is_built_between_processes() {
-    let Some(softrdma) = softrdma() else { return };
-    let (Some(source), Some(first), Some(second)) = (Valkey::start(), Valkey::start(), Valkey::start())
-    else {
-        return;
-    };
-    fill(&mut source.connect());
-    let fabric = Fabric::new(softrdma, "processes");
-    let mut publisher = fabric.sync(
-        "192.0.2.1",
-        &["publish", "--bind", "192.0.2.1:7400", "--from", &source.url(), "--readers", "1"],
-    );
-    publisher.says("publishing on");
-    let middle =
-        ["pull", "192.0.2.1:7400", "--into", &first.url(), "--verify", "--republish", "192.0.2.2:7400"];
-    let middle = fabric.sync("192.0.2.2", &middle);
-    let last = ["pull", "192.0.2.2:7400", "--into", &second.url(), "--verify", "--attempts", "100"];
-    let last = fabric.sync("192.0.2.3", &last);
-    last.ends();
-    middle.ends();
+    let Some(device) = Device::find() else { return };
+    let Some(valkeys) = valkeys() else { return };
+    let [source, first, second] = &valkeys;
+    fill(&mut source.connect(), 64 << 20);
+    let fabric = Fabric::new(device, "processes");
+    let (publisher, replicas) = fabric.chain(&valkeys, false);
+    replicas.into_iter().for_each(Program::ends);
     publisher.ends();
-    for replica in [&first, &second] {
+    for replica in [first, second] {
         assert_equal(&mut source.connect(), &mut replica.connect());
         let answer: i64 =
             cmd("FCALL").arg("answer").arg(0).query(&mut replica.connect()).expect("a function");
         assert_eq!(answer, 42);
     }
+}
+
+/// While 100,000 writes go on, both replicas of a chain are at every moment prefixes of the source's history; at the end, which the
+/// operator asks for by SIGINT, they are equal to the source.
+#[test]
+fn a_chain_catches_up_with_a_source_that_is_written_to() {
+    let Some(device) = Device::find() else { return };
+    let Some(valkeys) = valkeys() else { return };
+    let [source, first, second] = &valkeys;
+    fill(&mut source.connect(), 1 << 20);
+    let fabric = Fabric::new(device, "history");
+    let (publisher, mut replicas) = fabric.chain(&valkeys, true);
+    let operator = Pid::from_child(&publisher.child);
+    history::unfold(
+        source.connect(),
+        [first, second].map(Valkey::connect),
+        || replicas.iter_mut().any(Program::is_running),
+        move || kill_process(operator, Signal::INT).expect("it runs until it is told to end"),
+    );
+    replicas.into_iter().for_each(Program::ends);
+    publisher.ends();
+    for replica in [first, second] {
+        assert_equal(&mut source.connect(), &mut replica.connect());
+    }
+}
+
+/// VS-READ-003: the replica that another one reads from is killed, and that one goes on at the publisher, where it was.
+#[test]
+fn a_replica_goes_on_when_the_one_before_it_is_killed() {
+    let Some(device) = Device::find() else { return };
+    let Some(valkeys) = valkeys() else { return };
+    let [source, _, second] = &valkeys;
+    fill(&mut source.connect(), 1 << 20);
+    let fabric = Fabric::new(device, "killed");
+    let (publisher, [mut middle, mut last]) = fabric.chain(&valkeys, true);
+    last.tells("\"snapshot_complete\":true");
+    middle.child.kill().expect("it runs");
+    middle.child.wait().expect("a child");
+    cmd("SET").arg("written").arg("meanwhile").exec(&mut source.connect()).expect("written");
+    kill_process(Pid::from_child(&publisher.child), Signal::INT).expect("it runs");
+    last.ends();
+    publisher.ends();
+    assert_equal(&mut source.connect(), &mut second.connect());
+}
+
+/// VS-TABLE-001: the publisher is killed and started again. Its snapshot is another: the replica says so, and keeps the whole one that it had.
+#[test]
+fn a_publisher_that_was_restarted_has_another_snapshot() {
+    let Some(device) = Device::find() else { return };
+    let Some(valkeys) = valkeys() else { return };
+    let [source, target, _] = &valkeys;
+    fill(&mut source.connect(), 1 << 20);
+    let fabric = Fabric::new(device, "restarted");
+    let publisher = fabric.publish(source, true);
+    let (origin, into) = (fabric.address(1).to_string(), target.url());
+    let mut replica =
+        fabric.sync("replica", 2, &["pull", &origin, "--into", &into, "--verify", "--attempts", "1000"]);
+    replica.tells("\"snapshot_complete\":true");
+    drop(publisher);
+    let _again = fabric.publish(source, true);
+    let (is_right, said) = replica.ended();
+    assert!(!is_right && said.contains("begin again"), "{said}");
+    assert_equal(&mut source.connect(), &mut target.connect());
+    let role: Vec<redis::Value> = cmd("ROLE").query(&mut target.connect()).expect("a role");
+    assert_eq!(role.first(), Some(&redis::Value::BulkString(b"master".to_vec())));
 }

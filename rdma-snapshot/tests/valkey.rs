@@ -1,5 +1,7 @@
 //! From a live Valkey into live ones, by RDMA READ on softsim. Skipped, and said so, where there is no `valkey-server`.
 
+#[path = "support/history.rs"]
+mod history;
 #[path = "support/keys.rs"]
 mod keys;
 #[path = "support/server.rs"]
@@ -15,7 +17,7 @@ use rdma_snapshot::valkey::{LiveSink, LiveSource, Target};
 use rdma_snapshot::wire::Content;
 use rdma_snapshot::{Error, FileSink, FileSource, publisher};
 use rdma_softsim::{Fabric, SoftSim};
-use redis::{Value, cmd, pipe};
+use redis::{Value, cmd};
 
 use keys::{assert_equal, fill};
 use server::Valkey;
@@ -50,7 +52,7 @@ fn two_replicas_have_what_the_source_has() {
         return;
     };
     let mut connection = source.connect();
-    fill(&mut connection);
+    fill(&mut connection, 64 << 20);
     let fabric = Fabric::new();
     let live = LiveSource::open(source.server(), false).expect("a snapshot");
     let how = Publish { readers: Some(1), chunk_size: 64 << 10, ..Publish::default() };
@@ -86,68 +88,25 @@ fn two_replicas_have_what_the_source_has() {
 #[test]
 fn a_replica_catches_up_with_a_source_that_is_written_to() {
     let (Some(source), Some(target)) = (Valkey::start(), Valkey::start()) else { return };
-    fill(&mut source.connect());
+    fill(&mut source.connect(), 1 << 20);
     let fabric = Fabric::new();
     let stop = Stop::default();
     let live = LiveSource::open(source.server(), true).expect("a snapshot");
     let how = Publish { readers: Some(1), stop: stop.clone(), ..Publish::default() };
     let (at, publisher) = publishing(fabric.host(&[address(1)]), live, how);
-    let mut writing = source.connect();
-    let writer = std::thread::spawn(move || {
-        for batch in 0..1000 {
-            let mut pipe = pipe();
-            for index in batch * 50..batch * 50 + 50 {
-                // Two writes at a time, which nobody may see one without the other.
-                pipe.atomic()
-                    .cmd("RPUSH")
-                    .arg("log")
-                    .arg(index)
-                    .ignore()
-                    .cmd("SET")
-                    .arg("last")
-                    .arg(index)
-                    .ignore();
-            }
-            pipe.exec(&mut writing).expect("written");
-        }
-        stop.stop();
-    });
-    let mut watching = target.connect();
     let (backend, sink) = (fabric.host(&[address(2)]), into(&target));
     let pulling = std::thread::spawn(move || pull(&backend, &[at], sink, &Pull::default(), &mut |_| {}));
-    let (mut looked, mut last_seen) = (0, -1);
-    while !pulling.is_finished() {
-        let seen: redis::RedisResult<(Option<i64>, Vec<i64>)> = pipe()
-            .atomic()
-            .cmd("GET")
-            .arg("last")
-            .cmd("LRANGE")
-            .arg("log")
-            .arg(0)
-            .arg(-1)
-            .query(&mut watching);
-        // While it loads it answers nobody.
-        let Ok((last, log)) = seen else { continue };
-        let last = last.unwrap_or(-1);
-        assert!(last >= last_seen, "{last} after {last_seen}");
-        assert!(log.iter().copied().eq(0..=last), "{} entries, the last write is {last}", log.len());
-        last_seen = last;
-        looked += 1;
-    }
-    writer.join().expect("written");
+    history::unfold(source.connect(), [target.connect()], || !pulling.is_finished(), move || stop.stop());
     pulling.join().expect("no panic").expect("pulled");
     publisher.join().expect("no panic").expect("published");
-    assert!(looked > 0);
     assert_equal(&mut source.connect(), &mut target.connect());
-    let last: i64 = cmd("GET").arg("last").query(&mut watching).expect("a value");
-    assert_eq!(last, 49_999);
 }
 
 /// An RDB by way of a file: out of a live Valkey, and into another.
 #[test]
 fn an_rdb_file_is_as_good_as_its_source() {
     let (Some(source), Some(target)) = (Valkey::start(), Valkey::start()) else { return };
-    fill(&mut source.connect());
+    fill(&mut source.connect(), 1 << 20);
     let fabric = Fabric::new();
     let live = LiveSource::open(source.server(), false).expect("a snapshot");
     let (at, publisher) =
@@ -185,7 +144,7 @@ fn a_target_that_cannot_take_it_is_left_as_it_was() {
     else {
         return;
     };
-    fill(&mut source.connect());
+    fill(&mut source.connect(), 1 << 20);
     cmd("SET").arg("mine").arg(1).exec(&mut full.connect()).expect("written");
     let fabric = Fabric::new();
     let live = LiveSource::open(source.server(), false).expect("a snapshot");

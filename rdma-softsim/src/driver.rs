@@ -5,6 +5,10 @@
 //! model's next deadline (a retry, a time-out, or everything if the fabric has a latency). It starts when there is a
 //! first one and ends with the last handle.
 
+use core::sync::atomic::{
+    AtomicBool,
+    Ordering::{Acquire, Release},
+};
 use core::time::Duration;
 use std::collections::HashMap;
 use std::io::ErrorKind::Interrupted;
@@ -31,6 +35,9 @@ struct Core {
     /// The thread sleeps until it is told that its deadline moved, or that it is over.
     state: Monitor<State>,
     clock: Clock,
+    /// Whether nothing is due at any time, so that a call that changes nothing need not execute anything. Never in virtual time, where
+    /// each call is a chance to lose the processor.
+    idle: AtomicBool,
 }
 
 /// The clock that the model runs on.
@@ -71,7 +78,7 @@ impl Driver {
             closed: false,
             woken: false,
         };
-        Self { core: Arc::new(Core { state: Monitor::new(state), clock }) }
+        Self { core: Arc::new(Core { state: Monitor::new(state), clock, idle: AtomicBool::new(false) }) }
     }
 
     pub(crate) fn now(&self) -> Instant {
@@ -102,6 +109,7 @@ impl Driver {
                 let result = act(&mut state.model);
                 state.model.settle();
                 state.wake();
+                self.core.note_idle(&state);
                 self.core.watch(&mut state);
                 result
             }
@@ -115,6 +123,11 @@ impl Driver {
                 result
             }
         }
+    }
+
+    /// Returns whether nothing is due at any time.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.core.idle.load(Acquire)
     }
 
     /// Returns whether somebody was woken since the last call.
@@ -188,6 +201,10 @@ impl Core {
         self.state.lock()
     }
 
+    fn note_idle(&self, state: &State) {
+        self.idle.store(state.model.deadline().is_none(), Release);
+    }
+
     /// Makes sure that somebody will be there at the model's next deadline.
     fn watch(self: &Arc<Self>, state: &mut State) {
         let Some(deadline) = state.model.deadline() else { return };
@@ -209,6 +226,7 @@ impl Core {
             let now = Instant::from_start(ticks.elapsed());
             state.model.advance(now);
             state.wake();
+            self.note_idle(&state);
             let deadline = state.model.deadline();
             state.asleep_until = deadline;
             let most = deadline.map(|at| at.since(now).min(LONGEST_SLEEP));

@@ -1,11 +1,12 @@
 //! Handles of the data path: domains, regions, completion queues and queue pairs.
 
 use core::fmt;
+use core::sync::atomic::{AtomicBool, Ordering::Acquire};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use rdma_proto::backend::{self, Access, Completion, PostError, RecvRequest, RnrTimer, SendRequest, Slice};
-use rdma_proto::memory::SharedMemory;
+use rdma_proto::memory::{CallerMemory, SharedMemory};
 
 use crate::connection::IdentifierInner;
 use crate::driver::{Driver, Signal};
@@ -36,6 +37,13 @@ impl Domain {
     pub(crate) fn id(&self) -> DomainId {
         self.inner.id
     }
+
+    fn register_bytes(&self, memory: Memory, access: Access) -> Result<Region, Error> {
+        let DomainInner { driver, id } = &*self.inner;
+        let memory = Arc::new(memory);
+        let registration = driver.with(|model| model.register(*id, Arc::clone(&memory), access))?;
+        Ok(Region { registration, memory, domain: Arc::clone(&self.inner) })
+    }
 }
 
 impl Drop for DomainInner {
@@ -49,9 +57,11 @@ impl backend::Domain<SoftSim> for Domain {
         let DomainInner { driver, id } = &*self.inner;
         driver.with(|model| model.may_register(*id, len as u64))?;
         // Zeroing takes its time; not under the lock.
-        let memory = Arc::new(Memory::zeroed(len)?);
-        let registration = driver.with(|model| model.register(*id, Arc::clone(&memory), access))?;
-        Ok(Region { registration, memory, domain: Arc::clone(&self.inner) })
+        self.register_bytes(Memory::zeroed(len)?, access)
+    }
+
+    fn register_memory<M: CallerMemory>(&self, memory: M, access: Access) -> Result<Region, Error> {
+        self.register_bytes(Memory::Caller(Box::new(memory)), access)
     }
 }
 
@@ -112,11 +122,14 @@ pub(crate) struct QueueInner {
     driver: Arc<Driver>,
     id: QueueId,
     signal: Arc<dyn Signal>,
+    /// Whether a poll has something to say.
+    ready: Arc<AtomicBool>,
 }
 
 impl CompletionQueue {
     pub(crate) fn new(driver: &Arc<Driver>, id: QueueId, signal: Arc<dyn Signal>) -> Self {
-        Self { inner: Arc::new(QueueInner { driver: Arc::clone(driver), id, signal }) }
+        let ready = driver.peek(|model| model.ready(id));
+        Self { inner: Arc::new(QueueInner { driver: Arc::clone(driver), id, signal, ready }) }
     }
 
     pub(crate) fn driver(&self) -> &Arc<Driver> {
@@ -136,7 +149,11 @@ impl Drop for QueueInner {
 
 impl backend::CompletionQueue<SoftSim> for CompletionQueue {
     fn poll(&self, into: &mut [Completion]) -> Result<usize, Error> {
-        self.inner.driver.with(|model| model.poll(self.inner.id, into))
+        let inner = &self.inner;
+        if inner.driver.is_idle() && !inner.ready.load(Acquire) {
+            return Ok(0);
+        }
+        inner.driver.with(|model| model.poll(inner.id, into))
     }
 
     fn arm(&self) -> Result<(), Error> {

@@ -3,6 +3,7 @@
 use core::ffi::{c_int, c_void};
 use core::mem::MaybeUninit;
 use core::ptr::{self, NonNull};
+use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 
@@ -32,6 +33,8 @@ pub(crate) struct Queue {
     raw: NonNull<ibv_cq>,
     poll_cq: PollCq,
     req_notify_cq: ReqNotifyCq,
+    /// Events that can be in the channel or come into it: each call of `ibv_req_notify_cq(3)` brings one at most.
+    asked: AtomicU32,
     // Fields are dropped in this order: the queue itself in `drop`, then its channel, then the device.
     channel: CompletionChannel,
 }
@@ -109,7 +112,7 @@ impl CompletionQueue {
             unsafe { (device.api.ibv_destroy_cq)(raw.as_ptr()) };
             return Err(Error::State("the device's provider cannot poll or arm completion queues"));
         };
-        Ok(Self { inner: Arc::new(Queue { raw, poll_cq, req_notify_cq, channel }) })
+        Ok(Self { inner: Arc::new(Queue { raw, poll_cq, req_notify_cq, asked: AtomicU32::new(0), channel }) })
     }
 }
 
@@ -145,6 +148,7 @@ impl backend::CompletionQueue<Verbs> for CompletionQueue {
 
     fn arm(&self) -> Result<(), Error> {
         let queue = &*self.inner;
+        queue.asked.fetch_add(1, Relaxed);
         // SAFETY: ibv_req_notify_cq(3): a live queue; 0 asks for any completion, not only solicited ones.
         match unsafe { (queue.req_notify_cq)(queue.as_ptr(), 0) } {
             0 => Ok(()),
@@ -156,7 +160,12 @@ impl backend::CompletionQueue<Verbs> for CompletionQueue {
         let queue = &*self.inner;
         let api = queue.channel.device.api;
         let mut taken = 0;
+        // A read that finds nothing is a system call for nothing, so it is left out where no more can have come.
+        let asked = queue.asked.load(Relaxed).max(1);
         let cause = loop {
+            if taken == asked {
+                break libc::EAGAIN;
+            }
             let mut cq: *mut ibv_cq = ptr::null_mut();
             let mut context: *mut c_void = ptr::null_mut();
             // SAFETY: ibv_get_cq_event(3): a live channel, whose descriptor is non-blocking, and two live pointers. The
@@ -173,6 +182,8 @@ impl backend::CompletionQueue<Verbs> for CompletionQueue {
             }
         };
         if taken > 0 {
+            // More than were asked for came by the device's own choice.
+            _ = queue.asked.fetch_update(Relaxed, Relaxed, |asked| Some(asked.saturating_sub(taken)));
             // SAFETY: ibv_ack_cq_events(3): exactly the events that this call took.
             unsafe { (api.ibv_ack_cq_events)(queue.as_ptr(), taken) };
         }

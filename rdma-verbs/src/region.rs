@@ -1,12 +1,13 @@
 //! The protection domain and its registered regions.
 
 use core::ffi::c_int;
+use core::fmt;
 use core::ptr::{self, NonNull};
-use core::sync::atomic::AtomicU64;
+use core::sync::atomic::AtomicU8;
 use std::sync::Arc;
 
 use rdma_proto::backend::{self, Access, Slice};
-use rdma_proto::memory::SharedMemory;
+use rdma_proto::memory::{CallerMemory, SharedMemory};
 
 use crate::Verbs;
 use crate::device::Device;
@@ -61,19 +62,17 @@ impl Domain {
 
 impl backend::Domain<Verbs> for Domain {
     fn register(&self, len: usize, access: Access) -> Result<Region, Error> {
-        let mapping = Mapping::new(len)?;
-        let api = self.inner.device.api;
-        // SAFETY: ibv_reg_mr(3): a live domain and `len` bytes of a mapping that is readable, writable and outlives the
-        // registration, because both are in one `Region`, which unmaps last.
-        let raw = unsafe {
-            (api.ibv_reg_mr)(self.inner.as_ptr(), mapping.base.as_ptr().cast(), len, access_flags(access))
-        };
-        let Some(raw) = NonNull::new(raw) else {
-            return Err(Error::register(len, errno()));
-        };
-        // SAFETY: just registered; the keys never change.
-        let (lkey, rkey) = unsafe { ((*raw.as_ptr()).lkey, (*raw.as_ptr()).rkey) };
-        Ok(Region { raw, lkey, rkey, len, mapping: Some(mapping), domain: Arc::clone(&self.inner) })
+        Region::register(&self.inner, Bytes::Own(Mapping::new(len)?), len, access)
+    }
+
+    fn register_memory<M: CallerMemory>(&self, memory: M, access: Access) -> Result<Region, Error> {
+        // On the heap, so that what it shares stays where it is while the region moves.
+        let memory: Arc<dyn CallerMemory> = Arc::new(memory);
+        let len = memory.shared().len();
+        if len == 0 {
+            return Err(Error::Argument("a region has at least one byte"));
+        }
+        Region::register(&self.inner, Bytes::Caller(memory), len, access)
     }
 }
 
@@ -92,24 +91,59 @@ fn access_flags(access: Access) -> c_int {
     flags as c_int
 }
 
-/// A registered region on pages of its own, `ibv_reg_mr(3)`.
-#[derive(Debug)]
+/// A registered region, on pages of its own or in memory of a program, `ibv_reg_mr(3)`.
 pub struct Region {
     raw: NonNull<ibv_mr>,
     lkey: u32,
     rkey: u32,
+    address: usize,
     len: usize,
     /// `None` only in `drop`.
-    mapping: Option<Mapping>,
+    bytes: Option<Bytes>,
     domain: Arc<Pd>,
 }
 
-// SAFETY: the mapping is reached through atomics only, and `raw` only for deregistration, by the owner.
+/// The memory of a region.
+enum Bytes {
+    Own(Mapping),
+    /// Kept until it is deregistered.
+    Caller(Arc<dyn CallerMemory>),
+}
+
+impl Bytes {
+    /// Returns the first `len` bytes.
+    fn shared(&self, len: usize) -> SharedMemory<'_> {
+        match self {
+            Self::Own(mapping) => SharedMemory::new(mapping.bytes().get(..len).unwrap_or_default()),
+            Self::Caller(memory) => memory.shared(),
+        }
+    }
+}
+
+// SAFETY: the bytes are reached through atomics only, and `raw` only for deregistration, by the owner.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
 
 impl Region {
+    /// Registers all `len` bytes of `bytes`.
+    fn register(domain: &Arc<Pd>, bytes: Bytes, len: usize, access: Access) -> Result<Self, Error> {
+        let address = bytes.shared(len).address();
+        // SAFETY: ibv_reg_mr(3): a live domain and `len` mapped bytes that outlive the registration: `bytes` stays in the region,
+        // which drops it last. A caller's memory was borrowed from the value behind its `Arc`, which is neither moved nor changed
+        // before that, so the borrow could have lasted as long. Its bytes are atomics, for which it is sound that the device writes them.
+        let raw = unsafe {
+            let first = ptr::with_exposed_provenance_mut(address);
+            (domain.device.api.ibv_reg_mr)(domain.as_ptr(), first, len, access_flags(access))
+        };
+        let Some(raw) = NonNull::new(raw) else {
+            return Err(Error::register(len, errno()));
+        };
+        // SAFETY: just registered; the keys never change.
+        let (lkey, rkey) = unsafe { ((*raw.as_ptr()).lkey, (*raw.as_ptr()).rkey) };
+        Ok(Self { raw, lkey, rkey, address, len, bytes: Some(bytes), domain: Arc::clone(domain) })
+    }
+
     /// Returns the scatter/gather element for a slice of this region, if the slice is inside and `domain` is the region's.
     pub(crate) fn element(slice: &Slice<'_, Self>, domain: &Arc<Pd>) -> Result<ibv_sge, Error> {
         let Slice { region, offset, len } = *slice;
@@ -140,7 +174,7 @@ impl backend::Region for Region {
     }
 
     fn address(&self) -> u64 {
-        self.mapping.as_ref().map_or(0, |mapping| mapping.base.as_ptr() as u64)
+        self.address as u64
     }
 
     fn rkey(&self) -> u32 {
@@ -148,17 +182,17 @@ impl backend::Region for Region {
     }
 
     fn memory(&self) -> SharedMemory<'_> {
-        SharedMemory::new(self.mapping.as_ref().map_or(&[], Mapping::words), self.len)
+        self.bytes.as_ref().map_or(SharedMemory::new(&[]), |bytes| bytes.shared(self.len))
     }
+}
 
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    fn read(&self, offset: usize, into: &mut [u8]) -> bool {
-        self.mapping.as_ref().is_some_and(|mapping| mapping.read(self.len, offset, into))
-    }
-
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    fn write(&self, offset: usize, from: &[u8]) -> bool {
-        self.mapping.as_ref().is_some_and(|mapping| mapping.write(self.len, offset, from))
+impl fmt::Debug for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Region")
+            .field("address", &format_args!("{:#x}", self.address))
+            .field("len", &self.len)
+            .field("rkey", &format_args!("{:#x}", self.rkey))
+            .finish_non_exhaustive()
     }
 }
 
@@ -168,8 +202,8 @@ impl Drop for Region {
         // a protection error from here on; the device does not touch the pages any more.
         let result = unsafe { (self.domain.device.api.ibv_dereg_mr)(self.raw.as_ptr()) };
         if result != 0 {
-            // The device may still write there, so the pages must never serve another purpose: they are left mapped.
-            core::mem::forget(self.mapping.take());
+            // The device may still write there, so the memory must never serve another purpose: it is never given back.
+            core::mem::forget(self.bytes.take());
         }
     }
 }
@@ -210,35 +244,11 @@ impl Mapping {
         }
     }
 
-    /// Copies out of the first `len` bytes.
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    fn read(&self, len: usize, offset: usize, into: &mut [u8]) -> bool {
-        let within = offset.checked_add(into.len()).is_some_and(|end| end <= len && end <= self.len);
-        if within {
-            // SAFETY: the bytes from `offset` on are mapped, as far as `into` is long, and reached in this process only through
-            // `words` and copies like this; `into` is the caller's alone, and so lies elsewhere.
-            unsafe { crate::copy::copy(self.base.as_ptr().add(offset), into.as_mut_ptr(), into.len()) };
-        }
-        within
-    }
-
-    /// Copies into the first `len` bytes.
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    fn write(&self, len: usize, offset: usize, from: &[u8]) -> bool {
-        let within = offset.checked_add(from.len()).is_some_and(|end| end <= len && end <= self.len);
-        if within {
-            // SAFETY: as for `read`; nobody has a reference to bytes of the mapping, so `from` lies elsewhere.
-            unsafe { crate::copy::copy(from.as_ptr(), self.base.as_ptr().add(offset), from.len()) };
-        }
-        within
-    }
-
-    fn words(&self) -> &[AtomicU64] {
-        // SAFETY: whole pages, so aligned for words and a whole number of them, zero from the start, mapped while `self` lives,
-        // and reached in this process only through this function, that is through atomics, and through copies in assembly whose
-        // accesses are as good as atomics to the compiler. The device writes as another
-        // thread would; it is outside of the language, which makes no assumption about what an atomic holds.
-        unsafe { core::slice::from_raw_parts(self.base.as_ptr().cast(), self.len / size_of::<AtomicU64>()) }
+    fn bytes(&self) -> &[AtomicU8] {
+        // SAFETY: whole pages, zero from the start, mapped while `self` lives, and reached in this process only through this function,
+        // that is as atomics. The device writes as another thread would; it is outside of the language, which makes no assumption about what
+        // an atomic holds.
+        unsafe { core::slice::from_raw_parts(self.base.as_ptr().cast(), self.len) }
     }
 }
 
@@ -280,25 +290,10 @@ mod tests {
     fn mappings_are_whole_zeroed_pages() {
         let mapping = Mapping::new(1).unwrap();
         assert!(mapping.len >= 4096 && (mapping.base.as_ptr() as usize).is_multiple_of(4096));
-        let memory = SharedMemory::new(mapping.words(), 100);
+        let memory = SharedMemory::new(&mapping.bytes()[..100]);
         let mut bytes = [1; 100];
         assert!(memory.read(0, &mut bytes) && bytes == [0; 100]);
         assert!(memory.write(99, &[7]) && !memory.write(100, &[7]));
-    }
-
-    /// The copies in assembly see what the words hold, and refuse what those refuse.
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    #[test]
-    fn copies_agree_with_the_words() {
-        let mapping = Mapping::new(4096).unwrap();
-        let memory = SharedMemory::new(mapping.words(), 100);
-        let bytes: Vec<u8> = (0..97).collect();
-        assert!(mapping.write(100, 3, &bytes) && !mapping.write(100, 4, &bytes));
-        let (mut one, mut other) = ([0; 97], [0; 97]);
-        assert!(memory.read(3, &mut one) && mapping.read(100, 3, &mut other));
-        assert!(one == *bytes && one == other);
-        assert!(!mapping.read(100, 4, &mut other) && !mapping.read(100, usize::MAX, &mut other));
-        assert!(mapping.read(100, 100, &mut []) && !mapping.read(100, 101, &mut []));
     }
 
     #[test]

@@ -90,6 +90,18 @@ pub enum Cause {
 }
 
 impl Cause {
+    /// Returns the name that is used in files and output.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Requirement => "requirement",
+            Self::Bystander => "bystander",
+            Self::Died => "died",
+            Self::Hung => "hung",
+            Self::Refused => "refused",
+            Self::Environment => "environment",
+        }
+    }
+
     /// Returns whether there is no target any more, as far as a peer can tell.
     pub const fn is_loss(self) -> bool {
         matches!(self, Self::Died | Self::Hung | Self::Refused)

@@ -51,6 +51,9 @@ pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
             ["VR-MEM-011"], |context| windows(context, LONG, vec![(0, 65_536)]);
         both "mem.other-place", "each full window followed by one elsewhere" => "The target writes to the latest.",
             ["VR-MEM-011", "VR-MEM-002"], |context| windows(context, LONG, vec![(0, 8192), (16_384, 8192), (9000, 8192)]);
+        both "mem.landing", "windows one behind another in memory of another key, then back where the first was"
+            => "The target writes each byte to the place that the window tells.",
+            ["VR-MEM-018", "VR-MEM-011", "VR-MEM-002"], landing;
         both "mem.other-length", "each full window followed by one of another length"
             => "The target goes on with that length, or ends this connection; nothing else is affected.",
             ["VR-MEM-012"] [Disruptive], other_length;
@@ -187,6 +190,20 @@ fn windows_in<B: Descriptors>(
     session.peer.plan = plan;
     session.peer.handshake()?;
     session.exchange_of(payload)?;
+    session.unharmed()
+}
+
+/// As a client that has a value written where it belongs.
+fn landing<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    const ORDINARY: u32 = 64 << 10;
+    // A value begins anywhere.
+    const WINDOW: u32 = 8192;
+    let places: Vec<u32> = (0..6).map(|window| ORDINARY + 13 + window * WINDOW).collect();
+    let mut session = context.connect(Shape::default().window(ORDINARY))?;
+    session.peer.lands(13 + 6 * WINDOW)?;
+    session.peer.plan = [0].into_iter().chain(places).map(|place| (place, WINDOW)).collect();
+    session.peer.handshake()?;
+    session.exchange_of(LONG)?;
     session.unharmed()
 }
 

@@ -8,7 +8,7 @@ use rdma_proto::backend::{
     self, Access, Backend, Completion, PostError, QueuePair as _, RecvRequest, Region as _, RnrTimer,
     SendRequest, Slice,
 };
-use rdma_proto::memory::SharedMemory;
+use rdma_proto::memory::{CallerMemory, SharedMemory};
 
 use super::{Inner, Intercepted, Interceptor, lock};
 
@@ -62,6 +62,15 @@ impl<B: Backend, I: Interceptor<B>> backend::Domain<Intercepted<B, I>> for Domai
     fn register(&self, len: usize, access: Access) -> Result<Region<B>, B::Error> {
         let (more, access) = self.shared.by.registering(len, access);
         let inner = Arc::new(self.inner.register(more, access)?);
+        self.shared.by.registered(&inner);
+        Ok(Region { inner, len })
+    }
+
+    /// The memory is as long as it is; an interceptor changes the rights only.
+    fn register_memory<M: CallerMemory>(&self, memory: M, access: Access) -> Result<Region<B>, B::Error> {
+        let len = memory.shared().len();
+        let (_, access) = self.shared.by.registering(len, access);
+        let inner = Arc::new(self.inner.register_memory(memory, access)?);
         self.shared.by.registered(&inner);
         Ok(Region { inner, len })
     }

@@ -121,8 +121,10 @@ pub struct Peer<B: Descriptors> {
     waits_since: Option<Instant>,
     /// Whether a window that was filled is registered anew.
     pub drains: bool,
-    /// Parts of its memory (offset, length) to register in turn, each once the one before is full.
+    /// Parts of its memory (offset, length) to register in turn, each once the one before is full. Offsets behind that memory are places in
+    /// the memory of [`Peer::lands`].
     pub plan: Vec<(u32, u32)>,
+    landing: Option<B::Region>,
     turn: usize,
     /// Bytes taken out of the current part.
     taken: u32,
@@ -132,6 +134,10 @@ pub struct Peer<B: Descriptors> {
     keepalives: u64,
     /// Whether it answers questions for features, as a server does.
     pub serves: bool,
+    /// Questions for features that were not answered yet.
+    asked: u32,
+    /// The contents that its memory for windows has if the target writes what it notifies, and nothing else.
+    mirror: Option<Vec<u8>>,
     /// Whether it has given the peer a window.
     registered: bool,
     offered: Option<ConnectParams>,
@@ -194,6 +200,12 @@ impl<B: Descriptors> Peer<B> {
         Window { address: window.address(), length: self.shape.window, rkey: window.rkey() }
     }
 
+    /// Registers `len` bytes more, with a key of their own, for windows that lie elsewhere.
+    pub fn lands(&mut self, len: u32) -> Result<(), Failure> {
+        self.landing = Some(self.session.register(len as usize).map_err(wrong("registering memory"))?);
+        Ok(())
+    }
+
     fn window(&self) -> &B::Region {
         self.session.window().expect("no step withdraws it")
     }
@@ -234,6 +246,22 @@ impl<B: Descriptors> Peer<B> {
     pub fn is_painted(&self, byte: u8, offset: usize) -> bool {
         let mut bytes = vec![0; self.window().len().saturating_sub(offset)];
         self.window().memory().read(offset, &mut bytes) && bytes.iter().all(|one| *one == byte)
+    }
+
+    /// Fills its memory for windows, and keeps account from now on of what it must hold.
+    pub fn mirror(&mut self) {
+        const PAINT: u8 = 0xa5;
+        self.paint(PAINT);
+        self.mirror = Some(vec![PAINT; self.window().len()]);
+    }
+
+    /// Returns the first byte of its memory for windows that is not what the notifications since [`Peer::mirror`] cover.
+    pub fn strayed(&self) -> Option<usize> {
+        let mirror = self.mirror.as_ref()?;
+        let mut bytes = vec![0; mirror.len()];
+        let inside = self.window().memory().read(0, &mut bytes);
+        debug_assert!(inside, "as long as the region");
+        mirror.iter().zip(&bytes).position(|(expected, found)| expected != found)
     }
 
     /// Ends the connection.

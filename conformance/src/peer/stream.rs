@@ -25,9 +25,10 @@ impl<B: Descriptors> Peer<B> {
 
     /// Returns the registration of the current part.
     pub fn registration(&self) -> Message {
-        let (offset, length) = self.part();
-        let Window { address, rkey, .. } = self.own_window();
-        Message::RegisterXferMemory(Window { address: address + u64::from(offset), length, rkey })
+        let (_, length) = self.part();
+        let (region, offset) = self.place();
+        let address = region.address() + u64::from(offset);
+        Message::RegisterXferMemory(Window { address, length, rkey: region.rkey() })
     }
 
     /// Returns the number of bytes that came into the current window.
@@ -37,6 +38,15 @@ impl<B: Descriptors> Peer<B> {
 
     fn part(&self) -> (u32, u32) {
         self.plan[self.turn % self.plan.len()]
+    }
+
+    /// Returns the region of the current part, and where in it the part begins.
+    fn place(&self) -> (&B::Region, u32) {
+        let (offset, _) = self.part();
+        match (&self.landing, offset.checked_sub(self.shape.window)) {
+            (Some(landing), Some(offset)) => (landing, offset),
+            _ => (self.window(), offset),
+        }
     }
 
     /// Waits for the first window of the other side.
@@ -106,6 +116,31 @@ impl<B: Descriptors> Peer<B> {
         }
     }
 
+    /// Asks a server for its features. Whatever is waited for next takes the answer.
+    pub fn ask_features(&mut self, select: u16) -> Result<(), Failure> {
+        self.asked += 1;
+        self.message(Message::GetServerFeature { select, features: FeatureSet::NONE })
+    }
+
+    /// Waits until all questions for features are answered.
+    pub fn await_answers(&mut self) -> Result<(), Failure> {
+        while self.asked > 0 {
+            let incoming = self.receive()?;
+            self.absorb(incoming)?;
+        }
+        Ok(())
+    }
+
+    /// Returns whether it has given the target a window.
+    pub const fn has_registered(&self) -> bool {
+        self.registered
+    }
+
+    /// Returns whether the target has registered a window.
+    pub const fn has_window(&self) -> bool {
+        self.theirs.is_some()
+    }
+
     /// Returns the number of keepalives that came.
     pub const fn keepalives(&self) -> u64 {
         self.keepalives
@@ -125,6 +160,7 @@ impl<B: Descriptors> Peer<B> {
                     self.message(Message::GetServerFeature { select, features: FeatureSet::NONE })?;
                 }
                 Message::SetClientFeature { .. } if self.serves => {}
+                Message::GetServerFeature { .. } if self.asked > 0 => self.asked -= 1,
                 other => return Err(Failure::wrong(format!("unexpected message {other:?}"))),
             },
             Incoming::Notified(count) => return self.take_bytes(count),
@@ -169,7 +205,7 @@ impl<B: Descriptors> Peer<B> {
                 "{count} bytes were notified before a window was registered"
             )));
         }
-        let (offset, length) = self.part();
+        let (_, length) = self.part();
         let taken = self.taken;
         let Some(end) = taken.checked_add(count).filter(|end| *end <= length) else {
             return Err(Failure::wrong(format!(
@@ -177,8 +213,12 @@ impl<B: Descriptors> Peer<B> {
             )));
         };
         let mut bytes = vec![0; count as usize];
-        if !self.window().memory().read(offset as usize + taken as usize, &mut bytes) {
+        let (region, offset) = self.place();
+        if !region.memory().read(offset as usize + taken as usize, &mut bytes) {
             return Err(Failure::wrong("the plan is not within its memory"));
+        }
+        if let Some(mirror) = &mut self.mirror {
+            mirror[(offset + taken) as usize..][..bytes.len()].copy_from_slice(&bytes);
         }
         self.received.extend_from_slice(&bytes);
         self.taken = end;

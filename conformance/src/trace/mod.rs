@@ -11,6 +11,7 @@ pub mod packets;
 mod recorded;
 pub mod recording;
 pub mod roce;
+pub mod sequence;
 pub mod timeline;
 pub mod words;
 

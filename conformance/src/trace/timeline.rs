@@ -19,7 +19,18 @@ pub enum Column {
 }
 
 impl Column {
-    const fn other(self) -> Self {
+    /// Returns the name of the end.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Client => "client",
+            Self::Server => "server",
+        }
+    }
+
+    /// Returns the other end.
+    #[must_use]
+    pub const fn other(self) -> Self {
         match self {
             Self::Client => Self::Server,
             Self::Server => Self::Client,
@@ -57,19 +68,26 @@ const LAST_WIDTH: usize = 72;
 /// The last `count` lines of rendered pages without their times, each `client  …` or `server  …` and short enough for a terminal.
 #[must_use]
 pub fn last(pages: &str, count: usize) -> Vec<String> {
-    let gap = " ".repeat(COLUMN_WIDTH);
-    let lines: Vec<_> = pages.lines().collect();
-    let short = |line: &&str| {
-        let who = if line.contains(&gap) { "server" } else { "client" };
-        // In front of the text stand two times, each without a space.
-        let text = line.split_whitespace().skip(2).collect::<Vec<_>>().join(" ");
-        let line = format!("{who}  {text}");
+    let lines: Vec<_> = pages.lines().filter_map(split).collect();
+    let short = |(_, column, text): &(&str, Column, &str)| {
+        let line = format!("{}  {text}", column.name());
         match line.char_indices().nth(LAST_WIDTH) {
             Some((end, _)) => format!("{}…", &line[..end]),
             None => line,
         }
     };
     lines[lines.len().saturating_sub(count)..].iter().map(short).collect()
+}
+
+/// Splits a rendered line into the milliseconds since the beginning, the column and the text. `None` for the heads of pages.
+pub(super) fn split(line: &str) -> Option<(&str, Column, &str)> {
+    // In front of the text stand two times, each without a space.
+    let (millis, rest) = line.trim_start().split_once(' ')?;
+    millis.parse::<f64>().ok()?;
+    let (_, rest) = rest.trim_start().split_once(' ')?;
+    let text = rest.trim_start();
+    let column = if rest.len() - text.len() > COLUMN_WIDTH { Column::Server } else { Column::Client };
+    Some((millis, column, text))
 }
 
 /// Returns the events of the first connection of a recording, in order.

@@ -5,12 +5,14 @@
 //! listeners are handles on it. A call tries, and looks once what has come, before its task sleeps.
 
 mod driver;
+mod halves;
 mod listener;
 mod stream;
 #[cfg(test)]
 mod tests;
 
 use std::collections::{HashMap, VecDeque};
+use std::fmt::Debug;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -24,6 +26,7 @@ use tokio::net::ToSocketAddrs;
 
 use crate::background::{Driven, Schedule};
 use crate::budget::Limits;
+use crate::domain::ProtectionDomain;
 use crate::endpoint::{ConnectionId, Descriptors, Endpoint, Event, ListenerId, Usage};
 use crate::error::Error;
 use crate::options::Options;
@@ -31,6 +34,7 @@ use crate::stream::Connect;
 
 use driver::drive;
 
+pub use halves::{ReadHalf, WriteHalf};
 pub use listener::AsyncListener;
 pub use stream::AsyncStream;
 
@@ -78,21 +82,44 @@ impl<B: Descriptors> AsyncEndpoint<B> {
         Ok(AsyncListener::of(Arc::clone(&self.shared), listener))
     }
 
-    /// Connects to a host and port. Its addresses are tried in turn. A future that is dropped leaves no connection behind.
+    /// Connects to a host and port, `"host:6379"` or `("host", 6379)`. Its addresses are tried in turn. A future that is dropped leaves no connection behind.
     ///
     /// # Errors
     /// As [`Stream::connect_with`](crate::Stream::connect_with).
     pub async fn connect(
         &self,
-        host: impl ToSocketAddrs + ToString,
+        host: impl ToSocketAddrs + Debug,
         how: &Connect,
     ) -> Result<AsyncStream<B>, Error> {
-        let name = host.to_string();
-        let no_such_host = |source| Error::NoSuchHost { host: name.clone(), source: Arc::new(source) };
+        self.connect_among(host, how, None).await
+    }
+
+    /// Connects in the protection domain of another connection, so that memory registered for one serves both.
+    /// [`ProtectionDomain`] says when that is safe.
+    ///
+    /// # Errors
+    /// As [`AsyncEndpoint::connect`], or [`Error::ForeignDomain`].
+    pub async fn connect_in(
+        &self,
+        domain: &ProtectionDomain<B>,
+        host: impl ToSocketAddrs + Debug,
+        how: &Connect,
+    ) -> Result<AsyncStream<B>, Error> {
+        self.connect_among(host, how, Some(domain)).await
+    }
+
+    async fn connect_among(
+        &self,
+        host: impl ToSocketAddrs + Debug,
+        how: &Connect,
+        domain: Option<&ProtectionDomain<B>>,
+    ) -> Result<AsyncStream<B>, Error> {
+        let name = format!("{host:?}");
+        let no_such_host = |source| Error::no_such_host(&name, source);
         let addresses = tokio::net::lookup_host(host).await.map_err(no_such_host)?;
         let mut last = no_such_host(io::Error::new(io::ErrorKind::NotFound, "the name has no address"));
         for peer in addresses {
-            match AsyncStream::dial(&self.shared, peer, how).await {
+            match AsyncStream::dial(&self.shared, peer, how, domain).await {
                 Ok(stream) => return Ok(stream),
                 Err(error) => last = error,
             }

@@ -1,5 +1,6 @@
 //! The stream for tokio.
 
+use std::fmt::Debug;
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
@@ -9,12 +10,15 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use rdma_proto::Counters;
+use rdma_proto::backend::Access;
+use rdma_proto::memory::CallerMemory;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::ToSocketAddrs;
 
 use super::{AsyncEndpoint, Shared, Tasks, Want};
 use crate::budget::Limits;
 use crate::connection::{Connection, Work};
+use crate::domain::ProtectionDomain;
 use crate::endpoint::{ConnectionId, Descriptors, Endpoint};
 use crate::error::Error;
 use crate::land::{Received, Receiving};
@@ -24,7 +28,7 @@ use crate::stream::Connect;
 /// A byte stream over RDMA for tokio: [`AsyncRead`] and [`AsyncWrite`].
 ///
 /// Reads and writes are cancel-safe: a future that is dropped has read or written nothing. One task may read while another
-/// writes (see `tokio::io::split`). Dropping the stream delivers what was written in the background, for at most
+/// writes ([`AsyncStream::into_split`]). Dropping the stream delivers what was written in the background, for at most
 /// [`Options::linger`](crate::Options::linger); `shutdown` waits for it.
 pub struct AsyncStream<B: Descriptors> {
     pub(super) shared: Arc<Shared<B>>,
@@ -32,22 +36,22 @@ pub struct AsyncStream<B: Descriptors> {
 }
 
 impl<B: Descriptors> AsyncStream<B> {
-    /// Connects to a host and port with default settings, on an endpoint of its own.
+    /// Connects to a host and port, `"host:6379"` or `("host", 6379)` with default settings, on an endpoint of its own.
     ///
     /// # Errors
     /// As [`Stream::connect`](crate::Stream::connect).
-    pub async fn connect(backend: &B, host: impl ToSocketAddrs + ToString) -> Result<Self, Error> {
+    pub async fn connect(backend: &B, host: impl ToSocketAddrs + Debug) -> Result<Self, Error> {
         Self::connect_with(backend, host, &Connect::default()).await
     }
 
-    /// Connects to a host and port, on an endpoint of its own. Its addresses are tried in turn. A future that is dropped leaves
+    /// Connects to a host and port, `"host:6379"` or `("host", 6379)`, on an endpoint of its own. Its addresses are tried in turn. A future that is dropped leaves
     /// nothing behind. For many connections, [`AsyncEndpoint::connect`] costs less.
     ///
     /// # Errors
     /// As [`Stream::connect_with`](crate::Stream::connect_with).
     pub async fn connect_with(
         backend: &B,
-        host: impl ToSocketAddrs + ToString,
+        host: impl ToSocketAddrs + Debug,
         how: &Connect,
     ) -> Result<Self, Error> {
         AsyncEndpoint::new(backend, Limits::NONE)?.connect(host, how).await
@@ -57,9 +61,10 @@ impl<B: Descriptors> AsyncStream<B> {
         shared: &Arc<Shared<B>>,
         peer: SocketAddr,
         how: &Connect,
+        domain: Option<&ProtectionDomain<B>>,
     ) -> Result<Self, Error> {
         let id = shared.with(|state| {
-            let id = state.endpoint.connect(peer, how.local, how.timeout, how.options)?;
+            let id = state.endpoint.dial(peer, how.local, how.timeout, how.options, domain.cloned())?;
             state.tasks.insert(id, Tasks::default());
             Ok::<_, Error>(id)
         })?;
@@ -151,6 +156,23 @@ impl<B: Descriptors> AsyncStream<B> {
         self.ask(|connection| connection.register_landing(len))
     }
 
+    /// Registers memory that exists, see [`Connection::register_memory`](crate::Connection::register_memory).
+    ///
+    /// # Errors
+    /// Those of the call that it names.
+    pub fn register_memory(
+        &self,
+        memory: impl CallerMemory,
+        access: Access,
+    ) -> Result<RegisteredBuffer<B>, Error> {
+        self.ask(|connection| connection.register_memory(memory, access))
+    }
+
+    /// Returns the protection domain, for [`AsyncEndpoint::connect_in`].
+    pub fn domain(&self) -> ProtectionDomain<B> {
+        self.ask(|connection| connection.domain().clone())
+    }
+
     /// Waits until the next `range.len()` bytes of the stream are in `range` of `buffer`, and returns how they came there. A future that
     /// is dropped before leaves those that have not come to the next read; how many have is not known then.
     ///
@@ -214,18 +236,44 @@ impl<B: Descriptors> Drop for Dialing<'_, B> {
     }
 }
 
-impl<B: Descriptors> AsyncRead for AsyncStream<B> {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+/// The calls of the traits below, which its halves share.
+impl<B: Descriptors> AsyncStream<B> {
+    pub(super) fn read_shared(&self, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let unfilled = into.initialize_unfilled();
         let read = ready!(self.poll(cx, Want::Read, |endpoint, id| endpoint.read(id, unfilled)))?;
         into.advance(read);
         Poll::Ready(Ok(()))
     }
+
+    pub(super) fn write_shared(&self, cx: &mut Context<'_>, from: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        let written = ready!(self.poll(cx, Want::Write, |endpoint, id| endpoint.write(id, from)))?;
+        Poll::Ready(Ok(written))
+    }
+
+    pub(super) fn flush_shared(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.poll(cx, Want::Write, Endpoint::flush))?;
+        Poll::Ready(Ok(()))
+    }
+
+    pub(super) fn shutdown_shared(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let linger = self.ask(|connection| connection.options().linger);
+        ready!(self.poll(cx, Want::Write, |endpoint, id| {
+            endpoint.close(id, linger)?;
+            endpoint.closed(id)
+        }))?;
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<B: Descriptors> AsyncRead for AsyncStream<B> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        self.read_shared(cx, into)
+    }
 }
 
 impl<B: Descriptors> AsyncWrite for AsyncStream<B> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, from: &[u8]) -> Poll<io::Result<usize>> {
-        self.poll_write_vectored(cx, &[IoSlice::new(from)])
+        self.write_shared(cx, &[IoSlice::new(from)])
     }
 
     fn poll_write_vectored(
@@ -233,8 +281,7 @@ impl<B: Descriptors> AsyncWrite for AsyncStream<B> {
         cx: &mut Context<'_>,
         from: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let written = ready!(self.poll(cx, Want::Write, |endpoint, id| endpoint.write(id, from)))?;
-        Poll::Ready(Ok(written))
+        self.write_shared(cx, from)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -243,19 +290,13 @@ impl<B: Descriptors> AsyncWrite for AsyncStream<B> {
 
     /// Waits until everything written has been handed to the device.
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        ready!(self.poll(cx, Want::Write, Endpoint::flush))?;
-        Poll::Ready(Ok(()))
+        self.flush_shared(cx)
     }
 
     /// Waits until everything written has arrived, for at most [`Options::linger`](crate::Options::linger), and ends the
     /// connection.
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let linger = self.ask(|connection| connection.options().linger);
-        ready!(self.poll(cx, Want::Write, |endpoint, id| {
-            endpoint.close(id, linger)?;
-            endpoint.closed(id)
-        }))?;
-        Poll::Ready(Ok(()))
+        self.shutdown_shared(cx)
     }
 }
 

@@ -19,11 +19,13 @@ use rdma_proto::backend::{
     Access, Backend, CompletionError, ConnectParams, Identifier, QueuePair, QueuePairLimits,
     RNR_RETRY_INFINITE,
 };
+use rdma_proto::memory::CallerMemory;
 use rdma_proto::time::Instant;
 use rdma_proto::{ApiMisuse, Counters, Machine, Role, State, TransportError};
 
 use crate::arrived::Arrived;
 use crate::budget::Budget;
+use crate::domain::ProtectionDomain;
 use crate::error::Error;
 use crate::lend::RegisteredBuffer;
 use crate::memory::{Memory, Pieces};
@@ -108,22 +110,28 @@ impl<B: Backend> Connection<B> {
         backend: B,
         id: B::Identifier,
         completions: &B::CompletionQueue,
-        peer: SocketAddr,
-        role: Role,
+        (peer, role): (SocketAddr, Role),
         mut options: Options,
+        domain: Option<ProtectionDomain<B>>,
         budget: Arc<Budget>,
     ) -> Result<Self, Error> {
         // Whoever dials is the client, whatever the settings were made for.
         options.protocol.role = role;
-        // Its own, so that its keys open nothing to anybody else (VR-SEC-002).
-        let domain = id.create_domain().map_err(Error::backend("allocating a protection domain"))?;
+        let domain = match domain {
+            Some(domain) => {
+                domain.check(&id)?;
+                domain
+            }
+            // Its own, so that its keys open nothing to anybody else (VR-SEC-002).
+            None => ProtectionDomain::create(&id)?,
+        };
         let depth = QueuePairLimits {
             send_depth: options.protocol.send_depth.into(),
             recv_depth: options.receives.into(),
             inline: options.inline,
         };
         let pair = id
-            .create_queue_pair(&domain, completions, depth)
+            .create_queue_pair(domain.lower(), completions, depth)
             .map_err(Error::backend("creating a queue pair"))?;
         let memory = Memory::register(domain, &options.protocol, options.receives, budget)?;
         // A second window comes when it is needed.
@@ -194,7 +202,7 @@ impl<B: Backend> Connection<B> {
     /// Returns whether no error has ended the connection, without making one.
     #[inline]
     const fn is_sound(&self) -> bool {
-        !matches!(self.cause, Cause::Known(_)) && !matches!(self.machine.state(), State::Failed(_))
+        !matches!(self.cause, Cause::Known(_)) && self.machine.failure().is_none()
     }
 
     /// Returns whether the peer is on this side's device: whether the path of the queue pair leads back to the address it leaves
@@ -327,7 +335,7 @@ impl<B: Backend> Connection<B> {
             into = into.get_mut(copied as usize..).unwrap_or_default();
         }
         if read > 0 || wanted == 0 {
-            self.memory.keep_landing(self.machine.is_landing());
+            self.memory.keep_landing(|| self.machine.is_landing());
             // A window that was emptied is announced again at once. Most reads empty none.
             if !self.machine.is_settled() {
                 self.went_on();
@@ -365,7 +373,7 @@ impl<B: Backend> Connection<B> {
             self.machine.consume(now as u32)?;
             left -= now;
         }
-        self.memory.keep_landing(self.machine.is_landing());
+        self.memory.keep_landing(|| self.machine.is_landing());
         self.went_on();
         Ok(())
     }
@@ -467,6 +475,25 @@ impl<B: Backend> Connection<B> {
         self.memory.buffer(len, Access::NONE)
     }
 
+    /// Registers memory that the application has, to send from without a copy, and with [`Access::REMOTE_WRITE`] also to receive into. The
+    /// connection keeps `memory` until it is deregistered, which dropping what this returns does, once nothing is lent of it and no
+    /// window lies in it. [`CallerMemory`] says who may write to it until then.
+    ///
+    /// # Errors
+    /// `memory` has no bytes, or cannot be registered; it is dropped.
+    pub fn register_memory(
+        &self,
+        memory: impl CallerMemory,
+        access: Access,
+    ) -> Result<RegisteredBuffer<B>, Error> {
+        self.memory.register_memory(memory, access)
+    }
+
+    /// Returns the protection domain of this connection, in which further connections to the same server may be made.
+    pub const fn domain(&self) -> &ProtectionDomain<B> {
+        self.memory.domain()
+    }
+
     /// Sends as many bytes of `buffer`, from the beginning of `range`, as can be lent now; `None` if none can, because some
     /// that were lent before wait for the peer's window. They come behind all that was written before.
     ///
@@ -479,7 +506,7 @@ impl<B: Backend> Connection<B> {
     ) -> Result<Option<usize>, Error> {
         self.check()?;
         self.machine.lend(0)?;
-        if !buffer.belongs_to(self.memory.owner()) {
+        if buffer.domain() != self.memory.domain() {
             return Err(Error::ForeignBuffer);
         }
         let wanted = match range.end.checked_sub(range.start) {

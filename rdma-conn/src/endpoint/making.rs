@@ -13,6 +13,7 @@ use super::{ConnectionId, Endpoint, Event, ListenerId};
 use crate::budget::{Budget, Place};
 use crate::connecting::Connecting;
 use crate::connection::Connection;
+use crate::domain::ProtectionDomain;
 use crate::error::Error;
 use crate::memory::Memory;
 use crate::options::Options;
@@ -116,10 +117,40 @@ impl<B: Descriptors> Endpoint<B> {
         timeout: Duration,
         options: Options,
     ) -> Result<ConnectionId, Error> {
+        self.dial(peer, local, timeout, options, None)
+    }
+
+    /// Begins to connect as [`Endpoint::connect`], in the protection domain of another connection, of this or another endpoint, so that
+    /// memory registered for one serves both. [`ProtectionDomain`] says when that is safe.
+    ///
+    /// # Errors
+    /// As [`Endpoint::connect`]. A peer that is reached through another device ends the connection with
+    /// [`Error::ForeignDomain`].
+    pub fn connect_in(
+        &mut self,
+        domain: &ProtectionDomain<B>,
+        peer: SocketAddr,
+        local: Option<SocketAddr>,
+        timeout: Duration,
+        options: Options,
+    ) -> Result<ConnectionId, Error> {
+        self.dial(peer, local, timeout, options, Some(domain.clone()))
+    }
+
+    pub(crate) fn dial(
+        &mut self,
+        peer: SocketAddr,
+        local: Option<SocketAddr>,
+        timeout: Duration,
+        options: Options,
+        domain: Option<ProtectionDomain<B>>,
+    ) -> Result<ConnectionId, Error> {
         options.check()?;
         let place = self.budget.place()?;
         let (connecting, key) = Connecting::dial(&self.events, peer, local, self.now(), timeout)?;
-        Ok(self.enter(Member::new(connecting, (key, peer), options, place, None)))
+        let mut member = Member::new(connecting, (key, peer), options, place, (Role::Client, None));
+        member.domain = domain;
+        Ok(self.enter(member))
     }
 
     /// Asks the peer for the connection, whose route is known.
@@ -218,7 +249,8 @@ impl<B: Descriptors> Endpoint<B> {
     ) -> Result<ConnectionId, Error> {
         let peer = identifier.peer_addr().ok_or(Error::DeviceRemoved)?;
         let connecting = Connecting::accepted(self.now(), options.handshake_timeout);
-        let id = self.enter(Member::new(connecting, (identifier.key(), peer), options, place, listener));
+        let whose = (Role::Server, listener);
+        let id = self.enter(Member::new(connecting, (identifier.key(), peer), options, place, whose));
         let made = self.connect_queue(id, identifier, peer, Role::Server, options);
         let accepted = made.and_then(|()| match self.connection(id) {
             Some(connection) => connection.accept(),
@@ -258,7 +290,9 @@ impl<B: Descriptors> Endpoint<B> {
         let Some(queue) = self.queues.get_mut(at) else { return Err(Error::DeviceRemoved) };
         let budget = Arc::clone(&self.budget);
         let backend = self.backend.clone();
-        match Connection::new(backend, identifier, queue.completions(), peer, role, options, budget) {
+        let domain = self.members.get(id).and_then(|member| member.domain.clone());
+        match Connection::new(backend, identifier, queue.completions(), (peer, role), options, domain, budget)
+        {
             Ok(connection) => {
                 queue.enter(connection.queue_pair_number(), id);
                 if let Some(member) = self.members.get_mut(id) {

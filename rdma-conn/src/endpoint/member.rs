@@ -6,12 +6,14 @@ use std::time::Duration;
 
 use rdma_proto::backend::{Backend, CmEventKind, IdentifierKey};
 use rdma_proto::time::Instant;
-use rdma_proto::{State, TransportError};
+use rdma_proto::{Role, State, TransportError};
 
+use super::observed::Observed;
 use super::{ConnectionId, Event, ListenerId};
 use crate::budget::Place;
 use crate::connecting::Connecting;
 use crate::connection::Connection;
+use crate::domain::ProtectionDomain;
 use crate::error::Error;
 use crate::options::Options;
 
@@ -24,6 +26,8 @@ pub(super) struct Member<B: Backend> {
     /// Why there never was one.
     failure: Option<Error>,
     pub(super) options: Options,
+    /// The protection domain that it shares with other connections.
+    pub(super) domain: Option<ProtectionDomain<B>>,
     pub(super) key: IdentifierKey,
     pub(super) peer: SocketAddr,
     /// Where its completions arrive.
@@ -43,6 +47,7 @@ pub(super) struct Member<B: Backend> {
     pending: PendingEvents,
     /// Whether it stands among those that have something to tell.
     telling: bool,
+    observed: Observed,
     /// It counts for as long as it is here, also on its way to its end.
     _place: Place,
 }
@@ -82,19 +87,20 @@ impl PendingEvents {
 }
 
 impl<B: Backend> Member<B> {
-    /// Returns a connection that is being made, for `listener` if that has accepted it.
+    /// Returns a connection that is being made, by this `role`, for `listener` if that has accepted it.
     pub(super) fn new(
         connecting: Connecting<B>,
         (key, peer): (IdentifierKey, SocketAddr),
         options: Options,
         place: Place,
-        listener: Option<ListenerId>,
+        (role, listener): (Role, Option<ListenerId>),
     ) -> Self {
         Self {
             connecting: Some(connecting),
             connection: None,
             failure: None,
             options,
+            domain: None,
             key,
             peer,
             queue: None,
@@ -107,6 +113,7 @@ impl<B: Backend> Member<B> {
             closed: false,
             pending: PendingEvents::default(),
             telling: false,
+            observed: Observed::begun(role, peer),
             _place: place,
         }
     }
@@ -190,6 +197,7 @@ impl<B: Backend> Member<B> {
 
     /// Handles a connection-manager event. Returns an identifier once there is a route on it: the peer can be asked now.
     pub(super) fn handle_event(&mut self, event: CmEventKind<B>, now: Instant) -> Option<B::Identifier> {
+        let _inside = self.observed.span().clone().entered();
         if let Some(connection) = &mut self.connection {
             connection.handle_event(event);
             return None;
@@ -248,6 +256,7 @@ impl<B: Backend> Member<B> {
         let Some(connecting) = &self.connecting else { return };
         if self.connection.as_ref().is_some_and(|connection| connecting.is_done(connection)) {
             self.open = true;
+            self.observed.opened();
             self.connecting = None;
         } else if self.has_ended() {
             self.connecting = None;
@@ -329,5 +338,11 @@ impl<B: Backend> Member<B> {
     #[inline]
     pub(super) const fn is_telling(&self) -> bool {
         self.telling
+    }
+}
+
+impl<B: Backend> Drop for Member<B> {
+    fn drop(&mut self) {
+        self.observed.ended(self.check().err().as_ref());
     }
 }

@@ -3,6 +3,7 @@
 mod calls;
 mod making;
 mod member;
+mod observed;
 mod queues;
 mod spin;
 mod turn;
@@ -110,7 +111,8 @@ pub struct Usage {
 ///
 /// Connections do not share a protection domain, because an rkey opens a region to every queue pair of its domain: one
 /// client could guess its way into another's window (VR-SEC-002). So they share no regions either; instead, an idle one has
-/// little ([`Options::keep_memory`](crate::Options::keep_memory)).
+/// little ([`Options::keep_memory`](crate::Options::keep_memory)). A client that trusts one server with several connections may
+/// say otherwise ([`Endpoint::connect_in`]).
 pub struct Endpoint<B: Descriptors> {
     // Connections go before their queues, and those before the channel.
     members: SlotMap<ConnectionId, Member<B>>,

@@ -7,14 +7,14 @@ use crate::time::Instant;
 use crate::wire::{FeatureSet, Message, Opcode};
 
 use super::timers::Blocked;
-use super::{Due, Machine, Negotiation, State};
+use super::{Due, Machine, Negotiation, Stage};
 
 impl Machine {
     /// The connection is established. `peer_rnr_retry_count` is what the peer passed to `rdma_connect` or `rdma_accept`:
     /// how often *our* queue pair repeats what met no receive.
     pub fn handle_established(&mut self, now: Instant, peer_rnr_retry_count: u8) {
-        if let State::Connecting = self.state {
-            self.state = State::Open;
+        if self.stage == Stage::Connecting {
+            self.stage = Stage::Open;
             self.due = Due::Anything;
             // A server cannot ask a client for a proof, because no client expects the question. A client that allows few
             // retries has chosen the risk for its own connection.
@@ -140,7 +140,7 @@ impl Machine {
     /// Before the connection is established a flushed request says nothing: only the connection manager stops a queue pair
     /// then, and its event tells why.
     pub fn handle_failure(&mut self, failure: CompletionError) {
-        if failure.status == CompletionStatus::WR_FLUSH_ERR && matches!(self.state, State::Connecting) {
+        if failure.status == CompletionStatus::WR_FLUSH_ERR && self.stage == Stage::Connecting {
             return;
         }
         let error = match failure.status {
@@ -153,11 +153,11 @@ impl Machine {
             }
             _ => Error::Transport(TransportError::Completion(failure)),
         };
-        match self.state {
-            State::Failed(Error::Transport(TransportError::Completion(first)))
+        match self.failure {
+            Some(Error::Transport(TransportError::Completion(first)))
                 if first.status == CompletionStatus::WR_FLUSH_ERR =>
             {
-                self.state = State::Failed(error);
+                self.failure = Some(error);
             }
             _ => self.fail(error),
         }
@@ -181,16 +181,16 @@ impl Machine {
     /// The peer disconnected, which is answered with ours (VR-CLOSE-005), or answered our disconnect. Before this, report
     /// all completions that have arrived: the last bytes may be among them (VR-CLOSE-002).
     pub fn handle_disconnected(&mut self) {
-        match self.state {
-            State::Connecting => self.fail(Error::Transport(TransportError::Disconnected)),
-            State::Open | State::Closing => self.end(),
-            State::Closed | State::Failed(_) => {}
+        match self.stage {
+            Stage::Connecting => self.fail(Error::Transport(TransportError::Disconnected)),
+            Stage::Open | Stage::Closing => self.end(),
+            Stage::Ended => {}
         }
     }
 
     /// The time of [`Machine::next_timeout`] has come, or any other.
     pub fn handle_timeout(&mut self, now: Instant) {
-        if !matches!(self.state, State::Open | State::Closing) {
+        if !self.is_established() {
             return;
         }
         self.due = Due::Anything;

@@ -8,7 +8,7 @@ use crate::time::Instant;
 use crate::wire::{FeatureSet, MESSAGE_LEN, Message, Window};
 
 use super::timers::Blocked;
-use super::{Due, Machine, Negotiation, RegionAddress, State};
+use super::{Due, Machine, Negotiation, RegionAddress, Stage};
 
 /// An instruction to the driver of a [`Machine`], to be followed in the order given. Consecutive requests may share a doorbell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -134,7 +134,7 @@ impl Machine {
     fn poll_anything(&mut self, now: Instant) -> Option<Action> {
         let action = self.next_action();
         let waits = self.flush.is_some() || !self.send.all_posted();
-        if matches!(self.state, State::Open) && !waits && !self.wants_message() {
+        if self.stage == Stage::Open && !waits && !self.wants_message() {
             self.due = Due::Nothing;
             self.timers.note_free();
             // Whoever sends messages is not about to write.
@@ -181,7 +181,7 @@ impl Machine {
 
     /// Returns the next request to post. Nothing leaves after the end, keepalives included (VR-KEEP-003).
     fn next_request(&mut self) -> Option<Action> {
-        if !matches!(self.state, State::Open | State::Closing) {
+        if !self.is_established() {
             return None;
         }
         // A flush that has begun goes first: the slot and the credit of its last part are promised.
@@ -197,7 +197,7 @@ impl Machine {
         if let Some(write) = self.next_write() {
             return Some(write);
         }
-        (self.state == State::Closing).then(|| self.next_of_close()).flatten()
+        (self.stage == Stage::Closing).then(|| self.next_of_close()).flatten()
     }
 
     /// Returns the next part of a flush, of the one that has begun or of a new one.
@@ -357,7 +357,7 @@ impl Machine {
 
     /// Returns what the peer must do before bytes or messages that wait can leave.
     fn blocked(&self) -> Option<Blocked> {
-        if !matches!(self.state, State::Open | State::Closing) {
+        if !self.is_established() {
             None
         } else if self.send.unposted() > 0 && !self.tx.is_registered() {
             Some(Blocked::NoWindow)

@@ -58,8 +58,6 @@ pub(crate) struct Session {
     /// Chunks that it was told of.
     sent: u64,
     mapping_sent: bool,
-    /// Whether it has read the addresses of the seed's table.
-    mapped: bool,
     mark_sent: bool,
     end_sent: bool,
     /// Chunks that it says it has.
@@ -74,7 +72,6 @@ impl Session {
             state: State::Greeting,
             sent: 0,
             mapping_sent: false,
-            mapped: false,
             mark_sent: false,
             end_sent: false,
             has: 0,
@@ -139,7 +136,6 @@ impl Session {
             }
             (State::Serving, Frame::Progress(progress)) => {
                 self.has = progress.chunks.get();
-                self.mapped |= self.mapping_sent;
                 self.by = now.after(terms.lease);
                 Ok(None)
             }
@@ -193,15 +189,11 @@ impl Session {
     }
 
     fn news(&mut self, log: &Log) -> Option<Frame> {
-        let is_whole = match (log.mapping, self.mapping_sent) {
-            (Some(mapping), false) => {
-                self.mapping_sent = true;
-                self.sent = mapping.areas.get().into();
-                return Some(Frame::Mapping(mapping));
-            }
-            (Some(_), true) => self.mapped,
-            (None, _) => true,
-        };
+        if let Some(mapping) = log.mapping.filter(|_| !self.mapping_sent) {
+            self.mapping_sent = true;
+            self.sent = mapping.areas.get().into();
+            return Some(Frame::Mapping(mapping));
+        }
         // The end of the snapshot is told between its last chunk and the one behind.
         let upto = log.mark.filter(|mark| self.sent <= mark.chunks.get() && !self.mark_sent);
         let upto = upto.map_or(log.entries.len() as u64, |mark| mark.chunks.get());
@@ -211,13 +203,11 @@ impl Session {
             self.sent = to as u64;
             return Some(Frame::Chunks(entries.to_vec()));
         }
-        if let Some(mark) =
-            log.mark.filter(|mark| is_whole && !self.mark_sent && mark.chunks.get() == self.sent)
-        {
+        if let Some(mark) = log.mark.filter(|mark| !self.mark_sent && mark.chunks.get() == self.sent) {
             self.mark_sent = true;
             return Some(Frame::Mark(mark));
         }
-        if log.ended && is_whole && !self.end_sent && self.sent == log.chunks() {
+        if log.ended && !self.end_sent && self.sent == log.chunks() {
             self.end_sent = true;
             return Some(Frame::End(End { chunks: self.sent.into() }));
         }

@@ -104,6 +104,8 @@ pub(crate) struct Machine {
     table: Table,
     offer: Option<Offer>,
     mapping: Option<Mapping>,
+    /// Whether the addresses of the seed's table are on their way.
+    awaits_addresses: bool,
     orders: VecDeque<Order>,
     depth: usize,
     /// READs under way, of chunks.
@@ -131,6 +133,7 @@ impl Machine {
             have,
             offer: None,
             mapping: None,
+            awaits_addresses: false,
             orders: VecDeque::from([Order::Send(Frame::Hello(hello))]),
             depth: 0,
             reading: 0,
@@ -160,9 +163,15 @@ impl Machine {
         self.orders.pop_front()
     }
 
-    /// Whether it takes another frame: it does not while it has more than it can keep.
+    /// Returns whether it has as many entries as it can keep.
+    pub(crate) fn is_full(&self) -> bool {
+        !self.table.has_room()
+    }
+
+    /// Returns whether it takes another frame: not while it is full, and not between the seed's table and its addresses, without which
+    /// nothing behind it can be judged (VS-RCP-002).
     pub(crate) fn listens(&self) -> bool {
-        self.table.has_room()
+        !self.is_full() && !self.awaits_addresses
     }
 
     fn enter(&mut self, state: State, now: Instant) {
@@ -245,9 +254,9 @@ impl Machine {
             (Some(Layout::Rcp), Frame::Mapping(mapping)) if self.mapping.is_none() => {
                 let (remote, length) = self.table.addresses(&mapping)?;
                 self.mapping = Some(mapping);
+                self.awaits_addresses = true;
                 self.orders.push_back(Order::ReadAddresses(remote, length));
             }
-            // Behind a mapping that was not read yet the end comes too early to be checked, so the publisher waits with it.
             (_, Frame::Mark(mark)) => {
                 self.table.mark(&mark)?;
                 self.have.mark = Some(mark);
@@ -301,9 +310,8 @@ impl Machine {
     pub(crate) fn handle_addresses(&mut self, addresses: &[u8], now: Instant) -> Result<(), Error> {
         let Some(mapping) = self.mapping else { return Err(Error::Misbehaved("addresses without a table")) };
         self.table.map(&mapping, addresses)?;
+        self.awaits_addresses = false;
         self.by = now.after(self.config.silence);
-        // The publisher waits for this before it says where the table ends.
-        self.orders.push_back(self.progress());
         Ok(())
     }
 

@@ -362,7 +362,7 @@ impl<B: Descriptors> Reader<B> {
         }
         data.read(self.flights.range(begun..))?;
         let posted = self.flights.len() - begun;
-        self.held = self.flights.len() + self.landed.len() >= room || !self.machine.listens();
+        self.held = self.flights.len() + self.landed.len() >= room || self.machine.is_full();
         self.counters.reads += posted as u64;
         self.counters.most_in_flight = self.counters.most_in_flight.max(self.flights.len());
         Ok(posted > 0)

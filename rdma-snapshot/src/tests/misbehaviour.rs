@@ -191,6 +191,31 @@ fn the_seeds_table_is_not_believed() {
     }
 }
 
+/// VS-RCP-002: what a publisher says right behind the seed's table is looked at once the addresses were read, and not before.
+#[test]
+fn the_end_of_the_seeds_table_may_come_before_its_addresses() {
+    let now = Instant::default();
+    let mut machine = welcomed(Layout::Rcp, reader::Limits::default());
+    let mark = Mark { chunks: 1.into(), bytes: 5.into(), digest: [0; 32] };
+    let end = crate::wire::End { chunks: 1.into() };
+    let mut frames = [Frame::Mapping(mapping(4096, 1, 5)), Frame::Mark(mark), Frame::End(end)].into_iter();
+    let mut hear = |machine: &mut Machine| {
+        while machine.listens()
+            && let Some(frame) = frames.next()
+        {
+            machine.handle_frame(frame, now).expect("it is as it should be");
+        }
+        frames.len()
+    };
+    assert_eq!(hear(&mut machine), 2, "the end waits");
+    machine.handle_addresses(&(4096_u64 + 8).to_be_bytes(), now).expect("addresses");
+    assert_eq!(hear(&mut machine), 0);
+    let area = machine.next_read().expect("an area");
+    machine.posted(now);
+    machine.handle_chunk(&area, 0, now).expect("an area");
+    assert!(machine.is_done());
+}
+
 /// VS-TABLE-003: no more is taken than this side's limits, however it comes.
 #[test]
 fn a_table_beyond_the_limits_is_refused() {

@@ -1,4 +1,4 @@
-//! `spec/snapshot.toml`.
+//! The vectors of `spec/snapshot.toml`.
 #![allow(dead_code, reason = "each test uses what it needs")]
 
 use std::path::Path;
@@ -7,15 +7,7 @@ use serde::Deserialize;
 
 #[derive(Deserialize)]
 pub(crate) struct Spec {
-    pub(crate) requirement: Vec<Requirement>,
     pub(crate) vector: Vec<Vector>,
-}
-
-#[derive(Deserialize)]
-pub(crate) struct Requirement {
-    pub(crate) id: String,
-    pub(crate) level: String,
-    pub(crate) text: String,
 }
 
 #[derive(Deserialize)]

@@ -1,7 +1,9 @@
 //! Completion queues: what ended, in order, and the one-shot promise to say so.
 
+use core::sync::atomic::{AtomicBool, Ordering::Release};
 use core::time::Duration;
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use rdma_proto::backend::{AsyncEvent, Completed, Completion, CompletionError, CompletionStatus};
 use rdma_proto::time::Instant;
@@ -28,6 +30,9 @@ pub(crate) struct CompletionQueue {
     events: u32,
     /// Overrun: nothing comes out any more.
     lost: bool,
+    /// Whether a poll has something to say. Its handle looks at it without the fabric's lock, so that whoever polls again and again
+    /// keeps nobody from posting.
+    ready: Arc<AtomicBool>,
 }
 
 /// A completion, and what polling it brings with it.
@@ -73,7 +78,7 @@ pub(super) const fn success(id: u64, queue_pair: u32, completed: Completed) -> C
 }
 
 impl CompletionQueue {
-    pub(super) const fn new(host: HostId, depth: u32, context: Option<(ContextId, u64)>) -> Self {
+    pub(super) fn new(host: HostId, depth: u32, context: Option<(ContextId, u64)>) -> Self {
         Self {
             host,
             context,
@@ -83,7 +88,13 @@ impl CompletionQueue {
             raced: false,
             events: 0,
             lost: false,
+            ready: Arc::default(),
         }
+    }
+
+    /// Lets polls know whether they have something to say.
+    fn note_ready(&self) {
+        self.ready.store(self.lost || !self.entries.is_empty(), Release);
     }
 
     pub(super) const fn is_lost(&self) -> bool {
@@ -93,6 +104,13 @@ impl CompletionQueue {
     /// An event, caused or not.
     pub(super) const fn raise(&mut self) {
         self.events += 1;
+    }
+}
+
+impl Drop for CompletionQueue {
+    fn drop(&mut self) {
+        // A queue that is gone has an error to tell.
+        self.ready.store(true, Release);
     }
 }
 
@@ -147,6 +165,11 @@ impl Model {
         }
     }
 
+    /// Returns whether a poll has something to say, now and later.
+    pub(crate) fn ready(&self, id: QueueId) -> Arc<AtomicBool> {
+        self.queues.get(id).map(|queue| Arc::clone(&queue.ready)).unwrap_or_default()
+    }
+
     /// `ibv_poll_cq(3)`. A polled completion of a send frees its slot and those of the unsignaled ones before it.
     pub(crate) fn poll(&mut self, id: QueueId, into: &mut [Completion]) -> Result<usize, Error> {
         let mut places = into.iter_mut();
@@ -181,6 +204,9 @@ impl Model {
             take(entry.completion, entry.bytes);
             count += 1;
             self.polled(&entry);
+        }
+        if let Some(queue) = self.queues.get(id) {
+            queue.note_ready();
         }
         if raced {
             self.count_observed(FailureClass::NotificationRace);
@@ -310,6 +336,7 @@ impl Model {
         self.note(|| EntryKind::Completed(completion));
         let Some(queue) = self.queues.get_mut(id) else { return };
         queue.entries.push_back(entry);
+        queue.note_ready();
         if core::mem::take(&mut queue.armed) {
             queue.events += 1;
             if queue.events == 1 {
@@ -326,6 +353,7 @@ impl Model {
         let Some(queue) = self.queues.get_mut(id) else { return };
         queue.lost = true;
         queue.entries.clear();
+        queue.note_ready();
         if !silent {
             // Whoever sleeps on the queue has to learn of it.
             queue.events += 1;

@@ -1,10 +1,9 @@
 //! Protection domains and memory regions: who may touch which bytes.
 
-use core::sync::atomic::AtomicU64;
 use std::sync::Arc;
 
+use rdma_memory::{CallerMemory, SharedMemory, Zeroed};
 use rdma_proto::backend::{Access, RemoteAddress};
-use rdma_proto::memory::SharedMemory;
 
 use super::parts::Part;
 use super::{DomainId, HostId, Model, PairId, RegionId};
@@ -15,33 +14,32 @@ use crate::trace::EntryKind;
 const FIRST_ADDRESS: u64 = 0x7000_0000_0000;
 /// Regions start on a page and have an unmapped page behind them.
 const PAGE: u64 = 4096;
-/// Bytes copied at a time from one region to another: atomics forbid one plain copy, the stack is where they rest.
-pub(super) const CHUNK: usize = 4096;
-/// As much where an end is in another process.
+/// Bytes copied at a time where an end is in another process.
 const FAR_CHUNK: usize = 256 * 1024;
 
-/// The bytes of a region. They outlive its registration while a handle reads them.
-pub(crate) struct Memory {
-    words: Box<[AtomicU64]>,
-    len: usize,
+/// The bytes of a region in this process. They outlive its registration while a handle reads them.
+pub(crate) enum Memory {
+    /// Made for the region.
+    Own(Zeroed),
+    /// A program's.
+    Caller(Box<dyn CallerMemory>),
 }
 
 impl Memory {
     /// `len` zeroed bytes.
     pub(crate) fn zeroed(len: usize) -> Result<Self, Error> {
-        let count = len.div_ceil(size_of::<u64>());
-        let mut words = Vec::new();
-        words.try_reserve_exact(count).map_err(|_| Error::Allocation(len))?;
-        words.resize_with(count, AtomicU64::default);
-        Ok(Self { words: words.into_boxed_slice(), len })
+        Zeroed::new(len).map(Self::Own).ok_or(Error::Allocation(len))
     }
 
-    pub(crate) const fn len(&self) -> usize {
-        self.len
+    pub(crate) fn len(&self) -> usize {
+        self.shared().len()
     }
 
     pub(crate) fn shared(&self) -> SharedMemory<'_> {
-        SharedMemory::new(&self.words, self.len)
+        match self {
+            Self::Own(memory) => memory.shared(),
+            Self::Caller(memory) => memory.shared(),
+        }
     }
 }
 
@@ -255,19 +253,18 @@ pub(super) fn copy(
     (to, to_offset): (&Bytes, usize),
     len: usize,
 ) -> Result<(), Unreachable> {
-    let (mut near, mut far);
-    let chunk: &mut [u8] = if let (Bytes::Own(_), Bytes::Own(_)) = (from, to) {
-        near = [0; CHUNK];
-        &mut near
-    } else {
-        // Each reach into another process is a system call.
-        far = vec![0; len.min(FAR_CHUNK)];
-        &mut far
-    };
-    let size = chunk.len().max(1);
+    if !inside(from_offset, len, from.len()) {
+        return Err(Unreachable::Source);
+    }
+    if let (Bytes::Own(from), Bytes::Own(to)) = (from, to) {
+        let copied = from.shared().copy_to(from_offset, to.shared(), to_offset, len);
+        return if copied { Ok(()) } else { Err(Unreachable::Target) };
+    }
+    // Each reach into another process is a system call.
+    let mut chunk = vec![0; len.min(FAR_CHUNK)];
     let mut done = 0;
     while done < len {
-        let part = &mut chunk[..size.min(len - done)];
+        let part = &mut chunk[..FAR_CHUNK.min(len - done)];
         if !from.read(from_offset + done, part) {
             return Err(Unreachable::Source);
         }

@@ -7,7 +7,6 @@
 use core::hash::Hasher;
 use std::collections::VecDeque;
 
-use super::memory::CHUNK;
 use super::parts::{Part, Parts};
 use super::requester::Source;
 use super::{Model, PairId, RegionId};
@@ -48,6 +47,8 @@ impl Model {
     /// Bytes of regions, as a number.
     fn hash_of(&self, parts: &Parts) -> Option<u64> {
         let mut digest = Digest::default();
+        /// Bytes that are hashed at a time.
+        const CHUNK: usize = 4096;
         let mut chunk = [0; CHUNK];
         for &Part { region, mut offset, len } in parts.list() {
             let memory = &self.regions.get(region)?.memory;

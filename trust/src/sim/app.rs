@@ -179,6 +179,8 @@ pub struct App {
     lands: Option<Random>,
     /// The bytes that it receives so now.
     landing: Option<Landing>,
+    /// How many bytes had arrived when it gave up to receive so, as long as windows may lie in that memory.
+    gave_up: Option<u64>,
     next_write: Instant,
     next_read: Instant,
     gives_up: Option<Instant>,
@@ -270,6 +272,7 @@ impl App {
             lends: Some(Random::new(!seed)).filter(|random| random.clone().chance(1, 3)),
             lands: Some(Random::new(seed.rotate_left(17))).filter(|random| random.clone().chance(1, 3)),
             landing: None,
+            gave_up: None,
             next_write: now,
             next_read: now.after(workload.reads_late),
             gives_up: workload.gives_up.map(|after| now.after(after)),
@@ -291,6 +294,16 @@ impl App {
     /// The place of a byte that was not the one the peer wrote.
     pub const fn wrong_byte(&self) -> Option<u64> {
         self.wrong
+    }
+
+    /// Returns whether windows still lie in memory that it gave up: one may have been announced there, and is full by now; the bytes
+    /// in it are read.
+    pub fn is_kept_from_memory(&self, connection: &Connection<SoftSim>) -> bool {
+        self.gave_up.is_some_and(|at| {
+            let window = u64::from(connection.options().protocol.window);
+            let arrived = connection.counters().bytes_received.saturating_sub(at);
+            connection.is_landing() && connection.unread() == 0 && arrived >= window
+        })
     }
 
     /// When it wants to run, if nothing else happens.
@@ -378,6 +391,7 @@ impl App {
             let buffer = Arc::new(link.connection().register_landing(len).ok()?);
             let receiving = Receiving::new(Arc::clone(&buffer), 0..len);
             self.landing = Some(Landing { buffer, receiving, seen: 0 });
+            self.gave_up = None;
         }
         let landing = self.landing.as_mut()?;
         let outcome = link.endpoint.receive(link.id, &mut landing.receiving);
@@ -391,6 +405,7 @@ impl App {
             self.landing = None;
             // The connection is there: the program has it.
             let _is_there = link.endpoint.stop_landing(link.id);
+            self.gave_up = Some(link.connection().counters().bytes_received);
         }
         if bytes.is_empty() && gives_up { None } else { Some(bytes) }
     }

@@ -68,6 +68,12 @@ pub(super) fn check_end(end: &End, connection: Option<&Connection<SoftSim>>) -> 
         return Err(Violation::new("stream", format!("{}: byte {at} is not the one written", name(end))));
     }
     if let Some(connection) = connection {
+        if end.app().is_kept_from_memory(connection) {
+            return Err(Violation::new(
+                "landing",
+                format!("{}: memory is kept that was given up", name(end)),
+            ));
+        }
         let (counters, limit) = (connection.counters(), connection.options().protocol.peer_receives);
         if counters.most_in_flight > limit.into() {
             return Err(Violation::new(

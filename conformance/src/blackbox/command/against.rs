@@ -14,6 +14,7 @@ use crate::blackbox::own::{OwnClients, OwnServer, small};
 use crate::blackbox::process::{AwaitedClients, ExecClients, ExecServer, RunningServer};
 use crate::blackbox::results::{Run, Target};
 use crate::blackbox::run::{self, Plan};
+use crate::blackbox::session::legal;
 use crate::blackbox::target::{Clients, Server};
 use crate::exit::{BROKEN, NOTHING};
 use crate::peer::Listener;
@@ -153,7 +154,10 @@ fn go<B: Descriptors>(
         arguments,
         recorder: Some(recorder),
     };
-    let cases: Vec<Case<'_, B>> = common.select.cases(target.role);
+    let cases: Vec<Case<'_, B>> = match common.random {
+        None => common.select.cases(target.role),
+        Some(count) => legal::cases(target.role, common.seed, count),
+    };
     if cases.is_empty() {
         return Err((NOTHING, "nothing is selected; `list` shows what there is".into()));
     }
@@ -168,7 +172,11 @@ fn go<B: Descriptors>(
         }
     });
     bar.finish_and_clear();
-    run.map_err(|failed| (failed.0.cause.code(), failed.to_string()))
+    let mut run = run.map_err(|failed| (failed.0.cause.code(), failed.to_string()))?;
+    if common.random.is_some() {
+        run.results = legal::summed(run.results, common.seed, &again);
+    }
+    Ok(run)
 }
 
 /// A bar on a terminal; nothing elsewhere.

@@ -80,6 +80,13 @@ pub(super) struct Common {
     name: Option<String>,
     #[command(flatten)]
     pub(super) select: Select,
+    /// Instead of the cases: this many peers that do anything the specification allows, drawn at random.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000),
+          conflicts_with_all = ["select", "skip", "quick", "level", "profile"])]
+    pub(super) random: Option<u64>,
+    /// The first of these peers; each of the others has the number after it.
+    #[arg(long, value_name = "S", default_value_t = 0, requires = "random")]
+    pub(super) seed: u64,
     /// Also run cases that may bring the target down. Say it twice for a target on another machine.
     #[arg(long, action = clap::ArgAction::Count)]
     allow_disruptive: u8,
@@ -216,7 +223,8 @@ impl Common {
 /// The command that runs it again, without any selection.
 pub(super) fn again(arguments: &[String]) -> String {
     /// They say which cases run and what becomes of the results.
-    const LEFT_OUT: [&str; 6] = ["--select", "--skip", "--out", "--format", "--baseline", "--write-baseline"];
+    const LEFT_OUT: [&str; 8] =
+        ["--select", "--skip", "--random", "--seed", "--out", "--format", "--baseline", "--write-baseline"];
     let mut words = vec!["valkey-rdma-conformance".to_string()];
     let mut rest = arguments.iter();
     while let Some(word) = rest.next() {

@@ -30,6 +30,10 @@ pub struct Report {
     /// cannot be told by elimination): they are counted. For results of other people's software that are published.
     #[arg(long)]
     for_publication: bool,
+    /// Where the specification lies as a page sees it (a URL or a relative path), for links of the HTML page; without it they stay on
+    /// the page.
+    #[arg(long, value_name = "URL")]
+    spec: Option<String>,
     /// Where to write it, instead of printing it.
     #[arg(long, short)]
     out: Option<PathBuf>,
@@ -50,7 +54,7 @@ pub fn make_report(options: &Report) -> ExitCode {
             runs.iter_mut().for_each(Run::withhold);
         }
         let text = match &runs[..] {
-            runs if options.format == Format::Html => report::html(runs),
+            runs if options.format == Format::Html => report::html(runs, options.spec.as_deref()),
             runs if options.format == Format::Markdown => Ok(report::markdown(runs)),
             [run] => report::text(run, options.format, false),
             _ => return Err(usage("only HTML and Markdown take several runs")),

@@ -31,7 +31,7 @@ fn both(out: &Path) -> Result<u8, CommandError> {
         runs.push(run);
     }
     let page = out.join("report.html");
-    let html = report::html(&runs).map_err(|reason| (BROKEN, reason))?;
+    let html = report::html(&runs, None).map_err(|reason| (BROKEN, reason))?;
     std::fs::write(&page, html).map_err(|error| (BROKEN, format!("{}: {error}", page.display())))?;
     println!("report: {}", page.display());
     Ok(worst)

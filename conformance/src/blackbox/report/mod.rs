@@ -48,7 +48,7 @@ pub fn text(run: &Run, format: Format, strict: bool) -> Result<String, String> {
         Format::Json => run.json(),
         Format::Junit => junit::junit(run),
         Format::Tap => Ok(tap::tap(run)),
-        Format::Html => html(std::slice::from_ref(run)),
+        Format::Html => html(std::slice::from_ref(run), None),
         Format::Markdown => Ok(markdown(std::slice::from_ref(run))),
         Format::Badge => Ok(format!("{:#}\n", badge(run))),
     }

@@ -4,6 +4,7 @@
 //! a client, and the client's next step shows what the client made of the answer.
 
 mod ending;
+pub mod legal;
 
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};

@@ -99,7 +99,8 @@ impl Forgery {
             Empty => entry.length = U32::new(0),
             Long => entry.length = U32::new(super::CHUNK + 1),
             Short => entry.length = U32::new(entry.length.get().saturating_sub(1)),
-            Beyond => entry.address = U64::new(u64::MAX - 10),
+            // However short the chunk is.
+            Beyond => entry.address = U64::new(u64::MAX - u64::from(entry.length.get()) / 2),
             Elsewhere => (entry.address, entry.rkey) = (first.address, first.rkey),
             OutOfBounds => entry.address = U64::new(entry.address.get() + 1),
             Key => entry.rkey = U32::new(entry.rkey.get() ^ 0x0100_0000),

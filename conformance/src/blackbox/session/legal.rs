@@ -1,0 +1,295 @@
+//! A peer that does anything the specification allows, drawn at random: which windows it registers, how it cuts what it sends into
+//! writes and notifications, what it says in between, when it pauses and when it leaves.
+//!
+//! The target is judged by two oracles: the stream (every byte of every reply, or the client's own verdict) and the windows (the suite's
+//! memory holds what the notifications covered and is untouched elsewhere), beside the rules that are watched in every case.
+
+use std::time::Duration;
+
+use fastrand::Rng;
+use rdma_conn::Descriptors;
+use rdma_proto::backend::RemoteAddress;
+use rdma_proto::wire::{FeatureSet, Message};
+use suite::verdict::pass;
+use suite::{Judged, Stop};
+
+use super::{Exchange, Heard, Session};
+use crate::blackbox::case::{Case, Role};
+use crate::blackbox::context::Context;
+use crate::blackbox::results::{CaseResult, Teardown};
+use crate::peer::Shape;
+
+/// The id of the case.
+const ID: &str = "random.legal-peer";
+/// Notifications and messages of a trace that are not registrations. With these, fewer than the receives that every peer has posted
+/// at first, so that none need be proven to be handled (VR-FLOW-005).
+const MOST: u32 = 600;
+/// Registrations of a trace.
+const REGISTRATIONS: usize = 200;
+/// Bytes of the memory for windows.
+const MEMORY: u32 = 64 << 10;
+/// Bytes of replies that a trace asks for.
+const REPLIES: usize = 256 << 10;
+
+/// Returns `count` cases, each with a peer of its own: seed, seed + 1, and so on.
+pub fn cases<'a, B: Descriptors>(role: Role, seed: u64, count: u64) -> Vec<Case<'a, B>> {
+    let case = |seed: u64| Case {
+        id: ID,
+        role: Some(role),
+        intent: "a peer that does anything the specification allows",
+        expectation: "The stream is whole, and nothing is written beside it.",
+        requirements: &["VR-XFER-001", "VR-XFER-006", "VR-XFER-007", "VR-CTRL-009", "VR-FLOW-001"],
+        source: "",
+        tags: &[],
+        run: Box::new(move |context: &Context<'_, B>, _: &_| {
+            let judged = trace(context, seed);
+            judged.map_err(|stop| Stop { reason: format!("seed {seed}: {}", stop.reason), ..stop })
+        }),
+    };
+    (0..count).map(|number| case(seed.wrapping_add(number))).collect()
+}
+
+/// Makes one result of all that passed, and names each of the others for its seed. `again` is the command without a selection.
+pub fn summed(results: Vec<CaseResult>, seed: u64, again: &str) -> Vec<CaseResult> {
+    let traces = results.len();
+    let took: f64 = results.iter().map(|result| result.took).sum();
+    let (passed, mut summed): (Vec<_>, Vec<_>) = (0..)
+        .zip(results)
+        .map(|(number, mut result)| {
+            let seed = seed.wrapping_add(number);
+            result.repro = format!("{again} --random 1 --seed {seed}");
+            if !result.verdict.is_pass() {
+                result.id = format!("random.seed-{seed}");
+            }
+            result
+        })
+        .partition(|result| result.verdict.is_pass());
+    let count = passed.len();
+    if let Some(mut first) = passed.into_iter().next() {
+        first.reason = format!("{count} of {traces} traces, from seed {seed} on");
+        first.repro = format!("{again} --random {traces} --seed {seed}");
+        first.took = took;
+        summed.insert(0, first);
+    }
+    summed
+}
+
+fn trace<B: Descriptors>(context: &Context<'_, B>, seed: u64) -> Judged {
+    let mut legal = Legal { rng: Rng::with_seed(seed), said: 0, pauses: 0 };
+    legal.pauses = legal.pick(&[0, 0, 4, 30]);
+    let shape = Shape::default().window(MEMORY).receives(legal.pick(&[1024, 1024, 1025, 2000]));
+    let mut session = context.connect(shape)?;
+    let length = legal.windows(&mut session);
+    session.peer.mirror();
+    legal.interject(&mut session)?;
+    match session.client_asks() {
+        true => legal.serve(session),
+        false => legal.ask(session, length),
+    }
+}
+
+/// What is drawn, and what was spent.
+struct Legal {
+    rng: Rng,
+    /// Notifications and messages so far.
+    said: u32,
+    /// Of 256 steps, those before which the peer pauses.
+    pauses: u8,
+}
+
+impl Legal {
+    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.rng.usize(..from.len())]
+    }
+
+    /// True once in `one_in` times.
+    fn chance(&mut self, one_in: u32) -> bool {
+        self.rng.u32(..one_in) == 0
+    }
+
+    fn is_spent(&self) -> bool {
+        self.said >= MOST
+    }
+
+    /// Draws windows of one length (VR-MEM-008) at up to three places, which may be the same place, and returns the length.
+    fn windows<B: Descriptors>(&mut self, session: &mut Session<'_, B>) -> u32 {
+        // A client sends as much as it likes; so that it needs few registrations, its windows are long.
+        let length = if session.client_asks() {
+            self.pick(&[4096, 5000, 16_384, 30_000, 65_535, MEMORY])
+        } else {
+            self.pick(&[1, 2, 3, 31, 32, 33, 100, 511, 1000, 4096, 16_384, 65_535, MEMORY])
+        };
+        let places = self.rng.usize(1..=3);
+        session.peer.plan = (0..places).map(|_| (self.rng.u32(..=MEMORY - length), length)).collect();
+        length
+    }
+
+    fn pause(&mut self) {
+        if self.rng.u8(..) < self.pauses {
+            std::thread::sleep(Duration::from_micros(self.rng.u64(1..2000)));
+        }
+    }
+
+    /// Says what may be said at any time, or nothing.
+    fn interject<B: Descriptors>(&mut self, session: &mut Session<'_, B>) -> Result<(), Stop> {
+        self.pause();
+        if self.is_spent() || !self.chance(4) {
+            return Ok(());
+        }
+        self.said += 1;
+        let is_client = !session.client_asks();
+        let peer = &mut session.peer;
+        match self.rng.u8(..6) {
+            0 => peer.message(Message::Keepalive)?,
+            1 => {
+                // A receiver does not look at reserved bytes (VR-CTRL-006).
+                let mut bytes = Message::Keepalive.encode();
+                bytes.iter_mut().skip(2).for_each(|byte| *byte = self.rng.u8(..));
+                peer.send(&bytes)?;
+            }
+            2 if is_client => peer.ask_features(self.pick(&[0, 1, 0xff, u16::MAX]))?,
+            3 if is_client => {
+                peer.message(Message::SetClientFeature { select: 0, features: FeatureSet::NONE })?;
+            }
+            4 if peer.has_window() => peer.notify(0)?,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Says bytes: cut anywhere, each part written in any number of WRITEs, with one notification for all of them.
+    fn say<B: Descriptors>(&mut self, session: &mut Session<'_, B>, mut bytes: &[u8]) -> Result<(), Stop> {
+        while !bytes.is_empty() {
+            self.interject(session)?;
+            let (mut to, room) = session.peer.room()?;
+            let most = bytes.len().min(room as usize).min(MEMORY as usize);
+            let cut = match self.rng.u8(..8) {
+                _ if self.is_spent() => most,
+                0 => 1,
+                1 | 2 => self.rng.usize(1..=most),
+                _ => most,
+            };
+            let (now, rest) = bytes.split_at(cut);
+            let count = u32::try_from(now.len()).unwrap_or(u32::MAX);
+            let mut left = now;
+            let parts = self.pick(&[0, 0, 0, 1, 2, 5]);
+            for _ in 0..parts {
+                let (part, behind) = left.split_at(self.rng.usize(..=left.len()));
+                session.peer.write(to, part)?;
+                to = beyond(to, part.len());
+                left = behind;
+                self.pause();
+            }
+            if self.chance(8) {
+                // The notification on a WRITE of its own, which is empty (VR-XFER-006).
+                session.peer.write(to, left)?;
+                self.interject(session)?;
+                session.peer.notify(count)?;
+            } else {
+                session.peer.write_immediate(to, left, count)?;
+            }
+            self.said += 1;
+            session.peer.advance(count);
+            bytes = rest;
+        }
+        Ok(())
+    }
+
+    /// Asks a server, and checks its replies.
+    fn ask<B: Descriptors>(&mut self, mut session: Session<'_, B>, window: u32) -> Judged {
+        // Commands may come before the window for their replies (VR-FLOW-004 binds the server), as far as the peer has to wait for
+        // nothing before it registers (VR-MEM-001).
+        let mut early = 0;
+        if self.chance(4) {
+            early = session.peer.await_window()?.length as usize;
+        } else {
+            session.peer.register()?;
+        }
+        let most = REPLIES.min(REGISTRATIONS * window as usize);
+        let leaves = self.chance(12);
+        let mut expected = Vec::new();
+        for _ in 0..self.rng.usize(1..=20) {
+            let longest = self.pick(&[0, 20, 20, 300, 5000, 70_000]);
+            let Exchange { send, expect } = session.require_exchange(self.rng.usize(..=longest))?;
+            if expected.len() + expect.len() > most {
+                break;
+            }
+            if !session.peer.has_registered() && (send.len() > early || self.chance(4)) {
+                session.peer.register()?;
+            }
+            early = early.saturating_sub(send.len());
+            if leaves && self.chance(4) {
+                self.say(&mut session, &send[..send.len() / 2])?;
+                session.dismiss()?;
+                return Ok(pass("left in the middle of a command"));
+            }
+            self.say(&mut session, &send)?;
+            expected.extend_from_slice(&expect);
+            if session.peer.has_registered() && self.chance(3) {
+                self.hear_out(&mut session, &mut expected)?;
+            }
+        }
+        if !session.peer.has_registered() {
+            session.peer.register()?;
+        }
+        self.hear_out(&mut session, &mut expected)?;
+        session.peer.await_answers()?;
+        is_untouched(&session)?;
+        session.leave()
+    }
+
+    /// Waits for all replies that are due.
+    fn hear_out<B: Descriptors>(
+        &mut self,
+        session: &mut Session<'_, B>,
+        expected: &mut Vec<u8>,
+    ) -> Result<(), Stop> {
+        let expect = std::mem::take(expected);
+        let mut heard = 0;
+        while heard < expect.len() {
+            self.pause();
+            let now = (expect.len() - heard).min(self.rng.usize(1..=20_000));
+            let expect = expect[heard..heard + now].to_vec();
+            session.expect_reply(&Exchange { send: Vec::new(), expect })?;
+            heard += now;
+        }
+        Ok(())
+    }
+
+    /// Answers a client until it leaves, which must be content.
+    fn serve<B: Descriptors>(&mut self, mut session: Session<'_, B>) -> Judged {
+        session.peer.register()?;
+        loop {
+            self.pause();
+            match session.hear()? {
+                Heard::Commands { replies } => self.say(&mut session, &replies)?,
+                Heard::Nothing => return Err(session.silent_client()),
+                Heard::End => session.context.note(Teardown::Clean),
+            }
+            if session.responder.quit {
+                // It has said that it leaves, and a server disconnects then.
+                session.dismiss()?;
+            }
+            if session.responder.quit || session.gone {
+                is_untouched(&session)?;
+                return session.is_content();
+            }
+        }
+    }
+}
+
+/// Returns the place `len` bytes behind another.
+const fn beyond(RemoteAddress { address, rkey }: RemoteAddress, len: usize) -> RemoteAddress {
+    // Within a window of the target's, whose end was checked.
+    RemoteAddress { address: address.wrapping_add(len as u64), rkey }
+}
+
+/// Fails if the memory for windows holds anything but what the notifications covered.
+fn is_untouched<B: Descriptors>(session: &Session<'_, B>) -> Result<(), Stop> {
+    match session.peer.strayed() {
+        None => Ok(()),
+        Some(offset) => Err(Stop::unmet(format!(
+            "byte {offset} of the suite's memory is not what the notifications said (VR-XFER-009)"
+        ))),
+    }
+}

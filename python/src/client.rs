@@ -1,0 +1,360 @@
+//! The class `Client`.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyString, PyTuple};
+use rdma_kv::Part;
+
+use crate::counts::Counts;
+use crate::errors::Failure;
+use crate::memory::{Memory, Pieces};
+use crate::server::{Server, Settings, named};
+use crate::wire::{Connection, lock};
+
+/// A client for large values on one connection, one command at a time.
+///
+/// Methods can be called from several threads; each waits for the one before. While a method waits, other threads run.
+///
+/// Args:
+///     url: `rdma://HOST[:PORT]` for a server through an RDMA device, `tcp://HOST[:PORT]` for one over TCP, or `embedded://NAME` for a
+///         small store inside this process, for trying out. The port is 6379 if none is given.
+///     timeout: Seconds that a command may take, however slowly the server answers; the connection is lost then. None waits for ever.
+///     connect_timeout: Seconds that connecting may take, for each of the host's addresses.
+///     window: Bytes of a receive window, over RDMA. Values of several windows land in a registered buffer.
+///
+/// Raises:
+///     ConnectError: The address is none, there is no RDMA device, or the server cannot be reached; the message says which.
+#[pyclass(frozen, module = "valkey_rdma", weakref)]
+pub(crate) struct Client {
+    url: String,
+    settings: Settings,
+    /// None once it was closed.
+    server: Mutex<Option<Arc<dyn Server>>>,
+    line: Mutex<State>,
+    /// As of the last command, so that they can be read while one is under way.
+    counts: Mutex<rdma_kv::Counts>,
+}
+
+enum State {
+    Open(rdma_kv::Client<Connection>),
+    Lost(String),
+    Closed,
+}
+
+impl Client {
+    fn connect(url: String, settings: Settings, server: Arc<dyn Server>) -> Result<Self, Failure> {
+        let mut client = rdma_kv::Client::new(Connection(server.connect().map_err(Failure::Connect)?));
+        client.set_timeout(settings.timeout);
+        let line = Mutex::new(State::Open(client));
+        Ok(Self { url, settings, server: Mutex::new(Some(server)), line, counts: Mutex::default() })
+    }
+
+    /// Does a command while other Python threads run. What loses the connection ends it: when the error is raised, nothing uses a
+    /// buffer for this connection any more.
+    fn command<R: Send>(
+        &self,
+        py: Python<'_>,
+        act: impl FnOnce(&mut rdma_kv::Client<Connection>) -> Result<R, rdma_kv::Error> + Send,
+    ) -> PyResult<R> {
+        let done = py.detach(|| {
+            let mut line = lock(&self.line);
+            let client = match &mut *line {
+                State::Open(client) => client,
+                State::Lost(reason) => return Err(Failure::Lost(reason.clone())),
+                State::Closed => return Err(Failure::Closed),
+            };
+            let done = act(client);
+            *lock(&self.counts) = client.counts();
+            done.map_err(|error| {
+                let failure = Failure::from(error);
+                if let Some(reason) = failure.loses() {
+                    *line = State::Lost(reason);
+                }
+                failure
+            })
+        });
+        done.map_err(|failure| failure.raised(py))
+    }
+}
+
+#[pymethods]
+impl Client {
+    #[new]
+    #[pyo3(
+        signature = (url, *, timeout = Some(60.0), connect_timeout = 5.0, window = 1_048_576),
+        text_signature = "(url, *, timeout=60.0, connect_timeout=5.0, window=1048576)"
+    )]
+    fn new(
+        py: Python<'_>,
+        url: String,
+        timeout: Option<f64>,
+        connect_timeout: f64,
+        window: u32,
+    ) -> PyResult<Self> {
+        let settings = Settings {
+            timeout: timeout.map(|seconds| duration("timeout", seconds)).transpose()?,
+            connect_timeout: duration("connect_timeout", connect_timeout)?,
+            window,
+        };
+        let connected = py.detach(|| {
+            let server = named(&url, settings).map_err(Failure::Connect)?;
+            Self::connect(url, settings, server)
+        });
+        connected.map_err(|failure| failure.raised(py))
+    }
+
+    /// Connect again to the same server, with the same settings.
+    ///
+    /// What is registered with this client is with the new one, too, and what will be: their connections are in one protection domain, so
+    /// memory is registered once. This also works after this client has lost its connection, but not after `close()`.
+    ///
+    /// Raises:
+    ///     ConnectError: The server cannot be reached.
+    ///     ConnectionLost: This client was closed.
+    fn another(&self, py: Python<'_>) -> PyResult<Self> {
+        let connected = py.detach(|| {
+            let server = lock(&self.server).clone().ok_or(Failure::Closed)?;
+            Self::connect(self.url.clone(), self.settings, server)
+        });
+        connected.map_err(|failure| failure.raised(py))
+    }
+
+    /// Register a writable buffer, so that values land in it and are sent from it without a copy.
+    ///
+    /// Registering pins the memory, which takes about as long as copying it: do it once for memory that is used often. Parts of
+    /// the buffer (a slice of a memoryview, a view of an array) are recognised by their address and need no registration of their own.
+    /// No other call registers anything. Over TCP everything is copied, registered or not.
+    ///
+    /// Until `unregister()`, or until this client and all that `another()` made are closed, the object is kept alive and refuses to be
+    /// resized (`BufferError`), and the server can write to the memory at any time: one that obeys the protocol writes only values
+    /// that were asked for. Register a buffer with one server only, and change it while no command uses it.
+    ///
+    /// Raises:
+    ///     BufferError: The buffer is read-only, not contiguous or empty, or some of it is registered already.
+    ///     RegistrationError: The memory cannot be registered; the message says which limit is in the way.
+    ///     ConnectionLost: The connection is lost, or was closed.
+    fn register(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>) -> PyResult<()> {
+        let memory = Memory::writable(buffer)?;
+        if memory.len() == 0 {
+            return Err(PyBufferError::new_err("the buffer has no bytes"));
+        }
+        let registered = py.detach(|| match &*lock(&self.line) {
+            State::Open(client) => {
+                client.stream().0.register(memory.to_register()).map_err(Failure::Register)
+            }
+            State::Lost(reason) => Err(Failure::Lost(reason.clone())),
+            State::Closed => Err(Failure::Closed),
+        });
+        match registered {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(PyBufferError::new_err("some of the buffer is registered already")),
+            Err(failure) => Err(failure.raised(py)),
+        }
+    }
+
+    /// Undo `register()`: the buffer is the caller's alone when this returns, unless a command of another thread uses it; then it is
+    /// when that command ends.
+    ///
+    /// Raises:
+    ///     BufferError: No registered buffer begins where this one does.
+    fn unregister(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>) -> PyResult<()> {
+        let address = Memory::of(buffer)?.start().addr();
+        let unregistered = py.detach(|| {
+            let server = lock(&self.server).clone();
+            server.is_some_and(|server| server.unregister(address))
+        });
+        if unregistered { Ok(()) } else { Err(PyBufferError::new_err("the buffer is not registered")) }
+    }
+
+    /// Get a value into a writable, contiguous buffer, from its first byte on.
+    ///
+    /// A shorter value leaves the end of the buffer as it was. When this returns or raises, whatever it raises, the command does not use
+    /// the buffer any more; after an error, its bytes may be any.
+    ///
+    /// Returns:
+    ///     The length of the value in bytes; None if there is no such key.
+    ///
+    /// Raises:
+    ///     ValueTooLong: The value is longer than the buffer. It was read and dropped; the client can be used further.
+    ///     Refused: The server refused the command; the client can be used further.
+    ///     ConnectionLost: The connection ended, or `timeout` passed (CommandTimeout).
+    fn get_into(&self, py: Python<'_>, key: Key, buffer: &Bound<'_, PyAny>) -> PyResult<Option<usize>> {
+        let mut pieces = Pieces::new([Memory::writable(buffer)?]);
+        let range = 0..rdma_kv::Buffer::len(&pieces);
+        self.command(py, |client| client.get_into(&key.0, &mut pieces, range))
+    }
+
+    /// Get many values, each into a buffer of its own; all commands are sent before the first reply is read.
+    ///
+    /// Args:
+    ///     parts: Pairs of a key and a writable, contiguous buffer.
+    ///
+    /// Returns:
+    ///     For each pair the length of the value in bytes, None if there is no such key, or the error of this one: `ValueTooLong` or
+    ///     `Refused`.
+    ///
+    /// Raises:
+    ///     ConnectionLost: The connection ended, or `timeout` passed (CommandTimeout).
+    fn mget_into(&self, py: Python<'_>, parts: &Bound<'_, PyAny>) -> PyResult<Vec<Py<PyAny>>> {
+        let (keys, mut pieces) = pairs(parts, Memory::writable)?;
+        let parts = named_parts(&keys, &pieces);
+        told(py, self.command(py, |client| client.mget_into(&parts, &mut pieces))?.into_iter())
+    }
+
+    /// Set a key to the bytes of a contiguous buffer. When this returns or raises, the command does not use the buffer any more.
+    ///
+    /// Raises:
+    ///     Refused: The server refused the command (its memory is full, for example); the client can be used further.
+    ///     ConnectionLost: The connection ended, or `timeout` passed (CommandTimeout).
+    fn set_from(&self, py: Python<'_>, key: Key, buffer: &Bound<'_, PyAny>) -> PyResult<()> {
+        let pieces = Pieces::new([Memory::of(buffer)?]);
+        let range = 0..rdma_kv::Buffer::len(&pieces);
+        self.command(py, |client| client.set_from(&key.0, &pieces, range))
+    }
+
+    /// Set many keys, each to the bytes of a buffer of its own; all commands are sent before the first reply is read.
+    ///
+    /// Args:
+    ///     parts: Pairs of a key and a contiguous buffer.
+    ///
+    /// Returns:
+    ///     For each pair None, or `Refused` if the server refused this one.
+    ///
+    /// Raises:
+    ///     ConnectionLost: The connection ended, or `timeout` passed (CommandTimeout).
+    fn mset_from(&self, py: Python<'_>, parts: &Bound<'_, PyAny>) -> PyResult<Vec<Py<PyAny>>> {
+        let (keys, pieces) = pairs(parts, Memory::of)?;
+        let results = self.command(py, |client| client.mset_from(&named_parts(&keys, &pieces), &pieces))?;
+        told(py, results.into_iter().map(|result| result.map(|()| None)))
+    }
+
+    /// Count how many of these keys there are; one that is named twice counts twice.
+    #[pyo3(signature = (*keys))]
+    fn exists(&self, py: Python<'_>, keys: &Bound<'_, PyTuple>) -> PyResult<u64> {
+        let keys = several(keys)?;
+        let keys: Vec<&[u8]> = keys.iter().map(|key| &*key.0).collect();
+        self.command(py, |client| client.exists(&keys))
+    }
+
+    /// Delete keys. Returns how many there were.
+    #[pyo3(signature = (*keys))]
+    fn delete(&self, py: Python<'_>, keys: &Bound<'_, PyTuple>) -> PyResult<u64> {
+        let keys = several(keys)?;
+        let keys: Vec<&[u8]> = keys.iter().map(|key| &*key.0).collect();
+        self.command(py, |client| client.del(&keys))
+    }
+
+    /// Return the length of a value in bytes, 0 if there is no such key.
+    fn strlen(&self, py: Python<'_>, key: Key) -> PyResult<u64> {
+        self.command(py, |client| client.strlen(&key.0))
+    }
+
+    /// Counts of how the bytes of values went, as of the last command that has ended.
+    #[getter]
+    fn counts(&self) -> Counts {
+        Counts::from(*lock(&self.counts))
+    }
+
+    /// How many buffers are registered with this client and all that `another()` made.
+    #[getter]
+    fn registrations(&self, py: Python<'_>) -> usize {
+        py.detach(|| lock(&self.server).as_ref().map_or(0, |server| server.registrations()))
+    }
+
+    /// Close the connection, after the command that is under way. Buffers stay registered for as long as a client is open that
+    /// `another()` made, or that made this one.
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| {
+            // In this order: a connection ends before what is registered for it goes. What goes attaches to the interpreter to give buffers
+            // back, so no lock is held by then that anybody waits for who is attached.
+            let line = std::mem::replace(&mut *lock(&self.line), State::Closed);
+            drop(line);
+            let server = lock(&self.server).take();
+            drop(server);
+        });
+    }
+
+    fn __enter__(this: Py<Self>) -> Py<Self> {
+        this
+    }
+
+    #[pyo3(signature = (kind, error, traceback, /))]
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        kind: &Bound<'_, PyAny>,
+        error: &Bound<'_, PyAny>,
+        traceback: &Bound<'_, PyAny>,
+    ) {
+        let _whatever_it_is = (kind, error, traceback);
+        self.close(py);
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<valkey_rdma.Client of {}>", self.url)
+    }
+}
+
+/// A key: `bytes`, or a `str` that is encoded in UTF-8.
+struct Key(Vec<u8>);
+
+impl<'py> FromPyObject<'_, 'py> for Key {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        if let Ok(bytes) = object.cast::<PyBytes>() {
+            Ok(Self(bytes.as_bytes().to_vec()))
+        } else if let Ok(text) = object.cast::<PyString>() {
+            Ok(Self(text.to_cow()?.into_owned().into_bytes()))
+        } else {
+            Err(PyTypeError::new_err("a key is bytes or a str"))
+        }
+    }
+}
+
+/// Returns the keys, and the memory that `of` makes of the buffers, of an iterable of pairs.
+fn pairs(
+    parts: &Bound<'_, PyAny>,
+    of: impl Fn(&Bound<'_, PyAny>) -> PyResult<Memory>,
+) -> PyResult<(Vec<Key>, Pieces)> {
+    let (mut keys, mut memories) = (Vec::new(), Vec::new());
+    for part in parts.try_iter()? {
+        let (key, buffer): (Key, Bound<'_, PyAny>) = part?.extract()?;
+        keys.push(key);
+        memories.push(of(&buffer)?);
+    }
+    Ok((keys, Pieces::new(memories)))
+}
+
+/// Returns each piece with its key.
+fn named_parts<'a>(keys: &'a [Key], pieces: &Pieces) -> Vec<Part<'a>> {
+    keys.iter().zip(pieces.ranges()).map(|(key, range)| Part { key: &key.0, range }).collect()
+}
+
+/// Returns results as Python has them: a length, None, or an exception that was not raised.
+fn told(
+    py: Python<'_>,
+    results: impl Iterator<Item = Result<Option<usize>, rdma_kv::Error>>,
+) -> PyResult<Vec<Py<PyAny>>> {
+    let told = results.map(|result| match result {
+        Ok(len) => Ok(len.into_pyobject(py)?.into_any().unbind()),
+        Err(error) => Ok(Failure::from(error).raised(py).into_value(py).into_any()),
+    });
+    told.collect()
+}
+
+/// Returns the keys of a command that takes at least one.
+fn several(keys: &Bound<'_, PyTuple>) -> PyResult<Vec<Key>> {
+    if keys.is_empty() {
+        return Err(PyTypeError::new_err("at least one key is needed"));
+    }
+    keys.iter().map(|key| key.extract()).collect()
+}
+
+fn duration(name: &str, seconds: f64) -> PyResult<Duration> {
+    let valid = Duration::try_from_secs_f64(seconds).ok().filter(|duration| !duration.is_zero());
+    valid.ok_or_else(|| PyValueError::new_err(format!("{name} must be a number of seconds above 0")))
+}

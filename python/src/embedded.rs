@@ -1,0 +1,72 @@
+//! Stores inside this process, each on a fabric of its own, for trying out: no device, no server.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use kv_store::Store;
+use rdma_conn::{Listener, Options};
+use rdma_softsim::{Fabric, SoftSim};
+
+use crate::server::Refusal;
+use crate::wire::lock;
+
+/// Where a store listens on its fabric.
+pub(crate) const ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 6379);
+
+const CLIENT: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2));
+
+#[derive(Clone)]
+struct Embedded {
+    store: Arc<Store>,
+    clients: SoftSim,
+}
+
+/// By name. They last as long as the process.
+static STORES: Mutex<Option<HashMap<String, Embedded>>> = Mutex::new(None);
+
+/// Returns the store of this name, which is made if there is none.
+fn store(name: &str) -> Result<Embedded, Refusal> {
+    let mut stores = lock(&STORES);
+    let stores = stores.get_or_insert_default();
+    if let Some(embedded) = stores.get(name) {
+        return Ok(embedded.clone());
+    }
+    let fabric = Fabric::new();
+    let listener = Listener::bind(&fabric.host(&[ADDRESS.ip()]), ADDRESS, Options::server())?;
+    let embedded = Embedded { store: Arc::default(), clients: fabric.host(&[CLIENT]) };
+    let store = Arc::clone(&embedded.store);
+    thread::Builder::new().name(format!("embedded {name}")).spawn(move || {
+        while let Ok((stream, _)) = listener.accept() {
+            let store = Arc::clone(&store);
+            // Ends with the client; one that finds no thread is not served.
+            let _served = thread::Builder::new().spawn(move || store.serve(stream));
+        }
+    })?;
+    stores.insert(name.into(), embedded.clone());
+    Ok(embedded)
+}
+
+/// Returns the machine on the fabric of the store of this name from which clients connect.
+pub(crate) fn host(name: &str) -> Result<SoftSim, Refusal> {
+    Ok(store(name)?.clients)
+}
+
+/// Serves the store of this name over TCP, too, at a free port of the loopback. Returns its address.
+pub(crate) fn serve_tcp(name: &str) -> Result<SocketAddr, Refusal> {
+    let store = store(name)?.store;
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    let address = listener.local_addr()?;
+    thread::Builder::new().name(format!("embedded {name} tcp")).spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let store = Arc::clone(&store);
+            let _served = thread::Builder::new().spawn(move || -> io::Result<()> {
+                stream.set_nodelay(true)?;
+                store.serve(stream)
+            });
+        }
+    })?;
+    Ok(address)
+}

@@ -1,0 +1,72 @@
+//! Errors of a client as Python's exceptions, which `valkey_rdma/errors.py` defines.
+
+use std::io;
+
+use pyo3::prelude::*;
+
+use crate::server::Refusal;
+
+mod raised {
+    pyo3::import_exception!(valkey_rdma.errors, CommandTimeout);
+    pyo3::import_exception!(valkey_rdma.errors, ConnectError);
+    pyo3::import_exception!(valkey_rdma.errors, ConnectionLost);
+    pyo3::import_exception!(valkey_rdma.errors, Refused);
+    pyo3::import_exception!(valkey_rdma.errors, RegistrationError);
+    pyo3::import_exception!(valkey_rdma.errors, ValueTooLong);
+}
+
+/// Why a method failed.
+pub(crate) enum Failure {
+    /// There is no connection.
+    Connect(Refusal),
+    /// No memory can be registered.
+    Register(io::Error),
+    /// A command failed.
+    Command(rdma_kv::Error),
+    /// An earlier command has lost the connection, by this reason.
+    Lost(String),
+    /// The client was closed.
+    Closed,
+}
+
+impl From<rdma_kv::Error> for Failure {
+    fn from(error: rdma_kv::Error) -> Self {
+        Self::Command(error)
+    }
+}
+
+impl Failure {
+    /// Returns the reason, if it is one after which the connection cannot be used.
+    pub(crate) fn loses(&self) -> Option<String> {
+        match self {
+            Self::Command(
+                rdma_kv::Error::Refused(_) | rdma_kv::Error::TooLong { .. } | rdma_kv::Error::Outside { .. },
+            ) => None,
+            Self::Command(error) => Some(error.to_string()),
+            _ => None,
+        }
+    }
+
+    /// Returns it as an exception.
+    pub(crate) fn raised(self, py: Python<'_>) -> PyErr {
+        match self {
+            Self::Connect(error) => raised::ConnectError::new_err(error.to_string()),
+            Self::Register(error) => raised::RegistrationError::new_err(error.to_string()),
+            Self::Command(rdma_kv::Error::Refused(text)) => raised::Refused::new_err(text),
+            Self::Command(rdma_kv::Error::TooLong { len, room }) => {
+                raised::ValueTooLong::new_err((len, room))
+            }
+            Self::Command(rdma_kv::Error::Io(error)) if error.kind() == io::ErrorKind::TimedOut => {
+                let late = raised::CommandTimeout::new_err("the command took longer than `timeout` seconds");
+                late.set_cause(py, Some(error.into()));
+                late
+            }
+            Self::Command(error) => raised::ConnectionLost::new_err(error.to_string()),
+            Self::Lost(reason) => {
+                let text = format!("the connection was lost before: {reason}; another() makes another");
+                raised::ConnectionLost::new_err(text)
+            }
+            Self::Closed => raised::ConnectionLost::new_err("the client was closed"),
+        }
+    }
+}

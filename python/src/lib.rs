@@ -1,0 +1,37 @@
+//! The native module of the Python package `valkey_rdma`: a client of `rdma-kv` on the memory of Python objects.
+#![deny(unsafe_code)]
+
+mod client;
+mod counts;
+mod embedded;
+mod errors;
+#[allow(unsafe_code, reason = "the memory of Python objects")]
+mod memory;
+mod server;
+mod wire;
+
+/// Large values in Valkey over RDMA, received into and sent from buffers of Python.
+#[pyo3::pymodule]
+mod _native {
+    use pyo3::prelude::*;
+
+    #[pymodule_export]
+    use crate::client::Client;
+    #[pymodule_export]
+    use crate::counts::Counts;
+
+    /// Serve the store `embedded://NAME` over TCP as well, at a free port of the loopback interface, for as long as the process lasts.
+    ///
+    /// Returns:
+    ///     The address, for `Client`: `tcp://127.0.0.1:PORT`.
+    #[pyfunction]
+    fn serve_embedded(py: Python<'_>, name: &str) -> PyResult<String> {
+        let address = py.detach(|| crate::embedded::serve_tcp(name)).map_err(crate::errors::Failure::Connect);
+        address.map(|address| format!("tcp://{address}")).map_err(|failure| failure.raised(py))
+    }
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
+}

@@ -1,0 +1,141 @@
+//! Memory of Python objects, and several pieces of it as one buffer.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use pyo3::buffer::PyUntypedBuffer;
+use pyo3::exceptions::PyBufferError;
+use pyo3::prelude::*;
+use pyo3::types::PyMemoryView;
+
+/// The bytes of a Python object with the buffer protocol. While any clone exists, the object is alive and refuses to move its bytes:
+/// a `bytearray` raises `BufferError` when it is resized, an `mmap` when it is closed.
+#[derive(Clone)]
+pub(crate) struct Memory(Arc<PyUntypedBuffer>);
+
+impl Memory {
+    /// Returns the bytes of `object`, to read them.
+    pub(crate) fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
+        // A memoryview knows the strides of exporters that give none, as those of ctypes.
+        let view = PyUntypedBuffer::get(PyMemoryView::from(object)?.as_any())?;
+        if !view.is_c_contiguous() {
+            return Err(PyBufferError::new_err("the bytes of the buffer are not contiguous"));
+        }
+        Ok(Self(Arc::new(view)))
+    }
+
+    /// Returns the bytes of `object`, to change them.
+    pub(crate) fn writable(object: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let memory = Self::of(object)?;
+        if memory.0.readonly() {
+            return Err(PyBufferError::new_err("the buffer is read-only, and a value is received into it"));
+        }
+        Ok(memory)
+    }
+
+    /// Returns the address of the first byte.
+    pub(crate) fn start(&self) -> *mut u8 {
+        self.0.buf_ptr().cast()
+    }
+
+    /// Returns its length in bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.0.len_bytes()
+    }
+
+    /// Returns it to be registered: the object is kept until it is deregistered.
+    pub(crate) fn to_register(&self) -> rdma_kv::Memory {
+        // SAFETY: the bytes are the exporter's, which keeps them where they are, readable and (by `writable`) writable, until
+        // PyBuffer_Release (Python/C API, "Buffer Protocol"), which is when the clone given along is dropped. No Rust code has references
+        // to them: `read` and `write` copy from and to their address. Who else reads and writes them is Python, which keeps to what
+        // `Client.register` asks of it: nothing is changed while a command uses it, and one buffer is registered with one server.
+        unsafe { rdma_kv::Memory::from_raw_parts(self.start(), self.len(), self.clone()) }
+    }
+
+    /// Returns the address of the first byte of `range`; `None` if not all of it is inside.
+    pub(crate) fn at(&self, range: &Range<usize>) -> Option<*mut u8> {
+        let inside = range.start <= range.end && range.end <= self.len();
+        inside.then(|| self.start().wrapping_add(range.start))
+    }
+
+    /// Copies `into.len()` bytes from `offset` on. False, and nothing copied, if they are not all inside.
+    #[must_use]
+    pub(crate) fn read(&self, offset: usize, into: &mut [u8]) -> bool {
+        let Some(from) = offset.checked_add(into.len()).and_then(|end| self.at(&(offset..end))) else {
+            return false;
+        };
+        // SAFETY: `at` has checked that as many bytes are inside, and the exporter keeps them where they are until PyBuffer_Release
+        // (Python/C API, "Buffer Protocol"). `into` is Rust's own memory, so they do not overlap. That nobody else changes them
+        // meanwhile is what the caller of the Python method promises, as for `socket.send`.
+        unsafe { from.copy_to_nonoverlapping(into.as_mut_ptr(), into.len()) };
+        true
+    }
+
+    /// Copies `from` to `offset` on. False, and nothing copied, if it does not all fit.
+    #[must_use]
+    pub(crate) fn write(&self, offset: usize, from: &[u8]) -> bool {
+        let Some(into) = offset.checked_add(from.len()).and_then(|end| self.at(&(offset..end))) else {
+            return false;
+        };
+        // SAFETY: as in `read`; `receive` is reached only with memory that `writable` has let through.
+        unsafe { into.copy_from_nonoverlapping(from.as_ptr(), from.len()) };
+        true
+    }
+}
+
+/// Pieces of memory one behind the other: the buffer that a client of `rdma-kv` sees, so that one pipeline of commands can have the
+/// memory of many objects.
+#[derive(Clone)]
+pub(crate) struct Pieces {
+    /// Each with the offset of its first byte, in order.
+    pieces: Vec<(usize, Memory)>,
+    len: usize,
+}
+
+impl Pieces {
+    pub(crate) fn new(memories: impl IntoIterator<Item = Memory>) -> Self {
+        let mut len = 0_usize;
+        let pieces = memories.into_iter().map(|memory| {
+            let start = len;
+            // Memory that exists cannot sum up to more than there are addresses; the same memory named often could.
+            len = start.saturating_add(memory.len());
+            (start, memory)
+        });
+        let pieces = pieces.collect();
+        Self { pieces, len }
+    }
+
+    /// Returns the range of each piece.
+    pub(crate) fn ranges(&self) -> impl Iterator<Item = Range<usize>> {
+        self.pieces.iter().map(|(start, memory)| *start..start.saturating_add(memory.len()))
+    }
+
+    /// Returns each piece.
+    pub(crate) fn memories(&self) -> impl Iterator<Item = &Memory> {
+        self.pieces.iter().map(|(_, memory)| memory)
+    }
+
+    /// Returns the piece that `range` lies in, and where in it.
+    pub(crate) fn locate(&self, range: &Range<usize>) -> Option<(&Memory, Range<usize>)> {
+        let behind = self.pieces.partition_point(|(start, _)| *start <= range.start);
+        let (start, memory) = self.pieces.get(behind.checked_sub(1)?)?;
+        let inside = range.start.checked_sub(*start)?..range.end.checked_sub(*start)?;
+        memory.at(&inside).map(|_| (memory, inside))
+    }
+}
+
+impl rdma_kv::Buffer for Pieces {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn read(&self, offset: usize, into: &mut [u8]) -> bool {
+        let range = offset..offset.saturating_add(into.len());
+        self.locate(&range).is_some_and(|(memory, range)| memory.read(range.start, into))
+    }
+
+    fn write(&mut self, offset: usize, from: &[u8]) -> bool {
+        let range = offset..offset.saturating_add(from.len());
+        self.locate(&range).is_some_and(|(memory, range)| memory.write(range.start, from))
+    }
+}

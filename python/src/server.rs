@@ -1,0 +1,153 @@
+//! Servers that a client connects to, by address.
+
+use std::io;
+use std::net::{TcpStream, ToSocketAddrs};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use rdma_conn::{Connect, Descriptors, Options, ProtectionDomain, Stream};
+use rdma_kv::Transport;
+use rdma_verbs::Verbs;
+
+use crate::embedded;
+use crate::wire::{Arenas, Line, Wire, lock};
+
+/// The port of a server whose address names none.
+const PORT: u16 = 6379;
+
+/// Settings of a client.
+#[derive(Clone, Copy)]
+pub(crate) struct Settings {
+    /// How long a command may take.
+    pub(crate) timeout: Option<Duration>,
+    pub(crate) connect_timeout: Duration,
+    /// The length of a receive window, in bytes.
+    pub(crate) window: u32,
+}
+
+/// Why there is no connection.
+pub(crate) type Refusal = Box<dyn std::error::Error + Send + Sync>;
+
+/// A server, and the memory that is registered for connections to it.
+pub(crate) trait Server: Send + Sync {
+    /// Makes a connection, which uses what is registered.
+    fn connect(&self) -> Result<Box<dyn Wire>, Refusal>;
+
+    /// Deregisters the memory that begins at this address. False if there is none.
+    fn unregister(&self, address: usize) -> bool;
+
+    /// Returns how many pieces of memory are registered.
+    fn registrations(&self) -> usize;
+}
+
+/// Returns the server of an address: `rdma://HOST[:PORT]`, `tcp://HOST[:PORT]` or `embedded://NAME`.
+pub(crate) fn named(url: &str, settings: Settings) -> Result<Arc<dyn Server>, Refusal> {
+    let forms = "rdma://HOST[:PORT], tcp://HOST[:PORT] or embedded://NAME";
+    let (scheme, rest) = url.split_once("://").ok_or_else(|| format!("{url}: an address is {forms}"))?;
+    let name = rest.strip_suffix('/').unwrap_or(rest);
+    if name.is_empty() || name.contains(['/', '@', '?', '#']) {
+        return Err(format!("{url}: an address is {forms}, with no user, password or path").into());
+    }
+    let mut options = Options::client();
+    options.protocol.window = settings.window;
+    // Every reply was read before a client ends, so nothing of use is waited for.
+    options.linger = Duration::from_millis(100);
+    let how = Connect::default().timeout(settings.connect_timeout).options(options);
+    match scheme {
+        "tcp" => Ok(served(Tcp { host: with_port(name), timeout: settings.connect_timeout })),
+        "rdma" => Ok(served(Rdma::new(Verbs::load()?, with_port(name), how))),
+        "embedded" => Ok(served(Rdma::new(embedded::host(name)?, embedded::ADDRESS.to_string(), how))),
+        _ => Err(format!("{url}: {scheme} is no transport; an address is {forms}").into()),
+    }
+}
+
+/// Returns `host:port`, whether a port was named or not; a colon within `[…]` belongs to the host.
+fn with_port(host: &str) -> String {
+    let behind = host.rsplit(']').next().unwrap_or(host);
+    if behind.contains(':') { host.into() } else { format!("{host}:{PORT}") }
+}
+
+/// A way to make connections of one kind.
+trait Dial: Send + Sync + 'static {
+    type Stream: Transport + Send + 'static;
+
+    fn dial(&self) -> Result<Self::Stream, Refusal>;
+}
+
+struct Served<D: Dial> {
+    dial: D,
+    arenas: Arenas<D::Stream>,
+}
+
+fn served<D: Dial>(dial: D) -> Arc<dyn Server> {
+    Arc::new(Served { dial, arenas: Arc::default() })
+}
+
+impl<D: Dial> Server for Served<D> {
+    fn connect(&self) -> Result<Box<dyn Wire>, Refusal> {
+        Ok(Box::new(Line { stream: self.dial.dial()?, arenas: Arc::clone(&self.arenas) }))
+    }
+
+    fn unregister(&self, address: usize) -> bool {
+        // Deregistering takes a while, and nobody should wait for it who looks for another buffer.
+        let buffer = lock(&self.arenas).remove(address);
+        buffer.is_some()
+    }
+
+    fn registrations(&self) -> usize {
+        lock(&self.arenas).len()
+    }
+}
+
+struct Tcp {
+    host: String,
+    timeout: Duration,
+}
+
+impl Dial for Tcp {
+    type Stream = TcpStream;
+
+    fn dial(&self) -> Result<TcpStream, Refusal> {
+        let told = |error: io::Error| Refusal::from(format!("{}: {error}", self.host));
+        let mut last = told(io::Error::new(io::ErrorKind::NotFound, "the name has no address"));
+        for address in self.host.to_socket_addrs().map_err(told)? {
+            match TcpStream::connect_timeout(&address, self.timeout) {
+                Ok(stream) => {
+                    stream.set_nodelay(true).map_err(told)?;
+                    return Ok(stream);
+                }
+                Err(error) => last = told(error),
+            }
+        }
+        Err(last)
+    }
+}
+
+struct Rdma<B: Descriptors> {
+    backend: B,
+    host: String,
+    how: Connect,
+    /// That of the first connection, which all others are in: they are to one server and belong to one program, so memory is registered
+    /// once for all of them (VR-SEC-002).
+    domain: OnceLock<ProtectionDomain<B>>,
+}
+
+impl<B: Descriptors> Rdma<B> {
+    const fn new(backend: B, host: String, how: Connect) -> Self {
+        Self { backend, host, how, domain: OnceLock::new() }
+    }
+}
+
+impl<B: Descriptors + Send + Sync + 'static> Dial for Rdma<B> {
+    type Stream = Stream<B>;
+
+    fn dial(&self) -> Result<Stream<B>, Refusal> {
+        if let Some(domain) = self.domain.get() {
+            return Ok(Stream::connect_in(&self.backend, domain, &self.host, &self.how)?);
+        }
+        let stream = Stream::connect_with(&self.backend, &self.host, &self.how)?;
+        // Where two were made at once, the second's own domain has nothing registered in it, and never will.
+        let _first = self.domain.set(stream.domain());
+        Ok(stream)
+    }
+}

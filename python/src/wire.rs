@@ -1,0 +1,179 @@
+//! What a client speaks over: TCP, an RDMA device, or the fabric inside this process. A Python class has one type for all three, so the
+//! transport is behind a trait object here.
+
+use std::io;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rdma_conn::Received;
+use rdma_kv::{Deadline, Registrations, Transport};
+
+use crate::memory::{Memory, Pieces};
+
+/// Bytes that are copied at once between a stream and memory that is not registered.
+const SCRATCH: usize = 64 << 10;
+
+/// Registered memory that all connections of a client and its siblings use, found by its address.
+pub(crate) type Arenas<T> = Arc<Mutex<Registrations<<T as Transport>::Buffer>>>;
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing panics while it has one of these locks in the middle of a change.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A connection that receives into memory of Python objects and sends from it: without copies where it is registered and the transport
+/// can, by copying elsewhere. Its methods are those of [`Transport`].
+pub(crate) trait Wire: Send {
+    /// Registers memory for this connection and its siblings. False if some of it is registered.
+    fn register(&self, memory: rdma_kv::Memory) -> io::Result<bool>;
+
+    fn read_by(&mut self, into: &mut [u8], deadline: Deadline) -> io::Result<usize>;
+
+    fn write_by(&mut self, bytes: &[u8], deadline: Deadline) -> io::Result<()>;
+
+    fn receive(
+        &mut self,
+        ahead: &[u8],
+        memory: &Memory,
+        range: Range<usize>,
+        deadline: Deadline,
+    ) -> io::Result<Received>;
+
+    fn send(&mut self, memory: &Memory, range: Range<usize>, deadline: Deadline) -> io::Result<u64>;
+
+    fn returned(&mut self, memory: &Memory, deadline: Deadline) -> io::Result<()>;
+}
+
+/// A transport and the memory that is registered for it.
+pub(crate) struct Line<T: Transport> {
+    pub(crate) stream: T,
+    pub(crate) arenas: Arenas<T>,
+}
+
+impl<T: Transport> Line<T> {
+    /// Returns the registered buffer that has these bytes, and where in it.
+    fn arena(&self, memory: &Memory, range: &Range<usize>) -> Option<(T::Buffer, Range<usize>)> {
+        let address = memory.at(range)?.addr();
+        let mut arenas = lock(&self.arenas);
+        let (buffer, range) = arenas.find(address, range.len())?;
+        self.stream.takes(buffer).then(|| (buffer.clone(), range))
+    }
+}
+
+impl<T: Transport + Send> Wire for Line<T> {
+    fn register(&self, memory: rdma_kv::Memory) -> io::Result<bool> {
+        let buffer = self.stream.register(memory.clone())?;
+        Ok(lock(&self.arenas).add(&memory, buffer).is_ok())
+    }
+
+    fn read_by(&mut self, into: &mut [u8], deadline: Deadline) -> io::Result<usize> {
+        self.stream.read_by(into, deadline)
+    }
+
+    fn write_by(&mut self, bytes: &[u8], deadline: Deadline) -> io::Result<()> {
+        self.stream.write_by(bytes, deadline)
+    }
+
+    fn receive(
+        &mut self,
+        ahead: &[u8],
+        memory: &Memory,
+        range: Range<usize>,
+        deadline: Deadline,
+    ) -> io::Result<Received> {
+        if let Some((mut buffer, range)) = self.arena(memory, &range) {
+            return self.stream.receive(ahead, &mut buffer, range, deadline);
+        }
+        let mut at = range.start.saturating_add(ahead.len());
+        if at > range.end || !memory.write(range.start, ahead) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let mut scratch = vec![0; SCRATCH.min(range.end - at)];
+        while at < range.end {
+            let most = scratch.len().min(range.end - at);
+            let read = match self.stream.read_by(scratch.get_mut(..most).unwrap_or_default(), deadline)? {
+                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                read => read,
+            };
+            if !memory.write(at, scratch.get(..read).unwrap_or_default()) {
+                return Err(io::ErrorKind::InvalidInput.into());
+            }
+            at += read;
+        }
+        let mut received = Received::default();
+        received.copied = range.len() as u64;
+        Ok(received)
+    }
+
+    fn send(&mut self, memory: &Memory, mut range: Range<usize>, deadline: Deadline) -> io::Result<u64> {
+        if let Some((buffer, range)) = self.arena(memory, &range) {
+            return self.stream.send(&buffer, range, deadline);
+        }
+        let mut scratch = vec![0; SCRATCH.min(range.len())];
+        while !range.is_empty() {
+            let most = scratch.len().min(range.len());
+            let part = scratch.get_mut(..most).unwrap_or_default();
+            if !memory.read(range.start, part) {
+                return Err(io::ErrorKind::InvalidInput.into());
+            }
+            self.stream.write_by(part, deadline)?;
+            range.start += most;
+        }
+        Ok(0)
+    }
+
+    fn returned(&mut self, memory: &Memory, deadline: Deadline) -> io::Result<()> {
+        let Some((buffer, _)) = self.arena(memory, &(0..memory.len())) else { return Ok(()) };
+        self.stream.returned(&buffer, deadline)
+    }
+}
+
+/// The transport that `rdma-kv` sees. Its buffers are pieces of memory, each of which may be registered or not.
+pub(crate) struct Connection(pub(crate) Box<dyn Wire>);
+
+impl Transport for Connection {
+    type Buffer = Pieces;
+
+    /// Memory comes from Python alone.
+    fn buffer(&self, _len: usize) -> io::Result<Pieces> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// By [`Wire::register`] alone, which keeps what it makes.
+    fn register(&self, _memory: rdma_kv::Memory) -> io::Result<Pieces> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Whatever is not registered is copied.
+    fn takes(&self, _buffer: &Pieces) -> bool {
+        true
+    }
+
+    fn read_by(&mut self, into: &mut [u8], deadline: Deadline) -> io::Result<usize> {
+        self.0.read_by(into, deadline)
+    }
+
+    fn write_by(&mut self, bytes: &[u8], deadline: Deadline) -> io::Result<()> {
+        self.0.write_by(bytes, deadline)
+    }
+
+    fn receive(
+        &mut self,
+        ahead: &[u8],
+        buffer: &mut Pieces,
+        range: Range<usize>,
+        deadline: Deadline,
+    ) -> io::Result<Received> {
+        let (memory, range) = buffer.locate(&range).ok_or(io::ErrorKind::InvalidInput)?;
+        self.0.receive(ahead, memory, range, deadline)
+    }
+
+    fn send(&mut self, buffer: &Pieces, range: Range<usize>, deadline: Deadline) -> io::Result<u64> {
+        let (memory, range) = buffer.locate(&range).ok_or(io::ErrorKind::InvalidInput)?;
+        self.0.send(memory, range, deadline)
+    }
+
+    fn returned(&mut self, buffer: &Pieces, deadline: Deadline) -> io::Result<()> {
+        buffer.memories().try_for_each(|memory| self.0.returned(memory, deadline))
+    }
+}

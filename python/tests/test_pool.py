@@ -1,0 +1,97 @@
+import functools
+import threading
+
+import pytest
+from conftest import WINDOW, pattern
+
+import valkey_rdma
+from valkey_rdma.pool import Pool
+
+
+@pytest.fixture
+def pool(url):
+    pool = Pool(url, 3, timeout=30, window=WINDOW)
+    yield pool
+    pool.close()
+
+
+def results(pool, jobs):
+    ended, told = threading.Event(), []
+
+    def done(results):
+        told.extend(results)
+        ended.set()
+
+    pool.submit(jobs, done)
+    assert ended.wait(30), "the jobs never end"
+    return told
+
+
+def test_jobs_are_done_on_connections_that_share_an_arena(pool):
+    length = 8 * WINDOW
+    arena = bytearray(20 * length)
+    pool.register(arena)
+    stored = [memoryview(arena)[number * length : (number + 1) * length] for number in range(10)]
+    loaded = [memoryview(arena)[(10 + number) * length : (11 + number) * length] for number in range(10)]
+    for number, view in enumerate(stored):
+        view[:] = pattern(length, number)
+
+    def store(number, client):
+        client.set_from(f"key {number}", stored[number])
+        return number
+
+    def load(number, client):
+        return client.get_into(f"key {number}", loaded[number])
+
+    assert results(pool, [functools.partial(store, number) for number in range(10)]) == list(range(10))
+    assert results(pool, [functools.partial(load, number) for number in range(10)]) == [length] * 10
+    assert stored == loaded
+    if any(counts.bytes_lent for counts in pool.counts):
+        assert sum(counts.bytes_lent for counts in pool.counts) == 10 * length
+        assert sum(counts.bytes_landed for counts in pool.counts) >= 10 * 5 * WINDOW
+    assert results(pool, []) == []
+
+
+def test_a_job_that_fails_is_told_and_the_others_are_done(pool):
+    def fails(_client):
+        raise ValueError("no")
+
+    first, second = results(pool, [fails, lambda client: client.exists("key")])
+    assert isinstance(first, ValueError)
+    assert second == 0
+
+
+def test_a_lost_connection_is_made_again(peer):
+    pool = Pool(peer.url, 1, timeout=30, window=WINDOW)
+    peer.accept()
+    arena = bytearray(10)
+    pool.register(arena)
+    told, ended = [], threading.Event()
+    pool.submit([lambda client: client.get_into("key", arena)], lambda got: (told.extend(got), ended.set()))
+    peer.until(b"key\r\n")
+    peer.stream.sendall(b"$10\r\nonly")
+    peer.stream.close()
+    peer.accept()
+    assert peer.until(b"key\r\n") == b"*2\r\n$3\r\nGET\r\n$3\r\nkey\r\n"
+    peer.stream.sendall(b"$10\r\n0123456789\r\n")
+    assert ended.wait(30)
+    assert told == [10]
+    assert arena == b"0123456789"
+    pool.close()
+    arena.append(1)
+
+
+def test_what_was_not_begun_is_given_up(peer):
+    pool = Pool(peer.url, 1, timeout=0.2, window=WINDOW)
+    told, ended = [], threading.Event()
+    jobs = [lambda client: client.exists("key")] * 3
+    pool.submit(jobs, lambda got: (told.extend(got), ended.set()))
+    pool.close()
+    assert ended.wait(30)
+    assert len(told) == 3
+    assert all(isinstance(result, valkey_rdma.ConnectionLost) for result in told)
+
+
+def test_a_server_that_is_not_there():
+    with pytest.raises(valkey_rdma.ConnectError):
+        Pool("tcp://127.0.0.1:1", 2, timeout=1, window=WINDOW)

@@ -1,0 +1,20 @@
+"""The examples of the README run as they stand there."""
+
+import pathlib
+import re
+
+import pytest
+
+README = (pathlib.Path(__file__).parent.parent / "README.md").read_text()
+BLOCKS = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_an_example_of_the_readme(block, capsys):
+    exec(compile(block, "README.md", "exec"), {"__name__": "readme"})
+    expected = re.findall(r"print\(.*\n +# (.*)", block)
+    assert capsys.readouterr().out.splitlines() == expected
+
+
+def test_there_are_examples():
+    assert len(BLOCKS) == 2

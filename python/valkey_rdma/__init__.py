@@ -1,0 +1,32 @@
+"""Large values in Valkey over RDMA, received into and sent from your own buffers.
+
+The server is an unmodified Valkey. :class:`Client` blocks, :class:`AsyncClient` is for asyncio; both speak RDMA, TCP, and to a small
+store inside the process, for trying out.
+"""
+
+from ._native import Client, Counts, __version__, serve_embedded
+from .aio import AsyncClient
+from .errors import (
+    CommandTimeout,
+    ConnectError,
+    ConnectionLost,
+    Error,
+    Refused,
+    RegistrationError,
+    ValueTooLong,
+)
+
+__all__ = [
+    "AsyncClient",
+    "Client",
+    "CommandTimeout",
+    "ConnectError",
+    "ConnectionLost",
+    "Counts",
+    "Error",
+    "Refused",
+    "RegistrationError",
+    "ValueTooLong",
+    "__version__",
+    "serve_embedded",
+]

@@ -1,0 +1,94 @@
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Self, final
+
+from typing_extensions import Buffer
+
+from .errors import Error
+
+__all__ = ["Client", "Counts", "__version__", "serve_embedded"]
+__version__: str
+
+@final
+class Counts:
+    """Counts of how the bytes of values went."""
+
+    @property
+    def bytes_landed(self) -> int:
+        """Bytes that the server wrote into registered buffers itself."""
+
+    @property
+    def bytes_lent(self) -> int:
+        """Bytes that the device sent from registered buffers."""
+
+    @property
+    def bytes_copied(self) -> int:
+        """Bytes that this side copied, in either direction."""
+
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+
+@final
+class Client:
+    """A client for large values on one connection, one command at a time."""
+
+    def __new__(
+        cls,
+        url: str,
+        *,
+        timeout: float | None = 60.0,
+        connect_timeout: float = 5.0,
+        window: int = 1048576,
+    ) -> Self: ...
+    def another(self) -> Self:
+        """Connect again to the same server; what is registered serves both."""
+
+    def register(self, buffer: Buffer) -> None:
+        """Register a writable buffer, so that values land in it and are sent from it without a copy."""
+
+    def unregister(self, buffer: Buffer) -> None:
+        """Undo `register()`."""
+
+    def get_into(self, key: bytes | str, buffer: Buffer) -> int | None:
+        """Get a value into a buffer. Returns its length; None if there is no such key."""
+
+    def mget_into(self, parts: Iterable[tuple[bytes | str, Buffer]]) -> list[int | Error | None]:
+        """Get many values, each into a buffer of its own; all commands are sent before the first reply is read."""
+
+    def set_from(self, key: bytes | str, buffer: Buffer) -> None:
+        """Set a key to the bytes of a buffer."""
+
+    def mset_from(self, parts: Iterable[tuple[bytes | str, Buffer]]) -> list[Error | None]:
+        """Set many keys, each to the bytes of a buffer of its own; all commands are sent before the first reply is read."""
+
+    def exists(self, *keys: bytes | str) -> int:
+        """Count how many of these keys there are."""
+
+    def delete(self, *keys: bytes | str) -> int:
+        """Delete keys. Returns how many there were."""
+
+    def strlen(self, key: bytes | str) -> int:
+        """Return the length of a value in bytes, 0 if there is no such key."""
+
+    @property
+    def counts(self) -> Counts:
+        """Counts of how the bytes of values went, as of the last command that has ended."""
+
+    @property
+    def registrations(self) -> int:
+        """How many buffers are registered."""
+
+    def close(self) -> None:
+        """Close the connection, after the command that is under way."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+        /,
+    ) -> None: ...
+
+def serve_embedded(name: str) -> str:
+    """Serve the store `embedded://NAME` over TCP as well. Returns its address."""

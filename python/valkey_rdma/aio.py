@@ -1,0 +1,141 @@
+"""The client for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, TypeVar
+
+from ._native import Client, Counts
+from .errors import Error
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+R = TypeVar("R")
+
+
+class AsyncClient:
+    """A :class:`Client` for asyncio: the same methods, as coroutines. ``await AsyncClient.connect(url)`` makes one.
+
+    Commands of several tasks are done one after the other, in a thread of the client's own; while one waits, the event loop runs.
+
+    Whatever happens to an ``await`` of a command, the buffer is the caller's again when it is over, by a result, an error or a
+    cancellation. A task that is cancelled before its command was begun sends nothing. One that is cancelled later ends when the
+    command does, at most ``timeout`` after it was begun; the reply is read, so the client can be used further.
+    """
+
+    def __init__(self, client: Client) -> None:
+        """Wrap a client, which nobody else should use further; ``close()`` closes it."""
+        self._client = client
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="valkey-rdma")
+
+    @classmethod
+    async def connect(
+        cls,
+        url: str,
+        *,
+        timeout: float | None = 60.0,
+        connect_timeout: float = 5.0,
+        window: int = 1048576,
+    ) -> Self:
+        """Connect to a server; the arguments are those of :class:`Client`."""
+        return cls(
+            await asyncio.to_thread(
+                Client, url, timeout=timeout, connect_timeout=connect_timeout, window=window
+            )
+        )
+
+    async def another(self) -> Self:
+        """Connect again; see :meth:`Client.another`."""
+        return type(self)(await self._do(self._client.another))
+
+    async def register(self, buffer: Buffer) -> None:
+        """Register a buffer; see :meth:`Client.register`."""
+        await self._do(self._client.register, buffer)
+
+    async def unregister(self, buffer: Buffer) -> None:
+        """Undo :meth:`register`; see :meth:`Client.unregister`."""
+        await self._do(self._client.unregister, buffer)
+
+    async def get_into(self, key: bytes | str, buffer: Buffer) -> int | None:
+        """Get a value into a buffer; see :meth:`Client.get_into`."""
+        # The view keeps the buffer from being resized from now on, not only from when the thread comes to it.
+        with memoryview(buffer) as view:
+            return await self._do(self._client.get_into, key, view)
+
+    async def mget_into(self, parts: Iterable[tuple[bytes | str, Buffer]]) -> list[int | Error | None]:
+        """Get many values; see :meth:`Client.mget_into`."""
+        with contextlib.ExitStack() as views:
+            held = [(key, views.enter_context(memoryview(buffer))) for key, buffer in parts]
+            return await self._do(self._client.mget_into, held)
+
+    async def set_from(self, key: bytes | str, buffer: Buffer) -> None:
+        """Set a key to the bytes of a buffer; see :meth:`Client.set_from`."""
+        with memoryview(buffer) as view:
+            await self._do(self._client.set_from, key, view)
+
+    async def mset_from(self, parts: Iterable[tuple[bytes | str, Buffer]]) -> list[Error | None]:
+        """Set many keys; see :meth:`Client.mset_from`."""
+        with contextlib.ExitStack() as views:
+            held = [(key, views.enter_context(memoryview(buffer))) for key, buffer in parts]
+            return await self._do(self._client.mset_from, held)
+
+    async def exists(self, *keys: bytes | str) -> int:
+        """Count how many of these keys there are; see :meth:`Client.exists`."""
+        return await self._do(self._client.exists, *keys)
+
+    async def delete(self, *keys: bytes | str) -> int:
+        """Delete keys; see :meth:`Client.delete`."""
+        return await self._do(self._client.delete, *keys)
+
+    async def strlen(self, key: bytes | str) -> int:
+        """Return the length of a value; see :meth:`Client.strlen`."""
+        return await self._do(self._client.strlen, key)
+
+    @property
+    def counts(self) -> Counts:
+        """Counts of how the bytes of values went, as of the last command that has ended."""
+        return self._client.counts
+
+    @property
+    def registrations(self) -> int:
+        """How many buffers are registered; see :attr:`Client.registrations`."""
+        return self._client.registrations
+
+    async def close(self) -> None:
+        """Close the connection, after the commands that were given before."""
+        await self._do(self._client.close)
+        self._thread.shutdown(wait=False)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"<valkey_rdma.AsyncClient on {self._client!r}>"
+
+    async def _do(self, call: Callable[..., R], *arguments: object) -> R:
+        command = self._thread.submit(call, *arguments)
+        ended = asyncio.wrap_future(command)
+        try:
+            await asyncio.wait([ended])
+        except asyncio.CancelledError:
+            # Where the thread has begun, it uses the buffer until it ends; however often the task is cancelled meanwhile.
+            if not command.cancel():
+                while not ended.done():
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await asyncio.wait([ended])
+                ended.exception()
+            raise
+        return ended.result()

@@ -1,0 +1,42 @@
+"""Errors of a client. All are :class:`Error`; each says whether the client can be used further."""
+
+
+class Error(Exception):
+    """Any error of this package."""
+
+
+class ConnectError(Error, ConnectionError):
+    """There is no connection: no RDMA device, no such host, nothing listens there, or it took too long."""
+
+
+class RegistrationError(Error, OSError):
+    """A buffer cannot be registered; the message says which limit is in the way. The client can be used further."""
+
+
+class Refused(Error):
+    """The server refused the command: a wrong type, missing rights, a full memory. The client can be used further."""
+
+
+class ValueTooLong(Error):
+    """The value is longer than the buffer. It was read and dropped, and the client can be used further.
+
+    Attributes:
+        length: Bytes of the value.
+        room: Bytes of the buffer.
+    """
+
+    def __init__(self, length: int, room: int) -> None:
+        super().__init__(length, room)
+        self.length = length
+        self.room = room
+
+    def __str__(self) -> str:
+        return f"the value has {self.length} bytes, and the buffer {self.room}"
+
+
+class ConnectionLost(Error, ConnectionError):
+    """The connection ended, or the client was closed. :meth:`Client.another` makes another connection."""
+
+
+class CommandTimeout(ConnectionLost, TimeoutError):
+    """The command took longer than the client's ``timeout``. The connection is lost."""

@@ -1,0 +1,337 @@
+"""An L2 adapter of LMCache: KV caches in a Valkey, moved between it and LMCache's L1 memory without copies.
+
+LMCache loads it by its plugin entry, and this module loads LMCache (0.5.6 or newer): nothing else of the package does. ::
+
+    --l2-adapter '{"type": "plugin", "module_path": "valkey_rdma.lmcache", "class_name": "ValkeyRdmaL2Adapter",
+                   "adapter_params": {"url": "rdma://192.0.2.1:6379"}}'
+
+Keys are those of LMCache's own RESP adapter, so that both can serve one cache.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from lmcache.lmcache_native import Bitmap
+from lmcache.logging import init_logger
+from lmcache.v1.distributed.internal_api import L2StoreResult
+from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface, L2TaskId
+from lmcache.v1.distributed.l2_adapters.config import L2AdapterConfigBase
+from lmcache.v1.platform import create_event_notifier
+
+from ._native import Client
+from .errors import Error
+from .pool import Pool
+
+if TYPE_CHECKING:
+    from lmcache.v1.distributed.api import MemoryLayoutDesc, ObjectKey
+    from lmcache.v1.distributed.internal_api import L1MemoryDesc
+    from lmcache.v1.memory_management import MemoryObj
+
+logger = init_logger(__name__)
+
+R = TypeVar("R")
+# The key of an object in Valkey, and its bytes.
+Part = tuple[str, memoryview]
+
+
+class ValkeyRdmaL2AdapterConfig(L2AdapterConfigBase):
+    """Settings of the adapter, the ``adapter_params`` of LMCache's plugin entry."""
+
+    def __init__(
+        self,
+        url: str,
+        connections: int = 4,
+        timeout: float = 60.0,
+        window: int = 1 << 20,
+        max_capacity_gb: float = 0,
+    ) -> None:
+        super().__init__()
+        self.url = url
+        self.connections = connections
+        self.timeout = timeout
+        self.window = window
+        self.max_capacity_gb = max_capacity_gb
+
+    @classmethod
+    def from_dict(cls, d: dict[str, Any]) -> ValkeyRdmaL2AdapterConfig:
+        """Check settings as they stand in JSON."""
+        known = {"url", "connections", "timeout", "window", "max_capacity_gb"}
+        if unknown := set(d) - known:
+            raise ValueError(
+                f"unknown settings: {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}"
+            )
+        if not isinstance(d.get("url"), str):
+            raise ValueError("url must be a string: rdma://HOST[:PORT], tcp://HOST[:PORT] or embedded://NAME")
+        for name in ["connections", "window"]:
+            if name in d and (type(d[name]) is not int or d[name] <= 0):
+                raise ValueError(f"{name} must be an integer above 0")
+        for name, least in [("timeout", 0), ("max_capacity_gb", -1)]:
+            if name in d and (type(d[name]) not in (int, float) or d[name] <= least):
+                raise ValueError(f"{name} must be a number that is not negative, and timeout not 0")
+        return cls(**d)
+
+    @classmethod
+    def help(cls) -> str:
+        """Describe the settings, for LMCache's command line."""
+        return (
+            "Valkey over RDMA, L2 adapter config fields:\n"
+            "- url (str): rdma://HOST[:PORT], tcp://HOST[:PORT] or embedded://NAME (required)\n"
+            "- connections (int): connections, each with a thread (default 4, >0)\n"
+            "- timeout (float): seconds that a command, of many objects at once, may take (default 60, >0)\n"
+            "- window (int): bytes of a receive window (default 1048576, >0)\n"
+            "- max_capacity_gb (float): capacity in GB for usage tracking and eviction (default 0 = disabled)"
+        )
+
+
+class ValkeyRdmaL2Adapter(L2AdapterInterface):
+    """LMCache's L2 interface on a :class:`~valkey_rdma.pool.Pool`. The L1 arena is registered once, for all connections.
+
+    Locks are this process's: they keep :meth:`delete` away from keys that are about to be loaded. What the server evicts, or another
+    client deletes, a load reports as not loaded.
+    """
+
+    def __init__(
+        self,
+        config: ValkeyRdmaL2AdapterConfig,
+        l1_memory_desc: L1MemoryDesc | None = None,
+        **_others: object,
+    ) -> None:
+        """Connect, and register the L1 arena.
+
+        Raises:
+            ConnectError: The server cannot be reached.
+            RegistrationError: The arena cannot be registered; the message says which limit is in the way.
+        """
+        super().__init__(max_capacity_bytes=int(config.max_capacity_gb * (1 << 30)))
+        self._config = config
+        self._pool = Pool(config.url, config.connections, timeout=config.timeout, window=config.window)
+        if l1_memory_desc is None:
+            logger.warning("no L1 arena was described: what is stored and loaded is copied once")
+        else:
+            try:
+                arena = (ctypes.c_ubyte * l1_memory_desc.size).from_address(l1_memory_desc.ptr)
+                self._pool.register(arena)
+            except BaseException:
+                self._pool.close()
+                raise
+        self._store_event = create_event_notifier()
+        self._lookup_event = create_event_notifier()
+        self._load_event = create_event_notifier()
+        # All below is under the lock.
+        self._lock = threading.Lock()
+        self._last_task: L2TaskId = 0
+        self._stored: dict[L2TaskId, L2StoreResult] = {}
+        self._found: dict[L2TaskId, Bitmap] = {}
+        self._loaded: dict[L2TaskId, Bitmap] = {}
+        self._locks: dict[ObjectKey, int] = {}
+        # Bytes of what this adapter has stored, to count them once.
+        self._sizes: dict[ObjectKey, int] = {}
+        self._closed = False
+
+    def get_store_event_fd(self) -> int:
+        """Return the descriptor that is signalled when a store has ended."""
+        return int(self._store_event.fileno())
+
+    def get_lookup_and_lock_event_fd(self) -> int:
+        """Return the descriptor that is signalled when a lookup has ended."""
+        return int(self._lookup_event.fileno())
+
+    def get_load_event_fd(self) -> int:
+        """Return the descriptor that is signalled when a load has ended."""
+        return int(self._load_event.fileno())
+
+    def submit_store_task(self, keys: list[ObjectKey], objects: list[MemoryObj]) -> L2TaskId:
+        """Store objects, each from where it lies."""
+        task = self._next_task()
+        keys = list(keys)
+        parts = [(name(key), memoryview(one.byte_array)) for key, one in zip(keys, objects, strict=True)]
+        slices = self._slices(parts)
+
+        def done(results: list[list[Error | None] | Exception]) -> None:
+            stored = []
+            for (key, (_, view)), error in zip(
+                zip(keys, parts, strict=True), flat(results, slices), strict=True
+            ):
+                if error is None:
+                    stored.append((key, view.nbytes))
+                else:
+                    logger.warning("not stored: %s", error)
+            with self._lock:
+                # A key that is stored again takes no more room.
+                sizes = [0 if key in self._sizes else size for key, size in stored]
+                self._sizes.update(stored)
+            if stored:
+                self._notify_keys_stored([key for key, _ in stored], sizes)
+            with self._lock:
+                self._stored[task] = L2StoreResult(len(stored) == len(keys), sum(sizes))
+            self._store_event.notify()
+
+        self._pool.submit([functools.partial(_set, part) for part in slices], done)
+        return task
+
+    def pop_completed_store_tasks(self) -> dict[L2TaskId, L2StoreResult]:
+        """Return the stores that have ended since the last call."""
+        with self._lock:
+            stored, self._stored = self._stored, {}
+        return stored
+
+    def submit_lookup_and_lock_task(
+        self, keys: list[ObjectKey], group_layout_descs: dict[int, MemoryLayoutDesc]
+    ) -> L2TaskId:
+        """Look up keys, and lock those that are there."""
+        task = self._next_task()
+        keys = list(keys)
+
+        def done(results: list[list[bool] | Exception]) -> None:
+            bitmap = Bitmap(len(keys))
+            found = results[0]
+            if isinstance(found, Exception):
+                logger.warning("not looked up: %s", found)
+                found = []
+            with self._lock:
+                for number, key in enumerate(keys):
+                    if number < len(found) and found[number]:
+                        bitmap.set(number)
+                        self._locks[key] = self._locks.get(key, 0) + 1
+                self._found[task] = bitmap
+            self._lookup_event.notify()
+
+        self._pool.submit([functools.partial(present, [name(key) for key in keys])], done)
+        return task
+
+    def query_lookup_and_lock_result(self, task_id: L2TaskId) -> Bitmap | None:
+        """Return which keys are there and locked now, once; None as long as it is not known."""
+        with self._lock:
+            return self._found.pop(task_id, None)
+
+    def submit_unlock(self, keys: list[ObjectKey]) -> None:
+        """Undo one lock of each key."""
+        with self._lock:
+            for key in keys:
+                left = self._locks.pop(key, 0) - 1
+                if left > 0:
+                    self._locks[key] = left
+
+    def submit_load_task(self, keys: list[ObjectKey], objects: list[MemoryObj]) -> L2TaskId:
+        """Load objects, each to where it belongs."""
+        task = self._next_task()
+        keys = list(keys)
+        parts = [(name(key), memoryview(one.byte_array)) for key, one in zip(keys, objects, strict=True)]
+        slices = self._slices(parts)
+
+        def done(results: list[list[int | Error | None] | Exception]) -> None:
+            bitmap = Bitmap(len(keys))
+            loaded = []
+            for number, length in enumerate(flat(results, slices)):
+                if length == parts[number][1].nbytes:
+                    bitmap.set(number)
+                    loaded.append(keys[number])
+                elif isinstance(length, Exception):
+                    logger.warning("not loaded: %s", length)
+            if loaded:
+                self._notify_keys_accessed(loaded)
+            with self._lock:
+                self._loaded[task] = bitmap
+            self._load_event.notify()
+
+        self._pool.submit([functools.partial(_get, part) for part in slices], done)
+        return task
+
+    def query_load_result(self, task_id: L2TaskId) -> Bitmap | None:
+        """Return which objects are loaded whole, once; None as long as it is not known."""
+        with self._lock:
+            return self._loaded.pop(task_id, None)
+
+    def delete(self, keys: list[ObjectKey]) -> None:
+        """Delete keys, but those that are locked, and wait for it."""
+        with self._lock:
+            free = [key for key in keys if key not in self._locks]
+        if not free:
+            return
+        ended: Future[int | Exception] = Future()
+        job = functools.partial(_delete, [name(key) for key in free])
+        self._pool.submit([job], lambda results: ended.set_result(results[0]))
+        result = ended.result()
+        if isinstance(result, Exception):
+            logger.warning("not deleted: %s", result)
+            return
+        with self._lock:
+            gone = [(key, self._sizes.pop(key)) for key in free if key in self._sizes]
+        if gone:
+            self._notify_keys_deleted([key for key, _ in gone], [size for _, size in gone])
+
+    def report_status(self) -> dict[str, Any]:
+        """Return the server, and how the bytes of values went."""
+        counts = self._pool.counts
+        return {
+            "is_healthy": not self._closed,
+            "type": type(self).__name__,
+            "url": self._config.url,
+            "connections": len(counts),
+            "bytes_landed": sum(count.bytes_landed for count in counts),
+            "bytes_lent": sum(count.bytes_lent for count in counts),
+            "bytes_copied": sum(count.bytes_copied for count in counts),
+        }
+
+    def close(self) -> None:
+        """Wait for what is under way, give up the rest, and deregister the arena."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self._pool.close()
+        for event in [self._store_event, self._lookup_event, self._load_event]:
+            event.close()
+
+    def _slices(self, parts: list[Part]) -> list[list[Part]]:
+        """Cut a batch into one pipeline for each connection."""
+        share = max(1, -(-len(parts) // self._config.connections))
+        return [parts[start : start + share] for start in range(0, len(parts), share)]
+
+    def _next_task(self) -> L2TaskId:
+        with self._lock:
+            self._last_task += 1
+            return self._last_task
+
+
+def name(key: ObjectKey) -> str:
+    """Return the key of an object in Valkey, as LMCache's RESP adapter has it."""
+    text = f"{key.model_name}@{key.kv_rank:08x}@{key.object_group_id:x}@{key.chunk_hash.hex()}"
+    return f"{text}@{key.cache_salt}" if key.cache_salt else text
+
+
+def present(keys: Sequence[str], client: Client) -> list[bool]:
+    """Return which keys there are: one command where all or none are, as it mostly is, and a few more where the first ones are."""
+    if not keys:
+        return []
+    there = client.exists(*keys)
+    if there in (0, len(keys)):
+        return [there > 0] * len(keys)
+    middle = len(keys) // 2
+    return present(keys[:middle], client) + present(keys[middle:], client)
+
+
+def flat(results: Sequence[Sequence[R] | Exception], slices: list[list[Part]]) -> list[R | Exception]:
+    """Return the result of each part; that of a job that failed stands for all parts of its slice."""
+    each: list[R | Exception] = []
+    for result, parts in zip(results, slices, strict=True):
+        each += [result] * len(parts) if isinstance(result, Exception) else result
+    return each
+
+
+def _set(parts: Sequence[Part], client: Client) -> list[Error | None]:
+    return client.mset_from(parts)
+
+
+def _get(parts: Sequence[Part], client: Client) -> list[int | Error | None]:
+    return client.mget_into(parts)
+
+
+def _delete(keys: Sequence[str], client: Client) -> int:
+    return client.delete(*keys)

@@ -1,0 +1,205 @@
+//! Memory that a program has, and gives for values.
+#![allow(unsafe_code)]
+
+use std::any::Any;
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::ptr::NonNull;
+use std::slice;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU8;
+
+use rdma_conn::{CallerMemory, SharedMemory};
+
+/// Memory that a program has: a `Vec<u8>` or a `Box<[u8]>`, which [`Memory::try_into_vec`] gives back; or, by
+/// [`Memory::from_raw_parts`], a mapping, an object of another language's runtime, an arena.
+///
+/// It is a handle, and clones of it are handles on one memory. A buffer that [`Client::register`](crate::Client::register) makes of one
+/// keeps it until the memory is deregistered. The memory is freed, or its owner dropped, with the last handle. If a device
+/// refuses to deregister it, that is never.
+///
+/// # Who may write
+/// As long as a buffer of it exists, or a connection still uses one that was dropped, the server can write to all of it at any time,
+/// by its key; one that obeys the protocol writes only values that were asked for. That is also so after an error:
+/// the windows in which the rest of a value was to arrive stay the server's until the client's connection has ended. So there is no
+/// `&[u8]` of it: values are copied out before they are decided on ([`Buffer::read`](crate::Buffer::read)).
+#[derive(Clone)]
+pub struct Memory(Arc<Bytes>);
+
+struct Bytes {
+    base: NonNull<u8>,
+    len: usize,
+    owner: Owner,
+}
+
+enum Owner {
+    /// A `Vec<u8>` of this capacity.
+    Vec { capacity: usize },
+    /// Keeps the memory until it is dropped.
+    Other { _keep: Box<dyn Any + Send + Sync> },
+}
+
+// SAFETY: the bytes are owned or, by the contract of `from_raw_parts`, reached by others in ways that atomics allow; `shared` reaches
+// them through atomics only. Owners are `Send` and `Sync` themselves.
+unsafe impl Send for Bytes {}
+// SAFETY: as above.
+unsafe impl Sync for Bytes {}
+
+impl Memory {
+    /// Returns the memory of `len` bytes from `base` on. `keep` is dropped with the last handle: when nothing uses the memory any more.
+    ///
+    /// # Safety
+    /// Until `keep` is dropped,
+    /// * the bytes belong to one allocation or mapping, and stay where they are, readable and writable;
+    /// * no reference to any of them is used in this process, shared or not, except to atomics; what is not Rust may read
+    ///   them, and finds some of them old and some new while a value arrives, and may write them while nothing is received there and
+    ///   nothing sent from there;
+    /// * no other [`Memory`] that overlaps this one is used at the time that this one is.
+    ///
+    /// The server can write to all of the bytes as long as a buffer of the memory exists, and after an error until the connection has
+    /// ended: nobody may rely on what they hold.
+    ///
+    /// # Panics
+    /// `base` is null, or `len` is more than `isize::MAX`.
+    pub unsafe fn from_raw_parts(base: *mut u8, len: usize, keep: impl Send + Sync + 'static) -> Self {
+        let Some(base) = NonNull::new(base).filter(|_| isize::try_from(len).is_ok()) else {
+            panic!("no memory of {len} bytes is at {base:p}");
+        };
+        Self(Arc::new(Bytes { base, len, owner: Owner::Other { _keep: Box::new(keep) } }))
+    }
+
+    /// Returns the bytes, if they were a `Vec<u8>` or a `Box<[u8]>` and nothing uses them any more: all buffers of it were dropped, and
+    /// so were the connections on which an error left windows in it.
+    ///
+    /// # Errors
+    /// Returns the memory as it is.
+    pub fn try_into_vec(self) -> Result<Vec<u8>, Self> {
+        if !matches!(self.0.owner, Owner::Vec { .. }) {
+            return Err(self);
+        }
+        let bytes = ManuallyDrop::new(Arc::try_unwrap(self.0).map_err(Self)?);
+        let Owner::Vec { capacity } = bytes.owner else { unreachable!("looked at above") };
+        // SAFETY: the parts of a Vec, whose bytes were initialised when it came; this was the last handle, and it is not dropped, so
+        // nobody else has them.
+        Ok(unsafe { Vec::from_raw_parts(bytes.base.as_ptr(), bytes.len, capacity) })
+    }
+
+    /// Returns the address of the first byte.
+    pub fn address(&self) -> usize {
+        self.0.base.addr().get()
+    }
+
+    /// Returns its length in bytes.
+    pub fn len(&self) -> usize {
+        self.0.len
+    }
+
+    /// Returns whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.0.len == 0
+    }
+}
+
+impl From<Vec<u8>> for Memory {
+    fn from(bytes: Vec<u8>) -> Self {
+        let mut bytes = ManuallyDrop::new(bytes);
+        let (len, capacity) = (bytes.len(), bytes.capacity());
+        let Some(base) = NonNull::new(bytes.as_mut_ptr()) else { unreachable!("a Vec has an address") };
+        Self(Arc::new(Bytes { base, len, owner: Owner::Vec { capacity } }))
+    }
+}
+
+impl From<Box<[u8]>> for Memory {
+    fn from(bytes: Box<[u8]>) -> Self {
+        bytes.into_vec().into()
+    }
+}
+
+impl Drop for Bytes {
+    fn drop(&mut self) {
+        if let Owner::Vec { capacity } = self.owner {
+            // SAFETY: the parts of a Vec that nobody has taken back, dropped once.
+            drop(unsafe { Vec::from_raw_parts(self.base.as_ptr(), self.len, capacity) });
+        }
+    }
+}
+
+impl CallerMemory for Memory {
+    fn shared(&self) -> SharedMemory<'_> {
+        // SAFETY: `len` initialised bytes that are there as long as `self` is, and reached as atomics only: a Vec's through this function,
+        // others' by the contract of `from_raw_parts`. The device writes as another thread would, and an atomic may hold anything.
+        SharedMemory::new(unsafe {
+            slice::from_raw_parts(self.0.base.as_ptr().cast::<AtomicU8>(), self.0.len)
+        })
+    }
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Memory").field("len", &self.len()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn a_vec_is_given_back_when_nothing_uses_it() {
+        for len in [0, 1, 7, 8, 9, 100] {
+            let mut bytes = Vec::with_capacity(len + 5);
+            bytes.resize(len, 1);
+            let (address, capacity) = (bytes.as_ptr().addr(), bytes.capacity());
+            let memory = Memory::from(bytes);
+            assert_eq!((memory.address(), memory.len(), memory.is_empty()), (address, len, len == 0));
+            let user = memory.clone();
+            let memory = memory.try_into_vec().expect_err("somebody uses it");
+            assert!(user.shared().write(0, &vec![2; len]));
+            drop(user);
+            let bytes = memory.try_into_vec().expect("nobody uses it");
+            assert_eq!((bytes.as_ptr().addr(), bytes.capacity()), (address, capacity));
+            assert!(bytes == vec![2; len]);
+        }
+        let memory = Memory::from(vec![3; 10].into_boxed_slice());
+        assert_eq!(memory.try_into_vec().expect("nobody uses it"), [3; 10]);
+    }
+
+    /// Set when it is dropped.
+    struct Owned(Arc<AtomicBool>);
+
+    impl Drop for Owned {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn an_owner_is_dropped_with_the_last_handle() {
+        let mut bytes = [0_u64; 8];
+        for (offset, len) in [(0, 64), (3, 58), (1, 2), (0, 0)] {
+            let dropped = Arc::new(AtomicBool::new(false));
+            let base = bytes.as_mut_ptr().cast::<u8>();
+            // SAFETY: the bytes outlive the memory, and nobody else reaches them meanwhile.
+            let memory =
+                unsafe { Memory::from_raw_parts(base.add(offset), len, Owned(Arc::clone(&dropped))) };
+            let other = memory.clone();
+            let memory = memory.try_into_vec().expect_err("it is no Vec");
+            assert!(memory.shared().write(0, &vec![9; len]));
+            drop(memory);
+            assert!(!dropped.load(Ordering::Relaxed), "somebody uses it");
+            drop(other);
+            assert!(dropped.load(Ordering::Relaxed));
+        }
+        let expected = [[9; 8]; 8].map(u64::from_ne_bytes);
+        assert_eq!(bytes, expected);
+    }
+
+    #[test]
+    #[should_panic(expected = "no memory of 5 bytes")]
+    fn there_is_nothing_at_null() {
+        // SAFETY: it panics before it uses them.
+        drop(unsafe { Memory::from_raw_parts(std::ptr::null_mut(), 5, ()) });
+    }
+}

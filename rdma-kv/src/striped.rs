@@ -1,0 +1,182 @@
+//! Several connections to one server, used at the same time.
+
+use std::thread;
+use std::time::Duration;
+
+use crate::client::{Client, Counts, Part, inside};
+use crate::error::Error;
+use crate::memory::Memory;
+use crate::transport::{Buffer, Transport};
+
+/// Clients on several connections to one server: the keys of one call are spread over them, and each connection's part of it runs on
+/// a thread of its own.
+///
+/// A connection that is lost is dropped at once, so that nothing can be written into the buffer through it any more; the others go on
+/// with later calls. When none is left, each call returns [`Error::Lost`].
+#[derive(Debug)]
+pub struct Striped<T: Transport> {
+    clients: Vec<Client<T>>,
+    /// Of the clients that are gone.
+    counts: Counts,
+}
+
+/// Memory for the values of a [`Striped`]: registered once, where its connections share a protection domain, otherwise once for each.
+#[derive(Debug)]
+pub struct StripedBuffer<U> {
+    /// One for each domain, all of the same memory.
+    buffers: Vec<U>,
+}
+
+impl<U: Buffer> Buffer for StripedBuffer<U> {
+    fn len(&self) -> usize {
+        self.buffers.first().map_or(0, U::len)
+    }
+
+    fn read(&self, offset: usize, into: &mut [u8]) -> bool {
+        self.buffers.first().is_some_and(|buffer| buffer.read(offset, into))
+    }
+
+    fn write(&mut self, offset: usize, from: &[u8]) -> bool {
+        self.buffers.first_mut().is_some_and(|buffer| buffer.write(offset, from))
+    }
+}
+
+impl<T: Transport + Send> Striped<T> {
+    /// Returns a client on all of these connections.
+    pub const fn new(clients: Vec<Client<T>>) -> Self {
+        Self { clients, counts: Counts::NONE }
+    }
+
+    /// Makes memory for values, `len` bytes.
+    ///
+    /// # Errors
+    /// As [`Client::register`], or every connection is lost.
+    pub fn buffer(&self, len: usize) -> Result<StripedBuffer<T::Buffer>, Error> {
+        self.register(vec![0; len])
+    }
+
+    /// Registers memory that exists, as [`Client::register`].
+    ///
+    /// # Errors
+    /// As [`Client::register`], or every connection is lost.
+    pub fn register(&self, memory: impl Into<Memory>) -> Result<StripedBuffer<T::Buffer>, Error> {
+        let (memory, mut buffers) = (memory.into(), Vec::<T::Buffer>::new());
+        for client in &self.clients {
+            if !buffers.iter().any(|buffer| client.stream().takes(buffer)) {
+                buffers.push(client.register(memory.clone())?);
+            }
+        }
+        if buffers.is_empty() { Err(Error::Lost) } else { Ok(StripedBuffer { buffers }) }
+    }
+
+    /// Limits how long each call may take, as [`Client::set_timeout`].
+    pub fn set_timeout(&mut self, timeout: Option<Duration>) {
+        self.clients.iter_mut().for_each(|client| client.set_timeout(timeout));
+    }
+
+    /// Returns the counts of all connections together.
+    pub fn counts(&self) -> Counts {
+        self.clients.iter().fold(self.counts, |sum, client| sum + client.counts())
+    }
+
+    /// Returns how many connections are left.
+    pub const fn connections(&self) -> usize {
+        self.clients.len()
+    }
+
+    /// Gets many values into parts of `buffer`, which do not overlap, as [`Client::mget_into`]. The keys of a connection that was lost have
+    /// its error, once, and [`Error::Lost`].
+    ///
+    /// # Errors
+    /// A part is not inside of the buffer; or the buffer is of another client; or every connection was lost before.
+    pub fn mget_into(
+        &mut self,
+        parts: &[Part<'_>],
+        buffer: &mut StripedBuffer<T::Buffer>,
+    ) -> Result<Vec<Result<Option<usize>, Error>>, Error> {
+        self.spread(parts, buffer, |client, parts, buffer| client.mget_into(parts, buffer))
+    }
+
+    /// Sets many keys to parts of `buffer`, as [`Client::mset_from`]. The keys of a connection that was lost have its error, once, and
+    /// [`Error::Lost`]: whether the server has set them is not known.
+    ///
+    /// # Errors
+    /// A part is not inside of the buffer; or the buffer is of another client; or every connection was lost before.
+    pub fn mset_from(
+        &mut self,
+        parts: &[Part<'_>],
+        buffer: &StripedBuffer<T::Buffer>,
+    ) -> Result<Vec<Result<(), Error>>, Error> {
+        self.spread(parts, buffer, |client, parts, buffer| client.mset_from(parts, buffer))
+    }
+
+    /// Does `act` on every connection with its share of the parts, and returns the results in the order of the parts.
+    fn spread<R: Send>(
+        &mut self,
+        parts: &[Part<'_>],
+        buffer: &StripedBuffer<T::Buffer>,
+        act: impl Fn(&mut Client<T>, &[Part<'_>], &mut T::Buffer) -> Result<Vec<Result<R, Error>>, Error> + Sync,
+    ) -> Result<Vec<Result<R, Error>>, Error> {
+        inside(parts, buffer)?;
+        let shares = self.shares(parts, buffer)?;
+        let mut results: Vec<Result<R, Error>> = parts.iter().map(|_| Err(Error::Lost)).collect();
+        let done = thread::scope(|scope| {
+            let mut busy = self.clients.iter_mut().zip(shares).filter(|(_, share)| !share.indices.is_empty());
+            let run = |(client, mut share): (&mut Client<T>, Share<'_, T::Buffer>)| {
+                (share.indices, act(client, &share.parts, &mut share.buffer))
+            };
+            // One share is this thread's own.
+            let first = busy.next();
+            let others: Vec<_> = busy.map(|share| scope.spawn(move || run(share))).collect();
+            let mut done: Vec<_> = first.map(run).into_iter().collect();
+            for other in others {
+                done.push(other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+            }
+            done
+        });
+        for (indices, share) in done {
+            // Whatever the share lacks was lost.
+            let share = share.unwrap_or_else(|error| vec![Err(error)]);
+            for (index, result) in indices.into_iter().zip(share) {
+                if let Some(place) = results.get_mut(index) {
+                    *place = result;
+                }
+            }
+        }
+        for lost in self.clients.extract_if(.., |client| client.is_lost()) {
+            self.counts = self.counts + lost.counts();
+        }
+        Ok(results)
+    }
+
+    /// Gives each part to the connection that has the fewest bytes to move yet.
+    fn shares<'a>(
+        &self,
+        parts: &[Part<'a>],
+        buffer: &StripedBuffer<T::Buffer>,
+    ) -> Result<Vec<Share<'a, T::Buffer>>, Error> {
+        let share = |client: &Client<T>| {
+            let own =
+                buffer.buffers.iter().find(|buffer| client.stream().takes(buffer)).ok_or(Error::Foreign)?;
+            Ok(Share { parts: Vec::new(), indices: Vec::new(), bytes: 0, buffer: own.clone() })
+        };
+        let mut shares = self.clients.iter().map(share).collect::<Result<Vec<_>, Error>>()?;
+        for (index, part) in parts.iter().enumerate() {
+            let least = shares.iter_mut().min_by_key(|share| (share.bytes, share.indices.len()));
+            let share = least.ok_or(Error::Lost)?;
+            share.bytes += part.range.len();
+            share.indices.push(index);
+            share.parts.push(part.clone());
+        }
+        Ok(shares)
+    }
+}
+
+/// The parts that one connection moves.
+struct Share<'a, U> {
+    parts: Vec<Part<'a>>,
+    /// Where they stand in the caller's list.
+    indices: Vec<usize>,
+    bytes: usize,
+    buffer: U,
+}

@@ -1,0 +1,175 @@
+//! What goes wrong, who is told of it, and what the buffer and the client are good for then.
+
+use std::io::{self, Read, Write};
+use std::thread;
+use std::time::Duration;
+
+use crate::world::{LONG, WINDOW, answers, bytes_of, over_rdma, over_tcp, store};
+use rdma_kv::{Buffer, Client, Error, Memory, Part, Transport};
+
+/// A refusal is told to the caller, and the client goes on; after a reply that is none the client is lost.
+fn errors<T: Transport>(mut client: Client<T>) {
+    let mut buffer = client.buffer(100).expect("memory");
+    let refused = client.get_into(b"key", &mut buffer, 0..100).expect_err("a wrong type");
+    assert!(matches!(&refused, Error::Refused(text) if text.starts_with("WRONGTYPE")), "{refused}");
+    let refused = client.set_from(b"key", &buffer, 0..10).expect_err("a full memory");
+    assert!(matches!(&refused, Error::Refused(text) if text.starts_with("OOM")), "{refused}");
+    assert_eq!(client.get_into(b"key", &mut buffer, 0..100).expect("got"), Some(3));
+    let unexpected = client.get_into(b"key", &mut buffer, 0..100).expect_err("no reply to GET");
+    assert!(matches!(unexpected, Error::Unexpected(_)), "{unexpected}");
+    assert!(matches!(client.exists(&[b"key"]), Err(Error::Lost)));
+    assert!(matches!(client.get_into(b"key", &mut buffer, 0..1), Err(Error::Lost)));
+}
+
+const REPLIES: &[&[u8]] = &[b"-WRONGTYPE no string\r\n", b"-OOM no memory\r\n", b"$3\r\nabc\r\n", b":3\r\n"];
+
+#[test]
+fn errors_say_who_is_at_fault() {
+    errors(over_rdma(answers(REPLIES)));
+    errors(over_tcp(answers(REPLIES)));
+}
+
+/// What a server says before it goes: in the header, in the value, before its end.
+const CUT: &[&[&[u8]]] = &[
+    &[],
+    &[b"$10000"],
+    &[b"$1000000\r\n"],
+    &[b"$1000000\r\nonly these"],
+    &[b"$10\r\n0123456789"],
+    &[b"$10\r\n0123456789\r"],
+    &[b"$10\r\n0123456789\r\n", b"$2000000\r\nof another key"],
+];
+
+/// A server that goes in the middle of a reply: an error, and the client is lost.
+fn cut<T: Transport>(connect: impl Fn(&'static [&'static [u8]]) -> Client<T>) {
+    for replies in CUT {
+        let mut client = connect(replies);
+        let mut buffer = client.buffer(1_000_000).expect("memory");
+        let part = |key| Part { key, range: 0..1_000_000 };
+        let ended =
+            client.mget_into(&[part(b"one"), part(b"two")], &mut buffer).expect_err("the rest is missing");
+        let Error::Io(error) = &ended else { panic!("{replies:?}: {ended}") };
+        let kinds = [io::ErrorKind::BrokenPipe, io::ErrorKind::UnexpectedEof, io::ErrorKind::ConnectionReset];
+        assert!(kinds.contains(&error.kind()), "{replies:?}: {error:?}");
+        assert!(client.is_lost() && matches!(client.strlen(b"key"), Err(Error::Lost)));
+        drop(client);
+        assert!(buffer.write(0, b"is mine"), "the connection has ended, and the buffer is the caller's");
+    }
+}
+
+#[test]
+fn a_server_that_goes_loses_the_client() {
+    cut(|replies| over_rdma(answers(replies)));
+    cut(|replies| over_tcp(answers(replies)));
+}
+
+/// A value of any length is refused without a byte of it in the buffer, and the client goes on.
+#[test]
+fn a_value_that_is_too_long_changes_nothing() {
+    let mut client = over_rdma(store);
+    let len = 5 * WINDOW;
+    let mut buffer = client.buffer(len).expect("memory");
+    client.set_from(b"key", &buffer, 0..len).expect("set");
+    assert!(buffer.write(0, &vec![0xee; len]));
+    for room in [0, 1, WINDOW, 3 * WINDOW + 7, len - 1] {
+        let refused = client.get_into(b"key", &mut buffer, 0..room).expect_err("it does not fit");
+        assert!(
+            matches!(refused, Error::TooLong { len: told, room: had } if (told, had) == (len as u64, room))
+        );
+        assert!(bytes_of(&buffer, 0..len).iter().all(|byte| *byte == 0xee), "{room}");
+    }
+    assert_eq!(client.get_into(b"key", &mut buffer, 0..len).expect("got"), Some(len));
+}
+
+const NO_LENGTHS: &[&[&[u8]]] =
+    &[&[b"$-2\r\n"], &[b"$99999999999999999999\r\n"], &[b"$\r\n"], &[b"*1\r\n$1\r\na\r\n"]];
+
+/// A length that is none, or more than any value has: no memory is taken for it, and no wait is for ever.
+fn lengths_that_are_none<T: Transport>(connect: impl Fn(&'static [&'static [u8]]) -> Client<T>) {
+    for reply in NO_LENGTHS {
+        let mut client = connect(reply);
+        let mut buffer = client.buffer(100).expect("memory");
+        let unexpected = client.get_into(b"key", &mut buffer, 0..100).expect_err("no length");
+        assert!(matches!(unexpected, Error::Unexpected(_)), "{unexpected}");
+    }
+    let mut client = connect(&[b"$9223372036854775807\r\nsome"]);
+    let mut buffer = client.buffer(100).expect("memory");
+    client.get_into(b"key", &mut buffer, 0..100).expect_err("the server is gone before it is there");
+    assert!(client.is_lost());
+}
+
+#[test]
+fn a_length_is_not_believed() {
+    lengths_that_are_none(|replies| over_rdma(answers(replies)));
+    lengths_that_are_none(|replies| over_tcp(answers(replies)));
+}
+
+/// A server that sends a byte now and then keeps no call beyond its deadline.
+fn drips<T: Transport>(mut client: Client<T>) {
+    client.set_timeout(Some(Duration::from_millis(100)));
+    let mut buffer = client.buffer(1_000_000).expect("memory");
+    let waited = client.get_into(b"key", &mut buffer, 0..1_000_000).expect_err("it never comes");
+    assert!(matches!(&waited, Error::Io(error) if error.kind() == io::ErrorKind::TimedOut), "{waited}");
+}
+
+/// Sends `header`, then a byte every few milliseconds, until the client is gone.
+fn drip<S: Read + Write>(header: &'static [u8]) -> impl Fn(S) + Send + Sync {
+    move |mut stream| {
+        let mut sent = stream.read(&mut [0; 100]).and_then(|_command| stream.write_all(header));
+        while sent.is_ok() {
+            thread::sleep(Duration::from_millis(5));
+            sent = stream.write_all(b"1");
+        }
+    }
+}
+
+#[test]
+fn a_server_that_drips_is_not_waited_for() {
+    for header in [&b"$"[..], b"$1000000\r\n", b"$100000000\r\n"] {
+        drips(over_rdma(drip(header)));
+        drips(over_tcp(drip(header)));
+    }
+}
+
+/// Windows may lie in the memory after an error, so it is given back when the connection has ended, not before.
+#[test]
+fn memory_is_kept_for_as_long_as_the_server_may_write_to_it() {
+    let mut client = over_rdma(|mut stream| {
+        let mut some = [0; 100];
+        assert!(stream.read(&mut some).expect("a command") > 0);
+        stream.write_all(b"$10000000\r\n").expect("written");
+        stream.write_all(&vec![1; 3 * WINDOW]).expect("written");
+        let _until_the_client_goes = stream.read_to_end(&mut Vec::new());
+    });
+    client.set_timeout(Some(Duration::from_millis(200)));
+    let memory = Memory::from(vec![0; 10_000_000]);
+    let mut buffer = client.register(memory.clone()).expect("registered");
+    let waited = client.get_into(b"key", &mut buffer, 0..10_000_000).expect_err("the rest never comes");
+    assert!(matches!(&waited, Error::Io(error) if error.kind() == io::ErrorKind::TimedOut), "{waited}");
+    drop(buffer);
+    let mut memory = memory.try_into_vec().expect_err("a window lies in it");
+    drop(client);
+    let deadline = std::time::Instant::now() + LONG;
+    let bytes = loop {
+        memory = match memory.try_into_vec() {
+            Ok(bytes) => break bytes,
+            Err(memory) => memory,
+        };
+        assert!(std::time::Instant::now() < deadline, "it never comes back");
+        thread::yield_now();
+    };
+    assert!(bytes[..2 * WINDOW].iter().all(|byte| *byte == 1));
+}
+
+/// A server that says nothing.
+#[test]
+fn a_server_that_says_nothing_is_not_waited_for() {
+    let mut client = over_rdma(|mut stream| {
+        let mut all = Vec::new();
+        let _ended = stream.read_to_end(&mut all);
+    });
+    client.set_timeout(Some(Duration::from_millis(20)));
+    let mut buffer = client.buffer(10).expect("memory");
+    let waited = client.get_into(b"key", &mut buffer, 0..10).expect_err("nothing comes");
+    assert!(matches!(&waited, Error::Io(error) if error.kind() == io::ErrorKind::TimedOut), "{waited}");
+}

@@ -1,0 +1,6 @@
+//! The client, over the embedded fabric and over TCP.
+
+mod errors;
+mod striped;
+mod there_and_back;
+mod world;

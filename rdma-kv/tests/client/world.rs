@@ -1,0 +1,92 @@
+//! Servers and their clients, on the embedded fabric and over TCP.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use kv_store::{FrameReader, Store};
+use rdma_conn::{Connect, Listener, Options, Stream};
+use rdma_kv::{Buffer, Client, Transport};
+use rdma_softsim::{Fabric, SoftSim};
+
+pub(crate) const WINDOW: usize = 64 << 10;
+pub(crate) const LONG: Duration = Duration::from_secs(60);
+
+/// A server on the embedded fabric, whose `serve` has each of `connections`; a host for clients, and the server's address.
+pub(crate) fn fabric(
+    connections: usize,
+    serve: impl Fn(Stream<SoftSim>) + Send + Sync + 'static,
+) -> (SoftSim, SocketAddr) {
+    let fabric = Fabric::new();
+    let address = SocketAddr::from(([192, 0, 2, 1], 6379));
+    let listener =
+        Listener::bind(&fabric.host(&[address.ip()]), address, Options::server()).expect("is free");
+    let serve = Arc::new(serve);
+    thread::spawn(move || {
+        for _connection in 0..connections {
+            let (stream, _) = listener.accept_timeout(LONG).expect("accepts");
+            let serve = Arc::clone(&serve);
+            thread::spawn(move || serve(stream));
+        }
+    });
+    (fabric.host(&[[192, 0, 2, 2].into()]), address)
+}
+
+/// How these clients connect: with receive windows of [`WINDOW`] bytes.
+pub(crate) fn how() -> Connect {
+    let mut options = Options::client();
+    options.protocol.window = WINDOW as u32;
+    Connect::default().options(options)
+}
+
+pub(crate) fn client<T: Transport>(stream: T) -> Client<T> {
+    let mut client = Client::new(stream);
+    client.set_timeout(Some(LONG));
+    client
+}
+
+/// A client of a server on the embedded fabric.
+pub(crate) fn over_rdma(serve: impl Fn(Stream<SoftSim>) + Send + Sync + 'static) -> Client<Stream<SoftSim>> {
+    let (host, address) = fabric(1, serve);
+    client(Stream::connect_with(&host, address, &how()).expect("connects"))
+}
+
+/// A client of a server on the loopback.
+pub(crate) fn over_tcp(serve: impl Fn(TcpStream) + Send + Sync + 'static) -> Client<TcpStream> {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("is free");
+    let address = listener.local_addr().expect("it listens");
+    thread::spawn(move || serve(listener.accept().expect("accepts").0));
+    client(TcpStream::connect(address).expect("connects"))
+}
+
+pub(crate) fn store<S: Read + Write>(stream: S) {
+    // Ends with the client.
+    let _ended = Store::default().serve(stream);
+}
+
+/// Answers each command with the next of these replies.
+pub(crate) fn answers<S: Read + Write>(replies: &'static [&'static [u8]]) -> impl Fn(S) + Send + Sync {
+    move |stream| {
+        let mut commands = FrameReader::new(stream);
+        for reply in replies {
+            let Ok(Some(_command)) = commands.frame() else { return };
+            if commands.stream().write_all(reply).is_err() {
+                return;
+            }
+        }
+        let _sent = commands.stream().flush();
+    }
+}
+
+/// Bytes of which no two neighbouring kilobytes are alike.
+pub(crate) fn pattern(len: usize, seed: usize) -> Vec<u8> {
+    (0..len).map(|index| (index ^ (index >> 8) ^ (index >> 16) ^ seed) as u8).collect()
+}
+
+pub(crate) fn bytes_of(buffer: &impl Buffer, range: std::ops::Range<usize>) -> Vec<u8> {
+    let mut bytes = vec![0; range.len()];
+    assert!(buffer.read(range.start, &mut bytes), "not inside");
+    bytes
+}

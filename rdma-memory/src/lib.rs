@@ -1,0 +1,111 @@
+#![doc = include_str!("../README.md")]
+#![no_std]
+#![deny(
+    clippy::arithmetic_side_effects,
+    clippy::indexing_slicing,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic
+)]
+
+#[cfg(feature = "alloc")]
+extern crate alloc;
+#[cfg(test)]
+extern crate std;
+
+#[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
+#[path = "assembly.rs"]
+mod copy;
+#[cfg(any(not(any(target_arch = "x86_64", target_arch = "aarch64")), miri))]
+#[path = "bytes.rs"]
+mod copy;
+#[cfg(feature = "alloc")]
+mod zeroed;
+
+use core::fmt;
+use core::sync::atomic::AtomicU8;
+
+#[cfg(feature = "alloc")]
+pub use zeroed::Zeroed;
+
+/// Memory of a program that exists, to be registered as it is: a buffer of the program's own, a mapping, an object of another
+/// language's runtime.
+///
+/// A region keeps the value until the memory is deregistered, and drops it then; if it cannot be deregistered, it is never
+/// dropped. Until then the device may read the bytes, and write them if the region's rights allow it, the peer by its key included:
+/// at any time, also after an error, and until the end of every connection in the region's protection domain. So whoever
+/// implements this gives the memory back to others when the value is dropped, not before.
+pub trait CallerMemory: Send + Sync + 'static {
+    /// Returns the bytes. Each call returns those of the first one, which stay where they are for as long as the value exists.
+    fn shared(&self) -> SharedMemory<'_>;
+}
+
+/// Bytes that a device or a peer may change.
+#[derive(Clone, Copy)]
+pub struct SharedMemory<'a> {
+    bytes: &'a [AtomicU8],
+}
+
+impl<'a> SharedMemory<'a> {
+    /// Returns `bytes` as shared memory.
+    #[inline]
+    pub const fn new(bytes: &'a [AtomicU8]) -> Self {
+        Self { bytes }
+    }
+
+    /// Returns its length in bytes.
+    #[inline]
+    pub const fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Returns whether it has no bytes.
+    #[inline]
+    pub const fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// Returns the address of the first byte, for a device.
+    pub fn address(&self) -> usize {
+        self.bytes.as_ptr().expose_provenance()
+    }
+
+    /// Copies `into.len()` bytes from `offset` on. False, and nothing copied, if they are not all inside.
+    #[must_use]
+    #[inline]
+    pub fn read(&self, offset: usize, into: &mut [u8]) -> bool {
+        let Some(part) = self.part(offset, into.len()) else { return false };
+        copy::out(part, into);
+        true
+    }
+
+    /// Copies `from` to `offset` on. False, and nothing copied, if it does not all fit.
+    #[must_use]
+    #[inline]
+    pub fn write(&self, offset: usize, from: &[u8]) -> bool {
+        let Some(part) = self.part(offset, from.len()) else { return false };
+        copy::into(from, part);
+        true
+    }
+
+    /// Copies `len` bytes from `offset` on to `at` of `to`. False, and nothing copied, if they are not all inside of both. Where the
+    /// two overlap, what the bytes hold afterwards is not specified.
+    #[must_use]
+    #[inline]
+    pub fn copy_to(&self, offset: usize, to: SharedMemory<'_>, at: usize, len: usize) -> bool {
+        let (Some(from), Some(to)) = (self.part(offset, len), to.part(at, len)) else { return false };
+        copy::across(from, to);
+        true
+    }
+
+    #[inline]
+    fn part(&self, offset: usize, len: usize) -> Option<&'a [AtomicU8]> {
+        self.bytes.get(offset..)?.get(..len)
+    }
+}
+
+impl fmt::Debug for SharedMemory<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharedMemory").field("len", &self.len()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,109 @@
+//! How much of a wire a long value uses, by where the client's windows lie: the machine in a model of a link and of a processor that copies.
+//!
+//! The server sends each window as Valkey 9.1.2 does a long reply, with one notification when it is full, and has the next part ready. The
+//! link has 100 Gb/s and a round trip of 10 µs; windows have 1 MiB. The client's processor does one thing at a time.
+
+use core::time::Duration;
+
+use rdma_proto::backend::{Immediate, RNR_RETRY_INFINITE};
+use rdma_proto::time::Instant;
+use rdma_proto::wire::Message;
+use rdma_proto::{Action, Config, Keepalive, Machine, Readable, RegionAddress};
+
+const WINDOW: u32 = 1 << 20;
+const VALUE: u64 = 64 << 20;
+/// Nanoseconds that a byte takes at 100 Gb/s.
+const WIRE: f64 = 8.0 / 100.0;
+/// Nanoseconds from one end of the link to the other.
+const WAY: f64 = 5_000.0;
+
+/// Where the client's windows lie.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// In one region, registered again once it is read, as libvalkey does.
+    OneRegion,
+    /// In two regions in turn.
+    TwoRegions,
+    /// Where the value belongs, as far as a window lies wholly in it.
+    Landing,
+}
+
+fn moment(nanos: f64) -> Instant {
+    Instant::from_start(Duration::from_nanos(nanos as u64))
+}
+
+/// The windows that the machine announces now.
+fn announced(machine: &mut Machine, now: f64) -> usize {
+    let mut windows = 0;
+    while let Some(action) = machine.poll_action(moment(now)) {
+        let Action::Send { id, signaled, message, .. } = action else { panic!("{action:?}") };
+        assert!(matches!(Message::decode(&message), Ok(Message::RegisterXferMemory(_))));
+        if signaled {
+            machine.handle_sent(moment(now), id);
+        }
+        windows += 1;
+    }
+    assert!(windows < 2, "one is announced at a time");
+    windows
+}
+
+/// Returns the share of the wire's time that a value of [`VALUE`] bytes uses, from the first byte that leaves the server to the last one
+/// where it belongs, if the client copies so many bytes in a nanosecond.
+fn utilisation(way: Way, copies: f64) -> f64 {
+    let windows = if way == Way::OneRegion { 1 } else { 2 };
+    let mut config = Config::client().window(WINDOW).windows(windows);
+    config.keepalive = Keepalive::NONE;
+    let region = |rkey| RegionAddress { address: u64::from(rkey) << 40, rkey };
+    let mut machine = Machine::new(config, [region(1), region(2)]).expect("in bounds");
+    machine.handle_established(moment(0.0), RNR_RETRY_INFINITE);
+    assert_eq!(announced(&mut machine, 0.0), 1);
+    // The first window is at the server when it begins.
+    let (mut left, mut arrives, mut busy) = (VALUE, Some((WIRE * f64::from(WINDOW) + WAY, WINDOW)), 0.0_f64);
+    let (mut unread, mut landed, mut asked) = (VALUE, 0, false);
+    while unread > 0 {
+        // What has arrived is looked at when the processor has time.
+        let Some((at, bytes)) = arrives.take() else {
+            panic!("the server waits for ever, {unread} bytes before the end")
+        };
+        busy = busy.max(at);
+        left -= u64::from(bytes);
+        machine.handle_immediate(moment(busy), Immediate(bytes));
+        if way == Way::Landing && !std::mem::replace(&mut asked, true) {
+            // Its first bytes told how long the value is.
+            machine.land(region(3), u32::try_from(VALUE).expect("short")).expect("nothing lands yet");
+        }
+        loop {
+            if announced(&mut machine, busy) > 0 {
+                let bytes = u32::try_from(left.min(u64::from(WINDOW))).expect("at most a window");
+                arrives = (bytes > 0).then(|| (busy + 2.0 * WAY + WIRE * f64::from(bytes), bytes));
+            }
+            let Some(part) = machine.readable() else { break };
+            if part.region == Readable::LANDED {
+                landed += u64::from(part.len);
+            } else {
+                busy += f64::from(part.len) / copies;
+            }
+            unread -= u64::from(part.len);
+            machine.consume(part.len).expect("there are as many");
+        }
+    }
+    let least = if way == Way::Landing { VALUE - 2 * u64::from(WINDOW) } else { 0 };
+    assert_eq!(landed, least, "all but what was announced before its length was known");
+    100.0 * WIRE * VALUE as f64 / busy
+}
+
+/// The table is printed with `cargo test -p rdma-proto --test utilisation -- --nocapture`.
+#[test]
+fn landing_uses_the_wire_whatever_a_copy_costs() {
+    println!("{:>14}  {:>12}  {:>12}  {:>12}", "copies, GB/s", "one region", "two regions", "landing");
+    // From cache to cache; as many as make 56 % of one region; from memory to memory, by one processor that does nothing else, or more.
+    for copies in [40.0, 18.7, 10.0, 5.0] {
+        let [one, two, landing] =
+            [Way::OneRegion, Way::TwoRegions, Way::Landing].map(|way| utilisation(way, copies));
+        println!("{copies:>14}  {one:>10.1} %  {two:>10.1} %  {landing:>10.1} %");
+        assert!(landing >= 88.0 || copies < 10.0 && landing >= 85.0, "{copies} GB/s: {landing}");
+        assert!(one < two && two <= landing + 0.5, "{copies} GB/s: {one}, {two}, {landing}");
+    }
+    let one = utilisation(Way::OneRegion, 18.7);
+    assert!((55.0..57.0).contains(&one), "{one}");
+}

@@ -1,0 +1,231 @@
+//! The first tables of the paper again, side by side in one run, to one, two and three replicas:
+//!
+//! * `whole`: from a live Valkey's images to replicas that have loaded them. Valkey's own full sync through a disk, without one, and with two
+//!   channels; an RDB file over a plain TCP stream; that file by READ from the paper's table; chunks by READ from the live Valkey, as a star
+//!   and as a chain.
+//! * `moving`: the images as bytes, from memory to memory, by TCP and by READ in both layouts. Nothing is made or loaded, so what differs is
+//!   what moves them.
+//!
+//! ```text
+//! cargo run --release -p rdma-snapshot --example tables                                  # 8 MiB, to see that it works
+//! cargo run --release -p rdma-snapshot --example tables -- --images 10000 --out docs/snapshot
+//! cargo run --release -p rdma-snapshot --example tables -- --out docs/snapshot --draw    # draws softsim.svg again, and prints the table
+//! ```
+//!
+//! RDMA is softsim, in this process, or, with `--rdma ADDRESS`, the device of that address: `lab/run lab/tables`. Without a `valkey-server`,
+//! which `VALKEY_SERVER` may name, it says so and measures `moving` alone.
+
+mod chart;
+mod moving;
+mod place;
+#[path = "../../tests/support/server.rs"]
+mod server;
+mod whole;
+
+use std::io::Write;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use clap::Parser;
+use rdma_conn::Descriptors;
+use rdma_softsim::Fabric;
+use rdma_verbs::Verbs;
+use rustix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
+
+use place::{OnDevice, Place};
+
+type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+/// Bytes of an image in base64: 10,000 of them are 1 GiB.
+const IMAGE: usize = 107_374;
+
+#[derive(Parser)]
+struct Arguments {
+    /// Images in the source.
+    #[arg(long, default_value_t = 80)]
+    images: usize,
+    /// How often everything is done; the kinds take turns.
+    #[arg(long, default_value_t = 1)]
+    rounds: usize,
+    /// The address of an RDMA device; without it softsim.
+    #[arg(long)]
+    rdma: Option<IpAddr>,
+    /// The folder of the raw data and the chart.
+    #[arg(long)]
+    out: Option<PathBuf>,
+    /// Their name, without the extension; the name of what RDMA is done with by default.
+    #[arg(long)]
+    name: Option<String>,
+    /// Measures nothing: draws the chart of the raw data that is there, and prints its table.
+    #[arg(long, requires = "out")]
+    draw: bool,
+}
+
+/// How replicas get the images.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Kind {
+    /// REPLICAOF, through a file at both ends: what the paper compares with.
+    Disk,
+    /// REPLICAOF, without files.
+    Diskless,
+    /// REPLICAOF, without files, the RDB over a connection of its own.
+    DualChannel,
+    /// A TCP stream for each replica.
+    Tcp,
+    /// The paper's table, as the paper reads it: one READ at a time.
+    RcpSerial,
+    /// The paper's table, 16 READs at a time.
+    Rcp,
+    /// Chunks, all from one publisher.
+    Star,
+    /// Chunks, handed on.
+    Chain,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Part {
+    Whole,
+    Moving,
+}
+
+impl Part {
+    const fn kinds(self) -> &'static [Kind] {
+        match self {
+            Self::Whole => &[
+                Kind::Disk,
+                Kind::Diskless,
+                Kind::DualChannel,
+                Kind::Tcp,
+                Kind::Rcp,
+                Kind::Star,
+                Kind::Chain,
+            ],
+            Self::Moving => &[Kind::Tcp, Kind::RcpSerial, Kind::Rcp, Kind::Star, Kind::Chain],
+        }
+    }
+}
+
+/// A line of the raw data.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Figure {
+    round: usize,
+    part: Part,
+    kind: Kind,
+    replicas: usize,
+    /// Bytes of the images.
+    bytes: u64,
+    #[serde(flatten)]
+    measured: Measured,
+    /// Processors of the whole machine that were busy meanwhile, in seconds: both ends, and what else ran.
+    machine_seconds: f64,
+}
+
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct Measured {
+    /// From the first request to the last replica that has everything; of `moving`, once the table is there.
+    seconds: f64,
+    /// Of the side that has the data: its Valkey with children, the threads that send or publish, and those that make what they publish.
+    source_seconds: f64,
+    /// Until an RDB file (part of `seconds`), or the table of `moving` (to within 0.2 s, and no part), was there to begin with; 0 where
+    /// making and moving overlap.
+    making_seconds: f64,
+}
+
+/// Seconds of a clock.
+fn spent(clock: ClockId) -> f64 {
+    let time = clock_gettime(clock);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
+/// Seconds that processors of this machine were busy since it started.
+fn machine() -> f64 {
+    let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
+    let ticks: Vec<f64> =
+        stat.lines().next().unwrap_or_default().split(' ').filter_map(|word| word.parse().ok()).collect();
+    // All columns but idle and waiting for a disk; guests are in the first two already.
+    ticks
+        .iter()
+        .enumerate()
+        .filter(|(at, _)| !matches!(at, 3 | 4 | 8 | 9))
+        .map(|(_, ticks)| ticks / 100.0)
+        .sum()
+}
+
+/// Base64 text.
+fn images(count: usize) -> Arc<[u8]> {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut state = 1_u64;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        DIGITS[(state >> 58) as usize]
+    };
+    (0..count * IMAGE).map(|_| next()).collect()
+}
+
+/// Joins threads, and their errors.
+fn all<T>(threads: Vec<std::thread::JoinHandle<Result<T, Failure>>>) -> Result<Vec<T>, Failure> {
+    threads.into_iter().map(|thread| thread.join().map_err(|_| "a thread panicked")?).collect()
+}
+
+fn main() -> Result<(), Failure> {
+    let arguments = Arguments::parse();
+    let device = if arguments.rdma.is_some() { "soft-roce" } else { "softsim" };
+    let name = arguments.name.as_deref().unwrap_or(device);
+    let data = arguments.out.as_ref().map(|out| out.join(format!("{name}.jsonl")));
+    if !arguments.draw {
+        if let Some(out) = &arguments.out {
+            std::fs::create_dir_all(out)?;
+        }
+        let mut into = data.as_ref().map(std::fs::File::create).transpose()?;
+        let keep = &mut |figure: &Figure| -> Result<(), Failure> {
+            let line = serde_json::to_string(figure)?;
+            println!("{line}");
+            Ok(into.as_mut().map_or(Ok(()), |into| writeln!(into, "{line}"))?)
+        };
+        match arguments.rdma {
+            Some(address) => measure(&arguments, &|| Ok(OnDevice::new(Verbs::load()?, address)), keep)?,
+            None => measure(&arguments, &|| Ok(Fabric::new()), keep)?,
+        }
+    }
+    let Some(data) = data else { return Ok(()) };
+    let lines = std::fs::read_to_string(&data)?;
+    let figures = lines.lines().map(serde_json::from_str).collect::<Result<Vec<Figure>, _>>()?;
+    chart::draw(&figures, name, &data.with_extension("svg"))?;
+    chart::table(&figures);
+    Ok(())
+}
+
+/// Measures every kind in turn, each at a place of its own.
+fn measure<P: Place>(
+    arguments: &Arguments,
+    place: &dyn Fn() -> Result<P, Failure>,
+    keep: &mut dyn FnMut(&Figure) -> Result<(), Failure>,
+) -> Result<(), Failure>
+where
+    P::Backend: Descriptors,
+{
+    let bytes = images(arguments.images);
+    let source = whole::Source::start(&bytes)?;
+    for round in 0..arguments.rounds {
+        for replicas in 1..=3 {
+            for part in [Part::Whole, Part::Moving] {
+                for &kind in part.kinds() {
+                    let before = machine();
+                    let measured = match (part, &source) {
+                        (Part::Moving, _) => moving::measure(&place()?, kind, &bytes, replicas)?,
+                        (Part::Whole, Some(source)) => source.measure(&place()?, kind, replicas)?,
+                        (Part::Whole, None) => continue,
+                    };
+                    let machine_seconds = machine() - before;
+                    let bytes = bytes.len() as u64;
+                    keep(&Figure { round, part, kind, replicas, bytes, measured, machine_seconds })?;
+                }
+            }
+        }
+    }
+    Ok(())
+}

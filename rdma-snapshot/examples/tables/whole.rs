@@ -1,0 +1,177 @@
+//! From a live Valkey to live ones.
+
+use std::fs::File;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use rdma_snapshot::valkey::{LiveSink, LiveSource, Target};
+use rdma_snapshot::wire::{Content, Layout};
+use rdma_snapshot::{FileSource, Offer};
+use redis::{Connection, cmd};
+
+use crate::moving::stream;
+use crate::place::{PATIENCE, Place, Publishing, pull_all};
+use crate::server::Valkey;
+use crate::{Failure, IMAGE, Kind, Measured};
+
+/// An RDB from a file, for a sink that nobody else tells of it.
+pub(crate) const FILE: Offer =
+    Offer { layout: Layout::Chunks, content: Content::Rdb, chunk_size: 1 << 20, total: None, position: None };
+
+/// A Valkey with images.
+pub(crate) struct Source {
+    valkey: Valkey,
+    digest: String,
+}
+
+fn digest(valkey: &Valkey) -> Result<String, Failure> {
+    Ok(cmd("DEBUG").arg("DIGEST").query(&mut valkey.connect())?)
+}
+
+fn set(server: &Valkey, settings: &[(&str, &str)]) -> Result<(), Failure> {
+    let mut connection = server.connect();
+    for (name, value) in settings {
+        cmd("CONFIG").arg("SET").arg(name).arg(value).exec(&mut connection)?;
+    }
+    Ok(())
+}
+
+/// Waits until a field of `INFO section` is as `wanted`.
+fn await_info(server: &mut Connection, section: &str, wanted: &str) -> Result<(), Failure> {
+    let begun = Instant::now();
+    while !cmd("INFO").arg(section).query::<String>(server)?.contains(wanted) {
+        if begun.elapsed() > PATIENCE {
+            return Err(format!("no {wanted}").into());
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
+impl Source {
+    /// Starts it; none, and said so, if there is no program.
+    pub(crate) fn start(images: &[u8]) -> Result<Option<Self>, Failure> {
+        let Some(valkey) = Valkey::start() else { return Ok(None) };
+        let mut connection = valkey.connect();
+        for (index, image) in images.chunks(IMAGE).enumerate() {
+            cmd("SET").arg(format!("image:{index}")).arg(image).exec(&mut connection)?;
+        }
+        let digest = digest(&valkey)?;
+        Ok(Some(Self { valkey, digest }))
+    }
+
+    /// Builds so many replicas.
+    pub(crate) fn measure<P: Place>(
+        &self,
+        place: &P,
+        kind: Kind,
+        replicas: usize,
+    ) -> Result<Measured, Failure> {
+        let targets: Vec<_> = (0..replicas).map_while(|_| Valkey::start()).collect();
+        let count = replicas.to_string();
+        // Ours takes what a replica takes that is alone.
+        let sync = [
+            ("repl-diskless-sync", if kind == Kind::Disk { "no" } else { "yes" }),
+            ("repl-diskless-sync-delay", if theirs(kind) { "5" } else { "0" }),
+            // It begins as soon as all replicas wait.
+            ("repl-diskless-sync-max-replicas", if theirs(kind) { &count } else { "0" }),
+        ];
+        let dual = ("dual-channel-replication-enabled", if kind == Kind::DualChannel { "yes" } else { "no" });
+        set(&self.valkey, &sync)?;
+        set(&self.valkey, &[dual])?;
+        for target in &targets {
+            set(
+                target,
+                &[dual, ("repl-diskless-load", if kind == Kind::Disk { "disabled" } else { "swapdb" })],
+            )?;
+        }
+        let before = self.processor()?;
+        let mut measured = match kind {
+            _ if theirs(kind) => self.replicaof(&targets)?,
+            Kind::Tcp | Kind::Rcp => self.by_file(place, kind, &targets)?,
+            _ => self.live(place, kind, &targets)?,
+        };
+        measured.source_seconds += self.processor()? - before;
+        for target in &targets {
+            if digest(target)? != self.digest {
+                return Err(format!("{kind:?}: a replica is not equal").into());
+            }
+        }
+        Ok(measured)
+    }
+
+    /// Seconds of processor time that it and its children have had. A child counts once it has ended.
+    fn processor(&self) -> Result<f64, Failure> {
+        let mut connection = self.valkey.connect();
+        await_info(&mut connection, "persistence", "rdb_bgsave_in_progress:0")?;
+        let info: String = cmd("INFO").arg("cpu").query(&mut connection)?;
+        let names = ["used_cpu_sys:", "used_cpu_user:", "used_cpu_sys_children:", "used_cpu_user_children:"];
+        let field =
+            |name: &str| info.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<f64>().ok());
+        Ok(names.into_iter().filter_map(field).sum())
+    }
+
+    /// Valkey's own full sync.
+    fn replicaof(&self, targets: &[Valkey]) -> Result<Measured, Failure> {
+        let begun = Instant::now();
+        for target in targets {
+            let port = self.valkey.port().to_string();
+            cmd("REPLICAOF").arg("127.0.0.1").arg(port).exec(&mut target.connect())?;
+        }
+        for target in targets {
+            await_info(&mut target.connect(), "replication", "master_link_status:up")?;
+        }
+        let seconds = begun.elapsed().as_secs_f64();
+        for target in targets {
+            cmd("REPLICAOF").arg("NO").arg("ONE").exec(&mut target.connect())?;
+        }
+        Ok(Measured { seconds, source_seconds: 0.0, making_seconds: 0.0 })
+    }
+
+    /// Has it write an RDB file.
+    fn save(&self) -> Result<PathBuf, Failure> {
+        let mut connection = self.valkey.connect();
+        cmd("BGSAVE").exec(&mut connection)?;
+        await_info(&mut connection, "persistence", "rdb_bgsave_in_progress:0")?;
+        Ok(self.valkey.folder.join("dump.rdb"))
+    }
+
+    /// A file, and what becomes of it.
+    fn by_file<P: Place>(&self, place: &P, kind: Kind, targets: &[Valkey]) -> Result<Measured, Failure> {
+        let begun = Instant::now();
+        let file = self.save()?;
+        let making_seconds = begun.elapsed().as_secs_f64();
+        let source_seconds = if kind == Kind::Tcp {
+            stream(sinks(targets), |stream, _| {
+                std::io::copy(&mut File::open(&file)?, stream)?;
+                Ok(())
+            })?
+        } else {
+            let source = FileSource::open(&file, Content::Rdb)?;
+            let publishing = Publishing::begin(place, kind, source, targets.len())?;
+            pull_all(place, kind, sinks(targets))?;
+            publishing.end()?
+        };
+        Ok(Measured { seconds: begun.elapsed().as_secs_f64(), source_seconds, making_seconds })
+    }
+
+    /// What `PSYNC` gives, as it comes.
+    fn live<P: Place>(&self, place: &P, kind: Kind, targets: &[Valkey]) -> Result<Measured, Failure> {
+        let begun = Instant::now();
+        let live = LiveSource::open(self.valkey.server(), false)?;
+        let publishing = Publishing::begin(place, kind, live, targets.len())?;
+        pull_all(place, kind, sinks(targets))?;
+        let seconds = begun.elapsed().as_secs_f64();
+        Ok(Measured { seconds, source_seconds: publishing.end()?, making_seconds: 0.0 })
+    }
+}
+
+const fn theirs(kind: Kind) -> bool {
+    matches!(kind, Kind::Disk | Kind::Diskless | Kind::DualChannel)
+}
+
+fn sinks(targets: &[Valkey]) -> Vec<LiveSink> {
+    let sink =
+        |target: &Valkey| LiveSink::new(Target { server: target.server(), replace: false, serve_on: None });
+    targets.iter().map(sink).collect()
+}
