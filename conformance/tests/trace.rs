@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use conformance::reqs::workspace;
 use conformance::trace::recording::EntryKind;
-use conformance::trace::{Limits, Recorded, Recorder, Recording, packets, roce, timeline};
+use conformance::trace::{Limits, Recorded, Recorder, Recording, packets, timeline};
 use rdma_conn::{Connect, Descriptors, Listener, Options, Stream};
 use rdma_softsim::Fabric;
 

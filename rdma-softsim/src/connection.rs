@@ -115,6 +115,8 @@ impl EventChannel {
                 NoticeKind::DeviceRemoval => CmEventKind::DeviceRemoval,
                 NoticeKind::AddressChange => CmEventKind::AddressChange,
                 NoticeKind::Established(peer) => CmEventKind::Established { peer },
+                // `RDMA_CM_EVENT_CONNECT_RESPONSE`.
+                NoticeKind::ConnectResponse => CmEventKind::Other(5),
                 NoticeKind::Unreachable(status) => CmEventKind::Unreachable { status },
                 NoticeKind::Rejected(reason) => CmEventKind::Rejected { reason },
                 NoticeKind::Disconnected => CmEventKind::Disconnected,
@@ -227,9 +229,9 @@ impl backend::Identifier<SoftSim> for Identifier {
             .inner
             .driver
             .with(|model| model.create_pair(self.inner.id, domain.id(), completions.id(), limits))?;
-        let identifier = Some(Arc::clone(&self.inner));
+        let identifier: Arc<dyn Send + Sync> = Arc::<IdentifierInner>::clone(&self.inner);
         let queues = [completions; 2];
-        Ok(QueuePair::new(&self.inner.driver, id, number, inline, identifier, domain, queues))
+        Ok(QueuePair::new(&self.inner.driver, id, number, inline, Some(identifier), domain, queues))
     }
 
     fn connect(&self, params: &ConnectParams, private_data: &[u8]) -> Result<(), Error> {

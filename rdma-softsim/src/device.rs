@@ -18,11 +18,12 @@ use rdma_proto::backend::{
 use crate::connection::{EventChannel, Identifier};
 use crate::driver::{Driver, Signal};
 use crate::model::{
-    About, Bytes, ContextId, ForeignMemory, HostId, Model, PairAttributes, PairId, Parts, PostedReceive,
-    Registration, State, Wake,
+    About, Armed, Bytes, ContextId, DomainId, ForeignMemory, HostId, Model, PairAttributes, Parts,
+    PostedReceive, Registration, Request, State, Wake,
 };
+use crate::shared::SharedInner;
 use crate::verbs::{CompletionQueue, Domain, DomainInner, QueuePair};
-use crate::{Error, Limits, SoftSim};
+use crate::{Error, Limits, SharedReceives, SoftSim};
 
 impl SoftSim {
     /// `ibv_open_device(3)`. `signal` tells of asynchronous events.
@@ -41,9 +42,9 @@ impl SoftSim {
 
 /// An opened device.
 pub struct Device {
-    driver: Arc<Driver>,
+    pub(crate) driver: Arc<Driver>,
     host: HostId,
-    id: ContextId,
+    pub(crate) id: ContextId,
     signal: Arc<dyn Signal>,
 }
 
@@ -80,25 +81,35 @@ impl Device {
     }
 
     /// `ibv_create_qp(3)`, in RESET. `name` is what asynchronous events call it; completions go to `queues`, those of sends to
-    /// the first.
+    /// the first. Its receives are in `shared`, if that is there.
     pub fn create_queue_pair(
         &self,
         name: u64,
         domain: &Domain,
         queues: [&CompletionQueue; 2],
+        shared: Option<&SharedReceives>,
         limits: QueuePairLimits,
     ) -> Result<QueuePair, Error> {
         let [sends, receives] = queues;
-        for other in [domain.driver(), sends.driver(), receives.driver()] {
+        let others = [domain.driver(), sends.driver(), receives.driver()];
+        for other in others.into_iter().chain(shared.map(|shared| &shared.inner.driver)) {
             if !Arc::ptr_eq(&self.driver, other) {
                 return Err(Error::Argument("a handle of another fabric"));
             }
         }
         let (send_queue, receive_queue) = (sends.id(), receives.id());
-        let attributes = PairAttributes { domain: domain.id(), send_queue, receive_queue, limits };
+        let attributes = PairAttributes {
+            domain: domain.id(),
+            send_queue,
+            receive_queue,
+            shared: shared.map(|shared| shared.inner.id),
+            limits,
+        };
         let (id, number, inline) =
             self.driver.with(|model| model.create_pair_in(self.id, name, &attributes))?;
-        Ok(QueuePair::new(&self.driver, id, number, inline, None, domain, queues))
+        let shared =
+            shared.map(|shared| -> Arc<dyn Send + Sync> { Arc::<SharedInner>::clone(&shared.inner) });
+        Ok(QueuePair::new(&self.driver, id, number, inline, shared, domain, queues))
     }
 
     /// `ibv_get_async_event(3)`; `None` if none waits.
@@ -178,6 +189,12 @@ impl CompletionQueue {
         self.driver().with(|model| model.poll_each(self.id(), most, &mut take))
     }
 
+    /// `ibv_req_notify_cq(3)` for solicited events alone: the next completion of a receive whose message asked for one, or of work
+    /// that failed, raises an event.
+    pub fn arm_solicited(&self) -> Result<(), Error> {
+        self.driver().with(|model| model.arm_for(self.id(), Armed::Solicited))
+    }
+
     /// Returns whether a queue pair reports to it still (`EBUSY`).
     #[must_use]
     pub fn is_used(&self) -> bool {
@@ -216,6 +233,8 @@ pub struct NamedSend<'a> {
     pub local: Local<'a>,
     /// Whether success is reported.
     pub signaled: bool,
+    /// Whether its receive raises an event for whoever waits for such alone, `IBV_SEND_SOLICITED`.
+    pub solicited: bool,
 }
 
 /// A receive request, `struct ibv_recv_wr`.
@@ -254,6 +273,11 @@ pub enum Transition {
         /// READs outstanding at a time.
         read_depth: u8,
     },
+    /// To SQD.
+    Drain {
+        /// Whether an event is to tell that nothing is on its way any more.
+        notify: bool,
+    },
     /// To ERR.
     Fail,
 }
@@ -269,12 +293,60 @@ pub enum PairState {
     Receiving,
     /// RTS.
     Ready,
+    /// SQD.
+    Draining,
     /// ERR.
     Error,
 }
 
-fn parts(model: &Model, pair: PairId, list: &[Sge]) -> Parts {
-    list.iter().map(|&Sge { address, len, lkey }| model.named(pair, address, len, lkey)).collect()
+impl From<State> for PairState {
+    fn from(state: State) -> Self {
+        match state {
+            State::Reset => Self::Reset,
+            State::Idle => Self::Init,
+            State::Receiving => Self::Receiving,
+            State::Ready => Self::Ready,
+            State::Draining => Self::Draining,
+            State::Error => Self::Error,
+        }
+    }
+}
+
+/// What is known of a connection to which a queue pair is to be made ready.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Offered {
+    /// The address of this side.
+    pub local: IpAddr,
+    /// That of its peer.
+    pub remote: IpAddr,
+    /// The number of the peer's queue pair; 0 as long as it is not known.
+    pub peer: u32,
+    /// The parameters that the peer gave.
+    pub theirs: ConnectParams,
+    /// How often what nobody answers is repeated.
+    pub retry: u8,
+}
+
+/// A queue pair and its connection, for whoever looks at a fabric.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Connection {
+    /// Its number.
+    pub pair: u32,
+    /// The addresses of its host.
+    pub host: Vec<IpAddr>,
+    /// Its state.
+    pub state: PairState,
+    /// Its own address, once it has one; the port is 0 where no connection manager was asked.
+    pub local: Option<SocketAddr>,
+    /// Its peer's.
+    pub remote: Option<SocketAddr>,
+    /// The number of its peer's queue pair, once it has a path; 0 if that is gone.
+    pub peer: Option<u32>,
+}
+
+/// The places in regions of this domain that a list names.
+pub(crate) fn parts(model: &Model, domain: Option<DomainId>, list: &[Sge]) -> Parts {
+    list.iter().map(|&Sge { address, len, lkey }| model.named(domain, address, len, lkey)).collect()
 }
 
 impl QueuePair {
@@ -289,19 +361,14 @@ impl QueuePair {
             Transition::Send { retry, rnr_retry, read_depth } => {
                 model.begin_sending(self.id, retry, rnr_retry, read_depth)
             }
+            Transition::Drain { notify } => model.drain(self.id, notify),
             Transition::Fail => model.end_pair(self.id),
         })
     }
 
     /// `ibv_query_qp(3)`: its state.
     pub fn state(&self) -> Result<PairState, Error> {
-        Ok(match self.driver.with(|model| model.state_of(self.id))? {
-            State::Reset => PairState::Reset,
-            State::Idle => PairState::Init,
-            State::Receiving => PairState::Receiving,
-            State::Ready => PairState::Ready,
-            State::Error => PairState::Error,
-        })
+        Ok(self.driver.with(|model| model.state_of(self.id))?.into())
     }
 
     /// `ibv_query_qp(3)`: its address, that of its peer and the number of the peer's queue pair (0 if that is gone), once it
@@ -314,13 +381,15 @@ impl QueuePair {
     /// `ibv_post_send(3)`: the requests in order, up to the first that is refused.
     pub fn post_named(&self, requests: &[NamedSend<'_>]) -> Result<(), PostError<Error>> {
         self.driver.with(|model| {
+            let domain = model.domain_of(self.id);
             let posted = requests.iter().enumerate().try_for_each(|(posted, request)| {
-                let local = match request.local {
+                let &NamedSend { id, op, signaled, solicited, local } = request;
+                let local = match local {
                     Local::Inline(bytes) => Ok(bytes),
-                    Local::Memory(list) => Err(parts(model, self.id, list)),
+                    Local::Memory(list) => Err(parts(model, domain, list)),
                 };
                 model
-                    .post_named(self.id, request.id, request.op, local, request.signaled)
+                    .post_named(self.id, Request { id, op, signaled, solicited }, local)
                     .map_err(|error| PostError { posted, error })
             });
             // One doorbell, for as many as were posted.
@@ -329,11 +398,24 @@ impl QueuePair {
         })
     }
 
+    /// `timeout` of `ibv_modify_qp(3)`: how long an acknowledgement is waited for, 4.096 µs · 2^`code`; for ever if it is 0. Until it is set
+    /// it is [`Parameters::ack_timeout`](crate::Parameters::ack_timeout).
+    pub fn set_ack_timeout(&self, code: u8) -> Result<(), Error> {
+        self.driver.with(|model| model.set_ack_timeout(self.id, code))
+    }
+
+    /// How many send requests find room.
+    #[must_use]
+    pub fn send_room(&self) -> u32 {
+        self.driver.with(|model| model.send_room(self.id))
+    }
+
     /// `ibv_post_recv(3)`: the requests in order, up to the first that is refused.
     pub fn post_named_receives(&self, requests: &[NamedReceive<'_>]) -> Result<(), PostError<Error>> {
         self.driver.with(|model| {
+            let domain = model.domain_of(self.id);
             requests.iter().enumerate().try_for_each(|(posted, request)| {
-                let local = parts(model, self.id, request.local);
+                let local = parts(model, domain, request.local);
                 model
                     .post_named_receive(self.id, &PostedReceive { id: request.id, local })
                     .map_err(|error| PostError { posted, error })
@@ -363,6 +445,46 @@ impl Identifier {
     pub fn accept_pair(&self, pair: &QueuePair, params: &ConnectParams, data: &[u8]) -> Result<(), Error> {
         self.lend(pair)?;
         self.accept(params, data)
+    }
+
+    /// As [`Identifier::connect_pair`], of a queue pair that the caller moves from state to state by itself. The answer is told by
+    /// [`CmEventKind::Other`](rdma_proto::backend::CmEventKind::Other)`(5)`, `RDMA_CM_EVENT_CONNECT_RESPONSE`.
+    pub fn connect_external(
+        &self,
+        pair: &QueuePair,
+        params: &ConnectParams,
+        data: &[u8],
+    ) -> Result<(), Error> {
+        self.lend_external(pair)?;
+        self.connect(params, data)
+    }
+
+    /// As [`Identifier::accept_pair`], of such a queue pair.
+    pub fn accept_external(
+        &self,
+        pair: &QueuePair,
+        params: &ConnectParams,
+        data: &[u8],
+    ) -> Result<(), Error> {
+        self.lend_external(pair)?;
+        self.accept(params, data)
+    }
+
+    /// `rdma_establish(3)`: such a queue pair can be used; its peer is told.
+    pub fn establish(&self) -> Result<(), Error> {
+        self.inner.driver.with(|model| model.establish_external(self.inner.id))
+    }
+
+    /// What `rdma_init_qp_attr(3)` says of the connection.
+    pub fn offered(&self) -> Result<Offered, Error> {
+        self.inner.driver.with(|model| model.offered(self.inner.id))
+    }
+
+    fn lend_external(&self, pair: &QueuePair) -> Result<(), Error> {
+        if !Arc::ptr_eq(&self.inner.driver, &pair.driver) {
+            return Err(Error::Argument("a queue pair of another fabric"));
+        }
+        self.inner.driver.with(|model| model.lend_external(self.inner.id, pair.id))
     }
 
     fn lend(&self, pair: &QueuePair) -> Result<(), Error> {

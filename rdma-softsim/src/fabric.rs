@@ -13,7 +13,7 @@ use crate::driver::Driver;
 use crate::model::HostId;
 use crate::settings::{Limits, Link, Parameters, Resources};
 use crate::verbs::{CompletionQueue, Domain, QueuePair, Region};
-use crate::{Chance, Error, Fault, When};
+use crate::{Capture, Chance, Connection, Connections, DeviceKind, Error, Fault, When};
 
 /// A network of hosts with RDMA devices, inside this process. Clones are handles to the same fabric.
 #[derive(Clone)]
@@ -69,20 +69,53 @@ impl Fabric {
     }
 
     /// From now on `fault` may befall the host with this address: once, when the time has come (times count from now on), or again
-    /// and again, by chance. False if there is no such host, or if the fault strikes by itself and is to come by chance.
+    /// and again, by chance. Of its connections only those named are struck. False if there is no such host, if the fault strikes by itself
+    /// and is to come by chance, or if it strikes more than connections and some are named.
     ///
     /// In real time [`Fault::Stall`] is for the caller to obey, see [`Fabric::stalled_for`].
     #[must_use]
-    pub fn inject(&self, ip: IpAddr, fault: Fault, when: Result<When, Chance>) -> bool {
+    pub fn inject(
+        &self,
+        ip: IpAddr,
+        connections: Connections,
+        fault: Fault,
+        when: Result<When, Chance>,
+    ) -> bool {
+        let sensible = (when.is_ok() || !fault.strikes_by_itself())
+            && (connections == Connections::All || fault.strikes_connections());
         self.driver.peek(|model| {
-            let host = model.host_at(ip).filter(|_| when.is_ok() || !fault.strikes_by_itself());
-            host.inspect(|host| model.inject(*host, fault, when)).is_some()
+            let host = model.host_at(ip).filter(|_| sensible);
+            host.inspect(|host| model.inject(*host, connections, fault, when)).is_some()
         })
     }
 
     /// Draws what comes by chance from this seed, from now on.
     pub fn seed_faults(&self, seed: u64) {
         self.driver.peek(|model| model.seed_faults(seed));
+    }
+
+    /// Messages that are sent from now on travel for so long, one way. In real time the machine's own speed comes on top.
+    pub fn set_latency(&self, latency: Duration) {
+        self.driver.peek(|model| model.set_latency(latency));
+    }
+
+    /// Devices behave as this kind does from now on, where verbs leaves them a choice. What the kind leaves to chance is drawn now, from
+    /// the seed of [`Fabric::seed_faults`].
+    pub fn set_device_kind(&self, kind: DeviceKind) {
+        self.driver.peek(|model| model.set_device_kind(kind));
+    }
+
+    /// `capture` sees the messages that pass from now on until the fabric is gone, and their answers; the connection manager's are not
+    /// among them. False if something else sees them already.
+    #[must_use]
+    pub fn capture(&self, capture: Box<dyn Capture>) -> bool {
+        self.driver.peek(|model| model.capture(capture))
+    }
+
+    /// Gives back what [`Fabric::capture`] was given; from now on it sees nothing.
+    #[must_use]
+    pub fn stop_capture(&self) -> Option<Box<dyn Capture>> {
+        self.driver.peek(|model| model.stop_capture())
     }
 
     /// How often faults struck.
@@ -99,6 +132,12 @@ impl Fabric {
             let until = model.simulation()?.stalled_until(host.index())?;
             Some(until.since(model.now())).filter(|left| !left.is_zero())
         })
+    }
+
+    /// All queue pairs of the fabric, in the order of their numbers.
+    #[must_use]
+    pub fn connections(&self) -> Vec<Connection> {
+        self.driver.peek(|model| model.connections())
     }
 
     /// What the host with this address holds; nothing if there is none.

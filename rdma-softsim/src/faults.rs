@@ -1,5 +1,7 @@
 //! Faults as data: what befalls a simulated fabric, and when.
 
+use std::net::{IpAddr, SocketAddr};
+
 use crate::failure_class::FailureClass;
 
 /// The faults of a simulation: a list, so that it can be written down, read back and made smaller.
@@ -25,6 +27,19 @@ pub enum When {
     Event(u64),
     /// From this pass on through a place that faults can strike.
     Pass(Site, u32),
+}
+
+/// Which connections of a host a fault may strike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Connections {
+    /// All of them, and what belongs to none.
+    All,
+    /// That of the queue pair with this number.
+    Pair(u32),
+    /// Those with a peer at this address.
+    Peer(IpAddr),
+    /// That with a peer at this address and port, as the connection manager knows them.
+    PeerAt(SocketAddr),
 }
 
 /// How often a fault strikes that may strike again and again: at so many of [`Chance::OF`] things that it can strike, drawn from the
@@ -188,6 +203,21 @@ impl Fault {
             Self::LinkDown { micros } => micros > 150_000,
             _ => true,
         }
+    }
+
+    /// Whether it strikes a connection, so that [`Connections`] can say which. The others strike all that is on a host.
+    #[must_use]
+    pub const fn strikes_connections(self) -> bool {
+        !matches!(
+            self,
+            Self::Spurious
+                | Self::DeviceRemoval
+                | Self::DeviceFatal
+                | Self::AddressChange
+                | Self::Kill
+                | Self::Exhausted
+                | Self::Stall { .. }
+        )
     }
 
     /// Whether it strikes at its moment, rather than at something the host does next.

@@ -77,7 +77,9 @@
 //! | Completions keep the order of their queue. Unsignaled success is silent, failure never is | `ibv_post_send(3)`, IBA 10.7.3.1 |
 //! | A send slot is free when the completion of a later-or-equal request was *polled*; a receive slot when a message has consumed it (a device may take until that is polled) | `ibv_post_send(3)` |
 //! | In the error state whatever is or gets posted ends with `WR_FLUSH_ERR`, in order | `ibv_modify_qp(3)` |
-//! | One event per arming, for a completion that comes after it | `ibv_req_notify_cq(3)` |
+//! | One event per arming, for a completion that comes after it; of solicited ones alone, one whose message asked for it, or that failed | `ibv_req_notify_cq(3)` |
+//! | Queue pairs may take their receives from one shared queue. Its limit is told once; its receives are not flushed with a queue pair | `ibv_create_srq(3)`, `ibv_modify_srq(3)` |
+//! | In SQD what is on its way is concluded, which an event tells, and what is posted waits | `ibv_modify_qp(3)` |
 //! | A completion too many loses the queue and its queue pairs, which `CqErr` tells each of them | `ibv_create_cq(3)`, `ibv_get_async_event(3)` |
 //! | A refusal that consumed no receive is told to the responder by `QpAccessErr` or `QpReqErr` | IBA 9.9.3.1.3 |
 //! | A first message before the peer's word that it is ready is told by `CommEst`; whoever passes that on is connected | `rdma_notify(3)` |
@@ -96,13 +98,13 @@
 //!
 //! # What it does not do
 //!
-//! Packets, path MTU, bandwidth and congestion; reordering and corruption of messages; atomics, fences and solicited
-//! events; shared receive queues; more than one device on a host; the hours after which a real connection manager gives up on an application that never
+//! Packets, path MTU, bandwidth and congestion; reordering and corruption of messages; atomics and fences; more than one device on a host; the hours after which a real connection manager gives up on an application that never
 //! decides on a request. The bytes of a READ are taken when its answer arrives, which is late but allowed without a
 //! fence. Completions of a dropped queue pair stay in their queue, as soft-RoCE leaves them there and some devices do
 //! not.
 #![forbid(unsafe_code)]
 
+mod capture;
 mod connection;
 mod device;
 mod device_kind;
@@ -114,21 +116,26 @@ mod faults;
 mod model;
 mod random;
 mod settings;
+mod shared;
 mod simulation;
 mod sync;
 pub mod trace;
 mod verbs;
 
+pub use capture::{Capture, Content, Transfer};
 pub use connection::{EventChannel, Identifier, Told};
-pub use device::{Device, ForeignRegion, Local, NamedReceive, NamedSend, PairState, Sge, Transition};
+pub use device::{
+    Connection, Device, ForeignRegion, Local, NamedReceive, NamedSend, Offered, PairState, Sge, Transition,
+};
 pub use device_kind::{DeviceKind, SimulationSettings};
 pub use driver::Signal;
 pub use error::Error;
 pub use fabric::{Fabric, SoftSim};
 pub use failure_class::{FailureClass, FailureCounts};
-pub use faults::{Chance, Fault, FaultPlan, Injection, Site, When};
+pub use faults::{Chance, Connections, Fault, FaultPlan, Injection, Site, When};
 pub use model::{About, ForeignMemory};
 pub use random::Random;
 pub use settings::{Limits, Link, Parameters, Resources};
+pub use shared::SharedReceives;
 pub use simulation::Simulation;
 pub use verbs::{CompletionQueue, Domain, QueuePair, Region};

@@ -114,7 +114,7 @@ impl Simulation {
     /// Faults of the plan that found nothing to strike yet.
     #[must_use]
     pub fn remaining_faults(&self) -> Vec<Injection> {
-        self.driver.simulation(|simulation| simulation.remaining().to_vec())
+        self.driver.simulation(|simulation| simulation.remaining())
     }
 
     /// From now on nothing befalls anybody: what is left of the plan is dropped.

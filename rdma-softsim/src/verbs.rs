@@ -8,7 +8,6 @@ use std::sync::Arc;
 use rdma_proto::backend::{self, Access, Completion, PostError, RecvRequest, RnrTimer, SendRequest, Slice};
 use rdma_proto::memory::{CallerMemory, SharedMemory};
 
-use crate::connection::IdentifierInner;
 use crate::driver::{Driver, Signal};
 use crate::model::{
     DomainId, Memory, PairId, Part, Parts, PostedReceive, PostedSend, QueueId, Registration, Wake,
@@ -198,7 +197,8 @@ pub struct QueuePair {
     number: u32,
     max_inline: usize,
     /// Alive as long as the queue pair, and gone after it.
-    _identifier: Option<Arc<IdentifierInner>>,
+    /// Its identifier, or the shared queue of its receives.
+    _keeps: Option<Arc<dyn Send + Sync>>,
     _domain: Arc<DomainInner>,
     _completions: [Arc<QueueInner>; 2],
 }
@@ -209,7 +209,7 @@ impl QueuePair {
         id: PairId,
         number: u32,
         max_inline: usize,
-        identifier: Option<Arc<IdentifierInner>>,
+        keeps: Option<Arc<dyn Send + Sync>>,
         domain: &Domain,
         completions: [&CompletionQueue; 2],
     ) -> Self {
@@ -218,7 +218,7 @@ impl QueuePair {
             id,
             number,
             max_inline,
-            _identifier: identifier,
+            _keeps: keeps,
             _domain: Arc::clone(&domain.inner),
             _completions: completions.map(|queue| Arc::clone(&queue.inner)),
         }

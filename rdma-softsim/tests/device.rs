@@ -12,9 +12,9 @@ use rdma_proto::backend::{
     RemoteAddress, RnrTimer, SendOp,
 };
 use rdma_softsim::{
-    About, Chance, CompletionQueue, Device, Domain, Error, Fabric, Fault, ForeignMemory, ForeignRegion,
-    Local, NamedReceive, NamedSend, PairState, QueuePair, Resources, Sge, Signal, Site, SoftSim, Transition,
-    When,
+    About, Chance, CompletionQueue, Connections, Device, Domain, Error, Fabric, Fault, ForeignMemory,
+    ForeignRegion, Local, NamedReceive, NamedSend, PairState, QueuePair, Resources, Sge, Signal, Site,
+    SoftSim, Transition, When,
 };
 
 const BASE: u64 = 0x1000;
@@ -89,7 +89,7 @@ fn end(host: &SoftSim) -> End {
     let program = Program { bytes: Arc::new(Mutex::new(vec![0; LEN])), ended: Arc::default() };
     let access = Access::REMOTE_WRITE.and(Access::REMOTE_READ);
     let region = domain.register_foreign(BASE, LEN, Box::new(program.clone()), access).unwrap();
-    let pair = device.create_queue_pair(9, &domain, [&queue, &queue], LIMITS).unwrap();
+    let pair = device.create_queue_pair(9, &domain, [&queue, &queue], None, LIMITS).unwrap();
     End { pair, region, queue, domain, device, signals, program }
 }
 
@@ -133,7 +133,13 @@ impl End {
 
     fn post_list(&self, op: SendOp, local: &[Sge]) {
         self.pair
-            .post_named(&[NamedSend { id: 1, op, local: Local::Memory(local), signaled: true }])
+            .post_named(&[NamedSend {
+                id: 1,
+                op,
+                local: Local::Memory(local),
+                signaled: true,
+                solicited: false,
+            }])
             .unwrap();
     }
 
@@ -218,11 +224,16 @@ fn refused(seed: u64) -> Vec<bool> {
     let remote = RemoteAddress { address: BASE, rkey: b.region.key() };
     fabric.seed_faults(seed);
     let half = Chance { times: 500_000 };
-    assert!(fabric.inject(address(1), Fault::QueueFull, Err(half)));
+    assert!(fabric.inject(address(1), Connections::All, Fault::QueueFull, Err(half)));
     let refused: Vec<_> = (0..64)
         .map(|_| {
-            let work =
-                NamedSend { id: 1, op: SendOp::Write(remote), local: Local::Inline(&[]), signaled: true };
+            let work = NamedSend {
+                id: 1,
+                op: SendOp::Write(remote),
+                local: Local::Inline(&[]),
+                signaled: true,
+                solicited: false,
+            };
             while !a.completions().is_empty() {}
             a.pair.post_named(&[work]).is_err()
         })
@@ -247,9 +258,15 @@ fn a_fault_strikes_a_fabric_in_real_time() {
     for _ in 0..3 {
         a.post(SendOp::Write(remote()), a.sge(0, 8));
     }
-    assert!(!fabric.inject(address(3), Fault::KeyRefused, Ok(When::Event(0))), "there is no such host");
-    assert!(!fabric.inject(address(2), Fault::PairFatal, Err(Chance { times: 1 })), "it strikes by itself");
-    assert!(fabric.inject(address(2), Fault::KeyRefused, Ok(When::Pass(Site::Arrive, 2))));
+    assert!(
+        !fabric.inject(address(3), Connections::All, Fault::KeyRefused, Ok(When::Event(0))),
+        "there is no such host"
+    );
+    assert!(
+        !fabric.inject(address(2), Connections::All, Fault::PairFatal, Err(Chance { times: 1 })),
+        "it strikes by itself"
+    );
+    assert!(fabric.inject(address(2), Connections::All, Fault::KeyRefused, Ok(When::Pass(Site::Arrive, 2))));
     for _ in 0..2 {
         a.post(SendOp::Write(remote()), a.sge(0, 8));
     }
@@ -260,11 +277,49 @@ fn a_fault_strikes_a_fabric_in_real_time() {
     assert_eq!(b.device.next_event().unwrap(), Some((AsyncEvent::QpAccessErr, About::Pair(9))));
 }
 
+/// A fault of one connection spares the others of its host.
+#[test]
+fn a_fault_strikes_the_connection_that_it_names() {
+    let (fabric, a, b) = connected();
+    let remote = RemoteAddress { address: BASE, rkey: b.region.key() };
+    let now = Ok(When::Event(0));
+    let inject = |connections| fabric.inject(address(2), connections, Fault::KeyRefused, now);
+    for other in [
+        Connections::Pair(a.pair.number()),
+        Connections::Peer(address(3)),
+        Connections::PeerAt((address(1), 1).into()),
+    ] {
+        assert!(inject(other));
+        a.post(SendOp::Write(remote), a.sge(0, 8));
+        assert_eq!(a.completions(), [Ok(Completed::Write)], "{other:?}");
+    }
+    let ours = Connections::Pair(b.pair.number());
+    assert!(!fabric.inject(address(2), ours, Fault::DeviceFatal, now), "it strikes a device");
+    let seen: Vec<_> = fabric.connections().into_iter().map(|seen| (seen.pair, seen.peer)).collect();
+    assert_eq!(seen, [(a.pair.number(), Some(b.pair.number())), (b.pair.number(), Some(a.pair.number()))]);
+    // The link of one connection: what is sent meanwhile comes later, and nobody is told of a port.
+    assert!(fabric.inject(address(2), ours, Fault::LinkDown { micros: 1000 }, now));
+    a.post(SendOp::Write(remote), a.sge(0, 8));
+    assert_eq!(a.completions(), [], "it is lost");
+    assert_eq!(b.device.next_event().unwrap(), None, "the port is as it was");
+    let late = loop {
+        match a.completions() {
+            none if none.is_empty() => std::thread::yield_now(),
+            some => break some,
+        }
+    };
+    assert_eq!(late, [Ok(Completed::Write)]);
+    assert!(inject(ours));
+    a.post(SendOp::Write(remote), a.sge(0, 8));
+    assert_eq!(a.completions(), [Err(CompletionStatus::REM_ACCESS_ERR)]);
+    assert_eq!(fabric.faults_struck(), 2);
+}
+
 /// What happens to the device is told to everybody who opened it.
 #[test]
 fn a_link_that_goes_down_is_told_to_who_opened_the_device() {
     let (fabric, a, b) = connected();
-    assert!(fabric.inject(address(1), Fault::LinkDown { micros: 1 }, Ok(When::Event(0))));
+    assert!(fabric.inject(address(1), Connections::All, Fault::LinkDown { micros: 1 }, Ok(When::Event(0))));
     a.post(SendOp::Write(RemoteAddress { address: BASE, rkey: b.region.key() }), a.sge(0, 8));
     assert_eq!(a.device.next_event().unwrap(), Some((AsyncEvent::PortErr, About::Device)));
     assert_eq!(b.device.next_event().unwrap(), None);
@@ -368,8 +423,136 @@ fn the_connection_manager_connects_queue_pairs_of_the_device_and_brings_private_
     assert!(matches!(told.event.kind, CmEventKind::Established { .. }));
     assert_eq!((told.data.len(), &told.data[..8]), (196, &b"welcome\0"[..]));
     passive.pair.post_named_receives(&[NamedReceive { id: 2, local: &[passive.sge(0, 64)] }]).unwrap();
-    let inline = NamedSend { id: 1, op: SendOp::Send, local: Local::Inline(b"inline"), signaled: false };
+    let inline = NamedSend {
+        id: 1,
+        op: SendOp::Send,
+        local: Local::Inline(b"inline"),
+        signaled: false,
+        solicited: false,
+    };
     active.pair.post_named(&[inline]).unwrap();
     assert_eq!(passive.completions(), [Ok(Completed::Recv { len: 6, immediate: None })]);
     assert_eq!(&passive.program.bytes.lock().unwrap()[..6], b"inline");
+}
+
+/// Two queue pairs take their receives from one queue, whose limit is told once.
+#[test]
+fn a_shared_queue_gives_its_receives_to_whoever_comes() {
+    let (_fabric, a, b) = connected();
+    let shared = b.device.create_shared_receives(11, &b.domain, 2, 0).unwrap();
+    assert!(!shared.is_used());
+    let queues = [&b.queue, &b.queue];
+    let pair = b.device.create_queue_pair(12, &b.domain, queues, Some(&shared), LIMITS).unwrap();
+    assert!(shared.is_used());
+    // The peer of `a` is this one now.
+    let b = End { pair, ..b };
+    a.pair.modify(Transition::Reset).unwrap();
+    connect(&a, 1, 2, b.pair.number());
+    connect(&b, 2, 1, a.pair.number());
+    let receive = |id| NamedReceive { id, local: &[] };
+    assert!(b.pair.post_named_receives(&[receive(1)]).is_err(), "it has no queue of its own");
+    let full = shared.post(&[receive(1), receive(2), receive(3)]).unwrap_err();
+    assert_eq!(full.posted, 2);
+    shared.set_limit(2).unwrap();
+    assert!(shared.set_limit(3).is_err());
+    a.post_list(SendOp::Send, &[]);
+    assert_eq!(b.device.next_event().unwrap(), Some((AsyncEvent::Other(15), About::Shared(11))));
+    assert_eq!(shared.limit(), Ok(0), "the limit is told once");
+    a.post_list(SendOp::Send, &[]);
+    let received = Completed::Recv { len: 0, immediate: None };
+    assert_eq!(b.completions(), [Ok(received); 2]);
+    assert_eq!(b.device.next_event().unwrap(), None);
+    // Receives that are shared are not flushed with one of those who share them.
+    shared.post(&[receive(4)]).unwrap();
+    b.pair.modify(Transition::Fail).unwrap();
+    assert_eq!(b.completions(), []);
+    assert_eq!(b.device.next_event().unwrap(), Some((AsyncEvent::Other(16), About::Pair(12))));
+}
+
+/// SQD: what is posted waits, and an event says that nothing is on its way; RTS lets it go on.
+#[test]
+fn a_drained_send_queue_waits() {
+    let (_fabric, a, b) = connected();
+    let remote = RemoteAddress { address: BASE, rkey: b.region.key() };
+    assert!(a.pair.modify(Transition::Drain { notify: true }).is_ok());
+    assert_eq!(a.pair.state(), Ok(PairState::Draining));
+    assert_eq!(a.device.next_event().unwrap(), Some((AsyncEvent::Other(5), About::Pair(9))));
+    a.post(SendOp::Write(remote), a.sge(0, 8));
+    assert_eq!(a.completions(), []);
+    // It answers all the same.
+    let back = RemoteAddress { address: BASE, rkey: a.region.key() };
+    b.post(SendOp::Write(back), b.sge(0, 8));
+    assert_eq!(b.completions(), [Ok(Completed::Write)]);
+    a.pair.modify(Transition::Send { retry: 1, rnr_retry: 7, read_depth: 1 }).unwrap();
+    assert_eq!(a.completions(), [Ok(Completed::Write)]);
+    assert_eq!(a.device.next_event().unwrap(), None, "it was told once");
+}
+
+/// Of what was on its way the event waits for the end.
+#[test]
+fn draining_waits_for_what_is_on_its_way() {
+    let (fabric, a, b) = connected();
+    fabric.set_latency(Duration::from_millis(2));
+    let remote = RemoteAddress { address: BASE, rkey: b.region.key() };
+    a.post(SendOp::Write(remote), a.sge(0, 8));
+    a.pair.modify(Transition::Drain { notify: true }).unwrap();
+    a.post(SendOp::Write(remote), a.sge(0, 8));
+    let told = loop {
+        match a.device.next_event().unwrap() {
+            None => std::thread::yield_now(),
+            told => break told,
+        }
+    };
+    assert_eq!(told, Some((AsyncEvent::Other(5), About::Pair(9))));
+    assert_eq!(a.completions(), [Ok(Completed::Write)], "the first one, and not the second");
+}
+
+/// `ibv_req_notify_cq(3)`: who waits for solicited events is woken by such, and by what fails.
+#[test]
+fn solicited_events_come_when_they_are_asked_for() {
+    let (_fabric, a, b) = connected();
+    let receives: Vec<_> = (0..4).map(|id| NamedReceive { id, local: &[] }).collect();
+    b.pair.post_named_receives(&receives).unwrap();
+    let send = |solicited| {
+        let local = Local::Inline(&[]);
+        let work = NamedSend { id: 1, op: SendOp::Send, local, signaled: false, solicited };
+        a.pair.post_named(&[work]).unwrap();
+    };
+    let raised = || b.signals.count.load(Relaxed);
+    b.queue.arm_solicited().unwrap();
+    send(false);
+    assert_eq!(raised(), 0);
+    send(true);
+    assert_eq!(raised(), 1);
+    b.queue.take_events().unwrap();
+    b.queue.arm_solicited().unwrap();
+    // Who asks for all is not asked to wait for fewer (`ibv_req_notify_cq(3)` has no way back).
+    b.queue.arm().unwrap();
+    b.queue.arm_solicited().unwrap();
+    send(false);
+    assert_eq!(raised(), 2);
+    b.queue.take_events().unwrap();
+    b.queue.arm_solicited().unwrap();
+    b.pair.modify(Transition::Fail).unwrap();
+    assert_eq!(raised(), 3, "the flush of the last receive");
+}
+
+/// `timeout` of a queue pair: for how long its retries last.
+#[test]
+fn a_queue_pair_has_a_time_out_of_its_own() {
+    let (fabric, a, b) = connected();
+    assert!(a.pair.set_ack_timeout(32).is_err());
+    // 8 µs, and one retry: over long before the fabric's 67 ms would be.
+    a.pair.set_ack_timeout(1).unwrap();
+    fabric.set_link(address(2), rdma_softsim::Link::Down);
+    let begun = std::time::Instant::now();
+    a.post(SendOp::Write(RemoteAddress { address: BASE, rkey: b.region.key() }), a.sge(0, 8));
+    let failed = loop {
+        match a.completions() {
+            none if none.is_empty() => std::thread::yield_now(),
+            some => break some,
+        }
+    };
+    assert_eq!(failed, [Err(CompletionStatus::RETRY_EXC_ERR)]);
+    println!("after {:?}", begun.elapsed());
 }

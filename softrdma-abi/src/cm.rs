@@ -6,11 +6,12 @@
 use core::ffi::{c_int, c_void};
 use core::ptr;
 use std::net::SocketAddr;
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::PoisonError;
 
 use libc::sockaddr;
 use softrdma_wire::{Name, Request};
 
+use crate::acknowledged::Unacknowledged;
 use crate::completion::{create_channel, create_queue, ibv_destroy_comp_channel, ibv_destroy_cq};
 use crate::device::{PORT, context};
 use crate::event::{self, ack, create_event_channel, destroy_event_channel};
@@ -18,7 +19,7 @@ use crate::layout::{
     IBV_QPT_RC, RDMA_OPTION_ID, RDMA_PS_IB, RDMA_PS_TCP, ibv_context, ibv_pd, ibv_qp_init_attr, rdma_cm_id,
     rdma_event_channel, zeroed,
 };
-use crate::link::{ask, call, concluded, make};
+use crate::link::{ask, call, concluded, link, make};
 use crate::{address, names, pair, region};
 
 /// An identifier, and what is known of it here.
@@ -30,39 +31,21 @@ pub(crate) struct Identifier {
     pub(crate) synchronous: bool,
     /// Queue pairs of connections that come to a synchronous listener (`rdma_create_ep(3)`).
     pub(crate) endpoint: Option<(ibv_qp_init_attr, *mut ibv_pd)>,
+    /// How long its queue pair waits for an acknowledgement, as `ibv_modify_qp(3)` has it, if the program says so.
+    pub(crate) timeout: Option<u8>,
     /// Events of it that were read and not acknowledged.
-    events: Mutex<u32>,
-    acknowledged: Condvar,
+    pub(crate) events: Unacknowledged,
 }
 
 impl Identifier {
     pub(crate) fn allocate(name: Name, channel: *mut rdma_event_channel, user: *mut c_void) -> *mut Self {
         let mut id: rdma_cm_id = zeroed();
         (id.channel, id.context, id.ps, id.qp_type) = (channel, user, RDMA_PS_TCP, IBV_QPT_RC);
-        let (events, acknowledged) = (Mutex::new(0), Condvar::new());
-        let made = Self { id, name, synchronous: false, endpoint: None, events, acknowledged };
+        let events = Unacknowledged::default();
+        let made = Self { id, name, synchronous: false, endpoint: None, timeout: None, events };
         let made = Box::into_raw(Box::new(made));
         names::enter(name, made);
         made
-    }
-
-    /// An event of it was read.
-    pub(crate) fn read(&self) {
-        *self.events.lock().unwrap_or_else(PoisonError::into_inner) += 1;
-    }
-
-    /// One was acknowledged.
-    pub(crate) fn acknowledge(&self) {
-        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
-        *events = events.saturating_sub(1);
-        self.acknowledged.notify_all();
-    }
-
-    fn await_acknowledgements(&self) {
-        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
-        while *events > 0 {
-            events = self.acknowledged.wait(events).unwrap_or_else(PoisonError::into_inner);
-        }
     }
 
     /// It has a device from now on.
@@ -102,8 +85,7 @@ impl Identifier {
 
 /// The protection domain of identifiers that were given none, one for the process.
 fn default_domain(context: *mut ibv_context) -> Result<*mut ibv_pd, c_int> {
-    static DOMAIN: Mutex<Option<usize>> = Mutex::new(None);
-    let mut domain = DOMAIN.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut domain = link()?.domain.lock().unwrap_or_else(PoisonError::into_inner);
     let address = match *domain {
         Some(address) => address,
         None => *domain.insert(region::allocate_pd(context)?.expose_provenance()),
@@ -205,7 +187,7 @@ pub unsafe extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
     if freed.is_ok() {
         names::leave(own);
         // SAFETY: alive until it is freed below.
-        unsafe { identifier(id) }.await_acknowledgements();
+        unsafe { identifier(id) }.events.wait();
         // SAFETY: as above.
         let channel = unsafe { (*id).channel };
         // SAFETY: allocated as an `Identifier`, in a box; nobody finds it any more.
@@ -256,12 +238,27 @@ pub unsafe extern "C" fn rdma_migrate_id(id: *mut rdma_cm_id, channel: *mut rdma
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_set_option(
-    _id: *mut rdma_cm_id,
+    id: *mut rdma_cm_id,
     level: c_int,
-    _name: c_int,
-    _value: *mut c_void,
-    _len: usize,
+    name: c_int,
+    value: *mut c_void,
+    len: usize,
 ) -> c_int {
+    /// `RDMA_OPTION_ID_ACK_TIMEOUT`, one byte.
+    const ACK_TIMEOUT: c_int = 3;
+    if level.cast_unsigned() == RDMA_OPTION_ID && name == ACK_TIMEOUT {
+        if len != 1 {
+            return concluded(Err(libc::EINVAL));
+        }
+        // SAFETY: rdma_set_option(3): a live identifier, and as many bytes.
+        let (identifier, timeout) = unsafe { (identifier(id), value.cast::<u8>().read()) };
+        identifier.timeout = Some(timeout);
+        if identifier.id.qp.is_null() {
+            return 0;
+        }
+        // SAFETY: its own, which is alive.
+        return concluded(unsafe { pair::set_timeout(identifier.id.qp, timeout) });
+    }
     // Type of service, address reuse and families: nothing here depends on them, and a wildcard is of its own family anyway.
     concluded(if level.cast_unsigned() == RDMA_OPTION_ID { Ok(()) } else { Err(libc::ENOSYS) })
 }
@@ -364,16 +361,22 @@ pub(crate) unsafe fn create_pair(
     attributes: &mut ibv_qp_init_attr,
 ) -> Result<(), c_int> {
     // SAFETY: the caller vouches for `id`.
-    let id = unsafe { &mut identifier(id).id };
+    let (id, timeout) = unsafe { (&mut identifier(id).id, identifier(id).timeout) };
     if id.verbs.is_null() || !id.qp.is_null() {
         return Err(libc::EINVAL);
     }
     let pd = if pd.is_null() { id.pd } else { pd };
+    if attributes.srq.is_null() {
+        // rdma_create_srq(3): its queue pairs take their receives from there.
+        attributes.srq = id.srq;
+    }
     let made = create_queues(id, attributes).and_then(|()| {
         // SAFETY: the domain is alive, the queues are, and so is the queue pair that comes of it.
         unsafe {
             let qp = pair::create(pd, attributes)?;
-            pair::initialise(qp).map(|()| qp)
+            pair::initialise(qp)?;
+            timeout.map_or(Ok(()), |timeout| pair::set_timeout(qp, timeout))?;
+            Ok(qp)
         }
     });
     match made {

@@ -7,11 +7,13 @@ use std::sync::{Mutex, PoisonError};
 
 use softrdma_wire::{Completion, MAX_BATCH, Name, RECORD, Reply, Request};
 
+use crate::acknowledged::Unacknowledged;
 use crate::layout::{
-    IBV_WC_WITH_IMM, ibv_comp_channel, ibv_context, ibv_cq, ibv_wc, ibv_wc__bindgen_ty_1, zeroed,
+    IBV_WC_WITH_IMM, QueueEx, ibv_comp_channel, ibv_context, ibv_cq, ibv_wc, ibv_wc__bindgen_ty_1, zeroed,
 };
 use crate::link::{ask, call, concluded, link, make, make_channel, pointer, returned};
 use crate::names;
+use crate::polling::{Turn, functions};
 
 /// A completion channel, and what the fabric calls it.
 #[repr(C)]
@@ -51,9 +53,14 @@ pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel
 /// A completion queue, and completions that the fabric gave and the program has not polled: it gives as many as there are, whatever
 /// the program asks for, which often is one after the other.
 #[repr(C)]
-struct Queue {
-    cq: ibv_cq,
+pub(crate) struct Queue {
+    ex: QueueEx,
     fetched: Mutex<VecDeque<Completion>>,
+    pub(crate) turn: Turn,
+    /// Completion events.
+    events: Unacknowledged,
+    /// Asynchronous events.
+    pub(crate) asynchronous: Unacknowledged,
 }
 
 pub(crate) fn create_queue(
@@ -80,7 +87,14 @@ pub(crate) fn create_queue(
     cq.cq_context = cq_context;
     cq.handle = handle;
     cq.cqe = c_int::try_from(depth).unwrap_or(c_int::MAX);
-    let queue = Box::into_raw(Box::new(Queue { cq, fetched: Mutex::default() }));
+    let queue = Queue {
+        ex: functions(cq),
+        fetched: Mutex::default(),
+        turn: Turn::default(),
+        events: Unacknowledged::default(),
+        asynchronous: Unacknowledged::default(),
+    };
+    let queue = Box::into_raw(Box::new(queue));
     names::enter(handle, queue);
     Ok(queue.cast())
 }
@@ -103,8 +117,14 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     let freed = ask(&Request::DestroyQueue(handle));
     if freed.is_ok() {
         names::leave(handle);
+        let queue: *mut Queue = cq.cast();
+        // SAFETY: as above; alive until it is freed below.
+        unsafe {
+            (*queue).events.wait();
+            (*queue).asynchronous.wait();
+        }
         // SAFETY: as above; the fabric says that nothing reports to it, and the caller gives it up.
-        drop(unsafe { Box::from_raw(cq.cast::<Queue>()) });
+        drop(unsafe { Box::from_raw(queue) });
     }
     returned(freed)
 }
@@ -138,19 +158,41 @@ pub unsafe extern "C" fn ibv_get_cq_event(
         unsafe {
             cq.write(found);
             cq_context.write((*found).cq_context);
+            (*found.cast::<Queue>()).events.read();
         }
         return 0;
     }
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn ibv_ack_cq_events(_cq: *mut ibv_cq, _count: c_uint) {
-    // An event is the program's alone once it is read; nothing waits for it.
+pub unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, count: c_uint) {
+    // SAFETY: ibv_ack_cq_events(3): a completion queue, which is alive because its destruction waits for this.
+    unsafe { &(*cq.cast::<Queue>()).events }.acknowledge(count);
 }
 
-pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, _solicited_only: c_int) -> c_int {
-    // SAFETY: ibv_req_notify_cq(3): a live completion queue. An event for every completion is one for the solicited ones too.
-    returned(ask(&Request::Arm(unsafe { (*cq).handle })))
+pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
+    // SAFETY: ibv_req_notify_cq(3): a live completion queue.
+    let queue = unsafe { (*cq).handle };
+    returned(ask(&Request::Arm { queue, solicited: solicited_only != 0 }))
+}
+
+/// Fetches completions if there are none here. A queue that is lost has none to give.
+fn fetch(queue: &Queue, fetched: &mut VecDeque<Completion>) -> Result<(), c_int> {
+    if fetched.is_empty() {
+        let request = Request::Poll { queue: queue.ex.cq.handle, most: MAX_BATCH as u32 };
+        match call(&request)? {
+            Reply::Completions(completions) => fetched.extend(completions),
+            _ => return Err(libc::EPROTO),
+        }
+    }
+    Ok(())
+}
+
+/// The next completion, if there is one.
+pub(crate) fn next_completion(queue: &Queue) -> Result<Option<Completion>, c_int> {
+    let mut fetched = queue.fetched.lock().unwrap_or_else(PoisonError::into_inner);
+    fetch(queue, &mut fetched)?;
+    Ok(fetched.pop_front())
 }
 
 pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, into: *mut ibv_wc) -> c_int {
@@ -159,10 +201,8 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, into: *mut
     let queue = unsafe { &*cq.cast::<Queue>() };
     // Held while the fabric is asked: completions keep their order.
     let mut fetched = queue.fetched.lock().unwrap_or_else(PoisonError::into_inner);
-    if fetched.is_empty() && most > 0 {
-        let request = Request::Poll { queue: queue.cq.handle, most: MAX_BATCH as u32 };
-        let Ok(Reply::Completions(completions)) = call(&request) else { return -1 };
-        fetched.extend(completions);
+    if most > 0 && fetch(queue, &mut fetched).is_err() {
+        return -1;
     }
     let mut count = 0;
     let given = most.min(fetched.len());

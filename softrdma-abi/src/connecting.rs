@@ -2,11 +2,13 @@
 
 use core::ffi::{c_int, c_void};
 
-use softrdma_wire::{Name, Params, Request};
+use softrdma_wire::{Connected, Params, Reply, Request};
 
 use crate::cm::{complete, identifier};
-use crate::layout::{IBV_EVENT_COMM_EST, IBV_QPS_RTS, rdma_cm_id, rdma_conn_param};
-use crate::link::{ask, concluded, link};
+use crate::layout::{
+    IBV_EVENT_COMM_EST, IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS, ibv_qp_attr, rdma_cm_id, rdma_conn_param,
+};
+use crate::link::{ask, call, concluded, link};
 use crate::pair;
 
 /// What connection parameters of C say; null stands for as much as the device can, as in librdmacm.
@@ -39,15 +41,18 @@ unsafe fn parameters<'a>(params: *const rdma_conn_param) -> Result<(Params, &'a 
     Ok((params, unsafe { std::slice::from_raw_parts(given.private_data.cast(), len) }))
 }
 
-/// The identifier's queue pair. One that the program made elsewhere and names by number is not there.
-fn own_pair(id: &rdma_cm_id) -> Result<Name, c_int> {
+/// The identifier's queue pair, or one that the program made elsewhere and names by its number.
+///
+/// # Safety
+/// `params` is null or alive.
+unsafe fn own_pair(id: &rdma_cm_id, params: *const rdma_conn_param) -> Result<Connected, c_int> {
     if id.qp.is_null() {
-        static TOLD: core::sync::atomic::AtomicBool = core::sync::atomic::AtomicBool::new(false);
-        crate::missing::lacking("a connection without the queue pair of rdma_create_qp", &TOLD);
-        return Err(libc::EOPNOTSUPP);
+        // SAFETY: the caller vouches for `params`.
+        let number = unsafe { params.as_ref() }.map_or(0, |params| params.qp_num);
+        return if number == 0 { Err(libc::EINVAL) } else { Ok(Connected::External(number)) };
     }
     // SAFETY: alive for as long as the identifier names it.
-    Ok(unsafe { pair::name(id.qp) })
+    Ok(Connected::Managed(unsafe { pair::name(id.qp) }))
 }
 
 #[unsafe(no_mangle)]
@@ -56,8 +61,8 @@ pub unsafe extern "C" fn rdma_connect(id: *mut rdma_cm_id, params: *mut rdma_con
         // SAFETY: rdma_connect(3): a live identifier.
         let identifier = unsafe { identifier(id) };
         // SAFETY: rdma_connect(3): parameters that are read during the call, or null.
-        let (params, data) = unsafe { parameters(params) }?;
-        ask(&Request::Connect { id: identifier.name, pair: own_pair(&identifier.id)?, params, data })
+        let (pair, (params, data)) = unsafe { (own_pair(&identifier.id, params)?, parameters(params)?) };
+        ask(&Request::Connect { id: identifier.name, pair, params, data })
     };
     // SAFETY: as above.
     concluded(connect().and_then(|()| unsafe { complete(id) }))
@@ -69,10 +74,12 @@ pub unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, params: *mut rdma_conn
         // SAFETY: rdma_accept(3): a live identifier.
         let identifier = unsafe { identifier(id) };
         // SAFETY: rdma_accept(3): parameters that are read during the call, or null.
-        let (params, data) = unsafe { parameters(params) }?;
-        ask(&Request::Accept { id: identifier.name, pair: own_pair(&identifier.id)?, params, data })?;
-        // SAFETY: its own, which is alive.
-        unsafe { (*identifier.id.qp).state = IBV_QPS_RTS };
+        let (pair, (params, data)) = unsafe { (own_pair(&identifier.id, params)?, parameters(params)?) };
+        ask(&Request::Accept { id: identifier.name, pair, params, data })?;
+        // SAFETY: null, or its own, which is alive.
+        if let Some(qp) = unsafe { identifier.id.qp.as_mut() } {
+            qp.state = IBV_QPS_RTS;
+        }
         Ok(())
     };
     // SAFETY: as above.
@@ -101,9 +108,36 @@ pub unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, event: u32) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_establish(_id: *mut rdma_cm_id) -> c_int {
-    // rdma_establish(3): for connections whose queue pair the program makes ready; here the library did.
-    concluded(Err(libc::EINVAL))
+pub unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
+    // SAFETY: rdma_establish(3): a live identifier.
+    let identifier = unsafe { identifier(id) };
+    // For connections whose queue pair the program makes ready.
+    let asked = if identifier.id.qp.is_null() { Ok(identifier.name) } else { Err(libc::EINVAL) };
+    concluded(asked.and_then(|name| ask(&Request::Establish(name))))
+}
+
+/// `rdma_init_qp_attr(3)`: what `ibv_modify_qp(3)` needs to move an external queue pair to the state that the attributes name.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_init_qp_attr(
+    id: *mut rdma_cm_id,
+    attributes: *mut ibv_qp_attr,
+    mask: *mut c_int,
+) -> c_int {
+    // SAFETY: rdma_init_qp_attr(3): a live identifier, attributes that say which state, and a place for the mask.
+    let (identifier, attributes, mask) = unsafe { (identifier(id), &mut *attributes, &mut *mask) };
+    let told = match attributes.qp_state {
+        IBV_QPS_INIT => Ok(pair::to_init(attributes)),
+        IBV_QPS_RTR | IBV_QPS_RTS => match call(&Request::Offered(identifier.name)) {
+            Ok(Reply::Offered { local, remote, peer, theirs, .. }) if attributes.qp_state == IBV_QPS_RTR => {
+                Ok(pair::to_receive(attributes, local, remote, peer, theirs.initiator_depth))
+            }
+            Ok(Reply::Offered { theirs, retry, .. }) => Ok(pair::to_send(attributes, theirs, retry)),
+            Ok(_) => Err(libc::EPROTO),
+            Err(errno) => Err(errno),
+        },
+        _ => Err(libc::EINVAL),
+    };
+    concluded(told.map(|told| *mask = told.cast_signed()))
 }
 
 #[unsafe(no_mangle)]

@@ -2,20 +2,22 @@
 //!
 //! A process has one device with one port, and one context of it, however often it is opened.
 
-use core::ffi::{CStr, c_char, c_int, c_uint};
+use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::net::IpAddr;
-use std::sync::OnceLock;
 
 use softrdma_wire::MAX_ELEMENTS;
 
 use crate::completion::{poll_cq, req_notify_cq};
 use crate::layout::{
-    _compat_ibv_port_attr, Device, GidEntry, PORT_ATTRIBUTES, PortAttributes, ibv_context, ibv_context_ops,
-    ibv_device_attr, ibv_gid, ibv_mw, ibv_mw_bind, ibv_mw_type, ibv_pd, ibv_qp, ibv_recv_wr, ibv_srq, zeroed,
+    _compat_ibv_port_attr, Device, DeviceEx, EXTENDED, GidEntry, PORT_ATTRIBUTES, PortAttributes,
+    VerbsContext, ibv_context, ibv_context_ops, ibv_device_attr, ibv_gid, ibv_mw, ibv_mw_bind, ibv_mw_type,
+    ibv_pd, ibv_qp, zeroed,
 };
 use crate::link::{Link, concluded, link, pointer, set_errno};
 use crate::missing::lacking;
-use crate::pair::{post_recv, post_send};
+use crate::pair::{create_qp_ex, post_recv, post_send};
+use crate::polling::create_cq_ex;
+use crate::shared::{create_srq_ex, post_srq_recv};
 
 /// What it is called.
 const NAME: &CStr = c"softrdma0";
@@ -36,21 +38,21 @@ const SPEED_EDR: u8 = 32;
 /// `IBV_GID_TYPE_ROCE_V2`.
 const ROCE_V2: u32 = 2;
 
-/// The device and its context, which last as long as the process.
-struct Opened {
+/// The device and its context, which last as long as the process. An address that was leaked.
+pub(crate) struct Opened(*mut Place);
+
+struct Place {
     device: Device,
-    context: ibv_context,
+    verbs: VerbsContext,
 }
 
-struct Place(*mut Opened);
 // SAFETY: the device is never changed after it was made; of the context only what the headers' inline functions leave alone
 // is read here, and programs are told by ibv_open_device(3) that contexts may be shared by threads.
-unsafe impl Send for Place {}
+unsafe impl Send for Opened {}
 // SAFETY: as above.
-unsafe impl Sync for Place {}
+unsafe impl Sync for Opened {}
 
-fn opened(link: &Link) -> *mut Opened {
-    static OPENED: OnceLock<Place> = OnceLock::new();
+fn opened(link: &Link) -> *mut Place {
     let make = || {
         let mut device: Device = zeroed();
         device.node_type = NODE_CA;
@@ -59,17 +61,25 @@ fn opened(link: &Link) -> *mut Opened {
         fill(&mut device.dev_name, UVERBS);
         fill(&mut device.dev_path, c"/sys/class/infiniband_verbs/uverbs0");
         fill(&mut device.ibdev_path, c"/sys/class/infiniband/softrdma0");
-        let mut context: ibv_context = zeroed();
+        let mut verbs: VerbsContext = zeroed();
+        verbs.create_cq_ex = Some(create_cq_ex);
+        verbs.query_device_ex = Some(query_device_ex);
+        verbs.create_qp_ex = Some(create_qp_ex);
+        verbs.create_srq_ex = Some(create_srq_ex);
+        verbs.sz = size_of::<VerbsContext>();
+        let context = &mut verbs.context;
         context.ops = operations();
-        context.cmd_fd = -1;
+        // Programs may pass it on; it stands for nothing that could be asked through it.
+        context.cmd_fd = link.events;
         context.async_fd = link.events;
         context.num_comp_vectors = c_int::try_from(link.limits.vectors).unwrap_or(1);
-        let opened = Box::into_raw(Box::new(Opened { device, context }));
+        context.abi_compat = EXTENDED;
+        let place = Box::into_raw(Box::new(Place { device, verbs }));
         // SAFETY: just made, and nobody else has it yet.
-        unsafe { (*opened).context.device = (&raw mut (*opened).device).cast() };
-        Place(opened)
+        unsafe { (*place).verbs.context.device = (&raw mut (*place).device).cast() };
+        Opened(place)
     };
-    OPENED.get_or_init(make).0
+    link.opened.get_or_init(make).0
 }
 
 fn fill(field: &mut [c_char], with: &CStr) {
@@ -82,7 +92,7 @@ fn fill(field: &mut [c_char], with: &CStr) {
 pub(crate) fn context() -> Result<*mut ibv_context, c_int> {
     let opened = opened(link()?);
     // SAFETY: a place inside what `opened` leaked; nothing is read.
-    Ok(unsafe { &raw mut (*opened).context })
+    Ok(unsafe { &raw mut (*opened).verbs.context })
 }
 
 /// What the inline functions of the headers call.
@@ -113,7 +123,6 @@ macro_rules! lacking_operations {
 }
 
 lacking_operations! {
-    fn post_srq_recv(*mut ibv_srq, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int = libc::EOPNOTSUPP;
     fn alloc_mw(*mut ibv_pd, ibv_mw_type) -> *mut ibv_mw = core::ptr::null_mut();
     fn bind_mw(*mut ibv_qp, *mut ibv_mw, *mut ibv_mw_bind) -> c_int = libc::EOPNOTSUPP;
     fn dealloc_mw(*mut ibv_mw) -> c_int = libc::EOPNOTSUPP;
@@ -212,10 +221,43 @@ pub unsafe extern "C" fn ibv_query_device(
     _context: *mut ibv_context,
     attributes: *mut ibv_device_attr,
 ) -> c_int {
+    match link() {
+        Ok(link) => {
+            // SAFETY: ibv_query_device(3): a place for the answer.
+            unsafe { attributes.write(describe(link)) };
+            0
+        }
+        Err(errno) => errno,
+    }
+}
+
+/// `ibv_query_device_ex(3)`: nothing of what it has beyond the older call is there.
+unsafe extern "C" fn query_device_ex(
+    _context: *mut ibv_context,
+    _input: *const c_void,
+    attributes: *mut DeviceEx,
+    size: usize,
+) -> c_int {
     let link = match link() {
         Ok(link) => link,
         Err(errno) => return errno,
     };
+    if size < size_of::<ibv_device_attr>() {
+        return libc::EINVAL;
+    }
+    let mut answer: DeviceEx = zeroed();
+    answer.orig_attr = describe(link);
+    answer.phys_port_cnt_ex = PORT.into();
+    // SAFETY: ibv_query_device_ex(3): a place for `size` bytes, of which later versions have more than this one.
+    unsafe {
+        attributes.cast::<u8>().write_bytes(0, size);
+        let known = size.min(size_of::<DeviceEx>());
+        (&raw const answer).cast::<u8>().copy_to_nonoverlapping(attributes.cast(), known);
+    }
+    0
+}
+
+fn describe(link: &Link) -> ibv_device_attr {
     let most = |value: u32| c_int::try_from(value).unwrap_or(c_int::MAX);
     let limits = &link.limits;
     let mut answer: ibv_device_attr = zeroed();
@@ -237,9 +279,13 @@ pub unsafe extern "C" fn ibv_query_device(
     answer.max_qp_init_rd_atom = limits.max_qp_rd_atom.into();
     answer.max_pkeys = 1;
     answer.phys_port_cnt = PORT;
-    // SAFETY: ibv_query_device(3): a place for the answer.
-    unsafe { attributes.write(answer) };
-    0
+    answer.max_srq = most(limits.max_qp);
+    answer.max_srq_wr = most(limits.max_qp_wr);
+    answer.max_srq_sge = MAX_SGE;
+    // That of no vendor (IEEE 802: locally administered), as other devices in software have.
+    answer.vendor_id = 0x00ff_ffff;
+    answer.vendor_part_id = 1;
+    answer
 }
 
 #[unsafe(no_mangle)]
@@ -355,7 +401,7 @@ pub unsafe extern "C" fn _ibv_query_gid_table(
     size: usize,
 ) -> isize {
     let Ok(link) = link() else { return -(libc::ENODEV as isize) };
-    if flags != 0 || size != size_of::<GidEntry>() {
+    if flags != 0 || size != size_of::<GidEntry>() || most < link.addresses.len() {
         return -(libc::EINVAL as isize);
     }
     let mut count = 0;

@@ -7,14 +7,19 @@ use std::os::fd::{FromRawFd as _, IntoRawFd as _, OwnedFd, RawFd};
 use softrdma_wire::{About, Event, Name, Reply, Request};
 
 use crate::cm::{Identifier, identifier, migrate};
+use crate::completion::Queue;
 use crate::device::PORT;
 use crate::layout::{
-    IBV_QPS_RTS, RDMA_CM_EVENT_ADDR_RESOLVED, RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_ESTABLISHED,
-    RDMA_CM_EVENT_ROUTE_RESOLVED, ibv_async_event, ibv_async_event__bindgen_ty_1, ibv_context, ibv_cq,
-    ibv_qp, rdma_cm_event, rdma_cm_id, rdma_conn_param, rdma_event_channel, zeroed,
+    IBV_EVENT_COMM_EST, IBV_EVENT_CQ_ERR, IBV_EVENT_QP_ACCESS_ERR, IBV_EVENT_QP_FATAL,
+    IBV_EVENT_QP_LAST_WQE_REACHED, IBV_EVENT_QP_REQ_ERR, IBV_EVENT_SQ_DRAINED, IBV_EVENT_SRQ_ERR,
+    IBV_EVENT_SRQ_LIMIT_REACHED, IBV_QPS_RTS, RDMA_CM_EVENT_ADDR_RESOLVED, RDMA_CM_EVENT_CONNECT_REQUEST,
+    RDMA_CM_EVENT_ESTABLISHED, RDMA_CM_EVENT_ROUTE_RESOLVED, ibv_async_event, ibv_async_event__bindgen_ty_1,
+    ibv_context, rdma_cm_event, rdma_cm_id, rdma_conn_param, rdma_event_channel, zeroed,
 };
 use crate::link::{ask, call, concluded, link, make_channel, pointer};
 use crate::names;
+use crate::pair::Pair;
+use crate::shared::Shared;
 
 /// An event channel, and what the fabric calls it.
 #[repr(C)]
@@ -166,7 +171,7 @@ unsafe fn tell(channel: *mut rdma_event_channel, event: Event) -> Result<Option<
     (event.event, event.status) = (kind, status);
     event.param.conn = conn;
     // SAFETY: found, so alive.
-    unsafe { &*owner }.read();
+    unsafe { &*owner }.events.read();
     // SAFETY: as above. The listener is synchronous, and so is what comes to it.
     if listener.is_some() && unsafe { (*owner).synchronous } {
         // SAFETY: just made.
@@ -195,7 +200,7 @@ pub(crate) unsafe fn ack(event: *mut rdma_cm_event) {
     // SAFETY: made as a `Told`, in a box.
     let told = unsafe { Box::from_raw(event.cast::<Told>()) };
     // SAFETY: alive: its destruction waits for this (rdma_destroy_id(3)).
-    unsafe { &*told.identifier }.acknowledge();
+    unsafe { &*told.identifier }.events.acknowledge(1);
 }
 
 #[unsafe(no_mangle)]
@@ -265,13 +270,30 @@ pub unsafe extern "C" fn ibv_get_async_event(
     let read = || loop {
         let event = wait(link()?.events, take)?;
         let element = match event.about {
-            About::Pair(name) => match names::find::<ibv_qp>(name) {
-                Some(qp) => ibv_async_event__bindgen_ty_1 { qp },
+            About::Pair(name) => match names::find::<Pair>(name) {
+                Some(pair) => {
+                    // SAFETY: found, so alive: whoever destroys it while another thread reads its events breaks ibv_destroy_qp(3).
+                    unsafe { &(*pair).events }.read();
+                    ibv_async_event__bindgen_ty_1 { qp: pair.cast() }
+                }
                 // Of one that is gone.
                 None => continue,
             },
-            About::Queue(name) => match names::find::<ibv_cq>(name) {
-                Some(cq) => ibv_async_event__bindgen_ty_1 { cq },
+            About::Queue(name) => match names::find::<Queue>(name) {
+                Some(queue) => {
+                    // SAFETY: as above, by ibv_destroy_cq(3).
+                    unsafe { &(*queue).asynchronous }.read();
+                    ibv_async_event__bindgen_ty_1 { cq: queue.cast() }
+                }
+                None => continue,
+            },
+            About::Shared(name) => match names::find::<Shared>(name) {
+                Some(shared) => {
+                    // SAFETY: found, so alive, here and above: whoever destroys it while another thread reads its events breaks
+                    // ibv_destroy_srq(3).
+                    unsafe { &(*shared).events }.read();
+                    ibv_async_event__bindgen_ty_1 { srq: shared.cast() }
+                }
                 None => continue,
             },
             About::Device => ibv_async_event__bindgen_ty_1 { port_num: PORT.into() },
@@ -285,6 +307,26 @@ pub unsafe extern "C" fn ibv_get_async_event(
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn ibv_ack_async_event(_event: *mut ibv_async_event) {
-    // An event is the program's alone once it is read; nothing waits for it.
+pub unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
+    // SAFETY: ibv_ack_async_event(3): what `ibv_get_async_event` wrote. Its object is alive, because its destruction waits for this.
+    let event = unsafe { &*event };
+    // SAFETY: as above; which object it is the kind of the event says.
+    unsafe {
+        match event.event_type {
+            IBV_EVENT_CQ_ERR => (*event.element.cq.cast::<Queue>()).asynchronous.acknowledge(1),
+            IBV_EVENT_SRQ_ERR | IBV_EVENT_SRQ_LIMIT_REACHED => {
+                (*event.element.srq.cast::<Shared>()).events.acknowledge(1);
+            }
+            IBV_EVENT_QP_FATAL
+            | IBV_EVENT_QP_REQ_ERR
+            | IBV_EVENT_QP_ACCESS_ERR
+            | IBV_EVENT_COMM_EST
+            | IBV_EVENT_SQ_DRAINED
+            | IBV_EVENT_QP_LAST_WQE_REACHED => {
+                (*event.element.qp.cast::<Pair>()).events.acknowledge(1);
+            }
+            // The device's, which is never destroyed.
+            _ => {}
+        }
+    }
 }

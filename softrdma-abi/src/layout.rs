@@ -21,6 +21,9 @@ use core::mem::{offset_of, size_of};
 #[cfg_attr(target_arch = "aarch64", path = "generated/aarch64.rs")]
 mod generated;
 
+mod extended;
+
+pub(crate) use extended::*;
 pub(crate) use generated::*;
 
 /// `struct ibv_device`.

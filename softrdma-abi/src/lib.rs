@@ -18,6 +18,7 @@
 #![allow(unreachable_pub, reason = "exported to C by name, which needs no path")]
 #![allow(missing_docs, reason = "an exported function is documented by the manual page of its name")]
 
+mod acknowledged;
 mod address;
 mod cm;
 mod completion;
@@ -30,6 +31,10 @@ mod link;
 mod missing;
 mod names;
 mod pair;
+mod polling;
+mod posting;
+mod process;
 mod region;
 mod resolve;
+mod shared;
 mod strings;

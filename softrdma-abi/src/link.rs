@@ -1,4 +1,5 @@
-//! The session with the fabric: one for the process, opened by the first call that needs it.
+//! The session with the fabric: one for the process, opened by the first call that needs it. A child of a process that forks has
+//! another.
 
 use core::ffi::c_int;
 use std::ffi::OsStr;
@@ -6,10 +7,13 @@ use std::io::Write as _;
 use std::net::IpAddr;
 use std::os::fd::{IntoRawFd, OwnedFd, RawFd};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use softrdma_wire::{ADDRESSES, Error, Limits, Name, Reply, Request, SOCKET, Socket, VERSION};
+
+use crate::device::Opened;
+use crate::process::{PerProcess, watch_forks};
 
 /// What came of opening a session.
 pub(crate) struct Link {
@@ -18,23 +22,20 @@ pub(crate) struct Link {
     pub(crate) limits: Limits,
     /// Readable while an asynchronous event waits.
     pub(crate) events: RawFd,
+    /// The device and its context, once somebody asked for them.
+    pub(crate) opened: OnceLock<Opened>,
+    /// The protection domain of identifiers that were given none.
+    pub(crate) domain: Mutex<Option<usize>>,
 }
 
-/// Whether this process is a child of the one that has the session. A child may use nothing of its parent's
-/// (`ibv_fork_init(3)`), and the session's lock may be held for ever by a thread that is not here.
-static FORKED: AtomicBool = AtomicBool::new(false);
+pub(crate) static LINK: PerProcess<Result<Link, c_int>> = PerProcess::new();
 
-extern "C" fn forked() {
-    FORKED.store(true, Relaxed);
-}
+/// The highest name that this process or one that it is a child of was given.
+static HIGHEST: AtomicU32 = AtomicU32::new(0);
 
 /// The session, or why there is none: an `errno`.
 pub(crate) fn link() -> Result<&'static Link, c_int> {
-    static LINK: OnceLock<Result<Link, c_int>> = OnceLock::new();
-    if FORKED.load(Relaxed) {
-        return Err(libc::EIO);
-    }
-    LINK.get_or_init(Link::open).as_ref().map_err(|errno| *errno)
+    LINK.get(Link::open).as_ref().map_err(|errno| *errno)
 }
 
 /// Asks the fabric. An answer that is no answer to this is the fabric's mistake: `EPROTO`.
@@ -68,7 +69,12 @@ fn call_for_descriptor(request: &Request<'_>) -> Result<(Reply, Option<OwnedFd>)
     let mut socket = link.socket.lock().unwrap_or_else(PoisonError::into_inner);
     match exchange(&mut socket, request) {
         Ok((Reply::Refused(errno), _)) => Err(errno),
-        Ok(answer) => Ok(answer),
+        Ok(answer) => {
+            if let Reply::Made(name) | Reply::Region { name, .. } | Reply::Pair { name, .. } = answer.0 {
+                HIGHEST.fetch_max(name, Relaxed);
+            }
+            Ok(answer)
+        }
         Err(error) => {
             drop(socket);
             static TOLD: AtomicBool = AtomicBool::new(false);
@@ -91,8 +97,7 @@ impl Link {
             say("not started by `softrdma run`: there is no RDMA device");
             return Err(libc::ENODEV);
         };
-        // SAFETY: pthread_atfork(3): a function for the child that stores to an atomic and does nothing else.
-        let _registered = unsafe { libc::pthread_atfork(None, None, Some(forked)) };
+        watch_forks();
         Self::greet(Path::new(&path), &addresses).map_err(|reason| {
             say(&reason);
             libc::ENODEV
@@ -108,7 +113,9 @@ impl Link {
         let program = std::env::current_exe().ok();
         let program = program.as_deref().and_then(|path| path.file_name()).unwrap_or_default();
         let program = program.to_string_lossy().into_owned();
-        let hello = Request::Hello { version: VERSION, program, addresses };
+        // Whatever a child does with its parent's objects, it does not mean its own.
+        let above = HIGHEST.load(Relaxed);
+        let hello = Request::Hello { version: VERSION, program, addresses, above };
         match exchange(&mut socket, &hello).map_err(unreachable)? {
             (Reply::Welcome { addresses, limits, fabric }, Some(events)) => {
                 // Where Yama restricts who may reach into whom (`PR_SET_PTRACER(2const)`), the fabric may. Elsewhere this
@@ -117,7 +124,9 @@ impl Link {
                 let tracer =
                     fabric.map_or(rustix::process::PTracer::None, rustix::process::PTracer::ProcessID);
                 let _not_needed = rustix::process::set_ptracer(tracer);
-                Ok(Self { socket: Mutex::new(socket), addresses, limits, events: events.into_raw_fd() })
+                let (opened, domain) = (OnceLock::new(), Mutex::new(None));
+                let (socket, events) = (Mutex::new(socket), events.into_raw_fd());
+                Ok(Self { socket, addresses, limits, events, opened, domain })
             }
             (Reply::Refused(errno), _) => {
                 let error = std::io::Error::from_raw_os_error(errno);

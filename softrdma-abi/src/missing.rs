@@ -30,16 +30,16 @@ macro_rules! lacking {
 
 lacking! {
     *mut c_void, core::ptr::null_mut() =>
-        ibv_create_ah ibv_create_ah_from_wc ibv_create_srq ibv_import_device ibv_import_pd ibv_import_mr ibv_import_dm
+        ibv_create_ah ibv_create_ah_from_wc ibv_import_device ibv_import_pd ibv_import_mr ibv_import_dm
         ibv_reg_dmabuf_mr;
     c_int, libc::EOPNOTSUPP =>
-        ibv_destroy_ah ibv_destroy_srq ibv_modify_srq ibv_query_srq ibv_resize_cq ibv_attach_mcast ibv_detach_mcast
+        ibv_destroy_ah ibv_resize_cq ibv_attach_mcast ibv_detach_mcast
         ibv_rereg_mr ibv_init_ah_from_wc ibv_resolve_eth_l2_from_gid ibv_set_ece ibv_query_ece
         ibv_query_qp_data_in_order;
     c_int, -1 =>
-        rdma_create_srq rdma_create_srq_ex rdma_join_multicast rdma_join_multicast_ex rdma_leave_multicast
-        rdma_set_local_ece rdma_get_remote_ece rdma_reject_ece rdma_init_qp_attr
+        rdma_create_srq_ex rdma_join_multicast rdma_join_multicast_ex rdma_leave_multicast
+        rdma_set_local_ece rdma_get_remote_ece rdma_reject_ece
         rsocket rbind rlisten raccept rconnect rshutdown rclose rrecv rrecvfrom rrecvmsg rsend rsendto rsendmsg rread rreadv
         rwrite rwritev rpoll rselect rgetpeername rgetsockname rsetsockopt rgetsockopt rfcntl riomap riounmap riowrite;
-    (), () => rdma_destroy_srq ibv_unimport_pd ibv_unimport_mr ibv_unimport_dm;
+    (), () => ibv_unimport_pd ibv_unimport_mr ibv_unimport_dm;
 }

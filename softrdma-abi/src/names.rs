@@ -5,11 +5,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use softrdma_wire::Name;
 
+use crate::process::PerProcess;
+
 /// Addresses of live objects. Names are never given again, so one table does for all kinds.
-static OBJECTS: Mutex<BTreeMap<Name, usize>> = Mutex::new(BTreeMap::new());
+pub(crate) static OBJECTS: PerProcess<Mutex<BTreeMap<Name, usize>>> = PerProcess::new();
 
 fn lock() -> MutexGuard<'static, BTreeMap<Name, usize>> {
-    OBJECTS.lock().unwrap_or_else(PoisonError::into_inner)
+    OBJECTS.get(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// `name` means what `object` points to.

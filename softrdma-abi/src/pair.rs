@@ -1,27 +1,91 @@
 //! Queue pairs.
 
-use core::ffi::c_int;
+use core::ffi::{c_int, c_uint};
 use std::borrow::Cow;
 use std::net::IpAddr;
+use std::sync::{Mutex, PoisonError};
 
-use softrdma_wire::{Local, MAX_BATCH, MAX_INLINE, Name, Op, Receive, Reply, Request, Send, Sge, Transition};
+use softrdma_wire::{
+    Local, MAX_BATCH, MAX_INLINE, Name, Op, Params, Receive, Reply, Request, Send, Sge, Transition,
+};
 
+use crate::acknowledged::Unacknowledged;
 use crate::device::{MAX_SGE, PORT, address_of, gid};
 use crate::layout::{
-    IBV_QP_AV, IBV_QP_MIN_RNR_TIMER, IBV_QP_STATE, IBV_QPS_ERR, IBV_QPS_INIT, IBV_QPS_RESET, IBV_QPS_RTR,
-    IBV_QPS_RTS, IBV_QPT_RC, IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE,
-    IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, ibv_gid, ibv_pd, ibv_qp, ibv_qp_attr,
-    ibv_qp_cap, ibv_qp_init_attr, ibv_recv_wr, ibv_send_wr, ibv_sge, zeroed,
+    IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, IBV_QP_ACCESS_FLAGS, IBV_QP_AV, IBV_QP_DEST_QPN,
+    IBV_QP_EN_SQD_ASYNC_NOTIFY, IBV_QP_MAX_DEST_RD_ATOMIC, IBV_QP_MAX_QP_RD_ATOMIC, IBV_QP_MIN_RNR_TIMER,
+    IBV_QP_PATH_MTU, IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_RETRY_CNT, IBV_QP_RNR_RETRY, IBV_QP_RQ_PSN,
+    IBV_QP_SQ_PSN, IBV_QP_STATE, IBV_QP_TIMEOUT, IBV_QPS_ERR, IBV_QPS_INIT, IBV_QPS_RESET, IBV_QPS_RTR,
+    IBV_QPS_RTS, IBV_QPS_SQD, IBV_QPT_RC, IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_SEND_SOLICITED,
+    IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND, IBV_WR_SEND_WITH_IMM,
+    PairAttributes, PairEx, ibv_context, ibv_gid, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr,
+    ibv_recv_wr, ibv_send_wr, ibv_sge, zeroed,
 };
 use crate::link::{ask, call, link, pointer, returned};
 use crate::names;
+use crate::posting::{OPERATIONS, functions};
+use crate::shared;
 
 /// A queue pair, and what is remembered of how it was made.
 #[repr(C)]
 pub(crate) struct Pair {
-    qp: ibv_qp,
-    cap: ibv_qp_cap,
-    all_signaled: bool,
+    ex: PairEx,
+    pub(crate) cap: ibv_qp_cap,
+    pub(crate) all_signaled: bool,
+    /// It was made for the newer way to post.
+    extended: bool,
+    /// What the program or the connection manager has set (`ibv_query_qp(3)`).
+    set: Mutex<Set>,
+    /// Asynchronous events.
+    pub(crate) events: Unacknowledged,
+}
+
+/// Attributes that a queue pair has been given and that it keeps.
+#[derive(Clone, Copy, Default)]
+struct Set {
+    access: c_uint,
+    mtu: c_uint,
+    send_psn: u32,
+    receive_psn: u32,
+    read_depth: u8,
+    answered_reads: u8,
+    rnr_timer: u8,
+    timeout: u8,
+    retry: u8,
+    rnr_retry: u8,
+}
+
+impl Set {
+    /// Takes over what the mask names.
+    fn merge(&mut self, from: &ibv_qp_attr, mask: u32) {
+        let mut take = |flag: u32, set: &mut dyn FnMut(&mut Self)| {
+            if mask & flag != 0 {
+                set(self);
+            }
+        };
+        take(IBV_QP_ACCESS_FLAGS, &mut |set| set.access = from.qp_access_flags);
+        take(IBV_QP_PATH_MTU, &mut |set| set.mtu = from.path_mtu);
+        take(IBV_QP_SQ_PSN, &mut |set| set.send_psn = from.sq_psn);
+        take(IBV_QP_RQ_PSN, &mut |set| set.receive_psn = from.rq_psn);
+        take(IBV_QP_MAX_QP_RD_ATOMIC, &mut |set| set.read_depth = from.max_rd_atomic);
+        take(IBV_QP_MAX_DEST_RD_ATOMIC, &mut |set| set.answered_reads = from.max_dest_rd_atomic);
+        take(IBV_QP_MIN_RNR_TIMER, &mut |set| set.rnr_timer = from.min_rnr_timer);
+        take(IBV_QP_TIMEOUT, &mut |set| set.timeout = from.timeout);
+        take(IBV_QP_RETRY_CNT, &mut |set| set.retry = from.retry_cnt);
+        take(IBV_QP_RNR_RETRY, &mut |set| set.rnr_retry = from.rnr_retry);
+    }
+}
+
+/// `RDMA_OPTION_ID_ACK_TIMEOUT` of `rdma_set_option(3)`: the time-out that the connection manager gives the queue pair.
+///
+/// # Safety
+/// `qp` is alive.
+pub(crate) unsafe fn set_timeout(qp: *mut ibv_qp, timeout: u8) -> Result<(), c_int> {
+    // SAFETY: the caller vouches for `qp`, which `create` made as a `Pair`.
+    let pair = unsafe { &*qp.cast::<Pair>() };
+    ask(&Request::SetTimeout { pair: pair.ex.qp_base.handle, timeout })?;
+    pair.set.lock().unwrap_or_else(PoisonError::into_inner).timeout = timeout;
+    Ok(())
 }
 
 /// `ibv_create_qp(3)`.
@@ -34,7 +98,7 @@ pub(crate) unsafe fn create(
 ) -> Result<*mut ibv_qp, c_int> {
     let &mut ibv_qp_init_attr { qp_context, send_cq, recv_cq, srq, ref mut cap, qp_type, sq_sig_all } =
         attributes;
-    if qp_type != IBV_QPT_RC || !srq.is_null() {
+    if qp_type != IBV_QPT_RC {
         return Err(libc::EOPNOTSUPP);
     }
     let most = MAX_SGE.cast_unsigned();
@@ -48,6 +112,8 @@ pub(crate) unsafe fn create(
         domain,
         send_queue,
         receive_queue,
+        // SAFETY: as above: null, or a live queue.
+        shared: unsafe { shared::name(srq) },
         send_depth: cap.max_send_wr,
         receive_depth: cap.max_recv_wr,
         inline: cap.max_inline_data,
@@ -65,13 +131,17 @@ pub(crate) unsafe fn create(
         pd,
         send_cq,
         recv_cq,
+        srq,
         handle: name,
         qp_num: number,
         state: IBV_QPS_RESET,
         qp_type,
         ..zeroed()
     };
-    let pair = Box::into_raw(Box::new(Pair { qp, cap: *cap, all_signaled: sq_sig_all != 0 }));
+    let (ex, events) = (functions(qp), Unacknowledged::default());
+    let pair =
+        Pair { ex, cap: *cap, all_signaled: sq_sig_all != 0, extended: false, set: Mutex::default(), events };
+    let pair = Box::into_raw(Box::new(pair));
     names::enter(name, pair);
     Ok(pair.cast())
 }
@@ -103,6 +173,37 @@ pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, attributes: *mut ibv_qp_
     pointer(unsafe { create(pd, &mut *attributes) })
 }
 
+/// `ibv_create_qp_ex(3)`.
+pub(crate) unsafe extern "C" fn create_qp_ex(
+    _context: *mut ibv_context,
+    attributes: *mut PairAttributes,
+) -> *mut ibv_qp {
+    /// `IBV_QP_INIT_ATTR_PD` and `IBV_QP_INIT_ATTR_SEND_OPS_FLAGS`.
+    const DOMAIN: u32 = 1;
+    const OPERATIONS_KNOWN: u32 = 64;
+    /// `IBV_QP_INIT_ATTR_CREATE_FLAGS`, of which there are none here.
+    const FLAGS: u32 = 4;
+    // SAFETY: ibv_create_qp_ex(3): attributes that are read and written during the call, and begin as the older ones do.
+    let (base, wanted) = unsafe { (&mut *attributes.cast::<ibv_qp_init_attr>(), &*attributes) };
+    let (mask, pd) = (wanted.comp_mask, wanted.pd);
+    let extended = mask & OPERATIONS_KNOWN != 0;
+    let flags = if mask & FLAGS == 0 { 0 } else { wanted.create_flags };
+    if mask & !(DOMAIN | FLAGS | OPERATIONS_KNOWN) != 0
+        || flags != 0
+        || (extended && wanted.send_ops_flags & !OPERATIONS != 0)
+    {
+        return pointer(Err(libc::EOPNOTSUPP));
+    }
+    if mask & DOMAIN == 0 {
+        return pointer(Err(libc::EINVAL));
+    }
+    // SAFETY: as above: the mask says that there is a domain.
+    pointer(unsafe { create(pd, base) }.inspect(|qp| {
+        // SAFETY: just made as a `Pair`.
+        unsafe { (*qp.cast::<Pair>()).extended = extended };
+    }))
+}
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     // SAFETY: ibv_destroy_qp(3): what `ibv_create_qp` gave, from a box of a `Pair`.
@@ -110,8 +211,11 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     let freed = ask(&Request::DestroyPair(handle));
     if freed.is_ok() {
         names::leave(handle);
+        let pair: *mut Pair = qp.cast();
+        // SAFETY: as above; alive until it is freed below.
+        unsafe { &(*pair).events }.wait();
         // SAFETY: as above; the caller gives it up.
-        drop(unsafe { Box::from_raw(qp.cast::<Pair>()) });
+        drop(unsafe { Box::from_raw(pair) });
     }
     returned(freed)
 }
@@ -124,14 +228,22 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attributes: *mut ibv_qp_
     // SAFETY: ibv_modify_qp(3): a live queue pair.
     let pair = unsafe { name(qp) };
     let modify = |to: Transition| ask(&Request::Modify { pair, to });
-    if mask & IBV_QP_STATE == 0 {
-        return returned(match mask {
-            IBV_QP_MIN_RNR_TIMER => modify(Transition::Timer(attributes.min_rnr_timer)),
-            _ => Err(libc::EINVAL),
-        });
-    }
-    let modified = transition(attributes, mask).and_then(modify);
+    let stated = mask & IBV_QP_STATE != 0;
+    let modified = match mask {
+        _ if stated => transition(attributes, mask).and_then(modify),
+        IBV_QP_MIN_RNR_TIMER => modify(Transition::Timer(attributes.min_rnr_timer)),
+        _ => Err(libc::EINVAL),
+    };
+    let modified = modified.and_then(|()| match mask & IBV_QP_TIMEOUT {
+        0 => Ok(()),
+        _ => ask(&Request::SetTimeout { pair, timeout: attributes.timeout }),
+    });
     if modified.is_ok() {
+        // SAFETY: as above; made as a `Pair`.
+        let made = unsafe { &*qp.cast::<Pair>() };
+        made.set.lock().unwrap_or_else(PoisonError::into_inner).merge(attributes, mask);
+    }
+    if modified.is_ok() && stated {
         // SAFETY: as above.
         unsafe { (*qp).state = attributes.qp_state };
     }
@@ -162,10 +274,51 @@ fn transition(attributes: &ibv_qp_attr, mask: u32) -> Result<Transition, c_int> 
             rnr_retry: attributes.rnr_retry,
             read_depth: attributes.max_rd_atomic,
         }),
+        IBV_QPS_SQD => Ok(Transition::Drain {
+            notify: mask & IBV_QP_EN_SQD_ASYNC_NOTIFY != 0 && attributes.en_sqd_async_notify != 0,
+        }),
         IBV_QPS_ERR => Ok(Transition::Fail),
-        // SQD and SQE: no device here drains.
-        _ => Err(libc::EOPNOTSUPP),
+        // SQE: reliable connections never get there (ibv_modify_qp(3)).
+        _ => Err(libc::EINVAL),
     }
+}
+
+/// The attributes that move a queue pair to INIT; which they are.
+pub(crate) fn to_init(attributes: &mut ibv_qp_attr) -> u32 {
+    (attributes.port_num, attributes.pkey_index) = (PORT, 0);
+    attributes.qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
+    IBV_QP_STATE | IBV_QP_ACCESS_FLAGS | IBV_QP_PKEY_INDEX | IBV_QP_PORT
+}
+
+/// ... to RTR, with a peer of this number.
+pub(crate) fn to_receive(
+    attributes: &mut ibv_qp_attr,
+    local: IpAddr,
+    remote: IpAddr,
+    peer: u32,
+    reads: u8,
+) -> u32 {
+    set_path(attributes, local, remote);
+    (attributes.path_mtu, attributes.dest_qp_num, attributes.rq_psn) = (5, peer, 0);
+    (attributes.max_dest_rd_atomic, attributes.min_rnr_timer) = (reads, 0);
+    let path = IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN;
+    IBV_QP_STATE | path | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER
+}
+
+/// ... to RTS, with what the peer offers.
+pub(crate) fn to_send(attributes: &mut ibv_qp_attr, theirs: Params, retry: u8) -> u32 {
+    (attributes.timeout, attributes.retry_cnt, attributes.rnr_retry) = (14, retry, theirs.rnr_retry_count);
+    (attributes.sq_psn, attributes.max_rd_atomic) = (0, theirs.responder_resources);
+    let retries = IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY;
+    IBV_QP_STATE | retries | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC
+}
+
+/// The address vector of a path between two addresses.
+fn set_path(attributes: &mut ibv_qp_attr, local: IpAddr, remote: IpAddr) {
+    attributes.ah_attr.is_global = 1;
+    attributes.ah_attr.port_num = PORT;
+    attributes.ah_attr.grh.dgid = ibv_gid { raw: gid(remote) };
+    attributes.ah_attr.grh.sgid_index = index_of(local);
 }
 
 const fn bytes(gid: ibv_gid) -> [u8; 16] {
@@ -182,7 +335,7 @@ pub unsafe extern "C" fn ibv_query_qp(
 ) -> c_int {
     // SAFETY: ibv_query_qp(3): a live queue pair, which `create` made as a `Pair`.
     let pair = unsafe { &*qp.cast::<Pair>() };
-    let (state, ends) = match call(&Request::QueryPair(pair.qp.handle)) {
+    let (state, ends) = match call(&Request::QueryPair(pair.ex.qp_base.handle)) {
         Ok(Reply::State { state, ends }) => (u32::from(state), ends),
         Ok(_) => return libc::EPROTO,
         Err(errno) => return errno,
@@ -190,23 +343,25 @@ pub unsafe extern "C" fn ibv_query_qp(
     let mut answer: ibv_qp_attr = zeroed();
     answer.qp_state = state;
     answer.cur_qp_state = state;
-    answer.path_mtu = 5;
+    let set = *pair.set.lock().unwrap_or_else(PoisonError::into_inner);
+    answer.path_mtu = if set.mtu == 0 { 5 } else { set.mtu };
+    (answer.qp_access_flags, answer.sq_psn, answer.rq_psn) = (set.access, set.send_psn, set.receive_psn);
+    (answer.max_rd_atomic, answer.max_dest_rd_atomic) = (set.read_depth, set.answered_reads);
+    (answer.min_rnr_timer, answer.timeout) = (set.rnr_timer, set.timeout);
+    (answer.retry_cnt, answer.rnr_retry) = (set.retry, set.rnr_retry);
     answer.cap = pair.cap;
     answer.port_num = PORT;
     if let Some((local, remote, number)) = ends {
         answer.dest_qp_num = number;
-        answer.ah_attr.is_global = 1;
-        answer.ah_attr.port_num = PORT;
-        answer.ah_attr.grh.dgid = ibv_gid { raw: gid(remote) };
-        answer.ah_attr.grh.sgid_index = index_of(local);
+        set_path(&mut answer, local, remote);
     }
     let made = ibv_qp_init_attr {
-        qp_context: pair.qp.qp_context,
-        send_cq: pair.qp.send_cq,
-        recv_cq: pair.qp.recv_cq,
-        srq: pair.qp.srq,
+        qp_context: pair.ex.qp_base.qp_context,
+        send_cq: pair.ex.qp_base.send_cq,
+        recv_cq: pair.ex.qp_base.recv_cq,
+        srq: pair.ex.qp_base.srq,
         cap: pair.cap,
-        qp_type: pair.qp.qp_type,
+        qp_type: pair.ex.qp_base.qp_type,
         sq_sig_all: pair.all_signaled.into(),
     };
     // SAFETY: ibv_query_qp(3): places for both answers. The state is the program's to read, in its own structure.
@@ -228,7 +383,11 @@ fn index_of(address: IpAddr) -> u8 {
 ///
 /// # Safety
 /// `list` points to `count` elements.
-unsafe fn elements<'a>(list: *const ibv_sge, count: c_int, most: u32) -> Result<&'a [ibv_sge], c_int> {
+pub(crate) unsafe fn elements<'a>(
+    list: *const ibv_sge,
+    count: c_int,
+    most: u32,
+) -> Result<&'a [ibv_sge], c_int> {
     let count = usize::try_from(count).map_err(|_| libc::EINVAL)?;
     if count > most as usize {
         return Err(libc::EINVAL);
@@ -240,7 +399,7 @@ unsafe fn elements<'a>(list: *const ibv_sge, count: c_int, most: u32) -> Result<
     Ok(unsafe { std::slice::from_raw_parts(list, count) })
 }
 
-fn on_wire(list: &[ibv_sge]) -> Vec<Sge> {
+pub(crate) fn on_wire(list: &[ibv_sge]) -> Vec<Sge> {
     list.iter().map(|&ibv_sge { addr: address, length: len, lkey }| Sge { address, len, lkey }).collect()
 }
 
@@ -298,12 +457,13 @@ unsafe fn send<'a>(wr: &ibv_send_wr, pair: &Pair) -> Result<Send<'a>, c_int> {
         Local::Inline(unsafe { inline(list) }?)
     };
     let signaled = pair.all_signaled || wr.send_flags & IBV_SEND_SIGNALED != 0;
-    Ok(Send { id: wr.wr_id, op, signaled, local })
+    let solicited = wr.send_flags & IBV_SEND_SOLICITED != 0;
+    Ok(Send { id: wr.wr_id, op, signaled, solicited, local })
 }
 
 /// Posts a chain batch by batch: `gather` makes a request of one element, `post` posts a batch and says how many were taken.
 /// The element that was refused first, and why.
-fn chain<T, W>(
+pub(crate) fn chain<T, W>(
     mut next: *mut T,
     successor: impl Fn(*mut T) -> *mut T,
     gather: impl Fn(*mut T) -> Result<W, c_int>,
@@ -343,7 +503,7 @@ fn chain<T, W>(
 ///
 /// # Safety
 /// `bad` is a place for a pointer.
-unsafe fn conclude<T>(result: Result<(), (*mut T, c_int)>, bad: *mut *mut T) -> c_int {
+pub(crate) unsafe fn conclude<T>(result: Result<(), (*mut T, c_int)>, bad: *mut *mut T) -> c_int {
     match result {
         Ok(()) => 0,
         Err((refused, errno)) => {
@@ -361,14 +521,14 @@ pub(crate) unsafe extern "C" fn post_send(
 ) -> c_int {
     // SAFETY: ibv_post_send(3): a live queue pair, which `create` made as a `Pair`.
     let made = unsafe { &*qp.cast::<Pair>() };
-    let pair = made.qp.handle;
+    let pair = made.ex.qp_base.handle;
     let posted = chain(
         first,
         // SAFETY: ibv_post_send(3): a list of requests, each linked to the next or to none.
         |wr| unsafe { (*wr).next },
         // SAFETY: as above; inline bytes are sent before this function returns.
         |wr| unsafe { send(&*wr, made) },
-        |work| call(&Request::PostSend { pair, work }),
+        |work| call(&Request::PostSend { pair, whole: false, work }),
     );
     // SAFETY: ibv_post_send(3): a place for the request that was refused.
     unsafe { conclude(posted, bad) }
@@ -381,7 +541,7 @@ pub(crate) unsafe extern "C" fn post_recv(
 ) -> c_int {
     // SAFETY: ibv_post_recv(3): a live queue pair, which `create` made as a `Pair`.
     let made = unsafe { &*qp.cast::<Pair>() };
-    let (pair, most) = (made.qp.handle, made.cap.max_recv_sge);
+    let (pair, most) = (made.ex.qp_base.handle, made.cap.max_recv_sge);
     let posted = chain(
         first,
         // SAFETY: ibv_post_recv(3): a list of requests, each linked to the next or to none.
@@ -397,7 +557,12 @@ pub(crate) unsafe extern "C" fn post_recv(
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn ibv_qp_to_qp_ex(_qp: *mut ibv_qp) -> *mut core::ffi::c_void {
-    // ibv_qp_to_qp_ex(3): null where the queue pair was not made for the newer way to post.
-    core::ptr::null_mut()
+pub unsafe extern "C" fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut PairEx {
+    // SAFETY: ibv_qp_to_qp_ex(3): a live queue pair, which `create` made as a `Pair`.
+    if unsafe { (*qp.cast::<Pair>()).extended } {
+        qp.cast()
+    } else {
+        // Where it was not made for the newer way to post.
+        core::ptr::null_mut()
+    }
 }

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 pub use socket::{Error, Listener, Socket};
 
 /// Of this protocol. Both sides come from one build, so any other is a mistake in how they were started.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// Bytes of a message. Longer chains of work requests go in several.
 pub const MAX_MESSAGE: usize = 64 * 1024;
 /// Work requests or completions in one message.
@@ -47,15 +47,29 @@ pub enum Request<'a> {
         version: u32,
         program: String,
         addresses: Vec<IpAddr>,
+        /// Names of this session are above this one: those of the parent's of a program that forks, whose objects are not the child's.
+        above: Name,
     },
     /// Answer: [`Reply::Status`]. Needs no session.
     Status,
+    /// Answer: [`Reply::Pairs`], of numbers above this one. Needs no session.
+    Pairs {
+        above: u32,
+    },
     /// Lets these befall machines of the fabric, at most [`MAX_BATCH`] at a time; what comes by chance is drawn from the seed, if there
     /// is one. Needs no session.
     Inject {
         seed: Option<u64>,
         faults: Vec<Fault>,
     },
+    /// Changes all devices of the fabric from now on: how long a message travels, in microseconds, and of which kind they are, by the name
+    /// that `softrdma run --device-kind` has. Needs no session.
+    Configure {
+        latency: Option<u32>,
+        device_kind: Option<String>,
+    },
+    /// Records what passes from now on in the file that comes as a descriptor with this. Needs no session.
+    Record,
 
     AllocateDomain,
     FreeDomain(Name),
@@ -82,13 +96,37 @@ pub enum Request<'a> {
         queue: Name,
         most: u32,
     },
-    Arm(Name),
+    /// For solicited events alone, or for all.
+    Arm {
+        queue: Name,
+        solicited: bool,
+    },
+
+    /// Answer: [`Reply::Made`].
+    CreateShared {
+        domain: Name,
+        depth: u32,
+        limit: u32,
+    },
+    DestroyShared(Name),
+    SetSharedLimit {
+        queue: Name,
+        limit: u32,
+    },
+    /// Answer: [`Reply::SharedLimit`].
+    QueryShared(Name),
+    PostShared {
+        queue: Name,
+        work: Vec<Receive>,
+    },
 
     /// Answer: [`Reply::Pair`].
     CreatePair {
         domain: Name,
         send_queue: Name,
         receive_queue: Name,
+        /// Where its receives are, if not in a queue of its own.
+        shared: Option<Name>,
         send_depth: u32,
         receive_depth: u32,
         inline: u32,
@@ -98,11 +136,17 @@ pub enum Request<'a> {
         pair: Name,
         to: Transition,
     },
+    /// `timeout` of `ibv_modify_qp(3)`: the pair waits 4.096 µs · 2^`timeout` for an acknowledgement, for ever if 0.
+    SetTimeout {
+        pair: Name,
+        timeout: u8,
+    },
     /// Answer: [`Reply::State`].
     QueryPair(Name),
-    /// At most [`MAX_BATCH`] requests. Answer: [`Reply::Posted`].
+    /// At most [`MAX_BATCH`] requests; if `whole`, all of them or none. Answer: [`Reply::Posted`].
     PostSend {
         pair: Name,
+        whole: bool,
         #[serde(borrow)]
         work: Vec<Send<'a>>,
     },
@@ -141,13 +185,13 @@ pub enum Request<'a> {
     ResolveRoute(Name),
     Connect {
         id: Name,
-        pair: Name,
+        pair: Connected,
         params: Params,
         data: &'a [u8],
     },
     Accept {
         id: Name,
-        pair: Name,
+        pair: Connected,
         params: Params,
         data: &'a [u8],
     },
@@ -156,6 +200,10 @@ pub enum Request<'a> {
         data: &'a [u8],
     },
     Notify(Name),
+    /// Of a connection whose queue pair is external.
+    Establish(Name),
+    /// Answer: [`Reply::Offered`].
+    Offered(Name),
     Disconnect(Name),
     Migrate {
         id: Name,
@@ -163,15 +211,39 @@ pub enum Request<'a> {
     },
 }
 
+/// The queue pair of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Connected {
+    /// The connection manager makes it ready.
+    Managed(Name),
+    /// The program does; by its number.
+    External(u32),
+}
+
 /// A fault, and whom it befalls.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fault {
     /// The machine with this address, which may come later.
     pub address: IpAddr,
+    /// Which of its connections.
+    pub connections: Connections,
     /// As `softrdma fault` spells it.
     pub what: String,
     /// When.
     pub when: When,
+}
+
+/// Which connections of a machine a fault may strike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Connections {
+    /// All of them, and what belongs to none.
+    All,
+    /// That of the queue pair with this number.
+    Pair(u32),
+    /// Those with a peer at this address.
+    Peer(IpAddr),
+    /// That with a peer at this address and port of the connection manager.
+    PeerAt(SocketAddr),
 }
 
 /// When a fault strikes. Times count from now on, or from the coming of the machine.
@@ -233,14 +305,31 @@ pub enum Reply {
         /// Why not more.
         errno: i32,
     },
+    /// The limit of a shared receive queue; 0 once its event has come.
+    SharedLimit(u32),
     /// Completions, in order.
     Completions(Vec<Completion>),
     /// An asynchronous event, if one waits.
     AsyncEvent(Option<AsyncEvent>),
     /// An event of the connection manager, if one waits.
     Event(Option<Box<Event>>),
+    /// What is known of a connection: the fields of `rdma_softsim::Offered`.
+    Offered {
+        /// The address of this side.
+        local: IpAddr,
+        /// That of its peer.
+        remote: IpAddr,
+        /// The number of the peer's queue pair, 0 if it is not known.
+        peer: u32,
+        /// What the peer gave.
+        theirs: Params,
+        /// Repetitions of what nobody answers.
+        retry: u8,
+    },
     /// The address that an identifier is bound to.
     Bound(SocketAddr),
+    /// Queue pairs in the order of their numbers, at most [`MAX_BATCH`]; the last ones if there are fewer.
+    Pairs(Vec<Pair>),
     /// What the fabric holds, and how often faults struck.
     Status {
         /// Who is there.
@@ -292,6 +381,10 @@ pub enum Transition {
         rnr_retry: u8,
         read_depth: u8,
     },
+    /// To SQD.
+    Drain {
+        notify: bool,
+    },
     Fail,
     /// No other state: `min_rnr_timer` alone.
     Timer(u8),
@@ -313,6 +406,7 @@ pub struct Send<'a> {
     pub id: u64,
     pub op: Op,
     pub signaled: bool,
+    pub solicited: bool,
     #[serde(borrow)]
     pub local: Local<'a>,
 }
@@ -375,6 +469,7 @@ pub struct AsyncEvent {
 pub enum About {
     Pair(Name),
     Queue(Name),
+    Shared(Name),
     Device,
 }
 
@@ -407,6 +502,19 @@ pub struct Event {
     pub local: Option<SocketAddr>,
     /// That of its peer.
     pub remote: Option<SocketAddr>,
+}
+
+/// A queue pair as `softrdma status` shows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the fields of rdma_softsim::Connection")]
+pub struct Pair {
+    pub number: u32,
+    pub machine: Option<IpAddr>,
+    /// `enum ibv_qp_state`.
+    pub state: u8,
+    pub local: Option<SocketAddr>,
+    pub remote: Option<SocketAddr>,
+    pub peer: Option<u32>,
 }
 
 /// A session as `softrdma status` shows it.

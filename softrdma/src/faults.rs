@@ -34,6 +34,14 @@ pub enum Error {
     /// Its time is said twice, or not at all understood.
     #[error("a fault comes at an event, at a pass through a site ({sites}), or by chance (up to 1): say one of them", sites = sites())]
     When,
+    /// Which connection is said twice, or not at all understood.
+    #[error(
+        "a connection goes by its queue pair's number, or by its peer: an address, or an address and a port"
+    )]
+    Connection,
+    /// It is no connection that this strikes.
+    #[error("{0:?} strikes a machine, not one connection of it")]
+    Machine(String),
 }
 
 /// What an argument of a fault makes of it.
@@ -116,6 +124,12 @@ pub struct Written {
     /// The address of the machine that it befalls.
     #[arg(long)]
     pub address: IpAddr,
+    /// Only the connection of the queue pair with this number; `softrdma status` lists them.
+    #[arg(long)]
+    pub pair: Option<u32>,
+    /// Only connections with a peer at this address, or at this address and port: `192.0.2.2`, `192.0.2.1:6379`.
+    #[arg(long)]
+    pub peer: Option<String>,
     /// After so many events of the fabric; messages, answers and completions are some.
     #[arg(long)]
     pub event: Option<u64>,
@@ -132,7 +146,20 @@ pub struct Written {
 impl Written {
     /// As the fabric takes it.
     pub fn check(&self) -> Result<wire::Fault, Error> {
-        parse(&self.what)?;
+        let fault = parse(&self.what)?;
+        let connections = match (self.pair, &self.peer) {
+            (None, None) => wire::Connections::All,
+            (Some(number), None) => wire::Connections::Pair(number),
+            (None, Some(peer)) => match (peer.parse(), peer.parse()) {
+                (Ok(ip), _) => wire::Connections::Peer(ip),
+                (_, Ok(address)) => wire::Connections::PeerAt(address),
+                _ => return Err(Error::Connection),
+            },
+            (Some(_), Some(_)) => return Err(Error::Connection),
+        };
+        if connections != wire::Connections::All && !fault.strikes_connections() {
+            return Err(Error::Machine(self.what.clone()));
+        }
         let when = match (self.event, &self.pass, self.chance) {
             (event, None, None) => wire::When::Event(event.unwrap_or(0)),
             (None, Some(pass), None) => {
@@ -146,7 +173,7 @@ impl Written {
             }
             _ => return Err(Error::When),
         };
-        Ok(wire::Fault { address: self.address, what: self.what.clone(), when })
+        Ok(wire::Fault { address: self.address, connections, what: self.what.clone(), when })
     }
 }
 
@@ -184,10 +211,31 @@ mod tests {
     }
 
     #[test]
+    fn a_fault_names_a_connection_in_one_way() {
+        let written = |pair, peer: Option<&str>, what: &str| {
+            let (address, peer, what) = (IpAddr::from([192, 0, 2, 1]), peer.map(Into::into), what.into());
+            let written = Written { address, pair, peer, event: None, pass: None, chance: None, what };
+            written.check().map(|fault| fault.connections).ok()
+        };
+        assert_eq!(written(None, None, "kill"), Some(wire::Connections::All));
+        assert_eq!(written(Some(7), None, "lose"), Some(wire::Connections::Pair(7)));
+        let peer = IpAddr::from([192, 0, 2, 2]);
+        assert_eq!(written(None, Some("192.0.2.2"), "link-down=9"), Some(wire::Connections::Peer(peer)));
+        let at = wire::Connections::PeerAt((peer, 6379).into());
+        assert_eq!(written(None, Some("192.0.2.2:6379"), "rejected=8"), Some(at));
+        for wrong in
+            [(Some(7), Some("192.0.2.2"), "lose"), (None, Some("6379"), "lose"), (Some(7), None, "kill")]
+        {
+            assert_eq!(written(wrong.0, wrong.1, wrong.2), None, "{wrong:?}");
+        }
+    }
+
+    #[test]
     fn a_fault_comes_at_one_time() {
         let written = |event, pass: Option<&str>, chance| {
             let (address, pass, what) = (IpAddr::from([192, 0, 2, 1]), pass.map(Into::into), "lose".into());
-            Written { address, event, pass, chance, what }.check().map(|fault| fault.when).ok()
+            let written = Written { address, pair: None, peer: None, event, pass, chance, what };
+            written.check().map(|fault| fault.when).ok()
         };
         assert_eq!(written(None, None, None), Some(wire::When::Event(0)));
         assert_eq!(written(None, Some("arrive:3"), None), Some(wire::When::Pass("arrive".into(), 3)));

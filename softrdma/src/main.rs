@@ -2,17 +2,20 @@
 #![forbid(unsafe_code)]
 
 use std::ffi::OsString;
-use std::net::IpAddr;
+use std::fs::File;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::process::CommandExt as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
 use clap::{Parser, Subcommand};
 use comfy_table::{Table, presets};
+use rdma_softsim::DeviceKind;
 use rustix::io::FdFlags;
 use softrdma::faults::{self, Written};
-use softrdma::runtime::{Error, Place, has_rdma_core};
-use softrdma_wire::{ADDRESSES, Reply, Request, SOCKET, Session, Socket};
+use softrdma::runtime::{Error, Libraries, Place, has_rdma_core};
+use softrdma_wire::{ADDRESSES, Pair, Reply, Request, SOCKET, Socket};
 
 /// Soft RDMA for programs as they are: no device, no kernel module, no root.
 #[derive(Parser)]
@@ -34,20 +37,30 @@ enum Action {
         #[arg(long, value_delimiter = ',', default_value = "192.0.2.1")]
         address: Vec<IpAddr>,
         /// A file of faults that befall machines of the fabric: TOML, with a `seed` and a `[[fault]]` for each, of the fields `address`,
-        /// `what`, and `event`, `pass` or `chance` as `softrdma fault` has them.
+        /// `what`, and `pair`, `peer`, `event`, `pass` or `chance` as `softrdma fault` has them.
         #[arg(long)]
         faults: Option<PathBuf>,
+        /// Records all messages that pass on the fabric, from now on until its last program has ended, as the packets that RoCE v2 would
+        /// carry: a pcapng file, which is overwritten.
+        #[arg(long)]
+        record: Option<PathBuf>,
+        /// Microseconds that a message travels, one way, on the whole fabric from now on. The machine's own speed comes on top.
+        #[arg(long)]
+        latency: Option<u32>,
+        /// The kind of the fabric's devices from now on: where verbs leaves a device a choice, they do as this one does.
+        #[arg(long, value_parser = DeviceKind::ALL.map(DeviceKind::name))]
+        device_kind: Option<String>,
         /// The program and its arguments.
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
         command: Vec<OsString>,
     },
-    /// Shows who is on a fabric, and what they hold.
+    /// Shows who is on a fabric, what they hold, and their connections.
     Status {
         /// Which fabric.
         #[arg(long, default_value = "default")]
         fabric: String,
     },
-    /// Lets a fault befall a machine of a running fabric.
+    /// Lets a fault befall a machine of a running fabric, or connections of it.
     Fault {
         /// Which fabric.
         #[arg(long, default_value = "default")]
@@ -77,8 +90,22 @@ fn main() -> ExitCode {
 
 fn act(action: Action) -> Result<ExitCode, Error> {
     match action {
-        Action::Run { fabric, address, faults, command } => {
-            run(&fabric, &address, faults.as_deref(), &command)
+        Action::Run { fabric, address, faults, record, latency, device_kind, command } => {
+            let place = Place::of(&fabric)?;
+            let libraries = place.libraries()?;
+            // Keeps the fabric there until the program has ended, which takes the place of this one.
+            let mut presence = place.enter()?;
+            if latency.is_some() || device_kind.is_some() {
+                let _known = tell(&mut presence, &Request::Configure { latency, device_kind }, None)?;
+            }
+            if let Some(path) = record {
+                record_in(&mut presence, path)?;
+            }
+            if let Some(file) = faults {
+                let (seed, faults) = faults::read(&file)?;
+                inject(&mut presence, Some(seed), faults)?;
+            }
+            run(&place, &libraries, &presence, &address, &command)
         }
         Action::Fault { fabric, seed, fault } => {
             let Some(mut socket) = Place::of(&fabric)?.connect()? else {
@@ -102,29 +129,39 @@ fn act(action: Action) -> Result<ExitCode, Error> {
 
 /// Tells the fabric of faults.
 fn inject(socket: &mut Socket, seed: Option<u64>, faults: Vec<softrdma_wire::Fault>) -> Result<(), Error> {
+    tell(socket, &Request::Inject { seed, faults }, None)?.map_err(|_refused| Error::Fault)
+}
+
+/// Lets the fabric record in this file.
+fn record_in(socket: &mut Socket, path: PathBuf) -> Result<(), Error> {
+    let failed = |error| Error::Record { path: path.clone(), error };
+    let file = File::create(&path).map_err(failed)?;
+    tell(socket, &Request::Record, Some(file.as_fd()))?.map_err(failed)
+}
+
+/// Tells the fabric something to which it has nothing to say, but perhaps refuses it.
+fn tell(
+    socket: &mut Socket,
+    request: &Request<'_>,
+    descriptor: Option<BorrowedFd<'_>>,
+) -> Result<Result<(), std::io::Error>, Error> {
     let failed = |error| Error::Told { error };
-    socket.send(&Request::Inject { seed, faults }, None).map_err(failed)?;
+    socket.send(request, descriptor).map_err(failed)?;
     match socket.receive().map_err(failed)? {
-        (Reply::Done, _) => Ok(()),
-        _ => Err(Error::Fault),
+        (Reply::Refused(errno), _) => Ok(Err(std::io::Error::from_raw_os_error(errno))),
+        _ => Ok(Ok(())),
     }
 }
 
+/// Becomes the program.
 fn run(
-    fabric: &str,
+    place: &Place,
+    libraries: &Libraries,
+    presence: &Socket,
     addresses: &[IpAddr],
-    faults: Option<&Path>,
     command: &[OsString],
 ) -> Result<ExitCode, Error> {
-    let place = Place::of(fabric)?;
-    let libraries = place.libraries()?;
-    // Keeps the fabric there until the program has ended, which takes the place of this one.
-    let mut presence = place.enter()?;
-    if let Some(file) = faults {
-        let (seed, faults) = faults::read(file)?;
-        inject(&mut presence, Some(seed), faults)?;
-    }
-    rustix::io::fcntl_setfd(&presence, FdFlags::empty())
+    rustix::io::fcntl_setfd(presence, FdFlags::empty())
         .map_err(|errno| Error::System { what: "the fabric's socket".into(), error: errno.into() })?;
     // The command line has one.
     let [program, arguments @ ..] = command else { return Ok(ExitCode::FAILURE) };
@@ -151,22 +188,24 @@ fn before(mut first: OsString, variable: &str) -> OsString {
     first
 }
 
-fn sessions(place: &Place) -> Result<Option<(Vec<Session>, u64)>, Error> {
-    let failed = |error| Error::Fabric { path: place.socket(), error };
-    let Some(mut socket) = place.connect()? else { return Ok(None) };
-    socket.send(&Request::Status, None).map_err(failed)?;
-    match socket.receive().map_err(failed)? {
-        (Reply::Status { sessions, struck }, _) => Ok(Some((sessions, struck))),
-        _ => Ok(None),
-    }
-}
-
 fn status(fabric: &str) -> Result<ExitCode, Error> {
     let place = Place::of(fabric)?;
-    let Some((sessions, struck)) = sessions(&place)? else {
+    let failed = |error| Error::Fabric { path: place.socket(), error };
+    let Some(mut socket) = place.connect()? else {
         println!("no fabric of this name: `softrdma run` starts one");
         return Ok(ExitCode::SUCCESS);
     };
+    let mut ask = |request: &Request<'_>| -> Result<Reply, Error> {
+        socket.send(request, None).map_err(failed)?;
+        Ok(socket.receive().map_err(failed)?.0)
+    };
+    let Reply::Status { sessions, struck } = ask(&Request::Status)? else { return Ok(ExitCode::FAILURE) };
+    let mut pairs: Vec<Pair> = Vec::new();
+    while let Reply::Pairs(more) = ask(&Request::Pairs { above: pairs.last().map_or(0, |pair| pair.number) })?
+        && !more.is_empty()
+    {
+        pairs.extend(more);
+    }
     let mut table = Table::new();
     table.load_preset(presets::ASCII_MARKDOWN).set_header([
         "program",
@@ -196,10 +235,37 @@ fn status(fabric: &str) -> Result<ExitCode, Error> {
         ]);
     }
     println!("{table}");
+    if !pairs.is_empty() {
+        println!("\n{}", connections(&pairs));
+    }
     if struck > 0 {
         println!("faults: {struck} so far");
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The queue pairs of a fabric, as a table.
+fn connections(pairs: &[Pair]) -> Table {
+    const STATES: [&str; 7] = ["RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR"];
+    let mut table = Table::new();
+    table.load_preset(presets::ASCII_MARKDOWN);
+    table.set_header(["queue pair", "machine", "state", "address", "peer's address", "peer's queue pair"]);
+    let address = |known: Option<SocketAddr>| match known {
+        None => String::new(),
+        Some(address) if address.port() == 0 => address.ip().to_string(),
+        Some(address) => address.to_string(),
+    };
+    for pair in pairs {
+        table.add_row([
+            pair.number.to_string(),
+            pair.machine.map_or_else(String::new, |ip| ip.to_string()),
+            STATES.get(usize::from(pair.state)).unwrap_or(&"").to_string(),
+            address(pair.local),
+            address(pair.remote),
+            pair.peer.map_or_else(String::new, |number| number.to_string()),
+        ]);
+    }
+    table
 }
 
 fn doctor() -> Result<ExitCode, Error> {

@@ -56,6 +56,15 @@ pub enum Error {
         "the fabric refuses this: what strikes by itself has no chance, kill comes at once, and at most 1024 faults wait for machines"
     )]
     Fault,
+    /// The fabric does not record there.
+    #[error("{}: {error}", .path.display())]
+    Record {
+        /// The file.
+        path: PathBuf,
+        /// Why: it is no ordinary file, or the fabric records in another one.
+        #[source]
+        error: io::Error,
+    },
     /// It was not built, or not installed, together with this program.
     #[error("{} is not there: it is built and installed together with this program", .0.display())]
     Library(PathBuf),
@@ -181,6 +190,7 @@ impl Place {
             let _lock = place.lock()?;
             // Somebody may have come before the lock was ours.
             if deserted(&fabric, &listener) {
+                fabric.end_recording();
                 let _gone = std::fs::remove_file(&path);
                 return Ok(());
             }

@@ -4,7 +4,7 @@ mod session;
 
 use session::{address, ask, open};
 use softrdma::fabric::Fabric;
-use softrdma_wire::{Event, Name, Params, Reply, Request, Socket};
+use softrdma_wire::{Connected, Event, Name, Params, Reply, Request, Socket};
 
 const PORT: u16 = 6379;
 
@@ -40,6 +40,7 @@ fn pair(socket: &mut Socket) -> Name {
         domain,
         send_queue: queue,
         receive_queue: queue,
+        shared: None,
         send_depth,
         receive_depth,
         inline,
@@ -59,7 +60,10 @@ fn connect(socket: &mut Socket) -> (Name, Name) {
     done(socket, &Request::ResolveRoute(id));
     assert_eq!(kind(socket, channel), Some(2), "the route is resolved");
     let pair = pair(socket);
-    done(socket, &Request::Connect { id, pair, params: Params::default(), data: &[] });
+    done(
+        socket,
+        &Request::Connect { id, pair: Connected::Managed(pair), params: Params::default(), data: &[] },
+    );
     (channel, id)
 }
 
@@ -88,7 +92,15 @@ fn a_disconnection_is_no_event_of_the_batch_that_connected() {
     let (channel, id) = connect(&mut client);
     let request = next(&mut server, listening).expect("a request");
     let own = pair(&mut server);
-    done(&mut server, &Request::Accept { id: request.id, pair: own, params: Params::default(), data: &[] });
+    done(
+        &mut server,
+        &Request::Accept {
+            id: request.id,
+            pair: Connected::Managed(own),
+            params: Params::default(),
+            data: &[],
+        },
+    );
     assert_eq!(kind(&mut client, channel), Some(9), "established");
     assert_eq!(kind(&mut server, listening), Some(9), "established");
     done(&mut server, &Request::Disconnect(request.id));

@@ -7,7 +7,7 @@ use common::{Home, Running, valkey};
 use session::{address, ask, come, open};
 use softrdma::fabric::Fabric;
 use softrdma::faults;
-use softrdma_wire::{Fault, Reply, Request, When};
+use softrdma_wire::{Connections, Fault, Reply, Request, When};
 
 const SERVER: &str = "192.0.2.1";
 const CLIENT: &str = "192.0.2.2";
@@ -65,6 +65,51 @@ fn every_fault_befalls_valkey() {
     }
 }
 
+/// Of two clients one is struck, by its address; and `status` names the queue pair by which it can be struck again.
+#[test]
+fn a_fault_befalls_one_client_of_two() {
+    let (Some(server), Some(client)) = (valkey("valkey-server"), valkey("valkey-cli")) else { return };
+    let home = Home::new("faults-connection");
+    let arguments =
+        ["--rdma-bind", SERVER, "--rdma-port", "6379", "--port", "0", "--save", "", "--protected-mode", "no"];
+    let mut serving = Running::start(&mut home.run(SERVER, &[&[server.as_str()], &arguments[..]].concat()));
+    serving.line("Ready to accept connections rdma");
+    let talk = |address: &str| {
+        let to = [client.as_str(), "--rdma", "-h", SERVER, "-p", "6379", "-r", "-1", "-i", "0.01", "PING"];
+        Running::start(home.run(address, &to).stderr(std::process::Stdio::null()))
+    };
+    let spared = "192.0.2.3";
+    let (mut one, mut other) = (talk(CLIENT), talk(spared));
+    one.line("PONG");
+    other.line("PONG");
+    let inject = |which: &[&str]| {
+        let arguments = [&["fault", "--address", SERVER], which, &["key-refused"]].concat();
+        common::succeeded(&home.softrdma(&arguments).output().expect("runs"));
+    };
+    let pair_of = |machine: &str| {
+        let status = common::succeeded(&home.softrdma(&["status"]).output().expect("runs"));
+        // Number, machine, state, own address, peer's address.
+        status.lines().find_map(|line| {
+            let cells: Vec<_> = line.split('|').map(str::trim).collect();
+            let ours = cells.get(2) == Some(&SERVER) && cells.get(5)?.starts_with(machine);
+            ours.then(|| cells[1].to_owned())
+        })
+    };
+    let first = pair_of(CLIENT).expect("it is connected");
+    inject(&["--peer", CLIENT]);
+    // Whatever the client does then, this connection is over.
+    let over = |machine: &str, pair: &str| (pair_of(machine).as_deref() != Some(pair)).then_some(());
+    common::await_some("the end of a connection", || over(CLIENT, &first));
+    assert_eq!(struck(&home), 1);
+    other.line("PONG");
+    let second = pair_of(spared).expect("it is connected still");
+    inject(&["--pair", &second]);
+    common::await_some("the end of a connection", || over(spared, &second));
+    assert_eq!(struck(&home), 2);
+    drop((one, other, serving));
+    home.is_left();
+}
+
 /// `run --faults` tells the fabric before the program runs, and so before its machine is there.
 #[test]
 fn a_file_of_faults_waits_for_its_machine() {
@@ -87,7 +132,12 @@ fn a_file_of_faults_waits_for_its_machine() {
 #[test]
 fn a_fault_waits_for_its_machine() {
     let fabric = Fabric::new().expect("a fabric");
-    let fault = |when, what: &str| Fault { address: address(1), what: what.into(), when };
+    let fault = |when, what: &str| Fault {
+        address: address(1),
+        connections: Connections::All,
+        what: what.into(),
+        when,
+    };
     let inject = |fault| ask(&mut come(&fabric), &Request::Inject { seed: Some(1), faults: vec![fault] });
     assert_eq!(inject(fault(When::Event(0), "exhausted")), Reply::Done);
     let mut spared = open(&fabric, 2);

@@ -10,8 +10,8 @@ use rustix::net::SendFlags;
 use session::{address, ask, come, open, raw};
 use softrdma::fabric::Fabric;
 use softrdma_wire::{
-    Access, Fault, Local, MAX_BATCH, Op, Params, Receive, Reply, Request, Send, Sge, Transition, VERSION,
-    When,
+    Access, Connected, Connections, Fault, Local, MAX_BATCH, Op, Params, Receive, Reply, Request, Send, Sge,
+    Transition, VERSION, When,
 };
 
 /// Whether an honest program is served.
@@ -56,6 +56,7 @@ fn transition() -> impl Strategy<Value = Transition> {
         Just(Transition::Reset),
         Just(Transition::Initialise),
         Just(Transition::Fail),
+        any::<bool>().prop_map(|notify| Transition::Drain { notify }),
         any::<u8>().prop_map(Transition::Timer),
         (any::<u8>(), any::<u8>(), any::<u8>()).prop_map(|(retry, rnr_retry, read_depth)| Transition::Send {
             retry,
@@ -89,25 +90,42 @@ fn request() -> impl Strategy<Value = Request<'static>> {
             .prop_map(|(depth, channel)| Request::CreateQueue { depth, channel }),
         name().prop_map(Request::DestroyQueue),
         (name(), any::<u32>()).prop_map(|(queue, most)| Request::Poll { queue, most }),
-        name().prop_map(Request::Arm),
-        (name(), name(), name(), 0_u32..64, 0_u32..64, any::<u32>()).prop_map(
-            |(domain, send_queue, receive_queue, send_depth, receive_depth, inline)| Request::CreatePair {
-                domain,
-                send_queue,
-                receive_queue,
-                send_depth,
-                receive_depth,
-                inline,
+        (name(), any::<bool>()).prop_map(|(queue, solicited)| Request::Arm { queue, solicited }),
+        (name(), 0_u32..64, 0_u32..64).prop_map(|(domain, depth, limit)| Request::CreateShared {
+            domain,
+            depth,
+            limit
+        }),
+        name().prop_map(Request::DestroyShared),
+        (name(), any::<u32>()).prop_map(|(queue, limit)| Request::SetSharedLimit { queue, limit }),
+        name().prop_map(Request::QueryShared),
+        (name(), name(), name(), proptest::option::of(name()), 0_u32..64, 0_u32..64, any::<u32>()).prop_map(
+            |(domain, send_queue, receive_queue, shared, send_depth, receive_depth, inline)| {
+                Request::CreatePair {
+                    domain,
+                    send_queue,
+                    receive_queue,
+                    shared,
+                    send_depth,
+                    receive_depth,
+                    inline,
+                }
             }
         ),
         name().prop_map(Request::DestroyPair),
         (name(), transition()).prop_map(|(pair, to)| Request::Modify { pair, to }),
+        (name(), any::<u8>()).prop_map(|(pair, timeout)| Request::SetTimeout { pair, timeout }),
         name().prop_map(Request::QueryPair),
         Just(Request::TakeAsyncEvent),
         // With a session it is refused.
         (0..3_u8, any::<u32>()).prop_map(|(last, times)| Request::Inject {
             seed: None,
-            faults: vec![Fault { address: address(last), what: "lose".into(), when: When::Chance(times) }],
+            faults: vec![Fault {
+                address: address(last),
+                connections: Connections::Pair(times),
+                what: "lose".into(),
+                when: When::Chance(times),
+            }],
         }),
     ];
     let work = prop_oneof![
@@ -119,9 +137,9 @@ fn request() -> impl Strategy<Value = Request<'static>> {
                     } else {
                         Local::Memory(vec![sge; len % 20])
                     };
-                    Send { id: 1, op, signaled, local }
+                    Send { id: 1, op, signaled, solicited: inline, local }
                 };
-                Request::PostSend { pair, work: work.into_iter().map(send).collect() }
+                Request::PostSend { pair, whole: pair % 2 == 0, work: work.into_iter().map(send).collect() }
             }
         ),
         (name(), sge(), 0..MAX_BATCH + 2, 0..20_usize).prop_map(|(pair, sge, count, elements)| {
@@ -150,18 +168,20 @@ fn request() -> impl Strategy<Value = Request<'static>> {
         name().prop_map(Request::ResolveRoute),
         (name(), name(), params(), 0_usize..300).prop_map(|(id, pair, params, len)| Request::Connect {
             id,
-            pair,
+            pair: if len % 2 == 0 { Connected::Managed(pair) } else { Connected::External(pair) },
             params,
             data: &DATA[..len]
         }),
         (name(), name(), params(), 0_usize..300).prop_map(|(id, pair, params, len)| Request::Accept {
             id,
-            pair,
+            pair: if len % 2 == 0 { Connected::Managed(pair) } else { Connected::External(pair) },
             params,
             data: &DATA[..len]
         }),
         (name(), 0_usize..300).prop_map(|(id, len)| Request::Reject { id, data: &DATA[..len] }),
         name().prop_map(Request::Notify),
+        name().prop_map(Request::Establish),
+        name().prop_map(Request::Offered),
         name().prop_map(Request::Disconnect),
         (name(), name()).prop_map(|(id, channel)| Request::Migrate { id, channel }),
     ];
@@ -223,7 +243,7 @@ fn an_address_is_on_one_machine() {
     let _first = open(&fabric, 1);
     let mut second = come(&fabric);
     let addresses = vec![address(1), address(2)];
-    let hello = Request::Hello { version: VERSION, program: String::new(), addresses };
+    let hello = Request::Hello { version: VERSION, program: String::new(), addresses, above: 0 };
     let refused = Reply::Refused(rustix::io::Errno::ADDRINUSE.raw_os_error());
     assert_eq!(ask(&mut second, &hello), refused);
 }

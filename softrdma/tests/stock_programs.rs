@@ -65,11 +65,14 @@ fn perftest_write_and_read() {
         ("ib_send_bw", "18614"),
         ("ib_write_lat", "18615"),
     ] {
-        let common = ["-x", "0", "--use_old_post_send", "-n", "100", "-s", "4096", "-F", "-p", port];
-        let server: Vec<&str> = [program].into_iter().chain(common).collect();
-        let client: Vec<&str> = server.iter().copied().chain(["127.0.0.1"]).collect();
-        if let Some(text) = pair(program, &server, &client) {
-            assert!(text.contains("4096"), "{text}");
+        // The newer way to post, and the older one.
+        for old in [&[][..], &["--use_old_post_send"]] {
+            let common = ["-x", "0", "-n", "100", "-s", "4096", "-F", "-p", port];
+            let server: Vec<&str> = [program].into_iter().chain(common).chain(old.iter().copied()).collect();
+            let client: Vec<&str> = server.iter().copied().chain(["127.0.0.1"]).collect();
+            if let Some(text) = pair(program, &server, &client) {
+                assert!(text.contains("4096"), "{text}");
+            }
         }
     }
 }
@@ -92,11 +95,22 @@ fn compiled(home: &Home, name: &str) -> Option<String> {
     Some(program)
 }
 
-/// Scatter-gather lists, and what is not there, through the C ABI and the headers' inline functions.
+/// Scatter-gather lists through the C ABI and the headers' inline functions.
 #[test]
 fn elements_of_a_work_request() {
     let home = Home::new("elements");
     let Some(program) = compiled(&home, "elements") else { return };
+    let output = home.run(SERVER, &[&program]).output().expect("runs");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(succeeded(&output), "done\n", "{said}");
+    home.is_left();
+}
+
+/// Completion queues and queue pairs with functions, shared receives, solicited events, SQD, a child, acknowledgements.
+#[test]
+fn the_newer_calls() {
+    let home = Home::new("extended");
+    let Some(program) = compiled(&home, "extended") else { return };
     let output = home.run(SERVER, &[&program]).output().expect("runs");
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(succeeded(&output), "done\n", "{said}");

@@ -10,7 +10,6 @@ mod inbound;
 pub mod packets;
 mod recorded;
 pub mod recording;
-pub mod roce;
 pub mod sequence;
 pub mod timeline;
 pub mod words;

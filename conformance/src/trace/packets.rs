@@ -12,20 +12,12 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 use std::time::Duration;
 
-use pcap_file::pcapng::PcapNgWriter;
-use pcap_file::pcapng::blocks::enhanced_packet::{EnhancedPacketBlock, EnhancedPacketOption};
-use pcap_file::pcapng::blocks::interface_description::{
-    InterfaceDescriptionBlock, InterfaceDescriptionOption,
-};
-use pcap_file::{DataLink, PcapError};
 use rdma_proto::backend::CompletionStatus;
+use roce::{Kind, Message, Packet, SEQUENCES, count};
 
 use super::ends::{self, End};
 use super::recording::{EntryKind, Op, Outcome, Recording, Request};
-use super::roce::{Kind, Packet};
 
-/// Bytes in a packet.
-const MTU: usize = 4096;
 /// Queue pairs whose numbers are not recorded get them from here on.
 const UNKNOWN_PAIR: u32 = 0xf0_0000;
 
@@ -54,30 +46,13 @@ pub fn save(recording: &Recording, file: &Path) -> io::Result<usize> {
 /// # Errors
 /// The writer's.
 pub fn write(recording: &Recording, to: impl Write) -> io::Result<usize> {
-    let failed = |error: PcapError| match error {
-        PcapError::IoError(error) => error,
-        other => io::Error::other(other),
-    };
     let frames = frames(recording);
-    let mut file = PcapNgWriter::new(to).map_err(failed)?;
-    let mut interface = InterfaceDescriptionBlock::new(DataLink::ETHERNET, 0);
-    // Nanoseconds.
-    interface.options.push(InterfaceDescriptionOption::IfTsResol(9));
-    file.write_pcapng_block(interface).map_err(failed)?;
+    let mut file = roce::File::new(to)?;
     for Frame { at, bytes, unknown } in &frames {
         let comment = format!("the last {unknown} bytes of the payload were not recorded");
-        let packet = EnhancedPacketBlock {
-            interface_id: 0,
-            timestamp: *at,
-            original_len: u32::try_from(bytes.len()).unwrap_or(u32::MAX),
-            data: bytes.into(),
-            options: (*unknown > 0)
-                .then(|| EnhancedPacketOption::Comment(comment.into()))
-                .into_iter()
-                .collect(),
-        };
-        file.write_pcapng_block(packet).map_err(failed)?;
+        file.write(*at, bytes, (*unknown > 0).then_some(&comment))?;
     }
+    file.flush()?;
     Ok(frames.len())
 }
 
@@ -150,7 +125,7 @@ struct Wire<'a> {
 
 impl Wire<'_> {
     /// A packet from this end (`out`), or to it.
-    fn send(&mut self, at: Duration, end: u32, out: bool, mut packet: Packet<'_>) {
+    fn send(&mut self, at: Duration, end: u32, out: bool, packet: Packet<'_>) {
         let known = self.ends.get(&end).copied().unwrap_or_default();
         let other = known.other.and_then(|other| self.ends.get(&other));
         let (local, peer) = known.addresses.map_or_else(
@@ -163,7 +138,7 @@ impl Wire<'_> {
             }
             false => (peer, local, known.pair.unwrap_or(UNKNOWN_PAIR)),
         };
-        packet = Packet { from, to, pair, ..packet };
+        let packet = packet.between(from, to, pair);
         let unknown = packet.len.saturating_sub(packet.payload.len());
         self.frames.push(Frame { at, bytes: packet.frame(), unknown });
     }
@@ -171,59 +146,37 @@ impl Wire<'_> {
     fn next(&mut self, end: u32, out: bool, count: u32) -> u32 {
         let next = self.sequences.entry((end, out)).or_default();
         let first = *next;
-        *next = next.wrapping_add(count) & 0xff_ffff;
+        *next = next.wrapping_add(count) % SEQUENCES;
         first
     }
 
     fn request(&mut self, at: Duration, end: u32, out: bool, request: &Request) {
         let Request { id, op, remote, immediate, len, .. } = *request;
         let address: Vec<u8> = remote
-            .map(|remote| {
-                let len = u32::try_from(len).unwrap_or(u32::MAX);
-                [&remote.address.to_be_bytes()[..], &remote.rkey.to_be_bytes(), &len.to_be_bytes()].concat()
-            })
+            .map(|remote| roce::remote(remote.address, remote.rkey, len))
             // Every WRITE has this header.
             .unwrap_or_else(|| if op == Op::Send { Vec::new() } else { vec![0; 16] });
-        let packets = u32::try_from(len.div_ceil(MTU).max(1)).unwrap_or(u32::MAX);
+        let packets = count(len);
         let sequence = self.next(end, out, packets);
-        let last = sequence.wrapping_add(packets - 1) & 0xff_ffff;
+        let last = sequence.wrapping_add(packets - 1) % SEQUENCES;
         if out {
             self.last.insert((end, id), (last, (op == Op::Read).then_some(len)));
         }
         match op {
             Op::Read => {
-                let packet = Packet { headers: address, ..blank(12, sequence) };
+                let packet = Packet { headers: address, ..Packet::new(12, sequence) };
                 self.send(at, end, out, Packet { acknowledge: true, ..packet });
             }
             Op::Send | Op::Write => {
                 let kind = if op == Op::Send { Kind::Send } else { Kind::Write };
-                let message = Message { kind, start: address, end: immediate, bytes: &request.bytes.0, len };
+                let message = Message { kind, start: address, immediate, bytes: &request.bytes.0, len };
                 self.message(at, end, out, sequence, &message);
             }
         }
     }
 
     fn message(&mut self, at: Duration, end: u32, out: bool, sequence: u32, message: &Message<'_>) {
-        let packets = message.len.div_ceil(MTU).max(1);
-        for number in 0..packets {
-            let (first, last) = (number == 0, number + 1 == packets);
-            let start = number * MTU;
-            let mut headers = if first { message.start.clone() } else { Vec::new() };
-            if last && message.kind == Kind::ReadResponse && !first {
-                headers.clone_from(&message.start);
-            }
-            if let (true, Some(immediate)) = (last, message.end) {
-                headers.extend(immediate.to_be_bytes());
-            }
-            let opcode = message.kind.opcode(first, last, message.end.is_some());
-            let sequence = sequence.wrapping_add(number as u32) & 0xff_ffff;
-            let packet = Packet {
-                acknowledge: last && message.kind != Kind::ReadResponse,
-                headers,
-                payload: message.bytes.get(start..).unwrap_or_default(),
-                len: message.len.saturating_sub(start).min(MTU),
-                ..blank(opcode, sequence)
-            };
+        for packet in message.packets(sequence) {
             self.send(at, end, out, packet);
         }
     }
@@ -231,53 +184,22 @@ impl Wire<'_> {
     /// The answer of the peer's device, if the completion tells.
     fn acknowledged(&mut self, at: Duration, end: u32, id: u64, outcome: &Outcome) {
         let Some(&(sequence, read)) = self.last.get(&(end, id)) else { return };
-        // AETH syndromes: acknowledged without a count of credits; no receive; not acknowledged, and why.
         let syndrome = match outcome {
-            Outcome::Done { .. } => 0x1f,
-            Outcome::Failed { status, .. } => match CompletionStatus(*status) {
-                CompletionStatus::RNR_RETRY_EXC_ERR => 0x20,
-                CompletionStatus::REM_INV_REQ_ERR => 0x61,
-                CompletionStatus::REM_ACCESS_ERR => 0x62,
-                CompletionStatus::REM_OP_ERR => 0x63,
-                _ => return,
-            },
-            Outcome::Received { .. } | Outcome::Notified { .. } => return,
+            Outcome::Done { .. } => Some(roce::ACKNOWLEDGED),
+            Outcome::Failed { status, .. } => roce::refused(CompletionStatus(*status)),
+            Outcome::Received { .. } | Outcome::Notified { .. } => None,
         };
-        let header = vec![syndrome, 0, 0, 0];
+        let Some(syndrome) = syndrome else { return };
+        let header = roce::answer(syndrome, 0);
         match (outcome, read) {
             (Outcome::Done { .. }, Some(len)) => {
-                let packets = u32::try_from(len.div_ceil(MTU).max(1)).unwrap_or(u32::MAX);
-                let first = sequence.wrapping_sub(packets - 1) & 0xff_ffff;
-                let message = Message { kind: Kind::ReadResponse, start: header, end: None, bytes: &[], len };
+                let packets = count(len);
+                let first = sequence.wrapping_sub(packets - 1) % SEQUENCES;
+                let message =
+                    Message { kind: Kind::ReadResponse, start: header, immediate: None, bytes: &[], len };
                 self.message(at, end, false, first, &message);
             }
-            _ => self.send(at, end, false, Packet { headers: header, ..blank(17, sequence) }),
+            _ => self.send(at, end, false, Packet { headers: header, ..Packet::new(17, sequence) }),
         }
-    }
-}
-
-/// A message that is sent in as many packets as it takes.
-struct Message<'a> {
-    kind: Kind,
-    /// Headers of the first packet.
-    start: Vec<u8>,
-    /// Immediate of the last.
-    end: Option<u32>,
-    bytes: &'a [u8],
-    len: usize,
-}
-
-const fn blank<'a>(opcode: u8, sequence: u32) -> Packet<'a> {
-    let nowhere = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
-    Packet {
-        from: nowhere,
-        to: nowhere,
-        opcode,
-        pair: 0,
-        sequence,
-        acknowledge: false,
-        headers: Vec::new(),
-        payload: &[],
-        len: 0,
     }
 }

@@ -23,7 +23,7 @@ pub(crate) struct CompletionQueue {
     depth: u32,
     entries: VecDeque<Entry>,
     /// Whether the next completion raises an event.
-    armed: bool,
+    armed: Armed,
     /// Whether completions came before the last arming that nobody had polled: no event tells of them.
     raced: bool,
     /// Events raised and not taken.
@@ -35,6 +35,17 @@ pub(crate) struct CompletionQueue {
     ready: Arc<AtomicBool>,
 }
 
+/// Which completion raises the next event.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Armed {
+    /// None does.
+    No,
+    /// One whose message asked for it, or of work that failed.
+    Solicited,
+    /// The next one.
+    Any,
+}
+
 /// A completion, and what polling it brings with it.
 pub(super) struct Entry {
     pub(super) completion: Completion,
@@ -43,6 +54,8 @@ pub(super) struct Entry {
     pub(super) frees: u32,
     /// Bytes that its message brought.
     pub(super) bytes: u32,
+    /// Whether its message asked for an event.
+    pub(super) solicited: bool,
     /// The message after whose execution the receive completed: its bytes, and those before it, are there.
     pub(super) lands: Option<u64>,
     /// The classes of failure that it shows.
@@ -84,7 +97,7 @@ impl CompletionQueue {
             context,
             depth,
             entries: VecDeque::new(),
-            armed: false,
+            armed: Armed::No,
             raced: false,
             events: 0,
             lost: false,
@@ -117,7 +130,7 @@ impl Drop for CompletionQueue {
 impl Entry {
     /// The completion of a receive that brought nothing.
     pub(super) const fn new(completion: Completion, pair: PairId) -> Self {
-        Self { completion, pair, frees: 0, bytes: 0, lands: None, shows: ClassSet::EMPTY }
+        Self { completion, pair, frees: 0, bytes: 0, solicited: false, lands: None, shows: ClassSet::EMPTY }
     }
 
     const fn work_queue(&self) -> WorkQueue {
@@ -220,13 +233,15 @@ impl Model {
         {
             pair.requester.give_back(entry.frees);
         }
+        if self.simulation.is_some()
+            && let Some(sequence) = entry.lands
+        {
+            self.land(entry.pair, sequence);
+        }
         if self.is_observed() {
             self.note(|| EntryKind::Polled(entry.completion));
-            if let Some(sequence) = entry.lands {
-                self.land(entry.pair, sequence);
-                if self.is_half_open(entry.pair) {
-                    self.count_observed(FailureClass::EstablishmentRace);
-                }
+            if entry.lands.is_some() && self.is_half_open(entry.pair) {
+                self.count_observed(FailureClass::EstablishmentRace);
             }
             self.check_ownership(entry.pair);
             for class in entry.shows.union(entry.classes()).iter() {
@@ -237,13 +252,20 @@ impl Model {
 
     /// `ibv_req_notify_cq(3)`: only a completion later than this call raises the event.
     pub(crate) fn arm(&mut self, id: QueueId) -> Result<(), Error> {
+        self.arm_for(id, Armed::Any)
+    }
+
+    /// As [`Model::arm`], for such completions. Who has asked for all is not asked to wait for fewer.
+    pub(crate) fn arm_for(&mut self, id: QueueId, which: Armed) -> Result<(), Error> {
         let spurious = self.by_chance(|simulation| simulation.behaviour.spurious);
         let silent = self.behaviour().is_some_and(|behaviour| behaviour.silent_overrun);
         let queue = self.queues.get_mut(id).ok_or(Error::Gone("completion queue"))?;
         if queue.lost {
             return if silent { Ok(()) } else { Err(Error::Overrun { depth: queue.depth }) };
         }
-        queue.armed = true;
+        if queue.armed != Armed::Any {
+            queue.armed = which;
+        }
         if !queue.entries.is_empty() && queue.events == 0 {
             queue.raced = true;
             self.count_injected(FailureClass::NotificationRace);
@@ -281,9 +303,9 @@ impl Model {
         if self.simulation.is_none() {
             return self.append_completion(id, entry);
         }
-        let Some(host) = self.queues.get(id).map(|queue| queue.host.index()) else { return };
+        let party = self.party(entry.pair);
         let struck = self.strike(Site::Report, |fault, on| {
-            on == host && matches!(fault, Fault::QueueLost | Fault::Hold { .. })
+            party.is_some_and(|party| party.is(on)) && matches!(fault, Fault::QueueLost | Fault::Hold { .. })
         });
         let hold = match struck {
             Some(Fault::QueueLost) => return self.lose_queue(id),
@@ -335,9 +357,15 @@ impl Model {
         let completion = entry.completion;
         self.note(|| EntryKind::Completed(completion));
         let Some(queue) = self.queues.get_mut(id) else { return };
+        let raises = match queue.armed {
+            Armed::No => false,
+            Armed::Solicited => entry.solicited || completion.result.is_err(),
+            Armed::Any => true,
+        };
         queue.entries.push_back(entry);
         queue.note_ready();
-        if core::mem::take(&mut queue.armed) {
+        if raises {
+            queue.armed = Armed::No;
             queue.events += 1;
             if queue.events == 1 {
                 self.wakes.push(Wake::Completions(id));

@@ -3,6 +3,7 @@
 //! Programs that speak verbs make queue pairs on a device, move them from state to state themselves and find their peers by
 //! number and address; where the connection manager connects them, it is told which to connect.
 
+use core::time::Duration;
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 
@@ -15,6 +16,7 @@ use super::requester::Requester;
 use super::responder::Responder;
 use super::{ContextId, DomainId, HostId, IdentifierId, Model, PairId, QueueId, Wake};
 use crate::Error;
+use crate::device::Offered;
 
 /// An opened device.
 pub(crate) struct Context {
@@ -36,6 +38,8 @@ pub enum About {
     Pair(u64),
     /// A completion queue.
     Queue(u64),
+    /// A shared receive queue.
+    Shared(u64),
     /// The device or its port.
     Device,
 }
@@ -53,7 +57,7 @@ impl Model {
         self.contexts.remove(id);
     }
 
-    fn opened(&self, id: ContextId) -> Result<HostId, Error> {
+    pub(super) fn opened(&self, id: ContextId) -> Result<HostId, Error> {
         Ok(self.contexts.get(id).ok_or(Error::Gone("device context"))?.host)
     }
 
@@ -102,6 +106,7 @@ impl Model {
         pair.path = None;
         pair.requester = Requester::new();
         pair.responder = Responder::new();
+        self.capture_end(id);
         Ok(())
     }
 
@@ -153,6 +158,12 @@ impl Model {
                 Ok(())
             }
             State::Ready => Ok(()),
+            State::Draining => {
+                pair.state = State::Ready;
+                pair.requester.end_drain();
+                self.ring(id);
+                Ok(())
+            }
             _ => Err(Error::State("RTS comes after RTR")),
         }
     }
@@ -166,6 +177,39 @@ impl Model {
                 Ok(())
             }
         }
+    }
+
+    pub(crate) fn set_ack_timeout(&mut self, id: PairId, code: u8) -> Result<(), Error> {
+        /// The field has five bits.
+        const MOST: u8 = 31;
+        let pair = self.pairs.get_mut(id).ok_or(Error::Gone("queue pair"))?;
+        pair.requester.ack_timeout = Some(match code {
+            0 => Duration::MAX,
+            1..=MOST => Duration::from_nanos(4096 << code),
+            _ => return Err(Error::Argument("the time-out is at most 31")),
+        });
+        Ok(())
+    }
+
+    /// How many send requests find room.
+    pub(crate) fn send_room(&self, id: PairId) -> u32 {
+        self.pairs.get(id).map_or(0, |pair| pair.requester.room(pair.limits.send_depth))
+    }
+
+    pub(crate) fn domain_of(&self, id: PairId) -> Option<DomainId> {
+        Some(self.pairs.get(id)?.domain)
+    }
+
+    /// ... to SQD: what is on its way is concluded, and nothing else leaves. An event tells when that is so, if asked for.
+    pub(crate) fn drain(&mut self, id: PairId, notify: bool) -> Result<(), Error> {
+        let pair = self.pairs.get_mut(id).ok_or(Error::Gone("queue pair"))?;
+        if !matches!(pair.state, State::Ready | State::Draining) {
+            return Err(Error::State("SQD comes after RTS"));
+        }
+        pair.state = State::Draining;
+        pair.requester.begin_drain(notify);
+        self.tell_drained(id);
+        Ok(())
     }
 
     /// `ibv_query_qp(3)`: its state.
@@ -219,5 +263,34 @@ impl Model {
         }
         self.join(id, pair);
         Ok(())
+    }
+
+    /// As [`Model::lend_pair`], of a queue pair that its owner moves from state to state.
+    pub(crate) fn lend_external(&mut self, id: IdentifierId, pair: PairId) -> Result<(), Error> {
+        let host = self.pairs.get(pair).ok_or(Error::Gone("queue pair"))?.host;
+        let identifier = self.identifiers.get_mut(id).ok_or(Error::Gone("identifier"))?;
+        if identifier.host != host {
+            return Err(Error::State("a queue pair is connected on its own device"));
+        }
+        identifier.external = true;
+        self.join(id, pair);
+        Ok(())
+    }
+
+    /// What `rdma_init_qp_attr(3)` tells of a connection: both addresses, the number of the peer's queue pair, and how many READs this
+    /// side may have outstanding and how often it retries where no receive is.
+    pub(crate) fn offered(&self, id: IdentifierId) -> Result<Offered, Error> {
+        let identifier = self.identifiers.get(id).ok_or(Error::Gone("identifier"))?;
+        let (local, remote) = self.ends(id).ok_or(Error::State("the identifier has no peer"))?;
+        Ok(Offered {
+            local,
+            remote: remote.ip(),
+            peer: identifier.peer_pair.map_or(0, |pair| self.pair_number(pair)),
+            theirs: identifier.theirs,
+            retry: match identifier.phase {
+                Phase::Requested | Phase::Accepted => identifier.theirs.retry_count,
+                _ => identifier.ours.retry_count,
+            },
+        })
     }
 }

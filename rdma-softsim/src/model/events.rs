@@ -42,8 +42,14 @@ pub(crate) enum NoticeKind {
     AddressError(i32),
     RouteResolved,
     RouteError(i32),
-    ConnectRequest { id: IdentifierId, key: IdentifierKey, peer: ConnectParams },
+    ConnectRequest {
+        id: IdentifierId,
+        key: IdentifierKey,
+        peer: ConnectParams,
+    },
     Established(ConnectParams),
+    /// The peer has accepted; whoever owns the queue pair makes it ready.
+    ConnectResponse,
     Unreachable(i32),
     ConnectError(i32),
     Rejected(i32),
@@ -64,6 +70,7 @@ impl NoticeKind {
             Self::RouteError(_) => "route error",
             Self::ConnectRequest { .. } => "connect request",
             Self::Established(_) => "established",
+            Self::ConnectResponse => "connect response",
             Self::Unreachable(_) => "unreachable",
             Self::ConnectError(_) => "connect error",
             Self::Rejected(_) => "rejected",

@@ -12,6 +12,7 @@ use rdma_proto::time::Instant;
 
 use super::events::NoticeKind;
 use super::identifier::{Identifier, Phase, TIMED_OUT};
+use super::party::{Party, Target};
 use super::queue_pair::{Path, State};
 use super::{Event, IdentifierId, Model, PairId};
 use crate::Error;
@@ -116,13 +117,14 @@ impl Model {
 
     /// Lets faults strike a message that arrives, and returns it; `None` if it comes late or not at all.
     fn strike_packet(&mut self, packet: Box<Packet>) -> Option<Box<Packet>> {
-        let host = |id: Option<IdentifierId>| Some(self.identifiers.get(id?)?.host.index());
-        let (from, to) = (host(Some(packet.from)), host(packet.to));
+        let from = self.managed_party(packet.from);
+        let to = packet.to.and_then(|to| self.managed_party(to));
+        let strikes = |party: Option<Party>, on: &Target| party.is_some_and(|party| party.is(on));
         let body = packet.body;
         let struck = self.strike(Site::Packet, |fault, on| match (fault, body) {
-            (Fault::Unreachable | Fault::Rejected { .. }, Body::Request { .. }) => Some(on) == from,
+            (Fault::Unreachable | Fault::Rejected { .. }, Body::Request { .. }) => strikes(from, on),
             (Fault::ConnectError, Body::Reply { .. }) | (Fault::SlowReady { .. }, Body::Ready) => {
-                Some(on) == to
+                strikes(to, on)
             }
             _ => false,
         });
@@ -178,7 +180,7 @@ impl Model {
     fn end(&mut self, id: IdentifierId, kind: NoticeKind, data: Box<[u8]>) {
         let Some(identifier) = self.identifiers.get_mut(id) else { return };
         identifier.phase = Phase::Closed;
-        if let Some(pair) = identifier.pair {
+        if let Some(pair) = identifier.pair.filter(|_| !identifier.external) {
             self.enter_error(pair);
         }
         self.notify_with(id, kind, data);
@@ -234,7 +236,22 @@ impl Model {
         active.phase = Phase::Answered;
         active.theirs = params;
         active.peer_pair = Some(pair);
-        self.notify_with(id, NoticeKind::Established(as_received(params)), data);
+        let kind = match active.external {
+            false => NoticeKind::Established(as_received(params)),
+            true => NoticeKind::ConnectResponse,
+        };
+        self.notify_with(id, kind, data);
+    }
+
+    /// `rdma_establish(3)`: the owner of an external queue pair has made it ready.
+    pub(crate) fn establish_external(&mut self, id: IdentifierId) -> Result<(), Error> {
+        if !self.identifiers.get(id).is_some_and(|id| id.external && id.phase == Phase::Answered) {
+            return Err(Error::State(
+                "only who connects an external queue pair and was answered establishes",
+            ));
+        }
+        self.establish(id);
+        Ok(())
     }
 
     /// The active side's owner reads `Established`.
@@ -273,7 +290,9 @@ impl Model {
     fn rejected(&mut self, id: IdentifierId, reason: i32, data: Box<[u8]>) {
         if self.in_phase(id, &[Phase::Answered]) {
             // Accepted and taken back before the owner read of it.
-            self.withdraw(id, |kind| matches!(kind, NoticeKind::Established(_)));
+            self.withdraw(id, |kind| {
+                matches!(kind, NoticeKind::Established(_) | NoticeKind::ConnectResponse)
+            });
         }
         let open = [Phase::Connecting, Phase::Answered, Phase::Requested, Phase::Accepted, Phase::Connected];
         if self.in_phase(id, &open) {
@@ -316,7 +335,7 @@ impl Model {
 
     /// Connects the identifier's queue pair to the peer's: RTS, with what the connection manager negotiated.
     pub(super) fn make_ready(&mut self, id: IdentifierId) {
-        let Some(identifier) = self.identifiers.get(id) else { return };
+        let Some(identifier) = self.identifiers.get(id).filter(|id| !id.external) else { return };
         let (Some(pair), Some(peer)) = (identifier.pair, identifier.peer_pair) else { return };
         let Some((local, remote)) = self.ends(id) else { return };
         let (ours, theirs) = (identifier.ours, identifier.theirs);

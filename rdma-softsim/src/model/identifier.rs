@@ -10,6 +10,7 @@ use rdma_proto::backend::{Capabilities, ConnectParams, DeviceKey, IdentifierKey,
 use super::events::NoticeKind;
 use super::handshake::Body;
 use super::objects::PairAttributes;
+use super::party::Target;
 use super::queue_pair::Owner;
 use super::{ChannelId, DomainId, Event, HostId, IdentifierId, Model, PairId, QueueId};
 use crate::Error;
@@ -50,6 +51,8 @@ pub(crate) struct Identifier {
     pub(super) local: Option<SocketAddr>,
     pub(super) remote: Option<SocketAddr>,
     pub(super) pair: Option<PairId>,
+    /// Its owner moves the queue pair from state to state, and says when the connection can be used (`rdma_establish(3)`).
+    pub(super) external: bool,
     /// The identifier and queue pair at the other end.
     pub(super) peer: Option<IdentifierId>,
     pub(super) peer_pair: Option<PairId>,
@@ -103,6 +106,7 @@ impl Identifier {
             local: None,
             remote: None,
             pair: None,
+            external: false,
             peer: None,
             peer_pair: None,
             arrival: Instant::from_start(Duration::ZERO),
@@ -203,10 +207,10 @@ impl Model {
         };
         let source = source.map(|source| owner.claim(source)).transpose()?;
         let latency = self.parameters.latency;
-        let on_host = identifier_host.index();
-        let unresolved = self
-            .strike(Site::Resolve, |fault, on| on == on_host && matches!(fault, Fault::AddressError))
-            .is_some();
+        if let Some(identifier) = self.identifiers.get_mut(id) {
+            identifier.remote = Some(remote);
+        }
+        let unresolved = self.strikes_resolution(id, Fault::AddressError);
         let (delay, how) = match source {
             Some(_) if unresolved => (timeout, NoticeKind::AddressError(TIMED_OUT)),
             None => (latency, NoticeKind::AddressError(NET_UNREACHABLE)),
@@ -216,7 +220,6 @@ impl Model {
         if let Some(identifier) = self.identifiers.get_mut(id) {
             identifier.phase = Phase::ResolvingAddress;
             identifier.local = source;
-            identifier.remote = Some(remote);
         }
         self.event_queue.schedule(delay, Event::Resolved { id, how });
         Ok(())
@@ -226,15 +229,20 @@ impl Model {
         if self.identifier(id)?.phase != Phase::AddressResolved {
             return Err(Error::State("a route is resolved after the address"));
         }
-        let host = self.identifier(id)?.host.index();
-        let struck = self.strike(Site::Resolve, |fault, on| on == host && matches!(fault, Fault::RouteError));
-        let how = match struck {
-            Some(_) => NoticeKind::RouteError(TIMED_OUT),
-            None => NoticeKind::RouteResolved,
+        let how = match self.strikes_resolution(id, Fault::RouteError) {
+            true => NoticeKind::RouteError(TIMED_OUT),
+            false => NoticeKind::RouteResolved,
         };
         self.set_phase(id, Phase::ResolvingRoute);
         self.event_queue.schedule(self.parameters.latency, Event::Resolved { id, how });
         Ok(())
+    }
+
+    /// Whether a fault makes the resolution of the identifier's address or route fail.
+    fn strikes_resolution(&mut self, id: IdentifierId, which: Fault) -> bool {
+        let party = self.managed_party(id);
+        let strikes = |fault: &Fault, on: &Target| *fault == which && party.is_some_and(|party| party.is(on));
+        self.strike(Site::Resolve, strikes).is_some()
     }
 
     /// A resolution ends.
@@ -291,7 +299,8 @@ impl Model {
         if identifier.pair.is_some() || !early.contains(&identifier.phase) {
             return Err(Error::State("an identifier gets one queue pair, before it is connected"));
         }
-        let attributes = PairAttributes { domain, send_queue: queue, receive_queue: queue, limits };
+        let attributes =
+            PairAttributes { domain, send_queue: queue, receive_queue: queue, shared: None, limits };
         let made = self.make_pair(host, &attributes, Owner::Identifier(id))?;
         self.join(id, made.0);
         Ok(made)
@@ -383,7 +392,7 @@ impl Model {
 
     pub(crate) fn disconnect(&mut self, id: IdentifierId) -> Result<(), Error> {
         let identifier = self.identifier(id)?;
-        let (pair, phase) = (identifier.pair, identifier.phase);
+        let (pair, phase) = (identifier.pair.filter(|_| !identifier.external), identifier.phase);
         let (next, body) = match phase {
             Phase::Connected => (Phase::Disconnecting, Body::Disconnect),
             Phase::PeerGone => (Phase::Closed, Body::Goodbye),

@@ -6,7 +6,7 @@ use rdma_memory::{CallerMemory, SharedMemory, Zeroed};
 use rdma_proto::backend::{Access, RemoteAddress};
 
 use super::parts::Part;
-use super::{DomainId, HostId, Model, PairId, RegionId};
+use super::{DomainId, HostId, Model, RegionId};
 use crate::Error;
 use crate::trace::EntryKind;
 
@@ -198,7 +198,8 @@ impl Model {
 
     pub(crate) fn deregister(&mut self, id: RegionId) {
         if self.is_observed()
-            && self.pairs.iter().any(|(_, pair)| pair.uses(id))
+            && (self.pairs.iter().any(|(_, pair)| pair.uses(id))
+                || self.shared.iter().any(|(_, queue)| queue.uses(id)))
             && let Some(host) = self.regions.get(id).map(|region| region.host.index())
         {
             self.note(|| EntryKind::Busy { host, what: "region" });
@@ -233,13 +234,12 @@ impl Model {
 
     /// The part of a region that a work request names by address and `lkey`. A wrong key, or bytes outside the region or in
     /// another domain than the queue pair's, name a region that does not exist: a device notices when it executes the work.
-    pub(crate) fn named(&self, pair: PairId, address: u64, len: u32, lkey: u32) -> Part {
+    pub(crate) fn named(&self, domain: Option<DomainId>, address: u64, len: u32, lkey: u32) -> Part {
         let len = len as usize;
         let found = || {
-            let domain = self.pairs.get(pair)?.domain;
             let (id, region) = self.regions.at((lkey >> 8).checked_sub(1)?)?;
             let offset = usize::try_from(address.checked_sub(region.address)?).ok()?;
-            let valid = region.rkey == lkey && region.domain == domain;
+            let valid = region.rkey == lkey && Some(region.domain) == domain;
             (valid && inside(offset, len, region.memory.len())).then_some((id, offset))
         };
         let (region, offset) = found().unwrap_or((RegionId::NOBODY, 0));

@@ -6,6 +6,7 @@
 //! Two runs with the same calls at the same times are the same.
 
 mod arena;
+mod capture;
 mod completions;
 mod context;
 mod event_queue;
@@ -18,9 +19,11 @@ mod numbers;
 mod objects;
 mod ownership;
 mod parts;
+mod party;
 mod queue_pair;
 mod requester;
 mod responder;
+mod shared;
 mod simulation;
 #[cfg(test)]
 mod tests;
@@ -33,6 +36,7 @@ use rdma_proto::time::Instant;
 
 use crate::settings::Parameters;
 use arena::{Arena, Id};
+pub(crate) use completions::Armed;
 use completions::WorkQueue;
 use event_queue::EventQueue;
 use numbers::Numbers;
@@ -44,7 +48,7 @@ pub use memory::ForeignMemory;
 pub(crate) use memory::{Bytes, Memory, Registration};
 pub(crate) use objects::PairAttributes;
 pub(crate) use parts::{Part, Parts};
-pub(crate) use queue_pair::{PostedReceive, PostedSend, State};
+pub(crate) use queue_pair::{PostedReceive, PostedSend, Request, State};
 pub(crate) use simulation::SimulationState;
 
 pub(crate) type HostId = Id<host::Host>;
@@ -54,6 +58,7 @@ pub(crate) type IdentifierId = Id<identifier::Identifier>;
 pub(crate) type DomainId = Id<memory::Domain>;
 pub(crate) type RegionId = Id<memory::Region>;
 pub(crate) type QueueId = Id<completions::CompletionQueue>;
+pub(crate) type SharedId = Id<shared::SharedQueue>;
 pub(crate) type PairId = Id<queue_pair::QueuePair>;
 
 /// A channel on which something waits that did not wait before.
@@ -91,6 +96,8 @@ enum Event {
     Flush(PairId),
     /// The link of a host is repaired.
     LinkUp(HostId),
+    /// Messages of one queue pair pass again.
+    PairUp(PairId),
 }
 
 /// A fabric with everything on it.
@@ -106,6 +113,7 @@ pub(crate) struct Model {
     domains: Arena<memory::Domain>,
     regions: Arena<memory::Region>,
     queues: Arena<completions::CompletionQueue>,
+    shared: Arena<shared::SharedQueue>,
     pairs: Arena<queue_pair::QueuePair>,
     wakes: Vec<Wake>,
     /// Identifiers ever created: the next key.
@@ -116,6 +124,8 @@ pub(crate) struct Model {
     registrations: u8,
     /// Bytes of address space ever given to regions.
     address_space: u64,
+    /// Sees what passes.
+    capture: Option<Box<dyn crate::Capture>>,
     /// Of a simulation.
     simulation: Option<Box<SimulationState>>,
 }
@@ -133,12 +143,14 @@ impl Model {
             domains: Arena::new(),
             regions: Arena::new(),
             queues: Arena::new(),
+            shared: Arena::new(),
             pairs: Arena::new(),
             wakes: Vec::new(),
             keys: 0,
             numbers: Numbers::default(),
             registrations: 0,
             address_space: 0,
+            capture: None,
             simulation: None,
         }
     }
@@ -164,6 +176,11 @@ impl Model {
             Event::TimewaitExit(id) => self.notify(id, NoticeKind::TimewaitExit),
             Event::Report { pair, of } => self.report_held(pair, of),
             Event::Flush(pair) => self.flush(pair),
+            Event::PairUp(pair) => {
+                if let Some(pair) = self.pairs.get_mut(pair) {
+                    pair.cut = false;
+                }
+            }
             Event::LinkUp(host) => {
                 for address in self.addresses(host) {
                     self.set_link(address, crate::settings::Link::Up);

@@ -8,7 +8,7 @@ use super::ownership::Ownership;
 use super::queue_pair::{Owner, QueuePair, State};
 use super::requester::Requester;
 use super::responder::Responder;
-use super::{ContextId, DomainId, HostId, Model, PairId, QueueId};
+use super::{ContextId, DomainId, HostId, Model, PairId, QueueId, SharedId};
 use crate::Error;
 use crate::failure_class::FailureClass;
 use crate::trace::EntryKind;
@@ -18,6 +18,8 @@ pub(crate) struct PairAttributes {
     pub(crate) domain: DomainId,
     pub(crate) send_queue: QueueId,
     pub(crate) receive_queue: QueueId,
+    /// Where receives are, if not in a queue of the pair's own.
+    pub(crate) shared: Option<SharedId>,
     pub(crate) limits: QueuePairLimits,
 }
 
@@ -59,7 +61,12 @@ impl Model {
         attributes: &PairAttributes,
         owner: Owner,
     ) -> Result<(PairId, u32, usize), Error> {
-        let &PairAttributes { domain, send_queue, receive_queue, mut limits } = attributes;
+        let &PairAttributes { domain, send_queue, receive_queue, shared, mut limits } = attributes;
+        if let Some(shared) = shared
+            && self.shared.get(shared).ok_or(Error::Gone("shared receive queue"))?.host != host
+        {
+            return Err(Error::Argument("the shared receive queue is of another device"));
+        }
         let device = self.alive(host)?.limits;
         let domain_host = self.domains.get(domain).ok_or(Error::Gone("protection domain"))?.host;
         for queue in [send_queue, receive_queue] {
@@ -93,6 +100,7 @@ impl Model {
             domain,
             send_queue,
             receive_queue,
+            shared,
             owner,
             identifier: None,
             number,
@@ -107,6 +115,7 @@ impl Model {
             responder: Responder::new(),
             held: PendingCompletions::default(),
             ownership: Ownership::default(),
+            cut: false,
         });
         let identifier = match owner {
             Owner::Identifier(id) => self.identifiers.get(id).map_or(0, |owner| owner.key.0),

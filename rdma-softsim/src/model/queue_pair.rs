@@ -9,7 +9,8 @@ use super::ownership::Ownership;
 use super::parts::{Part, Parts};
 use super::requester::{Requester, SendWork, Source};
 use super::responder::{ReceiveWork, Responder};
-use super::{ContextId, DomainId, Event, HostId, IdentifierId, Model, PairId, QueueId, RegionId};
+use super::shared::LAST_REACHED;
+use super::{ContextId, DomainId, Event, HostId, IdentifierId, Model, PairId, QueueId, RegionId, SharedId};
 use crate::Error;
 use crate::device_kind::Flush;
 use crate::failure_class::{ClassSet, FailureClass};
@@ -25,6 +26,8 @@ pub(crate) struct QueuePair {
     pub(super) domain: DomainId,
     pub(super) send_queue: QueueId,
     pub(super) receive_queue: QueueId,
+    /// Where its receives are, if not in a queue of its own.
+    pub(super) shared: Option<SharedId>,
     /// Whoever the device tells of what happens to it.
     pub(super) owner: Owner,
     /// The identifier that connects it, if the connection manager does.
@@ -39,6 +42,8 @@ pub(crate) struct QueuePair {
     /// Completions that are not in their queue yet.
     pub(super) held: PendingCompletions,
     pub(super) ownership: Ownership,
+    /// Nothing passes to or from it, by a fault.
+    pub(super) cut: bool,
 }
 
 /// Whom a device tells of what happens to an object.
@@ -85,6 +90,8 @@ pub(crate) enum State {
     Receiving,
     /// RTS: connected.
     Ready,
+    /// SQD: what was on its way is concluded, and nothing else leaves.
+    Draining,
     /// ERR: whatever is posted is flushed; the device answers nobody.
     Error,
 }
@@ -92,7 +99,7 @@ pub(crate) enum State {
 impl State {
     /// Returns whether the device answers what arrives.
     pub(super) const fn responds(self) -> bool {
-        matches!(self, Self::Receiving | Self::Ready)
+        matches!(self, Self::Receiving | Self::Ready | Self::Draining)
     }
 }
 
@@ -115,6 +122,16 @@ pub(crate) struct PostedSend {
     pub(crate) inline: bool,
 }
 
+/// What a send work request asks for, wherever its bytes are.
+#[derive(Clone, Copy)]
+pub(crate) struct Request {
+    pub(crate) id: u64,
+    pub(crate) op: SendOp,
+    pub(crate) signaled: bool,
+    /// Whether its receive raises an event for whoever waits for such alone.
+    pub(crate) solicited: bool,
+}
+
 /// A receive work request, as posted.
 pub(crate) struct PostedReceive {
     pub(crate) id: u64,
@@ -125,6 +142,7 @@ impl Model {
     pub(crate) fn destroy_pair(&mut self, id: PairId) {
         let Some(pair) = self.pairs.remove(id) else { return };
         self.numbers.take_back(pair.number);
+        self.capture_end(id);
         if let Some(identifier) = pair.identifier.and_then(|id| self.identifiers.get_mut(id)) {
             identifier.pair = None;
         }
@@ -167,7 +185,8 @@ impl Model {
         } else {
             Source::Memory(Parts::One(request.local))
         };
-        self.enqueue(id, request.id, request.op, (source, len), request.signaled);
+        let &PostedSend { id: work, op, signaled, .. } = request;
+        self.enqueue(id, Request { id: work, op, signaled, solicited: false }, source, len);
         Ok(())
     }
 
@@ -175,41 +194,42 @@ impl Model {
     pub(crate) fn post_named(
         &mut self,
         id: PairId,
-        work: u64,
-        op: SendOp,
+        request: Request,
         local: Result<&[u8], Parts>,
-        signaled: bool,
     ) -> Result<(), Error> {
         let len = local.as_ref().map_or_else(Parts::len, |bytes| bytes.len());
         if len > MAX_MESSAGE {
             return Err(Error::Argument("a message is at most 2 GiB long"));
         }
-        self.may_send(id, op, len, local.is_ok())?;
+        self.may_send(id, request.op, len, local.is_ok())?;
         let source = match local {
             Ok(bytes) => Source::Inline(bytes.to_vec()),
             Err(parts) => Source::Memory(parts),
         };
-        self.enqueue(id, work, op, (source, len), signaled);
+        self.enqueue(id, request, source, len);
         Ok(())
     }
 
     /// Whether the send queue takes such a request.
     fn may_send(&mut self, id: PairId, op: SendOp, len: usize, inline: bool) -> Result<(), Error> {
         let pair = self.pairs.get(id).ok_or(Error::Gone("queue pair"))?;
-        if !matches!(pair.state, State::Ready | State::Error) {
+        if !matches!(pair.state, State::Ready | State::Draining | State::Error) {
             return Err(Error::State("the queue pair is not connected: it cannot send"));
         }
         if inline && (len > pair.limits.inline as usize || matches!(op, SendOp::Read(_))) {
             return Err(Error::Argument("inline data is for sends and writes of at most max_inline bytes"));
         }
-        if matches!(op, SendOp::Read(_)) && pair.requester.read_depth == 0 && pair.state == State::Ready {
+        if matches!(op, SendOp::Read(_)) && pair.requester.read_depth == 0 && pair.state != State::Error {
             return Err(Error::Argument("the connection was made without RDMA READs (initiator_depth)"));
         }
         if pair.requester.is_full(pair.limits.send_depth) {
             return Err(Error::QueueFull { queue: "send", depth: pair.limits.send_depth });
         }
-        let (host, depth) = (pair.host.index(), pair.limits.send_depth);
-        let refused = self.strike(Site::Post, |fault, on| on == host && matches!(fault, Fault::QueueFull));
+        let depth = pair.limits.send_depth;
+        let party = self.party(id);
+        let refused = self.strike(Site::Post, |fault, on| {
+            party.is_some_and(|party| party.is(on)) && matches!(fault, Fault::QueueFull)
+        });
         if refused.is_some() {
             self.count_observed(FailureClass::SendQueueFull);
             return Err(Error::QueueFull { queue: "send", depth });
@@ -218,10 +238,11 @@ impl Model {
     }
 
     /// Puts checked work on the send queue.
-    fn enqueue(&mut self, id: PairId, work: u64, op: SendOp, (source, len): (Source, usize), signaled: bool) {
+    fn enqueue(&mut self, id: PairId, request: Request, source: Source, len: usize) {
         let Some(pair) = self.pairs.get(id) else { return };
         let number = pair.number;
-        let work = SendWork { id: work, op, source, len, signaled, shows: ClassSet::EMPTY };
+        let Request { id: work, op, signaled, solicited } = request;
+        let work = SendWork { id: work, op, source, len, signaled, solicited, shows: ClassSet::EMPTY };
         let failed = pair.state == State::Error;
         if self.is_observed() {
             let posted = self.describe(&work);
@@ -249,6 +270,9 @@ impl Model {
         let pair = self.pairs.get(id).ok_or(Error::Gone("queue pair"))?;
         if pair.state == State::Reset {
             return Err(Error::State("the queue pair is reset: it takes no receives"));
+        }
+        if pair.shared.is_some() {
+            return Err(Error::Argument("the queue pair takes its receives from a shared queue"));
         }
         if pair.responder.receives.len() >= pair.limits.recv_depth as usize {
             return Err(Error::QueueFull { queue: "receive", depth: pair.limits.recv_depth });
@@ -283,10 +307,15 @@ impl Model {
     /// The error state: everything outstanding ends with a flush, in order; the peer is told nothing.
     pub(super) fn enter_error(&mut self, id: PairId) {
         let Some(pair) = self.pairs.get_mut(id) else { return };
+        let pair_shares = pair.shared.is_some() && pair.state != State::Error;
         pair.state = State::Error;
         pair.requester.forget_flights();
         if pair.requester.has_work() || !pair.responder.receives.is_empty() {
             self.count_injected(FailureClass::Flush);
+        }
+        if pair_shares {
+            // No receive of it is flushed; this says that it will consume none any more.
+            self.tell_pair(id, LAST_REACHED);
         }
         self.begin_flush(id);
     }

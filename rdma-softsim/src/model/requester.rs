@@ -4,13 +4,18 @@
 //! (after an RNR NAK or a missing acknowledgement) starts the next epoch, and whatever still travels in the old one is
 //! then void, as a responder drops packets out of sequence.
 
+use core::time::Duration;
 use std::collections::VecDeque;
 
-use rdma_proto::backend::{Access, Completed, CompletionStatus, RNR_RETRY_INFINITE, RnrTimer, SendOp};
+use rdma_proto::backend::{
+    Access, AsyncEvent, Completed, CompletionStatus, RNR_RETRY_INFINITE, RnrTimer, SendOp,
+};
 
 use super::completions::{Entry, failure, success};
 use super::memory::Unreachable;
 use super::parts::{Part, Parts};
+use super::party::Target;
+use super::queue_pair::State;
 use super::{Event, Model, PairId};
 use crate::failure_class::{ClassSet, FailureClass};
 use crate::faults::{Fault, Site};
@@ -24,6 +29,7 @@ pub(super) struct SendWork {
     pub(super) source: Source,
     pub(super) len: usize,
     pub(super) signaled: bool,
+    pub(super) solicited: bool,
     /// The classes of failure that its completion shows.
     pub(super) shows: ClassSet,
 }
@@ -78,6 +84,10 @@ pub(super) struct Requester {
     pub(super) answer: Instant,
     /// Waiting for a responder that was not ready.
     waiting: bool,
+    /// How long it waits for an acknowledgement, if its owner says so.
+    pub(super) ack_timeout: Option<Duration>,
+    /// In SQD: the sequence number from which on nothing leaves, and whether an event is to tell that all before has ended.
+    drain: Option<(u64, bool)>,
     /// The acknowledgement timer of this epoch runs.
     timer: bool,
     retry: Budget,
@@ -128,6 +138,8 @@ impl Requester {
             arrival: Instant::default(),
             answer: Instant::default(),
             waiting: false,
+            ack_timeout: None,
+            drain: None,
             timer: false,
             retry: Budget::default(),
             rnr_retry: Budget::default(),
@@ -142,6 +154,24 @@ impl Requester {
         self.read_depth = read_depth;
     }
 
+    /// From now on nothing leaves but what has left before.
+    pub(super) fn begin_drain(&mut self, notify: bool) {
+        let end = self.drain.map_or(self.first + self.sent as u64, |(end, _)| end);
+        self.drain = Some((end, notify));
+    }
+
+    pub(super) fn end_drain(&mut self) {
+        self.drain = None;
+    }
+
+    /// Whether an event is to tell now that all that had left has ended. Once.
+    fn is_drained(&mut self) -> bool {
+        match &mut self.drain {
+            Some((end, notify)) if self.first >= *end => core::mem::take(notify),
+            _ => false,
+        }
+    }
+
     pub(super) fn has_work(&self) -> bool {
         !self.work.is_empty()
     }
@@ -149,6 +179,10 @@ impl Requester {
     /// The sequence number of the next request.
     pub(super) fn next_sequence(&self) -> u64 {
         self.first + self.work.len() as u64
+    }
+
+    pub(super) fn oldest(&self) -> Option<&SendWork> {
+        self.work.front()
     }
 
     pub(super) fn newest(&self) -> Option<&SendWork> {
@@ -161,7 +195,12 @@ impl Requester {
     }
 
     pub(super) const fn is_full(&self, depth: u32) -> bool {
-        self.occupied >= depth
+        self.room(depth) == 0
+    }
+
+    /// How many requests a queue of this depth takes now.
+    pub(super) const fn room(&self, depth: u32) -> u32 {
+        depth.saturating_sub(self.occupied)
     }
 
     /// A buffer of `len` bytes, an old one if there is one.
@@ -221,6 +260,9 @@ impl Requester {
     /// The next work to leave: its epoch and sequence number. READs beyond the depth wait, and all behind them.
     fn launch(&mut self) -> Option<(u32, u64)> {
         let work = self.work.get(self.sent).filter(|_| !self.waiting)?;
+        if self.drain.is_some_and(|(end, _)| self.first + self.sent as u64 >= end) {
+            return None;
+        }
         if matches!(work.op, SendOp::Read(_)) {
             if self.reads >= self.read_depth {
                 return None;
@@ -236,7 +278,7 @@ impl Requester {
 impl Model {
     /// The doorbell: sends what is posted, each message on its own.
     pub(crate) fn ring(&mut self, id: PairId) {
-        if !self.pairs.get(id).is_some_and(|pair| pair.is_ready()) {
+        if !self.pairs.get(id).is_some_and(|pair| matches!(pair.state, State::Ready | State::Draining)) {
             return;
         }
         while let Some((epoch, sequence)) = self.pairs.get_mut(id).and_then(|pair| pair.requester.launch()) {
@@ -273,28 +315,33 @@ impl Model {
         if pair.requester.flight(epoch, sequence).is_none() || pair.requester.first != sequence {
             return;
         }
-        let host = pair.host.index();
-        let cut = pair.path.is_some_and(|path| self.cut(path.local, path.remote));
-        let lost = cut
-            || self
-                .strike(Site::Answer, |fault, on| on == host && matches!(fault, Fault::LoseAnswer))
-                .is_some();
+        let cut = pair.path.is_none_or(|path| self.is_cut(id, path));
+        let party = self.party(id);
+        let strikes = |fault: &Fault, on: &Target| {
+            party.is_some_and(|party| party.is(on)) && matches!(fault, Fault::LoseAnswer)
+        };
+        let lost = cut || self.strike(Site::Answer, strikes).is_some();
         match answer {
             Answer::Fault(status) => self.fail(id, status),
             _ if lost => self.unanswered(id, epoch),
-            Answer::Ack => self.acknowledged(id),
+            Answer::Ack => self.acknowledged(id, sequence),
             Answer::RnrNak(timer) => {
+                self.capture_answer(id, sequence, answer);
                 self.count_observed(FailureClass::ReceiverNotReady);
                 self.not_ready(id, timer);
             }
-            Answer::Nak(status) => self.fail(id, status),
+            Answer::Nak(status) => {
+                self.capture_answer(id, sequence, answer);
+                self.fail(id, status);
+            }
         }
     }
 
-    fn acknowledged(&mut self, id: PairId) {
+    fn acknowledged(&mut self, id: PairId, sequence: u64) {
         if let Err(status) = self.finish_read(id) {
             return self.fail(id, status);
         }
+        self.capture_answer(id, sequence, Answer::Ack);
         let Some(pair) = self.pairs.get_mut(id) else { return };
         pair.requester.retry.refill();
         pair.requester.rnr_retry.refill();
@@ -306,9 +353,19 @@ impl Model {
         };
         let was_read = completed == Completed::Read;
         self.end_send(id, work, Ok(completed));
+        self.tell_drained(id);
         if was_read {
             // Room for the next READ, which may have been waiting.
             self.ring(id);
+        }
+    }
+
+    /// Tells whoever asked that the send queue is drained, if it is.
+    pub(super) fn tell_drained(&mut self, id: PairId) {
+        /// `IBV_EVENT_SQ_DRAINED`.
+        const DRAINED: AsyncEvent = AsyncEvent::Other(5);
+        if self.pairs.get_mut(id).is_some_and(|pair| pair.requester.is_drained()) {
+            self.tell_pair(id, DRAINED);
         }
     }
 
@@ -356,7 +413,10 @@ impl Model {
     pub(super) fn unanswered(&mut self, id: PairId, epoch: u32) {
         let Some(pair) = self.pairs.get_mut(id) else { return };
         if pair.requester.epoch == epoch && !core::mem::replace(&mut pair.requester.timer, true) {
-            self.event_queue.schedule(self.parameters.ack_timeout, Event::Timeout { pair: id, epoch });
+            let wait = pair.requester.ack_timeout.unwrap_or(self.parameters.ack_timeout);
+            if wait < Duration::MAX {
+                self.event_queue.schedule(wait, Event::Timeout { pair: id, epoch });
+            }
         }
     }
 

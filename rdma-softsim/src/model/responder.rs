@@ -70,9 +70,11 @@ impl Model {
             // Its own device fails to read the memory: nothing leaves, the peer never learns.
             self.count_injected(FailureClass::LocalProtection);
             Answer::Fault(CompletionStatus::LOC_PROT_ERR)
-        } else if struck == Some(Fault::Lose) {
-            return self.unanswered(from, epoch);
         } else {
+            self.capture_message(from, epoch, sequence);
+            if struck == Some(Fault::Lose) {
+                return self.unanswered(from, epoch);
+            }
             let Some(expected) = self.listening(from, path) else { return self.unanswered(from, epoch) };
             match sequence.cmp(&expected) {
                 // Executed before; only its acknowledgement was lost.
@@ -116,18 +118,18 @@ impl Model {
         let pair = self.pairs.get(from)?;
         let work = pair.requester.flight(epoch, sequence)?;
         let (op, some, sourced) = (work.op, work.len > 0, work.reads_memory());
-        let (sender, peer) = (pair.host.index(), pair.path?.peer);
-        let peers = self.pairs.get(peer)?;
-        let (receiver, receives) = (peers.host.index(), !peers.responder.receives.is_empty());
+        let peer = pair.path?.peer;
+        let receives = self.has_receive(peer);
+        let (sender, receiver) = (self.party(from)?, self.party(peer)?);
         let struck = self.strike(Site::Arrive, |fault, on| match fault {
-            Fault::SourceGone => on == sender && sourced,
-            Fault::Lose => on == receiver,
-            Fault::NotReady { .. } => on == receiver && !matches!(op, SendOp::Write(_) | SendOp::Read(_)),
+            Fault::SourceGone => sender.is(on) && sourced,
+            Fault::Lose => receiver.is(on),
+            Fault::NotReady { .. } => receiver.is(on) && !matches!(op, SendOp::Write(_) | SendOp::Read(_)),
             Fault::KeyRefused | Fault::RequestRefused => {
-                on == receiver && some && matches!(op, SendOp::Write(_) | SendOp::WriteImmediate(..))
+                receiver.is(on) && some && matches!(op, SendOp::Write(_) | SendOp::WriteImmediate(..))
             }
             Fault::ReceiveGone => {
-                on == receiver && some && receives && matches!(op, SendOp::Send | SendOp::SendImmediate(_))
+                receiver.is(on) && some && receives && matches!(op, SendOp::Send | SendOp::SendImmediate(_))
             }
             _ => false,
         });
@@ -155,8 +157,8 @@ impl Model {
 
     /// The oldest receive ends with an error, and the queue pair with it.
     fn refuse_receive(&mut self, at: PairId, status: CompletionStatus) {
-        if let Some(peer) = self.pairs.get_mut(at)
-            && let Some(receive) = peer.responder.receives.pop_front()
+        if let Some(receive) = self.consume_receive(at)
+            && let Some(peer) = self.pairs.get(at)
         {
             let (number, queue) = (peer.number, peer.receive_queue);
             self.report(queue, Entry::new(failure(receive.id, number, status), at));
@@ -178,7 +180,18 @@ impl Model {
         let ours = |other: Path| other.peer == from;
         let peer =
             self.pairs.get(path.peer).filter(|peer| peer.state.responds() && peer.path.is_some_and(ours))?;
-        (!self.cut(path.local, path.remote)).then_some(peer.responder.expected)
+        (!self.is_cut(from, path)).then_some(peer.responder.expected)
+    }
+
+    /// Whether nothing passes between a queue pair and its peer.
+    pub(super) fn is_cut(&self, id: PairId, path: Path) -> bool {
+        let cut = |id: PairId| self.pairs.get(id).is_some_and(|pair| pair.cut);
+        self.cut(path.local, path.remote) || cut(id) || cut(path.peer)
+    }
+
+    /// Whether the queue pair has a receive for the next notification.
+    fn has_receive(&self, id: PairId) -> bool {
+        self.next_receive(id).is_some()
     }
 
     /// Executes the message that the peer's device waited for: checks it, moves its bytes, consumes a receive if it
@@ -187,12 +200,12 @@ impl Model {
         let Some(work) = self.pairs.get(from).and_then(|pair| pair.requester.flight(epoch, sequence)) else {
             return Answer::Ack;
         };
-        let (op, len) = (work.op, work.len);
+        let (op, len, solicited) = (work.op, work.len, work.solicited);
         let Some(peer) = self.pairs.get(at) else { return Answer::Ack };
         let receive = match op {
             SendOp::Write(_) | SendOp::Read(_) => None,
             SendOp::Send | SendOp::SendImmediate(_) | SendOp::WriteImmediate(..) => {
-                match peer.responder.receives.front() {
+                match self.next_receive(at) {
                     Some(receive) if peer.responder.unready == 0 => Some(receive.clone()),
                     _ => return self.not_ready_for(from, at),
                 }
@@ -220,9 +233,9 @@ impl Model {
         if self.is_observed() && outcome.is_ok() {
             self.note_execution(from, at, epoch, sequence);
         }
+        let receive = if consumes { self.consume_receive(at) } else { None };
         let Some(peer) = self.pairs.get_mut(at) else { return Answer::Ack };
         let (number, queue) = (peer.number, peer.receive_queue);
-        let receive = if consumes { peer.responder.receives.pop_front() } else { None };
         let (answer, result) = match outcome {
             Ok(()) => {
                 peer.responder.expected = sequence + 1;
@@ -236,7 +249,8 @@ impl Model {
                 Ok(completed) => success(receive.id, number, completed),
                 Err(status) => failure(receive.id, number, status),
             };
-            self.report(queue, Entry { lands: Some(sequence), bytes, ..Entry::new(completion, at) });
+            let entry = Entry { lands: Some(sequence), bytes, solicited, ..Entry::new(completion, at) };
+            self.report(queue, entry);
         }
         if let Answer::Nak(status) = answer {
             self.count_injected(match status {

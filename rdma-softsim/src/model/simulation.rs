@@ -9,10 +9,11 @@ use core::time::Duration;
 use rdma_proto::backend::AsyncEvent;
 use rdma_proto::time::Instant;
 
+use super::party::{Party, Target};
 use super::{Event, HostId, IdentifierId, Model, NoticeKind, PairId, Wake};
 use crate::device_kind::{Behaviour, DeviceKind, SimulationSettings};
 use crate::failure_class::{FailureClass, FailureCounts};
-use crate::faults::{Chance, Fault, Injection, Site, When};
+use crate::faults::{Chance, Connections, Fault, Injection, Site, When};
 use crate::settings::{Link, Parameters};
 use crate::trace::{Entry, EntryKind, Trace};
 use crate::{FaultPlan, Random};
@@ -24,10 +25,10 @@ pub(crate) struct SimulationState {
     observed: bool,
     pub(crate) behaviour: Behaviour,
     pub(crate) settings: SimulationSettings,
-    /// Faults that have not struck.
-    plan: FaultPlan,
+    /// Faults that have not struck, each with the connections that it may strike.
+    plan: Vec<(Injection, Connections)>,
     /// Faults that strike again and again.
-    chances: Vec<(u32, Fault, Chance)>,
+    chances: Vec<(Target, Fault, Chance)>,
     /// How often each site was passed.
     passes: [u32; Site::COUNT],
     /// Events executed.
@@ -58,7 +59,7 @@ impl SimulationState {
             observed: true,
             behaviour,
             settings,
-            plan,
+            plan: plan.into_iter().map(|injection| (injection, Connections::All)).collect(),
             chances: Vec::new(),
             passes: [0; Site::COUNT],
             events: 0,
@@ -92,13 +93,13 @@ impl SimulationState {
     }
 
     /// Takes the first fault out of the plan whose time has come and that is wanted.
-    fn take(&mut self, now: Instant, wanted: impl Fn(&Fault, u32) -> bool) -> Option<Fault> {
-        let place = self
-            .plan
-            .iter()
-            .position(|injection| self.is_due(injection.when) && wanted(&injection.fault, injection.host));
+    fn take(&mut self, now: Instant, wanted: impl Fn(&Fault, &Target) -> bool) -> Option<Fault> {
+        let place = self.plan.iter().position(|(injection, connections)| {
+            let target = Target { host: injection.host, connections: *connections };
+            self.is_due(injection.when) && wanted(&injection.fault, &target)
+        });
         let injection: Injection = match place {
-            Some(place) => self.plan.remove(place),
+            Some(place) => self.plan.remove(place).0,
             None => self.by_chance(wanted)?,
         };
         self.struck += 1;
@@ -111,17 +112,17 @@ impl SimulationState {
     }
 
     /// A fault that is wanted and has the chance to strike, if it does.
-    fn by_chance(&mut self, wanted: impl Fn(&Fault, u32) -> bool) -> Option<Injection> {
+    fn by_chance(&mut self, wanted: impl Fn(&Fault, &Target) -> bool) -> Option<Injection> {
         let random = &mut self.random;
-        let struck = self.chances.iter().find(|(host, fault, chance)| {
-            wanted(fault, *host) && random.chance(chance.times.into(), Chance::OF)
+        let struck = self.chances.iter().find(|(target, fault, chance)| {
+            wanted(fault, target) && random.chance(chance.times.into(), Chance::OF)
         });
-        let &(host, fault, _) = struck?;
+        let &(Target { host, .. }, fault, _) = struck?;
         Some(Injection { when: When::Event(self.events), host, fault })
     }
 
-    /// From now on `fault` may befall `host`: once, when that time has come, or by chance. Times count from now on.
-    fn inject(&mut self, host: u32, fault: Fault, when: Result<When, Chance>) {
+    /// From now on `fault` may befall `target`: once, when that time has come, or by chance. Times count from now on.
+    fn inject(&mut self, target: Target, fault: Fault, when: Result<When, Chance>) {
         match when {
             Ok(when) => {
                 let when = match when {
@@ -130,9 +131,9 @@ impl SimulationState {
                         When::Pass(site, self.passes[site as usize].saturating_add(pass))
                     }
                 };
-                self.plan.push(Injection { when, host, fault });
+                self.plan.push((Injection { when, host: target.host, fault }, target.connections));
             }
-            Err(chance) => self.chances.push((host, fault, chance)),
+            Err(chance) => self.chances.push((target, fault, chance)),
         }
     }
 
@@ -146,8 +147,8 @@ impl SimulationState {
     }
 
     /// Faults of the plan that have not struck.
-    pub(crate) fn remaining(&self) -> &[Injection] {
-        &self.plan
+    pub(crate) fn remaining(&self) -> Vec<Injection> {
+        self.plan.iter().map(|(injection, _)| *injection).collect()
     }
 
     /// No fault strikes from now on.
@@ -183,9 +184,26 @@ impl Model {
         self.faults().random = Random::new(seed);
     }
 
-    /// From now on `fault` may befall `host`, once or by chance.
-    pub(crate) fn inject(&mut self, host: HostId, fault: Fault, when: Result<When, Chance>) {
-        self.faults().inject(host.index(), fault, when);
+    /// From now on `fault` may befall these connections of `host`, once or by chance.
+    pub(crate) fn inject(
+        &mut self,
+        host: HostId,
+        connections: Connections,
+        fault: Fault,
+        when: Result<When, Chance>,
+    ) {
+        self.faults().inject(Target { host: host.index(), connections }, fault, when);
+    }
+
+    /// Devices are of this kind from now on, in real time.
+    pub(crate) fn set_device_kind(&mut self, kind: DeviceKind) {
+        let state = self.faults();
+        state.behaviour = Behaviour::of(kind, &mut state.random);
+    }
+
+    /// Messages that are sent from now on travel for so long, one way.
+    pub(crate) const fn set_latency(&mut self, latency: Duration) {
+        self.parameters.latency = latency;
     }
 
     fn faults(&mut self) -> &mut SimulationState {
@@ -224,7 +242,7 @@ impl Model {
     }
 
     /// A place that faults can strike: the fault that does, if one that is wanted is due.
-    pub(super) fn strike(&mut self, site: Site, wanted: impl Fn(&Fault, u32) -> bool) -> Option<Fault> {
+    pub(super) fn strike(&mut self, site: Site, wanted: impl Fn(&Fault, &Target) -> bool) -> Option<Fault> {
         let now = self.event_queue.now();
         let simulation = self.simulation.as_mut()?;
         simulation.passes[site as usize] += 1;
@@ -233,9 +251,9 @@ impl Model {
 
     /// Something that is made on `host`: whether a fault makes that fail.
     pub(super) fn strikes_creation(&mut self, host: HostId) -> bool {
-        let struck = self
-            .strike(Site::Create, |fault, on| on == host.index() && matches!(fault, Fault::Exhausted))
-            .is_some();
+        let party = Party::host(host.index());
+        let strikes = |fault: &Fault, on: &Target| party.is(on) && matches!(fault, Fault::Exhausted);
+        let struck = self.strike(Site::Create, strikes).is_some();
         if struck {
             self.count_observed(FailureClass::Exhaustion);
         }
@@ -287,20 +305,30 @@ impl Model {
             return;
         }
         while let Some(simulation) = self.simulation.as_mut()
-            && let Some(injection) = simulation
+            && let Some((injection, connections)) = simulation
                 .plan
                 .iter()
-                .find(|i| i.fault.strikes_by_itself() && simulation.is_due(i.when))
+                .find(|(i, _)| i.fault.strikes_by_itself() && simulation.is_due(i.when))
                 .copied()
         {
-            simulation.take(now, |fault, host| (*fault, host) == (injection.fault, injection.host));
-            self.befall(injection);
+            let target = Target { host: injection.host, connections };
+            simulation.take(now, |fault, on| *fault == injection.fault && *on == target);
+            self.befall(target, injection.fault);
         }
     }
 
-    fn befall(&mut self, Injection { host, fault, .. }: Injection) {
+    fn befall(&mut self, target: Target, fault: Fault) {
+        let host = target.host;
         let Some((id, _)) = self.hosts.at(host) else { return };
         match fault {
+            Fault::LinkDown { micros } if target.connections != Connections::All => {
+                for pair in self.targets(&target) {
+                    if let Some(pair) = self.pairs.get_mut(pair) {
+                        pair.cut = true;
+                    }
+                    self.event_queue.schedule(Duration::from_micros(micros.into()), Event::PairUp(pair));
+                }
+            }
             Fault::LinkDown { micros } => {
                 for address in self.addresses(id) {
                     self.set_link(address, Link::Down);
@@ -327,7 +355,8 @@ impl Model {
             }
             Fault::AddressChange => self.tell_all(id, NoticeKind::AddressChange),
             Fault::PairFatal => {
-                let pairs = self.pairs.select(|pair| pair.host == id && pair.is_ready());
+                let ready = |id: &PairId| self.pairs.get(*id).is_some_and(|pair| pair.is_ready());
+                let pairs: Vec<_> = self.targets(&target).into_iter().filter(ready).collect();
                 if !pairs.is_empty() {
                     let place = self.below(pairs.len() as u64) as usize;
                     self.enter_error(pairs[place]);

@@ -2,7 +2,9 @@
 
 use core::mem::{align_of, offset_of, size_of};
 use std::fmt::Write as _;
-use std::process::Command;
+use std::io::Write as _;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
 
 use super::*;
 
@@ -66,6 +68,53 @@ fn assertions() -> String {
             rnr_retry_count, srq, qp_num
         }
     }
+    same! {
+        "ibv_cq_init_attr_ex" QueueAttributes {
+            cqe, cq_context, channel, comp_vector, wc_flags, comp_mask, flags, parent_domain
+        }
+        "ibv_cq_ex" QueueEx {
+            comp_mask, status, wr_id, start_poll, next_poll, end_poll, read_opcode, read_vendor_err, read_byte_len,
+            read_imm_data, read_qp_num, read_src_qp, read_wc_flags, read_slid, read_sl, read_dlid_path_bits,
+            behind / read_completion_ts
+        }
+        "ibv_qp_init_attr_ex" PairAttributes {
+            qp_context, send_cq, recv_cq, srq, cap, qp_type, sq_sig_all, comp_mask, pd, xrcd, create_flags, max_tso_header,
+            rwq_ind_tbl, rx_hash_conf, source_qpn, send_ops_flags
+        }
+        "ibv_data_buf" Buffer { addr, length }
+        "ibv_srq" SharedQueue { context, srq_context, pd, handle, mutex, cond, events_completed }
+        "ibv_srq_attr" SharedLimits { max_wr, max_sge, srq_limit }
+        "ibv_srq_init_attr" SharedAttributes { srq_context, attr }
+    }
+    // Later versions have more behind these, or in front of them.
+    macro_rules! offsets {
+        ($($name:literal $type:ty { $($field:ident $(/ $theirs:ident)?),* } from $from:expr, $start:literal;)*) => {
+            $($(
+                let field = offsets!(@ $field $($theirs)?);
+                let offset = offset_of!($type, $field) - $from;
+                let _ = writeln!(
+                    text,
+                    "_Static_assert(offsetof(struct {0}, {field}) - {1} == {offset}, \"{0}.{field}\");",
+                    $name, $start
+                );
+            )*)*
+        };
+        (@ $field:ident $theirs:ident) => { stringify!($theirs) };
+        (@ $field:ident) => { stringify!($field) };
+    }
+    offsets! {
+        "ibv_qp_ex" PairEx {
+            qp_base, comp_mask, wr_id, wr_flags, before / wr_atomic_cmp_swp, wr_rdma_read, wr_rdma_write, wr_rdma_write_imm,
+            wr_send, wr_send_imm, between / wr_send_inv, wr_set_inline_data, wr_set_inline_data_list, wr_set_sge,
+            wr_set_sge_list, wr_start, wr_complete, wr_abort, wr_atomic_write
+        } from 0, "0";
+        "ibv_srq_init_attr_ex" SharedAttributesEx { srq_context, attr, comp_mask, srq_type, pd } from 0, "0";
+        "ibv_device_attr_ex" DeviceEx { orig_attr, comp_mask, xrc_odp_caps, phys_port_cnt_ex } from 0, "0";
+        "verbs_context" VerbsContext {
+            before / query_port, create_cq_ex, private / priv, query_device_ex, between / ibv_destroy_flow, create_qp_ex,
+            get_srq_num, create_srq_ex, behind / open_xrcd, sz, context
+        } from offset_of!(VerbsContext, before), "offsetof(struct verbs_context, query_port)";
+    }
     // What `ibv_query_port` writes ends where later versions went on.
     let _ = writeln!(
         text,
@@ -76,22 +125,44 @@ fn assertions() -> String {
     text
 }
 
+/// Compiles a text against the headers in a directory, or those that are installed.
+fn compile(text: &str, headers: Option<&Path>) -> std::io::Result<Output> {
+    let mut command = Command::new("cc");
+    command.args(["-fsyntax-only", "-x", "c", "-"]).stdin(Stdio::piped()).stderr(Stdio::piped());
+    if let Some(headers) = headers {
+        command.arg("-I").arg(headers);
+    }
+    let mut compiler = command.spawn()?;
+    compiler.stdin.take().expect("is piped").write_all(text.as_bytes())?;
+    compiler.wait_with_output()
+}
+
+fn compare(headers: Option<&Path>) {
+    let whose = headers.map_or("installed".into(), |path| path.display().to_string());
+    match compile("#include <rdma/rdma_cma.h>\n", headers) {
+        Err(error) => println!("skipped: no C compiler ({error})"),
+        Ok(output) if !output.status.success() => println!("skipped: no headers of rdma-core ({whose})"),
+        Ok(_) => {
+            let compiled = compile(&assertions(), headers).expect("it compiled before");
+            let said = String::from_utf8_lossy(&compiled.stderr);
+            assert!(compiled.status.success(), "{whose}: {said}");
+            println!("compared: {whose}");
+        }
+    }
+}
+
 #[test]
 fn structures_are_those_of_the_installed_headers() {
-    let file = std::env::temp_dir().join(format!("softrdma-layout-{}.c", std::process::id()));
-    let compile = |text: &str| {
-        std::fs::write(&file, text).expect("a temporary file");
-        Command::new("cc").args(["-fsyntax-only", "-x", "c"]).arg(&file).output()
-    };
-    let headers = compile("#include <rdma/rdma_cma.h>\n");
-    let compiled = compile(&assertions());
-    let _gone = std::fs::remove_file(&file);
-    match headers {
-        Err(error) => println!("skipped: no C compiler ({error})"),
-        Ok(output) if !output.status.success() => println!("skipped: rdma-core's headers are not installed"),
-        Ok(_) => {
-            let compiled = compiled.expect("it compiled before");
-            assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+    compare(None);
+}
+
+/// Headers of other versions: directories in `RDMA_CORE_HEADERS`, separated by colons, as `lab/rdma-core-headers` prints them.
+#[test]
+fn structures_are_those_of_other_versions() {
+    match std::env::var_os("RDMA_CORE_HEADERS") {
+        None => println!("skipped: RDMA_CORE_HEADERS names none; lab/rdma-core-headers fetches some"),
+        Some(directories) => {
+            std::env::split_paths(&directories).for_each(|directory| compare(Some(&directory)));
         }
     }
 }

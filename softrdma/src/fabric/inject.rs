@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::sync::atomic::Ordering::Relaxed;
 
-use rdma_softsim::{Chance, Fault, When};
+use rdma_softsim::{Chance, Connections, Fault, When};
 use rustix::io::Errno;
 use softrdma_wire::{self as wire, Reply};
 
@@ -16,6 +16,7 @@ const MOST_AWAITED: usize = 1024;
 /// A fault for a machine that has not come.
 pub(super) struct Awaited {
     address: IpAddr,
+    connections: Connections,
     fault: Fault,
     when: Result<When, Chance>,
 }
@@ -30,7 +31,14 @@ fn understood(written: &wire::Fault) -> Option<Awaited> {
     // What strikes by itself has no chances to; and a machine is killed at once, from outside the model.
     let sensible = when.is_ok() || !fault.strikes_by_itself();
     let at_once = fault != Fault::Kill || when == Ok(When::Event(0));
-    (sensible && at_once).then_some(Awaited { address: written.address, fault, when })
+    let connections = match written.connections {
+        wire::Connections::All => Connections::All,
+        wire::Connections::Pair(number) => Connections::Pair(number),
+        wire::Connections::Peer(ip) => Connections::Peer(ip),
+        wire::Connections::PeerAt(address) => Connections::PeerAt(address),
+    };
+    let named = connections == Connections::All || fault.strikes_connections();
+    (sensible && at_once && named).then_some(Awaited { address: written.address, connections, fault, when })
 }
 
 impl Fabric {
@@ -45,7 +53,7 @@ impl Fabric {
         for fault in understood {
             if fault.fault == Fault::Kill {
                 kill(&state, fault.address);
-            } else if !self.model.inject(fault.address, fault.fault, fault.when) {
+            } else if !self.strike(&fault) {
                 if state.awaited.len() >= MOST_AWAITED {
                     return Reply::Refused(Errno::NOMEM.raw_os_error());
                 }
@@ -55,11 +63,13 @@ impl Fabric {
         Reply::Done
     }
 
+    fn strike(&self, fault: &Awaited) -> bool {
+        self.model.inject(fault.address, fault.connections, fault.fault, fault.when)
+    }
+
     /// A machine has come: what waits for it befalls it.
     pub(super) fn befall(&self, state: &mut State, addresses: &[IpAddr]) {
-        state.awaited.retain(|fault| {
-            !addresses.contains(&fault.address) || !self.model.inject(fault.address, fault.fault, fault.when)
-        });
+        state.awaited.retain(|fault| !addresses.contains(&fault.address) || !self.strike(fault));
     }
 
     /// Keeps the program of a machine from running for as long as a fault says.

@@ -5,6 +5,7 @@
 
 mod inject;
 mod memory;
+mod record;
 mod session;
 mod signals;
 mod translate;
@@ -14,13 +15,15 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use rdma_softsim::{Limits, Signal, SoftSim};
+use rdma_softsim::{DeviceKind, Limits, Signal, SoftSim};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
 use softrdma_wire::{self as wire, Error, Listener, Reply, Request, Socket};
 
 use memory::Process;
+use record::Recorder;
 use session::{Info, Session};
 use signals::Level;
 
@@ -157,6 +160,44 @@ impl Fabric {
         Ok(host)
     }
 
+    /// Changes the devices.
+    fn configure(&self, latency: Option<u32>, device_kind: Option<&str>) -> Reply {
+        let kind = device_kind.map(|name| DeviceKind::ALL.into_iter().find(|kind| kind.name() == name));
+        match kind {
+            Some(None) => return Reply::Refused(Errno::INVAL.raw_os_error()),
+            Some(Some(kind)) => self.model.set_device_kind(kind),
+            None => {}
+        }
+        if let Some(latency) = latency {
+            self.model.set_latency(Duration::from_micros(latency.into()));
+        }
+        Reply::Done
+    }
+
+    /// Records what passes, if nobody does.
+    fn record(&self, file: Option<OwnedFd>) -> Reply {
+        let recorded = || {
+            let recorder = Recorder::start(file.ok_or(Errno::BADF)?)
+                .map_err(|error| error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error))?;
+            if self.model.capture(Box::new(recorder)) { Ok(()) } else { Err(Errno::BUSY) }
+        };
+        match recorded() {
+            Ok(()) => Reply::Done,
+            Err(errno) => Reply::Refused(errno.raw_os_error()),
+        }
+    }
+
+    /// Ends the recording, if there is one: all of it is written.
+    pub fn end_recording(&self) {
+        drop(self.model.stop_capture());
+    }
+
+    fn pairs(&self, above: u32) -> Reply {
+        let connections = self.model.connections().into_iter();
+        let pairs = connections.filter(|connection| connection.pair > above).take(wire::MAX_BATCH);
+        Reply::Pairs(pairs.map(|connection| translate::connection(&connection)).collect())
+    }
+
     fn status(&self) -> Reply {
         // As many as a message holds.
         let sessions = self.lock().sessions.values().flatten().take(128).map(|info| info.session()).collect();
@@ -185,7 +226,7 @@ impl Presence {
         let mut session: Option<Session> = None;
         loop {
             await_request(&socket, &process)?;
-            let (request, _unasked): (Request<'_>, _) = socket.receive()?;
+            let (request, descriptor): (Request<'_>, _) = socket.receive()?;
             match (&mut session, request) {
                 (Some(session), request) => {
                     self.fabric.stall(session.address());
@@ -193,11 +234,16 @@ impl Presence {
                     socket.send(&answer.reply, answer.descriptor.as_ref().map(AsFd::as_fd))?;
                 }
                 (None, Request::Status) => socket.send(&self.fabric.status(), None)?,
+                (None, Request::Pairs { above }) => socket.send(&self.fabric.pairs(above), None)?,
                 (None, Request::Inject { seed, faults }) => {
                     socket.send(&self.fabric.inject(seed, &faults), None)?;
                 }
-                (none, Request::Hello { version, program, addresses }) => {
-                    match self.open(version, program, addresses, &process) {
+                (None, Request::Configure { latency, device_kind }) => {
+                    socket.send(&self.fabric.configure(latency, device_kind.as_deref()), None)?;
+                }
+                (None, Request::Record) => socket.send(&self.fabric.record(descriptor), None)?,
+                (none, Request::Hello { version, program, addresses, above }) => {
+                    match self.open(version, program, addresses, above, &process) {
                         Ok((opened, reply, events)) => {
                             socket.send(&reply, Some(events.end()))?;
                             *none = Some(opened);
@@ -215,6 +261,7 @@ impl Presence {
         version: u32,
         program: String,
         addresses: Vec<IpAddr>,
+        above: wire::Name,
         process: &Arc<Process>,
     ) -> Result<(Session, Reply, Arc<Level>), Errno> {
         if version != wire::VERSION {
@@ -227,7 +274,7 @@ impl Presence {
         let device = host.open(signal).map_err(|_| Errno::NODEV)?;
         let info = Arc::new(Info::new(program, Arc::clone(process), addresses.clone()));
         self.fabric.lock().sessions.insert(self.number, Some(Arc::clone(&info)));
-        let session = Session::new(host, device, info);
+        let session = Session::new(host, device, info, above);
         let limits = wire::Limits {
             max_mr_size: LIMITS.max_region,
             max_mr: LIMITS.max_regions,

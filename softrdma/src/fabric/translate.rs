@@ -4,7 +4,7 @@ use rdma_proto::backend::{
     Access, AsyncEvent, CmEventKind, Completed, Completion, ConnectParams, ErrorKind, Failure as _,
     Immediate, RemoteAddress, RnrTimer, SendOp,
 };
-use rdma_softsim::{About, Error, PairState, SoftSim, Transition};
+use rdma_softsim::{About, Connection, Error, PairState, SoftSim, Transition};
 use rustix::io::Errno;
 use softrdma_wire as wire;
 
@@ -52,6 +52,7 @@ pub(super) fn transition(transition: wire::Transition) -> Option<Transition> {
         wire::Transition::Send { retry, rnr_retry, read_depth } => {
             Transition::Send { retry, rnr_retry, read_depth }
         }
+        wire::Transition::Drain { notify } => Transition::Drain { notify },
         wire::Transition::Fail => Transition::Fail,
         wire::Transition::Timer(_) => return None,
     })
@@ -64,6 +65,7 @@ pub(super) const fn state(state: PairState) -> u8 {
         PairState::Init => 1,
         PairState::Receiving => 2,
         PairState::Ready => 3,
+        PairState::Draining => 4,
         PairState::Error => 6,
     }
 }
@@ -78,6 +80,11 @@ pub(super) const fn op(op: wire::Op) -> SendOp {
         }
         wire::Op::Read { address, rkey } => SendOp::Read(RemoteAddress { address, rkey }),
     }
+}
+
+pub(super) fn connection(connection: &Connection) -> wire::Pair {
+    let &Connection { pair: number, ref host, state: of, local, remote, peer } = connection;
+    wire::Pair { number, machine: host.first().copied(), state: state(of), local, remote, peer }
 }
 
 /// `struct ibv_wc`; opcodes are those of `enum ibv_wc_opcode`.
@@ -104,7 +111,7 @@ pub(super) const fn params(params: wire::Params) -> ConnectParams {
     ConnectParams { responder_resources, initiator_depth, retry_count, rnr_retry_count }
 }
 
-const fn offered(params: ConnectParams) -> wire::Params {
+pub(super) const fn offered(params: ConnectParams) -> wire::Params {
     let ConnectParams { responder_resources, initiator_depth, retry_count, rnr_retry_count } = params;
     wire::Params { responder_resources, initiator_depth, retry_count, rnr_retry_count }
 }
@@ -148,6 +155,7 @@ pub(super) fn async_event((event, about): (AsyncEvent, About)) -> wire::AsyncEve
     let about = match about {
         About::Pair(name) => wire::About::Pair(name as wire::Name),
         About::Queue(name) => wire::About::Queue(name as wire::Name),
+        About::Shared(name) => wire::About::Shared(name as wire::Name),
         About::Device => wire::About::Device,
     };
     wire::AsyncEvent { kind, about }

@@ -5,10 +5,10 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rdma_proto::backend::{CmEventKind, EventChannel as _, Identifier as _};
-use rdma_softsim::{EventChannel, Identifier, Signal, SoftSim, Told};
+use rdma_proto::backend::{CmEventKind, EventChannel as _, Identifier as _, QueuePair as _};
+use rdma_softsim::{EventChannel, Identifier, Offered, QueuePair, Signal, SoftSim, Told};
 use rustix::io::Errno;
-use softrdma_wire::{self as wire, Name, Reply, Request};
+use softrdma_wire::{self as wire, Connected, Name, Reply, Request};
 
 use super::super::signals::Level;
 use super::super::translate;
@@ -82,14 +82,36 @@ impl Session {
             }
             Request::ResolveRoute(name) => id(name)?.resolve_route(Duration::ZERO)?,
             Request::Connect { id: name, pair, params, data } => {
-                id(name)?.connect_pair(find(&self.pairs, *pair)?, &translate::params(*params), data)?;
+                let (identifier, params) = (id(name)?, translate::params(*params));
+                match pair {
+                    Connected::Managed(pair) => {
+                        identifier.connect_pair(find(&self.pairs, *pair)?, &params, data)?;
+                    }
+                    Connected::External(number) => {
+                        identifier.connect_external(self.numbered(*number)?, &params, data)?;
+                    }
+                }
                 self.connects(*name);
             }
             Request::Accept { id: name, pair, params, data } => {
-                id(name)?.accept_pair(find(&self.pairs, *pair)?, &translate::params(*params), data)?;
+                let (identifier, params) = (id(name)?, translate::params(*params));
+                match pair {
+                    Connected::Managed(pair) => {
+                        identifier.accept_pair(find(&self.pairs, *pair)?, &params, data)?;
+                    }
+                    Connected::External(number) => {
+                        identifier.accept_external(self.numbered(*number)?, &params, data)?;
+                    }
+                }
             }
             Request::Reject { id: name, data } => id(name)?.reject(data)?,
             Request::Notify(name) => id(name)?.notify_established()?,
+            Request::Establish(name) => id(name)?.establish()?,
+            Request::Offered(name) => {
+                let Offered { local, remote, peer, theirs, retry } = id(name)?.offered()?;
+                let theirs = translate::offered(theirs);
+                return Ok(Reply::Offered { local, remote, peer, theirs, retry });
+            }
             Request::Disconnect(name) => id(name)?.disconnect()?,
             Request::Migrate { id: name, channel } => {
                 id(name)?.migrate(&find(&self.event_channels, *channel)?.channel)?;
@@ -101,6 +123,12 @@ impl Session {
             _ => return Err(Errno::INVAL.into()),
         }
         Ok(Reply::Done)
+    }
+
+    /// The queue pair of this number.
+    fn numbered(&self, number: u32) -> Result<&QueuePair, Refusal> {
+        let found = self.pairs.values().find(|pair| pair.number() == number);
+        found.ok_or(Refusal(Errno::INVAL.raw_os_error()))
     }
 
     fn adopt(&mut self, identifier: Identifier, channel: Name) -> Result<Name, Refusal> {

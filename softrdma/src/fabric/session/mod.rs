@@ -16,7 +16,7 @@ use rdma_proto::backend::{
 };
 use rdma_softsim::{
     CompletionQueue, Device, Domain, Error, ForeignRegion, Local, NamedReceive, NamedSend, QueuePair, Sge,
-    SoftSim,
+    SharedReceives, SoftSim,
 };
 use rustix::io::Errno;
 use softrdma_wire::{self as wire, MAX_BATCH, MAX_ELEMENTS, MAX_INLINE, Name, Reply, Request};
@@ -107,6 +107,7 @@ pub(super) struct Session {
     pairs: BTreeMap<Name, QueuePair>,
     identifiers: BTreeMap<Name, manager::Owned>,
     event_channels: BTreeMap<Name, manager::Channel>,
+    shared: BTreeMap<Name, SharedReceives>,
     queues: BTreeMap<Name, CompletionQueue>,
     regions: BTreeMap<Name, (ForeignRegion, u64)>,
     domains: BTreeMap<Name, Domain>,
@@ -141,11 +142,12 @@ fn take<T>(
 }
 
 impl Session {
-    pub(super) fn new(host: SoftSim, device: Device, info: Arc<Info>) -> Self {
+    pub(super) fn new(host: SoftSim, device: Device, info: Arc<Info>, above: Name) -> Self {
         Self {
             pairs: BTreeMap::new(),
             identifiers: BTreeMap::new(),
             event_channels: BTreeMap::new(),
+            shared: BTreeMap::new(),
             queues: BTreeMap::new(),
             regions: BTreeMap::new(),
             domains: BTreeMap::new(),
@@ -154,7 +156,7 @@ impl Session {
             device,
             host,
             info,
-            names: 0,
+            names: above,
         }
     }
 
@@ -189,22 +191,28 @@ impl Session {
     fn perform(&mut self, request: Request<'_>, descriptor: &mut Option<OwnedFd>) -> Result<Reply, Refusal> {
         match request {
             Request::Poll { queue, most } => return self.poll(queue, most),
-            Request::Arm(queue) => {
+            Request::Arm { queue, solicited } => {
                 let queue = find(&self.queues, queue)?;
                 // The event of the last arming is the program's: it has read it, or will.
                 queue.take_events()?;
-                queue.arm()?;
+                if solicited { queue.arm_solicited() } else { queue.arm() }?;
                 return Ok(Reply::Done);
             }
-            Request::PostSend { pair, work } => return self.post_send(pair, &work),
+            Request::PostSend { pair, whole, work } => return self.post_send(pair, whole, &work),
             Request::PostReceive { pair, work } => return self.post_receive(pair, &work),
+            Request::PostShared { queue, work } => return self.post_shared(queue, &work),
             _ => {}
         }
         for channel in self.completion_channels.values() {
             channel.flush();
         }
         let reply = match request {
-            Request::Hello { .. } | Request::Status | Request::Inject { .. } => Err(Errno::INVAL.into()),
+            Request::Hello { .. }
+            | Request::Status
+            | Request::Pairs { .. }
+            | Request::Inject { .. }
+            | Request::Configure { .. }
+            | Request::Record => Err(Errno::INVAL.into()),
             Request::CreateCompletionChannel => {
                 room(&self.completion_channels, MOST_CHANNELS)?;
                 let (channel, end) = Records::new()?;
@@ -257,14 +265,24 @@ impl Session {
                 domain,
                 send_queue,
                 receive_queue,
+                shared,
                 send_depth,
                 receive_depth: recv_depth,
                 inline,
             } => {
                 let limits = QueuePairLimits { send_depth, recv_depth, inline };
-                self.create_pair(domain, [send_queue, receive_queue], limits)
+                self.create_pair(domain, [send_queue, receive_queue], shared, limits)
+            }
+            Request::CreateShared { domain, depth, limit } => self.create_shared(domain, depth, limit),
+            Request::DestroyShared(name) => take(&mut self.shared, name, SharedReceives::is_used),
+            Request::SetSharedLimit { queue, limit } => find(&self.shared, queue)
+                .and_then(|queue| Ok(queue.set_limit(limit).map(|()| Reply::Done)?)),
+            Request::QueryShared(name) => {
+                find(&self.shared, name).and_then(|queue| Ok(Reply::SharedLimit(queue.limit()?)))
             }
             Request::DestroyPair(name) => take(&mut self.pairs, name, |_| false),
+            Request::SetTimeout { pair, timeout } => find(&self.pairs, pair)
+                .and_then(|pair| Ok(pair.set_ack_timeout(timeout).map(|()| Reply::Done)?)),
             Request::Modify { pair, to } => self.modify(pair, to),
             Request::QueryPair(name) => find(&self.pairs, name).and_then(|pair| {
                 Ok(Reply::State { state: translate::state(pair.state()?), ends: pair.ends() })
@@ -322,13 +340,15 @@ impl Session {
         &mut self,
         domain: Name,
         [sends, receives]: [Name; 2],
+        shared: Option<Name>,
         mut limits: QueuePairLimits,
     ) -> Result<Reply, Refusal> {
         limits.inline = limits.inline.min(MAX_INLINE as u32);
         let name = self.name()?;
         let domain = find(&self.domains, domain)?;
         let queues = [find(&self.queues, sends)?, find(&self.queues, receives)?];
-        let pair = self.device.create_queue_pair(name.into(), domain, queues, limits)?;
+        let shared = shared.map(|shared| find(&self.shared, shared)).transpose()?;
+        let pair = self.device.create_queue_pair(name.into(), domain, queues, shared, limits)?;
         let (number, inline) = (pair.number(), pair.max_inline() as u32);
         self.pairs.insert(name, pair);
         Ok(Reply::Pair { name, number, inline })
@@ -353,10 +373,13 @@ impl Session {
         Ok(Reply::Completions(completions))
     }
 
-    fn post_send(&self, pair: Name, work: &[wire::Send<'_>]) -> Result<Reply, Refusal> {
+    fn post_send(&self, pair: Name, whole: bool, work: &[wire::Send<'_>]) -> Result<Reply, Refusal> {
         let pair = find(&self.pairs, pair)?;
         if work.len() > MAX_BATCH {
             return Err(Errno::INVAL.into());
+        }
+        if whole && work.len() > pair.send_room() as usize {
+            return Ok(Reply::Posted { count: 0, errno: Errno::NOMEM.raw_os_error() });
         }
         let lists: Vec<Vec<Sge>> = work
             .iter()
@@ -368,12 +391,12 @@ impl Session {
         let requests: Vec<_> = work
             .iter()
             .zip(&lists)
-            .map(|(&wire::Send { id, op, signaled, ref local }, list)| {
+            .map(|(&wire::Send { id, op, signaled, solicited, ref local }, list)| {
                 let local = match local {
                     wire::Local::Inline(bytes) => Local::Inline(bytes),
                     wire::Local::Memory(_) => Local::Memory(list),
                 };
-                NamedSend { id, op: translate::op(op), local, signaled }
+                NamedSend { id, op: translate::op(op), local, signaled, solicited }
             })
             .collect();
         Ok(posted(requests.len(), pair.post_named(&requests)))
@@ -381,14 +404,36 @@ impl Session {
 
     fn post_receive(&self, pair: Name, work: &[wire::Receive]) -> Result<Reply, Refusal> {
         let pair = find(&self.pairs, pair)?;
-        if work.len() > MAX_BATCH {
-            return Err(Errno::INVAL.into());
-        }
-        let lists: Vec<Vec<Sge>> = work.iter().map(|work| named(&work.local)).collect::<Result<_, _>>()?;
-        let requests: Vec<_> =
-            work.iter().zip(&lists).map(|(work, list)| NamedReceive { id: work.id, local: list }).collect();
-        Ok(posted(requests.len(), pair.post_named_receives(&requests)))
+        receives(work, |requests| pair.post_named_receives(requests))
     }
+
+    fn post_shared(&self, queue: Name, work: &[wire::Receive]) -> Result<Reply, Refusal> {
+        let queue = find(&self.shared, queue)?;
+        receives(work, |requests| queue.post(requests))
+    }
+
+    fn create_shared(&mut self, domain: Name, depth: u32, limit: u32) -> Result<Reply, Refusal> {
+        room(&self.shared, MOST_OBJECTS)?;
+        let name = self.name()?;
+        let domain = find(&self.domains, domain)?;
+        let made = self.device.create_shared_receives(name.into(), domain, depth, limit)?;
+        self.shared.insert(name, made);
+        Ok(Reply::Made(name))
+    }
+}
+
+/// Posts receives, which `post` takes.
+fn receives(
+    work: &[wire::Receive],
+    post: impl FnOnce(&[NamedReceive<'_>]) -> Result<(), PostError<Error>>,
+) -> Result<Reply, Refusal> {
+    if work.len() > MAX_BATCH {
+        return Err(Errno::INVAL.into());
+    }
+    let lists: Vec<Vec<Sge>> = work.iter().map(|work| named(&work.local)).collect::<Result<_, _>>()?;
+    let requests: Vec<_> =
+        work.iter().zip(&lists).map(|(work, list)| NamedReceive { id: work.id, local: list }).collect();
+    Ok(posted(requests.len(), post(&requests)))
 }
 
 /// The elements of a work request.

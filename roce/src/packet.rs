@@ -1,14 +1,17 @@
 //! RoCE v2 packets, byte by byte: Ethernet, IP, UDP, the transport headers of InfiniBand, and the invariant CRC.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use etherparse::PacketBuilder;
+use rdma_proto::backend::CompletionStatus;
 
 /// UDP port of RoCE v2.
 const PORT: u16 = 4791;
 const ETHERNET: usize = 14;
 const UDP: usize = 8;
 const CRC: usize = 4;
+/// Packet sequence numbers that there are: 24 bits.
+pub const SEQUENCES: u32 = 1 << 24;
 
 /// Operations of reliable connections: the lowest opcode of each (InfiniBand, table of BTH opcodes).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +50,36 @@ impl Kind {
     }
 }
 
+/// The header of a WRITE's first packet and of a READ (RETH).
+#[must_use]
+pub fn remote(address: u64, rkey: u32, len: usize) -> Vec<u8> {
+    let len = u32::try_from(len).unwrap_or(u32::MAX);
+    [&address.to_be_bytes()[..], &rkey.to_be_bytes(), &len.to_be_bytes()].concat()
+}
+
+/// The header of an answer (AETH): its syndrome, and how many messages were executed.
+#[must_use]
+pub fn answer(syndrome: u8, executed: u32) -> Vec<u8> {
+    ((u32::from(syndrome) << 24) | (executed % SEQUENCES)).to_be_bytes().to_vec()
+}
+
+/// Syndrome of an acknowledgement, without a count of credits.
+pub const ACKNOWLEDGED: u8 = 0x1f;
+/// Syndrome of a message that met no receive; the lowest five bits say when to come again.
+pub const NOT_READY: u8 = 0x20;
+
+/// The syndrome of a message that was refused, by how the requester's work ends; `None` if no answer says so.
+#[must_use]
+pub const fn refused(status: CompletionStatus) -> Option<u8> {
+    Some(match status {
+        CompletionStatus::RNR_RETRY_EXC_ERR => NOT_READY,
+        CompletionStatus::REM_INV_REQ_ERR => 0x61,
+        CompletionStatus::REM_ACCESS_ERR => 0x62,
+        CompletionStatus::REM_OP_ERR => 0x63,
+        _ => return None,
+    })
+}
+
 /// A packet before it is bytes.
 #[derive(Clone, Debug)]
 pub struct Packet<'a> {
@@ -71,6 +104,29 @@ pub struct Packet<'a> {
 }
 
 impl Packet<'_> {
+    /// A packet between nobody, without headers and bytes.
+    #[must_use]
+    pub const fn new(opcode: u8, sequence: u32) -> Self {
+        let nowhere = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+        Self {
+            from: nowhere,
+            to: nowhere,
+            opcode,
+            pair: 0,
+            sequence,
+            acknowledge: false,
+            headers: Vec::new(),
+            payload: &[],
+            len: 0,
+        }
+    }
+
+    /// This packet from one machine to the queue pair of this number on another.
+    #[must_use]
+    pub fn between(self, from: IpAddr, to: IpAddr, pair: u32) -> Self {
+        Self { from, to, pair, ..self }
+    }
+
     /// Its frame.
     #[must_use]
     pub fn frame(&self) -> Vec<u8> {

@@ -1,0 +1,92 @@
+//! Messages and answers as a [`Capture`] sees them.
+
+use rdma_proto::backend::SendOp;
+
+use super::requester::{Answer, SendWork, Source};
+use super::{Model, PairId};
+use crate::capture::{Capture, Content, Transfer};
+
+impl Model {
+    /// `capture` sees all that passes from now on. False if something else does already.
+    pub(crate) fn capture(&mut self, capture: Box<dyn Capture>) -> bool {
+        if self.capture.is_some() {
+            return false;
+        }
+        self.capture = Some(capture);
+        true
+    }
+
+    /// Nobody sees what passes from now on.
+    pub(crate) fn stop_capture(&mut self) -> Option<Box<dyn Capture>> {
+        self.capture.take()
+    }
+
+    /// A message has left its device.
+    pub(super) fn capture_message(&mut self, from: PairId, epoch: u32, sequence: u64) {
+        let Some(mut capture) = self.capture.take() else { return };
+        if let Some(pair) = self.pairs.get(from)
+            && let (Some(path), Some(work)) = (pair.path, pair.requester.flight(epoch, sequence))
+        {
+            let bytes = self.bytes_of(work);
+            capture.pass(&Transfer {
+                at: self.event_queue.now(),
+                connection: from.to_bits(),
+                sequence,
+                from: path.local,
+                to: path.remote,
+                pair: self.pair_number(path.peer),
+                content: Content::Message { op: work.op, len: work.len, bytes: &bytes },
+            });
+        }
+        self.capture = Some(capture);
+    }
+
+    /// The bytes that travel with a message; of a READ none.
+    fn bytes_of(&self, work: &SendWork) -> Vec<u8> {
+        match &work.source {
+            _ if matches!(work.op, SendOp::Read(_)) => Vec::new(),
+            Source::Inline(bytes) => bytes.clone(),
+            Source::Memory(parts) => {
+                let mut bytes = vec![0; work.len];
+                // Memory that is gone by now: zeros, as nobody knows what the peer got.
+                let _read = self.gather(parts, &mut bytes);
+                bytes
+            }
+        }
+    }
+
+    /// The answer to message `sequence`, the oldest of its connection, has arrived.
+    pub(super) fn capture_answer(&mut self, to: PairId, sequence: u64, answer: Answer) {
+        let Some(mut capture) = self.capture.take() else { return };
+        if let Some(pair) = self.pairs.get(to)
+            && let Some(path) = pair.path
+        {
+            let read = pair.requester.oldest().filter(|work| matches!(work.op, SendOp::Read(_)));
+            let mut bytes = vec![0; read.map_or(0, |work| work.len)];
+            if let Some(SendWork { source: Source::Memory(parts), .. }) = read {
+                let _read = self.gather(parts, &mut bytes);
+            }
+            let content = match answer {
+                Answer::Ack if read.is_some() => Some(Content::Bytes(&bytes)),
+                Answer::Ack => Some(Content::Acknowledged),
+                Answer::RnrNak(timer) => Some(Content::NotReady(timer)),
+                Answer::Nak(status) => Some(Content::Refused(status)),
+                // Nothing came over the wire.
+                Answer::Fault(_) => None,
+            };
+            if let Some(content) = content {
+                let (at, connection) = (self.event_queue.now(), to.to_bits());
+                let (from, to, pair) = (path.remote, path.local, pair.number);
+                capture.pass(&Transfer { at, connection, sequence, from, to, pair, content });
+            }
+        }
+        self.capture = Some(capture);
+    }
+
+    /// The queue pair begins anew, or is gone.
+    pub(super) fn capture_end(&mut self, pair: PairId) {
+        if let Some(capture) = &mut self.capture {
+            capture.end(pair.to_bits());
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! Shared receive queues, as handles.
+
+use core::fmt;
+use std::sync::Arc;
+
+use rdma_proto::backend::PostError;
+
+use crate::Error;
+use crate::device::{Device, NamedReceive, parts};
+use crate::driver::Driver;
+use crate::model::{PostedReceive, SharedId};
+use crate::verbs::{Domain, DomainInner};
+
+/// A shared receive queue. Queue pairs that take their receives from it keep it there.
+pub struct SharedReceives {
+    pub(crate) inner: Arc<SharedInner>,
+}
+
+pub(crate) struct SharedInner {
+    pub(crate) driver: Arc<Driver>,
+    pub(crate) id: SharedId,
+    domain: Arc<DomainInner>,
+}
+
+impl Drop for SharedInner {
+    fn drop(&mut self) {
+        self.driver.with(|model| model.destroy_shared(self.id));
+    }
+}
+
+impl Device {
+    /// `ibv_create_srq(3)`: room for `depth` receives. `name` is what asynchronous events call it: one comes when it holds fewer than `limit`
+    /// receives, unless that is 0.
+    pub fn create_shared_receives(
+        &self,
+        name: u64,
+        domain: &Domain,
+        depth: u32,
+        limit: u32,
+    ) -> Result<SharedReceives, Error> {
+        if !Arc::ptr_eq(&self.driver, domain.driver()) {
+            return Err(Error::Argument("a handle of another fabric"));
+        }
+        let created =
+            |model: &mut crate::model::Model| model.create_shared(self.id, name, domain.id(), depth, limit);
+        let (driver, id) = (Arc::clone(&self.driver), self.driver.with(created)?);
+        Ok(SharedReceives { inner: Arc::new(SharedInner { driver, id, domain: Arc::clone(&domain.inner) }) })
+    }
+}
+
+impl SharedReceives {
+    /// `ibv_post_srq_recv(3)`: the requests in order, up to the first that is refused.
+    pub fn post(&self, requests: &[NamedReceive<'_>]) -> Result<(), PostError<Error>> {
+        self.inner.driver.with(|model| {
+            requests.iter().enumerate().try_for_each(|(posted, request)| {
+                let local = parts(model, Some(self.inner.domain.id), request.local);
+                model
+                    .post_shared(self.inner.id, &PostedReceive { id: request.id, local })
+                    .map_err(|error| PostError { posted, error })
+            })
+        })
+    }
+
+    /// `ibv_modify_srq(3)`: an event comes when the queue holds fewer receives than this; 0 is no limit.
+    pub fn set_limit(&self, limit: u32) -> Result<(), Error> {
+        self.inner.driver.with(|model| model.set_shared_limit(self.inner.id, limit))
+    }
+
+    /// `ibv_query_srq(3)`: the limit; 0 once its event has come.
+    pub fn limit(&self) -> Result<u32, Error> {
+        self.inner.driver.with(|model| model.shared_limit(self.inner.id))
+    }
+
+    /// Returns whether a queue pair takes its receives from it still (`EBUSY`).
+    #[must_use]
+    pub fn is_used(&self) -> bool {
+        Arc::strong_count(&self.inner) > 1
+    }
+}
+
+impl fmt::Debug for SharedReceives {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharedReceives").field("id", &self.inner.id).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,12 @@
+//! Messages of reliable connections as the packets that RoCE v2 carries for them, and files of packets for Wireshark.
+//!
+//! A [`Message`] is cut into [`Packet`]s, a packet becomes the bytes of a frame, and a [`File`] takes frames.
+#![forbid(unsafe_code)]
+
+mod file;
+mod message;
+mod packet;
+
+pub use file::File;
+pub use message::{MTU, Message, count};
+pub use packet::{ACKNOWLEDGED, Kind, NOT_READY, Packet, SEQUENCES, answer, invariant_crc, refused, remote};

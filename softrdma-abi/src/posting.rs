@@ -1,0 +1,196 @@
+//! The newer way to post (`ibv_wr_post(3)`): work requests that functions of the queue pair put together, between `ibv_wr_start` and
+//! `ibv_wr_complete`.
+//!
+//! They are kept by the thread until then, so that threads that post to one queue pair do not wait for each other.
+
+use core::cell::RefCell;
+use core::ffi::{c_int, c_void};
+
+use softrdma_wire::{Local, MAX_BATCH, MAX_INLINE, Op, Reply, Request, Send, Sge};
+
+use crate::layout::{Buffer, IBV_SEND_SIGNALED, IBV_SEND_SOLICITED, PairEx, ibv_qp, ibv_sge, zeroed};
+use crate::link::call;
+use crate::pair::Pair;
+
+/// `IBV_QP_EX_WITH_RDMA_WRITE`, `…_RDMA_WRITE_WITH_IMM`, `…_SEND`, `…_SEND_WITH_IMM` and `…_RDMA_READ`.
+pub(crate) const OPERATIONS: u64 = 0x1f;
+
+/// The requests of one queue pair since `ibv_wr_start`.
+struct Building {
+    pair: *mut PairEx,
+    work: Vec<Send<'static>>,
+    /// Why they cannot be posted.
+    wrong: Option<c_int>,
+}
+
+thread_local! {
+    static BUILDING: RefCell<Vec<Building>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The functions of a queue pair that was made for them.
+pub(crate) fn functions(qp_base: ibv_qp) -> PairEx {
+    PairEx {
+        qp_base,
+        wr_rdma_read: Some(rdma_read),
+        wr_rdma_write: Some(rdma_write),
+        wr_rdma_write_imm: Some(rdma_write_imm),
+        wr_send: Some(send),
+        wr_send_imm: Some(send_imm),
+        wr_set_inline_data: Some(set_inline_data),
+        wr_set_inline_data_list: Some(set_inline_data_list),
+        wr_set_sge: Some(set_sge),
+        wr_set_sge_list: Some(set_sge_list),
+        wr_start: Some(start),
+        wr_complete: Some(complete),
+        wr_abort: Some(abort),
+        ..zeroed()
+    }
+}
+
+fn take(pair: *mut PairEx) -> Option<Building> {
+    BUILDING.with_borrow_mut(|all| {
+        let place = all.iter().position(|building| building.pair == pair)?;
+        Some(all.swap_remove(place))
+    })
+}
+
+/// Changes what is put together for this queue pair; outside of start and completion there is nothing.
+fn with(pair: *mut PairEx, act: impl FnOnce(&mut Building)) {
+    BUILDING.with_borrow_mut(|all| {
+        if let Some(building) = all.iter_mut().find(|building| building.pair == pair) {
+            act(building);
+        }
+    });
+}
+
+unsafe extern "C" fn start(pair: *mut PairEx) {
+    take(pair);
+    let building = Building { pair, work: Vec::new(), wrong: None };
+    BUILDING.with_borrow_mut(|all| all.push(building));
+}
+
+unsafe extern "C" fn abort(pair: *mut PairEx) {
+    take(pair);
+}
+
+unsafe extern "C" fn complete(pair: *mut PairEx) -> c_int {
+    let Some(Building { work, wrong, .. }) = take(pair) else { return libc::EINVAL };
+    if let Some(errno) = wrong {
+        return errno;
+    }
+    if work.is_empty() {
+        return 0;
+    }
+    if work.len() > MAX_BATCH {
+        return libc::ENOMEM;
+    }
+    // SAFETY: ibv_wr_post(3): a live queue pair.
+    let handle = unsafe { (*pair).qp_base.handle };
+    match call(&Request::PostSend { pair: handle, whole: true, work }) {
+        Ok(Reply::Posted { errno, .. }) => errno,
+        Ok(_) => libc::EPROTO,
+        Err(errno) => errno,
+    }
+}
+
+/// Begins a request.
+///
+/// # Safety
+/// `pair` is alive.
+unsafe fn begin(pair: *mut PairEx, op: Op) {
+    // SAFETY: the caller vouches for `pair`, which was made as a `Pair` that begins so.
+    let (id, flags, all) = unsafe { ((*pair).wr_id, (*pair).wr_flags, (*pair.cast::<Pair>()).all_signaled) };
+    let (signaled, solicited) = (all || flags & IBV_SEND_SIGNALED != 0, flags & IBV_SEND_SOLICITED != 0);
+    let local = Local::Memory(Vec::new());
+    with(pair, |building| building.work.push(Send { id, op, signaled, solicited, local }));
+}
+
+unsafe extern "C" fn send(pair: *mut PairEx) {
+    // SAFETY: ibv_wr_post(3): a live queue pair, here and below.
+    unsafe { begin(pair, Op::Send) };
+}
+
+unsafe extern "C" fn send_imm(pair: *mut PairEx, immediate: u32) {
+    // SAFETY: as above.
+    unsafe { begin(pair, Op::SendImmediate(u32::from_be(immediate))) };
+}
+
+unsafe extern "C" fn rdma_write(pair: *mut PairEx, rkey: u32, address: u64) {
+    // SAFETY: as above.
+    unsafe { begin(pair, Op::Write { address, rkey }) };
+}
+
+unsafe extern "C" fn rdma_write_imm(pair: *mut PairEx, rkey: u32, address: u64, immediate: u32) {
+    let immediate = u32::from_be(immediate);
+    // SAFETY: as above.
+    unsafe { begin(pair, Op::WriteImmediate { address, rkey, immediate }) };
+}
+
+unsafe extern "C" fn rdma_read(pair: *mut PairEx, rkey: u32, address: u64) {
+    // SAFETY: as above.
+    unsafe { begin(pair, Op::Read { address, rkey }) };
+}
+
+/// The bytes of the request that was begun last.
+fn set(pair: *mut PairEx, local: Result<Local<'static>, c_int>) {
+    with(pair, |building| match (building.work.last_mut(), local) {
+        (Some(work), Ok(local)) => work.local = local,
+        (None, _) => building.wrong = Some(libc::EINVAL),
+        (_, Err(errno)) => building.wrong = Some(errno),
+    });
+}
+
+/// At most as many elements as the queue pair was made for.
+///
+/// # Safety
+/// `pair` is alive.
+unsafe fn set_elements(pair: *mut PairEx, list: &[ibv_sge]) {
+    // SAFETY: the caller vouches for `pair`, which was made as a `Pair`.
+    let most = unsafe { (*pair.cast::<Pair>()).cap.max_send_sge };
+    let on_wire = |&ibv_sge { addr: address, length: len, lkey }: &ibv_sge| Sge { address, len, lkey };
+    let fits = list.len() <= most as usize;
+    set(pair, if fits { Ok(Local::Memory(list.iter().map(on_wire).collect())) } else { Err(libc::EINVAL) });
+}
+
+unsafe extern "C" fn set_sge(pair: *mut PairEx, lkey: u32, addr: u64, length: u32) {
+    // SAFETY: ibv_wr_post(3): a live queue pair.
+    unsafe { set_elements(pair, &[ibv_sge { addr, length, lkey }]) };
+}
+
+unsafe extern "C" fn set_sge_list(pair: *mut PairEx, count: usize, list: *const ibv_sge) {
+    // SAFETY: ibv_wr_post(3): a live queue pair, and so many elements, which are read during the call.
+    unsafe { set_elements(pair, if count == 0 { &[] } else { core::slice::from_raw_parts(list, count) }) };
+}
+
+/// The bytes of buffers, one behind the other.
+///
+/// # Safety
+/// The buffers name bytes of this process that stay as they are during the call.
+unsafe fn copied(buffers: &[Buffer], most: u32) -> Result<Local<'static>, c_int> {
+    let total = buffers.iter().try_fold(0_usize, |sum, buffer| sum.checked_add(buffer.length));
+    if total.is_none_or(|total| total > MAX_INLINE || total > most as usize) {
+        return Err(libc::EINVAL);
+    }
+    let mut bytes = Vec::new();
+    for buffer in buffers.iter().filter(|buffer| buffer.length > 0) {
+        // SAFETY: the caller vouches for the bytes.
+        bytes.extend_from_slice(unsafe {
+            core::slice::from_raw_parts(buffer.addr.cast::<u8>(), buffer.length)
+        });
+    }
+    Ok(Local::Inline(bytes.into()))
+}
+
+unsafe extern "C" fn set_inline_data_list(pair: *mut PairEx, count: usize, buffers: *const Buffer) {
+    // SAFETY: ibv_wr_post(3): a live queue pair, made as a `Pair`, and so many buffers, which are read during the call.
+    let local = unsafe {
+        let buffers = if count == 0 { &[] } else { core::slice::from_raw_parts(buffers, count) };
+        copied(buffers, (*pair.cast::<Pair>()).cap.max_inline_data)
+    };
+    set(pair, local);
+}
+
+unsafe extern "C" fn set_inline_data(pair: *mut PairEx, addr: *mut c_void, length: usize) {
+    // SAFETY: as above: one buffer.
+    unsafe { set_inline_data_list(pair, 1, &Buffer { addr, length }) };
+}

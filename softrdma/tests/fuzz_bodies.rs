@@ -1,0 +1,85 @@
+//! The fuzzer's body on its seeds, and on inputs that are the same every time.
+
+mod bodies;
+
+use proptest::strategy::{Strategy as _, ValueTree as _};
+use proptest::test_runner::TestRunner;
+use softrdma_wire::{Access, MAX_INLINE, Request, Send, Sge, Transition};
+
+fn packet(into: &mut Vec<u8>, program: u8, request: &Request<'_>) {
+    let bytes = postcard::to_stdvec(request).expect("encodes");
+    into.extend([program, u8::try_from(bytes.len()).expect("is short")]);
+    into.extend(bytes);
+}
+
+/// Two programs that connect queue pairs and write: what the fuzzer begins with.
+fn honest() -> Vec<u8> {
+    let mut input = Vec::new();
+    for program in [0, 1] {
+        let access = Access { local_write: true, remote_write: true, remote_read: true };
+        let machine = |last: u8| std::net::IpAddr::from([192, 0, 2, last + 1]);
+        let timer = 12;
+        let (local, remote, number) = (machine(program), machine(1 - program), 3 - u32::from(program));
+        for request in [
+            Request::AllocateDomain,
+            Request::Register { domain: 1, at: 0, address: 4096, len: 4096, access },
+            Request::CreateCompletionChannel,
+            Request::CreateQueue { depth: 8, channel: Some(3) },
+            Request::CreateShared { domain: 1, depth: 4, limit: 1 },
+            Request::CreatePair {
+                domain: 1,
+                send_queue: 4,
+                receive_queue: 4,
+                shared: None,
+                send_depth: 4,
+                receive_depth: 4,
+                inline: MAX_INLINE as u32,
+            },
+            Request::Modify { pair: 6, to: Transition::Initialise },
+            Request::Modify { pair: 6, to: Transition::Receive { local, remote, number, timer } },
+            Request::Modify { pair: 6, to: Transition::Send { retry: 1, rnr_retry: 1, read_depth: 1 } },
+        ] {
+            packet(&mut input, program, &request);
+        }
+    }
+    let local = softrdma_wire::Local::Memory(vec![Sge { address: 4096, len: 64, lkey: 0x100 }]);
+    let op = softrdma_wire::Op::Write { address: 4200, rkey: 0x201 };
+    let work = vec![Send { id: 1, op, signaled: true, solicited: false, local }];
+    packet(&mut input, 0, &Request::Arm { queue: 4, solicited: false });
+    packet(&mut input, 0, &Request::PostSend { pair: 6, whole: false, work });
+    packet(&mut input, 0, &Request::Poll { queue: 4, most: 8 });
+    input
+}
+
+#[test]
+fn seeds_and_generated_inputs() {
+    let seeds = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/seeds/fabric");
+    let mut count = 0;
+    for seed in std::fs::read_dir(seeds).expect("there are seeds") {
+        bodies::run(&std::fs::read(seed.expect("an entry").path()).expect("a file"));
+        count += 1;
+    }
+    assert!(count > 0);
+    let mut runner = TestRunner::deterministic();
+    // Bytes of any kind, and a sound conversation of which some bytes are others.
+    let (bytes, honest) = (proptest::collection::vec(proptest::num::u8::ANY, 0..2000), honest());
+    let places = proptest::collection::vec((0..honest.len(), proptest::num::u8::ANY), 0..6);
+    for _ in 0..100 {
+        bodies::run(&bytes.new_tree(&mut runner).expect("bytes").current());
+        let mut bent = honest.clone();
+        for (place, byte) in places.new_tree(&mut runner).expect("places").current() {
+            bent[place] = byte;
+        }
+        bodies::run(&bent);
+    }
+}
+
+/// The seed is that conversation, as this version of the protocol has it.
+#[test]
+fn the_seed_is_an_honest_conversation() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/seeds/fabric/honest");
+    if std::env::var_os("RENEW").is_some() {
+        std::fs::write(path, honest()).expect("a file");
+    }
+    assert_eq!(std::fs::read(path).expect("a file"), honest(), "RENEW=1 writes it anew");
+}
