@@ -22,6 +22,8 @@ const LEN: usize = 64;
 const MANY: usize = 16;
 /// Work requests under way while a message is answered.
 const BUSY: u16 = 512;
+/// Connections of a server of which one is in use.
+const CROWD: usize = 2000;
 
 /// Bytes of a value that lands.
 const VALUE: usize = 32 << 20;
@@ -55,6 +57,18 @@ fn measured_endpoint_read(endpoint: &mut Endpoint<SoftSim>, bytes: &mut Piece) {
     while let Some(event) = endpoint.next_event() {
         if let Event::Readable(id) = event {
             assert_eq!(endpoint.read(id, bytes).expect("read"), Some(LEN));
+        }
+    }
+}
+
+/// One turn of a server: a request is read and answered.
+#[inline(never)]
+fn measured_serve(server: &mut Endpoint<SoftSim>, bytes: &mut Piece) {
+    server.progress().expect("goes on");
+    while let Some(event) = server.next_event() {
+        if let Event::Readable(id) = event {
+            assert_eq!(server.read(id, bytes).expect("read"), Some(LEN));
+            assert_eq!(server.write(id, &[IoSlice::new(bytes)]).expect("written"), Some(LEN));
         }
     }
 }
@@ -274,10 +288,64 @@ fn message(rounds: usize) {
     }
 }
 
+/// A server has many connections, of which one is in use.
+fn crowd(rounds: usize, connections: usize) {
+    let sim = Simulation::new(1, DeviceKind::Ibta, SimulationSettings::default(), FaultPlan::new());
+    let [server, client] = [1, 2].map(|last| sim.host(&[[192, 0, 2, last].into()], Limits::default()));
+    let address = SocketAddr::from(([192, 0, 2, 1], 6379));
+    let endpoint =
+        |host| Endpoint::new(host, Share::default().connections(connections)).expect("an endpoint");
+    let (mut server, mut client) = (endpoint(&server), endpoint(&client));
+    // Idle ones differ in nothing but their number, so they may be small.
+    let small = |mut options: Options| {
+        options.protocol = options.protocol.window(4096).send_buffer(4096).send_depth(32);
+        options.receives(32)
+    };
+    server.listen(address, small(Options::server())).expect("a free address");
+    let limit = Duration::from_secs(60);
+    let mut first = None;
+    for _ in 0..connections {
+        let id = client.connect(address, None, limit, small(Options::client())).expect("begins");
+        let mut opened = 0;
+        while opened < 2 {
+            for endpoint in [&mut server, &mut client] {
+                endpoint.progress().expect("goes on");
+                while let Some(event) = endpoint.next_event() {
+                    assert!(!matches!(event, Event::Ended(_)), "{:?}", endpoint.check(id));
+                    opened += usize::from(matches!(event, Event::Opened { .. }));
+                }
+            }
+            settle(&sim);
+        }
+        first.get_or_insert(id);
+    }
+    let id = first.expect("a connection");
+    let mut bytes = [0x5a; LEN];
+    for _ in 0..rounds {
+        assert_eq!(client.write(id, &[IoSlice::new(&bytes)]).expect("written"), Some(LEN));
+        settle(&sim);
+        measured_serve(&mut server, &mut bytes);
+        settle(&sim);
+        measured_endpoint_read(&mut client, &mut bytes);
+    }
+    std::mem::forget((server, client));
+}
+
+/// Runs one part, in which a function is to be measured, or all that print counts.
 fn main() {
-    let rounds = std::env::args().nth(1).and_then(|rounds| rounds.parse().ok()).unwrap_or(1000);
-    streams(rounds);
-    endpoint(rounds);
-    message(rounds);
-    landing(rounds);
+    let mut arguments = std::env::args().skip(1);
+    let rounds = arguments.next().and_then(|rounds| rounds.parse().ok()).unwrap_or(1000);
+    match arguments.next().as_deref() {
+        Some("alone") => crowd(rounds, 1),
+        Some("crowd") => crowd(rounds, CROWD),
+        Some("message") => message(rounds),
+        Some("landing") => landing(rounds),
+        Some("endpoint") => endpoint(rounds),
+        Some("streams") => streams(rounds),
+        _ => {
+            streams(rounds);
+            endpoint(rounds);
+            landing(rounds);
+        }
+    }
 }

@@ -45,7 +45,13 @@ impl World {
             match connecting.take().map(Connecting::poll) {
                 Some(Ok(Progress::Waits(waits))) => connecting = Some(waits),
                 Some(Ok(Progress::Ready(candidate))) => {
-                    let shape = Shape { sends: 64, receives: 64, window: WINDOW, outbox: 4 * WINDOW };
+                    let shape = Shape {
+                        sends: 64,
+                        receives: 64,
+                        window: WINDOW,
+                        access: Access::REMOTE_WRITE,
+                        outbox: 4 * WINDOW,
+                    };
                     break candidate.session(shape).expect("a queue pair");
                 }
                 _ => panic!("no connection"),

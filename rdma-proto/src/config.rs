@@ -88,7 +88,7 @@ pub struct Config {
     pub peer_receives: u16,
     /// The longest window a peer may register (VR-MEM-005).
     pub window_limit: u32,
-    /// Features this side has. None is defined.
+    /// Features this side has: none by default. A server tells those who ask (VR-FEAT-002); a client asks if [`Config::negotiate`].
     pub features: FeatureSet,
     /// Whether a client asks for the server's features when connected (VR-FEAT-001: optional).
     pub negotiate: bool,

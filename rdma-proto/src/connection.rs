@@ -229,6 +229,17 @@ impl Machine {
         }
     }
 
+    /// Returns whether windows may be registered before they are needed (VM-001).
+    const fn queues_windows(&self) -> bool {
+        self.features().contains(FeatureSet::MULTI_BUFFER)
+    }
+
+    /// These features are in force from now on: the peer has handled the choice before whatever is sent next.
+    fn agree(&mut self, features: FeatureSet) {
+        self.negotiation = Negotiation::Done(features);
+        self.rx.go_ahead(self.queues_windows());
+    }
+
     /// Returns whether the peer has given us a window, so that bytes can leave.
     #[inline]
     pub const fn has_peer_window(&self) -> bool {

@@ -15,7 +15,9 @@ mod tests;
 ///
 /// With two, the other region is announced the moment one is full, while its bytes are still being read: from then on no
 /// correct peer writes to the full one, because its immediates have used it up (VR-MEM-003). Announcing before a window is
-/// full is not possible in this protocol: nothing would tell which window an immediate is about.
+/// full is not possible without [`FeatureSet::MULTI_BUFFER`](crate::wire::FeatureSet::MULTI_BUFFER): nothing would tell which
+/// window an immediate is about. With it ([`RxWindow::go_ahead`]) the free region is announced behind the one that is being filled
+/// (VM-005).
 ///
 /// Unread bytes lie in at most three places, in this order: the region that was full before, the memory of the application, and
 /// the region that is being filled.
@@ -35,6 +37,10 @@ pub(crate) struct RxWindow {
     /// Where the unread bytes of a full region of our own begin; they go to its end.
     previous: Option<u32>,
     announced: bool,
+    /// Whether windows may be announced before they are needed, ...
+    ahead: bool,
+    /// ... and the other region was.
+    next_announced: bool,
     landing: Landing,
     /// Whether all unread bytes lie in `own`, and it is `own` that is being filled, as nearly always.
     plain: bool,
@@ -84,8 +90,37 @@ impl RxWindow {
     /// Returns a receiving side of `windows` regions (1 or 2) of `length` bytes each, not yet announced.
     pub(crate) const fn new(length: u32, windows: u8) -> Self {
         let (received, read, previous, landing) = (0, 0, None, Landing::NONE);
-        let (own, lands, announced, plain) = (0, false, false, true);
-        Self { length, windows, own, lands, received, read, previous, announced, landing, plain }
+        let (announced, ahead, next_announced, plain) = (false, false, false, true);
+        Self {
+            length,
+            windows,
+            own: 0,
+            lands: false,
+            received,
+            read,
+            previous,
+            announced,
+            ahead,
+            next_announced,
+            landing,
+            plain,
+        }
+    }
+
+    /// Windows may be announced from now on before they are needed, or no longer.
+    pub(crate) fn go_ahead(&mut self, ahead: bool) {
+        self.ahead = ahead;
+    }
+
+    /// Returns whether the other region is free, and to be announced behind the one that is being filled. Memory of the application
+    /// comes in its turn only.
+    const fn goes_ahead(&self) -> bool {
+        // Nearly always false by the first.
+        self.ahead
+            && self.windows == 2
+            && self.previous.is_none()
+            && !self.next_announced
+            && !self.is_landing()
     }
 
     /// Returns where the window lies that is to be announced to the peer now, if one is: the region's index, and the window's
@@ -93,6 +128,7 @@ impl RxWindow {
     #[inline]
     pub(crate) const fn unannounced(&self) -> Option<(u8, u32)> {
         match (self.announced, self.lands) {
+            (true, _) if self.goes_ahead() => Some((self.other(), 0)),
             (true, _) => None,
             (false, true) => Some((Readable::LANDED, self.landing.next.saturating_sub(self.length))),
             (false, false) => Some((self.own, 0)),
@@ -101,6 +137,7 @@ impl RxWindow {
 
     /// Notes that the window of [`RxWindow::unannounced`] was announced.
     pub(crate) fn announce(&mut self) {
+        self.next_announced = self.announced;
         self.announced = true;
     }
 
@@ -247,8 +284,10 @@ impl RxWindow {
         if self.is_landing() {
             return Err(ApiMisuse::LandingUnderWay);
         }
-        // The window that the peer fills now lies where it lies.
-        let next = self.unread().saturating_add(self.length.saturating_sub(self.received).into());
+        // The window that the peer fills now lies where it lies, and so does one that is announced behind it.
+        let announced = if self.next_announced { self.length } else { 0 };
+        let filling = self.length.saturating_sub(self.received).saturating_add(announced);
+        let next = self.unread().saturating_add(filling.into());
         let windows = u64::from(length).saturating_sub(next).checked_div(self.length.into()).unwrap_or(0);
         // At most `length`, a u32.
         let (next, landed) =
@@ -272,12 +311,12 @@ impl RxWindow {
     }
 
     /// Returns the index of a second region that would let the peer go on at once: there is only one, it is full, and its bytes
-    /// are not all read.
+    /// are not all read; or it may be announced before that.
     #[inline]
     pub(crate) const fn lacks_region(&self) -> Option<u8> {
         // What is full and needs no region has gone on already; what landed must be read first, whatever there is.
         let waits = self.lands || self.landing.is_read();
-        if self.windows == 1 && self.is_full() && waits { Some(self.other()) } else { None }
+        if self.windows == 1 && (self.is_full() && waits || self.ahead) { Some(self.other()) } else { None }
     }
 
     /// Goes on with two regions; the second is that of [`RxWindow::lacks_region`].
@@ -286,10 +325,10 @@ impl RxWindow {
         self.rotate();
     }
 
-    /// Goes on with one region. The index of the one that is no longer used, unless it still holds unread bytes or there is
-    /// only one anyway.
+    /// Goes on with one region. The index of the one that is no longer used, unless it still holds unread bytes, is or may be announced
+    /// already, or there is only one anyway.
     pub(crate) fn drop_region(&mut self) -> Option<u8> {
-        if self.windows != 2 || self.previous.is_some() {
+        if self.windows != 2 || self.previous.is_some() || self.ahead {
             return None;
         }
         self.windows = 1;
@@ -320,7 +359,7 @@ impl RxWindow {
         if unread && (self.previous.is_some() || !self.landing.is_read()) {
             return;
         }
-        let lands = self.landing.takes(self.length);
+        let lands = !self.next_announced && self.landing.takes(self.length);
         if lands {
             self.landing.next = self.landing.next.saturating_add(self.length);
         } else if self.windows == 2 {
@@ -334,7 +373,7 @@ impl RxWindow {
         self.lands = lands;
         self.received = 0;
         self.read = 0;
-        self.announced = false;
+        self.announced = core::mem::take(&mut self.next_announced);
         self.look_whether_plain();
     }
 }
@@ -345,7 +384,11 @@ fn refuse_to_consume(bytes: u32, readable: Option<Readable>) -> ApiMisuse {
     ApiMisuse::ConsumeBeyondReadable { bytes: bytes as usize, readable }
 }
 
-/// The peer's window, where our bytes go.
+/// Windows that a peer may have registered behind the one that is being filled (VM-003).
+const QUEUED: usize = 3;
+
+/// The peer's windows, where our bytes go: the one that is being filled, and with
+/// [`FeatureSet::MULTI_BUFFER`](crate::wire::FeatureSet::MULTI_BUFFER) those behind it, in the order of their registrations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub(crate) struct TxWindow {
     /// The window that the peer registered last.
@@ -354,29 +397,35 @@ pub(crate) struct TxWindow {
     next: RemoteAddress,
     /// Bytes that still fit behind it.
     room: u32,
+    /// The windows behind it. The first that is `None` ends the queue.
+    queued: [Option<Window>; QUEUED],
 }
 
 impl TxWindow {
     /// No window yet: nothing may be sent (VR-FLOW-004).
     pub(crate) const fn new() -> Self {
-        Self { window: None, next: RemoteAddress { address: 0, rkey: 0 }, room: 0 }
+        Self { window: None, next: RemoteAddress { address: 0, rkey: 0 }, room: 0, queued: [None; QUEUED] }
     }
 
     /// The peer registered `window`; sending goes on at its first byte (VR-MEM-002), whatever its address, key and length
-    /// are (VR-MEM-011 to 013).
+    /// are (VR-MEM-011 to 013). If windows queue (`queues`), it may come before the old one is full, and waits behind it
+    /// (VM-002).
     ///
     /// # Errors
-    /// It is empty, wraps around the address space, is longer than `limit`, or comes before the old one was full. In the
-    /// last case bytes already written cannot be attributed to either window, so the stream is lost (VR-MEM-004).
-    pub(crate) fn register(&mut self, window: Window, limit: u32) -> Result<(), Error> {
+    /// It is empty, wraps around the address space, is longer than `limit`, or comes before the old one was full and finds no place
+    /// in a queue. In the last case bytes already written cannot be attributed to either window, so the stream is lost (VR-MEM-004,
+    /// VM-003).
+    pub(crate) fn register(&mut self, window: Window, limit: u32, queues: bool) -> Result<(), Error> {
+        let place = if queues { self.queued.iter_mut().find(|place| place.is_none()) } else { None };
         if let Some(old) = self.window
             && self.room > 0
+            && place.is_none()
         {
             let used = old.length.saturating_sub(self.room);
             let early = PeerMisbehaved::EarlyRegistration { used, length: old.length };
             return Err(Error::PeerMisbehaved(early));
         }
-        let Window { address, length, rkey } = window;
+        let Window { address, length, .. } = window;
         if length == 0 {
             return Err(Error::PeerMisbehaved(PeerMisbehaved::EmptyWindow));
         }
@@ -386,8 +435,30 @@ impl TxWindow {
         if address.checked_add(length as u64).is_none() {
             return Err(Error::PeerMisbehaved(PeerMisbehaved::WindowWraps { address, length }));
         }
-        *self = Self { window: Some(window), next: RemoteAddress { address, rkey }, room: length };
+        match place {
+            Some(place) if self.room > 0 => *place = Some(window),
+            _ => self.begin(window),
+        }
         Ok(())
+    }
+
+    /// Goes on at the first byte of `window`.
+    fn begin(&mut self, window: Window) {
+        let Window { address, length, rkey } = window;
+        (self.window, self.next, self.room) = (Some(window), RemoteAddress { address, rkey }, length);
+    }
+
+    /// Goes on in the next window, when one is full and another queues.
+    #[cold]
+    fn leave_full(&mut self) {
+        let [first, ..] = self.queued;
+        if let Some(window) = first {
+            self.queued.rotate_left(1);
+            if let Some(last) = self.queued.last_mut() {
+                *last = None;
+            }
+            self.begin(window);
+        }
     }
 
     /// Returns whether the peer ever registered a window.
@@ -419,6 +490,9 @@ impl TxWindow {
         self.room = room;
         // Within a window that does not wrap.
         self.next.address = at.address.saturating_add(bytes as u64);
+        if room == 0 {
+            self.leave_full();
+        }
         Some(at)
     }
 }

@@ -56,13 +56,25 @@ impl fmt::Display for Opcode {
     }
 }
 
-/// Feature bits. None is defined yet; whatever is beyond the specification waits for one (VR-FEAT-011).
+/// Feature bits. The specification defines none; whatever is beyond it waits for one (VR-FEAT-011). [`FeatureSet::MULTI_BUFFER`] is a
+/// proposal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct FeatureSet(pub u64);
 
 impl FeatureSet {
     /// No feature.
     pub const NONE: Self = Self(0);
+
+    /// Several windows, registered before they are needed and filled in the order of their registrations: a proposal, in use only where both
+    /// sides were configured for it (`spec/multi-buffer.md`). The number of the bit is that of an experiment; a definition by Valkey would
+    /// give another one.
+    pub const MULTI_BUFFER: Self = Self(1 << 63);
+
+    /// Returns whether all features of `others` are in this set.
+    #[must_use]
+    pub const fn contains(self, others: Self) -> bool {
+        self.0 & others.0 == others.0
+    }
 
     /// Returns the features in both sets.
     #[must_use]

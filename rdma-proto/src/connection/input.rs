@@ -50,8 +50,12 @@ impl Machine {
                 self.counters.keepalives_received = self.counters.keepalives_received.saturating_add(1);
             }
             Message::RegisterXferMemory(window) => {
-                self.tx.register(window, self.config.window_limit)?;
-                self.credits.got_registration();
+                let queues = self.queues_windows();
+                self.tx.register(window, self.config.window_limit, queues)?;
+                // One that came before it was needed tells nothing of the immediate that filled the last (VM-006).
+                if !queues {
+                    self.credits.got_registration();
+                }
                 self.timers.window_came();
                 self.counters.windows_received = self.counters.windows_received.saturating_add(1);
             }
@@ -62,7 +66,7 @@ impl Machine {
             },
             Message::SetClientFeature { features, .. } => match self.config.role {
                 // VR-FEAT-004: unknown bits enable nothing and harm nothing. There is no answer (VR-FEAT-009).
-                Role::Server => self.negotiation = Negotiation::Done(features.common(self.config.features)),
+                Role::Server => self.agree(features.common(self.config.features)),
                 Role::Client => {
                     let opcode = Opcode::SET_CLIENT_FEATURE;
                     return Err(PeerMisbehaved::ServerSent { opcode }.into());

@@ -242,7 +242,7 @@ impl Machine {
                 return Some(self.send(Message::GetServerFeature { select, features }, false));
             }
             if let Negotiation::Answered(features) = self.negotiation {
-                self.negotiation = Negotiation::Done(features);
+                self.agree(features);
                 return Some(self.send(Message::SetClientFeature { select: 0, features }, false));
             }
             if self.keepalive_finds_receive()
@@ -282,7 +282,10 @@ impl Machine {
         let window = Window { address, length: self.config.window, rkey };
         let action = self.send(Message::RegisterXferMemory(window), false);
         self.rx.announce();
-        self.credits.sent_registration(self.send.posted().notices);
+        // Bytes in the window before it tell nothing of this registration (VM-006).
+        if !self.queues_windows() {
+            self.credits.sent_registration(self.send.posted().notices);
+        }
         action
     }
 

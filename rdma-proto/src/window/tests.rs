@@ -45,13 +45,22 @@ fn any_op() -> impl Strategy<Value = Op> {
 
 proptest! {
     /// A peer that obeys the announcements is never refused, its bytes come out in order, a region is only announced
-    /// when nothing in it is unread, and what lands lies where it belongs.
+    /// when nothing in it is unread, and what lands lies where it belongs. Windows that are announced ahead are filled in that order
+    /// (VM-002, VM-005).
     #[test]
-    fn receiving_keeps_the_stream(length in 1..33_u32, windows in 1..3_u8, ops in prop::collection::vec(any_op(), 1..200)) {
+    fn receiving_keeps_the_stream(
+        length in 1..33_u32,
+        windows in 1..3_u8,
+        ahead in any::<bool>(),
+        ops in prop::collection::vec(any_op(), 1..200),
+    ) {
         let mut rx = RxWindow::new(length, windows);
-        // Each region holds stream positions; the peer writes to the window it knows of: region, offset, bytes used.
+        rx.go_ahead(ahead);
+        // Each region holds stream positions; the peer writes to the window it knows of: region, offset, bytes used. Behind it may be
+        // another one.
         let mut regions = [vec![None; length as usize], vec![None; length as usize], vec![]];
         let mut peer: Option<(u8, u32, u32)> = None;
+        let mut queued: Option<(u8, u32, u32)> = None;
         let (mut written, mut read) = (0_u64, 0_u64);
         // The stream position of the first byte of the memory to land in, and how much of it is promised to land.
         let (mut landing, mut promised, mut landed) = (0, 0, 0);
@@ -59,11 +68,12 @@ proptest! {
             match op {
                 Op::Announce => {
                     if let Some((region, offset)) = rx.unannounced() {
-                        prop_assert!(peer.is_none_or(|(.., used)| used == length), "announced before the window was full");
+                        let full = peer.is_none_or(|(.., used)| used == length);
+                        prop_assert!(full || ahead && queued.is_none(), "announced before the window was full");
                         let window = &regions[region as usize][offset as usize..][..length as usize];
                         prop_assert!(window.iter().all(Option::is_none), "announced over unread bytes");
                         rx.announce();
-                        peer = Some((region, offset, 0));
+                        *(if full { &mut peer } else { &mut queued }) = Some((region, offset, 0));
                     }
                 }
                 Op::Receive(bytes) => {
@@ -78,6 +88,9 @@ proptest! {
                         written += 1;
                     }
                     peer = Some((region, offset, used + bytes));
+                    if used + bytes == length && queued.is_some() {
+                        peer = queued.take();
+                    }
                     prop_assert_eq!(rx.receive(bytes), Ok(()));
                 }
                 Op::Consume(bytes) => {
@@ -96,14 +109,16 @@ proptest! {
                     if let Some(region) = rx.lacks_region() {
                         prop_assert!(regions[region as usize].iter().all(Option::is_none), "added with bytes in it");
                         rx.add_region();
-                        prop_assert_eq!(rx.unannounced(), Some((region, 0)), "the peer can go on at once");
+                        if !ahead {
+                            prop_assert_eq!(rx.unannounced(), Some((region, 0)), "the peer can go on at once");
+                        }
                     }
                 }
                 Op::Drop => {
                     if let Some(region) = rx.drop_region() {
                         prop_assert!(regions[region as usize].iter().all(Option::is_none), "dropped with bytes in it");
                         let used_up = peer.is_none_or(|(at, _, used)| at != region || used == length);
-                        prop_assert!(used_up, "dropped while the peer may write to it");
+                        prop_assert!(used_up && queued.is_none(), "dropped while the peer may write to it");
                     }
                 }
                 Op::Land(bytes) => {
@@ -122,7 +137,7 @@ proptest! {
                 Op::StopLanding => {
                     let before = rx.unannounced();
                     rx.stop_landing();
-                    prop_assert_eq!(rx.unannounced(), before, "a window was taken back");
+                    prop_assert!(before.is_none() && ahead || rx.unannounced() == before, "a window was taken back");
                     let under_way = match (before, peer) {
                         (Some((Readable::LANDED, _)), _) => length,
                         (None, Some((Readable::LANDED, _, used))) => length - used,
@@ -179,7 +194,7 @@ proptest! {
         prop_assert_eq!((tx.room(), tx.take(1)), (0, None));
         let mut steps = steps.into_iter().cycle();
         for length in lengths {
-            prop_assert_eq!(tx.register(window(length), LIMIT), Ok(()));
+            prop_assert_eq!(tx.register(window(length), LIMIT, false), Ok(()));
             let mut used = 0;
             while used < length {
                 let bytes = steps.next().unwrap_or(1).min(length - used);
@@ -215,22 +230,68 @@ fn the_second_region_is_announced_at_full() {
 fn bad_registrations_are_refused() {
     let mut tx = TxWindow::new();
     let misbehaved = |error| Err(Error::PeerMisbehaved(error));
-    assert_eq!(tx.register(window(0), LIMIT), misbehaved(PeerMisbehaved::EmptyWindow));
+    assert_eq!(tx.register(window(0), LIMIT, false), misbehaved(PeerMisbehaved::EmptyWindow));
     assert_eq!(
-        tx.register(window(u32::MAX), LIMIT),
+        tx.register(window(u32::MAX), LIMIT, false),
         Err(Error::PeerIncompatible(PeerIncompatible::WindowTooLarge { length: u32::MAX, limit: LIMIT }))
     );
     let wraps = Window { address: u64::MAX - 6, length: 8, rkey: 0 };
     assert_eq!(
-        tx.register(wraps, LIMIT),
+        tx.register(wraps, LIMIT, false),
         misbehaved(PeerMisbehaved::WindowWraps { address: wraps.address, length: 8 })
     );
-    assert_eq!(tx.register(window(8), LIMIT), Ok(()));
+    assert_eq!(tx.register(window(8), LIMIT, false), Ok(()));
     assert!(tx.take(7).is_some());
     assert_eq!(
-        tx.register(window(8), LIMIT),
+        tx.register(window(8), LIMIT, false),
         misbehaved(PeerMisbehaved::EarlyRegistration { used: 7, length: 8 })
     );
     assert!(tx.take(1).is_some());
-    assert_eq!(tx.register(window(9), LIMIT), Ok(()), "another length is fine once the window is full");
+    assert_eq!(
+        tx.register(window(9), LIMIT, false),
+        Ok(()),
+        "another length is fine once the window is full"
+    );
+}
+
+/// Windows that queue are filled one after the other, each to its last byte; one too many is refused, and so is any where windows do
+/// not queue (VM-002, VM-003).
+#[test]
+fn windows_queue_behind_the_one_that_is_filled() {
+    let at = |number: u64| Window { address: number << 12, length: 8, rkey: 7 };
+    let mut tx = TxWindow::new();
+    for number in 1..=4 {
+        assert_eq!(tx.register(at(number), LIMIT, true), Ok(()));
+    }
+    let early = PeerMisbehaved::EarlyRegistration { used: 0, length: 8 };
+    assert_eq!(tx.register(at(5), LIMIT, true), Err(Error::PeerMisbehaved(early)));
+    let starts = |tx: &mut TxWindow| [3, 5].map(|bytes| tx.take(bytes).map(|at| at.address));
+    for number in 1..=4_u64 {
+        assert_eq!(tx.take(9), None, "over the end of a window");
+        assert_eq!(starts(&mut tx), [number << 12, (number << 12) + 3].map(Some));
+        if number == 1 {
+            assert_eq!(tx.register(at(5), LIMIT, true), Ok(()));
+        }
+    }
+    assert_eq!(starts(&mut tx), [5 << 12, (5 << 12) + 3].map(Some));
+    assert_eq!(tx.room(), 0);
+    assert_eq!(tx.register(at(6), LIMIT, false), Ok(()));
+    let early = PeerMisbehaved::EarlyRegistration { used: 0, length: 8 };
+    assert_eq!(tx.register(at(7), LIMIT, false), Err(Error::PeerMisbehaved(early)));
+}
+
+/// The other region is announced behind the one that is being filled, and again once it is read (VM-005).
+#[test]
+fn the_other_region_is_announced_ahead() {
+    let mut rx = RxWindow::new(8, 2);
+    rx.go_ahead(true);
+    for due in [(0, 0), (1, 0)] {
+        assert_eq!(rx.unannounced(), Some(due));
+        rx.announce();
+    }
+    assert_eq!(rx.unannounced(), None);
+    assert_eq!((rx.receive(8), rx.unannounced()), (Ok(()), None), "unread");
+    assert_eq!(rx.receive(5), Ok(()), "in the second");
+    assert_eq!((rx.consume(8), rx.unannounced()), (Ok(()), Some((0, 0))));
+    assert_eq!(rx.drop_region(), None, "a region that may be announced is kept");
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use rdma_proto::wire::FeatureSet;
 use rdma_proto::{Config, Keepalive, State};
 
 use super::Script;
@@ -87,4 +88,5 @@ fn settings(script: &mut Script<'_>, base: Config) -> Config {
         .peer_receives(script.within(2..=20) as u16)
         .negotiate(script.flag())
         .keepalive(Keepalive::NONE.every(interval(script)).probe(interval(script)))
+        .features(if script.flag() { FeatureSet::MULTI_BUFFER } else { FeatureSet::NONE })
 }

@@ -56,6 +56,49 @@ fn unknown_bits_enable_nothing() {
     pair.finish([10, 10]);
 }
 
+/// VM-001, VM-002: windows are registered ahead where both sides want it, and whatever is written arrives. Otherwise each
+/// side registers its next window when the last is full.
+#[test]
+fn windows_are_registered_ahead_where_both_want_it() {
+    let (all, none) = (FeatureSet::MULTI_BUFFER.0, FeatureSet::NONE.0);
+    for (client, server, registrations) in [(all, all, 2), (all, none, 1), (none, all, 1), (none, none, 1)] {
+        let mut pair = negotiating(client, server);
+        for who in [Client, Server] {
+            assert_eq!(pair.side(who).registrations(), registrations, "{who:?} of {client:x} and {server:x}");
+        }
+        pair.finish([1000, 1000]);
+    }
+}
+
+/// VM-001: a client that asks for a proof only has asked for no feature, and a server that was not asked says nothing.
+#[test]
+fn nobody_registers_ahead_unasked() {
+    let all = FeatureSet::MULTI_BUFFER;
+    let mut pair =
+        Pair::connected(quiet(Config::client()).features(all), quiet(Config::server()).features(all));
+    for who in [Client, Server] {
+        assert_eq!((pair.side(who).messages().len(), pair.side(who).registrations()), (1, 1));
+    }
+    pair.finish([1000, 1000]);
+}
+
+/// VM-003: a fifth window is one too many, and where the bit is not in force the second is.
+#[test]
+fn one_window_too_many_ends_the_connection() {
+    for (features, fits) in [(FeatureSet::MULTI_BUFFER.0, 2), (FeatureSet::NONE.0, 0)] {
+        let mut pair = negotiating(features, features);
+        let window = rdma_proto::wire::Window { address: 1 << 20, length: 64, rkey: 9 };
+        let message = Message::RegisterXferMemory(window).encode();
+        for _ in 0..fits {
+            pair.server.machine.handle_message(pair.now, &message);
+            assert_eq!(pair.server.state(), State::Open);
+        }
+        pair.server.machine.handle_message(pair.now, &message);
+        let early = PeerMisbehaved::EarlyRegistration { used: 0, length: 64 };
+        assert_eq!(pair.server.state(), State::Failed(Error::PeerMisbehaved(early)));
+    }
+}
+
 /// VR-FEAT-002: the answer repeats `select`; questions may come at any time and any number of times.
 #[test]
 fn every_question_is_answered_with_its_select() {

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use rdma_proto::backend::RNR_RETRY_INFINITE;
-use rdma_proto::wire::{Message, Window};
+use rdma_proto::wire::{FeatureSet, Message, Window};
 use rdma_proto::{Action, Config, Role, Source, Span};
 
 #[derive(Clone, Debug)]
@@ -11,6 +11,11 @@ pub(crate) struct SendQueue {
     config: Config,
     /// The peer's window and how much of it is used.
     window: Option<(Window, u32)>,
+    /// Those that come after it (VM-002).
+    queued: VecDeque<Window>,
+    /// Whether windows are registered ahead, so that neither they nor the first bytes in them prove anything (VM-006). A server needs no
+    /// proof.
+    ahead: bool,
     /// Bytes written since the last immediate.
     plain: u32,
     outstanding: VecDeque<Outstanding>,
@@ -43,6 +48,8 @@ impl SendQueue {
         Self {
             config,
             window: None,
+            queued: VecDeque::new(),
+            ahead: false,
             plain: 0,
             outstanding: VecDeque::new(),
             notified: 0,
@@ -66,8 +73,14 @@ impl SendQueue {
 
     /// The machine was given this window and accepted it.
     pub(crate) fn window(&mut self, window: Window) {
+        if self.room() > 0 {
+            self.queued.push_back(window);
+            return;
+        }
         self.window = Some((window, 0));
-        self.proven = self.proven.max(self.at_full.take().unwrap_or(0));
+        if !self.ahead {
+            self.proven = self.proven.max(self.at_full.take().unwrap_or(0));
+        }
     }
 
     /// It was told of bytes.
@@ -146,6 +159,10 @@ impl SendQueue {
                 self.book(id, signaled, None, immediate.is_some());
                 if from.len() > 0 && self.room() == 0 {
                     self.at_full = Some(self.notified);
+                    if let Some(next) = self.queued.pop_front() {
+                        assert_eq!(self.plain, 0, "a notification over the end of a window (VM-004)");
+                        self.window = Some((next, 0));
+                    }
                 }
             }
             Action::Disconnect => self.ended = true,
@@ -167,8 +184,12 @@ impl SendQueue {
                 assert!(self.at_question.is_none(), "two questions at once");
                 self.at_question = Some(self.notified);
             }
+            Message::RegisterXferMemory(_) if self.ahead => {}
             Message::RegisterXferMemory(_) => self.at_registration = Some(self.notified),
-            Message::SetClientFeature { .. } => assert!(client, "a server sent what only clients do"),
+            Message::SetClientFeature { features, .. } => {
+                assert!(client, "a server sent what only clients do");
+                self.ahead = features.contains(FeatureSet::MULTI_BUFFER);
+            }
             Message::GetServerFeature { .. } | Message::Keepalive => {}
         }
     }

@@ -15,6 +15,7 @@ mod world;
 
 use std::time::Duration;
 
+use rdma_proto::wire::FeatureSet;
 use rdma_proto::{Config, Keepalive, Role};
 
 pub use search::{End, Seen, Violation, explore};
@@ -119,17 +120,26 @@ fn scenario(name: &'static str, client: Sizes, server: Sizes, bytes: [u8; 2], fa
     }
 }
 
+/// Returns `scenario` with windows that are registered ahead (VM-002).
+fn ahead(scenario: Scenario) -> Scenario {
+    let with = |config: Config| config.features(FeatureSet::MULTI_BUFFER).negotiate(true);
+    Scenario { client: with(scenario.client), server: with(scenario.server), ..scenario }
+}
+
 /// Returns the scenarios that take seconds.
 pub fn small() -> Vec<Scenario> {
     let tiny = sizes(1, 1, 1, 1, 2);
     let pair = sizes(2, 2, 2, 2, 2);
     let odd = sizes(2, 1, 3, 2, 3);
+    let small = sizes(1, 2, 2, 2, 2);
     let closing = |scenario: Scenario, role| Scenario { closes: Some(role), ..scenario };
     vec![
         scenario("one of everything, retries", tiny, tiny, [2, 2], false),
         scenario("one of everything, no retries", tiny, tiny, [2, 2], true),
         scenario("two windows, retries", pair, pair, [3, 1], false),
         scenario("two windows, no retries", pair, pair, [3, 0], true),
+        ahead(scenario("windows ahead, retries", small, small, [4, 0], false)),
+        ahead(scenario("windows ahead, no retries", small, small, [3, 0], true)),
         scenario("a buffer that wraps", odd, tiny, [3, 1], true),
         closing(scenario("the client closes", tiny, tiny, [1, 1], true), Role::Client),
         closing(scenario("the server closes", tiny, tiny, [1, 1], true), Role::Server),
@@ -150,6 +160,8 @@ pub fn large() -> Vec<Scenario> {
         scenario("two windows, no retries", pair, pair, [4, 3], true),
         scenario("two windows, no retries, more bytes", pair, pair, [4, 4], true),
         scenario("wide to one, no retries", wide, tiny, [5, 2], true),
+        ahead(scenario("windows ahead, retries", pair, pair, [4, 1], false)),
+        ahead(scenario("windows ahead, no retries", pair, pair, [4, 1], true)),
         scenario("one window, no retries", single, single, [5, 2], true),
         closing(scenario("the client closes", pair, pair, [3, 2], true), Role::Client),
         closing(scenario("the server closes", pair, pair, [3, 2], true), Role::Server),

@@ -1,0 +1,99 @@
+//! How many bytes a second one stream carries over a real device, for `lab/bench`, which shows it beside `ib_write_bw`.
+//!
+//! ```text
+//! throughput ADDRESS copied|lent MEGABYTES    MiB per second, both ends in this process, a thread each
+//! ```
+//!
+//! *Copied* is `write` and `read`; *lent* sends from registered memory and receives into such, without a copy.
+
+use std::error::Error;
+use std::io::{Read, Write};
+use std::net::SocketAddr;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::thread;
+use std::time::Instant;
+
+use rdma_conn::{Listener, Options, Stream};
+use rdma_verbs::Verbs;
+
+/// Bytes of a write, and of memory that is lent or received into.
+const PART: usize = 1 << 20;
+
+type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
+
+fn receive(stream: &mut Stream<Verbs>, parts: usize, lent: bool) -> Outcome<()> {
+    let mut bytes = vec![0; PART];
+    let memory = Arc::new(stream.register_landing(PART)?);
+    // The first part begins the clock of the other side, once all is registered.
+    stream.write_all(b"!")?;
+    for _ in 0..parts {
+        if lent {
+            stream.receive(&memory, 0..PART)?;
+        } else {
+            stream.read_exact(&mut bytes)?;
+        }
+    }
+    stream.write_all(b".")?;
+    Ok(stream.flush()?)
+}
+
+fn send(stream: &mut Stream<Verbs>, parts: usize, lent: bool) -> Outcome<f64> {
+    let bytes = vec![0x5a; PART];
+    let memory = [Arc::new(stream.register_buffer(PART)?), Arc::new(stream.register_buffer(PART)?)];
+    let mut sign = [0];
+    stream.read_exact(&mut sign)?;
+    let begun = Instant::now();
+    for part in 0..parts {
+        if lent {
+            let memory = &memory[part % 2];
+            stream.returned(memory)?;
+            let mut at = 0;
+            while at < PART {
+                at += stream.lend(memory, at..PART)?;
+            }
+        } else {
+            stream.write_all(&bytes)?;
+        }
+    }
+    stream.read_exact(&mut sign)?;
+    Ok(parts as f64 * PART as f64 / f64::from(1 << 20) / begun.elapsed().as_secs_f64())
+}
+
+fn run(address: SocketAddr, lent: bool, parts: usize) -> Outcome<f64> {
+    let verbs = Verbs::load()?;
+    let listener = Listener::bind(&verbs, address, Options::server())?;
+    let receiver = thread::spawn(move || receive(&mut listener.accept()?.0, parts, lent));
+    let mut stream = Stream::connect(&verbs, address)?;
+    let rate = send(&mut stream, parts, lent)?;
+    match receiver.join() {
+        Ok(received) => received.map(|()| rate),
+        Err(panic) => std::panic::resume_unwind(panic),
+    }
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let parsed = match arguments.as_slice() {
+        [address, how, parts] if how == "copied" || how == "lent" => address
+            .parse()
+            .ok()
+            .zip(parts.parse().ok())
+            .map(|(address, parts)| (address, how == "lent", parts)),
+        _ => None,
+    };
+    let Some((address, lent, parts)) = parsed else {
+        eprintln!("usage: throughput ADDRESS copied|lent MEGABYTES");
+        return ExitCode::from(64);
+    };
+    match run(address, lent, parts) {
+        Ok(rate) => {
+            println!("{rate:.2}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("throughput: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
