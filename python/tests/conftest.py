@@ -46,6 +46,7 @@ class Peer:
 
     def __init__(self):
         self.listener = socket.create_server(("127.0.0.1", 0))
+        self.listener.settimeout(30)
         self.url = f"tcp://127.0.0.1:{self.listener.getsockname()[1]}"
 
         self.streams = []
