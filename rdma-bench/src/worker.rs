@@ -176,11 +176,18 @@ fn connect_all(
 /// Has each client ask once before the clock runs: memory that is registered by a connection's first write is no part of a
 /// request's time, as it is none where all is registered when connecting.
 fn warm_up(events: &mut EventLoop<State>, ids: &[SessionId], load: &Load) -> io::Result<()> {
+    let told = |error: io::Error| match error.kind() {
+        kind @ ErrorKind::TimedOut => io::Error::new(kind, format!("no reply for {:?}", load.timeout)),
+        ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => {
+            io::Error::new(ErrorKind::UnexpectedEof, "the server ended a connection")
+        }
+        _ => error,
+    };
     for id in ids {
         let client = events.get_mut(*id).ok_or(ErrorKind::NotConnected)?;
-        client.sync_write(b"*1\r\n$4\r\nPING\r\n", load.timeout)?;
+        client.sync_write(b"*1\r\n$4\r\nPING\r\n", load.timeout).map_err(told)?;
         // Whatever a server says to it, the test will say why if it matters.
-        client.sync_read_line(1024, load.timeout)?;
+        client.sync_read_line(1024, load.timeout).map_err(told)?;
     }
     Ok(())
 }
