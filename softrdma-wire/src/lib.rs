@@ -72,7 +72,7 @@ pub enum Request<'a> {
     Record,
 
     /// Where the kernel forbids the fabric to reach into the program: the program copies its own memory, as it is told by
-    /// [`Copy`] over the socket that comes as a descriptor with this. `probe` is an address at which it has memory. Refused with
+    /// [`struct@Copy`] over the socket that comes as a descriptor with this. `probe` is an address at which it has memory. Refused with
     /// `EEXIST` where the fabric can reach there.
     OfferMemory {
         probe: u64,
