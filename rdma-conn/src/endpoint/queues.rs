@@ -123,13 +123,16 @@ impl<B: Descriptors> Queue<B> {
 /// The queues of an endpoint, named by their place.
 pub(super) struct Queues<B: Backend> {
     queues: Vec<Option<Queue<B>>>,
+    /// The places of all that are not idle, and perhaps of some that are or are gone: a turn looks at these, so that it costs no more
+    /// when there are many idle ones.
+    awake: Vec<usize>,
     /// Connections per queue, where the device's queues are long enough.
     sharers: u32,
 }
 
 impl<B: Descriptors> Queues<B> {
     pub(super) const fn new(sharers: u32) -> Self {
-        Self { queues: Vec::new(), sharers }
+        Self { queues: Vec::new(), awake: Vec::new(), sharers }
     }
 
     /// From now on a new queue is made for many connections.
@@ -147,9 +150,36 @@ impl<B: Descriptors> Queues<B> {
         self.queues.iter().flatten()
     }
 
-    /// One more than the place of the last one.
-    pub(super) const fn places(&self) -> usize {
-        self.queues.len()
+    /// Takes wake-ups of the queue at `at` off its channel.
+    pub(super) fn take_wakeups(&mut self, at: usize) -> Result<(), Box<Lost>> {
+        self.note_awake(at);
+        self.get_mut(at).map_or(Ok(()), |queue| queue.take_wakeups())
+    }
+
+    fn note_awake(&mut self, at: usize) {
+        if !self.awake.contains(&at) {
+            self.awake.push(at);
+        }
+    }
+
+    /// Forgets those that have become idle, or are gone.
+    #[inline]
+    pub(super) fn forget_idle(&mut self) {
+        let queues = &self.queues;
+        self.awake
+            .retain(|at| queues.get(*at).and_then(Option::as_ref).is_some_and(|queue| !queue.is_idle()));
+    }
+
+    /// Returns the place of one of those that are awake, of which `nth` counts.
+    #[inline]
+    pub(super) fn awake(&self, nth: usize) -> Option<usize> {
+        self.awake.get(nth).copied()
+    }
+
+    /// Returns whether a completion in one of them would wake nobody.
+    pub(super) fn any_deaf(&self) -> bool {
+        let awake = self.awake.iter().filter_map(|at| self.queues.get(*at)?.as_ref());
+        awake.into_iter().any(Queue::is_deaf)
     }
 
     #[inline]
@@ -201,6 +231,7 @@ impl<B: Descriptors> Queues<B> {
         if let Some(place) = self.queues.get_mut(at) {
             *place = Some(queue);
         }
+        self.note_awake(at);
         Ok(at)
     }
 

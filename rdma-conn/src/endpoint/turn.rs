@@ -90,7 +90,7 @@ impl<B: Descriptors> Endpoint<B> {
         let found = self.look()?;
         self.spin.goes_on(found != Found::Nothing, self.seen);
         // Armed again when somebody wants to sleep, and not for whoever goes on at once.
-        self.unfinished = self.queues.iter().any(|queue| queue.is_deaf());
+        self.unfinished = self.queues.any_deaf();
         Ok(())
     }
 
@@ -100,8 +100,7 @@ impl<B: Descriptors> Endpoint<B> {
         loop {
             let found = self.look()? != Found::Nothing;
             let by = begun.get_or_insert_with(|| limit.map(|limit| self.seen.after(limit)));
-            let goes_on =
-                self.spin.goes_on(found, self.seen) && self.queues.iter().any(|queue| queue.is_deaf());
+            let goes_on = self.spin.goes_on(found, self.seen) && self.queues.any_deaf();
             if found || !goes_on || by.is_some_and(|by| self.seen >= by) {
                 return Ok(found);
             }
@@ -128,7 +127,7 @@ impl<B: Descriptors> Endpoint<B> {
                 match woken {
                     Woken::Events => self.events_wait = true,
                     Woken::Queue(at) => {
-                        let taken = self.queues.get_mut(at).map_or(Ok(()), |queue| queue.take_wakeups());
+                        let taken = self.queues.take_wakeups(at);
                         self.unless_lost(taken);
                     }
                 }
@@ -149,10 +148,11 @@ impl<B: Descriptors> Endpoint<B> {
         let now = self.backend.now();
         self.seen = now;
         let mut found = Found::Nothing;
-        for at in 0..self.queues.places() {
-            if self.queues.get_mut(at).is_some_and(|queue| !queue.is_idle()) {
-                found = found.max(self.take_batch(at, now));
-            }
+        self.queues.forget_idle();
+        let mut nth = 0;
+        while let Some(at) = self.queues.awake(nth) {
+            found = found.max(self.take_batch(at, now));
+            nth += 1;
         }
         self.look_beyond(found, now)
     }
@@ -203,7 +203,9 @@ impl<B: Descriptors> Endpoint<B> {
     /// Arms every queue that has had its wake-up; true if there was any.
     fn arm_all(&mut self) -> bool {
         let mut any = false;
-        for at in 0..self.queues.places() {
+        let mut nth = 0;
+        while let Some(at) = self.queues.awake(nth) {
+            nth += 1;
             let armed = self.queues.get_mut(at).map_or(Ok(false), |queue| queue.rearm());
             self.usage.arms += u64::from(matches!(armed, Ok(true)));
             any |= self.unless_lost(armed).unwrap_or(true);
