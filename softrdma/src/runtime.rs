@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FlockOperation, flock};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use softrdma_wire::{Listener, Socket};
 
 use crate::fabric::Fabric;
@@ -184,6 +185,9 @@ impl Place {
         let failed = |error| Error::Fabric { path: path.clone(), error };
         let listener = Listener::bind(&path).map_err(failed)?;
         let fabric = Fabric::new().map_err(|errno| system("the fabric")(errno.into()))?;
+        // Programs' channels are descriptors of this process too.
+        let limit = getrlimit(Resource::Nofile);
+        _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
         ready();
         loop {
             fabric.serve(&listener).map_err(failed)?;

@@ -3,7 +3,9 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
+use rustix::io::retry_on_intr;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 use softrdma::fabric::Fabric;
 use softrdma_wire::{MAX_MESSAGE, Request, Socket, VERSION};
@@ -18,10 +20,12 @@ fn memory() -> u64 {
     PLACE.get_or_init(|| Vec::leak(vec![0; MEMORY])).as_ptr().expose_provenance() as u64
 }
 
+/// Sends a packet and returns the answer; `None` if the session has ended. The fuzzer's timer interrupts calls.
 fn exchange(socket: &OwnedFd, packet: &[u8]) -> Option<Vec<u8>> {
-    rustix::net::send(socket, packet, SendFlags::NOSIGNAL).ok()?;
+    retry_on_intr(|| rustix::net::send(socket, packet, SendFlags::NOSIGNAL)).ok()?;
     let mut answer = vec![0; MAX_MESSAGE];
-    let (len, _) = rustix::net::recv(socket, answer.as_mut_slice(), RecvFlags::empty()).ok()?;
+    let receive = || rustix::net::recv(socket, answer.as_mut_slice(), RecvFlags::empty());
+    let (len, _) = retry_on_intr(receive).ok()?;
     answer.truncate(len);
     // Without bytes the session has ended.
     (len > 0).then_some(answer)
@@ -70,4 +74,12 @@ pub(crate) fn run(input: &[u8]) {
     let honest = open(&fabric, 3);
     let asked = postcard::to_stdvec(&Request::AllocateDomain).expect("encodes");
     assert!(exchange(&honest, &asked).is_some(), "an honest program is answered");
+
+    // What they had is given back, or the next inputs would find no descriptors.
+    drop((programs, honest));
+    let begun = Instant::now();
+    while !fabric.is_deserted() {
+        assert!(begun.elapsed() < Duration::from_secs(5), "sessions whose programs are gone do not end");
+        std::thread::yield_now();
+    }
 }

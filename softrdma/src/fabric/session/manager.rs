@@ -12,7 +12,7 @@ use softrdma_wire::{self as wire, Connected, Name, Reply, Request};
 
 use super::super::signals::Level;
 use super::super::translate;
-use super::{MOST_CHANNELS, MOST_OBJECTS, Refusal, Session, find, room, take};
+use super::{MOST_OBJECTS, Refusal, Session, find, most_channels, room, take};
 
 /// An event channel.
 ///
@@ -146,7 +146,7 @@ impl Session {
     }
 
     pub(super) fn create_event_channel(&mut self) -> Result<(Name, OwnedFd), Refusal> {
-        room(&self.event_channels, MOST_CHANNELS)?;
+        room(&self.event_channels, most_channels())?;
         let level = Arc::new(Level::new()?);
         let end = level.end().try_clone_to_owned().map_err(|_| Errno::MFILE)?;
         let signal: Arc<dyn Signal> = Arc::<Level>::clone(&level);

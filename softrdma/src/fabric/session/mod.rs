@@ -19,14 +19,15 @@ use rdma_softsim::{
     SharedReceives, SoftSim,
 };
 use rustix::io::Errno;
+use rustix::process::Resource;
 use softrdma_wire::{self as wire, MAX_BATCH, MAX_ELEMENTS, MAX_INLINE, Name, Reply, Request};
 
 use super::memory::{Process, ProgramMemory};
 use super::signals::{QueueSignal, Records};
 use super::translate;
 
-/// Channels of either kind, which cost descriptors.
-const MOST_CHANNELS: usize = 4096;
+/// Channels of either kind, where the fabric may have enough descriptors.
+const MOST_CHANNELS: u64 = 4096;
 /// Objects of any other kind.
 const MOST_OBJECTS: usize = 1 << 16;
 
@@ -128,6 +129,13 @@ fn room<K, T>(objects: &BTreeMap<K, T>, most: usize) -> Result<(), Refusal> {
     if objects.len() < most { Ok(()) } else { Err(Errno::NOMEM.into()) }
 }
 
+/// Returns how many channels of either kind a session may have. They cost two descriptors and one: less than a fifth of those that the
+/// fabric may have, so that one program leaves some to others.
+fn most_channels() -> usize {
+    let descriptors = rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    (descriptors / 16).min(MOST_CHANNELS) as usize
+}
+
 /// Takes an object out that nothing else needs.
 fn take<T>(
     objects: &mut BTreeMap<Name, T>,
@@ -224,7 +232,7 @@ impl Session {
             | Request::OfferMemory { .. }
             | Request::Record => Err(Errno::INVAL.into()),
             Request::CreateCompletionChannel => {
-                room(&self.completion_channels, MOST_CHANNELS)?;
+                room(&self.completion_channels, most_channels())?;
                 let (channel, end) = Records::new()?;
                 *descriptor = Some(end);
                 let name = self.name()?;
