@@ -5,7 +5,7 @@ use clap::Command;
 /// Every command, in groups.
 const GROUPS: [(&str, &[&str]); 4] = [
     ("See it", &["demo", "list", "explain"]),
-    ("Test an implementation", &["run", "replay", "report", "doctor"]),
+    ("Test an implementation", &["run", "replay", "report", "snapshot", "doctor"]),
     ("Write an implementation", &["vectors", "reqs", "trace"]),
     ("Try this library's own", &["smoke", "client"]),
 ];

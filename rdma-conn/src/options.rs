@@ -28,8 +28,8 @@ pub struct Options {
     /// How long dropping a stream waits for the last bytes to arrive. [`Stream::close`](crate::Stream::close) takes
     /// its own limit.
     pub linger: Duration,
-    /// How long an idle connection keeps memory that only a busy one needs: its send buffer and its second window.
-    /// At least a millisecond.
+    /// How long an idle connection keeps memory that only a busy one needs, its send buffer and its second window: at least this long,
+    /// and up to twice as long. At least a millisecond.
     pub keep_memory: Duration,
     /// How long whoever waits looks again and again before it asks to be woken, which on a NIC takes longer than a round trip. It costs
     /// a processor for as long, in each wait: a face that blocks keeps it, an event loop is told to come back at once

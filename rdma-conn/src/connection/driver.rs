@@ -19,7 +19,11 @@ impl<B: Backend> Connection<B> {
     pub(crate) fn handle_time(&mut self, now: Instant) {
         self.machine.handle_timeout(now);
         if self.machine.state() == State::Open && now >= self.busy.after(self.options.keep_memory) {
-            self.release_memory(now);
+            if std::mem::take(&mut self.used) {
+                self.busy = now;
+            } else {
+                self.release_memory(now);
+            }
         }
         self.post(now);
     }
@@ -246,7 +250,7 @@ impl<B: Backend> Connection<B> {
     }
 
     #[inline]
-    fn post_notification(&mut self, notification: Notification) {
+    pub(super) fn post_notification(&mut self, notification: Notification) {
         let Some(request) = self.memory.notification(self.max_inline, notification) else { return };
         self.work.doorbells += 1;
         self.work.requests += 1;
@@ -255,7 +259,7 @@ impl<B: Backend> Connection<B> {
         }
     }
 
-    fn post_due(&mut self, now: Instant) {
+    pub(super) fn post_due(&mut self, now: Instant) {
         while let Some(action) = self.machine.poll_action(now) {
             self.post_chain(now, action);
         }

@@ -64,8 +64,10 @@ pub struct Connection<B: Backend> {
     cause: Cause,
     options: Options,
     peer: SocketAddr,
-    /// When memory that only a busy connection needs was last needed.
+    /// When memory that only a busy connection needs was last known to be needed, ...
     busy: Instant,
+    /// ... and whether it was needed since.
+    used: bool,
     /// Whether [`Connection::next_timeout`] has come nearer, by memory that is given back later.
     sooner: bool,
 }
@@ -150,6 +152,7 @@ impl<B: Backend> Connection<B> {
             options,
             peer,
             busy,
+            used: false,
             sooner: false,
         };
         let receives: Vec<u16> = (0..options.receives).collect();
@@ -428,9 +431,14 @@ impl<B: Backend> Connection<B> {
     /// The application has done something by which something may be posted.
     #[inline]
     pub(crate) fn went_on(&mut self) {
-        let now = self.now();
-        self.busy = now;
-        self.post(now);
+        self.used = true;
+        if let Some(notification) = self.machine.poll_notification() {
+            self.post_notification(notification);
+        }
+        // The time is not asked for where nobody needs it.
+        if !self.machine.is_settled() {
+            self.post_due(self.now());
+        }
     }
 
     /// Begins a graceful end: what was written is delivered first, for at most `linger`.
