@@ -1,5 +1,6 @@
 //! Several connections to one server.
 
+use std::io::Read as _;
 use std::sync::Arc;
 
 use crate::world::{WINDOW, bytes_of, client, fabric, how, over_tcp, pattern};
@@ -97,9 +98,11 @@ fn keys_are_spread_over_connections() {
 fn a_lost_connection_leaves_the_others() {
     let shared = Arc::new(Store::default());
     let broken = Arc::new(std::sync::Mutex::new(true));
-    let (host, address) = fabric(3, move |stream| {
-        // The first that is accepted ends at once.
-        if !std::mem::take(&mut *broken.lock().expect("no panic")) {
+    let (host, address) = fabric(3, move |mut stream| {
+        // The first that is accepted ends as soon as it is asked for something.
+        if std::mem::take(&mut *broken.lock().expect("no panic")) {
+            let _asked = stream.read(&mut [0]);
+        } else {
             let _ended = shared.serve(stream);
         }
     });
