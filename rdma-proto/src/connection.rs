@@ -400,7 +400,7 @@ impl Machine {
     }
 
     /// Receives into memory of the application: the next `length` unread bytes belong to the `length` bytes at `memory`, and windows
-    /// that lie wholly in that part of the stream are announced there (VR-MEM-003, VR-MEM-008). Returns the bytes that will land,
+    /// that lie wholly in that part of the stream are announced there (VR-MEM-018, VR-MEM-008). Returns the bytes that will land,
     /// as they will be in [`Machine::readable`] with the index [`Readable::LANDED`]; `None` if no whole window does. The bytes
     /// before and behind them come into the regions of the connection, as ever.
     ///
@@ -425,7 +425,8 @@ impl Machine {
         Ok(landed)
     }
 
-    /// Announces no further window in the memory of [`Machine::land`]. One that was announced there stays until it is full.
+    /// Announces no further window in the memory of [`Machine::land`]. One that was announced there stays until it is full
+    /// (VR-MEM-019).
     pub fn stop_landing(&mut self) {
         self.rx.stop_landing();
     }

@@ -81,6 +81,7 @@ fn every_must_about_messages_or_the_machine_has_a_vector() {
     let no_vector_can_show = [
         ("VR-CTRL-007", "the size of a receive is chosen by who posts it"),
         ("VR-MEM-015", "memory is below the machine"),
+        ("VR-MEM-019", "memory is below the machine"),
         ("VR-XFER-003", "the byte order of an immediate is the device's business"),
         ("VR-XFER-011", "memory is below the machine"),
         ("VR-KEEP-008", "receives are posted below the machine"),

@@ -162,6 +162,8 @@ pub const TABLE: &[(Mistake, Role, &str)] = &[
     (LongWindowRefused, Server, "mem.window-of-1-mib"),
     (LongWindowRefused, Client, "mem.window-of-1-mib"),
     (LongWindowRefused, Client, "mem.window-of-16-mib"),
+    (FirstWindowForEver, Server, "mem.landing"),
+    (FirstWindowForEver, Client, "mem.landing"),
     (FirstWindowForEver, Server, "mem.other-length"),
     (FirstWindowForEver, Client, "mem.other-length"),
     (WrappingWindowIgnored, Server, "mem.wraps"),
