@@ -5,10 +5,7 @@
 //! model's next deadline (a retry, a time-out, or everything if the fabric has a latency). It starts when there is a
 //! first one and ends with the last handle.
 
-use core::sync::atomic::{
-    AtomicBool,
-    Ordering::{Acquire, Release},
-};
+use core::sync::atomic::Ordering::{Acquire, Release};
 use core::time::Duration;
 use std::collections::HashMap;
 use std::io::ErrorKind::Interrupted;
@@ -21,7 +18,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use crate::Error;
 use crate::model::{Model, SimulationState, Wake};
 use crate::settings::Parameters;
-use crate::sync::{Builder, JoinHandle, Monitor, MutexGuard, Ticks};
+use crate::sync::{AtomicBool, Builder, JoinHandle, Monitor, MutexGuard, Ticks};
 
 /// No sleep with an end is longer; a spurious wake-up now and then is harmless, an overflowing time-out is not.
 const LONGEST_SLEEP: Duration = Duration::from_secs(3600);

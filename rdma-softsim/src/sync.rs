@@ -1,17 +1,19 @@
 //! Synchronisation of threads: a state under a lock, a thread that sleeps until it changes, and time.
 //!
-//! Under `--cfg shuttle` lock, sleep and threads are those of a scheduler that tries one interleaving after another, and time
+//! Under `--cfg shuttle` lock, sleep, threads and what is shared without the lock are those of a scheduler that tries one interleaving after another, and time
 //! is what has been slept; see `tests/interleavings.rs`.
 
 use core::time::Duration;
 #[cfg(not(shuttle))]
 pub(crate) use std::{
+    sync::atomic::AtomicBool,
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
     thread::{Builder, JoinHandle},
 };
 
 #[cfg(shuttle)]
 pub(crate) use shuttle::{
+    sync::atomic::AtomicBool,
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
     thread::{Builder, JoinHandle},
 };

@@ -1,7 +1,7 @@
 //! Handles of the data path: domains, regions, completion queues and queue pairs.
 
 use core::fmt;
-use core::sync::atomic::{AtomicBool, Ordering::Acquire};
+use core::sync::atomic::Ordering::Acquire;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
@@ -12,6 +12,7 @@ use crate::driver::{Driver, Signal};
 use crate::model::{
     DomainId, Memory, PairId, Part, Parts, PostedReceive, PostedSend, QueueId, Registration, Wake,
 };
+use crate::sync::AtomicBool;
 use crate::{Error, SoftSim};
 
 /// A protection domain.

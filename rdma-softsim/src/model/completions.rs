@@ -1,6 +1,6 @@
 //! Completion queues: what ended, in order, and the one-shot promise to say so.
 
-use core::sync::atomic::{AtomicBool, Ordering::Release};
+use core::sync::atomic::Ordering::Release;
 use core::time::Duration;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,6 +13,7 @@ use super::{ContextId, Event, HostId, Model, PairId, QueueId, Wake};
 use crate::Error;
 use crate::failure_class::{ClassSet, FailureClass};
 use crate::faults::{Fault, Site};
+use crate::sync::AtomicBool;
 use crate::trace::EntryKind;
 
 /// A completion queue and its completion channel.
