@@ -135,7 +135,10 @@ impl Fabric {
         let publisher = self.publish(source, follow);
         let into = first.url();
         let middle = ["pull", &origin, "--into", &into, "--verify", "--republish", &between];
-        let middle = self.sync("middle", 2, &middle);
+        let mut middle = self.sync("middle", 2, &middle);
+        // It listens before it tells anything. Whoever comes before that finds nobody there, and goes to the source's publisher, which
+        // ends when it has served one.
+        middle.tells("running");
         let into = second.url();
         let last = ["pull", &between, &origin, "--into", &into, "--verify", "--attempts", "100"];
         (publisher, [middle, self.sync("last", 3, &last)])

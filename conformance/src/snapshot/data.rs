@@ -104,11 +104,21 @@ impl<B: Descriptors> Data<B> {
         length: usize,
     ) -> Result<Result<Vec<u8>, CompletionStatus>, Failure> {
         let mut bytes = vec![0; length];
-        Ok(self.request(SendOp::Read(from), &bytes)?.map(|()| {
+        Ok(self.answered(SendOp::Read(from), &bytes)?.map(|()| {
             // As long as what was posted.
             let _inside = self.session.outbox().read(0, &mut bytes);
             bytes
         }))
+    }
+
+    /// Returns how a READ fails from a queue pair that is gone: by its completion, or in silence where the device of this side
+    /// asks for longer than anybody waits here.
+    pub(super) fn read_fails(&mut self, from: RemoteAddress) -> Result<String, Failure> {
+        match self.request(SendOp::Read(from), &[0])? {
+            Some(Ok(())) => Err(Failure::wrong("its memory can still be read")),
+            Some(Err(status)) => Ok(format!("{status:?}")),
+            None => Ok("no answer".to_owned()),
+        }
     }
 
     /// Writes, which nobody may.
@@ -117,20 +127,25 @@ impl<B: Descriptors> Data<B> {
         to: RemoteAddress,
         bytes: &[u8],
     ) -> Result<Result<(), CompletionStatus>, Failure> {
-        self.request(SendOp::Write(to), bytes)
+        self.answered(SendOp::Write(to), bytes)
     }
 
-    fn request(&mut self, op: SendOp, bytes: &[u8]) -> Result<Result<(), CompletionStatus>, Failure> {
+    fn answered(&mut self, op: SendOp, bytes: &[u8]) -> Result<Result<(), CompletionStatus>, Failure> {
+        self.request(op, bytes)?.ok_or_else(|| Failure::wrong("a request was not answered in time"))
+    }
+
+    /// Returns how a request ends; `None` if it does not in time.
+    fn request(&mut self, op: SendOp, bytes: &[u8]) -> Result<Option<Result<(), CompletionStatus>>, Failure> {
         if let Err(error) = self.session.take(Step::Post(op, bytes.to_vec())) {
             return Err(Failure::Environment(format!("posting: {error}")));
         }
         loop {
             match self.next()? {
-                Some(Incoming::Read | Incoming::Sent) => return Ok(Ok(())),
-                Some(Incoming::Failed(status)) => return Ok(Err(status)),
+                Some(Incoming::Read | Incoming::Sent) => return Ok(Some(Ok(()))),
+                Some(Incoming::Failed(status)) => return Ok(Some(Err(status))),
                 Some(Incoming::Gone(_)) => {}
                 Some(other) => return Err(Failure::wrong(format!("{other:?} came instead of an answer"))),
-                None => return Err(Failure::wrong("a READ was not answered in time")),
+                None => return Ok(None),
             }
         }
     }

@@ -186,10 +186,7 @@ pub fn cases<B: Descriptors>() -> Vec<Case<Publisher<B>>> {
                 let (at, _) = reader.memory()?;
                 let lease = Duration::from_millis(reader.welcome.u32(40).into());
                 reader.is_refused_within(6, lease + on.patience)?;
-                match reader.data()?.read(at, 1)? {
-                    Ok(_) => Err(Failure::wrong("its memory can still be read")),
-                    Err(status) => Ok(format!("{status:?} after {lease:?}")),
-                }
+                Ok(format!("{} after {lease:?}", reader.data()?.read_fails(at)?))
             },
         ),
         case(
