@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 #![no_std]
 #![deny(
+    unsafe_code,
     clippy::arithmetic_side_effects,
     clippy::indexing_slicing,
     clippy::unwrap_used,
@@ -14,14 +15,16 @@ extern crate alloc;
 extern crate std;
 
 #[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
-#[path = "assembly.rs"]
-mod copy;
+mod assembly;
 #[cfg(any(not(any(target_arch = "x86_64", target_arch = "aarch64")), miri))]
-#[path = "bytes.rs"]
-mod copy;
+mod bytes;
 #[cfg(feature = "alloc")]
 mod zeroed;
 
+#[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
+use assembly as copy;
+#[cfg(any(not(any(target_arch = "x86_64", target_arch = "aarch64")), miri))]
+use bytes as copy;
 use core::fmt;
 use core::sync::atomic::AtomicU8;
 

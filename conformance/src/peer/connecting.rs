@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use raw_peer::{Connecting, Progress, Session, Step};
+use raw_peer::{Candidate, Connecting, Progress, Session, Step};
 use rdma_conn::Descriptors;
 use rdma_proto::backend::{Access, CmEventKind, ConnectParams, EventChannel, Identifier};
 
@@ -14,6 +14,28 @@ use crate::client::Failure;
 
 /// Room for the longest burst of any case.
 const OUTBOX: usize = 256 << 10;
+
+/// Finds the way to `to`, from which a connection can be asked for.
+pub(crate) fn way<B: Descriptors>(
+    backend: &B,
+    to: SocketAddr,
+    patience: Duration,
+) -> Result<Candidate<B>, Failure> {
+    let deadline = Deadline::after(patience);
+    let mut connecting = Connecting::dial(backend, to, patience).map_err(wrong("resolving the address"))?;
+    loop {
+        match connecting.poll().map_err(wrong("resolving the route"))? {
+            Progress::Ready(candidate) => return Ok(candidate),
+            Progress::NoWay(event) => {
+                return Err(Failure::Unreached(format!("there is no way there: {event}")));
+            }
+            Progress::Waits(waits) => connecting = waits,
+        }
+        if !deadline.wait(connecting.events(), connecting.events())? {
+            return Err(Failure::Unreached("no connection event came in time".into()));
+        }
+    }
+}
 
 impl<B: Descriptors> Peer<B> {
     /// Connects; neither side has sent anything then.
@@ -25,21 +47,7 @@ impl<B: Descriptors> Peer<B> {
 
     /// Asks for a connection and does not wait for the answer.
     pub fn request(backend: &B, to: SocketAddr, shape: Shape) -> Result<Self, Failure> {
-        let deadline = Deadline::after(PATIENCE);
-        let mut connecting =
-            Connecting::dial(backend, to, PATIENCE).map_err(wrong("resolving the address"))?;
-        let candidate = loop {
-            match connecting.poll().map_err(wrong("resolving the route"))? {
-                Progress::Ready(candidate) => break candidate,
-                Progress::NoWay(event) => {
-                    return Err(Failure::Unreached(format!("there is no way there: {event}")));
-                }
-                Progress::Waits(waits) => connecting = waits,
-            }
-            if !deadline.wait(connecting.events(), connecting.events())? {
-                return Err(Failure::Unreached("no connection event came in time".into()));
-            }
-        };
+        let candidate = way(backend, to, PATIENCE)?;
         let peer = Self::new(candidate.session(shape.session()), shape)?;
         peer.session.connect(&shape.params, shape.private_data).map_err(wrong("connecting"))?;
         Ok(peer)

@@ -23,6 +23,7 @@ use rdma_proto::wire::{Message, Window};
 use crate::client::Failure;
 
 pub use connecting::Listener;
+pub(crate) use connecting::way;
 pub(crate) use deadline::{Deadline, wrong};
 pub use seen::{Breach, Seen};
 

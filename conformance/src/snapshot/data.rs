@@ -8,7 +8,7 @@ use rdma_conn::Descriptors;
 use rdma_proto::backend::{Access, CompletionStatus, ConnectParams, Region as _, RemoteAddress, SendOp};
 
 use crate::client::Failure;
-use crate::peer::{Deadline, wrong};
+use crate::peer::{Deadline, way, wrong};
 
 /// A queue pair for READs.
 pub(super) struct Data<B: Descriptors> {
@@ -35,21 +35,7 @@ impl<B: Descriptors> Way<B> {
         most: usize,
         patience: Duration,
     ) -> Result<Self, Failure> {
-        let deadline = Deadline::after(patience);
-        let mut connecting =
-            Connecting::dial(backend, to, patience).map_err(wrong("resolving the address"))?;
-        let candidate = loop {
-            match connecting.poll().map_err(wrong("resolving the route"))? {
-                Progress::Ready(candidate) => break candidate,
-                Progress::NoWay(event) => {
-                    return Err(Failure::Unreached(format!("there is no way there: {event}")));
-                }
-                Progress::Waits(waits) => connecting = waits,
-            }
-            if !deadline.wait(connecting.events(), connecting.events())? {
-                return Err(Failure::Unreached("no connection event came in time".into()));
-            }
-        };
+        let candidate = way(backend, to, patience)?;
         let mut session = candidate.session(shape(most, 1)).map_err(wrong("making what READs need"))?;
         session.create_queue_pair().map_err(wrong("creating a queue pair"))?;
         let local =

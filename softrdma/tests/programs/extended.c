@@ -11,13 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define EXPECT(what)                                                                             \
-    do {                                                                                         \
-        if (!(what)) {                                                                           \
-            fprintf(stderr, "%s:%d: %s (errno %d)\n", __FILE__, __LINE__, #what, errno);         \
-            exit(1);                                                                             \
-        }                                                                                        \
-    } while (0)
+#include "expect.h"
 
 static char bytes[4096];
 static struct ibv_context *context;
