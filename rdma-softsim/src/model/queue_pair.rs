@@ -202,8 +202,13 @@ impl Model {
             return Err(Error::Argument("a message is at most 2 GiB long"));
         }
         self.may_send(id, request.op, len, local.is_ok())?;
+        let Some(pair) = self.pairs.get_mut(id) else { return Ok(()) };
         let source = match local {
-            Ok(bytes) => Source::Inline(bytes.to_vec()),
+            Ok(bytes) => {
+                let mut copy = pair.requester.buffer(len);
+                copy.copy_from_slice(bytes);
+                Source::Inline(copy)
+            }
             Err(parts) => Source::Memory(parts),
         };
         self.enqueue(id, request, source, len);

@@ -93,7 +93,7 @@ pub(super) struct Requester {
     retry: Budget,
     rnr_retry: Budget,
     /// Emptied buffers of inline data.
-    spare: Vec<Vec<u8>>,
+    pub(super) spare: Vec<Vec<u8>>,
 }
 
 /// Attempts left, and how many there are after each success.

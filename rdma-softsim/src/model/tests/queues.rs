@@ -70,6 +70,22 @@ fn inline_has_a_limit_and_is_not_for_reads() {
 }
 
 #[test]
+fn buffers_of_inline_data_are_used_again() {
+    let mut w = World::new(&Setup::default());
+    let op = SendOp::Write(w.b.remote(0));
+    for id in 0..100 {
+        let request = Request { id, op, signaled: true, solicited: false };
+        w.model.post_named(w.a.pair, request, Ok(&[id as u8; 8])).unwrap();
+        w.model.ring(w.a.pair);
+        w.model.settle();
+        assert_eq!(w.a.completions(&mut w.model), [(id, Ok(Completed::Write))]);
+        assert_eq!(w.b.bytes(0, 8), [id as u8; 8]);
+    }
+    assert_eq!(w.model.pairs.get(w.a.pair).unwrap().requester.spare.len(), 1);
+    w.end();
+}
+
+#[test]
 fn send_slots_come_back_when_a_later_signaled_completion_is_polled() {
     let mut w = World::new(&Setup::default());
     let target = w.b.remote(0);
