@@ -12,7 +12,6 @@ use rdma_proto::backend::{AsyncEvent, RnrTimer};
 use super::identifier::Phase;
 use super::objects::PairAttributes;
 use super::queue_pair::{Owner, Path, State};
-use super::requester::Requester;
 use super::responder::Responder;
 use super::{ContextId, DomainId, HostId, IdentifierId, Model, PairId, QueueId, Wake};
 use crate::Error;
@@ -104,8 +103,9 @@ impl Model {
         let pair = self.pairs.get_mut(id).ok_or(Error::Gone("queue pair"))?;
         pair.state = State::Reset;
         pair.path = None;
-        pair.requester = Requester::new();
+        pair.requester.renew();
         pair.responder = Responder::new();
+        (pair.held, pair.ownership, pair.cut) = Default::default();
         self.capture_end(id);
         Ok(())
     }

@@ -175,7 +175,12 @@ impl Model {
             Event::Packet(packet) => self.packet(packet),
             Event::TimewaitExit(id) => self.notify(id, NoticeKind::TimewaitExit),
             Event::Report { pair, of } => self.report_held(pair, of),
-            Event::Flush(pair) => self.flush(pair),
+            Event::Flush(pair) => {
+                // Reset in the meantime, it has nothing to flush.
+                if self.pairs.get(pair).is_some_and(|pair| pair.state == State::Error) {
+                    self.flush(pair);
+                }
+            }
             Event::PairUp(pair) => {
                 if let Some(pair) = self.pairs.get_mut(pair) {
                     pair.cut = false;

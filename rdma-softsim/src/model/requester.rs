@@ -147,6 +147,11 @@ impl Requester {
         }
     }
 
+    /// Begins anew. What was on its way belongs to no epoch of the new one.
+    pub(super) fn renew(&mut self) {
+        *self = Self { epoch: self.epoch.wrapping_add(1), ..Self::new() };
+    }
+
     /// The parameters that the connection manager negotiated.
     pub(super) fn configure(&mut self, retry: u8, rnr_retry: u8, read_depth: u8) {
         self.retry = Budget::new(retry);

@@ -2,6 +2,7 @@
 
 use super::*;
 use CompletionStatus as Status;
+use rdma_proto::backend::RnrTimer;
 
 #[test]
 fn work_completes_in_order_on_each_side() {
@@ -223,5 +224,31 @@ fn a_queue_pair_of_one_slot_each_and_no_inline_works() {
         w.a.post(&mut w.model, id, SendOp::Send, 4).unwrap();
         assert_eq!(w.a.completions(&mut w.model), [(id, Ok(Completed::Send))]);
     }
+    w.end();
+}
+
+/// To RTS, with the queue pair of this number at `remote`.
+fn renew(model: &mut Model, pair: PairId, local: u8, remote: u8, number: u32) {
+    model.reset(pair).unwrap();
+    model.initialise(pair).unwrap();
+    model.begin_receiving(pair, ip(local), ip(remote), number, RnrTimer::SLOWEST).unwrap();
+    model.begin_sending(pair, 7, 7, 1).unwrap();
+}
+
+#[test]
+fn answers_to_what_was_sent_before_a_reset_end_nothing_after_it() {
+    let parameters = Parameters { latency: millis(2), ..Parameters::default() };
+    let mut w = World::new(&Setup { parameters, ..Setup::default() });
+    let op = SendOp::Write(w.b.remote(0));
+    w.a.post(&mut w.model, 1, op, 8).unwrap();
+    // It has arrived, and its answer is on its way.
+    w.pass(millis(3));
+    renew(&mut w.model, w.a.pair, 1, 2, w.b.number);
+    renew(&mut w.model, w.b.pair, 2, 1, w.a.number);
+    w.a.post(&mut w.model, 2, op, 8).unwrap();
+    w.pass(millis(2));
+    assert_eq!(w.a.completions(&mut w.model), [], "the second is not answered yet");
+    w.pass(millis(2));
+    assert_eq!(w.a.completions(&mut w.model), [(2, Ok(Completed::Write))]);
     w.end();
 }
