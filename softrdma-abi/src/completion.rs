@@ -151,14 +151,16 @@ pub unsafe extern "C" fn ibv_get_cq_event(
             _ => return concluded(Err(libc::EIO)),
         }
         let name = Name::try_from(u64::from_le_bytes(record)).ok();
+        let found = name.and_then(|name| {
+            // SAFETY: ibv_get_cq_event(3): alive under the table's lock, and from here on until the event is acknowledged.
+            names::find_with(name, |queue: *mut Queue| unsafe { &(*queue).events }.read())
+        });
         // Of a queue that is gone: no event.
-        let Some(found) = name.and_then(names::find::<ibv_cq>) else { continue };
-        // SAFETY: ibv_get_cq_event(3): places for the answers. `found` is alive: whoever destroys a queue while another thread
-        // reads its events breaks ibv_destroy_cq(3).
+        let Some(found) = found else { continue };
+        // SAFETY: ibv_get_cq_event(3): places for the answers. `found` is alive, as its event is not acknowledged.
         unsafe {
-            cq.write(found);
-            cq_context.write((*found).cq_context);
-            (*found.cast::<Queue>()).events.read();
+            cq.write(found.cast());
+            cq_context.write((*found).ex.cq.cq_context);
         }
         return 0;
     }

@@ -131,17 +131,34 @@ pub(crate) unsafe fn next(channel: *mut rdma_event_channel) -> Result<*mut rdma_
 /// # Safety
 /// `channel` is alive.
 unsafe fn tell(channel: *mut rdma_event_channel, event: Event) -> Result<Option<*mut rdma_cm_event>, c_int> {
+    let told = event.listener.unwrap_or(event.id);
+    // SAFETY: rdma_destroy_id(3): alive under the table's lock, and from here on until the event is acknowledged.
+    let count = |owner: *mut Identifier| unsafe { &(*owner).events }.read();
+    let Some(owner) = names::find_with(told, count) else { return Ok(None) };
+    // SAFETY: the caller vouches for `channel`; its event keeps `owner`.
+    unsafe { tell_to(owner, channel, event) }.map(Some).inspect_err(|_| {
+        // SAFETY: as above. Nobody else acknowledges what the program is not told.
+        unsafe { &(*owner).events }.acknowledge(1);
+    })
+}
+
+/// As [`tell`], to `owner`.
+///
+/// # Safety
+/// `channel` is alive, and `owner` too, because the event is counted.
+unsafe fn tell_to(
+    owner: *mut Identifier,
+    channel: *mut rdma_event_channel,
+    event: Event,
+) -> Result<*mut rdma_cm_event, c_int> {
     let Event { id, listener, kind, status, params, data, local, remote } = event;
-    let told = listener.unwrap_or(id);
-    let Some(owner) = names::find::<Identifier>(told) else { return Ok(None) };
     let subject = match listener {
         // A new identifier, with its listener's context (rdma_get_cm_event(3)).
-        // SAFETY: found, so alive.
+        // SAFETY: the caller vouches for `owner`.
         Some(_) => Identifier::allocate(id, channel, unsafe { (*owner).id.context }),
         None => owner,
     };
-    // SAFETY: found, so alive: whoever destroys an identifier while another thread reads its events waits for their
-    // acknowledgement (rdma_destroy_id(3)).
+    // SAFETY: as above, or just made.
     let about = unsafe { &mut *subject };
     about.set_addresses(local, remote);
     match kind {
@@ -170,14 +187,12 @@ unsafe fn tell(channel: *mut rdma_event_channel, event: Event) -> Result<Option<
     event.listen_id = if listener.is_some() { owner.cast() } else { ptr::null_mut() };
     (event.event, event.status) = (kind, status);
     event.param.conn = conn;
-    // SAFETY: found, so alive.
-    unsafe { &*owner }.events.read();
     // SAFETY: as above. The listener is synchronous, and so is what comes to it.
     if listener.is_some() && unsafe { (*owner).synchronous } {
         // SAFETY: just made.
         unsafe { migrate(subject.cast(), ptr::null_mut()) }?;
     }
-    Ok(Some(Box::into_raw(Box::new(Told { event, identifier: owner, data })).cast()))
+    Ok(Box::into_raw(Box::new(Told { event, identifier: owner, data })).cast())
 }
 
 #[unsafe(no_mangle)]
@@ -200,7 +215,7 @@ pub(crate) unsafe fn ack(event: *mut rdma_cm_event) {
     // SAFETY: made as a `Told`, in a box.
     let told = unsafe { Box::from_raw(event.cast::<Told>()) };
     // SAFETY: alive: its destruction waits for this (rdma_destroy_id(3)).
-    unsafe { &*told.identifier }.events.acknowledge(1);
+    unsafe { &(*told.identifier).events }.acknowledge(1);
 }
 
 #[unsafe(no_mangle)]
@@ -269,35 +284,29 @@ pub unsafe extern "C" fn ibv_get_async_event(
     };
     let read = || loop {
         let event = wait(link()?.events, take)?;
-        let element = match event.about {
-            About::Pair(name) => match names::find::<Pair>(name) {
-                Some(pair) => {
-                    // SAFETY: found, so alive: whoever destroys it while another thread reads its events breaks ibv_destroy_qp(3).
-                    unsafe { &(*pair).events }.read();
-                    ibv_async_event__bindgen_ty_1 { qp: pair.cast() }
-                }
-                // Of one that is gone.
-                None => continue,
-            },
-            About::Queue(name) => match names::find::<Queue>(name) {
-                Some(queue) => {
-                    // SAFETY: as above, by ibv_destroy_cq(3).
-                    unsafe { &(*queue).asynchronous }.read();
-                    ibv_async_event__bindgen_ty_1 { cq: queue.cast() }
-                }
-                None => continue,
-            },
-            About::Shared(name) => match names::find::<Shared>(name) {
-                Some(shared) => {
-                    // SAFETY: found, so alive, here and above: whoever destroys it while another thread reads its events breaks
-                    // ibv_destroy_srq(3).
-                    unsafe { &(*shared).events }.read();
-                    ibv_async_event__bindgen_ty_1 { srq: shared.cast() }
-                }
-                None => continue,
-            },
-            About::Device => ibv_async_event__bindgen_ty_1 { port_num: PORT.into() },
+        // Each is alive under the table's lock, and from there on until the event is acknowledged: ibv_destroy_qp(3), ibv_destroy_cq(3) and
+        // ibv_destroy_srq(3) wait for that.
+        let found = match event.about {
+            About::Pair(name) => {
+                // SAFETY: as said above.
+                let count = |pair: *mut Pair| unsafe { &(*pair).events }.read();
+                names::find_with(name, count).map(|pair| ibv_async_event__bindgen_ty_1 { qp: pair.cast() })
+            }
+            About::Queue(name) => {
+                // SAFETY: as said above.
+                let count = |queue: *mut Queue| unsafe { &(*queue).asynchronous }.read();
+                names::find_with(name, count).map(|queue| ibv_async_event__bindgen_ty_1 { cq: queue.cast() })
+            }
+            About::Shared(name) => {
+                // SAFETY: as said above.
+                let count = |shared: *mut Shared| unsafe { &(*shared).events }.read();
+                names::find_with(name, count)
+                    .map(|shared| ibv_async_event__bindgen_ty_1 { srq: shared.cast() })
+            }
+            About::Device => Some(ibv_async_event__bindgen_ty_1 { port_num: PORT.into() }),
         };
+        // Of one that is gone: no event.
+        let Some(element) = found else { continue };
         return Ok(ibv_async_event { element, event_type: event.kind });
     };
     concluded(read().map(|event| {

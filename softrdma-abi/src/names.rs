@@ -24,7 +24,34 @@ pub(crate) fn leave(name: Name) {
     lock().remove(&name);
 }
 
-/// What it means, if that is still there; of the type with which it was entered.
-pub(crate) fn find<T>(name: Name) -> Option<*mut T> {
-    lock().get(&name).map(|object| std::ptr::with_exposed_provenance_mut(*object))
+/// Shows `look` the object that `name` means, and returns it; none if it is gone. `look` runs under the table's lock: whoever destroys the
+/// object takes its name out of the table first, so that the object outlives `look`, and beyond that for as long as its destruction waits
+/// for what `look` counted.
+pub(crate) fn find_with<T>(name: Name, look: impl FnOnce(*mut T)) -> Option<*mut T> {
+    let objects = lock();
+    let object = std::ptr::with_exposed_provenance_mut(*objects.get(&name)?);
+    look(object);
+    Some(object)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_object_is_looked_at_while_nobody_takes_its_name_out() {
+        let object = Box::into_raw(Box::new(7));
+        enter(1, object);
+        let mut seen = None;
+        let found = find_with(1, |object: *mut i32| {
+            assert!(OBJECTS.get(Mutex::default).try_lock().is_err(), "`leave` would not wait");
+            // SAFETY: it is freed below.
+            seen = Some(unsafe { *object });
+        });
+        assert_eq!((found, seen), (Some(object), Some(7)));
+        leave(1);
+        assert_eq!(find_with(1, |_: *mut i32| unreachable!("it is gone")), None);
+        // SAFETY: made above.
+        drop(unsafe { Box::from_raw(object) });
+    }
 }
