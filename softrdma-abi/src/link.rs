@@ -69,6 +69,15 @@ pub(crate) fn make_channel(request: &Request<'_>) -> Result<(Name, OwnedFd), c_i
     }
 }
 
+/// The name of what the fabric made, if the answer tells of any: a connect request brings an identifier.
+const fn made_in(reply: &Reply) -> Option<Name> {
+    match reply {
+        Reply::Made(name) | Reply::Region { name, .. } | Reply::Pair { name, .. } => Some(*name),
+        Reply::Event(Some(event)) => Some(event.id),
+        _ => None,
+    }
+}
+
 fn exchange_with(
     request: &Request<'_>,
     descriptor: Option<BorrowedFd<'_>>,
@@ -78,7 +87,7 @@ fn exchange_with(
     match exchange(&mut socket, request, descriptor) {
         Ok((Reply::Refused(errno), _)) => Err(errno),
         Ok(answer) => {
-            if let Reply::Made(name) | Reply::Region { name, .. } | Reply::Pair { name, .. } = answer.0 {
+            if let Some(name) = made_in(&answer.0) {
                 HIGHEST.fetch_max(name, Relaxed);
             }
             Ok(answer)
@@ -188,4 +197,21 @@ pub(crate) fn pointer<T>(result: Result<*mut T, c_int>) -> *mut T {
         set_errno(errno);
         core::ptr::null_mut()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use softrdma_wire::Event;
+
+    use super::*;
+
+    /// A child of a process that forks takes names above all of them.
+    #[test]
+    fn a_connect_request_brings_a_name() {
+        let (params, data, local, remote) = (None, Vec::new(), None, None);
+        let event = Event { id: 7, listener: Some(3), kind: 4, status: 0, params, data, local, remote };
+        assert_eq!(made_in(&Reply::Event(Some(Box::new(event)))), Some(7));
+        assert_eq!(made_in(&Reply::Made(8)), Some(8));
+        assert_eq!(made_in(&Reply::Event(None)), None);
+    }
 }
