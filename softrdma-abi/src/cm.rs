@@ -252,6 +252,9 @@ pub unsafe extern "C" fn rdma_set_option(
         }
         // SAFETY: rdma_set_option(3): a live identifier, and as many bytes.
         let (identifier, timeout) = unsafe { (identifier(id), value.cast::<u8>().read()) };
+        if timeout > pair::MOST_TIMEOUT {
+            return concluded(Err(libc::EINVAL));
+        }
         identifier.timeout = Some(timeout);
         if identifier.id.qp.is_null() {
             return 0;
@@ -374,9 +377,13 @@ pub(crate) unsafe fn create_pair(
         // SAFETY: the domain is alive, the queues are, and so is the queue pair that comes of it.
         unsafe {
             let qp = pair::create(pd, attributes)?;
-            pair::initialise(qp)?;
-            timeout.map_or(Ok(()), |timeout| pair::set_timeout(qp, timeout))?;
-            Ok(qp)
+            let set = || timeout.map_or(Ok(()), |timeout| pair::set_timeout(qp, timeout));
+            let ready = pair::initialise(qp).and_then(|()| set());
+            if ready.is_err() {
+                // Given to nobody.
+                pair::ibv_destroy_qp(qp);
+            }
+            ready.map(|()| qp)
         }
     });
     match made {

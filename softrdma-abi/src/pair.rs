@@ -76,6 +76,9 @@ impl Set {
     }
 }
 
+/// The highest time-out: the field has five bits.
+pub(crate) const MOST_TIMEOUT: u8 = 31;
+
 /// `RDMA_OPTION_ID_ACK_TIMEOUT` of `rdma_set_option(3)`: the time-out that the connection manager gives the queue pair.
 ///
 /// # Safety
@@ -225,6 +228,10 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attributes: *mut ibv_qp_
     // SAFETY: ibv_modify_qp(3): attributes of which those in the mask are read.
     let attributes = unsafe { &*attributes };
     let mask = mask.cast_unsigned();
+    // Whatever is wrong is found before anything changes (ibv_modify_qp(3)).
+    if mask & IBV_QP_TIMEOUT != 0 && attributes.timeout > MOST_TIMEOUT {
+        return libc::EINVAL;
+    }
     // SAFETY: ibv_modify_qp(3): a live queue pair.
     let pair = unsafe { name(qp) };
     let modify = |to: Transition| ask(&Request::Modify { pair, to });
