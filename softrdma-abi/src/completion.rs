@@ -52,6 +52,9 @@ pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel
 
 /// A completion queue, and completions that the fabric gave and the program has not polled: it gives as many as there are, whatever
 /// the program asks for, which often is one after the other.
+///
+/// The program reads and this library writes fields of `ex` while other threads are in here. So no reference is made to the whole: the
+/// other fields are borrowed one by one.
 #[repr(C)]
 pub(crate) struct Queue {
     ex: QueueEx,
@@ -179,10 +182,9 @@ pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c
 }
 
 /// Fetches completions if there are none here. A queue that is lost has none to give.
-fn fetch(queue: &Queue, fetched: &mut VecDeque<Completion>) -> Result<(), c_int> {
+fn fetch(queue: Name, fetched: &mut VecDeque<Completion>) -> Result<(), c_int> {
     if fetched.is_empty() {
-        let request = Request::Poll { queue: queue.ex.cq.handle, most: MAX_BATCH as u32 };
-        match call(&request)? {
+        match call(&Request::Poll { queue, most: MAX_BATCH as u32 })? {
             Reply::Completions(completions) => fetched.extend(completions),
             _ => return Err(libc::EPROTO),
         }
@@ -191,8 +193,13 @@ fn fetch(queue: &Queue, fetched: &mut VecDeque<Completion>) -> Result<(), c_int>
 }
 
 /// The next completion, if there is one.
-pub(crate) fn next_completion(queue: &Queue) -> Result<Option<Completion>, c_int> {
-    let mut fetched = queue.fetched.lock().unwrap_or_else(PoisonError::into_inner);
+///
+/// # Safety
+/// `cq` is alive.
+pub(crate) unsafe fn next_completion(cq: *mut ibv_cq) -> Result<Option<Completion>, c_int> {
+    // SAFETY: the caller vouches for `cq`, which `create_queue` made as a `Queue`.
+    let (queue, fetched) = unsafe { ((*cq).handle, &(*cq.cast::<Queue>()).fetched) };
+    let mut fetched = fetched.lock().unwrap_or_else(PoisonError::into_inner);
     fetch(queue, &mut fetched)?;
     Ok(fetched.pop_front())
 }
@@ -200,9 +207,9 @@ pub(crate) fn next_completion(queue: &Queue) -> Result<Option<Completion>, c_int
 pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, into: *mut ibv_wc) -> c_int {
     let Ok(most) = usize::try_from(most) else { return -libc::EINVAL };
     // SAFETY: ibv_poll_cq(3): a live completion queue, which `create_queue` made as a `Queue`.
-    let queue = unsafe { &*cq.cast::<Queue>() };
+    let (queue, fetched) = unsafe { ((*cq).handle, &(*cq.cast::<Queue>()).fetched) };
     // Held while the fabric is asked: completions keep their order.
-    let mut fetched = queue.fetched.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut fetched = fetched.lock().unwrap_or_else(PoisonError::into_inner);
     if most > 0 && fetch(queue, &mut fetched).is_err() {
         return -1;
     }

@@ -1,6 +1,7 @@
 //! Queue pairs.
 
 use core::ffi::{c_int, c_uint};
+use core::ptr;
 use std::borrow::Cow;
 use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};
@@ -27,6 +28,9 @@ use crate::posting::{OPERATIONS, functions};
 use crate::shared;
 
 /// A queue pair, and what is remembered of how it was made.
+///
+/// The program writes to `ex`, by the headers' inline functions, while other threads call this library. So no reference is made to the whole:
+/// what is ours is read, or borrowed, field by field.
 #[repr(C)]
 pub(crate) struct Pair {
     ex: PairEx,
@@ -84,10 +88,10 @@ pub(crate) const MOST_TIMEOUT: u8 = 31;
 /// # Safety
 /// `qp` is alive.
 pub(crate) unsafe fn set_timeout(qp: *mut ibv_qp, timeout: u8) -> Result<(), c_int> {
-    // SAFETY: the caller vouches for `qp`, which `create` made as a `Pair`.
-    let pair = unsafe { &*qp.cast::<Pair>() };
-    ask(&Request::SetTimeout { pair: pair.ex.qp_base.handle, timeout })?;
-    pair.set.lock().unwrap_or_else(PoisonError::into_inner).timeout = timeout;
+    // SAFETY: the caller vouches for `qp`.
+    let (pair, set) = unsafe { (name(qp), attributes_of(qp)) };
+    ask(&Request::SetTimeout { pair, timeout })?;
+    set.lock().unwrap_or_else(PoisonError::into_inner).timeout = timeout;
     Ok(())
 }
 
@@ -149,6 +153,15 @@ pub(crate) unsafe fn create(
     Ok(pair.cast())
 }
 
+/// The attributes that a queue pair was given.
+///
+/// # Safety
+/// `qp` is alive, and stays so for `'a`.
+unsafe fn attributes_of<'a>(qp: *mut ibv_qp) -> &'a Mutex<Set> {
+    // SAFETY: the caller vouches for `qp`, which `create` made as a `Pair`; nobody but this library writes to the field.
+    unsafe { &(*qp.cast::<Pair>()).set }
+}
+
 /// What the fabric calls a queue pair.
 ///
 /// # Safety
@@ -186,24 +199,23 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
     const OPERATIONS_KNOWN: u32 = 64;
     /// `IBV_QP_INIT_ATTR_CREATE_FLAGS`, of which there are none here.
     const FLAGS: u32 = 4;
-    // SAFETY: ibv_create_qp_ex(3): attributes that are read and written during the call, and begin as the older ones do.
-    let (base, wanted) = unsafe { (&mut *attributes.cast::<ibv_qp_init_attr>(), &*attributes) };
-    let (mask, pd) = (wanted.comp_mask, wanted.pd);
-    let extended = mask & OPERATIONS_KNOWN != 0;
-    let flags = if mask & FLAGS == 0 { 0 } else { wanted.create_flags };
-    if mask & !(DOMAIN | FLAGS | OPERATIONS_KNOWN) != 0
-        || flags != 0
-        || (extended && wanted.send_ops_flags & !OPERATIONS != 0)
-    {
+    // SAFETY: ibv_create_qp_ex(3): attributes that are read during the call; those that the mask does not name are not there.
+    let (mask, pd, flags, operations) = unsafe {
+        let mask = (*attributes).comp_mask;
+        let pd = if mask & DOMAIN == 0 { ptr::null_mut() } else { (*attributes).pd };
+        let flags = if mask & FLAGS == 0 { 0 } else { (*attributes).create_flags };
+        (mask, pd, flags, if mask & OPERATIONS_KNOWN == 0 { 0 } else { (*attributes).send_ops_flags })
+    };
+    if mask & !(DOMAIN | FLAGS | OPERATIONS_KNOWN) != 0 || flags != 0 || operations & !OPERATIONS != 0 {
         return pointer(Err(libc::EOPNOTSUPP));
     }
     if mask & DOMAIN == 0 {
         return pointer(Err(libc::EINVAL));
     }
-    // SAFETY: as above: the mask says that there is a domain.
-    pointer(unsafe { create(pd, base) }.inspect(|qp| {
+    // SAFETY: as above: attributes that begin as the older ones do, and are written; the mask says that there is a domain.
+    pointer(unsafe { create(pd, &mut *attributes.cast()) }.inspect(|qp| {
         // SAFETY: just made as a `Pair`.
-        unsafe { (*qp.cast::<Pair>()).extended = extended };
+        unsafe { (*qp.cast::<Pair>()).extended = mask & OPERATIONS_KNOWN != 0 };
     }))
 }
 
@@ -246,9 +258,9 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attributes: *mut ibv_qp_
         _ => ask(&Request::SetTimeout { pair, timeout: attributes.timeout }),
     });
     if modified.is_ok() {
-        // SAFETY: as above; made as a `Pair`.
-        let made = unsafe { &*qp.cast::<Pair>() };
-        made.set.lock().unwrap_or_else(PoisonError::into_inner).merge(attributes, mask);
+        // SAFETY: as above.
+        let set = unsafe { attributes_of(qp) };
+        set.lock().unwrap_or_else(PoisonError::into_inner).merge(attributes, mask);
     }
     if modified.is_ok() && stated {
         // SAFETY: as above.
@@ -340,9 +352,12 @@ pub unsafe extern "C" fn ibv_query_qp(
     _mask: c_int,
     init: *mut ibv_qp_init_attr,
 ) -> c_int {
-    // SAFETY: ibv_query_qp(3): a live queue pair, which `create` made as a `Pair`.
-    let pair = unsafe { &*qp.cast::<Pair>() };
-    let (state, ends) = match call(&Request::QueryPair(pair.ex.qp_base.handle)) {
+    // SAFETY: ibv_query_qp(3): a live queue pair, which `create` made as a `Pair`; these do not change.
+    let (handle, set, cap, all_signaled) = unsafe {
+        let pair = qp.cast::<Pair>();
+        (name(qp), attributes_of(qp), (*pair).cap, (*pair).all_signaled)
+    };
+    let (state, ends) = match call(&Request::QueryPair(handle)) {
         Ok(Reply::State { state, ends }) => (u32::from(state), ends),
         Ok(_) => return libc::EPROTO,
         Err(errno) => return errno,
@@ -350,26 +365,29 @@ pub unsafe extern "C" fn ibv_query_qp(
     let mut answer: ibv_qp_attr = zeroed();
     answer.qp_state = state;
     answer.cur_qp_state = state;
-    let set = *pair.set.lock().unwrap_or_else(PoisonError::into_inner);
+    let set = *set.lock().unwrap_or_else(PoisonError::into_inner);
     answer.path_mtu = if set.mtu == 0 { 5 } else { set.mtu };
     (answer.qp_access_flags, answer.sq_psn, answer.rq_psn) = (set.access, set.send_psn, set.receive_psn);
     (answer.max_rd_atomic, answer.max_dest_rd_atomic) = (set.read_depth, set.answered_reads);
     (answer.min_rnr_timer, answer.timeout) = (set.rnr_timer, set.timeout);
     (answer.retry_cnt, answer.rnr_retry) = (set.retry, set.rnr_retry);
-    answer.cap = pair.cap;
+    answer.cap = cap;
     answer.port_num = PORT;
     if let Some((local, remote, number)) = ends {
         answer.dest_qp_num = number;
         set_path(&mut answer, local, remote);
     }
-    let made = ibv_qp_init_attr {
-        qp_context: pair.ex.qp_base.qp_context,
-        send_cq: pair.ex.qp_base.send_cq,
-        recv_cq: pair.ex.qp_base.recv_cq,
-        srq: pair.ex.qp_base.srq,
-        cap: pair.cap,
-        qp_type: pair.ex.qp_base.qp_type,
-        sq_sig_all: pair.all_signaled.into(),
+    // SAFETY: as above.
+    let made = unsafe {
+        ibv_qp_init_attr {
+            qp_context: (*qp).qp_context,
+            send_cq: (*qp).send_cq,
+            recv_cq: (*qp).recv_cq,
+            srq: (*qp).srq,
+            cap,
+            qp_type: (*qp).qp_type,
+            sq_sig_all: all_signaled.into(),
+        }
     };
     // SAFETY: ibv_query_qp(3): places for both answers. The state is the program's to read, in its own structure.
     unsafe {
@@ -438,11 +456,11 @@ unsafe fn inline<'a>(list: &[ibv_sge]) -> Result<Cow<'a, [u8]>, c_int> {
 ///
 /// # Safety
 /// `wr` is as ibv_post_send(3) wants it, and inline bytes stay as they are for `'a`.
-unsafe fn send<'a>(wr: &ibv_send_wr, pair: &Pair) -> Result<Send<'a>, c_int> {
+unsafe fn send<'a>(wr: &ibv_send_wr, most_elements: u32, all_signaled: bool) -> Result<Send<'a>, c_int> {
     // SAFETY: the caller vouches for the list; both arms of the unions are integers.
     let (list, immediate, rdma) = unsafe {
         (
-            elements(wr.sg_list, wr.num_sge, pair.cap.max_send_sge)?,
+            elements(wr.sg_list, wr.num_sge, most_elements)?,
             u32::from_be(wr.__bindgen_anon_1.imm_data),
             wr.wr.rdma,
         )
@@ -463,7 +481,7 @@ unsafe fn send<'a>(wr: &ibv_send_wr, pair: &Pair) -> Result<Send<'a>, c_int> {
         // call and which nobody changes meanwhile.
         Local::Inline(unsafe { inline(list) }?)
     };
-    let signaled = pair.all_signaled || wr.send_flags & IBV_SEND_SIGNALED != 0;
+    let signaled = all_signaled || wr.send_flags & IBV_SEND_SIGNALED != 0;
     let solicited = wr.send_flags & IBV_SEND_SOLICITED != 0;
     Ok(Send { id: wr.wr_id, op, signaled, solicited, local })
 }
@@ -526,15 +544,17 @@ pub(crate) unsafe extern "C" fn post_send(
     first: *mut ibv_send_wr,
     bad: *mut *mut ibv_send_wr,
 ) -> c_int {
-    // SAFETY: ibv_post_send(3): a live queue pair, which `create` made as a `Pair`.
-    let made = unsafe { &*qp.cast::<Pair>() };
-    let pair = made.ex.qp_base.handle;
+    // SAFETY: ibv_post_send(3): a live queue pair, which `create` made as a `Pair`; these do not change.
+    let (pair, most, all_signaled) = unsafe {
+        let made = qp.cast::<Pair>();
+        (name(qp), (*made).cap.max_send_sge, (*made).all_signaled)
+    };
     let posted = chain(
         first,
         // SAFETY: ibv_post_send(3): a list of requests, each linked to the next or to none.
         |wr| unsafe { (*wr).next },
         // SAFETY: as above; inline bytes are sent before this function returns.
-        |wr| unsafe { send(&*wr, made) },
+        |wr| unsafe { send(&*wr, most, all_signaled) },
         |work| call(&Request::PostSend { pair, whole: false, work }),
     );
     // SAFETY: ibv_post_send(3): a place for the request that was refused.
@@ -546,9 +566,8 @@ pub(crate) unsafe extern "C" fn post_recv(
     first: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    // SAFETY: ibv_post_recv(3): a live queue pair, which `create` made as a `Pair`.
-    let made = unsafe { &*qp.cast::<Pair>() };
-    let (pair, most) = (made.ex.qp_base.handle, made.cap.max_recv_sge);
+    // SAFETY: ibv_post_recv(3): a live queue pair, which `create` made as a `Pair`; these do not change.
+    let (pair, most) = unsafe { (name(qp), (*qp.cast::<Pair>()).cap.max_recv_sge) };
     let posted = chain(
         first,
         // SAFETY: ibv_post_recv(3): a list of requests, each linked to the next or to none.
@@ -570,6 +589,6 @@ pub unsafe extern "C" fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut PairEx {
         qp.cast()
     } else {
         // Where it was not made for the newer way to post.
-        core::ptr::null_mut()
+        ptr::null_mut()
     }
 }

@@ -91,19 +91,19 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
 /// # Safety
 /// `cq` is alive, and this thread's turn.
 unsafe fn take(cq: *mut QueueEx) -> c_int {
-    // SAFETY: the caller vouches for `cq`, which was made as a `Queue`.
-    let queue = unsafe { &*cq.cast::<Queue>() };
-    let found = match next_completion(queue) {
+    // SAFETY: the caller vouches for `cq`.
+    let found = match unsafe { next_completion(cq.cast()) } {
         Ok(Some(found)) => found,
         Ok(None) => return libc::ENOENT,
         Err(errno) => return errno,
     };
-    // SAFETY: the two fields are the program's to read, while it is its turn.
-    unsafe {
+    // SAFETY: the caller vouches for `cq`, which was made as a `Queue`. The two fields are the program's to read, while it is its turn.
+    let current = unsafe {
         (&raw mut (*cq).status).write(found.status);
         (&raw mut (*cq).wr_id).write(found.id);
-    }
-    *queue.turn.current.lock().unwrap_or_else(PoisonError::into_inner) = Some(found);
+        &(*cq.cast::<Queue>()).turn.current
+    };
+    *current.lock().unwrap_or_else(PoisonError::into_inner) = Some(found);
     0
 }
 

@@ -53,7 +53,7 @@ unsafe fn create(
 /// `srq` is null or alive.
 pub(crate) unsafe fn name(srq: *mut ibv_srq) -> Option<Name> {
     // SAFETY: made as a `Shared` by `create`, if it is not null.
-    unsafe { srq.cast::<Shared>().as_ref() }.map(|shared| shared.srq.handle)
+    (!srq.is_null()).then(|| unsafe { (*srq.cast::<Shared>()).srq.handle })
 }
 
 #[unsafe(no_mangle)]
@@ -120,13 +120,16 @@ pub unsafe extern "C" fn ibv_modify_srq(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_query_srq(srq: *mut ibv_srq, attributes: *mut SharedLimits) -> c_int {
     // SAFETY: ibv_query_srq(3): a live queue, which `create` made as a `Shared`.
-    let shared = unsafe { &*srq.cast::<Shared>() };
-    let srq_limit = match call(&Request::QueryShared(shared.srq.handle)) {
+    let (queue, max_wr, max_sge) = unsafe {
+        let shared = srq.cast::<Shared>();
+        ((*shared).srq.handle, (*shared).depth, (*shared).most_elements)
+    };
+    let srq_limit = match call(&Request::QueryShared(queue)) {
         Ok(Reply::SharedLimit(limit)) => limit,
         Ok(_) => return libc::EPROTO,
         Err(errno) => return errno,
     };
-    let limits = SharedLimits { max_wr: shared.depth, max_sge: shared.most_elements, srq_limit };
+    let limits = SharedLimits { max_wr, max_sge, srq_limit };
     // SAFETY: ibv_query_srq(3): a place for the answer.
     unsafe { attributes.write(limits) };
     0
@@ -138,8 +141,10 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
     // SAFETY: ibv_post_srq_recv(3): a live queue, which `create` made as a `Shared`.
-    let shared = unsafe { &*srq.cast::<Shared>() };
-    let (queue, most) = (shared.srq.handle, shared.most_elements);
+    let (queue, most) = unsafe {
+        let shared = srq.cast::<Shared>();
+        ((*shared).srq.handle, (*shared).most_elements)
+    };
     let posted = chain(
         first,
         // SAFETY: ibv_post_srq_recv(3): a list of requests, each linked to the next or to none.
