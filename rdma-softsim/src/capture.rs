@@ -1,5 +1,6 @@
 //! What passes between queue pairs, for whoever records it.
 
+use core::ops::ControlFlow;
 use std::net::IpAddr;
 
 use rdma_proto::backend::{CompletionStatus, RnrTimer, SendOp};
@@ -9,8 +10,8 @@ use rdma_proto::time::Instant;
 ///
 /// The functions are called under the fabric's lock: they must not call the fabric, and everybody waits for them.
 pub trait Capture: Send {
-    /// A message, or the answer to one, passes.
-    fn pass(&mut self, transfer: &Transfer<'_>);
+    /// A message, or the answer to one, passes. After [`ControlFlow::Break`] the capture is dropped, under the lock: it sees nothing more.
+    fn pass(&mut self, transfer: &Transfer<'_>) -> ControlFlow<()>;
 
     /// The queue pair that sent this connection's messages is gone or begins anew: their sequence numbers mean nothing any more.
     fn end(&mut self, connection: u64);

@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use std::ffi::OsString;
-use std::fs::File;
+use std::fs::OpenOptions;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::process::CommandExt as _;
@@ -136,7 +136,8 @@ fn inject(socket: &mut Socket, seed: Option<u64>, faults: Vec<softrdma_wire::Fau
 /// Lets the fabric record in this file.
 fn record_in(socket: &mut Socket, path: PathBuf) -> Result<(), Error> {
     let failed = |error| Error::Record { path: path.clone(), error };
-    let file = File::create(&path).map_err(failed)?;
+    // The fabric empties it, unless it refuses: it may be writing to this file.
+    let file = OpenOptions::new().write(true).create(true).truncate(false).open(&path).map_err(failed)?;
     tell(socket, &Request::Record, Some(file.as_fd()))?.map_err(failed)
 }
 

@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -116,4 +117,23 @@ fn rping_is_recorded() {
         }
     }
     assert_eq!(next.len(), 2);
+}
+
+/// The file may be the recording that is being written.
+#[test]
+fn a_recording_that_is_refused_leaves_its_file_as_it_is() {
+    let home = Home::new("recording-refused");
+    let file = home.path().join("run.pcapng");
+    let mut recorded_program = recorded(&home, &file, &[], &["cat"]);
+    let _serving = Running::start(recorded_program.stdin(Stdio::piped()));
+    let content = || std::fs::read(&file).ok().filter(|content| !content.is_empty());
+    await_some("the file's head", content);
+    // They stand for frames, which a program with a connection would have brought.
+    let append = std::fs::OpenOptions::new().append(true).open(&file);
+    append.and_then(|mut end| end.write_all(b"frames")).expect("a file");
+    let before = content();
+    let refused = recorded(&home, &file, &[], &["true"]).stderr(Stdio::piped()).output().expect("runs");
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && said.contains("busy"), "{said}");
+    assert_eq!(content(), before);
 }

@@ -28,7 +28,7 @@ impl Model {
             && let (Some(path), Some(work)) = (pair.path, pair.requester.flight(epoch, sequence))
         {
             let bytes = self.bytes_of(work);
-            capture.pass(&Transfer {
+            let seen = capture.pass(&Transfer {
                 at: self.event_queue.now(),
                 connection: from.to_bits(),
                 sequence,
@@ -37,6 +37,9 @@ impl Model {
                 pair: self.pair_number(path.peer),
                 content: Content::Message { op: work.op, len: work.len, bytes: &bytes },
             });
+            if seen.is_break() {
+                return;
+            }
         }
         self.capture = Some(capture);
     }
@@ -77,7 +80,9 @@ impl Model {
             if let Some(content) = content {
                 let (at, connection) = (self.event_queue.now(), to.to_bits());
                 let (from, to, pair) = (path.remote, path.local, pair.number);
-                capture.pass(&Transfer { at, connection, sequence, from, to, pair, content });
+                if capture.pass(&Transfer { at, connection, sequence, from, to, pair, content }).is_break() {
+                    return;
+                }
             }
         }
         self.capture = Some(capture);

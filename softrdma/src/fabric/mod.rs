@@ -25,7 +25,6 @@ use softrdma_wire::{self as wire, Error, Listener, Reply, Request, Socket};
 
 use memory::Process;
 pub use memory::can_reach;
-use record::Recorder;
 use session::{Info, Session};
 use signals::Level;
 
@@ -70,6 +69,8 @@ struct State {
     count: u64,
     /// Faults for machines that have not come.
     awaited: Vec<inject::Awaited>,
+    /// The recording, if there ever was one.
+    writing: Option<record::Writing>,
 }
 
 impl Fabric {
@@ -179,9 +180,14 @@ impl Fabric {
     /// Records what passes, if nobody does.
     fn record(&self, file: Option<OwnedFd>) -> Reply {
         let recorded = || {
-            let recorder = Recorder::start(file.ok_or(Errno::BADF)?)
-                .map_err(|error| error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error))?;
-            if self.model.capture(Box::new(recorder)) { Ok(()) } else { Err(Errno::BUSY) }
+            let (recorder, writer) = record::recorder(file.ok_or(Errno::BADF)?)?;
+            if !self.model.capture(Box::new(recorder)) {
+                return Err(Errno::BUSY);
+            }
+            // Not before: the file may be that of the recording that is there.
+            let writing = writer.start().inspect_err(|_| self.end_recording())?;
+            self.lock().writing = Some(writing);
+            Ok(())
         };
         match recorded() {
             Ok(()) => Reply::Done,
@@ -189,9 +195,13 @@ impl Fabric {
         }
     }
 
-    /// Ends the recording, if there is one: all of it is written.
+    /// Ends the recording, if there is one, and waits a bounded time until it is written.
     pub fn end_recording(&self) {
         drop(self.model.stop_capture());
+        let writing = self.lock().writing.take();
+        if let Some(writing) = writing {
+            writing.finish();
+        }
     }
 
     fn pairs(&self, above: u32) -> Reply {

@@ -1,31 +1,38 @@
 //! A recording of what passes on a fabric, as the packets that RoCE v2 would carry, in a pcapng file.
 //!
-//! The model hands over whole messages, under its lock; they are cut into packets there, and a thread writes them. Whoever has a
-//! message on its way waits while more frames than [`WAITING`] are not written yet.
+//! The model hands over whole messages, under its lock; they are cut into packets there, and a thread writes them. Nobody waits for the
+//! file: while [`WAITING`] frames are not written yet, further ones are left out, and a comment on the next frame says how many.
 
 use std::collections::{HashMap, VecDeque};
+use std::convert::Infallible;
 use std::fs::File;
 use std::io::{self, BufWriter};
+use std::ops::ControlFlow;
 use std::os::fd::OwnedFd;
-use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
-use std::thread::JoinHandle;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, TrySendError};
+use std::sync::mpsc::{channel, sync_channel};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rdma_proto::backend::SendOp;
 use rdma_softsim::{Capture, Content, Transfer};
 use roce::{Kind, Message, Packet, SEQUENCES};
 use rustix::fs::FileType;
+use rustix::io::Errno;
 
-/// Frames that wait for being written.
-const WAITING: usize = 4096;
+/// Frames that wait for being written, of some 4 KiB at most.
+const WAITING: usize = 1 << 14;
+/// How long the end waits for what is not written yet.
+const PATIENCE: Duration = Duration::from_secs(10);
 
-type Frame = (Duration, Vec<u8>);
+/// When a frame passed, its bytes, and how many before it were left out.
+type Frame = (Duration, Vec<u8>, u64);
 
 /// What records.
 pub(super) struct Recorder {
-    /// Taken at the end.
+    /// Taken at the end; none after the file took no more.
     frames: Option<SyncSender<Frame>>,
-    thread: Option<JoinHandle<()>>,
+    /// Frames left out since the last that was not.
+    lost: u64,
     connections: HashMap<u64, Sequences>,
     /// From the moment at which the fabric's clock began; taken when the first message passes.
     began: Option<Duration>,
@@ -57,48 +64,87 @@ impl Sequences {
     }
 }
 
-impl Recorder {
-    /// One that writes to this file, and its thread.
-    pub(super) fn start(file: OwnedFd) -> io::Result<Self> {
-        // Everybody would wait for whoever reads a pipe.
-        if FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode) != FileType::RegularFile {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
-        let (frames, written) = sync_channel(WAITING);
-        let mut file = roce::File::new(BufWriter::new(File::from(file)))?;
-        let thread = std::thread::Builder::new().name("record".into()).spawn(move || {
-            if let Err(error) = write(&mut file, &written) {
-                // To the fabric's log; what comes after it is not recorded.
-                eprintln!("the recording: {error}");
-            }
-        })?;
-        Ok(Self { frames: Some(frames), thread: Some(thread), connections: HashMap::new(), began: None })
-    }
+/// What writes a recording, once it is started.
+pub(super) struct Writer {
+    file: File,
+    frames: Receiver<Frame>,
+}
 
+/// A recording that is being written.
+pub(super) struct Writing {
+    /// Closed by the thread's end.
+    ended: Receiver<Infallible>,
+}
+
+/// A recorder, and what writes to this file, which is not touched yet. The file is a regular one: a pipe's reader could stop the writing.
+pub(super) fn recorder(file: OwnedFd) -> Result<(Recorder, Writer), Errno> {
+    if FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode) != FileType::RegularFile {
+        return Err(Errno::INVAL);
+    }
+    let (sender, frames) = sync_channel(WAITING);
+    let recorder = Recorder { frames: Some(sender), lost: 0, connections: HashMap::new(), began: None };
+    Ok((recorder, Writer { file: File::from(file), frames }))
+}
+
+impl Writer {
+    /// Empties the file and writes to it, on a thread of its own, until the recorder is gone.
+    pub(super) fn start(self) -> Result<Writing, Errno> {
+        let (running, ended) = channel();
+        let begin = || {
+            self.file.set_len(0)?;
+            let mut file = roce::File::new(BufWriter::new(self.file))?;
+            let frames = self.frames;
+            std::thread::Builder::new().name("record".into()).spawn(move || {
+                if let Err(error) = write(&mut file, &frames) {
+                    // To the fabric's log; what comes after it is not recorded.
+                    eprintln!("the recording: {error}");
+                }
+                drop(running);
+            })
+        };
+        let failed = |error: io::Error| error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error);
+        begin().map(|_thread| Writing { ended }).map_err(failed)
+    }
+}
+
+impl Writing {
+    /// Waits until all is written, for a bounded time. Nobody records any more.
+    pub(super) fn finish(self) {
+        if self.ended.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
+            eprintln!("the recording: its end is missing: the file was too slow");
+        }
+    }
+}
+
+impl Recorder {
     fn send(&mut self, transfer: &Transfer<'_>, packet: Packet<'_>) {
+        let Some(frames) = &self.frames else { return };
         let since = transfer.at.since(rdma_proto::time::Instant::default());
         let began = *self.began.get_or_insert_with(|| {
             SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().saturating_sub(since)
         });
         let packet = packet.between(transfer.from, transfer.to, transfer.pair);
-        // The thread has ended when the file took no more.
-        let frame = (began.saturating_add(since), packet.frame());
-        let _ended = self.frames.as_ref().map(|frames| frames.send(frame));
+        match frames.try_send((began.saturating_add(since), packet.frame(), self.lost)) {
+            Ok(()) => self.lost = 0,
+            Err(TrySendError::Full(_)) => self.lost = self.lost.saturating_add(1),
+            // The file took no more.
+            Err(TrySendError::Disconnected(_)) => self.frames = None,
+        }
     }
 }
 
 impl Drop for Recorder {
-    /// Waits until all is written.
     fn drop(&mut self) {
-        self.frames = None;
-        let _ended = self.thread.take().map(JoinHandle::join);
+        if self.lost > 0 {
+            eprintln!("the recording: {} frames at its end are missing: the file was too slow", self.lost);
+        }
     }
 }
 
 /// Writes until nobody records any more, and all of it whenever nothing waits, so that a fabric that is killed leaves what it saw.
 fn write(file: &mut roce::File<BufWriter<File>>, frames: &Receiver<Frame>) -> io::Result<()> {
     loop {
-        let (at, bytes) = match frames.try_recv() {
+        let (at, bytes, lost) = match frames.try_recv() {
             Ok(frame) => frame,
             Err(TryRecvError::Disconnected) => return file.flush(),
             Err(TryRecvError::Empty) => {
@@ -109,12 +155,25 @@ fn write(file: &mut roce::File<BufWriter<File>>, frames: &Receiver<Frame>) -> io
                 }
             }
         };
-        file.write(at, &bytes, None)?;
+        let comment =
+            (lost > 0).then(|| format!("{lost} frames before this one are missing: the file was too slow"));
+        file.write(at, &bytes, comment.as_deref())?;
     }
 }
 
 impl Capture for Recorder {
-    fn pass(&mut self, transfer: &Transfer<'_>) {
+    fn pass(&mut self, transfer: &Transfer<'_>) -> ControlFlow<()> {
+        self.see(transfer);
+        if self.frames.is_some() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    }
+
+    fn end(&mut self, connection: u64) {
+        self.connections.remove(&connection);
+    }
+}
+
+impl Recorder {
+    fn see(&mut self, transfer: &Transfer<'_>) {
         let &Transfer { connection, sequence, content, .. } = transfer;
         let sequences = self.connections.entry(connection).or_default();
         match content {
@@ -161,12 +220,6 @@ impl Capture for Recorder {
         }
     }
 
-    fn end(&mut self, connection: u64) {
-        self.connections.remove(&connection);
-    }
-}
-
-impl Recorder {
     /// An answer without bytes. It names the last packet of the message, and a message that was not executed will come again.
     fn answer(&mut self, transfer: &Transfer<'_>, syndrome: u8) {
         let sequences = self.connections.entry(transfer.connection).or_default();
@@ -186,4 +239,57 @@ impl Recorder {
 /// How many messages were executed with this one, as far as the field goes.
 const fn executed(sequence: u64) -> u32 {
     (sequence as u32).wrapping_add(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Seek as _};
+    use std::net::IpAddr;
+
+    use rustix::fs::{MemfdFlags, memfd_create};
+
+    use super::*;
+
+    const ACKNOWLEDGED: Transfer<'static> = Transfer {
+        at: rdma_proto::time::Instant::from_start(Duration::ZERO),
+        connection: 1,
+        sequence: 0,
+        from: IpAddr::V4(std::net::Ipv4Addr::LOCALHOST),
+        to: IpAddr::V4(std::net::Ipv4Addr::LOCALHOST),
+        pair: 1,
+        content: Content::Acknowledged,
+    };
+
+    fn on_memory() -> (Recorder, Writer, File) {
+        let file = memfd_create("recording", MemfdFlags::CLOEXEC).expect("a file");
+        let (recorder, writer) = recorder(file.try_clone().expect("a file")).expect("a regular file");
+        (recorder, writer, File::from(file))
+    }
+
+    #[test]
+    fn nobody_waits_for_a_slow_file_and_what_is_missing_is_said() {
+        let (mut recorder, writer, mut file) = on_memory();
+        for _ in 0..WAITING + 10 {
+            assert!(recorder.pass(&ACKNOWLEDGED).is_continue());
+        }
+        assert_eq!(recorder.lost, 10);
+        let writing = writer.start().expect("a thread");
+        while recorder.lost > 0 {
+            assert!(recorder.pass(&ACKNOWLEDGED).is_continue());
+        }
+        drop(recorder);
+        writing.finish();
+        let mut content = Vec::new();
+        file.rewind().expect("a file");
+        file.read_to_end(&mut content).expect("a file");
+        let said = b" frames before this one are missing";
+        assert_eq!(content.windows(said.len()).filter(|bytes| bytes == said).count(), 1);
+    }
+
+    #[test]
+    fn a_file_that_takes_no_more_ends_the_recording() {
+        let (mut recorder, writer, _file) = on_memory();
+        drop(writer);
+        assert!(recorder.pass(&ACKNOWLEDGED).is_break());
+    }
 }
