@@ -34,6 +34,8 @@ const MOST_SESSIONS: usize = 1024;
 const MOST_HOSTS: usize = 1024;
 /// Addresses of one machine.
 const MOST_ADDRESSES: usize = 16;
+/// How long a program that was not let in waits for the next attempt.
+const PAUSE: Duration = Duration::from_millis(50);
 /// Bytes of a program's name.
 const NAME: usize = 64;
 
@@ -106,9 +108,8 @@ impl Fabric {
             if coming {
                 match listener.accept() {
                     Ok(socket) => self.admit(socket),
-                    // Out of descriptors, or the program has gone again.
-                    Err(_) if !leaving => std::thread::yield_now(),
-                    Err(_) => {}
+                    // The program has gone again, or there are no descriptors for it before somebody else leaves.
+                    Err(_) => std::thread::sleep(PAUSE),
                 }
             } else if leaving {
                 let _count = rustix::io::read(&self.ended, &mut [0; 8]);

@@ -113,6 +113,8 @@ pub(super) struct Session {
     regions: BTreeMap<Name, (ForeignRegion, u64)>,
     domains: BTreeMap<Name, Domain>,
     completion_channels: BTreeMap<Name, Arc<Records>>,
+    /// That of completion queues without a channel: nobody reads it, their events go nowhere. Made for the first.
+    unread: Option<Arc<Records>>,
     /// What the model calls an identifier, and what this session does.
     keys: BTreeMap<IdentifierKey, Name>,
     device: Device,
@@ -160,6 +162,7 @@ impl Session {
             regions: BTreeMap::new(),
             domains: BTreeMap::new(),
             completion_channels: BTreeMap::new(),
+            unread: None,
             keys: BTreeMap::new(),
             device,
             host,
@@ -344,8 +347,10 @@ impl Session {
     fn create_queue(&mut self, depth: u32, channel: Option<Name>) -> Result<Reply, Refusal> {
         let channel = match channel {
             Some(name) => Arc::clone(find(&self.completion_channels, name)?),
-            // Nobody reads it: its events go nowhere.
-            None => Arc::new(Records::new()?.0),
+            None => Arc::clone(match &mut self.unread {
+                Some(unread) => unread,
+                none => none.insert(Arc::new(Records::new()?.0)),
+            }),
         };
         let queue = self.name()?;
         let signal = Arc::new(QueueSignal { queue, channel });
