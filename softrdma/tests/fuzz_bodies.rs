@@ -4,7 +4,7 @@ mod bodies;
 
 use proptest::strategy::{Strategy as _, ValueTree as _};
 use proptest::test_runner::TestRunner;
-use softrdma_wire::{Access, MAX_INLINE, Request, Send, Sge, Transition};
+use softrdma_wire::{Access, Completion, MAX_INLINE, Reply, Request, Send, Sge, Transition};
 
 fn packet(into: &mut Vec<u8>, program: u8, request: &Request<'_>) {
     let bytes = postcard::to_stdvec(request).expect("encodes");
@@ -15,11 +15,9 @@ fn packet(into: &mut Vec<u8>, program: u8, request: &Request<'_>) {
 /// Two programs that connect queue pairs and write: what the fuzzer begins with.
 fn honest() -> Vec<u8> {
     let mut input = Vec::new();
+    let machine = |program: u8| std::net::IpAddr::from([192, 0, 2, program + 1]);
     for program in [0, 1] {
         let access = Access { local_write: true, remote_write: true, remote_read: true };
-        let machine = |last: u8| std::net::IpAddr::from([192, 0, 2, last + 1]);
-        let timer = 12;
-        let (local, remote, number) = (machine(program), machine(1 - program), 3 - u32::from(program));
         for request in [
             Request::AllocateDomain,
             Request::Register { domain: 1, at: 0, address: 4096, len: 4096, access },
@@ -35,15 +33,23 @@ fn honest() -> Vec<u8> {
                 receive_depth: 4,
                 inline: MAX_INLINE as u32,
             },
-            Request::Modify { pair: 6, to: Transition::Initialise },
-            Request::Modify { pair: 6, to: Transition::Receive { local, remote, number, timer } },
-            Request::Modify { pair: 6, to: Transition::Send { retry: 1, rnr_retry: 1, read_depth: 1 } },
         ] {
             packet(&mut input, program, &request);
         }
     }
-    let local = softrdma_wire::Local::Memory(vec![Sge { address: 4096, len: 64, lkey: 0x100 }]);
-    let op = softrdma_wire::Op::Write { address: 4200, rkey: 0x201 };
+    // Each finds the other's queue pair.
+    for program in [0, 1] {
+        let (local, remote, number) = (machine(program), machine(1 - program), 3 - u32::from(program));
+        for to in [
+            Transition::Initialise,
+            Transition::Receive { local, remote, number, timer: 12 },
+            Transition::Send { retry: 1, rnr_retry: 1, read_depth: 1 },
+        ] {
+            packet(&mut input, program, &Request::Modify { pair: 6, to });
+        }
+    }
+    let local = softrdma_wire::Local::Memory(vec![Sge { address: 4096, len: 64, lkey: 0x101 }]);
+    let op = softrdma_wire::Op::Write { address: 4200, rkey: 0x202 };
     let work = vec![Send { id: 1, op, signaled: true, solicited: false, local }];
     packet(&mut input, 0, &Request::Arm { queue: 4, solicited: false });
     packet(&mut input, 0, &Request::PostSend { pair: 6, whole: false, work });
@@ -72,6 +78,17 @@ fn seeds_and_generated_inputs() {
         }
         bodies::run(&bent);
     }
+}
+
+/// It is what both want: one completion, of the WRITE, which is a success.
+#[test]
+fn the_honest_conversation_ends_well() {
+    let last = bodies::converse(&honest()).expect("an answer");
+    let last = postcard::from_bytes(&last).expect("a reply");
+    assert!(
+        matches!(&last, Reply::Completions(list) if matches!(list[..], [Completion { id: 1, status: 0, .. }])),
+        "{last:?}"
+    );
 }
 
 /// The seed is that conversation, as this version of the protocol has it.

@@ -58,16 +58,25 @@ fn harmless(packet: &[u8]) -> Vec<u8> {
 
 /// Each packet: which program, how long, and the bytes.
 pub(crate) fn run(input: &[u8]) {
+    let _last = converse(input);
+}
+
+/// As [`run`]. Returns the answer to the last packet; `None` if that ended its session.
+pub(crate) fn converse(input: &[u8]) -> Option<Vec<u8>> {
     let fabric = Fabric::new().expect("a fabric");
     let mut programs = [1, 2].map(|machine| open(&fabric, machine));
-    let mut rest = input;
+    let (mut rest, mut last) = (input, None);
     for _ in 0..MOST {
         let [which, len, behind @ ..] = rest else { break };
         let (packet, behind) = behind.split_at(usize::from(*len).min(behind.len()));
         rest = behind;
         let which = usize::from(which % 2);
         // An empty packet would look like the end.
-        if !packet.is_empty() && exchange(&programs[which], &harmless(packet)).is_none() {
+        if packet.is_empty() {
+            continue;
+        }
+        last = exchange(&programs[which], &harmless(packet));
+        if last.is_none() {
             programs[which] = open(&fabric, which as u8 + 1);
         }
     }
@@ -82,4 +91,5 @@ pub(crate) fn run(input: &[u8]) {
         assert!(begun.elapsed() < Duration::from_secs(5), "sessions whose programs are gone do not end");
         std::thread::yield_now();
     }
+    last
 }
