@@ -124,6 +124,12 @@ impl Fabric {
         self.driver.peek(|model| model.faults_struck())
     }
 
+    /// Returns how many injected faults are ahead: those that have not struck, and those that come by chance, which always are.
+    #[must_use]
+    pub fn faults_ahead(&self) -> usize {
+        self.driver.peek(|model| model.faults_ahead())
+    }
+
     /// For how long the programs on the host with this address are not to run, if a fault says so.
     #[must_use]
     pub fn stalled_for(&self, ip: IpAddr) -> Option<Duration> {

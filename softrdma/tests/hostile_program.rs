@@ -248,3 +248,23 @@ fn an_address_is_on_one_machine() {
     let refused = Reply::Refused(rustix::io::Errno::ADDRINUSE.raw_os_error());
     assert_eq!(ask(&mut second, &hello), refused);
 }
+
+#[test]
+fn faults_are_bounded() {
+    let fabric = Fabric::new().expect("a fabric");
+    let _machine = open(&fabric, 1);
+    let mut socket = come(&fabric);
+    let mut inject = |count: usize, last: u8| {
+        let (connections, when) = (Connections::All, When::Chance(1));
+        let fault = Fault { address: address(last), connections, what: "lose".into(), when };
+        ask(&mut socket, &Request::Inject { seed: None, faults: vec![fault; count] })
+    };
+    let refused = |errno: rustix::io::Errno| Reply::Refused(errno.raw_os_error());
+    assert_eq!(inject(MAX_BATCH + 1, 1), refused(rustix::io::Errno::INVAL));
+    // Those of a machine that is there, and of one that is awaited.
+    for last in [1, 2, 1, 2] {
+        assert_eq!(inject(MAX_BATCH, last), Reply::Done);
+    }
+    assert_eq!(inject(1, 1), refused(rustix::io::Errno::NOMEM));
+    assert_eq!(inject(1, 2), refused(rustix::io::Errno::NOMEM));
+}

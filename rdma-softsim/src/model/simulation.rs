@@ -216,6 +216,11 @@ impl Model {
         self.simulation.as_ref().map_or(0, |simulation| simulation.struck)
     }
 
+    /// How many faults may strike yet.
+    pub(crate) fn faults_ahead(&self) -> usize {
+        self.simulation.as_ref().map_or(0, |simulation| simulation.plan.len() + simulation.chances.len())
+    }
+
     /// Notes what happens, if anybody wants to know.
     pub(super) fn note(&mut self, what: impl FnOnce() -> EntryKind) {
         let at = self.event_queue.now();

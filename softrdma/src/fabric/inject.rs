@@ -10,8 +10,8 @@ use softrdma_wire::{self as wire, Reply};
 use super::{Fabric, State};
 use crate::faults;
 
-/// Faults that wait for their machine.
-const MOST_AWAITED: usize = 1024;
+/// Faults that have not struck, or may strike again and again.
+const MOST_AHEAD: usize = 1024;
 
 /// A fault for a machine that has not come.
 pub(super) struct Awaited {
@@ -43,20 +43,22 @@ fn understood(written: &wire::Fault) -> Option<Awaited> {
 
 impl Fabric {
     pub(super) fn inject(&self, seed: Option<u64>, written: &[wire::Fault]) -> Reply {
-        let understood: Option<Vec<_>> = written.iter().take(wire::MAX_BATCH).map(understood).collect();
-        let Some(understood) = understood else { return Reply::Refused(Errno::INVAL.raw_os_error()) };
+        let understood: Option<Vec<_>> = written.iter().map(understood).collect();
+        let Some(understood) = understood.filter(|faults| faults.len() <= wire::MAX_BATCH) else {
+            return Reply::Refused(Errno::INVAL.raw_os_error());
+        };
+        let mut state = self.lock();
+        if self.model.faults_ahead() + state.awaited.len() + understood.len() > MOST_AHEAD {
+            return Reply::Refused(Errno::NOMEM.raw_os_error());
+        }
         if let Some(seed) = seed {
             self.model.seed_faults(seed);
         }
         self.faulty.store(true, Relaxed);
-        let mut state = self.lock();
         for fault in understood {
             if fault.fault == Fault::Kill {
                 kill(&state, fault.address);
             } else if !self.strike(&fault) {
-                if state.awaited.len() >= MOST_AWAITED {
-                    return Reply::Refused(Errno::NOMEM.raw_os_error());
-                }
                 state.awaited.push(fault);
             }
         }
