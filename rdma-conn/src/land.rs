@@ -67,8 +67,8 @@ impl<B: Backend> Connection<B> {
     /// once all of them are there; `None` while some are not.
     ///
     /// # Errors
-    /// The connection has ended before all of them arrived; or the range is not inside of the buffer; or the buffer belongs to
-    /// another connection.
+    /// The connection has ended before all of them arrived; or the range is not inside of the buffer, or is where bytes that an earlier
+    /// call left unread still land ([`ApiMisuse::LandingUnderWay`]); or the buffer belongs to another protection domain.
     pub fn try_receive(&mut self, receiving: &mut Receiving<B>) -> Result<Option<Received>, Error> {
         if !receiving.begun {
             self.begin(receiving)?;
@@ -104,6 +104,9 @@ impl<B: Backend> Connection<B> {
         if receiving.buffer.domain() != self.memory.domain() {
             return Err(Error::ForeignBuffer);
         }
+        if !self.may_go_there(receiving) {
+            return Err(ApiMisuse::LandingUnderWay.into());
+        }
         receiving.begun = true;
         // Into memory that the peer may not write to, everything is copied.
         let Some(region) = receiving.buffer.landing() else { return Ok(()) };
@@ -116,6 +119,24 @@ impl<B: Backend> Connection<B> {
             self.went_on();
         }
         Ok(())
+    }
+
+    /// Returns whether no byte is lost by receiving there. In the buffer in which an earlier part of the stream still lands, bytes can be
+    /// received where they lie, elsewhere, or moved as a whole when all of them are there.
+    fn may_go_there(&self, receiving: &Receiving<B>) -> bool {
+        let Some(landing) = self.memory.landing.as_ref() else { return true };
+        if !Arc::ptr_eq(&landing.buffer, &receiving.buffer) {
+            return true;
+        }
+        let Range { start, end } = self.machine.landing_in_use();
+        let (begin, end) = (landing.start + start as usize, landing.start + end as usize);
+        let apart = receiving.range.end <= begin || end <= receiving.range.start;
+        let [before, ..] = self.machine.all_readable();
+        // Bytes in an ordinary window come first.
+        let before = before.map_or(0, |part| part.len as usize);
+        let in_place = receiving.range.start.checked_add(before) == Some(begin);
+        let as_a_whole = before == 0 && !self.machine.may_land() && receiving.range.len() >= end - begin;
+        apart || in_place || as_a_whole
     }
 
     /// Returns whether these bytes lie where they belong.

@@ -28,7 +28,7 @@ pub(crate) fn receive_slot(id: u64) -> Option<u16> {
 }
 
 /// Regions of one connection, each with no more rights than it needs (VR-SEC-001): only the receive windows can be
-/// written by the peer, and nothing can be read by it (VR-SEC-009). None is ever another connection's: it is deregistered first,
+/// written by the peer, and what the application receives into, and nothing can be read by it (VR-SEC-009). None is ever another connection's: it is deregistered first,
 /// which revokes its key (VR-SEC-010).
 pub(crate) struct Memory<B: Backend> {
     windows: [Option<CountedRegion<B::Region>>; 2],
@@ -163,9 +163,9 @@ impl<B: Backend> Memory<B> {
         self.send = None;
     }
 
-    /// Returns whether there is more than an idle connection needs.
-    pub(crate) fn is_ample(&self) -> bool {
-        self.send.is_some() || self.windows.iter().all(Option::is_some)
+    /// Returns whether there are two windows, one more than an idle connection needs.
+    pub(crate) fn has_both_windows(&self) -> bool {
+        self.windows.iter().all(Option::is_some)
     }
 
     /// Returns the number of bytes of all regions, those included that the application has registered to lend.

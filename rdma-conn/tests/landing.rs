@@ -226,6 +226,48 @@ fn what_was_given_up_may_be_received_into_the_same_buffer() {
     }
 }
 
+/// What landed and was not read, and what the peer may still write, is not written over.
+#[test]
+fn bytes_that_still_land_are_not_received_over() {
+    let (mut endpoint, id, mut server) = endpoint_and_stream();
+    let value = pattern(6 * WINDOW);
+    let (first, second) = value.split_at(3 * WINDOW + 17);
+    let buffer = registered(&endpoint, id, 2 * value.len());
+    server.write_all(first).expect("written");
+    let mut receiving = Receiving::new(Arc::clone(&buffer), 0..value.len());
+    until(&mut endpoint, |endpoint| {
+        assert_eq!(endpoint.receive(id, &mut receiving).expect("the server is there"), None);
+        let got = endpoint.connection(id).expect("is there").counters().bytes_received;
+        (got == first.len() as u64).then_some(())
+    });
+    endpoint.stop_landing(id).expect("is there");
+    let refused = |endpoint: &mut Endpoint<SoftSim>, range| {
+        let told = endpoint.receive(id, &mut Receiving::new(Arc::clone(&buffer), range));
+        let told = told.expect_err("it would be written over").to_string();
+        assert!(told.contains("landed"), "{told}");
+    };
+    // The window in which the peer goes on is not full.
+    let at = first.len();
+    refused(&mut endpoint, at + 83..at + 83 + second.len());
+    server.write_all(&second[..WINDOW]).expect("written");
+    until(&mut endpoint, |endpoint| {
+        let unread = endpoint.connection(id).expect("is there").unread();
+        (unread == (WINDOW - 17) as u64).then_some(())
+    });
+    // It is, and a part of it would go over the rest.
+    refused(&mut endpoint, at + 83..at + 93);
+    // Where nothing lands, where it lies, and all of it anywhere.
+    for range in [value.len()..value.len() + 10, at + 10..at + 30, at + 33..at + 33 + WINDOW - 17 - 30] {
+        let from = range.len();
+        let mut receiving = Receiving::new(Arc::clone(&buffer), range.clone());
+        until(&mut endpoint, |endpoint| endpoint.receive(id, &mut receiving).expect("the server is there"));
+        let read = endpoint.connection(id).expect("is there").counters().bytes_received
+            - endpoint.connection(id).expect("is there").unread();
+        let read = read as usize;
+        assert!(bytes_of(&buffer, range) == value[read - from..read]);
+    }
+}
+
 /// A peer that goes in the middle: an error, and what came is there.
 #[test]
 fn the_end_in_the_middle_is_an_error() {

@@ -120,6 +120,11 @@ impl<T: Transport> Client<T> {
         self.lost
     }
 
+    /// Ends the connection, which is lost.
+    pub(crate) fn end_now(&mut self) {
+        self.stream.end_now();
+    }
+
     /// Returns the counts of this client.
     pub const fn counts(&self) -> Counts {
         self.counts

@@ -11,8 +11,7 @@ use crate::transport::{Buffer, Transport};
 /// Clients on several connections to one server: the keys of one call are spread over them, and each connection's part of it runs on
 /// a thread of its own.
 ///
-/// A connection that is lost is dropped at once, so that nothing can be written into the buffer through it any more; the others go on
-/// with later calls. When none is left, each call returns [`Error::Lost`].
+/// A connection that is lost is ended at once, and has let go of the buffer when the call returns; the others go on with later calls. When none is left, each call returns [`Error::Lost`].
 #[derive(Debug)]
 pub struct Striped<T: Transport> {
     clients: Vec<Client<T>>,
@@ -123,7 +122,11 @@ impl<T: Transport + Send> Striped<T> {
         let done = thread::scope(|scope| {
             let mut busy = self.clients.iter_mut().zip(shares).filter(|(_, share)| !share.indices.is_empty());
             let run = |(client, mut share): (&mut Client<T>, Share<'_, T::Buffer>)| {
-                (share.indices, act(client, &share.parts, &mut share.buffer))
+                let moved = act(client, &share.parts, &mut share.buffer);
+                if client.is_lost() {
+                    client.end_now();
+                }
+                (share.indices, moved)
             };
             // One share is this thread's own.
             let first = busy.next();

@@ -110,6 +110,9 @@ pub trait Transport {
     /// # Errors
     /// The stream ended before.
     fn returned(&mut self, buffer: &Self::Buffer, deadline: Deadline) -> io::Result<()>;
+
+    /// Ends a stream that is of no more use, without a wait for what was written. Unless a transport does more, dropping it is enough.
+    fn end_now(&mut self) {}
 }
 
 /// A transport as a reader, until a deadline.
@@ -200,6 +203,11 @@ impl<B: Descriptors> Transport for Stream<B> {
     fn returned(&mut self, buffer: &Self::Buffer, deadline: Deadline) -> io::Result<()> {
         self.set_write_timeout(deadline.left()?);
         Ok(Self::returned(self, buffer)?)
+    }
+
+    fn end_now(&mut self) {
+        // Dropping it would linger for what the peer does not take.
+        _ = self.close(Duration::ZERO);
     }
 }
 

@@ -14,17 +14,20 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
-#[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
-mod assembly;
-#[cfg(any(not(any(target_arch = "x86_64", target_arch = "aarch64")), miri))]
-mod bytes;
+#[cfg_attr(
+    all(
+        not(miri),
+        any(
+            all(target_arch = "x86_64", target_feature = "sse2", target_pointer_width = "64"),
+            all(target_arch = "aarch64", target_feature = "neon", target_pointer_width = "64"),
+        )
+    ),
+    path = "assembly.rs"
+)]
+mod copy;
 #[cfg(feature = "alloc")]
 mod zeroed;
 
-#[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
-use assembly as copy;
-#[cfg(any(not(any(target_arch = "x86_64", target_arch = "aarch64")), miri))]
-use bytes as copy;
 use core::fmt;
 use core::sync::atomic::AtomicU8;
 

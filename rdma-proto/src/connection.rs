@@ -5,6 +5,7 @@ mod input;
 mod output;
 mod timers;
 
+use core::ops::Range;
 use core::time::Duration;
 
 use crate::config::{Config, Role};
@@ -268,6 +269,22 @@ impl Machine {
         self.rx.is_landing()
     }
 
+    /// Returns the part of the memory of [`Machine::land`] that holds unread bytes, or that the peer may still write.
+    pub const fn landing_in_use(&self) -> Range<u32> {
+        self.rx.landing_in_use()
+    }
+
+    /// Returns whether the peer may still write to the memory of [`Machine::land`].
+    pub const fn may_land(&self) -> bool {
+        self.rx.may_land()
+    }
+
+    /// Returns whether [`Machine::drop_region`] has nothing to drop for as long as windows are announced ahead
+    /// ([`FeatureSet::MULTI_BUFFER`]).
+    pub const fn announces_ahead(&self) -> bool {
+        self.rx.announces_ahead()
+    }
+
     /// Returns the index of a second receive region that would let the peer go on at once, for a connection that was made with
     /// one: the peer has filled it faster than the application reads.
     #[inline]
@@ -394,7 +411,7 @@ impl Machine {
     }
 
     /// Goes on with one receive region. The index of the other, which the driver may deregister: the peer has used it up.
-    /// `None` if there is only one, or both hold unread bytes.
+    /// `None` if there is only one, or both hold unread bytes, or windows are announced ahead.
     pub fn drop_region(&mut self) -> Option<u8> {
         self.rx.drop_region()
     }

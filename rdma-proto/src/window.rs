@@ -4,6 +4,8 @@
 //! its owner registers it, or another of the same length, anew. Nothing else moves the offsets (VR-FLOW-001), so the bytes of
 //! all windows are one stream, each byte once and in order (VR-XFER-001).
 
+use core::ops::Range;
+
 use crate::backend::RemoteAddress;
 use crate::error::{ApiMisuse, Error, PeerIncompatible, PeerMisbehaved};
 use crate::wire::Window;
@@ -307,7 +309,30 @@ impl RxWindow {
 
     /// Returns whether a window lies in memory of the application, or will, or unread bytes do.
     pub(crate) const fn is_landing(&self) -> bool {
-        self.lands || self.landing.takes(self.length) || !self.landing.is_read()
+        self.may_land() || !self.landing.is_read()
+    }
+
+    /// Returns the part of the memory of the application that holds unread bytes, or that the peer may still write.
+    pub(crate) const fn landing_in_use(&self) -> Range<u32> {
+        let Landing { length, next, received, read } = self.landing;
+        let end = if self.landing.takes(self.length) {
+            length
+        } else if self.lands {
+            next
+        } else {
+            received
+        };
+        read..end
+    }
+
+    /// Returns whether the peer may still write to the memory of the application.
+    pub(crate) const fn may_land(&self) -> bool {
+        self.lands || self.landing.takes(self.length)
+    }
+
+    /// Returns whether the window behind the one that is being filled is announced, or to be.
+    pub(crate) const fn announces_ahead(&self) -> bool {
+        self.ahead || self.next_announced
     }
 
     /// Returns the index of a second region that would let the peer go on at once: there is only one, it is full, and its bytes
@@ -328,7 +353,7 @@ impl RxWindow {
     /// Goes on with one region. The index of the one that is no longer used, unless it still holds unread bytes, is or may be announced
     /// already, or there is only one anyway.
     pub(crate) fn drop_region(&mut self) -> Option<u8> {
-        if self.windows != 2 || self.previous.is_some() || self.ahead {
+        if self.windows != 2 || self.previous.is_some() || self.announces_ahead() {
             return None;
         }
         self.windows = 1;

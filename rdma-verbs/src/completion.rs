@@ -33,7 +33,7 @@ pub(crate) struct Queue {
     raw: NonNull<ibv_cq>,
     poll_cq: PollCq,
     req_notify_cq: ReqNotifyCq,
-    /// Events that can be in the channel or come into it: each call of `ibv_req_notify_cq(3)` brings one at most.
+    /// No fewer than the events that can be in the channel or come into it: each call of `ibv_req_notify_cq(3)` brings one at most.
     asked: AtomicU32,
     // Fields are dropped in this order: the queue itself in `drop`, then its channel, then the device.
     channel: CompletionChannel,

@@ -31,7 +31,9 @@
 //! pinned pages at the fork (Linux 5.12 and later; what `ibv_is_fork_initialized(3)` reports as `IBV_FORK_UNNEEDED`), or
 //! `RDMAV_FORK_SAFE=1` in its environment, which has the same effect as that call and must be there before
 //! [`Verbs::load`]. With the latter the child does not have the pages of regions at all: it dies if it touches them. A child that
-//! only runs `exec` is safe in any case. In no case may a child use the parent's connections: it has their descriptors and
+//! only runs `exec` is safe in any case. Pages count as a whole: memory of a program that is registered
+//! ([`register_memory`](rdma_proto::backend::Domain::register_memory)) should begin and end with a page of its own, or a child lacks what
+//! else is on its first and last page too. In no case may a child use the parent's connections: it has their descriptors and
 //! their memory, and neither is its own.
 //!
 //! # From the seam to C
@@ -53,6 +55,7 @@
 //! | `Identifier::migrate` | `rdma_migrate_id(3)` |
 //! | `Identifier::local_addr`, `peer_addr` | `rdma_get_local_addr(3)`, `rdma_get_peer_addr(3)` |
 //! | `Domain::register` | `mmap(2)`, `ibv_reg_mr(3)` |
+//! | `Domain::register_memory` | `ibv_reg_mr(3)` |
 //! | `QueuePair::post_send`, `post_recv` | `ibv_post_send(3)`, `ibv_post_recv(3)`, one call for up to 32 requests |
 //! | `QueuePair::set_min_rnr_timer` | `ibv_modify_qp(3)` with `IBV_QP_MIN_RNR_TIMER` |
 //! | `QueuePair::is_loopback` | `ibv_query_qp(3)` with `IBV_QP_AV`; `ibv_query_gid(3)`, or `ibv_query_port(3)` without a GRH |

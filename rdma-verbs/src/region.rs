@@ -62,17 +62,21 @@ impl Domain {
 
 impl backend::Domain<Verbs> for Domain {
     fn register(&self, len: usize, access: Access) -> Result<Region, Error> {
-        Region::register(&self.inner, Bytes::Own(Mapping::new(len)?), len, access)
+        let mapping = Mapping::new(len)?;
+        let address = mapping.base.as_ptr().expose_provenance();
+        Region::register(&self.inner, Bytes::Own(mapping), (address, len), access)
     }
 
     fn register_memory<M: CallerMemory>(&self, memory: M, access: Access) -> Result<Region, Error> {
         // On the heap, so that what it shares stays where it is while the region moves.
         let memory: Arc<dyn CallerMemory> = Arc::new(memory);
-        let len = memory.shared().len();
+        // Asked once: what is registered is one borrow's bytes, whatever another call would return.
+        let shared = memory.shared();
+        let (address, len) = (shared.address(), shared.len());
         if len == 0 {
             return Err(Error::Argument("a region has at least one byte"));
         }
-        Region::register(&self.inner, Bytes::Caller(memory), len, access)
+        Region::register(&self.inner, Bytes::Caller(memory), (address, len), access)
     }
 }
 
@@ -126,12 +130,17 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// Registers all `len` bytes of `bytes`.
-    fn register(domain: &Arc<Pd>, bytes: Bytes, len: usize, access: Access) -> Result<Self, Error> {
-        let address = bytes.shared(len).address();
+    /// Registers the `len` bytes at `address`, which are those of `bytes`.
+    fn register(
+        domain: &Arc<Pd>,
+        bytes: Bytes,
+        (address, len): (usize, usize),
+        access: Access,
+    ) -> Result<Self, Error> {
         // SAFETY: ibv_reg_mr(3): a live domain and `len` mapped bytes that outlive the registration: `bytes` stays in the region,
-        // which drops it last. A caller's memory was borrowed from the value behind its `Arc`, which is neither moved nor changed
-        // before that, so the borrow could have lasted as long. Its bytes are atomics, for which it is sound that the device writes them.
+        // which drops it last. A caller's memory was borrowed once, for both numbers, from the value behind its `Arc`, which is neither
+        // moved nor dropped before that, so that borrow could have lasted as long. Its bytes are atomics, for which it is sound that
+        // the device writes them.
         let raw = unsafe {
             let first = ptr::with_exposed_provenance_mut(address);
             (domain.device.api.ibv_reg_mr)(domain.as_ptr(), first, len, access_flags(access))

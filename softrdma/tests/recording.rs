@@ -87,6 +87,9 @@ fn rping_is_recorded() {
         let client = ["rping", "-c", "-a", SERVER, "-C", "3", "-V"];
         let output = home.run(CLIENT, &client).output().expect("runs");
         assert!(output.status.success() || serving.runs(), "{output:?}");
+        if !output.status.success() {
+            println!("again: {output:?}");
+        }
         output.status.success().then_some(())
     });
     assert!(serving.finish().0);

@@ -81,9 +81,13 @@ pub fn cases<B: Descriptors>() -> Vec<Case<Publisher<B>>> {
                 let way = reader.way(&challenge)?;
                 reader.prove(&on.secret, way.local)?;
                 reader.welcome()?;
-                match reader.talk.listen(LISTENING)? {
-                    Heard::Silence => Ok(String::new()),
-                    other => Err(Failure::wrong(format!("it said {other:?}"))),
+                let by = Instant::now() + LISTENING;
+                loop {
+                    match reader.talk.listen(by.saturating_duration_since(Instant::now()))? {
+                        Heard::Silence => return Ok(String::new()),
+                        Heard::Frame(frame) if frame.kind == kind::ALIVE => {}
+                        other => return Err(Failure::wrong(format!("it said {other:?}"))),
+                    }
                 }
             },
         ),
@@ -145,7 +149,7 @@ pub fn cases<B: Descriptors>() -> Vec<Case<Publisher<B>>> {
         ),
         case(
             "publisher.unchanged",
-            "what was announced is the same for a later reader",
+            "a later reader finds the bytes that an earlier one has read",
             &["VS-TABLE-004"],
             |on| {
                 let mut first = Reader::open(on, [0; 16], 0)?;
@@ -185,6 +189,10 @@ pub fn cases<B: Descriptors>() -> Vec<Case<Publisher<B>>> {
                 let mut reader = Reader::open(on, [0; 16], 0)?;
                 let (at, _) = reader.memory()?;
                 let lease = Duration::from_millis(reader.welcome.u32(40).into());
+                if lease > BOUNDED * on.patience {
+                    let told = format!("its lease of {lease:?} is too long to wait for: see --patience");
+                    return Err(Failure::Environment(told));
+                }
                 reader.is_refused_within(6, lease + on.patience)?;
                 Ok(format!("{} after {lease:?}", reader.data()?.read_fails(at)?))
             },
@@ -298,12 +306,13 @@ impl<'a, B: Descriptors> Reader<'a, B> {
 
     /// Takes the next frame that is not Alive.
     fn frame(&mut self) -> Result<Frame, Failure> {
+        let by = Instant::now() + self.on.patience;
         loop {
-            match self.talk.listen(self.on.patience)? {
+            match self.talk.listen(by.saturating_duration_since(Instant::now()))? {
                 Heard::Frame(frame) if frame.kind == kind::ALIVE => {}
                 Heard::Frame(frame) => return Ok(frame),
                 Heard::End => return Err(Failure::wrong("it ended the session")),
-                Heard::Silence => return Err(Failure::wrong("it says nothing")),
+                Heard::Silence => return Err(Failure::wrong("it says nothing but Alive")),
             }
         }
     }
@@ -358,7 +367,7 @@ impl<'a, B: Descriptors> Reader<'a, B> {
         self.welcome.field::<1>(32) == [2]
     }
 
-    /// The first memory that it names, and how long it is.
+    /// The first memory with bytes of the snapshot that it names, and how long it is: a chunk, or the first area of the seed's table.
     fn memory(&mut self) -> Result<(RemoteAddress, usize), Failure> {
         let frame = match self.heard.take() {
             Some(frame) => frame,
@@ -369,7 +378,9 @@ impl<'a, B: Descriptors> Reader<'a, B> {
                 (RemoteAddress { address: entry.address, rkey: entry.rkey }, entry.length as usize)
             }
             (kind::MAPPING, _) => {
-                (RemoteAddress { address: frame.u64(0), rkey: frame.u32(8) }, 8 * frame.u32(12) as usize)
+                let area = frame.u64(0).wrapping_add(8 * u64::from(frame.u32(12)));
+                let length = AREA.min(usize::try_from(frame.u64(16)).unwrap_or(AREA));
+                (RemoteAddress { address: area, rkey: frame.u32(8) }, length)
             }
             _ => return Err(Failure::wrong(format!("it names no memory, but says {frame:02x?}"))),
         };
@@ -448,6 +459,9 @@ fn whole<B: Descriptors>(on: &Publisher<B>) -> Result<String, Failure> {
         let come = match frame.kind {
             kind::CHUNKS if !reader.is_mapping() => {
                 let entries = frame.entries();
+                if entries.is_empty() {
+                    return Err(Failure::wrong("it announces nothing"));
+                }
                 let read = entries.iter().zip(chunks..).map(|(entry, index)| reader.chunk(entry, index));
                 read.collect::<Result<Vec<_>, _>>()?
             }

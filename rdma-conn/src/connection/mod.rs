@@ -304,7 +304,9 @@ impl<B: Backend> Connection<B> {
 
     /// Returns the time by which its endpoint must handle it again.
     pub fn next_timeout(&self) -> Option<Instant> {
-        let ample = self.machine.state() == State::Open && self.memory.is_ample();
+        let ample = self.memory.has_send_buffer()
+            || self.memory.has_both_windows() && !self.machine.announces_ahead();
+        let ample = ample && self.machine.state() == State::Open;
         let release = ample.then(|| self.busy.after(self.options.keep_memory));
         match (release, self.machine.next_timeout()) {
             (Some(one), Some(other)) => Some(one.min(other)),
@@ -326,7 +328,7 @@ impl<B: Backend> Connection<B> {
     pub fn try_read(&mut self, mut into: &mut [u8]) -> Result<Option<usize>, Error> {
         let wanted = into.len();
         let mut read = 0;
-        // No more than two windows, of which the second begins where the first ends.
+        // No more than three parts, one behind the other.
         while read < wanted {
             let Some(readable) = self.machine.readable() else { break };
             let copied = self.memory.read_window(readable, into);
@@ -506,7 +508,7 @@ impl<B: Backend> Connection<B> {
     /// that were lent before wait for the peer's window. They come behind all that was written before.
     ///
     /// # Errors
-    /// The error that ended the connection; or `range` is not inside of the buffer; or the buffer belongs to another connection.
+    /// The error that ended the connection; or `range` is not inside of the buffer; or the buffer belongs to another protection domain.
     pub fn try_lend(
         &mut self,
         buffer: &Arc<RegisteredBuffer<B>>,

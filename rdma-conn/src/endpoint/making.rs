@@ -288,6 +288,11 @@ impl<B: Descriptors> Endpoint<B> {
             self.take_batch(at, self.backend.now());
         }
         let Some(queue) = self.queues.get_mut(at) else { return Err(Error::DeviceRemoved) };
+        if queue.is_lost() {
+            // By what was in it; nothing would ever come out for this connection.
+            self.queues.leave(at, None, &options);
+            return Err(Error::DeviceRemoved);
+        }
         let budget = Arc::clone(&self.budget);
         let backend = self.backend.clone();
         let domain = self.members.get(id).and_then(|member| member.domain.clone());

@@ -64,6 +64,11 @@ impl<B: Descriptors> Queue<B> {
         self.stale > 0
     }
 
+    /// Returns whether a call on it has failed: nothing comes out of it any more.
+    pub(super) const fn is_lost(&self) -> bool {
+        self.lost
+    }
+
     /// Takes completions; how many.
     #[inline]
     pub(super) fn poll(&mut self, into: &mut [Completion; BATCH]) -> Result<usize, Box<Lost>> {

@@ -2,6 +2,7 @@
 
 use std::io::Read as _;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::world::{WINDOW, bytes_of, client, fabric, how, over_tcp, pattern};
 use kv_store::Store;
@@ -91,6 +92,24 @@ fn keys_are_spread_over_connections() {
     spread(1, false);
     spread(3, false);
     spread(8, true);
+}
+
+/// A call is over with its time-out, though connections linger for what a server does not take.
+#[test]
+fn a_server_that_takes_nothing_is_not_lingered_for() {
+    // Never dropped, and never read from.
+    let (host, address) = fabric(2, std::mem::forget);
+    let mut how = how();
+    how.options.linger = Duration::from_secs(3600);
+    let connect = || Client::new(Stream::connect_with(&host, address, &how).expect("connects"));
+    let mut client = Striped::new((0..2).map(|_| connect()).collect());
+    client.set_timeout(Some(Duration::from_millis(100)));
+    const LEN: usize = 4 << 20;
+    let buffer = client.buffer(2 * LEN).expect("registered");
+    let parts = [Part { key: b"one", range: 0..LEN }, Part { key: b"other", range: LEN..2 * LEN }];
+    let set = client.mset_from(&parts, &buffer).expect("two are there");
+    assert!(matches!(set[..], [Err(Error::Io(_)), Err(Error::Io(_))]), "{set:?}");
+    assert_eq!(client.connections(), 0);
 }
 
 /// A lost connection takes the keys with it that were its own; the others go on.

@@ -323,7 +323,8 @@ impl Machine {
         let (id, signaled) = self.send.post(from.len(), ends, false);
         let immediate = if ends {
             self.flush = None;
-            if self.tx.room() == 0 {
+            // Where windows queue, the next registration proves nothing (VM-006).
+            if self.tx.room() == 0 && !self.queues_windows() {
                 self.credits.sent_window_end(self.send.posted().notices);
             }
             Some(Immediate(flush.total))

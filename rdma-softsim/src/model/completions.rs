@@ -181,7 +181,8 @@ impl Model {
 
     /// Returns whether a poll has something to say, now and later.
     pub(crate) fn ready(&self, id: QueueId) -> Arc<AtomicBool> {
-        self.queues.get(id).map(|queue| Arc::clone(&queue.ready)).unwrap_or_default()
+        // A queue that is gone has an error to tell.
+        self.queues.get(id).map_or_else(|| Arc::new(AtomicBool::new(true)), |queue| Arc::clone(&queue.ready))
     }
 
     /// `ibv_poll_cq(3)`. A polled completion of a send frees its slot and those of the unsignaled ones before it.
@@ -234,15 +235,13 @@ impl Model {
         {
             pair.requester.give_back(entry.frees);
         }
-        if self.simulation.is_some()
-            && let Some(sequence) = entry.lands
-        {
-            self.land(entry.pair, sequence);
-        }
         if self.is_observed() {
             self.note(|| EntryKind::Polled(entry.completion));
-            if entry.lands.is_some() && self.is_half_open(entry.pair) {
-                self.count_observed(FailureClass::EstablishmentRace);
+            if let Some(sequence) = entry.lands {
+                self.land(entry.pair, sequence);
+                if self.is_half_open(entry.pair) {
+                    self.count_observed(FailureClass::EstablishmentRace);
+                }
             }
             self.check_ownership(entry.pair);
             for class in entry.shows.union(entry.classes()).iter() {

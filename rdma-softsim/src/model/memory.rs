@@ -109,6 +109,8 @@ pub(crate) struct Region {
     pub(super) host: HostId,
     pub(super) domain: DomainId,
     pub(super) memory: Bytes,
+    /// The length when it was registered, whatever a program's memory says later.
+    len: usize,
     access: Access,
     address: u64,
     rkey: u32,
@@ -176,12 +178,12 @@ impl Model {
         memory: Bytes,
         access: Access,
     ) -> Result<Registration, Error> {
-        let len = memory.len() as u64;
-        let host = self.may_register(domain, len)?;
+        let len = memory.len();
+        let host = self.may_register(domain, len as u64)?;
         if self.strikes_creation(host) {
-            return Err(Error::Allocation(memory.len()));
+            return Err(Error::Allocation(len));
         }
-        let id = self.regions.insert(Region { host, domain, memory, access, address, rkey: 0 });
+        let id = self.regions.insert(Region { host, domain, memory, len, access, address, rkey: 0 });
         // As on real devices: the place of the region, and 8 bits that change with each registration there.
         self.registrations = self.registrations.wrapping_add(1);
         let rkey = (id.index() + 1) << 8 | u32::from(self.registrations);
@@ -190,7 +192,7 @@ impl Model {
         }
         if let Some(owner) = self.hosts.get_mut(host) {
             owner.regions += 1;
-            owner.registered += len;
+            owner.registered += len as u64;
         }
         self.note(|| EntryKind::Registered { host: host.index(), access });
         Ok(Registration { id, address, rkey })
@@ -208,7 +210,7 @@ impl Model {
         self.remember_stale(region.rkey);
         if let Some(owner) = self.hosts.get_mut(region.host) {
             owner.regions -= 1;
-            owner.registered -= region.memory.len() as u64;
+            owner.registered -= region.len as u64;
         }
     }
 
@@ -222,7 +224,7 @@ impl Model {
     ) -> Option<(RegionId, usize)> {
         let (id, region) = self.regions.at((remote.rkey >> 8).checked_sub(1)?)?;
         let offset = usize::try_from(remote.address.checked_sub(region.address)?).ok()?;
-        let fits = inside(offset, len, region.memory.len());
+        let fits = inside(offset, len, region.len);
         let allowed = region.rkey == remote.rkey && region.domain == domain && region.access.allows(access);
         (fits && allowed).then_some((id, offset))
     }
@@ -240,7 +242,7 @@ impl Model {
             let (id, region) = self.regions.at((lkey >> 8).checked_sub(1)?)?;
             let offset = usize::try_from(address.checked_sub(region.address)?).ok()?;
             let valid = region.rkey == lkey && Some(region.domain) == domain;
-            (valid && inside(offset, len, region.memory.len())).then_some((id, offset))
+            (valid && inside(offset, len, region.len)).then_some((id, offset))
         };
         let (region, offset) = found().unwrap_or((RegionId::NOBODY, 0));
         Part { region, offset, len }

@@ -369,7 +369,8 @@ impl Model {
         let Some(work) = self.pairs.get(from).and_then(|pair| pair.requester.flight(epoch, sequence)) else {
             return Ok(());
         };
-        if self.behaviour().is_some_and(|behaviour| behaviour.late_bytes) {
+        // Only in simulations: a program may wait for bytes by looking at its memory, and nobody would land them.
+        if self.is_observed() && self.behaviour().is_some_and(|behaviour| behaviour.late_bytes) {
             let mut bytes = vec![0; work.len];
             let read = match &work.source {
                 Source::Inline(inline) => {
