@@ -166,7 +166,7 @@ class ValkeyRdmaL2Adapter(L2AdapterInterface):
                 sizes = [0 if key in self._sizes else size for key, size in stored]
                 self._sizes.update(stored)
                 self._stored[task] = L2StoreResult(len(stored) == len(keys), sum(sizes))
-            # Usage is counted by a listener, so it is told before whoever waits for the event, who is told whatever a listener raises.
+            # This counts usage, for which whoever waits for the event may ask; who is told, whatever a listener raises.
             try:
                 if stored:
                     self._notify_keys_stored([key for key, _ in stored], sizes)
