@@ -132,7 +132,8 @@ fn replay_of_random_legal_peers() {
 
     let mended = file("random-mended.json");
     let text = std::fs::read_to_string(&results).unwrap();
-    let text = text.replace("\"--demo-mistake\"", "\"--patience\"").replace("\"first-window-for-ever\"", "\"5\"");
+    let text =
+        text.replace("\"--demo-mistake\"", "\"--patience\"").replace("\"first-window-for-ever\"", "\"5\"");
     std::fs::write(&mended, text).unwrap();
     let told = exits(&["replay", mended.to_str().unwrap()], exit::DONE);
     assert_eq!(told.matches("FIXED           random.seed-").count(), failed, "{told}");

@@ -21,6 +21,8 @@ use crate::peer::Shape;
 
 /// The id of the case.
 const ID: &str = "random.legal-peer";
+/// What the id of one that did not pass has before its seed.
+const OF_SEED: &str = "random.seed-";
 /// Notifications and messages of a trace that are not registrations. With these, fewer than the receives that every peer has posted
 /// at first, so that none need be proven to be handled (VR-FLOW-005).
 const MOST: u32 = 600;
@@ -59,7 +61,7 @@ pub fn summed(results: Vec<CaseResult>, seed: u64, again: &str) -> Vec<CaseResul
             let seed = seed.wrapping_add(number);
             result.repro = format!("{again} --random 1 --seed {seed}");
             if !result.verdict.is_pass() {
-                result.id = format!("random.seed-{seed}");
+                result.id = format!("{OF_SEED}{seed}");
             }
             result
         })
@@ -72,6 +74,11 @@ pub fn summed(results: Vec<CaseResult>, seed: u64, again: &str) -> Vec<CaseResul
         summed.insert(0, first);
     }
     summed
+}
+
+/// Returns the seed that an id of [`summed`] names.
+pub fn seed(id: &str) -> Option<u64> {
+    id.strip_prefix(OF_SEED)?.parse().ok()
 }
 
 fn trace<B: Descriptors>(context: &Context<'_, B>, seed: u64) -> Judged {
