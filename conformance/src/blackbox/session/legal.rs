@@ -26,7 +26,7 @@ const OF_SEED: &str = "random.seed-";
 /// Notifications and messages of a trace that are not registrations. With these, fewer than the receives that every peer has posted
 /// at first, so that none need be proven to be handled (VR-FLOW-005).
 const MOST: u32 = 600;
-/// Registrations of a trace.
+/// Registrations of a trace beside the first, each of which makes room for a window of replies.
 const REGISTRATIONS: usize = 200;
 /// Bytes of the memory for windows.
 const MEMORY: u32 = 64 << 10;
@@ -214,11 +214,14 @@ impl Legal {
         }
         let most = REPLIES.min(REGISTRATIONS * window as usize);
         let leaves = self.chance(12);
+        // Of the whole trace, heard or not.
+        let mut asked = 0;
         let mut expected = Vec::new();
         for _ in 0..self.rng.usize(1..=20) {
             let longest = self.pick(&[0, 20, 20, 300, 5000, 70_000]);
             let Exchange { send, expect } = session.require_exchange(self.rng.usize(..=longest))?;
-            if expected.len() + expect.len() > most {
+            asked += expect.len();
+            if asked > most {
                 break;
             }
             if !session.peer.has_registered() && (send.len() > early || self.chance(4)) {
