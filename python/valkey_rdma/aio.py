@@ -19,7 +19,7 @@ R = TypeVar("R")
 
 
 class AsyncClient:
-    """A :class:`Client` for asyncio: the same methods, as coroutines. ``await AsyncClient.connect(url)`` makes one.
+    """A :class:`Client` for asyncio, whose methods it has as coroutines. ``await AsyncClient.connect(url)`` makes one.
 
     Commands of several tasks are done one after the other, in a thread of the client's own; while one waits, the event loop runs.
 
