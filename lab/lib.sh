@@ -1,5 +1,5 @@
 # Shared by the scripts of this folder; POSIX sh, to be sourced (also inside the guest).
-# Sets LAB_CACHE and the paths below; defines logging, `die` and the search for Valkey's programs.
+# Sets LAB_CACHE and the paths below; defines logging, `die`, `await`, and the search for Valkey's programs.
 # shellcheck shell=sh
 
 : "${LAB_CACHE:=${XDG_CACHE_HOME:-${HOME:?HOME is not set, set LAB_CACHE}/.cache}/valkey-rdma-lab}"
@@ -42,6 +42,18 @@ as_root() {
     else
         die "this needs root and there is no sudo: $*"
     fi
+}
+
+# Waits at most 30 s for a line of a file, as long as the process that writes it lives, if one is given. Fails otherwise, and shows the file.
+await() { # FILE PATTERN [PID]
+    for _ in $(seq 300); do
+        grep -q "$2" "$1" 2>/dev/null && return
+        if [ -n "${3:-}" ] && ! kill -0 "$3" 2>/dev/null; then break; fi
+        sleep 0.1
+    done
+    warn "no '$2' in $1 within 30 s${3:+, or until its program ended}:"
+    cat "$1" >&2
+    return 1
 }
 
 # Prints those of the named packages that are not installed.

@@ -1,8 +1,8 @@
-//! The same work as `benches/peer/libvalkey.c` does, by a stream and by an endpoint on `rdma-verbs`: what `benches/peer/run` counts.
+//! Does the work of `benches/peer/libvalkey.c` by a stream and by an endpoint on `rdma-verbs`: what `benches/peer/run` counts.
 //!
 //! ```text
 //! peer stream ROUNDS      a request of 64 bytes and its answer, which is there when it is read
-//! peer endpoint ROUNDS    the same by an event loop on an endpoint
+//! peer endpoint ROUNDS    such a request and its answer, by an event loop on an endpoint
 //! peer pieces ROUNDS      16 requests written as one, then their 16 answers read together
 //! peer waits ROUNDS       a request whose answer comes when the client waits, by an event
 //! peer spins ROUNDS       a request whose answer comes after the client has looked three times

@@ -118,3 +118,23 @@ fn random_legal_peers() {
         assert!(seen.contains(told), "{mistake}: {seen}");
     }
 }
+
+/// What a peer drawn at random has found is replayed with that peer.
+#[test]
+fn replay_of_random_legal_peers() {
+    let out = file("random-replay");
+    let arguments = ["run", "server", "--random", "8", "--seed=1", "--demo-mistake", "first-window-for-ever"];
+    exits(&[&arguments[..], &["--out", out.to_str().unwrap()]].concat(), exit::FAILED);
+    let results = out.join("results.json");
+    let failed = Run::read(&results).unwrap().results.iter().filter(|one| !one.verdict.is_pass()).count();
+    let told = exits(&["replay", results.to_str().unwrap()], exit::FAILED);
+    assert_eq!(told.matches("STILL-FAILING   random.seed-").count(), failed, "{told}");
+
+    let mended = file("random-mended.json");
+    let text = std::fs::read_to_string(&results).unwrap();
+    let text =
+        text.replace("\"--demo-mistake\"", "\"--patience\"").replace("\"first-window-for-ever\"", "\"5\"");
+    std::fs::write(&mended, text).unwrap();
+    let told = exits(&["replay", mended.to_str().unwrap()], exit::DONE);
+    assert_eq!(told.matches("FIXED           random.seed-").count(), failed, "{told}");
+}

@@ -298,6 +298,14 @@ impl Client {
     }
 }
 
+impl Drop for Client {
+    /// One that nobody has closed is closed while other Python threads run, too: the connection's end is waited for, and what was
+    /// registered is deregistered.
+    fn drop(&mut self) {
+        Python::attach(|py| self.close(py));
+    }
+}
+
 /// A key: `bytes`, or a `str` that is encoded in UTF-8.
 struct Key(Vec<u8>);
 

@@ -5,6 +5,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex};
 use std::thread;
+use std::time::Duration;
 
 use kv_store::Store;
 use rdma_conn::{Listener, Options};
@@ -15,6 +16,9 @@ use crate::wire::lock;
 
 /// Where a store listens on its fabric.
 pub(crate) const ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 6379);
+
+/// How long a store that cannot accept connections waits until it accepts again.
+const REST: Duration = Duration::from_millis(10);
 
 const CLIENT: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2));
 
@@ -39,7 +43,12 @@ fn store(name: &str) -> Result<Embedded, Refusal> {
     let embedded = Embedded { store: Arc::default(), clients: fabric.host(&[CLIENT]) };
     let store = Arc::clone(&embedded.store);
     thread::Builder::new().name(format!("embedded {name}")).spawn(move || {
-        while let Ok((stream, _)) = listener.accept() {
+        loop {
+            let Ok((stream, _)) = listener.accept() else {
+                // The process has no descriptor or memory left for this one (`Listener::try_accept`), who was told so.
+                thread::sleep(REST);
+                continue;
+            };
             let store = Arc::clone(&store);
             // Ends with the client; one that finds no thread is not served.
             let _served = thread::Builder::new().spawn(move || store.serve(stream));

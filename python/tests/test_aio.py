@@ -32,8 +32,9 @@ def test_values_come_back(url):
             received.release()
             arena.append(1)
             assert url in repr(client)
-        with pytest.raises(RuntimeError):
+        with pytest.raises(valkey_rdma.ConnectionLost):
             await client.strlen("key")
+        await client.close()
 
     asyncio.run(work())
 
@@ -109,6 +110,29 @@ def test_a_cancelled_task_ends_when_the_server_says_nothing(peer):
             await client.strlen("key")
         again = await client.another()
         await asyncio.gather(client.close(), again.close())
+
+    asyncio.run(work())
+
+
+def test_a_cancelled_close_closes(peer):
+    async def work():
+        connecting = asyncio.create_task(AsyncClient.connect(peer.url, timeout=30))
+        await asyncio.to_thread(peer.accept)
+        client = await connecting
+        getting = asyncio.create_task(client.strlen("key"))
+        await asyncio.to_thread(peer.until, b"key\r\n")
+        closing = asyncio.create_task(client.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        with pytest.raises(valkey_rdma.ConnectionLost):
+            await client.exists("key")
+        assert not getting.done(), "it was given before"
+        peer.stream.sendall(b":7\r\n")
+        assert await getting == 7
+        await client.close()
+        assert await asyncio.to_thread(peer.stream.recv, 1) == b"", "the connection is open"
 
     asyncio.run(work())
 

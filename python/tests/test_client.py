@@ -2,7 +2,9 @@ import array
 import ctypes
 import gc
 import mmap
+import os
 import pickle
+import resource
 import socket
 import sys
 import threading
@@ -460,3 +462,24 @@ def test_references_are_given_back(client):
         with pytest.raises(ValueTooLong):
             client.get_into(key, memoryview(buffer)[:1])
     assert [sys.getrefcount(one) for one in [client, key, buffer]] == before
+
+
+def test_a_store_survives_a_lack_of_descriptors(rdma, name):
+    rdma.set_from("key", b"value")
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    outcomes = set()
+    for spare in range(40):
+        # Of both ends, which are in this process, the store's finds none at some of these limits.
+        lowest = os.open("/dev/null", os.O_RDONLY)
+        os.close(lowest)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + spare, before[1]))
+        try:
+            valkey_rdma.Client(f"embedded://{name}", connect_timeout=1, window=WINDOW).close()
+            outcomes.add("connected")
+        except valkey_rdma.ConnectError:
+            outcomes.add("refused")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert outcomes == {"connected", "refused"}
+    with valkey_rdma.Client(f"embedded://{name}", timeout=30, window=WINDOW) as client:
+        assert client.strlen("key") == 5

@@ -13,7 +13,7 @@ torch = pytest.importorskip(
 pytest.importorskip("lmcache", reason="LMCache is not installed: python/lmcache installs it")
 
 from lmcache.v1.distributed.api import ObjectKey
-from lmcache.v1.distributed.internal_api import L1MemoryDesc
+from lmcache.v1.distributed.internal_api import L1MemoryDesc, L2AdapterListener
 from lmcache.v1.distributed.l2_adapters import create_l2_adapter
 from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
 from lmcache.v1.distributed.l2_adapters.config import parse_args_to_l2_adapters_config
@@ -152,6 +152,57 @@ def test_an_object_of_another_length_is_not_loaded(adapter, arena, url):
         client.set_from(name(key(3)), bytes(ELEMENTS * 4))
     keys = [key(number) for number in (1, 2, 3)]
     assert load(adapter, keys, [arena.object(number) for number in range(3)]) == [False, False, True]
+
+
+class Listener(L2AdapterListener):
+    """Calls a function with the keys that were stored."""
+
+    def __init__(self, stored):
+        self._stored = stored
+
+    def on_l2_keys_stored(self, keys, sizes):
+        self._stored(keys)
+
+    def on_l2_keys_accessed(self, keys):
+        pass
+
+    def on_l2_keys_deleted(self, keys):
+        pass
+
+
+@pytest.fixture
+def narrow(url, arena):
+    """An adapter with one connection."""
+    config = ValkeyRdmaL2AdapterConfig.from_dict({"url": url, "connections": 1})
+    adapter = ValkeyRdmaL2Adapter(config, arena.description())
+    yield adapter
+    adapter.close()
+
+
+def test_a_listener_may_delete(narrow, arena):
+    narrow.register_listener(Listener(narrow.delete))
+    assert store(narrow, [key(1)], [arena.object(0, 1)]).is_successful()
+    assert lookup(narrow, [key(1)]) == [False]
+
+
+def test_a_listener_that_fails_keeps_nobody_waiting(narrow, arena):
+    def fails(_keys):
+        raise ValueError("of the listener")
+
+    narrow.register_listener(Listener(fails))
+    for number in range(2):
+        assert store(narrow, [key(number)], [arena.object(0, 1)]).is_successful()
+
+
+def test_tasks_of_a_closed_adapter_end(adapter, arena):
+    adapter.close()
+    stored = adapter.submit_store_task([key(1)], [arena.object(0, 1)])
+    assert not adapter.pop_completed_store_tasks()[stored].is_successful()
+    loaded = adapter.submit_load_task([key(1)], [arena.object(0)])
+    assert not adapter.query_load_result(loaded).test(0)
+    found = adapter.submit_lookup_and_lock_task([key(1)], {})
+    assert not adapter.query_lookup_and_lock_result(found).test(0)
+    adapter.delete([key(1)])
 
 
 def test_keys_are_those_of_lmcache():

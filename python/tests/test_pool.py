@@ -97,3 +97,67 @@ def test_what_was_not_begun_is_given_up(peer):
 def test_a_server_that_is_not_there():
     with pytest.raises(valkey_rdma.ConnectError):
         Pool("tcp://127.0.0.1:1", 2, timeout=1, window=WINDOW)
+
+
+def test_a_pool_that_was_closed_gives_up_at_once(pool):
+    pool.close()
+    told = results(pool, [lambda client: client.exists("key")] * 2)
+    assert [type(result) for result in told] == [valkey_rdma.ConnectionLost] * 2
+    with pytest.raises(valkey_rdma.ConnectionLost):
+        pool.call(lambda client: client.exists("key"))
+    pool.close()
+
+
+def test_whatever_is_given_while_a_pool_closes_ends(name):
+    def give(pool, begin, told):
+        begin.wait()
+        for _ in range(50):
+            pool.submit([lambda client: client.exists("key")] * 3, told.append)
+
+    for _ in range(20):
+        pool = Pool(f"embedded://{name}", 2, timeout=30, window=WINDOW)
+        begin, told = threading.Barrier(3), []
+        givers = [threading.Thread(target=give, args=[pool, begin, told]) for _ in range(2)]
+        for giver in givers:
+            giver.start()
+        begin.wait()
+        pool.close()
+        for giver in givers:
+            giver.join()
+        assert [len(results) for results in told] == [3] * 100
+
+
+def test_a_callback_that_fails_is_logged_and_no_worker_lost(url, caplog):
+    pool = Pool(url, 1, timeout=30, window=WINDOW)
+
+    def fails(_results):
+        raise ValueError("of the callback")
+
+    pool.submit([lambda client: client.exists("key")], fails)
+    assert results(pool, [lambda client: client.exists("key")]) == [0]
+    assert "of the callback" in caplog.text
+    pool.close()
+
+
+def test_a_job_that_ends_by_no_exception_is_told(pool):
+    def ends(_client):
+        raise SystemExit("a job")
+
+    (told,) = results(pool, [ends])
+    assert isinstance(told, SystemExit)
+    with pytest.raises(SystemExit):
+        pool.call(ends)
+
+
+def test_a_callback_may_wait_for_a_job(url):
+    pool = Pool(url, 1, timeout=30, window=WINDOW)
+    told, ended = [], threading.Event()
+
+    def done(_results):
+        told.append(pool.call(lambda client: client.exists("key")))
+        ended.set()
+
+    pool.submit([lambda client: client.set_from("key", b"value")], done)
+    assert ended.wait(30), "the callback waits for the thread that has called it"
+    assert told == [1]
+    pool.close()

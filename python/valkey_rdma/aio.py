@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from ._native import Client, Counts
-from .errors import Error
+from .errors import ConnectionLost, Error
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -19,7 +19,7 @@ R = TypeVar("R")
 
 
 class AsyncClient:
-    """A :class:`Client` for asyncio: the same methods, as coroutines. ``await AsyncClient.connect(url)`` makes one.
+    """A :class:`Client` for asyncio, whose methods it has as coroutines. ``await AsyncClient.connect(url)`` makes one.
 
     Commands of several tasks are done one after the other, in a thread of the client's own; while one waits, the event loop runs.
 
@@ -32,6 +32,8 @@ class AsyncClient:
         """Wrap a client, which nobody else should use further; ``close()`` closes it."""
         self._client = client
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="valkey-rdma")
+        # None as long as close() was not called.
+        self._closing: Future[None] | None = None
 
     @classmethod
     async def connect(
@@ -107,9 +109,14 @@ class AsyncClient:
         return self._client.registrations
 
     async def close(self) -> None:
-        """Close the connection, after the commands that were given before."""
-        await self._do(self._client.close)
-        self._thread.shutdown(wait=False)
+        """Close the connection, after the commands that were given before; those given later raise :class:`ConnectionLost`.
+
+        It may be called again, and then waits for the first call's end. Cancelling it ends the waiting alone: the connection is closed.
+        """
+        if self._closing is None:
+            self._closing = self._thread.submit(self._client.close)
+            self._thread.shutdown(wait=False)
+        await asyncio.shield(asyncio.wrap_future(self._closing))
 
     async def __aenter__(self) -> Self:
         return self
@@ -126,6 +133,8 @@ class AsyncClient:
         return f"<valkey_rdma.AsyncClient on {self._client!r}>"
 
     async def _do(self, call: Callable[..., R], *arguments: object) -> R:
+        if self._closing is not None:
+            raise ConnectionLost("the client was closed")
         command = self._thread.submit(call, *arguments)
         ended = asyncio.wrap_future(command)
         try:

@@ -14,7 +14,6 @@ import ctypes
 import functools
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lmcache.lmcache_native import Bitmap
@@ -153,7 +152,7 @@ class ValkeyRdmaL2Adapter(L2AdapterInterface):
         parts = [(name(key), memoryview(one.byte_array)) for key, one in zip(keys, objects, strict=True)]
         slices = self._slices(parts)
 
-        def done(results: list[list[Error | None] | Exception]) -> None:
+        def done(results: list[list[Error | None] | BaseException]) -> None:
             stored = []
             for (key, (_, view)), error in zip(
                 zip(keys, parts, strict=True), flat(results, slices), strict=True
@@ -166,11 +165,13 @@ class ValkeyRdmaL2Adapter(L2AdapterInterface):
                 # A key that is stored again takes no more room.
                 sizes = [0 if key in self._sizes else size for key, size in stored]
                 self._sizes.update(stored)
-            if stored:
-                self._notify_keys_stored([key for key, _ in stored], sizes)
-            with self._lock:
                 self._stored[task] = L2StoreResult(len(stored) == len(keys), sum(sizes))
-            self._store_event.notify()
+            # This counts usage, for which whoever waits for the event may ask; who is told, whatever a listener raises.
+            try:
+                if stored:
+                    self._notify_keys_stored([key for key, _ in stored], sizes)
+            finally:
+                self._signal(self._store_event)
 
         self._pool.submit([functools.partial(_set, part) for part in slices], done)
         return task
@@ -188,10 +189,10 @@ class ValkeyRdmaL2Adapter(L2AdapterInterface):
         task = self._next_task()
         keys = list(keys)
 
-        def done(results: list[list[bool] | Exception]) -> None:
+        def done(results: list[list[bool] | BaseException]) -> None:
             bitmap = Bitmap(len(keys))
             found = results[0]
-            if isinstance(found, Exception):
+            if isinstance(found, BaseException):
                 logger.warning("not looked up: %s", found)
                 found = []
             with self._lock:
@@ -200,7 +201,7 @@ class ValkeyRdmaL2Adapter(L2AdapterInterface):
                         bitmap.set(number)
                         self._locks[key] = self._locks.get(key, 0) + 1
                 self._found[task] = bitmap
-            self._lookup_event.notify()
+            self._signal(self._lookup_event)
 
         self._pool.submit([functools.partial(present, [name(key) for key in keys])], done)
         return task
@@ -225,20 +226,22 @@ class ValkeyRdmaL2Adapter(L2AdapterInterface):
         parts = [(name(key), memoryview(one.byte_array)) for key, one in zip(keys, objects, strict=True)]
         slices = self._slices(parts)
 
-        def done(results: list[list[int | Error | None] | Exception]) -> None:
+        def done(results: list[list[int | Error | None] | BaseException]) -> None:
             bitmap = Bitmap(len(keys))
             loaded = []
             for number, length in enumerate(flat(results, slices)):
                 if length == parts[number][1].nbytes:
                     bitmap.set(number)
                     loaded.append(keys[number])
-                elif isinstance(length, Exception):
+                elif isinstance(length, BaseException):
                     logger.warning("not loaded: %s", length)
-            if loaded:
-                self._notify_keys_accessed(loaded)
             with self._lock:
                 self._loaded[task] = bitmap
-            self._load_event.notify()
+            try:
+                if loaded:
+                    self._notify_keys_accessed(loaded)
+            finally:
+                self._signal(self._load_event)
 
         self._pool.submit([functools.partial(_get, part) for part in slices], done)
         return task
@@ -254,12 +257,10 @@ class ValkeyRdmaL2Adapter(L2AdapterInterface):
             free = [key for key in keys if key not in self._locks]
         if not free:
             return
-        ended: Future[int | Exception] = Future()
-        job = functools.partial(_delete, [name(key) for key in free])
-        self._pool.submit([job], lambda results: ended.set_result(results[0]))
-        result = ended.result()
-        if isinstance(result, Exception):
-            logger.warning("not deleted: %s", result)
+        try:
+            self._pool.call(functools.partial(_delete, [name(key) for key in free]))
+        except Exception as error:
+            logger.warning("not deleted: %s", error)
             return
         with self._lock:
             gone = [(key, self._sizes.pop(key)) for key in free if key in self._sizes]
@@ -281,13 +282,19 @@ class ValkeyRdmaL2Adapter(L2AdapterInterface):
 
     def close(self) -> None:
         """Wait for what is under way, give up the rest, and deregister the arena."""
+        self._pool.close()
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-        self._pool.close()
-        for event in [self._store_event, self._lookup_event, self._load_event]:
-            event.close()
+            for event in [self._store_event, self._lookup_event, self._load_event]:
+                event.close()
+
+    def _signal(self, event: Any) -> None:
+        with self._lock:
+            # A task that is submitted now ends at once, and its event has no descriptor any more.
+            if not self._closed:
+                event.notify()
 
     def _slices(self, parts: list[Part]) -> list[list[Part]]:
         """Cut a batch into one pipeline for each connection."""
@@ -317,11 +324,11 @@ def present(keys: Sequence[str], client: Client) -> list[bool]:
     return present(keys[:middle], client) + present(keys[middle:], client)
 
 
-def flat(results: Sequence[Sequence[R] | Exception], slices: list[list[Part]]) -> list[R | Exception]:
+def flat(results: Sequence[Sequence[R] | BaseException], slices: list[list[Part]]) -> list[R | BaseException]:
     """Return the result of each part; that of a job that failed stands for all parts of its slice."""
-    each: list[R | Exception] = []
+    each: list[R | BaseException] = []
     for result, parts in zip(results, slices, strict=True):
-        each += [result] * len(parts) if isinstance(result, Exception) else result
+        each += [result] * len(parts) if isinstance(result, BaseException) else result
     return each
 
 

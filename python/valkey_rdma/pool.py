@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
@@ -13,19 +15,21 @@ from .errors import ConnectionLost
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+logger = logging.getLogger(__name__)
+
 R = TypeVar("R")
 
 
 class _Batch(Generic[R]):
-    """Results of jobs that were given together, and who wants to know when all are there."""
+    """Results of jobs that were given together, and what is called with them when all are there."""
 
-    def __init__(self, length: int, done: Callable[[list[R | Exception]], None]) -> None:
-        self._results: list[R | Exception] = [ConnectionLost("the pool was closed")] * length
+    def __init__(self, length: int, done: Callable[[list[R | BaseException]], None]) -> None:
+        self._results: list[R | BaseException] = [ConnectionLost("the pool was closed")] * length
         self._left = length
         self._done = done
         self._lock = threading.Lock()
 
-    def put(self, number: int, result: R | Exception) -> None:
+    def put(self, number: int, result: R | BaseException) -> None:
         with self._lock:
             self._results[number] = result
             self._left -= 1
@@ -55,12 +59,17 @@ class Pool:
         first = Client(url, timeout=timeout, window=window)
         self._clients = [first, *(first.another() for _ in range(connections - 1))]
         self._jobs: SimpleQueue[tuple[Callable[[Client], object], _Batch[object], int] | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        # Nothing is put behind the Nones that close() puts into the queue of jobs: both are done under the lock.
         self._closing = False
-        self._threads = [
+        self._workers = [
             threading.Thread(target=self._work, args=[number], name=f"valkey-rdma {number}", daemon=True)
             for number in range(connections)
         ]
-        for thread in self._threads:
+        # What `submit` is given to call has a thread of its own, so that it may wait for jobs.
+        self._ended: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._notifier = threading.Thread(target=self._notify, name="valkey-rdma done", daemon=True)
+        for thread in [*self._workers, self._notifier]:
             thread.start()
 
     def register(self, buffer: Buffer) -> None:
@@ -68,20 +77,38 @@ class Pool:
         self._clients[0].register(buffer)
 
     def submit(
-        self, jobs: Sequence[Callable[[Client], R]], done: Callable[[list[R | Exception]], None]
+        self, jobs: Sequence[Callable[[Client], R]], done: Callable[[list[R | BaseException]], None]
     ) -> None:
         """Have jobs done, on several connections at once.
 
         Args:
             jobs: Called with a client each, in a thread of the pool.
-            done: Called in such a thread with what the jobs returned or raised, in their order, once all have ended; at once, in this
-                one, if there are none.
+            done: Called with what the jobs returned or raised, in their order, once all have ended: in a thread of the pool that does
+                no jobs, one such call after the other. What it raises is logged. At once and in the thread of the caller if there are
+                no jobs, or with a :class:`ConnectionLost` for each if the pool was closed.
         """
-        batch = _Batch(len(jobs), done)
-        if not jobs:
-            done([])
-        for number, job in enumerate(jobs):
-            self._jobs.put((job, batch, number))  # type: ignore[arg-type]
+
+        def ended(results: list[R | BaseException]) -> None:
+            self._ended.put(functools.partial(done, results))
+
+        if not jobs or not self._queue(jobs, ended):
+            done([ConnectionLost("the pool was closed") for _ in jobs])
+
+    def call(self, job: Callable[[Client], R]) -> R:
+        """Have one job done, and return what it returns or raise what it raises.
+
+        It may be called in what ``submit`` is given as ``done``, but not in a job.
+
+        Raises:
+            ConnectionLost: The pool was closed.
+        """
+        ended: SimpleQueue[list[R | BaseException]] = SimpleQueue()
+        if not self._queue([job], ended.put):
+            raise ConnectionLost("the pool was closed")
+        (result,) = ended.get()
+        if isinstance(result, BaseException):
+            raise result
+        return result
 
     @property
     def counts(self) -> list[Counts]:
@@ -89,26 +116,55 @@ class Pool:
         return [client.counts for client in self._clients]
 
     def close(self) -> None:
-        """End what is under way, give up what is not begun (:class:`ConnectionLost`), and close the connections."""
-        self._closing = True
-        for _ in self._threads:
-            self._jobs.put(None)
-        for thread in self._threads:
-            thread.join()
+        """End what is under way, give up what is not begun (:class:`ConnectionLost`), and close the connections.
+
+        Every ``done`` has been called when it returns. It must not be called in a ``done`` or in a job, which it waits for.
+        """
+        with self._lock:
+            if not self._closing:
+                self._closing = True
+                for _ in self._workers:
+                    self._jobs.put(None)
+        for worker in self._workers:
+            worker.join()
+        self._ended.put(None)
+        self._notifier.join()
         for client in self._clients:
             client.close()
+
+    def _queue(
+        self, jobs: Sequence[Callable[[Client], R]], ended: Callable[[list[R | BaseException]], None]
+    ) -> bool:
+        """Put jobs into the queue, unless the pool was closed; ``ended`` is called in the thread of the one that ends last."""
+        batch = _Batch(len(jobs), ended)
+        with self._lock:
+            if self._closing:
+                return False
+            for number, job in enumerate(jobs):
+                self._jobs.put((job, batch, number))  # type: ignore[arg-type]
+        return True
 
     def _work(self, number: int) -> None:
         while (next_job := self._jobs.get()) is not None:
             job, batch, place = next_job
             try:
                 result = self._do(number, job)
-            except Exception as error:
+            except BaseException as error:
+                # A panic of the native module is none of Exception, and whoever waits for the job is told of it, too.
                 result = error
             # Buffers of a job are the caller's when its batch is done.
             del job, next_job
             batch.put(place, result)
             del batch, result
+
+    def _notify(self) -> None:
+        while (done := self._ended.get()) is not None:
+            try:
+                done()
+            except Exception:
+                logger.exception("what was to be called with the results of jobs has failed")
+            # It holds the results.
+            del done
 
     def _do(self, number: int, job: Callable[[Client], object]) -> object:
         if self._closing:

@@ -220,27 +220,35 @@ impl Common {
     }
 }
 
+/// Returns a command line without these options, each of which has a value.
+pub(super) fn without(arguments: &[String], options: &[&str]) -> Vec<String> {
+    let mut left = Vec::new();
+    let mut rest = arguments.iter();
+    while let Some(word) = rest.next() {
+        let (name, value) =
+            word.split_once('=').map_or((word.as_str(), None), |(name, value)| (name, Some(value)));
+        if !options.contains(&name) {
+            left.push(word.clone());
+        } else if value.is_none() {
+            rest.next();
+        }
+    }
+    left
+}
+
 /// The command that runs it again, without any selection.
 pub(super) fn again(arguments: &[String]) -> String {
     /// They say which cases run and what becomes of the results.
     const LEFT_OUT: [&str; 8] =
         ["--select", "--skip", "--random", "--seed", "--out", "--format", "--baseline", "--write-baseline"];
     let mut words = vec!["valkey-rdma-conformance".to_string()];
-    let mut rest = arguments.iter();
-    while let Some(word) = rest.next() {
-        let (name, value) =
-            word.split_once('=').map_or((word.as_str(), None), |(name, value)| (name, Some(value)));
+    for word in without(arguments, &LEFT_OUT) {
         match word.as_str() {
             "--quick" => {}
-            _ if LEFT_OUT.contains(&name) => {
-                if value.is_none() {
-                    rest.next();
-                }
+            plain if plain.chars().all(|one| one.is_ascii_alphanumeric() || "-_.:/[]=".contains(one)) => {
+                words.push(word);
             }
-            word if word.chars().all(|one| one.is_ascii_alphanumeric() || "-_.:/[]=".contains(one)) => {
-                words.push(word.into());
-            }
-            word => words.push(format!("'{}'", word.replace('\'', r"'\''"))),
+            _ => words.push(format!("'{}'", word.replace('\'', r"'\''"))),
         }
     }
     words.join(" ")

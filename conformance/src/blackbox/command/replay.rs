@@ -6,9 +6,10 @@ use std::process::ExitCode;
 use clap::Args;
 use glob::Pattern;
 
-use super::options::{TargetCommand, parse};
+use super::options::{TargetCommand, parse, without};
 use super::{CommandError, against, finish, usage};
-use crate::blackbox::results::Run;
+use crate::blackbox::results::{CaseResult, Run};
+use crate::blackbox::session::legal;
 use crate::exit::{DONE, FAILED, NOTHING, UNDECIDED};
 use suite::Verdict;
 
@@ -40,18 +41,10 @@ fn again(options: &Replay) -> Result<u8, CommandError> {
     if wanted.is_empty() {
         return Err((NOTHING, "nothing in it failed, or nothing that is selected".into()));
     }
-    let mut arguments = before.arguments.clone();
-    for result in &wanted {
-        arguments.extend(["--select".to_string(), Pattern::escape(&result.id)]);
-    }
-    let now = match parse(&arguments).map_err(usage)? {
-        TargetCommand::Server(server) => against::server(&server, &arguments)?,
-        TargetCommand::Client(client) => against::client(&client, &arguments)?,
-        TargetCommand::Pair(_) => return Err(usage("runs of pairs have no cases")),
-    };
+    let now = results(&before.arguments, &wanted)?;
     let mut code = DONE;
     for result in wanted {
-        let (told, reason) = match now.results.iter().find(|one| one.id == result.id) {
+        let (told, reason) = match now.iter().find(|one| one.id == result.id) {
             Some(one) if one.verdict.is_pass() => ("FIXED", &one.reason),
             Some(one) if one.verdict == Verdict::Fail => {
                 code = FAILED;
@@ -66,5 +59,35 @@ fn again(options: &Replay) -> Result<u8, CommandError> {
         println!("{told:15} {}: {reason}", result.id);
     }
     // A failure outweighs what could not be decided.
-    Ok(if code == UNDECIDED && now.count(Verdict::Fail) > 0 { FAILED } else { code })
+    let failed = now.iter().any(|one| one.verdict == Verdict::Fail);
+    Ok(if code == UNDECIDED && failed { FAILED } else { code })
+}
+
+/// Runs the wanted cases: those of the suite in one run, and a run for each peer that was drawn at random.
+fn results(arguments: &[String], wanted: &[&CaseResult]) -> Result<Vec<CaseResult>, CommandError> {
+    let mut now = Vec::new();
+    let mut cases = arguments.to_vec();
+    for result in wanted {
+        if let Some(seed) = legal::seed(&result.id) {
+            let mut one = without(arguments, &["--random", "--seed"]);
+            one.extend(["--random", "1", "--seed"].map(str::to_string));
+            one.push(seed.to_string());
+            // One that passes now is named for all that do.
+            now.extend(run(&one)?.results.into_iter().map(|one| CaseResult { id: result.id.clone(), ..one }));
+        } else {
+            cases.extend(["--select".to_string(), Pattern::escape(&result.id)]);
+        }
+    }
+    if cases.len() > arguments.len() {
+        now.extend(run(&cases)?.results);
+    }
+    Ok(now)
+}
+
+fn run(arguments: &[String]) -> Result<Run, CommandError> {
+    match parse(arguments).map_err(usage)? {
+        TargetCommand::Server(server) => against::server(&server, arguments),
+        TargetCommand::Client(client) => against::client(&client, arguments),
+        TargetCommand::Pair(_) => Err(usage("runs of pairs have no cases")),
+    }
 }

@@ -21,10 +21,12 @@ use crate::peer::Shape;
 
 /// The id of the case.
 const ID: &str = "random.legal-peer";
+/// What the id of one that did not pass has before its seed.
+const OF_SEED: &str = "random.seed-";
 /// Notifications and messages of a trace that are not registrations. With these, fewer than the receives that every peer has posted
 /// at first, so that none need be proven to be handled (VR-FLOW-005).
 const MOST: u32 = 600;
-/// Registrations of a trace.
+/// Registrations of a trace beside the first, each of which makes room for a window of replies.
 const REGISTRATIONS: usize = 200;
 /// Bytes of the memory for windows.
 const MEMORY: u32 = 64 << 10;
@@ -59,7 +61,7 @@ pub fn summed(results: Vec<CaseResult>, seed: u64, again: &str) -> Vec<CaseResul
             let seed = seed.wrapping_add(number);
             result.repro = format!("{again} --random 1 --seed {seed}");
             if !result.verdict.is_pass() {
-                result.id = format!("random.seed-{seed}");
+                result.id = format!("{OF_SEED}{seed}");
             }
             result
         })
@@ -72,6 +74,11 @@ pub fn summed(results: Vec<CaseResult>, seed: u64, again: &str) -> Vec<CaseResul
         summed.insert(0, first);
     }
     summed
+}
+
+/// Returns the seed that an id of [`summed`] names.
+pub fn seed(id: &str) -> Option<u64> {
+    id.strip_prefix(OF_SEED)?.parse().ok()
 }
 
 fn trace<B: Descriptors>(context: &Context<'_, B>, seed: u64) -> Judged {
@@ -207,11 +214,14 @@ impl Legal {
         }
         let most = REPLIES.min(REGISTRATIONS * window as usize);
         let leaves = self.chance(12);
+        // Of the whole trace, heard or not.
+        let mut asked = 0;
         let mut expected = Vec::new();
         for _ in 0..self.rng.usize(1..=20) {
             let longest = self.pick(&[0, 20, 20, 300, 5000, 70_000]);
             let Exchange { send, expect } = session.require_exchange(self.rng.usize(..=longest))?;
-            if expected.len() + expect.len() > most {
+            asked += expect.len();
+            if asked > most {
                 break;
             }
             if !session.peer.has_registered() && (send.len() > early || self.chance(4)) {
