@@ -1,15 +1,21 @@
-//! The help of the program: its commands in groups, by what one wants to do.
+//! The help of the program: its commands in groups, by what one wants to do; its manual pages, and completions for shells.
+
+use std::io;
+use std::path::Path;
 
 use clap::Command;
+use clap_complete::Shell;
 
 /// Every command, in groups.
-const GROUPS: [(&str, &[&str]); 4] = [
+const GROUPS: [(&str, &[&str]); 5] = [
     ("See it", &["demo", "list", "explain"]),
     ("Test an implementation", &["run", "replay", "report", "snapshot", "doctor"]),
     ("Write an implementation", &["vectors", "reqs", "trace"]),
     ("Try this library's own", &["smoke", "client"]),
+    ("Install this program", &["completions", "man"]),
 ];
 
+/// What help and manual page end with, in lines that neither folds at 80 columns.
 const AFTER: &str = "\
 Without a command: the whole suite against this library's own server and client,
 over an RDMA fabric inside the process.
@@ -17,15 +23,17 @@ over an RDMA fabric inside the process.
 Examples:
   valkey-rdma-conformance demo
   valkey-rdma-conformance run server --target 192.0.2.1:6379
-  valkey-rdma-conformance run server --select 'mem.*' --listen 192.0.2.1:6379 \\
+  valkey-rdma-conformance run server --select 'mem.*' \\
+      --listen 192.0.2.1:6379 \\
       --exec 'your-server --rdma-bind {host} --rdma-port {port}'
   valkey-rdma-conformance vectors check --shim ./your-shim
 
 Exit status:
-  0 all as it should be        3 the suite failed        64 wrong command line
-  1 a requirement is not met   4 the target was lost     69 no RDMA here
-  2 undecided                  5 nothing was run         70 a mistake of ours
-  141 nobody reads the output any more";
+    0 all as it should be         5 nothing was run
+    1 a requirement is not met   64 wrong command line
+    2 undecided                  69 no RDMA here
+    3 the suite failed           70 a mistake of ours
+    4 the target was lost       141 nobody reads the output any more";
 
 /// `command` with that help.
 pub(crate) fn grouped(command: Command) -> Command {
@@ -34,10 +42,27 @@ pub(crate) fn grouped(command: Command) -> Command {
         template += &format!("\n{group}:\n");
         for name in names {
             let about = command.find_subcommand(name).and_then(Command::get_about);
-            template += &format!("  {name:8}  {}\n", about.cloned().unwrap_or_default());
+            template += &format!("  {name:11}  {}\n", about.cloned().unwrap_or_default());
         }
     }
     command.help_template(template + "\nOptions:\n{options}{after-help}").after_help(AFTER)
+}
+
+/// Returns the script by which `shell` completes command lines of `command`.
+pub(crate) fn completions(mut command: Command, shell: Shell) -> String {
+    let mut script = Vec::new();
+    let name = command.get_name().to_string();
+    clap_complete::generate(shell, &mut command, name, &mut script);
+    String::from_utf8_lossy(&script).into_owned()
+}
+
+/// Writes the manual pages of `command` and of every command below it into `folder`, which is made if it is not there.
+///
+/// # Errors
+/// The folder cannot be written to.
+pub(crate) fn manual(command: Command, folder: &Path) -> io::Result<()> {
+    std::fs::create_dir_all(folder)?;
+    clap_mangen::generate_to(command.after_help(AFTER), folder)
 }
 
 #[cfg(test)]

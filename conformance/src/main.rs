@@ -11,13 +11,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
+use clap_complete::Shell;
 use rdma_conn::{Connect, Descriptors, Listener, Options};
 use rdma_softsim::Fabric;
 use rdma_verbs::Verbs;
 
 use conformance::blackbox::command::{self, TargetCommand};
 use conformance::blackbox::own;
-use conformance::exit::{self, DONE, FAILED, USAGE};
+use conformance::exit::{self, BROKEN, DONE, FAILED, USAGE};
 use conformance::smoke::{self, Scale, Setting};
 use conformance::trace::{Limits, Recorded, Recorder};
 use conformance::{reqs, snapshot, trace, vectors};
@@ -77,6 +78,17 @@ enum Command {
     /// Shows recorded connections as timelines, or to Wireshark.
     #[command(subcommand)]
     Trace(trace::Command),
+    /// Prints what a shell needs to complete command lines of this program.
+    Completions {
+        /// The shell.
+        shell: Shell,
+    },
+    /// Writes manual pages: one for this program, and one for each command.
+    Man {
+        /// The folder to write them into.
+        #[arg(default_value = ".")]
+        folder: PathBuf,
+    },
 }
 
 #[derive(Args)]
@@ -148,6 +160,14 @@ fn perform(Cli { command, out }: Cli) -> ExitCode {
         Command::Reqs(command) => reqs::run(command),
         Command::Vectors(command) => vectors::run(command),
         Command::Trace(command) => trace::run(command),
+        Command::Completions { shell } => {
+            print!("{}", help::completions(Cli::command(), shell));
+            ExitCode::SUCCESS
+        }
+        Command::Man { folder } => match help::manual(Cli::command(), &folder) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => command::finish(Err((BROKEN, format!("{}: {error}", folder.display())))),
+        },
     }
 }
 

@@ -238,6 +238,7 @@ fn nobody_reads_the_output() {
         &["explore", "--help"],
         &["sim", "--seeds", "0..2"],
         &["doctor"],
+        &["completions", "bash"],
     ] {
         let mut child =
             program().args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();

@@ -138,3 +138,66 @@ fn replay_of_random_legal_peers() {
     let told = exits(&["replay", mended.to_str().unwrap()], exit::DONE);
     assert_eq!(told.matches("FIXED           random.seed-").count(), failed, "{told}");
 }
+
+/// Returns the commands that the help lists.
+fn commands() -> Vec<String> {
+    let help = exits(&["--help"], exit::DONE);
+    let lines = help.lines().take_while(|line| *line != "Options:");
+    let names: Vec<_> = lines
+        .filter_map(|line| line.strip_prefix("  ")?.split(' ').next())
+        .filter(|name| !name.is_empty())
+        .map(str::to_string)
+        .collect();
+    assert!(names.len() > 10, "{help}");
+    names
+}
+
+#[test]
+fn completions_for_every_shell() {
+    for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
+        let script = exits(&["completions", shell], exit::DONE);
+        for name in commands() {
+            assert!(script.contains(&name), "{shell} does not complete {name}");
+        }
+    }
+    exits(&["completions", "no-shell"], exit::USAGE);
+}
+
+/// A shell that reads the script completes a command line.
+#[test]
+fn bash_completes() {
+    let script = file("completions.bash");
+    std::fs::write(&script, run(&["completions", "bash"]).stdout).unwrap();
+    let words = r#". "$1"; [[ $(complete -p valkey-rdma-conformance) =~ -F\ ([^\ ]+) ]]
+        COMP_WORDS=(valkey-rdma-conformance rep) COMP_CWORD=1
+        "${BASH_REMATCH[1]}" valkey-rdma-conformance rep valkey-rdma-conformance; echo "${COMPREPLY[*]}""#;
+    let Ok(output) = Command::new("bash").args(["-c", words, "bash"]).arg(script).output() else {
+        return println!("skipped: there is no bash");
+    };
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "replay report\n", "{output:?}");
+}
+
+/// Every command has a manual page, which is shown without a warning, and the examples as they are to be typed.
+#[test]
+fn manual_pages() {
+    let folder = file("man");
+    exits(&["man", folder.to_str().unwrap()], exit::DONE);
+    for name in commands() {
+        let page = folder.join(format!("valkey-rdma-conformance-{name}.1"));
+        assert!(page.exists(), "{}", page.display());
+    }
+    let mut man = Command::new("man");
+    man.args(["--warnings", "-l", "-Tutf8"]).env("MANWIDTH", "80").env("LC_ALL", "C.UTF-8");
+    let Ok(output) = man.arg(folder.join("valkey-rdma-conformance.1")).output() else {
+        return println!("skipped: there is no man");
+    };
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    let shown = String::from_utf8_lossy(&output.stdout);
+    let help = exits(&["--help"], exit::DONE);
+    let after = help.lines().skip_while(|line| *line != "Examples:").filter(|line| !line.is_empty());
+    for line in after {
+        assert!(shown.lines().any(|one| one.trim() == line.trim()), "{line}: {shown}");
+    }
+    // A file stands where the folder would be.
+    exits(&["man", folder.join("valkey-rdma-conformance.1").to_str().unwrap()], exit::BROKEN);
+}
