@@ -9,7 +9,7 @@ use crate::error::Error;
 
 /// Settings of a stream or listener. Start from [`Options::client`] or [`Options::server`]; fields can be assigned, or set in a
 /// chain. Whatever takes them checks them first ([`Options::check`]), and changes none of them except as far as the device goes
-/// ([`Connection::options`](crate::Connection::options)).
+/// ([`Connection::options`](crate::Connection::options)). There is no `Default`: a server sends keepalives, a client asks for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Options {

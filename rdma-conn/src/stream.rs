@@ -4,7 +4,7 @@ use std::fmt::Debug;
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::ops::{Deref, DerefMut, Range};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::Duration;
 
@@ -117,13 +117,24 @@ impl<B: Descriptors> Stream<B> {
 
     /// Returns the one connection of `endpoint`, as a stream.
     pub(crate) fn new(mut endpoint: Endpoint<B>, id: ConnectionId) -> Self {
-        endpoint.be_quiet();
+        endpoint.set_quiet(true);
         let linger = endpoint.connection(id).map_or(Duration::ZERO, |connection| connection.options().linger);
         let descriptor = endpoint.descriptor();
         let shared = Arc::new(Private { endpoint: Mutex::new(Some(endpoint)), id, descriptor });
         let weak: Weak<Private<B>> = Arc::downgrade(&shared);
         background::drive(weak);
         Self { shared, read_timeout: None, write_timeout: None, linger }
+    }
+
+    /// Returns the endpoint and the connection on it, for a face that drives the endpoint itself.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn into_endpoint(self) -> Result<(Endpoint<B>, ConnectionId), Error> {
+        let mut slot = self.shared.endpoint.lock().map_err(|_| background::panicked())?;
+        let Some(mut endpoint) = slot.take() else {
+            unreachable!("only this and the drop of a stream take it")
+        };
+        endpoint.set_quiet(false);
+        Ok((endpoint, self.shared.id))
     }
 
     /// Returns the peer's address.
@@ -259,7 +270,7 @@ fn connected<B: Descriptors>(
     domain: Option<&ProtectionDomain<B>>,
 ) -> Result<(Endpoint<B>, ConnectionId), Error> {
     let mut endpoint = Endpoint::of_one(backend, Budget::new(Limits::NONE))?;
-    endpoint.be_quiet();
+    endpoint.set_quiet(true);
     let id = endpoint.dial(peer, how.local, how.timeout, how.options, domain.cloned())?;
     loop {
         endpoint.check(id)?;
@@ -308,20 +319,31 @@ impl<B: Descriptors> Write for Stream<B> {
     }
 }
 
+/// The descriptor of its endpoint, which is readable when something has come for the connection.
+impl<B: Descriptors> AsFd for Stream<B> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.shared.descriptor.as_fd()
+    }
+}
+
 impl<B: Descriptors> Drop for Stream<B> {
     fn drop(&mut self) {
+        if self.shared.slot().is_none() {
+            return;
+        }
         if let Err(error) = self.close(self.linger) {
             tracing::debug!(%error, "the connection did not end in order");
         }
         // Now, though the background thread may hold on to the rest for a moment longer.
-        let endpoint = self.shared.endpoint.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let endpoint = self.shared.slot().take();
         drop(endpoint);
     }
 }
 
 impl<B: Descriptors> std::fmt::Debug for Stream<B> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Stream").field("connection", self.shared.lock().connection()).finish_non_exhaustive()
+        let (local, peer) = (self.local_addr(), self.peer_addr());
+        f.debug_struct("Stream").field("local", &local).field("peer", &peer).finish_non_exhaustive()
     }
 }
 
@@ -335,8 +357,12 @@ struct Private<B: Descriptors> {
 }
 
 impl<B: Descriptors> Private<B> {
+    fn slot(&self) -> MutexGuard<'_, Option<Endpoint<B>>> {
+        self.endpoint.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn lock(&self) -> Locked<'_, B> {
-        Locked { endpoint: self.endpoint.lock().unwrap_or_else(PoisonError::into_inner), id: self.id }
+        Locked { endpoint: self.slot(), id: self.id }
     }
 
     /// Returns the endpoint for a call that may fail: it does where a panic has left the endpoint in the middle of something, of which a

@@ -60,7 +60,7 @@ fn tasks_allocate_nothing() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let mut stream = runtime.block_on(async {
         let server = fabric.host(&[SERVER.into()]);
-        let listener = AsyncListener::bind(&server, address, Options::server()).expect("a free address");
+        let listener = AsyncListener::bind(&server, address).await.expect("a free address");
         let clients = AsyncEndpoint::new(&fabric.host(&[CLIENT.into()]), Limits::NONE).expect("a device");
         let connect = Connect::default();
         let (dialed, accepted) = tokio::join!(clients.connect(address, &connect), listener.accept());

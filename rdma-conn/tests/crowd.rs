@@ -63,7 +63,8 @@ async fn idle_connections_cost_what_they_cost_on_an_endpoint() {
     let server = fabric.host(&[address.ip()]);
     let mut clients =
         Endpoint::new(&fabric.host(&[[192, 0, 2, 2].into()]), Limits::default()).expect("a device");
-    let listener = AsyncListener::bind(&server, address, small(Options::server())).expect("a free address");
+    let listener = AsyncListener::bind_with(&server, address, small(Options::server()), Limits::default())
+        .expect("a free address");
     let before = descriptors();
     let (mut ids, mut streams) = (Vec::new(), Vec::new());
     let mut alone = None;

@@ -2,12 +2,13 @@
 
 use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use rdma_conn::{AsyncEndpoint, AsyncListener, AsyncStream, Connect, Limits, Listener, Options};
+use rdma_conn::{AsyncEndpoint, AsyncListener, AsyncStream, Connect, Limits, Listener, Options, Stream};
 use rdma_softsim::{Fabric, SoftSim};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
@@ -18,7 +19,7 @@ async fn pair_with(client: Options, server: Options) -> (AsyncStream<SoftSim>, A
     let fabric = Fabric::new();
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));
     let listener = Listener::bind(&fabric.host(&[address.ip()]), address, server).expect("a free address");
-    let listener = AsyncListener::new(listener).expect("is watched");
+    let listener = AsyncListener::try_from(listener).expect("is watched");
     let host = fabric.host(&[[192, 0, 2, 2].into()]);
     let how = Connect::default().options(client);
     let serve = async {
@@ -140,7 +141,7 @@ async fn an_accept_that_is_dropped_takes_no_wake_up_along() {
     let fabric = Fabric::new();
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));
     let listener = Listener::bind(&fabric.host(&[address.ip()]), address, Options::server()).expect("free");
-    let listener = Arc::new(AsyncListener::new(listener).expect("is watched"));
+    let listener = Arc::new(AsyncListener::try_from(listener).expect("is watched"));
     let first = tokio::spawn({
         let listener = Arc::clone(&listener);
         async move { listener.accept().await.map(|(stream, _)| stream) }
@@ -240,8 +241,7 @@ async fn polled<T>(mut future: Pin<&mut impl Future<Output = T>>) -> Option<T> {
 async fn connections_come_about_without_anybody_reading() {
     let fabric = Fabric::new();
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));
-    let listener =
-        AsyncListener::bind(&fabric.host(&[address.ip()]), address, Options::server()).expect("free");
+    let listener = AsyncListener::bind(&fabric.host(&[address.ip()]), address).await.expect("free");
     let host = fabric.host(&[[192, 0, 2, 2].into()]);
     // Nobody accepts either.
     let mut client =
@@ -262,7 +262,9 @@ async fn connections_of_one_endpoint_do_not_disturb_each_other() {
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));
     let mut options = Options::server();
     options.protocol.window = 1000;
-    let listener = AsyncListener::bind(&fabric.host(&[address.ip()]), address, options).expect("free");
+    let listener =
+        AsyncListener::bind_with(&fabric.host(&[address.ip()]), address, options, Limits::default())
+            .expect("free");
     let endpoint =
         AsyncEndpoint::new(&fabric.host(&[[192, 0, 2, 2].into()]), Limits::default()).expect("a device");
     let server = tokio::spawn(async move {
@@ -340,4 +342,93 @@ async fn halves_are_reunited() {
     let mut heard = String::new();
     timeout(LONG, server.read_to_string(&mut heard)).await.expect("in time").expect("an end in order");
     assert_eq!(heard, "by halves");
+}
+
+/// What somebody tries first who knows `tokio::net`: a host and a port, defaults, a line of `Debug`, a descriptor.
+#[tokio::test]
+async fn a_listener_as_of_tokio() {
+    let fabric = Fabric::new();
+    let (server, host) = (fabric.host(&[[192, 0, 2, 1].into()]), fabric.host(&[[192, 0, 2, 2].into()]));
+    // The first address is nobody's here.
+    let elsewhere = SocketAddr::from(([203, 0, 113, 1], 6379));
+    let here = SocketAddr::from(([192, 0, 2, 1], 6379));
+    AsyncListener::bind(&server, elsewhere).await.expect_err("no device has it");
+    let listener = AsyncListener::bind(&server, &[elsewhere, here][..]).await.expect("the second is free");
+    listener.set_options(Options::server().receives(0)).expect_err("none at all are out of bounds");
+    listener.set_options(Options::server().linger(LONG)).expect("within bounds");
+    assert!(poll_fn(|cx| Poll::Ready(listener.poll_accept(cx).is_pending())).await, "nobody has come");
+
+    let (client, accepted) =
+        tokio::join!(AsyncStream::connect(&host, ("192.0.2.1", 6379)), listener.accept());
+    let (mut client, (mut server, _)) = (client.expect("connects"), accepted.expect("accepts"));
+    for line in [
+        format!("{listener:?}"),
+        format!("{client:?}"),
+        format!("{:?}", listener.endpoint()),
+        format!("{:?}", listener.endpoint().downgrade()),
+    ] {
+        assert!(line.len() < 100 && !line.contains('\n'), "{line}");
+    }
+    assert_ne!(client.as_fd().as_raw_fd(), listener.as_fd().as_raw_fd());
+    assert_eq!(server.as_fd().as_raw_fd(), listener.endpoint().as_fd().as_raw_fd());
+
+    client.write_all(b"all of it").await.expect("written");
+    let mut all = Vec::new();
+    let (closed, read) = tokio::join!(client.close(LONG), server.read_to_end(&mut all));
+    closed.expect("everything has arrived");
+    read.expect("in order");
+    assert_eq!(all, b"all of it");
+}
+
+/// Blocking streams become those of tasks, with what has come and what is under way.
+#[tokio::test]
+async fn streams_become_asynchronous() {
+    let fabric = Fabric::new();
+    let address = SocketAddr::from(([192, 0, 2, 1], 6379));
+    let listener =
+        Listener::bind(&fabric.host(&[address.ip()]), address, Options::server()).expect("a free address");
+    let host = fabric.host(&[[192, 0, 2, 2].into()]);
+    let served = std::thread::spawn(move || listener.accept().map(|(stream, _)| (stream, listener)));
+    let (dialed, host) = tokio::task::spawn_blocking(move || (Stream::connect(&host, address), host))
+        .await
+        .expect("does not panic");
+    let mut dialed = dialed.expect("connects");
+    let (accepted, listener) = served.join().expect("does not panic").expect("accepts");
+    let line = format!("{dialed:?}");
+    assert!(line.len() < 100, "{line}");
+    std::io::Write::write_all(&mut dialed, b"before").expect("written");
+
+    let mut server = AsyncStream::try_from(accepted).expect("is watched");
+    let mut client = AsyncStream::try_from(dialed).expect("is watched");
+    client.write_all(b" and after").await.expect("written");
+    let mut bytes = [0; 16];
+    timeout(LONG, server.read_exact(&mut bytes)).await.expect("in time").expect("comes");
+    assert_eq!(&bytes, b"before and after");
+    // A task that sleeps is woken: events of a blocking stream go to nobody.
+    let waits = tokio::spawn(async move { client.read_u8().await });
+    tokio::task::yield_now().await;
+    server.write_u8(7).await.expect("written");
+    assert_eq!(timeout(LONG, waits).await.expect("in time").expect("does not panic").expect("comes"), 7);
+
+    // One that is still being established.
+    let dials = tokio::spawn(async move { AsyncStream::connect(&host, address).await });
+    let accepted = loop {
+        if let Some(accepted) = listener.try_accept().expect("accepts") {
+            break accepted;
+        }
+        tokio::task::yield_now().await;
+    };
+    let mut server = AsyncStream::try_from(accepted).expect("is watched");
+    let mut client = timeout(LONG, dials).await.expect("in time").expect("no panic").expect("connects");
+    client.write_u8(8).await.expect("written");
+    assert_eq!(timeout(LONG, server.read_u8()).await.expect("in time").expect("comes"), 8);
+}
+
+#[test]
+fn no_runtime() {
+    let fabric = Fabric::new();
+    let address = SocketAddr::from(([192, 0, 2, 1], 6379));
+    let host = fabric.host(&[address.ip()]);
+    let listener = Listener::bind(&host, address, Options::server()).expect("a free address");
+    AsyncListener::try_from(listener).expect_err("nobody would drive it");
 }

@@ -18,7 +18,7 @@ use redis::{AsyncCommands, RedisResult};
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     match std::env::args().nth(1) {
         Some(url) => demonstrate(Client::with_fallback(Verbs::load(), &url, Settings::default())?).await?,
-        None => demonstrate(Client::open(softsim::serve()?, softsim::URL)?).await?,
+        None => demonstrate(Client::open(softsim::serve().await?, softsim::URL)?).await?,
     }
     Ok(())
 }

@@ -19,7 +19,7 @@ use redis::AsyncCommands;
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     match std::env::args().nth(1) {
         Some(url) => demonstrate(Client::open(Verbs::load()?, &url)?).await,
-        None => demonstrate(Client::open(softsim::serve()?, softsim::URL)?).await,
+        None => demonstrate(Client::open(softsim::serve().await?, softsim::URL)?).await,
     }
 }
 

@@ -18,7 +18,7 @@ use redis::RedisResult;
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     match std::env::args().nth(1) {
         Some(url) => demonstrate(Client::open(Verbs::load()?, &url)?).await?,
-        None => demonstrate(Client::open(softsim::serve()?, softsim::URL)?).await?,
+        None => demonstrate(Client::open(softsim::serve().await?, softsim::URL)?).await?,
     }
     Ok(())
 }

@@ -1,9 +1,13 @@
 //! Accepting connections in tasks.
 
+use std::fmt::Debug;
 use std::future::poll_fn;
 use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::task::Poll;
+use std::task::{Context, Poll};
+
+use tokio::net::ToSocketAddrs;
 
 use super::{Accepting, AsyncEndpoint, AsyncStream, Shared};
 use crate::budget::Limits;
@@ -13,29 +17,71 @@ use crate::listener::Listener;
 use crate::options::Options;
 
 /// Accepts connections for tokio. They share an [`AsyncEndpoint`].
+///
+/// ```
+/// use rdma_conn::{AsyncListener, AsyncStream};
+/// use tokio::io::{AsyncReadExt, AsyncWriteExt};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let fabric = rdma_softsim::Fabric::new(); // or rdma_verbs::Verbs::load()? and real addresses
+/// let listener = AsyncListener::bind(&fabric.host(&["192.0.2.1".parse()?]), ("192.0.2.1", 6379)).await?;
+/// tokio::spawn(async move {
+///     while let Ok((mut stream, _peer)) = listener.accept().await {
+///         tokio::spawn(async move { stream.write_all(b"hello").await });
+///     }
+/// });
+///
+/// let host = fabric.host(&["192.0.2.2".parse()?]);
+/// let mut stream = AsyncStream::connect(&host, ("192.0.2.1", 6379)).await?;
+/// let mut hello = [0; 5];
+/// stream.read_exact(&mut hello).await?;
+/// assert_eq!(&hello, b"hello");
+/// # Ok(())
+/// # }
+/// ```
 pub struct AsyncListener<B: Descriptors> {
     shared: Arc<Shared<B>>,
     listener: ListenerId,
 }
 
 impl<B: Descriptors> AsyncListener<B> {
-    /// Listens on `address` with an endpoint of its own, as [`AsyncEndpoint::listen`] does.
+    /// Listens on a host and port, `"host:6379"` or `("host", 6379)`, with default settings, on an endpoint of its own. Its addresses are
+    /// tried in turn; port 0 takes a free one.
     ///
     /// # Errors
-    /// Those of the call that it names.
-    pub fn bind(backend: &B, address: SocketAddr, options: Options) -> Result<Self, Error> {
-        AsyncEndpoint::new(backend, Limits::default())?.listen(address, options)
+    /// That of the last address tried; as [`AsyncListener::bind_with`].
+    pub async fn bind(backend: &B, host: impl ToSocketAddrs + Debug) -> Result<Self, Error> {
+        let (addresses, mut last) = super::addresses(host).await?;
+        for address in addresses {
+            match Self::bind_with(backend, address, Options::server(), Limits::default()) {
+                Ok(listener) => return Ok(listener),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
     }
 
-    /// Accepts what `listener` is asked for, with its options and limits.
+    /// Listens on `address` with an endpoint of its own, as [`AsyncEndpoint::listen`] does. The limits are for all connections that are
+    /// accepted, taken together.
     ///
     /// # Errors
-    /// The runtime cannot watch the listener.
-    pub fn new(listener: Listener<B>) -> Result<Self, Error> {
-        let (mut endpoint, listener) = listener.into_endpoint();
-        endpoint.accept_for(listener);
-        let AsyncEndpoint { shared } = AsyncEndpoint::of(endpoint)?;
-        Ok(Self::of(shared, listener))
+    /// Those of the call that it names, and of [`AsyncEndpoint::new`].
+    pub fn bind_with(
+        backend: &B,
+        address: SocketAddr,
+        options: Options,
+        limits: Limits,
+    ) -> Result<Self, Error> {
+        AsyncEndpoint::new(backend, limits)?.listen(address, options)
+    }
+
+    /// Settings of the connections accepted from now on.
+    ///
+    /// # Errors
+    /// They are out of bounds; the old ones remain.
+    pub fn set_options(&self, options: Options) -> Result<(), Error> {
+        self.shared.with(|state| state.endpoint.set_options(self.listener, options))
     }
 
     pub(super) fn of(shared: Arc<Shared<B>>, listener: ListenerId) -> Self {
@@ -60,26 +106,53 @@ impl<B: Descriptors> AsyncListener<B> {
     /// The listener failed; or the process has no descriptor or memory left to give to a connection, whose peer was told so, and
     /// the listener goes on. What befalls a single request, as when its peer withdraws it, is no error of the listener.
     pub async fn accept(&self) -> Result<(AsyncStream<B>, SocketAddr), Error> {
-        poll_fn(|cx| {
-            self.shared.with(|state| {
-                let Some(accepting) = state.listeners.get_mut(&self.listener) else {
-                    return Poll::Ready(Err(Error::NoSuchConnection));
-                };
-                while let Some(id) = accepting.accepted.pop_front() {
-                    if let Some(peer) = state.endpoint.peer_addr(id) {
-                        return Poll::Ready(Ok((AsyncStream::of(&self.shared, id), peer)));
-                    }
+        poll_fn(|cx| self.poll_accept(cx)).await
+    }
+
+    /// Takes the next connection, or has the task woken when there is one; see [`AsyncListener::accept`].
+    ///
+    /// # Errors
+    /// Those of the call that it names.
+    pub fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<Result<(AsyncStream<B>, SocketAddr), Error>> {
+        self.shared.with(|state| {
+            let Some(accepting) = state.listeners.get_mut(&self.listener) else {
+                return Poll::Ready(Err(Error::NoSuchConnection));
+            };
+            while let Some(id) = accepting.accepted.pop_front() {
+                if let Some(peer) = state.endpoint.peer_addr(id) {
+                    return Poll::Ready(Ok((AsyncStream::of(&self.shared, id), peer)));
                 }
-                if let Some(error) = state.endpoint.take_accept_error(self.listener).or(state.lost.clone()) {
-                    return Poll::Ready(Err(error));
-                }
-                if !accepting.waiting.iter().any(|noted| noted.will_wake(cx.waker())) {
-                    accepting.waiting.push(cx.waker().clone());
-                }
-                Poll::Pending
-            })
+            }
+            if let Some(error) = state.endpoint.take_accept_error(self.listener).or(state.lost.clone()) {
+                return Poll::Ready(Err(error));
+            }
+            if !accepting.waiting.iter().any(|noted| noted.will_wake(cx.waker())) {
+                accepting.waiting.push(cx.waker().clone());
+            }
+            Poll::Pending
         })
-        .await
+    }
+}
+
+impl<B: Descriptors> TryFrom<Listener<B>> for AsyncListener<B> {
+    type Error = Error;
+
+    /// Accepts what `listener` is asked for, with its options and limits.
+    ///
+    /// # Errors
+    /// There is no runtime that watches descriptors.
+    fn try_from(listener: Listener<B>) -> Result<Self, Error> {
+        let (mut endpoint, listener) = listener.into_endpoint();
+        endpoint.accept_for(listener);
+        let AsyncEndpoint { shared } = AsyncEndpoint::of(endpoint)?;
+        Ok(Self::of(shared, listener))
+    }
+}
+
+/// The descriptor of its endpoint, as that of [`AsyncEndpoint`].
+impl<B: Descriptors> AsFd for AsyncListener<B> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.shared.descriptor.as_fd()
     }
 }
 

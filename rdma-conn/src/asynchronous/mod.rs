@@ -15,7 +15,7 @@ use std::collections::{HashMap, VecDeque};
 use std::fmt::Debug;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
 
@@ -114,10 +114,7 @@ impl<B: Descriptors> AsyncEndpoint<B> {
         how: &Connect,
         domain: Option<&ProtectionDomain<B>>,
     ) -> Result<AsyncStream<B>, Error> {
-        let name = format!("{host:?}");
-        let no_such_host = |source| Error::no_such_host(&name, source);
-        let addresses = tokio::net::lookup_host(host).await.map_err(no_such_host)?;
-        let mut last = no_such_host(io::Error::new(io::ErrorKind::NotFound, "the name has no address"));
+        let (addresses, mut last) = addresses(host).await?;
         for peer in addresses {
             match AsyncStream::dial(&self.shared, peer, how, domain).await {
                 Ok(stream) => return Ok(stream),
@@ -138,9 +135,32 @@ impl<B: Descriptors> AsyncEndpoint<B> {
     }
 }
 
+/// Returns the addresses of a host, and the error if there are none.
+async fn addresses<H: ToSocketAddrs + Debug>(
+    host: H,
+) -> Result<(impl Iterator<Item = SocketAddr>, Error), Error> {
+    let name = format!("{host:?}");
+    let no_such_host = |source| Error::no_such_host(&name, source);
+    let addresses: Vec<_> = tokio::net::lookup_host(host).await.map_err(no_such_host)?.collect();
+    let none = no_such_host(io::Error::new(io::ErrorKind::NotFound, "the name has no address"));
+    Ok((addresses.into_iter(), none))
+}
+
+/// The descriptor that the endpoint's driver watches, for programs that list or inherit descriptors. It is readable when something has
+/// come; who waits for that waits beside the driver.
+impl<B: Descriptors> AsFd for AsyncEndpoint<B> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.shared.descriptor.as_fd()
+    }
+}
+
 impl<B: Descriptors> std::fmt::Debug for AsyncEndpoint<B> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("AsyncEndpoint").field("endpoint", &self.shared.lock().endpoint).finish()
+        let state = self.shared.lock();
+        f.debug_struct("AsyncEndpoint")
+            .field("listeners", &state.listeners.len())
+            .field("connections", &state.endpoint.usage().connections)
+            .finish_non_exhaustive()
     }
 }
 

@@ -5,9 +5,11 @@ use std::future::poll_fn;
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use rdma_proto::Counters;
 use rdma_proto::backend::Access;
@@ -23,7 +25,7 @@ use crate::endpoint::{ConnectionId, Descriptors, Endpoint};
 use crate::error::Error;
 use crate::land::{Received, Receiving};
 use crate::lend::RegisteredBuffer;
-use crate::stream::Connect;
+use crate::stream::{Connect, Stream};
 
 /// A byte stream over RDMA for tokio: [`AsyncRead`] and [`AsyncWrite`].
 ///
@@ -188,6 +190,22 @@ impl<B: Descriptors> AsyncStream<B> {
         poll_fn(|cx| self.poll(cx, Want::Read, |endpoint, id| endpoint.receive(id, &mut receiving))).await
     }
 
+    /// Ends the connection once everything written has arrived at the peer, waiting for at most `linger`. A future that is dropped has
+    /// begun to.
+    ///
+    /// # Errors
+    /// Not everything arrived.
+    pub async fn close(&mut self, linger: Duration) -> Result<(), Error> {
+        poll_fn(|cx| self.poll_close(cx, linger)).await
+    }
+
+    fn poll_close(&self, cx: &mut Context<'_>, linger: Duration) -> Poll<Result<(), Error>> {
+        self.poll(cx, Want::Write, |endpoint, id| {
+            endpoint.close(id, linger)?;
+            endpoint.closed(id)
+        })
+    }
+
     fn poll<T>(
         &self,
         cx: &mut Context<'_>,
@@ -257,11 +275,43 @@ impl<B: Descriptors> AsyncStream<B> {
 
     pub(super) fn shutdown_shared(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let linger = self.ask(|connection| connection.options().linger);
-        ready!(self.poll(cx, Want::Write, |endpoint, id| {
-            endpoint.close(id, linger)?;
-            endpoint.closed(id)
-        }))?;
+        ready!(self.poll_close(cx, linger))?;
         Poll::Ready(Ok(()))
+    }
+}
+
+impl<B: Descriptors> TryFrom<Stream<B>> for AsyncStream<B> {
+    type Error = Error;
+
+    /// Returns the connection for tasks, on the endpoint that it has. Time-outs of the stream are left behind: `tokio::time::timeout`
+    /// takes their place.
+    ///
+    /// # Errors
+    /// There is no runtime that watches descriptors; or a panic in a call on the stream has left it unusable.
+    fn try_from(stream: Stream<B>) -> Result<Self, Error> {
+        Self::try_from(stream.into_endpoint()?)
+    }
+}
+
+impl<B: Descriptors> TryFrom<(Endpoint<B>, ConnectionId)> for AsyncStream<B> {
+    type Error = Error;
+
+    /// Returns a connection on an endpoint of its own, as [`Listener::try_accept`](crate::Listener::try_accept) gives it.
+    ///
+    /// # Errors
+    /// There is no runtime that watches descriptors, or the endpoint has no such connection.
+    fn try_from((endpoint, id): (Endpoint<B>, ConnectionId)) -> Result<Self, Error> {
+        endpoint.connection(id).ok_or(Error::NoSuchConnection)?;
+        let AsyncEndpoint { shared } = AsyncEndpoint::of(endpoint)?;
+        shared.with(|state| state.tasks.insert(id, Tasks::default()));
+        Ok(Self::of(&shared, id))
+    }
+}
+
+/// The descriptor of its endpoint, as that of [`AsyncEndpoint`].
+impl<B: Descriptors> AsFd for AsyncStream<B> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.shared.descriptor.as_fd()
     }
 }
 

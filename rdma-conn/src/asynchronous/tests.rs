@@ -301,8 +301,13 @@ async fn run(seed: u64) {
         (sim.host(&[address.ip()], Limits::default()), sim.host(&[[10, 0, 0, 2].into()], Limits::default()));
     let how =
         Connect { timeout: NEVER, options: options(&mut random, Options::client()), ..Connect::default() };
-    let listener =
-        AsyncListener::bind(&server, address, options(&mut random, Options::server())).expect("free");
+    let listener = AsyncListener::bind_with(
+        &server,
+        address,
+        options(&mut random, Options::server()),
+        crate::Limits::default(),
+    )
+    .expect("free");
     let drops = random.pick(&[0, 3, 30, 100]);
     let mut world = World { sim, random, drops };
     let ends = world.connect(&client, &listener, &how).await;
@@ -350,7 +355,9 @@ fn after_a_panic_of_the_driver_calls_fail() {
     let runtime = || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let (theirs, ours) = (runtime().expect("a runtime"), runtime().expect("a runtime"));
     let (mut stream, _accepted) = theirs.block_on(async {
-        let listener = AsyncListener::bind(&server, address, Options::server()).expect("a free port");
+        let listener =
+            AsyncListener::bind_with(&server, address, Options::server(), crate::Limits::default())
+                .expect("a free port");
         let (connected, accepted) = tokio::join!(
             async {
                 let connecting = async move { AsyncStream::connect(&client, address).await };

@@ -202,9 +202,9 @@ impl<B: Descriptors> Endpoint<B> {
         })
     }
 
-    /// Nobody takes events any more.
-    pub(crate) fn be_quiet(&mut self) {
-        self.quiet = true;
+    /// From now on nobody takes events, or somebody does again.
+    pub(crate) fn set_quiet(&mut self, quiet: bool) {
+        self.quiet = quiet;
         self.telling.clear();
         self.notices.clear();
     }
@@ -312,7 +312,7 @@ impl<B: Descriptors> std::fmt::Debug for Endpoint<B> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Endpoint")
             .field("listeners", &self.listeners.len())
-            .field("usage", &self.usage())
+            .field("connections", &self.usage().connections)
             .finish_non_exhaustive()
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::BytesMut;
 use kv_store::{Frames, Session, Store};
-use rdma_conn::{AsyncListener, AsyncStream, Options};
+use rdma_conn::{AsyncListener, AsyncStream};
 use rdma_softsim::{Fabric, SoftSim};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::Notify;
@@ -14,10 +14,10 @@ use tokio::sync::Notify;
 pub const URL: &str = "valkey+rdma://192.0.2.1:6379/0";
 
 /// A server and a host of the fabric for its clients.
-pub fn serve() -> Result<SoftSim, rdma_conn::Error> {
+pub async fn serve() -> Result<SoftSim, rdma_conn::Error> {
     let fabric = Fabric::new();
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));
-    let listener = AsyncListener::bind(&fabric.host(&[address.ip()]), address, Options::server())?;
+    let listener = AsyncListener::bind(&fabric.host(&[address.ip()]), address).await?;
     let store = Arc::new(Store::default());
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
