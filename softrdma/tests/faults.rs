@@ -39,9 +39,11 @@ fn every_fault_befalls_valkey() {
                 let to = [client.as_str(), "--rdma", "-h", SERVER, "-p", "6379", "-t", "1"];
                 Running::start(&mut home.run(CLIENT, &[&to, commands].concat()))
             };
-            // Somebody who is connected when it comes, and somebody who connects then.
-            let mut before = talk(&["-r", "-1", "-i", "0.01", "PING"]);
-            before.line("PONG");
+            // Somebody who is connected when it comes, and somebody who connects then. On a busy machine a second may be too short.
+            let before = common::await_some("a client that is answered", || {
+                let mut client = talk(&["-r", "-1", "-i", "0.01", "PING"]);
+                client.line_if_any("PONG").map(|_| client)
+            });
             let inject = ["fault", "--address", befallen, &fault];
             common::succeeded(&home.softrdma(&inject).output().expect("runs"));
             let (done, text) = talk(&["-r", "3", "SETRANGE", "key", "100000", "x"]).finish();
