@@ -83,18 +83,11 @@ impl Running {
 
     /// The rest of the next line that begins so.
     pub(crate) fn line(&mut self, prefix: &str) -> String {
-        self.line_if_any(prefix).unwrap_or_else(|| panic!("no line {prefix:?}"))
-    }
-
-    /// The rest of the next line that begins so, unless the program ends before.
-    pub(crate) fn line_if_any(&mut self, prefix: &str) -> Option<String> {
         loop {
             let mut line = String::new();
-            if self.lines.read_line(&mut line).expect("a line") == 0 {
-                return None;
-            }
+            assert_ne!(self.lines.read_line(&mut line).expect("a line"), 0, "no line {prefix:?}");
             if let Some((_, rest)) = line.split_once(prefix) {
-                return Some(rest.trim().into());
+                return rest.trim().into();
             }
         }
     }
