@@ -141,10 +141,10 @@ fn a_fault_waits_for_its_machine() {
     let inject = |fault| ask(&mut come(&fabric), &Request::Inject { seed: Some(1), faults: vec![fault] });
     assert_eq!(inject(fault(When::Event(0), "exhausted")), Reply::Done);
     let mut spared = open(&fabric, 2);
-    assert!(matches!(ask(&mut spared, &Request::AllocateDomain), Reply::Made(_)));
+    assert!(matches!(ask(&mut spared, &Request::AllocateDomain(0)), Reply::Made(_)));
     let mut befallen = open(&fabric, 1);
-    assert!(matches!(ask(&mut befallen, &Request::AllocateDomain), Reply::Refused(_)));
-    assert!(matches!(ask(&mut befallen, &Request::AllocateDomain), Reply::Made(_)));
+    assert!(matches!(ask(&mut befallen, &Request::AllocateDomain(0)), Reply::Refused(_)));
+    assert!(matches!(ask(&mut befallen, &Request::AllocateDomain(0)), Reply::Made(_)));
     for wrong in [
         fault(When::Event(0), "exhaustion"),
         fault(When::Pass("nowhere".into(), 1), "lose"),
