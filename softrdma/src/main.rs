@@ -14,7 +14,7 @@ use clap::{Parser, Subcommand};
 use comfy_table::{Table, presets};
 use rdma_softsim::DeviceKind;
 use rustix::io::FdFlags;
-use softrdma::fabric::can_reach;
+use softrdma::doctor;
 use softrdma::faults::{self, Written};
 use softrdma::runtime::{Error, Libraries, Place, has_rdma_core};
 use softrdma_wire::{ADDRESSES, Pair, Reply, Request, SOCKET, Socket, format_devices};
@@ -131,7 +131,10 @@ fn act(action: Action) -> Result<ExitCode, Error> {
             Ok(ExitCode::SUCCESS)
         }
         Action::Status { fabric } => status(&fabric),
-        Action::Doctor => doctor(),
+        Action::Doctor => {
+            println!("{}", doctor::report()?);
+            Ok(ExitCode::SUCCESS)
+        }
         Action::Fabric { directory } => {
             Place::host(&directory, || {
                 // Whoever started it waits for the end of this.
@@ -285,29 +288,4 @@ fn connections(pairs: &[Pair]) -> Table {
         ]);
     }
     table
-}
-
-fn doctor() -> Result<ExitCode, Error> {
-    let place = Place::of("doctor")?;
-    let libraries = place.libraries()?;
-    println!("libraries: {}", libraries.search().display());
-    println!(
-        "rdma-core: {}",
-        if has_rdma_core() {
-            "installed; its libibverbs is loaded beside ours, for providers' libraries"
-        } else {
-            "not installed; ours stands in for it"
-        }
-    );
-    const SLOWLY: &str = "programs copy their memory themselves, which is slower";
-    let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope");
-    match scope.as_deref().map(str::trim) {
-        _ if !can_reach() => println!("reaching into programs: forbidden by a seccomp profile; {SLOWLY}"),
-        Ok("0") | Err(_) => println!("reaching into programs: allowed"),
-        Ok("1") => println!("reaching into programs: restricted by Yama; programs allow it themselves"),
-        Ok(scope) => println!("reaching into programs: forbidden by Yama (ptrace_scope {scope}); {SLOWLY}"),
-    }
-    drop(place.enter()?);
-    println!("fabric: starts and answers");
-    Ok(ExitCode::SUCCESS)
 }

@@ -24,7 +24,6 @@ use rustix::io::Errno;
 use softrdma_wire::{self as wire, Error, Listener, Reply, Request, Socket};
 
 use memory::Process;
-pub use memory::can_reach;
 use session::{Info, Session};
 
 /// Sessions at a time.
