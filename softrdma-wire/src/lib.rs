@@ -387,6 +387,8 @@ pub enum Reply {
         sessions: Vec<Session>,
         /// Faults so far.
         struck: u64,
+        /// The classes of failure that came about.
+        failures: Vec<Failure>,
     },
 }
 
@@ -566,6 +568,17 @@ pub struct Pair {
     pub local: Option<SocketAddr>,
     pub remote: Option<SocketAddr>,
     pub peer: Option<u32>,
+}
+
+/// A class of failure as `softrdma status` shows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    /// In a few words.
+    pub words: String,
+    /// How often it was brought about.
+    pub injected: u64,
+    /// How often a program was confronted with it.
+    pub observed: u64,
 }
 
 /// A session as `softrdma status` shows it.

@@ -17,7 +17,7 @@ use rustix::io::FdFlags;
 use softrdma::doctor;
 use softrdma::faults::{self, Written};
 use softrdma::runtime::{Error, Libraries, Place, has_rdma_core};
-use softrdma_wire::{ADDRESSES, Pair, Reply, Request, SOCKET, Socket, format_devices};
+use softrdma_wire::{ADDRESSES, Failure, Pair, Reply, Request, SOCKET, Socket, format_devices};
 
 /// Soft RDMA for programs as they are: no device, no kernel module, no root.
 #[derive(Parser)]
@@ -217,7 +217,9 @@ fn status(fabric: &str) -> Result<ExitCode, Error> {
         socket.send(request, None).map_err(failed)?;
         Ok(socket.receive().map_err(failed)?.0)
     };
-    let Reply::Status { sessions, struck } = ask(&Request::Status)? else { return Ok(ExitCode::FAILURE) };
+    let Reply::Status { sessions, struck, failures } = ask(&Request::Status)? else {
+        return Ok(ExitCode::FAILURE);
+    };
     let mut pairs: Vec<Pair> = Vec::new();
     while let Reply::Pairs(more) = ask(&Request::Pairs { above: pairs.last().map_or(0, |pair| pair.number) })?
         && !more.is_empty()
@@ -260,10 +262,24 @@ fn status(fabric: &str) -> Result<ExitCode, Error> {
     if !pairs.is_empty() {
         println!("\n{}", connections(&pairs));
     }
+    if !failures.is_empty() {
+        println!("\n{}", classes(&failures));
+    }
     if struck > 0 {
         println!("faults: {struck} so far");
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The classes of failure that came about on a fabric, as a table.
+fn classes(failures: &[Failure]) -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::ASCII_MARKDOWN);
+    table.set_header(["failure", "brought about", "met by a program"]);
+    for Failure { words, injected, observed } in failures {
+        table.add_row([words.clone(), injected.to_string(), observed.to_string()]);
+    }
+    table
 }
 
 /// The queue pairs of a fabric, as a table.

@@ -18,7 +18,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use rdma_softsim::{DeviceKind, Limits, SoftSim};
+use rdma_softsim::{DeviceKind, FailureClass, Limits, SoftSim};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
 use softrdma_wire::{self as wire, Error, Listener, Reply, Request, Socket};
@@ -226,7 +226,14 @@ impl Fabric {
     fn status(&self) -> Reply {
         // As many as a message holds.
         let sessions = self.lock().sessions.values().flatten().take(128).map(|info| info.session()).collect();
-        Reply::Status { sessions, struck: self.model.faults_struck() }
+        let counts = self.model.failure_counts();
+        let failures = FailureClass::ALL.iter().map(|class| wire::Failure {
+            words: class.words().into(),
+            injected: counts.injected(*class),
+            observed: counts.observed(*class),
+        });
+        let failures = failures.filter(|failure| failure.injected + failure.observed > 0).collect();
+        Reply::Status { sessions, struck: self.model.faults_struck(), failures }
     }
 }
 
