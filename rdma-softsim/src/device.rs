@@ -26,6 +26,14 @@ use crate::verbs::{CompletionQueue, Domain, DomainInner, QueuePair};
 use crate::{Error, Limits, SharedReceives, SoftSim};
 
 impl SoftSim {
+    /// Returns a further device of this machine, with these addresses: another port on another network. What a program makes belongs to one of
+    /// its devices; its event channels, its identifiers before they have an address, and listeners without one are the machine's.
+    #[must_use]
+    pub fn add_device(&self, addresses: &[IpAddr], limits: Limits) -> Self {
+        let host = self.driver.peek(|model| model.add_device(self.host, addresses, limits));
+        Self { driver: Arc::clone(&self.driver), host }
+    }
+
     /// `ibv_open_device(3)`. `signal` tells of asynchronous events.
     pub fn open(&self, signal: Arc<dyn Signal>) -> Result<Device, Error> {
         let host = self.host;

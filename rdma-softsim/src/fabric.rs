@@ -13,7 +13,7 @@ use crate::driver::Driver;
 use crate::model::HostId;
 use crate::settings::{Limits, Link, Parameters, Resources};
 use crate::verbs::{CompletionQueue, Domain, QueuePair, Region};
-use crate::{Capture, Chance, Connection, Connections, DeviceKind, Error, Fault, When};
+use crate::{Capture, Chance, Connection, Connections, DeviceKind, Error, FailureCounts, Fault, When};
 
 /// A network of hosts with RDMA devices, inside this process. Clones are handles to the same fabric.
 #[derive(Clone)]
@@ -116,6 +116,15 @@ impl Fabric {
     #[must_use]
     pub fn stop_capture(&self) -> Option<Box<dyn Capture>> {
         self.driver.peek(|model| model.stop_capture())
+    }
+
+    /// Returns the counts of the classes of failure, since a fault was first injected or the devices' kind set. Classes about memory that still
+    /// changes are not among them: it is a program's own.
+    #[must_use]
+    pub fn failure_counts(&self) -> FailureCounts {
+        self.driver.peek(|model| {
+            model.simulation().map_or_else(FailureCounts::default, |simulation| simulation.failure_counts)
+        })
     }
 
     /// How often faults struck.

@@ -13,13 +13,13 @@ use softrdma_wire::{Name, Request};
 
 use crate::acknowledged::Unacknowledged;
 use crate::completion::{create_channel, create_queue, ibv_destroy_comp_channel, ibv_destroy_cq};
-use crate::device::{PORT, context};
+use crate::device::{PORT, attached_in, context_of, device_at};
 use crate::event::{self, ack, create_event_channel, destroy_event_channel};
 use crate::layout::{
     IBV_QPT_RC, RDMA_OPTION_ID, RDMA_PS_IB, RDMA_PS_TCP, ibv_context, ibv_pd, ibv_qp_init_attr, rdma_cm_id,
     rdma_event_channel, zeroed,
 };
-use crate::link::{ask, call, concluded, link, make};
+use crate::link::{ask, call, concluded, make};
 use crate::{address, names, pair, region};
 
 /// An identifier, and what is known of it here.
@@ -48,10 +48,11 @@ impl Identifier {
         made
     }
 
-    /// It has a device from now on.
+    /// It has the device of its address from now on.
     pub(crate) fn attach(&mut self) -> Result<(), c_int> {
         if self.id.verbs.is_null() {
-            let context = context()?;
+            let local = self.local().ok_or(libc::ENODEV)?;
+            let context = context_of(device_at(local.ip())?)?;
             self.id.pd = default_domain(context)?;
             self.id.verbs = context;
             self.id.port_num = PORT;
@@ -83,12 +84,15 @@ impl Identifier {
     }
 }
 
-/// The protection domain of identifiers that were given none, one for the process.
+/// The protection domain of identifiers that were given none, one for each device of the process.
 fn default_domain(context: *mut ibv_context) -> Result<*mut ibv_pd, c_int> {
-    let mut domain = link()?.domain.lock().unwrap_or_else(PoisonError::into_inner);
+    // SAFETY: just made, or found.
+    let device = unsafe { attached_in(context) }?;
+    let mut domain = device.domain.lock().unwrap_or_else(PoisonError::into_inner);
     let address = match *domain {
         Some(address) => address,
-        None => *domain.insert(region::allocate_pd(context)?.expose_provenance()),
+        // SAFETY: as above.
+        None => *domain.insert(unsafe { region::allocate_pd(context) }?.expose_provenance()),
     };
     Ok(ptr::with_exposed_provenance_mut(address))
 }
@@ -320,16 +324,20 @@ pub unsafe extern "C" fn rdma_resolve_route(id: *mut rdma_cm_id, _timeout: c_int
 
 /// Queues that a queue pair was given none of.
 fn create_queues(id: &mut rdma_cm_id, attributes: &mut ibv_qp_init_attr) -> Result<(), c_int> {
-    let depth = |value: u32| c_int::try_from(value).unwrap_or(c_int::MAX).max(1);
-    let user = ptr::from_mut(id).cast();
+    let (user, context) = (ptr::from_mut(id).cast(), id.verbs);
+    let make = |depth: u32, channel| {
+        let depth = c_int::try_from(depth).unwrap_or(c_int::MAX).max(1);
+        // SAFETY: the identifier's, which has a device, and a channel that was just made.
+        unsafe { create_queue(context, depth, user, channel, 0) }
+    };
     if attributes.send_cq.is_null() {
         id.send_cq_channel = create_channel(id.verbs)?;
-        id.send_cq = create_queue(id.verbs, depth(attributes.cap.max_send_wr), user, id.send_cq_channel, 0)?;
+        id.send_cq = make(attributes.cap.max_send_wr, id.send_cq_channel)?;
         attributes.send_cq = id.send_cq;
     }
     if attributes.recv_cq.is_null() {
         id.recv_cq_channel = create_channel(id.verbs)?;
-        id.recv_cq = create_queue(id.verbs, depth(attributes.cap.max_recv_wr), user, id.recv_cq_channel, 0)?;
+        id.recv_cq = make(attributes.cap.max_recv_wr, id.recv_cq_channel)?;
         attributes.recv_cq = id.recv_cq;
     }
     Ok(())
@@ -369,6 +377,10 @@ pub(crate) unsafe fn create_pair(
         return Err(libc::EINVAL);
     }
     let pd = if pd.is_null() { id.pd } else { pd };
+    // SAFETY: that of the identifier, or one that the caller vouches for.
+    if unsafe { (*pd).context } != id.verbs {
+        return Err(libc::EINVAL);
+    }
     if attributes.srq.is_null() {
         // rdma_create_srq(3): its queue pairs take their receives from there.
         attributes.srq = id.srq;

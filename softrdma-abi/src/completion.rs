@@ -8,6 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use softrdma_wire::{Completion, MAX_BATCH, Name, RECORD, Reply, Request};
 
 use crate::acknowledged::Unacknowledged;
+use crate::device::number_in;
 use crate::layout::{
     IBV_WC_WITH_IMM, QueueEx, ibv_comp_channel, ibv_context, ibv_cq, ibv_wc, ibv_wc__bindgen_ty_1, zeroed,
 };
@@ -66,7 +67,9 @@ pub(crate) struct Queue {
     pub(crate) asynchronous: Unacknowledged,
 }
 
-pub(crate) fn create_queue(
+/// # Safety
+/// `context` is a device's, and `channel` null or alive.
+pub(crate) unsafe fn create_queue(
     context: *mut ibv_context,
     depth: c_int,
     cq_context: *mut c_void,
@@ -83,7 +86,9 @@ pub(crate) fn create_queue(
         // SAFETY: ibv_create_cq(3): null, or what `ibv_create_comp_channel` gave: a `Channel`.
         false => Some(unsafe { (*channel.cast::<Channel>()).name }),
     };
-    let handle = make(&Request::CreateQueue { depth, channel: channel_name })?;
+    // SAFETY: the caller vouches for `context`.
+    let device = unsafe { number_in(context) };
+    let handle = make(&Request::CreateQueue { device, depth, channel: channel_name })?;
     let mut cq: ibv_cq = zeroed();
     cq.context = context;
     cq.channel = channel;
@@ -110,7 +115,8 @@ pub unsafe extern "C" fn ibv_create_cq(
     channel: *mut ibv_comp_channel,
     vector: c_int,
 ) -> *mut ibv_cq {
-    pointer(create_queue(context, depth, cq_context, channel, vector))
+    // SAFETY: ibv_create_cq(3): a device's context, and null or a live channel.
+    pointer(unsafe { create_queue(context, depth, cq_context, channel, vector) })
 }
 
 #[unsafe(no_mangle)]

@@ -1,11 +1,11 @@
-//! The device: `ibv_get_device_list(3)`, `ibv_open_device(3)`, `ibv_query_device(3)` and their like.
+//! Devices: `ibv_get_device_list(3)`, `ibv_open_device(3)`, `ibv_query_device(3)` and their like.
 //!
-//! A process has one device with one port, and one context of it, however often it is opened.
+//! A process has the devices of its machine, each with one port, and one context of each, however often it is opened.
 
-use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use core::ffi::{c_char, c_int, c_uint, c_void};
 use std::net::IpAddr;
 
-use softrdma_wire::MAX_ELEMENTS;
+use softrdma_wire::{self as wire, MAX_ELEMENTS};
 
 use crate::completion::{poll_cq, req_notify_cq};
 use crate::layout::{
@@ -13,15 +13,12 @@ use crate::layout::{
     VerbsContext, ibv_context, ibv_context_ops, ibv_device_attr, ibv_gid, ibv_mw, ibv_mw_bind, ibv_mw_type,
     ibv_pd, ibv_qp, zeroed,
 };
-use crate::link::{Link, concluded, link, pointer, set_errno};
+use crate::link::{Attached, concluded, link, pointer, returned, set_errno};
 use crate::missing::lacking;
 use crate::pair::{create_qp_ex, post_recv, post_send};
 use crate::polling::create_cq_ex;
 use crate::shared::{create_srq_ex, post_srq_recv};
 
-/// What it is called.
-const NAME: &CStr = c"softrdma0";
-const UVERBS: &CStr = c"uverbs0";
 /// The only port.
 pub(crate) const PORT: u8 = 1;
 /// Scatter-gather elements of a work request.
@@ -38,11 +35,15 @@ const SPEED_EDR: u8 = 32;
 /// `IBV_GID_TYPE_ROCE_V2`.
 const ROCE_V2: u32 = 2;
 
-/// The device and its context, which last as long as the process. An address that was leaked.
+/// A device and its context, which last as long as the process. An address that was leaked.
 pub(crate) struct Opened(*mut Place);
 
+/// Begins with what programs have a pointer to, and so do contexts.
+#[repr(C)]
 struct Place {
     device: Device,
+    /// Which of the machine's devices.
+    number: wire::Device,
     verbs: VerbsContext,
 }
 
@@ -52,15 +53,45 @@ unsafe impl Send for Opened {}
 // SAFETY: as above.
 unsafe impl Sync for Opened {}
 
-fn opened(link: &Link) -> *mut Place {
+/// A device of this process's machine.
+fn attached(number: wire::Device) -> Result<&'static Attached, c_int> {
+    link()?.devices.get(number as usize).ok_or(libc::ENODEV)
+}
+
+/// The number of the device with this context.
+///
+/// # Safety
+/// `context` came from this library: from [`context_of`].
+pub(crate) unsafe fn number_in(context: *const ibv_context) -> wire::Device {
+    // SAFETY: its device is the beginning of a place, and neither is ever freed.
+    unsafe { (*(*context).device.cast::<Place>()).number }
+}
+
+/// The device with this context. A child of a process that forked has it anew.
+///
+/// # Safety
+/// As [`number_in`].
+pub(crate) unsafe fn attached_in(context: *const ibv_context) -> Result<&'static Attached, c_int> {
+    // SAFETY: passed on.
+    attached(unsafe { number_in(context) })
+}
+
+/// The device of this machine with this address.
+pub(crate) fn device_at(ip: IpAddr) -> Result<wire::Device, c_int> {
+    let with = |(_, device): &(wire::Device, &Attached)| device.addresses.contains(&ip);
+    (0..).zip(&link()?.devices).find(with).map(|(number, _)| number).ok_or(libc::ENODEV)
+}
+
+fn opened(number: wire::Device) -> Result<*mut Place, c_int> {
+    let (attached, link) = (attached(number)?, link()?);
     let make = || {
         let mut device: Device = zeroed();
         device.node_type = NODE_CA;
         device.transport_type = TRANSPORT_IB;
-        fill(&mut device.name, NAME);
-        fill(&mut device.dev_name, UVERBS);
-        fill(&mut device.dev_path, c"/sys/class/infiniband_verbs/uverbs0");
-        fill(&mut device.ibdev_path, c"/sys/class/infiniband/softrdma0");
+        fill(&mut device.name, format!("softrdma{number}"));
+        fill(&mut device.dev_name, format!("uverbs{number}"));
+        fill(&mut device.dev_path, format!("/sys/class/infiniband_verbs/uverbs{number}"));
+        fill(&mut device.ibdev_path, format!("/sys/class/infiniband/softrdma{number}"));
         let mut verbs: VerbsContext = zeroed();
         verbs.create_cq_ex = Some(create_cq_ex);
         verbs.query_device_ex = Some(query_device_ex);
@@ -70,27 +101,28 @@ fn opened(link: &Link) -> *mut Place {
         let context = &mut verbs.context;
         context.ops = operations();
         // Programs may pass it on; it stands for nothing that could be asked through it.
-        context.cmd_fd = link.events;
-        context.async_fd = link.events;
+        context.cmd_fd = attached.events;
+        context.async_fd = attached.events;
         context.num_comp_vectors = c_int::try_from(link.limits.vectors).unwrap_or(1);
         context.abi_compat = EXTENDED;
-        let place = Box::into_raw(Box::new(Place { device, verbs }));
+        let place = Box::into_raw(Box::new(Place { device, number, verbs }));
         // SAFETY: just made, and nobody else has it yet.
         unsafe { (*place).verbs.context.device = (&raw mut (*place).device).cast() };
         Opened(place)
     };
-    link.opened.get_or_init(make).0
+    Ok(attached.opened.get_or_init(make).0)
 }
 
-fn fill(field: &mut [c_char], with: &CStr) {
-    for (to, from) in field.iter_mut().zip(with.to_bytes_with_nul()) {
-        *to = *from as c_char;
+/// Fills a field of zeros, which is longer than the text.
+fn fill(field: &mut [c_char], with: impl AsRef<str>) {
+    for (to, from) in field.iter_mut().zip(with.as_ref().bytes()) {
+        *to = from as c_char;
     }
 }
 
-/// The context, for identifiers that have a device.
-pub(crate) fn context() -> Result<*mut ibv_context, c_int> {
-    let opened = opened(link()?);
+/// The context of a device.
+pub(crate) fn context_of(number: wire::Device) -> Result<*mut ibv_context, c_int> {
+    let opened = opened(number)?;
     // SAFETY: a place inside what `opened` leaked; nothing is read.
     Ok(unsafe { &raw mut (*opened).verbs.context })
 }
@@ -130,25 +162,35 @@ lacking_operations! {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut Device {
-    let devices: Vec<*mut Device> = match link() {
-        // SAFETY: a place inside what `opened` leaked; nothing is read.
-        Ok(link) => vec![unsafe { &raw mut (*opened(link)).device }, core::ptr::null_mut()],
-        // As on a machine without devices.
-        Err(_) => vec![core::ptr::null_mut()],
-    };
+    // A place begins with its device. Without a fabric: as on a machine without devices.
+    let devices = each_device(|number| opened(number).map(<*mut Place>::cast)).unwrap_or_default();
     // SAFETY: ibv_get_device_list(3): null, or a place for the count.
+    pointer(unsafe { listed(devices, count) })
+}
+
+/// What there is for each device of the machine.
+fn each_device<T>(of: impl FnMut(wire::Device) -> Result<T, c_int>) -> Result<Vec<T>, c_int> {
+    (0..).take(link()?.devices.len()).map(of).collect()
+}
+
+/// Makes a list for C, with a null pointer behind it, from malloc.
+///
+/// # Safety
+/// `count` is null or a place for their number.
+unsafe fn listed<T>(mut pointers: Vec<*mut T>, count: *mut c_int) -> Result<*mut *mut T, c_int> {
+    // SAFETY: the caller vouches for `count`.
     if let Some(count) = unsafe { count.as_mut() } {
-        *count = c_int::try_from(devices.len()).unwrap_or(1) - 1;
+        *count = c_int::try_from(pointers.len()).unwrap_or(c_int::MAX);
     }
-    let bytes = size_of_val(devices.as_slice());
-    // SAFETY: malloc(3): `bytes` is not 0. The list is freed by `ibv_free_device_list` alone.
-    let list: *mut *mut Device = unsafe { libc::malloc(bytes) }.cast();
+    pointers.push(core::ptr::null_mut());
+    // SAFETY: malloc(3): not 0 bytes. The list is freed by the function for lists of its kind alone.
+    let list: *mut *mut T = unsafe { libc::malloc(size_of_val(pointers.as_slice())) }.cast();
     if list.is_null() {
-        return pointer(Err(libc::ENOMEM));
+        return Err(libc::ENOMEM);
     }
-    // SAFETY: `list` has room for as many pointers as `devices` has, and malloc aligns for them.
-    unsafe { list.copy_from_nonoverlapping(devices.as_ptr(), devices.len()) };
-    list
+    // SAFETY: `list` has room for as many pointers, and malloc aligns for them.
+    unsafe { list.copy_from_nonoverlapping(pointers.as_ptr(), pointers.len()) };
+    Ok(list)
 }
 
 #[unsafe(no_mangle)]
@@ -158,30 +200,41 @@ pub unsafe extern "C" fn ibv_free_device_list(list: *mut *mut Device) {
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_get_device_name(_device: *mut Device) -> *const c_char {
-    NAME.as_ptr()
+pub unsafe extern "C" fn ibv_get_device_name(device: *mut Device) -> *const c_char {
+    // SAFETY: ibv_get_device_name(3): a device of the list, which is never freed.
+    unsafe { (&raw const (*device).name).cast() }
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_get_device_index(_device: *mut Device) -> c_int {
-    0
+pub unsafe extern "C" fn ibv_get_device_index(device: *mut Device) -> c_int {
+    // SAFETY: ibv_get_device_index(3): a device of the list.
+    c_int::try_from(unsafe { number_of(device) }).unwrap_or(-1)
+}
+
+/// # Safety
+/// `device` is one of the list.
+unsafe fn number_of(device: *mut Device) -> wire::Device {
+    // SAFETY: every device begins a place, which is never freed.
+    unsafe { (*device.cast::<Place>()).number }
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_get_device_guid(_device: *mut Device) -> u64 {
-    link().map_or(0, guid)
+pub unsafe extern "C" fn ibv_get_device_guid(device: *mut Device) -> u64 {
+    // SAFETY: ibv_get_device_guid(3): a device of the list.
+    attached(unsafe { number_of(device) }).map_or(0, guid)
 }
 
-/// A number that the machine's first address makes its own, as in the headers: big-endian.
-fn guid(link: &Link) -> u64 {
-    let bytes = link.addresses.first().map_or([0; 16], |address| gid(*address));
+/// A number that the device's first address makes its own, as in the headers: big-endian.
+fn guid(device: &Attached) -> u64 {
+    let bytes = device.addresses.first().map_or([0; 16], |address| gid(*address));
     let [.., a, b, c, d] = bytes;
     u64::from_ne_bytes([2, 0, 0, 0, a, b, c, d])
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_open_device(_device: *mut Device) -> *mut ibv_context {
-    pointer(context())
+pub unsafe extern "C" fn ibv_open_device(device: *mut Device) -> *mut ibv_context {
+    // SAFETY: ibv_open_device(3): a device of the list.
+    pointer(context_of(unsafe { number_of(device) }))
 }
 
 #[unsafe(no_mangle)]
@@ -191,23 +244,8 @@ pub unsafe extern "C" fn ibv_close_device(_context: *mut ibv_context) -> c_int {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_get_devices(count: *mut c_int) -> *mut *mut ibv_context {
-    let Ok(context) = context() else {
-        return pointer(Err(libc::ENODEV));
-    };
-    // SAFETY: malloc(3): not 0 bytes. The list is freed by `rdma_free_devices` alone.
-    let list: *mut *mut ibv_context = unsafe { libc::malloc(2 * size_of::<usize>()) }.cast();
-    if list.is_null() {
-        return pointer(Err(libc::ENOMEM));
-    }
-    // SAFETY: room for two pointers, made above.
-    unsafe { list.write(context) };
-    // SAFETY: as above.
-    unsafe { list.add(1).write(core::ptr::null_mut()) };
     // SAFETY: rdma_get_devices(3): null, or a place for the count.
-    if let Some(count) = unsafe { count.as_mut() } {
-        *count = 1;
-    }
-    list
+    pointer(each_device(context_of).and_then(|contexts| unsafe { listed(contexts, count) }))
 }
 
 #[unsafe(no_mangle)]
@@ -218,35 +256,33 @@ pub unsafe extern "C" fn rdma_free_devices(list: *mut *mut ibv_context) {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_query_device(
-    _context: *mut ibv_context,
+    context: *mut ibv_context,
     attributes: *mut ibv_device_attr,
 ) -> c_int {
-    match link() {
-        Ok(link) => {
-            // SAFETY: ibv_query_device(3): a place for the answer.
-            unsafe { attributes.write(describe(link)) };
-            0
-        }
-        Err(errno) => errno,
-    }
+    // SAFETY: ibv_query_device(3): a device's context.
+    returned(unsafe { attached_in(context) }.and_then(describe).map(|answer| {
+        // SAFETY: ibv_query_device(3): a place for the answer.
+        unsafe { attributes.write(answer) };
+    }))
 }
 
 /// `ibv_query_device_ex(3)`: nothing of what it has beyond the older call is there.
 unsafe extern "C" fn query_device_ex(
-    _context: *mut ibv_context,
+    context: *mut ibv_context,
     _input: *const c_void,
     attributes: *mut DeviceEx,
     size: usize,
 ) -> c_int {
-    let link = match link() {
-        Ok(link) => link,
+    // SAFETY: ibv_query_device_ex(3): a device's context.
+    let described = match unsafe { attached_in(context) }.and_then(describe) {
+        Ok(described) => described,
         Err(errno) => return errno,
     };
     if size < size_of::<ibv_device_attr>() {
         return libc::EINVAL;
     }
     let mut answer: DeviceEx = zeroed();
-    answer.orig_attr = describe(link);
+    answer.orig_attr = described;
     answer.phys_port_cnt_ex = PORT.into();
     // SAFETY: ibv_query_device_ex(3): a place for `size` bytes, of which later versions have more than this one.
     unsafe {
@@ -257,12 +293,12 @@ unsafe extern "C" fn query_device_ex(
     0
 }
 
-fn describe(link: &Link) -> ibv_device_attr {
+fn describe(device: &Attached) -> Result<ibv_device_attr, c_int> {
     let most = |value: u32| c_int::try_from(value).unwrap_or(c_int::MAX);
-    let limits = &link.limits;
+    let limits = &link()?.limits;
     let mut answer: ibv_device_attr = zeroed();
-    fill(&mut answer.fw_ver, c"1.0");
-    answer.node_guid = guid(link);
+    fill(&mut answer.fw_ver, "1.0");
+    answer.node_guid = guid(device);
     answer.sys_image_guid = answer.node_guid;
     answer.max_mr_size = limits.max_mr_size;
     answer.page_size_cap = 4096;
@@ -285,17 +321,18 @@ fn describe(link: &Link) -> ibv_device_attr {
     // That of no vendor (IEEE 802: locally administered), as other devices in software have.
     answer.vendor_id = 0x00ff_ffff;
     answer.vendor_part_id = 1;
-    answer
+    Ok(answer)
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_query_port(
-    _context: *mut ibv_context,
+    context: *mut ibv_context,
     port: u8,
     attributes: *mut _compat_ibv_port_attr,
 ) -> c_int {
-    let link = match link() {
-        Ok(link) if port == PORT => link,
+    // SAFETY: ibv_query_port(3): a device's context.
+    let device = match unsafe { attached_in(context) } {
+        Ok(device) if port == PORT => device,
         Ok(_) => return libc::EINVAL,
         Err(errno) => return errno,
     };
@@ -303,7 +340,7 @@ pub unsafe extern "C" fn ibv_query_port(
     answer.state = PORT_ACTIVE;
     answer.max_mtu = MTU_4096;
     answer.active_mtu = MTU_4096;
-    answer.gid_tbl_len = c_int::try_from(link.addresses.len()).unwrap_or(c_int::MAX);
+    answer.gid_tbl_len = c_int::try_from(device.addresses.len()).unwrap_or(c_int::MAX);
     answer.max_msg_sz = 1 << 31;
     answer.pkey_tbl_len = 1;
     answer.max_vl_num = 1;
@@ -333,13 +370,15 @@ pub(crate) fn address_of(gid: [u8; 16]) -> IpAddr {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_query_gid(
-    _context: *mut ibv_context,
+    context: *mut ibv_context,
     port: u8,
     index: c_int,
     into: *mut ibv_gid,
 ) -> c_int {
-    let found = |index: c_int| link().ok()?.addresses.get(usize::try_from(index).ok()?).copied();
-    let Some(address) = found(index).filter(|_| port == PORT) else {
+    // SAFETY: ibv_query_gid(3): a device's context.
+    let addresses = unsafe { attached_in(context) }.map_or(&[][..], |device| &device.addresses);
+    let found = usize::try_from(index).ok().and_then(|index| addresses.get(index));
+    let Some(&address) = found.filter(|_| port == PORT) else {
         set_errno(libc::EINVAL);
         return -1;
     };
@@ -350,12 +389,13 @@ pub unsafe extern "C" fn ibv_query_gid(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_query_gid_type(
-    _context: *mut ibv_context,
+    context: *mut ibv_context,
     port: u8,
     index: c_uint,
     kind: *mut c_uint,
 ) -> c_int {
-    let known = link().is_ok_and(|link| (index as usize) < link.addresses.len());
+    // SAFETY: a device's context.
+    let known = unsafe { attached_in(context) }.is_ok_and(|device| (index as usize) < device.addresses.len());
     if known && port == PORT {
         // SAFETY: the caller gives a place for the type; the library's own number for RoCEv2 there is 1.
         unsafe { kind.write(1) };
@@ -363,8 +403,8 @@ pub unsafe extern "C" fn ibv_query_gid_type(
     concluded(if known && port == PORT { Ok(()) } else { Err(libc::EINVAL) })
 }
 
-fn entry(link: &Link, index: usize) -> Option<GidEntry> {
-    let bytes = gid(*link.addresses.get(index)?);
+fn entry(device: &Attached, index: usize) -> Option<GidEntry> {
+    let bytes = gid(*device.addresses.get(index)?);
     let [a, b, c, d, e, f, g, h, rest @ ..] = bytes;
     let gid = [u64::from_ne_bytes([a, b, c, d, e, f, g, h]), u64::from_ne_bytes(rest)];
     let (gid_index, port_num) = (index as u32, PORT.into());
@@ -373,14 +413,15 @@ fn entry(link: &Link, index: usize) -> Option<GidEntry> {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn _ibv_query_gid_ex(
-    _context: *mut ibv_context,
+    context: *mut ibv_context,
     port: u32,
     index: u32,
     into: *mut GidEntry,
     flags: u32,
     size: usize,
 ) -> c_int {
-    let found = link().ok().and_then(|link| entry(link, index as usize));
+    // SAFETY: ibv_query_gid_ex(3): a device's context.
+    let found = unsafe { attached_in(context) }.ok().and_then(|device| entry(device, index as usize));
     match found {
         Some(entry) if port == PORT.into() && flags == 0 && size >= size_of::<GidEntry>() => {
             // SAFETY: ibv_query_gid_ex(3): a place for `size` bytes.
@@ -394,18 +435,19 @@ pub unsafe extern "C" fn _ibv_query_gid_ex(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn _ibv_query_gid_table(
-    _context: *mut ibv_context,
+    context: *mut ibv_context,
     into: *mut GidEntry,
     most: usize,
     flags: u32,
     size: usize,
 ) -> isize {
-    let Ok(link) = link() else { return -(libc::ENODEV as isize) };
-    if flags != 0 || size != size_of::<GidEntry>() || most < link.addresses.len() {
+    // SAFETY: ibv_query_gid_table(3): a device's context.
+    let Ok(device) = (unsafe { attached_in(context) }) else { return -(libc::ENODEV as isize) };
+    if flags != 0 || size != size_of::<GidEntry>() || most < device.addresses.len() {
         return -(libc::EINVAL as isize);
     }
     let mut count = 0;
-    for found in (0..most).map_while(|index| entry(link, index)) {
+    for found in (0..most).map_while(|index| entry(device, index)) {
         // SAFETY: ibv_query_gid_table(3): places for `most` entries of `size` bytes.
         unsafe { into.add(count).write(found) };
         count += 1;

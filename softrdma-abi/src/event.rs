@@ -8,7 +8,7 @@ use softrdma_wire::{About, Event, Name, Reply, Request};
 
 use crate::cm::{Identifier, identifier, migrate};
 use crate::completion::Queue;
-use crate::device::PORT;
+use crate::device::{PORT, attached_in, number_in};
 use crate::layout::{
     IBV_EVENT_COMM_EST, IBV_EVENT_CQ_ERR, IBV_EVENT_QP_ACCESS_ERR, IBV_EVENT_QP_FATAL,
     IBV_EVENT_QP_LAST_WQE_REACHED, IBV_EVENT_QP_REQ_ERR, IBV_EVENT_SQ_DRAINED, IBV_EVENT_SRQ_ERR,
@@ -16,7 +16,7 @@ use crate::layout::{
     RDMA_CM_EVENT_ESTABLISHED, RDMA_CM_EVENT_ROUTE_RESOLVED, ibv_async_event, ibv_async_event__bindgen_ty_1,
     ibv_context, rdma_cm_event, rdma_cm_id, rdma_conn_param, rdma_event_channel, zeroed,
 };
-use crate::link::{ask, call, concluded, link, make_channel, pointer};
+use crate::link::{ask, call, concluded, make_channel, pointer};
 use crate::names;
 use crate::pair::Pair;
 use crate::shared::Shared;
@@ -274,16 +274,15 @@ unsafe fn next_request(listener: *mut rdma_cm_id) -> Result<*mut rdma_cm_id, c_i
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_get_async_event(
-    _context: *mut ibv_context,
-    into: *mut ibv_async_event,
-) -> c_int {
-    let take = || match call(&Request::TakeAsyncEvent)? {
+pub unsafe extern "C" fn ibv_get_async_event(context: *mut ibv_context, into: *mut ibv_async_event) -> c_int {
+    // SAFETY: ibv_get_async_event(3): a device's context.
+    let (number, device) = unsafe { (number_in(context), attached_in(context)) };
+    let take = || match call(&Request::TakeAsyncEvent(number))? {
         Reply::AsyncEvent(event) => Ok(event),
         _ => Err(libc::EPROTO),
     };
     let read = || loop {
-        let event = wait(link()?.events, take)?;
+        let event = wait(device?.events, take)?;
         // Each is alive under the table's lock, and from there on until the event is acknowledged: ibv_destroy_qp(3), ibv_destroy_cq(3) and
         // ibv_destroy_srq(3) wait for that.
         let found = match event.about {

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use softrdma_wire::{ADDRESSES, Error, Limits, Name, Reply, Request, SOCKET, Socket, VERSION};
+use softrdma_wire::{ADDRESSES, Error, Limits, Name, Reply, Request, SOCKET, Socket, VERSION, parse_devices};
 
 use crate::device::Opened;
 use crate::process::{PerProcess, watch_forks};
@@ -18,8 +18,14 @@ use crate::process::{PerProcess, watch_forks};
 /// What came of opening a session.
 pub(crate) struct Link {
     socket: Mutex<Socket>,
-    pub(crate) addresses: Vec<IpAddr>,
+    pub(crate) devices: Vec<Attached>,
+    /// Those of each device.
     pub(crate) limits: Limits,
+}
+
+/// A device of the machine.
+pub(crate) struct Attached {
+    pub(crate) addresses: Vec<IpAddr>,
     /// Readable while an asynchronous event waits.
     pub(crate) events: RawFd,
     /// The device and its context, once somebody asked for them.
@@ -126,9 +132,8 @@ impl Link {
     }
 
     fn greet(path: &Path, addresses: &OsStr) -> Result<Self, String> {
-        let addresses = addresses.to_string_lossy();
-        let addresses: Result<Vec<IpAddr>, _> = addresses.split(',').map(str::parse).collect();
-        let addresses = addresses.map_err(|error| format!("{ADDRESSES}: {error}"))?;
+        let devices = parse_devices(&addresses.to_string_lossy());
+        let devices = devices.map_err(|error| format!("{ADDRESSES}: {error}"))?;
         let unreachable = |error: Error| format!("no fabric at {}: {error}", path.display());
         let mut socket = Socket::connect(path).map_err(unreachable)?;
         let program = std::env::current_exe().ok();
@@ -136,18 +141,24 @@ impl Link {
         let program = program.to_string_lossy().into_owned();
         // Whatever a child does with its parent's objects, it does not mean its own.
         let above = HIGHEST.load(Relaxed);
-        let hello = Request::Hello { version: VERSION, program, addresses, above };
+        let hello = Request::Hello { version: VERSION, program, devices, above };
         match exchange(&mut socket, &hello, None).map_err(unreachable)? {
-            (Reply::Welcome { addresses, limits, fabric }, Some(events)) => {
+            (Reply::Welcome { devices, limits, fabric }, _none) => {
                 // Where Yama restricts who may reach into whom (`PR_SET_PTRACER(2const)`), the fabric may. Elsewhere this
                 // fails, and is not needed.
                 let fabric = i32::try_from(fabric).ok().and_then(rustix::process::Pid::from_raw);
                 let tracer =
                     fabric.map_or(rustix::process::PTracer::None, rustix::process::PTracer::ProcessID);
                 let _not_needed = rustix::process::set_ptracer(tracer);
-                let (opened, domain) = (OnceLock::new(), Mutex::new(None));
-                let (socket, events) = (Mutex::new(socket), events.into_raw_fd());
-                Ok(Self { socket, addresses, limits, events, opened, domain })
+                let mut attached = Vec::new();
+                for (device, addresses) in (0..).zip(devices) {
+                    let request = Request::AsyncEvents(device);
+                    let (_, events) = exchange(&mut socket, &request, None).map_err(unreachable)?;
+                    let events = events.ok_or("the fabric has no descriptors left")?.into_raw_fd();
+                    let (opened, domain) = (OnceLock::new(), Mutex::new(None));
+                    attached.push(Attached { addresses, events, opened, domain });
+                }
+                Ok(Self { socket: Mutex::new(socket), devices: attached, limits })
             }
             (Reply::Refused(errno), _) => {
                 let error = std::io::Error::from_raw_os_error(errno);

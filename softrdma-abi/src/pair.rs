@@ -11,7 +11,7 @@ use softrdma_wire::{
 };
 
 use crate::acknowledged::Unacknowledged;
-use crate::device::{MAX_SGE, PORT, address_of, gid};
+use crate::device::{MAX_SGE, PORT, address_of, attached_in, gid};
 use crate::layout::{
     IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, IBV_QP_ACCESS_FLAGS, IBV_QP_AV, IBV_QP_DEST_QPN,
     IBV_QP_EN_SQD_ASYNC_NOTIFY, IBV_QP_MAX_DEST_RD_ATOMIC, IBV_QP_MAX_QP_RD_ATOMIC, IBV_QP_MIN_RNR_TIMER,
@@ -22,7 +22,7 @@ use crate::layout::{
     PairAttributes, PairEx, ibv_context, ibv_gid, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr,
     ibv_recv_wr, ibv_send_wr, ibv_sge, zeroed,
 };
-use crate::link::{ask, call, link, pointer, returned};
+use crate::link::{Attached, ask, call, link, pointer, returned};
 use crate::names;
 use crate::posting::{OPERATIONS, functions};
 use crate::shared;
@@ -249,7 +249,8 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attributes: *mut ibv_qp_
     let modify = |to: Transition| ask(&Request::Modify { pair, to });
     let stated = mask & IBV_QP_STATE != 0;
     let modified = match mask {
-        _ if stated => transition(attributes, mask).and_then(modify),
+        // SAFETY: as above.
+        _ if stated => transition(attributes, mask, unsafe { (*qp).context }).and_then(modify),
         IBV_QP_MIN_RNR_TIMER => modify(Transition::Timer(attributes.min_rnr_timer)),
         _ => Err(libc::EINVAL),
     };
@@ -269,13 +270,14 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attributes: *mut ibv_qp_
     returned(modified)
 }
 
-fn transition(attributes: &ibv_qp_attr, mask: u32) -> Result<Transition, c_int> {
+fn transition(attributes: &ibv_qp_attr, mask: u32, context: *const ibv_context) -> Result<Transition, c_int> {
     match attributes.qp_state {
         IBV_QPS_RESET => Ok(Transition::Reset),
         IBV_QPS_INIT => Ok(Transition::Initialise),
         IBV_QPS_RTR => {
             let path = &attributes.ah_attr;
-            let addresses = &link()?.addresses;
+            // SAFETY: a queue pair's.
+            let addresses = &unsafe { attached_in(context) }?.addresses;
             // RoCE goes by GID.
             if mask & IBV_QP_AV == 0 || path.is_global == 0 || path.port_num != PORT {
                 return Err(libc::EINVAL);
@@ -398,9 +400,10 @@ pub unsafe extern "C" fn ibv_query_qp(
     0
 }
 
+/// The index of an address in the table of the device that has it.
 fn index_of(address: IpAddr) -> u8 {
-    let place = |addresses: &[IpAddr]| addresses.iter().position(|own| *own == address);
-    let index = link().ok().and_then(|link| place(&link.addresses));
+    let place = |device: &Attached| device.addresses.iter().position(|own| *own == address);
+    let index = link().ok().and_then(|link| link.devices.iter().find_map(place));
     index.and_then(|index| u8::try_from(index).ok()).unwrap_or(0)
 }
 

@@ -79,7 +79,8 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
     let (depth, vector) = (c_int::try_from(attributes.cqe), c_int::try_from(attributes.comp_vector));
     pointer(match (depth, vector) {
         (Ok(depth), Ok(vector)) => {
-            create_queue(context, depth, attributes.cq_context, attributes.channel, vector)
+            // SAFETY: ibv_create_cq_ex(3): a device's context, and null or a live channel.
+            unsafe { create_queue(context, depth, attributes.cq_context, attributes.channel, vector) }
                 .map(<*mut ibv_cq>::cast)
         }
         _ => Err(libc::EINVAL),

@@ -4,6 +4,7 @@ use core::ffi::{c_int, c_uint, c_void};
 
 use softrdma_wire::{Access, Reply, Request};
 
+use crate::device::number_in;
 use crate::layout::{
     IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, ibv_context, ibv_mr, ibv_pd,
 };
@@ -13,14 +14,18 @@ use crate::offer::offer_memory;
 /// `IBV_ACCESS_OPTIONAL_RANGE` and what changes nothing here: relaxed ordering, zero-based addresses are not among them.
 const IGNORED: c_uint = 0x3ff0_0000;
 
-pub(crate) fn allocate_pd(context: *mut ibv_context) -> Result<*mut ibv_pd, c_int> {
-    let handle = make(&Request::AllocateDomain)?;
+/// # Safety
+/// `context` is a device's.
+pub(crate) unsafe fn allocate_pd(context: *mut ibv_context) -> Result<*mut ibv_pd, c_int> {
+    // SAFETY: the caller vouches for `context`.
+    let handle = make(&Request::AllocateDomain(unsafe { number_in(context) }))?;
     Ok(Box::into_raw(Box::new(ibv_pd { context, handle })))
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
-    pointer(allocate_pd(context))
+    // SAFETY: ibv_alloc_pd(3): a device's context.
+    pointer(unsafe { allocate_pd(context) })
 }
 
 #[unsafe(no_mangle)]

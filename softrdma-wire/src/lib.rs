@@ -8,6 +8,7 @@
 //! session.
 #![forbid(unsafe_code)]
 
+mod devices;
 mod socket;
 
 use std::borrow::Cow;
@@ -15,10 +16,11 @@ use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
+pub use devices::{format_devices, parse_devices};
 pub use socket::{Error, Listener, Socket};
 
 /// Of this protocol. Both sides come from one build, so any other is a mistake in how they were started.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// Bytes of a message. Longer chains of work requests go in several.
 pub const MAX_MESSAGE: usize = 64 * 1024;
 /// Work requests or completions in one message.
@@ -31,22 +33,24 @@ pub const MAX_INLINE: usize = 256;
 pub const RECORD: usize = 8;
 /// The environment variable that says where the fabric's socket is.
 pub const SOCKET: &str = "SOFTRDMA_SOCKET";
-/// The environment variable with the program's addresses, separated by commas.
+/// The environment variable with the addresses of the program's devices, see [`format_devices`].
 pub const ADDRESSES: &str = "SOFTRDMA_ADDRESSES";
 
 /// What an object is called in its session.
 pub type Name = u32;
 
+/// Which of a machine's devices, counted from 0.
+pub type Device = u32;
+
 /// What a program asks for. Every request but the first needs a session, which [`Request::Hello`] opens.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "each is the call of its name, with that call's arguments")]
 pub enum Request<'a> {
-    /// Opens a session for a program on a machine with these addresses. Answer: [`Reply::Welcome`], with the descriptor of
-    /// asynchronous events.
+    /// Opens a session for a program on a machine with devices of these addresses. Answer: [`Reply::Welcome`].
     Hello {
         version: u32,
         program: String,
-        addresses: Vec<IpAddr>,
+        devices: Vec<Vec<IpAddr>>,
         /// Names of this session are above this one: those of the parent's of a program that forks, whose objects are not the child's.
         above: Name,
     },
@@ -77,7 +81,7 @@ pub enum Request<'a> {
     OfferMemory {
         probe: u64,
     },
-    AllocateDomain,
+    AllocateDomain(Device),
     FreeDomain(Name),
     /// `len` bytes at `at` in the program, which peers know by `address`. Answer: [`Reply::Region`].
     Register {
@@ -93,6 +97,7 @@ pub enum Request<'a> {
     CreateCompletionChannel,
     DestroyCompletionChannel(Name),
     CreateQueue {
+        device: Device,
         depth: u32,
         channel: Option<Name>,
     },
@@ -161,8 +166,10 @@ pub enum Request<'a> {
         work: Vec<Receive>,
     },
 
+    /// Answer: [`Reply::Done`], with a descriptor that is readable while an asynchronous event of the device waits.
+    AsyncEvents(Device),
     /// Answer: [`Reply::AsyncEvent`].
-    TakeAsyncEvent,
+    TakeAsyncEvent(Device),
 
     /// Answer: [`Reply::Made`], with a descriptor that is readable while an event waits.
     CreateEventChannel,
@@ -310,9 +317,9 @@ pub enum Reply {
     Refused(i32),
     /// A session is open.
     Welcome {
-        /// The device's port: one GID for each address.
-        addresses: Vec<IpAddr>,
-        /// What the device can do.
+        /// The port of each device: one GID for each address.
+        devices: Vec<Vec<IpAddr>>,
+        /// What each device can do.
         limits: Limits,
         /// The fabric's process, which reaches into this one.
         fabric: u32,
@@ -380,6 +387,8 @@ pub enum Reply {
         sessions: Vec<Session>,
         /// Faults so far.
         struck: u64,
+        /// The classes of failure that came about.
+        failures: Vec<Failure>,
     },
 }
 
@@ -561,13 +570,24 @@ pub struct Pair {
     pub peer: Option<u32>,
 }
 
+/// A class of failure as `softrdma status` shows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    /// In a few words.
+    pub words: String,
+    /// How often it was brought about.
+    pub injected: u64,
+    /// How often a program was confronted with it.
+    pub observed: u64,
+}
+
 /// A session as `softrdma status` shows it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "counts of what their names say")]
 pub struct Session {
     pub program: String,
     pub pid: u32,
-    pub addresses: Vec<IpAddr>,
+    pub devices: Vec<Vec<IpAddr>>,
     pub domains: u32,
     pub regions: u32,
     pub registered_bytes: u64,

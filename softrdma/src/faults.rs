@@ -47,33 +47,33 @@ pub enum Error {
 /// What an argument of a fault makes of it.
 type Make = fn(u32) -> Fault;
 
-/// Faults by name; those with `true` take a number.
-const FAULTS: [(&str, bool, Make); 25] = [
-    ("not-ready", true, |times| Fault::NotReady { times: u8::try_from(times).unwrap_or(u8::MAX) }),
-    ("link-down", true, |micros| Fault::LinkDown { micros }),
-    ("key-refused", false, |_| Fault::KeyRefused),
-    ("receive-gone", false, |_| Fault::ReceiveGone),
-    ("source-gone", false, |_| Fault::SourceGone),
-    ("queue-lost", false, |_| Fault::QueueLost),
-    ("queue-full", false, |_| Fault::QueueFull),
-    ("hold", true, |micros| Fault::Hold { micros }),
-    ("spurious", false, |_| Fault::Spurious),
-    ("lose", false, |_| Fault::Lose),
-    ("lose-answer", false, |_| Fault::LoseAnswer),
-    ("address-error", false, |_| Fault::AddressError),
-    ("route-error", false, |_| Fault::RouteError),
-    ("unreachable", false, |_| Fault::Unreachable),
-    ("rejected", true, |reason| Fault::Rejected { reason: i32::try_from(reason).unwrap_or(i32::MAX) }),
-    ("connect-error", false, |_| Fault::ConnectError),
-    ("slow-ready", true, |micros| Fault::SlowReady { micros }),
-    ("device-removal", false, |_| Fault::DeviceRemoval),
-    ("device-fatal", false, |_| Fault::DeviceFatal),
-    ("request-refused", false, |_| Fault::RequestRefused),
-    ("address-change", false, |_| Fault::AddressChange),
-    ("pair-fatal", false, |_| Fault::PairFatal),
-    ("kill", false, |_| Fault::Kill),
-    ("exhausted", false, |_| Fault::Exhausted),
-    ("stall", true, |micros| Fault::Stall { micros }),
+/// Faults by name; those that take a number, with one for an example.
+const FAULTS: [(&str, Option<u32>, Make); 25] = [
+    ("not-ready", Some(2), |times| Fault::NotReady { times: u8::try_from(times).unwrap_or(u8::MAX) }),
+    ("link-down", Some(1_000_000), |micros| Fault::LinkDown { micros }),
+    ("key-refused", None, |_| Fault::KeyRefused),
+    ("receive-gone", None, |_| Fault::ReceiveGone),
+    ("source-gone", None, |_| Fault::SourceGone),
+    ("queue-lost", None, |_| Fault::QueueLost),
+    ("queue-full", None, |_| Fault::QueueFull),
+    ("hold", Some(2000), |micros| Fault::Hold { micros }),
+    ("spurious", None, |_| Fault::Spurious),
+    ("lose", None, |_| Fault::Lose),
+    ("lose-answer", None, |_| Fault::LoseAnswer),
+    ("address-error", None, |_| Fault::AddressError),
+    ("route-error", None, |_| Fault::RouteError),
+    ("unreachable", None, |_| Fault::Unreachable),
+    ("rejected", Some(28), |reason| Fault::Rejected { reason: i32::try_from(reason).unwrap_or(i32::MAX) }),
+    ("connect-error", None, |_| Fault::ConnectError),
+    ("slow-ready", Some(100_000), |micros| Fault::SlowReady { micros }),
+    ("device-removal", None, |_| Fault::DeviceRemoval),
+    ("device-fatal", None, |_| Fault::DeviceFatal),
+    ("request-refused", None, |_| Fault::RequestRefused),
+    ("address-change", None, |_| Fault::AddressChange),
+    ("pair-fatal", None, |_| Fault::PairFatal),
+    ("kill", None, |_| Fault::Kill),
+    ("exhausted", None, |_| Fault::Exhausted),
+    ("stall", Some(200_000), |micros| Fault::Stall { micros }),
 ];
 
 const SITES: [(&str, Site); 7] = [
@@ -88,7 +88,7 @@ const SITES: [(&str, Site); 7] = [
 
 fn known() -> String {
     let spelled =
-        |(name, numbered, _): &(&str, bool, Make)| format!("{name}{}", if *numbered { "=N" } else { "" });
+        |(name, number, _): &(&str, Option<u32>, Make)| format!("{name}{}", number.map_or("", |_| "=N"));
     FAULTS.iter().map(spelled).collect::<Vec<_>>().join(", ")
 }
 
@@ -98,7 +98,10 @@ fn sites() -> String {
 
 /// The names of all faults, with a number where they take one.
 pub fn examples() -> impl Iterator<Item = String> {
-    FAULTS.iter().map(|(name, numbered, _)| if *numbered { format!("{name}=2") } else { (*name).into() })
+    FAULTS.iter().map(|(name, number, _)| match number {
+        Some(number) => format!("{name}={number}"),
+        None => (*name).into(),
+    })
 }
 
 /// The fault that is spelled so: `lose`, `not-ready=3`, `link-down=200000`.
@@ -108,7 +111,10 @@ pub fn parse(text: &str) -> Result<Fault, Error> {
         Some((name, number)) => (name, Some(number.parse().map_err(|_| unknown())?)),
         None => (text, None),
     };
-    let found = FAULTS.iter().find(|(known, numbered, _)| *known == name && *numbered == number.is_some());
+    let fits = |(known, example, _): &&(&str, Option<u32>, Make)| {
+        *known == name && example.is_some() == number.is_some()
+    };
+    let found = FAULTS.iter().find(fits);
     found.map(|(.., make)| make(number.unwrap_or(0))).ok_or_else(unknown)
 }
 

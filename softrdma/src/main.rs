@@ -3,20 +3,21 @@
 
 use std::ffi::OsString;
 use std::fs::OpenOptions;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{AddrParseError, IpAddr, SocketAddr};
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
+use std::str::FromStr;
 
 use clap::{Parser, Subcommand};
 use comfy_table::{Table, presets};
 use rdma_softsim::DeviceKind;
 use rustix::io::FdFlags;
-use softrdma::fabric::can_reach;
+use softrdma::doctor;
 use softrdma::faults::{self, Written};
 use softrdma::runtime::{Error, Libraries, Place, has_rdma_core};
-use softrdma_wire::{ADDRESSES, Pair, Reply, Request, SOCKET, Socket};
+use softrdma_wire::{ADDRESSES, Failure, Pair, Reply, Request, SOCKET, Socket, format_devices};
 
 /// Soft RDMA for programs as they are: no device, no kernel module, no root.
 #[derive(Parser)]
@@ -33,10 +34,10 @@ enum Action {
         /// Programs on fabrics of one name, of one user, reach each other.
         #[arg(long, default_value = "default")]
         fabric: String,
-        /// The addresses of the machine that the program runs on, separated by commas. Programs with the same addresses are on
-        /// one machine.
-        #[arg(long, value_delimiter = ',', default_value = "192.0.2.1")]
-        address: Vec<IpAddr>,
+        /// The addresses of the machine's device, separated by commas; again for each further device, of which softrdma1 is the second. Programs
+        /// with the same devices are on one machine.
+        #[arg(long, default_value = "192.0.2.1")]
+        address: Vec<Addresses>,
         /// A file of faults that befall machines of the fabric: TOML, with a `seed` and a `[[fault]]` for each, of the fields `address`,
         /// `what`, and `pair`, `peer`, `event`, `pass` or `chance` as `softrdma fault` has them.
         #[arg(long)]
@@ -79,6 +80,18 @@ enum Action {
     Fabric { directory: PathBuf },
 }
 
+/// Those of one device.
+#[derive(Clone)]
+struct Addresses(Vec<IpAddr>);
+
+impl FromStr for Addresses {
+    type Err = AddrParseError;
+
+    fn from_str(text: &str) -> Result<Self, AddrParseError> {
+        text.split(',').map(str::parse).collect::<Result<_, _>>().map(Self)
+    }
+}
+
 fn main() -> ExitCode {
     match act(Arguments::parse().action) {
         Ok(code) => code,
@@ -106,7 +119,8 @@ fn act(action: Action) -> Result<ExitCode, Error> {
                 let (seed, faults) = faults::read(&file)?;
                 inject(&mut presence, Some(seed), faults)?;
             }
-            run(&place, &libraries, &presence, &address, &command)
+            let devices: Vec<_> = address.into_iter().map(|Addresses(addresses)| addresses).collect();
+            run(&place, &libraries, &presence, &devices, &command)
         }
         Action::Fault { fabric, seed, fault } => {
             let Some(mut socket) = Place::of(&fabric)?.connect()? else {
@@ -117,7 +131,10 @@ fn act(action: Action) -> Result<ExitCode, Error> {
             Ok(ExitCode::SUCCESS)
         }
         Action::Status { fabric } => status(&fabric),
-        Action::Doctor => doctor(),
+        Action::Doctor => {
+            println!("{}", doctor::report()?);
+            Ok(ExitCode::SUCCESS)
+        }
         Action::Fabric { directory } => {
             Place::host(&directory, || {
                 // Whoever started it waits for the end of this.
@@ -160,19 +177,18 @@ fn run(
     place: &Place,
     libraries: &Libraries,
     presence: &Socket,
-    addresses: &[IpAddr],
+    devices: &[Vec<IpAddr>],
     command: &[OsString],
 ) -> Result<ExitCode, Error> {
     rustix::io::fcntl_setfd(presence, FdFlags::empty())
         .map_err(|errno| Error::System { what: "the fabric's socket".into(), error: errno.into() })?;
     // The command line has one.
     let [program, arguments @ ..] = command else { return Ok(ExitCode::FAILURE) };
-    let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
     let mut started = Command::new(program);
     started
         .args(arguments)
         .env(SOCKET, place.socket())
-        .env(ADDRESSES, addresses.join(","))
+        .env(ADDRESSES, format_devices(devices))
         .env("LD_PRELOAD", before(libraries.preload().into(), "LD_PRELOAD"));
     if !has_rdma_core() {
         started.env("LD_LIBRARY_PATH", before(libraries.search().into(), "LD_LIBRARY_PATH"));
@@ -201,7 +217,9 @@ fn status(fabric: &str) -> Result<ExitCode, Error> {
         socket.send(request, None).map_err(failed)?;
         Ok(socket.receive().map_err(failed)?.0)
     };
-    let Reply::Status { sessions, struck } = ask(&Request::Status)? else { return Ok(ExitCode::FAILURE) };
+    let Reply::Status { sessions, struck, failures } = ask(&Request::Status)? else {
+        return Ok(ExitCode::FAILURE);
+    };
     let mut pairs: Vec<Pair> = Vec::new();
     while let Reply::Pairs(more) = ask(&Request::Pairs { above: pairs.last().map_or(0, |pair| pair.number) })?
         && !more.is_empty()
@@ -212,7 +230,7 @@ fn status(fabric: &str) -> Result<ExitCode, Error> {
     table.load_preset(presets::ASCII_MARKDOWN).set_header([
         "program",
         "process",
-        "addresses",
+        "devices",
         "domains",
         "regions",
         "bytes",
@@ -222,11 +240,15 @@ fn status(fabric: &str) -> Result<ExitCode, Error> {
         "requests",
     ]);
     for session in sessions {
-        let addresses: Vec<String> = session.addresses.iter().map(ToString::to_string).collect();
+        let device = |(number, addresses): (usize, &Vec<IpAddr>)| {
+            let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+            format!("softrdma{number}: {}", addresses.join(" "))
+        };
+        let devices: Vec<String> = session.devices.iter().enumerate().map(device).collect();
         table.add_row([
             session.program,
             session.pid.to_string(),
-            addresses.join(" "),
+            devices.join("; "),
             session.domains.to_string(),
             session.regions.to_string(),
             session.registered_bytes.to_string(),
@@ -240,10 +262,24 @@ fn status(fabric: &str) -> Result<ExitCode, Error> {
     if !pairs.is_empty() {
         println!("\n{}", connections(&pairs));
     }
+    if !failures.is_empty() {
+        println!("\n{}", classes(&failures));
+    }
     if struck > 0 {
         println!("faults: {struck} so far");
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The classes of failure that came about on a fabric, as a table.
+fn classes(failures: &[Failure]) -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::ASCII_MARKDOWN);
+    table.set_header(["failure", "brought about", "met by a program"]);
+    for Failure { words, injected, observed } in failures {
+        table.add_row([words.clone(), injected.to_string(), observed.to_string()]);
+    }
+    table
 }
 
 /// The queue pairs of a fabric, as a table.
@@ -268,29 +304,4 @@ fn connections(pairs: &[Pair]) -> Table {
         ]);
     }
     table
-}
-
-fn doctor() -> Result<ExitCode, Error> {
-    let place = Place::of("doctor")?;
-    let libraries = place.libraries()?;
-    println!("libraries: {}", libraries.search().display());
-    println!(
-        "rdma-core: {}",
-        if has_rdma_core() {
-            "installed; its libibverbs is loaded beside ours, for providers' libraries"
-        } else {
-            "not installed; ours stands in for it"
-        }
-    );
-    const SLOWLY: &str = "programs copy their memory themselves, which is slower";
-    let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope");
-    match scope.as_deref().map(str::trim) {
-        _ if !can_reach() => println!("reaching into programs: forbidden by a seccomp profile; {SLOWLY}"),
-        Ok("0") | Err(_) => println!("reaching into programs: allowed"),
-        Ok("1") => println!("reaching into programs: restricted by Yama; programs allow it themselves"),
-        Ok(scope) => println!("reaching into programs: forbidden by Yama (ptrace_scope {scope}); {SLOWLY}"),
-    }
-    drop(place.enter()?);
-    println!("fabric: starts and answers");
-    Ok(ExitCode::SUCCESS)
 }

@@ -49,6 +49,9 @@ pub enum Error {
         #[source]
         error: softrdma_wire::Error,
     },
+    /// The fabric refuses what every program asks for.
+    #[error("the fabric refuses a program: it is of another version; end its programs")]
+    Refused,
     /// A fault is not understood.
     #[error(transparent)]
     Written(#[from] crate::faults::Error),

@@ -33,8 +33,8 @@ fn kind(socket: &mut Socket, channel: Name) -> Option<u32> {
 }
 
 fn pair(socket: &mut Socket) -> Name {
-    let domain = make(socket, &Request::AllocateDomain);
-    let queue = make(socket, &Request::CreateQueue { depth: 4, channel: None });
+    let domain = make(socket, &Request::AllocateDomain(0));
+    let queue = make(socket, &Request::CreateQueue { device: 0, depth: 4, channel: None });
     let (send_depth, receive_depth, inline) = (1, 1, 0);
     let request = Request::CreatePair {
         domain,

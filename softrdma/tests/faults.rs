@@ -1,9 +1,14 @@
 //! Faults into programs that know nothing of them.
 
 mod common;
+mod faults_page;
 mod session;
 
+use std::collections::BTreeMap;
+use std::process::Stdio;
+
 use common::{Home, Running, valkey};
+use rdma_softsim::FailureClass::{self, BufferOwnership};
 use session::{address, ask, come, open};
 use softrdma::fabric::Fabric;
 use softrdma::faults;
@@ -20,48 +25,81 @@ fn struck(home: &Home) -> u64 {
         .unwrap_or(0)
 }
 
-/// Every fault befalls an unmodified `valkey-server`, then an unmodified `valkey-cli`, while clients connect and talk. Clients end,
-/// whatever they make of it; a server that has not ended serves the next client, or is killed.
+/// What a fault did to Valkey's programs.
+struct Befallen {
+    fault: String,
+    struck: u64,
+    /// What a client that came then got.
+    after: String,
+    /// Classes of failure that came about, and how often.
+    classes: BTreeMap<&'static str, (u64, u64)>,
+}
+
+/// Lets a fault befall the machine at this address while clients talk to a server. They end, whatever they make of it.
+fn befall(server: &str, client: &str, fault: &str, address: &str) -> Befallen {
+    let home = Home::new("faults");
+    // Keeps the fabric and its counts there, whoever ends.
+    let mut keeper = home.run(CLIENT, &["cat"]).stdin(Stdio::piped()).spawn().expect("starts");
+    let arguments =
+        ["--rdma-bind", SERVER, "--rdma-port", "6379", "--port", "0", "--save", "", "--protected-mode", "no"];
+    let mut serving = Running::start(&mut home.run(SERVER, &[&[server], &arguments[..]].concat()));
+    serving.line("Ready to accept connections rdma");
+    let talk = |patience: &str, commands: &[&str]| {
+        let to = [client, "--rdma", "-h", SERVER, "-p", "6379", "-t", patience];
+        Running::start(&mut home.run(CLIENT, &[&to, commands].concat()))
+    };
+    // Somebody who is connected when it comes, however long that takes on a busy machine, and somebody who connects then.
+    let mut before = talk("60", &["-r", "-1", "-i", "0.01", "PING"]);
+    before.line("PONG");
+    let inject = ["fault", "--address", address, fault];
+    common::succeeded(&home.softrdma(&inject).output().expect("runs"));
+    // Without a time-out an address that is not resolved is waited for.
+    let (done, text) = talk("1", &["-r", "3", "SETRANGE", "key", "100000", "x"]).finish();
+    let answers = text.lines().filter(|line| line.starts_with("(integer)") || *line == "100001").count();
+    let after = if done { format!("{answers} of 3 answers") } else { "an error".into() };
+    // A message whose answer was lost is repeated, but not at once.
+    let repeated = |status: &String| fault != "lose-answer" || status.contains(BufferOwnership.words());
+    let status = common::await_some("a repetition", || {
+        Some(common::succeeded(&home.softrdma(&["status"]).output().expect("runs"))).filter(repeated)
+    });
+    let count = |class: &FailureClass| {
+        let line = status.lines().find_map(|line| line.strip_prefix("| ")?.strip_prefix(class.words()))?;
+        let mut cells = line.split('|').filter_map(|cell| cell.trim().parse().ok());
+        Some((class.words(), (cells.next()?, cells.next()?)))
+    };
+    let befallen = Befallen {
+        fault: fault.into(),
+        struck: struck(&home),
+        after,
+        classes: FailureClass::ALL.iter().filter_map(count).collect(),
+    };
+    drop((before, serving, keeper.stdin.take()));
+    assert!(keeper.wait().expect("a child").success());
+    home.is_left();
+    befallen
+}
+
+/// Every fault befalls an unmodified `valkey-server`, then an unmodified `valkey-cli`. With `RENEW` it writes docs/softrdma-faults.md.
 #[test]
 fn every_fault_befalls_valkey() {
     let (Some(server), Some(client)) = (valkey("valkey-server"), valkey("valkey-cli")) else { return };
-    let mut idle = Vec::new();
-    for fault in faults::examples() {
-        for befallen in [SERVER, CLIENT] {
-            let home = Home::new("faults");
-            let port = ["--rdma-bind", SERVER, "--rdma-port", "6379", "--port", "0"];
-            let quiet = ["--save", "", "--protected-mode", "no"];
-            let mut serving =
-                Running::start(&mut home.run(SERVER, &[&[server.as_str()], &port[..], &quiet].concat()));
-            serving.line("Ready to accept connections rdma");
-            let talk = |patience: &str, commands: &[&str]| {
-                let to = [client.as_str(), "--rdma", "-h", SERVER, "-p", "6379", "-t", patience];
-                Running::start(&mut home.run(CLIENT, &[&to, commands].concat()))
-            };
-            // Somebody who is connected when it comes, however long that takes on a busy machine, and somebody who connects then.
-            let mut before = talk("60", &["-r", "-1", "-i", "0.01", "PING"]);
-            before.line("PONG");
-            let inject = ["fault", "--address", befallen, &fault];
-            common::succeeded(&home.softrdma(&inject).output().expect("runs"));
-            // Without a time-out an address that is not resolved is waited for.
-            let (done, text) = talk("1", &["-r", "3", "SETRANGE", "key", "100000", "x"]).finish();
-            let after =
-                if done { format!("{} answers", text.lines().count()) } else { "ended with an error".into() };
-            let count = struck(&home);
-            println!("| {fault} | {befallen} | struck {count} | a client that came then: {after} |");
-            if count == 0 && fault != "kill" {
-                idle.push((fault.clone(), befallen));
-            }
-            drop((before, serving));
-            home.is_left();
-        }
+    let all: Vec<[Befallen; 2]> = faults::examples()
+        .map(|fault| [SERVER, CLIENT].map(|address| befall(&server, &client, &fault, address)))
+        .collect();
+    let page = faults_page::write(&all);
+    println!("{page}");
+    if std::env::var_os("RENEW").is_some() {
+        std::fs::write(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/softrdma-faults.md"), page)
+            .expect("a file");
     }
-    // Faults that have nothing to strike on this side, or not in so short a talk.
-    println!("nothing to strike: {idle:?}");
-    let all: Vec<_> = faults::examples().filter(|fault| fault != "kill").collect();
-    for fault in all {
-        let never = [SERVER, CLIENT].iter().all(|side| idle.contains(&(fault.clone(), side)));
-        assert!(!never, "{fault} struck nobody");
+    for sides in &all {
+        // It comes at once, from outside the model, and is no fault that struck.
+        let strikes = sides.iter().any(|side| side.struck > 0) || sides[0].fault == "kill";
+        assert!(strikes, "{} struck nobody", sides[0].fault);
+    }
+    for (class, _, how) in faults_page::CLASSES {
+        let came = all.iter().flatten().any(|side| side.classes.contains_key(class.words()));
+        assert!(came || how.is_some() || class == FailureClass::DisconnectMidWrite, "no {}", class.words());
     }
 }
 
@@ -141,10 +179,10 @@ fn a_fault_waits_for_its_machine() {
     let inject = |fault| ask(&mut come(&fabric), &Request::Inject { seed: Some(1), faults: vec![fault] });
     assert_eq!(inject(fault(When::Event(0), "exhausted")), Reply::Done);
     let mut spared = open(&fabric, 2);
-    assert!(matches!(ask(&mut spared, &Request::AllocateDomain), Reply::Made(_)));
+    assert!(matches!(ask(&mut spared, &Request::AllocateDomain(0)), Reply::Made(_)));
     let mut befallen = open(&fabric, 1);
-    assert!(matches!(ask(&mut befallen, &Request::AllocateDomain), Reply::Refused(_)));
-    assert!(matches!(ask(&mut befallen, &Request::AllocateDomain), Reply::Made(_)));
+    assert!(matches!(ask(&mut befallen, &Request::AllocateDomain(0)), Reply::Refused(_)));
+    assert!(matches!(ask(&mut befallen, &Request::AllocateDomain(0)), Reply::Made(_)));
     for wrong in [
         fault(When::Event(0), "exhaustion"),
         fault(When::Pass("nowhere".into(), 1), "lose"),

@@ -19,10 +19,10 @@ fn honest() -> Vec<u8> {
     for program in [0, 1] {
         let access = Access { local_write: true, remote_write: true, remote_read: true };
         for request in [
-            Request::AllocateDomain,
+            Request::AllocateDomain(0),
             Request::Register { domain: 1, at: 0, address: 4096, len: 4096, access },
             Request::CreateCompletionChannel,
-            Request::CreateQueue { depth: 8, channel: Some(3) },
+            Request::CreateQueue { device: 0, depth: 8, channel: Some(3) },
             Request::CreateShared { domain: 1, depth: 4, limit: 1 },
             Request::CreatePair {
                 domain: 1,

@@ -3,6 +3,7 @@
 mod session;
 
 use std::borrow::Cow;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use proptest::prelude::*;
@@ -17,7 +18,7 @@ use softrdma_wire::{
 /// Whether an honest program is served.
 fn serves(fabric: &Arc<Fabric>) {
     let mut socket = open(fabric, 250);
-    assert!(matches!(ask(&mut socket, &Request::AllocateDomain), Reply::Made(_)));
+    assert!(matches!(ask(&mut socket, &Request::AllocateDomain(0)), Reply::Made(_)));
 }
 
 /// Elements of which a message holds as many.
@@ -75,7 +76,7 @@ static DATA: [u8; 300] = [9; 300];
 fn request() -> impl Strategy<Value = Request<'static>> {
     let objects = prop_oneof![
         Just(Request::Status),
-        Just(Request::AllocateDomain),
+        (0..3_u32).prop_map(Request::AllocateDomain),
         any::<u64>().prop_map(|probe| Request::OfferMemory { probe }),
         name().prop_map(Request::FreeDomain),
         (name(), any::<u64>(), any::<u64>(), any::<u64>(), any::<[bool; 3]>()).prop_map(
@@ -87,8 +88,8 @@ fn request() -> impl Strategy<Value = Request<'static>> {
         name().prop_map(Request::Deregister),
         Just(Request::CreateCompletionChannel),
         name().prop_map(Request::DestroyCompletionChannel),
-        (prop_oneof![1_u32..64, any::<u32>()], proptest::option::of(name()))
-            .prop_map(|(depth, channel)| Request::CreateQueue { depth, channel }),
+        (0..3_u32, prop_oneof![1_u32..64, any::<u32>()], proptest::option::of(name()))
+            .prop_map(|(device, depth, channel)| Request::CreateQueue { device, depth, channel }),
         name().prop_map(Request::DestroyQueue),
         (name(), any::<u32>()).prop_map(|(queue, most)| Request::Poll { queue, most }),
         (name(), any::<bool>()).prop_map(|(queue, solicited)| Request::Arm { queue, solicited }),
@@ -117,7 +118,8 @@ fn request() -> impl Strategy<Value = Request<'static>> {
         (name(), transition()).prop_map(|(pair, to)| Request::Modify { pair, to }),
         (name(), any::<u8>()).prop_map(|(pair, timeout)| Request::SetTimeout { pair, timeout }),
         name().prop_map(Request::QueryPair),
-        Just(Request::TakeAsyncEvent),
+        (0..3_u32).prop_map(Request::TakeAsyncEvent),
+        any::<u32>().prop_map(Request::AsyncEvents),
         // With a session it is refused.
         (0..3_u8, any::<u32>()).prop_map(|(last, times)| Request::Inject {
             seed: None,
@@ -226,7 +228,7 @@ proptest! {
 fn what_a_program_leaves_behind_goes_with_it() {
     let fabric = Fabric::new().expect("a fabric");
     let mut socket = open(&fabric, 1);
-    for request in [Request::AllocateDomain, Request::CreateQueue { depth: 4, channel: None }] {
+    for request in [Request::AllocateDomain(0), Request::CreateQueue { device: 0, depth: 4, channel: None }] {
         assert!(matches!(ask(&mut socket, &request), Reply::Made(_)));
     }
     assert!(!fabric.is_deserted());
@@ -243,10 +245,18 @@ fn an_address_is_on_one_machine() {
     let fabric = Fabric::new().expect("a fabric");
     let _first = open(&fabric, 1);
     let mut second = come(&fabric);
-    let addresses = vec![address(1), address(2)];
-    let hello = Request::Hello { version: VERSION, program: String::new(), addresses, above: 0 };
-    let refused = Reply::Refused(rustix::io::Errno::ADDRINUSE.raw_os_error());
-    assert_eq!(ask(&mut second, &hello), refused);
+    let mut come_with = |devices: Vec<Vec<IpAddr>>| {
+        ask(&mut second, &Request::Hello { version: VERSION, program: String::new(), devices, above: 0 })
+    };
+    let refused = |errno: rustix::io::Errno| Reply::Refused(errno.raw_os_error());
+    for taken in [vec![vec![address(1), address(2)]], vec![vec![address(2)], vec![address(1)]]] {
+        assert_eq!(come_with(taken), refused(rustix::io::Errno::ADDRINUSE));
+    }
+    // On one device of it, and devices have addresses, a bounded number of them.
+    let many = (2..19).map(|last| vec![address(last)]).collect();
+    for wrong in [vec![], vec![vec![]], vec![vec![address(2)], vec![address(3), address(2)]], many] {
+        assert_eq!(come_with(wrong), refused(rustix::io::Errno::INVAL));
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@ mod common;
 
 use std::process::Command;
 
-use common::{Home, Running, installed, succeeded};
+use common::{Home, Running, compiled, installed, succeeded};
 
 const SERVER: &str = "192.0.2.1";
 const CLIENT: &str = "192.0.2.2";
@@ -75,24 +75,6 @@ fn perftest_write_and_read() {
             }
         }
     }
-}
-
-/// A program of C that was compiled here, or `None` and a reason, printed.
-fn compiled(home: &Home, name: &str) -> Option<String> {
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs");
-    let program = home.path().join(name).into_os_string().into_string().expect("a path in UTF-8");
-    let compile = |arguments: &[&str]| Command::new("cc").args(arguments).output();
-    match compile(&["-fsyntax-only", "-include", "infiniband/verbs.h", "-x", "c", "/dev/null"]) {
-        Ok(output) if output.status.success() => {}
-        _ => {
-            println!("skipped: no C compiler, or no rdma-core headers");
-            return None;
-        }
-    }
-    let output =
-        compile(&["-Wall", "-o", &program, &format!("{source}/{name}.c"), "-libverbs"]).expect("runs");
-    succeeded(&output);
-    Some(program)
 }
 
 /// Scatter-gather lists through the C ABI and the headers' inline functions.

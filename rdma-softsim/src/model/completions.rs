@@ -244,6 +244,8 @@ impl Model {
                 }
             }
             self.check_ownership(entry.pair);
+        }
+        if self.simulation.is_some() {
             for class in entry.shows.union(entry.classes()).iter() {
                 self.count_observed(class);
             }

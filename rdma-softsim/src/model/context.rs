@@ -229,13 +229,10 @@ impl Model {
         if identifier.phase != Phase::Idle || identifier.bound.is_some() {
             return Err(Error::State("an identifier is bound once, before anything else"));
         }
-        let host = identifier.host;
-        let owner = self.hosts.get_mut(host).ok_or(Error::Gone("host"))?;
-        if !address.ip().is_unspecified() && !owner.has(address.ip()) {
-            return Err(Error::NotLocal(address.ip()));
-        }
-        let address = owner.claim(address)?;
+        let devices = self.devices_at(identifier.host, address.ip())?;
+        let address = self.claim(&devices, address)?;
         if let Some(identifier) = self.identifiers.get_mut(id) {
+            identifier.take_device(&devices);
             identifier.bound = Some(address);
             identifier.local = Some(address);
         }

@@ -235,8 +235,9 @@ impl Model {
 
     /// `rdma_migrate_id(3)`: unread events move along.
     pub(crate) fn migrate(&mut self, identifier: IdentifierId, to: ChannelId) -> Result<(), Error> {
-        let host = self.identifiers.get(identifier).ok_or(Error::Gone("identifier"))?.host;
-        if self.channels.get(to).ok_or(Error::Gone("event channel"))?.host != host {
+        let of = self.identifiers.get(identifier).ok_or(Error::Gone("identifier"))?.host;
+        let channel = self.channels.get(to).ok_or(Error::Gone("event channel"))?;
+        if self.machine(channel.host) != self.machine(of) {
             return Err(Error::Argument("the event channel is of another host"));
         }
         let moving = self.withdraw(identifier, |_| true);

@@ -193,8 +193,9 @@ impl Model {
         }
         let host = self.host_at(packet.target.ip());
         let listener = host.and_then(|host| self.hosts.get(host)?.listener(packet.target));
-        let found = listener.and_then(|id| Some((id, self.identifiers.get(id)?)));
-        let Some((listener, &Identifier { host, channel, phase: Phase::Listening { backlog }, .. })) = found
+        let found = host.zip(listener.and_then(|id| Some((id, self.identifiers.get(id)?))));
+        let Some((host, (listener, &Identifier { channel, phase: Phase::Listening { backlog }, .. }))) =
+            found
         else {
             return self.answer_for_nobody(packet.from, Body::Reject(reject::INVALID_SERVICE_ID));
         };

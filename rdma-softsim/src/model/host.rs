@@ -1,5 +1,6 @@
 //! Hosts: addresses, limits, listeners, and the two things that can befall them.
 
+use core::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
@@ -10,8 +11,11 @@ use crate::settings::{Limits, Link, Resources};
 /// Ports given out when nobody asks for one, as IANA has them.
 const DYNAMIC_PORTS: core::ops::RangeInclusive<u16> = 49152..=65535;
 
-/// A machine with one device and one process on it.
+/// One device of a machine, and the process on it. A machine with several devices is a host for each of them: objects belong to one,
+/// identifiers to the one of their address, and what listens everywhere listens on all.
 pub(crate) struct Host {
+    /// The first device of its machine; none if it is that itself.
+    first: Option<HostId>,
     addresses: Vec<IpAddr>,
     pub(super) limits: Limits,
     /// False after its process was killed. The machine and its kernel live on.
@@ -24,14 +28,6 @@ pub(crate) struct Host {
 }
 
 impl Host {
-    /// The address from which this host reaches `remote`.
-    pub(super) fn source_for(&self, remote: IpAddr) -> Option<IpAddr> {
-        let same = |ip: &&IpAddr| ip.is_ipv4() == remote.is_ipv4();
-        // To itself a host talks from the address it talks to.
-        let own = self.addresses.iter().find(|ip| **ip == remote);
-        own.or_else(|| self.addresses.iter().find(same)).copied()
-    }
-
     pub(super) fn has(&self, ip: IpAddr) -> bool {
         self.addresses.contains(&ip)
     }
@@ -52,19 +48,20 @@ impl Host {
         })
     }
 
-    /// `address`, with a port if it has none, for a new listener or connection.
-    pub(super) fn claim(&mut self, mut address: SocketAddr) -> Result<SocketAddr, Error> {
-        if address.port() != 0 {
-            return if self.taken(address) { Err(Error::AddressInUse(address)) } else { Ok(address) };
-        }
-        for _ in DYNAMIC_PORTS {
-            address.set_port(self.next_port);
-            self.next_port = self.next_port.checked_add(1).unwrap_or(*DYNAMIC_PORTS.start());
-            if !self.taken(address) {
-                return Ok(address);
-            }
-        }
-        Err(Error::NoFreePort)
+    /// The next dynamic port, whether it is taken or not.
+    fn next_port(&mut self) -> u16 {
+        let port = self.next_port;
+        self.next_port = port.checked_add(1).unwrap_or(*DYNAMIC_PORTS.start());
+        port
+    }
+}
+
+/// Leading bits that two addresses of one family have in common.
+const fn common_prefix(one: IpAddr, other: IpAddr) -> u32 {
+    match (one, other) {
+        (IpAddr::V4(one), IpAddr::V4(other)) => (one.to_bits() ^ other.to_bits()).leading_zeros(),
+        (IpAddr::V6(one), IpAddr::V6(other)) => (one.to_bits() ^ other.to_bits()).leading_zeros(),
+        _ => 0,
     }
 }
 
@@ -78,12 +75,22 @@ const fn unspecified(like: IpAddr) -> IpAddr {
 impl Model {
     /// A new host. An address that another host has moves here, as it does when a machine takes over for another.
     pub(crate) fn add_host(&mut self, addresses: &[IpAddr], limits: Limits) -> HostId {
+        self.insert_host(None, addresses, limits)
+    }
+
+    /// A further device of the machine that `host` is a device of.
+    pub(crate) fn add_device(&mut self, host: HostId, addresses: &[IpAddr], limits: Limits) -> HostId {
+        self.insert_host(Some(self.machine(host)), addresses, limits)
+    }
+
+    fn insert_host(&mut self, first: Option<HostId>, addresses: &[IpAddr], limits: Limits) -> HostId {
         for id in self.hosts.select(|_| true) {
             if let Some(host) = self.hosts.get_mut(id) {
                 host.addresses.retain(|ip| !addresses.contains(ip));
             }
         }
         self.hosts.insert(Host {
+            first,
             addresses: addresses.to_vec(),
             limits,
             alive: true,
@@ -92,6 +99,55 @@ impl Model {
             regions: 0,
             registered: 0,
         })
+    }
+
+    /// The machine of a host: its first device.
+    pub(super) fn machine(&self, host: HostId) -> HostId {
+        self.hosts.get(host).and_then(|host| host.first).unwrap_or(host)
+    }
+
+    /// All devices of a host's machine.
+    pub(super) fn devices(&self, host: HostId) -> Vec<HostId> {
+        let machine = self.machine(host);
+        let ids = self.hosts.iter().map(|(id, _)| id);
+        ids.filter(|id| self.machine(*id) == machine).collect()
+    }
+
+    /// The devices of a host's machine where an identifier at this address is: the one that has it, or all.
+    pub(super) fn devices_at(&self, host: HostId, ip: IpAddr) -> Result<Vec<HostId>, Error> {
+        let mut devices = self.devices(host);
+        if !ip.is_unspecified() {
+            devices.retain(|id| self.hosts.get(*id).is_some_and(|host| host.has(ip)));
+        }
+        if devices.is_empty() { Err(Error::NotLocal(ip)) } else { Ok(devices) }
+    }
+
+    /// The device and the address from which a host's machine reaches `remote`: that itself, or the one that has most leading bits in
+    /// common with it, as on one network (RFC 6724, section 5, rule 8).
+    pub(super) fn source_for(&self, host: HostId, remote: IpAddr) -> Option<(HostId, IpAddr)> {
+        let devices = self.devices(host).into_iter();
+        let addresses = devices.flat_map(|id| self.addresses(id).into_iter().map(move |ip| (id, ip)));
+        addresses
+            .filter(|(_, ip)| ip.is_ipv4() == remote.is_ipv4())
+            .min_by_key(|(_, ip)| Reverse(common_prefix(*ip, remote)))
+    }
+
+    /// `address`, with a port if it has none, for a new listener or connection on these devices.
+    pub(super) fn claim(&mut self, devices: &[HostId], mut address: SocketAddr) -> Result<SocketAddr, Error> {
+        let taken = |model: &Self, address| {
+            devices.iter().any(|id| model.hosts.get(*id).is_some_and(|host| host.taken(address)))
+        };
+        if address.port() != 0 {
+            return if taken(self, address) { Err(Error::AddressInUse(address)) } else { Ok(address) };
+        }
+        let &first = devices.first().ok_or(Error::Gone("host"))?;
+        for _ in DYNAMIC_PORTS {
+            address.set_port(self.hosts.get_mut(first).ok_or(Error::Gone("host"))?.next_port());
+            if !taken(self, address) {
+                return Ok(address);
+            }
+        }
+        Err(Error::NoFreePort)
     }
 
     /// The host with this address, dead or alive.
@@ -127,8 +183,14 @@ impl Model {
         !self.down.is_empty() && (self.down.contains(&one) || self.down.contains(&other))
     }
 
-    /// The end of a host's process: its kernel closes all it held, and tells the peers as it always does.
+    /// The end of the process on a host's machine: its kernel closes all it held, and tells the peers as it always does.
     pub(crate) fn kill_host(&mut self, id: HostId) {
+        for device in self.devices(id) {
+            self.kill_device(device);
+        }
+    }
+
+    fn kill_device(&mut self, id: HostId) {
         let Some(host) = self.hosts.get_mut(id) else { return };
         host.alive = false;
         // Whoever sleeps on a descriptor wakes up to the error.

@@ -114,6 +114,13 @@ impl Identifier {
             theirs: NO_PARAMS,
         }
     }
+
+    /// Goes to the device of its address; one that is on all of them stays where it is.
+    pub(super) const fn take_device(&mut self, devices: &[HostId]) {
+        if let &[device] = devices {
+            self.host = device;
+        }
+    }
 }
 
 impl Model {
@@ -148,13 +155,8 @@ impl Model {
         backlog: u32,
     ) -> Result<(IdentifierId, IdentifierKey), Error> {
         let host = self.channels.get(channel).ok_or(Error::Gone("event channel"))?.host;
-        let owner = self.hosts.get(host).ok_or(Error::Gone("host"))?;
-        if !address.ip().is_unspecified() && !owner.has(address.ip()) {
-            return Err(Error::NotLocal(address.ip()));
-        }
-        if owner.taken(address) {
-            return Err(Error::AddressInUse(address));
-        }
+        let devices = self.devices_at(host, address.ip())?;
+        let address = self.claim(&devices, address)?;
         let (id, key) = self.create_identifier(channel)?;
         self.begin_listening(id, address, backlog)?;
         Ok((id, key))
@@ -166,14 +168,19 @@ impl Model {
         address: SocketAddr,
         backlog: u32,
     ) -> Result<(), Error> {
-        let identifier = self.identifiers.get_mut(id).ok_or(Error::Gone("identifier"))?;
-        let owner = self.hosts.get_mut(identifier.host).ok_or(Error::Gone("host"))?;
+        let devices = self.devices_at(self.identifier(id)?.host, address.ip())?;
         // Somebody may have taken the port since it was bound.
-        let address = owner.claim(address)?;
+        let address = self.claim(&devices, address)?;
         let backlog = if backlog == 0 { MAX_BACKLOG } else { backlog.min(MAX_BACKLOG) };
+        let identifier = self.identifiers.get_mut(id).ok_or(Error::Gone("identifier"))?;
+        identifier.take_device(&devices);
         identifier.phase = Phase::Listening { backlog };
         identifier.local = Some(address);
-        owner.listeners.insert(address, id);
+        for device in devices {
+            if let Some(device) = self.hosts.get_mut(device) {
+                device.listeners.insert(address, id);
+            }
+        }
         Ok(())
     }
 
@@ -189,23 +196,27 @@ impl Model {
             return Err(Error::State("the address of an identifier is resolved once"));
         }
         let known = self.host_at(remote.ip()).is_some();
-        let identifier_host = identifier.host;
+        let host = identifier.host;
         // As bound, if it is.
         let local = local.or(identifier.bound);
-        let owner = self.hosts.get_mut(identifier_host).ok_or(Error::Gone("host"))?;
         let source = match local {
-            Some(local) if !local.ip().is_unspecified() => {
-                if !owner.has(local.ip()) {
-                    return Err(Error::NotLocal(local.ip()));
+            Some(local) if !local.ip().is_unspecified() => Some((self.devices_at(host, local.ip())?, local)),
+            other => {
+                let port = other.map_or(0, |local| local.port());
+                let source = self.source_for(host, remote.ip());
+                source.map(|(device, ip)| (vec![device], SocketAddr::new(ip, port)))
+            }
+        };
+        let source = match source {
+            Some((devices, local)) => {
+                let local = self.claim(&devices, local)?;
+                if let Some(identifier) = self.identifiers.get_mut(id) {
+                    identifier.take_device(&devices);
                 }
                 Some(local)
             }
-            other => {
-                let port = other.map_or(0, |local| local.port());
-                owner.source_for(remote.ip()).map(|ip| SocketAddr::new(ip, port))
-            }
+            None => None,
         };
-        let source = source.map(|source| owner.claim(source)).transpose()?;
         let latency = self.parameters.latency;
         if let Some(identifier) = self.identifiers.get_mut(id) {
             identifier.remote = Some(remote);
@@ -429,10 +440,12 @@ impl Model {
             let host = identifier.host.index();
             self.note(|| EntryKind::Busy { host, what: "identifier" });
         }
-        if let (Phase::Listening { .. }, Some(local)) = (identifier.phase, identifier.local)
-            && let Some(owner) = self.hosts.get_mut(identifier.host)
-        {
-            owner.listeners.remove(&local);
+        if let (Phase::Listening { .. }, Some(local)) = (identifier.phase, identifier.local) {
+            for device in self.devices(identifier.host) {
+                if let Some(device) = self.hosts.get_mut(device) {
+                    device.listeners.retain(|address, listener| *address != local || *listener != id);
+                }
+            }
         }
     }
 

@@ -74,20 +74,24 @@ impl Fabric {
         state.awaited.retain(|fault| !addresses.contains(&fault.address) || !self.strike(fault));
     }
 
-    /// Keeps the program of a machine from running for as long as a fault says.
-    pub(super) fn stall(&self, address: Option<IpAddr>) {
+    /// Keeps the program of a machine with these devices from running for as long as a fault says.
+    pub(super) fn stall(&self, devices: &[Vec<IpAddr>]) {
         if !self.faulty.load(Relaxed) {
             return;
         }
-        while let Some(left) = address.and_then(|address| self.model.stalled_for(address)) {
-            std::thread::sleep(left);
+        for address in devices.iter().filter_map(|addresses| addresses.first()) {
+            while let Some(left) = self.model.stalled_for(*address) {
+                std::thread::sleep(left);
+            }
         }
     }
 }
 
 /// Kills the programs of a machine.
 fn kill(state: &State, address: IpAddr) {
-    for info in state.sessions.values().flatten().filter(|info| info.addresses.contains(&address)) {
-        info.process.kill();
+    for info in state.sessions.values().flatten() {
+        if info.devices.iter().flatten().any(|ip| *ip == address) {
+            info.process.kill();
+        }
     }
 }

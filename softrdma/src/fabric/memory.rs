@@ -14,16 +14,6 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-/// Whether the kernel lets processes reach into each other: it does not even let this one reach into itself where a seccomp profile
-/// forbids the call.
-#[must_use]
-pub fn can_reach() -> bool {
-    let (from, mut into) = ([7_u8], [0_u8]);
-    let own = u32::try_from(rustix::process::getpid().as_raw_nonzero().get()).unwrap_or(0);
-    let at = from.as_ptr().expose_provenance() as u64;
-    Process::open(own).is_ok_and(|process| process.read(at, &mut into).is_ok()) && into == from
-}
-
 /// A program's process, for as long as a session with it lasts.
 #[derive(Debug)]
 pub(super) struct Process {

@@ -11,28 +11,26 @@ mod session;
 mod signals;
 mod translate;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use rdma_softsim::{DeviceKind, Limits, Signal, SoftSim};
+use rdma_softsim::{DeviceKind, FailureClass, Limits, SoftSim};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
 use softrdma_wire::{self as wire, Error, Listener, Reply, Request, Socket};
 
 use memory::Process;
-pub use memory::can_reach;
 use session::{Info, Session};
-use signals::Level;
 
 /// Sessions at a time.
 const MOST_SESSIONS: usize = 1024;
-/// Machines: sets of addresses.
-const MOST_HOSTS: usize = 1024;
-/// Addresses of one machine.
+/// Machines: lists of devices.
+const MOST_MACHINES: usize = 1024;
+/// Addresses of one machine, on all its devices.
 const MOST_ADDRESSES: usize = 16;
 /// How long a program that was not let in waits for the next attempt.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -65,7 +63,8 @@ pub struct Fabric {
 
 #[derive(Default)]
 struct State {
-    hosts: BTreeMap<Vec<IpAddr>, SoftSim>,
+    /// Machines, by the addresses of their devices.
+    machines: BTreeMap<Vec<Vec<IpAddr>>, Vec<SoftSim>>,
     /// Connections, with a session or without.
     sessions: BTreeMap<u64, Option<Arc<Info>>>,
     count: u64,
@@ -139,29 +138,42 @@ impl Fabric {
         });
     }
 
-    /// The machine with these addresses.
-    fn host(&self, mut addresses: Vec<IpAddr>) -> Result<SoftSim, Errno> {
-        addresses.sort_unstable();
-        addresses.dedup();
+    /// The devices of the machine that has such ones.
+    fn machine(&self, mut devices: Vec<Vec<IpAddr>>) -> Result<Vec<SoftSim>, Errno> {
         let unusable = |ip: &IpAddr| ip.is_unspecified() || ip.is_multicast();
-        if addresses.is_empty() || addresses.len() > MOST_ADDRESSES || addresses.iter().any(unusable) {
+        for addresses in &mut devices {
+            addresses.sort_unstable();
+            addresses.dedup();
+            if addresses.is_empty() || addresses.iter().any(unusable) {
+                return Err(Errno::INVAL);
+            }
+        }
+        let addresses: BTreeSet<IpAddr> = devices.iter().flatten().copied().collect();
+        let twice = devices.iter().map(Vec::len).sum::<usize>() > addresses.len();
+        if addresses.is_empty() || addresses.len() > MOST_ADDRESSES || twice {
             return Err(Errno::INVAL);
         }
         let mut state = self.lock();
-        if let Some(host) = state.hosts.get(&addresses) {
-            return Ok(host.clone());
+        if let Some(machine) = state.machines.get(&devices) {
+            return Ok(machine.clone());
         }
         // One address means one machine.
-        if state.hosts.keys().any(|other| other.iter().any(|ip| addresses.contains(ip))) {
+        if state.machines.keys().flatten().flatten().any(|ip| addresses.contains(ip)) {
             return Err(Errno::ADDRINUSE);
         }
-        if state.hosts.len() >= MOST_HOSTS {
+        if state.machines.len() >= MOST_MACHINES {
             return Err(Errno::NOMEM);
         }
-        let host = self.model.host_with(&addresses, LIMITS);
-        self.befall(&mut state, &addresses);
-        state.hosts.insert(addresses, host.clone());
-        Ok(host)
+        let mut machine: Vec<SoftSim> = Vec::new();
+        for addresses in &devices {
+            machine.push(match machine.first() {
+                None => self.model.host_with(addresses, LIMITS),
+                Some(first) => first.add_device(addresses, LIMITS),
+            });
+            self.befall(&mut state, addresses);
+        }
+        state.machines.insert(devices, machine.clone());
+        Ok(machine)
     }
 
     /// Changes the devices.
@@ -214,7 +226,14 @@ impl Fabric {
     fn status(&self) -> Reply {
         // As many as a message holds.
         let sessions = self.lock().sessions.values().flatten().take(128).map(|info| info.session()).collect();
-        Reply::Status { sessions, struck: self.model.faults_struck() }
+        let counts = self.model.failure_counts();
+        let failures = FailureClass::ALL.iter().map(|class| wire::Failure {
+            words: class.words().into(),
+            injected: counts.injected(*class),
+            observed: counts.observed(*class),
+        });
+        let failures = failures.filter(|failure| failure.injected + failure.observed > 0).collect();
+        Reply::Status { sessions, struck: self.model.faults_struck(), failures }
     }
 }
 
@@ -242,7 +261,7 @@ impl Presence {
             let (request, descriptor): (Request<'_>, _) = socket.receive()?;
             match (&mut session, request) {
                 (Some(session), request) => {
-                    self.fabric.stall(session.address());
+                    self.fabric.stall(session.devices());
                     let answer = Session::answer(session, request, descriptor);
                     socket.send(&answer.reply, answer.descriptor.as_ref().map(AsFd::as_fd))?;
                 }
@@ -255,10 +274,10 @@ impl Presence {
                     socket.send(&self.fabric.configure(latency, device_kind.as_deref()), None)?;
                 }
                 (None, Request::Record) => socket.send(&self.fabric.record(descriptor), None)?,
-                (none, Request::Hello { version, program, addresses, above }) => {
-                    match self.open(version, program, addresses, above, &process) {
-                        Ok((opened, reply, events)) => {
-                            socket.send(&reply, Some(events.end()))?;
+                (none, Request::Hello { version, program, devices, above }) => {
+                    match self.open(version, program, devices, above, &process) {
+                        Ok((opened, reply)) => {
+                            socket.send(&reply, None)?;
                             *none = Some(opened);
                         }
                         Err(errno) => socket.send(&Reply::Refused(errno.raw_os_error()), None)?,
@@ -273,21 +292,18 @@ impl Presence {
         &self,
         version: u32,
         program: String,
-        addresses: Vec<IpAddr>,
+        devices: Vec<Vec<IpAddr>>,
         above: wire::Name,
         process: &Arc<Process>,
-    ) -> Result<(Session, Reply, Arc<Level>), Errno> {
+    ) -> Result<(Session, Reply), Errno> {
         if version != wire::VERSION {
             return Err(Errno::PROTO);
         }
         let program = program.chars().take(NAME).collect();
-        let host = self.fabric.host(addresses.clone())?;
-        let events = Arc::new(Level::new()?);
-        let signal: Arc<dyn Signal> = Arc::<Level>::clone(&events);
-        let device = host.open(signal).map_err(|_| Errno::NODEV)?;
-        let info = Arc::new(Info::new(program, Arc::clone(process), addresses.clone()));
-        self.fabric.lock().sessions.insert(self.number, Some(Arc::clone(&info)));
-        let session = Session::new(host, device, info, above);
+        let machine = self.fabric.machine(devices.clone())?;
+        let info = Arc::new(Info::new(program, Arc::clone(process), devices.clone()));
+        let session = Session::new(&machine, Arc::clone(&info), above)?;
+        self.fabric.lock().sessions.insert(self.number, Some(info));
         let limits = wire::Limits {
             max_mr_size: LIMITS.max_region,
             max_mr: LIMITS.max_regions,
@@ -298,8 +314,8 @@ impl Presence {
             max_qp_rd_atom: LIMITS.max_read_depth,
             vectors: LIMITS.completion_vectors,
         };
-        let reply = Reply::Welcome { addresses, limits, fabric: std::process::id() };
-        Ok((session, reply, events))
+        let reply = Reply::Welcome { devices, limits, fabric: std::process::id() };
+        Ok((session, reply))
     }
 }
 

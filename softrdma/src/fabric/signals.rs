@@ -30,9 +30,9 @@ impl Level {
         Ok(Self { ours, theirs })
     }
 
-    /// A descriptor for the program.
-    pub(super) fn end(&self) -> BorrowedFd<'_> {
-        self.theirs.as_fd()
+    /// Returns a descriptor for the program.
+    pub(super) fn end_for_program(&self) -> Result<OwnedFd, Errno> {
+        rustix::io::fcntl_dupfd_cloexec(&self.theirs, 0)
     }
 }
 

@@ -37,8 +37,8 @@ fn open(fabric: &Arc<Fabric>, machine: u8) -> OwnedFd {
     let (ours, theirs) =
         rustix::net::socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).expect("sockets");
     fabric.admit(Socket::new(theirs));
-    let addresses = vec![[192, 0, 2, machine].into()];
-    let hello = Request::Hello { version: VERSION, program: String::new(), addresses, above: 0 };
+    let devices = vec![vec![[192, 0, 2, machine].into()], vec![[198, 51, 100, machine].into()]];
+    let hello = Request::Hello { version: VERSION, program: String::new(), devices, above: 0 };
     let hello = postcard::to_stdvec(&hello).expect("encodes");
     exchange(&ours, &hello).expect("the fabric lets a program in");
     ours
@@ -81,7 +81,7 @@ pub(crate) fn converse(input: &[u8]) -> Option<Vec<u8>> {
         }
     }
     let honest = open(&fabric, 3);
-    let asked = postcard::to_stdvec(&Request::AllocateDomain).expect("encodes");
+    let asked = postcard::to_stdvec(&Request::AllocateDomain(0)).expect("encodes");
     assert!(exchange(&honest, &asked).is_some(), "an honest program is answered");
 
     // What they had is given back, or the next inputs would find no descriptors.

@@ -158,6 +158,24 @@ pub(crate) fn valkey(program: &str) -> Option<String> {
     path.into_os_string().into_string().ok()
 }
 
+/// A program of C that was compiled here, or `None` and a reason, printed.
+pub(crate) fn compiled(home: &Home, name: &str) -> Option<String> {
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs");
+    let program = home.path().join(name).into_os_string().into_string().expect("a path in UTF-8");
+    let compile = |arguments: &[&str]| Command::new("cc").args(arguments).output();
+    match compile(&["-fsyntax-only", "-include", "rdma/rdma_cma.h", "-x", "c", "/dev/null"]) {
+        Ok(output) if output.status.success() => {}
+        _ => {
+            println!("skipped: no C compiler, or no rdma-core headers");
+            return None;
+        }
+    }
+    let source = format!("{source}/{name}.c");
+    let output = compile(&["-Wall", "-o", &program, &source, "-libverbs", "-lrdmacm"]).expect("runs");
+    succeeded(&output);
+    Some(program)
+}
+
 /// What a program printed, if it succeeded.
 pub(crate) fn succeeded(output: &Output) -> String {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();

@@ -33,8 +33,8 @@ pub(crate) fn address(last: u8) -> IpAddr {
 
 pub(crate) fn open(fabric: &Arc<Fabric>, last: u8) -> Socket {
     let mut socket = come(fabric);
-    let hello =
-        Request::Hello { version: VERSION, program: "test".into(), addresses: vec![address(last)], above: 0 };
+    let devices = vec![vec![address(last)]];
+    let hello = Request::Hello { version: VERSION, program: "test".into(), devices, above: 0 };
     assert!(matches!(ask(&mut socket, &hello), Reply::Welcome { .. }));
     socket
 }

@@ -3,6 +3,7 @@
 mod access;
 mod asynchronous;
 mod connecting;
+mod devices;
 mod disconnecting;
 mod event_queue;
 mod faults;

@@ -148,9 +148,10 @@ impl Session {
     pub(super) fn create_event_channel(&mut self) -> Result<(Name, OwnedFd), Refusal> {
         room(&self.event_channels, most_channels())?;
         let level = Arc::new(Level::new()?);
-        let end = level.end().try_clone_to_owned().map_err(|_| Errno::MFILE)?;
+        let end = level.end_for_program()?;
         let signal: Arc<dyn Signal> = Arc::<Level>::clone(&level);
-        let channel = self.host.event_channel_with(signal)?;
+        // Its identifiers go to the device of their address, whichever this one is.
+        let channel = self.opened(0)?.host.event_channel_with(signal)?;
         let name = self.name()?;
         self.event_channels.insert(name, Channel { channel, level, batch: 0, held: None });
         Ok((name, end))

@@ -16,14 +16,14 @@ use rdma_proto::backend::{
 };
 use rdma_softsim::{
     CompletionQueue, Device, Domain, Error, ForeignRegion, Local, NamedReceive, NamedSend, QueuePair, Sge,
-    SharedReceives, SoftSim,
+    SharedReceives, Signal, SoftSim,
 };
 use rustix::io::Errno;
 use rustix::process::Resource;
 use softrdma_wire::{self as wire, MAX_BATCH, MAX_ELEMENTS, MAX_INLINE, Name, Reply, Request};
 
 use super::memory::{Process, ProgramMemory};
-use super::signals::{QueueSignal, Records};
+use super::signals::{Level, QueueSignal, Records};
 use super::translate;
 
 /// Channels of either kind, where the fabric may have enough descriptors.
@@ -57,7 +57,7 @@ impl From<Errno> for Refusal {
 pub(super) struct Info {
     pub(super) program: String,
     pub(super) process: Arc<Process>,
-    pub(super) addresses: Vec<IpAddr>,
+    pub(super) devices: Vec<Vec<IpAddr>>,
     domains: AtomicU64,
     regions: AtomicU64,
     registered: AtomicU64,
@@ -68,22 +68,11 @@ pub(super) struct Info {
 }
 
 impl Info {
-    pub(super) fn new(program: String, process: Arc<Process>, addresses: Vec<IpAddr>) -> Self {
+    pub(super) fn new(program: String, process: Arc<Process>, devices: Vec<Vec<IpAddr>>) -> Self {
         let zero = AtomicU64::default;
         let (domains, regions, registered, queues) = (zero(), zero(), zero(), zero());
         let (pairs, identifiers, requests) = (zero(), zero(), zero());
-        Self {
-            program,
-            process,
-            addresses,
-            domains,
-            regions,
-            registered,
-            queues,
-            pairs,
-            identifiers,
-            requests,
-        }
+        Self { program, process, devices, domains, regions, registered, queues, pairs, identifiers, requests }
     }
 
     pub(super) fn session(&self) -> wire::Session {
@@ -91,7 +80,7 @@ impl Info {
         wire::Session {
             program: self.program.clone(),
             pid: self.process.number(),
-            addresses: self.addresses.clone(),
+            devices: self.devices.clone(),
             domains: count(&self.domains),
             regions: count(&self.regions),
             registered_bytes: self.registered.load(Relaxed),
@@ -111,16 +100,37 @@ pub(super) struct Session {
     shared: BTreeMap<Name, SharedReceives>,
     queues: BTreeMap<Name, CompletionQueue>,
     regions: BTreeMap<Name, (ForeignRegion, u64)>,
-    domains: BTreeMap<Name, Domain>,
+    domains: BTreeMap<Name, OwnedDomain>,
     completion_channels: BTreeMap<Name, Arc<Records>>,
     /// That of completion queues without a channel: nobody reads it, their events go nowhere. Made for the first.
     unread: Option<Arc<Records>>,
     /// What the model calls an identifier, and what this session does.
     keys: BTreeMap<IdentifierKey, Name>,
-    device: Device,
-    host: SoftSim,
+    devices: Vec<Opened>,
     info: Arc<Info>,
     names: Name,
+}
+
+/// A protection domain, and the device that it and what is made in it belong to.
+struct OwnedDomain {
+    device: wire::Device,
+    domain: Domain,
+}
+
+/// One of the machine's devices.
+struct Opened {
+    host: SoftSim,
+    device: Device,
+    events: Arc<Level>,
+}
+
+impl Opened {
+    fn open(host: &SoftSim) -> Result<Self, Errno> {
+        let events = Arc::new(Level::new()?);
+        let signal: Arc<dyn Signal> = Arc::<Level>::clone(&events);
+        let device = host.open(signal).map_err(|_| Errno::NODEV)?;
+        Ok(Self { host: host.clone(), device, events })
+    }
 }
 
 fn find<T>(objects: &BTreeMap<Name, T>, name: Name) -> Result<&T, Refusal> {
@@ -152,8 +162,8 @@ fn take<T>(
 }
 
 impl Session {
-    pub(super) fn new(host: SoftSim, device: Device, info: Arc<Info>, above: Name) -> Self {
-        Self {
+    pub(super) fn new(machine: &[SoftSim], info: Arc<Info>, above: Name) -> Result<Self, Errno> {
+        Ok(Self {
             pairs: BTreeMap::new(),
             identifiers: BTreeMap::new(),
             event_channels: BTreeMap::new(),
@@ -164,11 +174,10 @@ impl Session {
             completion_channels: BTreeMap::new(),
             unread: None,
             keys: BTreeMap::new(),
-            device,
-            host,
+            devices: machine.iter().map(Opened::open).collect::<Result<_, _>>()?,
             info,
             names: above,
-        }
+        })
     }
 
     fn name(&mut self) -> Result<Name, Refusal> {
@@ -176,9 +185,13 @@ impl Session {
         Ok(self.names)
     }
 
-    /// An address of its machine.
-    pub(super) fn address(&self) -> Option<IpAddr> {
-        self.info.addresses.first().copied()
+    /// The addresses of its machine's devices.
+    pub(super) fn devices(&self) -> &[Vec<IpAddr>] {
+        &self.info.devices
+    }
+
+    fn opened(&self, device: wire::Device) -> Result<&Opened, Refusal> {
+        self.devices.get(device as usize).ok_or(Refusal(Errno::NODEV.raw_os_error()))
     }
 
     /// Does what a request asks.
@@ -252,8 +265,13 @@ impl Session {
             }
             Request::DestroyEventChannel(name) => take(&mut self.event_channels, name, |_| false),
             Request::TakeEvent(channel) => self.take_event(channel),
-            Request::TakeAsyncEvent => {
-                Ok(Reply::AsyncEvent(self.device.next_event()?.map(translate::async_event)))
+            Request::AsyncEvents(device) => {
+                *descriptor = Some(self.opened(device)?.events.end_for_program()?);
+                Ok(Reply::Done)
+            }
+            Request::TakeAsyncEvent(device) => {
+                let event = self.opened(device)?.device.next_event()?;
+                Ok(Reply::AsyncEvent(event.map(translate::async_event)))
             }
             other => match self.perform_on_device(other) {
                 Ok(done) => done,
@@ -267,8 +285,8 @@ impl Session {
     /// Requests about what lies on the device; any other is given back.
     fn perform_on_device<'a>(&mut self, request: Request<'a>) -> Result<Result<Reply, Refusal>, Request<'a>> {
         Ok(match request {
-            Request::AllocateDomain => self.allocate_domain(),
-            Request::FreeDomain(name) => take(&mut self.domains, name, Domain::is_used),
+            Request::AllocateDomain(device) => self.allocate_domain(device),
+            Request::FreeDomain(name) => take(&mut self.domains, name, |owned| owned.domain.is_used()),
             Request::Register { domain, at, address, len, access } => {
                 self.register(domain, (at, address, len), access)
             }
@@ -280,7 +298,7 @@ impl Session {
                 }
                 taken
             }
-            Request::CreateQueue { depth, channel } => self.create_queue(depth, channel),
+            Request::CreateQueue { device, depth, channel } => self.create_queue(device, depth, channel),
             Request::DestroyQueue(name) => take(&mut self.queues, name, CompletionQueue::is_used),
             Request::CreatePair {
                 domain,
@@ -312,11 +330,11 @@ impl Session {
         })
     }
 
-    fn allocate_domain(&mut self) -> Result<Reply, Refusal> {
+    fn allocate_domain(&mut self, device: wire::Device) -> Result<Reply, Refusal> {
         room(&self.domains, MOST_OBJECTS)?;
-        let domain = self.device.create_domain()?;
+        let domain = self.opened(device)?.device.create_domain()?;
         let name = self.name()?;
-        self.domains.insert(name, domain);
+        self.domains.insert(name, OwnedDomain { device, domain });
         Ok(Reply::Made(name))
     }
 
@@ -326,7 +344,7 @@ impl Session {
         (at, address, len): (u64, u64, u64),
         access: wire::Access,
     ) -> Result<Reply, Refusal> {
-        let domain = find(&self.domains, domain)?;
+        let OwnedDomain { domain, .. } = find(&self.domains, domain)?;
         let access = translate::access(access).ok_or(Errno::INVAL)?;
         let bytes = usize::try_from(len).map_err(|_| Errno::NOMEM)?;
         let last = at.checked_add(len.checked_sub(1).ok_or(Errno::INVAL)?).ok_or(Errno::FAULT)?;
@@ -344,7 +362,12 @@ impl Session {
         Ok(Reply::Region { name, key })
     }
 
-    fn create_queue(&mut self, depth: u32, channel: Option<Name>) -> Result<Reply, Refusal> {
+    fn create_queue(
+        &mut self,
+        device: wire::Device,
+        depth: u32,
+        channel: Option<Name>,
+    ) -> Result<Reply, Refusal> {
         let channel = match channel {
             Some(name) => Arc::clone(find(&self.completion_channels, name)?),
             None => Arc::clone(match &mut self.unread {
@@ -354,7 +377,8 @@ impl Session {
         };
         let queue = self.name()?;
         let signal = Arc::new(QueueSignal { queue, channel });
-        let made = self.device.create_completion_queue(queue.into(), depth, signal)?;
+        let device = &self.opened(device)?.device;
+        let made = device.create_completion_queue(queue.into(), depth, signal)?;
         self.queues.insert(queue, made);
         Ok(Reply::Made(queue))
     }
@@ -368,10 +392,11 @@ impl Session {
     ) -> Result<Reply, Refusal> {
         limits.inline = limits.inline.min(MAX_INLINE as u32);
         let name = self.name()?;
-        let domain = find(&self.domains, domain)?;
+        let OwnedDomain { device, domain } = find(&self.domains, domain)?;
         let queues = [find(&self.queues, sends)?, find(&self.queues, receives)?];
         let shared = shared.map(|shared| find(&self.shared, shared)).transpose()?;
-        let pair = self.device.create_queue_pair(name.into(), domain, queues, shared, limits)?;
+        let device = &self.opened(*device)?.device;
+        let pair = device.create_queue_pair(name.into(), domain, queues, shared, limits)?;
         let (number, inline) = (pair.number(), pair.max_inline() as u32);
         self.pairs.insert(name, pair);
         Ok(Reply::Pair { name, number, inline })
@@ -438,8 +463,9 @@ impl Session {
     fn create_shared(&mut self, domain: Name, depth: u32, limit: u32) -> Result<Reply, Refusal> {
         room(&self.shared, MOST_OBJECTS)?;
         let name = self.name()?;
-        let domain = find(&self.domains, domain)?;
-        let made = self.device.create_shared_receives(name.into(), domain, depth, limit)?;
+        let OwnedDomain { device, domain } = find(&self.domains, domain)?;
+        let device = &self.opened(*device)?.device;
+        let made = device.create_shared_receives(name.into(), domain, depth, limit)?;
         self.shared.insert(name, made);
         Ok(Reply::Made(name))
     }

@@ -1,0 +1,41 @@
+//! The devices of a program's machine, as the environment names them.
+
+use std::fmt::Write as _;
+use std::net::{AddrParseError, IpAddr};
+
+/// The addresses of each device, as [`crate::ADDRESSES`] has them: those of a device separated by commas, devices by semicolons.
+#[must_use]
+pub fn format_devices(devices: &[Vec<IpAddr>]) -> String {
+    let mut text = String::new();
+    for (number, addresses) in devices.iter().enumerate() {
+        for (place, address) in addresses.iter().enumerate() {
+            let before = match (number, place) {
+                (0, 0) => "",
+                (_, 0) => ";",
+                _ => ",",
+            };
+            // Writing to a string does not fail.
+            let _written = write!(text, "{before}{address}");
+        }
+    }
+    text
+}
+
+/// What [`format_devices`] has written.
+pub fn parse_devices(text: &str) -> Result<Vec<Vec<IpAddr>>, AddrParseError> {
+    text.split(';').map(|addresses| addresses.split(',').map(str::parse).collect()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_read_as_they_were_written() {
+        let text = "192.0.2.1,2001:db8::1;198.51.100.1";
+        let devices = parse_devices(text).expect("addresses");
+        assert_eq!(devices.iter().map(Vec::len).collect::<Vec<_>>(), [2, 1]);
+        assert_eq!(format_devices(&devices), text);
+        assert!(parse_devices("192.0.2.1;").is_err() && parse_devices("").is_err());
+    }
+}

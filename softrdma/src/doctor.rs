@@ -1,0 +1,92 @@
+//! What `softrdma doctor` finds out: whether programs can run here.
+
+use std::os::fd::AsFd as _;
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use rustix::process::{PTracer, Pid, set_ptracer};
+use softrdma_wire::{Reply, Request, Socket, VERSION};
+
+use crate::runtime::{Error, Place, has_rdma_core};
+
+/// Whether Yama restricts who may reach into whom, and how far.
+const SCOPE: &str = "/proc/sys/kernel/yama/ptrace_scope";
+
+/// Some memory of this process.
+static PROBE: u8 = 0;
+
+/// Starts a fabric as a program would, and returns what is there and what is missing, in lines.
+pub fn report() -> Result<String, Error> {
+    let place = Place::of("doctor")?;
+    let libraries = place.libraries()?;
+    let rdma_core = match has_rdma_core() {
+        true => "installed; its libibverbs is loaded beside ours, for providers' libraries",
+        false => "not installed; ours stands in for it",
+    };
+    let reaches = is_reached(&mut place.enter()?)?;
+    let scope = std::fs::read_to_string(SCOPE).ok();
+    Ok(format!(
+        "libraries: {}\nrdma-core: {rdma_core}\nfabric: starts and answers\nreaching into programs: {}",
+        libraries.search().display(),
+        reaching(reaches, scope.as_deref().map(str::trim))
+    ))
+}
+
+/// Whether the fabric reaches into this process: it takes an offer to copy only where it does not.
+fn is_reached(fabric: &mut Socket) -> Result<bool, Error> {
+    let failed = |error| Error::Told { error };
+    let mut ask = |request: &Request<'_>, with| -> Result<Reply, Error> {
+        fabric.send(request, with).map_err(failed)?;
+        Ok(fabric.receive().map_err(failed)?.0)
+    };
+    let devices = vec![vec![[192, 0, 2, 1].into()]];
+    let hello = Request::Hello { version: VERSION, program: "doctor".into(), devices, above: 0 };
+    let Reply::Welcome { fabric, .. } = ask(&hello, None)? else { return Err(Error::Refused) };
+    // As programs do (`PR_SET_PTRACER(2const)`); without Yama it fails, and is not needed.
+    let tracer = i32::try_from(fabric).ok().and_then(Pid::from_raw);
+    let _not_needed = set_ptracer(tracer.map_or(PTracer::None, PTracer::ProcessID));
+    let kind = SocketType::SEQPACKET;
+    let (_ours, theirs) = socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)
+        .map_err(|errno| Error::System { what: "a socket".into(), error: errno.into() })?;
+    let probe = (&raw const PROBE).expose_provenance() as u64;
+    match ask(&Request::OfferMemory { probe }, Some(theirs.as_fd()))? {
+        Reply::Done => Ok(false),
+        Reply::Refused(errno) if errno == Errno::EXIST.raw_os_error() => Ok(true),
+        _ => Err(Error::Refused),
+    }
+}
+
+/// How memory of programs is reached, and why so, with what Yama's `ptrace_scope` says where there is one
+/// (`Documentation/admin-guide/LSM/Yama.rst`).
+fn reaching(reaches: bool, scope: Option<&str>) -> String {
+    const SLOWLY: &str = "programs copy their memory themselves, which is slower";
+    match (reaches, scope) {
+        (true, Some("1")) => "restricted by Yama (ptrace_scope 1); programs allow it themselves".into(),
+        (true, _) => "allowed".into(),
+        (false, Some(scope @ ("2" | "3"))) => format!("forbidden by Yama (ptrace_scope {scope}); {SLOWLY}"),
+        (false, _) => format!("forbidden by a seccomp profile; {SLOWLY}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_names_what_forbids_to_reach_into_programs() {
+        let slowly = "; programs copy their memory themselves, which is slower";
+        for (reaches, scope, words) in [
+            (true, None, "allowed".into()),
+            (true, Some("0"), "allowed".into()),
+            (true, Some("1"), "restricted by Yama (ptrace_scope 1); programs allow it themselves".into()),
+            // Who has CAP_SYS_PTRACE.
+            (true, Some("2"), "allowed".into()),
+            (false, Some("2"), format!("forbidden by Yama (ptrace_scope 2){slowly}")),
+            (false, Some("3"), format!("forbidden by Yama (ptrace_scope 3){slowly}")),
+            (false, Some("0"), format!("forbidden by a seccomp profile{slowly}")),
+            (false, None, format!("forbidden by a seccomp profile{slowly}")),
+        ] {
+            assert_eq!(reaching(reaches, scope), words);
+        }
+    }
+}

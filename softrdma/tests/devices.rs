@@ -1,0 +1,126 @@
+//! Machines with several devices, for programs of others and one of our own. What is not installed is skipped.
+
+mod common;
+
+use std::process::{Command, Stdio};
+
+use common::{Home, Running, await_some, compiled, installed, succeeded};
+
+/// The devices of a machine, and of a peer on the network of the second.
+const FIRST: &str = "192.0.2.1";
+const SECOND: &str = "198.51.100.1";
+const PEER: &str = "198.51.100.2";
+
+/// A program on the machine with both.
+fn run(home: &Home, program: &[&str]) -> Command {
+    let devices = ["run", "--address", FIRST, "--address", SECOND, "--"];
+    let mut command = home.softrdma(&[&devices[..], program].concat());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// What a client printed that is tried until its server listens, and ends with it.
+fn served(home: &Home, mut server: Running, mut client: impl FnMut() -> Command) -> String {
+    let text = await_some("the client's success", || {
+        let output = client().output().expect("runs");
+        if !output.status.success() {
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(server.runs(), "the server has served it, and the client failed: {said}");
+            println!("again: {said}");
+            return None;
+        }
+        Some(succeeded(&output))
+    });
+    let (done, said) = server.finish();
+    assert!(done, "{said}");
+    home.is_left();
+    text
+}
+
+#[test]
+fn both_are_listed_and_shown() {
+    if installed("ibv_devices").is_none() {
+        return;
+    }
+    let home = Home::new("devices-listed");
+    let text = succeeded(&run(&home, &["ibv_devices"]).output().expect("runs"));
+    assert!(text.contains("softrdma0") && text.contains("softrdma1"), "{text}");
+    let text = succeeded(&run(&home, &["ibv_devinfo", "-d", "softrdma1", "-v"]).output().expect("runs"));
+    assert!(text.contains("softrdma1") && text.contains(&format!("::ffff:{SECOND}")), "{text}");
+    assert!(!text.contains("softrdma0") && !text.contains(FIRST), "{text}");
+    home.is_left();
+}
+
+/// `rping` listens everywhere, and is asked at each device. `softrdma status` shows where its queue pair is.
+#[test]
+fn rping_is_reached_at_each_device() {
+    if installed("rping").is_none() {
+        return;
+    }
+    for address in [FIRST, SECOND] {
+        let home = Home::new(&format!("devices-rping-{address}"));
+        let server = Running::start(&mut run(&home, &["rping", "-s", "-a", "0.0.0.0", "-C", "50", "-V"]));
+        await_some("the server's session", || {
+            let text = succeeded(&home.softrdma(&["status"]).output().expect("runs"));
+            text.contains("softrdma0: 192.0.2.1; softrdma1: 198.51.100.1").then_some(())
+        });
+        let text =
+            served(&home, server, || home.run(PEER, &["rping", "-c", "-a", address, "-C", "50", "-V", "-v"]));
+        assert!(text.contains("rdma-ping-49"), "{text}");
+    }
+}
+
+/// A machine's program connects from the device on its peer's network, or from the one that it names.
+#[test]
+fn rping_begins_at_either_device() {
+    if installed("rping").is_none() {
+        return;
+    }
+    for source in [&[][..], &["-I", FIRST]] {
+        let home = Home::new(&format!("devices-source-{}", source.len()));
+        let server = Running::start(&mut home.run(PEER, &["rping", "-s", "-a", PEER, "-C", "5", "-V"]));
+        let client = [&["rping", "-c", "-a", PEER, "-C", "5", "-V", "-v"], source].concat();
+        let text = served(&home, server, || run(&home, &client));
+        assert!(text.contains("rdma-ping-4"), "{text}");
+    }
+}
+
+/// Between the devices of one machine.
+#[test]
+fn ibv_rc_pingpong_between_devices() {
+    if installed("ibv_rc_pingpong").is_none() {
+        return;
+    }
+    let home = Home::new("devices-pingpong");
+    let pingpong = |device| ["ibv_rc_pingpong", "-d", device, "-e", "-c", "-g", "0", "-p", "18641"];
+    let server = Running::start(&mut run(&home, &pingpong("softrdma0")));
+    let client = [&pingpong("softrdma1")[..], &["127.0.0.1"]].concat();
+    let text = served(&home, server, || run(&home, &client));
+    // Its own address is the second device's, its peer's the first's.
+    let ends = [(SECOND, "local address:"), (FIRST, "remote address:")];
+    for (address, what) in ends {
+        let line = text.lines().find(|line| line.contains(what)).unwrap_or_default();
+        assert!(line.ends_with(&format!("::ffff:{address}")), "{text}");
+    }
+    assert!(text.contains("1000 iters"), "{text}");
+}
+
+/// Names, contexts, tables, objects that belong to one device, and the device that the connection manager takes.
+#[test]
+fn a_program_of_both() {
+    let home = Home::new("devices-program");
+    let Some(program) = compiled(&home, "devices") else { return };
+    if installed("rping").is_none() {
+        return;
+    }
+    // Only its machine is wanted.
+    let peer = Running::start(&mut home.run(PEER, &["rping", "-s", "-a", PEER, "-C", "1"]));
+    await_some("the peer's session", || {
+        succeeded(&home.softrdma(&["status"]).output().expect("runs")).contains(PEER).then_some(())
+    });
+    let output = run(&home, &[&program, FIRST, SECOND, PEER]).output().expect("runs");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(succeeded(&output), "done\n", "{said}");
+    drop(peer);
+    home.is_left();
+}
