@@ -1,7 +1,7 @@
 //! Transports of a client: streams over RDMA, and TCP.
 
 use std::io::{self, Read, Write};
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -111,8 +111,8 @@ pub trait Transport {
     /// The stream ended before.
     fn returned(&mut self, buffer: &Self::Buffer, deadline: Deadline) -> io::Result<()>;
 
-    /// Ends a stream that is of no more use, without a wait for what was written. Unless a transport does more, dropping it is enough.
-    fn end_now(&mut self) {}
+    /// Ends a stream that is of no more use, without a wait for what was written.
+    fn end_now(&mut self);
 }
 
 /// A transport as a reader, until a deadline.
@@ -206,7 +206,7 @@ impl<B: Descriptors> Transport for Stream<B> {
     }
 
     fn end_now(&mut self) {
-        // Dropping it would linger for what the peer does not take.
+        // Dropping it would linger for what the peer does not take. Why it did not end in order is what has lost it.
         _ = self.close(Duration::ZERO);
     }
 }
@@ -308,6 +308,11 @@ impl Transport for TcpStream {
 
     fn returned(&mut self, _buffer: &Memory, _deadline: Deadline) -> io::Result<()> {
         Ok(())
+    }
+
+    fn end_now(&mut self) {
+        // The peer may have ended it before.
+        _ = self.shutdown(Shutdown::Both);
     }
 }
 
