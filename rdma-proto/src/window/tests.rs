@@ -244,7 +244,7 @@ fn follows(
 }
 
 /// How many courses are followed in a run.
-const COURSES: u32 = 1000;
+const COURSES: u32 = if cfg!(miri) { 4 } else { 1000 };
 
 #[test]
 fn receiving_keeps_the_stream() {
@@ -260,8 +260,11 @@ fn receiving_keeps_the_stream() {
     if let Err(error) = followed {
         panic!("{error}\n{reached:?}");
     }
-    // A fourth of what a run comes to, or less: nothing is shown of a place that no course reaches.
     println!("{reached:?}");
+    if cfg!(miri) {
+        return;
+    }
+    // A fourth of what a run comes to, or less: nothing is shown of a place that no course reaches.
     let Reached { ahead, landed_behind_ahead, landed, stopped, regions } = reached;
     assert!(ahead > COURSES / 4 && landed > COURSES && stopped > COURSES / 4, "{reached:?}");
     assert!(
