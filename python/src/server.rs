@@ -5,7 +5,7 @@ use std::net::{TcpStream, ToSocketAddrs};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use rdma_conn::{Connect, Descriptors, Options, ProtectionDomain, Stream};
+use rdma_conn::{Connect, Descriptors, ProtectionDomain, Stream};
 use rdma_kv::Transport;
 use rdma_verbs::Verbs;
 
@@ -44,7 +44,7 @@ pub(crate) trait Server: Send + Sync {
 /// Returns the server at an address.
 pub(crate) fn named(address: &Address, settings: Settings) -> Result<Arc<dyn Server>, Refusal> {
     let Address { scheme, host, .. } = address;
-    let mut options = Options::client();
+    let mut options = rdma_kv::options();
     options.protocol.window = settings.window;
     // Every reply was read before a client ends, so nothing of use is waited for.
     options.linger = Duration::from_millis(100);

@@ -17,4 +17,4 @@ pub use login::Login;
 pub use memory::Memory;
 pub use registrations::Registrations;
 pub use striped::{Striped, StripedBuffer};
-pub use transport::{Buffer, Deadline, Transport};
+pub use transport::{Buffer, Deadline, Transport, options};
