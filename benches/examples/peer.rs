@@ -6,6 +6,7 @@
 //! peer pieces ROUNDS      16 requests written as one, then their 16 answers read together
 //! peer waits ROUNDS       a request whose answer comes when the client waits, by an event
 //! peer spins ROUNDS       a request whose answer comes after the client has looked three times
+//! peer value ROUNDS       GET of a value of 32 MiB, into a registered buffer
 //! ```
 
 use std::io::{IoSlice, Read, Write};
@@ -14,10 +15,12 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use rdma_conn::{Connect, ConnectionId, Endpoint, Event, Limits, Options, Stream};
+use rdma_kv::{Buffer, Client, Transport};
 use rdma_verbs::Verbs;
 
 const LEN: usize = 64;
 const MANY: usize = 16;
+const VALUE: usize = 32 << 20;
 
 /// Longer than the device ever makes anybody wait.
 const SPIN: Duration = Duration::from_secs(10);
@@ -124,6 +127,23 @@ fn endpoint(rounds: usize) {
     std::mem::forget(endpoint);
 }
 
+#[inline(never)]
+fn measured_value(client: &mut Client<Stream<Verbs>>, buffer: &mut <Stream<Verbs> as Transport>::Buffer) {
+    assert_eq!(client.get_into(b"key", buffer, 0..VALUE).expect("got"), Some(VALUE));
+}
+
+fn value(rounds: usize) {
+    let mut client = Client::new(connect(rdma_kv::options()));
+    let mut buffer = client.buffer(VALUE).expect("memory");
+    for _ in 0..rounds {
+        measured_value(&mut client, &mut buffer);
+        let mut last = [0];
+        assert!(buffer.read(VALUE - 1, &mut last) && last == *b"v");
+    }
+    assert!(client.counts().bytes_landed >= (rounds * (VALUE - (2 << 20))) as u64, "{:?}", client.counts());
+    std::mem::forget(client);
+}
+
 fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
     let (what, rounds) = (arguments.next(), arguments.next().and_then(|rounds| rounds.parse().ok()));
@@ -134,8 +154,9 @@ fn main() -> ExitCode {
         Some("spins") => requests(rounds, b's', Options::client().spin(SPIN)),
         Some("pieces") => pieces(rounds),
         Some("endpoint") => endpoint(rounds),
+        Some("value") => value(rounds),
         _ => {
-            eprintln!("usage: peer stream|endpoint|pieces|waits|spins ROUNDS");
+            eprintln!("usage: peer stream|endpoint|pieces|waits|spins|value ROUNDS");
             return ExitCode::from(64);
         }
     }

@@ -6,7 +6,8 @@
  *   'a'  at once, with all that were held back;
  *   'l'  later, with the next one that does not come later;
  *   'w'  when the client waits: it has asked to be woken, has looked, and found nothing;
- *   's'  when the client has looked three times and found nothing, whether it has asked to be woken or not. */
+ *   's'  when the client has looked three times and found nothing, whether it has asked to be woken or not.
+ * A command of RESP, which begins with '*', is answered at once with a value of 32 MiB, one notification for each window that it fills. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -22,7 +23,7 @@
 #undef ibv_reg_mr
 #undef ibv_query_port
 
-enum { ANSWER = 64, WINDOW = 16 << 20, DEPTH = 1 << 14, MESSAGE = 32, LOOKS = 3, REGISTER = 3 };
+enum { ANSWER = 64, WINDOW = 16 << 20, DEPTH = 1 << 14, VALUE = 32 << 20, MESSAGE = 32, LOOKS = 3, REGISTER = 3 };
 
 /* The server's window, and how far it is full. */
 static _Alignas(4096) unsigned char window[WINDOW];
@@ -44,6 +45,10 @@ static unsigned first_receive, last_receive;
 static int armed, looks;
 /* Answers that are due at once, later, when the client waits, and when it has looked. */
 static unsigned due, later, on_wait, on_look;
+/* Of a value under way, how many bytes of the reply are to come. */
+static const char value_head[] = "$33554432\r\n", value_end[] = "\r\n";
+enum { HEAD = sizeof value_head - 1, END = sizeof value_end - 1, REPLY = HEAD + VALUE + END };
+static uint32_t value_left;
 
 static struct rdma_event_channel events;
 static struct rdma_cm_event told[8];
@@ -94,20 +99,37 @@ static void device_register_window(void) {
     device_say(message);
 }
 
+/* Notifies the client of so many bytes more in its window. */
+static void device_notify(uint32_t bytes) {
+    unsigned at = device_take_receive();
+    client_used += bytes;
+    device_complete((struct ibv_wc){
+        .wr_id = receive_ids[at],
+        .opcode = IBV_WC_RECV_RDMA_WITH_IMM,
+        .byte_len = bytes,
+        .wc_flags = IBV_WC_WITH_IMM,
+        .imm_data = htonl(bytes),
+    });
+}
+
+/* Fills the client's window with the next bytes of the reply that has the value. */
+static void device_answer_value(void) {
+    uint32_t room = client_length - client_used, bytes = value_left < room ? value_left : room;
+    for (uint32_t byte = 0; byte < bytes; byte++) {
+        uint32_t at = REPLY - value_left + byte;
+        client_window[client_used + byte] = at < HEAD ? value_head[at] : at < HEAD + VALUE ? 'v' : value_end[at - HEAD - VALUE];
+    }
+    value_left -= bytes;
+    if (bytes > 0) device_notify(bytes);
+}
+
 /* Gives the answers that are due, as far as the client's window takes them. */
 static void device_answer(void) {
+    device_answer_value();
     while (due > 0 && client_length - client_used >= ANSWER) {
-        unsigned at = device_take_receive();
         memset(client_window + client_used, 'r', ANSWER);
-        client_used += ANSWER;
         due--;
-        device_complete((struct ibv_wc){
-            .wr_id = receive_ids[at],
-            .opcode = IBV_WC_RECV_RDMA_WITH_IMM,
-            .byte_len = ANSWER,
-            .wc_flags = IBV_WC_WITH_IMM,
-            .imm_data = htonl(ANSWER),
-        });
+        device_notify(ANSWER);
     }
 }
 
@@ -136,6 +158,7 @@ static void device_notified(const unsigned char *request) {
         on_look++;
         looks = 0;
         break;
+    case '*': value_left = REPLY; break;
     default: device_fail("a request that says not when its answer is to come");
     }
     device_answer();
@@ -247,6 +270,12 @@ struct ibv_mr *ibv_reg_mr(struct ibv_pd *domain, void *address, size_t length, i
     (void)access;
     if (region) *region = (struct ibv_mr){.context = domain->context, .pd = domain, .addr = address, .length = length, .lkey = 2, .rkey = 3};
     return region;
+}
+
+struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *domain, uint64_t offset, size_t length, uint64_t iova, int fd, int access) {
+    (void)domain, (void)offset, (void)length, (void)iova, (void)fd, (void)access;
+    errno = EOPNOTSUPP;
+    return NULL;
 }
 
 struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *domain, void *address, size_t length, uint64_t iova, unsigned access) {

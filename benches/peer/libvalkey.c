@@ -2,7 +2,8 @@
  *
  *   libvalkey stream ROUNDS    a request of 64 bytes and its answer, which is there when it is read
  *   libvalkey pieces ROUNDS    16 requests written, then their 16 answers read together
- *   libvalkey waits ROUNDS     a request whose answer comes when the client waits */
+ *   libvalkey waits ROUNDS     a request whose answer comes when the client waits
+ *   libvalkey value ROUNDS     GET of a value of 32 MiB, as a reply of libvalkey's */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +12,7 @@
 #include "valkey.h"
 #include "valkey_private.h"
 
-enum { LEN = 64, MANY = 16 };
+enum { LEN = 64, MANY = 16, VALUE = 32 << 20 };
 
 static void check(int holds, const char *what, valkeyContext *c) {
     if (holds) return;
@@ -36,6 +37,13 @@ __attribute__((noinline)) void measured_read(valkeyContext *c, char *into, size_
     }
 }
 
+/* One copy into its reader, and one into the reply. */
+__attribute__((noinline)) void measured_value(valkeyContext *c) {
+    valkeyReply *reply = valkeyCommand(c, "GET key");
+    check(reply && reply->type == VALKEY_REPLY_STRING && reply->len == VALUE && reply->str[VALUE - 1] == 'v', "value", c);
+    freeReplyObject(reply);
+}
+
 static void set_request(valkeyContext *c, char when) {
     char request[LEN];
     memset(request, when, LEN);
@@ -47,7 +55,7 @@ int main(int argc, char **argv) {
     char answers[MANY * LEN];
     valkeyOptions options = {0};
     long rounds = argc > 2 ? strtol(argv[2], NULL, 10) : 0;
-    check(rounds > 0, "usage: libvalkey stream|pieces|waits ROUNDS", NULL);
+    check(rounds > 0, "usage: libvalkey stream|pieces|waits|value ROUNDS", NULL);
     check(valkeyInitiateRdma() == VALKEY_OK, "begin", NULL);
     VALKEY_OPTIONS_SET_RDMA(&options, "192.0.2.1", 6379);
     valkeyContext *c = valkeyConnectWithOptions(&options);
@@ -56,6 +64,11 @@ int main(int argc, char **argv) {
     set_request(c, 'w');
     check(c->funcs->write(c) == LEN, "write", c);
     measured_read(c, answers, LEN);
+    if (!strcmp(argv[1], "value")) {
+        sdsclear(c->obuf);
+        for (long round = 0; round < rounds; round++) measured_value(c);
+        return 0;
+    }
     int pieces = strcmp(argv[1], "pieces") ? 1 : MANY;
     char when = strcmp(argv[1], "waits") ? 'a' : 'w';
     for (long round = 0; round < rounds; round++) {

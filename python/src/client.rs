@@ -8,6 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString, PyTuple};
 use rdma_kv::Part;
 
+use crate::address::Address;
 use crate::counts::Counts;
 use crate::errors::Failure;
 use crate::memory::{Memory, Pieces};
@@ -20,16 +21,19 @@ use crate::wire::{Connection, lock};
 ///
 /// Args:
 ///     url: `rdma://HOST[:PORT]` for a server through an RDMA device, `tcp://HOST[:PORT]` for one over TCP, or `embedded://NAME` for a
-///         small store inside this process, for trying out. The port is 6379 if none is given.
+///         small store inside this process, for trying out. The port is 6379 if none is given. With a password, `rdma://:PASSWORD@HOST`,
+///         or `rdma://USER:PASSWORD@HOST` for a user of the server's access control list; `%40` is an `@` in them, as in other URLs.
+///         With another database than 0, `rdma://HOST/DATABASE`. Neither RDMA nor TCP encrypts them; no message shows a password.
 ///     timeout: Seconds that a command may take, however slowly the server answers; the connection is lost then. None waits for ever.
 ///     connect_timeout: Seconds that connecting may take, for each of the host's addresses.
 ///     window: Bytes of a receive window, over RDMA. Values of several windows land in a registered buffer.
 ///
 /// Raises:
-///     ConnectError: The address is none, there is no RDMA device, or the server cannot be reached; the message says which.
+///     ConnectError: The address is none, there is no RDMA device, the server cannot be reached, or it refuses the password or the
+///         database; the message says which.
 #[pyclass(frozen, module = "valkey_rdma", weakref)]
 pub(crate) struct Client {
-    url: String,
+    address: Arc<Address>,
     settings: Settings,
     /// None once it was closed.
     server: Mutex<Option<Arc<dyn Server>>>,
@@ -45,11 +49,12 @@ enum State {
 }
 
 impl Client {
-    fn connect(url: String, settings: Settings, server: Arc<dyn Server>) -> Result<Self, Failure> {
+    fn connect(address: Arc<Address>, settings: Settings, server: Arc<dyn Server>) -> Result<Self, Failure> {
         let mut client = rdma_kv::Client::new(Connection(server.connect().map_err(Failure::Connect)?));
         client.set_timeout(settings.timeout);
+        client.log_in(&address.login).map_err(|error| Failure::Connect(error.into()))?;
         let line = Mutex::new(State::Open(client));
-        Ok(Self { url, settings, server: Mutex::new(Some(server)), line, counts: Mutex::default() })
+        Ok(Self { address, settings, server: Mutex::new(Some(server)), line, counts: Mutex::default() })
     }
 
     /// Does a command while other Python threads run. What loses the connection ends it: when the error is raised, nothing uses a
@@ -89,7 +94,7 @@ impl Client {
     )]
     fn new(
         py: Python<'_>,
-        url: String,
+        url: &str,
         timeout: Option<f64>,
         connect_timeout: f64,
         window: u32,
@@ -100,8 +105,9 @@ impl Client {
             window,
         };
         let connected = py.detach(|| {
-            let server = named(&url, settings).map_err(Failure::Connect)?;
-            Self::connect(url, settings, server)
+            let address = Address::parse(url).map_err(Failure::Connect)?;
+            let server = named(&address, settings).map_err(Failure::Connect)?;
+            Self::connect(Arc::new(address), settings, server)
         });
         connected.map_err(|failure| failure.raised(py))
     }
@@ -112,12 +118,12 @@ impl Client {
     /// memory is registered once. This also works after this client has lost its connection, but not after `close()`.
     ///
     /// Raises:
-    ///     ConnectError: The server cannot be reached.
+    ///     ConnectError: The server cannot be reached, or refuses the password or the database.
     ///     ConnectionLost: This client was closed.
     fn another(&self, py: Python<'_>) -> PyResult<Self> {
         let connected = py.detach(|| {
             let server = lock(&self.server).clone().ok_or(Failure::Closed)?;
-            Self::connect(self.url.clone(), self.settings, server)
+            Self::connect(Arc::clone(&self.address), self.settings, server)
         });
         connected.map_err(|failure| failure.raised(py))
     }
@@ -294,7 +300,7 @@ impl Client {
     }
 
     fn __repr__(&self) -> String {
-        format!("<valkey_rdma.Client of {}>", self.url)
+        format!("<valkey_rdma.Client of {}>", self.address.shown)
     }
 }
 

@@ -1,6 +1,7 @@
 //! The native module of the Python package `valkey_rdma`: a client of `rdma-kv` on the memory of Python objects.
 #![deny(unsafe_code)]
 
+mod address;
 mod client;
 mod counts;
 mod embedded;

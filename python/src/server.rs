@@ -5,10 +5,11 @@ use std::net::{TcpStream, ToSocketAddrs};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use rdma_conn::{Connect, Descriptors, Options, ProtectionDomain, Stream};
+use rdma_conn::{Connect, Descriptors, ProtectionDomain, Stream};
 use rdma_kv::Transport;
 use rdma_verbs::Verbs;
 
+use crate::address::{Address, FORMS};
 use crate::embedded;
 use crate::wire::{Arenas, Line, Wire, lock};
 
@@ -40,24 +41,19 @@ pub(crate) trait Server: Send + Sync {
     fn registrations(&self) -> usize;
 }
 
-/// Returns the server of an address: `rdma://HOST[:PORT]`, `tcp://HOST[:PORT]` or `embedded://NAME`.
-pub(crate) fn named(url: &str, settings: Settings) -> Result<Arc<dyn Server>, Refusal> {
-    let forms = "rdma://HOST[:PORT], tcp://HOST[:PORT] or embedded://NAME";
-    let (scheme, rest) = url.split_once("://").ok_or_else(|| format!("{url}: an address is {forms}"))?;
-    let name = rest.strip_suffix('/').unwrap_or(rest);
-    if name.is_empty() || name.contains(['/', '@', '?', '#']) {
-        return Err(format!("{url}: an address is {forms}, with no user, password or path").into());
-    }
-    let mut options = Options::client();
+/// Returns the server at an address.
+pub(crate) fn named(address: &Address, settings: Settings) -> Result<Arc<dyn Server>, Refusal> {
+    let Address { scheme, host, .. } = address;
+    let mut options = rdma_kv::options();
     options.protocol.window = settings.window;
     // Every reply was read before a client ends, so nothing of use is waited for.
     options.linger = Duration::from_millis(100);
     let how = Connect::default().timeout(settings.connect_timeout).options(options);
-    match scheme {
-        "tcp" => Ok(served(Tcp { host: with_port(name), timeout: settings.connect_timeout })),
-        "rdma" => Ok(served(Rdma::new(Verbs::load()?, with_port(name), how))),
-        "embedded" => Ok(served(Rdma::new(embedded::host(name)?, embedded::ADDRESS.to_string(), how))),
-        _ => Err(format!("{url}: {scheme} is no transport; an address is {forms}").into()),
+    match scheme.as_str() {
+        "tcp" => Ok(served(Tcp { host: with_port(host), timeout: settings.connect_timeout })),
+        "rdma" => Ok(served(Rdma::new(Verbs::load()?, with_port(host), how))),
+        "embedded" => Ok(served(Rdma::new(embedded::host(host)?, embedded::ADDRESS.to_string(), how))),
+        _ => Err(format!("{}: {scheme} is no transport; an address is {FORMS}", address.shown).into()),
     }
 }
 

@@ -42,6 +42,8 @@ pub(crate) trait Wire: Send {
     fn send(&mut self, memory: &Memory, range: Range<usize>, deadline: Deadline) -> io::Result<u64>;
 
     fn returned(&mut self, memory: &Memory, deadline: Deadline) -> io::Result<()>;
+
+    fn end_now(&mut self);
 }
 
 /// A transport and the memory that is registered for it.
@@ -126,6 +128,10 @@ impl<T: Transport + Send> Wire for Line<T> {
         let Some((buffer, _)) = self.arena(memory, &(0..memory.len())) else { return Ok(()) };
         self.stream.returned(&buffer, deadline)
     }
+
+    fn end_now(&mut self) {
+        self.stream.end_now();
+    }
 }
 
 /// The transport that `rdma-kv` sees. Its buffers are pieces of memory, each of which may be registered or not.
@@ -175,5 +181,9 @@ impl Transport for Connection {
 
     fn returned(&mut self, buffer: &Pieces, deadline: Deadline) -> io::Result<()> {
         buffer.memories().try_for_each(|memory| self.0.returned(memory, deadline))
+    }
+
+    fn end_now(&mut self) {
+        self.0.end_now();
     }
 }

@@ -33,6 +33,6 @@ pub use lend::RegisteredBuffer;
 pub use listener::Listener;
 pub use options::Options;
 pub use rdma_proto::backend::Access;
-pub use rdma_proto::memory::{CallerMemory, SharedMemory};
+pub use rdma_proto::memory::{CallerMemory, DmaBuf, SharedMemory};
 pub use rdma_proto::{Config, Counters, Keepalive, Role};
 pub use stream::{Connect, Stream};

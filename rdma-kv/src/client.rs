@@ -4,6 +4,7 @@ use std::ops::{Add, Range, Sub};
 use std::time::Duration;
 
 use crate::error::Error;
+use crate::login::Login;
 use crate::memory::Memory;
 use crate::reply::{Line, Replies};
 use crate::transport::{Buffer, Deadline, Transport, Until};
@@ -61,8 +62,8 @@ impl Sub for Counts {
 
 /// A client for large values on one connection: one command at a time, or many in a row by [`Client::mget_into`].
 ///
-/// After [`Error::Refused`] and [`Error::TooLong`] it goes on; any other error loses its connection, and each later call
-/// returns [`Error::Lost`].
+/// After [`Error::Refused`] and [`Error::TooLong`] it goes on; any other error loses its connection, which is ended at
+/// once, and each later call returns [`Error::Lost`].
 #[derive(Debug)]
 pub struct Client<T: Transport> {
     stream: T,
@@ -120,11 +121,6 @@ impl<T: Transport> Client<T> {
         self.lost
     }
 
-    /// Ends the connection, which is lost.
-    pub(crate) fn end_now(&mut self) {
-        self.stream.end_now();
-    }
-
     /// Returns the counts of this client.
     pub const fn counts(&self) -> Counts {
         self.counts
@@ -133,6 +129,24 @@ impl<T: Transport> Client<T> {
     /// Returns the stream.
     pub const fn stream(&self) -> &T {
         &self.stream
+    }
+
+    /// Tells the server who this client is and which database it means, before the first command. Each connection does so for itself: a new
+    /// one begins as the default user, in database 0.
+    ///
+    /// # Errors
+    /// [`Error::Login`]: the server refused. The connection is lost after this and any other error.
+    pub fn log_in(&mut self, login: &Login) -> Result<(), Error> {
+        let (commands, names) = login.commands();
+        self.exchange(|client| {
+            client.send(&commands)?;
+            names.into_iter().try_for_each(|command| {
+                client.status().map_err(|error| match error {
+                    Error::Refused(text) => Error::Login { command, text },
+                    error => error,
+                })
+            })
+        })
     }
 
     /// Gets a value into `range` of `buffer`. Returns its length; `None` if there is no such key.
@@ -298,6 +312,7 @@ impl<T: Transport> Client<T> {
 
     fn lose(&mut self, error: Error) -> Error {
         self.lost = true;
+        self.stream.end_now();
         error
     }
 }
@@ -327,7 +342,7 @@ fn unexpected(line: &Line) -> Error {
 }
 
 /// Writes a command of `count` strings, as far as these.
-fn command(into: &mut Vec<u8>, count: usize, arguments: &[&[u8]]) {
+pub(crate) fn command(into: &mut Vec<u8>, count: usize, arguments: &[&[u8]]) {
     into.extend_from_slice(format!("*{count}\r\n").as_bytes());
     for argument in arguments {
         into.extend_from_slice(format!("${}\r\n", argument.len()).as_bytes());

@@ -9,6 +9,15 @@ pub enum Error {
     /// The server refused the command: a wrong type, missing rights, a full memory. The connection can be used further.
     #[error("the server refused the command: {0}")]
     Refused(String),
+    /// The server refused the user, the password or the database of a [`Login`](crate::Login). The connection is lost: its commands would be
+    /// those of another user, or go to another database.
+    #[error("the server refused to log in ({command}): {text}")]
+    Login {
+        /// The command that it refused: `AUTH` or `SELECT`.
+        command: &'static str,
+        /// Its words.
+        text: String,
+    },
     /// The value is longer than the part of the buffer that was given for it. It was read and dropped, so the connection can be used
     /// further.
     #[error("the value has {len} bytes, and there is room for {room}")]

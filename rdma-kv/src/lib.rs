@@ -4,6 +4,7 @@
 
 mod client;
 mod error;
+mod login;
 mod memory;
 mod registrations;
 mod reply;
@@ -12,7 +13,8 @@ mod transport;
 
 pub use client::{Client, Counts, Part};
 pub use error::Error;
+pub use login::Login;
 pub use memory::Memory;
 pub use registrations::Registrations;
 pub use striped::{Striped, StripedBuffer};
-pub use transport::{Buffer, Deadline, Transport};
+pub use transport::{Buffer, Deadline, Transport, options};

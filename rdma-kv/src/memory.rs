@@ -4,12 +4,13 @@
 use std::any::Any;
 use std::fmt;
 use std::mem::ManuallyDrop;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
 
-use rdma_conn::{CallerMemory, SharedMemory};
+use rdma_conn::{CallerMemory, DmaBuf, SharedMemory};
 
 /// Memory that a program has: a `Vec<u8>` or a `Box<[u8]>`, which [`Memory::try_into_vec`] gives back; or, by
 /// [`Memory::from_raw_parts`], a mapping, an object of another language's runtime, an arena.
@@ -36,7 +37,13 @@ enum Owner {
     /// A `Vec<u8>` of this capacity.
     Vec { capacity: usize },
     /// Keeps the memory until it is dropped.
-    Other { _keep: Box<dyn Any + Send + Sync> },
+    Other { exported: Option<Exported>, _keep: Box<dyn Any + Send + Sync> },
+}
+
+/// The dma-buf that memory is a mapping of.
+struct Exported {
+    descriptor: OwnedFd,
+    offset: u64,
 }
 
 // SAFETY: the bytes are owned or, by the contract of `from_raw_parts`, reached by others in ways that atomics allow; `shared` reaches
@@ -62,10 +69,38 @@ impl Memory {
     /// # Panics
     /// `base` is null, or `len` is more than `isize::MAX`.
     pub unsafe fn from_raw_parts(base: *mut u8, len: usize, keep: impl Send + Sync + 'static) -> Self {
+        Self::kept(base, len, Owner::Other { exported: None, _keep: Box::new(keep) })
+    }
+
+    /// Returns the memory of `len` bytes from `base` on, which are a mapping of a dma-buf from `offset` on: memory of another device, a GPU
+    /// for example. An RDMA device reaches it through the dma-buf, `ibv_reg_dmabuf_mr(3)`; what does not land is copied through the
+    /// mapping. Over TCP everything is. The descriptor is closed with the last handle, then `keep` is dropped.
+    ///
+    /// **Untested on a device**: none of those that this crate is tried on can register a dma-buf. They refuse it, and so does the embedded
+    /// fabric.
+    ///
+    /// # Safety
+    /// As [`Memory::from_raw_parts`]; and until `keep` is dropped, what [`DmaBuf::new`] asks for holds of `descriptor`, `offset` and the
+    /// bytes.
+    ///
+    /// # Panics
+    /// `base` is null, or `len` is more than `isize::MAX`.
+    pub unsafe fn from_dma_buf(
+        base: *mut u8,
+        len: usize,
+        descriptor: OwnedFd,
+        offset: u64,
+        keep: impl Send + Sync + 'static,
+    ) -> Self {
+        let exported = Some(Exported { descriptor, offset });
+        Self::kept(base, len, Owner::Other { exported, _keep: Box::new(keep) })
+    }
+
+    fn kept(base: *mut u8, len: usize, owner: Owner) -> Self {
         let Some(base) = NonNull::new(base).filter(|_| isize::try_from(len).is_ok()) else {
             panic!("no memory of {len} bytes is at {base:p}");
         };
-        Self(Arc::new(Bytes { base, len, owner: Owner::Other { _keep: Box::new(keep) } }))
+        Self(Arc::new(Bytes { base, len, owner }))
     }
 
     /// Returns the bytes, if they were a `Vec<u8>` or a `Box<[u8]>` and nothing uses them any more: all buffers of it were dropped, and
@@ -132,6 +167,14 @@ impl CallerMemory for Memory {
             slice::from_raw_parts(self.0.base.as_ptr().cast::<AtomicU8>(), self.0.len)
         })
     }
+
+    fn dma_buf(&self) -> Option<DmaBuf> {
+        let Owner::Other { exported: Some(Exported { descriptor, offset }), .. } = &self.0.owner else {
+            return None;
+        };
+        // SAFETY: the descriptor is open until the last handle is dropped; the rest is the contract of `from_dma_buf`.
+        Some(unsafe { DmaBuf::new(descriptor.as_raw_fd(), *offset) })
+    }
 }
 
 impl fmt::Debug for Memory {
@@ -142,6 +185,8 @@ impl fmt::Debug for Memory {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
@@ -194,6 +239,24 @@ mod tests {
         }
         let expected = [[9; 8]; 8].map(u64::from_ne_bytes);
         assert_eq!(bytes, expected);
+    }
+
+    #[test]
+    fn a_dma_buf_is_told_and_closed_with_the_last_handle() {
+        let mut bytes = [1_u8; 8];
+        let (one, mut other) = UnixStream::pair().expect("a pair");
+        let descriptor = OwnedFd::from(one);
+        let number = descriptor.as_raw_fd();
+        // SAFETY: the bytes outlive the memory, and nobody else reaches them meanwhile. No device is given the descriptor.
+        let memory = unsafe { Memory::from_dma_buf(bytes.as_mut_ptr(), 8, descriptor, 4096, ()) };
+        let told = memory.clone().dma_buf().expect("it is one");
+        assert_eq!((told.descriptor(), told.offset()), (number, 4096));
+        let memory = memory.try_into_vec().expect_err("it is no Vec");
+        assert!(memory.shared().write(7, &[2]));
+        drop(memory);
+        assert_eq!(other.read(&mut [0]).expect("the end"), 0, "the descriptor is closed");
+        assert_eq!(bytes, [1, 1, 1, 1, 1, 1, 1, 2]);
+        assert_eq!(Memory::from(vec![1]).dma_buf(), None);
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::client::{Client, Counts, Part, inside};
 use crate::error::Error;
+use crate::login::Login;
 use crate::memory::Memory;
 use crate::transport::{Buffer, Transport};
 
@@ -73,6 +74,17 @@ impl<T: Transport + Send> Striped<T> {
         self.clients.iter_mut().for_each(|client| client.set_timeout(timeout));
     }
 
+    /// Logs in on every connection, as [`Client::log_in`]. A connection that fails is gone; all that are left are logged in.
+    ///
+    /// # Errors
+    /// The error of a connection that failed.
+    pub fn log_in(&mut self, login: &Login) -> Result<(), Error> {
+        let refused: Vec<Error> =
+            self.clients.iter_mut().filter_map(|client| client.log_in(login).err()).collect();
+        self.drop_lost();
+        refused.into_iter().next().map_or(Ok(()), Err)
+    }
+
     /// Returns the counts of all connections together.
     pub fn counts(&self) -> Counts {
         self.clients.iter().fold(self.counts, |sum, client| sum + client.counts())
@@ -123,9 +135,6 @@ impl<T: Transport + Send> Striped<T> {
             let mut busy = self.clients.iter_mut().zip(shares).filter(|(_, share)| !share.indices.is_empty());
             let run = |(client, mut share): (&mut Client<T>, Share<'_, T::Buffer>)| {
                 let moved = act(client, &share.parts, &mut share.buffer);
-                if client.is_lost() {
-                    client.end_now();
-                }
                 (share.indices, moved)
             };
             // One share is this thread's own.
@@ -146,10 +155,14 @@ impl<T: Transport + Send> Striped<T> {
                 }
             }
         }
+        self.drop_lost();
+        Ok(results)
+    }
+
+    fn drop_lost(&mut self) {
         for lost in self.clients.extract_if(.., |client| client.is_lost()) {
             self.counts = self.counts + lost.counts();
         }
-        Ok(results)
     }
 
     /// Gives each part to the connection that has the fewest bytes to move yet.

@@ -1,14 +1,24 @@
 //! Transports of a client: streams over RDMA, and TCP.
 
 use std::io::{self, Read, Write};
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rdma_conn::{Access, CallerMemory, Descriptors, Received, RegisteredBuffer, Stream};
+use rdma_conn::{Access, CallerMemory, Descriptors, Options, Received, RegisteredBuffer, Stream};
 
 use crate::memory::Memory;
+
+/// Returns the settings of a connection for large values: those of [`Options::client`], with one receive window of its own. A second one
+/// would be announced before the client knows how long a value is, and what arrives in it would be copied; with one, the next window is
+/// announced where the value belongs, as soon. Only of values that are too short to land, the server waits for the copy of the first
+/// window before it sends the rest.
+pub const fn options() -> Options {
+    let mut options = Options::client();
+    options.protocol.windows = 1;
+    options
+}
 
 /// Memory for values, in which a program reads and writes them by copying.
 pub trait Buffer {
@@ -111,8 +121,8 @@ pub trait Transport {
     /// The stream ended before.
     fn returned(&mut self, buffer: &Self::Buffer, deadline: Deadline) -> io::Result<()>;
 
-    /// Ends a stream that is of no more use, without a wait for what was written. Unless a transport does more, dropping it is enough.
-    fn end_now(&mut self) {}
+    /// Ends a stream that is of no more use, without a wait for what was written.
+    fn end_now(&mut self);
 }
 
 /// A transport as a reader, until a deadline.
@@ -206,7 +216,7 @@ impl<B: Descriptors> Transport for Stream<B> {
     }
 
     fn end_now(&mut self) {
-        // Dropping it would linger for what the peer does not take.
+        // Dropping it would linger for what the peer does not take. Why it did not end in order is what has lost it.
         _ = self.close(Duration::ZERO);
     }
 }
@@ -308,6 +318,11 @@ impl Transport for TcpStream {
 
     fn returned(&mut self, _buffer: &Memory, _deadline: Deadline) -> io::Result<()> {
         Ok(())
+    }
+
+    fn end_now(&mut self) {
+        // The peer may have ended it before.
+        _ = self.shutdown(Shutdown::Both);
     }
 }
 

@@ -44,6 +44,46 @@ pub use zeroed::Zeroed;
 pub trait CallerMemory: Send + Sync + 'static {
     /// Returns the bytes. Each call returns those of the first one, which stay where they are for as long as the value exists.
     fn shared(&self) -> SharedMemory<'_>;
+
+    /// Returns the dma-buf that the bytes are a mapping of, if the device is to reach them through it: memory of another device, such
+    /// as a GPU, which has no pages to pin. `None`, unless implemented: they are pages of the program, `ibv_reg_mr(3)`.
+    fn dma_buf(&self) -> Option<DmaBuf> {
+        None
+    }
+}
+
+/// A place in a dma-buf, memory that the driver of one device exports to those of others, `ibv_reg_dmabuf_mr(3)`.
+///
+/// Registering one was never tried on a device: soft-RoCE and softrdma cannot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DmaBuf {
+    descriptor: i32,
+    offset: u64,
+}
+
+impl DmaBuf {
+    /// Returns the place `offset` bytes behind the beginning of the dma-buf of this descriptor.
+    ///
+    /// # Safety
+    /// For as long as the [`CallerMemory`] exists that returns it,
+    /// * the descriptor is open, and is that of one dma-buf;
+    /// * the bytes of [`CallerMemory::shared`] are a mapping of as many bytes of this dma-buf from `offset` on (`mmap(2)` of the
+    ///   descriptor), or another mapping of the same memory, and stay so; what the device writes is seen there without further ado: the
+    ///   exporter's memory is coherent, or the program does what it asks for (`DMA_BUF_IOCTL_SYNC`) around each access of its own.
+    #[allow(unsafe_code, reason = "only a caller can know what a descriptor stands for")]
+    pub const unsafe fn new(descriptor: i32, offset: u64) -> Self {
+        Self { descriptor, offset }
+    }
+
+    /// Returns the file descriptor.
+    pub const fn descriptor(&self) -> i32 {
+        self.descriptor
+    }
+
+    /// Returns the offset of the first byte.
+    pub const fn offset(&self) -> u64 {
+        self.offset
+    }
 }
 
 /// Bytes that a device or a peer may change.

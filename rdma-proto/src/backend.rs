@@ -224,10 +224,11 @@ pub trait Domain<B: Backend>: Send + Sync {
     fn register(&self, len: usize, access: Access) -> Result<B::Region, B::Error>;
 
     /// Registers memory that exists, `ibv_reg_mr(3)`; nothing is copied or cleared. The region keeps `memory` until it has
-    /// deregistered it. [`CallerMemory`] says who may write meanwhile.
+    /// deregistered it. [`CallerMemory`] says who may write meanwhile. Memory that is a mapping of a dma-buf
+    /// ([`CallerMemory::dma_buf`]) is registered by `ibv_reg_dmabuf_mr(3)`; that was tried on no device.
     ///
     /// # Errors
-    /// As [`Domain::register`]; `memory` is dropped.
+    /// As [`Domain::register`]; and [`ErrorKind::Argument`] where the device cannot register a dma-buf. `memory` is dropped.
     fn register_memory<M: CallerMemory>(&self, memory: M, access: Access) -> Result<B::Region, B::Error>;
 }
 

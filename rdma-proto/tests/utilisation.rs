@@ -24,7 +24,7 @@ enum Way {
     OneRegion,
     /// In two regions in turn.
     TwoRegions,
-    /// Where the value belongs, as far as a window lies wholly in it.
+    /// Where the value belongs, as far as a window lies wholly in it; beside that in one region.
     Landing,
 }
 
@@ -50,7 +50,7 @@ fn announced(machine: &mut Machine, now: f64) -> usize {
 /// Returns the share of the wire's time that a value of [`VALUE`] bytes uses, from the first byte that leaves the server to the last one
 /// where it belongs, if the client copies so many bytes in a nanosecond.
 fn utilisation(way: Way, copies: f64) -> f64 {
-    let windows = if way == Way::OneRegion { 1 } else { 2 };
+    let windows = if way == Way::TwoRegions { 2 } else { 1 };
     let mut config = Config::client().window(WINDOW).windows(windows);
     config.keepalive = Keepalive::NONE;
     let region = |rkey| RegionAddress { address: u64::from(rkey) << 40, rkey };
@@ -87,7 +87,7 @@ fn utilisation(way: Way, copies: f64) -> f64 {
             machine.consume(part.len).expect("there are as many");
         }
     }
-    let least = if way == Way::Landing { VALUE - 2 * u64::from(WINDOW) } else { 0 };
+    let least = if way == Way::Landing { VALUE - u64::from(WINDOW) } else { 0 };
     assert_eq!(landed, least, "all but what was announced before its length was known");
     100.0 * WIRE * VALUE as f64 / busy
 }
@@ -97,13 +97,17 @@ fn utilisation(way: Way, copies: f64) -> f64 {
 fn landing_uses_the_wire_whatever_a_copy_costs() {
     println!("{:>14}  {:>12}  {:>12}  {:>12}", "copies, GB/s", "one region", "two regions", "landing");
     // From cache to cache; as many as make 56 % of one region; from memory to memory, by one processor that does nothing else, or more.
-    for copies in [40.0, 18.7, 10.0, 5.0] {
-        let [one, two, landing] =
-            [Way::OneRegion, Way::TwoRegions, Way::Landing].map(|way| utilisation(way, copies));
-        println!("{copies:>14}  {one:>10.1} %  {two:>10.1} %  {landing:>10.1} %");
-        assert!(landing >= 88.0 || copies < 10.0 && landing >= 85.0, "{copies} GB/s: {landing}");
-        assert!(one < two && two <= landing + 0.5, "{copies} GB/s: {one}, {two}, {landing}");
+    // The model is exact, so what it says is kept to the tenth: the table of rdma-kv/README.md.
+    let expected = [
+        (40.0, ["69.9", "89.0", "89.4"]),
+        (18.7, ["56.0", "88.6", "89.4"]),
+        (10.0, ["42.2", "79.0", "89.3"]),
+        (5.0, ["27.6", "39.7", "87.7"]),
+    ];
+    for (copies, expected) in expected {
+        let shares = [Way::OneRegion, Way::TwoRegions, Way::Landing].map(|way| utilisation(way, copies));
+        let [one, two, landing] = shares.map(|share| format!("{share:.1}"));
+        println!("{copies:>14}  {one:>10} %  {two:>10} %  {landing:>10} %");
+        assert_eq!([one, two, landing], expected, "{copies} GB/s");
     }
-    let one = utilisation(Way::OneRegion, 18.7);
-    assert!((55.0..57.0).contains(&one), "{one}");
 }

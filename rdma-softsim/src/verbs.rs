@@ -61,6 +61,11 @@ impl backend::Domain<SoftSim> for Domain {
     }
 
     fn register_memory<M: CallerMemory>(&self, memory: M, access: Access) -> Result<Region, Error> {
+        if memory.dma_buf().is_some() {
+            return Err(Error::Argument(
+                "the fabric in this process has no device that could reach a dma-buf",
+            ));
+        }
         self.register_bytes(Memory::Caller(Box::new(memory)), access)
     }
 }

@@ -84,6 +84,8 @@ pub enum Stage {
     Address,
     /// Creating something on a device.
     Create,
+    /// Registering memory of another device.
+    Register,
     /// Changing the state of a connection.
     Connection,
     /// Posting work requests.
@@ -152,7 +154,9 @@ fn classify(stage: Stage, errno: i32) -> ErrorKind {
         ) => ErrorKind::Address,
         (_, libc::ENODEV | libc::EIO) => ErrorKind::NoDevice,
         (_, libc::ENOMEM | libc::ENOSPC) => ErrorKind::Memory,
-        (Stage::Create, libc::EINVAL | libc::E2BIG | libc::EOPNOTSUPP) => ErrorKind::Argument,
+        (Stage::Create | Stage::Register, libc::EINVAL | libc::E2BIG | libc::EOPNOTSUPP) => {
+            ErrorKind::Argument
+        }
         (Stage::Address | Stage::Connection | Stage::Post, libc::EINVAL) => ErrorKind::State,
         (_, libc::ENOTCONN | libc::EISCONN | libc::EALREADY) => ErrorKind::State,
         _ => ErrorKind::Other,
@@ -181,7 +185,13 @@ const fn advice(stage: Stage, errno: i32) -> &'static str {
         (Stage::Connection, libc::EINVAL) => {
             ". The connection is not in a state for this; the peer may have gone"
         }
-        (Stage::Create | Stage::Connection, libc::ENOMEM) => {
+        (Stage::Register, libc::EOPNOTSUPP) => {
+            ". The device or its driver cannot register a dma-buf: register memory of the program and copy"
+        }
+        (Stage::Register, libc::EINVAL | libc::EBADF) => {
+            ". The descriptor is that of no dma-buf, or the part is not inside of it"
+        }
+        (Stage::Create | Stage::Register | Stage::Connection, libc::ENOMEM) => {
             ". The device, or the limit on locked memory (`ulimit -l`), has no room: `rdma resource show` counts what \
              is in use"
         }
@@ -239,6 +249,8 @@ mod tests {
             (Stage::Create, libc::ENOMEM, ErrorKind::Memory),
             (Stage::Create, libc::EINVAL, ErrorKind::Argument),
             (Stage::Connection, libc::EINVAL, ErrorKind::State),
+            (Stage::Register, libc::EOPNOTSUPP, ErrorKind::Argument),
+            (Stage::Register, libc::ENOMEM, ErrorKind::Memory),
             (Stage::Connection, libc::ENODEV, ErrorKind::NoDevice),
             (Stage::Post, libc::ENOMEM, ErrorKind::QueueFull),
             (Stage::Post, libc::EAGAIN, ErrorKind::QueueFull),
@@ -257,6 +269,11 @@ mod tests {
             (call(Stage::Open, libc::ENOENT), vec!["rdma_ucm"]),
             (call(Stage::Open, libc::EACCES), vec!["Permission denied", "/dev/infiniband"]),
             (call(Stage::Address, libc::ENODEV), vec!["No RDMA device has this address"]),
+            (
+                call(Stage::Register, libc::EOPNOTSUPP),
+                vec!["some_call", "not supported", "cannot register a dma-buf"],
+            ),
+            (call(Stage::Register, libc::EBADF), vec!["no dma-buf"]),
             (call(Stage::Post, libc::EIO), vec!["some_call", "Input/output error"]),
             (
                 Error::Register { wanted: 12345, errno: libc::ENOMEM, limit: Some(65536) },

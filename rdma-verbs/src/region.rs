@@ -7,7 +7,7 @@ use core::sync::atomic::AtomicU8;
 use std::sync::Arc;
 
 use rdma_proto::backend::{self, Access, Slice};
-use rdma_proto::memory::{CallerMemory, SharedMemory};
+use rdma_proto::memory::{CallerMemory, DmaBuf, SharedMemory};
 
 use crate::Verbs;
 use crate::device::Device;
@@ -64,7 +64,7 @@ impl backend::Domain<Verbs> for Domain {
     fn register(&self, len: usize, access: Access) -> Result<Region, Error> {
         let mapping = Mapping::new(len)?;
         let address = mapping.base.as_ptr().expose_provenance();
-        Region::register(&self.inner, Bytes::Own(mapping), (address, len), access)
+        Region::register(&self.inner, Bytes::Own(mapping), (address, len), None, access)
     }
 
     fn register_memory<M: CallerMemory>(&self, memory: M, access: Access) -> Result<Region, Error> {
@@ -76,7 +76,13 @@ impl backend::Domain<Verbs> for Domain {
         if len == 0 {
             return Err(Error::Argument("a region has at least one byte"));
         }
-        Region::register(&self.inner, Bytes::Caller(memory), (address, len), access)
+        let buffer = memory.dma_buf();
+        if buffer.is_some_and(|buffer| !is_inside_a_file(&buffer, len)) {
+            return Err(Error::Argument(
+                "a part of a dma-buf has a descriptor, and an end that a file can have",
+            ));
+        }
+        Region::register(&self.inner, Bytes::Caller(memory), (address, len), buffer, access)
     }
 }
 
@@ -130,23 +136,37 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// Registers the `len` bytes at `address`, which are those of `bytes`.
+    /// Registers the `len` bytes at `address`, which are those of `bytes`; through `buffer`, if they are a mapping of it.
     fn register(
         domain: &Arc<Pd>,
         bytes: Bytes,
         (address, len): (usize, usize),
+        buffer: Option<DmaBuf>,
         access: Access,
     ) -> Result<Self, Error> {
+        let (api, access) = (domain.device.api, access_flags(access));
         // SAFETY: ibv_reg_mr(3): a live domain and `len` mapped bytes that outlive the registration: `bytes` stays in the region,
         // which drops it last. A caller's memory was borrowed once, for both numbers, from the value behind its `Arc`, which is neither
         // moved nor dropped before that, so that borrow could have lasted as long. Its bytes are atomics, for which it is sound that
-        // the device writes them.
+        // the device writes them. ibv_reg_dmabuf_mr(3): the same bytes, by the contract of `DmaBuf::new`, which the device names by the address
+        // that they have here; the descriptor is open for as long as `bytes` exists, and is not used after the call.
         let raw = unsafe {
-            let first = ptr::with_exposed_provenance_mut(address);
-            (domain.device.api.ibv_reg_mr)(domain.as_ptr(), first, len, access_flags(access))
+            match buffer {
+                None => {
+                    let first = ptr::with_exposed_provenance_mut(address);
+                    (api.ibv_reg_mr)(domain.as_ptr(), first, len, access)
+                }
+                Some(buffer) => {
+                    let (fd, offset) = (buffer.descriptor(), buffer.offset());
+                    (api.ibv_reg_dmabuf_mr)(domain.as_ptr(), offset, len, address as u64, fd, access)
+                }
+            }
         };
         let Some(raw) = NonNull::new(raw) else {
-            return Err(Error::register(len, errno()));
+            return Err(match buffer {
+                None => Error::register(len, errno()),
+                Some(_) => Error::last("ibv_reg_dmabuf_mr", Stage::Register),
+            });
         };
         // SAFETY: just registered; the keys never change.
         let (lkey, rkey) = unsafe { ((*raw.as_ptr()).lkey, (*raw.as_ptr()).rkey) };
@@ -167,6 +187,12 @@ impl Region {
             lkey: region.lkey,
         })
     }
+}
+
+/// Returns whether `len` bytes of a dma-buf from its offset on can be there: the kernel's offsets are signed.
+fn is_inside_a_file(buffer: &DmaBuf, len: usize) -> bool {
+    let end = buffer.offset().checked_add(len as u64);
+    buffer.descriptor() >= 0 && end.is_some_and(|end| i64::try_from(end).is_ok())
 }
 
 /// The length as C takes it, if `len` bytes from `offset` are inside of `all`.
@@ -293,6 +319,17 @@ mod tests {
         assert_eq!(access_flags(Access::REMOTE_WRITE), 1 | 2);
         assert_eq!(access_flags(Access::REMOTE_READ), 4);
         assert_eq!(access_flags(Access::REMOTE_WRITE.and(Access::REMOTE_READ)), 1 | 2 | 4);
+    }
+
+    #[test]
+    fn a_part_of_a_dma_buf_has_a_descriptor_and_an_end() {
+        let fits = |descriptor, offset, len| {
+            // SAFETY: nothing is done with it but these checks.
+            is_inside_a_file(&unsafe { DmaBuf::new(descriptor, offset) }, len)
+        };
+        assert!(fits(0, 0, 1) && fits(7, 4096, 1 << 40) && fits(3, i64::MAX as u64 - 1, 1));
+        assert!(!fits(-1, 0, 1) && !fits(3, i64::MAX as u64, 1) && !fits(3, u64::MAX, 1));
+        assert!(!fits(3, 1, usize::MAX));
     }
 
     #[test]

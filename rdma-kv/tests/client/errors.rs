@@ -161,6 +161,25 @@ fn memory_is_kept_for_as_long_as_the_server_may_write_to_it() {
     assert!(bytes[..2 * WINDOW].iter().all(|byte| *byte == 1));
 }
 
+/// Memory of a device that the transport cannot reach is refused before a server may write to it; over TCP it is copied.
+#[test]
+fn a_dma_buf_needs_a_device_that_can() {
+    let bytes = Box::leak(vec![0; 100].into_boxed_slice());
+    let mut memory = || {
+        let descriptor = std::fs::File::open("/dev/null").expect("is there").into();
+        // SAFETY: the bytes are there for ever, and nobody else reaches them. The descriptor is that of no dma-buf, and given to no device.
+        unsafe { Memory::from_dma_buf(bytes.as_mut_ptr(), bytes.len(), descriptor, 0, ()) }
+    };
+    let refused = over_rdma(store).register(memory()).expect_err("there is no device");
+    assert!(refused.to_string().contains("dma-buf"), "{refused}");
+    let mut client = over_tcp(store);
+    let mut buffer = client.register(memory()).expect("it is copied");
+    assert!(buffer.write(0, b"value"));
+    client.set_from(b"key", &buffer, 0..5).expect("set");
+    assert_eq!(client.get_into(b"key", &mut buffer, 50..100).expect("got"), Some(5));
+    assert_eq!(bytes_of(&buffer, 50..55), b"value");
+}
+
 /// A server that says nothing.
 #[test]
 fn a_server_that_says_nothing_is_not_waited_for() {

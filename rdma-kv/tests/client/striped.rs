@@ -98,7 +98,7 @@ fn keys_are_spread_over_connections() {
 #[test]
 fn a_server_that_takes_nothing_is_not_lingered_for() {
     // Never dropped, and never read from.
-    let (host, address) = fabric(2, std::mem::forget);
+    let (host, address) = fabric(3, std::mem::forget);
     let mut how = how();
     how.options.linger = Duration::from_secs(3600);
     let connect = || Client::new(Stream::connect_with(&host, address, &how).expect("connects"));
@@ -110,6 +110,13 @@ fn a_server_that_takes_nothing_is_not_lingered_for() {
     let set = client.mset_from(&parts, &buffer).expect("two are there");
     assert!(matches!(set[..], [Err(Error::Io(_)), Err(Error::Io(_))]), "{set:?}");
     assert_eq!(client.connections(), 0);
+
+    let mut alone = connect();
+    alone.set_timeout(Some(Duration::from_millis(100)));
+    let buffer = alone.buffer(2 * LEN).expect("registered");
+    let late = alone.set_from(b"one", &buffer, 0..2 * LEN).expect_err("nobody takes it");
+    assert!(matches!(late, Error::Io(_)) && alone.is_lost(), "{late}");
+    drop(alone);
 }
 
 /// A lost connection takes the keys with it that were its own; the others go on.

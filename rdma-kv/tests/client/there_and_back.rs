@@ -64,11 +64,11 @@ fn into_memory_that_exists<T: Transport>(mut client: Client<T>) -> Counts {
 fn memory_that_exists_is_used_where_it_is() {
     let counts = into_memory_that_exists(over_rdma(store));
     assert_eq!(counts.bytes_lent, 20 * WINDOW as u64 + 3);
-    assert!(counts.bytes_landed >= 17 * WINDOW as u64, "{counts:?}");
+    assert!(counts.bytes_landed >= 19 * WINDOW as u64, "{counts:?}");
     into_memory_that_exists(over_tcp(store));
 }
 
-/// All but two windows and less than one more of a large value land.
+/// All but one window and less than one more of a large value land.
 #[test]
 fn most_of_a_large_value_lands() {
     let len = 32 * WINDOW;
@@ -79,7 +79,7 @@ fn most_of_a_large_value_lands() {
     assert_eq!(before.bytes_lent, len as u64, "a SET is lent");
     client.get_into(b"key", &mut buffer, 0..len).expect("got");
     let landed = client.counts().bytes_landed;
-    assert!(landed >= (len - 3 * WINDOW) as u64, "{landed} of {len}");
+    assert!(landed > (len - 2 * WINDOW) as u64, "{landed} of {len}");
 }
 
 fn many_at_once<T: Transport>(mut client: Client<T>) {

@@ -34,9 +34,9 @@ pub(crate) fn fabric(
     (fabric.host(&[[192, 0, 2, 2].into()]), address)
 }
 
-/// How these clients connect: with receive windows of [`WINDOW`] bytes.
+/// Returns how these clients connect: with receive windows of [`WINDOW`] bytes.
 pub(crate) fn how() -> Connect {
-    let mut options = Options::client();
+    let mut options = rdma_kv::options();
     options.protocol.window = WINDOW as u32;
     Connect::default().options(options)
 }

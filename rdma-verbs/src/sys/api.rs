@@ -112,6 +112,14 @@ api! {
     fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd;
     fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int;
     fn ibv_reg_mr(pd: *mut ibv_pd, address: *mut c_void, len: usize, access: c_int) -> *mut ibv_mr;
+    fn ibv_reg_dmabuf_mr(
+        pd: *mut ibv_pd,
+        offset: u64,
+        len: usize,
+        iova: u64,
+        fd: c_int,
+        access: c_int,
+    ) -> *mut ibv_mr;
     fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int;
     fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel;
     fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int;

@@ -13,17 +13,26 @@ pub(crate) use rdma_sys::{
     rdma_cm_id, rdma_conn_param, rdma_event_channel,
 };
 
-/// The functions of that crate, but for those that take or give the kind of an event.
+/// The functions of that crate, but for those that take or give the kind of an event, and one that it has not.
 pub(crate) mod functions {
     pub(crate) use rdma_sys::*;
 
     use super::super::generated::{ibv_async_event, ibv_event_type};
+    use super::{ibv_mr, ibv_pd};
 
     unsafe extern "C" {
         pub(crate) fn ibv_get_async_event(
             context: *mut ibv_context,
             event: *mut ibv_async_event,
         ) -> super::c_int;
+        pub(crate) fn ibv_reg_dmabuf_mr(
+            pd: *mut ibv_pd,
+            offset: u64,
+            len: usize,
+            iova: u64,
+            fd: super::c_int,
+            access: super::c_int,
+        ) -> *mut ibv_mr;
         pub(crate) fn ibv_ack_async_event(event: *mut ibv_async_event);
         pub(crate) fn rdma_notify(id: *mut rdma_cm_id, event: ibv_event_type) -> super::c_int;
     }

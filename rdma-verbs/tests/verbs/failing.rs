@@ -1,10 +1,14 @@
 //! Requests that are refused, and how.
 
+use core::sync::atomic::AtomicU8;
+use std::os::fd::AsRawFd;
+
 use rdma_proto::backend::{
     Access, Completed, CompletionStatus, ConnectParams, Domain as _, ErrorKind, Failure as _,
     Identifier as _, Immediate, QueuePair as _, QueuePairLimits, RecvRequest, Region as _, RemoteAddress,
     RnrTimer, SendOp, SendRequest, Slice,
 };
+use rdma_proto::memory::{CallerMemory, DmaBuf, SharedMemory};
 
 use crate::harness::{End, LEN, PARAMS, Shape, lab};
 
@@ -42,6 +46,33 @@ fn with_retries_for_ever_a_send_waits_for_its_receive() {
     pair.server.receive(0..1);
     assert_eq!(pair.server.completed().1, Completed::Recv { len: 4, immediate: None });
     assert_eq!(pair.client.completed().1, Completed::Send);
+}
+
+/// Memory whose dma-buf is none: a device that can register dma-bufs looks at the descriptor, others say that they cannot.
+#[test]
+fn what_is_no_dma_buf_is_refused() {
+    let Some(lab) = lab() else { return };
+    let pair = lab.pair();
+    let file = std::fs::File::open("/dev/null").unwrap();
+    let refused =
+        pair.server.domain.register_memory(NoDmaBuf(file, [const { AtomicU8::new(0) }; 64]), Access::NONE);
+    let error = refused.unwrap_err();
+    println!("{error}");
+    assert_eq!(error.kind(), ErrorKind::Argument);
+    assert!(error.to_string().starts_with("ibv_reg_dmabuf_mr: "), "{error}");
+}
+
+struct NoDmaBuf(std::fs::File, [AtomicU8; 64]);
+
+impl CallerMemory for NoDmaBuf {
+    fn shared(&self) -> SharedMemory<'_> {
+        SharedMemory::new(&self.1)
+    }
+
+    fn dma_buf(&self) -> Option<DmaBuf> {
+        // SAFETY: it is the descriptor of no dma-buf, which the kernel finds out before a device uses it.
+        Some(unsafe { DmaBuf::new(self.0.as_raw_fd(), 0) })
+    }
 }
 
 #[test]

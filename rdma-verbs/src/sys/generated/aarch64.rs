@@ -1248,6 +1248,16 @@ unsafe extern "C" {
     ) -> *mut ibv_mr;
 }
 unsafe extern "C" {
+    pub fn ibv_reg_dmabuf_mr(
+        pd: *mut ibv_pd,
+        offset: u64,
+        length: usize,
+        iova: u64,
+        fd: ::core::ffi::c_int,
+        access: ::core::ffi::c_int,
+    ) -> *mut ibv_mr;
+}
+unsafe extern "C" {
     pub fn ibv_dereg_mr(mr: *mut ibv_mr) -> ::core::ffi::c_int;
 }
 unsafe extern "C" {

@@ -1,0 +1,47 @@
+//! Addresses of servers: `SCHEME://[[USER]:PASSWORD@]HOST[:PORT][/DATABASE]`.
+
+use percent_encoding::percent_decode_str;
+use rdma_kv::Login;
+
+use crate::server::Refusal;
+
+/// The forms of an address, for messages.
+pub(crate) const FORMS: &str = "rdma://HOST[:PORT], tcp://HOST[:PORT] or embedded://NAME; before the host may stand [USER]:PASSWORD@, \
+                                in which %XX is a byte, and behind all of it /DATABASE";
+
+/// An address, taken apart.
+pub(crate) struct Address {
+    pub(crate) scheme: String,
+    /// The host and perhaps a port.
+    pub(crate) host: String,
+    pub(crate) login: Login,
+    /// The address without the user and the password, to be shown.
+    pub(crate) shown: String,
+}
+
+impl Address {
+    pub(crate) fn parse(url: &str) -> Result<Self, Refusal> {
+        // A password may stand before the last @, so no more than what is behind it is shown.
+        let (before, behind) = match url.rsplit_once('@') {
+            Some((before, behind)) => (before, Some(behind)),
+            None => (url, None),
+        };
+        let wrong = || format!("{}: an address is {FORMS}", behind.unwrap_or(before));
+        let (scheme, rest) = before.split_once("://").ok_or_else(wrong)?;
+        let place = behind.unwrap_or(rest);
+        let (host, database) = place.split_once('/').unwrap_or((place, ""));
+        if host.is_empty() || place.contains(['?', '#']) {
+            return Err(wrong().into());
+        }
+        let mut login = Login::default();
+        if behind.is_some() {
+            let (user, password) = rest.split_once(':').ok_or_else(wrong)?;
+            let [user, password] = [user, password].map(|text| percent_decode_str(text).collect::<Vec<u8>>());
+            login = if user.is_empty() { login.password(password) } else { login.user(user, password) };
+        }
+        if !database.is_empty() {
+            login = login.database(database.parse().map_err(|_| wrong())?);
+        }
+        Ok(Self { scheme: scheme.into(), host: host.into(), login, shown: format!("{scheme}://{place}") })
+    }
+}
