@@ -114,17 +114,17 @@ impl<B: Descriptors> AsyncEndpoint<B> {
         how: &Connect,
         domain: Option<&ProtectionDomain<B>>,
     ) -> Result<AsyncStream<B>, Error> {
-        let name = format!("{host:?}");
-        let no_such_host = |source| Error::no_such_host(&name, source);
-        let addresses = tokio::net::lookup_host(host).await.map_err(no_such_host)?;
-        let mut last = no_such_host(io::Error::new(io::ErrorKind::NotFound, "the name has no address"));
+        let no_such_host = |source| Error::no_such_host(&format!("{host:?}"), source);
+        let addresses = tokio::net::lookup_host(&host).await.map_err(no_such_host)?;
+        let mut last = None;
         for peer in addresses {
             match AsyncStream::dial(&self.shared, peer, how, domain).await {
                 Ok(stream) => return Ok(stream),
-                Err(error) => last = error,
+                Err(error) => last = Some(error),
             }
         }
-        Err(last)
+        let unknown = || io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+        Err(last.unwrap_or_else(|| no_such_host(unknown())))
     }
 
     /// Returns what leads to the endpoint again for as long as it has connections, listeners or other handles.
