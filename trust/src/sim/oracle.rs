@@ -304,7 +304,10 @@ impl Oracle {
                         // VM-004.
                         return Err(Violation::new(
                             "immediate",
-                            format!("pair {from} begins a window with {} bytes unannounced", target.unannounced),
+                            format!(
+                                "pair {from} begins a window with {} bytes unannounced",
+                                target.unannounced
+                            ),
                         ));
                     }
                     (target.window, target.used) = (window, 0);

@@ -170,13 +170,11 @@ impl Rogue {
         while let Some(incoming) = connected.session.poll().ok()? {
             match incoming {
                 Incoming::Established(_) => connected.established = true,
-                Incoming::Message(bytes) => {
-                    match Message::decode(&bytes) {
-                        Ok(Message::RegisterXferMemory(window)) => _ = connected.victim.get_or_insert(window),
-                        Ok(Message::GetServerFeature { .. }) => connected.told = true,
-                        _ => {}
-                    }
-                }
+                Incoming::Message(bytes) => match Message::decode(&bytes) {
+                    Ok(Message::RegisterXferMemory(window)) => _ = connected.victim.get_or_insert(window),
+                    Ok(Message::GetServerFeature { .. }) => connected.told = true,
+                    _ => {}
+                },
                 Incoming::Notified(_) => {}
                 Incoming::Read => self.read_succeeded = true,
                 // The last of them: requests complete in order.
