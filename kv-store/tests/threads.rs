@@ -7,12 +7,13 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use kv_store::{FrameReader, Store, Threads};
-use rdma_conn::{Limits, Options, Stream};
+use rdma_conn::{Keepalive, Limits, Options, Stream};
 use rdma_softsim::{Fabric, SoftSim};
 
 const SERVER: [u8; 4] = [192, 0, 2, 1];
 const CLIENT: [u8; 4] = [192, 0, 2, 2];
 const THREADS: usize = 3;
+const HOUR: Duration = Duration::from_secs(3600);
 
 /// A server whose threads outlive the test, as they do in a program.
 struct Serving {
@@ -26,7 +27,10 @@ impl Serving {
         let fabric = Fabric::new();
         let (backend, client) = (fabric.host(&[SERVER.into()]), fabric.host(&[CLIENT.into()]));
         let (address, store) = (SocketAddr::from((SERVER, 0)), Arc::new(Store::default()));
-        let threads = Threads::start(&backend, address, Options::server(), limits, THREADS, &store)
+        // Nothing but a wake-up ends the wait of a thread that has nothing to do.
+        let mut options = Options::server().keep_memory(HOUR).handshake_timeout(HOUR);
+        options.protocol.keepalive = Keepalive::NONE;
+        let threads = Threads::start(&backend, address, options, limits, THREADS, &store)
             .expect("a device and threads");
         let address = threads.local_addr().expect("it listens");
         let counts = threads.accepted();
