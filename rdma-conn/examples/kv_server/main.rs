@@ -71,9 +71,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let backend = fabric.host(&[address.ip()]);
             let threads = Threads::start(&backend, address, options, limits, arguments.threads, &store)?;
             std::thread::spawn(move || {
-                if let Err(error) = threads.run() {
-                    eprintln!("kv_server: {error}");
-                }
+                let Err(error) = threads.run();
+                eprintln!("kv_server: {error}");
             });
             let client = Stream::connect(&fabric.host(&[[192, 0, 2, 2].into()]), address)?;
             Ok(demonstrate(client)?)
