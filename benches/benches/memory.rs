@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU8;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use rdma_proto::memory::SharedMemory;
 
-const SIZES: [usize; 4] = [64, 1 << 10, 16 << 10, 1 << 20];
+const SIZES: [usize; 4] = [64, 4 << 10, 64 << 10, 16 << 20];
 
 fn memory(criterion: &mut Criterion) {
     let bytes: Vec<AtomicU8> = (0..SIZES[3] + 8).map(|_| AtomicU8::new(0)).collect();

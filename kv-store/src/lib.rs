@@ -6,8 +6,10 @@ mod kv;
 mod resp;
 mod serve;
 mod session;
+mod threads;
 
 pub use kv::{REPLY_BATCH, Store};
 pub use resp::{FrameReader, Frames, parse};
 pub use serve::Server;
 pub use session::Session;
+pub use threads::Threads;

@@ -23,6 +23,8 @@ pub struct Server<'a, B: Descriptors> {
     sessions: HashMap<ConnectionId, Client>,
     /// Clients for whom something was published.
     woken: Arc<Mutex<Vec<ConnectionId>>>,
+    /// Interrupts whoever waits for the endpoint.
+    wake: Arc<dyn Fn() + Send + Sync>,
     chunk: Box<[u8]>,
 }
 
@@ -42,8 +44,16 @@ impl<'a, B: Descriptors> Server<'a, B> {
             store,
             sessions: HashMap::new(),
             woken: Arc::default(),
+            wake: Arc::new(|| ()),
             chunk: vec![0; 256 << 10].into(),
         }
+    }
+
+    /// Has `wake` called when a client of another server of the store publishes something for one of this server's. It must end the wait for
+    /// the endpoint, so that [`Server::turn`] is called.
+    #[must_use]
+    pub fn woken_by(self, wake: impl Fn() + Send + Sync + 'static) -> Self {
+        Self { wake: Arc::new(wake), ..self }
     }
 
     /// Handles everything that has come, without waiting for more.
@@ -72,8 +82,11 @@ impl<'a, B: Descriptors> Server<'a, B> {
     }
 
     fn open(&mut self, id: ConnectionId) {
-        let woken = Arc::clone(&self.woken);
-        let session = Session::with_waker(move || lock(&woken).push(id));
+        let (woken, wake) = (Arc::clone(&self.woken), Arc::clone(&self.wake));
+        let session = Session::with_waker(move || {
+            lock(&woken).push(id);
+            wake();
+        });
         self.sessions.insert(
             id,
             Client { session, received: Frames::default(), replies: BytesMut::new(), quits: false },

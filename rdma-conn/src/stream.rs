@@ -102,17 +102,17 @@ impl<B: Descriptors> Stream<B> {
         how: &Connect,
         domain: Option<&ProtectionDomain<B>>,
     ) -> Result<Self, Error> {
-        let name = format!("{host:?}");
-        let no_such_host = |source| Error::no_such_host(&name, source);
+        let no_such_host = |source| Error::no_such_host(&format!("{host:?}"), source);
         let addresses = host.to_socket_addrs().map_err(no_such_host)?;
-        let mut last = no_such_host(io::Error::new(io::ErrorKind::NotFound, "the name has no address"));
+        let mut last = None;
         for peer in addresses {
             match connected(backend, peer, how, domain) {
                 Ok((endpoint, id)) => return Ok(Self::new(endpoint, id)),
-                Err(error) => last = error,
+                Err(error) => last = Some(error),
             }
         }
-        Err(last)
+        let unknown = || io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+        Err(last.unwrap_or_else(|| no_such_host(unknown())))
     }
 
     /// Returns the one connection of `endpoint`, as a stream.

@@ -133,6 +133,8 @@ enum Due {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Negotiation {
     None,
+    /// A server has said what it has.
+    Offered,
     /// The question for features is to be asked, ...
     Due,
     /// ... was asked, ...

@@ -176,6 +176,7 @@ impl RxWindow {
     /// (VR-XFER-012); more may follow in another region once these are consumed.
     #[inline]
     pub(crate) const fn readable(&self) -> Option<Readable> {
+        debug_assert!(self.plain == self.is_plain(), "where the unread bytes lie was not noted");
         if self.plain { self.current_part() } else { self.first_part() }
     }
 
@@ -223,6 +224,7 @@ impl RxWindow {
     /// Returns the number of unread bytes.
     #[inline]
     pub(crate) const fn unread(&self) -> u64 {
+        debug_assert!(self.plain == self.is_plain(), "where the unread bytes lie was not noted");
         if self.plain { self.received.saturating_sub(self.read) as u64 } else { self.unread_in_parts() }
     }
 
@@ -274,7 +276,11 @@ impl RxWindow {
     }
 
     fn look_whether_plain(&mut self) {
-        self.plain = !self.lands && self.previous.is_none() && self.landing.is_read();
+        self.plain = self.is_plain();
+    }
+
+    const fn is_plain(&self) -> bool {
+        !self.lands && self.previous.is_none() && self.landing.is_read()
     }
 
     /// The next `length` unread bytes belong into memory of the application: windows that lie wholly in that part of the stream will
@@ -341,7 +347,12 @@ impl RxWindow {
     pub(crate) const fn lacks_region(&self) -> Option<u8> {
         // What is full and needs no region has gone on already; what landed must be read first, whatever there is.
         let waits = self.lands || self.landing.is_read();
-        if self.windows == 1 && (self.is_full() && waits || self.ahead) { Some(self.other()) } else { None }
+        // Ahead at a window's beginning only, so that memory which is lacking is asked for once for each window.
+        if self.windows == 1 && (self.is_full() && waits || self.ahead && self.received == 0) {
+            Some(self.other())
+        } else {
+            None
+        }
     }
 
     /// Goes on with two regions; the second is that of [`RxWindow::lacks_region`].

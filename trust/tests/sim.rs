@@ -1,5 +1,9 @@
 //! A share of the simulator that every test run can afford; `cargo run --release -p trust -- sim` does the rest.
 
+use std::collections::BTreeMap;
+
+use rdma_proto::Config;
+use rdma_proto::wire::FeatureSet;
 use rdma_softsim::{DeviceKind, FailureClass, Fault, Injection, Site, When};
 use trust::sim::deviation::Deviation;
 use trust::sim::runner::{DeviceKinds, Options, search};
@@ -29,6 +33,7 @@ fn seeds_of_every_personality_break_no_rule_and_meet_every_class_of_failure() {
             (summary.failure_counts.injected(*class), summary.failure_counts.observed(*class));
         assert!(injected > 0 && observed > 0, "{class:?}: brought about {injected}, observed {observed}");
     }
+    assert!(summary.windows_ahead > 1000, "{} windows registered ahead", summary.windows_ahead);
 }
 
 #[test]
@@ -42,6 +47,25 @@ fn a_share_of_the_hosts_has_endpoints_and_a_share_of_the_rogues_is_never_ready()
     assert!(count(|scenario| scenario.endpoints.server.is_some()) > 100);
     assert!(count(|scenario| scenario.endpoints.clients.is_some()) > 100);
     assert!(count(never_ready) > 3);
+}
+
+/// VM-001: no window is registered ahead unless both sides want it.
+#[test]
+fn windows_are_registered_ahead_where_both_sides_want_it() {
+    let mut seen = BTreeMap::new();
+    for seed in 0..600 {
+        let scenario = Scenario::draw(seed, DeviceKind::Ibta);
+        let [connection] = &scenario.connections[..] else { continue };
+        if connection.rogue.is_some() {
+            continue;
+        }
+        let wants = |config: &Config| config.features == FeatureSet::MULTI_BUFFER;
+        let sides = (wants(&connection.options.protocol), wants(&scenario.server.protocol));
+        *seen.entry(sides).or_insert(0) += attempt(&scenario, false).windows_ahead;
+    }
+    let both = seen.remove(&(true, true)).unwrap_or_default();
+    assert!(both > 1, "{both} windows");
+    assert_eq!(seen, BTreeMap::from([((false, false), 0), ((true, false), 0), ((false, true), 0)]));
 }
 
 #[test]
@@ -95,6 +119,7 @@ fn a_plan_is_shrunk_to_what_breaks_the_rule_and_told_to_people() {
     let failing = (0..200)
         .map(|seed| Scenario::draw(seed, DeviceKind::Mlx5))
         .filter(|scenario| scenario.connections.len() == 1 && scenario.connections[0].rogue.is_none())
+        .filter(|scenario| scenario.connections[0].options.protocol.features == FeatureSet::NONE)
         .map(|scenario| {
             let plan = vec![
                 noise(Fault::AddressChange),

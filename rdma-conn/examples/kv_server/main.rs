@@ -5,17 +5,16 @@
 //! cargo run --release -p rdma-conn --example kv_server -- --backend softsim         # no device: serve and try it here
 //! ```
 //!
-//! One thread for all clients: an [`Endpoint`] in a mio event loop.
+//! Each of its threads (`--threads`, one by default) has an [`Endpoint`](rdma_conn::Endpoint) of its own in a mio event loop, and one more listens. Requests for
+//! a connection go to the threads in turn, and a connection stays with its thread: [`Threads`].
 
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
-use kv_store::{FrameReader, Server, Store};
-use mio::unix::SourceFd;
-use mio::{Events, Interest, Poll, Token};
-use rdma_conn::{Descriptors, Endpoint, Limits, Options, Stream};
+use kv_store::{FrameReader, Store, Threads};
+use rdma_conn::{Descriptors, Limits, Options, Stream};
 use rdma_softsim::Fabric;
 use rdma_verbs::Verbs;
 use resp_rs::resp2::Frame;
@@ -32,9 +31,13 @@ struct Arguments {
     /// Length of a connection's receive windows, in bytes. An idle connection has one, a busy one has two.
     #[arg(long, default_value_t = 128 << 10)]
     window: u32,
-    /// Clients at the same time.
+    /// Clients at the same time; each thread has an equal part.
     #[arg(long, default_value_t = Limits::default().connections)]
     maxclients: usize,
+    /// Threads that serve clients. A new connection goes to the next of them in turn, whatever they have to do, and stays there; all
+    /// share one store behind one lock.
+    #[arg(long, default_value_t = 1)]
+    threads: usize,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -53,43 +56,26 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // A client that lets its replies lie for a minute is not coming back; its thread is needed.
     options.protocol.stall_limit = Some(Duration::from_secs(60));
     let limits = Limits::default().connections(arguments.maxclients);
+    let store = Arc::new(Store::default());
     match arguments.backend {
         Backend::Verbs => {
-            let mut endpoint = Endpoint::new(&Verbs::load()?, limits)?;
-            let listener = endpoint.listen(arguments.listen, options)?;
-            println!("kv_server: RDMA on {}", endpoint.local_addr(listener).unwrap_or(arguments.listen));
-            serve(endpoint)
+            let backend = Verbs::load()?;
+            let threads =
+                Threads::start(&backend, arguments.listen, options, limits, arguments.threads, &store)?;
+            println!("kv_server: RDMA on {}", threads.local_addr().unwrap_or(arguments.listen));
+            match threads.run()? {}
         }
         Backend::Softsim => {
             let fabric = Fabric::new();
             let address = SocketAddr::from(([192, 0, 2, 1], 6379));
-            let mut endpoint = Endpoint::new(&fabric.host(&[address.ip()]), limits)?;
-            endpoint.listen(address, options)?;
+            let backend = fabric.host(&[address.ip()]);
+            let threads = Threads::start(&backend, address, options, limits, arguments.threads, &store)?;
             std::thread::spawn(move || {
-                if let Err(error) = serve(endpoint) {
-                    eprintln!("kv_server: {error}");
-                }
+                let Err(error) = threads.run();
+                eprintln!("kv_server: {error}");
             });
             let client = Stream::connect(&fabric.host(&[[192, 0, 2, 2].into()]), address)?;
             Ok(demonstrate(client)?)
-        }
-    }
-}
-
-/// Serves for ever. Other sources of events would be registered beside the endpoint.
-fn serve<B: Descriptors>(endpoint: Endpoint<B>) -> Result<(), Box<dyn std::error::Error>> {
-    let mut poll = Poll::new()?;
-    poll.registry().register(&mut SourceFd(&endpoint.as_fd().as_raw_fd()), Token(0), Interest::READABLE)?;
-    let store = Store::default();
-    let mut server = Server::new(endpoint, &store);
-    let mut events = Events::with_capacity(1);
-    loop {
-        server.turn()?;
-        let due = server.endpoint.next_timeout().map(|at| at.since(server.endpoint.now()));
-        if let Err(error) = poll.poll(&mut events, due)
-            && error.kind() != std::io::ErrorKind::Interrupted
-        {
-            return Err(error.into());
         }
     }
 }

@@ -118,10 +118,11 @@ impl<B: Descriptors> AsyncEndpoint<B> {
         for peer in addresses {
             match AsyncStream::dial(&self.shared, peer, how, domain).await {
                 Ok(stream) => return Ok(stream),
-                Err(error) => last = error,
+                Err(error) => last = Some(error),
             }
         }
-        Err(last)
+        let unknown = || io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+        Err(last.unwrap_or_else(|| no_such_host(unknown())))
     }
 
     /// Returns what leads to the endpoint again for as long as it has connections, listeners or other handles.

@@ -65,6 +65,8 @@ impl Machine {
                 Role::Client => self.receive_answer(features)?,
             },
             Message::SetClientFeature { features, .. } => match self.config.role {
+                // A choice of what was not offered enables nothing (VM-001).
+                Role::Server if self.negotiation == Negotiation::None => {}
                 // VR-FEAT-004: unknown bits enable nothing and harm nothing. There is no answer (VR-FEAT-009).
                 Role::Server => self.agree(features.common(self.config.features)),
                 Role::Client => {

@@ -239,6 +239,9 @@ impl Machine {
             }
             if let Some(select) = self.answers.pop() {
                 let features = self.config.features;
+                if self.negotiation == Negotiation::None {
+                    self.negotiation = Negotiation::Offered;
+                }
                 return Some(self.send(Message::GetServerFeature { select, features }, false));
             }
             if let Negotiation::Answered(features) = self.negotiation {

@@ -82,6 +82,23 @@ fn nobody_registers_ahead_unasked() {
     pair.finish([1000, 1000]);
 }
 
+/// VM-001: a choice of what the server has not said that it has enables nothing.
+#[test]
+fn a_choice_that_was_not_offered_enables_nothing() {
+    let all = FeatureSet::MULTI_BUFFER;
+    let choice = Message::SetClientFeature { select: 0, features: all }.encode();
+    let mut pair = Pair::connected(quiet(Config::client()), quiet(Config::server()).features(all));
+    pair.server.machine.handle_message(pair.now, &choice);
+    assert_eq!(pair.server.machine.features(), FeatureSet::NONE, "nobody asked");
+    let question = Message::GetServerFeature { select: 0, features: FeatureSet::NONE }.encode();
+    pair.server.machine.handle_message(pair.now, &question);
+    pair.server.machine.handle_message(pair.now, &choice);
+    assert_eq!(pair.server.machine.features(), FeatureSet::NONE, "the answer is not sent");
+    pair.post(Server);
+    pair.server.machine.handle_message(pair.now, &choice);
+    assert_eq!(pair.server.machine.features(), all);
+}
+
 /// VM-003: a fifth window is one too many, and where the bit is not in force the second is.
 #[test]
 fn one_window_too_many_ends_the_connection() {

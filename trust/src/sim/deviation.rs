@@ -35,8 +35,10 @@ pub enum Deviation {
     WrappedWindow,
     /// ... whose key is wrong, ...
     BogusKey,
-    /// ... and one before the last is full.
+    /// ... one before the last is full, ...
     EarlyRegistration,
+    /// ... and, once windows may be registered ahead, more than may wait.
+    WindowsWithoutEnd,
     /// Sends as a server features that nobody asked for.
     UnaskedFeatures,
     /// Sends as a server a message that only clients send.
@@ -126,7 +128,9 @@ impl Deviation {
                 // Or nothing was ever written: a rogue answers no question, so its receives are never proven.
                 matches!(error, Protocol::Transport(_)) || misbehaved(|m| *m == PeerMisbehaved::WindowRefused)
             }
-            Self::EarlyRegistration => misbehaved(|m| matches!(m, PeerMisbehaved::EarlyRegistration { .. })),
+            Self::EarlyRegistration | Self::WindowsWithoutEnd => {
+                misbehaved(|m| matches!(m, PeerMisbehaved::EarlyRegistration { .. }))
+            }
             Self::UnaskedFeatures => misbehaved(|m| *m == PeerMisbehaved::UnaskedFeatures),
             Self::ServerSends => misbehaved(|m| matches!(m, PeerMisbehaved::ServerSent { .. })),
             Self::FeatureFlood => misbehaved(|m| *m == PeerMisbehaved::FeatureFlood),

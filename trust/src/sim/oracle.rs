@@ -3,8 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use rdma_proto::backend::{Access, Completed, Completion, SendOp};
-use rdma_proto::wire::{Message, Window};
+use rdma_proto::wire::{FeatureSet, Message, Window};
 use rdma_softsim::trace::{Entry, EntryKind, Work};
+
+/// Windows that may wait behind the one that is being filled (VM-003).
+const WAITING: usize = 3;
 
 /// A rule that was broken.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,6 +29,8 @@ impl Violation {
 #[derive(Default)]
 pub struct Oracle {
     pairs: BTreeMap<u32, Pair>,
+    /// Windows that were announced before the last one was full.
+    windows_ahead: u64,
 }
 
 /// The state of a queue pair.
@@ -40,6 +45,12 @@ struct Pair {
     target: Option<Target>,
     /// The windows it announced.
     announced: Announced,
+    /// The features in its last `GetServerFeature`, if it sent one, ...
+    said: Option<FeatureSet>,
+    /// ... and in the last that came to it: what its server has, or a question.
+    heard: Option<FeatureSet>,
+    /// Whether windows may be announced before they are needed, as the client has chosen by what the server said (VM-001).
+    queues: bool,
     /// Its identifier, and what its owner did: posted something, failed, disconnected.
     identifier: u64,
     spoke: bool,
@@ -56,7 +67,8 @@ struct Target {
     used: u32,
     /// Bytes written since the last immediate.
     unannounced: u32,
-    /// Registered when this one was not full on the wire; to its owner, who counts what it posted, it may have been.
+    /// Windows that were registered before this one was full, in order (VM-002). Also those of a rogue that comes too early: this one was
+    /// not full on the wire, and to its owner, who counts what it posted, it may have been.
     next: VecDeque<Window>,
 }
 
@@ -75,6 +87,45 @@ impl Target {
     }
 }
 
+impl Pair {
+    /// It sends a message that is no registration.
+    fn says(&mut self, number: u32, message: Message) -> Result<(), Violation> {
+        let wrong = |what: &str| Err(Violation::new("features", format!("pair {number} {what}")));
+        match message {
+            Message::GetServerFeature { features, .. } => {
+                if features != FeatureSet::NONE && self.heard.is_none() {
+                    return wrong("offers features to a peer that did not ask");
+                }
+                self.said = Some(features);
+            }
+            Message::SetClientFeature { features, .. } => {
+                if features.common(self.heard.unwrap_or_default()) != features {
+                    return wrong("chooses features that were not offered");
+                }
+                self.queues = features.contains(FeatureSet::MULTI_BUFFER);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// A message comes to it.
+    fn hears(&mut self, message: Message) {
+        match message {
+            Message::RegisterXferMemory(window) => match &mut self.target {
+                Some(old) if old.comes_first() => old.next.push_back(window),
+                target => *target = Some(Target::new(window)),
+            },
+            Message::GetServerFeature { features, .. } => self.heard = Some(features),
+            Message::SetClientFeature { features, .. } => {
+                let both = features.common(self.said.unwrap_or_default());
+                self.queues = both.contains(FeatureSet::MULTI_BUFFER);
+            }
+            Message::Keepalive => {}
+        }
+    }
+}
+
 #[derive(Default)]
 struct Announced {
     /// Bytes of all windows so far.
@@ -83,7 +134,20 @@ struct Announced {
     ends: BTreeMap<u64, u64>,
 }
 
+impl Announced {
+    /// Returns how many windows are not full when so many bytes have arrived.
+    fn not_full(&self, arrived: u64) -> usize {
+        self.ends.values().filter(|end| **end > arrived).count()
+    }
+}
+
 impl Oracle {
+    /// Returns how many windows were announced before the last one was full.
+    #[must_use]
+    pub const fn windows_ahead(&self) -> u64 {
+        self.windows_ahead
+    }
+
     /// Takes note of what happened. `honest` says whether the program on a host follows the rules, and `read` how many
     /// bytes the program behind an identifier's connection has read.
     pub fn look(&mut self, entry: &Entry, honest: impl Fn(u32) -> bool) -> Result<(), Violation> {
@@ -161,18 +225,24 @@ impl Oracle {
         if !pair.honest {
             return Ok(());
         }
-        let Some(Ok(Message::RegisterXferMemory(window))) = work.message.map(|bytes| Message::decode(&bytes))
-        else {
-            return Ok(());
+        let message = work.message.and_then(|bytes| Message::decode(&bytes).ok());
+        let window = match message {
+            Some(Message::RegisterXferMemory(window)) => window,
+            Some(message) => return pair.says(number, message),
+            None => return Ok(()),
         };
         let announced = &mut pair.announced;
         let early = |what: String| Err(Violation::new("early window", what));
-        if pair.arrived < announced.total {
+        if pair.arrived < announced.total && !pair.queues {
             return early(format!(
                 "pair {number} announces a window when {} of {} bytes of the last ones have arrived",
                 pair.arrived, announced.total
             ));
         }
+        if announced.not_full(pair.arrived) > WAITING {
+            return early(format!("pair {number} announces a window behind {WAITING} that wait"));
+        }
+        self.windows_ahead += u64::from(pair.arrived < announced.total);
         if let Some(end) = announced.ends.get(&window.address).filter(|end| pair.read < **end) {
             return early(format!(
                 "pair {number} announces {:#x} again, which holds bytes up to {end} of which {} are read",
@@ -206,16 +276,8 @@ impl Oracle {
                         format!("pair {from} sent {} bytes of nonsense", work.len),
                     ));
                 }
-                if let (Some(Message::RegisterXferMemory(window)), Some(peer)) =
-                    (message, self.pairs.get_mut(&to))
-                {
-                    // One that comes too early is a rogue's, and its victim goes by the old one until that is full.
-                    match &mut peer.target {
-                        Some(old) if !honest && old.comes_first() => {
-                            old.next.push_back(window);
-                        }
-                        target => *target = Some(Target::new(window)),
-                    }
+                if let (Some(message), Some(peer)) = (message, self.pairs.get_mut(&to)) {
+                    peer.hears(message);
                 }
                 Ok(())
             }
@@ -238,7 +300,17 @@ impl Oracle {
                 if target.is_full()
                     && let Some(window) = target.next.pop_front()
                 {
-                    (target.window, target.used, target.unannounced) = (window, 0, 0);
+                    if target.unannounced > 0 {
+                        // VM-004.
+                        return Err(Violation::new(
+                            "immediate",
+                            format!(
+                                "pair {from} begins a window with {} bytes unannounced",
+                                target.unannounced
+                            ),
+                        ));
+                    }
+                    (target.window, target.used) = (window, 0);
                 }
                 let (begin, room) =
                     (target.window.address + u64::from(target.used), target.window.length - target.used);

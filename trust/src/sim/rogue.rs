@@ -46,6 +46,10 @@ struct Connected {
     established: bool,
     /// The victim's window.
     victim: Option<Window>,
+    /// Whether it has asked for the victim's features, ...
+    asked: bool,
+    /// ... and was told.
+    told: bool,
     /// The rest of the script, which began.
     script: VecDeque<Step>,
 }
@@ -141,6 +145,8 @@ impl Rogue {
                         session,
                         established: false,
                         victim: None,
+                        asked: false,
+                        told: false,
                         script: VecDeque::new(),
                     });
                     if self.deviation == Deviation::NeverReady {
@@ -164,11 +170,11 @@ impl Rogue {
         while let Some(incoming) = connected.session.poll().ok()? {
             match incoming {
                 Incoming::Established(_) => connected.established = true,
-                Incoming::Message(bytes) => {
-                    if let Ok(Message::RegisterXferMemory(window)) = Message::decode(&bytes) {
-                        connected.victim.get_or_insert(window);
-                    }
-                }
+                Incoming::Message(bytes) => match Message::decode(&bytes) {
+                    Ok(Message::RegisterXferMemory(window)) => _ = connected.victim.get_or_insert(window),
+                    Ok(Message::GetServerFeature { .. }) => connected.told = true,
+                    _ => {}
+                },
                 Incoming::Notified(_) => {}
                 Incoming::Read => self.read_succeeded = true,
                 // The last of them: requests complete in order.
@@ -208,6 +214,12 @@ impl Rogue {
         if needs_window && connected.victim.is_none() {
             return Some(());
         }
+        if self.deviation == Deviation::WindowsWithoutEnd && !connected.told {
+            if !core::mem::replace(&mut connected.asked, true) {
+                connected.session.take(question(0)).ok()?;
+            }
+            return Some(());
+        }
         self.acted = true;
         let own = Window { length: 2048, ..connected.session.own_window()? };
         connected.script = script(self.deviation, own, connected.victim.unwrap_or(own))?.into();
@@ -215,14 +227,20 @@ impl Rogue {
     }
 }
 
+fn message(message: Message) -> Step {
+    Step::Post(SendOp::Send, message.encode().to_vec())
+}
+
+fn question(select: u16) -> Step {
+    message(Message::GetServerFeature { select, features: FeatureSet::NONE })
+}
+
 /// Returns the script of a deviation, with a window of its own and the victim's. `None`: the rogue goes away.
 fn script(deviation: Deviation, own: Window, victim: Window) -> Option<Vec<Step>> {
     let remote = RemoteAddress { address: victim.address, rkey: victim.rkey };
     let bytes = |bytes: &[u8]| Step::Post(SendOp::Send, bytes.to_vec());
-    let message = |message: Message| bytes(&message.encode());
     let register = |window| message(Message::RegisterXferMemory(window));
     let notify = |count, len| Step::Post(SendOp::WriteImmediate(remote, Immediate(count)), vec![0; len]);
-    let question = |select| Message::GetServerFeature { select, features: FeatureSet::NONE };
     Some(match deviation {
         Deviation::Silence | Deviation::NeverReady => Vec::new(),
         Deviation::Deaf | Deviation::Starving => vec![register(own)],
@@ -244,11 +262,17 @@ fn script(deviation: Deviation, own: Window, victim: Window) -> Option<Vec<Step>
         Deviation::BogusKey => vec![register(Window { rkey: own.rkey ^ 0x100, ..own })],
         // Longer than anything that could be written in between.
         Deviation::EarlyRegistration => vec![register(Window { length: 4096, ..own }); 2],
-        Deviation::UnaskedFeatures => vec![message(question(0)); 2],
+        Deviation::WindowsWithoutEnd => {
+            let choice = Message::SetClientFeature { select: 0, features: FeatureSet::MULTI_BUFFER };
+            // The one that is filled, three behind it, and one more.
+            let windows = vec![register(Window { length: 4096, ..own }); 5];
+            [vec![message(choice)], windows].concat()
+        }
+        Deviation::UnaskedFeatures => vec![question(0); 2],
         Deviation::ServerSends => {
             vec![message(Message::SetClientFeature { select: 0, features: FeatureSet::NONE })]
         }
-        Deviation::FeatureFlood => (0..400).map(|select| message(question(select))).collect(),
+        Deviation::FeatureFlood => (0..400).map(question).collect(),
         Deviation::WriteOutside => {
             let behind = RemoteAddress { address: remote.address + u64::from(victim.length), ..remote };
             vec![Step::Post(SendOp::Write(behind), vec![0])]

@@ -98,6 +98,8 @@ pub struct Summary {
     pub events: u64,
     /// ... bytes read by programs, ...
     pub bytes: u64,
+    /// ... windows registered before the last one was full, ...
+    pub windows_ahead: u64,
     /// ... faults that struck nothing, ...
     pub idle_faults: u64,
     /// ... and classes of failure met.
@@ -158,6 +160,7 @@ impl Summary {
         self.runs += 1;
         self.events += outcome.events;
         self.bytes += outcome.bytes;
+        self.windows_ahead += outcome.windows_ahead;
         self.idle_faults += outcome.idle_faults as u64;
         self.failure_counts.add(&outcome.failure_counts);
         let differs = options.twice && attempt(&scenario, false).hash != outcome.hash;
@@ -170,6 +173,7 @@ impl Summary {
         self.runs += other.runs;
         self.events += other.events;
         self.bytes += other.bytes;
+        self.windows_ahead += other.windows_ahead;
         self.idle_faults += other.idle_faults;
         self.failure_counts.add(&other.failure_counts);
         self.failures.extend(other.failures);
@@ -198,10 +202,11 @@ pub fn main(options: &Options) -> ExitCode {
     println!("{}", classes(&summary.failure_counts));
     let seconds = begun.elapsed().as_secs_f64();
     println!(
-        "{} runs, {} events, {} bytes delivered, {} faults struck nothing; {:.1} s, {:.0} runs/s, {} violations",
+        "{} runs, {} events, {} bytes delivered, {} windows registered ahead, {} faults struck nothing; {:.1} s, {:.0} runs/s, {} violations",
         summary.runs,
         summary.events,
         summary.bytes,
+        summary.windows_ahead,
         summary.idle_faults,
         seconds,
         summary.runs as f64 / seconds,

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use rdma_conn::Options;
 use rdma_proto::backend::RnrTimer;
+use rdma_proto::wire::FeatureSet;
 use rdma_softsim::{
     DeviceKind, Fault, FaultPlan, Injection, Limits, Parameters, Random, SimulationSettings, Site, When,
 };
@@ -117,6 +118,7 @@ impl Scenario {
         }
         this.corners(&mut Random::new(seed ^ 0xc0_4e45_0000_0000));
         this.faces(&mut Random::new(seed ^ 0xface_0000_0000));
+        this.windows_ahead(&mut Random::new(seed ^ 0xaead_0000_0000));
         this.agree();
         this
     }
@@ -168,6 +170,28 @@ impl Scenario {
             {
                 rogue.deviation = Deviation::NeverReady;
                 connection.server.waits_for_ever();
+            }
+        }
+    }
+
+    /// Draws the sides that want windows to be registered ahead: in a third of the runs some do (VM-001).
+    fn windows_ahead(&mut self, random: &mut Random) {
+        if !random.chance(1, 3) {
+            return;
+        }
+        if random.chance(3, 4) {
+            self.server.protocol.features = FeatureSet::MULTI_BUFFER;
+        }
+        for connection in &mut self.connections {
+            match &mut connection.rogue {
+                None if random.chance(3, 4) => {
+                    let protocol = &mut connection.options.protocol;
+                    (protocol.features, protocol.negotiate) = (FeatureSet::MULTI_BUFFER, true);
+                }
+                Some(Rogue { serves: false, deviation }) if random.chance(1, 2) => {
+                    *deviation = Deviation::WindowsWithoutEnd;
+                }
+                _ => {}
             }
         }
     }

@@ -37,6 +37,8 @@ pub struct Outcome {
     pub events: u64,
     /// Bytes read by all programs.
     pub bytes: u64,
+    /// Windows that were registered before the last one was full.
+    pub windows_ahead: u64,
     /// Classes of failure met.
     pub failure_counts: FailureCounts,
     /// Faults that found nothing to strike.
@@ -54,6 +56,7 @@ impl Outcome {
             hash: 0,
             events: 0,
             bytes: 0,
+            windows_ahead: 0,
             failure_counts: FailureCounts::default(),
             idle_faults: 0,
             trace: Vec::new(),
@@ -112,6 +115,7 @@ pub fn run(scenario: &Scenario, keep_trace: bool) -> Outcome {
         hash: world.sim.hash(),
         events: world.sim.events(),
         bytes,
+        windows_ahead: world.oracle.windows_ahead(),
         failure_counts,
         idle_faults,
         trace: world.trace.unwrap_or_default(),

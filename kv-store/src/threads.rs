@@ -1,0 +1,212 @@
+//! Serves the store on several threads behind one port: each has an endpoint of its own, and shares nothing but the store.
+
+use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use mio::unix::SourceFd;
+use mio::{Events, Interest, Poll, Token, Waker};
+use rdma_conn::{Descriptors, Endpoint, Error, Limits, Options};
+use rdma_proto::backend::{CmEventKind, EventChannel, Failure, Identifier};
+
+use crate::kv::Store;
+use crate::serve::Server;
+
+/// A descriptor that is watched, and the calls of [`Waker::wake`].
+const DESCRIPTOR: Token = Token(0);
+const WOKEN: Token = Token(1);
+
+/// A listener and the threads that serve its clients.
+///
+/// Each request for a connection goes to the next thread in turn (round robin), whatever the others' load is. Nothing is made for it before: that
+/// thread moves the request to the event channel of its own [`Endpoint`] (`rdma_migrate_id(3)`), accepts it there, and serves it to its
+/// end. So threads share no queue and no lock but that of the store.
+pub struct Threads<B: Descriptors> {
+    // The identifier goes before its channel.
+    listener: B::Identifier,
+    events: B::EventChannel,
+    poll: Poll,
+    workers: Vec<Worker<B>>,
+    /// The place of the thread whose turn it is.
+    next: usize,
+}
+
+/// What the listener has of a thread.
+struct Worker<B: Descriptors> {
+    requests: Sender<B::Identifier>,
+    waker: Arc<Waker>,
+    thread: Option<JoinHandle<io::Result<()>>>,
+    accepted: Arc<AtomicU64>,
+}
+
+impl<B: Descriptors> Threads<B> {
+    /// Listens on `address` (port 0 takes a free one), and starts `threads` threads, at least one. They together have at most as many
+    /// connections, and as much registered memory, as `limits` says: each an equal part.
+    ///
+    /// # Errors
+    /// No RDMA device has that address, or it is taken; or the process has no descriptor or thread left.
+    pub fn start(
+        backend: &B,
+        address: SocketAddr,
+        options: Options,
+        limits: Limits,
+        threads: usize,
+        store: &Arc<Store>,
+    ) -> io::Result<Self> {
+        let events = backend.event_channel().map_err(failed::<B>("opening an event channel"))?;
+        let listener = events.listen(address, 0).map_err(failed::<B>("listening"))?;
+        let (poll, waker) = poll_for(&events)?;
+        let threads = threads.max(1);
+        let part = Limits::NONE
+            .connections(limits.connections.div_ceil(threads))
+            .registered_bytes(limits.registered_bytes.div_ceil(threads as u64));
+        let started =
+            (0..threads).map(|_| Worker::start(Endpoint::new(backend, part)?, options, store, &waker));
+        Ok(Self { workers: started.collect::<io::Result<_>>()?, listener, events, poll, next: 0 })
+    }
+
+    /// Returns the address of the listener.
+    pub fn local_addr(&self) -> Option<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// Returns how many connections each thread has accepted, now and whenever it is read.
+    pub fn accepted(&self) -> Vec<Arc<AtomicU64>> {
+        self.workers.iter().map(|worker| Arc::clone(&worker.accepted)).collect()
+    }
+
+    /// Hands requests to the threads for as long as the listener and all threads live.
+    ///
+    /// # Errors
+    /// The listener's device is gone, or a thread has ended, with its error. The threads that are left end too.
+    pub fn run(mut self) -> io::Result<Infallible> {
+        let mut events = Events::with_capacity(2);
+        loop {
+            while let Some(event) =
+                self.events.next_event().map_err(failed::<B>("reading connection events"))?
+            {
+                match event.kind {
+                    CmEventKind::ConnectRequest { id, .. } => self.hand_over(id),
+                    CmEventKind::DeviceRemoval => return Err(Error::DeviceRemoved.into()),
+                    // Of a request that was withdrawn, among others: accepting it says so.
+                    other => tracing::debug!(event = ?other, "event on a listener"),
+                }
+            }
+            if let Some(ended) = self.workers.iter_mut().find_map(Worker::ended) {
+                return Err(ended);
+            }
+            wait(&mut self.poll, &mut events, None)?;
+        }
+    }
+
+    fn hand_over(&mut self, request: B::Identifier) {
+        let Some(worker) = self.workers.get(self.next) else { return };
+        self.next = (self.next + 1) % self.workers.len();
+        // A thread that has ended takes none; dropping a request rejects its peer.
+        if worker.requests.send(request).is_ok()
+            && let Err(error) = worker.waker.wake()
+        {
+            tracing::warn!(%error, "a thread could not be woken");
+        }
+    }
+}
+
+impl<B: Descriptors> Worker<B> {
+    /// Starts a thread; `ends` is woken when it ends.
+    fn start(
+        endpoint: Endpoint<B>,
+        options: Options,
+        store: &Arc<Store>,
+        ends: &Arc<Waker>,
+    ) -> io::Result<Self> {
+        let (poll, waker) = poll_for(&endpoint)?;
+        let (requests, taken) = channel();
+        let (store, ends) = (Arc::clone(store), Arc::clone(ends));
+        let (woken, accepted) = (Arc::clone(&waker), Arc::new(AtomicU64::new(0)));
+        let counted = Arc::clone(&accepted);
+        let serve = move || {
+            let wake = move || {
+                if let Err(error) = woken.wake() {
+                    tracing::warn!(%error, "a thread could not be woken");
+                }
+            };
+            let server = Server::new(endpoint, &store).woken_by(wake);
+            let ended = work(server, poll, &taken, options, &counted);
+            ends.wake().and(ended)
+        };
+        let thread = std::thread::Builder::new().name("kv-store".to_owned()).spawn(serve)?;
+        Ok(Self { requests, waker, thread: Some(thread), accepted })
+    }
+
+    /// Returns the reason for which the thread has ended, if it has.
+    fn ended(&mut self) -> Option<io::Error> {
+        let thread = self.thread.take_if(|thread| thread.is_finished())?;
+        let nothing = || io::Error::other("a thread of the server has ended");
+        Some(thread.join().map_or_else(|_| nothing(), |ended| ended.err().unwrap_or_else(nothing)))
+    }
+}
+
+impl<B: Descriptors> Drop for Threads<B> {
+    fn drop(&mut self) {
+        for Worker { requests, waker, thread, .. } in self.workers.drain(..) {
+            // What a thread without a sender finds when it is woken is its end.
+            drop(requests);
+            if waker.wake().is_ok()
+                && let Some(Err(_) | Ok(Err(_))) = thread.map(JoinHandle::join)
+            {
+                tracing::warn!("a thread of the server ended by an error");
+            }
+        }
+    }
+}
+
+/// One thread: accepts what it is given, and serves it.
+fn work<B: Descriptors>(
+    mut server: Server<'_, B>,
+    mut poll: Poll,
+    requests: &Receiver<B::Identifier>,
+    options: Options,
+    accepted: &AtomicU64,
+) -> io::Result<()> {
+    let mut events = Events::with_capacity(2);
+    loop {
+        loop {
+            match requests.try_recv() {
+                Ok(request) => match server.endpoint.accept_request(request, options) {
+                    Ok(_) => _ = accepted.fetch_add(1, Ordering::Relaxed),
+                    Err(error) => tracing::warn!(%error, "a connection was rejected"),
+                },
+                Err(TryRecvError::Empty) => break,
+                Err(TryRecvError::Disconnected) => return Ok(()),
+            }
+        }
+        server.turn()?;
+        let due = server.endpoint.next_timeout().map(|at| at.since(server.endpoint.now()));
+        wait(&mut poll, &mut events, due)?;
+    }
+}
+
+/// Watches a descriptor; the waker interrupts whoever waits for it.
+fn poll_for(source: &impl AsFd) -> io::Result<(Poll, Arc<Waker>)> {
+    let poll = Poll::new()?;
+    poll.registry().register(&mut SourceFd(&source.as_fd().as_raw_fd()), DESCRIPTOR, Interest::READABLE)?;
+    let waker = Waker::new(poll.registry(), WOKEN)?;
+    Ok((poll, Arc::new(waker)))
+}
+
+fn wait(poll: &mut Poll, events: &mut Events, limit: Option<Duration>) -> io::Result<()> {
+    match poll.poll(events, limit) {
+        Err(error) if error.kind() != io::ErrorKind::Interrupted => Err(error),
+        _ => Ok(()),
+    }
+}
+
+fn failed<B: Descriptors>(doing: &'static str) -> impl Fn(B::Error) -> io::Error {
+    move |error| Error::Backend { doing, kind: error.kind(), source: Arc::new(error) }.into()
+}

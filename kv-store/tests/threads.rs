@@ -1,0 +1,100 @@
+//! Several threads behind one port, on the embedded fabric.
+
+use std::io::Write;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use kv_store::{FrameReader, Store, Threads};
+use rdma_conn::{Keepalive, Limits, Options, Stream};
+use rdma_softsim::{Fabric, SoftSim};
+
+const SERVER: [u8; 4] = [192, 0, 2, 1];
+const CLIENT: [u8; 4] = [192, 0, 2, 2];
+const THREADS: usize = 3;
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// A server whose threads outlive the test, as they do in a program.
+struct Serving {
+    client: SoftSim,
+    address: SocketAddr,
+    accepted: Box<dyn Fn() -> Vec<u64>>,
+}
+
+impl Serving {
+    fn start(limits: Limits) -> Self {
+        let fabric = Fabric::new();
+        let (backend, client) = (fabric.host(&[SERVER.into()]), fabric.host(&[CLIENT.into()]));
+        let (address, store) = (SocketAddr::from((SERVER, 0)), Arc::new(Store::default()));
+        // Nothing but a wake-up ends the wait of a thread that has nothing to do.
+        let mut options = Options::server().keep_memory(HOUR).handshake_timeout(HOUR);
+        options.protocol.keepalive = Keepalive::NONE;
+        let threads = Threads::start(&backend, address, options, limits, THREADS, &store)
+            .expect("a device and threads");
+        let address = threads.local_addr().expect("it listens");
+        let counts = threads.accepted();
+        std::thread::spawn(move || threads.run());
+        let accepted = move || counts.iter().map(|count| count.load(Ordering::Relaxed)).collect();
+        Self { client, address, accepted: Box::new(accepted) }
+    }
+
+    fn connect(&self) -> FrameReader<Stream<SoftSim>> {
+        let mut stream = Stream::connect(&self.client, self.address).expect("connects");
+        stream.set_read_timeout(Some(Duration::from_secs(60)));
+        FrameReader::new(stream)
+    }
+}
+
+/// Sends a command and returns the last word of the reply.
+fn ask(client: &mut FrameReader<Stream<SoftSim>>, command: &str) -> String {
+    client.stream().write_all(format!("{command}\r\n").as_bytes()).expect("written");
+    last_word(client)
+}
+
+fn last_word(client: &mut FrameReader<Stream<SoftSim>>) -> String {
+    let frame = client.frame().expect("a reply in time").expect("the server stays");
+    let frame = frame.clone().into_array().ok().and_then(|mut words| words.pop()).unwrap_or(frame);
+    frame.as_str().unwrap_or("no word").to_owned()
+}
+
+#[test]
+fn connections_are_spread_over_all_threads_and_each_serves_the_one_store() {
+    let serving = Serving::start(Limits::default());
+    let mut clients: Vec<_> = (0..2 * THREADS).map(|_| serving.connect()).collect();
+    for (number, client) in clients.iter_mut().enumerate() {
+        assert_eq!(ask(client, &format!("SET {number} of-{number}")), "OK");
+    }
+    assert_eq!((serving.accepted)(), [2; THREADS]);
+    // Whatever thread a client is on, it finds what the others have stored.
+    for client in &mut clients {
+        for number in 0..2 * THREADS {
+            assert_eq!(ask(client, &format!("GET {number}")), format!("of-{number}"));
+        }
+    }
+}
+
+/// What a client of one thread publishes wakes the others.
+#[test]
+fn messages_reach_subscribers_on_other_threads() {
+    let serving = Serving::start(Limits::default());
+    let mut subscribers: Vec<_> = (0..THREADS).map(|_| serving.connect()).collect();
+    for subscriber in &mut subscribers {
+        ask(subscriber, "SUBSCRIBE news");
+    }
+    ask(&mut serving.connect(), "PUBLISH news hello");
+    for subscriber in &mut subscribers {
+        assert_eq!(last_word(subscriber), "hello");
+    }
+}
+
+#[test]
+fn a_thread_that_has_its_part_of_the_connections_rejects_more() {
+    let serving = Serving::start(Limits::default().connections(THREADS));
+    let mut clients: Vec<_> = (0..THREADS).map(|_| serving.connect()).collect();
+    for client in &mut clients {
+        assert_eq!(ask(client, "PING"), "PONG");
+    }
+    assert!(Stream::connect(&serving.client, serving.address).is_err(), "one too many");
+    assert_eq!((serving.accepted)(), [1; THREADS]);
+}
