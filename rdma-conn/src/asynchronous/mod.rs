@@ -118,11 +118,10 @@ impl<B: Descriptors> AsyncEndpoint<B> {
         for peer in addresses {
             match AsyncStream::dial(&self.shared, peer, how, domain).await {
                 Ok(stream) => return Ok(stream),
-                Err(error) => last = Some(error),
+                Err(error) => last = error,
             }
         }
-        let unknown = || io::Error::new(io::ErrorKind::NotFound, "the name has no address");
-        Err(last.unwrap_or_else(|| no_such_host(unknown())))
+        Err(last)
     }
 
     /// Returns what leads to the endpoint again for as long as it has connections, listeners or other handles.
