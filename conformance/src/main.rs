@@ -78,12 +78,12 @@ enum Command {
     /// Shows recorded connections as timelines, or to Wireshark.
     #[command(subcommand)]
     Trace(trace::Command),
-    /// Prints what a shell needs to complete command lines of this program.
+    /// Prints what a shell needs to complete its command lines.
     Completions {
         /// The shell.
         shell: Shell,
     },
-    /// Writes manual pages: one for this program, and one for each command.
+    /// Writes manual pages, one for each command.
     Man {
         /// The folder to write them into.
         #[arg(default_value = ".")]

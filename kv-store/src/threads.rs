@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -21,6 +21,8 @@ use crate::serve::Server;
 /// A descriptor that is watched, and the calls of [`Waker::wake`].
 const DESCRIPTOR: Token = Token(0);
 const WOKEN: Token = Token(1);
+/// As many requests wait for a thread; more are rejected.
+const BACKLOG: usize = 128;
 
 /// A listener and the threads that serve its clients.
 ///
@@ -39,7 +41,7 @@ pub struct Threads<B: Descriptors> {
 
 /// What the listener has of a thread.
 struct Worker<B: Descriptors> {
-    requests: Sender<B::Identifier>,
+    requests: SyncSender<B::Identifier>,
     waker: Arc<Waker>,
     thread: Option<JoinHandle<io::Result<()>>>,
     accepted: Arc<AtomicU64>,
@@ -108,8 +110,8 @@ impl<B: Descriptors> Threads<B> {
     fn hand_over(&mut self, request: B::Identifier) {
         let Some(worker) = self.workers.get(self.next) else { return };
         self.next = (self.next + 1) % self.workers.len();
-        // A thread that has ended takes none; dropping a request rejects its peer.
-        if worker.requests.send(request).is_ok()
+        // A thread that has ended takes none, and one that lags behind no more; dropping a request rejects its peer.
+        if worker.requests.try_send(request).is_ok()
             && let Err(error) = worker.waker.wake()
         {
             tracing::warn!(%error, "a thread could not be woken");
@@ -126,7 +128,7 @@ impl<B: Descriptors> Worker<B> {
         ends: &Arc<Waker>,
     ) -> io::Result<Self> {
         let (poll, waker) = poll_for(&endpoint)?;
-        let (requests, taken) = channel();
+        let (requests, taken) = sync_channel(BACKLOG);
         let (store, ends) = (Arc::clone(store), Arc::clone(ends));
         let (woken, accepted) = (Arc::clone(&waker), Arc::new(AtomicU64::new(0)));
         let counted = Arc::clone(&accepted);
