@@ -44,7 +44,7 @@ struct Cli {
 enum Command {
     /// Shows the protocol at work, and what a failure looks like.
     Demo(command::Demo),
-    /// Tests any server or client: what it does on the wire, rule by rule.
+    /// Tests a server or client: what it does on the wire, rule by rule.
     Run {
         #[command(subcommand)]
         who: TargetCommand,
@@ -66,7 +66,7 @@ enum Command {
     },
     /// Does what clients do against a server, and checks every byte.
     Smoke(Smoke),
-    /// Tests publishers and readers of the snapshot protocol, an extension.
+    /// Tests publishers and readers of the snapshot protocol.
     #[command(subcommand)]
     Snapshot(snapshot::Command),
     /// The requirements of the protocol.
