@@ -47,6 +47,9 @@ pub enum Deviation {
     FeatureFlood,
     /// Writes behind the end of the peer's window.
     WriteOutside,
+    /// Fills each window of the peer's by saying so, and writes into those that were before it, some of which may lie in memory that the
+    /// program has given up, or has back.
+    Trespass,
     /// Reads the peer's window.
     ReadWindow,
     /// Things that are odd and allowed: keepalives, reserved bits, unknown features, immediates of nothing.
@@ -101,7 +104,13 @@ impl Deviation {
         let Some(Error::Protocol(error)) = error else {
             return matches!(
                 self,
-                Self::Silence | Self::Deaf | Self::Starving | Self::Vanish | Self::Odd | Self::WithdrawWindow
+                Self::Silence
+                    | Self::Deaf
+                    | Self::Starving
+                    | Self::Vanish
+                    | Self::Odd
+                    | Self::Trespass
+                    | Self::WithdrawWindow
             );
         };
         let misbehaved =
@@ -143,7 +152,7 @@ impl Deviation {
                 matches!(error, Protocol::Transport(_))
                     || misbehaved(|m| matches!(m, PeerMisbehaved::NeverRegistered { .. }))
             }
-            Self::Deaf | Self::Starving | Self::Vanish | Self::Odd | Self::ReadWindow => {
+            Self::Deaf | Self::Starving | Self::Vanish | Self::Odd | Self::ReadWindow | Self::Trespass => {
                 matches!(error, Protocol::Transport(_)) || misbehaved(|_| true)
             }
             Self::WithdrawWindow | Self::NeverReady => true,
@@ -165,7 +174,7 @@ impl Deviation {
             self,
             Self::Silence | Self::Deaf | Self::Starving | Self::Vanish | Self::WithdrawWindow | Self::Odd
                 // Only whoever writes or posts notices these.
-                | Self::BogusKey | Self::WriteOutside | Self::ReadWindow
+                | Self::BogusKey | Self::WriteOutside | Self::ReadWindow | Self::Trespass
         )
     }
 }

@@ -17,6 +17,7 @@ pub mod deviation;
 pub mod end;
 pub mod event_loop;
 pub mod judge;
+pub mod memory;
 pub mod oracle;
 pub mod rogue;
 pub mod runner;

@@ -12,6 +12,8 @@ use rdma_softsim::SoftSim;
 
 use super::deviation::Deviation;
 
+/// As many windows a trespasser fills.
+const MOST_WINDOWS: usize = 12;
 /// The queue pair and memory of a rogue.
 const SHAPE: Shape =
     Shape { sends: 512, receives: 64, window: 4096, access: Access::REMOTE_WRITE, outbox: 32 << 10 };
@@ -44,8 +46,10 @@ enum Stage {
 struct Connected {
     session: Session<SoftSim>,
     established: bool,
-    /// The victim's window.
+    /// The victim's first window, ...
     victim: Option<Window>,
+    /// ... and all that it registered, if the rogue is after those.
+    windows: Vec<Window>,
     /// Whether it has asked for the victim's features, ...
     asked: bool,
     /// ... and was told.
@@ -145,6 +149,7 @@ impl Rogue {
                         session,
                         established: false,
                         victim: None,
+                        windows: Vec::new(),
                         asked: false,
                         told: false,
                         script: VecDeque::new(),
@@ -171,7 +176,13 @@ impl Rogue {
             match incoming {
                 Incoming::Established(_) => connected.established = true,
                 Incoming::Message(bytes) => match Message::decode(&bytes) {
-                    Ok(Message::RegisterXferMemory(window)) => _ = connected.victim.get_or_insert(window),
+                    Ok(Message::RegisterXferMemory(window)) => {
+                        connected.victim.get_or_insert(window);
+                        if self.deviation == Deviation::Trespass && connected.windows.len() < MOST_WINDOWS {
+                            connected.script.extend(trespass(&connected.windows, window));
+                            connected.windows.push(window);
+                        }
+                    }
                     Ok(Message::GetServerFeature { .. }) => connected.told = true,
                     _ => {}
                 },
@@ -222,7 +233,9 @@ impl Rogue {
         }
         self.acted = true;
         let own = Window { length: 2048, ..connected.session.own_window()? };
-        connected.script = script(self.deviation, own, connected.victim.unwrap_or(own))?.into();
+        let begins = script(self.deviation, own, connected.victim.unwrap_or(own))?;
+        let behind = core::mem::replace(&mut connected.script, begins.into());
+        connected.script.extend(behind);
         Some(())
     }
 }
@@ -235,6 +248,15 @@ fn question(select: u16) -> Step {
     message(Message::GetServerFeature { select, features: FeatureSet::NONE })
 }
 
+/// Returns the steps by which a window is full at once, and those before it are written to.
+fn trespass(before: &[Window], window: Window) -> impl Iterator<Item = Step> {
+    let at = |window: &Window| RemoteAddress { address: window.address, rkey: window.rkey };
+    let fill = Step::Post(SendOp::WriteImmediate(at(&window), Immediate(window.length)), Vec::new());
+    let writes: Vec<_> =
+        before.iter().map(|before| Step::Post(SendOp::Write(at(before)), vec![0xee])).collect();
+    std::iter::once(fill).chain(writes)
+}
+
 /// Returns the script of a deviation, with a window of its own and the victim's. `None`: the rogue goes away.
 fn script(deviation: Deviation, own: Window, victim: Window) -> Option<Vec<Step>> {
     let remote = RemoteAddress { address: victim.address, rkey: victim.rkey };
@@ -243,7 +265,7 @@ fn script(deviation: Deviation, own: Window, victim: Window) -> Option<Vec<Step>
     let notify = |count, len| Step::Post(SendOp::WriteImmediate(remote, Immediate(count)), vec![0; len]);
     Some(match deviation {
         Deviation::Silence | Deviation::NeverReady => Vec::new(),
-        Deviation::Deaf | Deviation::Starving => vec![register(own)],
+        Deviation::Deaf | Deviation::Starving | Deviation::Trespass => vec![register(own)],
         Deviation::Vanish => return None,
         Deviation::WithdrawWindow => vec![register(own), Step::Withdraw],
         Deviation::Overrun => vec![notify(victim.length + 1, 0)],

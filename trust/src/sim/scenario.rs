@@ -119,6 +119,7 @@ impl Scenario {
         this.corners(&mut Random::new(seed ^ 0xc0_4e45_0000_0000));
         this.faces(&mut Random::new(seed ^ 0xface_0000_0000));
         this.windows_ahead(&mut Random::new(seed ^ 0xaead_0000_0000));
+        this.trespassers(&mut Random::new(seed ^ 0x7e55_0000_0000));
         this.agree();
         this
     }
@@ -192,6 +193,23 @@ impl Scenario {
                     *deviation = Deviation::WindowsWithoutEnd;
                 }
                 _ => {}
+            }
+        }
+    }
+
+    /// Draws rogues that come back to windows that were, of victims that expect enough for windows in memory of their own.
+    fn trespassers(&mut self, random: &mut Random) {
+        for connection in &mut self.connections {
+            if let Some(rogue) = &mut connection.rogue
+                && !matches!(rogue.deviation, Deviation::NeverReady | Deviation::WindowsWithoutEnd)
+                && random.chance(1, 6)
+            {
+                rogue.deviation = Deviation::Trespass;
+                let (victim, rogue) = match rogue.serves {
+                    true => (&connection.options, &mut connection.server),
+                    false => (&self.server, &mut connection.client),
+                };
+                rogue.says(8 * u64::from(victim.protocol.window));
             }
         }
     }
