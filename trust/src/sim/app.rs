@@ -4,12 +4,10 @@ use std::io::IoSlice;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rdma_conn::{Access, Connection, ConnectionId, Endpoint, Error, Receiving, RegisteredBuffer};
+use rdma_conn::{Connection, ConnectionId, Endpoint, Error, Receiving, RegisteredBuffer};
 use rdma_proto::time::Instant;
 use rdma_proto::{Config, State};
 use rdma_softsim::{Random, SoftSim};
-
-use super::memory::Memory;
 
 /// Longer than any run.
 const PATIENCE: Duration = Duration::from_secs(3600);
@@ -186,7 +184,6 @@ pub struct App {
     lands: Option<Random>,
     /// The bytes that it receives so now.
     landing: Option<Landing>,
-    memory: Memory,
     /// How many bytes had arrived when it gave up to receive so, as long as windows may lie in that memory.
     gave_up: Option<u64>,
     next_write: Instant,
@@ -280,7 +277,6 @@ impl App {
             lends: Some(Random::new(!seed)).filter(|random| random.clone().chance(1, 3)),
             lands: Some(Random::new(seed.rotate_left(17))).filter(|random| random.clone().chance(1, 3)),
             landing: None,
-            memory: Memory::default(),
             gave_up: None,
             next_write: now,
             next_read: now.after(workload.reads_late),
@@ -313,11 +309,6 @@ impl App {
             let arrived = connection.counters().bytes_received.saturating_sub(at);
             connection.is_landing() && connection.unread() == 0 && arrived >= window
         })
-    }
-
-    /// The memory in which its windows lay.
-    pub const fn memory(&self) -> &Memory {
-        &self.memory
     }
 
     /// When it wants to run, if nothing else happens.
@@ -402,8 +393,7 @@ impl App {
             }
             let len = random.within(1..=most) as usize;
             // Where no memory can be registered, it reads.
-            let piece = self.memory.piece(len);
-            let buffer = Arc::new(link.connection().register_memory(piece, Access::REMOTE_WRITE).ok()?);
+            let buffer = Arc::new(link.connection().register_landing(len).ok()?);
             let receiving = Receiving::new(Arc::clone(&buffer), 0..len);
             self.landing = Some(Landing { buffer, receiving, seen: 0 });
             self.gave_up = None;

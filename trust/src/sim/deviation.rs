@@ -48,7 +48,7 @@ pub enum Deviation {
     /// Writes behind the end of the peer's window.
     WriteOutside,
     /// Fills each window of the peer's by saying so, and writes into those that were before it, some of which may lie in memory that the
-    /// program has given up, or has back.
+    /// program has given up, or deregistered.
     Trespass,
     /// Reads the peer's window.
     ReadWindow,

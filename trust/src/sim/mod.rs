@@ -17,7 +17,6 @@ pub mod deviation;
 pub mod end;
 pub mod event_loop;
 pub mod judge;
-pub mod memory;
 pub mod oracle;
 pub mod rogue;
 pub mod runner;
