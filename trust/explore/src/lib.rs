@@ -40,6 +40,8 @@ pub enum Defect {
     BufferReused,
     /// A notification of more bytes than were written.
     NoticeTooLong,
+    /// Memory that the application gives up is deregistered at once.
+    MemoryLetGo,
 }
 
 impl Defect {
@@ -53,6 +55,7 @@ impl Defect {
             Self::CompletionUnreported => "completions are not reported",
             Self::BufferReused => "a buffer is used again too early",
             Self::NoticeTooLong => "a notice of too many bytes",
+            Self::MemoryLetGo => "memory is let go too early",
         }
     }
 
@@ -67,12 +70,13 @@ impl Defect {
             Self::ReceiveForgotten => "a notification without a receive",
             Self::BufferReused => "the send buffer changed",
             Self::NoticeTooLong => "it notified",
+            Self::MemoryLetGo => "a WRITE into memory that was let go",
         }
     }
 }
 
 /// All of them.
-pub const DEFECTS: [Defect; 8] = [
+pub const DEFECTS: [Defect; 9] = [
     Defect::RegistrationLost,
     Defect::RegistrationTwice,
     Defect::ReceivesDwindle,
@@ -81,6 +85,7 @@ pub const DEFECTS: [Defect; 8] = [
     Defect::CompletionUnreported,
     Defect::BufferReused,
     Defect::NoticeTooLong,
+    Defect::MemoryLetGo,
 ];
 
 /// The sizes of one side.
@@ -114,6 +119,7 @@ fn scenario(name: &'static str, client: Sizes, server: Sizes, bytes: [u8; 2], fa
         client: config(Config::client(), client),
         server: config(Config::server(), server),
         bytes,
+        lands: 0,
         fatal,
         closes: None,
         defect: None,
@@ -124,6 +130,11 @@ fn scenario(name: &'static str, client: Sizes, server: Sizes, bytes: [u8; 2], fa
 fn ahead(scenario: Scenario) -> Scenario {
     let with = |config: Config| config.features(FeatureSet::MULTI_BUFFER).negotiate(true);
     Scenario { client: with(scenario.client), server: with(scenario.server), ..scenario }
+}
+
+/// Returns `scenario` with a server that receives into memory of `lands` bytes.
+const fn landing(lands: u32, scenario: Scenario) -> Scenario {
+    Scenario { lands, ..scenario }
 }
 
 /// Returns the scenarios that take seconds.
@@ -140,6 +151,9 @@ pub fn small() -> Vec<Scenario> {
         scenario("two windows, no retries", pair, pair, [3, 0], true),
         ahead(scenario("windows ahead, retries", small, small, [4, 0], false)),
         ahead(scenario("windows ahead, no retries", small, small, [3, 0], true)),
+        landing(3, scenario("landing, one window", small, tiny, [4, 0], true)),
+        landing(3, scenario("landing, two windows", small, small, [4, 0], false)),
+        landing(2, ahead(scenario("landing, windows ahead", small, small, [3, 0], true))),
         scenario("a buffer that wraps", odd, tiny, [3, 1], true),
         closing(scenario("the client closes", tiny, tiny, [1, 1], true), Role::Client),
         closing(scenario("the server closes", tiny, tiny, [1, 1], true), Role::Server),
@@ -162,6 +176,8 @@ pub fn large() -> Vec<Scenario> {
         scenario("wide to one, no retries", wide, tiny, [5, 2], true),
         ahead(scenario("windows ahead, retries", pair, pair, [4, 1], false)),
         ahead(scenario("windows ahead, no retries", pair, pair, [4, 1], true)),
+        landing(4, scenario("landing, two windows", pair, pair, [5, 1], true)),
+        landing(4, ahead(scenario("landing, windows ahead", pair, pair, [5, 0], true))),
         scenario("one window, no retries", single, single, [5, 2], true),
         closing(scenario("the client closes", pair, pair, [3, 2], true), Role::Client),
         closing(scenario("the server closes", pair, pair, [3, 2], true), Role::Server),
@@ -172,7 +188,8 @@ pub fn large() -> Vec<Scenario> {
 pub fn with_defect(defect: Defect) -> Scenario {
     let pair = sizes(2, 1, 2, 2, 2);
     let base = scenario(defect.name(), pair, pair, [5, 1], defect != Defect::ReceivesDwindle);
-    Scenario { defect: Some(defect), ..base }
+    let lands = if defect == Defect::MemoryLetGo { 4 } else { 0 };
+    Scenario { defect: Some(defect), lands, ..base }
 }
 
 /// A line about a search.

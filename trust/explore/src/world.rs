@@ -1,7 +1,7 @@
 //! Two connection machines, and between them a channel that keeps the order of reliable connections.
 //!
-//! A step is the smallest thing that can happen to one side: its application writes or reads a byte, its machine is asked for
-//! one action, its device carries one request, one arrival is handled and its receive posted again, one completion is
+//! A step is the smallest thing that can happen to one side: its application writes or reads a byte, gives memory to land in or gives
+//! that up, its machine is asked for one action, its device carries one request, one arrival is handled and its receive posted again, one completion is
 //! reported. Whatever order a driver, a device and two applications may bring about is an order of these steps. Bytes are read
 //! from the send buffer when they are carried, and looked at again when the machine is told that they are done.
 //!
@@ -13,7 +13,7 @@ use std::time::Duration;
 use rdma_proto::backend::{Immediate, RNR_RETRY_INFINITE};
 use rdma_proto::time::Instant;
 use rdma_proto::wire::Message;
-use rdma_proto::{Action, Config, Machine, RegionAddress, Role, Source, Span, State};
+use rdma_proto::{Action, Config, Machine, Readable, RegionAddress, Role, Source, Span, State};
 
 use super::Defect;
 use super::search::Model;
@@ -29,6 +29,8 @@ pub struct Scenario {
     pub server: Config,
     /// Bytes that the client and the server write, at most 255.
     pub bytes: [u8; 2],
+    /// The memory in which the server's windows may lie (VR-MEM-018), in bytes; it is given twice at most.
+    pub lands: u32,
     /// Whether the server allows no retries, as Valkey's does: then a notification without a receive is an error.
     pub fatal: bool,
     /// The side that closes, once it has written and read everything.
@@ -52,8 +54,13 @@ struct Side {
     closed: bool,
     /// The send buffer.
     buffer: Vec<u8>,
-    /// The receive regions; zero is a byte that was read or never written.
-    regions: [Vec<u8>; 2],
+    /// The receive regions, and the application's memory; zero is a byte that was read or never written.
+    regions: [Vec<u8>; 3],
+    /// How often that memory was given, ...
+    landings: u8,
+    /// ... and whether the driver keeps it registered.
+    kept: bool,
+    gave_up: bool,
     /// Bytes written and read by the application. A byte's value is its position, from 1.
     wrote: u8,
     read: u8,
@@ -85,6 +92,8 @@ enum Kind {
     Establish,
     Write,
     Read,
+    Land,
+    GiveUp,
     Post,
     Carry,
     Handle,
@@ -93,10 +102,12 @@ enum Kind {
     Hear,
 }
 
-const KINDS: [Kind; 9] = [
+const KINDS: [Kind; 11] = [
     Kind::Establish,
     Kind::Write,
     Kind::Read,
+    Kind::Land,
+    Kind::GiveUp,
     Kind::Post,
     Kind::Carry,
     Kind::Handle,
@@ -107,7 +118,7 @@ const KINDS: [Kind; 9] = [
 
 const NOW: Instant = Instant::from_start(Duration::from_secs(1));
 
-/// Returns the address of the regions of a side: the second far from the first.
+/// Returns the address of the regions of a side, and of the application's memory: each far from the others.
 const fn region(number: u8) -> RegionAddress {
     RegionAddress { address: 0x1000 * (number as u64 + 1), rkey: number as u32 + 1 }
 }
@@ -130,11 +141,13 @@ impl Model for Scenario {
             client: Side::new(
                 self.client,
                 self.server.peer_receives,
+                0,
                 self.defect == Some(Defect::ReceiveForgotten),
             ),
             server: Side::new(
                 self.server,
                 self.client.peer_receives,
+                self.lands,
                 self.defect == Some(Defect::ReceiveForgotten),
             ),
         }
@@ -194,6 +207,15 @@ impl Scenario {
                     && matches!(side.machine.state(), State::Connecting | State::Open)
             }
             Kind::Read => side.machine.readable().is_some(),
+            // Of bytes that were not read.
+            Kind::Land => {
+                !side.memory().is_empty()
+                    && side.landings < 2
+                    && side.read < expected
+                    && !side.machine.is_landing()
+                    && matches!(side.machine.state(), State::Connecting | State::Open)
+            }
+            Kind::GiveUp => side.machine.is_landing() && !side.gave_up,
             Kind::Post => !side.broken,
             Kind::Carry => {
                 let takes = side.queue.front().is_some_and(notifies);
@@ -223,6 +245,8 @@ impl Scenario {
             }
             Kind::Write => side.write(defect)?,
             Kind::Read => side.read()?,
+            Kind::Land => side.take_memory()?,
+            Kind::GiveUp => side.give_up(defect),
             Kind::Post => return side.post(other, defect),
             Kind::Carry => side.carry(other, defect)?,
             Kind::Handle => side.handle(defect),
@@ -270,14 +294,17 @@ impl World {
 }
 
 impl Side {
-    fn new(config: Config, receives: u16, forgetful: bool) -> Self {
+    fn new(config: Config, receives: u16, lands: u32, forgetful: bool) -> Self {
         let window = vec![0; config.window as usize];
         Self {
             machine: Machine::new(config, [region(0), region(1)]).expect("a scenario's settings are valid"),
             established: false,
             closed: false,
             buffer: vec![0; config.send_buffer as usize],
-            regions: [window.clone(), window],
+            regions: [window.clone(), window, vec![0; lands as usize]],
+            landings: 0,
+            kept: false,
+            gave_up: false,
             wrote: 0,
             read: 0,
             queue: VecDeque::new(),
@@ -313,7 +340,31 @@ impl Side {
         let (found, due) = (std::mem::take(byte), self.read + 1);
         must(found == due, || format!("byte {due} reads as {found}"))?;
         self.read = due;
-        self.machine.consume(1).map_err(|error| error.to_string())
+        self.machine.consume(1).map_err(|error| error.to_string())?;
+        self.kept &= self.machine.is_landing();
+        Ok(())
+    }
+
+    fn memory(&self) -> &[u8] {
+        &self.regions[usize::from(Readable::LANDED)]
+    }
+
+    /// The application's memory is for the next bytes.
+    fn take_memory(&mut self) -> Result<(), String> {
+        let empty = self.memory().iter().all(|byte| *byte == 0);
+        must(empty, || "memory is the application's again with bytes in it that it has not read".into())?;
+        let (memory, len) = (region(Readable::LANDED), self.memory().len() as u32);
+        self.kept = self.machine.land(memory, len).map_err(|error| error.to_string())?.is_some();
+        self.landings += 1;
+        self.gave_up = false;
+        Ok(())
+    }
+
+    /// The application wants no more bytes there. The driver keeps the memory for as long as the machine says (VR-MEM-019).
+    fn give_up(&mut self, defect: Option<Defect>) {
+        self.machine.stop_landing();
+        self.gave_up = true;
+        self.kept = self.machine.is_landing() && defect != Some(Defect::MemoryLetGo);
     }
 
     /// The machine's next action goes to the send queue. One that has none was only asked: nothing has happened.
@@ -404,6 +455,9 @@ impl Side {
             return Ok(());
         }
         let number = rkey.wrapping_sub(1);
+        must(number != u32::from(Readable::LANDED) || self.kept, || {
+            "a WRITE into memory that was let go".into()
+        })?;
         let target = self.regions.get_mut(number as usize).ok_or("a WRITE with a key that nobody gave")?;
         let start = address.wrapping_sub(region(number as u8).address) as usize;
         let end = start.saturating_add(bytes.len());
