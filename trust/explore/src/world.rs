@@ -58,6 +58,8 @@ struct Side {
     regions: [Vec<u8>; 3],
     /// How often that memory was given, ...
     landings: u8,
+    /// ... how many bytes had been read then, ...
+    landed_from: u8,
     /// ... and whether the driver keeps it registered.
     kept: bool,
     gave_up: bool,
@@ -303,6 +305,7 @@ impl Side {
             buffer: vec![0; config.send_buffer as usize],
             regions: [window.clone(), window, vec![0; lands as usize]],
             landings: 0,
+            landed_from: 0,
             kept: false,
             gave_up: false,
             wrote: 0,
@@ -339,6 +342,12 @@ impl Side {
         let byte = &mut self.regions[usize::from(readable.region)][readable.offset as usize];
         let (found, due) = (std::mem::take(byte), self.read + 1);
         must(found == due, || format!("byte {due} reads as {found}"))?;
+        if readable.region == Readable::LANDED {
+            let place = u32::from(self.read.wrapping_sub(self.landed_from));
+            must(readable.offset == place, || {
+                format!("byte {due} landed at {}, not at {place}", readable.offset)
+            })?;
+        }
         self.read = due;
         self.machine.consume(1).map_err(|error| error.to_string())?;
         self.kept &= self.machine.is_landing();
@@ -356,6 +365,7 @@ impl Side {
         let (memory, len) = (region(Readable::LANDED), self.memory().len() as u32);
         self.kept = self.machine.land(memory, len).map_err(|error| error.to_string())?.is_some();
         self.landings += 1;
+        self.landed_from = self.read;
         self.gave_up = false;
         Ok(())
     }
