@@ -186,7 +186,6 @@ impl fmt::Debug for Memory {
 #[cfg(test)]
 mod tests {
     use std::io::Read;
-    use std::os::unix::net::UnixStream;
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
@@ -244,7 +243,7 @@ mod tests {
     #[test]
     fn a_dma_buf_is_told_and_closed_with_the_last_handle() {
         let mut bytes = [1_u8; 8];
-        let (one, mut other) = UnixStream::pair().expect("a pair");
+        let (mut other, one) = std::io::pipe().expect("a pipe");
         let descriptor = OwnedFd::from(one);
         let number = descriptor.as_raw_fd();
         // SAFETY: the bytes outlive the memory, and nobody else reaches them meanwhile. No device is given the descriptor.
