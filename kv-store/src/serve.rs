@@ -49,8 +49,8 @@ impl<'a, B: Descriptors> Server<'a, B> {
         }
     }
 
-    /// Has `wake` called when a client of another server of the store publishes something for one of this server's. It must end the wait for
-    /// the endpoint, so that [`Server::turn`] is called.
+    /// Has `wake` called when something is published for a client of this server, whose client ever publishes it, once before the next
+    /// [`Server::turn`]. It must end the wait for the endpoint, so that there is one.
     #[must_use]
     pub fn woken_by(self, wake: impl Fn() + Send + Sync + 'static) -> Self {
         Self { wake: Arc::new(wake), ..self }
@@ -84,8 +84,15 @@ impl<'a, B: Descriptors> Server<'a, B> {
     fn open(&mut self, id: ConnectionId) {
         let (woken, wake) = (Arc::clone(&self.woken), Arc::clone(&self.wake));
         let session = Session::with_waker(move || {
-            lock(&woken).push(id);
-            wake();
+            let first = {
+                let mut woken = lock(&woken);
+                woken.push(id);
+                woken.len() == 1
+            };
+            // A turn takes all of them.
+            if first {
+                wake();
+            }
         });
         self.sessions.insert(
             id,

@@ -5,7 +5,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use std::time::Duration;
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token, Waker};
 use rdma_conn::{Descriptors, Endpoint, Error, Limits, Options};
-use rdma_proto::backend::{CmEventKind, EventChannel, Failure, Identifier};
+use rdma_proto::backend::{CmEventKind, EventChannel, Identifier};
 
 use crate::kv::Store;
 use crate::serve::Server;
@@ -23,6 +23,8 @@ const DESCRIPTOR: Token = Token(0);
 const WOKEN: Token = Token(1);
 /// As many requests wait for a thread; more are rejected.
 const BACKLOG: usize = 128;
+/// As many are handed over or accepted in one turn, before other work has its turn (VR-RES-007).
+const REQUESTS_PER_TURN: usize = 16;
 
 /// A listener and the threads that serve its clients.
 ///
@@ -34,6 +36,8 @@ pub struct Threads<B: Descriptors> {
     listener: B::Identifier,
     events: B::EventChannel,
     poll: Poll,
+    /// Kept, for a waker that is gone wakes nobody, whatever it did before.
+    _waker: Arc<Waker>,
     workers: Vec<Worker<B>>,
     /// The place of the thread whose turn it is.
     next: usize,
@@ -44,12 +48,28 @@ struct Worker<B: Descriptors> {
     requests: SyncSender<B::Identifier>,
     waker: Arc<Waker>,
     thread: Option<JoinHandle<io::Result<()>>>,
+    ended: Arc<AtomicBool>,
     accepted: Arc<AtomicU64>,
+}
+
+/// Says that a thread is at its end, also by a panic.
+struct End {
+    ended: Arc<AtomicBool>,
+    listener: Arc<Waker>,
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        self.ended.store(true, Ordering::Release);
+        if let Err(error) = self.listener.wake() {
+            tracing::warn!(%error, "the listening thread could not be woken");
+        }
+    }
 }
 
 impl<B: Descriptors> Threads<B> {
     /// Listens on `address` (port 0 takes a free one), and starts `threads` threads, at least one. They together have at most as many
-    /// connections, and as much registered memory, as `limits` says: each an equal part.
+    /// connections, and as much registered memory, as `limits` says, whichever thread has them.
     ///
     /// # Errors
     /// No RDMA device has that address, or it is taken; or the process has no descriptor or thread left.
@@ -61,16 +81,24 @@ impl<B: Descriptors> Threads<B> {
         threads: usize,
         store: &Arc<Store>,
     ) -> io::Result<Self> {
-        let events = backend.event_channel().map_err(failed::<B>("opening an event channel"))?;
-        let listener = events.listen(address, 0).map_err(failed::<B>("listening"))?;
+        let events = backend.event_channel().map_err(Error::backend("opening an event channel"))?;
+        let listener = events.listen(address, 0).map_err(Error::backend("listening"))?;
         let (poll, waker) = poll_for(&events)?;
-        let threads = threads.max(1);
-        let part = Limits::NONE
-            .connections(limits.connections.div_ceil(threads))
-            .registered_bytes(limits.registered_bytes.div_ceil(threads as u64));
-        let started =
-            (0..threads).map(|_| Worker::start(Endpoint::new(backend, part)?, options, store, &waker));
-        Ok(Self { workers: started.collect::<io::Result<_>>()?, listener, events, poll, next: 0 })
+        let mut this =
+            Self { listener, events, poll, _waker: Arc::clone(&waker), workers: Vec::new(), next: 0 };
+        // If one of them cannot be had, dropping `this` ends those that began.
+        let mut endpoint = Endpoint::new(backend, limits)?;
+        for _ in 1..threads.max(1) {
+            let further = endpoint.sharing_limits()?;
+            this.workers.push(Worker::start(
+                std::mem::replace(&mut endpoint, further),
+                options,
+                store,
+                &waker,
+            )?);
+        }
+        this.workers.push(Worker::start(endpoint, options, store, &waker)?);
+        Ok(this)
     }
 
     /// Returns the address of the listener.
@@ -90,9 +118,12 @@ impl<B: Descriptors> Threads<B> {
     pub fn run(mut self) -> io::Result<Infallible> {
         let mut events = Events::with_capacity(2);
         loop {
-            while let Some(event) =
-                self.events.next_event().map_err(failed::<B>("reading connection events"))?
+            let mut left = REQUESTS_PER_TURN;
+            while left > 0
+                && let Some(event) =
+                    self.events.next_event().map_err(Error::backend("reading connection events"))?
             {
+                left -= 1;
                 match event.kind {
                     CmEventKind::ConnectRequest { id, .. } => self.hand_over(id),
                     CmEventKind::DeviceRemoval => return Err(Error::DeviceRemoved.into()),
@@ -103,7 +134,7 @@ impl<B: Descriptors> Threads<B> {
             if let Some(ended) = self.workers.iter_mut().find_map(Worker::ended) {
                 return Err(ended);
             }
-            wait(&mut self.poll, &mut events, None)?;
+            wait(&mut self.poll, &mut events, (left == 0).then_some(Duration::ZERO))?;
         }
     }
 
@@ -120,35 +151,36 @@ impl<B: Descriptors> Threads<B> {
 }
 
 impl<B: Descriptors> Worker<B> {
-    /// Starts a thread; `ends` is woken when it ends.
+    /// Starts a thread; `listener` is woken when it ends.
     fn start(
         endpoint: Endpoint<B>,
         options: Options,
         store: &Arc<Store>,
-        ends: &Arc<Waker>,
+        listener: &Arc<Waker>,
     ) -> io::Result<Self> {
         let (poll, waker) = poll_for(&endpoint)?;
         let (requests, taken) = sync_channel(BACKLOG);
-        let (store, ends) = (Arc::clone(store), Arc::clone(ends));
+        let (store, ended) = (Arc::clone(store), Arc::new(AtomicBool::new(false)));
+        let end = End { ended: Arc::clone(&ended), listener: Arc::clone(listener) };
         let (woken, accepted) = (Arc::clone(&waker), Arc::new(AtomicU64::new(0)));
         let counted = Arc::clone(&accepted);
         let serve = move || {
+            let _end = end;
             let wake = move || {
                 if let Err(error) = woken.wake() {
                     tracing::warn!(%error, "a thread could not be woken");
                 }
             };
             let server = Server::new(endpoint, &store).woken_by(wake);
-            let ended = work(server, poll, &taken, options, &counted);
-            ends.wake().and(ended)
+            work(server, poll, &taken, options, &counted)
         };
         let thread = std::thread::Builder::new().name("kv-store".to_owned()).spawn(serve)?;
-        Ok(Self { requests, waker, thread: Some(thread), accepted })
+        Ok(Self { requests, waker, thread: Some(thread), ended, accepted })
     }
 
     /// Returns the reason for which the thread has ended, if it has.
     fn ended(&mut self) -> Option<io::Error> {
-        let thread = self.thread.take_if(|thread| thread.is_finished())?;
+        let thread = self.thread.take_if(|_| self.ended.load(Ordering::Acquire))?;
         let nothing = || io::Error::other("a thread of the server has ended");
         Some(thread.join().map_or_else(|_| nothing(), |ended| ended.err().unwrap_or_else(nothing)))
     }
@@ -178,7 +210,8 @@ fn work<B: Descriptors>(
 ) -> io::Result<()> {
     let mut events = Events::with_capacity(2);
     loop {
-        loop {
+        let mut left = REQUESTS_PER_TURN;
+        while left > 0 {
             match requests.try_recv() {
                 Ok(request) => match server.endpoint.accept_request(request, options) {
                     Ok(_) => _ = accepted.fetch_add(1, Ordering::Relaxed),
@@ -187,10 +220,11 @@ fn work<B: Descriptors>(
                 Err(TryRecvError::Empty) => break,
                 Err(TryRecvError::Disconnected) => return Ok(()),
             }
+            left -= 1;
         }
         server.turn()?;
         let due = server.endpoint.next_timeout().map(|at| at.since(server.endpoint.now()));
-        wait(&mut poll, &mut events, due)?;
+        wait(&mut poll, &mut events, if left == 0 { Some(Duration::ZERO) } else { due })?;
     }
 }
 
@@ -209,6 +243,23 @@ fn wait(poll: &mut Poll, events: &mut Events, limit: Option<Duration>) -> io::Re
     }
 }
 
-fn failed<B: Descriptors>(doing: &'static str) -> impl Fn(B::Error) -> io::Error {
-    move |error| Error::Backend { doing, kind: error.kind(), source: Arc::new(error) }.into()
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_listening_thread_hears_of_a_panic() {
+        let (_never, quiet) = std::os::unix::net::UnixStream::pair().expect("sockets");
+        let (mut poll, listener) = poll_for(&quiet).expect("descriptors");
+        let ended = Arc::new(AtomicBool::new(false));
+        let end = End { ended: Arc::clone(&ended), listener: Arc::clone(&listener) };
+        let thread = std::thread::spawn(move || {
+            let _end = end;
+            panic!("as it was told");
+        });
+        assert!(thread.join().is_err());
+        let mut events = Events::with_capacity(2);
+        wait(&mut poll, &mut events, Some(Duration::from_secs(60))).expect("waits");
+        assert!(events.iter().any(|event| event.token() == WOKEN) && ended.load(Ordering::Acquire));
+    }
 }

@@ -299,6 +299,12 @@ impl Client {
         self.close(py);
     }
 
+    /// Return the address of the server, without the user and the password.
+    #[getter]
+    fn url(&self) -> &str {
+        &self.address.shown
+    }
+
     fn __repr__(&self) -> String {
         format!("<valkey_rdma.Client of {}>", self.address.shown)
     }

@@ -331,8 +331,8 @@ def test_a_server_that_says_nothing(peer):
     buffer.append(1)
 
 
-def test_a_server_that_takes_nothing_is_not_lingered_for(name):
-    """A connection that is lost is ended at once: nothing of it waits for what the server does not take."""
+def test_a_connection_whose_server_takes_nothing_leaves_the_arena(name):
+    """The connection that is lost by the time-out lets go of what it was to send."""
     with socket.create_connection(serve_embedded_at(name)) as holder:
         client = Client(f"embedded://{name}", timeout=0.2, window=WINDOW)
         arena = bytearray(pattern(64 << 20))

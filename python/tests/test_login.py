@@ -53,6 +53,7 @@ def test_an_address_says_who_and_where(peer, before, behind, said):
     assert client.strlen("key") == 5
     assert peer.until(b"key\r\n") == said + words(b"STRLEN", b"key")
     assert repr(client) == f"<valkey_rdma.Client of {peer.url}{behind}>"
+    assert client.url == peer.url + behind
     with answering(peer, b"+OK\r\n" * said.count(b"*") + b":6\r\n"):
         again = client.another()
     assert again.strlen("key") == 6

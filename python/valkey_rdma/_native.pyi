@@ -75,6 +75,10 @@ class Client:
         """Counts of how the bytes of values went, as of the last command that has ended."""
 
     @property
+    def url(self) -> str:
+        """The address of the server, without the user and the password."""
+
+    @property
     def registrations(self) -> int:
         """How many buffers are registered."""
 

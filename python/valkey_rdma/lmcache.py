@@ -273,7 +273,7 @@ class ValkeyRdmaL2Adapter(L2AdapterInterface):
         return {
             "is_healthy": not self._closed,
             "type": type(self).__name__,
-            "url": self._config.url,
+            "url": self._pool.url,
             "connections": len(counts),
             "bytes_landed": sum(count.bytes_landed for count in counts),
             "bytes_lent": sum(count.bytes_lent for count in counts),

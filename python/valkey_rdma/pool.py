@@ -72,6 +72,11 @@ class Pool:
         for thread in [*self._workers, self._notifier]:
             thread.start()
 
+    @property
+    def url(self) -> str:
+        """The address of the server, without the user and the password."""
+        return self._clients[0].url
+
     def register(self, buffer: Buffer) -> None:
         """Register a buffer for all connections; see :meth:`Client.register`."""
         self._clients[0].register(buffer)

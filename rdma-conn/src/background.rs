@@ -157,12 +157,25 @@ impl BackgroundThread {
     /// Drives what was woken, or is due.
     fn turn(&self, now: Instant, woken: &[EntryId]) {
         let mut state = self.lock();
-        state.entries.retain(|_, entry| entry.driven.strong_count() > 0);
+        state.entries.retain(|_, entry| {
+            let lives = entry.driven.strong_count() > 0;
+            if !lives {
+                self.unwatch(entry);
+            }
+            lives
+        });
         let due = state.entries.iter().filter(|(id, entry)| entry.due <= now || woken.contains(id));
         let due: Vec<_> = due.filter_map(|(id, entry)| Some((id, entry.driven.upgrade()?))).collect();
         drop(state);
         for (id, driven) in due {
             self.drive(id, &*driven, now);
+        }
+    }
+
+    /// Who has the descriptor next may watch it.
+    fn unwatch(&self, entry: &mut Entry) {
+        if let Some(descriptor) = entry.watched.take() {
+            _ = epoll::delete(&self.epoll, &descriptor);
         }
     }
 
@@ -185,14 +198,9 @@ impl BackgroundThread {
         if watched {
             entry.watched = Some(descriptor);
         }
-        let unwatch = |entry: &mut Entry| {
-            if let Some(descriptor) = entry.watched.take() {
-                _ = epoll::delete(&self.epoll, &descriptor);
-            }
-        };
         match schedule {
             Schedule::Periodic => {
-                unwatch(entry);
+                self.unwatch(entry);
                 entry.due = now + INTERVAL;
             }
             Schedule::WhenReadable(after) => {
@@ -204,7 +212,7 @@ impl BackgroundThread {
                 entry.due = now + after;
             }
             Schedule::Never => {
-                unwatch(entry);
+                self.unwatch(entry);
                 state.entries.remove(id);
             }
         }
@@ -290,6 +298,21 @@ mod tests {
         let woken = background.sleep(None);
         background.turn(begun, &woken);
         assert_eq!((calls(&watched), calls(&idle)), (2, 1));
+    }
+
+    /// The descriptor of what is gone may have become another's, who has it driven too.
+    #[test]
+    fn what_is_gone_is_watched_no_more() {
+        let background = BackgroundThread::new().expect("descriptors");
+        let begun = Instant::now();
+        let gone = driven(Schedule::WhenReadable(None), false);
+        let descriptor = Arc::clone(&gone.descriptor);
+        add(&background, &gone, begun);
+        background.turn(begun, &[]);
+        drop(gone);
+        background.turn(begun, &[]);
+        let data = epoll::EventData::new_u64(1);
+        epoll::add(&background.epoll, &descriptor, data, epoll::EventFlags::IN).expect("nobody watches it");
     }
 
     #[test]

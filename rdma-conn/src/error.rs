@@ -137,8 +137,13 @@ impl Error {
         Self::NoSuchHost { host: host.trim_matches('"').into(), source: Arc::new(source) }
     }
 
-    /// Wraps a backend's error; for use with `map_err`.
-    pub(crate) fn backend<E: Failure>(doing: &'static str) -> impl Fn(E) -> Self {
+    /// Returns the error about a host that a resolver knows and has no address of, given its `Debug` form.
+    pub(crate) fn no_address(host: &str) -> Self {
+        Self::no_such_host(host, io::Error::new(io::ErrorKind::NotFound, "the name has no address"))
+    }
+
+    /// Returns what makes an error of a backend's, given the activity that failed; for use with `map_err`.
+    pub fn backend<E: Failure>(doing: &'static str) -> impl Fn(E) -> Self {
         move |error| Self::Backend { doing, kind: error.kind(), source: Arc::new(error) }
     }
 

@@ -102,17 +102,16 @@ impl<B: Descriptors> Stream<B> {
         how: &Connect,
         domain: Option<&ProtectionDomain<B>>,
     ) -> Result<Self, Error> {
-        let no_such_host = |source| Error::no_such_host(&format!("{host:?}"), source);
-        let addresses = host.to_socket_addrs().map_err(no_such_host)?;
-        let mut last = None;
+        let name = format!("{host:?}");
+        let addresses = host.to_socket_addrs().map_err(|source| Error::no_such_host(&name, source))?;
+        let mut last = Error::no_address(&name);
         for peer in addresses {
             match connected(backend, peer, how, domain) {
                 Ok((endpoint, id)) => return Ok(Self::new(endpoint, id)),
-                Err(error) => last = Some(error),
+                Err(error) => last = error,
             }
         }
-        let unknown = || io::Error::new(io::ErrorKind::NotFound, "the name has no address");
-        Err(last.unwrap_or_else(|| no_such_host(unknown())))
+        Err(last)
     }
 
     /// Returns the one connection of `endpoint`, as a stream.
@@ -130,9 +129,7 @@ impl<B: Descriptors> Stream<B> {
     #[cfg(feature = "tokio")]
     pub(crate) fn into_endpoint(self) -> Result<(Endpoint<B>, ConnectionId), Error> {
         let mut slot = self.shared.endpoint.lock().map_err(|_| background::panicked())?;
-        let Some(mut endpoint) = slot.take() else {
-            unreachable!("only this and the drop of a stream take it")
-        };
+        let Some(mut endpoint) = slot.take() else { unreachable!("only the end of a stream takes it") };
         endpoint.set_quiet(false);
         Ok((endpoint, self.shared.id))
     }
@@ -319,7 +316,8 @@ impl<B: Descriptors> Write for Stream<B> {
     }
 }
 
-/// The descriptor of its endpoint, which is readable when something has come for the connection.
+/// The descriptor of its endpoint, for programs that list or inherit descriptors. What has come may have been taken already, by a call or
+/// the background thread, so do not wait for it: [`Endpoint`] is for that.
 impl<B: Descriptors> AsFd for Stream<B> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.shared.descriptor.as_fd()
@@ -350,7 +348,7 @@ impl<B: Descriptors> std::fmt::Debug for Stream<B> {
 /// An endpoint of one connection, which a stream and the background thread share. A call on the stream holds the lock while it runs, and
 /// while it waits, so the thread only finds idle ones.
 struct Private<B: Descriptors> {
-    /// None once the stream is gone.
+    /// None once the stream is gone, or has given it away.
     endpoint: Mutex<Option<Endpoint<B>>>,
     id: ConnectionId,
     descriptor: Arc<OwnedFd>,
@@ -387,7 +385,7 @@ impl<B: Descriptors> Deref for Locked<'_, B> {
 
     #[inline]
     fn deref(&self) -> &Endpoint<B> {
-        let Some(endpoint) = &*self.endpoint else { unreachable!("only the drop of a stream takes it") };
+        let Some(endpoint) = &*self.endpoint else { unreachable!("only the end of a stream takes it") };
         endpoint
     }
 }
@@ -395,7 +393,7 @@ impl<B: Descriptors> Deref for Locked<'_, B> {
 impl<B: Descriptors> DerefMut for Locked<'_, B> {
     #[inline]
     fn deref_mut(&mut self) -> &mut Endpoint<B> {
-        let Some(endpoint) = &mut *self.endpoint else { unreachable!("only the drop of a stream takes it") };
+        let Some(endpoint) = &mut *self.endpoint else { unreachable!("only the end of a stream takes it") };
         endpoint
     }
 }

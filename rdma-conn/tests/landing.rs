@@ -2,6 +2,7 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -197,6 +198,23 @@ fn what_was_given_up_does_not_confuse_the_next() {
     assert!(bytes_of(&buffer, 0..second.len()) == second);
 }
 
+/// Receives into `range` of the buffer until so many bytes have come, and gives up.
+fn gives_up_after(
+    endpoint: &mut Endpoint<SoftSim>,
+    id: ConnectionId,
+    buffer: &Arc<RegisteredBuffer<SoftSim>>,
+    range: Range<usize>,
+    bytes: usize,
+) {
+    let mut receiving = Receiving::new(Arc::clone(buffer), range);
+    until(endpoint, |endpoint| {
+        assert_eq!(endpoint.receive(id, &mut receiving).expect("the server is there"), None);
+        let got = endpoint.connection(id).expect("is there").counters().bytes_received;
+        (got == bytes as u64).then_some(())
+    });
+    endpoint.stop_landing(id).expect("is there");
+}
+
 /// What landed before a reader gave up is moved within the buffer, up or down by less than its length.
 #[test]
 fn what_was_given_up_may_be_received_into_the_same_buffer() {
@@ -206,13 +224,7 @@ fn what_was_given_up_may_be_received_into_the_same_buffer() {
         let (first, second) = value.split_at(3 * WINDOW + 17);
         let buffer = registered(&endpoint, id, value.len() + 500);
         server.write_all(first).expect("written");
-        let mut receiving = Receiving::new(Arc::clone(&buffer), 0..value.len());
-        until(&mut endpoint, |endpoint| {
-            assert_eq!(endpoint.receive(id, &mut receiving).expect("the server is there"), None);
-            let got = endpoint.connection(id).expect("is there").counters().bytes_received;
-            (got == first.len() as u64).then_some(())
-        });
-        endpoint.stop_landing(id).expect("is there");
+        gives_up_after(&mut endpoint, id, &buffer, 0..value.len(), first.len());
         // The rest of the window lands where it was announced, and belongs elsewhere.
         server.write_all(second).expect("written");
         until(&mut endpoint, |endpoint| {
@@ -234,13 +246,7 @@ fn bytes_that_still_land_are_not_received_over() {
     let (first, second) = value.split_at(3 * WINDOW + 17);
     let buffer = registered(&endpoint, id, 2 * value.len());
     server.write_all(first).expect("written");
-    let mut receiving = Receiving::new(Arc::clone(&buffer), 0..value.len());
-    until(&mut endpoint, |endpoint| {
-        assert_eq!(endpoint.receive(id, &mut receiving).expect("the server is there"), None);
-        let got = endpoint.connection(id).expect("is there").counters().bytes_received;
-        (got == first.len() as u64).then_some(())
-    });
-    endpoint.stop_landing(id).expect("is there");
+    gives_up_after(&mut endpoint, id, &buffer, 0..value.len(), first.len());
     let refused = |endpoint: &mut Endpoint<SoftSim>, range| {
         let told = endpoint.receive(id, &mut Receiving::new(Arc::clone(&buffer), range));
         let told = told.expect_err("it would be written over").to_string();

@@ -411,7 +411,11 @@ async fn streams_become_asynchronous() {
     assert_eq!(timeout(LONG, waits).await.expect("in time").expect("does not panic").expect("comes"), 7);
 
     // One that is still being established.
-    let dials = tokio::spawn(async move { AsyncStream::connect(&host, address).await });
+    let dial = || {
+        let host = host.clone();
+        tokio::spawn(async move { AsyncStream::connect(&host, address).await })
+    };
+    let dials = dial();
     let accepted = loop {
         if let Some(accepted) = listener.try_accept().expect("accepts") {
             break accepted;
@@ -422,6 +426,25 @@ async fn streams_become_asynchronous() {
     let mut client = timeout(LONG, dials).await.expect("in time").expect("no panic").expect("connects");
     client.write_u8(8).await.expect("written");
     assert_eq!(timeout(LONG, server.read_u8()).await.expect("in time").expect("comes"), 8);
+
+    // One whose endpoint has told things that nobody took.
+    let dials = dial();
+    let (mut endpoint, id) = loop {
+        if let Some(accepted) = listener.try_accept().expect("accepts") {
+            break accepted;
+        }
+        tokio::task::yield_now().await;
+    };
+    while !endpoint.is_open(id) {
+        endpoint.progress().expect("goes on");
+        tokio::task::yield_now().await;
+    }
+    let mut server = AsyncStream::try_from(Stream::from((endpoint, id))).expect("is watched");
+    let mut client = timeout(LONG, dials).await.expect("in time").expect("no panic").expect("connects");
+    let waits = tokio::spawn(async move { server.read_u8().await });
+    tokio::task::yield_now().await;
+    client.write_u8(9).await.expect("written");
+    assert_eq!(timeout(LONG, waits).await.expect("in time").expect("does not panic").expect("comes"), 9);
 }
 
 #[test]

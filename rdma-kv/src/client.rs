@@ -142,7 +142,11 @@ impl<T: Transport> Client<T> {
             client.send(&commands)?;
             names.into_iter().try_for_each(|command| {
                 client.status().map_err(|error| match error {
-                    Error::Refused(text) => Error::Login { command, text },
+                    Error::Refused(text) => {
+                        // A server without the command may repeat its arguments (`…, with args beginning with: …`): a password.
+                        let text = text.split(", with args").next().unwrap_or_default().to_owned();
+                        Error::Login { command, text }
+                    }
                     error => error,
                 })
             })

@@ -15,7 +15,7 @@ pub enum Error {
     Login {
         /// The command that it refused: `AUTH` or `SELECT`.
         command: &'static str,
-        /// Its words.
+        /// Its words, without arguments that it repeats.
         text: String,
     },
     /// The value is longer than the part of the buffer that was given for it. It was read and dropped, so the connection can be used

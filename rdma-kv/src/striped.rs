@@ -74,15 +74,24 @@ impl<T: Transport + Send> Striped<T> {
         self.clients.iter_mut().for_each(|client| client.set_timeout(timeout));
     }
 
-    /// Logs in on every connection, as [`Client::log_in`]. A connection that fails is gone; all that are left are logged in.
+    /// Logs in on every connection at once, as [`Client::log_in`]. A connection that fails is gone; all that are left are logged in.
     ///
     /// # Errors
-    /// The error of a connection that failed.
+    /// The error of a connection that failed; or every connection was lost before.
     pub fn log_in(&mut self, login: &Login) -> Result<(), Error> {
-        let refused: Vec<Error> =
-            self.clients.iter_mut().filter_map(|client| client.log_in(login).err()).collect();
+        if self.clients.is_empty() {
+            return Err(Error::Lost);
+        }
+        let told = thread::scope(|scope| {
+            let log_in = |client| scope.spawn(move || Client::log_in(client, login));
+            let threads: Vec<_> = self.clients.iter_mut().map(log_in).collect();
+            let joined = threads
+                .into_iter()
+                .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+            joined.fold(Ok(()), Result::and)
+        });
         self.drop_lost();
-        refused.into_iter().next().map_or(Ok(()), Err)
+        told
     }
 
     /// Returns the counts of all connections together.

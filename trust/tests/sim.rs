@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use rdma_proto::Config;
+use rdma_proto::backend::SendOp;
 use rdma_proto::wire::FeatureSet;
+use rdma_softsim::trace::EntryKind;
 use rdma_softsim::{DeviceKind, FailureClass, Fault, Injection, Site, When};
 use trust::sim::deviation::Deviation;
 use trust::sim::runner::{DeviceKinds, Options, search};
@@ -36,17 +38,36 @@ fn seeds_of_every_personality_break_no_rule_and_meet_every_class_of_failure() {
     assert!(summary.windows_ahead > 1000, "{} windows registered ahead", summary.windows_ahead);
 }
 
+fn deviates(scenario: &Scenario, deviation: Deviation) -> bool {
+    let mut rogues = scenario.connections.iter().filter_map(|connection| connection.rogue);
+    rogues.any(|rogue| rogue.deviation == deviation)
+}
+
 #[test]
 fn a_share_of_the_hosts_has_endpoints_and_a_share_of_the_rogues_is_never_ready() {
     let drawn: Vec<_> = (0..600).map(|seed| Scenario::draw(seed, DeviceKind::Ibta)).collect();
     let count = |of: fn(&Scenario) -> bool| drawn.iter().filter(|scenario| of(scenario)).count();
-    let never_ready = |scenario: &Scenario| {
-        let mut rogues = scenario.connections.iter().filter_map(|connection| connection.rogue);
-        rogues.any(|rogue| rogue.deviation == Deviation::NeverReady)
-    };
     assert!(count(|scenario| scenario.endpoints.server.is_some()) > 100);
     assert!(count(|scenario| scenario.endpoints.clients.is_some()) > 100);
-    assert!(count(never_ready) > 3);
+    assert!(count(|scenario| deviates(scenario, Deviation::NeverReady)) > 3);
+    assert!(count(|scenario| deviates(scenario, Deviation::Trespass)) > 3);
+}
+
+/// Their victims' devices execute what they write into windows that were.
+#[test]
+fn trespassers_come_back_to_windows_that_were() {
+    let trespasses = |scenario: &Scenario| {
+        let written = attempt(scenario, true).trace.into_iter().filter(|entry| {
+            let EntryKind::Executed { work, .. } = &entry.what else { return false };
+            matches!(work.op, SendOp::Write(_)) && work.len == 1
+        });
+        written.count()
+    };
+    let drawn = (0..600).map(|seed| Scenario::draw(seed, DeviceKind::Ibta));
+    let trespassers =
+        drawn.filter(|scenario| scenario.connections.len() == 1 && deviates(scenario, Deviation::Trespass));
+    let count: usize = trespassers.map(|scenario| trespasses(&scenario)).sum();
+    assert!(count > 100, "{count} bytes");
 }
 
 /// VM-001: no window is registered ahead unless both sides want it.
@@ -61,10 +82,12 @@ fn windows_are_registered_ahead_where_both_sides_want_it() {
         }
         let wants = |config: &Config| config.features == FeatureSet::MULTI_BUFFER;
         let sides = (wants(&connection.options.protocol), wants(&scenario.server.protocol));
-        *seen.entry(sides).or_insert(0) += attempt(&scenario, false).windows_ahead;
+        let outcome = attempt(&scenario, false);
+        assert_eq!(outcome.violation, None, "seed {seed}");
+        *seen.entry(sides).or_insert(0) += outcome.windows_ahead;
     }
     let both = seen.remove(&(true, true)).unwrap_or_default();
-    assert!(both > 1, "{both} windows");
+    assert!(both > 50, "{both} windows");
     assert_eq!(seen, BTreeMap::from([((false, false), 0), ((true, false), 0), ((false, true), 0)]));
 }
 

@@ -124,7 +124,8 @@ fn never_reposts<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     waits_or_ends(context, session)
 }
 
-/// Sends as much as the server takes: it may leave the rest where it is, or end the connection. Returns whether it took all.
+/// Sends as much as the server takes: it may leave the rest where it is, or end the connection. Returns whether it took all. Rules that it
+/// broke meanwhile are noted as in every case.
 fn presses<B: Descriptors>(session: &mut Session<'_, B>, bytes: &[u8]) -> bool {
     session.peer.send_bytes(bytes).is_ok()
 }

@@ -32,7 +32,7 @@ pub struct Seen {
 }
 
 impl Seen {
-    fn breach(&mut self, requirement: &'static str, what: String) {
+    pub(super) fn breach(&mut self, requirement: &'static str, what: String) {
         if self.breaches.iter().all(|breach| breach.requirement != requirement) {
             self.breaches.push(Breach { requirement, what });
         }

@@ -201,16 +201,16 @@ impl<B: Descriptors> Peer<B> {
     fn take_bytes(&mut self, count: u32) -> Result<(), Failure> {
         self.seen.notified(count);
         if !self.registered {
-            return Err(Failure::wrong(format!(
-                "{count} bytes were notified before a window was registered"
-            )));
+            let what = format!("{count} bytes were notified before a window was registered");
+            self.seen.breach("VR-FLOW-003", what.clone());
+            return Err(Failure::wrong(what));
         }
         let (_, length) = self.part();
         let taken = self.taken;
         let Some(end) = taken.checked_add(count).filter(|end| *end <= length) else {
-            return Err(Failure::wrong(format!(
-                "{count} bytes were notified when {taken} of {length} were used"
-            )));
+            let what = format!("{count} bytes were notified when {taken} of {length} were used");
+            self.seen.breach("VR-FLOW-002", what.clone());
+            return Err(Failure::wrong(what));
         };
         let mut bytes = vec![0; count as usize];
         let (region, offset) = self.place();

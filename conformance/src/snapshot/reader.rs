@@ -471,8 +471,20 @@ impl<'a, B: Descriptors> Publisher<'a, B> {
 
     /// Waits until it says that it has so many chunks.
     fn hears_of(&mut self, chunks: u64) -> Result<(), Failure> {
-        let by = Instant::now() + self.on.patience;
-        while self.expect_by(kind::PROGRESS, by)?.u64(0) < chunks {}
+        let (mut by, mut has) = (Instant::now() + self.on.patience, 0);
+        while has < chunks {
+            let told = match self.talk.listen(by.saturating_duration_since(Instant::now()))? {
+                Heard::Frame(frame) if frame.kind == kind::PROGRESS => frame.u64(0),
+                Heard::Silence => {
+                    return Err(Failure::wrong(format!("it does not say that it has {chunks} chunks")));
+                }
+                other => return Err(Failure::wrong(format!("instead of Progress came {other:02x?}"))),
+            };
+            // It has as long again for each chunk.
+            if told > has {
+                (by, has) = (Instant::now() + self.on.patience, told);
+            }
+        }
         Ok(())
     }
 

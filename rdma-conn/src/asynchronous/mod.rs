@@ -13,7 +13,6 @@ mod tests;
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt::Debug;
-use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -140,10 +139,10 @@ async fn addresses<H: ToSocketAddrs + Debug>(
     host: H,
 ) -> Result<(impl Iterator<Item = SocketAddr>, Error), Error> {
     let name = format!("{host:?}");
-    let no_such_host = |source| Error::no_such_host(&name, source);
-    let addresses: Vec<_> = tokio::net::lookup_host(host).await.map_err(no_such_host)?.collect();
-    let none = no_such_host(io::Error::new(io::ErrorKind::NotFound, "the name has no address"));
-    Ok((addresses.into_iter(), none))
+    let addresses =
+        tokio::net::lookup_host(host).await.map_err(|source| Error::no_such_host(&name, source))?;
+    let addresses: Vec<_> = addresses.collect();
+    Ok((addresses.into_iter(), Error::no_address(&name)))
 }
 
 /// The descriptor that the endpoint's driver watches, for programs that list or inherit descriptors. It is readable when something has

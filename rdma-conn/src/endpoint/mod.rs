@@ -166,6 +166,15 @@ impl<B: Descriptors> Endpoint<B> {
         Self::with(backend, Budget::new(limits), SHARERS)
     }
 
+    /// Returns another endpoint on this one's device, whose connections count towards the same limits: for another thread, for example.
+    /// [`Usage::registered_bytes`] is of both.
+    ///
+    /// # Errors
+    /// As [`Endpoint::new`].
+    pub fn sharing_limits(&self) -> Result<Self, Error> {
+        Self::with(&self.backend, Arc::clone(&self.budget), SHARERS)
+    }
+
     /// Returns an endpoint for one connection, which counts in `budget`.
     pub(crate) fn of_one(backend: &B, budget: Arc<Budget>) -> Result<Self, Error> {
         Self::with(backend, budget, 1)
@@ -204,9 +213,9 @@ impl<B: Descriptors> Endpoint<B> {
 
     /// From now on nobody takes events, or somebody does again.
     pub(crate) fn set_quiet(&mut self, quiet: bool) {
+        // What was to be told goes to nobody.
+        while self.next_event().is_some() {}
         self.quiet = quiet;
-        self.telling.clear();
-        self.notices.clear();
     }
 
     /// Returns a connection, to ask it about itself; `None` if it is gone or not made yet.

@@ -12,6 +12,8 @@ use rdma_conn::Stream;
 use rdma_kv::{Client, Error, Login, Striped, Transport};
 
 const WRONG: &[u8] = b"-WRONGPASS invalid username-password pair or user is disabled.\r\n";
+/// Of a server that has no such command.
+const UNKNOWN: &[u8] = b"-ERR unknown command 'AUTH', with args beginning with: 'ann' 's3cret' \r\n";
 
 /// One for each command.
 type Replies = &'static [&'static [u8]];
@@ -73,8 +75,9 @@ fn a_login_says_who_and_where() {
 /// A refusal names the command and has the server's words, and no command of the client follows it.
 fn refused<T: Transport + Debug>(connect: impl Fn(Replies, Sender<Vec<String>>) -> Client<T>) {
     let login = Login::default().user("ann", "s3cret").database(99);
-    let cases: [(Replies, &str, &str); 2] = [
+    let cases: [(Replies, &str, &str); 3] = [
         (&[WRONG], "AUTH", "WRONGPASS"),
+        (&[UNKNOWN], "AUTH", "unknown command"),
         (&[b"+OK\r\n", b"-ERR DB index is out of range\r\n"], "SELECT", "out of range"),
     ];
     for (replies, at, words) in cases {

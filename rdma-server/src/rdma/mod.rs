@@ -16,7 +16,7 @@ use std::task::Waker;
 use std::time::Duration;
 
 use rdma_conn::{Descriptors, Limits, Options};
-use rdma_proto::backend::{CmEventKind, EventChannel, Failure, Identifier};
+use rdma_proto::backend::{CmEventKind, EventChannel, Identifier};
 
 use crate::address::Address;
 use crate::transport::{
@@ -160,8 +160,8 @@ impl<B: Descriptors> ConnectionType for Rdma<B> {
 
     fn listen(&self, on: LoopId, at: &Address) -> io::Result<Box<dyn Listening>> {
         let shared = self.shared(on)?;
-        let events = self.backend.event_channel().map_err(failed::<B>("opening RDMA"))?;
-        let id = events.listen(at.ip()?, 0).map_err(failed::<B>("listening"))?;
+        let events = self.backend.event_channel().map_err(rdma_conn::Error::backend("opening RDMA"))?;
+        let id = events.listen(at.ip()?, 0).map_err(rdma_conn::Error::backend("listening"))?;
         Ok(Box::new(RdmaListener { id, events, shared, settings: Arc::clone(&self.settings) }))
     }
 
@@ -178,10 +178,6 @@ impl<B: Descriptors> ConnectionType for Rdma<B> {
 
 const KIND: Kind = Kind { carrier: Carrier::Rdma, tls: false };
 
-fn failed<B: Descriptors>(doing: &'static str) -> impl Fn(B::Error) -> io::Error {
-    move |error| rdma_conn::Error::Backend { doing, kind: error.kind(), source: Arc::new(error) }.into()
-}
-
 struct RdmaListener<B: Descriptors> {
     // The identifier goes before its channel.
     id: B::Identifier,
@@ -194,7 +190,7 @@ impl<B: Descriptors> Listening for RdmaListener<B> {
     fn accept(&mut self) -> io::Result<Accepted> {
         for _ in 0..EVENTS {
             let event = self.events.next_event();
-            match event.map_err(failed::<B>("reading connection events"))? {
+            match event.map_err(rdma_conn::Error::backend("reading connection events"))? {
                 None => return Ok(Accepted::Nobody),
                 Some(event) => match event.kind {
                     CmEventKind::ConnectRequest { id, .. } => {

@@ -60,8 +60,7 @@ struct Side {
     landings: u8,
     /// ... how many bytes had been read then, ...
     landed_from: u8,
-    /// ... and whether the driver keeps it registered.
-    kept: bool,
+    /// ... and whether it was given up the last time.
     gave_up: bool,
     /// Bytes written and read by the application. A byte's value is its position, from 1.
     wrote: u8,
@@ -248,7 +247,10 @@ impl Scenario {
             Kind::Write => side.write(defect)?,
             Kind::Read => side.read()?,
             Kind::Land => side.take_memory()?,
-            Kind::GiveUp => side.give_up(defect),
+            Kind::GiveUp => {
+                side.machine.stop_landing();
+                side.gave_up = true;
+            }
             Kind::Post => return side.post(other, defect),
             Kind::Carry => side.carry(other, defect)?,
             Kind::Handle => side.handle(defect),
@@ -306,7 +308,6 @@ impl Side {
             regions: [window.clone(), window, vec![0; lands as usize]],
             landings: 0,
             landed_from: 0,
-            kept: false,
             gave_up: false,
             wrote: 0,
             read: 0,
@@ -349,9 +350,7 @@ impl Side {
             })?;
         }
         self.read = due;
-        self.machine.consume(1).map_err(|error| error.to_string())?;
-        self.kept &= self.machine.is_landing();
-        Ok(())
+        self.machine.consume(1).map_err(|error| error.to_string())
     }
 
     fn memory(&self) -> &[u8] {
@@ -363,18 +362,11 @@ impl Side {
         let empty = self.memory().iter().all(|byte| *byte == 0);
         must(empty, || "memory is the application's again with bytes in it that it has not read".into())?;
         let (memory, len) = (region(Readable::LANDED), self.memory().len() as u32);
-        self.kept = self.machine.land(memory, len).map_err(|error| error.to_string())?.is_some();
+        self.machine.land(memory, len).map_err(|error| error.to_string())?;
         self.landings += 1;
         self.landed_from = self.read;
         self.gave_up = false;
         Ok(())
-    }
-
-    /// The application wants no more bytes there. The driver keeps the memory for as long as the machine says (VR-MEM-019).
-    fn give_up(&mut self, defect: Option<Defect>) {
-        self.machine.stop_landing();
-        self.gave_up = true;
-        self.kept = self.machine.is_landing() && defect != Some(Defect::MemoryLetGo);
     }
 
     /// The machine's next action goes to the send queue. One that has none was only asked: nothing has happened.
@@ -441,7 +433,7 @@ impl Side {
             Action::Write { id, signaled, from, to, immediate } => {
                 let Span { offset, len } = span(from)?;
                 bytes = self.buffer[offset as usize..][..len as usize].to_vec();
-                other.land(to.rkey, to.address, &bytes)?;
+                other.land(to.rkey, to.address, &bytes, defect)?;
                 if let Some(Immediate(count)) = immediate {
                     other.receives -= 1;
                     other.arrivals.push_back(Arrival::Immediate(count));
@@ -460,14 +452,14 @@ impl Side {
     }
 
     /// Bytes of the peer arrive.
-    fn land(&mut self, rkey: u32, address: u64, bytes: &[u8]) -> Result<(), String> {
+    fn land(&mut self, rkey: u32, address: u64, bytes: &[u8], defect: Option<Defect>) -> Result<(), String> {
         if bytes.is_empty() {
             return Ok(());
         }
         let number = rkey.wrapping_sub(1);
-        must(number != u32::from(Readable::LANDED) || self.kept, || {
-            "a WRITE into memory that was let go".into()
-        })?;
+        // The driver keeps the application's memory for as long as the machine says (VR-MEM-019).
+        let kept = self.machine.is_landing() && !(self.gave_up && defect == Some(Defect::MemoryLetGo));
+        must(number != u32::from(Readable::LANDED) || kept, || "a WRITE into memory that was let go".into())?;
         let target = self.regions.get_mut(number as usize).ok_or("a WRITE with a key that nobody gave")?;
         let start = address.wrapping_sub(region(number as u8).address) as usize;
         let end = start.saturating_add(bytes.len());

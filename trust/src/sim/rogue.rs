@@ -12,7 +12,7 @@ use rdma_softsim::SoftSim;
 
 use super::deviation::Deviation;
 
-/// As many windows a trespasser fills.
+/// As many windows a rogue looks at, and a trespasser fills.
 const MOST_WINDOWS: usize = 12;
 /// The queue pair and memory of a rogue.
 const SHAPE: Shape =
@@ -46,9 +46,7 @@ enum Stage {
 struct Connected {
     session: Session<SoftSim>,
     established: bool,
-    /// The victim's first window, ...
-    victim: Option<Window>,
-    /// ... and all that it registered, if the rogue is after those.
+    /// The victim's first windows.
     windows: Vec<Window>,
     /// Whether it has asked for the victim's features, ...
     asked: bool,
@@ -148,7 +146,6 @@ impl Rogue {
                     let connected = Box::new(Connected {
                         session,
                         established: false,
-                        victim: None,
                         windows: Vec::new(),
                         asked: false,
                         told: false,
@@ -177,9 +174,10 @@ impl Rogue {
                 Incoming::Established(_) => connected.established = true,
                 Incoming::Message(bytes) => match Message::decode(&bytes) {
                     Ok(Message::RegisterXferMemory(window)) => {
-                        connected.victim.get_or_insert(window);
-                        if self.deviation == Deviation::Trespass && connected.windows.len() < MOST_WINDOWS {
-                            connected.script.extend(trespass(&connected.windows, window));
+                        if connected.windows.len() < MOST_WINDOWS {
+                            if self.deviation == Deviation::Trespass {
+                                connected.script.extend(trespass(&connected.windows, window));
+                            }
                             connected.windows.push(window);
                         }
                     }
@@ -222,7 +220,8 @@ impl Rogue {
                 | Deviation::ReadWindow
                 | Deviation::Odd
         );
-        if needs_window && connected.victim.is_none() {
+        let victim = connected.windows.first().copied();
+        if needs_window && victim.is_none() {
             return Some(());
         }
         if self.deviation == Deviation::WindowsWithoutEnd && !connected.told {
@@ -233,7 +232,7 @@ impl Rogue {
         }
         self.acted = true;
         let own = Window { length: 2048, ..connected.session.own_window()? };
-        let begins = script(self.deviation, own, connected.victim.unwrap_or(own))?;
+        let begins = script(self.deviation, own, victim.unwrap_or(own))?;
         let behind = core::mem::replace(&mut connected.script, begins.into());
         connected.script.extend(behind);
         Some(())
