@@ -173,13 +173,11 @@ impl Rogue {
             match incoming {
                 Incoming::Established(_) => connected.established = true,
                 Incoming::Message(bytes) => match Message::decode(&bytes) {
-                    Ok(Message::RegisterXferMemory(window)) => {
-                        if connected.windows.len() < MOST_WINDOWS {
-                            if self.deviation == Deviation::Trespass {
-                                connected.script.extend(trespass(&connected.windows, window));
-                            }
-                            connected.windows.push(window);
+                    Ok(Message::RegisterXferMemory(window)) if connected.windows.len() < MOST_WINDOWS => {
+                        if self.deviation == Deviation::Trespass {
+                            connected.script.extend(trespass(&connected.windows, window));
                         }
+                        connected.windows.push(window);
                     }
                     Ok(Message::GetServerFeature { .. }) => connected.told = true,
                     _ => {}
