@@ -1,5 +1,6 @@
 # Shared by the scripts of this folder; POSIX sh, to be sourced (also inside the guest).
-# Sets LAB_CACHE and the paths below; defines logging, `die`, `await`, and the search for Valkey's programs.
+# Sets LAB_CACHE and the paths below; defines logging, `die`, `as_root`, `apt_install`, `await`, `within`, and the search for Valkey's
+# programs.
 # shellcheck shell=sh
 
 : "${LAB_CACHE:=${XDG_CACHE_HOME:-${HOME:?HOME is not set, set LAB_CACHE}/.cache}/valkey-rdma-lab}"
@@ -44,6 +45,13 @@ as_root() {
     fi
 }
 
+# Installs Debian packages that a script of this repository needs.
+apt_install() { # PACKAGE…
+    # shellcheck disable=SC2016 # the inner shell expands it
+    as_root env DEBIAN_FRONTEND=noninteractive sh -c \
+        'apt-get -q update && apt-get -q -o DPkg::Lock::Timeout=600 install -y --no-install-recommends "$@"' sh "$@"
+}
+
 # Waits at most 30 s for a line of a file, as long as the process that writes it lives, if one is given. Fails otherwise, and shows the file.
 await() { # FILE PATTERN [PID]
     for _ in $(seq 300); do
@@ -53,6 +61,18 @@ await() { # FILE PATTERN [PID]
     done
     warn "no '$2' in $1 within 30 s${3:+, or until its program ended}:"
     cat "$1" >&2
+    return 1
+}
+
+# Runs a command again and again until it succeeds, for that many seconds. Fails otherwise, and names it.
+within() { # SECONDS COMMAND…
+    lab_seconds=$1
+    shift
+    for _ in $(seq $((lab_seconds * 10))); do
+        "$@" && return
+        sleep 0.1
+    done
+    warn "not so within $lab_seconds s: $*"
     return 1
 }
 

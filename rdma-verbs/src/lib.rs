@@ -55,7 +55,7 @@
 //! | `Identifier::migrate` | `rdma_migrate_id(3)` |
 //! | `Identifier::local_addr`, `peer_addr` | `rdma_get_local_addr(3)`, `rdma_get_peer_addr(3)` |
 //! | `Domain::register` | `mmap(2)`, `ibv_reg_mr(3)` |
-//! | `Domain::register_memory` | `ibv_reg_mr(3)` |
+//! | `Domain::register_memory` | `ibv_reg_mr(3)`, or `ibv_reg_dmabuf_mr(3)` for memory with a [`DmaBuf`](rdma_proto::memory::DmaBuf) |
 //! | `QueuePair::post_send`, `post_recv` | `ibv_post_send(3)`, `ibv_post_recv(3)`, one call for up to 32 requests |
 //! | `QueuePair::set_min_rnr_timer` | `ibv_modify_qp(3)` with `IBV_QP_MIN_RNR_TIMER` |
 //! | `QueuePair::is_loopback` | `ibv_query_qp(3)` with `IBV_QP_AV`; `ibv_query_gid(3)`, or `ibv_query_port(3)` without a GRH |

@@ -31,7 +31,7 @@ struct Arguments {
     /// Length of a connection's receive windows, in bytes. An idle connection has one, a busy one has two.
     #[arg(long, default_value_t = 128 << 10)]
     window: u32,
-    /// Clients at the same time; each thread has an equal part.
+    /// Clients at the same time, of all threads together.
     #[arg(long, default_value_t = Limits::default().connections)]
     maxclients: usize,
     /// Threads that serve clients. A new connection goes to the next of them in turn, whatever they have to do, and stays there; all
