@@ -4,6 +4,7 @@
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use std::net::IpAddr;
+use std::os::fd::AsRawFd as _;
 
 use softrdma_wire::{self as wire, MAX_ELEMENTS};
 
@@ -101,8 +102,8 @@ fn opened(number: wire::Device) -> Result<*mut Place, c_int> {
         let context = &mut verbs.context;
         context.ops = operations();
         // Programs may pass it on; it stands for nothing that could be asked through it.
-        context.cmd_fd = attached.events;
-        context.async_fd = attached.events;
+        context.cmd_fd = attached.events.as_raw_fd();
+        context.async_fd = attached.events.as_raw_fd();
         context.num_comp_vectors = c_int::try_from(link.limits.vectors).unwrap_or(1);
         context.abi_compat = EXTENDED;
         let place = Box::into_raw(Box::new(Place { device, number, verbs }));

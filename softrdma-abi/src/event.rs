@@ -2,7 +2,7 @@
 
 use core::ffi::{c_int, c_void};
 use core::ptr;
-use std::os::fd::{FromRawFd as _, IntoRawFd as _, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd as _, FromRawFd as _, IntoRawFd as _, OwnedFd, RawFd};
 
 use softrdma_wire::{About, Event, Name, Reply, Request};
 
@@ -282,7 +282,7 @@ pub unsafe extern "C" fn ibv_get_async_event(context: *mut ibv_context, into: *m
         _ => Err(libc::EPROTO),
     };
     let read = || loop {
-        let event = wait(device?.events, take)?;
+        let event = wait(device?.events.as_raw_fd(), take)?;
         // Each is alive under the table's lock, and from there on until the event is acknowledged: ibv_destroy_qp(3), ibv_destroy_cq(3) and
         // ibv_destroy_srq(3) wait for that.
         let found = match event.about {

@@ -5,7 +5,7 @@ use core::ffi::c_int;
 use std::ffi::OsStr;
 use std::io::Write as _;
 use std::net::IpAddr;
-use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -27,7 +27,7 @@ pub(crate) struct Link {
 pub(crate) struct Attached {
     pub(crate) addresses: Vec<IpAddr>,
     /// Readable while an asynchronous event waits.
-    pub(crate) events: RawFd,
+    pub(crate) events: OwnedFd,
     /// The device and its context, once somebody asked for them.
     pub(crate) opened: OnceLock<Opened>,
     /// The protection domain of identifiers that were given none.
@@ -154,7 +154,7 @@ impl Link {
                 for (device, addresses) in (0..).zip(devices) {
                     let request = Request::AsyncEvents(device);
                     let (_, events) = exchange(&mut socket, &request, None).map_err(unreachable)?;
-                    let events = events.ok_or("the fabric has no descriptors left")?.into_raw_fd();
+                    let events = events.ok_or("the fabric has no descriptors left")?;
                     let (opened, domain) = (OnceLock::new(), Mutex::new(None));
                     attached.push(Attached { addresses, events, opened, domain });
                 }

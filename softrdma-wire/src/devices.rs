@@ -23,7 +23,12 @@ pub fn format_devices(devices: &[Vec<IpAddr>]) -> String {
 
 /// What [`format_devices`] has written.
 pub fn parse_devices(text: &str) -> Result<Vec<Vec<IpAddr>>, AddrParseError> {
-    text.split(';').map(|addresses| addresses.split(',').map(str::parse).collect()).collect()
+    text.split(';').map(parse_addresses).collect()
+}
+
+/// The addresses of one device, separated by commas.
+pub fn parse_addresses(text: &str) -> Result<Vec<IpAddr>, AddrParseError> {
+    text.split(',').map(str::parse).collect()
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
-pub use devices::{format_devices, parse_devices};
+pub use devices::{format_devices, parse_addresses, parse_devices};
 pub use socket::{Error, Listener, Socket};
 
 /// Of this protocol. Both sides come from one build, so any other is a mistake in how they were started.

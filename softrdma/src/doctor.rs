@@ -7,7 +7,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{PTracer, Pid, set_ptracer};
 use softrdma_wire::{Reply, Request, Socket, VERSION};
 
-use crate::runtime::{Error, Place, has_rdma_core};
+use crate::runtime::{Error, Place, exchange, has_rdma_core};
 
 /// Whether Yama restricts who may reach into whom, and how far.
 const SCOPE: &str = "/proc/sys/kernel/yama/ptrace_scope";
@@ -34,22 +34,19 @@ pub fn report() -> Result<String, Error> {
 
 /// Whether the fabric reaches into this process: it takes an offer to copy only where it does not.
 fn is_reached(fabric: &mut Socket) -> Result<bool, Error> {
-    let failed = |error| Error::Told { error };
-    let mut ask = |request: &Request<'_>, with| -> Result<Reply, Error> {
-        fabric.send(request, with).map_err(failed)?;
-        Ok(fabric.receive().map_err(failed)?.0)
-    };
     let devices = vec![vec![[192, 0, 2, 1].into()]];
     let hello = Request::Hello { version: VERSION, program: "doctor".into(), devices, above: 0 };
-    let Reply::Welcome { fabric, .. } = ask(&hello, None)? else { return Err(Error::Refused) };
+    let Reply::Welcome { fabric: process, .. } = exchange(fabric, &hello, None)? else {
+        return Err(Error::Refused);
+    };
     // As programs do (`PR_SET_PTRACER(2const)`); without Yama it fails, and is not needed.
-    let tracer = i32::try_from(fabric).ok().and_then(Pid::from_raw);
+    let tracer = i32::try_from(process).ok().and_then(Pid::from_raw);
     let _not_needed = set_ptracer(tracer.map_or(PTracer::None, PTracer::ProcessID));
     let kind = SocketType::SEQPACKET;
     let (_ours, theirs) = socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)
         .map_err(|errno| Error::System { what: "a socket".into(), error: errno.into() })?;
     let probe = (&raw const PROBE).expose_provenance() as u64;
-    match ask(&Request::OfferMemory { probe }, Some(theirs.as_fd()))? {
+    match exchange(fabric, &Request::OfferMemory { probe }, Some(theirs.as_fd()))? {
         Reply::Done => Ok(false),
         Reply::Refused(errno) if errno == Errno::EXIST.raw_os_error() => Ok(true),
         _ => Err(Error::Refused),

@@ -16,8 +16,10 @@ use rdma_softsim::DeviceKind;
 use rustix::io::FdFlags;
 use softrdma::doctor;
 use softrdma::faults::{self, Written};
-use softrdma::runtime::{Error, Libraries, Place, has_rdma_core};
-use softrdma_wire::{ADDRESSES, Failure, Pair, Reply, Request, SOCKET, Socket, format_devices};
+use softrdma::runtime::{Error, Libraries, Place, exchange, has_rdma_core};
+use softrdma_wire::{
+    ADDRESSES, Failure, Pair, Reply, Request, SOCKET, Socket, format_devices, parse_addresses,
+};
 
 /// Soft RDMA for programs as they are: no device, no kernel module, no root.
 #[derive(Parser)]
@@ -88,7 +90,7 @@ impl FromStr for Addresses {
     type Err = AddrParseError;
 
     fn from_str(text: &str) -> Result<Self, AddrParseError> {
-        text.split(',').map(str::parse).collect::<Result<_, _>>().map(Self)
+        parse_addresses(text).map(Self)
     }
 }
 
@@ -164,10 +166,8 @@ fn tell(
     request: &Request<'_>,
     descriptor: Option<BorrowedFd<'_>>,
 ) -> Result<Result<(), std::io::Error>, Error> {
-    let failed = |error| Error::Told { error };
-    socket.send(request, descriptor).map_err(failed)?;
-    match socket.receive().map_err(failed)? {
-        (Reply::Refused(errno), _) => Ok(Err(std::io::Error::from_raw_os_error(errno))),
+    match exchange(socket, request, descriptor)? {
+        Reply::Refused(errno) => Ok(Err(std::io::Error::from_raw_os_error(errno))),
         _ => Ok(Ok(())),
     }
 }
@@ -207,16 +207,11 @@ fn before(mut first: OsString, variable: &str) -> OsString {
 }
 
 fn status(fabric: &str) -> Result<ExitCode, Error> {
-    let place = Place::of(fabric)?;
-    let failed = |error| Error::Fabric { path: place.socket(), error };
-    let Some(mut socket) = place.connect()? else {
+    let Some(mut socket) = Place::of(fabric)?.connect()? else {
         println!("no fabric of this name: `softrdma run` starts one");
         return Ok(ExitCode::SUCCESS);
     };
-    let mut ask = |request: &Request<'_>| -> Result<Reply, Error> {
-        socket.send(request, None).map_err(failed)?;
-        Ok(socket.receive().map_err(failed)?.0)
-    };
+    let mut ask = |request: &Request<'_>| exchange(&mut socket, request, None);
     let Reply::Status { sessions, struck, failures } = ask(&Request::Status)? else {
         return Ok(ExitCode::FAILURE);
     };

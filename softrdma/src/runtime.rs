@@ -2,6 +2,7 @@
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read as _};
+use std::os::fd::BorrowedFd;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, symlink};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -11,7 +12,7 @@ use std::sync::Arc;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use softrdma_wire::{Listener, Socket};
+use softrdma_wire::{Listener, Reply, Request, Socket};
 
 use crate::fabric::Fabric;
 
@@ -77,6 +78,18 @@ pub enum Error {
 fn system(what: impl Into<String>) -> impl FnOnce(io::Error) -> Error {
     let what = what.into();
     move |error| Error::System { what, error }
+}
+
+/// Sends the fabric a request, with a descriptor if there is one, and waits for its answer. [`Error::Told`] if either fails.
+pub fn exchange(
+    fabric: &mut Socket,
+    request: &Request<'_>,
+    descriptor: Option<BorrowedFd<'_>>,
+) -> Result<Reply, Error> {
+    let failed = |error| Error::Told { error };
+    fabric.send(request, descriptor).map_err(failed)?;
+    let (reply, _none) = fabric.receive().map_err(failed)?;
+    Ok(reply)
 }
 
 /// The place of one fabric.

@@ -4,7 +4,7 @@ mod common;
 
 use std::process::{Command, Stdio};
 
-use common::{Home, Running, await_some, compiled, installed, succeeded};
+use common::{Home, Running, await_some, compiled, installed, pinged, served, succeeded, success};
 
 /// The devices of a machine, and of a peer on the network of the second.
 const FIRST: &str = "192.0.2.1";
@@ -17,24 +17,6 @@ fn run(home: &Home, program: &[&str]) -> Command {
     let mut command = home.softrdma(&[&devices[..], program].concat());
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     command
-}
-
-/// What a client printed that is tried until its server listens, and ends with it.
-fn served(home: &Home, mut server: Running, mut client: impl FnMut() -> Command) -> String {
-    let text = await_some("the client's success", || {
-        let output = client().output().expect("runs");
-        if !output.status.success() {
-            let said = String::from_utf8_lossy(&output.stderr).into_owned();
-            assert!(server.runs(), "the server has served it, and the client failed: {said}");
-            println!("again: {said}");
-            return None;
-        }
-        Some(succeeded(&output))
-    });
-    let (done, said) = server.finish();
-    assert!(done, "{said}");
-    home.is_left();
-    text
 }
 
 #[test]
@@ -64,9 +46,8 @@ fn rping_is_reached_at_each_device() {
             let text = succeeded(&home.softrdma(&["status"]).output().expect("runs"));
             text.contains("softrdma0: 192.0.2.1; softrdma1: 198.51.100.1").then_some(())
         });
-        let text =
-            served(&home, server, || home.run(PEER, &["rping", "-c", "-a", address, "-C", "50", "-V", "-v"]));
-        assert!(text.contains("rdma-ping-49"), "{text}");
+        let client = ["rping", "-c", "-a", address, "-C", "50", "-V", "-v"];
+        served(&home, server, || home.run(PEER, &client), pinged(50));
     }
 }
 
@@ -80,8 +61,7 @@ fn rping_begins_at_either_device() {
         let home = Home::new(&format!("devices-source-{}", source.len()));
         let server = Running::start(&mut home.run(PEER, &["rping", "-s", "-a", PEER, "-C", "5", "-V"]));
         let client = [&["rping", "-c", "-a", PEER, "-C", "5", "-V", "-v"], source].concat();
-        let text = served(&home, server, || run(&home, &client));
-        assert!(text.contains("rdma-ping-4"), "{text}");
+        served(&home, server, || run(&home, &client), pinged(5));
     }
 }
 
@@ -95,7 +75,7 @@ fn ibv_rc_pingpong_between_devices() {
     let pingpong = |device| ["ibv_rc_pingpong", "-d", device, "-e", "-c", "-g", "0", "-p", "18641"];
     let server = Running::start(&mut run(&home, &pingpong("softrdma0")));
     let client = [&pingpong("softrdma1")[..], &["127.0.0.1"]].concat();
-    let text = served(&home, server, || run(&home, &client));
+    let text = served(&home, server, || run(&home, &client), success);
     // Its own address is the second device's, its peer's the first's.
     let ends = [(SECOND, "local address:"), (FIRST, "remote address:")];
     for (address, what) in ends {

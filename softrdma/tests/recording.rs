@@ -6,7 +6,7 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use common::{Home, Running, await_some, installed, succeeded, valkey};
+use common::{Home, Running, await_some, installed, pinged, served, succeeded, valkey};
 
 const SERVER: &str = "192.0.2.1";
 const CLIENT: &str = "192.0.2.2";
@@ -81,19 +81,10 @@ fn rping_is_recorded() {
     let home = Home::new("recording-rping");
     let file = home.path().join("run.pcapng");
     let options = ["--latency", "200", "--device-kind", "mlx5"];
-    let mut serving =
+    let serving =
         Running::start(&mut recorded(&home, &file, &options, &["rping", "-s", "-a", SERVER, "-C", "3"]));
-    await_some("the client's success", || {
-        let client = ["rping", "-c", "-a", SERVER, "-C", "3", "-V"];
-        let output = home.run(CLIENT, &client).output().expect("runs");
-        assert!(output.status.success() || serving.runs(), "{output:?}");
-        if !output.status.success() {
-            println!("again: {output:?}");
-        }
-        output.status.success().then_some(())
-    });
-    assert!(serving.finish().0);
-    home.is_left();
+    let client = ["rping", "-c", "-a", SERVER, "-C", "3", "-V", "-v"];
+    served(&home, serving, || home.run(CLIENT, &client), pinged(3));
     let Some(page) = tshark(&file, &INFO) else { return };
     let lines = |what: &str| page.lines().filter(|line| line.contains(what)).count();
     assert_eq!(lines("RDMA Read Request"), 3, "{page}");

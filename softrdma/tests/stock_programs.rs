@@ -4,37 +4,24 @@ mod common;
 
 use std::process::Command;
 
-use common::{Home, Running, compiled, installed, succeeded};
+use common::{Home, Running, compiled, installed, pinged, served, succeeded, success};
 
 const SERVER: &str = "192.0.2.1";
 const CLIENT: &str = "192.0.2.2";
 
 /// Both sides of a pair of programs; the client tries again until the server listens.
-fn pair(name: &str, server: &[&str], client: &[&str]) -> Option<String> {
+fn pair(name: &str, server: &[&str], client: &[&str], done: impl Fn(bool, &str) -> bool) -> Option<String> {
     for program in [server, client] {
         installed(program.first()?)?;
     }
     let home = Home::new(name);
-    let mut serving = Running::start(&mut home.run(SERVER, server));
-    let text = common::await_some("the client's success", || {
-        let output = home.run(CLIENT, client).output().expect("runs");
-        if !output.status.success() {
-            let said = String::from_utf8_lossy(&output.stderr);
-            assert!(serving.runs(), "the server has served it, and the client failed: {said}");
-            println!("again: {said}");
-            return None;
-        }
-        Some(succeeded(&output))
-    });
-    let (done, served) = serving.finish();
-    assert!(done, "{served}");
-    home.is_left();
-    Some(text)
+    let server = Running::start(&mut home.run(SERVER, server));
+    Some(served(&home, server, || home.run(CLIENT, client), done))
 }
 
 #[test]
 fn rdma_client_and_server() {
-    if let Some(text) = pair("rdma-client", &["rdma_server"], &["rdma_client", "-s", SERVER]) {
+    if let Some(text) = pair("rdma-client", &["rdma_server"], &["rdma_client", "-s", SERVER], success) {
         assert!(text.contains("end 0"), "{text}");
     }
 }
@@ -43,16 +30,14 @@ fn rdma_client_and_server() {
 fn rping() {
     let server = ["rping", "-s", "-a", SERVER, "-C", "20", "-V"];
     let client = ["rping", "-c", "-a", SERVER, "-C", "20", "-V", "-v"];
-    if let Some(text) = pair("rping", &server, &client) {
-        assert!(text.contains("rdma-ping-19"), "{text}");
-    }
+    pair("rping", &server, &client, pinged(20));
 }
 
 #[test]
 fn ibv_rc_pingpong_with_events() {
     let server = ["ibv_rc_pingpong", "-e", "-c", "-g", "0", "-p", "18611"];
     let client = ["ibv_rc_pingpong", "-e", "-c", "-g", "0", "-p", "18611", "127.0.0.1"];
-    if let Some(text) = pair("pingpong", &server, &client) {
+    if let Some(text) = pair("pingpong", &server, &client, success) {
         assert!(text.contains("1000 iters"), "{text}");
     }
 }
@@ -70,7 +55,7 @@ fn perftest_write_and_read() {
             let common = ["-x", "0", "-n", "100", "-s", "4096", "-F", "-p", port];
             let server: Vec<&str> = [program].into_iter().chain(common).chain(old.iter().copied()).collect();
             let client: Vec<&str> = server.iter().copied().chain(["127.0.0.1"]).collect();
-            if let Some(text) = pair(program, &server, &client) {
+            if let Some(text) = pair(program, &server, &client, success) {
                 assert!(text.contains("4096"), "{text}");
             }
         }
@@ -119,14 +104,9 @@ fn programs_that_cannot_be_reached_into() {
     assert_eq!(succeeded(&output), "done\n", "{}", String::from_utf8_lossy(&output.stderr));
     if installed("rping").is_some() {
         let server = ["rping", "-s", "-a", SERVER, "-C", "5", "-S", "65000", "-V"];
-        let mut serving = Running::start(&mut forbidden(&home.run(SERVER, &server)));
-        common::await_some("the client's success", || {
-            let client = ["rping", "-c", "-a", SERVER, "-C", "5", "-S", "65000", "-V"];
-            let output = forbidden(&home.run(CLIENT, &client)).output().expect("runs");
-            assert!(output.status.success() || serving.runs(), "{output:?}");
-            output.status.success().then_some(())
-        });
-        assert!(serving.finish().0);
+        let serving = Running::start(&mut forbidden(&home.run(SERVER, &server)));
+        let client = ["rping", "-c", "-a", SERVER, "-C", "5", "-S", "65000", "-V", "-v"];
+        served(&home, serving, || forbidden(&home.run(CLIENT, &client)), pinged(5));
     }
     home.is_left();
 }

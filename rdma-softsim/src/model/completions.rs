@@ -51,8 +51,8 @@ pub(crate) enum Armed {
 pub(super) struct Entry {
     pub(super) completion: Completion,
     pub(super) pair: PairId,
-    /// Send slots that are free again.
-    pub(super) frees: u32,
+    /// Of a send, the slots that are free again.
+    pub(super) frees: Option<u32>,
     /// Bytes that its message brought.
     pub(super) bytes: u32,
     /// Whether its message asked for an event.
@@ -131,11 +131,19 @@ impl Drop for CompletionQueue {
 impl Entry {
     /// The completion of a receive that brought nothing.
     pub(super) const fn new(completion: Completion, pair: PairId) -> Self {
-        Self { completion, pair, frees: 0, bytes: 0, solicited: false, lands: None, shows: ClassSet::EMPTY }
+        Self {
+            completion,
+            pair,
+            frees: None,
+            bytes: 0,
+            solicited: false,
+            lands: None,
+            shows: ClassSet::EMPTY,
+        }
     }
 
     const fn work_queue(&self) -> WorkQueue {
-        if self.frees > 0 { WorkQueue::Send } else { WorkQueue::Receive }
+        if self.frees.is_some() { WorkQueue::Send } else { WorkQueue::Receive }
     }
 
     /// The classes of failure that its status stands for.
@@ -230,10 +238,10 @@ impl Model {
     }
 
     fn polled(&mut self, entry: &Entry) {
-        if entry.frees > 0
+        if let Some(frees) = entry.frees
             && let Some(pair) = self.pairs.get_mut(entry.pair)
         {
-            pair.requester.give_back(entry.frees);
+            pair.requester.give_back(frees);
         }
         if self.is_observed() {
             self.note(|| EntryKind::Polled(entry.completion));
@@ -400,6 +408,20 @@ impl Model {
         for pair in self.pairs.select(|pair| pair.reports_to(id)) {
             self.enter_error(pair);
             self.tell_pair(pair, AsyncEvent::CqErr);
+        }
+    }
+
+    /// A queue pair was reset: polling what it reported before gives back no slots of the time after it.
+    pub(super) fn free_nothing(&mut self, pair: PairId) {
+        let Some(owner) = self.pairs.get(pair) else { return };
+        let Some(queue) = self.queues.get_mut(owner.send_queue) else { return };
+        for frees in queue
+            .entries
+            .iter_mut()
+            .filter(|entry| entry.pair == pair)
+            .filter_map(|entry| entry.frees.as_mut())
+        {
+            *frees = 0;
         }
     }
 

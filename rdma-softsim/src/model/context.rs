@@ -106,6 +106,7 @@ impl Model {
         pair.requester.renew();
         pair.responder = Responder::new();
         (pair.held, pair.ownership, pair.cut) = Default::default();
+        self.free_nothing(id);
         self.capture_end(id);
         Ok(())
     }

@@ -89,12 +89,17 @@ impl Model {
                 host.addresses.retain(|ip| !addresses.contains(ip));
             }
         }
+        // Whoever listens at no address listens on this device too.
+        let listeners = first.and_then(|first| self.hosts.get(first)).map_or_else(BTreeMap::new, |first| {
+            let everywhere = first.listeners.iter().filter(|(address, _)| address.ip().is_unspecified());
+            everywhere.map(|(address, listener)| (*address, *listener)).collect()
+        });
         self.hosts.insert(Host {
             first,
             addresses: addresses.to_vec(),
             limits,
             alive: true,
-            listeners: BTreeMap::new(),
+            listeners,
             next_port: *DYNAMIC_PORTS.start(),
             regions: 0,
             registered: 0,

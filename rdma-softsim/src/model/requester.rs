@@ -488,6 +488,6 @@ impl Model {
         if result.is_err() {
             self.count_injected(FailureClass::ErrorContents);
         }
-        self.report(queue, Entry { frees, shows, ..Entry::new(completion, id) });
+        self.report(queue, Entry { frees: Some(frees), shows, ..Entry::new(completion, id) });
     }
 }

@@ -48,7 +48,9 @@ impl Fabric {
             return Reply::Refused(Errno::INVAL.raw_os_error());
         };
         let mut state = self.lock();
-        if self.model.faults_ahead() + state.awaited.len() + understood.len() > MOST_AHEAD {
+        // A machine is killed at once.
+        let ahead = understood.iter().filter(|fault| fault.fault != Fault::Kill).count();
+        if self.model.faults_ahead() + state.awaited.len() + ahead > MOST_AHEAD {
             return Reply::Refused(Errno::NOMEM.raw_os_error());
         }
         if let Some(seed) = seed {

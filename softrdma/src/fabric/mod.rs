@@ -34,8 +34,10 @@ const MOST_MACHINES: usize = 1024;
 const MOST_ADDRESSES: usize = 16;
 /// How long a program that was not let in waits for the next attempt.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Bytes of a program's name.
+/// Characters of a program's name.
 const NAME: usize = 64;
+/// Sessions in the answer to [`Request::Status`]: one message holds as many, whatever their names and addresses are.
+const SHOWN: usize = 96;
 
 /// The devices of a fabric.
 const LIMITS: Limits = Limits {
@@ -143,7 +145,6 @@ impl Fabric {
         let unusable = |ip: &IpAddr| ip.is_unspecified() || ip.is_multicast();
         for addresses in &mut devices {
             addresses.sort_unstable();
-            addresses.dedup();
             if addresses.is_empty() || addresses.iter().any(unusable) {
                 return Err(Errno::INVAL);
             }
@@ -224,8 +225,8 @@ impl Fabric {
     }
 
     fn status(&self) -> Reply {
-        // As many as a message holds.
-        let sessions = self.lock().sessions.values().flatten().take(128).map(|info| info.session()).collect();
+        let sessions =
+            self.lock().sessions.values().flatten().take(SHOWN).map(|info| info.session()).collect();
         let counts = self.model.failure_counts();
         let failures = FailureClass::ALL.iter().map(|class| wire::Failure {
             words: class.words().into(),
@@ -335,5 +336,35 @@ fn await_request(socket: &Socket, process: &Process) -> Result<(), Error> {
         if asks {
             return Ok(());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_holds_the_status_of_all_sessions_that_are_shown() {
+        let session = wire::Session {
+            program: "\u{10ffff}".repeat(NAME),
+            pid: u32::MAX,
+            devices: vec![vec![IpAddr::from([u8::MAX; 16])]; MOST_ADDRESSES],
+            domains: u32::MAX,
+            regions: u32::MAX,
+            registered_bytes: u64::MAX,
+            completion_queues: u32::MAX,
+            queue_pairs: u32::MAX,
+            identifiers: u32::MAX,
+            requests: u64::MAX,
+        };
+        let failures = FailureClass::ALL.iter().map(|class| wire::Failure {
+            words: class.words().into(),
+            injected: u64::MAX,
+            observed: u64::MAX,
+        });
+        let (sessions, failures) = (vec![session; SHOWN], failures.collect());
+        let status = Reply::Status { sessions, struck: u64::MAX, failures };
+        let len = postcard::to_allocvec(&status).expect("a message").len();
+        assert!(len <= wire::MAX_MESSAGE, "{len}");
     }
 }

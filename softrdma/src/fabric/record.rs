@@ -9,8 +9,9 @@ use std::fs::File;
 use std::io::{self, BufWriter};
 use std::ops::ControlFlow;
 use std::os::fd::OwnedFd;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, TrySendError};
-use std::sync::mpsc::{channel, sync_channel};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rdma_proto::backend::SendOp;
@@ -30,7 +31,9 @@ type Frame = (Duration, Vec<u8>, u64);
 /// What records.
 pub(super) struct Recorder {
     /// Taken at the end; none after the file took no more.
-    frames: Option<SyncSender<Frame>>,
+    frames: Option<Sender<Frame>>,
+    /// Frames that wait for being written.
+    waiting: Arc<AtomicUsize>,
     /// Frames left out since the last that was not.
     lost: u64,
     connections: HashMap<u64, Sequences>,
@@ -67,7 +70,28 @@ impl Sequences {
 /// What writes a recording, once it is started.
 pub(super) struct Writer {
     file: File,
-    frames: Receiver<Frame>,
+    frames: Frames,
+}
+
+/// What waits for being written.
+struct Frames {
+    receiver: Receiver<Frame>,
+    /// How many.
+    waiting: Arc<AtomicUsize>,
+}
+
+impl Frames {
+    fn taken(&self, frame: Frame) -> Frame {
+        self.waiting.fetch_sub(1, Relaxed);
+        frame
+    }
+}
+
+impl Drop for Frames {
+    /// The recorder finds room, and that nobody takes its next frame.
+    fn drop(&mut self) {
+        self.waiting.store(0, Relaxed);
+    }
 }
 
 /// A recording that is being written.
@@ -81,8 +105,11 @@ pub(super) fn recorder(file: OwnedFd) -> Result<(Recorder, Writer), Errno> {
     if FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode) != FileType::RegularFile {
         return Err(Errno::INVAL);
     }
-    let (sender, frames) = sync_channel(WAITING);
-    let recorder = Recorder { frames: Some(sender), lost: 0, connections: HashMap::new(), began: None };
+    let (sender, receiver) = channel();
+    let waiting = Arc::default();
+    let frames = Frames { receiver, waiting: Arc::clone(&waiting) };
+    let connections = HashMap::new();
+    let recorder = Recorder { frames: Some(sender), waiting, lost: 0, connections, began: None };
     Ok((recorder, Writer { file: File::from(file), frames }))
 }
 
@@ -119,16 +146,22 @@ impl Writing {
 impl Recorder {
     fn send(&mut self, transfer: &Transfer<'_>, packet: Packet<'_>) {
         let Some(frames) = &self.frames else { return };
+        // Nobody else adds to them. A frame for which there is no room is not built.
+        if self.waiting.load(Relaxed) >= WAITING {
+            self.lost = self.lost.saturating_add(1);
+            return;
+        }
         let since = transfer.at.since(rdma_proto::time::Instant::default());
         let began = *self.began.get_or_insert_with(|| {
             SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().saturating_sub(since)
         });
         let packet = packet.between(transfer.from, transfer.to, transfer.pair);
-        match frames.try_send((began.saturating_add(since), packet.frame(), self.lost)) {
+        // Before the writer takes it and counts it off.
+        self.waiting.fetch_add(1, Relaxed);
+        match frames.send((began.saturating_add(since), packet.frame(), self.lost)) {
             Ok(()) => self.lost = 0,
-            Err(TrySendError::Full(_)) => self.lost = self.lost.saturating_add(1),
             // The file took no more.
-            Err(TrySendError::Disconnected(_)) => self.frames = None,
+            Err(_disconnected) => self.frames = None,
         }
     }
 }
@@ -142,15 +175,15 @@ impl Drop for Recorder {
 }
 
 /// Writes until nobody records any more, and all of it whenever nothing waits, so that a fabric that is killed leaves what it saw.
-fn write(file: &mut roce::File<BufWriter<File>>, frames: &Receiver<Frame>) -> io::Result<()> {
+fn write(file: &mut roce::File<BufWriter<File>>, frames: &Frames) -> io::Result<()> {
     loop {
-        let (at, bytes, lost) = match frames.try_recv() {
-            Ok(frame) => frame,
+        let (at, bytes, lost) = match frames.receiver.try_recv() {
+            Ok(frame) => frames.taken(frame),
             Err(TryRecvError::Disconnected) => return file.flush(),
             Err(TryRecvError::Empty) => {
                 file.flush()?;
-                match frames.recv() {
-                    Ok(frame) => frame,
+                match frames.receiver.recv() {
+                    Ok(frame) => frames.taken(frame),
                     Err(_disconnected) => return Ok(()),
                 }
             }
@@ -289,6 +322,10 @@ mod tests {
     #[test]
     fn a_file_that_takes_no_more_ends_the_recording() {
         let (mut recorder, writer, _file) = on_memory();
+        // Also one for which it was too slow before.
+        for _ in 0..WAITING + 10 {
+            assert!(recorder.pass(&ACKNOWLEDGED).is_continue());
+        }
         drop(writer);
         assert!(recorder.pass(&ACKNOWLEDGED).is_break());
     }

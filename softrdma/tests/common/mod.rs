@@ -3,8 +3,10 @@
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal};
 
 /// How long anything may take on a loaded machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -68,24 +70,60 @@ pub(crate) fn await_some<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) 
     }
 }
 
+/// Has a client tried until its server listens and it is done, by its success and what it printed; the server then ends, and with it the
+/// fabric. Returns what the client printed.
+pub(crate) fn served(
+    home: &Home,
+    mut server: Running,
+    mut client: impl FnMut() -> Command,
+    done: impl Fn(bool, &str) -> bool,
+) -> String {
+    let text = await_some("the client's success", || {
+        let (succeeded, said) = Running::start(&mut client()).finish();
+        let done = done(succeeded, &said);
+        if !done {
+            assert!(server.runs(), "the server has served it, and the client failed: {said}");
+            println!("again: {said}");
+        }
+        done.then_some(said)
+    });
+    let (done, said) = server.finish();
+    assert!(done, "{said}");
+    home.is_left();
+    text
+}
+
+/// For [`served`]: it succeeded.
+pub(crate) fn success(succeeded: bool, _said: &str) -> bool {
+    succeeded
+}
+
+/// For [`served`], of `rping -C count -v`: it made all its pings. Its status says less: at its end it closes its channel of events, where a
+/// thread of its own may be just about to wait, and to that thread this is an error (`rdma_get_cm_event(3)`).
+pub(crate) fn pinged(count: usize) -> impl Fn(bool, &str) -> bool {
+    move |_, said| said.contains(&format!("rdma-ping-{}:", count - 1))
+}
+
 /// A program that runs, killed with the test.
 pub(crate) struct Running {
     child: Child,
-    lines: BufReader<ChildStdout>,
+    /// Taken when its end is awaited.
+    lines: Option<BufReader<ChildStdout>>,
 }
 
 impl Running {
     pub(crate) fn start(command: &mut Command) -> Self {
         let mut child = command.stderr(Stdio::inherit()).spawn().expect("starts");
-        let lines = BufReader::new(child.stdout.take().expect("is piped"));
+        let lines = child.stdout.take().map(BufReader::new);
         Self { child, lines }
     }
 
     /// The rest of the next line that begins so.
     pub(crate) fn line(&mut self, prefix: &str) -> String {
+        let lines = self.lines.as_mut().expect("is piped");
         loop {
             let mut line = String::new();
-            assert_ne!(self.lines.read_line(&mut line).expect("a line"), 0, "no line {prefix:?}");
+            assert_ne!(lines.read_line(&mut line).expect("a line"), 0, "no line {prefix:?}");
             if let Some((_, rest)) = line.split_once(prefix) {
                 return rest.trim().into();
             }
@@ -95,7 +133,8 @@ impl Running {
     /// Reads so many bytes of what it prints.
     pub(crate) fn skip(&mut self, bytes: usize) -> Result<(), String> {
         let mut text = Vec::new();
-        let read = self.lines.by_ref().take(bytes as u64).read_to_end(&mut text).expect("text");
+        let lines = self.lines.as_mut().expect("is piped");
+        let read = lines.by_ref().take(bytes as u64).read_to_end(&mut text).expect("text");
         if read < bytes {
             let status = await_some("a program's end", || self.child.try_wait().expect("a child"));
             let end = String::from_utf8_lossy(&text[read.saturating_sub(200)..]).into_owned();
@@ -106,16 +145,40 @@ impl Running {
 
     /// Whether it has not ended yet.
     pub(crate) fn runs(&mut self) -> bool {
-        self.child.try_wait().expect("a child").is_none()
+        self.status().is_none()
+    }
+
+    /// How it has ended, if it has.
+    pub(crate) fn status(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().expect("a child")
+    }
+
+    /// Sends it SIGTERM, if it has not ended, and waits for its end.
+    pub(crate) fn asked_to_end(mut self) -> ExitStatus {
+        if self.runs() {
+            let pid = Pid::from_child(&self.child);
+            rustix::process::kill_process(pid, Signal::TERM).expect("is not waited for yet");
+        }
+        self.ended().0
     }
 
     /// Waits for the end: whether it was a success, and what it printed.
-    pub(crate) fn finish(mut self) -> (bool, String) {
-        let mut text = Vec::new();
-        self.lines.read_to_end(&mut text).expect("text");
-        let text = String::from_utf8_lossy(&text).into_owned();
-        let status = await_some("a program's end", || self.child.try_wait().expect("a child"));
+    pub(crate) fn finish(self) -> (bool, String) {
+        let (status, text) = self.ended();
         (status.success(), text)
+    }
+
+    /// Waits for the end: how it ended, and what it printed.
+    pub(crate) fn ended(mut self) -> (ExitStatus, String) {
+        let mut lines = self.lines.take().expect("is piped");
+        // Beside the deadline: it may print more than a pipe holds.
+        let reading = std::thread::spawn(move || {
+            let mut text = Vec::new();
+            lines.read_to_end(&mut text).expect("text");
+            String::from_utf8_lossy(&text).into_owned()
+        });
+        let status = await_some("a program's end", || self.status());
+        (status, reading.join().expect("text"))
     }
 }
 

@@ -6,61 +6,55 @@ use rdma_softsim::FailureClass::{self, *};
 
 use super::Befallen;
 
-/// Each class, the requirements about it (spec/requirements.md), and where it comes about if not by one of the faults.
-pub(crate) const CLASSES: [(FailureClass, &str, Option<&str>); 30] = [
-    (ReceiverNotReady, "VR-CONN-004, VR-FLOW-005, VR-FLOW-008, VR-RES-002", None),
-    (RetriesExceeded, "VR-CLOSE-003, VR-CONN-008", None),
-    (AccessRefused, "VR-SEC-011, VR-CLOSE-006", None),
-    (
-        EmptyWrite,
-        "VR-XFER-005, VR-XFER-006",
-        Some("peers of the suite, not counted: `lab/test --soft conformance-valkey`, `xfer.zero*`"),
-    ),
-    (ReceiveTooSmall, "VR-RES-003, VR-SEC-004", Some(PEERS)),
-    (ReceiveMemoryGone, "VR-CLOSE-003, VR-CLOSE-006", None),
-    (LocalProtection, "VR-CLOSE-006, VR-CLOSE-008", None),
-    (
-        Deregistered,
-        "VR-MEM-019, VR-SEC-010",
-        Some("in the simulator: Valkey's programs give no key back that work under way has"),
-    ),
-    (UnsignaledFails, "VR-CLOSE-003, VR-CLOSE-008", None),
-    (Flush, "VR-CLOSE-008", None),
-    (ErrorContents, "VR-CLOSE-008", None),
-    (QueueOverrun, "VR-RES-011", None),
-    (SendQueueFull, "VR-FLOW-011", None),
-    (
-        DeviceLimits,
-        "VR-RES-009",
-        Some("Valkey asks for less than a device of softrdma has; `exhausted` refuses what it asks for"),
-    ),
-    (CompletionOrder, "VR-CLOSE-002", None),
-    (NotificationRace, "VR-CLOSE-003", None),
-    (EventCoalescing, "VR-CLOSE-003", None),
-    (EventAcknowledgement, "VR-RES-001", None),
-    (
-        DataVisibility,
-        "VR-XFER-008",
-        Some(
-            "in the simulator alone (`valkey-rdma-trust sim`): a program may look at its memory without a completion, as `ib_write_lat` does",
+/// The requirements about a class (spec/requirements.md), and where it comes about if not by one of the faults that are counted.
+pub(crate) const fn about(class: FailureClass) -> (&'static str, Option<&'static str>) {
+    match class {
+        ReceiverNotReady => ("VR-CONN-004, VR-FLOW-005, VR-FLOW-008, VR-RES-002", None),
+        RetriesExceeded => ("VR-CLOSE-003, VR-CONN-008", None),
+        AccessRefused => ("VR-SEC-011, VR-CLOSE-006", None),
+        EmptyWrite => (
+            "VR-XFER-005, VR-XFER-006",
+            Some("peers of the suite, not counted: `lab/test --soft conformance-valkey`, `xfer.zero*`"),
         ),
-    ),
-    (BufferOwnership, "VR-XFER-011", None),
-    (PacketLoss, "VR-XFER-001", None),
-    (ConnectionSetup, "VR-CONN-006, VR-CONN-008", None),
-    (EstablishmentRace, "VR-CONN-007", None),
-    (DisconnectMidWrite, "VR-CLOSE-003, VR-XFER-012", None),
-    (AbruptEvent, "VR-CONN-014, VR-CLOSE-003", None),
-    (TeardownOrder, "VR-RES-001", None),
-    (Exhaustion, "VR-RES-006", None),
-    (SlowConsumer, "VR-RES-004, VR-RES-005, VR-FLOW-012", None),
-    (WrongPeer, "VR-SEC-003, VR-SEC-004, VR-CLOSE-007", Some(PEERS)),
-    (
-        Scheduling,
-        "VR-CLOSE-002, VR-CONN-008",
-        Some("programs are processes, which the kernel interrupts anywhere; `stall`"),
-    ),
-];
+        ReceiveTooSmall => ("VR-RES-003, VR-SEC-004", Some(PEERS)),
+        ReceiveMemoryGone => ("VR-CLOSE-003, VR-CLOSE-006", None),
+        LocalProtection => ("VR-CLOSE-006, VR-CLOSE-008", None),
+        Deregistered => (
+            "VR-MEM-019, VR-SEC-010",
+            Some("in the simulator: Valkey's programs give no key back that work under way has"),
+        ),
+        UnsignaledFails => ("VR-CLOSE-003, VR-CLOSE-008", None),
+        Flush => ("VR-CLOSE-008", None),
+        ErrorContents => ("VR-CLOSE-008", None),
+        QueueOverrun => ("VR-RES-011", None),
+        SendQueueFull => ("VR-FLOW-011", None),
+        DeviceLimits => ("VR-RES-009", Some("Valkey asks for less than a device of softrdma has")),
+        CompletionOrder => ("VR-CLOSE-002", None),
+        NotificationRace => ("VR-CLOSE-003", None),
+        EventCoalescing => ("VR-CLOSE-003", None),
+        EventAcknowledgement => ("VR-RES-001", None),
+        DataVisibility => (
+            "VR-XFER-008",
+            Some(
+                "in the simulator alone (`valkey-rdma-trust sim`): a program may look at its memory without a completion, as `ib_write_lat` does",
+            ),
+        ),
+        BufferOwnership => ("VR-XFER-011", None),
+        PacketLoss => ("VR-XFER-001", None),
+        ConnectionSetup => ("VR-CONN-006, VR-CONN-008", None),
+        EstablishmentRace => ("VR-CONN-007", None),
+        DisconnectMidWrite => ("VR-CLOSE-003, VR-XFER-012", Some("`kill`")),
+        AbruptEvent => ("VR-CONN-014, VR-CLOSE-003", None),
+        TeardownOrder => ("VR-RES-001", None),
+        Exhaustion => ("VR-RES-006", None),
+        SlowConsumer => ("VR-RES-004, VR-RES-005, VR-FLOW-012", None),
+        WrongPeer => ("VR-SEC-003, VR-SEC-004, VR-CLOSE-007", Some(PEERS)),
+        Scheduling => (
+            "VR-CLOSE-002, VR-CONN-008",
+            Some("programs are processes, which the kernel interrupts anywhere; `stall`"),
+        ),
+    }
+}
 
 /// What no device does, but a peer.
 const PEERS: &str = "peers of the suite: `lab/test --soft conformance-valkey`";
@@ -70,8 +64,10 @@ const HEAD: &str = "\
 
 What each fault of `softrdma fault` did to an unmodified `valkey-server` and an unmodified `valkey-cli` of version 9.1.2, over three commands of
 100 kB and a client that asks all the time. What a client makes of it depends on when it strikes. `RENEW=1 cargo test -p softrdma --test
-faults every_fault` lets each befall them again, and writes this page. What brings a program down stays out of it ([SECURITY.md](../SECURITY.md)).
+faults every_fault` lets each befall them again, and writes this page. A client that got an error has ended by itself.
+";
 
+const BY_FAULT: &str = "
 | fault | into the server: struck | a client that came then got | into the client: struck | it got |
 |---|--:|---|--:|---|
 ";
@@ -87,22 +83,27 @@ met by a program. Classes that come with others (flushes, the order of teardown,
 |---|---|---|--:|
 ";
 
-/// The faults by which a class came about most often; others come with it.
+/// How many faults are named by which a class came about: the first ones, in the order of the table of faults.
 const NAMED: usize = 4;
 
+/// What brings a program down stays out of the page: its row, its counts, and the rows of classes that came about by nothing else.
 pub(crate) fn write(all: &[[Befallen; 2]]) -> String {
-    let mut page = String::from(HEAD);
-    for [server, client] in all {
+    let shown: Vec<_> = all.iter().filter(|sides| sides.iter().all(|side| side.all_live)).collect();
+    let mut by_fault = String::from(BY_FAULT);
+    for [server, client] in &shown {
         let _written = writeln!(
-            page,
+            by_fault,
             "| `{}` | {} | {} | {} | {} |",
             server.fault, server.struck, server.after, client.struck, client.after
         );
     }
-    page.push_str(BY_CLASS);
-    for (class, requirements, how) in CLASSES {
-        let came = all.iter().flatten().filter_map(|side| Some((side, side.classes.get(class.words())?)));
-        let came: Vec<_> = came.collect();
+    let mut withheld = all.len() - shown.len();
+    let mut by_class = String::from(BY_CLASS);
+    for class in FailureClass::ALL {
+        let (requirements, how) = about(*class);
+        let of = |side: &Befallen| side.classes.get(class.words()).copied();
+        let came: Vec<_> =
+            shown.iter().copied().flatten().filter_map(|side| Some((side, of(side)?))).collect();
         let sum = came.iter().fold((0, 0), |sum, (_, count)| (sum.0 + count.0, sum.1 + count.1));
         let mut by: Vec<_> = came.iter().map(|(side, _)| format!("`{}`", side.fault)).collect();
         by.dedup();
@@ -110,12 +111,13 @@ pub(crate) fn write(all: &[[Befallen; 2]]) -> String {
             by.truncate(NAMED);
             by.push("others".into());
         }
-        if class == DisconnectMidWrite {
-            by.insert(0, "`kill`".into());
-        }
         by.extend(how.map(String::from));
+        if by.is_empty() {
+            withheld += 1;
+            continue;
+        }
         let _written = writeln!(
-            page,
+            by_class,
             "| {} | {requirements} | {} | {}, {} |",
             class.words(),
             by.join(", "),
@@ -123,5 +125,8 @@ pub(crate) fn write(all: &[[Befallen; 2]]) -> String {
             sum.1
         );
     }
-    page
+    let withheld = format!(
+        "What brought a program down stays out of both tables, with what it counted ([SECURITY.md](../SECURITY.md)): rows withheld: {withheld}.\n"
+    );
+    [HEAD, &withheld, &by_fault, &by_class].concat()
 }

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "expect.h"
+#include "connect.h"
 
 static struct ibv_context *contexts[2];
 static struct sockaddr_in addresses[3];
@@ -26,22 +27,10 @@ static struct ibv_qp *create(struct ibv_pd *domain, struct ibv_cq *queue)
 
 static void connect_to(struct ibv_qp *pair, struct ibv_qp *peer)
 {
-    struct ibv_qp_attr attributes = { .qp_state = IBV_QPS_INIT, .port_num = 1 };
-    EXPECT(!ibv_modify_qp(pair, &attributes, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
-    attributes = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR,
-        .path_mtu = IBV_MTU_1024,
-        .dest_qp_num = peer->qp_num,
-        .max_dest_rd_atomic = 1,
-        .min_rnr_timer = 12,
-        .ah_attr = { .is_global = 1, .port_num = 1 } };
-    EXPECT(!ibv_query_gid(peer->context, 1, 0, &attributes.ah_attr.grh.dgid));
-    EXPECT(!ibv_modify_qp(pair, &attributes,
-        IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
-            IBV_QP_MIN_RNR_TIMER));
-    attributes = (struct ibv_qp_attr){
+    struct ibv_qp_attr attributes = {
         .qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 1, .rnr_retry = 7, .max_rd_atomic = 1 };
-    EXPECT(!ibv_modify_qp(pair, &attributes,
-        IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC));
+    begin_receiving(pair, peer, 0, 0);
+    EXPECT(!ibv_modify_qp(pair, &attributes, TO_SEND));
 }
 
 /* A message from a queue pair of one device to that of another. */

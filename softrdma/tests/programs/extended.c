@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "expect.h"
+#include "connect.h"
 
 static char bytes[4096];
 static struct ibv_context *context;
@@ -41,30 +42,16 @@ static struct ibv_qp *create(struct ibv_pd *domain)
 
 static void connect_to(struct ibv_qp *pair, struct ibv_qp *peer)
 {
-    struct ibv_qp_attr attributes = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = IBV_ACCESS_REMOTE_READ };
-    EXPECT(!ibv_modify_qp(pair, &attributes, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
-    attributes = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR,
-        .path_mtu = IBV_MTU_1024,
-        .dest_qp_num = peer->qp_num,
-        .max_dest_rd_atomic = 1,
-        .min_rnr_timer = 12,
-        .rq_psn = 7,
-        .ah_attr = { .is_global = 1, .port_num = 1 } };
-    EXPECT(!ibv_query_gid(context, 1, 0, &attributes.ah_attr.grh.dgid));
-    EXPECT(!ibv_modify_qp(pair, &attributes,
-        IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
-            IBV_QP_MIN_RNR_TIMER));
-    attributes = (struct ibv_qp_attr){
+    struct ibv_qp_attr attributes = {
         .qp_state = IBV_QPS_RTS, .timeout = 32, .retry_cnt = 1, .rnr_retry = 2, .max_rd_atomic = 1, .sq_psn = 9 };
-    const int mask =
-        IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC;
+    begin_receiving(pair, peer, IBV_ACCESS_REMOTE_READ, 7);
     /* What is refused changes nothing: a time-out has five bits. */
     struct ibv_qp_attr found;
     struct ibv_qp_init_attr made;
-    EXPECT(ibv_modify_qp(pair, &attributes, mask) == EINVAL && pair->state == IBV_QPS_RTR);
+    EXPECT(ibv_modify_qp(pair, &attributes, TO_SEND) == EINVAL && pair->state == IBV_QPS_RTR);
     EXPECT(!ibv_query_qp(pair, &found, IBV_QP_STATE, &made) && found.qp_state == IBV_QPS_RTR);
     attributes.timeout = 15;
-    EXPECT(!ibv_modify_qp(pair, &attributes, mask));
+    EXPECT(!ibv_modify_qp(pair, &attributes, TO_SEND));
     EXPECT(!ibv_query_qp(pair, &attributes, IBV_QP_STATE, &made));
     EXPECT(attributes.qp_state == IBV_QPS_RTS && attributes.path_mtu == IBV_MTU_1024 && attributes.timeout == 15);
     EXPECT(attributes.rq_psn == 7 && attributes.sq_psn == 9 && attributes.rnr_retry == 2 && attributes.min_rnr_timer == 12);

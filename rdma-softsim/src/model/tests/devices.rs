@@ -75,6 +75,22 @@ fn what_listens_everywhere_listens_on_all_devices() {
 }
 
 #[test]
+fn what_listens_everywhere_listens_on_a_device_that_comes_later() {
+    let mut model = Model::new(Parameters::default());
+    let first = model.add_host(&[ip(1)], Limits::default());
+    let channel = model.create_channel(first).unwrap();
+    let everywhere: SocketAddr = SocketAddr::from(([0; 4], PORT));
+    let (listener, _) = model.listen(channel, everywhere, 1).unwrap();
+    let (elsewhere, _) = model.listen(channel, SocketAddr::new(ip(1), PORT + 1), 1).unwrap();
+    let second = model.add_device(first, &[other(1)], Limits::default());
+    let listeners = |model: &Model| model.hosts.get(second).unwrap().listeners.clone();
+    assert_eq!(listeners(&model).into_iter().collect::<Vec<_>>(), [(everywhere, listener)]);
+    model.destroy_identifier(listener);
+    assert!(listeners(&model).is_empty());
+    model.destroy_identifier(elsewhere);
+}
+
+#[test]
 fn objects_belong_to_one_device_and_all_end_with_the_process() {
     let (mut model, [first, second], peer) = machines();
     let [one, two] = [first, second].map(|host| model.open(host).unwrap());

@@ -236,6 +236,24 @@ fn renew(model: &mut Model, pair: PairId, local: u8, remote: u8, number: u32) {
 }
 
 #[test]
+fn completions_from_before_a_reset_give_back_no_slots_after_it() {
+    let limits = QueuePairLimits { send_depth: 1, recv_depth: 1, inline: 0 };
+    let mut w = World::new(&Setup { limits, ..Setup::default() });
+    let op = SendOp::Write(w.b.remote(0));
+    w.a.post(&mut w.model, 1, op, 8).unwrap();
+    renew(&mut w.model, w.a.pair, 1, 2, w.b.number);
+    renew(&mut w.model, w.b.pair, 2, 1, w.a.number);
+    w.a.post(&mut w.model, 2, op, 8).unwrap();
+    let mut one = [Completion::EMPTY];
+    assert_eq!((w.model.poll(w.a.queue, &mut one), one[0].id), (Ok(1), 1));
+    let full = Error::QueueFull { queue: "send", depth: 1 };
+    assert_eq!(w.a.post(&mut w.model, 3, op, 8), Err(full));
+    assert_eq!((w.model.poll(w.a.queue, &mut one), one[0].id), (Ok(1), 2));
+    w.a.post(&mut w.model, 3, op, 8).unwrap();
+    w.end();
+}
+
+#[test]
 fn answers_to_what_was_sent_before_a_reset_end_nothing_after_it() {
     let parameters = Parameters { latency: millis(2), ..Parameters::default() };
     let mut w = World::new(&Setup { parameters, ..Setup::default() });
