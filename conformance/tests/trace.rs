@@ -86,6 +86,22 @@ fn both_ends_recorded_are_one_page_of_two_lanes() {
     assert_eq!(lane_of(accept, "call: accept"), Some(lane), "what the server does is to the right");
 }
 
+/// A terminal that is too narrow for two lanes shows who did what below each other; a wide one shows the page as it is.
+#[test]
+fn a_narrow_terminal_has_one_lane() {
+    let page = timeline::render(&record(true, Limits::default(), 6000));
+    assert_eq!(timeline::narrow(&page, 200), page);
+    let narrow = timeline::narrow(&page, 80);
+    println!("{narrow}");
+    assert!(page.lines().any(|line| line.chars().count() > 80));
+    assert!(narrow.lines().all(|line| line.chars().count() <= 80));
+    assert_eq!(narrow.matches("  server  call: accept").count(), 1);
+    assert_eq!(narrow.matches("  client  call: connect").count(), 1);
+    assert_eq!(narrow.matches("  client  event: Established").count(), 1);
+    let words = |text: &str| text.split_whitespace().filter(|word| word.starts_with("0x")).count();
+    assert_eq!(words(&narrow), words(&page), "nothing is lost");
+}
+
 #[test]
 fn a_peer_that_is_not_recorded_is_told_by_what_arrives() {
     let recording = record(false, Limits::default(), 6000);

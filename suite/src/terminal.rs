@@ -1,4 +1,4 @@
-//! Runs suites on a terminal, with a bar while a case runs, and a table at the end.
+//! Runs suites on a terminal, with a bar while a case runs, and a table at the end; folds lines to its width.
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
@@ -6,9 +6,29 @@ use std::time::Instant;
 
 use comfy_table::{Cell, ContentArrangement, Table};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use textwrap::{Options, WordSplitter};
 
 use crate::exit::{DONE, FAILED, NO_ENVIRONMENT, NOTHING};
 use crate::{Case, Report};
+
+/// Returns the columns of the terminal that the output goes to. `None`: it goes elsewhere.
+#[must_use]
+pub fn columns() -> Option<usize> {
+    Table::new().width().map(usize::from)
+}
+
+/// Folds a line between words, so that it fits into `columns`, if any; what follows is indented by `hanging`.
+#[must_use]
+pub fn fold(line: &str, hanging: usize, columns: Option<usize>) -> String {
+    let Some(columns) = columns else { return line.into() };
+    let indent = " ".repeat(hanging);
+    // A word that is longer than a line is an address or a path, which is to be copied.
+    let options = Options::new(columns)
+        .subsequent_indent(&indent)
+        .break_words(false)
+        .word_splitter(WordSplitter::NoHyphenation);
+    textwrap::fill(line, options)
+}
 
 /// Prints why nothing can be tried on this machine.
 pub fn cannot_run(reason: &str) -> ExitCode {
@@ -81,4 +101,21 @@ fn progress(case: &'static str) -> ProgressBar {
     let style = ProgressStyle::with_template("{msg:24} [{wide_bar}] {percent:>3} % {elapsed:>4}")
         .unwrap_or_else(|_| ProgressStyle::default_bar());
     ProgressBar::with_draw_target(None, target).with_style(style).with_message(case)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::fold;
+
+    #[test]
+    fn lines_fit_a_terminal_and_are_left_alone_elsewhere() {
+        let line = "  Source:   RDMA.md, section valkey-over-rdma of https://example.org/a/path/of/some/length";
+        assert_eq!(fold(line, 12, None), line);
+        let folded = fold(line, 12, Some(40));
+        let expected = "  Source:   RDMA.md, section
+            valkey-over-rdma of
+            https://example.org/a/path/of/some/length";
+        assert_eq!(folded, expected);
+        assert_eq!(fold("short", 12, Some(40)), "short");
+    }
 }

@@ -12,7 +12,7 @@ use crate::exit::BROKEN;
 /// Commands on a recording.
 #[derive(Subcommand)]
 pub enum Command {
-    /// Shows it as a timeline: a page for each connection, the client to the left, the server to the right.
+    /// Shows it as a timeline: a page for each connection, the client to the left, the server to the right; below each other where the terminal is too narrow.
     Show {
         /// The recording.
         file: PathBuf,
@@ -40,7 +40,13 @@ pub fn run(command: Command) -> ExitCode {
 
 fn perform(command: Command) -> io::Result<()> {
     match command {
-        Command::Show { file } => print!("{}", timeline::render(&Recording::open(&file)?)),
+        Command::Show { file } => {
+            let pages = timeline::render(&Recording::open(&file)?);
+            match suite::terminal::columns() {
+                Some(columns) => print!("{}", timeline::narrow(&pages, columns)),
+                None => print!("{pages}"),
+            }
+        }
         Command::Pcap { file, out } => {
             let out = out.unwrap_or_else(|| file.with_extension("pcapng"));
             let packets = packets::save(&Recording::open(&file)?, &out)?;

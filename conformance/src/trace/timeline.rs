@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use super::ends::{self, End};
 use super::recording::{Entry, EntryKind, Params, Recording};
 use super::words::{self, Direction};
+use suite::terminal::fold;
 
 const COLUMN_WIDTH: usize = 66;
 
@@ -60,6 +61,30 @@ pub fn lanes(moment: &str, lines: &[Line]) -> String {
         };
     }
     page
+}
+
+/// Rendered pages for a terminal of `columns`: as they are, or, where a line would not fit, with both sides below each other and without
+/// the times between lines.
+#[must_use]
+pub fn narrow(pages: &str, columns: usize) -> String {
+    if pages.lines().all(|line| line.chars().count() <= columns) {
+        return pages.into();
+    }
+    // What stands in front of the text: the time, and the longer name of a side.
+    const HANGING: usize = 12 + 2 + 6 + 2;
+    let mut narrow = String::new();
+    for line in pages.lines() {
+        let line = match split(line) {
+            Some((millis, column, text)) => {
+                fold(&format!("{millis:>12}  {}  {text}", column.name()), HANGING, Some(columns))
+            }
+            None if line.starts_with(' ') => format!("{:>12}", "ms"),
+            None => fold(line, 4, Some(columns)),
+        };
+        narrow += &line;
+        narrow.push('\n');
+    }
+    narrow
 }
 
 /// Columns of a line of [`last`].

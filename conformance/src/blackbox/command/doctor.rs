@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use crate::blackbox::environment;
 use crate::exit::{DONE, INTERNAL, NO_ENVIRONMENT};
+use suite::terminal;
 
 /// Looks at this machine.
 #[derive(Args, Clone, Debug)]
@@ -44,6 +45,9 @@ impl Finding {
     }
 }
 
+/// Columns in front of what is told.
+const HANGING: usize = 9;
+
 /// Says what it finds. Succeeds if a run on a device is possible.
 pub fn doctor(options: &Doctor) -> ExitCode {
     let findings = look(options.listen);
@@ -54,18 +58,18 @@ pub fn doctor(options: &Doctor) -> ExitCode {
             Err(_) => return ExitCode::from(INTERNAL),
         }
     } else {
+        let columns = terminal::columns();
         for Finding { what, ok, told } in &findings {
             let mark = match ok {
                 Some(true) => "ok",
                 Some(false) => "MISSING",
                 None => "",
             };
-            println!("{mark:7}  {what}: {told}");
+            println!("{}", terminal::fold(&format!("{mark:7}  {what}: {told}"), HANGING, columns));
         }
         if !possible {
-            println!(
-                "so: runs use the embedded fabric only; on a device they end with status {NO_ENVIRONMENT}"
-            );
+            let so = "so: runs use the embedded fabric only; on a device they end with status";
+            println!("{}", terminal::fold(&format!("{so} {NO_ENVIRONMENT}"), 0, columns));
         }
     }
     ExitCode::from(if possible { DONE } else { NO_ENVIRONMENT })

@@ -11,6 +11,7 @@ use crate::blackbox::case::Case;
 use crate::blackbox::cases;
 use crate::exit::{DONE, NOTHING};
 use crate::reqs::{Requirement, Requirements, Role};
+use suite::terminal;
 
 /// Arguments of `explain`.
 #[derive(Args, Clone, Debug)]
@@ -34,7 +35,10 @@ pub fn explain(options: &Explain) -> ExitCode {
         }
         None => of_that_name.iter().map(|case| about_case(case, &requirements)).collect(),
     };
-    print!("{told}");
+    let columns = terminal::columns();
+    for line in told.lines() {
+        println!("{}", terminal::fold(line, if line.starts_with(' ') { HANGING } else { 0 }, columns));
+    }
     ExitCode::from(DONE)
 }
 
@@ -73,6 +77,9 @@ fn about_requirement(requirement: &Requirement, cases: &[Case<'_, SoftSim>]) -> 
     line(&mut told, "Cases", &if shown.is_empty() { "none of the suite".into() } else { shown.join(", ") });
     told
 }
+
+/// Columns in front of the text of a [`line`].
+const HANGING: usize = 12;
 
 fn line(told: &mut String, name: &str, text: &str) {
     let name = format!("{name}:");

@@ -59,7 +59,7 @@ pub fn list(options: &List) -> ExitCode {
         println!("{table}");
         let count = |role| cases.iter().filter(|case| case.role == Some(role)).count();
         println!(
-            "{} cases: {} for servers, {} for clients. `explain CASE` says what one is about",
+            "{} cases: {} for servers, {} for clients. `explain CASE` says more of one",
             cases.len(),
             count(Role::Server),
             count(Role::Client)
