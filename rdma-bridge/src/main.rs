@@ -27,14 +27,20 @@ const USAGE: u8 = 64;
     version,
     after_help = "Examples:
   TCP clients to a server's RDMA port:
-    valkey-rdma-bridge --listen tcp://127.0.0.1:6390 --connect rdma://192.0.2.1:6379
+    valkey-rdma-bridge --listen tcp://127.0.0.1:6390 \\
+        --connect rdma://192.0.2.1:6379
   RDMA clients to a server that speaks TCP alone:
-    valkey-rdma-bridge --listen rdma://192.0.2.1:6379 --connect tcp://127.0.0.1:6379
-  No RDMA device: TCP clients to a TCP server, with Valkey's RDMA protocol in between, on a fabric inside the process:
-    valkey-rdma-bridge --softsim --listen tcp://127.0.0.1:6390 --connect tcp://127.0.0.1:6379
+    valkey-rdma-bridge --listen rdma://192.0.2.1:6379 \\
+        --connect tcp://127.0.0.1:6379
+  No RDMA device: TCP clients to a TCP server, with Valkey's RDMA protocol in
+  between, on a fabric inside the process:
+    valkey-rdma-bridge --softsim --listen tcp://127.0.0.1:6390 \\
+        --connect tcp://127.0.0.1:6379
 
-Signals: SIGTERM or SIGINT drains and ends, a second one ends at once; SIGUSR1 prints the counters.
-Exit status: 0 ended as told, 1 cannot listen or the listener failed, 64 wrong arguments."
+Signals: SIGTERM or SIGINT drains and ends, a second one ends at once; SIGUSR1
+prints the counters.
+Exit status: 0 ended as told, 1 cannot listen or the listener failed, 64 wrong
+arguments."
 )]
 struct Arguments {
     /// Where clients connect to; port 0 takes a free one, which is printed.

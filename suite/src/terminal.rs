@@ -17,6 +17,12 @@ pub fn columns() -> Option<usize> {
     Table::new().width().map(usize::from)
 }
 
+/// Returns the columns of the terminal that errors go to. `None`: they go elsewhere.
+#[must_use]
+pub fn error_columns() -> Option<usize> {
+    Table::new().use_stderr().width().map(usize::from)
+}
+
 /// Folds a line between words, so that it fits into `columns`, if any; what follows is indented by `hanging`.
 #[must_use]
 pub fn fold(line: &str, hanging: usize, columns: Option<usize>) -> String {
@@ -109,7 +115,8 @@ mod tests {
 
     #[test]
     fn lines_fit_a_terminal_and_are_left_alone_elsewhere() {
-        let line = "  Source:   RDMA.md, section valkey-over-rdma of https://example.org/a/path/of/some/length";
+        let line =
+            "  Source:   RDMA.md, section valkey-over-rdma of https://example.org/a/path/of/some/length";
         assert_eq!(fold(line, 12, None), line);
         let folded = fold(line, 12, Some(40));
         let expected = "  Source:   RDMA.md, section

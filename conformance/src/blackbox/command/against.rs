@@ -22,6 +22,7 @@ use crate::reqs::Role;
 use crate::trace::{Limits, Recorded, Recorder};
 use crate::wrong;
 use suite::Verdict;
+use suite::terminal::{error_columns, fold};
 
 /// Hosts of the embedded fabric: the target's and the suite's.
 fn hosts() -> (SoftSim, SocketAddr, SoftSim, SocketAddr) {
@@ -166,7 +167,8 @@ fn go<B: Descriptors>(
         None => bar.set_message(case.to_string()),
         Some(result) => {
             if !result.verdict.is_pass() && result.verdict != Verdict::Skipped {
-                bar.suspend(|| eprintln!("{:14} {case}: {}", result.verdict, result.reason));
+                let line = format!("{:14} {case}: {}", result.verdict, result.reason);
+                bar.suspend(|| eprintln!("{}", fold(&line, 15, error_columns())));
             }
             bar.inc(1);
         }

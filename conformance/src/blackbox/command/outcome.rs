@@ -8,7 +8,7 @@ use crate::blackbox::baseline::Baseline;
 use crate::blackbox::report::{self, Format};
 use crate::blackbox::results::Run;
 use crate::exit::{BROKEN, FAILED, worse};
-use suite::Verdict;
+use suite::{Verdict, terminal};
 
 /// Judges a run, writes what is wanted, and says how it went.
 pub(super) fn conclude(run: &mut Run, common: &Common, baseline: &Baseline) -> Result<u8, CommandError> {
@@ -16,12 +16,27 @@ pub(super) fn conclude(run: &mut Run, common: &Common, baseline: &Baseline) -> R
     if let Some(file) = &common.write_baseline {
         baseline.renewed(run).write(file).map_err(|reason| (BROKEN, reason))?;
     }
-    print!("{}", report::text(run, common.format, common.strict).map_err(|reason| (BROKEN, reason))?);
+    let text = report::text(run, common.format, common.strict).map_err(|reason| (BROKEN, reason))?;
+    match terminal::columns() {
+        Some(columns) if common.format == Format::Pretty => print!("{}", folded(&text, columns)),
+        _ => print!("{text}"),
+    }
     if let Some(out) = &common.out {
         write_all(run, out)?;
         eprintln!("written to {}", out.display());
     }
     Ok(code)
+}
+
+/// Folds a report for a terminal, but for the lines by which cases run again: they are to be copied.
+fn folded(text: &str, columns: usize) -> String {
+    let mut folded = String::new();
+    for line in text.lines() {
+        let columns = (!line.starts_with("    again: ")).then_some(columns);
+        folded += &terminal::fold(line, 4, columns);
+        folded.push('\n');
+    }
+    folded
 }
 
 /// Returns the exit code of a run, expected failures left out. Prints the expected failures that no longer occur.
@@ -54,4 +69,17 @@ pub(super) fn write_all(run: &Run, out: &Path) -> Result<(), CommandError> {
         std::fs::write(out.join(file), text).map_err(told)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::folded;
+
+    #[test]
+    fn a_line_to_copy_is_not_folded() {
+        let text = "✗ fail mem.length\n    it is too short\n    again: run server --select mem.length\n";
+        let expected =
+            "✗ fail\n    mem.length\n    it is too\n    short\n    again: run server --select mem.length\n";
+        assert_eq!(folded(text, 15), expected);
+    }
 }
