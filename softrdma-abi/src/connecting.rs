@@ -52,7 +52,10 @@ unsafe fn own_pair(id: &rdma_cm_id, params: *const rdma_conn_param) -> Result<Co
         return if number == 0 { Err(libc::EINVAL) } else { Ok(Connected::External(number)) };
     }
     // SAFETY: alive for as long as the identifier names it.
-    Ok(Connected::Managed(unsafe { pair::name(id.qp) }))
+    unsafe {
+        pair::leaves_init(id.qp);
+        Ok(Connected::Managed(pair::name(id.qp)))
+    }
 }
 
 #[unsafe(no_mangle)]

@@ -10,17 +10,57 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use softrdma_wire::{ADDRESSES, Error, Limits, Name, Reply, Request, SOCKET, Socket, VERSION, parse_devices};
+use softrdma_wire::{
+    ADDRESSES, Error, Limits, MAX_BATCH, Name, Receive, Reply, Request, SOCKET, Socket, VERSION,
+    parse_devices,
+};
 
 use crate::device::Opened;
 use crate::process::{PerProcess, watch_forks};
 
 /// What came of opening a session.
 pub(crate) struct Link {
-    socket: Mutex<Socket>,
+    session: Mutex<Session>,
     pub(crate) devices: Vec<Attached>,
     /// Those of each device.
     pub(crate) limits: Limits,
+}
+
+/// The way to the fabric.
+struct Session {
+    socket: Socket,
+    /// A queue pair in INIT, where nothing takes receives, and receives for it that the fabric was not told of. It is, before anything else:
+    /// programs post them one after the other, a thousand for a connection.
+    kept: (Name, Vec<Receive>),
+}
+
+impl Session {
+    fn tell_kept(&mut self) {
+        let (pair, work) = (self.kept.0, std::mem::take(&mut self.kept.1));
+        if !work.is_empty() {
+            match exchange(&mut self.socket, &Request::PostReceive { pair, work }, None) {
+                // What follows meets the same error.
+                Ok((Reply::Posted { errno: 0, .. }, _)) | Err(_) => {}
+                Ok(_) => say("the fabric refuses receives of a queue pair that is not connected"),
+            }
+        }
+    }
+}
+
+/// Keeps receives for a queue pair in INIT that has `room` for so many, until the next request of any kind. Returns false if it has not.
+pub(crate) fn keep(pair: Name, room: &AtomicU32, work: &mut Vec<Receive>) -> Result<bool, c_int> {
+    let mut session = link()?.session.lock().unwrap_or_else(PoisonError::into_inner);
+    // Under the lock: who takes the room away asks the fabric next, and so tells what is kept.
+    let taken = |room: u32| room.checked_sub(u32::try_from(work.len()).ok()?);
+    if room.fetch_update(Relaxed, Relaxed, taken).is_err() {
+        return Ok(false);
+    }
+    if session.kept.0 != pair || session.kept.1.len() + work.len() > MAX_BATCH / 2 {
+        session.tell_kept();
+        session.kept.0 = pair;
+    }
+    session.kept.1.append(work);
+    Ok(true)
 }
 
 /// A device of the machine.
@@ -89,8 +129,9 @@ fn exchange_with(
     descriptor: Option<BorrowedFd<'_>>,
 ) -> Result<(Reply, Option<OwnedFd>), c_int> {
     let link = link()?;
-    let mut socket = link.socket.lock().unwrap_or_else(PoisonError::into_inner);
-    match exchange(&mut socket, request, descriptor) {
+    let mut session = link.session.lock().unwrap_or_else(PoisonError::into_inner);
+    session.tell_kept();
+    match exchange(&mut session.socket, request, descriptor) {
         Ok((Reply::Refused(errno), _)) => Err(errno),
         Ok(answer) => {
             if let Some(name) = made_in(&answer.0) {
@@ -99,7 +140,7 @@ fn exchange_with(
             Ok(answer)
         }
         Err(error) => {
-            drop(socket);
+            drop(session);
             static TOLD: AtomicBool = AtomicBool::new(false);
             if !TOLD.swap(true, Relaxed) {
                 say(&format!("the fabric is gone: {error}"));
@@ -158,7 +199,8 @@ impl Link {
                     let (opened, domain) = (OnceLock::new(), Mutex::new(None));
                     attached.push(Attached { addresses, events, opened, domain });
                 }
-                Ok(Self { socket: Mutex::new(socket), devices: attached, limits })
+                let session = Mutex::new(Session { socket, kept: (0, Vec::new()) });
+                Ok(Self { session, devices: attached, limits })
             }
             (Reply::Refused(errno), _) => {
                 let error = std::io::Error::from_raw_os_error(errno);

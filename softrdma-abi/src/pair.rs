@@ -4,6 +4,7 @@ use core::ffi::{c_int, c_uint};
 use core::ptr;
 use std::borrow::Cow;
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 
 use softrdma_wire::{
@@ -22,7 +23,7 @@ use crate::layout::{
     PairAttributes, PairEx, ibv_context, ibv_gid, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr,
     ibv_recv_wr, ibv_send_wr, ibv_sge, zeroed,
 };
-use crate::link::{Attached, ask, call, link, pointer, returned};
+use crate::link::{Attached, ask, call, keep, link, pointer, returned};
 use crate::names;
 use crate::posting::{OPERATIONS, functions};
 use crate::shared;
@@ -40,6 +41,10 @@ pub(crate) struct Pair {
     extended: bool,
     /// What the program or the connection manager has set (`ibv_query_qp(3)`).
     set: Mutex<Set>,
+    /// It holds no receives and is not in INIT yet.
+    is_reset: AtomicBool,
+    /// How many receives certainly find room; none unless it is in INIT.
+    room: AtomicU32,
     /// Asynchronous events.
     pub(crate) events: Unacknowledged,
 }
@@ -146,8 +151,16 @@ pub(crate) unsafe fn create(
         ..zeroed()
     };
     let (ex, events) = (functions(qp), Unacknowledged::default());
-    let pair =
-        Pair { ex, cap: *cap, all_signaled: sq_sig_all != 0, extended: false, set: Mutex::default(), events };
+    let pair = Pair {
+        ex,
+        cap: *cap,
+        all_signaled: sq_sig_all != 0,
+        extended: false,
+        set: Mutex::default(),
+        is_reset: AtomicBool::new(true),
+        room: AtomicU32::new(0),
+        events,
+    };
     let pair = Box::into_raw(Box::new(pair));
     names::enter(name, pair);
     Ok(pair.cast())
@@ -179,8 +192,35 @@ pub(crate) unsafe fn initialise(qp: *mut ibv_qp) -> Result<(), c_int> {
     // SAFETY: the caller vouches for `qp`.
     ask(&Request::Modify { pair: unsafe { name(qp) }, to: Transition::Initialise })?;
     // SAFETY: as above.
-    unsafe { (*qp).state = IBV_QPS_INIT };
+    unsafe {
+        (*qp).state = IBV_QPS_INIT;
+        is_initialised(qp);
+    }
     Ok(())
+}
+
+/// It is in INIT, and takes no receive before [`leaves_init`]: as many find room as it was made for, if it was reset before.
+///
+/// # Safety
+/// `qp` is alive.
+unsafe fn is_initialised(qp: *mut ibv_qp) {
+    // SAFETY: the caller vouches for `qp`, which `create` made as a `Pair`.
+    let (is_reset, room, depth) = unsafe {
+        let pair = qp.cast::<Pair>();
+        (&(*pair).is_reset, &(*pair).room, if (*qp).srq.is_null() { (*pair).cap.max_recv_wr } else { 0 })
+    };
+    if is_reset.swap(false, Relaxed) {
+        room.store(depth, Relaxed);
+    }
+}
+
+/// What it is asked for next may take receives: from now on they are posted at once.
+///
+/// # Safety
+/// `qp` is alive.
+pub(crate) unsafe fn leaves_init(qp: *mut ibv_qp) {
+    // SAFETY: the caller vouches for `qp`, which `create` made as a `Pair`.
+    unsafe { &(*qp.cast::<Pair>()).room }.store(0, Relaxed);
 }
 
 #[unsafe(no_mangle)]
@@ -245,7 +285,10 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attributes: *mut ibv_qp_
         return libc::EINVAL;
     }
     // SAFETY: ibv_modify_qp(3): a live queue pair.
-    let pair = unsafe { name(qp) };
+    let pair = unsafe {
+        leaves_init(qp);
+        name(qp)
+    };
     let modify = |to: Transition| ask(&Request::Modify { pair, to });
     let stated = mask & IBV_QP_STATE != 0;
     let modified = match mask {
@@ -265,7 +308,14 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attributes: *mut ibv_qp_
     }
     if modified.is_ok() && stated {
         // SAFETY: as above.
-        unsafe { (*qp).state = attributes.qp_state };
+        unsafe {
+            (*qp).state = attributes.qp_state;
+            match attributes.qp_state {
+                IBV_QPS_RESET => (*qp.cast::<Pair>()).is_reset.store(true, Relaxed),
+                IBV_QPS_INIT => is_initialised(qp),
+                _ => {}
+            }
+        }
     }
     returned(modified)
 }
@@ -570,7 +620,10 @@ pub(crate) unsafe extern "C" fn post_recv(
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
     // SAFETY: ibv_post_recv(3): a live queue pair, which `create` made as a `Pair`; these do not change.
-    let (pair, most) = unsafe { (name(qp), (*qp.cast::<Pair>()).cap.max_recv_sge) };
+    let (pair, most, room) = unsafe {
+        let made = qp.cast::<Pair>();
+        (name(qp), (*made).cap.max_recv_sge, &(*made).room)
+    };
     let posted = chain(
         first,
         // SAFETY: ibv_post_recv(3): a list of requests, each linked to the next or to none.
@@ -579,7 +632,13 @@ pub(crate) unsafe extern "C" fn post_recv(
         |wr| unsafe {
             Ok(Receive { id: (*wr).wr_id, local: on_wire(elements((*wr).sg_list, (*wr).num_sge, most)?) })
         },
-        |work| call(&Request::PostReceive { pair, work }),
+        |mut work| {
+            let count = u32::try_from(work.len()).unwrap_or(u32::MAX);
+            match keep(pair, room, &mut work)? {
+                true => Ok(Reply::Posted { count, errno: 0 }),
+                false => call(&Request::PostReceive { pair, work }),
+            }
+        },
     );
     // SAFETY: ibv_post_recv(3): a place for the request that was refused.
     unsafe { conclude(posted, bad) }

@@ -2,7 +2,8 @@
 
 mod common;
 
-use std::process::Command;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::process::{Command, Stdio};
 
 use common::{Home, Running, compiled, installed, pinged, served, succeeded, success};
 
@@ -84,6 +85,43 @@ fn the_newer_calls() {
     home.is_left();
 }
 
+/// What need not be asked of the fabric is not: receives before a queue pair is connected, and polls of an armed queue for which nothing came.
+#[test]
+fn what_the_fabric_is_not_asked() {
+    let home = Home::new("kept");
+    let Some(program) = compiled(&home, "kept") else { return };
+    let mut child = home.run(SERVER, &[&program]).stdin(Stdio::piped()).spawn().expect("starts");
+    let mut told = child.stdin.take().expect("is piped");
+    let mut lines = BufReader::new(child.stdout.take().expect("is piped")).lines().map_while(Result::ok);
+    let asked = || {
+        let status = succeeded(&home.softrdma(&["status"]).output().expect("runs"));
+        let row = status.lines().find(|line| line.starts_with("| kept ")).expect("it is there").to_owned();
+        row.trim_end_matches(['|', ' ']).rsplit(' ').next().and_then(|count| count.parse::<u64>().ok())
+    };
+    let mut counts = Vec::new();
+    for word in ["initialised", "posted", "armed", "polled"] {
+        assert_eq!(lines.next().as_deref(), Some(word));
+        counts.push(asked().expect("a count"));
+        told.write_all(b"\n").expect("it reads");
+    }
+    assert_eq!(lines.next().as_deref(), Some("done"));
+    assert!(child.wait().expect("a child").success());
+    let [initialised, posted, armed, polled] = counts[..] else { unreachable!("four words") };
+    assert_eq!((posted, polled), (initialised, armed));
+    home.is_left();
+}
+
+/// One queue pair and one completion queue of several threads, in a process that forks and executes.
+#[test]
+fn threads_that_post_and_poll() {
+    let home = Home::new("threads");
+    let Some(program) = compiled(&home, "threads") else { return };
+    let output = home.run(SERVER, &[&program]).output().expect("runs");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(succeeded(&output), "done\n", "{said}");
+    home.is_left();
+}
+
 /// Where the kernel forbids the fabric to reach into programs, they copy their memory themselves: READs, WRITEs and SENDs of `rping`, and
 /// what `extended.c` does. `doctor` says so.
 #[test]
@@ -95,7 +133,7 @@ fn programs_that_cannot_be_reached_into() {
     let forbidden = |command: &Command| {
         let mut wrapped = Command::new(&forbid);
         wrapped.arg(command.get_program()).args(command.get_args()).env("XDG_RUNTIME_DIR", home.path());
-        wrapped.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+        wrapped.stdout(Stdio::piped()).stderr(Stdio::piped());
         wrapped
     };
     let doctor = succeeded(&forbidden(&home.softrdma(&["doctor"])).output().expect("runs"));
