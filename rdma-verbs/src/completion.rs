@@ -117,6 +117,7 @@ impl CompletionQueue {
 }
 
 impl backend::CompletionQueue<Verbs> for CompletionQueue {
+    #[inline]
     fn poll(&self, into: &mut [Completion]) -> Result<usize, Error> {
         let queue = &*self.inner;
         let mut batch = [const { MaybeUninit::<ibv_wc>::uninit() }; BATCH];
@@ -146,6 +147,7 @@ impl backend::CompletionQueue<Verbs> for CompletionQueue {
         Ok(taken)
     }
 
+    #[inline]
     fn arm(&self) -> Result<(), Error> {
         let queue = &*self.inner;
         queue.asked.fetch_add(1, Relaxed);
@@ -209,6 +211,7 @@ impl AsFd for CompletionQueue {
 /// `wc` points to what `ibv_poll_cq(3)` returned, of which these are written: always `wr_id`, `status` and `qp_num`; for a
 /// failure `vendor_err`; for a success `opcode`; for a successful receive `byte_len` and `wc_flags`; and with the flag
 /// `IBV_WC_WITH_IMM` the immediate.
+#[inline]
 unsafe fn completion(wc: *const ibv_wc) -> Completion {
     let failed = |status, vendor| Err(CompletionError { status: CompletionStatus(status), vendor });
     // SAFETY: written in any case.

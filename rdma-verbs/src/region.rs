@@ -122,6 +122,7 @@ enum Bytes {
 
 impl Bytes {
     /// Returns the first `len` bytes.
+    #[inline]
     fn shared(&self, len: usize) -> SharedMemory<'_> {
         match self {
             Self::Own(mapping) => SharedMemory::new(mapping.bytes().get(..len).unwrap_or_default()),
@@ -174,18 +175,24 @@ impl Region {
     }
 
     /// Returns the scatter/gather element for a slice of this region, if the slice is inside and `domain` is the region's.
+    #[inline]
     pub(crate) fn element(slice: &Slice<'_, Self>, domain: &Arc<Pd>) -> Result<ibv_sge, Error> {
         let Slice { region, offset, len } = *slice;
-        let fault = |foreign| Error::Slice { offset, len, region: region.len, foreign };
         if !Arc::ptr_eq(&region.domain, domain) {
-            return Err(fault(true));
+            return Err(Self::fault(slice, true));
         }
-        let length = inside(offset, len, region.len).ok_or_else(|| fault(false))?;
+        let Some(length) = inside(offset, len, region.len) else { return Err(Self::fault(slice, false)) };
         Ok(ibv_sge {
             addr: backend::Region::address(region).wrapping_add(offset as u64),
             length,
             lkey: region.lkey,
         })
+    }
+
+    #[cold]
+    const fn fault(slice: &Slice<'_, Self>, foreign: bool) -> Error {
+        let Slice { region, offset, len } = *slice;
+        Error::Slice { offset, len, region: region.len, foreign }
     }
 }
 
@@ -196,6 +203,7 @@ fn is_inside_a_file(buffer: &DmaBuf, len: usize) -> bool {
 }
 
 /// The length as C takes it, if `len` bytes from `offset` are inside of `all`.
+#[inline]
 fn inside(offset: usize, len: usize, all: usize) -> Option<u32> {
     if offset.checked_add(len)? > all {
         return None;
@@ -204,18 +212,22 @@ fn inside(offset: usize, len: usize, all: usize) -> Option<u32> {
 }
 
 impl backend::Region for Region {
+    #[inline]
     fn len(&self) -> usize {
         self.len
     }
 
+    #[inline]
     fn address(&self) -> u64 {
         self.address as u64
     }
 
+    #[inline]
     fn rkey(&self) -> u32 {
         self.rkey
     }
 
+    #[inline]
     fn memory(&self) -> SharedMemory<'_> {
         self.bytes.as_ref().map_or(SharedMemory::new(&[]), |bytes| bytes.shared(self.len))
     }
@@ -279,6 +291,7 @@ impl Mapping {
         }
     }
 
+    #[inline]
     fn bytes(&self) -> &[AtomicU8] {
         // SAFETY: whole pages, zero from the start, mapped while `self` lives, and reached in this process only through this function,
         // that is as atomics. The device writes as another thread would; it is outside of the language, which makes no assumption about what

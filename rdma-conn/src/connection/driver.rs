@@ -115,6 +115,7 @@ impl<B: Backend> Connection<B> {
     }
 
     /// Handles completions of this connection's queue pair, at most [`BATCH`], and posts what they allow.
+    #[inline]
     pub(crate) fn handle_completions(&mut self, now: Instant, completions: &[Completion]) {
         self.work.completions += completions.len() as u64;
         let mut slots = ArrayVec::<u16, BATCH>::new();

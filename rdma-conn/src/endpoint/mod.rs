@@ -273,14 +273,11 @@ impl<B: Descriptors> Endpoint<B> {
         if let Some(notice) = self.notices.pop_front() {
             return Some(notice);
         }
-        while let Some(id) = self.telling.front().copied() {
-            let Some(member) = self.members.get_mut(id) else {
-                self.telling.pop_front();
-                continue;
-            };
+        while let Some(id) = self.telling.pop_front() {
+            let Some(member) = self.members.get_mut(id) else { continue };
             let told = member.tell(id);
-            if !member.is_telling() {
-                self.telling.pop_front();
+            if member.is_telling() {
+                self.telling.push_front(id);
             }
             if told.is_some() {
                 return told;

@@ -53,7 +53,7 @@ impl<B: Descriptors> Endpoint<B> {
             self.begin_turn(Some(Duration::ZERO))?;
         }
         for _ in 0..ROUNDS {
-            let found = self.look()?;
+            let found = self.look(self.backend.now())?;
             if found == Found::More {
                 continue;
             }
@@ -87,7 +87,7 @@ impl<B: Descriptors> Endpoint<B> {
             (due, limit) => due.or(limit),
         };
         self.begin_turn(limit)?;
-        let found = self.look()?;
+        let found = self.look(self.backend.now())?;
         self.spin.goes_on(found != Found::Nothing, self.seen);
         // Armed again when somebody wants to sleep, and not for whoever goes on at once.
         self.unfinished = self.queues.any_deaf();
@@ -98,7 +98,7 @@ impl<B: Descriptors> Endpoint<B> {
     fn look_for(&mut self, limit: Option<Duration>) -> Result<bool, Error> {
         let mut begun = None;
         loop {
-            let found = self.look()? != Found::Nothing;
+            let found = self.look(self.backend.now())? != Found::Nothing;
             let by = begun.get_or_insert_with(|| limit.map(|limit| self.seen.after(limit)));
             let goes_on = self.spin.goes_on(found, self.seen) && self.queues.any_deaf();
             if found || !goes_on || by.is_some_and(|by| self.seen >= by) {
@@ -109,9 +109,9 @@ impl<B: Descriptors> Endpoint<B> {
     }
 
     /// Arms what is not armed, and looks again: what comes from then on makes the descriptor readable, and what came before is found
-    /// now. After a look that left nothing, this is the order that never sleeps on work (VR-FLOW-013).
+    /// now. After a look that left nothing, this is the order that never sleeps on work (VR-FLOW-013). It is as late as it was then.
     fn arm_and_look(&mut self) -> Result<Found, Error> {
-        if self.arm_all() { self.look() } else { Ok(Found::Nothing) }
+        if self.arm_all() { self.look(self.seen) } else { Ok(Found::Nothing) }
     }
 
     /// Sleeps, for at most `limit`, and takes wake-ups off the channels.
@@ -122,15 +122,14 @@ impl<B: Descriptors> Endpoint<B> {
         self.unasked = 0;
         let mut limit = limit;
         loop {
-            let all = self.watch.sleep(limit)?;
-            while let Some(woken) = self.watch.woken() {
-                match woken {
-                    Woken::Events => self.events_wait = true,
-                    Woken::Queue(at) => {
-                        let taken = self.queues.take_wakeups(at);
-                        self.unless_lost(taken);
-                    }
-                }
+            let (queues, events_wait) = (&mut self.queues, &mut self.events_wait);
+            let mut losses = Vec::new();
+            let all = self.watch.sleep(limit, |woken| match woken {
+                Woken::Events => *events_wait = true,
+                Woken::Queue(at) => losses.extend(queues.take_wakeups(at).err()),
+            })?;
+            for lost in losses {
+                self.lose(*lost);
             }
             if all {
                 self.note_times();
@@ -144,11 +143,9 @@ impl<B: Descriptors> Endpoint<B> {
     ///
     /// # Errors
     /// As [`Endpoint::progress`].
-    fn look(&mut self) -> Result<Found, Error> {
-        let now = self.backend.now();
+    fn look(&mut self, now: Instant) -> Result<Found, Error> {
         self.seen = now;
         let mut found = Found::Nothing;
-        self.queues.forget_idle();
         let mut nth = 0;
         while let Some(at) = self.queues.awake(nth) {
             found = found.max(self.take_batch(at, now));
