@@ -223,7 +223,14 @@ unsafe fn completion(wc: *const ibv_wc) -> Completion {
     };
     let result = if status == c::IBV_WC_SUCCESS {
         // SAFETY: written for every success.
-        match unsafe { (*wc).opcode } {
+        let opcode = unsafe { (*wc).opcode };
+        // What nearly all are, before the others are told apart.
+        if opcode == c::IBV_WC_RECV_RDMA_WITH_IMM
+            && let Some(immediate) = immediate()
+        {
+            return Completion { id, queue_pair, result: Ok(Completed::RecvWrite { immediate }) };
+        }
+        match opcode {
             c::IBV_WC_SEND => Ok(Completed::Send),
             c::IBV_WC_RDMA_WRITE => Ok(Completed::Write),
             c::IBV_WC_RDMA_READ => Ok(Completed::Read),
@@ -232,11 +239,7 @@ unsafe fn completion(wc: *const ibv_wc) -> Completion {
                 let len = unsafe { (*wc).byte_len };
                 Ok(Completed::Recv { len, immediate: immediate() })
             }
-            opcode @ c::IBV_WC_RECV_RDMA_WITH_IMM => match immediate() {
-                Some(immediate) => Ok(Completed::RecvWrite { immediate }),
-                None => failed(c::IBV_WC_GENERAL_ERR, opcode),
-            },
-            // Nothing that is posted here completes as anything else.
+            // Nothing that is posted here completes as anything else, nor a WRITE with immediate without its immediate.
             other => failed(c::IBV_WC_GENERAL_ERR, other),
         }
     } else {

@@ -63,6 +63,13 @@ pub(super) struct Waits {
     pub(super) flush: bool,
 }
 
+impl Waits {
+    #[inline]
+    const fn any(self) -> bool {
+        self.room | self.lend | self.flush
+    }
+}
+
 /// Events that are due, and those that were given out.
 #[derive(Clone, Copy, Debug, Default)]
 struct PendingEvents {
@@ -152,7 +159,7 @@ impl<B: Backend> Member<B> {
     }
 
     /// Notes what it has to tell among `telling`, if somebody listens, and among `touched` that its times may have come nearer.
-    #[inline]
+    #[inline(always)]
     pub(super) fn note(
         &mut self,
         id: ConnectionId,
@@ -268,8 +275,9 @@ impl<B: Backend> Member<B> {
     }
 
     /// Notes what there is to tell. True if it has to be put among those that have something to tell.
+    #[inline(always)]
     pub(super) fn notice(&mut self) -> bool {
-        if (self.open, self.has_ended()) != (self.pending.was_opened, self.pending.has_ended) {
+        if self.open != self.pending.was_opened || self.has_ended() != self.pending.has_ended {
             self.notice_stage();
         }
         let Some(connection) = &self.connection else { return self.enters() };
@@ -282,17 +290,23 @@ impl<B: Backend> Member<B> {
         let came_back = connection.returned_parts();
         pending.returned |= came_back > pending.came_back;
         pending.came_back = came_back;
-        let waits = &mut self.waits;
-        if waits.room || waits.lend || waits.flush {
-            let room = waits.room && connection.has_room();
-            let lend = waits.lend && connection.can_lend();
-            let flush = waits.flush && !matches!(connection.flushed(), Ok(None));
-            waits.room &= !room;
-            waits.lend &= !lend;
-            waits.flush &= !flush;
-            pending.writable |= room || lend || flush;
+        if self.waits.any() {
+            self.notice_answers();
         }
         self.enters()
+    }
+
+    /// Notes that calls which had to be told "not now" would be told otherwise.
+    #[inline(never)]
+    fn notice_answers(&mut self) {
+        let (Some(connection), waits) = (&self.connection, &mut self.waits) else { return };
+        let room = waits.room && connection.has_room();
+        let lend = waits.lend && connection.can_lend();
+        let flush = waits.flush && !matches!(connection.flushed(), Ok(None));
+        waits.room &= !room;
+        waits.lend &= !lend;
+        waits.flush &= !flush;
+        self.pending.writable |= room || lend || flush;
     }
 
     /// Notes that it was opened, or has ended.
@@ -315,6 +329,7 @@ impl<B: Backend> Member<B> {
     }
 
     /// Returns the next event of this connection.
+    #[inline]
     pub(super) fn tell(&mut self, id: ConnectionId) -> Option<Event> {
         let pending = &mut self.pending;
         let told = if self.abandoned {

@@ -269,7 +269,12 @@ impl<B: Descriptors> Endpoint<B> {
     }
 
     /// Returns the next event, if there is one.
+    #[inline]
     pub fn next_event(&mut self) -> Option<Event> {
+        if self.notices.is_empty() && self.telling.is_empty() { None } else { self.next_told() }
+    }
+
+    fn next_told(&mut self) -> Option<Event> {
         if let Some(notice) = self.notices.pop_front() {
             return Some(notice);
         }

@@ -166,7 +166,8 @@ impl<B: Descriptors> Queues<B> {
 
     #[inline]
     fn note_awake(&mut self, at: usize) {
-        if !self.awake.contains(&at) {
+        // Nearly always it is the only one.
+        if self.awake.iter().all(|other| *other != at) {
             self.awake.push(at);
         }
     }
