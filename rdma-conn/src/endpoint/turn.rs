@@ -206,7 +206,7 @@ impl<B: Descriptors> Endpoint<B> {
     }
 
     /// Arms every queue that has had its wake-up; true if there was any.
-    #[inline]
+    #[inline(always)]
     fn arm_all(&mut self) -> bool {
         let mut any = false;
         let mut nth = 0;

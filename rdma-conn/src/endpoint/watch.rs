@@ -60,7 +60,7 @@ impl Watch {
 
     /// Sleeps until a source has something to take out, for at most `limit`, and names those that have. Returns whether these are all:
     /// otherwise take out what they have, and ask again.
-    #[inline]
+    #[inline(always)]
     pub(super) fn sleep(
         &self,
         limit: Option<Duration>,
