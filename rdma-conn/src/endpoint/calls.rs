@@ -78,7 +78,10 @@ impl<B: Descriptors> Endpoint<B> {
     /// The error that ended the connection, or there is no such connection.
     #[inline]
     pub fn write(&mut self, id: ConnectionId, from: &[IoSlice<'_>]) -> Result<Option<usize>, Error> {
-        Ok(self.write_some(id, from)?.map(|Written { bytes, .. }| bytes))
+        let Some(member) = self.members.get_mut(id) else { return Err(Error::NoSuchConnection) };
+        let written = member.write(from)?;
+        member.note_sooner(id, &mut self.touched);
+        Ok(written)
     }
 
     /// As [`Endpoint::write`], and says whether all that was taken has left.
@@ -89,13 +92,9 @@ impl<B: Descriptors> Endpoint<B> {
         from: &[IoSlice<'_>],
     ) -> Result<Option<Written>, Error> {
         let Some(member) = self.members.get_mut(id) else { return Err(Error::NoSuchConnection) };
-        let connection = member.live()?;
-        let written = connection.try_write(from)?;
-        let has_left = connection.is_flushed();
-        // No room is left after a write that did not take all, and after one that filled the room exactly: the next one waits.
-        member.waits.room = !connection.has_room();
+        let written = member.write(from)?;
         member.note_sooner(id, &mut self.touched);
-        Ok(written.map(|bytes| Written { bytes, has_left }))
+        Ok(written.map(|bytes| Written { bytes, has_left: member.is_flushed() }))
     }
 
     /// Sends from registered memory, see [`Connection::register_buffer`] and [`Connection::try_lend`]. If that is not all, or

@@ -1,6 +1,7 @@
 //! A connection as its endpoint sees it.
 
 use std::collections::VecDeque;
+use std::io::IoSlice;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -132,6 +133,22 @@ impl<B: Backend> Member<B> {
             Some(connection) => Ok(connection),
             None => Err(Self::never_lived(&self.failure)),
         }
+    }
+
+    /// Takes bytes to send, as many as there is room for.
+    #[inline]
+    pub(super) fn write(&mut self, from: &[IoSlice<'_>]) -> Result<Option<usize>, Error> {
+        let connection = self.live()?;
+        let written = connection.try_write(from)?;
+        // No room is left after a write that did not take all, and after one that filled the room exactly: the next one waits.
+        self.waits.room = !connection.has_room();
+        Ok(written)
+    }
+
+    /// Returns whether all that was written was handed to the device.
+    #[inline]
+    pub(super) fn is_flushed(&self) -> bool {
+        self.connection.as_ref().is_some_and(|connection| connection.is_flushed())
     }
 
     #[cold]

@@ -61,11 +61,7 @@ impl Watch {
     /// Sleeps until a source has something to take out, for at most `limit`, and names those that have. Returns whether these are all:
     /// otherwise take out what they have, and ask again.
     #[inline(always)]
-    pub(super) fn sleep(
-        &self,
-        limit: Option<Duration>,
-        mut woken: impl FnMut(Woken),
-    ) -> Result<bool, Error> {
+    pub(super) fn sleep(&self, limit: Option<Duration>, mut woken: impl FnMut(Woken)) -> Result<bool, Error> {
         let mut buffer = [const { MaybeUninit::<epoll::Event>::uninit() }; MANY];
         let limit = limit.map(in_millis);
         let events = match epoll::wait(&self.epoll, &mut buffer[..], limit.as_ref()) {
