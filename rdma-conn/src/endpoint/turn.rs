@@ -125,12 +125,12 @@ impl<B: Descriptors> Endpoint<B> {
         let mut limit = limit;
         loop {
             let (queues, events_wait) = (&mut self.queues, &mut self.events_wait);
-            let mut losses: Option<Vec<Box<Lost>>> = None;
+            let mut losses: Option<Vec<Lost>> = None;
             let all = self.watch.sleep(limit, |woken| match woken {
                 Woken::Events => *events_wait = true,
                 Woken::Queue(at) => {
                     if let Err(lost) = queues.take_wakeups(at) {
-                        losses.get_or_insert_default().push(lost);
+                        losses.get_or_insert_default().push(*lost);
                     }
                 }
             })?;
@@ -233,9 +233,9 @@ impl<B: Descriptors> Endpoint<B> {
     }
 
     #[cold]
-    fn lose_all(&mut self, losses: Vec<Box<Lost>>) {
+    fn lose_all(&mut self, losses: Vec<Lost>) {
         for lost in losses {
-            self.lose(*lost);
+            self.lose(lost);
         }
     }
 
