@@ -57,7 +57,7 @@ pub(crate) struct Pieces<'a, 'b> {
 impl<'a, 'b> Pieces<'a, 'b> {
     pub(crate) fn of(all: &'a [IoSlice<'b>]) -> Self {
         let mut pieces = Self { first: &[], rest: all };
-        pieces.advance();
+        while pieces.first.is_empty() && pieces.advance() {}
         pieces
     }
 
@@ -66,27 +66,25 @@ impl<'a, 'b> Pieces<'a, 'b> {
         self.first.is_empty()
     }
 
-    /// Takes the next bytes that lie together, at most `most`; none at the end.
+    /// Copies bytes to `memory`, as many as fit.
     #[inline]
-    fn take(&mut self, most: usize) -> &'a [u8] {
-        if self.first.len() <= most {
-            let taken = std::mem::take(&mut self.first);
-            self.advance();
-            return taken;
+    fn copy_to(&mut self, memory: &mut SharedMemory<'_>) {
+        loop {
+            let copied = memory.put(self.first);
+            self.first = self.first.get(copied..).unwrap_or_default();
+            if !self.first.is_empty() || !self.advance() {
+                break;
+            }
         }
-        let (taken, rest) = self.first.split_at(most);
-        self.first = rest;
-        taken
     }
 
+    /// Goes on with the next place; false at the end.
     #[inline]
-    fn advance(&mut self) {
-        while self.first.is_empty()
-            && let Some((next, rest)) = self.rest.split_first()
-        {
-            self.first = next;
-            self.rest = rest;
-        }
+    fn advance(&mut self) -> bool {
+        let Some((next, rest)) = self.rest.split_first() else { return false };
+        self.first = next;
+        self.rest = rest;
+        true
     }
 }
 
@@ -222,17 +220,10 @@ impl<B: Backend> Memory<B> {
     #[inline]
     pub(crate) fn fill(&self, space: Span, pieces: &mut Pieces<'_, '_>) -> usize {
         let Some(send) = &self.send else { return 0 };
-        let memory = send.region.memory();
-        let begin = space.offset as usize;
-        let (mut at, end) = (begin, begin + space.len as usize);
-        while at < end {
-            let piece = pieces.take(end - at);
-            if piece.is_empty() || !memory.write(at, piece) {
-                break;
-            }
-            at += piece.len();
-        }
-        at - begin
+        let room = send.region.memory().slice(space.offset as usize, space.len as usize);
+        let Some(mut room) = room else { return 0 };
+        pieces.copy_to(&mut room);
+        space.len as usize - room.len()
     }
 
     #[inline]

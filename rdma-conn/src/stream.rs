@@ -304,9 +304,11 @@ impl<B: Descriptors> Write for Stream<B> {
     fn write_vectored(&mut self, from: &[IoSlice<'_>]) -> io::Result<usize> {
         let mut endpoint = self.shared.enter()?;
         let written =
-            endpoint.until(self.write_timeout, "writing", |endpoint, id| endpoint.write(id, from))?;
-        endpoint.send_rest()?;
-        Ok(written)
+            endpoint.until(self.write_timeout, "writing", |endpoint, id| endpoint.write_some(id, from))?;
+        if !written.has_left {
+            endpoint.send_rest()?;
+        }
+        Ok(written.bytes)
     }
 
     /// Waits until the connection is established and everything written has been handed to the device.
@@ -408,6 +410,7 @@ impl<B: Descriptors> Locked<'_, B> {
     }
 
     /// Sends bytes that were held back, if completions that were not polled yet allow it.
+    #[inline(never)]
     fn send_rest(&mut self) -> Result<(), Error> {
         if !self.connection().is_flushed() {
             let id = self.id;

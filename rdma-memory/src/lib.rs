@@ -134,6 +134,26 @@ impl<'a> SharedMemory<'a> {
         true
     }
 
+    /// Returns the `len` bytes from `offset` on; `None` if they are not all inside.
+    #[inline]
+    pub fn slice(&self, offset: usize, len: usize) -> Option<Self> {
+        self.part(offset, len).map(Self::new)
+    }
+
+    /// Copies the first bytes of `from` to the beginning, as many as fit, and goes on behind them. Returns how many.
+    #[inline]
+    pub fn put(&mut self, from: &[u8]) -> usize {
+        let (Some((now, rest)), Some(bytes)) = (
+            self.bytes.split_at_checked(from.len().min(self.bytes.len())),
+            from.get(..from.len().min(self.bytes.len())),
+        ) else {
+            return 0;
+        };
+        copy::into(bytes, now);
+        self.bytes = rest;
+        now.len()
+    }
+
     /// Copies `len` bytes from `offset` on to `at` of `to`. False, and nothing copied, if they are not all inside of both. Where the
     /// two overlap, what the bytes hold afterwards is not specified.
     #[must_use]

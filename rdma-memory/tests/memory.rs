@@ -92,6 +92,27 @@ proptest! {
     }
 }
 
+/// Pieces that are put one behind the other lie so, as far as they fit, and nothing lies behind them.
+#[test]
+fn pieces_fill_a_part_and_nothing_behind_it() {
+    for len in 0..=40 {
+        let backing = filled(0);
+        let whole = SharedMemory::new(&backing[..LEN]);
+        let mut part = whole.slice(3, len).expect("inside");
+        let pieces = [&[1; 7][..], &[], &[2; 1], &[3; 19], &[4; 9]];
+        let put: Vec<usize> = pieces.iter().map(|piece| part.put(piece)).collect();
+        let all = pieces.concat();
+        let mut model = vec![0; LEN];
+        model[3..3 + len.min(36)].copy_from_slice(&all[..len.min(36)]);
+        assert_eq!(values(&backing)[..LEN], model, "{len}");
+        assert_eq!((put.iter().sum::<usize>(), part.len()), (len.min(36), len.saturating_sub(36)), "{put:?}");
+    }
+    let backing = filled(0);
+    let memory = SharedMemory::new(&backing[..16]);
+    assert!(memory.slice(16, 0).is_some() && memory.slice(17, 0).is_none());
+    assert!(memory.slice(15, 2).is_none() && memory.slice(usize::MAX, 2).is_none());
+}
+
 /// Threads that write neighbouring bytes never undo each other's.
 #[test]
 fn neighbours_belong_to_others() {

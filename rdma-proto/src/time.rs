@@ -19,6 +19,12 @@ impl Instant {
         Self { nanos: nanos(since_start) }
     }
 
+    /// Returns the moment so many seconds and nanoseconds after the clock's start, as `clock_gettime(2)` tells it.
+    #[inline]
+    pub const fn from_parts(seconds: u64, nanos: u64) -> Self {
+        Self { nanos: seconds.saturating_mul(1_000_000_000).saturating_add(nanos) }
+    }
+
     /// Returns how long after the clock's start this is.
     pub const fn since_start(self) -> Duration {
         Duration::from_nanos(self.nanos)
@@ -26,16 +32,19 @@ impl Instant {
 
     /// This moment and `later` (saturating: a time-out of "for ever" never wraps).
     #[must_use]
+    #[inline]
     pub const fn after(self, later: Duration) -> Self {
         Self { nanos: self.nanos.saturating_add(nanos(later)) }
     }
 
     /// Returns how long it is from `earlier` to this moment; zero if that lies later.
+    #[inline]
     pub const fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.nanos.saturating_sub(earlier.nanos))
     }
 }
 
+#[inline]
 const fn nanos(duration: Duration) -> u64 {
     duration.as_secs().saturating_mul(1_000_000_000).saturating_add(duration.subsec_nanos() as u64)
 }

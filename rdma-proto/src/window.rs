@@ -348,7 +348,7 @@ impl RxWindow {
         // What is full and needs no region has gone on already; what landed must be read first, whatever there is.
         let waits = self.lands || self.landing.is_read();
         // Ahead at a window's beginning only, so that memory which is lacking is asked for once for each window.
-        if self.windows == 1 && (self.is_full() && waits || self.ahead && self.received == 0) {
+        if (self.is_full() && waits || self.ahead && self.received == 0) && self.windows == 1 {
             Some(self.other())
         } else {
             None

@@ -89,6 +89,41 @@ impl Queue {
     pub(crate) const fn device(&self) -> &Device {
         &self.channel.device
     }
+
+    /// Takes completions by one call into the provider, at most BATCH and `into.len()`.
+    #[inline]
+    fn poll_once(&self, into: &mut [Completion]) -> Result<usize, Error> {
+        let mut batch = [const { MaybeUninit::<ibv_wc>::uninit() }; BATCH];
+        let most = into.len().min(BATCH) as c_int;
+        // SAFETY: ibv_poll_cq(3): a live queue and room for as many completions as are asked for.
+        let count = unsafe { (self.poll_cq)(self.as_ptr(), most, batch.as_mut_ptr().cast::<ibv_wc>()) };
+        let Ok(count) = usize::try_from(count) else {
+            return Err(Error::returned("ibv_poll_cq", count, Stage::Complete));
+        };
+        for (to, wc) in into.iter_mut().zip(batch.iter().take(count)) {
+            // SAFETY: ibv_poll_cq(3) returned the first `count` completions.
+            unsafe { convert(wc.as_ptr(), to) };
+        }
+        Ok(count.min(into.len()))
+    }
+
+    #[cold]
+    fn poll_in_parts(&self, into: &mut [Completion]) -> Result<usize, Error> {
+        let mut taken = 0;
+        for part in into.chunks_mut(BATCH) {
+            let count = match self.poll_once(part) {
+                Ok(count) => count,
+                // What was taken before must not be lost; a broken queue will say so again.
+                Err(_) if taken > 0 => break,
+                Err(error) => return Err(error),
+            };
+            taken += count;
+            if count < part.len() {
+                break;
+            }
+        }
+        Ok(taken)
+    }
 }
 
 impl CompletionQueue {
@@ -117,35 +152,12 @@ impl CompletionQueue {
 }
 
 impl backend::CompletionQueue<Verbs> for CompletionQueue {
+    #[inline]
     fn poll(&self, into: &mut [Completion]) -> Result<usize, Error> {
-        let queue = &*self.inner;
-        let mut batch = [const { MaybeUninit::<ibv_wc>::uninit() }; BATCH];
-        let mut taken = 0;
-        for part in into.chunks_mut(BATCH) {
-            // SAFETY: ibv_poll_cq(3): a live queue and room for as many completions as are asked for (at most BATCH).
-            let count = unsafe {
-                (queue.poll_cq)(queue.as_ptr(), part.len() as c_int, batch.as_mut_ptr().cast::<ibv_wc>())
-            };
-            let Ok(count) = usize::try_from(count) else {
-                // What was taken before must not be lost; a broken queue will say so again.
-                return if taken > 0 {
-                    Ok(taken)
-                } else {
-                    Err(Error::returned("ibv_poll_cq", count, Stage::Complete))
-                };
-            };
-            for (to, wc) in part.iter_mut().zip(batch.iter().take(count)) {
-                // SAFETY: ibv_poll_cq(3) returned the first `count` completions.
-                *to = unsafe { completion(wc.as_ptr()) };
-            }
-            taken += count.min(part.len());
-            if count < part.len() {
-                break;
-            }
-        }
-        Ok(taken)
+        if into.len() <= BATCH { self.inner.poll_once(into) } else { self.inner.poll_in_parts(into) }
     }
 
+    #[inline]
     fn arm(&self) -> Result<(), Error> {
         let queue = &*self.inner;
         queue.asked.fetch_add(1, Relaxed);
@@ -202,45 +214,69 @@ impl AsFd for CompletionQueue {
     }
 }
 
-/// Returns a completion in the seam's terms. Providers leave fields unwritten that mean nothing for the request at hand (mlx5:
+/// Tells a completion in the seam's terms. Providers leave fields unwritten that mean nothing for the request at hand (mlx5:
 /// `byte_len` and `imm_data` of a SEND or WRITE), so each is read only where the man page gives it a meaning.
 ///
 /// # Safety
 /// `wc` points to what `ibv_poll_cq(3)` returned, of which these are written: always `wr_id`, `status` and `qp_num`; for a
 /// failure `vendor_err`; for a success `opcode`; for a successful receive `byte_len` and `wc_flags`; and with the flag
 /// `IBV_WC_WITH_IMM` the immediate.
-unsafe fn completion(wc: *const ibv_wc) -> Completion {
-    let failed = |status, vendor| Err(CompletionError { status: CompletionStatus(status), vendor });
-    // SAFETY: written in any case.
-    let (id, queue_pair, status) = unsafe { ((*wc).wr_id, (*wc).qp_num, (*wc).status) };
-    // SAFETY: called for successful receives only, whose flags are written, and with the flag the immediate.
-    let immediate = || unsafe {
+#[inline]
+unsafe fn convert(wc: *const ibv_wc, to: &mut Completion) {
+    // SAFETY: the first three are written in any case, the operation for every success, and the flags for every successful receive.
+    unsafe {
+        (to.id, to.queue_pair) = ((*wc).wr_id, (*wc).qp_num);
+        // What nearly all are, before the others are told apart.
+        if (*wc).status == c::IBV_WC_SUCCESS
+            && (*wc).opcode == c::IBV_WC_RECV_RDMA_WITH_IMM
+            && let Some(immediate) = immediate(wc)
+        {
+            to.result = Ok(Completed::RecvWrite { immediate });
+        } else {
+            to.result = other(wc);
+        }
+    }
+}
+
+/// Returns the immediate of a receive, if it came with one.
+///
+/// # Safety
+/// `wc` points to a successful receive, whose flags are written, and with the flag the immediate.
+#[inline]
+unsafe fn immediate(wc: *const ibv_wc) -> Option<Immediate> {
+    // SAFETY: as the caller promises.
+    unsafe {
         let carries = (*wc).wc_flags & c::IBV_WC_WITH_IMM != 0;
         carries.then(|| Immediate(u32::from_be(sys::wc_immediate(wc).read())))
-    };
-    let result = if status == c::IBV_WC_SUCCESS {
-        // SAFETY: written for every success.
-        match unsafe { (*wc).opcode } {
-            c::IBV_WC_SEND => Ok(Completed::Send),
-            c::IBV_WC_RDMA_WRITE => Ok(Completed::Write),
-            c::IBV_WC_RDMA_READ => Ok(Completed::Read),
-            c::IBV_WC_RECV => {
-                // SAFETY: written for every successful receive.
-                let len = unsafe { (*wc).byte_len };
-                Ok(Completed::Recv { len, immediate: immediate() })
-            }
-            opcode @ c::IBV_WC_RECV_RDMA_WITH_IMM => match immediate() {
-                Some(immediate) => Ok(Completed::RecvWrite { immediate }),
-                None => failed(c::IBV_WC_GENERAL_ERR, opcode),
-            },
-            // Nothing that is posted here completes as anything else.
-            other => failed(c::IBV_WC_GENERAL_ERR, other),
-        }
-    } else {
+    }
+}
+
+/// Returns the outcome of what was no receive of a WRITE with immediate.
+///
+/// # Safety
+/// As [`convert`].
+#[cold]
+unsafe fn other(wc: *const ibv_wc) -> Result<Completed, CompletionError> {
+    let failed = |status, vendor| Err(CompletionError { status: CompletionStatus(status), vendor });
+    // SAFETY: written in any case.
+    let status = unsafe { (*wc).status };
+    if status != c::IBV_WC_SUCCESS {
         // SAFETY: written for every failure.
-        failed(status, unsafe { (*wc).vendor_err })
-    };
-    Completion { id, queue_pair, result }
+        return failed(status, unsafe { (*wc).vendor_err });
+    }
+    // SAFETY: written for every success.
+    match unsafe { (*wc).opcode } {
+        c::IBV_WC_SEND => Ok(Completed::Send),
+        c::IBV_WC_RDMA_WRITE => Ok(Completed::Write),
+        c::IBV_WC_RDMA_READ => Ok(Completed::Read),
+        c::IBV_WC_RECV => {
+            // SAFETY: written for every successful receive.
+            let (len, immediate) = unsafe { ((*wc).byte_len, immediate(wc)) };
+            Ok(Completed::Recv { len, immediate })
+        }
+        // Nothing that is posted here completes as anything else, nor a WRITE with immediate without its immediate.
+        opcode => failed(c::IBV_WC_GENERAL_ERR, opcode),
+    }
 }
 
 #[cfg(test)]
@@ -259,8 +295,10 @@ mod tests {
             (&raw mut (*to).status).write(status);
         }
         write(to);
+        let mut told = Completion::EMPTY;
         // SAFETY: the tests write what ibv_poll_cq(3) promises for the status and the operation.
-        unsafe { completion(to) }
+        unsafe { convert(to, &mut told) };
+        told
     }
 
     /// Returns a request of the send queue that succeeded, with nothing but its operation.

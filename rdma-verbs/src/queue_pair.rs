@@ -104,16 +104,20 @@ impl QueuePair {
         })
     }
 
-    /// Posts a chain that one doorbell takes.
-    fn post_send_batch(&self, requests: &[SendRequest<'_, Region>]) -> Result<(), PostError<Error>> {
-        let mut elements = [const { MaybeUninit::<ibv_sge>::uninit() }; BATCH];
-        let mut works = [const { MaybeUninit::<ibv_send_wr>::uninit() }; BATCH];
+    /// Posts a chain that one doorbell takes, the first `MOST` of `requests`.
+    #[inline]
+    fn post_send_batch<const MOST: usize>(
+        &self,
+        requests: &[SendRequest<'_, Region>],
+    ) -> Result<(), PostError<Error>> {
+        let mut elements = [const { MaybeUninit::<ibv_sge>::uninit() }; MOST];
+        let mut works = [const { MaybeUninit::<ibv_send_wr>::uninit() }; MOST];
         // Everything below goes through these two pointers, so that the links between the requests stay valid.
         let elements = elements.as_mut_ptr().cast::<ibv_sge>();
         let works = works.as_mut_ptr().cast::<ibv_send_wr>();
         let mut count = 0;
         let mut fault = None;
-        for request in requests.iter().take(BATCH) {
+        for request in requests.iter().take(MOST) {
             let element = match self.check_send(request) {
                 Ok(element) => element,
                 Err(error) => {
@@ -122,7 +126,7 @@ impl QueuePair {
                 }
             };
             let num_sge = c_int::from(element.length != 0);
-            // SAFETY: `count` is below BATCH, the length of the array.
+            // SAFETY: `count` is below MOST, the length of the array.
             let sge = unsafe { elements.add(count) };
             // SAFETY: as above: in bounds, of this type, and not borrowed.
             unsafe { sge.write(element) };
@@ -142,21 +146,28 @@ impl QueuePair {
             // other bytes later, from memory that is registered, and refuses should a region be dropped before.
             let result = unsafe { (self.post_send)(self.raw.as_ptr(), works, &raw mut bad) };
             if result != 0 {
-                let error = Error::returned("ibv_post_send", result, Stage::Post);
-                return Err(PostError { posted: position(works, bad, count), error });
+                return Err(refused("ibv_post_send", result, position(works, bad, count)));
             }
         }
-        fault.map_or(Ok(()), |error| Err(PostError { posted: count, error }))
+        match fault {
+            None => Ok(()),
+            Some(error) => Err(PostError { posted: count, error }),
+        }
     }
 
-    fn post_recv_batch(&self, requests: &[RecvRequest<'_, Region>]) -> Result<(), PostError<Error>> {
-        let mut elements = [const { MaybeUninit::<ibv_sge>::uninit() }; BATCH];
-        let mut works = [const { MaybeUninit::<ibv_recv_wr>::uninit() }; BATCH];
+    /// As [`QueuePair::post_send_batch`], for receives.
+    #[inline]
+    fn post_recv_batch<const MOST: usize>(
+        &self,
+        requests: &[RecvRequest<'_, Region>],
+    ) -> Result<(), PostError<Error>> {
+        let mut elements = [const { MaybeUninit::<ibv_sge>::uninit() }; MOST];
+        let mut works = [const { MaybeUninit::<ibv_recv_wr>::uninit() }; MOST];
         let elements = elements.as_mut_ptr().cast::<ibv_sge>();
         let works = works.as_mut_ptr().cast::<ibv_recv_wr>();
         let mut count = 0;
         let mut fault = None;
-        for request in requests.iter().take(BATCH) {
+        for request in requests.iter().take(MOST) {
             let element = match Region::element(&request.local, &self.domain) {
                 Ok(element) => element,
                 Err(error) => {
@@ -165,7 +176,7 @@ impl QueuePair {
                 }
             };
             let num_sge = c_int::from(element.length != 0);
-            // SAFETY: `count` is below BATCH, the length of the array.
+            // SAFETY: `count` is below MOST, the length of the array.
             let sge = unsafe { elements.add(count) };
             // SAFETY: as above: in bounds, of this type, and not borrowed.
             unsafe { sge.write(element) };
@@ -183,14 +194,27 @@ impl QueuePair {
             // SAFETY: ibv_post_recv(3): as for ibv_post_send above.
             let result = unsafe { (self.post_recv)(self.raw.as_ptr(), works, &raw mut bad) };
             if result != 0 {
-                let error = Error::returned("ibv_post_recv", result, Stage::Post);
-                return Err(PostError { posted: position(works, bad, count), error });
+                return Err(refused("ibv_post_recv", result, position(works, bad, count)));
             }
         }
-        fault.map_or(Ok(()), |error| Err(PostError { posted: count, error }))
+        match fault {
+            None => Ok(()),
+            Some(error) => Err(PostError { posted: count, error }),
+        }
+    }
+
+    #[inline(never)]
+    fn post_send_chain(&self, requests: &[SendRequest<'_, Region>]) -> Result<(), PostError<Error>> {
+        in_batches(requests, |batch| self.post_send_batch::<BATCH>(batch))
+    }
+
+    #[inline(never)]
+    fn post_recv_chain(&self, requests: &[RecvRequest<'_, Region>]) -> Result<(), PostError<Error>> {
+        in_batches(requests, |batch| self.post_recv_batch::<BATCH>(batch))
     }
 
     /// Returns the element of a send request that may be posted.
+    #[inline]
     fn check_send(&self, request: &SendRequest<'_, Region>) -> Result<ibv_sge, Error> {
         if request.inline {
             if matches!(request.op, SendOp::Read(_)) {
@@ -235,6 +259,7 @@ unsafe fn create(
 }
 
 /// Returns the operation of a request and its remote side.
+#[inline]
 fn work(request: &SendRequest<'_, Region>) -> Work {
     const NOWHERE: RemoteAddress = RemoteAddress { address: 0, rkey: 0 };
     let (opcode, remote, immediate) = match request.op {
@@ -268,7 +293,14 @@ fn gid_bytes(gid: &ibv_gid) -> [u8; 16] {
     unsafe { ptr::from_ref(gid).cast::<[u8; 16]>().read() }
 }
 
+/// Returns the error of `call`, which posted so many requests.
+#[cold]
+const fn refused(call: &'static str, result: c_int, posted: usize) -> PostError<Error> {
+    PostError { posted, error: Error::returned(call, result, Stage::Post) }
+}
+
 /// Returns the number of requests of the chain at `first` before the one that was refused.
+#[cold]
 fn position<T>(first: *const T, bad: *const T, count: usize) -> usize {
     let distance = (bad as usize).wrapping_sub(first as usize) / size_of::<T>();
     // A provider that names none of the chain is taken to have posted nothing: repeating a request is visible, losing one
@@ -285,12 +317,22 @@ impl backend::QueuePair<Verbs> for QueuePair {
         self.max_inline
     }
 
+    #[inline]
     fn post_send(&self, requests: &[SendRequest<'_, Region>]) -> Result<(), PostError<Error>> {
-        in_batches(requests, |batch| self.post_send_batch(batch))
+        // Most chains are of one, which needs no table on the stack.
+        match requests {
+            [_] => self.post_send_batch::<1>(requests),
+            _ => self.post_send_chain(requests),
+        }
     }
 
+    #[inline]
     fn post_recv(&self, requests: &[RecvRequest<'_, Region>]) -> Result<(), PostError<Error>> {
-        in_batches(requests, |batch| self.post_recv_batch(batch))
+        // Most chains are of one, which needs no table on the stack.
+        match requests {
+            [_] => self.post_recv_batch::<1>(requests),
+            _ => self.post_recv_chain(requests),
+        }
     }
 
     fn set_min_rnr_timer(&self, timer: RnrTimer) -> Result<(), Error> {

@@ -108,26 +108,15 @@ pub struct Region {
     rkey: u32,
     address: usize,
     len: usize,
-    /// `None` only in `drop`.
+    /// What the `len` bytes at `address` are; `None` only in `drop`.
     bytes: Option<Bytes>,
     domain: Arc<Pd>,
 }
 
-/// The memory of a region.
+/// The memory of a region, kept until it is deregistered.
 enum Bytes {
-    Own(Mapping),
-    /// Kept until it is deregistered.
-    Caller(Arc<dyn CallerMemory>),
-}
-
-impl Bytes {
-    /// Returns the first `len` bytes.
-    fn shared(&self, len: usize) -> SharedMemory<'_> {
-        match self {
-            Self::Own(mapping) => SharedMemory::new(mapping.bytes().get(..len).unwrap_or_default()),
-            Self::Caller(memory) => memory.shared(),
-        }
-    }
+    Own(#[expect(dead_code, reason = "it is unmapped when it is dropped")] Mapping),
+    Caller(#[expect(dead_code, reason = "as above")] Arc<dyn CallerMemory>),
 }
 
 // SAFETY: the bytes are reached through atomics only, and `raw` only for deregistration, by the owner.
@@ -174,18 +163,24 @@ impl Region {
     }
 
     /// Returns the scatter/gather element for a slice of this region, if the slice is inside and `domain` is the region's.
+    #[inline]
     pub(crate) fn element(slice: &Slice<'_, Self>, domain: &Arc<Pd>) -> Result<ibv_sge, Error> {
         let Slice { region, offset, len } = *slice;
-        let fault = |foreign| Error::Slice { offset, len, region: region.len, foreign };
         if !Arc::ptr_eq(&region.domain, domain) {
-            return Err(fault(true));
+            return Err(Self::fault(slice, true));
         }
-        let length = inside(offset, len, region.len).ok_or_else(|| fault(false))?;
+        let Some(length) = inside(offset, len, region.len) else { return Err(Self::fault(slice, false)) };
         Ok(ibv_sge {
             addr: backend::Region::address(region).wrapping_add(offset as u64),
             length,
             lkey: region.lkey,
         })
+    }
+
+    #[cold]
+    const fn fault(slice: &Slice<'_, Self>, foreign: bool) -> Error {
+        let Slice { region, offset, len } = *slice;
+        Error::Slice { offset, len, region: region.len, foreign }
     }
 }
 
@@ -196,6 +191,7 @@ fn is_inside_a_file(buffer: &DmaBuf, len: usize) -> bool {
 }
 
 /// The length as C takes it, if `len` bytes from `offset` are inside of `all`.
+#[inline]
 fn inside(offset: usize, len: usize, all: usize) -> Option<u32> {
     if offset.checked_add(len)? > all {
         return None;
@@ -204,20 +200,29 @@ fn inside(offset: usize, len: usize, all: usize) -> Option<u32> {
 }
 
 impl backend::Region for Region {
+    #[inline]
     fn len(&self) -> usize {
         self.len
     }
 
+    #[inline]
     fn address(&self) -> u64 {
         self.address as u64
     }
 
+    #[inline]
     fn rkey(&self) -> u32 {
         self.rkey
     }
 
+    #[inline]
     fn memory(&self) -> SharedMemory<'_> {
-        self.bytes.as_ref().map_or(SharedMemory::new(&[]), |bytes| bytes.shared(self.len))
+        // SAFETY: the bytes that were registered, whose provenance was exposed for that. `bytes` keeps them until the region is dropped,
+        // which the borrow of `self` prevents. They are a mapping of this library's, reached in this process as atomics only, or what a
+        // caller's memory lent as atomics, from behind its `Arc`, which is neither moved nor dropped before that.
+        SharedMemory::new(unsafe {
+            core::slice::from_raw_parts(ptr::with_exposed_provenance::<AtomicU8>(self.address), self.len)
+        })
     }
 }
 
@@ -278,13 +283,6 @@ impl Mapping {
             _ => Err(Error::last("mmap", Stage::Create)),
         }
     }
-
-    fn bytes(&self) -> &[AtomicU8] {
-        // SAFETY: whole pages, zero from the start, mapped while `self` lives, and reached in this process only through this function,
-        // that is as atomics. The device writes as another thread would; it is outside of the language, which makes no assumption about what
-        // an atomic holds.
-        unsafe { core::slice::from_raw_parts(self.base.as_ptr().cast(), self.len) }
-    }
 }
 
 impl Drop for Mapping {
@@ -336,7 +334,9 @@ mod tests {
     fn mappings_are_whole_zeroed_pages() {
         let mapping = Mapping::new(1).unwrap();
         assert!(mapping.len >= 4096 && (mapping.base.as_ptr() as usize).is_multiple_of(4096));
-        let memory = SharedMemory::new(&mapping.bytes()[..100]);
+        // SAFETY: a page that nobody else has, mapped until the end of the test, and reached as atomics only.
+        let bytes = unsafe { core::slice::from_raw_parts(mapping.base.as_ptr().cast::<AtomicU8>(), 100) };
+        let memory = SharedMemory::new(bytes);
         let mut bytes = [1; 100];
         assert!(memory.read(0, &mut bytes) && bytes == [0; 100]);
         assert!(memory.write(99, &[7]) && !memory.write(100, &[7]));

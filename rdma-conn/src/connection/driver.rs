@@ -115,6 +115,7 @@ impl<B: Backend> Connection<B> {
     }
 
     /// Handles completions of this connection's queue pair, at most [`BATCH`], and posts what they allow.
+    #[inline]
     pub(crate) fn handle_completions(&mut self, now: Instant, completions: &[Completion]) {
         self.work.completions += completions.len() as u64;
         let mut slots = ArrayVec::<u16, BATCH>::new();
@@ -220,14 +221,15 @@ impl<B: Backend> Connection<B> {
         if self.machine.has_ended() {
             return;
         }
-        let posted = match slots {
-            [] => return,
-            // Most polls find one.
-            [slot] => self.pair.post_recv(&[self.memory.receive(*slot)]),
-            slots => self.post_receive_chain(slots),
-        };
-        self.work.receive_doorbells += 1;
-        if let Err(error) = posted {
+        self.work.receive_doorbells += u64::from(!slots.is_empty());
+        // Most polls find one.
+        if let [slot] = slots {
+            if let Err(error) = self.pair.post_recv(&[self.memory.receive(*slot)]) {
+                self.refused("ibv_post_recv", error.error);
+            }
+        } else if !slots.is_empty()
+            && let Err(error) = self.post_receive_chain(slots)
+        {
             self.refused("ibv_post_recv", error.error);
         }
     }

@@ -14,6 +14,14 @@ use crate::error::Error;
 use crate::land::{Received, Receiving};
 use crate::lend::RegisteredBuffer;
 
+/// What became of a write.
+pub(crate) struct Written {
+    /// How many bytes were taken.
+    pub(crate) bytes: usize,
+    /// Whether these and all before them were handed to the device.
+    pub(crate) has_left: bool,
+}
+
 impl<B: Descriptors> Endpoint<B> {
     /// Reads what has arrived; `None` when there is nothing now, `Some(0)` at the end of the stream. [`Event::Readable`] or
     /// [`Event::Ended`] follows.
@@ -71,12 +79,22 @@ impl<B: Descriptors> Endpoint<B> {
     #[inline]
     pub fn write(&mut self, id: ConnectionId, from: &[IoSlice<'_>]) -> Result<Option<usize>, Error> {
         let Some(member) = self.members.get_mut(id) else { return Err(Error::NoSuchConnection) };
-        let connection = member.live()?;
-        let written = connection.try_write(from)?;
-        // No room is left after a write that did not take all, and after one that filled the room exactly: the next one waits.
-        member.waits.room = !connection.has_room();
+        let written = member.write(from)?;
         member.note_sooner(id, &mut self.touched);
         Ok(written)
+    }
+
+    /// As [`Endpoint::write`], and says whether all that was taken has left.
+    #[inline]
+    pub(crate) fn write_some(
+        &mut self,
+        id: ConnectionId,
+        from: &[IoSlice<'_>],
+    ) -> Result<Option<Written>, Error> {
+        let Some(member) = self.members.get_mut(id) else { return Err(Error::NoSuchConnection) };
+        let written = member.write(from)?;
+        member.note_sooner(id, &mut self.touched);
+        Ok(written.map(|bytes| Written { bytes, has_left: member.is_flushed() }))
     }
 
     /// Sends from registered memory, see [`Connection::register_buffer`] and [`Connection::try_lend`]. If that is not all, or

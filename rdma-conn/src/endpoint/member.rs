@@ -1,6 +1,7 @@
 //! A connection as its endpoint sees it.
 
 use std::collections::VecDeque;
+use std::io::IoSlice;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -61,6 +62,13 @@ pub(super) struct Waits {
     pub(super) lend: bool,
     /// Not all was flushed.
     pub(super) flush: bool,
+}
+
+impl Waits {
+    #[inline]
+    const fn any(self) -> bool {
+        self.room | self.lend | self.flush
+    }
 }
 
 /// Events that are due, and those that were given out.
@@ -127,6 +135,22 @@ impl<B: Backend> Member<B> {
         }
     }
 
+    /// Takes bytes to send, as many as there is room for.
+    #[inline]
+    pub(super) fn write(&mut self, from: &[IoSlice<'_>]) -> Result<Option<usize>, Error> {
+        let connection = self.live()?;
+        let written = connection.try_write(from)?;
+        // No room is left after a write that did not take all, and after one that filled the room exactly: the next one waits.
+        self.waits.room = !connection.has_room();
+        Ok(written)
+    }
+
+    /// Returns whether all that was written was handed to the device.
+    #[inline]
+    pub(super) fn is_flushed(&self) -> bool {
+        self.connection.as_ref().is_some_and(|connection| connection.is_flushed())
+    }
+
     #[cold]
     fn never_lived(failure: &Option<Error>) -> Error {
         failure.clone().unwrap_or(Error::NoSuchConnection)
@@ -152,7 +176,7 @@ impl<B: Backend> Member<B> {
     }
 
     /// Notes what it has to tell among `telling`, if somebody listens, and among `touched` that its times may have come nearer.
-    #[inline]
+    #[inline(always)]
     pub(super) fn note(
         &mut self,
         id: ConnectionId,
@@ -268,8 +292,9 @@ impl<B: Backend> Member<B> {
     }
 
     /// Notes what there is to tell. True if it has to be put among those that have something to tell.
+    #[inline(always)]
     pub(super) fn notice(&mut self) -> bool {
-        if (self.open, self.has_ended()) != (self.pending.was_opened, self.pending.has_ended) {
+        if self.open != self.pending.was_opened || self.has_ended() != self.pending.has_ended {
             self.notice_stage();
         }
         let Some(connection) = &self.connection else { return self.enters() };
@@ -282,17 +307,23 @@ impl<B: Backend> Member<B> {
         let came_back = connection.returned_parts();
         pending.returned |= came_back > pending.came_back;
         pending.came_back = came_back;
-        let waits = &mut self.waits;
-        if waits.room || waits.lend || waits.flush {
-            let room = waits.room && connection.has_room();
-            let lend = waits.lend && connection.can_lend();
-            let flush = waits.flush && !matches!(connection.flushed(), Ok(None));
-            waits.room &= !room;
-            waits.lend &= !lend;
-            waits.flush &= !flush;
-            pending.writable |= room || lend || flush;
+        if self.waits.any() {
+            self.notice_answers();
         }
         self.enters()
+    }
+
+    /// Notes that calls which had to be told "not now" would be told otherwise.
+    #[inline(never)]
+    fn notice_answers(&mut self) {
+        let (Some(connection), waits) = (&self.connection, &mut self.waits) else { return };
+        let room = waits.room && connection.has_room();
+        let lend = waits.lend && connection.can_lend();
+        let flush = waits.flush && !matches!(connection.flushed(), Ok(None));
+        waits.room &= !room;
+        waits.lend &= !lend;
+        waits.flush &= !flush;
+        self.pending.writable |= room || lend || flush;
     }
 
     /// Notes that it was opened, or has ended.
@@ -315,6 +346,7 @@ impl<B: Backend> Member<B> {
     }
 
     /// Returns the next event of this connection.
+    #[inline]
     pub(super) fn tell(&mut self, id: ConnectionId) -> Option<Event> {
         let pending = &mut self.pending;
         let told = if self.abandoned {

@@ -269,18 +269,20 @@ impl<B: Descriptors> Endpoint<B> {
     }
 
     /// Returns the next event, if there is one.
+    #[inline]
     pub fn next_event(&mut self) -> Option<Event> {
+        if self.notices.is_empty() && self.telling.is_empty() { None } else { self.next_told() }
+    }
+
+    fn next_told(&mut self) -> Option<Event> {
         if let Some(notice) = self.notices.pop_front() {
             return Some(notice);
         }
-        while let Some(id) = self.telling.front().copied() {
-            let Some(member) = self.members.get_mut(id) else {
-                self.telling.pop_front();
-                continue;
-            };
+        while let Some(id) = self.telling.pop_front() {
+            let Some(member) = self.members.get_mut(id) else { continue };
             let told = member.tell(id);
-            if !member.is_telling() {
-                self.telling.pop_front();
+            if member.is_telling() {
+                self.telling.push_front(id);
             }
             if told.is_some() {
                 return told;

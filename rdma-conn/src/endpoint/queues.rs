@@ -89,6 +89,7 @@ impl<B: Descriptors> Queue<B> {
     }
 
     /// Takes the queue's wake-ups off its channel.
+    #[inline]
     pub(super) fn take_wakeups(&mut self) -> Result<(), Box<Lost>> {
         let taken = self.completions.take_events().map_err(|error| self.lose("ibv_get_cq_event", error))?;
         self.armed &= taken == 0;
@@ -97,6 +98,7 @@ impl<B: Descriptors> Queue<B> {
     }
 
     /// Arms the queue if it has had its wake-up. True if so: look again then.
+    #[inline]
     pub(super) fn rearm(&mut self) -> Result<bool, Box<Lost>> {
         if self.armed || self.lost {
             return Ok(false);
@@ -156,29 +158,31 @@ impl<B: Descriptors> Queues<B> {
     }
 
     /// Takes wake-ups of the queue at `at` off its channel.
+    #[inline]
     pub(super) fn take_wakeups(&mut self, at: usize) -> Result<(), Box<Lost>> {
         self.note_awake(at);
         self.get_mut(at).map_or(Ok(()), |queue| queue.take_wakeups())
     }
 
+    #[inline]
     fn note_awake(&mut self, at: usize) {
-        if !self.awake.contains(&at) {
+        // Nearly always it is the only one.
+        if self.awake.iter().all(|other| *other != at) {
             self.awake.push(at);
         }
     }
 
-    /// Forgets those that have become idle, or are gone.
+    /// Returns the place of one of those that are awake, of which `nth` counts. Those that have become idle or are gone are forgotten on
+    /// the way.
     #[inline]
-    pub(super) fn forget_idle(&mut self) {
-        let queues = &self.queues;
-        self.awake
-            .retain(|at| queues.get(*at).and_then(Option::as_ref).is_some_and(|queue| !queue.is_idle()));
-    }
-
-    /// Returns the place of one of those that are awake, of which `nth` counts.
-    #[inline]
-    pub(super) fn awake(&self, nth: usize) -> Option<usize> {
-        self.awake.get(nth).copied()
+    pub(super) fn awake(&mut self, nth: usize) -> Option<usize> {
+        loop {
+            let at = *self.awake.get(nth)?;
+            if self.queues.get(at)?.as_ref().is_some_and(|queue| !queue.is_idle()) {
+                return Some(at);
+            }
+            self.awake.swap_remove(nth);
+        }
     }
 
     /// Returns whether a completion in one of them would wake nobody.

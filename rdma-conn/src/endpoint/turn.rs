@@ -53,7 +53,7 @@ impl<B: Descriptors> Endpoint<B> {
             self.begin_turn(Some(Duration::ZERO))?;
         }
         for _ in 0..ROUNDS {
-            let found = self.look()?;
+            let found = self.look(self.backend.now())?;
             if found == Found::More {
                 continue;
             }
@@ -87,7 +87,7 @@ impl<B: Descriptors> Endpoint<B> {
             (due, limit) => due.or(limit),
         };
         self.begin_turn(limit)?;
-        let found = self.look()?;
+        let found = self.look(self.backend.now())?;
         self.spin.goes_on(found != Found::Nothing, self.seen);
         // Armed again when somebody wants to sleep, and not for whoever goes on at once.
         self.unfinished = self.queues.any_deaf();
@@ -98,7 +98,7 @@ impl<B: Descriptors> Endpoint<B> {
     fn look_for(&mut self, limit: Option<Duration>) -> Result<bool, Error> {
         let mut begun = None;
         loop {
-            let found = self.look()? != Found::Nothing;
+            let found = self.look(self.backend.now())? != Found::Nothing;
             let by = begun.get_or_insert_with(|| limit.map(|limit| self.seen.after(limit)));
             let goes_on = self.spin.goes_on(found, self.seen) && self.queues.any_deaf();
             if found || !goes_on || by.is_some_and(|by| self.seen >= by) {
@@ -109,12 +109,14 @@ impl<B: Descriptors> Endpoint<B> {
     }
 
     /// Arms what is not armed, and looks again: what comes from then on makes the descriptor readable, and what came before is found
-    /// now. After a look that left nothing, this is the order that never sleeps on work (VR-FLOW-013).
+    /// now. After a look that left nothing, this is the order that never sleeps on work (VR-FLOW-013). It is as late as it was then.
+    #[inline(always)]
     fn arm_and_look(&mut self) -> Result<Found, Error> {
-        if self.arm_all() { self.look() } else { Ok(Found::Nothing) }
+        if self.arm_all() { self.look(self.seen) } else { Ok(Found::Nothing) }
     }
 
     /// Sleeps, for at most `limit`, and takes wake-ups off the channels.
+    #[inline(always)]
     fn begin_turn(&mut self, limit: Option<Duration>) -> Result<(), Error> {
         self.usage.turns += 1;
         self.accepts = ACCEPTS;
@@ -122,15 +124,18 @@ impl<B: Descriptors> Endpoint<B> {
         self.unasked = 0;
         let mut limit = limit;
         loop {
-            let all = self.watch.sleep(limit)?;
-            while let Some(woken) = self.watch.woken() {
-                match woken {
-                    Woken::Events => self.events_wait = true,
-                    Woken::Queue(at) => {
-                        let taken = self.queues.take_wakeups(at);
-                        self.unless_lost(taken);
+            let (queues, events_wait) = (&mut self.queues, &mut self.events_wait);
+            let mut losses: Option<Vec<Lost>> = None;
+            let all = self.watch.sleep(limit, |woken| match woken {
+                Woken::Events => *events_wait = true,
+                Woken::Queue(at) => {
+                    if let Err(lost) = queues.take_wakeups(at) {
+                        losses.get_or_insert_default().push(*lost);
                     }
                 }
+            })?;
+            if let Some(losses) = losses {
+                self.lose_all(losses);
             }
             if all {
                 self.note_times();
@@ -144,11 +149,10 @@ impl<B: Descriptors> Endpoint<B> {
     ///
     /// # Errors
     /// As [`Endpoint::progress`].
-    fn look(&mut self) -> Result<Found, Error> {
-        let now = self.backend.now();
+    #[inline(always)]
+    fn look(&mut self, now: Instant) -> Result<Found, Error> {
         self.seen = now;
         let mut found = Found::Nothing;
-        self.queues.forget_idle();
         let mut nth = 0;
         while let Some(at) = self.queues.awake(nth) {
             found = found.max(self.take_batch(at, now));
@@ -162,6 +166,7 @@ impl<B: Descriptors> Endpoint<B> {
     ///
     /// # Errors
     /// As [`Endpoint::progress`].
+    #[inline]
     pub(crate) fn look_at(&mut self, id: ConnectionId) -> Result<(), Error> {
         let now = self.backend.now();
         if let Some(at) = self.members.get(id).and_then(|member| member.queue) {
@@ -201,6 +206,7 @@ impl<B: Descriptors> Endpoint<B> {
     }
 
     /// Arms every queue that has had its wake-up; true if there was any.
+    #[inline(always)]
     fn arm_all(&mut self) -> bool {
         let mut any = false;
         let mut nth = 0;
@@ -227,6 +233,13 @@ impl<B: Descriptors> Endpoint<B> {
     }
 
     #[cold]
+    fn lose_all(&mut self, losses: Vec<Lost>) {
+        for lost in losses {
+            self.lose(lost);
+        }
+    }
+
+    #[cold]
     fn lose(&mut self, Lost { error, owners }: Lost) {
         tracing::warn!(connections = owners.len(), %error, "a completion queue is lost");
         for id in owners {
@@ -238,17 +251,23 @@ impl<B: Descriptors> Endpoint<B> {
     }
 
     /// Takes a batch of completions from a queue.
+    #[inline(always)]
     pub(super) fn take_batch(&mut self, at: usize, now: Instant) -> Found {
         let Some(queue) = self.queues.get_mut(at) else { return Found::Nothing };
         self.usage.polls += 1;
-        let count = match queue.poll(&mut self.batch) {
-            Ok(0) => return Found::Nothing,
-            Ok(count) => count,
+        match queue.poll(&mut self.batch) {
+            Ok(0) => Found::Nothing,
+            Ok(count) => self.handle_batch(at, count, now),
             Err(lost) => {
                 self.lose(*lost);
-                return Found::More;
+                Found::More
             }
-        };
+        }
+    }
+
+    /// Hands the first `count` completions of the batch, which came from the queue at `at`, to their connections.
+    fn handle_batch(&mut self, at: usize, count: usize, now: Instant) -> Found {
+        let Some(queue) = self.queues.get_mut(at) else { return Found::Nothing };
         let mut over = ArrayVec::<ConnectionId, BATCH>::new();
         let batch = self.batch.get(..count).unwrap_or_default();
         for run in batch.chunk_by(|one, next| one.queue_pair == next.queue_pair) {

@@ -5,7 +5,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use arrayvec::ArrayVec;
 use rdma_proto::backend::Backend;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::io::Errno;
@@ -20,7 +19,6 @@ impl<B: Backend<EventChannel: AsFd, CompletionQueue: AsFd>> Descriptors for B {}
 /// An epoll instance that is readable when the event channel or a completion channel is.
 pub(super) struct Watch {
     epoll: Arc<OwnedFd>,
-    woken: ArrayVec<Woken, MANY>,
 }
 
 /// A source that has something to take out.
@@ -40,7 +38,7 @@ impl Watch {
     /// Watches `events`.
     pub(super) fn new(events: &impl AsFd) -> Result<Self, Error> {
         let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?);
-        let watch = Self { epoll, woken: ArrayVec::new() };
+        let watch = Self { epoll };
         watch.watch(events, EVENTS)?;
         Ok(watch)
     }
@@ -60,9 +58,10 @@ impl Watch {
             .map_err(failed)
     }
 
-    /// Sleeps until a source has something to take out, for at most `limit`. Returns whether all of them are known now: otherwise
-    /// take out what they have, and ask again.
-    pub(super) fn sleep(&mut self, limit: Option<Duration>) -> Result<bool, Error> {
+    /// Sleeps until a source has something to take out, for at most `limit`, and names those that have. Returns whether these are all:
+    /// otherwise take out what they have, and ask again.
+    #[inline(always)]
+    pub(super) fn sleep(&self, limit: Option<Duration>, mut woken: impl FnMut(Woken)) -> Result<bool, Error> {
         let mut buffer = [const { MaybeUninit::<epoll::Event>::uninit() }; MANY];
         let limit = limit.map(in_millis);
         let events = match epoll::wait(&self.epoll, &mut buffer[..], limit.as_ref()) {
@@ -70,24 +69,23 @@ impl Watch {
             Err(Errno::INTR) => &mut [],
             Err(errno) => return Err(failed(errno)),
         };
-        self.woken.clear();
         for event in events.iter() {
-            self.woken.push(match event.data.u64() {
+            woken(match event.data.u64() {
                 EVENTS => Woken::Events,
                 queue => Woken::Queue(usize::try_from(queue).unwrap_or(usize::MAX)),
             });
         }
-        Ok(self.woken.len() < MANY)
-    }
-
-    /// Returns a source that the last sleep found readable.
-    pub(super) fn woken(&mut self) -> Option<Woken> {
-        self.woken.pop()
+        Ok(events.len() < MANY)
     }
 }
 
 /// Whole milliseconds, rounded up: waking too early would only spin.
+#[inline]
 fn in_millis(limit: Duration) -> Timespec {
+    // As nearly every event loop has it.
+    if limit.is_zero() {
+        return Timespec::default();
+    }
     let limit = limit.saturating_add(Duration::from_nanos(999_999));
     Timespec {
         // A timeout is an i32 of milliseconds for the kernel, which is 24 days; whoever sleeps longer sleeps again.

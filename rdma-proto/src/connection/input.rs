@@ -105,7 +105,7 @@ impl Machine {
             return;
         }
         counters.bytes_received = counters.bytes_received.wrapping_add(immediate.0.into());
-        if immediate.0 != 0 && self.credits.awaits_data() {
+        if self.credits.awaits_data() && immediate.0 != 0 {
             self.got_first_data();
         }
         self.look_for_announcement();

@@ -22,6 +22,7 @@ pub(crate) struct Work {
 }
 
 /// Returns a work request with `num_sge` elements at `sg_list` and no successor.
+#[inline]
 pub(crate) fn send_wr(work: &Work, sg_list: *mut ibv_sge, num_sge: c_int) -> ibv_send_wr {
     let mut wr: ibv_send_wr = super::zeroed();
     wr.wr_id = work.id;
