@@ -8,6 +8,7 @@ use rdma_proto::backend::{CmEvent, CmEventKind, EventChannel};
 use rdma_proto::time::Instant;
 
 use super::queues::Lost;
+use super::spin;
 use super::watch::Woken;
 use super::{ACCEPTS, ConnectionId, Descriptors, Endpoint};
 use crate::connection::BATCH;
@@ -45,6 +46,9 @@ impl<B: Descriptors> Endpoint<B> {
         // While it spins no queue is armed that could have woken anybody: only other events are in the kernel.
         self.unasked += 1;
         let spins = std::mem::take(&mut self.spins);
+        if spins {
+            spin::pause();
+        }
         if !spins
             || self.events_wait
             || self.unasked >= UNASKED
@@ -104,7 +108,7 @@ impl<B: Descriptors> Endpoint<B> {
             if found || !goes_on || by.is_some_and(|by| self.seen >= by) {
                 return Ok(found);
             }
-            std::hint::spin_loop();
+            spin::pause();
         }
     }
 
