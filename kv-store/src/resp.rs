@@ -17,6 +17,9 @@ impl Frames {
         let unparsed = std::mem::take(&mut self.0);
         let mut buffer = unparsed.try_into_mut().unwrap_or_else(|shared| BytesMut::from(&shared[..]));
         buffer.extend_from_slice(received);
+        if let Some(rest) = missing(&buffer) {
+            buffer.reserve(rest.min(AHEAD));
+        }
         self.0 = buffer.freeze();
     }
 
@@ -51,6 +54,18 @@ impl Frames {
             Err(error) => Err(io::Error::new(io::ErrorKind::InvalidData, error)),
         }
     }
+}
+
+/// Room that is made together for a string that was begun, whatever length it says it has.
+const AHEAD: usize = 1 << 20;
+
+/// Returns how many bytes are missing of the string that begins `bytes`, if one does and says how long it is.
+fn missing(bytes: &[u8]) -> Option<usize> {
+    let (b'$', text) = bytes.split_first()? else { return None };
+    // Twenty digits and the end of the line.
+    let digits = text.iter().take(21).position(|byte| *byte == b'\r')?;
+    let len: usize = std::str::from_utf8(&text[..digits]).ok()?.parse().ok()?;
+    len.checked_add(digits + 5)?.checked_sub(bytes.len())
 }
 
 /// Reads frames from `S`, which blocks.

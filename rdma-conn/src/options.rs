@@ -38,8 +38,7 @@ pub struct Options {
     /// a processor for as long, in each wait: a face that blocks keeps it, an event loop is told to come back at once
     /// ([`Endpoint::next_timeout`](crate::Endpoint::next_timeout)), and a driver of a runtime lets other tasks have their turns. Waits
     /// that take longer than this make it shorter, down to none, until one is over in time again. An endpoint goes by the
-    /// longest of its connections. On a machine with one processor it yields to other programs between two looks. Zero, the default,
-    /// never spins.
+    /// longest of its connections. Zero, the default, never spins; nor does anybody on a machine with one processor.
     pub spin: Duration,
     /// Which completion vector signals completions; taken modulo the device's number of vectors.
     pub completion_vector: u32,

@@ -14,7 +14,7 @@ use rdma_proto::time::Instant;
 /// Shorter than this is not worth a second look.
 const SHORTEST: Duration = Duration::from_micros(1);
 
-/// Whether there is one processor, so that whoever on this machine could bring something does not run while somebody spins.
+/// With one processor, whoever could bring something does not run while somebody spins.
 static ALONE: LazyLock<bool> = LazyLock::new(|| available_parallelism().map_or(1, NonZero::get) == 1);
 
 /// How long an endpoint goes on looking when it finds nothing.
@@ -34,9 +34,9 @@ impl Spin {
         Self { most: Duration::ZERO, worth: Duration::ZERO, idle_since: None }
     }
 
-    /// Raises the limit to `most`.
-    pub(super) const fn raise(&mut self, most: Duration) {
-        if most.as_nanos() > self.most.as_nanos() {
+    /// Raises the limit to `most`, where there is more than one processor.
+    pub(super) fn raise(&mut self, most: Duration) {
+        if most > self.most && !*ALONE {
             self.limit(most);
         }
     }
@@ -65,11 +65,6 @@ impl Spin {
         }
         now.since(since) < self.worth
     }
-}
-
-/// Passes the time between two looks of a spin: with one processor by a turn for whoever else has something to do.
-pub(super) fn pause() {
-    if *ALONE { std::thread::yield_now() } else { std::hint::spin_loop() }
 }
 
 #[cfg(test)]

@@ -8,7 +8,6 @@ use rdma_proto::backend::{CmEvent, CmEventKind, EventChannel};
 use rdma_proto::time::Instant;
 
 use super::queues::Lost;
-use super::spin;
 use super::watch::Woken;
 use super::{ACCEPTS, ConnectionId, Descriptors, Endpoint};
 use crate::connection::BATCH;
@@ -46,9 +45,6 @@ impl<B: Descriptors> Endpoint<B> {
         // While it spins no queue is armed that could have woken anybody: only other events are in the kernel.
         self.unasked += 1;
         let spins = std::mem::take(&mut self.spins);
-        if spins {
-            spin::pause();
-        }
         if !spins
             || self.events_wait
             || self.unasked >= UNASKED
@@ -108,7 +104,7 @@ impl<B: Descriptors> Endpoint<B> {
             if found || !goes_on || by.is_some_and(|by| self.seen >= by) {
                 return Ok(found);
             }
-            spin::pause();
+            std::hint::spin_loop();
         }
     }
 

@@ -33,8 +33,8 @@ impl<S> EventLoop<S> {
         for id in std::mem::take(&mut self.asked) {
             self.accept_some(id);
         }
-        let now = Instant::now();
-        while let Some((_, owner)) = self.timers.first().copied().filter(|(at, _)| *at <= now) {
+        let now = (!self.timers.is_empty()).then(Instant::now);
+        while let Some((_, owner)) = self.timers.first().copied().filter(|(at, _)| Some(*at) <= now) {
             self.timers.pop_first();
             match owner {
                 Owner::Session(id) => self.drive(id, Interest::NONE),
