@@ -41,7 +41,7 @@ unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     unsafe {
         if len < wide::LONG {
             copy_words(from, to, len);
-        } else if len >= string::LONG && processor::has(processor::ERMS) {
+        } else if len >= string::LONG && processor::has(processor::ERMS) && !string::is_slow(from, to) {
             string::copy(from, to, len);
         } else if processor::has(processor::AVX) {
             wide::copy(from, to, len);
@@ -112,24 +112,26 @@ mod string {
     /// others it may take a byte at a time.
     pub(super) const LONG: usize = 1024;
 
-    /// The length of the lines of caches. Some processors write 16 times as slowly to where none begins (`benches/RESULTS.md`); where
-    /// they read from makes no such difference.
-    const LINE: usize = 64;
+    /// Returns whether the instruction may be many times slower from there to there: where the target begins less than a line behind the
+    /// source, pages left out of account, a processor may take a byte at a time (glibc's bug 30994; 18 times in `benches/RESULTS.md`).
+    #[inline]
+    pub(super) fn is_slow(from: *const u8, to: *mut u8) -> bool {
+        const PAGE: usize = 4096;
+        const LINE: usize = 64;
+        (1..LINE).contains(&(to.addr().wrapping_sub(from.addr()) & (PAGE - 1)))
+    }
 
-    /// Does [`copy`](super::copy) by the string instruction, from the first line of the target on.
+    /// Does [`copy`](super::copy) by the string instruction.
     ///
     /// # Safety
     /// As there.
     #[inline]
     pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
-        let head = (to.addr().wrapping_neg() & (LINE - 1)).min(len);
-        // SAFETY: the first `head` of the `len` bytes; and the string instruction reads `rcx` bytes at `rsi` and writes them at `rdi`, the
-        // rest of what the caller allows. The direction flag is clear on entry to every assembly block (Rust reference, inline
-        // assembly, rules).
+        // SAFETY: the string instruction reads `rcx` bytes at `rsi` and writes them at `rdi`, which the caller allows. The direction
+        // flag is clear on entry to every assembly block (Rust reference, inline assembly, rules).
         unsafe {
-            super::copy_words(from, to, head);
-            asm!("rep movsb", inout("rsi") from.add(head) => _, inout("rdi") to.add(head) => _,
-                inout("rcx") len.wrapping_sub(head) => _, options(nostack, preserves_flags));
+            asm!("rep movsb", inout("rsi") from => _, inout("rdi") to => _, inout("rcx") len => _,
+                options(nostack, preserves_flags));
         }
     }
 }
