@@ -1,15 +1,16 @@
 //! A stream over the embedded fabric beside TCP over loopback and a Unix socket, in one run: equal requests and replies between
-//! two threads.
+//! two threads; and one way, beside `memcpy`.
 
 use std::hint::black_box;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use rdma_conn::{Connect, Listener, Options, Stream};
+use rdma_conn::{Connect, Listener, Options, RegisteredBuffer, Stream};
 use rdma_softsim::{Fabric, SoftSim};
 
 /// Answers each `len` bytes with as many, until the client leaves.
@@ -76,5 +77,79 @@ fn streams(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, streams);
+/// Bytes of a stream that are timed together, and of each write.
+const BULK: usize = 64 << 20;
+const PART: usize = 1 << 20;
+
+/// One way, beside a copy of as many bytes in parts as long: *copied* is `write` and `read`, *lent* sends from registered memory and
+/// receives into such.
+fn bulk(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("stream one way");
+    group.throughput(Throughput::Bytes(BULK as u64));
+    group.sample_size(10);
+    for (name, lent) in [("softsim, copied", false), ("softsim, lent", true)] {
+        for (waiting, spin) in [("sleeping", Duration::ZERO), ("spinning", Duration::from_micros(100))] {
+            group.bench_function(BenchmarkId::new(name, waiting), |bencher| {
+                let mut stream = sink(lent, spin);
+                let bytes = vec![0x5a; PART];
+                let memory = [(); 2].map(|()| Arc::new(stream.register_buffer(PART).expect("memory")));
+                bencher.iter(|| {
+                    for part in 0..BULK / PART {
+                        if lent {
+                            lend(&mut stream, &memory[part % 2]);
+                        } else {
+                            stream.write_all(&bytes).expect("written");
+                        }
+                    }
+                    stream.read_exact(&mut [0]).expect("the other side has all of it");
+                });
+            });
+        }
+    }
+    let (from, mut to) = (vec![0x5a_u8; PART], vec![1_u8; PART]);
+    group.bench_function("memcpy", |bencher| {
+        bencher.iter(|| (0..BULK / PART).for_each(|_| black_box(&mut to).copy_from_slice(black_box(&from))));
+    });
+    group.finish();
+}
+
+fn lend(stream: &mut Stream<SoftSim>, memory: &Arc<RegisteredBuffer<SoftSim>>) {
+    stream.returned(memory).expect("the peer reads");
+    let mut at = 0;
+    while at < PART {
+        at += stream.lend(memory, at..PART).expect("the peer reads");
+    }
+}
+
+/// Returns the client's stream to a thread that takes [`BULK`] bytes and says so with one, until the client leaves.
+fn sink(lent: bool, spin: Duration) -> Stream<SoftSim> {
+    let fabric = Fabric::new();
+    let address = SocketAddr::from(([192, 0, 2, 1], 6379));
+    let listener = Listener::bind(&fabric.host(&[address.ip()]), address, Options::server().spin(spin))
+        .expect("listens");
+    thread::spawn(move || {
+        let mut stream = listener.accept().expect("accepts").0;
+        let mut bytes = vec![0; PART];
+        let memory = Arc::new(stream.register_landing(PART).expect("memory"));
+        loop {
+            for _ in 0..BULK / PART {
+                let taken = if lent {
+                    stream.receive(&memory, 0..PART).is_ok()
+                } else {
+                    stream.read_exact(&mut bytes).is_ok()
+                };
+                if !taken {
+                    return;
+                }
+            }
+            if stream.write_all(b".").is_err() {
+                return;
+            }
+        }
+    });
+    let how = Connect::default().options(Options::client().spin(spin));
+    Stream::connect_with(&fabric.host(&[[192, 0, 2, 2].into()]), address, &how).expect("connects")
+}
+
+criterion_group!(benches, streams, bulk);
 criterion_main!(benches);

@@ -1,8 +1,10 @@
 //! How many bytes a second one stream carries over a real device, for `lab/bench`, which shows it beside `ib_write_bw`.
 //!
 //! ```text
-//! throughput ADDRESS copied|lent MEGABYTES    MiB per second, both ends in this process, a thread each
+//! throughput ADDRESS copied|lent MEGABYTES [WINDOW]    MiB per second, both ends in this process, a thread each
 //! ```
+//!
+//! WINDOW is the length of the receiver's windows, in bytes; 1 MiB by default.
 //!
 //! *Copied* is `write` and `read`; *lent* sends from registered memory and receives into such, without a copy.
 
@@ -60,9 +62,11 @@ fn send(stream: &mut Stream<Verbs>, parts: usize, lent: bool) -> Outcome<f64> {
     Ok(parts as f64 * PART as f64 / f64::from(1 << 20) / begun.elapsed().as_secs_f64())
 }
 
-fn run(address: SocketAddr, lent: bool, parts: usize) -> Outcome<f64> {
+fn run(address: SocketAddr, lent: bool, parts: usize, window: u32) -> Outcome<f64> {
     let verbs = Verbs::load()?;
-    let listener = Listener::bind(&verbs, address, Options::server())?;
+    let mut options = Options::server();
+    options.protocol.window = window;
+    let listener = Listener::bind(&verbs, address, options)?;
     let receiver = thread::spawn(move || receive(&mut listener.accept()?.0, parts, lent));
     let mut stream = Stream::connect(&verbs, address)?;
     let rate = send(&mut stream, parts, lent)?;
@@ -75,18 +79,18 @@ fn run(address: SocketAddr, lent: bool, parts: usize) -> Outcome<f64> {
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let parsed = match arguments.as_slice() {
-        [address, how, parts] if how == "copied" || how == "lent" => address
-            .parse()
-            .ok()
-            .zip(parts.parse().ok())
-            .map(|(address, parts)| (address, how == "lent", parts)),
+        [address, how, parts, window @ ..] if window.len() < 2 && (how == "copied" || how == "lent") => {
+            let window = window.first().map_or(Ok(1 << 20), |window| window.parse());
+            let numbers = address.parse().ok().zip(parts.parse().ok()).zip(window.ok());
+            numbers.map(|((address, parts), window)| (address, how == "lent", parts, window))
+        }
         _ => None,
     };
-    let Some((address, lent, parts)) = parsed else {
-        eprintln!("usage: throughput ADDRESS copied|lent MEGABYTES");
+    let Some((address, lent, parts, window)) = parsed else {
+        eprintln!("usage: throughput ADDRESS copied|lent MEGABYTES [WINDOW]");
         return ExitCode::from(64);
     };
-    match run(address, lent, parts) {
+    match run(address, lent, parts, window) {
         Ok(rate) => {
             println!("{rate:.2}");
             ExitCode::SUCCESS

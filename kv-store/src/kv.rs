@@ -4,10 +4,10 @@ use std::io::{self, Read, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::{Bytes, BytesMut};
-use resp_rs::resp2::{Frame, frame_to_bytes};
+use resp_rs::resp2::Frame;
 
 use crate::keys::Keys;
-use crate::resp::FrameReader;
+use crate::resp::{FrameReader, append};
 use crate::session::{Channels, Session};
 
 /// Replies are sent once this many bytes are waiting, so that a long pipeline does not pile them up.
@@ -56,7 +56,7 @@ impl Store {
             return false; // an empty command has no reply
         };
         let name = name.to_ascii_uppercase();
-        replies.extend_from_slice(&frame_to_bytes(&self.keys().execute(&name, arguments)));
+        append(replies, &self.keys().execute(&name, arguments));
         name == b"QUIT"
     }
 

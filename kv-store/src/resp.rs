@@ -4,7 +4,7 @@ use std::io::{self, Read};
 
 use bytes::{Bytes, BytesMut};
 use resp_rs::ParseError;
-use resp_rs::resp2::{Frame, parse_frame};
+use resp_rs::resp2::{Frame, frame_to_bytes, parse_frame};
 
 /// Bytes that were received, cut into frames, which share their memory.
 #[derive(Default)]
@@ -17,7 +17,27 @@ impl Frames {
         let unparsed = std::mem::take(&mut self.0);
         let mut buffer = unparsed.try_into_mut().unwrap_or_else(|shared| BytesMut::from(&shared[..]));
         buffer.extend_from_slice(received);
+        if let Some(rest) = missing(&buffer) {
+            buffer.reserve(rest.min(AHEAD));
+        }
         self.0 = buffer.freeze();
+    }
+
+    /// Appends what `read` puts into the `most` bytes that it is given, and returns what it returns: how many it has put there.
+    pub fn read<E>(
+        &mut self,
+        most: usize,
+        read: impl FnOnce(&mut [u8]) -> Result<Option<usize>, E>,
+    ) -> Result<Option<usize>, E> {
+        let unparsed = std::mem::take(&mut self.0);
+        let mut buffer = unparsed.try_into_mut().unwrap_or_else(|shared| BytesMut::from(&shared[..]));
+        let before = buffer.len();
+        buffer.resize(before + most, 0);
+        let result = read(&mut buffer[before..]);
+        let added = result.as_ref().ok().copied().flatten().unwrap_or(0);
+        buffer.truncate(before + added.min(most));
+        self.0 = buffer.freeze();
+        result
     }
 
     /// The next frame that is there whole.
@@ -34,6 +54,18 @@ impl Frames {
             Err(error) => Err(io::Error::new(io::ErrorKind::InvalidData, error)),
         }
     }
+}
+
+/// Room that is made together for a string that was begun, whatever length it says it has.
+const AHEAD: usize = 1 << 20;
+
+/// Returns how many bytes are missing of the string that begins `bytes`, if one does and says how long it is.
+fn missing(bytes: &[u8]) -> Option<usize> {
+    let (b'$', text) = bytes.split_first()? else { return None };
+    // Twenty digits and the end of the line.
+    let digits = text.iter().take(21).position(|byte| *byte == b'\r')?;
+    let len: usize = std::str::from_utf8(&text[..digits]).ok()?.parse().ok()?;
+    len.checked_add(digits + 5)?.checked_sub(bytes.len())
 }
 
 /// Reads frames from `S`, which blocks.
@@ -81,6 +113,20 @@ impl<S: Read> FrameReader<S> {
             }
         }
     }
+}
+
+/// Appends a frame as it goes over the wire. A string is copied once.
+pub(crate) fn append(to: &mut BytesMut, frame: &Frame) {
+    let Frame::BulkString(Some(bytes)) = frame else {
+        return to.extend_from_slice(&frame_to_bytes(frame));
+    };
+    const END: &[u8] = b"\r\n";
+    to.reserve(bytes.len() + 32);
+    to.extend_from_slice(b"$");
+    to.extend_from_slice(bytes.len().to_string().as_bytes());
+    to.extend_from_slice(END);
+    to.extend_from_slice(bytes);
+    to.extend_from_slice(END);
 }
 
 /// A RESP frame, or an inline command such as `PING\r\n`, which becomes an array as a client would have sent it.

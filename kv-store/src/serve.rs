@@ -15,6 +15,12 @@ use crate::session::Session;
 /// How long the last reply may take to arrive.
 const LINGER: Duration = Duration::from_secs(2);
 
+/// Waits for one turn that asks the kernel whether there is anything but completions.
+const UNASKED: u32 = 16;
+
+/// Bytes read together at most.
+const LONGEST_READ: usize = 1 << 20;
+
 /// A store and its clients.
 pub struct Server<'a, B: Descriptors> {
     /// The connections.
@@ -25,7 +31,7 @@ pub struct Server<'a, B: Descriptors> {
     woken: Arc<Mutex<Vec<ConnectionId>>>,
     /// Interrupts whoever waits for the endpoint.
     wake: Arc<dyn Fn() + Send + Sync>,
-    chunk: Box<[u8]>,
+    waits: u32,
 }
 
 /// State between two commands of a client.
@@ -45,7 +51,7 @@ impl<'a, B: Descriptors> Server<'a, B> {
             sessions: HashMap::new(),
             woken: Arc::default(),
             wake: Arc::new(|| ()),
-            chunk: vec![0; 256 << 10].into(),
+            waits: 0,
         }
     }
 
@@ -59,6 +65,23 @@ impl<'a, B: Descriptors> Server<'a, B> {
     /// Handles everything that has come, without waiting for more.
     pub fn turn(&mut self) -> Result<(), Error> {
         self.endpoint.progress()?;
+        self.handle();
+        Ok(())
+    }
+
+    /// Waits until something has come, for at most `limit`, and handles it. Now and then the kernel is asked first, which completions
+    /// that are always there would put off.
+    pub fn wait(&mut self, limit: Option<Duration>) -> Result<(), Error> {
+        self.waits = self.waits.wrapping_add(1);
+        if self.waits.is_multiple_of(UNASKED) {
+            return self.turn();
+        }
+        self.endpoint.wait(limit)?;
+        self.handle();
+        Ok(())
+    }
+
+    fn handle(&mut self) {
         while let Some(event) = self.endpoint.next_event() {
             match event {
                 Event::Opened { id, .. } => self.open(id),
@@ -78,7 +101,6 @@ impl<'a, B: Descriptors> Server<'a, B> {
         }
         let woken = std::mem::take(&mut *lock(&self.woken));
         woken.into_iter().for_each(|id| self.serve(id));
-        Ok(())
     }
 
     fn open(&mut self, id: ConnectionId) {
@@ -102,7 +124,7 @@ impl<'a, B: Descriptors> Server<'a, B> {
 
     fn serve(&mut self, id: ConnectionId) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
-        let over = match session.serve(&mut self.endpoint, id, self.store, &mut self.chunk) {
+        let over = match session.serve(&mut self.endpoint, id, self.store) {
             Ok(over) => over,
             Err(error) => {
                 tracing::warn!(peer = ?self.endpoint.peer_addr(id), %error, "client dismissed");
@@ -129,7 +151,6 @@ impl Client {
         endpoint: &mut Endpoint<B>,
         id: ConnectionId,
         store: &Store,
-        chunk: &mut [u8],
     ) -> io::Result<bool> {
         loop {
             while !self.quits
@@ -149,10 +170,13 @@ impl Client {
             } else if self.quits {
                 return Ok(true);
             } else {
-                match endpoint.read(id, chunk)? {
+                // Straight to where commands are cut from it; with nothing there, a read says whether that is the end.
+                let unread = endpoint.connection(id).map_or(0, |connection| connection.unread());
+                let most = usize::try_from(unread).unwrap_or(usize::MAX).clamp(1, LONGEST_READ);
+                match self.received.read(most, |into| endpoint.read(id, into))? {
                     None => return Ok(false),
                     Some(0) => return Ok(true),
-                    Some(read) => self.received.push(&chunk[..read]),
+                    Some(_) => {}
                 }
             }
         }

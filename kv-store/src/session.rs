@@ -4,10 +4,11 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use bytes::{Bytes, BytesMut};
-use resp_rs::resp2::{Frame, frame_to_bytes};
+use resp_rs::resp2::Frame;
 
 use crate::keys::{bulk, count, error, simple};
 use crate::kv::{Store, words};
+use crate::resp::append;
 
 /// Commands of a transaction at most, and channels of a session at most.
 const MOST: usize = 10_000;
@@ -231,7 +232,7 @@ fn lock(channels: &Mutex<Channels>) -> MutexGuard<'_, Channels> {
 }
 
 fn reply(replies: &mut BytesMut, frame: &Frame) {
-    replies.extend_from_slice(&frame_to_bytes(frame));
+    append(replies, frame);
 }
 
 #[cfg(test)]

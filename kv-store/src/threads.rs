@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token, Waker};
-use rdma_conn::{Descriptors, Endpoint, Error, Limits, Options};
+use rdma_conn::{Descriptors, Endpoint, EndpointWaker, Error, Limits, Options};
 use rdma_proto::backend::{CmEventKind, EventChannel, Identifier};
 
 use crate::kv::Store;
@@ -46,7 +46,7 @@ pub struct Threads<B: Descriptors> {
 /// What the listener has of a thread.
 struct Worker<B: Descriptors> {
     requests: SyncSender<B::Identifier>,
-    waker: Arc<Waker>,
+    waker: EndpointWaker,
     thread: Option<JoinHandle<io::Result<()>>>,
     ended: Arc<AtomicBool>,
     accepted: Arc<AtomicU64>,
@@ -153,16 +153,16 @@ impl<B: Descriptors> Threads<B> {
 impl<B: Descriptors> Worker<B> {
     /// Starts a thread; `listener` is woken when it ends.
     fn start(
-        endpoint: Endpoint<B>,
+        mut endpoint: Endpoint<B>,
         options: Options,
         store: &Arc<Store>,
         listener: &Arc<Waker>,
     ) -> io::Result<Self> {
-        let (poll, waker) = poll_for(&endpoint)?;
+        let waker = endpoint.waker()?;
         let (requests, taken) = sync_channel(BACKLOG);
         let (store, ended) = (Arc::clone(store), Arc::new(AtomicBool::new(false)));
         let end = End { ended: Arc::clone(&ended), listener: Arc::clone(listener) };
-        let (woken, accepted) = (Arc::clone(&waker), Arc::new(AtomicU64::new(0)));
+        let (woken, accepted) = (waker.clone(), Arc::new(AtomicU64::new(0)));
         let counted = Arc::clone(&accepted);
         let serve = move || {
             let _end = end;
@@ -172,7 +172,7 @@ impl<B: Descriptors> Worker<B> {
                 }
             };
             let server = Server::new(endpoint, &store).woken_by(wake);
-            work(server, poll, &taken, options, &counted)
+            work(server, &taken, options, &counted)
         };
         let thread = std::thread::Builder::new().name("kv-store".to_owned()).spawn(serve)?;
         Ok(Self { requests, waker, thread: Some(thread), ended, accepted })
@@ -203,12 +203,10 @@ impl<B: Descriptors> Drop for Threads<B> {
 /// One thread: accepts what it is given, and serves it.
 fn work<B: Descriptors>(
     mut server: Server<'_, B>,
-    mut poll: Poll,
     requests: &Receiver<B::Identifier>,
     options: Options,
     accepted: &AtomicU64,
 ) -> io::Result<()> {
-    let mut events = Events::with_capacity(2);
     loop {
         let mut left = REQUESTS_PER_TURN;
         while left > 0 {
@@ -222,9 +220,7 @@ fn work<B: Descriptors>(
             }
             left -= 1;
         }
-        server.turn()?;
-        let due = server.endpoint.next_timeout().map(|at| at.since(server.endpoint.now()));
-        wait(&mut poll, &mut events, if left == 0 { Some(Duration::ZERO) } else { due })?;
+        if left == 0 { server.turn()? } else { server.wait(None)? }
     }
 }
 

@@ -10,8 +10,8 @@ use clap::Parser;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use kv_store::{Server, Store};
 use rdma_bench::{Load, Outcome, Test, csv, run, table};
-use rdma_conn::{Endpoint, Limits, Options};
-use rdma_server::{Address, ConnectionType, Rdma, Tcp, Unix};
+use rdma_conn::{Descriptors, Endpoint, Limits, Options};
+use rdma_server::{Address, ConnectionType, Rdma, RdmaSettings, Tcp, Unix};
 use rdma_softsim::Fabric;
 use rdma_verbs::Verbs;
 
@@ -60,6 +60,10 @@ struct Arguments {
     /// Seconds without a reply after which a test has failed.
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600))]
     timeout: u64,
+    /// Microseconds for which a thread that waits looks again and again before it asks to be woken, over RDMA. It costs a processor for
+    /// as long.
+    #[arg(long, default_value_t = 0)]
+    spin: u64,
     /// Print what was measured as JSON.
     #[arg(long, conflicts_with = "csv")]
     json: bool,
@@ -125,7 +129,8 @@ fn measure(arguments: &Arguments) -> io::Result<Vec<Outcome>> {
         return all(arguments, Tcp::new, &address);
     }
     let verbs = Verbs::load().map_err(io::Error::other)?;
-    all(arguments, || Rdma::new(verbs.clone()), &address)
+    let settings = arguments.settings();
+    all(arguments, || with_settings(&verbs, settings), &address)
 }
 
 /// Runs against the store of the examples, which another thread serves.
@@ -144,7 +149,8 @@ fn embedded(arguments: &Arguments) -> io::Result<Vec<Outcome>> {
             server.endpoint.wait(None)?;
         }
     });
-    all(arguments, || Rdma::new(client.clone()), &address.into())
+    let settings = arguments.settings();
+    all(arguments, || with_settings(&client, settings), &address.into())
 }
 
 fn all<T: ConnectionType + Send>(
@@ -163,7 +169,21 @@ fn all<T: ConnectionType + Send>(
         .collect()
 }
 
+/// Returns RDMA on a backend with settings that were checked.
+fn with_settings<B: Descriptors>(backend: &B, settings: RdmaSettings) -> Rdma<B> {
+    let with = Rdma::new(backend.clone());
+    if let Err(error) = with.configure(settings) {
+        unreachable!("settings that are out of bounds: {error}");
+    }
+    with
+}
+
 impl Arguments {
+    fn settings(&self) -> RdmaSettings {
+        let client = Options::client().spin(Duration::from_micros(self.spin));
+        RdmaSettings::default().client(client)
+    }
+
     fn load(&self) -> Load {
         Load {
             requests: self.requests,

@@ -92,7 +92,8 @@ impl<B: Backend> Memory<B> {
     /// Returns the number of registered bytes that an idle connection needs.
     pub(crate) fn idle(options: &Options) -> u64 {
         let slots = u64::from(options.protocol.send_depth) + u64::from(options.receives);
-        u64::from(options.protocol.window) + slots * MESSAGE_LEN as u64
+        let send = if options.eager_send_buffer { options.protocol.send_buffer } else { 0 };
+        u64::from(options.protocol.window) + u64::from(send) + slots * MESSAGE_LEN as u64
     }
 
     /// Registers what an idle connection needs.

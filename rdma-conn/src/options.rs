@@ -31,6 +31,9 @@ pub struct Options {
     /// How long an idle connection keeps memory that only a busy one needs, its send buffer and its second window: at least this long,
     /// and up to twice as long. At least a millisecond.
     pub keep_memory: Duration,
+    /// Whether the send buffer is registered when the connection is made, rather than by its first write, which takes milliseconds longer
+    /// then. It costs memory for each connection that never writes.
+    pub eager_send_buffer: bool,
     /// How long whoever waits looks again and again before it asks to be woken, which on a NIC takes longer than a round trip. It costs
     /// a processor for as long, in each wait: a face that blocks keeps it, an event loop is told to come back at once
     /// ([`Endpoint::next_timeout`](crate::Endpoint::next_timeout)), and a driver of a runtime lets other tasks have their turns. Waits
@@ -52,6 +55,7 @@ impl Options {
             handshake_timeout: Duration::from_secs(5),
             linger: Duration::from_secs(2),
             keep_memory: Duration::from_secs(5),
+            eager_send_buffer: false,
             spin: Duration::ZERO,
             completion_vector: 0,
         }
@@ -65,6 +69,7 @@ impl Options {
         handshake_timeout: Duration,
         linger: Duration,
         keep_memory: Duration,
+        eager_send_buffer: bool,
         spin: Duration,
         completion_vector: u32,
     }

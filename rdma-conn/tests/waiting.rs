@@ -121,3 +121,44 @@ fn a_spin_ends_and_the_queue_is_armed() {
     }
     assert_eq!(pair.server.usage().arms - before.arms, 1);
 }
+
+/// A wait without a limit ends by a waker, before it begins and while it goes on, and once for several calls.
+#[test]
+fn a_waker_ends_a_wait() {
+    let fabric = rdma_softsim::Fabric::new();
+    let mut endpoint = Endpoint::new(&fabric.host(&[SERVER.into()]), Limits::default()).expect("a device");
+    let waker = endpoint.waker().expect("a descriptor");
+    waker.wake().expect("an event");
+    endpoint.waker().expect("the same").wake().expect("an event");
+    endpoint.wait(None).expect("the fabric stays");
+    let thread = std::thread::spawn(move || waker.wake());
+    endpoint.wait(None).expect("the fabric stays");
+    assert!(thread.join().is_ok_and(|woken| woken.is_ok()));
+    let before = endpoint.now();
+    endpoint.wait(Some(Duration::from_millis(20))).expect("the fabric stays");
+    assert!(endpoint.now().since(before) >= Duration::from_millis(20), "a call ended two waits");
+}
+
+/// What a connection that writes needs is registered when it is made, if it is to be.
+#[test]
+fn a_send_buffer_is_registered_early() {
+    let registered = |eager: bool| {
+        let fabric = rdma_softsim::Fabric::new();
+        let host = |address: [u8; 4]| fabric.host(&[address.into()]);
+        let listener = rdma_conn::Listener::bind(
+            &host(SERVER),
+            (SERVER, 6379).into(),
+            Options::server().eager_send_buffer(eager),
+        );
+        let listener = listener.expect("a free address");
+        let client = std::thread::spawn({
+            let host = host(CLIENT);
+            move || rdma_conn::Stream::connect(&host, std::net::SocketAddr::from((SERVER, 6379)))
+        });
+        let served = listener.accept().expect("a client").0;
+        client.join().expect("no panic").expect("connected");
+        served.registered_bytes()
+    };
+    let buffer = Options::server().protocol.send_buffer as usize;
+    assert_eq!(registered(true), registered(false) + buffer);
+}

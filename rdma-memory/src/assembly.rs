@@ -39,11 +39,67 @@ pub(crate) fn across(from: &[AtomicU8], to: &[AtomicU8]) {
 unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     // SAFETY: as the caller promises.
     unsafe {
-        if len >= string::LONG && string::is_fast() {
+        if len < wide::LONG {
+            copy_words(from, to, len);
+        } else if len >= string::LONG && processor::has(processor::ERMS) && !string::is_slow(from, to) {
             string::copy(from, to, len);
+        } else if processor::has(processor::AVX) {
+            wide::copy(from, to, len);
         } else {
             copy_words(from, to, len);
         }
+    }
+}
+
+/// What the processor can do.
+#[cfg(target_arch = "x86_64")]
+mod processor {
+    use core::arch::asm;
+    use core::arch::x86_64::{__cpuid, __cpuid_count};
+    use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
+
+    /// The string instructions are fast.
+    pub(super) const ERMS: u8 = 1;
+    /// There are registers of 32 bytes, and the system keeps them.
+    pub(super) const AVX: u8 = 2;
+    /// It was asked.
+    const KNOWN: u8 = 4;
+
+    /// What it has said; 0 before it was asked, which takes a trap in a virtual machine.
+    static ABLE: AtomicU8 = AtomicU8::new(0);
+
+    /// Returns whether it can do `what`.
+    #[inline]
+    pub(super) fn has(what: u8) -> bool {
+        let known = match ABLE.load(Relaxed) {
+            0 => ask(),
+            known => known,
+        };
+        known & what != 0
+    }
+
+    #[cold]
+    #[allow(unused_unsafe, reason = "the functions are safe from some version of Rust on")]
+    fn ask() -> u8 {
+        let mut able = KNOWN;
+        // SAFETY: every x86-64 has the instruction, and leaf 0 tells which others there are. Bit 9 of EBX of leaf 7 is ERMS, bit 28 of
+        // ECX of leaf 1 AVX, and bit 27 there says that XGETBV is to be had (Intel's manual, volume 2A, CPUID). Its bits 1 and 2 are
+        // the state that a system keeps which allows AVX (volume 1, 14.3).
+        unsafe {
+            if __cpuid(0).eax >= 7 && __cpuid_count(7, 0).ebx & (1 << 9) != 0 {
+                able |= ERMS;
+            }
+            const BOTH: u32 = 1 << 28 | 1 << 27;
+            if __cpuid(1).ecx & BOTH == BOTH {
+                let kept: u32;
+                asm!("xgetbv", in("ecx") 0, out("eax") kept, out("edx") _, options(nomem, nostack, preserves_flags));
+                if kept & 6 == 6 {
+                    able |= AVX;
+                }
+            }
+        }
+        ABLE.store(able, Relaxed);
+        able
     }
 }
 
@@ -51,36 +107,18 @@ unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
 #[cfg(target_arch = "x86_64")]
 mod string {
     use core::arch::asm;
-    use core::arch::x86_64::{__cpuid, __cpuid_count};
-    use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
-    /// From this length on `rep movsb` is as fast as anything else, on processors with ERMS (Intel's optimization manual, 3.7.6), and used
-    /// by glibc, where it copies by words of 16 bytes otherwise. On others it may take a byte at a time.
+    /// From this length on `rep movsb` is as fast as anything else, on processors with ERMS (Intel's optimization manual, 3.7.6), and glibc
+    /// uses it. On others it may take a byte at a time.
     pub(super) const LONG: usize = 2048;
 
-    const NO: u8 = 1;
-    const YES: u8 = 2;
-
-    /// What the processor has said; 0 before it was asked, which takes a trap in a virtual machine.
-    static ERMS: AtomicU8 = AtomicU8::new(0);
-
-    /// Returns whether the processor has ERMS.
+    /// Returns whether the instruction may be many times slower from there to there: where the target begins less than a line behind the
+    /// source, pages left out of account, a processor may take a byte at a time (glibc's bug 30994; 18 times in `benches/RESULTS.md`).
     #[inline]
-    pub(super) fn is_fast() -> bool {
-        match ERMS.load(Relaxed) {
-            0 => ask(),
-            known => known == YES,
-        }
-    }
-
-    #[cold]
-    #[allow(unused_unsafe, reason = "the functions are safe from some version of Rust on")]
-    fn ask() -> bool {
-        // SAFETY: every x86-64 has the instruction, and leaf 0 tells which others there are. Bit 9 of EBX of leaf 7 is ERMS (Intel's
-        // manual, volume 2A, CPUID).
-        let has = unsafe { __cpuid(0).eax >= 7 && __cpuid_count(7, 0).ebx & (1 << 9) != 0 };
-        ERMS.store(if has { YES } else { NO }, Relaxed);
-        has
+    pub(super) fn is_slow(from: *const u8, to: *mut u8) -> bool {
+        const PAGE: usize = 4096;
+        const LINE: usize = 64;
+        (1..LINE).contains(&(to.addr().wrapping_sub(from.addr()) & (PAGE - 1)))
     }
 
     /// Does [`copy`](super::copy) by the string instruction.
@@ -95,6 +133,56 @@ mod string {
             asm!("rep movsb", inout("rsi") from => _, inout("rdi") to => _, inout("rcx") len => _,
                 options(nostack, preserves_flags));
         }
+    }
+}
+
+/// Registers of 32 bytes.
+#[cfg(target_arch = "x86_64")]
+mod wide {
+    use core::arch::asm;
+
+    /// From this length on it is worth asking for them.
+    pub(super) const LONG: usize = 256;
+
+    /// Does [`copy`](super::copy) by loads and stores of 32 bytes, 128 at a time, and the rest by those of up to 16.
+    ///
+    /// # Safety
+    /// As there; and the processor has AVX.
+    pub(super) unsafe fn copy(mut from: *const u8, mut to: *mut u8, len: usize) {
+        let (whole, rest) = (len & !127, len & 127);
+        if whole > 0 {
+            // SAFETY: each load and store lies within the first `whole` bytes, which the caller allows, as it does the
+            // instructions. `vmovups` needs no alignment. `vzeroupper` changes the upper halves of the first sixteen vector registers,
+            // all of which are given as changed.
+            unsafe {
+                asm!(
+                    "2:",
+                    "vmovups ymm0, [{from}]",
+                    "vmovups ymm1, [{from} + 32]",
+                    "vmovups ymm2, [{from} + 64]",
+                    "vmovups ymm3, [{from} + 96]",
+                    "vmovups [{to}], ymm0",
+                    "vmovups [{to} + 32], ymm1",
+                    "vmovups [{to} + 64], ymm2",
+                    "vmovups [{to} + 96], ymm3",
+                    "add {from}, 128",
+                    "add {to}, 128",
+                    "sub {left}, 128",
+                    "jnz 2b",
+                    "vzeroupper",
+                    from = inout(reg) from,
+                    to = inout(reg) to,
+                    left = inout(reg) whole => _,
+                    out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
+                    out("xmm4") _, out("xmm5") _, out("xmm6") _, out("xmm7") _,
+                    out("xmm8") _, out("xmm9") _, out("xmm10") _, out("xmm11") _,
+                    out("xmm12") _, out("xmm13") _, out("xmm14") _, out("xmm15") _,
+                    options(nostack),
+                );
+            }
+        }
+        // SAFETY: the last `rest` bytes of those that the caller allows.
+        unsafe { super::copy_words(from, to, rest) };
     }
 }
 
@@ -259,8 +347,14 @@ mod tests {
             ("by the string instruction", string::copy),
             #[cfg(target_arch = "x86_64")]
             ("by words", copy_words),
+            #[cfg(target_arch = "x86_64")]
+            ("by words of 32 bytes", wide::copy),
         ];
         for &(how, copy) in ways {
+            #[cfg(target_arch = "x86_64")]
+            if how.ends_with("32 bytes") && !processor::has(processor::AVX) {
+                continue;
+            }
             for len in (0..=260).chain([511, 512, 1000, 1024, 2047, 2048, 2049, 3000]) {
                 for (skip, gap) in [(0, 0), (1, 0), (0, 1), (3, 5), (8, 8), (15, 2), (16, 33)] {
                     let mut to = vec![0xa5; 4096];

@@ -47,6 +47,11 @@ impl<O: Copy> Poller<O> {
         Arc::clone(&self.waker)
     }
 
+    /// Returns whether it watches one descriptor, and nobody has a waker: whoever waits for that descriptor misses nothing.
+    pub(crate) fn has_one(&self) -> bool {
+        self.owners.len() == 1 && Arc::strong_count(&self.waker) == 1
+    }
+
     /// Watches a descriptor for `owner`. What it has to say already is said.
     pub(crate) fn add(&mut self, fd: BorrowedFd<'_>, owner: O) -> io::Result<SourceId> {
         let id = self.owners.insert(owner);
@@ -93,9 +98,7 @@ pub(crate) fn wait_for(
     let fired = match transport.source(want) {
         Source::Own(fd, interest) => wait_one(fd, interest, timeout)?,
         Source::Shared(driver) => {
-            let timeout = timeout.into_iter().chain(driver.next_timeout()).min();
-            wait_one(driver.descriptor(), Interest::READ, timeout)?;
-            driver.drive();
+            driver.wait(timeout)?;
             Interest::NONE
         }
     };
@@ -104,7 +107,11 @@ pub(crate) fn wait_for(
 }
 
 /// Waits for one descriptor. Returns what it has to say.
-fn wait_one(fd: BorrowedFd<'_>, interest: Interest, timeout: Option<Duration>) -> io::Result<Interest> {
+pub(crate) fn wait_one(
+    fd: BorrowedFd<'_>,
+    interest: Interest,
+    timeout: Option<Duration>,
+) -> io::Result<Interest> {
     // A time that does not fit never comes.
     let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
     let mut flags = PollFlags::empty();

@@ -31,6 +31,12 @@ struct Arguments {
     /// Length of a connection's receive windows, in bytes. An idle connection has one, a busy one has two.
     #[arg(long, default_value_t = 128 << 10)]
     window: u32,
+    /// Register a connection's send buffer when it is accepted. By default its first reply does, which takes milliseconds.
+    #[arg(long)]
+    eager: bool,
+    /// Microseconds for which a thread that waits looks again and again before it asks to be woken. It costs a processor for as long.
+    #[arg(long, default_value_t = 0)]
+    spin: u64,
     /// Clients at the same time, of all threads together.
     #[arg(long, default_value_t = Limits::default().connections)]
     maxclients: usize,
@@ -53,6 +59,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments = Arguments::parse();
     let mut options = Options::server();
     options.protocol.window = arguments.window;
+    options.eager_send_buffer = arguments.eager;
+    options.spin = Duration::from_micros(arguments.spin);
     // A client that lets its replies lie for a minute is not coming back; its thread is needed.
     options.protocol.stall_limit = Some(Duration::from_secs(60));
     let limits = Limits::default().connections(arguments.maxclients);

@@ -135,7 +135,10 @@ impl<B: Backend> Connection<B> {
         let pair = id
             .create_queue_pair(domain.lower(), completions, depth)
             .map_err(Error::backend("creating a queue pair"))?;
-        let memory = Memory::register(domain, &options.protocol, options.receives, budget)?;
+        let mut memory = Memory::register(domain, &options.protocol, options.receives, budget)?;
+        if options.eager_send_buffer {
+            memory.add_send_buffer()?;
+        }
         // A second window comes when it is needed.
         let begin = options.protocol.windows(1);
         let machine = Machine::new(begin, [memory.first_window(), Default::default()])?;

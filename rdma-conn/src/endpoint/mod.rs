@@ -29,8 +29,8 @@ use queues::Queues;
 use spin::Spin;
 use watch::Watch;
 
-pub use watch::Descriptors;
 pub(crate) use watch::readable;
+pub use watch::{Descriptors, EndpointWaker};
 
 /// Connections per completion queue, where the device's queues are long enough.
 const SHARERS: u32 = 64;
@@ -256,6 +256,14 @@ impl<B: Descriptors> Endpoint<B> {
         let touched = self.touched.iter().filter_map(|id| self.members.get(*id)?.next_timeout());
         let noted = self.timers.peek().map(|Reverse((at, _))| *at);
         touched.chain(noted).min()
+    }
+
+    /// Returns a waker that ends [`Endpoint::wait`], from any thread. Its calls also make the descriptor readable.
+    ///
+    /// # Errors
+    /// The process has no descriptor left.
+    pub fn waker(&mut self) -> Result<EndpointWaker, Error> {
+        self.watch.waker()
     }
 
     /// Returns the time by the backend's clock, which [`Endpoint::next_timeout`] goes by.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rdma_proto::backend::Backend;
-use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
 use rustix::io::Errno;
 
 use crate::error::Error;
@@ -19,6 +19,33 @@ impl<B: Backend<EventChannel: AsFd, CompletionQueue: AsFd>> Descriptors for B {}
 /// An epoll instance that is readable when the event channel or a completion channel is.
 pub(super) struct Watch {
     epoll: Arc<OwnedFd>,
+    /// Made with the first waker.
+    waker: Option<EndpointWaker>,
+}
+
+/// Ends [`Endpoint::wait`](super::Endpoint::wait), from any thread.
+#[derive(Clone, Debug)]
+pub struct EndpointWaker(Arc<OwnedFd>);
+
+impl EndpointWaker {
+    /// Ends the wait that is under way, or the next one; [`Endpoint::progress`](super::Endpoint::progress) takes wake-ups, too, so look
+    /// after either for what they are about. Several calls may end one wait.
+    ///
+    /// # Errors
+    /// The system cannot say so, `eventfd(2)`.
+    pub fn wake(&self) -> Result<(), Error> {
+        match rustix::io::write(&*self.0, &1_u64.to_ne_bytes()) {
+            // A counter that can grow no more says it already.
+            Ok(_) | Err(Errno::AGAIN) => Ok(()),
+            Err(errno) => Err(failed(errno)),
+        }
+    }
+
+    /// Forgets the calls until now.
+    fn take(&self) {
+        // One that was forgotten already says so.
+        let _ = rustix::io::read(&*self.0, &mut [0_u8; 8]);
+    }
 }
 
 /// A source that has something to take out.
@@ -31,6 +58,8 @@ pub(super) enum Woken {
 
 /// Stands for the event channel; queues are numbered from 0.
 const EVENTS: u64 = u64::MAX;
+/// Stands for what wakers write to.
+const WAKER: u64 = u64::MAX - 1;
 /// Descriptors asked for at a time.
 const MANY: usize = 64;
 
@@ -38,7 +67,7 @@ impl Watch {
     /// Watches `events`.
     pub(super) fn new(events: &impl AsFd) -> Result<Self, Error> {
         let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?);
-        let watch = Self { epoll };
+        let watch = Self { epoll, waker: None };
         watch.watch(events, EVENTS)?;
         Ok(watch)
     }
@@ -51,6 +80,18 @@ impl Watch {
     /// Watches a completion queue for as long as it lives.
     pub(super) fn add(&self, index: usize, queue: &impl AsFd) -> Result<(), Error> {
         self.watch(queue, index as u64)
+    }
+
+    /// Returns a waker, whose wake-ups end the sleep.
+    pub(super) fn waker(&mut self) -> Result<EndpointWaker, Error> {
+        if let Some(waker) = &self.waker {
+            return Ok(waker.clone());
+        }
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(failed)?;
+        self.watch(&event, WAKER)?;
+        let waker = EndpointWaker(Arc::new(event));
+        self.waker = Some(waker.clone());
+        Ok(waker)
     }
 
     fn watch(&self, source: &impl AsFd, data: u64) -> Result<(), Error> {
@@ -72,6 +113,10 @@ impl Watch {
         for event in events.iter() {
             woken(match event.data.u64() {
                 EVENTS => Woken::Events,
+                WAKER => {
+                    self.waker.iter().for_each(EndpointWaker::take);
+                    continue;
+                }
                 queue => Woken::Queue(usize::try_from(queue).unwrap_or(usize::MAX)),
             });
         }

@@ -22,28 +22,19 @@ impl<S> EventLoop<S> {
     /// # Errors
     /// The system cannot wait.
     pub fn turn(&mut self, timeout: Option<Duration>) -> io::Result<()> {
-        let wait = if self.has_pending() { Some(Duration::ZERO) } else { self.wait_at_most(timeout) };
-        for (owner, fired) in self.poller.wait(wait)? {
-            match owner {
-                Owner::Session(id) => self.drive(id, fired),
-                Owner::Listener(id) => self.ask(id),
-                Owner::Driver(id) => {
-                    if let Some(driven) = self.drivers.get(id) {
-                        driven.driver.drive();
-                    }
-                }
-            }
-        }
-        for Driven { driver, .. } in self.drivers.values() {
-            if driver.next_timeout() == Some(Duration::ZERO) {
-                driver.drive();
-            }
+        if self.has_pending() {
+            self.poll(Some(Duration::ZERO))?;
+        } else if let Some(driver) = self.only_driver() {
+            let timeout = timeout.into_iter().chain(self.timers_due()).min();
+            driver.wait(timeout)?;
+        } else {
+            self.poll(self.wait_at_most(timeout))?;
         }
         for id in std::mem::take(&mut self.asked) {
             self.accept_some(id);
         }
-        let now = Instant::now();
-        while let Some((_, owner)) = self.timers.first().copied().filter(|(at, _)| *at <= now) {
+        let now = (!self.timers.is_empty()).then(Instant::now);
+        while let Some((_, owner)) = self.timers.first().copied().filter(|(at, _)| Some(*at) <= now) {
             self.timers.pop_first();
             match owner {
                 Owner::Session(id) => self.drive(id, Interest::NONE),
@@ -60,11 +51,44 @@ impl<S> EventLoop<S> {
         Ok(())
     }
 
+    /// Returns the driver of all connections, if there is nothing else to wait for. It is waited for by its own means, which is one call of the
+    /// kernel instead of two: that the loop's descriptors have something, and what the driver's has.
+    fn only_driver(&self) -> Option<Arc<dyn Driver>> {
+        let mut drivers = self.drivers.values();
+        let only = drivers.next().filter(|_| self.poller.has_one())?;
+        Some(Arc::clone(&only.driver))
+    }
+
+    /// Waits for all descriptors, and drives what they belong to.
+    fn poll(&mut self, wait: Option<Duration>) -> io::Result<()> {
+        for (owner, fired) in self.poller.wait(wait)? {
+            match owner {
+                Owner::Session(id) => self.drive(id, fired),
+                Owner::Listener(id) => self.ask(id),
+                Owner::Driver(id) => {
+                    if let Some(driven) = self.drivers.get(id) {
+                        driven.driver.drive();
+                    }
+                }
+            }
+        }
+        for Driven { driver, .. } in self.drivers.values() {
+            if driver.next_timeout() == Some(Duration::ZERO) {
+                driver.drive();
+            }
+        }
+        Ok(())
+    }
+
     /// Returns how long a turn may sleep.
     fn wait_at_most(&self, timeout: Option<Duration>) -> Option<Duration> {
-        let timer = self.timers.first().map(|(at, _)| at.saturating_duration_since(Instant::now()));
         let drivers = self.drivers.values().filter_map(|driven| driven.driver.next_timeout());
-        timeout.into_iter().chain(timer).chain(drivers).min()
+        timeout.into_iter().chain(self.timers_due()).chain(drivers).min()
+    }
+
+    /// Returns how long the first timer has.
+    fn timers_due(&self) -> Option<Duration> {
+        self.timers.first().map(|(at, _)| at.saturating_duration_since(Instant::now()))
     }
 
     /// Notes that peers may wait at a listener.

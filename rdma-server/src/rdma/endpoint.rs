@@ -11,6 +11,7 @@ use std::time::Duration;
 use rdma_conn::{Connection, ConnectionId, Descriptors, Endpoint, Error, Event, Limits, Options};
 use rdma_proto::State;
 
+use crate::poller::wait_one;
 use crate::transport::{Driver, Interest};
 
 /// The endpoint of a type on one loop, and whom it wakes. All calls are on the loop's thread, so its lock is free.
@@ -25,7 +26,12 @@ struct Inner<B: Descriptors> {
     members: HashMap<ConnectionId, Member>,
     /// The endpoint has failed, and all its connections with it.
     failure: Option<Error>,
+    /// Times that somebody waited.
+    waits: u32,
 }
+
+/// Waits for one that asks the kernel whether there is anything but completions.
+const UNASKED: u32 = 16;
 
 #[derive(Default)]
 struct Member {
@@ -38,7 +44,7 @@ impl<B: Descriptors> SharedEndpoint<B> {
     pub(super) fn new(backend: &B, limits: Limits) -> io::Result<Self> {
         let endpoint = Endpoint::new(backend, limits)?;
         let descriptor = endpoint.as_fd().try_clone_to_owned()?;
-        let inner = Inner { endpoint, members: HashMap::new(), failure: None };
+        let inner = Inner { endpoint, members: HashMap::new(), failure: None, waits: 0 };
         Ok(Self { inner: Mutex::new(inner), descriptor })
     }
 
@@ -136,12 +142,12 @@ impl<B: Descriptors> Inner<B> {
         }
     }
 
-    /// Takes what has come. Returns whom it concerns.
-    fn progress(&mut self) -> Vec<Waker> {
+    /// Takes what has come, or waits for it. Returns whom it concerns.
+    fn progress(&mut self, take: impl FnOnce(&mut Endpoint<B>) -> Result<(), Error>) -> Vec<Waker> {
         if self.failure.is_some() {
             return Vec::new();
         }
-        if let Err(error) = self.endpoint.progress() {
+        if let Err(error) = take(&mut self.endpoint) {
             tracing::error!(%error, "the RDMA connections of a loop are lost");
             self.failure = Some(error);
             return self.members.values().filter_map(|member| member.waker.clone()).collect();
@@ -170,9 +176,26 @@ impl<B: Descriptors> Driver for SharedEndpoint<B> {
     }
 
     fn drive(&self) {
-        let wakers = self.lock().progress();
+        let wakers = self.lock().progress(Endpoint::progress);
         // Not under the lock: a waker may run anything.
         wakers.into_iter().for_each(Waker::wake);
+    }
+
+    fn wait(&self, timeout: Option<Duration>) -> io::Result<()> {
+        let mut inner = self.lock();
+        if inner.failure.is_some() {
+            drop(inner);
+            // Nothing comes any more, and whoever waits is not to be kept busy.
+            return wait_one(self.descriptor(), Interest::NONE, timeout).map(drop);
+        }
+        inner.waits = inner.waits.wrapping_add(1);
+        // The kernel is asked now and then, since completions that are always there would keep other events from being seen.
+        let asks = inner.waits.is_multiple_of(UNASKED);
+        let wakers =
+            inner.progress(|endpoint| if asks { endpoint.progress() } else { endpoint.wait(timeout) });
+        drop(inner);
+        wakers.into_iter().for_each(Waker::wake);
+        Ok(())
     }
 
     fn next_timeout(&self) -> Option<Duration> {
