@@ -34,6 +34,11 @@ pub(super) enum Found {
     More,
 }
 
+#[cold]
+fn note_loss(losses: &mut Option<Vec<Lost>>, lost: Lost) {
+    losses.get_or_insert_default().push(lost);
+}
+
 impl<B: Descriptors> Endpoint<B> {
     /// Takes what has come for any connection, handles time, and posts what can be posted, within bounds (VR-RES-007): what is
     /// left makes [`Endpoint::next_timeout`] say now.
@@ -130,7 +135,7 @@ impl<B: Descriptors> Endpoint<B> {
                 Woken::Events => *events_wait = true,
                 Woken::Queue(at) => {
                     if let Err(lost) = queues.take_wakeups(at) {
-                        losses.get_or_insert_default().push(*lost);
+                        note_loss(&mut losses, *lost);
                     }
                 }
             })?;
