@@ -139,3 +139,52 @@ pub fn parse(bytes: Bytes) -> Result<(Frame, Bytes), ParseError> {
     let frame = words.map(|word| Frame::BulkString(Some(bytes.slice_ref(word)))).collect();
     Ok((Frame::Array(Some(frame)), bytes.slice(end + 1..)))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_of_a_string() {
+        for (bytes, rest) in [
+            (&b"$5\r\n"[..], Some(7)),
+            (b"$5\r\nhe", Some(5)),
+            (b"$5\r\nhello\r\n", Some(0)),
+            (b"$5\r\nhello\r\n+OK", None),
+            (b"$5", None),
+            (b"$-1\r\n", None),
+            (b"$99999999999999999999999\r\n", None),
+            (b"$18446744073709551615\r\n", None),
+            (b"+OK\r\n", None),
+            (b"", None),
+        ] {
+            assert_eq!(missing(bytes), rest, "{:?}", String::from_utf8_lossy(bytes));
+        }
+    }
+
+    /// Frames are the same however their bytes come, and those that were put there by a read are those that were pushed.
+    #[test]
+    fn frames_do_not_depend_on_how_bytes_come() {
+        let all = b"$5\r\nhello\r\n*2\r\n$3\r\nGET\r\n$1\r\nk\r\n+OK\r\n";
+        for len in 1..all.len() {
+            let (mut pushed, mut read) = (Frames::default(), Frames::default());
+            let mut frames = [Vec::new(), Vec::new()];
+            for part in all.chunks(len) {
+                pushed.push(part);
+                let put = read.read(part.len() + 7, |into| {
+                    into[..part.len()].copy_from_slice(part);
+                    io::Result::Ok(Some(part.len()))
+                });
+                assert_eq!(put.unwrap(), Some(part.len()));
+                assert_eq!(read.read(9, |_| io::Result::Ok(None)).unwrap(), None);
+                for (from, frames) in [&mut pushed, &mut read].into_iter().zip(&mut frames) {
+                    while let Some(frame) = from.take().unwrap() {
+                        frames.push(frame);
+                    }
+                }
+            }
+            assert_eq!(frames[0].len(), 3, "{len}");
+            assert_eq!(frames[0], frames[1], "{len}");
+        }
+    }
+}
