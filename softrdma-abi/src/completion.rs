@@ -3,8 +3,7 @@
 use core::ffi::{c_int, c_uint, c_void};
 use std::collections::VecDeque;
 use std::os::fd::{FromRawFd as _, IntoRawFd as _, OwnedFd};
-use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use softrdma_wire::{Completion, MAX_BATCH, Name, RECORD, Reply, Request};
 
@@ -22,24 +21,6 @@ use crate::polling::{Turn, functions};
 pub(crate) struct Channel {
     channel: ibv_comp_channel,
     name: Name,
-    /// Threads that read an event, which their queue may not know yet.
-    reading: AtomicU32,
-}
-
-/// A thread that reads an event, until its queue knows.
-struct Reading<'a>(&'a AtomicU32);
-
-impl<'a> Reading<'a> {
-    fn begin(threads: &'a AtomicU32) -> Self {
-        threads.fetch_add(1, SeqCst);
-        Self(threads)
-    }
-}
-
-impl Drop for Reading<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, SeqCst);
-    }
 }
 
 pub(crate) fn create_channel(context: *mut ibv_context) -> Result<*mut ibv_comp_channel, c_int> {
@@ -47,7 +28,7 @@ pub(crate) fn create_channel(context: *mut ibv_context) -> Result<*mut ibv_comp_
     let mut channel: ibv_comp_channel = zeroed();
     channel.context = context;
     channel.fd = descriptor.into_raw_fd();
-    Ok(Box::into_raw(Box::new(Channel { channel, name, reading: AtomicU32::new(0) })).cast())
+    Ok(Box::into_raw(Box::new(Channel { channel, name })).cast())
 }
 
 #[unsafe(no_mangle)]
@@ -78,46 +59,12 @@ pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel
 #[repr(C)]
 pub(crate) struct Queue {
     ex: QueueEx,
-    fetched: Mutex<Fetched>,
-    /// Null if its events go nowhere.
-    channel: *const Channel,
+    fetched: Mutex<VecDeque<Completion>>,
     pub(crate) turn: Turn,
     /// Completion events.
     events: Unacknowledged,
     /// Asynchronous events.
     pub(crate) asynchronous: Unacknowledged,
-}
-
-#[derive(Default)]
-struct Fetched {
-    completions: VecDeque<Completion>,
-    /// The fabric had no more than these when it was told to raise an event for the next one, and no event was read since.
-    armed: bool,
-}
-
-impl Queue {
-    /// # Safety
-    /// `cq` is alive, and [`create_queue`] made it.
-    unsafe fn fetched<'a>(cq: *mut ibv_cq) -> MutexGuard<'a, Fetched> {
-        // SAFETY: the caller vouches for `cq`, a `Queue`; nothing else writes this field.
-        unsafe { &(*cq.cast::<Self>()).fetched }.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Whether the fabric has nothing for a queue that is armed: what came would have raised an event, and the channel holds none.
-    ///
-    /// Whoever reads an event is counted before, and until it has the lock that the caller holds: either it is seen here, or the event
-    /// was there to be seen. A fabric that is gone has closed its end, which `poll(2)` tells.
-    ///
-    /// # Safety
-    /// `cq` is alive, and [`create_queue`] made it with a channel.
-    unsafe fn is_quiet(cq: *mut ibv_cq) -> bool {
-        // SAFETY: the caller vouches for `cq`; a channel lives as long as its queues (ibv_destroy_comp_channel(3): `EBUSY`).
-        let channel = unsafe { &*(*cq.cast::<Self>()).channel };
-        let mut entry = libc::pollfd { fd: channel.channel.fd, events: libc::POLLIN, revents: 0 };
-        // SAFETY: poll(2): one entry, which is written; it does not wait.
-        let silent = unsafe { libc::poll(&raw mut entry, 1, 0) } == 0;
-        silent && channel.reading.load(SeqCst) == 0
-    }
 }
 
 /// # Safety
@@ -151,7 +98,6 @@ pub(crate) unsafe fn create_queue(
     let queue = Queue {
         ex: functions(cq),
         fetched: Mutex::default(),
-        channel: channel.cast(),
         turn: Turn::default(),
         events: Unacknowledged::default(),
         asynchronous: Unacknowledged::default(),
@@ -198,10 +144,9 @@ pub unsafe extern "C" fn ibv_get_cq_event(
     cq: *mut *mut ibv_cq,
     cq_context: *mut *mut c_void,
 ) -> c_int {
-    // SAFETY: ibv_get_cq_event(3): a live completion channel, which `create_channel` made as a `Channel`.
-    let (descriptor, reading) = unsafe { ((*channel).fd, &(*channel.cast::<Channel>()).reading) };
+    // SAFETY: ibv_get_cq_event(3): a live completion channel.
+    let descriptor = unsafe { (*channel).fd };
     loop {
-        let _reading = Reading::begin(reading);
         let mut record = [0; RECORD];
         // SAFETY: read(2): a descriptor that the channel owns, and as many bytes as `record` has. Whether it blocks is up to
         // the program, which may have set the descriptor's flags.
@@ -221,8 +166,6 @@ pub unsafe extern "C" fn ibv_get_cq_event(
         });
         // Of a queue that is gone: no event.
         let Some(found) = found else { continue };
-        // SAFETY: alive, as its event is not acknowledged.
-        unsafe { Queue::fetched(found.cast()) }.armed = false;
         // SAFETY: ibv_get_cq_event(3): places for the answers. `found` is alive, as its event is not acknowledged.
         unsafe {
             cq.write(found.cast());
@@ -240,40 +183,17 @@ pub unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, count: c_uint) {
 
 pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
     // SAFETY: ibv_req_notify_cq(3): a live completion queue.
-    let (queue, told) = unsafe { ((*cq).handle, !(*cq.cast::<Queue>()).channel.is_null()) };
-    let solicited = solicited_only != 0;
-    // SAFETY: as above. Held while the fabric is asked: completions keep their order.
-    let mut fetched = unsafe { Queue::fetched(cq) };
-    // Programs poll next. Not more and more for a program that does not.
-    let most = if fetched.completions.is_empty() { MAX_BATCH } else { 0 };
-    match call(&Request::Arm { queue, solicited, most: most as u32 }) {
-        Ok(Reply::Completions(completions)) => {
-            // Who has asked for all events is not asked to wait for fewer.
-            if !solicited {
-                fetched.armed = told && completions.len() < most;
-            }
-            fetched.completions.extend(completions);
-            0
-        }
-        Ok(_) => libc::EPROTO,
-        Err(errno) => errno,
-    }
+    let queue = unsafe { (*cq).handle };
+    returned(ask(&Request::Arm { queue, solicited: solicited_only != 0 }))
 }
 
 /// Fetches completions if there are none here. A queue that is lost has none to give.
-///
-/// # Safety
-/// `cq` is alive, [`create_queue`] made it, and `fetched` is its.
-unsafe fn fetch(cq: *mut ibv_cq, fetched: &mut Fetched) -> Result<(), c_int> {
-    // SAFETY: the caller vouches for `cq`; queues without a channel are never `armed`.
-    if !fetched.completions.is_empty() || fetched.armed && unsafe { Queue::is_quiet(cq) } {
-        return Ok(());
-    }
-    // SAFETY: as above.
-    let queue = unsafe { (*cq).handle };
-    match call(&Request::Poll { queue, most: MAX_BATCH as u32 })? {
-        Reply::Completions(completions) => fetched.completions.extend(completions),
-        _ => return Err(libc::EPROTO),
+fn fetch(queue: Name, fetched: &mut VecDeque<Completion>) -> Result<(), c_int> {
+    if fetched.is_empty() {
+        match call(&Request::Poll { queue, most: MAX_BATCH as u32 })? {
+            Reply::Completions(completions) => fetched.extend(completions),
+            _ => return Err(libc::EPROTO),
+        }
     }
     Ok(())
 }
@@ -284,24 +204,24 @@ unsafe fn fetch(cq: *mut ibv_cq, fetched: &mut Fetched) -> Result<(), c_int> {
 /// `cq` is alive.
 pub(crate) unsafe fn next_completion(cq: *mut ibv_cq) -> Result<Option<Completion>, c_int> {
     // SAFETY: the caller vouches for `cq`, which `create_queue` made as a `Queue`.
-    let mut fetched = unsafe { Queue::fetched(cq) };
-    // SAFETY: as above.
-    unsafe { fetch(cq, &mut fetched) }?;
-    Ok(fetched.completions.pop_front())
+    let (queue, fetched) = unsafe { ((*cq).handle, &(*cq.cast::<Queue>()).fetched) };
+    let mut fetched = fetched.lock().unwrap_or_else(PoisonError::into_inner);
+    fetch(queue, &mut fetched)?;
+    Ok(fetched.pop_front())
 }
 
 pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, into: *mut ibv_wc) -> c_int {
     let Ok(most) = usize::try_from(most) else { return -libc::EINVAL };
     // SAFETY: ibv_poll_cq(3): a live completion queue, which `create_queue` made as a `Queue`.
+    let (queue, fetched) = unsafe { ((*cq).handle, &(*cq.cast::<Queue>()).fetched) };
     // Held while the fabric is asked: completions keep their order.
-    let mut fetched = unsafe { Queue::fetched(cq) };
-    // SAFETY: as above.
-    if most > 0 && unsafe { fetch(cq, &mut fetched) }.is_err() {
+    let mut fetched = fetched.lock().unwrap_or_else(PoisonError::into_inner);
+    if most > 0 && fetch(queue, &mut fetched).is_err() {
         return -1;
     }
     let mut count = 0;
-    let given = most.min(fetched.completions.len());
-    for completion in fetched.completions.drain(..given) {
+    let given = most.min(fetched.len());
+    for completion in fetched.drain(..given) {
         // SAFETY: ibv_poll_cq(3): an array of at least `most` entries, of which `count` are fewer.
         unsafe { into.add(count).write(work_completion(&completion)) };
         count += 1;

@@ -20,7 +20,7 @@ pub use devices::{format_devices, parse_addresses, parse_devices};
 pub use socket::{Error, Listener, Socket};
 
 /// Of this protocol. Both sides come from one build, so any other is a mistake in how they were started.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 4;
 /// Bytes of a message. Longer chains of work requests go in several.
 pub const MAX_MESSAGE: usize = 64 * 1024;
 /// Work requests or completions in one message.
@@ -107,11 +107,10 @@ pub enum Request<'a> {
         queue: Name,
         most: u32,
     },
-    /// For solicited events alone, or for all. Answer: [`Reply::Completions`], those that are there and so raise no event, at most `most`.
+    /// For solicited events alone, or for all.
     Arm {
         queue: Name,
         solicited: bool,
-        most: u32,
     },
 
     /// Answer: [`Reply::Made`].

@@ -92,11 +92,7 @@ fn request() -> impl Strategy<Value = Request<'static>> {
             .prop_map(|(device, depth, channel)| Request::CreateQueue { device, depth, channel }),
         name().prop_map(Request::DestroyQueue),
         (name(), any::<u32>()).prop_map(|(queue, most)| Request::Poll { queue, most }),
-        (name(), any::<bool>(), any::<u32>()).prop_map(|(queue, solicited, most)| Request::Arm {
-            queue,
-            solicited,
-            most
-        }),
+        (name(), any::<bool>()).prop_map(|(queue, solicited)| Request::Arm { queue, solicited }),
         (name(), 0_u32..64, 0_u32..64).prop_map(|(domain, depth, limit)| Request::CreateShared {
             domain,
             depth,

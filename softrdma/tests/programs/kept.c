@@ -1,5 +1,5 @@
-/* Posts receives to a queue pair that is not connected, as many as there is room for and one more, and polls a queue that is armed. It says when
-   it has posted, and when it has polled, and waits each time for a line: meanwhile the test looks how often the fabric was asked. */
+/* Posts receives to a queue pair that is not connected, as many as there is room for and one more. It says when it is about to post and when it
+   has posted, and waits each time for a line: meanwhile the test looks how often the fabric was asked. */
 #include <errno.h>
 #include <infiniband/verbs.h>
 #include <stdio.h>
@@ -8,7 +8,6 @@
 #include "expect.h"
 
 #define DEPTH 8
-#define TIMES 1000
 
 static struct ibv_qp *pair;
 static struct ibv_cq *queue;
@@ -71,10 +70,7 @@ int main(void)
 
     EXPECT(!ibv_req_notify_cq(queue, 0));
     struct ibv_wc wc;
-    says("armed");
-    for (int i = 0; i < TIMES; i++) EXPECT(ibv_poll_cq(queue, 1, &wc) == 0);
-    says("polled");
-    /* Each receive that was kept is flushed, in its order, and polled although nobody has read the event. */
+    /* Each receive that was kept is flushed, in its order. */
     move(IBV_QPS_ERR);
     for (int i = 0; i < DEPTH - 2; i++) {
         int polled;
@@ -85,15 +81,11 @@ int main(void)
     void *user;
     EXPECT(!ibv_get_cq_event(channel, &of, &user) && of == queue);
     ibv_ack_cq_events(queue, 1);
-    /* Nothing hides behind an event that was read. */
-    EXPECT(!post());
-    while (ibv_poll_cq(queue, 1, &wc) == 0) { }
-    EXPECT(wc.wr_id == first + DEPTH - 2);
-    /* Nor does a receive stay here once the queue pair has left INIT: its flush is an event. */
+    /* No receive is kept once the queue pair has left INIT: its flush is an event. */
     EXPECT(!ibv_req_notify_cq(queue, 0) && !post());
     EXPECT(!ibv_get_cq_event(channel, &of, &user) && of == queue);
     ibv_ack_cq_events(queue, 1);
-    EXPECT(ibv_poll_cq(queue, 1, &wc) == 1 && wc.wr_id == first + DEPTH - 1);
+    EXPECT(ibv_poll_cq(queue, 1, &wc) == 1 && wc.wr_id == first + DEPTH - 2);
 
     EXPECT(!ibv_destroy_qp(pair) && !ibv_destroy_cq(queue) && !ibv_destroy_comp_channel(channel));
     EXPECT(!ibv_dealloc_pd(domain) && !ibv_close_device(context));

@@ -224,12 +224,12 @@ impl Session {
     fn perform(&mut self, request: Request<'_>, descriptor: &mut Option<OwnedFd>) -> Result<Reply, Refusal> {
         match request {
             Request::Poll { queue, most } => return self.poll(queue, most),
-            Request::Arm { queue: name, solicited, most } => {
-                let queue = find(&self.queues, name)?;
+            Request::Arm { queue, solicited } => {
+                let queue = find(&self.queues, queue)?;
                 // The event of the last arming is the program's: it has read it, or will.
                 queue.take_events()?;
                 if solicited { queue.arm_solicited() } else { queue.arm() }?;
-                return self.poll(name, most);
+                return Ok(Reply::Done);
             }
             Request::PostSend { pair, whole, work } => return self.post_send(pair, whole, &work),
             Request::PostReceive { pair, work } => return self.post_receive(pair, &work),
