@@ -157,6 +157,8 @@ fn memory_tells_only_its_length() {
 fn moments_keep_what_they_were_made_of() {
     let second = Duration::from_secs(1);
     assert_eq!(Instant::from_start(second).since_start(), second);
+    assert_eq!(Instant::from_parts(1, 5), Instant::from_start(second).after(Duration::from_nanos(5)));
+    assert_eq!(Instant::from_parts(u64::MAX, 5).since_start(), Duration::from_nanos(u64::MAX));
     // For ever: 584 years.
     let never = Instant::from_start(second).after(Duration::MAX);
     assert_eq!(never.since_start(), Duration::from_nanos(u64::MAX));

@@ -78,17 +78,20 @@ fn windows_lie_in_memory_of_the_application() {
     let landed = Readable { region: Readable::LANDED, offset: 6, len: 2 * WINDOW };
     assert_eq!(machine.land(memory, 6 + 2 * WINDOW + 1), Ok(Some(landed)));
     assert_eq!(machine.land(memory, WINDOW), Err(ApiMisuse::LandingUnderWay));
+    assert_eq!((machine.landing_in_use(), machine.may_land()), (6..6 + 2 * WINDOW + 1, true));
     assert_eq!((announced(&mut machine), machine.is_landing()), (None, true));
     let lies = |offset| Some(Window { address: memory.address + offset, length: WINDOW, rkey: memory.rkey });
     for offset in [6, 6 + u64::from(WINDOW)] {
         machine.handle_immediate(NOW, Immediate(if offset == 6 { 5 } else { WINDOW }));
         assert_eq!(announced(&mut machine), lies(offset));
     }
+    assert_eq!((machine.landing_in_use(), machine.may_land()), (6..6 + 2 * WINDOW, true));
     machine.handle_immediate(NOW, Immediate(WINDOW));
     assert_eq!(announced(&mut machine), window(2));
     machine.handle_immediate(NOW, Immediate(4));
     let own = |region, offset, len| Some(Readable { region, offset, len });
     assert_eq!(machine.all_readable(), [own(0, 2, 6), Some(landed), own(1, 0, 4)]);
+    assert_eq!((machine.landing_in_use(), machine.may_land()), (6..6 + 2 * WINDOW, false));
     for len in [6, 2 * WINDOW] {
         assert!(machine.is_landing());
         machine.consume(len).expect("there are as many");
