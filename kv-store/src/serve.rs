@@ -15,9 +15,6 @@ use crate::session::Session;
 /// How long the last reply may take to arrive.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// Waits for one turn that asks the kernel whether there is anything but completions.
-const UNASKED: u32 = 16;
-
 /// Bytes read together at most.
 const LONGEST_READ: usize = 1 << 20;
 
@@ -31,7 +28,6 @@ pub struct Server<'a, B: Descriptors> {
     woken: Arc<Mutex<Vec<ConnectionId>>>,
     /// Interrupts whoever waits for the endpoint.
     wake: Arc<dyn Fn() + Send + Sync>,
-    waits: u32,
 }
 
 /// State between two commands of a client.
@@ -45,14 +41,7 @@ struct Client {
 impl<'a, B: Descriptors> Server<'a, B> {
     /// A server without clients. The endpoint listens already.
     pub fn new(endpoint: Endpoint<B>, store: &'a Store) -> Self {
-        Self {
-            endpoint,
-            store,
-            sessions: HashMap::new(),
-            woken: Arc::default(),
-            wake: Arc::new(|| ()),
-            waits: 0,
-        }
+        Self { endpoint, store, sessions: HashMap::new(), woken: Arc::default(), wake: Arc::new(|| ()) }
     }
 
     /// Has `wake` called when something is published for a client of this server, whose client ever publishes it, once before the next
@@ -69,13 +58,8 @@ impl<'a, B: Descriptors> Server<'a, B> {
         Ok(())
     }
 
-    /// Waits until something has come, for at most `limit`, and handles it. Now and then the kernel is asked first, which completions
-    /// that are always there would put off.
+    /// Waits until something has come, for at most `limit`, and handles it.
     pub fn wait(&mut self, limit: Option<Duration>) -> Result<(), Error> {
-        self.waits = self.waits.wrapping_add(1);
-        if self.waits.is_multiple_of(UNASKED) {
-            return self.turn();
-        }
         self.endpoint.wait(limit)?;
         self.handle();
         Ok(())

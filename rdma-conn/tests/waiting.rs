@@ -139,6 +139,29 @@ fn a_waker_ends_a_wait() {
     assert!(endpoint.now().since(before) >= Duration::from_millis(20), "a call ended two waits");
 }
 
+/// Completions that are always there do not keep a wait from seeing that somebody else wants a connection.
+#[test]
+fn a_wait_sees_more_than_completions() {
+    let Pair { sim, mut server, mut client, at_server, at_client } = Pair::new(Duration::ZERO);
+    let host = sim.host(&[[192, 0, 2, 3].into()], rdma_softsim::Limits::default());
+    let mut other = Endpoint::new(&host, Limits::default()).expect("a device");
+    other.connect((SERVER, 6379).into(), None, Duration::from_secs(5), Options::client()).expect("begins");
+    let mut opened = false;
+    for _ in 0..200 {
+        assert_eq!(client.write(at_client, &[IoSlice::new(b"ping")]).expect("open"), Some(4));
+        for endpoint in [&mut client, &mut other] {
+            endpoint.progress().expect("the fabric stays");
+        }
+        settle(&sim);
+        server.wait(Some(Duration::ZERO)).expect("the fabric stays");
+        while let Some(event) = server.next_event() {
+            opened |= matches!(event, Event::Opened { .. });
+        }
+        assert_eq!(server.read(at_server, &mut [0; 8]).expect("open"), Some(4));
+    }
+    assert!(opened);
+}
+
 /// What a connection that writes needs is registered when it is made, if it is to be.
 #[test]
 fn a_send_buffer_is_registered_early() {

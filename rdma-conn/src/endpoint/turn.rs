@@ -16,7 +16,7 @@ use crate::error::Error;
 /// Times that [`Endpoint::progress`] looks at its queues before it lets the event loop have a turn.
 const ROUNDS: u32 = 64;
 
-/// Turns of a spin for which the kernel is asked once.
+/// Turns that take completions without a wake-up for which the kernel is asked once.
 const UNASKED: u32 = 16;
 
 /// How long an endpoint that is never idle puts off looking for when its connections want to be handled: what they do meanwhile
@@ -48,7 +48,7 @@ impl<B: Descriptors> Endpoint<B> {
     /// ends those that share it.
     pub fn progress(&mut self) -> Result<(), Error> {
         // While it spins no queue is armed that could have woken anybody: only other events are in the kernel.
-        self.unasked += 1;
+        self.unasked = self.unasked.saturating_add(1);
         let spins = std::mem::take(&mut self.spins);
         if !spins
             || self.events_wait
@@ -80,6 +80,12 @@ impl<B: Descriptors> Endpoint<B> {
     /// # Errors
     /// As [`Endpoint::progress`].
     pub fn wait(&mut self, limit: Option<Duration>) -> Result<(), Error> {
+        // Completions that are always there would keep other events from being seen. A face's one connection has none to wait for: when it
+        // ends, no more completions come.
+        self.unasked = self.unasked.saturating_add(1);
+        if self.unasked >= UNASKED && !self.quiet {
+            self.begin_turn(Some(Duration::ZERO))?;
+        }
         if self.look_for(limit)? || self.arm_and_look()? != Found::Nothing {
             self.usage.turns += 1;
             self.unfinished = true;

@@ -26,12 +26,7 @@ struct Inner<B: Descriptors> {
     members: HashMap<ConnectionId, Member>,
     /// The endpoint has failed, and all its connections with it.
     failure: Option<Error>,
-    /// Times that somebody waited.
-    waits: u32,
 }
-
-/// Waits for one that asks the kernel whether there is anything but completions.
-const UNASKED: u32 = 16;
 
 #[derive(Default)]
 struct Member {
@@ -44,7 +39,7 @@ impl<B: Descriptors> SharedEndpoint<B> {
     pub(super) fn new(backend: &B, limits: Limits) -> io::Result<Self> {
         let endpoint = Endpoint::new(backend, limits)?;
         let descriptor = endpoint.as_fd().try_clone_to_owned()?;
-        let inner = Inner { endpoint, members: HashMap::new(), failure: None, waits: 0 };
+        let inner = Inner { endpoint, members: HashMap::new(), failure: None };
         Ok(Self { inner: Mutex::new(inner), descriptor })
     }
 
@@ -188,11 +183,7 @@ impl<B: Descriptors> Driver for SharedEndpoint<B> {
             // Nothing comes any more, and whoever waits is not to be kept busy.
             return wait_one(self.descriptor(), Interest::NONE, timeout).map(drop);
         }
-        inner.waits = inner.waits.wrapping_add(1);
-        // The kernel is asked now and then, since completions that are always there would keep other events from being seen.
-        let asks = inner.waits.is_multiple_of(UNASKED);
-        let wakers =
-            inner.progress(|endpoint| if asks { endpoint.progress() } else { endpoint.wait(timeout) });
+        let wakers = inner.progress(|endpoint| endpoint.wait(timeout));
         drop(inner);
         wakers.into_iter().for_each(Waker::wake);
         Ok(())
