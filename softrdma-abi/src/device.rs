@@ -8,6 +8,7 @@ use std::os::fd::AsRawFd as _;
 
 use softrdma_wire::{self as wire, MAX_ELEMENTS};
 
+use crate::chain::{post_recv, post_send};
 use crate::completion::{poll_cq, req_notify_cq};
 use crate::layout::{
     _compat_ibv_port_attr, Device, DeviceEx, EXTENDED, GidEntry, PORT_ATTRIBUTES, PortAttributes,
@@ -16,7 +17,7 @@ use crate::layout::{
 };
 use crate::link::{Attached, concluded, link, pointer, returned, set_errno};
 use crate::missing::lacking;
-use crate::pair::{create_qp_ex, post_recv, post_send};
+use crate::pair::create_qp_ex;
 use crate::polling::create_cq_ex;
 use crate::shared::{create_srq_ex, post_srq_recv};
 

@@ -20,6 +20,7 @@
 
 mod acknowledged;
 mod address;
+mod chain;
 mod cm;
 mod completion;
 mod connecting;

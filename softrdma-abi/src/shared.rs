@@ -5,6 +5,7 @@ use core::ffi::{c_int, c_void};
 use softrdma_wire::{Name, Receive, Reply, Request};
 
 use crate::acknowledged::Unacknowledged;
+use crate::chain::{chain, conclude, elements, on_wire};
 use crate::cm::identifier;
 use crate::device::MAX_SGE;
 use crate::layout::{
@@ -13,7 +14,6 @@ use crate::layout::{
 };
 use crate::link::{ask, call, concluded, make, pointer, returned};
 use crate::names;
-use crate::pair::{chain, conclude, elements, on_wire};
 
 /// A shared receive queue, and what is remembered of how it was made.
 #[repr(C)]

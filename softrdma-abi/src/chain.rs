@@ -1,0 +1,200 @@
+//! Posting: chains of work requests, as programs have them and as the wire has them.
+
+use core::ffi::c_int;
+use std::borrow::Cow;
+
+use softrdma_wire::{Local, MAX_BATCH, MAX_INLINE, Op, Receive, Reply, Request, Send, Sge};
+
+use crate::layout::{
+    IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_SEND_SOLICITED, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE,
+    IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_sge,
+};
+use crate::link::{call, keep};
+use crate::pair::{Pair, name};
+
+/// The scatter-gather list of a work request, of at most `most` elements.
+///
+/// # Safety
+/// `list` points to `count` elements.
+pub(crate) unsafe fn elements<'a>(
+    list: *const ibv_sge,
+    count: c_int,
+    most: u32,
+) -> Result<&'a [ibv_sge], c_int> {
+    let count = usize::try_from(count).map_err(|_| libc::EINVAL)?;
+    if count > most as usize {
+        return Err(libc::EINVAL);
+    }
+    if count == 0 {
+        return Ok(&[]);
+    }
+    // SAFETY: the caller vouches for as many elements.
+    Ok(unsafe { std::slice::from_raw_parts(list, count) })
+}
+
+pub(crate) fn on_wire(list: &[ibv_sge]) -> Vec<Sge> {
+    list.iter().map(|&ibv_sge { addr: address, length: len, lkey }| Sge { address, len, lkey }).collect()
+}
+
+/// The bytes of inline data.
+///
+/// # Safety
+/// The elements name bytes of this process that stay as they are for `'a`.
+unsafe fn inline<'a>(list: &[ibv_sge]) -> Result<Cow<'a, [u8]>, c_int> {
+    let total = list.iter().try_fold(0_u32, |sum, element| sum.checked_add(element.length));
+    if total.is_none_or(|total| total > MAX_INLINE as u32) {
+        return Err(libc::EINVAL);
+    }
+    let bytes = |element: &ibv_sge| -> &'a [u8] {
+        if element.length == 0 {
+            return &[];
+        }
+        let place: *const u8 = std::ptr::with_exposed_provenance(element.addr as usize);
+        // SAFETY: the caller vouches for the bytes.
+        unsafe { std::slice::from_raw_parts(place, element.length as usize) }
+    };
+    Ok(match list {
+        [] => Cow::Borrowed(&[]),
+        [element] => Cow::Borrowed(bytes(element)),
+        several => Cow::Owned(several.iter().flat_map(bytes).copied().collect()),
+    })
+}
+
+/// A work request as the wire has it.
+///
+/// # Safety
+/// `wr` is as ibv_post_send(3) wants it, and inline bytes stay as they are for `'a`.
+unsafe fn send<'a>(wr: &ibv_send_wr, most_elements: u32, all_signaled: bool) -> Result<Send<'a>, c_int> {
+    // SAFETY: the caller vouches for the list; both arms of the unions are integers.
+    let (list, immediate, rdma) = unsafe {
+        (
+            elements(wr.sg_list, wr.num_sge, most_elements)?,
+            u32::from_be(wr.__bindgen_anon_1.imm_data),
+            wr.wr.rdma,
+        )
+    };
+    let (address, rkey) = (rdma.remote_addr, rdma.rkey);
+    let op = match wr.opcode {
+        IBV_WR_SEND => Op::Send,
+        IBV_WR_SEND_WITH_IMM => Op::SendImmediate(immediate),
+        IBV_WR_RDMA_WRITE => Op::Write { address, rkey },
+        IBV_WR_RDMA_WRITE_WITH_IMM => Op::WriteImmediate { address, rkey, immediate },
+        IBV_WR_RDMA_READ => Op::Read { address, rkey },
+        _ => return Err(libc::EINVAL),
+    };
+    let local = if wr.send_flags & IBV_SEND_INLINE == 0 || matches!(op, Op::Read { .. }) {
+        Local::Memory(on_wire(list))
+    } else {
+        // SAFETY: ibv_post_send(3): with IBV_SEND_INLINE the elements name bytes of this process, which are read during the
+        // call and which nobody changes meanwhile.
+        Local::Inline(unsafe { inline(list) }?)
+    };
+    let signaled = all_signaled || wr.send_flags & IBV_SEND_SIGNALED != 0;
+    let solicited = wr.send_flags & IBV_SEND_SOLICITED != 0;
+    Ok(Send { id: wr.wr_id, op, signaled, solicited, local })
+}
+
+/// Posts a chain batch by batch: `gather` makes a request of one element, `post` posts a batch and says how many were taken.
+/// The element that was refused first, and why.
+pub(crate) fn chain<T, W>(
+    mut next: *mut T,
+    successor: impl Fn(*mut T) -> *mut T,
+    gather: impl Fn(*mut T) -> Result<W, c_int>,
+    post: impl Fn(Vec<W>) -> Result<Reply, c_int>,
+) -> Result<(), (*mut T, c_int)> {
+    while !next.is_null() {
+        let (mut batch, mut places, mut stopped) = (Vec::new(), Vec::new(), None);
+        while !next.is_null() && batch.len() < MAX_BATCH / 2 {
+            match gather(next) {
+                Ok(work) => batch.push(work),
+                Err(errno) => {
+                    stopped = Some((next, errno));
+                    break;
+                }
+            }
+            places.push(next);
+            next = successor(next);
+        }
+        if let Some(&first) = places.first() {
+            match post(batch) {
+                Ok(Reply::Posted { errno: 0, .. }) => {}
+                Ok(Reply::Posted { count, errno }) => {
+                    return Err((places.get(count as usize).copied().unwrap_or(first), errno));
+                }
+                Ok(_) => return Err((first, libc::EPROTO)),
+                Err(errno) => return Err((first, errno)),
+            }
+        }
+        if let Some(refused) = stopped {
+            return Err(refused);
+        }
+    }
+    Ok(())
+}
+
+/// Reports what a chain came to, as ibv_post_send(3) does.
+///
+/// # Safety
+/// `bad` is a place for a pointer.
+pub(crate) unsafe fn conclude<T>(result: Result<(), (*mut T, c_int)>, bad: *mut *mut T) -> c_int {
+    match result {
+        Ok(()) => 0,
+        Err((refused, errno)) => {
+            // SAFETY: the caller vouches for `bad`.
+            unsafe { bad.write(refused) };
+            errno
+        }
+    }
+}
+
+pub(crate) unsafe extern "C" fn post_send(
+    qp: *mut ibv_qp,
+    first: *mut ibv_send_wr,
+    bad: *mut *mut ibv_send_wr,
+) -> c_int {
+    // SAFETY: ibv_post_send(3): a live queue pair, which `create` made as a `Pair`; these do not change.
+    let (pair, most, all_signaled) = unsafe {
+        let made = qp.cast::<Pair>();
+        (name(qp), (*made).cap.max_send_sge, (*made).all_signaled)
+    };
+    let posted = chain(
+        first,
+        // SAFETY: ibv_post_send(3): a list of requests, each linked to the next or to none.
+        |wr| unsafe { (*wr).next },
+        // SAFETY: as above; inline bytes are sent before this function returns.
+        |wr| unsafe { send(&*wr, most, all_signaled) },
+        |work| call(&Request::PostSend { pair, whole: false, work }),
+    );
+    // SAFETY: ibv_post_send(3): a place for the request that was refused.
+    unsafe { conclude(posted, bad) }
+}
+
+pub(crate) unsafe extern "C" fn post_recv(
+    qp: *mut ibv_qp,
+    first: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: ibv_post_recv(3): a live queue pair, which `create` made as a `Pair`; these do not change.
+    let (pair, most, room) = unsafe {
+        let made = qp.cast::<Pair>();
+        (name(qp), (*made).cap.max_recv_sge, &(*made).room)
+    };
+    let posted = chain(
+        first,
+        // SAFETY: ibv_post_recv(3): a list of requests, each linked to the next or to none.
+        |wr| unsafe { (*wr).next },
+        // SAFETY: as above.
+        |wr| unsafe {
+            Ok(Receive { id: (*wr).wr_id, local: on_wire(elements((*wr).sg_list, (*wr).num_sge, most)?) })
+        },
+        |mut work| {
+            let count = u32::try_from(work.len()).unwrap_or(u32::MAX);
+            match keep(pair, room, &mut work)? {
+                true => Ok(Reply::Posted { count, errno: 0 }),
+                false => call(&Request::PostReceive { pair, work }),
+            }
+        },
+    );
+    // SAFETY: ibv_post_recv(3): a place for the request that was refused.
+    unsafe { conclude(posted, bad) }
+}
