@@ -37,6 +37,17 @@ struct Core {
     idle: AtomicBool,
 }
 
+/// Whoever does something to the model.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Caller {
+    /// A program.
+    Program,
+    /// A program, with what may be done beside copies.
+    BesideCopies,
+    /// Somebody who cannot lose the processor.
+    Observer,
+}
+
 /// The clock that the model runs on.
 enum Clock {
     /// The machine's, from this moment on.
@@ -48,18 +59,26 @@ enum Clock {
 struct State {
     model: Model,
     /// The descriptors of those who may sleep.
-    signals: HashMap<Wake, Arc<dyn Signal>>,
+    signals: HashMap<Wake, Sleeper>,
+    /// One that is raised when the lock is free: whoever wakes up by it needs that first of all.
+    late: Option<Arc<dyn Signal>>,
     /// Until when the thread sleeps.
     asleep_until: Option<Instant>,
     thread: Option<JoinHandle<()>>,
     closed: bool,
     /// Whether somebody was woken, for a simulation, which looks at everybody only then.
     woken: bool,
+    /// How many copies are under way, by threads that have let go of the lock meanwhile.
+    copies: usize,
+    /// How many threads wait until none is.
+    waiting: usize,
 }
 
 impl Driver {
     pub(crate) fn new(parameters: Parameters) -> Self {
-        Self::with_clock(Model::new(parameters), Clock::Real(Ticks::begin()))
+        let mut model = Model::new(parameters);
+        model.carry_bulks();
+        Self::with_clock(model, Clock::Real(Ticks::begin()))
     }
 
     pub(crate) fn simulated(simulation: SimulationState) -> Self {
@@ -70,10 +89,13 @@ impl Driver {
         let state = State {
             model,
             signals: HashMap::new(),
+            late: None,
             asleep_until: None,
             thread: None,
             closed: false,
             woken: false,
+            copies: 0,
+            waiting: 0,
         };
         Self { core: Arc::new(Core { state: Monitor::new(state), clock, idle: AtomicBool::new(false) }) }
     }
@@ -88,35 +110,47 @@ impl Driver {
     /// A program does one thing to the model, at the present time. In real time all that follows from it at once is done
     /// when it returns; in virtual time it waits for its turn, but the program may have lost its processor before.
     pub(crate) fn with<T>(&self, act: impl FnOnce(&mut Model) -> T) -> T {
-        self.act(act, true)
+        self.act(act, Caller::Program)
+    }
+
+    /// As [`Driver::with`], for what takes no memory away from a copy and changes the state of no queue pair: it does not wait for copies
+    /// that are under way. What follows from it on a queue pair behind such a copy is done by whoever copies.
+    pub(crate) fn beside_copies<T>(&self, act: impl FnOnce(&mut Model) -> T) -> T {
+        self.act(act, Caller::BesideCopies)
     }
 
     /// Calls `act` on behalf of a caller that cannot lose its processor.
     pub(crate) fn peek<T>(&self, act: impl FnOnce(&mut Model) -> T) -> T {
-        self.act(act, false)
+        self.act(act, Caller::Observer)
     }
 
-    fn act<T>(&self, act: impl FnOnce(&mut Model) -> T, pausing: bool) -> T {
+    fn act<T>(&self, act: impl FnOnce(&mut Model) -> T, caller: Caller) -> T {
         let mut state = self.core.lock();
         match &self.core.clock {
             Clock::Real(ticks) => {
-                state.model.advance(Instant::from_start(ticks.elapsed()));
+                state = self.core.advance(state, ticks);
+                if caller != Caller::BesideCopies {
+                    state = self.core.end_copies(state);
+                }
                 // Before: what `act` takes must not leave a descriptor readable behind it.
-                state.wake();
+                state.raise_late();
                 let result = act(&mut state.model);
                 state.model.settle();
-                state.wake();
+                state = self.core.copy(state, ticks);
                 self.core.note_idle(&state);
                 self.core.watch(&mut state);
+                State::let_go(state);
                 result
             }
             Clock::Virtual => {
-                if pausing {
+                if caller != Caller::Observer {
                     state.model.pause();
                     state.wake();
+                    state.raise_late();
                 }
                 let result = act(&mut state.model);
                 state.wake();
+                state.raise_late();
                 result
             }
         }
@@ -151,7 +185,8 @@ impl Driver {
     ) -> Result<(T, Arc<dyn Signal>), Error> {
         let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(Error::Descriptor)?;
         let signal: Arc<dyn Signal> = Arc::new(Eventfd(fd));
-        Ok((self.create_signalling(&signal, create, wake)?, signal))
+        let patient = |wake: &Wake| matches!(wake, Wake::Completions(_));
+        Ok((self.create(&signal, create, wake, patient)?, signal))
     }
 
     /// Creates something that raises `signal`.
@@ -161,13 +196,26 @@ impl Driver {
         create: impl FnOnce(&mut Model) -> Result<T, Error>,
         wake: impl FnOnce(&T) -> Wake,
     ) -> Result<T, Error> {
+        self.create(signal, create, wake, |_| false)
+    }
+
+    fn create<T>(
+        &self,
+        signal: &Arc<dyn Signal>,
+        create: impl FnOnce(&mut Model) -> Result<T, Error>,
+        wake: impl FnOnce(&T) -> Wake,
+        patient: impl FnOnce(&Wake) -> bool,
+    ) -> Result<T, Error> {
         let mut state = self.core.lock();
         if matches!(self.core.clock, Clock::Virtual) {
             state.model.pause();
         }
         let created = create(&mut state.model)?;
-        state.signals.insert(wake(&created), Arc::clone(signal));
+        let wake = wake(&created);
+        let patient = patient(&wake);
+        state.signals.insert(wake, Sleeper { signal: Arc::clone(signal), patient });
         state.wake();
+        state.raise_late();
         Ok(created)
     }
 
@@ -198,6 +246,49 @@ impl Core {
         self.state.lock()
     }
 
+    /// Executes what is due, and all that follows from it at once.
+    fn advance<'a>(&'a self, mut state: MutexGuard<'a, State>, ticks: &Ticks) -> MutexGuard<'a, State> {
+        state.model.advance(Instant::from_start(ticks.elapsed()));
+        self.copy(state, ticks)
+    }
+
+    /// Wakes whoever is to be woken, and copies the bytes of long messages. Lets go of the lock meanwhile, unless somebody waits for the end of
+    /// all copies.
+    #[inline]
+    fn copy<'a>(&'a self, mut state: MutexGuard<'a, State>, ticks: &Ticks) -> MutexGuard<'a, State> {
+        state.wake();
+        while let Some(bulk) = state.model.next_bulk() {
+            let copied = if state.waiting > 0 {
+                bulk.copy()
+            } else {
+                state.copies += 1;
+                State::let_go(state);
+                let copied = bulk.copy();
+                state = self.lock();
+                state.copies -= 1;
+                copied
+            };
+            state.model.advance(Instant::from_start(ticks.elapsed()));
+            state.model.end_bulk(&bulk, copied);
+            state.model.settle();
+            state.wake();
+            if state.copies == 0 && state.waiting > 0 {
+                self.state.notify_calm();
+            }
+        }
+        state
+    }
+
+    /// Waits until no copy is under way.
+    fn end_copies<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        while state.copies > 0 {
+            state.waiting += 1;
+            state = self.state.wait_for_calm(state);
+            state.waiting -= 1;
+        }
+        state
+    }
+
     fn note_idle(&self, state: &State) {
         self.idle.store(state.model.deadline().is_none(), Release);
     }
@@ -220,13 +311,12 @@ impl Core {
         let Clock::Real(ticks) = &self.clock else { return };
         let mut state = self.lock();
         while !state.closed {
-            let now = Instant::from_start(ticks.elapsed());
-            state.model.advance(now);
-            state.wake();
+            state = self.advance(state, ticks);
             self.note_idle(&state);
             let deadline = state.model.deadline();
             state.asleep_until = deadline;
-            let most = deadline.map(|at| at.since(now).min(LONGEST_SLEEP));
+            state.raise_late();
+            let most = deadline.map(|at| at.since(state.model.now()).min(LONGEST_SLEEP));
             state = self.state.sleep(state, most, ticks);
         }
     }
@@ -234,15 +324,41 @@ impl Core {
 
 impl State {
     /// Makes the descriptors of those readable for whom something waits. Under the lock, so that readable means
-    /// waiting: a take that empties a channel cannot slip in between.
+    /// waiting: a take that empties a channel cannot slip in between. It can before the last of the patient is raised.
     fn wake(&mut self) {
         for wake in self.model.wakes() {
             self.woken = true;
-            if let Some(signal) = self.signals.get(&wake) {
-                signal.raise();
+            let Some(sleeper) = self.signals.get(&wake) else { continue };
+            if !sleeper.patient {
+                sleeper.signal.raise();
+            } else if let Some(earlier) = self.late.replace(Arc::clone(&sleeper.signal)) {
+                earlier.raise();
             }
         }
     }
+
+    /// Makes the last descriptor readable.
+    fn raise_late(&mut self) {
+        if let Some(signal) = self.late.take() {
+            signal.raise();
+        }
+    }
+
+    /// Lets go of the lock, and makes the last descriptor readable.
+    fn let_go(mut state: MutexGuard<'_, Self>) {
+        let late = state.late.take();
+        drop(state);
+        if let Some(signal) = late {
+            signal.raise();
+        }
+    }
+}
+
+/// Somebody who may sleep.
+struct Sleeper {
+    signal: Arc<dyn Signal>,
+    /// Whether the signal may be raised when what it tells of was taken already.
+    patient: bool,
 }
 
 /// How somebody who may be asleep learns that something waits: its descriptor is readable while that is so.

@@ -22,11 +22,12 @@ pub(crate) use shuttle::{
 pub(crate) struct Monitor<T> {
     state: Mutex<T>,
     changed: Condvar,
+    calm: Condvar,
 }
 
 impl<T> Monitor<T> {
     pub(crate) fn new(state: T) -> Self {
-        Self { state: Mutex::new(state), changed: Condvar::new() }
+        Self { state: Mutex::new(state), changed: Condvar::new(), calm: Condvar::new() }
     }
 
     /// The state. The model holds no invariant that a panic elsewhere could have broken half-way and that its checks would not
@@ -38,6 +39,16 @@ impl<T> Monitor<T> {
     /// Ends somebody's sleep.
     pub(crate) fn notify(&self) {
         self.changed.notify_one();
+    }
+
+    /// Ends the wait of all that wait for calm.
+    pub(crate) fn notify_calm(&self) {
+        self.calm.notify_all();
+    }
+
+    /// Sleeps until notified of calm, or for no reason.
+    pub(crate) fn wait_for_calm<'a>(&self, state: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+        self.calm.wait(state).unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sleeps until notified, or until so much time has passed if there is a limit, or for no reason.

@@ -41,7 +41,7 @@ impl Domain {
     fn register_bytes(&self, memory: Memory, access: Access) -> Result<Region, Error> {
         let DomainInner { driver, id } = &*self.inner;
         let memory = Arc::new(memory);
-        let registration = driver.with(|model| model.register(*id, Arc::clone(&memory), access))?;
+        let registration = driver.beside_copies(|model| model.register(*id, Arc::clone(&memory), access))?;
         Ok(Region { registration, memory, domain: Arc::clone(&self.inner) })
     }
 }
@@ -55,7 +55,7 @@ impl Drop for DomainInner {
 impl backend::Domain<SoftSim> for Domain {
     fn register(&self, len: usize, access: Access) -> Result<Region, Error> {
         let DomainInner { driver, id } = &*self.inner;
-        driver.with(|model| model.may_register(*id, len as u64))?;
+        driver.beside_copies(|model| model.may_register(*id, len as u64))?;
         // Zeroing takes its time; not under the lock.
         self.register_bytes(Memory::zeroed(len)?, access)
     }
@@ -158,19 +158,18 @@ impl backend::CompletionQueue<SoftSim> for CompletionQueue {
         if inner.driver.is_idle() && !inner.ready.load(Acquire) {
             return Ok(0);
         }
-        inner.driver.with(|model| model.poll(inner.id, into))
+        inner.driver.beside_copies(|model| model.poll(inner.id, into))
     }
 
     fn arm(&self) -> Result<(), Error> {
-        self.inner.driver.with(|model| model.arm(self.inner.id))
+        self.inner.driver.beside_copies(|model| model.arm(self.inner.id))
     }
 
     fn take_events(&self) -> Result<u32, Error> {
-        self.inner.driver.with(|model| {
+        self.inner.driver.beside_copies(|model| {
             let events = model.take_events(self.inner.id)?;
-            if events > 0 {
-                self.inner.signal.clear();
-            }
+            // Without events, too: it may have been raised after those were taken that it tells of.
+            self.inner.signal.clear();
             Ok(events)
         })
     }
@@ -262,7 +261,7 @@ impl backend::QueuePair<SoftSim> for QueuePair {
     }
 
     fn post_send(&self, requests: &[SendRequest<'_, Region>]) -> Result<(), PostError<Error>> {
-        self.driver.with(|model| {
+        self.driver.beside_copies(|model| {
             let result = chain(requests, |request| {
                 let &SendRequest { id, op, ref local, signaled, inline } = request;
                 model.post_send(self.id, &PostedSend { id, op, local: self.part(local)?, signaled, inline })
@@ -274,7 +273,7 @@ impl backend::QueuePair<SoftSim> for QueuePair {
     }
 
     fn post_recv(&self, requests: &[RecvRequest<'_, Region>]) -> Result<(), PostError<Error>> {
-        self.driver.with(|model| {
+        self.driver.beside_copies(|model| {
             chain(requests, |request| {
                 let local = self.part(&request.local)?;
                 model.post_receive(self.id, &PostedReceive { id: request.id, local: Parts::One(local) })

@@ -5,9 +5,14 @@
 
 mod common;
 
-use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
+use std::sync::Arc;
 
-use rdma_proto::backend::{Access, Completed, Completion, CompletionQueue as _, Domain as _, SendOp, Slice};
+use rdma_proto::backend::{
+    Access, Completed, Completion, CompletionQueue as _, Domain as _, Region as _, RemoteAddress, SendOp,
+    Slice,
+};
+use rdma_proto::memory::{CallerMemory, SharedMemory};
 use rdma_softsim::{Fabric, Resources};
 use shuttle::thread;
 
@@ -125,4 +130,48 @@ fn a_death_is_told() {
         killer.join().unwrap();
         drop((a, b));
     });
+}
+
+/// Memory that a program sees after it was deregistered.
+struct Kept(Arc<[AtomicU8]>);
+
+impl CallerMemory for Kept {
+    fn shared(&self) -> SharedMemory<'_> {
+        // The others have a turn before each copy.
+        thread::yield_now();
+        SharedMemory::new(&self.0)
+    }
+}
+
+/// A long message is copied while others have the fabric's lock: nothing of it lands in memory that its owner has taken away.
+#[test]
+fn nothing_lands_in_memory_that_is_gone() {
+    static LANDED: AtomicU32 = AtomicU32::new(0);
+    static REFUSED: AtomicU32 = AtomicU32::new(0);
+    const LONG: usize = 16 << 10;
+    check(|| {
+        let fabric = Fabric::new();
+        let (a, b) = peers(&fabric);
+        let bytes: Arc<[AtomicU8]> = (0..LONG).map(|_| AtomicU8::new(0)).collect();
+        let window = b.domain.register_memory(Kept(Arc::clone(&bytes)), Access::REMOTE_WRITE).unwrap();
+        let to = RemoteAddress { address: window.address(), rkey: window.rkey() };
+        let sender = thread::spawn(move || {
+            let source = a.domain.register(LONG, Access::NONE).unwrap();
+            assert!(source.write(0, &[7; LONG]));
+            for id in 0..2 {
+                a.send(id, SendOp::Write(to), Slice { region: &source, offset: 0, len: LONG });
+            }
+            drop(source);
+        });
+        thread::yield_now();
+        drop(window);
+        let seen = bytes[0].load(Relaxed);
+        if seen == 0 { &REFUSED } else { &LANDED }.fetch_add(1, Relaxed);
+        bytes.iter().for_each(|byte| byte.store(0, Relaxed));
+        sender.join().unwrap();
+        assert!(bytes.iter().all(|byte| byte.load(Relaxed) == 0), "written after it was deregistered");
+    });
+    let (landed, refused) = (LANDED.load(Relaxed), REFUSED.load(Relaxed));
+    println!("the bytes landed {landed} times, and came too late {refused} times");
+    assert!(landed > 0 && refused > 0);
 }

@@ -6,6 +6,7 @@
 //! Two runs with the same calls at the same times are the same.
 
 mod arena;
+mod bulk;
 mod capture;
 mod completions;
 mod context;
@@ -28,7 +29,7 @@ mod simulation;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::net::IpAddr;
 
 use rdma_proto::backend::AsyncEvent;
@@ -36,6 +37,7 @@ use rdma_proto::time::Instant;
 
 use crate::settings::Parameters;
 use arena::{Arena, Id};
+pub(crate) use bulk::Bulk;
 pub(crate) use completions::Armed;
 use completions::WorkQueue;
 use event_queue::EventQueue;
@@ -116,6 +118,10 @@ pub(crate) struct Model {
     shared: Arena<shared::SharedQueue>,
     pairs: Arena<queue_pair::QueuePair>,
     wakes: Vec<Wake>,
+    /// Bytes of long messages that somebody has to copy.
+    bulks: VecDeque<Bulk>,
+    /// Whether somebody does, so that they need not be copied at once.
+    carried: bool,
     /// Identifiers ever created: the next key.
     keys: u64,
     /// Queue pairs' numbers: who has which.
@@ -146,6 +152,8 @@ impl Model {
             shared: Arena::new(),
             pairs: Arena::new(),
             wakes: Vec::new(),
+            bulks: VecDeque::new(),
+            carried: false,
             keys: 0,
             numbers: Numbers::default(),
             registrations: 0,

@@ -116,6 +116,7 @@ impl Model {
             held: PendingCompletions::default(),
             ownership: Ownership::default(),
             cut: false,
+            bulks: 0,
         });
         let identifier = match owner {
             Owner::Identifier(id) => self.identifiers.get(id).map_or(0, |owner| owner.key.0),

@@ -44,6 +44,8 @@ pub(crate) struct QueuePair {
     pub(super) ownership: Ownership,
     /// Nothing passes to or from it, by a fault.
     pub(super) cut: bool,
+    /// How many copies of long messages from it or to it are under way.
+    pub(super) bulks: u8,
 }
 
 /// Whom a device tells of what happens to an object.
@@ -326,7 +328,11 @@ impl Model {
     }
 
     /// Flushes when this device does.
-    fn begin_flush(&mut self, id: PairId) {
+    pub(super) fn begin_flush(&mut self, id: PairId) {
+        // What is flushed is its owner's again, and a copy still reads or writes it. The end of that comes back here.
+        if self.pairs.get(id).is_some_and(|pair| pair.bulks > 0) {
+            return;
+        }
         match self.behaviour().map_or(Flush::AtOnce, |behaviour| behaviour.flush) {
             Flush::AtOnce => self.flush(id),
             Flush::Late(longest) => {

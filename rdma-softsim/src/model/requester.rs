@@ -92,6 +92,10 @@ pub(super) struct Requester {
     timer: bool,
     retry: Budget,
     rnr_retry: Budget,
+    /// Messages that arrived while the bytes of one before them are copied.
+    pub(super) behind: VecDeque<(u32, u64)>,
+    /// Whether they are.
+    pub(super) carrying: bool,
     /// Emptied buffers of inline data.
     pub(super) spare: Vec<Vec<u8>>,
 }
@@ -143,6 +147,8 @@ impl Requester {
             timer: false,
             retry: Budget::default(),
             rnr_retry: Budget::default(),
+            behind: VecDeque::new(),
+            carrying: false,
             spare: Vec::new(),
         }
     }

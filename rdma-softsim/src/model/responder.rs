@@ -7,6 +7,7 @@ use rdma_proto::backend::{
     Access, AsyncEvent, Completed, CompletionStatus, Immediate, RemoteAddress, RnrTimer, SendOp,
 };
 
+use super::bulk::LONG;
 use super::completions::{Entry, failure, success};
 use super::memory::Unreachable;
 use super::parts::{Part, Parts};
@@ -58,10 +59,20 @@ impl Model {
     /// A message arrives. Nothing but the link can lose it, but a device whose queue pair is not connected says nothing
     /// at all.
     pub(super) fn arrive(&mut self, from: PairId, epoch: u32, sequence: u64) {
+        let Some(pair) = self.pairs.get_mut(from) else { return };
+        if pair.requester.carrying {
+            pair.requester.behind.push_back((epoch, sequence));
+        } else {
+            self.arrive_with(from, epoch, sequence, false);
+        }
+    }
+
+    /// As [`Model::arrive`], with its bytes, where they were copied already.
+    pub(super) fn arrive_with(&mut self, from: PairId, epoch: u32, sequence: u64, copied: bool) {
         let Some(pair) = self.pairs.get(from) else { return };
         let Some(work) = pair.requester.flight(epoch, sequence) else { return };
         let Some(path) = pair.path else { return };
-        let sourced = work.reads_memory();
+        let (sourced, len) = (work.reads_memory(), work.len);
         let struck =
             if self.simulation.is_some() { self.strike_message(from, epoch, sequence) } else { None };
         let readable = self.pairs.get(from).and_then(|pair| pair.requester.flight(epoch, sequence));
@@ -101,7 +112,10 @@ impl Model {
                         self.refuse_receive(path.peer, CompletionStatus::LOC_PROT_ERR);
                         Answer::Nak(CompletionStatus::REM_OP_ERR)
                     }
-                    _ => self.execute(from, path.peer, epoch, sequence),
+                    _ if !copied && len >= LONG && self.begin_bulk(from, path.peer, epoch, sequence) => {
+                        return;
+                    }
+                    _ => self.execute(from, path.peer, epoch, sequence, copied),
                 },
             }
         };
@@ -196,7 +210,7 @@ impl Model {
 
     /// Executes the message that the peer's device waited for: checks it, moves its bytes, consumes a receive if it
     /// takes one. What is refused takes the responder's queue pair down with it.
-    fn execute(&mut self, from: PairId, at: PairId, epoch: u32, sequence: u64) -> Answer {
+    fn execute(&mut self, from: PairId, at: PairId, epoch: u32, sequence: u64, copied: bool) -> Answer {
         let Some(work) = self.pairs.get(from).and_then(|pair| pair.requester.flight(epoch, sequence)) else {
             return Answer::Ack;
         };
@@ -222,7 +236,10 @@ impl Model {
             (SendOp::Send | SendOp::SendImmediate(_), Some(receive)) => self.check_receive(receive, len),
             (SendOp::Send | SendOp::SendImmediate(_), None) => Ok(None),
         };
-        let delivered = checked.map(|target| self.deliver(from, at, epoch, sequence, target));
+        let delivered = checked.map(|target| match target.filter(|_| !copied) {
+            Some(target) => self.deliver(from, at, epoch, sequence, target),
+            None => Ok(()),
+        });
         let outcome = match delivered {
             Ok(Ok(())) => Ok(()),
             // As if the memory had never been registered: nothing leaves, the peer does not learn.
@@ -363,9 +380,8 @@ impl Model {
         at: PairId,
         epoch: u32,
         sequence: u64,
-        target: Option<Parts>,
+        target: Parts,
     ) -> Result<(), Unreachable> {
-        let Some(target) = target else { return Ok(()) };
         let Some(work) = self.pairs.get(from).and_then(|pair| pair.requester.flight(epoch, sequence)) else {
             return Ok(());
         };

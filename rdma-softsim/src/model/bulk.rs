@@ -1,0 +1,125 @@
+//! Long messages whose bytes are copied beside everything else, while nobody holds the fabric's lock.
+//!
+//! The copy counts as a part of the way: a message arrives once its bytes are there, and only then is it checked and
+//! executed, in one step like any other. What its queue pair sends behind it waits, so that the order stays. Until the copy has ended neither queue pair is
+//! flushed, and whoever takes memory away or changes the state of a queue pair waits ([`Driver`](crate::driver::Driver)).
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use rdma_proto::backend::{Access, SendOp};
+
+use super::memory::{Bytes, Memory};
+use super::parts::Parts;
+use super::queue_pair::State;
+use super::requester::Source;
+use super::{Event, Model, PairId};
+
+/// From this length on a copy takes longer than to let go of the lock and take it again.
+pub(super) const LONG: usize = 4096;
+
+/// The bytes of a long message, to be copied from one region to another.
+pub(crate) struct Bulk {
+    from: PairId,
+    to: PairId,
+    epoch: u32,
+    sequence: u64,
+    source: (Arc<Memory>, usize),
+    target: (Arc<Memory>, usize),
+    len: usize,
+}
+
+impl Bulk {
+    /// Copies them. False if they could not be reached; also if a program's memory panics, which it does again when the message is executed.
+    pub(crate) fn copy(&self) -> bool {
+        let ((source, offset), (target, at)) = (&self.source, &self.target);
+        let copy = || source.shared().copy_to(*offset, target.shared(), *at, self.len);
+        catch_unwind(AssertUnwindSafe(copy)).unwrap_or(false)
+    }
+}
+
+impl Model {
+    /// From now on somebody copies what [`Model::next_bulk`] gives.
+    pub(crate) const fn carry_bulks(&mut self) {
+        self.carried = true;
+    }
+
+    /// Returns bytes to be copied; then comes [`Model::end_bulk`].
+    pub(crate) fn next_bulk(&mut self) -> Option<Bulk> {
+        self.bulks.pop_front()
+    }
+
+    /// The bytes were copied, or could not be: their message arrives.
+    pub(crate) fn end_bulk(&mut self, bulk: &Bulk, copied: bool) {
+        let Bulk { from, to, epoch, sequence, .. } = *bulk;
+        for end in [from, to] {
+            if let Some(pair) = self.pairs.get_mut(end) {
+                pair.bulks -= 1;
+            }
+        }
+        if let Some(pair) = self.pairs.get_mut(from) {
+            pair.requester.carrying = false;
+        }
+        self.arrive_with(from, epoch, sequence, copied);
+        if let Some(pair) = self.pairs.get_mut(from) {
+            for (epoch, sequence) in pair.requester.behind.drain(..) {
+                self.event_queue
+                    .schedule(core::time::Duration::ZERO, Event::Arrive { from, epoch, sequence });
+            }
+        }
+        for end in [from, to] {
+            if self.pairs.get(end).is_some_and(|pair| pair.state == State::Error) {
+                self.begin_flush(end);
+            }
+        }
+    }
+
+    /// Has the bytes of a message that could be executed now copied first. False if it is to be executed at once.
+    pub(super) fn begin_bulk(&mut self, from: PairId, to: PairId, epoch: u32, sequence: u64) -> bool {
+        let Some(bulk) = self.bulk(from, to, epoch, sequence) else { return false };
+        for end in [from, to] {
+            if let Some(pair) = self.pairs.get_mut(end) {
+                pair.bulks += 1;
+            }
+        }
+        if let Some(pair) = self.pairs.get_mut(from) {
+            pair.requester.carrying = true;
+        }
+        self.bulks.push_back(bulk);
+        true
+    }
+
+    /// The bytes of a message, if they are many, their copy is not seen by anybody on the way, and nothing is to be said against it.
+    fn bulk(&self, from: PairId, to: PairId, epoch: u32, sequence: u64) -> Option<Bulk> {
+        if !self.carried
+            || self.simulation.is_some()
+            || self.capture.is_some()
+            || !self.parameters.latency.is_zero()
+        {
+            return None;
+        }
+        let work = self.pairs.get(from)?.requester.flight(epoch, sequence)?;
+        let remote = match work.op {
+            SendOp::Write(remote) => remote,
+            SendOp::WriteImmediate(remote, _) if self.next_receive(to).is_some() => remote,
+            _ => return None,
+        };
+        let Source::Memory(Parts::One(part)) = &work.source else { return None };
+        let (region, offset) =
+            self.remote(self.pairs.get(to)?.domain, remote, work.len, Access::REMOTE_WRITE)?;
+        let (Bytes::Own(source), Bytes::Own(target)) =
+            (self.local(part.region, Access::NONE)?, self.local(region, Access::LOCAL_WRITE)?)
+        else {
+            return None;
+        };
+        Some(Bulk {
+            from,
+            to,
+            epoch,
+            sequence,
+            source: (Arc::clone(source), part.offset),
+            target: (Arc::clone(target), offset),
+            len: work.len,
+        })
+    }
+}

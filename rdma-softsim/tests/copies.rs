@@ -1,0 +1,176 @@
+//! Long messages, whose bytes are copied while others use the fabric.
+
+// Miri has no poll(2), shuttle schedules no sleep in it.
+#![cfg(not(any(miri, shuttle)))]
+
+mod common;
+
+use core::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
+use core::time::Duration;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use rdma_proto::backend::{
+    Access, Completed, Completion, CompletionQueue as _, CompletionStatus, Domain as _, Immediate,
+    Region as _, RemoteAddress, SendOp, Slice,
+};
+use rdma_proto::memory::{CallerMemory, SharedMemory};
+use rdma_softsim::{Fabric, Region};
+
+use common::{Peer, ip, pair};
+
+const LONG: usize = 64 << 10;
+/// Nobody waits for longer.
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// Memory that nobody reaches without leave once its gate is shut: a copy begins there, and goes on when it may.
+struct Gated {
+    bytes: Arc<[AtomicU8]>,
+    shut: Arc<AtomicBool>,
+    begun: Sender<()>,
+    leave: Mutex<Receiver<()>>,
+}
+
+impl CallerMemory for Gated {
+    fn shared(&self) -> SharedMemory<'_> {
+        if self.shut.swap(false, Relaxed) {
+            self.begun.send(()).unwrap();
+            self.leave.lock().unwrap().recv_timeout(LIMIT).expect("leave");
+        }
+        SharedMemory::new(&self.bytes)
+    }
+}
+
+/// Two ends, and a window of the second one whose gate is open.
+struct Ends {
+    a: Peer,
+    b: Peer,
+    source: Region,
+    window: Region,
+    bytes: Arc<[AtomicU8]>,
+    shut: Arc<AtomicBool>,
+    begun: Mutex<Receiver<()>>,
+    leave: Sender<()>,
+}
+
+impl Ends {
+    fn new(fabric: &Fabric) -> Self {
+        let (a, b) = pair(&fabric.host(&[ip(1)]), &fabric.host(&[ip(2)]), ip(2));
+        let bytes: Arc<[AtomicU8]> = (0..2 * LONG).map(|_| AtomicU8::new(0)).collect();
+        let shut = Arc::new(AtomicBool::new(false));
+        let ((begun, has_begun), (leave, may_go)) = (channel(), channel());
+        let memory =
+            Gated { bytes: Arc::clone(&bytes), shut: Arc::clone(&shut), begun, leave: Mutex::new(may_go) };
+        let window = b.domain.register_memory(memory, Access::REMOTE_WRITE).unwrap();
+        let source = a.domain.register(LONG, Access::NONE).unwrap();
+        assert!(source.write(0, &[7; LONG]));
+        Self { a, b, source, window, bytes, shut, begun: Mutex::new(has_begun), leave }
+    }
+
+    /// Writes the source to half `half` of the window, with a notification.
+    fn write(&self, half: usize) {
+        let address = self.window.address() + (half * LONG) as u64;
+        let to = RemoteAddress { address, rkey: self.window.rkey() };
+        let local = Slice { region: &self.source, offset: 0, len: LONG };
+        self.a.send(half as u64, SendOp::WriteImmediate(to, Immediate(half as u32)), local);
+    }
+
+    /// Calls `meanwhile` while the first half is copied by another thread.
+    fn during_a_copy(&self, meanwhile: impl FnOnce()) {
+        thread::scope(|scope| {
+            self.shut.store(true, Relaxed);
+            scope.spawn(|| self.write(0));
+            self.begun.lock().unwrap().recv_timeout(LIMIT).expect("the copy begins");
+            meanwhile();
+            self.leave.send(()).unwrap();
+        });
+    }
+
+    fn polled(peer: &Peer) -> usize {
+        peer.completions.poll(&mut [Completion::EMPTY; 8]).unwrap()
+    }
+}
+
+#[test]
+fn others_go_on_while_a_message_is_copied() {
+    let fabric = Fabric::new();
+    let mut ends = Ends::new(&fabric);
+    let (c, d) = pair(&fabric.host(&[ip(3)]), &fabric.host(&[ip(4)]), ip(4));
+    let short = c.domain.register(4, Access::NONE).unwrap();
+    ends.during_a_copy(|| {
+        c.send(1, SendOp::Send, Slice { region: &short, offset: 0, len: 4 });
+        assert_eq!((Ends::polled(&c), Ends::polled(&d)), (1, 1));
+        // At the very ends of the copy, too.
+        ends.b.receive(0);
+        assert_eq!(Ends::polled(&ends.b), 0);
+        assert!(ends.bytes.iter().all(|byte| byte.load(Relaxed) == 0));
+    });
+    let arrived = ends.b.next("the long message").result;
+    assert_eq!(arrived, Ok(Completed::RecvWrite { immediate: Immediate(0) }));
+    assert_eq!(ends.a.next("its end").result, Ok(Completed::Write));
+    assert!(ends.bytes[..LONG].iter().all(|byte| byte.load(Relaxed) == 7));
+}
+
+#[test]
+fn what_is_behind_a_copy_stays_behind_it() {
+    let fabric = Fabric::new();
+    let mut ends = Ends::new(&fabric);
+    ends.during_a_copy(|| {
+        ends.write(1);
+        ends.a.send(2, SendOp::Send, Slice { region: &ends.source, offset: 0, len: 4 });
+        assert_eq!(Ends::polled(&ends.a) + Ends::polled(&ends.b), 0);
+    });
+    for half in 0..2 {
+        let arrived = ends.b.next("a long message").result;
+        assert_eq!(arrived, Ok(Completed::RecvWrite { immediate: Immediate(half) }));
+    }
+    assert!(matches!(ends.b.next("a short one").result, Ok(Completed::Recv { len: 4, .. })));
+    let ended: Vec<_> = (0..3).map(|_| ends.a.next("an end").id).collect();
+    assert_eq!(ended, [0, 1, 2]);
+    assert!(ends.bytes.iter().all(|byte| byte.load(Relaxed) == 7));
+}
+
+/// A queue pair that fails meanwhile gives the bytes back when they were copied.
+#[test]
+fn what_is_copied_is_flushed_after_the_copy() {
+    let fabric = Fabric::new();
+    let mut ends = Ends::new(&fabric);
+    let nowhere = RemoteAddress { address: 0, rkey: 1 };
+    let short = ends.b.domain.register(4, Access::NONE).unwrap();
+    ends.during_a_copy(|| {
+        ends.b.send(9, SendOp::Write(nowhere), Slice { region: &short, offset: 0, len: 4 });
+        assert_eq!(Ends::polled(&ends.a), 0);
+    });
+    let ended = ends.a.next("the flush");
+    assert_eq!((ended.id, ended.result.unwrap_err().status), (0, CompletionStatus::WR_FLUSH_ERR));
+    let refused = ends.b.next("the refusal");
+    assert_eq!((refused.id, refused.result.unwrap_err().status), (9, CompletionStatus::REM_ACCESS_ERR));
+}
+
+/// Whoever takes memory away has it for itself afterwards; here the copy ends meanwhile, or before.
+#[test]
+fn memory_goes_after_the_copy() {
+    let fabric = Fabric::new();
+    let ends = Ends::new(&fabric);
+    let spare = ends.b.domain.register(LONG, Access::NONE).unwrap();
+    let ended = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let (begin, begins) = channel();
+        let ended = &ended;
+        let going = scope.spawn(move || {
+            begins.recv_timeout(LIMIT).unwrap();
+            drop(spare);
+            assert!(ended.load(Relaxed), "the copy was under way");
+        });
+        ends.during_a_copy(|| {
+            begin.send(()).unwrap();
+            for _ in 0..1000 {
+                thread::yield_now();
+                assert!(!going.is_finished());
+            }
+            ended.store(true, Relaxed);
+        });
+        going.join().unwrap();
+    });
+}
