@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use rdma_conn::{Connect, Listener, Options, RegisteredBuffer, Stream};
+use rdma_proto::wire::FeatureSet;
 use rdma_softsim::{Fabric, SoftSim};
 
 /// Answers each `len` bytes with as many, until the client leaves.
@@ -77,9 +78,15 @@ fn streams(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Bytes of a stream that are timed together, and of each write.
+/// Bytes of a stream that are timed together, and of each write. A part fills four windows: what is received lands but for the windows that
+/// were announced before.
 const BULK: usize = 64 << 20;
-const PART: usize = 1 << 20;
+const PART: usize = 4 << 20;
+
+/// A reader announces a window before the last one is full (`spec/multi-buffer.md`), so that no window ends with a stop.
+fn ahead(options: Options) -> Options {
+    options.protocol(options.protocol.features(FeatureSet::MULTI_BUFFER).negotiate(true))
+}
 
 /// One way, beside a copy of as many bytes in parts as long: *copied* is `write` and `read`, *lent* sends from registered memory and
 /// receives into such.
@@ -125,8 +132,9 @@ fn lend(stream: &mut Stream<SoftSim>, memory: &Arc<RegisteredBuffer<SoftSim>>) {
 fn sink(lent: bool, spin: Duration) -> Stream<SoftSim> {
     let fabric = Fabric::new();
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));
-    let listener = Listener::bind(&fabric.host(&[address.ip()]), address, Options::server().spin(spin))
-        .expect("listens");
+    let listener =
+        Listener::bind(&fabric.host(&[address.ip()]), address, ahead(Options::server().spin(spin)))
+            .expect("listens");
     thread::spawn(move || {
         let mut stream = listener.accept().expect("accepts").0;
         let mut bytes = vec![0; PART];
@@ -147,7 +155,7 @@ fn sink(lent: bool, spin: Duration) -> Stream<SoftSim> {
             }
         }
     });
-    let how = Connect::default().options(Options::client().spin(spin));
+    let how = Connect::default().options(ahead(Options::client().spin(spin)));
     Stream::connect_with(&fabric.host(&[[192, 0, 2, 2].into()]), address, &how).expect("connects")
 }
 
