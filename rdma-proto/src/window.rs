@@ -148,9 +148,9 @@ impl RxWindow {
     ///
     /// # Errors
     /// The peer used more than it was given (VR-FLOW-002), or anything before it was given a window (VR-FLOW-003).
-    /// Zero is always allowed and means nothing (VR-XFER-005).
+    /// Zero is always allowed and means nothing (VR-XFER-005). Returns whether the window is full, or was.
     #[inline]
-    pub(crate) fn receive(&mut self, immediate: u32) -> Result<(), PeerMisbehaved> {
+    pub(crate) fn receive(&mut self, immediate: u32) -> Result<bool, PeerMisbehaved> {
         let room = self.length.saturating_sub(self.received);
         if immediate > room || !self.announced && immediate != 0 {
             return Err(self.refuse(immediate));
@@ -160,8 +160,7 @@ impl RxWindow {
         if self.lands {
             self.landing.received = self.landing.received.saturating_add(immediate);
         }
-        self.rotate();
-        Ok(())
+        Ok(self.rotate())
     }
 
     #[cold]
@@ -237,6 +236,36 @@ impl RxWindow {
         let landed = self.landing.received.saturating_sub(self.landing.read);
         let current = if self.lands { 0 } else { self.received.saturating_sub(self.read) };
         (previous as u64).saturating_add(landed as u64).saturating_add(current as u64)
+    }
+
+    /// Returns the next bytes to read, at most `most`, and notes that they are read; `None` if there are none.
+    #[inline]
+    pub(crate) fn take(&mut self, most: usize) -> Option<Readable> {
+        if !self.plain {
+            return self.take_part(most);
+        }
+        let unread = self.received.saturating_sub(self.read);
+        let len = if most < unread as usize { most as u32 } else { unread };
+        if len == 0 {
+            return None;
+        }
+        let taken = Readable { region: self.own, offset: self.read, len };
+        // At most what was received.
+        self.read = self.read.wrapping_add(len);
+        self.rotate();
+        Some(taken)
+    }
+
+    #[cold]
+    fn take_part(&mut self, most: usize) -> Option<Readable> {
+        let part = self.first_part()?;
+        let len = u32::try_from(most).map_or(part.len, |most| most.min(part.len));
+        if len == 0 {
+            return None;
+        }
+        // At most the part, so it is not refused.
+        self.consume_part(len).ok()?;
+        Some(Readable { len, ..part })
     }
 
     /// Notes that `bytes` of [`RxWindow::readable`] were read and their memory may be written again.
@@ -380,12 +409,14 @@ impl RxWindow {
     }
 
     /// Moves on to the next window once this one is full and the memory of the next one is free (VR-MEM-010); until then its memory
-    /// is the peer's (VR-MEM-015).
+    /// is the peer's (VR-MEM-015). Returns whether this one was full.
     #[inline]
-    fn rotate(&mut self) {
-        if self.is_full() {
+    fn rotate(&mut self) -> bool {
+        let full = self.is_full();
+        if full {
             self.leave_full();
         }
+        full
     }
 
     #[cold]

@@ -78,10 +78,7 @@ impl<B: Descriptors> Endpoint<B> {
     /// The error that ended the connection, or there is no such connection.
     #[inline]
     pub fn write(&mut self, id: ConnectionId, from: &[IoSlice<'_>]) -> Result<Option<usize>, Error> {
-        let Some(member) = self.members.get_mut(id) else { return Err(Error::NoSuchConnection) };
-        let written = member.write(from)?;
-        member.note_sooner(id, &mut self.touched);
-        Ok(written)
+        Ok(self.write_some(id, from)?.map(|written| written.bytes))
     }
 
     /// As [`Endpoint::write`], and says whether all that was taken has left.
@@ -92,9 +89,22 @@ impl<B: Descriptors> Endpoint<B> {
         from: &[IoSlice<'_>],
     ) -> Result<Option<Written>, Error> {
         let Some(member) = self.members.get_mut(id) else { return Err(Error::NoSuchConnection) };
-        let written = member.write(from)?;
+        match member.live()?.write_at_once(from) {
+            Some(bytes) => Ok(Some(Written { bytes, has_left: true })),
+            None => self.write_in_steps(id, from),
+        }
+    }
+
+    #[inline(never)]
+    fn write_in_steps(&mut self, id: ConnectionId, from: &[IoSlice<'_>]) -> Result<Option<Written>, Error> {
+        let Some(member) = self.members.get_mut(id) else { return Err(Error::NoSuchConnection) };
+        let connection = member.live()?;
+        let written = connection.try_write(from)?;
+        let (has_room, has_left) = (connection.has_room(), connection.is_flushed());
+        // No room is left after a write that did not take all, and after one that filled the room exactly: the next one waits.
+        member.waits.room = !has_room;
         member.note_sooner(id, &mut self.touched);
-        Ok(written.map(|bytes| Written { bytes, has_left: member.is_flushed() }))
+        Ok(written.map(|bytes| Written { bytes, has_left }))
     }
 
     /// Sends from registered memory, see [`Connection::register_buffer`] and [`Connection::try_lend`]. If that is not all, or

@@ -279,7 +279,7 @@ impl<B: Descriptors> Endpoint<B> {
     /// Hands the first `count` completions of the batch, which came from the queue at `at`, to their connections.
     fn handle_batch(&mut self, at: usize, count: usize, now: Instant) -> Found {
         let Some(queue) = self.queues.get_mut(at) else { return Found::Nothing };
-        let mut over = ArrayVec::<ConnectionId, BATCH>::new();
+        let mut others = ArrayVec::<ConnectionId, BATCH>::new();
         let batch = self.batch.get(..count).unwrap_or_default();
         for run in batch.chunk_by(|one, next| one.queue_pair == next.queue_pair) {
             let Some(first) = run.first() else { continue };
@@ -287,20 +287,18 @@ impl<B: Descriptors> Endpoint<B> {
             let Some(id) = queue.owner(first.queue_pair) else { continue };
             let Some(member) = self.members.get_mut(id) else { continue };
             let Some(connection) = &mut member.connection else { continue };
-            connection.handle_completions(now, run);
-            if connection.is_suspect() {
-                self.suspects.push(id);
-            }
-            member.advance();
-            if member.is_over() {
+            if connection.handle_completions(now, run) {
+                if connection.is_suspect() {
+                    self.suspects.push(id);
+                }
                 // There are at most as many runs as completions in a batch.
-                _ = over.try_push(id);
-            } else {
-                member.note(id, &mut self.touched, (!self.quiet).then_some(&mut self.telling));
+                _ = others.try_push(id);
+            } else if !self.quiet && member.notice_bytes() {
+                self.telling.push_back(id);
             }
         }
-        for id in &over {
-            self.abort(*id);
+        for id in &others {
+            self.settle(*id);
         }
         if count < BATCH { Found::All } else { Found::More }
     }

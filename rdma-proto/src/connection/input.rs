@@ -100,15 +100,19 @@ impl Machine {
         self.timers.heard(now);
         let counters = &mut self.counters;
         counters.data_notifications_received = counters.data_notifications_received.wrapping_add(1);
-        if let Err(misbehaved) = self.rx.receive(immediate.0) {
-            self.fail(Error::PeerMisbehaved(misbehaved));
-            return;
+        match self.rx.receive(immediate.0) {
+            // The next window is to be announced, or memory for it is lacking.
+            Ok(true) => self.due = Due::Anything,
+            Ok(false) => {}
+            Err(misbehaved) => {
+                self.fail(Error::PeerMisbehaved(misbehaved));
+                return;
+            }
         }
         counters.bytes_received = counters.bytes_received.wrapping_add(immediate.0.into());
         if self.credits.awaits_data() && immediate.0 != 0 {
             self.got_first_data();
         }
-        self.look_for_announcement();
     }
 
     /// The first bytes have come into a window that was announced.
