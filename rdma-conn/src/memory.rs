@@ -320,8 +320,9 @@ pub(crate) fn notification_of<'a, R: Region>(
     let (offset, len) = (from.offset as usize, from.len as usize);
     // Inside by construction.
     if let Some(mut place) = send_buffer.memory().slice(offset, len) {
-        for piece in pieces {
-            place.put(piece);
+        match pieces {
+            [all] => _ = place.put(all),
+            pieces => put_all(&mut place, pieces),
         }
     }
     SendRequest {
@@ -330,6 +331,13 @@ pub(crate) fn notification_of<'a, R: Region>(
         local: Slice { region: send_buffer, offset, len },
         signaled: false,
         inline: len <= max_inline,
+    }
+}
+
+#[inline(never)]
+fn put_all(place: &mut SharedMemory<'_>, pieces: &[IoSlice<'_>]) {
+    for piece in pieces {
+        place.put(piece);
     }
 }
 

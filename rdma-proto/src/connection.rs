@@ -397,6 +397,12 @@ impl Machine {
         Some(part)
     }
 
+    /// As [`Machine::take`], if nothing is to be done because of that; `None` if there may be, or there are no bytes.
+    #[inline]
+    pub fn take_at_once(&mut self, most: usize) -> Option<Readable> {
+        self.rx.take_at_once(most)
+    }
+
     /// Gives `bytes` of [`Machine::readable`] back to the peer.
     ///
     /// # Errors

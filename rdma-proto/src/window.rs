@@ -241,31 +241,29 @@ impl RxWindow {
     /// Returns the next bytes to read, at most `most`, and notes that they are read; `None` if there are none.
     #[inline]
     pub(crate) fn take(&mut self, most: usize) -> Option<Readable> {
-        if !self.plain {
-            return self.take_part(most);
-        }
-        let unread = self.received.saturating_sub(self.read);
-        let len = if most < unread as usize { most as u32 } else { unread };
-        if len == 0 {
-            return None;
-        }
-        let taken = Readable { region: self.own, offset: self.read, len };
-        // At most what was received.
-        self.read = self.read.wrapping_add(len);
-        self.rotate();
-        Some(taken)
-    }
-
-    #[cold]
-    fn take_part(&mut self, most: usize) -> Option<Readable> {
-        let part = self.first_part()?;
+        let part = self.readable()?;
         let len = u32::try_from(most).map_or(part.len, |most| most.min(part.len));
         if len == 0 {
             return None;
         }
         // At most the part, so it is not refused.
-        self.consume_part(len).ok()?;
+        self.consume(len).ok()?;
         Some(Readable { len, ..part })
+    }
+
+    /// As [`RxWindow::take`], of a window that is not full; `None` also if bytes lie elsewhere. Nothing follows from reading these.
+    #[inline]
+    pub(crate) fn take_at_once(&mut self, most: usize) -> Option<Readable> {
+        debug_assert!(self.plain == self.is_plain(), "where the unread bytes lie was not noted");
+        let unread = self.received.saturating_sub(self.read);
+        let len = if most < unread as usize { most as u32 } else { unread };
+        if len == 0 || !self.plain || self.is_full() {
+            return None;
+        }
+        let offset = self.read;
+        // At most what was received.
+        self.read = offset.wrapping_add(len);
+        Some(Readable { region: self.own, offset, len })
     }
 
     /// Notes that `bytes` of [`RxWindow::readable`] were read and their memory may be written again.

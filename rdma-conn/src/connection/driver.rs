@@ -104,6 +104,7 @@ impl<B: Backend> Connection<B> {
     }
 
     /// Ends the connection for this reason, which everybody who waits is told (VR-CLOSE-003).
+    #[cold]
     pub(crate) fn fail(&mut self, failure: Error) {
         if self.check().is_ok() {
             self.cause = Cause::Known(failure);

@@ -330,7 +330,6 @@ impl<B: Backend> Connection<B> {
     ///
     /// # Errors
     /// The error that ended the connection, once all that arrived before is read.
-    #[inline]
     pub fn try_read(&mut self, into: &mut [u8]) -> Result<Option<usize>, Error> {
         let mut read = 0;
         // No more than three parts, one behind the other.
@@ -348,6 +347,19 @@ impl<B: Backend> Connection<B> {
             return Ok(Some(read));
         }
         if self.machine.has_ended() { self.end_of_stream() } else { Ok(None) }
+    }
+
+    /// Reads what has arrived, as most reads do: from the window that is being filled, and nothing follows from that. `None`, and nothing
+    /// is done, if there may be more to do: [`Connection::try_read`] does it then.
+    #[inline]
+    pub(crate) fn read_at_once(&mut self, into: &mut [u8]) -> Option<usize> {
+        let part = self.machine.take_at_once(into.len())?;
+        let len = part.len as usize;
+        if !into.get_mut(..len).is_some_and(|place| self.memory.read_window(part, place)) {
+            self.fail(Error::Protocol(rdma_proto::Error::Bug("readable bytes outside their window")));
+            return None;
+        }
+        Some(len)
     }
 
     #[cold]
@@ -426,7 +438,10 @@ impl<B: Backend> Connection<B> {
     /// all there is to do: [`Connection::try_write`] does it then. Room is left, and the connection's times have not come nearer.
     #[inline]
     pub(crate) fn write_at_once(&mut self, from: &[IoSlice<'_>]) -> Option<usize> {
-        let bytes = from.iter().fold(0_usize, |sum, piece| sum.saturating_add(piece.len()));
+        let bytes = match from {
+            [all] => all.len(),
+            pieces => total(pieces),
+        };
         let send_buffer = self.memory.send_buffer()?;
         let notification = self.machine.write_at_once(bytes)?;
         self.used = true;
@@ -577,6 +592,11 @@ impl<B: Backend> Connection<B> {
     pub(crate) fn end(&self) -> Error {
         self.check().err().unwrap_or_else(|| Error::Protocol(TransportError::Disconnected.into()))
     }
+}
+
+#[inline(never)]
+fn total(pieces: &[IoSlice<'_>]) -> usize {
+    pieces.iter().fold(0, |sum, piece| sum.saturating_add(piece.len()))
 }
 
 impl<B: Backend> std::fmt::Debug for Connection<B> {

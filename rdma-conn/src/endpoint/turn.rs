@@ -280,9 +280,12 @@ impl<B: Descriptors> Endpoint<B> {
     fn handle_batch(&mut self, at: usize, count: usize, now: Instant) -> Found {
         let Some(queue) = self.queues.get_mut(at) else { return Found::Nothing };
         let mut others = ArrayVec::<ConnectionId, BATCH>::new();
-        let batch = self.batch.get(..count).unwrap_or_default();
-        for run in batch.chunk_by(|one, next| one.queue_pair == next.queue_pair) {
-            let Some(first) = run.first() else { continue };
+        let mut rest = self.batch.get(..count).unwrap_or_default();
+        while let Some(first) = rest.first() {
+            // Those of one queue pair that come one behind the other.
+            let len = rest.iter().take_while(|other| other.queue_pair == first.queue_pair).count();
+            let (run, behind) = rest.split_at(len);
+            rest = behind;
             // Nobody's: the last ones of a queue pair that is gone.
             let Some(id) = queue.owner(first.queue_pair) else { continue };
             let Some(member) = self.members.get_mut(id) else { continue };
