@@ -324,11 +324,8 @@ impl SendState {
         (self.written, self.written_at) =
             (before.wrapping_add(bytes as u64), offset.wrapping_add(bytes as u64));
         self.posted_at = self.written_at;
-        self.posted = Progress {
-            slots: slots.wrapping_add(1),
-            notices: notices.wrapping_add(1),
-            bytes: self.written,
-        };
+        self.posted =
+            Progress { slots: slots.wrapping_add(1), notices: notices.wrapping_add(1), bytes: self.written };
         // Both are at most the capacity, which came as a u32.
         (Span { offset: offset as u32, len: bytes as u32 }, self.posted.to_id())
     }

@@ -143,28 +143,28 @@ impl RxWindow {
         self.announced = true;
     }
 
-    /// The peer says that `immediate` more bytes are there. How it wrote them does not matter (VR-XFER-006), nor in how many
-    /// notifications (VR-FLOW-014). The sum is checked like every number of a peer's (VR-SEC-003).
+    /// The peer says that `bytes` more are there. How it wrote them does not matter (VR-XFER-006), nor in how many notifications
+    /// (VR-FLOW-014). The sum is checked like every number of a peer's (VR-SEC-003). Returns whether the window is full.
     ///
-    /// # Errors
-    /// The peer used more than it was given (VR-FLOW-002), or anything before it was given a window (VR-FLOW-003).
-    /// Zero is always allowed and means nothing (VR-XFER-005). Returns whether the window is full, or was.
+    /// `None`, and nothing is noted: the peer used more than it was given (VR-FLOW-002), or anything before it was given a window
+    /// (VR-FLOW-003); [`RxWindow::refusal`] says which. Zero is always allowed and means nothing (VR-XFER-005).
     #[inline]
-    pub(crate) fn receive(&mut self, immediate: u32) -> Result<bool, PeerMisbehaved> {
+    pub(crate) fn receive(&mut self, bytes: u64) -> Option<bool> {
         let room = self.length.saturating_sub(self.received);
-        if immediate > room || !self.announced && immediate != 0 {
-            return Err(self.refuse(immediate));
+        if bytes > room.into() || !self.announced && bytes != 0 {
+            return None;
         }
         // No more than `room`.
-        self.received = self.received.wrapping_add(immediate);
+        self.received = self.received.wrapping_add(bytes as u32);
         if self.lands {
-            self.landing.received = self.landing.received.saturating_add(immediate);
+            self.landing.received = self.landing.received.saturating_add(bytes as u32);
         }
-        Ok(self.rotate())
+        Some(self.rotate())
     }
 
+    /// Returns what is wrong with an immediate that was not received.
     #[cold]
-    const fn refuse(&self, immediate: u32) -> PeerMisbehaved {
+    pub(crate) const fn refusal(&self, immediate: u32) -> PeerMisbehaved {
         if !self.announced {
             return PeerMisbehaved::NoWindow { immediate };
         }

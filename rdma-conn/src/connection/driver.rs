@@ -118,24 +118,43 @@ impl<B: Backend> Connection<B> {
     #[inline]
     pub(crate) fn handle_completions(&mut self, now: Instant, completions: &[Completion]) -> bool {
         self.work.completions += completions.len() as u64;
-        let (mut notified, mut messages) = (0, 0);
+        // Nearly always they tell of bytes in the window and of nothing else, so all are handled together.
+        let mut bytes = 0;
+        let mut notify = true;
         for completion in completions {
-            if let Ok(Completed::RecvWrite { immediate }) = completion.result {
-                self.machine.handle_immediate(now, immediate);
-                notified += 1;
-            } else {
-                messages += usize::from(self.take_completion(now, completion));
+            match completion.result {
+                Ok(Completed::RecvWrite { immediate }) => bytes += u64::from(immediate.0),
+                _ => notify = false,
             }
         }
-        if notified > 0 {
-            self.busy = now;
+        if !notify || !self.machine.handle_immediates(now, completions.len(), bytes) {
+            self.handle_each(now, completions);
+            return true;
         }
-        self.post_receives(notified + messages);
-        if notified == completions.len() && self.machine.is_settled() {
+        self.busy = now;
+        self.post_receives(completions.len());
+        if self.machine.is_settled() {
             return false;
         }
         self.follow_up(now);
         true
+    }
+
+    /// Handles completions one by one, in their order.
+    #[inline(never)]
+    fn handle_each(&mut self, now: Instant, completions: &[Completion]) {
+        let mut receives = 0;
+        for completion in completions {
+            if let Ok(Completed::RecvWrite { immediate }) = completion.result {
+                self.machine.handle_immediate(now, immediate);
+                self.busy = now;
+                receives += 1;
+            } else {
+                receives += usize::from(self.take_completion(now, completion));
+            }
+        }
+        self.post_receives(receives);
+        self.follow_up(now);
     }
 
     /// Does what follows from completions that told of more than bytes, or of bytes that fill a window.
@@ -153,7 +172,6 @@ impl<B: Backend> Connection<B> {
     }
 
     /// Hands a completion to the machine that tells of no bytes. Returns whether a receive may be posted again.
-    #[inline(never)]
     fn take_completion(&mut self, now: Instant, completion: &Completion) -> bool {
         match completion.result {
             // An immediate that comes with a message means nothing (VR-CTRL-010).

@@ -164,11 +164,8 @@ impl Side {
     /// Reads up to `bytes` of the peer's stream, compares them and says how many.
     pub(crate) fn read(&mut self, bytes: usize) -> usize {
         let mut left = bytes;
-        while let Some(readable) = self.machine.readable() {
-            let count = left.min(readable.len as usize);
-            if count == 0 {
-                break;
-            }
+        while let Some(readable) = self.machine.take(left) {
+            let count = readable.len as usize;
             for byte in &self.regions[usize::from(readable.region)][readable.offset as usize..][..count] {
                 assert_eq!(
                     *byte,
@@ -178,7 +175,6 @@ impl Side {
                 );
                 self.read += 1;
             }
-            self.machine.consume(count as u32).expect("what is readable can be consumed");
             left -= count;
         }
         bytes - left
