@@ -2,16 +2,13 @@
 
 use std::time::Duration;
 
-use rdma_proto::backend::{CompletionStatus, Immediate};
+use rdma_proto::backend::CompletionStatus;
 use rdma_proto::time::Instant;
 use rdma_proto::wire::{FeatureSet, Message, Window};
-use rdma_proto::{
-    Action, Config, Error, Keepalive, Machine, Notification, Readable, RegionAddress, Role, Source, State,
-    TransportError,
-};
+use rdma_proto::{Action, Config, Error, Keepalive, Machine, RegionAddress, Role, State, TransportError};
 
 use super::Script;
-use crate::pair::{SendQueue, at, failure};
+use crate::pair::{SendQueue, at, failure, handle_immediates, take, write_at_once};
 
 pub(crate) fn run(input: &[u8]) {
     let mut script = Script::new(input);
@@ -115,7 +112,7 @@ impl World {
             }
             8 => {
                 let immediate = script.byte().into();
-                self.immediate(immediate);
+                self.immediates(&[immediate]);
             }
             9 => {
                 let immediates = [script.byte(), script.byte() / 16, script.byte() / 16].map(u32::from);
@@ -123,7 +120,7 @@ impl World {
             }
             10 => {
                 let immediate = script.number();
-                self.immediate(immediate);
+                self.immediates(&[immediate]);
             }
             11 => {
                 if let Some(send_queue) = &mut self.send_queue {
@@ -157,7 +154,10 @@ impl World {
             }
             14 => {
                 let bytes = usize::from(script.byte());
-                self.write_at_once(bytes);
+                let write = write_at_once(&mut self.machine, self.now, bytes);
+                if let (Some(send_queue), Some(write)) = (&mut self.send_queue, write) {
+                    send_queue.post(&write);
+                }
             }
             15 => {
                 let space = self.machine.space().len as usize;
@@ -176,7 +176,7 @@ impl World {
                 let bytes = script.byte();
                 match bytes % 2 {
                     0 => assert_eq!(self.machine.consume(bytes.into()).is_ok(), u32::from(bytes) <= readable),
-                    _ => self.take(bytes.into()),
+                    _ => _ = take(&mut self.machine, bytes.into()),
                 }
             }
             18 if script.byte() < 32 => {
@@ -210,57 +210,11 @@ impl World {
         }
     }
 
-    fn immediate(&mut self, immediate: u32) {
-        self.machine.handle_immediate(self.now, Immediate(immediate));
-        if let (Some(send_queue), true) = (&mut self.send_queue, immediate > 0) {
+    fn immediates(&mut self, immediates: &[u32]) {
+        handle_immediates(&mut self.machine, self.now, immediates);
+        if let (Some(send_queue), true) = (&mut self.send_queue, immediates.iter().any(|bytes| *bytes > 0)) {
             send_queue.bytes_came();
         }
-    }
-
-    /// Notifications that are handled together have done what they do one by one, or nothing.
-    fn immediates(&mut self, immediates: &[u32]) {
-        let (before, together) = (self.machine, immediates.iter().map(|one| u64::from(*one)).sum());
-        let done = self.machine.handle_immediates(self.now, immediates.len(), together);
-        let together = std::mem::replace(&mut self.machine, before);
-        immediates.iter().for_each(|immediate| self.immediate(*immediate));
-        assert_eq!(together, if done { self.machine } else { before });
-    }
-
-    /// A write in one step has done what it does in steps, or nothing.
-    fn write_at_once(&mut self, bytes: usize) {
-        let mut in_steps = self.machine;
-        if let Some(Notification { id, from, to }) = self.machine.write_at_once(bytes) {
-            in_steps.commit(bytes).expect("there is room");
-            let immediate = Some(Immediate(from.len));
-            let write = Action::Write { id, signaled: false, from: Source::Buffer(from), to, immediate };
-            assert_eq!(in_steps.poll_action(self.now), Some(write));
-            if let Some(send_queue) = &mut self.send_queue {
-                send_queue.post(&write);
-            }
-        }
-        assert_eq!(self.machine, in_steps);
-    }
-
-    /// Bytes that are taken are those that were readable, and are consumed.
-    fn take(&mut self, most: u32) {
-        let mut in_steps = self.machine;
-        let part = in_steps
-            .readable()
-            .map(|part| Readable { len: part.len.min(most), ..part })
-            .filter(|part| part.len > 0);
-        if let Some(part) = part {
-            in_steps.consume(part.len).expect("it is readable");
-        }
-        let (mut at_once, before) = (self.machine, self.machine);
-        match at_once.take_at_once(most as usize) {
-            None => assert_eq!(at_once, before),
-            taken => {
-                assert_eq!((taken, at_once), (part, in_steps));
-                assert_eq!(at_once.is_settled(), before.is_settled());
-            }
-        }
-        assert_eq!(self.machine.take(most as usize), part);
-        assert_eq!(self.machine, in_steps);
     }
 
     /// Takes one action; false if there is none.

@@ -23,7 +23,10 @@ pub(crate) fn run(input: &[u8]) {
         match step & 0x0f {
             0 => {
                 let bytes = usize::from(script.byte());
-                pair.side(who).write(bytes);
+                let now = pair.now;
+                if !pair.side(who).write_at_once(now, bytes) {
+                    pair.side(who).write(bytes);
+                }
             }
             1 => {
                 let bytes = usize::from(script.byte());
