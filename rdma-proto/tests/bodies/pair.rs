@@ -24,7 +24,8 @@ pub(crate) fn run(input: &[u8]) {
             0 => {
                 let bytes = usize::from(script.byte());
                 let now = pair.now;
-                if !pair.side(who).write_at_once(now, bytes) {
+                // A few go in one step, where that can be.
+                if !pair.side(who).write_at_once(now, bytes % 16) {
                     pair.side(who).write(bytes);
                 }
             }
