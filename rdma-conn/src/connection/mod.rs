@@ -4,8 +4,10 @@
 //!
 //! ```text
 //! try_write ─ copy ─▶ send buffer ─ Machine::poll_action ─▶ post ─ QueuePair::post_send ─▶ the peer's window
-//! try_read  ◀─ copy ─ our window  ◀─ Machine::handle_immediate ── take ◀── completions, from an Endpoint
+//! try_read  ◀─ copy ─ our window  ◀─ Machine::handle_immediates ◀── completions, from an Endpoint
 //! ```
+//!
+//! Most calls need less: `write_at_once` and `read_at_once` do in one step what these do, and nothing where that is not all.
 
 mod driver;
 
