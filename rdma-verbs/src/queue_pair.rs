@@ -130,9 +130,8 @@ impl QueuePair {
             let sge = unsafe { elements.add(count) };
             // SAFETY: as above: in bounds, of this type, and not borrowed.
             unsafe { sge.write(element) };
-            let wr = sys::send_wr(&work(request), sge, num_sge);
             // SAFETY: as above.
-            unsafe { works.add(count).write(wr) };
+            unsafe { sys::write_send_wr(works.add(count), &work(request), sge, num_sge) };
             if count > 0 {
                 // SAFETY: both are in bounds, and the one before was written in the previous round.
                 unsafe { (*works.add(count - 1)).next = works.add(count) };
@@ -142,7 +141,7 @@ impl QueuePair {
         if count > 0 {
             let mut bad = works;
             // SAFETY: ibv_post_send(3): a live queue pair, and a chain of `count` requests that ends with a null pointer, with
-            // elements inside regions of its domain. The call copies requests, elements and inline bytes; the device reads
+            // elements inside regions of its domain; of each request all is written that the call reads for its operation. The call copies requests, elements and inline bytes; the device reads
             // other bytes later, from memory that is registered, and refuses should a region be dropped before.
             let result = unsafe { (self.post_send)(self.raw.as_ptr(), works, &raw mut bad) };
             if result != 0 {
