@@ -102,7 +102,9 @@ impl Queue {
         };
         // A provider returns no more than it was asked for.
         let Some(into) = into.get_mut(..count) else {
-            return Err(Error::State("the device's provider returns more completions than there is room for"));
+            return Err(Error::State(
+                "the device's provider returns more completions than there is room for",
+            ));
         };
         for (to, wc) in into.iter_mut().zip(&batch) {
             // SAFETY: ibv_poll_cq(3) returned the first `count` completions.
