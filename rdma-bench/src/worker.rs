@@ -194,7 +194,7 @@ fn warm_up(events: &mut EventLoop<State>, ids: &[SessionId], test: Test, load: &
         })
     };
     let window = Options::client().protocol.window;
-    let values = load.requests.saturating_mul(load.size as u64) / load.clients as u64;
+    let values = load.requests.saturating_mul(load.size as u64) / load.clients.max(1) as u64;
     let fills = matches!(test, Test::Get | Test::Mixed) && values > window.into();
     // All have what they need before any has more.
     let asked = ask(b"").and_then(|()| if fills { ask(&vec![b'x'; window as usize]) } else { Ok(()) });

@@ -87,7 +87,7 @@ impl Requests {
             value,
             keys: load.keys,
             random: Rng::with_seed(seed),
-            batch: load.batch(),
+            batch: load.batch().max(1),
             alike: None,
         };
         let alike = match test {
