@@ -103,7 +103,7 @@ impl Requests {
         requests
     }
 
-    /// Adds `count` requests, no more than a batch, to those that are to be written.
+    /// Adds `count` requests to those that are to be written.
     pub(crate) fn add(&mut self, count: usize, to: &mut Output) {
         if let Some(alike) = &self.alike {
             to.left += alike.len() / self.batch * count;
