@@ -7,12 +7,12 @@ use std::sync::{Arc, Barrier as Gate};
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
-use kv_store::Frames;
+use rdma_conn::Options;
 use rdma_server::{Address, Barrier, ConnectionType, EventLoop, SessionId, SessionState};
-use resp_rs::resp2::Frame;
 use slotmap::SecondaryMap;
 
-use crate::workload::{Load, Requests, Test, set};
+use crate::replies::Replies;
+use crate::workload::{Load, Output, Requests, Test, set};
 
 /// Bytes read together.
 const CHUNK: usize = 256 << 10;
@@ -68,12 +68,10 @@ pub(crate) struct Measured {
 /// One client.
 #[derive(Default)]
 struct Client {
-    /// When each request that is on its way was sent, or was to be sent.
-    sent: VecDeque<Instant>,
-    /// Bytes to be written, and how many of them are.
-    output: Vec<u8>,
-    written: usize,
-    input: Frames,
+    /// When requests that are on their way were sent, or were to be sent, and how many at that time.
+    sent: VecDeque<(Instant, u64)>,
+    output: Output,
+    replies: Replies,
 }
 
 /// The state of the event loop, on which the handlers work.
@@ -115,7 +113,7 @@ pub(crate) fn run(
         failure: None,
     };
     let connected = connect_all(state, clients, (with, target)).and_then(|(mut events, ids)| {
-        warm_up(&mut events, &ids, load)?;
+        warm_up(&mut events, &ids, test, load)?;
         Ok((events, ids))
     });
     if connected.is_err() {
@@ -176,23 +174,37 @@ fn connect_all(
     Ok((events, ids))
 }
 
-/// Has each client ask once before the clock runs: memory that is registered by a connection's first write is no part of a
-/// request's time, as it is none where all is registered when connecting.
-fn warm_up(events: &mut EventLoop<State>, ids: &[SessionId], load: &Load) -> io::Result<()> {
-    let told = |error: io::Error| match error.kind() {
+/// Has each client ask once before the clock runs, and once more for a long reply if the test has many: memory that a connection registers by its
+/// first write, and when a window is full for the first time, is no part of a request's time, as it is none where all is registered when connecting.
+fn warm_up(events: &mut EventLoop<State>, ids: &[SessionId], test: Test, load: &Load) -> io::Result<()> {
+    let mut ask = |message: &[u8]| {
+        // Whatever a server says to it, the test will say why if it matters.
+        let expected = format!("${}", message.len()).into_bytes();
+        let mut request = format!("*2\r\n$4\r\nPING\r\n${}\r\n", message.len()).into_bytes();
+        request.extend_from_slice(message);
+        request.extend_from_slice(b"\r\n");
+        let mut rest = vec![0; message.len() + 2];
+        ids.iter().try_for_each(|id| {
+            let client = events.get_mut(*id).ok_or(ErrorKind::NotConnected)?;
+            client.sync_write(&request, load.timeout)?;
+            if client.sync_read_line(1024, load.timeout)? == expected {
+                client.sync_read(&mut rest, load.timeout)?;
+            }
+            Ok(())
+        })
+    };
+    let window = Options::client().protocol.window;
+    let values = load.requests.saturating_mul(load.size as u64) / load.clients.max(1) as u64;
+    let fills = matches!(test, Test::Get | Test::Mixed) && values > window.into();
+    // All have what they need before any has more.
+    let asked = ask(b"").and_then(|()| if fills { ask(&vec![b'x'; window as usize]) } else { Ok(()) });
+    asked.map_err(|error: io::Error| match error.kind() {
         kind @ ErrorKind::TimedOut => io::Error::new(kind, format!("no reply for {:?}", load.timeout)),
         ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => {
             io::Error::new(ErrorKind::UnexpectedEof, "the server ended a connection")
         }
         _ => error,
-    };
-    for id in ids {
-        let client = events.get_mut(*id).ok_or(ErrorKind::NotConnected)?;
-        client.sync_write(b"*1\r\n$4\r\nPING\r\n", load.timeout).map_err(told)?;
-        // Whatever a server says to it, the test will say why if it matters.
-        client.sync_read_line(1024, load.timeout).map_err(told)?;
-    }
-    Ok(())
+    })
 }
 
 /// Sends requests until there are none left, and waits for their replies. Returns when it began.
@@ -233,7 +245,7 @@ fn go(events: &mut EventLoop<State>, ids: &[SessionId], load: &Load) -> io::Resu
         let oldest = events.state.clients.values().filter_map(|client| client.sent.front()).min();
         let now = Instant::now();
         let silent = now.saturating_duration_since(events.state.ended.max(begun));
-        if oldest.is_some_and(|sent| now.saturating_duration_since(*sent) > load.timeout)
+        if oldest.is_some_and(|(sent, _)| now.saturating_duration_since(*sent) > load.timeout)
             && silent > load.timeout
         {
             let waited = load.timeout;
@@ -300,14 +312,12 @@ fn write_requests(events: &mut EventLoop<State>, id: SessionId) {
     let Some((state, connection)) = events.get_with_state(id) else { return };
     let Some(client) = state.clients.get_mut(id) else { return };
     let waits = loop {
-        let rest = client.output.get(client.written..).unwrap_or_default();
-        if rest.is_empty() {
-            client.output.clear();
-            client.written = 0;
+        let next = state.requests.unwritten(&client.output);
+        if next.is_empty() {
             break false;
         }
-        match connection.write(rest) {
-            Ok(written) => client.written += written,
+        match connection.write(next) {
+            Ok(written) => client.output.advance(written),
             Err(error) if error.kind() == ErrorKind::WouldBlock => break true,
             Err(error) => {
                 state.fail(error);
@@ -332,18 +342,17 @@ impl State {
         self.failure.get_or_insert(error);
     }
 
-    /// Appends requests of a client that count from `at`.
+    /// Adds requests of a client that count from `at`.
     fn prepare(&mut self, id: SessionId, requests: usize, at: Instant) {
         let Some(client) = self.clients.get_mut(id) else { return };
-        for _ in 0..requests {
-            self.requests.append(&mut client.output);
-            client.sent.push_back(at);
-        }
+        self.requests.add(requests, &mut client.output);
+        client.sent.push_back((at, requests as u64));
     }
 
     /// Takes replies; true if none is due any more.
     fn read(&mut self, id: SessionId, from: &mut impl Read) -> io::Result<bool> {
         let Some(client) = self.clients.get_mut(id) else { return Ok(false) };
+        let mut replies = 0;
         // A read that does not fill the chunk has taken all there is.
         loop {
             let read = match from.read(&mut self.chunk) {
@@ -355,38 +364,34 @@ impl State {
                 Err(error) => return Err(error),
             };
             self.heard = true;
-            client.input.push(self.chunk.get(..read).unwrap_or_default());
+            let mut received = self.chunk.get(..read).unwrap_or_default();
+            while client.replies.take(&mut received)? {
+                replies += 1;
+            }
             if read < self.chunk.len() {
                 break;
             }
         }
-        let now = Instant::now();
-        let mut replies = 0;
-        while let Some(reply) = client.input.take()? {
-            check(&reply)?;
-            let Some(sent) = client.sent.pop_front() else {
-                return Err(io::Error::new(ErrorKind::InvalidData, "a reply to no request"));
-            };
-            let nanos = u64::try_from(now.saturating_duration_since(sent).as_nanos()).unwrap_or(u64::MAX);
-            self.latencies.record(nanos.max(1)).map_err(io::Error::other)?;
-            replies += 1;
-        }
         if replies > 0 {
+            let now = Instant::now();
             self.ended = now;
             self.shared.done.fetch_add(replies, Ordering::Relaxed);
+            while replies > 0 {
+                let Some((sent, waiting)) = client.sent.front_mut() else {
+                    return Err(io::Error::new(ErrorKind::InvalidData, "a reply to no request"));
+                };
+                let nanos =
+                    u64::try_from(now.saturating_duration_since(*sent).as_nanos()).unwrap_or(u64::MAX);
+                let answered = replies.min(*waiting);
+                self.latencies.record_n(nanos.max(1), answered).map_err(io::Error::other)?;
+                replies -= answered;
+                *waiting -= answered;
+                if *waiting == 0 {
+                    client.sent.pop_front();
+                }
+            }
         }
         Ok(client.sent.is_empty())
-    }
-}
-
-/// Whether a reply says that the request was fulfilled.
-fn check(reply: &Frame) -> io::Result<()> {
-    match reply {
-        Frame::Error(text) => {
-            Err(io::Error::other(format!("the server replied {:?}", String::from_utf8_lossy(text))))
-        }
-        Frame::BulkString(None) => Err(io::Error::other("a key that was stored is missing")),
-        _ => Ok(()),
     }
 }
 

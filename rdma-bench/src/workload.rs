@@ -65,16 +65,66 @@ pub(crate) struct Requests {
     value: Box<[u8]>,
     keys: u64,
     random: Rng,
+    batch: usize,
+    /// Requests that are sent together, if all requests are alike: they are made once.
+    alike: Option<Box<[u8]>>,
+}
+
+/// The requests of a client that are to be written.
+#[derive(Default)]
+pub(crate) struct Output {
+    /// Those that are made one by one.
+    bytes: Vec<u8>,
+    written: usize,
+    left: usize,
 }
 
 impl Requests {
     pub(crate) fn new(test: Test, load: &Load, seed: u64) -> Self {
         let value = vec![b'x'; load.size].into();
-        Self { test, value, keys: load.keys, random: Rng::with_seed(seed) }
+        let mut requests = Self {
+            test,
+            value,
+            keys: load.keys,
+            random: Rng::with_seed(seed),
+            batch: load.batch().max(1),
+            alike: None,
+        };
+        let alike = match test {
+            Test::Ping => true,
+            Test::Set | Test::Get => load.keys == 1,
+            Test::Mixed => false,
+        };
+        if alike {
+            let mut batch = Vec::new();
+            (0..requests.batch).for_each(|_| requests.append(&mut batch));
+            requests.alike = Some(batch.into());
+        }
+        requests
+    }
+
+    /// Adds `count` requests to those that are to be written.
+    pub(crate) fn add(&mut self, count: usize, to: &mut Output) {
+        if let Some(alike) = &self.alike {
+            to.left += alike.len() / self.batch * count;
+        } else {
+            let before = to.bytes.len();
+            (0..count).for_each(|_| self.append(&mut to.bytes));
+            to.left += to.bytes.len() - before;
+        }
+    }
+
+    /// Returns bytes that are to be written next: none if all are written.
+    pub(crate) fn unwritten<'a>(&'a self, of: &'a Output) -> &'a [u8] {
+        let source = self.alike.as_deref().unwrap_or(&of.bytes);
+        // What is alike begins anew at its end.
+        let begin = of.written.checked_rem(source.len()).unwrap_or_default();
+        let rest = source.get(begin..).unwrap_or_default();
+        rest.get(..of.left).unwrap_or(rest)
     }
 
     /// Appends one more request.
-    pub(crate) fn append(&mut self, to: &mut Vec<u8>) {
+    fn append(&mut self, to: &mut Vec<u8>) {
         match self.test {
             Test::Ping => to.extend_from_slice(b"*1\r\n$4\r\nPING\r\n"),
             Test::Set => self.set(to),
@@ -89,6 +139,18 @@ impl Requests {
     fn set(&mut self, to: &mut Vec<u8>) {
         let key = self.random.u64(..self.keys);
         set(key, &self.value, to);
+    }
+}
+
+impl Output {
+    /// Notes that the first `bytes` of those that are to be written are.
+    pub(crate) fn advance(&mut self, bytes: usize) {
+        self.written += bytes;
+        self.left = self.left.saturating_sub(bytes);
+        if self.left == 0 {
+            self.written = 0;
+            self.bytes.clear();
+        }
     }
 }
 
@@ -131,25 +193,53 @@ mod tests {
         Load { requests: 1, clients: 1, threads: 1, pipeline: 1, size: 3, keys: 10, rate: None, timeout }
     }
 
+    /// Requests that are added as `counts` says, each time before `most` bytes at once are written.
+    fn written(requests: &mut Requests, counts: &[usize], most: usize) -> Vec<u8> {
+        let (mut output, mut bytes) = (Output::default(), Vec::new());
+        let mut write = |requests: &Requests, output: &mut Output| {
+            let next = requests.unwritten(output);
+            let next = &next[..next.len().min(most)];
+            bytes.extend_from_slice(next);
+            let len = next.len();
+            output.advance(len);
+            len > 0
+        };
+        for count in counts {
+            requests.add(*count, &mut output);
+            write(requests, &mut output);
+        }
+        while write(requests, &mut output) {}
+        bytes
+    }
+
+    const SET: &[u8] = b"*3\r\n$3\r\nSET\r\n$16\r\nkey:000000000000\r\n$3\r\nxxx\r\n";
+
     #[test]
     fn requests_are_what_valkey_takes() {
-        let mut set = Vec::new();
-        Requests::new(Test::Set, &Load { keys: 1, ..load() }, 7).append(&mut set);
-        assert_eq!(set, b"*3\r\n$3\r\nSET\r\n$16\r\nkey:000000000000\r\n$3\r\nxxx\r\n");
+        let set = written(&mut Requests::new(Test::Set, &Load { keys: 1, ..load() }, 7), &[1], usize::MAX);
+        assert_eq!(set, SET);
         let mut key = Vec::new();
         get(1_234_567, &mut key);
         assert_eq!(key, b"*2\r\n$3\r\nGET\r\n$16\r\nkey:000001234567\r\n");
     }
 
+    /// Those that are made once are written as often as they are added, however many bytes a write takes.
+    #[test]
+    fn requests_that_are_alike_are_written_whole() {
+        for most in 1..3 * SET.len() {
+            let mut requests = Requests::new(Test::Set, &Load { keys: 1, pipeline: 3, ..load() }, 7);
+            assert!(requests.alike.is_some());
+            assert_eq!(written(&mut requests, &[3, 1, 3, 2], most), SET.repeat(9), "{most} at once");
+            let mut requests = Requests::new(Test::Set, &load(), 7);
+            assert!(requests.alike.is_none());
+            assert_eq!(written(&mut requests, &[3, 1, 3, 2], most).len(), SET.len() * 9, "{most} at once");
+        }
+    }
+
     /// One seed gives one sequence, whose keys stay below the bound and are not all alike.
     #[test]
     fn requests_are_repeatable() {
-        let take = |seed| {
-            let mut requests = Requests::new(Test::Mixed, &load(), seed);
-            let mut bytes = Vec::new();
-            (0..200).for_each(|_| requests.append(&mut bytes));
-            bytes
-        };
+        let take = |seed| written(&mut Requests::new(Test::Mixed, &load(), seed), &[200], usize::MAX);
         assert_eq!(take(1), take(1));
         assert_ne!(take(1), take(2));
         let text = String::from_utf8(take(1)).expect("plain text");

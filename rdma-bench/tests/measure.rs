@@ -3,6 +3,7 @@
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -101,6 +102,46 @@ fn tcp_is_measured_alike() {
     });
     let outcome = run(Test::Get, &Load { pipeline: 4, ..load() }, Tcp::new, &target, |_| {});
     plausible(&outcome.expect("measured"), 1001);
+}
+
+/// Before the clock runs a connection has been asked for as many bytes as its window has, if the test asks it for more: it has registered by
+/// then what it has when it is busy.
+#[test]
+fn connections_are_busy_ones_before_the_clock_runs() {
+    let heard = Arc::new(AtomicU64::new(0));
+    let store = Store::default();
+    let counted = Arc::clone(&heard);
+    let target = over_tcp(move |client| {
+        let _left = store.serve(Counting(client, &counted));
+    });
+    // No request of these tests is as long as a window, and one value is.
+    for (requests, asked) in [(50, 0), (60, 5)] {
+        heard.store(0, Ordering::Relaxed);
+        let outcome = run(Test::Get, &Load { requests, size: 100_000, ..load() }, Tcp::new, &target, |_| {});
+        plausible(&outcome.expect("measured"), requests);
+        assert_eq!(heard.load(Ordering::Relaxed) >> 20, asked, "{requests} requests");
+    }
+}
+
+/// A client, and the bytes that were read from it.
+struct Counting<'a>(TcpStream, &'a AtomicU64);
+
+impl Read for Counting<'_> {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        let read = self.0.read(into)?;
+        self.1.fetch_add(read as u64, Ordering::Relaxed);
+        Ok(read)
+    }
+}
+
+impl Write for Counting<'_> {
+    fn write(&mut self, from: &[u8]) -> std::io::Result<usize> {
+        self.0.write(from)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.0.flush()
+    }
 }
 
 fn failure(serve: impl Fn(TcpStream) + Send + Sync + 'static, test: Test) -> String {

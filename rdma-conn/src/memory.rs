@@ -144,10 +144,10 @@ impl<B: Backend> Memory<B> {
         first.as_ref().map(|window| address(&window.region)).unwrap_or_default()
     }
 
-    /// Returns whether the send buffer is registered.
+    /// Returns the send buffer, once it is registered.
     #[inline]
-    pub(crate) const fn has_send_buffer(&self) -> bool {
-        self.send.is_some()
+    pub(crate) fn send_buffer(&self) -> Option<&B::Region> {
+        self.send.as_ref().map(|send| &send.region)
     }
 
     /// Registers the send buffer.
@@ -173,19 +173,14 @@ impl<B: Backend> Memory<B> {
         all.map(|booked| booked.region.len()).sum::<usize>() + self.buffers.bytes()
     }
 
-    /// Copies received bytes out; as many as fit. How many.
+    /// Copies received bytes out, from the first one on. False, and nothing copied, if there is no memory where they lie.
     #[inline]
-    pub(crate) fn read_window(&self, from: Readable, into: &mut [u8]) -> u32 {
-        let len = into.len().min(from.len as usize);
-        let copied = match (self.windows.get(usize::from(from.region)), into.get_mut(..len)) {
-            (Some(Some(window)), Some(into)) => window.region.read(from.offset as usize, into),
-            (None, Some(into)) => {
-                self.landing.as_ref().is_some_and(|landing| landing.read(from.offset, into))
-            }
-            _ => false,
-        };
-        // `len` is at most `from.len`, a u32.
-        if copied { len as u32 } else { 0 }
+    pub(crate) fn read_window(&self, from: Readable, into: &mut [u8]) -> bool {
+        match self.windows.get(usize::from(from.region)) {
+            Some(Some(window)) => window.region.read(from.offset as usize, into),
+            Some(None) => false,
+            None => self.landing.as_ref().is_some_and(|landing| landing.read(from.offset, into)),
+        }
     }
 
     /// Copies the first `len` received bytes to `at` in a buffer. False if they are not all inside of both.
@@ -260,24 +255,6 @@ impl<B: Backend> Memory<B> {
         Some(SendRequest { id, op, local, signaled, inline: local.len <= max_inline })
     }
 
-    /// Returns the work request for a notification of bytes in the send buffer, which is there.
-    #[inline]
-    pub(crate) fn notification(
-        &self,
-        max_inline: usize,
-        Notification { id, from, to }: Notification,
-    ) -> Option<SendRequest<'_, B::Region>> {
-        let region = &self.send.as_ref()?.region;
-        let len = from.len as usize;
-        Some(SendRequest {
-            id,
-            op: SendOp::WriteImmediate(to, Immediate(from.len)),
-            local: Slice { region, offset: from.offset as usize, len },
-            signaled: false,
-            inline: len <= max_inline,
-        })
-    }
-
     /// Registers memory for the application to lend, and with [`Access::REMOTE_WRITE`] also to receive into.
     pub(crate) fn buffer(&self, len: usize, access: Access) -> Result<RegisteredBuffer<B>, Error> {
         let memory = register(&self.domain, &self.budget, len, access)?;
@@ -329,6 +306,38 @@ impl<B: Backend> Memory<B> {
         let len = MESSAGE_LEN.min(len as usize);
         let _inside_by_construction = self.messages.region.read(self.receive(slot).local.offset, &mut bytes);
         (bytes, len)
+    }
+}
+
+/// Copies `pieces` to their place in the send buffer, and returns the work request for them.
+#[inline]
+pub(crate) fn notification_of<'a, R: Region>(
+    send_buffer: &'a R,
+    pieces: &[IoSlice<'_>],
+    Notification { id, from, to }: Notification,
+    max_inline: usize,
+) -> SendRequest<'a, R> {
+    let (offset, len) = (from.offset as usize, from.len as usize);
+    // Inside by construction.
+    if let Some(mut place) = send_buffer.memory().slice(offset, len) {
+        match pieces {
+            [all] => _ = place.put(all),
+            pieces => put_all(&mut place, pieces),
+        }
+    }
+    SendRequest {
+        id,
+        op: SendOp::WriteImmediate(to, Immediate(from.len)),
+        local: Slice { region: send_buffer, offset, len },
+        signaled: false,
+        inline: len <= max_inline,
+    }
+}
+
+#[inline(never)]
+fn put_all(place: &mut SharedMemory<'_>, pieces: &[IoSlice<'_>]) {
+    for piece in pieces {
+        place.put(piece);
     }
 }
 

@@ -11,7 +11,6 @@ use std::time::Duration;
 use rdma_proto::Counters;
 use rdma_proto::backend::Access;
 use rdma_proto::memory::CallerMemory;
-use rdma_proto::time::Instant;
 
 use crate::background::{self, Driven, Schedule};
 use crate::budget::{Budget, Limits};
@@ -288,9 +287,12 @@ impl<B: Descriptors> From<(Endpoint<B>, ConnectionId)> for Stream<B> {
 impl<B: Descriptors> Read for Stream<B> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let mut endpoint = self.shared.enter()?;
+        let id = endpoint.id;
         if !endpoint.connection().is_readable() {
-            let id = endpoint.id;
             endpoint.look_at(id)?;
+        }
+        if let Some(read) = endpoint.read_at_once(id, into) {
+            return Ok(read);
         }
         Ok(endpoint.until(self.read_timeout, "reading", |endpoint, id| endpoint.read(id, into))?)
     }
@@ -303,12 +305,14 @@ impl<B: Descriptors> Write for Stream<B> {
 
     fn write_vectored(&mut self, from: &[IoSlice<'_>]) -> io::Result<usize> {
         let mut endpoint = self.shared.enter()?;
-        let written =
-            endpoint.until(self.write_timeout, "writing", |endpoint, id| endpoint.write_some(id, from))?;
-        if !written.has_left {
-            endpoint.send_rest()?;
+        let id = endpoint.id;
+        if let Some(written) = endpoint.write_at_once(id, from) {
+            return Ok(written);
         }
-        Ok(written.bytes)
+        let written =
+            endpoint.until(self.write_timeout, "writing", |endpoint, id| endpoint.write(id, from))?;
+        endpoint.send_rest()?;
+        Ok(written)
     }
 
     /// Waits until the connection is established and everything written has been handed to the device.
@@ -410,7 +414,6 @@ impl<B: Descriptors> Locked<'_, B> {
     }
 
     /// Sends bytes that were held back, if completions that were not polled yet allow it.
-    #[inline(never)]
     fn send_rest(&mut self) -> Result<(), Error> {
         if !self.connection().is_flushed() {
             let id = self.id;
@@ -424,40 +427,31 @@ impl<B: Descriptors> Locked<'_, B> {
     ///
     /// # Errors
     /// `step`'s own, or a time-out while `doing`.
-    #[inline]
+    #[inline(never)]
     fn until<T>(
         &mut self,
         timeout: Option<Duration>,
         doing: &'static str,
         mut step: impl FnMut(&mut Endpoint<B>, ConnectionId) -> Result<Option<T>, Error>,
     ) -> Result<T, Error> {
-        let id = self.id;
-        let endpoint = &mut **self;
+        let (id, endpoint) = (self.id, &mut **self);
         let mut deadline = None;
         loop {
             if let Some(done) = step(endpoint, id)? {
                 return Ok(done);
             }
-            sleep(endpoint, timeout, &mut deadline, doing)?;
+            let Some(after) = timeout else {
+                endpoint.wait(None)?;
+                continue;
+            };
+            let now = endpoint.now();
+            let by = *deadline.get_or_insert_with(|| now.after(after));
+            if now >= by {
+                return Err(Error::TimedOut { doing, after });
+            }
+            endpoint.wait(Some(by.since(now)))?;
         }
     }
-}
-
-/// Sleeps until something has happened; no longer than until `deadline`, which the first call sets to `timeout` from now.
-#[cold]
-fn sleep<B: Descriptors>(
-    endpoint: &mut Endpoint<B>,
-    timeout: Option<Duration>,
-    deadline: &mut Option<Instant>,
-    doing: &'static str,
-) -> Result<(), Error> {
-    let Some(after) = timeout else { return endpoint.wait(None) };
-    let now = endpoint.now();
-    let by = *deadline.get_or_insert_with(|| now.after(after));
-    if now >= by {
-        return Err(Error::TimedOut { doing, after });
-    }
-    endpoint.wait(Some(by.since(now)))
 }
 
 impl<B: Descriptors> Driven for Private<B> {

@@ -121,9 +121,6 @@ enum Stage {
 enum Due {
     /// Something has happened: look at everything.
     Anything,
-    /// Bytes were taken into the send buffer when nothing was due, and nothing else has happened: there are bytes to post, and no
-    /// message.
-    Bytes,
     /// Nothing can be done until something happens; something waits for that.
     Blocked,
     /// Nothing is to be done, and nothing waits.
@@ -351,7 +348,7 @@ impl Machine {
         self.writable()?;
         if bytes > 0 {
             self.send.commit(bytes)?;
-            self.bytes_came();
+            self.due = Due::Anything;
         }
         Ok(())
     }
@@ -389,6 +386,21 @@ impl Machine {
             State::Closed => Err(Error::Transport(TransportError::Disconnected)),
             State::Failed(error) => Err(error),
         }
+    }
+
+    /// Returns the next received bytes, at most `most`, and gives them back to the peer: [`Machine::readable`] and [`Machine::consume`]
+    /// in one. Copy them before the next action is asked for, which may let the peer write there again. `None` if there are none.
+    #[inline]
+    pub fn take(&mut self, most: usize) -> Option<Readable> {
+        let part = self.rx.take(most)?;
+        self.look_for_announcement();
+        Some(part)
+    }
+
+    /// As [`Machine::take`], if nothing is to be done because of that; `None` if there may be, or there are no bytes.
+    #[inline]
+    pub fn take_at_once(&mut self, most: usize) -> Option<Readable> {
+        self.rx.take_at_once(most)
     }
 
     /// Gives `bytes` of [`Machine::readable`] back to the peer.
@@ -474,15 +486,6 @@ impl Machine {
     #[inline]
     const fn is_established(&self) -> bool {
         matches!(self.stage, Stage::Open | Stage::Closing)
-    }
-
-    /// There are bytes to post.
-    #[inline]
-    fn bytes_came(&mut self) {
-        self.due = match self.due {
-            Due::Nothing | Due::Bytes => Due::Bytes,
-            Due::Anything | Due::Blocked => Due::Anything,
-        };
     }
 
     /// A window that was used up is to be announced again.

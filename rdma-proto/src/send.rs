@@ -208,12 +208,6 @@ impl SendState {
         self.written.saturating_sub(self.posted.bytes)
     }
 
-    /// Returns the number of bytes taken from the application.
-    #[inline]
-    pub(crate) const fn written(&self) -> u64 {
-        self.written
-    }
-
     /// Returns whether all that was taken is posted.
     #[inline]
     pub(crate) const fn all_posted(&self) -> bool {
@@ -320,22 +314,24 @@ impl SendState {
         (posted.to_id(), signal)
     }
 
-    /// Counts all that is unposted as one request with a notification, where [`SendState::fast_path`] allows it, and says where it lies
-    /// and the request's id. It is not signalled.
+    /// Takes `bytes` and counts them as one request with a notification, where [`SendState::fast_path`] allows it, and says where they
+    /// belong and the request's id. It is not signalled.
     #[inline]
-    pub(crate) fn post_rest(&mut self) -> (Span, u64) {
-        let bytes = self.written.wrapping_sub(self.posted.bytes);
-        self.posted.slots = self.posted.slots.wrapping_add(1);
-        self.posted.notices = self.posted.notices.wrapping_add(1);
-        self.posted.bytes = self.written;
+    pub(crate) fn post_at_once(&mut self, bytes: usize) -> (Span, u64) {
+        let Progress { slots, notices, bytes: before } = self.posted;
         let offset = self.posted_at;
+        // Neither comes to the buffer's end.
+        (self.written, self.written_at) =
+            (before.wrapping_add(bytes as u64), offset.wrapping_add(bytes as u64));
         self.posted_at = self.written_at;
+        self.posted =
+            Progress { slots: slots.wrapping_add(1), notices: notices.wrapping_add(1), bytes: self.written };
         // Both are at most the capacity, which came as a u32.
         (Span { offset: offset as u32, len: bytes as u32 }, self.posted.to_id())
     }
 
     /// Returns how far requests with a notification each may go, when all is posted: before which count of notifications, and before
-    /// which of bytes, they find slots, lie together in the buffer, and need no signal.
+    /// which of bytes, they find slots and space, lie together in the buffer, and need no signal.
     pub(crate) fn fast_path(&self, slots_kept_back: u64) -> (u64, u64) {
         let Progress { slots, notices, bytes } = self.posted;
         let before_signal = |at: u64, now: u64| at.saturating_sub(now).saturating_sub(1);
@@ -344,8 +340,9 @@ impl SendState {
             .saturating_sub(slots_kept_back)
             .min(before_signal(self.signal_at.slots, slots))
             .min(before_signal(self.signal_at.notices, notices));
-        let buffer = bytes.saturating_add(self.capacity.saturating_sub(self.posted_at));
-        (notices.saturating_add(requests), buffer.min(self.signal_at.bytes))
+        let to_end = bytes.saturating_add(self.capacity.saturating_sub(self.posted_at));
+        let space = self.done.bytes.saturating_add(self.capacity);
+        (notices.saturating_add(requests), to_end.min(space).min(self.signal_at.bytes))
     }
 
     /// Notes that all that is posted will be told of, and when to ask for that again: after a quarter of each budget, and at the end

@@ -143,29 +143,28 @@ impl RxWindow {
         self.announced = true;
     }
 
-    /// The peer says that `immediate` more bytes are there. How it wrote them does not matter (VR-XFER-006), nor in how many
-    /// notifications (VR-FLOW-014). The sum is checked like every number of a peer's (VR-SEC-003).
+    /// The peer says that `bytes` more are there. How it wrote them does not matter (VR-XFER-006), nor in how many notifications
+    /// (VR-FLOW-014). The sum is checked like every number of a peer's (VR-SEC-003). Returns whether the window is full.
     ///
-    /// # Errors
-    /// The peer used more than it was given (VR-FLOW-002), or anything before it was given a window (VR-FLOW-003).
-    /// Zero is always allowed and means nothing (VR-XFER-005).
+    /// `None`, and nothing is noted: the peer used more than it was given (VR-FLOW-002), or anything before it was given a window
+    /// (VR-FLOW-003); [`RxWindow::refusal`] says which. Zero is always allowed and means nothing (VR-XFER-005).
     #[inline]
-    pub(crate) fn receive(&mut self, immediate: u32) -> Result<(), PeerMisbehaved> {
+    pub(crate) fn receive(&mut self, bytes: u64) -> Option<bool> {
         let room = self.length.saturating_sub(self.received);
-        if immediate > room || !self.announced && immediate != 0 {
-            return Err(self.refuse(immediate));
+        if bytes > room.into() || !self.announced && bytes != 0 {
+            return None;
         }
         // No more than `room`.
-        self.received = self.received.wrapping_add(immediate);
+        self.received = self.received.wrapping_add(bytes as u32);
         if self.lands {
-            self.landing.received = self.landing.received.saturating_add(immediate);
+            self.landing.received = self.landing.received.saturating_add(bytes as u32);
         }
-        self.rotate();
-        Ok(())
+        Some(self.rotate())
     }
 
+    /// Returns what is wrong with an immediate that was not received.
     #[cold]
-    const fn refuse(&self, immediate: u32) -> PeerMisbehaved {
+    pub(crate) const fn refusal(&self, immediate: u32) -> PeerMisbehaved {
         if !self.announced {
             return PeerMisbehaved::NoWindow { immediate };
         }
@@ -237,6 +236,34 @@ impl RxWindow {
         let landed = self.landing.received.saturating_sub(self.landing.read);
         let current = if self.lands { 0 } else { self.received.saturating_sub(self.read) };
         (previous as u64).saturating_add(landed as u64).saturating_add(current as u64)
+    }
+
+    /// Returns the next bytes to read, at most `most`, and notes that they are read; `None` if there are none.
+    #[inline]
+    pub(crate) fn take(&mut self, most: usize) -> Option<Readable> {
+        let part = self.readable()?;
+        let len = u32::try_from(most).map_or(part.len, |most| most.min(part.len));
+        if len == 0 {
+            return None;
+        }
+        // At most the part, so it is not refused.
+        self.consume(len).ok()?;
+        Some(Readable { len, ..part })
+    }
+
+    /// As [`RxWindow::take`], of a window that is not full; `None` also if bytes lie elsewhere. Nothing follows from reading these.
+    #[inline]
+    pub(crate) fn take_at_once(&mut self, most: usize) -> Option<Readable> {
+        debug_assert!(self.plain == self.is_plain(), "where the unread bytes lie was not noted");
+        let unread = self.received.saturating_sub(self.read);
+        let len = if most < unread as usize { most as u32 } else { unread };
+        if len == 0 || !self.plain || self.is_full() {
+            return None;
+        }
+        let offset = self.read;
+        // At most what was received.
+        self.read = offset.wrapping_add(len);
+        Some(Readable { region: self.own, offset, len })
     }
 
     /// Notes that `bytes` of [`RxWindow::readable`] were read and their memory may be written again.
@@ -380,12 +407,14 @@ impl RxWindow {
     }
 
     /// Moves on to the next window once this one is full and the memory of the next one is free (VR-MEM-010); until then its memory
-    /// is the peer's (VR-MEM-015).
+    /// is the peer's (VR-MEM-015). Returns whether this one was full.
     #[inline]
-    fn rotate(&mut self) {
-        if self.is_full() {
+    fn rotate(&mut self) -> bool {
+        let full = self.is_full();
+        if full {
             self.leave_full();
         }
+        full
     }
 
     #[cold]

@@ -100,11 +100,17 @@ impl Queue {
         let Ok(count) = usize::try_from(count) else {
             return Err(Error::returned("ibv_poll_cq", count, Stage::Complete));
         };
-        for (to, wc) in into.iter_mut().zip(batch.iter().take(count)) {
+        // A provider returns no more than it was asked for.
+        let Some(into) = into.get_mut(..count) else {
+            return Err(Error::State(
+                "the device's provider returns more completions than there is room for",
+            ));
+        };
+        for (to, wc) in into.iter_mut().zip(&batch) {
             // SAFETY: ibv_poll_cq(3) returned the first `count` completions.
             unsafe { convert(wc.as_ptr(), to) };
         }
-        Ok(count.min(into.len()))
+        Ok(count)
     }
 
     #[cold]

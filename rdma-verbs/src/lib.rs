@@ -103,6 +103,7 @@
 //! layouts. The feature `ibverbs` adds the module `devices`, a listing of devices and GIDs by the crate of that name.
 
 mod asynchronous;
+mod chain;
 mod channel;
 mod completion;
 mod device;

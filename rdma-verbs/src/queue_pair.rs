@@ -1,6 +1,7 @@
 //! The queue pair: posting work.
 
 use core::ffi::c_int;
+use core::iter;
 use core::mem::MaybeUninit;
 use core::ptr::{self, NonNull};
 use std::sync::Arc;
@@ -11,6 +12,7 @@ use rdma_proto::backend::{
 
 use crate::Verbs;
 use crate::asynchronous;
+use crate::chain::{BATCH, in_batches, position, recv_chain, refused};
 use crate::completion::{CompletionQueue, Queue};
 use crate::error::{Error, Stage};
 use crate::identifier::CmId;
@@ -19,9 +21,6 @@ use crate::sys::{
     self, Work, generated as c, ibv_gid, ibv_qp, ibv_qp_attr, ibv_qp_init_attr, ibv_recv_wr, ibv_send_wr,
     ibv_sge, rdma_cm_id,
 };
-
-/// How many requests one doorbell rings for; a longer chain is several calls into the provider.
-const BATCH: usize = 32;
 
 type PostSend = unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> c_int;
 type PostRecv = unsafe extern "C" fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int;
@@ -130,9 +129,8 @@ impl QueuePair {
             let sge = unsafe { elements.add(count) };
             // SAFETY: as above: in bounds, of this type, and not borrowed.
             unsafe { sge.write(element) };
-            let wr = sys::send_wr(&work(request), sge, num_sge);
             // SAFETY: as above.
-            unsafe { works.add(count).write(wr) };
+            unsafe { sys::write_send_wr(works.add(count), &work(request), sge, num_sge) };
             if count > 0 {
                 // SAFETY: both are in bounds, and the one before was written in the previous round.
                 unsafe { (*works.add(count - 1)).next = works.add(count) };
@@ -142,7 +140,7 @@ impl QueuePair {
         if count > 0 {
             let mut bad = works;
             // SAFETY: ibv_post_send(3): a live queue pair, and a chain of `count` requests that ends with a null pointer, with
-            // elements inside regions of its domain. The call copies requests, elements and inline bytes; the device reads
+            // elements inside regions of its domain; of each request all is written that the call reads for its operation. The call copies requests, elements and inline bytes; the device reads
             // other bytes later, from memory that is registered, and refuses should a region be dropped before.
             let result = unsafe { (self.post_send)(self.raw.as_ptr(), works, &raw mut bad) };
             if result != 0 {
@@ -155,52 +153,16 @@ impl QueuePair {
         }
     }
 
-    /// As [`QueuePair::post_send_batch`], for receives.
+    /// As [`QueuePair::post_send_batch`], for receives: the id of each, and where it puts a SEND.
     #[inline]
     fn post_recv_batch<const MOST: usize>(
         &self,
-        requests: &[RecvRequest<'_, Region>],
+        receives: impl Iterator<Item = Result<(u64, ibv_sge), Error>>,
     ) -> Result<(), PostError<Error>> {
-        let mut elements = [const { MaybeUninit::<ibv_sge>::uninit() }; MOST];
-        let mut works = [const { MaybeUninit::<ibv_recv_wr>::uninit() }; MOST];
-        let elements = elements.as_mut_ptr().cast::<ibv_sge>();
-        let works = works.as_mut_ptr().cast::<ibv_recv_wr>();
-        let mut count = 0;
-        let mut fault = None;
-        for request in requests.iter().take(MOST) {
-            let element = match Region::element(&request.local, &self.domain) {
-                Ok(element) => element,
-                Err(error) => {
-                    fault = Some(error);
-                    break;
-                }
-            };
-            let num_sge = c_int::from(element.length != 0);
-            // SAFETY: `count` is below MOST, the length of the array.
-            let sge = unsafe { elements.add(count) };
-            // SAFETY: as above: in bounds, of this type, and not borrowed.
-            unsafe { sge.write(element) };
-            let wr = ibv_recv_wr { wr_id: request.id, next: ptr::null_mut(), sg_list: sge, num_sge };
-            // SAFETY: as above.
-            unsafe { works.add(count).write(wr) };
-            if count > 0 {
-                // SAFETY: both are in bounds, and the one before was written in the previous round.
-                unsafe { (*works.add(count - 1)).next = works.add(count) };
-            }
-            count += 1;
-        }
-        if count > 0 {
-            let mut bad = works;
+        recv_chain::<MOST>(receives, |first, bad| {
             // SAFETY: ibv_post_recv(3): as for ibv_post_send above.
-            let result = unsafe { (self.post_recv)(self.raw.as_ptr(), works, &raw mut bad) };
-            if result != 0 {
-                return Err(refused("ibv_post_recv", result, position(works, bad, count)));
-            }
-        }
-        match fault {
-            None => Ok(()),
-            Some(error) => Err(PostError { posted: count, error }),
-        }
+            unsafe { (self.post_recv)(self.raw.as_ptr(), first, bad) }
+        })
     }
 
     #[inline(never)]
@@ -210,7 +172,15 @@ impl QueuePair {
 
     #[inline(never)]
     fn post_recv_chain(&self, requests: &[RecvRequest<'_, Region>]) -> Result<(), PostError<Error>> {
-        in_batches(requests, |batch| self.post_recv_batch::<BATCH>(batch))
+        in_batches(requests, |batch| {
+            self.post_recv_batch::<BATCH>(batch.iter().map(|request| self.check_recv(request)))
+        })
+    }
+
+    /// Returns the id and the element of a receive that may be posted.
+    #[inline]
+    fn check_recv(&self, request: &RecvRequest<'_, Region>) -> Result<(u64, ibv_sge), Error> {
+        Ok((request.id, Region::element(&request.local, &self.domain)?))
     }
 
     /// Returns the element of a send request that may be posted.
@@ -293,21 +263,6 @@ fn gid_bytes(gid: &ibv_gid) -> [u8; 16] {
     unsafe { ptr::from_ref(gid).cast::<[u8; 16]>().read() }
 }
 
-/// Returns the error of `call`, which posted so many requests.
-#[cold]
-const fn refused(call: &'static str, result: c_int, posted: usize) -> PostError<Error> {
-    PostError { posted, error: Error::returned(call, result, Stage::Post) }
-}
-
-/// Returns the number of requests of the chain at `first` before the one that was refused.
-#[cold]
-fn position<T>(first: *const T, bad: *const T, count: usize) -> usize {
-    let distance = (bad as usize).wrapping_sub(first as usize) / size_of::<T>();
-    // A provider that names none of the chain is taken to have posted nothing: repeating a request is visible, losing one
-    // is not.
-    if distance < count { distance } else { 0 }
-}
-
 impl backend::QueuePair<Verbs> for QueuePair {
     fn number(&self) -> u32 {
         self.number
@@ -330,7 +285,7 @@ impl backend::QueuePair<Verbs> for QueuePair {
     fn post_recv(&self, requests: &[RecvRequest<'_, Region>]) -> Result<(), PostError<Error>> {
         // Most chains are of one, which needs no table on the stack.
         match requests {
-            [_] => self.post_recv_batch::<1>(requests),
+            [request] => self.post_recv_batch::<1>(iter::once(self.check_recv(request))),
             _ => self.post_recv_chain(requests),
         }
     }
@@ -396,19 +351,6 @@ impl QueuePair {
     }
 }
 
-/// Posts a chain of any length; `post` takes what one doorbell does.
-fn in_batches<T>(
-    requests: &[T],
-    mut post: impl FnMut(&[T]) -> Result<(), PostError<Error>>,
-) -> Result<(), PostError<Error>> {
-    let mut posted = 0;
-    for batch in requests.chunks(BATCH) {
-        post(batch).map_err(|error| PostError { posted: posted + error.posted, error: error.error })?;
-        posted += batch.len();
-    }
-    Ok(())
-}
-
 impl Drop for QueuePair {
     fn drop(&mut self) {
         // Another may soon lie at its address.
@@ -425,36 +367,21 @@ impl Drop for QueuePair {
 mod tests {
     use super::*;
 
+    /// What C reads of a request is written, also what only some providers read.
     #[test]
-    fn the_refused_request_is_found_by_its_address() {
-        let chain = [0_u64; 8];
-        for index in 0..chain.len() {
-            assert_eq!(position(chain.as_ptr(), &raw const chain[index], chain.len()), index);
+    fn of_a_work_request_its_operation_is_written() {
+        let work = Work { id: 7, opcode: c::IBV_WR_RDMA_WRITE, flags: 2, immediate: 5, remote: (11, 13) };
+        let mut element = ibv_sge { addr: 1, length: 2, lkey: 3 };
+        let mut place = MaybeUninit::<ibv_send_wr>::uninit();
+        let to = place.as_mut_ptr();
+        // SAFETY: a live structure.
+        unsafe { sys::write_send_wr(to, &work, &raw mut element, 1) };
+        // SAFETY: written, says the name of this test, and Miri where it is wrong: each is an integer or a pointer.
+        unsafe {
+            assert_eq!(((*to).wr_id, (*to).opcode, (*to).send_flags), (7, work.opcode, 2));
+            assert!((*to).next.is_null() && (*to).sg_list == &raw mut element && (*to).num_sge == 1);
+            assert_eq!(((*to).wr.rdma.remote_addr, (*to).wr.rdma.rkey), (11, 13));
+            assert_eq!((*to).wr.ud.remote_qkey, 0);
         }
-        assert_eq!(position(chain.as_ptr(), ptr::null(), chain.len()), 0);
-        assert_eq!(position(chain.as_ptr(), chain.as_ptr().wrapping_add(8), chain.len()), 0);
-        assert_eq!(position(chain.as_ptr(), chain.as_ptr().wrapping_sub(1), chain.len()), 0);
-    }
-
-    #[test]
-    fn long_chains_go_out_in_batches_and_count_what_was_posted() {
-        let requests = [(); 2 * BATCH + 5];
-        let mut calls = Vec::new();
-        assert!(
-            in_batches(&requests, |batch| {
-                calls.push(batch.len());
-                Ok(())
-            })
-            .is_ok()
-        );
-        assert_eq!(calls, [BATCH, BATCH, 5]);
-
-        let mut left = 2;
-        let error = in_batches(&requests, |_| {
-            left -= 1;
-            if left > 0 { Ok(()) } else { Err(PostError { posted: 3, error: Error::Argument("full") }) }
-        })
-        .unwrap_err();
-        assert_eq!(error.posted, BATCH + 3);
     }
 }

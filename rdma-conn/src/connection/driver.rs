@@ -1,14 +1,12 @@
 //! The driver of a connection's machine: it hands it time, events and completions, and does what it asks for.
 
-use std::slice;
-
 use arrayvec::ArrayVec;
 use rdma_proto::backend::{
     AsyncEvent, Backend, CmEventKind, Completed, Completion, CompletionStatus, Identifier, PostError,
     QueuePair, RecvRequest, SendRequest,
 };
 use rdma_proto::time::Instant;
-use rdma_proto::{Action, Notification, PeerMisbehaved, State};
+use rdma_proto::{Action, PeerMisbehaved, State};
 
 use super::{BATCH, Cause, Connection};
 use crate::error::Error;
@@ -41,7 +39,7 @@ impl<B: Backend> Connection<B> {
 
     /// The device refused a call: nothing works any more, and the errno tells why.
     #[cold]
-    fn refused(&mut self, call: &'static str, error: B::Error) {
+    pub(super) fn refused(&mut self, call: &'static str, error: B::Error) {
         tracing::debug!(peer = %self.peer, %error, call, "refused");
         if self.check().is_ok() {
             self.cause = Cause::Known(Error::backend(call)(error));
@@ -106,6 +104,7 @@ impl<B: Backend> Connection<B> {
     }
 
     /// Ends the connection for this reason, which everybody who waits is told (VR-CLOSE-003).
+    #[cold]
     pub(crate) fn fail(&mut self, failure: Error) {
         if self.check().is_ok() {
             self.cause = Cause::Known(failure);
@@ -114,29 +113,53 @@ impl<B: Backend> Connection<B> {
         self.post(self.now());
     }
 
-    /// Handles completions of this connection's queue pair, at most [`BATCH`], and posts what they allow.
+    /// Handles completions of this connection's queue pair, at most [`BATCH`], and posts what they allow. Returns whether that was more
+    /// than bytes that have come: whatever else may be asked of the connection is as it was, if not.
     #[inline]
-    pub(crate) fn handle_completions(&mut self, now: Instant, completions: &[Completion]) {
+    pub(crate) fn handle_completions(&mut self, now: Instant, completions: &[Completion]) -> bool {
         self.work.completions += completions.len() as u64;
-        let mut slots = ArrayVec::<u16, BATCH>::new();
-        let mut data = false;
+        // Nearly always they tell of bytes in the window and of nothing else, so all are handled together.
+        let mut bytes = 0;
+        let mut notify = true;
         for completion in completions {
-            let slot = match completion.result {
-                Ok(Completed::RecvWrite { immediate }) => {
-                    self.machine.handle_immediate(now, immediate);
-                    data = true;
-                    receive_slot(completion.id)
-                }
-                _ => self.take_completion(now, completion),
-            };
-            if let Some(slot) = slot {
-                // No more than a batch, which the endpoint polls.
-                _ = slots.try_push(slot);
+            match completion.result {
+                Ok(Completed::RecvWrite { immediate }) => bytes += u64::from(immediate.0),
+                _ => notify = false,
             }
         }
-        if data {
-            self.busy = now;
+        if !notify || !self.machine.handle_immediates(now, completions.len(), bytes) {
+            self.handle_each(now, completions);
+            return true;
         }
+        self.busy = now;
+        self.post_receives(completions.len());
+        if self.machine.is_settled() {
+            return false;
+        }
+        self.follow_up(now);
+        true
+    }
+
+    /// Handles completions one by one, in their order.
+    #[inline(never)]
+    fn handle_each(&mut self, now: Instant, completions: &[Completion]) {
+        let mut receives = 0;
+        for completion in completions {
+            if let Ok(Completed::RecvWrite { immediate }) = completion.result {
+                self.machine.handle_immediate(now, immediate);
+                self.busy = now;
+                receives += 1;
+            } else {
+                receives += usize::from(self.take_completion(now, completion));
+            }
+        }
+        self.post_receives(receives);
+        self.follow_up(now);
+    }
+
+    /// Does what follows from completions that told of more than bytes, or of bytes that fill a window.
+    #[inline(never)]
+    fn follow_up(&mut self, now: Instant) {
         // After a window is full nothing comes before the next is announced.
         if self.machine.lacks_region().is_some() {
             self.add_window();
@@ -144,27 +167,25 @@ impl<B: Backend> Connection<B> {
         if !self.memory.lendings.is_empty() {
             self.work.returned += self.memory.lendings.give_back(self.machine.confirmed());
         }
-        self.post_receives(&slots);
         // Answers and windows must not wait for the end of a long queue, nor others for a peer's storm (VR-RES-007).
         self.post(now);
     }
 
-    /// Hands a completion to the machine that tells of no bytes. For a receive: the slot that may be posted again.
-    #[inline(never)]
-    fn take_completion(&mut self, now: Instant, completion: &Completion) -> Option<u16> {
+    /// Hands a completion to the machine that tells of no bytes. Returns whether a receive may be posted again.
+    fn take_completion(&mut self, now: Instant, completion: &Completion) -> bool {
         match completion.result {
             // An immediate that comes with a message means nothing (VR-CTRL-010).
             Ok(Completed::Recv { len, .. }) => {
-                let slot = receive_slot(completion.id)?;
+                let Some(slot) = receive_slot(completion.id) else { return false };
                 let (bytes, len) = self.memory.incoming_message(slot, len);
                 self.machine.handle_message(now, bytes.get(..len).unwrap_or_default());
                 // Answered one by one: only a peer that takes no answers can make them pile up (VR-FEAT-007).
                 self.post(now);
-                Some(slot)
+                true
             }
             Ok(_) => {
                 self.machine.handle_sent(now, completion.id);
-                None
+                false
             }
             Err(failure) => {
                 tracing::debug!(peer = %self.peer, ?failure, "work request failed");
@@ -178,7 +199,7 @@ impl<B: Backend> Connection<B> {
                     (_, Some(_), _) => self.machine.handle_receive_failure(failure),
                     (_, None, _) => self.machine.handle_failure(failure),
                 }
-                None
+                false
             }
         }
     }
@@ -215,52 +236,52 @@ impl<B: Backend> Connection<B> {
         }
     }
 
-    /// Posts receives again, as many as were consumed (VR-RES-003).
+    /// Posts `count` receives, at most [`BATCH`]: again, as many as were consumed (VR-RES-003).
     #[inline]
-    pub(super) fn post_receives(&mut self, slots: &[u16]) {
-        if self.machine.has_ended() {
+    pub(super) fn post_receives(&mut self, count: usize) {
+        if count == 0 || self.machine.has_ended() {
             return;
         }
-        self.work.receive_doorbells += u64::from(!slots.is_empty());
+        self.work.receive_doorbells += 1;
+        let first = self.next_receive;
         // Most polls find one.
-        if let [slot] = slots {
-            if let Err(error) = self.pair.post_recv(&[self.memory.receive(*slot)]) {
-                self.refused("ibv_post_recv", error.error);
-            }
-        } else if !slots.is_empty()
-            && let Err(error) = self.post_receive_chain(slots)
-        {
+        let posted = if count == 1 {
+            self.next_receive = self.receive_behind(first);
+            self.pair.post_recv(&[self.memory.receive(first)])
+        } else {
+            self.post_receive_chain(count)
+        };
+        if let Err(error) = posted {
             self.refused("ibv_post_recv", error.error);
         }
     }
 
-    fn post_receive_chain(&self, slots: &[u16]) -> Result<(), PostError<B::Error>> {
-        let chain: ArrayVec<RecvRequest<'_, B::Region>, BATCH> =
-            slots.iter().take(BATCH).map(|slot| self.memory.receive(*slot)).collect();
+    fn post_receive_chain(&mut self, count: usize) -> Result<(), PostError<B::Error>> {
+        let mut chain = ArrayVec::<RecvRequest<'_, B::Region>, BATCH>::new();
+        let mut slot = self.next_receive;
+        for _ in 0..count.min(BATCH) {
+            chain.push(self.memory.receive(slot));
+            slot = self.receive_behind(slot);
+        }
+        self.next_receive = slot;
         self.pair.post_recv(&chain)
+    }
+
+    /// Returns the slot of the receive that is posted behind that in `slot`.
+    #[inline]
+    const fn receive_behind(&self, slot: u16) -> u16 {
+        if slot + 1 < self.options.receives { slot + 1 } else { 0 }
     }
 
     /// Does what the machine asks for: chains of work requests, one doorbell each, and the disconnect.
     #[inline]
     pub(super) fn post(&mut self, now: Instant) {
-        if let Some(notification) = self.machine.poll_notification() {
-            self.post_notification(notification);
-        }
         if !self.machine.is_settled() {
             self.post_due(now);
         }
     }
 
-    #[inline]
-    pub(super) fn post_notification(&mut self, notification: Notification) {
-        let Some(request) = self.memory.notification(self.max_inline, notification) else { return };
-        self.work.doorbells += 1;
-        self.work.requests += 1;
-        if let Err(error) = self.pair.post_send(slice::from_ref(&request)) {
-            self.refused("ibv_post_send", error.error);
-        }
-    }
-
+    #[inline(never)]
     pub(super) fn post_due(&mut self, now: Instant) {
         while let Some(action) = self.machine.poll_action(now) {
             self.post_chain(now, action);

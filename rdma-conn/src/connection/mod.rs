@@ -4,14 +4,17 @@
 //!
 //! ```text
 //! try_write ─ copy ─▶ send buffer ─ Machine::poll_action ─▶ post ─ QueuePair::post_send ─▶ the peer's window
-//! try_read  ◀─ copy ─ our window  ◀─ Machine::handle_immediate ── take ◀── completions, from an Endpoint
+//! try_read  ◀─ copy ─ our window  ◀─ Machine::handle_immediates ◀── completions, from an Endpoint
 //! ```
+//!
+//! Most calls need less: `write_at_once` and `read_at_once` do in one step what these do, and nothing where that is not all.
 
 mod driver;
 
 use std::io::IoSlice;
 use std::net::SocketAddr;
 use std::ops::Range;
+use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,7 +31,7 @@ use crate::budget::Budget;
 use crate::domain::ProtectionDomain;
 use crate::error::Error;
 use crate::lend::RegisteredBuffer;
-use crate::memory::{Memory, Pieces};
+use crate::memory::{Memory, Pieces, notification_of};
 use crate::options::Options;
 
 /// Work requests per doorbell and completions per poll.
@@ -56,6 +59,8 @@ pub struct Connection<B: Backend> {
     pair: B::QueuePair,
     /// [`QueuePair::max_inline`], which stays.
     max_inline: usize,
+    /// The slot of the receive that is posted next. A queue pair consumes them in the order in which they were posted.
+    next_receive: u16,
     id: B::Identifier,
     pub(crate) memory: Memory<B>,
     backend: B,
@@ -145,6 +150,7 @@ impl<B: Backend> Connection<B> {
         let busy = backend.now();
         let mut connection = Self {
             max_inline: pair.max_inline(),
+            next_receive: 0,
             pair,
             id,
             memory,
@@ -158,9 +164,8 @@ impl<B: Backend> Connection<B> {
             used: false,
             sooner: false,
         };
-        let receives: Vec<u16> = (0..options.receives).collect();
-        for slots in receives.chunks(BATCH) {
-            connection.post_receives(slots);
+        for posted in (0..usize::from(options.receives)).step_by(BATCH) {
+            connection.post_receives(BATCH.min(usize::from(options.receives) - posted));
         }
         connection.check()?;
         Ok(connection)
@@ -307,7 +312,7 @@ impl<B: Backend> Connection<B> {
 
     /// Returns the time by which its endpoint must handle it again.
     pub fn next_timeout(&self) -> Option<Instant> {
-        let ample = self.memory.has_send_buffer()
+        let ample = self.memory.send_buffer().is_some()
             || self.memory.has_both_windows() && !self.machine.announces_ahead();
         let ample = ample && self.machine.state() == State::Open;
         let release = ample.then(|| self.busy.after(self.options.keep_memory));
@@ -327,30 +332,36 @@ impl<B: Backend> Connection<B> {
     ///
     /// # Errors
     /// The error that ended the connection, once all that arrived before is read.
-    #[inline]
-    pub fn try_read(&mut self, mut into: &mut [u8]) -> Result<Option<usize>, Error> {
-        let wanted = into.len();
+    pub fn try_read(&mut self, into: &mut [u8]) -> Result<Option<usize>, Error> {
         let mut read = 0;
         // No more than three parts, one behind the other.
-        while read < wanted {
-            let Some(readable) = self.machine.readable() else { break };
-            let copied = self.memory.read_window(readable, into);
-            if copied == 0 {
+        while let Some(part) = self.machine.take(into.len() - read) {
+            let end = read + part.len as usize;
+            if !into.get_mut(read..end).is_some_and(|place| self.memory.read_window(part, place)) {
                 return Err(Error::Protocol(rdma_proto::Error::Bug("readable bytes outside their window")));
             }
-            self.machine.consume(copied)?;
-            read += copied as usize;
-            into = into.get_mut(copied as usize..).unwrap_or_default();
+            read = end;
         }
-        if read > 0 || wanted == 0 {
+        if read > 0 || into.is_empty() {
             self.memory.keep_landing(|| self.machine.is_landing());
             // A window that was emptied is announced again at once. Most reads empty none.
-            if !self.machine.is_settled() {
-                self.went_on();
-            }
+            self.went_on();
             return Ok(Some(read));
         }
         if self.machine.has_ended() { self.end_of_stream() } else { Ok(None) }
+    }
+
+    /// Reads what has arrived, as most reads do: from the window that is being filled, and nothing follows from that. `None`, and nothing
+    /// is done, if there may be more to do: [`Connection::try_read`] does it then.
+    #[inline]
+    pub(crate) fn read_at_once(&mut self, into: &mut [u8]) -> Option<usize> {
+        let part = self.machine.take_at_once(into.len())?;
+        let len = part.len as usize;
+        if !into.get_mut(..len).is_some_and(|place| self.memory.read_window(part, place)) {
+            self.fail(Error::Protocol(rdma_proto::Error::Bug("readable bytes outside their window")));
+            return None;
+        }
+        Some(len)
     }
 
     #[cold]
@@ -391,7 +402,6 @@ impl<B: Backend> Connection<B> {
     /// # Errors
     /// The error that ended the connection; or no memory can be registered for the send buffer, which ends nothing: a later call may
     /// find some.
-    #[inline]
     pub fn try_write(&mut self, from: &[IoSlice<'_>]) -> Result<Option<usize>, Error> {
         if !self.machine.takes_bytes() {
             return self.refuse_bytes();
@@ -404,7 +414,7 @@ impl<B: Backend> Connection<B> {
             if space.len == 0 {
                 break;
             }
-            if !self.memory.has_send_buffer() {
+            if self.memory.send_buffer().is_none() {
                 self.memory.add_send_buffer()?;
                 self.sooner = true;
             }
@@ -426,6 +436,26 @@ impl<B: Backend> Connection<B> {
         Ok(None)
     }
 
+    /// Sends all bytes of `from` by one request, as most writes are, and returns how many. `None`, and nothing is done, if that is not
+    /// all there is to do: [`Connection::try_write`] does it then. Room is left, and the connection's times have not come nearer.
+    #[inline]
+    pub(crate) fn write_at_once(&mut self, from: &[IoSlice<'_>]) -> Option<usize> {
+        let bytes = match from {
+            [all] => all.len(),
+            pieces => total(pieces),
+        };
+        let send_buffer = self.memory.send_buffer()?;
+        let notification = self.machine.write_at_once(bytes)?;
+        self.used = true;
+        self.work.doorbells += 1;
+        self.work.requests += 1;
+        let request = notification_of(send_buffer, from, notification, self.max_inline);
+        if let Err(error) = self.pair.post_send(slice::from_ref(&request)) {
+            self.refused("ibv_post_send", error.error);
+        }
+        Some(bytes)
+    }
+
     #[cold]
     fn refuse_bytes(&mut self) -> Result<Option<usize>, Error> {
         self.check()?;
@@ -436,12 +466,9 @@ impl<B: Backend> Connection<B> {
     /// The application has done something by which something may be posted.
     #[inline]
     pub(crate) fn went_on(&mut self) {
-        self.used = true;
-        if let Some(notification) = self.machine.poll_notification() {
-            self.post_notification(notification);
-        }
         // The time is not asked for where nobody needs it.
         if !self.machine.is_settled() {
+            self.used = true;
             self.post_due(self.now());
         }
     }
@@ -567,6 +594,11 @@ impl<B: Backend> Connection<B> {
     pub(crate) fn end(&self) -> Error {
         self.check().err().unwrap_or_else(|| Error::Protocol(TransportError::Disconnected.into()))
     }
+}
+
+#[inline(never)]
+fn total(pieces: &[IoSlice<'_>]) -> usize {
+    pieces.iter().fold(0, |sum, piece| sum.saturating_add(piece.len()))
 }
 
 impl<B: Backend> std::fmt::Debug for Connection<B> {

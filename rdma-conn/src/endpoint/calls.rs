@@ -14,14 +14,6 @@ use crate::error::Error;
 use crate::land::{Received, Receiving};
 use crate::lend::RegisteredBuffer;
 
-/// What became of a write.
-pub(crate) struct Written {
-    /// How many bytes were taken.
-    pub(crate) bytes: usize,
-    /// Whether these and all before them were handed to the device.
-    pub(crate) has_left: bool,
-}
-
 impl<B: Descriptors> Endpoint<B> {
     /// Reads what has arrived; `None` when there is nothing now, `Some(0)` at the end of the stream. [`Event::Readable`] or
     /// [`Event::Ended`] follows.
@@ -30,6 +22,20 @@ impl<B: Descriptors> Endpoint<B> {
     /// The error that ended the connection, once all that arrived before is read; or there is no such connection.
     #[inline]
     pub fn read(&mut self, id: ConnectionId, into: &mut [u8]) -> Result<Option<usize>, Error> {
+        match self.read_at_once(id, into) {
+            Some(read) => Ok(Some(read)),
+            None => self.read_in_steps(id, into),
+        }
+    }
+
+    /// As [`Connection::read_at_once`]; `None` also if there is no such connection.
+    #[inline]
+    pub(crate) fn read_at_once(&mut self, id: ConnectionId, into: &mut [u8]) -> Option<usize> {
+        self.members.get_mut(id)?.connection.as_mut()?.read_at_once(into)
+    }
+
+    #[inline(never)]
+    fn read_in_steps(&mut self, id: ConnectionId, into: &mut [u8]) -> Result<Option<usize>, Error> {
         let Some(member) = self.members.get_mut(id) else { return Err(Error::NoSuchConnection) };
         let read = member.live()?.try_read(into)?;
         member.note_sooner(id, &mut self.touched);
@@ -78,23 +84,28 @@ impl<B: Descriptors> Endpoint<B> {
     /// The error that ended the connection, or there is no such connection.
     #[inline]
     pub fn write(&mut self, id: ConnectionId, from: &[IoSlice<'_>]) -> Result<Option<usize>, Error> {
-        let Some(member) = self.members.get_mut(id) else { return Err(Error::NoSuchConnection) };
-        let written = member.write(from)?;
-        member.note_sooner(id, &mut self.touched);
-        Ok(written)
+        match self.write_at_once(id, from) {
+            Some(written) => Ok(Some(written)),
+            None => self.write_in_steps(id, from),
+        }
     }
 
-    /// As [`Endpoint::write`], and says whether all that was taken has left.
+    /// As [`Connection::write_at_once`]; `None` also if there is no such connection.
     #[inline]
-    pub(crate) fn write_some(
-        &mut self,
-        id: ConnectionId,
-        from: &[IoSlice<'_>],
-    ) -> Result<Option<Written>, Error> {
+    pub(crate) fn write_at_once(&mut self, id: ConnectionId, from: &[IoSlice<'_>]) -> Option<usize> {
+        self.members.get_mut(id)?.connection.as_mut()?.write_at_once(from)
+    }
+
+    #[inline(never)]
+    fn write_in_steps(&mut self, id: ConnectionId, from: &[IoSlice<'_>]) -> Result<Option<usize>, Error> {
         let Some(member) = self.members.get_mut(id) else { return Err(Error::NoSuchConnection) };
-        let written = member.write(from)?;
+        let connection = member.live()?;
+        let written = connection.try_write(from)?;
+        // No room is left after a write that did not take all, and after one that filled the room exactly: the next one waits.
+        let has_room = connection.has_room();
+        member.waits.room = !has_room;
         member.note_sooner(id, &mut self.touched);
-        Ok(written.map(|bytes| Written { bytes, has_left: member.is_flushed() }))
+        Ok(written)
     }
 
     /// Sends from registered memory, see [`Connection::register_buffer`] and [`Connection::try_lend`]. If that is not all, or

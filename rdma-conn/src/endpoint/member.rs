@@ -1,7 +1,6 @@
 //! A connection as its endpoint sees it.
 
 use std::collections::VecDeque;
-use std::io::IoSlice;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -135,22 +134,6 @@ impl<B: Backend> Member<B> {
         }
     }
 
-    /// Takes bytes to send, as many as there is room for.
-    #[inline]
-    pub(super) fn write(&mut self, from: &[IoSlice<'_>]) -> Result<Option<usize>, Error> {
-        let connection = self.live()?;
-        let written = connection.try_write(from)?;
-        // No room is left after a write that did not take all, and after one that filled the room exactly: the next one waits.
-        self.waits.room = !connection.has_room();
-        Ok(written)
-    }
-
-    /// Returns whether all that was written was handed to the device.
-    #[inline]
-    pub(super) fn is_flushed(&self) -> bool {
-        self.connection.as_ref().is_some_and(|connection| connection.is_flushed())
-    }
-
     #[cold]
     fn never_lived(failure: &Option<Error>) -> Error {
         failure.clone().unwrap_or(Error::NoSuchConnection)
@@ -176,7 +159,6 @@ impl<B: Backend> Member<B> {
     }
 
     /// Notes what it has to tell among `telling`, if somebody listens, and among `touched` that its times may have come nearer.
-    #[inline(always)]
     pub(super) fn note(
         &mut self,
         id: ConnectionId,
@@ -292,23 +274,30 @@ impl<B: Backend> Member<B> {
     }
 
     /// Notes what there is to tell. True if it has to be put among those that have something to tell.
-    #[inline(always)]
-    pub(super) fn notice(&mut self) -> bool {
+    fn notice(&mut self) -> bool {
         if self.open != self.pending.was_opened || self.has_ended() != self.pending.has_ended {
             self.notice_stage();
         }
         let Some(connection) = &self.connection else { return self.enters() };
-        let pending = &mut self.pending;
-        if self.open {
-            let received = connection.bytes_received();
-            pending.readable |= received > pending.received;
-            pending.received = received;
-        }
         let came_back = connection.returned_parts();
+        let pending = &mut self.pending;
         pending.returned |= came_back > pending.came_back;
         pending.came_back = came_back;
         if self.waits.any() {
             self.notice_answers();
+        }
+        self.notice_bytes()
+    }
+
+    /// Notes whether there are bytes to tell of. True if it has to be put among those that have something to tell.
+    #[inline]
+    pub(super) fn notice_bytes(&mut self) -> bool {
+        if let Some(connection) = &self.connection
+            && self.open
+        {
+            let received = connection.bytes_received();
+            self.pending.readable |= received > self.pending.received;
+            self.pending.received = received;
         }
         self.enters()
     }

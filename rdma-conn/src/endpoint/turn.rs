@@ -119,11 +119,36 @@ impl<B: Descriptors> Endpoint<B> {
         }
     }
 
-    /// Arms what is not armed, and looks again: what comes from then on makes the descriptor readable, and what came before is found
-    /// now. After a look that left nothing, this is the order that never sleeps on work (VR-FLOW-013). It is as late as it was then.
+    /// Arms what is not armed, and looks again there: what comes from then on makes the descriptor readable, and what came before is
+    /// found now. After a look that left nothing, this is the order that never sleeps on work (VR-FLOW-013). It is as late as it was then.
     #[inline(always)]
     fn arm_and_look(&mut self) -> Result<Found, Error> {
-        if self.arm_all() { self.look(self.seen) } else { Ok(Found::Nothing) }
+        let (mut found, mut any) = (Found::Nothing, false);
+        let mut nth = 0;
+        while let Some(at) = self.queues.awake(nth) {
+            nth += 1;
+            if self.arm(at) {
+                any = true;
+                found = found.max(self.take_batch(at, self.seen));
+            }
+        }
+        if any { self.look_beyond(found, self.seen) } else { Ok(Found::Nothing) }
+    }
+
+    /// Arms the queue at `at` if it has had its wake-up. Returns whether it was armed now, or is lost.
+    #[inline]
+    fn arm(&mut self, at: usize) -> bool {
+        let Some(queue) = self.queues.get_mut(at) else { return false };
+        match queue.rearm() {
+            Ok(armed) => {
+                self.usage.arms += u64::from(armed);
+                armed
+            }
+            Err(lost) => {
+                self.lose(*lost);
+                true
+            }
+        }
     }
 
     /// Sleeps, for at most `limit`, and takes wake-ups off the channels.
@@ -216,33 +241,6 @@ impl<B: Descriptors> Endpoint<B> {
         Ok(if any { Found::More } else { Found::Nothing })
     }
 
-    /// Arms every queue that has had its wake-up; true if there was any.
-    #[inline(always)]
-    fn arm_all(&mut self) -> bool {
-        let mut any = false;
-        let mut nth = 0;
-        while let Some(at) = self.queues.awake(nth) {
-            nth += 1;
-            let armed = self.queues.get_mut(at).map_or(Ok(false), |queue| queue.rearm());
-            self.usage.arms += u64::from(matches!(armed, Ok(true)));
-            any |= self.unless_lost(armed).unwrap_or(true);
-        }
-        any
-    }
-
-    /// Returns the value of a call on a queue. If the call failed, the queue is lost: that ends the connections whose completions it
-    /// had, and no others.
-    #[inline]
-    fn unless_lost<T>(&mut self, result: Result<T, Box<Lost>>) -> Option<T> {
-        match result {
-            Ok(value) => Some(value),
-            Err(lost) => {
-                self.lose(*lost);
-                None
-            }
-        }
-    }
-
     #[cold]
     fn lose_all(&mut self, losses: Vec<Lost>) {
         for lost in losses {
@@ -250,6 +248,7 @@ impl<B: Descriptors> Endpoint<B> {
         }
     }
 
+    /// A call on a queue has failed: that ends the connections whose completions it had, and no others.
     #[cold]
     fn lose(&mut self, Lost { error, owners }: Lost) {
         tracing::warn!(connections = owners.len(), %error, "a completion queue is lost");
@@ -279,28 +278,29 @@ impl<B: Descriptors> Endpoint<B> {
     /// Hands the first `count` completions of the batch, which came from the queue at `at`, to their connections.
     fn handle_batch(&mut self, at: usize, count: usize, now: Instant) -> Found {
         let Some(queue) = self.queues.get_mut(at) else { return Found::Nothing };
-        let mut over = ArrayVec::<ConnectionId, BATCH>::new();
-        let batch = self.batch.get(..count).unwrap_or_default();
-        for run in batch.chunk_by(|one, next| one.queue_pair == next.queue_pair) {
-            let Some(first) = run.first() else { continue };
+        let mut others = ArrayVec::<ConnectionId, BATCH>::new();
+        let mut rest = self.batch.get(..count).unwrap_or_default();
+        while let Some(first) = rest.first() {
+            // Those of one queue pair that come one behind the other.
+            let len = rest.iter().take_while(|other| other.queue_pair == first.queue_pair).count();
+            let (run, behind) = rest.split_at(len);
+            rest = behind;
             // Nobody's: the last ones of a queue pair that is gone.
             let Some(id) = queue.owner(first.queue_pair) else { continue };
             let Some(member) = self.members.get_mut(id) else { continue };
             let Some(connection) = &mut member.connection else { continue };
-            connection.handle_completions(now, run);
-            if connection.is_suspect() {
-                self.suspects.push(id);
-            }
-            member.advance();
-            if member.is_over() {
+            if connection.handle_completions(now, run) {
+                if connection.is_suspect() {
+                    self.suspects.push(id);
+                }
                 // There are at most as many runs as completions in a batch.
-                _ = over.try_push(id);
-            } else {
-                member.note(id, &mut self.touched, (!self.quiet).then_some(&mut self.telling));
+                _ = others.try_push(id);
+            } else if !self.quiet && member.notice_bytes() {
+                self.telling.push_back(id);
             }
         }
-        for id in &over {
-            self.abort(*id);
+        for id in &others {
+            self.settle(*id);
         }
         if count < BATCH { Found::All } else { Found::More }
     }

@@ -92,23 +92,33 @@ impl Machine {
     }
 
     /// A WRITE with immediate was received: `immediate` more bytes lie in the window.
-    #[inline]
     pub fn handle_immediate(&mut self, now: Instant, immediate: Immediate) {
-        if self.has_ended() {
-            return;
+        if !self.handle_immediates(now, 1, immediate.0.into()) {
+            self.fail(Error::PeerMisbehaved(self.rx.refusal(immediate.0)));
         }
+    }
+
+    /// As [`Machine::handle_immediate`], of `count` WRITEs with immediates that were received one behind the other, whose sum is `bytes`.
+    /// False, and nothing is done, if that is more than the window has room for: hand them over one by one then.
+    #[inline]
+    pub fn handle_immediates(&mut self, now: Instant, count: usize, bytes: u64) -> bool {
+        if self.has_ended() {
+            return true;
+        }
+        let Some(filled) = self.rx.receive(bytes) else { return false };
         self.timers.heard(now);
         let counters = &mut self.counters;
-        counters.data_notifications_received = counters.data_notifications_received.wrapping_add(1);
-        if let Err(misbehaved) = self.rx.receive(immediate.0) {
-            self.fail(Error::PeerMisbehaved(misbehaved));
-            return;
+        counters.data_notifications_received =
+            counters.data_notifications_received.wrapping_add(count as u64);
+        counters.bytes_received = counters.bytes_received.wrapping_add(bytes);
+        if filled {
+            // The next window is to be announced, or memory for it is lacking.
+            self.due = Due::Anything;
         }
-        counters.bytes_received = counters.bytes_received.wrapping_add(immediate.0.into());
-        if self.credits.awaits_data() && immediate.0 != 0 {
+        if self.credits.awaits_data() && bytes != 0 {
             self.got_first_data();
         }
-        self.look_for_announcement();
+        true
     }
 
     /// The first bytes have come into a window that was announced.

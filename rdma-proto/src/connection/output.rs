@@ -3,7 +3,7 @@
 use crate::backend::{Immediate, RemoteAddress};
 use crate::credit::Purpose;
 use crate::error::Error;
-use crate::send::{SendState, Source, Span};
+use crate::send::{Progress, Source, Span};
 use crate::time::Instant;
 use crate::wire::{FeatureSet, MESSAGE_LEN, Message, Window};
 
@@ -44,7 +44,8 @@ pub enum Action {
     Disconnect,
 }
 
-/// A WRITE with an immediate, [`Span::len`] of [`Notification::from`], whose success need not be reported.
+/// A WRITE with an immediate, [`Span::len`] of [`Notification::from`], whose success need not be reported: the answer of
+/// [`Machine::write_at_once`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[must_use]
 pub struct Notification {
@@ -73,9 +74,10 @@ pub(super) struct FastPath {
 }
 
 impl FastPath {
+    /// Returns whether a write of `bytes` may go where this much is posted.
     #[inline]
-    const fn allow(&self, send: &SendState) -> bool {
-        send.posted().notices < self.notices && send.written() < self.bytes
+    const fn allows(&self, posted: Progress, bytes: usize) -> bool {
+        posted.notices < self.notices && (bytes as u64) < self.bytes.saturating_sub(posted.bytes)
     }
 }
 
@@ -88,31 +90,20 @@ impl Machine {
                 debug_assert_eq!({ *self }.next_action(), None, "something to do went unnoticed");
                 None
             }
-            Due::Bytes => match self.poll_notification() {
-                Some(Notification { id, from, to }) => Some(Action::Write {
-                    id,
-                    signaled: false,
-                    from: Source::Buffer(from),
-                    to,
-                    immediate: Some(Immediate(from.len)),
-                }),
-                None => self.poll_anything(now),
-            },
             Due::Anything => self.poll_anything(now),
         }
     }
 
-    /// Returns the next action, if that is one WRITE with all that waits, and nothing speaks against it: the
-    /// short way of [`Machine::poll_action`] for what nearly every write needs.
+    /// Takes `bytes` for the beginning of [`Machine::space`] and returns the one WRITE that carries all of them, for the driver to post
+    /// when it has put them there. `None`, and nothing is taken, if there are none, if something waits, or if such a WRITE is not all that
+    /// is to be done: they take the long way then, [`Machine::commit`] and [`Machine::poll_action`], which do what this does.
     #[inline]
-    pub fn poll_notification(&mut self) -> Option<Notification> {
-        if self.due != Due::Bytes || !self.fast_path.allow(&self.send) {
+    pub fn write_at_once(&mut self, bytes: usize) -> Option<Notification> {
+        if self.due != Due::Nothing || !self.fast_path.allows(self.send.posted(), bytes) || bytes == 0 {
             return None;
         }
-        debug_assert!(!self.wants_message(), "a message went unnoticed");
-        let expected = if cfg!(debug_assertions) { { *self }.next_write() } else { None };
-        self.due = Due::Nothing;
-        let (from, id) = self.send.post_rest();
+        let expected = if cfg!(debug_assertions) { { *self }.write_in_steps(bytes) } else { None };
+        let (from, id) = self.send.post_at_once(bytes);
         let to = self.tx.take_granted(from.len);
         debug_assert!(
             matches!(
@@ -128,6 +119,12 @@ impl Machine {
             "a write that is not as the others"
         );
         Some(Notification { id, from, to })
+    }
+
+    /// Returns the action that follows from taking `bytes`.
+    fn write_in_steps(&mut self, bytes: usize) -> Option<Action> {
+        self.commit(bytes).ok()?;
+        self.next_action()
     }
 
     #[inline(never)]

@@ -126,7 +126,8 @@ fn follows(
                         peer = queued.take();
                     }
                 }
-                prop_assert_eq!(rx.receive(bytes), Ok(()));
+                let is_full = bytes > 0 && used + bytes == length;
+                prop_assert!(rx.receive(bytes.into()).is_some_and(|full| full || !is_full));
             }
             Op::Consume(bytes) => {
                 let Some(readable) = rx.readable() else {
@@ -283,13 +284,12 @@ proptest! {
         for immediate in immediates {
             let fits = used + u64::from(immediate) <= u64::from(length);
             let before = rx;
-            match rx.receive(immediate) {
-                Ok(()) => prop_assert!(fits),
-                Err(error) => {
-                    prop_assert!(!fits);
-                    prop_assert_eq!(error, PeerMisbehaved::WindowOverrun { immediate, received: used as u32, length });
-                    prop_assert_eq!(rx, before);
-                }
+            let received = rx.receive(immediate.into());
+            prop_assert_eq!(received.is_some(), fits);
+            if received.is_none() {
+                let refusal = PeerMisbehaved::WindowOverrun { immediate, received: used as u32, length };
+                prop_assert_eq!(rx.refusal(immediate), refusal);
+                prop_assert_eq!(rx, before);
             }
             if fits {
                 used += u64::from(immediate);
@@ -322,8 +322,9 @@ proptest! {
 #[test]
 fn immediates_before_a_window_are_refused_but_zero() {
     let mut rx = RxWindow::new(8, 2);
-    assert_eq!(rx.receive(0), Ok(()));
-    assert_eq!(rx.receive(1), Err(PeerMisbehaved::NoWindow { immediate: 1 }));
+    assert_eq!(rx.receive(0), Some(false));
+    assert_eq!(rx.receive(1), None);
+    assert_eq!(rx.refusal(1), PeerMisbehaved::NoWindow { immediate: 1 });
 }
 
 /// With two regions the second is due as soon as the first is full; with one only when all is read (VR-MEM-003).
@@ -332,7 +333,7 @@ fn the_second_region_is_announced_at_full() {
     for (windows, due) in [(1, None), (2, Some((1, 0)))] {
         let mut rx = RxWindow::new(8, windows);
         rx.announce();
-        assert_eq!(rx.receive(8), Ok(()));
+        assert_eq!(rx.receive(8), Some(true));
         assert_eq!(rx.unannounced(), due);
     }
 }
@@ -401,8 +402,8 @@ fn the_other_region_is_announced_ahead() {
         rx.announce();
     }
     assert_eq!(rx.unannounced(), None);
-    assert_eq!((rx.receive(8), rx.unannounced()), (Ok(()), None), "unread");
-    assert_eq!(rx.receive(5), Ok(()), "in the second");
+    assert_eq!((rx.receive(8), rx.unannounced()), (Some(true), None), "unread");
+    assert_eq!(rx.receive(5), Some(false), "in the second");
     assert_eq!((rx.consume(8), rx.unannounced()), (Ok(()), Some((0, 0))));
     assert_eq!(rx.drop_region(), None, "a region that may be announced is kept");
 }

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use rdma_proto::backend::{CompletionStatus, Immediate};
+use rdma_proto::backend::CompletionStatus;
 use rdma_proto::time::Instant;
 use rdma_proto::wire::{FeatureSet, Message, Window};
 use rdma_proto::{Action, Config, Error, Keepalive, Machine, RegionAddress, Role, State, TransportError};
 
 use super::Script;
-use crate::pair::{SendQueue, at, failure};
+use crate::pair::{SendQueue, at, failure, handle_immediates, take, write_at_once};
 
 pub(crate) fn run(input: &[u8]) {
     let mut script = Script::new(input);
@@ -110,13 +110,17 @@ impl World {
                     self.machine.handle_message(self.now, &bytes[..length]);
                 }
             }
-            8 | 9 => {
+            8 => {
                 let immediate = script.byte().into();
-                self.immediate(immediate);
+                self.immediates(&[immediate]);
+            }
+            9 => {
+                let immediates = [script.byte(), script.byte() / 16, script.byte() / 16].map(u32::from);
+                self.immediates(&immediates);
             }
             10 => {
                 let immediate = script.number();
-                self.immediate(immediate);
+                self.immediates(&[immediate]);
             }
             11 => {
                 if let Some(send_queue) = &mut self.send_queue {
@@ -148,7 +152,14 @@ impl World {
                 let next = self.machine.next_timeout();
                 assert!(next.is_none_or(|due| due > self.now), "a time-out that never ends");
             }
-            14 | 15 => {
+            14 => {
+                let bytes = usize::from(script.byte());
+                let write = write_at_once(&mut self.machine, self.now, bytes);
+                if let (Some(send_queue), Some(write)) = (&mut self.send_queue, write) {
+                    send_queue.post(&write);
+                }
+            }
+            15 => {
                 let space = self.machine.space().len as usize;
                 let bytes = usize::from(script.byte()) % (space + 1);
                 let accepted = self.machine.commit(bytes);
@@ -162,8 +173,11 @@ impl World {
             }
             17 => {
                 let readable = self.machine.readable().map_or(0, |readable| readable.len);
-                let bytes = u32::from(script.byte());
-                assert_eq!(self.machine.consume(bytes).is_ok(), bytes <= readable);
+                let bytes = script.byte();
+                match bytes % 2 {
+                    0 => assert_eq!(self.machine.consume(bytes.into()).is_ok(), u32::from(bytes) <= readable),
+                    _ => _ = take(&mut self.machine, bytes.into()),
+                }
             }
             18 if script.byte() < 32 => {
                 self.machine.close(self.now, Duration::from_millis(script.byte().into()));
@@ -196,9 +210,9 @@ impl World {
         }
     }
 
-    fn immediate(&mut self, immediate: u32) {
-        self.machine.handle_immediate(self.now, Immediate(immediate));
-        if let (Some(send_queue), true) = (&mut self.send_queue, immediate > 0) {
+    fn immediates(&mut self, immediates: &[u32]) {
+        handle_immediates(&mut self.machine, self.now, immediates);
+        if let (Some(send_queue), true) = (&mut self.send_queue, immediates.iter().any(|bytes| *bytes > 0)) {
             send_queue.bytes_came();
         }
     }

@@ -7,6 +7,7 @@
 // Each test binary uses a part of it.
 #![allow(dead_code)]
 
+mod at_once;
 mod send_queue;
 mod side;
 
@@ -17,6 +18,7 @@ use rdma_proto::time::Instant;
 use rdma_proto::wire::Message;
 use rdma_proto::{Action, Config, Role};
 
+pub(crate) use at_once::{handle_immediates, take, write_at_once};
 pub(crate) use send_queue::SendQueue;
 use side::Request;
 pub(crate) use side::{Arrival, Side};
@@ -113,22 +115,16 @@ impl Pair {
         let settled = side.machine.is_settled();
         let Some(action) = side.machine.poll_action(now) else { return false };
         assert!(!settled, "{action:?} of a machine that had said that nothing is due");
-        side.send_queue.post(&action);
-        side.log.push(action);
-        match action {
-            Action::Send { slot, message, .. } => side.slots[usize::from(slot)] = message,
-            Action::Write { .. } => {}
-            Action::Disconnect => {
-                // The queue pair goes to the error state; what was not carried is flushed, which nobody waits for.
-                side.queue.clear();
-                side.broken = true;
-                other.left = true;
-                return true;
-            }
+        if let Action::Send { slot, message, .. } = action {
+            side.slots[usize::from(slot)] = message;
         }
-        let lent = side.lent.len();
-        let bytes = side.bytes_of(&action, lent);
-        side.queue.push_back(Request { action, lent, bytes });
+        side.post(action);
+        if action == Action::Disconnect {
+            // The queue pair goes to the error state; what was not carried is flushed, which nobody waits for.
+            side.queue.clear();
+            side.broken = true;
+            other.left = true;
+        }
         true
     }
 
@@ -206,7 +202,7 @@ impl Pair {
                 }
             }
             Arrival::Immediate(bytes) => {
-                side.machine.handle_immediate(now, Immediate(bytes));
+                handle_immediates(&mut side.machine, now, &[bytes]);
                 side.send_queue.bytes_came();
             }
         }

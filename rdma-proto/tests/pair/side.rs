@@ -3,10 +3,11 @@
 use std::collections::VecDeque;
 
 use rdma_proto::backend::{CompletionError, CompletionStatus, RNR_RETRY_INFINITE};
+use rdma_proto::time::Instant;
 use rdma_proto::wire::{MESSAGE_LEN, Message};
 use rdma_proto::{Action, Config, Machine, RegionAddress, Role, Source, Span, State};
 
-use super::{Client, SendQueue, Server, failure, peer, stream_byte};
+use super::{Client, SendQueue, Server, failure, peer, stream_byte, take, write_at_once};
 
 /// A completion that consumed a receive and was not handled yet.
 #[derive(Clone, Debug)]
@@ -148,6 +149,28 @@ impl Side {
         bytes - left
     }
 
+    /// Writes `bytes` of its stream in one step; false, and nothing is written, if that cannot be.
+    pub(crate) fn write_at_once(&mut self, now: Instant, bytes: usize) -> bool {
+        let Some(action) = write_at_once(&mut self.machine, now, bytes) else { return false };
+        if let Action::Write { from: Source::Buffer(Span { offset, len }), .. } = action {
+            for place in &mut self.buffer[offset as usize..][..len as usize] {
+                *place = stream_byte(self.role, self.wrote);
+                self.wrote += 1;
+            }
+        }
+        self.post(action);
+        true
+    }
+
+    /// Gives a request to the device.
+    pub(super) fn post(&mut self, action: Action) {
+        self.send_queue.post(&action);
+        self.log.push(action);
+        let lent = self.lent.len();
+        let bytes = self.bytes_of(&action, lent);
+        self.queue.push_back(Request { action, lent, bytes });
+    }
+
     /// Lends up to `bytes` of its stream and says how many.
     pub(crate) fn lend(&mut self, bytes: usize) -> usize {
         let bytes = bytes.min(self.machine.lendable() as usize);
@@ -164,11 +187,8 @@ impl Side {
     /// Reads up to `bytes` of the peer's stream, compares them and says how many.
     pub(crate) fn read(&mut self, bytes: usize) -> usize {
         let mut left = bytes;
-        while let Some(readable) = self.machine.readable() {
-            let count = left.min(readable.len as usize);
-            if count == 0 {
-                break;
-            }
+        while let Some(readable) = take(&mut self.machine, left) {
+            let count = readable.len as usize;
             for byte in &self.regions[usize::from(readable.region)][readable.offset as usize..][..count] {
                 assert_eq!(
                     *byte,
@@ -178,7 +198,6 @@ impl Side {
                 );
                 self.read += 1;
             }
-            self.machine.consume(count as u32).expect("what is readable can be consumed");
             left -= count;
         }
         bytes - left

@@ -65,6 +65,8 @@ pub struct EventLoop<S> {
     touched: Vec<SessionId>,
     /// Connections that have something to do.
     pending: Vec<SessionId>,
+    /// An empty list, kept for its memory: what takes a list leaves this one in its place.
+    spare: Vec<SessionId>,
     /// Listeners at which peers may be waiting.
     asked: Vec<ListenerId>,
     /// Connections that their drivers have woken.
@@ -101,8 +103,9 @@ enum Owner {
 struct Woken(Mutex<Vec<SessionId>>);
 
 impl Woken {
-    fn take(&self) -> Vec<SessionId> {
-        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    /// Takes them, and leaves a list that is empty.
+    fn take(&self, empty: Vec<SessionId>) -> Vec<SessionId> {
+        std::mem::replace(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner), empty)
     }
 }
 
@@ -153,6 +156,7 @@ impl<S> EventLoop<S> {
             timers: BTreeSet::new(),
             touched: Vec::new(),
             pending: Vec::new(),
+            spare: Vec::new(),
             asked: Vec::new(),
             woken: Arc::default(),
             refusing: 0,
@@ -339,14 +343,17 @@ impl<S> EventLoop<S> {
     pub fn process_pending(&mut self) -> usize {
         self.take_woken();
         self.settle_touched();
-        let pending = std::mem::take(&mut self.pending);
-        for id in &pending {
-            if let Some(connection) = self.connections.get_mut(*id) {
+        let mut pending = std::mem::take(&mut self.spare);
+        std::mem::swap(&mut pending, &mut self.pending);
+        let count = pending.len();
+        for id in pending.drain(..) {
+            if let Some(connection) = self.connections.get_mut(id) {
                 connection.loop_state.pending = false;
-                self.dispatch(*id);
+                self.dispatch(id);
             }
         }
-        pending.len()
+        self.spare = pending;
+        count
     }
 
     /// Closes everything and waits until the last bytes have arrived or [`Timeouts::linger`] has passed.

@@ -153,9 +153,11 @@ impl<S> EventLoop<S> {
 
     /// Drives what drivers have woken.
     pub(super) fn take_woken(&mut self) {
-        for id in self.woken.take() {
+        let mut woken = self.woken.take(std::mem::take(&mut self.spare));
+        for id in woken.drain(..) {
             self.drive(id, Interest::NONE);
         }
+        self.spare = woken;
     }
 
     fn drive(&mut self, id: SessionId, fired: Interest) {

@@ -1,6 +1,5 @@
 //! The endpoint that all RDMA connections of one loop share.
 
-use std::collections::HashMap;
 use std::io::{self, ErrorKind, IoSlice};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -10,6 +9,7 @@ use std::time::Duration;
 
 use rdma_conn::{Connection, ConnectionId, Descriptors, Endpoint, Error, Event, Limits, Options};
 use rdma_proto::State;
+use slotmap::SecondaryMap;
 
 use crate::poller::wait_one;
 use crate::transport::{Driver, Interest};
@@ -23,7 +23,9 @@ pub(super) struct SharedEndpoint<B: Descriptors> {
 
 struct Inner<B: Descriptors> {
     endpoint: Endpoint<B>,
-    members: HashMap<ConnectionId, Member>,
+    members: SecondaryMap<ConnectionId, Member>,
+    /// Those who are to be woken, when the lock is let go of. Kept for its memory.
+    wakers: Vec<Waker>,
     /// The endpoint has failed, and all its connections with it.
     failure: Option<Error>,
 }
@@ -39,13 +41,19 @@ impl<B: Descriptors> SharedEndpoint<B> {
     pub(super) fn new(backend: &B, limits: Limits) -> io::Result<Self> {
         let endpoint = Endpoint::new(backend, limits)?;
         let descriptor = endpoint.as_fd().try_clone_to_owned()?;
-        let inner = Inner { endpoint, members: HashMap::new(), failure: None };
+        let inner = Inner { endpoint, members: SecondaryMap::new(), wakers: Vec::new(), failure: None };
         Ok(Self { inner: Mutex::new(inner), descriptor })
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner<B>> {
         // A panic between two calls leaves an endpoint whole.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Wakes those whom a turn concerns, not under the lock: a waker may run anything.
+    fn wake(&self, mut wakers: Vec<Waker>) {
+        wakers.drain(..).for_each(Waker::wake);
+        self.lock().wakers = wakers;
     }
 
     pub(super) fn connect(
@@ -69,7 +77,7 @@ impl<B: Descriptors> SharedEndpoint<B> {
     }
 
     pub(super) fn set_waker(&self, id: ConnectionId, waker: &Waker) {
-        if let Some(member) = self.lock().members.get_mut(&id) {
+        if let Some(member) = self.lock().members.get_mut(id) {
             member.waker = Some(waker.clone());
         }
     }
@@ -77,7 +85,7 @@ impl<B: Descriptors> SharedEndpoint<B> {
     /// Returns whether bytes can flow.
     pub(super) fn is_open(&self, id: ConnectionId) -> io::Result<bool> {
         let mut inner = self.lock();
-        let opened = inner.members.get(&id).is_some_and(|member| member.opened);
+        let opened = inner.members.get(id).is_some_and(|member| member.opened);
         if !opened {
             inner.endpoint()?.check(id)?;
         }
@@ -99,7 +107,7 @@ impl<B: Descriptors> SharedEndpoint<B> {
 
     pub(super) fn remove(&self, id: ConnectionId) {
         let mut inner = self.lock();
-        inner.members.remove(&id);
+        inner.members.remove(id);
         inner.endpoint.abort(id);
     }
 
@@ -139,15 +147,16 @@ impl<B: Descriptors> Inner<B> {
 
     /// Takes what has come, or waits for it. Returns whom it concerns.
     fn progress(&mut self, take: impl FnOnce(&mut Endpoint<B>) -> Result<(), Error>) -> Vec<Waker> {
+        let mut wakers = std::mem::take(&mut self.wakers);
         if self.failure.is_some() {
-            return Vec::new();
+            return wakers;
         }
         if let Err(error) = take(&mut self.endpoint) {
             tracing::error!(%error, "the RDMA connections of a loop are lost");
             self.failure = Some(error);
-            return self.members.values().filter_map(|member| member.waker.clone()).collect();
+            wakers.extend(self.members.values().filter_map(|member| member.waker.clone()));
+            return wakers;
         }
-        let mut wakers = Vec::new();
         while let Some(event) = self.endpoint.next_event() {
             let (id, opens) = match event {
                 Event::Opened { id, .. } => (id, true),
@@ -156,7 +165,7 @@ impl<B: Descriptors> Inner<B> {
                 }
                 _ => continue,
             };
-            if let Some(member) = self.members.get_mut(&id) {
+            if let Some(member) = self.members.get_mut(id) {
                 member.opened |= opens;
                 wakers.extend(member.waker.clone());
             }
@@ -172,8 +181,7 @@ impl<B: Descriptors> Driver for SharedEndpoint<B> {
 
     fn drive(&self) {
         let wakers = self.lock().progress(Endpoint::progress);
-        // Not under the lock: a waker may run anything.
-        wakers.into_iter().for_each(Waker::wake);
+        self.wake(wakers);
     }
 
     fn wait(&self, timeout: Option<Duration>) -> io::Result<()> {
@@ -185,7 +193,7 @@ impl<B: Descriptors> Driver for SharedEndpoint<B> {
         }
         let wakers = inner.progress(|endpoint| endpoint.wait(timeout));
         drop(inner);
-        wakers.into_iter().for_each(Waker::wake);
+        self.wake(wakers);
         Ok(())
     }
 

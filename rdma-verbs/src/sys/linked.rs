@@ -48,18 +48,27 @@ pub(crate) struct Work {
     pub(crate) remote: (u64, u32),
 }
 
-/// Returns a work request with `num_sge` elements at `sg_list` and no successor.
+/// Writes a work request with `num_sge` elements at `sg_list` and no successor: what `ibv_post_send(3)` defines for the operations of
+/// a reliable connection. The rest, half of the structure, is for other operations and stays as it is.
+///
+/// # Safety
+/// `to` points to a live structure, which need not be initialised.
 #[inline]
-pub(crate) fn send_wr(work: &Work, sg_list: *mut ibv_sge, num_sge: c_int) -> ibv_send_wr {
-    let mut wr: ibv_send_wr = super::zeroed();
-    wr.wr_id = work.id;
-    wr.sg_list = sg_list;
-    wr.num_sge = num_sge;
-    wr.opcode = work.opcode;
-    wr.send_flags = work.flags;
-    wr.imm_data_invalidated_rkey_union.imm_data = work.immediate;
-    wr.wr.rdma = rdma_sys::rdma_t { remote_addr: work.remote.0, rkey: work.remote.1 };
-    wr
+pub(crate) unsafe fn write_send_wr(to: *mut ibv_send_wr, work: &Work, sg_list: *mut ibv_sge, num_sge: c_int) {
+    // SAFETY: places inside a live structure, as the caller promises; nothing is read.
+    unsafe {
+        (&raw mut (*to).wr_id).write(work.id);
+        (&raw mut (*to).next).write(core::ptr::null_mut());
+        (&raw mut (*to).sg_list).write(sg_list);
+        (&raw mut (*to).num_sge).write(num_sge);
+        (&raw mut (*to).opcode).write(work.opcode);
+        (&raw mut (*to).send_flags).write(work.flags);
+        (&raw mut (*to).imm_data_invalidated_rkey_union.imm_data).write(work.immediate);
+        // Some providers (rxe) copy this field of every SEND; in the arm below it is padding.
+        (&raw mut (*to).wr.ud.remote_qkey).write(0);
+        (&raw mut (*to).wr.rdma.remote_addr).write(work.remote.0);
+        (&raw mut (*to).wr.rdma.rkey).write(work.remote.1);
+    }
 }
 
 /// Returns the address of a completion's immediate, which is in network byte order.

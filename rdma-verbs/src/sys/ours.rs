@@ -4,7 +4,6 @@ use core::ffi::c_int;
 
 use libc::sockaddr_storage;
 
-use super::generated;
 pub(crate) use super::generated::{
     _compat_ibv_port_attr, ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq, ibv_device_attr, ibv_gid,
     ibv_mr, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_init_attr, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_wc,
@@ -21,21 +20,27 @@ pub(crate) struct Work {
     pub(crate) remote: (u64, u32),
 }
 
-/// Returns a work request with `num_sge` elements at `sg_list` and no successor.
+/// Writes a work request with `num_sge` elements at `sg_list` and no successor: what `ibv_post_send(3)` defines for the operations of
+/// a reliable connection. The rest, half of the structure, is for other operations and stays as it is.
+///
+/// # Safety
+/// `to` points to a live structure, which need not be initialised.
 #[inline]
-pub(crate) fn send_wr(work: &Work, sg_list: *mut ibv_sge, num_sge: c_int) -> ibv_send_wr {
-    let mut wr: ibv_send_wr = super::zeroed();
-    wr.wr_id = work.id;
-    wr.sg_list = sg_list;
-    wr.num_sge = num_sge;
-    wr.opcode = work.opcode;
-    wr.send_flags = work.flags;
-    wr.__bindgen_anon_1.imm_data = work.immediate;
-    wr.wr.rdma = generated::ibv_send_wr__bindgen_ty_2__bindgen_ty_1 {
-        remote_addr: work.remote.0,
-        rkey: work.remote.1,
-    };
-    wr
+pub(crate) unsafe fn write_send_wr(to: *mut ibv_send_wr, work: &Work, sg_list: *mut ibv_sge, num_sge: c_int) {
+    // SAFETY: places inside a live structure, as the caller promises; nothing is read.
+    unsafe {
+        (&raw mut (*to).wr_id).write(work.id);
+        (&raw mut (*to).next).write(core::ptr::null_mut());
+        (&raw mut (*to).sg_list).write(sg_list);
+        (&raw mut (*to).num_sge).write(num_sge);
+        (&raw mut (*to).opcode).write(work.opcode);
+        (&raw mut (*to).send_flags).write(work.flags);
+        (&raw mut (*to).__bindgen_anon_1.imm_data).write(work.immediate);
+        // Some providers (rxe) copy this field of every SEND; in the arm below it is padding.
+        (&raw mut (*to).wr.ud.remote_qkey).write(0);
+        (&raw mut (*to).wr.rdma.remote_addr).write(work.remote.0);
+        (&raw mut (*to).wr.rdma.rkey).write(work.remote.1);
+    }
 }
 
 /// Returns the address of a completion's immediate, which is in network byte order.
