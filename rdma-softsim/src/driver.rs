@@ -59,9 +59,7 @@ enum Clock {
 struct State {
     model: Model,
     /// The descriptors of those who may sleep.
-    signals: HashMap<Wake, Sleeper>,
-    /// One that is raised when the lock is free: whoever wakes up by it needs that first of all.
-    late: Option<Arc<dyn Signal>>,
+    signals: HashMap<Wake, Arc<dyn Signal>>,
     /// Until when the thread sleeps.
     asleep_until: Option<Instant>,
     thread: Option<JoinHandle<()>>,
@@ -89,7 +87,6 @@ impl Driver {
         let state = State {
             model,
             signals: HashMap::new(),
-            late: None,
             asleep_until: None,
             thread: None,
             closed: false,
@@ -132,25 +129,21 @@ impl Driver {
                 if caller != Caller::BesideCopies {
                     state = self.core.end_copies(state);
                 }
-                // Before: what `act` takes must not leave a descriptor readable behind it.
-                state.raise_late();
+                // All were woken by now: what `act` takes must not leave a descriptor readable behind it.
                 let result = act(&mut state.model);
                 state.model.settle();
                 state = self.core.copy(state, ticks);
                 self.core.note_idle(&state);
                 self.core.watch(&mut state);
-                State::let_go(state);
                 result
             }
             Clock::Virtual => {
                 if caller != Caller::Observer {
                     state.model.pause();
                     state.wake();
-                    state.raise_late();
                 }
                 let result = act(&mut state.model);
                 state.wake();
-                state.raise_late();
                 result
             }
         }
@@ -185,8 +178,7 @@ impl Driver {
     ) -> Result<(T, Arc<dyn Signal>), Error> {
         let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(Error::Descriptor)?;
         let signal: Arc<dyn Signal> = Arc::new(Eventfd(fd));
-        let patient = |wake: &Wake| matches!(wake, Wake::Completions(_));
-        Ok((self.create(&signal, create, wake, patient)?, signal))
+        Ok((self.create_signalling(&signal, create, wake)?, signal))
     }
 
     /// Creates something that raises `signal`.
@@ -196,26 +188,13 @@ impl Driver {
         create: impl FnOnce(&mut Model) -> Result<T, Error>,
         wake: impl FnOnce(&T) -> Wake,
     ) -> Result<T, Error> {
-        self.create(signal, create, wake, |_| false)
-    }
-
-    fn create<T>(
-        &self,
-        signal: &Arc<dyn Signal>,
-        create: impl FnOnce(&mut Model) -> Result<T, Error>,
-        wake: impl FnOnce(&T) -> Wake,
-        patient: impl FnOnce(&Wake) -> bool,
-    ) -> Result<T, Error> {
         let mut state = self.core.lock();
         if matches!(self.core.clock, Clock::Virtual) {
             state.model.pause();
         }
         let created = create(&mut state.model)?;
-        let wake = wake(&created);
-        let patient = patient(&wake);
-        state.signals.insert(wake, Sleeper { signal: Arc::clone(signal), patient });
+        state.signals.insert(wake(&created), Arc::clone(signal));
         state.wake();
-        state.raise_late();
         Ok(created)
     }
 
@@ -262,7 +241,7 @@ impl Core {
                 bulk.copy()
             } else {
                 state.copies += 1;
-                State::let_go(state);
+                drop(state);
                 let copied = bulk.copy();
                 state = self.lock();
                 state.copies -= 1;
@@ -315,7 +294,6 @@ impl Core {
             self.note_idle(&state);
             let deadline = state.model.deadline();
             state.asleep_until = deadline;
-            state.raise_late();
             let most = deadline.map(|at| at.since(state.model.now()).min(LONGEST_SLEEP));
             state = self.state.sleep(state, most, ticks);
         }
@@ -324,41 +302,15 @@ impl Core {
 
 impl State {
     /// Makes the descriptors of those readable for whom something waits. Under the lock, so that readable means
-    /// waiting: a take that empties a channel cannot slip in between. It can before the last of the patient is raised.
+    /// waiting: a take that empties a channel cannot slip in between.
     fn wake(&mut self) {
         for wake in self.model.wakes() {
             self.woken = true;
-            let Some(sleeper) = self.signals.get(&wake) else { continue };
-            if !sleeper.patient {
-                sleeper.signal.raise();
-            } else if let Some(earlier) = self.late.replace(Arc::clone(&sleeper.signal)) {
-                earlier.raise();
+            if let Some(signal) = self.signals.get(&wake) {
+                signal.raise();
             }
         }
     }
-
-    /// Makes the last descriptor readable.
-    fn raise_late(&mut self) {
-        if let Some(signal) = self.late.take() {
-            signal.raise();
-        }
-    }
-
-    /// Lets go of the lock, and makes the last descriptor readable.
-    fn let_go(mut state: MutexGuard<'_, Self>) {
-        let late = state.late.take();
-        drop(state);
-        if let Some(signal) = late {
-            signal.raise();
-        }
-    }
-}
-
-/// Somebody who may sleep.
-struct Sleeper {
-    signal: Arc<dyn Signal>,
-    /// Whether the signal may be raised when what it tells of was taken already.
-    patient: bool,
 }
 
 /// How somebody who may be asleep learns that something waits: its descriptor is readable while that is so.
