@@ -127,8 +127,11 @@ async fn dropped_streams_deliver_in_the_background() {
 #[tokio::test]
 async fn a_flush_ends_when_the_peer_does() {
     let (mut client, server) = pair().await;
-    while let Ok(written) = timeout(Duration::from_millis(50), client.write(&[7; 1 << 20])).await {
-        written.expect("written");
+    // More than both windows of a peer that reads nothing: the rest cannot leave.
+    let windows = 2 * Options::server().protocol.window as usize;
+    let mut taken = 0;
+    while taken <= windows {
+        taken += client.write(&[7; 1 << 20]).await.expect("written");
     }
     drop(server);
     let error = timeout(LONG, client.flush()).await.expect("ends").expect_err("nobody takes the rest");

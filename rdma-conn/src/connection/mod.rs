@@ -452,6 +452,8 @@ impl<B: Backend> Connection<B> {
         let request = notification_of(send_buffer, from, notification, self.max_inline);
         if let Err(error) = self.pair.post_send(slice::from_ref(&request)) {
             self.refused("ibv_post_send", error.error);
+            // The peer hears of the end.
+            self.post(self.now());
         }
         Some(bytes)
     }
