@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use rdma_conn::{Connect, Error, Listener, Options, Stream};
-use rdma_softsim::{Fabric, SoftSim};
+use rdma_softsim::{Connections, Fabric, Fault, SoftSim, When};
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -27,7 +27,10 @@ fn test_bed(options: Options) -> TestBed {
 
 /// Two connected streams, the client's first.
 fn pair_with(client: Options, server: Options) -> (Stream<SoftSim>, Stream<SoftSim>) {
-    let test_bed = test_bed(server);
+    connected(&test_bed(server), client)
+}
+
+fn connected(test_bed: &TestBed, client: Options) -> (Stream<SoftSim>, Stream<SoftSim>) {
     let how = Connect::default().options(client);
     thread::scope(|scope| {
         let dial =
@@ -53,6 +56,24 @@ fn read_all(stream: &mut Stream<SoftSim>, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     stream.read_exact(&mut bytes).expect("all bytes");
     bytes
+}
+
+/// VR-CLOSE-003: a device that refuses a write ends the connection, and the peer hears of it.
+#[test]
+fn a_write_that_is_refused_ends_both_sides() {
+    let test_bed = test_bed(Options::server());
+    let (mut client, mut server) = connected(&test_bed, Options::client());
+    // The first write registers the send buffer; the next one goes out in one step.
+    client.write_all(b"first").expect("written");
+    assert_eq!(read_all(&mut server, 5), b"first");
+    let now = Ok(When::Event(0));
+    assert!(test_bed.fabric.inject([192, 0, 2, 2].into(), Connections::All, Fault::QueueFull, now));
+    _ = client.write(b"second");
+    client.write(b"third").expect_err("the device has refused");
+    // It is told already; after 3 s a keepalive would bring it about.
+    server.set_read_timeout(Some(Duration::from_secs(2)));
+    let heard = server.read(&mut [0; 6]);
+    assert!(matches!(heard, Ok(0)), "{heard:?}");
 }
 
 #[test]
