@@ -334,6 +334,7 @@ pub(crate) fn notification_of<'a, R: Region>(
     }
 }
 
+/// Copies all of `pieces`, for which there is room: [`Pieces`] would note for each how far it was taken.
 #[inline(never)]
 fn put_all(place: &mut SharedMemory<'_>, pieces: &[IoSlice<'_>]) {
     for piece in pieces {

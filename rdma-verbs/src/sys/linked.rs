@@ -38,37 +38,13 @@ pub(crate) mod functions {
     }
 }
 
-/// The part of a send work request besides its local side.
-pub(crate) struct Work {
-    pub(crate) id: u64,
-    pub(crate) opcode: u32,
-    pub(crate) flags: u32,
-    /// The immediate, in network byte order.
-    pub(crate) immediate: u32,
-    pub(crate) remote: (u64, u32),
-}
-
-/// Writes a work request with `num_sge` elements at `sg_list` and no successor: what `ibv_post_send(3)` defines for the operations of
-/// a reliable connection. The rest, half of the structure, is for other operations and stays as it is.
+/// Returns the address of a send work request's immediate, which is in network byte order.
 ///
 /// # Safety
-/// `to` points to a live structure, which need not be initialised.
-#[inline]
-pub(crate) unsafe fn write_send_wr(to: *mut ibv_send_wr, work: &Work, sg_list: *mut ibv_sge, num_sge: c_int) {
-    // SAFETY: places inside a live structure, as the caller promises; nothing is read.
-    unsafe {
-        (&raw mut (*to).wr_id).write(work.id);
-        (&raw mut (*to).next).write(core::ptr::null_mut());
-        (&raw mut (*to).sg_list).write(sg_list);
-        (&raw mut (*to).num_sge).write(num_sge);
-        (&raw mut (*to).opcode).write(work.opcode);
-        (&raw mut (*to).send_flags).write(work.flags);
-        (&raw mut (*to).imm_data_invalidated_rkey_union.imm_data).write(work.immediate);
-        // Some providers (rxe) copy this field of every SEND; in the arm below it is padding.
-        (&raw mut (*to).wr.ud.remote_qkey).write(0);
-        (&raw mut (*to).wr.rdma.remote_addr).write(work.remote.0);
-        (&raw mut (*to).wr.rdma.rkey).write(work.remote.1);
-    }
+/// `wr` points to a live structure, which need not be initialised.
+pub(crate) const unsafe fn send_wr_immediate(wr: *mut ibv_send_wr) -> *mut u32 {
+    // SAFETY: a place expression inside a live structure; nothing is read. Both arms of the union are 32-bit integers.
+    unsafe { &raw mut (*wr).imm_data_invalidated_rkey_union }.cast()
 }
 
 /// Returns the address of a completion's immediate, which is in network byte order.
