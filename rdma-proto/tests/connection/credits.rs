@@ -4,7 +4,7 @@ use rdma_proto::backend::{CompletionStatus, Immediate};
 use rdma_proto::wire::{FeatureSet, Message};
 use rdma_proto::{Config, Error, PeerMisbehaved, State};
 
-use crate::pair::{Client, Pair, Server, failure, quiet};
+use crate::pair::{Client, Pair, Server, failure, handle_immediates, quiet};
 
 /// A client of a Valkey server, which accepts with an RNR retry count of 0; both keep `receives` posted.
 fn valkey(receives: u16) -> Pair {
@@ -93,6 +93,30 @@ fn bytes_in_a_new_window_need_no_questions() {
     assert!(pair.client.registrations() > 100);
     assert_eq!(questions(&pair.client.messages()), 0);
     assert!(pair.client.machine.counters().most_in_flight <= 4);
+}
+
+/// VR-FLOW-008, VR-XFER-005: a notification of no bytes does not prove that the peer has handled the window; the first byte does.
+#[test]
+fn a_notification_of_no_bytes_returns_no_credits() {
+    let mut pair = valkey(16);
+    pair.server.handles = false;
+    for _ in 0..4 {
+        pair.client.write(1);
+        pair.settle();
+    }
+    // A window behind these: whoever writes to it has handled them.
+    pair.server.write(1 << 16);
+    pair.settle();
+    pair.client.read(1 << 16);
+    while pair.client.machine.unposted() == 0 {
+        assert_eq!(pair.client.write(1), 1);
+        pair.settle();
+    }
+    for (bytes, unposted) in [(0, 1), (1, 0)] {
+        handle_immediates(&mut pair.client.machine, pair.now, &[bytes]);
+        pair.post(Client);
+        assert_eq!(pair.client.machine.unposted(), unposted, "after a notification of {bytes}");
+    }
 }
 
 /// VR-FLOW-008: an acknowledgement proves nothing to a client whose peer fails it: the device had a receive, its program may be asleep.
