@@ -1,4 +1,4 @@
-//! Copies by assembly blocks, as fast as `memcpy(3)` for up to 64 KiB (`benches/RESULTS.md`).
+//! Copies by assembly blocks, about as fast as `memcpy(3)` (`benches/RESULTS.md`).
 //!
 //! The compiler sees no copy at all, only a block that reads and writes memory it knows nothing of. What the block does could be
 //! written as relaxed atomic loads and stores of single bytes: each byte is taken once, and a byte that changes meanwhile is taken
