@@ -153,6 +153,7 @@ impl<B: Backend> Connection<B> {
     pub fn stop_landing(&mut self) {
         self.machine.stop_landing();
         self.memory.keep_landing(|| self.machine.is_landing());
+        self.went_on();
     }
 
     /// Returns whether windows of this connection lie in memory of the application now, or unread bytes do. While they do, the

@@ -200,3 +200,37 @@ fn a_client_that_asked_for_endless_retries_and_vanished_is_gone() {
     assert!(matches!(error, Error::Protocol(error) if error == expected), "{error}");
     drop(pair);
 }
+
+/// VR-CLOSE-002: what a peer sent before it left counts, however much of others lies before it in the queue that they share.
+#[test]
+fn last_words_are_heard_behind_a_long_queue() {
+    const EACH: usize = 700;
+    let sim = Simulation::new(1, DeviceKind::Ibta, SimulationSettings::default(), FaultPlan::new());
+    let [server, client] = [1, 2].map(|last| sim.host(&[IpAddr::from([192, 0, 2, last])], Limits::default()));
+    let address = SocketAddr::from(([192, 0, 2, 1], 6379));
+    let mut endpoint = Endpoint::new(&server, Share::default()).expect("a device");
+    endpoint.listen(address, Options::server()).expect("a free address");
+    let busy = [(); 2].map(|()| joined(&sim, &client, &mut endpoint, address).0);
+    let ((mut leaves, own), left) = joined(&sim, &client, &mut endpoint, address);
+    // Nobody looks at the endpoint meanwhile.
+    for (mut busy, own) in busy {
+        for _ in 0..EACH {
+            assert_eq!(busy.write(own, &[IoSlice::new(b"x")]).expect("is open"), Some(1));
+            pass(&sim, Duration::from_micros(100));
+            busy.progress().expect("the fabric stays");
+        }
+        std::mem::forget((busy, own));
+    }
+    leaves.write(own, &[IoSlice::new(b"last words")]).expect("is open");
+    leaves.close(own, LATE).expect("is there");
+    while leaves.connection(own).is_some_and(|connection| connection.state() != State::Closed) {
+        sim.step();
+        leaves.progress().expect("the fabric stays");
+    }
+    drop(leaves);
+    pass(&sim, Duration::from_millis(1));
+
+    endpoint.progress().expect("the fabric stays");
+    let mut bytes = [0; 20];
+    assert_eq!(endpoint.read(left, &mut bytes).expect("what came before"), Some(10));
+}

@@ -185,3 +185,45 @@ fn a_send_buffer_is_registered_early() {
     let buffer = Options::server().protocol.send_buffer as usize;
     assert_eq!(registered(true), registered(false) + buffer);
 }
+
+/// A call of a waker ends the next wait, also one that asks the kernel first because many before it found something at once.
+#[test]
+fn a_waker_ends_a_wait_of_a_busy_endpoint() {
+    let mut pair = Pair::new(Duration::ZERO);
+    let waker = pair.server.waker().expect("a descriptor");
+    for busy in 0..20 {
+        for _ in 0..busy {
+            pair.client.write(pair.at_client, &[IoSlice::new(b"ping")]).expect("open");
+            settle(&pair.sim);
+            pair.client.progress().expect("the fabric stays");
+            pair.server.wait(None).expect("the fabric stays");
+        }
+        waker.wake().expect("an event");
+        let before = pair.server.usage().sleeps;
+        pair.server.wait(Some(Duration::from_millis(20))).expect("the fabric stays");
+        assert_eq!(pair.server.usage().sleeps - before, 1, "it slept on after {busy} waits");
+    }
+}
+
+/// What comes for an endpoint that spins is seen at the latest when the spin ends, though its edge was over before.
+#[test]
+fn an_event_that_comes_during_a_spin_is_seen_when_that_ends() {
+    if std::thread::available_parallelism().map_or(1, usize::from) == 1 {
+        println!("skipped: with one processor nobody spins");
+        return;
+    }
+    for rounds in 1..20 {
+        let mut pair = Pair::new(Duration::from_millis(1));
+        (0..rounds).for_each(|_| pair.round());
+        pair.client.abort(pair.at_client);
+        settle(&pair.sim);
+        pair.sim.advance(pair.sim.now().after(Duration::from_millis(2)));
+        let mut told = Vec::new();
+        while pair.server.next_timeout().is_some_and(|at| at <= pair.server.now()) {
+            pair.server.progress().expect("the fabric stays");
+            told.extend(std::iter::from_fn(|| pair.server.next_event()));
+            pair.sim.advance(pair.sim.now().after(Duration::from_micros(100)));
+        }
+        assert!(told.contains(&Event::Ended(pair.at_server)), "after {rounds} rounds: {told:?}");
+    }
+}

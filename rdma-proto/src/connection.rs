@@ -460,6 +460,8 @@ impl Machine {
     /// (VR-MEM-019).
     pub fn stop_landing(&mut self) {
         self.rx.stop_landing();
+        // The region that waited for that can be announced ahead.
+        self.look_for_announcement();
     }
 
     /// Ends the connection once everything written has arrived, or after `linger` (VR-CLOSE-004). Idempotent. A connection

@@ -62,7 +62,9 @@ impl<B: Descriptors> Endpoint<B> {
     /// # Errors
     /// There is no such connection.
     pub fn stop_landing(&mut self, id: ConnectionId) -> Result<(), Error> {
-        self.member(id)?.live()?.stop_landing();
+        let Some(member) = self.members.get_mut(id) else { return Err(Error::NoSuchConnection) };
+        member.live()?.stop_landing();
+        member.note_sooner(id, &mut self.touched);
         Ok(())
     }
 

@@ -90,7 +90,7 @@ pub struct Usage {
     pub accepted: u64,
     /// Requests that were rejected, because of a limit or for want of resources.
     pub rejected: u64,
-    /// Times [`Endpoint::progress`] was called.
+    /// Times [`Endpoint::progress`] or [`Endpoint::wait`] was called.
     pub turns: u64,
     /// Times a completion queue was polled.
     pub polls: u64,

@@ -196,6 +196,12 @@ impl<B: Descriptors> Queues<B> {
         self.queues.get_mut(at)?.as_mut()
     }
 
+    /// Returns how many batches the queue at `at` can hold.
+    pub(super) fn batches(&self, at: usize) -> u32 {
+        let queue = self.queues.get(at).and_then(Option::as_ref);
+        queue.map_or(0, |queue| queue.capacity.div_ceil(BATCH as u32))
+    }
+
     /// Books room for a connection on `id`'s device with `options`, in a new queue if need be.
     pub(super) fn book(
         &mut self,

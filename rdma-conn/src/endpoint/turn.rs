@@ -48,16 +48,17 @@ impl<B: Descriptors> Endpoint<B> {
     /// ends those that share it.
     pub fn progress(&mut self) -> Result<(), Error> {
         // While it spins no queue is armed that could have woken anybody: only other events are in the kernel.
+        self.usage.turns += 1;
         self.unasked = self.unasked.saturating_add(1);
         let spins = std::mem::take(&mut self.spins);
-        if !spins
+        let mut asks = !spins
             || self.events_wait
             || self.unasked >= UNASKED
-            || self.queues.iter().any(|queue| !queue.is_deaf())
-        {
-            self.begin_turn(Some(Duration::ZERO))?;
-        }
+            || self.queues.iter().any(|queue| !queue.is_deaf());
         for _ in 0..ROUNDS {
+            if std::mem::take(&mut asks) {
+                self.begin_turn(Some(Duration::ZERO))?;
+            }
             let found = self.look(self.backend.now())?;
             if found == Found::More {
                 continue;
@@ -65,6 +66,11 @@ impl<B: Descriptors> Endpoint<B> {
             if self.spin.goes_on(found == Found::All, self.seen) {
                 self.spins = true;
                 break;
+            }
+            // A spin that ends here asked nothing of the kernel: an event may wait there whose edge is over.
+            if self.unasked > 0 {
+                asks = true;
+                continue;
             }
             if self.arm_and_look()? != Found::More {
                 self.unfinished = false;
@@ -82,12 +88,10 @@ impl<B: Descriptors> Endpoint<B> {
     pub fn wait(&mut self, limit: Option<Duration>) -> Result<(), Error> {
         // Completions that are always there would keep other events from being seen. A face's one connection has none to wait for: when it
         // ends, no more completions come.
+        self.usage.turns += 1;
         self.unasked = self.unasked.saturating_add(1);
-        if self.unasked >= UNASKED && !self.quiet {
-            self.begin_turn(Some(Duration::ZERO))?;
-        }
-        if self.look_for(limit)? || self.arm_and_look()? != Found::Nothing {
-            self.usage.turns += 1;
+        let woken = self.unasked >= UNASKED && !self.quiet && self.begin_turn(Some(Duration::ZERO))?;
+        if woken || self.look_for(limit)? || self.arm_and_look()? != Found::Nothing {
             self.unfinished = true;
             return Ok(());
         }
@@ -151,19 +155,19 @@ impl<B: Descriptors> Endpoint<B> {
         }
     }
 
-    /// Sleeps, for at most `limit`, and takes wake-ups off the channels.
+    /// Sleeps, for at most `limit`, and takes wake-ups off the channels. Returns whether a waker's was among them.
     #[inline(always)]
-    fn begin_turn(&mut self, limit: Option<Duration>) -> Result<(), Error> {
-        self.usage.turns += 1;
+    fn begin_turn(&mut self, limit: Option<Duration>) -> Result<bool, Error> {
         self.accepts = ACCEPTS;
         self.usage.sleeps += 1;
         self.unasked = 0;
-        let mut limit = limit;
+        let (mut limit, mut waker) = (limit, false);
         loop {
             let (queues, events_wait) = (&mut self.queues, &mut self.events_wait);
             let mut losses: Option<Vec<Lost>> = None;
             let all = self.watch.sleep(limit, |woken| match woken {
                 Woken::Events => *events_wait = true,
+                Woken::Waker => waker = true,
                 Woken::Queue(at) => {
                     if let Err(lost) = queues.take_wakeups(at) {
                         note_loss(&mut losses, *lost);
@@ -175,7 +179,7 @@ impl<B: Descriptors> Endpoint<B> {
             }
             if all {
                 self.note_times();
-                return Ok(());
+                return Ok(waker);
             }
             limit = Some(Duration::ZERO);
         }
@@ -326,10 +330,10 @@ impl<B: Descriptors> Endpoint<B> {
                 }
                 (_, None) => {}
                 (event, Some(id)) => {
-                    // What the peer sent before counts as such (VR-CLOSE-002).
-                    if let Some(queue) = self.members.get(id).and_then(|member| member.queue) {
-                        for _ in 0..ROUNDS {
-                            if self.take_batch(queue, now) != Found::More {
+                    // What the peer sent before counts as such (VR-CLOSE-002): it is among the completions that are there now.
+                    if let Some(at) = self.members.get(id).and_then(|member| member.queue) {
+                        for _ in 0..self.queues.batches(at) {
+                            if self.take_batch(at, now) != Found::More {
                                 break;
                             }
                         }

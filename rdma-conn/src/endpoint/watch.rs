@@ -52,6 +52,8 @@ impl EndpointWaker {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Woken {
     Events,
+    /// Somebody called [`EndpointWaker::wake`].
+    Waker,
     /// The queue with this index.
     Queue(usize),
 }
@@ -115,7 +117,7 @@ impl Watch {
                 EVENTS => Woken::Events,
                 WAKER => {
                     self.waker.iter().for_each(EndpointWaker::take);
-                    continue;
+                    Woken::Waker
                 }
                 queue => Woken::Queue(usize::try_from(queue).unwrap_or(usize::MAX)),
             });

@@ -4,7 +4,7 @@ use core::time::Duration;
 
 use rdma_proto::backend::{Immediate, RNR_RETRY_INFINITE};
 use rdma_proto::time::Instant;
-use rdma_proto::wire::{Message, Window};
+use rdma_proto::wire::{FeatureSet, Message, Window};
 use rdma_proto::{Action, ApiMisuse, Config, Machine, Readable, RegionAddress};
 
 use crate::pair::quiet;
@@ -117,4 +117,24 @@ fn what_cannot_land_does_not() {
     assert!(!machine.is_landing(), "no window was announced there");
     machine.handle_disconnected();
     assert_eq!(machine.land(region(7), 4 * WINDOW), Ok(None));
+}
+
+/// VM-002: a region that was free while memory of the application was to be landed in is announced ahead when that is given up.
+#[test]
+fn a_landing_given_up_lets_the_next_window_go_ahead() {
+    let all = FeatureSet::MULTI_BUFFER;
+    let config = quiet(Config::client()).window(WINDOW).windows(2).negotiate(true).features(all);
+    let mut machine = Machine::new(config, [region(1), region(2)]).expect("in bounds");
+    machine.handle_established(NOW, RNR_RETRY_INFINITE);
+    while machine.poll_action(NOW).is_some() {}
+    machine.handle_message(NOW, &Message::GetServerFeature { select: 0, features: all }.encode());
+    while machine.poll_action(NOW).is_some() {}
+    assert_eq!(machine.features(), all);
+
+    assert!(machine.land(region(7), 4 * WINDOW).expect("nothing lands yet").is_some());
+    machine.handle_immediate(NOW, Immediate(WINDOW));
+    machine.consume(WINDOW).expect("there are as many");
+    assert_eq!(announced(&mut machine), None, "memory of the application comes next, in its turn");
+    machine.stop_landing();
+    assert_eq!(announced(&mut machine), window(1));
 }
