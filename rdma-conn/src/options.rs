@@ -29,7 +29,8 @@ pub struct Options {
     /// its own limit.
     pub linger: Duration,
     /// How long an idle connection keeps memory that only a busy one needs, its send buffer and its second window: at least this long,
-    /// and up to twice as long. At least a millisecond.
+    /// and up to twice as long. At least a millisecond. The send buffer is kept until the peer's device has acknowledged all that lies in
+    /// it, which after a few small writes is not before the next keepalive, and without keepalives not before the connection writes again.
     pub keep_memory: Duration,
     /// Whether the send buffer is registered when the connection is made, rather than by its first write, which takes milliseconds longer
     /// then. It costs memory for each connection that never writes.

@@ -253,6 +253,12 @@ impl<B: Descriptors> Stream<B> {
     pub fn close(&mut self, linger: Duration) -> Result<(), Error> {
         let mut endpoint = self.shared.enter()?;
         let id = endpoint.id;
+        let begun = endpoint.now();
+        // An accepted connection that is closed before it is established ends with what was written to it. How this ends, `closed` tells.
+        if !endpoint.is_open(id) && endpoint.connection().unconfirmed() > 0 {
+            _ = endpoint.until(Some(linger), "closing", |endpoint, id| endpoint.flush(id));
+        }
+        let linger = linger.saturating_sub(endpoint.now().since(begun));
         endpoint.close(id, linger)?;
         endpoint.until(None, "closing", |endpoint, id| endpoint.closed(id))
     }

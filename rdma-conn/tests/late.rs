@@ -1,10 +1,10 @@
 //! Programs that look late, in virtual time.
 
-use std::io::IoSlice;
+use std::io::{IoSlice, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use rdma_conn::{ConnectionId, Endpoint, Error, Event, Limits as Share, Listener, Options};
+use rdma_conn::{ConnectionId, Endpoint, Error, Event, Limits as Share, Listener, Options, Stream};
 use rdma_proto::backend::{
     Backend, CmEventKind, ConnectParams, EventChannel, Identifier, QueuePairLimits, RNR_RETRY_INFINITE,
 };
@@ -233,4 +233,43 @@ fn last_words_are_heard_behind_a_long_queue() {
     endpoint.progress().expect("the fabric stays");
     let mut bytes = [0; 20];
     assert_eq!(endpoint.read(left, &mut bytes).expect("what came before"), Some(10));
+}
+
+/// What was written to an accepted stream before it is established is delivered, though the stream is dropped at once.
+#[test]
+fn a_stream_that_is_dropped_before_it_is_established_delivers() {
+    let sim = Simulation::new(1, DeviceKind::Ibta, SimulationSettings::default(), FaultPlan::new());
+    let [server, client] = [1, 2].map(|last| sim.host(&[IpAddr::from([192, 0, 2, last])], Limits::default()));
+    let address = SocketAddr::from(([192, 0, 2, 1], 6379));
+    let listener = Listener::bind(&server, address, Options::server()).expect("a free address");
+    let (mut client, own) = asking(&client, address);
+    let accepted = loop {
+        sim.step();
+        client.progress().expect("the fabric stays");
+        if let Some(accepted) = listener.try_accept().expect("accepts") {
+            break accepted;
+        }
+    };
+    let mut stream = Stream::from(accepted);
+    assert_eq!(stream.write(b"last words").expect("there is room"), 10);
+    let dropping = std::thread::spawn(move || drop(stream));
+    // Nothing happens on the fabric meanwhile, so this only gives the drop time to go wrong.
+    std::thread::sleep(Duration::from_millis(50));
+    let mut bytes = [0; 20];
+    let read = loop {
+        pass(&sim, Duration::from_micros(100));
+        client.progress().expect("the fabric stays");
+        if let Some(read) = client.read(own, &mut bytes).expect("no error") {
+            break read;
+        }
+        std::thread::yield_now();
+    };
+    assert_eq!(&bytes[..read], b"last words");
+    // The client answers the end.
+    while !dropping.is_finished() {
+        pass(&sim, Duration::from_micros(100));
+        client.progress().expect("the fabric stays");
+        std::thread::yield_now();
+    }
+    dropping.join().expect("does not panic");
 }

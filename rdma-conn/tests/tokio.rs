@@ -9,6 +9,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use rdma_conn::{AsyncEndpoint, AsyncListener, AsyncStream, Connect, Limits, Listener, Options, Stream};
+use rdma_proto::Keepalive;
 use rdma_softsim::{Fabric, SoftSim};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
@@ -16,18 +17,21 @@ use tokio::time::timeout;
 const LONG: Duration = Duration::from_secs(20);
 
 async fn pair_with(client: Options, server: Options) -> (AsyncStream<SoftSim>, AsyncStream<SoftSim>) {
+    pair_by(&Connect::default().options(client), server).await
+}
+
+async fn pair_by(how: &Connect, server: Options) -> (AsyncStream<SoftSim>, AsyncStream<SoftSim>) {
     let fabric = Fabric::new();
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));
     let listener = Listener::bind(&fabric.host(&[address.ip()]), address, server).expect("a free address");
     let listener = AsyncListener::try_from(listener).expect("is watched");
     let host = fabric.host(&[[192, 0, 2, 2].into()]);
-    let how = Connect::default().options(client);
     let serve = async {
         let (mut server, _) = listener.accept().await.expect("accepts");
         server.flush().await.expect("is established");
         server
     };
-    let (client, server) = tokio::join!(AsyncStream::connect_with(&host, address, &how), serve);
+    let (client, server) = tokio::join!(AsyncStream::connect_with(&host, address, how), serve);
     (client.expect("connects"), server)
 }
 
@@ -328,6 +332,30 @@ fn a_runtime_that_ends_leaves_its_connections_to_the_background_thread() {
         let bytes = timeout(LONG, last).await.expect("nobody waits for ever").expect("does not panic");
         assert_eq!(bytes.expect("in order"), b"last words");
     });
+}
+
+/// A deadline that comes sooner than all that was to be done counts, also where the background thread drives.
+#[test]
+fn a_close_ends_in_time_after_the_runtime_has_ended() {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let (first, second) = (runtime(), runtime());
+    // Nothing else is due.
+    let idle = |options: Options| {
+        let protocol = options.protocol.keepalive(Keepalive::NONE);
+        options.protocol(protocol).keep_memory(Duration::from_secs(86400))
+    };
+    let how = Connect::default().options(idle(Options::client())).timeout(Duration::from_secs(86400));
+    let (mut client, _reads_nothing) = first.block_on(pair_by(&how, idle(Options::server())));
+    first.block_on(async {
+        let bytes = pattern(8 << 20);
+        // More than all windows and buffers hold.
+        timeout(Duration::from_millis(50), client.write_all(&bytes)).await.expect_err("nobody reads");
+    });
+    drop(first);
+    // The background thread has had its turn by then, nearly always: otherwise this shows nothing.
+    std::thread::sleep(Duration::from_millis(100));
+    let closed = second.block_on(async { timeout(LONG / 2, client.close(Duration::from_millis(50))).await });
+    closed.expect("in time").expect_err("not everything arrived");
 }
 
 /// Halves of one stream make it again; those of two streams do not.

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use rdma_proto::time::Instant;
@@ -16,7 +16,7 @@ use tokio::time::Sleep;
 
 use super::{Driven, Schedule, Shared};
 use crate::background;
-use crate::endpoint::Descriptors;
+use crate::endpoint::{Descriptors, EndpointWaker};
 use crate::error::Error;
 
 /// Drives an endpoint until its last handle is gone. A runtime that ends drops it before that; the background thread does the rest.
@@ -134,9 +134,22 @@ impl<B: Descriptors> Shared<B> {
     }
 }
 
+/// Has the background thread look again.
+struct Nudge(EndpointWaker);
+
+impl Wake for Nudge {
+    fn wake(self: Arc<Self>) {
+        if let Err(error) = self.0.wake() {
+            tracing::warn!(%error, "the background thread looks again only when it is time");
+        }
+    }
+}
+
 impl<B: Descriptors> Driven for Shared<B> {
     fn drive(&self) -> Schedule {
-        match self.turn(None) {
+        // The thread sleeps on the endpoint's descriptor, which the endpoint's waker makes readable.
+        let nudge = self.lock().endpoint.waker().ok().map(|waker| Waker::from(Arc::new(Nudge(waker))));
+        match self.turn(nudge.as_ref()) {
             Turn::Lost => Schedule::Never,
             Turn::Sleep(left) => Schedule::WhenReadable(left),
         }

@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 
 use tokio::net::ToSocketAddrs;
 
-use super::{Accepting, AsyncEndpoint, AsyncStream, Shared};
+use super::{AsyncEndpoint, AsyncStream, Shared};
 use crate::budget::Limits;
 use crate::endpoint::{Descriptors, ListenerId};
 use crate::error::Error;
@@ -41,8 +41,8 @@ use crate::options::Options;
 /// # }
 /// ```
 pub struct AsyncListener<B: Descriptors> {
-    shared: Arc<Shared<B>>,
-    listener: ListenerId,
+    pub(super) shared: Arc<Shared<B>>,
+    pub(super) listener: ListenerId,
 }
 
 impl<B: Descriptors> AsyncListener<B> {
@@ -82,11 +82,6 @@ impl<B: Descriptors> AsyncListener<B> {
     /// They are out of bounds; the old ones remain.
     pub fn set_options(&self, options: Options) -> Result<(), Error> {
         self.shared.with(|state| state.endpoint.set_options(self.listener, options))
-    }
-
-    pub(super) fn of(shared: Arc<Shared<B>>, listener: ListenerId) -> Self {
-        shared.with(|state| state.listeners.insert(listener, Accepting::default()));
-        Self { shared, listener }
     }
 
     /// Returns the address it listens on.
@@ -140,12 +135,12 @@ impl<B: Descriptors> TryFrom<Listener<B>> for AsyncListener<B> {
     /// Accepts what `listener` is asked for, with its options and limits.
     ///
     /// # Errors
-    /// There is no runtime that watches descriptors.
+    /// There is no runtime.
     fn try_from(listener: Listener<B>) -> Result<Self, Error> {
         let (mut endpoint, listener) = listener.into_endpoint();
         endpoint.accept_for(listener);
-        let AsyncEndpoint { shared } = AsyncEndpoint::of(endpoint)?;
-        Ok(Self::of(shared, listener))
+        let AsyncEndpoint { shared } = AsyncEndpoint::of(endpoint, Some(listener))?;
+        Ok(Self { shared, listener })
     }
 }
 

@@ -50,18 +50,22 @@ impl<B: Descriptors> AsyncEndpoint<B> {
     /// Returns an endpoint without connections.
     ///
     /// # Errors
-    /// There is no RDMA device, or no runtime that watches descriptors.
+    /// There is no RDMA device, or no runtime.
+    ///
+    /// # Panics
+    /// As tokio's own types, in a runtime that watches no descriptors or has no timers: make it with
+    /// [`enable_all`](tokio::runtime::Builder::enable_all). So does whatever makes an endpoint of its own.
     pub fn new(backend: &B, limits: Limits) -> Result<Self, Error> {
-        Self::of(Endpoint::new(backend, limits)?)
+        Self::of(Endpoint::new(backend, limits)?, None)
     }
 
-    /// Returns an endpoint that the runtime drives from now on.
-    fn of(endpoint: Endpoint<B>) -> Result<Self, Error> {
+    /// Returns an endpoint that the runtime drives from now on. Connections that `listener` accepts wait to be taken.
+    fn of(endpoint: Endpoint<B>, listener: Option<ListenerId>) -> Result<Self, Error> {
         let descriptor = endpoint.descriptor();
         let state = State {
             endpoint,
             tasks: SecondaryMap::new(),
-            listeners: HashMap::new(),
+            listeners: listener.into_iter().map(|listener| (listener, Accepting::default())).collect(),
             driver: None,
             sleeps_until: None,
             lost: None,
@@ -77,8 +81,13 @@ impl<B: Descriptors> AsyncEndpoint<B> {
     /// # Errors
     /// No RDMA device has that address, or it is taken, or the options are out of bounds.
     pub fn listen(&self, address: SocketAddr, options: Options) -> Result<AsyncListener<B>, Error> {
-        let listener = self.shared.with(|state| state.endpoint.listen(address, options))?;
-        Ok(AsyncListener::of(Arc::clone(&self.shared), listener))
+        // In one go: the driver must not find a connection of a listener that it does not know.
+        let listener = self.shared.with(|state| {
+            let listener = state.endpoint.listen(address, options)?;
+            state.listeners.insert(listener, Accepting::default());
+            Ok::<_, Error>(listener)
+        })?;
+        Ok(AsyncListener { shared: Arc::clone(&self.shared), listener })
     }
 
     /// Connects to a host and port, `"host:6379"` or `("host", 6379)`. Its addresses are tried in turn. A future that is dropped leaves no connection behind.

@@ -302,7 +302,7 @@ impl<B: Descriptors> TryFrom<(Endpoint<B>, ConnectionId)> for AsyncStream<B> {
     /// There is no runtime that watches descriptors, or the endpoint has no such connection.
     fn try_from((endpoint, id): (Endpoint<B>, ConnectionId)) -> Result<Self, Error> {
         endpoint.connection(id).ok_or(Error::NoSuchConnection)?;
-        let AsyncEndpoint { shared } = AsyncEndpoint::of(endpoint)?;
+        let AsyncEndpoint { shared } = AsyncEndpoint::of(endpoint, None)?;
         shared.with(|state| state.tasks.insert(id, Tasks::default()));
         Ok(Self::of(&shared, id))
     }
