@@ -25,11 +25,14 @@ const BUDGET: usize = 64;
 pub(crate) type CurrentChannel = Arc<Mutex<Arc<Channel>>>;
 
 /// The identifiers that have a device.
-static REGISTRY: Mutex<BTreeMap<IdentifierKey, Entry>> = Mutex::new(BTreeMap::new());
+static REGISTRY: Mutex<Registry<CurrentChannel>> = Mutex::new(Registry(BTreeMap::new()));
+
+/// Identifiers with a device, whose events go to a `C` each.
+struct Registry<C>(BTreeMap<IdentifierKey, Entry<C>>);
 
 /// An identifier with a device.
-struct Entry {
-    current_channel: CurrentChannel,
+struct Entry<C> {
+    current_channel: C,
     context: usize,
     uses: Uses,
 }
@@ -48,24 +51,20 @@ pub(crate) fn enter(
     context: NonNull<ibv_context>,
     port: u8,
 ) {
-    let uses = Uses { port, pair: 0, queue: 0 };
-    let entry =
-        Entry { current_channel: Arc::clone(current_channel), context: context.as_ptr() as usize, uses };
-    let former = locked(&REGISTRY).insert(key, entry);
+    let former = locked(&REGISTRY).enter(key, Arc::clone(current_channel), context.as_ptr() as usize, port);
+    // Perhaps the last handle to its channel: not under the lock.
     drop(former);
 }
 
 /// Notes the queue pair of an identifier and the completion queue it reports to; null pointers before they are destroyed.
 pub(crate) fn set_pair(key: IdentifierKey, pair: *const ibv_qp, queue: *const ibv_cq) {
-    if let Some(entry) = locked(&REGISTRY).get_mut(&key) {
-        (entry.uses.pair, entry.uses.queue) = (pair as usize, queue as usize);
-    }
+    locked(&REGISTRY).set_pair(key, pair as usize, queue as usize);
 }
 
 /// Forgets an identifier.
 pub(crate) fn leave(key: IdentifierKey) {
-    let entry = locked(&REGISTRY).remove(&key);
-    // Perhaps the last handle to its channel: not under the lock.
+    let entry = locked(&REGISTRY).0.remove(&key);
+    // As above.
     drop(entry);
 }
 
@@ -84,15 +83,46 @@ pub(crate) unsafe fn collect(api: &Api, context: NonNull<ibv_context>) -> bool {
                 cause => return cause == libc::EAGAIN,
             }
         }
-        for (key, entry) in registry.iter().filter(|(_, entry)| entry.context == context.as_ptr() as usize) {
-            if entry.uses.concerned(&event) {
-                locked(&entry.current_channel).tell(*key, AsyncEvent::from_number(event.event_type));
-            }
+        for (key, current_channel) in registry.concerned(context.as_ptr() as usize, &event) {
+            locked(current_channel).tell(key, AsyncEvent::from_number(event.event_type));
         }
         // SAFETY: ibv_ack_async_event(3): once for each event. What it is about is alive: destroying it waits for this call.
         unsafe { (api.ibv_ack_async_event)(&raw mut event) };
     }
     true
+}
+
+impl<C> Registry<C> {
+    /// Enters an identifier, and returns its former entry. It keeps the queue pair that it has: it is entered again before a second is
+    /// refused.
+    fn enter(
+        &mut self,
+        key: IdentifierKey,
+        current_channel: C,
+        context: usize,
+        port: u8,
+    ) -> Option<Entry<C>> {
+        let (pair, queue) = self.0.get(&key).map_or((0, 0), |entry| (entry.uses.pair, entry.uses.queue));
+        self.0.insert(key, Entry { current_channel, context, uses: Uses { port, pair, queue } })
+    }
+
+    fn set_pair(&mut self, key: IdentifierKey, pair: usize, queue: usize) {
+        if let Some(entry) = self.0.get_mut(&key) {
+            (entry.uses.pair, entry.uses.queue) = (pair, queue);
+        }
+    }
+
+    /// Returns the identifiers that an event of a device is for.
+    fn concerned(
+        &self,
+        context: usize,
+        event: &ibv_async_event,
+    ) -> impl Iterator<Item = (IdentifierKey, &C)> {
+        self.0
+            .iter()
+            .filter(move |(_, entry)| entry.context == context && entry.uses.concerned(event))
+            .map(|(key, entry)| (*key, &entry.current_channel))
+    }
 }
 
 impl Uses {
@@ -150,6 +180,28 @@ mod tests {
         for (number, address, concerned) in table {
             assert_eq!(uses.concerned(&event(number, address)), concerned, "{number} {address:#x}");
         }
+    }
+
+    #[test]
+    fn an_identifier_that_is_entered_again_keeps_its_queue_pair() {
+        const DEVICE: usize = 0x1;
+        let (first, second) = (IdentifierKey(1), IdentifierKey(2));
+        let mut registry = Registry(BTreeMap::new());
+        let told = |registry: &Registry<char>, event: &ibv_async_event| -> Vec<(IdentifierKey, char)> {
+            registry.concerned(DEVICE, event).map(|(key, channel)| (key, *channel)).collect()
+        };
+        for (key, channel, pair) in [(first, 'a', 0x10), (second, 'b', 0x30)] {
+            assert!(registry.enter(key, channel, DEVICE, 1).is_none());
+            registry.set_pair(key, pair, pair + 1);
+        }
+        // As where a second queue pair is asked for, which is refused.
+        assert!(registry.enter(first, 'c', DEVICE, 1).is_some());
+        assert_eq!(told(&registry, &event(c::IBV_EVENT_QP_FATAL, 0x10)), [(first, 'c')]);
+        assert_eq!(told(&registry, &event(c::IBV_EVENT_CQ_ERR, 0x11)), [(first, 'c')]);
+        assert_eq!(told(&registry, &event(c::IBV_EVENT_DEVICE_FATAL, 0)), [(first, 'c'), (second, 'b')]);
+        registry.set_pair(first, 0, 0);
+        assert_eq!(told(&registry, &event(c::IBV_EVENT_QP_FATAL, 0x10)), []);
+        assert_eq!(registry.concerned(DEVICE + 1, &event(c::IBV_EVENT_DEVICE_FATAL, 0)).count(), 0);
     }
 
     #[test]

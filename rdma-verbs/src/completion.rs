@@ -1,7 +1,7 @@
 //! The completion queue and its completion channel.
 
 use core::ffi::{c_int, c_void};
-use core::mem::MaybeUninit;
+use core::mem::{MaybeUninit, offset_of};
 use core::ptr::{self, NonNull};
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
@@ -93,24 +93,9 @@ impl Queue {
     /// Takes completions by one call into the provider, at most BATCH and `into.len()`.
     #[inline]
     fn poll_once(&self, into: &mut [Completion]) -> Result<usize, Error> {
-        let mut batch = [const { MaybeUninit::<ibv_wc>::uninit() }; BATCH];
-        let most = into.len().min(BATCH) as c_int;
-        // SAFETY: ibv_poll_cq(3): a live queue and room for as many completions as are asked for.
-        let count = unsafe { (self.poll_cq)(self.as_ptr(), most, batch.as_mut_ptr().cast::<ibv_wc>()) };
-        let Ok(count) = usize::try_from(count) else {
-            return Err(Error::returned("ibv_poll_cq", count, Stage::Complete));
-        };
-        // A provider returns no more than it was asked for.
-        let Some(into) = into.get_mut(..count) else {
-            return Err(Error::State(
-                "the device's provider returns more completions than there is room for",
-            ));
-        };
-        for (to, wc) in into.iter_mut().zip(&batch) {
-            // SAFETY: ibv_poll_cq(3) returned the first `count` completions.
-            unsafe { convert(wc.as_ptr(), to) };
-        }
-        Ok(count)
+        // SAFETY: ibv_poll_cq(3): a live queue, and places for as many completions as are asked for, of which it writes the
+        // first and returns their number.
+        unsafe { take(into, |most, places| (self.poll_cq)(self.as_ptr(), most, places)) }
     }
 
     #[cold]
@@ -220,16 +205,61 @@ impl AsFd for CompletionQueue {
     }
 }
 
+/// Takes the completions that `poll` writes, at most BATCH and `into.len()`.
+///
+/// # Safety
+/// `poll` takes a number and as many places, writes the first of them as `ibv_poll_cq(3)` does ([`convert`] says what of each)
+/// and returns how many these are, or a negative number.
+#[inline]
+unsafe fn take(
+    into: &mut [Completion],
+    poll: impl FnOnce(c_int, *mut ibv_wc) -> c_int,
+) -> Result<usize, Error> {
+    let mut batch = [const { MaybeUninit::<ibv_wc>::uninit() }; BATCH];
+    let most = into.len().min(BATCH) as c_int;
+    batch.iter_mut().take(into.len()).for_each(prepare);
+    let count = poll(most, batch.as_mut_ptr().cast::<ibv_wc>());
+    let Ok(taken) = usize::try_from(count) else {
+        return Err(Error::Poll { code: count });
+    };
+    // A provider returns no more than it was asked for.
+    let Some(into) = into.get_mut(..taken) else {
+        return Err(Error::State("the device's provider returns more completions than there is room for"));
+    };
+    for (to, wc) in into.iter_mut().zip(&batch) {
+        // SAFETY: `poll` wrote the first `taken` places, each of which was prepared.
+        unsafe { convert(wc.as_ptr(), to) };
+    }
+    Ok(taken)
+}
+
+/// Writes zeros where providers do not write what the man page promises of a failure. `vendor_err`: qedr and ocrdma never do,
+/// bnxt_re not of a request that it flushes itself, mlx5 not of a length that it finds wrong itself. `qp_num`: ocrdma not of a
+/// request that it flushes itself; 0 is the number of no connected queue pair.
+#[inline]
+const fn prepare(place: &mut MaybeUninit<ibv_wc>) {
+    // The two between are written only because all four together are one store.
+    const { assert!(offset_of!(ibv_wc, qp_num) - offset_of!(ibv_wc, vendor_err) == 12) };
+    let wc = place.as_mut_ptr();
+    // SAFETY: places inside a live structure; nothing is read.
+    unsafe {
+        (&raw mut (*wc).vendor_err).write(0);
+        (&raw mut (*wc).byte_len).write(0);
+        sys::wc_immediate(wc).cast_mut().write(0);
+        (&raw mut (*wc).qp_num).write(0);
+    }
+}
+
 /// Tells a completion in the seam's terms. Providers leave fields unwritten that mean nothing for the request at hand (mlx5:
 /// `byte_len` and `imm_data` of a SEND or WRITE), so each is read only where the man page gives it a meaning.
 ///
 /// # Safety
-/// `wc` points to what `ibv_poll_cq(3)` returned, of which these are written: always `wr_id`, `status` and `qp_num`; for a
-/// failure `vendor_err`; for a success `opcode`; for a successful receive `byte_len` and `wc_flags`; and with the flag
-/// `IBV_WC_WITH_IMM` the immediate.
+/// `wc` points to what [`prepare`] and then `ibv_poll_cq(3)` wrote: always `wr_id`, `status` and `qp_num`; for a failure
+/// `vendor_err`; for a success `opcode`; for a successful receive `byte_len` and `wc_flags`; and with the flag
+/// `IBV_WC_WITH_IMM` the immediate. `qp_num` and `vendor_err` may be those of [`prepare`].
 #[inline]
 unsafe fn convert(wc: *const ibv_wc, to: &mut Completion) {
-    // SAFETY: the first three are written in any case, the operation for every success, and the flags for every successful receive.
+    // SAFETY: the first three are written in any case (by the provider, or before it), the operation for every success, and the flags for every successful receive.
     unsafe {
         (to.id, to.queue_pair) = ((*wc).wr_id, (*wc).qp_num);
         // What nearly all are, before the others are told apart.
@@ -267,7 +297,7 @@ unsafe fn other(wc: *const ibv_wc) -> Result<Completed, CompletionError> {
     // SAFETY: written in any case.
     let status = unsafe { (*wc).status };
     if status != c::IBV_WC_SUCCESS {
-        // SAFETY: written for every failure.
+        // SAFETY: written for every failure, by the provider or before it.
         return failed(status, unsafe { (*wc).vendor_err });
     }
     // SAFETY: written for every success.
@@ -360,6 +390,65 @@ mod tests {
         });
         let error = failed.result.unwrap_err();
         assert_eq!(error, CompletionError { status: CompletionStatus::RNR_RETRY_EXC_ERR, vendor: 99 });
+    }
+
+    /// Returns what is taken, with room for `room`, from a provider that answers `count` and writes of each place nothing but what
+    /// `write` does: the rest is as it was prepared.
+    fn polled(room: usize, count: c_int, write: impl Fn(*mut ibv_wc)) -> Result<Vec<Completion>, Error> {
+        let mut told = vec![Completion::EMPTY; room];
+        // SAFETY: as many places as are asked for; the tests write what `convert` wants of each.
+        let taken = unsafe {
+            take(&mut told, |most, places| {
+                (0..count.clamp(0, most) as usize).for_each(|at| write(places.add(at)));
+                count
+            })
+        };
+        taken.map(|taken| {
+            told.truncate(taken);
+            told
+        })
+    }
+
+    /// Returns a provider that writes of a flushed request no more than ocrdma does, which is least.
+    fn flush(wr_id: u64) -> impl Fn(*mut ibv_wc) {
+        move |to| {
+            // SAFETY: places inside a live structure.
+            unsafe {
+                (&raw mut (*to).wr_id).write(wr_id);
+                (&raw mut (*to).status).write(c::IBV_WC_WR_FLUSH_ERR);
+                (&raw mut (*to).byte_len).write(0);
+            }
+        }
+    }
+
+    #[test]
+    fn what_a_provider_leaves_unwritten_of_a_failure_is_zero() {
+        let flushed = CompletionError { status: CompletionStatus::WR_FLUSH_ERR, vendor: 0 };
+        for room in [1, 2, BATCH] {
+            let told = polled(room, room as c_int, flush(7)).unwrap();
+            assert_eq!(told, vec![Completion { id: 7, queue_pair: 0, result: Err(flushed) }; room]);
+        }
+        // As bnxt_re.
+        let told = polled(1, 1, |to| {
+            flush(7)(to);
+            // SAFETY: a place inside a live structure.
+            unsafe { (&raw mut (*to).qp_num).write(17) };
+        });
+        assert_eq!(told.unwrap(), [Completion { id: 7, queue_pair: 17, result: Err(flushed) }]);
+    }
+
+    #[test]
+    fn fewer_completions_than_there_is_room_for_are_the_first() {
+        assert_eq!(polled(4, 0, flush(7)).unwrap(), []);
+        assert_eq!(polled(4, 3, flush(7)).unwrap().len(), 3);
+    }
+
+    #[test]
+    fn a_provider_that_cannot_poll_or_exceeds_the_room_is_an_error() {
+        for code in [-1, -2, c_int::MIN] {
+            assert!(matches!(polled(4, code, flush(7)), Err(Error::Poll { code: told }) if told == code));
+        }
+        assert!(matches!(polled(4, 5, flush(7)), Err(Error::State(_))));
     }
 
     #[test]

@@ -29,15 +29,31 @@ unsafe impl Send for Device {}
 // SAFETY: as above.
 unsafe impl Sync for Device {}
 
-/// Contexts and lists of devices that stay open for the rest of the process. It grows when a device is plugged in and is otherwise as long as the list
-/// of devices.
+/// Contexts and lists of devices that stay open for the rest of the process. It grows when a device is plugged in.
 static KEPT_OPEN: Mutex<KeptOpen> = Mutex::new(KeptOpen { contexts: Vec::new(), lists: Vec::new() });
 
 struct KeptOpen {
-    /// The addresses of the contexts.
+    /// The addresses of the contexts, each once.
     contexts: Vec<usize>,
     /// The lists of `rdma_get_devices(3)` they are from. `rdma_free_devices(3)` would give the devices back.
     lists: Vec<usize>,
+}
+
+impl KeptOpen {
+    /// Keeps a list for the contexts in it that no other has; whether there are any.
+    fn keep(&mut self, list: usize, contexts: impl Iterator<Item = usize>) -> bool {
+        let before = self.contexts.len();
+        for context in contexts {
+            if !self.contexts.contains(&context) {
+                self.contexts.push(context);
+            }
+        }
+        let any = self.contexts.len() > before;
+        if any {
+            self.lists.push(list);
+        }
+        any
+    }
 }
 
 impl Device {
@@ -102,7 +118,7 @@ impl Device {
     /// Returns a port's local identifier; 0 on Ethernet.
     pub(crate) fn lid(&self, port: u8) -> Result<u16, Error> {
         let mut attributes: PortAttributes = sys::zeroed();
-        // SAFETY: ibv_query_port(3): the context is open; the function behind the symbol writes at most 52 bytes, and the
+        // SAFETY: ibv_query_port(3): the context is open; the function behind the symbol writes 48 bytes, and the
         // structure has 64 with the alignment of C's.
         let result =
             unsafe { (self.api.ibv_query_port)(self.context.as_ptr(), port, (&raw mut attributes).cast()) };
@@ -126,10 +142,31 @@ fn hold(api: &Api, context: NonNull<ibv_context>) -> bool {
     if list.is_null() {
         return false;
     }
-    held.lists.push(list as usize);
-    for index in 0..usize::try_from(count).unwrap_or(0) {
-        // SAFETY: the list has `count` entries and a null at its end.
-        held.contexts.push(unsafe { *list.add(index) } as usize);
+    // SAFETY: the list has `count` entries and a null at its end.
+    let contexts = (0..usize::try_from(count).unwrap_or(0)).map(|index| unsafe { *list.add(index) } as usize);
+    if !held.keep(list as usize, contexts) {
+        // As where the device of `context` is dead: it is in no list.
+        // SAFETY: rdma_free_devices(3): the list is from `rdma_get_devices`, given back once. Each context in it stays open by a
+        // list that is kept.
+        unsafe { (api.rdma_free_devices)(list) };
     }
     held.contexts.contains(&wanted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_is_kept_for_the_contexts_that_it_adds() {
+        let mut held = KeptOpen { contexts: Vec::new(), lists: Vec::new() };
+        assert!(held.keep(0x1, [10, 20].into_iter()));
+        assert!(!held.keep(0x2, [20, 10].into_iter()));
+        // One was unplugged.
+        assert!(!held.keep(0x3, [20].into_iter()));
+        assert!(!held.keep(0x4, [].into_iter()));
+        // One was plugged in.
+        assert!(held.keep(0x5, [20, 30].into_iter()));
+        assert_eq!((held.contexts, held.lists), (vec![10, 20, 30], vec![0x1, 0x5]));
+    }
 }

@@ -40,6 +40,15 @@ pub enum Error {
         /// The purpose of the call.
         stage: Stage,
     },
+    /// A completion queue could not be polled.
+    #[error(
+        "ibv_poll_cq: the device's provider cannot read the completion queue, code {code}. Connections on this queue have \
+         to be made anew"
+    )]
+    Poll {
+        /// What the provider returned: a negative number of its own, and no error number.
+        code: i32,
+    },
     /// Memory could not be registered.
     #[error(
         "ibv_reg_mr of {wanted} bytes: {}. {}",
@@ -121,6 +130,7 @@ impl Failure for Error {
                 libc::EINVAL => ErrorKind::Argument,
                 _ => ErrorKind::Other,
             },
+            Self::Poll { .. } => ErrorKind::Other,
             Self::Slice { .. } | Self::Argument(_) => ErrorKind::Argument,
             Self::State(_) => ErrorKind::State,
         }
@@ -141,6 +151,8 @@ pub(crate) fn clear_errno() {
 fn classify(stage: Stage, errno: i32) -> ErrorKind {
     match (stage, errno) {
         (Stage::Post, libc::ENOMEM | libc::EAGAIN) => ErrorKind::QueueFull,
+        // What erdma says of a queue pair in the error state, while its device is well.
+        (Stage::Post, libc::EIO) => ErrorKind::State,
         (Stage::Open, libc::ENODEV | libc::ENOENT | libc::ENXIO | libc::ENOSYS) => ErrorKind::NoDevice,
         (Stage::Address, libc::ENODEV | libc::ENXIO | libc::ETIMEDOUT) => ErrorKind::Address,
         (
@@ -173,7 +185,7 @@ const fn advice(stage: Stage, errno: i32) -> &'static str {
         (Stage::Open, libc::ENOENT | libc::ENXIO) => {
             ". /dev/infiniband/rdma_cm is missing: `modprobe rdma_ucm` (and, in a container, pass in /dev/infiniband)"
         }
-        (_, libc::EACCES | libc::EPERM) => {
+        (Stage::Open | Stage::Address | Stage::Create, libc::EACCES | libc::EPERM) => {
             ". Opening the devices in /dev/infiniband is not permitted: see `ls -l /dev/infiniband` (often the group \
              is `rdma`), and pass them into the container if there is one"
         }
@@ -185,6 +197,8 @@ const fn advice(stage: Stage, errno: i32) -> &'static str {
         (Stage::Connection, libc::EINVAL) => {
             ". The connection is not in a state for this; the peer may have gone"
         }
+        // mthca returns -1, which is no error number.
+        (Stage::Post, libc::EPERM) => ". Some providers say so when the queue is full",
         (Stage::Register, libc::EOPNOTSUPP) => {
             ". The device or its driver cannot register a dma-buf: register memory of the program and copy"
         }
@@ -255,6 +269,9 @@ mod tests {
             (Stage::Post, libc::ENOMEM, ErrorKind::QueueFull),
             (Stage::Post, libc::EAGAIN, ErrorKind::QueueFull),
             (Stage::Post, libc::EINVAL, ErrorKind::State),
+            (Stage::Post, libc::EIO, ErrorKind::State),
+            (Stage::Post, libc::ENODEV, ErrorKind::NoDevice),
+            (Stage::Connection, libc::EIO, ErrorKind::NoDevice),
             (Stage::Complete, libc::EINVAL, ErrorKind::Other),
         ];
         for (stage, errno, kind) in table {
@@ -275,6 +292,11 @@ mod tests {
             ),
             (call(Stage::Register, libc::EBADF), vec!["no dma-buf"]),
             (call(Stage::Post, libc::EIO), vec!["some_call", "Input/output error"]),
+            (call(Stage::Post, libc::EPERM), vec!["some_call", "queue is full"]),
+            (
+                Error::Poll { code: -2 },
+                vec!["ibv_poll_cq", "cannot read the completion queue", "code -2", "anew"],
+            ),
             (
                 Error::Register { wanted: 12345, errno: libc::ENOMEM, limit: Some(65536) },
                 vec!["12345", "65536", "RLIMIT_MEMLOCK", "ulimit -l", "LimitMEMLOCK=infinity", "limits.conf"],
@@ -298,6 +320,22 @@ mod tests {
                 assert!(text.contains(part), "{part:?} is not in {text:?}");
             }
         }
+    }
+
+    #[test]
+    fn only_what_opens_a_device_leads_to_its_permissions() {
+        for errno in [libc::EPERM, libc::EACCES] {
+            for stage in [Stage::Open, Stage::Address, Stage::Create] {
+                let text = call(stage, errno).to_string();
+                assert!(text.contains("/dev/infiniband"), "{text}");
+            }
+            for stage in [Stage::Register, Stage::Connection, Stage::Post, Stage::Complete] {
+                let text = call(stage, errno).to_string();
+                assert!(!text.contains("/dev/infiniband"), "{text}");
+            }
+        }
+        let text = Error::Poll { code: -libc::EPERM }.to_string();
+        assert!(!text.contains("permitted"), "{text}");
     }
 
     #[test]

@@ -74,6 +74,13 @@
 //! it). Calls on identifiers and [`next_event`](EventChannel) exclude each other per event channel, because
 //! `rdma_get_cm_event` itself works on the identifier of the event. None of this blocks.
 //!
+//! # Inline bytes
+//!
+//! The slice of an inline request may be written again at once ([`SendRequest`](rdma_proto::backend::SendRequest)): providers copy
+//! it. `mana` (as of rdma-core 55) does not look at `IBV_SEND_INLINE`, and its device reads the slice later. A kernel that refuses inline bytes there leaves
+//! a [`max_inline`](rdma_proto::backend::QueuePair::max_inline) of 0; older kernels do not refuse. On such a device ask for no inline bytes, or
+//! leave the slice as it is until the request has completed.
+//!
 //! # The order of destruction
 //!
 //! C wants a queue pair destroyed before its completion queue and its identifier, a completion queue before its channel,

@@ -124,6 +124,8 @@ impl QueuePair {
                     break;
                 }
             };
+            // The list points to a written element even where it has none: providers look at the first without looking at the number
+            // (erdma and cxgb4 of a READ, cxgb4 of a WRITE).
             let num_sge = c_int::from(element.length != 0);
             // SAFETY: `count` is below MOST, the length of the array.
             let sge = unsafe { elements.add(count) };
@@ -380,6 +382,7 @@ mod tests {
         unsafe {
             assert_eq!(((*to).wr_id, (*to).opcode, (*to).send_flags), (7, work.opcode, 2));
             assert!((*to).next.is_null() && (*to).sg_list == &raw mut element && (*to).num_sge == 1);
+            assert_eq!(sys::send_wr_immediate(to).read(), 5);
             assert_eq!(((*to).wr.rdma.remote_addr, (*to).wr.rdma.rkey), (11, 13));
             assert_eq!((*to).wr.ud.remote_qkey, 0);
         }

@@ -63,6 +63,7 @@ api! {
     fn rdma_get_cm_event(channel: *mut rdma_event_channel, event: *mut *mut rdma_cm_event) -> c_int;
     fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int;
     fn rdma_get_devices(count: *mut c_int) -> *mut *mut ibv_context;
+    fn rdma_free_devices(list: *mut *mut ibv_context);
 
     fn rdma_create_id(
         channel: *mut rdma_event_channel,

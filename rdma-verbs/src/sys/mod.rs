@@ -63,8 +63,8 @@ pub(crate) struct Work {
     pub(crate) remote: (u64, u32),
 }
 
-/// Writes a work request with `num_sge` elements at `sg_list` and no successor: what `ibv_post_send(3)` defines for the operations of
-/// a reliable connection. The rest, half of the structure, is for other operations and stays as it is.
+/// Writes a work request with `num_sge` elements at `sg_list` and no successor: all that `ibv_post_send(3)` defines for any operation of
+/// a reliable connection, whichever this is. The rest, half of the structure, is for other operations and stays as it is.
 ///
 /// # Safety
 /// `to` points to a live structure, which need not be initialised.
@@ -79,7 +79,9 @@ pub(crate) unsafe fn write_send_wr(to: *mut ibv_send_wr, work: &Work, sg_list: *
         (&raw mut (*to).opcode).write(work.opcode);
         (&raw mut (*to).send_flags).write(work.flags);
         send_wr_immediate(to).write(work.immediate);
-        // Some providers (rxe) copy this field of every SEND; in the arm below it is padding.
+        // Providers also read what an operation does not have. Of any request, rxe, erdma and ibv_cmd_post_send (hfi1, ipath) read the
+        // immediate, and siw reads the address and the key; of a SEND, rxe reads the address, and before pull request 1033 of
+        // rdma-core it read this field too, which is padding in the arm below.
         (&raw mut (*to).wr.ud.remote_qkey).write(0);
         (&raw mut (*to).wr.rdma.remote_addr).write(work.remote.0);
         (&raw mut (*to).wr.rdma.rkey).write(work.remote.1);
@@ -110,7 +112,7 @@ macro_rules! plain {
 
 /// The attributes that `ibv_query_port` writes (`struct _compat_ibv_port_attr`, which the headers only name), as far as they are used.
 ///
-/// The function is the one of IBVERBS_1.1, which writes 52 bytes and for ever will: later fields have another way in.
+/// The function is the one of IBVERBS_1.1, which writes the 48 bytes of that structure: later fields have another way in.
 #[repr(C)]
 pub(crate) struct PortAttributes {
     /// `state` to `qkey_viol_cntr`.

@@ -1684,6 +1684,9 @@ unsafe extern "C" {
 unsafe extern "C" {
     pub fn rdma_get_devices(num_devices: *mut ::core::ffi::c_int) -> *mut *mut ibv_context;
 }
+unsafe extern "C" {
+    pub fn rdma_free_devices(list: *mut *mut ibv_context);
+}
 pub const RDMA_OPTION_ID: _bindgen_ty_25 = 0;
 pub const RDMA_OPTION_IB: _bindgen_ty_25 = 1;
 pub type _bindgen_ty_25 = ::core::ffi::c_uint;
