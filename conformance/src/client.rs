@@ -36,6 +36,24 @@ impl Failure {
     pub fn wrong(what: impl Into<String>) -> Self {
         Self::Wrong(what.into())
     }
+
+    /// An attempt to connect that failed: the target took no connection, or this side could not even ask for one.
+    pub fn connecting(error: rdma_conn::Error) -> Self {
+        use rdma_conn::Error;
+        match error {
+            Error::Refused { .. }
+            | Error::Rejected { .. }
+            | Error::Unreachable { .. }
+            | Error::TimedOut { .. } => Self::Unreached(error.to_string()),
+            Error::Backend { .. }
+            | Error::RegisteredMemory { .. }
+            | Error::TooManyConnections { .. }
+            | Error::Wait(_)
+            | Error::DeviceRemoved => Self::Environment(error.to_string()),
+            // It did connect: the rest is between the two.
+            _ => Self::Connection(error),
+        }
+    }
 }
 
 impl From<Failure> for Stop {

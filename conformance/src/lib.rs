@@ -15,7 +15,21 @@ pub mod vectors;
 pub mod workload;
 pub mod wrong;
 
+use rdma_proto::backend::Backend as _;
+use rdma_verbs::Verbs;
+
 pub use suite::{exit, resources};
 
 /// The result of a case: a remark if it passed, the fault that was found if not.
 pub type Outcome = Result<String, client::Failure>;
+
+/// RDMA of this machine.
+///
+/// # Errors
+/// There is none; the text says what is missing.
+pub fn device() -> Result<Verbs, String> {
+    let verbs = Verbs::load().map_err(|error| error.to_string())?;
+    // The libraries may be there without a device.
+    verbs.event_channel().map_err(|error| error.to_string())?;
+    Ok(verbs)
+}

@@ -14,14 +14,13 @@ use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use clap_complete::Shell;
 use rdma_conn::{Connect, Descriptors, Listener, Options};
 use rdma_softsim::Fabric;
-use rdma_verbs::Verbs;
 
 use conformance::blackbox::command::{self, TargetCommand};
 use conformance::blackbox::own;
 use conformance::exit::{self, BROKEN, DONE, FAILED, USAGE};
 use conformance::smoke::{self, Scale, Setting};
 use conformance::trace::{Limits, Recorded, Recorder};
-use conformance::{reqs, snapshot, trace, vectors};
+use conformance::{device, reqs, snapshot, trace, vectors};
 use kv_store::Store;
 use suite::terminal::{cannot_run, run};
 
@@ -179,9 +178,9 @@ fn main_job(out: &Path) -> ExitCode {
 }
 
 fn run_client(target: SocketAddr) -> ExitCode {
-    let verbs = match Verbs::load() {
+    let verbs = match device() {
         Ok(verbs) => verbs,
-        Err(error) => return cannot_run(&error.to_string()),
+        Err(reason) => return cannot_run(&reason),
     };
     match own::run_client(&verbs, target, Duration::from_secs(5), Options::client()) {
         Ok(()) => ExitCode::SUCCESS,
@@ -204,13 +203,11 @@ fn run_smoke(smoke: &Smoke) -> ExitCode {
                 check(smoke, fabric.host(&[[192, 0, 2, 2].into()]), server.to_string(), "embedded fabric")
             })
         }
-        (None, Some(listen)) => Verbs::load().map_err(|error| error.to_string()).and_then(|verbs| {
+        (None, Some(listen)) => device().and_then(|verbs| {
             let server = own_server(&verbs, listen)?;
             Ok(check(smoke, verbs, server.to_string(), "own server, real verbs"))
         }),
-        (Some(target), _) => Verbs::load()
-            .map(|verbs| check(smoke, verbs, target.clone(), "real verbs"))
-            .map_err(|error| error.to_string()),
+        (Some(target), _) => device().map(|verbs| check(smoke, verbs, target.clone(), "real verbs")),
     };
     result.unwrap_or_else(|reason| cannot_run(&reason))
 }

@@ -83,7 +83,8 @@ pub fn cases<B: Descriptors>() -> Vec<Case<Setting<B>>> {
 
 impl<B: Descriptors> Setting<B> {
     fn client(&self) -> Result<Client<Stream<B>>, Failure> {
-        let mut stream = Stream::connect_with(&self.backend, self.address.as_str(), &self.connect)?;
+        let mut stream = Stream::connect_with(&self.backend, self.address.as_str(), &self.connect)
+            .map_err(Failure::connecting)?;
         stream.set_read_timeout(Some(Duration::from_secs(60)));
         stream.set_write_timeout(Some(Duration::from_secs(60)));
         Ok(Client::new(stream))

@@ -286,7 +286,16 @@ fn there_is_no_rdma() {
         &["run", "pair", "--server", "false", "--client", "false", "--listen", "192.0.2.1:6379"],
         exit::NO_ENVIRONMENT,
     );
-    exits(&["doctor"], exit::NO_ENVIRONMENT);
+    for alone in [
+        &["doctor"][..],
+        &["client", "192.0.2.1:6379"],
+        &["smoke", "--target", "192.0.2.1:6379"],
+        &["smoke", "--listen", "192.0.2.1:6379"],
+        &["snapshot", "publisher", "--target", "192.0.2.1:6379"],
+        &["snapshot", "reader", "--exec", "false", "--listen", "192.0.2.1:6379"],
+    ] {
+        exits(alone, exit::NO_ENVIRONMENT);
+    }
 }
 
 /// A panic: here, because there is no room for what it prints.

@@ -14,7 +14,7 @@ use conformance::snapshot::wrong::{Bent, Mistake, Proxy};
 use indicatif::ProgressBar;
 use rdma_snapshot::wire::Layout;
 use rdma_softsim::{Fabric, SoftSim};
-use suite::{Case, Judged};
+use suite::{Case, Cause, Judged, exit};
 
 /// How long targets that err may take: a right one does not need it.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -140,6 +140,18 @@ fn wrong_readers_are_noticed() {
             scope.spawn(move || noticed(one));
         }
     });
+}
+
+/// A publisher that is not there has broken no requirement: it is lost.
+#[test]
+fn nobody_publishes() {
+    let fabric = Fabric::new();
+    let address = SocketAddr::from(([192, 0, 2, 1], 7400));
+    let _there = fabric.host(&[address.ip()]);
+    let backend = fabric.host(&[[192, 0, 2, 66].into()]);
+    let on = Publisher { backend, address, secret: SECRET.to_vec(), patience: Duration::from_millis(300) };
+    let stop = run(&publisher::cases(), "publisher.whole", &on).expect_err("there is nobody");
+    assert_eq!((stop.cause, stop.code()), (Cause::Refused, exit::LOST), "{}", stop.reason);
 }
 
 fn is_noticed(judged: Judged, mistake: Mistake, id: &str, words: &str) {

@@ -8,7 +8,8 @@ use conformance::smoke::{self, Scale, Setting};
 use indicatif::ProgressBar;
 use kv_store::Store;
 use rdma_conn::{Connect, Listener, Options};
-use rdma_softsim::{Fabric, SoftSim};
+use rdma_softsim::{Fabric, Limits, SoftSim};
+use suite::{Cause, Stop, Verdict, exit};
 
 #[test]
 fn smoke() {
@@ -48,4 +49,42 @@ fn serve(listener: &Listener<SoftSim>) {
         // Clients of the suite leave in order; if not, their case tells.
         std::thread::spawn(move || store.serve(stream));
     }
+}
+
+/// Runs the smoke suite where it cannot begin. Returns why.
+fn stopped(backend: SoftSim, server: SocketAddr) -> Stop {
+    let scale = Scale {
+        keys: 1,
+        connections: 1,
+        pipeline: 1,
+        busy_commands: 1,
+        idle: Duration::from_secs(1),
+        cycles: 1,
+        window: 1 << 20,
+    };
+    let setting = Setting { backend, address: server.to_string(), connect: Connect::default(), scale };
+    let mut reports = suite::run(&smoke::cases(), &setting, "", |_| ProgressBar::hidden());
+    assert_eq!(reports.len(), 1);
+    reports.remove(0).judged.expect_err("there is nothing to test")
+}
+
+/// Where nobody listens no requirement is broken: there is no target.
+#[test]
+fn nobody_listens() {
+    let fabric = Fabric::new();
+    let server = SocketAddr::from(([192, 0, 2, 1], 6379));
+    let _there = fabric.host(&[server.ip()]);
+    let stop = stopped(fabric.host(&[[192, 0, 2, 2].into()]), server);
+    assert_eq!((stop.cause, stop.code()), (Cause::Refused, exit::LOST), "{}", stop.reason);
+}
+
+/// A connection that this side cannot even ask for says nothing about the target.
+#[test]
+fn this_side_has_no_memory() {
+    let fabric = Fabric::new();
+    let server = SocketAddr::from(([192, 0, 2, 1], 6379));
+    let _listener = Listener::bind(&fabric.host(&[server.ip()]), server, Options::server()).unwrap();
+    let little = Limits { locked_memory: 4096, ..Limits::default() };
+    let stop = stopped(fabric.host_with(&[[192, 0, 2, 2].into()], little), server);
+    assert_eq!((stop.verdict, stop.code()), (Verdict::Broken, exit::BROKEN), "{}", stop.reason);
 }

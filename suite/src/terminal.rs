@@ -8,7 +8,7 @@ use comfy_table::{Cell, ContentArrangement, Table};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use textwrap::{Options, WordSplitter};
 
-use crate::exit::{DONE, FAILED, NO_ENVIRONMENT, NOTHING};
+use crate::exit::{DONE, NO_ENVIRONMENT, NOTHING, worse};
 use crate::{Case, Report};
 
 /// Returns the columns of the terminal that the output goes to. `None`: it goes elsewhere.
@@ -47,7 +47,7 @@ pub fn run<S>(title: &str, cases: &[Case<S>], setting: &S, select: &str) -> Exit
     run_judged(title, cases, setting, select, |_| {})
 }
 
-/// Runs cases and reports; `judge` may change reports before, where failures are expected.
+/// Runs cases and reports; `judge` may change reports before, where failures are expected. Returns the worst that came of a case.
 pub fn run_judged<S>(
     title: &str,
     cases: &[Case<S>],
@@ -66,13 +66,32 @@ pub fn run_judged<S>(
         return ExitCode::from(NOTHING);
     }
     let count = |is: fn(&Report) -> bool| reports.iter().filter(|report| is(report)).count();
-    let failed = count(Report::is_failure);
     let deviate = count(|report| report.expected.is_some());
-    let passed = reports.len() - failed - deviate;
+    let untried = count(is_untried);
+    let failed = count(Report::is_failure) - untried;
+    let passed = reports.len() - failed - deviate - untried;
     let deviate = if deviate > 0 { format!("{deviate} deviate, ") } else { String::new() };
+    let untried = if untried > 0 { format!(", {untried} not tried") } else { String::new() };
     println!("{}", table(&reports));
-    println!("{title}: {passed} passed, {deviate}{failed} failed, {:.1} s", begun.elapsed().as_secs_f64());
-    ExitCode::from(if failed > 0 { FAILED } else { DONE })
+    let seconds = begun.elapsed().as_secs_f64();
+    println!("{title}: {passed} passed, {deviate}{failed} failed{untried}, {seconds:.1} s");
+    ExitCode::from(code(&reports))
+}
+
+fn is_untried(report: &Report) -> bool {
+    report.is_failure() && !report.verdict().is_tried()
+}
+
+/// Returns the exit code of a run: the worst of its cases. One that was not tried counts where none was.
+fn code(reports: &[Report]) -> u8 {
+    if reports.iter().all(is_untried) {
+        return NOTHING;
+    }
+    let of = |report: &Report| match &report.judged {
+        Err(stop) if report.is_failure() && !is_untried(report) => stop.code(),
+        _ => DONE,
+    };
+    reports.iter().map(of).fold(DONE, worse)
 }
 
 fn table(reports: &[Report]) -> Table {
@@ -82,7 +101,7 @@ fn table(reports: &[Report]) -> Table {
     table.set_header(["case", "shows", "result", "time", "details"]);
     for report in reports {
         let verdict = match report.expected {
-            _ if report.is_failure() => report.verdict().name().to_uppercase(),
+            _ if report.is_failure() && !is_untried(report) => report.verdict().name().to_uppercase(),
             None => report.verdict().name().into(),
             Some(_) => "deviates".into(),
         };
@@ -111,7 +130,36 @@ fn progress(case: &'static str) -> ProgressBar {
 
 #[cfg(test)]
 mod tests {
-    use super::fold;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::exit::{BROKEN, FAILED, LOST, UNDECIDED};
+    use crate::verdict::pass;
+    use crate::{Judged, Stop};
+
+    #[test]
+    fn a_run_comes_to_the_worst_of_its_cases() {
+        let right = || Ok(pass(""));
+        let case = Case::<()>::new("a.b", "", &[], |(), _| Ok::<_, Stop>(String::new()));
+        let code = |all: Vec<Judged>| {
+            let report = |judged| Report::new(&case, judged, Duration::ZERO);
+            super::code(&all.into_iter().map(report).collect::<Vec<_>>())
+        };
+        assert_eq!(code(vec![right(), right()]), DONE);
+        assert_eq!(code(vec![right(), Err(Stop::unmet("")), Err(Stop::undecided(""))]), FAILED);
+        assert_eq!(code(vec![Err(Stop::unmet("")), Err(Stop::refused("")), right()]), LOST);
+        assert_eq!(code(vec![right(), Err(Stop::broken("")), Err(Stop::undecided(""))]), BROKEN);
+        assert_eq!(code(vec![right(), Err(Stop::undecided(""))]), UNDECIDED);
+        assert_eq!(code(vec![right(), Err(Stop::not_applicable(""))]), DONE);
+        assert_eq!(code(vec![Err(Stop::unsupported("")), Err(Stop::skipped(""))]), NOTHING);
+    }
+
+    #[test]
+    fn what_was_expected_is_no_failure() {
+        let case = Case::<()>::new("a.b", "", &[], |(), _| Ok::<_, Stop>(String::new()));
+        let report = Report::new(&case, Err(Stop::died("")), Duration::ZERO);
+        assert_eq!(super::code(&[Report { expected: Some("so it is"), ..report }]), DONE);
+    }
 
     #[test]
     fn lines_fit_a_terminal_and_are_left_alone_elsewhere() {

@@ -63,6 +63,11 @@ impl Verdict {
     pub const fn is_pass(self) -> bool {
         matches!(self, Self::Pass | Self::PassLenient)
     }
+
+    /// Returns whether the target was tried at all, whatever came of it.
+    pub const fn is_tried(self) -> bool {
+        !matches!(self, Self::Unsupported | Self::NotApplicable | Self::Skipped)
+    }
 }
 
 impl fmt::Display for Verdict {
@@ -156,6 +161,16 @@ pub fn lenient(note: impl Into<String>) -> Pass {
 }
 
 impl Stop {
+    /// Returns the exit code of a run that comes to nothing for this.
+    pub const fn code(&self) -> u8 {
+        match self.verdict {
+            Verdict::Pass | Verdict::PassLenient | Verdict::Informational => exit::DONE,
+            Verdict::Fail | Verdict::Broken => self.cause.code(),
+            Verdict::Inconclusive => exit::UNDECIDED,
+            Verdict::Unsupported | Verdict::NotApplicable | Verdict::Skipped => exit::NOTHING,
+        }
+    }
+
     /// The requirement is not met.
     pub fn unmet(reason: impl Into<String>) -> Self {
         Self { verdict: Verdict::Fail, cause: Cause::Requirement, reason: reason.into() }
@@ -199,5 +214,28 @@ impl Stop {
     /// It could not be tried: nothing is known about the target.
     pub fn broken(reason: impl Into<String>) -> Self {
         Self { verdict: Verdict::Broken, cause: Cause::Environment, reason: reason.into() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_run_comes_to() {
+        for (stop, code) in [
+            (Stop::unmet(""), exit::FAILED),
+            (Stop::died(""), exit::LOST),
+            (Stop::hung(""), exit::LOST),
+            (Stop::refused(""), exit::LOST),
+            (Stop::broken(""), exit::BROKEN),
+            (Stop::undecided(""), exit::UNDECIDED),
+            (Stop::unsupported(""), exit::NOTHING),
+            (Stop::not_applicable(""), exit::NOTHING),
+            (Stop::skipped(""), exit::NOTHING),
+        ] {
+            assert_eq!(stop.code(), code, "{stop:?}");
+            assert_eq!(stop.verdict.is_tried(), code != exit::NOTHING, "{stop:?}");
+        }
     }
 }

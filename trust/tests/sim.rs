@@ -164,3 +164,13 @@ fn a_plan_is_shrunk_to_what_breaks_the_rule_and_told_to_people() {
     assert_eq!(page.matches("*** FAULT: QueueLost").count(), 2, "{page}");
     assert!(page.contains("RegisterXferMemory"), "{page}");
 }
+
+/// A search that would run nothing finds nothing, which must not be taken for a result.
+#[test]
+fn a_search_of_nothing_is_refused() {
+    for nothing in [["--seeds", "5..5"], ["--seeds", "6..5"], ["--jobs", "0"]] {
+        let mut program = std::process::Command::new(env!("CARGO_BIN_EXE_valkey-rdma-trust"));
+        let output = program.args(["sim", "--device-kind", "ibta"]).args(nothing).output().unwrap();
+        assert_eq!(output.status.code(), Some(suite::exit::USAGE.into()), "{nothing:?}: {output:?}");
+    }
+}

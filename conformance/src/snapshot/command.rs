@@ -17,6 +17,7 @@ use super::reader::{self, Reader, Readers};
 use crate::blackbox::command::resolve;
 use crate::blackbox::process::{ExecClients, ExecServer};
 use crate::blackbox::target::{Clients as _, Running, Server as _};
+use crate::device;
 use crate::exit::{BROKEN, USAGE};
 
 /// Whom to test.
@@ -120,9 +121,9 @@ fn test_publisher(options: &PublisherRun, folder: &Path) -> ExitCode {
         }
         return ExitCode::SUCCESS;
     }
-    let (backend, secret) = match (Verbs::load(), secret(common)) {
+    let (backend, secret) = match (device(), secret(common)) {
         (Ok(backend), Ok(secret)) => (backend, secret),
-        (Err(error), _) => return cannot_run(&error.to_string()),
+        (Err(reason), _) => return cannot_run(&reason),
         (_, Err(reason)) => return broken(&reason),
     };
     match (&options.target, &options.exec, common.listen) {
@@ -154,13 +155,13 @@ fn test_readers(options: &ReaderRun, folder: &Path) -> ExitCode {
     let Common { select, listen, .. } = &options.common;
     let (patience, folder) = (Duration::from_secs(options.common.patience), folder.to_path_buf());
     match (&options.exec, *listen) {
-        (Some(command), Some(listen)) => match (Verbs::load(), secret(&options.common)) {
+        (Some(command), Some(listen)) => match (device(), secret(&options.common)) {
             (Ok(backend), Ok(secret)) => {
                 let readers = Box::new(ExecReaders(command.clone()));
                 let reader = Reader { backend, listen, told: listen, secret, readers, folder, patience };
                 terminal::run(command, &reader::cases(), &reader, select)
             }
-            (Err(error), _) => cannot_run(&error.to_string()),
+            (Err(reason), _) => cannot_run(&reason),
             (_, Err(reason)) => broken(&reason),
         },
         (None, None) => {

@@ -234,7 +234,7 @@ impl<'a, B: Descriptors> Reader<'a, B> {
         let stream = loop {
             match Stream::connect_with(&on.backend, on.address, &how) {
                 Ok(stream) => break stream,
-                Err(error) if Instant::now() >= by => return Err(Failure::Unreached(error.to_string())),
+                Err(error) if Instant::now() >= by => return Err(Failure::connecting(error)),
                 Err(_) => std::thread::sleep(LISTENING / 10),
             }
         };

@@ -1,6 +1,7 @@
 //! The command line: many seeds, on all processors.
 
 use std::io::IsTerminal;
+use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::process::ExitCode;
 use std::sync::Mutex;
@@ -18,7 +19,7 @@ use super::{Scenario, Violation, timeline};
 /// Arguments of `sim`.
 #[derive(Args, Debug)]
 pub struct Options {
-    /// Seeds, as A..B.
+    /// Seeds, as A..B: those from A on, without B.
     #[arg(long, default_value = "0..1000", value_parser = seeds)]
     pub seeds: Range<u64>,
     /// ibta, rxe, mlx5, hostile-but-legal, or all of them.
@@ -26,7 +27,7 @@ pub struct Options {
     pub device_kind: DeviceKinds,
     /// Runs at a time; as many as there are processors by default.
     #[arg(long)]
-    pub jobs: Option<usize>,
+    pub jobs: Option<NonZeroUsize>,
     /// Makes the fault plan of the first run that fails as small as it gets, and shows what happened in it.
     #[arg(long)]
     pub shrink: bool,
@@ -62,7 +63,13 @@ impl DeviceKinds {
 
 fn seeds(text: &str) -> Result<Range<u64>, String> {
     let numbers = text.split_once("..").and_then(|(from, to)| Some((from.parse().ok()?, to.parse().ok()?)));
-    numbers.map(|(from, to)| from..to).ok_or_else(|| "two numbers with .. between them".to_owned())
+    match numbers.map(|(from, to)| from..to) {
+        None => Err("two numbers with .. between them".to_owned()),
+        Some(none) if none.is_empty() => {
+            Err("there is no seed in it: the second number is not run".to_owned())
+        }
+        Some(seeds) => Ok(seeds),
+    }
 }
 
 fn device_kinds(text: &str) -> Result<DeviceKinds, String> {
@@ -121,8 +128,7 @@ impl Options {
 /// Runs all seeds, until one fails.
 pub fn search(options: &Options, step: impl Fn() + Sync) -> Summary {
     let DeviceKinds(device_kinds) = &options.device_kind;
-    let jobs =
-        options.jobs.or_else(|| std::thread::available_parallelism().ok().map(usize::from)).unwrap_or(1);
+    let jobs = options.jobs.or_else(|| std::thread::available_parallelism().ok()).map_or(1, usize::from);
     let (next, failed) = (AtomicU64::new(options.seeds.start), AtomicBool::new(false));
     let summary = Mutex::new(Summary::default());
     std::thread::scope(|scope| {
