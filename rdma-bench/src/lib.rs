@@ -1,8 +1,10 @@
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
+mod prepare;
 mod replies;
 mod report;
+mod schedule;
 mod worker;
 mod workload;
 
@@ -14,6 +16,7 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 use rdma_server::{Address, ConnectionType};
 
+pub use prepare::{CONNECTING, reachable};
 pub use report::{Latency, Outcome, csv, table};
 pub use workload::{Load, Test};
 
@@ -33,7 +36,7 @@ pub fn run<T: ConnectionType + Send>(
     mut progress: impl FnMut(u64),
 ) -> io::Result<Outcome> {
     if matches!(test, Test::Get | Test::Mixed) {
-        worker::store(load, (&with(), target))?;
+        prepare::store(load, (&with(), target))?;
     }
     let shared = worker::Shared::new(load);
     let measured = thread::scope(|scope| {

@@ -1,15 +1,16 @@
 //! `valkey-rdma-bench`: how many requests a second a server answers, and how long each takes.
 
-use std::io::{self, IsTerminal};
-use std::net::ToSocketAddrs;
+use std::io::{self, IsTerminal, Write};
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::process::ExitCode;
+use std::str::FromStr;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use kv_store::{Server, Store};
-use rdma_bench::{Load, Outcome, Test, csv, run, table};
+use rdma_bench::{CONNECTING, Load, Outcome, Test, csv, reachable, run, table};
 use rdma_conn::{Descriptors, Endpoint, Limits, Options};
 use rdma_server::{Address, ConnectionType, Rdma, RdmaSettings, Tcp, Unix};
 use rdma_softsim::Fabric;
@@ -25,37 +26,37 @@ use rdma_verbs::Verbs;
     after_help = "Examples:
   valkey-rdma-bench --target rdma://192.0.2.1:6379 -t set,get -c 50 -n 100000
   valkey-rdma-bench --target tcp://127.0.0.1:6379 -t get -d 16384 -P 16
-  valkey-rdma-bench --target rdma://192.0.2.1:6379 -t get --rate 20000    # open loop
+  valkey-rdma-bench --target rdma://192.0.2.1:6379 --rate 20000  # open loop
 
-Exit status: 0 measured, 1 not, 64 wrong arguments."
+Exit status: 0 measured, 1 not all of it, 64 wrong arguments."
 )]
 struct Arguments {
     /// The server: rdma://HOST:PORT, tcp://HOST:PORT or unix:///PATH.
     #[arg(long)]
-    target: Option<String>,
+    target: Option<Target>,
     /// The tests to run, in this order.
     #[arg(short = 't', long, value_enum, value_delimiter = ',', default_value = "ping,set,get")]
     tests: Vec<Test>,
     /// Clients at the same time.
-    #[arg(short, long, default_value_t = 50, value_parser = at_least_one::<usize>)]
-    clients: usize,
+    #[arg(short, long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    clients: u32,
     /// Requests of all clients together, for each test.
-    #[arg(short = 'n', long, default_value_t = 100_000, value_parser = at_least_one::<u64>)]
+    #[arg(short = 'n', long, default_value_t = 100_000, value_parser = clap::value_parser!(u64).range(1..))]
     requests: u64,
     /// Bytes of a value.
-    #[arg(short = 'd', long, default_value_t = 3)]
-    size: usize,
+    #[arg(short = 'd', long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(..=LONGEST_VALUE))]
+    size: u64,
     /// Requests that a client sends together.
-    #[arg(short = 'P', long, default_value_t = 1, value_parser = at_least_one::<usize>, conflicts_with = "rate")]
-    pipeline: usize,
+    #[arg(short = 'P', long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1_000_000), conflicts_with = "rate")]
+    pipeline: u32,
     /// Keys to choose from at random. By default all requests use one.
     #[arg(short = 'r', long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     keyspace: u64,
     /// Threads that the clients are spread over.
-    #[arg(long, default_value_t = 1, value_parser = at_least_one::<usize>)]
-    threads: usize,
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    threads: u32,
     /// Requests a second, sent at their time whether earlier replies have come or not (open loop). Latencies count from that time.
-    #[arg(long, value_parser = positive)]
+    #[arg(long, value_parser = rate)]
     rate: Option<f64>,
     /// Seconds without a reply after which a test has failed.
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600))]
@@ -72,74 +73,110 @@ struct Arguments {
     csv: bool,
 }
 
-fn at_least_one<T: std::str::FromStr + PartialOrd + From<u8>>(text: &str) -> Result<T, String> {
-    text.parse().ok().filter(|number| *number >= T::from(1)).ok_or_else(|| "a number, at least 1".into())
+/// Bytes of a value at most, as in Valkey.
+const LONGEST_VALUE: u64 = 512 << 20;
+/// Bytes that a client sends together at most.
+const MOST_TOGETHER: u64 = 4 << 30;
+
+fn rate(text: &str) -> Result<f64, &'static str> {
+    let rate = text.parse().ok().filter(|rate| (0.001..=1e9).contains(rate));
+    rate.ok_or("requests a second, 0.001 to 1000000000")
 }
 
-fn positive(text: &str) -> Result<f64, String> {
-    text.parse()
-        .ok()
-        .filter(|rate: &f64| rate.is_finite() && *rate > 0.0)
-        .ok_or_else(|| "requests a second".into())
+/// Where the server is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Target {
+    Rdma(String),
+    Tcp(String),
+    Unix(String),
+}
+
+impl FromStr for Target {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (scheme, place) = text.split_once("://").unwrap_or_default();
+        let port = place.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port);
+        let has_port = port.and_then(|port| port.parse().ok()).is_some_and(|port: u16| port > 0);
+        match scheme {
+            "rdma" if has_port => Ok(Self::Rdma(place.into())),
+            "tcp" if has_port => Ok(Self::Tcp(place.into())),
+            "unix" if !place.is_empty() => Ok(Self::Unix(place.into())),
+            _ => Err("a target is rdma://HOST:PORT, tcp://HOST:PORT or unix:///PATH"),
+        }
+    }
 }
 
 fn main() -> ExitCode {
-    let arguments = match Arguments::try_parse() {
+    let arguments = match Arguments::try_parse().and_then(Arguments::checked) {
         Ok(arguments) => arguments,
         Err(error) => {
             let _to_a_closed_terminal = error.print();
             return if error.use_stderr() { ExitCode::from(64) } else { ExitCode::SUCCESS };
         }
     };
-    match measure(&arguments) {
-        Ok(outcomes) if arguments.json => match serde_json::to_string_pretty(&outcomes) {
-            Ok(json) => println!("{json}"),
-            Err(error) => return fail(&error),
-        },
-        Ok(outcomes) if arguments.csv => println!("{}", csv(&outcomes)),
-        Ok(outcomes) => println!("{}", table(&outcomes)),
-        Err(error) => return fail(&error),
+    let mut outcomes = Vec::new();
+    let measured = measure(&arguments, &mut outcomes);
+    // What was measured before a failure stands.
+    let told = if outcomes.is_empty() { Ok(()) } else { print(&arguments, &outcomes) };
+    match measured.and(told) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            complain(&error.to_string());
+            ExitCode::FAILURE
+        }
     }
-    ExitCode::SUCCESS
 }
 
-fn fail(error: &dyn std::error::Error) -> ExitCode {
-    eprintln!("{error}");
-    ExitCode::FAILURE
+fn print(arguments: &Arguments, outcomes: &[Outcome]) -> io::Result<()> {
+    let text = if arguments.json {
+        serde_json::to_string_pretty(outcomes)?
+    } else if arguments.csv {
+        csv(outcomes)
+    } else {
+        table(outcomes).to_string()
+    };
+    let mut output = io::stdout().lock();
+    match writeln!(output, "{text}").and_then(|()| output.flush()) {
+        // Whoever reads has had enough.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        Err(error) => Err(io::Error::new(error.kind(), format!("cannot print: {error}"))),
+        Ok(()) => Ok(()),
+    }
 }
 
-fn measure(arguments: &Arguments) -> io::Result<Vec<Outcome>> {
-    let Some(target) = &arguments.target else { return embedded(arguments) };
-    let no_target = || {
-        let message = format!("{target:?} is no target: rdma://HOST:PORT, tcp://HOST:PORT or unix:///PATH");
-        io::Error::new(io::ErrorKind::InvalidInput, message)
-    };
-    let (scheme, place) = target.split_once("://").ok_or_else(no_target)?;
-    if scheme == "unix" {
-        return all(arguments, Unix::new, &Address::Unix(place.into()));
+fn complain(text: &str) {
+    // Nobody is left to be told that nobody is told.
+    let _ = writeln!(io::stderr(), "{text}");
+}
+
+fn measure(arguments: &Arguments, outcomes: &mut Vec<Outcome>) -> io::Result<()> {
+    match &arguments.target {
+        None => embedded(arguments, outcomes),
+        Some(Target::Unix(path)) => all(arguments, Unix::new, &[Address::Unix(path.into())], outcomes),
+        Some(Target::Tcp(place)) => all(arguments, Tcp::new, &resolve(place)?, outcomes),
+        Some(Target::Rdma(place)) => {
+            let addresses = resolve(place)?;
+            let verbs = Verbs::load().map_err(io::Error::other)?;
+            all(arguments, || with_settings(&verbs, arguments.settings()), &addresses, outcomes)
+        }
     }
-    let resolved = place
-        .to_socket_addrs()
-        .map_err(|error| io::Error::new(error.kind(), format!("cannot resolve {place}: {error}")));
-    let address = match scheme {
-        "rdma" | "tcp" => resolved?.next().ok_or_else(no_target)?.into(),
-        _ => return Err(no_target()),
-    };
-    if scheme == "tcp" {
-        return all(arguments, Tcp::new, &address);
-    }
-    let verbs = Verbs::load().map_err(io::Error::other)?;
-    let settings = arguments.settings();
-    all(arguments, || with_settings(&verbs, settings), &address)
+}
+
+fn resolve(place: &str) -> io::Result<Vec<Address>> {
+    let resolved = place.to_socket_addrs();
+    let resolved =
+        resolved.map_err(|error| io::Error::new(error.kind(), format!("cannot resolve {place}: {error}")))?;
+    Ok(resolved.map(Address::from).collect())
 }
 
 /// Runs against the store of the examples, which another thread serves.
-fn embedded(arguments: &Arguments) -> io::Result<Vec<Outcome>> {
+fn embedded(arguments: &Arguments, outcomes: &mut Vec<Outcome>) -> io::Result<()> {
     let fabric = Fabric::new();
     let [server, client] = [[192, 0, 2, 1], [192, 0, 2, 2]].map(|address| fabric.host(&[address.into()]));
-    let limits = Limits::default().connections(arguments.clients + 1);
-    let mut endpoint = Endpoint::new(&server, limits)?;
-    let address = ([192, 0, 2, 1], 6379).into();
+    // As many as it was told of will come, and nobody else.
+    let mut endpoint = Endpoint::new(&server, Limits::NONE)?;
+    let address: SocketAddr = ([192, 0, 2, 1], 6379).into();
     endpoint.listen(address, Options::server())?;
     thread::spawn(move || -> io::Result<()> {
         let store = Store::default();
@@ -149,24 +186,24 @@ fn embedded(arguments: &Arguments) -> io::Result<Vec<Outcome>> {
             server.endpoint.wait(None)?;
         }
     });
-    let settings = arguments.settings();
-    all(arguments, || with_settings(&client, settings), &address.into())
+    all(arguments, || with_settings(&client, arguments.settings()), &[address.into()], outcomes)
 }
 
+/// Runs the tests in their order, as far as they can be measured.
 fn all<T: ConnectionType + Send>(
     arguments: &Arguments,
     with: impl Fn() -> T,
-    target: &Address,
-) -> io::Result<Vec<Outcome>> {
+    addresses: &[Address],
+    outcomes: &mut Vec<Outcome>,
+) -> io::Result<()> {
     let load = arguments.load();
-    arguments
-        .tests
-        .iter()
-        .map(|test| {
-            let mut bar = Progress::new(*test, load.requests);
-            run(*test, &load, &with, target, |done| bar.show(done))
-        })
-        .collect()
+    let target = reachable(&with(), addresses)?;
+    for test in &arguments.tests {
+        let mut bar = Progress::new(*test, load.requests);
+        let outcome = run(*test, &load, &with, &target, |done| bar.show(done));
+        outcomes.push(outcome.map_err(|error| io::Error::new(error.kind(), format!("{test}: {error}")))?);
+    }
+    Ok(())
 }
 
 /// Returns RDMA on a backend with settings that were checked.
@@ -179,18 +216,28 @@ fn with_settings<B: Descriptors>(backend: &B, settings: RdmaSettings) -> Rdma<B>
 }
 
 impl Arguments {
+    /// Checks what no argument shows alone.
+    fn checked(self) -> Result<Self, clap::Error> {
+        if (self.load().batch() as u64).saturating_mul(self.size) <= MOST_TOGETHER {
+            return Ok(self);
+        }
+        let text = format!("-P values of -d bytes are more than {MOST_TOGETHER} bytes");
+        Err(Self::command().error(clap::error::ErrorKind::ValueValidation, text))
+    }
+
     fn settings(&self) -> RdmaSettings {
         let client = Options::client().spin(Duration::from_micros(self.spin));
-        RdmaSettings::default().client(client)
+        // How many connections there are, and so how much memory, is said by the arguments.
+        RdmaSettings::default().client(client).limits(Limits::NONE).connect_timeout(CONNECTING)
     }
 
     fn load(&self) -> Load {
         Load {
             requests: self.requests,
-            clients: self.clients,
-            threads: self.threads.min(self.clients),
-            pipeline: self.pipeline,
-            size: self.size,
+            clients: self.clients as usize,
+            threads: self.threads.min(self.clients) as usize,
+            pipeline: self.pipeline as usize,
+            size: self.size as usize,
             keys: self.keyspace,
             rate: self.rate,
             timeout: Duration::from_secs(self.timeout),
@@ -219,7 +266,7 @@ impl Progress {
     fn show(&mut self, done: u64) {
         self.bar.set_position(done);
         if self.bar.is_hidden() && self.told.elapsed() > Duration::from_secs(10) {
-            eprintln!("{}: {done} of {} requests", self.test, self.total);
+            complain(&format!("{}: {done} of {} requests", self.test, self.total));
             self.told = Instant::now();
         }
     }

@@ -3,7 +3,7 @@
 use std::io::{self, ErrorKind};
 
 /// Bytes of a line at most, as in Valkey.
-const LONGEST_LINE: usize = 64 << 10;
+pub(crate) const LONGEST_LINE: usize = 64 << 10;
 
 /// Finds where the replies of a byte stream end. Values are looked past and not kept: that would be work of the client, and is no part of what is
 /// measured.
@@ -54,12 +54,15 @@ impl Replies {
                 self.value = Some(len.ok_or_else(|| none(line))?);
                 Ok(false)
             }
-            (None, [b'-', text @ ..]) => {
-                Err(io::Error::other(format!("the server replied {:?}", String::from_utf8_lossy(text))))
-            }
+            (None, [b'-', text @ ..]) => Err(refused(text)),
             _ => Err(none(line)),
         }
     }
+}
+
+/// The error that the server replies with.
+pub(crate) fn refused(text: &[u8]) -> io::Error {
+    io::Error::other(format!("the server replied {:?}", String::from_utf8_lossy(text)))
 }
 
 /// The error that a line is no reply.

@@ -7,7 +7,7 @@ use serde::Serialize;
 /// The result of a test.
 #[derive(Clone, Debug, Serialize)]
 pub struct Outcome {
-    /// The test, as `valkey-benchmark` names it.
+    /// The test.
     pub test: String,
     /// Requests that were replied to.
     pub requests: u64,

@@ -7,12 +7,13 @@ use std::sync::{Arc, Barrier as Gate};
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
-use rdma_conn::Options;
-use rdma_server::{Address, Barrier, ConnectionType, EventLoop, SessionId, SessionState};
+use rdma_server::{Address, Barrier, ConnectionType, EventLoop, Session, SessionId, SessionState};
 use slotmap::SecondaryMap;
 
+use crate::prepare::{CONNECTING, no_connection, told, warm_up};
 use crate::replies::Replies;
-use crate::workload::{Load, Output, Requests, Test, set};
+use crate::schedule::{Schedule, sleep};
+use crate::workload::{Load, Output, Requests, Test};
 
 /// Bytes read together.
 const CHUNK: usize = 256 << 10;
@@ -20,8 +21,11 @@ const CHUNK: usize = 256 << 10;
 /// Requests of an open loop that one client may have on their way. Later ones wait, and the wait counts as theirs.
 const OUTSTANDING: usize = 1024;
 
-/// How long connecting may take.
-const CONNECTING: Duration = Duration::from_secs(10);
+/// How often a thread looks whether another one has failed.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Connections that are being made at a time: a listener has a queue for so many, and rejects those who find it full. Valkey's has 511 places.
+const AT_ONCE: usize = 256;
 
 /// State that the threads of a test share.
 pub(crate) struct Shared {
@@ -122,6 +126,9 @@ pub(crate) fn run(
     // Failed or not, the others wait here.
     shared.gate.wait();
     let (mut events, ids) = connected?;
+    if shared.failed.load(Ordering::Relaxed) {
+        return Err(stopped());
+    }
     let result = go(&mut events, &ids, load);
     if result.is_err() {
         shared.failed.store(true, Ordering::Relaxed);
@@ -141,6 +148,19 @@ fn connect_all(
 ) -> io::Result<(EventLoop<State>, Vec<SessionId>)> {
     let mut events = EventLoop::new(state)?;
     events.timeouts.handshake = CONNECTING;
+    let together = (AT_ONCE / events.state.load.threads).max(1);
+    let mut ids = Vec::with_capacity(clients);
+    while ids.len() < clients {
+        ids.extend(connect_some(&mut events, together.min(clients - ids.len()), (with, target))?);
+    }
+    Ok((events, ids))
+}
+
+fn connect_some(
+    events: &mut EventLoop<State>,
+    clients: usize,
+    (with, target): (&impl ConnectionType, &Address),
+) -> io::Result<Vec<SessionId>> {
     let mut ids = Vec::with_capacity(clients);
     for _ in 0..clients {
         let id = events.connect(with, target, None, |events, id| {
@@ -150,61 +170,28 @@ fn connect_all(
                 let error = events.get(id).and_then(|client| client.last_error()).map(copy);
                 events.state.fail(error.unwrap_or_else(|| ErrorKind::NotConnected.into()));
             }
-        })?;
+        });
+        let id = id.map_err(|error| no_connection(target, &error))?;
         events.state.clients.insert(id, Client::default());
         ids.push(id);
     }
     let until = Instant::now() + CONNECTING;
-    let connected = |events: &EventLoop<State>, id: &SessionId| {
-        events.get(*id).is_some_and(|client| client.state() == SessionState::Connected)
+    let missing = |events: &EventLoop<State>| {
+        let connected = |client: &Session<State>| client.state() == SessionState::Connected;
+        ids.iter().filter(|id| !events.get(**id).is_some_and(connected)).count()
     };
-    while !ids.iter().all(|id| connected(&events, id)) {
-        events.turn(Some(Duration::from_millis(100)))?;
+    while missing(events) > 0 {
+        events.turn(Some(LOOK))?;
         if let Some(error) = events.state.failure.take() {
-            return Err(error);
+            return Err(no_connection(target, &error));
         }
         if Instant::now() > until {
-            let missing = ids.iter().filter(|id| !connected(&events, id)).count();
-            return Err(io::Error::new(
-                ErrorKind::TimedOut,
-                format!("{missing} of {clients} clients had no connection within {CONNECTING:?}"),
-            ));
+            let missing = missing(events);
+            let text = format!("{missing} clients had no connection to {target} within {CONNECTING:?}");
+            return Err(io::Error::new(ErrorKind::TimedOut, text));
         }
     }
-    Ok((events, ids))
-}
-
-/// Has each client ask once before the clock runs, and once more for a long reply if the test has many: memory that a connection registers by its
-/// first write, and when a window is full for the first time, is no part of a request's time, as it is none where all is registered when connecting.
-fn warm_up(events: &mut EventLoop<State>, ids: &[SessionId], test: Test, load: &Load) -> io::Result<()> {
-    let mut ask = |message: &[u8]| {
-        // Whatever a server says to it, the test will say why if it matters.
-        let expected = format!("${}", message.len()).into_bytes();
-        let mut request = format!("*2\r\n$4\r\nPING\r\n${}\r\n", message.len()).into_bytes();
-        request.extend_from_slice(message);
-        request.extend_from_slice(b"\r\n");
-        let mut rest = vec![0; message.len() + 2];
-        ids.iter().try_for_each(|id| {
-            let client = events.get_mut(*id).ok_or(ErrorKind::NotConnected)?;
-            client.sync_write(&request, load.timeout)?;
-            if client.sync_read_line(1024, load.timeout)? == expected {
-                client.sync_read(&mut rest, load.timeout)?;
-            }
-            Ok(())
-        })
-    };
-    let window = Options::client().protocol.window;
-    let values = load.requests.saturating_mul(load.size as u64) / load.clients.max(1) as u64;
-    let fills = matches!(test, Test::Get | Test::Mixed) && values > window.into();
-    // All have what they need before any has more.
-    let asked = ask(b"").and_then(|()| if fills { ask(&vec![b'x'; window as usize]) } else { Ok(()) });
-    asked.map_err(|error: io::Error| match error.kind() {
-        kind @ ErrorKind::TimedOut => io::Error::new(kind, format!("no reply for {:?}", load.timeout)),
-        ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => {
-            io::Error::new(ErrorKind::UnexpectedEof, "the server ended a connection")
-        }
-        _ => error,
-    })
+    Ok(ids)
 }
 
 /// Sends requests until there are none left, and waits for their replies. Returns when it began.
@@ -224,12 +211,14 @@ fn go(events: &mut EventLoop<State>, ids: &[SessionId], load: &Load) -> io::Resu
     loop {
         let wait = match &mut schedule {
             None => load.timeout,
-            Some(schedule) => schedule.send_due(events, ids).min(load.timeout),
+            Some(schedule) => sleep(schedule.send_due(events, ids).min(load.timeout)),
         };
-        let over = events.state.clients.values().all(|client| client.sent.is_empty());
-        if over && schedule.as_ref().is_none_or(|schedule| schedule.over) {
+        if schedule.as_ref().is_none_or(|schedule| schedule.over)
+            && events.state.clients.values().all(|client| client.sent.is_empty())
+        {
             return Ok(begun);
         }
+        let wait = if load.threads > 1 { wait.min(LOOK) } else { wait };
         events.turn(Some(wait))?;
         if let Some(error) = events.state.failure.take() {
             return Err(error);
@@ -237,9 +226,9 @@ fn go(events: &mut EventLoop<State>, ids: &[SessionId], load: &Load) -> io::Resu
         if events.state.shared.failed.load(Ordering::Relaxed) {
             return Err(stopped());
         }
-        // Whoever hears something has no need to look at all clients and at a clock, but for now and then.
+        // Whoever hears something, or has not slept, has no need to look at all clients and at a clock, but for now and then.
         turns = turns.wrapping_add(1);
-        if std::mem::take(&mut events.state.heard) && !turns.is_multiple_of(1024) {
+        if (std::mem::take(&mut events.state.heard) || wait.is_zero()) && !turns.is_multiple_of(1024) {
             continue;
         }
         let oldest = events.state.clients.values().filter_map(|client| client.sent.front()).min();
@@ -254,29 +243,12 @@ fn go(events: &mut EventLoop<State>, ids: &[SessionId], load: &Load) -> io::Resu
     }
 }
 
-/// The requests of an open loop: each thread sends its share at regular moments, from one client after another.
-struct Schedule {
-    begun: Instant,
-    interval: f64,
-    sent: u64,
-    next: usize,
-    /// There are no requests left.
-    over: bool,
-}
-
 impl Schedule {
-    fn new(begun: Instant, rate: f64, threads: usize) -> Self {
-        Self { begun, interval: threads as f64 / rate, sent: 0, next: 0, over: false }
-    }
-
-    fn due(&self) -> Instant {
-        self.begun + Duration::try_from_secs_f64(self.sent as f64 * self.interval).unwrap_or_default()
-    }
-
     /// Sends what is due. Returns how long nothing is.
     fn send_due(&mut self, events: &mut EventLoop<State>, ids: &[SessionId]) -> Duration {
         while !self.over {
-            let (now, due) = (Instant::now(), self.due());
+            let Some(due) = self.due() else { break };
+            let now = Instant::now();
             if due > now {
                 return due - now;
             }
@@ -320,7 +292,9 @@ fn write_requests(events: &mut EventLoop<State>, id: SessionId) {
             Ok(written) => client.output.advance(written),
             Err(error) if error.kind() == ErrorKind::WouldBlock => break true,
             Err(error) => {
-                state.fail(error);
+                // What the server has said before says more.
+                let said = state.read(id, connection).err();
+                state.fail(said.unwrap_or(error));
                 break false;
             }
         }
@@ -339,7 +313,7 @@ fn read_replies(events: &mut EventLoop<State>, id: SessionId) {
 
 impl State {
     fn fail(&mut self, error: io::Error) {
-        self.failure.get_or_insert(error);
+        self.failure.get_or_insert_with(|| told(error, &self.load));
     }
 
     /// Adds requests of a client that count from `at`.
@@ -356,9 +330,7 @@ impl State {
         // A read that does not fill the chunk has taken all there is.
         loop {
             let read = match from.read(&mut self.chunk) {
-                Ok(0) => {
-                    return Err(io::Error::new(ErrorKind::UnexpectedEof, "the server ended a connection"));
-                }
+                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
                 Ok(read) => read,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) => return Err(error),
@@ -402,40 +374,4 @@ fn stopped() -> io::Error {
 
 fn copy(error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), error.to_string())
-}
-
-/// Stores every key that a test will ask for, on one connection.
-///
-/// # Errors
-/// As [`run`].
-pub(crate) fn store(load: &Load, (with, target): (&impl ConnectionType, &Address)) -> io::Result<()> {
-    /// Bytes sent before their replies are awaited.
-    const TOGETHER: usize = 1 << 20;
-    let mut events = EventLoop::new(())?;
-    let id = events.blocking_connect(with, target, None, CONNECTING)?;
-    let gone = || io::Error::from(ErrorKind::NotConnected);
-    let value = vec![b'x'; load.size];
-    let mut requests = Vec::new();
-    let mut waiting = 0;
-    for key in 0..load.keys {
-        set(key, &value, &mut requests);
-        waiting += 1;
-        if requests.len() < TOGETHER && key + 1 < load.keys {
-            continue;
-        }
-        let connection = events.get_mut(id).ok_or_else(gone)?;
-        connection.sync_write(&requests, load.timeout)?;
-        requests.clear();
-        for _ in 0..std::mem::take(&mut waiting) {
-            let line = connection.sync_read_line(1024, load.timeout)?;
-            if line != b"+OK" {
-                return Err(io::Error::other(format!(
-                    "the server replied {:?} to SET",
-                    String::from_utf8_lossy(&line)
-                )));
-            }
-        }
-    }
-    events.close(id);
-    events.finish()
 }

@@ -54,8 +54,9 @@ pub struct Load {
 
 impl Load {
     /// Requests of one client, which it may send together: of an open loop, one.
-    pub(crate) const fn batch(&self) -> usize {
-        if self.rate.is_some() { 1 } else { self.pipeline }
+    pub fn batch(&self) -> usize {
+        let most = usize::try_from(self.requests).unwrap_or(usize::MAX);
+        if self.rate.is_some() { 1 } else { self.pipeline.min(most) }
     }
 }
 
@@ -108,6 +109,7 @@ impl Requests {
         if let Some(alike) = &self.alike {
             to.left += alike.len() / self.batch * count;
         } else {
+            to.forget_written();
             let before = to.bytes.len();
             (0..count).for_each(|_| self.append(&mut to.bytes));
             to.left += to.bytes.len() - before;
@@ -152,6 +154,14 @@ impl Output {
             self.bytes.clear();
         }
     }
+
+    /// Lets go of requests that are written, once they are the greater part: there may always be some that are not, in an open loop.
+    fn forget_written(&mut self) {
+        if self.written > self.bytes.len() / 2 {
+            self.bytes.drain(..self.written);
+            self.written = 0;
+        }
+    }
 }
 
 /// Keys are as long as those of `valkey-benchmark`.
@@ -185,10 +195,10 @@ fn append_key(key: u64, to: &mut Vec<u8>) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    fn load() -> Load {
+    pub(crate) fn load() -> Load {
         let timeout = Duration::from_secs(1);
         Load { requests: 1, clients: 1, threads: 1, pipeline: 1, size: 3, keys: 10, rate: None, timeout }
     }
@@ -234,6 +244,31 @@ mod tests {
             assert!(requests.alike.is_none());
             assert_eq!(written(&mut requests, &[3, 1, 3, 2], most).len(), SET.len() * 9, "{most} at once");
         }
+    }
+
+    /// What is written is let go of, though there is always more to write.
+    #[test]
+    fn output_that_is_never_empty_does_not_grow() {
+        let mut requests = Requests::new(Test::Set, &load(), 7);
+        let (mut output, mut bytes) = (Output::default(), Vec::new());
+        requests.add(3, &mut output);
+        for _ in 0..1000 {
+            requests.add(1, &mut output);
+            let next = &requests.unwritten(&output)[..SET.len()];
+            bytes.extend_from_slice(next);
+            output.advance(SET.len());
+            assert!(output.bytes.len() <= 2 * 4 * SET.len() + SET.len(), "{} bytes", output.bytes.len());
+        }
+        bytes.extend_from_slice(requests.unwritten(&output));
+        let mut same = Requests::new(Test::Set, &load(), 7);
+        assert_eq!(bytes, written(&mut same, &[1003], usize::MAX));
+    }
+
+    #[test]
+    fn no_more_is_sent_together_than_there_is() {
+        let batch = |requests, pipeline, rate| Load { requests, pipeline, rate, ..load() }.batch();
+        assert_eq!((batch(10, 1 << 40, None), batch(10, 3, None)), (10, 3));
+        assert_eq!(batch(10, 3, Some(1.0)), 1);
     }
 
     /// One seed gives one sequence, whose keys stay below the bound and are not all alike.

@@ -2,15 +2,16 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::Arc;
+use std::os::unix::net::UnixListener;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
 use kv_store::{Server, Store};
 use rdma_bench::{Load, Outcome, Test, run};
 use rdma_conn::{Endpoint, Limits, Options};
-use rdma_server::{Address, Rdma, Tcp};
+use rdma_server::{Address, Rdma, Tcp, Unix};
 use rdma_softsim::{Fabric, SoftSim};
 
 fn load() -> Load {
@@ -160,12 +161,71 @@ fn replying(reply: &'static [u8]) -> impl Fn(TcpStream) + Send + Sync {
 #[test]
 fn what_is_no_measurement_is_an_error() {
     assert_eq!(failure(replying(b"-ERR no\r\n"), Test::Ping), r#"the server replied "ERR no""#);
-    assert_eq!(failure(replying(b"-ERR no\r\n"), Test::Get), r#"the server replied "-ERR no" to SET"#);
+    assert_eq!(failure(replying(b"-ERR no\r\n"), Test::Get), r#"the server replied "ERR no""#);
+    assert_eq!(failure(replying(b"$-1\r\n"), Test::Get), r#"the server replied "$-1" to SET"#);
+    assert_eq!(failure(replying(b""), Test::Get), "no reply for 200ms");
     assert_eq!(failure(replying(b"+OK\r\n$-1\r\n"), Test::Ping), "a key that was stored is missing");
     assert_eq!(failure(replying(b"+OK\r\n+OK\r\n"), Test::Ping), "a reply to no request");
     assert_eq!(failure(replying(b""), Test::Ping), "no reply for 200ms");
     let ending = |mut client: TcpStream| drop(client.read(&mut [0; 64]));
     assert_eq!(failure(ending, Test::Ping), "the server ended a connection");
+    assert_eq!(failure(ending, Test::Get), "the server ended a connection");
+}
+
+/// A server that protects itself, or is full, says so before it is asked, and ends the connection.
+#[test]
+fn why_a_server_lets_nobody_in_is_told() {
+    let denying = |mut client: TcpStream| drop(client.write_all(b"-DENIED no strangers\r\n"));
+    for test in [Test::Ping, Test::Get] {
+        assert_eq!(failure(denying, test), r#"the server replied "DENIED no strangers""#);
+    }
+}
+
+/// What the server said before it ended a connection is told, and not that nothing can be written to it any more.
+#[test]
+fn the_last_words_of_a_server_are_told() {
+    let path = std::env::temp_dir().join(format!("rdma-bench-words-{}", std::process::id()));
+    let _left_by_another = std::fs::remove_file(&path);
+    let listener = UnixListener::bind(&path).expect("a socket");
+    let server = thread::spawn(move || {
+        let [mut first, mut second] = [(); 2].map(|()| listener.accept().expect("a client").0);
+        assert!(first.read(&mut [0; 64]).expect("a PING") > 0);
+        first.write_all(b"$0\r\n\r\n-ERR enough\r\n").expect("there is room");
+        drop(first);
+        // The clock runs when this one has its reply as well.
+        assert!(second.read(&mut [0; 64]).expect("a PING") > 0);
+        second.write_all(b"$0\r\n\r\n").expect("there is room");
+        second
+    });
+    let load = Load { clients: 2, ..load() };
+    let error = run(Test::Ping, &load, Unix::new, &path.clone().into(), |_| {}).expect_err("no measurement");
+    assert_eq!(error.to_string(), r#"the server replied "ERR enough""#);
+    server.join().expect("served");
+    std::fs::remove_file(path).expect("it is there");
+}
+
+/// An error ends the test, and not when the other threads have waited for as long as they may.
+#[test]
+fn an_error_in_one_thread_ends_the_others() {
+    let served = AtomicU64::new(0);
+    let target = over_tcp(move |mut client| {
+        let first = served.fetch_add(1, Ordering::Relaxed) == 0;
+        let mut chunk = [0; 64];
+        assert!(client.read(&mut chunk).expect("a PING") > 0);
+        client.write_all(b"$0\r\n\r\n").expect("there is room");
+        while client.read(&mut chunk).is_ok_and(|read| read > 0) {
+            if first {
+                client.write_all(b"-ERR no\r\n").expect("there is room");
+            }
+        }
+    });
+    let (told, error) = mpsc::channel();
+    thread::spawn(move || {
+        let load = Load { clients: 2, threads: 2, timeout: Duration::from_secs(3600), ..load() };
+        told.send(run(Test::Ping, &load, Tcp::new, &target, |_| {}))
+    });
+    let error = error.recv_timeout(Duration::from_secs(60)).expect("it is told").expect_err("no measurement");
+    assert_eq!(error.to_string(), r#"the server replied "ERR no""#);
 }
 
 #[test]
@@ -175,4 +235,7 @@ fn nobody_to_measure_is_an_error() {
     drop(listener);
     let error = run(Test::Ping, &load(), Tcp::new, &address, |_| {}).expect_err("refused");
     assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused);
+    assert!(error.to_string().starts_with(&format!("no connection to {address}: ")), "{error}");
+    let stored = run(Test::Get, &load(), Tcp::new, &address, |_| {}).expect_err("refused");
+    assert_eq!(stored.to_string(), error.to_string());
 }

@@ -1,0 +1,195 @@
+//! What happens before the clock runs: a way to the server, connections as they are when they are busy, and keys.
+
+use std::io::{self, ErrorKind};
+use std::time::Duration;
+
+use rdma_conn::Options;
+use rdma_server::{Address, ConnectionType, EventLoop, Session, SessionId};
+
+use crate::replies::{LONGEST_LINE, refused};
+use crate::workload::{Load, Test, set};
+
+/// How long connecting may take.
+pub const CONNECTING: Duration = Duration::from_secs(10);
+
+/// Returns the first of `addresses` to which there is a connection: a name may have several, and a server may listen on one of them. A single one
+/// is not tried.
+///
+/// # Errors
+/// There are none, or no connection to any: the error of the last one.
+pub fn reachable(with: &impl ConnectionType, addresses: &[Address]) -> io::Result<Address> {
+    if let [only] = addresses {
+        return Ok(only.clone());
+    }
+    let mut failure = io::Error::new(ErrorKind::NotFound, "the name has no address");
+    for address in addresses {
+        let mut events = EventLoop::new(())?;
+        match events.blocking_connect(with, address, None, CONNECTING) {
+            Ok(_ended_by_dropping_it) => return Ok(address.clone()),
+            Err(error) => failure = no_connection(address, &error),
+        }
+    }
+    Err(failure)
+}
+
+/// The error that there is no connection.
+pub(crate) fn no_connection(target: &Address, error: &io::Error) -> io::Error {
+    let (target, why) = (target.to_string(), error.to_string());
+    // Errors of RDMA name the peer themselves.
+    let text = if why.contains(&target) { why } else { format!("no connection to {target}: {why}") };
+    io::Error::new(error.kind(), text)
+}
+
+/// The error of a connection, in words that say what it means here.
+pub(crate) fn told(error: io::Error, load: &Load) -> io::Error {
+    let bare = error.get_ref().is_none() && error.raw_os_error().is_none();
+    match error.kind() {
+        // What timed out otherwise says so itself.
+        kind @ ErrorKind::TimedOut if bare => {
+            io::Error::new(kind, format!("no reply for {:?}", load.timeout))
+        }
+        ErrorKind::UnexpectedEof | ErrorKind::BrokenPipe => {
+            io::Error::new(ErrorKind::UnexpectedEof, "the server ended a connection")
+        }
+        kind @ ErrorKind::ConnectionReset => {
+            io::Error::new(kind, format!("the server ended a connection: {error}"))
+        }
+        _ => error,
+    }
+}
+
+/// Writes `request` and returns the line that comes back.
+fn ask<S>(connection: &mut Session<S>, request: &[u8], load: &Load) -> io::Result<Vec<u8>> {
+    let sent = connection.sync_write(request, load.timeout);
+    // A server that lets nobody in says why and leaves, which may be before it was asked.
+    let late = matches!(&sent, Err(error) if error.kind() == ErrorKind::TimedOut);
+    let patience = if late { Duration::ZERO } else { load.timeout };
+    match read_line(connection, patience) {
+        Err(error) if error.kind() == ErrorKind::Other => Err(error),
+        line => sent.and(line).map_err(|error| told(error, load)),
+    }
+}
+
+/// Reads a line, which is an error if the server says that it is one.
+fn read_line<S>(connection: &mut Session<S>, patience: Duration) -> io::Result<Vec<u8>> {
+    let line = connection.sync_read_line(LONGEST_LINE, patience)?;
+    line.strip_prefix(b"-").map_or(Ok(()), |text| Err(refused(text)))?;
+    Ok(line)
+}
+
+/// Has each client ask once before the clock runs, and once more for a long reply if the test has many: memory that a connection registers by its
+/// first write, and when a window is full for the first time, is no part of a request's time, as it is none where all is registered when connecting.
+pub(crate) fn warm_up<S>(
+    events: &mut EventLoop<S>,
+    ids: &[SessionId],
+    test: Test,
+    load: &Load,
+) -> io::Result<()> {
+    let mut ask_all = |message: &[u8]| {
+        // Whatever else a server says to it, the test will say why if it matters.
+        let expected = format!("${}", message.len()).into_bytes();
+        let mut request = format!("*2\r\n$4\r\nPING\r\n${}\r\n", message.len()).into_bytes();
+        request.extend_from_slice(message);
+        request.extend_from_slice(b"\r\n");
+        let mut rest = vec![0; message.len() + 2];
+        ids.iter().try_for_each(|id| {
+            let client = events.get_mut(*id).ok_or(ErrorKind::NotConnected)?;
+            if ask(client, &request, load)? == expected {
+                client.sync_read(&mut rest, load.timeout).map_err(|error| told(error, load))?;
+            }
+            Ok(())
+        })
+    };
+    let window = Options::client().protocol.window;
+    let values = load.requests.saturating_mul(load.size as u64) / load.clients.max(1) as u64;
+    let fills = matches!(test, Test::Get | Test::Mixed) && values > window.into();
+    // All have what they need before any has more.
+    ask_all(b"").and_then(|()| if fills { ask_all(&vec![b'x'; window as usize]) } else { Ok(()) })
+}
+
+/// Stores every key that a test will ask for, on one connection.
+///
+/// # Errors
+/// As [`run`](crate::run).
+pub(crate) fn store(load: &Load, (with, target): (&impl ConnectionType, &Address)) -> io::Result<()> {
+    /// Bytes sent before their replies are awaited.
+    const TOGETHER: usize = 1 << 20;
+    let mut events = EventLoop::new(())?;
+    let id = events
+        .blocking_connect(with, target, None, CONNECTING)
+        .map_err(|error| no_connection(target, &error))?;
+    let value = vec![b'x'; load.size];
+    let mut requests = Vec::new();
+    let mut waiting = 0;
+    for key in 0..load.keys {
+        set(key, &value, &mut requests);
+        waiting += 1;
+        if requests.len() < TOGETHER && key + 1 < load.keys {
+            continue;
+        }
+        let connection = events.get_mut(id).ok_or(ErrorKind::NotConnected)?;
+        let mut line = ask(connection, &requests, load)?;
+        requests.clear();
+        for left in (0..std::mem::take(&mut waiting)).rev() {
+            if line != b"+OK" {
+                let line = String::from_utf8_lossy(&line);
+                return Err(io::Error::other(format!("the server replied {line:?} to SET")));
+            }
+            if left > 0 {
+                line = read_line(connection, load.timeout).map_err(|error| told(error, load))?;
+            }
+        }
+    }
+    events.close(id);
+    events.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::net::TcpListener;
+    use std::os::unix::net::UnixListener;
+
+    use rdma_server::{Tcp, Unix};
+
+    use super::*;
+
+    /// A server that lets nobody in may have left before it is asked anything. A pipe that is broken is no reason, and what it said is.
+    #[test]
+    fn who_leaves_at_once_is_heard() {
+        let path = std::env::temp_dir().join(format!("rdma-bench-leaves-{}", std::process::id()));
+        let _left_by_another = std::fs::remove_file(&path);
+        let listener = UnixListener::bind(&path).expect("a socket");
+        let target = Address::from(path.clone());
+        let long = format!("DENIED {}", "because ".repeat(200));
+        let load = crate::workload::tests::load();
+        for (says, told) in [
+            (format!("-{long}\r\n"), format!("the server replied {long:?}")),
+            (String::new(), "the server ended a connection".into()),
+            ("+OK\r\n".into(), "the server ended a connection".into()),
+        ] {
+            let mut events = EventLoop::new(()).expect("a loop");
+            let id = events.blocking_connect(&Unix::new(), &target, None, CONNECTING).expect("connects");
+            let (mut server, _) = listener.accept().expect("a client");
+            server.write_all(says.as_bytes()).expect("there is room");
+            drop(server);
+            let client = events.get_mut(id).expect("it is there");
+            let error = ask(client, b"PING\r\n", &load).expect_err("no reply");
+            assert_eq!(error.to_string(), told);
+        }
+        std::fs::remove_file(path).expect("it is there");
+    }
+
+    #[test]
+    fn the_addresses_of_a_name_are_tried_in_turn() {
+        let [closed, open] = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").expect("a port"));
+        let [nobody, somebody] = [&closed, &open].map(|one| Address::from(one.local_addr().expect("bound")));
+        drop(closed);
+        let found = reachable(&Tcp::new(), &[nobody.clone(), somebody.clone(), nobody.clone()]);
+        assert_eq!(found.expect("one of them"), somebody);
+        let error = reachable(&Tcp::new(), &[nobody.clone(), nobody.clone()]).expect_err("nobody");
+        assert!(error.to_string().starts_with(&format!("no connection to {nobody}: ")), "{error}");
+        assert_eq!(reachable(&Tcp::new(), &[]).expect_err("none").kind(), ErrorKind::NotFound);
+        assert_eq!(reachable(&Tcp::new(), std::slice::from_ref(&nobody)).expect("not tried"), nobody);
+    }
+}
