@@ -75,7 +75,7 @@ fn a_hang_is_told_with_what_came_before_it() {
     let own = OwnClients::new(fabric.host(&[THEIRS.ip()]), small(Options::client()));
     let staying = Ending { own, exit: None };
     let plan = Plan {
-        patience: Duration::from_millis(300),
+        patience: Duration::from_secs(2),
         harm: Harm::Allowed,
         again: "",
         arguments: &[],

@@ -11,6 +11,7 @@ use rdma_verbs::Verbs;
 
 const CLIENT: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 2));
 const SERVER: SocketAddr = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1)), 6379);
+const LONG: Duration = Duration::from_secs(60);
 
 /// The error says all of this, and becomes an [`io::Error`] of this kind that says the same.
 #[track_caller]
@@ -24,12 +25,14 @@ fn says(error: &Error, kind: io::ErrorKind, parts: &[&str]) {
     assert_eq!((as_io.kind(), as_io.to_string()), (kind, text));
 }
 
-fn impatient() -> Connect {
-    Connect::default().timeout(Duration::from_millis(300))
+fn failure(client: &SoftSim, host: &str) -> Error {
+    Stream::connect_with(client, host, &Connect::default().timeout(LONG)).expect_err("this cannot work")
 }
 
-fn failure(client: &SoftSim, host: &str) -> Error {
-    Stream::connect_with(client, host, &impatient()).expect_err("this cannot work")
+/// Where a time-out is what is to come.
+fn soon(client: &SoftSim, host: &str) -> Error {
+    let impatient = Connect::default().timeout(Duration::from_millis(300));
+    Stream::connect_with(client, host, &impatient).expect_err("this cannot work")
 }
 
 /// A fabric with our two hosts.
@@ -83,7 +86,7 @@ fn refused() {
 #[test]
 fn unknown_address() {
     let (_, _, client) = hosts();
-    let error = failure(&client, "192.0.2.77:6379");
+    let error = soon(&client, "192.0.2.77:6379");
     assert!(matches!(error, Error::Unreachable { .. } | Error::TimedOut { .. }), "{error:?}");
     says(&error, io::ErrorKind::TimedOut, &[]);
 }
@@ -93,7 +96,7 @@ fn timed_out() {
     let (fabric, server, client) = hosts();
     let _listener = Listener::bind(&server, SERVER, Options::server()).expect("a free port");
     fabric.set_link(SERVER.ip(), Link::Down);
-    let error = failure(&client, &SERVER.to_string());
+    let error = soon(&client, &SERVER.to_string());
     assert!(matches!(error, Error::TimedOut { .. }), "{error:?}");
     says(&error, io::ErrorKind::TimedOut, &["timed out after 300ms connecting"]);
 }
@@ -144,7 +147,7 @@ fn locked_memory_too_small_for_the_server() {
     let (server, client) = (fabric.host_with(&[SERVER.ip()], small), fabric.host(&[CLIENT]));
     let listener = Listener::bind(&server, SERVER, Options::server()).expect("a free port");
     let connecting = std::thread::spawn(move || failure(&client, &SERVER.to_string()));
-    let error = listener.accept_timeout(Duration::from_secs(5)).expect_err("too little memory");
+    let error = listener.accept_timeout(LONG).expect_err("too little memory");
     assert!(matches!(error, Error::Backend { kind: ErrorKind::Memory, .. }), "{error:?}");
     says(&error, io::ErrorKind::OutOfMemory, &["registering memory", "locked memory", "ulimit -l"]);
     let error = connecting.join().expect("the client's thread");
