@@ -387,6 +387,8 @@ fn an_accepted_stream_comes_about_by_itself() {
     let how = Connect::default().timeout(Duration::from_millis(400));
     let comes_about = || {
         let test_bed = test_bed(Options::server());
+        // So that it has not come about yet when the thread has looked at it for the first time.
+        test_bed.fabric.set_latency(Duration::from_millis(20));
         thread::scope(|scope| {
             let dial = scope.spawn(|| Stream::connect_with(&test_bed.client, test_bed.address, &how));
             // A client that has given up before is not there to be accepted.
