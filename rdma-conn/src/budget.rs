@@ -1,10 +1,11 @@
 //! Limits on what connections use together.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use rdma_proto::backend::{Access, Backend, Domain};
-use rdma_proto::memory::CallerMemory;
+use rdma_proto::memory::{CallerMemory, DmaBuf, SharedMemory};
 
 use crate::domain::ProtectionDomain;
 use crate::error::Error;
@@ -142,8 +143,32 @@ pub(crate) fn register_memory<B: Backend>(
     access: Access,
 ) -> Result<CountedRegion<B::Region>, Error> {
     let share = budget.take(memory.shared().len())?;
+    let memory = Contained(Some(memory));
     let region = domain.lower().register_memory(memory, access).map_err(Error::backend(REGISTERING))?;
     Ok(CountedRegion { region, _share: share })
+}
+
+/// Memory of a program that may panic when it is dropped. That comes when the last part of it has arrived, or a connection ends: in the
+/// middle of what an endpoint does for others, too, who must not suffer by it.
+struct Contained<M: CallerMemory>(Option<M>);
+
+impl<M: CallerMemory> CallerMemory for Contained<M> {
+    fn shared(&self) -> SharedMemory<'_> {
+        self.0.as_ref().map_or_else(|| SharedMemory::new(&[]), M::shared)
+    }
+
+    fn dma_buf(&self) -> Option<DmaBuf> {
+        self.0.as_ref()?.dma_buf()
+    }
+}
+
+impl<M: CallerMemory> Drop for Contained<M> {
+    fn drop(&mut self) {
+        let memory = self.0.take();
+        if catch_unwind(AssertUnwindSafe(|| drop(memory))).is_err() {
+            tracing::error!("registered memory of the program panicked when it was dropped");
+        }
+    }
 }
 
 const REGISTERING: &str = "registering memory";

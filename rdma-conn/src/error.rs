@@ -7,9 +7,6 @@ use std::time::Duration;
 
 use rdma_proto::backend::{AsyncEvent, ErrorKind, Failure, reject};
 
-/// Opening a channel for connection-manager events, which takes a descriptor.
-pub(crate) const OPENING: &str = "opening RDMA";
-
 /// An error of a connection. Cheap to clone: the first error of a connection is reported by every later call.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -160,10 +157,22 @@ impl Error {
         Self::Unreachable { peer, what, source }
     }
 
+    /// Returns whether it ends a listener: its device has failed, or is gone.
+    pub(crate) const fn is_for_good(&self) -> bool {
+        matches!(self, Self::DeviceRemoved | Self::Device { .. })
+    }
+
     /// Returns whether an accept failed for a reason that the next one meets as well: the process has no descriptor or no memory
-    /// left.
-    pub(crate) fn concerns_everybody(&self) -> bool {
-        matches!(self, Self::Backend { doing, kind, .. } if *doing == OPENING || *kind == ErrorKind::Memory)
+    /// left, or there is no device any more. What is polled and watched here is the process's own, so its failures are of this kind.
+    pub(crate) const fn concerns_everybody(&self) -> bool {
+        matches!(
+            self,
+            Self::Wait(_)
+                | Self::Backend {
+                    kind: ErrorKind::Memory | ErrorKind::Descriptors | ErrorKind::NoDevice,
+                    ..
+                }
+        )
     }
 
     /// Returns the nearest kind of [`io::Error`].

@@ -60,7 +60,7 @@ impl<B: Backend> Connection<B> {
     /// # Errors
     /// `len` is zero, or no memory can be registered.
     pub fn register_landing(&self, len: usize) -> Result<RegisteredBuffer<B>, Error> {
-        self.memory.buffer(len, Access::REMOTE_WRITE)
+        self.memory.registrar().buffer(len, Access::REMOTE_WRITE)
     }
 
     /// Carries `receiving` on with what has arrived, and has the windows to come written where they belong. Returns how the bytes came

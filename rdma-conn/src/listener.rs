@@ -8,7 +8,7 @@ use std::time::Duration;
 use rdma_proto::backend::Identifier;
 
 use crate::budget::{Budget, Limits};
-use crate::endpoint::{ConnectionId, Descriptors, Endpoint, ListenerId, readable};
+use crate::endpoint::{ConnectionId, Descriptors, Endpoint, EndpointWaker, ListenerId, readable};
 use crate::error::Error;
 use crate::options::Options;
 use crate::stream::Stream;
@@ -27,6 +27,8 @@ pub struct Listener<B: Descriptors> {
     /// Shared by all connections that it accepts.
     budget: Arc<Budget>,
     descriptor: Arc<OwnedFd>,
+    /// Tells everybody who waits that it has failed for good.
+    waker: EndpointWaker,
 }
 
 impl<B: Descriptors> Listener<B> {
@@ -52,8 +54,9 @@ impl<B: Descriptors> Listener<B> {
         let budget = Budget::new(limits);
         let mut endpoint = Endpoint::of_one(backend, Arc::clone(&budget))?;
         let listener = endpoint.listen_for(address, options, true)?;
-        let descriptor = endpoint.descriptor();
-        Ok(Self { endpoint: Mutex::new(endpoint), listener, backend: backend.clone(), budget, descriptor })
+        let (descriptor, waker) = (endpoint.descriptor(), endpoint.waker()?);
+        let endpoint = Mutex::new(endpoint);
+        Ok(Self { endpoint, listener, backend: backend.clone(), budget, descriptor, waker })
     }
 
     fn lock(&self) -> MutexGuard<'_, Endpoint<B>> {
@@ -79,14 +82,19 @@ impl<B: Descriptors> Listener<B> {
     /// descriptor ([`AsFd`]) is readable.
     ///
     /// # Errors
-    /// The listener failed; or the process has no descriptor or memory left to give to a connection, whose peer was told so, and
+    /// The listener failed, as every call says from then on, and its descriptor stays readable; or the process has no descriptor or memory left to give to a connection, whose peer was told so, and
     /// the listener goes on. What befalls a single request, as when its peer withdraws it, is no error of the listener.
     pub fn try_accept(&self) -> Result<Option<(Endpoint<B>, ConnectionId)>, Error> {
         let mut endpoint = self.lock();
         for _ in 0..ATTEMPTS {
             endpoint.progress()?;
             let Some(request) = endpoint.take_request() else {
-                return endpoint.take_accept_error(self.listener).map_or(Ok(None), Err);
+                let error = endpoint.take_accept_error(self.listener);
+                if error.as_ref().is_some_and(Error::is_for_good) {
+                    // What told of it was taken just now, and others may sleep until something comes: so it says so for ever.
+                    self.waker.wake()?;
+                }
+                return error.map_or(Ok(None), Err);
             };
             let Some(options) = endpoint.listener_options(self.listener) else { return Ok(None) };
             let peer = request.peer_addr();

@@ -40,12 +40,20 @@ pub(crate) struct Memory<B: Backend> {
     pub(crate) lendings: Lendings<B>,
     /// Memory of the application in which windows lie.
     pub(crate) landing: Option<Landing<B>>,
-    buffers: Buffers,
     send_slots: usize,
     window: usize,
     send_buffer: usize,
+    registrar: Registrar<B>,
+}
+
+/// Registers memory for the application of one connection. It takes long, and asks code of the program for its memory: nobody holds a lock
+/// meanwhile that others need, so a face takes a clone.
+#[derive(Clone)]
+pub(crate) struct Registrar<B: Backend> {
     domain: ProtectionDomain<B>,
     budget: Arc<Budget>,
+    /// What it has registered and still exists.
+    buffers: Buffers,
 }
 
 /// Bytes of an application that lie in several places, and how far they were taken.
@@ -88,6 +96,28 @@ impl<'a, 'b> Pieces<'a, 'b> {
     }
 }
 
+impl<B: Backend> Registrar<B> {
+    fn register(&self, len: usize, access: Access) -> Result<CountedRegion<B::Region>, Error> {
+        register(&self.domain, &self.budget, len, access)
+    }
+
+    /// Registers memory for the application to lend, and with [`Access::REMOTE_WRITE`] also to receive into.
+    pub(crate) fn buffer(&self, len: usize, access: Access) -> Result<RegisteredBuffer<B>, Error> {
+        let memory = self.register(len, access)?;
+        Ok(RegisteredBuffer::new(memory, access, self.domain.clone(), &self.buffers))
+    }
+
+    /// Registers memory that the application has, with these rights.
+    pub(crate) fn register_memory(
+        &self,
+        memory: impl CallerMemory,
+        access: Access,
+    ) -> Result<RegisteredBuffer<B>, Error> {
+        let memory = register_memory(&self.domain, &self.budget, memory, access)?;
+        Ok(RegisteredBuffer::new(memory, access, self.domain.clone(), &self.buffers))
+    }
+}
+
 impl<B: Backend> Memory<B> {
     /// Returns the number of registered bytes that an idle connection needs.
     pub(crate) fn idle(options: &Options) -> u64 {
@@ -112,18 +142,16 @@ impl<B: Backend> Memory<B> {
             messages: register(&domain, &budget, slots * MESSAGE_LEN, Access::LOCAL_WRITE)?,
             lendings: Lendings::new(),
             landing: None,
-            buffers: Buffers::default(),
             send_slots,
             window,
             send_buffer: config.send_buffer as usize,
-            domain,
-            budget,
+            registrar: Registrar { domain, budget, buffers: Buffers::default() },
         })
     }
 
     /// Registers the window with this index, which is not there yet; what the machine needs to announce it.
     pub(crate) fn add_window(&mut self, index: u8) -> Result<RegionAddress, Error> {
-        let window = register(&self.domain, &self.budget, self.window, Access::REMOTE_WRITE)?;
+        let window = self.registrar.register(self.window, Access::REMOTE_WRITE)?;
         let address = address(&window.region);
         if let Some(place) = self.windows.get_mut(usize::from(index)) {
             *place = Some(window);
@@ -153,7 +181,7 @@ impl<B: Backend> Memory<B> {
     /// Registers the send buffer.
     #[cold]
     pub(crate) fn add_send_buffer(&mut self) -> Result<(), Error> {
-        self.send = Some(register(&self.domain, &self.budget, self.send_buffer, Access::NONE)?);
+        self.send = Some(self.registrar.register(self.send_buffer, Access::NONE)?);
         Ok(())
     }
 
@@ -170,7 +198,7 @@ impl<B: Backend> Memory<B> {
     /// Returns the number of bytes of all regions, those included that the application has registered to lend.
     pub(crate) fn registered_bytes(&self) -> usize {
         let all = self.windows.iter().flatten().chain(&self.send).chain([&self.messages]);
-        all.map(|booked| booked.region.len()).sum::<usize>() + self.buffers.bytes()
+        all.map(|booked| booked.region.len()).sum::<usize>() + self.registrar.buffers.bytes()
     }
 
     /// Copies received bytes out, from the first one on. False, and nothing copied, if there is no memory where they lie.
@@ -255,22 +283,6 @@ impl<B: Backend> Memory<B> {
         Some(SendRequest { id, op, local, signaled, inline: local.len <= max_inline })
     }
 
-    /// Registers memory for the application to lend, and with [`Access::REMOTE_WRITE`] also to receive into.
-    pub(crate) fn buffer(&self, len: usize, access: Access) -> Result<RegisteredBuffer<B>, Error> {
-        let memory = register(&self.domain, &self.budget, len, access)?;
-        Ok(RegisteredBuffer::new(memory, access, self.domain.clone(), &self.buffers))
-    }
-
-    /// Registers memory that the application has, with these rights.
-    pub(crate) fn register_memory(
-        &self,
-        memory: impl CallerMemory,
-        access: Access,
-    ) -> Result<RegisteredBuffer<B>, Error> {
-        let memory = register_memory(&self.domain, &self.budget, memory, access)?;
-        Ok(RegisteredBuffer::new(memory, access, self.domain.clone(), &self.buffers))
-    }
-
     /// Lets go of the application's memory, unless windows lie in it.
     #[inline]
     pub(crate) fn keep_landing(&mut self, lies: impl FnOnce() -> bool) {
@@ -280,7 +292,11 @@ impl<B: Backend> Memory<B> {
     }
 
     pub(crate) const fn domain(&self) -> &ProtectionDomain<B> {
-        &self.domain
+        &self.registrar.domain
+    }
+
+    pub(crate) const fn registrar(&self) -> &Registrar<B> {
+        &self.registrar
     }
 
     /// Puts a message into a send slot.

@@ -20,6 +20,7 @@ use crate::endpoint::{ConnectionId, Descriptors, Endpoint};
 use crate::error::Error;
 use crate::land::{Received, Receiving};
 use crate::lend::RegisteredBuffer;
+use crate::memory::Registrar;
 use crate::options::Options;
 
 /// A byte stream over RDMA: like a `TcpStream`, with [`Read`] and [`Write`]. Where the peer cut it means nothing (VR-XFER-007),
@@ -168,13 +169,17 @@ impl<B: Descriptors> Stream<B> {
         self.shared.lock().connection().registered_bytes()
     }
 
+    fn registrar(&self) -> Result<Registrar<B>, Error> {
+        Ok(self.shared.enter()?.connection().registrar())
+    }
+
     /// Registers memory to send from without a copy, see
     /// [`Connection::register_buffer`](crate::Connection::register_buffer).
     ///
     /// # Errors
     /// Those of the call that it names.
     pub fn register_buffer(&self, len: usize) -> Result<RegisteredBuffer<B>, Error> {
-        self.shared.enter()?.connection().register_buffer(len)
+        self.registrar()?.buffer(len, Access::NONE)
     }
 
     /// Sends bytes of `buffer`, from the beginning of `range`, behind all that was written; returns how many as soon as they are
@@ -205,7 +210,7 @@ impl<B: Descriptors> Stream<B> {
     /// # Errors
     /// Those of the call that it names.
     pub fn register_landing(&self, len: usize) -> Result<RegisteredBuffer<B>, Error> {
-        self.shared.enter()?.connection().register_landing(len)
+        self.registrar()?.buffer(len, Access::REMOTE_WRITE)
     }
 
     /// Registers memory that exists, see [`Connection::register_memory`](crate::Connection::register_memory).
@@ -217,7 +222,7 @@ impl<B: Descriptors> Stream<B> {
         memory: impl CallerMemory,
         access: Access,
     ) -> Result<RegisteredBuffer<B>, Error> {
-        self.shared.enter()?.connection().register_memory(memory, access)
+        self.registrar()?.register_memory(memory, access)
     }
 
     /// Returns the protection domain, for [`Stream::connect_in`].
@@ -253,12 +258,6 @@ impl<B: Descriptors> Stream<B> {
     pub fn close(&mut self, linger: Duration) -> Result<(), Error> {
         let mut endpoint = self.shared.enter()?;
         let id = endpoint.id;
-        let begun = endpoint.now();
-        // An accepted connection that is closed before it is established ends with what was written to it. How this ends, `closed` tells.
-        if !endpoint.is_open(id) && endpoint.connection().unconfirmed() > 0 {
-            _ = endpoint.until(Some(linger), "closing", |endpoint, id| endpoint.flush(id));
-        }
-        let linger = linger.saturating_sub(endpoint.now().since(begun));
         endpoint.close(id, linger)?;
         endpoint.until(None, "closing", |endpoint, id| endpoint.closed(id))
     }

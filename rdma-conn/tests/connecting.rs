@@ -2,11 +2,15 @@
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::AsRawFd;
 use std::thread;
 use std::time::Duration;
 
-use rdma_conn::{Connect, Endpoint, Listener, Options, Stream};
+use rdma_conn::{Connect, ConnectionId, Endpoint, Error, Event, Listener, Options, Stream};
+use rdma_proto::backend::ErrorKind;
 use rdma_softsim::{DeviceKind, Fabric, FaultPlan, Limits, Simulation, SimulationSettings, SoftSim};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 const LONG: Duration = Duration::from_secs(20);
 const SERVER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
@@ -147,4 +151,79 @@ fn the_connections_of_a_listener_share_a_budget() {
         // Its own end too, when it has seen the peer's.
         drop(connected(&host, &listener, &Connect::default()));
     }
+}
+
+/// A listener that cannot accept because its process has no descriptor left says so, wherever they run out.
+#[test]
+fn a_listener_says_that_descriptors_are_lacking() {
+    // In a process of its own, whose limit concerns nobody else.
+    let own = std::env::current_exe().expect("this test");
+    let mut command = std::process::Command::new(own);
+    let run = command.args(["--exact", "--ignored", "accepting_with_few_descriptors"]).output();
+    let run = run.expect("starts");
+    let said = String::from_utf8_lossy(&run.stdout);
+    assert!(run.status.success() && said.contains("1 passed"), "{said}\n{run:?}");
+}
+
+/// Calls `act` when so many more descriptors may be opened and no more.
+fn with_spare<T>(spare: u64, act: impl FnOnce() -> T) -> T {
+    // The lowest that are free, so that those behind them are, too.
+    let held: Vec<_> = (0..64).map(|_| eventfd(0, EventfdFlags::CLOEXEC).expect("a descriptor")).collect();
+    let last = held.iter().map(AsRawFd::as_raw_fd).max().expect("some");
+    let before = getrlimit(Resource::Nofile);
+    let limit = u64::try_from(last).expect("a descriptor") + 1 + spare;
+    setrlimit(Resource::Nofile, Rlimit { current: Some(limit), ..before }).expect("a lower limit");
+    let done = act();
+    setrlimit(Resource::Nofile, before).expect("the limit as it was");
+    done
+}
+
+/// A client that has asked for a connection, and whether it was rejected.
+fn asked(sim: &Simulation, client: &SoftSim, address: SocketAddr) -> (Endpoint<SoftSim>, ConnectionId) {
+    let mut endpoint = Endpoint::new(client, rdma_conn::Limits::default()).expect("a device");
+    let id = endpoint.connect(address, None, LONG, Options::client()).expect("begins");
+    settle(sim, &mut endpoint);
+    (endpoint, id)
+}
+
+fn settle(sim: &Simulation, endpoint: &mut Endpoint<SoftSim>) {
+    for _ in 0..5 {
+        sim.advance(sim.now().after(Duration::from_millis(1)));
+        endpoint.progress().expect("the fabric stays");
+    }
+}
+
+#[test]
+#[ignore = "lowers the limit of its process: `a_listener_says_that_descriptors_are_lacking` runs it"]
+fn accepting_with_few_descriptors() {
+    let sim = Simulation::new(1, DeviceKind::Ibta, SimulationSettings::default(), FaultPlan::new());
+    let [server, client] = [SERVER, CLIENT].map(|address| sim.host(&[address], Limits::default()));
+    let address = SocketAddr::new(SERVER, 6379);
+    let listener = Listener::bind(&server, address, Options::server()).expect("a free address");
+    let is_rejected = |(mut client, id): (Endpoint<SoftSim>, ConnectionId)| {
+        settle(&sim, &mut client);
+        matches!(client.check(id), Err(Error::Rejected { .. }))
+    };
+    let lacks = |error: &Error| matches!(error, Error::Backend { kind: ErrorKind::Descriptors, .. });
+    // For the event channel, what watches it, and the completion queue.
+    for spare in 0..3 {
+        let client = asked(&sim, &client, address);
+        let accepted = with_spare(spare, || listener.try_accept().map(drop));
+        let error = accepted.expect_err("there are too few");
+        assert!(if spare == 1 { matches!(error, Error::Wait(_)) } else { lacks(&error) }, "{spare}: {error}");
+        assert!(is_rejected(client), "{spare}");
+    }
+    // It goes on when there are enough.
+    let _client = asked(&sim, &client, address);
+    with_spare(3, || listener.try_accept()).expect("the listener is well").expect("accepts");
+
+    let mut endpoint = Endpoint::new(&server, rdma_conn::Limits::default()).expect("a device");
+    let address = SocketAddr::new(SERVER, 6380);
+    let id = endpoint.listen(address, Options::server()).expect("a free address");
+    let client = asked(&sim, &client, address);
+    with_spare(0, || endpoint.progress()).expect("the fabric stays");
+    assert_eq!(endpoint.next_event(), Some(Event::AcceptFailed(id)));
+    let error = endpoint.take_accept_error(id).expect("there are too few");
+    assert!(lacks(&error), "{error}");
+    assert!(is_rejected(client));
 }

@@ -9,7 +9,7 @@ use rdma_conn::{ConnectionId, Endpoint, Error, Event, Limits as Share, Listener,
 use rdma_proto::PeerMisbehaved;
 use rdma_proto::backend::AsyncEvent;
 use rdma_softsim::{
-    DeviceKind, Fault, Injection, Limits, Simulation, SimulationSettings, Site, SoftSim, When,
+    Connections, DeviceKind, Fault, Injection, Limits, Simulation, SimulationSettings, Site, SoftSim, When,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -124,6 +124,10 @@ fn a_listener_ends_with_its_device() {
         for _ in 0..2 {
             let error = listener.try_accept().map(drop).expect_err("the device is gone");
             assert!(matches!(error, Error::Device { .. } | Error::DeviceRemoved), "{error}");
+            // Whoever waits in another thread has to hear of it, too.
+            assert!(is_readable(&listener), "it sleeps on");
+            let error = listener.accept().map(drop).expect_err("the device is gone");
+            assert!(matches!(error, Error::Device { .. } | Error::DeviceRemoved), "{error}");
         }
         endpoint.progress().expect("the fabric stays");
         assert_eq!((endpoint.next_event(), endpoint.next_event()), (Some(Event::AcceptFailed(id)), None));
@@ -151,4 +155,82 @@ fn a_first_message_establishes() {
             None => accepted = listener.try_accept().expect("accepts"),
         }
     }
+}
+
+/// That a device is gone is said also to a program that has not asked what kept it from accepting before.
+#[test]
+fn a_listener_that_ends_says_so_behind_what_has_passed() {
+    let sim = Simulation::new(1, DeviceKind::Ibta, SimulationSettings::default(), Vec::new());
+    let [server, client] = [1, 2].map(|last| sim.host(&[IpAddr::from([192, 0, 2, last])], Limits::default()));
+    let address = SocketAddr::from(([192, 0, 2, 1], 6379));
+    let mut endpoint = Endpoint::new(&server, Share::default()).expect("a device");
+    let id = endpoint.listen(address, Options::server()).expect("a free address");
+    let (mut client, _) = asking(&client, address, Options::client());
+    let befalls = |fault| sim.fabric().inject(address.ip(), Connections::All, fault, Ok(When::Event(0)));
+    assert!(befalls(Fault::Exhausted));
+    while endpoint.next_event().is_none() {
+        assert!(sim.now().since_start() < LONG, "{:?}", sim.remaining_faults());
+        pass(&sim, MOMENT);
+        client.progress().expect("the fabric stays");
+        endpoint.progress().expect("the fabric stays");
+    }
+    assert!(befalls(Fault::DeviceRemoval));
+    pass(&sim, MOMENT);
+    endpoint.progress().expect("the fabric stays");
+    assert_eq!((endpoint.next_event(), endpoint.next_event()), (Some(Event::AcceptFailed(id)), None));
+    let error = endpoint.take_accept_error(id).expect("the device is gone");
+    assert!(matches!(error, Error::Device { .. } | Error::DeviceRemoved), "{error}");
+}
+
+/// What a server with two clients on one queue says of each after its device has refused a request of the first one.
+fn refused_one_of_two(seed: u64, unnamed_flushes: bool) -> [Option<String>; 2] {
+    let settings = SimulationSettings { unnamed_flushes, ..SimulationSettings::default() };
+    let sim = Simulation::new(seed, DeviceKind::HostileButLegal, settings, Vec::new());
+    let hosts = [1, 2, 3].map(|last| sim.host(&[IpAddr::from([192, 0, 2, last])], Limits::default()));
+    let address = SocketAddr::from(([192, 0, 2, 1], 6379));
+    let mut server = Endpoint::new(&hosts[0], Share::default()).expect("a device");
+    server.listen(address, silent(Options::server())).expect("a free address");
+    let [mut first, mut second] = [1, 2].map(|host| asking(&hosts[host], address, silent(Options::client())));
+    let mut opened = [None; 2];
+    let mut wrote = false;
+    while !wrote || opened.contains(&None) {
+        assert!(sim.now().since_start() < LONG, "no connections");
+        pass(&sim, MOMENT);
+        for (client, _) in [&mut first, &mut second] {
+            client.progress().expect("the fabric stays");
+        }
+        server.progress().expect("the fabric stays");
+        while let Some(event) = server.next_event() {
+            if let Event::Opened { id, .. } = event {
+                let last = server.peer_addr(id).map(|peer| peer.ip());
+                opened[usize::from(last == Some([192, 0, 2, 3].into()))] = Some(id);
+            }
+        }
+        if !wrote && opened.iter().all(Option::is_some) && first.0.is_open(first.1) {
+            let fault = Fault::RequestRefused;
+            assert!(sim.fabric().inject(address.ip(), Connections::All, fault, Ok(When::Event(0))));
+            wrote = first.0.write(first.1, &[IoSlice::new(b"refused")]).expect("is open").is_some();
+        }
+    }
+    assert_eq!(server.usage().completion_queues, 1, "they share it");
+    // The clients do not look at it meanwhile, so no end of theirs tells of it.
+    for _ in 0..1000 {
+        pass(&sim, MOMENT);
+        server.progress().expect("the fabric stays");
+    }
+    assert!(sim.remaining_faults().is_empty(), "it has struck");
+    opened.map(|id| id.and_then(|id| server.check(id).err()).map(|error| error.to_string()))
+}
+
+/// VR-CLOSE-008: whose requests were flushed some devices do not say. The one that has failed is found all the same, and no other.
+#[test]
+fn a_flush_without_a_name_ends_whom_it_concerns() {
+    let mut by_flush = 0;
+    for seed in 0..40 {
+        let named = refused_one_of_two(seed, false);
+        assert_eq!(named[1], None, "seed {seed}");
+        assert_eq!(refused_one_of_two(seed, true), named, "seed {seed}");
+        by_flush += u32::from(named[0].as_ref().is_some_and(|error| error.contains("WR_FLUSH_ERR")));
+    }
+    assert!(by_flush > 3, "of {by_flush} connections no event told");
 }

@@ -273,3 +273,78 @@ fn a_stream_that_is_dropped_before_it_is_established_delivers() {
     }
     dropping.join().expect("does not panic");
 }
+
+/// A server's end of a connection that its client waits for: accepted, and not established yet.
+fn accepted(sim: &Simulation) -> (End, End) {
+    let [server, client] = [1, 2].map(|last| sim.host(&[IpAddr::from([192, 0, 2, last])], Limits::default()));
+    let address = SocketAddr::from(([192, 0, 2, 1], 6379));
+    let listener = Listener::bind(&server, address, Options::server()).expect("a free address");
+    let (mut client, own) = asking(&client, address);
+    loop {
+        sim.step();
+        client.progress().expect("the fabric stays");
+        if let Some((server, id)) = listener.try_accept().expect("accepts") {
+            assert!(!server.is_open(id), "not yet");
+            return ((server, id), (client, own));
+        }
+    }
+}
+
+/// VR-CLOSE-001: what was written to an accepted connection before it is established is delivered, though it is closed before, too,
+/// whether somebody wants to hear of the end or not.
+#[test]
+fn a_connection_that_is_closed_before_it_is_established_delivers() {
+    for abandons in [false, true] {
+        let sim = Simulation::new(1, DeviceKind::Ibta, SimulationSettings::default(), FaultPlan::new());
+        let ((mut server, id), (mut client, own)) = accepted(&sim);
+        assert_eq!(server.write(id, &[IoSlice::new(b"last words")]).expect("there is room"), Some(10));
+        if abandons {
+            server.abandon(id, LATE).expect("is there");
+        } else {
+            server.close(id, LATE).expect("is there");
+            assert!(matches!(server.closed(id), Ok(None)), "it is on its way");
+        }
+        let mut bytes = [0; 20];
+        let read = loop {
+            assert!(sim.now().since_start() < LATE, "it never comes");
+            pass(&sim, Duration::from_micros(100));
+            server.progress().expect("the fabric stays");
+            client.progress().expect("the fabric stays");
+            match client.read(own, &mut bytes) {
+                Ok(Some(read)) => break read,
+                // Before there is a queue pair.
+                Ok(None) | Err(Error::NoSuchConnection) => {}
+                Err(error) => panic!("{error}"),
+            }
+        };
+        assert_eq!(&bytes[..read], b"last words");
+        pass(&sim, Duration::from_millis(1));
+        client.progress().expect("the fabric stays");
+        assert_eq!(client.read(own, &mut bytes).expect("an end in order"), Some(0));
+        server.progress().expect("the fabric stays");
+        if abandons {
+            assert_eq!(server.usage().connections, 0, "it is forgotten");
+        } else {
+            assert_eq!(server.closed(id).expect("all has arrived"), Some(()));
+            server.check(id).expect("all has arrived");
+        }
+    }
+}
+
+/// VR-CLOSE-004: a client that never completes the connection holds its end up no longer than that may take.
+#[test]
+fn a_close_before_the_connection_is_established_has_an_end() {
+    let sim = Simulation::new(1, DeviceKind::Ibta, SimulationSettings::default(), FaultPlan::new());
+    let ((mut server, id), _silent) = accepted(&sim);
+    server.write(id, &[IoSlice::new(b"last words")]).expect("there is room");
+    let linger = Duration::from_secs(1);
+    server.close(id, linger).expect("is there");
+    sim.fabric().set_link([192, 0, 2, 2].into(), Wire::Down);
+    let due = server.next_timeout().expect("it has an end");
+    assert!(due <= sim.now().after(linger), "{due:?}");
+    pass(&sim, linger);
+    server.progress().expect("the fabric stays");
+    let error = server.closed(id).expect_err("nothing has arrived");
+    let expected = rdma_proto::Error::Transport(TransportError::CloseTimedOut { unconfirmed: 10 });
+    assert!(matches!(error, Error::Protocol(error) if error == expected), "{error}");
+}

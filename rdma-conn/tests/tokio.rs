@@ -1,14 +1,20 @@
 //! Streams on the tokio runtime, over the embedded fabric.
 
 use std::future::{Future, poll_fn};
+use std::io::{Read, Write};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU8;
 use std::task::Poll;
 use std::time::Duration;
 
-use rdma_conn::{AsyncEndpoint, AsyncListener, AsyncStream, Connect, Limits, Listener, Options, Stream};
+use rdma_conn::{
+    Access, AsyncEndpoint, AsyncListener, AsyncStream, CallerMemory, Connect, Limits, Listener, Options,
+    SharedMemory, Stream,
+};
 use rdma_proto::Keepalive;
 use rdma_softsim::{Fabric, SoftSim};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -232,6 +238,135 @@ async fn cancelled_lending_loses_nothing() {
     read.expect("all arrives");
     assert_eq!((&got[..bytes.len()], &got[bytes.len()..]), (&bytes[..], &bytes[10..13]));
     assert_eq!(Arc::strong_count(&buffer), 1);
+}
+
+/// VR-CLOSE-001: what was written to an accepted stream before it is established is delivered, though the stream is shut down or dropped
+/// before, too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_that_is_ended_before_it_is_established_delivers() {
+    for drops in [false, true] {
+        let fabric = Fabric::new();
+        let address = SocketAddr::from(([192, 0, 2, 1], 6379));
+        let server = fabric.host(&[address.ip()]);
+        let listener = Listener::bind(&server, address, Options::server()).expect("a free address");
+        // So that it is not established before it is ended.
+        fabric.set_latency(Duration::from_millis(50));
+        let client = fabric.host(&[[192, 0, 2, 2].into()]);
+        let how = Connect::default().timeout(LONG);
+        let reading = tokio::spawn(async move {
+            let mut stream = AsyncStream::connect_with(&client, address, &how).await?;
+            let mut bytes = Vec::new();
+            stream.read_to_end(&mut bytes).await?;
+            Ok::<_, std::io::Error>(bytes)
+        });
+        let accepting = tokio::task::spawn_blocking(move || listener.accept_timeout(LONG));
+        let (accepted, _) = accepting.await.expect("no panic").expect("a request");
+        let mut stream = AsyncStream::try_from(accepted).expect("a runtime");
+        stream.write_all(b"last words").await.expect("there is room");
+        if !drops {
+            stream.shutdown().await.expect("all arrives");
+        }
+        drop(stream);
+        assert_eq!(reading.await.expect("no panic").expect("an end in order"), b"last words");
+    }
+}
+
+/// Without a runtime there is no stream for tasks, and what was written to the one before is delivered as if it were dropped.
+#[test]
+fn a_stream_that_finds_no_runtime_delivers() {
+    let fabric = Fabric::new();
+    let address = SocketAddr::from(([192, 0, 2, 1], 6379));
+    let server = fabric.host(&[address.ip()]);
+    let listener = Listener::bind(&server, address, Options::server().linger(LONG)).expect("a free address");
+    let mut options = Options::client();
+    options.protocol.window = 1000;
+    let client = fabric.host(&[[192, 0, 2, 2].into()]);
+    let (mut stream, mut accepted) = std::thread::scope(|scope| {
+        let how = Connect::default().options(options);
+        let connecting = scope.spawn(move || Stream::connect_with(&client, address, &how));
+        let (mut accepted, _) = listener.accept_timeout(LONG).expect("a request");
+        accepted.flush().expect("a client");
+        (connecting.join().expect("no panic").expect("somebody listens"), accepted)
+    });
+    let sent = pattern(100_000);
+    accepted.write_all(&sent).expect("there is room");
+    AsyncStream::try_from(accepted).expect_err("there is no runtime");
+    let mut got = Vec::new();
+    stream.read_to_end(&mut got).expect("an end in order");
+    assert!(got == sent, "{} bytes", got.len());
+}
+
+/// Memory of a program whose code panics: when it is asked for its bytes, or when it is dropped.
+struct Panics {
+    bytes: [AtomicU8; 100],
+    asked: bool,
+}
+
+impl Panics {
+    fn new(asked: bool) -> Self {
+        Self { bytes: [const { AtomicU8::new(0) }; 100], asked }
+    }
+}
+
+impl CallerMemory for Panics {
+    fn shared(&self) -> SharedMemory<'_> {
+        assert!(!self.asked, "as it was told");
+        SharedMemory::new(&self.bytes)
+    }
+}
+
+impl Drop for Panics {
+    fn drop(&mut self) {
+        assert!(self.asked || std::thread::panicking(), "as it was told");
+    }
+}
+
+/// A panic in the code of a program's memory is that program's own: connections that share the endpoint go on, whoever drives it.
+#[test]
+fn memory_that_panics_concerns_no_other_connection() {
+    let runtime = || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    let (ours, theirs) = (runtime().expect("a runtime"), runtime().expect("a runtime"));
+    let fabric = Fabric::new();
+    let address = SocketAddr::from(([192, 0, 2, 1], 6379));
+    let server = fabric.host(&[address.ip()]);
+    let listener = theirs.block_on(AsyncListener::bind(&server, address)).expect("a free address");
+    let client = fabric.host(&[[192, 0, 2, 2].into()]);
+    let endpoint = {
+        let _runtime = ours.enter();
+        AsyncEndpoint::new(&client, Limits::NONE).expect("a device")
+    };
+    let connect = async || {
+        let how = Connect::default();
+        let (stream, accepted) = tokio::join!(endpoint.connect(address, &how), listener.accept());
+        (stream.expect("somebody listens"), accepted.expect("a request").0)
+    };
+    let mut pairs = theirs.block_on(async { [connect().await, connect().await] });
+    let talk = |pairs: &mut [(AsyncStream<SoftSim>, AsyncStream<SoftSim>)]| {
+        theirs.block_on(async {
+            for (stream, accepted) in pairs {
+                stream.write_all(b"here").await.expect("goes on");
+                let mut bytes = [0; 4];
+                timeout(LONG, accepted.read_exact(&mut bytes)).await.expect("goes on").expect("goes on");
+            }
+        });
+    };
+    let (stream, _) = &mut pairs[0];
+    let asked = AssertUnwindSafe(|| stream.register_memory(Panics::new(true), Access::NONE).map(drop));
+    catch_unwind(asked).expect_err("it panics");
+    talk(&mut pairs);
+    let (stream, accepted) = &mut pairs[0];
+    // It is dropped by whoever finds that all of it has arrived, as the end of the connection does.
+    let memory = Arc::new(stream.register_memory(Panics::new(false), Access::NONE).expect("registered"));
+    theirs.block_on(async {
+        assert_eq!(stream.lend(&memory, 0..100).await.expect("lent"), 100);
+        drop(memory);
+        accepted.read_exact(&mut [0; 100]).await.expect("arrives");
+        stream.shutdown().await.expect("all has arrived");
+    });
+    talk(&mut pairs[1..]);
+    // The background thread drives it from now on.
+    drop(ours);
+    talk(&mut pairs[1..]);
 }
 
 /// Polls once.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use rdma_conn::{ConnectionId, Endpoint, Event, Limits, Options, Usage};
 use rdma_softsim::{DeviceKind, FaultPlan, Simulation, SimulationSettings, SoftSim};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 const SERVER: [u8; 4] = [192, 0, 2, 1];
 const CLIENT: [u8; 4] = [192, 0, 2, 2];
@@ -21,7 +22,11 @@ struct Pair {
 
 impl Pair {
     fn new(spin: Duration) -> Self {
-        let sim = Simulation::new(1, DeviceKind::Ibta, SimulationSettings::default(), FaultPlan::new());
+        Self::with(spin, SimulationSettings::default())
+    }
+
+    fn with(spin: Duration, settings: SimulationSettings) -> Self {
+        let sim = Simulation::new(1, DeviceKind::Ibta, settings, FaultPlan::new());
         let host = |address: [u8; 4]| sim.host(&[address.into()], rdma_softsim::Limits::default());
         let [mut server, mut client] = [SERVER, CLIENT]
             .map(|address| Endpoint::new(&host(address), Limits::default()).expect("a device"));
@@ -225,5 +230,61 @@ fn an_event_that_comes_during_a_spin_is_seen_when_that_ends() {
             pair.sim.advance(pair.sim.now().after(Duration::from_micros(100)));
         }
         assert!(told.contains(&Event::Ended(pair.at_server)), "after {rounds} rounds: {told:?}");
+    }
+}
+
+/// A queue that goes with a wake-up in it wakes nobody any more, though somebody else holds its descriptor, as a child does that the process
+/// has forked.
+#[test]
+fn a_queue_that_is_gone_wakes_nobody() {
+    let settings = SimulationSettings { held_descriptors: true, ..SimulationSettings::default() };
+    let Pair { sim, mut server, mut client, at_server, at_client } = Pair::with(Duration::ZERO, settings);
+    for _ in 0..4 {
+        client.progress().expect("the fabric stays");
+        server.progress().expect("the fabric stays");
+        settle(&sim);
+    }
+    assert!(!is_readable(&client), "all is taken");
+    server.write(at_server, &[IoSlice::new(b"unheard")]).expect("open");
+    settle(&sim);
+    assert!(is_readable(&client), "something has come");
+    client.abort(at_client);
+    assert_eq!(client.usage().completion_queues, 0);
+    settle(&sim);
+    client.progress().expect("the fabric stays");
+    assert!(!is_readable(&client), "of a queue that is gone");
+    let before = client.usage().sleeps;
+    client.wait(Some(Duration::from_millis(20))).expect("the fabric stays");
+    assert_eq!(client.usage().sleeps, before + 1);
+}
+
+fn is_readable(endpoint: &Endpoint<SoftSim>) -> bool {
+    let mut polled = [PollFd::new(endpoint, PollFlags::IN)];
+    poll(&mut polled, Some(&Timespec::default())).is_ok_and(|count| count > 0)
+}
+
+/// A write that was taken in part, or that filled the room exactly, is followed by the word that there is room again.
+#[test]
+fn a_write_that_leaves_no_room_is_told_of_room() {
+    for beyond in [1, 0] {
+        let Pair { sim, mut server, mut client, at_server, at_client } = Pair::new(Duration::ZERO);
+        let room = Options::client().protocol.send_buffer as usize;
+        let bytes = vec![7; room + beyond];
+        while client.next_event().is_some() {}
+        assert_eq!(client.write(at_client, &[IoSlice::new(&bytes)]).expect("open"), Some(room));
+        assert!(client.connection(at_client).is_some_and(|connection| !connection.has_room()));
+        assert_eq!(client.next_event(), None, "there is none");
+        let (mut read, mut told) = (0, Vec::new());
+        for _ in 0..20 {
+            settle(&sim);
+            server.progress().expect("the fabric stays");
+            while let Some(some) = server.read(at_server, &mut [0; 4096]).expect("open") {
+                read += some;
+            }
+            client.progress().expect("the fabric stays");
+            told.extend(std::iter::from_fn(|| client.next_event()));
+        }
+        assert_eq!(read, room);
+        assert_eq!(told, [Event::Writable(at_client)], "a write of {beyond} bytes more than there is room");
     }
 }

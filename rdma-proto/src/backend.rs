@@ -72,6 +72,8 @@ pub enum ErrorKind {
     Address,
     /// Registered memory or another pinned resource is exhausted (`RLIMIT_MEMLOCK`, device limits).
     Memory,
+    /// The process, or the system, may open no more descriptors (`RLIMIT_NOFILE`).
+    Descriptors,
     /// A send or receive queue has no room: back-pressure, not failure.
     QueueFull,
     /// The object is in a state in which the call makes no sense (for instance: not connected).
@@ -414,6 +416,9 @@ pub trait QueuePair<B: Backend>: Send + Sync {
     /// # Errors
     /// [`ErrorKind::State`] for a queue pair that was not connected.
     fn is_loopback(&self) -> Result<bool, B::Error>;
+    /// Returns whether it is in the error state, `ibv_query_qp(3)`, `IBV_QP_STATE`: what is posted is flushed, and nothing comes any
+    /// more. It is for where a completion does not tell whose it is.
+    fn has_failed(&self) -> Result<bool, B::Error>;
 }
 
 /// The `min_rnr_timer` codes of InfiniBand, 0 to 31.

@@ -34,7 +34,7 @@ pub struct RegionAddress {
 /// The state of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum State {
-    /// Not established yet.
+    /// Not established yet. It may be closed already: what was written is delivered once it is established.
     Connecting,
     /// Bytes may flow.
     Open,
@@ -110,6 +110,8 @@ pub struct Machine {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Stage {
     Connecting,
+    /// Closed by us before it was established, with bytes to deliver.
+    Leaving,
     Open,
     Closing,
     /// In order, or by [`Machine::failure`].
@@ -178,7 +180,7 @@ impl Machine {
     #[inline]
     pub const fn state(&self) -> State {
         match (self.stage, self.failure) {
-            (Stage::Connecting, _) => State::Connecting,
+            (Stage::Connecting | Stage::Leaving, _) => State::Connecting,
             (Stage::Open, _) => State::Open,
             (Stage::Closing, _) => State::Closing,
             (Stage::Ended, None) => State::Closed,
@@ -327,7 +329,11 @@ impl Machine {
 
     /// Returns when [`Machine::handle_timeout`] must be called at the latest.
     pub fn next_timeout(&self) -> Option<Instant> {
-        if self.is_established() { self.timers.next() } else { None }
+        match self.stage {
+            Stage::Open | Stage::Closing => self.timers.next(),
+            Stage::Leaving => self.timers.close_at(),
+            Stage::Connecting | Stage::Ended => None,
+        }
     }
 
     /// Returns whether [`Machine::next_timeout`] may have come nearer since this was asked last. Most of what happens only puts it
@@ -380,11 +386,11 @@ impl Machine {
 
     #[cold]
     const fn refuse_bytes(&self) -> Result<(), Error> {
-        match self.state() {
-            State::Connecting | State::Open => Ok(()),
-            State::Closing => Err(Error::ApiMisuse(ApiMisuse::WriteAfterClose)),
-            State::Closed => Err(Error::Transport(TransportError::Disconnected)),
-            State::Failed(error) => Err(error),
+        match (self.stage, self.failure) {
+            (Stage::Connecting | Stage::Open, _) => Ok(()),
+            (Stage::Leaving | Stage::Closing, _) => Err(Error::ApiMisuse(ApiMisuse::WriteAfterClose)),
+            (Stage::Ended, None) => Err(Error::Transport(TransportError::Disconnected)),
+            (Stage::Ended, Some(error)) => Err(error),
         }
     }
 
@@ -464,18 +470,21 @@ impl Machine {
         self.look_for_announcement();
     }
 
-    /// Ends the connection once everything written has arrived, or after `linger` (VR-CLOSE-004). Idempotent. A connection
-    /// that is not established yet ends at once, with what was written to it.
+    /// Ends the connection once everything written has arrived, or after `linger` (VR-CLOSE-004). Idempotent. One that is not
+    /// established yet is established first, if anything was written to it (VR-CLOSE-001), and ends at once otherwise.
     pub fn close(&mut self, now: Instant, linger: Duration) {
         match self.stage {
-            Stage::Open => {
-                self.stage = Stage::Closing;
-                self.due = Due::Anything;
-                self.timers.close_by(now.after(linger));
-            }
-            Stage::Connecting => self.end(),
-            Stage::Closing | Stage::Ended => {}
+            Stage::Connecting if self.send.unconfirmed() == 0 => self.end(),
+            Stage::Connecting => self.close_by(Stage::Leaving, now.after(linger)),
+            Stage::Open => self.close_by(Stage::Closing, now.after(linger)),
+            Stage::Leaving | Stage::Closing | Stage::Ended => {}
         }
+    }
+
+    fn close_by(&mut self, stage: Stage, deadline: Instant) {
+        self.stage = stage;
+        self.due = Due::Anything;
+        self.timers.close_by(deadline);
     }
 
     /// Returns whether the connection has ended, in order or by an error.

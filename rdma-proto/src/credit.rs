@@ -203,6 +203,22 @@ mod tests {
         most
     }
 
+    /// VR-FLOW-008: of few receives the last is for the next question, unless one is under way whose answer gives some back. The answer to
+    /// one that is acknowledged already, by a peer that makes us wait, gives none.
+    #[test]
+    fn of_few_receives_the_last_is_for_a_question_whose_answer_proves_something() {
+        for limit in 2..8 {
+            let last = u64::from(limit) - 1;
+            let mut credits = Credits::new(limit);
+            assert!(!credits.allow(last, Purpose::Control) && credits.allow(last, Purpose::Question));
+            credits.sent_question(1);
+            assert!(credits.allow(last, Purpose::Control), "{limit}");
+            credits.got_acknowledgement(1);
+            assert!(!credits.allow(1 + last, Purpose::Control), "{limit}");
+            assert!(credits.allow(1 + last, Purpose::Question), "{limit}");
+        }
+    }
+
     /// VR-FLOW-005, VR-FLOW-008.
     #[test]
     fn the_receive_of_an_answered_question_is_covered() {

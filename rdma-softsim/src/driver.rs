@@ -60,6 +60,8 @@ struct State {
     model: Model,
     /// The descriptors of those who may sleep.
     signals: HashMap<Wake, Arc<dyn Signal>>,
+    /// Descriptors of the fabric that somebody else holds, as a simulation has it.
+    held: Vec<OwnedFd>,
     /// Until when the thread sleeps.
     asleep_until: Option<Instant>,
     thread: Option<JoinHandle<()>>,
@@ -87,6 +89,7 @@ impl Driver {
         let state = State {
             model,
             signals: HashMap::new(),
+            held: Vec::new(),
             asleep_until: None,
             thread: None,
             closed: false,
@@ -177,6 +180,13 @@ impl Driver {
         wake: impl FnOnce(&T) -> Wake,
     ) -> Result<(T, Arc<dyn Signal>), Error> {
         let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(Error::Descriptor)?;
+        {
+            let mut state = self.core.lock();
+            if state.model.simulation().is_some_and(|simulation| simulation.settings.held_descriptors) {
+                let held = rustix::io::fcntl_dupfd_cloexec(&fd, 0).map_err(Error::Descriptor)?;
+                state.held.push(held);
+            }
+        }
         let signal: Arc<dyn Signal> = Arc::new(Eventfd(fd));
         Ok((self.create_signalling(&signal, create, wake)?, signal))
     }

@@ -4,6 +4,7 @@ use core::net::SocketAddr;
 use std::net::IpAddr;
 
 use rdma_proto::backend::{ErrorKind, Failure};
+use rustix::io::Errno;
 
 /// An error of the software fabric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -69,7 +70,7 @@ pub enum Error {
     },
     /// The operating system gave no descriptor, or took it back.
     #[error("event descriptor: {0}")]
-    Descriptor(#[source] rustix::io::Errno),
+    Descriptor(#[source] Errno),
 }
 
 impl Failure for Error {
@@ -80,6 +81,8 @@ impl Failure for Error {
             Self::LockedMemory { .. } | Self::Exhausted { .. } | Self::Allocation(_) => ErrorKind::Memory,
             Self::QueueFull { .. } => ErrorKind::QueueFull,
             Self::Argument(_) => ErrorKind::Argument,
+            Self::Descriptor(Errno::MFILE | Errno::NFILE) => ErrorKind::Descriptors,
+            Self::Descriptor(Errno::NOMEM) => ErrorKind::Memory,
             Self::Overrun { .. } | Self::Descriptor(_) => ErrorKind::Other,
         }
     }

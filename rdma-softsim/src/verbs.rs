@@ -289,6 +289,10 @@ impl backend::QueuePair<SoftSim> for QueuePair {
     fn is_loopback(&self) -> Result<bool, Error> {
         self.driver.with(|model| model.is_loopback(self.id))
     }
+
+    fn has_failed(&self) -> Result<bool, Error> {
+        self.driver.with(|model| model.has_failed(self.id))
+    }
 }
 
 impl fmt::Debug for QueuePair {

@@ -174,3 +174,36 @@ fn memory_goes_after_the_copy() {
         going.join().unwrap();
     });
 }
+
+/// Memory of a program whose code panics when it is asked for its bytes, once that is told.
+struct Panics(Arc<AtomicBool>, [AtomicU8; LONG]);
+
+impl CallerMemory for Panics {
+    fn shared(&self) -> SharedMemory<'_> {
+        assert!(!self.0.load(Relaxed), "as it was told");
+        SharedMemory::new(&self.1)
+    }
+}
+
+/// A panic of a program's memory is that program's own affair: its bytes are out of reach, and whoever writes to them goes on, as all
+/// others do.
+#[test]
+fn memory_that_panics_is_out_of_reach() {
+    for len in [4, LONG] {
+        let fabric = Fabric::new();
+        let (mut a, b) = pair(&fabric.host(&[ip(1)]), &fabric.host(&[ip(2)]), ip(2));
+        let (c, d) = pair(&fabric.host(&[ip(3)]), &fabric.host(&[ip(4)]), ip(4));
+        let panics = Arc::new(AtomicBool::new(false));
+        let memory = Panics(Arc::clone(&panics), [const { AtomicU8::new(0) }; LONG]);
+        let window = b.domain.register_memory(memory, Access::REMOTE_WRITE).unwrap();
+        let source = a.domain.register(LONG, Access::NONE).unwrap();
+        panics.store(true, Relaxed);
+        let to = RemoteAddress { address: window.address(), rkey: window.rkey() };
+        a.send(7, SendOp::Write(to), Slice { region: &source, offset: 0, len });
+        let ended = a.next("its end");
+        assert!(ended.id == 7 && ended.result.is_err(), "{ended:?}");
+        let short = c.domain.register(4, Access::NONE).unwrap();
+        c.send(1, SendOp::Send, Slice { region: &short, offset: 0, len: 4 });
+        assert_eq!((Ends::polled(&c), Ends::polled(&d)), (1, 1), "others go on");
+    }
+}

@@ -166,6 +166,7 @@ fn classify(stage: Stage, errno: i32) -> ErrorKind {
         ) => ErrorKind::Address,
         (_, libc::ENODEV | libc::EIO) => ErrorKind::NoDevice,
         (_, libc::ENOMEM | libc::ENOSPC) => ErrorKind::Memory,
+        (_, libc::EMFILE | libc::ENFILE) => ErrorKind::Descriptors,
         (Stage::Create | Stage::Register, libc::EINVAL | libc::E2BIG | libc::EOPNOTSUPP) => {
             ErrorKind::Argument
         }
@@ -210,6 +211,7 @@ const fn advice(stage: Stage, errno: i32) -> &'static str {
              is in use"
         }
         (_, libc::EMFILE) => ". The limit on open files (`ulimit -n`) is reached",
+        (_, libc::ENFILE) => ". The system's limit on open files (`fs.file-max`) is reached",
         _ => "",
     }
 }
@@ -262,6 +264,9 @@ mod tests {
             (Stage::Address, libc::ENETUNREACH, ErrorKind::Address),
             (Stage::Create, libc::ENOMEM, ErrorKind::Memory),
             (Stage::Create, libc::EINVAL, ErrorKind::Argument),
+            (Stage::Create, libc::EMFILE, ErrorKind::Descriptors),
+            (Stage::Open, libc::EMFILE, ErrorKind::Descriptors),
+            (Stage::Open, libc::ENFILE, ErrorKind::Descriptors),
             (Stage::Connection, libc::EINVAL, ErrorKind::State),
             (Stage::Register, libc::EOPNOTSUPP, ErrorKind::Argument),
             (Stage::Register, libc::ENOMEM, ErrorKind::Memory),

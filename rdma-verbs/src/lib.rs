@@ -59,6 +59,7 @@
 //! | `QueuePair::post_send`, `post_recv` | `ibv_post_send(3)`, `ibv_post_recv(3)`, one call for up to 32 requests |
 //! | `QueuePair::set_min_rnr_timer` | `ibv_modify_qp(3)` with `IBV_QP_MIN_RNR_TIMER` |
 //! | `QueuePair::is_loopback` | `ibv_query_qp(3)` with `IBV_QP_AV`; `ibv_query_gid(3)`, or `ibv_query_port(3)` without a GRH |
+//! | `QueuePair::has_failed` | `ibv_query_qp(3)` with `IBV_QP_STATE` |
 //! | `CompletionQueue::poll`, `arm` | `ibv_poll_cq(3)`, `ibv_req_notify_cq(3)` |
 //! | `CompletionQueue::take_events` | `ibv_get_cq_event(3)` until `EAGAIN`, or as many as were asked for, then one `ibv_ack_cq_events(3)` |
 //! | drop | `rdma_destroy_qp(3)`, `ibv_destroy_cq(3)`, `ibv_destroy_comp_channel(3)`, `ibv_dereg_mr(3)`, `munmap(2)`, `ibv_dealloc_pd(3)`, `rdma_destroy_id(3)`, `rdma_destroy_event_channel(3)` |

@@ -313,7 +313,7 @@ impl backend::QueuePair<Verbs> for QueuePair {
     }
 
     fn is_loopback(&self) -> Result<bool, Error> {
-        let attributes = self.path()?;
+        let attributes = self.query(c::IBV_QP_STATE | c::IBV_QP_AV)?;
         if matches!(attributes.qp_state, c::IBV_QPS_RESET | c::IBV_QPS_INIT) {
             return Err(Error::State("a queue pair has a path once it is connected"));
         }
@@ -327,21 +327,24 @@ impl backend::QueuePair<Verbs> for QueuePair {
         let own = device.gid(path.port_num, path.grh.sgid_index)?;
         Ok(gid_bytes(&path.grh.dgid) == gid_bytes(&own))
     }
+
+    fn has_failed(&self) -> Result<bool, Error> {
+        Ok(self.query(c::IBV_QP_STATE)?.qp_state == c::IBV_QPS_ERR)
+    }
 }
 
 impl QueuePair {
-    /// Returns the address vector and the state of the queue pair.
-    fn path(&self) -> Result<ibv_qp_attr, Error> {
+    /// Returns the attributes of the queue pair that are in `mask`.
+    fn query(&self, mask: u32) -> Result<ibv_qp_attr, Error> {
         let mut attributes: ibv_qp_attr = sys::zeroed();
         let mut init: ibv_qp_init_attr = sys::zeroed();
-        let mask = (c::IBV_QP_STATE | c::IBV_QP_AV) as c_int;
         let result = self.id.with(|_| {
             // SAFETY: ibv_query_qp(3): a live queue pair, and two live structures of the right types for the answer.
             unsafe {
                 (self.domain.device().api.ibv_query_qp)(
                     self.raw.as_ptr(),
                     &raw mut attributes,
-                    mask,
+                    mask as c_int,
                     &raw mut init,
                 )
             }

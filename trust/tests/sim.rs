@@ -1,6 +1,8 @@
 //! A share of the simulator that every test run can afford; `cargo run --release -p trust -- sim` does the rest.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
 use rdma_proto::Config;
 use rdma_proto::backend::SendOp;
@@ -99,6 +101,59 @@ fn a_seed_is_one_run() {
     assert!(summary.failures.is_empty(), "{:?}", summary.failures);
     let hash = |seed| attempt(&Scenario::draw(seed, DeviceKind::HostileButLegal), false).hash;
     assert_ne!(hash(1), hash(2));
+}
+
+/// Starts programs as long as `body` runs: between fork and exec each holds all descriptors of this process.
+fn beside_forks<T>(body: impl FnOnce() -> T) -> T {
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let forks = scope.spawn(|| {
+            let mut forks = 0_u64;
+            while !over.load(Ordering::Relaxed) {
+                forks += u64::from(std::process::Command::new("true").status().is_ok());
+            }
+            forks
+        });
+        // Also if `body` panics.
+        let ends = Over(&over);
+        let result = body();
+        drop(ends);
+        assert!(forks.join().expect("does not panic") > 0, "no program could be started");
+        result
+    })
+}
+
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A run follows from its seed, whatever other threads of the process do: here they fork. A descriptor that was closed and not taken out of
+/// an epoll instance before would be reported for as long as a child holds it.
+#[test]
+fn a_seed_is_one_run_beside_forks() {
+    beside_forks(|| (0..5).for_each(|_| a_seed_is_one_run()));
+}
+
+/// As above, for as long as it takes to see what happens once in a thousand times.
+#[test]
+#[ignore = "takes a quarter of an hour"]
+fn a_seed_is_one_run_a_thousand_times_beside_forks() {
+    beside_forks(|| (0..1000).for_each(|_| a_seed_is_one_run()));
+}
+
+/// In a share of the runs somebody else holds all descriptors, in another one programs begin before their connections are established, and
+/// in a third one devices do not say whose requests they flushed.
+#[test]
+fn processes_of_every_kind_are_drawn() {
+    let drawn: Vec<_> = (0..600).map(|seed| Scenario::draw(seed, DeviceKind::Ibta)).collect();
+    let count = |of: fn(&Scenario) -> bool| drawn.iter().filter(|scenario| of(scenario)).count();
+    assert!(count(|scenario| scenario.settings.held_descriptors) > 100);
+    assert!(count(|scenario| scenario.settings.unnamed_flushes) > 100);
+    assert!(count(|scenario| scenario.eager && scenario.endpoints.server.is_none()) > 80);
 }
 
 /// Seeds that found something once. What they are about changes when scenarios are drawn differently; then they are only

@@ -203,4 +203,8 @@ impl<B: Backend, I: Interceptor<B>> backend::QueuePair<Intercepted<B, I>> for Qu
     fn is_loopback(&self) -> Result<bool, B::Error> {
         self.pair.inner.is_loopback()
     }
+
+    fn has_failed(&self) -> Result<bool, B::Error> {
+        self.pair.inner.has_failed()
+    }
 }

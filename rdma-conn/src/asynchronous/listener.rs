@@ -139,8 +139,9 @@ impl<B: Descriptors> TryFrom<Listener<B>> for AsyncListener<B> {
     fn try_from(listener: Listener<B>) -> Result<Self, Error> {
         let (mut endpoint, listener) = listener.into_endpoint();
         endpoint.accept_for(listener);
-        let AsyncEndpoint { shared } = AsyncEndpoint::of(endpoint, Some(listener))?;
-        Ok(Self { shared, listener })
+        let (AsyncEndpoint { shared }, driven) = AsyncEndpoint::of(endpoint, Some(listener));
+        let listener = Self { shared, listener };
+        driven.map(|()| listener)
     }
 }
 

@@ -23,7 +23,7 @@ use rdma_proto::time::Instant;
 use slotmap::SecondaryMap;
 use tokio::net::ToSocketAddrs;
 
-use crate::background::{Driven, Schedule};
+use crate::background::{self, Driven, Schedule};
 use crate::budget::Limits;
 use crate::domain::ProtectionDomain;
 use crate::endpoint::{ConnectionId, Descriptors, Endpoint, Event, ListenerId, Usage};
@@ -56,11 +56,13 @@ impl<B: Descriptors> AsyncEndpoint<B> {
     /// As tokio's own types, in a runtime that watches no descriptors or has no timers: make it with
     /// [`enable_all`](tokio::runtime::Builder::enable_all). So does whatever makes an endpoint of its own.
     pub fn new(backend: &B, limits: Limits) -> Result<Self, Error> {
-        Self::of(Endpoint::new(backend, limits)?, None)
+        let (endpoint, driven) = Self::of(Endpoint::new(backend, limits)?, None);
+        driven.map(|()| endpoint)
     }
 
-    /// Returns an endpoint that the runtime drives from now on. Connections that `listener` accepts wait to be taken.
-    fn of(endpoint: Endpoint<B>, listener: Option<ListenerId>) -> Result<Self, Error> {
+    /// Returns an endpoint that the runtime drives from now on, or why it does not: the background thread does then. Connections that
+    /// `listener` accepts wait to be taken.
+    fn of(endpoint: Endpoint<B>, listener: Option<ListenerId>) -> (Self, Result<(), Error>) {
         let descriptor = endpoint.descriptor();
         let state = State {
             endpoint,
@@ -72,8 +74,12 @@ impl<B: Descriptors> AsyncEndpoint<B> {
             itself: None,
         };
         let shared = Arc::new(Shared { state: Mutex::new(state), descriptor });
-        drive(&shared)?;
-        Ok(Self { shared })
+        let driven = drive(&shared);
+        if driven.is_err() {
+            let weak: Weak<Shared<B>> = Arc::downgrade(&shared);
+            background::drive(weak);
+        }
+        (Self { shared }, driven)
     }
 
     /// Listens on `address`; port 0 takes a free one. Accepted connections have these `options`.

@@ -124,7 +124,7 @@ impl<B: Descriptors> AsyncStream<B> {
     /// # Errors
     /// Those of the call that it names.
     pub fn register_buffer(&self, len: usize) -> Result<RegisteredBuffer<B>, Error> {
-        self.ask(|connection| connection.register_buffer(len))
+        self.ask(Connection::registrar).buffer(len, Access::NONE)
     }
 
     /// Sends bytes of `buffer`, from the beginning of `range`, behind all that was written; returns how many as soon as they are
@@ -155,7 +155,7 @@ impl<B: Descriptors> AsyncStream<B> {
     /// # Errors
     /// Those of the call that it names.
     pub fn register_landing(&self, len: usize) -> Result<RegisteredBuffer<B>, Error> {
-        self.ask(|connection| connection.register_landing(len))
+        self.ask(Connection::registrar).buffer(len, Access::REMOTE_WRITE)
     }
 
     /// Registers memory that exists, see [`Connection::register_memory`](crate::Connection::register_memory).
@@ -167,7 +167,7 @@ impl<B: Descriptors> AsyncStream<B> {
         memory: impl CallerMemory,
         access: Access,
     ) -> Result<RegisteredBuffer<B>, Error> {
-        self.ask(|connection| connection.register_memory(memory, access))
+        self.ask(Connection::registrar).register_memory(memory, access)
     }
 
     /// Returns the protection domain, for [`AsyncEndpoint::connect_in`].
@@ -302,9 +302,11 @@ impl<B: Descriptors> TryFrom<(Endpoint<B>, ConnectionId)> for AsyncStream<B> {
     /// There is no runtime that watches descriptors, or the endpoint has no such connection.
     fn try_from((endpoint, id): (Endpoint<B>, ConnectionId)) -> Result<Self, Error> {
         endpoint.connection(id).ok_or(Error::NoSuchConnection)?;
-        let AsyncEndpoint { shared } = AsyncEndpoint::of(endpoint, None)?;
+        let (AsyncEndpoint { shared }, driven) = AsyncEndpoint::of(endpoint, None);
         shared.with(|state| state.tasks.insert(id, Tasks::default()));
-        Ok(Self::of(&shared, id))
+        // Without a runtime it goes as every stream does that is dropped: what was written is delivered.
+        let stream = Self::of(&shared, id);
+        driven.map(|()| stream)
     }
 }
 

@@ -2,8 +2,8 @@
 
 use arrayvec::ArrayVec;
 use rdma_proto::backend::{
-    AsyncEvent, Backend, CmEventKind, Completed, Completion, CompletionStatus, Identifier, PostError,
-    QueuePair, RecvRequest, SendRequest,
+    AsyncEvent, Backend, CmEventKind, Completed, Completion, CompletionError, CompletionStatus, Identifier,
+    PostError, QueuePair, RecvRequest, SendRequest,
 };
 use rdma_proto::time::Instant;
 use rdma_proto::{Action, PeerMisbehaved, State};
@@ -202,6 +202,23 @@ impl<B: Backend> Connection<B> {
                 false
             }
         }
+    }
+
+    /// A request has failed of a connection on this one's queue, and nobody says of which. Returns whether it was of this one: its queue
+    /// pair has stopped, and it did not know.
+    pub(crate) fn has_failed_by(&mut self, failure: CompletionError) -> bool {
+        if !matches!(self.cause, Cause::Machine) || self.machine.has_ended() {
+            return false;
+        }
+        let failed = self.pair.has_failed().unwrap_or_else(|error| {
+            tracing::debug!(peer = %self.peer, %error, "asking for the state of the queue pair");
+            false
+        });
+        if failed {
+            tracing::debug!(peer = %self.peer, ?failure, "a work request failed, and the device does not say whose");
+            self.cause = Cause::Suspect(failure);
+        }
+        failed
     }
 
     /// Returns whether there was a failure that [`Connection::conclude`] must judge.

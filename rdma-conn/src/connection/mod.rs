@@ -29,7 +29,7 @@ use crate::budget::Budget;
 use crate::domain::ProtectionDomain;
 use crate::error::Error;
 use crate::lend::RegisteredBuffer;
-use crate::memory::Memory;
+use crate::memory::{Memory, Registrar};
 use crate::options::Options;
 
 /// Work requests per doorbell and completions per poll.
@@ -297,10 +297,7 @@ impl<B: Backend> Connection<B> {
 
     /// Returns whether [`Connection::try_write`] has an answer now: it would take a byte, or fail.
     pub const fn is_writable(&self) -> bool {
-        match self.machine.state() {
-            State::Connecting | State::Open => self.has_room(),
-            State::Closing | State::Closed | State::Failed(_) => true,
-        }
+        !self.machine.takes_bytes() || self.has_room()
     }
 
     /// Returns the time by the backend's clock.
@@ -326,7 +323,8 @@ impl<B: Backend> Connection<B> {
         self.machine.take_sooner() | std::mem::take(&mut self.sooner)
     }
 
-    /// Begins a graceful end: what was written is delivered first, for at most `linger`.
+    /// Begins a graceful end: what was written is delivered first, for at most `linger`, also where the connection is not established
+    /// yet.
     pub fn close(&mut self, linger: Duration) {
         let now = self.now();
         self.machine.close(now, linger);
@@ -365,7 +363,7 @@ impl<B: Backend> Connection<B> {
     /// # Errors
     /// `len` is zero, or no memory can be registered.
     pub fn register_buffer(&self, len: usize) -> Result<RegisteredBuffer<B>, Error> {
-        self.memory.buffer(len, Access::NONE)
+        self.memory.registrar().buffer(len, Access::NONE)
     }
 
     /// Registers memory that the application has, to send from without a copy, and with [`Access::REMOTE_WRITE`] also to receive into. The
@@ -379,7 +377,12 @@ impl<B: Backend> Connection<B> {
         memory: impl CallerMemory,
         access: Access,
     ) -> Result<RegisteredBuffer<B>, Error> {
-        self.memory.register_memory(memory, access)
+        self.memory.registrar().register_memory(memory, access)
+    }
+
+    /// Returns what registers memory for this connection, for a face whose lock others wait for.
+    pub(crate) fn registrar(&self) -> Registrar<B> {
+        self.memory.registrar().clone()
     }
 
     /// Returns the protection domain of this connection, in which further connections to the same server may be made.

@@ -78,7 +78,7 @@ impl<B: Descriptors> Endpoint<B> {
     pub fn take_accept_error(&mut self, listener: ListenerId) -> Option<Error> {
         let error = &mut self.listeners.get_mut(&listener.0)?.error;
         match error {
-            Some(Error::DeviceRemoved | Error::Device { .. }) => error.clone(),
+            Some(lasting) if lasting.is_for_good() => error.clone(),
             _ => error.take(),
         }
     }
@@ -147,7 +147,7 @@ impl<B: Descriptors> Endpoint<B> {
     ) -> Result<ConnectionId, Error> {
         options.check()?;
         let place = self.budget.place()?;
-        let (connecting, key) = Connecting::dial(&self.events, peer, local, self.now(), timeout)?;
+        let (connecting, key) = Connecting::<B>::dial(&self.events, peer, local, self.now(), timeout)?;
         let mut member = Member::new(connecting, (key, peer), options, place, (Role::Client, None));
         member.domain = domain;
         Ok(self.enter(member))
@@ -196,10 +196,14 @@ impl<B: Descriptors> Endpoint<B> {
 
     /// A listener cannot accept anybody, for this reason.
     pub(super) fn accept_failed(&mut self, listener: IdentifierKey, error: Error) {
-        if let Some(listening) = self.listeners.get_mut(&listener)
-            && !matches!(listening.error, Some(Error::DeviceRemoved | Error::Device { .. }))
-            && listening.error.replace(error).is_none()
-        {
+        let Some(listening) = self.listeners.get_mut(&listener) else { return };
+        if listening.error.as_ref().is_some_and(Error::is_for_good) {
+            return;
+        }
+        // Of a failure like the one that nobody has asked for nothing new is said.
+        let tells = listening.error.is_none() || error.is_for_good();
+        listening.error = Some(error);
+        if tells {
             self.notices.push_back(Event::AcceptFailed(ListenerId(listener)));
         }
     }

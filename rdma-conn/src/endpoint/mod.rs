@@ -21,13 +21,13 @@ use slotmap::SlotMap;
 
 use crate::budget::{Budget, Limits};
 use crate::connection::{BATCH, Connection};
-use crate::error::{Error, OPENING};
+use crate::error::Error;
 
 use making::Listening;
 use member::Member;
 use queues::Queues;
 use spin::Spin;
-use watch::Watch;
+use watch::{Watch, Watched};
 
 pub(crate) use watch::readable;
 pub use watch::{Descriptors, EndpointWaker};
@@ -105,7 +105,8 @@ pub struct Usage {
 ///
 /// The loop is: wait until its descriptor ([`AsFd`]) is readable or [`Endpoint::next_timeout`] has come, call
 /// [`Endpoint::progress`], take events with [`Endpoint::next_event`] until there is none. The descriptor may be watched
-/// for its level or for its edges.
+/// for its level or for its edges. An epoll instance that watches it forgets it when the endpoint is dropped, unless a child that the
+/// process has forked holds it still: a process that forks takes it out before (`EPOLL_CTL_DEL`).
 ///
 /// A call that cannot be answered yet returns `None`, and an event follows when it can.
 ///
@@ -120,7 +121,7 @@ pub struct Endpoint<B: Descriptors> {
     /// A request that a listener hands over.
     requests: Option<B::Identifier>,
     queues: Queues<B>,
-    events: B::EventChannel,
+    events: Watched<B::EventChannel>,
     watch: Watch,
     backend: B,
     budget: Arc<Budget>,
@@ -181,14 +182,15 @@ impl<B: Descriptors> Endpoint<B> {
     }
 
     fn with(backend: &B, budget: Arc<Budget>, sharers: u32) -> Result<Self, Error> {
-        let events = backend.event_channel().map_err(Error::backend(OPENING))?;
+        let events = backend.event_channel().map_err(Error::backend("opening RDMA"))?;
+        let watch = Watch::new()?;
         Ok(Self {
             members: SlotMap::with_key(),
             listeners: HashMap::new(),
             requests: None,
             queues: Queues::new(sharers),
-            watch: Watch::new(&events)?,
-            events,
+            events: watch.events(events)?,
+            watch,
             backend: backend.clone(),
             budget,
             identifiers: HashMap::new(),

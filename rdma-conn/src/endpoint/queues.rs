@@ -4,17 +4,17 @@
 //! waiting. Connections of one device fill one queue after the other, so that what goes wrong with a queue concerns
 //! those in it and nobody else.
 
-use rdma_proto::backend::{Backend, Completion, CompletionQueue, DeviceKey, Identifier};
+use rdma_proto::backend::{Completion, CompletionError, CompletionQueue, DeviceKey, Identifier};
 
 use super::ConnectionId;
-use super::watch::{Descriptors, Watch};
+use super::watch::{Descriptors, Watch, Watched};
 use crate::connection::BATCH;
 use crate::error::Error;
 use crate::options::Options;
 
 /// A completion queue, and the connections whose queue pairs report to it.
-pub(super) struct Queue<B: Backend> {
-    completions: B::CompletionQueue,
+pub(super) struct Queue<B: Descriptors> {
+    completions: Watched<B::CompletionQueue>,
     device: DeviceKey,
     vector: u32,
     capacity: u32,
@@ -26,9 +26,14 @@ pub(super) struct Queue<B: Backend> {
     idle: bool,
     /// How many completions of queue pairs that are gone may still be in it.
     stale: u32,
+    /// A failure that came out of it and did not say whose it is.
+    unnamed: Option<CompletionError>,
     /// Whether a call on it has failed: nothing more comes out of it, and nobody else gets a place in it.
     lost: bool,
 }
+
+/// The number of no connected queue pair: what a device (ocrdma) says of requests whose flush it does not attribute.
+pub(super) const UNNAMED: u32 = 0;
 
 /// A call on a queue that failed, and the connections whose queue it was.
 pub(super) struct Lost {
@@ -38,7 +43,7 @@ pub(super) struct Lost {
 
 impl<B: Descriptors> Queue<B> {
     /// Returns the completion queue, for a queue pair to report to.
-    pub(super) const fn completions(&self) -> &B::CompletionQueue {
+    pub(super) fn completions(&self) -> &B::CompletionQueue {
         &self.completions
     }
 
@@ -50,6 +55,24 @@ impl<B: Descriptors> Queue<B> {
         }
         let at = self.pairs.binary_search_by_key(&pair, |(number, _)| *number).ok()?;
         self.pairs.get(at).map(|(_, id)| *id)
+    }
+
+    /// Returns the connections whose queue it is.
+    pub(super) fn owners(&self) -> Vec<ConnectionId> {
+        self.pairs.iter().map(|(_, id)| *id).collect()
+    }
+
+    /// Notes a failure of these completions that does not say whose it is.
+    #[cold]
+    pub(super) fn note_unnamed(&mut self, completions: &[Completion]) {
+        let failure = completions.iter().find_map(|completion| completion.result.err());
+        self.unnamed = failure.or(self.unnamed);
+    }
+
+    /// Takes the failure that does not say whose it is.
+    #[inline]
+    pub(super) const fn take_unnamed(&mut self) -> Option<CompletionError> {
+        self.unnamed.take()
     }
 
     /// Notes whose completions those of the queue pair with this number are.
@@ -122,13 +145,12 @@ impl<B: Descriptors> Queue<B> {
     fn lose(&mut self, call: &'static str, error: B::Error) -> Box<Lost> {
         self.lost = true;
         self.stale = 0;
-        let owners = self.pairs.iter().map(|(_, id)| *id).collect();
-        Box::new(Lost { error: Error::backend(call)(error), owners })
+        Box::new(Lost { error: Error::backend(call)(error), owners: self.owners() })
     }
 }
 
 /// The queues of an endpoint, named by their place.
-pub(super) struct Queues<B: Backend> {
+pub(super) struct Queues<B: Descriptors> {
     queues: Vec<Option<Queue<B>>>,
     /// The places of all that are not idle, and perhaps of some that are or are gone: a turn looks at these, so that it costs no more
     /// when there are many idle ones.
@@ -230,9 +252,8 @@ impl<B: Descriptors> Queues<B> {
             self.queues.push(None);
             self.queues.len() - 1
         });
-        watch.add(at, &completions)?;
         let queue = Queue {
-            completions,
+            completions: watch.queue(at, completions)?,
             device,
             vector,
             capacity,
@@ -241,6 +262,7 @@ impl<B: Descriptors> Queues<B> {
             armed: false,
             idle: false,
             stale: 0,
+            unnamed: None,
             lost: false,
         };
         if let Some(place) = self.queues.get_mut(at) {

@@ -4,10 +4,10 @@ use std::cmp::Reverse;
 use std::time::Duration;
 
 use arrayvec::ArrayVec;
-use rdma_proto::backend::{CmEvent, CmEventKind, EventChannel};
+use rdma_proto::backend::{CmEvent, CmEventKind, CompletionError, EventChannel};
 use rdma_proto::time::Instant;
 
-use super::queues::Lost;
+use super::queues::{Lost, UNNAMED};
 use super::watch::Woken;
 use super::{ACCEPTS, ConnectionId, Descriptors, Endpoint};
 use crate::connection::BATCH;
@@ -270,7 +270,10 @@ impl<B: Descriptors> Endpoint<B> {
         let Some(queue) = self.queues.get_mut(at) else { return Found::Nothing };
         self.usage.polls += 1;
         match queue.poll(&mut self.batch) {
-            Ok(0) => Found::Nothing,
+            Ok(0) => match queue.take_unnamed() {
+                None => Found::Nothing,
+                Some(failure) => self.find_failed(at, failure),
+            },
             Ok(count) => self.handle_batch(at, count, now),
             Err(lost) => {
                 self.lose(*lost);
@@ -283,14 +286,21 @@ impl<B: Descriptors> Endpoint<B> {
     fn handle_batch(&mut self, at: usize, count: usize, now: Instant) -> Found {
         let Some(queue) = self.queues.get_mut(at) else { return Found::Nothing };
         let mut others = ArrayVec::<ConnectionId, BATCH>::new();
+        let mut unnamed = false;
         let mut rest = self.batch.get(..count).unwrap_or_default();
         while let Some(first) = rest.first() {
             // Those of one queue pair that come one behind the other.
             let len = rest.iter().take_while(|other| other.queue_pair == first.queue_pair).count();
             let (run, behind) = rest.split_at(len);
             rest = behind;
-            // Nobody's: the last ones of a queue pair that is gone.
-            let Some(id) = queue.owner(first.queue_pair) else { continue };
+            let Some(id) = queue.owner(first.queue_pair) else {
+                // Nobody's: the last ones of a queue pair that is gone. Or anybody's.
+                if first.queue_pair == UNNAMED {
+                    queue.note_unnamed(run);
+                    unnamed = true;
+                }
+                continue;
+            };
             let Some(member) = self.members.get_mut(id) else { continue };
             let Some(connection) = &mut member.connection else { continue };
             if connection.handle_completions(now, run) {
@@ -303,10 +313,31 @@ impl<B: Descriptors> Endpoint<B> {
                 self.telling.push_back(id);
             }
         }
+        // Asked when the last of them has come, since all whose requests these were have failed by then, and not for each batch.
+        let failure = if unnamed && count == BATCH { None } else { queue.take_unnamed() };
         for id in &others {
             self.settle(*id);
         }
+        if let Some(failure) = failure {
+            self.find_failed(at, failure);
+        }
         if count < BATCH { Found::All } else { Found::More }
+    }
+
+    /// A failure has come out of the queue at `at` that does not say whose it is: those of its connections have failed whose queue
+    /// pairs are in the error state.
+    #[cold]
+    fn find_failed(&mut self, at: usize, failure: CompletionError) -> Found {
+        let owners = self.queues.get_mut(at).map(|queue| queue.owners()).unwrap_or_default();
+        let mut found = Found::Nothing;
+        for id in owners {
+            let connection = self.members.get_mut(id).and_then(|member| member.connection.as_mut());
+            if connection.is_some_and(|connection| connection.has_failed_by(failure)) {
+                self.suspects.push(id);
+                found = Found::More;
+            }
+        }
+        found
     }
 
     /// Takes connection-manager events, until as many requests for a connection were answered as may be; true if there were any.

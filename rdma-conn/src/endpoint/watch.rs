@@ -1,6 +1,7 @@
 //! One descriptor for all that an endpoint waits for, and the only place that sleeps.
 
 use std::mem::MaybeUninit;
+use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +21,32 @@ impl<B: Backend<EventChannel: AsFd, CompletionQueue: AsFd>> Descriptors for B {}
 pub(super) struct Watch {
     epoll: Arc<OwnedFd>,
     /// Made with the first waker.
-    waker: Option<EndpointWaker>,
+    waker: Option<Watched<Arc<OwnedFd>>>,
+}
+
+/// A source that an epoll instance watches for as long as this is here.
+///
+/// To close a descriptor does not end that where somebody else holds it: a child that the process has forked holds all of them, if only
+/// until it executes another program. The instance would go on reporting what nobody can take out any more, epoll(7).
+pub(super) struct Watched<S: AsFd> {
+    source: S,
+    epoll: Arc<OwnedFd>,
+}
+
+impl<S: AsFd> Deref for Watched<S> {
+    type Target = S;
+
+    #[inline]
+    fn deref(&self) -> &S {
+        &self.source
+    }
+}
+
+impl<S: AsFd> Drop for Watched<S> {
+    fn drop(&mut self) {
+        // It was added, and nobody else takes it out.
+        _ = epoll::delete(&self.epoll, &self.source);
+    }
 }
 
 /// Ends [`Endpoint::wait`](super::Endpoint::wait), from any thread.
@@ -40,12 +66,12 @@ impl EndpointWaker {
             Err(errno) => Err(failed(errno)),
         }
     }
+}
 
-    /// Forgets the calls until now.
-    fn take(&self) {
-        // One that was forgotten already says so.
-        let _ = rustix::io::read(&*self.0, &mut [0_u8; 8]);
-    }
+/// Forgets the calls of wakers until now.
+fn forget_wakeups(event: &OwnedFd) {
+    // One that was forgotten already says so.
+    let _ = rustix::io::read(event, &mut [0_u8; 8]);
 }
 
 /// A source that has something to take out.
@@ -66,12 +92,9 @@ const WAKER: u64 = u64::MAX - 1;
 const MANY: usize = 64;
 
 impl Watch {
-    /// Watches `events`.
-    pub(super) fn new(events: &impl AsFd) -> Result<Self, Error> {
-        let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?);
-        let watch = Self { epoll, waker: None };
-        watch.watch(events, EVENTS)?;
-        Ok(watch)
+    /// Returns one that watches nothing.
+    pub(super) fn new() -> Result<Self, Error> {
+        Ok(Self { epoll: Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?), waker: None })
     }
 
     /// Returns the descriptor itself, which stays open for as long as anybody has it.
@@ -79,26 +102,31 @@ impl Watch {
         Arc::clone(&self.epoll)
     }
 
-    /// Watches a completion queue for as long as it lives.
-    pub(super) fn add(&self, index: usize, queue: &impl AsFd) -> Result<(), Error> {
+    /// Watches the event channel.
+    pub(super) fn events<S: AsFd>(&self, events: S) -> Result<Watched<S>, Error> {
+        self.watch(events, EVENTS)
+    }
+
+    /// Watches a completion queue.
+    pub(super) fn queue<S: AsFd>(&self, index: usize, queue: S) -> Result<Watched<S>, Error> {
         self.watch(queue, index as u64)
     }
 
     /// Returns a waker, whose wake-ups end the sleep.
     pub(super) fn waker(&mut self) -> Result<EndpointWaker, Error> {
-        if let Some(waker) = &self.waker {
-            return Ok(waker.clone());
+        if let Some(event) = &self.waker {
+            return Ok(EndpointWaker(Arc::clone(event)));
         }
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(failed)?;
-        self.watch(&event, WAKER)?;
-        let waker = EndpointWaker(Arc::new(event));
-        self.waker = Some(waker.clone());
-        Ok(waker)
+        let event = Arc::new(event);
+        self.waker = Some(self.watch(Arc::clone(&event), WAKER)?);
+        Ok(EndpointWaker(event))
     }
 
-    fn watch(&self, source: &impl AsFd, data: u64) -> Result<(), Error> {
-        epoll::add(&self.epoll, source, epoll::EventData::new_u64(data), epoll::EventFlags::IN)
-            .map_err(failed)
+    fn watch<S: AsFd>(&self, source: S, data: u64) -> Result<Watched<S>, Error> {
+        epoll::add(&self.epoll, &source, epoll::EventData::new_u64(data), epoll::EventFlags::IN)
+            .map_err(failed)?;
+        Ok(Watched { source, epoll: Arc::clone(&self.epoll) })
     }
 
     /// Sleeps until a source has something to take out, for at most `limit`, and names those that have. Returns whether these are all:
@@ -116,7 +144,7 @@ impl Watch {
             woken(match event.data.u64() {
                 EVENTS => Woken::Events,
                 WAKER => {
-                    self.waker.iter().for_each(EndpointWaker::take);
+                    self.waker.iter().for_each(|event| forget_wakeups(event));
                     Woken::Waker
                 }
                 queue => Woken::Queue(usize::try_from(queue).unwrap_or(usize::MAX)),

@@ -13,8 +13,13 @@ impl Machine {
     /// The connection is established. `peer_rnr_retry_count` is what the peer passed to `rdma_connect` or `rdma_accept`:
     /// how often *our* queue pair repeats what met no receive.
     pub fn handle_established(&mut self, now: Instant, peer_rnr_retry_count: u8) {
-        if self.stage == Stage::Connecting {
-            self.stage = Stage::Open;
+        let established = match self.stage {
+            Stage::Connecting => Some(Stage::Open),
+            Stage::Leaving => Some(Stage::Closing),
+            Stage::Open | Stage::Closing | Stage::Ended => None,
+        };
+        if let Some(stage) = established {
+            self.stage = stage;
             self.due = Due::Anything;
             // A server cannot ask a client for a proof, because no client expects the question. A client that allows few
             // retries has chosen the risk for its own connection.
@@ -152,7 +157,8 @@ impl Machine {
     /// Before the connection is established a flushed request says nothing: only the connection manager stops a queue pair
     /// then, and its event tells why.
     pub fn handle_failure(&mut self, failure: CompletionError) {
-        if failure.status == CompletionStatus::WR_FLUSH_ERR && self.stage == Stage::Connecting {
+        let early = matches!(self.stage, Stage::Connecting | Stage::Leaving);
+        if failure.status == CompletionStatus::WR_FLUSH_ERR && early {
             return;
         }
         let error = match failure.status {
@@ -194,7 +200,7 @@ impl Machine {
     /// all completions that have arrived: the last bytes may be among them (VR-CLOSE-002).
     pub fn handle_disconnected(&mut self) {
         match self.stage {
-            Stage::Connecting => self.fail(Error::Transport(TransportError::Disconnected)),
+            Stage::Connecting | Stage::Leaving => self.fail(Error::Transport(TransportError::Disconnected)),
             Stage::Open | Stage::Closing => self.end(),
             Stage::Ended => {}
         }
@@ -202,7 +208,7 @@ impl Machine {
 
     /// The time of [`Machine::next_timeout`] has come, or any other.
     pub fn handle_timeout(&mut self, now: Instant) {
-        if !self.is_established() {
+        if !self.is_established() && self.stage != Stage::Leaving {
             return;
         }
         self.due = Due::Anything;
@@ -211,7 +217,14 @@ impl Machine {
                 0 => self.end(),
                 unconfirmed => self.fail(Error::Transport(TransportError::CloseTimedOut { unconfirmed })),
             }
-        } else if let Some(waited) = self.timers.silent(now) {
+        } else if self.is_established() {
+            self.handle_timers(now);
+        }
+    }
+
+    /// Handles the times of an established connection.
+    fn handle_timers(&mut self, now: Instant) {
+        if let Some(waited) = self.timers.silent(now) {
             self.fail(Error::PeerMisbehaved(PeerMisbehaved::Silent { waited }));
         } else if let Some(waited) = self.timers.unacknowledged(now) {
             self.fail(Error::Transport(TransportError::Unacknowledged { waited }));

@@ -172,6 +172,11 @@ impl Timers {
         self.blocked.map_or(Instant::NEVER, |(_, since)| since.after(self.stall))
     }
 
+    /// Returns when the time for a graceful end is over, if one was begun.
+    pub(super) fn close_at(&self) -> Option<Instant> {
+        (self.close_by != Instant::NEVER).then_some(self.close_by)
+    }
+
     pub(super) fn close_is_due(&self, now: Instant) -> bool {
         now >= self.close_by
     }

@@ -52,6 +52,8 @@ struct World {
     /// `None` after a completion was made up: nobody knows any more what is under way.
     send_queue: Option<SendQueue>,
     disconnects: u32,
+    /// Whether the application has closed it.
+    closed: bool,
     /// When the machine wants to be handled, as its driver has noted.
     noted: Option<Instant>,
 }
@@ -66,6 +68,7 @@ impl World {
             now: at(1),
             send_queue: Some(SendQueue::new(config)),
             disconnects: 0,
+            closed: false,
             noted: None,
         }
     }
@@ -163,7 +166,7 @@ impl World {
                 let space = self.machine.space().len as usize;
                 let bytes = usize::from(script.byte()) % (space + 1);
                 let accepted = self.machine.commit(bytes);
-                let open = matches!(self.machine.state(), State::Connecting | State::Open);
+                let open = self.is_open();
                 assert_eq!(accepted.is_ok(), open);
             }
             16 => {
@@ -181,18 +184,24 @@ impl World {
             }
             18 if script.byte() < 32 => {
                 self.machine.close(self.now, Duration::from_millis(script.byte().into()));
+                self.closed = true;
             }
             18 => {
                 self.post();
             }
             19 => {
                 let bytes = usize::from(script.byte());
-                let open = matches!(self.machine.state(), State::Connecting | State::Open);
+                let open = self.is_open();
                 let fits = bytes <= self.machine.lendable() as usize;
                 assert_eq!(self.machine.lend(bytes).is_ok(), open && fits);
             }
             _ => self.drain(),
         }
+    }
+
+    /// Whether it takes bytes: one that was closed before it was established takes no more.
+    fn is_open(&self) -> bool {
+        matches!(self.machine.state(), State::Connecting | State::Open) && !self.closed
     }
 
     fn message(&mut self, message: Message) {
@@ -286,7 +295,8 @@ impl World {
             State::Open => assert_ne!(state, State::Connecting),
             State::Connecting => {}
         }
-        let running = matches!(state, State::Open | State::Closing);
+        let leaving = state == State::Connecting && self.closed;
+        let running = leaving || matches!(state, State::Open | State::Closing);
         assert!(running || machine.next_timeout().is_none(), "a time-out in {state:?}");
         let counters = machine.counters();
         assert!(counters.most_in_flight <= config.peer_receives.into());
@@ -294,7 +304,8 @@ impl World {
         assert!(machine.unconfirmed() <= 1 << 30, "more than the bits of an id can tell apart");
         assert_eq!(machine.bytes_received(), counters.bytes_received);
         assert_eq!(machine.has_ended(), matches!(state, State::Closed | State::Failed(_)));
-        assert_eq!(machine.takes_bytes(), matches!(state, State::Connecting | State::Open));
+        assert_eq!(machine.takes_bytes(), self.is_open());
+        assert!(!leaving || machine.unconfirmed() > 0, "nothing is left to be delivered");
         let space = machine.space();
         assert_eq!(machine.has_space(), machine.unconfirmed() < config.send_buffer.into());
         let taken = machine.unconfirmed() + u64::from(space.len);

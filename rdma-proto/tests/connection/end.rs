@@ -148,6 +148,56 @@ fn close_is_idempotent() {
     assert_eq!(pair.client.disconnects(), 1);
 }
 
+/// VR-CLOSE-001: what was written before the connection is established is delivered, though it is closed before, too.
+#[test]
+fn close_before_the_connection_is_there_delivers() {
+    for who in [Client, Server] {
+        let mut pair = Pair::new(quiet(Config::client()), quiet(Config::server()));
+        assert_eq!(pair.side(who).write(10), 10);
+        let now = pair.now;
+        pair.side(who).machine.close(now, LINGER);
+        assert_eq!(pair.side(who).state(), State::Connecting);
+        assert_eq!(pair.post(who), 0, "nothing leaves before");
+        let refused = pair.side(who).machine.commit(1);
+        assert_eq!(refused, Err(Error::ApiMisuse(ApiMisuse::WriteAfterClose)));
+        pair.establish(Server);
+        pair.establish(Client);
+        assert_eq!(pair.side(who).state(), State::Closing);
+        pair.finish([0, 0]);
+        assert_eq!((pair.client.state(), pair.server.state()), (State::Closed, State::Closed));
+        assert_eq!(pair.side(peer(who)).read, 10);
+    }
+}
+
+/// VR-CLOSE-004: and no longer than it may take, whatever the time for a sign of life is.
+#[test]
+fn close_before_the_connection_is_there_has_an_end() {
+    let mut client = quiet(Config::client());
+    client.keepalive = client.keepalive.every(Some(LINGER / 100)).limit(Some(LINGER / 100));
+    let mut pair = Pair::new(client, quiet(Config::server()));
+    pair.client.write(10);
+    pair.client.machine.close(pair.now, LINGER);
+    pair.client.machine.close(pair.now, LINGER * 100);
+    assert_eq!(pair.client.machine.next_timeout(), Some(pair.now.after(LINGER)));
+    pair.client.machine.handle_timeout(pair.now);
+    assert_eq!(pair.client.state(), State::Connecting);
+    pair.client.machine.handle_timeout(pair.now.after(LINGER));
+    let timed_out = Error::Transport(TransportError::CloseTimedOut { unconfirmed: 10 });
+    assert_eq!(pair.client.state(), State::Failed(timed_out));
+    pair.post(Client);
+    assert_eq!(pair.client.log, [Action::Disconnect]);
+
+    // One that is refused meanwhile fails, as any other.
+    let mut pair = Pair::new(quiet(Config::client()), quiet(Config::server()));
+    pair.client.write(10);
+    pair.client.machine.close(pair.now, LINGER);
+    pair.client.machine.handle_failure(failure(CompletionStatus::WR_FLUSH_ERR));
+    assert_eq!(pair.client.state(), State::Connecting, "the event that comes with it says why");
+    pair.client.machine.handle_disconnected();
+    assert_eq!(pair.client.state(), State::Failed(Error::Transport(TransportError::Disconnected)));
+}
+
+/// Where nothing was written there is nothing to deliver.
 #[test]
 fn close_before_the_connection_is_there() {
     let mut pair = Pair::new(quiet(Config::client()), quiet(Config::server()));

@@ -4,7 +4,6 @@
 //! executed, in one step like any other. What its queue pair sends behind it waits, so that the order stays. Until the copy has ended neither queue pair is
 //! flushed, and whoever takes memory away or changes the state of a queue pair waits ([`Driver`](crate::driver::Driver)).
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use rdma_proto::backend::{Access, SendOp};
@@ -30,11 +29,10 @@ pub(crate) struct Bulk {
 }
 
 impl Bulk {
-    /// Copies them. False if they could not be reached; also if a program's memory panics, which it does again when the message is executed.
+    /// Copies them. False if they could not be reached.
     pub(crate) fn copy(&self) -> bool {
         let ((source, offset), (target, at)) = (&self.source, &self.target);
-        let copy = || source.shared().copy_to(*offset, target.shared(), *at, self.len);
-        catch_unwind(AssertUnwindSafe(copy)).unwrap_or(false)
+        source.shared().copy_to(*offset, target.shared(), *at, self.len)
     }
 }
 
@@ -60,7 +58,7 @@ impl Model {
         if let Some(pair) = self.pairs.get_mut(from) {
             pair.requester.carrying = false;
         }
-        self.arrive_with(from, epoch, sequence, copied);
+        self.arrive_with(from, epoch, sequence, Some(copied));
         if let Some(pair) = self.pairs.get_mut(from) {
             for (epoch, sequence) in pair.requester.behind.drain(..) {
                 self.event_queue

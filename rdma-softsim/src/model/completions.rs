@@ -224,7 +224,7 @@ impl Model {
             let Some(entry) = self.queues.get_mut(id).and_then(|queue| queue.entries.pop_front()) else {
                 break;
             };
-            take(entry.completion, entry.bytes);
+            take(self.told(entry.completion), entry.bytes);
             count += 1;
             self.polled(&entry);
         }
@@ -235,6 +235,17 @@ impl Model {
             self.count_observed(FailureClass::NotificationRace);
         }
         Ok(count)
+    }
+
+    /// A completion as this device tells it.
+    fn told(&self, completion: Completion) -> Completion {
+        let unnamed = self.simulation.as_ref().is_some_and(|simulation| simulation.settings.unnamed_flushes);
+        match completion.result {
+            Err(CompletionError { status: CompletionStatus::WR_FLUSH_ERR, .. }) if unnamed => {
+                Completion { queue_pair: 0, ..completion }
+            }
+            _ => completion,
+        }
     }
 
     fn polled(&mut self, entry: &Entry) {

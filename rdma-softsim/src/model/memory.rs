@@ -1,5 +1,6 @@
 //! Protection domains and memory regions: who may touch which bytes.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use rdma_memory::{CallerMemory, SharedMemory, Zeroed};
@@ -35,10 +36,14 @@ impl Memory {
         self.shared().len()
     }
 
+    /// Returns the bytes. None, if the program's code panics that is asked for them: they are out of reach then, for whoever's request
+    /// it is that needs them, and nobody else is concerned.
     pub(crate) fn shared(&self) -> SharedMemory<'_> {
         match self {
             Self::Own(memory) => memory.shared(),
-            Self::Caller(memory) => memory.shared(),
+            Self::Caller(memory) => {
+                catch_unwind(AssertUnwindSafe(|| memory.shared())).unwrap_or_else(|_| SharedMemory::new(&[]))
+            }
         }
     }
 }

@@ -311,6 +311,12 @@ impl Model {
         Ok(path.loopback)
     }
 
+    /// The state of `ibv_query_qp(3)`: whether it is the error state.
+    pub(crate) fn has_failed(&self, id: PairId) -> Result<bool, Error> {
+        let pair = self.pairs.get(id).ok_or(Error::Gone("queue pair"))?;
+        Ok(pair.state == State::Error)
+    }
+
     /// The error state: everything outstanding ends with a flush, in order; the peer is told nothing.
     pub(super) fn enter_error(&mut self, id: PairId) {
         let Some(pair) = self.pairs.get_mut(id) else { return };

@@ -63,12 +63,12 @@ impl Model {
         if pair.requester.carrying {
             pair.requester.behind.push_back((epoch, sequence));
         } else {
-            self.arrive_with(from, epoch, sequence, false);
+            self.arrive_with(from, epoch, sequence, None);
         }
     }
 
-    /// As [`Model::arrive`], with its bytes, where they were copied already.
-    pub(super) fn arrive_with(&mut self, from: PairId, epoch: u32, sequence: u64, copied: bool) {
+    /// As [`Model::arrive`], where its bytes were to be copied already: whether they were, or could not be reached.
+    pub(super) fn arrive_with(&mut self, from: PairId, epoch: u32, sequence: u64, copied: Option<bool>) {
         let Some(pair) = self.pairs.get(from) else { return };
         let Some(work) = pair.requester.flight(epoch, sequence) else { return };
         let Some(path) = pair.path else { return };
@@ -112,10 +112,14 @@ impl Model {
                         self.refuse_receive(path.peer, CompletionStatus::LOC_PROT_ERR);
                         Answer::Nak(CompletionStatus::REM_OP_ERR)
                     }
-                    _ if !copied && len >= LONG && self.begin_bulk(from, path.peer, epoch, sequence) => {
+                    // Once: bytes out of reach stay out of reach.
+                    _ if copied.is_none()
+                        && len >= LONG
+                        && self.begin_bulk(from, path.peer, epoch, sequence) =>
+                    {
                         return;
                     }
-                    _ => self.execute(from, path.peer, epoch, sequence, copied),
+                    _ => self.execute(from, path.peer, epoch, sequence, copied == Some(true)),
                 },
             }
         };

@@ -81,6 +81,8 @@ impl SimulationState {
             pauses: 0,
             pause: Duration::ZERO,
             accept_rnr_retry: None,
+            unnamed_flushes: false,
+            held_descriptors: false,
         };
         Self { observed: false, ..Self::new(seed, DeviceKind::Ibta, settings, FaultPlan::new()) }
     }

@@ -339,12 +339,14 @@ impl App {
             End::Wait | End::Drop { .. } => false,
         };
         let late = self.gives_up.is_some_and(|at| now >= at);
-        if (finished || late) && !self.closing && link.connection().state() != State::Connecting {
+        // Before it is established a close delivers what was written; of one that has written nothing the peer would never know.
+        let closes = link.connection().state() != State::Connecting || self.written > 0;
+        if (finished || late) && !self.closing && closes {
             self.closing = true;
             let goes_on = link.close(self.workload.linger);
             return if goes_on { Ok(true) } else { Err(self.ending(EndCause::Own)) };
         }
-        if late && link.connection().state() == State::Connecting {
+        if late && !closes {
             return Err(self.ending(EndCause::Own));
         }
         Ok(read || wrote)

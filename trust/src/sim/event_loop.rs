@@ -95,6 +95,11 @@ impl EventLoop {
         Ok(this)
     }
 
+    /// Programs run from now on, though their connections are not established yet.
+    pub fn begin(&mut self) {
+        self.ends.iter_mut().for_each(End::open);
+    }
+
     /// Listens. Without a listener, for instance by a fault, all clients are refused.
     pub fn listen(&mut self, address: SocketAddr, options: Options) {
         if let Some(Err(error)) = self.endpoint.as_mut().map(|endpoint| endpoint.listen(address, options)) {

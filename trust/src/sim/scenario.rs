@@ -34,6 +34,8 @@ pub struct Scenario {
     pub sluggishness: Duration,
     /// The sides that have one endpoint for all their connections.
     pub endpoints: Endpoints,
+    /// Whether programs of servers with an endpoint for each connection begin when it is accepted, not when it is established.
+    pub eager: bool,
     /// The faults.
     pub plan: FaultPlan,
 }
@@ -110,6 +112,7 @@ impl Scenario {
             connections,
             sluggishness: random.pick(&[Duration::ZERO, micros(1), micros(30), micros(500)]),
             endpoints: Endpoints::default(),
+            eager: false,
             plan: FaultPlan::new(),
         };
         if random.chance(2, 3) {
@@ -120,6 +123,7 @@ impl Scenario {
         this.faces(&mut Random::new(seed ^ 0xface_0000_0000));
         this.windows_ahead(&mut Random::new(seed ^ 0xaead_0000_0000));
         this.trespassers(&mut Random::new(seed ^ 0x7e55_0000_0000));
+        this.processes(&mut Random::new(seed ^ 0xf04c_0000_0000));
         this.agree();
         this
     }
@@ -214,6 +218,14 @@ impl Scenario {
         }
     }
 
+    /// Draws what the processes and their devices are like: those that have forked, whose children hold all descriptors, programs of
+    /// servers that begin before their connections are established, and devices that do not say whose requests they have flushed.
+    fn processes(&mut self, random: &mut Random) {
+        self.settings.held_descriptors = random.chance(1, 3);
+        self.settings.unnamed_flushes = random.chance(1, 4);
+        self.eager = random.chance(1, 3);
+    }
+
     /// Adapts choices to each other, so that a run stays within the rules.
     fn agree(&mut self) {
         let deepest = u16::try_from(self.limits.max_queue_depth).unwrap_or(u16::MAX);
@@ -251,6 +263,7 @@ fn settings(random: &mut Random) -> SimulationSettings {
         pauses: random.pick(&[0, 8, 64, 128]),
         pause: random.pick(&[latency, latency * 3, micros(50)]),
         accept_rnr_retry: random.pick(&[None, None, Some(0), Some(1)]),
+        ..SimulationSettings::default()
     }
 }
 

@@ -371,7 +371,14 @@ impl<'a> World<'a> {
             if place < self.scenario.connections.len() {
                 let app = program(self.scenario, self.sim.now(), &mut self.random, place, false);
                 let usage = Usage::draw(&mut self.random);
-                self.event_loops.extend(EventLoop::accepted((endpoint, id), SERVER, usage, place, app));
+                let event_loop = EventLoop::accepted((endpoint, id), SERVER, usage, place, app);
+                let eager = self.scenario.eager && self.scenario.connections[place].rogue.is_none();
+                self.event_loops.extend(event_loop.map(|mut event_loop| {
+                    if eager {
+                        event_loop.begin();
+                    }
+                    event_loop
+                }));
             }
         }
     }
