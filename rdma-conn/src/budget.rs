@@ -148,8 +148,9 @@ pub(crate) fn register_memory<B: Backend>(
     Ok(CountedRegion { region, _share: share })
 }
 
-/// Memory of a program that may panic when it is dropped. That comes when the last part of it has arrived, or a connection ends: in the
-/// middle of what an endpoint does for others, too, who must not suffer by it.
+/// Memory of a program that may panic when it is dropped. That comes when the last part of it has
+/// arrived, or a connection ends: in the middle of what an endpoint does for others, too, who must
+/// not suffer by it.
 struct Contained<M: CallerMemory>(Option<M>);
 
 impl<M: CallerMemory> CallerMemory for Contained<M> {

@@ -162,8 +162,9 @@ impl Error {
         matches!(self, Self::DeviceRemoved | Self::Device { .. })
     }
 
-    /// Returns whether an accept failed for a reason that the next one meets as well: the process has no descriptor or no memory
-    /// left, or there is no device any more. What is polled and watched here is the process's own, so its failures are of this kind.
+    /// Returns whether an accept failed for a reason that the next one meets as well: the process
+    /// has no descriptor or no memory left, or there is no device any more. What is polled and
+    /// watched here is the process's own, so its failures are of this kind.
     pub(crate) const fn concerns_everybody(&self) -> bool {
         matches!(
             self,

@@ -82,8 +82,10 @@ impl<B: Descriptors> Listener<B> {
     /// descriptor ([`AsFd`]) is readable.
     ///
     /// # Errors
-    /// The listener failed, as every call says from then on, and its descriptor stays readable; or the process has no descriptor or memory left to give to a connection, whose peer was told so, and
-    /// the listener goes on. What befalls a single request, as when its peer withdraws it, is no error of the listener.
+    /// The listener failed, as every call says from then on, and its descriptor stays readable; or
+    /// the process has no descriptor or memory left to give to a connection, whose peer was told
+    /// so, and the listener goes on. A single request that fails, as when its peer withdraws it, is
+    /// no error of the listener.
     pub fn try_accept(&self) -> Result<Option<(Endpoint<B>, ConnectionId)>, Error> {
         let mut endpoint = self.lock();
         for _ in 0..ATTEMPTS {
@@ -91,7 +93,8 @@ impl<B: Descriptors> Listener<B> {
             let Some(request) = endpoint.take_request() else {
                 let error = endpoint.take_accept_error(self.listener);
                 if error.as_ref().is_some_and(Error::is_for_good) {
-                    // What told of it was taken just now, and others may sleep until something comes: so it says so for ever.
+                    // What told of it was taken just now, and others may sleep until something
+                    // comes: so it says so for ever.
                     self.waker.wake()?;
                 }
                 return error.map_or(Ok(None), Err);

@@ -46,8 +46,8 @@ pub(crate) struct Memory<B: Backend> {
     registrar: Registrar<B>,
 }
 
-/// Registers memory for the application of one connection. It takes long, and asks code of the program for its memory: nobody holds a lock
-/// meanwhile that others need, so a face takes a clone.
+/// Registers memory for the application of one connection. It takes long, and asks code of the
+/// program for its memory: nobody holds a lock meanwhile that others need, so a face takes a clone.
 #[derive(Clone)]
 pub(crate) struct Registrar<B: Backend> {
     domain: ProtectionDomain<B>,
@@ -101,7 +101,8 @@ impl<B: Backend> Registrar<B> {
         register(&self.domain, &self.budget, len, access)
     }
 
-    /// Registers memory for the application to lend, and with [`Access::REMOTE_WRITE`] also to receive into.
+    /// Registers memory for the application to lend, and with [`Access::REMOTE_WRITE`] also to
+    /// receive into.
     pub(crate) fn buffer(&self, len: usize, access: Access) -> Result<RegisteredBuffer<B>, Error> {
         let memory = self.register(len, access)?;
         Ok(RegisteredBuffer::new(memory, access, self.domain.clone(), &self.buffers))

@@ -153,7 +153,8 @@ fn the_connections_of_a_listener_share_a_budget() {
     }
 }
 
-/// A listener that cannot accept because its process has no descriptor left says so, wherever they run out.
+/// A listener that cannot accept because its process has no descriptor left says so, wherever they
+/// run out.
 #[test]
 fn a_listener_says_that_descriptors_are_lacking() {
     // In a process of its own, whose limit concerns nobody else.

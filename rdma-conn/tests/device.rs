@@ -124,7 +124,7 @@ fn a_listener_ends_with_its_device() {
         for _ in 0..2 {
             let error = listener.try_accept().map(drop).expect_err("the device is gone");
             assert!(matches!(error, Error::Device { .. } | Error::DeviceRemoved), "{error}");
-            // Whoever waits in another thread has to hear of it, too.
+            // Threads that wait must hear of it, too.
             assert!(is_readable(&listener), "it sleeps on");
             let error = listener.accept().map(drop).expect_err("the device is gone");
             assert!(matches!(error, Error::Device { .. } | Error::DeviceRemoved), "{error}");
@@ -157,7 +157,8 @@ fn a_first_message_establishes() {
     }
 }
 
-/// That a device is gone is said also to a program that has not asked what kept it from accepting before.
+/// That a device is gone is said also to a program that has not asked what kept it from accepting
+/// before.
 #[test]
 fn a_listener_that_ends_says_so_behind_what_has_passed() {
     let sim = Simulation::new(1, DeviceKind::Ibta, SimulationSettings::default(), Vec::new());
@@ -182,7 +183,8 @@ fn a_listener_that_ends_says_so_behind_what_has_passed() {
     assert!(matches!(error, Error::Device { .. } | Error::DeviceRemoved), "{error}");
 }
 
-/// What a server with two clients on one queue says of each after its device has refused a request of the first one.
+/// What a server with two clients on one queue says of each after its device has refused a request
+/// of the first one.
 fn refused_one_of_two(seed: u64, unnamed_flushes: bool) -> [Option<String>; 2] {
     let settings = SimulationSettings { unnamed_flushes, ..SimulationSettings::default() };
     let sim = Simulation::new(seed, DeviceKind::HostileButLegal, settings, Vec::new());
@@ -222,7 +224,8 @@ fn refused_one_of_two(seed: u64, unnamed_flushes: bool) -> [Option<String>; 2] {
     opened.map(|id| id.and_then(|id| server.check(id).err()).map(|error| error.to_string()))
 }
 
-/// VR-CLOSE-008: whose requests were flushed some devices do not say. The one that has failed is found all the same, and no other.
+/// VR-CLOSE-008: whose requests were flushed some devices do not say. The one that has failed is
+/// found all the same, and no other.
 #[test]
 fn a_flush_without_a_name_ends_whom_it_concerns() {
     let mut by_flush = 0;

@@ -290,8 +290,8 @@ fn accepted(sim: &Simulation) -> (End, End) {
     }
 }
 
-/// VR-CLOSE-001: what was written to an accepted connection before it is established is delivered, though it is closed before, too,
-/// whether somebody wants to hear of the end or not.
+/// VR-CLOSE-001: what was written to an accepted connection before it is established is delivered,
+/// though it is closed before, too, whether somebody wants to hear of the end or not.
 #[test]
 fn a_connection_that_is_closed_before_it_is_established_delivers() {
     for abandons in [false, true] {
@@ -331,7 +331,8 @@ fn a_connection_that_is_closed_before_it_is_established_delivers() {
     }
 }
 
-/// VR-CLOSE-004: a client that never completes the connection holds its end up no longer than that may take.
+/// VR-CLOSE-004: a client that never completes the connection holds its end up no longer than that
+/// may take.
 #[test]
 fn a_close_before_the_connection_is_established_has_an_end() {
     let sim = Simulation::new(1, DeviceKind::Ibta, SimulationSettings::default(), FaultPlan::new());

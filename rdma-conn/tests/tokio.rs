@@ -240,8 +240,8 @@ async fn cancelled_lending_loses_nothing() {
     assert_eq!(Arc::strong_count(&buffer), 1);
 }
 
-/// VR-CLOSE-001: what was written to an accepted stream before it is established is delivered, though the stream is shut down or dropped
-/// before, too.
+/// VR-CLOSE-001: what was written to an accepted stream before it is established is delivered,
+/// though the stream is shut down or dropped before, too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stream_that_is_ended_before_it_is_established_delivers() {
     for drops in [false, true] {
@@ -271,7 +271,8 @@ async fn a_stream_that_is_ended_before_it_is_established_delivers() {
     }
 }
 
-/// Without a runtime there is no stream for tasks, and what was written to the one before is delivered as if it were dropped.
+/// Without a runtime there is no stream for tasks, and what was written to the one before is
+/// delivered as if it were dropped.
 #[test]
 fn a_stream_that_finds_no_runtime_delivers() {
     let fabric = Fabric::new();
@@ -321,7 +322,8 @@ impl Drop for Panics {
     }
 }
 
-/// A panic in the code of a program's memory is that program's own: connections that share the endpoint go on, whoever drives it.
+/// A panic in the code of a program's memory is that program's own: connections that share the
+/// endpoint go on, whoever drives it.
 #[test]
 fn memory_that_panics_concerns_no_other_connection() {
     let runtime = || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();

@@ -233,8 +233,8 @@ fn an_event_that_comes_during_a_spin_is_seen_when_that_ends() {
     }
 }
 
-/// A queue that goes with a wake-up in it wakes nobody any more, though somebody else holds its descriptor, as a child does that the process
-/// has forked.
+/// A queue that goes with a wake-up in it wakes nobody any more, though somebody else holds its
+/// descriptor, as a child does that the process has forked.
 #[test]
 fn a_queue_that_is_gone_wakes_nobody() {
     let settings = SimulationSettings { held_descriptors: true, ..SimulationSettings::default() };
@@ -263,7 +263,8 @@ fn is_readable(endpoint: &Endpoint<SoftSim>) -> bool {
     poll(&mut polled, Some(&Timespec::default())).is_ok_and(|count| count > 0)
 }
 
-/// A write that was taken in part, or that filled the room exactly, is followed by the word that there is room again.
+/// A write that was taken in part, or that filled the room exactly, is followed by the word that
+/// there is room again.
 #[test]
 fn a_write_that_leaves_no_room_is_told_of_room() {
     for beyond in [1, 0] {

@@ -416,8 +416,9 @@ pub trait QueuePair<B: Backend>: Send + Sync {
     /// # Errors
     /// [`ErrorKind::State`] for a queue pair that was not connected.
     fn is_loopback(&self) -> Result<bool, B::Error>;
-    /// Returns whether it is in the error state, `ibv_query_qp(3)`, `IBV_QP_STATE`: what is posted is flushed, and nothing comes any
-    /// more. It is for where a completion does not tell whose it is.
+    /// Returns whether it is in the error state, `ibv_query_qp(3)`, `IBV_QP_STATE`: what is posted
+    /// is flushed, and nothing comes any more. It is for where a completion does not tell whose it
+    /// is.
     fn has_failed(&self) -> Result<bool, B::Error>;
 }
 

@@ -34,7 +34,8 @@ pub struct RegionAddress {
 /// The state of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum State {
-    /// Not established yet. It may be closed already: what was written is delivered once it is established.
+    /// Not established yet. It may be closed already: what was written is delivered once it is
+    /// established.
     Connecting,
     /// Bytes may flow.
     Open,
@@ -470,8 +471,9 @@ impl Machine {
         self.look_for_announcement();
     }
 
-    /// Ends the connection once everything written has arrived, or after `linger` (VR-CLOSE-004). Idempotent. One that is not
-    /// established yet is established first, if anything was written to it (VR-CLOSE-001), and ends at once otherwise.
+    /// Ends the connection once everything written has arrived, or after `linger` (VR-CLOSE-004).
+    /// Idempotent. One that is not established yet is established first, if anything was written to
+    /// it (VR-CLOSE-001), and ends at once otherwise.
     pub fn close(&mut self, now: Instant, linger: Duration) {
         match self.stage {
             Stage::Connecting if self.send.unconfirmed() == 0 => self.end(),

@@ -203,8 +203,9 @@ mod tests {
         most
     }
 
-    /// VR-FLOW-008: of few receives the last is for the next question, unless one is under way whose answer gives some back. The answer to
-    /// one that is acknowledged already, by a peer that makes us wait, gives none.
+    /// VR-FLOW-008: of few receives the last is for the next question, unless one is under way
+    /// whose answer gives some back. The answer to one that is acknowledged already, by a peer that
+    /// makes us wait, gives none.
     #[test]
     fn of_few_receives_the_last_is_for_a_question_whose_answer_proves_something() {
         for limit in 2..8 {

@@ -52,10 +52,12 @@ pub struct SimulationSettings {
     pub pause: Duration,
     /// The `rnr_retry_count` of accepting sides, whatever their program says; a Valkey server passes 0.
     pub accept_rnr_retry: Option<u8>,
-    /// Whether a completion of a flushed request does not say of which queue pair it is, as ocrdma's does not: the number is 0.
+    /// Whether a completion of a flushed request does not say of which queue pair it is, as
+    /// ocrdma's does not: the number is 0.
     pub unnamed_flushes: bool,
-    /// Whether somebody else holds every descriptor of the fabric for as long as there is a simulation, as a child does that the
-    /// process has forked: to close one does not take it out of an epoll instance.
+    /// Whether somebody else holds every descriptor of the fabric for as long as there is a
+    /// simulation, as a child does that the process has forked: to close one does not take it out
+    /// of an epoll instance.
     pub held_descriptors: bool,
 }
 

@@ -185,8 +185,8 @@ impl CallerMemory for Panics {
     }
 }
 
-/// A panic of a program's memory is that program's own affair: its bytes are out of reach, and whoever writes to them goes on, as all
-/// others do.
+/// A panic of a program's memory is that program's own affair: its bytes are out of reach, and
+/// whoever writes to them goes on, as all others do.
 #[test]
 fn memory_that_panics_is_out_of_reach() {
     for len in [4, LONG] {

@@ -60,8 +60,8 @@ impl<B: Descriptors> AsyncEndpoint<B> {
         driven.map(|()| endpoint)
     }
 
-    /// Returns an endpoint that the runtime drives from now on, or why it does not: the background thread does then. Connections that
-    /// `listener` accepts wait to be taken.
+    /// Returns an endpoint that the runtime drives from now on, or why it does not: the background
+    /// thread does then. Connections that `listener` accepts wait to be taken.
     fn of(endpoint: Endpoint<B>, listener: Option<ListenerId>) -> (Self, Result<(), Error>) {
         let descriptor = endpoint.descriptor();
         let state = State {

@@ -304,7 +304,8 @@ impl<B: Descriptors> TryFrom<(Endpoint<B>, ConnectionId)> for AsyncStream<B> {
         endpoint.connection(id).ok_or(Error::NoSuchConnection)?;
         let (AsyncEndpoint { shared }, driven) = AsyncEndpoint::of(endpoint, None);
         shared.with(|state| state.tasks.insert(id, Tasks::default()));
-        // Without a runtime it goes as every stream does that is dropped: what was written is delivered.
+        // Without a runtime it goes as every stream does that is dropped: what was written is
+        // delivered.
         let stream = Self::of(&shared, id);
         driven.map(|()| stream)
     }

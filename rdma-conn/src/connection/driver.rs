@@ -204,8 +204,8 @@ impl<B: Backend> Connection<B> {
         }
     }
 
-    /// A request has failed of a connection on this one's queue, and nobody says of which. Returns whether it was of this one: its queue
-    /// pair has stopped, and it did not know.
+    /// A request has failed of a connection on this one's queue, and nobody says of which. Returns
+    /// whether it was of this one: its queue pair has stopped, and it did not know.
     pub(crate) fn has_failed_by(&mut self, failure: CompletionError) -> bool {
         if !matches!(self.cause, Cause::Machine) || self.machine.has_ended() {
             return false;

@@ -323,8 +323,8 @@ impl<B: Backend> Connection<B> {
         self.machine.take_sooner() | std::mem::take(&mut self.sooner)
     }
 
-    /// Begins a graceful end: what was written is delivered first, for at most `linger`, also where the connection is not established
-    /// yet.
+    /// Begins a graceful end: what was written is delivered first, for at most `linger`, also where
+    /// the connection is not established yet.
     pub fn close(&mut self, linger: Duration) {
         let now = self.now();
         self.machine.close(now, linger);

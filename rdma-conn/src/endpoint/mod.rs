@@ -103,10 +103,11 @@ pub struct Usage {
 /// Connections that share an event channel and completion queues, driven by one event loop. Nothing here blocks but
 /// [`Endpoint::wait`].
 ///
-/// The loop is: wait until its descriptor ([`AsFd`]) is readable or [`Endpoint::next_timeout`] has come, call
-/// [`Endpoint::progress`], take events with [`Endpoint::next_event`] until there is none. The descriptor may be watched
-/// for its level or for its edges. An epoll instance that watches it forgets it when the endpoint is dropped, unless a child that the
-/// process has forked holds it still: a process that forks takes it out before (`EPOLL_CTL_DEL`).
+/// The loop is: wait until its descriptor ([`AsFd`]) is readable or [`Endpoint::next_timeout`] has
+/// come, call [`Endpoint::progress`], take events with [`Endpoint::next_event`] until there is
+/// none. The descriptor may be watched for its level or for its edges. An epoll instance that
+/// watches it forgets it when the endpoint is dropped, unless a child that the process has forked
+/// holds it still: a process that forks takes it out before (`EPOLL_CTL_DEL`).
 ///
 /// A call that cannot be answered yet returns `None`, and an event follows when it can.
 ///

@@ -32,7 +32,8 @@ pub(super) struct Queue<B: Descriptors> {
     lost: bool,
 }
 
-/// The number of no connected queue pair: what a device (ocrdma) says of requests whose flush it does not attribute.
+/// The number of no connected queue pair: what a device (ocrdma) says of requests whose flush it
+/// does not attribute.
 pub(super) const UNNAMED: u32 = 0;
 
 /// A call on a queue that failed, and the connections whose queue it was.

@@ -313,7 +313,8 @@ impl<B: Descriptors> Endpoint<B> {
                 self.telling.push_back(id);
             }
         }
-        // Asked when the last of them has come, since all whose requests these were have failed by then, and not for each batch.
+        // Asked when the last of them has come, since all whose requests these were have failed by
+        // then, and not for each batch.
         let failure = if unnamed && count == BATCH { None } else { queue.take_unnamed() };
         for id in &others {
             self.settle(*id);
@@ -324,8 +325,8 @@ impl<B: Descriptors> Endpoint<B> {
         if count < BATCH { Found::All } else { Found::More }
     }
 
-    /// A failure has come out of the queue at `at` that does not say whose it is: those of its connections have failed whose queue
-    /// pairs are in the error state.
+    /// A failure has come out of the queue at `at` that does not say whose it is: those of its
+    /// connections have failed whose queue pairs are in the error state.
     #[cold]
     fn find_failed(&mut self, at: usize, failure: CompletionError) -> Found {
         let owners = self.queues.get_mut(at).map(|queue| queue.owners()).unwrap_or_default();

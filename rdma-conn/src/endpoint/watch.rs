@@ -26,8 +26,9 @@ pub(super) struct Watch {
 
 /// A source that an epoll instance watches for as long as this is here.
 ///
-/// To close a descriptor does not end that where somebody else holds it: a child that the process has forked holds all of them, if only
-/// until it executes another program. The instance would go on reporting what nobody can take out any more, epoll(7).
+/// To close a descriptor does not end that where somebody else holds it: a child that the process
+/// has forked holds all of them, if only until it executes another program. The instance would go
+/// on reporting what nobody can take out any more, epoll(7).
 pub(super) struct Watched<S: AsFd> {
     source: S,
     epoll: Arc<OwnedFd>,

@@ -148,7 +148,8 @@ fn close_is_idempotent() {
     assert_eq!(pair.client.disconnects(), 1);
 }
 
-/// VR-CLOSE-001: what was written before the connection is established is delivered, though it is closed before, too.
+/// VR-CLOSE-001: what was written before the connection is established is delivered, though it is
+/// closed before, too.
 #[test]
 fn close_before_the_connection_is_there_delivers() {
     for who in [Client, Server] {

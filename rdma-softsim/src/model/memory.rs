@@ -36,8 +36,8 @@ impl Memory {
         self.shared().len()
     }
 
-    /// Returns the bytes. None, if the program's code panics that is asked for them: they are out of reach then, for whoever's request
-    /// it is that needs them, and nobody else is concerned.
+    /// Returns the bytes. There are none if the program's code panics that is asked for them: only
+    /// requests that need them fail then.
     pub(crate) fn shared(&self) -> SharedMemory<'_> {
         match self {
             Self::Own(memory) => memory.shared(),

@@ -67,7 +67,8 @@ impl Model {
         }
     }
 
-    /// As [`Model::arrive`], where its bytes were to be copied already: whether they were, or could not be reached.
+    /// As [`Model::arrive`], where its bytes were to be copied already: whether they were, or could
+    /// not be reached.
     pub(super) fn arrive_with(&mut self, from: PairId, epoch: u32, sequence: u64, copied: Option<bool>) {
         let Some(pair) = self.pairs.get(from) else { return };
         let Some(work) = pair.requester.flight(epoch, sequence) else { return };
