@@ -52,7 +52,7 @@ fn honest() -> Vec<u8> {
     let op = softrdma_wire::Op::Write { address: 4200, rkey: 0x202 };
     let work = vec![Send { id: 1, op, signaled: true, solicited: false, local }];
     packet(&mut input, 0, &Request::Arm { queue: 4, solicited: false });
-    packet(&mut input, 0, &Request::PostSend { pair: 6, whole: false, work });
+    packet(&mut input, 0, &Request::PostSend { pair: 6, room: 0, work });
     packet(&mut input, 0, &Request::Poll { queue: 4, most: 8 });
     input
 }

@@ -11,8 +11,8 @@ use rustix::net::SendFlags;
 use session::{address, ask, come, open, raw};
 use softrdma::fabric::Fabric;
 use softrdma_wire::{
-    Access, Connected, Connections, Fault, Local, MAX_BATCH, Op, Params, Receive, Reply, Request, Send, Sge,
-    Transition, VERSION, When,
+    Access, Connected, Connections, Fault, Local, MAX_BATCH, MAX_WORK, Op, Params, Receive, Reply, Request,
+    Send, Sge, Transition, VERSION, When,
 };
 
 /// Whether an honest program is served.
@@ -142,10 +142,10 @@ fn request() -> impl Strategy<Value = Request<'static>> {
                     };
                     Send { id: 1, op, signaled, solicited: inline, local }
                 };
-                Request::PostSend { pair, whole: pair % 2 == 0, work: work.into_iter().map(send).collect() }
+                Request::PostSend { pair, room: pair % 3, work: work.into_iter().map(send).collect() }
             }
         ),
-        (name(), sge(), 0..MAX_BATCH + 2, 0..20_usize).prop_map(|(pair, sge, count, elements)| {
+        (name(), sge(), 0..MAX_WORK + 2, 0..20_usize).prop_map(|(pair, sge, count, elements)| {
             Request::PostReceive {
                 pair,
                 work: vec![

@@ -258,7 +258,7 @@ impl Presence {
         let process = Arc::new(Process::open(pid)?);
         let mut session: Option<Session> = None;
         loop {
-            await_request(&socket, &process)?;
+            await_request(&socket, &process, session.as_mut())?;
             let (request, descriptor): (Request<'_>, _) = socket.receive()?;
             match (&mut session, request) {
                 (Some(session), request) => {
@@ -321,17 +321,24 @@ impl Presence {
 }
 
 /// Sleeps until the program asks something. Its end is an error: a child of it may hold the socket still.
-fn await_request(socket: &Socket, process: &Process) -> Result<(), Error> {
+fn await_request(socket: &Socket, process: &Process, mut session: Option<&mut Session>) -> Result<(), Error> {
     loop {
-        let mut fds = [PollFd::new(socket, PollFlags::IN), PollFd::new(process.descriptor(), PollFlags::IN)];
+        let mut fds =
+            vec![PollFd::new(socket, PollFlags::IN), PollFd::new(process.descriptor(), PollFlags::IN)];
+        fds.extend(session.iter().flat_map(|session| session.awaited()));
         match poll(&mut fds, None) {
             Ok(_) => {}
             Err(Errno::INTR) => continue,
             Err(errno) => return Err(errno.into()),
         }
-        let [asks, ended] = fds.map(|fd| !fd.revents().is_empty());
+        let mut ready = fds.iter().map(|fd| !fd.revents().is_empty());
+        let (asks, ended) = (ready.next() == Some(true), ready.next() == Some(true));
+        let others = ready.any(|ready| ready);
         if ended {
             return Err(Error::Closed);
+        }
+        if others && let Some(session) = &mut session {
+            session.catch_up();
         }
         if asks {
             return Ok(());
