@@ -88,7 +88,7 @@ fn end(host: &SoftSim) -> End {
     let queue = device.create_completion_queue(7, 16, signal).unwrap();
     let program = Program { bytes: Arc::new(Mutex::new(vec![0; LEN])), ended: Arc::default() };
     let access = Access::REMOTE_WRITE.and(Access::REMOTE_READ);
-    let region = domain.register_foreign(BASE, LEN, Box::new(program.clone()), access).unwrap();
+    let region = domain.register_foreign(BASE, LEN, Arc::new(program.clone()), access).unwrap();
     let pair = device.create_queue_pair(9, &domain, [&queue, &queue], None, LIMITS).unwrap();
     End { pair, region, queue, domain, device, signals, program }
 }

@@ -280,8 +280,8 @@ fn present(sessions: Vec<Session>) -> Table {
         "domains",
         "regions",
         "bytes",
-        "completion queues",
-        "queue pairs",
+        "queues",
+        "pairs",
         "identifiers",
         "requests",
     ]);
@@ -294,7 +294,7 @@ fn present(sessions: Vec<Session>) -> Table {
         table.add_row([
             session.program,
             session.pid.to_string(),
-            devices.join("; "),
+            devices.join("\n"),
             session.domains.to_string(),
             session.regions.to_string(),
             session.registered_bytes.to_string(),

@@ -54,7 +54,6 @@ impl From<Errno> for Refusal {
 }
 
 /// What `softrdma status` shows of a session.
-#[derive(Debug)]
 pub(super) struct Info {
     pub(super) program: String,
     pub(super) process: Arc<Process>,
@@ -374,10 +373,8 @@ impl Session {
         let last = at.checked_add(len.checked_sub(1).ok_or(Errno::INVAL)?).ok_or(Errno::FAULT)?;
         address.checked_add(len).ok_or(Errno::INVAL)?;
         // Pinning would look at every page; its ends show a wrong address, and whether this process may reach there at all.
-        for place in [at, last] {
-            self.info.process.read(place, &mut [0])?;
-        }
-        let memory = Box::new(ProgramMemory { process: Arc::clone(&self.info.process), at });
+        self.info.process.probe([at, last])?;
+        let memory = Arc::new(ProgramMemory { process: Arc::clone(&self.info.process), at });
         let region = domain.register_foreign(address, bytes, memory, access)?;
         let key = region.key();
         let name = self.name()?;
