@@ -261,6 +261,8 @@ pub(super) struct Carried {
     /// Which ends, the requester first, count it still.
     holds: [bool; 2],
     deadline: Instant,
+    /// It was given up before, and gets less time.
+    repeats: bool,
 }
 
 impl Carried {
@@ -304,7 +306,8 @@ impl Model {
         let onto = target.as_ref().map(|parts| self.stretches(parts, len));
         let sends = matches!(work.op, SendOp::Send | SendOp::SendImmediate(_));
         let Some(pair) = self.pairs.get_mut(from) else { return false };
-        let reach = match pair.requester.late {
+        let repeats = pair.requester.late;
+        let reach = match repeats {
             false => self.parameters.reach,
             true => {
                 pair.requester.ack_timeout.unwrap_or(self.parameters.ack_timeout).min(self.parameters.reach)
@@ -330,7 +333,20 @@ impl Model {
         let (open, known) = (true, Arc::clone(&track));
         self.carried.insert(
             number,
-            Carried { from, to, epoch, sequence, struck, reads, target, track: known, open, holds, deadline },
+            Carried {
+                from,
+                to,
+                epoch,
+                sequence,
+                struck,
+                reads,
+                target,
+                track: known,
+                open,
+                holds,
+                deadline,
+                repeats,
+            },
         );
         let mut freight = Freight {
             number,
@@ -587,12 +603,12 @@ impl Model {
         let _inside = carried.track.end();
         self.free(&mut carried, None);
         let arrival = match carried.track.at() {
-            End::Requester => {
+            End::Requester if !carried.repeats => {
                 let own = if carried.reads { Unreachable::Target } else { Unreachable::Source };
                 let struck = Some(carried.struck);
                 Some(Arrival { struck, moved: Some(Err(own)), seen: None, carried: true })
             }
-            End::Responder => {
+            End::Requester | End::Responder => {
                 if let Some(pair) = self.pairs.get_mut(carried.from) {
                     pair.requester.late = true;
                 }
