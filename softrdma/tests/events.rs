@@ -145,9 +145,13 @@ fn events_that_find_no_room_in_the_pipe_come_later() {
         assert!(matches!(polled, Reply::Completions(some) if some.len() == 1));
     }
     let _other = open(&fabric, 2);
-    let mut bytes = vec![0; EVENTS * softrdma_wire::RECORD];
-    std::io::Read::read_exact(&mut std::fs::File::from(pipe), &mut bytes).expect("all events");
-    for record in bytes.chunks(softrdma_wire::RECORD) {
+    let patience = rustix::event::Timespec { tv_sec: 60, tv_nsec: 0 };
+    for event in 0..EVENTS {
+        let mut fds = [rustix::event::PollFd::new(&pipe, rustix::event::PollFlags::IN)];
+        let ready = rustix::event::poll(&mut fds, Some(&patience));
+        assert_eq!(ready, Ok(1), "{event} events, and no more");
+        let mut record = [0; softrdma_wire::RECORD];
+        assert_eq!(rustix::io::read(&pipe, &mut record), Ok(record.len()));
         assert_eq!(record, u64::from(queue).to_le_bytes());
     }
 }
