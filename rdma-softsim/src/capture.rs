@@ -45,11 +45,16 @@ pub enum Content<'a> {
         op: SendOp,
         /// Bytes that the operation moves.
         len: usize,
-        /// Those that travel with it.
+        /// Those that travel with it, as far as they are known.
         bytes: &'a [u8],
     },
     /// The bytes of a READ, which acknowledge it.
-    Bytes(&'a [u8]),
+    Bytes {
+        /// As far as they are known, ...
+        bytes: &'a [u8],
+        /// ... and how many there are.
+        len: usize,
+    },
     /// Executed.
     Acknowledged,
     /// No receive was posted.

@@ -154,7 +154,9 @@ impl ForeignRegion {
 
 impl Drop for ForeignRegion {
     fn drop(&mut self) {
-        self.domain.driver.with(|model| model.deregister(self.registration.id));
+        let DomainInner { driver, .. } = &*self.domain;
+        driver.with(|model| model.deregister(self.registration.id));
+        driver.wait_while(|model| model.lands_in(self.registration.id));
     }
 }
 
@@ -170,7 +172,7 @@ impl Domain {
         &self,
         address: u64,
         len: usize,
-        memory: Box<dyn ForeignMemory>,
+        memory: Arc<dyn ForeignMemory>,
         access: Access,
     ) -> Result<ForeignRegion, Error> {
         let DomainInner { driver, id } = &*self.inner;
@@ -360,6 +362,12 @@ pub(crate) fn parts(model: &Model, domain: Option<DomainId>, list: &[Sge]) -> Pa
 impl QueuePair {
     /// `ibv_modify_qp(3)`.
     pub fn modify(&self, transition: Transition) -> Result<(), Error> {
+        if matches!(transition, Transition::Reset) {
+            self.driver.with(|model| model.reset(self.id))?;
+            // What was posted is its owner's again.
+            self.driver.wait_while(|model| model.lands_for(self.id));
+            return Ok(());
+        }
         self.driver.with(|model| match transition {
             Transition::Reset => model.reset(self.id),
             Transition::Initialise => model.initialise(self.id),

@@ -15,10 +15,10 @@ use std::sync::Arc;
 use rdma_proto::time::Instant;
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::Error;
-use crate::model::{Model, SimulationState, Wake};
+use crate::model::{Freight, Model, SimulationState, Wake};
 use crate::settings::Parameters;
 use crate::sync::{AtomicBool, Builder, JoinHandle, Monitor, MutexGuard, Ticks};
+use crate::{Error, Load};
 
 /// No sleep with an end is longer; a spurious wake-up now and then is harmless, an overflowing time-out is not.
 const LONGEST_SLEEP: Duration = Duration::from_secs(3600);
@@ -28,7 +28,7 @@ pub(crate) struct Driver {
     core: Arc<Core>,
 }
 
-struct Core {
+pub(crate) struct Core {
     /// The thread sleeps until it is told that its deadline moved, or that it is over.
     state: Monitor<State>,
     clock: Clock,
@@ -72,6 +72,8 @@ struct State {
     copies: usize,
     /// How many threads wait until none is.
     waiting: usize,
+    /// How many wait until nobody moves bytes to memory in other processes that they take away.
+    leaving: usize,
 }
 
 impl Driver {
@@ -96,6 +98,7 @@ impl Driver {
             woken: false,
             copies: 0,
             waiting: 0,
+            leaving: 0,
         };
         Self { core: Arc::new(Core { state: Monitor::new(state), clock, idle: AtomicBool::new(false) }) }
     }
@@ -117,6 +120,16 @@ impl Driver {
     /// that are under way. What follows from it on a queue pair behind such a copy is done by whoever copies.
     pub(crate) fn beside_copies<T>(&self, act: impl FnOnce(&mut Model) -> T) -> T {
         self.act(act, Caller::BesideCopies)
+    }
+
+    /// Waits while somebody may move bytes to memory that is no more theirs. The model gives them up in the end.
+    pub(crate) fn wait_while(&self, moves: impl Fn(&Model) -> bool) {
+        let mut state = self.core.lock();
+        state.leaving += 1;
+        while moves(&state.model) {
+            state = self.core.state.wait_for_calm(state);
+        }
+        state.leaving -= 1;
     }
 
     /// Calls `act` on behalf of a caller that cannot lose its processor.
@@ -236,17 +249,38 @@ impl Core {
     }
 
     /// Executes what is due, and all that follows from it at once.
-    fn advance<'a>(&'a self, mut state: MutexGuard<'a, State>, ticks: &Ticks) -> MutexGuard<'a, State> {
+    fn advance<'a>(
+        self: &'a Arc<Self>,
+        mut state: MutexGuard<'a, State>,
+        ticks: &Ticks,
+    ) -> MutexGuard<'a, State> {
         state.model.advance(Instant::from_start(ticks.elapsed()));
         self.copy(state, ticks)
     }
 
-    /// Wakes whoever is to be woken, and copies the bytes of long messages. Lets go of the lock meanwhile, unless somebody waits for the end of
+    /// Wakes whoever is to be woken, copies the bytes of long messages, and sends those on their way that have an end in another process. Lets go of the lock meanwhile, unless somebody waits for the end of
     /// all copies.
     #[inline]
-    fn copy<'a>(&'a self, mut state: MutexGuard<'a, State>, ticks: &Ticks) -> MutexGuard<'a, State> {
+    fn copy<'a>(
+        self: &'a Arc<Self>,
+        mut state: MutexGuard<'a, State>,
+        ticks: &Ticks,
+    ) -> MutexGuard<'a, State> {
         state.wake();
-        while let Some(bulk) = state.model.next_bulk() {
+        loop {
+            if let Some(freight) = state.model.next_freight() {
+                drop(state);
+                let ended = Load::new(Arc::clone(self), freight).pass();
+                state = self.lock();
+                if let Some(freight) = ended {
+                    state.model.advance(Instant::from_start(ticks.elapsed()));
+                    state.model.end_freight(freight);
+                    state.model.settle();
+                    state.wake();
+                }
+                continue;
+            }
+            let Some(bulk) = state.model.next_bulk() else { break };
             let copied = if state.waiting > 0 {
                 bulk.copy()
             } else {
@@ -265,7 +299,31 @@ impl Core {
                 self.state.notify_calm();
             }
         }
+        if state.leaving > 0 {
+            self.state.notify_calm();
+        }
         state
+    }
+
+    /// Bytes have come to the end of their way, in a thread that is not a caller's.
+    pub(crate) fn arrive(self: &Arc<Self>, freight: Freight) {
+        self.end(|model| model.end_freight(freight));
+    }
+
+    /// Nobody moves these bytes.
+    pub(crate) fn lose(self: &Arc<Self>, freight: &Freight) {
+        self.end(|model| model.lose_freight(freight));
+    }
+
+    fn end(self: &Arc<Self>, end: impl FnOnce(&mut Model)) {
+        let Clock::Real(ticks) = &self.clock else { return end(&mut self.lock().model) };
+        let mut state = self.lock();
+        state.model.advance(Instant::from_start(ticks.elapsed()));
+        end(&mut state.model);
+        state.model.settle();
+        state = self.copy(state, ticks);
+        self.note_idle(&state);
+        self.watch(&mut state);
     }
 
     /// Waits until no copy is under way.
@@ -296,7 +354,7 @@ impl Core {
     }
 
     /// The thread.
-    fn keep_time(&self) {
+    fn keep_time(self: &Arc<Self>) {
         let Clock::Real(ticks) = &self.clock else { return };
         let mut state = self.lock();
         while !state.closed {

@@ -99,7 +99,7 @@
 //! # What it does not do
 //!
 //! Packets, path MTU, bandwidth and congestion; reordering and corruption of messages; atomics and fences; more than one device on a host; the hours after which a real connection manager gives up on an application that never
-//! decides on a request. The bytes of a READ are taken when its answer arrives, which is late but allowed without a
+//! decides on a request. The bytes of a READ in this process are taken when its answer arrives, which is late but allowed without a
 //! fence. Completions of a dropped queue pair stay in their queue, as soft-RoCE leaves them there and some devices do
 //! not.
 #![forbid(unsafe_code)]
@@ -113,6 +113,7 @@ mod error;
 mod fabric;
 mod failure_class;
 mod faults;
+mod load;
 mod model;
 mod random;
 mod settings;
@@ -133,6 +134,7 @@ pub use error::Error;
 pub use fabric::{Fabric, SoftSim};
 pub use failure_class::{FailureClass, FailureCounts};
 pub use faults::{Chance, Connections, Fault, FaultPlan, Injection, Site, When};
+pub use load::Load;
 pub use model::{About, ForeignMemory};
 pub use random::Random;
 pub use settings::{Limits, Link, Parameters, Resources};

@@ -15,6 +15,9 @@ pub struct Parameters {
     pub ack_timeout: Duration,
     /// How long the connection manager repeats a message that nobody answers, before it gives up.
     pub cm_timeout: Duration,
+    /// How long bytes in another process ([`ForeignMemory`](crate::ForeignMemory)) may take to be reached, before their process counts as one
+    /// that does not answer.
+    pub reach: Duration,
     /// From the end of a connection to [`TimewaitExit`](rdma_proto::backend::CmEventKind::TimewaitExit).
     pub timewait: Duration,
 }
@@ -25,6 +28,7 @@ impl Default for Parameters {
             latency: Duration::ZERO,
             ack_timeout: Duration::from_nanos(4096 << 14),
             cm_timeout: Duration::from_secs(2),
+            reach: Duration::from_secs(20),
             timewait: Duration::from_millis(10),
         }
     }

@@ -240,7 +240,10 @@ impl QueuePair {
 
 impl Drop for QueuePair {
     fn drop(&mut self) {
-        self.driver.with(|model| model.destroy_pair(self.id));
+        if !self.driver.with(|model| model.retire_pair(self.id)) {
+            self.driver.wait_while(|model| model.lands_for(self.id));
+            self.driver.with(|model| model.destroy_pair(self.id));
+        }
     }
 }
 

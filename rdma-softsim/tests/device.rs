@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -13,8 +14,8 @@ use rdma_proto::backend::{
 };
 use rdma_softsim::{
     About, Chance, CompletionQueue, Connections, Device, Domain, Error, Fabric, Fault, ForeignMemory,
-    ForeignRegion, Local, NamedReceive, NamedSend, PairState, Parameters, QueuePair, Resources, Sge, Signal,
-    Site, SoftSim, Transition, When,
+    ForeignRegion, Load, Local, NamedReceive, NamedSend, PairState, Parameters, QueuePair, Resources, Sge,
+    Signal, Site, SoftSim, Transition, When,
 };
 
 const BASE: u64 = 0x1000;
@@ -81,14 +82,18 @@ struct End {
 }
 
 fn end(host: &SoftSim) -> End {
+    let program = Program { bytes: Arc::new(Mutex::new(vec![0; LEN])), ended: Arc::default() };
+    end_with(host, program.clone(), Arc::new(program))
+}
+
+fn end_with(host: &SoftSim, program: Program, memory: Arc<dyn ForeignMemory>) -> End {
     let signals = CountingSignal::new();
     let device = host.open(CountingSignal::new()).unwrap();
     let domain = device.create_domain().unwrap();
     let signal: Arc<dyn Signal> = Arc::<CountingSignal>::clone(&signals);
     let queue = device.create_completion_queue(7, 16, signal).unwrap();
-    let program = Program { bytes: Arc::new(Mutex::new(vec![0; LEN])), ended: Arc::default() };
     let access = Access::REMOTE_WRITE.and(Access::REMOTE_READ);
-    let region = domain.register_foreign(BASE, LEN, Box::new(program.clone()), access).unwrap();
+    let region = domain.register_foreign(BASE, LEN, memory, access).unwrap();
     let pair = device.create_queue_pair(9, &domain, [&queue, &queue], None, LIMITS).unwrap();
     End { pair, region, queue, domain, device, signals, program }
 }
@@ -111,6 +116,135 @@ fn connect(end: &End, own: u8, peer: u8, number: u32) {
     to(Transition::Send { retry: 1, rnr_retry: 7, read_depth: 1 });
     assert_eq!(end.pair.state(), Ok(PairState::Ready));
     assert_eq!(end.pair.ends(), Some((address(own), address(peer), number)));
+}
+
+/// Memory that is reached by threads of their own, and keeps those that write while its gate is shut.
+struct Keeping {
+    program: Program,
+    begun: Sender<()>,
+    leave: Mutex<Receiver<()>>,
+    written: AtomicBool,
+}
+
+impl ForeignMemory for Keeping {
+    fn carry(&self, mut load: Load) -> Option<Load> {
+        std::thread::spawn(move || {
+            load.step();
+            load.go();
+        });
+        None
+    }
+
+    fn read(&self, offset: usize, into: &mut [u8]) -> bool {
+        self.program.read(offset, into)
+    }
+
+    fn write(&self, offset: usize, from: &[u8]) -> bool {
+        let _nobody_listens = self.begun.send(());
+        // Without a sender it is open.
+        let _open = self.leave.lock().unwrap().recv();
+        let written = self.program.write(offset, from);
+        self.written.store(true, Relaxed);
+        written
+    }
+}
+
+/// Two ends, of which the second has such memory; who is in it, and the gate.
+fn connected_to_keeping(fabric: Fabric) -> (Fabric, End, End, Arc<Keeping>, Receiver<()>, Sender<()>) {
+    let ((begun, has_begun), (leave, may_leave)) = (channel(), channel());
+    let program = Program { bytes: Arc::new(Mutex::new(vec![0; LEN])), ended: Arc::default() };
+    let (leave_in, written) = (Mutex::new(may_leave), AtomicBool::new(false));
+    let memory = Arc::new(Keeping { program: program.clone(), begun, leave: leave_in, written });
+    let a = end(&fabric.host(&[address(1)]));
+    let b = end_with(&fabric.host(&[address(2)]), program, Arc::<Keeping>::clone(&memory) as _);
+    connect(&a, 1, 2, b.pair.number());
+    connect(&b, 2, 1, a.pair.number());
+    (fabric, a, b, memory, has_begun, leave)
+}
+
+/// Waits for completions.
+fn await_completions(end: &End) -> Vec<Result<Completed, CompletionStatus>> {
+    loop {
+        let completions = end.completions();
+        if !completions.is_empty() {
+            return completions;
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// Whoever is kept in one program's memory keeps nobody else: other queue pairs of the same peer, and other programs, go on.
+#[test]
+fn memory_that_keeps_who_writes_to_it_stops_nobody_else() {
+    let (fabric, a, b, _memory, begun, leave) = connected_to_keeping(Fabric::new());
+    let remote = |end: &End| RemoteAddress { address: BASE, rkey: end.region.key() };
+    a.post(SendOp::Write(remote(&b)), a.sge(0, 10));
+    begun.recv().unwrap();
+    // Of the same machine, and of others.
+    for (own, peer) in [(1, 4), (5, 6)] {
+        let [one, other] = [own, peer].map(|last| end(&fabric.host(&[address(last)])));
+        connect(&one, own, peer, other.pair.number());
+        connect(&other, peer, own, one.pair.number());
+        one.post(SendOp::Write(remote(&other)), one.sge(0, 500_000));
+        assert_eq!(await_completions(&one), [Ok(Completed::Write)]);
+    }
+    assert_eq!(a.completions(), []);
+    leave.send(()).unwrap();
+    assert_eq!(await_completions(&a), [Ok(Completed::Write)]);
+}
+
+/// Nobody writes to memory that was given back: who takes a queue pair or a region away waits for whoever is in its own memory for it.
+#[test]
+fn memory_is_given_back_when_nobody_writes_to_it() {
+    for takes_region in [false, true] {
+        let (fabric, a, b, memory, begun, leave) = connected_to_keeping(Fabric::new());
+        a.post(SendOp::Write(RemoteAddress { address: BASE, rkey: b.region.key() }), a.sge(0, 10));
+        begun.recv().unwrap();
+        let End { pair, region, queue, .. } = b;
+        let number = pair.number();
+        let (kept_pair, taken): (_, Box<dyn Send>) = match takes_region {
+            true => (Some(pair), Box::new(region)),
+            false => (None, Box::new((pair, region))),
+        };
+        let taking = std::thread::spawn(move || {
+            drop(taken);
+            memory.written.load(Relaxed)
+        });
+        // It has begun: the queue pair is reset, or the region is no more.
+        loop {
+            let found = fabric.connections().into_iter().find(|connection| connection.pair == number);
+            let state = found.map(|connection| connection.state);
+            let begun = match takes_region {
+                true => fabric.resources(address(2)).regions == 0,
+                false => state == Some(PairState::Reset),
+            };
+            if begun {
+                break;
+            }
+            assert!(state.is_some(), "the queue pair is gone while somebody writes for it");
+            std::thread::yield_now();
+        }
+        assert!(!taking.is_finished(), "it waits");
+        leave.send(()).unwrap();
+        assert!(taking.join().unwrap(), "the bytes were written before");
+        drop((kept_pair, queue));
+    }
+}
+
+/// A page that never comes: the writer gives up in time, and so does who takes the memory away.
+#[test]
+fn a_page_that_never_comes_is_given_up() {
+    let (reach, ack_timeout) = (Duration::from_millis(20), Duration::from_millis(1));
+    let parameters = Parameters { reach, ack_timeout, ..Parameters::default() };
+    let (_fabric, a, b, _memory, begun, leave) = connected_to_keeping(Fabric::with_parameters(parameters));
+    let op = SendOp::Write(RemoteAddress { address: BASE, rkey: b.region.key() });
+    // Not from its own memory, which may be reached too late on a busy machine.
+    let local = Local::Inline(&[7; 10]);
+    a.pair.post_named(&[NamedSend { id: 1, op, local, signaled: true, solicited: false }]).unwrap();
+    begun.recv().unwrap();
+    assert_eq!(await_completions(&a), [Err(CompletionStatus::RETRY_EXC_ERR)]);
+    drop(b);
+    drop(leave);
 }
 
 fn connected() -> (Fabric, End, End) {

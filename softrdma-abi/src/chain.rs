@@ -3,7 +3,7 @@
 use core::ffi::c_int;
 use std::borrow::Cow;
 
-use softrdma_wire::{Local, MAX_BATCH, MAX_INLINE, Op, Receive, Reply, Request, Send, Sge};
+use softrdma_wire::{Local, MAX_INLINE, MAX_WORK, Op, Receive, Reply, Request, Send, Sge};
 
 use crate::layout::{
     IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_SEND_SOLICITED, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE,
@@ -104,7 +104,7 @@ pub(crate) fn chain<T, W>(
 ) -> Result<(), (*mut T, c_int)> {
     while !next.is_null() {
         let (mut batch, mut places, mut stopped) = (Vec::new(), Vec::new(), None);
-        while !next.is_null() && batch.len() < MAX_BATCH / 2 {
+        while !next.is_null() && batch.len() < MAX_WORK {
             match gather(next) {
                 Ok(work) => batch.push(work),
                 Err(errno) => {
@@ -163,7 +163,7 @@ pub(crate) unsafe extern "C" fn post_send(
         |wr| unsafe { (*wr).next },
         // SAFETY: as above; inline bytes are sent before this function returns.
         |wr| unsafe { send(&*wr, most, all_signaled) },
-        |work| call(&Request::PostSend { pair, whole: false, work }),
+        |work| call(&Request::PostSend { pair, room: 0, work }),
     );
     // SAFETY: ibv_post_send(3): a place for the request that was refused.
     unsafe { conclude(posted, bad) }
@@ -197,4 +197,63 @@ pub(crate) unsafe extern "C" fn post_recv(
     );
     // SAFETY: ibv_post_recv(3): a place for the request that was refused.
     unsafe { conclude(posted, bad) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    /// Posts a chain of `len` requests, of which number `wrong` cannot be gathered, and of which the fabric takes `room` and refuses the next
+    /// with `errno`. Returns the place of the request that is called bad, with the errno, and how many were posted.
+    fn posted(
+        len: usize,
+        wrong: usize,
+        room: usize,
+        errno: c_int,
+    ) -> (Result<(), (usize, c_int)>, Vec<usize>) {
+        let mut nodes: Vec<usize> = (0..len).collect();
+        let places: Vec<*mut usize> = nodes.iter_mut().map(std::ptr::from_mut).collect();
+        let place = |node: *mut usize| places.iter().position(|place| *place == node).expect("of the chain");
+        let taken = RefCell::new(Vec::new());
+        let result = chain(
+            places.first().copied().expect("is not empty"),
+            |node| places.get(place(node) + 1).copied().unwrap_or(std::ptr::null_mut()),
+            |node| if place(node) == wrong { Err(libc::EINVAL) } else { Ok(place(node)) },
+            |work| {
+                assert!(work.len() <= MAX_WORK);
+                let (mut taken, all) = (taken.borrow_mut(), work.len());
+                let count = all.min(room - taken.len());
+                taken.extend(work.into_iter().take(count));
+                Ok(Reply::Posted { count: count as u32, errno: if count < all { errno } else { 0 } })
+            },
+        );
+        (result.map_err(|(bad, errno)| (place(bad), errno)), taken.into_inner())
+    }
+
+    #[test]
+    fn the_bad_request_is_the_first_that_was_not_posted() {
+        const LEN: usize = 3 * MAX_WORK;
+        let all = usize::MAX;
+        assert_eq!(posted(LEN, all, LEN, 0), (Ok(()), (0..LEN).collect()));
+        for bad in [0, 1, 5, MAX_WORK - 1, MAX_WORK, MAX_WORK + 7, LEN - 1] {
+            // The fabric refuses it.
+            let expected = (Err((bad, libc::ENOMEM)), (0..bad).collect());
+            assert_eq!(posted(LEN, all, bad, libc::ENOMEM), expected);
+            // It makes no sense; what is before it is posted.
+            assert_eq!(posted(LEN, bad, LEN, 0), (Err((bad, libc::EINVAL)), (0..bad).collect()));
+        }
+        // Both: what the fabric refuses comes before.
+        assert_eq!(posted(8, 6, 2, libc::ENOMEM), (Err((2, libc::ENOMEM)), vec![0, 1]));
+    }
+
+    #[test]
+    fn of_a_message_that_fails_nothing_is_posted() {
+        let (mut first, mut second) = (0, 1);
+        let (first, second): (*mut i32, *mut i32) = (&raw mut first, &raw mut second);
+        let next = |node| if node == first { second } else { std::ptr::null_mut() };
+        let failed = |_work: Vec<()>| Err(libc::EIO);
+        assert_eq!(chain(first, next, |_| Ok(()), failed), Err((first, libc::EIO)));
+    }
 }

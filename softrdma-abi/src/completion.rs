@@ -187,15 +187,43 @@ pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c
     returned(ask(&Request::Arm { queue, solicited: solicited_only != 0 }))
 }
 
-/// Fetches completions if there are none here. A queue that is lost has none to give.
-fn fetch(queue: Name, fetched: &mut VecDeque<Completion>) -> Result<(), c_int> {
-    if fetched.is_empty() {
-        match call(&Request::Poll { queue, most: MAX_BATCH as u32 })? {
-            Reply::Completions(completions) => fetched.extend(completions),
-            _ => return Err(libc::EPROTO),
+/// Asks the fabric for as many completions as a message holds. A queue that is lost has none to give.
+fn fetch(queue: Name) -> Result<Vec<Completion>, c_int> {
+    match call(&Request::Poll { queue, most: MAX_BATCH as u32 })? {
+        Reply::Completions(completions) => Ok(completions),
+        _ => Err(libc::EPROTO),
+    }
+}
+
+/// Gives `give` at most `most` completions: those that were fetched before, then those that `fetch` brings.
+/// Fewer than `most` mean that the queue was empty (`ibv_poll_cq(3)`). An error shows when none was given.
+fn give_fetched(
+    fetched: &mut VecDeque<Completion>,
+    most: usize,
+    fetch: impl Fn() -> Result<Vec<Completion>, c_int>,
+    mut give: impl FnMut(Completion),
+) -> Result<usize, c_int> {
+    let (mut count, mut emptied) = (0, false);
+    while count < most {
+        if let Some(completion) = fetched.pop_front() {
+            give(completion);
+            count += 1;
+        } else if emptied {
+            break;
+        } else {
+            match fetch() {
+                Ok(completions) => {
+                    // A full message says nothing about what is behind it.
+                    emptied = completions.len() < MAX_BATCH;
+                    fetched.extend(completions);
+                }
+                // The next call meets it again.
+                Err(_) if count > 0 => break,
+                Err(errno) => return Err(errno),
+            }
         }
     }
-    Ok(())
+    Ok(count)
 }
 
 /// The next completion, if there is one.
@@ -206,8 +234,9 @@ pub(crate) unsafe fn next_completion(cq: *mut ibv_cq) -> Result<Option<Completio
     // SAFETY: the caller vouches for `cq`, which `create_queue` made as a `Queue`.
     let (queue, fetched) = unsafe { ((*cq).handle, &(*cq.cast::<Queue>()).fetched) };
     let mut fetched = fetched.lock().unwrap_or_else(PoisonError::into_inner);
-    fetch(queue, &mut fetched)?;
-    Ok(fetched.pop_front())
+    let mut next = None;
+    give_fetched(&mut fetched, 1, || fetch(queue), |completion| next = Some(completion))?;
+    Ok(next)
 }
 
 pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, into: *mut ibv_wc) -> c_int {
@@ -216,17 +245,18 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, into: *mut
     let (queue, fetched) = unsafe { ((*cq).handle, &(*cq.cast::<Queue>()).fetched) };
     // Held while the fabric is asked: completions keep their order.
     let mut fetched = fetched.lock().unwrap_or_else(PoisonError::into_inner);
-    if most > 0 && fetch(queue, &mut fetched).is_err() {
-        return -1;
-    }
     let mut count = 0;
-    let given = most.min(fetched.len());
-    for completion in fetched.drain(..given) {
-        // SAFETY: ibv_poll_cq(3): an array of at least `most` entries, of which `count` are fewer.
-        unsafe { into.add(count).write(work_completion(&completion)) };
-        count += 1;
-    }
-    c_int::try_from(count).unwrap_or(c_int::MAX)
+    let given = give_fetched(
+        &mut fetched,
+        most,
+        || fetch(queue),
+        |completion| {
+            // SAFETY: ibv_poll_cq(3): an array of at least `most` entries, of which `count` are fewer.
+            unsafe { into.add(count).write(work_completion(&completion)) };
+            count += 1;
+        },
+    );
+    given.map_or(-1, |count| c_int::try_from(count).unwrap_or(c_int::MAX))
 }
 
 fn work_completion(completion: &Completion) -> ibv_wc {
@@ -241,5 +271,52 @@ fn work_completion(completion: &Completion) -> ibv_wc {
         qp_num: pair,
         wc_flags: if immediate.is_some() { IBV_WC_WITH_IMM } else { 0 },
         ..zeroed()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    fn completions(ids: std::ops::Range<u64>) -> Vec<Completion> {
+        let of = |id| Completion { id, pair: 1, status: 0, vendor: 0, opcode: 0, len: 0, immediate: None };
+        ids.map(of).collect()
+    }
+
+    /// Polls for `most`, with `kept` from before and these answers of the fabric; what is given, and the answers that were not asked for.
+    fn polled(
+        kept: std::ops::Range<u64>,
+        most: usize,
+        answers: Vec<Result<Vec<Completion>, c_int>>,
+    ) -> (Result<Vec<u64>, c_int>, usize) {
+        let mut fetched = completions(kept).into();
+        let (answers, mut given) = (RefCell::new(VecDeque::from(answers)), Vec::new());
+        let fetch = || answers.borrow_mut().pop_front().expect("is not asked once more");
+        let count = give_fetched(&mut fetched, most, fetch, |completion| given.push(completion.id));
+        let left = answers.borrow().len();
+        (count.map(|count| given.get(..count).expect("are as many").to_vec()), left)
+    }
+
+    #[test]
+    fn fewer_than_asked_mean_that_the_queue_is_empty() {
+        // Some were fetched before; since then others came.
+        let (given, left) = polled(0..3, 16, vec![Ok(completions(3..5))]);
+        assert_eq!((given, left), (Ok((0..5).collect()), 0));
+        // As many as were asked for: the fabric is not asked.
+        assert_eq!(polled(0..3, 3, vec![]), (Ok((0..3).collect()), 0));
+        assert_eq!(polled(0..3, 0, vec![]), (Ok(vec![]), 0));
+        // A full message, and what is behind it.
+        let full = MAX_BATCH as u64;
+        let answers = vec![Ok(completions(1..1 + full)), Ok(completions(1 + full..3 + full))];
+        assert_eq!(polled(0..1, 1000, answers), (Ok((0..3 + full).collect()), 0));
+        assert_eq!(polled(0..0, 8, vec![Ok(vec![])]), (Ok(vec![]), 0));
+    }
+
+    #[test]
+    fn an_error_shows_when_no_completion_does() {
+        assert_eq!(polled(0..2, 8, vec![Err(libc::EIO)]), (Ok(vec![0, 1]), 0));
+        assert_eq!(polled(0..0, 8, vec![Err(libc::EIO)]), (Err(libc::EIO), 0));
     }
 }

@@ -11,8 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use softrdma_wire::{
-    ADDRESSES, Error, Limits, MAX_BATCH, Name, Receive, Reply, Request, SOCKET, Socket, VERSION,
-    parse_devices,
+    ADDRESSES, Error, Limits, MAX_WORK, Name, Receive, Reply, Request, SOCKET, Socket, VERSION, parse_devices,
 };
 
 use crate::device::Opened;
@@ -55,7 +54,7 @@ pub(crate) fn keep(pair: Name, room: &AtomicU32, work: &mut Vec<Receive>) -> Res
     if room.fetch_update(Relaxed, Relaxed, taken).is_err() {
         return Ok(false);
     }
-    if session.kept.0 != pair || session.kept.1.len() + work.len() > MAX_BATCH / 2 {
+    if session.kept.0 != pair || session.kept.1.len() + work.len() > MAX_WORK {
         session.tell_kept();
         session.kept.0 = pair;
     }
@@ -124,14 +123,37 @@ const fn made_in(reply: &Reply) -> Option<Name> {
     }
 }
 
+/// Asks the fabric several times, between which no other thread of this process asks anything.
+pub(crate) fn converse<T>(
+    conversation: impl FnOnce(&mut dyn FnMut(&Request<'_>) -> Result<Reply, c_int>) -> Result<T, c_int>,
+) -> Result<T, c_int> {
+    let mut session = link()?.session.lock().unwrap_or_else(PoisonError::into_inner);
+    conversation(&mut |request| session.exchange(request, None).map(|(reply, _none)| reply))
+}
+
 fn exchange_with(
     request: &Request<'_>,
     descriptor: Option<BorrowedFd<'_>>,
 ) -> Result<(Reply, Option<OwnedFd>), c_int> {
-    let link = link()?;
-    let mut session = link.session.lock().unwrap_or_else(PoisonError::into_inner);
-    session.tell_kept();
-    match exchange(&mut session.socket, request, descriptor) {
+    let mut session = link()?.session.lock().unwrap_or_else(PoisonError::into_inner);
+    session.exchange(request, descriptor)
+}
+
+impl Session {
+    /// One request and its answer. What was kept goes first.
+    fn exchange(
+        &mut self,
+        request: &Request<'_>,
+        descriptor: Option<BorrowedFd<'_>>,
+    ) -> Result<(Reply, Option<OwnedFd>), c_int> {
+        self.tell_kept();
+        outcome(exchange(&mut self.socket, request, descriptor))
+    }
+}
+
+/// What an exchange came to, for programs.
+fn outcome(exchanged: Result<(Reply, Option<OwnedFd>), Error>) -> Result<(Reply, Option<OwnedFd>), c_int> {
+    match exchanged {
         Ok((Reply::Refused(errno), _)) => Err(errno),
         Ok(answer) => {
             if let Some(name) = made_in(&answer.0) {
@@ -140,7 +162,6 @@ fn exchange_with(
             Ok(answer)
         }
         Err(error) => {
-            drop(session);
             static TOLD: AtomicBool = AtomicBool::new(false);
             if !TOLD.swap(true, Relaxed) {
                 say(&format!("the fabric is gone: {error}"));

@@ -6,10 +6,10 @@
 use core::cell::RefCell;
 use core::ffi::{c_int, c_void};
 
-use softrdma_wire::{Local, MAX_BATCH, MAX_INLINE, Op, Reply, Request, Send, Sge};
+use softrdma_wire::{Local, MAX_INLINE, MAX_WORK, Name, Op, Reply, Request, Send, Sge};
 
 use crate::layout::{Buffer, IBV_SEND_SIGNALED, IBV_SEND_SOLICITED, PairEx, ibv_qp, ibv_sge, zeroed};
-use crate::link::call;
+use crate::link::converse;
 use crate::pair::Pair;
 
 /// `IBV_QP_EX_WITH_RDMA_WRITE`, `…_RDMA_WRITE_WITH_IMM`, `…_SEND`, `…_SEND_WITH_IMM` and `…_RDMA_READ`.
@@ -81,16 +81,30 @@ unsafe extern "C" fn complete(pair: *mut PairEx) -> c_int {
     if work.is_empty() {
         return 0;
     }
-    if work.len() > MAX_BATCH {
-        return libc::ENOMEM;
-    }
     // SAFETY: ibv_wr_post(3): a live queue pair.
     let handle = unsafe { (*pair).qp_base.handle };
-    match call(&Request::PostSend { pair: handle, whole: true, work }) {
-        Ok(Reply::Posted { errno, .. }) => errno,
-        Ok(_) => libc::EPROTO,
-        Err(errno) => errno,
-    }
+    post_all(handle, work)
+}
+
+/// Posts requests in as many messages as they need, between which no other thread posts. The first message is refused unless all
+/// requests find room.
+fn post_all(pair: Name, work: Vec<Send<'static>>) -> c_int {
+    let Ok(mut room) = u32::try_from(work.len()) else { return libc::ENOMEM };
+    let mut work = work.into_iter();
+    let posted = converse(|call| {
+        loop {
+            let work: Vec<_> = work.by_ref().take(MAX_WORK).collect();
+            if work.is_empty() {
+                return Ok(0);
+            }
+            match call(&Request::PostSend { pair, room: core::mem::take(&mut room), work })? {
+                Reply::Posted { errno: 0, .. } => {}
+                Reply::Posted { errno, .. } => return Ok(errno),
+                _ => return Err(libc::EPROTO),
+            }
+        }
+    });
+    posted.unwrap_or_else(|errno| errno)
 }
 
 /// Begins a request.

@@ -20,11 +20,13 @@ pub use devices::{format_devices, parse_addresses, parse_devices};
 pub use socket::{Error, Listener, Socket};
 
 /// Of this protocol. Both sides come from one build, so any other is a mistake in how they were started.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 /// Bytes of a message. Longer chains of work requests go in several.
 pub const MAX_MESSAGE: usize = 64 * 1024;
-/// Work requests or completions in one message.
+/// Completions in one message, or queue pairs.
 pub const MAX_BATCH: usize = 256;
+/// Work requests in one message, whatever they are. A longer chain goes in several.
+pub const MAX_WORK: usize = 128;
 /// Scatter-gather elements of one work request.
 pub const MAX_ELEMENTS: usize = 16;
 /// Bytes of inline data in one work request.
@@ -154,10 +156,10 @@ pub enum Request<'a> {
     },
     /// Answer: [`Reply::State`].
     QueryPair(Name),
-    /// At most [`MAX_BATCH`] requests; if `whole`, all of them or none. Answer: [`Reply::Posted`].
+    /// At most [`MAX_WORK`] requests, none of them unless `room` requests find room. Answer: [`Reply::Posted`].
     PostSend {
         pair: Name,
-        whole: bool,
+        room: u32,
         #[serde(borrow)]
         work: Vec<Send<'a>>,
     },
@@ -595,4 +597,41 @@ pub struct Session {
     pub queue_pairs: u32,
     pub identifiers: u32,
     pub requests: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A chain is cut by the number of requests alone.
+    #[test]
+    fn a_message_holds_the_longest_work_requests() {
+        let most = Sge { address: u64::MAX, len: u32::MAX, lkey: u32::MAX };
+        let op = Op::WriteImmediate { address: u64::MAX, rkey: u32::MAX, immediate: u32::MAX };
+        let send = |local| Send { id: u64::MAX, op, signaled: true, solicited: true, local };
+        let (pair, room) = (u32::MAX, u32::MAX);
+        let receive = Receive { id: u64::MAX, local: vec![most; MAX_ELEMENTS] };
+        let inline = send(Local::Inline(vec![u8::MAX; MAX_INLINE].into()));
+        let listed = send(Local::Memory(vec![most; MAX_ELEMENTS]));
+        for request in [
+            Request::PostSend { pair, room, work: vec![inline; MAX_WORK] },
+            Request::PostSend { pair, room, work: vec![listed; MAX_WORK] },
+            Request::PostReceive { pair, work: vec![receive.clone(); MAX_WORK] },
+            Request::PostShared { queue: u32::MAX, work: vec![receive; MAX_WORK] },
+        ] {
+            let len = postcard::to_slice(&request, &mut vec![0; MAX_MESSAGE]).map(|bytes| bytes.len());
+            assert!(len.is_ok(), "{len:?}");
+        }
+        let completion = Completion {
+            id: u64::MAX,
+            pair: u32::MAX,
+            status: u32::MAX,
+            vendor: u32::MAX,
+            opcode: u32::MAX,
+            len: u32::MAX,
+            immediate: Some(u32::MAX),
+        };
+        let completions = Reply::Completions(vec![completion; MAX_BATCH]);
+        assert!(postcard::to_slice(&completions, &mut vec![0; MAX_MESSAGE]).is_ok());
+    }
 }

@@ -11,19 +11,22 @@ use std::process::{Command, ExitCode};
 use std::str::FromStr;
 
 use clap::{Parser, Subcommand};
-use comfy_table::{Table, presets};
+use comfy_table::{ContentArrangement, Table, presets};
 use rdma_softsim::DeviceKind;
 use rustix::io::FdFlags;
 use softrdma::doctor;
 use softrdma::faults::{self, Written};
 use softrdma::runtime::{Error, Libraries, Place, exchange, has_rdma_core};
 use softrdma_wire::{
-    ADDRESSES, Failure, Pair, Reply, Request, SOCKET, Socket, format_devices, parse_addresses,
+    ADDRESSES, Failure, Pair, Reply, Request, SOCKET, Session, Socket, format_devices, parse_addresses,
 };
+
+/// Columns of what is printed, where no terminal says how wide it is.
+const WIDTH: usize = 120;
 
 /// Soft RDMA for programs as they are: no device, no kernel module, no root.
 #[derive(Parser)]
-#[command(version)]
+#[command(version, max_term_width = WIDTH)]
 struct Arguments {
     #[command(subcommand)]
     action: Action,
@@ -98,7 +101,7 @@ fn main() -> ExitCode {
     match act(Arguments::parse().action) {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("softrdma: {error}");
+            eprintln!("{}", wrapped(&format!("softrdma: {error}")));
             ExitCode::FAILURE
         }
     }
@@ -134,7 +137,7 @@ fn act(action: Action) -> Result<ExitCode, Error> {
         }
         Action::Status { fabric } => status(&fabric),
         Action::Doctor => {
-            println!("{}", doctor::report()?);
+            println!("{}", wrapped(&doctor::report()?));
             Ok(ExitCode::SUCCESS)
         }
         Action::Fabric { directory } => {
@@ -221,39 +224,7 @@ fn status(fabric: &str) -> Result<ExitCode, Error> {
     {
         pairs.extend(more);
     }
-    let mut table = Table::new();
-    table.load_preset(presets::ASCII_MARKDOWN).set_header([
-        "program",
-        "process",
-        "devices",
-        "domains",
-        "regions",
-        "bytes",
-        "completion queues",
-        "queue pairs",
-        "identifiers",
-        "requests",
-    ]);
-    for session in sessions {
-        let device = |(number, addresses): (usize, &Vec<IpAddr>)| {
-            let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
-            format!("softrdma{number}: {}", addresses.join(" "))
-        };
-        let devices: Vec<String> = session.devices.iter().enumerate().map(device).collect();
-        table.add_row([
-            session.program,
-            session.pid.to_string(),
-            devices.join("; "),
-            session.domains.to_string(),
-            session.regions.to_string(),
-            session.registered_bytes.to_string(),
-            session.completion_queues.to_string(),
-            session.queue_pairs.to_string(),
-            session.identifiers.to_string(),
-            session.requests.to_string(),
-        ]);
-    }
-    println!("{table}");
+    println!("{}", present(sessions));
     if !pairs.is_empty() {
         println!("\n{}", connections(&pairs));
     }
@@ -266,10 +237,79 @@ fn status(fabric: &str) -> Result<ExitCode, Error> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// The text in lines that are no wider than they may be, if their words allow.
+fn wrapped(text: &str) -> String {
+    let mut result = String::new();
+    for line in text.lines() {
+        let mut width = 0;
+        for word in line.split(' ') {
+            let len = word.chars().count();
+            if width > 0 && width + 1 + len > WIDTH {
+                result.push('\n');
+                width = 0;
+            } else if width > 0 {
+                result.push(' ');
+                width += 1;
+            }
+            result.push_str(word);
+            width += len;
+        }
+        result.push('\n');
+    }
+    result.truncate(result.trim_end().len());
+    result
+}
+
+/// A table as wide as the terminal, or as it may be without one.
+fn table() -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::ASCII_MARKDOWN).set_content_arrangement(ContentArrangement::Dynamic);
+    if !table.is_tty() {
+        table.set_width(WIDTH as u16);
+    }
+    table
+}
+
+/// Who is there, as a table.
+fn present(sessions: Vec<Session>) -> Table {
+    let mut table = table();
+    table.set_header([
+        "program",
+        "process",
+        "devices",
+        "domains",
+        "regions",
+        "bytes",
+        "queues",
+        "pairs",
+        "identifiers",
+        "requests",
+    ]);
+    for session in sessions {
+        let device = |(number, addresses): (usize, &Vec<IpAddr>)| {
+            let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+            format!("softrdma{number}: {}", addresses.join(" "))
+        };
+        let devices: Vec<String> = session.devices.iter().enumerate().map(device).collect();
+        table.add_row([
+            session.program,
+            session.pid.to_string(),
+            devices.join("\n"),
+            session.domains.to_string(),
+            session.regions.to_string(),
+            session.registered_bytes.to_string(),
+            session.completion_queues.to_string(),
+            session.queue_pairs.to_string(),
+            session.identifiers.to_string(),
+            session.requests.to_string(),
+        ]);
+    }
+    table
+}
+
 /// The classes of failure that came about on a fabric, as a table.
 fn classes(failures: &[Failure]) -> Table {
-    let mut table = Table::new();
-    table.load_preset(presets::ASCII_MARKDOWN);
+    let mut table = table();
     table.set_header(["failure", "brought about", "met by a program"]);
     for Failure { words, injected, observed } in failures {
         table.add_row([words.clone(), injected.to_string(), observed.to_string()]);
@@ -280,8 +320,7 @@ fn classes(failures: &[Failure]) -> Table {
 /// The queue pairs of a fabric, as a table.
 fn connections(pairs: &[Pair]) -> Table {
     const STATES: [&str; 7] = ["RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR"];
-    let mut table = Table::new();
-    table.load_preset(presets::ASCII_MARKDOWN);
+    let mut table = table();
     table.set_header(["queue pair", "machine", "state", "address", "peer's address", "peer's queue pair"]);
     let address = |known: Option<SocketAddr>| match known {
         None => String::new(),
@@ -299,4 +338,52 @@ fn connections(pairs: &[Pair]) -> Table {
         ]);
     }
     table
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    fn fits(text: &str) {
+        for line in text.lines() {
+            assert!(line.chars().count() <= WIDTH, "{} columns: {line}", line.chars().count());
+        }
+    }
+
+    #[test]
+    fn what_is_printed_without_a_terminal_is_at_most_120_columns_wide() {
+        let ip = IpAddr::from([u8::MAX; 16]);
+        let session = Session {
+            program: "valkey-server-with-a-long-name ".repeat(2),
+            pid: u32::MAX,
+            devices: vec![vec![ip]; 16],
+            domains: u32::MAX,
+            regions: u32::MAX,
+            registered_bytes: u64::MAX,
+            completion_queues: u32::MAX,
+            queue_pairs: u32::MAX,
+            identifiers: u32::MAX,
+            requests: u64::MAX,
+        };
+        fits(&present(vec![session]).to_string());
+        let address = Some((ip, u16::MAX).into());
+        let (number, peer) = (u32::MAX, Some(u32::MAX));
+        let pair = Pair { number, machine: Some(ip), state: 6, local: address, remote: address, peer };
+        fits(&connections(&[pair]).to_string());
+        let words = "a class of failure that takes many words to say ".repeat(4);
+        fits(&classes(&[Failure { words, injected: u64::MAX, observed: u64::MAX }]).to_string());
+        // All faults are named.
+        let unknown = faults::parse("?").expect_err("no fault");
+        fits(&wrapped(&format!("softrdma: {}", Error::from(unknown))));
+        fits(&wrapped(&format!("softrdma: {}", Error::Fault)));
+        let mut command = Arguments::command();
+        command.build();
+        for action in command.get_subcommands_mut() {
+            fits(&action.render_long_help().to_string());
+        }
+        fits(&command.render_long_help().to_string());
+        assert_eq!(wrapped("one two\n\nthree"), "one two\n\nthree");
+    }
 }

@@ -108,3 +108,50 @@ fn a_disconnection_is_no_event_of_the_batch_that_connected() {
     assert_eq!(kind(&mut client, channel), Some(10), "disconnected");
     done(&mut client, &Request::Disconnect(id));
 }
+
+/// A program that reads its completion channel, and asks the fabric nothing meanwhile, finds each event, however many there are: more than
+/// a pipe holds. Others are served, and the session too.
+#[test]
+fn events_that_find_no_room_in_the_pipe_come_later() {
+    const EVENTS: usize = 9000;
+    let fabric = Fabric::new().expect("a fabric");
+    let mut program = open(&fabric, 1);
+    program.send(&Request::CreateCompletionChannel, None).expect("the fabric listens");
+    let (Reply::Made(channel), Some(pipe)) = program.receive().expect("the fabric answers") else {
+        panic!("no channel")
+    };
+    let domain = make(&mut program, &Request::AllocateDomain(0));
+    let queue = make(&mut program, &Request::CreateQueue { device: 0, depth: 4, channel: Some(channel) });
+    let request = Request::CreatePair {
+        domain,
+        send_queue: queue,
+        receive_queue: queue,
+        shared: None,
+        send_depth: 1,
+        receive_depth: 1,
+        inline: 0,
+    };
+    let pair = make(&mut program, &request);
+    for to in [softrdma_wire::Transition::Initialise, softrdma_wire::Transition::Fail] {
+        done(&mut program, &Request::Modify { pair, to });
+    }
+    for id in 0..EVENTS as u64 {
+        done(&mut program, &Request::Arm { queue, solicited: false });
+        // The queue pair has failed: the receive is flushed.
+        let work = vec![softrdma_wire::Receive { id, local: Vec::new() }];
+        let posted = ask(&mut program, &Request::PostReceive { pair, work });
+        assert_eq!(posted, Reply::Posted { count: 1, errno: 0 });
+        let polled = ask(&mut program, &Request::Poll { queue, most: 4 });
+        assert!(matches!(polled, Reply::Completions(some) if some.len() == 1));
+    }
+    let _other = open(&fabric, 2);
+    let patience = rustix::event::Timespec { tv_sec: 60, tv_nsec: 0 };
+    for event in 0..EVENTS {
+        let mut fds = [rustix::event::PollFd::new(&pipe, rustix::event::PollFlags::IN)];
+        let ready = rustix::event::poll(&mut fds, Some(&patience));
+        assert_eq!(ready, Ok(1), "{event} events, and no more");
+        let mut record = [0; softrdma_wire::RECORD];
+        assert_eq!(rustix::io::read(&pipe, &mut record), Ok(record.len()));
+        assert_eq!(record, u64::from(queue).to_le_bytes());
+    }
+}

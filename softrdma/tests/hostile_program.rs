@@ -1,19 +1,22 @@
 //! A program may send the fabric anything. The fabric lives, and others notice nothing.
 
 mod session;
+mod userfault;
 
 use std::borrow::Cow;
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use proptest::prelude::*;
+use rdma_softsim::Parameters;
 use rustix::net::SendFlags;
 use session::{address, ask, come, open, raw};
 use softrdma::fabric::Fabric;
 use softrdma_wire::{
-    Access, Connected, Connections, Fault, Local, MAX_BATCH, Op, Params, Receive, Reply, Request, Send, Sge,
-    Transition, VERSION, When,
+    Access, Completion, Connected, Connections, Fault, Local, MAX_BATCH, MAX_WORK, Op, Params, Receive,
+    Reply, Request, Send, Sge, Socket, Transition, VERSION, When,
 };
+use userfault::{PAGE, Pages};
 
 /// Whether an honest program is served.
 fn serves(fabric: &Arc<Fabric>) {
@@ -142,10 +145,10 @@ fn request() -> impl Strategy<Value = Request<'static>> {
                     };
                     Send { id: 1, op, signaled, solicited: inline, local }
                 };
-                Request::PostSend { pair, whole: pair % 2 == 0, work: work.into_iter().map(send).collect() }
+                Request::PostSend { pair, room: pair % 3, work: work.into_iter().map(send).collect() }
             }
         ),
-        (name(), sge(), 0..MAX_BATCH + 2, 0..20_usize).prop_map(|(pair, sge, count, elements)| {
+        (name(), sge(), 0..MAX_WORK + 2, 0..20_usize).prop_map(|(pair, sge, count, elements)| {
             Request::PostReceive {
                 pair,
                 work: vec![
@@ -280,4 +283,145 @@ fn faults_are_bounded() {
     assert_eq!(inject("lose", 1, 2), refused(rustix::io::Errno::NOMEM));
     // It is never ahead. Nobody is at this address.
     assert_eq!(inject("kill", MAX_BATCH, 2), Reply::Done);
+}
+
+/// A program with three pages that peers may write to.
+struct Program {
+    socket: Socket,
+    last: u8,
+    domain: u32,
+    queue: u32,
+    key: u32,
+    at: u64,
+}
+
+/// A queue pair: its name, and its number.
+type Pair = (u32, u32);
+
+impl Program {
+    fn new(fabric: &Arc<Fabric>, last: u8, at: u64) -> Self {
+        let mut socket = open(fabric, last);
+        let Reply::Made(domain) = ask(&mut socket, &Request::AllocateDomain(0)) else { panic!("no domain") };
+        let created = ask(&mut socket, &Request::CreateQueue { device: 0, depth: 8, channel: None });
+        let Reply::Made(queue) = created else { panic!("no queue") };
+        let access = Access { local_write: true, remote_write: true, remote_read: true };
+        let len = 3 * PAGE;
+        let Reply::Region { key, .. } =
+            ask(&mut socket, &Request::Register { domain, at, address: at, len, access })
+        else {
+            panic!("no region")
+        };
+        Self { socket, last, domain, queue, key, at }
+    }
+
+    fn pair(&mut self) -> Pair {
+        let (domain, queue) = (self.domain, self.queue);
+        let request = Request::CreatePair {
+            domain,
+            send_queue: queue,
+            receive_queue: queue,
+            shared: None,
+            send_depth: 4,
+            receive_depth: 4,
+            inline: 64,
+        };
+        let Reply::Pair { name, number, .. } = ask(&mut self.socket, &request) else { panic!("no pair") };
+        (name, number)
+    }
+
+    fn connect(&mut self, (pair, _): Pair, peer: &Self, (_, number): Pair) {
+        let (local, remote) = (address(self.last), address(peer.last));
+        for to in [
+            Transition::Initialise,
+            Transition::Receive { local, remote, number, timer: 12 },
+            Transition::Send { retry: 7, rnr_retry: 7, read_depth: 1 },
+        ] {
+            assert_eq!(ask(&mut self.socket, &Request::Modify { pair, to }), Reply::Done);
+        }
+    }
+
+    /// Writes some bytes to the middle page of the peer.
+    fn write(&mut self, (pair, _): Pair, id: u64, peer: &Self) {
+        let op = Op::Write { address: peer.at + PAGE, rkey: peer.key };
+        let local = Local::Inline(Cow::Borrowed(&[7; 64]));
+        let work = vec![Send { id, op, signaled: true, solicited: false, local }];
+        let posted = ask(&mut self.socket, &Request::PostSend { pair, room: 0, work });
+        assert_eq!(posted, Reply::Posted { count: 1, errno: 0 });
+    }
+
+    /// Waits for a completion: its id and status.
+    fn completion(&mut self) -> (u64, u32) {
+        loop {
+            match ask(&mut self.socket, &Request::Poll { queue: self.queue, most: 1 }) {
+                Reply::Completions(some) => {
+                    if let [Completion { id, status, .. }] = some[..] {
+                        return (id, status);
+                    }
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}
+
+/// Memory of three pages, as any other.
+fn pages() -> u64 {
+    Vec::leak(vec![0_u8; 3 * PAGE as usize]).as_ptr().expose_provenance() as u64
+}
+
+fn connected(one: &mut Program, other: &mut Program) -> (Pair, Pair) {
+    let (own, theirs) = (one.pair(), other.pair());
+    one.connect(own, other, theirs);
+    other.connect(theirs, one, own);
+    (own, theirs)
+}
+
+/// A page of one program that does not come stops what goes there, and nothing else: neither other queue pairs of who writes there, nor other
+/// programs, nor what the program itself asks.
+#[test]
+fn a_page_that_does_not_come_stops_no_other_program() {
+    let Some(stuck) = Pages::new() else { return };
+    let fabric = Fabric::new().expect("a fabric");
+    let mut writer = Program::new(&fabric, 1, pages());
+    let mut owner = Program::new(&fabric, 2, stuck.at);
+    let mut other = Program::new(&fabric, 3, pages());
+    let (to_owner, _) = connected(&mut writer, &mut owner);
+    let (to_other, from_other) = connected(&mut writer, &mut other);
+    writer.write(to_owner, 1, &owner);
+    stuck.is_wanted();
+    for id in 2..20 {
+        writer.write(to_other, id, &other);
+        assert_eq!(writer.completion(), (id, 0));
+        other.write(from_other, id, &writer);
+        assert_eq!(other.completion(), (id, 0));
+    }
+    serves(&fabric);
+    assert!(matches!(ask(&mut owner.socket, &Request::AllocateDomain(0)), Reply::Made(_)));
+    stuck.let_go();
+    assert_eq!(writer.completion(), (1, 0));
+}
+
+/// Who writes to a page that never comes is told that nobody answers, and goes on elsewhere. Programs in whose memory the fabric is stuck can
+/// leave.
+#[test]
+fn a_page_that_never_comes_is_a_peer_that_does_not_answer() {
+    /// `IBV_WC_RETRY_EXC_ERR`.
+    const RETRY_EXCEEDED: u32 = 12;
+    let Some(stuck) = Pages::new() else { return };
+    let (reach, ack_timeout) = (std::time::Duration::from_millis(20), std::time::Duration::from_millis(1));
+    let parameters = Parameters { reach, ack_timeout, ..Parameters::default() };
+    let fabric = Fabric::with_parameters(parameters).expect("a fabric");
+    let mut writer = Program::new(&fabric, 1, pages());
+    let mut owner = Program::new(&fabric, 2, stuck.at);
+    let (to_owner, _) = connected(&mut writer, &mut owner);
+    writer.write(to_owner, 1, &owner);
+    stuck.is_wanted();
+    assert_eq!(writer.completion(), (1, RETRY_EXCEEDED));
+    drop((writer, owner));
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while !fabric.is_deserted() {
+        assert!(std::time::Instant::now() < deadline, "a session did not end");
+        std::thread::yield_now();
+    }
+    stuck.let_go();
 }

@@ -74,6 +74,17 @@ fn elements_of_a_work_request() {
     home.is_left();
 }
 
+/// More inline WRITEs than one message holds, by either way to post.
+#[test]
+fn long_chains() {
+    let home = Home::new("chains");
+    let Some(program) = compiled(&home, "chains") else { return };
+    let output = home.run(SERVER, &[&program]).output().expect("runs");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(succeeded(&output), "done\n", "{said}");
+    home.is_left();
+}
+
 /// Completion queues and queue pairs with functions, shared receives, solicited events, SQD, a child, acknowledgements.
 #[test]
 fn the_newer_calls() {

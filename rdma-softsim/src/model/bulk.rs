@@ -1,4 +1,4 @@
-//! Long messages whose bytes are copied beside everything else, while nobody holds the fabric's lock.
+//! Long messages of this process, whose bytes are copied beside everything else, while nobody holds the fabric's lock.
 //!
 //! The copy counts as a part of the way: a message arrives once its bytes are there, and only then is it checked and
 //! executed, in one step like any other. What its queue pair sends behind it waits, so that the order stays. Until the copy has ended neither queue pair is
@@ -12,6 +12,7 @@ use super::memory::{Bytes, Memory};
 use super::parts::Parts;
 use super::queue_pair::State;
 use super::requester::Source;
+use super::responder::Arrival;
 use super::{Event, Model, PairId};
 
 /// From this length on a copy takes longer than to let go of the lock and take it again.
@@ -39,7 +40,7 @@ impl Bulk {
 impl Model {
     /// From now on somebody copies what [`Model::next_bulk`] gives.
     pub(crate) const fn carry_bulks(&mut self) {
-        self.carried = true;
+        self.carries = true;
     }
 
     /// Returns bytes to be copied; then comes [`Model::end_bulk`].
@@ -58,7 +59,8 @@ impl Model {
         if let Some(pair) = self.pairs.get_mut(from) {
             pair.requester.carrying = false;
         }
-        self.arrive_with(from, epoch, sequence, Some(copied));
+        let moved = copied.then_some(Ok(()));
+        self.arrive_with(from, epoch, sequence, Arrival { moved, carried: true, ..Arrival::default() });
         if let Some(pair) = self.pairs.get_mut(from) {
             for (epoch, sequence) in pair.requester.behind.drain(..) {
                 self.event_queue
@@ -89,7 +91,7 @@ impl Model {
 
     /// The bytes of a message, if they are many, their copy is not seen by anybody on the way, and nothing is to be said against it.
     fn bulk(&self, from: PairId, to: PairId, epoch: u32, sequence: u64) -> Option<Bulk> {
-        if !self.carried
+        if !self.carries
             || self.simulation.is_some()
             || self.capture.is_some()
             || !self.parameters.latency.is_zero()

@@ -22,12 +22,13 @@ impl Model {
     }
 
     /// A message has left its device.
-    pub(super) fn capture_message(&mut self, from: PairId, epoch: u32, sequence: u64) {
+    pub(super) fn capture_message(&mut self, from: PairId, epoch: u32, sequence: u64, seen: Option<&[u8]>) {
         let Some(mut capture) = self.capture.take() else { return };
         if let Some(pair) = self.pairs.get(from)
             && let (Some(path), Some(work)) = (pair.path, pair.requester.flight(epoch, sequence))
         {
-            let bytes = self.bytes_of(work);
+            let read = if seen.is_none() { self.bytes_of(work) } else { Vec::new() };
+            let bytes = seen.unwrap_or(&read);
             let seen = capture.pass(&Transfer {
                 at: self.event_queue.now(),
                 connection: from.to_bits(),
@@ -35,7 +36,7 @@ impl Model {
                 from: path.local,
                 to: path.remote,
                 pair: self.pair_number(path.peer),
-                content: Content::Message { op: work.op, len: work.len, bytes: &bytes },
+                content: Content::Message { op: work.op, len: work.len, bytes },
             });
             if seen.is_break() {
                 return;
@@ -50,6 +51,9 @@ impl Model {
             _ if matches!(work.op, SendOp::Read(_)) => Vec::new(),
             Source::Inline(bytes) => bytes.clone(),
             Source::Memory(parts) => {
+                if parts.list().iter().any(|part| self.is_foreign(part.region)) {
+                    return Vec::new();
+                }
                 let mut bytes = vec![0; work.len];
                 // Memory that is gone by now: zeros, as nobody knows what the peer got.
                 let _read = self.gather(parts, &mut bytes);
@@ -65,12 +69,18 @@ impl Model {
             && let Some(path) = pair.path
         {
             let read = pair.requester.oldest().filter(|work| matches!(work.op, SendOp::Read(_)));
-            let mut bytes = vec![0; read.map_or(0, |work| work.len)];
-            if let Some(SendWork { source: Source::Memory(parts), .. }) = read {
-                let _read = self.gather(parts, &mut bytes);
-            }
+            let len = read.map_or(0, |work| work.len);
+            let bytes = match read {
+                Some(SendWork { brought: Some(brought), .. }) => brought.clone(),
+                Some(SendWork { source: Source::Memory(parts), .. }) => {
+                    let mut bytes = vec![0; len];
+                    let _read = self.gather(parts, &mut bytes);
+                    bytes
+                }
+                _ => Vec::new(),
+            };
             let content = match answer {
-                Answer::Ack if read.is_some() => Some(Content::Bytes(&bytes)),
+                Answer::Ack if read.is_some() => Some(Content::Bytes { bytes: &bytes, len }),
                 Answer::Ack => Some(Content::Acknowledged),
                 Answer::RnrNak(timer) => Some(Content::NotReady(timer)),
                 Answer::Nak(status) => Some(Content::Refused(status)),

@@ -102,6 +102,8 @@ impl Model {
     pub(crate) fn reset(&mut self, id: PairId) -> Result<(), Error> {
         let pair = self.pairs.get_mut(id).ok_or(Error::Gone("queue pair"))?;
         pair.state = State::Reset;
+        self.cut_short_of(id);
+        let pair = self.pairs.get_mut(id).ok_or(Error::Gone("queue pair"))?;
         pair.path = None;
         pair.requester.renew();
         pair.responder = Responder::new();

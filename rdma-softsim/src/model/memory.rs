@@ -8,15 +8,13 @@ use rdma_proto::backend::{Access, RemoteAddress};
 
 use super::parts::Part;
 use super::{DomainId, HostId, Model, RegionId};
-use crate::Error;
 use crate::trace::EntryKind;
+use crate::{Error, Load};
 
 /// Addresses given to regions start here and are never given again, so that a stale address is always noticed.
 const FIRST_ADDRESS: u64 = 0x7000_0000_0000;
 /// Regions start on a page and have an unmapped page behind them.
 const PAGE: u64 = 4096;
-/// Bytes copied at a time where an end is in another process.
-const FAR_CHUNK: usize = 256 * 1024;
 
 /// The bytes of a region in this process. They outlive its registration while a handle reads them.
 pub(crate) enum Memory {
@@ -49,7 +47,16 @@ impl Memory {
 }
 
 /// Bytes of a region that lie in another process: in a program that this fabric serves.
+///
+/// Nobody holds the fabric's lock while they are reached: a call may take as long as the process lets it. It must not call the fabric.
 pub trait ForeignMemory: Send + Sync {
+    /// Has the next step of `load` taken, which reaches into this memory ([`Load::step`]). Either at once, and then the load is returned; or
+    /// later, by another thread, which then lets it [go on](Load::go).
+    fn carry(&self, mut load: Load) -> Option<Load> {
+        load.step();
+        Some(load)
+    }
+
     /// Copies `into.len()` bytes from `offset` on, which the region covers. False if they cannot be reached, because their
     /// process has ended or has unmapped them.
     fn read(&self, offset: usize, into: &mut [u8]) -> bool;
@@ -59,11 +66,12 @@ pub trait ForeignMemory: Send + Sync {
 }
 
 /// Where the bytes of a region are.
+#[derive(Clone)]
 pub(crate) enum Bytes {
     /// In this process; a handle may read them too.
     Own(Arc<Memory>),
     /// In another one.
-    Foreign { memory: Box<dyn ForeignMemory>, len: usize },
+    Foreign { memory: Arc<dyn ForeignMemory>, len: usize },
 }
 
 impl Bytes {
@@ -74,20 +82,32 @@ impl Bytes {
         }
     }
 
-    /// Copies bytes out. False if they are not all inside, or out of reach.
+    /// Copies bytes out. False if they are not all inside, or in another process, for which nobody waits under the lock.
     #[must_use]
     pub(super) fn read(&self, offset: usize, into: &mut [u8]) -> bool {
+        matches!(self, Self::Own(memory) if memory.shared().read(offset, into))
+    }
+
+    /// Copies bytes in. False if they do not all fit, or in another process.
+    #[must_use]
+    pub(super) fn write(&self, offset: usize, from: &[u8]) -> bool {
+        matches!(self, Self::Own(memory) if memory.shared().write(offset, from))
+    }
+
+    /// As [`Bytes::read`], also in another process: never under the lock.
+    #[must_use]
+    pub(super) fn reach_read(&self, offset: usize, into: &mut [u8]) -> bool {
         match self {
-            Self::Own(memory) => memory.shared().read(offset, into),
+            Self::Own(_) => self.read(offset, into),
             Self::Foreign { memory, len } => inside(offset, into.len(), *len) && memory.read(offset, into),
         }
     }
 
-    /// Copies bytes in. False if they do not all fit, or are out of reach.
+    /// As [`Bytes::write`], also in another process: never under the lock.
     #[must_use]
-    pub(super) fn write(&self, offset: usize, from: &[u8]) -> bool {
+    pub(super) fn reach_write(&self, offset: usize, from: &[u8]) -> bool {
         match self {
-            Self::Own(memory) => memory.shared().write(offset, from),
+            Self::Own(_) => self.write(offset, from),
             Self::Foreign { memory, len } => inside(offset, from.len(), *len) && memory.write(offset, from),
         }
     }
@@ -212,6 +232,7 @@ impl Model {
             self.note(|| EntryKind::Busy { host, what: "region" });
         }
         let Some(region) = self.regions.remove(id) else { return };
+        self.cut_short_into(id);
         self.remember_stale(region.rkey);
         if let Some(owner) = self.hosts.get_mut(region.host) {
             owner.regions -= 1;
@@ -254,7 +275,7 @@ impl Model {
     }
 }
 
-/// Copies `len` bytes from one region to another.
+/// Copies `len` bytes from one region of this process to another.
 pub(super) fn copy(
     (from, from_offset): (&Bytes, usize),
     (to, to_offset): (&Bytes, usize),
@@ -263,22 +284,7 @@ pub(super) fn copy(
     if !inside(from_offset, len, from.len()) {
         return Err(Unreachable::Source);
     }
-    if let (Bytes::Own(from), Bytes::Own(to)) = (from, to) {
-        let copied = from.shared().copy_to(from_offset, to.shared(), to_offset, len);
-        return if copied { Ok(()) } else { Err(Unreachable::Target) };
-    }
-    // Each reach into another process is a system call.
-    let mut chunk = vec![0; len.min(FAR_CHUNK)];
-    let mut done = 0;
-    while done < len {
-        let part = &mut chunk[..FAR_CHUNK.min(len - done)];
-        if !from.read(from_offset + done, part) {
-            return Err(Unreachable::Source);
-        }
-        if !to.write(to_offset + done, part) {
-            return Err(Unreachable::Target);
-        }
-        done += part.len();
-    }
-    Ok(())
+    let (Bytes::Own(from), Bytes::Own(to)) = (from, to) else { return Err(Unreachable::Target) };
+    let copied = from.shared().copy_to(from_offset, to.shared(), to_offset, len);
+    if copied { Ok(()) } else { Err(Unreachable::Target) }
 }

@@ -12,6 +12,7 @@ mod completions;
 mod context;
 mod event_queue;
 mod events;
+mod freight;
 mod handshake;
 mod host;
 mod identifier;
@@ -29,8 +30,10 @@ mod simulation;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 
 use rdma_proto::backend::AsyncEvent;
 use rdma_proto::time::Instant;
@@ -46,6 +49,7 @@ use requester::Answer;
 
 pub use context::About;
 pub(crate) use events::NoticeKind;
+pub(crate) use freight::Freight;
 pub use memory::ForeignMemory;
 pub(crate) use memory::{Bytes, Memory, Registration};
 pub(crate) use objects::PairAttributes;
@@ -84,6 +88,8 @@ enum Event {
     Again { pair: PairId, epoch: u32 },
     /// The acknowledgement timer is over.
     Timeout { pair: PairId, epoch: u32 },
+    /// It is looked for messages whose bytes are late.
+    Sweep,
     /// A completion queue was overrun.
     Overrun(QueueId),
     /// Address or route resolution ends.
@@ -120,8 +126,18 @@ pub(crate) struct Model {
     wakes: Vec<Wake>,
     /// Bytes of long messages that somebody has to copy.
     bulks: VecDeque<Bulk>,
-    /// Whether somebody does, so that they need not be copied at once.
-    carried: bool,
+    /// Bytes of messages with an end in another process, which somebody has to move.
+    freights: VecDeque<Freight>,
+    /// Whether somebody does either, so that it need not be done at once.
+    carries: bool,
+    /// Messages whose bytes are on their way, by number.
+    carried: BTreeMap<u64, freight::Carried>,
+    /// Those that there ever were.
+    freight_count: u64,
+    /// Bytes that they hold.
+    held: Arc<AtomicUsize>,
+    /// When it is looked for late ones.
+    sweep: Option<Instant>,
     /// Identifiers ever created: the next key.
     keys: u64,
     /// Queue pairs' numbers: who has which.
@@ -153,7 +169,12 @@ impl Model {
             pairs: Arena::new(),
             wakes: Vec::new(),
             bulks: VecDeque::new(),
-            carried: false,
+            freights: VecDeque::new(),
+            carries: false,
+            carried: BTreeMap::new(),
+            freight_count: 0,
+            held: Arc::default(),
+            sweep: None,
             keys: 0,
             numbers: Numbers::default(),
             registrations: 0,
@@ -178,6 +199,7 @@ impl Model {
             Event::Answer { to, epoch, sequence, answer } => self.answered(to, epoch, sequence, answer),
             Event::Again { pair, epoch } => self.again(pair, epoch),
             Event::Timeout { pair, epoch } => self.timed_out(pair, epoch),
+            Event::Sweep => self.sweep(),
             Event::Overrun(queue) => self.overrun(queue),
             Event::Resolved { id, how } => self.resolved(id, how),
             Event::Packet(packet) => self.packet(packet),

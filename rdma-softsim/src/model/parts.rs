@@ -40,7 +40,7 @@ impl Parts {
     }
 
     /// The parts of the bytes from `skip` on, `len` of them at most; none is empty.
-    fn within(&self, mut skip: usize, mut len: usize) -> impl Iterator<Item = Part> + '_ {
+    pub(super) fn within(&self, mut skip: usize, mut len: usize) -> impl Iterator<Item = Part> + '_ {
         self.list().iter().filter_map(move |&Part { region, offset, len: all }| {
             let skipped = skip.min(all);
             skip -= skipped;

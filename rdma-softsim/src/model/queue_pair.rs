@@ -141,10 +141,21 @@ pub(crate) struct PostedReceive {
 }
 
 impl Model {
+    /// Destroys it, unless somebody may be writing to its owner's memory for it: then it is reset, and false returned.
+    pub(crate) fn retire_pair(&mut self, id: PairId) -> bool {
+        if self.lands_for(id) {
+            let _gone = self.reset(id);
+            return false;
+        }
+        self.destroy_pair(id);
+        true
+    }
+
     pub(crate) fn destroy_pair(&mut self, id: PairId) {
         let Some(pair) = self.pairs.remove(id) else { return };
         self.numbers.take_back(pair.number);
         self.capture_end(id);
+        self.cut_short_of(id);
         if let Some(identifier) = pair.identifier.and_then(|id| self.identifiers.get_mut(id)) {
             identifier.pair = None;
         }
@@ -249,7 +260,8 @@ impl Model {
         let Some(pair) = self.pairs.get(id) else { return };
         let number = pair.number;
         let Request { id: work, op, signaled, solicited } = request;
-        let work = SendWork { id: work, op, source, len, signaled, solicited, shows: ClassSet::EMPTY };
+        let shows = ClassSet::EMPTY;
+        let work = SendWork { id: work, op, source, len, signaled, solicited, shows, brought: None };
         let failed = pair.state == State::Error;
         if self.is_observed() {
             let posted = self.describe(&work);
@@ -330,6 +342,7 @@ impl Model {
             // No receive of it is flushed; this says that it will consume none any more.
             self.tell_pair(id, LAST_REACHED);
         }
+        self.cut_short_of(id);
         self.begin_flush(id);
     }
 

@@ -32,6 +32,8 @@ pub(super) struct SendWork {
     pub(super) solicited: bool,
     /// The classes of failure that its completion shows.
     pub(super) shows: ClassSet,
+    /// The bytes of this READ are there, and what a capture saw of them.
+    pub(super) brought: Option<Vec<u8>>,
 }
 
 impl SendWork {
@@ -96,6 +98,8 @@ pub(super) struct Requester {
     pub(super) behind: VecDeque<(u32, u64)>,
     /// Whether they are.
     pub(super) carrying: bool,
+    /// The peer's memory was not reached in time, and nothing was acknowledged since.
+    pub(super) late: bool,
     /// Emptied buffers of inline data.
     pub(super) spare: Vec<Vec<u8>>,
 }
@@ -149,6 +153,7 @@ impl Requester {
             rnr_retry: Budget::default(),
             behind: VecDeque::new(),
             carrying: false,
+            late: false,
             spare: Vec::new(),
         }
     }
@@ -354,6 +359,7 @@ impl Model {
         }
         self.capture_answer(id, sequence, Answer::Ack);
         let Some(pair) = self.pairs.get_mut(id) else { return };
+        pair.requester.late = false;
         pair.requester.retry.refill();
         pair.requester.rnr_retry.refill();
         let Some(work) = pair.requester.retire() else { return };
@@ -383,8 +389,13 @@ impl Model {
     /// Copies what the oldest work reads, if it is a READ: its bytes travel in the answer.
     fn finish_read(&self, id: PairId) -> Result<(), CompletionStatus> {
         let Some(pair) = self.pairs.get(id) else { return Ok(()) };
-        let Some(SendWork { op: SendOp::Read(remote), source: Source::Memory(parts), len, .. }) =
-            pair.requester.work.front()
+        let Some(SendWork {
+            op: SendOp::Read(remote),
+            source: Source::Memory(parts),
+            len,
+            brought: None,
+            ..
+        }) = pair.requester.work.front()
         else {
             return Ok(());
         };

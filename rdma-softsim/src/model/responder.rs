@@ -28,6 +28,8 @@ pub(super) struct ReceiveWork {
 /// The receiving half of a queue pair.
 pub(super) struct Responder {
     pub(super) receives: VecDeque<ReceiveWork>,
+    /// The receive of a shared queue to which the bytes of a message are moved.
+    pub(super) reserved: Option<ReceiveWork>,
     /// The sequence number of the next message; what is below was executed.
     expected: u64,
     pub(super) rnr_timer: RnrTimer,
@@ -38,7 +40,7 @@ pub(super) struct Responder {
 }
 
 /// Why a message cannot be executed: what the requester is told, and what the consumed receive reports.
-struct Refusal {
+pub(super) struct Refusal {
     requester: CompletionStatus,
     receive: CompletionStatus,
 }
@@ -49,9 +51,29 @@ impl Refusal {
         Self { requester: CompletionStatus::REM_OP_ERR, receive: CompletionStatus::LOC_PROT_ERR };
 }
 
+/// What is known of a message when it arrives.
+#[derive(Default)]
+pub(super) struct Arrival {
+    /// The fault that strikes it, if that was decided.
+    pub(super) struck: Option<Option<Fault>>,
+    /// What came of moving its bytes, if they were moved.
+    pub(super) moved: Option<Result<(), Unreachable>>,
+    /// Its bytes, as far as a capture sees them, where they are not in this process.
+    pub(super) seen: Option<Vec<u8>>,
+    /// Its bytes were on their way: they are not moved again.
+    pub(super) carried: bool,
+}
+
 impl Responder {
     pub(super) const fn new() -> Self {
-        Self { receives: VecDeque::new(), expected: 0, rnr_timer: RnrTimer::SLOWEST, told: false, unready: 0 }
+        Self {
+            receives: VecDeque::new(),
+            reserved: None,
+            expected: 0,
+            rnr_timer: RnrTimer::SLOWEST,
+            told: false,
+            unready: 0,
+        }
     }
 }
 
@@ -63,19 +85,24 @@ impl Model {
         if pair.requester.carrying {
             pair.requester.behind.push_back((epoch, sequence));
         } else {
-            self.arrive_with(from, epoch, sequence, None);
+            self.arrive_with(from, epoch, sequence, Arrival::default());
         }
     }
 
-    /// As [`Model::arrive`], where its bytes were to be copied already: whether they were, or could
-    /// not be reached.
-    pub(super) fn arrive_with(&mut self, from: PairId, epoch: u32, sequence: u64, copied: Option<bool>) {
+    /// As [`Model::arrive`], with what is known of it.
+    pub(super) fn arrive_with(&mut self, from: PairId, epoch: u32, sequence: u64, arrival: Arrival) {
         let Some(pair) = self.pairs.get(from) else { return };
         let Some(work) = pair.requester.flight(epoch, sequence) else { return };
         let Some(path) = pair.path else { return };
         let (sourced, len) = (work.reads_memory(), work.len);
-        let struck =
-            if self.simulation.is_some() { self.strike_message(from, epoch, sequence) } else { None };
+        let struck = match arrival.struck {
+            Some(struck) => struck,
+            None if self.simulation.is_some() => self.strike_message(from, epoch, sequence),
+            None => None,
+        };
+        if !arrival.carried && self.begin_freight(from, epoch, sequence, struck) {
+            return;
+        }
         let readable = self.pairs.get(from).and_then(|pair| pair.requester.flight(epoch, sequence));
         let readable = readable.is_some_and(|work| self.readable(work));
         let answer = if !readable || (struck == Some(Fault::SourceGone) && sourced) {
@@ -83,7 +110,7 @@ impl Model {
             self.count_injected(FailureClass::LocalProtection);
             Answer::Fault(CompletionStatus::LOC_PROT_ERR)
         } else {
-            self.capture_message(from, epoch, sequence);
+            self.capture_message(from, epoch, sequence, arrival.seen.as_deref());
             if struck == Some(Fault::Lose) {
                 return self.unanswered(from, epoch);
             }
@@ -113,14 +140,13 @@ impl Model {
                         self.refuse_receive(path.peer, CompletionStatus::LOC_PROT_ERR);
                         Answer::Nak(CompletionStatus::REM_OP_ERR)
                     }
-                    // Once: bytes out of reach stay out of reach.
-                    _ if copied.is_none()
+                    _ if !arrival.carried
                         && len >= LONG
                         && self.begin_bulk(from, path.peer, epoch, sequence) =>
                     {
                         return;
                     }
-                    _ => self.execute(from, path.peer, epoch, sequence, copied == Some(true)),
+                    _ => self.execute(from, path.peer, epoch, sequence, arrival),
                 },
             }
         };
@@ -186,7 +212,7 @@ impl Model {
     }
 
     /// Returns whether the sending device may read the message's bytes.
-    fn readable(&self, work: &SendWork) -> bool {
+    pub(super) fn readable(&self, work: &SendWork) -> bool {
         match work.source {
             Source::Memory(ref parts) if work.reads_memory() => self.allows(parts, work.len, Access::NONE),
             _ => true,
@@ -194,7 +220,7 @@ impl Model {
     }
 
     /// The sequence number that the peer's device waits for, if its queue pair is connected and can be reached.
-    fn listening(&self, from: PairId, path: Path) -> Option<u64> {
+    pub(super) fn listening(&self, from: PairId, path: Path) -> Option<u64> {
         // A connected queue pair hears its peer alone.
         let ours = |other: Path| other.peer == from;
         let peer =
@@ -208,6 +234,11 @@ impl Model {
         self.cut(path.local, path.remote) || cut(id) || cut(path.peer)
     }
 
+    /// Whether no fault pretends that the queue pair has no receive.
+    pub(super) fn is_ready_for_receives(&self, id: PairId) -> bool {
+        self.pairs.get(id).is_some_and(|pair| pair.responder.unready == 0)
+    }
+
     /// Whether the queue pair has a receive for the next notification.
     fn has_receive(&self, id: PairId) -> bool {
         self.next_receive(id).is_some()
@@ -215,7 +246,7 @@ impl Model {
 
     /// Executes the message that the peer's device waited for: checks it, moves its bytes, consumes a receive if it
     /// takes one. What is refused takes the responder's queue pair down with it.
-    fn execute(&mut self, from: PairId, at: PairId, epoch: u32, sequence: u64, copied: bool) -> Answer {
+    fn execute(&mut self, from: PairId, at: PairId, epoch: u32, sequence: u64, arrival: Arrival) -> Answer {
         let Some(work) = self.pairs.get(from).and_then(|pair| pair.requester.flight(epoch, sequence)) else {
             return Answer::Ack;
         };
@@ -241,12 +272,25 @@ impl Model {
             (SendOp::Send | SendOp::SendImmediate(_), Some(receive)) => self.check_receive(receive, len),
             (SendOp::Send | SendOp::SendImmediate(_), None) => Ok(None),
         };
-        let delivered = checked.map(|target| match target.filter(|_| !copied) {
-            Some(target) => self.deliver(from, at, epoch, sequence, target),
-            None => Ok(()),
+        let reads = matches!(op, SendOp::Read(_));
+        let delivered = checked.map(|target| match (arrival.moved, target) {
+            (Some(moved), Some(_)) => moved,
+            (Some(moved), None) if reads => moved,
+            (None, Some(target)) => self.deliver(from, at, epoch, sequence, target),
+            (_, None) => Ok(()),
         });
+        if reads
+            && arrival.moved == Some(Ok(()))
+            && let Some(work) =
+                self.pairs.get_mut(from).and_then(|pair| pair.requester.with_sequence(sequence))
+        {
+            work.brought = Some(arrival.seen.unwrap_or_default());
+        }
         let outcome = match delivered {
             Ok(Ok(())) => Ok(()),
+            // The responder sends what it reads: its device says that it cannot, and the requester's that it cannot write it.
+            Ok(Err(Unreachable::Source)) if reads => return Answer::Nak(CompletionStatus::REM_OP_ERR),
+            Ok(Err(Unreachable::Target)) if reads => return Answer::Fault(CompletionStatus::LOC_PROT_ERR),
             // As if the memory had never been registered: nothing leaves, the peer does not learn.
             Ok(Err(Unreachable::Source)) => return Answer::Fault(CompletionStatus::LOC_PROT_ERR),
             Ok(Err(Unreachable::Target)) => Err(Refusal::MEMORY_GONE),
@@ -365,7 +409,7 @@ impl Model {
     }
 
     /// Where a SEND goes.
-    fn check_receive(&self, receive: ReceiveWork, len: usize) -> Result<Option<Parts>, Refusal> {
+    pub(super) fn check_receive(&self, receive: ReceiveWork, len: usize) -> Result<Option<Parts>, Refusal> {
         if len > receive.local.len() {
             return Err(Refusal {
                 requester: CompletionStatus::REM_INV_REQ_ERR,

@@ -92,6 +92,9 @@ impl Model {
     /// The receive that the next notification to this queue pair consumes.
     pub(super) fn next_receive(&self, id: PairId) -> Option<&ReceiveWork> {
         let pair = self.pairs.get(id)?;
+        if let Some(reserved) = &pair.responder.reserved {
+            return Some(reserved);
+        }
         match pair.shared {
             Some(shared) => self.shared.get(shared)?.receives.front(),
             None => pair.responder.receives.front(),
@@ -102,13 +105,34 @@ impl Model {
     pub(super) fn consume_receive(&mut self, id: PairId) -> Option<ReceiveWork> {
         let pair = self.pairs.get_mut(id)?;
         let Some(shared) = pair.shared else { return pair.responder.receives.pop_front() };
+        let reserved = pair.responder.reserved.take();
         let queue = self.shared.get_mut(shared)?;
-        let receive = queue.receives.pop_front();
+        let receive = reserved.or_else(|| queue.receives.pop_front());
         if queue.receives.len() < queue.limit as usize {
             queue.limit = 0;
             let (context, name) = queue.owner;
             self.tell(context, LIMIT_REACHED, About::Shared(name));
         }
         receive
+    }
+
+    /// The bytes of a message are moved to the next receive: of a shared queue no other queue pair consumes it meanwhile.
+    pub(super) fn reserve_receive(&mut self, id: PairId) {
+        let Some(pair) = self.pairs.get_mut(id) else { return };
+        if let Some(queue) = pair.shared.and_then(|shared| self.shared.get_mut(shared))
+            && pair.responder.reserved.is_none()
+        {
+            pair.responder.reserved = queue.receives.pop_front();
+        }
+    }
+
+    /// The receive was not consumed.
+    pub(super) fn return_receive(&mut self, id: PairId) {
+        let Some(pair) = self.pairs.get_mut(id) else { return };
+        if let Some(receive) = pair.responder.reserved.take()
+            && let Some(queue) = pair.shared.and_then(|shared| self.shared.get_mut(shared))
+        {
+            queue.receives.push_front(receive);
+        }
     }
 }

@@ -5,30 +5,50 @@
 #![allow(unsafe_code, reason = "process_vm_readv(2) and process_vm_writev(2) have no safe wrapper")]
 
 use std::os::fd::OwnedFd;
+use std::sync::mpsc::channel;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
+use super::movers::{Job, Lane, Movers};
 use super::offered::OfferedMemory;
 use libc::{c_ulong, iovec, pid_t, ssize_t};
-use rdma_softsim::ForeignMemory;
+use rdma_softsim::{ForeignMemory, Load};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-/// A program's process, for as long as a session with it lasts.
-#[derive(Debug)]
+/// How long a program may take to show a byte of memory that it registers.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A program's process, for as long as a session with it lasts, or somebody is in its memory.
 pub(super) struct Process {
     pid: pid_t,
     /// Readable when the process has ended. Its number may then mean another process.
     alive: OwnedFd,
     /// Where the kernel forbids to reach into it: what it copies itself.
     offered: OnceLock<OfferedMemory>,
+    /// What is to be done in its memory, ...
+    pub(super) lane: Lane,
+    /// ... and who does it.
+    movers: Arc<Movers>,
+    /// Counts it.
+    _place: Arc<()>,
 }
 
 impl Process {
-    pub(super) fn open(pid: u32) -> Result<Self, Errno> {
+    /// It is counted by `place`.
+    pub(super) fn open(pid: u32, movers: &Arc<Movers>, place: &Arc<()>) -> Result<Self, Errno> {
         let number = pid_t::try_from(pid).map_err(|_| Errno::SRCH)?;
         let alive = pidfd_open(Pid::from_raw(number).ok_or(Errno::SRCH)?, PidfdFlags::empty())?;
-        Ok(Self { pid: number, alive, offered: OnceLock::new() })
+        let (movers, place) = (Arc::clone(movers), Arc::clone(place));
+        Ok(Self {
+            pid: number,
+            alive,
+            offered: OnceLock::new(),
+            lane: Lane::default(),
+            movers,
+            _place: place,
+        })
     }
 
     pub(super) const fn number(&self) -> u32 {
@@ -51,8 +71,8 @@ impl Process {
     }
 
     /// Takes what a program offers that says that it cannot be reached into. `EEXIST` if it can.
-    pub(super) fn take_offer(&self, probe: u64, socket: OwnedFd) -> Result<(), Errno> {
-        match self.read(probe, &mut [0]) {
+    pub(super) fn take_offer(self: &Arc<Self>, probe: u64, socket: OwnedFd) -> Result<(), Errno> {
+        match self.probe([probe; 2]) {
             Err(Errno::PERM | Errno::NOSYS) => {
                 self.offered.set(OfferedMemory::new(socket)).map_err(|_second| Errno::EXIST)
             }
@@ -60,10 +80,22 @@ impl Process {
         }
     }
 
+    /// Looks whether these bytes can be reached: `EFAULT` also if they do not come in time.
+    pub(super) fn probe(self: &Arc<Self>, places: [u64; 2]) -> Result<(), Errno> {
+        let (tell, told) = channel();
+        let look = move |process: &Self| {
+            let reached = places.into_iter().try_for_each(|place| process.read(place, &mut [0]));
+            // Nobody may wait for it any more.
+            let _told = tell.send(reached);
+        };
+        self.movers.submit(self, Job::Call(Box::new(look)));
+        told.recv_timeout(PATIENCE).unwrap_or(Err(Errno::FAULT))
+    }
+
     /// Copies `into.len()` bytes from `at` in the program.
-    pub(super) fn read(&self, at: u64, into: &mut [u8]) -> Result<(), Errno> {
+    fn read(&self, at: u64, into: &mut [u8]) -> Result<(), Errno> {
         if let Some(offered) = self.offered.get() {
-            return offered.read(at, into);
+            return offered.read(&self.alive, at, into);
         }
         let local = iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
         self.reach(at, local, libc::process_vm_readv)
@@ -72,7 +104,7 @@ impl Process {
     /// Copies `from` to `at` in the program.
     fn write(&self, at: u64, from: &[u8]) -> Result<(), Errno> {
         if let Some(offered) = self.offered.get() {
-            return offered.write(at, from);
+            return offered.write(&self.alive, at, from);
         }
         let local = iovec { iov_base: from.as_ptr().cast_mut().cast(), iov_len: from.len() };
         self.reach(at, local, libc::process_vm_writev)
@@ -118,6 +150,11 @@ impl ProgramMemory {
 }
 
 impl ForeignMemory for ProgramMemory {
+    fn carry(&self, load: Load) -> Option<Load> {
+        self.process.movers.submit(&self.process, Job::Step(load));
+        None
+    }
+
     fn read(&self, offset: usize, into: &mut [u8]) -> bool {
         self.place(offset).is_some_and(|at| self.process.read(at, into).is_ok())
     }

@@ -1,10 +1,11 @@
 //! The fabric: one process that owns the model, and the programs that come to it.
 //!
 //! Each program has a session on a thread of its own. The thread sleeps until the program asks something or has
-//! ended; then what it made goes, and its peers are told, as a kernel would. Data moves in the thread of whoever asks.
+//! ended; then what it made goes, and its peers are told, as a kernel would. Other threads move the data ([`movers`]).
 
 mod inject;
 mod memory;
+mod movers;
 mod offered;
 mod record;
 mod session;
@@ -18,16 +19,19 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use rdma_softsim::{DeviceKind, FailureClass, Limits, SoftSim};
+use rdma_softsim::{DeviceKind, FailureClass, Limits, Parameters, SoftSim};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
 use softrdma_wire::{self as wire, Error, Listener, Reply, Request, Socket};
 
 use memory::Process;
+use movers::Movers;
 use session::{Info, Session};
 
 /// Sessions at a time.
 const MOST_SESSIONS: usize = 1024;
+/// Threads that reach into programs' memory, beyond one for each.
+const SPARE_MOVERS: usize = 2;
 /// Machines: lists of devices.
 const MOST_MACHINES: usize = 1024;
 /// Addresses of one machine, on all its devices.
@@ -59,6 +63,10 @@ pub struct Fabric {
     state: Mutex<State>,
     /// Readable when a session has ended.
     ended: OwnedFd,
+    /// Who reaches into programs.
+    movers: Arc<Movers>,
+    /// Counts programs: also those that have gone and in whose memory somebody is still.
+    places: Arc<()>,
     /// Whether faults were injected.
     faulty: AtomicBool,
 }
@@ -79,8 +87,15 @@ struct State {
 impl Fabric {
     /// A fabric with nobody on it.
     pub fn new() -> Result<Arc<Self>, Errno> {
+        Self::with_parameters(Parameters::default())
+    }
+
+    /// A fabric with times of its own.
+    pub fn with_parameters(parameters: Parameters) -> Result<Arc<Self>, Errno> {
         Ok(Arc::new(Self {
-            model: rdma_softsim::Fabric::new(),
+            model: rdma_softsim::Fabric::with_parameters(parameters),
+            movers: Movers::new(MOST_SESSIONS + SPARE_MOVERS),
+            places: Arc::default(),
             state: Mutex::default(),
             ended: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             faulty: AtomicBool::new(false),
@@ -125,7 +140,8 @@ impl Fabric {
     pub fn admit(self: &Arc<Self>, socket: Socket) {
         let number = {
             let mut state = self.lock();
-            if state.sessions.len() >= MOST_SESSIONS {
+            let programs = Arc::strong_count(&self.places) - 1;
+            if state.sessions.len().max(programs) >= MOST_SESSIONS {
                 return;
             }
             state.count += 1;
@@ -238,6 +254,12 @@ impl Fabric {
     }
 }
 
+impl Drop for Fabric {
+    fn drop(&mut self) {
+        self.movers.close();
+    }
+}
+
 /// A connection that counts for as long as it lasts.
 struct Presence {
     fabric: Arc<Fabric>,
@@ -255,10 +277,10 @@ impl Presence {
     /// The whole of a connection.
     fn run(&self, mut socket: Socket) -> Result<(), Error> {
         let (pid, _user) = socket.peer()?;
-        let process = Arc::new(Process::open(pid)?);
+        let process = Arc::new(Process::open(pid, &self.fabric.movers, &self.fabric.places)?);
         let mut session: Option<Session> = None;
         loop {
-            await_request(&socket, &process)?;
+            await_request(&socket, &process, session.as_mut())?;
             let (request, descriptor): (Request<'_>, _) = socket.receive()?;
             match (&mut session, request) {
                 (Some(session), request) => {
@@ -321,17 +343,24 @@ impl Presence {
 }
 
 /// Sleeps until the program asks something. Its end is an error: a child of it may hold the socket still.
-fn await_request(socket: &Socket, process: &Process) -> Result<(), Error> {
+fn await_request(socket: &Socket, process: &Process, mut session: Option<&mut Session>) -> Result<(), Error> {
     loop {
-        let mut fds = [PollFd::new(socket, PollFlags::IN), PollFd::new(process.descriptor(), PollFlags::IN)];
+        let mut fds =
+            vec![PollFd::new(socket, PollFlags::IN), PollFd::new(process.descriptor(), PollFlags::IN)];
+        fds.extend(session.iter().flat_map(|session| session.awaited()));
         match poll(&mut fds, None) {
             Ok(_) => {}
             Err(Errno::INTR) => continue,
             Err(errno) => return Err(errno.into()),
         }
-        let [asks, ended] = fds.map(|fd| !fd.revents().is_empty());
+        let mut ready = fds.iter().map(|fd| !fd.revents().is_empty());
+        let (asks, ended) = (ready.next() == Some(true), ready.next() == Some(true));
+        let others = ready.any(|ready| ready);
         if ended {
             return Err(Error::Closed);
+        }
+        if others && let Some(session) = &mut session {
+            session.catch_up();
         }
         if asks {
             return Ok(());

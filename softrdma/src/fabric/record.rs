@@ -232,14 +232,12 @@ impl Recorder {
                     self.send(transfer, packet);
                 }
             }
-            Content::Bytes(bytes) => {
-                let (first, _) = sequences.of(sequence, roce::count(bytes.len()));
+            Content::Bytes { bytes, len } => {
+                let (first, _) = sequences.of(sequence, roce::count(len));
                 sequences.answered(sequence);
                 let start = roce::answer(roce::ACKNOWLEDGED, executed(sequence));
                 let kind = Kind::ReadResponse;
-                for packet in
-                    (Message { kind, start, immediate: None, bytes, len: bytes.len() }).packets(first)
-                {
+                for packet in (Message { kind, start, immediate: None, bytes, len }).packets(first) {
                     self.send(transfer, packet);
                 }
             }

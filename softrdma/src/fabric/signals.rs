@@ -3,18 +3,16 @@
 //! Nothing that a program does to its end makes the fabric wait: descriptions are not shared where blocking is a flag of the
 //! description, and calls that could block are told not to.
 
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rdma_softsim::Signal;
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 use rustix::pipe::{PipeFlags, pipe_with};
 use softrdma_wire::{Name, RECORD};
-
-/// Records kept for a program that does not read its completion channel. More are lost to it.
-const MOST_WAITING: usize = 1 << 16;
 
 /// A descriptor that is readable while something waits: of event channels and asynchronous events.
 pub(super) struct Level {
@@ -55,54 +53,101 @@ impl Signal for Level {
     }
 }
 
+/// Tells a session that one of its completion channels is full: readable from then on until it is cleared.
+pub(super) struct Backlog {
+    fd: OwnedFd,
+}
+
+impl Backlog {
+    pub(super) fn new() -> Result<Self, Errno> {
+        Ok(Self { fd: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)? })
+    }
+
+    fn raise(&self) {
+        // Cannot fail but by a full counter, and then it is readable.
+        let _raised = rustix::io::write(&self.fd, &1_u64.to_ne_bytes());
+    }
+
+    pub(super) fn clear(&self) {
+        let _count = rustix::io::read(&self.fd, &mut [0; 8]);
+    }
+}
+
+impl AsFd for Backlog {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
 /// A completion channel: a pipe with a record for each completion event, which the program reads by itself.
+///
+/// What finds no room in the pipe waits here. The session's thread writes it when the program has read.
 pub(super) struct Records {
     pipe: OwnedFd,
-    waiting: Mutex<VecDeque<Name>>,
+    /// Events that found no room, by completion queue: however many there are, they take no more than the queues do.
+    waiting: Mutex<BTreeMap<Name, u64>>,
+    backlog: Arc<Backlog>,
 }
 
 impl Records {
     /// The channel, and its program's end.
-    pub(super) fn new() -> Result<(Self, OwnedFd), Errno> {
+    pub(super) fn new(backlog: &Arc<Backlog>) -> Result<(Self, OwnedFd), Errno> {
         let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
         // The program's end blocks, as a completion channel does until it is told not to; ours never does.
         rustix::fs::fcntl_setfl(&write, rustix::fs::OFlags::NONBLOCK)?;
-        Ok((Self { pipe: write, waiting: Mutex::default() }, read))
+        let (waiting, backlog) = (Mutex::default(), Arc::clone(backlog));
+        Ok((Self { pipe: write, waiting, backlog }, read))
     }
 
-    fn lock(&self) -> MutexGuard<'_, VecDeque<Name>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Name, u64>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn tell(&self, queue: Name) {
         let mut waiting = self.lock();
-        if waiting.len() < MOST_WAITING {
-            waiting.push_back(queue);
+        let none = waiting.is_empty();
+        *waiting.entry(queue).or_default() += 1;
+        if none {
+            self.drain(&mut waiting);
+            if !waiting.is_empty() {
+                self.backlog.raise();
+            }
         }
-        self.drain(&mut waiting);
     }
 
     /// Writes what found no room in the pipe.
     pub(super) fn flush(&self) {
-        let mut waiting = self.lock();
-        if !waiting.is_empty() {
-            self.drain(&mut waiting);
-        }
+        self.drain(&mut self.lock());
     }
 
-    fn drain(&self, waiting: &mut VecDeque<Name>) {
-        while let Some(queue) = waiting.front() {
-            let record: [u8; RECORD] = u64::from(*queue).to_le_bytes();
+    /// Whether something found no room.
+    pub(super) fn is_full(&self) -> bool {
+        !self.lock().is_empty()
+    }
+
+    fn drain(&self, waiting: &mut BTreeMap<Name, u64>) {
+        while let Some(mut first) = waiting.first_entry() {
+            let record: [u8; RECORD] = u64::from(*first.key()).to_le_bytes();
             // So few bytes are written whole or not at all (`pipe(7)`).
             match rustix::io::write(&self.pipe, &record) {
                 Ok(_) => {
-                    waiting.pop_front();
+                    *first.get_mut() -= 1;
+                    if *first.get() == 0 {
+                        first.remove();
+                    }
                 }
                 Err(Errno::INTR) => {}
-                // Full; or the program has closed its end, and wants none.
-                Err(_) => break,
+                Err(Errno::AGAIN) => break,
+                // The program has closed its end, and wants none.
+                Err(_) => waiting.clear(),
             }
         }
+    }
+}
+
+impl AsFd for Records {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.pipe.as_fd()
     }
 }
 
@@ -114,7 +159,7 @@ pub(super) struct QueueSignal {
 
 impl AsFd for QueueSignal {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.channel.pipe.as_fd()
+        self.channel.as_fd()
     }
 }
 

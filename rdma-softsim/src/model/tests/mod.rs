@@ -7,6 +7,7 @@ mod devices;
 mod disconnecting;
 mod event_queue;
 mod faults;
+mod freight;
 mod queues;
 mod reads;
 mod rnr;

@@ -18,12 +18,13 @@ use rdma_softsim::{
     CompletionQueue, Device, Domain, Error, ForeignRegion, Local, NamedReceive, NamedSend, QueuePair, Sge,
     SharedReceives, Signal, SoftSim,
 };
+use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::process::Resource;
-use softrdma_wire::{self as wire, MAX_BATCH, MAX_ELEMENTS, MAX_INLINE, Name, Reply, Request};
+use softrdma_wire::{self as wire, MAX_BATCH, MAX_ELEMENTS, MAX_INLINE, MAX_WORK, Name, Reply, Request};
 
 use super::memory::{Process, ProgramMemory};
-use super::signals::{Level, QueueSignal, Records};
+use super::signals::{Backlog, Level, QueueSignal, Records};
 use super::translate;
 
 /// Channels of either kind, where the fabric may have enough descriptors.
@@ -53,7 +54,6 @@ impl From<Errno> for Refusal {
 }
 
 /// What `softrdma status` shows of a session.
-#[derive(Debug)]
 pub(super) struct Info {
     pub(super) program: String,
     pub(super) process: Arc<Process>,
@@ -104,6 +104,10 @@ pub(super) struct Session {
     completion_channels: BTreeMap<Name, Arc<Records>>,
     /// That of completion queues without a channel: nobody reads it, their events go nowhere. Made for the first.
     unread: Option<Arc<Records>>,
+    /// Readable when a channel has become full, ...
+    backlog: Arc<Backlog>,
+    /// ... and those that were full when it was looked at last.
+    full: Vec<Arc<Records>>,
     /// What the model calls an identifier, and what this session does.
     keys: BTreeMap<IdentifierKey, Name>,
     devices: Vec<Opened>,
@@ -173,6 +177,8 @@ impl Session {
             domains: BTreeMap::new(),
             completion_channels: BTreeMap::new(),
             unread: None,
+            backlog: Arc::new(Backlog::new()?),
+            full: Vec::new(),
             keys: BTreeMap::new(),
             devices: machine.iter().map(Opened::open).collect::<Result<_, _>>()?,
             info,
@@ -188,6 +194,23 @@ impl Session {
     /// The addresses of its machine's devices.
     pub(super) fn devices(&self) -> &[Vec<IpAddr>] {
         &self.info.devices
+    }
+
+    /// What the session waits for besides its program's requests: that a channel becomes full, and that a full one has room.
+    pub(super) fn awaited(&self) -> impl Iterator<Item = PollFd<'_>> {
+        let full = self.full.iter().map(|channel| PollFd::new(channel, PollFlags::OUT));
+        std::iter::once(PollFd::new(&self.backlog, PollFlags::IN)).chain(full)
+    }
+
+    /// Some of that has come: writes the events for which there is room now.
+    pub(super) fn catch_up(&mut self) {
+        self.backlog.clear();
+        let channels = self.completion_channels.values().chain(&self.unread);
+        self.full = channels.filter(|channel| channel.is_full()).map(Arc::clone).collect();
+        self.full.retain(|channel| {
+            channel.flush();
+            channel.is_full()
+        });
     }
 
     fn opened(&self, device: wire::Device) -> Result<&Opened, Refusal> {
@@ -231,13 +254,10 @@ impl Session {
                 if solicited { queue.arm_solicited() } else { queue.arm() }?;
                 return Ok(Reply::Done);
             }
-            Request::PostSend { pair, whole, work } => return self.post_send(pair, whole, &work),
+            Request::PostSend { pair, room, work } => return self.post_send(pair, room, &work),
             Request::PostReceive { pair, work } => return self.post_receive(pair, &work),
             Request::PostShared { queue, work } => return self.post_shared(queue, &work),
             _ => {}
-        }
-        for channel in self.completion_channels.values() {
-            channel.flush();
         }
         let reply = match request {
             Request::Hello { .. }
@@ -249,13 +269,16 @@ impl Session {
             | Request::Record => Err(Errno::INVAL.into()),
             Request::CreateCompletionChannel => {
                 room(&self.completion_channels, most_channels())?;
-                let (channel, end) = Records::new()?;
+                let (channel, end) = Records::new(&self.backlog)?;
                 *descriptor = Some(end);
                 let name = self.name()?;
                 self.completion_channels.insert(name, Arc::new(channel));
                 Ok(Reply::Made(name))
             }
             Request::DestroyCompletionChannel(name) => {
+                if let Some(channel) = self.completion_channels.get(&name) {
+                    self.full.retain(|full| !Arc::ptr_eq(full, channel));
+                }
                 take(&mut self.completion_channels, name, |channel| Arc::strong_count(channel) > 1)
             }
             Request::CreateEventChannel => {
@@ -350,10 +373,8 @@ impl Session {
         let last = at.checked_add(len.checked_sub(1).ok_or(Errno::INVAL)?).ok_or(Errno::FAULT)?;
         address.checked_add(len).ok_or(Errno::INVAL)?;
         // Pinning would look at every page; its ends show a wrong address, and whether this process may reach there at all.
-        for place in [at, last] {
-            self.info.process.read(place, &mut [0])?;
-        }
-        let memory = Box::new(ProgramMemory { process: Arc::clone(&self.info.process), at });
+        self.info.process.probe([at, last])?;
+        let memory = Arc::new(ProgramMemory { process: Arc::clone(&self.info.process), at });
         let region = domain.register_foreign(address, bytes, memory, access)?;
         let key = region.key();
         let name = self.name()?;
@@ -372,7 +393,7 @@ impl Session {
             Some(name) => Arc::clone(find(&self.completion_channels, name)?),
             None => Arc::clone(match &mut self.unread {
                 Some(unread) => unread,
-                none => none.insert(Arc::new(Records::new()?.0)),
+                none => none.insert(Arc::new(Records::new(&self.backlog)?.0)),
             }),
         };
         let queue = self.name()?;
@@ -421,12 +442,12 @@ impl Session {
         Ok(Reply::Completions(completions))
     }
 
-    fn post_send(&self, pair: Name, whole: bool, work: &[wire::Send<'_>]) -> Result<Reply, Refusal> {
+    fn post_send(&self, pair: Name, room: u32, work: &[wire::Send<'_>]) -> Result<Reply, Refusal> {
         let pair = find(&self.pairs, pair)?;
-        if work.len() > MAX_BATCH {
+        if work.len() > MAX_WORK {
             return Err(Errno::INVAL.into());
         }
-        if whole && work.len() > pair.send_room() as usize {
+        if room > 0 && room > pair.send_room() {
             return Ok(Reply::Posted { count: 0, errno: Errno::NOMEM.raw_os_error() });
         }
         let lists: Vec<Vec<Sge>> = work
@@ -476,7 +497,7 @@ fn receives(
     work: &[wire::Receive],
     post: impl FnOnce(&[NamedReceive<'_>]) -> Result<(), PostError<Error>>,
 ) -> Result<Reply, Refusal> {
-    if work.len() > MAX_BATCH {
+    if work.len() > MAX_WORK {
         return Err(Errno::INVAL.into());
     }
     let lists: Vec<Vec<Sge>> = work.iter().map(|work| named(&work.local)).collect::<Result<_, _>>()?;

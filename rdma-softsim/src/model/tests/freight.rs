@@ -1,0 +1,212 @@
+//! Messages with an end in another process: what becomes of them while their bytes are on their way.
+
+use std::sync::Mutex;
+
+use super::*;
+
+/// Where programs have their memory.
+const AT: u64 = 0x10_0000;
+const LEN: usize = 600_000;
+
+/// The memory of a program.
+struct Far(Mutex<Vec<u8>>);
+
+impl ForeignMemory for Far {
+    fn read(&self, offset: usize, into: &mut [u8]) -> bool {
+        into.copy_from_slice(&self.0.lock().unwrap()[offset..][..into.len()]);
+        true
+    }
+
+    fn write(&self, offset: usize, from: &[u8]) -> bool {
+        self.0.lock().unwrap()[offset..][..from.len()].copy_from_slice(from);
+        true
+    }
+}
+
+/// Two programs whose bytes somebody moves, and their regions.
+struct Programs {
+    w: World,
+    memory: [Arc<Far>; 2],
+    regions: [Registration; 2],
+}
+
+impl Programs {
+    fn new() -> Self {
+        let mut w = World::new(&Setup::default());
+        w.model.carry_bulks();
+        let memory = [3, 0].map(|byte| Arc::new(Far(Mutex::new(vec![byte; LEN]))));
+        let mut register = |domain, far: &Arc<Far>| {
+            let memory: Arc<dyn ForeignMemory> = Arc::<Far>::clone(far);
+            let access = Access::REMOTE_WRITE.and(Access::REMOTE_READ);
+            w.model.register_at(domain, AT, Bytes::Foreign { memory, len: LEN }, access).unwrap()
+        };
+        let regions = [register(w.a.domain, &memory[0]), register(w.b.domain, &memory[1])];
+        Self { w, memory, regions }
+    }
+
+    fn post(&mut self, id: u64, op: impl FnOnce(RemoteAddress) -> SendOp, len: usize) {
+        let op = op(RemoteAddress { address: AT, rkey: self.regions[1].rkey });
+        let local = Part { region: self.regions[0].id, offset: 0, len };
+        self.w
+            .a
+            .post_work(&mut self.w.model, PostedSend { id, op, local, signaled: true, inline: false })
+            .unwrap();
+    }
+
+    /// The first step of a message, and none further.
+    fn first_step(&mut self) -> Freight {
+        let mut freight = self.w.model.next_freight().expect("a message is on its way");
+        freight.step();
+        freight
+    }
+
+    /// All steps of a message, which then arrives.
+    fn arrive(&mut self, mut freight: Freight) {
+        while !freight.is_at_its_end() {
+            freight.step();
+        }
+        self.w.model.end_freight(freight);
+        self.w.model.settle();
+    }
+
+    fn completions(&mut self) -> Vec<(u64, Result<Completed, CompletionStatus>)> {
+        self.w.a.completions(&mut self.w.model)
+    }
+
+    fn written(&self) -> usize {
+        self.memory[1].0.lock().unwrap().iter().filter(|byte| **byte == 3).count()
+    }
+}
+
+#[test]
+fn what_is_behind_a_message_waits_until_its_bytes_are_there() {
+    let mut p = Programs::new();
+    p.post(1, SendOp::Write, 500_000);
+    p.post(2, SendOp::Write, 0);
+    p.post(3, SendOp::Read, 10);
+    let first = p.first_step();
+    assert!(p.w.model.next_freight().is_none(), "one message at a time");
+    assert_eq!((p.completions(), p.written()), (vec![], 0));
+    p.arrive(first);
+    assert_eq!(p.completions(), [(1, Ok(Completed::Write)), (2, Ok(Completed::Write))]);
+    assert_eq!(p.written(), 500_000);
+    let read = p.first_step();
+    assert_eq!(p.completions(), []);
+    p.arrive(read);
+    assert_eq!(p.completions(), [(3, Ok(Completed::Read))]);
+}
+
+/// A page of the peer's that does not come is a peer that does not answer: the requester tries again, and gives up.
+#[test]
+fn a_peer_whose_memory_is_not_reached_does_not_answer() {
+    let mut p = Programs::new();
+    let parameters = Parameters::default();
+    p.post(1, SendOp::Write, 10);
+    // Read, and not written.
+    let mut kept = vec![p.first_step()];
+    p.w.pass(parameters.reach - millis(1));
+    assert_eq!(p.completions(), []);
+    p.w.pass(millis(1));
+    for _ in 0..PARAMS.retry_count {
+        assert!(p.w.model.next_freight().is_none(), "the requester waits for the acknowledgement");
+        p.w.pass(parameters.ack_timeout);
+        // A repetition has no more time than that.
+        kept.push(p.first_step());
+        assert_eq!(p.completions(), []);
+        p.w.pass(parameters.ack_timeout);
+    }
+    p.w.pass(parameters.ack_timeout);
+    assert_eq!(p.completions(), [(1, Err(CompletionStatus::RETRY_EXC_ERR))]);
+    // Nobody hears of those that come after all.
+    for freight in kept {
+        p.arrive(freight);
+    }
+    assert_eq!((p.completions(), p.written()), (vec![], 0));
+}
+
+#[test]
+fn a_repetition_that_is_reached_is_acknowledged() {
+    let mut p = Programs::new();
+    let parameters = Parameters::default();
+    p.post(1, SendOp::Write, 10);
+    let late = p.first_step();
+    p.w.pass(parameters.reach);
+    p.w.pass(parameters.ack_timeout);
+    p.arrive(late);
+    assert_eq!(p.completions(), []);
+    let again = p.w.model.next_freight().expect("again");
+    p.arrive(again);
+    assert_eq!((p.completions(), p.written()), (vec![(1, Ok(Completed::Write))], 10));
+    // From then on there is as much time as before.
+    p.post(2, SendOp::Write, 10);
+    let kept = p.first_step();
+    p.w.pass(parameters.reach - millis(1));
+    p.arrive(kept);
+    assert_eq!(p.completions(), [(2, Ok(Completed::Write))]);
+}
+
+/// A page of the requester's own is one that its device cannot reach, whichever way the bytes go.
+#[test]
+fn own_memory_that_is_not_reached_is_a_local_error() {
+    for reads in [false, true] {
+        let mut p = Programs::new();
+        p.post(1, if reads { SendOp::Read } else { SendOp::Write }, 10);
+        let kept = match reads {
+            true => p.first_step(),
+            false => p.w.model.next_freight().expect("a message"),
+        };
+        p.w.pass(Parameters::default().reach);
+        assert_eq!(p.completions(), [(1, Err(CompletionStatus::LOC_PROT_ERR))]);
+        p.arrive(kept);
+        assert_eq!(p.written(), 0);
+    }
+}
+
+/// Whatever ends before its bytes are there is not executed, and waits for nobody.
+#[test]
+fn a_message_ends_with_its_queue_pairs_and_its_target() {
+    // The requester's fails: flushed at once.
+    let mut p = Programs::new();
+    p.post(1, SendOp::Write, 10);
+    let kept = p.first_step();
+    p.w.model.end_pair(p.w.a.pair).unwrap();
+    assert_eq!(p.completions(), [(1, Err(CompletionStatus::WR_FLUSH_ERR))]);
+    p.arrive(kept);
+    assert_eq!(p.written(), 0);
+    // The responder's is gone: nobody answers.
+    let mut p = Programs::new();
+    p.post(1, SendOp::Write, 10);
+    let kept = p.first_step();
+    p.w.model.destroy_pair(p.w.b.pair);
+    p.arrive(kept);
+    assert_eq!((p.completions(), p.written()), (vec![], 0));
+    p.w.pass(Parameters::default().ack_timeout * 8);
+    assert_eq!(p.completions(), [(1, Err(CompletionStatus::RETRY_EXC_ERR))]);
+    // The target is deregistered.
+    let mut p = Programs::new();
+    p.post(1, SendOp::Write, 10);
+    let kept = p.first_step();
+    p.w.model.deregister(p.regions[1].id);
+    p.w.model.settle();
+    assert_eq!(p.completions(), [(1, Err(CompletionStatus::REM_ACCESS_ERR))]);
+    p.arrive(kept);
+    assert_eq!(p.written(), 0);
+}
+
+/// What messages hold on their way is bounded: beyond that each has a page.
+#[test]
+fn what_is_held_on_the_way_is_given_back() {
+    let mut p = Programs::new();
+    p.post(1, SendOp::Write, LEN);
+    let kept = p.first_step();
+    assert_eq!(p.w.model.held.load(std::sync::atomic::Ordering::Relaxed), 256 * 1024);
+    p.arrive(kept);
+    assert_eq!(p.w.model.held.load(std::sync::atomic::Ordering::Relaxed), 0);
+    assert_eq!(p.written(), LEN);
+    p.w.model.held.store(64 << 20, std::sync::atomic::Ordering::Relaxed);
+    p.post(2, SendOp::Write, LEN);
+    let kept = p.first_step();
+    assert_eq!(p.w.model.held.load(std::sync::atomic::Ordering::Relaxed), (64 << 20) + 4096);
+    p.arrive(kept);
+    assert_eq!(p.completions(), [(1, Ok(Completed::Write)), (2, Ok(Completed::Write))]);
+}
