@@ -398,8 +398,8 @@ impl Source for Zeros {
 fn a_fast_source_does_not_keep_a_publication_from_ending() {
     let backend = Fabric::new().host(&[address(1)]);
     let how = Publish {
+        // Making a chunk of zeros takes next to nothing, and publishing one a copy and two sums.
         config: publisher::Config { memory: 1 << 30, ..publisher::Config::default() },
-        chunk_size: 4096,
         ..Publish::default()
     };
     let withdraw = how.withdraw.clone();
