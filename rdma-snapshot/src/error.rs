@@ -105,7 +105,7 @@ pub enum Error {
     #[error("{error}; {left}")]
     NotUndone {
         /// Why it failed.
-        error: Arc<Error>,
+        error: Arc<Self>,
         /// What is left, and what to do about it.
         left: Arc<io::Error>,
     },

@@ -109,7 +109,7 @@ pub(crate) fn stream<S: Sink + 'static>(
     let readers = sinks.into_iter().map(|mut sink| {
         std::thread::spawn(move || -> Result<(), Failure> {
             let mut stream = TcpStream::connect(at)?;
-            sink.begin(&crate::whole::FILE)?;
+            sink.begin(&crate::whole::FILE, &Stop::default())?;
             let mut piece = vec![0; 1 << 20];
             while let read @ 1.. = stream.read(&mut piece)? {
                 sink.write(&piece[..read])?;

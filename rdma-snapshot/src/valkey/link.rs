@@ -68,7 +68,7 @@ impl Link {
                     moving = limit.within(PATIENCE);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    moving.until_writable(self.as_fd())?
+                    moving.until_writable(self.as_fd())?;
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
