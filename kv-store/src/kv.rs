@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use bytes::{Bytes, BytesMut};
 use resp_rs::resp2::Frame;
 
-use crate::keys::Keys;
+use crate::buffer::Buffer;
+use crate::keys::{self, Keys};
 use crate::resp::{FrameReader, append};
 use crate::session::{Channels, Session};
 
@@ -28,23 +29,29 @@ impl Store {
     /// Those of the stream, and what is no RESP.
     pub fn serve(&self, stream: impl Read + Write) -> io::Result<()> {
         let mut reader = FrameReader::new(stream);
-        let mut session = Session::default();
-        let mut replies = BytesMut::new();
+        let (mut session, mut replies) = (Session::default(), Buffer::default());
         loop {
-            while let Some(command) = reader.buffered()? {
-                let quit = session.answer(self, command, &mut replies);
-                if quit || replies.len() >= REPLY_BATCH {
-                    reader.stream().write_all(&replies)?;
-                    replies.clear();
+            match reader.buffered() {
+                Ok(Some(command)) => {
+                    let quits = session.answer(self, command, &mut replies.bytes);
+                    if quits || replies.bytes.len() >= REPLY_BATCH {
+                        send(reader.stream(), &mut replies)?;
+                    }
+                    if quits {
+                        return Ok(());
+                    }
                 }
-                if quit {
-                    return Ok(());
+                Ok(None) => {
+                    send(reader.stream(), &mut replies)?;
+                    if !reader.fill()? {
+                        return Ok(());
+                    }
                 }
-            }
-            reader.stream().write_all(&replies)?;
-            replies.clear();
-            if !reader.fill()? {
-                return Ok(());
+                Err(error) => {
+                    refuse(&mut replies.bytes, &error);
+                    send(reader.stream(), &mut replies)?;
+                    return Err(error);
+                }
             }
         }
     }
@@ -69,6 +76,19 @@ impl Store {
     pub(crate) const fn channels(&self) -> &Arc<Mutex<Channels>> {
         &self.channels
     }
+}
+
+fn send(to: &mut impl Write, replies: &mut Buffer) -> io::Result<()> {
+    to.write_all(&replies.bytes)?;
+    replies.grown();
+    replies.bytes.clear();
+    replies.settle();
+    Ok(())
+}
+
+/// Appends what a client is told whose bytes are no commands.
+pub(crate) fn refuse(replies: &mut BytesMut, error: &io::Error) {
+    append(replies, &keys::error(format!("ERR {error}")));
 }
 
 /// The words of a command.

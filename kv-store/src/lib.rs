@@ -1,6 +1,8 @@
 //! A key-value store that answers enough of RESP for `valkey-cli`, `valkey-benchmark` and client libraries: the server of examples and
 //! tests.
 
+mod buffer;
+mod cut;
 mod keys;
 mod kv;
 mod resp;
@@ -8,8 +10,9 @@ mod serve;
 mod session;
 mod threads;
 
+pub use cut::{Cut, parse};
 pub use kv::{REPLY_BATCH, Store};
-pub use resp::{FrameReader, Frames, parse};
+pub use resp::{FrameReader, Frames};
 pub use serve::Server;
 pub use session::Session;
 pub use threads::Threads;

@@ -2,25 +2,25 @@
 
 use std::io::{self, Read};
 
-use bytes::{Bytes, BytesMut};
-use resp_rs::ParseError;
-use resp_rs::resp2::{Frame, frame_to_bytes, parse_frame};
+use bytes::BytesMut;
+use resp_rs::resp2::{Frame, frame_to_bytes};
 
-/// Bytes that were received, cut into frames, which share their memory.
-#[derive(Default)]
-pub struct Frames(Bytes);
+use crate::buffer::Buffer;
+use crate::cut::Cut;
+
+/// Bytes that were received, cut into frames, which share their memory. What is not a whole frame yet takes memory in proportion to its length,
+/// whatever was there before.
+#[derive(Debug, Default)]
+pub struct Frames {
+    buffer: Buffer,
+    cut: Cut,
+}
 
 impl Frames {
     /// Appends what was received.
     pub fn push(&mut self, received: &[u8]) {
-        // Free of charge unless a frame that was cut from this memory is still in use.
-        let unparsed = std::mem::take(&mut self.0);
-        let mut buffer = unparsed.try_into_mut().unwrap_or_else(|shared| BytesMut::from(&shared[..]));
-        buffer.extend_from_slice(received);
-        if let Some(rest) = missing(&buffer) {
-            buffer.reserve(rest.min(AHEAD));
-        }
-        self.0 = buffer.freeze();
+        self.buffer.bytes.extend_from_slice(received);
+        self.buffer.grown();
     }
 
     /// Appends what `read` puts into the `most` bytes that it is given, and returns what it returns: how many it has put there.
@@ -29,44 +29,41 @@ impl Frames {
         most: usize,
         read: impl FnOnce(&mut [u8]) -> Result<Option<usize>, E>,
     ) -> Result<Option<usize>, E> {
-        let unparsed = std::mem::take(&mut self.0);
-        let mut buffer = unparsed.try_into_mut().unwrap_or_else(|shared| BytesMut::from(&shared[..]));
-        let before = buffer.len();
-        buffer.resize(before + most, 0);
-        let result = read(&mut buffer[before..]);
+        let bytes = &mut self.buffer.bytes;
+        let before = bytes.len();
+        bytes.resize(before + most, 0);
+        let result = read(&mut bytes[before..]);
         let added = result.as_ref().ok().copied().flatten().unwrap_or(0);
-        buffer.truncate(before + added.min(most));
-        self.0 = buffer.freeze();
+        bytes.truncate(before + added.min(most));
+        self.buffer.grown();
         result
     }
 
     /// The next frame that is there whole.
+    ///
+    /// # Errors
+    /// As [`Cut::take`].
     pub fn take(&mut self) -> io::Result<Option<Frame>> {
-        if self.0.is_empty() {
-            return Ok(None);
-        }
-        match parse(self.0.clone()) {
-            Ok((frame, rest)) => {
-                self.0 = rest;
-                Ok(Some(frame))
-            }
-            Err(ParseError::Incomplete) => Ok(None),
-            Err(error) => Err(io::Error::new(io::ErrorKind::InvalidData, error)),
-        }
+        let taken = self.cut.take(&mut self.buffer.bytes);
+        self.buffer.settle();
+        taken
+    }
+
+    /// Returns whether nothing is there, not even a part of a frame.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.buffer.bytes.is_empty()
+    }
+
+    /// Returns how many bytes are missing at least of the string that was begun, if one was.
+    pub(crate) fn missing(&self) -> usize {
+        self.cut.missing(self.buffer.bytes.len())
     }
 }
 
-/// Room that is made together for a string that was begun, whatever length it says it has.
+/// Bytes that are read from a stream, if nothing says that more will come. A reader has so much memory while it waits.
+const CHUNK: usize = 16 << 10;
+/// Bytes that are read together, of a string that is longer.
 const AHEAD: usize = 1 << 20;
-
-/// Returns how many bytes are missing of the string that begins `bytes`, if one does and says how long it is.
-fn missing(bytes: &[u8]) -> Option<usize> {
-    let (b'$', text) = bytes.split_first()? else { return None };
-    // Twenty digits and the end of the line.
-    let digits = text.iter().take(21).position(|byte| *byte == b'\r')?;
-    let len: usize = std::str::from_utf8(&text[..digits]).ok()?.parse().ok()?;
-    len.checked_add(digits + 5)?.checked_sub(bytes.len())
-}
 
 /// Reads frames from `S`, which blocks.
 pub struct FrameReader<S> {
@@ -78,7 +75,7 @@ pub struct FrameReader<S> {
 impl<S: Read> FrameReader<S> {
     /// A reader at the beginning of a stream.
     pub fn new(stream: S) -> Self {
-        Self { stream, frames: Frames::default(), chunk: vec![0; 256 << 10].into() }
+        Self { stream, frames: Frames::default(), chunk: vec![0; CHUNK].into() }
     }
 
     /// The stream below, to write to.
@@ -93,8 +90,15 @@ impl<S: Read> FrameReader<S> {
 
     /// Waits for more bytes; false at the end of the stream.
     pub fn fill(&mut self) -> io::Result<bool> {
-        let read = self.stream.read(&mut self.chunk)?;
-        self.frames.push(&self.chunk[..read]);
+        let missing = self.frames.missing();
+        let read = if missing > CHUNK {
+            let stream = &mut self.stream;
+            self.frames.read(missing.min(AHEAD), |into| stream.read(into).map(Some))?.unwrap_or(0)
+        } else {
+            let read = self.stream.read(&mut self.chunk)?;
+            self.frames.push(&self.chunk[..read]);
+            read
+        };
         Ok(read > 0)
     }
 
@@ -105,7 +109,7 @@ impl<S: Read> FrameReader<S> {
                 return Ok(Some(frame));
             }
             if !self.fill()? {
-                return if self.frames.0.is_empty() {
+                return if self.frames.is_empty() {
                     Ok(None)
                 } else {
                     Err(io::ErrorKind::UnexpectedEof.into())
@@ -129,42 +133,13 @@ pub(crate) fn append(to: &mut BytesMut, frame: &Frame) {
     to.extend_from_slice(END);
 }
 
-/// A RESP frame, or an inline command such as `PING\r\n`, which becomes an array as a client would have sent it.
-pub fn parse(bytes: Bytes) -> Result<(Frame, Bytes), ParseError> {
-    if !bytes.first().is_some_and(u8::is_ascii_alphabetic) {
-        return parse_frame(bytes);
-    }
-    let end = bytes.iter().position(|byte| *byte == b'\n').ok_or(ParseError::Incomplete)?;
-    let words = bytes[..end].split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
-    let frame = words.map(|word| Frame::BulkString(Some(bytes.slice_ref(word)))).collect();
-    Ok((Frame::Array(Some(frame)), bytes.slice(end + 1..)))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// What was read into the buffer is what was pushed, and a reader of any kind gets all of it.
     #[test]
-    fn what_is_missing_of_a_string() {
-        for (bytes, rest) in [
-            (&b"$5\r\n"[..], Some(7)),
-            (b"$5\r\nhe", Some(5)),
-            (b"$5\r\nhello\r\n", Some(0)),
-            (b"$5\r\nhello\r\n+OK", None),
-            (b"$5", None),
-            (b"$-1\r\n", None),
-            (b"$99999999999999999999999\r\n", None),
-            (b"$18446744073709551615\r\n", None),
-            (b"+OK\r\n", None),
-            (b"", None),
-        ] {
-            assert_eq!(missing(bytes), rest, "{:?}", String::from_utf8_lossy(bytes));
-        }
-    }
-
-    /// Frames are the same however their bytes come, and those that were put there by a read are those that were pushed.
-    #[test]
-    fn frames_do_not_depend_on_how_bytes_come() {
+    fn frames_that_were_read_are_those_that_were_pushed() {
         let all = b"$5\r\nhello\r\n*2\r\n$3\r\nGET\r\n$1\r\nk\r\n+OK\r\n";
         for len in 1..all.len() {
             let (mut pushed, mut read) = (Frames::default(), Frames::default());
@@ -185,6 +160,39 @@ mod tests {
             }
             assert_eq!(frames[0].len(), 3, "{len}");
             assert_eq!(frames[0], frames[1], "{len}");
+        }
+    }
+
+    #[test]
+    fn a_reader_reads_long_strings_and_short_ones() {
+        let mut stream = Vec::new();
+        for len in [0, 5, CHUNK - 10, CHUNK, 3 * AHEAD, 1] {
+            let frame = Frame::BulkString(Some(vec![b'x'; len].into()));
+            stream.extend_from_slice(&frame_to_bytes(&frame));
+        }
+        let mut reader = FrameReader::new(&stream[..]);
+        for len in [0, 5, CHUNK - 10, CHUNK, 3 * AHEAD, 1] {
+            let frame = reader.frame().unwrap().unwrap();
+            assert_eq!(frame.as_bytes().map(|bytes| bytes.len()), Some(len));
+        }
+        assert_eq!(reader.frame().unwrap(), None);
+    }
+
+    /// What is left when a long frame was taken does not keep its memory, and neither does nothing.
+    #[test]
+    fn memory_does_not_outlast_a_frame() {
+        let (long, mut frames) = (vec![b'x'; 16 << 20], Frames::default());
+        for rest in [&b""[..], b"*1\r\n$4\r\nPI"] {
+            frames.push(format!("${}\r\n", long.len()).as_bytes());
+            long.chunks(100_000).for_each(|part| frames.push(part));
+            frames.push(&[b"\r\n", rest].concat());
+            let frame = frames.take().unwrap().unwrap();
+            assert!(frame.as_bytes().unwrap().len() == long.len());
+            assert_eq!(frames.take().unwrap(), None);
+            drop(frame);
+            assert!(!frames.buffer.bytes.try_reclaim(20_000), "{} bytes", frames.buffer.bytes.capacity());
+            frames.push(b"NG\r\n".get(..2 * rest.len()).unwrap_or(b"NG\r\n"));
+            assert_eq!(frames.take().unwrap().is_some(), !rest.is_empty());
         }
     }
 }

@@ -5,10 +5,11 @@ use std::io::{self, IoSlice};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use bytes::{Buf, BytesMut};
+use bytes::Buf;
 use rdma_conn::{ConnectionId, Descriptors, Endpoint, Error, Event};
 
-use crate::kv::{REPLY_BATCH, Store};
+use crate::buffer::Buffer;
+use crate::kv::{REPLY_BATCH, Store, refuse};
 use crate::resp::Frames;
 use crate::session::Session;
 
@@ -34,7 +35,7 @@ pub struct Server<'a, B: Descriptors> {
 struct Client {
     session: Session,
     received: Frames,
-    replies: BytesMut,
+    replies: Buffer,
     quits: bool,
 }
 
@@ -52,20 +53,25 @@ impl<'a, B: Descriptors> Server<'a, B> {
     }
 
     /// Handles everything that has come, without waiting for more.
+    ///
+    /// # Errors
+    /// The endpoint has failed, or the device of a listener is gone. After that, those who are connected may be served still.
     pub fn turn(&mut self) -> Result<(), Error> {
         self.endpoint.progress()?;
-        self.handle();
-        Ok(())
+        self.handle()
     }
 
     /// Waits until something has come, for at most `limit`, and handles it.
+    ///
+    /// # Errors
+    /// As [`Server::turn`].
     pub fn wait(&mut self, limit: Option<Duration>) -> Result<(), Error> {
         self.endpoint.wait(limit)?;
-        self.handle();
-        Ok(())
+        self.handle()
     }
 
-    fn handle(&mut self) {
+    fn handle(&mut self) -> Result<(), Error> {
+        let mut lost = Ok(());
         while let Some(event) = self.endpoint.next_event() {
             match event {
                 Event::Opened { id, .. } => self.open(id),
@@ -80,11 +86,18 @@ impl<'a, B: Descriptors> Server<'a, B> {
                     self.sessions.remove(&id);
                     self.endpoint.abort(id);
                 }
+                Event::AcceptFailed(listener) => match self.endpoint.take_accept_error(listener) {
+                    // It would answer nobody, for ever.
+                    Some(error @ (Error::DeviceRemoved | Error::Device { .. })) => lost = Err(error),
+                    Some(error) => tracing::warn!(%error, "nobody can be let in now"),
+                    None => {}
+                },
                 _ => {}
             }
         }
         let woken = std::mem::take(&mut *lock(&self.woken));
         woken.into_iter().for_each(|id| self.serve(id));
+        lost
     }
 
     fn open(&mut self, id: ConnectionId) {
@@ -102,7 +115,7 @@ impl<'a, B: Descriptors> Server<'a, B> {
         });
         self.sessions.insert(
             id,
-            Client { session, received: Frames::default(), replies: BytesMut::new(), quits: false },
+            Client { session, received: Frames::default(), replies: Buffer::default(), quits: false },
         );
     }
 
@@ -137,20 +150,29 @@ impl Client {
         store: &Store,
     ) -> io::Result<bool> {
         loop {
-            while !self.quits
-                && self.replies.len() < REPLY_BATCH
-                && let Some(command) = self.received.take()?
-            {
-                self.quits = self.session.answer(store, command, &mut self.replies);
+            while !self.quits && self.replies.bytes.len() < REPLY_BATCH {
+                match self.received.take() {
+                    Ok(None) => break,
+                    Ok(Some(command)) => {
+                        self.quits = self.session.answer(store, command, &mut self.replies.bytes);
+                    }
+                    Err(error) => {
+                        tracing::warn!(peer = ?endpoint.peer_addr(id), %error, "client dismissed");
+                        refuse(&mut self.replies.bytes, &error);
+                        self.quits = true;
+                    }
+                }
             }
-            if self.replies.len() < REPLY_BATCH {
-                self.session.published(&mut self.replies);
+            if self.replies.bytes.len() < REPLY_BATCH {
+                self.session.published(&mut self.replies.bytes);
             }
-            if !self.replies.is_empty() {
-                let Some(written) = endpoint.write(id, &[IoSlice::new(&self.replies)])? else {
+            if !self.replies.bytes.is_empty() {
+                self.replies.grown();
+                let Some(written) = endpoint.write(id, &[IoSlice::new(&self.replies.bytes)])? else {
                     return Ok(false);
                 };
-                self.replies.advance(written);
+                self.replies.bytes.advance(written);
+                self.replies.settle();
             } else if self.quits {
                 return Ok(true);
             } else {

@@ -12,8 +12,12 @@ use crate::resp::append;
 
 /// Commands of a transaction at most, and channels of a session at most.
 const MOST: usize = 10_000;
-/// Bytes that wait for a subscriber; what is published beyond them is lost to it.
+/// Bytes of memory of the commands of a transaction at most.
+const MOST_QUEUED: usize = 16 << 20;
+/// Bytes of memory of what waits for a subscriber; what is published beyond them is lost to it.
 const MOST_PUBLISHED: usize = 1 << 20;
+/// Memory of a message or of a word of a command, beside its bytes: its place in a list that grows, and what an allocator adds.
+const BESIDE: usize = 192;
 
 /// The subscribers of each channel.
 pub(crate) type Channels = HashMap<Bytes, Vec<Weak<Inbox>>>;
@@ -24,9 +28,16 @@ pub struct Session {
     /// It said HELLO 3.
     resp3: bool,
     /// The commands of a transaction that was begun.
-    queued: Option<Vec<Vec<Bytes>>>,
+    queued: Option<Queued>,
     channels: BTreeSet<Bytes>,
     subscriber: Option<Subscriber>,
+}
+
+/// The commands of a transaction, in memory of their own: what was cut from a receive buffer would keep all of that alive.
+#[derive(Default)]
+struct Queued {
+    commands: Vec<Vec<Bytes>>,
+    memory: usize,
 }
 
 /// A client that can subscribe. Its subscriptions end with it.
@@ -62,23 +73,33 @@ impl Drop for Session {
 
 /// Messages that were published for a client and are not sent yet.
 pub(crate) struct Inbox {
-    messages: Mutex<Vec<(Bytes, Bytes)>>,
+    waiting: Mutex<Waiting>,
     wake: Box<dyn Fn() + Send + Sync>,
 }
 
+#[derive(Default)]
+struct Waiting {
+    /// Channels, and what was published there.
+    messages: Vec<(Bytes, Bytes)>,
+    memory: usize,
+}
+
 impl Inbox {
-    fn messages(&self) -> MutexGuard<'_, Vec<(Bytes, Bytes)>> {
-        self.messages.lock().unwrap_or_else(PoisonError::into_inner)
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Takes a message up, unless too much waits. Its bytes have memory of their own: what was cut from a receive buffer would keep all of
+    /// that alive.
     fn take(&self, channel: &Bytes, payload: &Bytes) -> bool {
-        let mut messages = self.messages();
-        let waiting: usize = messages.iter().map(|(channel, payload)| channel.len() + payload.len()).sum();
-        if waiting.saturating_add(payload.len()) > MOST_PUBLISHED {
+        let mut waiting = self.waiting();
+        let memory = waiting.memory + channel.len() + payload.len() + BESIDE;
+        if memory > MOST_PUBLISHED {
             return false;
         }
-        messages.push((channel.clone(), payload.clone()));
-        drop(messages);
+        waiting.memory = memory;
+        waiting.messages.push((channel.clone(), payload.clone()));
+        drop(waiting);
         (self.wake)();
         true
     }
@@ -88,7 +109,7 @@ impl Session {
     /// A client that can subscribe. `wake` is called, by whoever publishes, when there is something for
     /// [`published`](Self::published).
     pub fn with_waker(wake: impl Fn() + Send + Sync + 'static) -> Self {
-        let inbox = Arc::new(Inbox { messages: Mutex::default(), wake: Box::new(wake) });
+        let inbox = Arc::new(Inbox { waiting: Mutex::default(), wake: Box::new(wake) });
         let mut session = Self::default();
         session.subscriber = Some(Subscriber { inbox, of: None });
         session
@@ -102,13 +123,13 @@ impl Session {
         match (name.as_slice(), arguments) {
             (b"HELLO", _) => self.hello(arguments, replies),
             (b"MULTI", []) if self.queued.is_none() => {
-                self.queued = Some(Vec::new());
+                self.queued = Some(Queued::default());
                 reply(replies, &simple("OK"));
             }
             (b"EXEC" | b"DISCARD", []) => match self.queued.take() {
                 None => reply(replies, &error("ERR there is no MULTI before it")),
                 Some(_) if name == b"DISCARD" => reply(replies, &simple("OK")),
-                Some(commands) => {
+                Some(Queued { commands, .. }) => {
                     let mut keys = store.keys();
                     let all = commands.iter().filter_map(|words| words.split_first());
                     let all =
@@ -122,13 +143,16 @@ impl Session {
                 let name = String::from_utf8_lossy(&name);
                 reply(replies, &error(format!("ERR {name} is not allowed in transactions")));
             }
-            _ if self.queued.is_some() => reply(replies, &self.queue(words)),
+            _ if self.queued.is_some() => reply(replies, &self.queue(&words)),
             (b"SUBSCRIBE", [_, ..]) => self.subscribe(store, arguments, replies),
             (b"UNSUBSCRIBE", _) => self.unsubscribe(arguments, replies),
             (b"PUBLISH", [channel, payload]) => {
                 let channels = lock(store.channels());
-                let subscribers = channels.get(channel).into_iter().flatten().filter_map(Weak::upgrade);
-                let heard = subscribers.filter(|inbox| inbox.take(channel, payload)).count();
+                let heard = channels.get_key_value(channel).map_or(0, |(channel, subscribers)| {
+                    let payload = Bytes::copy_from_slice(payload);
+                    let subscribers = subscribers.iter().filter_map(Weak::upgrade);
+                    subscribers.filter(|inbox| inbox.take(channel, &payload)).count()
+                });
                 drop(channels);
                 reply(replies, &count(heard));
             }
@@ -143,19 +167,22 @@ impl Session {
     /// Appends what was published since the last call.
     pub fn published(&self, replies: &mut BytesMut) {
         let Some(subscriber) = &self.subscriber else { return };
-        for (channel, payload) in subscriber.inbox.messages().drain(..) {
+        let waiting = std::mem::take(&mut *subscriber.inbox.waiting());
+        for (channel, payload) in waiting.messages {
             self.push([bulk("message"), bulk(channel), bulk(payload)], replies);
         }
     }
 
     /// Takes a command up for the transaction that was begun.
-    fn queue(&mut self, command: Vec<Bytes>) -> Frame {
+    fn queue(&mut self, command: &[Bytes]) -> Frame {
+        let memory = command.iter().map(|word| word.len() + BESIDE).sum();
         match &mut self.queued {
-            Some(queued) if queued.len() < MOST => {
-                queued.push(command);
+            Some(queued) if queued.commands.len() < MOST && MOST_QUEUED - queued.memory >= memory => {
+                queued.memory += memory;
+                queued.commands.push(command.iter().map(|word| Bytes::copy_from_slice(word)).collect());
                 simple("QUEUED")
             }
-            _ => error("ERR too many commands in one transaction"),
+            _ => error("ERR too much in one transaction"),
         }
     }
 
@@ -304,7 +331,7 @@ mod tests {
         two.published(&mut published);
         assert_eq!(&published[..], b"*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$2\r\nhi\r\n");
         // Who takes nothing misses what is published beyond a bound.
-        let long = format!("PUBLISH c {}", "x".repeat(MOST_PUBLISHED - 1));
+        let long = format!("PUBLISH c {}", "x".repeat(MOST_PUBLISHED - BESIDE - 1));
         assert_eq!(ask(&mut other, &store, &[&long]), ":1\r\n");
 
         assert_eq!(ask(&mut three, &store, &["SUBSCRIBE e"]).matches("subscribe").count(), 1);
@@ -317,5 +344,52 @@ mod tests {
         assert_eq!(ask(&mut two, &store, &["UNSUBSCRIBE"]), "*3\r\n$11\r\nunsubscribe\r\n$1\r\nc\r\n:0\r\n");
         assert_eq!(ask(&mut other, &store, &["PUBLISH c hi"]), ":0\r\n");
         assert!(ask(&mut other, &store, &["HELLO 4"]).starts_with("-NOPROTO"));
+    }
+
+    /// A command whose words were cut from a long buffer; and that buffer.
+    fn cut(words: &[&str]) -> (Frame, Bytes) {
+        let mut buffer = Bytes::from(format!("{}{}", words.concat(), "x".repeat(1 << 20)));
+        let all = buffer.clone();
+        let words = words.iter().map(|word| bulk(buffer.split_to(word.len()))).collect();
+        (Frame::Array(Some(words)), all)
+    }
+
+    /// What is kept of a command has memory of its own.
+    #[test]
+    fn what_waits_keeps_no_receive_buffer() {
+        let (store, mut replies) = (Store::default(), BytesMut::new());
+        let mut session = Session::with_waker(|| ());
+        for words in
+            [&["SUBSCRIBE", "c"][..], &["PUBLISH", "c", "hi"], &["MULTI"], &["SET", "a", "1"], &["GET", "a"]]
+        {
+            let (command, buffer) = cut(words);
+            session.answer(&store, command, &mut replies);
+            assert!(buffer.is_unique(), "{words:?}");
+        }
+        assert!(replies.ends_with(b":1\r\n+OK\r\n+QUEUED\r\n+QUEUED\r\n"), "{replies:?}");
+    }
+
+    /// Messages and commands without any bytes take memory, too.
+    #[test]
+    fn what_waits_is_bounded_by_its_memory() {
+        let (store, mut other) = (Store::default(), Session::default());
+        let subscriber = || {
+            let mut session = Session::with_waker(|| ());
+            ask(&mut session, &store, &["SUBSCRIBE "]);
+            session
+        };
+        let two = [subscriber(), subscriber()];
+        let heard = (0..100_000).take_while(|_| ask(&mut other, &store, &["PUBLISH  "]) == ":2\r\n").count();
+        assert_eq!(heard, MOST_PUBLISHED / BESIDE);
+        // Room comes back with what is sent.
+        two[0].published(&mut BytesMut::new());
+        assert_eq!(ask(&mut other, &store, &["PUBLISH  "]), ":1\r\n");
+
+        ask(&mut other, &store, &["MULTI"]);
+        let long = format!("SET a {}", "x".repeat(1 << 20));
+        let queued = (0..100_000).take_while(|_| ask(&mut other, &store, &[&long]) == "+QUEUED\r\n").count();
+        assert_eq!(queued, 15);
+        assert!(ask(&mut other, &store, &[&long]).starts_with("-ERR too much"));
+        assert_eq!(ask(&mut other, &store, &["GET a"]), "+QUEUED\r\n");
     }
 }

@@ -1,14 +1,14 @@
 //! Several threads behind one port, on the embedded fabric.
 
-use std::io::Write;
+use std::io::{self, Write};
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
 
-use kv_store::{FrameReader, Store, Threads};
-use rdma_conn::{Error, Keepalive, Limits, Options, Stream};
-use rdma_softsim::{Fabric, SoftSim};
+use kv_store::{FrameReader, Server, Store, Threads};
+use rdma_conn::{Endpoint, Error, Keepalive, Limits, Options, Stream};
+use rdma_softsim::{Connections, Fabric, Fault, SoftSim, When};
 
 const SERVER: [u8; 4] = [192, 0, 2, 1];
 const CLIENT: [u8; 4] = [192, 0, 2, 2];
@@ -102,4 +102,60 @@ fn all_threads_together_keep_to_the_limits() {
         assert!(matches!(refused, Error::Rejected { .. }), "{refused}");
     }
     assert_eq!((serving.accepted)(), [2, 1, 1]);
+}
+
+/// A server that can answer nobody any more says so and ends.
+#[test]
+fn a_lost_device_is_told() {
+    for fault in [Fault::DeviceRemoval, Fault::DeviceFatal] {
+        let fabric = Fabric::new();
+        let (backend, store) = (fabric.host(&[SERVER.into()]), Arc::new(Store::default()));
+        let (options, limits) = (Options::server(), Limits::default());
+        let at = SocketAddr::from((SERVER, 0));
+        let threads = Threads::start(&backend, at, options, limits, THREADS, &store).expect("a device");
+        let address = threads.local_addr().expect("it listens");
+        let (tell, told) = mpsc::channel();
+        std::thread::spawn(move || tell.send(threads.run().map(|never| match never {})));
+        assert!(fabric.inject(SERVER.into(), Connections::All, fault, Ok(When::Event(0))));
+        // Whatever happens next, it happens to a device that is gone.
+        let client = fabric.host(&[CLIENT.into()]);
+        std::thread::spawn(move || Stream::connect(&client, address).map(drop));
+        let ended: io::Result<()> = told.recv_timeout(Duration::from_secs(60)).expect("it ends");
+        let error = ended.expect_err("for that reason");
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionAborted, "{error}");
+    }
+}
+
+/// One thread with a listener of its own says so, too.
+#[test]
+fn a_lost_device_is_told_by_an_endpoint() {
+    for fault in [Fault::DeviceRemoval, Fault::DeviceFatal] {
+        let fabric = Fabric::new();
+        let (backend, store) = (fabric.host(&[SERVER.into()]), Store::default());
+        let mut endpoint = Endpoint::new(&backend, Limits::default()).expect("a device");
+        let address = SocketAddr::from((SERVER, 6379));
+        endpoint.listen(address, Options::server()).expect("a free address");
+        let mut server = Server::new(endpoint, &store);
+        assert!(fabric.inject(SERVER.into(), Connections::All, fault, Ok(When::Event(0))));
+        let client = fabric.host(&[CLIENT.into()]);
+        std::thread::spawn(move || Stream::connect(&client, address).map(drop));
+        let begun = Instant::now();
+        let error = loop {
+            assert!(begun.elapsed() < Duration::from_secs(60), "nothing is told");
+            if let Err(error) = server.wait(Some(Duration::from_millis(10))) {
+                break error;
+            }
+        };
+        assert!(matches!(error, Error::DeviceRemoved | Error::Device { .. }), "{error}");
+    }
+}
+
+/// A client whose line has no end is told why it is let go.
+#[test]
+fn an_endless_line_is_refused() {
+    let serving = Serving::start(Limits::default());
+    let mut client = serving.connect();
+    client.stream().write_all(&[b'P'; 100_000]).expect("written");
+    assert_eq!(last_word(&mut client), "ERR Protocol error: too big inline request");
+    assert!(client.frame().expect("an orderly end").is_none());
 }

@@ -3,6 +3,7 @@
 
 mod address;
 pub mod affinity;
+mod buffer;
 mod event_loop;
 mod poller;
 mod rdma;
@@ -15,7 +16,7 @@ mod tls;
 mod transport;
 
 pub use address::Address;
-pub use event_loop::{EventLoop, Handler, ListenerId, LoopWaker, SessionId, Timeouts};
+pub use event_loop::{EventLoop, Handler, ListenerId, ListenerLost, LoopWaker, SessionId, Timeouts};
 pub use rdma::{Rdma, RdmaSettings, Vector};
 pub use replies::{Replies, SendError};
 pub use server::{BindingId, Flow, Server, ServerCounters, ServerSettings, Service};

@@ -1,5 +1,6 @@
 //! Waiting: for all descriptors of a loop, and for those of one transport alone.
 
+use std::cell::Cell;
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
@@ -33,23 +34,32 @@ pub(crate) struct Poller<O> {
     owners: SlotMap<SourceId, O>,
     events: Events,
     waker: Arc<Waker>,
+    /// Somebody was given the waker. One that is gone may have woken before, so it counts like one that is there.
+    waker_given: Cell<bool>,
 }
 
 impl<O: Copy> Poller<O> {
     pub(crate) fn new() -> io::Result<Self> {
         let poll = Poll::new()?;
         let waker = Arc::new(Waker::new(poll.registry(), WOKEN)?);
-        Ok(Self { poll, owners: SlotMap::with_key(), events: Events::with_capacity(BATCH), waker })
+        Ok(Self {
+            poll,
+            owners: SlotMap::with_key(),
+            events: Events::with_capacity(BATCH),
+            waker,
+            waker_given: Cell::new(false),
+        })
     }
 
     /// Returns a waker that ends a wait, from any thread.
     pub(crate) fn waker(&self) -> Arc<Waker> {
+        self.waker_given.set(true);
         Arc::clone(&self.waker)
     }
 
-    /// Returns whether it watches one descriptor, and nobody has a waker: whoever waits for that descriptor misses nothing.
+    /// Returns whether it watches one descriptor, and nobody was ever given a waker: a wait for that descriptor alone misses nothing.
     pub(crate) fn has_one(&self) -> bool {
-        self.owners.len() == 1 && Arc::strong_count(&self.waker) == 1
+        self.owners.len() == 1 && !self.waker_given.get()
     }
 
     /// Watches a descriptor for `owner`. What it has to say already is said.
@@ -129,4 +139,25 @@ pub(crate) fn wait_one(
         read: ended || flags.contains(PollFlags::IN),
         write: ended || flags.contains(PollFlags::OUT),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    /// Also when whoever was given the waker has woken and is gone.
+    #[test]
+    fn a_wake_up_is_waited_for_beside_the_only_descriptor() {
+        let (quiet, _never) = std::os::unix::net::UnixStream::pair().expect("sockets");
+        let mut poller = Poller::new().expect("descriptors");
+        poller.add(quiet.as_fd(), ()).expect("room");
+        assert!(poller.has_one());
+        let waker = poller.waker();
+        assert!(!poller.has_one());
+        waker.wake().expect("a wake-up");
+        drop(waker);
+        assert!(!poller.has_one());
+    }
 }

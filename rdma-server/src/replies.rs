@@ -4,13 +4,12 @@ use std::io::{self, ErrorKind, Write};
 
 use bytes::{Buf, BytesMut};
 
-/// Memory of an empty buffer that is kept for the next replies, in bytes.
-const KEPT: usize = 64 << 10;
+use crate::buffer::Buffer;
 
 /// Replies that wait until their client takes them, the oldest first.
 #[derive(Debug)]
 pub struct Replies {
-    bytes: BytesMut,
+    buffer: Buffer,
     budget: usize,
 }
 
@@ -36,37 +35,47 @@ pub enum SendError {
 
 impl Replies {
     pub(crate) fn new(budget: usize) -> Self {
-        Self { bytes: BytesMut::new(), budget }
+        Self { buffer: Buffer::default(), budget }
     }
 
     /// Appends bytes. The budget does not refuse any; see [`Replies::is_full`].
     pub fn extend_from_slice(&mut self, bytes: &[u8]) {
-        self.bytes.extend_from_slice(bytes);
+        self.buffer.bytes.extend_from_slice(bytes);
     }
 
     /// Returns the buffer to append to, for encoders that write into one. The bytes that are there are on their way already.
     pub fn buffer(&mut self) -> &mut BytesMut {
-        &mut self.bytes
+        &mut self.buffer.bytes
     }
 
     /// Returns how many bytes wait.
     pub fn len(&self) -> usize {
-        self.bytes.len()
+        self.buffer.bytes.len()
     }
 
     /// Returns whether nothing waits.
     pub fn is_empty(&self) -> bool {
-        self.bytes.is_empty()
+        self.buffer.bytes.is_empty()
     }
 
     /// Returns whether as many bytes wait as may. A service then stops and returns [`Flow::Again`](crate::Flow::Again).
     pub fn is_full(&self) -> bool {
-        self.bytes.len() >= self.budget
+        self.buffer.bytes.len() >= self.budget
     }
 
     /// Returns how many bytes of memory the replies take.
     pub(crate) fn memory(&self) -> usize {
-        self.bytes.capacity()
+        self.buffer.memory()
+    }
+
+    /// As [`Buffer::borrow_from`].
+    pub(crate) fn borrow_from(&mut self, spare: &mut Buffer) {
+        self.buffer.borrow_from(spare);
+    }
+
+    /// As [`Buffer::settle`].
+    pub(crate) fn settle(&mut self, spare: &mut Buffer) {
+        self.buffer.settle(spare);
     }
 
     /// Appends bytes that no command has asked for just now.
@@ -76,22 +85,19 @@ impl Replies {
         if !fits {
             return Err(SendError::Full { waiting: self.len(), budget: self.budget });
         }
-        self.bytes.extend_from_slice(bytes);
+        self.buffer.bytes.extend_from_slice(bytes);
         Ok(())
     }
 
     /// Writes as many as `to` has room for, and forgets those.
     pub(crate) fn write_to(&mut self, to: &mut impl Write) -> io::Result<()> {
-        while !self.bytes.is_empty() {
-            match to.write(&self.bytes) {
-                Ok(written) => self.bytes.advance(written),
+        while !self.buffer.bytes.is_empty() {
+            match to.write(&self.buffer.bytes) {
+                Ok(written) => self.buffer.bytes.advance(written),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
                 Err(error) => return Err(error),
             }
-        }
-        if self.bytes.capacity() > KEPT {
-            self.bytes = BytesMut::new();
         }
         Ok(())
     }

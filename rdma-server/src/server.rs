@@ -5,6 +5,8 @@
 //! - Who is not let in is told why, on RDMA as on TCP: the text arrives before the end.
 //! - A client that does not read its replies is not read any further, so that its window or socket fills and it waits: at most
 //!   [`ServerSettings::reply_budget`] bytes and one reply wait for it (VR-RES-008). Nothing spins.
+//! - A request may be as long as the service says ([`Service::request_limit`]), and a client for which nothing waits has no buffer,
+//!   whatever it sent and got before (VR-RES-008).
 //! - [`affinity`](crate::affinity) puts the server's thread and a device's interrupts on CPUs.
 
 use std::collections::BTreeMap;
@@ -15,6 +17,7 @@ use bytes::BytesMut;
 use slotmap::{SecondaryMap, SlotMap, new_key_type};
 
 use crate::address::Address;
+use crate::buffer::Buffer;
 use crate::event_loop::{EventLoop, ListenerId, LoopWaker, SessionId, Timeouts};
 use crate::replies::{Replies, SendError};
 use crate::session::{Barrier, Session};
@@ -31,7 +34,8 @@ pub trait Service: 'static {
     /// The state that it keeps about each of them.
     type Client: Default;
 
-    /// Takes the commands that are whole out of `input` and appends their replies to `replies`.
+    /// Takes the commands that are whole out of `input` and appends their replies to `replies`. What it leaves there comes again, with
+    /// what has arrived meanwhile.
     ///
     /// It may answer some of them only, and leave the others in `input`: [`Flow::Again`]. It should do so once
     /// [`Replies::is_full`]; what it appends beyond that takes memory without a bound.
@@ -42,6 +46,14 @@ pub trait Service: 'static {
         input: &mut BytesMut,
         replies: &mut Replies,
     ) -> Flow;
+
+    /// Returns how long a request of this client may be, in bytes: 1 MiB, unless a service says otherwise.
+    ///
+    /// It bounds what [`Service::serve`] leaves in `input` when it waits for more ([`Flow::Stay`]), of which memory takes at most twice as
+    /// much and 128 KiB. A client with a longer request is told so, and its connection is closed.
+    fn request_limit(&self, _client: &Self::Client) -> usize {
+        1 << 20
+    }
 }
 
 /// How a service goes on with a client.
@@ -134,11 +146,19 @@ struct Clients<S: Service> {
     counters: ServerCounters,
     /// Where bytes are read to.
     chunk: Box<[u8]>,
+    /// Memory of buffers that are empty, for the next client that has a request or gets replies.
+    spare: Spare,
+}
+
+#[derive(Default)]
+struct Spare {
+    input: Buffer,
+    replies: Buffer,
 }
 
 struct Client<C> {
     own: C,
-    input: BytesMut,
+    input: Buffer,
     replies: Replies,
     /// The last answer of the service; `Again` when more was read since.
     flow: Flow,
@@ -152,7 +172,8 @@ impl<S: Service> Server<S> {
     pub fn new(service: S, settings: ServerSettings) -> io::Result<Self> {
         settings.check()?;
         let (all, counters) = (SecondaryMap::new(), ServerCounters::default());
-        let state = Clients { service, settings, all, counters, chunk: vec![0; CHUNK].into() };
+        let (chunk, spare) = (vec![0; CHUNK].into(), Spare::default());
+        let state = Clients { service, settings, all, counters, chunk, spare };
         Ok(Self { events: EventLoop::new(state)?, bindings: SlotMap::with_key() })
     }
 
@@ -215,9 +236,14 @@ impl<S: Service> Server<S> {
     /// One turn of the event loop; see [`EventLoop::turn`].
     ///
     /// # Errors
-    /// The system cannot wait.
+    /// The system cannot wait; or a listener is lost ([`ListenerLost`](crate::ListenerLost)), and its address is no longer one of the binding's. The
+    /// next turn goes on with the others. [`Server::rebind`] listens again.
     pub fn turn(&mut self, timeout: Option<Duration>) -> io::Result<()> {
-        self.events.turn(timeout)
+        self.events.turn(timeout).inspect_err(|_| {
+            for binding in self.bindings.values_mut() {
+                binding.listeners.retain(|_, listener| self.events.has_listener(*listener));
+            }
+        })
     }
 
     /// Returns whether something can be done without waiting; see [`EventLoop::has_pending`].
@@ -285,9 +311,11 @@ impl<S: Service> Server<S> {
         self.events.state.all.len()
     }
 
-    /// Returns how many bytes of memory the buffers of replies take, of all clients together. An empty one keeps up to 64 KiB.
+    /// Returns how many bytes of memory the buffers of all clients take, those of requests and those of replies. A client for which
+    /// nothing waits has none.
     pub fn waiting_bytes(&self) -> usize {
-        self.events.state.all.values().map(|client| client.replies.memory()).sum()
+        let clients = self.events.state.all.values();
+        clients.map(|client| client.input.memory() + client.replies.memory()).sum()
     }
 
     /// Returns a waker that ends a [`Server::turn`] which waits, from any thread.
@@ -360,7 +388,7 @@ fn on_connection<S: Service>(events: &mut EventLoop<Clients<S>>, id: SessionId) 
         Some(FULL)
     } else {
         let replies = Replies::new(clients.settings.reply_budget);
-        let (own, input) = (S::Client::default(), BytesMut::new());
+        let (own, input) = (S::Client::default(), Buffer::default());
         clients.all.insert(id, Client { own, input, replies, flow: Flow::Stay });
         None
     };
@@ -407,7 +435,8 @@ fn on_readable<S: Service>(events: &mut EventLoop<Clients<S>>, id: SessionId) {
         Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
         Ok(0) => leave(events, id),
         Ok(read) => {
-            client.input.extend_from_slice(state.chunk.get(..read).unwrap_or_default());
+            client.input.borrow_from(&mut state.spare.input);
+            client.input.bytes.extend_from_slice(state.chunk.get(..read).unwrap_or_default());
             client.flow = Flow::Again;
             go_on(events, id);
         }
@@ -426,18 +455,41 @@ fn go_on<S: Service>(events: &mut EventLoop<Clients<S>>, id: SessionId) {
         return;
     }
     let Some(client) = state.all.get_mut(id) else { return };
-    let Client { own, input, replies, flow } = client;
-    let mut written = replies.write_to(connection);
-    if written.is_ok() && *flow == Flow::Again && !replies.is_full() {
-        *flow = state.service.serve(id, own, input, replies);
-        written = replies.write_to(connection);
+    let mut written = client.replies.write_to(connection);
+    if written.is_ok() && client.flow == Flow::Again && !client.replies.is_full() {
+        client.replies.borrow_from(&mut state.spare.replies);
+        client.serve(id, &mut state.service);
+        written = client.replies.write_to(connection);
     }
+    let Client { input, replies, flow, .. } = client;
+    input.settle(&mut state.spare.input);
+    replies.settle(&mut state.spare.replies);
     let reads = *flow == Flow::Stay && !replies.is_full();
     connection.set_read_handler(reads.then_some(on_readable));
     let writes = *flow == Flow::Again || !replies.is_empty();
     connection.set_write_handler(writes.then_some(go_on), Barrier::ReadFirst);
     if written.is_err() || (*flow == Flow::Leave && replies.is_empty()) {
         leave(events, id);
+    }
+}
+
+impl<C: Default> Client<C> {
+    /// Has the service answer what has arrived.
+    fn serve<S: Service<Client = C>>(&mut self, id: SessionId, service: &mut S) {
+        self.flow = service.serve(id, &mut self.own, &mut self.input.bytes, &mut self.replies);
+        let limit = service.request_limit(&self.own);
+        // As many bytes as that would be whole.
+        if self.flow == Flow::Stay && self.input.bytes.len() >= limit.max(1) {
+            tracing::info!(limit, "a client's request is too long");
+            let why = format!(
+                "-ERR Protocol error: a request may have {limit} bytes here, and this one has more\r\n"
+            );
+            self.replies.extend_from_slice(why.as_bytes());
+            self.flow = Flow::Leave;
+        }
+        if self.flow == Flow::Leave {
+            self.input.bytes.clear();
+        }
     }
 }
 

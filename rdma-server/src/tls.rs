@@ -141,6 +141,8 @@ struct TlsTransport {
     ending: bool,
     /// Nobody reads any more.
     closing: bool,
+    /// The transport below takes nothing any more, which the next write is told.
+    broken: bool,
     /// The step to take once everything encrypted has left, and for how long it may take.
     after_flush: Option<(AfterFlush, Duration)>,
 }
@@ -184,6 +186,7 @@ impl TlsTransport {
             ended: false,
             ending: false,
             closing: false,
+            broken: false,
             after_flush: None,
         }
     }
@@ -194,7 +197,10 @@ impl TlsTransport {
             match self.tls.write_tls(&mut CiphertextIo(&mut *self.inner)) {
                 Ok(_) => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
-                Err(error) => return Err(error),
+                Err(error) => {
+                    self.broken = true;
+                    return Err(error);
+                }
             }
         }
         match self.after_flush.take() {
@@ -225,7 +231,8 @@ impl TlsTransport {
                     return Err(fault(error));
                 }
             }
-            self.flush()?;
+            // What was decrypted, and what is still to come, can be read though nothing can be sent. An error meets the next write.
+            let _ = self.flush();
         }
         Ok(())
     }
@@ -265,6 +272,7 @@ impl Transport for TlsTransport {
         self.flush()?;
         if self.tls.is_handshaking() {
             self.take()?;
+            self.flush()?;
         }
         if self.tls.is_handshaking() && self.ended {
             let early = "the peer has left in the middle of the TLS handshake";
@@ -341,7 +349,7 @@ impl Transport for TlsTransport {
     fn drive(&mut self, fired: Interest) {
         self.inner.drive(fired);
         if self.carried {
-            // An error meets whoever reads or writes next.
+            // An error meets the next write.
             let _ = self.flush();
         }
     }
@@ -353,7 +361,7 @@ impl Transport for TlsTransport {
         }
         Interest {
             read: self.unread > 0 || self.ended || self.inner.ready().read,
-            write: !self.tls.wants_write(),
+            write: self.broken || !self.tls.wants_write(),
         }
     }
 }

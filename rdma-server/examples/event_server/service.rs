@@ -5,7 +5,7 @@ use rdma_server::{Address, SessionId};
 use rdma_server::{Flow, Replies, Service};
 use resp_rs::resp2::Frame;
 
-use kv_store::{Frames, Store};
+use kv_store::{Cut, Store};
 
 /// Answers commands, and keeps requests for changes, which only the owner of the server can make.
 #[derive(Default)]
@@ -36,19 +36,11 @@ pub enum Change {
 }
 
 impl Service for StoreService {
-    type Client = Frames;
+    type Client = Cut;
 
-    fn serve(
-        &mut self,
-        from: SessionId,
-        frames: &mut Frames,
-        input: &mut BytesMut,
-        replies: &mut Replies,
-    ) -> Flow {
-        frames.push(input);
-        input.clear();
+    fn serve(&mut self, from: SessionId, cut: &mut Cut, input: &mut BytesMut, replies: &mut Replies) -> Flow {
         while !replies.is_full() {
-            let command = match frames.take() {
+            let command = match cut.take(input) {
                 Ok(Some(command)) => command,
                 Ok(None) => return Flow::Stay,
                 Err(error) => {
@@ -67,6 +59,11 @@ impl Service for StoreService {
             }
         }
         Flow::Again
+    }
+
+    /// A value may be longer than what is usual for a request.
+    fn request_limit(&self, _: &Cut) -> usize {
+        64 << 20
     }
 }
 

@@ -2,7 +2,7 @@
 
 mod turn;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::io::{self, ErrorKind};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Wake;
@@ -73,6 +73,26 @@ pub struct EventLoop<S> {
     woken: Arc<Woken>,
     /// Connections that are told why they are not let in.
     refusing: usize,
+    /// Listeners that were lost, which the program is still to be told.
+    lost: VecDeque<ListenerLost>,
+}
+
+/// A listener that accepts nobody any more: the device of an RDMA listener is gone, for example. It is closed, and connections that
+/// came by it go on as far as they can.
+///
+/// It is the inner error ([`io::Error::get_ref`]) of the one that [`EventLoop::turn`] and [`Server::turn`](crate::Server::turn) return, once for each
+/// listener. The next turn goes on with all the others. To listen again, once the device is back, is up to the program.
+#[derive(Debug, thiserror::Error)]
+#[error("nobody can connect to {} any more: {source}; listen there again when that is mended",
+    address.as_ref().map_or_else(|| "a listener".to_owned(), ToString::to_string))]
+#[non_exhaustive]
+pub struct ListenerLost {
+    /// The listener, which is closed.
+    pub listener: ListenerId,
+    /// The address where it listened.
+    pub address: Option<Address>,
+    /// The reason.
+    pub source: io::Error,
 }
 
 struct Listener<S> {
@@ -160,6 +180,7 @@ impl<S> EventLoop<S> {
             asked: Vec::new(),
             woken: Arc::default(),
             refusing: 0,
+            lost: VecDeque::new(),
         })
     }
 
@@ -195,6 +216,10 @@ impl<S> EventLoop<S> {
             self.poller.remove(listener.source, listener.listening.descriptor());
         }
         self.retire_drivers();
+    }
+
+    pub(crate) fn has_listener(&self, id: ListenerId) -> bool {
+        self.listeners.contains_key(id)
     }
 
     /// Returns the address of a listener.
@@ -336,7 +361,7 @@ impl<S> EventLoop<S> {
     pub fn has_pending(&mut self) -> bool {
         self.take_woken();
         self.settle_touched();
-        !self.pending.is_empty() || !self.asked.is_empty()
+        !self.pending.is_empty() || !self.asked.is_empty() || !self.lost.is_empty()
     }
 
     /// Calls the handlers of connections that can go on, each once; how many connections.
@@ -364,6 +389,7 @@ impl<S> EventLoop<S> {
         for id in self.listeners.keys().collect::<Vec<_>>() {
             self.close_listener(id);
         }
+        self.lost.clear();
         for id in self.connections.keys().collect::<Vec<_>>() {
             self.close(id);
         }

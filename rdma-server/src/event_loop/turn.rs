@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use super::{Driven, DriverId, EventLoop, Handler, ListenerId, Owner, SessionId, WakeOne};
+use super::{Driven, DriverId, EventLoop, Handler, ListenerId, ListenerLost, Owner, SessionId, WakeOne};
 use crate::session::{Registered, Session, SessionState, Stage};
 use crate::transport::{Accepted, Driver, Interest, Source};
 
@@ -20,7 +20,7 @@ impl<S> EventLoop<S> {
     /// Takes one turn: waits until something can be done, for at most `timeout`, and does it.
     ///
     /// # Errors
-    /// The system cannot wait.
+    /// The system cannot wait; or a listener is lost ([`ListenerLost`]), and the next turn goes on with the others.
     pub fn turn(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         if self.has_pending() {
             self.poll(Some(Duration::ZERO))?;
@@ -48,7 +48,10 @@ impl<S> EventLoop<S> {
             }
         }
         self.process_pending();
-        Ok(())
+        match self.lost.pop_front() {
+            Some(lost) => Err(io::Error::new(lost.source.kind(), lost)),
+            None => Ok(()),
+        }
     }
 
     /// Returns the driver of all connections, if there is nothing else to wait for. It is waited for by its own means, which is one call of the
@@ -120,6 +123,12 @@ impl<S> EventLoop<S> {
                     tracing::debug!(%error, at = ?listener.listening.local_addr(), "a request came to nothing");
                 }
                 Ok(Accepted::Nobody) => return,
+                Ok(Accepted::Over(source)) => {
+                    let address = listener.listening.local_addr();
+                    self.lost.push_back(ListenerLost { listener: id, address, source });
+                    self.close_listener(id);
+                    return;
+                }
                 Err(error) => {
                     tracing::warn!(%error, at = ?listener.listening.local_addr(), "cannot accept connections now");
                     listener.resting = true;

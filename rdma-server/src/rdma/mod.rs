@@ -205,7 +205,13 @@ impl<B: Descriptors> Listening for RdmaListener<B> {
                             closing: false,
                         })));
                     }
-                    CmEventKind::DeviceRemoval => return Err(rdma_conn::Error::DeviceRemoved.into()),
+                    // Nothing is told to a listener after that, so it would answer nobody, for ever.
+                    CmEventKind::DeviceRemoval => {
+                        return Ok(Accepted::Over(rdma_conn::Error::DeviceRemoved.into()));
+                    }
+                    CmEventKind::Async(event) if event.is_fatal() => {
+                        return Ok(Accepted::Over(rdma_conn::Error::Device { event }.into()));
+                    }
                     // Of a request that was withdrawn, among others: accepting it says so.
                     other => tracing::debug!(event = ?other, "event on a listener"),
                 },

@@ -1,11 +1,13 @@
 //! One port for TCP and RDMA, and addresses that change under load.
 
+use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rdma_server::{Address, EventLoop, Server, Tcp};
+use rdma_server::{Address, EventLoop, ListenerLost, Server, Tcp};
+use rdma_softsim::{Connections, Fault, When};
 
 use crate::harness::{Client, Echo, HOST, PATIENCE, TestBed, open, test_bed, while_serving};
 
@@ -140,4 +142,36 @@ fn one_address_can_become_all_addresses() {
         assert_eq!(server.local_addrs(tcp), std::slice::from_ref(next));
     }
     while_serving(&mut server, |_| Client::new(&Tcp::new(), &one).echo(b"hello"));
+}
+
+/// An RDMA listener whose device is gone says so and ends. The others go on, and it comes back when it is asked to.
+#[test]
+fn a_listener_that_lost_its_device_is_told() {
+    for fault in [Fault::DeviceRemoval, Fault::DeviceFatal] {
+        let TestBed { mut server, tcp, rdma, fabric, remote, .. } = test_bed(open());
+        let addresses = server.local_addrs(rdma);
+        let address = addresses[0].clone();
+        assert!(fabric.inject(HOST, Connections::All, fault, Ok(When::Event(0))));
+        // Whatever happens next, it happens to a device that is gone.
+        let mut events = EventLoop::new(()).expect("a loop");
+        events.connect(&remote, &address, None, |_, _| ()).expect("begins to connect");
+        let begun = Instant::now();
+        let error = loop {
+            assert!(begun.elapsed() < PATIENCE, "nothing is told");
+            events.turn(Some(Duration::from_millis(1))).expect("a turn");
+            if let Err(error) = server.turn(Some(Duration::from_millis(1))) {
+                break error;
+            }
+        };
+        assert_eq!(error.kind(), ErrorKind::ConnectionAborted, "{error}");
+        let lost = error.get_ref().and_then(|inner| inner.downcast_ref::<ListenerLost>()).expect("why");
+        assert_eq!(lost.address.as_ref(), Some(&address));
+        assert_eq!((server.local_addrs(rdma), server.local_addrs(tcp)), (vec![], addresses.clone()));
+        while_serving(&mut server, |ask| {
+            Client::new(&Tcp::new(), &address).echo(b"the others go on");
+            ask.server(move |server| server.rebind(rdma, &addresses)).expect("it comes back");
+            Client::new(&remote, &address).echo(b"and so does it");
+        });
+        server.finish().expect("a turn");
+    }
 }

@@ -17,7 +17,8 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 pub(crate) const HOST: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
 pub(crate) const REMOTE: [u8; 4] = [192, 0, 2, 2];
 
-/// Sends back what it gets. A client that sends `Q` leaves; to one that sends `M`, a mebibyte for every one of them.
+/// Sends back what it gets. A client that sends `Q` leaves; one that sends `M` gets a mebibyte for every one of them; one that sends `W` waits for
+/// its reply; and a request that begins with `L` has no end.
 pub(crate) struct Echo;
 
 impl Service for Echo {
@@ -28,11 +29,19 @@ impl Service for Echo {
             if replies.is_full() {
                 return Flow::Again;
             }
+            if first == b'L' {
+                return Flow::Stay;
+            }
+            if first == b'W' {
+                let _ = input.split_to(1);
+                *served += 1;
+                return Flow::Wait;
+            }
             let len = if first == b'M' {
                 replies.extend_from_slice(&[b'm'; MEBIBYTE]);
                 1
             } else {
-                let len = input.iter().position(|byte| *byte == b'M').unwrap_or(input.len());
+                let len = input.iter().position(|byte| b"MW".contains(byte)).unwrap_or(input.len());
                 replies.extend_from_slice(&input[..len]);
                 len
             };
@@ -50,6 +59,7 @@ pub(crate) struct TestBed {
     pub(crate) server: Server<Echo>,
     pub(crate) tcp: BindingId,
     pub(crate) rdma: BindingId,
+    pub(crate) fabric: Fabric,
     pub(crate) remote: Rdma<SoftSim>,
     pub(crate) local: Rdma<SoftSim>,
 }
@@ -61,7 +71,8 @@ pub(crate) fn test_bed(settings: ServerSettings) -> TestBed {
     let tcp = server.bind(Tcp::new(), &[SocketAddr::from((HOST, 0)).into()]).expect("a free port");
     let same = server.local_addrs(tcp);
     let rdma = server.bind(local.clone(), &same).expect("the same port");
-    TestBed { server, tcp, rdma, remote: Rdma::new(fabric.host(&[REMOTE.into()])), local }
+    let remote = Rdma::new(fabric.host(&[REMOTE.into()]));
+    TestBed { server, tcp, rdma, fabric, remote, local }
 }
 
 pub(crate) fn open() -> ServerSettings {

@@ -70,6 +70,26 @@ fn a_message_may_come_before_the_handshake_is_over() {
     assert_eq!(&message, b"welcome");
 }
 
+/// What has arrived behind a command whose reply comes later is served when that has come.
+#[test]
+fn commands_behind_a_reply_that_waited_are_served() {
+    let TestBed { mut server, tcp, remote, .. } = test_bed(open());
+    let address = server.local_addrs(tcp).remove(0);
+    while_serving(&mut server, |ask| {
+        for mut client in [Client::new(&Tcp::new(), &address), Client::new(&remote, &address)] {
+            client.connection().sync_write(b"Wab", PATIENCE).expect("written");
+            ask.until(|server| server.clients().any(|(_, served)| *served == 1));
+            ask.server(|server| {
+                let waits = server.clients().find(|(_, served)| **served == 1).expect("it is there").0;
+                server.send(waits, b"w").expect("room");
+            });
+            let mut all = [0; 3];
+            client.connection().sync_read(&mut all, PATIENCE).expect("all replies");
+            assert_eq!(&all, b"wab");
+        }
+    });
+}
+
 #[test]
 fn a_client_that_leaves_gets_its_last_reply() {
     let TestBed { mut server, tcp, remote, .. } = test_bed(open());

@@ -1,9 +1,14 @@
 //! TLS over each of the other types, and what only TLS has.
 
-use std::io::{ErrorKind, Write};
-use std::sync::Arc;
+use std::io::{self, ErrorKind, IoSlice, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
-use rdma_server::{Address, ConnectionType, SessionState, Tcp, Tls, TlsSettings};
+use rdma_server::{
+    Address, ConnectionType, Interest, Kind, Listening, LoopId, SessionState, SocketSettings, Source, Tcp,
+    Tls, TlsSettings, Transport,
+};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
@@ -155,6 +160,123 @@ fn who_does_not_speak_tls_is_told_to_leave() {
     events.close(server);
     events.get_mut(id).expect("is there").set_read_handler(Some(on_readable));
     run(&mut events, |events| events.state.ended);
+}
+
+/// TCP whose writes do what a test says.
+#[derive(Clone, Default)]
+struct Deaf {
+    inner: Tcp,
+    /// The error of every write, once it is set.
+    error: Arc<OnceLock<ErrorKind>>,
+    /// Until then no write finds room.
+    full: Arc<AtomicBool>,
+}
+
+impl ConnectionType for Deaf {
+    type Settings = SocketSettings;
+
+    fn kind(&self) -> Kind {
+        self.inner.kind()
+    }
+
+    fn configure(&self, settings: SocketSettings) -> io::Result<()> {
+        self.inner.configure(settings)
+    }
+
+    fn listen(&self, on: LoopId, at: &Address) -> io::Result<Box<dyn Listening>> {
+        self.inner.listen(on, at)
+    }
+
+    fn connect(&self, on: LoopId, to: &Address, from: Option<&Address>) -> io::Result<Box<dyn Transport>> {
+        Ok(Box::new(DeafTransport { inner: self.inner.connect(on, to, from)?, like: self.clone() }))
+    }
+}
+
+struct DeafTransport {
+    inner: Box<dyn Transport>,
+    like: Deaf,
+}
+
+impl Transport for DeafTransport {
+    fn kind(&self) -> Kind {
+        self.inner.kind()
+    }
+
+    fn establish(&mut self) -> io::Result<bool> {
+        self.inner.establish()
+    }
+
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.inner.read(into)
+    }
+
+    fn write(&mut self, from: &[IoSlice<'_>]) -> io::Result<usize> {
+        match self.like.error.get() {
+            Some(error) => Err((*error).into()),
+            None if self.like.full.load(Ordering::Relaxed) => Err(ErrorKind::WouldBlock.into()),
+            None => self.inner.write(from),
+        }
+    }
+
+    fn shutdown(&mut self, linger: Duration) {
+        self.inner.shutdown(linger);
+    }
+
+    fn begin_close(&mut self, linger: Duration) {
+        self.inner.begin_close(linger);
+    }
+
+    fn is_over(&mut self) -> bool {
+        self.inner.is_over()
+    }
+
+    fn local_addr(&self) -> Option<Address> {
+        self.inner.local_addr()
+    }
+
+    fn peer_addr(&self) -> Option<Address> {
+        self.inner.peer_addr()
+    }
+
+    fn is_local(&self) -> bool {
+        self.inner.is_local()
+    }
+
+    fn source(&self, want: Interest) -> Source<'_> {
+        self.inner.source(want)
+    }
+
+    fn drive(&mut self, fired: Interest) {
+        self.inner.drive(fired);
+    }
+
+    fn ready(&mut self) -> Interest {
+        self.inner.ready()
+    }
+}
+
+/// What the peer has said can be read though nothing can be sent any more. The next write is told.
+#[test]
+fn a_write_that_fails_hides_nothing_that_has_come() {
+    let (server, deaf) = (Tls::new(Tcp::new(), server_settings()), Deaf::default());
+    let mut events = new_loop();
+    let address = TcpBed::new().expect("needs no device").address();
+    let listener = events.listen(&server, &address, crate::harness::accept).expect("a free address");
+    let address = events.listener_addr(listener).expect("an address");
+    let client = Tls::new(deaf.clone(), client_settings(true));
+    let client = events.connect(&client, &address, None, on_connected).expect("begins");
+    run(&mut events, |events| events.state.connected.len() == 1 && events.state.accepted.len() == 1);
+    let server = events.state.accepted[0];
+
+    deaf.full.store(true, Ordering::Relaxed);
+    let connection = events.get_mut(client).expect("is there");
+    assert_eq!(connection.write(b"waits in encrypted form").expect("is taken"), 23);
+    deaf.error.set(ErrorKind::ConnectionReset).expect("the first");
+    events.get_mut(server).expect("is there").write_all(b"hello").expect("room");
+    events.get_mut(client).expect("is there").set_read_handler(Some(on_readable));
+    run(&mut events, |events| events.state.read == b"hello");
+    let error = events.get_mut(client).expect("is there").write(b"x").expect_err("nothing can be sent");
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
 }
 
 /// Without the goodbye of TLS an end may be an attacker's work, and is an error.

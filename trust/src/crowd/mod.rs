@@ -4,6 +4,7 @@
 //! A busy client does its work alone and among idle ones, and clients that never read their replies show what a server does that
 //! has nothing to do. The clients are the same for all.
 
+mod idle;
 mod serving;
 
 use std::io::{IoSlice, Write};
@@ -17,12 +18,13 @@ use clap::{Args, ValueEnum};
 use comfy_table::Table;
 use indicatif::{ProgressBar, ProgressStyle};
 use rdma_conn::{Connect, ConnectionId, Descriptors, Endpoint, Event, Limits, Options, Role, Stream};
-use rdma_softsim::{Fabric, Limits as HostLimits};
+use rdma_softsim::{Fabric, Limits as HostLimits, SoftSim};
 use rdma_verbs::Verbs;
 use rustix::time::{ClockId, clock_gettime};
 
 use conformance::client::{Client, Failure};
 use conformance::intercept::Intercepted;
+pub use idle::{Exchange, Kept, idle_on_softsim, resident};
 use serving::{Objects, serve};
 use suite::exit::NO_ENVIRONMENT;
 
@@ -53,6 +55,10 @@ pub struct Arguments {
     /// The interface on which the server has its connections; all of them one after another, unless set.
     #[arg(long, value_enum)]
     face: Option<Face>,
+    /// Have each connection send and get so many bytes, one after another, and print the memory that they keep when they are idle, instead of
+    /// the rest.
+    #[arg(long, value_name = "BYTES")]
+    exchange: Option<usize>,
     #[command(flatten)]
     load: Load,
 }
@@ -111,7 +117,56 @@ pub fn run(arguments: &Arguments) -> ExitCode {
 
 fn tell(arguments: &Arguments) -> Result<Option<Table>, Failure> {
     let faces = arguments.face.as_ref().map_or(Face::value_variants(), std::slice::from_ref);
-    let load = arguments.load;
+    let verbs = match arguments.listen.map(|address| Verbs::load().map(|verbs| (verbs, address))) {
+        None => None,
+        Some(Ok((verbs, address))) => Some((verbs, SocketAddr::new(address.ip(), 0))),
+        Some(Err(error)) => {
+            eprintln!("cannot run here: {error}");
+            return Ok(None);
+        }
+    };
+    let Load { connections, window, .. } = arguments.load;
+    match arguments.exchange {
+        None => tell_costs(faces, arguments.load, verbs),
+        Some(bytes) => tell_idle(faces, Exchange { connections, window, bytes }, verbs),
+    }
+    .map(Some)
+}
+
+/// A table of the memory that idle connections keep.
+fn tell_idle(
+    faces: &[Face],
+    exchange: Exchange,
+    verbs: Option<(Verbs, SocketAddr)>,
+) -> Result<Table, Failure> {
+    let Exchange { connections, bytes, .. } = exchange;
+    let mut table = Table::new();
+    table.set_header([
+        "server".into(),
+        format!("registered for each of {connections}, both sides"),
+        "resident beside it".into(),
+        format!("registered after {bytes} bytes both ways"),
+        "resident beside it".into(),
+    ]);
+    for face in faces {
+        let [connected, after] = match &verbs {
+            None => idle_on_softsim(*face, exchange, resident)?,
+            Some((verbs, address)) => idle::idle(*face, exchange, verbs, verbs, *address, resident)?,
+        };
+        let each = |bytes: u64| format!("{} KiB", (bytes / connections.max(1) as u64).div_ceil(1024));
+        table.add_row([
+            format!("{face:?}").to_lowercase(),
+            each(connected.registered),
+            each(connected.beside()),
+            each(after.registered),
+            each(after.beside()),
+        ]);
+    }
+    Ok(table)
+}
+
+/// A table of the cost of connections.
+fn tell_costs(faces: &[Face], load: Load, verbs: Option<(Verbs, SocketAddr)>) -> Result<Table, Failure> {
     let Load { connections, mute, seconds, .. } = load;
     let mut table = Table::new();
     table.set_header([
@@ -125,15 +180,9 @@ fn tell(arguments: &Arguments) -> Result<Option<Table>, Failure> {
         format!("processor, {mute} that do not read, {seconds} s"),
     ]);
     for face in faces {
-        let figures = match arguments.listen {
+        let figures = match &verbs {
             None => on_softsim(*face, load)?,
-            Some(address) => match Verbs::load() {
-                Ok(verbs) => measure(*face, load, &verbs, &verbs, SocketAddr::new(address.ip(), 0))?,
-                Err(error) => {
-                    eprintln!("cannot run here: {error}");
-                    return Ok(None);
-                }
-            },
+            Some((verbs, address)) => measure(*face, load, verbs, verbs, *address)?,
         };
         let micros = |time: Duration| format!("{:.1} us", time.as_secs_f64() * 1e6);
         let [before, after] = figures.alone;
@@ -149,7 +198,7 @@ fn tell(arguments: &Arguments) -> Result<Option<Table>, Failure> {
             format!("{:.3} s", figures.mute.as_secs_f64()),
         ]);
     }
-    Ok(Some(table))
+    Ok(table)
 }
 
 /// Measures a server on a fabric in this process.
@@ -157,10 +206,16 @@ fn tell(arguments: &Arguments) -> Result<Option<Table>, Failure> {
 /// # Errors
 /// A connection failed, or a reply was wrong.
 pub fn on_softsim(face: Face, load: Load) -> Result<Figures, Failure> {
+    let (ours, theirs, address) = hosts();
+    measure(face, load, &ours, &theirs, address)
+}
+
+/// The server's host and the clients', and where the server listens.
+fn hosts() -> (SoftSim, SoftSim, SocketAddr) {
     let fabric = Fabric::new();
     let (ours, theirs) = (IpAddr::from([192, 0, 2, 1]), IpAddr::from([192, 0, 2, 2]));
     let host = |ip| fabric.host_with(&[ip], HostLimits { locked_memory: u64::MAX, ..HostLimits::default() });
-    measure(face, load, &host(ours), &host(theirs), (ours, 6379).into())
+    (host(ours), host(theirs), (ours, 6379).into())
 }
 
 /// Of the server, as large servers set it.
@@ -306,13 +361,19 @@ impl<B: Descriptors> Crowd<B> {
             if left.is_zero() {
                 return Ok(());
             }
-            self.endpoint.wait(Some(left))?;
-            while let Some(event) = self.endpoint.next_event() {
-                if let Event::Ended(id) = event {
-                    self.endpoint.check(id)?;
-                }
+            self.turn(left)?;
+        }
+    }
+
+    /// Waits until something has come, for at most `time`.
+    fn turn(&mut self, time: Duration) -> Result<(), Failure> {
+        self.endpoint.wait(Some(time))?;
+        while let Some(event) = self.endpoint.next_event() {
+            if let Event::Ended(id) = event {
+                self.endpoint.check(id)?;
             }
         }
+        Ok(())
     }
 
     /// Idles while `body` runs.

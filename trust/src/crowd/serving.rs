@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytes::BytesMut;
 use conformance::client::Failure;
 use conformance::intercept::{Interceptor, Origin};
-use kv_store::{Frames, Server, Store};
+use kv_store::{Cut, Frames, Server, Store};
 use rdma_conn::{AsyncEndpoint, AsyncStream, Descriptors, Endpoint, Limits, Options};
 use rdma_proto::backend::{Backend, QueuePairLimits, Region as _};
 use rdma_server::{ConnectionType as _, Flow, Rdma, RdmaSettings, Replies, ServerSettings, Service, Vector};
@@ -126,25 +126,27 @@ fn on_endpoint<B: Descriptors>(
 struct StoreService(Store);
 
 impl Service for StoreService {
-    type Client = Frames;
+    type Client = Cut;
 
     fn serve(
         &mut self,
         _from: rdma_server::SessionId,
-        frames: &mut Frames,
+        cut: &mut Cut,
         input: &mut BytesMut,
         replies: &mut Replies,
     ) -> Flow {
-        frames.push(input);
-        input.clear();
         while !replies.is_full() {
-            let Ok(command) = frames.take() else { return Flow::Leave };
+            let Ok(command) = cut.take(input) else { return Flow::Leave };
             let Some(command) = command else { return Flow::Stay };
             if self.0.answer(command, replies.buffer()) {
                 return Flow::Leave;
             }
         }
         Flow::Again
+    }
+
+    fn request_limit(&self, _: &Cut) -> usize {
+        64 << 20
     }
 }
 
@@ -198,8 +200,8 @@ async fn session<B: Descriptors>(mut stream: AsyncStream<B>, store: Arc<Store>) 
         let mut quits = read == 0;
         while !quits && let Some(command) = received.take()? {
             quits = store.answer(command, &mut replies);
-            stream.write_all(&replies).await?;
-            replies.clear();
+            // One that is long takes its memory with it.
+            stream.write_all(&std::mem::take(&mut replies)).await?;
         }
         if quits {
             return stream.shutdown().await;

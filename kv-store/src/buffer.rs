@@ -1,0 +1,55 @@
+//! Bytes of one client, in memory that does not outlast them.
+
+use bytes::BytesMut;
+
+/// Memory that a client keeps for what comes next, in bytes.
+const KEPT: usize = 16 << 10;
+
+/// Bytes, and how much memory they take.
+#[derive(Debug, Default)]
+pub(crate) struct Buffer {
+    pub(crate) bytes: BytesMut,
+    /// The most memory that was seen. The capacity alone does not tell: `BytesMut` lowers it by what was taken from the front.
+    memory: usize,
+}
+
+impl Buffer {
+    /// Notes how much memory the bytes take. Called before anything is taken from the front.
+    pub(crate) fn grown(&mut self) {
+        self.memory = self.memory.max(self.bytes.capacity());
+    }
+
+    /// Lets go of memory that its bytes do not need, beyond a little that it keeps. Called when bytes were taken from the front; each byte is
+    /// copied less than once by it.
+    pub(crate) fn settle(&mut self) {
+        self.grown();
+        if self.memory > KEPT && self.bytes.len() < self.memory / 4 {
+            self.bytes = BytesMut::from(self.bytes.as_ref());
+            self.memory = self.bytes.capacity();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Buf;
+
+    use super::*;
+
+    #[test]
+    fn memory_follows_the_bytes_that_are_left() {
+        let mut buffer = Buffer::default();
+        for take in [1, 1000, 1 << 20, 5 << 20] {
+            buffer.bytes.extend_from_slice(&vec![b'x'; 16 << 20]);
+            buffer.grown();
+            while !buffer.bytes.is_empty() {
+                let left = buffer.bytes.len();
+                buffer.bytes.advance(left.div_ceil(2).max(take).min(left));
+                buffer.settle();
+                let most = KEPT.max(4 * buffer.bytes.len());
+                // No more than that is behind it.
+                assert!(!buffer.bytes.try_reclaim(most + 1), "{buffer:?}");
+            }
+        }
+    }
+}
