@@ -24,7 +24,7 @@ use crate::wire::{Connection, lock};
 ///         small store inside this process, for trying out. The port is 6379 if none is given. With a password, `rdma://:PASSWORD@HOST`,
 ///         or `rdma://USER:PASSWORD@HOST` for a user of the server's access control list; `%40` is an `@` in them, as in other URLs.
 ///         With another database than 0, `rdma://HOST/DATABASE`. Neither RDMA nor TCP encrypts them; no message shows a password.
-///     timeout: Seconds that a command may take, however slowly the server answers; the connection is lost then. None waits for ever.
+///     timeout: Seconds that a command may take, 60 unless given, however slowly the server answers; the connection is lost then. None waits for ever.
 ///     connect_timeout: Seconds that connecting may take, for each of the host's addresses.
 ///     window: Bytes of a receive window, over RDMA. Values of several windows land in a registered buffer.
 ///
@@ -193,7 +193,7 @@ impl Client {
         self.command(py, |client| client.get_into(&key.0, &mut pieces, range))
     }
 
-    /// Get many values, each into a buffer of its own; all commands are sent before the first reply is read.
+    /// Get many values, each into a buffer of its own; commands are sent as far ahead of the replies as the server takes them.
     ///
     /// Args:
     ///     parts: Pairs of a key and a writable, contiguous buffer.
@@ -221,7 +221,7 @@ impl Client {
         self.command(py, |client| client.set_from(&key.0, &pieces, range))
     }
 
-    /// Set many keys, each to the bytes of a buffer of its own; all commands are sent before the first reply is read.
+    /// Set many keys, each to the bytes of a buffer of its own; commands are sent as far ahead of the replies as the server takes them.
     ///
     /// Args:
     ///     parts: Pairs of a key and a contiguous buffer.

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rdma_conn::Received;
-use rdma_kv::{Deadline, Registrations, Transport};
+use rdma_kv::{Deadline, Registrations, Sent, Transport, Wait};
 
 use crate::memory::{Memory, Pieces};
 
@@ -29,7 +29,7 @@ pub(crate) trait Wire: Send {
 
     fn read_by(&mut self, into: &mut [u8], deadline: Deadline) -> io::Result<usize>;
 
-    fn write_by(&mut self, bytes: &[u8], deadline: Deadline) -> io::Result<()>;
+    fn write(&mut self, bytes: &[u8], wait: Wait) -> io::Result<usize>;
 
     fn receive(
         &mut self,
@@ -39,7 +39,7 @@ pub(crate) trait Wire: Send {
         deadline: Deadline,
     ) -> io::Result<Received>;
 
-    fn send(&mut self, memory: &Memory, range: Range<usize>, deadline: Deadline) -> io::Result<u64>;
+    fn send(&mut self, memory: &Memory, range: Range<usize>, wait: Wait) -> io::Result<Sent>;
 
     fn returned(&mut self, memory: &Memory, deadline: Deadline) -> io::Result<()>;
 
@@ -72,8 +72,8 @@ impl<T: Transport + Send> Wire for Line<T> {
         self.stream.read_by(into, deadline)
     }
 
-    fn write_by(&mut self, bytes: &[u8], deadline: Deadline) -> io::Result<()> {
-        self.stream.write_by(bytes, deadline)
+    fn write(&mut self, bytes: &[u8], wait: Wait) -> io::Result<usize> {
+        self.stream.write(bytes, wait)
     }
 
     fn receive(
@@ -107,21 +107,16 @@ impl<T: Transport + Send> Wire for Line<T> {
         Ok(received)
     }
 
-    fn send(&mut self, memory: &Memory, mut range: Range<usize>, deadline: Deadline) -> io::Result<u64> {
+    fn send(&mut self, memory: &Memory, range: Range<usize>, wait: Wait) -> io::Result<Sent> {
         if let Some((buffer, range)) = self.arena(memory, &range) {
-            return self.stream.send(&buffer, range, deadline);
+            return self.stream.send(&buffer, range, wait);
         }
         let mut scratch = vec![0; SCRATCH.min(range.len())];
-        while !range.is_empty() {
-            let most = scratch.len().min(range.len());
-            let part = scratch.get_mut(..most).unwrap_or_default();
-            if !memory.read(range.start, part) {
-                return Err(io::ErrorKind::InvalidInput.into());
-            }
-            self.stream.write_by(part, deadline)?;
-            range.start += most;
+        if !memory.read(range.start, &mut scratch) {
+            return Err(io::ErrorKind::InvalidInput.into());
         }
-        Ok(0)
+        let copied = self.stream.write(&scratch, wait)?;
+        Ok(Sent { lent: 0, copied })
     }
 
     fn returned(&mut self, memory: &Memory, deadline: Deadline) -> io::Result<()> {
@@ -159,8 +154,8 @@ impl Transport for Connection {
         self.0.read_by(into, deadline)
     }
 
-    fn write_by(&mut self, bytes: &[u8], deadline: Deadline) -> io::Result<()> {
-        self.0.write_by(bytes, deadline)
+    fn write(&mut self, bytes: &[u8], wait: Wait) -> io::Result<usize> {
+        self.0.write(bytes, wait)
     }
 
     fn receive(
@@ -174,9 +169,9 @@ impl Transport for Connection {
         self.0.receive(ahead, memory, range, deadline)
     }
 
-    fn send(&mut self, buffer: &Pieces, range: Range<usize>, deadline: Deadline) -> io::Result<u64> {
+    fn send(&mut self, buffer: &Pieces, range: Range<usize>, wait: Wait) -> io::Result<Sent> {
         let (memory, range) = buffer.locate(&range).ok_or(io::ErrorKind::InvalidInput)?;
-        self.0.send(memory, range, deadline)
+        self.0.send(memory, range, wait)
     }
 
     fn returned(&mut self, buffer: &Pieces, deadline: Deadline) -> io::Result<()> {

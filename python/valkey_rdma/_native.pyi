@@ -53,13 +53,13 @@ class Client:
         """Get a value into a buffer. Returns its length; None if there is no such key."""
 
     def mget_into(self, parts: Iterable[tuple[bytes | str, Buffer]]) -> list[int | Error | None]:
-        """Get many values, each into a buffer of its own; all commands are sent before the first reply is read."""
+        """Get many values, each into a buffer of its own; commands are sent ahead of the replies."""
 
     def set_from(self, key: bytes | str, buffer: Buffer) -> None:
         """Set a key to the bytes of a buffer."""
 
     def mset_from(self, parts: Iterable[tuple[bytes | str, Buffer]]) -> list[Error | None]:
-        """Set many keys, each to the bytes of a buffer of its own; all commands are sent before the first reply is read."""
+        """Set many keys, each to the bytes of a buffer of its own; commands are sent ahead of the replies."""
 
     def exists(self, *keys: bytes | str) -> int:
         """Count how many of these keys there are."""

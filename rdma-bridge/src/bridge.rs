@@ -15,7 +15,8 @@ use crate::channel::{Accepted, Dialling, Listening};
 use crate::counters::Counters;
 use crate::error::Error;
 use crate::place::Place;
-use crate::relay::{Broken, Patience, Side, relay};
+use crate::pump::{Broken, Side};
+use crate::relay::{Patience, SILENCE, discard, relay};
 use crate::tls::TlsFiles;
 
 /// How long nothing is accepted after the process had no descriptor or memory left for a client.
@@ -27,18 +28,18 @@ const FULL: &[u8] = b"-ERR max number of clients reached\r\n";
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Settings {
-    /// Clients at the same time. One more gets an error reply and is closed. Each costs 64 KiB of buffers, and what its
-    /// RDMA connection registers.
+    /// Clients at the same time. One more gets an error reply and is closed. Each costs what its RDMA connection registers, and at most
+    /// 64 KiB for bytes that one side has sent and the other does not take yet.
     pub max_connections: usize,
     /// How long the connection to the server may take, and a TLS handshake on either side.
     pub connect_timeout: Duration,
-    /// How long either side may take nothing while there are bytes for it.
+    /// How long either side may take nothing while there are bytes for it, and how long its last bytes may take to be delivered.
     pub stall: Duration,
     /// A client that ends its own direction (`shutdown(2)` with `SHUT_WR`) still gets its replies. RDMA has no such half
-    /// end, so the bridge ends the server's connection when no reply has come for so long. A client that has ended as a whole looks alike,
-    /// and its server sees that as much later.
+    /// end, so the bridge ends the server's connection when it has delivered all replies and none has come for so long. A client that has
+    /// ended as a whole looks alike, and its server sees that as much later.
     pub quiet: Duration,
-    /// How long clients that are there may go on after the bridge was told to end.
+    /// How long clients that are there may go on after the bridge was told to end. They are reset then.
     pub drain: Duration,
     /// Certificates for `tls://`.
     pub tls: TlsFiles,
@@ -87,8 +88,9 @@ impl<B: Descriptors> Bridge<B> {
     ) -> Result<Self, Error> {
         let tls = settings.tls.load()?;
         let limits = Limits::default().connections(settings.max_connections);
-        let server = Dialling::new(connect, backend, limits, &tls, settings.connect_timeout)?;
-        let listening = Listening::bind(listen, backend, limits, &tls).await?;
+        let waits = (settings.connect_timeout, settings.stall);
+        let server = Dialling::new(connect, backend, limits, &tls, waits)?;
+        let listening = Listening::bind(listen, backend, limits, &tls, settings.stall).await?;
         let patience = Patience { stall: settings.stall, quiet: settings.quiet };
         let counters = Arc::default();
         let inner = Inner { server, counters, patience, connect_timeout: settings.connect_timeout };
@@ -189,7 +191,9 @@ impl<B: Descriptors> Inner<B> {
                 let reply = format!("-ERR no connection to {}: {reason}\r\n", self.server.place());
                 let tell = async {
                     client.write_all(reply.as_bytes()).await?;
-                    client.shutdown().await
+                    client.shutdown().await?;
+                    discard(&mut client, SILENCE, limit).await;
+                    Ok::<_, io::Error>(())
                 };
                 // Told or not, the client is refused.
                 let _told = timeout(limit, tell).await;

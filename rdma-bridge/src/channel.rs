@@ -1,9 +1,9 @@
 //! One side of one connection: TCP, TLS over TCP, or RDMA.
 
 use std::io::{self, IoSlice};
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use rdma_conn::{AsyncEndpoint, AsyncListener, AsyncStream, Connect, Descriptors, Limits, Options};
@@ -16,30 +16,54 @@ use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 
 use crate::error::Error;
 use crate::place::{Carrier, Place};
+use crate::relay::End;
 use crate::tls::TlsConfig;
 
 /// After how much silence, and then how often, a TCP peer is asked whether it is still there; a Valkey server asks as often.
 const KEEPALIVE: Duration = Duration::from_secs(300);
 
 /// A byte stream of any carrier.
-pub(crate) enum Channel<B: Descriptors> {
+enum Carried<B: Descriptors> {
     Tcp(TcpStream),
     Tls(Box<TlsStream<TcpStream>>),
     Rdma(AsyncStream<B>),
 }
 
-impl<B: Descriptors> Channel<B> {
-    /// Returns whether its peer can end its own direction and still read. An RDMA connection ends as a whole.
-    pub(crate) const fn half_closes(&self) -> bool {
-        !matches!(self, Self::Rdma(_))
-    }
+/// A connection of any carrier. One that is dropped before it was shut down is reset: whatever the reason, its peer must not take half of
+/// a reply for a whole one.
+pub(crate) struct Channel<B: Descriptors> {
+    stream: Carried<B>,
+    /// Whether it was shut down.
+    finished: bool,
+}
 
-    /// Ends it so that the peer sees an error, not an orderly end after half of a reply.
-    pub(crate) fn reset(self) {
-        let socket = match &self {
-            Self::Tcp(socket) => socket,
-            Self::Tls(stream) => stream.get_ref().0,
-            Self::Rdma(_) => return,
+impl<B: Descriptors> From<Carried<B>> for Channel<B> {
+    fn from(stream: Carried<B>) -> Self {
+        Self { stream, finished: false }
+    }
+}
+
+impl<B: Descriptors> End for Channel<B> {
+    fn half_closes(&self) -> bool {
+        !matches!(self.stream, Carried::Rdma(_))
+    }
+}
+
+impl<B: Descriptors> Drop for Channel<B> {
+    fn drop(&mut self) {
+        if self.finished {
+            return;
+        }
+        let socket = match &mut self.stream {
+            Carried::Tcp(socket) => socket,
+            Carried::Tls(stream) => stream.get_ref().0,
+            Carried::Rdma(stream) => {
+                // Begun is enough: nothing waits for what was not delivered. The protocol has no other end than this, which a peer in
+                // the middle of a reply knows for what it is.
+                let mut abort = pin!(stream.close(Duration::ZERO));
+                let _begun = abort.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+                return;
+            }
         };
         // If it cannot be set, the peer sees an orderly end.
         let _orderly = SockRef::from(socket).set_linger(Some(Duration::ZERO));
@@ -48,10 +72,10 @@ impl<B: Descriptors> Channel<B> {
 
 impl<B: Descriptors> AsyncRead for Channel<B> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Tcp(stream) => Pin::new(stream).poll_read(cx, into),
-            Self::Tls(stream) => Pin::new(stream).poll_read(cx, into),
-            Self::Rdma(stream) => Pin::new(stream).poll_read(cx, into),
+        match &mut self.get_mut().stream {
+            Carried::Tcp(stream) => Pin::new(stream).poll_read(cx, into),
+            Carried::Tls(stream) => Pin::new(stream).poll_read(cx, into),
+            Carried::Rdma(stream) => Pin::new(stream).poll_read(cx, into),
         }
     }
 }
@@ -66,10 +90,10 @@ impl<B: Descriptors> AsyncWrite for Channel<B> {
         cx: &mut Context<'_>,
         from: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Self::Tcp(stream) => Pin::new(stream).poll_write_vectored(cx, from),
-            Self::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, from),
-            Self::Rdma(stream) => Pin::new(stream).poll_write_vectored(cx, from),
+        match &mut self.get_mut().stream {
+            Carried::Tcp(stream) => Pin::new(stream).poll_write_vectored(cx, from),
+            Carried::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, from),
+            Carried::Rdma(stream) => Pin::new(stream).poll_write_vectored(cx, from),
         }
     }
 
@@ -78,19 +102,22 @@ impl<B: Descriptors> AsyncWrite for Channel<B> {
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Tcp(stream) => Pin::new(stream).poll_flush(cx),
-            Self::Tls(stream) => Pin::new(stream).poll_flush(cx),
-            Self::Rdma(stream) => Pin::new(stream).poll_flush(cx),
+        match &mut self.get_mut().stream {
+            Carried::Tcp(stream) => Pin::new(stream).poll_flush(cx),
+            Carried::Tls(stream) => Pin::new(stream).poll_flush(cx),
+            Carried::Rdma(stream) => Pin::new(stream).poll_flush(cx),
         }
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Tcp(stream) => Pin::new(stream).poll_shutdown(cx),
-            Self::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
-            Self::Rdma(stream) => Pin::new(stream).poll_shutdown(cx),
-        }
+        let this = self.get_mut();
+        let ended = ready!(match &mut this.stream {
+            Carried::Tcp(stream) => Pin::new(stream).poll_shutdown(cx),
+            Carried::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
+            Carried::Rdma(stream) => Pin::new(stream).poll_shutdown(cx),
+        });
+        this.finished |= ended.is_ok();
+        Poll::Ready(ended)
     }
 }
 
@@ -112,6 +139,7 @@ impl<B: Descriptors> Listening<B> {
         backend: &B,
         limits: Limits,
         tls: &TlsConfig,
+        stall: Duration,
     ) -> Result<Self, Error> {
         let failed = |source| Error::Listen { place: place.clone(), source };
         let server = match place.carrier {
@@ -128,7 +156,7 @@ impl<B: Descriptors> Listening<B> {
                     return Err(failed(io::Error::new(io::ErrorKind::NotFound, "the name has no address")));
                 };
                 let endpoint = AsyncEndpoint::new(backend, limits).map_err(|error| failed(error.into()))?;
-                let listener = endpoint.listen(address, Options::server());
+                let listener = endpoint.listen(address, lingering(Options::server(), stall));
                 return Ok(Self::Rdma(listener.map_err(|error| failed(error.into()))?));
             }
         };
@@ -171,14 +199,14 @@ impl<B: Descriptors> Accepted<B> {
             Self::Tcp(stream, tls) => {
                 prepare(&stream)?;
                 match tls {
-                    None => Ok(Channel::Tcp(stream)),
+                    None => Ok(Carried::Tcp(stream).into()),
                     Some(config) => {
                         let stream = TlsAcceptor::from(config).accept(stream).await?;
-                        Ok(Channel::Tls(Box::new(stream.into())))
+                        Ok(Carried::Tls(Box::new(stream.into())).into())
                     }
                 }
             }
-            Self::Rdma(stream) => Ok(Channel::Rdma(stream)),
+            Self::Rdma(stream) => Ok(Carried::Rdma(stream).into()),
         }
     }
 }
@@ -196,7 +224,7 @@ impl<B: Descriptors> Dialling<B> {
         backend: &B,
         limits: Limits,
         tls: &TlsConfig,
-        timeout: Duration,
+        (timeout, stall): (Duration, Duration),
     ) -> Result<Self, Error> {
         Ok(match place.carrier {
             Carrier::Tcp => Self::Tcp(place),
@@ -210,7 +238,11 @@ impl<B: Descriptors> Dialling<B> {
                 }
             },
             Carrier::Rdma => match AsyncEndpoint::new(backend, limits) {
-                Ok(endpoint) => Self::Rdma(place, endpoint, Box::new(Connect::default().timeout(timeout))),
+                Ok(endpoint) => {
+                    let how =
+                        Connect::default().timeout(timeout).options(lingering(Options::client(), stall));
+                    Self::Rdma(place, endpoint, Box::new(how))
+                }
                 Err(error) => return Err(Error::Listen { place, source: error.into() }),
             },
         })
@@ -224,18 +256,24 @@ impl<B: Descriptors> Dialling<B> {
 
     pub(crate) async fn connect(&self) -> io::Result<Channel<B>> {
         match self {
-            Self::Tcp(place) => Ok(Channel::Tcp(dial(place).await?)),
+            Self::Tcp(place) => Ok(Carried::Tcp(dial(place).await?).into()),
             Self::Tls(place, config) => {
                 let invalid = |error| io::Error::new(io::ErrorKind::InvalidInput, error);
                 let name = ServerName::try_from(place.host.clone()).map_err(invalid)?;
                 let stream = TlsConnector::from(Arc::clone(config)).connect(name, dial(place).await?).await?;
-                Ok(Channel::Tls(Box::new(stream.into())))
+                Ok(Carried::Tls(Box::new(stream.into())).into())
             }
             Self::Rdma(place, endpoint, how) => {
-                Ok(Channel::Rdma(endpoint.connect(place.authority(), how).await?))
+                Ok(Carried::Rdma(endpoint.connect(place.authority(), how).await?).into())
             }
         }
     }
+}
+
+/// Returns options of a connection whose end is waited for as long as for anything else that its peer is to take.
+fn lingering(mut options: Options, stall: Duration) -> Options {
+    options.linger = stall;
+    options
 }
 
 async fn dial(place: &Place) -> io::Result<TcpStream> {

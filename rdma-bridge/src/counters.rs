@@ -63,13 +63,35 @@ impl Counters {
     }
 }
 
+/// Two lines: connections, and bytes.
 impl fmt::Display for Snapshot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { accepted, refused, unreachable, failed, ended, open, forward, backward } = self;
         write!(
             f,
             "open={open} accepted={accepted} ended={ended} failed={failed} unreachable={unreachable} \
-             refused={refused} bytes_forward={forward} bytes_backward={backward}"
+             refused={refused}\nbytes_forward={forward} bytes_backward={backward}"
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_are_no_wider_than_a_page() {
+        let connections = 9_999_999_999;
+        let snapshot = Snapshot {
+            accepted: connections,
+            refused: connections,
+            unreachable: connections,
+            failed: connections,
+            ended: connections,
+            open: connections,
+            forward: u64::MAX,
+            backward: u64::MAX,
+        };
+        assert!(snapshot.to_string().lines().all(|line| line.len() <= 120), "{snapshot}");
     }
 }

@@ -6,6 +6,7 @@ mod channel;
 mod counters;
 mod error;
 mod place;
+mod pump;
 mod relay;
 mod tls;
 

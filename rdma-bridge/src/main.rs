@@ -18,6 +18,9 @@ use tokio::sync::oneshot;
 /// The exit code that `sysexits.h` calls EX_USAGE.
 const USAGE: u8 = 64;
 
+/// Columns of messages.
+const WIDTH: usize = 100;
+
 /// Bridges between TCP and RDMA.
 ///
 /// A side is tcp://HOST:PORT, tls://HOST:PORT or rdma://HOST:PORT.
@@ -105,14 +108,29 @@ async fn main() -> ExitCode {
         );
         return ExitCode::from(USAGE);
     }
+    let (listen, connect) = (arguments.listen.clone(), arguments.connect.clone());
+    // What cannot be looked up is told of when it is used.
+    if let (Ok(false), Ok(true)) = (listen.is_loopback().await, connect.is_loopback().await) {
+        eprint!("{}", past_protected_mode(&listen, &connect));
+    }
     let done = if arguments.softsim { through_softsim(arguments).await } else { bridge(arguments).await };
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("{error}");
+            eprintln!("{}", textwrap::fill(&error.to_string(), WIDTH));
             ExitCode::FAILURE
         }
     }
+}
+
+/// The server behind a loopback address takes all clients of the bridge for local ones.
+fn past_protected_mode(listen: &Place, connect: &Place) -> String {
+    let text = format!(
+        "warning: clients from other machines can reach {listen}, and come to {connect} as clients of this machine. The \
+         server's protected mode does not keep them out. If it has no password, set one (requirepass, or users by ACL \
+         SETUSER), or have the bridge listen on a loopback address.\n"
+    );
+    textwrap::fill(&text, textwrap::Options::new(WIDTH).break_words(false))
 }
 
 type Failure = Box<dyn std::error::Error>;

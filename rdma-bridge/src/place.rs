@@ -1,6 +1,7 @@
 //! Where a bridge listens and where it connects to.
 
 use std::fmt;
+use std::io;
 use std::net::SocketAddr;
 use std::str::FromStr;
 
@@ -36,6 +37,15 @@ impl Place {
         } else {
             format!("{}:{}", self.host, self.port)
         }
+    }
+
+    /// Looks its name up, and returns whether each of its addresses is one of this machine alone.
+    ///
+    /// # Errors
+    /// The name has no address.
+    pub async fn is_loopback(&self) -> io::Result<bool> {
+        let mut addresses = tokio::net::lookup_host(self.authority()).await?;
+        Ok(addresses.all(|address| address.ip().to_canonical().is_loopback()))
     }
 
     /// An address on this carrier.

@@ -1,23 +1,21 @@
 //! One client and its server: bytes from each to the other, until both have ended.
+//!
+//! One rule is behind all of it. A side is ended in order when the other side has ended in order and all that it sent was delivered, or,
+//! where it can only end as a whole, when it has been quiet for as long as it was given. In all other cases it is reset, so that no reply
+//! that was cut short looks whole.
 
 use std::io;
-use std::pin::pin;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use rdma_conn::Descriptors;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf};
 use tokio::time::timeout;
 
-use crate::channel::Channel;
 use crate::counters::Counters;
+use crate::pump::{Broken, Pump, Side, Stop, in_time};
 
-/// Bytes on their way in each direction of one connection.
-const BUFFER: usize = 32 << 10;
-
-/// How long the rest of what a client sent is thrown away after its server has ended: a socket that is closed with bytes unread resets the
-/// connection, and the last reply could be lost by that.
-const DISCARD: Duration = Duration::from_secs(1);
+/// How long a client that was told the end may be silent and not end itself, while what it still sends is thrown away. A socket that is
+/// closed with bytes unread resets the connection, and the last reply could be lost by that.
+pub(crate) const SILENCE: Duration = Duration::from_secs(1);
 
 /// How long connections wait for what.
 #[derive(Clone, Copy, Debug)]
@@ -28,168 +26,155 @@ pub(crate) struct Patience {
     pub(crate) quiet: Duration,
 }
 
-/// A side of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Side {
-    Client,
-    Server,
-}
-
-impl Side {
-    fn broke(self) -> impl Fn(io::Error) -> Broken {
-        move |error| Broken { side: self, error }
-    }
-}
-
-/// Which side failed, or took nothing for [`Patience::stall`].
-#[derive(Debug)]
-pub(crate) struct Broken {
-    pub(crate) side: Side,
-    pub(crate) error: io::Error,
+/// A stream of bytes to one side. One that is dropped before it was shut down resets the connection.
+pub(crate) trait End: AsyncRead + AsyncWrite + Unpin {
+    /// Returns whether its peer can end its own direction and still read. An RDMA connection ends as a whole.
+    fn half_closes(&self) -> bool;
 }
 
 /// Relays until both sides have ended.
 ///
 /// # Errors
-/// One side broke. The other was reset, so that it sees no orderly end.
-pub(crate) async fn relay<B: Descriptors>(
-    mut client: Channel<B>,
-    mut server: Channel<B>,
+/// One side broke.
+pub(crate) async fn relay(
+    mut client: impl End,
+    mut server: impl End,
     counters: &Counters,
     patience: Patience,
 ) -> Result<(), Broken> {
-    let result = until_the_end(&mut client, &mut server, counters, patience).await;
-    if result.is_err() {
-        client.reset();
-        server.reset();
-    }
-    result
-}
-
-async fn until_the_end<B: Descriptors>(
-    client: &mut Channel<B>,
-    server: &mut Channel<B>,
-    counters: &Counters,
-    Patience { stall, quiet }: Patience,
-) -> Result<(), Broken> {
-    let (client_half_closes, server_half_closes) = (client.half_closes(), server.half_closes());
-    let forward = Flow::new(&counters.forward);
-    let backward = Flow::new(&counters.backward);
-    let (mut from_client, mut to_client) = tokio::io::split(&mut *client);
-    let (mut from_server, mut to_server) = tokio::io::split(&mut *server);
-    let first = {
-        let requests =
-            pump((&mut from_client, Side::Client), (&mut to_server, Side::Server), &forward, stall);
-        let replies =
-            pump((&mut from_server, Side::Server), (&mut to_client, Side::Client), &backward, stall);
-        let (mut requests, mut replies) = (pin!(requests), pin!(replies));
-        tokio::select! {
-            result = &mut requests => {
-                result?;
-                // A client of TCP may still read, and the server's replies to what it has sent are worth waiting for. Ending the
-                // server's RDMA connection would end both directions of it.
-                if client_half_closes && !server_half_closes {
-                    until_quiet(&mut replies, quiet, &backward).await?;
-                }
-                Side::Client
-            }
-            result = &mut replies => {
-                result?;
-                Side::Server
+    let Patience { stall, .. } = patience;
+    let mut client = Party::new(Side::Client, &mut client);
+    let mut server = Party::new(Side::Server, &mut server);
+    let mut requests = Pump::new(Side::Client, stall, &counters.forward);
+    let mut replies = Pump::new(Side::Server, stall, &counters.backward);
+    let (source, stopped) = tokio::select! {
+        biased;
+        stopped = requests.run(&mut client.from, &mut server.to, None) => (Side::Client, stopped),
+        stopped = replies.run(&mut server.from, &mut client.to, None) => (Side::Server, stopped),
+    };
+    let (first, gone) = match stopped {
+        Ok(_) => (source, false),
+        // The target takes nothing more. What it had sent before is worth as much as if that had been noticed first.
+        Err(broken) if broken.is_gone(source.other()) => {
+            let rest = match source {
+                Side::Client => replies.run(&mut server.from, &mut client.to, Some(stall)).await,
+                Side::Server => requests.run(&mut client.from, &mut server.to, Some(stall)).await,
+            };
+            match rest {
+                Ok(Stop::Ended) => (source.other(), true),
+                _ => return Err(broken),
             }
         }
+        Err(broken) => return Err(broken),
     };
     match first {
-        Side::Client => {
-            finish(&mut to_server, stall).await.map_err(Side::Server.broke())?;
-            if client_half_closes && server_half_closes {
-                pump((&mut from_server, Side::Server), (&mut to_client, Side::Client), &backward, stall)
-                    .await?;
-            }
-            if client_half_closes {
-                // If it is gone already, so much the better.
-                let _gone = finish(&mut to_client, stall).await;
+        Side::Client => conclude(&mut client, &mut server, &mut replies, gone, patience).await,
+        Side::Server => conclude(&mut server, &mut client, &mut requests, gone, patience).await,
+    }
+}
+
+/// The two directions of a side.
+struct Party<'a, E> {
+    side: Side,
+    half_closes: bool,
+    from: ReadHalf<&'a mut E>,
+    to: WriteHalf<&'a mut E>,
+}
+
+impl<'a, E: End> Party<'a, E> {
+    fn new(side: Side, end: &'a mut E) -> Self {
+        let half_closes = end.half_closes();
+        let (from, to) = tokio::io::split(end);
+        Self { side, half_closes, from, to }
+    }
+
+    /// How long it may be silent after it was told the end. Servers end soon; clients in a pool may not look for hours.
+    fn silence(&self, stall: Duration) -> Duration {
+        match self.side {
+            Side::Client => SILENCE.min(stall),
+            Side::Server => stall,
+        }
+    }
+
+    /// Delivers what was written and ends this direction; of an RDMA connection, both.
+    async fn finish(&mut self, stall: Duration) -> Result<(), Broken> {
+        finish(&mut self.to, stall).await.map_err(self.side.broke())
+    }
+
+    /// As `finish`, for a side that has ended before: if it is gone already, so much the better.
+    async fn part(&mut self, stall: Duration) -> Result<(), Broken> {
+        let _gone = self.finish(stall).await;
+        Ok(())
+    }
+}
+
+/// Ends both sides, after `first` has ended in order and all that it sent was delivered to `second`. `rest` is the pump from `second`
+/// to `first`; `first` takes nothing from it if it is `gone`.
+async fn conclude<X: End, Y: End>(
+    first: &mut Party<'_, X>,
+    second: &mut Party<'_, Y>,
+    rest: &mut Pump<'_>,
+    gone: bool,
+    Patience { stall, quiet }: Patience,
+) -> Result<(), Broken> {
+    let takes = first.half_closes && !gone;
+    if second.half_closes {
+        second.finish(stall).await?;
+        if takes {
+            // A client may wait for a reply for ever. A server that has ended is nearly always gone as a whole, and a client that does
+            // not send any more would never find out.
+            let limit = (first.side == Side::Server).then_some(stall);
+            match rest.run(&mut second.from, &mut first.to, limit).await {
+                Ok(Stop::Ended) => return first.part(stall).await,
+                Ok(Stop::Quiet) => return Ok(()),
+                Err(broken) if broken.is_gone(first.side) => {}
+                Err(broken) => return Err(broken),
             }
         }
-        Side::Server => {
-            finish(&mut to_client, stall).await.map_err(Side::Client.broke())?;
-            if client_half_closes {
-                let _rest = timeout(DISCARD, tokio::io::copy(&mut from_client, &mut tokio::io::sink())).await;
-            }
-            if server_half_closes {
-                let _gone = finish(&mut to_server, stall).await;
+        let silence = second.silence(stall);
+        discard(&mut second.from, silence, stall).await;
+        return Ok(());
+    }
+    let mut outcome = Ok(takes);
+    if takes && first.side == Side::Client {
+        // Ending the server's connection ends both directions of it, and its replies are worth waiting for.
+        outcome = match rest.run(&mut second.from, &mut first.to, Some(quiet)).await {
+            Ok(Stop::Quiet) => Ok(true),
+            Ok(Stop::Ended) => return first.part(stall).await,
+            Err(broken) => unheard(broken, first.side)?,
+        };
+    }
+    // What the side still sends while it takes its last bytes is delivered, too, and it may take them only when it can send.
+    let silence = second.silence(stall);
+    let ending = finish(&mut second.to, stall);
+    let ending = async { ending.await.map_err(second.side.broke()) };
+    let draining = async {
+        if let Ok(true) = outcome {
+            match rest.run(&mut second.from, &mut first.to, None).await {
+                Ok(_) => return Ok(Ok(true)),
+                Err(broken) => outcome = unheard(broken, first.side)?,
             }
         }
+        discard(&mut second.from, silence, stall).await;
+        Ok(outcome)
+    };
+    let ((), heard) = tokio::try_join!(ending, draining)?;
+    if heard? {
+        first.part(stall).await?;
     }
     Ok(())
 }
 
-/// Relays replies to a client that sends nothing more, until none has come for `quiet`.
-async fn until_quiet(
-    replies: &mut (impl Future<Output = Result<(), Broken>> + Unpin),
-    quiet: Duration,
-    backward: &Flow<'_>,
-) -> Result<(), Broken> {
-    loop {
-        let before = backward.bytes();
-        match timeout(quiet, &mut *replies).await {
-            // The client does not read: it had ended as a whole.
-            Ok(Ok(()) | Err(Broken { side: Side::Client, .. })) => return Ok(()),
-            Ok(Err(broken)) => return Err(broken),
-            Err(_) if backward.bytes() > before => {}
-            Err(_) => return Ok(()),
-        }
+/// Judges an error of the pump to `first`, which has ended: if it is that side's own, what it had sent is still to be brought to its
+/// end. Whether it was heard by then: no, because it had ended as a whole; or an error, because it took too long.
+fn unheard(broken: Broken, first: Side) -> Result<Result<bool, Broken>, Broken> {
+    match broken {
+        broken if broken.is_gone(first) => Ok(Ok(false)),
+        broken if broken.side == first => Ok(Err(broken)),
+        broken => Err(broken),
     }
 }
 
-/// The bytes of one direction: of this connection, and of all.
-struct Flow<'a> {
-    here: AtomicU64,
-    all: &'a AtomicU64,
-}
-
-impl<'a> Flow<'a> {
-    const fn new(all: &'a AtomicU64) -> Self {
-        Self { here: AtomicU64::new(0), all }
-    }
-
-    fn add(&self, bytes: usize) {
-        self.here.fetch_add(bytes as u64, Ordering::Relaxed);
-        self.all.fetch_add(bytes as u64, Ordering::Relaxed);
-    }
-
-    fn bytes(&self) -> u64 {
-        self.here.load(Ordering::Relaxed)
-    }
-}
-
-/// Moves bytes until `from` ends, each as soon as it is there.
-async fn pump(
-    (from, source): (&mut (impl AsyncRead + Unpin), Side),
-    (to, target): (&mut (impl AsyncWrite + Unpin), Side),
-    flow: &Flow<'_>,
-    stall: Duration,
-) -> Result<(), Broken> {
-    let mut buffer = vec![0; BUFFER];
-    loop {
-        let read = from.read(&mut buffer).await.map_err(source.broke())?;
-        if read == 0 {
-            return Ok(());
-        }
-        let mut rest = buffer.get(..read).unwrap_or_default();
-        while !rest.is_empty() {
-            let written = in_time(stall, to.write(rest)).await.map_err(target.broke())?;
-            if written == 0 {
-                return Err(target.broke()(io::ErrorKind::WriteZero.into()));
-            }
-            flow.add(written);
-            rest = rest.get(written..).unwrap_or_default();
-        }
-        in_time(stall, to.flush()).await.map_err(target.broke())?;
-    }
-}
-
-/// Delivers what was written and ends this direction; of an RDMA connection, both.
 async fn finish(to: &mut (impl AsyncWrite + Unpin), stall: Duration) -> io::Result<()> {
     match in_time(stall, to.shutdown()).await {
         // It had ended already.
@@ -198,11 +183,13 @@ async fn finish(to: &mut (impl AsyncWrite + Unpin), stall: Duration) -> io::Resu
     }
 }
 
-async fn in_time<T>(stall: Duration, act: impl Future<Output = io::Result<T>>) -> io::Result<T> {
-    match timeout(stall, act).await {
-        Ok(result) => result,
-        Err(_) => {
-            Err(io::Error::new(io::ErrorKind::TimedOut, format!("the peer took nothing for {stall:?}")))
-        }
-    }
+/// Throws away what comes until the end, or until nothing has come for `silence`, for at most `limit`.
+pub(crate) async fn discard(from: &mut (impl AsyncRead + Unpin), silence: Duration, limit: Duration) {
+    let mut bytes = [0; 1 << 10];
+    let all = async { while let Ok(Ok(1..)) = timeout(silence, from.read(&mut bytes)).await {} };
+    // One that goes on is cut off.
+    let _endless = timeout(limit, all).await;
 }
+
+#[cfg(test)]
+mod tests;

@@ -56,7 +56,8 @@ impl Chain {
         let [near, far] = ["192.0.2.1", "192.0.2.2"]
             .map(|address| -> SoftSim { fabric.host(&[address.parse().expect("an address")]) });
         let middle: Place = MIDDLE.parse().expect("a place");
-        let second = Bridge::bind(&far, &middle, server, &Settings::default()).await.expect("a port");
+        let theirs = changed(|theirs| theirs.stall = settings.stall);
+        let second = Bridge::bind(&far, &middle, server, &theirs).await.expect("a port");
         tokio::spawn(second.serve(std::future::pending()));
         Self::of(&near, middle, settings).await
     }
@@ -107,7 +108,7 @@ fn patient() -> AsyncConnectionConfig {
     AsyncConnectionConfig::new().set_response_timeout(Some(LIMIT)).set_connection_timeout(Some(LIMIT))
 }
 
-fn settings(change: impl FnOnce(&mut Settings)) -> Settings {
+fn changed(change: impl FnOnce(&mut Settings)) -> Settings {
     let mut settings = Settings::default();
     change(&mut settings);
     settings
@@ -145,7 +146,7 @@ async fn clients_of_tcp_reach_a_server_over_rdma() {
 /// `printf … | nc -N`: the client ends its own direction at once, and reads on.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_ends_its_own_direction_gets_every_reply() {
-    let chain = Chain::new(store(), &settings(|settings| settings.quiet = Duration::from_secs(3))).await;
+    let chain = Chain::new(store(), &changed(|settings| settings.quiet = Duration::from_secs(3))).await;
     let mut client = chain.connect();
     client.write_all(&b"*1\r\n$4\r\nPING\r\n".repeat(1000)).expect("written");
     client.shutdown(Shutdown::Write).expect("a socket");
@@ -195,7 +196,7 @@ async fn a_reset_travels() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn one_client_too_many_is_told_so() {
-    let chain = Chain::new(store(), &settings(|settings| settings.max_connections = 1)).await;
+    let chain = Chain::new(store(), &changed(|settings| settings.max_connections = 1)).await;
     let mut first = chain.connect();
     first.write_all(b"*1\r\n$4\r\nPING\r\n").expect("written");
     let mut pong = [0; 7];
@@ -231,7 +232,7 @@ async fn a_client_that_never_reads_is_ended() {
         while client.write_all(&[b'x'; 65536]).is_ok() {}
         noted.store(true, Ordering::Release);
     });
-    let short = settings(|settings| settings.stall = Duration::from_millis(300));
+    let short = changed(|settings| settings.stall = Duration::from_millis(300));
     let chain = Chain::new(endless, &short).await;
     let client = chain.connect();
     chain.until(|now| now.failed == 1).await;
@@ -262,33 +263,35 @@ async fn a_bridge_that_ends_lets_its_clients_finish() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_bridge_that_has_waited_ends_its_clients() {
     let mut chain =
-        Chain::new(store(), &settings(|settings| settings.drain = Duration::from_millis(50))).await;
+        Chain::new(store(), &changed(|settings| settings.drain = Duration::from_millis(50))).await;
     let mut client = chain.connect();
     client.write_all(b"*1\r\n$4\r\nPING\r\n").expect("written");
     let mut pong = [0; 7];
     client.read_exact(&mut pong).expect("served");
     chain.stop.take().expect("not stopped yet").send(()).expect("it serves");
     tokio::time::timeout(LIMIT, &mut chain.serving).await.expect("ends").expect("no panic");
-    assert!(rest(client).await.map_or(true, |bytes| bytes.is_empty()));
+    // No end in order, which could be one in the middle of a reply.
+    assert_eq!(rest(client).await.expect_err("a reset").kind(), std::io::ErrorKind::ConnectionReset);
+}
+
+fn with_tls() -> Settings {
+    let file = |name: &str| [env!("CARGO_MANIFEST_DIR"), "/tests/certificates/", name].concat().into();
+    changed(|settings| {
+        settings.tls = TlsFiles {
+            identity: Some((file("server.pem"), file("server.key.pem"))),
+            authorities: Some(file("authority.pem")),
+        };
+    })
 }
 
 /// TLS on the clients' side, and on the server's side of a second bridge: two bridges and RDMA between them.
 #[tokio::test(flavor = "multi_thread")]
 async fn clients_of_tls_reach_a_server_of_tls() {
-    let file = |name: &str| [env!("CARGO_MANIFEST_DIR"), "/tests/certificates/", name].concat().into();
-    let tls = || {
-        settings(|settings| {
-            settings.tls = TlsFiles {
-                identity: Some((file("server.pem"), file("server.key.pem"))),
-                authorities: Some(file("authority.pem")),
-            };
-        })
-    };
     let backend = Fabric::new().host(&["192.0.2.1".parse().expect("an address")]);
     let bind = |listen: Place, connect: Place| {
         let backend = backend.clone();
         async move {
-            let bridge = Bridge::bind(&backend, &listen, connect, &tls()).await.expect("a port");
+            let bridge = Bridge::bind(&backend, &listen, connect, &with_tls()).await.expect("a port");
             let place = bridge.place().expect("bound");
             tokio::spawn(bridge.serve(std::future::pending()));
             place
@@ -324,5 +327,97 @@ async fn what_is_missing_for_tls_is_named() {
     ] {
         let bound = Bridge::bind(&backend, listen, connect.clone(), &Settings::default()).await;
         assert_eq!(bound.err().expect("refused").to_string(), message);
+    }
+}
+
+/// Connects, and moves a value there and back.
+fn exchange(address: SocketAddr, len: usize) -> TcpStream {
+    let mut client = TcpStream::connect(address).expect("the bridge listens");
+    let value = vec![b'v'; len];
+    let head = format!("*3\r\n$3\r\nSET\r\n$3\r\nkey\r\n${len}\r\n");
+    let get = b"\r\n*2\r\n$3\r\nGET\r\n$3\r\nkey\r\n";
+    for bytes in [head.as_bytes(), &value, get] {
+        client.write_all(bytes).expect("written");
+    }
+    let mut replies = vec![0; format!("+OK\r\n${len}\r\n\r\n").len() + len];
+    client.read_exact(&mut replies).expect("replies");
+    client
+}
+
+/// Whatever went through a connection, the bridge keeps at most 64 KiB for it while it is idle.
+#[test]
+fn an_idle_connection_keeps_little() {
+    const CLIENTS: usize = 3;
+    // Everything that is counted is on this thread: the bridges, and nothing of the clients and the server.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let backend = Fabric::new().host(&["192.0.2.1".parse().expect("an address")]);
+    let bind = |listen: &str, connect: Place| {
+        let (listen, settings) = (listen.parse().expect("a place"), with_tls());
+        let bridge = runtime.block_on(Bridge::bind(&backend, &listen, connect, &settings)).expect("a port");
+        let (place, counters) = (bridge.place().expect("bound"), bridge.counters());
+        runtime.spawn(bridge.serve(std::future::pending()));
+        (place, counters)
+    };
+    let (secure, behind) = bind("tls://127.0.0.1:0", store());
+    for (kept, connect) in [(64 << 10, store()), (2 * (64 << 10), named(&secure))] {
+        let (near, counters) = bind(LOOPBACK, connect);
+        let address = SocketAddr::new(near.host.parse().expect("an address"), near.port);
+        let clients = |len| {
+            let all = move || [(); CLIENTS].map(|()| exchange(address, len));
+            runtime.block_on(async { spawn_blocking(all).await })
+        };
+        // What the first ones make is there for all.
+        drop(clients(1).expect("no panic"));
+        runtime.block_on(async {
+            while counters.snapshot().open + behind.snapshot().open > 0 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        });
+        let mut idle = None;
+        let counted = allocation_counter::measure(|| idle = Some(clients(16 << 20).expect("no panic")));
+        let each = counted.bytes_current / CLIENTS as i64;
+        println!("{each} bytes for each idle connection");
+        assert!(each <= kept, "{each} bytes for each idle connection");
+        drop(idle);
+    }
+}
+
+/// Starts the program, and returns what it says of where it listens, and all that it writes to the standard error until it ends by
+/// SIGTERM.
+fn program(listen: &str, connect: &str) -> (String, String) {
+    let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_valkey-rdma-bridge"))
+        .args(["--softsim", "--listen", listen, "--connect", connect])
+        .env_remove("RUST_LOG")
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    let mut said = String::new();
+    let mut output = std::io::BufReader::new(child.stdout.take().expect("piped"));
+    std::io::BufRead::read_line(&mut output, &mut said).expect("a line");
+    let id = child.id().to_string();
+    let killed = std::process::Command::new("kill").arg(id).status().expect("kill is there");
+    assert!(killed.success());
+    output.read_to_string(&mut said).expect("text");
+    let errors = child.wait_with_output().expect("it ends");
+    assert!(errors.status.success(), "{errors:?}");
+    (said, String::from_utf8(errors.stderr).expect("text"))
+}
+
+/// Clients of a bridge reach a server's loopback address from there, where its protected mode lets in everybody.
+#[test]
+fn a_way_past_protected_mode_is_warned_of() {
+    let ways = [
+        ("tcp://0.0.0.0:0", "tcp://127.0.0.1:6379", true),
+        ("tcp://[::]:0", "tcp://localhost:6379", true),
+        ("tcp://127.0.0.1:0", "tcp://127.0.0.1:6379", false),
+        ("tcp://0.0.0.0:0", "tcp://192.0.2.7:6379", false),
+    ];
+    for (listen, connect, warned) in ways {
+        let (said, errors) = program(listen, connect);
+        assert!(said.starts_with("listening on tcp://"), "{said}");
+        assert_eq!(errors.contains("protected mode") && errors.contains("requirepass"), warned, "{errors}");
+        let longest = said.lines().chain(errors.lines().filter(|line| line.starts_with("warning")));
+        assert!(longest.clone().all(|line| line.len() <= 120), "{said}{errors}");
     }
 }

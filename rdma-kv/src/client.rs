@@ -6,8 +6,9 @@ use std::time::Duration;
 use crate::error::Error;
 use crate::login::Login;
 use crate::memory::Memory;
+use crate::pipeline::{Pipeline, Verb};
 use crate::reply::{Line, Replies};
-use crate::transport::{Buffer, Deadline, Transport, Until};
+use crate::transport::{Buffer, Deadline, Transport, Until, Wait};
 
 /// The part of a buffer that a value belongs into.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,13 +77,16 @@ pub struct Client<T: Transport> {
 }
 
 impl<T: Transport> Client<T> {
+    /// How long a call may take, unless [`Client::set_timeout`] says otherwise. A pipeline of many values is one call.
+    pub const TIMEOUT: Duration = Duration::from_secs(60);
+
     /// Returns a client that speaks over `stream`, which nobody else has used for commands.
     pub fn new(stream: T) -> Self {
         Self {
             stream,
             replies: Replies::default(),
             counts: Counts::default(),
-            timeout: None,
+            timeout: Some(Self::TIMEOUT),
             deadline: Deadline::default(),
             lost: false,
         }
@@ -110,8 +114,9 @@ impl<T: Transport> Client<T> {
         Ok(self.stream.register(memory.into())?)
     }
 
-    /// Limits how long each call may take, whatever it does and however slowly the server answers; `None` waits for ever. A call that takes
-    /// longer loses the connection: [`Error::Io`] of the kind [`TimedOut`](std::io::ErrorKind::TimedOut).
+    /// Limits how long each call may take, whatever it does and however slowly the server answers: [`Client::TIMEOUT`], a minute, unless this
+    /// sets another time; `None` waits for ever. A call that takes longer loses the connection: [`Error::Io`] of the kind
+    /// [`TimedOut`](std::io::ErrorKind::TimedOut).
     pub const fn set_timeout(&mut self, timeout: Option<Duration>) {
         self.timeout = timeout;
     }
@@ -144,9 +149,10 @@ impl<T: Transport> Client<T> {
                 client.status().map_err(|error| match error {
                     Error::Refused(text) => {
                         // A server without the command may repeat its arguments (`…, with args beginning with: …`): a password.
-                        let text = text.split(", with args").next().unwrap_or_default().to_owned();
-                        Error::Login { command, text }
+                        let text = text.split(", with args").next().unwrap_or_default();
+                        Error::Login { command, text: login.without_password(text) }
                     }
+                    Error::Unexpected(_) => Error::Unexpected(format!("it is none to {command}")),
                     error => error,
                 })
             })
@@ -167,8 +173,8 @@ impl<T: Transport> Client<T> {
         lengths.pop().unwrap_or(Ok(None))
     }
 
-    /// Gets many values into parts of `buffer`, with one GET each, all sent before the first reply is read. Returns the length of
-    /// each value, `None` for a key that is not there; or why that one failed.
+    /// Gets many values into parts of `buffer`, with one GET each, sent as far ahead of the replies as the server takes them. Returns the
+    /// length of each value, `None` for a key that is not there; or why that one failed.
     ///
     /// # Errors
     /// Those that lose the connection.
@@ -178,13 +184,13 @@ impl<T: Transport> Client<T> {
         buffer: &mut T::Buffer,
     ) -> Result<Vec<Result<Option<usize>, Error>>, Error> {
         inside(parts, buffer)?;
-        let mut commands = Vec::new();
-        for part in parts {
-            command(&mut commands, 2, &[b"GET", part.key]);
-        }
         self.exchange(|client| {
-            client.send(&commands)?;
-            parts.iter().map(|part| lasting(client.value(buffer, part.range.clone()))).collect()
+            let mut commands = Pipeline::new(Verb::Get, parts);
+            let one = |(replies, part): (usize, &Part<'_>)| {
+                client.go_on(&mut commands, buffer, replies)?;
+                lasting(client.value(buffer, part.range.clone()))
+            };
+            parts.iter().enumerate().map(one).collect()
         })
     }
 
@@ -221,8 +227,8 @@ impl<T: Transport> Client<T> {
         done.pop().unwrap_or(Ok(()))
     }
 
-    /// Sets many keys to parts of `buffer`, with one SET each, all sent before the first reply is read. Returns for each why the server
-    /// refused it, if it did.
+    /// Sets many keys to parts of `buffer`, with one SET each, sent as far ahead of the replies as the server takes them. Returns for each
+    /// why the server refused it, if it did.
     ///
     /// # Errors
     /// Those that lose the connection.
@@ -233,18 +239,12 @@ impl<T: Transport> Client<T> {
     ) -> Result<Vec<Result<(), Error>>, Error> {
         inside(parts, buffer)?;
         self.exchange(|client| {
-            for Part { key, range } in parts {
-                let mut head = Vec::new();
-                // The bytes of the third argument are not copied into the command.
-                command(&mut head, 3, &[b"SET", key]);
-                head.extend_from_slice(format!("${}\r\n", range.len()).as_bytes());
-                client.send(&head)?;
-                let lent = client.stream.send(buffer, range.clone(), client.deadline)?;
-                client.counts.bytes_lent += lent;
-                client.counts.bytes_copied += range.len() as u64 - lent;
-                client.send(b"\r\n")?;
-            }
-            let done = parts.iter().map(|_| lasting(client.status())).collect::<Result<Vec<_>, _>>()?;
+            let mut commands = Pipeline::new(Verb::Set, parts);
+            let one = |replies| {
+                client.go_on(&mut commands, buffer, replies)?;
+                lasting(client.status())
+            };
+            let done = (0..parts.len()).map(one).collect::<Result<Vec<_>, _>>()?;
             client.stream.returned(buffer, client.deadline)?;
             Ok(done)
         })
@@ -297,8 +297,22 @@ impl<T: Transport> Client<T> {
         }
     }
 
-    fn send(&mut self, bytes: &[u8]) -> Result<(), Error> {
-        Ok(self.stream.write_by(bytes, self.deadline)?)
+    /// Sends one command, or a few that no server answers at length.
+    fn send(&mut self, mut bytes: &[u8]) -> Result<(), Error> {
+        while !bytes.is_empty() {
+            let written = self.stream.write(bytes, Wait::Until(self.deadline))?;
+            bytes = bytes.get(written..).unwrap_or_default();
+        }
+        Ok(())
+    }
+
+    fn go_on(
+        &mut self,
+        commands: &mut Pipeline<'_>,
+        buffer: &T::Buffer,
+        replies: usize,
+    ) -> Result<(), Error> {
+        Ok(commands.go_on(&mut self.stream, buffer, replies, self.deadline, &mut self.counts)?)
     }
 
     fn line(&mut self) -> Result<Line, Error> {

@@ -34,6 +34,15 @@ impl Login {
         Self { database, ..self }
     }
 
+    /// Returns a server's words without the password, which it may have repeated.
+    pub(crate) fn without_password(&self, words: &str) -> String {
+        let password = self.password.as_deref().map(String::from_utf8_lossy).unwrap_or_default();
+        match password.is_empty() {
+            true => words.into(),
+            false => words.replace(&*password, "…"),
+        }
+    }
+
     /// Returns the commands that say all this, and the name of each.
     pub(crate) fn commands(&self) -> (Vec<u8>, Vec<&'static str>) {
         let (mut bytes, mut names) = (Vec::new(), Vec::new());

@@ -47,6 +47,7 @@ impl Replies {
                 let line = ahead.get(..looked + at).unwrap_or_default();
                 let parsed = parse(line);
                 self.used += looked + at + 1;
+                self.forget();
                 return parsed;
             }
             looked = ahead.len();
@@ -60,6 +61,15 @@ impl Replies {
                 0 => return Err(Error::Io(std::io::ErrorKind::UnexpectedEof.into())),
                 read => self.ahead.extend_from_slice(chunk.get(..read).unwrap_or_default()),
             }
+        }
+    }
+
+    /// Gives the memory of a long line back once it was read.
+    fn forget(&mut self) {
+        if self.used == self.ahead.len() {
+            self.ahead.clear();
+            self.ahead.shrink_to(CHUNK);
+            self.used = 0;
         }
     }
 
@@ -144,6 +154,21 @@ mod tests {
             assert_eq!(replies.line(&mut stream).expect("a line"), Line::Value(None));
             assert!(matches!(replies.line(&mut stream), Err(Error::Refused(text)) if text == "ERR no"));
             assert!(matches!(replies.line(&mut stream), Err(Error::Io(_))), "the end");
+        }
+    }
+
+    /// The longest line that a server may send leaves nothing behind.
+    #[test]
+    fn a_long_line_keeps_no_memory() {
+        let mut replies = Replies::default();
+        for behind in ["", "+OK\r\n"] {
+            let line = format!("-{}\r\n{behind}", "x".repeat(LONGEST_LINE - 100));
+            let mut stream = line.as_bytes();
+            assert!(matches!(replies.line(&mut stream), Err(Error::Refused(_))));
+            if !behind.is_empty() {
+                replies.line(&mut stream).expect("a line");
+            }
+            assert!(replies.ahead.capacity() <= CHUNK, "{}", replies.ahead.capacity());
         }
     }
 

@@ -63,8 +63,33 @@ impl Deadline {
     }
 }
 
-/// A byte stream that can receive into memory of its own kind, and send from it. Every call fails with
-/// [`io::ErrorKind::TimedOut`] when its deadline has passed.
+/// Whether a call that sends waits for the peer to take something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// It does not, and takes nothing where it would have to.
+    Not,
+    /// It takes at least one byte, or fails with [`io::ErrorKind::TimedOut`] when this has passed.
+    Until(Deadline),
+}
+
+/// Bytes of a buffer that were taken to be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Sent {
+    /// Those that the device sends from where they are.
+    pub lent: usize,
+    /// Those that were copied.
+    pub copied: usize,
+}
+
+impl Sent {
+    /// Returns how many there are.
+    pub const fn bytes(self) -> usize {
+        self.lent + self.copied
+    }
+}
+
+/// A byte stream that can receive into memory of its own kind, and send from it. Every call that has a deadline fails with
+/// [`io::ErrorKind::TimedOut`] when that has passed.
 pub trait Transport {
     /// That memory: a handle, whose clones are handles on one memory.
     type Buffer: Buffer + Clone + Send;
@@ -90,11 +115,11 @@ pub trait Transport {
     /// The stream failed.
     fn read_by(&mut self, into: &mut [u8], deadline: Deadline) -> io::Result<usize>;
 
-    /// Waits until all bytes are written.
+    /// Takes bytes to be sent, as many as there is room for, and returns how many.
     ///
     /// # Errors
-    /// The stream ended before.
-    fn write_by(&mut self, bytes: &[u8], deadline: Deadline) -> io::Result<()>;
+    /// The stream has ended.
+    fn write(&mut self, bytes: &[u8], wait: Wait) -> io::Result<usize>;
 
     /// Waits until `ahead`, which was read before, and the bytes of the stream behind it are in `range`. Returns how many the peer wrote
     /// there itself, and how many were copied.
@@ -109,11 +134,11 @@ pub trait Transport {
         deadline: Deadline,
     ) -> io::Result<Received>;
 
-    /// Sends the bytes of `range`, from where they are if it can. Returns how many were not copied.
+    /// Takes bytes to be sent from the beginning of `range`, from where they are if it can, and returns how many.
     ///
     /// # Errors
-    /// The stream ended before.
-    fn send(&mut self, buffer: &Self::Buffer, range: Range<usize>, deadline: Deadline) -> io::Result<u64>;
+    /// The stream has ended.
+    fn send(&mut self, buffer: &Self::Buffer, range: Range<usize>, wait: Wait) -> io::Result<Sent>;
 
     /// Waits until nothing uses the memory that was sent from.
     ///
@@ -134,6 +159,24 @@ pub(crate) struct Until<'a, T> {
 impl<T: Transport> Read for Until<'_, T> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         self.stream.read_by(into, self.deadline)
+    }
+}
+
+impl Wait {
+    /// Returns how long a stream may wait now.
+    fn time(self) -> io::Result<Option<Duration>> {
+        match self {
+            Self::Not => Ok(Some(Duration::ZERO)),
+            Self::Until(deadline) => deadline.left(),
+        }
+    }
+
+    /// Returns `none` for the time-out of a call that was not to wait.
+    fn judge<R>(self, result: io::Result<R>, none: R) -> io::Result<R> {
+        match result {
+            Err(error) if self == Self::Not && error.kind() == io::ErrorKind::TimedOut => Ok(none),
+            result => result,
+        }
     }
 }
 
@@ -171,13 +214,9 @@ impl<B: Descriptors> Transport for Stream<B> {
         Read::read(self, into)
     }
 
-    fn write_by(&mut self, mut bytes: &[u8], deadline: Deadline) -> io::Result<()> {
-        while !bytes.is_empty() {
-            self.set_write_timeout(deadline.left()?);
-            let written = self.write(bytes)?;
-            bytes = bytes.get(written..).unwrap_or_default();
-        }
-        Ok(())
+    fn write(&mut self, bytes: &[u8], wait: Wait) -> io::Result<usize> {
+        self.set_write_timeout(wait.time()?);
+        wait.judge(Write::write(self, bytes), 0)
     }
 
     fn receive(
@@ -196,18 +235,10 @@ impl<B: Descriptors> Transport for Stream<B> {
         Ok(received)
     }
 
-    fn send(
-        &mut self,
-        buffer: &Self::Buffer,
-        mut range: Range<usize>,
-        deadline: Deadline,
-    ) -> io::Result<u64> {
-        let wanted = range.len() as u64;
-        while !range.is_empty() {
-            self.set_write_timeout(deadline.left()?);
-            range.start += self.lend(buffer, range.clone())?;
-        }
-        Ok(wanted)
+    fn send(&mut self, buffer: &Self::Buffer, range: Range<usize>, wait: Wait) -> io::Result<Sent> {
+        self.set_write_timeout(wait.time()?);
+        let lent = wait.judge(self.lend(buffer, range).map_err(io::Error::from), 0)?;
+        Ok(Sent { lent, copied: 0 })
     }
 
     fn returned(&mut self, buffer: &Self::Buffer, deadline: Deadline) -> io::Result<()> {
@@ -264,17 +295,24 @@ impl Transport for TcpStream {
         }
     }
 
-    fn write_by(&mut self, mut bytes: &[u8], deadline: Deadline) -> io::Result<()> {
-        while !bytes.is_empty() {
-            self.set_write_timeout(deadline.left()?)?;
-            match in_time(self.write(bytes)) {
-                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(written) => bytes = bytes.get(written..).unwrap_or_default(),
+    fn write(&mut self, bytes: &[u8], wait: Wait) -> io::Result<usize> {
+        let waits = wait != Wait::Not;
+        loop {
+            let written = if waits {
+                self.set_write_timeout(wait.time()?)?;
+                Write::write(self, bytes)
+            } else {
+                self.set_nonblocking(true)?;
+                let written = Write::write(self, bytes);
+                self.set_nonblocking(false)?;
+                written
+            };
+            match wait.judge(in_time(written), 0) {
+                Ok(0) if waits && !bytes.is_empty() => return Err(io::ErrorKind::WriteZero.into()),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
+                result => return result,
             }
         }
-        Ok(())
     }
 
     fn receive(
@@ -303,17 +341,14 @@ impl Transport for TcpStream {
         Ok(received)
     }
 
-    fn send(&mut self, buffer: &Memory, mut range: Range<usize>, deadline: Deadline) -> io::Result<u64> {
+    fn send(&mut self, buffer: &Memory, range: Range<usize>, wait: Wait) -> io::Result<Sent> {
         let mut bytes = [0; BOUNCED];
-        while !range.is_empty() {
-            let part = bytes.get_mut(..BOUNCED.min(range.len())).unwrap_or_default();
-            if !buffer.read(range.start, part) {
-                return Err(io::ErrorKind::InvalidInput.into());
-            }
-            self.write_by(part, deadline)?;
-            range.start += part.len();
+        let part = bytes.get_mut(..BOUNCED.min(range.len())).unwrap_or_default();
+        if !buffer.read(range.start, part) {
+            return Err(io::ErrorKind::InvalidInput.into());
         }
-        Ok(0)
+        let copied = Transport::write(self, part, wait)?;
+        Ok(Sent { lent: 0, copied })
     }
 
     fn returned(&mut self, _buffer: &Memory, _deadline: Deadline) -> io::Result<()> {

@@ -75,8 +75,9 @@ fn a_login_says_who_and_where() {
 /// A refusal names the command and has the server's words, and no command of the client follows it.
 fn refused<T: Transport + Debug>(connect: impl Fn(Replies, Sender<Vec<String>>) -> Client<T>) {
     let login = Login::default().user("ann", "s3cret").database(99);
-    let cases: [(Replies, &str, &str); 3] = [
+    let cases: [(Replies, &str, &str); 4] = [
         (&[WRONG], "AUTH", "WRONGPASS"),
+        (&[b"-ERR s3cret is no password\r\n"], "AUTH", "is no password"),
         (&[UNKNOWN], "AUTH", "unknown command"),
         (&[b"+OK\r\n", b"-ERR DB index is out of range\r\n"], "SELECT", "out of range"),
     ];
@@ -88,6 +89,19 @@ fn refused<T: Transport + Debug>(connect: impl Fn(Replies, Sender<Vec<String>>) 
         let text = format!("{refused} {refused:?} {client:?}");
         assert!(text.contains(words) && text.contains(at) && !text.contains("s3cret"), "{text}");
         assert!(client.is_lost() && matches!(client.strlen(b"key"), Err(Error::Lost)));
+    }
+}
+
+/// What is no reply to a login may be the password, too.
+#[test]
+fn a_reply_that_is_none_is_not_repeated() {
+    const NONE: [Replies; 3] = [&[b"$6\r\ns3cret\r\n"], &[b"!s3cret\r\n"], &[b"s3cret\r\n"]];
+    for reply in NONE {
+        let (words, _heard) = channel();
+        let mut client = over_tcp(told(reply, words));
+        let refused = client.log_in(&Login::default().password("s3cret")).expect_err("no reply");
+        let text = format!("{refused} {refused:?} {client:?}");
+        assert!(matches!(refused, Error::Unexpected(_)) && !text.contains("s3cret"), "{text}");
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod errors;
 mod login;
+mod pipelines;
 mod striped;
 mod there_and_back;
 mod world;

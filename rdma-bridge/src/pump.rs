@@ -1,0 +1,180 @@
+//! One direction of a connection: bytes from one side to the other, each as soon as it is there.
+
+use std::cell::Cell;
+use std::future::poll_fn;
+use std::io;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::time::timeout;
+
+/// Bytes that are read at once, and the most that a direction keeps while its target takes nothing.
+pub(crate) const BUFFER: usize = 32 << 10;
+
+thread_local! {
+    /// Where this thread reads to. Most bytes are written at once from here, so that a connection keeps a buffer of its own only
+    /// for what its target did not take.
+    static SCRATCH: Cell<Option<Box<[u8]>>> = const { Cell::new(None) };
+}
+
+/// A side of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    Client,
+    Server,
+}
+
+impl Side {
+    pub(crate) const fn other(self) -> Self {
+        match self {
+            Self::Client => Self::Server,
+            Self::Server => Self::Client,
+        }
+    }
+
+    pub(crate) fn broke(self) -> impl Fn(io::Error) -> Broken {
+        move |error| Broken { side: self, error }
+    }
+}
+
+/// Which side failed, or took nothing in time.
+#[derive(Debug)]
+pub(crate) struct Broken {
+    pub(crate) side: Side,
+    pub(crate) error: io::Error,
+}
+
+impl Broken {
+    /// Returns whether this tells that `side` takes nothing any more, as opposed to nothing in time.
+    pub(crate) fn is_gone(&self, side: Side) -> bool {
+        self.side == side && self.error.kind() != io::ErrorKind::TimedOut
+    }
+}
+
+/// Why a pump stopped. Everything that it had read was delivered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stop {
+    /// The source has ended in order.
+    Ended,
+    /// The source has sent nothing for as long as it was given.
+    Quiet,
+}
+
+/// The bytes of one direction that are in hand, and their count.
+pub(crate) struct Pump<'a> {
+    source: Side,
+    /// Bytes that were read; those from `at` on were not written yet. It has no memory while there are none.
+    held: Vec<u8>,
+    at: usize,
+    /// Whether bytes were written that may wait for a flush.
+    unflushed: bool,
+    /// How long the target may take nothing.
+    stall: Duration,
+    delivered: &'a AtomicU64,
+}
+
+impl<'a> Pump<'a> {
+    pub(crate) const fn new(source: Side, stall: Duration, delivered: &'a AtomicU64) -> Self {
+        Self { source, held: Vec::new(), at: 0, unflushed: false, stall, delivered }
+    }
+
+    /// Moves bytes until `from` has ended; or until none is in hand and none has come for `quiet`, if that is given. A future that is
+    /// dropped loses nothing: the next call delivers what is in hand.
+    ///
+    /// # Errors
+    /// One of the two sides broke.
+    pub(crate) async fn run(
+        &mut self,
+        from: &mut (impl AsyncRead + Unpin),
+        to: &mut (impl AsyncWrite + Unpin),
+        quiet: Option<Duration>,
+    ) -> Result<Stop, Broken> {
+        loop {
+            self.deliver(to).await.map_err(self.source.other().broke())?;
+            let moving = poll_fn(|cx| self.poll_move(cx, from, to));
+            let moved = match quiet {
+                None => moving.await,
+                Some(quiet) => match timeout(quiet, moving).await {
+                    Ok(moved) => moved,
+                    Err(_) => return Ok(Stop::Quiet),
+                },
+            };
+            if !moved? {
+                return Ok(Stop::Ended);
+            }
+        }
+    }
+
+    /// Writes and flushes what is in hand.
+    async fn deliver(&mut self, to: &mut (impl AsyncWrite + Unpin)) -> io::Result<()> {
+        while let Some(rest) = self.held.get(self.at..).filter(|rest| !rest.is_empty()) {
+            let written = in_time(self.stall, to.write(rest)).await?;
+            self.at += self.count(written)?;
+        }
+        (self.held, self.at) = (Vec::new(), 0);
+        if self.unflushed {
+            in_time(self.stall, to.flush()).await?;
+            self.unflushed = false;
+        }
+        Ok(())
+    }
+
+    /// Reads, while nothing is in hand, and writes as much as `to` takes at once. False at the end of `from`.
+    fn poll_move(
+        &mut self,
+        cx: &mut Context<'_>,
+        from: &mut (impl AsyncRead + Unpin),
+        to: &mut (impl AsyncWrite + Unpin),
+    ) -> Poll<Result<bool, Broken>> {
+        let mut scratch = SCRATCH.take().unwrap_or_else(|| vec![0; BUFFER].into());
+        let moved = self.poll_move_by(cx, &mut scratch, from, to);
+        SCRATCH.set(Some(scratch));
+        moved
+    }
+
+    fn poll_move_by(
+        &mut self,
+        cx: &mut Context<'_>,
+        scratch: &mut [u8],
+        from: &mut (impl AsyncRead + Unpin),
+        to: &mut (impl AsyncWrite + Unpin),
+    ) -> Poll<Result<bool, Broken>> {
+        let mut read = ReadBuf::new(scratch);
+        ready!(Pin::new(from).poll_read(cx, &mut read)).map_err(self.source.broke())?;
+        let read = read.filled();
+        if read.is_empty() {
+            return Poll::Ready(Ok(false));
+        }
+        let written = match Pin::new(to).poll_write(cx, read) {
+            Poll::Pending => 0,
+            Poll::Ready(written) => {
+                let counted = written.and_then(|written| self.count(written));
+                counted.map_err(self.source.other().broke())?
+            }
+        };
+        self.unflushed = true;
+        self.held = read.get(written..).unwrap_or_default().to_vec();
+        Poll::Ready(Ok(true))
+    }
+
+    fn count(&self, written: usize) -> io::Result<usize> {
+        if written == 0 {
+            return Err(io::ErrorKind::WriteZero.into());
+        }
+        self.delivered.fetch_add(written as u64, Ordering::Relaxed);
+        Ok(written)
+    }
+}
+
+/// Does what waits for a peer, for at most `stall`.
+pub(crate) async fn in_time<T>(stall: Duration, act: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    match timeout(stall, act).await {
+        Ok(result) => result,
+        Err(_) => {
+            Err(io::Error::new(io::ErrorKind::TimedOut, format!("the peer took nothing for {stall:?}")))
+        }
+    }
+}

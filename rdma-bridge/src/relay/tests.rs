@@ -1,0 +1,295 @@
+//! Random relays in virtual time: sides that pause, read slowly, end one direction, end as a whole, or break, over TCP and RDMA as this
+//! module knows them. One oracle: who saw an orderly end saw every byte.
+//!
+//! `RELAY_SEEDS=17` repeats one seed, and `RELAY_SEEDS=0..100000` runs many.
+
+use std::io;
+use std::ops::Range;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+
+use super::*;
+use link::{Link, Outer};
+
+mod link;
+
+/// Longer than any run takes, by the virtual clock.
+const FOR_EVER: Duration = Duration::from_secs(1_000_000);
+
+/// How long a side waits for its peer's end before it ends itself.
+const WAITS: Duration = Duration::from_secs(500);
+
+fn milliseconds(random: &mut fastrand::Rng, range: Range<u64>) -> Duration {
+    Duration::from_millis(random.u64(range))
+}
+
+fn pick<T: Copy>(random: &mut fastrand::Rng, of: &[T]) -> T {
+    of[random.usize(..of.len())]
+}
+
+/// The byte of a side's stream at a place.
+fn byte(side: Side, at: usize) -> u8 {
+    (at ^ at >> 8 ^ at >> 16 ^ if side == Side::Client { 0 } else { 0x5a }) as u8
+}
+
+/// How a side ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// Its own direction over TCP, all of it over RDMA, as soon as everything is written.
+    AtOnce,
+    /// In the same way, once it has seen an end or waited for long.
+    AfterThePeer,
+    /// By breaking the connection at some time.
+    Breaks,
+}
+
+/// What a side does.
+#[derive(Clone, Debug)]
+struct Script {
+    side: Side,
+    writes: usize,
+    /// The most that is written, and read, at once.
+    pieces: [usize; 2],
+    /// The longest pause before a write, and before a read, in milliseconds.
+    pauses: [u64; 2],
+    way: Way,
+    /// The number of bytes that it reads; it stops then.
+    reads: usize,
+}
+
+impl Script {
+    fn new(random: &mut fastrand::Rng, side: Side, room: usize, good: bool) -> Self {
+        let pieces = [(); 2].map(|()| pick(random, &[300, 3_000, 50_000]));
+        // A few dozen turns, whatever the sizes are.
+        let most = pick(random, &[0, 1, 100, 5_000, 100_000]).min(30 * pieces[0].min(room));
+        let ways = [Way::AtOnce, Way::AtOnce, Way::AfterThePeer, Way::Breaks];
+        Self {
+            side,
+            writes: random.usize(..=most),
+            pieces,
+            pauses: [(); 2].map(|()| pick(random, &[0, 1, 10, 300, if good { 300 } else { 3_000 }])),
+            way: pick(random, if good { &ways[..3] } else { &ways }),
+            reads: if good || random.u8(..8) > 0 { usize::MAX } else { random.usize(..=20_000) },
+        }
+    }
+}
+
+/// What a side has seen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Seen {
+    /// Bytes that its connection took.
+    sent: usize,
+    /// Whether it had written all that it wanted, and has ended in order.
+    ended: bool,
+    received: usize,
+    /// Whether the peer has ended in order, or broken. None if it did not look for that, or had ended as a whole before.
+    end: Option<bool>,
+}
+
+/// A side, until it has nothing to do any more.
+async fn act(outer: Outer, script: &Script, mut random: fastrand::Rng) -> Seen {
+    let whole = outer.is_whole();
+    let (from, to) = tokio::io::split(outer);
+    let (over, sees_end) = watch::channel(false);
+    let breaks = milliseconds(&mut random, 0..20_000);
+    let mut seen = Seen::default();
+    let Seen { sent, ended, received, end } = &mut seen;
+    let (told, tells) = watch::channel(false);
+    let writing = writes(to, script, random.fork(), (sent, ended, told), sees_end);
+    let reading = async {
+        let outcome = reads(from, script, random.fork(), received).await;
+        // Who has ended as a whole sees its own end.
+        *end = outcome.filter(|_| !(whole && *tells.borrow()));
+        over.send_replace(true);
+    };
+    let both = async { tokio::join!(writing, reading) };
+    // What is dropped here is reset, unless it has ended.
+    let limit = if script.way == Way::Breaks { breaks } else { FOR_EVER };
+    let _broken = timeout(limit, both).await;
+    seen
+}
+
+async fn writes(
+    mut to: WriteHalf<Outer>,
+    script: &Script,
+    mut random: fastrand::Rng,
+    (sent, ended, told): (&mut usize, &mut bool, watch::Sender<bool>),
+    mut sees_end: watch::Receiver<bool>,
+) -> WriteHalf<Outer> {
+    while *sent < script.writes {
+        pause(&mut random, script.pauses[0]).await;
+        let upto = script.writes.min(*sent + random.usize(1..=script.pieces[0]));
+        let bytes: Vec<u8> = (*sent..upto).map(|at| byte(script.side, at)).collect();
+        let mut rest = &bytes[..];
+        while !rest.is_empty() {
+            let Ok(written) = to.write(rest).await else { return to };
+            *sent += written;
+            rest = &rest[written..];
+        }
+    }
+    if script.way == Way::AfterThePeer {
+        let _in_time = timeout(WAITS, sees_end.wait_for(|over| *over)).await;
+    }
+    told.send_replace(true);
+    *ended = to.shutdown().await.is_ok();
+    to
+}
+
+async fn pause(random: &mut fastrand::Rng, longest: u64) {
+    if longest > 0 {
+        sleep(milliseconds(random, 0..longest)).await;
+    }
+}
+
+/// Returns whether the end was in order.
+async fn reads(
+    mut from: ReadHalf<Outer>,
+    script: &Script,
+    mut random: fastrand::Rng,
+    received: &mut usize,
+) -> Option<bool> {
+    let mut bytes = vec![0; script.pieces[1]];
+    while *received < script.reads {
+        pause(&mut random, script.pauses[1]).await;
+        match from.read(&mut bytes).await {
+            Ok(0) => return Some(true),
+            Ok(read) => {
+                for (at, got) in (*received..).zip(&bytes[..read]) {
+                    assert_eq!(
+                        *got,
+                        byte(script.side.other(), at),
+                        "{:?} got another byte at {at}",
+                        script.side
+                    );
+                }
+                *received += read;
+            }
+            Err(_) => return Some(false),
+        }
+    }
+    // It goes no further, and does not go either.
+    sleep(WAITS * 2).await;
+    None
+}
+
+/// Runs a seed, and returns how many of its sides saw an orderly end, and a reset.
+async fn run(seed: u64) -> [usize; 2] {
+    let mut random = fastrand::Rng::with_seed(seed);
+    // Nobody breaks, stops, or pauses for too long.
+    let good = random.bool();
+    let whole = pick(&mut random, &[[false, false], [false, true], [true, false]]);
+    let rooms = [(); 2].map(|()| pick(&mut random, &[1, 7, 1_000, 20_000, 100_000]));
+    let patience = Patience {
+        stall: if good { FOR_EVER / 10 } else { milliseconds(&mut random, 1..10_000) },
+        quiet: milliseconds(&mut random, 0..1_000),
+    };
+    let cut = (!good && random.u8(..8) == 0).then(|| milliseconds(&mut random, 0..20_000));
+    let room = rooms[0].min(rooms[1]);
+    let scripts = [Side::Client, Side::Server].map(|side| Script::new(&mut random, side, room, good));
+    let [(client, near), (server, far)] = [0, 1].map(|at| Link::pair(random.fork(), whole[at], rooms[at]));
+    let counters = Counters::default();
+    let relaying = timeout(cut.unwrap_or(FOR_EVER), relay(near, far, &counters, patience));
+    let all = async {
+        let (mine, yours) = (random.fork(), random.fork());
+        tokio::join!(relaying, act(client, &scripts[0], mine), act(server, &scripts[1], yours))
+    };
+    let (relayed, client, server) = timeout(FOR_EVER / 2, all).await.expect("it waits for ever");
+    let story = || {
+        format!(
+            "{scripts:#?}\n{whole:?} {patience:?} {cut:?}\n{relayed:?}\nclient: {client:?}\nserver: {server:?}"
+        )
+    };
+    for (one, other, at) in [(client, server, 0), (server, client, 1)] {
+        if one.end == Some(true) {
+            assert_eq!(one.received, other.sent, "side {at} saw a whole that is none\n{}", story());
+            assert!(other.ended || whole[1 - at], "side {at} was told an end that was none\n{}", story());
+        }
+        if good && other.ended {
+            // Who ended as a whole did not wait for it.
+            let own = whole[at] && one.end.is_none();
+            assert!(own || one.end == Some(true), "side {at} saw a break that is none\n{}", story());
+        }
+    }
+    if good && whole == [false, false] {
+        assert!(client.ended && server.ended && matches!(relayed, Ok(Ok(()))), "{}", story());
+    }
+    [true, false].map(|order| [client, server].iter().filter(|seen| seen.end == Some(order)).count())
+}
+
+/// Patience as the bridge has it by default.
+const USUAL: Patience = Patience { stall: Duration::from_secs(60), quiet: Duration::from_millis(200) };
+
+/// Runs a relay between a client of TCP and a server, which is `whole` or not: the client writes `requests`, ends its direction, pauses
+/// for much longer than `quiet`, and reads to the end. The server writes `replies` at once and then reads to the end.
+async fn paused(whole: bool, requests: usize, replies: usize) -> [Vec<u8>; 2] {
+    let mut random = fastrand::Rng::with_seed(1);
+    let [(mut client, near), (server, far)] =
+        [false, whole].map(|whole| Link::pair(random.fork(), whole, 16_384));
+    let counters = Counters::default();
+    let client = async {
+        client.write_all(&vec![b'q'; requests]).await.expect("written");
+        client.shutdown().await.expect("ended");
+        sleep(50 * USUAL.quiet).await;
+        let mut all = Vec::new();
+        client.read_to_end(&mut all).await.expect("an orderly end");
+        all
+    };
+    let server = async {
+        let (mut from, mut to) = tokio::io::split(server);
+        let writing = async {
+            to.write_all(&vec![b'r'; replies]).await.expect("written");
+            to.shutdown().await.expect("ended");
+        };
+        let mut all = Vec::new();
+        let (read, ()) = tokio::join!(from.read_to_end(&mut all), writing);
+        read.expect("an orderly end");
+        all
+    };
+    let (relayed, replies, requests) = tokio::join!(relay(near, far, &counters, USUAL), client, server);
+    relayed.expect("nothing broke");
+    [requests, replies]
+}
+
+/// A client whose socket is full while it pauses is not one to whom no reply comes.
+#[tokio::test(start_paused = true)]
+async fn a_client_that_pauses_with_a_full_socket_gets_the_rest() {
+    for whole in [true, false] {
+        let [requests, replies] = paused(whole, 10, 300_000).await;
+        assert_eq!((requests.len(), replies.len()), (10, 300_000));
+    }
+}
+
+fn seeds() -> Range<u64> {
+    let Ok(text) = std::env::var("RELAY_SEEDS") else { return 0..2_000 };
+    let number = |text: &str| text.parse().expect("RELAY_SEEDS is a number, or two with .. between them");
+    match text.split_once("..") {
+        Some((first, end)) => number(first)..number(end),
+        None => number(&text)..number(&text) + 1,
+    }
+}
+
+#[test]
+fn who_saw_an_orderly_end_saw_every_byte() {
+    let mut ends = [0; 2];
+    for seed in seeds() {
+        if seed % 1_000 == 0 {
+            println!("seed {seed}: {ends:?} orderly ends and resets so far");
+        }
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_time().start_paused(true).build().expect("a runtime");
+        let run = std::panic::AssertUnwindSafe(|| runtime.block_on(run(seed)));
+        match std::panic::catch_unwind(run) {
+            Ok(seen) => ends = [ends[0] + seen[0], ends[1] + seen[1]],
+            Err(panic) => {
+                println!("seed {seed} failed; RELAY_SEEDS={seed} repeats it");
+                std::panic::resume_unwind(panic);
+            }
+        }
+    }
+    println!("{ends:?} orderly ends and resets");
+}

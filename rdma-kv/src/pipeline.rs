@@ -1,0 +1,115 @@
+//! Commands on their way to the server, while replies come back.
+//!
+//! A server may stop reading when its replies are not read, after any number of them. So nothing is waited for that needs more than one
+//! side to go on: as long as the server owes a reply to a command that it has as a whole, writing does not wait, and that reply is read
+//! next. Only when it owes none, it must be reading, and writing waits.
+
+use std::collections::VecDeque;
+use std::io;
+use std::ops::Range;
+use std::slice;
+
+use crate::client::{Counts, Part, command};
+use crate::transport::{Deadline, Transport, Wait};
+
+/// How many bytes of commands are made ahead.
+const AHEAD: usize = 16 << 10;
+
+/// The command that is said of each part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verb {
+    Get,
+    Set,
+}
+
+/// The commands of one call.
+pub(crate) struct Pipeline<'a> {
+    verb: Verb,
+    /// Those that are not made yet.
+    parts: slice::Iter<'a, Part<'a>>,
+    /// Those that are, ...
+    bytes: Vec<u8>,
+    /// ... as far as the stream has them, ...
+    at: usize,
+    /// ... and where each of them ends.
+    ends: VecDeque<usize>,
+    /// The value that comes behind these bytes. The end of its command is still to be made.
+    value: Option<Range<usize>>,
+    /// How many commands the stream has as a whole.
+    whole: usize,
+}
+
+impl<'a> Pipeline<'a> {
+    pub(crate) fn new(verb: Verb, parts: &'a [Part<'a>]) -> Self {
+        let (bytes, ends) = (Vec::new(), VecDeque::new());
+        Self { verb, parts: parts.iter(), bytes, at: 0, ends, value: None, whole: 0 }
+    }
+
+    /// Writes on, after `replies` were read, as far as it can without a wait for the next one.
+    pub(crate) fn go_on<T: Transport>(
+        &mut self,
+        stream: &mut T,
+        buffer: &T::Buffer,
+        replies: usize,
+        deadline: Deadline,
+        counts: &mut Counts,
+    ) -> io::Result<()> {
+        loop {
+            let wait = if self.whole > replies { Wait::Not } else { Wait::Until(deadline) };
+            let bytes = self.bytes.get(self.at..).unwrap_or_default();
+            let taken = if !bytes.is_empty() {
+                self.wrote(stream.write(bytes, wait)?)
+            } else if let Some(value) = self.value.as_mut().filter(|value| value.start < value.end) {
+                let sent = stream.send(buffer, value.clone(), wait)?;
+                value.start += sent.bytes();
+                counts.bytes_lent += sent.lent as u64;
+                counts.bytes_copied += sent.copied as u64;
+                sent.bytes()
+            } else if self.make() {
+                continue;
+            } else {
+                return Ok(());
+            };
+            if taken == 0 {
+                return if wait == Wait::Not { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) };
+            }
+        }
+    }
+
+    fn wrote(&mut self, written: usize) -> usize {
+        self.at += written;
+        while self.ends.front().is_some_and(|end| *end <= self.at) {
+            self.ends.pop_front();
+            self.whole += 1;
+        }
+        written
+    }
+
+    /// Makes commands, up to the next value; false if there is nothing more to say.
+    fn make(&mut self) -> bool {
+        self.bytes.clear();
+        self.at = 0;
+        if self.value.take().is_some() {
+            self.bytes.extend_from_slice(b"\r\n");
+            self.ends.push_back(self.bytes.len());
+        }
+        while self.bytes.len() < AHEAD
+            && let Some(Part { key, range }) = self.parts.next()
+        {
+            match self.verb {
+                Verb::Get => {
+                    command(&mut self.bytes, 2, &[b"GET", key]);
+                    self.ends.push_back(self.bytes.len());
+                }
+                Verb::Set => {
+                    // The bytes of the third argument are not copied into the command.
+                    command(&mut self.bytes, 3, &[b"SET", key]);
+                    self.bytes.extend_from_slice(format!("${}\r\n", range.len()).as_bytes());
+                    self.value = Some(range.clone());
+                    break;
+                }
+            }
+        }
+        !self.bytes.is_empty()
+    }
+}
