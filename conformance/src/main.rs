@@ -182,7 +182,7 @@ fn run_client(target: SocketAddr) -> ExitCode {
         Ok(verbs) => verbs,
         Err(reason) => return cannot_run(&reason),
     };
-    match own::run_client(&verbs, target, Duration::from_secs(5), Options::client()) {
+    match own::run_client(&verbs, target, Duration::from_secs(5), Options::client(), 0) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             eprintln!("{failure}");

@@ -45,6 +45,7 @@ fn last_bytes_come_before_the_end() {
         let leaving = Arc::clone(&leaving);
         move |events: BorrowedFd<'_>| {
             let Some(mut peer) = leaving.lock().unwrap().take() else { return };
+            peer.relays();
             peer.send_bytes(b"last words").unwrap();
             peer.settle().unwrap();
             peer.disconnect().unwrap();

@@ -15,7 +15,7 @@ use conformance::blackbox::run::{Plan, Runner};
 use conformance::blackbox::select::Harm;
 use conformance::blackbox::target::{Clients, Exit, Running, Server};
 use conformance::client::{Client, Failure};
-use conformance::peer::Listener;
+use conformance::peer::{Listener, Peer, Shape};
 use conformance::reqs::Role;
 use conformance::resources::ProcessResources;
 use conformance::trace::{Limits, Recorded, Recorder};
@@ -38,23 +38,45 @@ fn judge(backend: &SoftSim, side: Side<'_, SoftSim>, role: Role, case: &str) -> 
 struct Ending {
     own: OwnClients<SoftSim>,
     exit: Option<Exit>,
+    /// How often it is asked in vain.
+    late: u32,
+    is_seen: bool,
+}
+
+impl Ending {
+    fn new(backend: SoftSim, exit: Option<Exit>) -> Self {
+        let own = OwnClients::new(backend, small(Options::client()));
+        Self { own, exit, late: 0, is_seen: true }
+    }
 }
 
 struct Process {
     own: Box<dyn Running>,
     exit: Option<Exit>,
+    late: u32,
+    is_seen: bool,
 }
 
 impl Clients for Ending {
     fn start(&self, case: &str, address: SocketAddr) -> Result<Box<dyn Running>, String> {
-        Ok(Box::new(Process { own: self.own.start(case, address)?, exit: self.exit.clone() }))
+        let (late, is_seen) = (self.late, self.is_seen);
+        Ok(Box::new(Process { own: self.own.start(case, address)?, exit: self.exit.clone(), late, is_seen }))
     }
 }
 
 impl Running for Process {
     fn ended(&mut self, patience: Duration) -> Option<Exit> {
         self.own.ended(patience)?;
+        if self.late > 0 {
+            self.late -= 1;
+            std::thread::sleep(patience);
+            return None;
+        }
         self.exit.clone()
+    }
+
+    fn is_observed(&self) -> bool {
+        self.is_seen
     }
 
     fn last_lines(&self) -> String {
@@ -72,8 +94,7 @@ fn a_hang_is_told_with_what_came_before_it() {
     // One never connects; the other does all that it should, and does not end.
     let silent =
         ExecClients { command: "sh -c 'echo waiting >&2; echo for a server >&2; sleep 60'".into(), first: 0 };
-    let own = OwnClients::new(fabric.host(&[THEIRS.ip()]), small(Options::client()));
-    let staying = Ending { own, exit: None };
+    let staying = Ending::new(fabric.host(&[THEIRS.ip()]), None);
     let plan = Plan {
         patience: Duration::from_secs(2),
         harm: Harm::Allowed,
@@ -127,8 +148,7 @@ fn a_client_has_to_end() {
             let fabric = Fabric::new();
             let backend = fabric.host(&[OURS.ip()]);
             let listener = Listener::new(&backend, OURS).unwrap();
-            let own = OwnClients::new(fabric.host(&[THEIRS.ip()]), small(Options::client()));
-            let clients = Ending { own, exit: exit.clone() };
+            let clients = Ending::new(fabric.host(&[THEIRS.ip()]), exit.clone());
             let result = judge(&backend, Side::Client(&listener, &clients), Role::Client, case);
             let wanted = if cause.is_some() { Verdict::Fail } else { Verdict::Pass };
             assert_eq!(
@@ -138,6 +158,67 @@ fn a_client_has_to_end() {
                 result.reason
             );
         }
+    }
+}
+
+/// Judges a client that ends so.
+fn judge_ending(change: impl FnOnce(&mut Ending), case: &str) -> CaseResult {
+    let fabric = Fabric::new();
+    let backend = fabric.host(&[OURS.ip()]);
+    let listener = Listener::new(&backend, OURS).unwrap();
+    let mut clients = Ending::new(fabric.host(&[THEIRS.ip()]), Some(Exit::Success));
+    change(&mut clients);
+    judge(&backend, Side::Client(&listener, &clients), Role::Client, case)
+}
+
+/// A client that is refused or cut off, and reports success, has not noticed.
+#[test]
+fn success_is_no_report_of_a_failure() {
+    for case in ["conn.rejected", "close.in-a-reply", "close.vanishes", "ctrl.opcode-4", "mem.of-0"] {
+        let result = judge_ending(|_| {}, case);
+        assert_eq!((result.verdict, result.cause), (Verdict::Fail, Some(Cause::Requirement)), "{case}");
+        assert!(result.reason.ends_with("reported success"), "{case}: {}", result.reason);
+    }
+}
+
+/// What is about the end of a client is not judged where that cannot be seen; what can be seen is.
+#[test]
+fn an_end_that_cannot_be_seen_passes_nothing() {
+    for case in ["conn.rejected", "conn.never-registered", "close.in-a-reply", "close.vanishes", "keep.vanished"] {
+        let result = judge_ending(|clients| clients.is_seen = false, case);
+        assert_eq!(result.verdict, Verdict::NotApplicable, "{case}: {}", result.reason);
+    }
+    for case in ["conn.plain", "ctrl.opcode-4", "close.clean"] {
+        let result = judge_ending(|clients| clients.is_seen = false, case);
+        assert_eq!(result.verdict, Verdict::Pass, "{case}: {}", result.reason);
+    }
+}
+
+/// A client that takes its time is told so, and does not count as one that hangs.
+#[test]
+fn a_slow_client_is_not_hung() {
+    let result = judge_ending(|clients| clients.late = 1, "close.clean");
+    assert_eq!(result.verdict, Verdict::PassLenient, "{}", result.reason);
+    let failing = |clients: &mut Ending| {
+        clients.exit = Some(Exit::Failure("no".into()));
+        // It is asked every 50 ms.
+        clients.late = 60;
+    };
+    let result = judge_ending(failing, "close.in-a-reply");
+    assert_eq!(result.verdict, Verdict::PassLenient, "{}", result.reason);
+}
+
+/// What the suite itself says wrongly is never held against the target.
+#[test]
+fn the_suite_may_not_misspeak() {
+    let fabric = Fabric::new();
+    let backend = fabric.host(&[OURS.ip()]);
+    let _server = OwnServer::start(&fabric.host(&[THEIRS.ip()]), THEIRS, small(Options::server())).unwrap();
+    for words in [&b"*3\r\n$3\r\nSET\r\n$15\r\nconformance:mem\r\n$2\r\nxxx\r\n"[..], b"PING\n", b"*1\r\n$04\r\nPING\r\n"] {
+        let mut peer = Peer::dial(&backend, THEIRS, Shape::default()).unwrap();
+        peer.handshake().unwrap();
+        let failure = peer.send_bytes(words).unwrap_err();
+        assert_eq!(suite::Stop::from(failure).verdict, Verdict::Broken);
     }
 }
 

@@ -9,7 +9,9 @@
 #include <sys/time.h>
 #include <unistd.h>
 
+#ifndef LONG
 #define LONG (5 << 20) /* more than three of your windows; at most 64 MiB */
+#endif
 static int stream;
 static char value[200000], reply[LONG + 2];
 

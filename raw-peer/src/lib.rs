@@ -12,8 +12,8 @@ use std::net::SocketAddr;
 
 use rdma_proto::backend::{
     Access, Backend, CmEventKind, Completed, Completion, CompletionQueue, CompletionStatus, ConnectParams,
-    Domain, EventChannel, Identifier, QueuePair, QueuePairLimits, RecvRequest, Region, SendOp, SendRequest,
-    Slice,
+    Domain, EventChannel, Identifier, QueuePair, QueuePairLimits, RecvRequest, Region, RnrTimer, SendOp,
+    SendRequest, Slice,
 };
 use rdma_proto::wire::Window;
 
@@ -181,6 +181,14 @@ impl<B: Backend> Session<B> {
     /// Returns the completion queue.
     pub const fn completions(&self) -> &B::CompletionQueue {
         &self.completions
+    }
+
+    /// Sets how soon the other side may come again with what found no receive here. The connection must be there.
+    ///
+    /// # Errors
+    /// The backend's.
+    pub fn set_min_rnr_timer(&self, timer: RnrTimer) -> Result<(), B::Error> {
+        self.pair.as_ref().map_or(Ok(()), |pair| pair.set_min_rnr_timer(timer))
     }
 
     /// Returns the number of requests that have not completed.

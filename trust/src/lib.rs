@@ -9,6 +9,7 @@ pub mod explore;
 pub mod outage;
 pub mod own;
 pub mod reqs;
+pub mod right;
 pub mod semantics;
 pub mod sim;
 pub mod wrong;

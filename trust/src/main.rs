@@ -11,7 +11,7 @@ use rdma_verbs::Verbs;
 use suite::exit::{self, DONE, USAGE};
 use suite::terminal::{cannot_run, run};
 
-use trust::{crowd, explore, outage, own, reqs, semantics, sim, wrong};
+use trust::{crowd, explore, outage, own, reqs, right, semantics, sim, wrong};
 
 #[derive(Parser)]
 #[command(name = "valkey-rdma-trust", version, about = "What this workspace is tried with")]
@@ -36,6 +36,8 @@ enum Command {
     Outage(Outage),
     /// Runs every case of the conformance suite against targets that are wrong, and says which mistake fails it.
     Verdicts(wrong::command::Verdicts),
+    /// Runs the conformance suite against targets that are right, in every way there is to be right: none may be accused.
+    Right(right::command::Arguments),
     /// Clients and servers for hours, over a network with faults; `lab/soak` runs it in two guests.
     #[command(subcommand)]
     Soak(soak::Command),
@@ -83,6 +85,7 @@ fn perform(command: Command) -> ExitCode {
         Command::Crowd(arguments) => crowd::run(&arguments),
         Command::Outage(outage) => run_outage(outage),
         Command::Verdicts(verdicts) => wrong::command::run(&verdicts),
+        Command::Right(arguments) => right::command::run(&arguments),
         Command::Soak(command) => soak::run(&command),
         Command::Vanish(arguments) => vanish::run(&arguments),
         Command::Reqs(command) => reqs::run(command),

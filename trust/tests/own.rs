@@ -40,6 +40,7 @@ fn last_words_are_read() {
     peer.serves = true;
     peer.await_established().unwrap();
     peer.handshake().unwrap();
+    peer.relays();
     peer.send_bytes(b"all of this must arrive").unwrap();
     peer.settle().unwrap();
     peer.disconnect().unwrap();

@@ -1,13 +1,13 @@
 //! The end of connections: by which side, when, and what must have arrived before.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rdma_conn::Descriptors;
 
 use super::case::Case;
 use super::context::Context;
 use super::results::Teardown;
-use super::session::{Session, command, half_heard, question};
+use super::session::{Exchange, Session, command, half_heard, question, told};
 use crate::peer::{Incoming, Shape};
 use suite::verdict::pass;
 use suite::{Judged, Stop};
@@ -56,7 +56,45 @@ fn quit<B: Descriptors>(context: &Context<'_, B>) -> Judged {
         }
         session.ends()?;
     }
-    Ok(pass("20 times"))
+    told(waits_for_its_reply(context), || "20 times".into())
+}
+
+/// The reply to QUIT finds no receive for a while: a server that waits for its arrival is still there then.
+fn waits_for_its_reply<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    const HELD: Duration = Duration::from_millis(60);
+    // No server need wait longer. A round that took longer says nothing: this machine may have been at something else.
+    const SOON: Duration = Duration::from_millis(250);
+    let quit = command(&[b"QUIT"]);
+    for _ in 0..20 {
+        let mut session = context.connect(Shape::default().posting(1))?;
+        session.peer.hurries()?;
+        session.peer.set_reposts(false);
+        session.peer.register()?;
+        session.listen_until(SOON, |peer| peer.has_window())?;
+        let Some(windows) = session.peer.has_window().then(|| session.peer.await_window()).transpose()?
+        else {
+            continue;
+        };
+        // That took the only receive. One for each window more that the command needs.
+        session.peer.post_receives(quit.len().div_ceil(windows.length.max(1) as usize) - 1);
+        let begun = Instant::now();
+        session.peer.send_bytes(&quit)?;
+        let _end_or_not = session.listen_until(HELD, |peer| peer.has_left());
+        let is_told = begun.elapsed() < SOON;
+        if session.peer.has_left() && session.peer.take_received().is_empty() {
+            if is_told {
+                return Err(Stop::unmet("it left before its reply to QUIT had arrived"));
+            }
+            continue;
+        }
+        session.peer.set_reposts(true);
+        session.peer.post_receives(usize::MAX);
+        if is_told {
+            session.expect_reply(&Exchange { send: Vec::new(), expect: b"+OK\r\n".to_vec() })?;
+            return told(session.ends(), || "waits until the reply has arrived".into());
+        }
+    }
+    Ok(pass("this machine is too slow to show whether it waits"))
 }
 
 fn last_command<B: Descriptors>(context: &Context<'_, B>) -> Judged {

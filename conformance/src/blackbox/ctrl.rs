@@ -3,11 +3,12 @@
 use rdma_conn::Descriptors;
 use rdma_proto::wire::{FeatureSet, MESSAGE_LEN, Message, Opcode};
 
-use super::case::Case;
+use super::case::{Case, Role};
 use super::context::Context;
-use super::session::told;
+use super::session::{Exchange, told};
 use crate::client::Failure;
 use crate::peer::{Peer, Shape};
+use suite::verdict::pass;
 use suite::{Judged, Stop};
 
 pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
@@ -130,11 +131,34 @@ fn with_immediate<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     // No number of bytes: SENDs are about messages.
     disguised(&mut session.peer, Some(u32::MAX), 0)?;
     session.peer.send_immediate(&Message::Keepalive.encode(), 1)?;
-    let talked = session.peer.await_window().map_err(Stop::from).and_then(|_| session.exchange());
-    match talked {
-        Ok(_) => session.leave(),
-        Err(_) => told(session.ends(), || "ends the connection".into()),
+    let ended = session.or_ends(|session| {
+        session.peer.await_window()?;
+        session.goes_on()
+    })?;
+    if context.role() == Role::Server {
+        return not_counted(context);
     }
+    Ok(ended.unwrap_or_else(|| pass("takes them as messages")))
+}
+
+/// The immediate of a message is no number of bytes: a command that is written and not told of stays so.
+fn not_counted<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    const COMMAND: &[u8] = b"PING\r\n";
+    let mut session = context.open()?;
+    let (to, room) = session.peer.room()?;
+    if (room as usize) < 2 * COMMAND.len() {
+        return session.unharmed();
+    }
+    let ended = session.or_ends(|session| {
+        // A second one is there for a server that counts twice.
+        session.peer.write(to, &COMMAND.repeat(2))?;
+        session.peer.send_immediate(&Message::Keepalive.encode(), COMMAND.len() as u32)?;
+        session.peer.advance(COMMAND)?;
+        session.peer.notify(COMMAND.len() as u32)?;
+        session.expect_reply(&Exchange { send: Vec::new(), expect: b"+PONG\r\n".to_vec() })
+    })?;
+    // One that has answered has taken the message, and not ended the connection for it.
+    ended.map_or_else(|| session.unharmed(), Ok)
 }
 
 fn between_payload<B: Descriptors>(context: &Context<'_, B>) -> Judged {

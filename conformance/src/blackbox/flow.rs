@@ -52,14 +52,33 @@ fn beyond_by_1<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     let mut session = context.open()?;
     let length = session.peer.await_window()?.length;
     let beyond = length.checked_add(1).ok_or_else(|| Stop::undecided("no immediate is beyond its window"))?;
+    tempt(&mut session)?;
     session.peer.notify(beyond)?;
     session.ends()
 }
 
 fn beyond<B: Descriptors>(context: &Context<'_, B>, immediate: u32) -> Judged {
     let mut session = context.open()?;
+    tempt(&mut session)?;
     session.peer.notify(immediate)?;
     session.ends()
+}
+
+/// Fills what is left of a server's window with commands, and does not tell of them: one that takes an excess for bytes answers them.
+fn tempt<B: Descriptors>(session: &mut Session<'_, B>) -> Result<(), Stop> {
+    /// Longer windows are filled so far.
+    const MOST: usize = 1 << 20;
+    const PIECE: usize = 60_000;
+    if session.client_asks() {
+        return Ok(());
+    }
+    let (mut to, room) = session.peer.room()?;
+    let commands = b"PING\r\n".repeat((room as usize).min(MOST) / 6);
+    for piece in commands.chunks(PIECE) {
+        session.peer.write(to, piece)?;
+        to.address = to.address.wrapping_add(piece.len() as u64);
+    }
+    Ok(())
 }
 
 fn wraps<B: Descriptors>(context: &Context<'_, B>) -> Judged {
@@ -67,6 +86,7 @@ fn wraps<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     let exchange = session.require_exchange(16)?;
     session.peer.send_bytes(&exchange.send)?;
     session.expect_reply(&exchange)?;
+    tempt(&mut session)?;
     session.peer.notify((exchange.send.len() as u32).wrapping_neg())?;
     session.ends()
 }
@@ -80,7 +100,7 @@ fn held_quietly<B: Descriptors>(context: &Context<'_, B>) -> Judged {
         return Err(Stop::not_applicable("the server's process cannot be seen from here (--exec shows it)"));
     };
     let mut session = context.connect(Shape::default())?;
-    asked_without_window(&mut session, 100)?;
+    let exchanges = asked_without_window(&mut session, 100)?;
     let unseen = || Stop::undecided("what the server's process uses can no longer be seen");
     let before = server.processor_time().ok_or_else(unseen)?;
     std::thread::sleep(WAIT);
@@ -89,6 +109,7 @@ fn held_quietly<B: Descriptors>(context: &Context<'_, B>) -> Judged {
         return Err(Stop::unmet(format!("waiting for a window took {used:?} of processor time in {WAIT:?}")));
     }
     session.peer.register()?;
+    exchanges.iter().try_for_each(|exchange| session.expect_reply(exchange))?;
     told(session.leave(), || format!("{used:?} in {WAIT:?}"))
 }
 

@@ -97,8 +97,7 @@ fn vanished<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     context.note(Teardown::Unclean);
     let begun = Instant::now();
     let patience = (4 * context.patience).max(Duration::from_secs(40));
-    let ended = session.await_exit(patience);
-    if !ended {
+    if !session.await_exit(patience)? {
         return Err(Stop::hung(format!("the client noticed nothing within {patience:?}")));
     }
     session.tells_of_failure()?;

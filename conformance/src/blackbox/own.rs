@@ -24,6 +24,10 @@ const STALL: Duration = Duration::from_secs(2);
 /// How soon our client wonders whether its server is still there.
 const PROBE: Duration = Duration::from_millis(500);
 
+/// The small commands of our client, and how many of them one that does not wait is ahead of the replies.
+const ROUNDS: usize = 70;
+const AHEAD: usize = 20;
+
 /// The length of the windows of our side.
 pub const WINDOW: u32 = 64 << 10;
 
@@ -32,9 +36,10 @@ pub const fn small(options: Options) -> Options {
     with_window(options, WINDOW)
 }
 
-const fn with_window(mut options: Options, window: u32) -> Options {
+/// Options with windows of this length, and little patience.
+pub const fn with_window(mut options: Options, window: u32) -> Options {
     options.protocol.window = window;
-    options.protocol.send_buffer = window;
+    options.protocol.send_buffer = if window < WINDOW { WINDOW } else { window };
     options.protocol.stall_limit = Some(STALL);
     options.handshake_timeout = STALL;
     options.linger = PROBE;
@@ -259,6 +264,8 @@ pub struct OwnClients<B> {
     pub backend: B,
     /// Its options.
     pub options: Options,
+    /// Whether it sends commands before it has the replies to those before.
+    pub pipelines: bool,
     /// The connections that clients made.
     pub connections: Connections,
 }
@@ -266,18 +273,19 @@ pub struct OwnClients<B> {
 impl<B> OwnClients<B> {
     /// Clients with these options.
     pub fn new(backend: B, options: Options) -> Self {
-        Self { backend, options, connections: Connections::default() }
+        Self { backend, options, pipelines: false, connections: Connections::default() }
     }
 }
 
 impl<B: Descriptors> Clients for OwnClients<B> {
     fn start(&self, _: &str, address: SocketAddr) -> Result<Box<dyn Running>, String> {
         let (report, reported) = channel();
-        let (backend, options) = (self.backend.clone(), self.options);
+        let (backend, options, ahead) =
+            (self.backend.clone(), self.options, usize::from(self.pipelines) * AHEAD);
         let connections = self.connections.clone();
         connections.opens();
         let thread = std::thread::Builder::new().spawn(move || {
-            let result = run_client(&backend, address, options.handshake_timeout, options);
+            let result = run_client(&backend, address, options.handshake_timeout, options, ahead);
             connections.ends(&result);
             // The case may have failed and gone meanwhile.
             let _read = report.send(result);
@@ -311,7 +319,7 @@ impl Running for Thread {
 }
 
 /// Does what a client under test should do, with our client: connects, stores and reads back, asks for a reply longer than its windows,
-/// and leaves. Any reply that is not exactly right is an error.
+/// and leaves. It is `ahead` of the replies by so many of its small commands. Any reply that is not exactly right is an error.
 ///
 /// # Errors
 /// The connection fails, or what comes back is not what must.
@@ -320,19 +328,26 @@ pub fn run_client<B: Descriptors>(
     address: SocketAddr,
     patience: Duration,
     options: Options,
+    ahead: usize,
 ) -> Result<(), Failure> {
     let how = Connect::default().timeout(patience).options(options);
     let mut stream = Stream::connect_with(backend, address, &how)?;
     stream.set_read_timeout(Some(10 * patience));
     stream.set_write_timeout(Some(10 * patience));
     let mut client = Client::new(stream);
-    for round in 0..70 {
-        client.send(&[b"ECHO", format!("round {round}").as_bytes()])?;
+    for round in 0..ROUNDS + ahead {
+        if round < ROUNDS {
+            client.send(&[b"ECHO", format!("round {round}").as_bytes()])?;
+        }
+        let Some(round) = round.checked_sub(ahead) else { continue };
         if client.expect_bulk()? != format!("round {round}") {
             return Err(Failure::wrong("ECHO answered something else"));
         }
     }
-    for (number, value_len) in (0..).zip([0, 1, 100, 4096, 70_000, 200_000]) {
+    let window = options.protocol.window as usize;
+    // Each window takes a message and a wait: what takes too many of them is left out.
+    let lengths = [0, 1, 100, 4096, 70_000, 200_000].into_iter().filter(|len| *len <= 4096.max(100 * window));
+    for (number, value_len) in (0..).zip(lengths) {
         let entry = Entry { number, value_len };
         client.send(&[b"SET", entry.key().as_bytes(), &entry.value()])?;
         client.expect("OK")?;
@@ -341,7 +356,7 @@ pub fn run_client<B: Descriptors>(
             return Err(Failure::wrong(difference));
         }
     }
-    let long = 4 * options.protocol.window as usize + 1000;
+    let long = 4 * window + 1000;
     client.send(&[b"GET", made_up_key(long).as_bytes()])?;
     if client.expect_bulk()? != made_up_value(long) {
         return Err(Failure::wrong("a long reply came back wrong"));

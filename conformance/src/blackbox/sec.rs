@@ -53,6 +53,12 @@ fn is_refused<B: Descriptors>(context: &Context<'_, B>, session: &mut Session<'_
                 context.note(Teardown::Unclean);
                 return Ok(pass(format!("refused: {status:?}")));
             }
+            // A device may say no more of it than of a peer that is dead (mlx5). This one is not.
+            Incoming::Failed(CompletionStatus::RETRY_EXC_ERR) => {
+                context.note(Teardown::Unclean);
+                context.open()?.unharmed()?;
+                return Ok(pass("refused: RETRY_EXC_ERR, and the target goes on with others"));
+            }
             Incoming::Failed(status) => {
                 context.note(Teardown::Unclean);
                 return Err(Stop::undecided(format!("the request failed, and was not refused: {status:?}")));

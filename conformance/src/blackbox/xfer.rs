@@ -120,7 +120,7 @@ fn written<B: Descriptors>(context: &Context<'_, B>, tell: fn(usize) -> Vec<u32>
         }
         address = address.wrapping_add(piece.len() as u64);
     }
-    session.peer.advance(length as u32);
+    session.peer.advance(&exchange.send)?;
     if !with_last {
         for part in tell(length) {
             session.peer.notify(part)?;
@@ -148,7 +148,7 @@ fn not_before_told<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     let (to, _) = session.peer.room()?;
     let half = exchange.send.len() as u32 / 2;
     session.peer.write_immediate(to, &exchange.send, half)?;
-    session.peer.advance(exchange.send.len() as u32);
+    session.peer.advance(&exchange.send)?;
     session.listen(Duration::from_millis(200))?;
     if !session.peer.take_received().is_empty() {
         return Err(Stop::unmet("it answered a command of which it was told half"));

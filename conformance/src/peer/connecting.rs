@@ -9,6 +9,7 @@ use rdma_conn::Descriptors;
 use rdma_proto::backend::{Access, CmEventKind, ConnectParams, EventChannel, Identifier};
 
 use super::deadline::{Deadline, wrong};
+use super::said::{Dialect, Said};
 use super::{Incoming, PATIENCE, Peer, Seen, Shape};
 use crate::client::Failure;
 
@@ -48,7 +49,7 @@ impl<B: Descriptors> Peer<B> {
     /// Asks for a connection and does not wait for the answer.
     pub fn request(backend: &B, to: SocketAddr, shape: Shape) -> Result<Self, Failure> {
         let candidate = way(backend, to, PATIENCE)?;
-        let peer = Self::new(candidate.session(shape.session()), shape)?;
+        let peer = Self::new(candidate.session(shape.session()), shape, Dialect::Commands)?;
         peer.session.connect(&shape.params, shape.private_data).map_err(wrong("connecting"))?;
         Ok(peer)
     }
@@ -67,11 +68,13 @@ impl<B: Descriptors> Peer<B> {
         Ok(())
     }
 
-    fn new(session: Result<Session<B>, B::Error>, shape: Shape) -> Result<Self, Failure> {
+    fn new(session: Result<Session<B>, B::Error>, shape: Shape, dialect: Dialect) -> Result<Self, Failure> {
         let mut session = session.map_err(wrong("making what a queue pair needs"))?;
         session.create_queue_pair().map_err(wrong("creating a queue pair"))?;
         session.reposts = true;
-        session.take(Step::Receive(shape.receives as usize)).map_err(wrong("posting receives"))?;
+        session
+            .take(Step::Receive(shape.receives.min(shape.posted) as usize))
+            .map_err(wrong("posting receives"))?;
         Ok(Self {
             session,
             shape,
@@ -92,6 +95,9 @@ impl<B: Descriptors> Peer<B> {
             mirror: None,
             registered: false,
             offered: None,
+            said: Some(Said::new(dialect)),
+            left: false,
+            failed: false,
             seen: Seen::default(),
         })
     }
@@ -157,7 +163,7 @@ impl<B: Descriptors> Listener<B> {
     pub fn answer(&self, id: B::Identifier, shape: Shape) -> Result<Peer<B>, Failure> {
         let events = self.backend.event_channel().map_err(wrong("opening an event channel"))?;
         id.migrate(&events).map_err(wrong("moving to an event channel"))?;
-        let peer = Peer::new(Session::new(id, events, shape.session()), shape)?;
+        let peer = Peer::new(Session::new(id, events, shape.session()), shape, Dialect::Replies)?;
         peer.session.accept(&shape.params, shape.private_data).map_err(wrong("accepting"))?;
         Ok(peer)
     }

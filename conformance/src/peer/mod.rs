@@ -6,6 +6,7 @@
 
 mod connecting;
 mod deadline;
+mod said;
 mod seen;
 mod stream;
 
@@ -16,7 +17,7 @@ use raw_peer::{Incoming as Came, Refused, Session, Step};
 use rdma_conn::Descriptors;
 use rdma_proto::backend::{
     CompletionStatus, ConnectParams, ErrorKind, Failure as _, Immediate, RNR_RETRY_INFINITE, Region,
-    RemoteAddress, SendOp,
+    RemoteAddress, RnrTimer, SendOp,
 };
 use rdma_proto::wire::{Message, Window};
 
@@ -25,6 +26,7 @@ use crate::client::Failure;
 pub use connecting::Listener;
 pub(crate) use connecting::way;
 pub(crate) use deadline::{Deadline, wrong};
+use said::Said;
 pub use seen::{Breach, Seen};
 
 /// How long the peer waits for anything: enough for a device in software on a busy machine.
@@ -37,6 +39,8 @@ pub struct Shape {
     pub sends: u32,
     /// Receives posted, each posted again once used, unless [`Peer::set_reposts`] says otherwise.
     pub receives: u32,
+    /// Of these, the receives that are posted at first.
+    pub posted: u32,
     /// Bytes of memory to register windows in.
     pub window: u32,
     /// The parameters that it offers when it connects.
@@ -52,6 +56,7 @@ impl Default for Shape {
         Self {
             sends: 512,
             receives: 1024,
+            posted: u32::MAX,
             window: 64 << 10,
             params: ConnectParams {
                 responder_resources: 1,
@@ -82,6 +87,12 @@ impl Shape {
     #[must_use]
     pub const fn receives(self, receives: u32) -> Self {
         Self { receives, ..self }
+    }
+
+    /// Posts only so many of its receives at first.
+    #[must_use]
+    pub const fn posting(self, posted: u32) -> Self {
+        Self { posted, ..self }
     }
 
     /// Lets the target's device give up at once when it finds no receive, as that of a client of a Valkey server does.
@@ -142,6 +153,11 @@ pub struct Peer<B: Descriptors> {
     /// Whether it has given the peer a window.
     registered: bool,
     offered: Option<ConnectParams>,
+    /// What it has said in RESP; `None` if it says what another program does.
+    said: Option<Said>,
+    /// Whether the end of the connection was told, and whether a request failed or could not be made any more.
+    left: bool,
+    failed: bool,
     /// The record of what the target did so far.
     pub seen: Seen,
 }
@@ -216,6 +232,37 @@ impl<B: Descriptors> Peer<B> {
         self.session.reposts = reposts;
     }
 
+    /// Posts `count` receives more, as far as its shape has them.
+    pub fn post_receives(&mut self, count: usize) {
+        // It fails when the connection has ended, which is told otherwise.
+        let _ended = self.session.take(Step::Receive(count));
+    }
+
+    /// Has what finds no receive come again soon.
+    pub fn hurries(&self) -> Result<(), Failure> {
+        self.session.set_min_rnr_timer(RnrTimer::MICROS_640).map_err(wrong("setting a timer"))
+    }
+
+    /// From now on says what another program does, which is not checked.
+    pub fn relays(&mut self) {
+        self.said = None;
+    }
+
+    /// Returns the number of requests that were neither acknowledged nor failed.
+    pub const fn outstanding(&self) -> usize {
+        self.session.outstanding()
+    }
+
+    /// Returns whether the end of the connection was told.
+    pub const fn has_left(&self) -> bool {
+        self.left
+    }
+
+    /// Returns whether the connection is of no more use: its end was told, or a request of the suite failed.
+    pub const fn is_lost(&self) -> bool {
+        self.left || self.failed
+    }
+
     /// Returns memory of its own, without remote rights, as a window.
     pub fn locked_window(&self) -> Window {
         let outbox = self.session.outbox();
@@ -243,10 +290,12 @@ impl<B: Descriptors> Peer<B> {
         debug_assert!(inside, "as long as the region");
     }
 
-    /// Returns whether its memory for windows still has this byte everywhere from `offset` on.
-    pub fn is_painted(&self, byte: u8, offset: usize) -> bool {
-        let mut bytes = vec![0; self.window().len().saturating_sub(offset)];
-        self.window().memory().read(offset, &mut bytes) && bytes.iter().all(|one| *one == byte)
+    /// Returns where the last byte ends that is not this one in its memory for windows.
+    pub fn painted_to(&self, byte: u8) -> usize {
+        let mut bytes = vec![0; self.window().len()];
+        let inside = self.window().memory().read(0, &mut bytes);
+        debug_assert!(inside, "as long as the region");
+        bytes.iter().rposition(|one| *one != byte).map_or(0, |last| last + 1)
     }
 
     /// Fills its memory for windows, and keeps account from now on of what it must hold.
@@ -277,8 +326,13 @@ impl<B: Descriptors> Peer<B> {
 
     /// Waits for what comes next, as [`Peer::receive_in_time`], which must be something.
     pub fn receive(&mut self) -> Result<Incoming, Failure> {
-        self.receive_in_time()?
-            .ok_or_else(|| Failure::wrong(format!("nothing came within {:?}", self.shape.patience)))
+        self.receive_in_time()?.ok_or_else(|| {
+            Failure::wrong(if self.left {
+                "the connection has ended".into()
+            } else {
+                format!("nothing came within {:?}", self.shape.patience)
+            })
+        })
     }
 
     /// Waits for what comes next, for as long as its shape is patient. Keepalives do not prolong that: a call after one waits for the
@@ -296,12 +350,15 @@ impl<B: Descriptors> Peer<B> {
 
     /// Waits for what comes next, for at most `patience`.
     pub fn receive_within(&mut self, patience: Duration) -> Result<Option<Incoming>, Failure> {
-        let deadline = Deadline::after(patience);
+        // Nothing comes behind the end.
+        let deadline = Deadline::after(if self.left { Duration::ZERO } else { patience });
         loop {
             if let Some(incoming) = self.incoming.pop_front() {
                 if !incoming.is_keepalive() {
                     self.waits_since = None;
                 }
+                self.left |= matches!(incoming, Incoming::Gone(_));
+                self.failed |= matches!(incoming, Incoming::Failed(_));
                 return Ok(Some(incoming));
             }
             if !self.step(deadline)? {
@@ -349,6 +406,7 @@ impl<B: Descriptors> Peer<B> {
             Refused::NoRoom => Failure::wrong("more to send than the outbox holds"),
             Refused::NoQueuePair => Failure::wrong("the suite lost its queue pair"),
             Refused::Backend(error) if error.kind() == ErrorKind::State => {
+                self.failed = true;
                 Failure::wrong("the connection ended before all was sent")
             }
             Refused::Backend(error) => wrong("posting")(error),

@@ -67,6 +67,7 @@ impl<B: Descriptors> Peer<B> {
 
     /// Writes bytes as a correct peer does, at most `piece` of them with one notification.
     pub fn send_bytes_in(&mut self, mut bytes: &[u8], piece: usize) -> Result<(), Failure> {
+        self.says(bytes)?;
         while !bytes.is_empty() {
             let (to, room) = self.room()?;
             let (now, rest) = bytes.split_at(bytes.len().min(room as usize).min(piece).min(LONGEST));
@@ -92,6 +93,11 @@ impl<B: Descriptors> Peer<B> {
             let incoming = self.receive()?;
             self.absorb(incoming)?;
         }
+    }
+
+    /// Returns whether bytes of the stream are there that nobody has taken.
+    pub const fn has_received(&self) -> bool {
+        !self.received.is_empty()
     }
 
     /// Waits for `len` bytes of the stream, and returns them.
@@ -175,11 +181,10 @@ impl<B: Descriptors> Peer<B> {
 
     /// Waits for the end of the connection, whatever comes before it.
     pub fn await_end(&mut self) -> Result<(), Failure> {
-        loop {
-            if let Incoming::Gone(_) = self.receive()? {
-                return Ok(());
-            }
+        while !self.has_left() {
+            self.receive()?;
         }
+        Ok(())
     }
 
     /// Takes all bytes of the stream that came so far.
@@ -188,8 +193,17 @@ impl<B: Descriptors> Peer<B> {
     }
 
     /// Counts bytes of the target's window that were written by hand.
-    pub const fn advance(&mut self, count: u32) {
-        self.used += count;
+    pub fn advance(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+        self.says(bytes)?;
+        self.used += u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+        Ok(())
+    }
+
+    /// Checks what is about to be said: everything passes here.
+    fn says(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+        let Some(said) = &mut self.said else { return Ok(()) };
+        said.take(bytes)
+            .map_err(|what| Failure::Environment(format!("what the suite itself says is no RESP: {what}")))
     }
 
     fn decode(&mut self, bytes: &[u8]) -> Result<Message, Failure> {

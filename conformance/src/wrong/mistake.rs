@@ -1,5 +1,7 @@
 //! The mistakes there are.
 
+use std::time::Duration;
+
 use clap::ValueEnum;
 use rdma_conn::Options;
 
@@ -74,6 +76,12 @@ pub enum Mistake {
     NeverLetsGo,
     /// Receives are not posted again.
     NeverReposts,
+    /// Sixteen receives are posted, and no more.
+    FewReceives,
+    /// Work that fails is not noticed.
+    FailuresUnnoticed,
+    /// Ends connections without waiting until what was written has arrived.
+    EndsWithoutWaiting,
     /// A short message is taken for a keepalive.
     ShortAccepted,
     /// An unknown opcode is taken for a keepalive.
@@ -84,6 +92,8 @@ pub enum Mistake {
     ZeroIsError,
     /// An immediate beyond the window is ignored.
     OverrunIgnored,
+    /// Of an immediate beyond the window as much is taken as the window has left.
+    OverrunTaken,
     /// An immediate of more than 1 GiB ends a thread.
     OverrunPanics,
     /// A window of no bytes is ignored.
@@ -100,6 +110,8 @@ pub enum Mistake {
     LongWindowRefused,
     /// A SEND with an immediate is taken for payload.
     ImmediateOfSendCounted,
+    /// A SEND with an immediate is ignored, message and all.
+    ImmediateOfSendIgnored,
     /// A long message is taken for a keepalive.
     LongAccepted,
     /// Of connections only the first ten are taken.
@@ -147,6 +159,7 @@ impl Mistake {
     pub fn disturb(self, options: &mut Options) {
         match self {
             Self::TinyWindows => options.protocol.window = 1000,
+            Self::EndsWithoutWaiting => options.linger = Duration::ZERO,
             Self::NoKeepalives => options.protocol.keepalive.every = None,
             Self::HugeWindowAccepted => options.protocol.window_limit = u32::MAX,
             Self::LongWindowRefused => options.protocol.window_limit = 64 << 10,

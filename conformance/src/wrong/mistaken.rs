@@ -13,14 +13,17 @@ use rdma_proto::backend::{
 use rdma_proto::time::Instant;
 use rdma_softsim::SoftSim;
 
-use super::Mistake;
 use super::tamper::{IncomingMessage, OutgoingSend, Tamper, zero};
+use super::{Conduct, Mistake};
 
 /// The embedded fabric, with one mistake.
 pub type Wrong = Intercepted<SoftSim, Mistaken>;
 
 type Error = <SoftSim as Backend>::Error;
 type Inner = <SoftSim as Backend>::Region;
+
+/// The receives of a side that posts few.
+const FEW: usize = 16;
 
 /// How long receives are that take messages of any length.
 const WIDE: usize = 4096;
@@ -35,6 +38,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// An interceptor that makes a mistake, or none.
 pub struct Mistaken {
     mistake: Option<Mistake>,
+    conduct: Conduct,
     domain: OnceLock<Arc<<SoftSim as Backend>::Domain>>,
     /// Objects that should be given back and are not.
     kept: Mutex<Vec<Box<dyn Any + Send>>>,
@@ -45,9 +49,16 @@ pub struct Mistaken {
 }
 
 impl Mistaken {
-    /// Makes `mistake`, if any, since `made`.
-    pub fn new(mistake: Option<Mistake>, made: Instant) -> Self {
-        Self { mistake, domain: OnceLock::new(), kept: Mutex::default(), requests: AtomicU32::new(0), made }
+    /// Makes a mistake, if that is its conduct, since `made`.
+    pub(crate) fn new(conduct: Conduct, made: Instant) -> Self {
+        Self {
+            mistake: conduct.mistake,
+            conduct,
+            domain: OnceLock::new(),
+            kept: Mutex::default(),
+            requests: AtomicU32::new(0),
+            made,
+        }
     }
 
     fn is(&self, mistake: Mistake) -> bool {
@@ -70,6 +81,8 @@ pub struct Pair {
     tamper: Mutex<Tamper>,
     /// Receives by work request id.
     receives: Mutex<HashMap<u64, Place>>,
+    /// Receives that are posted.
+    posted: Mutex<usize>,
     /// Memory for messages of a mistake's own.
     spare: Region<SoftSim>,
     /// Receives that take messages of any length, if that is the mistake.
@@ -183,8 +196,8 @@ impl Interceptor<SoftSim> for Mistaken {
         } else {
             None
         };
-        let tamper = Mutex::new(Tamper::new(self.mistake));
-        Ok(Pair { tamper, receives: Mutex::default(), spare, wide })
+        let tamper = Mutex::new(Tamper::new(self.conduct));
+        Ok(Pair { tamper, receives: Mutex::default(), posted: Mutex::default(), spare, wide })
     }
 
     fn registering(&self, len: usize, access: Access) -> (usize, Access) {
@@ -250,12 +263,24 @@ impl Interceptor<SoftSim> for Mistaken {
             }
         }
         drop(receives);
+        if self.is(Mistake::FewReceives) {
+            let mut posted = lock(&pair.posted);
+            chain.truncate(FEW.saturating_sub(*posted));
+            *posted += chain.len();
+        }
         below.post_recv(&chain)
     }
 
     fn polled(&self, pair: &Pair, below: LowerQueuePair<'_, SoftSim>, completion: &mut Completion) -> bool {
         if completion.id == ADDED {
             return false;
+        }
+        if self.is(Mistake::FailuresUnnoticed) && completion.result.is_err() {
+            return false;
+        }
+        if let Ok(Completed::Recv { .. } | Completed::RecvWrite { .. }) = completion.result {
+            let mut posted = lock(&pair.posted);
+            *posted = posted.saturating_sub(1);
         }
         let mut tamper = lock(&pair.tamper);
         tamper.has_heard = true;

@@ -1,12 +1,13 @@
 //! Applies a mistake to the sends and to the incoming messages of one queue pair.
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use rdma_proto::backend::{Immediate, RemoteAddress, SendOp};
 use rdma_proto::memory::SharedMemory;
 use rdma_proto::wire::{FeatureSet, MESSAGE_LEN, Message, Window};
 
-use super::Mistake;
+use super::{Conduct, Mistake, Variant};
 
 type Bytes = [u8; MESSAGE_LEN];
 
@@ -51,6 +52,7 @@ pub(super) struct IncomingMessage {
 /// The state of a queue pair that mistakes depend on.
 pub(super) struct Tamper {
     mistake: Option<Mistake>,
+    variant: Option<Variant>,
     /// Something has come.
     pub(super) has_heard: bool,
     /// The peer's first window and its latest.
@@ -70,7 +72,13 @@ pub(super) struct Tamper {
     /// Since when it waits for a window.
     waiting: Instant,
     done: bool,
+    /// Times that it told of payload, and its open questions for features: whether a question is one that the variant added.
+    tellings: u32,
+    questions: VecDeque<bool>,
 }
+
+/// Of so many tellings of payload one has a question for features behind it.
+const ASKING: u32 = 16;
 
 /// A message with an opcode that does not exist, as a side is told of one that it shall refuse.
 const REFUSED: Bytes = {
@@ -80,9 +88,10 @@ const REFUSED: Bytes = {
 };
 
 impl Tamper {
-    pub(super) fn new(mistake: Option<Mistake>) -> Self {
+    pub(super) fn new(Conduct { mistake, variant }: Conduct) -> Self {
         Self {
             mistake,
+            variant,
             has_heard: false,
             windows: None,
             used: 0,
@@ -94,6 +103,8 @@ impl Tamper {
             bits: FeatureSet::NONE,
             waiting: Instant::now(),
             done: false,
+            tellings: 0,
+            questions: VecDeque::new(),
         }
     }
 
@@ -124,6 +135,12 @@ impl Tamper {
                     _ => SendOp::WriteImmediate(to, Immediate(count)),
                 };
                 self.payload(send, memory);
+                if self.variant == Some(Variant::AsksAgain) && self.tellings.is_multiple_of(ASKING) {
+                    let question = Message::GetServerFeature { select: 0, features: FeatureSet::NONE };
+                    send.behind.push(question.encode().into());
+                    self.questions.push_back(true);
+                }
+                self.tellings += 1;
             }
             SendOp::Read(_) => {}
         }
@@ -164,6 +181,9 @@ impl Tamper {
             return;
         }
         let Ok(message) = Message::decode(&bytes) else { return };
+        if let Message::GetServerFeature { .. } = message {
+            self.questions.push_back(false);
+        }
         let mut becomes = message;
         match (self.mistake, message) {
             (Some(Mistake::ShortMessages), _) => send.len -= 1,
@@ -233,6 +253,7 @@ impl Tamper {
         let told = match self.mistake {
             Some(Mistake::ZeroIsError) if count == 0 => u32::MAX,
             Some(Mistake::OverrunIgnored) if count > room - self.heard.min(room) => 0,
+            Some(Mistake::OverrunTaken) => count.min(room - self.heard.min(room)),
             Some(Mistake::LongImmediateCut) => count.min(512),
             Some(Mistake::ShortImmediateIgnored) if count < 4 => 0,
             Some(Mistake::HearsTwice) => count.saturating_mul(2),
@@ -251,6 +272,10 @@ impl Tamper {
             incoming.payload = Some(immediate);
             return None;
         }
+        if self.mistake == Some(Mistake::ImmediateOfSendIgnored) && incoming.immediate.is_some() {
+            incoming.bytes = keepalive;
+            return None;
+        }
         let decoded = Message::decode(incoming.bytes.get(..incoming.len as usize).unwrap_or_default());
         let Ok(message) = decoded else {
             match self.mistake {
@@ -267,6 +292,10 @@ impl Tamper {
             }
             return None;
         };
+        if self.refuses(message, incoming.immediate) {
+            incoming.bytes = REFUSED;
+            return None;
+        }
         if self.mistake == Some(Mistake::ReservedJudged) && incoming.bytes != message.encode() {
             incoming.bytes = REFUSED;
             return None;
@@ -294,10 +323,29 @@ impl Tamper {
             }
             (Some(Mistake::KeepalivesAnswered), Message::Keepalive) => return Some(keepalive.into()),
             (Some(Mistake::KeepalivesRefused), Message::Keepalive) => incoming.bytes = REFUSED,
+            // The side knows nothing of the question.
+            (None, Message::GetServerFeature { .. }) if self.variant == Some(Variant::AsksAgain) => {
+                if self.questions.pop_front() == Some(true) {
+                    incoming.bytes = keepalive;
+                }
+            }
             (_, Message::RegisterXferMemory(window)) => return self.window(incoming, window),
             _ => {}
         }
         None
+    }
+
+    /// Returns whether the variant ends the connection at such a message.
+    fn refuses(&self, message: Message, immediate: Option<Immediate>) -> bool {
+        match (self.variant, message) {
+            (Some(Variant::EndsAtOnce), Message::RegisterXferMemory(window)) => {
+                let other = self.windows.is_some_and(|(first, _)| first.length != window.length);
+                immediate.is_some() || other
+            }
+            (Some(Variant::EndsAtOnce), _) => immediate.is_some(),
+            (Some(Variant::EndsAtKeepalive), Message::Keepalive) => immediate.is_some(),
+            _ => false,
+        }
     }
 
     fn window(&mut self, incoming: &mut IncomingMessage, window: Window) -> Option<Vec<u8>> {

@@ -110,6 +110,8 @@ fn relay(
     breaches: &Mutex<Vec<(&'static str, Breach)>>,
 ) -> Result<(), Failure> {
     behind.serves = true;
+    ahead.relays();
+    behind.relays();
     behind.await_established()?;
     let relayed = between(&mut ahead, &mut behind, deadline);
     // Also of a connection that failed: the breach may be why.

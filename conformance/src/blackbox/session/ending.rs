@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use rdma_conn::Descriptors;
 use suite::verdict::{lenient, pass};
-use suite::{Judged, Stop};
+use suite::{Cause, Judged, Pass, Stop, Verdict};
 
 use super::{Heard, Session};
 use crate::blackbox::context::Context;
@@ -16,6 +16,10 @@ use crate::peer::Incoming;
 const LONG_ENOUGH: Duration = Duration::from_secs(20);
 /// How long a target is kept waiting that may wait or end the connection.
 pub(in crate::blackbox) const KEPT: Duration = Duration::from_secs(2);
+/// How many times its patience the suite waits before it calls a client hung that takes longer than it should.
+const HUNG: u32 = 4;
+/// Why a case that is about the end of a client is not for one that somebody else starts.
+const UNSEEN: &str = "how the client ends cannot be seen from here (--exec shows it)";
 
 impl<B: Descriptors> Session<'_, B> {
     /// Shows that the target took no harm: does an exchange, and ends the connection in order.
@@ -32,6 +36,10 @@ impl<B: Descriptors> Session<'_, B> {
     /// # Errors
     /// The target reports a failure.
     pub fn leave(mut self) -> Judged {
+        self.leaves()
+    }
+
+    fn leaves(&mut self) -> Judged {
         if self.client.is_none() {
             return self.part();
         }
@@ -39,7 +47,7 @@ impl<B: Descriptors> Session<'_, B> {
             ClientEnd::Itself => self.is_content(),
             ClientEnd::Never => {
                 self.dismiss()?;
-                if let Some(Exit::Crashed(how)) = self.exit() {
+                if let Some(Exit::Crashed(how)) = self.exit(self.context.patience) {
                     return Err(self.crashed(&how));
                 }
                 Ok(pass(format!("goes on ({} commands)", self.responder.answered)))
@@ -104,12 +112,20 @@ impl<B: Descriptors> Session<'_, B> {
     /// It does not.
     pub fn is_content(&mut self) -> Judged {
         let answered = self.responder.answered;
-        match self.exit() {
+        if !self.is_observed() {
+            return Ok(pass(format!("{answered} commands; what it made of the replies cannot be seen")));
+        }
+        let patience = self.context.patience;
+        let exit = self.exit(patience);
+        let is_late = exit.is_none();
+        match exit.or_else(|| self.exit((HUNG - 1) * patience)) {
+            Some(Exit::Success) if is_late => {
+                Ok(lenient(format!("{answered} commands; the client took more than {patience:?} to end")))
+            }
             Some(Exit::Success) => Ok(pass(format!("{answered} commands"))),
-            None if !self.is_observed() => Ok(pass(format!("{answered} commands"))),
             None => Err(Stop::hung(self.with_last_lines(format!(
                 "the client left after {answered} commands, and did not end within {:?}",
-                self.context.patience
+                HUNG * patience
             )))),
             Some(Exit::Crashed(how)) => Err(self.crashed(&how)),
             Some(Exit::Unsupported) => Err(Stop::unsupported("the client says so (status 89)")),
@@ -132,7 +148,15 @@ impl<B: Descriptors> Session<'_, B> {
     fn part(&mut self) -> Judged {
         let mut early = false;
         while let Some(incoming) = self.peer.receive_within(Duration::ZERO)? {
-            early |= matches!(incoming, Incoming::Gone(_));
+            match incoming {
+                Incoming::Gone(_) => early = true,
+                Incoming::Notified(_) => self.peer.absorb(incoming)?,
+                _ => {}
+            }
+        }
+        let rest = self.peer.take_received();
+        if !rest.is_empty() {
+            return Err(Stop::unmet(format!("{} bytes came that nothing had asked for", rest.len())));
         }
         if early {
             self.context.note(Teardown::WrongSide);
@@ -166,42 +190,77 @@ impl<B: Descriptors> Session<'_, B> {
             look();
             let left = deadline.saturating_duration_since(Instant::now());
             match self.awaits_end(left.min(Duration::from_millis(20)))? {
-                End::None if !left.is_zero() => {}
+                // What its device does is not done by the target, which has to hear of it and end the connection.
+                End::None | End::Failed if !left.is_zero() => {}
                 end => break end,
             }
         };
         look();
         match end {
             End::Disconnected => self.context.note(Teardown::Clean),
-            End::Failed => self.context.note(Teardown::Unclean),
+            End::Failed => {
+                self.context.note(Teardown::Unclean);
+                return Err(Stop::unmet(format!(
+                    "a device ended the connection, and the target did not within {:?}",
+                    self.context.patience
+                )));
+            }
             End::None => {
                 self.context.note(Teardown::Unclean);
                 return Err(self.still_there());
             }
         }
+        self.acted_on_nothing()?;
         self.reports()
     }
 
-    /// Accepts either way of the target: to end the connection, as it should, or to serve it on.
+    /// Lets the target end this connection, as it may at any time, instead of what `body` has it do. Returns how it ended, if it did.
+    ///
+    /// This is the one place for "… or ends this connection": an end is remembered, whatever noticed it first; a client that reports
+    /// an error has ended it; and what was wrong before the end is as wrong as without it.
     ///
     /// # Errors
     /// The target does neither.
-    pub fn ends_or_serves(mut self) -> Judged {
-        match self.awaits_end(self.context.patience.min(Duration::from_secs(2)))? {
-            End::None => {
-                self.unharmed()?;
-                Ok(lenient("it serves the connection on"))
-            }
-            end => {
-                self.context.note(if end == End::Disconnected { Teardown::Clean } else { Teardown::Unclean });
-                self.reports()
-            }
+    pub fn or_ends(
+        &mut self,
+        body: impl FnOnce(&mut Self) -> Result<(), Stop>,
+    ) -> Result<Option<Pass>, Stop> {
+        let Err(stop) = body(self) else { return Ok(None) };
+        let by_its_end = stop.cause == Cause::Requirement
+            && matches!(stop.verdict, Verdict::Fail | Verdict::Inconclusive)
+            && self.peer.is_lost()
+            && !self.misspoke;
+        if !by_its_end || self.awaits_end(self.context.patience)? != End::Disconnected {
+            return Err(stop);
         }
+        self.context.note(Teardown::Clean);
+        self.reports()
+            .map(|ended| Some(Pass { note: format!("ended this connection; {}", ended.note), ..ended }))
+    }
+
+    /// Does an exchange, and ends the connection in order: as [`Session::unharmed`], within [`Session::or_ends`].
+    ///
+    /// # Errors
+    /// The target took harm.
+    pub fn goes_on(&mut self) -> Result<(), Stop> {
+        self.exchange()?;
+        self.leaves().map(drop)
+    }
+
+    /// Fails if a server answered something before it ended the connection: then it took what it had to refuse. That it tells of an error
+    /// is no such answer.
+    fn acted_on_nothing(&mut self) -> Result<(), Stop> {
+        let heard = self.peer.take_received();
+        if self.client.is_some() || heard.is_empty() || heard.starts_with(b"-") {
+            return Ok(());
+        }
+        let start = String::from_utf8_lossy(&heard[..heard.len().min(20)]).into_owned();
+        Err(Stop::unmet(format!("it ended the connection, and answered before: {start:?}")))
     }
 
     /// Judges how a client reports that something went wrong; a server need not report.
     fn reports(&mut self) -> Judged {
-        if self.client.is_none() {
+        if !self.is_observed() {
             return Ok(pass("it ended the connection"));
         }
         self.tells_of_failure()
@@ -210,7 +269,7 @@ impl<B: Descriptors> Session<'_, B> {
     /// Judges how a client reports that it was cut off.
     ///
     /// # Errors
-    /// The client crashes or hangs.
+    /// The client reports success, crashes or hangs, or its end cannot be seen.
     pub fn tells_of_failure(&mut self) -> Judged {
         reported(self.context, self.client.as_deref_mut(), self.context.patience)
     }
@@ -232,8 +291,7 @@ impl<B: Descriptors> Session<'_, B> {
         with_last_lines(reason, &lines)
     }
 
-    fn exit(&mut self) -> Option<Exit> {
-        let patience = self.context.patience;
+    fn exit(&mut self, patience: Duration) -> Option<Exit> {
         self.client.as_mut().and_then(|client| client.ended(patience))
     }
 
@@ -245,15 +303,18 @@ impl<B: Descriptors> Session<'_, B> {
     /// Returns how the connection ends within `patience`.
     fn awaits_end(&mut self, patience: Duration) -> Result<End, Stop> {
         let mut deadline = Instant::now() + patience;
-        let mut end = End::None;
-        while !self.gone {
+        let mut end = if self.peer.is_lost() { End::Failed } else { End::None };
+        while !self.peer.has_left() {
             let left = deadline.saturating_duration_since(Instant::now());
             match self.peer.receive_within(left)? {
-                Some(Incoming::Gone(_)) => self.gone = true,
                 // The queue pair is of no more use. A target that knows says so soon.
                 Some(Incoming::Failed(_)) if end == End::None => {
                     end = End::Failed;
                     deadline = Instant::now() + self.context.patience.min(Duration::from_secs(1));
+                }
+                Some(incoming @ Incoming::Notified(_)) if self.client.is_none() => {
+                    // A rule that it breaks is noted as ever; a window cannot be registered any more.
+                    let _at_the_end = self.peer.absorb(incoming);
                 }
                 Some(_) => {}
                 None => return Ok(end),
@@ -284,8 +345,14 @@ impl<B: Descriptors> Session<'_, B> {
     }
 
     /// Returns whether the client under test ends within `patience`.
-    pub fn await_exit(&mut self, patience: Duration) -> bool {
-        self.client.as_mut().is_none_or(|client| !client.is_observed() || client.ended(patience).is_some())
+    ///
+    /// # Errors
+    /// That cannot be seen.
+    pub fn await_exit(&mut self, patience: Duration) -> Result<bool, Stop> {
+        if !self.is_observed() {
+            return Err(Stop::not_applicable(UNSEEN));
+        }
+        Ok(self.exit(patience).is_some())
     }
 }
 
@@ -316,14 +383,21 @@ pub fn reported<B: Descriptors>(
 ) -> Judged {
     let Some(client) = client else { return Ok(pass("")) };
     if !client.is_observed() {
-        return Ok(pass("it ended the connection"));
+        return Err(Stop::not_applicable(UNSEEN));
     }
-    let deadline = Instant::now() + patience;
+    let begun = Instant::now();
+    // A client that takes its time is no hung one.
+    let at_most = patience + (HUNG - 1) * context.patience;
     loop {
-        let left = deadline.saturating_duration_since(Instant::now());
+        let left = at_most.saturating_sub(begun.elapsed());
         match client.ended(left.min(Duration::from_millis(50))) {
+            Some(Exit::Failure(what)) if begun.elapsed() > patience => {
+                return Ok(lenient(format!("after more than {patience:?}: {what}")));
+            }
             Some(Exit::Failure(what)) => return Ok(pass(what)),
-            Some(Exit::Success) => return Ok(lenient("the client ended, and reported success")),
+            Some(Exit::Success) => {
+                return Err(Stop::unmet("the client did not get what it asked for, and reported success"));
+            }
             Some(Exit::Unsupported) => return Err(Stop::unsupported("the client says so (status 89)")),
             Some(Exit::Crashed(how)) => {
                 context.note(Teardown::Crashed);
@@ -331,7 +405,7 @@ pub fn reported<B: Descriptors>(
             }
             None if context.is_asked_again()? => return Ok(pass("it asks for another connection")),
             None if left.is_zero() => {
-                let reason = format!("the client did not end within {patience:?}");
+                let reason = format!("the client did not end within {at_most:?}");
                 return Err(Stop::hung(with_last_lines(reason, &client.last_lines())));
             }
             None => {}

@@ -196,7 +196,7 @@ impl Legal {
                 session.peer.write_immediate(to, left, count)?;
             }
             self.said += 1;
-            session.peer.advance(count);
+            session.peer.advance(now)?;
             bytes = rest;
         }
         Ok(())
@@ -280,7 +280,7 @@ impl Legal {
                 // It has said that it leaves, and a server disconnects then.
                 session.dismiss()?;
             }
-            if session.responder.quit || session.gone {
+            if session.responder.quit || session.peer.has_left() {
                 is_untouched(&session)?;
                 return session.is_content();
             }

@@ -34,8 +34,8 @@ pub struct Session<'a, B: Descriptors> {
     context: &'a Context<'a, B>,
     responder: Responder,
     client: Option<Box<dyn Running>>,
-    /// Whether the target has left.
-    gone: bool,
+    /// Whether the target said something that is wrong, and not only too little.
+    misspoke: bool,
     questions: u64,
     /// The number of a client's commands by which it is seen to go on.
     enough: u64,
@@ -56,7 +56,7 @@ impl<'a, B: Descriptors> Session<'a, B> {
             context,
             responder: Responder::default(),
             client,
-            gone: false,
+            misspoke: false,
             questions: 0,
             enough: ENOUGH,
         }
@@ -103,15 +103,18 @@ impl<'a, B: Descriptors> Session<'a, B> {
     fn hear(&mut self) -> Result<Heard, Stop> {
         loop {
             let heard = self.peer.take_received();
-            let replies = self.responder.answer(&heard).map_err(Stop::unmet)?;
+            let replies = self.responder.answer(&heard).map_err(|wrong| {
+                self.misspoke = true;
+                Stop::unmet(wrong)
+            })?;
             if !replies.is_empty() {
                 return Ok(Heard::Commands { replies });
             }
-            if self.gone {
+            if self.peer.has_left() {
                 return Ok(Heard::End);
             }
             match self.peer.receive_in_time()? {
-                Some(Incoming::Gone(_)) => self.gone = true,
+                Some(Incoming::Gone(_)) => {}
                 Some(incoming) => self.peer.absorb(incoming)?,
                 None => return Ok(Heard::Nothing),
             }
@@ -155,15 +158,23 @@ impl<'a, B: Descriptors> Session<'a, B> {
     /// # Errors
     /// The reply does not come, or is another.
     pub fn expect_reply(&mut self, exchange: &Exchange) -> Result<(), Stop> {
-        let heard = self.peer.receive_bytes(exchange.expect.len())?;
+        let heard = self.peer.receive_bytes(exchange.expect.len());
+        // What comes before an end has to be right, too.
+        let (heard, failure) = match heard {
+            Ok(heard) => (heard, None),
+            Err(failure) => (self.peer.take_received(), Some(failure)),
+        };
         match exchange.expect.iter().zip(&heard).position(|(expected, heard)| expected != heard) {
-            None => Ok(()),
-            Some(at) => Err(Stop::unmet(format!(
-                "byte {at} of a reply of {} bytes is {:#04x}, not {:#04x}",
-                exchange.expect.len(),
-                heard.get(at).copied().unwrap_or_default(),
-                exchange.expect.get(at).copied().unwrap_or_default()
-            ))),
+            None => failure.map_or(Ok(()), |failure| Err(failure.into())),
+            Some(at) => {
+                self.misspoke = true;
+                Err(Stop::unmet(format!(
+                    "byte {at} of a reply of {} bytes is {:#04x}, not {:#04x}",
+                    exchange.expect.len(),
+                    heard.get(at).copied().unwrap_or_default(),
+                    exchange.expect.get(at).copied().unwrap_or_default()
+                )))
+            }
         }
     }
 
@@ -183,12 +194,25 @@ impl<'a, B: Descriptors> Session<'a, B> {
     /// # Errors
     /// The connection ends, or the target breaks a rule.
     pub fn listen(&mut self, patience: Duration) -> Result<(), Stop> {
+        self.listen_until(patience, |_| false)
+    }
+
+    /// Handles all that comes for a while, or until there is `enough`.
+    ///
+    /// # Errors
+    /// The connection ends, or the target breaks a rule.
+    pub fn listen_until(
+        &mut self,
+        patience: Duration,
+        enough: impl Fn(&Peer<B>) -> bool,
+    ) -> Result<(), Stop> {
         let deadline = Instant::now() + patience;
-        loop {
+        while !enough(&self.peer) {
             let left = deadline.saturating_duration_since(Instant::now());
             let Some(incoming) = self.peer.receive_within(left)? else { return Ok(()) };
             self.peer.absorb(incoming)?;
         }
+        Ok(())
     }
 
     /// Returns the target's window, for cases that send or allocate as much as its length.

@@ -1,0 +1,115 @@
+//! The example client in C as a client under test: it speaks TCP, and a pump carries that over our own side.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use conformance::blackbox::process::ExecClients;
+use conformance::blackbox::target::{Clients, Running};
+use rdma_conn::{Connect, Descriptors, Options, Stream};
+
+/// How long the pump looks at one side before it looks at the other.
+const TURN: Duration = Duration::from_millis(1);
+/// How long a program may take to start.
+const STARTING: Duration = Duration::from_secs(60);
+
+/// Builds the client, which asks for a reply of `long` bytes; `None` where there is no C compiler.
+///
+/// # Errors
+/// It does not compile.
+pub(super) fn build(folder: &Path, long: usize) -> Result<Option<PathBuf>, String> {
+    let program = folder.join(format!("example-client-{long}"));
+    let source = conformance::reqs::workspace()?.join("docs/adopt/client.c");
+    let flags = ["-std=c99", "-O1", &format!("-DLONG={long}"), "-o"].map(String::from);
+    match Command::new("cc").args(flags).arg(&program).arg(source).status() {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Ok(status) if status.success() => Ok(Some(program)),
+        Ok(status) => Err(format!("cc: {status}")),
+        Err(error) => Err(format!("cc: {error}")),
+    }
+}
+
+/// The client.
+pub(super) struct Example<B> {
+    pub(super) backend: B,
+    pub(super) options: Options,
+    pub(super) program: PathBuf,
+}
+
+impl<B: Descriptors> Clients for Example<B> {
+    fn start(&self, case: &str, address: SocketAddr) -> Result<Box<dyn Running>, String> {
+        let told = |error: std::io::Error| error.to_string();
+        let listener = TcpListener::bind("127.0.0.1:0").map_err(told)?;
+        let local = listener.local_addr().map_err(told)?;
+        listener.set_nonblocking(true).map_err(told)?;
+        let command = format!("{} {{host}} {{port}}", self.program.display());
+        let running = ExecClients { command, first: 0 }.start(case, local)?;
+        let (backend, options) = (self.backend.clone(), self.options);
+        std::thread::spawn(move || {
+            let begun = Instant::now();
+            while begun.elapsed() < STARTING {
+                match listener.accept() {
+                    // What fails is told to the client by the end of its connection, and by it to the suite.
+                    Ok((client, _)) => return drop(carry(&backend, address, options, client)),
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => std::thread::sleep(TURN),
+                    Err(_) => return,
+                }
+            }
+        });
+        Ok(running)
+    }
+}
+
+/// Carries bytes both ways until one side ends.
+fn carry<B: Descriptors>(
+    backend: &B,
+    address: SocketAddr,
+    options: Options,
+    mut client: TcpStream,
+) -> std::io::Result<()> {
+    client.set_nonblocking(false)?;
+    client.set_nodelay(true)?;
+    client.set_read_timeout(Some(TURN))?;
+    let how = Connect::default().timeout(options.handshake_timeout).options(options);
+    let mut server = Stream::connect_with(backend, address, &how).map_err(std::io::Error::other)?;
+    server.set_read_timeout(Some(TURN));
+    let mut chunk = vec![0; 256 << 10];
+    let carried = loop {
+        match pass(&mut client, &mut server, &mut chunk) {
+            Ok(true) => break server.close(options.linger).map_err(std::io::Error::other),
+            Ok(false) => {}
+            Err(error) => break Err(error),
+        }
+        match pass(&mut server, &mut client, &mut chunk) {
+            Ok(true) => break Ok(()),
+            Ok(false) => {}
+            Err(error) => break Err(error),
+        }
+    };
+    // The client may have gone.
+    let _ended = client.shutdown(Shutdown::Both);
+    carried
+}
+
+/// Passes on what is there. Returns true at the end.
+fn pass(from: &mut impl Read, to: &mut impl Write, chunk: &mut [u8]) -> std::io::Result<bool> {
+    match from.read(chunk) {
+        Ok(0) => Ok(true),
+        Ok(read) => {
+            to.write_all(&chunk[..read])?;
+            to.flush()?;
+            Ok(false)
+        }
+        Err(error)
+            if matches!(
+                error.kind(),
+                ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted
+            ) =>
+        {
+            Ok(false)
+        }
+        Err(error) => Err(error),
+    }
+}

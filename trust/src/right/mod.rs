@@ -1,0 +1,208 @@
+//! Right implementations under the suite: none may be accused, whatever it does that is allowed.
+//!
+//! A verdict on somebody else's software is tried harder than our own side. So the suite meets sides that are right in another way than
+//! ours: with windows of any length, on devices of every kind, with latency, ending where they may, asking when they like, not waiting for
+//! replies, and the example client in C. [`UNDECIDED`] says which case cannot decide anything about which windows; all else must pass.
+
+pub mod command;
+mod example;
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use rdma_conn::Options;
+use rdma_softsim::{DeviceKind, Fabric};
+use suite::Verdict;
+
+use conformance::blackbox::context::Side;
+use conformance::blackbox::own::{OwnClients, OwnServer, WINDOW, with_window};
+use conformance::blackbox::results::CaseResult;
+use conformance::blackbox::run::{Plan, Runner};
+use conformance::blackbox::select::Harm;
+use conformance::client::Failure;
+use conformance::peer::Listener;
+use conformance::reqs::Role;
+use conformance::wrong::{self, Variant};
+
+use example::Example;
+
+/// How long a right implementation may take for anything: more than a busy machine needs.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Lengths of windows at which something could go wrong: few, odd, and those where a number gets a digit more.
+pub const WINDOWS: [u32; 12] =
+    [1, 17, 64, 999, 1000, 1001, 4096, 10_000, 65_536, 100_000, 1_000_000, 1 << 20];
+
+/// Who is right.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Who {
+    /// Our own side.
+    Ours,
+    /// Our own side, ending connections at once where that is allowed.
+    EndsAtOnce,
+    /// Our own side, ending connections at a keepalive with an immediate.
+    EndsAtKeepalive,
+    /// Our own client, asking for features again and again.
+    AsksAgain,
+    /// Our own client, ahead of the replies.
+    Pipelines,
+    /// The example client in C (docs/adopt/client.c), over our own side.
+    Example,
+}
+
+impl Who {
+    const fn variant(self) -> Option<Variant> {
+        match self {
+            Self::EndsAtOnce => Some(Variant::EndsAtOnce),
+            Self::EndsAtKeepalive => Some(Variant::EndsAtKeepalive),
+            Self::AsksAgain => Some(Variant::AsksAgain),
+            Self::Ours | Self::Pipelines | Self::Example => None,
+        }
+    }
+
+    /// Returns whether there is such a side in this role.
+    #[must_use]
+    pub fn plays(self, role: Role) -> bool {
+        role == Role::Client || !matches!(self, Self::AsksAgain | Self::Pipelines | Self::Example)
+    }
+}
+
+/// A right implementation, and where it runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Right {
+    /// Who it is.
+    pub who: Who,
+    /// The length of its windows.
+    pub window: u32,
+    /// What its device and the suite's are like.
+    pub kind: DeviceKind,
+    /// How long a message travels, one way.
+    pub latency: Duration,
+    /// What the devices leave to chance is drawn from this.
+    pub seed: u64,
+}
+
+impl Right {
+    /// Our own side, as it is everywhere else.
+    #[must_use]
+    pub const fn ours() -> Self {
+        let (kind, latency) = (DeviceKind::Ibta, Duration::ZERO);
+        Self { who: Who::Ours, window: WINDOW, kind, latency, seed: 0 }
+    }
+}
+
+impl fmt::Display for Right {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { who, window, kind, latency, seed } = self;
+        write!(f, "{who:?}, windows of {window}, {}, {latency:?}, seed {seed}", kind.name())
+    }
+}
+
+/// Cases that cannot decide anything about some windows, or are about their length: the shortest and the longest that they are for.
+const UNDECIDED: &[(&str, u32, u32)] = &[
+    // Its subject.
+    ("mem.length", 64 << 10, 16 << 20),
+    // They need room for a command, or for several.
+    ("mem.length-stays", 256, u32::MAX),
+    ("mem.not-before-full", 256, u32::MAX),
+    ("xfer.around-the-window", 256, u32::MAX),
+    ("xfer.many-writes", 2048, u32::MAX),
+    ("xfer.empty-write", 2048, u32::MAX),
+    ("xfer.in-arrears", 2048, u32::MAX),
+    ("xfer.not-before-told", 256, u32::MAX),
+    ("xfer.never-told", 256, u32::MAX),
+    ("xfer.overwritten", 2048, u32::MAX),
+    // It reaches four bytes before the end.
+    ("sec.write-outside", 4, u32::MAX),
+    ("sec.write-immediate-outside", 4, u32::MAX),
+];
+
+/// Cases that have a target take more than 100 kB: each of its windows costs a message and a wait.
+const LONG: &[(&str, u32)] = &[
+    ("xfer.many-windows", 4096),
+    ("xfer.lengths", 999),
+    ("xfer.kept", 999),
+    ("flow.crossing", 999),
+    ("close.in-a-reply", 999),
+    ("close.vanishes-in-a-reply", 999),
+    ("res.never-drains", 999),
+    ("res.long-replies", 4096),
+    ("xfer.pipeline", 999),
+    ("mem.window-of-1-mib", 4096),
+    ("mem.window-of-16-mib", 999),
+    ("mem.window-of-4096", 999),
+    ("mem.window-of-65535", 999),
+    ("mem.unaligned", 999),
+    ("mem.same-again", 999),
+    ("mem.other-place", 999),
+    ("mem.other-length", 999),
+    ("mem.landing", 999),
+    ("res.nothing-left", 64),
+    ("res.nothing-left-of-the-vanished", 64),
+];
+
+/// Returns whether a case is tried with such windows.
+#[must_use]
+pub fn is_tried(right: &Right, role: Role, case: &str) -> bool {
+    // A server takes what the suite says through its windows; a client chooses what it asks for.
+    let short = LONG.iter().any(|(long, least)| *long == case && right.window < *least);
+    !(role == Role::Server && short)
+}
+
+/// Returns whether a verdict accuses nobody, and decides where it can.
+#[must_use]
+pub fn is_right(right: &Right, case: &str, verdict: Verdict) -> bool {
+    let decides =
+        UNDECIDED.iter().all(|(one, least, most)| *one != case || (*least..=*most).contains(&right.window));
+    match verdict {
+        Verdict::Pass | Verdict::PassLenient => true,
+        // Of its subject it may find what is so.
+        Verdict::Fail => !decides && case == "mem.length",
+        Verdict::Inconclusive => !decides,
+        // A client that need not ask for features.
+        Verdict::NotApplicable => matches!(right.who, Who::Example),
+        _ => false,
+    }
+}
+
+/// Runs one case against a right implementation.
+///
+/// # Errors
+/// It cannot be set up.
+pub fn judge(right: &Right, role: Role, id: &str, example: Option<&PathBuf>) -> Result<CaseResult, Failure> {
+    let fabric = Fabric::new();
+    fabric.seed_faults(right.seed);
+    fabric.set_latency(right.latency);
+    fabric.set_device_kind(right.kind);
+    let (theirs, ours) =
+        (SocketAddr::from(([192, 0, 2, 1], 6379)), SocketAddr::from(([192, 0, 2, 66], 6379)));
+    let target = wrong::variant(fabric.host(&[theirs.ip()]), right.who.variant());
+    let backend = fabric.host(&[ours.ip()]);
+    let plan = Plan { patience: PATIENCE, harm: Harm::Allowed, again: "", arguments: &[], recorder: None };
+    let judged = |side| {
+        let cases = conformance::blackbox::cases();
+        let case = cases.iter().find(|one| one.role == Some(role) && one.id == id);
+        let case = case.ok_or_else(|| Failure::wrong(format!("there is no case {id}")))?;
+        Ok(Runner::new(&backend, side, &plan).only(case))
+    };
+    if role == Role::Server {
+        let server = OwnServer::start(&target, theirs, with_window(Options::server(), right.window))?;
+        return judged(Side::Server(&server));
+    }
+    let listener = Listener::new(&backend, ours)?;
+    let options = with_window(Options::client(), right.window);
+    match (right.who, example) {
+        (Who::Example, Some(program)) => {
+            judged(Side::Client(&listener, &Example { backend: target, options, program: program.clone() }))
+        }
+        (Who::Example, None) => Err(Failure::wrong("the example client is not built")),
+        _ => {
+            let mut clients = OwnClients::new(target, options);
+            clients.pipelines = right.who == Who::Pipelines;
+            judged(Side::Client(&listener, &clients))
+        }
+    }
+}
