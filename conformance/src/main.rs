@@ -22,7 +22,7 @@ use conformance::smoke::{self, Scale, Setting};
 use conformance::trace::{Limits, Recorded, Recorder};
 use conformance::{device, reqs, snapshot, trace, vectors};
 use kv_store::Store;
-use suite::terminal::{cannot_run, run};
+use suite::terminal::{cannot_run, complain, run};
 
 #[derive(Parser)]
 #[command(
@@ -185,7 +185,7 @@ fn run_client(target: SocketAddr) -> ExitCode {
     match own::run_client(&verbs, target, Duration::from_secs(5), Options::client()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("{failure}");
+            complain(&failure.to_string(), 4);
             ExitCode::from(FAILED)
         }
     }

@@ -87,7 +87,7 @@ pub fn run(command: &Command) -> ExitCode {
 }
 
 fn broken(reason: &str) -> ExitCode {
-    eprintln!("{reason}");
+    terminal::complain(reason, 4);
     ExitCode::from(BROKEN)
 }
 
@@ -109,7 +109,7 @@ fn test_publisher(options: &PublisherRun, folder: &Path) -> ExitCode {
             let fabric = Fabric::new();
             let address = SocketAddr::from(([192, 0, 2, 1], 7400));
             let own = OwnPublisher::start(&fabric.host(&[address.ip()]), address, layout, folder);
-            let Ok(_own) = own.map_err(|reason| eprintln!("{reason}")) else {
+            let Ok(_own) = own.map_err(|reason| terminal::complain(&reason.to_string(), 4)) else {
                 return ExitCode::from(BROKEN);
             };
             let backend = fabric.host(&[[192, 0, 2, 66].into()]);
@@ -130,7 +130,7 @@ fn test_publisher(options: &PublisherRun, folder: &Path) -> ExitCode {
         (Some(target), ..) => match resolve(target) {
             Ok(address) => test(target, &Publisher { backend, address, secret, patience }),
             Err((code, reason)) => {
-                eprintln!("{reason}");
+                terminal::complain(&reason, 4);
                 ExitCode::from(code)
             }
         },

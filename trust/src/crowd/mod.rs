@@ -25,6 +25,7 @@ use conformance::client::{Client, Failure};
 use conformance::intercept::Intercepted;
 use serving::{Objects, serve};
 use suite::exit::NO_ENVIRONMENT;
+use suite::terminal;
 
 /// How long a connection may take to come about, on a machine that makes thousands.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -103,7 +104,7 @@ pub fn run(arguments: &Arguments) -> ExitCode {
         }
         Ok(None) => ExitCode::from(NO_ENVIRONMENT),
         Err(failure) => {
-            eprintln!("{failure}");
+            terminal::complain(&failure.to_string(), 4);
             ExitCode::FAILURE
         }
     }
@@ -113,7 +114,7 @@ fn tell(arguments: &Arguments) -> Result<Option<Table>, Failure> {
     let faces = arguments.face.as_ref().map_or(Face::value_variants(), std::slice::from_ref);
     let load = arguments.load;
     let Load { connections, mute, seconds, .. } = load;
-    let mut table = Table::new();
+    let mut table = terminal::table();
     table.set_header([
         "server".into(),
         format!("registered for each of {connections} idle"),
