@@ -405,6 +405,26 @@ fn the_command_line_makes_no_sense() {
     exits(&["run", "server", "--target", "203.0.113.7:6379", "--allow-disruptive"], exit::USAGE);
 }
 
+/// The suite cannot log in. What it says of a target with a password does not repeat it.
+#[test]
+fn a_password_is_not_printed() {
+    for target in ["valkey://user:hunter2@192.0.2.1:6379", ":hunter2@192.0.2.1:6379", "user:hunter2@@host"] {
+        for arguments in [
+            &["run", "server", "--target", target][..],
+            &["run", "server", target],
+            &["run", "server", "--listen", target],
+            &["smoke", "--target", target],
+            &["snapshot", "publisher", "--target", target],
+            &["client", target],
+        ] {
+            let output = program().args(arguments).output().unwrap();
+            let told = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+            assert_eq!(output.status.code(), Some(exit::USAGE.into()), "{arguments:?}: {told:?}");
+            assert!(!told.concat().contains("hunter2"), "{arguments:?}: {told:?}");
+        }
+    }
+}
+
 #[test]
 fn there_is_no_rdma() {
     if Path::new("/sys/class/infiniband").read_dir().is_ok_and(|mut devices| devices.next().is_some()) {

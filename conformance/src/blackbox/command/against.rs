@@ -42,6 +42,10 @@ fn recorder() -> Recorder {
 /// # Errors
 /// It has none: [`crate::exit::USAGE`].
 pub fn resolve(target: &str) -> Result<SocketAddr, CommandError> {
+    // Not repeated: it may be a password.
+    if target.contains('@') {
+        return Err(usage("a target is HOST:PORT, without a user and a password"));
+    }
     let mut addresses = target.to_socket_addrs().map_err(|error| usage(format!("{target}: {error}")))?;
     addresses.next().ok_or_else(|| usage(format!("{target} has no address")))
 }
