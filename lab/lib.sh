@@ -19,6 +19,8 @@ export LAB_CACHE
         ibverbs-providers rdmacm-utils ibverbs-utils perftest'
     LAB_BUILD_PACKAGES='build-essential pkg-config libssl-dev libibverbs-dev librdmacm-dev libclang-dev cmake
         debian-archive-keyring ca-certificates'
+    # What more the stages of .ci/run take; tests of what is not there are skipped, which fails there.
+    CI_PACKAGES="$LAB_RUN_PACKAGES $LAB_BUILD_PACKAGES patch tshark python3-venv valgrind strace man-db golang-go"
 }
 
 LAB_STARTED=${LAB_STARTED:-$(date +%s)}
@@ -52,6 +54,12 @@ apt_install() { # PACKAGE…
         'apt-get -q update && apt-get -q -o DPkg::Lock::Timeout=600 install -y --no-install-recommends "$@"' sh "$@"
 }
 
+# Builds the programs and examples of the workspace in release, all in one go: packages that are built apart have other features of what they
+# share, which is built anew for each. Arguments are further options of Cargo.
+build_programs() {
+    cargo build --quiet --release --workspace --lib --bins --examples --features rdma-redis/cluster "$@"
+}
+
 # Waits at most 30 s for a line of a file, as long as the process that writes it lives, if one is given. Fails otherwise, and shows the file.
 await() { # FILE PATTERN [PID]
     for _ in $(seq 300); do
@@ -73,6 +81,18 @@ within() { # SECONDS COMMAND…
         sleep 0.1
     done
     warn "not so within $lab_seconds s: $*"
+    return 1
+}
+
+# Runs a program of others that gives up by time-outs of its own, which a busy machine exceeds: again after a failure, three times at most, and
+# says so each time. Its output is shown.
+patiently() { # WHY COMMAND…
+    lab_why=$1
+    shift
+    for lab_attempt in 1 2 3; do
+        "$@" && return
+        echo "attempt $lab_attempt of 3 failed, with a load of $(cut -d ' ' -f 1 /proc/loadavg): $lab_why" >&2
+    done
     return 1
 }
 

@@ -17,12 +17,12 @@ use rdma_softsim::Fabric;
 
 use conformance::blackbox::command::{self, TargetCommand};
 use conformance::blackbox::own;
-use conformance::exit::{self, BROKEN, DONE, FAILED, USAGE};
+use conformance::exit::{self, BROKEN, FAILED};
 use conformance::smoke::{self, Scale, Setting};
 use conformance::trace::{Limits, Recorded, Recorder};
 use conformance::{device, reqs, snapshot, trace, vectors};
 use kv_store::Store;
-use suite::terminal::{cannot_run, run};
+use suite::terminal::{cannot_run, complain, run};
 
 #[derive(Parser)]
 #[command(
@@ -135,10 +135,7 @@ fn main() -> ExitCode {
     let parsed = help::grouped(Cli::command()).try_get_matches();
     let cli = match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
-        Err(error) => {
-            let _to_a_closed_terminal = error.print();
-            return ExitCode::from(if error.use_stderr() { USAGE } else { DONE });
-        }
+        Err(error) => return exit::misused(&error),
     };
     exit::guarded(|| perform(cli))
 }
@@ -185,7 +182,7 @@ fn run_client(target: SocketAddr) -> ExitCode {
     match own::run_client(&verbs, target, Duration::from_secs(5), Options::client(), 0) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("{failure}");
+            complain(&failure.to_string(), 4);
             ExitCode::from(FAILED)
         }
     }

@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use conformance::blackbox::baseline::Baseline;
+use conformance::blackbox::report::{self, Format};
 use conformance::blackbox::results::{CaseResult, Run};
 use conformance::exit;
-use conformance::reqs::{Profile, workspace};
+use conformance::reqs::{Level, Profile, workspace};
 
 fn program() -> Command {
     Command::new(env!("CARGO_BIN_EXE_valkey-rdma-conformance"))
@@ -88,6 +89,10 @@ fn what_a_baseline_excuses() {
         ("pass-lenient", "requirement", "", 1, exit::DONE),
         ("pass", "requirement", "sometimes = true", 0, exit::DONE),
         ("skipped", "requirement", "", 0, exit::NOTHING),
+        // What could not be decided excuses no failure.
+        ("inconclusive", "requirement", "verdict = \"inconclusive\"", 0, exit::DONE),
+        ("fail", "requirement", "verdict = \"inconclusive\"", 0, exit::FAILED),
+        ("pass", "requirement", "verdict = \"inconclusive\"", 1, exit::DONE),
     ] {
         let entry = format!("[[expected]]\ncase = \"conn.plain\"\nreason = \"so it is\"\n{entry}\n");
         let baseline = Baseline::read(&file("excuses.toml", &entry)).unwrap();
@@ -95,6 +100,97 @@ fn what_a_baseline_excuses() {
         assert_eq!(baseline.apply(&mut run).len(), stale, "{verdict}, {cause}, {entry}");
         assert_eq!(run.code(false), code, "{verdict}, {cause}, {entry}");
     }
+}
+
+/// What a run has written down of a case that could not be decided excuses no failure of it, later.
+#[test]
+fn an_undecided_case_is_written_down_as_one() {
+    let undecided = came_to("inconclusive", "requirement");
+    let known = Path::new(env!("CARGO_TARGET_TMPDIR")).join("undecided.toml");
+    Baseline::default().renewed(&undecided).write(&known).unwrap();
+    let known = Baseline::read(&known).unwrap();
+    for (verdict, code) in [("inconclusive", exit::DONE), ("fail", exit::FAILED)] {
+        let mut run = came_to(verdict, "requirement");
+        assert_eq!((known.apply(&mut run).len(), run.code(false)), (0, code), "{verdict}");
+    }
+    // Renewed, it is a failure that is known.
+    let failed = came_to("fail", "requirement");
+    let known = known.renewed(&failed);
+    let mut failed = failed;
+    assert_eq!((known.apply(&mut failed).len(), failed.code(false)), (0, exit::DONE));
+}
+
+/// Reports for programs call those cases failures, and no others, that make the exit status one.
+#[test]
+fn reports_fail_what_the_exit_status_counts() {
+    let verdicts = [
+        "pass",
+        "pass-lenient",
+        "fail",
+        "unsupported",
+        "not-applicable",
+        "skipped",
+        "inconclusive",
+        "informational",
+        "broken",
+    ];
+    for verdict in verdicts {
+        for cause in ["requirement", "bystander", "died", "environment"] {
+            for (level, expected) in [
+                (Level::Must, false),
+                (Level::Should, false),
+                (Level::May, false),
+                (Level::Must, true),
+                (Level::Should, true),
+            ] {
+                for strict in [false, true] {
+                    let mut run = came_to(verdict, cause);
+                    run.results[0].level = level;
+                    run.results[0].expected = expected.then(|| "known".into());
+                    assert_told(&run, strict, &format!("{verdict}, {cause}, {level}, {expected}, {strict}"));
+                    // Where it is only counted, too.
+                    run.withhold();
+                    assert_told(
+                        &run,
+                        strict,
+                        &format!("withheld: {verdict}, {cause}, {level}, {expected}, {strict}"),
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[track_caller]
+fn assert_told(run: &Run, strict: bool, what: &str) {
+    let counts = [exit::FAILED, exit::LOST, exit::BROKEN].contains(&run.code(strict));
+    let junit = report::text(run, Format::Junit, strict).unwrap();
+    assert_eq!(junit.contains("<failure") || junit.contains("<error"), counts, "{what}: {junit}");
+    let tap = report::text(run, Format::Tap, strict).unwrap();
+    let fails = |line: &str| line.starts_with("not ok") && !line.contains("# TODO");
+    assert_eq!(tap.lines().any(fails), counts, "{what}: {tap}");
+    let plan =
+        format!("1..{}", tap.lines().filter(|line| line.contains("ok ") && !line.starts_with(' ')).count());
+    assert_eq!(tap.lines().nth(1), Some(plan.as_str()), "{what}: {tap}");
+}
+
+/// A case that is gone shows nothing, whatever becomes of the others.
+#[test]
+fn a_case_that_is_gone_is_not_fixed() {
+    let mut run = came_to("fail", "requirement");
+    run.arguments = ["run", "server", "--select", "xfer.*"].map(String::from).to_vec();
+    let gone = CaseResult { id: "conn.as-it-was".into(), ..run.results[0].clone() };
+    run.results.push(gone);
+    let results = file("replayed.json", &run.json().unwrap());
+    let replay = ["replay", results.to_str().unwrap()];
+    let output = program().args(replay).output().unwrap();
+    let told = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(exit::UNDECIDED.into()), "{told}");
+    assert!(
+        told.contains("FIXED           conn.plain") && told.contains("NO-SUCH-CASE    conn.as-it-was"),
+        "{told}"
+    );
+    exits(&[&replay[..], &["--select", "conn.plain"]].concat(), exit::DONE);
 }
 
 /// Results of earlier are judged as those of a run are.
@@ -167,6 +263,41 @@ fn what_is_withheld() {
             assert!(scores.iter().all(|score| text.contains(score)), "{format}: {text}");
         }
     }
+}
+
+/// The case behind which there was no target any more is named by no case that was not run for it, by none that comes first among
+/// these, and by no command line.
+#[test]
+fn what_took_the_target_away_is_not_told() {
+    let mut run = came_to("fail", "died");
+    run.arguments = ["run", "server", "--select", "conn.plain", "--skip=conn.b"].map(String::from).to_vec();
+    for id in ["conn.b", "conn.c"] {
+        let behind = came_to("skipped", "refused").results.remove(0);
+        let reason = "the target is gone since conn.plain (the suite did not start it, and cannot)".into();
+        run.results.push(CaseResult { id: id.into(), reason, cause: None, ..behind });
+    }
+    let other = came_to("skipped", "requirement").results.remove(0);
+    run.results.push(CaseResult {
+        id: "conn.d".into(),
+        reason: "it may bring the target down".into(),
+        ..other
+    });
+    let all = file("took-away.json", &run.json().unwrap());
+    for format in ["json", "markdown", "html", "junit", "tap", "pretty", "badge"] {
+        let output =
+            program().args(["report", format, all.to_str().unwrap(), "--for-publication"]).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        for told in ["conn.plain", "conn.b", "conn.c", "gone since"] {
+            let told = if format == "html" { format!(">{told}<") } else { told.into() };
+            assert!(!text.contains(&told), "{format}: {told}: {text}");
+        }
+        if ["markdown", "pretty"].contains(&format) {
+            assert!(text.contains("3 skipped") && text.contains("1 cases withheld"), "{text}");
+        }
+    }
+    let strict = run.code(true);
+    run.withhold();
+    assert_eq!(run.code(true), strict);
 }
 
 /// The published results and baselines of other people's programs keep back what brings these down.
@@ -272,6 +403,26 @@ fn the_command_line_makes_no_sense() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("format 1 is none"), "{output:?}");
     // Elsewhere, and said only once.
     exits(&["run", "server", "--target", "203.0.113.7:6379", "--allow-disruptive"], exit::USAGE);
+}
+
+/// The suite cannot log in. What it says of a target with a password does not repeat it.
+#[test]
+fn a_password_is_not_printed() {
+    for target in ["valkey://user:hunter2@192.0.2.1:6379", ":hunter2@192.0.2.1:6379", "user:hunter2@@host"] {
+        for arguments in [
+            &["run", "server", "--target", target][..],
+            &["run", "server", target],
+            &["run", "server", "--listen", target],
+            &["smoke", "--target", target],
+            &["snapshot", "publisher", "--target", target],
+            &["client", target],
+        ] {
+            let output = program().args(arguments).output().unwrap();
+            let told = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+            assert_eq!(output.status.code(), Some(exit::USAGE.into()), "{arguments:?}: {told:?}");
+            assert!(!told.concat().contains("hunter2"), "{arguments:?}: {told:?}");
+        }
+    }
 }
 
 #[test]

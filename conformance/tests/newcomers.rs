@@ -54,6 +54,46 @@ fn a_demo_without_a_device() {
     assert_eq!(said.lines().filter(long).collect::<Vec<_>>(), [""; 0]);
 }
 
+/// What is piped fits 120 columns, but for commands, which are to be copied, and for words that are longer: whoever reads it later
+/// has no terminal to ask.
+#[test]
+fn what_is_piped_is_not_wide() {
+    let recording = file("wide.jsonl");
+    exits(&["demo", "--record", recording.to_str().unwrap()], exit::DONE);
+    let long = "no-such-case.".repeat(20);
+    for arguments in [
+        &["list"][..],
+        &["list", "--long"],
+        &["list", "--select", &long],
+        &["explain", "mem.not-before-full"],
+        &["explain", "VR-MEM-004"],
+        &["reqs", "list"],
+        &["doctor"],
+        &["smoke", "--select", "smoke.ping"],
+        &["smoke", "--select", "no.such-case"],
+        &["demo"],
+        &["trace", "show", recording.to_str().unwrap()],
+        &["trace", "show", "no such file"],
+        &[&MISTAKE[..], &CASE].concat(),
+        &["run", "server", "--demo-mistake", "little-endian-fields"],
+        &["run", "server", "--target", "192.0.2.1:6379"],
+        &["vectors", "check", "--select", "trace/", "--verbose"],
+        &["--help"],
+        &["run", "server", "--help"],
+    ] {
+        let output = run(arguments);
+        for text in [output.stdout, output.stderr] {
+            let text = String::from_utf8(text).unwrap();
+            let wide = |line: &&str| {
+                line.chars().count() > 120
+                    && !line.contains("valkey-rdma-conformance run")
+                    && line.trim().contains(' ')
+            };
+            assert_eq!(text.lines().find(wide), None, "{arguments:?}");
+        }
+    }
+}
+
 #[test]
 fn what_a_failure_looks_like() {
     exits(&[&MISTAKE[..], &CASE].concat(), exit::FAILED);

@@ -1,14 +1,16 @@
 //! The smoke suite on the embedded fabric, so that `cargo test` shows what the program shows.
 
+use std::io::Write as _;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use conformance::smoke::{self, Scale, Setting};
 use indicatif::ProgressBar;
-use kv_store::Store;
+use kv_store::{FrameReader, Store};
 use rdma_conn::{Connect, Listener, Options};
 use rdma_softsim::{Fabric, Limits, SoftSim};
+use resp_rs::resp2::Frame;
 use suite::{Cause, Stop, Verdict, exit};
 
 #[test]
@@ -39,6 +41,54 @@ fn smoke() {
         .map(|report| format!("{}: {}", report.id, report.details()))
         .collect();
     assert!(failed.is_empty(), "{} of {} cases failed:\n{}", failed.len(), reports.len(), failed.join("\n"));
+}
+
+/// A server as it is installed allows no `DEBUG`, and one with rules perhaps no `BGSAVE`: cases that take these are not tried, and say so.
+#[test]
+fn what_a_server_does_not_allow_is_not_tried() {
+    let fabric = Fabric::new();
+    let server = SocketAddr::from(([192, 0, 2, 1], 6379));
+    let listener =
+        Listener::bind(&fabric.host(&[server.ip()]), server, Options::server()).expect("a free port");
+    std::thread::spawn(move || {
+        while let Ok((stream, _)) = listener.accept() {
+            std::thread::spawn(move || {
+                let mut client = FrameReader::new(stream);
+                while let Ok(Some(Frame::Array(Some(words)))) = client.frame() {
+                    let reply: &[u8] = match &words[0] {
+                        Frame::BulkString(Some(word)) if word == "DEBUG" => {
+                            b"-ERR DEBUG command not allowed. If the enable-debug-command option is set to ...\r\n"
+                        }
+                        Frame::BulkString(Some(word)) if word == "BGSAVE" => {
+                            b"-NOPERM User default has no permissions to run the 'bgsave' command\r\n"
+                        }
+                        _ => b"+PONG\r\n",
+                    };
+                    if client.stream().write_all(reply).is_err() {
+                        break;
+                    }
+                }
+            });
+        }
+    });
+    let connect = Connect::default();
+    let scale = Scale {
+        keys: 1,
+        connections: 1,
+        pipeline: 1,
+        busy_commands: 1,
+        idle: Duration::ZERO,
+        cycles: 1,
+        window: connect.options.protocol.window as usize,
+    };
+    let backend = fabric.host(&[[192, 0, 2, 2].into()]);
+    let setting = Setting { backend, address: server.to_string(), connect, scale };
+    for (case, command) in [("smoke.busy-server", "DEBUG"), ("smoke.bgsave", "BGSAVE")] {
+        let reports = suite::run(&smoke::cases(), &setting, case, |_| ProgressBar::hidden());
+        let [report] = &reports[..] else { panic!("one case is called {case}") };
+        assert_eq!(report.verdict(), Verdict::Skipped, "{}", report.details());
+        assert!(report.details().contains(&format!("does not allow {command}")), "{}", report.details());
+    }
 }
 
 /// The example server, for as long as the test runs.

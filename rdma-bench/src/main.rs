@@ -8,6 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::{CommandFactory, Parser};
+use comfy_table::Table;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use kv_store::{Server, Store};
 use rdma_bench::{CONNECTING, Load, Outcome, Test, csv, reachable, run, table};
@@ -33,7 +34,7 @@ Exit status: 0 measured, 1 not all of it, 64 wrong arguments."
 struct Arguments {
     /// The server: rdma://HOST:PORT, tcp://HOST:PORT or unix:///PATH.
     #[arg(long)]
-    target: Option<Target>,
+    target: Option<String>,
     /// The tests to run, in this order.
     #[arg(short = 't', long, value_enum, value_delimiter = ',', default_value = "ping,set,get")]
     tests: Vec<Test>,
@@ -92,10 +93,14 @@ enum Target {
 }
 
 impl FromStr for Target {
+    // Never the text itself: it may hold a password.
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let (scheme, place) = text.split_once("://").unwrap_or_default();
+        if scheme != "unix" && text.contains('@') {
+            return Err("a target has no user and no password here: rdma://HOST:PORT or tcp://HOST:PORT");
+        }
         let port = place.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port);
         let has_port = port.and_then(|port| port.parse().ok()).is_some_and(|port: u16| port > 0);
         match scheme {
@@ -108,15 +113,15 @@ impl FromStr for Target {
 }
 
 fn main() -> ExitCode {
-    let arguments = match Arguments::try_parse().and_then(Arguments::checked) {
-        Ok(arguments) => arguments,
+    let (arguments, target) = match Arguments::try_parse().and_then(Arguments::checked) {
+        Ok(checked) => checked,
         Err(error) => {
-            let _to_a_closed_terminal = error.print();
+            refuse(&error);
             return if error.use_stderr() { ExitCode::from(64) } else { ExitCode::SUCCESS };
         }
     };
     let mut outcomes = Vec::new();
-    let measured = measure(&arguments, &mut outcomes);
+    let measured = measure(&arguments, target.as_ref(), &mut outcomes);
     // What was measured before a failure stands.
     let told = if outcomes.is_empty() { Ok(()) } else { print(&arguments, &outcomes) };
     match measured.and(told) {
@@ -134,7 +139,11 @@ fn print(arguments: &Arguments, outcomes: &[Outcome]) -> io::Result<()> {
     } else if arguments.csv {
         csv(outcomes)
     } else {
-        table(outcomes).to_string()
+        let mut table = table(outcomes);
+        if table.width().is_none() {
+            table.set_width(PIPED);
+        }
+        table.to_string()
     };
     let mut output = io::stdout().lock();
     match writeln!(output, "{text}").and_then(|()| output.flush()) {
@@ -145,13 +154,37 @@ fn print(arguments: &Arguments, outcomes: &[Outcome]) -> io::Result<()> {
     }
 }
 
+/// The columns of output that goes to no terminal.
+const PIPED: u16 = 120;
+
 fn complain(text: &str) {
+    let columns = Table::new().use_stderr().width().unwrap_or(PIPED);
+    let options = textwrap::Options::new(columns.into()).subsequent_indent("    ").break_words(false);
     // Nobody is left to be told that nobody is told.
-    let _ = writeln!(io::stderr(), "{text}");
+    let _ = writeln!(io::stderr(), "{}", textwrap::fill(text, options));
 }
 
-fn measure(arguments: &Arguments, outcomes: &mut Vec<Outcome>) -> io::Result<()> {
-    match &arguments.target {
+/// Prints what is wrong with the arguments, which it may quote, without what stands before an `@` there: it may be a password.
+fn refuse(error: &clap::Error) {
+    let said = error.render().to_string();
+    let told = without_logins(&said, std::env::args_os().map(|word| word.to_string_lossy().into_owned()));
+    if told == said {
+        let _to_a_closed_terminal = error.print();
+    } else {
+        let _to_a_closed_terminal = write!(io::stderr(), "{told}");
+    }
+}
+
+fn without_logins(text: &str, words: impl Iterator<Item = String>) -> String {
+    words.fold(text.into(), |text, word| {
+        let Some((login, _)) = word.rsplit_once('@') else { return text };
+        let login = login.split_once("://").map_or(login, |(_, login)| login);
+        text.replace(&format!("{login}@"), "…@")
+    })
+}
+
+fn measure(arguments: &Arguments, target: Option<&Target>, outcomes: &mut Vec<Outcome>) -> io::Result<()> {
+    match target {
         None => embedded(arguments, outcomes),
         Some(Target::Unix(path)) => all(arguments, Unix::new, &[Address::Unix(path.into())], outcomes),
         Some(Target::Tcp(place)) => all(arguments, Tcp::new, &resolve(place)?, outcomes),
@@ -217,12 +250,14 @@ fn with_settings<B: Descriptors>(backend: &B, settings: RdmaSettings) -> Rdma<B>
 
 impl Arguments {
     /// Checks what no argument shows alone.
-    fn checked(self) -> Result<Self, clap::Error> {
-        if (self.load().batch() as u64).saturating_mul(self.size) <= MOST_TOGETHER {
-            return Ok(self);
+    fn checked(self) -> Result<(Self, Option<Target>), clap::Error> {
+        let wrong = |text: String| Self::command().error(clap::error::ErrorKind::ValueValidation, text);
+        if (self.load().batch() as u64).saturating_mul(self.size) > MOST_TOGETHER {
+            return Err(wrong(format!("-P values of -d bytes are more than {MOST_TOGETHER} bytes")));
         }
-        let text = format!("-P values of -d bytes are more than {MOST_TOGETHER} bytes");
-        Err(Self::command().error(clap::error::ErrorKind::ValueValidation, text))
+        let target = self.target.as_deref().map(str::parse).transpose();
+        let target = target.map_err(|reason: &str| wrong(format!("--target: {reason}")))?;
+        Ok((self, target))
     }
 
     fn settings(&self) -> RdmaSettings {

@@ -43,6 +43,48 @@ fn wrong_arguments_have_a_status_of_their_own() {
     }
 }
 
+/// It cannot log in. What it says of a target with a password does not repeat it.
+#[test]
+fn a_password_is_not_printed() {
+    for arguments in [
+        "--target tcp://:hunter2@127.0.0.1:6379",
+        "--target tcp://user:hunter2@127.0.0.1",
+        "--target=rdma://user:hunter2@@nosuch.invalid:6379",
+        "--target redis://:hunter2@127.0.0.1:6379",
+        "--target :hunter2@127.0.0.1:6379",
+        "--target tcp://hunter2",
+        "tcp://:hunter2@127.0.0.1:6379",
+        "-t tcp://:hunter2@127.0.0.1:6379",
+        "-ttcp://:hunter2@127.0.0.1:6379",
+        "-c :hunter2@127.0.0.1",
+    ] {
+        let output = bench(arguments).output().expect("runs");
+        let (status, says) = status(&output);
+        assert_eq!(status, Some(64), "{arguments}: {says}");
+        assert!(says.starts_with("error: ") && !says.contains("hunter2"), "{arguments}: {says}");
+        assert!(output.stdout.is_empty(), "{arguments}");
+    }
+}
+
+/// What is piped fits 120 columns: whoever reads it later has no terminal to ask.
+#[test]
+fn what_is_piped_is_not_wide() {
+    let long = format!("unix:///{}", "no such place ".repeat(12)).replace(' ', "-/");
+    for arguments in [
+        "-n 10",
+        "--help",
+        "-n 10 --threads 0",
+        &format!("--target {long}"),
+        "--target tcp://nosuch.invalid:1",
+    ] {
+        let output = bench(arguments).output().expect("runs");
+        let (_, says) = status(&output);
+        let told = String::from_utf8(output.stdout).expect("text") + &says;
+        let wide = |line: &&str| line.chars().count() > 120 && line.trim().contains(' ');
+        assert_eq!(told.lines().find(wide), None, "{arguments}");
+    }
+}
+
 #[test]
 fn as_many_are_sent_together_as_there_are() {
     let output = bench("-P 1000000 -n 10 -d 3 --json").output().expect("runs");

@@ -1,6 +1,7 @@
 //! The exit codes of programs, as scripts see them.
 
 use std::any::Any;
+use std::io::{self, Write as _};
 use std::panic::{self, UnwindSafe, catch_unwind};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -64,6 +65,23 @@ pub fn guarded(job: impl FnOnce() -> ExitCode + UnwindSafe) -> ExitCode {
             "this is a mistake of this program, and says nothing about what was tested; please report it"
         );
         ExitCode::from(INTERNAL)
+    })
+}
+
+/// Prints why a command line makes no sense, or the help that it asks for, and returns the exit code. What stands before an `@` in a word of
+/// it is not repeated: it may be a password.
+pub fn misused(error: &clap::Error) -> ExitCode {
+    let said = error.render().to_string();
+    let told = without_logins(&said, std::env::args_os().map(|word| word.to_string_lossy().into_owned()));
+    let _to_a_closed_terminal = if told == said { error.print() } else { write!(io::stderr(), "{told}") };
+    ExitCode::from(if error.use_stderr() { USAGE } else { DONE })
+}
+
+fn without_logins(text: &str, words: impl Iterator<Item = String>) -> String {
+    words.fold(text.into(), |text, word| {
+        let Some((login, _)) = word.rsplit_once('@') else { return text };
+        let login = login.split_once("://").map_or(login, |(_, login)| login);
+        text.replace(&format!("{login}@"), "…@")
     })
 }
 

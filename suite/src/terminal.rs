@@ -11,22 +11,24 @@ use textwrap::{Options, WordSplitter};
 use crate::exit::{DONE, NO_ENVIRONMENT, NOTHING, worse};
 use crate::{Case, Report};
 
-/// Returns the columns of the terminal that the output goes to. `None`: it goes elsewhere.
+/// The columns of output that goes to no terminal.
+pub const PIPED: usize = 120;
+
+/// Returns the columns of the output: those of its terminal, or [`PIPED`].
 #[must_use]
-pub fn columns() -> Option<usize> {
-    Table::new().width().map(usize::from)
+pub fn columns() -> usize {
+    Table::new().width().map_or(PIPED, usize::from)
 }
 
-/// Returns the columns of the terminal that errors go to. `None`: they go elsewhere.
+/// Returns the columns of errors: those of their terminal, or [`PIPED`].
 #[must_use]
-pub fn error_columns() -> Option<usize> {
-    Table::new().use_stderr().width().map(usize::from)
+pub fn error_columns() -> usize {
+    Table::new().use_stderr().width().map_or(PIPED, usize::from)
 }
 
-/// Folds a line between words, so that it fits into `columns`, if any; what follows is indented by `hanging`.
+/// Folds a line between words, so that it fits into `columns`; what follows is indented by `hanging`.
 #[must_use]
-pub fn fold(line: &str, hanging: usize, columns: Option<usize>) -> String {
-    let Some(columns) = columns else { return line.into() };
+pub fn fold(line: &str, hanging: usize, columns: usize) -> String {
     let indent = " ".repeat(hanging);
     // A word that is longer than a line is an address or a path, which is to be copied.
     let options = Options::new(columns)
@@ -36,9 +38,36 @@ pub fn fold(line: &str, hanging: usize, columns: Option<usize>) -> String {
     textwrap::fill(line, options)
 }
 
+/// Folds each line of a text.
+#[must_use]
+pub fn fold_lines(text: &str, hanging: usize, columns: usize) -> String {
+    text.lines().map(|line| fold(line, hanging, columns)).collect::<Vec<_>>().join("\n")
+}
+
+/// Prints a text, each line folded to the columns of the output; what follows is indented by `hanging`.
+pub fn tell(text: &str, hanging: usize) {
+    println!("{}", fold_lines(text, hanging, columns()));
+}
+
+/// Prints an error, each line folded to the columns of errors; what follows is indented by `hanging`.
+pub fn complain(text: &str, hanging: usize) {
+    eprintln!("{}", fold_lines(text, hanging, error_columns()));
+}
+
+/// Returns an empty table that is as wide as the output at most.
+#[must_use]
+pub fn table() -> Table {
+    let mut table = Table::new();
+    table.set_content_arrangement(ContentArrangement::Dynamic);
+    if table.width().is_none() {
+        table.set_width(u16::try_from(PIPED).unwrap_or(u16::MAX));
+    }
+    table
+}
+
 /// Prints why nothing can be tried on this machine.
 pub fn cannot_run(reason: &str) -> ExitCode {
-    eprintln!("cannot run here: {reason}");
+    complain(&format!("cannot run here: {reason}"), 4);
     ExitCode::from(NO_ENVIRONMENT)
 }
 
@@ -59,10 +88,8 @@ pub fn run_judged<S>(
     let mut reports = crate::run(cases, setting, select, progress);
     judge(&mut reports);
     if reports.is_empty() {
-        eprintln!(
-            "no case matches; there are: {}",
-            cases.iter().map(|case| case.id).collect::<Vec<_>>().join(", ")
-        );
+        let ids: Vec<_> = cases.iter().map(|case| case.id).collect();
+        complain(&format!("no case matches; there are: {}", ids.join(", ")), 4);
         return ExitCode::from(NOTHING);
     }
     let count = |is: fn(&Report) -> bool| reports.iter().filter(|report| is(report)).count();
@@ -72,9 +99,9 @@ pub fn run_judged<S>(
     let passed = reports.len() - failed - deviate - untried;
     let deviate = if deviate > 0 { format!("{deviate} deviate, ") } else { String::new() };
     let untried = if untried > 0 { format!(", {untried} not tried") } else { String::new() };
-    println!("{}", table(&reports));
+    println!("{}", results(&reports));
     let seconds = begun.elapsed().as_secs_f64();
-    println!("{title}: {passed} passed, {deviate}{failed} failed{untried}, {seconds:.1} s");
+    tell(&format!("{title}: {passed} passed, {deviate}{failed} failed{untried}, {seconds:.1} s"), 4);
     ExitCode::from(code(&reports))
 }
 
@@ -94,10 +121,9 @@ fn code(reports: &[Report]) -> u8 {
     reports.iter().map(of).fold(DONE, worse)
 }
 
-fn table(reports: &[Report]) -> Table {
-    let mut table = Table::new();
+fn results(reports: &[Report]) -> Table {
+    let mut table = table();
     table.load_preset(comfy_table::presets::UTF8_FULL_CONDENSED);
-    table.set_content_arrangement(ContentArrangement::Dynamic);
     table.set_header(["case", "shows", "result", "time", "details"]);
     for report in reports {
         let verdict = match report.expected {
@@ -162,15 +188,16 @@ mod tests {
     }
 
     #[test]
-    fn lines_fit_a_terminal_and_are_left_alone_elsewhere() {
+    fn lines_are_folded_between_words() {
         let line =
             "  Source:   RDMA.md, section valkey-over-rdma of https://example.org/a/path/of/some/length";
-        assert_eq!(fold(line, 12, None), line);
-        let folded = fold(line, 12, Some(40));
+        assert_eq!(fold(line, 12, PIPED), line);
+        let folded = fold(line, 12, 40);
         let expected = "  Source:   RDMA.md, section
             valkey-over-rdma of
             https://example.org/a/path/of/some/length";
         assert_eq!(folded, expected);
-        assert_eq!(fold("short", 12, Some(40)), "short");
+        assert_eq!(fold("short", 12, 40), "short");
+        assert_eq!(fold_lines("one two\n\n  three four", 2, 8), "one two\n\n  three\n  four");
     }
 }

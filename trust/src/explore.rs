@@ -4,6 +4,9 @@ use std::process::ExitCode;
 
 use clap::Args;
 
+use suite::exit::{DONE, FAILED, NOTHING};
+use suite::terminal;
+
 use explore::{DEFECTS, End, Scenario, Violation, explore, large, line, small, with_defect};
 
 /// Arguments of `explore`.
@@ -34,18 +37,23 @@ pub fn run(arguments: &Arguments) -> ExitCode {
     } else {
         large()
     };
-    let mut as_expected = true;
+    let (mut as_expected, mut explored) = (true, 0);
     for scenario in scenarios.iter().filter(|scenario| scenario.name.contains(select.as_str())) {
         let (seen, end) = explore(scenario, limit.saturating_mul(1_000_000));
-        println!("{}", line(scenario, &seen, &end));
+        terminal::tell(&line(scenario, &seen, &end), 4);
         if let End::Violated(Violation { path, .. }) = &end {
-            println!("    {}", path.join(", "));
+            terminal::tell(&format!("    {}", path.join(", ")), 4);
         }
+        explored += 1;
         as_expected &= match end {
             End::Complete => !defects,
             End::Violated(_) => defects,
             End::Truncated => false,
         };
     }
-    ExitCode::from(u8::from(!as_expected))
+    if explored == 0 {
+        terminal::complain("no scenario matches", 4);
+        return ExitCode::from(NOTHING);
+    }
+    ExitCode::from(if as_expected { DONE } else { FAILED })
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use rdma_verbs::Verbs;
-use suite::exit::{self, DONE, USAGE};
+use suite::exit;
 use suite::terminal::{cannot_run, run};
 
 use trust::{crowd, explore, outage, own, reqs, right, semantics, sim, wrong};
@@ -68,10 +68,7 @@ fn main() -> ExitCode {
         .init();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error) => {
-            let _to_a_closed_terminal = error.print();
-            return ExitCode::from(if error.use_stderr() { USAGE } else { DONE });
-        }
+        Err(error) => return exit::misused(&error),
     };
     exit::guarded(|| perform(cli.command))
 }

@@ -31,7 +31,7 @@ pub(super) fn run(arguments: &Arguments) -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("{failure}");
+            suite::terminal::complain(&failure.to_string(), 4);
             ExitCode::FAILURE
         }
     }

@@ -2,6 +2,7 @@
 
 use std::io::Read;
 use std::path::Path;
+use std::process::Command;
 
 use conformance::blackbox::own::small;
 use conformance::peer::{Listener, Shape};
@@ -81,6 +82,28 @@ fn nothing_of_the_hostile_suite_was_lost() {
                     "{name}, {role}: there is no case {id}"
                 );
             }
+        }
+    }
+}
+
+/// What is piped fits 120 columns, tables too: whoever reads it later has no terminal to ask.
+#[test]
+fn what_is_piped_is_not_wide() {
+    for arguments in [
+        &["own", "--select", "conn.plain"][..],
+        &["own", "--select", "no.such-case"],
+        &["verdicts", "--select", "conn.plain"],
+        &["explore", "--small", "--select", "no such scenario"],
+        &["crowd", "--connections", "4", "--mute", "1", "--requests", "2", "--seconds", "0"],
+        &["reqs", "coverage"],
+        &["sim", "--seeds", "0..2"],
+        &["--help"],
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_valkey-rdma-trust")).args(arguments).output().unwrap();
+        for text in [output.stdout, output.stderr] {
+            let text = String::from_utf8(text).unwrap();
+            let wide = |line: &&str| line.chars().count() > 120 && line.trim().contains(' ');
+            assert_eq!(text.lines().find(wide), None, "{arguments:?}");
         }
     }
 }

@@ -1,5 +1,7 @@
 //! Errors of users: their text says who is at fault and what to do.
 
+mod secrets;
+
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;

@@ -40,9 +40,47 @@ struct Expected {
     /// How: another failure, say of a process that now dies, is not the one that was expected.
     #[serde(default = "unmet")]
     cause: Cause,
+    /// What came of it. A failure is not excused by something that could not be decided.
+    #[serde(default, skip_serializing_if = "Known::is_failure")]
+    verdict: Known,
     /// It need not fail each time.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     sometimes: bool,
+}
+
+/// Verdicts that can be expected.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Known {
+    /// It fails. If it cannot be decided once, nothing new is wrong.
+    #[default]
+    Fail,
+    /// It cannot be decided.
+    Inconclusive,
+}
+
+impl Known {
+    #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes it so")]
+    fn is_failure(&self) -> bool {
+        *self == Self::Fail
+    }
+
+    fn of(result: &CaseResult) -> Option<Self> {
+        match result.verdict {
+            Verdict::Fail => Some(Self::Fail),
+            Verdict::Inconclusive => Some(Self::Inconclusive),
+            _ => None,
+        }
+    }
+}
+
+impl Expected {
+    /// Returns whether this is what was expected of the case, or less.
+    fn excuses(&self, result: &CaseResult) -> bool {
+        let known = Known::of(result)
+            .is_some_and(|known| known == Known::Inconclusive || self.verdict == Known::Fail);
+        known && result.id == self.case && result.cause == Some(self.cause)
+    }
 }
 
 const fn unmet() -> Cause {
@@ -75,17 +113,17 @@ impl Baseline {
         let result = |case: &str| run.results.iter().find(|result| result.id == case);
         let tried = |case: &str| result(case).is_some_and(|result| result.verdict != Verdict::Skipped);
         let is_kept = |one: &&Expected| {
-            let fails_so = result(&one.case).is_some_and(|result| failure(result) == Some(one.cause));
+            let fails_so = result(&one.case).is_some_and(|result| one.excuses(result));
             one.sometimes || fails_so || !tried(&one.case)
         };
         let mut expected: Vec<_> = self.expected.iter().filter(is_kept).cloned().collect();
         // What is withheld is expected without its name.
         let is_withheld = |result: &CaseResult| self.withheld.is_some() && result.is_harm();
         for result in run.results.iter().filter(|result| !is_withheld(result)) {
-            let Some(cause) = failure(result) else { continue };
-            if !expected.iter().any(|one| one.case == result.id && one.cause == cause) {
+            let (Some(verdict), Some(cause)) = (Known::of(result), result.cause) else { continue };
+            if !expected.iter().any(|one| one.excuses(result)) {
                 let (case, reason) = (result.id.clone(), format!("seen: {}", result.reason));
-                expected.push(Expected { case, reason, cause, sometimes: false });
+                expected.push(Expected { case, reason, cause, verdict, sometimes: false });
             }
         }
         Self { expected, withheld: self.withheld.clone() }
@@ -106,10 +144,10 @@ impl Baseline {
     pub fn apply(&self, run: &mut Run) -> Vec<String> {
         run.results.iter_mut().for_each(|result| result.expected = None);
         let mut stale = Vec::new();
-        for Expected { case, reason, cause, sometimes } in &self.expected {
+        for one @ Expected { case, reason, sometimes, .. } in &self.expected {
             for result in run.results.iter_mut().filter(|result| result.id == *case) {
                 match result.verdict {
-                    _ if failure(result) == Some(*cause) => result.expected = Some(reason.clone()),
+                    _ if one.excuses(result) => result.expected = Some(reason.clone()),
                     Verdict::Pass | Verdict::PassLenient if !sometimes => stale.push(format!(
                         "{case} is expected to fail ({reason}), and passed: take it out of the baseline"
                     )),
@@ -120,11 +158,6 @@ impl Baseline {
         stale.extend(self.withheld.as_ref().and_then(|withheld| withheld.apply(run)));
         stale
     }
-}
-
-/// The way in which a case failed, or the reason why it was not decided; only these can be expected.
-fn failure(result: &CaseResult) -> Option<Cause> {
-    result.cause.filter(|_| matches!(result.verdict, Verdict::Fail | Verdict::Inconclusive))
 }
 
 impl Withheld {

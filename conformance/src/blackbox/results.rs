@@ -75,6 +75,9 @@ pub struct Withheld {
     pub harmed: Count,
     /// The cases that passed: listed, they would give the others away.
     pub passed: Count,
+    /// The cases that were not run because the target was gone: the first of them follows the case that took it away.
+    #[serde(default)]
+    pub untried: Count,
     /// Why the harm was expected, if all of it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expected: Option<String>,
@@ -193,14 +196,24 @@ pub struct CaseResult {
 impl Run {
     /// Returns the number of cases with this verdict.
     pub fn count(&self, verdict: Verdict) -> usize {
-        let withheld = self.withheld.as_ref().filter(|_| verdict == Verdict::Pass);
-        let listed = self.results.iter().filter(|result| result.verdict == verdict).count();
-        listed + withheld.map_or(0, |withheld| withheld.passed.total())
+        let withheld = self.withheld.as_ref().map_or(0, |withheld| match verdict {
+            Verdict::Pass => withheld.passed.total(),
+            Verdict::Skipped => withheld.untried.total(),
+            _ => 0,
+        });
+        self.results.iter().filter(|result| result.verdict == verdict).count() + withheld
     }
 
     /// Returns the number of cases that brought the target down or harmed others, and are not listed.
     pub fn withheld(&self) -> usize {
         self.withheld.as_ref().map_or(0, |withheld| withheld.harmed.total())
+    }
+
+    /// Returns what is to be said of withheld cases that nothing excuses: the run has failed, whatever is listed.
+    pub fn unexcused(&self) -> Option<String> {
+        let unexcused = self.withheld.as_ref().is_some_and(|withheld| withheld.expected.is_none());
+        unexcused
+            .then(|| format!("{} cases withheld: they bring the target down or harm others", self.withheld()))
     }
 
     /// Takes out everything by which it could be told which cases brought the target down or harmed others.
@@ -211,12 +224,18 @@ impl Run {
             return;
         }
         let expected = harmed.map(|result| result.expected.clone()).collect::<Option<Vec<_>>>();
+        let counted =
+            |test: fn(&CaseResult) -> bool| Count::of(self.results.iter().filter(|result| test(result)));
+        let passed: fn(&CaseResult) -> bool = |result| result.verdict == Verdict::Pass;
         self.withheld = Some(Withheld {
             harmed: count,
-            passed: Count::of(self.results.iter().filter(|result| result.verdict == Verdict::Pass)),
+            passed: counted(passed),
+            untried: counted(CaseResult::is_behind_a_loss),
             expected: expected.and_then(|reasons| reasons.into_iter().next()),
         });
-        self.results.retain(|result| !result.is_harm() && result.verdict != Verdict::Pass);
+        self.results.retain(|result| !result.is_harm() && !passed(result) && !result.is_behind_a_loss());
+        // A run of one case would be named by its command line.
+        self.arguments = without(&self.arguments, &["--select", "--skip"]);
     }
 
     /// Its counts in one line, those that are zero left out.
@@ -259,10 +278,9 @@ impl Run {
     /// Returns the exit code of the run.
     pub fn code(&self, strict: bool) -> u8 {
         let any = |test: &dyn Fn(&CaseResult) -> bool| self.results.iter().any(test);
-        let withheld = self.withheld.as_ref().is_some_and(|withheld| withheld.expected.is_none());
         let tried = self.results.iter().filter(|result| result.verdict != Verdict::Skipped).count();
-        let skipped = self.results.len() - tried;
-        if withheld
+        let skipped = self.count(Verdict::Skipped);
+        if self.unexcused().is_some()
             || any(&|result| result.is_scored_failure(strict) && result.cause.is_some_and(Cause::is_loss))
         {
             exit::LOST
@@ -309,6 +327,25 @@ impl Run {
     }
 }
 
+/// Returns a command line without these options, each of which has a value.
+pub(super) fn without(arguments: &[String], options: &[&str]) -> Vec<String> {
+    let mut left = Vec::new();
+    let mut rest = arguments.iter();
+    while let Some(word) = rest.next() {
+        let (name, value) =
+            word.split_once('=').map_or((word.as_str(), None), |(name, value)| (name, Some(value)));
+        if !options.contains(&name) {
+            left.push(word.clone());
+        } else if value.is_none() {
+            rest.next();
+        }
+    }
+    left
+}
+
+/// What the reason of a case begins with that was not run because the target was gone. The case that took it away follows.
+pub(super) const GONE_SINCE: &str = "the target is gone since ";
+
 /// Lines of a timeline that are shown where there is no room for all of it.
 const LAST_LINES: usize = 6;
 
@@ -322,6 +359,25 @@ impl CaseResult {
     pub fn is_harm(&self) -> bool {
         !self.verdict.is_pass() && self.cause.is_some_and(Cause::is_harm)
             || self.teardown == Some(Teardown::Crashed)
+    }
+
+    /// Returns whether it was not run because the target was gone.
+    pub fn is_behind_a_loss(&self) -> bool {
+        self.verdict == Verdict::Skipped && self.reason.starts_with(GONE_SINCE)
+    }
+
+    /// Returns why a failure is not counted, where it is known: it was expected, or what it is about need not be so.
+    pub fn excuse(&self) -> Option<String> {
+        match &self.expected {
+            Some(reason) => Some(format!("expected ({reason})")),
+            None if self.verdict == Verdict::Fail => Some(format!("not counted ({})", self.level)),
+            None => None,
+        }
+    }
+
+    /// Returns whether it makes the exit code that of a failure: what a report for programs calls one.
+    pub fn is_told_as_failure(&self, strict: bool) -> bool {
+        self.is_scored_failure(strict) || self.verdict == Verdict::Broken
     }
 
     /// A failure that counts. Harm counts whatever the level of the requirement is.

@@ -9,7 +9,7 @@ use super::case::{Case, Tag};
 use super::context::{Context, Side};
 use super::environment::Environment;
 use super::results::Teardown;
-use super::results::{CaseResult, FORMAT, Run, Suite, Target};
+use super::results::{CaseResult, FORMAT, GONE_SINCE, Run, Suite, Target};
 use super::select::Harm;
 use super::session::Session;
 use super::target::{Server, with_last_lines};
@@ -158,7 +158,7 @@ impl<'a, B: Descriptors> Runner<'a, B> {
         let begun = Instant::now();
         let mut result = self.blank(case);
         if let Some(since) = &self.gone {
-            result.reason = format!("the target is gone since {since}");
+            result.reason = format!("{GONE_SINCE}{since}");
             return result;
         }
         if let Some(reason) = self.plan.harm.forbids(case) {

@@ -3,10 +3,11 @@
 use std::process::ExitCode;
 
 use clap::{Subcommand, ValueEnum};
-use comfy_table::{ContentArrangement, Table, presets};
+use comfy_table::presets;
 
 use super::{Level, Origin, Profile, Requirement, Requirements};
 use crate::exit::{FAILED, NOTHING};
+use suite::terminal;
 
 /// Commands on the requirements.
 #[derive(Subcommand)]
@@ -56,7 +57,7 @@ pub fn run(command: Command) -> ExitCode {
         }
     };
     result.unwrap_or_else(|problem| {
-        eprintln!("{problem}");
+        terminal::complain(&problem, 4);
         ExitCode::from(FAILED)
     })
 }
@@ -65,9 +66,8 @@ fn list(wanted: &[&Requirement], format: Format) -> Result<ExitCode, String> {
     if format == Format::Json {
         println!("{}", serde_json::to_string_pretty(wanted).map_err(|error| error.to_string())?);
     } else {
-        let mut table = Table::new();
+        let mut table = terminal::table();
         table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
-        table.set_content_arrangement(ContentArrangement::Dynamic);
         table.set_header(["id", "level", "profile", "origin", "requirement"]);
         for one in wanted {
             let Requirement { id, level, origin, profile, text, .. } = one;

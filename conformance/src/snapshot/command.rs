@@ -14,7 +14,7 @@ use suite::terminal::{self, cannot_run};
 use super::own::{OwnPublisher, OwnReaders, SECRET};
 use super::publisher::{self, Publisher};
 use super::reader::{self, Reader, Readers};
-use crate::blackbox::command::resolve;
+use crate::blackbox::command::{finish, resolve};
 use crate::blackbox::process::{ExecClients, ExecServer};
 use crate::blackbox::target::{Clients as _, Running, Server as _};
 use crate::device;
@@ -87,7 +87,7 @@ pub fn run(command: &Command) -> ExitCode {
 }
 
 fn broken(reason: &str) -> ExitCode {
-    eprintln!("{reason}");
+    terminal::complain(reason, 4);
     ExitCode::from(BROKEN)
 }
 
@@ -109,7 +109,7 @@ fn test_publisher(options: &PublisherRun, folder: &Path) -> ExitCode {
             let fabric = Fabric::new();
             let address = SocketAddr::from(([192, 0, 2, 1], 7400));
             let own = OwnPublisher::start(&fabric.host(&[address.ip()]), address, layout, folder);
-            let Ok(_own) = own.map_err(|reason| eprintln!("{reason}")) else {
+            let Ok(_own) = own.map_err(|reason| terminal::complain(&reason.to_string(), 4)) else {
                 return ExitCode::from(BROKEN);
             };
             let backend = fabric.host(&[[192, 0, 2, 66].into()]);
@@ -121,19 +121,18 @@ fn test_publisher(options: &PublisherRun, folder: &Path) -> ExitCode {
         }
         return ExitCode::SUCCESS;
     }
+    let running =
+        match options.target.as_deref().map(|target| resolve(target).map(|at| (target, at))).transpose() {
+            Ok(running) => running,
+            Err(reason) => return finish(Err(reason)),
+        };
     let (backend, secret) = match (device(), secret(common)) {
         (Ok(backend), Ok(secret)) => (backend, secret),
         (Err(reason), _) => return cannot_run(&reason),
         (_, Err(reason)) => return broken(&reason),
     };
-    match (&options.target, &options.exec, common.listen) {
-        (Some(target), ..) => match resolve(target) {
-            Ok(address) => test(target, &Publisher { backend, address, secret, patience }),
-            Err((code, reason)) => {
-                eprintln!("{reason}");
-                ExitCode::from(code)
-            }
-        },
+    match (running, &options.exec, common.listen) {
+        (Some((target, address)), ..) => test(target, &Publisher { backend, address, secret, patience }),
         (None, Some(command), Some(listen)) => {
             match ExecServer::start(command.clone(), listen.ip(), listen.port()) {
                 Ok(server) => {

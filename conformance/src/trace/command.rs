@@ -8,11 +8,12 @@ use clap::Subcommand;
 
 use super::{Recording, packets, timeline};
 use crate::exit::BROKEN;
+use suite::terminal;
 
 /// Commands on a recording.
 #[derive(Subcommand)]
 pub enum Command {
-    /// Shows it as a timeline: a page for each connection, the client to the left, the server to the right; below each other where the terminal is too narrow.
+    /// Shows it as a timeline: a page for each connection, the client to the left, the server to the right; below each other where the output is too narrow.
     Show {
         /// The recording.
         file: PathBuf,
@@ -32,7 +33,7 @@ pub fn run(command: Command) -> ExitCode {
     match perform(command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(problem) => {
-            eprintln!("{problem}");
+            terminal::complain(&problem.to_string(), 4);
             ExitCode::from(BROKEN)
         }
     }
@@ -42,10 +43,7 @@ fn perform(command: Command) -> io::Result<()> {
     match command {
         Command::Show { file } => {
             let pages = timeline::render(&Recording::open(&file)?);
-            match suite::terminal::columns() {
-                Some(columns) => print!("{}", timeline::narrow(&pages, columns)),
-                None => print!("{pages}"),
-            }
+            print!("{}", timeline::narrow(&pages, terminal::columns()));
         }
         Command::Pcap { file, out } => {
             let out = out.unwrap_or_else(|| file.with_extension("pcapng"));

@@ -63,7 +63,7 @@ pub fn lanes(moment: &str, lines: &[Line]) -> String {
     page
 }
 
-/// Rendered pages for a terminal of `columns`: as they are, or, where a line would not fit, with both sides below each other and without
+/// Rendered pages for an output of `columns`: as they are, or, where a line would not fit, with both sides below each other and without
 /// the times between lines.
 #[must_use]
 pub fn narrow(pages: &str, columns: usize) -> String {
@@ -76,10 +76,10 @@ pub fn narrow(pages: &str, columns: usize) -> String {
     for line in pages.lines() {
         let line = match split(line) {
             Some((millis, column, text)) => {
-                fold(&format!("{millis:>12}  {}  {text}", column.name()), HANGING, Some(columns))
+                fold(&format!("{millis:>12}  {}  {text}", column.name()), HANGING, columns)
             }
             None if line.starts_with(' ') => format!("{:>12}", "ms"),
-            None => fold(line, 4, Some(columns)),
+            None => fold(line, 4, columns),
         };
         narrow += &line;
         narrow.push('\n');

@@ -12,6 +12,7 @@ use super::shim::Shim;
 use super::{Files, check, lint};
 use crate::exit::{BROKEN, DONE, FAILED, NOTHING};
 use crate::reqs::Requirements;
+use suite::terminal;
 
 /// Commands on the vectors.
 #[derive(Subcommand)]
@@ -66,7 +67,7 @@ pub fn run(command: Command) -> ExitCode {
             .map_err(|error| error.to_string()),
     };
     result.unwrap_or_else(|problem| {
-        eprintln!("{problem}");
+        terminal::complain(&problem.to_string(), 4);
         ExitCode::from(BROKEN)
     })
 }
@@ -83,10 +84,10 @@ fn run_check(
 ) -> Result<ExitCode, String> {
     let report = check::run(files, implementation, select)?;
     for (id, reason) in report.skipped.iter().filter(|_| verbose) {
-        println!("skipped {id}: {reason}");
+        terminal::tell(&format!("skipped {id}: {reason}"), 4);
     }
     for (id, reason) in &report.failed {
-        println!("FAILED {id}: {reason}");
+        terminal::tell(&format!("FAILED {id}: {reason}"), 4);
     }
     let (passed, skipped, failed) = (report.passed, report.skipped.len(), report.failed.len());
     println!("{}: {passed} passed, {skipped} skipped, {failed} failed", report.who);
@@ -103,7 +104,7 @@ fn run_check(
 fn run_lint(files: &Files) -> ExitCode {
     let problems = lint::problems(files, &Requirements::built_in());
     for problem in &problems {
-        eprintln!("{problem}");
+        terminal::complain(&problem.to_string(), 4);
     }
     let control: usize = files.control.iter().map(|(_, file)| file.vectors.len()).sum();
     let traces: usize = files.traces.iter().map(|(_, file)| file.traces.len()).sum();

@@ -27,6 +27,7 @@ use conformance::intercept::Intercepted;
 pub use idle::{Exchange, Kept, idle_on_softsim, resident};
 use serving::{Objects, serve};
 use suite::exit::NO_ENVIRONMENT;
+use suite::terminal;
 
 /// How long a connection may take to come about, on a machine that makes thousands.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -109,7 +110,7 @@ pub fn run(arguments: &Arguments) -> ExitCode {
         }
         Ok(None) => ExitCode::from(NO_ENVIRONMENT),
         Err(failure) => {
-            eprintln!("{failure}");
+            terminal::complain(&failure.to_string(), 4);
             ExitCode::FAILURE
         }
     }
@@ -168,7 +169,7 @@ fn tell_idle(
 /// A table of the cost of connections.
 fn tell_costs(faces: &[Face], load: Load, verbs: Option<(Verbs, SocketAddr)>) -> Result<Table, Failure> {
     let Load { connections, mute, seconds, .. } = load;
-    let mut table = Table::new();
+    let mut table = terminal::table();
     table.set_header([
         "server".into(),
         format!("registered for each of {connections} idle"),

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use clap::Subcommand;
 use conformance::reqs::{Requirement, Requirements, workspace};
 use suite::exit::{DONE, FAILED};
+use suite::terminal;
 
 use super::coverage::Coverage;
 use super::render;
@@ -40,7 +41,7 @@ pub fn run(command: Command) -> ExitCode {
         Command::Render { root, check } => write_pages(root, check),
     };
     result.unwrap_or_else(|problem| {
-        eprintln!("{problem}");
+        terminal::complain(&problem, 4);
         ExitCode::from(FAILED)
     })
 }
@@ -65,7 +66,7 @@ fn cover(root: Option<PathBuf>, verbose: bool) -> Result<ExitCode, String> {
         print_ids("open, and no musts", &coverage.open());
         print_ids("named by no code", &coverage.without_code());
         for problem in &coverage.problems {
-            eprintln!("{problem}");
+            terminal::complain(problem, 4);
         }
         problems += coverage.problems.len();
     }
@@ -74,7 +75,8 @@ fn cover(root: Option<PathBuf>, verbose: bool) -> Result<ExitCode, String> {
 
 fn print_ids(title: &str, requirements: &[&Requirement]) {
     let ids: Vec<&str> = requirements.iter().map(|requirement| requirement.id.as_str()).collect();
-    println!("{title}: {}", if ids.is_empty() { "none".to_string() } else { ids.join(" ") });
+    let ids = if ids.is_empty() { "none".to_string() } else { ids.join(" ") };
+    terminal::tell(&format!("{title}: {ids}"), 4);
 }
 
 fn write_pages(root: Option<PathBuf>, check: bool) -> Result<ExitCode, String> {

@@ -143,7 +143,7 @@ impl Coverage {
 
     /// The counts, by area, level, profile and origin.
     pub fn table(&self) -> Table {
-        let mut table = Table::new();
+        let mut table = suite::terminal::table();
         table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
         table.set_header(["", "all", "shown", "by tests", "by vectors", "untestable", "open"]);
         for column in table.column_iter_mut().skip(1) {

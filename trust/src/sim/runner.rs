@@ -208,7 +208,8 @@ pub fn main(options: &Options) -> ExitCode {
     println!("{}", classes(&summary.failure_counts));
     let seconds = begun.elapsed().as_secs_f64();
     println!(
-        "{} runs, {} events, {} bytes delivered, {} windows registered ahead, {} faults struck nothing; {:.1} s, {:.0} runs/s, {} violations",
+        "{} runs, {} events, {} bytes delivered, {} windows registered ahead, {} faults struck nothing\n\
+         {:.1} s, {:.0} runs/s, {} violations",
         summary.runs,
         summary.events,
         summary.bytes,

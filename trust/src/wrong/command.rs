@@ -17,6 +17,7 @@ use conformance::wrong::Mistake;
 use suite::Tag;
 use suite::Verdict;
 use suite::exit::{BROKEN, DONE, FAILED, NOTHING};
+use suite::terminal;
 
 /// Most of the time of a wrong target is spent waiting for what does not come.
 const AT_ONCE: usize = 24;
@@ -84,7 +85,7 @@ fn judge_quietly(lines: &[Line]) -> Result<Vec<CaseResult>, String> {
 pub fn run(options: &Verdicts) -> ExitCode {
     let done = if options.search { search(options) } else { table(options) };
     done.unwrap_or_else(|problem| {
-        eprintln!("{problem}");
+        terminal::complain(&problem, 4);
         ExitCode::from(BROKEN)
     })
 }
@@ -132,10 +133,11 @@ fn table(options: &Verdicts) -> Result<ExitCode, String> {
         if !mark.is_empty() {
             code = FAILED;
         }
-        println!("{mark}{case} {} | {target} | {}: {}", role.name(), result.verdict, result.reason);
+        let line = format!("{mark}{case} {} | {target} | {}: {}", role.name(), result.verdict, result.reason);
+        terminal::tell(&line, 4);
     }
     for (role, case, why) in NO_MISTAKE.iter().filter(|(_, case, _)| wanted(options, case)) {
-        println!("{case} {} | no mistake | {why}", role.name());
+        terminal::tell(&format!("{case} {} | no mistake | {why}", role.name()), 4);
     }
     Ok(ExitCode::from(code))
 }
@@ -158,7 +160,7 @@ fn search(options: &Verdicts) -> Result<ExitCode, String> {
         let told: Vec<String> = failed
             .map(|((target, ..), _)| format!("{target}{}", if passes(*target, role) { "" } else { "!" }))
             .collect();
-        println!("{case} {} | {}", role.name(), told.join(" "));
+        terminal::tell(&format!("{case} {} | {}", role.name(), told.join(" ")), 4);
     }
     Ok(ExitCode::from(DONE))
 }

@@ -22,7 +22,7 @@ use crate::reqs::Role;
 use crate::trace::{Limits, Recorded, Recorder};
 use crate::wrong;
 use suite::Verdict;
-use suite::terminal::{error_columns, fold};
+use suite::terminal;
 
 /// Hosts of the embedded fabric: the target's and the suite's.
 fn hosts() -> (SoftSim, SocketAddr, SoftSim, SocketAddr) {
@@ -42,6 +42,10 @@ fn recorder() -> Recorder {
 /// # Errors
 /// It has none: [`crate::exit::USAGE`].
 pub fn resolve(target: &str) -> Result<SocketAddr, CommandError> {
+    // Not repeated: it may be a password.
+    if target.contains('@') {
+        return Err(usage("a target is HOST:PORT, without a user and a password"));
+    }
     let mut addresses = target.to_socket_addrs().map_err(|error| usage(format!("{target}: {error}")))?;
     addresses.next().ok_or_else(|| usage(format!("{target} has no address")))
 }
@@ -168,7 +172,7 @@ fn go<B: Descriptors>(
         Some(result) => {
             if !result.verdict.is_pass() && result.verdict != Verdict::Skipped {
                 let line = format!("{:14} {case}: {}", result.verdict, result.reason);
-                bar.suspend(|| eprintln!("{}", fold(&line, 15, error_columns())));
+                bar.suspend(|| terminal::complain(&line, 15));
             }
             bar.inc(1);
         }

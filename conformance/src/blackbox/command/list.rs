@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Args;
-use comfy_table::{ContentArrangement, Table, presets};
+use comfy_table::presets;
 use rdma_conn::Descriptors;
 use rdma_softsim::SoftSim;
 
@@ -12,6 +12,7 @@ use crate::blackbox::case::Case;
 use crate::blackbox::select::Select;
 use crate::exit::{DONE, NOTHING};
 use crate::reqs::{Requirements, Role};
+use suite::terminal;
 
 /// The kind of entries to list.
 #[derive(Args, Clone, Debug)]
@@ -41,9 +42,8 @@ pub fn list(options: &List) -> ExitCode {
         let all: Vec<_> = cases.iter().map(|case| described(case, &requirements)).collect();
         println!("{:#}", serde_json::Value::from(all));
     } else {
-        let mut table = Table::new();
+        let mut table = terminal::table();
         table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
-        table.set_content_arrangement(ContentArrangement::Dynamic);
         table.set_header(["case", "of", "level", "what the target is shown"]);
         for case in &cases {
             let role = case.role.map_or("", Role::name);

@@ -22,6 +22,7 @@ use options::Common;
 use super::baseline::Baseline;
 use super::results::Run;
 use crate::exit::{NO_ENVIRONMENT, USAGE};
+use suite::terminal;
 
 pub use against::resolve;
 pub use demo::{Demo, demo};
@@ -77,6 +78,6 @@ pub fn finish(outcome: Result<u8, CommandError>) -> ExitCode {
         Ok(code) => return ExitCode::from(code),
         Err(trouble) => trouble,
     };
-    eprintln!("{reason}");
+    terminal::complain(&reason, 4);
     ExitCode::from(code)
 }

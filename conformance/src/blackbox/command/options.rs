@@ -10,7 +10,7 @@ use rdma_conn::Options;
 use super::{CommandError, pair, usage};
 use crate::blackbox::own::small;
 use crate::blackbox::report::Format;
-use crate::blackbox::results::Target;
+use crate::blackbox::results::{Target, without};
 use crate::blackbox::select::{Harm, Select};
 use crate::reqs::Role;
 use crate::wrong::Mistake;
@@ -218,22 +218,6 @@ impl Common {
         };
         Target { name, role, how: how.into(), backend: backend.into() }
     }
-}
-
-/// Returns a command line without these options, each of which has a value.
-pub(super) fn without(arguments: &[String], options: &[&str]) -> Vec<String> {
-    let mut left = Vec::new();
-    let mut rest = arguments.iter();
-    while let Some(word) = rest.next() {
-        let (name, value) =
-            word.split_once('=').map_or((word.as_str(), None), |(name, value)| (name, Some(value)));
-        if !options.contains(&name) {
-            left.push(word.clone());
-        } else if value.is_none() {
-            rest.next();
-        }
-    }
-    left
 }
 
 /// The command that runs it again, without any selection.

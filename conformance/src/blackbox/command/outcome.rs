@@ -17,23 +17,30 @@ pub(super) fn conclude(run: &mut Run, common: &Common, baseline: &Baseline) -> R
         baseline.renewed(run).write(file).map_err(|reason| (BROKEN, reason))?;
     }
     let text = report::text(run, common.format, common.strict).map_err(|reason| (BROKEN, reason))?;
-    match terminal::columns() {
-        Some(columns) if common.format == Format::Pretty => print!("{}", folded(&text, columns)),
-        _ => print!("{text}"),
-    }
+    tell(&text, common.format);
     if let Some(out) = &common.out {
-        write_all(run, out)?;
+        write_all(run, out, common.strict)?;
         eprintln!("written to {}", out.display());
     }
     Ok(code)
 }
 
-/// Folds a report for a terminal, but for the lines by which cases run again: they are to be copied.
+/// Prints a report, folded if it is for people.
+pub(super) fn tell(text: &str, format: Format) {
+    match format {
+        Format::Pretty => print!("{}", folded(text, terminal::columns())),
+        _ => print!("{text}"),
+    }
+}
+
+/// Folds a report, but for the lines by which cases run again: they are to be copied.
 fn folded(text: &str, columns: usize) -> String {
     let mut folded = String::new();
     for line in text.lines() {
-        let columns = (!line.starts_with("    again: ")).then_some(columns);
-        folded += &terminal::fold(line, 4, columns);
+        match line.starts_with("    again: ") {
+            true => folded += line,
+            false => folded += &terminal::fold(line, 4, columns),
+        }
         folded.push('\n');
     }
     folded
@@ -42,7 +49,7 @@ fn folded(text: &str, columns: usize) -> String {
 /// Returns the exit code of a run, expected failures left out. Prints the expected failures that no longer occur.
 pub(super) fn judge(run: &mut Run, baseline: &Baseline, strict: bool) -> u8 {
     let stale = baseline.apply(run);
-    stale.iter().for_each(|stale| eprintln!("{stale}"));
+    stale.iter().for_each(|stale| terminal::complain(stale, 4));
     let skipped = run.count(Verdict::Skipped);
     if skipped > 0 {
         eprintln!(
@@ -55,7 +62,7 @@ pub(super) fn judge(run: &mut Run, baseline: &Baseline, strict: bool) -> u8 {
 }
 
 /// Writes a run in all formats.
-pub(super) fn write_all(run: &Run, out: &Path) -> Result<(), CommandError> {
+pub(super) fn write_all(run: &Run, out: &Path, strict: bool) -> Result<(), CommandError> {
     let told = |error: std::io::Error| (BROKEN, format!("{}: {error}", out.display()));
     std::fs::create_dir_all(out).map_err(told)?;
     for (file, format) in [
@@ -65,7 +72,7 @@ pub(super) fn write_all(run: &Run, out: &Path) -> Result<(), CommandError> {
         ("badge.json", Format::Badge),
         ("report.html", Format::Html),
     ] {
-        let text = report::text(run, format, false).map_err(|reason| (BROKEN, reason))?;
+        let text = report::text(run, format, strict).map_err(|reason| (BROKEN, reason))?;
         std::fs::write(out.join(file), text).map_err(told)?;
     }
     Ok(())

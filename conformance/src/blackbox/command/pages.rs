@@ -23,8 +23,8 @@ pub struct Report {
     /// A file of expected failures, to judge them by: the exit code says what `run` would have said.
     #[arg(long)]
     baseline: Option<PathBuf>,
-    /// Judge as `run --strict` does.
-    #[arg(long, requires = "baseline")]
+    /// Judge as `run --strict` does: what the report calls a failure, and, with --baseline, the exit code.
+    #[arg(long)]
     strict: bool,
     /// Keep back what brings a target down or harms others (the ids of such cases, and of those that passed, so that they
     /// cannot be told by elimination): they are counted. For results of other people's software that are published.
@@ -56,12 +56,12 @@ pub fn make_report(options: &Report) -> ExitCode {
         let text = match &runs[..] {
             runs if options.format == Format::Html => report::html(runs, options.spec.as_deref()),
             runs if options.format == Format::Markdown => Ok(report::markdown(runs)),
-            [run] => report::text(run, options.format, false),
+            [run] => report::text(run, options.format, options.strict),
             _ => return Err(usage("only HTML and Markdown take several runs")),
         };
         let text = text.map_err(|reason| (BROKEN, reason))?;
         match &options.out {
-            None => print!("{text}"),
+            None => outcome::tell(&text, options.format),
             Some(out) => {
                 std::fs::write(out, text).map_err(|error| (BROKEN, format!("{}: {error}", out.display())))?;
             }

@@ -1,6 +1,7 @@
 //! A client and a server with each other, and a relay between them that watches both.
 
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -13,8 +14,9 @@ use crate::blackbox::process::{ExecClients, ExecServer};
 use crate::blackbox::run::STARTING;
 use crate::blackbox::target::{Clients as _, Exit, Server as _};
 use crate::client::Failure;
-use crate::exit::{BROKEN, DONE, FAILED, LOST, UNDECIDED};
+use crate::exit::{BROKEN, DONE, FAILED, LOST, NOTHING, UNDECIDED};
 use crate::peer::{Breach, Incoming, Listener, Peer, Shape};
+use suite::terminal;
 
 /// A client and a server.
 #[derive(Args, Clone, Debug)]
@@ -47,6 +49,7 @@ pub(super) fn run(options: &Pair) -> Result<u8, CommandError> {
         .map_err(|reason| (BROKEN, reason))?;
     let deadline = Instant::now() + Duration::from_secs(options.within);
     let breaches = Mutex::new(Vec::new());
+    let relayed = AtomicUsize::new(0);
     let mut connections = 0;
     let exit = std::thread::scope(|scope| -> Result<_, CommandError> {
         loop {
@@ -58,35 +61,56 @@ pub(super) fn run(options: &Pair) -> Result<u8, CommandError> {
             let asked = listener.request_within(Duration::from_millis(100)).map_err(no_environment)?;
             let Some((id, _)) = asked else { continue };
             connections += 1;
-            let (listener, verbs, server, breaches) = (&listener, &verbs, server.address(), &breaches);
+            let (listener, verbs, server) = (&listener, &verbs, server.address());
+            let watched = Watched { breaches: &breaches, relayed: &relayed };
             scope.spawn(move || {
                 let shape = Shape::default().window(1 << 20);
-                let relayed = dial(verbs, server, shape, deadline)
+                let done = dial(verbs, server, shape, deadline)
                     .and_then(|ahead| Ok((ahead, listener.answer(id, shape)?)))
-                    .and_then(|(ahead, behind)| relay(ahead, behind, deadline, breaches));
-                if let Err(failure) = relayed {
-                    println!("connection {connections}: {failure}");
+                    .and_then(|(ahead, behind)| relay(ahead, behind, deadline, watched));
+                if let Err(failure) = done {
+                    terminal::tell(&format!("connection {connections}: {failure}"), 4);
                 }
             });
         }
     })?;
     let breaches = breaches.into_inner().unwrap_or_else(PoisonError::into_inner);
     for (who, Breach { requirement, what }) in &breaches {
-        println!("{who}: {requirement}: {what}");
+        terminal::tell(&format!("{who}: {requirement}: {what}"), 4);
     }
     let told = exit.as_ref().map_or_else(|| "it did not end in time".into(), ToString::to_string);
-    println!("the client, after {connections} connections: {told}");
+    terminal::tell(&format!("the client, after {connections} connections: {told}"), 4);
     let death = server.death(Duration::from_millis(100));
     if let Some(death) = &death {
-        println!("the server ended: {death}");
+        terminal::tell(&format!("the server ended: {death}"), 4);
     }
-    Ok(match exit {
-        _ if death.is_some() => LOST,
+    let code = code(exit.as_ref(), death.is_some(), breaches.len(), relayed.into_inner());
+    if code == NOTHING {
+        terminal::tell("nothing was seen of the two: no connection went through the relay", 4);
+    }
+    Ok(code)
+}
+
+/// Returns the exit code, by how the client ended, whether the server did, and how much was seen of both.
+const fn code(client: Option<&Exit>, server_ended: bool, breaches: usize, relayed: usize) -> u8 {
+    match client {
+        _ if server_ended => LOST,
         None | Some(Exit::Crashed(_)) => LOST,
-        Some(Exit::Success) if breaches.is_empty() => DONE,
-        Some(Exit::Success | Exit::Failure(_)) => FAILED,
+        Some(Exit::Failure(_)) => FAILED,
+        Some(Exit::Success) if breaches > 0 => FAILED,
+        // It says that all is well, and did nothing that could be watched.
+        Some(Exit::Success) if relayed == 0 => NOTHING,
+        Some(Exit::Success) => DONE,
         Some(Exit::Unsupported) => UNDECIDED,
-    })
+    }
+}
+
+/// What was seen of the two.
+#[derive(Clone, Copy)]
+struct Watched<'a> {
+    breaches: &'a Mutex<Vec<(&'static str, Breach)>>,
+    /// Connections on which the relay passed something on.
+    relayed: &'a AtomicUsize,
 }
 
 /// Connects to the server, which may still be starting.
@@ -107,36 +131,46 @@ fn relay(
     mut ahead: Peer<Verbs>,
     mut behind: Peer<Verbs>,
     deadline: Instant,
-    breaches: &Mutex<Vec<(&'static str, Breach)>>,
+    watched: Watched<'_>,
 ) -> Result<(), Failure> {
     behind.serves = true;
     ahead.relays();
     behind.relays();
     behind.await_established()?;
-    let relayed = between(&mut ahead, &mut behind, deadline);
+    let relayed = between(&mut ahead, &mut behind, deadline, watched.relayed);
     // Also of a connection that failed: the breach may be why.
     for (who, peer) in [("server", &ahead), ("client", &behind)] {
         let seen = peer.seen.breaches.iter().map(|breach| (who, breach.clone()));
-        breaches.lock().unwrap_or_else(PoisonError::into_inner).extend(seen);
+        watched.breaches.lock().unwrap_or_else(PoisonError::into_inner).extend(seen);
         // One of them has left already.
         let _left = peer.disconnect();
     }
     relayed
 }
 
-fn between(ahead: &mut Peer<Verbs>, behind: &mut Peer<Verbs>, deadline: Instant) -> Result<(), Failure> {
+fn between(
+    ahead: &mut Peer<Verbs>,
+    behind: &mut Peer<Verbs>,
+    deadline: Instant,
+    relayed: &AtomicUsize,
+) -> Result<(), Failure> {
     ahead.handshake()?;
     behind.handshake()?;
     let mut gone = false;
+    let mut passed = 0;
     while !gone && Instant::now() < deadline {
-        gone |= pass_on(ahead, behind)?;
-        gone |= pass_on(behind, ahead)?;
+        let before = passed;
+        gone |= pass_on(ahead, behind, &mut passed)?;
+        gone |= pass_on(behind, ahead, &mut passed)?;
+        if before == 0 && passed > 0 {
+            relayed.fetch_add(1, Ordering::Relaxed);
+        }
     }
     Ok(())
 }
 
 /// True when it has left.
-fn pass_on(from: &mut Peer<Verbs>, to: &mut Peer<Verbs>) -> Result<bool, Failure> {
+fn pass_on(from: &mut Peer<Verbs>, to: &mut Peer<Verbs>, passed: &mut usize) -> Result<bool, Failure> {
     let mut gone = false;
     while let Some(incoming) = from.receive_within(Duration::from_millis(1))? {
         match incoming {
@@ -149,5 +183,30 @@ fn pass_on(from: &mut Peer<Verbs>, to: &mut Peer<Verbs>) -> Result<bool, Failure
     }
     let heard = from.take_received();
     to.send_bytes(&heard)?;
+    *passed += heard.len();
     Ok(gone)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A client that never came says nothing about either, however well it ended.
+    #[test]
+    fn nothing_is_well_that_was_not_seen() {
+        let failed = Exit::Failure("1".into());
+        let crashed = Exit::Crashed("signal 11".into());
+        for (client, server_ended, breaches, relayed, expected) in [
+            (Some(&Exit::Success), false, 0, 1, DONE),
+            (Some(&Exit::Success), false, 0, 0, NOTHING),
+            (Some(&Exit::Success), false, 1, 0, FAILED),
+            (Some(&Exit::Success), true, 0, 0, LOST),
+            (Some(&failed), false, 0, 0, FAILED),
+            (Some(&crashed), false, 0, 1, LOST),
+            (None, false, 0, 1, LOST),
+            (Some(&Exit::Unsupported), false, 0, 0, UNDECIDED),
+        ] {
+            assert_eq!(code(client, server_ended, breaches, relayed), expected, "{client:?}, {relayed}");
+        }
+    }
 }

@@ -6,12 +6,12 @@ use std::process::ExitCode;
 use clap::Args;
 use glob::Pattern;
 
-use super::options::{TargetCommand, parse, without};
+use super::options::{TargetCommand, parse};
 use super::{CommandError, against, finish, usage};
-use crate::blackbox::results::{CaseResult, Run};
+use crate::blackbox::results::{CaseResult, Run, without};
 use crate::blackbox::session::legal;
-use crate::exit::{DONE, FAILED, NOTHING, UNDECIDED};
-use suite::Verdict;
+use crate::exit::{DONE, FAILED, NOTHING, UNDECIDED, worse};
+use suite::{Verdict, terminal};
 
 /// Runs the failures of an earlier run again.
 #[derive(Args, Clone, Debug)]
@@ -44,29 +44,25 @@ fn again(options: &Replay) -> Result<u8, CommandError> {
     let now = results(&before.arguments, &wanted)?;
     let mut code = DONE;
     for result in wanted {
-        let (told, reason) = match now.iter().find(|one| one.id == result.id) {
-            Some(one) if one.verdict.is_pass() => ("FIXED", &one.reason),
-            Some(one) if one.verdict == Verdict::Fail => {
-                code = FAILED;
-                ("STILL-FAILING", &one.reason)
-            }
-            Some(one) => {
-                code = code.max(UNDECIDED);
-                ("NOT-REPRODUCED", &one.reason)
-            }
-            None => ("NO-SUCH-CASE", &result.reason),
+        let (came_to, told, reason) = match now.iter().find(|one| one.id == result.id) {
+            Some(one) if one.verdict.is_pass() => (DONE, "FIXED", &one.reason),
+            Some(one) if one.verdict == Verdict::Fail => (FAILED, "STILL-FAILING", &one.reason),
+            Some(one) => (UNDECIDED, "NOT-REPRODUCED", &one.reason),
+            // Nothing shows that it is fixed.
+            None => (UNDECIDED, "NO-SUCH-CASE", &result.reason),
         };
-        println!("{told:15} {}: {reason}", result.id);
+        terminal::tell(&format!("{told:15} {}: {reason}", result.id), 16);
+        code = worse(code, came_to);
     }
-    // A failure outweighs what could not be decided.
-    let failed = now.iter().any(|one| one.verdict == Verdict::Fail);
-    Ok(if code == UNDECIDED && failed { FAILED } else { code })
+    Ok(code)
 }
 
 /// Runs the wanted cases: those of the suite in one run, and a run for each peer that was drawn at random.
 fn results(arguments: &[String], wanted: &[&CaseResult]) -> Result<Vec<CaseResult>, CommandError> {
     let mut now = Vec::new();
-    let mut cases = arguments.to_vec();
+    // None but the wanted ones.
+    let arguments = &without(arguments, &["--select", "--skip"]);
+    let mut cases = arguments.clone();
     for result in wanted {
         if let Some(seed) = legal::seed(&result.id) {
             let mut one = without(arguments, &["--random", "--seed"]);

@@ -4,9 +4,9 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use super::options::{Common, TargetCommand, parse};
-use super::outcome::write_all;
+use super::outcome::{tell, write_all};
 use super::{CommandError, against, finish, usage};
-use crate::blackbox::report;
+use crate::blackbox::report::{self, Format};
 use crate::blackbox::results::Run;
 use crate::exit::{BROKEN, DONE, worse};
 
@@ -25,8 +25,9 @@ fn both(out: &Path) -> Result<u8, CommandError> {
             TargetCommand::Client(client) => (against::client(&client, &arguments)?, client.common),
             TargetCommand::Pair(_) => continue,
         };
-        print!("{}{}", report::summary(&run), report::failures(&run, common.strict));
-        write_all(&run, &out.join(role))?;
+        let text = report::summary(&run) + &report::failures(&run, common.strict);
+        tell(&text, Format::Pretty);
+        write_all(&run, &out.join(role), common.strict)?;
         worst = worse(worst, run.code(common.strict));
         runs.push(run);
     }

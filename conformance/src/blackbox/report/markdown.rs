@@ -18,6 +18,9 @@ pub fn markdown(runs: &[Run]) -> String {
         if run.withheld() > 0 {
             text.push_str(WITHHELD);
         }
+        if run.withheld.as_ref().is_some_and(|withheld| withheld.untried.total() > 0) {
+            text.push_str("\nSkipped are also cases that were not run because the program was gone. They are counted, and not listed.\n");
+        }
         for score in run.scores() {
             let _ = write!(text, "\n### {score}\n");
             let rest: Vec<_> =

@@ -38,7 +38,7 @@ pub enum Format {
     Badge,
 }
 
-/// A run in a format.
+/// A run in a format, judged as `--strict` judges it, or not.
 ///
 /// # Errors
 /// It cannot be written down.
@@ -46,8 +46,8 @@ pub fn text(run: &Run, format: Format, strict: bool) -> Result<String, String> {
     match format {
         Format::Pretty => Ok(format!("{}{}", failures(run, strict), summary(run))),
         Format::Json => run.json(),
-        Format::Junit => junit::junit(run),
-        Format::Tap => Ok(tap::tap(run)),
+        Format::Junit => junit::junit(run, strict),
+        Format::Tap => Ok(tap::tap(run, strict)),
         Format::Html => html(std::slice::from_ref(run), None),
         Format::Markdown => Ok(markdown(std::slice::from_ref(run))),
         Format::Badge => Ok(format!("{:#}\n", badge(run))),

@@ -1,0 +1,67 @@
+# Shared by the scripts of this folder; to be sourced by bash, in the root of the repository. Has all of lab/lib.sh, and
+#
+#   stage WORDS…      begins a stage: if something fails, the script ends, and its last line names the stage
+#   tests COMMAND…    runs tests; fails if there were none, or if one was skipped for want of something that can be installed
+#   told LOG          counts the tests and the skips of a whole log; fails as `tests` does
+#
+# A skip is a line that begins with `skipped: `, and says why. Those that .ci/skips does not name are failures.
+# shellcheck shell=bash
+. lab/lib.sh
+
+begun=$(date +%s)
+current=${0##*/}
+
+stage() {
+    current=$*
+    printf '\n### [%4ds] %s\n' "$(($(date +%s) - begun))" "$*"
+}
+
+# For the traps below.
+failed_at() { printf '\n### %s: line %s: exit status %s: %s\n' "$0" "$2" "$1" "$3" >&2; }
+ended() {
+    local status=$?
+    ((status == 0)) || printf '\n### [%4ds] FAILED (exit status %d) in the stage: %s\n' "$(($(date +%s) - begun))" "$status" "$current" >&2
+}
+trap 'failed_at $? $LINENO "$BASH_COMMAND"' ERR
+trap ended EXIT
+
+# Reasons of skips that .ci/skips names.
+allowed() { grep -Ev '^(#|$)' .ci/skips; }
+
+# Prints the skips of a log, each reason once, with how often it was; fails if there is one that is not allowed.
+skips() { # LOG
+    local wrong
+    sed -n 's/^skipped: //p' "$1" | sort | uniq -c | sed 's/^ *\([0-9]*\) /skipped, \1 times: /'
+    wrong=$(sed -n 's/^skipped: //p' "$1" | grep -Evf <(allowed) | sort -u) || true
+    [ -z "$wrong" ] || printf 'these are for want of something that can be installed, or .ci/skips does not name them:\n%s\n' "$wrong" >&2
+    [ -z "$wrong" ]
+}
+
+# Prints how many tests of a log passed.
+passed() { sed -n 's/^test result: ok\. \([0-9]*\) passed.*/\1/p' "$1" | awk '{ sum += $1 } END { print sum + 0 }'; }
+
+# What passing tests printed is left out, but for skips.
+shortened() {
+    awk '/^successes:$/ { hidden = 1 } /^(test result: |failures:$)/ { hidden = 0 } !hidden || /^skipped: / { print; fflush() }'
+}
+
+tests() { # COMMAND…
+    local log count status=0
+    local command=("$@")
+    [[ " $* " == *' -- '* ]] || command+=(--)
+    log=$(mktemp)
+    "${command[@]}" --show-output 2>&1 | tee "$log" | shortened || status=$?
+    count=$(passed "$log")
+    if ((status == 0 && count == 0)); then
+        echo "no test was run: $*" >&2
+        status=1
+    fi
+    ((status)) || skips "$log" >/dev/null || status=$?
+    rm -f "$log"
+    return "$status"
+}
+
+told() { # LOG
+    printf '\n### %s tests passed\n' "$(passed "$1")"
+    skips "$1"
+}
