@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::data::{Bytes, Fields, Hex, Input, Need, Output, Settings, Trace};
+use super::data::{Bytes, Fields, Hex, Input, Need, Output, Settings, State, Trace};
 use super::protocol::Reply;
 use crate::reqs::Role;
 use rdma_proto::wire::Message;
@@ -13,6 +13,8 @@ pub(super) struct Invariants<'a> {
     settings: &'a Settings,
     established: bool,
     ended: bool,
+    /// The peer has disconnected.
+    left: bool,
     /// The peer's window and how much of it was written.
     window: Option<(Fields, u32)>,
     /// Bytes written since the last immediate.
@@ -44,6 +46,7 @@ impl<'a> Invariants<'a> {
             settings: &trace.settings,
             established: false,
             ended: false,
+            left: false,
             window: None,
             unnotified: 0,
             given: 0,
@@ -68,6 +71,7 @@ impl<'a> Invariants<'a> {
                 // A server has no question to ask, and goes by completions.
                 self.handled.by_completions = *rnr_retry == 7 || self.role == Role::Server;
             }
+            Input::Disconnected {} => self.left = true,
             Input::Write { length } => self.given += u64::from(*length),
             Input::Read { length } => self.read = self.arrived.min(self.read + u64::from(*length)),
             Input::Acknowledged {} => {
@@ -139,6 +143,12 @@ impl<'a> Invariants<'a> {
             }
             other => Err(format!("{other:?} is not something it can do")),
         }
+    }
+
+    /// Returns whether a connection in `state` lacks the disconnect that ends it: answering the peer's is only a should (VR-CLOSE-005).
+    pub(super) fn owes_disconnect(&self, state: State) -> bool {
+        let over = state == State::Failed || (state == State::Closed && !self.left);
+        self.established && !self.ended && over
     }
 
     /// Returns whether what is posted now may be held against the step in which the connection is established.

@@ -76,6 +76,13 @@ fn run_step(
     } else if done.outputs != [Output::Disconnect] {
         return Err(format!("must be refused with a disconnect and nothing else; it did {:?}", done.outputs));
     }
+    if let Reply::Ok { state, .. } = done.end
+        && invariants.owes_disconnect(state)
+    {
+        return Err(format!(
+            "its state is {state:?}, and it has not disconnected (VR-CLOSE-001, VR-CLOSE-007)"
+        ));
+    }
     compare_state(step, &done, invariants.notifications)
 }
 
