@@ -92,6 +92,107 @@ fn the_files_match_their_schemas() {
     }
 }
 
+/// Requirements and the vectors of frames beside them have a schema, too.
+#[test]
+fn the_requirements_match_their_schema() {
+    let schema = schema("requirements-2.json");
+    for name in ["requirements.toml", "snapshot.toml"] {
+        let file: toml::Value = toml::from_str(&read(&workspace().unwrap().join("spec").join(name))).unwrap();
+        let file = serde_json::to_value(file).unwrap();
+        let problems: Vec<String> = schema
+            .iter_errors(&file)
+            .map(|error| format!("{name}: {}: {error}", error.instance_path()))
+            .collect();
+        assert_none(&problems);
+    }
+}
+
+/// Every schema has a name of its own, by which others refer to it.
+#[test]
+fn every_schema_has_an_id() {
+    for (name, text) in valkey_rdma_vectors::SCHEMAS {
+        let schema: Value = serde_json::from_str(text).unwrap();
+        assert_eq!(schema["$id"], format!("urn:valkey-rdma:schema:{name}"));
+    }
+}
+
+/// Each rule of the text says its level where it stands: before the id of a requirement, and after the one before it, is its
+/// MUST, SHOULD or MAY, and no other.
+#[test]
+fn the_text_says_each_level() {
+    let text = read(&workspace().unwrap().join("spec/protocol.md"));
+    let rules = text.split("\n## 15. ").next().unwrap();
+    let mut said = std::collections::BTreeSet::new();
+    let mut problems = Vec::new();
+    let mut segment = String::new();
+    let mut is_code = false;
+    for line in rules.lines() {
+        is_code ^= line.starts_with("```");
+        // A paragraph, an item or a table begins.
+        if is_code
+            || line.is_empty()
+            || line.starts_with('|')
+            || line.starts_with("```")
+            || line.starts_with("- ")
+            || line.starts_with(|c: char| c.is_ascii_digit())
+        {
+            segment.clear();
+        }
+        if is_code || line.starts_with('|') {
+            continue;
+        }
+        let mut rest = line;
+        while let Some((before, after)) = rest.split_once("VR-") {
+            let id = format!(
+                "VR-{}",
+                after.split(|c: char| !c.is_ascii_alphanumeric() && c != '-').next().unwrap()
+            );
+            segment.push_str(before);
+            let levels: std::collections::BTreeSet<&str> = segment
+                .split(|c: char| !c.is_ascii_alphabetic())
+                .filter(|word| ["MUST", "SHOULD", "MAY"].contains(word))
+                .collect();
+            let level = Requirements::built_in().get(&id).map(|one| one.level.to_string().to_uppercase());
+            if levels.into_iter().collect::<Vec<_>>() != level.iter().map(String::as_str).collect::<Vec<_>>()
+            {
+                problems.push(format!("{id} is {level:?}, and the text before it says otherwise: {segment}"));
+            }
+            said.insert(id.clone());
+            segment.clear();
+            rest = &after[id.len() - 3..];
+        }
+        segment.push_str(rest);
+        segment.push(' ');
+    }
+    assert_none(&problems);
+    let unsaid: Vec<String> = Requirements::built_in()
+        .iter()
+        .filter(|one| !said.contains(&one.id))
+        .map(|one| one.id.clone())
+        .collect();
+    assert_none(&unsaid);
+}
+
+/// What a server sends before it sees the event counts as sent at it: the page allows an answer there.
+#[test]
+fn an_answer_may_come_early() {
+    if !have("python3", "--version") {
+        return;
+    }
+    let right = read(&vectors().join("consumers/python/consumer.py"));
+    let (from, to) = (
+        "            self.answers.append(message[\"select\"])\n",
+        "            self.answers.append(message[\"select\"])\n            if self.state == \"connecting\":\n                self.send(kind=\"GetServerFeature\", select=self.answers.pop(0))\n",
+    );
+    assert_eq!(right.matches(from).count(), 1);
+    let early = Path::new(env!("CARGO_TARGET_TMPDIR")).join("early.py");
+    std::fs::write(&early, right.replace(from, to)).unwrap();
+    let command = format!("python3 '{}'", early.display());
+    for select in ["trace/features/question-before-established", "trace/generated"] {
+        assert_passed(&check::run(&files(), &mut shim(command.clone()), select).unwrap());
+    }
+}
+
 /// An implementation whose lines are held against the protocol's schema.
 struct Validated<I> {
     inner: I,
@@ -176,7 +277,7 @@ fn the_drawn_traces_are_up_to_date() {
 }
 
 /// Mistakes an implementer might make: what is changed in the Python consumer, into what, and a vector that must notice.
-const MISTAKES: [(&str, &str, &str); 20] = [
+const MISTAKES: [(&str, &str, &str); 23] = [
     (
         r#"struct.Struct(">H14xQII")"#,
         r#"struct.Struct("<H14xQII")"#,
@@ -225,6 +326,13 @@ const MISTAKES: [(&str, &str, &str); 20] = [
     ),
     ("self.unproven + reserve <", "0 <", "trace/credits/never-more-than-the-peer-has-receives"),
     ("if self.patient:", "if True:", "trace/credits/never-more-than-the-peer-has-receives"),
+    (r#" or message["select"] != 0"#, "", "trace/features/an-answer-with-another-select"),
+    (
+        "if value == 0:\n            return",
+        "if value == 0:\n            self.prove(self.at_announce)\n            return",
+        "trace/credits/nothing-is-proved-by-zero-in-the-next-window",
+    ),
+    ("if len(self.answers) > 1024:", "if False:", "trace/features/questions-without-end-while-open"),
 ];
 
 #[test]

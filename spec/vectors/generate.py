@@ -153,7 +153,9 @@ def draw(seed):
             model.act()
             check = {"state": model.state, "unread": model.arrived - model.read, "unsent": model.unsent}
             step = {"in": happens, "check": check}
-            if model.out:
+            if model.state == "closed" and model.out == ["disconnect"]:
+                step["optional"] = model.out  # VR-CLOSE-005 is a should
+            elif model.out:
                 step["out"] = model.out
             if len(model.out) > 1:
                 step["any_order"] = True

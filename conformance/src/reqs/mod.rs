@@ -46,9 +46,10 @@ pub enum Origin {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Profile {
-    /// The wire contract: what both sides must do to exchange bytes with a peer that does no wrong.
+    /// The wire contract: what two faultless peers need in order to lose no byte and not to wait for ever.
     Wire,
-    /// The limits that keep a peer that errs, attacks, is slow or vanishes from costing more than its connection.
+    /// Everything else: what keeps a peer that errs, attacks, is slow or vanishes from costing more than its
+    /// connection.
     Hardened,
 }
 

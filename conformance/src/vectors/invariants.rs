@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::data::{Bytes, Fields, Hex, Input, Need, Output, Settings, Trace};
+use super::data::{Bytes, Fields, Hex, Input, Need, Output, Settings, State, Trace};
 use super::protocol::Reply;
 use crate::reqs::Role;
 use rdma_proto::wire::Message;
@@ -13,6 +13,8 @@ pub(super) struct Invariants<'a> {
     settings: &'a Settings,
     established: bool,
     ended: bool,
+    /// The peer has disconnected.
+    left: bool,
     /// The peer's window and how much of it was written.
     window: Option<(Fields, u32)>,
     /// Bytes written since the last immediate.
@@ -20,8 +22,8 @@ pub(super) struct Invariants<'a> {
     /// Bytes the application gave, and bytes written.
     given: u64,
     sent: u64,
-    /// GetServerFeature that a server may still answer.
-    questions: u64,
+    /// The `select` of each GetServerFeature that a server may still answer.
+    questions: Vec<u16>,
     /// Notifications: messages and immediates.
     pub(super) notifications: u64,
     /// How many of them the peer has surely handled.
@@ -44,11 +46,12 @@ impl<'a> Invariants<'a> {
             settings: &trace.settings,
             established: false,
             ended: false,
+            left: false,
             window: None,
             unnotified: 0,
             given: 0,
             sent: 0,
-            questions: 0,
+            questions: Vec::new(),
             notifications: 0,
             posted: 0,
             handled: Handled { counts: trace.needs.contains(&Need::Credits), ..Handled::default() },
@@ -68,6 +71,7 @@ impl<'a> Invariants<'a> {
                 // A server has no question to ask, and goes by completions.
                 self.handled.by_completions = *rnr_retry == 7 || self.role == Role::Server;
             }
+            Input::Disconnected {} => self.left = true,
             Input::Write { length } => self.given += u64::from(*length),
             Input::Read { length } => self.read = self.arrived.min(self.read + u64::from(*length)),
             Input::Acknowledged {} => {
@@ -101,8 +105,8 @@ impl<'a> Invariants<'a> {
                 let mark = self.handled.filled.take();
                 self.handled.up_to(mark);
             }
-            Fields::GetServerFeature { .. } => {
-                self.questions += 1;
+            Fields::GetServerFeature { select, .. } => {
+                self.questions.push(select);
                 let mark = self.handled.asked.pop_front();
                 self.handled.up_to(mark);
             }
@@ -120,6 +124,9 @@ impl<'a> Invariants<'a> {
                 self.ended = true;
                 Ok(Some(Output::Disconnect))
             }
+            Reply::Send { hex } if !self.established && self.may_be_early(hex) => {
+                self.send(hex).map(|message| Some(Output::Send(message)))
+            }
             _ if !self.established => Err(format!("{reply:?} before the connection is established")),
             Reply::Send { .. } | Reply::Write { .. }
                 if self.posted == u64::from(self.settings.send_depth) =>
@@ -136,6 +143,24 @@ impl<'a> Invariants<'a> {
             }
             other => Err(format!("{other:?} is not something it can do")),
         }
+    }
+
+    /// Returns whether a connection in `state` lacks the disconnect that ends it: answering the peer's is only a should (VR-CLOSE-005).
+    pub(super) fn owes_disconnect(&self, state: State) -> bool {
+        let over = state == State::Failed || (state == State::Closed && !self.left);
+        self.established && !self.ended && over
+    }
+
+    /// Returns whether what is posted now may be held against the step in which the connection is established.
+    pub(super) const fn is_early(&self) -> bool {
+        !self.established
+    }
+
+    /// A server can send from the acceptance on, and may answer and send Keepalive before it sees the event.
+    fn may_be_early(&self, Bytes(bytes): &Bytes) -> bool {
+        let message = Message::decode(bytes);
+        self.role == Role::Server
+            && matches!(message, Ok(Message::GetServerFeature { .. } | Message::Keepalive))
     }
 
     fn send(&mut self, Bytes(bytes): &Bytes) -> Result<Fields, String> {
@@ -157,9 +182,12 @@ impl<'a> Invariants<'a> {
             (Fields::RegisterXferMemory { address, length, rkey }, _) => {
                 self.register(address, length, rkey)?;
             }
-            (Fields::GetServerFeature { .. }, Role::Server) => {
-                self.questions =
-                    self.questions.checked_sub(1).ok_or("an answer without a question (VR-FEAT-005)")?;
+            (Fields::GetServerFeature { select, .. }, Role::Server) => {
+                let question = self.questions.iter().position(|open| *open == select);
+                let question = question.ok_or_else(|| {
+                    format!("an answer with select {select}, and no question with it is open (VR-FEAT-002, VR-FEAT-005)")
+                })?;
+                self.questions.remove(question);
             }
             (Fields::SetClientFeature { .. }, Role::Server) => {
                 return Err("a server sent SetClientFeature (VR-FEAT-006)".to_string());

@@ -21,8 +21,9 @@ pub(super) fn run(implementation: &mut dyn Implementation, trace: &Trace) -> Res
         other => return Err(format!("it answered the start with {other:?}")),
     }
     let mut invariants = Invariants::new(trace);
+    let mut early = Vec::new();
     for (number, step) in trace.steps.iter().enumerate() {
-        run_step(implementation, &mut invariants, step)
+        run_step(implementation, &mut invariants, &mut early, step)
             .map_err(|problem| format!("step {}, {:?}: {problem}", number + 1, step.input))?;
     }
     Ok(Outcome::Passed)
@@ -42,6 +43,7 @@ struct StepResult {
 fn run_step(
     implementation: &mut dyn Implementation,
     invariants: &mut Invariants<'_>,
+    early: &mut Vec<Output>,
     step: &Step,
 ) -> Result<(), String> {
     let mut done = StepResult { outputs: Vec::new(), notifications: 0, end: Reply::Disconnect };
@@ -50,8 +52,18 @@ fn run_step(
         invariants.input(&step.input);
         let mut replies = implementation.ask(&request(&step.input))?;
         done.end = replies.pop().ok_or("no answer")?;
+        if !invariants.is_early() {
+            done.outputs.append(early);
+        }
         for reply in &replies {
             let output = invariants.output(reply)?;
+            if let Some(Output::Send(message)) = output
+                && invariants.is_early()
+            {
+                // It counts as sent when the connection is established.
+                early.push(Output::Send(message));
+                continue;
+            }
             match (output, done.outputs.last_mut()) {
                 (Some(Output::Payload(more)), Some(Output::Payload(bytes))) => *bytes += more,
                 (output, _) => done.outputs.extend(output),
@@ -63,6 +75,13 @@ fn run_step(
         compare_outputs(step, &done.outputs)?;
     } else if done.outputs != [Output::Disconnect] {
         return Err(format!("must be refused with a disconnect and nothing else; it did {:?}", done.outputs));
+    }
+    if let Reply::Ok { state, .. } = done.end
+        && invariants.owes_disconnect(state)
+    {
+        return Err(format!(
+            "its state is {state:?}, and it has not disconnected (VR-CLOSE-001, VR-CLOSE-007)"
+        ));
     }
     compare_state(step, &done, invariants.notifications)
 }

@@ -36,8 +36,8 @@ use crate::options::Options;
 pub(crate) const BATCH: usize = 16;
 
 /// The parameters that both sides pass to `rdma_connect` and `rdma_accept`: no READs beyond what the C implementations allow (VR-CONN-005),
-/// no private data, and none is looked at (VR-CONN-002); endless RNR retries for the peer, so that it waits for our receives
-/// instead of failing (VR-CONN-004). Six retries where nothing answers, since soft-RoCE takes seven for endless there as
+/// no private data (VR-CONN-016), and none is looked at (VR-CONN-002); endless RNR retries for the peer, so that it waits for our
+/// receives instead of failing (VR-CONN-004, VR-CONN-017). Six retries where nothing answers, since soft-RoCE takes seven for endless there as
 /// well, and would never find a peer gone (VR-KEEP-006).
 pub(crate) const CONNECT_PARAMS: ConnectParams = ConnectParams {
     responder_resources: 1,

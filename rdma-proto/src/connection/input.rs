@@ -67,7 +67,7 @@ impl Machine {
             // In a question `features` means nothing (VR-FEAT-012).
             Message::GetServerFeature { select, features } => match self.config.role {
                 Role::Server => self.answers.push(select)?,
-                Role::Client => self.receive_answer(features)?,
+                Role::Client => self.receive_answer(select, features)?,
             },
             Message::SetClientFeature { features, .. } => match self.config.role {
                 // A choice of what was not offered enables nothing (VM-001).
@@ -83,9 +83,9 @@ impl Machine {
         Ok(())
     }
 
-    /// In force is what both sides have (VR-FEAT-010).
-    fn receive_answer(&mut self, features: FeatureSet) -> Result<(), Error> {
-        if !self.credits.has_asked() {
+    /// In force is what both sides have (VR-FEAT-010). All questions have select 0, so an answer with another is none (VR-FEAT-014).
+    fn receive_answer(&mut self, select: u16, features: FeatureSet) -> Result<(), Error> {
+        if !self.credits.has_asked() || select != 0 {
             return Err(Error::PeerMisbehaved(PeerMisbehaved::UnaskedFeatures));
         }
         self.credits.got_answer();

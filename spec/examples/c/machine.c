@@ -118,6 +118,7 @@ enum kept { FOR_QUESTION = 0, FOR_REGISTRATION = 1, FOR_ANYTHING_ELSE = 2 };
 /* Whether a notification finds a receive, and enough stay for what must not wait behind it (VR-FLOW-005, VR-FLOW-009). */
 static bool may_notify(const struct vkr_machine *m, enum kept kept) {
     uint64_t keep = kept == FOR_REGISTRATION && m->asked > 0 ? 0 : (uint64_t)kept;
+    if (kept == FOR_ANYTHING_ELSE && m->set.peer_receives <= 3) keep = 1; /* section 8: three receives are enough */
     return m->sent - m->handled + keep < m->set.peer_receives;
 }
 
@@ -143,7 +144,8 @@ static void hear(struct vkr_machine *m, uint64_t now) {
 }
 
 static bool should_ask(const struct vkr_machine *m) {
-    return !m->patient && m->asked == 0 && 2 * (m->sent - m->handled) >= m->set.peer_receives;
+    return !m->patient && m->asked == 0 && m->set.peer_receives >= 3 &&
+           2 * (m->sent - m->handled) >= m->set.peer_receives;
 }
 
 /* ----------------------------------------------------------------------------------------- what arrives (5, 7, 9) */
@@ -168,7 +170,7 @@ static void take_window(struct vkr_machine *m, const struct vkr_message *window)
 static void take_question_or_answer(struct vkr_machine *m, const struct vkr_message *message) {
     if (m->set.server && m->answers < VKR_MOST_ANSWERS) {
         m->answer[(m->first_answer + m->answers++) % VKR_MOST_ANSWERS] = message->select;
-    } else if (m->set.server || m->asked == 0) {
+    } else if (m->set.server || m->asked == 0 || message->select != 0) { /* every question has select 0 */
         fail(m, VKR_PEER_MISBEHAVED); /* VR-FEAT-007, VR-FEAT-014 */
     } else {
         shown(m, m->asked - 1);

@@ -1,4 +1,3 @@
-// A path to test with; whoever publishes the module puts its address here.
-module valkey-rdma-vectors
+module @ADDRESS@/vectors
 
 go 1.19

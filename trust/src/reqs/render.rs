@@ -27,9 +27,9 @@ fn all(requirements: &Requirements) -> String {
         "# Requirements\n\n\
          Rendered from [requirements.toml](requirements.toml) by `valkey-rdma-trust reqs render`; change that file.\n\
          [protocol.md](protocol.md) tells the same in order. What shows each requirement: `valkey-rdma-trust reqs coverage`.\n\n\
-         **Wire contract**: what both sides must do to exchange bytes with a peer that does no wrong. **Hardening profile**: what keeps a\n\
-         peer that errs, attacks, is slow or vanishes from costing more than its connection, and what a side does with its own\n\
-         resources; deployed programs interoperate without it.\n\n\
+         **Wire contract**: a *must* of it is what two faultless peers need in order to lose no byte and not to wait for ever; a *should* or\n\
+         *may* makes that cheaper, or leaves a choice. **Hardening profile**: everything else, that is, what keeps a peer that errs,\n\
+         attacks, is slow or vanishes from costing more than its connection, and what a side does with its own resources.\n\n\
          | area | wire: must | should | may | hardened: must | should | may |\n|---|---:|---:|---:|---:|---:|---:|\n",
     );
     for (area, title) in AREAS {
@@ -71,7 +71,7 @@ fn add(page: &mut String, requirement: &Requirement) {
 fn differences(requirements: &Requirements) -> String {
     let mut page = String::from(
         "# The document and deployed code\n\n\
-         Where Valkey's page about RDMA (\"the document\") and the programs that are deployed, Valkey 9.1.2 and libvalkey 0.4.0, differ,\n\
+         Where Valkey's page about RDMA (\"the document\") and the programs that are deployed, Valkey 9.1.2, libvalkey 0.4.0 and 0.5.0, and valkey-go, differ,\n\
          or the page is silent. *Here* is what this specification requires, and what this implementation does. *Seen* names cases of\n\
          the suite, whose results for those programs are in [docs/reports](../docs/reports/README.md), and lines of their source.\n\n\
          Rendered from [requirements.toml](requirements.toml) by `valkey-rdma-trust reqs render`; change that file.\n",

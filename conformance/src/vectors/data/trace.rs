@@ -67,6 +67,8 @@ pub enum Need {
     IdlePeer,
     /// A limit for keepalives that are not acknowledged.
     VanishedLimit,
+    /// One notification for all that leaves at once.
+    OneNotification,
 }
 
 /// How a connection is set up. All lengths in bytes; a time of 0 is none.

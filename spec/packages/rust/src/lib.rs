@@ -28,8 +28,9 @@ pub const CONTROL: &[(&str, &str)] =
 pub const TRACES: &[(&str, &str)] = files!("trace": "close" "credits" "features" "generated" "handshake" "keepalive"
     "limits" "receive" "refused" "stream");
 
-/// `schema/*.json` by name: JSON Schemas of both formats, and of the protocol between a runner of vectors and an implementation.
-pub const SCHEMAS: &[(&str, &str)] = files!("schema": "control-1" "protocol-1" "trace-1");
+/// `schema/*.json` by name: JSON Schemas of both formats, of the protocol between a runner of vectors and an implementation, and of the
+/// requirements' files.
+pub const SCHEMAS: &[(&str, &str)] = files!("schema": "control-1" "protocol-1" "requirements-2" "trace-1");
 
 /// How to read them.
 pub const README: &str = include_str!("../vectors/README.md");

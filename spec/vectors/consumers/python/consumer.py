@@ -91,7 +91,7 @@ class Connection:
             if len(self.answers) > 1024:
                 raise Breach("peer-misbehaved")
         elif kind == "GetServerFeature":
-            if self.question != "asked":
+            if self.question != "asked" or message["select"] != 0:
                 raise Breach("peer-misbehaved")
             self.question = int(message["features"], 16) & int(self.settings["features"], 16)
         elif kind == "SetClientFeature" and not self.server:
