@@ -116,5 +116,5 @@ fn nothing_is_read_from_a_client_with_full_replies() {
     assert!(full > 0, "it has room for all");
     client.connection().sync_write(&[b'x'; 100], PATIENCE).expect("written");
     serve(&mut server);
-    assert_eq!(server.waiting_bytes(), full, "more was read");
+    assert!(server.waiting_bytes() <= full, "more was read: {} bytes, not {full}", server.waiting_bytes());
 }
