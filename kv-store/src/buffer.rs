@@ -9,7 +9,8 @@ const KEPT: usize = 16 << 10;
 #[derive(Debug, Default)]
 pub(crate) struct Buffer {
     pub(crate) bytes: BytesMut,
-    /// The most memory that was seen. The capacity alone does not tell: `BytesMut` lowers it by what was taken from the front.
+    /// The most memory that was seen. The capacity alone does not tell: `BytesMut` lowers it by
+    /// what was taken from the front.
     memory: usize,
 }
 
@@ -19,8 +20,8 @@ impl Buffer {
         self.memory = self.memory.max(self.bytes.capacity());
     }
 
-    /// Lets go of memory that its bytes do not need, beyond a little that it keeps. Called when bytes were taken from the front; each byte is
-    /// copied less than once by it.
+    /// Lets go of memory that its bytes do not need, beyond a little that it keeps. Called when
+    /// bytes were taken from the front; each byte is copied less than once by it.
     pub(crate) fn settle(&mut self) {
         self.grown();
         if self.memory > KEPT && self.bytes.len() < self.memory / 4 {

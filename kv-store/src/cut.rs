@@ -6,16 +6,19 @@ use bytes::{Bytes, BytesMut};
 use resp_rs::ParseError;
 use resp_rs::resp2::{Frame, parse_frame};
 
-/// Bytes of a line at most, Valkey's `PROTO_INLINE_MAX_SIZE`: an inline command, a number, a status.
+/// Bytes of a line at most, Valkey's `PROTO_INLINE_MAX_SIZE`: an inline command, a number, a
+/// status.
 const LONGEST_LINE: usize = 64 << 10;
 
 /// Frames in one frame at most, as in Valkey.
 const MOST: usize = 1 << 20;
 
-/// Bytes of a frame at most: Valkey's `proto-max-bulk-len`, and what stands around a string of that length.
+/// Bytes of a frame at most: Valkey's `proto-max-bulk-len`, and what stands around a string of that
+/// length.
 const LONGEST: usize = (512 << 20) + LONGEST_LINE;
 
-/// Cuts frames off bytes that are received, and remembers how far it has looked: each byte is looked at once, in whatever pieces they come.
+/// Cuts frames off bytes that are received, and remembers how far it has looked: each byte is
+/// looked at once, in whatever pieces they come.
 #[derive(Debug, Default)]
 pub struct Cut {
     /// Where the next part of the frame begins, which may be beyond what has come.
@@ -29,11 +32,13 @@ pub struct Cut {
 }
 
 impl Cut {
-    /// Takes the next frame off the bytes, if it is there whole. An inline command, such as `PING\r\n`, becomes an array as a client would
-    /// have sent it. The frame shares the memory of the bytes.
+    /// Takes the next frame off the bytes, if it is there whole. An inline command, such as
+    /// `PING\r\n`, becomes an array as a client would have sent it. The frame shares the memory of
+    /// the bytes.
     ///
     /// # Errors
-    /// The bytes are no frame; or a frame of more than 512 MiB, with more than 1,048,576 frames in it, or with a line of more than 64 KiB.
+    /// The bytes are no frame; or a frame of more than 512 MiB, with more than 1,048,576 frames in
+    /// it, or with a line of more than 64 KiB.
     pub fn take(&mut self, bytes: &mut BytesMut) -> io::Result<Option<Frame>> {
         let Some(end) = self.end(bytes)? else { return Ok(None) };
         *self = Self::default();
@@ -44,7 +49,8 @@ impl Cut {
         }
     }
 
-    /// Returns how many bytes are missing at least, of those of which the last call of [`Cut::take`] left `here`.
+    /// Returns how many bytes are missing at least, of those of which the last call of
+    /// [`Cut::take`] left `here`.
     pub(crate) const fn missing(&self, here: usize) -> usize {
         self.at.saturating_sub(here)
     }
@@ -94,7 +100,8 @@ impl Cut {
     }
 }
 
-/// Returns the number after the first byte of a line, if one is there. No length has more than twenty digits.
+/// Returns the number after the first byte of a line, if one is there. No length has more than
+/// twenty digits.
 fn number(line: &[u8]) -> Option<usize> {
     let digits = line.get(1..)?.strip_suffix(b"\r\n")?;
     let right = digits.len() <= 20 && digits.iter().all(u8::is_ascii_digit);
@@ -105,7 +112,8 @@ fn wrong(why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error 
     io::Error::new(io::ErrorKind::InvalidData, format!("Protocol error: {}", why.into()))
 }
 
-/// A RESP frame, or an inline command, which becomes an array as a client would have sent it; and the bytes behind it.
+/// A RESP frame, or an inline command, which becomes an array as a client would have sent it; and
+/// the bytes behind it.
 ///
 /// # Errors
 /// The bytes are no frame, or not whole.
@@ -204,7 +212,8 @@ mod tests {
         assert_eq!(cut(&line, 1000).unwrap().len(), 1);
     }
 
-    /// No byte is looked at twice: those in front of what is new are never read again, so they may even be others.
+    /// No byte is looked at twice: those in front of what is new are never read again, so they may
+    /// even be others.
     #[test]
     fn what_was_searched_is_not_searched_again() {
         let (mut cut, mut bytes) = (Cut::default(), BytesMut::new());

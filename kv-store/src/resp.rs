@@ -8,8 +8,8 @@ use resp_rs::resp2::{Frame, frame_to_bytes};
 use crate::buffer::Buffer;
 use crate::cut::Cut;
 
-/// Bytes that were received, cut into frames, which share their memory. What is not a whole frame yet takes memory in proportion to its length,
-/// whatever was there before.
+/// Bytes that were received, cut into frames, which share their memory. What is not a whole frame
+/// yet takes memory in proportion to its length, whatever was there before.
 #[derive(Debug, Default)]
 pub struct Frames {
     buffer: Buffer,
@@ -60,7 +60,8 @@ impl Frames {
     }
 }
 
-/// Bytes that are read from a stream, if nothing says that more will come. A reader has so much memory while it waits.
+/// Bytes that are read from a stream, if nothing says that more will come. A reader has so much
+/// memory while it waits.
 const CHUNK: usize = 16 << 10;
 /// Bytes that are read together, of a string that is longer.
 const AHEAD: usize = 1 << 20;

@@ -55,7 +55,8 @@ impl<'a, B: Descriptors> Server<'a, B> {
     /// Handles everything that has come, without waiting for more.
     ///
     /// # Errors
-    /// The endpoint has failed, or the device of a listener is gone. After that, those who are connected may be served still.
+    /// The endpoint has failed, or the device of a listener is gone. After that, those who are
+    /// connected may be served still.
     pub fn turn(&mut self) -> Result<(), Error> {
         self.endpoint.progress()?;
         self.handle()

@@ -16,7 +16,8 @@ const MOST: usize = 10_000;
 const MOST_QUEUED: usize = 16 << 20;
 /// Bytes of memory of what waits for a subscriber; what is published beyond them is lost to it.
 const MOST_PUBLISHED: usize = 1 << 20;
-/// Memory of a message or of a word of a command, beside its bytes: its place in a list that grows, and what an allocator adds.
+/// Memory of a message or of a word of a command, beside its bytes: its place in a list that grows,
+/// and what an allocator adds.
 const BESIDE: usize = 192;
 
 /// The subscribers of each channel.
@@ -33,7 +34,8 @@ pub struct Session {
     subscriber: Option<Subscriber>,
 }
 
-/// The commands of a transaction, in memory of their own: what was cut from a receive buffer would keep all of that alive.
+/// The commands of a transaction, in memory of their own: what was cut from a receive buffer would
+/// keep all of that alive.
 #[derive(Default)]
 struct Queued {
     commands: Vec<Vec<Bytes>>,
@@ -89,8 +91,8 @@ impl Inbox {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a message up, unless too much waits. Its bytes have memory of their own: what was cut from a receive buffer would keep all of
-    /// that alive.
+    /// Takes a message up, unless too much waits. Its bytes have memory of their own: what was cut
+    /// from a receive buffer would keep all of that alive.
     fn take(&self, channel: &Bytes, payload: &Bytes) -> bool {
         let mut waiting = self.waiting();
         let memory = waiting.memory + channel.len() + payload.len() + BESIDE;

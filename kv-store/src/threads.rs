@@ -21,9 +21,11 @@ use crate::serve::Server;
 /// A descriptor that is watched, and the calls of [`Waker::wake`].
 const DESCRIPTOR: Token = Token(0);
 const WOKEN: Token = Token(1);
-/// As many requests wait for a thread. More wait for any thread, one in the listener's hand and the others where the kernel keeps them.
+/// As many requests wait for a thread. More wait for any thread, one in the listener's hand and the
+/// others where the kernel keeps them.
 const BACKLOG: usize = 128;
-/// How long the listener rests after an error of its events, and how many it takes one after another before it gives up.
+/// How long the listener rests after an error of its events, and how many it takes one after
+/// another before it gives up.
 const REST: Duration = Duration::from_millis(100);
 const FAILURES: u32 = 10;
 /// As many are handed over or accepted in one turn, before other work has its turn (VR-RES-007).
@@ -138,8 +140,8 @@ impl<B: Descriptors> Threads<B> {
     /// Hands requests to the threads for as long as the listener and all threads live.
     ///
     /// # Errors
-    /// The listener's device is gone, its events fail again and again, or a thread has ended, with its error. The threads that are left
-    /// end too.
+    /// The listener's device is gone, its events fail again and again, or a thread has ended, with
+    /// its error. The threads that are left end too.
     pub fn run(mut self) -> io::Result<Infallible> {
         let mut events = Events::with_capacity(2);
         loop {
@@ -214,7 +216,8 @@ impl<B: Descriptors> Threads<B> {
 }
 
 impl<B: Descriptors> Worker<B> {
-    /// Starts a thread; the listener is woken when it ends, and when it has room for which the listener waits.
+    /// Starts a thread; the listener is woken when it ends, and when it has room for which the
+    /// listener waits.
     fn start(
         mut endpoint: Endpoint<B>,
         options: Options,
@@ -316,7 +319,8 @@ mod tests {
     const ADDRESS: ([u8; 4], u16) = ([192, 0, 2, 1], 6379);
     const HOUR: Duration = Duration::from_secs(3600);
 
-    /// A listener whose threads take nothing, since they are none: their requests wait in the test's hands.
+    /// A listener whose threads take nothing, since they are none: their requests wait in the
+    /// test's hands.
     struct Lagging {
         fabric: Fabric,
         threads: Threads<SoftSim>,
@@ -342,7 +346,8 @@ mod tests {
         Lagging { fabric, threads, lagging }
     }
 
-    /// However many come while the threads lag behind, none is rejected: the last wait until there is room.
+    /// However many come while the threads lag behind, none is rejected: the last wait until there
+    /// is room.
     #[test]
     fn requests_wait_for_threads_that_lag() {
         const MORE: usize = 5;

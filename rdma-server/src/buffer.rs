@@ -9,12 +9,14 @@ const SMALL: usize = 4 << 10;
 
 /// Bytes, and how much memory they take.
 ///
-/// A loop lends one buffer to its clients in turn ([`Buffer::borrow_from`]). A client keeps it when bytes are left that must wait, and
-/// gives it back when none are ([`Buffer::settle`]). So a request costs no allocation, and an idle client no memory.
+/// A loop lends one buffer to its clients in turn ([`Buffer::borrow_from`]). A client keeps it when
+/// bytes are left that must wait, and gives it back when none are ([`Buffer::settle`]). So a
+/// request costs no allocation, and an idle client no memory.
 #[derive(Debug, Default)]
 pub(crate) struct Buffer {
     pub(crate) bytes: BytesMut,
-    /// The most memory that was seen. The capacity alone does not tell: `BytesMut` lowers it by what was taken from the front.
+    /// The most memory that was seen. The capacity alone does not tell: `BytesMut` lowers it by
+    /// what was taken from the front.
     memory: usize,
 }
 
@@ -31,9 +33,11 @@ impl Buffer {
         }
     }
 
-    /// Lets go of memory that its bytes do not need: all of it when there are none. `spare` may have it.
+    /// Lets go of memory that its bytes do not need: all of it when there are none. `spare` may
+    /// have it.
     ///
-    /// What bytes take is at most about four times their length, whatever was there before; and each byte is copied less than once.
+    /// What bytes take is at most about four times their length, whatever was there before; and
+    /// each byte is copied less than once.
     pub(crate) fn settle(&mut self, spare: &mut Self) {
         self.memory = self.memory();
         if self.bytes.is_empty() || self.memory > SMALL && self.bytes.len() < self.memory / 4 {

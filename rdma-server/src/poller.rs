@@ -34,7 +34,8 @@ pub(crate) struct Poller<O> {
     owners: SlotMap<SourceId, O>,
     events: Events,
     waker: Arc<Waker>,
-    /// Somebody was given the waker. One that is gone may have woken before, so it counts like one that is there.
+    /// Somebody was given the waker. One that is gone may have woken before, so it counts like one
+    /// that is there.
     waker_given: Cell<bool>,
 }
 
@@ -57,7 +58,8 @@ impl<O: Copy> Poller<O> {
         Arc::clone(&self.waker)
     }
 
-    /// Returns whether it watches one descriptor, and nobody was ever given a waker: a wait for that descriptor alone misses nothing.
+    /// Returns whether it watches one descriptor, and nobody was ever given a waker: a wait for
+    /// that descriptor alone misses nothing.
     pub(crate) fn has_one(&self) -> bool {
         self.owners.len() == 1 && !self.waker_given.get()
     }

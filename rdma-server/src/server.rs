@@ -5,8 +5,8 @@
 //! - Who is not let in is told why, on RDMA as on TCP: the text arrives before the end.
 //! - A client that does not read its replies is not read any further, so that its window or socket fills and it waits: at most
 //!   [`ServerSettings::reply_budget`] bytes and one reply wait for it (VR-RES-008). Nothing spins.
-//! - A request may be as long as the service says ([`Service::request_limit`]), and a client for which nothing waits has no buffer,
-//!   whatever it sent and got before (VR-RES-008).
+//! - A request may be as long as the service says ([`Service::request_limit`]), and a client for
+//!   which nothing waits has no buffer, whatever it sent and got before (VR-RES-008).
 //! - [`affinity`](crate::affinity) puts the server's thread and a device's interrupts on CPUs.
 
 use std::collections::BTreeMap;
@@ -34,8 +34,8 @@ pub trait Service: 'static {
     /// The state that it keeps about each of them.
     type Client: Default;
 
-    /// Takes the commands that are whole out of `input` and appends their replies to `replies`. What it leaves there comes again, with
-    /// what has arrived meanwhile.
+    /// Takes the commands that are whole out of `input` and appends their replies to `replies`.
+    /// What it leaves there comes again, with what has arrived meanwhile.
     ///
     /// It may answer some of them only, and leave the others in `input`: [`Flow::Again`]. It should do so once
     /// [`Replies::is_full`]; what it appends beyond that takes memory without a bound.
@@ -47,10 +47,12 @@ pub trait Service: 'static {
         replies: &mut Replies,
     ) -> Flow;
 
-    /// Returns how long a request of this client may be, in bytes: 1 MiB, unless a service says otherwise.
+    /// Returns how long a request of this client may be, in bytes: 1 MiB, unless a service says
+    /// otherwise.
     ///
-    /// It bounds what [`Service::serve`] leaves in `input` when it waits for more ([`Flow::Stay`]), of which memory takes at most twice as
-    /// much and 128 KiB. A client with a longer request is told so, and its connection is closed.
+    /// It bounds what [`Service::serve`] leaves in `input` when it waits for more ([`Flow::Stay`]),
+    /// of which memory takes at most twice as much and 128 KiB. A client with a longer request is
+    /// told so, and its connection is closed.
     fn request_limit(&self, _client: &Self::Client) -> usize {
         1 << 20
     }
@@ -236,8 +238,9 @@ impl<S: Service> Server<S> {
     /// One turn of the event loop; see [`EventLoop::turn`].
     ///
     /// # Errors
-    /// The system cannot wait; or a listener is lost ([`ListenerLost`](crate::ListenerLost)), and its address is no longer one of the binding's. The
-    /// next turn goes on with the others. [`Server::rebind`] listens again.
+    /// The system cannot wait; or a listener is lost ([`ListenerLost`](crate::ListenerLost)), and
+    /// its address is no longer one of the binding's. The next turn goes on with the others.
+    /// [`Server::rebind`] listens again.
     pub fn turn(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         self.events.turn(timeout).inspect_err(|_| {
             for binding in self.bindings.values_mut() {
@@ -311,8 +314,8 @@ impl<S: Service> Server<S> {
         self.events.state.all.len()
     }
 
-    /// Returns how many bytes of memory the buffers of all clients take, those of requests and those of replies. A client for which
-    /// nothing waits has none.
+    /// Returns how many bytes of memory the buffers of all clients take, those of requests and
+    /// those of replies. A client for which nothing waits has none.
     pub fn waiting_bytes(&self) -> usize {
         let clients = self.events.state.all.values();
         clients.map(|client| client.input.memory() + client.replies.memory()).sum()

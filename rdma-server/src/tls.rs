@@ -231,7 +231,8 @@ impl TlsTransport {
                     return Err(fault(error));
                 }
             }
-            // What was decrypted, and what is still to come, can be read though nothing can be sent. An error meets the next write.
+            // What was decrypted, and what is still to come, can be read though nothing can be
+            // sent. An error meets the next write.
             let _ = self.flush();
         }
         Ok(())

@@ -87,8 +87,8 @@ pub enum Accepted {
     Lost(io::Error),
     /// Nobody waits now.
     Nobody,
-    /// The listener accepts nobody any more, for this reason: its device is gone, for example. The loop closes it and says so:
-    /// [`ListenerLost`](crate::ListenerLost).
+    /// The listener accepts nobody any more, for this reason: its device is gone, for example. The
+    /// loop closes it and says so: [`ListenerLost`](crate::ListenerLost).
     Over(io::Error),
 }
 
@@ -97,8 +97,9 @@ pub trait Listening: Send {
     /// Takes the next connection.
     ///
     /// # Errors
-    /// The next one would fail as well, for now: descriptors or memory have run out. The loop tries again after a moment. What is wrong
-    /// with one connection alone is [`Accepted::Lost`], and the end of the listener is [`Accepted::Over`].
+    /// The next one would fail as well, for now: descriptors or memory have run out. The loop tries
+    /// again after a moment. What is wrong with one connection alone is [`Accepted::Lost`], and the
+    /// end of the listener is [`Accepted::Over`].
     fn accept(&mut self) -> io::Result<Accepted>;
 
     /// Returns the address where it listens.

@@ -1,4 +1,5 @@
-//! The cost of connections on each face, measured alone in this process so that its descriptors and its memory can be counted.
+//! The cost of connections on each face, measured alone in this process so that its descriptors and
+//! its memory can be counted.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -65,7 +66,8 @@ fn every_face_has_its_connections_for_the_price_of_an_endpoint() {
     }
 }
 
-/// What a connection may have beside its registered memory, on each side; the device's model is in it.
+/// What a connection may have beside its registered memory, on each side; the device's model is in
+/// it.
 const BESIDE: u64 = 64 << 10;
 
 fn idle_clients_keep_little(exchange: Exchange) {

@@ -77,11 +77,12 @@ pub struct EventLoop<S> {
     lost: VecDeque<ListenerLost>,
 }
 
-/// A listener that accepts nobody any more: the device of an RDMA listener is gone, for example. It is closed, and connections that
-/// came by it go on as far as they can.
+/// A listener that accepts nobody any more: the device of an RDMA listener is gone, for example. It
+/// is closed, and connections that came by it go on as far as they can.
 ///
-/// It is the inner error ([`io::Error::get_ref`]) of the one that [`EventLoop::turn`] and [`Server::turn`](crate::Server::turn) return, once for each
-/// listener. The next turn goes on with all the others. To listen again, once the device is back, is up to the program.
+/// It is the inner error ([`io::Error::get_ref`]) of the one that [`EventLoop::turn`] and
+/// [`Server::turn`](crate::Server::turn) return, once for each listener. The next turn goes on with
+/// all the others. To listen again, once the device is back, is up to the program.
 #[derive(Debug, thiserror::Error)]
 #[error("nobody can connect to {} any more: {source}; listen there again when that is mended",
     address.as_ref().map_or_else(|| "a listener".to_owned(), ToString::to_string))]

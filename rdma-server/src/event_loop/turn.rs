@@ -20,7 +20,8 @@ impl<S> EventLoop<S> {
     /// Takes one turn: waits until something can be done, for at most `timeout`, and does it.
     ///
     /// # Errors
-    /// The system cannot wait; or a listener is lost ([`ListenerLost`]), and the next turn goes on with the others.
+    /// The system cannot wait; or a listener is lost ([`ListenerLost`]), and the next turn goes on
+    /// with the others.
     pub fn turn(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         if self.has_pending() {
             self.poll(Some(Duration::ZERO))?;

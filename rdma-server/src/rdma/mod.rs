@@ -205,7 +205,8 @@ impl<B: Descriptors> Listening for RdmaListener<B> {
                             closing: false,
                         })));
                     }
-                    // Nothing is told to a listener after that, so it would answer nobody, for ever.
+                    // Nothing is told to a listener after that, so it would answer nobody, for
+                    // ever.
                     CmEventKind::DeviceRemoval => {
                         return Ok(Accepted::Over(rdma_conn::Error::DeviceRemoved.into()));
                     }

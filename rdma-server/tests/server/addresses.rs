@@ -144,7 +144,8 @@ fn one_address_can_become_all_addresses() {
     while_serving(&mut server, |_| Client::new(&Tcp::new(), &one).echo(b"hello"));
 }
 
-/// An RDMA listener whose device is gone says so and ends. The others go on, and it comes back when it is asked to.
+/// An RDMA listener whose device is gone says so and ends. The others go on, and it comes back when
+/// it is asked to.
 #[test]
 fn a_listener_that_lost_its_device_is_told() {
     for fault in [Fault::DeviceRemoval, Fault::DeviceFatal] {

@@ -17,8 +17,9 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 pub(crate) const HOST: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
 pub(crate) const REMOTE: [u8; 4] = [192, 0, 2, 2];
 
-/// Sends back what it gets. A client that sends `Q` leaves; one that sends `M` gets a mebibyte for every one of them; one that sends `W` waits for
-/// its reply; and a request that begins with `L` has no end.
+/// Sends back what it gets. A client that sends `Q` leaves; one that sends `M` gets a mebibyte for
+/// every one of them; one that sends `W` waits for its reply; and a request that begins with `L`
+/// has no end.
 pub(crate) struct Echo;
 
 impl Service for Echo {

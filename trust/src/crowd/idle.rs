@@ -29,7 +29,8 @@ pub struct Exchange {
 pub struct Kept {
     /// Bytes of registered memory.
     pub registered: u64,
-    /// Bytes of memory, by the measure that was asked for. On the embedded fabric those of the devices' model are among them.
+    /// Bytes of memory, by the measure that was asked for. On the embedded fabric those of the
+    /// devices' model are among them.
     pub memory: u64,
 }
 
@@ -45,7 +46,8 @@ impl Kept {
     }
 }
 
-/// Measures a server on a fabric in this process: what its clients have when they are connected, and what they keep after the exchange.
+/// Measures a server on a fabric in this process: what its clients have when they are connected,
+/// and what they keep after the exchange.
 /// `memory` says how much memory the process has at the moment.
 ///
 /// # Errors

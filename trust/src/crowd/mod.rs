@@ -56,8 +56,8 @@ pub struct Arguments {
     /// The interface on which the server has its connections; all of them one after another, unless set.
     #[arg(long, value_enum)]
     face: Option<Face>,
-    /// Have each connection send and get so many bytes, one after another, and print the memory that they keep when they are idle, instead of
-    /// the rest.
+    /// Have each connection send and get so many bytes, one after another, and print the memory
+    /// that they keep when they are idle, instead of the rest.
     #[arg(long, value_name = "BYTES")]
     exchange: Option<usize>,
     #[command(flatten)]
