@@ -12,7 +12,7 @@ pub enum Error {
     /// A side is not written as a URL of a known scheme with a host and a port.
     #[error("{text:?} is no side of a bridge: write tcp://HOST:PORT, tls://HOST:PORT or rdma://HOST:PORT")]
     Place {
-        /// As it was written.
+        /// As it was written, without what stands before an `@`.
         text: String,
     },
     /// A side needs a certificate, a key or trusted authorities that the settings lack.

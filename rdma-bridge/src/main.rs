@@ -48,10 +48,10 @@ arguments."
 struct Arguments {
     /// Where clients connect to; port 0 takes a free one, which is printed.
     #[arg(long)]
-    listen: Place,
+    listen: String,
     /// Where the server is.
     #[arg(long)]
-    connect: Place,
+    connect: String,
     /// Put an RDMA connection on a fabric inside this process between two sides of TCP or TLS. Needs no device.
     #[arg(long)]
     softsim: bool,
@@ -96,7 +96,15 @@ async fn main() -> ExitCode {
         .with_ansi(std::io::stderr().is_terminal())
         .init();
     let arguments = Arguments::parse();
-    let rdma = [&arguments.listen, &arguments.connect].iter().any(|place| place.carrier == Carrier::Rdma);
+    // Not by clap, which repeats what it does not understand: it may have a password.
+    let (listen, connect) = match (arguments.listen.parse::<Place>(), arguments.connect.parse::<Place>()) {
+        (Ok(listen), Ok(connect)) => (listen, connect),
+        (Err(error), _) | (_, Err(error)) => {
+            eprintln!("{}", folded(&error.to_string()));
+            return ExitCode::from(USAGE);
+        }
+    };
+    let rdma = [&listen, &connect].iter().any(|place| place.carrier == Carrier::Rdma);
     if rdma == arguments.softsim {
         eprintln!(
             "{}",
@@ -108,16 +116,20 @@ async fn main() -> ExitCode {
         );
         return ExitCode::from(USAGE);
     }
-    let (listen, connect) = (arguments.listen.clone(), arguments.connect.clone());
     // What cannot be looked up is told of when it is used.
     if let (Ok(false), Ok(true)) = (listen.is_loopback().await, connect.is_loopback().await) {
         eprint!("{}", past_protected_mode(&listen, &connect));
     }
-    let done = if arguments.softsim { through_softsim(arguments).await } else { bridge(arguments).await };
+    let settings = arguments.settings();
+    let done = if arguments.softsim {
+        through_softsim(listen, connect, &settings).await
+    } else {
+        bridge(listen, connect, &settings).await
+    };
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("{}", textwrap::fill(&error.to_string(), WIDTH));
+            eprintln!("{}", folded(&error.to_string()));
             ExitCode::FAILURE
         }
     }
@@ -130,26 +142,29 @@ fn past_protected_mode(listen: &Place, connect: &Place) -> String {
          server's protected mode does not keep them out. If it has no password, set one (requirepass, or users by ACL \
          SETUSER), or have the bridge listen on a loopback address.\n"
     );
-    textwrap::fill(&text, textwrap::Options::new(WIDTH).break_words(false))
+    folded(&text)
+}
+
+/// Folds a message between words.
+fn folded(text: &str) -> String {
+    textwrap::fill(text, textwrap::Options::new(WIDTH).break_words(false))
 }
 
 type Failure = Box<dyn std::error::Error>;
 
-async fn bridge(arguments: Arguments) -> Result<(), Failure> {
-    let settings = arguments.settings();
-    let bridge = Bridge::bind(&Verbs::load()?, &arguments.listen, arguments.connect, &settings).await?;
+async fn bridge(listen: Place, connect: Place, settings: &Settings) -> Result<(), Failure> {
+    let bridge = Bridge::bind(&Verbs::load()?, &listen, connect, settings).await?;
     serve(bridge).await
 }
 
 /// Two bridges, with RDMA between them: clients are on the first, the server is behind the second.
-async fn through_softsim(arguments: Arguments) -> Result<(), Failure> {
-    let settings = arguments.settings();
+async fn through_softsim(listen: Place, connect: Place, settings: &Settings) -> Result<(), Failure> {
     let fabric = Fabric::new();
     let [near, far] = ["192.0.2.1", "192.0.2.2"].map(|address| address.parse());
     let (near, far) = (fabric.host(&[near?]), far?);
     let middle: Place = "rdma://192.0.2.2:6379".parse()?;
-    let second = Bridge::bind(&fabric.host(&[far]), &middle, arguments.connect, &settings).await?;
-    let first = Bridge::bind(&near, &arguments.listen, middle, &settings).await?;
+    let second = Bridge::bind(&fabric.host(&[far]), &middle, connect, settings).await?;
+    let first = Bridge::bind(&near, &listen, middle, settings).await?;
     // Ends with the process: by then, the first has drained.
     let second = tokio::spawn(second.serve(std::future::pending()));
     let served = serve(first).await;

@@ -15,8 +15,8 @@ use tokio::time::timeout;
 pub(crate) const BUFFER: usize = 32 << 10;
 
 thread_local! {
-    /// Where this thread reads to. Most bytes are written at once from here, so that a connection keeps a buffer of its own only
-    /// for what its target did not take.
+    /// Where this thread reads to. Most bytes are written at once from here, so that a connection
+    /// keeps a buffer of its own only for what its target did not take.
     static SCRATCH: Cell<Option<Box<[u8]>>> = const { Cell::new(None) };
 }
 
@@ -48,7 +48,8 @@ pub(crate) struct Broken {
 }
 
 impl Broken {
-    /// Returns whether this tells that `side` takes nothing any more, as opposed to nothing in time.
+    /// Returns whether this tells that `side` takes nothing any more, as opposed to nothing in
+    /// time.
     pub(crate) fn is_gone(&self, side: Side) -> bool {
         self.side == side && self.error.kind() != io::ErrorKind::TimedOut
     }
@@ -66,7 +67,8 @@ pub(crate) enum Stop {
 /// The bytes of one direction that are in hand, and their count.
 pub(crate) struct Pump<'a> {
     source: Side,
-    /// Bytes that were read; those from `at` on were not written yet. It has no memory while there are none.
+    /// Bytes that were read; those from `at` on were not written yet. It has no memory while there
+    /// are none.
     held: Vec<u8>,
     at: usize,
     /// Whether bytes were written that may wait for a flush.
@@ -81,8 +83,9 @@ impl<'a> Pump<'a> {
         Self { source, held: Vec::new(), at: 0, unflushed: false, stall, delivered }
     }
 
-    /// Moves bytes until `from` has ended; or until none is in hand and none has come for `quiet`, if that is given. A future that is
-    /// dropped loses nothing: the next call delivers what is in hand.
+    /// Moves bytes until `from` has ended; or until none is in hand and none has come for `quiet`,
+    /// if that is given. A future that is dropped loses nothing: the next call delivers what is in
+    /// hand.
     ///
     /// # Errors
     /// One of the two sides broke.
@@ -122,7 +125,8 @@ impl<'a> Pump<'a> {
         Ok(())
     }
 
-    /// Reads, while nothing is in hand, and writes as much as `to` takes at once. False at the end of `from`.
+    /// Reads, while nothing is in hand, and writes as much as `to` takes at once. False at the end
+    /// of `from`.
     fn poll_move(
         &mut self,
         cx: &mut Context<'_>,

@@ -1,8 +1,9 @@
 //! One client and its server: bytes from each to the other, until both have ended.
 //!
-//! One rule is behind all of it. A side is ended in order when the other side has ended in order and all that it sent was delivered, or,
-//! where it can only end as a whole, when it has been quiet for as long as it was given. In all other cases it is reset, so that no reply
-//! that was cut short looks whole.
+//! One rule is behind all of it. A side is ended in order when the other side has ended in order
+//! and all that it sent was delivered, or, where it can only end as a whole, when it has been quiet
+//! for as long as it was given. In all other cases it is reset, so that no reply that was cut short
+//! looks whole.
 
 use std::io;
 use std::time::Duration;
@@ -13,8 +14,9 @@ use tokio::time::timeout;
 use crate::counters::Counters;
 use crate::pump::{Broken, Pump, Side, Stop, in_time};
 
-/// How long a client that was told the end may be silent and not end itself, while what it still sends is thrown away. A socket that is
-/// closed with bytes unread resets the connection, and the last reply could be lost by that.
+/// How long a client that was told the end may be silent and not end itself, while what it still
+/// sends is thrown away. A socket that is closed with bytes unread resets the connection, and the
+/// last reply could be lost by that.
 pub(crate) const SILENCE: Duration = Duration::from_secs(1);
 
 /// How long connections wait for what.
@@ -22,13 +24,16 @@ pub(crate) const SILENCE: Duration = Duration::from_secs(1);
 pub(crate) struct Patience {
     /// For a peer to take bytes.
     pub(crate) stall: Duration,
-    /// For more replies, after a client has ended its own direction, when the server's connection can only end as a whole.
+    /// For more replies, after a client has ended its own direction, when the server's connection
+    /// can only end as a whole.
     pub(crate) quiet: Duration,
 }
 
-/// A stream of bytes to one side. One that is dropped before it was shut down resets the connection.
+/// A stream of bytes to one side. One that is dropped before it was shut down resets the
+/// connection.
 pub(crate) trait End: AsyncRead + AsyncWrite + Unpin {
-    /// Returns whether its peer can end its own direction and still read. An RDMA connection ends as a whole.
+    /// Returns whether its peer can end its own direction and still read. An RDMA connection ends
+    /// as a whole.
     fn half_closes(&self) -> bool;
 }
 
@@ -54,7 +59,8 @@ pub(crate) async fn relay(
     };
     let (first, gone) = match stopped {
         Ok(_) => (source, false),
-        // The target takes nothing more. What it had sent before is worth as much as if that had been noticed first.
+        // The target takes nothing more. What it had sent before is worth as much as if that had
+        // been noticed first.
         Err(broken) if broken.is_gone(source.other()) => {
             let rest = match source {
                 Side::Client => replies.run(&mut server.from, &mut client.to, Some(stall)).await,
@@ -88,7 +94,8 @@ impl<'a, E: End> Party<'a, E> {
         Self { side, half_closes, from, to }
     }
 
-    /// How long it may be silent after it was told the end. Servers end soon; clients in a pool may not look for hours.
+    /// How long it may be silent after it was told the end. Servers end soon; clients in a pool may
+    /// not look for hours.
     fn silence(&self, stall: Duration) -> Duration {
         match self.side {
             Side::Client => SILENCE.min(stall),
@@ -108,8 +115,9 @@ impl<'a, E: End> Party<'a, E> {
     }
 }
 
-/// Ends both sides, after `first` has ended in order and all that it sent was delivered to `second`. `rest` is the pump from `second`
-/// to `first`; `first` takes nothing from it if it is `gone`.
+/// Ends both sides, after `first` has ended in order and all that it sent was delivered to
+/// `second`. `rest` is the pump from `second` to `first`; `first` takes nothing from it if it is
+/// `gone`.
 async fn conclude<X: End, Y: End>(
     first: &mut Party<'_, X>,
     second: &mut Party<'_, Y>,
@@ -121,8 +129,8 @@ async fn conclude<X: End, Y: End>(
     if second.half_closes {
         second.finish(stall).await?;
         if takes {
-            // A client may wait for a reply for ever. A server that has ended is nearly always gone as a whole, and a client that does
-            // not send any more would never find out.
+            // A client may wait for a reply for ever. A server that has ended is nearly always gone
+            // as a whole, and a client that does not send any more would never find out.
             let limit = (first.side == Side::Server).then_some(stall);
             match rest.run(&mut second.from, &mut first.to, limit).await {
                 Ok(Stop::Ended) => return first.part(stall).await,
@@ -137,14 +145,16 @@ async fn conclude<X: End, Y: End>(
     }
     let mut outcome = Ok(takes);
     if takes && first.side == Side::Client {
-        // Ending the server's connection ends both directions of it, and its replies are worth waiting for.
+        // Ending the server's connection ends both directions of it, and its replies are worth
+        // waiting for.
         outcome = match rest.run(&mut second.from, &mut first.to, Some(quiet)).await {
             Ok(Stop::Quiet) => Ok(true),
             Ok(Stop::Ended) => return first.part(stall).await,
             Err(broken) => unheard(broken, first.side)?,
         };
     }
-    // What the side still sends while it takes its last bytes is delivered, too, and it may take them only when it can send.
+    // What the side still sends while it takes its last bytes is delivered, too, and it may take
+    // them only when it can send.
     let silence = second.silence(stall);
     let ending = finish(&mut second.to, stall);
     let ending = async { ending.await.map_err(second.side.broke()) };
@@ -165,8 +175,9 @@ async fn conclude<X: End, Y: End>(
     Ok(())
 }
 
-/// Judges an error of the pump to `first`, which has ended: if it is that side's own, what it had sent is still to be brought to its
-/// end. Whether it was heard by then: no, because it had ended as a whole; or an error, because it took too long.
+/// Judges an error of the pump to `first`, which has ended: if it is that side's own, what it had
+/// sent is still to be brought to its end. Whether it was heard by then: no, because it had ended
+/// as a whole; or an error, because it took too long.
 fn unheard(broken: Broken, first: Side) -> Result<Result<bool, Broken>, Broken> {
     match broken {
         broken if broken.is_gone(first) => Ok(Ok(false)),
@@ -183,7 +194,8 @@ async fn finish(to: &mut (impl AsyncWrite + Unpin), stall: Duration) -> io::Resu
     }
 }
 
-/// Throws away what comes until the end, or until nothing has come for `silence`, for at most `limit`.
+/// Throws away what comes until the end, or until nothing has come for `silence`, for at most
+/// `limit`.
 pub(crate) async fn discard(from: &mut (impl AsyncRead + Unpin), silence: Duration, limit: Duration) {
     let mut bytes = [0; 1 << 10];
     let all = async { while let Ok(Ok(1..)) = timeout(silence, from.read(&mut bytes)).await {} };

@@ -421,3 +421,15 @@ fn a_way_past_protected_mode_is_warned_of() {
         assert!(longest.clone().all(|line| line.len() <= 120), "{said}{errors}");
     }
 }
+
+/// What is written where a place belongs may have a password, which no message repeats.
+#[test]
+fn no_password_of_an_argument_is_printed() {
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_valkey-rdma-bridge"))
+        .args(["--listen", "tcp://127.0.0.1:0", "--connect", "rdma://user:s3cret@192.0.2.1:6379"])
+        .output()
+        .expect("it starts");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(64) && said.contains("192.0.2.1"), "{said}");
+    assert!(!said.contains("s3cret"), "{said}");
+}

@@ -1,8 +1,9 @@
 //! Commands on their way to the server, while replies come back.
 //!
-//! A server may stop reading when its replies are not read, after any number of them. So nothing is waited for that needs more than one
-//! side to go on: as long as the server owes a reply to a command that it has as a whole, writing does not wait, and that reply is read
-//! next. Only when it owes none, it must be reading, and writing waits.
+//! A server may stop reading when its replies are not read, after any number of them. So nothing is
+//! waited for that needs more than one side to go on: as long as the server owes a reply to a
+//! command that it has as a whole, writing does not wait, and that reply is read next. Only when it
+//! owes none, it must be reading, and writing waits.
 
 use std::collections::VecDeque;
 use std::io;

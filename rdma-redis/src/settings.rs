@@ -12,6 +12,9 @@ const SCHEME: &str = "valkey+rdma://";
 /// The scheme of those with TLS over it.
 const TLS_SCHEME: &str = "valkeys+rdma://";
 
+/// The options that a URL can have.
+const KNOWN: [&str; 4] = ["timeout", "response_timeout", "fallback", "protocol"];
+
 /// Settings of all connections that a [`Client`](crate::Client) makes. Options of its URL go before them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
@@ -68,8 +71,8 @@ impl Settings {
                 let port = value.strip_prefix("tcp:")?.parse().ok().filter(|port| *port != 0)?;
                 self.fallback = Some(Fallback::Tcp { port: Some(port) });
             }
-            // redis-rs reads its value.
-            ("protocol", _) => {}
+            // redis-rs reads its value, and would repeat another one in its error.
+            ("protocol", "2" | "3" | "resp2" | "resp3") => {}
             _ => return None,
         }
         Some(())
@@ -101,11 +104,16 @@ pub(crate) fn parse(url: &str, settings: &mut Settings) -> RedisResult<Target> {
     let rest = url.strip_prefix(if secure { TLS_SCHEME } else { SCHEME }).ok_or_else(invalid)?;
     let url = redis::parse_redis_url(&format!("redis://{rest}")).ok_or_else(invalid)?;
     let mut given: HashSet<Cow<'_, str>> = HashSet::new();
-    for (name, value) in url.query_pairs() {
+    for (index, (name, value)) in url.query_pairs().enumerate() {
         if settings.set(&name, &value).is_none() || given.contains(&name) {
             let known = "in the URL: the options are timeout=SECONDS, response_timeout=SECONDS|none, \
                          fallback=tcp[:PORT] and protocol=resp2|resp3, each once";
-            return Err((ErrorKind::InvalidClientConfig, known, format!("{name}={value}")).into());
+            // What is none of them may be a password, by its name and by its value.
+            let which = match KNOWN.contains(&&*name) {
+                true => format!("{name} is there twice, or has another value"),
+                false => format!("option {} is none of these", index + 1),
+            };
+            return Err((ErrorKind::InvalidClientConfig, known, which).into());
         }
         given.insert(name);
     }
@@ -114,4 +122,50 @@ pub(crate) fn parse(url: &str, settings: &mut Settings) -> RedisResult<Target> {
     }
     let info = url.into_connection_info()?;
     matches!(info.addr(), ConnectionAddr::Tcp(..)).then_some(Target { info, secure }).ok_or_else(invalid)
+}
+
+#[cfg(test)]
+mod tests {
+    use rdma_softsim::{Fabric, SoftSim};
+
+    use crate::Client;
+
+    /// Wherever a URL has a password, no error and no `Debug` repeats it.
+    #[test]
+    fn no_password_is_printed() {
+        let backend = Fabric::new().host(&[]);
+        let urls = [
+            "valkey+rdma://s3cret",
+            "valkey+rdma://:s3cret@host",
+            "valkey+rdma://user:s3cret@host:6379/2?timeout=1",
+            "valkey+rdma://:s3cret@host/s3cret",
+            "valkey+rdma://:s3cret@host:s3cret",
+            "valkey+rdma://:s3cret@",
+            "valkey+rdma://host?password=s3cret",
+            "valkey+rdma://host?s3cret",
+            "valkey+rdma://host?s3cret=",
+            "valkey+rdma://host?timeout=s3cret",
+            "valkey+rdma://host?response_timeout=s3cret",
+            "valkey+rdma://host?fallback=s3cret",
+            "valkey+rdma://host?protocol=s3cret",
+            "valkey+rdma://host?timeout=1&timeout=s3cret",
+            "valkey+rdma://host#s3cret",
+            "valkeys+rdma://:s3cret@host?fallback=tcp:s3cret",
+            "redis://:s3cret@host",
+            ":s3cret@host",
+        ];
+        let mut refused = 0;
+        for url in urls {
+            let opened = Client::<SoftSim>::open(backend.clone(), url);
+            refused += usize::from(opened.is_err());
+            let said = match &opened {
+                // The host is no secret.
+                Ok(_) if url == "valkey+rdma://s3cret" => String::new(),
+                Ok(client) => format!("{client:?} {client:#?}"),
+                Err(error) => format!("{error} {error:?} {error:#?}"),
+            };
+            assert!(!said.contains("s3cret"), "{url}: {said}");
+        }
+        assert_eq!(refused, urls.len() - 3);
+    }
 }

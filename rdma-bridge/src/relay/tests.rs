@@ -1,5 +1,6 @@
-//! Random relays in virtual time: sides that pause, read slowly, end one direction, end as a whole, or break, over TCP and RDMA as this
-//! module knows them. One oracle: who saw an orderly end saw every byte.
+//! Random relays in virtual time: sides that pause, read slowly, end one direction, end as a whole,
+//! or break, over TCP and RDMA as this module knows them. One oracle: who saw an orderly end saw
+//! every byte.
 //!
 //! `RELAY_SEEDS=17` repeats one seed, and `RELAY_SEEDS=0..100000` runs many.
 
@@ -87,7 +88,8 @@ struct Seen {
     /// Whether it had written all that it wanted, and has ended in order.
     ended: bool,
     received: usize,
-    /// Whether the peer has ended in order, or broken. None if it did not look for that, or had ended as a whole before.
+    /// Whether the peer has ended in order, or broken. None if it did not look for that, or had
+    /// ended as a whole before.
     end: Option<bool>,
 }
 
@@ -224,8 +226,9 @@ async fn run(seed: u64) -> [usize; 2] {
 /// Patience as the bridge has it by default.
 const USUAL: Patience = Patience { stall: Duration::from_secs(60), quiet: Duration::from_millis(200) };
 
-/// Runs a relay between a client of TCP and a server, which is `whole` or not: the client writes `requests`, ends its direction, pauses
-/// for much longer than `quiet`, and reads to the end. The server writes `replies` at once and then reads to the end.
+/// Runs a relay between a client of TCP and a server, which is `whole` or not: the client writes
+/// `requests`, ends its direction, pauses for much longer than `quiet`, and reads to the end. The
+/// server writes `replies` at once and then reads to the end.
 async fn paused(whole: bool, requests: usize, replies: usize) -> [Vec<u8>; 2] {
     let mut random = fastrand::Rng::with_seed(1);
     let [(mut client, near), (server, far)] =

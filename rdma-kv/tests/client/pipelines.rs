@@ -10,7 +10,8 @@ use rdma_kv::{Buffer, Client, Part, Transport};
 const LEN: usize = 100 << 10;
 const COMMANDS: usize = 300;
 
-/// Keeps nothing for a client: as long as a reply is not read, no command is. Answers a GET by the key, and a SET by as many words.
+/// Keeps nothing for a client: as long as a reply is not read, no command is. Answers a GET by the
+/// key, and a SET by as many words.
 fn keeps_nothing<S: Read + Write>(stream: S) {
     let mut commands = FrameReader::new(stream);
     while let Ok(Some(command)) = commands.frame() {
@@ -39,7 +40,8 @@ fn many_at_once<T: Transport>(mut client: Client<T>) {
     assert!(buffer.write(0, b"is mine"), "nothing uses it");
 }
 
-/// Whatever a server bounds, many commands come to their end: nothing is written that waits for a reply to be read.
+/// Whatever a server bounds, many commands come to their end: nothing is written that waits for a
+/// reply to be read.
 #[test]
 fn a_server_that_keeps_nothing_is_no_obstacle() {
     many_at_once(over_rdma(keeps_nothing));

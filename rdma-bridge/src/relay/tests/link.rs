@@ -1,4 +1,5 @@
-//! A connection between the bridge and one side, in memory: as TCP, whose directions end one by one, or as RDMA, which ends as a whole.
+//! A connection between the bridge and one side, in memory: as TCP, whose directions end one by
+//! one, or as RDMA, which ends as a whole.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
