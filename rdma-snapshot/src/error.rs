@@ -101,6 +101,14 @@ pub enum Error {
     /// It was stopped.
     #[error("stopped before it was complete")]
     Stopped,
+    /// It failed, and what was begun at the target is not undone.
+    #[error("{error}; {left}")]
+    NotUndone {
+        /// Why it failed.
+        error: Arc<Self>,
+        /// What is left, and what to do about it.
+        left: Arc<io::Error>,
+    },
     /// Waiting for descriptors failed.
     #[error("waiting: {0}")]
     Wait(Arc<io::Error>),
@@ -137,5 +145,25 @@ impl Error {
             | Self::Refused(Reason::Full | Reason::Lease | Reason::Resources) => true,
             _ => false,
         }
+    }
+
+    /// Returns whether the error is one of the publisher alone: another holder of the snapshot may have what it lacks.
+    #[must_use]
+    pub const fn is_publishers(&self) -> bool {
+        match self {
+            Self::Refused(reason) => !matches!(reason, Reason::Full | Reason::Lease | Reason::Resources),
+            Self::OtherSnapshot
+            | Self::Foreign(_)
+            | Self::Version { .. }
+            | Self::Secret
+            | Self::Misbehaved(_)
+            | Self::NoReads => true,
+            _ => false,
+        }
+    }
+
+    /// Wraps an error of a sink, which may be that of [`Stop::check`](crate::Stop::check).
+    pub(crate) fn sink(error: io::Error) -> Self {
+        if crate::wait::is_stop(&error) { Self::Stopped } else { Self::Sink(Arc::new(error)) }
     }
 }

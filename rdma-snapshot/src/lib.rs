@@ -19,7 +19,7 @@ pub use error::Error;
 pub use publisher::Publisher;
 pub use reader::{Have, Landed, Offer, Reader};
 pub use source::{FileSink, FileSource, Piece, Sink, Source};
-pub use wait::Waker;
+pub use wait::{Stop, Waker};
 
 /// Bytes that nobody can foresee.
 fn random<const N: usize>() -> Result<[u8; N], Error> {
@@ -27,4 +27,9 @@ fn random<const N: usize>() -> Result<[u8; N], Error> {
     getrandom::fill(&mut bytes)
         .map_err(|error| Error::Source(std::sync::Arc::new(std::io::Error::other(error.to_string()))))?;
     Ok(bytes)
+}
+
+/// Bytes as hexadecimal digits.
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -2,7 +2,7 @@
 
 mod report;
 
-use std::io::{self, Read};
+use std::io::{self, IsTerminal, Read, Write};
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -16,6 +16,8 @@ use rdma_snapshot::{Error, FileSink, FileSource, Secret, publisher, reader};
 use rdma_verbs::Verbs;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 
 use report::Report;
 
@@ -137,10 +139,9 @@ enum LayoutName {
 }
 
 fn main() -> ExitCode {
-    tracing_subscriber::fmt()
-        .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
-        .with_writer(io::stderr)
-        .init();
+    let filter = EnvFilter::builder().with_default_directive(LevelFilter::WARN.into()).from_env_lossy();
+    let is_terminal = io::stderr().is_terminal();
+    tracing_subscriber::fmt().with_env_filter(filter).with_ansi(is_terminal).with_writer(|| Folded).init();
     let outcome = match Cli::parse().command {
         Command::Publish(arguments) => run_publish(&arguments),
         Command::Pull(arguments) => run_pull(arguments),
@@ -148,9 +149,42 @@ fn main() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("valkey-rdma-sync: {error}");
+            say(&error.to_string());
             ExitCode::FAILURE
         }
+    }
+}
+
+/// Columns of what is written for people.
+const COLUMNS: usize = 120;
+
+/// Tells people something.
+fn say(what: &str) {
+    let _nobody = Folded.write_all(format!("valkey-rdma-sync: {what}\n").as_bytes());
+}
+
+/// Standard error, with lines of at most [`COLUMNS`].
+struct Folded;
+
+impl Folded {
+    fn fold(text: &str) -> String {
+        // A word that is longer than a line is an address or a path, which is to be copied.
+        let options = textwrap::Options::new(COLUMNS)
+            .subsequent_indent("  ")
+            .break_words(false)
+            .word_splitter(textwrap::WordSplitter::NoHyphenation);
+        textwrap::fill(text, options)
+    }
+}
+
+impl Write for Folded {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        io::stderr().write_all(Self::fold(&String::from_utf8_lossy(bytes)).as_bytes())?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 
@@ -166,19 +200,33 @@ fn secret(common: &Common) -> io::Result<Secret> {
     Ok(Secret::new(bytes))
 }
 
-/// The first SIGINT ends the log, where there is one; the next signal ends the run in order; one more ends the process.
+/// The first SIGINT ends the log, where there is one. The next signal ends the run and undoes what was begun, one more leaves that as
+/// it is, and the last ends the process whatever it does.
+///
+/// Called once there is something to undo: before that a signal ends the process, as it does by itself.
 fn on_signals(mut log: Option<Stop>, run: Stop) -> io::Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM])?;
     std::thread::spawn(move || {
         for signal in signals.forever() {
             match log.take_if(|_| signal == SIGINT) {
                 Some(log) => log.stop(),
-                None if run.is_stopped() => std::process::exit(1),
-                None => run.stop(),
+                None if run.is_forced() => std::process::exit(1),
+                None => {
+                    run.stop();
+                    if !run.is_forced() {
+                        say("stopping, and undoing what was begun; another signal leaves it as it is");
+                    }
+                }
             }
         }
     });
     Ok(())
+}
+
+/// What a publisher publishes.
+enum From {
+    File(FileSource),
+    Live(Box<LiveSource>),
 }
 
 fn run_publish(arguments: &PublishArguments) -> Result<(), Box<dyn std::error::Error>> {
@@ -202,23 +250,20 @@ fn run_publish(arguments: &PublishArguments) -> Result<(), Box<dyn std::error::E
         stop: stop.clone(),
         withdraw: withdraw.clone(),
     };
-    on_signals(arguments.follow.then_some(stop), withdraw)?;
     let backend = Verbs::load()?;
-    let mut report = Report::new("published", arguments.common.json);
-    let bound = |address: SocketAddr| eprintln!("valkey-rdma-sync: publishing on {address}");
-    let told = &mut |progress: &_| report.tell(progress);
-    let published = match (&arguments.file, &arguments.rdb, &arguments.from) {
-        (Some(path), ..) => {
-            publish(&backend, arguments.bind, FileSource::open(path, Content::Bytes)?, &how, bound, told)
-        }
-        (_, Some(path), _) => {
-            publish(&backend, arguments.bind, FileSource::open(path, Content::Rdb)?, &how, bound, told)
-        }
-        (.., Some(url)) => {
-            let source = LiveSource::open(Server::new(url)?, arguments.follow)?;
-            publish(&backend, arguments.bind, source, &how, bound, told)
-        }
+    let source = match (&arguments.file, &arguments.rdb, &arguments.from) {
+        (Some(path), ..) => From::File(FileSource::open(path, Content::Bytes)?),
+        (_, Some(path), _) => From::File(FileSource::open(path, Content::Rdb)?),
+        (.., Some(url)) => From::Live(Box::new(LiveSource::open(Server::new(url)?, arguments.follow)?)),
         _ => return Err("nothing to publish".into()),
+    };
+    on_signals(arguments.follow.then_some(stop), withdraw.clone())?;
+    let mut report = Report::new("published", arguments.common.json, withdraw);
+    let bound = |address: SocketAddr| say(&format!("publishing on {address}"));
+    let told = &mut |progress: &_| report.tell(progress);
+    let published = match source {
+        From::File(source) => publish(&backend, arguments.bind, source, &how, bound, told),
+        From::Live(source) => publish(&backend, arguments.bind, *source, &how, bound, told),
     };
     report.end(published)
 }
@@ -227,7 +272,6 @@ fn run_pull(arguments: PullArguments) -> Result<(), Box<dyn std::error::Error>> 
     let secret = secret(&arguments.common)?;
     let depth = arguments.common.depth;
     let stop = Stop::default();
-    on_signals(None, stop.clone())?;
     let republish = arguments.republish.map(|address| Republish {
         address,
         config: publisher::Config { secret: secret.clone(), depth, ..publisher::Config::default() },
@@ -239,24 +283,22 @@ fn run_pull(arguments: PullArguments) -> Result<(), Box<dyn std::error::Error>> 
         verify: arguments.verify,
         attempts: arguments.attempts,
         republish,
-        stop,
+        stop: stop.clone(),
         ..Pull::default()
     };
     let mut publishers = Vec::new();
     for publisher in &arguments.publishers {
         publishers.extend(publisher.to_socket_addrs().map_err(|error| format!("{publisher}: {error}"))?);
     }
+    let into = arguments.into.map(|url| Server::new(&url)).transpose()?;
     let backend = Verbs::load()?;
-    let mut report = Report::new("pulled", arguments.common.json);
+    on_signals(None, stop.clone())?;
+    let mut report = Report::new("pulled", arguments.common.json, stop);
     let told = &mut |progress: &_| report.tell(progress);
-    let pulled: Result<_, Error> = match (arguments.file.or(arguments.rdb), arguments.into) {
+    let pulled: Result<_, Error> = match (arguments.file.or(arguments.rdb), into) {
         (Some(path), _) => pull(&backend, &publishers, FileSink::new(path, arguments.replace), &how, told),
-        (None, Some(url)) => {
-            let target = Target {
-                server: Server::new(&url)?,
-                replace: arguments.replace,
-                serve_on: arguments.serve_on,
-            };
+        (None, Some(server)) => {
+            let target = Target { server, replace: arguments.replace, serve_on: arguments.serve_on };
             pull(&backend, &publishers, LiveSink::new(target), &how, told)
         }
         _ => return Err("nowhere to pull to".into()),
@@ -268,20 +310,32 @@ fn run_pull(arguments: PullArguments) -> Result<(), Box<dyn std::error::Error>> 
 mod tests {
     use super::*;
 
-    fn raise_until(signal: i32, stopped: &Stop) {
-        signal_hook::low_level::raise(signal).expect("a signal to this process");
-        while !stopped.is_stopped() {
+    fn raise_until(is_so: impl Fn() -> bool) {
+        signal_hook::low_level::raise(SIGINT).expect("a signal to this process");
+        while !is_so() {
             std::thread::yield_now();
         }
     }
 
-    /// The writer of the log gets the first SIGINT, and the snapshot is withdrawn by the second.
+    /// The writer of the log gets the first SIGINT, the run ends by the second, and what it undoes is left by the third.
     #[test]
-    fn a_log_ends_before_its_snapshot_is_withdrawn() {
+    fn signals_end_the_log_then_the_run_then_its_undoing() {
         let (log, run) = (Stop::default(), Stop::default());
         on_signals(Some(log.clone()), run.clone()).expect("signals");
-        raise_until(SIGINT, &log);
+        raise_until(|| log.is_stopped());
         assert!(!run.is_stopped());
-        raise_until(SIGINT, &run);
+        raise_until(|| run.is_stopped());
+        assert!(!run.is_forced());
+        raise_until(|| run.is_forced());
+    }
+
+    /// What is written for people is at most [`COLUMNS`] wide, and nothing is lost but a space.
+    #[test]
+    fn lines_for_people_are_folded() {
+        let left = "the target is still a replica of 192.0.2.1:40000, where no server is: ".repeat(7);
+        let folded = Folded::fold(&left);
+        assert!(folded.lines().count() > 3 && folded.lines().all(|line| line.len() <= COLUMNS), "{folded}");
+        assert!(folded.split_whitespace().eq(left.split_whitespace()));
+        assert_eq!(Folded::fold("short\n"), "short\n");
     }
 }

@@ -1,29 +1,77 @@
 //! How far a run is, for people or as JSON.
 
+use std::io::{self, Write};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+
 use indicatif::{ProgressBar, ProgressStyle};
 use rdma_snapshot::Error;
-use rdma_snapshot::run::Progress;
+use rdma_snapshot::run::{Progress, Stop, TICK};
 use serde_json::json;
+
+/// Lines that wait to be written, at most.
+const WAITING: usize = 16;
 
 /// Tells of a run.
 pub(crate) struct Report {
     what: &'static str,
-    json: bool,
     bar: ProgressBar,
+    json: Option<Lines>,
+}
+
+/// Lines to a reader that may stand still: a thread of their own writes them, so that the run does not wait for it.
+struct Lines {
+    waiting: SyncSender<String>,
+    /// Ends when all is written.
+    over: Receiver<()>,
+    stop: Stop,
+}
+
+impl Lines {
+    fn new(mut to: impl Write + Send + 'static, stop: Stop) -> Self {
+        let (waiting, lines) = sync_channel::<String>(WAITING);
+        let (until_here, over) = sync_channel(0);
+        std::thread::spawn(move || {
+            let _until_here = until_here;
+            // A reader that has gone wants no more.
+            while let Ok(line) = lines.recv()
+                && writeln!(to, "{line}").and_then(|()| to.flush()).is_ok()
+            {}
+        });
+        Self { waiting, over, stop }
+    }
+
+    /// Has a line written, unless too many wait already.
+    fn tell(&self, line: String) {
+        let _lost = self.waiting.try_send(line);
+    }
+
+    /// Has the last line written, and waits until it is, or until the end is asked for.
+    fn end(self, line: String) {
+        let mut line = line;
+        while let Err(TrySendError::Full(again)) = self.waiting.try_send(line) {
+            if self.over.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) && self.stop.is_stopped() {
+                return;
+            }
+            line = again;
+        }
+        drop(self.waiting);
+        while self.over.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) && !self.stop.is_stopped() {}
+    }
 }
 
 impl Report {
-    pub(crate) fn new(what: &'static str, json: bool) -> Self {
+    /// What ends the run by `stop` ends waiting for who reads its lines, too.
+    pub(crate) fn new(what: &'static str, json: bool, stop: Stop) -> Self {
         let bar = if json { ProgressBar::hidden() } else { ProgressBar::no_length() };
         if let Ok(style) = ProgressStyle::with_template("{bar:40} {bytes} of {total_bytes} {msg}") {
             bar.set_style(style);
         }
-        Self { what, json, bar }
+        Self { what, bar, json: json.then(|| Lines::new(io::stdout(), stop)) }
     }
 
     pub(crate) fn tell(&mut self, progress: &Progress) {
-        if self.json {
-            println!("{}", self.line(progress, "state", "running"));
+        if let Some(lines) = &self.json {
+            lines.tell(self.line(progress, "running"));
             return;
         }
         if let Some(total) = progress.total {
@@ -38,10 +86,10 @@ impl Report {
         self.bar.set_message(format!("at {rate:.0} MiB/s{left}{log}{readers}"));
     }
 
-    fn line(&self, progress: &Progress, key: &str, value: &str) -> serde_json::Value {
-        json!({
+    fn line(&self, progress: &Progress, state: &str) -> String {
+        let line = json!({
             "what": self.what,
-            key: value,
+            "state": state,
             "bytes": progress.bytes,
             "total": progress.total,
             "snapshot_complete": progress.marked,
@@ -50,30 +98,75 @@ impl Report {
             "seconds_left": progress.left().map(|left| left.as_secs_f64()),
             "readers": progress.readers,
             "readers_done": progress.done,
-        })
+        });
+        line.to_string()
     }
 
-    pub(crate) fn end(self, outcome: Result<Progress, Error>) -> Result<(), Box<dyn std::error::Error>> {
+    pub(crate) fn end(mut self, outcome: Result<Progress, Error>) -> Result<(), Box<dyn std::error::Error>> {
         self.bar.finish_and_clear();
-        match outcome {
-            Ok(progress) if self.json => println!("{}", self.line(&progress, "state", "done")),
-            Ok(progress) => eprintln!(
-                "valkey-rdma-sync: {} {} bytes in {:.3} s, {:.0} MiB/s",
+        if let Some(lines) = self.json.take() {
+            lines.end(match &outcome {
+                Ok(progress) => self.line(progress, "done"),
+                Err(error) => {
+                    json!({ "what": self.what, "state": "failed", "error": error.to_string() }).to_string()
+                }
+            });
+        } else if let Ok(progress) = &outcome {
+            crate::say(&format!(
+                "{} {} bytes in {:.3} s, {:.0} MiB/s",
                 self.what,
                 progress.bytes,
                 progress.elapsed.as_secs_f64(),
                 progress.rate() / f64::from(1 << 20)
-            ),
-            Err(error) => {
-                if self.json {
-                    println!(
-                        "{}",
-                        json!({ "what": self.what, "state": "failed", "error": error.to_string() })
-                    );
-                }
-                return Err(error.into());
-            }
+            ));
         }
-        Ok(())
+        Ok(outcome.map(|_| ())?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Somebody who reads nothing.
+    struct Stuck(Receiver<()>);
+
+    impl Write for Stuck {
+        fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+            let _never = self.0.recv();
+            Err(io::ErrorKind::BrokenPipe.into())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// A run goes on, and ends at a signal, although the reader of its lines stands still.
+    #[test]
+    fn a_reader_that_stands_still_holds_up_nothing() {
+        let (held, until) = sync_channel(0);
+        let stop = Stop::default();
+        let lines = Lines::new(Stuck(until), stop.clone());
+        for number in 0..10 * WAITING {
+            lines.tell(number.to_string());
+        }
+        stop.stop();
+        lines.end("the last".into());
+        drop(held);
+    }
+
+    /// The last line is written before the process may end, however many were before it.
+    #[test]
+    fn the_last_line_is_written() {
+        let (mut reader, writer) = io::pipe().expect("a pipe");
+        let lines = Lines::new(writer, Stop::default());
+        for number in 0..10 * WAITING {
+            lines.tell(number.to_string());
+        }
+        lines.end("the last".into());
+        let mut all = String::new();
+        io::Read::read_to_string(&mut reader, &mut all).expect("text");
+        assert_eq!(all.lines().last(), Some("the last"));
     }
 }

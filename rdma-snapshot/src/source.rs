@@ -4,7 +4,11 @@ use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::io::Errno;
+
 use crate::reader::{Offer, Position};
+use crate::wait::Stop;
 use crate::wire::Content;
 
 /// A piece that a source gives.
@@ -41,13 +45,14 @@ pub trait Source: Send {
     fn stop(&mut self) -> io::Result<()>;
 }
 
-/// Where a snapshot goes to. It runs on a thread of its own. Dropping it before [`Sink::end`] undoes what was begun.
+/// Where a snapshot goes to. It runs on a thread of its own.
 pub trait Sink: Send {
-    /// A snapshot begins.
+    /// A snapshot begins. Whatever waits, in this call and in later ones, calls [`Stop::check`] of `stop` within every
+    /// [`TICK`](crate::run::TICK).
     ///
     /// # Errors
     /// It cannot go here: it is something else, or the target is not empty.
-    fn begin(&mut self, offer: &Offer) -> io::Result<()>;
+    fn begin(&mut self, offer: &Offer, stop: &Stop) -> io::Result<()>;
     /// More of it.
     ///
     /// # Errors
@@ -63,6 +68,12 @@ pub trait Sink: Send {
     /// # Errors
     /// The target failed.
     fn end(&mut self) -> io::Result<()>;
+    /// Undoes what was begun: something failed, or the run was stopped. Nothing is called after this. What waits here goes on after
+    /// the first call of [`Stop::stop`], and ends at [`Stop::is_forced`].
+    ///
+    /// # Errors
+    /// What is left, and what to do about it.
+    fn undo(&mut self) -> io::Result<()>;
 }
 
 /// A file.
@@ -117,7 +128,11 @@ impl Source for FileSource {
     }
 }
 
-/// A file, which appears under its name only when it is whole. Of a snapshot with a log it holds the snapshot.
+/// Bytes that are written between two times that the disk is waited for, so that no wait is for all of a file.
+const UNSYNCED: u64 = 64 << 20;
+
+/// A file, which appears under its name only when it is whole and on the disk. Until then it is called `NAME.DIGITS.part`, with digits
+/// of its own. Of a snapshot with a log it holds the snapshot.
 #[derive(Debug)]
 pub struct FileSink {
     path: PathBuf,
@@ -125,34 +140,65 @@ pub struct FileSink {
     part: Option<(File, PathBuf)>,
     replace: bool,
     marked: bool,
+    unsynced: u64,
 }
 
 impl FileSink {
     /// A file that will be called `path`. One of that name is an error unless it may be replaced.
     #[must_use]
     pub const fn new(path: PathBuf, replace: bool) -> Self {
-        Self { path, part: None, replace, marked: false }
+        Self { path, part: None, replace, marked: false, unsynced: 0 }
+    }
+
+    fn exists(&self) -> io::Error {
+        let what = format!("{} exists; --replace replaces it", self.path.display());
+        io::Error::new(io::ErrorKind::AlreadyExists, what)
+    }
+
+    /// Gives the file its name. One that has come since the beginning stays, unless it may be replaced.
+    fn name(&self, part: &Path) -> io::Result<()> {
+        if self.replace {
+            return fs::rename(part, &self.path);
+        }
+        match renameat_with(CWD, part, CWD, &self.path, RenameFlags::NOREPLACE) {
+            Ok(()) => Ok(()),
+            Err(Errno::EXIST) => Err(self.exists()),
+            // Not every file system knows that. A second name never replaces one either.
+            Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
+                fs::hard_link(part, &self.path).map_err(|error| match error.kind() {
+                    io::ErrorKind::AlreadyExists => self.exists(),
+                    _ => error,
+                })?;
+                fs::remove_file(part)
+            }
+            Err(errno) => Err(errno.into()),
+        }
     }
 }
 
 impl Sink for FileSink {
-    fn begin(&mut self, _offer: &Offer) -> io::Result<()> {
-        if !self.replace && self.path.exists() {
-            let what = format!("{} exists; --replace replaces it", self.path.display());
-            return Err(io::Error::new(io::ErrorKind::AlreadyExists, what));
+    fn begin(&mut self, _offer: &Offer, _stop: &Stop) -> io::Result<()> {
+        // `exists` would say no where it cannot look.
+        if !self.replace && self.path.symlink_metadata().is_ok() {
+            return Err(self.exists());
         }
+        let digits = crate::hex(&crate::random::<8>().map_err(io::Error::other)?);
         let mut name = self.path.clone().into_os_string();
-        name.push(".part");
+        name.push(format!(".{digits}.part"));
         let name = PathBuf::from(name);
-        self.part = Some((File::create(&name)?, name));
+        self.part = Some((File::create_new(&name)?, name));
         Ok(())
     }
 
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        match &mut self.part {
-            Some((file, _)) if !self.marked => file.write_all(bytes),
-            _ => Ok(()),
+        let Some((file, _)) = self.part.as_mut().filter(|_| !self.marked) else { return Ok(()) };
+        file.write_all(bytes)?;
+        self.unsynced += bytes.len() as u64;
+        if self.unsynced >= UNSYNCED {
+            self.unsynced = 0;
+            file.sync_data()?;
         }
+        Ok(())
     }
 
     fn mark(&mut self) -> io::Result<()> {
@@ -161,19 +207,26 @@ impl Sink for FileSink {
     }
 
     fn end(&mut self) -> io::Result<()> {
-        let Some((file, name)) = &self.part else { return Ok(()) };
+        let Some((file, part)) = &self.part else { return Ok(()) };
         file.sync_all()?;
-        fs::rename(name, &self.path)?;
+        self.name(part)?;
         self.part = None;
-        Ok(())
+        // The name is on the disk when its directory is.
+        let parent = self.path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
+    }
+
+    fn undo(&mut self) -> io::Result<()> {
+        let Some((_, part)) = self.part.take() else { return Ok(()) };
+        fs::remove_file(&part)
+            .map_err(|error| io::Error::new(error.kind(), format!("{} is left: {error}", part.display())))
     }
 }
 
 impl Drop for FileSink {
     fn drop(&mut self) {
-        if let Some((_, name)) = &self.part {
-            // Whoever reads an error that ended it can do without another one.
-            let _left = fs::remove_file(name);
+        if let Err(error) = self.undo() {
+            tracing::error!(%error, "not undone");
         }
     }
 }

@@ -159,7 +159,7 @@ fn a_pull_that_fails_leaves_nothing_behind() {
 struct Full;
 
 impl Sink for Full {
-    fn begin(&mut self, _offer: &Offer) -> io::Result<()> {
+    fn begin(&mut self, _offer: &Offer, _stop: &Stop) -> io::Result<()> {
         Ok(())
     }
     fn write(&mut self, _bytes: &[u8]) -> io::Result<()> {
@@ -171,6 +171,244 @@ impl Sink for Full {
     fn end(&mut self) -> io::Result<()> {
         panic!("it did not take the snapshot")
     }
+    fn undo(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A file that somebody else has begun, and one that comes meanwhile, stay as they are.
+#[test]
+fn a_file_that_is_not_the_pulls_own_stays() {
+    let (folder, _) = folder("foreign", 10);
+    let offer = Offer {
+        layout: Layout::Chunks,
+        content: Content::Bytes,
+        chunk_size: 4096,
+        total: None,
+        position: None,
+    };
+    let read = |name: &str| std::fs::read(folder.join(name)).expect("a file");
+    let names = || std::fs::read_dir(&folder).expect("a folder").count();
+    std::fs::write(folder.join("here.part"), "somebody's").expect("a file");
+    for undoes in [true, false] {
+        let mut sink = into_file(&folder, "here");
+        sink.begin(&offer, &Stop::default()).expect("it begins");
+        sink.write(b"other").expect("it is taken");
+        assert_eq!(names(), 3);
+        if undoes {
+            sink.undo().expect("it is undone");
+        }
+        drop(sink);
+        assert_eq!((read("here.part").as_slice(), names()), (&b"somebody's"[..], 2));
+    }
+
+    let mut sink = into_file(&folder, "here");
+    sink.begin(&offer, &Stop::default()).expect("it begins");
+    sink.write(b"ours").expect("it is taken");
+    sink.mark().expect("it is whole");
+    std::fs::write(folder.join("here"), "meanwhile").expect("a file");
+    let error = sink.end().expect_err("it exists");
+    assert!(error.to_string().contains("--replace"), "{error}");
+    drop(sink);
+    assert_eq!((read("here").as_slice(), names()), (&b"meanwhile"[..], 3));
+
+    // Two at a time: each has its own, and the last is what is there.
+    let mut two = [(); 2].map(|()| FileSink::new(folder.join("here"), true));
+    for (sink, bytes) in two.iter_mut().zip([b"first", b"other"]) {
+        sink.begin(&offer, &Stop::default()).expect("it begins");
+        sink.write(bytes).expect("it is taken");
+        sink.mark().expect("it is whole");
+    }
+    for (sink, bytes) in two.iter_mut().zip([b"first", b"other"]) {
+        sink.end().expect("it has its name");
+        assert_eq!(read("here"), bytes);
+    }
+    std::fs::remove_dir_all(folder).expect("clean");
+}
+
+/// A sink that takes a chunk only when it is allowed to, into memory.
+struct Paced {
+    allowed: mpsc::Receiver<()>,
+    taken: mpsc::Sender<Vec<u8>>,
+}
+
+impl Sink for Paced {
+    fn begin(&mut self, _offer: &Offer, _stop: &Stop) -> io::Result<()> {
+        Ok(())
+    }
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.taken.send(bytes.to_vec()).expect("a test");
+        // When the test allows no more one by one, all may come.
+        let _all = self.allowed.recv();
+        Ok(())
+    }
+    fn mark(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+    fn end(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+    fn undo(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// VS-READ-003: the publisher goes, the next one has another snapshot, and the one after that has this one: it is pulled from there.
+#[test]
+fn a_publisher_with_another_snapshot_is_passed_over() {
+    let (folder, bytes) = folder("passed-over", 9_000_001);
+    let fabric = Fabric::new();
+    let withdraw = [(); 2].map(|()| Stop::default());
+    let how = |withdraw: &Stop| Publish { withdraw: withdraw.clone(), ..Publish::default() };
+    let origin = fabric.host(&[address(1)]);
+    let (first, publisher) = publishing(&origin, &folder, how(&withdraw[0]));
+    // What it has is the same, and it is another snapshot of it all the same.
+    let (other, another) = publishing(&origin, &folder, how(&withdraw[1]));
+    let mirror = SocketAddr::new(address(2), 7000);
+    let republish = Republish {
+        address: mirror,
+        config: publisher::Config::default(),
+        readers: 1,
+        keep: Duration::from_secs(600),
+    };
+    let (backend, sink) = (fabric.host(&[address(2)]), into_file(&folder, "mirror"));
+    let (tell, is_whole) = mpsc::channel();
+    let mirroring = std::thread::spawn(move || {
+        let how = Pull { republish: Some(republish), ..Pull::default() };
+        let told = &mut |progress: &Progress| {
+            if progress.marked {
+                let _told_already = tell.send(());
+            }
+        };
+        pull(&backend, &[first], sink, &how, told)
+    });
+    is_whole.recv().expect("the mirror has everything");
+    let (allow, allowed) = mpsc::channel();
+    let (sender, taken) = mpsc::channel();
+    let reader = fabric.host(&[address(3)]);
+    let backend = reader.clone();
+    let pulling = std::thread::spawn(move || {
+        let how = Pull { room: 2, verify: true, ..Pull::default() };
+        let sink = Paced { allowed, taken: sender };
+        pull(&backend, &[first, other, mirror], sink, &how, &mut |_| {})
+    });
+    let mut all = taken.recv().expect("a chunk");
+    withdraw[0].stop();
+    publisher.join().expect("no panic").expect("published");
+    drop(allow);
+    all.extend(taken.iter().flatten());
+    let pulled = pulling.join().expect("no panic").expect("pulled from the mirror");
+    assert_eq!((pulled.bytes, all == bytes), (9_000_001, true));
+    mirroring.join().expect("no panic").expect("handed on");
+
+    // When nobody else is left, that is the error.
+    let unlike = FileSink::new(folder.join("never"), false);
+    let how = Pull {
+        config: reader::Config { secret: rdma_snapshot::Secret::new("x"), ..reader::Config::default() },
+        ..Pull::default()
+    };
+    let error = pull(&reader, &[other, other], unlike, &how, &mut |_| {});
+    let error = error.expect_err("another secret");
+    assert!(matches!(error, Error::Refused(_) | Error::Secret), "{error}");
+    withdraw[1].stop();
+    another.join().expect("no panic").expect("published");
+    std::fs::remove_dir_all(folder).expect("clean");
+}
+
+/// A sink whose end takes for ever, unless it is stopped; which it cannot undo.
+struct Endless {
+    stop: Stop,
+    ends: mpsc::Sender<()>,
+}
+
+impl Sink for Endless {
+    fn begin(&mut self, _offer: &Offer, stop: &Stop) -> io::Result<()> {
+        self.stop = stop.clone();
+        Ok(())
+    }
+    fn write(&mut self, _bytes: &[u8]) -> io::Result<()> {
+        Ok(())
+    }
+    fn mark(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+    fn end(&mut self) -> io::Result<()> {
+        self.ends.send(()).expect("a test");
+        // The test would fail in the end, too, if nothing stopped it.
+        for _ in 0..300 {
+            self.stop.check()?;
+            std::thread::sleep(rdma_snapshot::run::TICK);
+        }
+        Ok(())
+    }
+    fn undo(&mut self) -> io::Result<()> {
+        Err(io::Error::other("its target keeps a part"))
+    }
+}
+
+/// A signal ends a run whose sink waits at its end, and what is left behind is said.
+#[test]
+fn a_sink_that_waits_is_stopped_and_says_what_it_leaves() {
+    let (folder, _) = folder("endless", 3_000_000);
+    let fabric = Fabric::new();
+    let withdraw = Stop::default();
+    let how = Publish { withdraw: withdraw.clone(), ..Publish::default() };
+    let (at, publisher) = publishing(&fabric.host(&[address(1)]), &folder, how);
+    let (sender, ends) = mpsc::channel();
+    let how = Pull::default();
+    let stop = how.stop.clone();
+    let backend = fabric.host(&[address(2)]);
+    let pulling = std::thread::spawn(move || {
+        let sink = Endless { stop: Stop::default(), ends: sender };
+        pull(&backend, &[at], sink, &how, &mut |_| {})
+    });
+    ends.recv().expect("its end");
+    stop.stop();
+    let error = pulling.join().expect("no panic").expect_err("stopped");
+    assert!(matches!(&error, Error::NotUndone { error, .. } if matches!(**error, Error::Stopped)), "{error}");
+    assert_eq!(error.to_string(), "stopped before it was complete; its target keeps a part");
+    withdraw.stop();
+    publisher.join().expect("no panic").expect("published");
+    std::fs::remove_dir_all(folder).expect("clean");
+}
+
+/// A source without end.
+struct Zeros;
+
+impl Source for Zeros {
+    fn content(&self) -> Content {
+        Content::Bytes
+    }
+    fn total(&self) -> Option<u64> {
+        None
+    }
+    fn position(&self) -> Option<reader::Position> {
+        None
+    }
+    fn read(&mut self, into: &mut [u8]) -> io::Result<Piece> {
+        Ok(Piece::Bytes(into.len()))
+    }
+    fn stop(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A source that is always ahead keeps nobody from looking at the time and at the operator.
+#[test]
+fn a_fast_source_does_not_keep_a_publication_from_ending() {
+    let backend = Fabric::new().host(&[address(1)]);
+    let how = Publish {
+        // Making a chunk of zeros takes next to nothing, and publishing one a copy and two sums.
+        config: publisher::Config { memory: 1 << 30, ..publisher::Config::default() },
+        ..Publish::default()
+    };
+    let withdraw = how.withdraw.clone();
+    let told = &mut |progress: &Progress| {
+        if progress.bytes > 0 {
+            withdraw.stop();
+        }
+    };
+    publish(&backend, (address(1), 0).into(), Zeros, &how, |_| {}, told).expect("withdrawn in time");
 }
 
 /// A source that gives a chunk, and then fails.

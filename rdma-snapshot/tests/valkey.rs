@@ -164,3 +164,101 @@ fn a_target_that_cannot_take_it_is_left_as_it_was() {
     withdraw.stop();
     publisher.join().expect("no panic").expect("published");
 }
+
+/// A live target that loads slowly, and the pull into it, up to where it loads.
+fn loading(
+    target: &Valkey,
+    fabric: &Fabric,
+    at: SocketAddr,
+    stop: &Stop,
+) -> JoinHandle<Result<Progress, Error>> {
+    let mut admin = target.connect();
+    // It says so while it loads: it looks at its clients after each key.
+    for (name, value) in [("key-load-delay", "20000"), ("loading-process-events-interval-bytes", "1024")] {
+        cmd("CONFIG").arg("SET").arg(name).arg(value).exec(&mut admin).expect("a setting");
+    }
+    let (backend, sink, stop) = (fabric.host(&[address(2)]), into(target), stop.clone());
+    let pulling = std::thread::spawn(move || {
+        let how = Pull { stop, ..Pull::default() };
+        pull(&backend, &[at], sink, &how, &mut |_| {})
+    });
+    loop {
+        let info: String = cmd("INFO").arg("persistence").query(&mut admin).expect("text");
+        if info.contains("\nloading:1") {
+            return pulling;
+        }
+        assert!(!pulling.is_finished(), "{:?}", pulling.join());
+    }
+}
+
+fn role(valkey: &Valkey) -> Value {
+    let role: Vec<Value> = cmd("ROLE").query(&mut valkey.connect()).expect("a role");
+    role.into_iter().next().expect("a word")
+}
+
+/// One signal ends a pull whose target loads, and the target is a primary as soon as it has; two leave it a replica, and say so. Its
+/// `masterauth` is what it was.
+#[test]
+fn signals_are_obeyed_while_a_target_loads() {
+    let (Some(source), Some(one), Some(two)) = (Valkey::start(), Valkey::start(), Valkey::start()) else {
+        return;
+    };
+    let mut connection = source.connect();
+    for key in 0..2000 {
+        cmd("SET").arg(key).arg("x".repeat(100)).exec(&mut connection).expect("written");
+    }
+    let fabric = Fabric::new();
+    let live = LiveSource::open(source.server(), false).expect("a snapshot");
+    let withdraw = Stop::default();
+    let how = Publish { withdraw: withdraw.clone(), ..Publish::default() };
+    let (at, publisher) = publishing(fabric.host(&[address(1)]), live, how);
+    let faster = |valkey: &Valkey| {
+        let mut admin = valkey.connect();
+        cmd("CONFIG").arg("SET").arg("key-load-delay").arg("0").exec(&mut admin).expect("a setting");
+    };
+
+    cmd("CONFIG").arg("SET").arg("masterauth").arg("mine").exec(&mut one.connect()).expect("a setting");
+    let stop = Stop::default();
+    let pulling = loading(&one, &fabric, at, &stop);
+    stop.stop();
+    faster(&one);
+    let error = pulling.join().expect("no panic").expect_err("stopped");
+    assert!(matches!(error, Error::Stopped), "{error}");
+    assert_eq!(role(&one), Value::BulkString(b"master".to_vec()));
+    let keys: i64 = cmd("DBSIZE").query(&mut one.connect()).expect("a number");
+    assert_eq!(keys, 2000);
+    let masterauth: Vec<String> =
+        cmd("CONFIG").arg("GET").arg("masterauth").query(&mut one.connect()).expect("a setting");
+    assert_eq!(masterauth, ["masterauth", "mine"]);
+
+    let stop = Stop::default();
+    let pulling = loading(&two, &fabric, at, &stop);
+    stop.stop();
+    stop.stop();
+    let error = pulling.join().expect("no panic").expect_err("stopped");
+    assert!(error.to_string().contains("is still a replica of 127.0.0.1:"), "{error}");
+    faster(&two);
+    withdraw.stop();
+    publisher.join().expect("no panic").expect("published");
+}
+
+/// A target whose operator may not use `CONFIG` is known by its history, and filled all the same.
+#[test]
+fn a_target_without_config_is_filled() {
+    let (Some(source), Some(target)) = (Valkey::start(), Valkey::start()) else { return };
+    fill(&mut source.connect(), 1 << 20);
+    cmd("ACL")
+        .arg(&["SETUSER", "who", "on", ">s3cret", "+@all", "-config", "~*", "&*"])
+        .exec(&mut target.connect())
+        .expect("a user");
+    let fabric = Fabric::new();
+    let live = LiveSource::open(source.server(), false).expect("a snapshot");
+    let (at, publisher) =
+        publishing(fabric.host(&[address(1)]), live, Publish { readers: Some(1), ..Publish::default() });
+    let url = target.url().replace("://", "://who:s3cret@");
+    let server = rdma_snapshot::valkey::Server::new(&url).expect("a URL");
+    let sink = LiveSink::new(Target { server, replace: false, serve_on: None });
+    pull(&fabric.host(&[address(2)]), &[at], sink, &Pull::default(), &mut |_| {}).expect("pulled");
+    publisher.join().expect("no panic").expect("published");
+    assert_equal(&mut source.connect(), &mut target.connect());
+}

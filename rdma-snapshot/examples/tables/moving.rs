@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rdma_snapshot::wire::Content;
-use rdma_snapshot::{Offer, Piece, Sink, Source, reader};
+use rdma_snapshot::{Offer, Piece, Sink, Source, Stop, reader};
 use rustix::time::ClockId;
 
 use crate::place::{Place, Publishing, pull_all};
@@ -57,7 +57,7 @@ impl Kept {
 }
 
 impl Sink for Kept {
-    fn begin(&mut self, _offer: &Offer) -> io::Result<()> {
+    fn begin(&mut self, _offer: &Offer, _stop: &Stop) -> io::Result<()> {
         Ok(())
     }
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
@@ -69,6 +69,9 @@ impl Sink for Kept {
     }
     fn end(&mut self) -> io::Result<()> {
         if self.bytes == self.expected[..] { Ok(()) } else { Err(io::Error::other("other bytes came")) }
+    }
+    fn undo(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 
@@ -106,7 +109,7 @@ pub(crate) fn stream<S: Sink + 'static>(
     let readers = sinks.into_iter().map(|mut sink| {
         std::thread::spawn(move || -> Result<(), Failure> {
             let mut stream = TcpStream::connect(at)?;
-            sink.begin(&crate::whole::FILE)?;
+            sink.begin(&crate::whole::FILE, &Stop::default())?;
             let mut piece = vec![0; 1 << 20];
             while let read @ 1.. = stream.read(&mut piece)? {
                 sink.write(&piece[..read])?;

@@ -21,7 +21,7 @@ use crate::auth::Secret;
 use crate::channel::{self, Channel};
 use crate::error::Error;
 use crate::reader::{Landed, Offer, Shared};
-use crate::wait::{Waker, sleep};
+use crate::wait::{Stop, TICK, Waker, sleep};
 use crate::wire::{Mark, Reason, SnapshotId};
 use session::{Session, Terms, refused};
 pub(crate) use store::Store;
@@ -403,18 +403,22 @@ impl<B: Descriptors> Publisher<B> {
         Ok(any)
     }
 
-    /// Lets last words reach readers, for as long as they may take.
+    /// Lets last words reach readers, for as long as they may take; for a shorter while once `stop` asks for the end.
     ///
     /// # Errors
     /// As [`Publisher::progress`] and [`Publisher::wait`].
-    pub fn drain(mut self, waker: &Waker) -> Result<(), Error> {
-        let by = self.backend.now().after(LINGER);
-        while self.endpoint.usage().connections > 0 && self.backend.now() < by {
+    pub fn drain(mut self, waker: &Waker, stop: &Stop) -> Result<(), Error> {
+        let begun = self.backend.now();
+        loop {
+            let now = self.backend.now();
+            let by = begun.after(if stop.is_stopped() { LINGER / 4 } else { LINGER });
+            if self.endpoint.usage().connections == 0 || now >= by {
+                return Ok(());
+            }
             self.progress()?;
-            self.wait(waker, Some(by))?;
+            self.wait(waker, Some(by.min(now.after(TICK))))?;
             waker.clear();
         }
-        Ok(())
     }
 
     /// When [`Publisher::progress`] must be called at the latest.

@@ -4,32 +4,12 @@
 mod publish;
 mod pull;
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 pub use publish::{Publish, publish};
 pub use pull::{Pull, Republish, pull};
 
-/// Ends a run from elsewhere: from another thread or a signal handler.
-#[derive(Clone, Debug, Default)]
-pub struct Stop(Arc<AtomicBool>);
-
-impl Stop {
-    /// Asks for the end. The run notices within [`TICK`].
-    pub fn stop(&self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-
-    /// Returns whether it was asked for.
-    #[must_use]
-    pub fn is_stopped(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
-    }
-}
-
-/// How often a run tells how far it is, and looks whether it shall end.
-pub const TICK: Duration = Duration::from_millis(200);
+pub use crate::wait::{Stop, TICK};
 
 /// How far a run is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

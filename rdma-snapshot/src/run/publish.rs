@@ -32,9 +32,9 @@ pub struct Publish {
     pub readers: Option<usize>,
     /// Ends when the table has been complete for so long, whoever still reads.
     pub keep: Option<Duration>,
-    /// Ends the log of later writes, and then as above; a second time, everything.
+    /// Ends the log of later writes, and then as above.
     pub stop: Stop,
-    /// Withdraws the snapshot at once.
+    /// Withdraws the snapshot at once; readers that do not listen are told for a short while only.
     pub withdraw: Stop,
 }
 
@@ -105,8 +105,8 @@ pub fn publish<B: Descriptors>(
     } else {
         publisher.withdraw(Reason::Withdrawn);
     }
-    publisher.drain(&waker)?;
-    outcome
+    let drained = publisher.drain(&waker, &how.withdraw);
+    outcome.and_then(|progress| drained.map(|()| progress))
 }
 
 /// Reads the source until its end, chunk by chunk.
@@ -182,7 +182,12 @@ fn serve<B: Descriptors>(
     loop {
         waker.clear();
         publisher.progress()?;
-        while ended.is_none() {
+        // No more than a few at a time: readers, the operator and the time are looked at between them.
+        let mut is_empty = ended.is_some();
+        for _ in 0..AHEAD {
+            if is_empty {
+                break;
+            }
             match made.try_recv() {
                 Ok(Made::Chunk(bytes)) => publisher.append(&bytes)?,
                 Ok(Made::Mark) => {
@@ -192,9 +197,10 @@ fn serve<B: Descriptors>(
                 Ok(Made::End) => {
                     publisher.end();
                     ended = Some(backend.now());
+                    is_empty = true;
                 }
                 Ok(Made::Failed(error)) => return Err(Error::Source(Arc::new(error))),
-                Err(TryRecvError::Empty) => break,
+                Err(TryRecvError::Empty) => is_empty = true,
                 Err(TryRecvError::Disconnected) => {
                     return Err(Error::Source(Arc::new(io::Error::other("its thread ended early"))));
                 }
@@ -218,6 +224,6 @@ fn serve<B: Descriptors>(
         if over {
             return Ok(progress);
         }
-        publisher.wait(waker, Some(tell_at))?;
+        publisher.wait(waker, Some(if is_empty { tell_at } else { now }))?;
     }
 }

@@ -32,7 +32,7 @@ pub struct Pull {
     pub room: usize,
     /// Whether, and how, what was pulled is handed on.
     pub republish: Option<Republish>,
-    /// Ends it.
+    /// Ends it, and undoes what was begun; a second time, leaves that as it is.
     pub stop: Stop,
 }
 
@@ -74,7 +74,8 @@ enum Job {
 struct Applying {
     /// None once it is to end.
     jobs: Option<Sender<Job>>,
-    thread: Option<JoinHandle<()>>,
+    /// Ends with what could not be undone.
+    thread: Option<JoinHandle<io::Result<()>>>,
     done: Receiver<Result<bool, Error>>,
     /// Chunks that it has not taken.
     backlog: usize,
@@ -82,28 +83,27 @@ struct Applying {
 }
 
 impl Applying {
-    fn begin(sink: impl Sink + 'static, verify: bool, waker: Waker) -> Result<Self, Error> {
+    fn begin(sink: impl Sink + 'static, how: &Pull, waker: Waker) -> Result<Self, Error> {
         let (jobs, theirs) = channel();
         let (finished, done) = channel();
+        let (stop, mut digest) = (how.stop.clone(), how.verify.then(Sha256::new));
         let thread = std::thread::Builder::new().name("sink".into()).spawn(move || {
             let mut sink = sink;
-            let mut digest = verify.then(Sha256::new);
             while let Ok(job) = theirs.recv() {
                 let (is_chunk, is_end) = (matches!(job, Job::Bytes(_)), matches!(job, Job::End));
-                let outcome = apply(&mut sink, &mut digest, job).map(|()| is_chunk);
-                let over = outcome.is_err() || is_end;
-                if over {
-                    // Before anybody hears of it, so that what is undone is undone then.
-                    drop(sink);
-                    let _nobody = finished.send(outcome);
-                    waker.wake();
-                    return;
-                }
-                if finished.send(outcome).is_err() {
-                    return;
-                }
+                let outcome = apply(&mut sink, &mut digest, job, &stop).map(|()| is_chunk);
+                let has_failed = outcome.is_err();
+                // If nobody takes it, the run has ended.
+                let is_heard = finished.send(outcome).is_ok();
                 waker.wake();
+                if is_end && !has_failed {
+                    return Ok(());
+                }
+                if has_failed || !is_heard {
+                    break;
+                }
             }
+            sink.undo()
         });
         let thread = Some(thread.map_err(|error| Error::Sink(Arc::new(error)))?);
         Ok(Self { jobs: Some(jobs), thread, done, backlog: 0, ended: false })
@@ -131,21 +131,36 @@ impl Applying {
     }
 }
 
-impl Drop for Applying {
-    /// Ends the sink's thread. The sink has undone what it must undo when this returns.
-    fn drop(&mut self) {
+impl Applying {
+    /// Tells the sink that nothing more comes. What was begun and not ended is undone from now on.
+    fn close(&mut self) {
         self.jobs = None;
-        if let Some(thread) = self.thread.take() {
-            // A panic of its own would have been reported by now.
-            let _ended = thread.join();
+    }
+
+    /// Waits until the sink has undone what it must.
+    ///
+    /// # Errors
+    /// What is left.
+    fn undone(&mut self) -> io::Result<()> {
+        self.close();
+        let Some(thread) = self.thread.take() else { return Ok(()) };
+        thread.join().unwrap_or_else(|_| Err(io::Error::other("its thread ended early")))
+    }
+}
+
+impl Drop for Applying {
+    /// A run that panics undoes what was begun, too.
+    fn drop(&mut self) {
+        if let Err(error) = self.undone() {
+            tracing::error!(%error, "not undone");
         }
     }
 }
 
-fn apply(sink: &mut impl Sink, digest: &mut Option<Sha256>, job: Job) -> Result<(), Error> {
-    let failed = |error| Error::Sink(Arc::new(error));
+fn apply(sink: &mut impl Sink, digest: &mut Option<Sha256>, job: Job, stop: &Stop) -> Result<(), Error> {
+    let failed = Error::sink;
     match job {
-        Job::Begin(offer) => sink.begin(&offer).map_err(failed),
+        Job::Begin(offer) => sink.begin(&offer, stop).map_err(failed),
         Job::Bytes(bytes) => {
             if let Some(digest) = digest {
                 digest.update(&bytes);
@@ -185,7 +200,7 @@ pub fn pull<B: Descriptors>(
     let mut run = Run {
         backend,
         how,
-        applying: Applying::begin(sink, how.verify, waker.clone())?,
+        applying: Applying::begin(sink, how, waker.clone())?,
         handing_on,
         marked: false,
         begun: false,
@@ -197,11 +212,15 @@ pub fn pull<B: Descriptors>(
     };
     let outcome = run.attempts(publishers, told);
     let mut outcome = outcome.and_then(|()| run.finish(told));
+    run.applying.close();
     if let Some(mut publisher) = run.handing_on.take() {
         publisher.withdraw(if outcome.is_ok() { Reason::Withdrawn } else { Reason::Failed });
-        outcome = outcome.and(publisher.drain(&run.waker));
+        outcome = outcome.and(publisher.drain(&run.waker, &how.stop));
     }
-    outcome.map(|()| run.progress)
+    match (outcome, run.applying.undone()) {
+        (Err(error), Err(left)) => Err(Error::NotUndone { error: Arc::new(error), left: Arc::new(left) }),
+        (outcome, _) => outcome.map(|()| run.progress),
+    }
 }
 
 /// A pull under way.
@@ -235,6 +254,15 @@ impl<B: Descriptors> Run<'_, B> {
                 Ok(()) => return Ok(()),
                 Err(error) => error,
             };
+            if error.is_publishers() {
+                // It will not have this snapshot again. The next one may.
+                order.pop_front();
+                if order.is_empty() {
+                    return Err(error);
+                }
+                tracing::warn!(%publisher, %error, chunks = self.have.chunks, "going on at another publisher");
+                continue;
+            }
             failures = if self.have.chunks > before { 0 } else { failures + 1 };
             if !error.may_resume() || failures >= self.how.attempts {
                 return Err(error);
@@ -280,7 +308,7 @@ impl<B: Descriptors> Run<'_, B> {
             if reader.is_done() {
                 return Ok(());
             }
-            let until = self.tell_at;
+            let until = self.backend.now().after(TICK);
             self.turn(Some(&reader), until, told)?;
         }
     }
@@ -321,8 +349,8 @@ impl<B: Descriptors> Run<'_, B> {
         until: rdma_proto::time::Instant,
         told: &mut dyn FnMut(&Progress),
     ) -> Result<bool, Error> {
-        let mut until = until;
         let mut sources = Vec::new();
+        let mut until = until;
         if let Some(publisher) = &mut self.handing_on {
             publisher.progress()?;
             let counts = publisher.counts();
@@ -341,7 +369,8 @@ impl<B: Descriptors> Run<'_, B> {
             self.tell_at = now.after(TICK);
             told(&self.progress);
         }
-        // What was handed to the sink as whole is not stopped any more.
+        until = until.min(self.tell_at);
+        // What was handed to the sink as whole is the sink's to end: it may be there.
         if self.how.stop.is_stopped() && !self.applying.ended {
             return Err(Error::Stopped);
         }
@@ -381,7 +410,7 @@ impl<B: Descriptors> Run<'_, B> {
                 told(&self.progress);
                 return Ok(());
             }
-            let until = self.tell_at.min(now.after(TICK));
+            let until = now.after(TICK);
             applied |= self.turn(None, until, told)?;
         }
     }

@@ -1,137 +1,233 @@
-//! A replication link: the lines of its handshake, and the commands that go over it.
+//! A plain connection to or from a Valkey: bytes, the lines of a replication's handshake, and the commands that go over it.
+//!
+//! Every call has a [`Limit`], however the other side spreads what it sends.
 
-use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
+use super::{PATIENCE, Server};
+use crate::wait::{Limit, Stop};
+
 /// A line of a handshake is no longer.
-const LONGEST_LINE: u64 = 4096;
+const LONGEST_LINE: usize = 4096;
 
-/// Words of a command of a handshake, and bytes in one.
+/// Words of a command of a handshake, and bytes of all of it.
 const MOST_WORDS: usize = 64;
-const LONGEST_WORD: usize = 4096;
+const LONGEST_COMMAND: usize = 16 << 10;
 
-/// One end of a replication link.
-#[derive(Debug)]
+/// One end of a connection.
 pub(super) struct Link {
-    stream: BufReader<TcpStream>,
-    /// Part of a line whose rest has not come.
-    line: Vec<u8>,
-    /// Words of a command whose rest has not come.
-    words: Vec<String>,
-    missing: usize,
+    stream: TcpStream,
+    /// What came and was not taken: part of a line or a command.
+    inbox: Vec<u8>,
 }
 
 impl Link {
-    pub(super) fn new(stream: TcpStream, patience: Duration) -> io::Result<Self> {
+    pub(super) fn new(stream: TcpStream) -> io::Result<Self> {
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(patience))?;
-        stream.set_write_timeout(Some(patience))?;
-        Ok(Self {
-            stream: BufReader::with_capacity(256 << 10, stream),
-            line: Vec::new(),
-            words: Vec::new(),
-            missing: 0,
-        })
+        stream.set_nonblocking(true)?;
+        Ok(Self { stream, inbox: Vec::new() })
     }
 
-    pub(super) fn set_patience(&self, patience: Duration) -> io::Result<()> {
-        self.stream.get_ref().set_read_timeout(Some(patience))
-    }
-
-    pub(super) fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.stream.get_mut().write_all(bytes)
-    }
-
-    /// Reads some bytes; `None` if none come in time.
-    pub(super) fn read(&mut self, into: &mut [u8]) -> io::Result<Option<usize>> {
-        match self.stream.read(into) {
-            Ok(0) => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the replication link was closed")),
-            Ok(count) => Ok(Some(count)),
-            Err(error) if is_timeout(&error) => Ok(None),
-            Err(error) => Err(error),
-        }
-    }
-
-    /// The next line, without its end; `None` if it does not come in time.
-    pub(super) fn line(&mut self) -> io::Result<Option<String>> {
-        loop {
-            let left = LONGEST_LINE.saturating_sub(self.line.len() as u64);
-            let read = (&mut self.stream).take(left).read_until(b'\n', &mut self.line);
-            match read {
-                Ok(_) if self.line.last() == Some(&b'\n') => {
-                    let line = std::mem::take(&mut self.line);
-                    return Ok(Some(String::from_utf8_lossy(line.trim_ascii_end()).into_owned()));
+    /// Connects to the first address of `server` that answers. Finding the addresses takes as long as the system's resolver likes,
+    /// so it happens on a thread of its own.
+    pub(super) fn connect(server: &Server, limit: &Limit) -> io::Result<Self> {
+        let (host, port) = (server.host.clone(), server.port);
+        let connected = limit.within(PATIENCE).aside(move || {
+            let mut failed = io::Error::other(format!("{host} has no address"));
+            for address in (host.as_str(), port).to_socket_addrs()? {
+                match TcpStream::connect_timeout(&address, PATIENCE) {
+                    Ok(stream) => return Ok(stream),
+                    Err(error) => failed = error,
                 }
-                Ok(0) if left > 0 => {
-                    return Err(io::Error::new(
-                        io::ErrorKind::UnexpectedEof,
-                        "the replication link was closed",
-                    ));
+            }
+            Err(failed)
+        });
+        Self::new(connected.map_err(|error| server.failed("connecting", error))?)
+    }
+
+    pub(super) fn peer(&self) -> io::Result<SocketAddr> {
+        self.stream.peer_addr()
+    }
+
+    pub(super) fn local(&self) -> io::Result<SocketAddr> {
+        self.stream.local_addr()
+    }
+
+    /// Sends all of it. The other side may take its time, but not stand still for longer than [`PATIENCE`].
+    pub(super) fn write_all(&mut self, mut bytes: &[u8], limit: &Limit) -> io::Result<()> {
+        let mut moving = limit.within(PATIENCE);
+        while !bytes.is_empty() {
+            match self.stream.write(bytes) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(count) => {
+                    bytes = bytes.get(count..).unwrap_or_default();
+                    moving = limit.within(PATIENCE);
                 }
-                Ok(_) if self.line.len() as u64 >= LONGEST_LINE => {
-                    return Err(io::Error::new(io::ErrorKind::InvalidData, "this is no replication link"));
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    moving.until_writable(self.as_fd())?;
                 }
-                Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if is_timeout(&error) => return Ok(None),
                 Err(error) => return Err(error),
             }
         }
+        Ok(())
     }
 
-    /// Sends a command and returns the line that answers it. Empty lines say that the other side is alive.
-    pub(super) fn ask(&mut self, words: &[&str]) -> io::Result<String> {
-        self.write_all(&command(words))?;
-        self.answer()
-    }
-
-    pub(super) fn answer(&mut self) -> io::Result<String> {
+    /// Reads some bytes; `None` if none come in time.
+    pub(super) fn read(&mut self, into: &mut [u8], limit: &Limit) -> io::Result<Option<usize>> {
+        if !self.inbox.is_empty() {
+            let count = self.inbox.len().min(into.len());
+            for (to, from) in into.iter_mut().zip(self.inbox.drain(..count)) {
+                *to = from;
+            }
+            return Ok(Some(count));
+        }
         loop {
-            match self.line()? {
-                Some(line) if line.is_empty() => {}
-                Some(line) => return Ok(line),
-                None => {
-                    return Err(io::Error::new(io::ErrorKind::TimedOut, "no answer on the replication link"));
+            match self.stream.read(into) {
+                Ok(0) => {
+                    return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the connection was closed"));
                 }
+                Ok(count) => return Ok(Some(count)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(error),
+            }
+            match limit.until_readable(&[self.as_fd()]) {
+                Err(error) if error.kind() == io::ErrorKind::TimedOut => return Ok(None),
+                other => other?,
             }
         }
     }
 
-    /// The next command, if one comes in time: an array of short words.
-    pub(super) fn command(&mut self) -> io::Result<Option<Vec<String>>> {
-        let invalid =
-            || io::Error::new(io::ErrorKind::InvalidData, "the target sent something that is no command");
+    /// Reads more behind what came; false if nothing comes in time.
+    fn fill(&mut self, limit: &Limit) -> io::Result<bool> {
+        let mut bytes = [0; 4096];
+        let held = std::mem::take(&mut self.inbox);
+        let read = self.read(&mut bytes, limit);
+        self.inbox = held;
+        let Some(count) = read? else { return Ok(false) };
+        self.inbox.extend_from_slice(bytes.get(..count).unwrap_or_default());
+        Ok(true)
+    }
+
+    /// The next line, without its end.
+    fn line(&mut self, limit: &Limit) -> io::Result<String> {
         loop {
-            let Some(line) = self.line()? else { return Ok(None) };
-            if self.missing == 0 {
-                if line.is_empty() {
-                    continue;
-                }
-                let count = line.strip_prefix('*').and_then(|count| count.parse().ok());
-                self.missing = count.filter(|count| (1..=MOST_WORDS).contains(count)).ok_or_else(invalid)?;
-                continue;
+            if let Some((line, taken)) = line(&self.inbox, 0) {
+                let line = String::from_utf8_lossy(line).into_owned();
+                self.inbox.drain(..taken);
+                return Ok(line);
             }
-            // A word's length, and the word, which has no line end within in any command of a replica.
-            if let Some(length) = line.strip_prefix('$')
-                && self.words.len() < self.missing
-                && length.parse::<usize>().is_ok_and(|length| length <= LONGEST_WORD)
-            {
-                let word = loop {
-                    if let Some(word) = self.line()? {
-                        break word;
-                    }
-                };
-                self.words.push(word);
-                if self.words.len() == self.missing {
-                    self.missing = 0;
-                    return Ok(Some(std::mem::take(&mut self.words)));
-                }
-            } else {
-                return Err(invalid());
+            if self.inbox.len() >= LONGEST_LINE {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "this is no replication link"));
             }
+            if !self.fill(limit)? {
+                return Err(io::Error::new(io::ErrorKind::TimedOut, "no answer on the replication link"));
+            }
+            // The limit counts although something comes all the time.
+            limit.nap()?;
         }
     }
+
+    /// Sends a command and returns the line that answers it.
+    pub(super) fn ask(&mut self, words: &[&str], limit: &Limit) -> io::Result<String> {
+        self.write_all(&command(words), limit)?;
+        self.answer(limit, PATIENCE)
+    }
+
+    /// The next line that is not empty: empty ones say that the other side is alive, which it must within each `silence`.
+    pub(super) fn answer(&mut self, limit: &Limit, silence: Duration) -> io::Result<String> {
+        loop {
+            let line = self.line(&limit.within(silence))?;
+            if !line.is_empty() {
+                return Ok(line);
+            }
+            // Also one that never stops saying so.
+            limit.nap()?;
+        }
+    }
+
+    /// The next command, if all of it comes in time: an array of words. What came of one is kept.
+    pub(super) fn command(&mut self, limit: &Limit) -> io::Result<Option<Vec<Vec<u8>>>> {
+        let mut is_late = false;
+        loop {
+            // Empty lines say that the other side is alive, and may be all that comes for long.
+            let blank = self.inbox.iter().take_while(|byte| byte.is_ascii_whitespace()).count();
+            self.inbox.drain(..blank);
+            if let Some((words, taken)) = parse(&self.inbox)? {
+                self.inbox.drain(..taken);
+                return Ok(Some(words));
+            }
+            if self.inbox.len() >= LONGEST_COMMAND {
+                return Err(no_command());
+            }
+            if is_late || !self.fill(limit)? {
+                return Ok(None);
+            }
+            // The limit counts although something comes all the time.
+            is_late = match limit.nap() {
+                Err(error) if error.kind() == io::ErrorKind::TimedOut => true,
+                other => other.map(|_| false)?,
+            };
+        }
+    }
+
+    /// The next command, if it has come.
+    pub(super) fn command_now(&mut self, stop: &Stop) -> io::Result<Option<Vec<Vec<u8>>>> {
+        self.command(&Limit::new(stop, Duration::ZERO))
+    }
+}
+
+impl fmt::Debug for Link {
+    /// What came may have a password in it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Link").field("peer", &self.stream.peer_addr().ok()).finish_non_exhaustive()
+    }
+}
+
+impl AsFd for Link {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+/// The line at `at`, without its end, and where the next one begins.
+fn line(bytes: &[u8], at: usize) -> Option<(&[u8], usize)> {
+    let rest = bytes.get(at..)?;
+    let end = rest.iter().position(|byte| *byte == b'\n')?;
+    Some((rest.get(..end)?.trim_ascii_end(), at + end + 1))
+}
+
+fn no_command() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "the target sent something that is no command")
+}
+
+/// Parses a command at the beginning of `bytes`. `None` if a part of it is missing.
+fn parse(bytes: &[u8]) -> io::Result<Option<(Vec<Vec<u8>>, usize)>> {
+    let number = |line: &[u8], kind: u8, most: usize| {
+        let digits = line.strip_prefix(&[kind]).and_then(|digits| std::str::from_utf8(digits).ok());
+        digits.and_then(|digits| digits.parse().ok()).filter(|number| *number <= most).ok_or_else(no_command)
+    };
+    let Some((header, mut at)) = line(bytes, 0) else { return Ok(None) };
+    let count = number(header, b'*', MOST_WORDS)?;
+    let mut words = Vec::new();
+    for _ in 0..count {
+        let Some((header, next)) = line(bytes, at) else { return Ok(None) };
+        let end = next + number(header, b'$', LONGEST_COMMAND)?;
+        let (Some(word), Some(behind)) = (bytes.get(next..end), bytes.get(end..end + 2)) else {
+            return Ok(None);
+        };
+        if behind != b"\r\n" {
+            return Err(no_command());
+        }
+        words.push(word.to_vec());
+        at = end + 2;
+    }
+    if words.is_empty() { Err(no_command()) } else { Ok(Some((words, at))) }
 }
 
 /// A command as it is sent.
@@ -141,8 +237,4 @@ pub(super) fn command(words: &[&str]) -> Vec<u8> {
         bytes.extend_from_slice(format!("${}\r\n{word}\r\n", word.len()).as_bytes());
     }
     bytes
-}
-
-fn is_timeout(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }

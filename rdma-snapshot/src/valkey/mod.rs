@@ -8,25 +8,29 @@
 //! `SCAN` with `DUMP` and `RESTORE` would work in more places, and is neither of one moment nor complete: functions are no keys.
 //! Neither end looks into the RDB.
 
+mod admin;
+mod door;
 mod link;
 mod sink;
 mod source;
+#[cfg(test)]
+mod tests;
 
-use std::io;
 use std::time::Duration;
+use std::{fmt, io};
 
 use redis::{ConnectionAddr, IntoConnectionInfo};
 
 pub use sink::{LiveSink, Target};
 pub use source::LiveSource;
 
-/// How long a Valkey may take to answer a command.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a Valkey may take to answer a command, and how long it may stand still while it is sent something.
+/// Tests take their time.
+const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 600 } else { 10 });
 
-/// A Valkey, by its URL: `valkey://[user[:password]@]host[:port]`.
-#[derive(Clone, Debug)]
+/// A Valkey, by its URL: `valkey://[user[:password]@]host[:port]`. Its password is never printed.
+#[derive(Clone)]
 pub struct Server {
-    client: redis::Client,
     host: String,
     port: u16,
     user: Option<String>,
@@ -39,7 +43,9 @@ impl Server {
     /// # Errors
     /// It is none, or not one of a plain TCP port.
     pub fn new(url: &str) -> io::Result<Self> {
-        let info = url.into_connection_info().map_err(io::Error::other)?;
+        // The parser's own words may have a part of the URL in them.
+        let invalid = "this is no URL of a Valkey: valkey://USER:PASSWORD@HOST:PORT, of which HOST is enough";
+        let info = url.into_connection_info().map_err(|_| io::Error::other(invalid))?;
         let ConnectionAddr::Tcp(host, port) = info.addr() else {
             return Err(io::Error::other(
                 "only valkey://host:port, without TLS, can be replicated from or to",
@@ -47,52 +53,42 @@ impl Server {
         };
         let (host, port) = (host.clone(), *port);
         let (user, password) = (info.redis_settings().username(), info.redis_settings().password());
-        let (user, password) = (user.map(String::from), password.map(String::from));
-        let client = redis::Client::open(url).map_err(io::Error::other)?;
-        Ok(Self { client, host, port, user, password })
+        Ok(Self { host, port, user: user.map(String::from), password: password.map(String::from) })
     }
 
-    /// A connection for commands.
-    fn admin(&self) -> io::Result<redis::Connection> {
-        let admin = self.client.get_connection_with_timeout(PATIENCE).map_err(|error| self.failed(&error))?;
-        admin.set_read_timeout(Some(PATIENCE)).map_err(io::Error::other)?;
-        admin.set_write_timeout(Some(PATIENCE)).map_err(io::Error::other)?;
-        Ok(admin)
+    /// An error of an operation at this server. What ended it stays recognisable.
+    fn failed(&self, doing: &str, error: io::Error) -> io::Error {
+        if crate::wait::is_stop(&error) {
+            return error;
+        }
+        let why = match error.kind() {
+            io::ErrorKind::TimedOut => "it did not answer in time".to_string(),
+            _ => error.to_string(),
+        };
+        io::Error::new(error.kind(), format!("{}:{}: {doing}: {why}", self.host, self.port))
     }
 
-    /// The fields of `INFO section`, as text.
-    fn info(&self, admin: &mut redis::Connection, section: &str) -> io::Result<String> {
-        redis::cmd("INFO").arg(section).query(admin).map_err(|error| self.failed(&error))
+    /// What it said, for a message: without its password, which it may repeat, and without what moves a cursor.
+    fn printable(&self, said: &str) -> String {
+        let password = self.password.as_deref().filter(|password| !password.is_empty());
+        let said = password.map_or_else(|| said.into(), |password| said.replace(password, "..."));
+        said.chars().take(200).flat_map(char::escape_debug).collect()
     }
+}
 
-    fn failed(&self, error: &redis::RedisError) -> io::Error {
-        io::Error::other(format!("{}:{}: {error}", self.host, self.port))
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let password = self.password.as_ref().map(|_| "..");
+        f.debug_struct("Server")
+            .field("host", &self.host)
+            .field("port", &self.port)
+            .field("user", &self.user)
+            .field("password", &password)
+            .finish()
     }
 }
 
 /// A field of what `INFO` says.
 fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
     info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn urls_name_a_server_and_who_asks() {
-        let server = Server::new("valkey://who:p%40ss@127.0.0.1:7000").expect("a URL");
-        assert_eq!((server.host.as_str(), server.port), ("127.0.0.1", 7000));
-        assert_eq!((server.user.as_deref(), server.password.as_deref()), (Some("who"), Some("p@ss")));
-        assert!(Server::new("unix:///tmp/socket").is_err());
-        assert!(Server::new("nonsense").is_err());
-    }
-
-    #[test]
-    fn fields_of_info_are_found_by_their_whole_name() {
-        let info = "# Replication\r\nrole:master\r\nmaster_repl_offset:12\r\nmaster_replid2:00\r\n";
-        assert_eq!(field(info, "role"), Some("master"));
-        assert_eq!(field(info, "master_repl_offset"), Some("12"));
-        assert_eq!(field(info, "master_replid"), None);
-    }
 }

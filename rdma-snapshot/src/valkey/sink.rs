@@ -1,20 +1,32 @@
 //! A Valkey, filled as its primary.
 
+use std::fmt;
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs, UdpSocket};
-use std::time::{Duration, Instant};
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::time::Duration;
 
+use redis::Value;
+
+use super::admin::{Admin, without_text};
+use super::door::{self, Proof};
 use super::link::Link;
-use super::{PATIENCE, Server, field};
+use super::{Server, field};
 use crate::reader::{Offer, Position};
 use crate::source::Sink;
+use crate::wait::{Limit, Stop, is_stop};
 use crate::wire::Content;
 
-/// How long the target may take to connect, once it was told to.
-const CONNECT: Duration = Duration::from_secs(15);
+/// How long the target may take for what is asked of it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Patience {
+    /// To connect and to ask for the snapshot, once it was told to.
+    pub(super) connect: Duration,
+    /// For what it was sent: loading an RDB comes before its first word.
+    pub(super) load: Duration,
+}
 
-/// How long the target may take for what it was sent: loading an RDB comes before its first word.
-const LOAD: Duration = Duration::from_secs(1800);
+/// Acknowledgements that are taken after a write, at most.
+const ACKNOWLEDGEMENTS: usize = 64;
 
 /// The target's kind, and the changes that are allowed to it.
 #[derive(Clone, Debug)]
@@ -27,150 +39,248 @@ pub struct Target {
     pub serve_on: Option<IpAddr>,
 }
 
-/// A live target. Dropped before its end, the target is made a primary again, with what it had loaded by then: all of a snapshot or
+/// A live target. Undone before its end, the target is made a primary again, with what it had loaded by then: all of a snapshot or
 /// nothing, unless it loads without a disk.
-#[derive(Debug)]
+///
+/// A Valkey that loads refuses to be made a primary until it has loaded. Undoing waits for that, for up to half an hour, or until
+/// [`Stop::stop`] is called a second time; then the error says that the target is still a replica.
+///
+/// **Who gets the snapshot.** Any local user may connect to the port that the target is told, from the same address as the target. So
+/// the target gets a password for its primaries (`masterauth`), drawn for this once, and who does not say it gets nothing. Once the
+/// target has said it, it gets back the `masterauth` that it had. Where the right to `CONFIG GET` or `CONFIG SET` is missing, the
+/// connection must name the target's own history (`master_replid`), as every primary does that becomes a replica. That is known to
+/// everybody who may ask the target for `INFO`, so there a warning is logged.
 pub struct LiveSink {
     target: Target,
+    stop: Stop,
+    pub(super) patience: Patience,
     link: Option<Link>,
+    /// Stays open for as long as the target may connect to it: the port is for nobody else.
+    listener: Option<TcpListener>,
+    /// The address that the target was told to be a replica of, while it may be.
+    attached: Option<SocketAddr>,
+    /// What the target had for `masterauth`, while it may have ours.
+    password: Option<String>,
     mark: [u8; 40],
+    /// Whether all of the snapshot was sent.
+    is_whole: bool,
     /// Where in the history the target will be.
     offset: u64,
     /// Where it says that it is.
     acknowledged: Option<u64>,
-    /// Whether it is a replica of ours now.
-    attached: bool,
+    /// Whether there is nothing left to undo, or it was tried.
+    over: bool,
 }
 
 impl LiveSink {
     /// A sink into `target`. Nothing is connected.
     #[must_use]
-    pub const fn new(target: Target) -> Self {
-        Self { target, link: None, mark: [0; 40], offset: 0, acknowledged: None, attached: false }
+    pub fn new(target: Target) -> Self {
+        Self {
+            target,
+            stop: Stop::default(),
+            patience: Patience { connect: Duration::from_secs(15), load: Duration::from_secs(1800) },
+            link: None,
+            listener: None,
+            attached: None,
+            password: None,
+            mark: [0; 40],
+            is_whole: false,
+            offset: 0,
+            acknowledged: None,
+            over: false,
+        }
     }
 
-    /// Refuses a target that cannot take a snapshot, or whose keys would be lost.
-    fn check(&self, admin: &mut redis::Connection) -> io::Result<()> {
-        let server = &self.target.server;
-        let info = server.info(admin, "replication")?;
+    /// Refuses a target that cannot take a snapshot, or whose keys would be lost. Returns the name of its history.
+    fn check(&self, admin: &mut Admin, limit: &Limit) -> io::Result<String> {
+        let info = admin.info("replication", limit)?;
         if field(&info, "role") != Some("master") {
             return Err(io::Error::other("the target is a replica of somebody else: REPLICAOF NO ONE first"));
         }
-        let cluster = server.info(admin, "cluster")?;
+        let cluster = admin.info("cluster", limit)?;
         if field(&cluster, "cluster_enabled") == Some("1") {
             return Err(io::Error::other("the target is a cluster node, which takes no REPLICAOF"));
         }
-        let keys = server.info(admin, "keyspace")?;
+        let keys = admin.info("keyspace", limit)?;
         if !self.target.replace && keys.lines().any(|line| line.starts_with("db")) {
             return Err(io::Error::other("the target is not empty: --replace replaces what it has"));
         }
-        let functions: redis::Value =
-            redis::cmd("FUNCTION").arg("LIST").query(admin).map_err(|error| server.failed(&error))?;
-        let has_functions = matches!(&functions, redis::Value::Array(libraries) if !libraries.is_empty());
+        let functions = admin.get(&["FUNCTION", "LIST"], limit)?;
+        let has_functions = matches!(&functions, Value::Array(libraries) if !libraries.is_empty());
         if !self.target.replace && has_functions {
             return Err(io::Error::other("the target has functions: --replace replaces them"));
         }
+        Ok(field(&info, "master_replid").unwrap_or_default().into())
+    }
+
+    /// Agrees with the target on what shows that a connection is its own.
+    fn agree(&mut self, admin: &mut Admin, history: String, limit: &Limit) -> io::Result<Proof> {
+        let had = match admin.ask(&["CONFIG", "GET", "masterauth"], limit)? {
+            Value::Array(words) => match words.as_slice() {
+                [_, Value::BulkString(had)] => String::from_utf8(had.clone()).ok(),
+                _ => None,
+            },
+            _ => None,
+        };
+        if let Some(had) = had {
+            let password = crate::hex(&crate::random::<32>().map_err(io::Error::other)?);
+            // The answer may be lost on the way.
+            self.password = Some(had);
+            let answer = admin.ask(&["CONFIG", "SET", "masterauth", &password], limit)?;
+            if without_text(&answer).is_ok() {
+                return Ok(Proof::Password(password));
+            }
+            self.password = None;
+        }
+        if history.len() != 40 || !history.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            return Err(io::Error::other(
+                "the target takes no CONFIG SET masterauth and names no history: nothing would tell it from others",
+            ));
+        }
+        tracing::warn!(
+            "no right to CONFIG GET and SET masterauth at the target: it is known by its master_replid alone"
+        );
+        Ok(Proof::History(history))
+    }
+
+    /// Gives the target back what it had for `masterauth`.
+    fn give_back(&mut self, admin: &mut Admin, limit: &Limit) -> io::Result<()> {
+        let Some(had) = &self.password else { return Ok(()) };
+        let answer = admin.ask(&["CONFIG", "SET", "masterauth", had], limit)?;
+        without_text(&answer)
+            .map_err(|code| io::Error::other(format!("CONFIG SET masterauth, to what it was: {code}")))?;
+        self.password = None;
         Ok(())
     }
 
     /// Makes the target a replica of ours, up to where it waits for the RDB.
     fn attach(&mut self, position: Position) -> io::Result<()> {
-        let server = &self.target.server;
-        let address = (server.host.as_str(), server.port).to_socket_addrs()?.next();
-        let address = address.ok_or_else(|| io::Error::other(format!("{} has no address", server.host)))?;
+        let limit = Limit::new(&self.stop, self.patience.load);
+        let server = self.target.server.clone();
+        let mut admin = Admin::connect(&server, &limit)?;
+        let history = self.check(&mut admin, &limit)?;
         let serve_on = match self.target.serve_on {
             Some(ip) => ip,
-            None => way_to(address)?,
+            None => admin.link().local()?.ip(),
         };
         let listener = TcpListener::bind((serve_on, 0))?;
-        let port = listener.local_addr()?.port();
-        let mut admin = server.admin()?;
-        self.check(&mut admin)?;
-        self.attached = true;
-        replica_of(server, &mut admin, &serve_on.to_string(), &port.to_string())?;
-        let stream = accept(&listener, address.ip())?;
-        let mut link = Link::new(stream, PATIENCE)?;
-        loop {
-            let late = || io::Error::new(io::ErrorKind::TimedOut, "the target does not ask for the snapshot");
-            let words = link.command()?.ok_or_else(late)?;
-            let verb = words.first().map(|verb| verb.to_ascii_uppercase()).unwrap_or_default();
-            match verb.as_str() {
-                "PING" => link.write_all(b"+PONG\r\n")?,
-                // Whatever it has to prove to its primaries, it need not prove here.
-                "AUTH" | "REPLCONF" => link.write_all(b"+OK\r\n")?,
-                "PSYNC" => break,
-                _ => {
-                    return Err(io::Error::other(format!(
-                        "the target asks for {verb}, which a primary of ours has not"
-                    )));
-                }
-            }
+        listener.set_nonblocking(true)?;
+        let here = listener.local_addr()?;
+        let proof = self.agree(&mut admin, history, &limit)?;
+        let (host, port) = (here.ip().to_string(), here.port().to_string());
+        self.attached = Some(here);
+        let listener = self.listener.insert(listener);
+        let answer = admin.ask(&["REPLICAOF", &host, &port], &limit)?;
+        if let Err(code) = without_text(&answer) {
+            self.attached = None;
+            return Err(io::Error::other(format!("the target refuses REPLICAOF: {code}")));
         }
+        let connect = limit.within(self.patience.connect);
+        let mut link = door::wait(listener, &proof, admin.link().peer()?.ip(), &self.stop, &connect)?;
+        self.give_back(&mut admin, &limit)?;
         let history = String::from_utf8_lossy(&position.history).into_owned();
-        link.write_all(format!("+FULLRESYNC {history} {}\r\n", position.offset).as_bytes())?;
-        let random: [u8; 20] = crate::random().map_err(io::Error::other)?;
-        for (pair, byte) in self.mark.chunks_exact_mut(2).zip(random) {
-            pair.copy_from_slice(format!("{byte:02x}").as_bytes());
-        }
-        link.write_all(b"$EOF:")?;
-        link.write_all(&self.mark)?;
-        link.write_all(b"\r\n")?;
+        self.mark.copy_from_slice(mark()?.as_bytes());
+        let mut begin = format!("+FULLRESYNC {history} {}\r\n$EOF:", position.offset).into_bytes();
+        begin.extend_from_slice(&self.mark);
+        begin.extend_from_slice(b"\r\n");
+        link.write_all(&begin, &limit)?;
         self.link = Some(link);
         self.offset = position.offset;
         Ok(())
     }
 
+    /// Notes what the target says of itself.
+    fn hear(&mut self, words: &[Vec<u8>]) {
+        if self.is_whole
+            && let [verb, what, offset, ..] = words
+            && verb.eq_ignore_ascii_case(b"REPLCONF")
+            && what.eq_ignore_ascii_case(b"ACK")
+        {
+            self.acknowledged = std::str::from_utf8(offset).ok().and_then(|offset| offset.parse().ok());
+        }
+    }
+
     /// Waits until the target says that it is as far as what it was sent.
     fn settle(&mut self) -> io::Result<()> {
-        let Some(link) = &mut self.link else { return Err(io::Error::other("the target was not reached")) };
-        let by = Instant::now() + LOAD;
+        let limit = Limit::new(&self.stop, self.patience.load);
         while self.acknowledged.is_none_or(|acknowledged| acknowledged < self.offset) {
-            let words = link.command().map_err(|error| {
-                io::Error::new(
-                    error.kind(),
-                    format!("the target gave up (see its log; is it of an older version?): {error}"),
-                )
-            })?;
-            let words = words.as_ref().map_or(&[][..], |words| words);
-            if let [verb, what, offset, ..] = words
-                && verb.eq_ignore_ascii_case("REPLCONF")
-                && what.eq_ignore_ascii_case("ACK")
-            {
-                self.acknowledged = offset.parse().ok();
-            }
-            if Instant::now() >= by {
-                return Err(io::Error::new(
-                    io::ErrorKind::TimedOut,
-                    "the target does not say that it has loaded",
-                ));
-            }
+            let link = self.link.as_mut().ok_or_else(not_reached)?;
+            let late = "the target does not say that it has loaded";
+            let late = || io::Error::new(io::ErrorKind::TimedOut, late);
+            // Also a target that never stops saying something.
+            limit.nap().map_err(|error| if is_stop(&error) { error } else { late() })?;
+            let words = link.command(&limit).map_err(gave_up)?.ok_or_else(late)?;
+            self.hear(&words);
         }
         Ok(())
     }
 
-    /// Makes the target a primary again.
+    /// Makes the target a primary again, as soon as it takes that.
     fn detach(&mut self) -> io::Result<()> {
-        if std::mem::take(&mut self.attached) {
-            let mut admin = self.target.server.admin()?;
-            replica_of(&self.target.server, &mut admin, "NO", "ONE")?;
+        let limit = Limit::of_undoing(&self.stop, self.patience.load);
+        let mut is_told = false;
+        while self.attached.is_some() || self.password.is_some() {
+            let tried = self.try_detach(&limit);
+            // One that loads may not answer for a while, or say that it loads.
+            let loads = self.is_whole && self.acknowledged.is_none();
+            match tried {
+                Ok(true) => break,
+                Ok(false) => {}
+                Err(error) if error.kind() == io::ErrorKind::TimedOut && loads => {}
+                Err(error) => return Err(error),
+            }
+            if !std::mem::replace(&mut is_told, true) {
+                tracing::warn!(
+                    "the target loads, and takes no REPLICAOF NO ONE before it has: waiting for that"
+                );
+            }
+            std::thread::sleep(limit.nap()?);
         }
         self.link = None;
+        self.listener = None;
         Ok(())
+    }
+
+    /// True if the target is a primary and has its own password again, false if it loads.
+    fn try_detach(&mut self, limit: &Limit) -> io::Result<bool> {
+        let mut admin = Admin::connect(&self.target.server, limit)?;
+        // This one is taken by a target that loads.
+        let given = self.give_back(&mut admin, limit);
+        if self.attached.is_some() {
+            let answer = admin.ask(&["REPLICAOF", "NO", "ONE"], limit)?;
+            match without_text(&answer) {
+                Ok(()) => self.attached = None,
+                Err("LOADING") => return Ok(false),
+                Err(code) => return Err(io::Error::other(format!("REPLICAOF NO ONE: {code}"))),
+            }
+        }
+        given.map(|()| true)
     }
 
     fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
-        let Some(link) = &mut self.link else { return Err(io::Error::other("the target was not reached")) };
-        link.write_all(bytes).map_err(|error| {
-            io::Error::new(
+        let limit = Limit::new(&self.stop, self.patience.load);
+        let link = self.link.as_mut().ok_or_else(not_reached)?;
+        link.write_all(bytes, &limit).map_err(|error| match error {
+            error if is_stop(&error) => error,
+            error => io::Error::new(
                 error.kind(),
                 format!("the target takes no more (see its log; is its disk full?): {error}"),
-            )
-        })
+            ),
+        })?;
+        // What it says meanwhile would fill its memory, unread.
+        for _ in 0..ACKNOWLEDGEMENTS {
+            let link = self.link.as_mut().ok_or_else(not_reached)?;
+            let Some(words) = link.command_now(&self.stop).map_err(gave_up)? else { break };
+            self.hear(&words);
+        }
+        Ok(())
     }
 }
 
 impl Sink for LiveSink {
-    fn begin(&mut self, offer: &Offer) -> io::Result<()> {
+    fn begin(&mut self, offer: &Offer, stop: &Stop) -> io::Result<()> {
+        self.stop = stop.clone();
         if offer.content != Content::Rdb {
             return Err(io::Error::other("what is published is no RDB: pull it into a file"));
         }
@@ -178,11 +288,8 @@ impl Sink for LiveSink {
         let position = match offer.position {
             Some(position) => position,
             None => {
-                let random: [u8; 20] = crate::random().map_err(io::Error::other)?;
                 let mut history = [b'0'; 40];
-                for (pair, byte) in history.chunks_exact_mut(2).zip(random) {
-                    pair.copy_from_slice(format!("{byte:02x}").as_bytes());
-                }
+                history.copy_from_slice(mark()?.as_bytes());
                 Position { history, offset: 1 }
             }
         };
@@ -191,7 +298,7 @@ impl Sink for LiveSink {
 
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.send(bytes)?;
-        if self.acknowledged.is_some() {
+        if self.is_whole {
             self.offset += bytes.len() as u64;
         }
         Ok(())
@@ -199,57 +306,75 @@ impl Sink for LiveSink {
 
     fn mark(&mut self) -> io::Result<()> {
         let mark = self.mark;
+        self.is_whole = true;
         self.send(&mark)?;
         self.settle()
     }
 
     fn end(&mut self) -> io::Result<()> {
         self.settle()?;
-        self.detach()
+        self.detach()?;
+        self.over = true;
+        Ok(())
+    }
+
+    fn undo(&mut self) -> io::Result<()> {
+        self.over = true;
+        // A target that loads as it receives ends that when nothing more comes.
+        self.link = None;
+        let Err(why) = self.detach() else { return Ok(()) };
+        let mut left = Vec::new();
+        if let Some(primary) = self.attached {
+            // One that cannot be reached may have ended, or have done it without an answer.
+            let is = if is_stop(&why) || why.kind() == io::ErrorKind::TimedOut { "is" } else { "may be" };
+            left.push(format!(
+                "the target {is} still a replica of {primary}, where no server is: REPLICAOF NO ONE makes it a primary"
+            ));
+        }
+        if self.password.is_some() {
+            left.push("its masterauth is not what it was: CONFIG SET masterauth makes it so".into());
+        }
+        Err(io::Error::new(why.kind(), format!("{} ({why})", left.join(", and "))))
     }
 }
 
 impl Drop for LiveSink {
     fn drop(&mut self) {
-        if let Err(error) = self.detach() {
-            tracing::warn!(%error, "the target may still be a replica of ours: REPLICAOF NO ONE makes it a primary");
+        if !self.over
+            && let Err(error) = self.undo()
+        {
+            tracing::error!(%error, "not undone");
         }
     }
 }
 
-fn replica_of(server: &Server, admin: &mut redis::Connection, host: &str, port: &str) -> io::Result<()> {
-    redis::cmd("REPLICAOF").arg(host).arg(port).exec(admin).map_err(|error| server.failed(&error))
-}
-
-/// The address from which this machine reaches `target`. Nothing is sent.
-fn way_to(target: SocketAddr) -> io::Result<IpAddr> {
-    let any: IpAddr = if target.is_ipv4() { [0; 4].into() } else { [0_u16; 8].into() };
-    let socket = UdpSocket::bind((any, 0))?;
-    socket.connect(target)?;
-    Ok(socket.local_addr()?.ip())
-}
-
-/// The connection of the target, and of nobody else.
-fn accept(listener: &TcpListener, target: IpAddr) -> io::Result<TcpStream> {
-    use std::os::fd::AsFd;
-    listener.set_nonblocking(true)?;
-    let by = Instant::now() + CONNECT;
-    loop {
-        match listener.accept() {
-            Ok((stream, peer)) if peer.ip() == target => {
-                stream.set_nonblocking(false)?;
-                return Ok(stream);
-            }
-            Ok((_, peer)) => tracing::warn!(%peer, "somebody who is not the target was turned away"),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                let left = by.saturating_duration_since(Instant::now());
-                if left.is_zero() {
-                    let what = "the target does not connect: it must reach this machine by TCP (--serve-on names the address)";
-                    return Err(io::Error::new(io::ErrorKind::TimedOut, what));
-                }
-                crate::wait::sleep(&[listener.as_fd()], left).map_err(io::Error::other)?;
-            }
-            Err(error) => return Err(error),
-        }
+impl fmt::Debug for LiveSink {
+    /// Without the password that the target has for its primaries.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LiveSink")
+            .field("target", &self.target)
+            .field("attached", &self.attached)
+            .field("offset", &self.offset)
+            .field("acknowledged", &self.acknowledged)
+            .finish_non_exhaustive()
     }
+}
+
+/// Forty digits that were never used.
+fn mark() -> io::Result<String> {
+    Ok(crate::hex(&crate::random::<20>().map_err(io::Error::other)?))
+}
+
+fn not_reached() -> io::Error {
+    io::Error::other("the target was not reached")
+}
+
+fn gave_up(error: io::Error) -> io::Error {
+    if is_stop(&error) {
+        return error;
+    }
+    io::Error::new(
+        error.kind(),
+        format!("the target gave up (see its log; is it of an older version?): {error}"),
+    )
 }

@@ -1,17 +1,25 @@
 //! A primary, read as its replica.
 
+use std::fmt;
 use std::io;
-use std::net::{TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
+use super::admin::Admin;
 use super::link::{Link, command};
 use super::{PATIENCE, Server, field};
 use crate::reader::Position;
 use crate::source::{Piece, Source};
+use crate::wait::{Limit, Stop};
 use crate::wire::Content;
 
-/// How long the primary may take to make its snapshot, before the first byte and between two of them.
+/// How long the primary may be silent while it makes its snapshot, and while it sends it.
 const SNAPSHOT: Duration = Duration::from_secs(60);
+
+/// How long it may take for the snapshot's first byte.
+const BEGIN: Duration = Duration::from_secs(1800);
+
+/// How long it may be silent once it sends later writes. It sends a PING every ten seconds, unless it was told otherwise.
+const SILENCE: Duration = Duration::from_secs(300);
 
 /// How long a read of later writes waits.
 const QUIET: Duration = Duration::from_millis(50);
@@ -23,7 +31,6 @@ const ACKNOWLEDGE: Duration = Duration::from_secs(1);
 const MARK: usize = 40;
 
 /// A live primary.
-#[derive(Debug)]
 pub struct LiveSource {
     server: Server,
     link: Link,
@@ -34,11 +41,14 @@ pub struct LiveSource {
     /// Where the log ends, once that was asked for.
     until: Option<u64>,
     acknowledged: Instant,
+    /// When the last byte came, or the end was asked for.
+    heard: Instant,
+    /// How long it may be silent once it sends later writes.
+    pub(super) silence: Duration,
     /// Whether the log of later writes is wanted.
     follow: bool,
 }
 
-#[derive(Debug)]
 enum State {
     /// So many bytes of the RDB are left.
     Length(u64),
@@ -55,28 +65,30 @@ impl LiveSource {
     /// # Errors
     /// It does not answer, refuses, or is no primary that can be replicated from.
     pub fn open(server: Server, follow: bool) -> io::Result<Self> {
-        let mut admin = server.admin()?;
-        let info = server.info(&mut admin, "server")?;
+        let limit = Limit::new(&Stop::default(), BEGIN);
+        let info = Admin::connect(&server, &limit)?.info("server", &limit)?;
         let version = field(&info, "valkey_version").or_else(|| field(&info, "redis_version"));
         // The RDB is of the version that we say we have, so say the primary's own: nothing is lost on the way.
         let version = version.unwrap_or("7.2.4").to_string();
-        let address = (server.host.as_str(), server.port).to_socket_addrs()?.next();
-        let address = address.ok_or_else(|| io::Error::other(format!("{} has no address", server.host)))?;
-        let mut link = Link::new(TcpStream::connect_timeout(&address, PATIENCE)?, PATIENCE)?;
+        let mut link = Link::connect(&server, &limit)?;
         if let Some(password) = &server.password {
             let answer = match &server.user {
-                Some(user) => link.ask(&["AUTH", user, password])?,
-                None => link.ask(&["AUTH", password])?,
+                Some(user) => link.ask(&["AUTH", user, password], &limit)?,
+                None => link.ask(&["AUTH", password], &limit)?,
             };
-            expect(&answer, "+OK")?;
+            // An answer may repeat what it refuses.
+            if answer != "+OK" {
+                return Err(server.failed("AUTH", io::Error::other("refused")));
+            }
         }
-        link.ask(&["REPLCONF", "capa", "eof", "capa", "psync2"])?;
+        let unexpected = |answer: &str| unexpected(&server, answer);
+        link.ask(&["REPLCONF", "capa", "eof", "capa", "psync2"], &limit)?;
         // Primaries before Valkey 8 do not know this, and do not need it.
-        link.ask(&["REPLCONF", "version", &version])?;
-        link.set_patience(SNAPSHOT)?;
-        let answer = link.ask(&["PSYNC", "?", "-1"])?;
-        let position = position(&answer)?;
-        let begin = link.answer()?;
+        link.ask(&["REPLCONF", "version", &version], &limit)?;
+        link.write_all(&command(&["PSYNC", "?", "-1"]), &limit)?;
+        let answer = link.answer(&limit, SNAPSHOT)?;
+        let position = position(&answer).ok_or_else(|| unexpected(&answer))?;
+        let begin = link.answer(&limit, SNAPSHOT)?;
         let state = match begin.strip_prefix("$EOF:") {
             Some(mark) => {
                 let mark = mark.as_bytes().try_into();
@@ -88,18 +100,31 @@ impl LiveSource {
             }
         };
         let offset = position.offset;
-        Ok(Self { server, link, position, state, offset, until: None, acknowledged: Instant::now(), follow })
+        let now = Instant::now();
+        Ok(Self {
+            server,
+            link,
+            position,
+            state,
+            offset,
+            until: None,
+            acknowledged: now,
+            heard: now,
+            silence: SILENCE,
+            follow,
+        })
     }
 
     fn acknowledge(&mut self) -> io::Result<()> {
         self.acknowledged = Instant::now();
-        self.link.write_all(&command(&["REPLCONF", "ACK", &self.offset.to_string()]))
+        let limit = Limit::new(&Stop::default(), PATIENCE);
+        self.link.write_all(&command(&["REPLCONF", "ACK", &self.offset.to_string()]), &limit)
     }
 
     /// The RDB is over.
     fn mark(&mut self) -> io::Result<Piece> {
         self.state = State::Log;
-        self.link.set_patience(QUIET)?;
+        self.heard = Instant::now();
         // The primary begins with the log when it hears this.
         self.acknowledge()?;
         Ok(Piece::Mark)
@@ -112,9 +137,28 @@ impl LiveSource {
         if self.acknowledged.elapsed() >= ACKNOWLEDGE {
             self.acknowledge()?;
         }
-        let Some(count) = self.link.read(into)? else { return Ok(Piece::Idle) };
+        let limit = Limit::new(&Stop::default(), QUIET);
+        let Some(count) = self.link.read(into, &limit)? else {
+            // What ends the log may be what does not come.
+            if self.heard.elapsed() >= self.silence {
+                return Err(io::Error::new(io::ErrorKind::TimedOut, "the primary has gone silent"));
+            }
+            return Ok(Piece::Idle);
+        };
+        self.heard = Instant::now();
         self.offset += count as u64;
         Ok(Piece::Bytes(count))
+    }
+}
+
+impl fmt::Debug for LiveSource {
+    /// Without what it has read.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LiveSource")
+            .field("server", &self.server)
+            .field("position", &self.position)
+            .field("offset", &self.offset)
+            .finish_non_exhaustive()
     }
 }
 
@@ -133,11 +177,13 @@ impl Source for LiveSource {
 
     fn read(&mut self, into: &mut [u8]) -> io::Result<Piece> {
         let late = || io::Error::new(io::ErrorKind::TimedOut, "the primary stopped sending its snapshot");
+        let limit = Limit::new(&Stop::default(), SNAPSHOT);
         match &mut self.state {
             State::Length(0) => self.mark(),
             State::Length(left) => {
                 let room = usize::try_from(*left).unwrap_or(usize::MAX).min(into.len());
-                let count = self.link.read(into.get_mut(..room).unwrap_or_default())?.ok_or_else(late)?;
+                let count =
+                    self.link.read(into.get_mut(..room).unwrap_or_default(), &limit)?.ok_or_else(late)?;
                 *left = left.saturating_sub(count as u64);
                 Ok(Piece::Bytes(count))
             }
@@ -154,7 +200,7 @@ impl Source for LiveSource {
                     return self.mark();
                 }
                 let mut more = vec![0; 64 << 10];
-                let count = self.link.read(&mut more)?.ok_or_else(late)?;
+                let count = self.link.read(&mut more, &limit)?.ok_or_else(late)?;
                 held.extend_from_slice(more.get(..count).unwrap_or_default());
             },
             State::Log => self.log(into),
@@ -162,29 +208,25 @@ impl Source for LiveSource {
     }
 
     fn stop(&mut self) -> io::Result<()> {
-        let mut admin = self.server.admin()?;
-        let info = self.server.info(&mut admin, "replication")?;
+        let limit = Limit::new(&Stop::default(), PATIENCE);
+        let info = Admin::connect(&self.server, &limit)?.info("replication", &limit)?;
         let offset = field(&info, "master_repl_offset").and_then(|offset| offset.parse().ok());
         self.until = Some(offset.ok_or_else(|| io::Error::other("the primary does not say how far it is"))?);
+        // What is left has been written, so that it comes soon or not at all.
+        self.silence = self.silence.min(SNAPSHOT);
+        self.heard = Instant::now();
         Ok(())
     }
 }
 
-fn expect(answer: &str, expected: &str) -> io::Result<()> {
-    if answer == expected { Ok(()) } else { Err(unexpected(answer)) }
-}
-
-fn unexpected(answer: &str) -> io::Error {
-    io::Error::other(format!("the primary answered: {answer}"))
+fn unexpected(server: &Server, answer: &str) -> io::Error {
+    io::Error::other(format!("the primary answered: {}", server.printable(answer)))
 }
 
 /// Parses `+FULLRESYNC id offset`.
-fn position(answer: &str) -> io::Result<Position> {
-    let mut words = answer.strip_prefix("+FULLRESYNC ").unwrap_or_default().split(' ');
-    let history = words.next().and_then(|history| history.as_bytes().try_into().ok());
-    let offset = words.next().and_then(|offset| offset.parse().ok());
-    match (history, offset) {
-        (Some(history), Some(offset)) => Ok(Position { history, offset }),
-        _ => Err(unexpected(answer)),
-    }
+fn position(answer: &str) -> Option<Position> {
+    let mut words = answer.strip_prefix("+FULLRESYNC ")?.split(' ');
+    let history = words.next()?.as_bytes().try_into().ok()?;
+    let offset = words.next()?.parse().ok()?;
+    Some(Position { history, offset })
 }
