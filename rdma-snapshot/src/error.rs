@@ -147,7 +147,8 @@ impl Error {
         }
     }
 
-    /// Returns whether the error is one of the publisher alone: another holder of the snapshot may have what it lacks.
+    /// Returns whether the error is one of the publisher alone: another holder of the snapshot may
+    /// have what it lacks.
     #[must_use]
     pub const fn is_publishers(&self) -> bool {
         match self {

@@ -200,10 +200,11 @@ fn secret(common: &Common) -> io::Result<Secret> {
     Ok(Secret::new(bytes))
 }
 
-/// The first SIGINT ends the log, where there is one. The next signal ends the run and undoes what was begun, one more leaves that as
-/// it is, and the last ends the process whatever it does.
+/// The first SIGINT ends the log, where there is one. The next signal ends the run and undoes what
+/// was begun, one more leaves that as it is, and the last ends the process whatever it does.
 ///
-/// Called once there is something to undo: before that a signal ends the process, as it does by itself.
+/// Called once there is something to undo: before that a signal ends the process, as it does by
+/// itself.
 fn on_signals(mut log: Option<Stop>, run: Stop) -> io::Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM])?;
     std::thread::spawn(move || {
@@ -317,7 +318,8 @@ mod tests {
         }
     }
 
-    /// The writer of the log gets the first SIGINT, the run ends by the second, and what it undoes is left by the third.
+    /// The writer of the log gets the first SIGINT, the run ends by the second, and what it undoes
+    /// is left by the third.
     #[test]
     fn signals_end_the_log_then_the_run_then_its_undoing() {
         let (log, run) = (Stop::default(), Stop::default());

@@ -18,7 +18,8 @@ pub(crate) struct Report {
     json: Option<Lines>,
 }
 
-/// Lines to a reader that may stand still: a thread of their own writes them, so that the run does not wait for it.
+/// Lines to a reader that may stand still: a thread of their own writes them, so that the run does
+/// not wait for it.
 struct Lines {
     waiting: SyncSender<String>,
     /// Ends when all is written.

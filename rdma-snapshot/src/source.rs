@@ -47,8 +47,8 @@ pub trait Source: Send {
 
 /// Where a snapshot goes to. It runs on a thread of its own.
 pub trait Sink: Send {
-    /// A snapshot begins. Whatever waits, in this call and in later ones, calls [`Stop::check`] of `stop` within every
-    /// [`TICK`](crate::run::TICK).
+    /// A snapshot begins. Whatever waits, in this call and in later ones, calls [`Stop::check`] of
+    /// `stop` within every [`TICK`](crate::run::TICK).
     ///
     /// # Errors
     /// It cannot go here: it is something else, or the target is not empty.
@@ -68,8 +68,9 @@ pub trait Sink: Send {
     /// # Errors
     /// The target failed.
     fn end(&mut self) -> io::Result<()>;
-    /// Undoes what was begun: something failed, or the run was stopped. Nothing is called after this. What waits here goes on after
-    /// the first call of [`Stop::stop`], and ends at [`Stop::is_forced`].
+    /// Undoes what was begun: something failed, or the run was stopped. Nothing is called after
+    /// this. What waits here goes on after the first call of [`Stop::stop`], and ends at
+    /// [`Stop::is_forced`].
     ///
     /// # Errors
     /// What is left, and what to do about it.
@@ -128,11 +129,13 @@ impl Source for FileSource {
     }
 }
 
-/// Bytes that are written between two times that the disk is waited for, so that no wait is for all of a file.
+/// Bytes that are written between two times that the disk is waited for, so that no wait is for all
+/// of a file.
 const UNSYNCED: u64 = 64 << 20;
 
-/// A file, which appears under its name only when it is whole and on the disk. Until then it is called `NAME.DIGITS.part`, with digits
-/// of its own. Of a snapshot with a log it holds the snapshot.
+/// A file, which appears under its name only when it is whole and on the disk. Until then it is
+/// called `NAME.DIGITS.part`, with digits of its own. Of a snapshot with a log it holds the
+/// snapshot.
 #[derive(Debug)]
 pub struct FileSink {
     path: PathBuf,
@@ -155,7 +158,8 @@ impl FileSink {
         io::Error::new(io::ErrorKind::AlreadyExists, what)
     }
 
-    /// Gives the file its name. One that has come since the beginning stays, unless it may be replaced.
+    /// Gives the file its name. One that has come since the beginning stays, unless it may be
+    /// replaced.
     fn name(&self, part: &Path) -> io::Result<()> {
         if self.replace {
             return fs::rename(part, &self.path);

@@ -1,6 +1,7 @@
 //! Sleeping, being woken, and what ends a wait before its time.
 //!
-//! Nothing in this crate waits without a [`Limit`] or a sleep of at most a [`TICK`]: every wait has a bound, and looks at [`Stop`].
+//! Nothing in this crate waits without a [`Limit`] or a sleep of at most a [`TICK`]: every wait has
+//! a bound, and looks at [`Stop`].
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -22,7 +23,8 @@ pub const TICK: Duration = Duration::from_millis(200);
 pub struct Stop(Arc<AtomicU8>);
 
 impl Stop {
-    /// Asks for the end. What waits notices within [`TICK`], and what was begun is undone. A second call ends that too.
+    /// Asks for the end. What waits notices within [`TICK`], and what was begun is undone. A second
+    /// call ends that too.
     pub fn stop(&self) {
         // Two levels are all there are, so that it never wraps.
         let _full = self
@@ -42,7 +44,8 @@ impl Stop {
         self.0.load(Ordering::Relaxed) > 1
     }
 
-    /// Fails once the end was asked for. A [`Sink`](crate::Sink) that waits calls this within every [`TICK`] and hands the error on.
+    /// Fails once the end was asked for. A [`Sink`](crate::Sink) that waits calls this within every
+    /// [`TICK`] and hands the error on.
     ///
     /// # Errors
     /// It was asked for.
@@ -108,7 +111,8 @@ impl Limit {
         doze(&mut [PollFd::new(&sink, PollFlags::OUT)], self.nap()?).map_err(io::Error::other)
     }
 
-    /// Runs `work`, which may block, on a thread of its own, which is left behind if the wait ends before it.
+    /// Runs `work`, which may block, on a thread of its own, which is left behind if the wait ends
+    /// before it.
     pub(crate) fn aside<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> io::Result<T> + Send + 'static,

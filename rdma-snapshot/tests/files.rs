@@ -253,7 +253,8 @@ impl Sink for Paced {
     }
 }
 
-/// VS-READ-003: the publisher goes, the next one has another snapshot, and the one after that has this one: it is pulled from there.
+/// VS-READ-003: the publisher goes, the next one has another snapshot, and the one after that has
+/// this one: it is pulled from there.
 #[test]
 fn a_publisher_with_another_snapshot_is_passed_over() {
     let (folder, bytes) = folder("passed-over", 9_000_001);

@@ -196,8 +196,8 @@ fn role(valkey: &Valkey) -> Value {
     role.into_iter().next().expect("a word")
 }
 
-/// One signal ends a pull whose target loads, and the target is a primary as soon as it has; two leave it a replica, and say so. Its
-/// `masterauth` is what it was.
+/// One signal ends a pull whose target loads, and the target is a primary as soon as it has; two
+/// leave it a replica, and say so. Its `masterauth` is what it was.
 #[test]
 fn signals_are_obeyed_while_a_target_loads() {
     let (Some(source), Some(one), Some(two)) = (Valkey::start(), Valkey::start(), Valkey::start()) else {

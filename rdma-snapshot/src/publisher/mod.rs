@@ -403,7 +403,8 @@ impl<B: Descriptors> Publisher<B> {
         Ok(any)
     }
 
-    /// Lets last words reach readers, for as long as they may take; for a shorter while once `stop` asks for the end.
+    /// Lets last words reach readers, for as long as they may take; for a shorter while once `stop`
+    /// asks for the end.
     ///
     /// # Errors
     /// As [`Publisher::progress`] and [`Publisher::wait`].

@@ -182,7 +182,8 @@ fn serve<B: Descriptors>(
     loop {
         waker.clear();
         publisher.progress()?;
-        // No more than a few at a time: readers, the operator and the time are looked at between them.
+        // No more than a few at a time: readers, the operator and the time are looked at between
+        // them.
         let mut is_empty = ended.is_some();
         for _ in 0..AHEAD {
             if is_empty {

@@ -1,6 +1,7 @@
 //! The target's way in: it connects to this machine, and shows that it is the one that was told to.
 //!
-//! Others may connect from its address, first and as often as they like. They are heard beside it, and get nothing but `+PONG` and `+OK`.
+//! Others may connect from its address, first and as often as they like. They are heard beside it,
+//! and get nothing but `+PONG` and `+OK`.
 
 use std::collections::VecDeque;
 use std::io;
@@ -12,7 +13,8 @@ use sha2::{Digest as _, Sha256};
 use super::link::Link;
 use crate::wait::{Limit, Stop};
 
-/// Connections that are heard at the same time, and turned to in one round. The oldest goes for one more.
+/// Connections that are heard at the same time, and turned to in one round. The oldest goes for one
+/// more.
 const MOST_GUESTS: usize = 64;
 
 /// Commands of a handshake, at most.

@@ -1,4 +1,5 @@
-//! A plain connection to or from a Valkey: bytes, the lines of a replication's handshake, and the commands that go over it.
+//! A plain connection to or from a Valkey: bytes, the lines of a replication's handshake, and the
+//! commands that go over it.
 //!
 //! Every call has a [`Limit`], however the other side spreads what it sends.
 
@@ -32,8 +33,8 @@ impl Link {
         Ok(Self { stream, inbox: Vec::new() })
     }
 
-    /// Connects to the first address of `server` that answers. Finding the addresses takes as long as the system's resolver likes,
-    /// so it happens on a thread of its own.
+    /// Connects to the first address of `server` that answers. Finding the addresses takes as long
+    /// as the system's resolver likes, so it happens on a thread of its own.
     pub(super) fn connect(server: &Server, limit: &Limit) -> io::Result<Self> {
         let (host, port) = (server.host.clone(), server.port);
         let connected = limit.within(PATIENCE).aside(move || {
@@ -57,7 +58,8 @@ impl Link {
         self.stream.local_addr()
     }
 
-    /// Sends all of it. The other side may take its time, but not stand still for longer than [`PATIENCE`].
+    /// Sends all of it. The other side may take its time, but not stand still for longer than
+    /// [`PATIENCE`].
     pub(super) fn write_all(&mut self, mut bytes: &[u8], limit: &Limit) -> io::Result<()> {
         let mut moving = limit.within(PATIENCE);
         while !bytes.is_empty() {
@@ -139,7 +141,8 @@ impl Link {
         self.answer(limit, PATIENCE)
     }
 
-    /// The next line that is not empty: empty ones say that the other side is alive, which it must within each `silence`.
+    /// The next line that is not empty: empty ones say that the other side is alive, which it must
+    /// within each `silence`.
     pub(super) fn answer(&mut self, limit: &Limit, silence: Duration) -> io::Result<String> {
         loop {
             let line = self.line(&limit.within(silence))?;

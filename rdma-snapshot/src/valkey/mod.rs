@@ -24,8 +24,8 @@ use redis::{ConnectionAddr, IntoConnectionInfo};
 pub use sink::{LiveSink, Target};
 pub use source::LiveSource;
 
-/// How long a Valkey may take to answer a command, and how long it may stand still while it is sent something.
-/// Tests take their time.
+/// How long a Valkey may take to answer a command, and how long it may stand still while it is sent
+/// something. Tests take their time.
 const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 600 } else { 10 });
 
 /// A Valkey, by its URL: `valkey://[user[:password]@]host[:port]`. Its password is never printed.
@@ -68,7 +68,8 @@ impl Server {
         io::Error::new(error.kind(), format!("{}:{}: {doing}: {why}", self.host, self.port))
     }
 
-    /// What it said, for a message: without its password, which it may repeat, and without what moves a cursor.
+    /// What it said, for a message: without its password, which it may repeat, and without what
+    /// moves a cursor.
     fn printable(&self, said: &str) -> String {
         let password = self.password.as_deref().filter(|password| !password.is_empty());
         let said = password.map_or_else(|| said.into(), |password| said.replace(password, "..."));

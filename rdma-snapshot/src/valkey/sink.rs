@@ -39,17 +39,19 @@ pub struct Target {
     pub serve_on: Option<IpAddr>,
 }
 
-/// A live target. Undone before its end, the target is made a primary again, with what it had loaded by then: all of a snapshot or
-/// nothing, unless it loads without a disk.
+/// A live target. Undone before its end, the target is made a primary again, with what it had
+/// loaded by then: all of a snapshot or nothing, unless it loads without a disk.
 ///
-/// A Valkey that loads refuses to be made a primary until it has loaded. Undoing waits for that, for up to half an hour, or until
-/// [`Stop::stop`] is called a second time; then the error says that the target is still a replica.
+/// A Valkey that loads refuses to be made a primary until it has loaded. Undoing waits for that,
+/// for up to half an hour, or until [`Stop::stop`] is called a second time; then the error says
+/// that the target is still a replica.
 ///
 /// **Who gets the snapshot.** Any local user may connect to the port that the target is told, from the same address as the target. So
-/// the target gets a password for its primaries (`masterauth`), drawn for this once, and who does not say it gets nothing. Once the
-/// target has said it, it gets back the `masterauth` that it had. Where the right to `CONFIG GET` or `CONFIG SET` is missing, the
-/// connection must name the target's own history (`master_replid`), as every primary does that becomes a replica. That is known to
-/// everybody who may ask the target for `INFO`, so there a warning is logged.
+/// the target gets a password for its primaries (`masterauth`), drawn for this once, and who does
+/// not say it gets nothing. Once the target has said it, it gets back the `masterauth` that it had.
+/// Where the right to `CONFIG GET` or `CONFIG SET` is missing, the connection must name the
+/// target's own history (`master_replid`), as every primary does that becomes a replica. That is
+/// known to everybody who may ask the target for `INFO`, so there a warning is logged.
 pub struct LiveSink {
     target: Target,
     stop: Stop,
@@ -92,7 +94,8 @@ impl LiveSink {
         }
     }
 
-    /// Refuses a target that cannot take a snapshot, or whose keys would be lost. Returns the name of its history.
+    /// Refuses a target that cannot take a snapshot, or whose keys would be lost. Returns the name
+    /// of its history.
     fn check(&self, admin: &mut Admin, limit: &Limit) -> io::Result<String> {
         let info = admin.info("replication", limit)?;
         if field(&info, "role") != Some("master") {

@@ -18,7 +18,8 @@ const SNAPSHOT: Duration = Duration::from_secs(60);
 /// How long it may take for the snapshot's first byte.
 const BEGIN: Duration = Duration::from_secs(1800);
 
-/// How long it may be silent once it sends later writes. It sends a PING every ten seconds, unless it was told otherwise.
+/// How long it may be silent once it sends later writes. It sends a PING every ten seconds, unless
+/// it was told otherwise.
 const SILENCE: Duration = Duration::from_secs(300);
 
 /// How long a read of later writes waits.

@@ -245,7 +245,8 @@ fn fields_of_info_are_found_by_their_whole_name() {
     assert_eq!(field(info, "master_replid"), None);
 }
 
-/// Who connects first, from the target's address, gets nothing; the target does, and has its own password again.
+/// Who connects first, from the target's address, gets nothing; the target does, and has its own
+/// password again.
 #[test]
 fn only_the_target_gets_the_snapshot() {
     let fake = Fake::start(State { masterauth: MASTERAUTH.into(), ..State::default() });
@@ -329,7 +330,8 @@ fn stopped_while_loading(fake: &Fake, stop: &Stop) -> JoinHandle<(io::Result<()>
     sink
 }
 
-/// The first signal ends the wait for a target that loads, and makes it a primary as soon as it takes that.
+/// The first signal ends the wait for a target that loads, and makes it a primary as soon as it
+/// takes that.
 #[test]
 fn a_signal_ends_the_wait_for_a_target_that_loads() {
     let (fake, stop) = (Fake::start(State::default()), Stop::default());
@@ -388,7 +390,8 @@ fn a_signal_ends_every_wait_for_a_target() {
     assert_eq!(fake.state().primary, None);
 }
 
-/// A target that stalls inside a command, or never ends saying that it is alive, is given up when it has had its time.
+/// A target that stalls inside a command, or never ends saying that it is alive, is given up when
+/// it has had its time.
 #[test]
 fn no_wait_for_an_acknowledgement_is_without_bound() {
     for says in [&b"*3\r\n$8\r\nREPLCONF\r\n$3\r\nAC"[..], b"*3\r\n$8\r\n", b"\n"] {
@@ -434,7 +437,8 @@ fn a_target_that_was_not_detached_is_detached_later() {
     assert_eq!(fake.state().primary, None);
 }
 
-/// A primary that says nothing more once the end was asked for is an error, and no wait without end.
+/// A primary that says nothing more once the end was asked for is an error, and no wait without
+/// end.
 #[test]
 fn a_silent_primary_ends_the_log() {
     let fake = Fake::start(State::default());
@@ -468,7 +472,8 @@ impl Write for Log {
     }
 }
 
-/// No `Debug`, no error and no log has a password in it: not the URL's, not the target's own, and not the one for this once.
+/// No `Debug`, no error and no log has a password in it: not the URL's, not the target's own, and
+/// not the one for this once.
 #[test]
 fn no_password_is_printed() {
     let log = Log::default();
