@@ -184,7 +184,9 @@ fn success_is_no_report_of_a_failure() {
 /// What is about the end of a client is not judged where that cannot be seen; what can be seen is.
 #[test]
 fn an_end_that_cannot_be_seen_passes_nothing() {
-    for case in ["conn.rejected", "conn.never-registered", "close.in-a-reply", "close.vanishes", "keep.vanished"] {
+    for case in
+        ["conn.rejected", "conn.never-registered", "close.in-a-reply", "close.vanishes", "keep.vanished"]
+    {
         let result = judge_ending(|clients| clients.is_seen = false, case);
         assert_eq!(result.verdict, Verdict::NotApplicable, "{case}: {}", result.reason);
     }
@@ -214,7 +216,11 @@ fn the_suite_may_not_misspeak() {
     let fabric = Fabric::new();
     let backend = fabric.host(&[OURS.ip()]);
     let _server = OwnServer::start(&fabric.host(&[THEIRS.ip()]), THEIRS, small(Options::server())).unwrap();
-    for words in [&b"*3\r\n$3\r\nSET\r\n$15\r\nconformance:mem\r\n$2\r\nxxx\r\n"[..], b"PING\n", b"*1\r\n$04\r\nPING\r\n"] {
+    for words in [
+        &b"*3\r\n$3\r\nSET\r\n$15\r\nconformance:mem\r\n$2\r\nxxx\r\n"[..],
+        b"PING\n",
+        b"*1\r\n$04\r\nPING\r\n",
+    ] {
         let mut peer = Peer::dial(&backend, THEIRS, Shape::default()).unwrap();
         peer.handshake().unwrap();
         let failure = peer.send_bytes(words).unwrap_err();

@@ -105,9 +105,9 @@ fn written<B: Descriptors>(context: &Context<'_, B>, tell: fn(usize) -> Vec<u32>
     let mut session = context.open()?;
     let exchange = session.require_exchange(1000)?;
     let length = exchange.send.len();
-    let (to, room) = session.peer.room()?;
-    if length > room as usize || length < 4 {
-        return Err(Stop::undecided(format!("{length} bytes to say do not suit a window of {room}")));
+    let to = session.room_for(length)?;
+    if length < 4 {
+        return Err(Stop::undecided(format!("{length} bytes to say are too few")));
     }
     let pieces: Vec<&[u8]> = exchange.send.chunks(length.div_ceil(4)).collect();
     let mut address = to.address;
@@ -145,7 +145,7 @@ fn in_arrears<B: Descriptors>(context: &Context<'_, B>) -> Judged {
 fn not_before_told<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     let mut session = context.open()?;
     let exchange = session.require_exchange(100)?;
-    let (to, _) = session.peer.room()?;
+    let to = session.room_for(exchange.send.len())?;
     let half = exchange.send.len() as u32 / 2;
     session.peer.write_immediate(to, &exchange.send, half)?;
     session.peer.advance(&exchange.send)?;
@@ -163,8 +163,9 @@ fn never_told<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     let mut session = context.open()?;
     session.peer.send_bytes(&command(&[b"DEL", key]))?;
     session.peer.receive_bytes(4)?;
-    let (to, _) = session.peer.room()?;
-    session.peer.write(to, &command(&[b"SET", key, b"written"]))?;
+    let untold = command(&[b"SET", key, b"written"]);
+    let to = session.room_for(untold.len())?;
+    session.peer.write(to, &untold)?;
     session.peer.settle()?;
     session.leave()?;
     let mut other = context.open()?;
@@ -255,8 +256,8 @@ fn no_zero<B: Descriptors>(context: &Context<'_, B>) -> Judged {
 
 fn overwritten<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     let mut session = context.open()?;
-    let (to, _) = session.peer.room()?;
     let bytes = command(&[b"ECHO", &[b'x'; 1000]]);
+    let to = session.room_for(bytes.len())?;
     session.peer.send_bytes(&bytes)?;
     for round in 0..50 {
         session.peer.write(to, &vec![b'0' + round % 10; bytes.len()])?;

@@ -109,13 +109,17 @@ impl<B: Descriptors> Peer<B> {
         Ok(self.received.drain(..len).collect())
     }
 
-    /// Waits for the next message other than a keepalive; handles everything before it as a correct peer does.
+    /// Waits for the next message other than a keepalive and a registration, which may come at any time; handles everything before it as a
+    /// correct peer does.
     pub fn receive_message(&mut self) -> Result<Message, Failure> {
         loop {
             match self.receive()? {
-                Incoming::Message(bytes) => match self.decode(&bytes)? {
-                    Message::Keepalive => self.keepalives += 1,
-                    other => return Ok(other),
+                Incoming::Message(bytes) => match Message::decode(&bytes) {
+                    Ok(other @ (Message::GetServerFeature { .. } | Message::SetClientFeature { .. })) => {
+                        self.seen.message(&bytes);
+                        return Ok(other);
+                    }
+                    _ => self.absorb(Incoming::Message(bytes))?,
                 },
                 other => self.absorb(other)?,
             }

@@ -48,6 +48,9 @@ pub struct Arguments {
     role: Option<Role>,
 }
 
+/// The longest value that the example client stores: what it asks for besides is no shorter.
+const LONGEST: usize = 200_000;
+
 /// A right implementation, its role, and a case.
 pub type Line = (Right, Role, &'static str);
 
@@ -71,7 +74,10 @@ fn try_in(folder: &std::path::Path, lines: &[Line], at_once: usize) -> Result<Ve
     let mut examples = BTreeMap::new();
     for (right, ..) in lines.iter().filter(|(right, ..)| right.who == Who::Example) {
         if !examples.contains_key(&right.window) {
-            examples.insert(right.window, example::build(folder, 4 * right.window as usize + 1000)?);
+            examples.insert(
+                right.window,
+                example::build(folder, (4 * right.window as usize + 1000).max(LONGEST))?,
+            );
         }
     }
     if examples.values().any(Option::is_none) {

@@ -10,6 +10,7 @@ use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
 use rdma_conn::Descriptors;
+use rdma_proto::backend::RemoteAddress;
 use rdma_proto::wire::{Message, Window};
 
 use super::context::Context;
@@ -225,6 +226,19 @@ impl<'a, B: Descriptors> Session<'a, B> {
             Ok(window)
         } else {
             Err(Stop::undecided(format!("a window of {} bytes does not suit this case", window.length)))
+        }
+    }
+
+    /// Returns the place of the next byte in the target's window, for cases that write `len` bytes there by hand.
+    ///
+    /// # Errors
+    /// The window has no room for them.
+    pub fn room_for(&mut self, len: usize) -> Result<RemoteAddress, Stop> {
+        match self.peer.room()? {
+            (to, room) if len <= room as usize => Ok(to),
+            (_, room) => {
+                Err(Stop::undecided(format!("{len} bytes to say do not suit a window with room for {room}")))
+            }
         }
     }
 
