@@ -129,10 +129,10 @@ fn of_rdma_redis() {
     let client = Client::open(endpoints, url).expect("a URL");
     debug("Client", &client);
     runtime().block_on(async {
-        let refused = client.get_multiplexed_async_connection().await.err().expect("nobody listens");
+        let refused = client.get_multiplexed_async_connection().await.expect_err("nobody listens");
         error("nobody listens", &refused);
         answers(&server, WRONG);
-        let wrong = client.get_multiplexed_async_connection().await.err().expect("it is wrong");
+        let wrong = client.get_multiplexed_async_connection().await.expect_err("it is wrong");
         error("a wrong password", &wrong);
         let how = Reconnect { deadline: Duration::from_millis(1), ..Reconnect::default() };
         debug("Reconnect", &how);
