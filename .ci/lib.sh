@@ -4,7 +4,7 @@
 #   tests COMMAND…    runs tests; fails if there were none, or if one was skipped for want of something that can be installed
 #   told LOG          counts the tests and the skips of a whole log; fails as `tests` does
 #
-# A skip is a line that begins with `skipped: `, and says why. Those that .ci/skips does not name are failures.
+# A skip is a line that begins with `skipped: `, or one of pytest's with `SKIPPED`, and says why. Those that .ci/skips does not name are failures.
 # shellcheck shell=bash
 . lab/lib.sh
 
@@ -28,11 +28,14 @@ trap ended EXIT
 # Reasons of skips that .ci/skips names.
 allowed() { grep -Ev '^(#|$)' .ci/skips; }
 
+# Prints why things were skipped, a line each.
+reasons() { sed -n -e 's/^skipped: //p' -e 's/^SKIPPED \[[0-9]*\] [^ ]*: //p' "$1"; } # LOG
+
 # Prints the skips of a log, each reason once, with how often it was; fails if there is one that is not allowed.
 skips() { # LOG
     local wrong
-    sed -n 's/^skipped: //p' "$1" | sort | uniq -c | sed 's/^ *\([0-9]*\) /skipped, \1 times: /'
-    wrong=$(sed -n 's/^skipped: //p' "$1" | grep -Evf <(allowed) | sort -u) || true
+    reasons "$1" | sort | uniq -c | sed 's/^ *\([0-9]*\) /skipped, \1 times: /'
+    wrong=$(reasons "$1" | grep -Evf <(allowed) | sort -u) || true
     [ -z "$wrong" ] || printf 'these are for want of something that can be installed, or .ci/skips does not name them:\n%s\n' "$wrong" >&2
     [ -z "$wrong" ]
 }

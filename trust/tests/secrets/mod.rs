@@ -2,6 +2,9 @@
 //! are asked in tests of their own packages.
 //!
 //! A type that gets a password is added here.
+//!
+//! To be deleted with the merge of what they wait for: `of_rdma_snapshot` fails until `Debug` of that crate's `Server` hides its password,
+//! `of_rdma_redis` until an unknown option's value is not repeated, `of_rdma_bridge` until `Error::Place` does not repeat a login.
 
 use std::fmt::{Debug, Display};
 use std::io::{self, Write as _};
@@ -126,10 +129,10 @@ fn of_rdma_redis() {
     let client = Client::open(endpoints, url).expect("a URL");
     debug("Client", &client);
     runtime().block_on(async {
-        let refused = client.get_multiplexed_async_connection().await.err().expect("nobody listens");
+        let refused = client.get_multiplexed_async_connection().await.expect_err("nobody listens");
         error("nobody listens", &refused);
         answers(&server, WRONG);
-        let wrong = client.get_multiplexed_async_connection().await.err().expect("it is wrong");
+        let wrong = client.get_multiplexed_async_connection().await.expect_err("it is wrong");
         error("a wrong password", &wrong);
         let how = Reconnect { deadline: Duration::from_millis(1), ..Reconnect::default() };
         debug("Reconnect", &how);
