@@ -29,7 +29,7 @@ pub(crate) trait Wire: Send {
 
     fn read_by(&mut self, into: &mut [u8], deadline: Deadline) -> io::Result<usize>;
 
-    fn write(&mut self, bytes: &[u8], wait: Wait) -> io::Result<usize>;
+    fn write_with(&mut self, bytes: &[u8], wait: Wait) -> io::Result<usize>;
 
     fn receive(
         &mut self,
@@ -72,8 +72,8 @@ impl<T: Transport + Send> Wire for Line<T> {
         self.stream.read_by(into, deadline)
     }
 
-    fn write(&mut self, bytes: &[u8], wait: Wait) -> io::Result<usize> {
-        self.stream.write(bytes, wait)
+    fn write_with(&mut self, bytes: &[u8], wait: Wait) -> io::Result<usize> {
+        self.stream.write_with(bytes, wait)
     }
 
     fn receive(
@@ -115,7 +115,7 @@ impl<T: Transport + Send> Wire for Line<T> {
         if !memory.read(range.start, &mut scratch) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        let copied = self.stream.write(&scratch, wait)?;
+        let copied = self.stream.write_with(&scratch, wait)?;
         Ok(Sent { lent: 0, copied })
     }
 
@@ -154,8 +154,8 @@ impl Transport for Connection {
         self.0.read_by(into, deadline)
     }
 
-    fn write(&mut self, bytes: &[u8], wait: Wait) -> io::Result<usize> {
-        self.0.write(bytes, wait)
+    fn write_with(&mut self, bytes: &[u8], wait: Wait) -> io::Result<usize> {
+        self.0.write_with(bytes, wait)
     }
 
     fn receive(

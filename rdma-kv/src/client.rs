@@ -300,7 +300,7 @@ impl<T: Transport> Client<T> {
     /// Sends one command, or a few that no server answers at length.
     fn send(&mut self, mut bytes: &[u8]) -> Result<(), Error> {
         while !bytes.is_empty() {
-            let written = self.stream.write(bytes, Wait::Until(self.deadline))?;
+            let written = self.stream.write_with(bytes, Wait::Until(self.deadline))?;
             bytes = bytes.get(written..).unwrap_or_default();
         }
         Ok(())

@@ -59,7 +59,7 @@ impl<'a> Pipeline<'a> {
             let wait = if self.whole > replies { Wait::Not } else { Wait::Until(deadline) };
             let bytes = self.bytes.get(self.at..).unwrap_or_default();
             let taken = if !bytes.is_empty() {
-                self.wrote(stream.write(bytes, wait)?)
+                self.wrote(stream.write_with(bytes, wait)?)
             } else if let Some(value) = self.value.as_mut().filter(|value| value.start < value.end) {
                 let sent = stream.send(buffer, value.clone(), wait)?;
                 value.start += sent.bytes();

@@ -119,7 +119,7 @@ pub trait Transport {
     ///
     /// # Errors
     /// The stream has ended.
-    fn write(&mut self, bytes: &[u8], wait: Wait) -> io::Result<usize>;
+    fn write_with(&mut self, bytes: &[u8], wait: Wait) -> io::Result<usize>;
 
     /// Waits until `ahead`, which was read before, and the bytes of the stream behind it are in `range`. Returns how many the peer wrote
     /// there itself, and how many were copied.
@@ -214,7 +214,7 @@ impl<B: Descriptors> Transport for Stream<B> {
         Read::read(self, into)
     }
 
-    fn write(&mut self, bytes: &[u8], wait: Wait) -> io::Result<usize> {
+    fn write_with(&mut self, bytes: &[u8], wait: Wait) -> io::Result<usize> {
         self.set_write_timeout(wait.time()?);
         wait.judge(Write::write(self, bytes), 0)
     }
@@ -295,7 +295,7 @@ impl Transport for TcpStream {
         }
     }
 
-    fn write(&mut self, bytes: &[u8], wait: Wait) -> io::Result<usize> {
+    fn write_with(&mut self, bytes: &[u8], wait: Wait) -> io::Result<usize> {
         let waits = wait != Wait::Not;
         loop {
             let written = if waits {
@@ -347,7 +347,7 @@ impl Transport for TcpStream {
         if !buffer.read(range.start, part) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        let copied = Transport::write(self, part, wait)?;
+        let copied = Transport::write_with(self, part, wait)?;
         Ok(Sent { lent: 0, copied })
     }
 
