@@ -82,7 +82,7 @@ fn crowd() -> Shape {
 
 /// The keepalives that found a receive while a server was busy.
 enum Found<'a, B: Descriptors> {
-    All(Session<'a, B>),
+    All(Box<Session<'a, B>>),
     Only(usize),
 }
 
@@ -111,7 +111,7 @@ fn found_while_asleep<'a, B: Descriptors>(
     }
     holder.leave()?;
     if found == CROWD {
-        return Ok(Found::All(session));
+        return Ok(Found::All(Box::new(session)));
     }
     session.peer.settle()?;
     Ok(Found::Only(found))

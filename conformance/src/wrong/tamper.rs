@@ -324,10 +324,10 @@ impl Tamper {
             (Some(Mistake::KeepalivesAnswered), Message::Keepalive) => return Some(keepalive.into()),
             (Some(Mistake::KeepalivesRefused), Message::Keepalive) => incoming.bytes = REFUSED,
             // The side knows nothing of the question.
-            (None, Message::GetServerFeature { .. }) if self.variant == Some(Variant::AsksAgain) => {
-                if self.questions.pop_front() == Some(true) {
-                    incoming.bytes = keepalive;
-                }
+            (None, Message::GetServerFeature { .. })
+                if self.variant == Some(Variant::AsksAgain) && self.questions.pop_front() == Some(true) =>
+            {
+                incoming.bytes = keepalive;
             }
             (_, Message::RegisterXferMemory(window)) => return self.window(incoming, window),
             _ => {}

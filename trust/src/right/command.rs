@@ -1,6 +1,7 @@
 //! `right`: right implementations under the suite.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::process::ExitCode;
 use std::sync::Mutex;
 use std::time::Duration;
@@ -73,11 +74,9 @@ pub fn try_all(lines: &[Line], at_once: usize) -> Result<Vec<Surprise>, String> 
 fn try_in(folder: &std::path::Path, lines: &[Line], at_once: usize) -> Result<Vec<Surprise>, String> {
     let mut examples = BTreeMap::new();
     for (right, ..) in lines.iter().filter(|(right, ..)| right.who == Who::Example) {
-        if !examples.contains_key(&right.window) {
-            examples.insert(
-                right.window,
-                example::build(folder, (4 * right.window as usize + 1000).max(LONGEST))?,
-            );
+        if let Entry::Vacant(place) = examples.entry(right.window) {
+            let long = (4 * right.window as usize + 1000).max(LONGEST);
+            place.insert(example::build(folder, long)?);
         }
     }
     if examples.values().any(Option::is_none) {
