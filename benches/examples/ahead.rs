@@ -1,5 +1,5 @@
 //! Values that fill several windows, stored and read back over a connection that asks for windows registered ahead
-//! (`spec/multi-buffer.md`): for a Valkey with `docs/upstream/multi-buffer.patch`, or any server. It counts windows registered ahead where the
+//! (`spec/multi-buffer.md`): for a Valkey with `lab/multi-buffer.patch`, or any server. It counts windows registered ahead where the
 //! server's windows are of 1 MiB, as Valkey's; for other servers that count says nothing.
 //!
 //! ```text
