@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use rdma_proto::backend::{Access, Backend, Domain};
-use rdma_proto::memory::CallerMemory;
+use rdma_backend::memory::CallerMemory;
+use rdma_backend::{Access, Backend, Domain};
 
 use crate::domain::ProtectionDomain;
 use crate::error::Error;

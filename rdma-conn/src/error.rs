@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rdma_proto::backend::{AsyncEvent, ErrorKind, Failure, reject};
+use rdma_backend::{AsyncEvent, ErrorKind, Failure, reject};
 
 /// Opening a channel for connection-manager events, which takes a descriptor.
 pub(crate) const OPENING: &str = "opening RDMA";

@@ -3,7 +3,7 @@
 use core::net::SocketAddr;
 use std::net::IpAddr;
 
-use rdma_proto::backend::{ErrorKind, Failure};
+use rdma_backend::{ErrorKind, Failure};
 
 /// An error of the software fabric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use rdma_proto::backend::Capabilities;
+use rdma_backend::Capabilities;
 
 /// Times of a fabric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,7 +15,7 @@ pub struct Parameters {
     pub ack_timeout: Duration,
     /// How long the connection manager repeats a message that nobody answers, before it gives up.
     pub cm_timeout: Duration,
-    /// From the end of a connection to [`TimewaitExit`](rdma_proto::backend::CmEventKind::TimewaitExit).
+    /// From the end of a connection to [`TimewaitExit`](rdma_backend::CmEventKind::TimewaitExit).
     pub timewait: Duration,
 }
 

@@ -8,7 +8,7 @@ mod mistake;
 mod mistaken;
 mod tamper;
 
-use rdma_proto::backend::Backend as _;
+use rdma_backend::Backend as _;
 use rdma_softsim::SoftSim;
 
 pub use mistake::Mistake;

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use rdma_proto::backend::{Immediate, RemoteAddress, SendOp};
-use rdma_proto::memory::SharedMemory;
+use rdma_backend::memory::SharedMemory;
+use rdma_backend::{Immediate, RemoteAddress, SendOp};
 use rdma_proto::wire::{FeatureSet, MESSAGE_LEN, Message, Window};
 
 use super::Mistake;

@@ -7,7 +7,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use rdma_proto::backend::{Access, SendOp};
+use rdma_backend::{Access, SendOp};
 
 use super::memory::{Bytes, Memory};
 use super::parts::Parts;

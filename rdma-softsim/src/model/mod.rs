@@ -32,8 +32,8 @@ mod tests;
 use std::collections::{BTreeSet, VecDeque};
 use std::net::IpAddr;
 
-use rdma_proto::backend::AsyncEvent;
-use rdma_proto::time::Instant;
+use rdma_backend::AsyncEvent;
+use rdma_backend::time::Instant;
 
 use crate::settings::Parameters;
 use arena::{Arena, Id};
