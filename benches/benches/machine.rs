@@ -3,8 +3,8 @@
 use std::hint::black_box;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use rdma_proto::backend::{Immediate, RNR_RETRY_INFINITE};
-use rdma_proto::time::Instant;
+use rdma_backend::time::Instant;
+use rdma_backend::{Immediate, RNR_RETRY_INFINITE};
 use rdma_proto::wire::{Message, Window};
 use rdma_proto::{Action, Config, Machine, RegionAddress};
 

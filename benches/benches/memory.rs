@@ -4,7 +4,7 @@ use std::hint::black_box;
 use std::sync::atomic::AtomicU8;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use rdma_proto::memory::SharedMemory;
+use rdma_backend::memory::SharedMemory;
 
 const SIZES: [usize; 4] = [64, 4 << 10, 64 << 10, 16 << 20];
 

@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use rdma_backend::time::Instant;
 use rdma_conn::{
     ConnectionId, Endpoint, Event, Limits as Share, Listener, Options, Received, Receiving, Stream,
 };
-use rdma_proto::time::Instant;
 use rdma_proto::wire::{FeatureSet, Message};
 use rdma_proto::{Action, Config, Machine, RegionAddress};
 use rdma_softsim::{DeviceKind, FaultPlan, Limits, Simulation, SimulationSettings, SoftSim};

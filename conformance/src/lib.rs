@@ -15,7 +15,7 @@ pub mod vectors;
 pub mod workload;
 pub mod wrong;
 
-use rdma_proto::backend::Backend as _;
+use rdma_backend::Backend as _;
 use rdma_verbs::Verbs;
 
 pub use suite::{exit, resources};

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use conformance::intercept::{Intercepted, Interceptor, Origin};
 use conformance::peer::{Incoming, Listener, Peer, Shape};
-use rdma_proto::backend::{Backend, QueuePairLimits};
+use rdma_backend::{Backend, QueuePairLimits};
 use rdma_softsim::{Error, Fabric, SoftSim};
 use rustix::event::{PollFd, PollFlags, poll};
 

@@ -1,6 +1,6 @@
 //! Received bytes where the device put them.
 
-use rdma_proto::memory::SharedMemory;
+use rdma_backend::memory::SharedMemory;
 
 /// Bytes that have arrived and were not consumed, in the window where the peer wrote them: a read without a copy.
 ///

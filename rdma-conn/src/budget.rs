@@ -4,8 +4,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use rdma_proto::backend::{Access, Backend, Domain};
-use rdma_proto::memory::{CallerMemory, DmaBuf, SharedMemory};
+use rdma_backend::memory::{CallerMemory, DmaBuf, SharedMemory};
+use rdma_backend::{Access, Backend, Domain};
 
 use crate::domain::ProtectionDomain;
 use crate::error::Error;

@@ -8,9 +8,9 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use rdma_backend::time::Instant;
+use rdma_backend::{Backend, CmEventKind, EventChannel, Identifier, IdentifierKey};
 use rdma_proto::State;
-use rdma_proto::backend::{Backend, CmEventKind, EventChannel, Identifier, IdentifierKey};
-use rdma_proto::time::Instant;
 
 use crate::connection::Connection;
 use crate::error::Error;

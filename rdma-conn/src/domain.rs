@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rdma_proto::backend::{Backend, DeviceKey, Identifier};
+use rdma_backend::{Backend, DeviceKey, Identifier};
 
 use crate::error::Error;
 

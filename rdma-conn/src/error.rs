@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rdma_proto::backend::{AsyncEvent, ErrorKind, Failure, reject};
+use rdma_backend::{AsyncEvent, ErrorKind, Failure, reject};
 
 /// An error of a connection. Cheap to clone: the first error of a connection is reported by every later call.
 #[derive(Clone, Debug, thiserror::Error)]

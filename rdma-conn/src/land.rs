@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use rdma_proto::backend::{Access, Backend, Region};
+use rdma_backend::{Access, Backend, Region};
 use rdma_proto::{ApiMisuse, Error as ProtocolError, Readable, RegionAddress, State};
 
 use crate::connection::Connection;

@@ -5,9 +5,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use rdma_backend::memory::SharedMemory;
+use rdma_backend::{Access, Backend, Region, Slice};
 use rdma_proto::Span;
-use rdma_proto::backend::{Access, Backend, Region, Slice};
-use rdma_proto::memory::SharedMemory;
 
 use crate::budget::CountedRegion;
 use crate::domain::ProtectionDomain;

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use rdma_proto::backend::Identifier;
+use rdma_backend::Identifier;
 
 use crate::budget::{Budget, Limits};
 use crate::endpoint::{ConnectionId, Descriptors, Endpoint, EndpointWaker, ListenerId, readable};

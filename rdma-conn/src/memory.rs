@@ -7,8 +7,8 @@
 use std::io::IoSlice;
 use std::sync::Arc;
 
-use rdma_proto::backend::{Access, Backend, Immediate, RecvRequest, Region, SendOp, SendRequest, Slice};
-use rdma_proto::memory::{CallerMemory, SharedMemory};
+use rdma_backend::memory::{CallerMemory, SharedMemory};
+use rdma_backend::{Access, Backend, Immediate, RecvRequest, Region, SendOp, SendRequest, Slice};
 use rdma_proto::wire::MESSAGE_LEN;
 use rdma_proto::{Action, Config, Notification, Readable, RegionAddress, Source, Span};
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rdma_proto::backend::{Capabilities, RnrTimer};
+use rdma_backend::{Capabilities, RnrTimer};
 use rdma_proto::{Config, RECEIVES, setters};
 
 use crate::error::Error;

@@ -8,9 +8,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::Duration;
 
+use rdma_backend::Access;
+use rdma_backend::memory::CallerMemory;
 use rdma_proto::Counters;
-use rdma_proto::backend::Access;
-use rdma_proto::memory::CallerMemory;
 
 use crate::background::{self, Driven, Schedule};
 use crate::budget::{Budget, Limits};

@@ -6,8 +6,8 @@ use std::os::fd::AsRawFd;
 use std::thread;
 use std::time::Duration;
 
+use rdma_backend::ErrorKind;
 use rdma_conn::{Connect, ConnectionId, Endpoint, Error, Event, Listener, Options, Stream};
-use rdma_proto::backend::ErrorKind;
 use rdma_softsim::{DeviceKind, Fabric, FaultPlan, Limits, Simulation, SimulationSettings, SoftSim};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};

@@ -5,9 +5,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
+use rdma_backend::AsyncEvent;
 use rdma_conn::{ConnectionId, Endpoint, Error, Event, Limits as Share, Listener, Options};
 use rdma_proto::PeerMisbehaved;
-use rdma_proto::backend::AsyncEvent;
 use rdma_softsim::{
     Connections, DeviceKind, Fault, Injection, Limits, Simulation, SimulationSettings, Site, SoftSim, When,
 };

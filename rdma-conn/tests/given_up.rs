@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use raw_peer::{Connecting, Incoming, Progress, Session, Shape, Step};
+use rdma_backend::{CompletionStatus, ConnectParams, Immediate, RemoteAddress, SendOp};
 use rdma_conn::{
     Access, CallerMemory, ConnectionId, Endpoint, Limits, Options, Receiving, RegisteredBuffer, SharedMemory,
 };
-use rdma_proto::backend::{CompletionStatus, ConnectParams, Immediate, RemoteAddress, SendOp};
 use rdma_proto::wire::{Message, Window};
 use rdma_softsim::{Fabric, SoftSim};
 

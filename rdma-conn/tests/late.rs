@@ -4,10 +4,10 @@ use std::io::{IoSlice, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use rdma_conn::{ConnectionId, Endpoint, Error, Event, Limits as Share, Listener, Options, Stream};
-use rdma_proto::backend::{
+use rdma_backend::{
     Backend, CmEventKind, ConnectParams, EventChannel, Identifier, QueuePairLimits, RNR_RETRY_INFINITE,
 };
+use rdma_conn::{ConnectionId, Endpoint, Error, Event, Limits as Share, Listener, Options, Stream};
 use rdma_proto::{State, TransportError, UNACKNOWLEDGED};
 use rdma_softsim::{DeviceKind, FaultPlan, Limits, Link as Wire, Simulation, SimulationSettings, SoftSim};
 

@@ -12,9 +12,9 @@ use crate::config::{Config, Role};
 use crate::credit::Credits;
 use crate::error::{ApiMisuse, Effect, Error, TransportError};
 use crate::send::{SendState, Span};
-use crate::time::Instant;
 use crate::window::{Readable, RxWindow, TxWindow};
 use crate::wire::FeatureSet;
+use rdma_types::time::Instant;
 
 use answers::Answers;
 use output::{FastPath, Flush};

@@ -2,8 +2,8 @@
 
 use core::time::Duration;
 
-use crate::backend::CompletionError;
 use crate::wire::{MESSAGE_LEN, Opcode};
+use rdma_types::CompletionError;
 
 /// An error, by culprit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]

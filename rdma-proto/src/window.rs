@@ -6,9 +6,9 @@
 
 use core::ops::Range;
 
-use crate::backend::RemoteAddress;
 use crate::error::{ApiMisuse, Error, PeerIncompatible, PeerMisbehaved};
 use crate::wire::Window;
+use rdma_types::RemoteAddress;
 
 #[cfg(test)]
 mod tests;

@@ -9,10 +9,10 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::time::Duration;
 
-use rdma_proto::backend::{Immediate, RNR_RETRY_INFINITE};
 use rdma_proto::time::Instant;
 use rdma_proto::wire::FeatureSet;
 use rdma_proto::{Action, Config, Machine, Readable, RegionAddress};
+use rdma_proto::{Immediate, RNR_RETRY_INFINITE};
 
 /// One way, in nanoseconds.
 const LATENCY: u64 = 5000;

@@ -5,10 +5,10 @@
 
 use core::time::Duration;
 
-use rdma_proto::backend::{Immediate, RNR_RETRY_INFINITE};
 use rdma_proto::time::Instant;
 use rdma_proto::wire::Message;
 use rdma_proto::{Action, Config, Keepalive, Machine, Readable, RegionAddress};
+use rdma_proto::{Immediate, RNR_RETRY_INFINITE};
 
 const WINDOW: u32 = 1 << 20;
 const VALUE: u64 = 64 << 20;
@@ -97,7 +97,7 @@ fn utilisation(way: Way, copies: f64) -> f64 {
 fn landing_uses_the_wire_whatever_a_copy_costs() {
     println!("{:>14}  {:>12}  {:>12}  {:>12}", "copies, GB/s", "one region", "two regions", "landing");
     // From cache to cache; as many as make 56 % of one region; from memory to memory, by one processor that does nothing else, or more.
-    // The model is exact, so what it says is kept to the tenth: the table of rdma-kv/README.md.
+    // The model is exact, so what it says is kept to the tenth: the table of apps/rdma-kv/README.md.
     let expected = [
         (40.0, ["69.9", "89.0", "89.4"]),
         (18.7, ["56.0", "88.6", "89.4"]),

@@ -3,7 +3,7 @@
 use core::time::Duration;
 use std::time::Instant;
 
-use rdma_proto::backend::{
+use rdma_backend::{
     Access, Backend, CmEventKind, Completion, CompletionQueue, ConnectParams, Domain, EventChannel,
     Identifier, Immediate, QueuePair, QueuePairLimits, RecvRequest, Region, RemoteAddress, SendOp,
     SendRequest, Slice,

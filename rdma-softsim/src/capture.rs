@@ -3,8 +3,8 @@
 use core::ops::ControlFlow;
 use std::net::IpAddr;
 
-use rdma_proto::backend::{CompletionStatus, RnrTimer, SendOp};
-use rdma_proto::time::Instant;
+use rdma_backend::time::Instant;
+use rdma_backend::{CompletionStatus, RnrTimer, SendOp};
 
 /// Sees what passes on a fabric, as a port of a switch that mirrors the others would.
 ///

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use rdma_proto::backend::{
+use rdma_backend::{
     self, Capabilities, CmEvent, CmEventKind, ConnectParams, DeviceKey, IdentifierKey, QueuePairLimits,
 };
 
@@ -76,7 +76,7 @@ impl fmt::Debug for Told {
     }
 }
 
-impl backend::EventChannel<SoftSim> for EventChannel {
+impl rdma_backend::EventChannel<SoftSim> for EventChannel {
     fn create_id(&self) -> Result<Identifier, Error> {
         let (id, key) = self.inner.driver.with(|model| model.create_identifier(self.inner.id))?;
         Ok(self.handle(id, key))
@@ -176,7 +176,7 @@ impl Identifier {
     }
 }
 
-impl backend::Identifier<SoftSim> for Identifier {
+impl rdma_backend::Identifier<SoftSim> for Identifier {
     fn key(&self) -> IdentifierKey {
         self.inner.key
     }

@@ -1,5 +1,5 @@
 //! Verbs below the seam: what programs do with a device that speak verbs themselves, rather than through
-//! [`Backend`](rdma_proto::backend::Backend).
+//! [`Backend`](rdma_backend::Backend).
 //!
 //! Objects are made on an opened [`Device`], memory lies where the program has it ([`ForeignMemory`]), work requests name it by
 //! address and key, and queue pairs go from state to state as their owner says. Whoever sleeps is woken by a [`Signal`] of its
@@ -10,7 +10,7 @@ use core::net::SocketAddr;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use rdma_proto::backend::{
+use rdma_backend::{
     Access, AsyncEvent, Completion, ConnectParams, Identifier as _, PostError, QueuePairLimits, RnrTimer,
     SendOp,
 };
@@ -464,7 +464,7 @@ impl Identifier {
     }
 
     /// As [`Identifier::connect_pair`], of a queue pair that the caller moves from state to state by itself. The answer is told by
-    /// [`CmEventKind::Other`](rdma_proto::backend::CmEventKind::Other)`(5)`, `RDMA_CM_EVENT_CONNECT_RESPONSE`.
+    /// [`CmEventKind::Other`](rdma_backend::CmEventKind::Other)`(5)`, `RDMA_CM_EVENT_CONNECT_RESPONSE`.
     pub fn connect_external(
         &self,
         pair: &QueuePair,

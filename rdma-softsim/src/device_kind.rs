@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use rdma_proto::backend::CompletionStatus;
+use rdma_backend::CompletionStatus;
 
 use crate::Random;
 

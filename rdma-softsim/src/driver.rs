@@ -12,7 +12,7 @@ use std::io::ErrorKind::Interrupted;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use rdma_proto::time::Instant;
+use rdma_backend::time::Instant;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::model::{Freight, Model, SimulationState, Wake};

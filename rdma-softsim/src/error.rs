@@ -3,7 +3,7 @@
 use core::net::SocketAddr;
 use std::net::IpAddr;
 
-use rdma_proto::backend::{ErrorKind, Failure};
+use rdma_backend::{ErrorKind, Failure};
 use rustix::io::Errno;
 
 /// An error of the software fabric.

@@ -5,8 +5,8 @@ use core::time::Duration;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use rdma_proto::backend::Backend;
-use rdma_proto::time::Instant;
+use rdma_backend::Backend;
+use rdma_backend::time::Instant;
 
 use crate::connection::{EventChannel, Identifier};
 use crate::driver::Driver;

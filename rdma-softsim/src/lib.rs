@@ -1,11 +1,11 @@
 //! An RDMA fabric inside one process, with the semantics of reliable connections.
 //!
 //! [`Fabric`] is a network, [`SoftSim`] a host on it with one RDMA device and one process. `SoftSim` implements
-//! [`Backend`](rdma_proto::backend::Backend), so whatever is written against that seam runs here as it runs on
+//! [`Backend`](rdma_backend::Backend), so whatever is written against that seam runs here as it runs on
 //! libibverbs: in tests, in programs without a device, and in a simulator.
 //!
 //! ```
-//! use rdma_proto::backend::{Backend, CmEventKind, EventChannel, Identifier};
+//! use rdma_backend::{Backend, CmEventKind, EventChannel, Identifier};
 //! use rdma_softsim::{Fabric, Resources};
 //!
 //! let fabric = Fabric::new();
@@ -34,7 +34,7 @@
 //!   for each event channel and completion queue ([`AsFd`](std::os::fd::AsFd); readable while something waits), and one
 //!   thread that sleeps until the model's next deadline. Whoever calls executes what is due, so without latency data
 //!   moves in the calling thread: a message is in the peer's memory and its completion in the queue when
-//!   [`post_send`](rdma_proto::backend::QueuePair::post_send) returns. The thread starts with the first deadline and
+//!   [`post_send`](rdma_backend::QueuePair::post_send) returns. The thread starts with the first deadline and
 //!   ends with the last handle.
 //!   Programs of other processes come in through [`Device`], as `softrdma` lets them.
 //! * **In virtual time**, as a [`Simulation`]: the same model and the same handles, a clock that moves from event to event,
@@ -44,7 +44,7 @@
 //!   threads, and nobody to sleep on a descriptor: [`EventChannel::is_readable`] says what it would.
 //!
 //! ```
-//! use rdma_proto::backend::{Backend, EventChannel, Identifier};
+//! use rdma_backend::{Backend, EventChannel, Identifier};
 //! use rdma_softsim::{Fault, Injection, SimulationSettings, Limits, DeviceKind, Simulation, When};
 //!
 //! let plan = vec![Injection { when: When::Event(0), host: 0, fault: Fault::AddressError }];

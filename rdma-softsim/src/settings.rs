@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use rdma_proto::backend::Capabilities;
+use rdma_backend::Capabilities;
 
 /// Times of a fabric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,7 +18,7 @@ pub struct Parameters {
     /// How long bytes in another process ([`ForeignMemory`](crate::ForeignMemory)) may take to be reached, before their process counts as one
     /// that does not answer.
     pub reach: Duration,
-    /// From the end of a connection to [`TimewaitExit`](rdma_proto::backend::CmEventKind::TimewaitExit).
+    /// From the end of a connection to [`TimewaitExit`](rdma_backend::CmEventKind::TimewaitExit).
     pub timewait: Duration,
 }
 

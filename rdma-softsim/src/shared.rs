@@ -3,7 +3,7 @@
 use core::fmt;
 use std::sync::Arc;
 
-use rdma_proto::backend::PostError;
+use rdma_backend::PostError;
 
 use crate::Error;
 use crate::device::{Device, NamedReceive, parts};

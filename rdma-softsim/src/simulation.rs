@@ -4,7 +4,7 @@ use core::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use rdma_proto::time::Instant;
+use rdma_backend::time::Instant;
 
 use crate::device_kind::{DeviceKind, SimulationSettings};
 use crate::driver::Driver;

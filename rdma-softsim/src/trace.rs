@@ -2,8 +2,8 @@
 
 use core::hash::{Hash, Hasher};
 
-use rdma_proto::backend::{Access, Completion, SendOp};
-use rdma_proto::time::Instant;
+use rdma_backend::time::Instant;
+use rdma_backend::{Access, Completion, SendOp};
 
 use crate::faults::Injection;
 

@@ -5,8 +5,8 @@ use core::sync::atomic::Ordering::Acquire;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use rdma_proto::backend::{self, Access, Completion, PostError, RecvRequest, RnrTimer, SendRequest, Slice};
-use rdma_proto::memory::{CallerMemory, SharedMemory};
+use rdma_backend::memory::{CallerMemory, SharedMemory};
+use rdma_backend::{Access, Completion, PostError, RecvRequest, RnrTimer, SendRequest, Slice};
 
 use crate::driver::{Driver, Signal};
 use crate::model::{
@@ -52,7 +52,7 @@ impl Drop for DomainInner {
     }
 }
 
-impl backend::Domain<SoftSim> for Domain {
+impl rdma_backend::Domain<SoftSim> for Domain {
     fn register(&self, len: usize, access: Access) -> Result<Region, Error> {
         let DomainInner { driver, id } = &*self.inner;
         driver.beside_copies(|model| model.may_register(*id, len as u64))?;
@@ -89,7 +89,7 @@ impl Drop for Region {
     }
 }
 
-impl backend::Region for Region {
+impl rdma_backend::Region for Region {
     fn len(&self) -> usize {
         self.memory.len()
     }
@@ -152,7 +152,7 @@ impl Drop for QueueInner {
     }
 }
 
-impl backend::CompletionQueue<SoftSim> for CompletionQueue {
+impl rdma_backend::CompletionQueue<SoftSim> for CompletionQueue {
     fn poll(&self, into: &mut [Completion]) -> Result<usize, Error> {
         let inner = &self.inner;
         if inner.driver.is_idle() && !inner.ready.load(Acquire) {
@@ -255,7 +255,7 @@ fn chain<T>(requests: &[T], mut post: impl FnMut(&T) -> Result<(), Error>) -> Re
     Ok(())
 }
 
-impl backend::QueuePair<SoftSim> for QueuePair {
+impl rdma_backend::QueuePair<SoftSim> for QueuePair {
     fn number(&self) -> u32 {
         self.number
     }

@@ -11,11 +11,11 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use rdma_proto::backend::{
+use rdma_backend::memory::{CallerMemory, SharedMemory};
+use rdma_backend::{
     Access, Completed, Completion, CompletionQueue as _, CompletionStatus, Domain as _, Immediate,
     Region as _, RemoteAddress, SendOp, Slice,
 };
-use rdma_proto::memory::{CallerMemory, SharedMemory};
 use rdma_softsim::{Fabric, Region};
 
 use common::{Peer, ip, pair};

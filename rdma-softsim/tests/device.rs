@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use rdma_proto::backend::{
+use rdma_backend::{
     Access, AsyncEvent, CmEventKind, Completed, Completion, CompletionQueue as _, CompletionStatus,
     ConnectParams, EventChannel as _, Identifier as _, Immediate, QueuePair as _, QueuePairLimits,
     RemoteAddress, RnrTimer, SendOp,

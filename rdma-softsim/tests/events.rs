@@ -1,6 +1,6 @@
 //! Connection-manager events as logs show them. In `rdma-proto` there is no identifier to show one with.
 
-use rdma_proto::backend::{AsyncEvent, Backend, CmEventKind, ConnectParams, EventChannel, Identifier};
+use rdma_backend::{AsyncEvent, Backend, CmEventKind, ConnectParams, EventChannel, Identifier};
 use rdma_softsim::{Fabric, SoftSim};
 
 #[test]

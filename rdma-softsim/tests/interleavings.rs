@@ -8,11 +8,11 @@ mod common;
 use core::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
 use std::sync::Arc;
 
-use rdma_proto::backend::{
+use rdma_backend::memory::{CallerMemory, SharedMemory};
+use rdma_backend::{
     Access, Completed, Completion, CompletionQueue as _, Domain as _, Region as _, RemoteAddress, SendOp,
     Slice,
 };
-use rdma_proto::memory::{CallerMemory, SharedMemory};
 use rdma_softsim::{Fabric, Resources};
 use shuttle::thread;
 

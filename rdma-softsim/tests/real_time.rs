@@ -9,7 +9,7 @@ use core::time::Duration;
 use std::net::SocketAddr;
 use std::time::Instant;
 
-use rdma_proto::backend::{
+use rdma_backend::{
     Access, Backend, CmEventKind, Completed, Completion, CompletionQueue, CompletionStatus, Domain,
     ErrorKind, EventChannel, Failure, Identifier, Immediate, QueuePair, QueuePairLimits, RecvRequest, Region,
     RemoteAddress, RnrTimer, SendOp, SendRequest, Slice,

@@ -8,7 +8,7 @@ mod common;
 use core::time::Duration;
 use std::time::Instant;
 
-use rdma_proto::backend::{Access, Domain, QueuePair, SendOp, Slice};
+use rdma_backend::{Access, Domain, QueuePair, SendOp, Slice};
 use rdma_softsim::Fabric;
 
 use common::{SLOTS, ip, pair, readable, wait};

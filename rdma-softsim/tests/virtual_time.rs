@@ -3,12 +3,12 @@
 use core::time::Duration;
 use std::net::{IpAddr, SocketAddr};
 
-use rdma_proto::backend::{
+use rdma_backend::time::Instant;
+use rdma_backend::{
     Access, Backend as _, CmEventKind, Completed, Completion, CompletionQueue as _, CompletionStatus,
     ConnectParams, Domain as _, EventChannel as _, Identifier as _, Immediate, QueuePair as _,
     QueuePairLimits, RecvRequest, Region as _, RemoteAddress, SendOp, SendRequest, Slice,
 };
-use rdma_proto::time::Instant;
 use rdma_softsim::trace::EntryKind;
 use rdma_softsim::{
     CompletionQueue, DeviceKind, Domain, EventChannel, FailureClass, Fault, FaultPlan, Identifier, Injection,

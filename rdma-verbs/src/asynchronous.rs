@@ -11,7 +11,7 @@ use core::ptr::NonNull;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use rdma_proto::backend::{AsyncEvent, IdentifierKey};
+use rdma_backend::{AsyncEvent, IdentifierKey};
 
 use crate::channel::Channel;
 use crate::error::errno;

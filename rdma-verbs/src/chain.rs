@@ -4,7 +4,7 @@ use core::ffi::c_int;
 use core::mem::MaybeUninit;
 use core::ptr;
 
-use rdma_proto::backend::PostError;
+use rdma_backend::PostError;
 
 use crate::error::{Error, Stage};
 use crate::sys::{ibv_recv_wr, ibv_sge};

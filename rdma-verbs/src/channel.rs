@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use rdma_proto::backend::{self, AsyncEvent, CmEvent, CmEventKind, ConnectParams, IdentifierKey};
+use rdma_backend::{AsyncEvent, CmEvent, CmEventKind, ConnectParams, IdentifierKey};
 use rustix::event::{EventfdFlags, epoll, eventfd};
 
 use crate::asynchronous;
@@ -19,7 +19,7 @@ use crate::sys::{self, Api, generated as c, ibv_context, rdma_cm_event, rdma_eve
 use crate::{Verbs, locked, set_nonblocking};
 
 /// A channel of connection-manager events, `rdma_create_event_channel(3)`. Its descriptor is readable when
-/// [`next_event`](backend::EventChannel::next_event) has something to say.
+/// [`next_event`](rdma_backend::EventChannel::next_event) has something to say.
 #[derive(Debug)]
 pub struct EventChannel {
     pub(crate) inner: Arc<Channel>,
@@ -263,7 +263,7 @@ unsafe fn read(channel: &Arc<Channel>, event: NonNull<rdma_cm_event>, cause: i32
     CmEvent { id: context.key, kind }
 }
 
-impl backend::EventChannel<Verbs> for EventChannel {
+impl rdma_backend::EventChannel<Verbs> for EventChannel {
     fn create_id(&self) -> Result<Identifier, Error> {
         Ok(Identifier::new(CmId::create(&self.inner)?))
     }

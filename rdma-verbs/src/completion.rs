@@ -7,7 +7,7 @@ use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 
-use rdma_proto::backend::{self, Completed, Completion, CompletionError, CompletionStatus, Immediate};
+use rdma_backend::{Completed, Completion, CompletionError, CompletionStatus, Immediate};
 
 use crate::device::Device;
 use crate::error::{Error, Stage, errno};
@@ -21,7 +21,7 @@ type PollCq = unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int;
 type ReqNotifyCq = unsafe extern "C" fn(*mut ibv_cq, c_int) -> c_int;
 
 /// A completion queue, `ibv_create_cq(3)`, with a completion channel of its own. The descriptor is readable when
-/// [`take_events`](backend::CompletionQueue::take_events) has something to take.
+/// [`take_events`](rdma_backend::CompletionQueue::take_events) has something to take.
 #[derive(Debug)]
 pub struct CompletionQueue {
     pub(crate) inner: Arc<Queue>,
@@ -142,7 +142,7 @@ impl CompletionQueue {
     }
 }
 
-impl backend::CompletionQueue<Verbs> for CompletionQueue {
+impl rdma_backend::CompletionQueue<Verbs> for CompletionQueue {
     #[inline]
     fn poll(&self, into: &mut [Completion]) -> Result<usize, Error> {
         if into.len() <= BATCH { self.inner.poll_once(into) } else { self.inner.poll_in_parts(into) }

@@ -3,7 +3,7 @@
 use core::ptr::NonNull;
 use std::sync::{Arc, Mutex};
 
-use rdma_proto::backend::Capabilities;
+use rdma_backend::Capabilities;
 
 use crate::error::{Error, Stage};
 use crate::identifier::CmId;

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::io;
 
-use rdma_proto::backend::{ErrorKind, Failure};
+use rdma_backend::{ErrorKind, Failure};
 
 /// An error of this backend. [`Failure::kind`] is its class; `Display` names the call that failed, the reason the system
 /// gave, and the remedy where there is one.

@@ -6,7 +6,7 @@ use core::ptr::{self, NonNull};
 use core::time::Duration;
 use std::sync::{Arc, Mutex};
 
-use rdma_proto::backend::{self, Capabilities, ConnectParams, DeviceKey, IdentifierKey, QueuePairLimits};
+use rdma_backend::{Capabilities, ConnectParams, DeviceKey, IdentifierKey, QueuePairLimits};
 
 use crate::asynchronous::{self, CurrentChannel};
 use crate::channel::{Channel, Context, EventChannel, opaque};
@@ -286,7 +286,7 @@ impl Identifier {
     }
 }
 
-impl backend::Identifier<Verbs> for Identifier {
+impl rdma_backend::Identifier<Verbs> for Identifier {
     fn key(&self) -> IdentifierKey {
         self.inner.key()
     }

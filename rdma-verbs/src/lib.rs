@@ -1,7 +1,7 @@
-//! The real backend: [`rdma_proto::backend`] over librdmacm and libibverbs.
+//! The real backend: [`rdma_backend`] over librdmacm and libibverbs.
 //!
 //! ```no_run
-//! use rdma_proto::backend::{Backend, EventChannel, Identifier};
+//! use rdma_backend::{Backend, EventChannel, Identifier};
 //! use std::time::Duration;
 //!
 //! let verbs = rdma_verbs::Verbs::load()?;
@@ -20,8 +20,8 @@
 //! To build: Rust and a linker. To run: `librdmacm.so.1` and `libibverbs.so.1` (of rdma-core; run with version 44), found
 //! with `dlopen` by [`Verbs::load`], and an RDMA device that can do reliable connections with WRITE WITH IMMEDIATE:
 //! InfiniBand, RoCE, or soft-RoCE (`rdma_rxe`). Where one of them is missing, [`Verbs::load`] or
-//! [`event_channel`](rdma_proto::backend::Backend::event_channel) fails with
-//! [`ErrorKind::NoDevice`](rdma_proto::backend::ErrorKind::NoDevice) and a text that says what to install or load. Regions are
+//! [`event_channel`](rdma_backend::Backend::event_channel) fails with
+//! [`ErrorKind::NoDevice`](rdma_backend::ErrorKind::NoDevice) and a text that says what to install or load. Regions are
 //! locked memory: the limit (`ulimit -l`) must have room for them.
 //!
 //! # Fork
@@ -32,7 +32,7 @@
 //! `RDMAV_FORK_SAFE=1` in its environment, which has the same effect as that call and must be there before
 //! [`Verbs::load`]. With the latter the child does not have the pages of regions at all: it dies if it touches them. A child that
 //! only runs `exec` is safe in any case. Pages count as a whole: memory of a program that is registered
-//! ([`register_memory`](rdma_proto::backend::Domain::register_memory)) should begin and end with a page of its own, or a child lacks what
+//! ([`register_memory`](rdma_backend::Domain::register_memory)) should begin and end with a page of its own, or a child lacks what
 //! else is on its first and last page too. In no case may a child use the parent's connections: it has their descriptors and
 //! their memory, and neither is its own.
 //!
@@ -55,7 +55,7 @@
 //! | `Identifier::migrate` | `rdma_migrate_id(3)` |
 //! | `Identifier::local_addr`, `peer_addr` | `rdma_get_local_addr(3)`, `rdma_get_peer_addr(3)` |
 //! | `Domain::register` | `mmap(2)`, `ibv_reg_mr(3)` |
-//! | `Domain::register_memory` | `ibv_reg_mr(3)`, or `ibv_reg_dmabuf_mr(3)` for memory with a [`DmaBuf`](rdma_proto::memory::DmaBuf) |
+//! | `Domain::register_memory` | `ibv_reg_mr(3)`, or `ibv_reg_dmabuf_mr(3)` for memory with a [`DmaBuf`](rdma_backend::memory::DmaBuf) |
 //! | `QueuePair::post_send`, `post_recv` | `ibv_post_send(3)`, `ibv_post_recv(3)`, one call for up to 32 requests |
 //! | `QueuePair::set_min_rnr_timer` | `ibv_modify_qp(3)` with `IBV_QP_MIN_RNR_TIMER` |
 //! | `QueuePair::is_loopback` | `ibv_query_qp(3)` with `IBV_QP_AV`; `ibv_query_gid(3)`, or `ibv_query_port(3)` without a GRH |
@@ -77,9 +77,9 @@
 //!
 //! # Inline bytes
 //!
-//! The slice of an inline request may be written again at once ([`SendRequest`](rdma_proto::backend::SendRequest)): providers copy
+//! The slice of an inline request may be written again at once ([`SendRequest`](rdma_backend::SendRequest)): providers copy
 //! it. `mana` (as of rdma-core 55) does not look at `IBV_SEND_INLINE`, and its device reads the slice later. A kernel that refuses inline bytes there leaves
-//! a [`max_inline`](rdma_proto::backend::QueuePair::max_inline) of 0; older kernels do not refuse. On such a device ask for no inline bytes, or
+//! a [`max_inline`](rdma_backend::QueuePair::max_inline) of 0; older kernels do not refuse. On such a device ask for no inline bytes, or
 //! leave the slice as it is until the request has completed.
 //!
 //! # The order of destruction
@@ -93,7 +93,7 @@
 //! # Asynchronous events
 //!
 //! An asynchronous event of a device (`ibv_get_async_event(3)`) arrives on the event channel of the identifier it is for, as
-//! [`CmEventKind::Async`](rdma_proto::backend::CmEventKind::Async). librdmacm opens a device once for the process, so its
+//! [`CmEventKind::Async`](rdma_backend::CmEventKind::Async). librdmacm opens a device once for the process, so its
 //! identifiers, on however many channels, share one context and one descriptor of such events. That descriptor stays the
 //! context's; it is made non-blocking. Whichever channel is asked first takes the events, acknowledges each before anything
 //! else can happen, and hands them to the channels that they are for. Do not read the events of a context that librdmacm opened
@@ -127,8 +127,8 @@ mod sys;
 use std::os::fd::RawFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use rdma_proto::backend::Backend;
-use rdma_proto::time::Instant;
+use rdma_backend::Backend;
+use rdma_backend::time::Instant;
 
 pub use self::channel::EventChannel;
 pub use self::completion::CompletionQueue;
@@ -148,7 +148,7 @@ impl Verbs {
     ///
     /// # Errors
     /// [`Error::Library`] or [`Error::Symbol`], of the kind
-    /// [`NoDevice`](rdma_proto::backend::ErrorKind::NoDevice), when they are missing or too old.
+    /// [`NoDevice`](rdma_backend::ErrorKind::NoDevice), when they are missing or too old.
     pub fn load() -> Result<Self, Error> {
         Ok(Self { api: sys::Api::get()? })
     }
@@ -214,7 +214,7 @@ mod tests {
 
     #[test]
     fn without_a_device_the_error_says_so() {
-        use rdma_proto::backend::{ErrorKind, Failure};
+        use rdma_backend::{ErrorKind, Failure};
         match Verbs::load().and_then(|verbs| verbs.event_channel().map(drop)) {
             Ok(()) => println!("skipped: there is an RDMA device"),
             Err(error) => {

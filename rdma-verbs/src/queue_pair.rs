@@ -6,7 +6,7 @@ use core::mem::MaybeUninit;
 use core::ptr::{self, NonNull};
 use std::sync::Arc;
 
-use rdma_proto::backend::{
+use rdma_backend::{
     self, Immediate, PostError, QueuePairLimits, RecvRequest, RemoteAddress, RnrTimer, SendOp, SendRequest,
 };
 
@@ -265,7 +265,7 @@ fn gid_bytes(gid: &ibv_gid) -> [u8; 16] {
     unsafe { ptr::from_ref(gid).cast::<[u8; 16]>().read() }
 }
 
-impl backend::QueuePair<Verbs> for QueuePair {
+impl rdma_backend::QueuePair<Verbs> for QueuePair {
     fn number(&self) -> u32 {
         self.number
     }

@@ -6,8 +6,8 @@ use core::ptr::{self, NonNull};
 use core::sync::atomic::AtomicU8;
 use std::sync::Arc;
 
-use rdma_proto::backend::{self, Access, Slice};
-use rdma_proto::memory::{CallerMemory, DmaBuf, SharedMemory};
+use rdma_backend::memory::{CallerMemory, DmaBuf, SharedMemory};
+use rdma_backend::{Access, Slice};
 
 use crate::Verbs;
 use crate::device::Device;
@@ -60,7 +60,7 @@ impl Domain {
     }
 }
 
-impl backend::Domain<Verbs> for Domain {
+impl rdma_backend::Domain<Verbs> for Domain {
     fn register(&self, len: usize, access: Access) -> Result<Region, Error> {
         let mapping = Mapping::new(len)?;
         let address = mapping.base.as_ptr().expose_provenance();
@@ -171,7 +171,7 @@ impl Region {
         }
         let Some(length) = inside(offset, len, region.len) else { return Err(Self::fault(slice, false)) };
         Ok(ibv_sge {
-            addr: backend::Region::address(region).wrapping_add(offset as u64),
+            addr: rdma_backend::Region::address(region).wrapping_add(offset as u64),
             length,
             lkey: region.lkey,
         })
@@ -199,7 +199,7 @@ fn inside(offset: usize, len: usize, all: usize) -> Option<u32> {
     u32::try_from(len).ok()
 }
 
-impl backend::Region for Region {
+impl rdma_backend::Region for Region {
     #[inline]
     fn len(&self) -> usize {
         self.len

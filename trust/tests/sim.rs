@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
+use rdma_backend::SendOp;
 use rdma_proto::Config;
-use rdma_proto::backend::SendOp;
 use rdma_proto::wire::FeatureSet;
 use rdma_softsim::trace::EntryKind;
 use rdma_softsim::{DeviceKind, FailureClass, Fault, Injection, Site, When};

@@ -6,8 +6,8 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use rdma_backend::ErrorKind;
 use rdma_conn::{Connect, Error, Listener, Options, Stream};
-use rdma_proto::backend::ErrorKind;
 use rdma_softsim::{Fabric, Limits, Link, SoftSim};
 use rdma_verbs::Verbs;
 

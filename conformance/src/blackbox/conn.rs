@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use rdma_backend::Identifier;
 use rdma_conn::Descriptors;
-use rdma_proto::backend::Identifier;
 use rdma_proto::wire::{Message, Opcode};
 
 use super::case::{Case, Role};

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use rdma_backend::{CompletionStatus, RemoteAddress};
 use rdma_conn::Descriptors;
-use rdma_proto::backend::{CompletionStatus, RemoteAddress};
 use rdma_proto::wire::Window;
 
 use super::case::Case;

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use rdma_backend::RemoteAddress;
 use rdma_conn::Descriptors;
-use rdma_proto::backend::RemoteAddress;
 
 use super::case::Case;
 use super::context::Context;

@@ -10,11 +10,11 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use rdma_proto::backend::{
+use rdma_backend::time::Instant;
+use rdma_backend::{
     self, Access, Backend, Capabilities, CmEvent, CmEventKind, Completion, ConnectParams, DeviceKey,
     EventChannel as _, IdentifierKey, PostError, QueuePair as _, QueuePairLimits, RecvRequest, SendRequest,
 };
-use rdma_proto::time::Instant;
 
 use queues::Pair;
 pub use queues::{CompletionQueue, Domain, LowerQueuePair, QueuePair, Region};
@@ -225,7 +225,7 @@ impl<B: Backend, I: Interceptor<B>> EventChannel<B, I> {
     }
 }
 
-impl<B: Backend, I: Interceptor<B>> backend::EventChannel<Intercepted<B, I>> for EventChannel<B, I> {
+impl<B: Backend, I: Interceptor<B>> rdma_backend::EventChannel<Intercepted<B, I>> for EventChannel<B, I> {
     fn create_id(&self) -> Result<Identifier<B, I>, B::Error> {
         Ok(self.identifier(self.inner.create_id()?, Origin::Created))
     }
@@ -266,7 +266,7 @@ impl<B: Backend, I: Interceptor<B>> Identifier<B, I> {
     }
 }
 
-impl<B: Backend, I: Interceptor<B>> backend::Identifier<Intercepted<B, I>> for Identifier<B, I> {
+impl<B: Backend, I: Interceptor<B>> rdma_backend::Identifier<Intercepted<B, I>> for Identifier<B, I> {
     fn key(&self) -> IdentifierKey {
         self.inner.key()
     }

@@ -4,11 +4,11 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, Weak};
 
-use rdma_proto::backend::{
+use rdma_backend::memory::{CallerMemory, SharedMemory};
+use rdma_backend::{
     self, Access, Backend, Completion, PostError, QueuePair as _, RecvRequest, Region as _, RnrTimer,
     SendRequest, Slice,
 };
-use rdma_proto::memory::{CallerMemory, SharedMemory};
 
 use super::{Inner, Intercepted, Interceptor, lock};
 
@@ -58,7 +58,7 @@ pub struct Domain<B: Backend, I> {
     pub(super) shared: Arc<Inner<B, I>>,
 }
 
-impl<B: Backend, I: Interceptor<B>> backend::Domain<Intercepted<B, I>> for Domain<B, I> {
+impl<B: Backend, I: Interceptor<B>> rdma_backend::Domain<Intercepted<B, I>> for Domain<B, I> {
     fn register(&self, len: usize, access: Access) -> Result<Region<B>, B::Error> {
         let (more, access) = self.shared.by.registering(len, access);
         let inner = Arc::new(self.inner.register(more, access)?);
@@ -90,7 +90,7 @@ impl<B: Backend> Region<B> {
     }
 }
 
-impl<B: Backend> backend::Region for Region<B> {
+impl<B: Backend> rdma_backend::Region for Region<B> {
     fn len(&self) -> usize {
         self.len
     }
@@ -138,7 +138,9 @@ impl<B: Backend, I: Interceptor<B>> CompletionQueue<B, I> {
     }
 }
 
-impl<B: Backend, I: Interceptor<B>> backend::CompletionQueue<Intercepted<B, I>> for CompletionQueue<B, I> {
+impl<B: Backend, I: Interceptor<B>> rdma_backend::CompletionQueue<Intercepted<B, I>>
+    for CompletionQueue<B, I>
+{
     fn poll(&self, into: &mut [Completion]) -> Result<usize, B::Error> {
         loop {
             let polled = self.inner.poll(into)?.min(into.len());
@@ -179,7 +181,7 @@ impl<B: Backend, I: Interceptor<B>> Drop for QueuePair<B, I> {
     }
 }
 
-impl<B: Backend, I: Interceptor<B>> backend::QueuePair<Intercepted<B, I>> for QueuePair<B, I> {
+impl<B: Backend, I: Interceptor<B>> rdma_backend::QueuePair<Intercepted<B, I>> for QueuePair<B, I> {
     fn number(&self) -> u32 {
         self.pair.inner.number()
     }

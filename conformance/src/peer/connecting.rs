@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use raw_peer::{Candidate, Connecting, Progress, Session, Step};
+use rdma_backend::{Access, CmEventKind, ConnectParams, EventChannel, Identifier};
 use rdma_conn::Descriptors;
-use rdma_proto::backend::{Access, CmEventKind, ConnectParams, EventChannel, Identifier};
 
 use super::deadline::{Deadline, wrong};
 use super::said::{Dialect, Said};

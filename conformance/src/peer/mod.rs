@@ -14,11 +14,11 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use raw_peer::{Incoming as Came, Refused, Session, Step};
-use rdma_conn::Descriptors;
-use rdma_proto::backend::{
+use rdma_backend::{
     CompletionStatus, ConnectParams, ErrorKind, Failure as _, Immediate, RNR_RETRY_INFINITE, Region,
     RemoteAddress, RnrTimer, SendOp,
 };
+use rdma_conn::Descriptors;
 use rdma_proto::wire::{Message, Window};
 
 use crate::client::Failure;

@@ -1,7 +1,7 @@
 //! The correct part of the suite's peer: windows both ways, and the byte streams through them.
 
+use rdma_backend::{Region, RemoteAddress};
 use rdma_conn::Descriptors;
-use rdma_proto::backend::{Region, RemoteAddress};
 use rdma_proto::wire::{FeatureSet, Message, Window};
 
 use super::{Incoming, Peer};

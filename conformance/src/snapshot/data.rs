@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use raw_peer::{Candidate, Connecting, Incoming, Progress, Session, Shape, Step};
+use rdma_backend::{Access, CompletionStatus, ConnectParams, Region as _, RemoteAddress, SendOp};
 use rdma_conn::Descriptors;
-use rdma_proto::backend::{Access, CompletionStatus, ConnectParams, Region as _, RemoteAddress, SendOp};
 
 use crate::client::Failure;
 use crate::peer::{Deadline, way, wrong};

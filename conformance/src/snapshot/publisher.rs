@@ -5,8 +5,8 @@ use std::hash::BuildHasher as _;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use rdma_backend::RemoteAddress;
 use rdma_conn::{Connect, Descriptors, Options, Stream};
-use rdma_proto::backend::RemoteAddress;
 use sha2::{Digest as _, Sha256};
 use suite::Case;
 

@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use rdma_backend::RemoteAddress;
 use rdma_conn::{Descriptors, Listener, Options};
-use rdma_proto::backend::RemoteAddress;
 use sha2::{Digest as _, Sha256};
 use suite::Case;
 

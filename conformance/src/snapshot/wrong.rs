@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use rdma_backend::{Access, Backend, ConnectParams, QueuePairLimits, Region as _};
 use rdma_conn::{Connect, Descriptors, Listener, Options, Stream};
-use rdma_proto::backend::{Access, Backend, ConnectParams, QueuePairLimits, Region as _};
 use rdma_softsim::SoftSim;
 
 use super::data::Door;

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::sync::Weak;
 
-use rdma_proto::backend::Region;
+use rdma_backend::Region;
 use rdma_proto::wire::Window;
 
 use super::recording::Remote;

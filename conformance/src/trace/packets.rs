@@ -12,7 +12,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 use std::time::Duration;
 
-use rdma_proto::backend::CompletionStatus;
+use rdma_backend::CompletionStatus;
 use roce::{Kind, Message, Packet, SEQUENCES, count};
 
 use super::ends::{self, End};

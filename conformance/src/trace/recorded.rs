@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use rdma_proto::backend::{
+use rdma_backend::{
     Backend, CmEventKind, Completed, Completion, CompletionStatus, Identifier as _, IdentifierKey, PostError,
     QueuePair as _, QueuePairLimits, RecvRequest, Region as _, SendOp, SendRequest, Slice,
 };

@@ -7,8 +7,8 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rdma_proto::backend::{ConnectParams, SendOp};
-use rdma_proto::time::Instant;
+use rdma_backend::time::Instant;
+use rdma_backend::{ConnectParams, SendOp};
 use serde::{Deserialize, Serialize};
 
 use crate::vectors::data::Bytes;

@@ -1,6 +1,6 @@
 //! Requests and completions in words.
 
-use rdma_proto::backend::CompletionStatus;
+use rdma_backend::CompletionStatus;
 use rdma_proto::wire::{Message, Window};
 
 use super::recording::{Op, Outcome, Remote, Request};

@@ -3,8 +3,8 @@
 use std::io::{BufRead, Write};
 use std::time::Duration;
 
-use rdma_proto::backend::{CompletionError, CompletionStatus, Immediate};
-use rdma_proto::time::Instant;
+use rdma_backend::time::Instant;
+use rdma_backend::{CompletionError, CompletionStatus, Immediate};
 use rdma_proto::wire::{FeatureSet, Message};
 use rdma_proto::{Action, Config, Error, InvalidMessage, Keepalive, RegionAddress};
 

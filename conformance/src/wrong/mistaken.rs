@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use crate::intercept::{Call, Intercepted, Interceptor, LowerQueuePair, Origin, Region};
-use rdma_proto::backend::{
+use rdma_backend::time::Instant;
+use rdma_backend::{
     Access, Backend, CmEventKind, Completed, Completion, ConnectParams, Domain as _, IdentifierKey,
     PostError, QueuePairLimits, RecvRequest, Region as _, SendOp, SendRequest, Slice,
 };
-use rdma_proto::time::Instant;
 use rdma_softsim::SoftSim;
 
 use super::tamper::{IncomingMessage, OutgoingSend, Tamper, zero};

@@ -9,7 +9,7 @@ mod mistaken;
 mod tamper;
 mod variant;
 
-use rdma_proto::backend::Backend as _;
+use rdma_backend::Backend as _;
 use rdma_softsim::SoftSim;
 
 pub use mistake::Mistake;

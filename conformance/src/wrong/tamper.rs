@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use rdma_proto::backend::{Immediate, RemoteAddress, SendOp};
-use rdma_proto::memory::SharedMemory;
+use rdma_backend::memory::SharedMemory;
+use rdma_backend::{Immediate, RemoteAddress, SendOp};
 use rdma_proto::wire::{FeatureSet, MESSAGE_LEN, Message, Window};
 
 use super::{Conduct, Mistake, Variant};

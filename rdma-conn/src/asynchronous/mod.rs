@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
 
 use arrayvec::ArrayVec;
-use rdma_proto::time::Instant;
+use rdma_backend::time::Instant;
 use slotmap::SecondaryMap;
 use tokio::net::ToSocketAddrs;
 

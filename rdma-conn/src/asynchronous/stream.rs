@@ -11,9 +11,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use rdma_backend::Access;
+use rdma_backend::memory::CallerMemory;
 use rdma_proto::Counters;
-use rdma_proto::backend::Access;
-use rdma_proto::memory::CallerMemory;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::ToSocketAddrs;
 

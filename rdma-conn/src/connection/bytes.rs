@@ -3,8 +3,8 @@
 use std::io::IoSlice;
 use std::slice;
 
+use rdma_backend::{Backend, QueuePair};
 use rdma_proto::ApiMisuse;
-use rdma_proto::backend::{Backend, QueuePair};
 
 use super::Connection;
 use crate::arrived::Arrived;

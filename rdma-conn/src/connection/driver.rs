@@ -1,11 +1,11 @@
 //! The driver of a connection's machine: it hands it time, events and completions, and does what it asks for.
 
 use arrayvec::ArrayVec;
-use rdma_proto::backend::{
+use rdma_backend::time::Instant;
+use rdma_backend::{
     AsyncEvent, Backend, CmEventKind, Completed, Completion, CompletionError, CompletionStatus, Identifier,
     PostError, QueuePair, RecvRequest, SendRequest,
 };
-use rdma_proto::time::Instant;
 use rdma_proto::{Action, PeerMisbehaved, State};
 
 use super::{BATCH, Cause, Connection};

@@ -17,12 +17,12 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rdma_proto::backend::{
+use rdma_backend::memory::CallerMemory;
+use rdma_backend::time::Instant;
+use rdma_backend::{
     Access, Backend, CompletionError, ConnectParams, Identifier, QueuePair, QueuePairLimits,
     RNR_RETRY_INFINITE,
 };
-use rdma_proto::memory::CallerMemory;
-use rdma_proto::time::Instant;
 use rdma_proto::{ApiMisuse, Counters, Machine, Role, State, TransportError};
 
 use crate::budget::Budget;

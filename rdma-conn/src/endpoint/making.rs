@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rdma_backend::{EventChannel, Identifier, IdentifierKey};
 use rdma_proto::Role;
-use rdma_proto::backend::{EventChannel, Identifier, IdentifierKey};
 
 use super::member::Member;
 use super::watch::Descriptors;

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use rdma_proto::backend::{Backend, CmEventKind, IdentifierKey};
-use rdma_proto::time::Instant;
+use rdma_backend::time::Instant;
+use rdma_backend::{Backend, CmEventKind, IdentifierKey};
 use rdma_proto::{Role, State, TransportError};
 
 use super::observed::Observed;

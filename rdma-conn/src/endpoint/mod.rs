@@ -15,8 +15,8 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use rdma_proto::backend::{Completion, IdentifierKey};
-use rdma_proto::time::Instant;
+use rdma_backend::time::Instant;
+use rdma_backend::{Completion, IdentifierKey};
 use slotmap::SlotMap;
 
 use crate::budget::{Budget, Limits};

@@ -4,7 +4,7 @@
 //! waiting. Connections of one device fill one queue after the other, so that what goes wrong with a queue concerns
 //! those in it and nobody else.
 
-use rdma_proto::backend::{Completion, CompletionError, CompletionQueue, DeviceKey, Identifier};
+use rdma_backend::{Completion, CompletionError, CompletionQueue, DeviceKey, Identifier};
 
 use super::ConnectionId;
 use super::watch::{Descriptors, Watch, Watched};

@@ -9,7 +9,7 @@ use std::sync::LazyLock;
 use std::thread::available_parallelism;
 use std::time::Duration;
 
-use rdma_proto::time::Instant;
+use rdma_backend::time::Instant;
 
 /// Shorter than this is not worth a second look.
 const SHORTEST: Duration = Duration::from_micros(1);

@@ -4,8 +4,8 @@ use std::cmp::Reverse;
 use std::time::Duration;
 
 use arrayvec::ArrayVec;
-use rdma_proto::backend::{CmEvent, CmEventKind, CompletionError, EventChannel};
-use rdma_proto::time::Instant;
+use rdma_backend::time::Instant;
+use rdma_backend::{CmEvent, CmEventKind, CompletionError, EventChannel};
 
 use super::queues::{Lost, UNNAMED};
 use super::watch::Woken;

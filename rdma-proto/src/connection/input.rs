@@ -1,10 +1,10 @@
 //! Handling of what comes to a connection: messages, data, completions, events and time.
 
-use crate::backend::{CompletionError, CompletionStatus, Immediate, RNR_RETRY_INFINITE};
 use crate::config::Role;
 use crate::error::{Error, InvalidMessage, PeerMisbehaved, TransportError};
-use crate::time::Instant;
 use crate::wire::{FeatureSet, Message, Opcode};
+use rdma_types::time::Instant;
+use rdma_types::{CompletionError, CompletionStatus, Immediate, RNR_RETRY_INFINITE};
 
 use super::timers::Blocked;
 use super::{Due, Machine, Negotiation, Stage};

@@ -1,11 +1,11 @@
 //! The work of a connection and its order: messages, data within windows and credits, and the end.
 
-use crate::backend::{Immediate, RemoteAddress};
 use crate::credit::Purpose;
 use crate::error::Error;
 use crate::send::{Progress, Source, Span};
-use crate::time::Instant;
 use crate::wire::{FeatureSet, MESSAGE_LEN, Message, Window};
+use rdma_types::time::Instant;
+use rdma_types::{Immediate, RemoteAddress};
 
 use super::timers::Blocked;
 use super::{Due, Machine, Negotiation, RegionAddress, Stage};

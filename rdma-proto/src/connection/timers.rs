@@ -3,7 +3,7 @@
 use core::time::Duration;
 
 use crate::config::{Config, UNACKNOWLEDGED};
-use crate::time::Instant;
+use rdma_types::time::Instant;
 
 /// The thing that the peer must do before bytes or messages that wait can leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

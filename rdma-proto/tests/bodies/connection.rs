@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rdma_proto::backend::CompletionStatus;
+use rdma_proto::CompletionStatus;
 use rdma_proto::time::Instant;
 use rdma_proto::wire::{FeatureSet, Message, Window};
 use rdma_proto::{Action, Config, Error, Keepalive, Machine, RegionAddress, Role, State, TransportError};

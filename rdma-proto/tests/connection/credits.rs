@@ -1,7 +1,7 @@
 //! VR-FLOW-005: every SEND and every immediate takes one of the peer's receives, and without one the connection may die.
 
-use rdma_proto::backend::{CompletionStatus, Immediate};
 use rdma_proto::wire::{FeatureSet, Message};
+use rdma_proto::{CompletionStatus, Immediate};
 use rdma_proto::{Config, Error, PeerMisbehaved, State};
 
 use crate::pair::{Client, Pair, Server, failure, handle_immediates, quiet};

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use rdma_proto::backend::{CompletionStatus, Immediate};
 use rdma_proto::wire::Message;
 use rdma_proto::{
     Action, ApiMisuse, Config, Effect, Error, Machine, PeerMisbehaved, RegionAddress, State, TransportError,
 };
+use rdma_proto::{CompletionStatus, Immediate};
 
 use crate::pair::{Client, Pair, Server, failure, peer, quiet};
 

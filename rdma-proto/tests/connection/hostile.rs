@@ -1,7 +1,7 @@
 //! Each thing that a hostile or broken peer can send: the value that passes, and beside it the one that must not.
 
-use rdma_proto::backend::{CompletionStatus, Immediate};
 use rdma_proto::wire::{Message, Opcode, Window};
+use rdma_proto::{CompletionStatus, Immediate};
 use rdma_proto::{Config, Error, InvalidMessage, PeerIncompatible, PeerMisbehaved, State};
 
 use crate::pair::{Client, Pair, Server, failure, quiet};

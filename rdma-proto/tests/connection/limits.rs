@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rdma_proto::backend::Immediate;
+use rdma_proto::Immediate;
 use rdma_proto::wire::{FeatureSet, Message};
 use rdma_proto::{Config, Error, PeerMisbehaved, State};
 

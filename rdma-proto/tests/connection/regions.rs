@@ -2,10 +2,10 @@
 
 use core::time::Duration;
 
-use rdma_proto::backend::{Immediate, RNR_RETRY_INFINITE};
 use rdma_proto::time::Instant;
 use rdma_proto::wire::{FeatureSet, Message, Window};
 use rdma_proto::{Action, ApiMisuse, Config, Machine, Readable, RegionAddress};
+use rdma_proto::{Immediate, RNR_RETRY_INFINITE};
 
 use crate::pair::quiet;
 

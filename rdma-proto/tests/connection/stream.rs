@@ -129,7 +129,7 @@ fn an_immediate_of_zero_is_nothing_and_sums_are_taken_as_they_come() {
     let now = pair.now;
     let machine = &mut pair.client.machine;
     for (immediate, unread) in [(0, 0), (5, 5), (0, 5), (59, 64)] {
-        machine.handle_immediate(now, rdma_proto::backend::Immediate(immediate));
+        machine.handle_immediate(now, rdma_proto::Immediate(immediate));
         assert_eq!(machine.unread(), unread);
     }
 }

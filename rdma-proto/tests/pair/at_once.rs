@@ -1,6 +1,6 @@
 //! The short ways of a machine, each compared with the long way: it does as much, or nothing.
 
-use rdma_proto::backend::Immediate;
+use rdma_proto::Immediate;
 use rdma_proto::time::Instant;
 use rdma_proto::{Action, Machine, Notification, Readable, Source};
 

@@ -13,10 +13,10 @@ mod side;
 
 use std::time::Duration;
 
-use rdma_proto::backend::{CompletionError, CompletionStatus, Immediate, RNR_RETRY_INFINITE};
 use rdma_proto::time::Instant;
 use rdma_proto::wire::Message;
 use rdma_proto::{Action, Config, Role};
+use rdma_proto::{CompletionError, CompletionStatus, Immediate, RNR_RETRY_INFINITE};
 
 pub(crate) use at_once::{handle_immediates, take, write_at_once};
 pub(crate) use send_queue::SendQueue;

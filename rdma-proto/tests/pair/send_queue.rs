@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use rdma_proto::backend::RNR_RETRY_INFINITE;
+use rdma_proto::RNR_RETRY_INFINITE;
 use rdma_proto::wire::{FeatureSet, Message, Window};
 use rdma_proto::{Action, Config, Role, Source, Span};
 

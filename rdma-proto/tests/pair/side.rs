@@ -2,10 +2,10 @@
 
 use std::collections::VecDeque;
 
-use rdma_proto::backend::{CompletionError, CompletionStatus, RNR_RETRY_INFINITE};
 use rdma_proto::time::Instant;
 use rdma_proto::wire::{MESSAGE_LEN, Message};
 use rdma_proto::{Action, Config, Machine, RegionAddress, Role, Source, Span, State};
+use rdma_proto::{CompletionError, CompletionStatus, RNR_RETRY_INFINITE};
 
 use super::{Client, SendQueue, Server, failure, peer, stream_byte, take, write_at_once};
 

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use rdma_proto::backend::{Access, SendOp};
+use rdma_backend::{Access, SendOp};
 
 use super::memory::{Bytes, Memory};
 use super::parts::Parts;

@@ -1,6 +1,6 @@
 //! Messages and answers as a [`Capture`] sees them.
 
-use rdma_proto::backend::SendOp;
+use rdma_backend::SendOp;
 
 use super::requester::{Answer, SendWork, Source};
 use super::{Model, PairId};

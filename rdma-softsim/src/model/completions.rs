@@ -5,8 +5,8 @@ use core::time::Duration;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use rdma_proto::backend::{AsyncEvent, Completed, Completion, CompletionError, CompletionStatus};
-use rdma_proto::time::Instant;
+use rdma_backend::time::Instant;
+use rdma_backend::{AsyncEvent, Completed, Completion, CompletionError, CompletionStatus};
 
 use super::context::About;
 use super::{ContextId, Event, HostId, Model, PairId, QueueId, Wake};

@@ -7,7 +7,7 @@ use core::time::Duration;
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 
-use rdma_proto::backend::{AsyncEvent, RnrTimer};
+use rdma_backend::{AsyncEvent, RnrTimer};
 
 use super::identifier::Phase;
 use super::objects::PairAttributes;

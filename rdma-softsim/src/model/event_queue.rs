@@ -3,7 +3,7 @@
 use core::cmp::Ordering;
 use std::collections::{BinaryHeap, VecDeque};
 
-use rdma_proto::time::Instant;
+use rdma_backend::time::Instant;
 
 /// Events to come. What is due at once takes a plain queue past the heap: without latency that is all of the data path.
 pub(crate) struct EventQueue<E> {

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use rdma_proto::backend::{AsyncEvent, ConnectParams, IdentifierKey};
+use rdma_backend::{AsyncEvent, ConnectParams, IdentifierKey};
 
 use super::context::About;
 use super::queue_pair::Owner;
@@ -35,7 +35,7 @@ pub(crate) struct Notice {
     pub(crate) data: Box<[u8]>,
 }
 
-/// [`CmEventKind`](rdma_proto::backend::CmEventKind) as far as this fabric raises it, with names for handles.
+/// [`CmEventKind`](rdma_backend::CmEventKind) as far as this fabric raises it, with names for handles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoticeKind {
     AddressResolved,

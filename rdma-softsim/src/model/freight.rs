@@ -13,8 +13,8 @@
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rdma_proto::backend::{Access, SendOp};
-use rdma_proto::time::Instant;
+use rdma_backend::time::Instant;
+use rdma_backend::{Access, SendOp};
 
 use super::memory::{Bytes, ForeignMemory, Unreachable};
 use super::parts::{Part, Parts};

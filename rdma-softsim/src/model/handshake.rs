@@ -7,8 +7,8 @@
 use core::time::Duration;
 use std::net::{IpAddr, SocketAddr};
 
-use rdma_proto::backend::{ConnectParams, reject};
-use rdma_proto::time::Instant;
+use rdma_backend::time::Instant;
+use rdma_backend::{ConnectParams, reject};
 
 use super::events::NoticeKind;
 use super::identifier::{Identifier, Phase, TIMED_OUT};

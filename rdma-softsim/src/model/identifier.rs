@@ -3,9 +3,9 @@
 use core::time::Duration;
 use std::net::{IpAddr, SocketAddr};
 
-use rdma_proto::time::Instant;
+use rdma_backend::time::Instant;
 
-use rdma_proto::backend::{Capabilities, ConnectParams, DeviceKey, IdentifierKey, QueuePairLimits, reject};
+use rdma_backend::{Capabilities, ConnectParams, DeviceKey, IdentifierKey, QueuePairLimits, reject};
 
 use super::events::NoticeKind;
 use super::handshake::Body;

@@ -3,8 +3,8 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+use rdma_backend::{Access, RemoteAddress};
 use rdma_memory::{CallerMemory, SharedMemory, Zeroed};
-use rdma_proto::backend::{Access, RemoteAddress};
 
 use super::parts::Part;
 use super::{DomainId, HostId, Model, RegionId};

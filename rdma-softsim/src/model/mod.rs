@@ -35,8 +35,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
-use rdma_proto::backend::AsyncEvent;
-use rdma_proto::time::Instant;
+use rdma_backend::AsyncEvent;
+use rdma_backend::time::Instant;
 
 use crate::settings::Parameters;
 use arena::{Arena, Id};

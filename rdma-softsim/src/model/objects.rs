@@ -1,6 +1,6 @@
 //! Objects of a device, whoever asks for them: an identifier or whoever opened the device.
 
-use rdma_proto::backend::QueuePairLimits;
+use rdma_backend::QueuePairLimits;
 
 use super::completions::{CompletionQueue, PendingCompletions};
 use super::memory::Domain;

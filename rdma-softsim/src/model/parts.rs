@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rdma_proto::backend::Access;
+use rdma_backend::Access;
 
 use super::memory::{Unreachable, copy};
 use super::{Model, RegionId};

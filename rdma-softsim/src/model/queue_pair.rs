@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use rdma_proto::backend::{CompletionStatus, QueuePairLimits, RnrTimer, SendOp};
+use rdma_backend::{CompletionStatus, QueuePairLimits, RnrTimer, SendOp};
 
 use super::completions::{Entry, PendingCompletions, WorkQueue, failure};
 use super::ownership::Ownership;

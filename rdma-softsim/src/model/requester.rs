@@ -7,9 +7,7 @@
 use core::time::Duration;
 use std::collections::VecDeque;
 
-use rdma_proto::backend::{
-    Access, AsyncEvent, Completed, CompletionStatus, RNR_RETRY_INFINITE, RnrTimer, SendOp,
-};
+use rdma_backend::{Access, AsyncEvent, Completed, CompletionStatus, RNR_RETRY_INFINITE, RnrTimer, SendOp};
 
 use super::completions::{Entry, failure, success};
 use super::memory::Unreachable;
@@ -20,7 +18,7 @@ use super::{Event, Model, PairId};
 use crate::failure_class::{ClassSet, FailureClass};
 use crate::faults::{Fault, Site};
 use crate::trace::{MESSAGE, Work};
-use rdma_proto::time::Instant;
+use rdma_backend::time::Instant;
 
 /// Send work that is posted and not yet ended.
 pub(super) struct SendWork {

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use core::cmp::Ordering;
-use rdma_proto::backend::{
+use rdma_backend::{
     Access, AsyncEvent, Completed, CompletionStatus, Immediate, RemoteAddress, RnrTimer, SendOp,
 };
 

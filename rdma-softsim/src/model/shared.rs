@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use rdma_proto::backend::AsyncEvent;
+use rdma_backend::AsyncEvent;
 
 use super::context::About;
 use super::queue_pair::PostedReceive;

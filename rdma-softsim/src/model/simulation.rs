@@ -6,8 +6,8 @@
 use core::hash::Hasher;
 use core::time::Duration;
 
-use rdma_proto::backend::AsyncEvent;
-use rdma_proto::time::Instant;
+use rdma_backend::AsyncEvent;
+use rdma_backend::time::Instant;
 
 use super::party::{Party, Target};
 use super::{Event, HostId, IdentifierId, Model, NoticeKind, PairId, Wake};

@@ -8,7 +8,7 @@ use std::os::fd::AsFd;
 #[cfg(not(shuttle))]
 use std::thread;
 
-use rdma_proto::backend::{
+use rdma_backend::{
     Access, Backend as _, CmEventKind, Completion, CompletionQueue as _, ConnectParams, Domain as _,
     EventChannel as _, Identifier as _, QueuePair as _, QueuePairLimits, RecvRequest, SendOp, SendRequest,
     Slice,

@@ -225,7 +225,7 @@ fn library(name: &'static str) -> Result<libloading::Library, Error> {
 
 #[cfg(test)]
 mod tests {
-    use rdma_proto::backend::{ErrorKind, Failure};
+    use rdma_backend::{ErrorKind, Failure};
 
     use super::*;
 

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use rdma_proto::backend::{
+use rdma_backend::{
     Backend as _, CmEventKind, CompletionStatus, ConnectParams, ErrorKind, EventChannel as _, Failure as _,
     Identifier as _, QueuePair as _, RnrTimer, reject,
 };
@@ -246,7 +246,7 @@ fn a_disconnect_reaches_both_ends_and_flushes() {
         end.quiet();
     }
     // What is posted now is flushed too.
-    client.post(rdma_proto::backend::SendOp::Send, 0, 4);
+    client.post(rdma_backend::SendOp::Send, 0, 4);
     assert_eq!(client.completion().result.unwrap_err().status, CompletionStatus::WR_FLUSH_ERR);
     drop(listener);
 }

@@ -3,12 +3,12 @@
 use core::sync::atomic::AtomicU8;
 use std::os::fd::AsRawFd;
 
-use rdma_proto::backend::{
+use rdma_backend::memory::{CallerMemory, DmaBuf, SharedMemory};
+use rdma_backend::{
     Access, Completed, CompletionStatus, ConnectParams, Domain as _, ErrorKind, Failure as _,
     Identifier as _, Immediate, QueuePair as _, QueuePairLimits, RecvRequest, Region as _, RemoteAddress,
     RnrTimer, SendOp, SendRequest, Slice,
 };
-use rdma_proto::memory::{CallerMemory, DmaBuf, SharedMemory};
 
 use crate::harness::{End, LEN, PARAMS, Shape, lab};
 

@@ -5,14 +5,14 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use rdma_proto::backend::{
+use rdma_backend::{
     Access, Backend, CmEventKind, Completed, Completion, CompletionQueue as _, ConnectParams, Domain as _,
     ErrorKind, EventChannel as _, Failure, Identifier as _, QueuePair as _, QueuePairLimits, RecvRequest,
     Region as _, RemoteAddress, SendOp, SendRequest, Slice,
 };
 use rdma_verbs::{CompletionQueue, Domain, Error, EventChannel, Identifier, QueuePair, Region, Verbs};
 
-pub(crate) type Event = rdma_proto::backend::CmEvent<Verbs>;
+pub(crate) type Event = rdma_backend::CmEvent<Verbs>;
 
 /// How long anything may take; soft-RoCE in an emulated machine is slow.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);

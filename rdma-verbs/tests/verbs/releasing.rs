@@ -4,7 +4,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use rdma_proto::backend::{
+use rdma_backend::{
     Backend as _, CmEventKind, CompletionQueue as _, EventChannel as _, Identifier as _, QueuePair as _,
     SendOp,
 };
@@ -60,10 +60,10 @@ fn handles_may_go_in_any_order() {
     drop(cq);
     drop(id);
     drop(inbox);
-    let request = rdma_proto::backend::SendRequest {
+    let request = rdma_backend::SendRequest {
         id: 1,
         op: SendOp::Send,
-        local: rdma_proto::backend::Slice { region: &region, offset: 0, len: 4 },
+        local: rdma_backend::Slice { region: &region, offset: 0, len: 4 },
         signaled: true,
         inline: false,
     };

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rdma_proto::backend::{
+use rdma_backend::{
     Access, Completed, Completion, CompletionQueue as _, Domain as _, Immediate, QueuePair as _,
     QueuePairLimits, Region as _, SendOp, SendRequest, Slice,
 };
@@ -36,10 +36,7 @@ fn writes_land_unseen_and_immediates_tell() {
     let Some(lab) = lab() else { return };
     let Pair { server, client, .. } = &lab.pair();
     let target = server.domain.register(1 << 16, Access::REMOTE_WRITE).unwrap();
-    let at = |offset| rdma_proto::backend::RemoteAddress {
-        address: target.address() + offset,
-        rkey: target.rkey(),
-    };
+    let at = |offset| rdma_backend::RemoteAddress { address: target.address() + offset, rkey: target.rkey() };
     client.post(SendOp::Write(at(5)), 1, 1000);
     assert_eq!(client.completed().1, Completed::Write);
     assert_eq!(read(&target, 5, 1000), client.bytes(1, 1000));
@@ -53,7 +50,7 @@ fn writes_land_unseen_and_immediates_tell() {
     assert_eq!(read(&target, 0, 1 << 16), client.bytes(0, 1 << 16));
 
     // No bytes, and so no valid address needed either.
-    let nowhere = rdma_proto::backend::RemoteAddress { address: 0, rkey: 0 };
+    let nowhere = rdma_backend::RemoteAddress { address: 0, rkey: 0 };
     client.post(SendOp::WriteImmediate(nowhere, Immediate(0)), 0, 0);
     assert_eq!(client.completed().1, Completed::Write);
     assert_eq!(server.completed(), (1, Completed::RecvWrite { immediate: Immediate(0) }));

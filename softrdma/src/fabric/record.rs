@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use rdma_proto::backend::SendOp;
+use rdma_backend::SendOp;
 use rdma_softsim::{Capture, Content, Transfer};
 use roce::{Kind, Message, Packet, SEQUENCES};
 use rustix::fs::FileType;
@@ -151,7 +151,7 @@ impl Recorder {
             self.lost = self.lost.saturating_add(1);
             return;
         }
-        let since = transfer.at.since(rdma_proto::time::Instant::default());
+        let since = transfer.at.since(rdma_backend::time::Instant::default());
         let began = *self.began.get_or_insert_with(|| {
             SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().saturating_sub(since)
         });
@@ -282,7 +282,7 @@ mod tests {
     use super::*;
 
     const ACKNOWLEDGED: Transfer<'static> = Transfer {
-        at: rdma_proto::time::Instant::from_start(Duration::ZERO),
+        at: rdma_backend::time::Instant::from_start(Duration::ZERO),
         connection: 1,
         sequence: 0,
         from: IpAddr::V4(std::net::Ipv4Addr::LOCALHOST),

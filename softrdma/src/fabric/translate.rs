@@ -1,6 +1,6 @@
 //! Between the words of the wire and those of the model.
 
-use rdma_proto::backend::{
+use rdma_backend::{
     Access, AsyncEvent, CmEventKind, Completed, Completion, ConnectParams, ErrorKind, Failure as _,
     Immediate, RemoteAddress, RnrTimer, SendOp,
 };

@@ -10,10 +10,10 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use rdma_proto::backend::{Immediate, RNR_RETRY_INFINITE};
 use rdma_proto::time::Instant;
 use rdma_proto::wire::Message;
 use rdma_proto::{Action, Config, Machine, Readable, RegionAddress, Role, Source, Span, State};
+use rdma_proto::{Immediate, RNR_RETRY_INFINITE};
 
 use super::Defect;
 use super::search::Model;

@@ -10,8 +10,8 @@ use bytes::BytesMut;
 use conformance::client::Failure;
 use conformance::intercept::{Interceptor, Origin};
 use kv_store::{Cut, Frames, Server, Store};
+use rdma_backend::{Backend, QueuePairLimits, Region as _};
 use rdma_conn::{AsyncEndpoint, AsyncStream, Descriptors, Endpoint, Limits, Options};
-use rdma_proto::backend::{Backend, QueuePairLimits, Region as _};
 use rdma_server::{ConnectionType as _, Flow, Rdma, RdmaSettings, Replies, ServerSettings, Service, Vector};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 

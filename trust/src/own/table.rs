@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use rdma_backend::{CompletionError, CompletionStatus};
 use rdma_conn::Error::{Backend, Protocol, Refused, Rejected, TimedOut};
 use rdma_conn::Options;
 use rdma_proto::Error::{InvalidMessage, PeerIncompatible, PeerMisbehaved, Transport};
@@ -12,7 +13,6 @@ use rdma_proto::PeerMisbehaved::{
     ReachedOutside, ServerSent, TooFewReceives, UnaskedFeatures, WindowOverrun, WindowRefused, WindowWraps,
 };
 use rdma_proto::TransportError::{Completion, Disconnected};
-use rdma_proto::backend::{CompletionError, CompletionStatus};
 
 use super::Roles;
 use super::deviations::{DISCONNECTED, Deviation, IN_ORDER};

@@ -207,8 +207,8 @@ impl Coverage {
 
 /// Returns whether code there can meet a requirement, rather than check it.
 fn is_of_a_library(at: &str) -> bool {
-    at.starts_with("rdma-")
-        && !at.starts_with("rdma-semantics/")
+    at.trim_start_matches("apps/").starts_with("rdma-")
+        && !at.starts_with("rdma-backend/semantics/")
         && at.contains("/src/")
         && !at.contains("/tests")
 }

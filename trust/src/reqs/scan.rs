@@ -70,7 +70,7 @@ impl Sources {
         for function in functions.iter().filter(|function| function.is_test) {
             self.tests.insert(format!("{path}::{}", function.name));
         }
-        let has_tables = ["conformance", "trust", "rdma-semantics"]
+        let has_tables = ["conformance", "trust", "rdma-backend/semantics"]
             .iter()
             .any(|one| path.strip_prefix(one).is_some_and(|rest| rest.starts_with("/src/")));
         for (number, line) in lines.iter().enumerate() {

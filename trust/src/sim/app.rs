@@ -4,8 +4,8 @@ use std::io::IoSlice;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rdma_backend::time::Instant;
 use rdma_conn::{Connection, ConnectionId, Endpoint, Error, Receiving, RegisteredBuffer};
-use rdma_proto::time::Instant;
 use rdma_proto::{Config, State};
 use rdma_softsim::{Random, SoftSim};
 

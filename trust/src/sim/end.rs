@@ -72,7 +72,7 @@ impl End {
     }
 
     /// When its program wants to run, whatever its endpoint says.
-    pub fn next_wake(&self) -> Option<rdma_proto::time::Instant> {
+    pub fn next_wake(&self) -> Option<rdma_backend::time::Instant> {
         if self.is_open() { self.app.next_wake() } else { None }
     }
 

@@ -8,8 +8,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
+use rdma_backend::time::Instant;
 use rdma_conn::{Connection, ConnectionId, Endpoint, Error, Event, Limits, Options};
-use rdma_proto::time::Instant;
 use rdma_softsim::{Random, SoftSim};
 use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};

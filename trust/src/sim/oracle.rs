@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use rdma_proto::backend::{Access, Completed, Completion, SendOp};
+use rdma_backend::{Access, Completed, Completion, SendOp};
 use rdma_proto::wire::{FeatureSet, Message, Window};
 use rdma_softsim::trace::{Entry, EntryKind, Work};
 

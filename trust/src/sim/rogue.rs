@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use raw_peer::{Connecting, Incoming, Progress, Session, Shape, Step};
-use rdma_proto::backend::{Access, Backend as _, ConnectParams, Immediate, RemoteAddress, SendOp};
-use rdma_proto::time::Instant;
+use rdma_backend::time::Instant;
+use rdma_backend::{Access, Backend as _, ConnectParams, Immediate, RemoteAddress, SendOp};
 use rdma_proto::wire::{FeatureSet, Message, Window};
 use rdma_softsim::SoftSim;
 

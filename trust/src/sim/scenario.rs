@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use rdma_backend::RnrTimer;
 use rdma_conn::Options;
-use rdma_proto::backend::RnrTimer;
 use rdma_proto::wire::FeatureSet;
 use rdma_softsim::{
     DeviceKind, Fault, FaultPlan, Injection, Limits, Parameters, Random, SimulationSettings, Site, When,

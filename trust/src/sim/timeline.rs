@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use rdma_proto::backend::{Completed, Completion};
+use rdma_backend::{Completed, Completion};
 use rdma_softsim::trace::{Entry, EntryKind, Work};
 
 use conformance::trace::recording::Request;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use rdma_proto::time::Instant;
+use rdma_backend::time::Instant;
 use rdma_softsim::trace::{Entry, EntryKind};
 use rdma_softsim::{FailureClass, FailureCounts, Limits, Random, Resources, Simulation, SoftSim};
 

@@ -10,8 +10,8 @@ use std::io::IoSlice;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use rdma_backend::time::Instant;
 use rdma_conn::{Connection, ConnectionId, Endpoint, Error, Options};
-use rdma_proto::time::Instant;
 use rdma_proto::{Keepalive, State};
 use rdma_softsim::{DeviceKind, Limits, Random, Resources, Simulation, SimulationSettings, SoftSim};
 use trust::sim::app::{App, End as Finish, EndCause, Stream, Workload};

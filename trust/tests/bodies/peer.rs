@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use raw_peer::{Candidate, Connecting, Incoming, Progress, Session, Shape, Step};
-use rdma_proto::backend::{Access, ConnectParams, Immediate, RemoteAddress, SendOp};
+use rdma_backend::{Access, ConnectParams, Immediate, RemoteAddress, SendOp};
 use rdma_proto::wire::{FeatureSet, Message, Window};
 use rdma_softsim::SoftSim;
 

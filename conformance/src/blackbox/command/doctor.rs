@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
-use rdma_proto::backend::{Backend as _, EventChannel as _};
+use rdma_backend::{Backend as _, EventChannel as _};
 use rdma_verbs::Verbs;
 use serde::Serialize;
 

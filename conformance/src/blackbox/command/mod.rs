@@ -14,7 +14,7 @@ mod whole;
 
 use std::process::ExitCode;
 
-use rdma_proto::backend::Backend as _;
+use rdma_backend::Backend as _;
 use rdma_verbs::Verbs;
 
 use options::Common;

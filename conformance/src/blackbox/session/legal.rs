@@ -7,8 +7,8 @@
 use std::time::Duration;
 
 use fastrand::Rng;
+use rdma_backend::RemoteAddress;
 use rdma_conn::Descriptors;
-use rdma_proto::backend::RemoteAddress;
 use rdma_proto::wire::{FeatureSet, Message};
 use suite::verdict::pass;
 use suite::{Judged, Stop};

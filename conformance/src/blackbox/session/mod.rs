@@ -9,8 +9,8 @@ pub mod legal;
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
+use rdma_backend::RemoteAddress;
 use rdma_conn::Descriptors;
-use rdma_proto::backend::RemoteAddress;
 use rdma_proto::wire::{Message, Window};
 
 use super::context::Context;

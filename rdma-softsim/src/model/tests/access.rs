@@ -2,7 +2,7 @@
 
 use super::*;
 use CompletionStatus as Status;
-use rdma_proto::backend::AsyncEvent;
+use rdma_backend::AsyncEvent;
 
 /// Posts `op` of four bytes from a to b and says how both ended: a's completion, then b's, whose one receive is 9.
 fn attempt(setup: &Setup, op: impl FnOnce(&mut World) -> SendOp) -> (Vec<Ended>, Vec<Ended>) {

@@ -1,7 +1,7 @@
 //! Asynchronous events of a device.
 
 use super::*;
-use rdma_proto::backend::AsyncEvent;
+use rdma_backend::AsyncEvent;
 
 /// Everything that was told to a side.
 fn told(model: &mut Model, side: &Side) -> Vec<NoticeKind> {

@@ -3,7 +3,7 @@
 use super::super::event_queue::EventQueue;
 use super::millis;
 use proptest::prelude::*;
-use rdma_proto::time::Instant;
+use rdma_backend::time::Instant;
 
 fn at(count: u64) -> Instant {
     Instant::from_start(millis(count))

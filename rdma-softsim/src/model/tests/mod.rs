@@ -17,7 +17,7 @@ use core::time::Duration;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use rdma_proto::backend::{
+use rdma_backend::{
     Access, Completed, Completion, CompletionStatus, ConnectParams, Immediate, QueuePairLimits,
     RemoteAddress, SendOp,
 };

@@ -2,7 +2,7 @@
 
 use super::*;
 use CompletionStatus as Status;
-use rdma_proto::backend::RnrTimer;
+use rdma_backend::RnrTimer;
 
 #[test]
 fn work_completes_in_order_on_each_side() {

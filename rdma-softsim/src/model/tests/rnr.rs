@@ -2,7 +2,7 @@
 
 use super::*;
 use CompletionStatus as Status;
-use rdma_proto::backend::RnrTimer;
+use rdma_backend::RnrTimer;
 
 /// A world in which the passive side lets the active one retry `count` times.
 fn world(count: u8) -> World {

@@ -2,7 +2,7 @@
 
 use super::*;
 use proptest::prelude::*;
-use rdma_proto::backend::RnrTimer;
+use rdma_backend::RnrTimer;
 
 #[derive(Clone, Copy, Debug)]
 enum Step {

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rdma_proto::backend::{CmEventKind, EventChannel as _, Identifier as _, QueuePair as _};
+use rdma_backend::{CmEventKind, EventChannel as _, Identifier as _, QueuePair as _};
 use rdma_softsim::{EventChannel, Identifier, Offered, QueuePair, Signal, SoftSim, Told};
 use rustix::io::Errno;
 use softrdma_wire::{self as wire, Connected, Name, Reply, Request};

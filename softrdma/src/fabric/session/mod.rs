@@ -11,7 +11,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use rdma_proto::backend::{
+use rdma_backend::{
     CompletionQueue as _, IdentifierKey, PostError, QueuePair as _, QueuePairLimits, RnrTimer,
 };
 use rdma_softsim::{

@@ -1,0 +1,377 @@
+//! RDMA as a connection type, on any backend.
+//!
+//! All connections of a type on one loop are on one [`Endpoint`](rdma_conn::Endpoint): they share its completion queues, its
+//! descriptor and its budget. A listener has an event channel of its own, so that a request is looked at, and its peer's address
+//! with it, before anything is allocated for it.
+
+mod endpoint;
+
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
+use std::io::{self, ErrorKind, IoSlice};
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::Waker;
+use std::time::Duration;
+
+use rdma_backend::{CmEventKind, EventChannel, Identifier};
+use rdma_conn::{Descriptors, Limits, Options};
+
+use crate::address::Address;
+use crate::transport::{
+    Accepted, Carrier, ConnectionType, Interest, Kind, Listening, LoopId, Source, Transport,
+};
+use endpoint::SharedEndpoint;
+
+/// Events of a listener's channel that one look takes beside a request.
+const EVENTS: usize = 64;
+
+/// How long data may wait for a peer that takes nothing, by default (VR-RES-004).
+const STALL_LIMIT: Duration = Duration::from_secs(60);
+
+/// Which completion vector, and so which interrupt, signals a connection's completions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Vector {
+    /// Another one for each connection, at random.
+    #[default]
+    Random,
+    /// Always this one, modulo the number the device has.
+    Fixed(u32),
+}
+
+impl Vector {
+    fn choose(self) -> u32 {
+        match self {
+            Self::Fixed(vector) => vector,
+            // The hasher's random seed is random enough to spread connections.
+            Self::Random => RandomState::new().hash_one(()) as u32,
+        }
+    }
+}
+
+/// Settings of [`Rdma`]. Start from [`RdmaSettings::default`]; fields can be assigned, or set in a chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RdmaSettings {
+    /// For connections that are accepted. Their completion vector is [`RdmaSettings::vector`].
+    pub server: Options,
+    /// For connections that are made. Their completion vector is [`RdmaSettings::vector`].
+    pub client: Options,
+    /// Which completion vector connections use.
+    pub vector: Vector,
+    /// How long connecting may take.
+    pub connect_timeout: Duration,
+    /// The memory and connections that all peers on one loop may use together, whether they have authenticated or not (VR-SEC-007). Taken
+    /// when the loop has its first listener or connection of the type; later changes are for other loops.
+    pub limits: Limits,
+}
+
+impl RdmaSettings {
+    /// Bytes of registered memory of all connections on one loop, by default: 2 GiB, about 1900 idle clients with the default
+    /// window of 1 MiB.
+    pub const REGISTERED_BYTES: u64 = 2 << 30;
+
+    rdma_proto::setters! {
+        server: Options,
+        client: Options,
+        vector: Vector,
+        connect_timeout: Duration,
+        limits: Limits,
+    }
+}
+
+impl Default for RdmaSettings {
+    /// A server ends a connection whose peer lets data wait for 60 s, and registers at most
+    /// [`RdmaSettings::REGISTERED_BYTES`] on a loop.
+    fn default() -> Self {
+        let mut server = Options::server();
+        server.protocol.stall_limit = Some(STALL_LIMIT);
+        let limits = Limits::default().registered_bytes(Self::REGISTERED_BYTES);
+        Self {
+            server,
+            client: Options::client(),
+            vector: Vector::Random,
+            connect_timeout: Duration::from_secs(5),
+            limits,
+        }
+    }
+}
+
+/// The endpoint that the connections of each loop share.
+type PerLoop<B> = Vec<(LoopId, Weak<SharedEndpoint<B>>)>;
+
+/// RDMA on a backend.
+#[derive(Debug)]
+pub struct Rdma<B: Descriptors> {
+    backend: B,
+    settings: Arc<Mutex<RdmaSettings>>,
+    shared: Arc<Mutex<PerLoop<B>>>,
+}
+
+impl<B: Descriptors> Clone for Rdma<B> {
+    fn clone(&self) -> Self {
+        Self {
+            backend: self.backend.clone(),
+            settings: Arc::clone(&self.settings),
+            shared: Arc::clone(&self.shared),
+        }
+    }
+}
+
+impl<B: Descriptors> Rdma<B> {
+    /// RDMA on `backend` with default settings.
+    pub fn new(backend: B) -> Self {
+        Self { backend, settings: Arc::default(), shared: Arc::default() }
+    }
+
+    /// Returns the endpoint that the connections on a loop share; made with the first of them.
+    fn shared(&self, on: LoopId) -> io::Result<Arc<SharedEndpoint<B>>> {
+        let limits = locked(&self.settings).limits;
+        let mut all = locked(&self.shared);
+        all.retain(|(_, shared)| shared.strong_count() > 0);
+        if let Some(shared) = all.iter().find_map(|(id, shared)| (*id == on).then(|| shared.upgrade())?) {
+            return Ok(shared);
+        }
+        let shared = Arc::new(SharedEndpoint::new(&self.backend, limits)?);
+        all.push((on, Arc::downgrade(&shared)));
+        Ok(shared)
+    }
+}
+
+fn locked<T>(settings: &Mutex<T>) -> MutexGuard<'_, T> {
+    settings.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<B: Descriptors> ConnectionType for Rdma<B> {
+    type Settings = RdmaSettings;
+
+    fn kind(&self) -> Kind {
+        KIND
+    }
+
+    fn configure(&self, settings: RdmaSettings) -> io::Result<()> {
+        for options in [&settings.server, &settings.client] {
+            options.check()?;
+        }
+        *locked(&self.settings) = settings;
+        Ok(())
+    }
+
+    fn listen(&self, on: LoopId, at: &Address) -> io::Result<Box<dyn Listening>> {
+        let shared = self.shared(on)?;
+        let events = self.backend.event_channel().map_err(rdma_conn::Error::backend("opening RDMA"))?;
+        let id = events.listen(at.ip()?, 0).map_err(rdma_conn::Error::backend("listening"))?;
+        Ok(Box::new(RdmaListener { id, events, shared, settings: Arc::clone(&self.settings) }))
+    }
+
+    fn connect(&self, on: LoopId, to: &Address, from: Option<&Address>) -> io::Result<Box<dyn Transport>> {
+        let settings = *locked(&self.settings);
+        let options = settings.client.completion_vector(settings.vector.choose());
+        let from = from.map(Address::ip).transpose()?;
+        let shared = self.shared(on)?;
+        let id = shared.connect(to.ip()?, from, settings.connect_timeout, options)?;
+        let peer = Some(to.clone());
+        Ok(Box::new(RdmaTransport { shared, peer, step: Step::Member(id), waker: None, closing: false }))
+    }
+}
+
+const KIND: Kind = Kind { carrier: Carrier::Rdma, tls: false };
+
+struct RdmaListener<B: Descriptors> {
+    // The identifier goes before its channel.
+    id: B::Identifier,
+    events: B::EventChannel,
+    shared: Arc<SharedEndpoint<B>>,
+    settings: Arc<Mutex<RdmaSettings>>,
+}
+
+impl<B: Descriptors> Listening for RdmaListener<B> {
+    fn accept(&mut self) -> io::Result<Accepted> {
+        for _ in 0..EVENTS {
+            let event = self.events.next_event();
+            match event.map_err(rdma_conn::Error::backend("reading connection events"))? {
+                None => return Ok(Accepted::Nobody),
+                Some(event) => match event.kind {
+                    CmEventKind::ConnectRequest { id, .. } => {
+                        let settings = *locked(&self.settings);
+                        let vector = settings.vector.choose();
+                        let options = settings.server.completion_vector(vector);
+                        return Ok(Accepted::Connection(Box::new(RdmaTransport {
+                            shared: Arc::clone(&self.shared),
+                            peer: id.peer_addr().map(Address::from),
+                            step: Step::Requested { id, options },
+                            waker: None,
+                            closing: false,
+                        })));
+                    }
+                    // Nothing is told to a listener after that, so it would answer nobody, for
+                    // ever.
+                    CmEventKind::DeviceRemoval => {
+                        return Ok(Accepted::Over(rdma_conn::Error::DeviceRemoved.into()));
+                    }
+                    CmEventKind::Async(event) if event.is_fatal() => {
+                        return Ok(Accepted::Over(rdma_conn::Error::Device { event }.into()));
+                    }
+                    // Of a request that was withdrawn, among others: accepting it says so.
+                    other => tracing::debug!(event = ?other, "event on a listener"),
+                },
+            }
+        }
+        Ok(Accepted::Lost(io::Error::other("many events, and no request among them")))
+    }
+
+    fn local_addr(&self) -> Option<Address> {
+        self.id.local_addr().map(Into::into)
+    }
+
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.events.as_fd()
+    }
+}
+
+struct RdmaTransport<B: Descriptors> {
+    shared: Arc<SharedEndpoint<B>>,
+    peer: Option<Address>,
+    step: Step<B>,
+    waker: Option<Waker>,
+    /// Nobody reads any more.
+    closing: bool,
+}
+
+enum Step<B: Descriptors> {
+    /// The peer asks. There is nothing but its request; dropping that rejects it (VR-RES-006).
+    Requested { id: B::Identifier, options: Options },
+    /// It is a connection of the endpoint, in the making or made.
+    Member(rdma_conn::ConnectionId),
+    /// There is none and will be none.
+    Over,
+}
+
+/// Returns options for a connection whose peer is only told why it is not let in: a page each for the window, the text and
+/// the messages.
+fn brief(mut options: Options) -> Options {
+    const PAGE: u32 = 4096;
+    options.protocol.window = PAGE;
+    options.protocol.windows = 1;
+    options.protocol.send_buffer = PAGE;
+    options.protocol.send_depth = options.protocol.send_depth.min(64);
+    // The peer asks for little before it has read the text; what comes beyond that waits (VR-CONN-004).
+    options.receives = options.receives.min(64);
+    options
+}
+
+impl<B: Descriptors> RdmaTransport<B> {
+    fn id(&self) -> io::Result<rdma_conn::ConnectionId> {
+        match self.step {
+            Step::Member(id) => Ok(id),
+            Step::Requested { .. } | Step::Over => Err(ErrorKind::NotConnected.into()),
+        }
+    }
+}
+
+impl<B: Descriptors> Transport for RdmaTransport<B> {
+    fn kind(&self) -> Kind {
+        KIND
+    }
+
+    fn set_waker(&mut self, waker: &Waker) {
+        self.waker = Some(waker.clone());
+        if let Step::Member(id) = self.step {
+            self.shared.set_waker(id, waker);
+        }
+    }
+
+    fn economize(&mut self) {
+        if let Step::Requested { options, .. } = &mut self.step {
+            *options = brief(*options);
+        }
+    }
+
+    fn establish(&mut self) -> io::Result<bool> {
+        if let Step::Requested { .. } = self.step
+            && let Step::Requested { id, options } = std::mem::replace(&mut self.step, Step::Over)
+        {
+            let id = self.shared.accept(id, options)?;
+            self.step = Step::Member(id);
+            if let Some(waker) = &self.waker {
+                self.shared.set_waker(id, waker);
+            }
+        }
+        self.shared.is_open(self.id()?)
+    }
+
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.shared.read(self.id()?, into)
+    }
+
+    fn write(&mut self, from: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.shared.write(self.id()?, from)
+    }
+
+    fn shutdown(&mut self, linger: Duration) {
+        match self.step {
+            Step::Member(id) => self.shared.shutdown(id, linger),
+            Step::Requested { .. } | Step::Over => self.step = Step::Over,
+        }
+    }
+
+    fn begin_close(&mut self, linger: Duration) {
+        self.closing = true;
+        self.shutdown(linger);
+    }
+
+    fn is_over(&mut self) -> bool {
+        self.id().map_or(true, |id| self.shared.has_ended(id))
+    }
+
+    fn local_addr(&self) -> Option<Address> {
+        let address = match &self.step {
+            Step::Requested { id, .. } => id.local_addr(),
+            Step::Member(id) => self.shared.with(*id, |connection| connection.local_addr()).flatten(),
+            Step::Over => None,
+        };
+        address.map(Into::into)
+    }
+
+    fn peer_addr(&self) -> Option<Address> {
+        self.peer.clone()
+    }
+
+    fn is_local(&self) -> bool {
+        match &self.step {
+            // What the peer says of itself: who does not even claim to be local, is not.
+            Step::Requested { id, .. } => {
+                let ip = |address: Option<SocketAddr>| address.map(|address| address.ip());
+                id.peer_addr().is_some() && ip(id.local_addr()) == ip(id.peer_addr())
+            }
+            // VR-SEC-008: a device has no loopback interface, so a path that leads back is what local means.
+            Step::Member(id) => self.shared.with(*id, |connection| connection.is_local()).unwrap_or(false),
+            Step::Over => false,
+        }
+    }
+
+    fn source(&self, _want: Interest) -> Source<'_> {
+        // Whatever its owner wants: keepalives, receives to post again, and windows to announce do not ask.
+        Source::Shared(Arc::clone(&self.shared) as _)
+    }
+
+    /// Its driver does all there is to do.
+    fn drive(&mut self, _fired: Interest) {}
+
+    fn ready(&mut self) -> Interest {
+        let Step::Member(id) = self.step else { return Interest::NONE };
+        if self.closing {
+            return Interest { read: self.shared.has_ended(id), write: false };
+        }
+        self.shared.ready(id)
+    }
+}
+
+impl<B: Descriptors> Drop for RdmaTransport<B> {
+    fn drop(&mut self) {
+        if let Step::Member(id) = self.step {
+            self.shared.remove(id);
+        }
+    }
+}

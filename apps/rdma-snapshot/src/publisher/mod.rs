@@ -1,0 +1,502 @@
+//! The side that is read: control streams of readers, a queue pair for each that has proven the secret, and the memory that they
+//! read. READs take nothing of its processor.
+//!
+//! Nothing here waits but [`Publisher::wait`]: it runs in real and in virtual time.
+
+pub(crate) mod session;
+mod store;
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rdma_backend::time::Instant;
+use rdma_backend::{
+    CmEvent, CmEventKind, ConnectParams, EventChannel, Identifier, IdentifierKey, QueuePairLimits,
+};
+use rdma_conn::{Descriptors, Endpoint, Event};
+
+use crate::auth::Secret;
+use crate::channel::{self, Channel};
+use crate::error::Error;
+use crate::reader::{Landed, Offer, Shared};
+use crate::wait::{Stop, TICK, Waker, sleep};
+use crate::wire::{Mark, Reason, SnapshotId};
+use session::{Session, Terms, refused};
+pub(crate) use store::Store;
+
+/// How a publisher behaves.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// What readers must prove to have.
+    pub secret: Secret,
+    /// Readers at the same time.
+    pub readers: usize,
+    /// READs that each may have under way, at most; both devices' limits apply too.
+    pub depth: u8,
+    /// Bytes of memory for the table, at most.
+    pub memory: u64,
+    /// How long a reader may be silent before its memory is closed to it.
+    pub lease: Duration,
+    /// How long each step up to the first chunk may take.
+    pub handshake: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            secret: Secret::default(),
+            readers: 64,
+            depth: 16,
+            memory: 1 << 40,
+            lease: Duration::from_secs(20),
+            handshake: Duration::from_secs(10),
+        }
+    }
+}
+
+/// How long a last word may take to reach a reader that does not listen.
+const LINGER: Duration = Duration::from_secs(2);
+
+/// A reader's connection for READs.
+struct Data<B: Descriptors> {
+    _pair: B::QueuePair,
+    id: B::Identifier,
+}
+
+struct Member<B: Descriptors> {
+    data: Option<Data<B>>,
+    session: Session,
+    channel: Channel,
+}
+
+/// What a publisher has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Readers that are reading now.
+    pub reading: usize,
+    /// Readers that have had everything.
+    pub done: usize,
+    /// Sessions that ended otherwise.
+    pub lost: usize,
+    /// Chunks that the slowest of the present readers has.
+    pub slowest: u64,
+    /// Bytes in the table.
+    pub bytes: u64,
+}
+
+/// Publishes a snapshot to readers.
+///
+/// Fields are dropped in this order: queue pairs before the memory that they may read.
+pub struct Publisher<B: Descriptors> {
+    members: Vec<Member<B>>,
+    pub(crate) store: Store<B>,
+    /// Never has a completion: nothing is posted to a queue pair that is only read through.
+    queue: B::CompletionQueue,
+    pub(crate) data_listener: B::Identifier,
+    events: B::EventChannel,
+    endpoint: Endpoint<B>,
+    address: SocketAddr,
+    config: Config,
+    /// None before there is something to read.
+    terms: Option<Terms>,
+    done: usize,
+    lost: usize,
+    backend: B,
+}
+
+impl<B: Descriptors> Publisher<B> {
+    /// Listens on `address`, whose IP must be one of an RDMA device. Readers wait until [`Publisher::offer`].
+    ///
+    /// # Errors
+    /// There is no RDMA device, or none has that address, or it is taken.
+    pub fn bind(backend: &B, address: SocketAddr, config: Config) -> Result<Self, Error> {
+        if address.ip().is_unspecified() {
+            return Err(Error::Address(address));
+        }
+        // One more than may read: it is told that it is one too many.
+        let mut endpoint = Endpoint::new(backend, channel::limits(config.readers.saturating_add(1)))?;
+        let listener = endpoint.listen(address, channel::options(false))?;
+        let address = endpoint.local_addr(listener).unwrap_or(address);
+        let events = backend.event_channel().map_err(Error::backend("opening RDMA"))?;
+        let data_listener = events
+            .listen(SocketAddr::new(address.ip(), 0), 0)
+            .map_err(Error::backend("listening for connections that read"))?;
+        let domain = data_listener.create_domain().map_err(Error::backend("creating a protection domain"))?;
+        let queue = data_listener
+            .create_completion_queue(1, 0)
+            .map_err(Error::backend("creating a completion queue"))?;
+        Ok(Self {
+            members: Vec::new(),
+            store: Store::new(Arc::new(domain), config.memory),
+            queue,
+            data_listener,
+            events,
+            endpoint,
+            address,
+            config,
+            terms: None,
+            done: 0,
+            lost: 0,
+            backend: backend.clone(),
+        })
+    }
+
+    /// The address that readers connect to.
+    pub const fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The protection domain that holds what is published, for a reader whose chunks are handed on.
+    ///
+    /// # Errors
+    /// The backend's: the device may have gone.
+    pub fn domain(&self) -> Result<Shared<B>, Error> {
+        let device = self.data_listener.device().map_err(Error::backend("looking at the device"))?;
+        Ok(Shared { domain: Arc::clone(self.store.domain()), device })
+    }
+
+    /// Says what there is to read: `snapshot` names it, or a new name is drawn.
+    ///
+    /// # Errors
+    /// There is no entropy, or no port for READs.
+    pub fn offer(&mut self, snapshot: Option<SnapshotId>, offer: Offer) -> Result<(), Error> {
+        let snapshot = match snapshot {
+            Some(snapshot) => snapshot,
+            None => crate::random()?,
+        };
+        let data_port =
+            self.data_listener.local_addr().ok_or(Error::DataEnded("its listener has no port"))?.port();
+        self.terms = Some(Terms {
+            secret: self.config.secret.clone(),
+            snapshot,
+            offer,
+            data_port,
+            lease: self.config.lease,
+            handshake: self.config.handshake,
+        });
+        Ok(())
+    }
+
+    /// Begins a table of the seed's layout, for `total` bytes in all. Readers can read it once it is marked.
+    ///
+    /// # Errors
+    /// There is no memory for it, or less is allowed.
+    pub fn begin_mapping(&mut self, total: u64) -> Result<(), Error> {
+        self.store.begin_mapping(total)
+    }
+
+    /// Publishes a chunk of these bytes, at least one and at most [`Offer::chunk_size`].
+    ///
+    /// # Errors
+    /// There is no memory for it, or less is allowed.
+    pub fn append(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        self.store.append(bytes)
+    }
+
+    /// Publishes a chunk that a reader has read, whose memory is in [`Publisher::domain`].
+    ///
+    /// # Errors
+    /// Less memory is allowed.
+    pub fn hand_on(&mut self, landed: Landed<B>) -> Result<(), Error> {
+        self.store.hand_on(landed)
+    }
+
+    /// The snapshot is complete; what is appended from now on comes behind it.
+    ///
+    /// # Errors
+    /// A table of the seed's layout has fewer bytes than were announced.
+    pub fn mark(&mut self) -> Result<(), Error> {
+        self.store.mark()
+    }
+
+    /// The snapshot that is handed on is complete.
+    pub fn hand_on_mark(&mut self, mark: Mark) {
+        self.store.log.mark = Some(mark);
+    }
+
+    /// Nothing more comes.
+    pub fn end(&mut self) {
+        self.store.log.ended = true;
+    }
+
+    /// Takes the snapshot back: readers are told why, their queue pairs are destroyed, and the memory is not reachable any more
+    /// (VS-LEASE-002).
+    pub fn withdraw(&mut self, reason: Reason) {
+        while let Some(mut member) = self.members.pop() {
+            self.lost += 1;
+            member.channel.send(&refused(reason));
+            self.part(member);
+        }
+        self.terms = None;
+    }
+
+    /// Ends a session: closes the memory to the reader, then lets the last word reach it.
+    fn part(&mut self, mut member: Member<B>) {
+        drop(member.data.take());
+        // It may be gone already; then there is nobody to tell.
+        let _gone = member.channel.flush(&mut self.endpoint);
+        let _gone = self.endpoint.abandon(member.channel.id(), LINGER);
+    }
+
+    /// What it has done.
+    pub fn counts(&self) -> Counts {
+        let reading = self.members.iter().filter(|member| member.session.is_serving());
+        Counts {
+            reading: reading.clone().count(),
+            done: self.done,
+            lost: self.lost,
+            slowest: reading.map(|member| member.session.has).min().unwrap_or(0),
+            bytes: self.store.bytes(),
+        }
+    }
+
+    /// Takes what has come from readers, and tells them what is new.
+    ///
+    /// # Errors
+    /// The device is gone, or there is no entropy. What a single reader does ends only its own session.
+    pub fn progress(&mut self) -> Result<(), Error> {
+        loop {
+            self.endpoint.progress()?;
+            let mut moved = false;
+            while let Some(event) = self.endpoint.next_event() {
+                self.handle_control(event)?;
+                moved = true;
+            }
+            while let Some(event) = self.events.next_event().map_err(Error::backend("taking events"))? {
+                self.handle_data(event)?;
+                moved = true;
+            }
+            if self.terms.is_some() {
+                moved |= self.serve()?;
+            }
+            if !moved {
+                return Ok(());
+            }
+        }
+    }
+
+    fn handle_control(&mut self, event: Event) -> Result<(), Error> {
+        match event {
+            Event::Opened { id, .. } => {
+                let session = Session::new(self.config.handshake, self.backend.now());
+                let mut member = Member { data: None, session, channel: Channel::new(id) };
+                if self.members.len() >= self.config.readers {
+                    member.channel.send(&refused(Reason::Full));
+                    self.part(member);
+                } else {
+                    self.members.push(member);
+                }
+            }
+            Event::AcceptFailed(listener) => {
+                if let Some(error) = self.endpoint.take_accept_error(listener) {
+                    tracing::warn!(%error, "a reader was not accepted");
+                }
+            }
+            // The next look at it finds what there is, its end included.
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Takes an event of the connections that readers read through.
+    fn handle_data(&mut self, event: CmEvent<B>) -> Result<(), Error> {
+        let now = self.backend.now();
+        match event.kind {
+            CmEventKind::ConnectRequest { id, peer } => self.admit(id, peer),
+            CmEventKind::Established { .. } => {
+                if let Some(at) = self.find(event.id)
+                    && let Some(member) = self.members.get_mut(at)
+                {
+                    member.session.handle_established(self.config.lease, now);
+                }
+            }
+            kind @ (CmEventKind::Disconnected
+            | CmEventKind::ConnectError { .. }
+            | CmEventKind::Unreachable { .. }
+            | CmEventKind::DeviceRemoval) => self.data_ended(event.id, &kind)?,
+            CmEventKind::Async(told) if told.is_fatal() => {
+                self.data_ended(event.id, &CmEventKind::Async(told))?;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn find(&self, key: IdentifierKey) -> Option<usize> {
+        self.members.iter().position(|member| member.data.as_ref().is_some_and(|data| data.id.key() == key))
+    }
+
+    fn data_ended(&mut self, key: IdentifierKey, kind: &CmEventKind<B>) -> Result<(), Error> {
+        if key == self.data_listener.key() {
+            return Err(Error::DataEnded("the device of the listener failed or was removed"));
+        }
+        // A reader that is done may say so after it has disconnected, so its word is waited for.
+        if let Some(member) = self.find(key).and_then(|at| self.members.get_mut(at)) {
+            tracing::debug!(?kind, "a reader's connection for READs ended");
+            member.data = None;
+        }
+        Ok(())
+    }
+
+    /// Makes a queue pair in the snapshot's domain for a reader that has proven the secret and said that it connects from there.
+    /// Whoever else asks is rejected, by dropping its identifier (VS-AUTH-003).
+    fn admit(&mut self, id: B::Identifier, asked: ConnectParams) {
+        let from = id.peer_addr().map(canonical);
+        let expected =
+            |member: &Member<B>| member.data.is_none() && member.session.expects().map(canonical) == from;
+        let place = from.and_then(|_| self.members.iter().position(expected));
+        let Some(member) = place.and_then(|at| self.members.get_mut(at)) else {
+            tracing::warn!(?from, "a connection for READs that no reader has announced was rejected");
+            return;
+        };
+        let limits = QueuePairLimits { send_depth: 1, recv_depth: 1, inline: 0 };
+        let made = (|| {
+            let depth = id.capabilities()?.max_read_depth.min(self.config.depth);
+            let pair = id.create_queue_pair(self.store.domain(), &self.queue, limits)?;
+            let params = ConnectParams {
+                responder_resources: depth.min(asked.responder_resources),
+                initiator_depth: 0,
+                retry_count: 0,
+                rnr_retry_count: 0,
+            };
+            id.accept(&params, &[])?;
+            Ok::<_, B::Error>(pair)
+        })();
+        match made {
+            Ok(pair) => member.data = Some(Data { _pair: pair, id }),
+            Err(error) => tracing::warn!(%error, "a reader's connection for READs was not made"),
+        }
+    }
+
+    /// Looks at every session. True if anything moved.
+    fn serve(&mut self) -> Result<bool, Error> {
+        let mut any = false;
+        let mut at = 0;
+        while let Some(member) = self.members.get_mut(at) {
+            let Some(terms) = &self.terms else { return Ok(any) };
+            let outcome = serve_one(member, &mut self.endpoint, terms, &self.store.log, &self.backend);
+            match outcome {
+                Ok(moved) if !member.session.is_done() => {
+                    any |= moved;
+                    at += 1;
+                }
+                ended => {
+                    any = true;
+                    let mut member = self.members.swap_remove(at);
+                    match ended {
+                        Ok(_) => self.done += 1,
+                        Err(End::Told(reason)) => {
+                            self.lost += 1;
+                            member.channel.send(&refused(reason));
+                        }
+                        Err(End::Gone(error)) => {
+                            self.lost += 1;
+                            tracing::info!(%error, "a reader has left");
+                        }
+                    }
+                    self.part(member);
+                }
+            }
+        }
+        Ok(any)
+    }
+
+    /// Lets last words reach readers, for as long as they may take; for a shorter while once `stop`
+    /// asks for the end.
+    ///
+    /// # Errors
+    /// As [`Publisher::progress`] and [`Publisher::wait`].
+    pub fn drain(mut self, waker: &Waker, stop: &Stop) -> Result<(), Error> {
+        let begun = self.backend.now();
+        loop {
+            let now = self.backend.now();
+            let by = begun.after(if stop.is_stopped() { LINGER / 4 } else { LINGER });
+            if self.endpoint.usage().connections == 0 || now >= by {
+                return Ok(());
+            }
+            self.progress()?;
+            self.wait(waker, Some(by.min(now.after(TICK))))?;
+            waker.clear();
+        }
+    }
+
+    /// When [`Publisher::progress`] must be called at the latest.
+    pub fn next_timeout(&self) -> Option<Instant> {
+        let sessions = self.members.iter().map(|member| member.session.next_timeout());
+        let sessions = if self.terms.is_some() { sessions.min() } else { None };
+        sessions.into_iter().chain(self.endpoint.next_timeout()).min()
+    }
+
+    /// What wakes it.
+    pub(crate) fn sources(&self) -> [BorrowedFd<'_>; 2] {
+        [self.endpoint.as_fd(), self.events.as_fd()]
+    }
+
+    /// Sleeps until something has come, or somebody wakes it, or it is time, at most until `until`.
+    ///
+    /// # Errors
+    /// The system's, from waiting.
+    pub fn wait(&self, waker: &Waker, until: Option<Instant>) -> Result<(), Error> {
+        let now = self.backend.now();
+        let at = self.next_timeout().into_iter().chain(until).min();
+        let limit = at.map_or(Duration::MAX, |at| at.since(now));
+        let [endpoint, events] = self.sources();
+        sleep(&[endpoint, events, waker.as_fd()], limit)
+    }
+}
+
+/// How a session ends that does not end in order.
+enum End {
+    /// The reader is told.
+    Told(Reason),
+    /// It cannot be.
+    Gone(Error),
+}
+
+fn serve_one<B: Descriptors>(
+    member: &mut Member<B>,
+    endpoint: &mut Endpoint<B>,
+    terms: &Terms,
+    log: &session::Log,
+    backend: &B,
+) -> Result<bool, End> {
+    let Member { data, session, channel } = member;
+    let now = backend.now();
+    let mut any = false;
+    // A reader that writes without reading is not listened to.
+    while channel.has_room() && !session.is_done() {
+        let frame = match channel.receive(endpoint) {
+            Ok(Some(frame)) => frame,
+            Ok(None) => break,
+            Err(Error::Foreign(_)) => return Err(End::Told(Reason::Misbehaved)),
+            Err(error) => return Err(End::Gone(error)),
+        };
+        any = true;
+        let nonce = crate::random().map_err(End::Gone)?;
+        if let Some(answer) = session.handle_frame(&frame, terms, log, nonce, now).map_err(End::Told)? {
+            channel.send(&answer);
+        }
+    }
+    if session.is_done() {
+        return Ok(true);
+    }
+    session.handle_timeout(now).map_err(End::Told)?;
+    while channel.has_room()
+        && let Some(frame) = session.announce(log, terms.lease, now)
+    {
+        any = true;
+        channel.send(&frame);
+    }
+    if session.is_serving() && data.is_none() {
+        return Err(End::Gone(Error::DataEnded("the reader ended it")));
+    }
+    any |= channel.flush(endpoint).map_err(End::Gone)?;
+    Ok(any)
+}
+
+/// The address without a mapping of IPv4 into IPv6.
+fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}

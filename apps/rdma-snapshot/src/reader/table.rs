@@ -1,0 +1,228 @@
+//! The entries that a publisher has announced, checked: the reader's copy of the table, as far as it is still needed.
+//!
+//! A table is a log: entries come one after another and are read in that order, so an entry that comes twice, or out of its place,
+//! or points elsewhere than forward cannot be said (VS-TABLE-002). Nothing here is longer than this side's limits.
+
+use std::collections::VecDeque;
+
+use rdma_backend::RemoteAddress;
+
+use crate::error::Error;
+use crate::wire::{Entry, MOST_ENTRIES, Mapping, Mark, SnapshotId};
+
+/// Bytes in a data area of the seed's table.
+pub const AREA: u32 = 4 << 20;
+
+/// Bytes of an address in its address area.
+const ADDRESS: u64 = 8;
+
+/// Entries kept that no READ was posted for. A reader that has more listens no further until some are used.
+const MOST_WAITING: usize = 4 * MOST_ENTRIES;
+
+/// The limits up to which a reader accepts a publisher's announcements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes in a chunk, at most.
+    pub chunk: u32,
+    /// Bytes in all chunks together, at most.
+    pub bytes: u64,
+    /// Chunks, at most.
+    pub chunks: u64,
+    /// Data areas of the seed's table, at most.
+    pub areas: u32,
+}
+
+impl Default for Limits {
+    /// Chunks of 64 MiB, 2^20 of them, 1 TiB, and the seed's table of 256 GiB.
+    fn default() -> Self {
+        Self { chunk: 64 << 20, bytes: 1 << 40, chunks: 1 << 20, areas: 1 << 16 }
+    }
+}
+
+/// A chunk to be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chunk {
+    /// Its place, from 0.
+    pub index: u64,
+    /// Where it is.
+    pub remote: RemoteAddress,
+    /// Its bytes, at least one.
+    pub length: u32,
+    /// Its CRC, if the layout has one.
+    pub crc: Option<u32>,
+}
+
+/// The part of a snapshot that a reader has: where the next attempt goes on after a cut.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Have {
+    /// Which snapshot; zero before it is known.
+    pub snapshot: SnapshotId,
+    /// Its first chunks.
+    pub chunks: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Where the snapshot ends, if that is known.
+    pub mark: Option<Mark>,
+}
+
+/// The log of announced chunks.
+#[derive(Debug)]
+pub(crate) struct Table {
+    limits: Limits,
+    /// The publisher's own limit, within ours.
+    chunk_size: u32,
+    waiting: VecDeque<Chunk>,
+    /// Chunks and bytes announced, those before the first of this session included.
+    chunks: u64,
+    bytes: u64,
+    /// Where the snapshot ends: chunks and bytes.
+    marked: Option<(u64, u64)>,
+    ended: bool,
+}
+
+impl Table {
+    /// A table of which this side has `have`.
+    pub(crate) fn new(limits: Limits, have: &Have) -> Self {
+        let (chunks, bytes) = (have.chunks, have.bytes);
+        let marked = have.mark.map(|mark| (mark.chunks.get(), mark.bytes.get()));
+        Self { limits, chunk_size: 0, waiting: VecDeque::new(), chunks, bytes, marked, ended: false }
+    }
+
+    /// How long chunks may be.
+    pub(crate) fn set_chunk_size(&mut self, size: u32) -> Result<(), Error> {
+        if size == 0 {
+            return Err(Error::Misbehaved("chunks of no bytes"));
+        }
+        if size > self.limits.chunk {
+            return Err(Error::TooMuch { what: "the length of a chunk", limit: self.limits.chunk.into() });
+        }
+        self.chunk_size = size;
+        Ok(())
+    }
+
+    /// Returns whether there is room for another frame of entries.
+    pub(crate) fn has_room(&self) -> bool {
+        self.waiting.len() <= MOST_WAITING - MOST_ENTRIES
+    }
+
+    /// Takes entries (VS-TABLE-002, VS-TABLE-003).
+    pub(crate) fn announce(&mut self, entries: &[Entry]) -> Result<(), Error> {
+        for entry in entries {
+            let chunk = Chunk {
+                index: entry.index.get(),
+                remote: RemoteAddress { address: entry.address.get(), rkey: entry.rkey.get() },
+                length: entry.length.get(),
+                crc: Some(entry.crc.get()),
+            };
+            self.append(chunk)?;
+        }
+        Ok(())
+    }
+
+    fn append(&mut self, chunk: Chunk) -> Result<(), Error> {
+        if self.ended {
+            return Err(Error::Misbehaved("a chunk behind the end of the table"));
+        }
+        if chunk.index != self.chunks {
+            return Err(Error::Misbehaved(
+                "a chunk out of its place: it was announced before, or one is missing",
+            ));
+        }
+        if chunk.length == 0 {
+            return Err(Error::Misbehaved("a chunk of no bytes"));
+        }
+        if chunk.length > self.chunk_size {
+            return Err(Error::Misbehaved("a chunk longer than its chunks are"));
+        }
+        if chunk.remote.address.checked_add(chunk.length.into()).is_none() {
+            return Err(Error::Misbehaved("a chunk that reaches beyond all memory"));
+        }
+        let too_many = Error::TooMuch { what: "the number of chunks", limit: self.limits.chunks };
+        self.chunks = self.chunks.checked_add(1).filter(|sum| *sum <= self.limits.chunks).ok_or(too_many)?;
+        let too_long = Error::TooMuch { what: "the length of the snapshot", limit: self.limits.bytes };
+        let bytes = self.bytes.checked_add(chunk.length.into());
+        self.bytes = bytes.filter(|sum| *sum <= self.limits.bytes).ok_or(too_long)?;
+        self.waiting.push_back(chunk);
+        Ok(())
+    }
+
+    /// Returns the remote place of the addresses of the seed's table, and how many bytes they have.
+    pub(crate) fn addresses(&self, mapping: &Mapping) -> Result<(RemoteAddress, u32), Error> {
+        let areas = mapping.areas.get();
+        if areas > self.limits.areas {
+            return Err(Error::TooMuch { what: "the number of data areas", limit: self.limits.areas.into() });
+        }
+        let bytes = mapping.bytes.get();
+        if bytes.div_ceil(AREA.into()) != u64::from(areas) || areas == 0 {
+            return Err(Error::Misbehaved("a table whose data areas are not as many as its bytes need"));
+        }
+        let length = u64::from(areas).saturating_mul(ADDRESS);
+        let address = mapping.address.get();
+        if address.checked_add(length).and_then(|end| end.checked_add(bytes)).is_none() {
+            return Err(Error::Misbehaved("a table that reaches beyond all memory"));
+        }
+        let length = u32::try_from(length).map_err(|_| Error::Misbehaved("a table without end"))?;
+        Ok((RemoteAddress { address, rkey: mapping.rkey.get() }, length))
+    }
+
+    /// Takes the seed's table: each of its addresses must name the data area that belongs to it (VS-RCP-002).
+    pub(crate) fn map(&mut self, mapping: &Mapping, addresses: &[u8]) -> Result<(), Error> {
+        let (start, length) = self.addresses(mapping)?;
+        let (addresses, rest) = addresses.as_chunks::<8>();
+        if !rest.is_empty() || addresses.len() != mapping.areas.get() as usize {
+            return Err(Error::Misbehaved("an address area of another length"));
+        }
+        let first_area = start.address.saturating_add(length.into());
+        let areas =
+            (0_u64..).step_by(AREA as usize).map(|before| (before, first_area.saturating_add(before)));
+        // All are looked at before any is read from.
+        if areas.clone().zip(addresses).any(|((_, expected), named)| u64::from_be_bytes(*named) != expected) {
+            return Err(Error::Misbehaved("an address that does not name its data area"));
+        }
+        let have = usize::try_from(self.chunks).unwrap_or(usize::MAX);
+        for (index, (before, address)) in (0_u64..).zip(areas).take(addresses.len()).skip(have) {
+            let left = mapping.bytes.get().saturating_sub(before);
+            let length = u32::try_from(left).unwrap_or(u32::MAX).min(AREA);
+            let remote = RemoteAddress { address, rkey: start.rkey };
+            self.append(Chunk { index, remote, length, crc: None })?;
+        }
+        Ok(())
+    }
+
+    /// The snapshot ends here (VS-TABLE-006).
+    pub(crate) fn mark(&mut self, mark: &Mark) -> Result<(), Error> {
+        let here = (self.chunks, self.bytes);
+        if (mark.chunks.get(), mark.bytes.get()) != here {
+            return Err(Error::Misbehaved("an end of the snapshot that is not where its chunks end"));
+        }
+        // After a cut the publisher cannot know whether it was heard.
+        if *self.marked.get_or_insert(here) != here {
+            return Err(Error::Misbehaved("a second end of the snapshot"));
+        }
+        Ok(())
+    }
+
+    /// The table ends here (VS-TABLE-006).
+    pub(crate) fn end(&mut self, chunks: u64) -> Result<(), Error> {
+        if self.marked.is_none() || chunks != self.chunks {
+            return Err(Error::Misbehaved("an end of the table that is not where its chunks end"));
+        }
+        self.ended = true;
+        Ok(())
+    }
+
+    /// The chunk to read next.
+    pub(crate) fn peek(&self) -> Option<&Chunk> {
+        self.waiting.front()
+    }
+
+    /// Its READ was posted.
+    pub(crate) fn taken(&mut self) {
+        self.waiting.pop_front();
+    }
+
+    /// Returns whether every chunk that there will be was taken.
+    pub(crate) fn is_used_up(&self) -> bool {
+        self.ended && self.waiting.is_empty()
+    }
+}

@@ -1,0 +1,417 @@
+//! Pulling into a sink, over as many connections as it takes, and handing on what was pulled.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rdma_conn::Descriptors;
+use sha2::{Digest as _, Sha256};
+
+use super::{Progress, Stop, TICK};
+use crate::error::Error;
+use crate::publisher::{self, Publisher};
+use crate::reader::{self, Have, Offer, Reader};
+use crate::source::Sink;
+use crate::wait::Waker;
+use crate::wire::{Digest, Layout, Reason};
+
+/// How a snapshot is pulled.
+#[derive(Clone, Debug)]
+pub struct Pull {
+    /// Settings of the reader.
+    pub config: reader::Config,
+    /// Whether the snapshot's digest is compared, and not only every chunk's CRC.
+    pub verify: bool,
+    /// Attempts without a chunk, one after another, after which it gives up. At least 1.
+    pub attempts: u32,
+    /// Chunks that may be in memory, those included that the sink has not taken yet. At least 1.
+    pub room: usize,
+    /// Whether, and how, what was pulled is handed on.
+    pub republish: Option<Republish>,
+    /// Ends it, and undoes what was begun; a second time, leaves that as it is.
+    pub stop: Stop,
+}
+
+/// How what was pulled is handed on.
+#[derive(Clone, Debug)]
+pub struct Republish {
+    /// Where readers connect to: an address of the device over which it is pulled.
+    pub address: SocketAddr,
+    /// Settings of the publisher.
+    pub config: publisher::Config,
+    /// Ends when so many readers have had everything.
+    pub readers: usize,
+    /// Or when the table has been complete for so long.
+    pub keep: Duration,
+}
+
+impl Default for Pull {
+    fn default() -> Self {
+        Self {
+            config: reader::Config::default(),
+            verify: false,
+            attempts: 10,
+            room: 64,
+            republish: None,
+            stop: Stop::default(),
+        }
+    }
+}
+
+/// A message to the sink's thread.
+enum Job {
+    Begin(Offer),
+    Bytes(Vec<u8>),
+    Mark(Digest),
+    End,
+}
+
+/// The sink, seen from the thread that drives RDMA.
+struct Applying {
+    /// None once it is to end.
+    jobs: Option<Sender<Job>>,
+    /// Ends with what could not be undone.
+    thread: Option<JoinHandle<io::Result<()>>>,
+    done: Receiver<Result<bool, Error>>,
+    /// Chunks that it has not taken.
+    backlog: usize,
+    ended: bool,
+}
+
+impl Applying {
+    fn begin(sink: impl Sink + 'static, how: &Pull, waker: Waker) -> Result<Self, Error> {
+        let (jobs, theirs) = channel();
+        let (finished, done) = channel();
+        let (stop, mut digest) = (how.stop.clone(), how.verify.then(Sha256::new));
+        let thread = std::thread::Builder::new().name("sink".into()).spawn(move || {
+            let mut sink = sink;
+            while let Ok(job) = theirs.recv() {
+                let (is_chunk, is_end) = (matches!(job, Job::Bytes(_)), matches!(job, Job::End));
+                let outcome = apply(&mut sink, &mut digest, job, &stop).map(|()| is_chunk);
+                let has_failed = outcome.is_err();
+                // If nobody takes it, the run has ended.
+                let is_heard = finished.send(outcome).is_ok();
+                waker.wake();
+                if is_end && !has_failed {
+                    return Ok(());
+                }
+                if has_failed || !is_heard {
+                    break;
+                }
+            }
+            sink.undo()
+        });
+        let thread = Some(thread.map_err(|error| Error::Sink(Arc::new(error)))?);
+        Ok(Self { jobs: Some(jobs), thread, done, backlog: 0, ended: false })
+    }
+
+    fn give(&mut self, job: Job) {
+        self.backlog += usize::from(matches!(job, Job::Bytes(_)));
+        self.ended |= matches!(job, Job::End);
+        // If it has ended, it says why.
+        let _ended = self.jobs.as_ref().map(|jobs| jobs.send(job));
+    }
+
+    /// Takes what it has done. True once it has done everything.
+    fn collect(&mut self) -> Result<bool, Error> {
+        loop {
+            match self.done.try_recv() {
+                Ok(outcome) => self.backlog = self.backlog.saturating_sub(usize::from(outcome?)),
+                Err(TryRecvError::Empty) => return Ok(false),
+                Err(TryRecvError::Disconnected) if self.ended => return Ok(true),
+                Err(TryRecvError::Disconnected) => {
+                    return Err(Error::Sink(Arc::new(io::Error::other("its thread ended early"))));
+                }
+            }
+        }
+    }
+}
+
+impl Applying {
+    /// Tells the sink that nothing more comes. What was begun and not ended is undone from now on.
+    fn close(&mut self) {
+        self.jobs = None;
+    }
+
+    /// Waits until the sink has undone what it must.
+    ///
+    /// # Errors
+    /// What is left.
+    fn undone(&mut self) -> io::Result<()> {
+        self.close();
+        let Some(thread) = self.thread.take() else { return Ok(()) };
+        thread.join().unwrap_or_else(|_| Err(io::Error::other("its thread ended early")))
+    }
+}
+
+impl Drop for Applying {
+    /// A run that panics undoes what was begun, too.
+    fn drop(&mut self) {
+        if let Err(error) = self.undone() {
+            tracing::error!(%error, "not undone");
+        }
+    }
+}
+
+fn apply(sink: &mut impl Sink, digest: &mut Option<Sha256>, job: Job, stop: &Stop) -> Result<(), Error> {
+    let failed = Error::sink;
+    match job {
+        Job::Begin(offer) => sink.begin(&offer, stop).map_err(failed),
+        Job::Bytes(bytes) => {
+            if let Some(digest) = digest {
+                digest.update(&bytes);
+            }
+            sink.write(&bytes).map_err(failed)
+        }
+        Job::Mark(expected) => {
+            if let Some(digest) = digest.take()
+                && <Digest>::from(digest.finalize()) != expected
+            {
+                return Err(Error::Digest);
+            }
+            sink.mark().map_err(failed)
+        }
+        Job::End => sink.end().map_err(failed),
+    }
+}
+
+/// Pulls from the first of `publishers` that has the snapshot into `sink`, and tells `told` now and then how far it is. After a cut it
+/// goes on with the next of them, where it was (VS-READ-003).
+///
+/// # Errors
+/// The error that ended the last attempt, or the sink.
+pub fn pull<B: Descriptors>(
+    backend: &B,
+    publishers: &[SocketAddr],
+    sink: impl Sink + 'static,
+    how: &Pull,
+    told: &mut dyn FnMut(&Progress),
+) -> Result<Progress, Error> {
+    let waker = Waker::new()?;
+    let handing_on = how
+        .republish
+        .as_ref()
+        .map(|republish| Publisher::bind(backend, republish.address, republish.config.clone()))
+        .transpose()?;
+    let mut run = Run {
+        backend,
+        how,
+        applying: Applying::begin(sink, how, waker.clone())?,
+        handing_on,
+        marked: false,
+        begun: false,
+        have: Have::default(),
+        progress: Progress::default(),
+        started: backend.now(),
+        tell_at: backend.now(),
+        waker,
+    };
+    let outcome = run.attempts(publishers, told);
+    let mut outcome = outcome.and_then(|()| run.finish(told));
+    run.applying.close();
+    if let Some(mut publisher) = run.handing_on.take() {
+        publisher.withdraw(if outcome.is_ok() { Reason::Withdrawn } else { Reason::Failed });
+        outcome = outcome.and(publisher.drain(&run.waker, &how.stop));
+    }
+    match (outcome, run.applying.undone()) {
+        (Err(error), Err(left)) => Err(Error::NotUndone { error: Arc::new(error), left: Arc::new(left) }),
+        (outcome, _) => outcome.map(|()| run.progress),
+    }
+}
+
+/// A pull under way.
+struct Run<'a, B: Descriptors> {
+    backend: &'a B,
+    how: &'a Pull,
+    applying: Applying,
+    handing_on: Option<Publisher<B>>,
+    /// Whether the sink knows where the snapshot ends, and that it has begun.
+    marked: bool,
+    begun: bool,
+    have: Have,
+    progress: Progress,
+    started: rdma_backend::time::Instant,
+    tell_at: rdma_backend::time::Instant,
+    waker: Waker,
+}
+
+impl<B: Descriptors> Run<'_, B> {
+    /// Reads until everything is there.
+    fn attempts(&mut self, publishers: &[SocketAddr], told: &mut dyn FnMut(&Progress)) -> Result<(), Error> {
+        let mut order: VecDeque<_> = publishers.iter().copied().collect();
+        let mut failures = 0;
+        loop {
+            if self.how.stop.is_stopped() {
+                return Err(Error::Stopped);
+            }
+            let Some(publisher) = order.front().copied() else { return Err(Error::Ended) };
+            let before = self.have.chunks;
+            let error = match self.attempt(publisher, told) {
+                Ok(()) => return Ok(()),
+                Err(error) => error,
+            };
+            if error.is_publishers() {
+                // It will not have this snapshot again. The next one may.
+                order.pop_front();
+                if order.is_empty() {
+                    return Err(error);
+                }
+                tracing::warn!(%publisher, %error, chunks = self.have.chunks, "going on at another publisher");
+                continue;
+            }
+            failures = if self.have.chunks > before { 0 } else { failures + 1 };
+            if !error.may_resume() || failures >= self.how.attempts {
+                return Err(error);
+            }
+            tracing::warn!(%publisher, %error, chunks = self.have.chunks, "going on after a cut");
+            order.rotate_left(1);
+            // Whoever restarts needs a moment, and others who were cut come back at once too.
+            let pause = Duration::from_millis(100 << failures.min(5));
+            let until = self.backend.now().after(pause);
+            while self.backend.now() < until {
+                self.turn(None, until, told)?;
+            }
+        }
+    }
+
+    fn attempt(&mut self, publisher: SocketAddr, told: &mut dyn FnMut(&Progress)) -> Result<(), Error> {
+        let domain = self.handing_on.as_ref().map(Publisher::domain).transpose()?;
+        let config = self.how.config.clone();
+        let mut reader = Reader::connect(self.backend, publisher, config, self.have, domain)?;
+        loop {
+            let room = self.how.room.saturating_sub(self.applying.backlog);
+            let worked = reader.progress(room);
+            if let Some(offer) = reader.offer()
+                && !self.begun
+            {
+                self.begin(&reader, offer)?;
+            }
+            self.have.mark = reader.mark();
+            while let Some(landed) = reader.poll() {
+                self.mark(landed.chunk.index);
+                self.have.chunks = landed.chunk.index + 1;
+                self.have.bytes += u64::from(landed.chunk.length);
+                let mut landed = landed;
+                self.applying.give(Job::Bytes(std::mem::take(&mut landed.bytes)));
+                match &mut self.handing_on {
+                    Some(publisher) => publisher.hand_on(landed)?,
+                    None => reader.recycle(landed.region),
+                }
+            }
+            self.have = reader.have();
+            self.mark(self.have.chunks);
+            worked?;
+            if reader.is_done() {
+                return Ok(());
+            }
+            let until = self.backend.now().after(TICK);
+            self.turn(Some(&reader), until, told)?;
+        }
+    }
+
+    /// The publisher has said what there is.
+    fn begin(&mut self, reader: &Reader<B>, offer: Offer) -> Result<(), Error> {
+        self.begun = true;
+        self.progress.total = offer.total;
+        self.started = self.backend.now();
+        self.applying.give(Job::Begin(offer));
+        match &mut self.handing_on {
+            Some(_) if offer.layout == Layout::Rcp => {
+                let what = "a table of the seed's layout cannot be handed on: it is in one piece of memory";
+                Err(Error::Sink(Arc::new(io::Error::other(what))))
+            }
+            Some(publisher) => publisher.offer(Some(reader.have().snapshot), offer),
+            None => Ok(()),
+        }
+    }
+
+    /// Tells the sink where the snapshot ends, if that is before chunk `next`.
+    fn mark(&mut self, next: u64) {
+        let mark = self.have.mark.filter(|mark| mark.chunks.get() == next && !self.marked);
+        if let Some(mark) = mark {
+            self.marked = true;
+            self.progress.marked = true;
+            self.applying.give(Job::Mark(mark.digest));
+            if let Some(publisher) = &mut self.handing_on {
+                publisher.hand_on_mark(mark);
+            }
+        }
+    }
+
+    /// Looks at everything but the reader, then sleeps, at most until `until`.
+    fn turn(
+        &mut self,
+        reader: Option<&Reader<B>>,
+        until: rdma_backend::time::Instant,
+        told: &mut dyn FnMut(&Progress),
+    ) -> Result<bool, Error> {
+        let mut sources = Vec::new();
+        let mut until = until;
+        if let Some(publisher) = &mut self.handing_on {
+            publisher.progress()?;
+            let counts = publisher.counts();
+            (self.progress.readers, self.progress.done) = (counts.reading, counts.done);
+            until = publisher.next_timeout().map_or(until, |at| at.min(until));
+        }
+        if let Some(publisher) = &self.handing_on {
+            sources.extend(publisher.sources());
+        }
+        self.progress.bytes = self.have.bytes;
+        let now = self.backend.now();
+        if reader.is_some() {
+            self.progress.elapsed = now.since(self.started);
+        }
+        if now >= self.tell_at {
+            self.tell_at = now.after(TICK);
+            told(&self.progress);
+        }
+        until = until.min(self.tell_at);
+        // What was handed to the sink as whole is the sink's to end: it may be there.
+        if self.how.stop.is_stopped() && !self.applying.ended {
+            return Err(Error::Stopped);
+        }
+        let backlog = self.applying.backlog;
+        if self.applying.collect()? {
+            return Ok(true);
+        }
+        if self.applying.backlog < backlog {
+            return Ok(false);
+        }
+        match reader {
+            Some(reader) => reader.wait(&self.waker, &sources, Some(until))?,
+            None => {
+                sources.push(std::os::fd::AsFd::as_fd(&self.waker));
+                crate::wait::sleep(&sources, until.since(now))?;
+            }
+        }
+        self.waker.clear();
+        Ok(false)
+    }
+
+    /// Waits for the sink, and for readers of what is handed on.
+    fn finish(&mut self, told: &mut dyn FnMut(&Progress)) -> Result<(), Error> {
+        self.applying.give(Job::End);
+        if let Some(publisher) = &mut self.handing_on {
+            publisher.end();
+        }
+        let mut applied = false;
+        let ended = self.backend.now();
+        loop {
+            let now = self.backend.now();
+            let served = self.how.republish.as_ref().is_none_or(|republish| {
+                self.progress.done >= republish.readers || now.since(ended) >= republish.keep
+            });
+            let served = served || self.how.stop.is_stopped();
+            if applied && served {
+                told(&self.progress);
+                return Ok(());
+            }
+            let until = now.after(TICK);
+            applied |= self.turn(None, until, told)?;
+        }
+    }
+}

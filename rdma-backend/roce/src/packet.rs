@@ -1,0 +1,201 @@
+//! RoCE v2 packets, byte by byte: Ethernet, IP, UDP, the transport headers of InfiniBand, and the invariant CRC.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use etherparse::PacketBuilder;
+use rdma_backend::CompletionStatus;
+
+/// UDP port of RoCE v2.
+const PORT: u16 = 4791;
+const ETHERNET: usize = 14;
+const UDP: usize = 8;
+const CRC: usize = 4;
+/// Packet sequence numbers that there are: 24 bits.
+pub const SEQUENCES: u32 = 1 << 24;
+
+/// Operations of reliable connections: the lowest opcode of each (InfiniBand, table of BTH opcodes).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// SEND.
+    Send,
+    /// RDMA WRITE.
+    Write,
+    /// RDMA READ, its question.
+    ReadRequest,
+    /// RDMA READ, its answer.
+    ReadResponse,
+    /// Acknowledgement, positive or negative.
+    Acknowledge,
+}
+
+impl Kind {
+    /// The opcode of one of the packets of a message.
+    #[must_use]
+    pub const fn opcode(self, first: bool, last: bool, immediate: bool) -> u8 {
+        // First, middle, last, last with immediate, only, only with immediate; answers have no immediate.
+        let base = match self {
+            Self::Send => 0,
+            Self::Write => 6,
+            Self::ReadRequest => return 12,
+            Self::ReadResponse if first && last => return 16,
+            Self::ReadResponse => 13,
+            Self::Acknowledge => return 17,
+        };
+        base + match (first, last) {
+            (true, false) => 0,
+            (false, false) => 1,
+            (false, true) => 2 + immediate as u8,
+            (true, true) => 4 + immediate as u8,
+        }
+    }
+}
+
+/// The header of a WRITE's first packet and of a READ (RETH).
+#[must_use]
+pub fn remote(address: u64, rkey: u32, len: usize) -> Vec<u8> {
+    let len = u32::try_from(len).unwrap_or(u32::MAX);
+    [&address.to_be_bytes()[..], &rkey.to_be_bytes(), &len.to_be_bytes()].concat()
+}
+
+/// The header of an answer (AETH): its syndrome, and how many messages were executed.
+#[must_use]
+pub fn answer(syndrome: u8, executed: u32) -> Vec<u8> {
+    ((u32::from(syndrome) << 24) | (executed % SEQUENCES)).to_be_bytes().to_vec()
+}
+
+/// Syndrome of an acknowledgement, without a count of credits.
+pub const ACKNOWLEDGED: u8 = 0x1f;
+/// Syndrome of a message that met no receive; the lowest five bits say when to come again.
+pub const NOT_READY: u8 = 0x20;
+
+/// The syndrome of a message that was refused, by how the requester's work ends; `None` if no answer says so.
+#[must_use]
+pub const fn refused(status: CompletionStatus) -> Option<u8> {
+    Some(match status {
+        CompletionStatus::RNR_RETRY_EXC_ERR => NOT_READY,
+        CompletionStatus::REM_INV_REQ_ERR => 0x61,
+        CompletionStatus::REM_ACCESS_ERR => 0x62,
+        CompletionStatus::REM_OP_ERR => 0x63,
+        _ => return None,
+    })
+}
+
+/// A packet before it is bytes.
+#[derive(Clone, Debug)]
+pub struct Packet<'a> {
+    /// Where it comes from.
+    pub from: IpAddr,
+    /// Where it goes.
+    pub to: IpAddr,
+    /// Its opcode.
+    pub opcode: u8,
+    /// The queue pair that it is for.
+    pub pair: u32,
+    /// Its packet sequence number.
+    pub sequence: u32,
+    /// Whether an acknowledgement is asked for.
+    pub acknowledge: bool,
+    /// RETH, AETH and immediate, in this order.
+    pub headers: Vec<u8>,
+    /// The bytes it carries, as far as they are known, ...
+    pub payload: &'a [u8],
+    /// ... and how many there are. Zeros stand for the rest.
+    pub len: usize,
+}
+
+impl Packet<'_> {
+    /// A packet between nobody, without headers and bytes.
+    #[must_use]
+    pub const fn new(opcode: u8, sequence: u32) -> Self {
+        let nowhere = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+        Self {
+            from: nowhere,
+            to: nowhere,
+            opcode,
+            pair: 0,
+            sequence,
+            acknowledge: false,
+            headers: Vec::new(),
+            payload: &[],
+            len: 0,
+        }
+    }
+
+    /// This packet from one machine to the queue pair of this number on another.
+    #[must_use]
+    pub fn between(self, from: IpAddr, to: IpAddr, pair: u32) -> Self {
+        Self { from, to, pair, ..self }
+    }
+
+    /// Its frame.
+    #[must_use]
+    pub fn frame(&self) -> Vec<u8> {
+        let pad = self.len.wrapping_neg() % 4;
+        let mut datagram = vec![self.opcode, (pad as u8) << 4, 0xff, 0xff, 0];
+        datagram.extend(&self.pair.to_be_bytes()[1..]);
+        datagram.push(if self.acknowledge { 0x80 } else { 0 });
+        datagram.extend(&self.sequence.to_be_bytes()[1..]);
+        datagram.extend(&self.headers);
+        let transport = datagram.len();
+        datagram.extend(self.payload.iter().take(self.len));
+        datagram.resize(transport + self.len + pad + CRC, 0);
+
+        if let Some(crc) = invariant_crc(&self.in_ethernet(&datagram)) {
+            let end = datagram.len() - CRC;
+            datagram[end..].copy_from_slice(&crc);
+        }
+        // Only now, because the checksum of UDP counts the CRC, and not the other way round.
+        self.in_ethernet(&datagram)
+    }
+
+    fn in_ethernet(&self, datagram: &[u8]) -> Vec<u8> {
+        let mac = |ip: IpAddr| {
+            let octets = v6(ip).octets();
+            [2, 0, octets[12], octets[13], octets[14], octets[15]]
+        };
+        let ethernet = PacketBuilder::ethernet2(mac(self.from), mac(self.to));
+        let ip = match (self.from, self.to) {
+            (IpAddr::V4(from), IpAddr::V4(to)) => ethernet.ipv4(from.octets(), to.octets(), 64),
+            (from, to) => ethernet.ipv6(v6(from).octets(), v6(to).octets(), 64),
+        };
+        let udp = ip.udp(0xc000 | self.pair as u16, PORT);
+        let mut frame = Vec::with_capacity(udp.size(datagram.len()));
+        udp.write(&mut frame, datagram)
+            .expect("a packet is no longer than a datagram, and a vector takes it");
+        frame
+    }
+}
+
+const fn v6(ip: IpAddr) -> Ipv6Addr {
+    match ip {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+        IpAddr::V6(ip) => ip,
+    }
+}
+
+/// The invariant CRC of a frame that has room for it at its end: over everything from the IP header on, with ones for what
+/// routers may change, and for the header that InfiniBand has in the place of Ethernet's (RoCE v2, annex A17). `None`
+/// for what is no RoCE frame.
+#[must_use]
+pub fn invariant_crc(frame: &[u8]) -> Option<[u8; CRC]> {
+    let (covered, _crc) = frame.get(ETHERNET..)?.split_last_chunk::<CRC>()?;
+    let mut masked = covered.to_vec();
+    let (changeable, header): (&[usize], usize) = match masked.first()? >> 4 {
+        // Type of service, time to live, checksum.
+        4 => (&[1, 8, 10, 11], 20),
+        // Traffic class and flow label; hop limit.
+        6 => {
+            *masked.first_mut()? |= 0x0f;
+            (&[1, 2, 3, 7], 40)
+        }
+        _ => return None,
+    };
+    // The checksum of UDP; the byte of the BTH that marks congestion.
+    for at in changeable.iter().copied().chain([header + 6, header + 7, header + UDP + 4]) {
+        *masked.get_mut(at)? = 0xff;
+    }
+    let mut crc = crc32fast::Hasher::new();
+    crc.update(&[0xff; 8]);
+    crc.update(&masked);
+    Some(crc.finalize().to_le_bytes())
+}

@@ -1,0 +1,288 @@
+//! Addresses, requests and answers: how two ends come together, or do not.
+
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use crate::Descriptors;
+use rdma_backend::{
+    CmEventKind, ConnectParams, ErrorKind, EventChannel as _, Failure as _, Identifier as _, QueuePair as _,
+    RnrTimer, SendOp, reject,
+};
+
+use super::Setting;
+use super::ends::{
+    Called, End, ONE, PARAMS, PATIENCE, Pair, Requesting, Shape, equal, event, expect, holds, next_event,
+    readable, requested, resolved,
+};
+use crate::Failure;
+
+super::table! {
+    "verbs.connect.both-ends", "on every address both ends hear of the connection and of each other's address",
+        "rdma_get_cm_event(3), rdma_get_local_addr(3)", both_ends;
+    "verbs.connect.path", "a queue pair knows whether its path leads back to where it starts",
+        "ibv_query_qp(3)", path;
+    "verbs.connect.parameters", "each side hears what the other offers, from its own point of view",
+        "rdma_get_cm_event(3)", parameters;
+    "verbs.connect.no-event-yet", "a channel without events says so at once", "rdma_get_cm_event(3)", no_event;
+    "verbs.connect.rejected", "a refusal arrives as Rejected(28)", "rdma_reject(3)", rejected;
+    "verbs.connect.rejected-flushes", "and flushes what the refused side had posted", "rdma_get_cm_event(3)",
+        rejected_flushes;
+    "verbs.connect.nobody-listens", "where nobody listens the host answers Rejected(8)", "IBA 12.6.7.2",
+        nobody_listens;
+    "verbs.connect.request-dropped", "a request whose identifier is destroyed is refused", "rdma_destroy_id(3)",
+        request_dropped;
+    "verbs.connect.listener-dropped", "so is one that nobody has read when the listener goes", "rdma_destroy_id(3)",
+        listener_dropped;
+    "verbs.connect.port-taken", "a port is listened on once", "rdma_bind_addr(3)", port_taken;
+    "verbs.connect.foreign-address", "nobody listens on an address that is not here", "rdma_bind_addr(3)",
+        foreign_address;
+    "verbs.connect.no-route", "an address that cannot be reached is an address error", "rdma_resolve_addr(3)",
+        no_route;
+    "verbs.connect.out-of-order", "calls in the wrong state are errors and do nothing",
+        "rdma_connect(3), rdma_accept(3), rdma_resolve_route(3)", out_of_order;
+    "verbs.connect.send-too-early", "a queue pair that is not connected sends nothing", "ibv_modify_qp(3)",
+        send_too_early;
+    "verbs.connect.wildcard", "a wildcard has no device", "rdma_bind_addr(3)", wildcard;
+    "verbs.connect.private-data", "more private data than fits is refused", "rdma_connect(3)", private_data;
+    "verbs.migrate.waiting-event", "an event that waits moves along with its identifier", "rdma_migrate_id(3)",
+        migrate_waiting;
+    "verbs.migrate.listener", "a listener is asked on its new channel", "rdma_migrate_id(3)", migrate_listener;
+    "verbs.migrate.waiting-request", "so is one whose request waits; its identifier comes along",
+        "rdma_migrate_id(3)", migrate_request;
+}
+
+fn both_ends<B: Descriptors>(setting: &Setting<B>) -> Result<String, Failure> {
+    for address in &setting.addresses {
+        let requesting = setting.requesting_at(*address, Shape::USUAL)?;
+        let listening = requesting.address()?;
+        equal("the listener's address", listening.ip(), address.ip())?;
+        holds("it has no port", listening.port() != 0)?;
+        let Pair { server, client, listener, .. } = &requesting.accepted(Shape::USUAL)?.established()?;
+        holds("the request has the listener's key", server.id.key() != listener.key())?;
+        equal("the client's peer", client.id.peer_addr(), Some(listening))?;
+        equal("the server's own address", server.id.local_addr(), Some(listening))?;
+        equal("the server's peer", server.id.peer_addr(), client.id.local_addr())?;
+        holds("the client has no port", client.id.local_addr().is_some_and(|own| own.port() != 0))?;
+    }
+    let addresses = setting.addresses.iter().map(|address| address.ip().to_string()).collect::<Vec<_>>();
+    Ok(addresses.join(", "))
+}
+
+fn parameters<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
+    let asked =
+        ConnectParams { responder_resources: 3, initiator_depth: 2, retry_count: 6, rnr_retry_count: 5 };
+    let Requesting { client, listener, servers, clients } =
+        setting.requesting_at(setting.address(), Shape { params: asked, ..Shape::USUAL })?;
+    let (id, offered) = requested::<B>(&servers, &listener)?;
+    // What the other side will have outstanding is what this one must answer.
+    let seen = |params: ConnectParams| (params.responder_resources, params.initiator_depth);
+    equal("READs, to the passive side", seen(offered), (2, 3))?;
+    equal("retries", (offered.retry_count, offered.rnr_retry_count), (6, 5))?;
+    let server = End::<B>::new(id, Shape::USUAL)?;
+    let answer = ConnectParams { responder_resources: 2, initiator_depth: 1, rnr_retry_count: 4, ..PARAMS };
+    server.id.accept(&answer, &[]).called("accept")?;
+    let CmEventKind::Established { peer } = event::<B>(&clients, &client.id)? else {
+        return Err(Failure::wrong("the client is not connected"));
+    };
+    equal("READs, to the active side", seen(peer), (1, 2))?;
+    equal("the answer's RNR retries", peer.rnr_retry_count, 4)?;
+    let CmEventKind::Established { peer } = event::<B>(&servers, &server.id)? else {
+        return Err(Failure::wrong("the server is not connected"));
+    };
+    equal("the request, once more", peer, offered)
+}
+
+fn path<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
+    let neighbours = Setting { client: setting.server.clone(), ..setting.clone() };
+    for (setting, what) in [(setting, "as the setting is"), (&neighbours, "from the server's own host")] {
+        let Pair { server, client, .. } = &setting.pair()?;
+        // Both ends are honest, so the addresses say it too.
+        let ip = |address: Option<SocketAddr>| address.map(|address| address.ip());
+        let same = ip(server.id.local_addr()) == ip(server.id.peer_addr());
+        for end in [server, client] {
+            equal(what, end.qp.is_loopback().called("is_loopback")?, same)?;
+        }
+        // The path is still known when the peer is gone.
+        client.id.disconnect().called("disconnect")?;
+        equal(what, client.qp.is_loopback().called("is_loopback")?, same)?;
+    }
+    Ok(())
+}
+
+fn no_event<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
+    let channel = setting.client.event_channel().called("event_channel")?;
+    holds("an event", next_event::<B>(&channel, Duration::ZERO)?.is_none())?;
+    holds("readable", !readable(channel.as_fd(), Duration::ZERO))
+}
+
+/// The client hears that it was refused for this reason.
+fn refused<B: Descriptors>(clients: &B::EventChannel, client: &End<B>, expected: i32) -> Result<(), Failure> {
+    match event::<B>(clients, &client.id)? {
+        CmEventKind::Rejected { reason } => equal("the reason", reason, expected),
+        other => Err(Failure::wrong(format!("the event: {other:?}, not Rejected"))),
+    }
+}
+
+fn rejected<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
+    let Requesting { client, listener, servers, clients } = &setting.requesting()?;
+    let (id, _) = requested::<B>(servers, listener)?;
+    id.reject(b"no").called("reject")?;
+    refused::<B>(clients, client, reject::CONSUMER_DEFINED)
+}
+
+fn rejected_flushes<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
+    let Requesting { client, listener, servers, clients } = &setting.requesting()?;
+    let (id, _) = requested::<B>(servers, listener)?;
+    id.reject(&[]).called("reject")?;
+    refused::<B>(clients, client, reject::CONSUMER_DEFINED)?;
+    client.flushes("the receives", 0..8)
+}
+
+fn nobody_listens<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
+    let clients = setting.client.event_channel().called("event_channel")?;
+    let nobody = SocketAddr::new(setting.address().ip(), 9);
+    let client = End::<B>::new(resolved::<B>(&clients, nobody)?, Shape::USUAL)?;
+    client.id.connect(&PARAMS, &[]).called("connect")?;
+    refused::<B>(&clients, &client, reject::INVALID_SERVICE_ID)
+}
+
+fn request_dropped<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
+    let Requesting { client, listener, servers, clients } = &setting.requesting()?;
+    drop(requested::<B>(servers, listener)?);
+    refused::<B>(clients, client, reject::CONSUMER_DEFINED)
+}
+
+fn listener_dropped<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
+    let Requesting { client, listener, servers, clients } = setting.requesting()?;
+    holds("the request does not come", readable(servers.as_fd(), PATIENCE))?;
+    drop(listener);
+    refused::<B>(&clients, &client, reject::CONSUMER_DEFINED)?;
+    holds("the request is still there", next_event::<B>(&servers, Duration::ZERO)?.is_none())
+}
+
+fn port_taken<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
+    let channel = setting.server.event_channel().called("event_channel")?;
+    let listener = channel.listen(setting.address(), 8).called("listen")?;
+    let address = listener.local_addr().ok_or_else(|| Failure::wrong("no address"))?;
+    equal("again", channel.listen(address, 8).err().map(|error| error.kind()), Some(ErrorKind::Address))?;
+    drop(listener);
+    channel.listen(address, 8).called("listen, when it is free again").map(drop)
+}
+
+fn foreign_address<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
+    let channel = setting.server.event_channel().called("event_channel")?;
+    let foreign = SocketAddr::from(([203, 0, 113, 7], 0));
+    equal("listen", channel.listen(foreign, 8).err().map(|error| error.kind()), Some(ErrorKind::Address))
+}
+
+/// Tries an address without a route. If the kernel knows that there is none, the call itself fails; otherwise the event comes when time is up.
+fn no_route<B: Descriptors>(setting: &Setting<B>) -> Result<String, Failure> {
+    let channel = setting.client.event_channel().called("event_channel")?;
+    let id = channel.create_id().called("create_id")?;
+    let nowhere = SocketAddr::from(([203, 0, 113, 7], 6379));
+    match id.resolve_address(None, nowhere, Duration::from_millis(300)) {
+        Err(error) => equal("the call", error.kind(), ErrorKind::Address).map(|()| error.to_string()),
+        Ok(()) => match event::<B>(&channel, &id)? {
+            CmEventKind::AddressError { status } if status < 0 => Ok(format!("AddressError({status})")),
+            other => Err(Failure::wrong(format!("the event: {other:?}, not AddressError"))),
+        },
+    }
+}
+
+fn out_of_order<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
+    let requesting = setting.requesting()?;
+    let id = requesting.clients.create_id().called("create_id")?;
+    equal("addresses of a new identifier", (id.local_addr(), id.peer_addr()), (None, None))?;
+    let state = |what: &str, result: Result<(), B::Error>| {
+        equal(what, result.err().map(|error| error.kind()), Some(ErrorKind::State))
+    };
+    state("capabilities", id.capabilities().map(drop))?;
+    state("create_domain", id.create_domain().map(drop))?;
+    state("resolve_route", id.resolve_route(PATIENCE))?;
+    state("connect", id.connect(&PARAMS, &[]))?;
+    state("accept", id.accept(&PARAMS, &[]))?;
+    state("reject", id.reject(&[]))?;
+    state("disconnect", id.disconnect())?;
+
+    let id = resolved::<B>(&requesting.clients, requesting.address()?)?;
+    state("connect without a queue pair", id.connect(&PARAMS, &[]))?;
+    let end = End::<B>::new(id, Shape::USUAL)?;
+    let second = end.id.create_queue_pair(&end.domain, &end.cq, Shape::USUAL.limits);
+    state("a second queue pair", second.map(drop))?;
+    state("accept without a request", end.id.accept(&PARAMS, &[]))?;
+    state("the timer before the connection", end.qp.set_min_rnr_timer(RnrTimer::MICROS_640))?;
+    state("the path before the connection", end.qp.is_loopback().map(drop))
+}
+
+fn send_too_early<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
+    let requesting = setting.requesting()?;
+    let id = resolved::<B>(&requesting.clients, requesting.address()?)?;
+    let end = End::<B>::new(id, Shape::USUAL)?;
+    let result = end.qp.post_send(&[end.request(ONE, SendOp::Send, 0, 4)]);
+    equal(
+        "the error",
+        result.err().map(|error| (error.posted, error.error.kind())),
+        Some((0, ErrorKind::State)),
+    )
+}
+
+fn wildcard<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
+    let channel = setting.server.event_channel().called("event_channel")?;
+    let any = channel.listen(SocketAddr::from(([0, 0, 0, 0], 0)), 8).called("listen")?;
+    equal("its device", any.capabilities().err().map(|error| error.kind()), Some(ErrorKind::State))?;
+    let port = any.local_addr().ok_or_else(|| Failure::wrong("no address"))?.port();
+    // And it is for IPv4 alone.
+    let both =
+        channel.listen(SocketAddr::from(([0_u16; 8], port)), 8).called("listen on the same port, IPv6")?;
+    equal("its port", both.local_addr().map(|address| address.port()), Some(port))
+}
+
+fn private_data<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
+    let requesting = setting.requesting()?;
+    let end = End::<B>::new(resolved::<B>(&requesting.clients, requesting.address()?)?, Shape::USUAL)?;
+    let refused = end.id.connect(&PARAMS, &[0; 57]).err().map(|error| error.kind());
+    equal("57 bytes", refused, Some(ErrorKind::Argument))?;
+    end.id.connect(&PARAMS, &[0; 56]).called("connect with 56 bytes")
+}
+
+fn migrate_waiting<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
+    let Pair { server, client, servers, .. } = &setting.pair()?;
+    client.id.disconnect().called("disconnect")?;
+    holds("the event does not come", readable(servers.as_fd(), PATIENCE))?;
+    let own = setting.server.event_channel().called("event_channel")?;
+    server.id.migrate(&own).called("migrate")?;
+    // To where it is already: nothing changes.
+    server.id.migrate(&own).called("migrate")?;
+    holds("the event has stayed", next_event::<B>(servers, Duration::ZERO)?.is_none())?;
+    expect::<B>(&own, &server.id, "Disconnected")
+}
+
+/// The listener's next connection, on its new channel, from request to disconnect.
+fn requested_at<B: Descriptors>(requesting: Requesting<B>) -> Result<(), Failure> {
+    let pair = requesting.accepted(Shape::USUAL)?.established()?;
+    pair.client.id.disconnect().called("disconnect")?;
+    expect::<B>(&pair.servers, &pair.server.id, "Disconnected")
+}
+
+fn migrate_listener<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
+    let servers = setting.server.event_channel().called("event_channel")?;
+    let clients = setting.client.event_channel().called("event_channel")?;
+    let listener = servers.listen(setting.address(), 8).called("listen")?;
+    let own = setting.server.event_channel().called("event_channel")?;
+    listener.migrate(&own).called("migrate")?;
+    drop(servers);
+    let to = listener.local_addr().ok_or_else(|| Failure::wrong("no address"))?;
+    let client = End::<B>::new(resolved::<B>(&clients, to)?, Shape::USUAL)?;
+    client.id.connect(&PARAMS, &[]).called("connect")?;
+    requested_at(Requesting { client, listener, servers: own, clients })
+}
+
+fn migrate_request<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
+    let Requesting { client, listener, servers, clients } = setting.requesting()?;
+    holds("the request does not come", readable(servers.as_fd(), PATIENCE))?;
+    let own = setting.server.event_channel().called("event_channel")?;
+    listener.migrate(&own).called("migrate")?;
+    drop(servers);
+    requested_at(Requesting { client, listener, servers: own, clients })
+}

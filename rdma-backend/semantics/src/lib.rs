@@ -1,0 +1,149 @@
+//! The rules of verbs that the layers above rely on, as cases that run.
+//!
+//! [`rdma_backend`] states the seam in the words of the man pages. Here each rule that something above relies on is
+//! a small case with its source, and one body for all backends: on the embedded fabric it shows that the simulator claims
+//! nothing that is not so, on a device that the device keeps to the book. Where a provider is known to differ, a row of
+//! [`deviations`] says how and why; a difference without a row is a failure, and so is a row without its difference.
+//!
+//! One case is one claim, so that a deviation hides nothing else. Both ends live in this process.
+
+mod asynchronous;
+mod connecting;
+pub mod deviations;
+mod disconnecting;
+mod ends;
+mod events;
+mod failing;
+mod owning;
+mod queues;
+mod receives;
+mod refusing;
+mod retrying;
+mod transferring;
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+
+use rdma_backend::Backend;
+use suite::{Case, Stop};
+
+/// A backend whose channels have descriptors to wait on.
+pub trait Descriptors: Backend<EventChannel: AsFd, CompletionQueue: AsFd> {}
+
+impl<B: Backend<EventChannel: AsFd, CompletionQueue: AsFd>> Descriptors for B {}
+
+/// The way in which a rule was broken.
+#[derive(Debug)]
+pub struct Failure(String);
+
+impl Failure {
+    /// A failure in these words.
+    pub fn wrong(what: impl Into<String>) -> Self {
+        Self(what.into())
+    }
+}
+
+impl From<Failure> for Stop {
+    fn from(failure: Failure) -> Self {
+        Self::unmet(failure.0)
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Where the cases run.
+#[derive(Clone)]
+pub struct Setting<B> {
+    /// RDMA as the listening side has it.
+    pub server: B,
+    /// RDMA as the connecting side has it.
+    pub client: B,
+    /// Where to listen, not empty; port 0 takes any. Most cases use the first; those about addresses use all.
+    pub addresses: Vec<SocketAddr>,
+    /// The provider, which decides the deviations to expect; see [`deviations::TABLE`].
+    pub provider: String,
+}
+
+/// All cases. The first shows that there is something to test at all.
+#[must_use]
+pub fn cases<B: Descriptors>() -> Vec<Case<Setting<B>>> {
+    [
+        connecting::cases(),
+        transferring::cases(),
+        receives::cases(),
+        retrying::cases(),
+        refusing::cases(),
+        failing::cases(),
+        events::cases(),
+        queues::cases(),
+        disconnecting::cases(),
+        owning::cases(),
+        asynchronous::cases(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+/// A remark of a body when its rule holds, which may be empty.
+trait Remark {
+    fn remark(self) -> String;
+}
+
+impl Remark for () {
+    fn remark(self) -> String {
+        String::new()
+    }
+}
+
+impl Remark for String {
+    fn remark(self) -> String {
+        self
+    }
+}
+
+/// A table of cases: id, claim, source, body.
+macro_rules! table {
+    ($($id:literal, $claim:literal, $source:literal, $body:ident;)*) => {
+        /// The cases of this module.
+        pub(super) fn cases<B: $crate::Descriptors>() -> Vec<suite::Case<super::Setting<B>>> {
+            vec![$(
+                suite::Case::new($id, $claim, &[], |setting, _| {
+                    $body(setting).map($crate::Remark::remark)
+                })
+                .from_source($source),
+            )*]
+        }
+    };
+}
+use table;
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use rdma_softsim::SoftSim;
+
+    use super::*;
+
+    #[test]
+    fn ids_are_unique_and_of_one_form_and_sources_are_named() {
+        let cases = cases::<SoftSim>();
+        assert!(cases.len() >= 40, "{}", cases.len());
+        let ids: BTreeSet<_> = cases.iter().map(|case| case.id).collect();
+        assert_eq!(ids.len(), cases.len());
+        for case in &cases {
+            let parts: Vec<_> = case.id.split('.').collect();
+            assert!(matches!(parts[..], ["verbs", area, intent] if !area.is_empty() && !intent.is_empty()));
+            assert!(case.source.contains('(') || case.source.contains("IBA"), "{}", case.id);
+        }
+        for row in deviations::TABLE {
+            assert!(ids.contains(row.case), "a deviation of a case that does not exist: {}", row.case);
+        }
+    }
+}

@@ -1,0 +1,453 @@
+#![doc = include_str!("../README.md")]
+#![no_std]
+#![forbid(unsafe_code)]
+
+mod completion;
+mod events;
+
+use core::fmt;
+use core::net::SocketAddr;
+
+use memory::{CallerMemory, SharedMemory};
+use time::Instant;
+
+pub use completion::{Completed, Completion};
+pub use events::{AsyncEvent, CmEvent, CmEventKind, IdentifierKey, reject};
+pub use rdma_types::{CompletionError, CompletionStatus, Immediate, RNR_RETRY_INFINITE, RemoteAddress, time};
+
+/// Memory that a peer or a device may change at any time, which regions are made of.
+pub use rdma_memory as memory;
+
+/// One RDMA implementation: the family of types that belong together, and the way in.
+pub trait Backend: Sized + Clone + Send + Sync + 'static {
+    /// The error of every call; see [`Failure`].
+    type Error: Failure;
+    /// A channel on which connection-manager events arrive.
+    type EventChannel: EventChannel<Self>;
+    /// A connection-manager identifier.
+    type Identifier: Identifier<Self>;
+    /// A protection domain.
+    type Domain: Domain<Self>;
+    /// A registered memory region.
+    type Region: Region;
+    /// A completion queue with its completion channel.
+    type CompletionQueue: CompletionQueue<Self>;
+    /// A reliable-connected queue pair.
+    type QueuePair: QueuePair<Self>;
+
+    /// Opens a channel for connection-manager events, `rdma_create_event_channel(3)`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NoDevice`] on a machine without RDMA.
+    fn event_channel(&self) -> Result<Self::EventChannel, Self::Error>;
+
+    /// Returns the backend's monotonic clock: real time, or the virtual time of a simulation.
+    fn now(&self) -> Instant;
+}
+
+/// An error of a backend, reduced to what generic code may decide on; its `Display` tells the whole story.
+pub trait Failure: core::error::Error + Send + Sync + 'static {
+    /// Returns the class of this error.
+    fn kind(&self) -> ErrorKind;
+}
+
+/// Classes of backend errors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// There is no RDMA device, or no RDMA runtime library.
+    NoDevice,
+    /// An address is not one that the device can use (no route, not local, in use).
+    Address,
+    /// Registered memory or another pinned resource is exhausted (`RLIMIT_MEMLOCK`, device limits).
+    Memory,
+    /// The process, or the system, may open no more descriptors (`RLIMIT_NOFILE`).
+    Descriptors,
+    /// A send or receive queue has no room: back-pressure, not failure.
+    QueueFull,
+    /// The object is in a state in which the call makes no sense (for instance: not connected).
+    State,
+    /// An argument is outside what the device or the man page allows.
+    Argument,
+    /// Anything else; see `Display`.
+    Other,
+}
+
+/// A channel of connection-manager events, `rdma_create_event_channel(3)`.
+pub trait EventChannel<B: Backend>: Send + Sync {
+    /// Creates an identifier for an outgoing connection whose events arrive here, `rdma_create_id(3)` with
+    /// `RDMA_PS_TCP`.
+    fn create_id(&self) -> Result<B::Identifier, B::Error>;
+
+    /// Creates an identifier bound to `address` that accepts connections, `rdma_bind_addr(3)` and `rdma_listen(3)`.
+    /// Port 0 takes any free port; see [`Identifier::local_addr`]. A `backlog` of 0 takes the system's maximum.
+    fn listen(&self, address: SocketAddr, backlog: u32) -> Result<B::Identifier, B::Error>;
+
+    /// Takes the next event, acknowledged, or `None` if there is none now: of the connection manager,
+    /// `rdma_get_cm_event(3)`, or of the device behind an identifier of this channel, `ibv_get_async_event(3)`
+    /// ([`CmEventKind::Async`]). One descriptor of the device serves all channels of the process; whichever channel is asked
+    /// first hands each event to the channels that it is for, and makes their descriptors readable.
+    fn next_event(&self) -> Result<Option<CmEvent<B>>, B::Error>;
+}
+
+/// Connection parameters, `rdma_connect(3)` and `rdma_accept(3)`. In an event they are the peer's, with the two depths as
+/// the receiver sees them: what the peer passed as `initiator_depth` arrives as `responder_resources`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnectParams {
+    /// RDMA READs the peer may have outstanding towards us.
+    pub responder_resources: u8,
+    /// RDMA READs we may have outstanding towards the peer.
+    pub initiator_depth: u8,
+    /// How often an unacknowledged request is sent again, 0 to 7. Ignored by `rdma_accept(3)`.
+    pub retry_count: u8,
+    /// How often **the receiver of these parameters** sends again what met no posted receive, 0 to 7; 7 is for ever.
+    pub rnr_retry_count: u8,
+}
+
+/// A connection-manager identifier, `rdma_create_id(3)`.
+pub trait Identifier<B: Backend>: Send + Sync {
+    /// Returns the name under which this identifier's events arrive.
+    fn key(&self) -> IdentifierKey;
+    /// Starts resolving `remote`, from `local` if given; `rdma_resolve_addr(3)`. Ends in `AddressResolved` or
+    /// `AddressError`.
+    fn resolve_address(
+        &self,
+        local: Option<SocketAddr>,
+        remote: SocketAddr,
+        timeout: core::time::Duration,
+    ) -> Result<(), B::Error>;
+    /// Starts resolving the route; `rdma_resolve_route(3)`. Ends in `RouteResolved` or `RouteError`.
+    fn resolve_route(&self, timeout: core::time::Duration) -> Result<(), B::Error>;
+    /// Returns the device behind this identifier. An error before it has one.
+    fn device(&self) -> Result<DeviceKey, B::Error>;
+    /// Returns the limits of that device.
+    fn capabilities(&self) -> Result<Capabilities, B::Error>;
+    /// Returns a new protection domain on the identifier's device, `ibv_alloc_pd(3)`.
+    fn create_domain(&self) -> Result<B::Domain, B::Error>;
+    /// Returns a completion queue for at least `depth` completions, with a completion channel, `ibv_create_cq(3)`. `vector` is
+    /// taken modulo the device's number of completion vectors.
+    fn create_completion_queue(&self, depth: u32, vector: u32) -> Result<B::CompletionQueue, B::Error>;
+    /// Returns the identifier's one queue pair, `rdma_create_qp(3)`; both queues report to `completions`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Argument`] for limits beyond the device's; [`ErrorKind::State`] may mean that the peer has gone meanwhile.
+    fn create_queue_pair(
+        &self,
+        domain: &B::Domain,
+        completions: &B::CompletionQueue,
+        limits: QueuePairLimits,
+    ) -> Result<B::QueuePair, B::Error>;
+    /// Asks the peer for a connection, `rdma_connect(3)`. Receives must be posted before.
+    fn connect(&self, params: &ConnectParams, private_data: &[u8]) -> Result<(), B::Error>;
+    /// Accepts a connect request, `rdma_accept(3)`. Receives must be posted before.
+    fn accept(&self, params: &ConnectParams, private_data: &[u8]) -> Result<(), B::Error>;
+    /// Refuses a connect request, `rdma_reject(3)`.
+    fn reject(&self, private_data: &[u8]) -> Result<(), B::Error>;
+    /// Tells the connection manager that the peer's first message has come, [`AsyncEvent::CommEst`], `rdma_notify(3)`: the
+    /// peer is connected, though its word for it (RTU) is late or lost. `Established` follows, unless it was told before; an
+    /// error then, or on an identifier that awaits no such word, means nothing.
+    fn notify_established(&self) -> Result<(), B::Error>;
+    /// Ends the connection: the queue pair goes to the error state and the peer is told; `rdma_disconnect(3)`.
+    fn disconnect(&self) -> Result<(), B::Error>;
+    /// Moves this identifier's events to another channel, `rdma_migrate_id(3)`.
+    fn migrate(&self, to: &B::EventChannel) -> Result<(), B::Error>;
+    /// Returns the local address, `rdma_get_local_addr(3)`.
+    fn local_addr(&self) -> Option<SocketAddr>;
+    /// Returns the peer's address, `rdma_get_peer_addr(3)`.
+    fn peer_addr(&self) -> Option<SocketAddr>;
+}
+
+/// Names one open device within its process: a queue pair can only use domains and completion queues of its own device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct DeviceKey(pub u64);
+
+/// The limits of a device, `ibv_query_device(3)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Capabilities {
+    /// Work requests in one queue, at most.
+    pub max_queue_depth: u32,
+    /// Completions in one completion queue, at most.
+    pub max_completions: u32,
+    /// Bytes in one region, at most.
+    pub max_region: u64,
+    /// RDMA READs outstanding on a queue pair as its initiator, at most.
+    pub max_read_depth: u8,
+    /// Completion vectors.
+    pub completion_vectors: u32,
+}
+
+impl Capabilities {
+    /// Capabilities from their values, for implementers of [`Backend`].
+    pub const fn new(
+        max_queue_depth: u32,
+        max_completions: u32,
+        max_region: u64,
+        max_read_depth: u8,
+        completion_vectors: u32,
+    ) -> Self {
+        Self { max_queue_depth, max_completions, max_region, max_read_depth, completion_vectors }
+    }
+}
+
+/// Queue pair sizes asked for, `ibv_create_qp(3)`. Each work request has one scatter/gather element; work requests are
+/// signalled only when they say so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueuePairLimits {
+    /// Send work requests outstanding.
+    pub send_depth: u32,
+    /// Receive work requests outstanding.
+    pub recv_depth: u32,
+    /// Bytes of inline data asked for; see [`QueuePair::max_inline`] for what was granted (which may be less).
+    pub inline: u32,
+}
+
+/// A protection domain, `ibv_alloc_pd(3)`.
+pub trait Domain<B: Backend>: Send + Sync {
+    /// Allocates and registers `len` bytes of zeroed memory, `ibv_reg_mr(3)`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Memory`] when the locked-memory limit or the device has no room; the message says which limit and
+    /// how to raise it.
+    fn register(&self, len: usize, access: Access) -> Result<B::Region, B::Error>;
+
+    /// Registers memory that exists, `ibv_reg_mr(3)`; nothing is copied or cleared. The region keeps `memory` until it has
+    /// deregistered it. [`CallerMemory`] says who may write meanwhile. Memory that is a mapping of a dma-buf
+    /// ([`CallerMemory::dma_buf`]) is registered by `ibv_reg_dmabuf_mr(3)`; that was tried on no device.
+    ///
+    /// # Errors
+    /// As [`Domain::register`]; and [`ErrorKind::Argument`] where the device cannot register a dma-buf. `memory` is dropped.
+    fn register_memory<M: CallerMemory>(&self, memory: M, access: Access) -> Result<B::Region, B::Error>;
+}
+
+/// The rights of the device and of the peer in a region, `ibv_reg_mr(3)`. The device may always read it for our own sends.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Access(u8);
+
+impl Access {
+    /// The device only reads the region, for our sends and writes.
+    pub const NONE: Self = Self(0);
+    /// The device may write into it: receives, and answers to our reads.
+    pub const LOCAL_WRITE: Self = Self(1);
+    /// The peer may write into it (which includes [`Access::LOCAL_WRITE`]).
+    pub const REMOTE_WRITE: Self = Self(1 | 2);
+    /// The peer may read it.
+    pub const REMOTE_READ: Self = Self(4);
+
+    /// Both.
+    #[must_use]
+    pub const fn and(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// Returns whether everything in `other` is allowed.
+    pub const fn allows(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+}
+
+impl fmt::Debug for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = [
+            (Self::LOCAL_WRITE, "LOCAL_WRITE"),
+            (Self(2), "REMOTE_WRITE"),
+            (Self::REMOTE_READ, "REMOTE_READ"),
+        ];
+        f.debug_list()
+            .entries(names.iter().filter(|(bit, _)| self.allows(*bit)).map(|(_, name)| name))
+            .finish()
+    }
+}
+
+/// A registered memory region, `ibv_reg_mr(3)`. Dropping it deregisters the memory, and frees it or drops its owner.
+pub trait Region: Send + Sync {
+    /// Its length in bytes, as asked for.
+    fn len(&self) -> usize;
+    /// Returns whether its length is zero.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+    /// Returns the address under which a peer reaches its first byte.
+    fn address(&self) -> u64;
+    /// Returns the key by which a peer reaches it.
+    fn rkey(&self) -> u32;
+    /// Its bytes.
+    fn memory(&self) -> SharedMemory<'_>;
+    /// Copies `into.len()` bytes from `offset` on. False, and nothing copied, if they are not all inside.
+    #[must_use]
+    #[inline]
+    fn read(&self, offset: usize, into: &mut [u8]) -> bool {
+        self.memory().read(offset, into)
+    }
+    /// Copies `from` to `offset` on. False, and nothing copied, if it does not all fit.
+    #[must_use]
+    #[inline]
+    fn write(&self, offset: usize, from: &[u8]) -> bool {
+        self.memory().write(offset, from)
+    }
+}
+
+/// A part of a region.
+#[derive(Debug)]
+pub struct Slice<'a, R> {
+    /// The region.
+    pub region: &'a R,
+    /// The first byte.
+    pub offset: usize,
+    /// Its length in bytes.
+    pub len: usize,
+}
+
+impl<R> Clone for Slice<'_, R> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<R> Copy for Slice<'_, R> {}
+
+/// A send work request, `ibv_post_send(3)`.
+#[derive(Debug)]
+pub struct SendRequest<'a, R> {
+    /// Returned in the completion.
+    pub id: u64,
+    /// The operation.
+    pub op: SendOp,
+    /// From (for a READ: to) where.
+    pub local: Slice<'a, R>,
+    /// Whether success is reported; an error always is.
+    pub signaled: bool,
+    /// Whether the bytes are copied during the call, so that the slice may be written again at once. C makes that copy, without
+    /// atomics: for the length of the call nobody may write these bytes, not even through [`SharedMemory`], from another
+    /// thread. At most
+    /// [`QueuePair::max_inline`] bytes; not for a READ.
+    pub inline: bool,
+}
+
+impl<R> Clone for SendRequest<'_, R> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<R> Copy for SendRequest<'_, R> {}
+
+/// Operations of a send queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SendOp {
+    /// SEND: consumes one of the peer's receives.
+    Send,
+    /// SEND with immediate: consumes one of the peer's receives and brings a number.
+    SendImmediate(Immediate),
+    /// RDMA WRITE: the peer's processor sees nothing.
+    Write(RemoteAddress),
+    /// RDMA WRITE with immediate: consumes one of the peer's receives.
+    WriteImmediate(RemoteAddress, Immediate),
+    /// RDMA READ, limited by [`ConnectParams::initiator_depth`].
+    Read(RemoteAddress),
+}
+
+/// A receive work request, `ibv_post_recv(3)`.
+#[derive(Debug)]
+pub struct RecvRequest<'a, R> {
+    /// Returned in the completion.
+    pub id: u64,
+    /// Where a SEND is put.
+    pub local: Slice<'a, R>,
+}
+
+impl<R> Clone for RecvRequest<'_, R> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<R> Copy for RecvRequest<'_, R> {}
+
+/// A reliable-connected queue pair, `rdma_create_qp(3)`.
+pub trait QueuePair<B: Backend>: Send + Sync {
+    /// Its number, found again in [`Completion::queue_pair`].
+    fn number(&self) -> u32;
+    /// Returns how many bytes fit inline.
+    fn max_inline(&self) -> usize;
+    /// Posts a chain of requests with one doorbell, `ibv_post_send(3)`. Requests execute in order.
+    ///
+    /// # Errors
+    /// [`PostError::posted`] requests were posted before the one that failed; the others were not.
+    /// [`ErrorKind::Argument`] for a slice outside its region or of another domain.
+    fn post_send(&self, requests: &[SendRequest<'_, B::Region>]) -> Result<(), PostError<B::Error>>;
+    /// Posts a chain of receives, `ibv_post_recv(3)`; errors as for [`QueuePair::post_send`].
+    fn post_recv(&self, requests: &[RecvRequest<'_, B::Region>]) -> Result<(), PostError<B::Error>>;
+    /// Sets how long a peer waits before it repeats a request that met no posted receive, `ibv_modify_qp(3)`,
+    /// `min_rnr_timer`. The connection manager leaves the slowest, 655 ms. For a connected queue pair only.
+    fn set_min_rnr_timer(&self, timer: RnrTimer) -> Result<(), B::Error>;
+    /// Returns whether the path leads back to the port and address that it leaves from, `ibv_query_qp(3)`, `IBV_QP_AV`: the
+    /// peer is on this device then. Unlike [`Identifier::peer_addr`], which repeats what a request says, this is where the
+    /// device sends to (VR-SEC-008).
+    ///
+    /// # Errors
+    /// [`ErrorKind::State`] for a queue pair that was not connected.
+    fn is_loopback(&self) -> Result<bool, B::Error>;
+    /// Returns whether it is in the error state, `ibv_query_qp(3)`, `IBV_QP_STATE`: what is posted
+    /// is flushed, and nothing comes any more. It is for where a completion does not tell whose it
+    /// is.
+    fn has_failed(&self) -> Result<bool, B::Error>;
+}
+
+/// The `min_rnr_timer` codes of InfiniBand, 0 to 31.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RnrTimer(u8);
+
+impl RnrTimer {
+    /// 655.36 ms: what a queue pair has that nobody set.
+    pub const SLOWEST: Self = Self(0);
+    /// 0.64 ms.
+    pub const MICROS_640: Self = Self(12);
+
+    /// Returns the timer of a code; `None` above 31.
+    pub const fn from_code(code: u8) -> Option<Self> {
+        if code < 32 { Some(Self(code)) } else { None }
+    }
+
+    /// Returns the code.
+    pub const fn code(self) -> u8 {
+        self.0
+    }
+
+    /// Returns the delay the code stands for (InfiniBand, table of RNR NAK timer values), in steps of 10 µs.
+    pub fn delay(self) -> core::time::Duration {
+        const TENS_OF_MICROS: [u64; 32] = [
+            65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536,
+            2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
+        ];
+        match TENS_OF_MICROS.get(self.0 as usize) {
+            Some(tens) => core::time::Duration::from_micros(tens.saturating_mul(10)),
+            None => core::time::Duration::ZERO,
+        }
+    }
+}
+
+/// A chain of which only a part was posted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PostError<E> {
+    /// How many requests of the chain were posted.
+    pub posted: usize,
+    /// Why the next one was not.
+    pub error: E,
+}
+
+/// A completion queue and its completion channel, `ibv_create_cq(3)`.
+pub trait CompletionQueue<B: Backend>: Send + Sync {
+    /// Takes completions, at most `into.len()`, and says how many, `ibv_poll_cq(3)`.
+    ///
+    /// # Errors
+    /// The queue is lost, for instance by overrun; so are its queue pairs.
+    fn poll(&self, into: &mut [Completion]) -> Result<usize, B::Error>;
+    /// Asks for one event when the next completion arrives, `ibv_req_notify_cq(3)`. Then poll again: see the module's
+    /// rules.
+    fn arm(&self) -> Result<(), B::Error>;
+    /// Takes the events that wait in the channel and acknowledges them, `ibv_get_cq_event(3)`, `ibv_ack_cq_events(3)`.
+    /// Returns how many; none is not an error. If more were raised than [`CompletionQueue::arm`] was called since, some may be left,
+    /// and the descriptor stays readable.
+    fn take_events(&self) -> Result<u32, B::Error>;
+}
