@@ -116,8 +116,8 @@ fn every_schema_has_an_id() {
     }
 }
 
-/// Each rule of the text says its level where it stands: before the id of a requirement, and after the one before it, is its
-/// MUST, SHOULD or MAY, and no other.
+/// Each rule of the text says its level where it stands. Between the id of a requirement and the id before
+/// it is its MUST, SHOULD or MAY, and no other.
 #[test]
 fn the_text_says_each_level() {
     let text = read(&workspace().unwrap().join("spec/protocol.md"));
@@ -173,7 +173,8 @@ fn the_text_says_each_level() {
     assert_none(&unsaid);
 }
 
-/// What a server sends before it sees the event counts as sent at it: the page allows an answer there.
+/// The page allows a server to answer before it sees the event; what it sends then counts as sent at the
+/// event.
 #[test]
 fn an_answer_may_come_early() {
     if !have("python3", "--version") {

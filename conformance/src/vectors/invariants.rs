@@ -145,7 +145,8 @@ impl<'a> Invariants<'a> {
         }
     }
 
-    /// Returns whether a connection in `state` lacks the disconnect that ends it: answering the peer's is only a should (VR-CLOSE-005).
+    /// Returns whether a connection in `state` lacks the disconnect that ends it. Answering the peer's
+    /// disconnect is only a should (VR-CLOSE-005).
     pub(super) fn owes_disconnect(&self, state: State) -> bool {
         let over = state == State::Failed || (state == State::Closed && !self.left);
         self.established && !self.ended && over
@@ -156,7 +157,8 @@ impl<'a> Invariants<'a> {
         !self.established
     }
 
-    /// A server can send from the acceptance on, and may answer and send Keepalive before it sees the event.
+    /// A server can send from the acceptance on, and may answer and send Keepalive before it sees the
+    /// event.
     fn may_be_early(&self, Bytes(bytes): &Bytes) -> bool {
         let message = Message::decode(bytes);
         self.role == Role::Server

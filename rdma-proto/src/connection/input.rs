@@ -83,7 +83,8 @@ impl Machine {
         Ok(())
     }
 
-    /// In force is what both sides have (VR-FEAT-010). All questions have select 0, so an answer with another is none (VR-FEAT-014).
+    /// In force is what both sides have (VR-FEAT-010). All questions have select 0, so an answer with
+    /// another select is none (VR-FEAT-014).
     fn receive_answer(&mut self, select: u16, features: FeatureSet) -> Result<(), Error> {
         if !self.credits.has_asked() || select != 0 {
             return Err(Error::PeerMisbehaved(PeerMisbehaved::UnaskedFeatures));
