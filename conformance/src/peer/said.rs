@@ -140,7 +140,7 @@ mod tests {
     fn what_is_right_passes_however_it_is_cut() {
         for (dialect, bytes) in [
             (Dialect::Commands, &b"*2\r\n$4\r\nECHO\r\n$0\r\n\r\nPING\r\n*1\r\n$4\r\nQUIT\r\n"[..]),
-            (Dialect::Commands, b"*2\r\n$4\r\nECHO\r\n$13\r\n\r\n and \n\r\0 more\r\n*1\r\n$4"),
+            (Dialect::Commands, b"*2\r\n$4\r\nECHO\r\n$15\r\n\r\n and \n\r\0 more\r\n*1\r\n$4"),
             (Dialect::Replies, b"+OK\r\n-ERR no\r\n:-12\r\n:0\r\n$-1\r\n*-1\r\n*0\r\n$5\r\n\r\n\r\n\0\r\n"),
             (Dialect::Replies, b"*2\r\n*1\r\n:1\r\n*2\r\n$0\r\n\r\n$-1\r\n+OK\r\n%1\r\n+a\r\n_\r\n:18"),
         ] {
