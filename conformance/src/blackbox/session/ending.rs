@@ -297,6 +297,7 @@ impl<B: Descriptors> Session<'_, B> {
 
     /// Leaves the connection as it is until the target ends it, for 2 s at most: a target may wait without end.
     pub(in crate::blackbox) fn lasts(&mut self) {
+        self.peer.drains = false;
         let _either = self.awaits_end(self.context.patience.min(KEPT));
     }
 
