@@ -76,6 +76,12 @@ impl Lane {
     pub(super) fn distrust(&self, steps: u32) {
         self.lock().slow = steps;
     }
+
+    /// Whether nobody is there, nor is to come.
+    #[cfg(test)]
+    pub(super) fn is_free(&self) -> bool {
+        !self.lock().taken
+    }
 }
 
 impl Movers {

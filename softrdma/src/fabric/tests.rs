@@ -92,6 +92,9 @@ fn connected(fabric: &Arc<Fabric>) -> [Program; 2] {
     let [mut one, mut other] = [1, 2].map(|last| Program::new(fabric, last));
     one.connect(&other);
     other.connect(&one);
+    // Who has looked at a program's memory for its registration may say so before it has left.
+    let infos: Vec<_> = fabric.lock().sessions.values().flatten().map(Arc::clone).collect();
+    until(|| infos.iter().all(|info| info.process.lane.is_free()));
     [one, other]
 }
 
