@@ -425,3 +425,35 @@ fn a_page_that_never_comes_is_a_peer_that_does_not_answer() {
     }
     stuck.let_go();
 }
+
+/// Pages of several programs that do not come stop nothing else either, though one program writes to all of them.
+#[test]
+fn pages_of_several_programs_that_do_not_come_stop_nobody_else() {
+    let stuck: Option<Vec<_>> = (0..3).map(|_| Pages::new()).collect();
+    let Some(stuck) = stuck else { return };
+    let fabric = Fabric::new().expect("a fabric");
+    let mut writer = Program::new(&fabric, 1, pages());
+    let mut other = Program::new(&fabric, 2, pages());
+    let (to_other, from_other) = connected(&mut writer, &mut other);
+    let mut owners = Vec::new();
+    for (last, stuck) in (3..).zip(&stuck) {
+        let mut owner = Program::new(&fabric, last, stuck.at);
+        let (to_owner, _) = connected(&mut writer, &mut owner);
+        writer.write(to_owner, last.into(), &owner);
+        stuck.is_wanted();
+        owners.push((owner, to_owner));
+        for id in 10..20 {
+            writer.write(to_other, id, &other);
+            assert_eq!(writer.completion(), (id, 0));
+            other.write(from_other, id, &writer);
+            assert_eq!(other.completion(), (id, 0));
+        }
+    }
+    for ((owner, to_owner), (last, stuck)) in owners.iter().zip((3..).zip(stuck)) {
+        stuck.let_go();
+        assert_eq!(writer.completion(), (last, 0));
+        writer.write(*to_owner, last + 100, owner);
+        assert_eq!(writer.completion(), (last + 100, 0));
+    }
+    serves(&fabric);
+}

@@ -8,6 +8,7 @@
 mod arena;
 mod bulk;
 mod capture;
+mod carried;
 mod completions;
 mod context;
 mod event_queue;
@@ -131,7 +132,7 @@ pub(crate) struct Model {
     /// Whether somebody does either, so that it need not be done at once.
     carries: bool,
     /// Messages whose bytes are on their way, by number.
-    carried: BTreeMap<u64, freight::Carried>,
+    carried: BTreeMap<u64, carried::Carried>,
     /// Those that there ever were.
     freight_count: u64,
     /// Bytes that they hold.

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use super::movers::{Job, Lane, Movers};
 use super::offered::OfferedMemory;
+use super::seats::Seat;
 use libc::{c_ulong, iovec, pid_t, ssize_t};
 use rdma_softsim::{ForeignMemory, Load};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -151,7 +152,9 @@ impl ProgramMemory {
 
 impl ForeignMemory for ProgramMemory {
     fn carry(&self, load: Load) -> Option<Load> {
-        self.process.movers.submit(&self.process, Job::Step(load));
+        if let Some(load) = Seat::take(&self.process, load) {
+            self.process.movers.submit(&self.process, Job::Step(load));
+        }
         None
     }
 

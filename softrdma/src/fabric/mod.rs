@@ -1,20 +1,25 @@
 //! The fabric: one process that owns the model, and the programs that come to it.
 //!
 //! Each program has a session on a thread of its own. The thread sleeps until the program asks something or has
-//! ended; then what it made goes, and its peers are told, as a kernel would. Other threads move the data ([`movers`]).
+//! ended; then what it made goes, and its peers are told, as a kernel would. It moves the data that the program sends ([`seats`]),
+//! and other threads what else there is ([`movers`]).
 
 mod inject;
 mod memory;
 mod movers;
 mod offered;
 mod record;
+mod seats;
+mod service;
 mod session;
 mod signals;
+#[cfg(test)]
+mod tests;
 mod translate;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -22,11 +27,12 @@ use std::time::Duration;
 use rdma_softsim::{DeviceKind, FailureClass, Limits, Parameters, SoftSim};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
-use softrdma_wire::{self as wire, Error, Listener, Reply, Request, Socket};
+use softrdma_wire::{self as wire, Error, Listener, Reply, Socket};
 
-use memory::Process;
 use movers::Movers;
-use session::{Info, Session};
+use seats::{PATIENCE, Watch};
+use service::{Presence, Service};
+use session::Info;
 
 /// Sessions at a time.
 const MOST_SESSIONS: usize = 1024;
@@ -38,8 +44,6 @@ const MOST_MACHINES: usize = 1024;
 const MOST_ADDRESSES: usize = 16;
 /// How long a program that was not let in waits for the next attempt.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Characters of a program's name.
-const NAME: usize = 64;
 /// Sessions in the answer to [`Request::Status`]: one message holds as many, whatever their names and addresses are.
 const SHOWN: usize = 96;
 
@@ -92,12 +96,19 @@ impl Fabric {
 
     /// A fabric with times of its own.
     pub fn with_parameters(parameters: Parameters) -> Result<Arc<Self>, Errno> {
+        Self::with_movers(parameters, Movers::new(MOST_SESSIONS + SPARE_MOVERS, PATIENCE))
+    }
+
+    fn with_movers(parameters: Parameters, movers: Arc<Movers>) -> Result<Arc<Self>, Errno> {
+        let ended = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        // It ends with the fabric.
+        Watch::start(&movers).map_err(|_no_thread| Errno::AGAIN)?;
         Ok(Arc::new(Self {
             model: rdma_softsim::Fabric::with_parameters(parameters),
-            movers: Movers::new(MOST_SESSIONS + SPARE_MOVERS),
+            movers,
             places: Arc::default(),
             state: Mutex::default(),
-            ended: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            ended,
             faulty: AtomicBool::new(false),
         }))
     }
@@ -152,7 +163,9 @@ impl Fabric {
         let presence = Presence { fabric: Arc::clone(self), number };
         // Without a thread the program is turned away: both ends of its session are dropped.
         let _thread = std::thread::Builder::new().name("session".into()).spawn(move || {
-            let _why = presence.run(socket);
+            if let Ok(service) = Service::new(presence, socket) {
+                Box::new(service).serve();
+            }
         });
     }
 
@@ -257,143 +270,5 @@ impl Fabric {
 impl Drop for Fabric {
     fn drop(&mut self) {
         self.movers.close();
-    }
-}
-
-/// A connection that counts for as long as it lasts.
-struct Presence {
-    fabric: Arc<Fabric>,
-    number: u64,
-}
-
-impl Drop for Presence {
-    fn drop(&mut self) {
-        self.fabric.lock().sessions.remove(&self.number);
-        let _told = rustix::io::write(&self.fabric.ended, &1u64.to_ne_bytes());
-    }
-}
-
-impl Presence {
-    /// The whole of a connection.
-    fn run(&self, mut socket: Socket) -> Result<(), Error> {
-        let (pid, _user) = socket.peer()?;
-        let process = Arc::new(Process::open(pid, &self.fabric.movers, &self.fabric.places)?);
-        let mut session: Option<Session> = None;
-        loop {
-            await_request(&socket, &process, session.as_mut())?;
-            let (request, descriptor): (Request<'_>, _) = socket.receive()?;
-            match (&mut session, request) {
-                (Some(session), request) => {
-                    self.fabric.stall(session.devices());
-                    let answer = Session::answer(session, request, descriptor);
-                    socket.send(&answer.reply, answer.descriptor.as_ref().map(AsFd::as_fd))?;
-                }
-                (None, Request::Status) => socket.send(&self.fabric.status(), None)?,
-                (None, Request::Pairs { above }) => socket.send(&self.fabric.pairs(above), None)?,
-                (None, Request::Inject { seed, faults }) => {
-                    socket.send(&self.fabric.inject(seed, &faults), None)?;
-                }
-                (None, Request::Configure { latency, device_kind }) => {
-                    socket.send(&self.fabric.configure(latency, device_kind.as_deref()), None)?;
-                }
-                (None, Request::Record) => socket.send(&self.fabric.record(descriptor), None)?,
-                (none, Request::Hello { version, program, devices, above }) => {
-                    match self.open(version, program, devices, above, &process) {
-                        Ok((opened, reply)) => {
-                            socket.send(&reply, None)?;
-                            *none = Some(opened);
-                        }
-                        Err(errno) => socket.send(&Reply::Refused(errno.raw_os_error()), None)?,
-                    }
-                }
-                (None, _) => socket.send(&Reply::Refused(Errno::INVAL.raw_os_error()), None)?,
-            }
-        }
-    }
-
-    fn open(
-        &self,
-        version: u32,
-        program: String,
-        devices: Vec<Vec<IpAddr>>,
-        above: wire::Name,
-        process: &Arc<Process>,
-    ) -> Result<(Session, Reply), Errno> {
-        if version != wire::VERSION {
-            return Err(Errno::PROTO);
-        }
-        let program = program.chars().take(NAME).collect();
-        let machine = self.fabric.machine(devices.clone())?;
-        let info = Arc::new(Info::new(program, Arc::clone(process), devices.clone()));
-        let session = Session::new(&machine, Arc::clone(&info), above)?;
-        self.fabric.lock().sessions.insert(self.number, Some(info));
-        let limits = wire::Limits {
-            max_mr_size: LIMITS.max_region,
-            max_mr: LIMITS.max_regions,
-            max_qp: LIMITS.max_queue_pairs,
-            max_qp_wr: LIMITS.max_queue_depth,
-            max_cq: LIMITS.max_completion_queues,
-            max_cqe: LIMITS.max_completions,
-            max_qp_rd_atom: LIMITS.max_read_depth,
-            vectors: LIMITS.completion_vectors,
-        };
-        let reply = Reply::Welcome { devices, limits, fabric: std::process::id() };
-        Ok((session, reply))
-    }
-}
-
-/// Sleeps until the program asks something. Its end is an error: a child of it may hold the socket still.
-fn await_request(socket: &Socket, process: &Process, mut session: Option<&mut Session>) -> Result<(), Error> {
-    loop {
-        let mut fds =
-            vec![PollFd::new(socket, PollFlags::IN), PollFd::new(process.descriptor(), PollFlags::IN)];
-        fds.extend(session.iter().flat_map(|session| session.awaited()));
-        match poll(&mut fds, None) {
-            Ok(_) => {}
-            Err(Errno::INTR) => continue,
-            Err(errno) => return Err(errno.into()),
-        }
-        let mut ready = fds.iter().map(|fd| !fd.revents().is_empty());
-        let (asks, ended) = (ready.next() == Some(true), ready.next() == Some(true));
-        let others = ready.any(|ready| ready);
-        if ended {
-            return Err(Error::Closed);
-        }
-        if others && let Some(session) = &mut session {
-            session.catch_up();
-        }
-        if asks {
-            return Ok(());
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_message_holds_the_status_of_all_sessions_that_are_shown() {
-        let session = wire::Session {
-            program: "\u{10ffff}".repeat(NAME),
-            pid: u32::MAX,
-            devices: vec![vec![IpAddr::from([u8::MAX; 16])]; MOST_ADDRESSES],
-            domains: u32::MAX,
-            regions: u32::MAX,
-            registered_bytes: u64::MAX,
-            completion_queues: u32::MAX,
-            queue_pairs: u32::MAX,
-            identifiers: u32::MAX,
-            requests: u64::MAX,
-        };
-        let failures = FailureClass::ALL.iter().map(|class| wire::Failure {
-            words: class.words().into(),
-            injected: u64::MAX,
-            observed: u64::MAX,
-        });
-        let (sessions, failures) = (vec![session; SHOWN], failures.collect());
-        let status = Reply::Status { sessions, struck: u64::MAX, failures };
-        let len = postcard::to_allocvec(&status).expect("a message").len();
-        assert!(len <= wire::MAX_MESSAGE, "{len}");
     }
 }

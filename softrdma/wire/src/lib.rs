@@ -10,14 +10,17 @@
 
 mod devices;
 mod socket;
+#[cfg(test)]
+mod tests;
+mod work;
 
-use std::borrow::Cow;
 use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
 pub use devices::{format_devices, parse_addresses, parse_devices};
 pub use socket::{Error, Listener, Socket};
+pub use work::{Completion, Local, Op, Receive, Send, Sge};
 
 /// Of this protocol. Both sides come from one build, so any other is a mistake in how they were started.
 pub const VERSION: u32 = 5;
@@ -445,70 +448,6 @@ pub enum Transition {
     Timer(u8),
 }
 
-/// `struct ibv_sge`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[allow(missing_docs, reason = "the structure's own fields")]
-pub struct Sge {
-    pub address: u64,
-    pub len: u32,
-    pub lkey: u32,
-}
-
-/// A send work request.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[allow(missing_docs, reason = "the fields of struct ibv_send_wr")]
-pub struct Send<'a> {
-    pub id: u64,
-    pub op: Op,
-    pub signaled: bool,
-    pub solicited: bool,
-    #[serde(borrow)]
-    pub local: Local<'a>,
-}
-
-/// Its bytes, or where they are.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Local<'a> {
-    /// In registered memory, in at most [`MAX_ELEMENTS`] places.
-    Memory(Vec<Sge>),
-    /// Here.
-    #[serde(borrow)]
-    Inline(Cow<'a, [u8]>),
-}
-
-/// What it does. Immediates are numbers, not bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[allow(missing_docs, reason = "the operations' own names")]
-pub enum Op {
-    Send,
-    SendImmediate(u32),
-    Write { address: u64, rkey: u32 },
-    WriteImmediate { address: u64, rkey: u32, immediate: u32 },
-    Read { address: u64, rkey: u32 },
-}
-
-/// A receive work request.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[allow(missing_docs, reason = "the fields of struct ibv_recv_wr")]
-pub struct Receive {
-    pub id: u64,
-    pub local: Vec<Sge>,
-}
-
-/// A work completion.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[allow(missing_docs, reason = "the fields of struct ibv_wc, as numbers")]
-pub struct Completion {
-    pub id: u64,
-    pub pair: u32,
-    /// 0 is success; only then the rest means something.
-    pub status: u32,
-    pub vendor: u32,
-    pub opcode: u32,
-    pub len: u32,
-    pub immediate: Option<u32>,
-}
-
 /// An asynchronous event, `enum ibv_event_type`, and what it is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AsyncEvent {
@@ -597,41 +536,4 @@ pub struct Session {
     pub queue_pairs: u32,
     pub identifiers: u32,
     pub requests: u64,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A chain is cut by the number of requests alone.
-    #[test]
-    fn a_message_holds_the_longest_work_requests() {
-        let most = Sge { address: u64::MAX, len: u32::MAX, lkey: u32::MAX };
-        let op = Op::WriteImmediate { address: u64::MAX, rkey: u32::MAX, immediate: u32::MAX };
-        let send = |local| Send { id: u64::MAX, op, signaled: true, solicited: true, local };
-        let (pair, room) = (u32::MAX, u32::MAX);
-        let receive = Receive { id: u64::MAX, local: vec![most; MAX_ELEMENTS] };
-        let inline = send(Local::Inline(vec![u8::MAX; MAX_INLINE].into()));
-        let listed = send(Local::Memory(vec![most; MAX_ELEMENTS]));
-        for request in [
-            Request::PostSend { pair, room, work: vec![inline; MAX_WORK] },
-            Request::PostSend { pair, room, work: vec![listed; MAX_WORK] },
-            Request::PostReceive { pair, work: vec![receive.clone(); MAX_WORK] },
-            Request::PostShared { queue: u32::MAX, work: vec![receive; MAX_WORK] },
-        ] {
-            let len = postcard::to_slice(&request, &mut vec![0; MAX_MESSAGE]).map(|bytes| bytes.len());
-            assert!(len.is_ok(), "{len:?}");
-        }
-        let completion = Completion {
-            id: u64::MAX,
-            pair: u32::MAX,
-            status: u32::MAX,
-            vendor: u32::MAX,
-            opcode: u32::MAX,
-            len: u32::MAX,
-            immediate: Some(u32::MAX),
-        };
-        let completions = Reply::Completions(vec![completion; MAX_BATCH]);
-        assert!(postcard::to_slice(&completions, &mut vec![0; MAX_MESSAGE]).is_ok());
-    }
 }

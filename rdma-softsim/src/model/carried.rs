@@ -1,0 +1,377 @@
+//! Messages with an end in another process, whose bytes are moved while nobody holds the fabric's lock.
+//!
+//! How long it takes to reach into another process is up to that process: a page may come late, or never. So the model
+//! itself never does. It hands out a [`Freight`], which somebody moves step by step; each step reaches into the memory of
+//! one end. The message is checked when it arrives, and checked and executed when its bytes are there. What its queue
+//! pair sends behind it waits, so that the order stays.
+//!
+//! A message ends before its bytes are there if one of its queue pairs fails or goes, if the memory it is for is
+//! deregistered, or when [`Parameters::reach`](crate::Parameters::reach) is over. Then its sender hears what it hears of
+//! a device that says nothing, or that cannot read its own memory. Whoever moves it may be inside the memory of one end
+//! at that time. Until that is over, the queue pair at that end is not flushed, and whoever takes the memory away waits.
+
+use std::sync::Arc;
+
+use rdma_backend::time::Instant;
+use rdma_backend::{Access, SendOp};
+
+use super::freight::{End, Freight, Origin, Outcome, Stretch, Track};
+use super::memory::{Bytes, Unreachable};
+use super::parts::{Part, Parts};
+use super::queue_pair::State;
+use super::requester::{SendWork, Source};
+use super::responder::Arrival;
+use super::{Event, Model, PairId, RegionId};
+use crate::faults::Fault;
+
+/// A message whose bytes are on their way, or an end of which waits until a last step is over.
+pub(super) struct Carried {
+    from: PairId,
+    to: PairId,
+    epoch: u32,
+    sequence: u64,
+    struck: Option<Fault>,
+    reads: bool,
+    /// Where its bytes go.
+    target: Option<Parts>,
+    track: Arc<Track>,
+    /// Nothing has become of the message yet.
+    open: bool,
+    /// Which ends, the requester first, count it still.
+    holds: [bool; 2],
+    deadline: Instant,
+    /// It was given up before, and gets less time.
+    repeats: bool,
+}
+
+impl Carried {
+    const fn pair(&self, end: End) -> PairId {
+        match end {
+            End::Requester => self.from,
+            End::Responder => self.to,
+        }
+    }
+
+    const fn target_end(&self) -> End {
+        if self.reads { End::Requester } else { End::Responder }
+    }
+
+    /// Whether somebody may be writing its bytes.
+    fn lands(&self) -> bool {
+        self.track.is_inside(self.target_end())
+    }
+}
+
+impl Model {
+    /// Has the bytes of a message moved that has an end in another process. False if there are none to be moved.
+    pub(super) fn begin_freight(
+        &mut self,
+        from: PairId,
+        epoch: u32,
+        sequence: u64,
+        struck: Option<Fault>,
+    ) -> bool {
+        let Some((to, reads, source, target, len)) = self.route(from, epoch, sequence, struck) else {
+            return false;
+        };
+        let Some(work) = self.pairs.get(from).and_then(|pair| pair.requester.flight(epoch, sequence)) else {
+            return false;
+        };
+        let origin = match (&source, &work.source) {
+            (Some(parts), _) => Origin::Memory(self.stretches(parts, len)),
+            (None, Source::Inline(bytes)) => Origin::Inline(bytes.clone()),
+            (None, Source::Memory(_)) => return false,
+        };
+        let onto = target.as_ref().map(|parts| self.stretches(parts, len));
+        let sends = matches!(work.op, SendOp::Send | SendOp::SendImmediate(_));
+        let Some(pair) = self.pairs.get_mut(from) else { return false };
+        let repeats = pair.requester.late;
+        let reach = match repeats {
+            false => self.parameters.reach,
+            true => {
+                pair.requester.ack_timeout.unwrap_or(self.parameters.ack_timeout).min(self.parameters.reach)
+            }
+        };
+        pair.requester.carrying = true;
+        pair.bulks += 1;
+        if let Some(peer) = self.pairs.get_mut(to) {
+            peer.bulks += 1;
+        }
+        if sends && target.is_some() {
+            self.reserve_receive(to);
+        }
+        self.freight_count += 1;
+        let number = self.freight_count;
+        let captured = self.capture.is_some();
+        let mut freight = Freight::new(number, reads, (origin, onto, len), captured, &self.held);
+        let deadline = self.event_queue.now().after(reach);
+        let holds = [true; 2];
+        let (open, track) = (true, Arc::clone(freight.track()));
+        self.carried.insert(
+            number,
+            Carried {
+                from,
+                to,
+                epoch,
+                sequence,
+                struck,
+                reads,
+                target,
+                track,
+                open,
+                holds,
+                deadline,
+                repeats,
+            },
+        );
+        if self.carries {
+            self.freights.push_back(freight);
+            self.sweep_at(deadline);
+        } else {
+            while !freight.is_at_its_end() {
+                freight.step();
+            }
+            self.end_freight(freight);
+        }
+        true
+    }
+
+    /// The responder of a message with an end in another process, whether it is a READ, where its bytes come from if not from the request,
+    /// where they go if it can be executed, and how many they are.
+    #[expect(clippy::type_complexity, reason = "taken apart at once")]
+    fn route(
+        &self,
+        from: PairId,
+        epoch: u32,
+        sequence: u64,
+        struck: Option<Fault>,
+    ) -> Option<(PairId, bool, Option<Parts>, Option<Parts>, usize)> {
+        let pair = self.pairs.get(from)?;
+        let work = pair.requester.flight(epoch, sequence)?;
+        let path = pair.path?;
+        let (to, len) = (path.peer, work.len);
+        let refused = matches!(
+            struck,
+            Some(Fault::KeyRefused | Fault::RequestRefused | Fault::ReceiveGone | Fault::Lose)
+        );
+        let heard = !refused && self.listening(from, path) == Some(sequence);
+        if len == 0 || (work.reads_memory() && (!self.readable(work) || struck == Some(Fault::SourceGone))) {
+            return None;
+        }
+        let (reads, source, target) = match (work.op, &work.source) {
+            (SendOp::Read(remote), Source::Memory(into)) => {
+                let peer = self.pairs.get(to).filter(|_| heard)?;
+                let (region, offset) = self.remote(peer.domain, remote, len, Access::REMOTE_READ)?;
+                if !self.allows(into, len, Access::LOCAL_WRITE) {
+                    return None;
+                }
+                (true, Some(Parts::One(Part { region, offset, len })), Some(into.clone()))
+            }
+            (_, Source::Memory(parts)) => {
+                (false, Some(parts.clone()), heard.then(|| self.landing_place(to, work)).flatten())
+            }
+            (_, Source::Inline(_)) => (false, None, heard.then(|| self.landing_place(to, work)).flatten()),
+        };
+        let foreign = |parts: &Parts| parts.list().iter().any(|part| self.is_foreign(part.region));
+        let wanted = target.is_some() || self.capture.is_some();
+        let far = (wanted && source.as_ref().is_some_and(foreign)) || target.as_ref().is_some_and(foreign);
+        far.then_some((to, reads, source, target, len))
+    }
+
+    /// Where the bytes of a SEND or a WRITE go, if it can be executed now.
+    fn landing_place(&self, to: PairId, work: &SendWork) -> Option<Parts> {
+        let receive = self.next_receive(to).filter(|_| self.is_ready_for_receives(to));
+        match work.op {
+            SendOp::Write(remote) | SendOp::WriteImmediate(remote, _) => {
+                if matches!(work.op, SendOp::WriteImmediate(..)) {
+                    receive?;
+                }
+                let domain = self.pairs.get(to)?.domain;
+                let (region, offset) = self.remote(domain, remote, work.len, Access::REMOTE_WRITE)?;
+                Some(Parts::One(Part { region, offset, len: work.len }))
+            }
+            SendOp::Send | SendOp::SendImmediate(_) => {
+                self.check_receive(receive?.clone(), work.len).ok().flatten()
+            }
+            SendOp::Read(_) => None,
+        }
+    }
+
+    pub(super) fn is_foreign(&self, region: RegionId) -> bool {
+        self.regions.get(region).is_some_and(|region| matches!(region.memory, Bytes::Foreign { .. }))
+    }
+
+    fn stretches(&self, parts: &Parts, len: usize) -> Vec<Stretch> {
+        let of = |Part { region, offset, len }| {
+            let memory = self.regions.get(region)?.memory.clone();
+            Some(Stretch { memory, offset, len })
+        };
+        parts.within(0, len).filter_map(of).collect()
+    }
+
+    /// Returns bytes that somebody has to move from now on.
+    pub(crate) fn next_freight(&mut self) -> Option<Freight> {
+        self.freights.pop_front()
+    }
+
+    /// The bytes were moved, or could not be, or need not be any more.
+    pub(crate) fn end_freight(&mut self, freight: Freight) {
+        // None if its time was over.
+        let Some(mut carried) = self.carried.remove(&freight.number()) else { return };
+        let Outcome { moved, seen } = freight.end();
+        self.free(&mut carried, None);
+        let struck = Some(carried.struck);
+        self.decide(&mut carried, Some(Arrival { struck, moved, seen, carried: true }));
+        self.flush_freed(&carried);
+    }
+
+    /// Nobody moves these bytes.
+    pub(crate) fn lose_freight(&mut self, freight: &Freight) {
+        self.give_up(freight.number());
+    }
+
+    /// The message arrives, or is as good as lost.
+    fn decide(&mut self, carried: &mut Carried, arrival: Option<Arrival>) {
+        let &mut Carried { from, to, epoch, sequence, .. } = carried;
+        if !core::mem::take(&mut carried.open) {
+            return;
+        }
+        if let Some(pair) = self.pairs.get_mut(from) {
+            pair.requester.carrying = false;
+        }
+        match arrival {
+            Some(arrival) => self.arrive_with(from, epoch, sequence, arrival),
+            None => self.unanswered(from, epoch),
+        }
+        self.return_receive(to);
+        if let Some(pair) = self.pairs.get_mut(from) {
+            for (epoch, sequence) in pair.requester.behind.drain(..) {
+                self.event_queue
+                    .schedule(core::time::Duration::ZERO, Event::Arrive { from, epoch, sequence });
+            }
+        }
+    }
+
+    /// The ends count it no more, but for that in whose memory somebody is.
+    fn free(&mut self, carried: &mut Carried, inside: Option<End>) {
+        for end in [End::Requester, End::Responder] {
+            if inside != Some(end)
+                && core::mem::take(&mut carried.holds[end as usize])
+                && let Some(pair) = self.pairs.get_mut(carried.pair(end))
+            {
+                pair.bulks -= 1;
+            }
+        }
+    }
+
+    /// What waited for it is flushed.
+    fn flush_freed(&mut self, carried: &Carried) {
+        for end in [carried.from, carried.to] {
+            if self.pairs.get(end).is_some_and(|pair| pair.state == State::Error) {
+                self.begin_flush(end);
+            }
+        }
+    }
+
+    /// Ends messages before their bytes are there.
+    fn cut_short(&mut self, cut: impl Fn(&Carried) -> bool, arrives: bool, gone: PairId) {
+        let numbers: Vec<u64> =
+            self.carried.iter().filter(|(_, carried)| cut(carried)).map(|(number, _)| *number).collect();
+        for number in numbers {
+            let Some(mut carried) = self.carried.remove(&number) else { continue };
+            let inside = carried.track.end();
+            self.free(&mut carried, inside);
+            if carried.from == gone {
+                carried.open = false;
+                self.return_receive(carried.to);
+            }
+            let struck = Some(carried.struck);
+            let arrival = Arrival { struck, moved: None, seen: None, carried: true };
+            self.decide(&mut carried, arrives.then_some(arrival));
+            self.flush_freed(&carried);
+            if carried.holds.contains(&true) {
+                self.carried.insert(number, carried);
+            }
+        }
+    }
+
+    /// A queue pair fails, begins anew or is gone: so are the messages from it and to it.
+    pub(super) fn cut_short_of(&mut self, pair: PairId) {
+        if !self.carried.is_empty() {
+            self.cut_short(|carried| carried.from == pair || carried.to == pair, false, pair);
+        }
+        if let Some(pair) = self.pairs.get_mut(pair) {
+            pair.requester.carrying = false;
+        }
+    }
+
+    /// A region is gone: what was on its way there arrives, and finds that out.
+    pub(super) fn cut_short_into(&mut self, region: RegionId) {
+        if !self.carried.is_empty() {
+            let touches =
+                |carried: &Carried| carried.target.as_ref().is_some_and(|target| target.touch(region));
+            self.cut_short(touches, true, PairId::NOBODY);
+        }
+    }
+
+    /// Returns whether somebody may be writing what a message of this queue pair brings to its owner.
+    pub(crate) fn lands_for(&self, pair: PairId) -> bool {
+        self.carried.values().any(|carried| carried.pair(carried.target_end()) == pair && carried.lands())
+    }
+
+    /// Returns whether somebody may be writing to this region, which is gone.
+    pub(crate) fn lands_in(&self, region: RegionId) -> bool {
+        let touches = |carried: &Carried| carried.target.as_ref().is_some_and(|target| target.touch(region));
+        self.carried.values().any(|carried| touches(carried) && carried.lands())
+    }
+
+    /// Looks at this time, at the latest, for messages whose time is over.
+    fn sweep_at(&mut self, at: Instant) {
+        if self.sweep.is_none_or(|sweep| at < sweep) {
+            self.sweep = Some(at);
+            let now = self.event_queue.now();
+            self.event_queue.schedule(at.since(now), Event::Sweep);
+        }
+    }
+
+    /// Gives messages up whose time is over.
+    pub(super) fn sweep(&mut self) {
+        let now = self.event_queue.now();
+        if self.sweep.is_none_or(|at| at > now) {
+            return;
+        }
+        self.sweep = None;
+        let late: Vec<u64> =
+            self.carried.iter().filter(|(_, c)| c.deadline <= now).map(|(n, _)| *n).collect();
+        for number in late {
+            self.give_up(number);
+        }
+        if let Some(next) = self.carried.values().map(|carried| carried.deadline).min() {
+            self.sweep_at(next);
+        }
+    }
+
+    /// An end of a message cannot be reached in time. If that is the requester's, its device cannot read or write its own memory. If it is
+    /// the responder's, the requester hears nothing: its acknowledgement timer ends, and again for each repetition, which gets no more time
+    /// than that.
+    fn give_up(&mut self, number: u64) {
+        let Some(mut carried) = self.carried.remove(&number) else { return };
+        let _inside = carried.track.end();
+        self.free(&mut carried, None);
+        let arrival = match carried.track.at() {
+            End::Requester if !carried.repeats => {
+                let own = if carried.reads { Unreachable::Target } else { Unreachable::Source };
+                let struck = Some(carried.struck);
+                Some(Arrival { struck, moved: Some(Err(own)), seen: None, carried: true })
+            }
+            End::Requester | End::Responder => {
+                if let Some(pair) = self.pairs.get_mut(carried.from) {
+                    pair.requester.late = true;
+                }
+                None
+            }
+        };
+        self.decide(&mut carried, arrival);
+        self.flush_freed(&carried);
+    }
+}

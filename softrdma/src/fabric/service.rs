@@ -1,0 +1,175 @@
+//! A connection with one program: what it asks, and what it is answered.
+
+use std::net::IpAddr;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use softrdma_wire::{self as wire, Error, Reply, Request, Socket};
+
+use super::memory::Process;
+use super::seats::Watch;
+use super::session::{Answer, Info, Session};
+use super::{Fabric, LIMITS};
+
+/// Characters of a program's name.
+pub(super) const NAME: usize = 64;
+
+/// A connection that counts for as long as it lasts.
+pub(super) struct Presence {
+    pub(super) fabric: Arc<Fabric>,
+    pub(super) number: u64,
+}
+
+impl Drop for Presence {
+    fn drop(&mut self) {
+        self.fabric.lock().sessions.remove(&self.number);
+        let _told = rustix::io::write(&self.fabric.ended, &1u64.to_ne_bytes());
+    }
+}
+
+/// A connection. One thread at a time serves it. Dropped in this order when it has ended.
+pub(super) struct Service {
+    session: Option<Session>,
+    /// What is to be said when everything has been moved.
+    answer: Option<Answer>,
+    socket: Socket,
+    process: Arc<Process>,
+    presence: Presence,
+}
+
+impl Service {
+    pub(super) fn new(presence: Presence, socket: Socket) -> Result<Self, Error> {
+        let (pid, _user) = socket.peer()?;
+        let process = Arc::new(Process::open(pid, &presence.fabric.movers, &presence.fabric.places)?);
+        Ok(Self { session: None, answer: None, socket, process, presence })
+    }
+
+    /// Serves the program until it has ended, or another thread does.
+    pub(super) fn serve(self: Box<Self>) {
+        let movers = Arc::clone(&self.presence.fabric.movers);
+        let place = Watch::seat(&movers);
+        let mut service = self;
+        loop {
+            if let Some(Answer { reply, descriptor }) = service.answer.take()
+                && service.socket.send(&reply, descriptor.as_ref().map(AsFd::as_fd)).is_err()
+            {
+                return;
+            }
+            if service.next(&place.seat).is_err() {
+                return;
+            }
+            if place.seat.is_laden() {
+                let Some(back) = place.seat.move_all(service, &movers) else { return };
+                service = back;
+            }
+        }
+    }
+
+    /// Waits for a request and does what it asks.
+    fn next(&mut self, seat: &Arc<super::seats::Seat>) -> Result<(), Error> {
+        let Self { session, answer, socket, process, presence } = self;
+        let fabric = &presence.fabric;
+        await_request(socket, process, session.as_mut())?;
+        let (request, descriptor): (Request<'_>, _) = socket.receive()?;
+        let reply = match (&mut *session, request) {
+            (Some(session), request) => {
+                fabric.stall(session.devices());
+                *answer = Some(if moves(&request) {
+                    seat.collect(|| session.answer(request, descriptor))
+                } else {
+                    session.answer(request, descriptor)
+                });
+                return Ok(());
+            }
+            (None, Request::Status) => fabric.status(),
+            (None, Request::Pairs { above }) => fabric.pairs(above),
+            (None, Request::Inject { seed, faults }) => fabric.inject(seed, &faults),
+            (None, Request::Configure { latency, device_kind }) => {
+                fabric.configure(latency, device_kind.as_deref())
+            }
+            (None, Request::Record) => fabric.record(descriptor),
+            (none, Request::Hello { version, program, devices, above }) => {
+                match open(presence, version, program, devices, above, process) {
+                    Ok((opened, reply)) => {
+                        *none = Some(opened);
+                        reply
+                    }
+                    Err(errno) => Reply::Refused(errno.raw_os_error()),
+                }
+            }
+            (None, _) => Reply::Refused(Errno::INVAL.raw_os_error()),
+        };
+        *answer = Some(Answer { reply, descriptor: None });
+        Ok(())
+    }
+}
+
+/// Whether a request may set bytes in motion, and waits for nobody.
+const fn moves(request: &Request<'_>) -> bool {
+    matches!(
+        request,
+        Request::PostSend { .. }
+            | Request::PostReceive { .. }
+            | Request::PostShared { .. }
+            | Request::Poll { .. }
+            | Request::Arm { .. }
+    )
+}
+
+fn open(
+    presence: &Presence,
+    version: u32,
+    program: String,
+    devices: Vec<Vec<IpAddr>>,
+    above: wire::Name,
+    process: &Arc<Process>,
+) -> Result<(Session, Reply), Errno> {
+    let Presence { fabric, number } = presence;
+    if version != wire::VERSION {
+        return Err(Errno::PROTO);
+    }
+    let program = program.chars().take(NAME).collect();
+    let machine = fabric.machine(devices.clone())?;
+    let info = Arc::new(Info::new(program, Arc::clone(process), devices.clone()));
+    let session = Session::new(&machine, Arc::clone(&info), above)?;
+    fabric.lock().sessions.insert(*number, Some(info));
+    let limits = wire::Limits {
+        max_mr_size: LIMITS.max_region,
+        max_mr: LIMITS.max_regions,
+        max_qp: LIMITS.max_queue_pairs,
+        max_qp_wr: LIMITS.max_queue_depth,
+        max_cq: LIMITS.max_completion_queues,
+        max_cqe: LIMITS.max_completions,
+        max_qp_rd_atom: LIMITS.max_read_depth,
+        vectors: LIMITS.completion_vectors,
+    };
+    Ok((session, Reply::Welcome { devices, limits, fabric: std::process::id() }))
+}
+
+/// Sleeps until the program asks something. Its end is an error: a child of it may hold the socket still.
+fn await_request(socket: &Socket, process: &Process, mut session: Option<&mut Session>) -> Result<(), Error> {
+    loop {
+        let mut fds =
+            vec![PollFd::new(socket, PollFlags::IN), PollFd::new(process.descriptor(), PollFlags::IN)];
+        fds.extend(session.iter().flat_map(|session| session.awaited()));
+        match poll(&mut fds, None) {
+            Ok(_) => {}
+            Err(Errno::INTR) => continue,
+            Err(errno) => return Err(errno.into()),
+        }
+        let mut ready = fds.iter().map(|fd| !fd.revents().is_empty());
+        let (asks, ended) = (ready.next() == Some(true), ready.next() == Some(true));
+        let others = ready.any(|ready| ready);
+        if ended {
+            return Err(Error::Closed);
+        }
+        if others && let Some(session) = &mut session {
+            session.catch_up();
+        }
+        if asks {
+            return Ok(());
+        }
+    }
+}

@@ -1,0 +1,191 @@
+use std::sync::mpsc::{Sender, channel};
+use std::time::Instant;
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use softrdma_wire::{Access, Completion, Local, Op, Request, Send, Transition};
+
+use super::memory::Process;
+use super::movers::Job;
+use super::service::NAME;
+use super::*;
+
+/// No thread is replaced, however slow the machine is.
+const NEVER: Duration = Duration::from_secs(1 << 30);
+
+/// A program with some bytes that peers may write to, and a queue pair.
+struct Program {
+    socket: Socket,
+    address: IpAddr,
+    queue: u32,
+    pair: u32,
+    number: u32,
+    at: u64,
+    key: u32,
+}
+
+impl Program {
+    fn new(fabric: &Arc<Fabric>, last: u8) -> Self {
+        let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+        let (ours, theirs) = socketpair(family, kind, SocketFlags::CLOEXEC, None).expect("sockets");
+        fabric.admit(Socket::new(theirs));
+        let address = IpAddr::from([192, 0, 2, last]);
+        let at = Vec::leak(vec![0_u8; 64]).as_ptr().expose_provenance() as u64;
+        let socket = Socket::new(ours);
+        let mut program = Self { socket, address, queue: 0, pair: 0, number: 0, at, key: 0 };
+        let devices = vec![vec![address]];
+        program.ask(&Request::Hello { version: wire::VERSION, program: String::new(), devices, above: 0 });
+        let Reply::Made(domain) = program.ask(&Request::AllocateDomain(0)) else { panic!("no domain") };
+        let queue = Request::CreateQueue { device: 0, depth: 8, channel: None };
+        let Reply::Made(queue) = program.ask(&queue) else { panic!("no queue") };
+        let access = Access { local_write: true, remote_write: true, remote_read: true };
+        let region = Request::Register { domain, at, address: at, len: 64, access };
+        let Reply::Region { key, .. } = program.ask(&region) else { panic!("no region") };
+        let pair = Request::CreatePair {
+            domain,
+            send_queue: queue,
+            receive_queue: queue,
+            shared: None,
+            send_depth: 4,
+            receive_depth: 4,
+            inline: 64,
+        };
+        let Reply::Pair { name: pair, number, .. } = program.ask(&pair) else { panic!("no pair") };
+        Self { queue, pair, number, key, ..program }
+    }
+
+    fn ask(&mut self, request: &Request<'_>) -> Reply {
+        self.socket.send(request, None).expect("the fabric listens");
+        self.socket.receive().expect("the fabric answers").0
+    }
+
+    fn connect(&mut self, peer: &Self) {
+        let (local, remote, number, pair) = (self.address, peer.address, peer.number, self.pair);
+        for to in [
+            Transition::Initialise,
+            Transition::Receive { local, remote, number, timer: 12 },
+            Transition::Send { retry: 7, rnr_retry: 7, read_depth: 1 },
+        ] {
+            assert_eq!(self.ask(&Request::Modify { pair, to }), Reply::Done);
+        }
+    }
+
+    fn write(&mut self, id: u64, peer: &Self) {
+        let op = Op::Write { address: peer.at, rkey: peer.key };
+        let local = Local::Inline((&[7; 64]).into());
+        let work = vec![Send { id, op, signaled: true, solicited: false, local }];
+        let posted = self.ask(&Request::PostSend { pair: self.pair, room: 0, work });
+        assert_eq!(posted, Reply::Posted { count: 1, errno: 0 });
+    }
+
+    /// The writes that have completed by now.
+    fn completed(&mut self) -> Vec<u64> {
+        let Reply::Completions(some) = self.ask(&Request::Poll { queue: self.queue, most: 8 }) else {
+            panic!("no completions")
+        };
+        assert!(some.iter().all(|completion| completion.status == 0), "{some:?}");
+        some.iter().map(|&Completion { id, .. }| id).collect()
+    }
+}
+
+/// Two connected programs on a fabric.
+fn connected(fabric: &Arc<Fabric>) -> [Program; 2] {
+    let [mut one, mut other] = [1, 2].map(|last| Program::new(fabric, last));
+    one.connect(&other);
+    other.connect(&one);
+    // Who has looked at a program's memory for its registration may say so before it has left.
+    let infos: Vec<_> = fabric.lock().sessions.values().flatten().map(Arc::clone).collect();
+    until(|| infos.iter().all(|info| info.process.lane.is_free()));
+    [one, other]
+}
+
+/// Keeps the threads that serve no program until the sender is dropped.
+fn keep(movers: &Arc<Movers>) -> Sender<()> {
+    let own = Arc::new(Process::open(std::process::id(), movers, &Arc::default()).expect("this process"));
+    let (sender, receiver) = channel();
+    let wait = move |_process: &Process| {
+        let _dropped = receiver.recv();
+    };
+    movers.submit(&own, Job::Call(Box::new(wait)));
+    sender
+}
+
+/// Waits until something is so that will be so.
+fn until(mut so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !so() {
+        assert!(Instant::now() < deadline, "it does not become so");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn the_thread_that_serves_a_program_moves_its_bytes() {
+    let movers = Movers::new(1, NEVER);
+    let fabric = Fabric::with_movers(Parameters::default(), Arc::clone(&movers)).expect("a fabric");
+    let [mut one, other] = connected(&fabric);
+    let kept = keep(&movers);
+    for id in 0..50 {
+        one.write(id, &other);
+        assert_eq!(one.completed(), [id]);
+    }
+    drop(kept);
+}
+
+/// A program that has kept a thread keeps no other for some time.
+#[test]
+fn bytes_of_a_slow_program_are_left_to_others() {
+    let movers = Movers::new(1, NEVER);
+    let fabric = Fabric::with_movers(Parameters::default(), Arc::clone(&movers)).expect("a fabric");
+    let [mut one, other] = connected(&fabric);
+    for info in fabric.lock().sessions.values().flatten() {
+        info.process.lane.distrust(1);
+    }
+    let kept = keep(&movers);
+    one.write(1, &other);
+    assert_eq!(one.completed(), []);
+    drop(kept);
+    until(|| one.completed() == [1]);
+    // It was not slow this time.
+    let kept = keep(&movers);
+    one.write(2, &other);
+    assert_eq!(one.completed(), [2]);
+    drop(kept);
+}
+
+/// Nothing wakes the watch when nothing is moved.
+#[test]
+fn the_watch_sleeps_when_nothing_moves() {
+    let movers = Movers::new(1, Duration::from_millis(1));
+    let fabric = Fabric::with_movers(Parameters::default(), Arc::clone(&movers)).expect("a fabric");
+    let [mut one, other] = connected(&fabric);
+    for id in 0..3 {
+        until(|| movers.watch.is_asleep());
+        one.write(id, &other);
+        until(|| one.completed() == [id]);
+    }
+}
+
+#[test]
+fn a_message_holds_the_status_of_all_sessions_that_are_shown() {
+    let session = wire::Session {
+        program: "\u{10ffff}".repeat(NAME),
+        pid: u32::MAX,
+        devices: vec![vec![IpAddr::from([u8::MAX; 16])]; MOST_ADDRESSES],
+        domains: u32::MAX,
+        regions: u32::MAX,
+        registered_bytes: u64::MAX,
+        completion_queues: u32::MAX,
+        queue_pairs: u32::MAX,
+        identifiers: u32::MAX,
+        requests: u64::MAX,
+    };
+    let failures = FailureClass::ALL.iter().map(|class| wire::Failure {
+        words: class.words().into(),
+        injected: u64::MAX,
+        observed: u64::MAX,
+    });
+    let (sessions, failures) = (vec![session; SHOWN], failures.collect());
+    let status = Reply::Status { sessions, struck: u64::MAX, failures };
+    let len = postcard::to_allocvec(&status).expect("a message").len();
+    assert!(len <= wire::MAX_MESSAGE, "{len}");
+}

@@ -1,0 +1,69 @@
+//! Work requests and completions.
+
+use std::borrow::Cow;
+
+use serde::{Deserialize, Serialize};
+
+/// `struct ibv_sge`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the structure's own fields")]
+pub struct Sge {
+    pub address: u64,
+    pub len: u32,
+    pub lkey: u32,
+}
+
+/// A send work request.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the fields of struct ibv_send_wr")]
+pub struct Send<'a> {
+    pub id: u64,
+    pub op: Op,
+    pub signaled: bool,
+    pub solicited: bool,
+    #[serde(borrow)]
+    pub local: Local<'a>,
+}
+
+/// Its bytes, or where they are.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Local<'a> {
+    /// In registered memory, in at most [`MAX_ELEMENTS`](crate::MAX_ELEMENTS) places.
+    Memory(Vec<Sge>),
+    /// Here.
+    #[serde(borrow)]
+    Inline(Cow<'a, [u8]>),
+}
+
+/// What it does. Immediates are numbers, not bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the operations' own names")]
+pub enum Op {
+    Send,
+    SendImmediate(u32),
+    Write { address: u64, rkey: u32 },
+    WriteImmediate { address: u64, rkey: u32, immediate: u32 },
+    Read { address: u64, rkey: u32 },
+}
+
+/// A receive work request.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the fields of struct ibv_recv_wr")]
+pub struct Receive {
+    pub id: u64,
+    pub local: Vec<Sge>,
+}
+
+/// A work completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the fields of struct ibv_wc, as numbers")]
+pub struct Completion {
+    pub id: u64,
+    pub pair: u32,
+    /// 0 is success; only then the rest means something.
+    pub status: u32,
+    pub vendor: u32,
+    pub opcode: u32,
+    pub len: u32,
+    pub immediate: Option<u32>,
+}
