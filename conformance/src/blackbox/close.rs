@@ -90,8 +90,13 @@ fn waits_for_its_reply<B: Descriptors>(context: &Context<'_, B>) -> Judged {
         session.peer.set_reposts(true);
         session.peer.post_receives(usize::MAX);
         if is_told {
-            session.expect_reply(&Exchange { send: Vec::new(), expect: b"+OK\r\n".to_vec() })?;
-            return told(session.ends(), || "waits until the reply has arrived".into());
+            let reply = Exchange { send: Vec::new(), expect: b"+OK\r\n".to_vec() };
+            match session.expect_reply(&reply) {
+                Ok(()) => return told(session.ends(), || "waits until the reply has arrived".into()),
+                Err(stop) if begun.elapsed() < SOON => return Err(stop),
+                // The receives may have come too late, or the server may have stood still.
+                Err(_) => {}
+            }
         }
     }
     Ok(pass("this machine is too slow to show whether it waits"))

@@ -4,7 +4,7 @@
 //! waiting. Connections of one device fill one queue after the other, so that what goes wrong with a queue concerns
 //! those in it and nobody else.
 
-use rdma_backend::{Completion, CompletionError, CompletionQueue, DeviceKey, Identifier};
+use rdma_backend::{Completion, CompletionQueue, DeviceKey, Identifier};
 
 use super::ConnectionId;
 use super::watch::{Descriptors, Watch, Watched};
@@ -26,8 +26,6 @@ pub(super) struct Queue<B: Descriptors> {
     idle: bool,
     /// How many completions of queue pairs that are gone may still be in it.
     stale: u32,
-    /// A failure that came out of it and did not say whose it is.
-    unnamed: Option<CompletionError>,
     /// Whether a call on it has failed: nothing more comes out of it, and nobody else gets a place in it.
     lost: bool,
 }
@@ -61,19 +59,6 @@ impl<B: Descriptors> Queue<B> {
     /// Returns the connections whose queue it is.
     pub(super) fn owners(&self) -> Vec<ConnectionId> {
         self.pairs.iter().map(|(_, id)| *id).collect()
-    }
-
-    /// Notes a failure of these completions that does not say whose it is.
-    #[cold]
-    pub(super) fn note_unnamed(&mut self, completions: &[Completion]) {
-        let failure = completions.iter().find_map(|completion| completion.result.err());
-        self.unnamed = failure.or(self.unnamed);
-    }
-
-    /// Takes the failure that does not say whose it is.
-    #[inline]
-    pub(super) const fn take_unnamed(&mut self) -> Option<CompletionError> {
-        self.unnamed.take()
     }
 
     /// Notes whose completions those of the queue pair with this number are.
@@ -263,7 +248,6 @@ impl<B: Descriptors> Queues<B> {
             armed: false,
             idle: false,
             stale: 0,
-            unnamed: None,
             lost: false,
         };
         if let Some(place) = self.queues.get_mut(at) {

@@ -270,10 +270,7 @@ impl<B: Descriptors> Endpoint<B> {
         let Some(queue) = self.queues.get_mut(at) else { return Found::Nothing };
         self.usage.polls += 1;
         match queue.poll(&mut self.batch) {
-            Ok(0) => match queue.take_unnamed() {
-                None => Found::Nothing,
-                Some(failure) => self.find_failed(at, failure),
-            },
+            Ok(0) => Found::Nothing,
             Ok(count) => self.handle_batch(at, count, now),
             Err(lost) => {
                 self.lose(*lost);
@@ -286,7 +283,7 @@ impl<B: Descriptors> Endpoint<B> {
     fn handle_batch(&mut self, at: usize, count: usize, now: Instant) -> Found {
         let Some(queue) = self.queues.get_mut(at) else { return Found::Nothing };
         let mut others = ArrayVec::<ConnectionId, BATCH>::new();
-        let mut unnamed = false;
+        let mut unnamed = None;
         let mut rest = self.batch.get(..count).unwrap_or_default();
         while let Some(first) = rest.first() {
             // Those of one queue pair that come one behind the other.
@@ -294,10 +291,9 @@ impl<B: Descriptors> Endpoint<B> {
             let (run, behind) = rest.split_at(len);
             rest = behind;
             let Some(id) = queue.owner(first.queue_pair) else {
-                // Nobody's: the last ones of a queue pair that is gone. Or anybody's.
+                // The last ones of a queue pair that is gone, or failures that do not say whose they are.
                 if first.queue_pair == UNNAMED {
-                    queue.note_unnamed(run);
-                    unnamed = true;
+                    unnamed = run.iter().find_map(|completion| completion.result.err()).or(unnamed);
                 }
                 continue;
             };
@@ -313,13 +309,10 @@ impl<B: Descriptors> Endpoint<B> {
                 self.telling.push_back(id);
             }
         }
-        // Asked when the last of them has come, since all whose requests these were have failed by
-        // then, and not for each batch.
-        let failure = if unnamed && count == BATCH { None } else { queue.take_unnamed() };
         for id in &others {
             self.settle(*id);
         }
-        if let Some(failure) = failure {
+        if let Some(failure) = unnamed {
             self.find_failed(at, failure);
         }
         if count < BATCH { Found::All } else { Found::More }
@@ -328,17 +321,14 @@ impl<B: Descriptors> Endpoint<B> {
     /// A failure has come out of the queue at `at` that does not say whose it is: those of its
     /// connections have failed whose queue pairs are in the error state.
     #[cold]
-    fn find_failed(&mut self, at: usize, failure: CompletionError) -> Found {
+    fn find_failed(&mut self, at: usize, failure: CompletionError) {
         let owners = self.queues.get_mut(at).map(|queue| queue.owners()).unwrap_or_default();
-        let mut found = Found::Nothing;
         for id in owners {
             let connection = self.members.get_mut(id).and_then(|member| member.connection.as_mut());
             if connection.is_some_and(|connection| connection.has_failed_by(failure)) {
                 self.suspects.push(id);
-                found = Found::More;
             }
         }
-        found
     }
 
     /// Takes connection-manager events, until as many requests for a connection were answered as may be; true if there were any.
