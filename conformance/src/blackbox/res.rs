@@ -50,7 +50,7 @@ fn receives<B: Descriptors>(context: &Context<'_, B>) -> Judged {
         let settled = session.peer.settle();
         drop(held);
         if let Err(failure) = settled {
-            let found = CROWD - session.peer.outstanding();
+            let found = CROWD.saturating_sub(session.peer.outstanding());
             return Err(Stop::unmet(format!("{found} of {CROWD} keepalives found a receive: {failure}")));
         }
         session.peer.handshake()?;
@@ -100,7 +100,7 @@ fn found_while_asleep<'a, B: Descriptors>(
     let mut found = 0;
     while found < CROWD && !holder.peer.has_received() {
         // As seen before the look for the reply: behind that the server may be at work again.
-        found = CROWD - session.peer.outstanding();
+        found = CROWD.saturating_sub(session.peer.outstanding());
         holder.listen(Duration::ZERO)?;
         session.listen(Duration::from_millis(5))?;
     }
