@@ -1,8 +1,8 @@
 //! The fabric: one process that owns the model, and the programs that come to it.
 //!
 //! Each program has a session on a thread of its own. The thread sleeps until the program asks something or has
-//! ended; then what it made goes, and its peers are told, as a kernel would. It moves the data that the program sends ([`seats`]),
-//! and other threads what else there is ([`movers`]).
+//! ended; then what it made goes, and its peers are told, as a kernel would. It moves the data that the program sends (`seats`),
+//! and other threads what else there is (`movers`).
 
 mod inject;
 mod memory;

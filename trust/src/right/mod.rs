@@ -2,7 +2,7 @@
 //!
 //! A verdict on somebody else's software is tried harder than our own side. So the suite meets sides that are right in another way than
 //! ours: with windows of any length, on devices of every kind, with latency, ending where they may, asking when they like, not waiting for
-//! replies, and the example client in C. [`UNDECIDED`] says which case cannot decide anything about which windows; all else must pass.
+//! replies, and the example client in C. The constant `UNDECIDED` says which case cannot decide anything about which windows; all else must pass.
 
 pub mod command;
 mod example;
