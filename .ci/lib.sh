@@ -1,4 +1,4 @@
-# Shared by the scripts of this folder; to be sourced by bash, in the root of the repository. Has all of lab/lib.sh, and
+# Shared by .ci/run and the scripts of its stages; to be sourced by bash, in the root of the repository. Has all of lab/lib.sh, and
 #
 #   stage WORDS…      begins a stage: if something fails, the script ends, and its last line names the stage
 #   tests COMMAND…    runs tests; fails if there were none, or if one was skipped for want of something that can be installed

@@ -1,15 +1,15 @@
-# The RDMA device of this machine, for `lab/run --host` and `lab/doctor`; sourced after lib.sh.
+# The RDMA device of this machine, for `lab/run host` and `lab/run check`; sourced after lib.sh.
 # shellcheck shell=sh
 
 # Prints what is missing for RDMA on this machine, a line each with what to do; nothing when all is there.
 host_problems() {
     for lab_library in libibverbs.so.1 librdmacm.so.1; do
-        PATH=$PATH:/sbin:/usr/sbin ldconfig -p 2>/dev/null | grep -q "$lab_library" ||
+        PATH=$PATH:/sbin:/usr/sbin ldconfig -p 2>/dev/null | grep -c "$lab_library" >/dev/null ||
             echo "$lab_library is missing: apt-get install libibverbs1 librdmacm1 ibverbs-providers"
     done
     if ! ls /sys/class/infiniband/* >/dev/null 2>&1; then
         echo "no RDMA device in /sys/class/infiniband: fit a NIC, or: modprobe rdma_rxe &&" \
-            "rdma link add rxe0 type rxe netdev INTERFACE; without either, use the guest: lab/run COMMAND"
+            "rdma link add rxe0 type rxe netdev INTERFACE; without either, use the guest: lab/run guest PROGRAM"
         return
     fi
     [ -e /dev/infiniband/rdma_cm ] || echo "/dev/infiniband/rdma_cm is missing: modprobe rdma_ucm"
@@ -24,7 +24,7 @@ host_problems() {
 # of its interface. Dies with every problem named.
 find_host_device() {
     lab_problems=$(host_problems)
-    [ -z "$lab_problems" ] || die "this machine is not ready for --host:
+    [ -z "$lab_problems" ] || die "this machine is not ready for lab/run host:
 $lab_problems"
     if [ -z "${LAB_DEV:-}" ]; then
         for lab_path in /sys/class/infiniband/*; do

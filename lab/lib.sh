@@ -1,6 +1,6 @@
 # Shared by the scripts of this folder; POSIX sh, to be sourced (also inside the guest).
-# Sets LAB_CACHE and the paths below; defines logging, `die`, `as_root`, `apt_install`, `await`, `within`, and the search for Valkey's
-# programs.
+# Sets LAB_CACHE and the paths below; defines logging, `die`, `explained`, `usage`, `as_root`, `apt_install`, `await`, `within`, what builds
+# and names our programs, and the search for Valkey's.
 # shellcheck shell=sh
 
 : "${LAB_CACHE:=${XDG_CACHE_HOME:-${HOME:?HOME is not set, set LAB_CACHE}/.cache}/valkey-rdma-lab}"
@@ -30,10 +30,21 @@ say() { printf 'lab: [%4ds] %s\n' "$(($(date +%s) - LAB_STARTED))" "$*" >&2; }
 
 warn() { printf 'lab: %s\n' "$*" >&2; }
 
-# `lab/run` sets LAB_DIE_STATUS so that its own failures differ from the command's.
+# The places of `lab/run` set LAB_DIE_STATUS so that their own failures differ from the program's.
 die() {
     warn "$*"
     exit "${LAB_DIE_STATUS:-1}"
+}
+
+# Prints what stands at the top of a script: its comment, or the documentation of one in Python.
+explained() { # SCRIPT
+    awk 'NR == 1 { next } /^"""/ { inside = !inside; sub(/^"""/, "") } /"""$/ || (!inside && !/^#/) { exit } { sub(/^# ?/, ""); print }' "$1"
+}
+
+# Ends a script that was called with arguments which it does not take.
+usage() {
+    explained "$0" >&2
+    exit "${LAB_DIE_STATUS:-2}"
 }
 
 # Runs a command as root: as it is, or through sudo. Nothing but installing packages needs it.
@@ -58,6 +69,13 @@ apt_install() { # PACKAGE…
 # share, which is built anew for each. Arguments are further options of Cargo.
 build_programs() {
     cargo build --quiet --release --workspace --lib --bins --examples --features rdma-redis/cluster "$@"
+}
+
+# Exports where they are then, in the root of the repository, and has them go along into the guest.
+name_programs() {
+    lab_release=$(cd "${CARGO_TARGET_DIR:-target}/release" && pwd -P)
+    export CONFORMANCE="$lab_release/valkey-rdma-conformance" TRUST="$lab_release/valkey-rdma-trust" BENCH="$lab_release/valkey-rdma-bench"
+    export EXAMPLES="$lab_release/examples" LAB_ENV="${LAB_ENV:-} CONFORMANCE TRUST BENCH EXAMPLES"
 }
 
 # Waits at most 30 s for a line of a file, as long as the process that writes it lives, if one is given. Fails otherwise, and shows the file.

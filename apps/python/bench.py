@@ -1,6 +1,6 @@
 """Times SET and GET of large values beside valkey-benchmark and redis-py, at the server that VALKEY_URL names, and prints a table.
 
-`lab/run apps/python/valkey bench` runs it.
+`lab/run guest apps/python/valkey bench` runs it.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-//! How many bytes a second one stream carries over a real device, for `lab/bench`, which shows it beside `ib_write_bw`.
+//! How many bytes a second one stream carries over a real device, for `lab/run bench`, which shows it beside `ib_write_bw`.
 //!
 //! ```text
 //! throughput ADDRESS copied|lent MEGABYTES [WINDOW]    MiB per second, both ends in this process, a thread each

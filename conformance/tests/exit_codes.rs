@@ -1,4 +1,4 @@
-//! Every way to exit that docs/adopt.md promises, as a script sees it. Targets that die, hang or refuse need a device: lab/suite
+//! Every way to exit that docs/adopt.md promises, as a script sees it. Targets that die, hang or refuse need a device: lab/run test
 //! has them (`conformance-exits`).
 
 use std::path::{Path, PathBuf};

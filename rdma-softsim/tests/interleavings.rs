@@ -1,4 +1,4 @@
-//! Interleavings of threads on one fabric, tried one after another: `.ci/interleavings`, which is
+//! Interleavings of threads on one fabric, tried one after another: `.ci/run interleavings`, which is
 //! `RUSTFLAGS='--cfg shuttle' cargo test -p rdma-softsim --test interleavings`, and then the same with races put in.
 
 #![cfg(shuttle)]

@@ -1,5 +1,5 @@
 //! Valkey's own programs, unmodified. Skipped where there is no Valkey with RDMA: `VALKEY_BIN` names the directory of its programs,
-//! or `lab/setup` has built it.
+//! or `lab/run setup` has built it.
 
 mod common;
 

@@ -1,7 +1,6 @@
 //! `valkey-rdma-trust`: tries this workspace, see docs/trust.md.
 
 mod soak;
-mod vanish;
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -38,11 +37,9 @@ enum Command {
     Verdicts(wrong::command::Verdicts),
     /// Runs the conformance suite against targets that are right, in every way there is to be right: none may be accused.
     Right(right::command::Arguments),
-    /// Clients and servers for hours, over a network with faults; `lab/soak` runs it in two guests.
+    /// Clients and servers for hours, over a network with faults; `lab/run soak` runs it in two guests.
     #[command(subcommand)]
     Soak(soak::Command),
-    /// How long a server takes to notice a client that vanished; `lab/vanish` runs it in two guests.
-    Vanish(vanish::Arguments),
     /// The requirements of the protocol: what shows each, and their pages.
     #[command(subcommand)]
     Reqs(reqs::Command),
@@ -84,7 +81,6 @@ fn perform(command: Command) -> ExitCode {
         Command::Verdicts(verdicts) => wrong::command::run(&verdicts),
         Command::Right(arguments) => right::command::run(&arguments),
         Command::Soak(command) => soak::run(&command),
-        Command::Vanish(arguments) => vanish::run(&arguments),
         Command::Reqs(command) => reqs::run(command),
     }
 }

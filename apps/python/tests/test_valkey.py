@@ -1,4 +1,4 @@
-"""Against a real Valkey, which `lab/run --soft apps/python/valkey` and the guest have."""
+"""Against a real Valkey, which `lab/run soft apps/python/valkey` and the guest have."""
 
 import os
 import random

@@ -1,6 +1,6 @@
 //! `valkey-rdma-sync` between processes: three Valkeys, each with a program of its own, the third behind the second.
 //!
-//! The programs share the RDMA device whose address `LAB_IP4` names (a step of `lab/suite`); without it each has a device, and so a
+//! The programs share the RDMA device whose address `LAB_IP4` names (a step of `lab/run test`); without it each has a device, and so a
 //! machine, of its own by `softrdma run`. Skipped, and said so, where there is no `softrdma` or no `valkey-server`; with
 //! `REQUIRE_RDMA=1` that is a failure.
 

@@ -217,7 +217,7 @@ fn an_address_without_a_route_is_an_address_error() {
 
 /// The connection manager repeats its request 15 times, 4.3 s apart.
 #[test]
-#[ignore = "takes more than a minute; LAB_LONG=1 lab/test verbs runs it, and so does .ci/nightly"]
+#[ignore = "takes more than a minute; LAB_LONG=1 lab/run test verbs runs it, and so does .ci/nightly"]
 fn a_peer_that_never_answers_is_unreachable() {
     let Some(lab) = lab() else { return };
     let IpAddr::V4(ip) = lab.ip else { return };

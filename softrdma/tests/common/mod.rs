@@ -215,7 +215,7 @@ pub(crate) fn valkey(program: &str) -> Option<String> {
     let directory = std::env::var_os("VALKEY_BIN").map(PathBuf::from).or_else(cache)?;
     let path = directory.join(program);
     if !path.is_file() {
-        println!("skipped: no Valkey with RDMA (VALKEY_BIN, or lab/setup)");
+        println!("skipped: no Valkey with RDMA (VALKEY_BIN, or lab/run setup)");
         return None;
     }
     path.into_os_string().into_string().ok()

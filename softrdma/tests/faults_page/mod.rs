@@ -14,7 +14,7 @@ pub(crate) const fn about(class: FailureClass) -> (&'static str, Option<&'static
         AccessRefused => ("VR-SEC-011, VR-CLOSE-006", None),
         EmptyWrite => (
             "VR-XFER-005, VR-XFER-006",
-            Some("peers of the suite, not counted: `lab/test --soft conformance-valkey`, `xfer.zero*`"),
+            Some("peers of the suite, not counted: `lab/run test --soft conformance-valkey`, `xfer.zero*`"),
         ),
         ReceiveTooSmall => ("VR-RES-003, VR-SEC-004", Some(PEERS)),
         ReceiveMemoryGone => ("VR-CLOSE-003, VR-CLOSE-006", None),
@@ -57,7 +57,7 @@ pub(crate) const fn about(class: FailureClass) -> (&'static str, Option<&'static
 }
 
 /// What no device does, but a peer.
-const PEERS: &str = "peers of the suite: `lab/test --soft conformance-valkey`";
+const PEERS: &str = "peers of the suite: `lab/run test --soft conformance-valkey`";
 
 const HEAD: &str = "\
 # Faults into Valkey's programs

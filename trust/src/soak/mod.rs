@@ -1,6 +1,6 @@
 //! The soak: our clients against Valkey and against our server over a network that loses, delays and reorders packets and goes away,
 //! while servers and clients are killed. Every byte is compared, every wait is timed, and what is held at the end is what was held
-//! at the beginning. `lab/soak` runs it in two guests.
+//! at the beginning. `lab/run soak` runs it in two guests.
 
 mod chart;
 mod client;

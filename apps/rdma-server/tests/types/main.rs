@@ -1,5 +1,5 @@
 //! The contract of [`rdma_server`], shown on every connection type. Those on a real device need one (see
-//! `lab/test`): without it each says that it is skipped, and with `REQUIRE_RDMA=1` it fails instead.
+//! `lab/run test`): without it each says that it is skipped, and with `REQUIRE_RDMA=1` it fails instead.
 
 mod closing;
 mod handlers;

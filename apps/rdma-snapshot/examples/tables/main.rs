@@ -12,7 +12,7 @@
 //! cargo run --release -p rdma-snapshot --example tables -- --out docs/snapshot --draw    # draws softsim.svg again, and prints the table
 //! ```
 //!
-//! RDMA is softsim, in this process, or, with `--rdma ADDRESS`, the device of that address: `lab/run lab/tables`. Without a `valkey-server`,
+//! RDMA is softsim, in this process, or, with `--rdma ADDRESS`, the device of that address: `lab/run tables`. Without a `valkey-server`,
 //! which `VALKEY_SERVER` may name, it says so and measures `moving` alone.
 
 mod chart;

@@ -156,11 +156,11 @@ fn structures_are_those_of_the_installed_headers() {
     compare(None);
 }
 
-/// Headers of other versions: directories in `RDMA_CORE_HEADERS`, separated by colons, as `lab/rdma-core-headers` prints them.
+/// Headers of other versions: directories in `RDMA_CORE_HEADERS`, separated by colons, as `lab/run rdma-core-headers` prints them.
 #[test]
 fn structures_are_those_of_other_versions() {
     match std::env::var_os("RDMA_CORE_HEADERS") {
-        None => println!("skipped: RDMA_CORE_HEADERS names none; lab/rdma-core-headers fetches some"),
+        None => println!("skipped: RDMA_CORE_HEADERS names none; lab/run rdma-core-headers fetches some"),
         Some(directories) => {
             std::env::split_paths(&directories).for_each(|directory| compare(Some(&directory)));
         }

@@ -1,0 +1,171 @@
+# The stages of .ci/run and .ci/nightly; to be sourced after lib.sh. What is longer than a few lines is a script in .ci/stages.
+# shellcheck shell=bash
+
+# What goes stale most easily comes first. Arguments stand behind a stage's name.
+check=(
+    scripts locks needs lints api 'package --manifests' tests observed redis programs suite 'under-load 20 20 4'
+    'sim 0..5000' 'explore --small' 'interleavings --quick' 'miri --quick' examples python journeys benches lab counts unprivileged
+    python-valkey fuzz-check
+)
+nightly=(
+    'needs --all' oldest-rust deny 'package --all' coverage programs 'sim 0..1000000' seeds long-tests explore mutants interleavings miri
+    'under-load 20 20' right lab-long 'lab --soft' 'soak 3600' python-long static aarch64 pages 'fuzz 1800'
+)
+
+# A line each: the name, what it is, what runs it. In the order of the two lists above; the last are run by name only.
+all_stages() {
+    cat <<'END'
+scripts|the scripts of CI and of the lab|.ci/stages/scripts
+locks|lock files and patches|.ci/stages/locks
+needs|packages and the Valkey that stages need|install_needs
+lints|format, edges between packages, lints, documentation|check_lints
+api|the public API, as docs/api lists it|.ci/stages/api
+package|manifests for a registry, or packages as one would have them|.ci/stages/package
+tests|cargo test|tests cargo test
+observed|connections as a program sees them|tests cargo test -p rdma-conn --all-features --test observed
+redis|redis-rs: clusters, pools and TLS|tests cargo test -p rdma-redis --all-features --test cluster --test pools --test tls
+programs|programs and examples, in release|programs_built
+suite|the README: main job|run_suite
+under-load|under load: a right implementation never fails, and a wrong one does|.ci/stages/under-load
+sim|simulator, with the seeds that are named|simulate
+explore|model checker|explore
+interleavings|interleavings of threads, and races among them|.ci/stages/interleavings
+miri|Miri|.ci/stages/miri
+examples|examples|run_examples
+python|the Python package|apps/python/test
+journeys|the first steps of four kinds of users|.ci/stages/journeys
+benches|benchmarks, and counts of instructions|run_benches
+lab|the lab: real RDMA|lab/run test
+counts|counts beside libvalkey, whose source and headers the lab has fetched|benches/peer/run
+unprivileged|programs as they are, on softrdma, for a user who may do nothing|lab/run unprivileged
+python-valkey|the Python package and Valkey, on softrdma|lab/run soft apps/python/valkey
+fuzz-check|fuzz targets compile|check_fuzz
+oldest-rust|the oldest Rust|.ci/stages/oldest-rust
+deny|licences|.ci/stages/deny
+coverage|coverage|.ci/stages/coverage
+seeds|replicas and relays by seeds|run_seeds
+long-tests|tests that take minutes|run_long_tests
+mutants|mutants|trust/mutants/run
+right|right implementations: windows of any length, all kinds of devices, latency|run_right
+lab-long|the lab: what takes long|run_lab_long
+soak|the soak|lab/run soak
+python-long|the Python package: what takes long|run_python_long
+static|one static file|.ci/stages/static
+aarch64|AArch64, emulated|.ci/stages/aarch64
+pages|report pages, in a browser|look_at_pages
+fuzz|fuzzing, for the seconds that are named|fuzz/run
+edges|which package depends on which, beside the table of what may|.ci/stages/edges
+page|a report page that is named, in a browser|env -C "$called_from" "$PWD/.ci/stages/page"
+export|the repository that is published: docs/releasing.md|env -C "$called_from" "$PWD/.ci/stages/export"
+END
+}
+
+is_stage() { all_stages | grep -c "^$1|" >/dev/null; }
+# Items of a list, several on a line.
+indented() { printf '%s\n' "${@// /_}" | paste -s -d ' ' | fold -s -w 100 | sed 's/ $//; s/ /, /g; s/_/ /g; s/^/    /'; }
+
+run_stage() { # NAME [ARGUMENT…]
+    local name what command
+    IFS='|' read -r name what command < <(all_stages | grep "^$1|")
+    stage "$*: $what"
+    shift
+    eval "$command $*"
+}
+
+install_needs() { # [--all]
+    # Chromium for report pages.
+    # shellcheck disable=SC2086 # a list of words
+    missing=$(missing_packages $CI_PACKAGES ${1:+chromium})
+    # shellcheck disable=SC2086
+    [ -z "$missing" ] || apt_install $missing
+    # Valkey, which tests run if it is there, and the headers of rdma-core.
+    lab/run setup --module ${1:+--patched}
+    find_valkey
+    export VALKEY_SERVER=$VALKEY_BIN/valkey-server
+}
+
+check_lints() {
+    cargo fmt --all --check
+    .ci/stages/edges
+    cargo clippy --workspace --all-targets -- -D warnings
+    cargo clippy --workspace --all-targets --all-features -- -D warnings
+    RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --quiet
+}
+
+# Once, for a stage that is run alone as well.
+programs_built() {
+    [ -n "${built:-}" ] || build_programs
+    built=yes
+}
+
+run_suite() {
+    programs_built
+    "$programs/valkey-rdma-conformance"
+}
+
+simulate() { # SEEDS
+    programs_built
+    "$programs/valkey-rdma-trust" sim --seeds "${1:?which seeds: FROM..TO}"
+}
+
+explore() {
+    programs_built
+    "$programs/valkey-rdma-trust" explore "$@"
+}
+
+run_examples() {
+    local example
+    programs_built
+    "$programs/examples/ping_pong"
+    "$programs/examples/kv_server" --backend softsim
+    "$programs/examples/event_server" --backend softsim
+    for example in get_set pubsub transaction; do
+        "$programs/examples/$example"
+    done
+}
+
+run_benches() {
+    cargo bench -p benches -- --quick
+    benches/instructions
+}
+
+# cargo test takes their seeds and a bounded share of what they do; .ci/nightly runs them.
+check_fuzz() {
+    cargo check --quiet --locked --manifest-path fuzz/Cargo.toml --target-dir "$target/fuzz" --features hostile,snapshot,fabric
+}
+
+run_seeds() {
+    SNAPSHOT_SEEDS=0..100000 tests cargo test --release -p rdma-snapshot --lib seeds_break_no_rule
+    RELAY_SEEDS=0..100000 tests cargo test -p rdma-bridge --lib who_saw
+}
+
+# A seed is one run, also beside forks; what a thousand idle clients keep; a benchmark of many clients.
+run_long_tests() {
+    tests cargo test --release -p trust --test sim -- --ignored
+    tests cargo test --release -p trust --test crowd -- --ignored
+    tests cargo test --release -p rdma-bench -- --ignored
+}
+
+run_right() {
+    programs_built
+    "$programs/valkey-rdma-trust" right --windows all --who ours,example
+    "$programs/valkey-rdma-trust" right --device-kinds all --latency 0,3 --times 20
+}
+
+run_lab_long() {
+    LAB_LONG=1 LAB_RANDOM=1000 LAB_ENV=LAB_RANDOM lab/run test verbs conformance-valkey deployed large-values windows-ahead yama
+}
+
+run_python_long() {
+    apps/python/test -m long -s
+    lab/run guest apps/python/valkey
+}
+
+look_at_pages() {
+    local reports=$target/reports.html
+    python3 -m venv "$target/page" && "$target/page/bin/pip" -q install playwright
+    run_suite
+    "$target/page/bin/python" .ci/stages/page target/conformance/report.html target/page/pictures
+    "$programs/valkey-rdma-conformance" report html docs/reports/*.json --spec ../spec -o "$reports"
+    "$target/page/bin/python" .ci/stages/page "$reports"
+}
