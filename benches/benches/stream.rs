@@ -24,10 +24,15 @@ fn echo(mut stream: impl Read + Write, len: usize) {
 fn softsim(len: usize, spin: Duration) -> Stream<SoftSim> {
     let fabric = Fabric::new();
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));
-    let listener = Listener::bind(&fabric.host(&[address.ip()]), address, Options::server().spin(spin))
-        .expect("listens");
+    let listener = Listener::bind_with(
+        &fabric.host(&[address.ip()]),
+        address,
+        Options::default().spin(spin),
+        rdma_conn::Limits::default(),
+    )
+    .expect("listens");
     thread::spawn(move || echo(listener.accept().expect("accepts").0, len));
-    let how = Connect::default().options(Options::client().spin(spin));
+    let how = Connect::default().options(Options::default().spin(spin));
     Stream::connect_with(&fabric.host(&[[192, 0, 2, 2].into()]), address, &how).expect("connects")
 }
 
@@ -132,9 +137,13 @@ fn lend(stream: &mut Stream<SoftSim>, memory: &Arc<RegisteredBuffer<SoftSim>>) {
 fn sink(lent: bool, spin: Duration) -> Stream<SoftSim> {
     let fabric = Fabric::new();
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));
-    let listener =
-        Listener::bind(&fabric.host(&[address.ip()]), address, ahead(Options::server().spin(spin)))
-            .expect("listens");
+    let listener = Listener::bind_with(
+        &fabric.host(&[address.ip()]),
+        address,
+        ahead(Options::default().spin(spin)),
+        rdma_conn::Limits::default(),
+    )
+    .expect("listens");
     thread::spawn(move || {
         let mut stream = listener.accept().expect("accepts").0;
         let mut bytes = vec![0; PART];
@@ -155,7 +164,7 @@ fn sink(lent: bool, spin: Duration) -> Stream<SoftSim> {
             }
         }
     });
-    let how = Connect::default().options(ahead(Options::client().spin(spin)));
+    let how = Connect::default().options(ahead(Options::default().spin(spin)));
     Stream::connect_with(&fabric.host(&[[192, 0, 2, 2].into()]), address, &how).expect("connects")
 }
 

@@ -23,7 +23,7 @@ const TIMES: usize = 8;
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
     let address = arguments.next().ok_or("usage: ahead ADDRESS [--without]")?;
-    let mut options = Options::client();
+    let mut options = Options::default();
     if arguments.next().is_none() {
         options.protocol = options.protocol.features(FeatureSet::MULTI_BUFFER).negotiate(true);
     }

@@ -110,7 +110,7 @@ fn streams(rounds: usize) {
     let sim = Simulation::new(1, DeviceKind::Ibta, SimulationSettings::default(), FaultPlan::new());
     let [server, client] = [1, 2].map(|last| sim.host(&[[192, 0, 2, last].into()], Limits::default()));
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));
-    let listener = Listener::bind(&server, address, Options::server()).expect("a free address");
+    let listener = Listener::bind(&server, address).expect("a free address");
     let [mut one, mut other] = thread::scope(|scope| {
         let dial = scope.spawn(|| Stream::connect(&client, address).expect("connects"));
         let accepted = scope.spawn(|| {
@@ -167,7 +167,7 @@ fn endpoint(rounds: usize) {
     let [server, client] = [1, 2].map(|last| sim.host(&[[192, 0, 2, last].into()], Limits::default()));
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));
     let mut endpoint = Endpoint::new(&server, Share::default()).expect("an endpoint");
-    endpoint.listen(address, Options::server()).expect("a free address");
+    endpoint.listen(address, Options::default()).expect("a free address");
     let mut opened = None;
     let mut stream = thread::scope(|scope| {
         let dial = scope.spawn(|| Stream::connect(&client, address).expect("connects"));
@@ -226,8 +226,8 @@ fn landing(rounds: usize) {
         Endpoint::new(&host, Share::default()).expect("an endpoint")
     });
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));
-    server.listen(address, Options::server()).expect("a free address");
-    let to = client.connect(address, None, Duration::from_secs(5), Options::client()).expect("begins");
+    server.listen(address, Options::default()).expect("a free address");
+    let to = client.connect(address, None, Duration::from_secs(5), Options::default()).expect("begins");
     let mut from = None;
     while from.is_none() || !client.is_open(to) {
         settle(&sim);
@@ -301,11 +301,11 @@ fn crowd(rounds: usize, connections: usize) {
         options.protocol = options.protocol.window(4096).send_buffer(4096).send_depth(32);
         options.receives(32)
     };
-    server.listen(address, small(Options::server())).expect("a free address");
+    server.listen(address, small(Options::default())).expect("a free address");
     let limit = Duration::from_secs(60);
     let mut first = None;
     for _ in 0..connections {
-        let id = client.connect(address, None, limit, small(Options::client())).expect("begins");
+        let id = client.connect(address, None, limit, small(Options::default())).expect("begins");
         let mut opened = 0;
         while opened < 2 {
             for endpoint in [&mut server, &mut client] {

@@ -89,7 +89,7 @@ fn requests(rounds: usize, when: u8, options: Options) {
 
 /// Sixteen requests as pieces of one write, which is one notification; then as many writes, whose answers are read together.
 fn pieces(rounds: usize) {
-    let mut stream = connect(Options::client());
+    let mut stream = connect(Options::default());
     let piece: Piece = [b'a'; LEN];
     let mut answers = [0; MANY * LEN];
     for _ in 0..rounds {
@@ -107,7 +107,7 @@ fn endpoint(rounds: usize) {
     let verbs = Verbs::load().expect("the device of benches/peer");
     let mut endpoint = Endpoint::new(&verbs, Limits::default()).expect("an endpoint");
     let peer = SocketAddr::from(([192, 0, 2, 1], 6379));
-    let id = endpoint.connect(peer, None, Duration::from_secs(5), Options::client()).expect("begins");
+    let id = endpoint.connect(peer, None, Duration::from_secs(5), Options::default()).expect("begins");
     let mut answer = [0; LEN];
     while !endpoint.is_open(id) {
         endpoint.progress().expect("goes on");
@@ -149,9 +149,9 @@ fn main() -> ExitCode {
     let (what, rounds) = (arguments.next(), arguments.next().and_then(|rounds| rounds.parse().ok()));
     let rounds = rounds.unwrap_or(1000);
     match what.as_deref() {
-        Some("stream") => requests(rounds, b'a', Options::client()),
-        Some("waits") => requests(rounds, b'w', Options::client()),
-        Some("spins") => requests(rounds, b's', Options::client().spin(SPIN)),
+        Some("stream") => requests(rounds, b'a', Options::default()),
+        Some("waits") => requests(rounds, b'w', Options::default()),
+        Some("spins") => requests(rounds, b's', Options::default().spin(SPIN)),
         Some("pieces") => pieces(rounds),
         Some("endpoint") => endpoint(rounds),
         Some("value") => value(rounds),

@@ -64,9 +64,9 @@ fn send(stream: &mut Stream<Verbs>, parts: usize, lent: bool) -> Outcome<f64> {
 
 fn run(address: SocketAddr, lent: bool, parts: usize, window: u32) -> Outcome<f64> {
     let verbs = Verbs::load()?;
-    let mut options = Options::server();
+    let mut options = Options::default();
     options.protocol.window = window;
-    let listener = Listener::bind(&verbs, address, options)?;
+    let listener = Listener::bind_with(&verbs, address, options, rdma_conn::Limits::default())?;
     let receiver = thread::spawn(move || receive(&mut listener.accept()?.0, parts, lent));
     let mut stream = Stream::connect(&verbs, address)?;
     let rate = send(&mut stream, parts, lent)?;

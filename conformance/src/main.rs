@@ -185,7 +185,7 @@ fn run_client(target: SocketAddr) -> ExitCode {
         // However it ends, the client goes on.
         let _end = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
     });
-    match own::run_client(&verbs, target, Duration::from_secs(5), Options::client(), work) {
+    match own::run_client(&verbs, target, Duration::from_secs(5), Options::default(), work) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             complain(&failure.to_string(), 4);
@@ -217,7 +217,7 @@ fn run_smoke(smoke: &Smoke) -> ExitCode {
 
 /// Starts the example server on `address`; where it listens.
 fn own_server<B: Descriptors>(backend: &B, address: SocketAddr) -> Result<SocketAddr, String> {
-    let listener = Listener::bind(backend, address, Options::server()).map_err(|error| error.to_string())?;
+    let listener = Listener::bind(backend, address).map_err(|error| error.to_string())?;
     let bound = listener.local_addr().unwrap_or(address);
     let store = Arc::new(Store::default());
     std::thread::spawn(move || {

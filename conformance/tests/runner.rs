@@ -45,7 +45,7 @@ struct Ending {
 
 impl Ending {
     fn new(backend: SoftSim, exit: Option<Exit>) -> Self {
-        let own = OwnClients::new(backend, small(Options::client()));
+        let own = OwnClients::new(backend, small(Options::default()));
         Self { own, exit, late: 0, is_seen: true }
     }
 }
@@ -215,7 +215,7 @@ fn a_slow_client_is_not_hung() {
 fn the_suite_may_not_misspeak() {
     let fabric = Fabric::new();
     let backend = fabric.host(&[OURS.ip()]);
-    let _server = OwnServer::start(&fabric.host(&[THEIRS.ip()]), THEIRS, small(Options::server())).unwrap();
+    let _server = OwnServer::start(&fabric.host(&[THEIRS.ip()]), THEIRS, small(Options::default())).unwrap();
     for words in [
         &b"*3\r\n$3\r\nSET\r\n$15\r\nconformance:mem\r\n$2\r\nxxx\r\n"[..],
         b"PING\n",
@@ -235,7 +235,7 @@ impl Clients for Pausing {
     fn start(&self, _: &str, address: SocketAddr) -> Result<Box<dyn Running>, String> {
         let backend = self.0.clone();
         let thread = std::thread::spawn(move || -> Result<(), Failure> {
-            let how = Connect::default().options(small(Options::client()));
+            let how = Connect::default().options(small(Options::default()));
             let mut client = Client::new(Stream::connect_with(&backend, address, &how)?);
             for _ in 0..10 {
                 client.call(&[b"ECHO", b"again"])?;
@@ -274,9 +274,15 @@ fn a_client_may_pause_when_it_has_shown_enough() {
 fn a_server_that_only_keeps_alive_is_given_up() {
     let fabric = Fabric::new();
     let backend = fabric.host(&[OURS.ip()]);
-    let mut options = small(Options::server());
-    options.protocol.keepalive.every = Some(Duration::from_millis(300));
-    let listener = rdma_conn::Listener::bind(&fabric.host(&[THEIRS.ip()]), THEIRS, options).unwrap();
+    let mut options = small(Options::default());
+    options.protocol.keepalive = Some(rdma_conn::Keepalive::NONE.every(Some(Duration::from_millis(300))));
+    let listener = rdma_conn::Listener::bind_with(
+        &fabric.host(&[THEIRS.ip()]),
+        THEIRS,
+        options,
+        rdma_conn::Limits::default(),
+    )
+    .unwrap();
     let server = RunningServer { address: THEIRS };
     std::thread::spawn(move || {
         let mut held = Vec::new();
@@ -325,7 +331,7 @@ impl Server for Pinning {
 fn memory_pinned_in_between_is_seen() {
     let fabric = Fabric::new();
     let backend = fabric.host(&[OURS.ip()]);
-    let own = OwnServer::start(&fabric.host(&[THEIRS.ip()]), THEIRS, small(Options::server())).unwrap();
+    let own = OwnServer::start(&fabric.host(&[THEIRS.ip()]), THEIRS, small(Options::default())).unwrap();
     let server = Pinning { own, looks: Cell::new(0) };
     let result = judge(&backend, Side::Server(&server), Role::Server, "mem.of-4-gib");
     assert_eq!(result.verdict, Verdict::Fail, "{}", result.reason);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use conformance::smoke::{self, Scale, Setting};
 use indicatif::ProgressBar;
 use kv_store::{FrameReader, Store};
-use rdma_conn::{Connect, Listener, Options};
+use rdma_conn::{Connect, Keepalive, Listener, Options};
 use rdma_softsim::{Fabric, Limits, SoftSim};
 use resp_rs::resp2::Frame;
 use suite::{Cause, Stop, Verdict, exit};
@@ -17,10 +17,12 @@ use suite::{Cause, Stop, Verdict, exit};
 fn smoke() {
     let fabric = Fabric::new();
     let server = SocketAddr::from(([192, 0, 2, 1], 6379));
-    let mut options = Options::server();
+    let mut options = Options::default();
     // So that the suite's idle seconds can be few.
-    options.protocol.keepalive.every = Some(Duration::from_millis(250));
-    let listener = Listener::bind(&fabric.host(&[server.ip()]), server, options).expect("a free port");
+    options.protocol.keepalive = Some(Keepalive::NONE.every(Some(Duration::from_millis(250))));
+    let listener =
+        Listener::bind_with(&fabric.host(&[server.ip()]), server, options, rdma_conn::Limits::default())
+            .expect("a free port");
     std::thread::spawn(move || serve(&listener));
     let connect = Connect::default();
     let scale = Scale {
@@ -48,8 +50,7 @@ fn smoke() {
 fn what_a_server_does_not_allow_is_not_tried() {
     let fabric = Fabric::new();
     let server = SocketAddr::from(([192, 0, 2, 1], 6379));
-    let listener =
-        Listener::bind(&fabric.host(&[server.ip()]), server, Options::server()).expect("a free port");
+    let listener = Listener::bind(&fabric.host(&[server.ip()]), server).expect("a free port");
     std::thread::spawn(move || {
         while let Ok((stream, _)) = listener.accept() {
             std::thread::spawn(move || {
@@ -133,7 +134,7 @@ fn nobody_listens() {
 fn this_side_has_no_memory() {
     let fabric = Fabric::new();
     let server = SocketAddr::from(([192, 0, 2, 1], 6379));
-    let _listener = Listener::bind(&fabric.host(&[server.ip()]), server, Options::server()).unwrap();
+    let _listener = Listener::bind(&fabric.host(&[server.ip()]), server).unwrap();
     let little = Limits { locked_memory: 4096, ..Limits::default() };
     let stop = stopped(fabric.host_with(&[[192, 0, 2, 2].into()], little), server);
     assert_eq!((stop.verdict, stop.code()), (Verdict::Broken, exit::BROKEN), "{}", stop.reason);

@@ -23,7 +23,9 @@ fn small(mut options: Options) -> Options {
 
 /// An echo of `len` bytes, between these two backends.
 fn echo<B: Descriptors, C: Descriptors>(server: &B, client: &C, address: SocketAddr, len: usize) {
-    let listener = Listener::bind(server, address, small(Options::server())).unwrap();
+    let listener =
+        Listener::bind_with(server, address, small(Options::default()), rdma_conn::Limits::default())
+            .unwrap();
     let address = listener.local_addr().unwrap_or(address);
     let echoing = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
@@ -33,7 +35,7 @@ fn echo<B: Descriptors, C: Descriptors>(server: &B, client: &C, address: SocketA
         stream.flush().unwrap();
         assert_eq!(stream.read(&mut bytes).unwrap(), 0, "the client ends it");
     });
-    let how = Connect::default().options(small(Options::client()));
+    let how = Connect::default().options(small(Options::default()));
     let mut stream = Stream::connect_with(client, address, &how).unwrap();
     let sent: Vec<u8> = (0..len).map(|at| at as u8).collect();
     stream.write_all(&sent).unwrap();
@@ -191,9 +193,15 @@ fn recordings_can_be_taken_one_after_the_other() {
     let recorder = Recorder::new(Limits::default());
     let server = Recorded::new(fabric.host(&[SERVER.into()]), &recorder);
     let client = fabric.host(&[CLIENT.into()]);
-    let listener = Listener::bind(&server, (SERVER, 6379).into(), small(Options::server())).unwrap();
+    let listener = Listener::bind_with(
+        &server,
+        SocketAddr::from((SERVER, 6379)),
+        small(Options::default()),
+        rdma_conn::Limits::default(),
+    )
+    .unwrap();
     let address = listener.local_addr().unwrap();
-    let how = Connect::default().options(small(Options::client()));
+    let how = Connect::default().options(small(Options::default()));
     let dial = std::thread::spawn(move || Stream::connect_with(&client, address, &how).unwrap());
     let (mut stream, _) = listener.accept().unwrap();
     stream.flush().unwrap();

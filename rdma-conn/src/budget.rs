@@ -9,6 +9,7 @@ use rdma_backend::{Access, Backend, Domain};
 
 use crate::domain::ProtectionDomain;
 use crate::error::Error;
+use crate::options::setters;
 
 /// Limits on what the connections of an endpoint, or those that a listener has accepted, use together.
 /// Start from [`Limits::default`] or [`Limits::NONE`]; fields can be assigned, or set in a chain.
@@ -32,7 +33,7 @@ impl Limits {
     /// No limits, for whoever decides about each connection itself.
     pub const NONE: Self = Self { connections: usize::MAX, registered_bytes: u64::MAX };
 
-    rdma_proto::setters! {
+    setters! {
         connections: usize,
         registered_bytes: u64,
     }

@@ -30,7 +30,7 @@ pub use endpoint::{ConnectionId, Descriptors, Endpoint, EndpointWaker, Event, Li
 pub use error::Error;
 pub use land::{Received, Receiving};
 pub use lend::RegisteredBuffer;
-pub use listener::Listener;
+pub use listener::{Listener, Request};
 pub use options::Options;
 pub use rdma_backend::Access;
 pub use rdma_backend::memory::{CallerMemory, DmaBuf, SharedMemory};

@@ -1,11 +1,12 @@
 //! Accepting connections.
 
-use std::net::SocketAddr;
+use std::fmt::Debug;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use rdma_backend::Identifier;
+use rdma_backend::{ErrorKind, Identifier};
 
 use crate::budget::{Budget, Limits};
 use crate::endpoint::{ConnectionId, Descriptors, Endpoint, EndpointWaker, ListenerId, readable};
@@ -16,56 +17,92 @@ use crate::stream::Stream;
 /// Requests that are looked at in one call, if nothing comes of any (VR-RES-007).
 const ATTEMPTS: u32 = 16;
 
+/// Failures to read events, one after another, with which a listener is over. One may be that of a single request (VR-SEC-004).
+const FAILURES: u32 = 10;
+
+/// A peer's request for a connection, which [`Listener::try_request`] hands out. Nothing was allocated for it yet:
+/// [`Endpoint::accept_request`] makes the connection. Dropping it rejects the peer (VR-RES-006).
+pub struct Request<B: Descriptors> {
+    pub(crate) identifier: B::Identifier,
+}
+
+impl<B: Descriptors> Request<B> {
+    /// Returns the peer's address; `None` if the device is gone.
+    pub fn peer_addr(&self) -> Option<SocketAddr> {
+        self.identifier.peer_addr()
+    }
+
+    /// Returns this side's address.
+    pub fn local_addr(&self) -> Option<SocketAddr> {
+        self.identifier.local_addr()
+    }
+}
+
+impl<B: Descriptors> Debug for Request<B> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Request").field("peer", &self.peer_addr()).finish_non_exhaustive()
+    }
+}
+
 /// Accepts connections on an address.
 ///
 /// Each accepted connection has an [`Endpoint`] of its own, so that threads that serve one connection each have nothing to share,
-/// and a listener may be dropped, and another bound elsewhere, while its connections go on (VR-CONN-014).
+/// and a listener may be dropped, and another bound elsewhere, while its connections go on (VR-CONN-014). A program that has endpoints
+/// of its own takes the bare requests instead ([`Listener::try_request`]).
 pub struct Listener<B: Descriptors> {
-    endpoint: Mutex<Endpoint<B>>,
+    asked: Mutex<Asked<B>>,
     listener: ListenerId,
     backend: B,
     /// Shared by all connections that it accepts.
     budget: Arc<Budget>,
     descriptor: Arc<OwnedFd>,
-    /// Tells everybody who waits that it has failed for good.
     waker: EndpointWaker,
 }
 
+/// The endpoint to which requests come, and how it fails.
+struct Asked<B: Descriptors> {
+    endpoint: Endpoint<B>,
+    /// Failures to read events, one after another.
+    failures: u32,
+    /// The reason for which nothing comes any more.
+    over: Option<Error>,
+}
+
 impl<B: Descriptors> Listener<B> {
-    /// Listens on `address`; port 0 takes a free one. Ports of RDMA are not those of TCP: one number may serve both
-    /// (VR-CONN-009). Its connections together may have as much as [`Limits::default`] says.
+    /// Listens on a host and port, `"host:6379"` or `("host", 6379)`, with default settings. Its addresses are tried in turn; port 0 takes a
+    /// free one. Ports of RDMA are not those of TCP: one number may serve both (VR-CONN-009).
     ///
     /// # Errors
-    /// There is no RDMA device, or none has that address, or it is taken, or the options are out of bounds.
-    pub fn bind(backend: &B, address: SocketAddr, options: Options) -> Result<Self, Error> {
-        Self::bind_with(backend, address, options, Limits::default())
+    /// As [`Listener::bind_with`].
+    pub fn bind(backend: &B, host: impl ToSocketAddrs + Debug) -> Result<Self, Error> {
+        Self::bind_with(backend, host, Options::default(), Limits::default())
     }
 
-    /// As [`Listener::bind`], with limits for all connections that are accepted, taken together.
+    /// As [`Listener::bind`], with settings for each connection that is accepted, and limits for all of them, taken together.
     ///
     /// # Errors
-    /// Those of the call that it names.
+    /// That of the last address tried. There is no RDMA device, or none has that address, or it is taken, or the options are out of bounds.
     pub fn bind_with(
         backend: &B,
-        address: SocketAddr,
+        host: impl ToSocketAddrs + Debug,
         options: Options,
         limits: Limits,
     ) -> Result<Self, Error> {
         let budget = Budget::new(limits);
         let mut endpoint = Endpoint::of_one(backend, Arc::clone(&budget))?;
-        let listener = endpoint.listen_for(address, options, true)?;
+        let listener = listen(&mut endpoint, host, options)?;
         let (descriptor, waker) = (endpoint.descriptor(), endpoint.waker()?);
-        let endpoint = Mutex::new(endpoint);
-        Ok(Self { endpoint, listener, backend: backend.clone(), budget, descriptor, waker })
+        let asked = Mutex::new(Asked { endpoint, failures: 0, over: None });
+        Ok(Self { asked, listener, backend: backend.clone(), budget, descriptor, waker })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Endpoint<B>> {
-        self.endpoint.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Asked<B>> {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the address it listens on.
     pub fn local_addr(&self) -> Option<SocketAddr> {
-        self.lock().local_addr(self.listener)
+        self.lock().endpoint.local_addr(self.listener)
     }
 
     /// Settings of the connections accepted from now on.
@@ -74,7 +111,49 @@ impl<B: Descriptors> Listener<B> {
     /// They are out of bounds; the old ones remain.
     pub fn set_options(&mut self, options: Options) -> Result<(), Error> {
         let listener = self.listener;
-        self.lock().set_options(listener, options)
+        self.lock().endpoint.set_options(listener, options)
+    }
+
+    /// Returns the next request for a connection, if a peer has made one, for an endpoint of the caller's
+    /// ([`Endpoint::accept_request`]). Its options and limits count there, those of the listener do not. Call it until it returns `None`,
+    /// whenever the listener's descriptor ([`AsFd`]) is readable.
+    ///
+    /// # Errors
+    /// The listener failed. Either it is over ([`Listener::is_over`]): its device failed or is gone, or its events cannot be read again
+    /// and again. Each call says so from then on, and the descriptor stays readable. Or it goes on, and the next call may do better after
+    /// a moment.
+    pub fn try_request(&self) -> Result<Option<Request<B>>, Error> {
+        let mut asked = self.lock();
+        if let Some(error) = &asked.over {
+            return Err(error.clone());
+        }
+        let error = match asked.endpoint.progress() {
+            Ok(()) => {
+                let request = asked.endpoint.take_request();
+                let none =
+                    if request.is_none() { asked.endpoint.take_accept_error(self.listener) } else { None };
+                let Some(error) = none else {
+                    asked.failures = 0;
+                    return Ok(request.map(|identifier| Request { identifier }));
+                };
+                error
+            }
+            Err(error) => error,
+        };
+        if !is_shortage(&error) {
+            asked.failures += 1;
+        }
+        if error.is_for_good() || asked.failures >= FAILURES {
+            asked.over = Some(error.clone());
+            // What told of it is taken, and others may sleep until something comes. Nothing takes this wake-up.
+            self.waker.wake()?;
+        }
+        Err(error)
+    }
+
+    /// Returns whether it accepts no connection any more: each call on it returns the reason.
+    pub fn is_over(&self) -> bool {
+        self.lock().over.is_some()
     }
 
     /// Returns the next connection, if a peer has asked for one, on an endpoint of its own. It may not be established yet, and
@@ -82,30 +161,17 @@ impl<B: Descriptors> Listener<B> {
     /// descriptor ([`AsFd`]) is readable.
     ///
     /// # Errors
-    /// The listener failed, as every call says from then on, and its descriptor stays readable; or
-    /// the process has no descriptor or memory left to give to a connection, whose peer was told
-    /// so, and the listener goes on. A single request that fails, as when its peer withdraws it, is
-    /// no error of the listener.
+    /// As [`Listener::try_request`]; or the process has no descriptor or memory left to give to a connection, whose peer was told
+    /// so, and the listener goes on. A single request that fails, as when its peer withdraws it, is no error of the listener.
     pub fn try_accept(&self) -> Result<Option<(Endpoint<B>, ConnectionId)>, Error> {
-        let mut endpoint = self.lock();
         for _ in 0..ATTEMPTS {
-            endpoint.progress()?;
-            let Some(request) = endpoint.take_request() else {
-                let error = endpoint.take_accept_error(self.listener);
-                if error.as_ref().is_some_and(Error::is_for_good) {
-                    // What told of it was taken just now, and others may sleep until something
-                    // comes: so it says so for ever.
-                    self.waker.wake()?;
-                }
-                return error.map_or(Ok(None), Err);
-            };
-            let Some(options) = endpoint.listener_options(self.listener) else { return Ok(None) };
+            let Some(request) = self.try_request()? else { return Ok(None) };
+            let Some(options) = self.lock().endpoint.listener_options(self.listener) else { return Ok(None) };
             let peer = request.peer_addr();
-            // Dropping an identifier that was not accepted rejects its peer, so every error tells it (VR-RES-006).
-            let accepted = self
-                .budget
-                .place()
-                .and_then(|place| Endpoint::adopt(&self.backend, request, options, &self.budget, place));
+            // Dropping a request that was not accepted rejects its peer, so every error tells it (VR-RES-006).
+            let accepted = self.budget.place().and_then(|place| {
+                Endpoint::adopt(&self.backend, request.identifier, options, &self.budget, place)
+            });
             match accepted {
                 Ok(accepted) => return Ok(Some(accepted)),
                 Err(error) if error.concerns_everybody() => return Err(error),
@@ -114,6 +180,20 @@ impl<B: Descriptors> Listener<B> {
             }
         }
         Ok(None)
+    }
+
+    /// Waits until there may be a request, or [`Listener::waker`] ends the wait, for at most `timeout`.
+    ///
+    /// # Errors
+    /// The system cannot wait.
+    pub fn wait(&self, timeout: Option<Duration>) -> Result<(), Error> {
+        // Not under the lock, so that others may accept too. The channel is readable for as long as there are requests.
+        readable(&self.descriptor, timeout)
+    }
+
+    /// Returns a waker that ends the waits of all threads, until one of them looks for a request.
+    pub fn waker(&self) -> EndpointWaker {
+        self.waker.clone()
     }
 
     /// Returns the backend it listens on.
@@ -149,17 +229,38 @@ impl<B: Descriptors> Listener<B> {
             if let Some((_, after)) = deadline.filter(|(at, _)| now >= *at) {
                 return Err(Error::TimedOut { doing: "waiting for a connection", after });
             }
-            // Not under the lock, so that others may accept too. The channel is readable for as long as there are requests.
-            readable(&self.descriptor, deadline.map(|(at, _)| at.since(now)))?;
+            self.wait(deadline.map(|(at, _)| at.since(now)))?;
         }
     }
 
     /// Returns the endpoint and the listener on it, for a face that drives the endpoint itself.
     #[cfg(feature = "tokio")]
     pub(crate) fn into_endpoint(self) -> (Endpoint<B>, ListenerId) {
-        let endpoint = self.endpoint.into_inner().unwrap_or_else(PoisonError::into_inner);
-        (endpoint, self.listener)
+        let asked = self.asked.into_inner().unwrap_or_else(PoisonError::into_inner);
+        (asked.endpoint, self.listener)
     }
+}
+
+/// Listens on the first address of a host that can be had, and hands over what is asked for.
+fn listen<B: Descriptors>(
+    endpoint: &mut Endpoint<B>,
+    host: impl ToSocketAddrs + Debug,
+    options: Options,
+) -> Result<ListenerId, Error> {
+    let name = format!("{host:?}");
+    let mut last = Error::no_address(&name);
+    for address in host.to_socket_addrs().map_err(|source| Error::no_such_host(&name, source))? {
+        match endpoint.listen_for(address, options, true) {
+            Ok(listener) => return Ok(listener),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+/// Returns whether it is for want of memory or descriptors, which may be had again at any time.
+const fn is_shortage(error: &Error) -> bool {
+    matches!(error, Error::Backend { kind: ErrorKind::Memory | ErrorKind::Descriptors, .. })
 }
 
 impl<B: Descriptors> AsFd for Listener<B> {

@@ -3,18 +3,34 @@
 use std::time::Duration;
 
 use rdma_backend::{Capabilities, RnrTimer};
-use rdma_proto::{Config, RECEIVES, setters};
+use rdma_proto::{Config, RECEIVES};
 
 use crate::error::Error;
 
-/// Settings of a stream or listener. Start from [`Options::client`] or [`Options::server`]; fields can be assigned, or set in a
-/// chain. Whatever takes them checks them first ([`Options::check`]), and changes none of them except as far as the device goes
-/// ([`Connection::options`](crate::Connection::options)). There is no `Default`: a server sends keepalives, a client asks for them.
+/// Gives a settings type a method for each field that sets it and returns the settings, for chains. `#[non_exhaustive]` lets such
+/// a type grow, and so forbids other crates to write it as a literal.
+macro_rules! setters {
+    ($($field:ident: $type:ty),+ $(,)?) => {
+        $(
+            #[doc = concat!("Sets `", stringify!($field), "`; see the field.")]
+            #[must_use]
+            pub fn $field(mut self, $field: $type) -> Self {
+                self.$field = $field;
+                self
+            }
+        )+
+    };
+}
+pub(crate) use setters;
+
+/// Settings of a connection, of either side. Start from [`Options::default`]; fields can be assigned, or set in a chain. Each call that
+/// takes them checks them first ([`Options::check`]), and changes none of them except as far as the device goes
+/// ([`Connection::options`](crate::Connection::options)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Options {
-    /// The protocol's own settings: window sizes, credits, keepalive, limits. Its role does not matter: whoever dials is the
-    /// client.
+    /// The protocol's own settings: window sizes, credits, keepalive, limits. Its role does not matter: the side that dials is the
+    /// client, and has the keepalives of one unless the settings name others.
     pub protocol: Config,
     /// Receives kept posted, 1 to 16384. Peers count on 1024 (VR-RES-002); fewer is for tests.
     pub receives: u16,
@@ -46,22 +62,6 @@ pub struct Options {
 }
 
 impl Options {
-    /// Returns the settings that suit most clients.
-    pub const fn client() -> Self {
-        Self {
-            protocol: Config::client(),
-            receives: RECEIVES,
-            inline: 128,
-            rnr_timer: RnrTimer::MICROS_640,
-            handshake_timeout: Duration::from_secs(5),
-            linger: Duration::from_secs(2),
-            keep_memory: Duration::from_secs(5),
-            eager_send_buffer: false,
-            spin: Duration::ZERO,
-            completion_vector: 0,
-        }
-    }
-
     setters! {
         protocol: Config,
         receives: u16,
@@ -105,9 +105,22 @@ impl Options {
     pub(crate) fn completions(&self) -> u32 {
         u32::from(self.protocol.send_depth) + u32::from(self.receives)
     }
+}
 
-    /// Returns the settings that suit most servers.
-    pub const fn server() -> Self {
-        Self { protocol: Config::server(), ..Self::client() }
+impl Default for Options {
+    /// The settings that suit most connections.
+    fn default() -> Self {
+        Self {
+            protocol: Config::client(),
+            receives: RECEIVES,
+            inline: 128,
+            rnr_timer: RnrTimer::MICROS_640,
+            handshake_timeout: Duration::from_secs(5),
+            linger: Duration::from_secs(2),
+            keep_memory: Duration::from_secs(5),
+            eager_send_buffer: false,
+            spin: Duration::ZERO,
+            completion_vector: 0,
+        }
     }
 }

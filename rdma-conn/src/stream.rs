@@ -21,7 +21,7 @@ use crate::error::Error;
 use crate::land::{Received, Receiving};
 use crate::lend::RegisteredBuffer;
 use crate::memory::Registrar;
-use crate::options::Options;
+use crate::options::{Options, setters};
 
 /// A byte stream over RDMA: like a `TcpStream`, with [`Read`] and [`Write`]. Where the peer cut it means nothing (VR-XFER-007),
 /// and nothing in it is encrypted or authenticated (VR-SEC-006).
@@ -52,7 +52,7 @@ pub struct Connect {
 }
 
 impl Connect {
-    rdma_proto::setters! {
+    setters! {
         local: Option<SocketAddr>,
         timeout: Duration,
         options: Options,
@@ -61,7 +61,7 @@ impl Connect {
 
 impl Default for Connect {
     fn default() -> Self {
-        Self { local: None, timeout: Duration::from_secs(5), options: Options::client() }
+        Self { local: None, timeout: Duration::from_secs(5), options: Options::default() }
     }
 }
 

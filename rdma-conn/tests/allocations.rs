@@ -24,8 +24,7 @@ fn count(mut round: impl FnMut()) -> AllocationInfo {
 fn streams() -> [Stream<SoftSim>; 2] {
     let fabric = Fabric::new();
     let address = SocketAddr::from((SERVER, 6379));
-    let listener =
-        Listener::bind(&fabric.host(&[SERVER.into()]), address, Options::server()).expect("a free address");
+    let listener = Listener::bind(&fabric.host(&[SERVER.into()]), address).expect("a free address");
     let client = fabric.host(&[CLIENT.into()]);
     thread::scope(|scope| {
         let dial = scope.spawn(|| Stream::connect(&client, address).expect("connects"));
@@ -97,9 +96,9 @@ fn endpoints_allocate_nothing() {
     let host = |address: [u8; 4]| sim.host(&[address.into()], rdma_softsim::Limits::default());
     let mut ends =
         [SERVER, CLIENT].map(|address| Endpoint::new(&host(address), Limits::default()).expect("a device"));
-    ends[0].listen((SERVER, 6379).into(), Options::server()).expect("a free address");
+    ends[0].listen((SERVER, 6379).into(), Options::default()).expect("a free address");
     let address = (SERVER, 6379).into();
-    ends[1].connect(address, None, Duration::from_secs(5), Options::client()).expect("begins");
+    ends[1].connect(address, None, Duration::from_secs(5), Options::default()).expect("begins");
     let mut opened = [None; 2];
     while opened.contains(&None) {
         for (end, opened) in ends.iter_mut().zip(&mut opened) {

@@ -46,8 +46,7 @@ fn a_client_connects_from_the_address_it_is_given() {
     let host = fabric.host(&[CLIENT, other]);
     let server = fabric.host(&[SERVER]);
     for (port, local) in [(6379, CLIENT), (6380, other)] {
-        let listener = Listener::bind(&server, SocketAddr::new(SERVER, port), Options::server())
-            .expect("a free address");
+        let listener = Listener::bind(&server, SocketAddr::new(SERVER, port)).expect("a free address");
         let how = Connect::default().local(Some(SocketAddr::new(local, 0)));
         let (client, _server, peer) = connected(&host, &listener, &how);
         assert_eq!((peer.ip(), client.local_addr()), (local, Some(peer)));
@@ -59,8 +58,7 @@ fn a_client_connects_from_the_address_it_is_given() {
 fn connections_outlive_their_listener() {
     let fabric = Fabric::new();
     let (host, server) = (fabric.host(&[CLIENT]), fabric.host(&[SERVER]));
-    let listen =
-        |port| Listener::bind(&server, SocketAddr::new(SERVER, port), Options::server()).expect("free");
+    let listen = |port| Listener::bind(&server, SocketAddr::new(SERVER, port)).expect("free");
     let first = listen(6379);
     let (mut client, mut accepted, _) = connected(&host, &first, &Connect::default());
     drop(first);
@@ -80,7 +78,7 @@ fn queues_are_as_deep_as_the_device_allows() {
     let limits = Limits { max_queue_depth: 64, max_completions: 128, ..Limits::default() };
     let (host, server) = (fabric.host_with(&[CLIENT], limits), fabric.host_with(&[SERVER], limits));
     let address = SocketAddr::new(SERVER, 6379);
-    let listener = Listener::bind(&server, address, Options::server()).expect("a free address");
+    let listener = Listener::bind(&server, address).expect("a free address");
     let (mut client, mut accepted, _) = connected(&host, &listener, &Connect::default());
     // More notifications than a queue has places, one at a time.
     for _ in 0..100 {
@@ -96,7 +94,7 @@ fn a_withdrawn_request_does_not_concern_the_listener() {
     let [server, fickle, honest] =
         [SERVER, CLIENT, IpAddr::from([192, 0, 2, 3])].map(|address| sim.host(&[address], Limits::default()));
     let address = SocketAddr::new(SERVER, 6379);
-    let listener = Listener::bind(&server, address, Options::server()).expect("a free address");
+    let listener = Listener::bind(&server, address).expect("a free address");
     let settle = |endpoints: &mut [&mut Endpoint<SoftSim>]| {
         for _ in 0..100 {
             for endpoint in &mut *endpoints {
@@ -107,12 +105,12 @@ fn a_withdrawn_request_does_not_concern_the_listener() {
     };
     let mut fickle = Endpoint::new(&fickle, rdma_conn::Limits::default()).expect("a device");
     for _ in 0..5 {
-        let id = fickle.connect(address, None, LONG, Options::client()).expect("begins");
+        let id = fickle.connect(address, None, LONG, Options::default()).expect("begins");
         settle(&mut [&mut fickle]);
         fickle.abort(id);
     }
     let mut honest = Endpoint::new(&honest, rdma_conn::Limits::default()).expect("a device");
-    honest.connect(address, None, LONG, Options::client()).expect("begins");
+    honest.connect(address, None, LONG, Options::default()).expect("begins");
     settle(&mut [&mut fickle, &mut honest]);
     let (endpoint, id) = listener.try_accept().expect("the listener is well").expect("one is still there");
     assert_eq!(endpoint.peer_addr(id).map(|peer| peer.ip()), Some(IpAddr::from([192, 0, 2, 3])));
@@ -124,7 +122,7 @@ fn the_connections_of_a_listener_share_a_budget() {
     let fabric = Fabric::new();
     let (host, server) = (fabric.host(&[CLIENT]), fabric.host(&[SERVER]));
     let address = SocketAddr::new(SERVER, 6379);
-    let mut options = Options::server();
+    let mut options = Options::default();
     options.protocol.window = 64 << 10;
     let one = u64::from(options.protocol.window) + 32 * 1280;
     for limits in [
@@ -182,7 +180,7 @@ fn with_spare<T>(spare: u64, act: impl FnOnce() -> T) -> T {
 /// A client that has asked for a connection, and whether it was rejected.
 fn asked(sim: &Simulation, client: &SoftSim, address: SocketAddr) -> (Endpoint<SoftSim>, ConnectionId) {
     let mut endpoint = Endpoint::new(client, rdma_conn::Limits::default()).expect("a device");
-    let id = endpoint.connect(address, None, LONG, Options::client()).expect("begins");
+    let id = endpoint.connect(address, None, LONG, Options::default()).expect("begins");
     settle(sim, &mut endpoint);
     (endpoint, id)
 }
@@ -200,7 +198,7 @@ fn accepting_with_few_descriptors() {
     let sim = Simulation::new(1, DeviceKind::Ibta, SimulationSettings::default(), FaultPlan::new());
     let [server, client] = [SERVER, CLIENT].map(|address| sim.host(&[address], Limits::default()));
     let address = SocketAddr::new(SERVER, 6379);
-    let listener = Listener::bind(&server, address, Options::server()).expect("a free address");
+    let listener = Listener::bind(&server, address).expect("a free address");
     let is_rejected = |(mut client, id): (Endpoint<SoftSim>, ConnectionId)| {
         settle(&sim, &mut client);
         matches!(client.check(id), Err(Error::Rejected { .. }))
@@ -220,7 +218,7 @@ fn accepting_with_few_descriptors() {
 
     let mut endpoint = Endpoint::new(&server, rdma_conn::Limits::default()).expect("a device");
     let address = SocketAddr::new(SERVER, 6380);
-    let id = endpoint.listen(address, Options::server()).expect("a free address");
+    let id = endpoint.listen(address, Options::default()).expect("a free address");
     let client = asked(&sim, &client, address);
     with_spare(0, || endpoint.progress()).expect("the fabric stays");
     assert_eq!(endpoint.next_event(), Some(Event::AcceptFailed(id)));

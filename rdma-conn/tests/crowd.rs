@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use rdma_conn::{AsyncListener, AsyncStream, ConnectionId, Endpoint, Event, Limits, Options};
+use rdma_conn::{AsyncListener, AsyncStream, ConnectionId, Endpoint, Event, Keepalive, Limits, Options};
 use rdma_softsim::{Fabric, SoftSim};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
@@ -20,7 +20,7 @@ fn small(usual: Options) -> Options {
     options.protocol.window = 4 << 10;
     options.protocol.send_buffer = 4 << 10;
     options.receives = 64;
-    options.protocol.keepalive.every = None;
+    options.protocol.keepalive = Some(Keepalive::NONE);
     options
 }
 
@@ -63,7 +63,8 @@ async fn idle_connections_cost_what_they_cost_on_an_endpoint() {
     let server = fabric.host(&[address.ip()]);
     let mut clients =
         Endpoint::new(&fabric.host(&[[192, 0, 2, 2].into()]), Limits::default()).expect("a device");
-    let listener = AsyncListener::bind_with(&server, address, small(Options::server()), Limits::default())
+    let listener = AsyncListener::bind_with(&server, address, small(Options::default()), Limits::default())
+        .await
         .expect("a free address");
     let before = descriptors();
     let (mut ids, mut streams) = (Vec::new(), Vec::new());
@@ -71,7 +72,7 @@ async fn idle_connections_cost_what_they_cost_on_an_endpoint() {
     for wanted in [1, MANY] {
         while streams.len() < wanted {
             while ids.len() < wanted.min(streams.len() + 100) {
-                ids.push(clients.connect(address, None, LONG, small(Options::client())).expect("begins"));
+                ids.push(clients.connect(address, None, LONG, small(Options::default())).expect("begins"));
             }
             turn(&mut clients).await;
             while let Some(event) = clients.next_event() {

@@ -6,10 +6,11 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use rdma_backend::AsyncEvent;
-use rdma_conn::{ConnectionId, Endpoint, Error, Event, Limits as Share, Listener, Options};
+use rdma_conn::{ConnectionId, Endpoint, Error, Event, Keepalive, Limits as Share, Listener, Options};
 use rdma_proto::PeerMisbehaved;
 use rdma_softsim::{
-    Connections, DeviceKind, Fault, Injection, Limits, Simulation, SimulationSettings, Site, SoftSim, When,
+    Connections, DeviceKind, Fabric, Fault, Injection, Limits, Simulation, SimulationSettings, Site, SoftSim,
+    When,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -18,8 +19,7 @@ const MOMENT: Duration = Duration::from_millis(1);
 
 /// Settings of a side that says nothing of itself, so that it notices nothing of itself.
 fn silent(mut options: Options) -> Options {
-    options.protocol.keepalive.every = None;
-    options.protocol.keepalive.probe = None;
+    options.protocol.keepalive = Some(Keepalive::NONE);
     options
 }
 
@@ -62,8 +62,10 @@ fn is_readable(descriptor: &impl AsFd) -> bool {
 /// Both ends of a connection to whose server this happened while its client was writing.
 fn struck(device_kind: DeviceKind, when: When, fault: Fault) -> (Simulation, End, End) {
     let (sim, server, client, address) = simulation(device_kind, when, fault);
-    let listener = Listener::bind(&server, address, silent(Options::server())).expect("a free address");
-    let (mut client, own) = asking(&client, address, silent(Options::client()));
+    let listener =
+        Listener::bind_with(&server, address, silent(Options::default()), rdma_conn::Limits::default())
+            .expect("a free address");
+    let (mut client, own) = asking(&client, address, silent(Options::default()));
     let mut accepted = None::<End>;
     while !sim.remaining_faults().is_empty() {
         assert!(sim.now().since_start() < LONG, "{:?}", sim.remaining_faults());
@@ -115,11 +117,11 @@ fn a_peer_that_reaches_elsewhere_is_at_fault() {
 fn a_listener_ends_with_its_device() {
     for fault in [Fault::DeviceRemoval, Fault::DeviceFatal] {
         let (sim, server, client, address) = simulation(DeviceKind::Ibta, When::Event(0), fault);
-        let listener = Listener::bind(&server, address, Options::server()).expect("a free address");
+        let listener = Listener::bind(&server, address).expect("a free address");
         let mut endpoint = Endpoint::new(&server, Share::default()).expect("a device");
         let other = SocketAddr::new(address.ip(), 6380);
-        let id = endpoint.listen(other, Options::server()).expect("a free address");
-        let _asking = asking(&client, address, Options::client());
+        let id = endpoint.listen(other, Options::default()).expect("a free address");
+        let _asking = asking(&client, address, Options::default());
         pass(&sim, MOMENT);
         for _ in 0..2 {
             let error = listener.try_accept().map(drop).expect_err("the device is gone");
@@ -138,13 +140,32 @@ fn a_listener_ends_with_its_device() {
     }
 }
 
+/// VR-SEC-004: one failure to read events may be that of a single request. A listener that cannot read them again and again is over.
+#[test]
+fn a_listener_whose_events_cannot_be_read_ends() {
+    let fabric = Fabric::new();
+    let address = SocketAddr::from(([192, 0, 2, 1], 6379));
+    let listener = Listener::bind(&fabric.host(&[address.ip()]), address).expect("a free address");
+    fabric.kill_host(address.ip());
+    assert!(is_readable(&listener), "nobody is told");
+    for _ in 1..10 {
+        listener.try_request().expect_err("it cannot be read");
+        assert!(!listener.is_over());
+    }
+    listener.try_request().expect_err("it cannot be read");
+    assert!(listener.is_over() && is_readable(&listener));
+    listener.accept().map(drop).expect_err("so it stays");
+}
+
 /// VR-CONN-007: the peer's word that it is ready is late; its first message, of which the device tells, says as much.
 #[test]
 fn a_first_message_establishes() {
     let late = Fault::SlowReady { micros: 5_000_000 };
     let (sim, server, client, address) = simulation(DeviceKind::Ibta, When::Event(0), late);
-    let listener = Listener::bind(&server, address, silent(Options::server())).expect("a free address");
-    let (mut client, own) = asking(&client, address, silent(Options::client()));
+    let listener =
+        Listener::bind_with(&server, address, silent(Options::default()), rdma_conn::Limits::default())
+            .expect("a free address");
+    let (mut client, own) = asking(&client, address, silent(Options::default()));
     let mut accepted = None::<End>;
     while !client.is_open(own) {
         assert!(sim.now().since_start() < Duration::from_secs(1), "the server waits for the word");
@@ -165,8 +186,8 @@ fn a_listener_that_ends_says_so_behind_what_has_passed() {
     let [server, client] = [1, 2].map(|last| sim.host(&[IpAddr::from([192, 0, 2, last])], Limits::default()));
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));
     let mut endpoint = Endpoint::new(&server, Share::default()).expect("a device");
-    let id = endpoint.listen(address, Options::server()).expect("a free address");
-    let (mut client, _) = asking(&client, address, Options::client());
+    let id = endpoint.listen(address, Options::default()).expect("a free address");
+    let (mut client, _) = asking(&client, address, Options::default());
     let befalls = |fault| sim.fabric().inject(address.ip(), Connections::All, fault, Ok(When::Event(0)));
     assert!(befalls(Fault::Exhausted));
     while endpoint.next_event().is_none() {
@@ -191,8 +212,9 @@ fn refused_one_of_two(seed: u64, unnamed_flushes: bool) -> [Option<String>; 2] {
     let hosts = [1, 2, 3].map(|last| sim.host(&[IpAddr::from([192, 0, 2, last])], Limits::default()));
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));
     let mut server = Endpoint::new(&hosts[0], Share::default()).expect("a device");
-    server.listen(address, silent(Options::server())).expect("a free address");
-    let [mut first, mut second] = [1, 2].map(|host| asking(&hosts[host], address, silent(Options::client())));
+    server.listen(address, silent(Options::default())).expect("a free address");
+    let [mut first, mut second] =
+        [1, 2].map(|host| asking(&hosts[host], address, silent(Options::default())));
     let mut opened = [None; 2];
     let mut wrote = false;
     while !wrote || opened.contains(&None) {

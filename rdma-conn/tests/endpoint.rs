@@ -18,18 +18,11 @@ const LONG: Duration = Duration::from_secs(20);
 const SERVER: [u8; 4] = [192, 0, 2, 1];
 const CLIENT: [u8; 4] = [192, 0, 2, 2];
 
-/// Returns the options for an idle connection of a large server.
+/// Returns the options for idle connections.
 fn small() -> Options {
-    let mut options = Options::server();
+    let mut options = Options::default();
     options.protocol.window = 64 << 10;
     options.protocol.send_buffer = 64 << 10;
-    options
-}
-
-fn small_client() -> Options {
-    let mut options = small();
-    options.protocol.role = rdma_conn::Role::Client;
-    options.protocol.keepalive = Options::client().protocol.keepalive;
     options
 }
 
@@ -150,7 +143,7 @@ fn idle_connections_are_small_and_share_queues() {
     let mut client = Endpoint::new(&client, Limits::default()).expect("a device");
     let address = server.local_addr(listener).expect("it listens");
     for _ in 0..MANY {
-        client.connect(address, None, LONG, small_client()).expect("begins");
+        client.connect(address, None, LONG, small()).expect("begins");
     }
     let mut opened = [0, 0];
     while opened != [MANY, MANY] {
@@ -176,7 +169,7 @@ fn a_refused_connection_says_so() {
     let fabric = Fabric::new();
     let _nobody_listens = fabric.host(&[SERVER.into()]);
     let mut endpoint = Endpoint::new(&fabric.host(&[CLIENT.into()]), Limits::default()).expect("a device");
-    let id = endpoint.connect((SERVER, 6379).into(), None, LONG, Options::client()).expect("begins");
+    let id = endpoint.connect((SERVER, 6379).into(), None, LONG, Options::default()).expect("begins");
     assert_eq!(next(&mut endpoint), Event::Ended(id));
     let error = endpoint.check(id).expect_err("it was refused");
     assert!(error.to_string().contains("nothing listens there for RDMA"), "{error}");
@@ -192,10 +185,11 @@ fn a_connection_that_takes_too_long_ends() {
     let fabric = Fabric::new();
     let server = fabric.host(&[SERVER.into()]);
     let _unanswered =
-        rdma_conn::Listener::bind(&server, (SERVER, 6379).into(), small()).expect("a free address");
+        rdma_conn::Listener::bind_with(&server, SocketAddr::from((SERVER, 6379)), small(), Limits::default())
+            .expect("a free address");
     let mut endpoint = Endpoint::new(&fabric.host(&[CLIENT.into()]), Limits::default()).expect("a device");
     let timeout = Duration::from_millis(20);
-    let id = endpoint.connect((SERVER, 6379).into(), None, timeout, Options::client()).expect("begins");
+    let id = endpoint.connect((SERVER, 6379).into(), None, timeout, Options::default()).expect("begins");
     assert_eq!(next(&mut endpoint), Event::Ended(id));
     let error = endpoint.check(id).expect_err("nobody answered");
     assert_eq!(error.to_string(), "timed out after 20ms connecting");
@@ -244,7 +238,7 @@ fn a_client_that_does_not_read_costs_no_turns() {
     let listener = server.listen((SERVER, 6379).into(), small()).expect("a free address");
     let mut client = Endpoint::new(&fabric.host(&[CLIENT.into()]), Limits::default()).expect("a device");
     let address = server.local_addr(listener).expect("it listens");
-    client.connect(address, None, LONG, small_client()).expect("begins");
+    client.connect(address, None, LONG, small()).expect("begins");
     let id = loop {
         client.wait(Some(Duration::ZERO)).expect("the fabric stays");
         server.wait(Some(Duration::ZERO)).expect("the fabric stays");
@@ -346,7 +340,7 @@ fn bytes_are_read_in_place() {
 fn an_endpoint_lends() {
     let usage = beside_echo(Limits::default(), |_, client, address| {
         let mut endpoint = Endpoint::new(client, Limits::default()).expect("a device");
-        let id = endpoint.connect(address, None, LONG, small_client()).expect("begins");
+        let id = endpoint.connect(address, None, LONG, small()).expect("begins");
         assert!(matches!(next(&mut endpoint), Event::Opened { .. }));
         let bytes = pattern(1 << 20, 7);
         let mut buffer =
@@ -400,7 +394,7 @@ fn requests_are_answered_a_few_at_a_time() {
     let (sim, [mut server, mut client]) = simulated(FaultPlan::new());
     server.listen((SERVER, 6379).into(), small()).expect("a free address");
     for _ in 0..MANY {
-        client.connect((SERVER, 6379).into(), None, LONG, small_client()).expect("begins");
+        client.connect((SERVER, 6379).into(), None, LONG, small()).expect("begins");
     }
     // Until the last request is there: answers are not needed for that.
     for _ in 0..20 {
@@ -433,7 +427,7 @@ fn a_lost_queue_is_its_own_connections_affair() {
     for (port, completion_vector) in [(6379, 0), (6380, 1)] {
         let options = small().completion_vector(completion_vector);
         server.listen((SERVER, port).into(), options).expect("a free address");
-        client.connect((SERVER, port).into(), None, LONG, small_client()).expect("begins");
+        client.connect((SERVER, port).into(), None, LONG, small()).expect("begins");
     }
     let mut open = Vec::new();
     let mut ended = Vec::new();
@@ -497,7 +491,7 @@ fn a_successor_gets_none_of_its_predecessors_completions() {
     };
     server.listen((SERVER, 6379).into(), small()).expect("a free address");
     let connect = |client: &mut Endpoint<SoftSim>, server: &mut Endpoint<SoftSim>| {
-        let id = client.connect((SERVER, 6379).into(), None, LONG, small_client()).expect("begins");
+        let id = client.connect((SERVER, 6379).into(), None, LONG, small()).expect("begins");
         settle(&mut [client, server]);
         assert!(client.is_open(id));
         id

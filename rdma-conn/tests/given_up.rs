@@ -37,7 +37,7 @@ impl World {
             Some(Connecting::listen(&fabric.host(&[address.ip()]), address).expect("is free"));
         let mut endpoint =
             Endpoint::new(&fabric.host(&[[192, 0, 2, 2].into()]), Limits::NONE).expect("a device");
-        let mut options = Options::client();
+        let mut options = Options::default();
         (options.protocol.window, options.protocol.windows) = (WINDOW as u32, 2);
         let id = endpoint.connect(address, None, LONG, options).expect("begins");
         let mut server = loop {

@@ -19,10 +19,9 @@ const WINDOW: usize = 10_000;
 fn pair(windows: u8) -> (Stream<SoftSim>, Stream<SoftSim>) {
     let fabric = Fabric::new();
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));
-    let listener =
-        Listener::bind(&fabric.host(&[address.ip()]), address, Options::server()).expect("is free");
+    let listener = Listener::bind(&fabric.host(&[address.ip()]), address).expect("is free");
     let client = fabric.host(&[[192, 0, 2, 2].into()]);
-    let mut options = Options::client();
+    let mut options = Options::default();
     (options.protocol.window, options.protocol.windows) = (WINDOW as u32, windows);
     let how = Connect::default().options(options);
     thread::scope(|scope| {
@@ -99,11 +98,10 @@ fn values_of_all_lengths_land() {
 fn endpoint_and_stream() -> (Endpoint<SoftSim>, ConnectionId, Stream<SoftSim>) {
     let fabric = Fabric::new();
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));
-    let listener =
-        Listener::bind(&fabric.host(&[address.ip()]), address, Options::server()).expect("is free");
+    let listener = Listener::bind(&fabric.host(&[address.ip()]), address).expect("is free");
     let client = fabric.host(&[[192, 0, 2, 2].into()]);
     let mut endpoint = Endpoint::new(&client, Limits::NONE).expect("a device");
-    let mut options = Options::client();
+    let mut options = Options::default();
     options.protocol.window = WINDOW as u32;
     let id = endpoint.connect(address, None, LONG, options).expect("begins");
     let server = thread::scope(|scope| {

@@ -22,9 +22,9 @@ fn connected() -> (Simulation, End, End) {
     let sim = Simulation::new(1, DeviceKind::Ibta, SimulationSettings::default(), FaultPlan::new());
     let [server, client] = [1, 2].map(|last| sim.host(&[IpAddr::from([192, 0, 2, last])], Limits::default()));
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));
-    let listener = Listener::bind(&server, address, Options::server()).expect("a free address");
+    let listener = Listener::bind(&server, address).expect("a free address");
     let mut client = Endpoint::new(&client, Share::default()).expect("a device");
-    let id = client.connect(address, None, LATE, Options::client()).expect("begins");
+    let id = client.connect(address, None, LATE, Options::default()).expect("begins");
     let mut accepted: Option<End> = None;
     while !client.is_open(id) || accepted.as_ref().is_none_or(|(server, id)| !server.is_open(*id)) {
         sim.step();
@@ -85,7 +85,7 @@ fn a_peer_that_vanished_is_an_error() {
 /// A client that asks for a connection.
 fn asking(client: &SoftSim, address: SocketAddr) -> End {
     let mut endpoint = Endpoint::new(client, Share::default()).expect("a device");
-    let id = endpoint.connect(address, None, LATE, Options::client()).expect("begins");
+    let id = endpoint.connect(address, None, LATE, Options::default()).expect("begins");
     (endpoint, id)
 }
 
@@ -118,7 +118,7 @@ fn a_number_that_is_given_again_inherits_nothing() {
     let [server, client] = [1, 2].map(|last| sim.host(&[IpAddr::from([192, 0, 2, last])], Limits::default()));
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));
     let mut endpoint = Endpoint::new(&server, Share::default()).expect("a device");
-    endpoint.listen(address, Options::server()).expect("a free address");
+    endpoint.listen(address, Options::default()).expect("a free address");
     // Keeps the queue.
     let (_stays, stays) = joined(&sim, &client, &mut endpoint, address);
     let ((mut leaves, own), left) = joined(&sim, &client, &mut endpoint, address);
@@ -157,7 +157,7 @@ fn a_client_that_asked_for_endless_retries_and_vanished_is_gone() {
     let sim = Simulation::new(1, DeviceKind::Rxe, SimulationSettings::default(), FaultPlan::new());
     let [server, client] = [1, 2].map(|last| sim.host(&[IpAddr::from([192, 0, 2, last])], Limits::default()));
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));
-    let listener = Listener::bind(&server, address, Options::server()).expect("a free address");
+    let listener = Listener::bind(&server, address).expect("a free address");
     let events = client.event_channel().expect("a device");
     let id = events.create_id().expect("an identifier");
     id.resolve_address(None, address, LATE).expect("begins");
@@ -209,7 +209,7 @@ fn last_words_are_heard_behind_a_long_queue() {
     let [server, client] = [1, 2].map(|last| sim.host(&[IpAddr::from([192, 0, 2, last])], Limits::default()));
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));
     let mut endpoint = Endpoint::new(&server, Share::default()).expect("a device");
-    endpoint.listen(address, Options::server()).expect("a free address");
+    endpoint.listen(address, Options::default()).expect("a free address");
     let busy = [(); 2].map(|()| joined(&sim, &client, &mut endpoint, address).0);
     let ((mut leaves, own), left) = joined(&sim, &client, &mut endpoint, address);
     // Nobody looks at the endpoint meanwhile.
@@ -241,7 +241,7 @@ fn a_stream_that_is_dropped_before_it_is_established_delivers() {
     let sim = Simulation::new(1, DeviceKind::Ibta, SimulationSettings::default(), FaultPlan::new());
     let [server, client] = [1, 2].map(|last| sim.host(&[IpAddr::from([192, 0, 2, last])], Limits::default()));
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));
-    let listener = Listener::bind(&server, address, Options::server()).expect("a free address");
+    let listener = Listener::bind(&server, address).expect("a free address");
     let (mut client, own) = asking(&client, address);
     let accepted = loop {
         sim.step();
@@ -278,7 +278,7 @@ fn a_stream_that_is_dropped_before_it_is_established_delivers() {
 fn accepted(sim: &Simulation) -> (End, End) {
     let [server, client] = [1, 2].map(|last| sim.host(&[IpAddr::from([192, 0, 2, last])], Limits::default()));
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));
-    let listener = Listener::bind(&server, address, Options::server()).expect("a free address");
+    let listener = Listener::bind(&server, address).expect("a free address");
     let (mut client, own) = asking(&client, address);
     loop {
         sim.step();

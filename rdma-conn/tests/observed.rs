@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
-use rdma_conn::{Listener, Options, Stream};
+use rdma_conn::{Listener, Stream};
 use rdma_softsim::Fabric;
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::fmt::format::FmtSpan;
@@ -80,8 +80,7 @@ fn connections_are_counted_and_have_spans() {
 
     let fabric = Fabric::new();
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));
-    let listener =
-        Listener::bind(&fabric.host(&[address.ip()]), address, Options::server()).expect("a free address");
+    let listener = Listener::bind(&fabric.host(&[address.ip()]), address).expect("a free address");
     let host = fabric.host(&[[192, 0, 2, 2].into()]);
     std::thread::scope(|scope| {
         scope.spawn(|| {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use rdma_conn::{Connect, Error, Keepalive, Listener, Options, Stream};
+use rdma_conn::{Connect, Error, Keepalive, Listener, Options, Role, Stream};
 use rdma_softsim::{Connections, Fabric, Fault, SoftSim, When};
 
 const LONG: Duration = Duration::from_secs(20);
@@ -21,7 +21,9 @@ struct TestBed {
 fn test_bed(options: Options) -> TestBed {
     let fabric = Fabric::new();
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));
-    let listener = Listener::bind(&fabric.host(&[address.ip()]), address, options).expect("a free address");
+    let listener =
+        Listener::bind_with(&fabric.host(&[address.ip()]), address, options, rdma_conn::Limits::default())
+            .expect("a free address");
     TestBed { client: fabric.host(&[[192, 0, 2, 2].into()]), fabric, listener, address }
 }
 
@@ -44,7 +46,7 @@ fn connected(test_bed: &TestBed, client: Options) -> (Stream<SoftSim>, Stream<So
 }
 
 fn pair() -> (Stream<SoftSim>, Stream<SoftSim>) {
-    pair_with(Options::client(), Options::server())
+    pair_with(Options::default(), Options::default())
 }
 
 /// Bytes of which no two neighbouring kilobytes are alike.
@@ -62,9 +64,9 @@ fn read_all(stream: &mut Stream<SoftSim>, len: usize) -> Vec<u8> {
 #[test]
 fn a_write_that_is_refused_ends_both_sides() {
     // No keepalive, which would bring it about in the end.
-    let mut options = [Options::client(), Options::server()];
-    options.iter_mut().for_each(|one| one.protocol.keepalive = Keepalive::NONE);
-    let [client, server] = options;
+    let mut options = Options::default();
+    options.protocol.keepalive = Some(Keepalive::NONE);
+    let [client, server] = [options; 2];
     let test_bed = test_bed(server);
     let (mut client, mut server) = connected(&test_bed, client);
     // The first write registers the send buffer; the next one goes out in one step.
@@ -103,7 +105,7 @@ fn a_vectored_write_is_one_notification() {
 /// VR-FLOW-001, VR-MEM-003: many windows both ways at once, with settings from roomy to absurd.
 #[test]
 fn long_transfers_arrive_whole_whatever_the_settings() {
-    let roomy = (Options::client(), Options::server(), 16 << 20);
+    let roomy = (Options::default(), Options::default(), 16 << 20);
     let mut tiny = roomy;
     for options in [&mut tiny.0, &mut tiny.1] {
         options.protocol.window = 3;
@@ -215,9 +217,9 @@ fn a_shutdown_that_times_out_says_so() {
 /// VR-RES-003: a program that is busy elsewhere does not starve its peer of receives.
 #[test]
 fn an_idle_stream_posts_its_receives_again() {
-    let mut server = Options::server();
-    server.protocol.keepalive.every = Some(Duration::from_millis(1));
-    let mut client = Options::client();
+    let mut server = Options::default();
+    server.protocol.keepalive = Some(Keepalive::NONE.every(Some(Duration::from_millis(1))));
+    let mut client = Options::default();
     client.receives = 4;
     let (mut client, server) = pair_with(client, server);
     let patience = std::time::Instant::now();
@@ -232,7 +234,7 @@ fn an_idle_stream_posts_its_receives_again() {
 
 #[test]
 fn connections_outlive_their_listener() {
-    let TestBed { client: host, listener, address, fabric: _fabric } = test_bed(Options::server());
+    let TestBed { client: host, listener, address, fabric: _fabric } = test_bed(Options::default());
     let how = Connect::default().local(Some(SocketAddr::from(([192, 0, 2, 2], 0))));
     thread::scope(|scope| {
         let dial = scope.spawn(|| Stream::connect_with(&host, address, &how).expect("connects"));
@@ -251,7 +253,7 @@ fn connections_outlive_their_listener() {
 /// VR-RES-001.
 #[test]
 fn nothing_is_left_of_a_connection() {
-    let test_bed = test_bed(Options::server());
+    let test_bed = test_bed(Options::default());
     let before = test_bed.fabric.resources(test_bed.address.ip());
     for _ in 0..3 {
         let client = thread::scope(|scope| {
@@ -270,12 +272,12 @@ fn nothing_is_left_of_a_connection() {
 /// that is faster than the reader, and both go when nothing happens for a while.
 #[test]
 fn memory_comes_with_work_and_goes_with_it() {
-    let mut options = Options::server();
+    let mut options = Options::default();
     options.keep_memory = Duration::from_millis(1);
     options.protocol.window = 64 << 10;
     options.protocol.send_buffer = 128 << 10;
     let idle = (64 << 10) + 32 * (usize::from(options.protocol.send_depth) + usize::from(options.receives));
-    let (mut client, mut server) = pair_with(Options::client(), options);
+    let (mut client, mut server) = pair_with(Options::default(), options);
     assert_eq!(server.registered_bytes(), idle);
     let bytes = pattern(96 << 10);
     client.write_all(&bytes).expect("written");
@@ -309,9 +311,9 @@ fn await_registered(stream: &Stream<SoftSim>, bytes: usize, why: &str) {
 /// can be changed again as soon as all has arrived, and not before.
 #[test]
 fn lent_memory_arrives_and_comes_back() {
-    let mut server = Options::server();
+    let mut server = Options::default();
     server.protocol.window = 10_000;
-    let (mut client, mut server) = pair_with(Options::client(), server);
+    let (mut client, mut server) = pair_with(Options::default(), server);
     let bytes = pattern(100_000);
     let mut buffer = Arc::new(client.register_buffer(bytes.len()).expect("registered"));
     assert!(Arc::get_mut(&mut buffer).expect("nobody else has it").write(0, &bytes));
@@ -386,7 +388,7 @@ fn an_accepted_stream_comes_about_by_itself() {
     // Less than the thread's interval, in which nobody calls the server's stream. A machine that is busy may take longer, but not always.
     let how = Connect::default().timeout(Duration::from_millis(400));
     let comes_about = || {
-        let test_bed = test_bed(Options::server());
+        let test_bed = test_bed(Options::default());
         // So that it has not come about yet when the thread has looked at it for the first time.
         test_bed.fabric.set_latency(Duration::from_millis(20));
         thread::scope(|scope| {
@@ -399,14 +401,14 @@ fn an_accepted_stream_comes_about_by_itself() {
     assert!((0..5).any(|_| comes_about()), "is not connected where the server's program does nothing");
 }
 
-/// Whoever dials is the client and whoever accepts the server, whatever the settings were made for.
+/// The side that dials is the client and the other the server, whatever their settings say.
 #[test]
 fn settings_do_not_decide_who_is_who() {
-    let mut wrong = Options::client();
-    wrong.protocol.keepalive.every = Some(Duration::from_millis(1));
-    let mut asks = Options::server();
+    let mut asks = Options::default();
     asks.protocol.negotiate = true;
-    let (mut client, mut server) = pair_with(asks, wrong);
+    let [mut client, mut server] = [asks; 2];
+    (client.protocol.role, server.protocol.role) = (Role::Server, Role::Client);
+    let (mut client, mut server) = pair_with(client, server);
     client.write_all(b"question").expect("written");
     assert_eq!(read_all(&mut server, 8), b"question");
     server.write_all(b"answer").expect("written");
@@ -418,8 +420,8 @@ fn settings_do_not_decide_who_is_who() {
 /// Settings out of bounds are refused, and not changed in silence.
 #[test]
 fn settings_out_of_bounds_are_refused() {
-    let test_bed = test_bed(Options::server());
-    for options in [Options::client().receives(0), Options::client().keep_memory(Duration::ZERO)] {
+    let test_bed = test_bed(Options::default());
+    for options in [Options::default().receives(0), Options::default().keep_memory(Duration::ZERO)] {
         let how = Connect::default().options(options);
         let error =
             Stream::connect_with(&test_bed.client, test_bed.address, &how).expect_err("out of bounds");

@@ -29,7 +29,8 @@ async fn pair_with(client: Options, server: Options) -> (AsyncStream<SoftSim>, A
 async fn pair_by(how: &Connect, server: Options) -> (AsyncStream<SoftSim>, AsyncStream<SoftSim>) {
     let fabric = Fabric::new();
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));
-    let listener = Listener::bind(&fabric.host(&[address.ip()]), address, server).expect("a free address");
+    let listener = Listener::bind_with(&fabric.host(&[address.ip()]), address, server, Limits::default())
+        .expect("a free address");
     let listener = AsyncListener::try_from(listener).expect("is watched");
     let host = fabric.host(&[[192, 0, 2, 2].into()]);
     let serve = async {
@@ -42,7 +43,7 @@ async fn pair_by(how: &Connect, server: Options) -> (AsyncStream<SoftSim>, Async
 }
 
 async fn pair() -> (AsyncStream<SoftSim>, AsyncStream<SoftSim>) {
-    pair_with(Options::client(), Options::server()).await
+    pair_with(Options::default(), Options::default()).await
 }
 
 fn pattern(len: usize) -> Vec<u8> {
@@ -53,7 +54,7 @@ fn pattern(len: usize) -> Vec<u8> {
 /// other one's task may notice first.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn readers_and_writers_do_not_forget_each_other() {
-    let mut options = (Options::client(), Options::server());
+    let mut options = (Options::default(), Options::default());
     for options in [&mut options.0, &mut options.1] {
         options.protocol.window = 1000;
         options.protocol.send_buffer = 700;
@@ -138,7 +139,7 @@ async fn dropped_streams_deliver_in_the_background() {
 async fn a_flush_ends_when_the_peer_does() {
     let (mut client, server) = pair().await;
     // More than both windows of a peer that reads nothing: the rest cannot leave.
-    let windows = 2 * Options::server().protocol.window as usize;
+    let windows = 2 * Options::default().protocol.window as usize;
     let mut taken = 0;
     while taken <= windows {
         taken += client.write(&[7; 1 << 20]).await.expect("written");
@@ -153,7 +154,7 @@ async fn a_flush_ends_when_the_peer_does() {
 async fn an_accept_that_is_dropped_takes_no_wake_up_along() {
     let fabric = Fabric::new();
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));
-    let listener = Listener::bind(&fabric.host(&[address.ip()]), address, Options::server()).expect("free");
+    let listener = Listener::bind(&fabric.host(&[address.ip()]), address).expect("free");
     let listener = Arc::new(AsyncListener::try_from(listener).expect("is watched"));
     let first = tokio::spawn({
         let listener = Arc::clone(&listener);
@@ -176,7 +177,7 @@ async fn for_ever_is_a_duration() {
     let forever = |options: Options| {
         options.keep_memory(Duration::MAX).linger(Duration::MAX).handshake_timeout(Duration::MAX)
     };
-    let (mut client, mut server) = pair_with(forever(Options::client()), forever(Options::server())).await;
+    let (mut client, mut server) = pair_with(forever(Options::default()), forever(Options::default())).await;
     client.write_all(b"x").await.expect("written");
     assert_eq!(timeout(LONG, server.read(&mut [0; 2])).await.expect("in time").expect("read"), 1);
     // There is something to wait for, and a time until which memory is kept.
@@ -201,7 +202,7 @@ async fn a_cancelled_connect_is_gone() {
     let fabric = Fabric::new();
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));
     let server = fabric.host(&[address.ip()]);
-    let _unanswered = Listener::bind(&server, address, Options::server()).expect("a free address");
+    let _unanswered = Listener::bind(&server, address).expect("a free address");
     let client = fabric.host(&[[192, 0, 2, 2].into()]);
     let connect = AsyncStream::connect(&client, address);
     assert!(timeout(Duration::from_millis(50), connect).await.is_err(), "nobody accepts");
@@ -211,9 +212,9 @@ async fn a_cancelled_connect_is_gone() {
 /// A future that waits to lend, or to have its memory back, can be dropped: nothing is lent twice, nothing is lost.
 #[tokio::test]
 async fn cancelled_lending_loses_nothing() {
-    let mut options = Options::server();
+    let mut options = Options::default();
     options.protocol.window = 10_000;
-    let (mut client, mut server) = pair_with(Options::client(), options).await;
+    let (mut client, mut server) = pair_with(Options::default(), options).await;
     let bytes = pattern(100_000);
     let mut buffer = client.register_buffer(bytes.len()).expect("registered");
     assert!(buffer.write(0, &bytes));
@@ -248,7 +249,7 @@ async fn a_stream_that_is_ended_before_it_is_established_delivers() {
         let fabric = Fabric::new();
         let address = SocketAddr::from(([192, 0, 2, 1], 6379));
         let server = fabric.host(&[address.ip()]);
-        let listener = Listener::bind(&server, address, Options::server()).expect("a free address");
+        let listener = Listener::bind(&server, address).expect("a free address");
         // So that it is not established before it is ended.
         fabric.set_latency(Duration::from_millis(50));
         let client = fabric.host(&[[192, 0, 2, 2].into()]);
@@ -278,8 +279,9 @@ fn a_stream_that_finds_no_runtime_delivers() {
     let fabric = Fabric::new();
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));
     let server = fabric.host(&[address.ip()]);
-    let listener = Listener::bind(&server, address, Options::server().linger(LONG)).expect("a free address");
-    let mut options = Options::client();
+    let listener = Listener::bind_with(&server, address, Options::default().linger(LONG), Limits::default())
+        .expect("a free address");
+    let mut options = Options::default();
     options.protocol.window = 1000;
     let client = fabric.host(&[[192, 0, 2, 2].into()]);
     let (mut stream, mut accepted) = std::thread::scope(|scope| {
@@ -404,10 +406,11 @@ async fn connections_come_about_without_anybody_reading() {
 async fn connections_of_one_endpoint_do_not_disturb_each_other() {
     let fabric = Fabric::new();
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));
-    let mut options = Options::server();
+    let mut options = Options::default();
     options.protocol.window = 1000;
     let listener =
         AsyncListener::bind_with(&fabric.host(&[address.ip()]), address, options, Limits::default())
+            .await
             .expect("free");
     let endpoint =
         AsyncEndpoint::new(&fabric.host(&[[192, 0, 2, 2].into()]), Limits::default()).expect("a device");
@@ -478,11 +481,11 @@ fn a_close_ends_in_time_after_the_runtime_has_ended() {
     let (first, second) = (runtime(), runtime());
     // Nothing else is due.
     let idle = |options: Options| {
-        let protocol = options.protocol.keepalive(Keepalive::NONE);
+        let protocol = options.protocol.keepalive(Some(Keepalive::NONE));
         options.protocol(protocol).keep_memory(Duration::from_secs(86400))
     };
-    let how = Connect::default().options(idle(Options::client())).timeout(Duration::from_secs(86400));
-    let (mut client, _reads_nothing) = first.block_on(pair_by(&how, idle(Options::server())));
+    let how = Connect::default().options(idle(Options::default())).timeout(Duration::from_secs(86400));
+    let (mut client, _reads_nothing) = first.block_on(pair_by(&how, idle(Options::default())));
     first.block_on(async {
         let bytes = pattern(8 << 20);
         // More than all windows and buffers hold.
@@ -493,6 +496,29 @@ fn a_close_ends_in_time_after_the_runtime_has_ended() {
     std::thread::sleep(Duration::from_millis(100));
     let closed = second.block_on(async { timeout(LONG / 2, client.close(Duration::from_millis(50))).await });
     closed.expect("in time").expect_err("not everything arrived");
+}
+
+/// One task reads and writes a stream at the same time, which is whole again after that.
+#[tokio::test]
+async fn a_borrowed_stream_is_read_and_written_at_once() {
+    let (mut client, mut server) = pair().await;
+    // More than both sides hold, so that neither direction ends before the other begins.
+    let sent = pattern(8 << 20);
+    let echoes = async {
+        let (mut reader, mut writer) = server.split();
+        tokio::io::copy(&mut reader, &mut writer).await.expect("all bytes")
+    };
+    let asks = async {
+        let (mut reader, mut writer) = client.split();
+        let mut received = vec![0; sent.len()];
+        let writes = writer.write_all(&sent);
+        let (written, read) = tokio::join!(writes, reader.read_exact(&mut received));
+        assert!(written.and(read).is_ok() && received == sent);
+        assert_eq!(reader.stream().peer_addr(), writer.stream().peer_addr());
+        client.shutdown().await.expect("arrives");
+    };
+    let (echoed, ()) = timeout(LONG, async { tokio::join!(echoes, asks) }).await.expect("in time");
+    assert_eq!(echoed, 8 << 20);
 }
 
 /// Halves of one stream make it again; those of two streams do not.
@@ -522,8 +548,8 @@ async fn a_listener_as_of_tokio() {
     let here = SocketAddr::from(([192, 0, 2, 1], 6379));
     AsyncListener::bind(&server, elsewhere).await.expect_err("no device has it");
     let listener = AsyncListener::bind(&server, &[elsewhere, here][..]).await.expect("the second is free");
-    listener.set_options(Options::server().receives(0)).expect_err("none at all are out of bounds");
-    listener.set_options(Options::server().linger(LONG)).expect("within bounds");
+    listener.set_options(Options::default().receives(0)).expect_err("none at all are out of bounds");
+    listener.set_options(Options::default().linger(LONG)).expect("within bounds");
     assert!(poll_fn(|cx| Poll::Ready(listener.poll_accept(cx).is_pending())).await, "nobody has come");
 
     let (client, accepted) =
@@ -553,8 +579,7 @@ async fn a_listener_as_of_tokio() {
 async fn streams_become_asynchronous() {
     let fabric = Fabric::new();
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));
-    let listener =
-        Listener::bind(&fabric.host(&[address.ip()]), address, Options::server()).expect("a free address");
+    let listener = Listener::bind(&fabric.host(&[address.ip()]), address).expect("a free address");
     let host = fabric.host(&[[192, 0, 2, 2].into()]);
     let served = std::thread::spawn(move || listener.accept().map(|(stream, _)| (stream, listener)));
     let (dialed, host) = tokio::task::spawn_blocking(move || (Stream::connect(&host, address), host))
@@ -620,6 +645,6 @@ fn no_runtime() {
     let fabric = Fabric::new();
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));
     let host = fabric.host(&[address.ip()]);
-    let listener = Listener::bind(&host, address, Options::server()).expect("a free address");
+    let listener = Listener::bind(&host, address).expect("a free address");
     AsyncListener::try_from(listener).expect_err("nobody would drive it");
 }

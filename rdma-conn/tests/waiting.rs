@@ -30,8 +30,8 @@ impl Pair {
         let host = |address: [u8; 4]| sim.host(&[address.into()], rdma_softsim::Limits::default());
         let [mut server, mut client] = [SERVER, CLIENT]
             .map(|address| Endpoint::new(&host(address), Limits::default()).expect("a device"));
-        server.listen((SERVER, 6379).into(), Options::server().spin(spin)).expect("a free address");
-        let options = Options::client().spin(spin);
+        server.listen((SERVER, 6379).into(), Options::default().spin(spin)).expect("a free address");
+        let options = Options::default().spin(spin);
         client.connect((SERVER, 6379).into(), None, Duration::from_secs(5), options).expect("begins");
         let mut opened = [None; 2];
         while opened.contains(&None) {
@@ -150,7 +150,7 @@ fn a_wait_sees_more_than_completions() {
     let Pair { sim, mut server, mut client, at_server, at_client } = Pair::new(Duration::ZERO);
     let host = sim.host(&[[192, 0, 2, 3].into()], rdma_softsim::Limits::default());
     let mut other = Endpoint::new(&host, Limits::default()).expect("a device");
-    other.connect((SERVER, 6379).into(), None, Duration::from_secs(5), Options::client()).expect("begins");
+    other.connect((SERVER, 6379).into(), None, Duration::from_secs(5), Options::default()).expect("begins");
     let mut opened = false;
     for _ in 0..200 {
         assert_eq!(client.write(at_client, &[IoSlice::new(b"ping")]).expect("open"), Some(4));
@@ -173,10 +173,11 @@ fn a_send_buffer_is_registered_early() {
     let registered = |eager: bool| {
         let fabric = rdma_softsim::Fabric::new();
         let host = |address: [u8; 4]| fabric.host(&[address.into()]);
-        let listener = rdma_conn::Listener::bind(
+        let listener = rdma_conn::Listener::bind_with(
             &host(SERVER),
-            (SERVER, 6379).into(),
-            Options::server().eager_send_buffer(eager),
+            std::net::SocketAddr::from((SERVER, 6379)),
+            Options::default().eager_send_buffer(eager),
+            Limits::default(),
         );
         let listener = listener.expect("a free address");
         let client = std::thread::spawn({
@@ -187,7 +188,7 @@ fn a_send_buffer_is_registered_early() {
         client.join().expect("no panic").expect("connected");
         served.registered_bytes()
     };
-    let buffer = Options::server().protocol.send_buffer as usize;
+    let buffer = Options::default().protocol.send_buffer as usize;
     assert_eq!(registered(true), registered(false) + buffer);
 }
 
@@ -269,7 +270,7 @@ fn is_readable(endpoint: &Endpoint<SoftSim>) -> bool {
 fn a_write_that_leaves_no_room_is_told_of_room() {
     for beyond in [1, 0] {
         let Pair { sim, mut server, mut client, at_server, at_client } = Pair::new(Duration::ZERO);
-        let room = Options::client().protocol.send_buffer as usize;
+        let room = Options::default().protocol.send_buffer as usize;
         let bytes = vec![7; room + beyond];
         while client.next_event().is_some() {}
         assert_eq!(client.write(at_client, &[IoSlice::new(&bytes)]).expect("open"), Some(room));

@@ -25,10 +25,18 @@ pub enum Role {
     Server,
 }
 
+impl Role {
+    /// Returns the signs of life that suit this side: a server sends keepalives, a client asks for them.
+    pub const fn keepalive(self) -> Keepalive {
+        match self {
+            Self::Client => Keepalive { probe: Some(Duration::from_secs(10)), ..Keepalive::NONE },
+            Self::Server => Keepalive { every: Some(Duration::from_secs(3)), ..Keepalive::NONE },
+        }
+    }
+}
+
 /// Gives a settings type a method for each field that sets it and returns the settings, for chains. `#[non_exhaustive]` lets such
 /// a type grow, and so forbids other crates to write it as a literal.
-#[doc(hidden)]
-#[macro_export]
 macro_rules! setters {
     ($($field:ident: $type:ty),+ $(,)?) => {
         $(
@@ -92,8 +100,8 @@ pub struct Config {
     pub features: FeatureSet,
     /// Whether a client asks for the server's features when connected (VR-FEAT-001: optional).
     pub negotiate: bool,
-    /// Signs of life.
-    pub keepalive: Keepalive,
+    /// Signs of life; `None` for [`Role::keepalive`].
+    pub keepalive: Option<Keepalive>,
     /// How long the peer may keep data waiting (no window, no receives) before the connection ends (VR-RES-004). Off by
     /// default: whoever waits has its own time-out.
     pub stall_limit: Option<Duration>,
@@ -112,15 +120,14 @@ impl Config {
             window_limit: LARGEST_WINDOW,
             features: FeatureSet::NONE,
             negotiate: false,
-            keepalive: Keepalive { probe: Some(Duration::from_secs(10)), ..Keepalive::NONE },
+            keepalive: None,
             stall_limit: None,
         }
     }
 
     /// Returns the settings that suit most servers.
     pub const fn server() -> Self {
-        let keepalive = Keepalive { every: Some(Duration::from_secs(3)), ..Keepalive::NONE };
-        Self { role: Role::Server, keepalive, ..Self::client() }
+        Self { role: Role::Server, ..Self::client() }
     }
 
     setters! {
@@ -133,7 +140,7 @@ impl Config {
         window_limit: u32,
         features: FeatureSet,
         negotiate: bool,
-        keepalive: Keepalive,
+        keepalive: Option<Keepalive>,
         stall_limit: Option<Duration>,
     }
 
@@ -142,6 +149,7 @@ impl Config {
     /// # Errors
     /// [`ApiMisuse::Config`] names the first field that is out of bounds.
     pub fn check(&self) -> Result<(), ApiMisuse> {
+        let keepalive = self.keepalive.unwrap_or(Keepalive::NONE);
         let passes = |interval: Option<Duration>| interval != Some(Duration::ZERO);
         [
             (self.window >= 1, "window", "at least 1"),
@@ -150,9 +158,9 @@ impl Config {
             ((1..=1 << 14).contains(&self.send_depth), "send_depth", "1 to 16384"),
             ((2..=1 << 14).contains(&self.peer_receives), "peer_receives", "2 to 16384"),
             (self.window_limit >= 1, "window_limit", "at least 1"),
-            (passes(self.keepalive.every), "keepalive.every", "longer than zero"),
-            (passes(self.keepalive.probe), "keepalive.probe", "longer than zero"),
-            (passes(self.keepalive.limit), "keepalive.limit", "longer than zero"),
+            (passes(keepalive.every), "keepalive.every", "longer than zero"),
+            (passes(keepalive.probe), "keepalive.probe", "longer than zero"),
+            (passes(keepalive.limit), "keepalive.limit", "longer than zero"),
             (passes(self.stall_limit), "stall_limit", "longer than zero"),
         ]
         .into_iter()

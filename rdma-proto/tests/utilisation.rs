@@ -52,7 +52,7 @@ fn announced(machine: &mut Machine, now: f64) -> usize {
 fn utilisation(way: Way, copies: f64) -> f64 {
     let windows = if way == Way::TwoRegions { 2 } else { 1 };
     let mut config = Config::client().window(WINDOW).windows(windows);
-    config.keepalive = Keepalive::NONE;
+    config.keepalive = Some(Keepalive::NONE);
     let region = |rkey| RegionAddress { address: u64::from(rkey) << 40, rkey };
     let mut machine = Machine::new(config, [region(1), region(2)]).expect("in bounds");
     machine.handle_established(moment(0.0), RNR_RETRY_INFINITE);

@@ -8,7 +8,7 @@ use std::io::{Read as _, Write as _};
 use std::time::Duration;
 
 use common::{Home, Running};
-use rdma_conn::{Listener, Options, Stream};
+use rdma_conn::{Listener, Stream};
 use rdma_verbs::Verbs;
 use rustix::process::{Pid, Signal, kill_process};
 use softrdma_wire::Socket;
@@ -49,8 +49,7 @@ fn server(home: &Home) -> (Running, String, Pid) {
 fn echoes() {
     let Some(_) = role("echoes") else { return };
     let verbs = Verbs::load().expect("the libraries of softrdma");
-    let address = format!("{SERVER}:0").parse().expect("an address");
-    let listener = Listener::bind(&verbs, address, Options::server()).expect("a listener");
+    let listener = Listener::bind(&verbs, (SERVER, 0)).expect("a listener");
     println!("process {}", std::process::id());
     println!("listens on {}", listener.local_addr().expect("it listens"));
     let (mut stream, _peer) = listener.accept().expect("a client");

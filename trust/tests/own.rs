@@ -32,7 +32,7 @@ fn last_words_are_read() {
     let listener = Listener::new(&theirs, ([192, 0, 2, 66], 0).into()).unwrap();
     let address = listener.address().unwrap();
     let client = std::thread::spawn(move || {
-        let how = Connect::default().options(small(Options::client()));
+        let how = Connect::default().options(small(Options::default()));
         let mut stream = Stream::connect_with(&ours, address, &how).unwrap();
         let mut read = Vec::new();
         stream.read_to_end(&mut read).map(|_| read)

@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use rdma_backend::ErrorKind;
-use rdma_conn::{Connect, Error, Listener, Options, Stream};
+use rdma_conn::{Connect, Error, Listener, Stream};
 use rdma_softsim::{Fabric, Limits, Link, SoftSim};
 use rdma_verbs::Verbs;
 
@@ -55,7 +55,7 @@ fn no_device() {
             assert!(text.contains("Install the RDMA runtime") || text.contains("rdma-core"), "{text}");
             return;
         }
-        Ok(verbs) => match Listener::bind(&verbs, SocketAddr::from(([0, 0, 0, 0], 0)), Options::server()) {
+        Ok(verbs) => match Listener::bind(&verbs, SocketAddr::from(([0, 0, 0, 0], 0))) {
             Ok(_) => return println!("skipped: there is an RDMA device"),
             Err(error) => error,
         },
@@ -96,7 +96,7 @@ fn unknown_address() {
 #[test]
 fn timed_out() {
     let (fabric, server, client) = hosts();
-    let _listener = Listener::bind(&server, SERVER, Options::server()).expect("a free port");
+    let _listener = Listener::bind(&server, SERVER).expect("a free port");
     fabric.set_link(SERVER.ip(), Link::Down);
     let error = soon(&client, &SERVER.to_string());
     assert!(matches!(error, Error::TimedOut { .. }), "{error:?}");
@@ -107,8 +107,7 @@ fn timed_out() {
 fn address_of_another_machine() {
     let (_fabric, server, _) = hosts();
     let elsewhere = SocketAddr::from((CLIENT, 6379));
-    let error =
-        Listener::bind(&server, elsewhere, Options::server()).expect_err("not an address of this host");
+    let error = Listener::bind(&server, elsewhere).expect_err("not an address of this host");
     assert!(matches!(error, Error::Backend { kind: ErrorKind::Address, .. }), "{error:?}");
     let text = "listening: 192.0.2.2 is not an address of this host";
     says(&error, io::ErrorKind::AddrNotAvailable, &[text]);
@@ -117,8 +116,8 @@ fn address_of_another_machine() {
 #[test]
 fn address_in_use() {
     let (_fabric, server, _) = hosts();
-    let _first = Listener::bind(&server, SERVER, Options::server()).expect("a free port");
-    let error = Listener::bind(&server, SERVER, Options::server()).expect_err("the port is taken");
+    let _first = Listener::bind(&server, SERVER).expect("a free port");
+    let error = Listener::bind(&server, SERVER).expect_err("the port is taken");
     assert!(matches!(error, Error::Backend { kind: ErrorKind::Address, .. }), "{error:?}");
     says(&error, io::ErrorKind::AddrNotAvailable, &["listening: 192.0.2.1:6379 is in use"]);
 }
@@ -129,7 +128,7 @@ fn locked_memory_too_small() {
     let fabric = Fabric::new();
     let small = Limits { locked_memory: 512 << 10, ..Limits::default() };
     let (server, client) = (fabric.host(&[SERVER.ip()]), fabric.host_with(&[CLIENT], small));
-    let _listener = Listener::bind(&server, SERVER, Options::server()).expect("a free port");
+    let _listener = Listener::bind(&server, SERVER).expect("a free port");
     let error = failure(&client, &SERVER.to_string());
     assert!(matches!(error, Error::Backend { kind: ErrorKind::Memory, .. }), "{error:?}");
     let parts = [
@@ -147,7 +146,7 @@ fn locked_memory_too_small_for_the_server() {
     let fabric = Fabric::new();
     let small = Limits { locked_memory: 1 << 20, ..Limits::default() };
     let (server, client) = (fabric.host_with(&[SERVER.ip()], small), fabric.host(&[CLIENT]));
-    let listener = Listener::bind(&server, SERVER, Options::server()).expect("a free port");
+    let listener = Listener::bind(&server, SERVER).expect("a free port");
     let connecting = std::thread::spawn(move || failure(&client, &SERVER.to_string()));
     let error = listener.accept_timeout(LONG).expect_err("too little memory");
     assert!(matches!(error, Error::Backend { kind: ErrorKind::Memory, .. }), "{error:?}");

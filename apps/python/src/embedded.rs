@@ -39,7 +39,7 @@ fn store(name: &str) -> Result<Embedded, Refusal> {
         return Ok(embedded.clone());
     }
     let fabric = Fabric::new();
-    let listener = Listener::bind(&fabric.host(&[ADDRESS.ip()]), ADDRESS, Options::server())?;
+    let listener = Listener::bind(&fabric.host(&[ADDRESS.ip()]), ADDRESS)?;
     let embedded = Embedded { store: Arc::default(), clients: fabric.host(&[CLIENT]) };
     let store = Arc::clone(&embedded.store);
     thread::Builder::new().name(format!("embedded {name}")).spawn(move || {

@@ -210,7 +210,7 @@ fn embedded(arguments: &Arguments, outcomes: &mut Vec<Outcome>) -> io::Result<()
     // As many as it was told of will come, and nobody else.
     let mut endpoint = Endpoint::new(&server, Limits::NONE)?;
     let address: SocketAddr = ([192, 0, 2, 1], 6379).into();
-    endpoint.listen(address, Options::server())?;
+    endpoint.listen(address, Options::default())?;
     thread::spawn(move || -> io::Result<()> {
         let store = Store::default();
         let mut server = Server::new(endpoint, &store);
@@ -261,7 +261,7 @@ impl Arguments {
     }
 
     fn settings(&self) -> RdmaSettings {
-        let client = Options::client().spin(Duration::from_micros(self.spin));
+        let client = Options::default().spin(Duration::from_micros(self.spin));
         // How many connections there are, and so how much memory, is said by the arguments.
         RdmaSettings::default().client(client).limits(Limits::NONE).connect_timeout(CONNECTING)
     }

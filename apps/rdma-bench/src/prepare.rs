@@ -100,7 +100,7 @@ pub(crate) fn warm_up<S>(
             Ok(())
         })
     };
-    let window = Options::client().protocol.window;
+    let window = Options::default().protocol.window;
     let values = load.requests.saturating_mul(load.size as u64) / load.clients.max(1) as u64;
     let fills = matches!(test, Test::Get | Test::Mixed) && values > window.into();
     // All have what they need before any has more.

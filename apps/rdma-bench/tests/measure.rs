@@ -33,7 +33,7 @@ fn over_rdma() -> (impl Fn() -> Rdma<SoftSim>, Address) {
     let [server, client] = [[192, 0, 2, 1], [192, 0, 2, 2]].map(|address| fabric.host(&[address.into()]));
     let mut endpoint = Endpoint::new(&server, Limits::default()).expect("a device");
     let address: SocketAddr = ([192, 0, 2, 1], 6379).into();
-    endpoint.listen(address, Options::server()).expect("a port");
+    endpoint.listen(address, Options::default()).expect("a port");
     thread::spawn(move || {
         let store = Store::default();
         let mut server = Server::new(endpoint, &store);

@@ -156,7 +156,7 @@ impl<B: Descriptors> Listening<B> {
                     return Err(failed(io::Error::new(io::ErrorKind::NotFound, "the name has no address")));
                 };
                 let endpoint = AsyncEndpoint::new(backend, limits).map_err(|error| failed(error.into()))?;
-                let listener = endpoint.listen(address, lingering(Options::server(), stall));
+                let listener = endpoint.listen(address, lingering(Options::default(), stall));
                 return Ok(Self::Rdma(listener.map_err(|error| failed(error.into()))?));
             }
         };
@@ -240,7 +240,7 @@ impl<B: Descriptors> Dialling<B> {
             Carrier::Rdma => match AsyncEndpoint::new(backend, limits) {
                 Ok(endpoint) => {
                     let how =
-                        Connect::default().timeout(timeout).options(lingering(Options::client(), stall));
+                        Connect::default().timeout(timeout).options(lingering(Options::default(), stall));
                     Self::Rdma(place, endpoint, Box::new(how))
                 }
                 Err(error) => return Err(Error::Listen { place, source: error.into() }),

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 use kv_store::Store;
-use rdma_conn::{Connect, Descriptors, Listener, Options, Stream};
+use rdma_conn::{Connect, Descriptors, Listener, Stream};
 use rdma_kv::{Buffer, Client, Counts, Error, Login, Memory, Part, Striped, Transport};
 use rdma_softsim::Fabric;
 use rdma_verbs::Verbs;
@@ -83,7 +83,7 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     let fabric = Fabric::new();
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));
-    let listener = Listener::bind(&fabric.host(&[address.ip()]), address, Options::server())?;
+    let listener = Listener::bind(&fabric.host(&[address.ip()]), address)?;
     let store = Arc::new(Store::default());
     thread::spawn(move || {
         while let Ok((stream, _)) = listener.accept() {

@@ -10,12 +10,12 @@ use rdma_conn::{Access, CallerMemory, Descriptors, Options, Received, Registered
 
 use crate::memory::Memory;
 
-/// Returns the settings of a connection for large values: those of [`Options::client`], with one receive window of its own. A second one
+/// Returns the settings of a connection for large values: the usual ones, with one receive window of its own. A second one
 /// would be announced before the client knows how long a value is, and what arrives in it would be copied; with one, the next window is
 /// announced where the value belongs, as soon. Only of values that are too short to land, the server waits for the copy of the first
 /// window before it sends the rest.
-pub const fn options() -> Options {
-    let mut options = Options::client();
+pub fn options() -> Options {
+    let mut options = Options::default();
     options.protocol.windows = 1;
     options
 }

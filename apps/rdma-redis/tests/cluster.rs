@@ -7,7 +7,7 @@ use std::sync::{Arc, LazyLock, Mutex};
 
 use bytes::{Bytes, BytesMut};
 use kv_store::{FrameReader, Store};
-use rdma_conn::{Listener, Options, Stream};
+use rdma_conn::{Listener, Stream};
 use rdma_redis::{Endpoints, Nodes, Settings, cluster_connection};
 use rdma_softsim::{Fabric, SoftSim};
 use redis::{AsyncCommands, RedisResult};
@@ -98,7 +98,7 @@ async fn keys_go_to_the_node_that_has_their_slot() {
         let node = Arc::new(Node::default());
         let address = SocketAddr::new(IpAddr::from(NODES[index]), 6379);
         let host = CLIENT.0.host(&[address.ip()]);
-        let listener = Listener::bind(&host, address, Options::server()).expect("a free address");
+        let listener = Listener::bind(&host, address).expect("a free address");
         let served = Arc::clone(&node);
         std::thread::spawn(move || {
             while let Ok((stream, _)) = listener.accept() {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kv_store::Store;
-use rdma_conn::{Listener, Options};
+use rdma_conn::Listener;
 use rdma_redis::{Client, Reconnect};
 use rdma_softsim::{Fabric, SoftSim};
 use redis::{AsyncCommands, RedisResult};
@@ -18,7 +18,7 @@ fn address() -> SocketAddr {
 
 /// Serves one client after another until `clients` have come.
 fn serve(host: &SoftSim, clients: usize) -> std::thread::JoinHandle<()> {
-    let listener = Listener::bind(host, address(), Options::server()).expect("a free address");
+    let listener = Listener::bind(host, address()).expect("a free address");
     let store = Arc::new(Store::default());
     std::thread::spawn(move || {
         for _ in 0..clients {

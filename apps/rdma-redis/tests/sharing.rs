@@ -29,7 +29,7 @@ fn held(fabric: &Fabric) -> Resources {
 /// An endpoint that listens, for all connections of a server.
 fn listen(fabric: &Fabric, ip: IpAddr) -> Endpoint<SoftSim> {
     let mut endpoint = Endpoint::new(&fabric.host(&[ip]), Limits::default()).expect("a device");
-    let _listener = endpoint.listen(SocketAddr::new(ip, 6379), Options::server()).expect("a free address");
+    let _listener = endpoint.listen(SocketAddr::new(ip, 6379), Options::default()).expect("a free address");
     endpoint
 }
 

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use kv_store::Store;
-use rdma_conn::{Listener, Options};
+use rdma_conn::Listener;
 use rdma_redis::{Client, Transport};
 use rdma_softsim::{Fabric, SoftSim};
 use redis::{AsyncCommands, ErrorKind};
@@ -33,8 +33,7 @@ fn served() -> SoftSim {
     let config = Arc::new(config);
     let fabric = Fabric::new();
     let address = SocketAddr::from(([127, 0, 0, 1], 6379));
-    let listener =
-        Listener::bind(&fabric.host(&[address.ip()]), address, Options::server()).expect("a free address");
+    let listener = Listener::bind(&fabric.host(&[address.ip()]), address).expect("a free address");
     std::thread::spawn(move || {
         while let Ok((stream, _)) = listener.accept() {
             let connection = ServerConnection::new(Arc::clone(&config)).expect("a usable configuration");

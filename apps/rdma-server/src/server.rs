@@ -86,7 +86,7 @@ pub struct ServerSettings {
 }
 
 impl ServerSettings {
-    rdma_proto::setters! {
+    crate::transport::setters! {
         max_clients: usize,
         protected: bool,
         reply_budget: usize,

@@ -34,7 +34,7 @@ pub struct SocketSettings {
 }
 
 impl SocketSettings {
-    rdma_proto::setters! {
+    crate::transport::setters! {
         backlog: i32,
         no_delay: bool,
         keepalive: Option<Duration>,

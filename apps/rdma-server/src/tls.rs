@@ -26,7 +26,7 @@ pub struct TlsSettings {
 }
 
 impl TlsSettings {
-    rdma_proto::setters! {
+    crate::transport::setters! {
         server: Option<Arc<ServerConfig>>,
         client: Option<Arc<ClientConfig>>,
         server_name: Option<ServerName<'static>>,

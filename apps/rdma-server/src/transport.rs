@@ -10,6 +10,22 @@ use std::time::Duration;
 use crate::address::Address;
 use crate::poller::wait_one;
 
+/// Gives a settings type a method for each field that sets it and returns the settings, for chains. `#[non_exhaustive]` lets such
+/// a type grow, and so forbids other crates to write it as a literal.
+macro_rules! setters {
+    ($($field:ident: $type:ty),+ $(,)?) => {
+        $(
+            #[doc = concat!("Sets `", stringify!($field), "`; see the field.")]
+            #[must_use]
+            pub fn $field(mut self, $field: $type) -> Self {
+                self.$field = $field;
+                self
+            }
+        )+
+    };
+}
+pub(crate) use setters;
+
 /// A kind of connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Kind {

@@ -32,7 +32,7 @@ fn descriptors() -> usize {
 }
 
 fn options() -> Options {
-    let mut options = Options::server();
+    let mut options = Options::default();
     options.protocol.window = 4096;
     options
 }
@@ -44,7 +44,7 @@ fn host(fabric: &Fabric, ip: IpAddr) -> SoftSim {
 /// Connects the clients to whatever `turn` turns. Returns how many descriptors there are more, and what the server's host holds.
 fn gather(fabric: &Fabric, before: usize, mut turn: impl FnMut()) -> (usize, rdma_softsim::Resources) {
     let mut clients = Endpoint::new(&host(fabric, CLIENT), Limits::default()).expect("an endpoint");
-    let options = Options::client().protocol(Config::client().window(4096));
+    let options = Options::default().protocol(Config::client().window(4096));
     let mut members: Vec<ConnectionId> = Vec::new();
     let (begun, mut asked) = (Instant::now(), 0);
     while members.len() < CLIENTS {

@@ -28,8 +28,8 @@ impl Serving {
         let (backend, client) = (fabric.host(&[SERVER.into()]), fabric.host(&[CLIENT.into()]));
         let (address, store) = (SocketAddr::from((SERVER, 0)), Arc::new(Store::default()));
         // Nothing but a wake-up ends the wait of a thread that has nothing to do.
-        let mut options = Options::server().keep_memory(HOUR).handshake_timeout(HOUR);
-        options.protocol.keepalive = Keepalive::NONE;
+        let mut options = Options::default().keep_memory(HOUR).handshake_timeout(HOUR);
+        options.protocol.keepalive = Some(Keepalive::NONE);
         let threads = Threads::start(&backend, address, options, limits, THREADS, &store)
             .expect("a device and threads");
         let address = threads.local_addr().expect("it listens");
@@ -110,7 +110,7 @@ fn a_lost_device_is_told() {
     for fault in [Fault::DeviceRemoval, Fault::DeviceFatal] {
         let fabric = Fabric::new();
         let (backend, store) = (fabric.host(&[SERVER.into()]), Arc::new(Store::default()));
-        let (options, limits) = (Options::server(), Limits::default());
+        let (options, limits) = (Options::default(), Limits::default());
         let at = SocketAddr::from((SERVER, 0));
         let threads = Threads::start(&backend, at, options, limits, THREADS, &store).expect("a device");
         let address = threads.local_addr().expect("it listens");
@@ -134,7 +134,7 @@ fn a_lost_device_is_told_by_an_endpoint() {
         let (backend, store) = (fabric.host(&[SERVER.into()]), Store::default());
         let mut endpoint = Endpoint::new(&backend, Limits::default()).expect("a device");
         let address = SocketAddr::from((SERVER, 6379));
-        endpoint.listen(address, Options::server()).expect("a free address");
+        endpoint.listen(address, Options::default()).expect("a free address");
         let mut server = Server::new(endpoint, &store);
         assert!(fabric.inject(SERVER.into(), Connections::All, fault, Ok(When::Event(0))));
         let client = fabric.host(&[CLIENT.into()]);

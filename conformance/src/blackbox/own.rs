@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rdma_conn::{Connect, Descriptors, Error, Listener, Options, Role, Stream};
+use rdma_conn::{Connect, Descriptors, Error, Keepalive, Listener, Options, Stream};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::time::{ClockId, clock_gettime};
 
@@ -46,11 +46,8 @@ pub const fn with_window(mut options: Options, window: u32) -> Options {
     options.protocol.stall_limit = Some(STALL);
     options.handshake_timeout = STALL;
     options.linger = PROBE;
-    // So that there is something to answer.
-    options.protocol.negotiate = matches!(options.protocol.role, Role::Client);
-    if options.protocol.keepalive.probe.is_some() {
-        options.protocol.keepalive.probe = Some(PROBE);
-    }
+    // So that there is something to answer: a client asks.
+    options.protocol.negotiate = true;
     options
 }
 
@@ -165,7 +162,7 @@ impl OwnServer {
         address: SocketAddr,
         options: Options,
     ) -> Result<Self, Failure> {
-        let listener = Listener::bind(backend, address, options)?;
+        let listener = Listener::bind_with(backend, address, options, rdma_conn::Limits::default())?;
         let address = listener.local_addr().unwrap_or(address);
         let shared = Arc::new(Shared::default());
         let accepting = std::thread::spawn({
@@ -275,7 +272,8 @@ pub struct OwnClients<B> {
 
 impl<B> OwnClients<B> {
     /// Clients with these options.
-    pub fn new(backend: B, options: Options) -> Self {
+    pub fn new(backend: B, mut options: Options) -> Self {
+        options.protocol.keepalive.get_or_insert(Keepalive::NONE.probe(Some(PROBE)));
         Self { backend, options, pipelines: false, connections: Connections::default() }
     }
 }

@@ -228,7 +228,7 @@ struct Reader<'a, B: Descriptors> {
 impl<'a, B: Descriptors> Reader<'a, B> {
     /// Makes a control stream.
     fn meet(on: &'a Publisher<B>) -> Result<Self, Failure> {
-        let how = Connect::default().timeout(on.patience).options(Options::client());
+        let how = Connect::default().timeout(on.patience).options(Options::default());
         // One that was just started may not listen yet.
         let by = Instant::now() + on.patience;
         let stream = loop {

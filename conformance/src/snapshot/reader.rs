@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rdma_backend::RemoteAddress;
-use rdma_conn::{Descriptors, Listener, Options};
+use rdma_conn::{Descriptors, Listener};
 use sha2::{Digest as _, Sha256};
 use suite::Case;
 
@@ -314,8 +314,7 @@ impl<'a, B: Descriptors> Publisher<'a, B> {
     /// Starts a reader, and takes its control stream.
     fn meet(on: &'a Reader<B>, case: &'static str) -> Result<Self, Failure> {
         let environment = |error: &dyn std::fmt::Display| Failure::Environment(error.to_string());
-        let listener =
-            Listener::bind(&on.backend, on.listen, Options::server()).map_err(|error| environment(&error))?;
+        let listener = Listener::bind(&on.backend, on.listen).map_err(|error| environment(&error))?;
         let file = on.folder.join(format!("{case}.pulled"));
         if file.exists() {
             std::fs::remove_file(&file).map_err(|error| environment(&error))?;

@@ -169,7 +169,7 @@ impl Proxy {
         secret: &[u8],
         regions: Regions,
     ) -> Result<Self, Failure> {
-        let listener = Listener::bind(backend, listen, Options::server())?;
+        let listener = Listener::bind(backend, listen)?;
         let door = Door::open(backend, listen)?;
         let stop = Arc::new(AtomicBool::new(false));
         let (backend, secret, stopped) = (backend.clone(), secret.to_vec(), Arc::clone(&stop));
@@ -196,7 +196,7 @@ impl Proxy {
                 let tamper = Tamper::new(mistake, &secret, port);
                 let (backend, stopped) = (backend.clone(), Arc::clone(&stopped));
                 proxied.push(std::thread::spawn(move || {
-                    let how = Connect::default().options(Options::client());
+                    let how = Connect::default().options(Options::default());
                     if let Ok(upper) = Stream::connect_with(&backend, to, &how) {
                         let patience = Duration::from_secs(5);
                         between(Talk::new(stream, patience), Talk::new(upper, patience), tamper, &stopped);

@@ -93,7 +93,9 @@ impl Machine {
             .window_limit(settings.window_limit)
             .features(FeatureSet(settings.features.0))
             .negotiate(settings.negotiate)
-            .keepalive(Keepalive::NONE.every(time(settings.keepalive_ms)).limit(time(settings.silence_ms)))
+            .keepalive(Some(
+                Keepalive::NONE.every(time(settings.keepalive_ms)).limit(time(settings.silence_ms)),
+            ))
             .stall_limit(time(settings.stall_ms));
         let region = |Hex(address), Hex(rkey)| RegionAddress { address, rkey: rkey as u32 };
         let regions = [region(settings.address, settings.rkey), region(settings.address2, settings.rkey2)];

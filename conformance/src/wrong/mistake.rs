@@ -168,7 +168,7 @@ impl Mistake {
         match self {
             Self::TinyWindows => options.protocol.window = 1000,
             Self::EndsWithoutWaiting => options.linger = Duration::ZERO,
-            Self::NoKeepalives => options.protocol.keepalive.every = None,
+            Self::NoKeepalives => options.protocol.keepalive = Some(rdma_conn::Keepalive::NONE),
             Self::HugeWindowAccepted => options.protocol.window_limit = u32::MAX,
             Self::LongWindowRefused => options.protocol.window_limit = 64 << 10,
             _ => {}

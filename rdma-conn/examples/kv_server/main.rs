@@ -57,7 +57,7 @@ enum Backend {
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     tracing_subscriber::fmt().with_env_filter(tracing_subscriber::EnvFilter::from_default_env()).init();
     let arguments = Arguments::parse();
-    let mut options = Options::server();
+    let mut options = Options::default();
     options.protocol.window = arguments.window;
     options.eager_send_buffer = arguments.eager;
     options.spin = Duration::from_micros(arguments.spin);

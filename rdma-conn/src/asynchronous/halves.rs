@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io::{self, IoSlice};
+use std::ops::Deref;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -11,32 +12,37 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use super::AsyncStream;
 use crate::endpoint::Descriptors;
 
-/// The half of an [`AsyncStream`] that reads; see [`AsyncStream::into_split`].
-pub struct ReadHalf<B: Descriptors>(Arc<AsyncStream<B>>);
+/// The half of an [`AsyncStream`] that reads. It borrows the stream ([`AsyncStream::split`]) or owns a share of it
+/// ([`AsyncStream::into_split`]).
+pub struct ReadHalf<P>(P);
 
-/// The half of an [`AsyncStream`] that writes; see [`AsyncStream::into_split`].
-pub struct WriteHalf<B: Descriptors>(Arc<AsyncStream<B>>);
+/// The half of an [`AsyncStream`] that writes. It borrows the stream ([`AsyncStream::split`]) or owns a share of it
+/// ([`AsyncStream::into_split`]).
+pub struct WriteHalf<P>(P);
 
 impl<B: Descriptors> AsyncStream<B> {
+    /// Splits it into halves for as long as it is borrowed, so that one task can read and write at the same time.
+    pub fn split(&mut self) -> (ReadHalf<&Self>, WriteHalf<&Self>) {
+        (ReadHalf(self), WriteHalf(self))
+    }
+
     /// Splits it into halves that two tasks can own. Nothing is locked that the stream itself does not lock. The protocol cannot end one
     /// direction alone: the connection ends when both halves are dropped, or when the one that writes is shut down.
-    pub fn into_split(self) -> (ReadHalf<B>, WriteHalf<B>) {
+    pub fn into_split(self) -> (ReadHalf<Arc<Self>>, WriteHalf<Arc<Self>>) {
         let shared = Arc::new(self);
         (ReadHalf(Arc::clone(&shared)), WriteHalf(shared))
     }
 }
 
-impl<B: Descriptors> ReadHalf<B> {
-    /// Returns the stream of which this is a half, for its counts and addresses.
-    pub fn stream(&self) -> &AsyncStream<B> {
-        &self.0
-    }
-
+impl<B: Descriptors> ReadHalf<Arc<AsyncStream<B>>> {
     /// Makes a stream of two halves again.
     ///
     /// # Errors
     /// They are of different streams, and both come back.
-    pub fn reunite(self, other: WriteHalf<B>) -> Result<AsyncStream<B>, (Self, WriteHalf<B>)> {
+    pub fn reunite(
+        self,
+        other: WriteHalf<Arc<AsyncStream<B>>>,
+    ) -> Result<AsyncStream<B>, (Self, WriteHalf<Arc<AsyncStream<B>>>)> {
         if !Arc::ptr_eq(&self.0, &other.0) {
             return Err((self, other));
         }
@@ -45,20 +51,27 @@ impl<B: Descriptors> ReadHalf<B> {
     }
 }
 
-impl<B: Descriptors> WriteHalf<B> {
+impl<B: Descriptors, P: Deref<Target = AsyncStream<B>>> ReadHalf<P> {
     /// Returns the stream of which this is a half, for its counts and addresses.
     pub fn stream(&self) -> &AsyncStream<B> {
         &self.0
     }
 }
 
-impl<B: Descriptors> AsyncRead for ReadHalf<B> {
+impl<B: Descriptors, P: Deref<Target = AsyncStream<B>>> WriteHalf<P> {
+    /// Returns the stream of which this is a half, for its counts and addresses.
+    pub fn stream(&self) -> &AsyncStream<B> {
+        &self.0
+    }
+}
+
+impl<B: Descriptors, P: Deref<Target = AsyncStream<B>> + Unpin> AsyncRead for ReadHalf<P> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         self.0.read_shared(cx, into)
     }
 }
 
-impl<B: Descriptors> AsyncWrite for WriteHalf<B> {
+impl<B: Descriptors, P: Deref<Target = AsyncStream<B>> + Unpin> AsyncWrite for WriteHalf<P> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, from: &[u8]) -> Poll<io::Result<usize>> {
         self.0.write_shared(cx, &[IoSlice::new(from)])
     }
@@ -84,13 +97,13 @@ impl<B: Descriptors> AsyncWrite for WriteHalf<B> {
     }
 }
 
-impl<B: Descriptors> fmt::Debug for ReadHalf<B> {
+impl<P: fmt::Debug> fmt::Debug for ReadHalf<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("ReadHalf").field(&self.0).finish()
     }
 }
 
-impl<B: Descriptors> fmt::Debug for WriteHalf<B> {
+impl<P: fmt::Debug> fmt::Debug for WriteHalf<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("WriteHalf").field(&self.0).finish()
     }

@@ -50,30 +50,30 @@ impl<B: Descriptors> AsyncListener<B> {
     /// tried in turn; port 0 takes a free one.
     ///
     /// # Errors
-    /// That of the last address tried; as [`AsyncListener::bind_with`].
+    /// As [`AsyncListener::bind_with`].
     pub async fn bind(backend: &B, host: impl ToSocketAddrs + Debug) -> Result<Self, Error> {
+        Self::bind_with(backend, host, Options::default(), Limits::default()).await
+    }
+
+    /// As [`AsyncListener::bind`], with settings for each connection that is accepted, and limits for all of them, taken together.
+    ///
+    /// # Errors
+    /// That of the last address tried; as [`AsyncEndpoint::new`] and [`AsyncEndpoint::listen`].
+    pub async fn bind_with(
+        backend: &B,
+        host: impl ToSocketAddrs + Debug,
+        options: Options,
+        limits: Limits,
+    ) -> Result<Self, Error> {
+        let endpoint = AsyncEndpoint::new(backend, limits)?;
         let (addresses, mut last) = super::addresses(host).await?;
         for address in addresses {
-            match Self::bind_with(backend, address, Options::server(), Limits::default()) {
+            match endpoint.listen(address, options) {
                 Ok(listener) => return Ok(listener),
                 Err(error) => last = error,
             }
         }
         Err(last)
-    }
-
-    /// Listens on `address` with an endpoint of its own, as [`AsyncEndpoint::listen`] does. The limits are for all connections that are
-    /// accepted, taken together.
-    ///
-    /// # Errors
-    /// Those of the call that it names, and of [`AsyncEndpoint::new`].
-    pub fn bind_with(
-        backend: &B,
-        address: SocketAddr,
-        options: Options,
-        limits: Limits,
-    ) -> Result<Self, Error> {
-        AsyncEndpoint::new(backend, limits)?.listen(address, options)
     }
 
     /// Settings of the connections accepted from now on.

@@ -30,7 +30,7 @@ use crate::stream::{Connect, Stream};
 /// A byte stream over RDMA for tokio: [`AsyncRead`] and [`AsyncWrite`].
 ///
 /// Reads and writes are cancel-safe: a future that is dropped has read or written nothing. One task may read while another
-/// writes ([`AsyncStream::into_split`]). Dropping the stream delivers what was written in the background, for at most
+/// writes ([`AsyncStream::split`], [`AsyncStream::into_split`]). Dropping the stream delivers what was written in the background, for at most
 /// [`Options::linger`](crate::Options::linger); `shutdown` waits for it.
 pub struct AsyncStream<B: Descriptors> {
     pub(super) shared: Arc<Shared<B>>,

@@ -286,7 +286,7 @@ fn options(random: &mut Random, usual: Options) -> Options {
     protocol.send_buffer = random.pick(&[1, 3, 7, 64, 1000]);
     protocol.send_depth = random.pick(&[2, 4, 16]);
     protocol.peer_receives = random.pick(&[2, 4, 16]);
-    (protocol.keepalive.every, protocol.keepalive.probe) = (None, None);
+    protocol.keepalive = Some(rdma_proto::Keepalive::NONE);
     options.receives = random.pick(&[2, 4, 16]);
     options
 }
@@ -300,13 +300,14 @@ async fn run(seed: u64) {
     let (server, client) =
         (sim.host(&[address.ip()], Limits::default()), sim.host(&[[10, 0, 0, 2].into()], Limits::default()));
     let how =
-        Connect { timeout: NEVER, options: options(&mut random, Options::client()), ..Connect::default() };
+        Connect { timeout: NEVER, options: options(&mut random, Options::default()), ..Connect::default() };
     let listener = AsyncListener::bind_with(
         &server,
         address,
-        options(&mut random, Options::server()),
+        options(&mut random, Options::default()),
         crate::Limits::default(),
     )
+    .await
     .expect("free");
     let drops = random.pick(&[0, 3, 30, 100]);
     let mut world = World { sim, random, drops };
@@ -356,7 +357,8 @@ fn after_a_panic_of_the_driver_calls_fail() {
     let (theirs, ours) = (runtime().expect("a runtime"), runtime().expect("a runtime"));
     let (mut stream, _accepted) = theirs.block_on(async {
         let listener =
-            AsyncListener::bind_with(&server, address, Options::server(), crate::Limits::default())
+            AsyncListener::bind_with(&server, address, Options::default(), crate::Limits::default())
+                .await
                 .expect("a free port");
         let (connected, accepted) = tokio::join!(
             async {

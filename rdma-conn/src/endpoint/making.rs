@@ -15,6 +15,7 @@ use crate::connecting::Connecting;
 use crate::connection::Connection;
 use crate::domain::ProtectionDomain;
 use crate::error::Error;
+use crate::listener::Request;
 use crate::memory::Memory;
 use crate::options::Options;
 
@@ -208,21 +209,20 @@ impl<B: Descriptors> Endpoint<B> {
         }
     }
 
-    /// Accepts a request that came to a listener of the caller's own, whose identifier `request` is: nothing was allocated for
-    /// the peer before. Ends in [`Event::Opened`] or [`Event::Ended`].
+    /// Accepts a request that a [`Listener`](crate::Listener) handed out: nothing was allocated for the peer before. Ends in [`Event::Opened`] or [`Event::Ended`].
     ///
     /// # Errors
     /// The options are out of bounds, a limit is reached, resources are lacking, or the request was withdrawn. The peer is
     /// rejected (VR-RES-006).
     pub fn accept_request(
         &mut self,
-        request: B::Identifier,
+        Request { identifier }: Request<B>,
         options: Options,
     ) -> Result<ConnectionId, Error> {
         options.check()?;
         let place = self.budget.place()?;
-        request.migrate(&self.events).map_err(Error::backend("moving a request to the endpoint"))?;
-        self.accept(request, options, place, None)
+        identifier.migrate(&self.events).map_err(Error::backend("moving a request to the endpoint"))?;
+        self.accept(identifier, options, place, None)
     }
 
     /// Takes a request of another endpoint's listener, whose connection `budget` and `place` are for, as the one connection of a new

@@ -14,7 +14,7 @@ fn after_a_panic_calls_fail() {
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));
     let server = fabric.host(&[address.ip()]);
     let client = fabric.host(&[[192, 0, 2, 2].into()]);
-    let listener = Listener::bind(&server, address, Options::server()).expect("a free port");
+    let listener = Listener::bind(&server, address).expect("a free port");
     let (mut stream, mut accepted) = thread::scope(|scope| {
         let connecting = scope.spawn(|| Stream::connect(&client, address));
         let (mut accepted, _) = listener.accept().expect("a request");

@@ -52,10 +52,11 @@ pub(super) struct Timers {
 impl Timers {
     pub(super) fn new(config: &Config) -> Self {
         let zero = Instant::from_start(Duration::ZERO);
+        let keepalive = config.keepalive.unwrap_or(config.role.keepalive());
         Self {
-            every: config.keepalive.every.unwrap_or(Duration::MAX),
-            probe: config.keepalive.probe.unwrap_or(Duration::MAX),
-            silence: config.keepalive.limit.unwrap_or(Duration::MAX),
+            every: keepalive.every.unwrap_or(Duration::MAX),
+            probe: keepalive.probe.unwrap_or(Duration::MAX),
+            silence: keepalive.limit.unwrap_or(Duration::MAX),
             stall: config.stall_limit.unwrap_or(Duration::MAX),
             keepalive_at: Instant::NEVER,
             keepalive_due: false,

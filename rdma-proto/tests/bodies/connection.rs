@@ -39,7 +39,9 @@ fn settings(script: &mut Script<'_>) -> Config {
         .window_limit(if script.flag() { 100 } else { u32::MAX })
         .features(FeatureSet(script.byte().into()))
         .negotiate(script.flag())
-        .keepalive(Keepalive::NONE.every(interval(script)).probe(interval(script)).limit(interval(script)))
+        .keepalive(Some(
+            Keepalive::NONE.every(interval(script)).probe(interval(script)).limit(interval(script)),
+        ))
         .stall_limit(interval(script));
     assert_eq!(config.check(), Ok(()));
     config

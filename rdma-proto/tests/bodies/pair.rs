@@ -91,6 +91,6 @@ fn settings(script: &mut Script<'_>, base: Config) -> Config {
         .send_depth(script.within(1..=40) as u16)
         .peer_receives(script.within(2..=20) as u16)
         .negotiate(script.flag())
-        .keepalive(Keepalive::NONE.every(interval(script)).probe(interval(script)))
+        .keepalive(Some(Keepalive::NONE.every(interval(script)).probe(interval(script))))
         .features(if script.flag() { FeatureSet::MULTI_BUFFER } else { FeatureSet::NONE })
 }

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use rdma_proto::wire::Message;
 use rdma_proto::{
-    Action, ApiMisuse, Config, Effect, Error, Machine, PeerMisbehaved, RegionAddress, State, TransportError,
+    Action, ApiMisuse, Config, Effect, Error, Keepalive, Machine, PeerMisbehaved, RegionAddress, State,
+    TransportError,
 };
 use rdma_proto::{CompletionStatus, Immediate};
 
@@ -174,7 +175,7 @@ fn close_before_the_connection_is_there_delivers() {
 #[test]
 fn close_before_the_connection_is_there_has_an_end() {
     let mut client = quiet(Config::client());
-    client.keepalive = client.keepalive.every(Some(LINGER / 100)).limit(Some(LINGER / 100));
+    client.keepalive = Some(Keepalive::NONE.every(Some(LINGER / 100)).limit(Some(LINGER / 100)));
     let mut pair = Pair::new(client, quiet(Config::server()));
     pair.client.write(10);
     pair.client.machine.close(pair.now, LINGER);

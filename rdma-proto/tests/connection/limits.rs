@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rdma_proto::Immediate;
 use rdma_proto::wire::{FeatureSet, Message};
-use rdma_proto::{Config, Error, PeerMisbehaved, State};
+use rdma_proto::{Config, Error, Keepalive, PeerMisbehaved, State};
 
 use crate::pair::{Client, Pair, Server, quiet};
 
@@ -190,7 +190,7 @@ fn bytes_that_prove_nothing_do_not_extend_the_limit() {
 #[test]
 fn acknowledged_keepalives_do_not_extend_the_limit() {
     let mut client = limited(Config::client()).peer_receives(16);
-    client.keepalive.probe = Some(Duration::from_secs(1));
+    client.keepalive = Some(Keepalive::NONE.probe(Some(Duration::from_secs(1))));
     let mut pair = Pair::new(client, quiet(Config::server()));
     pair.client.rnr_retry = 0;
     pair.establish(Server);

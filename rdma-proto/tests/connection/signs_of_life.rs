@@ -10,8 +10,8 @@ use crate::pair::{Client, Pair, Server, Side, peer, quiet};
 const SECOND: Duration = Duration::from_secs(1);
 
 fn living(client: Keepalive, server: Keepalive) -> Pair {
-    let client = quiet(Config::client()).keepalive(client);
-    Pair::connected(client, quiet(Config::server()).keepalive(server))
+    let client = quiet(Config::client()).keepalive(Some(client));
+    Pair::connected(client, quiet(Config::server()).keepalive(Some(server)))
 }
 
 const SILENT: Keepalive = Keepalive::NONE;
@@ -152,7 +152,7 @@ fn intervals_of_zero_are_refused() {
     let zero = Some(Duration::ZERO);
     let mut refused = Vec::new();
     for keepalive in [SILENT.every(zero), SILENT.probe(zero), SILENT.limit(zero)] {
-        refused.push(Config::client().keepalive(keepalive));
+        refused.push(Config::client().keepalive(Some(keepalive)));
     }
     refused.push(Config::client().stall_limit(zero));
     for config in refused {
@@ -169,7 +169,7 @@ fn a_peer_whose_device_acknowledges_nothing_is_gone() {
         let shows = SILENT.every(Some(SECOND * 3));
         let probes = SILENT.probe(Some(SECOND * 10));
         let mut server = quiet(Config::server());
-        server.keepalive = if probing { probes } else { shows };
+        server.keepalive = Some(if probing { probes } else { shows });
         server.send_depth = 16;
         let mut pair = Pair::connected(quiet(Config::client()), server);
         pair.server.carries = false;
@@ -197,7 +197,7 @@ fn a_peer_whose_device_acknowledges_nothing_is_gone() {
 fn an_idle_peer_is_left_its_receives() {
     let server = SILENT.every(Some(SECOND));
     let receives = quiet(Config::server()).peer_receives(16);
-    let mut pair = Pair::connected(quiet(Config::client()), receives.keepalive(server));
+    let mut pair = Pair::connected(quiet(Config::client()), receives.keepalive(Some(server)));
     for _ in 0..2 {
         let before = keepalives(&pair.server);
         pair.client.handles = false;

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use rdma_proto::time::Instant;
 use rdma_proto::wire::Message;
-use rdma_proto::{Action, Config, Role};
+use rdma_proto::{Action, Config, Keepalive, Role};
 use rdma_proto::{CompletionError, CompletionStatus, Immediate, RNR_RETRY_INFINITE};
 
 pub(crate) use at_once::{handle_immediates, take, write_at_once};
@@ -41,10 +41,7 @@ fn stream_byte(who: Role, position: usize) -> u8 {
 
 /// A settings base with which nothing but the tested rule limits anything.
 pub(crate) fn quiet(base: Config) -> Config {
-    let mut config = base;
-    config.keepalive.every = None;
-    config.keepalive.probe = None;
-    config.window(64).send_buffer(256)
+    base.keepalive(Some(Keepalive::NONE)).window(64).send_buffer(256)
 }
 
 pub(crate) fn at(millis: u64) -> Instant {

@@ -104,13 +104,12 @@ const fn sizes(window: u32, windows: u8, send_buffer: u32, send_depth: u16, peer
 
 fn config(base: Config, sizes: Sizes) -> Config {
     let Sizes { window, windows, send_buffer, send_depth, peer_receives } = sizes;
-    let keepalive = Keepalive::NONE;
     base.window(window)
         .windows(windows)
         .send_buffer(send_buffer)
         .send_depth(send_depth)
         .peer_receives(peer_receives)
-        .keepalive(keepalive)
+        .keepalive(Some(Keepalive::NONE))
 }
 
 fn scenario(name: &'static str, client: Sizes, server: Sizes, bytes: [u8; 2], fatal: bool) -> Scenario {

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use clap::{Args, ValueEnum};
 use comfy_table::Table;
 use indicatif::{ProgressBar, ProgressStyle};
-use rdma_conn::{Connect, ConnectionId, Descriptors, Endpoint, Event, Limits, Options, Role, Stream};
+use rdma_conn::{Connect, ConnectionId, Descriptors, Endpoint, Event, Limits, Options, Stream};
 use rdma_softsim::{Fabric, Limits as HostLimits, SoftSim};
 use rdma_verbs::Verbs;
 use rustix::time::{ClockId, clock_gettime};
@@ -221,7 +221,7 @@ fn hosts() -> (SoftSim, SoftSim, SocketAddr) {
 
 /// Of the server, as large servers set it.
 fn options(window: u32) -> Options {
-    let mut options = Options::server();
+    let mut options = Options::default();
     options.protocol.window = window;
     options.protocol.send_buffer = window;
     options
@@ -319,12 +319,7 @@ impl<B: Descriptors> Crowd<B> {
     fn gather(backend: &B, address: SocketAddr, size: usize, window: u32) -> Result<Self, Failure> {
         let limits = Limits::default().connections(usize::MAX);
         let mut crowd = Self { endpoint: Endpoint::new(backend, limits)?, members: Vec::new() };
-        let options = {
-            let mut options = options(window);
-            options.protocol.role = Role::Client;
-            options.protocol.keepalive = Options::client().protocol.keepalive;
-            options
-        };
+        let options = options(window);
         let bar = bar(size);
         // Not all at once: the backlog of a listener is not endless.
         let mut asked = 0;

@@ -190,7 +190,7 @@ fn try_case<B: Descriptors>(setting: &Setting<B>, role: Role, row: &Row) -> Outc
         (row.options)(&mut options);
         options
     };
-    let (server_options, client_options) = (options(Options::server()), options(Options::client()));
+    let (server_options, client_options) = (options(Options::default()), options(Options::default()));
     let server = OwnServer::start(&setting.ours, setting.our_address, server_options)?;
     let mut bystander = connect(setting, &server, client_options)?;
     let before = setting.resources();

@@ -156,7 +156,7 @@ const IMPATIENT: fn(&mut Options) = |options| {
 
 /// Our side always has something to send.
 const VIGILANT: fn(&mut Options) = |options| {
-    options.protocol.keepalive.every = Some(Duration::from_millis(50));
+    options.protocol.keepalive = Some(rdma_conn::Keepalive::NONE.every(Some(Duration::from_millis(50))));
 };
 
 /// Our client asks for no features.

@@ -207,11 +207,11 @@ pub fn judge(right: &Right, role: Role, id: &str, example: Option<&PathBuf>) -> 
         options
     };
     if role == Role::Server {
-        let server = OwnServer::start(&target, theirs, options(Options::server()))?;
+        let server = OwnServer::start(&target, theirs, options(Options::default()))?;
         return judged(Side::Server(&server));
     }
     let listener = Listener::new(&backend, ours)?;
-    let options = options(Options::client());
+    let options = options(Options::default());
     match (right.who, example) {
         (Who::Example, Some(program)) => {
             judged(Side::Client(&listener, &Example { backend: target, options, program: program.clone() }))

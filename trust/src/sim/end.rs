@@ -112,7 +112,9 @@ impl Acceptor {
     /// # Errors
     /// As [`Listener::bind`].
     pub fn open(backend: &SoftSim, address: SocketAddr, options: Options) -> Result<Self, Error> {
-        Ok(Self { listener: Some(Listener::bind(backend, address, options)?) })
+        Ok(Self {
+            listener: Some(Listener::bind_with(backend, address, options, rdma_conn::Limits::default())?),
+        })
     }
 
     /// Returns whether its descriptor is readable.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rdma_backend::RnrTimer;
-use rdma_conn::Options;
+use rdma_conn::{Keepalive, Options, Role};
 use rdma_proto::wire::FeatureSet;
 use rdma_softsim::{
     DeviceKind, Fault, FaultPlan, Injection, Limits, Parameters, Random, SimulationSettings, Site, When,
@@ -98,7 +98,7 @@ impl Scenario {
         } else {
             limits
         };
-        let server = options(&mut random, Options::server());
+        let server = options(&mut random, Role::Server);
         let count = random.pick(&[1, 1, 1, 1, 2, 2, 3]);
         let connections: Vec<_> =
             (0..count).map(|_| ScenarioConnection::draw(&mut random, &server)).collect();
@@ -132,9 +132,9 @@ impl Scenario {
     fn corners(&mut self, random: &mut Random) {
         if random.chance(1, 8) {
             // One side says nothing, and nobody gives signs of life: whoever misses a wake-up sleeps on.
-            self.server.protocol.keepalive.every = None;
+            self.server.protocol.keepalive = Some(Keepalive::NONE);
             for connection in &mut self.connections {
-                connection.options.protocol.keepalive.probe = None;
+                connection.options.protocol.keepalive = Some(Keepalive::NONE);
                 let silent =
                     if random.chance(3, 4) { &mut connection.server } else { &mut connection.client };
                 silent.says_nothing();
@@ -246,9 +246,11 @@ impl Scenario {
         }
         if self.plan.iter().any(|injection| injection.fault.may_end_connections()) {
             // Without a sign of life nobody would ever learn of an end that makes no noise.
-            self.server.protocol.keepalive.every.get_or_insert(Duration::from_secs(3));
+            let keepalive = &mut self.server.protocol.keepalive;
+            keepalive.get_or_insert(Keepalive::NONE).every.get_or_insert(Duration::from_secs(3));
             for connection in &mut self.connections {
-                connection.options.protocol.keepalive.probe.get_or_insert(Duration::from_secs(10));
+                let keepalive = &mut connection.options.protocol.keepalive;
+                keepalive.get_or_insert(Keepalive::NONE).probe.get_or_insert(Duration::from_secs(10));
             }
         }
     }
@@ -267,8 +269,8 @@ fn settings(random: &mut Random) -> SimulationSettings {
     }
 }
 
-fn options(random: &mut Random, usual: Options) -> Options {
-    let keepalive = usual.protocol.keepalive;
+fn options(random: &mut Random, role: Role) -> Options {
+    let usual = Options::default();
     let often = random.pick(&[None, Some(micros(5_000)), Some(micros(50_000)), Some(Duration::from_secs(3))]);
     usual
         .protocol(
@@ -281,10 +283,10 @@ fn options(random: &mut Random, usual: Options) -> Options {
                 .peer_receives(random.pick(&[2, 3, 4, 5, 8, 16, 64]))
                 .window_limit(4096)
                 .negotiate(random.chance(1, 4))
-                .keepalive(match keepalive.every {
-                    Some(_) => keepalive.every(often),
-                    None => keepalive.probe(often),
-                })
+                .keepalive(Some(match role {
+                    Role::Server => Keepalive::NONE.every(often),
+                    Role::Client => Keepalive::NONE.probe(often),
+                }))
                 .stall_limit(random.pick(&[None, None, Some(Duration::from_secs(100))])),
         )
         .receives(random.pick(&[1, 2, 3, 4, 8, 16, 64]))
@@ -302,7 +304,7 @@ fn deepen(options: &mut Options) {
 
 impl ScenarioConnection {
     fn draw(random: &mut Random, server: &Options) -> Self {
-        let mut options = options(random, Options::client());
+        let mut options = options(random, Role::Client);
         let rogue = random.chance(1, 6).then(|| {
             let serves = random.chance(1, 3);
             Rogue { serves, deviation: Deviation::draw(random, serves) }

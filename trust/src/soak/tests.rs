@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kv_store::Store;
-use rdma_conn::{Listener, Options};
+use rdma_conn::Listener;
 use rdma_softsim::Fabric;
 use resp_rs::resp2::Frame;
 
@@ -150,8 +150,7 @@ fn only_a_server_that_ended_may_lose_everything() {
 fn every_kind_of_client_works() {
     let fabric = Fabric::new();
     let server = std::net::SocketAddr::from(([192, 0, 2, 1], 6379));
-    let listener =
-        Listener::bind(&fabric.host(&[server.ip()]), server, Options::server()).expect("a listener");
+    let listener = Listener::bind(&fabric.host(&[server.ip()]), server).expect("a listener");
     let store = Arc::new(Store::default());
     std::thread::spawn(move || {
         while let Ok((stream, _)) = listener.accept() {

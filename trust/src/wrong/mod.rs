@@ -87,14 +87,14 @@ pub fn judge(target: Target, role: Role, id: &str) -> Result<CaseResult, Failure
             judged(Side::Server(&UnresponsiveServer::start(&wrong, theirs, how)?))
         }
         (Role::Server, _) => {
-            let server = OwnServer::start(&wrong, theirs, options(Options::server()))?;
+            let server = OwnServer::start(&wrong, theirs, options(Options::default()))?;
             judged(Side::Server(&server))
         }
         (Role::Client, _) => {
             let listener = Listener::new(&backend, ours)?;
             let clients: Box<dyn Clients> = match target {
                 Target::Unresponsive(how) => Box::new(UnresponsiveClients { backend: wrong, how }),
-                _ => Box::new(OwnClients::new(wrong, options(Options::client()))),
+                _ => Box::new(OwnClients::new(wrong, options(Options::default()))),
             };
             judged(Side::Client(&listener, &*clients))
         }

@@ -85,8 +85,8 @@ fn options(script: &mut Script<'_>, usual: Options) -> Options {
     protocol.peer_receives = script.within(2..=16) as u16;
     protocol.window_limit = 4096;
     protocol.negotiate = script.flag();
-    protocol.keepalive =
-        Keepalive::NONE.every(interval(script)).probe(interval(script)).limit(interval(script));
+    let keepalive = Keepalive::NONE.every(interval(script)).probe(interval(script)).limit(interval(script));
+    protocol.keepalive = Some(keepalive);
     protocol.stall_limit = interval(script);
     options.receives = script.within(1..=16) as u16;
     options.inline = script.within(0..=64);
@@ -103,11 +103,11 @@ impl World {
         let ours = sim.host(&[address(VICTIM)], Limits::default());
         let theirs = sim.host(&[address(HOSTILE)], Limits::default());
         let serves = script.flag();
-        let mut options = options(script, if serves { Options::server() } else { Options::client() });
+        let mut options = options(script, if serves { Options::default() } else { Options::default() });
         let accompanied = serves && script.flag();
         if accompanied {
             // A bystander that takes its time does nothing wrong.
-            options.protocol.keepalive = Keepalive::NONE;
+            options.protocol.keepalive = Some(Keepalive::NONE);
             options.protocol.stall_limit = None;
         }
         let target = SocketAddr::new(address(if serves { VICTIM } else { HOSTILE }), PORT);
@@ -374,7 +374,7 @@ fn bystander(
     now: Instant,
     random: &mut Random,
 ) -> (Workloads, EventLoop, Option<EventLoop>) {
-    let options = Options::client().protocol(server.protocol);
+    let options = Options::default().protocol(server.protocol);
     let mut client = Workload::draw(random, &options.protocol, &server.protocol);
     let server = Workload::draw(random, &server.protocol, &options.protocol);
     client.end = Finish::Close { reads_first: true };

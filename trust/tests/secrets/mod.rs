@@ -13,7 +13,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rdma_bridge::Place;
-use rdma_conn::{Connect, Listener, Options, Stream};
+use rdma_conn::{Connect, Listener, Stream};
 use rdma_kv::Login;
 use rdma_redis::{Client, Endpoints, Reconnect};
 use rdma_snapshot::run::{Publish, Pull, Republish};
@@ -87,7 +87,7 @@ fn runtime() -> Runtime {
 
 /// A server that answers everything so. It serves for as long as the test's process lives.
 fn answers(host: &SoftSim, reply: &'static [u8]) {
-    let listener = Listener::bind(host, SERVER, Options::server()).expect("a free port");
+    let listener = Listener::bind(host, SERVER).expect("a free port");
     std::thread::spawn(move || {
         while let Ok((stream, _)) = listener.accept() {
             std::thread::spawn(move || {

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use kv_store::{FrameReader, Store};
-use rdma_conn::{Connect, Listener, Options, Stream};
+use rdma_conn::{Connect, Listener, Stream};
 use rdma_kv::{Buffer, Client, Transport};
 use rdma_softsim::{Fabric, SoftSim};
 
@@ -21,8 +21,7 @@ pub(crate) fn fabric(
 ) -> (SoftSim, SocketAddr) {
     let fabric = Fabric::new();
     let address = SocketAddr::from(([192, 0, 2, 1], 6379));
-    let listener =
-        Listener::bind(&fabric.host(&[address.ip()]), address, Options::server()).expect("is free");
+    let listener = Listener::bind(&fabric.host(&[address.ip()]), address).expect("is free");
     let serve = Arc::new(serve);
     thread::spawn(move || {
         for _connection in 0..connections {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use kv_store::FrameReader;
-use rdma_conn::{Listener, Options};
+use rdma_conn::Listener;
 use rdma_softsim::{Fabric, SoftSim};
 use tokio::sync::mpsc;
 
@@ -49,7 +49,7 @@ pub fn serve(
     host: &SoftSim,
     answer: impl Fn(usize, &str) -> Answer + Send + Sync + 'static,
 ) -> mpsc::UnboundedReceiver<Seen> {
-    let listener = Listener::bind(host, address(), Options::server()).expect("a free address");
+    let listener = Listener::bind(host, address()).expect("a free address");
     serve_all(move || listener.accept().ok().map(|(stream, _)| stream), answer)
 }
 

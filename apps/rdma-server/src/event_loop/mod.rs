@@ -37,7 +37,7 @@ pub struct Timeouts {
 }
 
 impl Timeouts {
-    rdma_proto::setters! {
+    crate::transport::setters! {
         handshake: Duration,
         linger: Duration,
     }

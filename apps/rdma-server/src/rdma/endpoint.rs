@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use std::time::Duration;
 
-use rdma_conn::{Connection, ConnectionId, Descriptors, Endpoint, Error, Event, Limits, Options};
+use rdma_conn::{Connection, ConnectionId, Descriptors, Endpoint, Error, Event, Limits, Options, Request};
 use rdma_proto::State;
 use slotmap::SecondaryMap;
 
@@ -69,7 +69,7 @@ impl<B: Descriptors> SharedEndpoint<B> {
         Ok(id)
     }
 
-    pub(super) fn accept(&self, request: B::Identifier, options: Options) -> io::Result<ConnectionId> {
+    pub(super) fn accept(&self, request: Request<B>, options: Options) -> io::Result<ConnectionId> {
         let mut inner = self.lock();
         let id = inner.endpoint()?.accept_request(request, options)?;
         inner.members.insert(id, Member::default());

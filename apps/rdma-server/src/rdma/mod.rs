@@ -1,8 +1,8 @@
 //! RDMA as a connection type, on any backend.
 //!
 //! All connections of a type on one loop are on one [`Endpoint`](rdma_conn::Endpoint): they share its completion queues, its
-//! descriptor and its budget. A listener has an event channel of its own, so that a request is looked at, and its peer's address
-//! with it, before anything is allocated for it.
+//! descriptor and its budget. A [`Listener`] hands out bare requests, so that one is looked at, and its peer's address with it,
+//! before anything is allocated for it.
 
 mod endpoint;
 
@@ -15,17 +15,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Waker;
 use std::time::Duration;
 
-use rdma_backend::{CmEventKind, EventChannel, Identifier};
-use rdma_conn::{Descriptors, Limits, Options};
+use rdma_conn::{Descriptors, Limits, Listener, Options, Request};
 
 use crate::address::Address;
 use crate::transport::{
     Accepted, Carrier, ConnectionType, Interest, Kind, Listening, LoopId, Source, Transport,
 };
 use endpoint::SharedEndpoint;
-
-/// Events of a listener's channel that one look takes beside a request.
-const EVENTS: usize = 64;
 
 /// How long data may wait for a peer that takes nothing, by default (VR-RES-004).
 const STALL_LIMIT: Duration = Duration::from_secs(60);
@@ -72,7 +68,7 @@ impl RdmaSettings {
     /// window of 1 MiB.
     pub const REGISTERED_BYTES: u64 = 2 << 30;
 
-    rdma_proto::setters! {
+    crate::transport::setters! {
         server: Options,
         client: Options,
         vector: Vector,
@@ -85,12 +81,12 @@ impl Default for RdmaSettings {
     /// A server ends a connection whose peer lets data wait for 60 s, and registers at most
     /// [`RdmaSettings::REGISTERED_BYTES`] on a loop.
     fn default() -> Self {
-        let mut server = Options::server();
+        let mut server = Options::default();
         server.protocol.stall_limit = Some(STALL_LIMIT);
         let limits = Limits::default().registered_bytes(Self::REGISTERED_BYTES);
         Self {
             server,
-            client: Options::client(),
+            client: Options::default(),
             vector: Vector::Random,
             connect_timeout: Duration::from_secs(5),
             limits,
@@ -160,9 +156,8 @@ impl<B: Descriptors> ConnectionType for Rdma<B> {
 
     fn listen(&self, on: LoopId, at: &Address) -> io::Result<Box<dyn Listening>> {
         let shared = self.shared(on)?;
-        let events = self.backend.event_channel().map_err(rdma_conn::Error::backend("opening RDMA"))?;
-        let id = events.listen(at.ip()?, 0).map_err(rdma_conn::Error::backend("listening"))?;
-        Ok(Box::new(RdmaListener { id, events, shared, settings: Arc::clone(&self.settings) }))
+        let listener = Listener::bind(&self.backend, at.ip()?)?;
+        Ok(Box::new(RdmaListener { listener, shared, settings: Arc::clone(&self.settings) }))
     }
 
     fn connect(&self, on: LoopId, to: &Address, from: Option<&Address>) -> io::Result<Box<dyn Transport>> {
@@ -179,54 +174,36 @@ impl<B: Descriptors> ConnectionType for Rdma<B> {
 const KIND: Kind = Kind { carrier: Carrier::Rdma, tls: false };
 
 struct RdmaListener<B: Descriptors> {
-    // The identifier goes before its channel.
-    id: B::Identifier,
-    events: B::EventChannel,
+    listener: Listener<B>,
     shared: Arc<SharedEndpoint<B>>,
     settings: Arc<Mutex<RdmaSettings>>,
 }
 
 impl<B: Descriptors> Listening for RdmaListener<B> {
     fn accept(&mut self) -> io::Result<Accepted> {
-        for _ in 0..EVENTS {
-            let event = self.events.next_event();
-            match event.map_err(rdma_conn::Error::backend("reading connection events"))? {
-                None => return Ok(Accepted::Nobody),
-                Some(event) => match event.kind {
-                    CmEventKind::ConnectRequest { id, .. } => {
-                        let settings = *locked(&self.settings);
-                        let vector = settings.vector.choose();
-                        let options = settings.server.completion_vector(vector);
-                        return Ok(Accepted::Connection(Box::new(RdmaTransport {
-                            shared: Arc::clone(&self.shared),
-                            peer: id.peer_addr().map(Address::from),
-                            step: Step::Requested { id, options },
-                            waker: None,
-                            closing: false,
-                        })));
-                    }
-                    // Nothing is told to a listener after that, so it would answer nobody, for
-                    // ever.
-                    CmEventKind::DeviceRemoval => {
-                        return Ok(Accepted::Over(rdma_conn::Error::DeviceRemoved.into()));
-                    }
-                    CmEventKind::Async(event) if event.is_fatal() => {
-                        return Ok(Accepted::Over(rdma_conn::Error::Device { event }.into()));
-                    }
-                    // Of a request that was withdrawn, among others: accepting it says so.
-                    other => tracing::debug!(event = ?other, "event on a listener"),
-                },
-            }
-        }
-        Ok(Accepted::Lost(io::Error::other("many events, and no request among them")))
+        let request = match self.listener.try_request() {
+            Ok(Some(request)) => request,
+            Ok(None) => return Ok(Accepted::Nobody),
+            Err(error) if self.listener.is_over() => return Ok(Accepted::Over(error.into())),
+            Err(error) => return Err(error.into()),
+        };
+        let settings = *locked(&self.settings);
+        let options = settings.server.completion_vector(settings.vector.choose());
+        Ok(Accepted::Connection(Box::new(RdmaTransport {
+            shared: Arc::clone(&self.shared),
+            peer: request.peer_addr().map(Address::from),
+            step: Step::Requested { request, options },
+            waker: None,
+            closing: false,
+        })))
     }
 
     fn local_addr(&self) -> Option<Address> {
-        self.id.local_addr().map(Into::into)
+        self.listener.local_addr().map(Into::into)
     }
 
     fn descriptor(&self) -> BorrowedFd<'_> {
-        self.events.as_fd()
+        self.listener.as_fd()
     }
 }
 
@@ -241,7 +218,7 @@ struct RdmaTransport<B: Descriptors> {
 
 enum Step<B: Descriptors> {
     /// The peer asks. There is nothing but its request; dropping that rejects it (VR-RES-006).
-    Requested { id: B::Identifier, options: Options },
+    Requested { request: Request<B>, options: Options },
     /// It is a connection of the endpoint, in the making or made.
     Member(rdma_conn::ConnectionId),
     /// There is none and will be none.
@@ -290,9 +267,9 @@ impl<B: Descriptors> Transport for RdmaTransport<B> {
 
     fn establish(&mut self) -> io::Result<bool> {
         if let Step::Requested { .. } = self.step
-            && let Step::Requested { id, options } = std::mem::replace(&mut self.step, Step::Over)
+            && let Step::Requested { request, options } = std::mem::replace(&mut self.step, Step::Over)
         {
-            let id = self.shared.accept(id, options)?;
+            let id = self.shared.accept(request, options)?;
             self.step = Step::Member(id);
             if let Some(waker) = &self.waker {
                 self.shared.set_waker(id, waker);
@@ -327,7 +304,7 @@ impl<B: Descriptors> Transport for RdmaTransport<B> {
 
     fn local_addr(&self) -> Option<Address> {
         let address = match &self.step {
-            Step::Requested { id, .. } => id.local_addr(),
+            Step::Requested { request, .. } => request.local_addr(),
             Step::Member(id) => self.shared.with(*id, |connection| connection.local_addr()).flatten(),
             Step::Over => None,
         };
@@ -341,9 +318,9 @@ impl<B: Descriptors> Transport for RdmaTransport<B> {
     fn is_local(&self) -> bool {
         match &self.step {
             // What the peer says of itself: who does not even claim to be local, is not.
-            Step::Requested { id, .. } => {
+            Step::Requested { request, .. } => {
                 let ip = |address: Option<SocketAddr>| address.map(|address| address.ip());
-                id.peer_addr().is_some() && ip(id.local_addr()) == ip(id.peer_addr())
+                request.peer_addr().is_some() && ip(request.local_addr()) == ip(request.peer_addr())
             }
             // VR-SEC-008: a device has no loopback interface, so a path that leads back is what local means.
             Step::Member(id) => self.shared.with(*id, |connection| connection.is_local()).unwrap_or(false),

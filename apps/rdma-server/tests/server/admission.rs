@@ -35,7 +35,7 @@ fn protected_mode_goes_by_the_path_and_not_by_what_a_request_says() {
     let at = SocketAddr::from((HOST, 6379));
     // The address is an impostor's when it prepares its request, and the server's when that arrives.
     let mut impostor = Endpoint::new(&fabric.host(&[HOST]), Limits::default()).expect("an endpoint");
-    let id = impostor.connect(at, Some((HOST, 0).into()), PATIENCE, Options::client()).expect("begins");
+    let id = impostor.connect(at, Some((HOST, 0).into()), PATIENCE, Options::default()).expect("begins");
     let local = Rdma::new(fabric.host(&[HOST]));
     let mut server = Server::new(Echo, ServerSettings::default()).expect("a loop");
     server.bind(local.clone(), &[at.into()]).expect("a free port");
@@ -196,8 +196,8 @@ fn settings_out_of_bounds_are_refused_and_change_nothing() {
     };
     let usual = RdmaSettings::default();
     let rdma = Rdma::new(rdma_softsim::Fabric::new().host(&[HOST]));
-    refused(rdma.configure(usual.server(Options::server().receives(0))), "receives");
-    refused(rdma.configure(usual.client(Options::client().keep_memory(Duration::ZERO))), "keep_memory");
+    refused(rdma.configure(usual.server(Options::default().receives(0))), "receives");
+    refused(rdma.configure(usual.client(Options::default().keep_memory(Duration::ZERO))), "keep_memory");
     let sockets = SocketSettings::default();
     refused(Tcp::new().configure(sockets.backlog(0)), "backlog");
     refused(Tcp::new().configure(sockets.keepalive(Some(Duration::from_millis(999)))), "keepalive");

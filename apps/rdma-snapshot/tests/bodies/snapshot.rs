@@ -110,7 +110,7 @@ struct Liar<'a> {
 impl<'a> Liar<'a> {
     fn new(mut script: Script<'a>, backend: &SoftSim) -> Self {
         let mut endpoint = Endpoint::new(backend, Limits::default()).expect("a device");
-        endpoint.listen((address(1), 7000).into(), Options::server()).expect("a port");
+        endpoint.listen((address(1), 7000).into(), Options::default()).expect("a port");
         let events = backend.event_channel().expect("a channel");
         let listener = events.listen((address(1), 0).into(), 0).expect("a port");
         let domain = listener.create_domain().expect("a domain");

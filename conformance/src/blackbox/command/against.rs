@@ -62,7 +62,7 @@ pub(super) fn server(options: &ServerRun, arguments: &[String]) -> Result<Run, C
     let given = options.target.is_some() || options.exec.is_some();
     if common.on_softsim(given)? {
         let (theirs, address, ours, _) = hosts();
-        let (mistake, options) = common.own(Options::server());
+        let (mistake, options) = common.own(Options::default());
         let server = match mistake {
             None => OwnServer::start(&theirs, address, options),
             some => OwnServer::start(&wrong::host(theirs, some), address, options),
@@ -89,7 +89,7 @@ pub(super) fn server(options: &ServerRun, arguments: &[String]) -> Result<Run, C
         }
         (None, None, Some(listen)) => {
             let server =
-                OwnServer::start(&verbs, listen, small(Options::server())).map_err(no_environment)?;
+                OwnServer::start(&verbs, listen, small(Options::default())).map_err(no_environment)?;
             (Box::new(server), true, "in this process".into())
         }
         (None, _, None) => {
@@ -112,7 +112,7 @@ pub(super) fn client(options: &ClientRun, arguments: &[String]) -> Result<Run, C
         let recorder = recorder();
         let ours = Recorded::new(ours, &recorder);
         let listener = Listener::new(&ours, address).map_err(no_environment)?;
-        let (mistake, options) = common.own(Options::client());
+        let (mistake, options) = common.own(Options::default());
         let clients: Box<dyn Clients> = match mistake {
             None => Box::new(OwnClients::new(theirs, options)),
             some => Box::new(OwnClients::new(wrong::host(theirs, some), options)),
@@ -136,7 +136,7 @@ pub(super) fn client(options: &ClientRun, arguments: &[String]) -> Result<Run, C
         }
         None if options.wait => (Box::new(AwaitedClients), "awaited".into()),
         None => {
-            (Box::new(OwnClients::new(verbs.clone(), small(Options::client()))), "in this process".into())
+            (Box::new(OwnClients::new(verbs.clone(), small(Options::default()))), "in this process".into())
         }
     };
     let target = common.target(Role::Client, !given, &how, &listen.ip().to_string());
