@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use rdma_backend::Access;
 use rdma_backend::memory::CallerMemory;
+use rdma_backend::time::Instant;
 use rdma_proto::Counters;
 
 use crate::background::{self, Driven, Schedule};
@@ -296,9 +297,6 @@ impl<B: Descriptors> Read for Stream<B> {
         if !endpoint.connection().is_readable() {
             endpoint.look_at(id)?;
         }
-        if let Some(read) = endpoint.read_at_once(id, into) {
-            return Ok(read);
-        }
         Ok(endpoint.until(self.read_timeout, "reading", |endpoint, id| endpoint.read(id, into))?)
     }
 }
@@ -310,10 +308,6 @@ impl<B: Descriptors> Write for Stream<B> {
 
     fn write_vectored(&mut self, from: &[IoSlice<'_>]) -> io::Result<usize> {
         let mut endpoint = self.shared.enter()?;
-        let id = endpoint.id;
-        if let Some(written) = endpoint.write_at_once(id, from) {
-            return Ok(written);
-        }
         let written =
             endpoint.until(self.write_timeout, "writing", |endpoint, id| endpoint.write(id, from))?;
         endpoint.send_rest()?;
@@ -432,30 +426,38 @@ impl<B: Descriptors> Locked<'_, B> {
     ///
     /// # Errors
     /// `step`'s own, or a time-out while `doing`.
-    #[inline(never)]
+    #[inline]
     fn until<T>(
         &mut self,
         timeout: Option<Duration>,
         doing: &'static str,
         mut step: impl FnMut(&mut Endpoint<B>, ConnectionId) -> Result<Option<T>, Error>,
     ) -> Result<T, Error> {
-        let (id, endpoint) = (self.id, &mut **self);
+        let id = self.id;
         let mut deadline = None;
         loop {
-            if let Some(done) = step(endpoint, id)? {
+            if let Some(done) = step(self, id)? {
                 return Ok(done);
             }
-            let Some(after) = timeout else {
-                endpoint.wait(None)?;
-                continue;
-            };
-            let now = endpoint.now();
-            let by = *deadline.get_or_insert_with(|| now.after(after));
-            if now >= by {
-                return Err(Error::TimedOut { doing, after });
-            }
-            endpoint.wait(Some(by.since(now)))?;
+            self.sleep(timeout, doing, &mut deadline)?;
         }
+    }
+
+    /// Sleeps until the connection has moved, at most until `deadline`, which is `timeout` from the first call on.
+    #[inline(never)]
+    fn sleep(
+        &mut self,
+        timeout: Option<Duration>,
+        doing: &'static str,
+        deadline: &mut Option<Instant>,
+    ) -> Result<(), Error> {
+        let Some(after) = timeout else { return self.wait(None) };
+        let now = self.now();
+        let by = *deadline.get_or_insert_with(|| now.after(after));
+        if now >= by {
+            return Err(Error::TimedOut { doing, after });
+        }
+        self.wait(Some(by.since(now)))
     }
 }
 

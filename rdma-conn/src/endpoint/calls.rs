@@ -22,16 +22,11 @@ impl<B: Descriptors> Endpoint<B> {
     /// The error that ended the connection, once all that arrived before is read; or there is no such connection.
     #[inline]
     pub fn read(&mut self, id: ConnectionId, into: &mut [u8]) -> Result<Option<usize>, Error> {
-        match self.read_at_once(id, into) {
+        let connection = self.members.get_mut(id).and_then(|member| member.connection.as_mut());
+        match connection.and_then(|connection| connection.read_at_once(into)) {
             Some(read) => Ok(Some(read)),
             None => self.read_in_steps(id, into),
         }
-    }
-
-    /// As [`Connection::read_at_once`]; `None` also if there is no such connection.
-    #[inline]
-    pub(crate) fn read_at_once(&mut self, id: ConnectionId, into: &mut [u8]) -> Option<usize> {
-        self.members.get_mut(id)?.connection.as_mut()?.read_at_once(into)
     }
 
     #[inline(never)]
@@ -86,23 +81,9 @@ impl<B: Descriptors> Endpoint<B> {
     /// The error that ended the connection, or there is no such connection.
     #[inline]
     pub fn write(&mut self, id: ConnectionId, from: &[IoSlice<'_>]) -> Result<Option<usize>, Error> {
-        match self.write_at_once(id, from) {
-            Some(written) => Ok(Some(written)),
-            None => self.write_in_steps(id, from),
-        }
-    }
-
-    /// As [`Connection::write_at_once`]; `None` also if there is no such connection.
-    #[inline]
-    pub(crate) fn write_at_once(&mut self, id: ConnectionId, from: &[IoSlice<'_>]) -> Option<usize> {
-        self.members.get_mut(id)?.connection.as_mut()?.write_at_once(from)
-    }
-
-    #[inline(never)]
-    fn write_in_steps(&mut self, id: ConnectionId, from: &[IoSlice<'_>]) -> Result<Option<usize>, Error> {
         let Some(member) = self.members.get_mut(id) else { return Err(Error::NoSuchConnection) };
         let connection = member.live()?;
-        let written = connection.try_write(from)?;
+        let written = connection.write(from)?;
         // No room is left after a write that did not take all, and after one that filled the room exactly: the next one waits.
         let has_room = connection.has_room();
         member.waits.room = !has_room;
