@@ -108,15 +108,15 @@ impl<B: Descriptors> Stream<B> {
         let mut last = Error::no_address(&name);
         for peer in addresses {
             match connected(backend, peer, how, domain) {
-                Ok((endpoint, id)) => return Ok(Self::new(endpoint, id)),
+                Ok((endpoint, id)) => return Ok(Self::from_endpoint(endpoint, id)),
                 Err(error) => last = error,
             }
         }
         Err(last)
     }
 
-    /// Returns the one connection of `endpoint`, as a stream.
-    pub(crate) fn new(mut endpoint: Endpoint<B>, id: ConnectionId) -> Self {
+    /// Returns the one connection of `endpoint` as a stream, for what [`Listener::try_accept`](crate::Listener::try_accept) gives.
+    pub fn from_endpoint(mut endpoint: Endpoint<B>, id: ConnectionId) -> Self {
         endpoint.set_quiet(true);
         let linger = endpoint.connection(id).map_or(Duration::ZERO, |connection| connection.options().linger);
         let descriptor = endpoint.descriptor();
@@ -187,7 +187,7 @@ impl<B: Descriptors> Stream<B> {
     /// on their way. [`Stream::returned`] waits for the buffer.
     ///
     /// # Errors
-    /// As [`Connection::try_lend`](crate::Connection::try_lend), or the write time-out passed.
+    /// As [`Endpoint::lend`], or the write time-out passed.
     pub fn lend(&mut self, buffer: &Arc<RegisteredBuffer<B>>, range: Range<usize>) -> Result<usize, Error> {
         let mut endpoint = self.shared.enter()?;
         let lent = endpoint
@@ -234,7 +234,7 @@ impl<B: Descriptors> Stream<B> {
     /// Waits until the next `range.len()` bytes of the stream are in `range` of `buffer`, and returns how they came there.
     ///
     /// # Errors
-    /// As [`Connection::try_receive`](crate::Connection::try_receive), or the read time-out passed: the bytes that have
+    /// As [`Endpoint::receive`], or the read time-out passed: the bytes that have
     /// not come are left to the next read then, and how many have is not known.
     pub fn receive(
         &mut self,
@@ -280,13 +280,6 @@ fn connected<B: Descriptors>(
             return Ok((endpoint, id));
         }
         endpoint.wait(None)?;
-    }
-}
-
-impl<B: Descriptors> From<(Endpoint<B>, ConnectionId)> for Stream<B> {
-    /// Returns a connection on an endpoint of its own, as [`Listener::try_accept`](crate::Listener::try_accept) gives it.
-    fn from((endpoint, id): (Endpoint<B>, ConnectionId)) -> Self {
-        Self::new(endpoint, id)
     }
 }
 

@@ -14,7 +14,7 @@ impl<B: Backend> Connection<B> {
     ///
     /// # Errors
     /// The error that ended the connection, once all that arrived before is read.
-    pub fn try_read(&mut self, into: &mut [u8]) -> Result<Option<usize>, Error> {
+    pub(crate) fn try_read(&mut self, into: &mut [u8]) -> Result<Option<usize>, Error> {
         let mut read = 0;
         // No more than three parts, one behind the other.
         while let Some(part) = self.machine.take(into.len() - read) {
@@ -53,7 +53,7 @@ impl<B: Backend> Connection<B> {
     }
 
     /// Returns all bytes that have arrived and were not consumed, in order, where the peer wrote them. Give them back with
-    /// [`Connection::consume`].
+    /// [`Endpoint::consume`](crate::Endpoint::consume).
     pub fn arrived(&self) -> impl Iterator<Item = Arrived<'_>> {
         self.machine.all_readable().into_iter().flatten().filter_map(|part| self.memory.arrived(part))
     }
@@ -62,7 +62,7 @@ impl<B: Backend> Connection<B> {
     ///
     /// # Errors
     /// More than have arrived; none is consumed then.
-    pub fn consume(&mut self, bytes: usize) -> Result<(), Error> {
+    pub(crate) fn consume(&mut self, bytes: usize) -> Result<(), Error> {
         let readable = usize::try_from(self.unread()).unwrap_or(usize::MAX);
         if bytes > readable {
             return Err(ApiMisuse::ConsumeBeyondReadable { bytes, readable }.into());

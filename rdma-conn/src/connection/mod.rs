@@ -289,7 +289,7 @@ impl<B: Backend> Connection<B> {
         self.machine.unread()
     }
 
-    /// Returns whether [`Connection::try_read`] has an answer now: bytes, the end, or what ended the connection.
+    /// Returns whether a read has an answer now: bytes, the end, or what ended the connection.
     #[inline]
     pub const fn is_readable(&self) -> bool {
         self.machine.unread() > 0 || self.machine.has_ended()
@@ -325,7 +325,7 @@ impl<B: Backend> Connection<B> {
 
     /// Begins a graceful end: what was written is delivered first, for at most `linger`, also where
     /// the connection is not established yet.
-    pub fn close(&mut self, linger: Duration) {
+    pub(crate) fn close(&mut self, linger: Duration) {
         let now = self.now();
         self.machine.close(now, linger);
         self.post(Some(now));
@@ -395,7 +395,7 @@ impl<B: Backend> Connection<B> {
     ///
     /// # Errors
     /// The error that ended the connection; or `range` is not inside of the buffer; or the buffer belongs to another protection domain.
-    pub fn try_lend(
+    pub(crate) fn try_lend(
         &mut self,
         buffer: &Arc<RegisteredBuffer<B>>,
         range: Range<usize>,
@@ -433,6 +433,7 @@ impl<B: Backend> Connection<B> {
     pub(crate) const fn can_lend(&self) -> bool {
         self.machine.lendable() > 0
     }
+
     /// Returns whether a connection that was closed has ended in order; `None` while its last bytes are on their way.
     ///
     /// # Errors
