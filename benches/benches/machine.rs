@@ -39,7 +39,7 @@ impl Driver {
 
     /// Does what is due; all of it is acknowledged.
     fn post(&mut self) {
-        while let Some(action) = self.machine.poll_action(self.now) {
+        while let Some(action) = self.machine.poll_action(|| self.now) {
             match black_box(action) {
                 Action::Send { id, signaled: true, .. } | Action::Write { id, signaled: true, .. } => {
                     self.machine.handle_sent(self.now, id);

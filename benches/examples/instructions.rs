@@ -94,7 +94,7 @@ fn measured_landing(
 #[inline(never)]
 fn measured_message(machine: &mut Machine, now: Instant, question: &[u8]) -> Option<Action> {
     machine.handle_message(now, question);
-    machine.poll_action(now)
+    machine.poll_action(|| now)
 }
 
 /// Lets everything happen that follows from what was posted, and no more time pass than that takes.
@@ -280,10 +280,10 @@ fn message(rounds: usize) {
         machine.handle_established(now, 7);
         machine.handle_message(now, &window.encode());
         for _ in 0..BUSY {
-            while machine.poll_action(now).is_some() {}
+            while machine.poll_action(|| now).is_some() {}
             machine.commit(LEN).expect("room");
         }
-        while machine.poll_action(now).is_some() {}
+        while machine.poll_action(|| now).is_some() {}
         assert!(matches!(measured_message(&mut machine, now, &question), Some(Action::Send { .. })));
     }
 }

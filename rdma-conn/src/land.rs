@@ -69,7 +69,7 @@ impl<B: Backend> Connection<B> {
     /// # Errors
     /// The connection has ended before all of them arrived; or the range is not inside of the buffer, or is where bytes that an earlier
     /// call left unread still land ([`ApiMisuse::LandingUnderWay`]); or the buffer belongs to another protection domain.
-    pub fn try_receive(&mut self, receiving: &mut Receiving<B>) -> Result<Option<Received>, Error> {
+    pub(crate) fn try_receive(&mut self, receiving: &mut Receiving<B>) -> Result<Option<Received>, Error> {
         if !receiving.begun {
             self.begin(receiving)?;
         }
@@ -150,7 +150,7 @@ impl<B: Backend> Connection<B> {
 
     /// Has no further window lie in memory of the application. One that was announced there stays until it is full, and its bytes are
     /// read as any others.
-    pub fn stop_landing(&mut self) {
+    pub(crate) fn stop_landing(&mut self) {
         self.machine.stop_landing();
         self.memory.keep_landing(|| self.machine.is_landing());
         self.went_on();

@@ -17,7 +17,7 @@ use crate::domain::ProtectionDomain;
 /// [`Connection::register_landing`](crate::Connection::register_landing). Both allocate it;
 /// [`Connection::register_memory`](crate::Connection::register_memory) takes memory that exists.
 ///
-/// To send, fill it, put it into an [`Arc`], and lend parts of it with [`Connection::try_lend`](crate::Connection::try_lend) as often as you like, also several at the same time:
+/// To send, fill it, put it into an [`Arc`], and lend parts of it with [`Endpoint::lend`](crate::Endpoint::lend) as often as you like, also several at the same time:
 /// the device takes the bytes from here. While any part is lent the connection holds a clone of the `Arc`, so
 /// [`Arc::get_mut`], which is what changing the bytes needs, gives them back only when the peer has them all.
 ///

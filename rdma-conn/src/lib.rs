@@ -26,7 +26,9 @@ pub use asynchronous::{AsyncEndpoint, AsyncListener, AsyncStream, ReadHalf, Weak
 pub use budget::Limits;
 pub use connection::{Connection, Work};
 pub use domain::ProtectionDomain;
-pub use endpoint::{ConnectionId, Descriptors, Endpoint, EndpointWaker, Event, ListenerId, Usage};
+pub use endpoint::{
+    ConnectionId, ConnectionMap, Descriptors, Endpoint, EndpointWaker, Event, ListenerId, Usage,
+};
 pub use error::Error;
 pub use land::{Received, Receiving};
 pub use lend::RegisteredBuffer;

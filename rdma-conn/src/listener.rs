@@ -221,7 +221,7 @@ impl<B: Descriptors> Listener<B> {
         let deadline = timeout.map(|after| (self.backend.now().after(after), after));
         loop {
             if let Some((endpoint, id)) = self.try_accept()? {
-                let stream = Stream::new(endpoint, id);
+                let stream = Stream::from_endpoint(endpoint, id);
                 let peer = stream.peer_addr();
                 return Ok((stream, peer));
             }

@@ -8,9 +8,9 @@ use std::io::IoSlice;
 use std::sync::Arc;
 
 use rdma_backend::memory::{CallerMemory, SharedMemory};
-use rdma_backend::{Access, Backend, Immediate, RecvRequest, Region, SendOp, SendRequest, Slice};
+use rdma_backend::{Access, Backend, RecvRequest, Region, SendOp, SendRequest, Slice};
 use rdma_proto::wire::MESSAGE_LEN;
-use rdma_proto::{Action, Config, Notification, Readable, RegionAddress, Source, Span};
+use rdma_proto::{Action, Config, Readable, RegionAddress, Source, Span};
 
 use crate::arrived::Arrived;
 use crate::budget::{Budget, CountedRegion, register, register_memory};
@@ -54,46 +54,6 @@ pub(crate) struct Registrar<B: Backend> {
     budget: Arc<Budget>,
     /// What it has registered and still exists.
     buffers: Buffers,
-}
-
-/// Bytes of an application that lie in several places, and how far they were taken.
-pub(crate) struct Pieces<'a, 'b> {
-    first: &'a [u8],
-    rest: &'a [IoSlice<'b>],
-}
-
-impl<'a, 'b> Pieces<'a, 'b> {
-    pub(crate) fn of(all: &'a [IoSlice<'b>]) -> Self {
-        let mut pieces = Self { first: &[], rest: all };
-        while pieces.first.is_empty() && pieces.advance() {}
-        pieces
-    }
-
-    /// Returns whether all bytes were taken.
-    pub(crate) const fn is_empty(&self) -> bool {
-        self.first.is_empty()
-    }
-
-    /// Copies bytes to `memory`, as many as fit.
-    #[inline]
-    fn copy_to(&mut self, memory: &mut SharedMemory<'_>) {
-        loop {
-            let copied = memory.put(self.first);
-            self.first = self.first.get(copied..).unwrap_or_default();
-            if !self.first.is_empty() || !self.advance() {
-                break;
-            }
-        }
-    }
-
-    /// Goes on with the next place; false at the end.
-    #[inline]
-    fn advance(&mut self) -> bool {
-        let Some((next, rest)) = self.rest.split_first() else { return false };
-        self.first = next;
-        self.rest = rest;
-        true
-    }
 }
 
 impl<B: Backend> Registrar<B> {
@@ -241,14 +201,19 @@ impl<B: Backend> Memory<B> {
         }
     }
 
-    /// Copies as many bytes of `pieces` into the send buffer as `space` has room for, and returns how many.
+    /// Copies bytes of `from` to a place in the send buffer, as many as it is long: those behind the first `taken`.
     #[inline]
-    pub(crate) fn fill(&self, space: Span, pieces: &mut Pieces<'_, '_>) -> usize {
-        let Some(send) = &self.send else { return 0 };
-        let room = send.region.memory().slice(space.offset as usize, space.len as usize);
-        let Some(mut room) = room else { return 0 };
-        pieces.copy_to(&mut room);
-        space.len as usize - room.len()
+    pub(crate) fn fill(&self, place: Span, from: &[IoSlice<'_>], taken: usize) {
+        // Inside by construction.
+        let memory = self.send.as_ref().map(|send| send.region.memory());
+        let Some(mut room) = memory.and_then(|all| all.slice(place.offset as usize, place.len as usize))
+        else {
+            return;
+        };
+        match from {
+            [all] => _ = room.put(all.get(taken..).unwrap_or_default()),
+            pieces => fill_from(&mut room, pieces, taken),
+        }
     }
 
     #[inline]
@@ -326,36 +291,21 @@ impl<B: Backend> Memory<B> {
     }
 }
 
-/// Copies `pieces` to their place in the send buffer, and returns the work request for them.
-#[inline]
-pub(crate) fn notification_of<'a, R: Region>(
-    send_buffer: &'a R,
-    pieces: &[IoSlice<'_>],
-    Notification { id, from, to }: Notification,
-    max_inline: usize,
-) -> SendRequest<'a, R> {
-    let (offset, len) = (from.offset as usize, from.len as usize);
-    // Inside by construction.
-    if let Some(mut place) = send_buffer.memory().slice(offset, len) {
-        match pieces {
-            [all] => _ = place.put(all),
-            pieces => put_all(&mut place, pieces),
+/// Copies `pieces` behind their first `taken` bytes, as many as there is room for.
+#[inline(never)]
+fn fill_from(room: &mut SharedMemory<'_>, pieces: &[IoSlice<'_>], mut taken: usize) {
+    let mut pieces = pieces.iter();
+    for piece in &mut pieces {
+        match piece.get(taken..) {
+            Some(rest) => {
+                room.put(rest);
+                break;
+            }
+            None => taken -= piece.len(),
         }
     }
-    SendRequest {
-        id,
-        op: SendOp::WriteImmediate(to, Immediate(from.len)),
-        local: Slice { region: send_buffer, offset, len },
-        signaled: false,
-        inline: len <= max_inline,
-    }
-}
-
-/// Copies all of `pieces`, for which there is room: [`Pieces`] would note for each how far it was taken.
-#[inline(never)]
-fn put_all(place: &mut SharedMemory<'_>, pieces: &[IoSlice<'_>]) {
     for piece in pieces {
-        place.put(piece);
+        room.put(piece);
     }
 }
 

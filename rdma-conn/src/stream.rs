@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use rdma_backend::Access;
 use rdma_backend::memory::CallerMemory;
+use rdma_backend::time::Instant;
 use rdma_proto::Counters;
 
 use crate::background::{self, Driven, Schedule};
@@ -107,15 +108,15 @@ impl<B: Descriptors> Stream<B> {
         let mut last = Error::no_address(&name);
         for peer in addresses {
             match connected(backend, peer, how, domain) {
-                Ok((endpoint, id)) => return Ok(Self::new(endpoint, id)),
+                Ok((endpoint, id)) => return Ok(Self::from_endpoint(endpoint, id)),
                 Err(error) => last = error,
             }
         }
         Err(last)
     }
 
-    /// Returns the one connection of `endpoint`, as a stream.
-    pub(crate) fn new(mut endpoint: Endpoint<B>, id: ConnectionId) -> Self {
+    /// Returns the one connection of `endpoint` as a stream, for what [`Listener::try_accept`](crate::Listener::try_accept) gives.
+    pub fn from_endpoint(mut endpoint: Endpoint<B>, id: ConnectionId) -> Self {
         endpoint.set_quiet(true);
         let linger = endpoint.connection(id).map_or(Duration::ZERO, |connection| connection.options().linger);
         let descriptor = endpoint.descriptor();
@@ -186,7 +187,7 @@ impl<B: Descriptors> Stream<B> {
     /// on their way. [`Stream::returned`] waits for the buffer.
     ///
     /// # Errors
-    /// As [`Connection::try_lend`](crate::Connection::try_lend), or the write time-out passed.
+    /// As [`Endpoint::lend`], or the write time-out passed.
     pub fn lend(&mut self, buffer: &Arc<RegisteredBuffer<B>>, range: Range<usize>) -> Result<usize, Error> {
         let mut endpoint = self.shared.enter()?;
         let lent = endpoint
@@ -233,7 +234,7 @@ impl<B: Descriptors> Stream<B> {
     /// Waits until the next `range.len()` bytes of the stream are in `range` of `buffer`, and returns how they came there.
     ///
     /// # Errors
-    /// As [`Connection::try_receive`](crate::Connection::try_receive), or the read time-out passed: the bytes that have
+    /// As [`Endpoint::receive`], or the read time-out passed: the bytes that have
     /// not come are left to the next read then, and how many have is not known.
     pub fn receive(
         &mut self,
@@ -282,22 +283,12 @@ fn connected<B: Descriptors>(
     }
 }
 
-impl<B: Descriptors> From<(Endpoint<B>, ConnectionId)> for Stream<B> {
-    /// Returns a connection on an endpoint of its own, as [`Listener::try_accept`](crate::Listener::try_accept) gives it.
-    fn from((endpoint, id): (Endpoint<B>, ConnectionId)) -> Self {
-        Self::new(endpoint, id)
-    }
-}
-
 impl<B: Descriptors> Read for Stream<B> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let mut endpoint = self.shared.enter()?;
         let id = endpoint.id;
         if !endpoint.connection().is_readable() {
             endpoint.look_at(id)?;
-        }
-        if let Some(read) = endpoint.read_at_once(id, into) {
-            return Ok(read);
         }
         Ok(endpoint.until(self.read_timeout, "reading", |endpoint, id| endpoint.read(id, into))?)
     }
@@ -310,10 +301,6 @@ impl<B: Descriptors> Write for Stream<B> {
 
     fn write_vectored(&mut self, from: &[IoSlice<'_>]) -> io::Result<usize> {
         let mut endpoint = self.shared.enter()?;
-        let id = endpoint.id;
-        if let Some(written) = endpoint.write_at_once(id, from) {
-            return Ok(written);
-        }
         let written =
             endpoint.until(self.write_timeout, "writing", |endpoint, id| endpoint.write(id, from))?;
         endpoint.send_rest()?;
@@ -432,30 +419,38 @@ impl<B: Descriptors> Locked<'_, B> {
     ///
     /// # Errors
     /// `step`'s own, or a time-out while `doing`.
-    #[inline(never)]
+    #[inline]
     fn until<T>(
         &mut self,
         timeout: Option<Duration>,
         doing: &'static str,
         mut step: impl FnMut(&mut Endpoint<B>, ConnectionId) -> Result<Option<T>, Error>,
     ) -> Result<T, Error> {
-        let (id, endpoint) = (self.id, &mut **self);
+        let id = self.id;
         let mut deadline = None;
         loop {
-            if let Some(done) = step(endpoint, id)? {
+            if let Some(done) = step(self, id)? {
                 return Ok(done);
             }
-            let Some(after) = timeout else {
-                endpoint.wait(None)?;
-                continue;
-            };
-            let now = endpoint.now();
-            let by = *deadline.get_or_insert_with(|| now.after(after));
-            if now >= by {
-                return Err(Error::TimedOut { doing, after });
-            }
-            endpoint.wait(Some(by.since(now)))?;
+            self.sleep(timeout, doing, &mut deadline)?;
         }
+    }
+
+    /// Sleeps until the connection has moved, at most until `deadline`, which is `timeout` from the first call on.
+    #[inline(never)]
+    fn sleep(
+        &mut self,
+        timeout: Option<Duration>,
+        doing: &'static str,
+        deadline: &mut Option<Instant>,
+    ) -> Result<(), Error> {
+        let Some(after) = timeout else { return self.wait(None) };
+        let now = self.now();
+        let by = *deadline.get_or_insert_with(|| now.after(after));
+        if now >= by {
+            return Err(Error::TimedOut { doing, after });
+        }
+        self.wait(Some(by.since(now)))
     }
 }
 

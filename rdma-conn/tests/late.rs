@@ -250,7 +250,8 @@ fn a_stream_that_is_dropped_before_it_is_established_delivers() {
             break accepted;
         }
     };
-    let mut stream = Stream::from(accepted);
+    let (endpoint, id) = accepted;
+    let mut stream = Stream::from_endpoint(endpoint, id);
     assert_eq!(stream.write(b"last words").expect("there is room"), 10);
     let dropping = std::thread::spawn(move || drop(stream));
     // Nothing happens on the fabric meanwhile, so this only gives the drop time to go wrong.

@@ -609,13 +609,13 @@ async fn streams_become_asynchronous() {
         tokio::spawn(async move { AsyncStream::connect(&host, address).await })
     };
     let dials = dial();
-    let accepted = loop {
+    let (endpoint, id) = loop {
         if let Some(accepted) = listener.try_accept().expect("accepts") {
             break accepted;
         }
         tokio::task::yield_now().await;
     };
-    let mut server = AsyncStream::try_from(accepted).expect("is watched");
+    let mut server = AsyncStream::from_endpoint(endpoint, id).expect("is watched");
     let mut client = timeout(LONG, dials).await.expect("in time").expect("no panic").expect("connects");
     client.write_u8(8).await.expect("written");
     assert_eq!(timeout(LONG, server.read_u8()).await.expect("in time").expect("comes"), 8);
@@ -632,7 +632,7 @@ async fn streams_become_asynchronous() {
         endpoint.progress().expect("goes on");
         tokio::task::yield_now().await;
     }
-    let mut server = AsyncStream::try_from(Stream::from((endpoint, id))).expect("is watched");
+    let mut server = AsyncStream::try_from(Stream::from_endpoint(endpoint, id)).expect("is watched");
     let mut client = timeout(LONG, dials).await.expect("in time").expect("no panic").expect("connects");
     let waits = tokio::spawn(async move { server.read_u8().await });
     tokio::task::yield_now().await;

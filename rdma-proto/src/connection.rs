@@ -17,10 +17,10 @@ use crate::wire::FeatureSet;
 use rdma_types::time::Instant;
 
 use answers::Answers;
-use output::{FastPath, Flush};
+use output::{Budget, Flush};
 use timers::Timers;
 
-pub use output::{Action, Notification};
+pub use output::Action;
 
 /// Where one of our receive regions lies, as the peer will be told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
@@ -100,7 +100,7 @@ pub struct Machine {
     flush: Option<Flush>,
     due: Due,
     /// The limits within which writes may go on while nothing else is due.
-    fast_path: FastPath,
+    budget: Budget,
     answers: Answers,
     negotiation: Negotiation,
     timers: Timers,
@@ -124,6 +124,8 @@ enum Stage {
 enum Due {
     /// Something has happened: look at everything.
     Anything,
+    /// One WRITE of all that was taken, within [`Machine::budget`], and nothing else.
+    Write,
     /// Nothing can be done until something happens; something waits for that.
     Blocked,
     /// Nothing is to be done, and nothing waits.
@@ -169,7 +171,7 @@ impl Machine {
             slots_kept_back: u64::from(config.send_depth / 2).min(4),
             flush: None,
             due: Due::Anything,
-            fast_path: FastPath::default(),
+            budget: Budget::default(),
             answers: Answers::new(),
             negotiation: if asks { Negotiation::Due } else { Negotiation::None },
             timers: Timers::new(&config),
@@ -358,6 +360,30 @@ impl Machine {
             self.due = Due::Anything;
         }
         Ok(())
+    }
+
+    /// Takes at most `most` bytes and returns where they belong, as [`Machine::space`] and [`Machine::commit`] in one: put them there
+    /// before the next action is asked for. There may be more room at the beginning of the buffer. `None` if there is none, or the
+    /// connection is not open for writing.
+    #[inline]
+    pub fn put(&mut self, most: usize) -> Option<Span> {
+        if self.due == Due::Nothing && most > 0 && self.budget.covers(self.send.posted(), most) {
+            self.due = Due::Write;
+            return Some(self.send.put(most as u32));
+        }
+        self.put_what_fits(most)
+    }
+
+    #[inline(never)]
+    fn put_what_fits(&mut self, most: usize) -> Option<Span> {
+        let space = self.space().len;
+        // At most the space, a u32.
+        let len = if most < space as usize { most as u32 } else { space };
+        if len == 0 || !self.takes_bytes() {
+            return None;
+        }
+        self.due = Due::Anything;
+        Some(self.send.put(len))
     }
 
     /// Takes `bytes` that lie in memory of their own, behind all that was taken before. That memory must stay as it is until

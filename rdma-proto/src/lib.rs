@@ -25,7 +25,7 @@ mod window;
 pub mod wire;
 
 pub use config::{Config, Keepalive, LARGEST_WINDOW, RECEIVES, Role, UNACKNOWLEDGED};
-pub use connection::{Action, Counters, Machine, Notification, RegionAddress, State};
+pub use connection::{Action, Counters, Machine, RegionAddress, State};
 pub use error::{ApiMisuse, Effect, Error, InvalidMessage, PeerIncompatible, PeerMisbehaved, TransportError};
 pub use send::{Source, Span};
 pub use window::Readable;

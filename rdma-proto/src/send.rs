@@ -161,6 +161,14 @@ impl SendState {
         Ok(())
     }
 
+    /// Takes `bytes`, for which there is space, and says where they belong.
+    #[inline]
+    pub(crate) fn put(&mut self, bytes: u32) -> Span {
+        let offset = self.written_at as u32;
+        self.write(bytes.into());
+        Span { offset, len: bytes }
+    }
+
     #[inline]
     fn write(&mut self, bytes: u64) {
         self.written = self.written.wrapping_add(bytes);
@@ -205,7 +213,8 @@ impl SendState {
 
     #[inline]
     pub(crate) const fn unposted(&self) -> u64 {
-        self.written.saturating_sub(self.posted.bytes)
+        // Never fewer were taken than are posted.
+        self.written.wrapping_sub(self.posted.bytes)
     }
 
     /// Returns whether all that was taken is posted.
@@ -217,7 +226,14 @@ impl SendState {
     /// Returns the number of bytes accepted from the application and not known to have arrived.
     #[inline]
     pub(crate) const fn unconfirmed(&self) -> u64 {
-        self.written.saturating_sub(self.done.bytes)
+        // Never fewer were taken than have arrived.
+        self.written.wrapping_sub(self.done.bytes)
+    }
+
+    /// Returns where the first `bytes` lie of what is to be posted: in the buffer, and together.
+    #[inline]
+    pub(crate) const fn next_span(&self, bytes: u32) -> Span {
+        Span { offset: self.posted_at as u32, len: bytes }
     }
 
     /// Returns the first `bytes` of what is to be posted, as far as they lie together.
@@ -292,47 +308,36 @@ impl SendState {
         }
     }
 
-    /// Books one request of `bytes` and says its id and whether it must be signalled: whenever a quarter of any budget is used
-    /// since the last signal, so that whoever waits for room always has a completion to wait for; and when it is the
-    /// last of what was lent, for whoever waits to have that back.
+    /// Books one request of `bytes`, and says its id.
     #[inline]
-    pub(crate) fn post(&mut self, bytes: u32, notifies: bool, force_signal: bool) -> (u64, bool) {
-        let posted = Progress {
+    pub(crate) fn post(&mut self, bytes: u32, notifies: bool) -> u64 {
+        self.posted = Progress {
             slots: self.posted.slots.wrapping_add(1),
             notices: self.posted.notices.wrapping_add(notifies as u64),
             bytes: self.posted.bytes.wrapping_add(bytes as u64),
         };
-        self.posted = posted;
         self.posted_at = self.place(self.posted_at.wrapping_add(bytes as u64));
-        let signal = force_signal
-            || posted.slots >= self.signal_at.slots
-            || posted.notices >= self.signal_at.notices
-            || posted.bytes >= self.signal_at.bytes;
+        self.posted.to_id()
+    }
+
+    /// Says whether the request that was booked last must be signalled: whenever a quarter of any budget is used since the last
+    /// signal, so that whoever waits for room always has a completion to wait for; and when it is the last of what was lent, for whoever
+    /// waits to have that back.
+    #[inline]
+    pub(crate) fn take_signal(&mut self, force: bool) -> bool {
+        let signal = force
+            || self.posted.slots >= self.signal_at.slots
+            || self.posted.notices >= self.signal_at.notices
+            || self.posted.bytes >= self.signal_at.bytes;
         if signal {
             self.set_signal();
         }
-        (posted.to_id(), signal)
-    }
-
-    /// Takes `bytes` and counts them as one request with a notification, where [`SendState::fast_path`] allows it, and says where they
-    /// belong and the request's id. It is not signalled.
-    #[inline]
-    pub(crate) fn post_at_once(&mut self, bytes: usize) -> (Span, u64) {
-        let Progress { slots, notices, bytes: before } = self.posted;
-        let offset = self.posted_at;
-        // Neither comes to the buffer's end.
-        (self.written, self.written_at) =
-            (before.wrapping_add(bytes as u64), offset.wrapping_add(bytes as u64));
-        self.posted_at = self.written_at;
-        self.posted =
-            Progress { slots: slots.wrapping_add(1), notices: notices.wrapping_add(1), bytes: self.written };
-        // Both are at most the capacity, which came as a u32.
-        (Span { offset: offset as u32, len: bytes as u32 }, self.posted.to_id())
+        signal
     }
 
     /// Returns how far requests with a notification each may go, when all is posted: before which count of notifications, and before
     /// which of bytes, they find slots and space, lie together in the buffer, and need no signal.
-    pub(crate) fn fast_path(&self, slots_kept_back: u64) -> (u64, u64) {
+    pub(crate) fn budget(&self, slots_kept_back: u64) -> (u64, u64) {
         let Progress { slots, notices, bytes } = self.posted;
         let before_signal = |at: u64, now: u64| at.saturating_sub(now).saturating_sub(1);
         let requests = self
@@ -340,9 +345,8 @@ impl SendState {
             .saturating_sub(slots_kept_back)
             .min(before_signal(self.signal_at.slots, slots))
             .min(before_signal(self.signal_at.notices, notices));
-        let to_end = bytes.saturating_add(self.capacity.saturating_sub(self.posted_at));
-        let space = self.done.bytes.saturating_add(self.capacity);
-        (notices.saturating_add(requests), to_end.min(space).min(self.signal_at.bytes))
+        let space = bytes.saturating_add(self.space().len.into());
+        (notices.saturating_add(requests), space.min(self.signal_at.bytes))
     }
 
     /// Notes that all that is posted will be told of, and when to ask for that again: after a quarter of each budget, and at the end

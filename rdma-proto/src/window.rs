@@ -537,15 +537,6 @@ impl TxWindow {
         self.room
     }
 
-    /// Takes the next `bytes` of the window, of which it is known that they fit, and says where they are.
-    #[inline]
-    pub(crate) fn take_granted(&mut self, bytes: u32) -> RemoteAddress {
-        let at = self.next;
-        self.room = self.room.wrapping_sub(bytes);
-        self.next.address = at.address.wrapping_add(bytes as u64);
-        at
-    }
-
     /// Takes the next `bytes` of the window and says where they are; `None` if they do not fit (VR-FLOW-007). No byte is
     /// taken twice (VR-XFER-009).
     #[inline]
@@ -554,7 +545,7 @@ impl TxWindow {
         let at = self.next;
         self.room = room;
         // Within a window that does not wrap.
-        self.next.address = at.address.saturating_add(bytes as u64);
+        self.next.address = at.address.wrapping_add(bytes as u64);
         if room == 0 {
             self.leave_full();
         }

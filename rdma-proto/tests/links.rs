@@ -68,7 +68,7 @@ impl Link {
     /// Posts all that a side has to post.
     fn post(&mut self, side: usize) {
         let now = Instant::from_start(Duration::from_nanos(self.now));
-        while let Some(action) = self.machines[side].poll_action(now) {
+        while let Some(action) = self.machines[side].poll_action(|| now) {
             match action {
                 Action::Send { id, signaled, message, .. } => {
                     let there = self.now + LATENCY;

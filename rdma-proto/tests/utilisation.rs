@@ -35,7 +35,7 @@ fn moment(nanos: f64) -> Instant {
 /// The windows that the machine announces now.
 fn announced(machine: &mut Machine, now: f64) -> usize {
     let mut windows = 0;
-    while let Some(action) = machine.poll_action(moment(now)) {
+    while let Some(action) = machine.poll_action(|| moment(now)) {
         let Action::Send { id, signaled, message, .. } = action else { panic!("{action:?}") };
         assert!(matches!(Message::decode(&message), Ok(Message::RegisterXferMemory(_))));
         if signaled {

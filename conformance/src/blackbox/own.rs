@@ -188,7 +188,8 @@ fn accept<B: Descriptors>(listener: &Listener<B>, shared: &Arc<Shared>) {
                 std::thread::spawn(move || {
                     // Only a stream is looked after from behind: until then nobody looks at the connection.
                     drop(shared.gate.lock());
-                    let mut stream = Stream::from(accepted);
+                    let (endpoint, id) = accepted;
+                    let mut stream = Stream::from_endpoint(endpoint, id);
                     // Behind the stream, so that a panic is noted before the peer hears of the end.
                     let serving = Serving(shared);
                     let served = serving.0.store.serve(&mut stream);

@@ -166,7 +166,7 @@ impl Machine {
     }
 
     fn act(&mut self, replies: &mut Vec<Reply>) {
-        while let Some(action) = self.connection.poll_action(self.now) {
+        while let Some(action) = self.connection.poll_action(|| self.now) {
             replies.push(match action {
                 Action::Send { id, signaled, message, .. } => {
                     self.posted.extend(signaled.then_some(id));

@@ -20,13 +20,12 @@ use std::task::{Context, Poll, Waker};
 
 use arrayvec::ArrayVec;
 use rdma_backend::time::Instant;
-use slotmap::SecondaryMap;
 use tokio::net::ToSocketAddrs;
 
 use crate::background::{self, Driven, Schedule};
 use crate::budget::Limits;
 use crate::domain::ProtectionDomain;
-use crate::endpoint::{ConnectionId, Descriptors, Endpoint, Event, ListenerId, Usage};
+use crate::endpoint::{ConnectionId, ConnectionMap, Descriptors, Endpoint, Event, ListenerId, Usage};
 use crate::error::Error;
 use crate::options::Options;
 use crate::stream::Connect;
@@ -66,7 +65,7 @@ impl<B: Descriptors> AsyncEndpoint<B> {
         let descriptor = endpoint.descriptor();
         let state = State {
             endpoint,
-            tasks: SecondaryMap::new(),
+            tasks: ConnectionMap::new(),
             listeners: listener.into_iter().map(|listener| (listener, Accepting::default())).collect(),
             driver: None,
             sleeps_until: None,
@@ -208,7 +207,7 @@ struct Shared<B: Descriptors> {
 struct State<B: Descriptors> {
     endpoint: Endpoint<B>,
     /// The tasks that wait for a connection.
-    tasks: SecondaryMap<ConnectionId, Tasks>,
+    tasks: ConnectionMap<Tasks>,
     listeners: HashMap<ListenerId, Accepting>,
     driver: Option<Waker>,
     /// When the driver looks again by itself.

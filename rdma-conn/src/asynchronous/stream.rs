@@ -131,7 +131,7 @@ impl<B: Descriptors> AsyncStream<B> {
     /// on their way. A future that is dropped has lent nothing. [`AsyncStream::returned`] waits for the buffer.
     ///
     /// # Errors
-    /// As [`Connection::try_lend`](crate::Connection::try_lend).
+    /// As [`Endpoint::lend`](crate::Endpoint::lend).
     pub async fn lend(
         &mut self,
         buffer: &Arc<RegisteredBuffer<B>>,
@@ -179,7 +179,7 @@ impl<B: Descriptors> AsyncStream<B> {
     /// is dropped before leaves those that have not come to the next read; how many have is not known then.
     ///
     /// # Errors
-    /// As [`Connection::try_receive`](crate::Connection::try_receive).
+    /// As [`Endpoint::receive`](crate::Endpoint::receive).
     pub async fn receive(
         &mut self,
         buffer: &Arc<RegisteredBuffer<B>>,
@@ -289,18 +289,17 @@ impl<B: Descriptors> TryFrom<Stream<B>> for AsyncStream<B> {
     /// # Errors
     /// There is no runtime that watches descriptors; or a panic in a call on the stream has left it unusable.
     fn try_from(stream: Stream<B>) -> Result<Self, Error> {
-        Self::try_from(stream.into_endpoint()?)
+        let (endpoint, id) = stream.into_endpoint()?;
+        Self::from_endpoint(endpoint, id)
     }
 }
 
-impl<B: Descriptors> TryFrom<(Endpoint<B>, ConnectionId)> for AsyncStream<B> {
-    type Error = Error;
-
+impl<B: Descriptors> AsyncStream<B> {
     /// Returns a connection on an endpoint of its own, as [`Listener::try_accept`](crate::Listener::try_accept) gives it.
     ///
     /// # Errors
     /// There is no runtime that watches descriptors, or the endpoint has no such connection.
-    fn try_from((endpoint, id): (Endpoint<B>, ConnectionId)) -> Result<Self, Error> {
+    pub fn from_endpoint(endpoint: Endpoint<B>, id: ConnectionId) -> Result<Self, Error> {
         endpoint.connection(id).ok_or(Error::NoSuchConnection)?;
         let (AsyncEndpoint { shared }, driven) = AsyncEndpoint::of(endpoint, None);
         shared.with(|state| state.tasks.insert(id, Tasks::default()));

@@ -1,22 +1,20 @@
 //! Bytes of an application, copied into the send buffer and out of the windows.
 
 use std::io::IoSlice;
-use std::slice;
 
-use rdma_backend::{Backend, QueuePair};
+use rdma_backend::Backend;
 use rdma_proto::ApiMisuse;
 
 use super::Connection;
 use crate::arrived::Arrived;
 use crate::error::Error;
-use crate::memory::{Pieces, notification_of};
 
 impl<B: Backend> Connection<B> {
     /// Reads what has arrived; `None` when there is nothing now, `Some(0)` at the end of the stream.
     ///
     /// # Errors
     /// The error that ended the connection, once all that arrived before is read.
-    pub fn try_read(&mut self, into: &mut [u8]) -> Result<Option<usize>, Error> {
+    pub(crate) fn try_read(&mut self, into: &mut [u8]) -> Result<Option<usize>, Error> {
         let mut read = 0;
         // No more than three parts, one behind the other.
         while let Some(part) = self.machine.take(into.len() - read) {
@@ -55,7 +53,7 @@ impl<B: Backend> Connection<B> {
     }
 
     /// Returns all bytes that have arrived and were not consumed, in order, where the peer wrote them. Give them back with
-    /// [`Connection::consume`].
+    /// [`Endpoint::consume`](crate::Endpoint::consume).
     pub fn arrived(&self) -> impl Iterator<Item = Arrived<'_>> {
         self.machine.all_readable().into_iter().flatten().filter_map(|part| self.memory.arrived(part))
     }
@@ -64,7 +62,7 @@ impl<B: Backend> Connection<B> {
     ///
     /// # Errors
     /// More than have arrived; none is consumed then.
-    pub fn consume(&mut self, bytes: usize) -> Result<(), Error> {
+    pub(crate) fn consume(&mut self, bytes: usize) -> Result<(), Error> {
         let readable = usize::try_from(self.unread()).unwrap_or(usize::MAX);
         if bytes > readable {
             return Err(ApiMisuse::ConsumeBeyondReadable { bytes, readable }.into());
@@ -86,76 +84,60 @@ impl<B: Backend> Connection<B> {
     /// # Errors
     /// The error that ended the connection; or no memory can be registered for the send buffer, which ends nothing: a later call may
     /// find some.
-    pub fn try_write(&mut self, from: &[IoSlice<'_>]) -> Result<Option<usize>, Error> {
+    #[inline]
+    pub(crate) fn write(&mut self, from: &[IoSlice<'_>]) -> Result<Option<usize>, Error> {
+        let bytes = match from {
+            [all] => all.len(),
+            pieces => total(pieces),
+        };
+        if self.memory.send_buffer().is_none() {
+            self.add_send_buffer(bytes)?;
+        }
+        let Some(place) = self.machine.put(bytes) else { return self.refuse_bytes(bytes) };
+        self.memory.fill(place, from, 0);
+        let mut written = place.len as usize;
+        // The rest, if any, lies at the beginning of the send buffer.
+        if written < bytes
+            && let Some(place) = self.machine.put(bytes - written)
+        {
+            self.memory.fill(place, from, written);
+            written += place.len as usize;
+        }
+        self.used = true;
+        self.post(None);
+        Ok(Some(written))
+    }
+
+    /// Registers the send buffer, if there are bytes for it.
+    #[cold]
+    fn add_send_buffer(&mut self, bytes: usize) -> Result<(), Error> {
+        if bytes > 0 && self.machine.takes_bytes() {
+            self.memory.add_send_buffer()?;
+            self.sooner = true;
+        }
+        Ok(())
+    }
+
+    /// Returns why no byte was taken: the end, or want of room, or there are none.
+    #[cold]
+    fn refuse_bytes(&mut self, bytes: usize) -> Result<Option<usize>, Error> {
         if !self.machine.takes_bytes() {
-            return self.refuse_bytes();
+            self.check()?;
+            self.machine.commit(0)?;
         }
-        let mut pieces = Pieces::of(from);
-        let mut written = 0;
-        // Once, or twice around the end of the send buffer.
-        while !pieces.is_empty() {
-            let space = self.machine.space();
-            if space.len == 0 {
-                break;
-            }
-            if self.memory.send_buffer().is_none() {
-                self.memory.add_send_buffer()?;
-                self.sooner = true;
-            }
-            let filled = self.memory.fill(space, &mut pieces);
-            self.machine.commit(filled)?;
-            if filled == 0 {
-                return Err(Error::Protocol(rdma_proto::Error::Bug("space outside the send buffer")));
-            }
-            written += filled;
-        }
-        if written > 0 {
-            self.went_on();
-            return Ok(Some(written));
-        }
-        if pieces.is_empty() {
+        if bytes == 0 {
             return Ok(Some(0));
         }
         self.work.stalls += 1;
         Ok(None)
     }
 
-    /// Sends all bytes of `from` by one request, as most writes are, and returns how many. `None`, and nothing is done, if that is not
-    /// all there is to do: [`Connection::try_write`] does it then. Room is left, and the connection's times have not come nearer.
-    #[inline]
-    pub(crate) fn write_at_once(&mut self, from: &[IoSlice<'_>]) -> Option<usize> {
-        let bytes = match from {
-            [all] => all.len(),
-            pieces => total(pieces),
-        };
-        let send_buffer = self.memory.send_buffer()?;
-        let notification = self.machine.write_at_once(bytes)?;
-        self.used = true;
-        self.work.doorbells += 1;
-        self.work.requests += 1;
-        let request = notification_of(send_buffer, from, notification, self.max_inline);
-        if let Err(error) = self.pair.post_send(slice::from_ref(&request)) {
-            self.refused("ibv_post_send", error.error);
-            // The peer hears of the end.
-            self.post(self.now());
-        }
-        Some(bytes)
-    }
-
-    #[cold]
-    fn refuse_bytes(&mut self) -> Result<Option<usize>, Error> {
-        self.check()?;
-        self.machine.commit(0)?;
-        Ok(None)
-    }
-
     /// The application has done something by which something may be posted.
     #[inline]
     pub(crate) fn went_on(&mut self) {
-        // The time is not asked for where nobody needs it.
         if !self.machine.is_settled() {
             self.used = true;
-            self.post_due(self.now());
+            self.post(None);
         }
     }
 }

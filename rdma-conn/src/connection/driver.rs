@@ -1,5 +1,7 @@
 //! The driver of a connection's machine: it hands it time, events and completions, and does what it asks for.
 
+use std::slice;
+
 use arrayvec::ArrayVec;
 use rdma_backend::time::Instant;
 use rdma_backend::{
@@ -10,7 +12,7 @@ use rdma_proto::{Action, PeerMisbehaved, State};
 
 use super::{BATCH, Cause, Connection};
 use crate::error::Error;
-use crate::memory::receive_slot;
+use crate::memory::{Memory, receive_slot};
 
 impl<B: Backend> Connection<B> {
     /// Handles time, and posts what can be posted.
@@ -23,7 +25,7 @@ impl<B: Backend> Connection<B> {
                 self.release_memory(now);
             }
         }
-        self.post(now);
+        self.post(Some(now));
     }
 
     /// Gives back what only a busy connection needs, as far as nothing of it is in use.
@@ -60,7 +62,7 @@ impl<B: Backend> Connection<B> {
                 }
                 let now = self.now();
                 self.machine.handle_established(now, peer.rnr_retry_count);
-                self.post(now);
+                self.post(Some(now));
             }
             // Every way not to be connected is an error (VR-CONN-006).
             CmEventKind::Rejected { reason } => self.fail(Error::rejected(self.peer, reason)),
@@ -72,7 +74,7 @@ impl<B: Backend> Connection<B> {
             }
             CmEventKind::Disconnected => {
                 self.machine.handle_disconnected();
-                self.post(self.now());
+                self.post(None);
             }
             CmEventKind::DeviceRemoval => self.fail(Error::DeviceRemoved),
             CmEventKind::Async(event) => self.handle_async_event(event),
@@ -110,7 +112,7 @@ impl<B: Backend> Connection<B> {
             self.cause = Cause::Known(failure);
         }
         self.machine.handle_disconnected();
-        self.post(self.now());
+        self.post(None);
     }
 
     /// Handles completions of this connection's queue pair, at most [`BATCH`], and posts what they allow. Returns whether that was more
@@ -168,7 +170,7 @@ impl<B: Backend> Connection<B> {
             self.work.returned += self.memory.lendings.give_back(self.machine.confirmed());
         }
         // Answers and windows must not wait for the end of a long queue, nor others for a peer's storm (VR-RES-007).
-        self.post(now);
+        self.post(Some(now));
     }
 
     /// Hands a completion to the machine that tells of no bytes. Returns whether a receive may be posted again.
@@ -180,7 +182,7 @@ impl<B: Backend> Connection<B> {
                 let (bytes, len) = self.memory.incoming_message(slot, len);
                 self.machine.handle_message(now, bytes.get(..len).unwrap_or_default());
                 // Answered one by one: only a peer that takes no answers can make them pile up (VR-FEAT-007).
-                self.post(now);
+                self.post(Some(now));
                 true
             }
             Ok(_) => {
@@ -233,7 +235,7 @@ impl<B: Backend> Connection<B> {
         if let Cause::Suspect(failure) = self.cause {
             self.cause = Cause::Machine;
             self.machine.handle_failure(failure);
-            self.post(self.now());
+            self.post(None);
         }
     }
 
@@ -290,44 +292,34 @@ impl<B: Backend> Connection<B> {
         if slot + 1 < self.options.receives { slot + 1 } else { 0 }
     }
 
-    /// Does what the machine asks for: chains of work requests, one doorbell each, and the disconnect.
+    /// Does what the machine asks for: chains of work requests, one doorbell each, and the disconnect. The time is asked for only where
+    /// it is needed, and not `known`.
     #[inline]
-    pub(super) fn post(&mut self, now: Instant) {
-        if !self.machine.is_settled() {
-            self.post_due(now);
-        }
-    }
-
-    #[inline(never)]
-    pub(super) fn post_due(&mut self, now: Instant) {
-        while let Some(action) = self.machine.poll_action(now) {
-            self.post_chain(now, action);
-        }
-    }
-
-    /// Posts `first` and what comes with it, as much as a doorbell is rung for.
-    fn post_chain(&mut self, now: Instant, first: Action) {
-        let mut chain = ArrayVec::<SendRequest<'_, B::Region>, BATCH>::new();
-        let mut next = Some(first);
-        let mut disconnects = false;
-        while let Some(action) = next {
-            let Some(request) = self.memory.request(self.max_inline, &action) else {
-                disconnects = true;
-                break;
+    pub(super) fn post(&mut self, known: Option<Instant>) {
+        loop {
+            let backend = &self.backend;
+            let now = move || known.unwrap_or_else(|| backend.now());
+            let Some(action) = self.machine.poll_action(now) else { return };
+            let Some(first) = self.memory.request(self.max_inline, &action) else { return self.disconnect() };
+            let mut disconnects = false;
+            // Most writes are one request.
+            let posted = if self.machine.is_settled() {
+                self.work.requests += 1;
+                self.pair.post_send(slice::from_ref(&first))
+            } else {
+                let (machine, memory) = (&mut self.machine, &self.memory);
+                let (chain, ends) = chain(first, memory, self.max_inline, || machine.poll_action(now));
+                disconnects = ends;
+                self.work.requests += chain.len() as u64;
+                self.pair.post_send(&chain)
             };
-            chain.push(request);
-            next = if chain.is_full() { None } else { self.machine.poll_action(now) };
-        }
-        if !chain.is_empty() {
             self.work.doorbells += 1;
-            self.work.requests += chain.len() as u64;
-            if let Err(error) = self.pair.post_send(&chain) {
-                drop(chain);
+            if let Err(error) = posted {
                 self.refused("ibv_post_send", error.error);
             }
-        }
-        if disconnects {
-            self.disconnect();
+            if disconnects {
+                return self.disconnect();
+            }
         }
     }
 
@@ -338,4 +330,22 @@ impl<B: Backend> Connection<B> {
             tracing::debug!(peer = %self.peer, %error, "disconnecting");
         }
     }
+}
+
+/// Returns `first` with the requests that come behind it, as many as a doorbell is rung for, and whether a disconnect comes behind them.
+#[inline(never)]
+fn chain<'a, B: Backend>(
+    first: SendRequest<'a, B::Region>,
+    memory: &'a Memory<B>,
+    max_inline: usize,
+    mut next: impl FnMut() -> Option<Action>,
+) -> (ArrayVec<SendRequest<'a, B::Region>, BATCH>, bool) {
+    let mut chain = ArrayVec::from_iter([first]);
+    while !chain.is_full()
+        && let Some(action) = next()
+    {
+        let Some(request) = memory.request(max_inline, &action) else { return (chain, true) };
+        chain.push(request);
+    }
+    (chain, false)
 }

@@ -3,11 +3,11 @@
 //! This is where a byte passes from the application to a work request and back:
 //!
 //! ```text
-//! try_write ─ copy ─▶ send buffer ─ Machine::poll_action ─▶ post ─ QueuePair::post_send ─▶ the peer's window
-//! try_read  ◀─ copy ─ our window  ◀─ Machine::handle_immediates ◀── completions, from an Endpoint
+//! write    ─ copy ─▶ send buffer ─ Machine::poll_action ─▶ post ─ QueuePair::post_send ─▶ the peer's window
+//! try_read ◀─ copy ─ our window  ◀─ Machine::handle_immediates ◀── completions, from an Endpoint
 //! ```
 //!
-//! Most calls need less: `write_at_once` and `read_at_once` do in one step what these do, and nothing where that is not all.
+//! Most reads need less: `read_at_once` does in one step what `try_read` does, and nothing where that is not all.
 
 mod bytes;
 mod driver;
@@ -275,7 +275,7 @@ impl<B: Backend> Connection<B> {
 
     /// Returns whether the connection is established and everything taken for sending was handed to the device.
     pub const fn is_flushed(&self) -> bool {
-        !matches!(self.machine.state(), State::Connecting) && self.machine.unposted() == 0
+        self.machine.unposted() == 0 && !matches!(self.machine.state(), State::Connecting)
     }
 
     /// Returns whether a write finds room.
@@ -289,13 +289,13 @@ impl<B: Backend> Connection<B> {
         self.machine.unread()
     }
 
-    /// Returns whether [`Connection::try_read`] has an answer now: bytes, the end, or what ended the connection.
+    /// Returns whether a read has an answer now: bytes, the end, or what ended the connection.
     #[inline]
     pub const fn is_readable(&self) -> bool {
         self.machine.unread() > 0 || self.machine.has_ended()
     }
 
-    /// Returns whether [`Connection::try_write`] has an answer now: it would take a byte, or fail.
+    /// Returns whether a write has an answer now: it would take a byte, or fail.
     pub const fn is_writable(&self) -> bool {
         !self.machine.takes_bytes() || self.has_room()
     }
@@ -325,10 +325,10 @@ impl<B: Backend> Connection<B> {
 
     /// Begins a graceful end: what was written is delivered first, for at most `linger`, also where
     /// the connection is not established yet.
-    pub fn close(&mut self, linger: Duration) {
+    pub(crate) fn close(&mut self, linger: Duration) {
         let now = self.now();
         self.machine.close(now, linger);
-        self.post(now);
+        self.post(Some(now));
     }
 
     /// Returns whether the connection is established and everything taken for sending was handed to the device; `None` while some
@@ -395,7 +395,7 @@ impl<B: Backend> Connection<B> {
     ///
     /// # Errors
     /// The error that ended the connection; or `range` is not inside of the buffer; or the buffer belongs to another protection domain.
-    pub fn try_lend(
+    pub(crate) fn try_lend(
         &mut self,
         buffer: &Arc<RegisteredBuffer<B>>,
         range: Range<usize>,
@@ -433,6 +433,7 @@ impl<B: Backend> Connection<B> {
     pub(crate) const fn can_lend(&self) -> bool {
         self.machine.lendable() > 0
     }
+
     /// Returns whether a connection that was closed has ended in order; `None` while its last bytes are on their way.
     ///
     /// # Errors

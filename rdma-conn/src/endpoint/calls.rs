@@ -22,31 +22,29 @@ impl<B: Descriptors> Endpoint<B> {
     /// The error that ended the connection, once all that arrived before is read; or there is no such connection.
     #[inline]
     pub fn read(&mut self, id: ConnectionId, into: &mut [u8]) -> Result<Option<usize>, Error> {
-        match self.read_at_once(id, into) {
+        let connection = self.members.get_mut(id.0).and_then(|member| member.connection.as_mut());
+        match connection.and_then(|connection| connection.read_at_once(into)) {
             Some(read) => Ok(Some(read)),
             None => self.read_in_steps(id, into),
         }
     }
 
-    /// As [`Connection::read_at_once`]; `None` also if there is no such connection.
-    #[inline]
-    pub(crate) fn read_at_once(&mut self, id: ConnectionId, into: &mut [u8]) -> Option<usize> {
-        self.members.get_mut(id)?.connection.as_mut()?.read_at_once(into)
-    }
-
     #[inline(never)]
     fn read_in_steps(&mut self, id: ConnectionId, into: &mut [u8]) -> Result<Option<usize>, Error> {
-        let Some(member) = self.members.get_mut(id) else { return Err(Error::NoSuchConnection) };
+        let Some(member) = self.members.get_mut(id.0) else { return Err(Error::NoSuchConnection) };
         let read = member.live()?.try_read(into)?;
         member.note_sooner(id, &mut self.touched);
         Ok(read)
     }
 
-    /// Receives into registered memory, see [`Connection::register_landing`] and [`Connection::try_receive`]. After `None` follows
+    /// Receives into registered memory, see [`Connection::register_landing`]: carries `receiving` on with what has arrived, and has the
+    /// windows to come written where they belong. Returns how the bytes came once all of them are there. After `None` follows
     /// [`Event::Readable`] or [`Event::Ended`].
     ///
     /// # Errors
-    /// As [`Connection::try_receive`], or there is no such connection.
+    /// The connection has ended before all of them arrived; or the range is not inside of the buffer, or is where bytes that an earlier
+    /// call left unread still land ([`ApiMisuse::LandingUnderWay`](rdma_proto::ApiMisuse::LandingUnderWay)); or the buffer belongs to
+    /// another protection domain; or there is no such connection.
     pub fn receive(
         &mut self,
         id: ConnectionId,
@@ -57,12 +55,13 @@ impl<B: Descriptors> Endpoint<B> {
         received
     }
 
-    /// Has no further window lie in registered memory, see [`Connection::stop_landing`].
+    /// Has no further window lie in registered memory. One that was announced there stays until it is full, and its bytes are read as any
+    /// others.
     ///
     /// # Errors
     /// There is no such connection.
     pub fn stop_landing(&mut self, id: ConnectionId) -> Result<(), Error> {
-        let Some(member) = self.members.get_mut(id) else { return Err(Error::NoSuchConnection) };
+        let Some(member) = self.members.get_mut(id.0) else { return Err(Error::NoSuchConnection) };
         member.live()?.stop_landing();
         member.note_sooner(id, &mut self.touched);
         Ok(())
@@ -71,9 +70,9 @@ impl<B: Descriptors> Endpoint<B> {
     /// Gives bytes back that were used where they lie, see [`Connection::arrived`].
     ///
     /// # Errors
-    /// As [`Connection::consume`], or there is no such connection.
+    /// More than have arrived, and none is consumed then; or there is no such connection.
     pub fn consume(&mut self, id: ConnectionId, bytes: usize) -> Result<(), Error> {
-        let Some(member) = self.members.get_mut(id) else { return Err(Error::NoSuchConnection) };
+        let Some(member) = self.members.get_mut(id.0) else { return Err(Error::NoSuchConnection) };
         member.live()?.consume(bytes)?;
         member.note_sooner(id, &mut self.touched);
         Ok(())
@@ -86,23 +85,9 @@ impl<B: Descriptors> Endpoint<B> {
     /// The error that ended the connection, or there is no such connection.
     #[inline]
     pub fn write(&mut self, id: ConnectionId, from: &[IoSlice<'_>]) -> Result<Option<usize>, Error> {
-        match self.write_at_once(id, from) {
-            Some(written) => Ok(Some(written)),
-            None => self.write_in_steps(id, from),
-        }
-    }
-
-    /// As [`Connection::write_at_once`]; `None` also if there is no such connection.
-    #[inline]
-    pub(crate) fn write_at_once(&mut self, id: ConnectionId, from: &[IoSlice<'_>]) -> Option<usize> {
-        self.members.get_mut(id)?.connection.as_mut()?.write_at_once(from)
-    }
-
-    #[inline(never)]
-    fn write_in_steps(&mut self, id: ConnectionId, from: &[IoSlice<'_>]) -> Result<Option<usize>, Error> {
-        let Some(member) = self.members.get_mut(id) else { return Err(Error::NoSuchConnection) };
+        let Some(member) = self.members.get_mut(id.0) else { return Err(Error::NoSuchConnection) };
         let connection = member.live()?;
-        let written = connection.try_write(from)?;
+        let written = connection.write(from)?;
         // No room is left after a write that did not take all, and after one that filled the room exactly: the next one waits.
         let has_room = connection.has_room();
         member.waits.room = !has_room;
@@ -110,11 +95,13 @@ impl<B: Descriptors> Endpoint<B> {
         Ok(written)
     }
 
-    /// Sends from registered memory, see [`Connection::register_buffer`] and [`Connection::try_lend`]. If that is not all, or
-    /// `None` because nothing can be lent now, [`Event::Writable`] follows; [`Event::Returned`] when memory has come back.
+    /// Sends from registered memory, see [`Connection::register_buffer`]: as many bytes of `buffer` as can be lent now, from the
+    /// beginning of `range`, behind all that was written before. If that is not all, or `None` because some that were lent before wait
+    /// for the peer's window, [`Event::Writable`] follows; [`Event::Returned`] when memory has come back.
     ///
     /// # Errors
-    /// As [`Connection::try_lend`], or there is no such connection.
+    /// The error that ended the connection; or `range` is not inside of the buffer; or the buffer belongs to another protection domain;
+    /// or there is no such connection.
     pub fn lend(
         &mut self,
         id: ConnectionId,
@@ -122,7 +109,7 @@ impl<B: Descriptors> Endpoint<B> {
         range: Range<usize>,
     ) -> Result<Option<usize>, Error> {
         let wanted = range.len();
-        let Some(member) = self.members.get_mut(id) else { return Err(Error::NoSuchConnection) };
+        let Some(member) = self.members.get_mut(id.0) else { return Err(Error::NoSuchConnection) };
         let lent = member.live()?.try_lend(buffer, range)?;
         member.waits.lend = lent.unwrap_or(0) < wanted;
         member.note_sooner(id, &mut self.touched);
@@ -182,7 +169,7 @@ impl<B: Descriptors> Endpoint<B> {
 
     /// Ends a connection at once, if it has not ended, and forgets it: what was written may be lost.
     pub fn abort(&mut self, id: ConnectionId) {
-        let Some(member) = self.members.remove(id) else { return };
+        let Some(member) = self.members.remove(id.0) else { return };
         self.identifiers.remove(&member.key);
         let (queue, options) = (member.queue, member.options);
         let pair = member.connection.as_ref().map(|connection| connection.queue_pair_number());
@@ -197,6 +184,6 @@ impl<B: Descriptors> Endpoint<B> {
     /// # Errors
     /// That error, or there is no such connection.
     pub fn check(&self, id: ConnectionId) -> Result<(), Error> {
-        self.members.get(id).ok_or(Error::NoSuchConnection)?.check()
+        self.members.get(id.0).ok_or(Error::NoSuchConnection)?.check()
     }
 }

@@ -156,14 +156,14 @@ impl<B: Descriptors> Endpoint<B> {
 
     /// Asks the peer for the connection, whose route is known.
     pub(super) fn ask(&mut self, id: ConnectionId, identifier: B::Identifier) {
-        let Some(member) = self.members.get(id) else { return };
+        let Some(member) = self.members.get(id.0) else { return };
         let (peer, options) = (member.peer, member.options);
         let made = self.connect_queue(id, identifier, peer, Role::Client, options);
         let asked = made.and_then(|()| match self.connection(id) {
             Some(connection) => connection.connect(),
             None => Ok(()),
         });
-        if let (Err(error), Some(member)) = (asked, self.members.get_mut(id)) {
+        if let (Err(error), Some(member)) = (asked, self.members.get_mut(id.0)) {
             member.fail(error);
         }
         self.settle(id);
@@ -287,7 +287,7 @@ impl<B: Descriptors> Endpoint<B> {
         self.budget.has(Memory::<B>::idle(&options))?;
         let at = self.queues.book(&identifier, &options, &self.watch)?;
         // A new queue is not armed yet.
-        self.unfinished = true;
+        self.awake.has_more();
         while self.queues.get_mut(at).is_some_and(|queue| queue.is_stale()) {
             self.take_batch(at, self.backend.now());
         }
@@ -299,12 +299,12 @@ impl<B: Descriptors> Endpoint<B> {
         }
         let budget = Arc::clone(&self.budget);
         let backend = self.backend.clone();
-        let domain = self.members.get(id).and_then(|member| member.domain.clone());
+        let domain = self.members.get(id.0).and_then(|member| member.domain.clone());
         match Connection::new(backend, identifier, queue.completions(), (peer, role), options, domain, budget)
         {
             Ok(connection) => {
                 queue.enter(connection.queue_pair_number(), id);
-                if let Some(member) = self.members.get_mut(id) {
+                if let Some(member) = self.members.get_mut(id.0) {
                     member.queue = Some(at);
                     member.options = options;
                     member.connection = Some(Box::new(connection));
@@ -321,8 +321,8 @@ impl<B: Descriptors> Endpoint<B> {
 
     fn enter(&mut self, member: Member<B>) -> ConnectionId {
         let key = member.key;
-        self.spin.raise(member.options.spin);
-        let id = self.members.insert(member);
+        self.awake.raise_spin(member.options.spin);
+        let id = ConnectionId(self.members.insert(member));
         self.identifiers.insert(key, id);
         self.touch(id);
         id

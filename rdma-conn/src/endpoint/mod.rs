@@ -1,6 +1,8 @@
 //! Many connections on one thread: what an event loop needs, and what every stream is made of.
 
+mod awake;
 mod calls;
+mod ids;
 mod making;
 mod member;
 mod observed;
@@ -23,12 +25,14 @@ use crate::budget::{Budget, Limits};
 use crate::connection::{BATCH, Connection};
 use crate::error::Error;
 
+use awake::Awake;
+use ids::MemberKey;
 use making::Listening;
 use member::Member;
 use queues::Queues;
-use spin::Spin;
 use watch::{Watch, Watched};
 
+pub use ids::{ConnectionId, ConnectionMap};
 pub(crate) use watch::readable;
 pub use watch::{Descriptors, EndpointWaker};
 
@@ -38,11 +42,6 @@ const SHARERS: u32 = 64;
 /// Requests for a connection that one turn answers: each registers memory, and whoever has a connection waits meanwhile
 /// (VR-RES-007).
 const ACCEPTS: u32 = 16;
-
-slotmap::new_key_type! {
-    /// Names a connection of an endpoint. The id of one that is gone names no other.
-    pub struct ConnectionId;
-}
 
 /// Names a listener of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -117,7 +116,7 @@ pub struct Usage {
 /// say otherwise ([`Endpoint::connect_in`]).
 pub struct Endpoint<B: Descriptors> {
     // Connections go before their queues, and those before the channel.
-    members: SlotMap<ConnectionId, Member<B>>,
+    members: SlotMap<MemberKey, Member<B>>,
     listeners: HashMap<IdentifierKey, Listening<B>>,
     /// A request that a listener hands over.
     requests: Option<B::Identifier>,
@@ -142,20 +141,10 @@ pub struct Endpoint<B: Descriptors> {
     suspects: Vec<ConnectionId>,
     /// Whether nobody takes events: a face that asks its one connection itself.
     quiet: bool,
-    /// Whether the event channel may have something.
-    events_wait: bool,
     /// Requests for a connection that this turn may still answer.
     accepts: u32,
-    /// Whether the last turn ended before all was done.
-    unfinished: bool,
     usage: Usage,
-    spin: Spin,
-    /// Whether the last turn ended because it looks again rather than to be woken.
-    spins: bool,
-    /// The time of the last look.
-    seen: Instant,
-    /// Turns since the kernel was asked last.
-    unasked: u32,
+    awake: Awake,
     batch: Box<[Completion; BATCH]>,
 }
 
@@ -202,14 +191,9 @@ impl<B: Descriptors> Endpoint<B> {
             notices: VecDeque::new(),
             suspects: Vec::new(),
             quiet: false,
-            events_wait: false,
             accepts: ACCEPTS,
-            unfinished: false,
             usage: Usage::default(),
-            spin: Spin::never(),
-            spins: false,
-            seen: Instant::default(),
-            unasked: 0,
+            awake: Awake::new(),
             batch: Box::new([Completion::EMPTY; BATCH]),
         })
     }
@@ -223,17 +207,17 @@ impl<B: Descriptors> Endpoint<B> {
 
     /// Returns a connection, to ask it about itself; `None` if it is gone or not made yet.
     pub fn connection(&self, id: ConnectionId) -> Option<&Connection<B>> {
-        self.members.get(id)?.connection.as_deref()
+        self.members.get(id.0)?.connection.as_deref()
     }
 
     /// Returns whether bytes can flow on a connection, or could before it ended.
     pub fn is_open(&self, id: ConnectionId) -> bool {
-        self.members.get(id).is_some_and(Member::is_open)
+        self.members.get(id.0).is_some_and(Member::is_open)
     }
 
     /// Returns the peer of a connection.
     pub fn peer_addr(&self, id: ConnectionId) -> Option<SocketAddr> {
-        self.members.get(id).map(|member| member.peer)
+        self.members.get(id.0).map(|member| member.peer)
     }
 
     /// Returns the counts of what the endpoint holds and has done.
@@ -248,15 +232,15 @@ impl<B: Descriptors> Endpoint<B> {
 
     /// Returns when [`Endpoint::progress`] must be called at the latest.
     pub fn next_timeout(&self) -> Option<Instant> {
-        let waiting = self.events_wait || !self.suspects.is_empty();
-        if self.unfinished || waiting || !self.telling.is_empty() || !self.notices.is_empty() {
+        let tells = !self.telling.is_empty() || !self.notices.is_empty();
+        if self.awake.is_due() || tells || !self.suspects.is_empty() {
             return Some(self.backend.now());
         }
         self.next_timer()
     }
 
     fn next_timer(&self) -> Option<Instant> {
-        let touched = self.touched.iter().filter_map(|id| self.members.get(*id)?.next_timeout());
+        let touched = self.touched.iter().filter_map(|id| self.members.get(id.0)?.next_timeout());
         let noted = self.timers.peek().map(|Reverse((at, _))| *at);
         touched.chain(noted).min()
     }
@@ -290,7 +274,7 @@ impl<B: Descriptors> Endpoint<B> {
             return Some(notice);
         }
         while let Some(id) = self.telling.pop_front() {
-            let Some(member) = self.members.get_mut(id) else { continue };
+            let Some(member) = self.members.get_mut(id.0) else { continue };
             let told = member.tell(id);
             if member.is_telling() {
                 self.telling.push_front(id);
@@ -304,7 +288,7 @@ impl<B: Descriptors> Endpoint<B> {
 
     /// Notes what a connection has to tell, and that its times may have changed.
     fn settle(&mut self, id: ConnectionId) {
-        let Some(member) = self.members.get_mut(id) else { return };
+        let Some(member) = self.members.get_mut(id.0) else { return };
         member.advance();
         if member.is_over() {
             self.abort(id);
@@ -314,13 +298,13 @@ impl<B: Descriptors> Endpoint<B> {
     }
 
     fn touch(&mut self, id: ConnectionId) {
-        if let Some(member) = self.members.get_mut(id) {
+        if let Some(member) = self.members.get_mut(id.0) {
             member.touch(id, &mut self.touched);
         }
     }
 
     fn member(&mut self, id: ConnectionId) -> Result<&mut Member<B>, Error> {
-        self.members.get_mut(id).ok_or(Error::NoSuchConnection)
+        self.members.get_mut(id.0).ok_or(Error::NoSuchConnection)
     }
 }
 

@@ -41,7 +41,7 @@ impl Spin {
         }
     }
 
-    const fn limit(&mut self, most: Duration) {
+    pub(super) const fn limit(&mut self, most: Duration) {
         self.most = most;
         self.worth = most;
     }

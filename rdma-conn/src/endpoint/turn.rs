@@ -7,166 +7,42 @@ use arrayvec::ArrayVec;
 use rdma_backend::time::Instant;
 use rdma_backend::{CmEvent, CmEventKind, CompletionError, EventChannel};
 
+use super::awake::{Awake, Found, Turns};
 use super::queues::{Lost, UNNAMED};
 use super::watch::Woken;
 use super::{ACCEPTS, ConnectionId, Descriptors, Endpoint};
 use crate::connection::BATCH;
 use crate::error::Error;
 
-/// Times that [`Endpoint::progress`] looks at its queues before it lets the event loop have a turn.
-const ROUNDS: u32 = 64;
-
-/// Turns that take completions without a wake-up for which the kernel is asked once.
-const UNASKED: u32 = 16;
-
 /// How long an endpoint that is never idle puts off looking for when its connections want to be handled: what they do meanwhile
 /// nearly always puts that off too.
 const NOTING: Duration = Duration::from_millis(1);
-
-/// The result of a look.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Found {
-    /// Nothing had come.
-    Nothing,
-    /// All that had come was taken: a poll that takes fewer completions than it could has emptied its queue, `ibv_poll_cq(3)`.
-    All,
-    /// There may be more.
-    More,
-}
 
 #[cold]
 fn note_loss(losses: &mut Option<Vec<Lost>>, lost: Lost) {
     losses.get_or_insert_default().push(lost);
 }
 
-impl<B: Descriptors> Endpoint<B> {
-    /// Takes what has come for any connection, handles time, and posts what can be posted, within bounds (VR-RES-007): what is
-    /// left makes [`Endpoint::next_timeout`] say now.
-    ///
-    /// # Errors
-    /// The event channel is lost. What a single connection does wrong ends only that one, and what befalls a completion queue
-    /// ends those that share it.
-    pub fn progress(&mut self) -> Result<(), Error> {
-        // While it spins no queue is armed that could have woken anybody: only other events are in the kernel.
-        self.usage.turns += 1;
-        self.unasked = self.unasked.saturating_add(1);
-        let spins = std::mem::take(&mut self.spins);
-        let mut asks = !spins
-            || self.events_wait
-            || self.unasked >= UNASKED
-            || self.queues.iter().any(|queue| !queue.is_deaf());
-        for _ in 0..ROUNDS {
-            if std::mem::take(&mut asks) {
-                self.begin_turn(Some(Duration::ZERO))?;
-            }
-            let found = self.look(self.backend.now())?;
-            if found == Found::More {
-                continue;
-            }
-            if self.spin.goes_on(found == Found::All, self.seen) {
-                self.spins = true;
-                break;
-            }
-            // A spin that ends here asked nothing of the kernel: an event may wait there whose edge is over.
-            if self.unasked > 0 {
-                asks = true;
-                continue;
-            }
-            if self.arm_and_look()? != Found::More {
-                self.unfinished = false;
-                return Ok(());
-            }
-        }
-        self.unfinished = true;
-        Ok(())
-    }
+/// The order of [`Turns::turn`] and [`Turns::sleep`] never sleeps on work.
+impl<B: Descriptors> Turns for Endpoint<B> {
+    type Error = Error;
 
-    /// Sleeps until there is something to do, at most for `limit`, and does it.
-    ///
-    /// # Errors
-    /// As [`Endpoint::progress`].
-    pub fn wait(&mut self, limit: Option<Duration>) -> Result<(), Error> {
-        // Completions that are always there would keep other events from being seen. A face's one connection has none to wait for: when it
-        // ends, no more completions come.
-        self.usage.turns += 1;
-        self.unasked = self.unasked.saturating_add(1);
-        let woken = self.unasked >= UNASKED && !self.quiet && self.begin_turn(Some(Duration::ZERO))?;
-        if woken || self.look_for(limit)? || self.arm_and_look()? != Found::Nothing {
-            self.unfinished = true;
-            return Ok(());
-        }
-        self.unfinished = false;
-        let due = self.next_timeout().map(|at| at.since(self.now()));
-        let limit = match (due, limit) {
-            (Some(due), Some(limit)) => Some(due.min(limit)),
-            (due, limit) => due.or(limit),
-        };
-        self.begin_turn(limit)?;
-        let found = self.look(self.backend.now())?;
-        self.spin.goes_on(found != Found::Nothing, self.seen);
-        // Armed again when somebody wants to sleep, and not for whoever goes on at once.
-        self.unfinished = self.queues.any_deaf();
-        Ok(())
-    }
-
-    /// Looks until something has come, for as long as a spin goes on, and at most for `limit`. Returns whether anything had.
-    fn look_for(&mut self, limit: Option<Duration>) -> Result<bool, Error> {
-        let mut begun = None;
-        loop {
-            let found = self.look(self.backend.now())? != Found::Nothing;
-            let by = begun.get_or_insert_with(|| limit.map(|limit| self.seen.after(limit)));
-            let goes_on = self.spin.goes_on(found, self.seen) && self.queues.any_deaf();
-            if found || !goes_on || by.is_some_and(|by| self.seen >= by) {
-                return Ok(found);
-            }
-            std::hint::spin_loop();
-        }
-    }
-
-    /// Arms what is not armed, and looks again there: what comes from then on makes the descriptor readable, and what came before is
-    /// found now. After a look that left nothing, this is the order that never sleeps on work (VR-FLOW-013). It is as late as it was then.
     #[inline(always)]
-    fn arm_and_look(&mut self) -> Result<Found, Error> {
-        let (mut found, mut any) = (Found::Nothing, false);
-        let mut nth = 0;
-        while let Some(at) = self.queues.awake(nth) {
-            nth += 1;
-            if self.arm(at) {
-                any = true;
-                found = found.max(self.take_batch(at, self.seen));
-            }
-        }
-        if any { self.look_beyond(found, self.seen) } else { Ok(Found::Nothing) }
+    fn awake(&mut self) -> &mut Awake {
+        &mut self.awake
     }
 
-    /// Arms the queue at `at` if it has had its wake-up. Returns whether it was armed now, or is lost.
-    #[inline]
-    fn arm(&mut self, at: usize) -> bool {
-        let Some(queue) = self.queues.get_mut(at) else { return false };
-        match queue.rearm() {
-            Ok(armed) => {
-                self.usage.arms += u64::from(armed);
-                armed
-            }
-            Err(lost) => {
-                self.lose(*lost);
-                true
-            }
-        }
-    }
-
-    /// Sleeps, for at most `limit`, and takes wake-ups off the channels. Returns whether a waker's was among them.
     #[inline(always)]
-    fn begin_turn(&mut self, limit: Option<Duration>) -> Result<bool, Error> {
+    fn ask(&mut self, limit: Option<Duration>) -> Result<bool, Error> {
         self.accepts = ACCEPTS;
         self.usage.sleeps += 1;
-        self.unasked = 0;
+        self.awake.asks();
         let (mut limit, mut waker) = (limit, false);
         loop {
-            let (queues, events_wait) = (&mut self.queues, &mut self.events_wait);
+            let (queues, awake) = (&mut self.queues, &mut self.awake);
             let mut losses: Option<Vec<Lost>> = None;
             let all = self.watch.sleep(limit, |woken| match woken {
-                Woken::Events => *events_wait = true,
+                Woken::Events => awake.set_events_wait(true),
                 Woken::Waker => waker = true,
                 Woken::Queue(at) => {
                     if let Err(lost) = queues.take_wakeups(at) {
@@ -185,13 +61,10 @@ impl<B: Descriptors> Endpoint<B> {
         }
     }
 
-    /// Takes what has come, without asking the kernel and without arming anything.
-    ///
-    /// # Errors
-    /// As [`Endpoint::progress`].
     #[inline(always)]
-    fn look(&mut self, now: Instant) -> Result<Found, Error> {
-        self.seen = now;
+    fn look(&mut self) -> Result<Found, Error> {
+        let now = self.backend.now();
+        self.awake.looks(now);
         let mut found = Found::Nothing;
         let mut nth = 0;
         while let Some(at) = self.queues.awake(nth) {
@@ -199,6 +72,73 @@ impl<B: Descriptors> Endpoint<B> {
             nth += 1;
         }
         self.look_beyond(found, now)
+    }
+
+    /// It is as late as at the last look.
+    #[inline(always)]
+    fn arm(&mut self) -> Result<Found, Error> {
+        let (mut found, mut any) = (Found::Nothing, false);
+        let now = self.awake.seen();
+        let mut nth = 0;
+        while let Some(at) = self.queues.awake(nth) {
+            nth += 1;
+            if self.arm_queue(at) {
+                any = true;
+                found = found.max(self.take_batch(at, now));
+            }
+        }
+        if any { self.look_beyond(found, now) } else { Ok(Found::Nothing) }
+    }
+
+    fn any_armed(&self) -> bool {
+        self.queues.iter().any(|queue| !queue.is_deaf())
+    }
+
+    fn any_deaf(&self) -> bool {
+        self.queues.any_deaf()
+    }
+
+    fn idle_for(&self) -> Option<Duration> {
+        self.next_timeout().map(|at| at.since(self.now()))
+    }
+}
+
+impl<B: Descriptors> Endpoint<B> {
+    /// Takes what has come for any connection, handles time, and posts what can be posted, within bounds (VR-RES-007): what is
+    /// left makes [`Endpoint::next_timeout`] say now.
+    ///
+    /// # Errors
+    /// The event channel is lost. What a single connection does wrong ends only that one, and what befalls a completion queue
+    /// ends those that share it.
+    pub fn progress(&mut self) -> Result<(), Error> {
+        self.usage.turns += 1;
+        self.turn()
+    }
+
+    /// Sleeps until there is something to do, at most for `limit`, and does it.
+    ///
+    /// # Errors
+    /// As [`Endpoint::progress`].
+    pub fn wait(&mut self, limit: Option<Duration>) -> Result<(), Error> {
+        self.usage.turns += 1;
+        // A face's one connection has no other events to wait for: when it ends, no more completions come.
+        self.sleep(limit, !self.quiet)
+    }
+
+    /// Arms the queue at `at` if it has had its wake-up. Returns whether it was armed now, or is lost.
+    #[inline]
+    fn arm_queue(&mut self, at: usize) -> bool {
+        let Some(queue) = self.queues.get_mut(at) else { return false };
+        match queue.rearm() {
+            Ok(armed) => {
+                self.usage.arms += u64::from(armed);
+                armed
+            }
+            Err(lost) => {
+                self.lose(*lost);
+                true
+            }
+        }
     }
 
     /// Takes what has come for one connection and those that share its queue, before anybody was woken by it: what this costs does
@@ -209,7 +149,7 @@ impl<B: Descriptors> Endpoint<B> {
     #[inline]
     pub(crate) fn look_at(&mut self, id: ConnectionId) -> Result<(), Error> {
         let now = self.backend.now();
-        if let Some(at) = self.members.get(id).and_then(|member| member.queue) {
+        if let Some(at) = self.members.get(id.0).and_then(|member| member.queue) {
             self.take_batch(at, now);
         }
         self.look_beyond(Found::Nothing, now).map(drop)
@@ -218,7 +158,7 @@ impl<B: Descriptors> Endpoint<B> {
     /// Takes events and handles time, when the queues were looked at.
     #[inline]
     fn look_beyond(&mut self, mut found: Found, now: Instant) -> Result<Found, Error> {
-        if self.events_wait || !self.suspects.is_empty() {
+        if self.awake.events_wait() || !self.suspects.is_empty() {
             found = found.max(self.look_at_events(now)?);
         }
         if self.has_due(now) {
@@ -232,10 +172,10 @@ impl<B: Descriptors> Endpoint<B> {
     fn look_at_events(&mut self, now: Instant) -> Result<Found, Error> {
         let any = self.take_events(now)?;
         // An event that was not read yet may tell why they failed.
-        if !self.events_wait {
+        if !self.awake.events_wait() {
             while let Some(id) = self.suspects.pop() {
                 if let Some(connection) =
-                    self.members.get_mut(id).and_then(|member| member.connection.as_mut())
+                    self.members.get_mut(id.0).and_then(|member| member.connection.as_mut())
                 {
                     connection.conclude();
                 }
@@ -257,7 +197,7 @@ impl<B: Descriptors> Endpoint<B> {
     fn lose(&mut self, Lost { error, owners }: Lost) {
         tracing::warn!(connections = owners.len(), %error, "a completion queue is lost");
         for id in owners {
-            if let Some(member) = self.members.get_mut(id) {
+            if let Some(member) = self.members.get_mut(id.0) {
                 member.fail(error.clone());
             }
             self.settle(id);
@@ -297,7 +237,7 @@ impl<B: Descriptors> Endpoint<B> {
                 }
                 continue;
             };
-            let Some(member) = self.members.get_mut(id) else { continue };
+            let Some(member) = self.members.get_mut(id.0) else { continue };
             let Some(connection) = &mut member.connection else { continue };
             if connection.handle_completions(now, run) {
                 if connection.is_suspect() {
@@ -324,7 +264,7 @@ impl<B: Descriptors> Endpoint<B> {
     fn find_failed(&mut self, at: usize, failure: CompletionError) {
         let owners = self.queues.get_mut(at).map(|queue| queue.owners()).unwrap_or_default();
         for id in owners {
-            let connection = self.members.get_mut(id).and_then(|member| member.connection.as_mut());
+            let connection = self.members.get_mut(id.0).and_then(|member| member.connection.as_mut());
             if connection.is_some_and(|connection| connection.has_failed_by(failure)) {
                 self.suspects.push(id);
             }
@@ -337,7 +277,7 @@ impl<B: Descriptors> Endpoint<B> {
         while self.accepts > 0 && self.requests.is_none() {
             let event = self.events.next_event().map_err(Error::backend("reading connection events"))?;
             let Some(CmEvent { id: key, kind }) = event else {
-                self.events_wait = false;
+                self.awake.set_events_wait(false);
                 return Ok(any);
             };
             any = true;
@@ -353,14 +293,14 @@ impl<B: Descriptors> Endpoint<B> {
                 (_, None) => {}
                 (event, Some(id)) => {
                     // What the peer sent before counts as such (VR-CLOSE-002): it is among the completions that are there now.
-                    if let Some(at) = self.members.get(id).and_then(|member| member.queue) {
+                    if let Some(at) = self.members.get(id.0).and_then(|member| member.queue) {
                         for _ in 0..self.queues.batches(at) {
                             if self.take_batch(at, now) != Found::More {
                                 break;
                             }
                         }
                     }
-                    let route = self.members.get_mut(id).and_then(|member| member.handle_event(event, now));
+                    let route = self.members.get_mut(id.0).and_then(|member| member.handle_event(event, now));
                     match route {
                         Some(identifier) => self.ask(id, identifier),
                         None => self.settle(id),
@@ -369,14 +309,14 @@ impl<B: Descriptors> Endpoint<B> {
             }
         }
         // The rest in the next turn.
-        self.events_wait = true;
+        self.awake.set_events_wait(true);
         Ok(any)
     }
 
     /// Notes when connections want to be handled whose times may have changed.
     fn note_times(&mut self) {
         while let Some(id) = self.touched.pop() {
-            let Some(member) = self.members.get_mut(id) else { continue };
+            let Some(member) = self.members.get_mut(id.0) else { continue };
             member.touched = false;
             if let Some(at) = member.next_timeout()
                 && member.due.is_none_or(|due| at < due)
@@ -405,7 +345,7 @@ impl<B: Descriptors> Endpoint<B> {
         while let Some(Reverse((at, id))) = self.timers.peek().copied().filter(|Reverse((at, _))| *at <= now)
         {
             self.timers.pop();
-            if let Some(member) = self.members.get_mut(id).filter(|member| member.due == Some(at)) {
+            if let Some(member) = self.members.get_mut(id.0).filter(|member| member.due == Some(at)) {
                 member.due = None;
                 member.handle_time(now);
                 self.touch(id);

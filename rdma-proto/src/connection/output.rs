@@ -2,7 +2,7 @@
 
 use crate::credit::Purpose;
 use crate::error::Error;
-use crate::send::{Progress, Source, Span};
+use crate::send::{Progress, Source};
 use crate::wire::{FeatureSet, MESSAGE_LEN, Message, Window};
 use rdma_types::time::Instant;
 use rdma_types::{Immediate, RemoteAddress};
@@ -44,105 +44,63 @@ pub enum Action {
     Disconnect,
 }
 
-/// A WRITE with an immediate, [`Span::len`] of [`Notification::from`], whose success need not be reported: the answer of
-/// [`Machine::write_at_once`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[must_use]
-pub struct Notification {
-    /// The work request's id.
-    pub id: u64,
-    /// The bytes, in the send buffer.
-    pub from: Span,
-    /// Where they go.
-    pub to: RemoteAddress,
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Flush {
     left: u32,
     total: u32,
 }
 
-/// The limits within which writes may go one by one as long as nothing else happens: they find slots, credits and room, need no
-/// signal, and make nothing due.
+/// How far writes may go one by one as long as nothing else happens: each finds a slot, a credit, and room that lies together on both
+/// sides, needs no signal, and makes nothing due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
-pub(super) struct FastPath {
+pub(super) struct Budget {
     /// Before this count of notifications.
     notices: u64,
     /// Before this count of bytes.
     bytes: u64,
 }
 
-impl FastPath {
-    /// Returns whether a write of `bytes` may go where this much is posted.
+impl Budget {
+    /// Returns whether one WRITE of `bytes` may go where this much is posted.
     #[inline]
-    const fn allows(&self, posted: Progress, bytes: usize) -> bool {
-        posted.notices < self.notices && (bytes as u64) < self.bytes.saturating_sub(posted.bytes)
+    pub(super) const fn covers(&self, posted: Progress, bytes: usize) -> bool {
+        posted.notices < self.notices && (bytes as u64) < self.bytes.wrapping_sub(posted.bytes)
     }
 }
 
 impl Machine {
-    /// Returns the next thing to do, or `None` if there is nothing now.
-    #[inline]
-    pub fn poll_action(&mut self, now: Instant) -> Option<Action> {
-        match self.due {
-            Due::Blocked | Due::Nothing => {
-                debug_assert_eq!({ *self }.next_action(), None, "something to do went unnoticed");
-                None
-            }
-            Due::Anything => self.poll_anything(now),
+    /// Returns the next thing to do, or `None` if there is nothing now. It asks for the time only if something has to wait.
+    #[inline(always)]
+    pub fn poll_action(&mut self, now: impl FnOnce() -> Instant) -> Option<Action> {
+        if self.due == Due::Write {
+            self.due = Due::Nothing;
+            // No more than the window has room for, a u32.
+            let total = self.send.unposted() as u32;
+            let from = Source::Buffer(self.send.next_span(total));
+            return self.write_part(Flush { left: total, total }, from, true);
         }
-    }
-
-    /// Takes `bytes` for the beginning of [`Machine::space`] and returns the one WRITE that carries all of them, for the driver to post
-    /// when it has put them there. `None`, and nothing is taken, if there are none, if something waits, or if such a WRITE is not all that
-    /// is to be done: they take the long way then, [`Machine::commit`] and [`Machine::poll_action`], which do what this does.
-    #[inline]
-    pub fn write_at_once(&mut self, bytes: usize) -> Option<Notification> {
-        if self.due != Due::Nothing || !self.fast_path.allows(self.send.posted(), bytes) || bytes == 0 {
+        if self.is_settled() {
+            debug_assert_eq!({ *self }.next_action(), None, "something to do went unnoticed");
             return None;
         }
-        let expected = if cfg!(debug_assertions) { { *self }.write_in_steps(bytes) } else { None };
-        let (from, id) = self.send.post_at_once(bytes);
-        let to = self.tx.take_granted(from.len);
-        debug_assert!(
-            matches!(
-                expected,
-                Some(Action::Write {
-                    id: other,
-                    signaled: false,
-                    from: Source::Buffer(source),
-                    to: target,
-                    immediate: Some(Immediate(total)),
-                }) if (other, source, target, total) == (id, from, to, from.len)
-            ),
-            "a write that is not as the others"
-        );
-        Some(Notification { id, from, to })
-    }
-
-    /// Returns the action that follows from taking `bytes`.
-    fn write_in_steps(&mut self, bytes: usize) -> Option<Action> {
-        self.commit(bytes).ok()?;
-        self.next_action()
+        // As a value of its own, so that a WRITE of the kind above need not pass through memory.
+        let other = self.poll_anything(now)?;
+        Some(other)
     }
 
     #[inline(never)]
-    fn poll_anything(&mut self, now: Instant) -> Option<Action> {
+    fn poll_anything(&mut self, now: impl FnOnce() -> Instant) -> Option<Action> {
         let action = self.next_action();
         let waits = self.flush.is_some() || !self.send.all_posted();
         if self.stage == Stage::Open && !waits && !self.wants_message() {
             self.due = Due::Nothing;
             self.timers.note_free();
             // Whoever sends messages is not about to write.
-            self.fast_path = if matches!(action, Some(Action::Send { .. })) {
-                FastPath::default()
-            } else {
-                self.fast_path()
-            };
+            let messages = matches!(action, Some(Action::Send { .. }));
+            self.budget = if messages { Budget::default() } else { self.budget() };
         } else if action.is_none() {
             self.due = Due::Blocked;
-            self.timers.note_blocked(now, self.blocked());
+            self.timers.note_blocked(now(), self.blocked());
         } else {
             self.due = Due::Anything;
         }
@@ -150,18 +108,16 @@ impl Machine {
     }
 
     /// Returns how far writes may go from here, when all is posted, with no more to ask than that.
-    fn fast_path(&self) -> FastPath {
-        let (notices, bytes) = self.send.fast_path(self.slots_kept_back);
+    fn budget(&self) -> Budget {
+        let (notices, bytes) = self.send.budget(self.slots_kept_back);
         let proof = if self.patient { u64::MAX } else { self.credits.before_proof() };
-        FastPath {
+        Budget {
             notices: notices.min(self.credits.for_data()).min(proof),
-            // The last byte of a window is to be noted.
             bytes: bytes.min(self.send.posted().bytes.saturating_add(self.tx.room().into())),
         }
     }
 
-    /// Returns whether [`Machine::poll_action`] has nothing to do, as is known without a look: a driver that does not know the time
-    /// need not ask for it then.
+    /// Returns whether [`Machine::poll_action`] has nothing to do, as is known without a look.
     #[inline]
     pub const fn is_settled(&self) -> bool {
         matches!(self.due, Due::Blocked | Due::Nothing)
@@ -198,10 +154,10 @@ impl Machine {
     }
 
     /// Returns the next part of a flush, of the one that has begun or of a new one.
-    #[inline]
     fn next_write(&mut self) -> Option<Action> {
         let flush = self.flush.or_else(|| self.next_flush())?;
-        self.write_part(flush)
+        let from = self.send.next_source(flush.left.into());
+        self.write_part(flush, from, false)
     }
 
     /// Returns whether there is a message to send as soon as it may be.
@@ -291,7 +247,8 @@ impl Machine {
 
     fn send(&mut self, message: Message, force_signal: bool) -> Action {
         let slot = self.send.next_slot();
-        let (id, signaled) = self.send.post(0, true, force_signal);
+        let id = self.send.post(0, true);
+        let signaled = self.send.take_signal(force_signal);
         self.counters.messages_sent = self.counters.messages_sent.wrapping_add(1);
         Action::Send { id, signaled, slot, message: message.encode() }
     }
@@ -310,17 +267,18 @@ impl Machine {
         Some(Flush { left: total, total })
     }
 
-    /// Posts a part of a flush: a plain WRITE, or the one that ends it with the sum of all (VR-XFER-002, VR-XFER-004).
-    #[inline]
-    fn write_part(&mut self, flush: Flush) -> Option<Action> {
-        let from = self.send.next_source(flush.left.into());
+    /// Posts a part of a flush, which is `from`: a plain WRITE, or the one that ends it with the sum of all (VR-XFER-002, VR-XFER-004).
+    #[inline(always)]
+    fn write_part(&mut self, flush: Flush, from: Source, within_budget: bool) -> Option<Action> {
         let Some(to) = self.tx.take(from.len()) else {
             self.fail(Error::Bug("a flush longer than the peer's window"));
             return None;
         };
-        let left = flush.left.saturating_sub(from.len());
+        // No more than that lies together.
+        let left = flush.left.wrapping_sub(from.len());
         let ends = left == 0;
-        let (id, signaled) = self.send.post(from.len(), ends, false);
+        let id = self.send.post(from.len(), ends);
+        let signaled = !within_budget && self.send.take_signal(false);
         let immediate = if ends {
             self.flush = None;
             // Where windows queue, the next registration proves nothing (VM-006).
@@ -352,7 +310,8 @@ impl Machine {
     /// Returns an empty WRITE: its completion tells that all before it are done, and that the peer's device is there.
     fn write_nothing(&mut self) -> Action {
         let from = self.send.next_source(0);
-        let (id, signaled) = self.send.post(0, false, true);
+        let id = self.send.post(0, false);
+        let signaled = self.send.take_signal(true);
         Action::Write { id, signaled, from, to: RemoteAddress { address: 0, rkey: 0 }, immediate: None }
     }
 

@@ -8,7 +8,7 @@ use rdma_proto::wire::{FeatureSet, Message, Window};
 use rdma_proto::{Action, Config, Error, Keepalive, Machine, RegionAddress, Role, State, TransportError};
 
 use super::Script;
-use crate::pair::{SendQueue, at, failure, handle_immediates, take, write_at_once};
+use crate::pair::{SendQueue, at, failure, handle_immediates, put, take};
 
 pub(crate) fn run(input: &[u8]) {
     let mut script = Script::new(input);
@@ -159,10 +159,10 @@ impl World {
             }
             14 => {
                 let bytes = usize::from(script.byte());
-                let write = write_at_once(&mut self.machine, self.now, bytes);
-                if let (Some(send_queue), Some(write)) = (&mut self.send_queue, write) {
-                    send_queue.post(&write);
-                }
+                let (open, before) = (self.is_open(), self.machine.unconfirmed());
+                let taken = put(&mut self.machine, self.now, bytes).map_or(0, |place| place.len);
+                assert!(open || taken == 0);
+                assert_eq!(self.machine.unconfirmed(), before + u64::from(taken));
             }
             15 => {
                 let space = self.machine.space().len as usize;
@@ -231,7 +231,7 @@ impl World {
     /// Takes one action; false if there is none.
     fn post(&mut self) -> bool {
         let settled = self.machine.is_settled();
-        let Some(action) = self.machine.poll_action(self.now) else {
+        let Some(action) = self.machine.poll_action(|| self.now) else {
             self.check_wake_up();
             return false;
         };

@@ -23,11 +23,7 @@ pub(crate) fn run(input: &[u8]) {
         match step & 0x0f {
             0 => {
                 let bytes = usize::from(script.byte());
-                let now = pair.now;
-                // A few go in one step, where that can be.
-                if !pair.side(who).write_at_once(now, bytes % 16) {
-                    pair.side(who).write(bytes);
-                }
+                pair.side(who).write(bytes);
             }
             1 => {
                 let bytes = usize::from(script.byte());

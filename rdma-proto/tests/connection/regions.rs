@@ -14,7 +14,7 @@ const NOW: Instant = Instant::from_start(Duration::ZERO);
 
 /// The window that the machine announces now.
 fn announced(machine: &mut Machine) -> Option<Window> {
-    let Some(Action::Send { message, .. }) = machine.poll_action(NOW) else { return None };
+    let Some(Action::Send { message, .. }) = machine.poll_action(|| NOW) else { return None };
     match Message::decode(&message) {
         Ok(Message::RegisterXferMemory(window)) => Some(window),
         other => panic!("{other:?}"),
@@ -126,9 +126,9 @@ fn a_landing_given_up_lets_the_next_window_go_ahead() {
     let config = quiet(Config::client()).window(WINDOW).windows(2).negotiate(true).features(all);
     let mut machine = Machine::new(config, [region(1), region(2)]).expect("in bounds");
     machine.handle_established(NOW, RNR_RETRY_INFINITE);
-    while machine.poll_action(NOW).is_some() {}
+    while machine.poll_action(|| NOW).is_some() {}
     machine.handle_message(NOW, &Message::GetServerFeature { select: 0, features: all }.encode());
-    while machine.poll_action(NOW).is_some() {}
+    while machine.poll_action(|| NOW).is_some() {}
     assert_eq!(machine.features(), all);
 
     assert!(machine.land(region(7), 4 * WINDOW).expect("nothing lands yet").is_some());

@@ -1,21 +1,26 @@
-//! The short ways of a machine, each compared with the long way: it does as much, or nothing.
+//! What a machine does in one step, compared with the same in several.
 
 use rdma_proto::Immediate;
 use rdma_proto::time::Instant;
-use rdma_proto::{Action, Machine, Notification, Readable, Source};
+use rdma_proto::{Machine, Readable, Span};
 
-/// Writes in one step; returns the action that does the same in steps.
-pub(crate) fn write_at_once(machine: &mut Machine, now: Instant, bytes: usize) -> Option<Action> {
+/// Takes bytes, as many as fit, and returns where they belong: the same place, and the same that is to be done, as in two steps.
+pub(crate) fn put(machine: &mut Machine, now: Instant, most: usize) -> Option<Span> {
     let mut in_steps = *machine;
-    let write = machine.write_at_once(bytes).map(|Notification { id, from, to }| {
-        in_steps.commit(bytes).expect("there is room");
-        let immediate = Some(Immediate(from.len));
-        let write = Action::Write { id, signaled: false, from: Source::Buffer(from), to, immediate };
-        assert_eq!(in_steps.poll_action(now), Some(write));
-        write
-    });
-    assert_eq!(*machine, in_steps);
-    write
+    let space = in_steps.space();
+    let len = most.min(space.len as usize) as u32;
+    let place = (len > 0 && in_steps.commit(len as usize).is_ok()).then_some(Span { len, ..space });
+    assert_eq!(machine.put(most), place);
+    let [mut first, mut second] = [*machine, in_steps];
+    loop {
+        let [first, second] = [&mut first, &mut second].map(|machine| machine.poll_action(|| now));
+        assert_eq!(first, second);
+        if first.is_none() {
+            break;
+        }
+    }
+    assert_eq!(first, second);
+    place
 }
 
 /// Takes bytes, which are those that were readable.
@@ -34,7 +39,7 @@ pub(crate) fn take(machine: &mut Machine, most: usize) -> Option<Readable> {
             assert_eq!(at_once.is_settled(), before.is_settled(), "something is to be done");
             // An announcement that waits for a credit is looked at in vain.
             let mut others = [at_once, in_steps];
-            let [first, second] = others.each_mut().map(|machine| machine.poll_action(Instant::default()));
+            let [first, second] = others.each_mut().map(|machine| machine.poll_action(Instant::default));
             assert_eq!((first, others[0]), (second, others[1]));
         }
     }

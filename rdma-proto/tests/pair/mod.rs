@@ -18,7 +18,7 @@ use rdma_proto::wire::Message;
 use rdma_proto::{Action, Config, Keepalive, Role};
 use rdma_proto::{CompletionError, CompletionStatus, Immediate, RNR_RETRY_INFINITE};
 
-pub(crate) use at_once::{handle_immediates, take, write_at_once};
+pub(crate) use at_once::{handle_immediates, put, take};
 pub(crate) use send_queue::SendQueue;
 use side::Request;
 pub(crate) use side::{Arrival, Side};
@@ -110,7 +110,7 @@ impl Pair {
         let now = self.now;
         let (side, other) = self.both(who);
         let settled = side.machine.is_settled();
-        let Some(action) = side.machine.poll_action(now) else { return false };
+        let Some(action) = side.machine.poll_action(|| now) else { return false };
         assert!(!settled, "{action:?} of a machine that had said that nothing is due");
         if let Action::Send { slot, message, .. } = action {
             side.slots[usize::from(slot)] = message;

@@ -7,7 +7,7 @@ use rdma_proto::wire::{MESSAGE_LEN, Message};
 use rdma_proto::{Action, Config, Machine, RegionAddress, Role, Source, Span, State};
 use rdma_proto::{CompletionError, CompletionStatus, RNR_RETRY_INFINITE};
 
-use super::{Client, SendQueue, Server, failure, peer, stream_byte, take, write_at_once};
+use super::{Client, SendQueue, Server, failure, peer, put, stream_byte, take};
 
 /// A completion that consumed a receive and was not handled yet.
 #[derive(Clone, Debug)]
@@ -134,32 +134,14 @@ impl Side {
     /// Puts up to `bytes` of its stream into the send buffer and says how many.
     pub(crate) fn write(&mut self, bytes: usize) -> usize {
         let mut left = bytes;
-        while left > 0 {
-            let Span { offset, len } = self.machine.space();
-            let count = left.min(len as usize);
-            if count == 0 || self.machine.commit(count).is_err() {
-                break;
-            }
-            for place in &mut self.buffer[offset as usize..][..count] {
-                *place = stream_byte(self.role, self.wrote);
-                self.wrote += 1;
-            }
-            left -= count;
-        }
-        bytes - left
-    }
-
-    /// Writes `bytes` of its stream in one step; false, and nothing is written, if that cannot be.
-    pub(crate) fn write_at_once(&mut self, now: Instant, bytes: usize) -> bool {
-        let Some(action) = write_at_once(&mut self.machine, now, bytes) else { return false };
-        if let Action::Write { from: Source::Buffer(Span { offset, len }), .. } = action {
+        while let Some(Span { offset, len }) = put(&mut self.machine, Instant::default(), left) {
             for place in &mut self.buffer[offset as usize..][..len as usize] {
                 *place = stream_byte(self.role, self.wrote);
                 self.wrote += 1;
             }
+            left -= len as usize;
         }
-        self.post(action);
-        true
+        bytes - left
     }
 
     /// Gives a request to the device.

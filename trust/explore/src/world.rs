@@ -371,7 +371,7 @@ impl Side {
 
     /// The machine's next action goes to the send queue. One that has none was only asked: nothing has happened.
     fn post(&mut self, other: &mut Self, defect: Option<Defect>) -> Result<bool, String> {
-        let Some(mut action) = self.machine.poll_action(NOW) else { return Ok(false) };
+        let Some(mut action) = self.machine.poll_action(|| NOW) else { return Ok(false) };
         match &mut action {
             Action::Disconnect => {
                 self.broken = true;

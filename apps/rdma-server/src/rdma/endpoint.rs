@@ -7,9 +7,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use std::time::Duration;
 
-use rdma_conn::{Connection, ConnectionId, Descriptors, Endpoint, Error, Event, Limits, Options, Request};
+use rdma_conn::{
+    Connection, ConnectionId, ConnectionMap, Descriptors, Endpoint, Error, Event, Limits, Options, Request,
+};
 use rdma_proto::State;
-use slotmap::SecondaryMap;
 
 use crate::poller::wait_one;
 use crate::transport::{Driver, Interest};
@@ -23,7 +24,7 @@ pub(super) struct SharedEndpoint<B: Descriptors> {
 
 struct Inner<B: Descriptors> {
     endpoint: Endpoint<B>,
-    members: SecondaryMap<ConnectionId, Member>,
+    members: ConnectionMap<Member>,
     /// Those who are to be woken, when the lock is let go of. Kept for its memory.
     wakers: Vec<Waker>,
     /// The endpoint has failed, and all its connections with it.
@@ -41,7 +42,7 @@ impl<B: Descriptors> SharedEndpoint<B> {
     pub(super) fn new(backend: &B, limits: Limits) -> io::Result<Self> {
         let endpoint = Endpoint::new(backend, limits)?;
         let descriptor = endpoint.as_fd().try_clone_to_owned()?;
-        let inner = Inner { endpoint, members: SecondaryMap::new(), wakers: Vec::new(), failure: None };
+        let inner = Inner { endpoint, members: ConnectionMap::new(), wakers: Vec::new(), failure: None };
         Ok(Self { inner: Mutex::new(inner), descriptor })
     }
 

@@ -1,0 +1,71 @@
+//! Names of connections, and what is kept by them.
+
+use slotmap::SecondaryMap;
+
+slotmap::new_key_type! {
+    /// The place of a connection among those of its endpoint.
+    pub(super) struct MemberKey;
+}
+
+/// Names a connection of an endpoint. The id of one that is gone names no other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ConnectionId(pub(super) MemberKey);
+
+/// What a program keeps for each connection of one endpoint: found without hashing.
+#[derive(Clone, Debug)]
+pub struct ConnectionMap<T>(SecondaryMap<MemberKey, T>);
+
+impl<T> ConnectionMap<T> {
+    /// Returns an empty map.
+    pub fn new() -> Self {
+        Self(SecondaryMap::new())
+    }
+
+    /// Keeps `value` for a connection; what was kept for it before.
+    pub fn insert(&mut self, id: ConnectionId, value: T) -> Option<T> {
+        self.0.insert(id.0, value)
+    }
+
+    /// Returns what is kept for a connection.
+    #[inline]
+    pub fn get(&self, id: ConnectionId) -> Option<&T> {
+        self.0.get(id.0)
+    }
+
+    /// Returns what is kept for a connection.
+    #[inline]
+    pub fn get_mut(&mut self, id: ConnectionId) -> Option<&mut T> {
+        self.0.get_mut(id.0)
+    }
+
+    /// Keeps nothing more for a connection; what was kept.
+    pub fn remove(&mut self, id: ConnectionId) -> Option<T> {
+        self.0.remove(id.0)
+    }
+
+    /// Returns for how many connections something is kept.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Returns whether nothing is kept.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Returns all that is kept.
+    pub fn values(&self) -> impl Iterator<Item = &T> {
+        self.0.values()
+    }
+
+    /// Returns all that is kept.
+    pub fn values_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.0.values_mut()
+    }
+}
+
+impl<T> Default for ConnectionMap<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
