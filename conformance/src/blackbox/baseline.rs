@@ -118,7 +118,7 @@ impl Baseline {
         };
         let mut expected: Vec<_> = self.expected.iter().filter(is_kept).cloned().collect();
         // What is withheld is expected without its name.
-        let is_withheld = |result: &CaseResult| self.withheld.is_some() && result.is_harm();
+        let is_withheld = |result: &CaseResult| self.withheld.is_some() && result.is_kept_back();
         for result in run.results.iter().filter(|result| !is_withheld(result)) {
             let (Some(verdict), Some(cause)) = (Known::of(result), result.cause) else { continue };
             if !expected.iter().any(|one| one.excuses(result)) {
@@ -163,7 +163,7 @@ impl Baseline {
 impl Withheld {
     /// Marks them; tells if some of them are mended.
     fn apply(&self, run: &mut Run) -> Option<String> {
-        let unnamed = |result: &CaseResult| result.is_harm() && result.expected.is_none();
+        let unnamed = |result: &CaseResult| result.is_kept_back() && result.expected.is_none();
         let counted = run.results.iter().filter(|result| unnamed(result)).count() + run.withheld();
         let reason = (counted <= self.most).then(|| self.reason.clone());
         run.results

@@ -9,7 +9,7 @@ use super::environment::Environment;
 use crate::exit;
 use crate::reqs::{Level, Profile, Role};
 use crate::trace::timeline;
-use suite::{Cause, Verdict};
+use suite::{Cause, Tag, Verdict};
 
 /// The version of the files' format.
 pub const FORMAT: u32 = 2;
@@ -218,11 +218,11 @@ impl Run {
 
     /// Takes out everything by which it could be told which cases brought the target down or harmed others.
     pub fn withhold(&mut self) {
-        let harmed = self.results.iter().filter(|result| result.is_harm());
-        let count = Count::of(harmed.clone());
-        if count.total() == 0 {
+        if !self.results.iter().any(CaseResult::is_harm) {
             return;
         }
+        let harmed = self.results.iter().filter(|result| result.is_kept_back());
+        let count = Count::of(harmed.clone());
         let expected = harmed.map(|result| result.expected.clone()).collect::<Option<Vec<_>>>();
         let counted =
             |test: fn(&CaseResult) -> bool| Count::of(self.results.iter().filter(|result| test(result)));
@@ -233,7 +233,7 @@ impl Run {
             untried: counted(CaseResult::is_behind_a_loss),
             expected: expected.and_then(|reasons| reasons.into_iter().next()),
         });
-        self.results.retain(|result| !result.is_harm() && !passed(result) && !result.is_behind_a_loss());
+        self.results.retain(|result| !result.is_kept_back() && !passed(result) && !result.is_behind_a_loss());
         // A run of one case would be named by its command line.
         self.arguments = without(&self.arguments, &["--select", "--skip"]);
     }
@@ -359,6 +359,13 @@ impl CaseResult {
     pub fn is_harm(&self) -> bool {
         !self.verdict.is_pass() && self.cause.is_some_and(Cause::is_harm)
             || self.teardown == Some(Teardown::Crashed)
+    }
+
+    /// Returns whether it is counted, and not named, where harm is withheld: harm, and what else failed in a case that may do some. The
+    /// cases that may are known, so a list of those that failed and did none would name the others.
+    pub fn is_kept_back(&self) -> bool {
+        let may_harm = self.tags.iter().any(|tag| tag == Tag::Disruptive.name());
+        self.is_harm() || self.verdict == Verdict::Fail && may_harm
     }
 
     /// Returns whether it was not run because the target was gone.

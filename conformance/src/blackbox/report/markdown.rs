@@ -7,7 +7,7 @@ use crate::blackbox::run::title;
 use suite::Verdict;
 
 const WITHHELD: &str = "\nWithheld are cases that bring the program down, keep it from serving, or harm others on it, until a release mends \
-    that. They are counted above, and so are those that passed; listed are the others.\n";
+    that, and what else failed of those that may. They are counted above, and so are those that passed; listed are the others.\n";
 
 /// The tables.
 pub fn markdown(runs: &[Run]) -> String {
