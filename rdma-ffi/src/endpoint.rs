@@ -375,3 +375,12 @@ pub extern "C" fn vkrdma_wait(
 pub extern "C" fn vkrdma_wake(endpoint: Option<&Endpoint>, error: Option<&mut MaybeUninit<Failed>>) -> Code {
     call(error, || Ok(endpoint.ok_or_else(null_endpoint)?.waker.wake()?))
 }
+
+/// Panics in an endpoint, for the test of what becomes of that. Builds of a release do not have it.
+///
+/// cbindgen:ignore
+#[cfg(debug_assertions)]
+#[unsafe(no_mangle)]
+extern "C" fn vkrdma_panic(endpoint: Option<&Endpoint>, error: Option<&mut MaybeUninit<Failed>>) -> Code {
+    on(endpoint, error, |_| panic!("a test of panics"))
+}
