@@ -143,6 +143,32 @@ static void never_made(uint16_t free_port) {
     CHECK(usage_of(clients).connections == 0);
 }
 
+static int is_readable(vkrdma_endpoint *endpoint) {
+    struct pollfd polled = {.fd = vkrdma_descriptor(endpoint), .events = POLLIN};
+    return poll(&polled, 1, 0) == 1;
+}
+
+/* A loop that sleeps hears of what a call in another thread leaves to do: here, of a time-out that is nearer than the one that it was told. */
+static void roused(uint16_t port) {
+    uint64_t id;
+    int64_t left;
+    vkrdma_event event;
+    vkrdma_endpoint *sleeping;
+    MUST(vkrdma_endpoint_new(client_device, NULL, &sleeping, &failed));
+    do {
+        MUST(vkrdma_progress(sleeping, &failed));
+        while (vkrdma_next_event(sleeping, &event, &failed) == VKRDMA_OK) {}
+        MUST(vkrdma_next_timeout(sleeping, &left, &failed));
+    } while (left == 0 || is_readable(sleeping));
+    CHECK(left == -1);
+    MUST(vkrdma_connect(sleeping, "203.0.113.77", port, NULL, 60000000, NULL, &id, &failed));
+    CHECK(is_readable(sleeping));
+    MUST(vkrdma_progress(sleeping, &failed));
+    MUST(vkrdma_next_timeout(sleeping, &left, &failed));
+    CHECK(left >= 0 && left <= 60000000);
+    vkrdma_endpoint_free(sleeping);
+}
+
 /* Makes a connection, whose ids at both sides it returns. */
 static void connect_one(uint16_t port, uint64_t *here, uint64_t *there) {
     vkrdma_endpoint *const both[] = {servers, clients};
@@ -385,6 +411,7 @@ int main(int count, char **arguments) {
     wrong_sizes();
     out_of_bounds();
     never_made(free_port);
+    roused(free_port);
     stale_ids(listener, port);
     misuse(port);
     rebound(&listener, port);
