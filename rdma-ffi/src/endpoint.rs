@@ -9,12 +9,11 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use rdma_backend::time::Instant;
-use rdma_conn::{ConnectionId, EndpointWaker, ListenerId, Receiving};
+use rdma_conn::{ConnectionId, ConnectionMap, EndpointWaker, ListenerId, Receiving};
 use rdma_softsim::SoftSim;
 use rdma_verbs::Verbs;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use slotmap::{Key, KeyData, SecondaryMap};
 
 use crate::device::{Any, Device, release};
 use crate::error::{Code, Failed, Failure, Told, call};
@@ -63,7 +62,7 @@ pub(crate) struct Part<B: rdma_conn::Descriptors> {
 #[derive(Default)]
 pub(crate) struct Names {
     /// An address that the program has given for a connection.
-    data: SecondaryMap<ConnectionId, usize>,
+    data: ConnectionMap<usize>,
     /// With the number that the program knows it by.
     listeners: Vec<(u64, ListenerId)>,
     last_listener: u64,
@@ -141,14 +140,12 @@ impl State {
 
 /// Returns the id of a number that the program has of a connection.
 pub(crate) fn connection(number: u64) -> Result<ConnectionId, Failure> {
-    let id = ConnectionId::from(KeyData::from_ffi(number));
-    // Some bits mean nothing to a key; a number with others was never given.
-    if number_of(id) == number { Ok(id) } else { Err(rdma_conn::Error::NoSuchConnection.into()) }
+    ConnectionId::from_u64(number).ok_or_else(|| rdma_conn::Error::NoSuchConnection.into())
 }
 
 /// Returns the number by which the program knows a connection: never 0.
 pub(crate) fn number_of(id: ConnectionId) -> u64 {
-    id.data().as_ffi()
+    id.as_u64()
 }
 
 impl Endpoint {
@@ -374,4 +371,13 @@ pub extern "C" fn vkrdma_wait(
 #[unsafe(no_mangle)]
 pub extern "C" fn vkrdma_wake(endpoint: Option<&Endpoint>, error: Option<&mut MaybeUninit<Failed>>) -> Code {
     call(error, || Ok(endpoint.ok_or_else(null_endpoint)?.waker.wake()?))
+}
+
+/// Panics in an endpoint, for the test of what becomes of that. Builds of a release do not have it.
+///
+/// cbindgen:ignore
+#[cfg(debug_assertions)]
+#[unsafe(no_mangle)]
+extern "C" fn vkrdma_panic(endpoint: Option<&Endpoint>, error: Option<&mut MaybeUninit<Failed>>) -> Code {
+    on(endpoint, error, |_| panic!("a test of panics"))
 }

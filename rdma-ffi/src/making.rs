@@ -5,11 +5,12 @@ use std::mem::MaybeUninit;
 use std::time::Duration;
 
 use rdma_conn::Error;
+use rdma_proto::Role;
 
 use crate::address::{Address, address};
 use crate::endpoint::{Endpoint, Kind, connection, either, number_of, on, place};
 use crate::error::{Code, Failed, Failure};
-use crate::options::{Options, options};
+use crate::options::{Options, defaults, options};
 
 /// Listens on a numeric address and a port; port 0 takes a free one. Connections that it accepts have these options; NULL for those of
 /// `vkrdma_server_options`. An endpoint may have any number of listeners. Each new connection is told by VKRDMA_EVENT_OPENED.
@@ -27,7 +28,7 @@ pub unsafe extern "C" fn vkrdma_listen(
     on(endpoint, error, |state| {
         // SAFETY: the caller's promise.
         let (address, accepted) =
-            unsafe { (address(text, port)?, options(accepted, rdma_conn::Options::server())?) };
+            unsafe { (address(text, port)?, options(accepted, defaults(Role::Server))?) };
         let listener = place(listener)?;
         let id = either!(&mut state.kind, side => side.endpoint.listen(address, accepted))?;
         listener.write(state.names.enter(id));
@@ -65,7 +66,7 @@ pub unsafe extern "C" fn vkrdma_listener_set_options(
     on(endpoint, error, |state| {
         let id = state.names.listener(listener)?;
         // SAFETY: the caller's promise.
-        let accepted = unsafe { options(accepted, rdma_conn::Options::server()) }?;
+        let accepted = unsafe { options(accepted, defaults(Role::Server)) }?;
         Ok(either!(&mut state.kind, side => side.endpoint.set_options(id, accepted))?)
     })
 }
@@ -121,7 +122,7 @@ pub unsafe extern "C" fn vkrdma_connect(
 ) -> Code {
     on(endpoint, error, |state| {
         // SAFETY: the caller's promise.
-        let (peer, how) = unsafe { (address(text, port)?, options(how, rdma_conn::Options::client())?) };
+        let (peer, how) = unsafe { (address(text, port)?, options(how, defaults(Role::Client))?) };
         // SAFETY: the caller's promise.
         let local = if source.is_null() { None } else { Some(unsafe { address(source, 0) }?) };
         let connection = place(connection)?;
@@ -169,7 +170,7 @@ pub unsafe extern "C" fn vkrdma_connect_in_domain(
     }
     on(endpoint, error, |state| {
         // SAFETY: the caller's promise.
-        let (peer, how) = unsafe { (address(text, port)?, options(how, rdma_conn::Options::client())?) };
+        let (peer, how) = unsafe { (address(text, port)?, options(how, defaults(Role::Client))?) };
         // SAFETY: the caller's promise.
         let local = if source.is_null() { None } else { Some(unsafe { address(source, 0) }?) };
         let connection = place(connection)?;

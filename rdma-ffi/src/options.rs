@@ -4,7 +4,7 @@ use std::mem::size_of;
 use std::time::Duration;
 
 use rdma_backend::RnrTimer;
-use rdma_proto::{Config, Keepalive};
+use rdma_proto::{Config, Keepalive, Role};
 
 use crate::error::{Code, Failure, call};
 use crate::sized::{self, Grows};
@@ -113,7 +113,7 @@ impl Options {
     fn of(options: &rdma_conn::Options) -> Self {
         let Config { window, windows, send_buffer, send_depth, peer_receives, window_limit, .. } =
             options.protocol;
-        let Keepalive { every, probe, limit, .. } = options.protocol.keepalive;
+        let Keepalive { every, probe, limit, .. } = options.protocol.keepalive.unwrap_or(Keepalive::NONE);
         Self {
             size: size_of::<Self>(),
             window,
@@ -157,7 +157,7 @@ impl Options {
             .peer_receives(narrow(self.peer_receives))
             .window_limit(self.window_limit)
             .negotiate(self.negotiate == 1)
-            .keepalive(keepalive)
+            .keepalive(Some(keepalive))
             .stall_limit(maybe(self.stall_limit));
         let options = otherwise
             .protocol(protocol)
@@ -172,6 +172,12 @@ impl Options {
         options.check()?;
         Ok(options)
     }
+}
+
+/// Returns the settings that suit most connections of one side, with the keepalives of that side.
+pub(crate) fn defaults(role: Role) -> rdma_conn::Options {
+    let options = rdma_conn::Options::default();
+    options.protocol(options.protocol.keepalive(Some(role.keepalive())))
 }
 
 fn out_of_bounds(text: &'static str) -> Failure {
@@ -217,14 +223,14 @@ pub(crate) unsafe fn limits(limits: *const Limits) -> Result<rdma_conn::Limits, 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vkrdma_client_options(options: *mut Options, size: usize) -> Code {
     // SAFETY: the caller's promise.
-    unsafe { fill(options, size, &rdma_conn::Options::client()) }
+    unsafe { fill(options, size, &defaults(Role::Client)) }
 }
 
 /// Fills `options` with the settings that suit most servers. `size` is `sizeof(vkrdma_options)`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vkrdma_server_options(options: *mut Options, size: usize) -> Code {
     // SAFETY: the caller's promise.
-    unsafe { fill(options, size, &rdma_conn::Options::server()) }
+    unsafe { fill(options, size, &defaults(Role::Server)) }
 }
 
 unsafe fn fill(options: *mut Options, size: usize, with: &rdma_conn::Options) -> Code {

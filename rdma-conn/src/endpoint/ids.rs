@@ -1,6 +1,6 @@
 //! Names of connections, and what is kept by them.
 
-use slotmap::SecondaryMap;
+use slotmap::{Key, KeyData, SecondaryMap};
 
 slotmap::new_key_type! {
     /// The place of a connection among those of its endpoint.
@@ -10,6 +10,20 @@ slotmap::new_key_type! {
 /// Names a connection of an endpoint. The id of one that is gone names no other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnectionId(pub(super) MemberKey);
+
+impl ConnectionId {
+    /// Returns the id as a number, never 0, for where only a number has room: an interface of C, a log.
+    pub fn as_u64(self) -> u64 {
+        self.0.data().as_ffi()
+    }
+
+    /// Returns the id with this number; `None` if no id has it.
+    pub fn from_u64(number: u64) -> Option<Self> {
+        let id = Self(KeyData::from_ffi(number).into());
+        // Some bits mean nothing to a key: a number with others was never an id.
+        (id.as_u64() == number).then_some(id)
+    }
+}
 
 /// What a program keeps for each connection of one endpoint: found without hashing.
 #[derive(Clone, Debug)]
