@@ -1,9 +1,7 @@
 //! Long messages, whose bytes are copied while others use the fabric.
 
-// Miri has no poll(2), shuttle schedules no sleep in it.
-#![cfg(not(any(miri, shuttle)))]
-
-mod common;
+// Miri has no poll(2).
+#![cfg(not(miri))]
 
 use core::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
 use core::time::Duration;
@@ -18,7 +16,7 @@ use rdma_backend::{
 };
 use rdma_softsim::{Fabric, Region};
 
-use common::{Peer, ip, pair};
+use crate::common::{Peer, ip, pair};
 
 const LONG: usize = 64 << 10;
 /// Nobody waits for longer.

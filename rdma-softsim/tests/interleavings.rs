@@ -1,9 +1,5 @@
 //! Interleavings of threads on one fabric, tried one after another: `.ci/run interleavings`, which is
-//! `RUSTFLAGS='--cfg shuttle' cargo test -p rdma-softsim --test interleavings`, and then the same with races put in.
-
-#![cfg(shuttle)]
-
-mod common;
+//! `RUSTFLAGS='--cfg shuttle' cargo test -p rdma-softsim --test fabric`, and then the same with races put in.
 
 use core::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
 use std::sync::Arc;
@@ -16,7 +12,7 @@ use rdma_backend::{
 use rdma_softsim::{Fabric, Resources};
 use shuttle::thread;
 
-use common::{Peer, SLOTS, ip, pair, wait};
+use crate::common::{Peer, SLOTS, ip, pair, wait};
 
 /// At random, and with few but well-placed changes from thread to thread (PCT).
 fn check(test: fn()) {

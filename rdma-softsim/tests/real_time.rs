@@ -1,9 +1,7 @@
 //! The fabric in real time: threads that sleep in poll(2) on its descriptors.
 
-// Miri has no poll(2), shuttle schedules no sleep in it.
-#![cfg(not(any(miri, shuttle)))]
-
-mod common;
+// Miri has no poll(2).
+#![cfg(not(miri))]
 
 use core::time::Duration;
 use std::net::SocketAddr;
@@ -16,7 +14,7 @@ use rdma_backend::{
 };
 use rdma_softsim::{Error, Fabric, Limits, Link, Parameters, Resources};
 
-use common::{Peer, SLOT, SLOTS, events, ip, pair, readable, wait};
+use crate::common::{Peer, SLOT, SLOTS, events, ip, pair, readable, wait};
 
 /// Encodes the address and the key of a region, as a protocol would send them in its first message.
 fn where_is(region: &impl Region) -> [u8; SLOT] {
@@ -312,7 +310,7 @@ fn an_unread_request_goes_with_its_listener() {
         let completions = id.create_completion_queue(8, 7).unwrap();
         let limits = QueuePairLimits { send_depth: 1, recv_depth: 1, inline: 0 };
         let _pair = id.create_queue_pair(&domain, &completions, limits).unwrap();
-        id.connect(&common::PARAMS, b"ignored").unwrap();
+        id.connect(&crate::common::PARAMS, b"ignored").unwrap();
         scope.spawn(move || {
             wait(&listening, "the request");
             drop(listening);

@@ -101,7 +101,7 @@
 //!
 //! # The bindings
 //!
-//! `src/sys/generated/` is bindgen's translation of the headers for Linux on x86_64 and aarch64, checked in, reduced to what
+//! `src/sys/generated/mod.rs` is bindgen's translation of the headers for Linux on x86_64 and aarch64, checked in, reduced to what
 //! is used, with its layout assertions evaluated at compile time; `bindings.sh` makes it. The structures in it are the same
 //! in rdma-core 44, 56 and 65. C enums are integers, because newer libraries add values. `ibv_post_send` and its like are
 //! inline functions in C; here as there they go through the table in the device's context.

@@ -32,8 +32,6 @@ mod crosscheck;
     unreachable_pub,
     unused_imports
 )]
-#[cfg_attr(target_arch = "x86_64", path = "generated/x86_64.rs")]
-#[cfg_attr(target_arch = "aarch64", path = "generated/aarch64.rs")]
 #[cfg_attr(
     feature = "rdma-sys",
     allow(

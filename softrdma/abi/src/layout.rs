@@ -17,8 +17,7 @@ use core::mem::{offset_of, size_of};
     unreachable_pub,
     unused_imports
 )]
-#[cfg_attr(target_arch = "x86_64", path = "generated/x86_64.rs")]
-#[cfg_attr(target_arch = "aarch64", path = "generated/aarch64.rs")]
+#[path = "generated/mod.rs"]
 mod generated;
 
 mod extended;

@@ -1,0 +1,44 @@
+//! The connection manager on queue pairs of the device.
+
+use super::*;
+
+/// Private data reaches the other side, padded to its field.
+#[test]
+fn the_connection_manager_connects_queue_pairs_of_the_device_and_brings_private_data() {
+    let fabric = Fabric::new();
+    let [a, b] = [1, 2].map(|last| fabric.host(&[address(last)]));
+    let (active, passive) = (end(&a), end(&b));
+    let listening = b.event_channel_with(CountingSignal::new()).unwrap();
+    let listener = listening.create_id().unwrap();
+    listener.bind((address(2), 0).into()).unwrap();
+    listener.listen(0).unwrap();
+    let channel = a.event_channel_with(CountingSignal::new()).unwrap();
+    let id = channel.create_id().unwrap();
+    id.resolve_address(None, listener.local_addr().unwrap(), Duration::from_secs(1)).unwrap();
+    assert!(channel.next_event().unwrap().is_some());
+    id.resolve_route(Duration::from_secs(1)).unwrap();
+    assert!(channel.next_event().unwrap().is_some());
+    assert!(id.connect_pair(&active.pair, &PARAMS, &[]).is_err(), "from INIT only");
+    for end in [&active, &passive] {
+        end.pair.modify(Transition::Initialise).unwrap();
+    }
+    id.connect_pair(&active.pair, &PARAMS, b"hello").unwrap();
+    let told = listening.next_with_data().unwrap().unwrap();
+    assert_eq!((told.data.len(), &told.data[..6]), (56, &b"hello\0"[..]));
+    let CmEventKind::ConnectRequest { id: child, .. } = told.event.kind else { panic!("a request") };
+    child.accept_pair(&passive.pair, &PARAMS, b"welcome").unwrap();
+    let told = channel.next_with_data().unwrap().unwrap();
+    assert!(matches!(told.event.kind, CmEventKind::Established { .. }));
+    assert_eq!((told.data.len(), &told.data[..8]), (196, &b"welcome\0"[..]));
+    passive.pair.post_named_receives(&[NamedReceive { id: 2, local: &[passive.sge(0, 64)] }]).unwrap();
+    let inline = NamedSend {
+        id: 1,
+        op: SendOp::Send,
+        local: Local::Inline(b"inline"),
+        signaled: false,
+        solicited: false,
+    };
+    active.pair.post_named(&[inline]).unwrap();
+    assert_eq!(passive.completions(), [Ok(Completed::Recv { len: 6, immediate: None })]);
+    assert_eq!(&passive.program.bytes.lock().unwrap()[..6], b"inline");
+}

@@ -1,0 +1,121 @@
+//! Memory that keeps whoever writes to it.
+
+use super::*;
+
+/// Memory that is reached by threads of their own, and keeps those that write while its gate is shut.
+struct Keeping {
+    program: Program,
+    begun: Sender<()>,
+    leave: Mutex<Receiver<()>>,
+    written: AtomicBool,
+}
+
+impl ForeignMemory for Keeping {
+    fn carry(&self, mut load: Load) -> Option<Load> {
+        std::thread::spawn(move || {
+            load.step();
+            load.go();
+        });
+        None
+    }
+
+    fn read(&self, offset: usize, into: &mut [u8]) -> bool {
+        self.program.read(offset, into)
+    }
+
+    fn write(&self, offset: usize, from: &[u8]) -> bool {
+        let _nobody_listens = self.begun.send(());
+        // Without a sender it is open.
+        let _open = self.leave.lock().unwrap().recv();
+        let written = self.program.write(offset, from);
+        self.written.store(true, Relaxed);
+        written
+    }
+}
+
+/// Two ends, of which the second has such memory; who is in it, and the gate.
+fn connected_to_keeping(fabric: Fabric) -> (Fabric, End, End, Arc<Keeping>, Receiver<()>, Sender<()>) {
+    let ((begun, has_begun), (leave, may_leave)) = (channel(), channel());
+    let program = Program { bytes: Arc::new(Mutex::new(vec![0; LEN])), ended: Arc::default() };
+    let (leave_in, written) = (Mutex::new(may_leave), AtomicBool::new(false));
+    let memory = Arc::new(Keeping { program: program.clone(), begun, leave: leave_in, written });
+    let a = end(&fabric.host(&[address(1)]));
+    let b = end_with(&fabric.host(&[address(2)]), program, Arc::<Keeping>::clone(&memory) as _);
+    connect(&a, 1, 2, b.pair.number());
+    connect(&b, 2, 1, a.pair.number());
+    (fabric, a, b, memory, has_begun, leave)
+}
+
+/// Whoever is kept in one program's memory keeps nobody else: other queue pairs of the same peer, and other programs, go on.
+#[test]
+fn memory_that_keeps_who_writes_to_it_stops_nobody_else() {
+    let (fabric, a, b, _memory, begun, leave) = connected_to_keeping(Fabric::new());
+    let remote = |end: &End| RemoteAddress { address: BASE, rkey: end.region.key() };
+    a.post(SendOp::Write(remote(&b)), a.sge(0, 10));
+    begun.recv().unwrap();
+    // Of the same machine, and of others.
+    for (own, peer) in [(1, 4), (5, 6)] {
+        let [one, other] = [own, peer].map(|last| end(&fabric.host(&[address(last)])));
+        connect(&one, own, peer, other.pair.number());
+        connect(&other, peer, own, one.pair.number());
+        one.post(SendOp::Write(remote(&other)), one.sge(0, 500_000));
+        assert_eq!(await_completions(&one), [Ok(Completed::Write)]);
+    }
+    assert_eq!(a.completions(), []);
+    leave.send(()).unwrap();
+    assert_eq!(await_completions(&a), [Ok(Completed::Write)]);
+}
+
+/// Nobody writes to memory that was given back: who takes a queue pair or a region away waits for whoever is in its own memory for it.
+#[test]
+fn memory_is_given_back_when_nobody_writes_to_it() {
+    for takes_region in [false, true] {
+        let (fabric, a, b, memory, begun, leave) = connected_to_keeping(Fabric::new());
+        a.post(SendOp::Write(RemoteAddress { address: BASE, rkey: b.region.key() }), a.sge(0, 10));
+        begun.recv().unwrap();
+        let End { pair, region, queue, .. } = b;
+        let number = pair.number();
+        let (kept_pair, taken): (_, Box<dyn Send>) = match takes_region {
+            true => (Some(pair), Box::new(region)),
+            false => (None, Box::new((pair, region))),
+        };
+        let taking = std::thread::spawn(move || {
+            drop(taken);
+            memory.written.load(Relaxed)
+        });
+        // It has begun: the queue pair is reset, or the region is no more.
+        loop {
+            let found = fabric.connections().into_iter().find(|connection| connection.pair == number);
+            let state = found.map(|connection| connection.state);
+            let begun = match takes_region {
+                true => fabric.resources(address(2)).regions == 0,
+                false => state == Some(PairState::Reset),
+            };
+            if begun {
+                break;
+            }
+            assert!(state.is_some(), "the queue pair is gone while somebody writes for it");
+            std::thread::yield_now();
+        }
+        assert!(!taking.is_finished(), "it waits");
+        leave.send(()).unwrap();
+        assert!(taking.join().unwrap(), "the bytes were written before");
+        drop((kept_pair, queue));
+    }
+}
+
+/// A page that never comes: the writer gives up in time, and so does who takes the memory away.
+#[test]
+fn a_page_that_never_comes_is_given_up() {
+    let (reach, ack_timeout) = (Duration::from_millis(20), Duration::from_millis(1));
+    let parameters = Parameters { reach, ack_timeout, ..Parameters::default() };
+    let (_fabric, a, b, _memory, begun, leave) = connected_to_keeping(Fabric::with_parameters(parameters));
+    let op = SendOp::Write(RemoteAddress { address: BASE, rkey: b.region.key() });
+    // Not from its own memory, which may be reached too late on a busy machine.
+    let local = Local::Inline(&[7; 10]);
+    a.pair.post_named(&[NamedSend { id: 1, op, local, signaled: true, solicited: false }]).unwrap();
+    begun.recv().unwrap();
+    assert_eq!(await_completions(&a), [Err(CompletionStatus::RETRY_EXC_ERR)]);
+    drop(b);
+    drop(leave);
+}

@@ -1,0 +1,176 @@
+//! Verbs below the seam: queue pairs that find each other by number, memory of other processes, private data.
+
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rdma_backend::{
+    Access, AsyncEvent, CmEventKind, Completed, Completion, CompletionQueue as _, CompletionStatus,
+    ConnectParams, EventChannel as _, Identifier as _, Immediate, QueuePair as _, QueuePairLimits,
+    RemoteAddress, RnrTimer, SendOp,
+};
+use rdma_softsim::{
+    About, Chance, CompletionQueue, Connections, Device, Domain, Error, Fabric, Fault, ForeignMemory,
+    ForeignRegion, Load, Local, NamedReceive, NamedSend, PairState, Parameters, QueuePair, Resources, Sge,
+    Signal, Site, SoftSim, Transition, When,
+};
+
+mod connecting;
+mod faults;
+mod kept_memory;
+mod queues;
+mod requests;
+
+const BASE: u64 = 0x1000;
+const LEN: usize = 600_000;
+const LIMITS: QueuePairLimits = QueuePairLimits { send_depth: 8, recv_depth: 8, inline: 64 };
+const PARAMS: ConnectParams =
+    ConnectParams { responder_resources: 1, initiator_depth: 1, retry_count: 2, rnr_retry_count: 7 };
+
+/// Memory of a program that may end.
+#[derive(Clone)]
+struct Program {
+    bytes: Arc<Mutex<Vec<u8>>>,
+    ended: Arc<AtomicBool>,
+}
+
+impl ForeignMemory for Program {
+    fn read(&self, offset: usize, into: &mut [u8]) -> bool {
+        into.copy_from_slice(&self.bytes.lock().unwrap()[offset..offset + into.len()]);
+        !self.ended.load(Relaxed)
+    }
+
+    fn write(&self, offset: usize, from: &[u8]) -> bool {
+        self.bytes.lock().unwrap()[offset..offset + from.len()].copy_from_slice(from);
+        !self.ended.load(Relaxed)
+    }
+}
+
+/// Counts.
+struct CountingSignal {
+    count: AtomicU32,
+    fd: OwnedFd,
+}
+
+impl CountingSignal {
+    fn new() -> Arc<Self> {
+        let (fd, _other) = rustix::pipe::pipe().unwrap();
+        Arc::new(Self { count: AtomicU32::new(0), fd })
+    }
+}
+
+impl AsFd for CountingSignal {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Signal for CountingSignal {
+    fn raise(&self) {
+        self.count.fetch_add(1, Relaxed);
+    }
+
+    fn clear(&self) {}
+}
+
+/// One program with a queue pair. Fields are dropped in this order.
+struct End {
+    pair: QueuePair,
+    region: ForeignRegion,
+    queue: CompletionQueue,
+    domain: Domain,
+    device: Device,
+    signals: Arc<CountingSignal>,
+    program: Program,
+}
+
+fn end(host: &SoftSim) -> End {
+    let program = Program { bytes: Arc::new(Mutex::new(vec![0; LEN])), ended: Arc::default() };
+    end_with(host, program.clone(), Arc::new(program))
+}
+
+fn end_with(host: &SoftSim, program: Program, memory: Arc<dyn ForeignMemory>) -> End {
+    let signals = CountingSignal::new();
+    let device = host.open(CountingSignal::new()).unwrap();
+    let domain = device.create_domain().unwrap();
+    let signal: Arc<dyn Signal> = Arc::<CountingSignal>::clone(&signals);
+    let queue = device.create_completion_queue(7, 16, signal).unwrap();
+    let access = Access::REMOTE_WRITE.and(Access::REMOTE_READ);
+    let region = domain.register_foreign(BASE, LEN, memory, access).unwrap();
+    let pair = device.create_queue_pair(9, &domain, [&queue, &queue], None, LIMITS).unwrap();
+    End { pair, region, queue, domain, device, signals, program }
+}
+
+fn address(last: u8) -> IpAddr {
+    IpAddr::from([192, 0, 2, last])
+}
+
+/// Moves a queue pair to RTS, with the peer's number, as programs do that exchange it themselves.
+fn connect(end: &End, own: u8, peer: u8, number: u32) {
+    let to = |transition| end.pair.modify(transition).unwrap();
+    assert_eq!(end.pair.state(), Ok(PairState::Reset));
+    to(Transition::Initialise);
+    to(Transition::Receive {
+        local: address(own),
+        remote: address(peer),
+        number,
+        timer: RnrTimer::MICROS_640,
+    });
+    to(Transition::Send { retry: 1, rnr_retry: 7, read_depth: 1 });
+    assert_eq!(end.pair.state(), Ok(PairState::Ready));
+    assert_eq!(end.pair.ends(), Some((address(own), address(peer), number)));
+}
+
+/// Waits for completions.
+fn await_completions(end: &End) -> Vec<Result<Completed, CompletionStatus>> {
+    loop {
+        let completions = end.completions();
+        if !completions.is_empty() {
+            return completions;
+        }
+        std::thread::yield_now();
+    }
+}
+
+fn connected() -> (Fabric, End, End) {
+    connected_on(Fabric::new())
+}
+
+fn connected_on(fabric: Fabric) -> (Fabric, End, End) {
+    let ends = [1, 2].map(|last| end(&fabric.host(&[address(last)])));
+    let [a, b] = ends;
+    connect(&a, 1, 2, b.pair.number());
+    connect(&b, 2, 1, a.pair.number());
+    (fabric, a, b)
+}
+
+impl End {
+    fn sge(&self, offset: u64, len: u32) -> Sge {
+        Sge { address: BASE + offset, len, lkey: self.region.key() }
+    }
+
+    fn post(&self, op: SendOp, local: Sge) {
+        self.post_list(op, &[local]);
+    }
+
+    fn post_list(&self, op: SendOp, local: &[Sge]) {
+        self.pair
+            .post_named(&[NamedSend {
+                id: 1,
+                op,
+                local: Local::Memory(local),
+                signaled: true,
+                solicited: false,
+            }])
+            .unwrap();
+    }
+
+    fn completions(&self) -> Vec<Result<Completed, CompletionStatus>> {
+        let mut into = [Completion::EMPTY; 16];
+        let count = self.queue.poll(&mut into).unwrap();
+        into[..count].iter().map(|completion| completion.result.map_err(|error| error.status)).collect()
+    }
+}

@@ -1,0 +1,130 @@
+//! Shared receive queues, drained send queues, solicited events and time-outs.
+
+use super::*;
+
+/// Two queue pairs take their receives from one queue, whose limit is told once.
+#[test]
+fn a_shared_queue_gives_its_receives_to_whoever_comes() {
+    let (_fabric, a, b) = connected();
+    let shared = b.device.create_shared_receives(11, &b.domain, 2, 0).unwrap();
+    assert!(!shared.is_used());
+    let queues = [&b.queue, &b.queue];
+    let pair = b.device.create_queue_pair(12, &b.domain, queues, Some(&shared), LIMITS).unwrap();
+    assert!(shared.is_used());
+    // The peer of `a` is this one now.
+    let b = End { pair, ..b };
+    a.pair.modify(Transition::Reset).unwrap();
+    connect(&a, 1, 2, b.pair.number());
+    connect(&b, 2, 1, a.pair.number());
+    let receive = |id| NamedReceive { id, local: &[] };
+    assert!(b.pair.post_named_receives(&[receive(1)]).is_err(), "it has no queue of its own");
+    let full = shared.post(&[receive(1), receive(2), receive(3)]).unwrap_err();
+    assert_eq!(full.posted, 2);
+    shared.set_limit(2).unwrap();
+    assert!(shared.set_limit(3).is_err());
+    a.post_list(SendOp::Send, &[]);
+    assert_eq!(b.device.next_event().unwrap(), Some((AsyncEvent::Other(15), About::Shared(11))));
+    assert_eq!(shared.limit(), Ok(0), "the limit is told once");
+    a.post_list(SendOp::Send, &[]);
+    let received = Completed::Recv { len: 0, immediate: None };
+    assert_eq!(b.completions(), [Ok(received); 2]);
+    assert_eq!(b.device.next_event().unwrap(), None);
+    // Receives that are shared are not flushed with one of those who share them.
+    shared.post(&[receive(4)]).unwrap();
+    b.pair.modify(Transition::Fail).unwrap();
+    assert_eq!(b.completions(), []);
+    assert_eq!(b.device.next_event().unwrap(), Some((AsyncEvent::Other(16), About::Pair(12))));
+}
+
+/// SQD: what is posted waits, and an event says that nothing is on its way; RTS lets it go on.
+#[test]
+fn a_drained_send_queue_waits() {
+    let (_fabric, a, b) = connected();
+    let remote = RemoteAddress { address: BASE, rkey: b.region.key() };
+    assert!(a.pair.modify(Transition::Drain { notify: true }).is_ok());
+    assert_eq!(a.pair.state(), Ok(PairState::Draining));
+    assert_eq!(a.device.next_event().unwrap(), Some((AsyncEvent::Other(5), About::Pair(9))));
+    a.post(SendOp::Write(remote), a.sge(0, 8));
+    assert_eq!(a.completions(), []);
+    // It answers all the same.
+    let back = RemoteAddress { address: BASE, rkey: a.region.key() };
+    b.post(SendOp::Write(back), b.sge(0, 8));
+    assert_eq!(b.completions(), [Ok(Completed::Write)]);
+    a.pair.modify(Transition::Send { retry: 1, rnr_retry: 7, read_depth: 1 }).unwrap();
+    assert_eq!(a.completions(), [Ok(Completed::Write)]);
+    assert_eq!(a.device.next_event().unwrap(), None, "it was told once");
+}
+
+/// Of what was on its way the event waits for the end.
+#[test]
+fn draining_waits_for_what_is_on_its_way() {
+    let (fabric, a, b) = connected();
+    fabric.set_latency(Duration::from_millis(2));
+    let remote = RemoteAddress { address: BASE, rkey: b.region.key() };
+    a.post(SendOp::Write(remote), a.sge(0, 8));
+    a.pair.modify(Transition::Drain { notify: true }).unwrap();
+    a.post(SendOp::Write(remote), a.sge(0, 8));
+    let told = loop {
+        match a.device.next_event().unwrap() {
+            None => std::thread::yield_now(),
+            told => break told,
+        }
+    };
+    assert_eq!(told, Some((AsyncEvent::Other(5), About::Pair(9))));
+    assert_eq!(a.completions(), [Ok(Completed::Write)], "the first one, and not the second");
+}
+
+/// `ibv_req_notify_cq(3)`: who waits for solicited events is woken by such, and by what fails.
+#[test]
+fn solicited_events_come_when_they_are_asked_for() {
+    let (_fabric, a, b) = connected();
+    let receives: Vec<_> = (0..4).map(|id| NamedReceive { id, local: &[] }).collect();
+    b.pair.post_named_receives(&receives).unwrap();
+    let send = |solicited| {
+        let local = Local::Inline(&[]);
+        let work = NamedSend { id: 1, op: SendOp::Send, local, signaled: false, solicited };
+        a.pair.post_named(&[work]).unwrap();
+    };
+    let raised = || b.signals.count.load(Relaxed);
+    b.queue.arm_solicited().unwrap();
+    send(false);
+    assert_eq!(raised(), 0);
+    send(true);
+    assert_eq!(raised(), 1);
+    b.queue.take_events().unwrap();
+    b.queue.arm_solicited().unwrap();
+    // Who asks for all is not asked to wait for fewer (`ibv_req_notify_cq(3)` has no way back).
+    b.queue.arm().unwrap();
+    b.queue.arm_solicited().unwrap();
+    send(false);
+    assert_eq!(raised(), 2);
+    b.queue.take_events().unwrap();
+    b.queue.arm_solicited().unwrap();
+    b.pair.modify(Transition::Fail).unwrap();
+    assert_eq!(raised(), 3, "the flush of the last receive");
+}
+
+/// `timeout` of a queue pair: for how long its retries last.
+#[test]
+fn a_queue_pair_has_a_time_out_of_its_own() {
+    // The fabric's own ends nothing while this runs.
+    let ack_timeout = Duration::from_secs(1 << 20);
+    let parameters = Parameters { ack_timeout, ..Parameters::default() };
+    let (fabric, a, b) = connected_on(Fabric::with_parameters(parameters));
+    assert!(a.pair.set_ack_timeout(32).is_err());
+    // 8 µs, and one retry.
+    a.pair.set_ack_timeout(1).unwrap();
+    fabric.set_link(address(2), rdma_softsim::Link::Down);
+    a.post(SendOp::Write(RemoteAddress { address: BASE, rkey: b.region.key() }), a.sge(0, 8));
+    let deadline = std::time::Instant::now() + Duration::from_secs(60);
+    let failed = loop {
+        match a.completions() {
+            none if none.is_empty() => {
+                assert!(std::time::Instant::now() < deadline, "nothing ends the retries");
+                std::thread::yield_now();
+            }
+            some => break some,
+        }
+    };
+    assert_eq!(failed, [Err(CompletionStatus::RETRY_EXC_ERR)]);
+}
