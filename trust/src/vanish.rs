@@ -6,7 +6,7 @@ use std::process::{Command, ExitCode};
 
 use clap::Args;
 use conformance::client::Failure;
-use conformance::peer::{Peer, Shape};
+use conformance::tester::{Peer, Shape};
 use rdma_verbs::Verbs;
 
 /// Arguments of `vanish`.

@@ -8,7 +8,7 @@ use rdma_proto::wire::Message;
 use super::case::Case;
 use super::context::Context;
 use super::session::{Exchange, Session, asked_without_window, question, registered_late, told};
-use crate::peer::Shape;
+use crate::tester::Shape;
 use suite::{Judged, Stop};
 
 pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
