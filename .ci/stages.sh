@@ -3,12 +3,12 @@
 
 # What goes stale most easily comes first. Arguments stand behind a stage's name.
 check=(
-    scripts locks needs lints api 'package --manifests' tests observed redis programs suite 'under-load 20 20 4'
-    'sim 0..5000' 'explore --small' 'interleavings --quick' 'miri --quick' examples python journeys benches lab counts unprivileged
+    scripts locks needs lints api header 'package --manifests' tests observed redis programs suite 'under-load 20 20 4'
+    'sim 0..5000' 'explore --small' 'interleavings --quick' 'miri --quick' examples python ffi journeys benches lab counts unprivileged
     python-valkey fuzz-check
 )
 nightly=(
-    'needs --all' oldest-rust deny 'package --all' coverage programs 'sim 0..1000000' seeds long-tests explore mutants interleavings miri
+    'needs --all' oldest-rust deny 'package --all' coverage programs 'sim 0..1000000' seeds long-tests explore mutants interleavings miri 'ffi --memory'
     'under-load 20 20' right lab-long 'lab --soft' 'soak 3600' python-long static aarch64 pages 'fuzz 1800'
 )
 
@@ -20,6 +20,7 @@ locks|lock files and patches|.ci/stages/locks
 needs|packages and the Valkey that stages need|install_needs
 lints|format, edges between packages, lints, documentation|check_lints
 api|the public API, as docs/api lists it|.ci/stages/api
+header|the C header of rdma-ffi, as cbindgen makes it|rdma-ffi/header
 package|manifests for a registry, or packages as one would have them|.ci/stages/package
 tests|cargo test|tests cargo test
 observed|connections as a program sees them|tests cargo test -p rdma-conn --all-features --test observed
@@ -33,6 +34,7 @@ interleavings|interleavings of threads, and races among them|.ci/stages/interlea
 miri|Miri|.ci/stages/miri
 examples|examples|run_examples
 python|the Python package|apps/python/test
+ffi|the C interface, on softrdma|rdma-ffi/test
 journeys|the first steps of four kinds of users|.ci/stages/journeys
 benches|benchmarks, and counts of instructions|run_benches
 lab|the lab: real RDMA|lab/run test
@@ -141,7 +143,7 @@ run_seeds() {
 
 # A seed is one run, also beside forks; what a thousand idle clients keep; a benchmark of many clients.
 run_long_tests() {
-    tests cargo test --release -p trust --test sim -- --ignored
+    tests cargo test --release -p trust --test together sim:: -- --ignored
     tests cargo test --release -p trust --test crowd -- --ignored
     tests cargo test --release -p rdma-bench -- --ignored
 }

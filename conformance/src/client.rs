@@ -68,11 +68,11 @@ impl From<Failure> for Stop {
 }
 
 /// Sends commands and reads replies.
-pub struct Client<S> {
+pub struct RespClient<S> {
     reader: FrameReader<S>,
 }
 
-impl<S: Read + Write> Client<S> {
+impl<S: Read + Write> RespClient<S> {
     /// A client on a connected stream.
     pub fn new(stream: S) -> Self {
         Self { reader: FrameReader::new(stream) }

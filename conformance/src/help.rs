@@ -9,7 +9,7 @@ use clap_complete::Shell;
 /// Every command, in groups.
 const GROUPS: [(&str, &[&str]); 5] = [
     ("See it", &["demo", "list", "explain"]),
-    ("Test an implementation", &["run", "replay", "report", "snapshot", "doctor"]),
+    ("Test an implementation", &["run", "replay", "report", "doctor"]),
     ("Write an implementation", &["vectors", "reqs", "trace"]),
     ("Try this library's own", &["smoke", "client"]),
     ("Install this program", &["completions", "man"]),

@@ -5,15 +5,12 @@
 
 pub mod blackbox;
 pub mod client;
-pub mod intercept;
-pub mod peer;
-pub mod reqs;
+pub mod requirements;
 pub mod smoke;
-pub mod snapshot;
+pub mod tester;
 pub mod trace;
 pub mod vectors;
 pub mod workload;
-pub mod wrong;
 
 use rdma_backend::Backend as _;
 use rdma_verbs::Verbs;

@@ -7,21 +7,20 @@ mod help;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use clap_complete::Shell;
-use rdma_conn::{Connect, Descriptors, Listener, Options};
+use rdma_conn::{Connect, Descriptors, Options};
 use rdma_softsim::Fabric;
 
+use conformance::blackbox::builtin::{self, BuiltInServer};
 use conformance::blackbox::command::{self, TargetCommand};
-use conformance::blackbox::own;
+use conformance::blackbox::target::TargetServer as _;
 use conformance::exit::{self, BROKEN, FAILED};
 use conformance::smoke::{self, Scale, Setting};
-use conformance::trace::{Limits, Recorded, Recorder};
-use conformance::{device, reqs, snapshot, trace, vectors};
-use kv_store::Store;
+use conformance::{device, requirements, trace, vectors};
+use intercept::trace::{Limits, Recorded, Recorder};
 use suite::terminal::{cannot_run, complain, run};
 
 #[derive(Parser)]
@@ -65,12 +64,9 @@ enum Command {
     },
     /// Does what clients do against a server, and checks every byte.
     Smoke(Smoke),
-    /// Tests publishers and readers of the snapshot protocol.
-    #[command(subcommand)]
-    Snapshot(snapshot::Command),
     /// The requirements of the protocol.
     #[command(subcommand)]
-    Reqs(reqs::Command),
+    Reqs(requirements::Command),
     /// The test vectors, run against any implementation.
     #[command(subcommand)]
     Vectors(vectors::Command),
@@ -152,8 +148,7 @@ fn perform(Cli { command, out }: Cli) -> ExitCode {
         Command::Doctor(doctor) => command::doctor(&doctor),
         Command::Client { target } => run_client(target),
         Command::Smoke(smoke) => run_smoke(&smoke),
-        Command::Snapshot(command) => snapshot::run(&command),
-        Command::Reqs(command) => reqs::run(command),
+        Command::Reqs(command) => requirements::run(command),
         Command::Vectors(command) => vectors::run(command),
         Command::Trace(command) => trace::run(command),
         Command::Completions { shell } => {
@@ -181,11 +176,11 @@ fn run_client(target: SocketAddr) -> ExitCode {
     };
     // Empty if nobody tests it: then it does what every case takes.
     let case = std::env::var("CONFORMANCE_CASE").unwrap_or_default();
-    let work = own::Work::of(&case, || {
+    let work = builtin::Work::of(&case, || {
         // However it ends, the client goes on.
         let _end = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
     });
-    match own::run_client(&verbs, target, Duration::from_secs(5), Options::default(), work) {
+    match builtin::run_client(&verbs, target, Duration::from_secs(5), Options::default(), work) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             complain(&failure.to_string(), 4);
@@ -202,35 +197,23 @@ fn run_smoke(smoke: &Smoke) -> ExitCode {
         (None, None) => {
             let fabric = Fabric::new();
             let server = SocketAddr::from(([192, 0, 2, 1], 6379));
-            own_server(&fabric.host(&[server.ip()]), server).map(|server| {
-                check(smoke, fabric.host(&[[192, 0, 2, 2].into()]), server.to_string(), "embedded fabric")
+            start(&fabric.host(&[server.ip()]), server).map(|own| {
+                let address = own.address().to_string();
+                check(smoke, fabric.host(&[[192, 0, 2, 2].into()]), address, "embedded fabric")
             })
         }
         (None, Some(listen)) => device().and_then(|verbs| {
-            let server = own_server(&verbs, listen)?;
-            Ok(check(smoke, verbs, server.to_string(), "own server, real verbs"))
+            let own = start(&verbs, listen)?;
+            let address = own.address().to_string();
+            Ok(check(smoke, verbs, address, "own server, real verbs"))
         }),
         (Some(target), _) => device().map(|verbs| check(smoke, verbs, target.clone(), "real verbs")),
     };
     result.unwrap_or_else(|reason| cannot_run(&reason))
 }
 
-/// Starts the example server on `address`; where it listens.
-fn own_server<B: Descriptors>(backend: &B, address: SocketAddr) -> Result<SocketAddr, String> {
-    let listener = Listener::bind(backend, address).map_err(|error| error.to_string())?;
-    let bound = listener.local_addr().unwrap_or(address);
-    let store = Arc::new(Store::default());
-    std::thread::spawn(move || {
-        while let Ok((stream, peer)) = listener.accept() {
-            let store = Arc::clone(&store);
-            std::thread::spawn(move || {
-                if let Err(error) = store.serve(stream) {
-                    tracing::warn!(%peer, %error, "client lost");
-                }
-            });
-        }
-    });
-    Ok(bound)
+fn start<B: Descriptors>(backend: &B, address: SocketAddr) -> Result<BuiltInServer, String> {
+    BuiltInServer::start(backend, address, Options::default()).map_err(|error| error.to_string())
 }
 
 fn check<B: Descriptors>(smoke: &Smoke, backend: B, address: String, what: &str) -> ExitCode {

@@ -9,7 +9,7 @@ use rdma_conn::{Connect, Descriptors, Stream};
 use resp_rs::resp2::Frame;
 
 use crate::Outcome;
-use crate::client::{Client, Failure, describe};
+use crate::client::{Failure, RespClient, describe};
 use crate::resources::{self, ProcessResources};
 use crate::workload::{Entry, entries};
 use suite::{Case, Stop};
@@ -82,12 +82,12 @@ pub fn cases<B: Descriptors>() -> Vec<Case<Setting<B>>> {
 }
 
 impl<B: Descriptors> Setting<B> {
-    fn client(&self) -> Result<Client<Stream<B>>, Failure> {
+    fn client(&self) -> Result<RespClient<Stream<B>>, Failure> {
         let mut stream = Stream::connect_with(&self.backend, self.address.as_str(), &self.connect)
             .map_err(Failure::connecting)?;
         stream.set_read_timeout(Some(Duration::from_secs(60)));
         stream.set_write_timeout(Some(Duration::from_secs(60)));
-        Ok(Client::new(stream))
+        Ok(RespClient::new(stream))
     }
 }
 

@@ -5,11 +5,11 @@
 //! the crate `explore` for the model checker.)
 
 pub mod crowd;
-pub mod explore;
 pub mod outage;
 pub mod own;
 pub mod reqs;
 pub mod right;
+pub mod schedules;
 pub mod semantics;
 pub mod sim;
 pub mod wrong;

@@ -10,7 +10,7 @@ use rdma_verbs::Verbs;
 use suite::exit;
 use suite::terminal::{cannot_run, run};
 
-use trust::{crowd, explore, outage, own, reqs, right, semantics, sim, wrong};
+use trust::{crowd, outage, own, reqs, right, schedules, semantics, sim, wrong};
 
 #[derive(Parser)]
 #[command(name = "valkey-rdma-trust", version, about = "What this workspace is tried with")]
@@ -24,7 +24,7 @@ enum Command {
     /// Runs clients and a server through whole lives in virtual time, and breaks everything that can break.
     Sim(sim::runner::Options),
     /// Takes two connection machines through every schedule there is, in small settings.
-    Explore(explore::Arguments),
+    Explore(schedules::Arguments),
     /// Runs the conformance suite against a server and a client of this library, and judges by what these say of it.
     Own(own::command::Arguments),
     /// Shows, rule by rule, that RDMA here is what the layers above take it for.
@@ -73,7 +73,7 @@ fn main() -> ExitCode {
 fn perform(command: Command) -> ExitCode {
     match command {
         Command::Sim(options) => sim::runner::main(&options),
-        Command::Explore(arguments) => explore::run(&arguments),
+        Command::Explore(arguments) => schedules::run(&arguments),
         Command::Own(arguments) => own::command::run(&arguments),
         Command::Semantics(arguments) => semantics::run(arguments),
         Command::Crowd(arguments) => crowd::run(&arguments),

@@ -8,7 +8,7 @@ use indicatif::ProgressBar;
 use rdma_conn::{Connect, Descriptors, Stream};
 
 use crate::Outcome;
-use conformance::client::{Client, Failure};
+use conformance::client::{Failure, RespClient};
 use conformance::workload::Entry;
 use suite::Case;
 use suite::resources::{self, ProcessResources};
@@ -36,12 +36,12 @@ pub fn cases<B: Descriptors>() -> Vec<Case<Setting<B>>> {
 }
 
 fn mid_reply<B: Descriptors>(setting: &Setting<B>, _: &ProgressBar) -> Outcome {
-    let connect = || -> Result<Client<Stream<B>>, Failure> {
+    let connect = || -> Result<RespClient<Stream<B>>, Failure> {
         let mut stream =
             Stream::connect_with(&setting.backend, setting.address.as_str(), &Connect::default())?;
         stream.set_read_timeout(Some(setting.within));
         stream.set_write_timeout(Some(setting.within));
-        Ok(Client::new(stream))
+        Ok(RespClient::new(stream))
     };
     let entry = Entry { number: 0, value_len: 16 << 20 };
     {

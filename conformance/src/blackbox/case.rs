@@ -1,7 +1,7 @@
 //! The form in which cases are written down.
 
 use super::context::Context;
-pub use crate::reqs::{Level, Profile};
+pub use crate::requirements::{Level, Profile};
 pub use suite::{Role, Tag};
 
 /// A case: how the target of one role takes one thing.

@@ -8,7 +8,7 @@ use super::case::Case;
 use super::context::Context;
 use super::results::Teardown;
 use super::session::{Exchange, Session, command, half_heard, question, told};
-use crate::peer::{Incoming, Shape};
+use crate::tester::{Incoming, Shape};
 use suite::verdict::pass;
 use suite::{Judged, Stop};
 

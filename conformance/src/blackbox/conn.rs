@@ -10,7 +10,7 @@ use super::case::{Case, Role};
 use super::context::Context;
 use super::results::Teardown;
 use super::session::{KEPT, reported};
-use crate::peer::{Peer, Shape};
+use crate::tester::{Peer, Shape};
 use suite::verdict::pass;
 use suite::{Judged, Stop};
 

@@ -9,8 +9,8 @@ use super::case::Role;
 use super::responder::Responder;
 use super::results::Teardown;
 use super::session::Session;
-use super::target::{Clients, Exit, Running, Server, with_last_lines};
-use crate::peer::{Breach, Incoming, Listener, Peer, Shape};
+use super::target::{Exit, Running, TargetClients, TargetServer, with_last_lines};
+use crate::tester::{Breach, Incoming, Listener, Peer, Shape};
 use suite::Stop;
 
 /// A target, and the backend through which the suite reaches it.
@@ -30,9 +30,9 @@ pub struct Context<'a, B: Descriptors> {
 /// The target.
 pub enum Side<'a, B: Descriptors> {
     /// A server.
-    Server(&'a dyn Server),
+    Server(&'a dyn TargetServer),
     /// A client, which is started so that it connects to the suite's listener.
-    Client(&'a Listener<B>, &'a dyn Clients),
+    Client(&'a Listener<B>, &'a dyn TargetClients),
 }
 
 impl<B: Descriptors> Clone for Side<'_, B> {
@@ -61,7 +61,7 @@ impl<'a, B: Descriptors> Context<'a, B> {
     ///
     /// # Errors
     /// It is a client.
-    pub fn server(&self) -> Result<&'a dyn Server, Stop> {
+    pub fn server(&self) -> Result<&'a dyn TargetServer, Stop> {
         match self.side {
             Side::Server(server) => Ok(server),
             Side::Client(..) => Err(Stop::not_applicable("about servers only")),

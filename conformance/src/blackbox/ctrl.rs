@@ -7,7 +7,7 @@ use super::case::{Case, Role};
 use super::context::Context;
 use super::session::told;
 use crate::client::Failure;
-use crate::peer::{Peer, Shape};
+use crate::tester::{Peer, Shape};
 use suite::verdict::pass;
 use suite::{Judged, Stop};
 

@@ -8,7 +8,7 @@ use rdma_proto::wire::{FeatureSet, Message, Opcode};
 use super::case::Case;
 use super::context::Context;
 use super::session::{Session, told};
-use crate::peer::{Incoming, Shape};
+use crate::tester::{Incoming, Shape};
 use suite::verdict::pass;
 use suite::{Judged, Stop};
 

@@ -10,7 +10,7 @@ use super::context::Context;
 use super::session::{
     Exchange, Session, asked_without_window, counts, finds_room, question, registered_late, told,
 };
-use crate::peer::Shape;
+use crate::tester::Shape;
 use suite::{Judged, Stop};
 
 /// The cases for which a client does many small commands, and whose ids tell it so.

@@ -9,7 +9,7 @@ use super::case::Case;
 use super::context::Context;
 use super::results::Teardown;
 use super::session::told;
-use crate::peer::Shape;
+use crate::tester::Shape;
 use suite::verdict::pass;
 use suite::{Judged, Stop};
 

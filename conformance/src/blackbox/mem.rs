@@ -8,7 +8,7 @@ use rdma_proto::wire::{Message, Window};
 use super::case::{Case, Role};
 use super::context::Context;
 use super::session::{Session, command, registered_late, told};
-use crate::peer::{Peer, Shape};
+use crate::tester::{Peer, Shape};
 use suite::verdict::{lenient, pass};
 use suite::{Judged, Stop};
 

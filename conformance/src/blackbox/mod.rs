@@ -1,7 +1,7 @@
 //! The suite for any implementation: it judges what a peer can see, on the wire and in RESP, and nothing else.
 //!
 //! A case ([`case::Case`]) has an id, says which requirements it is about and what it expects, and works on a
-//! [`context::Context`]: a [`Peer`](crate::peer::Peer), correct but for the one thing the case is about, and
+//! [`context::Context`]: a [`Peer`](crate::tester::Peer), correct but for the one thing the case is about, and
 //! the target it meets, a server that the peer connects to or a client that connects to the peer. Most bodies
 //! serve both roles: what differs is how bytes are got out of the target ([`session::Session`]).
 //!
@@ -12,6 +12,7 @@
 pub mod case;
 
 pub mod baseline;
+pub mod builtin;
 mod close;
 pub mod command;
 mod conn;
@@ -22,7 +23,6 @@ mod feat;
 mod flow;
 mod keep;
 mod mem;
-pub mod own;
 pub mod process;
 pub mod report;
 mod res;

@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::keep::IDLE;
-use super::target::{Clients, Exit, Running, Server};
+use super::target::{Exit, Running, TargetClients, TargetServer};
 use crate::resources::ProcessResources;
 
 /// The exit status of a client that cannot do what is asked, as in BoringSSL's runner.
@@ -116,7 +116,7 @@ pub struct ExecClients {
     pub first: u32,
 }
 
-impl Clients for ExecClients {
+impl TargetClients for ExecClients {
     fn start(&self, case: &str, address: SocketAddr) -> Result<Box<dyn Running>, String> {
         Ok(Box::new(ExecClient { process: Process::start(&self.command, address, case)?, exit: None }))
     }
@@ -160,7 +160,7 @@ impl Running for ExecClient {
 /// A client under test that somebody else starts, again and again.
 pub struct AwaitedClients;
 
-impl Clients for AwaitedClients {
+impl TargetClients for AwaitedClients {
     fn start(&self, _: &str, _: SocketAddr) -> Result<Box<dyn Running>, String> {
         Ok(Box::new(AwaitedClient))
     }
@@ -186,7 +186,7 @@ pub struct RunningServer {
     pub address: SocketAddr,
 }
 
-impl Server for RunningServer {
+impl TargetServer for RunningServer {
     fn address(&self) -> SocketAddr {
         self.address
     }
@@ -232,7 +232,7 @@ impl ExecServer {
     }
 }
 
-impl Server for ExecServer {
+impl TargetServer for ExecServer {
     fn address(&self) -> SocketAddr {
         SocketAddr::new(self.ip, self.port.get())
     }

@@ -11,7 +11,7 @@ use super::context::Context;
 use super::keep::keepalives;
 use super::results::Teardown;
 use super::session::{Session, command, half_heard, question, told};
-use crate::peer::Shape;
+use crate::tester::Shape;
 use suite::verdict::pass;
 use suite::{Judged, Stop};
 
@@ -206,7 +206,7 @@ fn storm<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     let address = context.server()?.address();
     for _ in 0..5 {
         let requests: Vec<_> =
-            (0..20).map(|_| crate::peer::Peer::request(context.backend, address, shape)).collect();
+            (0..20).map(|_| crate::tester::Peer::request(context.backend, address, shape)).collect();
         drop(requests);
     }
     until_a_keepalive(context)

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::environment::Environment;
 use crate::exit;
-use crate::reqs::{Level, Profile, Role};
-use crate::trace::timeline;
+use crate::requirements::{Level, Profile, Role};
+use intercept::trace::timeline;
 use suite::{Cause, Tag, Verdict};
 
 /// The version of the files' format.

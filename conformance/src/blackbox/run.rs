@@ -12,11 +12,11 @@ use super::results::Teardown;
 use super::results::{CaseResult, FORMAT, GONE_SINCE, Run, Suite, Target};
 use super::select::Harm;
 use super::session::Session;
-use super::target::{Server, with_last_lines};
+use super::target::{TargetServer, with_last_lines};
 use crate::client::Failure;
-use crate::peer::{Peer, Shape};
-use crate::reqs::Requirements;
-use crate::trace::{Recorder, Recording, timeline};
+use crate::requirements::Requirements;
+use crate::tester::{Peer, Shape};
+use intercept::trace::{Recorder, Recording, timeline};
 use suite::{Cause, Judged, Stop, Verdict};
 
 /// The sanity case, run first and last.
@@ -207,7 +207,7 @@ impl<'a, B: Descriptors> Runner<'a, B> {
     fn look_around(
         &mut self,
         case: &Case<'a, B>,
-        server: &dyn Server,
+        server: &dyn TargetServer,
         neighbour: &mut Bystander<B>,
         result: &mut CaseResult,
     ) {
@@ -242,7 +242,7 @@ impl<'a, B: Descriptors> Runner<'a, B> {
     fn died(
         &mut self,
         case: &Case<'a, B>,
-        server: &dyn Server,
+        server: &dyn TargetServer,
         neighbour: &mut Bystander<B>,
         result: &mut CaseResult,
         death: &str,
@@ -252,7 +252,7 @@ impl<'a, B: Descriptors> Runner<'a, B> {
         self.start_again(case, server, neighbour);
     }
 
-    fn start_again(&mut self, case: &Case<'a, B>, server: &dyn Server, neighbour: &mut Bystander<B>) {
+    fn start_again(&mut self, case: &Case<'a, B>, server: &dyn TargetServer, neighbour: &mut Bystander<B>) {
         neighbour.disconnect();
         let lost = match server.restart() {
             Ok(true) => self.sanity().err().map(|stop| stop.reason),

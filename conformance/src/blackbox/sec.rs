@@ -10,7 +10,7 @@ use super::case::Case;
 use super::context::Context;
 use super::results::Teardown;
 use super::session::Session;
-use crate::peer::Incoming;
+use crate::tester::Incoming;
 use suite::verdict::pass;
 use suite::{Cause, Judged, Stop};
 

@@ -5,7 +5,7 @@ use glob::Pattern;
 use rdma_conn::Descriptors;
 
 use super::case::{Case, Tag};
-use crate::reqs::{Level, Profile, Requirements, Role};
+use crate::requirements::{Level, Profile, Requirements, Role};
 
 /// The selection of `--quick`: cases of each area that take a second or two and harm nothing, fifteen for either role.
 const QUICK: [&str; 18] = [

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::resources::ProcessResources;
 
 /// A server under test.
-pub trait Server {
+pub trait TargetServer {
     /// Returns the address at which it listens.
     fn address(&self) -> SocketAddr;
 
@@ -38,7 +38,7 @@ pub trait Server {
 }
 
 /// Clients under test: programs that connect to an address, exchange bytes, and end.
-pub trait Clients {
+pub trait TargetClients {
     /// Starts one that connects to `address`, for a case.
     ///
     /// # Errors

@@ -2,6 +2,7 @@
 
 mod case;
 pub mod exit;
+pub mod hex;
 pub mod resources;
 pub mod terminal;
 pub mod verdict;

@@ -11,6 +11,8 @@
 //! time, and each must be found.
 
 pub mod search;
+#[cfg(test)]
+mod tests;
 mod world;
 
 use std::time::Duration;
@@ -18,7 +20,7 @@ use std::time::Duration;
 use rdma_proto::wire::FeatureSet;
 use rdma_proto::{Config, Keepalive, Role};
 
-pub use search::{End, Seen, Violation, explore};
+pub use search::{SearchEnd, Seen, Violation, explore};
 pub use world::Scenario;
 
 /// Mistakes of a driver or a peer.
@@ -192,12 +194,14 @@ pub fn with_defect(defect: Defect) -> Scenario {
 }
 
 /// A line about a search.
-pub fn line(scenario: &Scenario, seen: &Seen, end: &End) -> String {
+pub fn line(scenario: &Scenario, seen: &Seen, end: &SearchEnd) -> String {
     let Seen { states, steps, goals, depth, widest, took } = *seen;
     let ended = match end {
-        End::Complete => "complete".into(),
-        End::Truncated => "TRUNCATED".into(),
-        End::Violated(Violation { what, path }) => format!("VIOLATED after {} steps: {what}", path.len()),
+        SearchEnd::Complete => "complete".into(),
+        SearchEnd::Truncated => "TRUNCATED".into(),
+        SearchEnd::Violated(Violation { what, path }) => {
+            format!("VIOLATED after {} steps: {what}", path.len())
+        }
     };
     let took = Duration::as_secs_f64(&took);
     format!(

@@ -60,7 +60,7 @@ pub struct Violation {
 
 /// How a search ended.
 #[derive(Clone, Debug)]
-pub enum End {
+pub enum SearchEnd {
     /// All states were seen, and nothing is wrong.
     Complete,
     /// This is wrong.
@@ -73,7 +73,7 @@ pub enum End {
 const LONGEST: usize = 2000;
 
 /// Explores `model`, up to `limit` states.
-pub fn explore<M: Model>(model: &M, limit: u64) -> (Seen, End) {
+pub fn explore<M: Model>(model: &M, limit: u64) -> (Seen, SearchEnd) {
     let (begun, hasher) = (Instant::now(), RandomState::new());
     let mut seen = Seen { states: 1, widest: 1, ..Seen::default() };
     let mut layer = vec![model.start()];
@@ -117,23 +117,23 @@ pub fn explore<M: Model>(model: &M, limit: u64) -> (Seen, End) {
             }
         }
         if let Some((what, place, last)) = flaw {
-            break End::Violated(Violation { what, path: path(model, &origins, place, last) });
+            break SearchEnd::Violated(Violation { what, path: path(model, &origins, place, last) });
         }
         if next.is_empty() {
-            break End::Complete;
+            break SearchEnd::Complete;
         }
         seen.states += next.len() as u64;
         seen.depth += 1;
         seen.widest = seen.widest.max(next.len());
         origins.push(from);
         if seen.depth > LONGEST {
-            break End::Violated(Violation {
+            break SearchEnd::Violated(Violation {
                 what: "livelock: it goes on for ever".into(),
                 path: path(model, &origins, 0, None),
             });
         }
         if seen.states > limit {
-            break End::Truncated;
+            break SearchEnd::Truncated;
         }
         layer = next;
     };

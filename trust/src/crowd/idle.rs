@@ -7,8 +7,8 @@ use std::sync::mpsc;
 
 use rdma_conn::{Connect, ConnectionId, Descriptors, Stream};
 
-use conformance::client::{Client, Failure};
-use conformance::intercept::Intercepted;
+use conformance::client::{Failure, RespClient};
+use intercept::Intercepted;
 
 use super::serving::{Objects, serve};
 use super::{Crowd, Face, PATIENCE, hosts, options};
@@ -106,7 +106,7 @@ fn among<B: Descriptors>(
     // It remains, and what it stores is there before anything is measured.
     let mut first = Crowd::gather(backend, address, 1, exchange.window)?;
     first.exchange(&value, &mut into)?;
-    let mut last = Client::new(Stream::connect_with(backend, address, &Connect::default())?);
+    let mut last = RespClient::new(Stream::connect_with(backend, address, &Connect::default())?);
     rest(&mut last)?;
     let before = now();
     let mut crowd = Crowd::gather(backend, address, exchange.connections, exchange.window)?;
@@ -118,7 +118,7 @@ fn among<B: Descriptors>(
 }
 
 /// Has the server finish what it does: it has one thread, which then comes to this request.
-fn rest<B: Descriptors>(client: &mut Client<Stream<B>>) -> Result<(), Failure> {
+fn rest<B: Descriptors>(client: &mut RespClient<Stream<B>>) -> Result<(), Failure> {
     client.send(&[b"PING"])?;
     client.expect("PONG")
 }

@@ -22,9 +22,9 @@ use rdma_softsim::{Fabric, Limits as HostLimits, SoftSim};
 use rdma_verbs::Verbs;
 use rustix::time::{ClockId, clock_gettime};
 
-use conformance::client::{Client, Failure};
-use conformance::intercept::Intercepted;
+use conformance::client::{Failure, RespClient};
 pub use idle::{Exchange, Kept, idle_on_softsim, resident};
+use intercept::Intercepted;
 use serving::{Objects, serve};
 use suite::exit::NO_ENVIRONMENT;
 use suite::terminal;
@@ -260,7 +260,7 @@ fn among_idle<B: Descriptors>(
     address: SocketAddr,
     objects: &Objects<B>,
 ) -> Result<Figures, Failure> {
-    let mut busy = Client::new(Stream::connect_with(backend, address, &Connect::default())?);
+    let mut busy = RespClient::new(Stream::connect_with(backend, address, &Connect::default())?);
     let before = round_trip(&mut busy, load.requests)?;
     let (bytes, queues, open) = (objects.registered_bytes(), objects.completion_queues(), descriptors()?);
     let mut crowd = Crowd::gather(backend, address, load.connections, load.window)?;
@@ -280,7 +280,10 @@ fn descriptors() -> Result<usize, Failure> {
 }
 
 /// The time of one of many round trips, on average.
-fn round_trip<B: Descriptors>(client: &mut Client<Stream<B>>, requests: u32) -> Result<Duration, Failure> {
+fn round_trip<B: Descriptors>(
+    client: &mut RespClient<Stream<B>>,
+    requests: u32,
+) -> Result<Duration, Failure> {
     let begun = Instant::now();
     for _ in 0..requests {
         client.send(&[b"PING"])?;
@@ -291,7 +294,7 @@ fn round_trip<B: Descriptors>(client: &mut Client<Stream<B>>, requests: u32) -> 
 
 /// The processor time for clients that ask for more than there is room for and read none of it.
 fn among_mute<B: Descriptors>(load: Load, backend: &B, address: SocketAddr) -> Result<Duration, Failure> {
-    let mut client = Client::new(Stream::connect_with(backend, address, &Connect::default())?);
+    let mut client = RespClient::new(Stream::connect_with(backend, address, &Connect::default())?);
     client.send(&[b"SET", b"long", &vec![b'x'; LONG_REPLY]])?;
     client.expect("OK")?;
     client.stream().flush().map_err(Failure::from)?;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use conformance::client::Failure;
-use conformance::intercept::{Interceptor, Origin};
+use intercept::{Interceptor, Origin};
 use kv_store::{Cut, Frames, Server, Store};
 use rdma_backend::{Backend, QueuePairLimits, Region as _};
 use rdma_conn::{AsyncEndpoint, AsyncStream, Descriptors, Endpoint, Limits, Options};

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use rdma_conn::Descriptors;
 
+use conformance::blackbox::builtin::WINDOW;
 use conformance::blackbox::case::{Case, Role};
 use conformance::blackbox::context::{Context, Side};
-use conformance::blackbox::own::WINDOW;
 use conformance::blackbox::session::{Session, reported};
-use conformance::peer::{Listener, Shape};
+use conformance::tester::{Listener, Shape};
 use rdma_proto::wire::{FeatureSet, Message};
 use suite::verdict::pass;
 use suite::{Judged, Stop};

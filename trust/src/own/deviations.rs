@@ -1,6 +1,6 @@
 //! Deviations of providers from the InfiniBand specification that keep our side from reporting the right error.
 
-use conformance::reqs::Role;
+use conformance::requirements::Role;
 
 use super::Roles;
 

@@ -25,12 +25,12 @@ use suite::resources::ProcessResources;
 use suite::{Case, Role};
 
 use crate::Outcome;
+use conformance::blackbox::builtin::{BuiltInClients, BuiltInServer, Connections, Ended, small};
 use conformance::blackbox::context::{Context, Side};
-use conformance::blackbox::own::{Connections, Ended, OwnClients, OwnServer, small};
 use conformance::blackbox::run::{Plan, Runner};
 use conformance::blackbox::select::Harm;
-use conformance::client::{Client, Failure};
-use conformance::peer::Listener;
+use conformance::client::{Failure, RespClient};
+use conformance::tester::Listener;
 
 use deviations::Deviation;
 use table::{Row, TABLE};
@@ -191,7 +191,7 @@ fn try_case<B: Descriptors>(setting: &Setting<B>, role: Role, row: &Row) -> Outc
         options
     };
     let (server_options, client_options) = (options(Options::default()), options(Options::default()));
-    let server = OwnServer::start(&setting.ours, setting.our_address, server_options)?;
+    let server = BuiltInServer::start(&setting.ours, setting.our_address, server_options)?;
     let mut bystander = connect(setting, &server, client_options)?;
     let before = setting.resources();
     let plan = Plan { patience: PATIENCE, harm: Harm::Allowed, again: "", arguments: &[], recorder: None };
@@ -205,7 +205,7 @@ fn try_case<B: Descriptors>(setting: &Setting<B>, role: Role, row: &Row) -> Outc
         Role::Server => (run(Side::Server(&server))?, all_ended(server.connections(), 1)?),
         Role::Client => {
             let listener = Listener::new(&setting.theirs, setting.their_address)?;
-            let clients = OwnClients::new(setting.ours.clone(), client_options);
+            let clients = BuiltInClients::new(setting.ours.clone(), client_options);
             (run(Side::Client(&listener, &clients))?, all_ended(&clients.connections, 0)?)
         }
     };
@@ -256,20 +256,20 @@ fn by(whom: &'static str) -> impl Fn(Failure) -> Failure {
 /// A client of ours that got an answer from our server.
 fn connect<B: Descriptors>(
     setting: &Setting<B>,
-    server: &OwnServer,
+    server: &BuiltInServer,
     options: Options,
-) -> Result<Client<Stream<B>>, Failure> {
-    use conformance::blackbox::target::Server as _;
+) -> Result<RespClient<Stream<B>>, Failure> {
+    use conformance::blackbox::target::TargetServer as _;
     let how = Connect::default().timeout(PATIENCE).options(options);
     let mut stream = Stream::connect_with(&setting.ours, server.address(), &how)?;
     stream.set_read_timeout(Some(PATIENCE));
     stream.set_write_timeout(Some(PATIENCE));
-    let mut client = Client::new(stream);
+    let mut client = RespClient::new(stream);
     ping(&mut client)?;
     Ok(client)
 }
 
-fn ping<B: Descriptors>(client: &mut Client<Stream<B>>) -> Result<(), Failure> {
+fn ping<B: Descriptors>(client: &mut RespClient<Stream<B>>) -> Result<(), Failure> {
     client.send(&[b"PING"])?;
     client.expect("PONG")
 }

@@ -17,8 +17,8 @@ use rdma_proto::TransportError::{Completion, Disconnected};
 use super::Roles;
 use super::deviations::{DISCONNECTED, Deviation, IN_ORDER};
 use super::told;
-use conformance::blackbox::own::Ended;
-use conformance::reqs::Role;
+use conformance::blackbox::builtin::Ended;
+use conformance::requirements::Role;
 
 /// A case, and how connections of our side end in it.
 #[derive(Clone, Copy)]

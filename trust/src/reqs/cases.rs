@@ -1,9 +1,9 @@
 //! The cases of all suites, for what they say about requirements.
 
-use conformance::snapshot::{publisher, reader};
 use conformance::{blackbox, smoke};
 use rdma_semantics as semantics;
 use rdma_softsim::SoftSim;
+use snapshot_suite::{publisher, reader};
 use suite::Case;
 
 use crate::{outage, own};

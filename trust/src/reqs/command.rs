@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Subcommand;
-use conformance::reqs::{Requirement, Requirements, workspace};
+use conformance::requirements::{Requirement, Requirements, workspace};
 use suite::exit::{DONE, FAILED};
 use suite::terminal;
 

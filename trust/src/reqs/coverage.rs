@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use comfy_table::{Cell, CellAlignment, Table, presets};
-use conformance::reqs::{Level, Requirement, Requirements};
-use conformance::vectors;
+use conformance::requirements::{Level, Requirement, Requirements};
+use vector_check as vectors;
 
 use super::cases::{self, CaseRequirements};
 use super::scan::{MentionKind, Sources};
@@ -117,17 +117,19 @@ impl Coverage {
         let gaps: Vec<String> = self
             .requirements
             .iter()
-            .filter(|requirement| requirement.level == Level::Must && self.state(requirement) == State::Open)
+            .filter(|requirement| {
+                requirement.level == Level::Must && self.state(requirement) == Showing::Open
+            })
             .map(|requirement| format!("{}: no test, no vector, no reason for neither", requirement.id))
             .collect();
         self.problems.extend(gaps);
     }
 
-    fn state(&self, requirement: &Requirement) -> State {
+    fn state(&self, requirement: &Requirement) -> Showing {
         match self.shown.get(&requirement.id) {
-            Some(shown) if !shown.tests.is_empty() || !shown.vectors.is_empty() => State::Shown,
-            _ if requirement.untestable.is_some() => State::Untestable,
-            _ => State::Open,
+            Some(shown) if !shown.tests.is_empty() || !shown.vectors.is_empty() => Showing::Shown,
+            _ if requirement.untestable.is_some() => Showing::Untestable,
+            _ => Showing::Open,
         }
     }
 
@@ -181,11 +183,11 @@ impl Coverage {
         };
         let counts = [
             group.len(),
-            count(&|requirement| self.state(requirement) == State::Shown),
+            count(&|requirement| self.state(requirement) == Showing::Shown),
             count(&|requirement| has(requirement, |shown| &shown.tests)),
             count(&|requirement| has(requirement, |shown| &shown.vectors)),
-            count(&|requirement| self.state(requirement) == State::Untestable),
-            count(&|requirement| self.state(requirement) == State::Open),
+            count(&|requirement| self.state(requirement) == Showing::Untestable),
+            count(&|requirement| self.state(requirement) == Showing::Open),
         ];
         table.add_row(
             [name.to_string()].into_iter().chain(counts.map(|count| count.to_string())).map(Cell::new),
@@ -194,7 +196,7 @@ impl Coverage {
 
     /// Requirements that nothing shows and that need not be shown, because they are no musts.
     pub fn open(&self) -> Vec<&Requirement> {
-        self.requirements.iter().filter(|requirement| self.state(requirement) == State::Open).collect()
+        self.requirements.iter().filter(|requirement| self.state(requirement) == Showing::Open).collect()
     }
 
     /// Requirements that no code names.
@@ -214,7 +216,7 @@ fn is_of_a_library(at: &str) -> bool {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
+enum Showing {
     Shown,
     Untestable,
     Open,

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use conformance::reqs::{Difference, Level, Profile, Requirement, Requirements, Role};
+use conformance::requirements::{Difference, Level, Profile, Requirement, Requirements, Role};
 
 const AREAS: [(&str, &str); 10] = [
     ("CTRL", "Control messages"),

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use conformance::reqs::ids;
+use conformance::requirements::ids;
 
 /// A place that names a requirement.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

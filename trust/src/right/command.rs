@@ -15,7 +15,7 @@ use suite::exit::{BROKEN, DONE, FAILED, NOTHING};
 use super::{Right, WINDOWS, Who, example, is_right, is_tried, judge};
 use crate::wrong::command::all_cases;
 use conformance::blackbox::{self, results::CaseResult};
-use conformance::reqs::Role;
+use conformance::requirements::Role;
 
 /// Runs the conformance suite against implementations that are right, each in a way of its own. None may be accused.
 #[derive(Args, Clone, Debug)]

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use conformance::blackbox::process::ExecClients;
-use conformance::blackbox::target::{Clients, Running};
+use conformance::blackbox::target::{Running, TargetClients};
 use rdma_conn::{Connect, Descriptors, Options, Stream};
 
 /// How long the pump looks at one side before it looks at the other.
@@ -21,7 +21,7 @@ const STARTING: Duration = Duration::from_secs(60);
 /// It does not compile.
 pub(super) fn build(folder: &Path, long: usize) -> Result<Option<PathBuf>, String> {
     let program = folder.join(format!("example-client-{long}"));
-    let source = conformance::reqs::workspace()?.join("docs/adopt/client.c");
+    let source = conformance::requirements::workspace()?.join("docs/adopt/client.c");
     let flags = ["-std=c99", "-O1", &format!("-DLONG={long}"), "-o"].map(String::from);
     match Command::new("cc").args(flags).arg(&program).arg(source).status() {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
@@ -38,7 +38,7 @@ pub(super) struct Example<B> {
     pub(super) program: PathBuf,
 }
 
-impl<B: Descriptors> Clients for Example<B> {
+impl<B: Descriptors> TargetClients for Example<B> {
     fn start(&self, case: &str, address: SocketAddr) -> Result<Box<dyn Running>, String> {
         let told = |error: std::io::Error| error.to_string();
         let listener = TcpListener::bind("127.0.0.1:0").map_err(told)?;

@@ -17,15 +17,15 @@ use rdma_conn::Options;
 use rdma_softsim::{DeviceKind, Fabric};
 use suite::Verdict;
 
+use conformance::blackbox::builtin::{BuiltInClients, BuiltInServer, WINDOW, with_window};
 use conformance::blackbox::context::Side;
-use conformance::blackbox::own::{OwnClients, OwnServer, WINDOW, with_window};
 use conformance::blackbox::results::CaseResult;
 use conformance::blackbox::run::{Plan, Runner};
 use conformance::blackbox::select::Harm;
 use conformance::client::Failure;
-use conformance::peer::Listener;
-use conformance::reqs::Role;
-use conformance::wrong::{self, Variant};
+use conformance::requirements::Role;
+use conformance::tester::Listener;
+use intercept::mistakes::{self, Variant};
 
 use example::Example;
 
@@ -191,7 +191,7 @@ pub fn judge(right: &Right, role: Role, id: &str, example: Option<&PathBuf>) -> 
     fabric.set_device_kind(right.kind);
     let (theirs, ours) =
         (SocketAddr::from(([192, 0, 2, 1], 6379)), SocketAddr::from(([192, 0, 2, 66], 6379)));
-    let target = wrong::variant(fabric.host(&[theirs.ip()]), right.who.variant());
+    let target = mistakes::variant(fabric.host(&[theirs.ip()]), right.who.variant());
     let backend = fabric.host(&[ours.ip()]);
     let plan = Plan { patience: PATIENCE, harm: Harm::Allowed, again: "", arguments: &[], recorder: None };
     let judged = |side| {
@@ -207,7 +207,7 @@ pub fn judge(right: &Right, role: Role, id: &str, example: Option<&PathBuf>) -> 
         options
     };
     if role == Role::Server {
-        let server = OwnServer::start(&target, theirs, options(Options::default()))?;
+        let server = BuiltInServer::start(&target, theirs, options(Options::default()))?;
         return judged(Side::Server(&server));
     }
     let listener = Listener::new(&backend, ours)?;
@@ -218,7 +218,7 @@ pub fn judge(right: &Right, role: Role, id: &str, example: Option<&PathBuf>) -> 
         }
         (Who::Example, None) => Err(Failure::wrong("the example client is not built")),
         _ => {
-            let mut clients = OwnClients::new(target, options);
+            let mut clients = BuiltInClients::new(target, options);
             clients.pipelines = right.who == Who::Pipelines;
             judged(Side::Client(&listener, &clients))
         }

@@ -86,7 +86,7 @@ pub struct Workload {
     /// ... and before its first read.
     pub reads_late: Duration,
     /// How it ends.
-    pub end: End,
+    pub end: AppEnd,
     /// How long ending may take, and after which time it ends in any case.
     linger: Duration,
     gives_up: Option<Duration>,
@@ -94,7 +94,7 @@ pub struct Workload {
 
 /// How a program ends a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
+pub enum AppEnd {
     /// Closes when everything is written, and, if it says so, everything of the peer's is read.
     Close {
         /// Whether it waits for the peer's bytes.
@@ -124,7 +124,7 @@ impl Workload {
             write_rest: micros(random),
             read_rest: micros(random),
             reads_late: Duration::from_micros(random.pick(&[0, 0, 0, 1000, 400_000])),
-            end: End::Wait,
+            end: AppEnd::Wait,
             linger: PATIENCE,
             gives_up: None,
         }
@@ -151,7 +151,7 @@ impl Workload {
     /// It only listens.
     pub fn says_nothing(&mut self) {
         self.bytes = 0;
-        if let End::Drop { after } = &mut self.end {
+        if let AppEnd::Drop { after } = &mut self.end {
             *after = 0;
         }
     }
@@ -161,7 +161,7 @@ impl Workload {
         self.write = 3;
         self.write_rest = Duration::ZERO;
         self.bytes = self.bytes.min(200);
-        if let End::Drop { after } = &mut self.end {
+        if let AppEnd::Drop { after } = &mut self.end {
             *after = self.bytes.min(*after);
         }
     }
@@ -332,11 +332,11 @@ impl App {
             return Err(self.ending(EndCause::Own));
         }
         let finished = match self.workload.end {
-            End::Close { reads_first } => {
+            AppEnd::Close { reads_first } => {
                 self.written == self.workload.bytes && (!reads_first || self.read >= self.expected)
             }
-            End::Drop { after } if self.written >= after => return Err(self.ending(EndCause::Own)),
-            End::Wait | End::Drop { .. } => false,
+            AppEnd::Drop { after } if self.written >= after => return Err(self.ending(EndCause::Own)),
+            AppEnd::Wait | AppEnd::Drop { .. } => false,
         };
         let late = self.gives_up.is_some_and(|at| now >= at);
         // Before it is established a close delivers what was written; of one that has written nothing the peer would never know.

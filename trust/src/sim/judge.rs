@@ -3,7 +3,7 @@
 use rdma_conn::Connection;
 use rdma_softsim::{FailureClass, SoftSim};
 
-use super::app::{End as Finish, EndCause, Ending};
+use super::app::{AppEnd, EndCause, Ending};
 use super::end::End;
 use super::oracle::Violation;
 use super::scenario::ScenarioConnection;
@@ -21,7 +21,7 @@ fn judge(
 ) -> Result<(), Violation> {
     let sides =
         [("client", client, &connection.client, server), ("server", server, &connection.server, client)];
-    let dropped = sides.iter().any(|(_, _, workload, _)| matches!(workload.end, Finish::Drop { .. }));
+    let dropped = sides.iter().any(|(_, _, workload, _)| matches!(workload.end, AppEnd::Drop { .. }));
     for (name, ending, workload, peer) in sides {
         // A server that has nothing to say and leaves at once may leave before its window is known, which is all that
         // its client waits for.
@@ -46,7 +46,7 @@ fn judge(
                 ),
             ));
         }
-        if matches!(workload.end, Finish::Close { reads_first: true })
+        if matches!(workload.end, AppEnd::Close { reads_first: true })
             && !dropped
             && peer.read < workload.bytes
         {

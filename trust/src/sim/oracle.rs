@@ -28,14 +28,14 @@ impl Violation {
 /// The books of all queue pairs.
 #[derive(Default)]
 pub struct Oracle {
-    pairs: BTreeMap<u32, Pair>,
+    pairs: BTreeMap<u32, WatchedQueuePair>,
     /// Windows that were announced before the last one was full.
     windows_ahead: u64,
 }
 
 /// The state of a queue pair.
 #[derive(Default)]
-struct Pair {
+struct WatchedQueuePair {
     /// Whether its owner is expected to follow the rules.
     honest: bool,
     /// Requests posted and not completed, with whether they are signaled.
@@ -87,7 +87,7 @@ impl Target {
     }
 }
 
-impl Pair {
+impl WatchedQueuePair {
     /// It sends a message that is no registration.
     fn says(&mut self, number: u32, message: Message) -> Result<(), Violation> {
         let wrong = |what: &str| Err(Violation::new("features", format!("pair {number} {what}")));
@@ -154,7 +154,8 @@ impl Oracle {
         match &entry.what {
             EntryKind::Created { host, pair, identifier } => {
                 let (honest, identifier) = (honest(*host), *identifier);
-                self.pairs.insert(*pair, Pair { honest, identifier, ..Pair::default() });
+                self.pairs
+                    .insert(*pair, WatchedQueuePair { honest, identifier, ..WatchedQueuePair::default() });
                 Ok(())
             }
             EntryKind::Registered { host, access } if honest(*host) && access.allows(Access::REMOTE_READ) => {
@@ -290,7 +291,7 @@ impl Oracle {
                 if let (Some(peer), Some(immediate)) = (self.pairs.get_mut(&to), immediate) {
                     peer.arrived += u64::from(immediate);
                 }
-                let Some(Pair { honest: true, target, .. }) = self.pairs.get_mut(&from) else {
+                let Some(WatchedQueuePair { honest: true, target, .. }) = self.pairs.get_mut(&from) else {
                     return Ok(());
                 };
                 let outside = |what: String| Err(Violation::new("window", what));

@@ -9,7 +9,7 @@ use rdma_softsim::{
     DeviceKind, Fault, FaultPlan, Injection, Limits, Parameters, Random, SimulationSettings, Site, When,
 };
 
-use super::app::{End, Workload};
+use super::app::{AppEnd, Workload};
 use super::deviation::Deviation;
 use super::event_loop::Usage;
 
@@ -316,18 +316,19 @@ impl ScenarioConnection {
         let mut peer = Workload::draw(random, &server.protocol, &options.protocol);
         // Somebody has to end it, and whoever waits for everything needs a peer that lets it finish.
         match random.below(8) {
-            0 => (client.end, peer.end) = (End::Close { reads_first: false }, End::Wait),
-            1 => (client.end, peer.end) = (End::Wait, End::Close { reads_first: false }),
-            2 => client.end = End::Drop { after: random.below(client.bytes + 1) },
-            3 => peer.end = End::Drop { after: random.below(peer.bytes + 1) },
-            4 => (client.end, peer.end) = (End::Wait, End::Close { reads_first: true }),
+            0 => (client.end, peer.end) = (AppEnd::Close { reads_first: false }, AppEnd::Wait),
+            1 => (client.end, peer.end) = (AppEnd::Wait, AppEnd::Close { reads_first: false }),
+            2 => client.end = AppEnd::Drop { after: random.below(client.bytes + 1) },
+            3 => peer.end = AppEnd::Drop { after: random.below(peer.bytes + 1) },
+            4 => (client.end, peer.end) = (AppEnd::Wait, AppEnd::Close { reads_first: true }),
             5 => {
-                (client.end, peer.end) = (End::Close { reads_first: true }, End::Close { reads_first: true });
+                (client.end, peer.end) =
+                    (AppEnd::Close { reads_first: true }, AppEnd::Close { reads_first: true });
             }
-            _ => (client.end, peer.end) = (End::Close { reads_first: true }, End::Wait),
+            _ => (client.end, peer.end) = (AppEnd::Close { reads_first: true }, AppEnd::Wait),
         }
         if rogue.is_some() {
-            (client.end, peer.end) = (End::Wait, End::Wait);
+            (client.end, peer.end) = (AppEnd::Wait, AppEnd::Wait);
             client.faces_rogue();
             peer.faces_rogue();
         }

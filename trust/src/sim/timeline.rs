@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use rdma_backend::{Completed, Completion};
 use rdma_softsim::trace::{Entry, EntryKind, Work};
 
-use conformance::trace::recording::Request;
-use conformance::trace::timeline::{Column, Line, lanes};
-use conformance::trace::words;
+use intercept::trace::recording::Request;
+use intercept::trace::timeline::{Column, Line, lanes};
+use intercept::trace::words;
 
 /// The last `most` lines of what happened, the clients' to the left and the server's to the right.
 #[must_use]

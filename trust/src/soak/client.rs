@@ -18,7 +18,7 @@ const OVERDUE: Duration = Duration::from_secs(2 * LIMIT.as_secs() + 20);
 const UNREACHED: Duration = Duration::from_secs(180);
 
 /// The state that all clients share: counts, failures, and whether to stop.
-pub(super) struct Progress {
+pub(super) struct LoadState {
     begun: Instant,
     /// Clients come to their end when it is set.
     pub stop: AtomicBool,
@@ -88,7 +88,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Progress {
+impl LoadState {
     pub(super) fn new() -> Self {
         Self {
             begun: Instant::now(),
@@ -173,7 +173,7 @@ pub(super) enum Work {
 }
 
 /// A client at work.
-pub(super) struct Client {
+pub(super) struct LoadClient {
     pub name: String,
     pub face: Box<dyn Face + Send>,
     pub work: Work,
@@ -187,16 +187,16 @@ pub(super) struct Client {
 }
 
 struct Run<'a> {
-    client: Client,
-    progress: &'a Progress,
+    client: LoadClient,
+    progress: &'a LoadState,
     number: usize,
     keys: Keys,
     rng: Rng,
 }
 
-impl Client {
+impl LoadClient {
     /// Works until the progress says stop.
-    pub(super) fn run(self, progress: &Progress, number: usize) {
+    pub(super) fn run(self, progress: &LoadState, number: usize) {
         let mut rng = Rng::with_seed(self.seed);
         let keys = Keys::new(self.name.clone(), rng.fork());
         Run { client: self, progress, number, keys, rng }.run();

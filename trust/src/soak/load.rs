@@ -14,7 +14,7 @@ use rdma_conn::{Descriptors, Stream};
 use rdma_verbs::Verbs;
 use tokio::runtime::Runtime;
 
-use super::client::{Client, ConditionalFailure, Progress, Tally, Work};
+use super::client::{ConditionalFailure, LoadClient, LoadState, Tally, Work};
 use super::face::{Blocking, Redis, Tasks};
 use super::faults;
 use super::figures::{self, Clients, Device, Line, Log, Objects, Process};
@@ -25,10 +25,10 @@ use super::phases::{Phase, Phases};
 pub(crate) struct Arguments {
     /// A server that is never killed (NAME=ADDRESS:PORT); repeat it for more.
     #[arg(long)]
-    server: Vec<Server>,
+    server: Vec<NamedServer>,
     /// A server that is killed from time to time and loses its data.
     #[arg(long)]
-    killed_server: Vec<Server>,
+    killed_server: Vec<NamedServer>,
     /// How long to work, in seconds; the last look at everything comes after that.
     #[arg(long, default_value_t = 300)]
     seconds: u64,
@@ -57,14 +57,14 @@ pub(crate) struct Arguments {
 
 /// A server by name.
 #[derive(Clone, Debug)]
-pub(super) struct Server {
+pub(super) struct NamedServer {
     /// Its name in figures.
     pub name: String,
     /// Where it listens.
     pub address: SocketAddr,
 }
 
-impl std::str::FromStr for Server {
+impl std::str::FromStr for NamedServer {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -75,7 +75,7 @@ impl std::str::FromStr for Server {
 }
 
 impl Arguments {
-    fn servers(&self) -> impl Iterator<Item = (&Server, bool)> {
+    fn servers(&self) -> impl Iterator<Item = (&NamedServer, bool)> {
         let steady = self.server.iter().map(|server| (server, false));
         steady.chain(self.killed_server.iter().map(|server| (server, true)))
     }
@@ -98,7 +98,7 @@ pub(super) fn clients<B: Descriptors>(
     backend: &B,
     arguments: &Arguments,
     runtime: &Runtime,
-) -> Result<Vec<Client>, redis::RedisError> {
+) -> Result<Vec<LoadClient>, redis::RedisError> {
     let mut clients = Vec::new();
     let mut seeds = fastrand::Rng::with_seed(arguments.seed);
     for (server, server_is_killed) in arguments.servers() {
@@ -108,7 +108,7 @@ pub(super) fn clients<B: Descriptors>(
                 let (name, server) = (format!("{}/{kind}-{number}", server.name), server.name.clone());
                 let work = if arguments.echoes { Work::Echoes } else { Work::Keys };
                 let (idles, seed) = (true, seeds.u64(..));
-                clients.push(Client { name, face, work, server, server_is_killed, idles, seed });
+                clients.push(LoadClient { name, face, work, server, server_is_killed, idles, seed });
             };
             add("stream", Box::new(Blocking::new(backend.clone(), address)));
             add("tokio", Box::new(Tasks::new(backend.clone(), address, handle.clone())));
@@ -119,7 +119,7 @@ pub(super) fn clients<B: Descriptors>(
 }
 
 /// Starts clients, each on a thread of its own.
-pub(super) fn start(clients: Vec<Client>, progress: &Arc<Progress>) {
+pub(super) fn start(clients: Vec<LoadClient>, progress: &Arc<LoadState>) {
     for client in clients {
         let progress = Arc::clone(progress);
         let number = progress.watch(&client.name);
@@ -134,7 +134,7 @@ fn runtime() -> std::io::Result<Runtime> {
 /// For a process that is killed: nothing but exchanges. It ends by itself only if something is wrong.
 fn echo<B: Descriptors>(backend: &B, arguments: &Arguments) -> ExitCode {
     let Ok(runtime) = runtime() else { return super::cannot_run("no runtime") };
-    let progress = Arc::new(Progress::new());
+    let progress = Arc::new(LoadState::new());
     match clients(backend, arguments, &runtime) {
         Ok(clients) => start(clients, &progress),
         Err(error) => return super::cannot_run(error),
@@ -176,7 +176,7 @@ fn soak(backend: &Verbs, arguments: &Arguments) -> Result<Vec<String>, Box<dyn s
 
     let log = Arc::new(Log::create(&out.join("clients.jsonl"))?);
     let before = Baseline { process: Process::of("self")?, objects: device.objects() };
-    let progress = Arc::new(Progress::new());
+    let progress = Arc::new(LoadState::new());
     start(clients(backend, arguments, &runtime)?, &progress);
     let over = Arc::new(AtomicBool::new(false));
     let helpers = [
@@ -310,7 +310,7 @@ fn show(since: Duration, figures: &Clients) {
 
 /// Judges a run that is over.
 fn judge(
-    progress: &Progress,
+    progress: &LoadState,
     phases: &Phases,
     before: &Baseline,
     device: &Device,
@@ -351,7 +351,7 @@ fn judge(
 }
 
 /// Gives the network one fault after another, and none at the end.
-fn disturb(arguments: &Arguments, log: &Log, over: &AtomicBool, progress: &Progress) {
+fn disturb(arguments: &Arguments, log: &Log, over: &AtomicBool, progress: &LoadState) {
     let Some(interface) = &arguments.interface else { return };
     if let Err(error) = faults::take_turns(interface, arguments.seed ^ 1, "clients", log, over) {
         progress.fail(error);
@@ -359,7 +359,7 @@ fn disturb(arguments: &Arguments, log: &Log, over: &AtomicBool, progress: &Progr
 }
 
 /// Starts a client of the same servers and kills it, again and again.
-fn kill_clients(arguments: &Arguments, log: &Log, over: &AtomicBool, progress: &Progress) {
+fn kill_clients(arguments: &Arguments, log: &Log, over: &AtomicBool, progress: &LoadState) {
     let mut rng = fastrand::Rng::with_seed(arguments.seed ^ 2);
     // How this program was called, up to its part.
     let mut words: Vec<_> = std::env::args_os().take_while(|word| word != "load").collect();

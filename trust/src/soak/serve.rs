@@ -67,7 +67,7 @@ impl std::str::FromStr for Program {
 }
 
 /// A server that runs.
-struct Server {
+struct ServerProcess {
     program: Program,
     child: Child,
     killed: bool,
@@ -77,7 +77,7 @@ struct Server {
     resident_kib: Vec<u64>,
 }
 
-impl Server {
+impl ServerProcess {
     fn start(program: &Program, killed: bool, out: &Path) -> std::io::Result<Self> {
         let child = spawn(program, out)?;
         let begun = Instant::now();
@@ -93,7 +93,7 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for ServerProcess {
     fn drop(&mut self) {
         let _gone_already = self.child.kill();
         let _status = self.child.wait();
@@ -121,7 +121,7 @@ fn soak(arguments: &Arguments) -> Result<Vec<String>, Box<dyn std::error::Error>
     let steady = arguments.server.iter().map(|program| (program, false));
     let mut servers = steady
         .chain(arguments.killed_server.iter().map(|program| (program, true)))
-        .map(|(program, killed)| Server::start(program, killed, out))
+        .map(|(program, killed)| ServerProcess::start(program, killed, out))
         .collect::<Result<Vec<_>, _>>()?;
     // Clients come when every server takes connections, which each shows by a listening identifier of its own.
     let wanted = servers.len() as u64;
@@ -166,7 +166,7 @@ fn soak(arguments: &Arguments) -> Result<Vec<String>, Box<dyn std::error::Error>
 fn attend(
     arguments: &Arguments,
     phases: &Phases,
-    servers: &mut [Server],
+    servers: &mut [ServerProcess],
     log: &Log,
     over: &AtomicBool,
     failures: &mut Vec<String>,
@@ -211,7 +211,7 @@ fn attend(
 }
 
 /// Kills a server, and starts it again a little later.
-fn kill(server: &mut Server, rng: &mut Rng, log: &Log, out: &Path) -> std::io::Result<()> {
+fn kill(server: &mut ServerProcess, rng: &mut Rng, log: &Log, out: &Path) -> std::io::Result<()> {
     let name = &server.program.name;
     log.write(&Line::Fault { at: log.now(), side: "servers".into(), what: format!("{name} is killed") });
     server.child.kill()?;
@@ -225,7 +225,7 @@ fn kill(server: &mut Server, rng: &mut Rng, log: &Log, out: &Path) -> std::io::R
 /// Nobody ends a server but [`kill`]. One that was just started again may not come up at once. That one of others ends by itself is
 /// told, not judged.
 fn look_after(
-    server: &mut Server,
+    server: &mut ServerProcess,
     arguments: &Arguments,
     phases: &Phases,
     failures: &mut Vec<String>,
@@ -250,7 +250,7 @@ fn look_after(
 }
 
 /// Returns the resources of our server that it must not hold when all clients have left.
-fn judge(server: &Server, before: Process, objects: &Objects, ours: bool) -> Option<String> {
+fn judge(server: &ServerProcess, before: Process, objects: &Objects, ours: bool) -> Option<String> {
     let name = &server.program.name;
     let left = || {
         let Ok(now) = server.holds() else { return Some("it is gone".into()) };

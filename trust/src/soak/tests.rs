@@ -10,7 +10,7 @@ use rdma_conn::Listener;
 use rdma_softsim::Fabric;
 use resp_rs::resp2::Frame;
 
-use super::client::{Client, Progress, Work};
+use super::client::{LoadClient, LoadState, Work};
 use super::face::{Blocking, ExchangeError, Face, Redis, SessionEnd, Tasks};
 use super::figures::{Clients, Line, Objects, growth, more};
 use super::keys::Command;
@@ -31,13 +31,13 @@ enum Wrong {
 }
 
 /// A store without a network.
-struct Server {
+struct FakeServer {
     store: Store,
     wrong: Wrong,
     exchanges: u32,
 }
 
-impl Server {
+impl FakeServer {
     fn new(wrong: Wrong) -> Self {
         Self { store: Store::default(), wrong, exchanges: 0 }
     }
@@ -50,7 +50,7 @@ impl Server {
     }
 }
 
-impl Face for Server {
+impl Face for FakeServer {
     fn connect(&mut self) -> Result<(), ExchangeError> {
         match self.wrong {
             Wrong::Killed => drop(self.ask(&[b"FLUSHALL"])),
@@ -83,22 +83,22 @@ impl Face for Server {
     }
 }
 
-fn client(face: impl Face + Send + 'static, server_is_killed: bool) -> Client {
+fn client(face: impl Face + Send + 'static, server_is_killed: bool) -> LoadClient {
     let name = "client".to_string();
     let (face, server) = (Box::new(face), "server".to_string());
-    Client { name, face, work: Work::Keys, server, server_is_killed, idles: false, seed: 5 }
+    LoadClient { name, face, work: Work::Keys, server, server_is_killed, idles: false, seed: 5 }
 }
 
 /// Lets a client work until it has done some sessions or complained; what it complained of.
-fn complaints(client: Client) -> Vec<String> {
+fn complaints(client: LoadClient) -> Vec<String> {
     let (failures, conditional_failures) = all_failures(client);
     assert_eq!(conditional_failures, [""; 0]);
     failures
 }
 
 /// Runs the client; returns its failures, and those that are failures unless the server has ended.
-fn all_failures(client: Client) -> (Vec<String>, Vec<String>) {
-    let progress = Arc::new(Progress::new());
+fn all_failures(client: LoadClient) -> (Vec<String>, Vec<String>) {
+    let progress = Arc::new(LoadState::new());
     let number = progress.watch(&client.name);
     let working = std::thread::spawn({
         let progress = Arc::clone(&progress);
@@ -117,26 +117,26 @@ fn all_failures(client: Client) -> (Vec<String>, Vec<String>) {
 
 #[test]
 fn a_right_server_is_right() {
-    assert_eq!(complaints(client(Server::new(Wrong::Nothing), false)), [""; 0]);
+    assert_eq!(complaints(client(FakeServer::new(Wrong::Nothing), false)), [""; 0]);
 }
 
 #[test]
 fn a_byte_that_changed_is_found() {
-    let failures = complaints(client(Server::new(Wrong::Changes), false));
+    let failures = complaints(client(FakeServer::new(Wrong::Changes), false));
     assert!(failures[0].contains("byte 999 of "), "{failures:?}");
 }
 
 #[test]
 fn a_key_that_was_lost_is_found() {
-    let failures = complaints(client(Server::new(Wrong::Forgets), false));
+    let failures = complaints(client(FakeServer::new(Wrong::Forgets), false));
     assert!(failures[0].contains(":3: nothing came back and not "), "{failures:?}");
 }
 
 #[test]
 fn only_a_server_that_ended_may_lose_everything() {
     for wrong in [Wrong::Killed, Wrong::KilledUnseen] {
-        assert_eq!(complaints(client(Server::new(wrong), true)), [""; 0]);
-        let (failures, conditional_failures) = all_failures(client(Server::new(wrong), false));
+        assert_eq!(complaints(client(FakeServer::new(wrong), true)), [""; 0]);
+        let (failures, conditional_failures) = all_failures(client(FakeServer::new(wrong), false));
         assert_eq!(failures, [""; 0]);
         assert!(
             conditional_failures[0].contains("has lost what it had answered with OK"),

@@ -1,4 +1,4 @@
-//! Wrong implementations, to see whether the suite notices: those of [`conformance::wrong`], which make one mistake each, and
+//! Wrong implementations, to see whether the suite notices: those of [`intercept::mistakes`], which make one mistake each, and
 //! some that do not respond. [`table::TABLE`] says for each mistake which case has to notice; [`judge`] runs that case.
 
 pub mod command;
@@ -12,16 +12,16 @@ use std::time::Duration;
 use rdma_conn::Options;
 use rdma_softsim::Fabric;
 
+use conformance::blackbox::builtin::{BuiltInClients, BuiltInServer, small};
 use conformance::blackbox::context::Side;
-use conformance::blackbox::own::{OwnClients, OwnServer, small};
 use conformance::blackbox::results::CaseResult;
 use conformance::blackbox::run::{Plan, Runner};
 use conformance::blackbox::select::Harm;
-use conformance::blackbox::target::Clients;
+use conformance::blackbox::target::TargetClients;
 use conformance::client::Failure;
-use conformance::peer::Listener;
-use conformance::reqs::Role;
-use conformance::wrong::{self, Mistake};
+use conformance::requirements::Role;
+use conformance::tester::Listener;
+use intercept::mistakes::{self, Mistake};
 
 use unresponsive::{UnresponsiveClients, UnresponsiveServer};
 
@@ -65,7 +65,7 @@ pub fn judge(target: Target, role: Role, id: &str) -> Result<CaseResult, Failure
         Target::Mistaken(mistake) => Some(mistake),
         Target::Right | Target::Unresponsive(_) => None,
     };
-    let wrong = wrong::host(fabric.host(&[theirs.ip()]), mistake);
+    let wrong = mistakes::host(fabric.host(&[theirs.ip()]), mistake);
     let backend = fabric.host(&[ours.ip()]);
     let options = |options| {
         let mut options = small(options);
@@ -87,14 +87,14 @@ pub fn judge(target: Target, role: Role, id: &str) -> Result<CaseResult, Failure
             judged(Side::Server(&UnresponsiveServer::start(&wrong, theirs, how)?))
         }
         (Role::Server, _) => {
-            let server = OwnServer::start(&wrong, theirs, options(Options::default()))?;
+            let server = BuiltInServer::start(&wrong, theirs, options(Options::default()))?;
             judged(Side::Server(&server))
         }
         (Role::Client, _) => {
             let listener = Listener::new(&backend, ours)?;
-            let clients: Box<dyn Clients> = match target {
+            let clients: Box<dyn TargetClients> = match target {
                 Target::Unresponsive(how) => Box::new(UnresponsiveClients { backend: wrong, how }),
-                _ => Box::new(OwnClients::new(wrong, options(Options::default()))),
+                _ => Box::new(BuiltInClients::new(wrong, options(Options::default()))),
             };
             judged(Side::Client(&listener, &*clients))
         }

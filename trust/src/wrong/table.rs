@@ -1,7 +1,7 @@
 //! Which case has to notice which mistake.
 
-use conformance::reqs::Role::{self, Client, Server};
-use conformance::wrong::Mistake::{self, *};
+use conformance::requirements::Role::{self, Client, Server};
+use intercept::mistakes::Mistake::{self, *};
 
 /// A mistake, the side that makes it, and the case that must fail.
 pub const TABLE: &[(Mistake, Role, &str)] = &[

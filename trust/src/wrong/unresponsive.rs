@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use rdma_conn::Descriptors;
 
-use conformance::blackbox::target::{Clients, Exit, Running, Server};
+use conformance::blackbox::target::{Exit, Running, TargetClients, TargetServer};
 use conformance::client::Failure;
-use conformance::peer::{Incoming, Listener, Peer, Shape};
+use conformance::tester::{Incoming, Listener, Peer, Shape};
 use suite::resources::ProcessResources;
 
 /// How a target has ceased to do anything.
@@ -110,7 +110,7 @@ fn accept<B: Descriptors>(listener: &Listener<B>, how: Unresponsive, over: &Atom
     }
 }
 
-impl Server for UnresponsiveServer {
+impl TargetServer for UnresponsiveServer {
     fn address(&self) -> SocketAddr {
         self.address
     }
@@ -138,7 +138,7 @@ pub(super) struct UnresponsiveClients<B> {
     pub(super) how: Unresponsive,
 }
 
-impl<B: Descriptors> Clients for UnresponsiveClients<B> {
+impl<B: Descriptors> TargetClients for UnresponsiveClients<B> {
     fn start(&self, _: &str, address: SocketAddr) -> Result<Box<dyn Running>, String> {
         let (backend, how) = (self.backend.clone(), self.how);
         let background = (how != Unresponsive::Crashed)

@@ -14,7 +14,7 @@ use rdma_backend::time::Instant;
 use rdma_conn::{Connection, ConnectionId, Endpoint, Error, Options};
 use rdma_proto::{Keepalive, State};
 use rdma_softsim::{DeviceKind, Limits, Random, Resources, Simulation, SimulationSettings, SoftSim};
-use trust::sim::app::{App, End as Finish, EndCause, Stream, Workload};
+use trust::sim::app::{App, AppEnd, EndCause, Stream, Workload};
 use trust::sim::end::{Acceptor, End, is_readable};
 use trust::sim::event_loop::{EventLoop, Usage};
 use trust::sim::oracle::Oracle;
@@ -377,7 +377,7 @@ fn bystander(
     let options = Options::default().protocol(server.protocol);
     let mut client = Workload::draw(random, &options.protocol, &server.protocol);
     let server = Workload::draw(random, &server.protocol, &options.protocol);
-    client.end = Finish::Close { reads_first: true };
+    client.end = AppEnd::Close { reads_first: true };
     let app = App::new(client, Stream(1), Stream(2), server.bytes, now, random.next());
     let mut event_loop = EventLoop::new(backend, BYSTANDER.into(), USAGE).expect("nothing is in its way");
     event_loop.dial(target, options, now, 0, app);

@@ -8,19 +8,19 @@ use rdma_softsim::{Fabric, SoftSim};
 
 use super::options::{ClientRun, Common, ServerRun, again, one_command};
 use super::{CommandError, device, no_environment, usage};
+use crate::blackbox::builtin::{BuiltInClients, BuiltInServer, small};
 use crate::blackbox::case::Case;
 use crate::blackbox::context::Side;
-use crate::blackbox::own::{OwnClients, OwnServer, small};
 use crate::blackbox::process::{AwaitedClients, ExecClients, ExecServer, RunningServer};
 use crate::blackbox::results::{Run, Target};
 use crate::blackbox::run::{self, Plan};
 use crate::blackbox::session::legal;
-use crate::blackbox::target::{Clients, Server};
+use crate::blackbox::target::{TargetClients, TargetServer};
 use crate::exit::{BROKEN, NOTHING};
-use crate::peer::Listener;
-use crate::reqs::Role;
-use crate::trace::{Limits, Recorded, Recorder};
-use crate::wrong;
+use crate::requirements::Role;
+use crate::tester::Listener;
+use intercept::mistakes;
+use intercept::trace::{Limits, Recorded, Recorder};
 use suite::Verdict;
 use suite::terminal;
 
@@ -64,8 +64,8 @@ pub(super) fn server(options: &ServerRun, arguments: &[String]) -> Result<Run, C
         let (theirs, address, ours, _) = hosts();
         let (mistake, options) = common.own(Options::default());
         let server = match mistake {
-            None => OwnServer::start(&theirs, address, options),
-            some => OwnServer::start(&wrong::host(theirs, some), address, options),
+            None => BuiltInServer::start(&theirs, address, options),
+            some => BuiltInServer::start(&mistakes::host(theirs, some), address, options),
         };
         let server = server.map_err(no_environment)?;
         let target = common.target(Role::Server, true, "in this process", "softsim");
@@ -78,7 +78,7 @@ pub(super) fn server(options: &ServerRun, arguments: &[String]) -> Result<Run, C
     // Before anything is tried, RDMA or not.
     common.harm(local)?;
     let verbs = device()?;
-    let (server, own, how): (Box<dyn Server>, _, _) = match (running, &options.exec, common.listen) {
+    let (server, own, how): (Box<dyn TargetServer>, _, _) = match (running, &options.exec, common.listen) {
         (Some(address), ..) => {
             (Box::new(RunningServer { address }), false, options.target.clone().unwrap_or_default())
         }
@@ -89,7 +89,7 @@ pub(super) fn server(options: &ServerRun, arguments: &[String]) -> Result<Run, C
         }
         (None, None, Some(listen)) => {
             let server =
-                OwnServer::start(&verbs, listen, small(Options::default())).map_err(no_environment)?;
+                BuiltInServer::start(&verbs, listen, small(Options::default())).map_err(no_environment)?;
             (Box::new(server), true, "in this process".into())
         }
         (None, _, None) => {
@@ -113,9 +113,9 @@ pub(super) fn client(options: &ClientRun, arguments: &[String]) -> Result<Run, C
         let ours = Recorded::new(ours, &recorder);
         let listener = Listener::new(&ours, address).map_err(no_environment)?;
         let (mistake, options) = common.own(Options::default());
-        let clients: Box<dyn Clients> = match mistake {
-            None => Box::new(OwnClients::new(theirs, options)),
-            some => Box::new(OwnClients::new(wrong::host(theirs, some), options)),
+        let clients: Box<dyn TargetClients> = match mistake {
+            None => Box::new(BuiltInClients::new(theirs, options)),
+            some => Box::new(BuiltInClients::new(mistakes::host(theirs, some), options)),
         };
         let target = common.target(Role::Client, true, "in this process", "softsim");
         return go(common, arguments, (&ours, &recorder), Side::Client(&listener, &*clients), target, true);
@@ -130,14 +130,15 @@ pub(super) fn client(options: &ClientRun, arguments: &[String]) -> Result<Run, C
     let recorder = recorder();
     let ours = Recorded::new(verbs.clone(), &recorder);
     let listener = Listener::new(&ours, listen).map_err(no_environment)?;
-    let (clients, how): (Box<dyn Clients>, _) = match &options.exec {
+    let (clients, how): (Box<dyn TargetClients>, _) = match &options.exec {
         Some(command) => {
             (Box::new(ExecClients { command: command.clone(), first: options.first }), command.clone())
         }
         None if options.wait => (Box::new(AwaitedClients), "awaited".into()),
-        None => {
-            (Box::new(OwnClients::new(verbs.clone(), small(Options::default()))), "in this process".into())
-        }
+        None => (
+            Box::new(BuiltInClients::new(verbs.clone(), small(Options::default()))),
+            "in this process".into(),
+        ),
     };
     let target = common.target(Role::Client, !given, &how, &listen.ip().to_string());
     go(common, arguments, (&ours, &recorder), Side::Client(&listener, &*clients), target, local)

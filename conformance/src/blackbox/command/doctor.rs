@@ -152,11 +152,11 @@ fn valkey() -> String {
     on_path(VALKEY).map_or_else(|| format!("no {VALKEY} on the PATH"), |file| file.display().to_string())
 }
 
-/// The server that `demo` takes if it is there.
-pub(super) const VALKEY: &str = "valkey-server";
+/// The server that many wish to try.
+const VALKEY: &str = "valkey-server";
 
 /// The file of a program that a shell would find.
-pub(super) fn on_path(program: &str) -> Option<PathBuf> {
+fn on_path(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).map(|folder| folder.join(program)).find(|file| file.is_file())
 }

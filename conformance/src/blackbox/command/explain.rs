@@ -10,7 +10,7 @@ use super::finish;
 use crate::blackbox::case::Case;
 use crate::blackbox::cases;
 use crate::exit::{DONE, NOTHING};
-use crate::reqs::{Requirement, Requirements, Role};
+use crate::requirements::{Requirement, Requirements, Role};
 use suite::terminal;
 
 /// Arguments of `explain`.

@@ -11,7 +11,7 @@ use super::finish;
 use crate::blackbox::case::Case;
 use crate::blackbox::select::Select;
 use crate::exit::{DONE, NOTHING};
-use crate::reqs::{Requirements, Role};
+use crate::requirements::{Requirements, Role};
 use suite::terminal;
 
 /// The kind of entries to list.

@@ -14,9 +14,6 @@ mod whole;
 
 use std::process::ExitCode;
 
-use rdma_backend::Backend as _;
-use rdma_verbs::Verbs;
-
 use options::Common;
 
 use super::baseline::Baseline;
@@ -41,12 +38,8 @@ fn no_environment(reason: impl std::fmt::Display) -> CommandError {
     (NO_ENVIRONMENT, format!("cannot run here: {reason}"))
 }
 
-/// RDMA of this machine.
-fn device() -> Result<Verbs, CommandError> {
-    let verbs = Verbs::load().map_err(no_environment)?;
-    // The libraries may be there without a device.
-    verbs.event_channel().map_err(no_environment)?;
-    Ok(verbs)
+fn device() -> Result<rdma_verbs::Verbs, CommandError> {
+    crate::device().map_err(no_environment)
 }
 
 fn usage(reason: impl Into<String>) -> CommandError {

@@ -8,12 +8,12 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use rdma_conn::Options;
 
 use super::{CommandError, pair, usage};
-use crate::blackbox::own::small;
+use crate::blackbox::builtin::small;
 use crate::blackbox::report::Format;
 use crate::blackbox::results::{Target, without};
 use crate::blackbox::select::{Harm, Select};
-use crate::reqs::Role;
-use crate::wrong::Mistake;
+use crate::requirements::Role;
+use intercept::mistakes::Mistake;
 
 /// The target.
 #[derive(Subcommand, Clone, Debug)]
@@ -23,7 +23,7 @@ pub enum TargetCommand {
     /// A client: it connects to the suite.
     Client(ClientRun),
     /// A client and a server with each other, and the suite in between, which watches both.
-    Pair(pair::Pair),
+    Pair(pair::PairRun),
 }
 
 /// The backend of a run.

@@ -12,15 +12,15 @@ use super::options::one_command;
 use super::{CommandError, device, no_environment};
 use crate::blackbox::process::{ExecClients, ExecServer};
 use crate::blackbox::run::STARTING;
-use crate::blackbox::target::{Clients as _, Exit, Server as _};
+use crate::blackbox::target::{Exit, TargetClients as _, TargetServer as _};
 use crate::client::Failure;
 use crate::exit::{BROKEN, DONE, FAILED, LOST, NOTHING, UNDECIDED};
-use crate::peer::{Breach, Incoming, Listener, Peer, Shape};
+use crate::tester::{Breach, Incoming, Listener, Peer, Shape};
 use suite::terminal;
 
 /// A client and a server.
 #[derive(Args, Clone, Debug)]
-pub struct Pair {
+pub struct PairRun {
     /// Shell command that starts the server, with {host} and {port}.
     #[arg(long)]
     server: String,
@@ -35,7 +35,7 @@ pub struct Pair {
     within: u64,
 }
 
-pub(super) fn run(options: &Pair) -> Result<u8, CommandError> {
+pub(super) fn run(options: &PairRun) -> Result<u8, CommandError> {
     one_command(&options.server)?;
     one_command(&options.client)?;
     let verbs = device()?;

@@ -7,8 +7,8 @@ use std::time::{Duration, UNIX_EPOCH};
 use askama::Template;
 
 use crate::blackbox::results::{CaseResult, Run, Teardown};
-use crate::reqs::{Level, Profile, Requirement, Requirements, Role};
-use crate::trace::sequence;
+use crate::requirements::{Level, Profile, Requirement, Requirements, Role};
+use intercept::trace::sequence;
 use suite::{Cause, Verdict};
 
 /// The prefixes of cases' ids, with the areas of requirements and their titles.

@@ -1,72 +1,112 @@
 //! JUnit's XML, as CI systems read it: a test suite for each profile, the wire contract first, with its score as a property. What was
 //! not tried or could not be decided is skipped there, never passed, and so is a failure that the exit status does not count.
 
-use std::time::Duration;
-
-use quick_junit::{NonSuccessKind, Report, TestCase, TestCaseStatus, TestSuite};
+use askama::Template;
 
 use crate::blackbox::results::{CaseResult, Run, Score};
 use crate::blackbox::run::title;
 use suite::Verdict;
 
+#[derive(Template)]
+#[template(path = "junit.xml")]
+struct Junit {
+    suites: Vec<TestSuite>,
+}
+
+struct TestSuite {
+    name: String,
+    properties: Vec<(&'static str, String)>,
+    cases: Vec<TestCase>,
+}
+
+struct TestCase {
+    name: String,
+    class: String,
+    seconds: f64,
+    /// What is told of it instead of success.
+    told: Option<Told>,
+}
+
+/// An element of a case.
+struct Told {
+    element: &'static str,
+    message: String,
+    /// The type and the text of a failure.
+    details: Option<(String, String)>,
+}
+
+impl TestSuite {
+    fn count(&self, element: &str) -> usize {
+        self.cases
+            .iter()
+            .filter(|case| case.told.as_ref().is_some_and(|told| told.element == element))
+            .count()
+    }
+}
+
+impl Junit {
+    fn tests(&self) -> usize {
+        self.suites.iter().map(|suite| suite.cases.len()).sum()
+    }
+
+    fn count(&self, element: &str) -> usize {
+        self.suites.iter().map(|suite| suite.count(element)).sum()
+    }
+}
+
 pub(super) fn junit(run: &Run, strict: bool) -> Result<String, String> {
-    let mut report = Report::new("valkey-rdma-conformance");
+    let mut suites = Vec::new();
     for score @ Score { profile, passed, decided } in run.scores() {
-        let mut suite = TestSuite::new(format!("{}: {}", title(&run.target), profile.title()));
-        for (name, value) in [
-            ("profile", profile.to_string()),
-            ("score", score.to_string()),
-            ("passed", passed.to_string()),
-            ("decided", decided.to_string()),
-        ] {
-            suite.add_property((name, value.as_str()));
-        }
-        suite.add_test_cases(run.of(profile).map(|result| case(result, strict)));
-        report.add_test_suite(suite);
+        suites.push(TestSuite {
+            name: format!("{}: {}", title(&run.target), profile.title()),
+            properties: vec![
+                ("profile", profile.to_string()),
+                ("score", score.to_string()),
+                ("passed", passed.to_string()),
+                ("decided", decided.to_string()),
+            ],
+            cases: run.of(profile).map(|result| case(result, strict)).collect(),
+        });
     }
     // It has a profile, which is not told.
     if let Some(reason) = run.unexcused() {
-        let mut status = TestCaseStatus::non_success(NonSuccessKind::Failure);
-        status.set_message(reason);
-        let mut suite = TestSuite::new(format!("{}: withheld", title(&run.target)));
-        suite.add_test_case(TestCase::new("withheld", status));
-        report.add_test_suite(suite);
+        let told = Told { element: "failure", message: plain(&reason), details: None };
+        let case = TestCase { name: "withheld".into(), class: String::new(), seconds: 0.0, told: Some(told) };
+        let name = format!("{}: withheld", title(&run.target));
+        suites.push(TestSuite { name, properties: Vec::new(), cases: vec![case] });
     }
-    report.to_string().map_err(|error| error.to_string())
+    Junit { suites }.render().map_err(|error| error.to_string())
 }
 
 fn case(result: &CaseResult, strict: bool) -> TestCase {
-    let status = match result.verdict {
-        Verdict::Broken => failed(result, NonSuccessKind::Error),
-        _ if result.is_told_as_failure(strict) => failed(result, NonSuccessKind::Failure),
-        Verdict::Pass | Verdict::PassLenient | Verdict::Informational => TestCaseStatus::success(),
+    let told = match result.verdict {
+        Verdict::Broken => Some(failed(result, "error")),
+        _ if result.is_told_as_failure(strict) => Some(failed(result, "failure")),
+        Verdict::Pass | Verdict::PassLenient | Verdict::Informational => None,
         Verdict::Fail
         | Verdict::Unsupported
         | Verdict::NotApplicable
         | Verdict::Skipped
-        | Verdict::Inconclusive => skipped(result),
+        | Verdict::Inconclusive => Some(skipped(result)),
     };
-    let mut case = TestCase::new(result.id.clone(), status);
-    case.set_classname(result.requirements.first().cloned().unwrap_or_default());
-    case.set_time(Duration::try_from_secs_f64(result.took).unwrap_or_default());
-    case
+    let class = result.requirements.first().cloned().unwrap_or_default();
+    TestCase { name: result.id.clone(), class, seconds: result.took, told }
 }
 
-fn skipped(result: &CaseResult) -> TestCaseStatus {
-    let mut status = TestCaseStatus::skipped();
+fn skipped(result: &CaseResult) -> Told {
     let excuse = result.excuse().map(|excuse| format!("{excuse}: ")).unwrap_or_default();
-    status.set_message(format!("{}: {excuse}{}", result.verdict, result.reason));
-    status
+    let message = plain(&format!("{}: {excuse}{}", result.verdict, result.reason));
+    Told { element: "skipped", message, details: None }
 }
 
-fn failed(result: &CaseResult, kind: NonSuccessKind) -> TestCaseStatus {
-    let mut status = TestCaseStatus::non_success(kind);
-    status.set_message(result.reason.clone());
-    status.set_type(result.requirements.join(" "));
+fn failed(result: &CaseResult, element: &'static str) -> Told {
     let wire: String = result.last_on_the_wire().into_iter().map(|line| format!("| {line}\n")).collect();
-    status.set_description(format!(
-        "{}\nexpected: {}\n{wire}again: {}",
-        result.intent, result.expectation, result.repro
-    ));
-    status
+    let CaseResult { intent, expectation, repro, reason, requirements, .. } = result;
+    let text = plain(&format!("{intent}\nexpected: {expectation}\n{wire}again: {repro}"));
+    Told { element, message: plain(reason), details: Some((requirements.join(" "), text)) }
+}
+
+/// A text without what XML has no characters for: a reason may have the last lines of a target in it.
+fn plain(text: &str) -> String {
+    text.chars().filter(|one| !one.is_control() || matches!(one, '\n' | '\t')).collect()
 }

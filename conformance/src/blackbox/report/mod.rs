@@ -13,7 +13,7 @@ use serde_json::json;
 use super::results::Teardown;
 use super::results::{CaseResult, Run};
 use super::run::title;
-use crate::reqs::Profile;
+use crate::requirements::Profile;
 use suite::Verdict;
 
 pub use html::html;

@@ -10,7 +10,7 @@ use super::{Heard, Session};
 use crate::blackbox::context::Context;
 use crate::blackbox::results::Teardown;
 use crate::blackbox::target::{Exit, Running, with_last_lines};
-use crate::peer::Incoming;
+use crate::tester::Incoming;
 
 /// How long a client is answered after the case has made its point.
 const LONG_ENOUGH: Duration = Duration::from_secs(20);
@@ -101,7 +101,7 @@ impl<B: Descriptors> Session<'_, B> {
     pub fn dismiss(&mut self) -> Result<(), Stop> {
         // Refused if the target disconnected first.
         let _left = self.peer.disconnect();
-        let ended = self.awaits_end(self.context.patience)? == End::Disconnected;
+        let ended = self.awaits_end(self.context.patience)? == Notice::Disconnected;
         self.context.note(if ended { Teardown::Clean } else { Teardown::Unclean });
         Ok(())
     }
@@ -163,7 +163,7 @@ impl<B: Descriptors> Session<'_, B> {
             return Err(Stop::unmet("it left in the middle of the connection"));
         }
         self.peer.disconnect()?;
-        let teardown = if self.awaits_end(self.context.patience)? == End::Disconnected {
+        let teardown = if self.awaits_end(self.context.patience)? == Notice::Disconnected {
             Teardown::Clean
         } else {
             Teardown::Unclean
@@ -191,21 +191,21 @@ impl<B: Descriptors> Session<'_, B> {
             let left = deadline.saturating_duration_since(Instant::now());
             match self.awaits_end(left.min(Duration::from_millis(20)))? {
                 // What its device does is not done by the target, which has to hear of it and end the connection.
-                End::None | End::Failed if !left.is_zero() => {}
+                Notice::None | Notice::Failed if !left.is_zero() => {}
                 end => break end,
             }
         };
         look();
         match end {
-            End::Disconnected => self.context.note(Teardown::Clean),
-            End::Failed => {
+            Notice::Disconnected => self.context.note(Teardown::Clean),
+            Notice::Failed => {
                 self.context.note(Teardown::Unclean);
                 return Err(Stop::unmet(format!(
                     "a device ended the connection, and the target did not within {:?}",
                     self.context.patience
                 )));
             }
-            End::None => {
+            Notice::None => {
                 self.context.note(Teardown::Unclean);
                 return Err(self.still_there());
             }
@@ -230,7 +230,7 @@ impl<B: Descriptors> Session<'_, B> {
             && matches!(stop.verdict, Verdict::Fail | Verdict::Inconclusive)
             && self.peer.is_lost()
             && !self.misspoke;
-        if !by_its_end || self.awaits_end(self.context.patience)? != End::Disconnected {
+        if !by_its_end || self.awaits_end(self.context.patience)? != Notice::Disconnected {
             return Err(stop);
         }
         self.context.note(Teardown::Clean);
@@ -302,15 +302,15 @@ impl<B: Descriptors> Session<'_, B> {
     }
 
     /// Returns how the connection ends within `patience`.
-    fn awaits_end(&mut self, patience: Duration) -> Result<End, Stop> {
+    fn awaits_end(&mut self, patience: Duration) -> Result<Notice, Stop> {
         let mut deadline = Instant::now() + patience;
-        let mut end = if self.peer.is_lost() { End::Failed } else { End::None };
+        let mut end = if self.peer.is_lost() { Notice::Failed } else { Notice::None };
         while !self.peer.has_left() {
             let left = deadline.saturating_duration_since(Instant::now());
             match self.peer.receive_within(left)? {
                 // The queue pair is of no more use. A target that knows says so soon.
-                Some(Incoming::Failed(_)) if end == End::None => {
-                    end = End::Failed;
+                Some(Incoming::Failed(_)) if end == Notice::None => {
+                    end = Notice::Failed;
                     deadline = Instant::now() + self.context.patience.min(Duration::from_secs(1));
                 }
                 Some(incoming @ Incoming::Notified(_)) if self.client.is_none() => {
@@ -321,7 +321,7 @@ impl<B: Descriptors> Session<'_, B> {
                 None => return Ok(end),
             }
         }
-        Ok(End::Disconnected)
+        Ok(Notice::Disconnected)
     }
 
     fn still_there(&mut self) -> Stop {
@@ -366,7 +366,7 @@ enum ClientEnd {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum End {
+enum Notice {
     Disconnected,
     Failed,
     None,

@@ -17,7 +17,7 @@ use super::{Exchange, Heard, Session};
 use crate::blackbox::case::{Case, Role};
 use crate::blackbox::context::Context;
 use crate::blackbox::results::{CaseResult, Teardown};
-use crate::peer::Shape;
+use crate::tester::Shape;
 
 /// The id of the case.
 const ID: &str = "random.legal-peer";

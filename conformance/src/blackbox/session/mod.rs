@@ -17,7 +17,7 @@ use rdma_proto::wire::{Message, Window};
 use super::context::Context;
 use super::responder::Responder;
 use super::target::Running;
-use crate::peer::{Incoming, Peer, Shape};
+use crate::tester::{Incoming, Peer, Shape};
 use crate::workload::Entry;
 use suite::{Judged, Pass, Stop};
 

@@ -12,7 +12,7 @@ use suite::{Judged, Stop};
 
 use super::{Session, told};
 use crate::blackbox::context::Context;
-use crate::peer::{Incoming, Shape};
+use crate::tester::{Incoming, Shape};
 
 /// The small commands of a client that show whether it counts.
 pub(in crate::blackbox) const MANY: usize = 2000;

@@ -1,0 +1,309 @@
+//! A backend that makes one mistake.
+
+use std::any::Any;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+
+use crate::{Call, Intercepted, Interceptor, LowerQueuePair, Origin, Region};
+use rdma_backend::time::Instant;
+use rdma_backend::{
+    Access, Backend, CmEventKind, Completed, Completion, ConnectParams, Domain as _, IdentifierKey,
+    PostError, QueuePairLimits, RNR_RETRY_INFINITE, RecvRequest, Region as _, SendOp, SendRequest, Slice,
+};
+use rdma_softsim::SoftSim;
+
+use super::tamper::{IncomingMessage, OutgoingSend, Tamper, zero};
+use super::{Conduct, Mistake};
+
+/// The embedded fabric, with one mistake.
+pub type Wrong = Intercepted<SoftSim, Mistaken>;
+
+type Error = <SoftSim as Backend>::Error;
+type Inner = <SoftSim as Backend>::Region;
+
+/// The receives of a side that posts few.
+const FEW: usize = 16;
+
+/// How long receives are that take messages of any length.
+const WIDE: usize = 4096;
+
+/// The id of requests that a mistake adds.
+const ADDED: u64 = u64::MAX;
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// An interceptor that makes a mistake, or none.
+pub struct Mistaken {
+    mistake: Option<Mistake>,
+    conduct: Conduct,
+    domain: OnceLock<Arc<<SoftSim as Backend>::Domain>>,
+    /// Objects that should be given back and are not.
+    kept: Mutex<Vec<Box<dyn Any + Send>>>,
+    /// Connect requests that have arrived.
+    requests: AtomicU32,
+    /// When it was made.
+    made: Instant,
+}
+
+impl Mistaken {
+    /// Makes a mistake, if that is its conduct, since `made`.
+    pub(crate) fn new(conduct: Conduct, made: Instant) -> Self {
+        Self {
+            mistake: conduct.mistake,
+            conduct,
+            domain: OnceLock::new(),
+            kept: Mutex::default(),
+            requests: AtomicU32::new(0),
+            made,
+        }
+    }
+
+    fn is(&self, mistake: Mistake) -> bool {
+        self.mistake == Some(mistake)
+    }
+
+    /// Keeps a handle for ever, if that is the mistake.
+    fn keep<T: Send + Sync + 'static>(&self, when: Mistake, handle: &Arc<T>) {
+        if self.is(when) {
+            lock(&self.kept).push(Box::new(Arc::clone(handle)));
+        }
+    }
+}
+
+/// Where a receive puts what comes: a region, an offset in it, and the number of the receive.
+type Place = (Weak<Inner>, usize, usize);
+
+/// The state of a queue pair.
+pub struct MistakenQueuePair {
+    tamper: Mutex<Tamper>,
+    /// Receives by work request id.
+    receives: Mutex<HashMap<u64, Place>>,
+    /// Receives that are posted.
+    posted: Mutex<usize>,
+    /// Memory for messages of a mistake's own.
+    spare: Region<SoftSim>,
+    /// Receives that take messages of any length, if that is the mistake.
+    wide: Option<Region<SoftSim>>,
+}
+
+impl MistakenQueuePair {
+    /// Sends what a mistake adds.
+    fn add(&self, below: &LowerQueuePair<'_, SoftSim>, message: &[u8]) {
+        let written = self.spare.memory().write(0, message);
+        debug_assert!(written, "as long as a message");
+        let local = Slice { region: &self.spare, offset: 0, len: message.len() };
+        let request = SendRequest { id: ADDED, op: SendOp::Send, local, signaled: false, inline: false };
+        // If there is no room for it, the mistake is not made this time.
+        let _added = below.post_send(&[request]);
+    }
+
+    /// Applies the mistake to a message before the side gets it, and returns a message to send in return.
+    fn receive(&self, tamper: &mut Tamper, completion: &mut Completion) -> Option<Vec<u8>> {
+        let Ok(Completed::Recv { len, immediate }) = &mut completion.result else { return None };
+        let (region, offset, number) = lock(&self.receives).get(&completion.id).cloned()?;
+        let region = region.upgrade()?;
+        let mut bytes = [0; 32];
+        let there = bytes.len().min(*len as usize);
+        let read = match &self.wide {
+            None => region.memory().read(offset, &mut bytes[..there]),
+            Some(wide) => wide.memory().read(number * WIDE, &mut bytes[..there]),
+        };
+        let mut message = IncomingMessage { bytes, len: *len, immediate: *immediate, payload: None };
+        let added = tamper.receive(&mut message);
+        let written = region.memory().write(offset, &message.bytes);
+        debug_assert!(read && written, "where the receive is");
+        *len = message.len;
+        if let Some(payload) = message.payload {
+            completion.result = Ok(Completed::RecvWrite { immediate: payload });
+        }
+        added
+    }
+}
+
+impl Interceptor<SoftSim> for Mistaken {
+    type Identifier = ();
+    type QueuePair = MistakenQueuePair;
+
+    fn clock(&self, now: Instant) -> Instant {
+        if self.is(Mistake::ClockStands) { self.made } else { now }
+    }
+
+    fn event(&self, _id: IdentifierKey, kind: &mut CmEventKind<SoftSim>) -> bool {
+        if let (Some(Mistake::AcknowledgedIsHandled), CmEventKind::Established { peer }) =
+            (self.mistake, &mut *kind)
+        {
+            peer.rnr_retry_count = RNR_RETRY_INFINITE;
+        }
+        let most = match (self.mistake, kind) {
+            (Some(Mistake::EndPanics), CmEventKind::Disconnected | CmEventKind::Rejected { .. }) => {
+                panic!("a mistake that was asked for");
+            }
+            (Some(Mistake::TwoConnections), CmEventKind::ConnectRequest { .. }) => 2,
+            (Some(Mistake::FewConnections), CmEventKind::ConnectRequest { .. }) => 10,
+            _ => return true,
+        };
+        self.requests.fetch_add(1, Ordering::Relaxed) < most
+    }
+
+    fn identifier(&self, inner: &Arc<<SoftSim as Backend>::Identifier>, _origin: Origin) {
+        self.keep(Mistake::NeverLetsGo, inner);
+    }
+
+    fn call(&self, (): &(), _inner: &<SoftSim as Backend>::Identifier, call: Call<'_>) -> bool {
+        match call {
+            Call::Connect(params) | Call::Accept(params) => match self.mistake {
+                Some(Mistake::NoRnrRetries) => params.rnr_retry_count = 0,
+                Some(Mistake::OddDepths) => {
+                    *params = ConnectParams { responder_resources: 0, initiator_depth: 3, ..*params };
+                }
+                _ => {}
+            },
+            Call::Disconnect => return !self.is(Mistake::NeverLetsGo),
+            _ => {}
+        }
+        true
+    }
+
+    fn domain(&self, own: <SoftSim as Backend>::Domain) -> Arc<<SoftSim as Backend>::Domain> {
+        let own = Arc::new(own);
+        let shares = matches!(self.mistake, Some(Mistake::OneDomain | Mistake::KeysOutlive));
+        if shares { Arc::clone(self.domain.get_or_init(|| own)) } else { own }
+    }
+
+    /// Room for what a mistake sends besides.
+    fn completions(&self, depth: u32) -> u32 {
+        depth + 64
+    }
+
+    fn completion_queue(&self, inner: &Arc<<SoftSim as Backend>::CompletionQueue>) {
+        self.keep(Mistake::NeverLetsGo, inner);
+    }
+
+    /// Room for what a mistake sends besides.
+    fn limits(&self, limits: QueuePairLimits) -> QueuePairLimits {
+        QueuePairLimits { send_depth: 2 * limits.send_depth + 64, ..limits }
+    }
+
+    fn queue_pair(
+        &self,
+        (): &(),
+        inner: &Arc<<SoftSim as Backend>::QueuePair>,
+        domain: &<SoftSim as Backend>::Domain,
+        limits: QueuePairLimits,
+    ) -> Result<MistakenQueuePair, Error> {
+        self.keep(Mistake::NeverLetsGo, inner);
+        let spare = Region::whole(domain.register(64, Access::NONE)?);
+        let wide = if self.is(Mistake::LongAccepted) {
+            Some(Region::whole(domain.register(limits.recv_depth as usize * WIDE, Access::LOCAL_WRITE)?))
+        } else {
+            None
+        };
+        let tamper = Mutex::new(Tamper::new(self.conduct));
+        Ok(MistakenQueuePair { tamper, receives: Mutex::default(), posted: Mutex::default(), spare, wide })
+    }
+
+    fn registering(&self, len: usize, access: Access) -> (usize, Access) {
+        let is_window = access.allows(Access::REMOTE_WRITE);
+        match self.mistake {
+            Some(Mistake::ReadableWindows) if is_window => (len, access.and(Access::REMOTE_READ)),
+            Some(Mistake::WindowsTooOpen) if is_window => (len + 4096, access),
+            // Room for a byte behind the last.
+            Some(Mistake::WritesBehind) => (len + 8, access),
+            _ => (len, access),
+        }
+    }
+
+    fn registered(&self, inner: &Arc<Inner>) {
+        self.keep(Mistake::KeysOutlive, inner);
+    }
+
+    fn post_send(
+        &self,
+        pair: &MistakenQueuePair,
+        below: LowerQueuePair<'_, SoftSim>,
+        requests: &[SendRequest<'_, Region<SoftSim>>],
+    ) -> Result<(), PostError<Error>> {
+        let mut tamper = lock(&pair.tamper);
+        let mut chain = Vec::with_capacity(requests.len());
+        let mut added = Vec::new();
+        for request in requests {
+            let Slice { region, offset, len } = request.local;
+            let mut send = OutgoingSend { op: request.op, offset, len, behind: Vec::new() };
+            tamper.send(&mut send, &region.memory());
+            let local = Slice { region, offset: send.offset, len: send.len };
+            let inline = request.inline && send.len <= len;
+            chain.push(SendRequest { op: send.op, local, inline, ..*request });
+            if send.empty_immediate() {
+                let (op, local) = (zero(send.op), Slice { len: 0, ..local });
+                chain.push(SendRequest { id: ADDED, op, local, signaled: false, inline: false });
+            }
+            added.append(&mut send.behind);
+        }
+        below.post_send(&chain)?;
+        added.iter().filter(|message| !message.is_empty()).for_each(|message| pair.add(&below, message));
+        Ok(())
+    }
+
+    fn post_recv(
+        &self,
+        pair: &MistakenQueuePair,
+        below: LowerQueuePair<'_, SoftSim>,
+        requests: &[RecvRequest<'_, Region<SoftSim>>],
+    ) -> Result<(), PostError<Error>> {
+        let held = match self.mistake {
+            Some(Mistake::NeverReposts) => lock(&pair.tamper).has_heard,
+            Some(Mistake::IdleWithoutReceives) => lock(&pair.tamper).is_idle,
+            _ => false,
+        };
+        if held {
+            return Ok(());
+        }
+        let mut receives = lock(&pair.receives);
+        let mut chain = requests.to_vec();
+        for request in &mut chain {
+            let Slice { region, offset, .. } = request.local;
+            let next = receives.len();
+            let number = receives.get(&request.id).map_or(next, |(.., number)| *number);
+            receives.insert(request.id, (Arc::downgrade(&region.inner), offset, number));
+            if let Some(wide) = &pair.wide {
+                request.local = Slice { region: wide, offset: number * WIDE, len: WIDE };
+            }
+        }
+        drop(receives);
+        if self.is(Mistake::FewReceives) {
+            let mut posted = lock(&pair.posted);
+            chain.truncate(FEW.saturating_sub(*posted));
+            *posted += chain.len();
+        }
+        below.post_recv(&chain)
+    }
+
+    fn polled(
+        &self,
+        pair: &MistakenQueuePair,
+        below: LowerQueuePair<'_, SoftSim>,
+        completion: &mut Completion,
+    ) -> bool {
+        if completion.id == ADDED {
+            return false;
+        }
+        if self.is(Mistake::FailuresUnnoticed) && completion.result.is_err() {
+            return false;
+        }
+        if let Ok(Completed::Recv { .. } | Completed::RecvWrite { .. }) = completion.result {
+            let mut posted = lock(&pair.posted);
+            *posted = posted.saturating_sub(1);
+        }
+        let mut tamper = lock(&pair.tamper);
+        tamper.has_heard = true;
+        if let Ok(Completed::RecvWrite { immediate }) = &mut completion.result {
+            immediate.0 = tamper.notified(immediate.0);
+        } else if let Some(message) = pair.receive(&mut tamper, completion) {
+            pair.add(&below, &message);
+        }
+        true
+    }
+}

@@ -1,0 +1,578 @@
+//! Cases for readers. The suite's side is a publisher that is right but for what a case is about.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rdma_backend::RemoteAddress;
+use rdma_conn::{Descriptors, Listener};
+use sha2::{Digest as _, Sha256};
+use suite::Case;
+
+use super::data::{Data, Door};
+use super::wire::{Entry, Frame, Handshake, Heard, MAGIC, Talk, kind, proof_address};
+use conformance::blackbox::target::{Exit, Running};
+use conformance::client::Failure;
+
+/// Readers under test: programs that pull a snapshot into a file, and end.
+pub trait Readers {
+    /// Starts one that pulls from `publisher` into `file`, for a case.
+    ///
+    /// # Errors
+    /// It does not start.
+    fn start(&self, case: &str, publisher: SocketAddr, file: &Path) -> Result<Box<dyn Running>, String>;
+}
+
+/// Readers under test, and where the suite publishes for them.
+pub struct Reader<B: Descriptors> {
+    /// The suite's backend.
+    pub backend: B,
+    /// Where the suite listens for control streams.
+    pub listen: SocketAddr,
+    /// Where readers are told that it does: another address if somebody is in between.
+    pub told: SocketAddr,
+    /// What they have to prove.
+    pub secret: Vec<u8>,
+    /// Starts them.
+    pub readers: Box<dyn Readers>,
+    /// The folder for what they pull.
+    pub folder: PathBuf,
+    /// How long they may take for anything that must happen.
+    pub patience: Duration,
+}
+
+/// Chunks of the suite's snapshot, and bytes of each.
+const CHUNKS: u64 = 5;
+const CHUNK: usize = 4096;
+/// Bytes of the suite's memory: the snapshot, behind an address area of one.
+const MEMORY: usize = 8 + CHUNKS as usize * CHUNK;
+/// The suite's snapshot, and another.
+const SNAPSHOT: [u8; 16] = [0x51; 16];
+const OTHER: [u8; 16] = [0x52; 16];
+/// The lease that readers are given.
+const LEASE: Duration = Duration::from_secs(2);
+/// What VS-TIME-001 calls bounded: so many times the patience.
+const BOUNDED: u32 = 8;
+
+/// The bytes of a chunk of the suite's snapshot.
+pub(super) fn content(index: u64) -> Vec<u8> {
+    (0..CHUNK as u64).map(|at| (at.wrapping_mul(31) + at / 97 + index * 7) as u8).collect()
+}
+
+fn snapshot() -> Vec<u8> {
+    (0..CHUNKS).flat_map(content).collect()
+}
+
+/// The cases. The first shows that there is something to test.
+#[must_use]
+pub fn cases<B: Descriptors>() -> Vec<Case<Reader<B>>> {
+    let case = |id, intent, requirements, run: fn(&Reader<B>) -> Result<String, Failure>| {
+        Case::new(id, intent, requirements, move |on: &Reader<B>, _| run(on))
+    };
+    vec![
+        case(
+            "reader.whole",
+            "a snapshot of five chunks arrives, and the last word is Done",
+            &["VS-READ-002", "VS-TABLE-002", "VS-WIRE-001", "VS-SEC-001"],
+            |on| {
+                let mut publisher = Publisher::open(on, "reader.whole", SNAPSHOT, Layout::Chunks)?;
+                publisher.announce(0..CHUNKS)?;
+                publisher.end()?;
+                publisher.is_whole()
+            },
+        ),
+        case(
+            "reader.table",
+            "the seed's table arrives, and is refused if an address is not that of its area",
+            &["VS-RCP-002", "VS-RCP-001"],
+            table,
+        ),
+        case(
+            "reader.proves",
+            "its code is right, over a nonce that is another each time",
+            &["VS-AUTH-001", "VS-WIRE-001"],
+            |on| {
+                let mut nonces = Vec::new();
+                for _ in 0..2 {
+                    let mut publisher = Publisher::meet(on, "reader.proves")?;
+                    let (hello, _) = publisher.hello(SNAPSHOT)?;
+                    nonces.push(hello.field::<32>(40));
+                    publisher.proof()?;
+                }
+                if nonces[0] == nonces[1] {
+                    Err(Failure::wrong("its nonces are one"))
+                } else {
+                    Ok(String::new())
+                }
+            },
+        ),
+        case(
+            "reader.secret",
+            "nothing is read from a publisher whose code is wrong",
+            &["VS-AUTH-002"],
+            |on| {
+                let mut publisher = Publisher::meet(on, "reader.secret")?;
+                let (_, door) = publisher.hello(SNAPSHOT)?;
+                publisher.proof()?;
+                publisher.welcome(b"not the secret", Layout::Chunks)?;
+                publisher.gives_up(on.patience)?;
+                if door.has_request()? {
+                    return Err(Failure::wrong("it connects for READs"));
+                }
+                publisher.fails()
+            },
+        ),
+        case("reader.version", "a publisher of another version is given up", &["VS-WIRE-003"], |on| {
+            let mut publisher = Publisher::meet(on, "reader.version")?;
+            publisher.hello_as(2, SNAPSHOT)?;
+            publisher.gives_up(on.patience)?;
+            publisher.fails()
+        }),
+        case("reader.no-frame", "a length that no frame can have ends the session", &["VS-WIRE-002"], |on| {
+            let mut publisher = Publisher::open(on, "reader.no-frame", SNAPSHOT, Layout::Chunks)?;
+            publisher.talk.send_bytes(b"\xff\xff\xff\xe0\x05\0\0\0")?;
+            publisher.gives_up(on.patience)?;
+            publisher.fails()
+        }),
+        case("reader.place", "an entry that comes twice or too early is refused", &["VS-TABLE-002"], |on| {
+            lies(on, "reader.place", |entry| entry.index -= 1)?;
+            lies(on, "reader.place", |entry| entry.index += 1)
+        }),
+        case(
+            "reader.entry",
+            "an entry of no bytes, of too many, or beyond the last address is refused",
+            &["VS-TABLE-003"],
+            |on| {
+                lies(on, "reader.entry", |entry| entry.length = 0)?;
+                lies(on, "reader.entry", |entry| entry.length = CHUNK as u32 + 1)?;
+                lies(on, "reader.entry", |entry| entry.address = u64::MAX - 1)
+            },
+        ),
+        case(
+            "reader.crc",
+            "a chunk with another CRC is not passed on, and asked for again",
+            &["VS-READ-002", "VS-READ-003"],
+            |on| {
+                let mut publisher = Publisher::open(on, "reader.crc", SNAPSHOT, Layout::Chunks)?;
+                publisher.announce(0..2)?;
+                let mut entry = publisher.entry(2)?;
+                entry.crc ^= 1;
+                publisher.talk.send(&Frame::new(kind::CHUNKS, &[&entry.bytes()]))?;
+                // It may have gone already.
+                _ = publisher.announce(3..CHUNKS).and_then(|()| publisher.end());
+                publisher.gives_up(on.patience)?;
+                publisher.resumes(0..=2)
+            },
+        ),
+        case(
+            "reader.ends",
+            "a Mark or an End that is not where the chunks end is refused",
+            &["VS-TABLE-006"],
+            |on| {
+                for lying in [kind::MARK, kind::END] {
+                    let mut publisher = Publisher::open(on, "reader.ends", SNAPSHOT, Layout::Chunks)?;
+                    publisher.announce(0..CHUNKS)?;
+                    for mut frame in publisher.ends(CHUNKS) {
+                        if frame.kind == lying {
+                            frame.put(0, &(CHUNKS - 1).to_be_bytes());
+                        }
+                        // It may have gone after the first of the two.
+                        _ = publisher.talk.send(&frame);
+                    }
+                    publisher.gives_up(on.patience)?;
+                    publisher.fails()?;
+                }
+                Ok(String::new())
+            },
+        ),
+        case(
+            "reader.resume",
+            "after a cut it asks for the first chunk that it does not have, and ends well",
+            &["VS-READ-003", "VS-TABLE-001"],
+            |on| {
+                let mut publisher = Publisher::open(on, "reader.resume", SNAPSHOT, Layout::Chunks)?;
+                publisher.announce(0..3)?;
+                publisher.hears_of(3)?;
+                publisher.cut();
+                publisher.resumes(3..=3)
+            },
+        ),
+        case(
+            "reader.other-snapshot",
+            "a reader that has a part of one snapshot takes nothing of another",
+            &["VS-TABLE-001"],
+            |on| {
+                let mut publisher = Publisher::open(on, "reader.other-snapshot", SNAPSHOT, Layout::Chunks)?;
+                publisher.announce(0..3)?;
+                publisher.hears_of(3)?;
+                publisher.cut();
+                publisher.meet_again()?;
+                publisher.hello(OTHER)?;
+                publisher.gives_up(on.patience)?;
+                publisher.fails()
+            },
+        ),
+        case(
+            "reader.lease",
+            "a reader that has nothing to do says Progress again and again",
+            &["VS-LEASE-001"],
+            |on| {
+                let mut publisher = Publisher::open(on, "reader.lease", SNAPSHOT, Layout::Chunks)?;
+                // It may come a little late; four are due in one lease.
+                for _ in 0..4 {
+                    match publisher.talk.listen(LEASE)? {
+                        Heard::Frame(frame) if frame.kind == kind::PROGRESS => {}
+                        other => return Err(Failure::wrong(format!("a lease passed: {other:?}"))),
+                    }
+                    publisher.talk.send(&Frame::new(kind::ALIVE, &[]))?;
+                }
+                publisher.announce(0..CHUNKS)?;
+                publisher.end()?;
+                publisher.is_whole()
+            },
+        ),
+        case(
+            "reader.depth",
+            "a reader that is granted one READ at a time reads everything",
+            &["VS-READ-001"],
+            |on| {
+                let mut publisher = Publisher::meet(on, "reader.depth")?;
+                publisher.enter(SNAPSHOT, Layout::Chunks, 1)?;
+                publisher.announce(0..CHUNKS)?;
+                publisher.end()?;
+                publisher.is_whole()
+            },
+        ),
+        case(
+            "reader.says-nothing",
+            "a publisher that says nothing behind Challenge is not waited for without end",
+            &["VS-TIME-001"],
+            |on| {
+                let mut publisher = Publisher::meet(on, "reader.says-nothing")?;
+                publisher.hello(SNAPSHOT)?;
+                publisher.proof()?;
+                publisher.gives_up(BOUNDED * on.patience).map(|()| String::new())
+            },
+        ),
+    ]
+}
+
+/// Announces an entry that cannot be behind one that can: the session ends, and so does the pull.
+fn lies<B: Descriptors>(on: &Reader<B>, case: &'static str, lie: fn(&mut Entry)) -> Result<String, Failure> {
+    let mut publisher = Publisher::open(on, case, SNAPSHOT, Layout::Chunks)?;
+    publisher.announce(0..2)?;
+    let mut entry = publisher.entry(2)?;
+    lie(&mut entry);
+    publisher.talk.send(&Frame::new(kind::CHUNKS, &[&entry.bytes()]))?;
+    publisher.gives_up(on.patience)?;
+    publisher.fails()
+}
+
+fn table<B: Descriptors>(on: &Reader<B>) -> Result<String, Failure> {
+    for lie in [0, 8] {
+        let mut publisher = Publisher::open(on, "reader.table", SNAPSHOT, Layout::Table)?;
+        let at = publisher.memory()?;
+        publisher.data()?.fill(0, &(at.address + 8 + lie).to_be_bytes())?;
+        publisher.data()?.fill(8, &snapshot())?;
+        let numbers = [at.rkey, 1].map(u32::to_be_bytes).concat();
+        let bytes = snapshot().len() as u64;
+        let mapping = [&at.address.to_be_bytes()[..], &numbers, &bytes.to_be_bytes()];
+        publisher.talk.send(&Frame::new(kind::MAPPING, &mapping))?;
+        if lie == 0 {
+            // Nothing of this may be looked at before the addresses were read.
+            for frame in publisher.ends(1) {
+                publisher.talk.send(&frame)?;
+            }
+            publisher.is_whole()?;
+        } else {
+            publisher.gives_up(on.patience)?;
+            publisher.fails()?;
+        }
+    }
+    Ok(String::new())
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Layout {
+    Chunks,
+    Table,
+}
+
+/// The suite's publisher, with a reader.
+struct Publisher<'a, B: Descriptors> {
+    on: &'a Reader<B>,
+    /// None when it is not to come again.
+    listener: Option<Listener<B>>,
+    talk: Talk<B>,
+    reader: Box<dyn Running>,
+    file: PathBuf,
+    handshake: Handshake,
+    data: Option<Data<B>>,
+}
+
+impl<'a, B: Descriptors> Publisher<'a, B> {
+    /// Starts a reader, and takes its control stream.
+    fn meet(on: &'a Reader<B>, case: &'static str) -> Result<Self, Failure> {
+        let environment = |error: &dyn std::fmt::Display| Failure::Environment(error.to_string());
+        let listener = Listener::bind(&on.backend, on.listen).map_err(|error| environment(&error))?;
+        let file = on.folder.join(format!("{case}.pulled"));
+        if file.exists() {
+            std::fs::remove_file(&file).map_err(|error| environment(&error))?;
+        }
+        let reader = on.readers.start(case, on.told, &file).map_err(Failure::Environment)?;
+        let talk = accept(&listener, on)?;
+        Ok(Self {
+            on,
+            listener: Some(listener),
+            talk,
+            reader,
+            file,
+            handshake: Handshake::default(),
+            data: None,
+        })
+    }
+
+    /// Takes the control stream of a reader that comes again.
+    fn meet_again(&mut self) -> Result<(), Failure> {
+        self.data = None;
+        let Some(listener) = &self.listener else {
+            return Err(Failure::Environment("the suite listens no more".into()));
+        };
+        self.talk = accept(listener, self.on)?;
+        Ok(())
+    }
+
+    /// Does all up to the first announcement.
+    fn open(
+        on: &'a Reader<B>,
+        case: &'static str,
+        snapshot: [u8; 16],
+        layout: Layout,
+    ) -> Result<Self, Failure> {
+        let mut publisher = Self::meet(on, case)?;
+        publisher.enter(snapshot, layout, 16)?;
+        Ok(publisher)
+    }
+
+    /// Does all up to the first announcement, and grants `depth` READs at a time. Returns the first chunk that is asked for.
+    fn enter(&mut self, snapshot: [u8; 16], layout: Layout, depth: u8) -> Result<u64, Failure> {
+        let (hello, door) = self.hello(snapshot)?;
+        self.proof()?;
+        self.welcome(&self.on.secret, layout)?;
+        let Some((data, asked)) = door.accept(depth, MEMORY, self.on.patience)? else {
+            return Err(Failure::wrong("it does not connect for READs"));
+        };
+        if asked == 0 {
+            return Err(Failure::wrong("VS-READ-001: it asks for no READs"));
+        }
+        data.fill(8, &self::snapshot())?;
+        self.data = Some(data);
+        Ok(hello.u64(32))
+    }
+
+    /// Takes Hello, and says Challenge. Returns Hello, and where the connection for READs will come.
+    fn hello(&mut self, snapshot: [u8; 16]) -> Result<(Frame, Door<B>), Failure> {
+        self.hello_as(1, snapshot)
+    }
+
+    fn hello_as(&mut self, version: u16, snapshot: [u8; 16]) -> Result<(Frame, Door<B>), Failure> {
+        let hello = self.expect(kind::HELLO)?;
+        let is_right = hello.payload.starts_with(MAGIC) && hello.u16(8) == 1 && hello.field(10) == [0; 6];
+        if !is_right {
+            return Err(Failure::wrong(format!("its Hello begins otherwise: {hello:02x?}")));
+        }
+        let door = Door::open(&self.on.backend, self.on.listen)?;
+        let port = door.port.to_be_bytes();
+        let begin = [&MAGIC[..], &version.to_be_bytes(), &port, &[0; 4], &snapshot, &[0x77; 32]];
+        let challenge = Frame::new(kind::CHALLENGE, &begin);
+        self.handshake.note(&hello);
+        self.handshake.note(&challenge);
+        self.talk.send(&challenge)?;
+        Ok((hello, door))
+    }
+
+    /// Takes Proof, whose code must be right.
+    fn proof(&mut self) -> Result<(), Failure> {
+        let proof = self.expect(kind::PROOF)?;
+        let code = self.handshake.readers(&self.on.secret, &proof.field(0));
+        if proof.field(24) != code {
+            return Err(Failure::wrong("the code in its Proof is wrong"));
+        }
+        // Whoever connects must come from there, so nobody comes from nowhere.
+        if proof.field(0) == proof_address(SocketAddr::from(([0; 16], 0))) {
+            return Err(Failure::wrong("its Proof names no address"));
+        }
+        Ok(())
+    }
+
+    /// Says Welcome.
+    fn welcome(&mut self, secret: &[u8], layout: Layout) -> Result<(), Failure> {
+        let layout = if layout == Layout::Chunks { 1 } else { 2 };
+        let code = self.handshake.publishers(secret);
+        let lease = u32::try_from(LEASE.as_millis()).unwrap_or(u32::MAX).to_be_bytes();
+        let size = (CHUNK as u32).to_be_bytes();
+        let size = if layout == 1 { size } else { (4_u32 << 20).to_be_bytes() };
+        self.talk.send(&Frame::new(
+            kind::WELCOME,
+            &[&code, &[layout, 1, 0, 0], &size, &lease, &[0; 8], &[0; 40], &[0; 8]],
+        ))
+    }
+
+    fn data(&self) -> Result<&Data<B>, Failure> {
+        self.data.as_ref().ok_or_else(|| Failure::Environment("nothing is connected".into()))
+    }
+
+    fn memory(&self) -> Result<RemoteAddress, Failure> {
+        self.data()?.memory().ok_or_else(|| Failure::Environment("the suite has no memory".into()))
+    }
+
+    /// A right entry.
+    fn entry(&self, index: u64) -> Result<Entry, Failure> {
+        let at = self.memory()?;
+        let bytes = content(index);
+        let address = at.address + 8 + index * CHUNK as u64;
+        let crc = crc32fast::hash(&bytes);
+        Ok(Entry { index, address, rkey: at.rkey, length: CHUNK as u32, crc })
+    }
+
+    /// Announces chunks.
+    fn announce(&mut self, chunks: std::ops::Range<u64>) -> Result<(), Failure> {
+        let entries =
+            chunks.map(|index| Ok(self.entry(index)?.bytes())).collect::<Result<Vec<_>, Failure>>()?;
+        self.talk.send(&Frame::new(kind::CHUNKS, &[&entries.concat()]))
+    }
+
+    /// Mark and End behind all of the snapshot, which is in so many chunks.
+    fn ends(&self, chunks: u64) -> [Frame; 2] {
+        let bytes = snapshot();
+        let digest: [u8; 32] = Sha256::digest(&bytes).into();
+        let chunks = chunks.to_be_bytes();
+        let mark = Frame::new(kind::MARK, &[&chunks, &(bytes.len() as u64).to_be_bytes(), &digest]);
+        [mark, Frame::new(kind::END, &[&chunks])]
+    }
+
+    fn end(&mut self) -> Result<(), Failure> {
+        let [mark, end] = self.ends(CHUNKS);
+        self.talk.send(&mark)?;
+        self.talk.send(&end)
+    }
+
+    fn expect(&mut self, wanted: u8) -> Result<Frame, Failure> {
+        self.expect_by(wanted, Instant::now() + self.on.patience)
+    }
+
+    fn expect_by(&mut self, wanted: u8, by: Instant) -> Result<Frame, Failure> {
+        match self.talk.listen(by.saturating_duration_since(Instant::now()))? {
+            Heard::Frame(frame) if frame.kind == wanted => Ok(frame),
+            Heard::Silence => Err(Failure::wrong("it says nothing")),
+            other => Err(Failure::wrong(format!("instead of a frame of kind {wanted} came {other:02x?}"))),
+        }
+    }
+
+    /// Waits until it says that it has so many chunks.
+    fn hears_of(&mut self, chunks: u64) -> Result<(), Failure> {
+        let (mut by, mut has) = (Instant::now() + self.on.patience, 0);
+        while has < chunks {
+            let told = match self.talk.listen(by.saturating_duration_since(Instant::now()))? {
+                Heard::Frame(frame) if frame.kind == kind::PROGRESS => frame.u64(0),
+                Heard::Silence => {
+                    return Err(Failure::wrong(format!("it does not say that it has {chunks} chunks")));
+                }
+                other => return Err(Failure::wrong(format!("instead of Progress came {other:02x?}"))),
+            };
+            // It has as long again for each chunk.
+            if told > has {
+                (by, has) = (Instant::now() + self.on.patience, told);
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the control stream and the connection for READs, without a word.
+    fn cut(&mut self) {
+        self.data = None;
+        self.talk.end();
+    }
+
+    /// It must end the session, and not say Done.
+    fn gives_up(&mut self, patience: Duration) -> Result<(), Failure> {
+        let by = Instant::now() + patience;
+        loop {
+            match self.talk.listen(by.saturating_duration_since(Instant::now()))? {
+                Heard::End => return Ok(()),
+                Heard::Frame(frame) if frame.kind == kind::PROGRESS => {}
+                Heard::Silence => return Err(Failure::wrong("the session goes on")),
+                other => {
+                    return Err(Failure::wrong(format!("the session should end, and {other:02x?} came")));
+                }
+            }
+        }
+    }
+
+    /// It must come again, for one of these chunks, and then end well.
+    fn resumes(&mut self, first: std::ops::RangeInclusive<u64>) -> Result<String, Failure> {
+        self.meet_again()?;
+        let asked = self.enter(SNAPSHOT, Layout::Chunks, 16)?;
+        if !first.contains(&asked) {
+            return Err(Failure::wrong(format!("it asks for chunk {asked} and what is behind")));
+        }
+        self.announce(asked..CHUNKS)?;
+        self.end()?;
+        self.is_whole()?;
+        Ok(format!("from chunk {asked} on"))
+    }
+
+    /// It must say Done and end well, with the whole snapshot in its file.
+    fn is_whole(&mut self) -> Result<String, Failure> {
+        let (mut by, mut has) = (Instant::now() + self.on.patience, 0);
+        loop {
+            match self.talk.listen(by.saturating_duration_since(Instant::now()))? {
+                Heard::Frame(frame) if frame.kind == kind::DONE => break,
+                // It has as long again for each chunk.
+                Heard::Frame(frame) if frame.kind == kind::PROGRESS => {
+                    if (has + 1..=CHUNKS).contains(&frame.u64(0)) {
+                        (by, has) = (Instant::now() + self.on.patience, frame.u64(0));
+                    }
+                }
+                Heard::Silence => return Err(Failure::wrong("it does not say Done")),
+                other => return Err(Failure::wrong(format!("instead of Done came {other:02x?}"))),
+            }
+        }
+        self.cut();
+        match self.reader.ended(self.on.patience) {
+            Some(Exit::Success) => {}
+            Some(exit) => return Err(Failure::wrong(exit.to_string())),
+            None => return Err(Failure::wrong("it does not end")),
+        }
+        let pulled =
+            std::fs::read(&self.file).map_err(|error| Failure::wrong(format!("no file: {error}")))?;
+        if pulled == snapshot() {
+            Ok(format!("{} bytes", pulled.len()))
+        } else {
+            Err(Failure::wrong("its file has other bytes"))
+        }
+    }
+
+    /// It must not end well, nor leave anything that was not published.
+    fn fails(&mut self) -> Result<String, Failure> {
+        // Nobody waits for it any more, in case that it tries again.
+        self.listener = None;
+        let told = match self.reader.ended(BOUNDED * self.on.patience) {
+            Some(Exit::Success) => return Err(Failure::wrong("it reports success")),
+            Some(Exit::Crashed(how)) => return Err(Failure::wrong(format!("it crashed: {how}"))),
+            Some(exit) => exit.to_string(),
+            None => return Err(Failure::wrong("it does not end")),
+        };
+        match std::fs::read(&self.file) {
+            Ok(pulled) if !snapshot().starts_with(&pulled) => Err(Failure::wrong("its file has other bytes")),
+            _ => Ok(told),
+        }
+    }
+}
+
+fn accept<B: Descriptors>(listener: &Listener<B>, on: &Reader<B>) -> Result<Talk<B>, Failure> {
+    match listener.accept_timeout(on.patience) {
+        Ok((stream, _)) => Ok(Talk::new(stream, on.patience)),
+        Err(error) => Err(Failure::Unreached(format!("no reader comes: {error}"))),
+    }
+}

@@ -1,0 +1,255 @@
+//! The frames of the snapshot protocol and the codes of its handshake, written from `spec/snapshot.md` alone.
+
+use std::io::{self, Read as _, Write as _};
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use hmac::{Hmac, KeyInit as _, Mac as _};
+use rdma_conn::{Descriptors, Stream};
+use sha2::Sha256;
+
+use conformance::client::Failure;
+
+/// Kinds of frames, by their names in the specification.
+pub(super) mod kind {
+    pub(crate) const HELLO: u8 = 1;
+    pub(crate) const CHALLENGE: u8 = 2;
+    pub(crate) const PROOF: u8 = 3;
+    pub(crate) const WELCOME: u8 = 4;
+    pub(crate) const CHUNKS: u8 = 5;
+    pub(crate) const MAPPING: u8 = 6;
+    pub(crate) const MARK: u8 = 7;
+    pub(crate) const END: u8 = 8;
+    pub(crate) const ALIVE: u8 = 9;
+    pub(crate) const PROGRESS: u8 = 10;
+    pub(crate) const DONE: u8 = 11;
+    pub(crate) const REFUSED: u8 = 12;
+}
+
+/// The first bytes of Hello and Challenge.
+pub(super) const MAGIC: &[u8; 8] = b"VRSNAP\r\n";
+
+/// Bytes of a data area of the seed's table.
+pub(super) const AREA: usize = 4 << 20;
+
+/// A frame.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Frame {
+    pub(super) kind: u8,
+    pub(super) payload: Vec<u8>,
+}
+
+impl Frame {
+    pub(super) fn new(kind: u8, parts: &[&[u8]]) -> Self {
+        Self { kind, payload: parts.concat() }
+    }
+
+    /// The frame as it goes over the wire.
+    pub(super) fn bytes(&self) -> Vec<u8> {
+        let length = u32::try_from(self.payload.len()).unwrap_or(u32::MAX);
+        [&length.to_be_bytes()[..], &[self.kind, 0, 0, 0], &self.payload].concat()
+    }
+
+    /// Returns the bytes of the payload from `at`, or zeros where it has none.
+    pub(super) fn field<const N: usize>(&self, at: usize) -> [u8; N] {
+        let bytes = self.payload.get(at..).and_then(|rest| rest.first_chunk());
+        bytes.copied().unwrap_or([0; N])
+    }
+
+    pub(super) fn u64(&self, at: usize) -> u64 {
+        u64::from_be_bytes(self.field(at))
+    }
+
+    pub(super) fn u32(&self, at: usize) -> u32 {
+        u32::from_be_bytes(self.field(at))
+    }
+
+    pub(super) fn u16(&self, at: usize) -> u16 {
+        u16::from_be_bytes(self.field(at))
+    }
+
+    /// Changes bytes of the payload.
+    pub(super) fn put(&mut self, at: usize, bytes: &[u8]) {
+        if let Some(place) = self.payload.get_mut(at..at.saturating_add(bytes.len())) {
+            place.copy_from_slice(bytes);
+        }
+    }
+
+    /// The entries of Chunks.
+    pub(super) fn entries(&self) -> Vec<Entry> {
+        self.payload.as_chunks().0.iter().map(Entry::read).collect()
+    }
+
+    /// Takes the first frame of `bytes`, if it is all there (VS-WIRE-002).
+    fn take(bytes: &mut Vec<u8>) -> Result<Option<Self>, Failure> {
+        let Some(&[a, b, c, d, kind, ..]) = bytes.first_chunk::<8>() else { return Ok(None) };
+        let length = u32::from_be_bytes([a, b, c, d]) as usize;
+        let is_possible = match kind {
+            kind::HELLO => length == 72,
+            kind::CHALLENGE => length == 64,
+            kind::PROOF => length == 56,
+            kind::WELCOME => length == 100,
+            kind::CHUNKS => length > 0 && length <= 32_768 && length.is_multiple_of(32),
+            kind::MAPPING => length == 24,
+            kind::MARK => length == 48,
+            kind::END | kind::PROGRESS => length == 8,
+            kind::ALIVE | kind::DONE => length == 0,
+            kind::REFUSED => length == 4,
+            _ => false,
+        };
+        if !is_possible {
+            return Err(Failure::wrong(format!("VS-WIRE-002: a frame of kind {kind} with {length} bytes")));
+        }
+        let Some(payload) = bytes.get(8..8 + length) else { return Ok(None) };
+        let frame = Self { kind, payload: payload.to_vec() };
+        bytes.drain(..8 + length);
+        Ok(Some(frame))
+    }
+}
+
+/// An entry of Chunks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Entry {
+    pub(super) index: u64,
+    pub(super) address: u64,
+    pub(super) rkey: u32,
+    pub(super) length: u32,
+    pub(super) crc: u32,
+}
+
+impl Entry {
+    fn read(bytes: &[u8; 32]) -> Self {
+        let frame = Frame::new(kind::CHUNKS, &[bytes]);
+        Self {
+            index: frame.u64(0),
+            address: frame.u64(8),
+            rkey: frame.u32(16),
+            length: frame.u32(20),
+            crc: frame.u32(24),
+        }
+    }
+
+    pub(super) fn bytes(&self) -> Vec<u8> {
+        let numbers = [self.rkey, self.length, self.crc, 0].map(u32::to_be_bytes).concat();
+        [&self.index.to_be_bytes()[..], &self.address.to_be_bytes(), &numbers].concat()
+    }
+}
+
+/// What the codes of both sides are over, besides the address in Proof.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Handshake {
+    pub(super) reader_nonce: [u8; 32],
+    pub(super) publisher_nonce: [u8; 32],
+    pub(super) snapshot: [u8; 16],
+    pub(super) data_port: [u8; 2],
+}
+
+impl Handshake {
+    /// Takes what Hello or Challenge adds.
+    pub(super) fn note(&mut self, frame: &Frame) {
+        if frame.kind == kind::HELLO {
+            self.reader_nonce = frame.field(40);
+        } else if frame.kind == kind::CHALLENGE {
+            self.data_port = frame.field(10);
+            self.snapshot = frame.field(16);
+            self.publisher_nonce = frame.field(32);
+        }
+    }
+
+    /// The code of the reader, for the address in a Proof.
+    pub(super) fn readers(&self, secret: &[u8], address: &[u8; 18]) -> [u8; 32] {
+        self.code(secret, b'R', address)
+    }
+
+    /// The code of the publisher.
+    pub(super) fn publishers(&self, secret: &[u8]) -> [u8; 32] {
+        self.code(secret, b'P', &[])
+    }
+
+    fn code(&self, secret: &[u8], role: u8, address: &[u8]) -> [u8; 32] {
+        let Ok(mac) = Hmac::<Sha256>::new_from_slice(secret) else {
+            unreachable!("an HMAC takes keys of any length")
+        };
+        let mac = mac.chain_update([role]).chain_update(self.reader_nonce).chain_update(self.publisher_nonce);
+        let mac = mac.chain_update(self.snapshot).chain_update(self.data_port).chain_update(address);
+        mac.finalize().into_bytes().into()
+    }
+}
+
+/// An address as Proof has it.
+pub(super) fn proof_address(address: SocketAddr) -> [u8; 18] {
+    let ip = match address.ip() {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+        IpAddr::V6(v6) => v6,
+    };
+    let mut bytes = [0; 18];
+    let (first, last) = bytes.split_at_mut(16);
+    first.copy_from_slice(&ip.octets());
+    last.copy_from_slice(&address.port().to_be_bytes());
+    bytes
+}
+
+/// What a wait on the control stream came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Heard {
+    Frame(Frame),
+    /// The other side ended the stream, or it was lost.
+    End,
+    /// Nothing came in time.
+    Silence,
+}
+
+/// A control stream.
+pub(super) struct Talk<B: Descriptors> {
+    stream: Stream<B>,
+    inbox: Vec<u8>,
+}
+
+impl<B: Descriptors> Talk<B> {
+    pub(super) fn new(stream: Stream<B>, patience: Duration) -> Self {
+        let mut stream = stream;
+        stream.set_write_timeout(Some(patience));
+        Self { stream, inbox: Vec::new() }
+    }
+
+    pub(super) fn send(&mut self, frame: &Frame) -> Result<(), Failure> {
+        self.send_bytes(&frame.bytes())
+    }
+
+    pub(super) fn send_bytes(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+        self.stream.write_all(bytes)?;
+        Ok(self.stream.flush()?)
+    }
+
+    /// Ends the stream. Whoever is told of it need not listen.
+    pub(super) fn end(&mut self) {
+        let _gone = self.stream.close(Duration::from_millis(100));
+    }
+
+    /// Takes what came and is no frame.
+    pub(super) fn take_rest(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.inbox)
+    }
+
+    /// Waits for a frame.
+    pub(super) fn listen(&mut self, patience: Duration) -> Result<Heard, Failure> {
+        let by = Instant::now() + patience;
+        loop {
+            if let Some(frame) = Frame::take(&mut self.inbox)? {
+                return Ok(Heard::Frame(frame));
+            }
+            let left = by.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(Heard::Silence);
+            }
+            self.stream.set_read_timeout(Some(left));
+            let mut bytes = [0; 4096];
+            match self.stream.read(&mut bytes) {
+                Ok(0) => return Ok(Heard::End),
+                Ok(count) => self.inbox.extend_from_slice(bytes.get(..count).unwrap_or_default()),
+                Err(error) if error.kind() == io::ErrorKind::TimedOut => return Ok(Heard::Silence),
+                Err(_) => return Ok(Heard::End),
+            }
+        }
+    }
+}

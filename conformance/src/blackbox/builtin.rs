@@ -1,0 +1,400 @@
+//! This library's server and client as targets, in this process.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rdma_conn::{Connect, Descriptors, Error, Keepalive, Listener, Options, Stream};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::time::{ClockId, clock_gettime};
+
+use super::flow::{ROOM_TO_ASK, UNHANDLED};
+use super::keep::IDLE;
+use super::responder::{made_up_key, made_up_value};
+use super::session::MANY;
+use super::target::{Exit, Running, TargetClients, TargetServer};
+use crate::client::{Failure, RespClient};
+use crate::resources::ProcessResources;
+use crate::workload::Entry;
+use kv_store as kv;
+
+/// How long our side waits for a peer that keeps it waiting: short, so that a suite takes seconds, and longer than any case
+/// lets it wait that expects it to go on.
+const STALL: Duration = Duration::from_secs(2);
+/// How soon our client wonders whether its server is still there.
+const PROBE: Duration = Duration::from_millis(500);
+
+/// The small commands of our client, and how many of them one that does not wait is ahead of the replies.
+const ROUNDS: usize = 70;
+const AHEAD: usize = 20;
+
+/// The length of the windows of our side.
+pub const WINDOW: u32 = 64 << 10;
+
+/// Options with small windows, and little patience.
+pub const fn small(options: Options) -> Options {
+    with_window(options, WINDOW)
+}
+
+/// Options with windows of this length, and little patience.
+pub const fn with_window(mut options: Options, window: u32) -> Options {
+    options.protocol.window = window;
+    options.protocol.send_buffer = if window < WINDOW { WINDOW } else { window };
+    options.protocol.stall_limit = Some(STALL);
+    options.handshake_timeout = STALL;
+    options.linger = PROBE;
+    // So that there is something to answer: a client asks.
+    options.protocol.negotiate = true;
+    options
+}
+
+/// How a connection of our side ended.
+#[derive(Debug)]
+pub enum Ended {
+    /// With the end of the stream.
+    InOrder,
+    /// With this error of the connection.
+    With(Error),
+    /// With another error: of the application, or of the system.
+    Otherwise(String),
+}
+
+impl From<&Failure> for Ended {
+    fn from(failure: &Failure) -> Self {
+        match failure {
+            Failure::Connection(error) => Self::With(error.clone()),
+            Failure::Io(error) => match error.get_ref().and_then(|inner| inner.downcast_ref::<Error>()) {
+                Some(inner) => Self::With(inner.clone()),
+                None if error.kind() == std::io::ErrorKind::UnexpectedEof => Self::InOrder,
+                None => Self::Otherwise(error.to_string()),
+            },
+            // Whether the stream ended too early is for the application to judge.
+            Failure::Closed => Self::InOrder,
+            other => Self::Otherwise(other.to_string()),
+        }
+    }
+}
+
+impl Ended {
+    /// Returns whether our side says that it has itself made a mistake: as bad as a panic.
+    const fn is_bug(&self) -> bool {
+        matches!(self, Self::With(Error::Protocol(rdma_proto::Error::Bug(_))))
+    }
+}
+
+impl std::fmt::Display for Ended {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::InOrder => f.write_str("in order"),
+            Self::With(error) => write!(f, "with {error:?}: {error}"),
+            Self::Otherwise(what) => write!(f, "with another error: {what}"),
+        }
+    }
+}
+
+/// The connections of our side: how many are open, and how the others ended.
+#[derive(Clone, Default)]
+pub struct Connections(Arc<Mutex<Counted>>);
+
+#[derive(Default)]
+struct Counted {
+    open: usize,
+    ended: Vec<Ended>,
+}
+
+impl Connections {
+    /// Returns the number of connections that are open, those under way included.
+    #[must_use]
+    pub fn open(&self) -> usize {
+        self.lock().open
+    }
+
+    /// Takes out how connections ended since the last call, in the order of their ends.
+    #[must_use]
+    pub fn take_ended(&self) -> Vec<Ended> {
+        std::mem::take(&mut self.lock().ended)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Counted> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn opens(&self) {
+        self.lock().open += 1;
+    }
+
+    fn ends(&self, result: &Result<(), Failure>) {
+        let mut counted = self.lock();
+        counted.open = counted.open.saturating_sub(1);
+        counted.ended.push(result.as_ref().err().map_or(Ended::InOrder, Ended::from));
+    }
+}
+
+/// The example server's store behind a listener.
+pub struct BuiltInServer {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+    accepting: Option<JoinHandle<()>>,
+}
+
+/// The state that a server shares with its threads.
+#[derive(Default)]
+struct Shared {
+    store: kv::Store,
+    connections: Connections,
+    /// Connections that are accepted are served when nobody holds this.
+    gate: Mutex<()>,
+    over: AtomicBool,
+    /// A thread panicked, or a call said that one has.
+    broken: AtomicBool,
+}
+
+impl BuiltInServer {
+    /// Listens.
+    ///
+    /// # Errors
+    /// It cannot.
+    pub fn start<B: Descriptors>(
+        backend: &B,
+        address: SocketAddr,
+        options: Options,
+    ) -> Result<Self, Failure> {
+        let listener = Listener::bind_with(backend, address, options, rdma_conn::Limits::default())?;
+        let address = listener.local_addr().unwrap_or(address);
+        let shared = Arc::new(Shared::default());
+        let accepting = std::thread::spawn({
+            let shared = Arc::clone(&shared);
+            move || accept(&listener, &shared)
+        });
+        Ok(Self { address, shared, accepting: Some(accepting) })
+    }
+
+    /// The connections that it accepted.
+    #[must_use]
+    pub fn connections(&self) -> &Connections {
+        &self.shared.connections
+    }
+}
+
+fn accept<B: Descriptors>(listener: &Listener<B>, shared: &Arc<Shared>) {
+    while !shared.over.load(Ordering::Relaxed) {
+        match listener.try_accept() {
+            Ok(Some(accepted)) => {
+                let shared = Arc::clone(shared);
+                shared.connections.opens();
+                std::thread::spawn(move || {
+                    // Only a stream is looked after from behind: until then nobody looks at the connection.
+                    drop(shared.gate.lock());
+                    let (endpoint, id) = accepted;
+                    let mut stream = Stream::from_endpoint(endpoint, id);
+                    // Behind the stream, so that a panic is noted before the peer hears of the end.
+                    let serving = Serving(shared);
+                    let served = serving.0.store.serve(&mut stream);
+                    drop(stream);
+                    let served = served.map_err(Failure::from);
+                    if served.as_ref().is_err_and(|failure| Ended::from(failure).is_bug()) {
+                        serving.0.broken.store(true, Ordering::Relaxed);
+                    }
+                    serving.0.connections.ends(&served);
+                });
+            }
+            Ok(None) => {
+                let mut requests = [PollFd::new(listener, PollFlags::IN)];
+                // Waking in vain, or by a signal, does no harm.
+                let _woken = poll(&mut requests, Some(&Timespec { tv_sec: 0, tv_nsec: 50_000_000 }));
+            }
+            Err(error) => tracing::debug!(%error, "cannot accept"),
+        }
+    }
+}
+
+/// A thread that serves a connection; notes a panic of it.
+struct Serving(Arc<Shared>);
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.broken.store(true, Ordering::Relaxed);
+            self.0.connections.ends(&Err(Failure::wrong("its thread panicked")));
+        }
+    }
+}
+
+impl Drop for BuiltInServer {
+    fn drop(&mut self) {
+        self.shared.over.store(true, Ordering::Relaxed);
+        if let Some(accepting) = self.accepting.take() {
+            // A panic there was noted as what it is.
+            let _ended = accepting.join();
+        }
+    }
+}
+
+impl TargetServer for BuiltInServer {
+    fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    fn death(&self, _: Duration) -> Option<String> {
+        self.shared.broken.swap(false, Ordering::Relaxed).then(|| "a thread of it panicked".into())
+    }
+
+    fn restart(&self) -> Result<bool, String> {
+        Ok(true)
+    }
+
+    fn held(&self) -> Option<ProcessResources> {
+        Some(ProcessResources::now())
+    }
+
+    fn hold(&self) -> Option<MutexGuard<'_, ()>> {
+        Some(self.shared.gate.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn processor_time(&self) -> Option<Duration> {
+        Some(Duration::try_from(clock_gettime(ClockId::ProcessCPUTime)).unwrap_or_default())
+    }
+}
+
+/// Our client, with a little of everything to do.
+pub struct BuiltInClients<B> {
+    /// RDMA as the client has it.
+    pub backend: B,
+    /// Its options.
+    pub options: Options,
+    /// Whether it sends commands before it has the replies to those before.
+    pub pipelines: bool,
+    /// The connections that clients made.
+    pub connections: Connections,
+}
+
+impl<B> BuiltInClients<B> {
+    /// Clients with these options.
+    pub fn new(backend: B, mut options: Options) -> Self {
+        options.protocol.keepalive.get_or_insert(Keepalive::NONE.probe(Some(PROBE)));
+        Self { backend, options, pipelines: false, connections: Connections::default() }
+    }
+}
+
+impl<B: Descriptors> TargetClients for BuiltInClients<B> {
+    fn start(&self, case: &str, address: SocketAddr) -> Result<Box<dyn Running>, String> {
+        let (report, reported) = channel();
+        // Told by its end.
+        let (idle, told) = channel::<()>();
+        let case = case.to_string();
+        let (backend, options, ahead) =
+            (self.backend.clone(), self.options, usize::from(self.pipelines) * AHEAD);
+        let connections = self.connections.clone();
+        connections.opens();
+        let thread = std::thread::Builder::new().spawn(move || {
+            let work = Work { ahead, ..Work::of(&case, || while told.recv().is_ok() {}) };
+            let result = run_client(&backend, address, options.handshake_timeout, options, work);
+            connections.ends(&result);
+            // The case may have failed and gone meanwhile.
+            let _read = report.send(result);
+        });
+        thread.map_err(|error| error.to_string())?;
+        Ok(Box::new(Thread { reported, exit: None, idle: Some(idle) }))
+    }
+}
+
+struct Thread {
+    reported: Receiver<Result<(), Failure>>,
+    exit: Option<Exit>,
+    /// As long as this is there, a client that is idle stays so.
+    idle: Option<Sender<()>>,
+}
+
+impl Running for Thread {
+    fn ended(&mut self, patience: Duration) -> Option<Exit> {
+        use std::sync::mpsc::RecvTimeoutError::{Disconnected, Timeout};
+        if self.exit.is_none() {
+            self.exit = match self.reported.recv_timeout(patience) {
+                Ok(Ok(())) => Some(Exit::Success),
+                Ok(Err(failure)) if Ended::from(&failure).is_bug() => {
+                    Some(Exit::Crashed(failure.to_string()))
+                }
+                Ok(Err(failure)) => Some(Exit::Failure(failure.to_string())),
+                Err(Timeout) => None,
+                Err(Disconnected) => Some(Exit::Crashed("its thread panicked".into())),
+            };
+        }
+        self.exit.clone()
+    }
+
+    fn go_on(&mut self) {
+        self.idle = None;
+    }
+}
+
+/// What a client does besides what every one does.
+pub struct Work<I> {
+    /// Its small commands.
+    rounds: usize,
+    /// How many of them it is ahead of the replies.
+    ahead: usize,
+    /// Waits in the middle, if that is what the case is about.
+    idle: Option<I>,
+}
+
+impl<I: FnOnce()> Work<I> {
+    /// Returns what a case takes; `idle` waits for as long as the client shall be idle.
+    pub fn of(case: &str, idle: I) -> Self {
+        let counted = case == UNHANDLED || case == ROOM_TO_ASK;
+        Self { rounds: if counted { MANY } else { ROUNDS }, ahead: 0, idle: (case == IDLE).then_some(idle) }
+    }
+}
+
+/// Does what a client under test should do, with our client: connects, stores and reads back, asks for a reply longer than its windows,
+/// and leaves. Any reply that is not exactly right is an error.
+///
+/// # Errors
+/// The connection fails, or what comes back is not what must.
+pub fn run_client<B: Descriptors>(
+    backend: &B,
+    address: SocketAddr,
+    patience: Duration,
+    options: Options,
+    Work { rounds, ahead, idle }: Work<impl FnOnce()>,
+) -> Result<(), Failure> {
+    let how = Connect::default().timeout(patience).options(options);
+    let mut stream = Stream::connect_with(backend, address, &how)?;
+    stream.set_read_timeout(Some(10 * patience));
+    stream.set_write_timeout(Some(10 * patience));
+    let mut client = RespClient::new(stream);
+    for round in 0..rounds + ahead {
+        if round < rounds {
+            client.send(&[b"ECHO", format!("round {round}").as_bytes()])?;
+        }
+        let Some(round) = round.checked_sub(ahead) else { continue };
+        if client.expect_bulk()? != format!("round {round}") {
+            return Err(Failure::wrong("ECHO answered something else"));
+        }
+    }
+    if let Some(idle) = idle {
+        client.send(&[b"ECHO", b"idle"])?;
+        client.expect_bulk()?;
+        idle();
+    }
+    let window = options.protocol.window as usize;
+    // Each window takes a message and a wait: what takes too many of them is left out.
+    let lengths = [0, 1, 100, 4096, 70_000, 200_000].into_iter().filter(|len| *len <= 4096.max(100 * window));
+    for (number, value_len) in (0..).zip(lengths) {
+        let entry = Entry { number, value_len };
+        client.send(&[b"SET", entry.key().as_bytes(), &entry.value()])?;
+        client.expect("OK")?;
+        client.send(&[b"GET", entry.key().as_bytes()])?;
+        if let Some(difference) = entry.difference(&client.expect_bulk()?) {
+            return Err(Failure::wrong(difference));
+        }
+    }
+    let long = 4 * window + 1000;
+    client.send(&[b"GET", made_up_key(long).as_bytes()])?;
+    if client.expect_bulk()? != made_up_value(long) {
+        return Err(Failure::wrong("a long reply came back wrong"));
+    }
+    Ok(client.stream().close(patience)?)
+}

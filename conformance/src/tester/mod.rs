@@ -1,0 +1,460 @@
+//! The suite's peer: correct unless told otherwise, so that each case deviates in exactly one thing.
+//!
+//! It uses the backend seam directly, because the libraries above it would not let it misbehave. What it does right by
+//! itself: [`Peer::handshake`], [`Peer::send_bytes`] and [`Peer::receive_bytes`]. Everything else sends what it is told.
+//! Whatever waits has a deadline.
+
+mod connecting;
+mod deadline;
+mod said;
+mod seen;
+mod stream;
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use raw_peer::{Incoming as Came, Refused, Session, Step};
+use rdma_backend::{
+    CompletionStatus, ConnectParams, ErrorKind, Failure as _, Immediate, RNR_RETRY_INFINITE, Region,
+    RemoteAddress, RnrTimer, SendOp,
+};
+use rdma_conn::Descriptors;
+use rdma_proto::wire::{Message, Window};
+
+use crate::client::Failure;
+
+pub use connecting::{Listener, way};
+pub use deadline::{Deadline, wrong};
+use said::Said;
+pub use seen::{Breach, Seen};
+
+/// How long the peer waits for anything: enough for a device in software on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The parameters of a peer.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// Depth of the send queue.
+    pub sends: u32,
+    /// Receives posted, each posted again once used, unless [`Peer::set_reposts`] says otherwise.
+    pub receives: u32,
+    /// Of these, the receives that are posted at first.
+    pub posted: u32,
+    /// Bytes of memory to register windows in.
+    pub window: u32,
+    /// The parameters that it offers when it connects.
+    pub params: ConnectParams,
+    /// The private data that it sends with them.
+    pub private_data: &'static [u8],
+    /// How long it waits for anything.
+    pub patience: Duration,
+}
+
+impl Default for Shape {
+    fn default() -> Self {
+        Self {
+            sends: 512,
+            receives: 1024,
+            posted: u32::MAX,
+            window: 64 << 10,
+            params: ConnectParams {
+                responder_resources: 1,
+                initiator_depth: 1,
+                // Soft-RoCE takes 7 for endless.
+                retry_count: 6,
+                rnr_retry_count: RNR_RETRY_INFINITE,
+            },
+            private_data: &[],
+            patience: PATIENCE,
+        }
+    }
+}
+
+impl Shape {
+    /// Sets the length of the memory for windows.
+    #[must_use]
+    pub const fn window(self, window: u32) -> Self {
+        Self { window, ..self }
+    }
+
+    /// Returns a small shape, for cases with many connections.
+    pub fn small() -> Self {
+        Self { sends: 16, ..Self::default().receives(64) }
+    }
+
+    /// Sets the number of receives posted.
+    #[must_use]
+    pub const fn receives(self, receives: u32) -> Self {
+        Self { receives, ..self }
+    }
+
+    /// Posts only so many of its receives at first.
+    #[must_use]
+    pub const fn posting(self, posted: u32) -> Self {
+        Self { posted, ..self }
+    }
+
+    /// Lets the target's device give up at once when it finds no receive, as that of a client of a Valkey server does.
+    #[must_use]
+    pub const fn without_rnr_retries(self) -> Self {
+        Self { params: ConnectParams { rnr_retry_count: 0, ..self.params }, ..self }
+    }
+}
+
+/// Something that came.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Incoming {
+    /// A SEND, with its bytes.
+    Message(Vec<u8>),
+    /// A WRITE with this immediate.
+    Notified(u32),
+    /// The answer to a READ.
+    Read,
+    /// A work request failed, and not in the wake of another.
+    Failed(CompletionStatus),
+    /// The connection has ended, or did not come about.
+    Gone(&'static str),
+}
+
+impl Incoming {
+    /// Returns whether it is a keepalive.
+    pub fn is_keepalive(&self) -> bool {
+        matches!(self, Self::Message(bytes) if matches!(Message::decode(bytes), Ok(Message::Keepalive)))
+    }
+}
+
+/// The suite's end of one connection.
+pub struct Peer<B: Descriptors> {
+    session: Session<B>,
+    shape: Shape,
+    established: bool,
+    incoming: VecDeque<Incoming>,
+    /// When a wait began in which nothing but keepalives has come yet.
+    waits_since: Option<Instant>,
+    /// Whether a window that was filled is registered anew.
+    pub drains: bool,
+    /// Parts of its memory (offset, length) to register in turn, each once the one before is full. Offsets behind that memory are places in
+    /// the memory of [`Peer::lands`].
+    pub plan: Vec<(u32, u32)>,
+    landing: Option<B::Region>,
+    turn: usize,
+    /// Bytes taken out of the current part.
+    taken: u32,
+    received: Vec<u8>,
+    theirs: Option<Window>,
+    used: u32,
+    keepalives: u64,
+    /// Whether it answers questions for features, as a server does.
+    pub serves: bool,
+    /// Whether it keeps the answers until [`Peer::answer_now`].
+    pub answers_late: bool,
+    /// What was asked of it and is not answered yet.
+    owed: Vec<u16>,
+    /// Questions for features that were not answered yet.
+    asked: u32,
+    /// The contents that its memory for windows has if the target writes what it notifies, and nothing else.
+    mirror: Option<Vec<u8>>,
+    /// Whether it has given the peer a window.
+    registered: bool,
+    offered: Option<ConnectParams>,
+    /// What it has said in RESP; `None` if it says what another program does.
+    said: Option<Said>,
+    /// Whether the end of the connection was told, and whether a request failed or could not be made any more.
+    left: bool,
+    failed: bool,
+    /// The record of what the target did so far.
+    pub seen: Seen,
+}
+
+impl<B: Descriptors> Peer<B> {
+    /// Sends bytes as one message.
+    pub fn send(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+        self.post(&[(SendOp::Send, bytes)])
+    }
+
+    /// Sends a control message.
+    pub fn message(&mut self, message: Message) -> Result<(), Failure> {
+        self.send(&message.encode())
+    }
+
+    /// Sends messages with one doorbell.
+    pub fn burst(&mut self, messages: &[Message]) -> Result<(), Failure> {
+        let bytes: Vec<_> = messages.iter().map(Message::encode).collect();
+        let requests: Vec<_> = bytes.iter().map(|bytes| (SendOp::Send, &bytes[..])).collect();
+        // At most half of the send queue at a time, so that there is room for the whole.
+        requests.chunks(self.shape.sends as usize / 2).try_for_each(|chunk| self.post(chunk))
+    }
+
+    /// Sends bytes as one message that has an immediate.
+    pub fn send_immediate(&mut self, bytes: &[u8], immediate: u32) -> Result<(), Failure> {
+        self.post(&[(SendOp::SendImmediate(Immediate(immediate)), bytes)])
+    }
+
+    /// Writes without an immediate.
+    pub fn write(&mut self, to: RemoteAddress, bytes: &[u8]) -> Result<(), Failure> {
+        self.post(&[(SendOp::Write(to), bytes)])
+    }
+
+    /// Writes with an immediate.
+    pub fn write_immediate(
+        &mut self,
+        to: RemoteAddress,
+        bytes: &[u8],
+        immediate: u32,
+    ) -> Result<(), Failure> {
+        self.post(&[(SendOp::WriteImmediate(to, Immediate(immediate)), bytes)])
+    }
+
+    /// Notifies `immediate` bytes without writing any.
+    pub fn notify(&mut self, immediate: u32) -> Result<(), Failure> {
+        self.write_immediate(RemoteAddress { address: 0, rkey: 0 }, &[], immediate)
+    }
+
+    /// Reads the peer's memory.
+    pub fn read(&mut self, from: RemoteAddress, len: usize) -> Result<(), Failure> {
+        self.post(&[(SendOp::Read(from), &vec![0; len])])
+    }
+
+    /// Returns its memory as a window, as a correct registration has it.
+    pub fn own_window(&self) -> Window {
+        let window = self.window();
+        Window { address: window.address(), length: self.shape.window, rkey: window.rkey() }
+    }
+
+    /// Registers `len` bytes more, with a key of their own, for windows that lie elsewhere.
+    pub fn lands(&mut self, len: u32) -> Result<(), Failure> {
+        self.landing = Some(self.session.register(len as usize).map_err(wrong("registering memory"))?);
+        Ok(())
+    }
+
+    fn window(&self) -> &B::Region {
+        self.session.window().expect("no step withdraws it")
+    }
+
+    /// Sets whether used receives are posted again.
+    pub const fn set_reposts(&mut self, reposts: bool) {
+        self.session.reposts = reposts;
+    }
+
+    /// Posts `count` receives more, as far as its shape has them.
+    pub fn post_receives(&mut self, count: usize) {
+        // It fails when the connection has ended, which is told otherwise.
+        let _ended = self.session.take(Step::Receive(count));
+    }
+
+    /// Has what finds no receive come again soon.
+    pub fn hurries(&self) -> Result<(), Failure> {
+        self.session.set_min_rnr_timer(RnrTimer::MICROS_640).map_err(wrong("setting a timer"))
+    }
+
+    /// From now on says what another program does, which is not checked.
+    pub fn relays(&mut self) {
+        self.said = None;
+    }
+
+    /// Returns the number of requests that were neither acknowledged nor failed.
+    pub const fn outstanding(&self) -> usize {
+        self.session.outstanding()
+    }
+
+    /// Returns whether the end of the connection was told.
+    pub const fn has_left(&self) -> bool {
+        self.left
+    }
+
+    /// Returns whether the connection is of no more use: its end was told, or a request of the suite failed.
+    pub const fn is_lost(&self) -> bool {
+        self.left || self.failed
+    }
+
+    /// Returns memory of its own, without remote rights, as a window.
+    pub fn locked_window(&self) -> Window {
+        let outbox = self.session.outbox();
+        Window { address: outbox.address(), length: self.shape.window, rkey: outbox.rkey() }
+    }
+
+    /// Returns the parameters that the target offered when the connection was made.
+    pub const fn offered(&self) -> Option<ConnectParams> {
+        self.offered
+    }
+
+    /// Notes the parameters of the target's request, which the event of the connection does not repeat.
+    pub(crate) const fn was_offered(&mut self, params: ConnectParams) {
+        self.offered = Some(params);
+    }
+
+    /// Changes how long it waits for anything.
+    pub const fn set_patience(&mut self, patience: Duration) {
+        self.shape.patience = patience;
+    }
+
+    /// Fills its memory for windows with one byte.
+    pub fn paint(&self, byte: u8) {
+        let inside = self.window().memory().write(0, &vec![byte; self.window().len()]);
+        debug_assert!(inside, "as long as the region");
+    }
+
+    /// Returns where the last byte ends that is not this one in its memory for windows.
+    pub fn painted_to(&self, byte: u8) -> usize {
+        let mut bytes = vec![0; self.window().len()];
+        let inside = self.window().memory().read(0, &mut bytes);
+        debug_assert!(inside, "as long as the region");
+        bytes.iter().rposition(|one| *one != byte).map_or(0, |last| last + 1)
+    }
+
+    /// Fills its memory for windows, and keeps account from now on of what it must hold.
+    pub fn mirror(&mut self) {
+        const PAINT: u8 = 0xa5;
+        self.paint(PAINT);
+        self.mirror = Some(vec![PAINT; self.window().len()]);
+    }
+
+    /// Returns the first byte of its memory for windows that is not what the notifications since [`Peer::mirror`] cover.
+    pub fn strayed(&self) -> Option<usize> {
+        let mirror = self.mirror.as_ref()?;
+        let mut bytes = vec![0; mirror.len()];
+        let inside = self.window().memory().read(0, &mut bytes);
+        debug_assert!(inside, "as long as the region");
+        mirror.iter().zip(&bytes).position(|(expected, found)| expected != found)
+    }
+
+    /// Ends the connection.
+    pub fn disconnect(&self) -> Result<(), Failure> {
+        self.session.disconnect().map_err(wrong("disconnecting"))
+    }
+
+    /// Destroys the queue pair without a disconnect, as a host that loses power does.
+    pub fn lose_queue_pair(&mut self) {
+        let _done = self.session.take(Step::LoseQueuePair);
+    }
+
+    /// Waits for what comes next, as [`Peer::receive_in_time`], which must be something.
+    pub fn receive(&mut self) -> Result<Incoming, Failure> {
+        self.receive_in_time()?.ok_or_else(|| {
+            Failure::wrong(if self.left {
+                "the connection has ended".into()
+            } else {
+                format!("nothing came within {:?}", self.shape.patience)
+            })
+        })
+    }
+
+    /// Waits for what comes next, for as long as its shape is patient. Keepalives do not prolong that: a call after one waits for the
+    /// rest of the time.
+    pub fn receive_in_time(&mut self) -> Result<Option<Incoming>, Failure> {
+        let since = *self.waits_since.get_or_insert_with(Instant::now);
+        let left = self.shape.patience.saturating_sub(since.elapsed());
+        let came = self.receive_within(left)?;
+        let in_time = came.filter(|incoming| !(left.is_zero() && incoming.is_keepalive()));
+        if in_time.is_none() {
+            self.waits_since = None;
+        }
+        Ok(in_time)
+    }
+
+    /// Waits for what comes next, for at most `patience`.
+    pub fn receive_within(&mut self, patience: Duration) -> Result<Option<Incoming>, Failure> {
+        // Nothing comes behind the end.
+        let deadline = Deadline::after(if self.left { Duration::ZERO } else { patience });
+        loop {
+            if let Some(incoming) = self.incoming.pop_front() {
+                if !incoming.is_keepalive() {
+                    self.waits_since = None;
+                }
+                self.left |= matches!(incoming, Incoming::Gone(_));
+                self.failed |= matches!(incoming, Incoming::Failed(_));
+                return Ok(Some(incoming));
+            }
+            if !self.step(deadline)? {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Waits until everything sent was acknowledged, or failed.
+    pub fn settle(&mut self) -> Result<(), Failure> {
+        let patience = self.shape.patience;
+        let deadline = Deadline::after(patience);
+        while self.session.outstanding() > 0 {
+            if !self.step(deadline)? {
+                return Err(Failure::wrong(format!("no acknowledgement within {patience:?}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns whether every request that has completed succeeded.
+    pub(crate) const fn all_succeeded(&self) -> bool {
+        self.session.unsuccessful() == 0
+    }
+
+    fn post(&mut self, requests: &[(SendOp, &[u8])]) -> Result<(), Failure> {
+        // What follows is another wait.
+        self.waits_since = None;
+        for (op, bytes) in requests {
+            let is_message = matches!(op, SendOp::Send | SendOp::SendImmediate(_));
+            self.registered |=
+                is_message && matches!(Message::decode(bytes), Ok(Message::RegisterXferMemory(_)));
+        }
+        if self.session.outstanding() + requests.len() > self.shape.sends as usize {
+            self.settle()?;
+        }
+        match self.session.post(requests) {
+            Err(Refused::NoRoom) => {
+                self.settle()?;
+                self.session.post(requests)
+            }
+            posted => posted,
+        }
+        .map_err(|refused| match refused {
+            Refused::NoRoom => Failure::wrong("more to send than the outbox holds"),
+            Refused::NoQueuePair => Failure::wrong("the suite lost its queue pair"),
+            Refused::Backend(error) if error.kind() == ErrorKind::State => {
+                self.failed = true;
+                Failure::wrong("the connection ended before all was sent")
+            }
+            Refused::Backend(error) => wrong("posting")(error),
+        })
+    }
+
+    /// Takes what has come; waits for something if nothing has. Returns false at the deadline.
+    fn step(&mut self, deadline: Deadline) -> Result<bool, Failure> {
+        loop {
+            self.session.arm().map_err(wrong("arming the completion queue"))?;
+            if self.collect()? {
+                return Ok(true);
+            }
+            if !deadline.wait(self.session.completions(), self.session.events())? {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// Takes what has come, in the order in which it came. Returns whether there was anything.
+    fn collect(&mut self) -> Result<bool, Failure> {
+        let mut any = false;
+        while let Some(came) = self.session.poll().map_err(wrong("looking for what has come"))? {
+            any = true;
+            self.incoming.extend(match came {
+                Came::Established(peer) => {
+                    self.established = true;
+                    self.offered.get_or_insert(peer);
+                    None
+                }
+                Came::Message(bytes) => Some(Incoming::Message(bytes)),
+                Came::Notified(count) => Some(Incoming::Notified(count)),
+                Came::Read => Some(Incoming::Read),
+                Came::Sent | Came::Failed(CompletionStatus::WR_FLUSH_ERR) => None,
+                Came::Failed(status) => Some(Incoming::Failed(status)),
+                Came::Gone(why) => {
+                    if why == "disconnected" {
+                        // As every peer does; it ends what is still under way. Refused if it was the first to disconnect.
+                        let _ended = self.session.disconnect();
+                    }
+                    Some(Incoming::Gone(why))
+                }
+            });
+        }
+        Ok(any)
+    }
+}

@@ -1,0 +1,114 @@
+//! `valkey-rdma-conformance vectors …`.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Subcommand;
+
+use crate::exit::{BROKEN, DONE, FAILED, NOTHING};
+use crate::requirements::Requirements;
+use suite::terminal;
+use vector_check::ours::Ours;
+use vector_check::protocol::Implementation;
+use vector_check::shim::Shim;
+use vector_check::{Files, check, lint};
+
+/// Commands on the vectors.
+#[derive(Subcommand)]
+pub enum Command {
+    /// Runs them against an implementation.
+    Check {
+        /// Shell command that starts it; it speaks the protocol of spec/vectors/README.md. Ours, if absent.
+        #[arg(long)]
+        shim: Option<String>,
+        /// Only vectors whose id contains this.
+        #[arg(long, default_value = "")]
+        select: String,
+        /// Seconds it may take for an answer.
+        #[arg(long, default_value_t = 10)]
+        timeout: u64,
+        /// Also name the skipped ones.
+        #[arg(long)]
+        verbose: bool,
+        /// A folder with vectors; those that this program was built with, if absent.
+        #[arg(long)]
+        vectors: Option<PathBuf>,
+    },
+    /// Checks the vectors themselves.
+    Lint {
+        /// A folder with vectors; those that this program was built with, if absent.
+        #[arg(long)]
+        vectors: Option<PathBuf>,
+    },
+    /// Serves the protocol with our own implementation, on standard input and output.
+    Shim,
+}
+
+/// Does it.
+pub fn run(command: Command) -> ExitCode {
+    let result = match command {
+        Command::Check { shim, select, timeout, verbose, vectors } => {
+            let mut ours = Ours::default();
+            let mut theirs;
+            let implementation: &mut dyn Implementation = match shim {
+                Some(command) => {
+                    theirs = Shim::new(command, Duration::from_secs(timeout));
+                    &mut theirs
+                }
+                None => &mut ours,
+            };
+            read(vectors).and_then(|files| run_check(&files, implementation, &select, verbose))
+        }
+        Command::Lint { vectors } => read(vectors).map(|files| run_lint(&files)),
+        Command::Shim => Ours::default()
+            .serve(std::io::stdin().lock(), std::io::stdout().lock())
+            .map(|()| ExitCode::SUCCESS)
+            .map_err(|error| error.to_string()),
+    };
+    result.unwrap_or_else(|problem| {
+        terminal::complain(&problem.to_string(), 4);
+        ExitCode::from(BROKEN)
+    })
+}
+
+fn read(vectors: Option<PathBuf>) -> Result<Files, String> {
+    vectors.map_or_else(Files::built_in, |folder| Files::read(&folder))
+}
+
+fn run_check(
+    files: &Files,
+    implementation: &mut dyn Implementation,
+    select: &str,
+    verbose: bool,
+) -> Result<ExitCode, String> {
+    let report = check::run(files, implementation, select)?;
+    for (id, reason) in report.skipped.iter().filter(|_| verbose) {
+        terminal::tell(&format!("skipped {id}: {reason}"), 4);
+    }
+    for (id, reason) in &report.failed {
+        terminal::tell(&format!("FAILED {id}: {reason}"), 4);
+    }
+    let (passed, skipped, failed) = (report.passed, report.skipped.len(), report.failed.len());
+    println!("{}: {passed} passed, {skipped} skipped, {failed} failed", report.who);
+    Ok(match (passed, failed) {
+        (0, 0) => {
+            eprintln!("no vector was run");
+            ExitCode::from(NOTHING)
+        }
+        (_, 0) => ExitCode::SUCCESS,
+        _ => ExitCode::from(FAILED),
+    })
+}
+
+fn run_lint(files: &Files) -> ExitCode {
+    let requirements = Requirements::built_in();
+    let problems = lint::problems(files, |id| requirements.has(id));
+    for problem in &problems {
+        terminal::complain(&problem.to_string(), 4);
+    }
+    let control: usize = files.control.iter().map(|(_, file)| file.vectors.len()).sum();
+    let traces: usize = files.traces.iter().map(|(_, file)| file.traces.len()).sum();
+    println!("{control} control messages, {traces} traces, {} problems", problems.len());
+    ExitCode::from(if problems.is_empty() { DONE } else { FAILED })
+}

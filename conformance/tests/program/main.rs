@@ -1,0 +1,9 @@
+//! The program `valkey-rdma-conformance` as its users see it, and the files that come with it.
+
+mod exit_codes;
+mod newcomers;
+mod schema;
+mod selection;
+mod spec;
+mod test_clients;
+mod trace;

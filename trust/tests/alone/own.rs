@@ -1,0 +1,113 @@
+//! Our own side under the suite, by what it says of it, on the embedded fabric.
+
+use std::io::Read;
+use std::path::Path;
+use std::process::Command;
+
+use conformance::blackbox::builtin::small;
+use conformance::tester::{Listener, Shape};
+use indicatif::ProgressBar;
+use rdma_conn::{Connect, Options, Stream};
+use rdma_softsim::{Fabric, SoftSim};
+use suite::Role;
+use trust::own::table::TABLE;
+use trust::own::{self, Setting};
+
+use crate::alone;
+
+#[test]
+fn our_server_and_client() {
+    let _alone = alone();
+    let reports = suite::run(&own::cases(), &Setting::softsim(), "", |_| ProgressBar::hidden());
+    assert!(reports.len() > 215, "{}", reports.len());
+    let failed = reports.iter().filter(|report| report.is_failure());
+    let failed: Vec<String> =
+        failed.map(|report| format!("{} {:?}: {}", report.id, report.role, report.details())).collect();
+    assert!(failed.is_empty(), "{} of {} cases failed:\n{}", failed.len(), reports.len(), failed.join("\n"));
+}
+
+/// VR-CLOSE-002: our client reads what came right before the disconnect, and then the end.
+#[test]
+fn last_words_are_read() {
+    let _alone = alone();
+    let fabric = Fabric::new();
+    let [ours, theirs] = [1, 66].map(|number| fabric.host(&[[192, 0, 2, number].into()]));
+    let listener = Listener::new(&theirs, ([192, 0, 2, 66], 0).into()).unwrap();
+    let address = listener.address().unwrap();
+    let client = std::thread::spawn(move || {
+        let how = Connect::default().options(small(Options::default()));
+        let mut stream = Stream::connect_with(&ours, address, &how).unwrap();
+        let mut read = Vec::new();
+        stream.read_to_end(&mut read).map(|_| read)
+    });
+    let mut peer = listener.accept(Shape::default()).unwrap();
+    peer.serves = true;
+    peer.await_established().unwrap();
+    peer.handshake().unwrap();
+    peer.relays();
+    peer.send_bytes(b"all of this must arrive").unwrap();
+    peer.settle().unwrap();
+    peer.disconnect().unwrap();
+    assert_eq!(client.join().unwrap().unwrap(), b"all of this must arrive");
+}
+
+#[test]
+fn rows_are_about_cases_that_exist() {
+    let cases = own::suite_cases::<SoftSim>();
+    for row in TABLE {
+        for role in [Role::Server, Role::Client].into_iter().filter(|role| row.role.includes(*role)) {
+            let exists = cases.iter().any(|case| case.id == row.case && case.role == Some(role));
+            assert!(exists, "{} {role}", row.case);
+        }
+    }
+}
+
+/// Every row of the suite that this one replaced has its place.
+#[test]
+fn nothing_of_the_hostile_suite_was_lost() {
+    let cases = own::suite_cases::<SoftSim>();
+    let page = include_str!("../../../docs/hostile.md");
+    let rows: Vec<Vec<&str>> = page
+        .lines()
+        .filter(|line| line.starts_with("| `"))
+        .map(|line| line.trim_matches('|').split('|').map(str::trim).collect())
+        .collect();
+    assert_eq!(rows.len(), 68);
+    for row in rows {
+        let [name, server, client] = row[..] else { panic!("{row:?}") };
+        assert!(server != "–" || client != "–", "{name}");
+        for (role, places) in [(Role::Server, server), (Role::Client, client)] {
+            for place in places.split(", ").filter(|place| *place != "–") {
+                let id = place.trim_matches('`');
+                let is_file = Path::new("..").join(id).is_file();
+                assert!(
+                    is_file || cases.iter().any(|case| case.id == id && case.role == Some(role)),
+                    "{name}, {role}: there is no case {id}"
+                );
+            }
+        }
+    }
+}
+
+/// What is piped fits 120 columns, tables too: whoever reads it later has no terminal to ask.
+#[test]
+fn what_is_piped_is_not_wide() {
+    let _alone = alone();
+    for arguments in [
+        &["own", "--select", "conn.plain"][..],
+        &["own", "--select", "no.such-case"],
+        &["verdicts", "--select", "conn.plain"],
+        &["explore", "--small", "--select", "no such scenario"],
+        &["crowd", "--connections", "4", "--mute", "1", "--requests", "2", "--seconds", "0"],
+        &["reqs", "coverage"],
+        &["sim", "--seeds", "0..2"],
+        &["--help"],
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_valkey-rdma-trust")).args(arguments).output().unwrap();
+        for text in [output.stdout, output.stderr] {
+            let text = String::from_utf8(text).unwrap();
+            let wide = |line: &&str| line.chars().count() > 120 && line.trim().contains(' ');
+            assert_eq!(text.lines().find(wide), None, "{arguments:?}");
+        }
+    }
+}

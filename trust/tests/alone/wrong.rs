@@ -1,0 +1,95 @@
+//! Is the suite blind? Every wrong implementation fails the case that is about its mistake, the right one passes it, every case is
+//! failed by some mistake, and none passes what does nothing. `valkey-rdma-trust verdicts` prints the table.
+
+use std::time::Duration;
+
+use conformance::requirements::Role;
+use rdma_softsim::DeviceKind;
+use trust::right::command::{Surprise, lines as lines_of, try_all};
+use trust::right::{Right, Who};
+use trust::wrong::command::{all_cases, is_right, judge_all, lines};
+use trust::wrong::table::{NO_MISTAKE, TABLE};
+
+use crate::alone;
+
+#[test]
+fn every_verdict_is_right() {
+    let _alone = alone();
+    let lines = lines();
+    let results = judge_all(&lines).unwrap();
+    let surprises: Vec<String> = lines
+        .iter()
+        .zip(&results)
+        .filter(|((target, ..), result)| !is_right(*target, result.verdict))
+        .map(|((target, role, case), result)| {
+            format!("{target} {role} {case}: {}, {}", result.verdict, result.reason)
+        })
+        .collect();
+    assert!(surprises.is_empty(), "{} of {}:\n{}", surprises.len(), lines.len(), surprises.join("\n"));
+}
+
+#[test]
+fn every_case_is_failed_by_a_mistake() {
+    let missing: Vec<_> = all_cases()
+        .into_iter()
+        .filter(|(role, case)| {
+            let failed = TABLE.iter().any(|(_, of, one)| (of, one) == (role, case));
+            let excused = NO_MISTAKE.iter().any(|(of, one, _)| (of, one) == (role, case));
+            assert!(!(failed && excused), "{case}: there is a mistake that fails it");
+            !failed && !excused
+        })
+        .collect();
+    assert!(missing.is_empty(), "{} without a mistake: {missing:?}", missing.len());
+}
+
+fn none_is_accused(surprises: &[Surprise]) {
+    let told: Vec<String> = surprises
+        .iter()
+        .map(|((right, role, case), told)| format!("{right} | {role} {case}: {told}"))
+        .collect();
+    assert!(told.is_empty(), "{}:\n{}", told.len(), told.join("\n"));
+}
+
+/// Windows of three lengths, each of which once had the suite accuse a right side; `valkey-rdma-trust right --windows all` takes more.
+#[test]
+fn windows_of_any_length_are_right() {
+    let _alone = alone();
+    let sides = [17, 1000, 1_000_000].map(|window| Right { window, ..Right::ours() });
+    let clients = Right { who: Who::Example, window: 1000, ..Right::ours() };
+    let lines: Vec<_> = sides.into_iter().chain([clients]).flat_map(lines_of).collect();
+    assert!(lines.len() > 500, "{}", lines.len());
+    none_is_accused(&try_all(&lines, 16).unwrap());
+}
+
+/// What a right side may do otherwise than ours, in the cases that once took it for wrong, on devices of every kind and with latency.
+#[test]
+fn what_is_allowed_is_right() {
+    const ACCUSED: &[(Who, Role, &str)] = &[
+        (Who::EndsAtOnce, Role::Server, "mem.other-length"),
+        (Who::EndsAtOnce, Role::Client, "mem.other-length"),
+        (Who::EndsAtOnce, Role::Server, "ctrl.send-with-immediate"),
+        (Who::EndsAtOnce, Role::Client, "ctrl.send-with-immediate"),
+        (Who::EndsAtKeepalive, Role::Server, "ctrl.send-with-immediate"),
+        (Who::EndsAtKeepalive, Role::Client, "ctrl.send-with-immediate"),
+        (Who::AsksAgain, Role::Client, "feat.unasked"),
+        (Who::Pipelines, Role::Client, "mem.written-from-start"),
+        (Who::Ours, Role::Server, "close.quit"),
+        (Who::Ours, Role::Server, "res.receives"),
+        (Who::Ours, Role::Server, "sec.write-outside"),
+        (Who::Ours, Role::Client, "sec.wrong-key"),
+        (Who::Ours, Role::Server, "sec.stale-key"),
+        (Who::Ours, Role::Server, "sec.read"),
+    ];
+    let _alone = alone();
+    let mut lines = Vec::new();
+    for seed in 0..3 {
+        for kind in DeviceKind::ALL {
+            for latency in [0, 3].map(Duration::from_millis) {
+                lines.extend(ACCUSED.iter().map(|(who, role, case)| {
+                    (Right { who: *who, kind, latency, seed, ..Right::ours() }, *role, *case)
+                }));
+            }
+        }
+    }
+    none_is_accused(&try_all(&lines, 16).unwrap());
+}

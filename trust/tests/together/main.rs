@@ -1,0 +1,15 @@
+//! Trials that mind no other in the same process.
+
+// The bodies are those of the fuzz target.
+#[path = "../bodies/hostile.rs"]
+mod hostile;
+mod hostile_peers;
+#[path = "../bodies/peer.rs"]
+mod peer;
+mod reqs;
+#[path = "../../../rdma-proto/tests/bodies/script.rs"]
+#[allow(dead_code, reason = "other targets use the rest")]
+mod script;
+mod secrets;
+mod sim;
+mod user_errors;

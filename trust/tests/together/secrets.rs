@@ -1,0 +1,214 @@
+//! A password is never printed: not by `Debug` of anything public that has one, not by an error on its way, and not in a log. Programs
+//! are asked in tests of their own packages.
+//!
+//! A type that gets a password is added here.
+
+use std::fmt::{Debug, Display};
+use std::io::{self, Write as _};
+use std::net::TcpListener;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rdma_bridge::Place;
+use rdma_conn::{Connect, Listener, Stream};
+use rdma_kv::Login;
+use rdma_redis::{Client, Endpoints, Reconnect};
+use rdma_snapshot::run::{Publish, Pull, Republish};
+use rdma_snapshot::valkey::{LiveSink, LiveSource, Server, Target};
+use rdma_snapshot::{Secret, publisher, reader};
+use rdma_softsim::SoftSim;
+use tokio::runtime::{Builder, Runtime};
+
+use crate::user_errors::{SERVER, hosts};
+
+/// Nothing else contains it.
+const PASSWORD: &str = "hunter2";
+
+#[track_caller]
+fn hidden(what: &str, text: &str) {
+    assert!(!text.contains(PASSWORD), "{what} prints the password: {text}");
+}
+
+#[track_caller]
+fn debug(what: &str, value: &impl Debug) {
+    hidden(what, &format!("{value:?}"));
+    hidden(what, &format!("{value:#?}"));
+}
+
+/// An error, and all that it was caused by.
+#[track_caller]
+fn error(what: &str, error: &(impl std::error::Error + 'static)) {
+    let mut next: Option<&dyn std::error::Error> = Some(error);
+    while let Some(error) = next {
+        told(what, &error);
+        next = error.source();
+    }
+}
+
+#[track_caller]
+fn told(what: &str, value: &(impl Debug + Display)) {
+    debug(what, value);
+    hidden(what, &value.to_string());
+}
+
+/// What all threads of this process log, at every level.
+static LOGGED: Mutex<Vec<u8>> = Mutex::new(Vec::new());
+
+struct Log;
+
+impl io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        logged().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn logged() -> MutexGuard<'static, Vec<u8>> {
+    LOGGED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Begins to keep what is logged.
+fn log() {
+    let logging = tracing_subscriber::fmt().with_max_level(tracing::Level::TRACE).with_writer(|| Log);
+    // Another test of this process may have been first.
+    let _kept = logging.try_init();
+}
+
+fn runtime() -> Runtime {
+    Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime")
+}
+
+/// A server that answers everything so. It serves for as long as the test's process lives.
+fn answers(host: &SoftSim, reply: &'static [u8]) {
+    let listener = Listener::bind(host, SERVER).expect("a free port");
+    std::thread::spawn(move || {
+        while let Ok((stream, _)) = listener.accept() {
+            std::thread::spawn(move || {
+                let mut client = kv_store::FrameReader::new(stream);
+                while let Ok(Some(_)) = client.frame() {
+                    if client.stream().write_all(reply).and_then(|()| client.stream().flush()).is_err() {
+                        break;
+                    }
+                }
+            });
+        }
+    });
+}
+
+const WRONG: &[u8] = b"-WRONGPASS invalid username-password pair or user is disabled.\r\n";
+
+#[test]
+fn of_rdma_redis() {
+    log();
+    let (_fabric, server, host) = hosts();
+    for url in [
+        "valkey+rdma://user:hunter2@",
+        "valkey+rdma://user:hunter2@192.0.2.1:99999",
+        "valkey+rdma://user:hunter2@192.0.2.1/no-number",
+        "valkey+rdma://user:hunter2@192.0.2.1#fragment",
+        "valkey+rdma://user:hunter2@192.0.2.1?timeout=never",
+        "valkey+rdma://user:hunter2@192.0.2.1?fallback=udp",
+        "valkey+rdma://192.0.2.1?password=hunter2",
+        "valkey+rdma://192.0.2.1?timeout=hunter2",
+        "redis://user:hunter2@192.0.2.1",
+        "user:hunter2@192.0.2.1",
+    ] {
+        let refused = Client::open(host.clone(), url).expect_err(url);
+        error(url, &refused);
+    }
+    let url = "valkey+rdma://user:hunter2@192.0.2.1:6379/0?timeout=20";
+    let endpoints = Endpoints::from(host);
+    debug("Endpoints", &endpoints);
+    let client = Client::open(endpoints, url).expect("a URL");
+    debug("Client", &client);
+    runtime().block_on(async {
+        let refused = client.get_multiplexed_async_connection().await.expect_err("nobody listens");
+        error("nobody listens", &refused);
+        answers(&server, WRONG);
+        let wrong = client.get_multiplexed_async_connection().await.expect_err("it is wrong");
+        error("a wrong password", &wrong);
+        let how = Reconnect { deadline: Duration::from_millis(1), ..Reconnect::default() };
+        debug("Reconnect", &how);
+        if let Err(wrong) =
+            client.get_reconnecting_connection(how).await.map(|now| debug("Reconnecting", &now))
+        {
+            error("a wrong password, again", &wrong);
+        }
+    });
+    hidden("the log", &String::from_utf8_lossy(&logged()));
+}
+
+#[test]
+fn of_rdma_kv() {
+    log();
+    let login = Login::default().user("user", PASSWORD).database(3);
+    debug("Login", &login);
+    debug("Login", &Login::default().password(PASSWORD));
+    let repeats = b"-ERR unknown command 'AUTH', with args beginning with: 'user' 'hunter2' \r\n";
+    for reply in [WRONG, repeats, b"$7\r\nwhat is\r\n", b":1\r\n"] {
+        let (_fabric, server, host) = hosts();
+        answers(&server, reply);
+        let stream = Stream::connect_with(&host, SERVER, &Connect::default()).expect("connects");
+        let mut client = rdma_kv::Client::new(stream);
+        let refused = client.log_in(&login).expect_err("refused");
+        error(&String::from_utf8_lossy(reply), &refused);
+        debug("rdma_kv::Client", &client);
+    }
+    hidden("the log", &String::from_utf8_lossy(&logged()));
+}
+
+#[test]
+fn of_rdma_snapshot() {
+    log();
+    let secret = Secret::new(PASSWORD);
+    debug("Secret", &secret);
+    let publisher = publisher::Config { secret: secret.clone(), ..publisher::Config::default() };
+    let reader = reader::Config { secret, ..reader::Config::default() };
+    debug("publisher::Config", &publisher);
+    debug("reader::Config", &reader);
+    debug("Publish", &Publish { config: publisher.clone(), ..Publish::default() });
+    let republish = Republish { address: SERVER, config: publisher, readers: 1, keep: Duration::ZERO };
+    debug("Republish", &republish);
+    debug("Pull", &Pull { config: reader, republish: Some(republish), ..Pull::default() });
+    for url in [
+        "valkey://user:hunter2@",
+        "valkey://user:hunter2@192.0.2.1:99999",
+        "valkey://user:hunter2@192.0.2.1/no-number",
+        "valkeys://user:hunter2@192.0.2.1:6379",
+        "http://user:hunter2@192.0.2.1",
+        "unix:///no/such/path?pass=hunter2",
+        "user:hunter2@192.0.2.1",
+    ] {
+        if let Err(refused) = Server::new(url) {
+            error(url, &refused);
+        }
+    }
+    let port = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("bound").port();
+    let server = Server::new(&format!("valkey://user:hunter2@127.0.0.1:{port}")).expect("a URL");
+    debug("Server", &server);
+    error("nobody listens", &LiveSource::open(server.clone(), false).expect_err("nobody listens"));
+    let target = Target { server, replace: false, serve_on: None };
+    debug("Target", &target);
+    debug("LiveSink", &LiveSink::new(target));
+    hidden("the log", &String::from_utf8_lossy(&logged()));
+}
+
+#[test]
+fn of_rdma_bridge() {
+    for place in [
+        "tcp://user:hunter2@192.0.2.1:6379",
+        "rdma://user:hunter2@192.0.2.1:6379",
+        "redis://user:hunter2@192.0.2.1:6379",
+        "user:hunter2@192.0.2.1:6379",
+        "tcp://user:hunter2@192.0.2.1",
+    ] {
+        match place.parse::<Place>() {
+            Ok(place) => debug("Place", &place),
+            Err(refused) => error(place, &refused),
+        }
+    }
+}
