@@ -212,7 +212,7 @@ pub(crate) fn on_connection(
 }
 
 /// Returns the place for a result.
-pub(crate) fn place<'a, T>(place: Option<&'a mut MaybeUninit<T>>) -> Result<&'a mut MaybeUninit<T>, Failure> {
+pub(crate) fn place<T>(place: Option<&mut MaybeUninit<T>>) -> Result<&mut MaybeUninit<T>, Failure> {
     place.ok_or(Failure::argument("the place for the result is null"))
 }
 

@@ -369,7 +369,9 @@ static void forked(uint64_t listener, uint16_t port) {
         vkrdma_endpoint_free(clients);
         vkrdma_endpoint_free(servers);
         free_devices();
-        _exit(0);
+        /* Not _exit, at which valgrind finds that the memory of the parent's threads is lost. */
+        execl("/bin/true", "true", (char *)NULL);
+        _exit(2);
     }
     int status;
     while (waitpid(child, &status, 0) != child) CHECK(errno == EINTR);
