@@ -34,15 +34,15 @@ impl<B: Descriptors> AsyncStream<B> {
     }
 }
 
+/// Both halves of a stream, each of which owns a share of it.
+type OwnedHalves<B> = (ReadHalf<Arc<AsyncStream<B>>>, WriteHalf<Arc<AsyncStream<B>>>);
+
 impl<B: Descriptors> ReadHalf<Arc<AsyncStream<B>>> {
     /// Makes a stream of two halves again.
     ///
     /// # Errors
     /// They are of different streams, and both come back.
-    pub fn reunite(
-        self,
-        other: WriteHalf<Arc<AsyncStream<B>>>,
-    ) -> Result<AsyncStream<B>, (Self, WriteHalf<Arc<AsyncStream<B>>>)> {
+    pub fn reunite(self, other: WriteHalf<Arc<AsyncStream<B>>>) -> Result<AsyncStream<B>, OwnedHalves<B>> {
         if !Arc::ptr_eq(&self.0, &other.0) {
             return Err((self, other));
         }

@@ -117,7 +117,7 @@ impl<B: Descriptors> Publisher<B> {
         }
         // One more than may read: it is told that it is one too many.
         let mut endpoint = Endpoint::new(backend, channel::limits(config.readers.saturating_add(1)))?;
-        let listener = endpoint.listen(address, channel::options(false))?;
+        let listener = endpoint.listen(address, channel::options())?;
         let address = endpoint.local_addr(listener).unwrap_or(address);
         let events = backend.event_channel().map_err(Error::backend("opening RDMA"))?;
         let data_listener = events

@@ -106,7 +106,7 @@ impl<B: Descriptors> Reader<B> {
     ) -> Result<Self, Error> {
         let nonce = crate::random()?;
         let mut endpoint = Endpoint::new(backend, channel::limits(1))?;
-        let id = endpoint.connect(publisher, None, config.handshake, channel::options(true))?;
+        let id = endpoint.connect(publisher, None, config.handshake, channel::options())?;
         let events = backend.event_channel().map_err(Error::backend("opening RDMA"))?;
         let now = backend.now();
         Ok(Self {
