@@ -31,6 +31,11 @@ impl<'a> Arrived<'a> {
         self.len == 0
     }
 
+    /// Returns the bytes as memory that the peer may change, for who hands on where they lie.
+    pub fn memory(&self) -> SharedMemory<'a> {
+        self.memory.slice(self.offset, self.len).unwrap_or(SharedMemory::new(&[]))
+    }
+
     /// Copies `into.len()` bytes from the byte at `at` on. False, and nothing copied, if there are not so many.
     pub fn copy(&self, at: usize, into: &mut [u8]) -> bool {
         let within = at.checked_add(into.len()).is_some_and(|end| end <= self.len);

@@ -51,8 +51,8 @@ pub trait Interceptor<B: Backend>: Send + Sync + 'static {
     /// The next event is about to be asked for.
     fn before_events(&self, _inner: &B::EventChannel) {}
 
-    /// An event came; false: it is not told, and a connect request is refused.
-    fn event(&self, _id: IdentifierKey, _kind: &CmEventKind<B>) -> bool {
+    /// An event came, and may be changed; false: it is not told, and a connect request is refused.
+    fn event(&self, _id: IdentifierKey, _kind: &mut CmEventKind<B>) -> bool {
         true
     }
 
@@ -220,8 +220,12 @@ impl<B: Backend, I: Interceptor<B>> EventChannel<B, I> {
         loop {
             self.shared.by.before_events(&self.inner);
             match self.inner.next_event()? {
-                Some(event) if !self.shared.by.event(event.id, &event.kind) => {}
-                event => return Ok(event),
+                Some(mut event) => {
+                    if self.shared.by.event(event.id, &mut event.kind) {
+                        return Ok(Some(event));
+                    }
+                }
+                None => return Ok(None),
             }
         }
     }

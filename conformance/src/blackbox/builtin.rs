@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -11,7 +11,10 @@ use rdma_conn::{Connect, Descriptors, Error, Listener, Options, Role, Stream};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::time::{ClockId, clock_gettime};
 
+use super::flow::{ROOM_TO_ASK, UNHANDLED};
+use super::keep::IDLE;
 use super::responder::{made_up_key, made_up_value};
+use super::session::MANY;
 use super::target::{Exit, Running, TargetClients, TargetServer};
 use crate::client::{Failure, RespClient};
 use crate::resources::ProcessResources;
@@ -278,26 +281,32 @@ impl<B> BuiltInClients<B> {
 }
 
 impl<B: Descriptors> TargetClients for BuiltInClients<B> {
-    fn start(&self, _: &str, address: SocketAddr) -> Result<Box<dyn Running>, String> {
+    fn start(&self, case: &str, address: SocketAddr) -> Result<Box<dyn Running>, String> {
         let (report, reported) = channel();
+        // Told by its end.
+        let (idle, told) = channel::<()>();
+        let case = case.to_string();
         let (backend, options, ahead) =
             (self.backend.clone(), self.options, usize::from(self.pipelines) * AHEAD);
         let connections = self.connections.clone();
         connections.opens();
         let thread = std::thread::Builder::new().spawn(move || {
-            let result = run_client(&backend, address, options.handshake_timeout, options, ahead);
+            let work = Work { ahead, ..Work::of(&case, || while told.recv().is_ok() {}) };
+            let result = run_client(&backend, address, options.handshake_timeout, options, work);
             connections.ends(&result);
             // The case may have failed and gone meanwhile.
             let _read = report.send(result);
         });
         thread.map_err(|error| error.to_string())?;
-        Ok(Box::new(Thread { reported, exit: None }))
+        Ok(Box::new(Thread { reported, exit: None, idle: Some(idle) }))
     }
 }
 
 struct Thread {
     reported: Receiver<Result<(), Failure>>,
     exit: Option<Exit>,
+    /// As long as this is there, a client that is idle stays so.
+    idle: Option<Sender<()>>,
 }
 
 impl Running for Thread {
@@ -316,10 +325,32 @@ impl Running for Thread {
         }
         self.exit.clone()
     }
+
+    fn go_on(&mut self) {
+        self.idle = None;
+    }
+}
+
+/// What a client does besides what every one does.
+pub struct Work<I> {
+    /// Its small commands.
+    rounds: usize,
+    /// How many of them it is ahead of the replies.
+    ahead: usize,
+    /// Waits in the middle, if that is what the case is about.
+    idle: Option<I>,
+}
+
+impl<I: FnOnce()> Work<I> {
+    /// Returns what a case takes; `idle` waits for as long as the client shall be idle.
+    pub fn of(case: &str, idle: I) -> Self {
+        let counted = case == UNHANDLED || case == ROOM_TO_ASK;
+        Self { rounds: if counted { MANY } else { ROUNDS }, ahead: 0, idle: (case == IDLE).then_some(idle) }
+    }
 }
 
 /// Does what a client under test should do, with our client: connects, stores and reads back, asks for a reply longer than its windows,
-/// and leaves. It is `ahead` of the replies by so many of its small commands. Any reply that is not exactly right is an error.
+/// and leaves. Any reply that is not exactly right is an error.
 ///
 /// # Errors
 /// The connection fails, or what comes back is not what must.
@@ -328,21 +359,26 @@ pub fn run_client<B: Descriptors>(
     address: SocketAddr,
     patience: Duration,
     options: Options,
-    ahead: usize,
+    Work { rounds, ahead, idle }: Work<impl FnOnce()>,
 ) -> Result<(), Failure> {
     let how = Connect::default().timeout(patience).options(options);
     let mut stream = Stream::connect_with(backend, address, &how)?;
     stream.set_read_timeout(Some(10 * patience));
     stream.set_write_timeout(Some(10 * patience));
     let mut client = RespClient::new(stream);
-    for round in 0..ROUNDS + ahead {
-        if round < ROUNDS {
+    for round in 0..rounds + ahead {
+        if round < rounds {
             client.send(&[b"ECHO", format!("round {round}").as_bytes()])?;
         }
         let Some(round) = round.checked_sub(ahead) else { continue };
         if client.expect_bulk()? != format!("round {round}") {
             return Err(Failure::wrong("ECHO answered something else"));
         }
+    }
+    if let Some(idle) = idle {
+        client.send(&[b"ECHO", b"idle"])?;
+        client.expect_bulk()?;
+        idle();
     }
     let window = options.protocol.window as usize;
     // Each window takes a message and a wait: what takes too many of them is left out.

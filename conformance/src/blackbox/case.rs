@@ -10,7 +10,7 @@ pub type Case<'a, B> = suite::Case<Context<'a, B>>;
 /// A list of cases, in lines of: who is tested (`server`, `client` or `both`), the id, what the target is shown, what it
 /// has to make of it, the requirements, tags, and the body, a `fn(&Context<B>) -> Judged`.
 macro_rules! cases {
-    ($($who:ident $id:literal, $intent:literal => $expectation:literal,
+    ($($who:ident $id:expr, $intent:literal => $expectation:literal,
        [$($requirement:literal),+] $([$($tag:ident),+])?, $body:expr;)+) => {{
         let mut cases = Vec::new();
         $(for role in $crate::blackbox::case::roles(stringify!($who)) {

@@ -19,8 +19,10 @@ pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
         both "conn.plain", "connect, talk, leave" => "It works.", ["VR-CONN-015", "VR-CONN-001", "VR-CONN-013"], plain;
         both "conn.private-data", "56 bytes of private data that mean nothing" => "They are ignored.",
             ["VR-CONN-002"], private_data;
-        both "conn.rnr-retries", "a look at the target's parameters" => "It gives its peer an RNR retry count of 7.",
+        server "conn.rnr-retries", "a look at the target's parameters" => "It gives its peer an RNR retry count of 7.",
             ["VR-CONN-004"], rnr_retries;
+        client "conn.rnr-retries", "a look at the target's parameters" => "It gives its peer an RNR retry count of 7.",
+            ["VR-CONN-017"], rnr_retries;
         both "conn.depths", "a look at the target's parameters" => "One responder resource, an initiator depth of one.",
             ["VR-CONN-005"], depths;
         both "conn.first-message", "a message as soon as the connection is there" => "It finds a receive.",

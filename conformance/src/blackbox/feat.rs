@@ -7,7 +7,7 @@ use rdma_proto::wire::{FeatureSet, Message, Opcode};
 
 use super::case::Case;
 use super::context::Context;
-use super::session::told;
+use super::session::{Session, told};
 use crate::tester::{Incoming, Shape};
 use suite::verdict::pass;
 use suite::{Judged, Stop};
@@ -48,6 +48,8 @@ pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
             ["VR-FEAT-009", "VR-CTRL-009"], set_mid_stream;
         client "feat.unasked", "an answer that the client did not ask for" => "The client ends the connection.",
             ["VR-FEAT-014"], unasked;
+        client "feat.other-select", "an answer with another `select` than the question, if there is one"
+            => "The client ends the connection.", ["VR-FEAT-014"], other_select;
         client "feat.set-by-server", "SetClientFeature from the server" => "The client ends the connection.",
             ["VR-FEAT-014"], set_by_server;
         client "feat.only-offered", "a server that offers no feature" => "The client asks for none to be in force.",
@@ -105,10 +107,7 @@ fn asked_first<B: Descriptors>(context: &Context<'_, B>) -> Judged {
 }
 
 /// Waits for both, in either order.
-fn answer_and_window<B: Descriptors>(
-    session: &mut super::session::Session<'_, B>,
-    answer: Message,
-) -> Result<(), Stop> {
+fn answer_and_window<B: Descriptors>(session: &mut Session<'_, B>, answer: Message) -> Result<(), Stop> {
     let mut answered = false;
     while !answered || session.peer.seen.windows.is_empty() {
         match session.peer.receive()? {
@@ -214,7 +213,7 @@ fn unasked<B: Descriptors>(context: &Context<'_, B>) -> Judged {
 
 /// Returns the next question; nothing if the client ends the connection, or asks none within `patience`.
 fn asks_or_ends<B: Descriptors>(
-    session: &mut super::session::Session<'_, B>,
+    session: &mut Session<'_, B>,
     patience: Duration,
 ) -> Result<Option<u16>, Stop> {
     let deadline = Instant::now() + patience;
@@ -249,7 +248,7 @@ fn only_offered<B: Descriptors>(context: &Context<'_, B>) -> Judged {
 }
 
 /// Waits for a question; nothing if the client talks without having asked.
-fn is_asked<B: Descriptors>(session: &mut super::session::Session<'_, B>) -> Result<Option<u16>, Stop> {
+fn is_asked<B: Descriptors>(session: &mut Session<'_, B>) -> Result<Option<u16>, Stop> {
     session.peer.serves = false;
     loop {
         match session.peer.receive()? {
@@ -268,12 +267,24 @@ fn is_asked<B: Descriptors>(session: &mut super::session::Session<'_, B>) -> Res
     }
 }
 
-fn answer_with<B: Descriptors>(context: &Context<'_, B>, features: u64) -> Judged {
+/// Opens a session in which a client has asked, and has no answer yet. Returns what it has asked for.
+fn asked<'a, B: Descriptors>(context: &'a Context<'a, B>) -> Result<(Session<'a, B>, u16), Stop> {
     let mut session = context.connect(Shape::default())?;
     session.peer.register()?;
-    let Some(select) = is_asked(&mut session)? else {
-        return Err(Stop::not_applicable("the client does not ask for features"));
-    };
+    match is_asked(&mut session)? {
+        Some(select) => Ok((session, select)),
+        None => Err(Stop::not_applicable("the client does not ask for features")),
+    }
+}
+
+fn other_select<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let (mut session, select) = asked(context)?;
+    session.peer.message(get(!select))?;
+    session.ends()
+}
+
+fn answer_with<B: Descriptors>(context: &Context<'_, B>, features: u64) -> Judged {
+    let (mut session, select) = asked(context)?;
     session.peer.message(Message::GetServerFeature { select, features: FeatureSet(features) })?;
     session.peer.serves = true;
     session.exchange()?;

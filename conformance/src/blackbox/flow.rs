@@ -7,9 +7,15 @@ use rdma_proto::wire::Message;
 
 use super::case::Case;
 use super::context::Context;
-use super::session::{Exchange, Session, asked_without_window, question, registered_late, told};
+use super::session::{
+    Exchange, Session, asked_without_window, counts, finds_room, question, registered_late, told,
+};
 use crate::tester::Shape;
 use suite::{Judged, Stop};
+
+/// The cases for which a client does many small commands, and whose ids tell it so.
+pub(super) const UNHANDLED: &str = "flow.unhandled";
+pub(super) const ROOM_TO_ASK: &str = "flow.room-to-ask";
 
 pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
     cases! {
@@ -38,6 +44,11 @@ pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
             ["VR-FLOW-006"], one_notification;
         both "flow.control-when-blocked", "a keepalive flood while the target waits for a window"
             => "The target goes on when the window comes.", ["VR-FLOW-009", "VR-CTRL-009"], control_when_blocked;
+        client UNHANDLED, "1024 receives, no RNR retries, and a server that posts a receive again only where it proves that"
+            => "The client never has more notifications unhandled than there are receives.",
+            ["VR-FLOW-005", "VR-FLOW-008"], counts;
+        client ROOM_TO_ASK, "the same, and a server that answers questions late"
+            => "The client's question finds room, and the client goes on at the answer.", ["VR-FLOW-009", "VR-FLOW-008"], finds_room;
     }
 }
 

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use super::keep::IDLE;
 use super::target::{Exit, Running, TargetClients, TargetServer};
 use crate::resources::ProcessResources;
 
@@ -37,7 +38,8 @@ impl Process {
             // Without a shell in between whose end would hide how the program ended.
             .args(["-c", &format!("exec {command}")])
             .env("CONFORMANCE_CASE", case)
-            .stdin(Stdio::null())
+            // A client that is idle waits for its end.
+            .stdin(if case == IDLE { Stdio::piped() } else { Stdio::null() })
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()
@@ -144,6 +146,10 @@ impl Running for ExecClient {
             });
         }
         self.exit.clone()
+    }
+
+    fn go_on(&mut self) {
+        drop(self.process.child.stdin.take());
     }
 
     fn last_lines(&self) -> String {

@@ -18,6 +18,8 @@ pub struct Responder {
     unparsed: Vec<u8>,
     /// Commands answered.
     pub answered: u64,
+    /// Whether the client has said that it is idle now.
+    pub idle: bool,
     /// Whether the client sent QUIT.
     pub quit: bool,
 }
@@ -34,6 +36,7 @@ impl Responder {
         while !rest.is_empty() {
             match resp::parse(rest.clone()) {
                 Ok((command, after)) => {
+                    self.idle = is_idle(&command);
                     match made_up(&command) {
                         Some(value) => replies.extend_from_slice(&frame_to_bytes(&value)),
                         None => self.quit |= self.store.answer(command, &mut replies),
@@ -51,6 +54,13 @@ impl Responder {
         self.unparsed = rest.into();
         Ok(replies.into())
     }
+}
+
+/// Returns whether the command is the last of a client that is idle from now on: `ECHO idle`.
+fn is_idle(command: &Frame) -> bool {
+    let Frame::Array(Some(words)) = command else { return false };
+    matches!(&words[..], [Frame::BulkString(Some(name)), Frame::BulkString(Some(word))]
+        if name.eq_ignore_ascii_case(b"ECHO") && &word[..] == b"idle")
 }
 
 fn made_up(command: &Frame) -> Option<Frame> {

@@ -56,6 +56,9 @@ pub trait Running {
     /// Returns how it ended, if it does so within `patience`.
     fn ended(&mut self, patience: Duration) -> Option<Exit>;
 
+    /// Lets one go on that has said `ECHO idle` and waits: its stdin ends.
+    fn go_on(&mut self) {}
+
     /// Returns whether its end can be seen at all.
     fn is_observed(&self) -> bool {
         true

@@ -87,6 +87,8 @@ impl<B: Descriptors> Peer<B> {
             used: 0,
             keepalives: 0,
             serves: false,
+            answers_late: false,
+            owed: Vec::new(),
             asked: 0,
             mirror: None,
             registered: false,

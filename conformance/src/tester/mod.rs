@@ -117,7 +117,8 @@ pub enum Incoming {
 }
 
 impl Incoming {
-    fn is_keepalive(&self) -> bool {
+    /// Returns whether it is a keepalive.
+    pub fn is_keepalive(&self) -> bool {
         matches!(self, Self::Message(bytes) if matches!(Message::decode(bytes), Ok(Message::Keepalive)))
     }
 }
@@ -145,6 +146,10 @@ pub struct Peer<B: Descriptors> {
     keepalives: u64,
     /// Whether it answers questions for features, as a server does.
     pub serves: bool,
+    /// Whether it keeps the answers until [`Peer::answer_now`].
+    pub answers_late: bool,
+    /// What was asked of it and is not answered yet.
+    owed: Vec<u16>,
     /// Questions for features that were not answered yet.
     asked: u32,
     /// The contents that its memory for windows has if the target writes what it notifies, and nothing else.

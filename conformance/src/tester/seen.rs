@@ -88,6 +88,11 @@ impl Seen {
         self.empty += u64::from(count == 0);
     }
 
+    /// Returns how many receives it has used, by messages and by payload.
+    pub fn all(&self) -> u64 {
+        self.messages.iter().sum::<u64>() + self.notifications
+    }
+
     /// Returns how many messages of an opcode came.
     pub fn count(&self, opcode: Opcode) -> u64 {
         self.messages.get(usize::from(opcode.0)).copied().unwrap_or_default()

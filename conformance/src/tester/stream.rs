@@ -36,6 +36,11 @@ impl<B: Descriptors> Peer<B> {
         self.taken
     }
 
+    /// Returns whether the target has filled the current window.
+    pub fn is_full(&self) -> bool {
+        self.taken == self.part().1
+    }
+
     fn part(&self) -> (u32, u32) {
         self.plan[self.turn % self.plan.len()]
     }
@@ -167,7 +172,10 @@ impl<B: Descriptors> Peer<B> {
                     self.used = 0;
                 }
                 Message::GetServerFeature { select, .. } if self.serves => {
-                    self.message(Message::GetServerFeature { select, features: FeatureSet::NONE })?;
+                    self.owed.push(select);
+                    if !self.answers_late {
+                        self.answer_now()?;
+                    }
                 }
                 Message::SetClientFeature { .. } if self.serves => {}
                 Message::GetServerFeature { .. } if self.asked > 0 => self.asked -= 1,
@@ -181,6 +189,19 @@ impl<B: Descriptors> Peer<B> {
             Incoming::Gone(why) => return Err(Failure::wrong(format!("the connection ended: {why}"))),
         }
         Ok(())
+    }
+
+    /// Answers the questions that were kept, and those that come.
+    pub fn answer_now(&mut self) -> Result<(), Failure> {
+        self.answers_late = false;
+        std::mem::take(&mut self.owed).into_iter().try_for_each(|select| {
+            self.message(Message::GetServerFeature { select, features: FeatureSet::NONE })
+        })
+    }
+
+    /// Returns whether it has not answered all questions.
+    pub const fn owes_answers(&self) -> bool {
+        !self.owed.is_empty()
     }
 
     /// Waits for the end of the connection, whatever comes before it.

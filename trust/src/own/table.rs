@@ -285,6 +285,7 @@ pub const TABLE: &[Row] = &[
     // A client that asked gets one answer too many; one that did not ask gets one.
     client!("feat.unasked", Protocol(PeerMisbehaved(UnaskedFeatures)), UNASKED),
     client!("feat.unasked", Protocol(PeerMisbehaved(UnaskedFeatures)), UNASKED).with(QUIET),
+    client!("feat.other-select", Protocol(PeerMisbehaved(UnaskedFeatures)), UNASKED),
     client!(
         "feat.set-by-server",
         Protocol(PeerMisbehaved(ServerSent { .. })),

@@ -240,6 +240,11 @@ pub const TABLE: &[(Mistake, Role, &str)] = &[
     (EmptyWindowIgnored, Client, "mem.of-0"),
     (HugeWindowAccepted, Client, "mem.of-4-gib"),
     (NeverLetsGo, Client, "close.clean"),
+    (IdleWithoutReceives, Client, "keep.idle"),
+    (AcknowledgedIsHandled, Client, "flow.unhandled"),
+    (ZeroBehindEach, Client, "flow.unhandled"),
+    (AskedOnce, Client, "flow.room-to-ask"),
+    (SelectUnchecked, Client, "feat.other-select"),
 ];
 
 /// Cases that no mistake of a side on the embedded fabric can fail, each with the reason. What does nothing fails them, too.

@@ -150,6 +150,14 @@ pub enum Mistake {
     SetRefused,
     /// SetClientFeature is answered.
     SetAnswered,
+    /// Receives are not posted again while the program is idle.
+    IdleWithoutReceives,
+    /// An acknowledgement is taken for a proof that the notification was handled, whatever the peer's RNR retry count.
+    AcknowledgedIsHandled,
+    /// Of a client's questions for features only the first is asked.
+    AskedOnce,
+    /// An answer is taken for that to the question, whatever its `select`.
+    SelectUnchecked,
     /// More than two hundred questions for features end a thread.
     FloodPanics,
 }

@@ -9,7 +9,7 @@ use crate::{Call, Intercepted, Interceptor, LowerQueuePair, Origin, Region};
 use rdma_backend::time::Instant;
 use rdma_backend::{
     Access, Backend, CmEventKind, Completed, Completion, ConnectParams, Domain as _, IdentifierKey,
-    PostError, QueuePairLimits, RecvRequest, Region as _, SendOp, SendRequest, Slice,
+    PostError, QueuePairLimits, RNR_RETRY_INFINITE, RecvRequest, Region as _, SendOp, SendRequest, Slice,
 };
 use rdma_softsim::SoftSim;
 
@@ -131,7 +131,12 @@ impl Interceptor<SoftSim> for Mistaken {
         if self.is(Mistake::ClockStands) { self.made } else { now }
     }
 
-    fn event(&self, _id: IdentifierKey, kind: &CmEventKind<SoftSim>) -> bool {
+    fn event(&self, _id: IdentifierKey, kind: &mut CmEventKind<SoftSim>) -> bool {
+        if let (Some(Mistake::AcknowledgedIsHandled), CmEventKind::Established { peer }) =
+            (self.mistake, &mut *kind)
+        {
+            peer.rnr_retry_count = RNR_RETRY_INFINITE;
+        }
         let most = match (self.mistake, kind) {
             (Some(Mistake::EndPanics), CmEventKind::Disconnected | CmEventKind::Rejected { .. }) => {
                 panic!("a mistake that was asked for");
@@ -248,7 +253,12 @@ impl Interceptor<SoftSim> for Mistaken {
         below: LowerQueuePair<'_, SoftSim>,
         requests: &[RecvRequest<'_, Region<SoftSim>>],
     ) -> Result<(), PostError<Error>> {
-        if self.is(Mistake::NeverReposts) && lock(&pair.tamper).has_heard {
+        let held = match self.mistake {
+            Some(Mistake::NeverReposts) => lock(&pair.tamper).has_heard,
+            Some(Mistake::IdleWithoutReceives) => lock(&pair.tamper).is_idle,
+            _ => false,
+        };
+        if held {
             return Ok(());
         }
         let mut receives = lock(&pair.receives);

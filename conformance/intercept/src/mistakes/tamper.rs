@@ -55,6 +55,8 @@ pub(super) struct Tamper {
     variant: Option<Variant>,
     /// Something has come.
     pub(super) has_heard: bool,
+    /// The program has said that it is idle, and nothing since.
+    pub(super) is_idle: bool,
     /// The peer's first window and its latest.
     windows: Option<(Window, Window)>,
     /// Bytes written into the latest.
@@ -93,6 +95,7 @@ impl Tamper {
             mistake,
             variant,
             has_heard: false,
+            is_idle: false,
             windows: None,
             used: 0,
             registered: 0,
@@ -162,6 +165,11 @@ impl Tamper {
     fn payload(&mut self, send: &mut OutgoingSend, memory: &SharedMemory<'_>) {
         self.used += u32::try_from(send.len).unwrap_or_default();
         match self.mistake {
+            Some(Mistake::IdleWithoutReceives) => {
+                const IDLE: &[u8] = b"ECHO\r\n$4\r\nidle\r\n";
+                let mut bytes = vec![0; send.len.min(64)];
+                self.is_idle = memory.read(send.offset, &mut bytes) && bytes.ends_with(IDLE);
+            }
             Some(Mistake::WritesBehind) if send.len > 0 => send.len += 1,
             Some(Mistake::ZeroBehindEach) => send.behind.push(Vec::new()),
             Some(Mistake::FlippedByte) if send.len > 4000 => {
@@ -214,7 +222,9 @@ impl Tamper {
                 becomes = Message::GetServerFeature { select, features: FeatureSet(1) };
             }
             (Some(Mistake::FeaturesUnanswered), Message::GetServerFeature { .. }) => send.vanish(),
-            (Some(Mistake::FeaturesAnsweredOnce), Message::GetServerFeature { .. }) if !self.once() => {
+            (Some(Mistake::FeaturesAnsweredOnce | Mistake::AskedOnce), Message::GetServerFeature { .. })
+                if !self.once() =>
+            {
                 send.vanish();
             }
             (Some(Mistake::BitsEchoed), Message::GetServerFeature { select, .. }) => {
@@ -316,6 +326,9 @@ impl Tamper {
             }
             (Some(Mistake::FeaturesUnaskedIgnored), Message::SetClientFeature { .. }) => {
                 incoming.bytes = keepalive;
+            }
+            (Some(Mistake::SelectUnchecked), Message::GetServerFeature { features, .. }) => {
+                incoming.bytes = Message::GetServerFeature { select: 0, features }.encode();
             }
             (Some(Mistake::SetRefused), Message::SetClientFeature { .. }) => incoming.bytes = REFUSED,
             (Some(Mistake::SetAnswered), Message::SetClientFeature { select, features }) => {

@@ -129,7 +129,7 @@ impl<B: Backend> Interceptor<B> for Recording<B> {
         Some(Arc::new(end))
     }
 
-    fn event(&self, id: IdentifierKey, kind: &CmEventKind<B>) -> bool {
+    fn event(&self, id: IdentifierKey, kind: &mut CmEventKind<B>) -> bool {
         let event = match kind {
             // That of the identifier that came with it.
             CmEventKind::ConnectRequest { .. } => return true,

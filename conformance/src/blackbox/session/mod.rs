@@ -5,6 +5,7 @@
 
 mod ending;
 pub mod legal;
+mod receives;
 
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
@@ -22,6 +23,7 @@ use suite::{Judged, Pass, Stop};
 
 pub(super) use ending::KEPT;
 pub use ending::reported;
+pub(super) use receives::{MANY, counts, finds_room};
 
 /// The number of a client's commands that are answered after the case has made its point.
 const ENOUGH: u64 = 3000;
@@ -84,6 +86,18 @@ impl<'a, B: Descriptors> Session<'a, B> {
     /// Lets a client go on for a few commands only, where each takes long.
     pub const fn be_brief(&mut self) {
         self.enough = 10;
+    }
+
+    /// Returns whether a client has said that it is idle now, and has its answer.
+    pub const fn is_idle(&self) -> bool {
+        self.responder.idle
+    }
+
+    /// Lets an idle client go on.
+    pub fn go_on(&mut self) {
+        if let Some(client) = &mut self.client {
+            client.go_on();
+        }
     }
 
     /// Returns whether the target is a client, which sends the commands.

@@ -1,0 +1,196 @@
+//! A server whose receives are scarce, as a client of Valkey's server meets one: 1024 of them, and no RNR retries.
+//!
+//! Its receives are posted again only when it is about to give the client a proof that they were (VR-FLOW-008): a registration, the
+//! first bytes in a window of the client's, or an answer, which it keeps back. A client that has more notifications unhandled than there
+//! are receives loses its connection.
+
+use std::time::{Duration, Instant};
+
+use rdma_conn::Descriptors;
+use suite::verdict::lenient;
+use suite::{Judged, Stop};
+
+use super::{Session, told};
+use crate::blackbox::context::Context;
+use crate::tester::{Incoming, Shape};
+
+/// The small commands of a client that show whether it counts.
+pub(in crate::blackbox) const MANY: usize = 2000;
+/// The receives that everybody counts on.
+const RECEIVES: u64 = 1024;
+/// Near that: some may be kept for a registration and for a question, and the client also counts what it said before the suite did.
+const NEAR: u64 = RECEIVES - 64;
+/// How long a client says nothing that waits.
+const QUIET: Duration = Duration::from_millis(100);
+
+/// What is said of a client that does little.
+const NO_SHOW: &str =
+    "the client left before it could be shown; it should do 2000 small commands, one by one";
+
+/// A session with a client whose server has scarce receives.
+struct Scarce<'a, B: Descriptors> {
+    session: Session<'a, B>,
+    context: &'a Context<'a, B>,
+    /// Notifications of the client whose receives were posted again, and windows of it that were seen by then.
+    handled: u64,
+    windows: usize,
+}
+
+/// How far a client went.
+enum Reached {
+    /// It waits, and has asked.
+    Asked,
+    /// It says nothing, and has not asked.
+    Silent,
+    /// It has left.
+    End,
+}
+
+impl<'a, B: Descriptors> Scarce<'a, B> {
+    fn open(context: &'a Context<'a, B>) -> Result<Self, Stop> {
+        let shape = Shape::default().window(256 << 10).without_rnr_retries();
+        let mut session = context.connect(shape)?;
+        session.peer.handshake()?;
+        // What it asks before it talks has its answer by then.
+        if !session.exchange()? {
+            return Err(Stop::undecided(NO_SHOW));
+        }
+        session.peer.set_reposts(false);
+        session.peer.drains = false;
+        session.peer.answers_late = true;
+        let mut scarce = Self { session, context, handled: 0, windows: 1 };
+        scarce.post();
+        Ok(scarce)
+    }
+
+    /// Posts a receive again for all that has come.
+    fn post(&mut self) {
+        self.session.peer.post_receives(usize::MAX);
+        self.handled = self.session.peer.seen.all();
+        self.windows = self.session.peer.seen.windows.len();
+    }
+
+    fn unhandled(&self) -> u64 {
+        self.session.peer.seen.all() - self.handled
+    }
+
+    /// Answers commands, for as long as the client goes on without a proof.
+    fn press(&mut self) -> Result<Reached, Stop> {
+        let mut since = Instant::now();
+        loop {
+            let heard = self.session.peer.take_received();
+            let replies = self.session.responder.answer(&heard).map_err(Stop::unmet)?;
+            // A reply that cannot be sent finds a connection that has ended, which is told next.
+            if self.session.peer.is_lost() || self.reply(&replies).is_err() && self.session.peer.is_lost() {
+                self.session.dismiss()?;
+                return Ok(Reached::End);
+            }
+            if self.session.responder.quit {
+                self.session.dismiss()?;
+                return Ok(Reached::End);
+            }
+            if self.session.peer.is_full() {
+                self.post();
+                self.session.peer.register()?;
+            }
+            match self.session.peer.receive_within(QUIET)? {
+                Some(Incoming::Gone(_) | Incoming::Failed(_)) => {}
+                Some(incoming) => {
+                    // A client that wonders whether its server is there may say so while it waits.
+                    if !incoming.is_keepalive() {
+                        since = Instant::now();
+                    }
+                    self.session.peer.absorb(incoming)?;
+                }
+                None => {
+                    let (asked, waited) = (self.session.peer.owes_answers(), since.elapsed());
+                    if asked && (self.unhandled() >= NEAR || waited >= self.context.patience / 2) {
+                        return Ok(Reached::Asked);
+                    }
+                    if waited >= self.context.patience {
+                        return Ok(Reached::Silent);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Sends replies. The first bytes in a window prove that what came before its registration was handled.
+    fn reply(&mut self, mut replies: &[u8]) -> Result<(), Stop> {
+        while !replies.is_empty() {
+            let (_, room) = self.session.peer.room()?;
+            if self.session.peer.seen.windows.len() != self.windows {
+                self.post();
+            }
+            let (now, rest) = replies.split_at(replies.len().min(room as usize));
+            self.session.peer.send_bytes(now)?;
+            replies = rest;
+        }
+        Ok(())
+    }
+
+    /// From now on is a server as any other.
+    fn relax(&mut self) -> Result<(), Stop> {
+        self.post();
+        let peer = &mut self.session.peer;
+        peer.set_reposts(true);
+        peer.drains = true;
+        if peer.is_full() {
+            peer.register()?;
+        }
+        Ok(peer.answer_now()?)
+    }
+
+    /// Judges a client that has left: one whose last notifications used up the receives went beyond them, unless it is content.
+    fn left(mut self) -> Judged {
+        let unhandled = self.unhandled();
+        let content = self.session.is_content();
+        if unhandled >= RECEIVES && content.is_err() {
+            return Err(Stop::unmet(format!(
+                "it had more than {RECEIVES} notifications unhandled, and lost its connection"
+            )));
+        }
+        content?;
+        Err(Stop::undecided(format!("with {unhandled} notifications unhandled {NO_SHOW}")))
+    }
+}
+
+/// No more than there are receives.
+pub(in crate::blackbox) fn counts<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let mut scarce = Scarce::open(context)?;
+    let reached = scarce.press()?;
+    let unhandled = scarce.unhandled();
+    match reached {
+        Reached::End => scarce.left(),
+        Reached::Silent if unhandled < NEAR => Err(scarce.session.silent_client()),
+        Reached::Silent => {
+            // That it can still be reached shows that it has lost nothing.
+            scarce.relax()?;
+            scarce.session.peer.message(rdma_proto::wire::Message::Keepalive)?;
+            scarce.session.peer.settle()?;
+            Ok(lenient(format!("{unhandled} unhandled; it asks for no proof")))
+        }
+        Reached::Asked => {
+            scarce.relax()?;
+            told(scarce.session.leave(), || format!("{unhandled} unhandled"))
+        }
+    }
+}
+
+/// Payload leaves room to the question.
+pub(in crate::blackbox) fn finds_room<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let mut scarce = Scarce::open(context)?;
+    let reached = scarce.press()?;
+    let unhandled = scarce.unhandled();
+    match reached {
+        Reached::End => scarce.left(),
+        Reached::Silent if unhandled < NEAR => Err(scarce.session.silent_client()),
+        Reached::Silent => Err(Stop::unmet(format!(
+            "with {unhandled} notifications unhandled it waits for a proof, and has not asked for one"
+        ))),
+        Reached::Asked => {
+            scarce.relax()?;
+            told(scarce.session.leave(), || format!("asked with {unhandled} unhandled"))
+        }
+    }
+}

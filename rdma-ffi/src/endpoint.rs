@@ -1,0 +1,377 @@
+//! Endpoints: handles with a lock inside, and the turns of an event loop.
+
+use std::collections::HashMap;
+use std::ffi::{c_int, c_void};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::ptr;
+use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
+
+use rdma_backend::time::Instant;
+use rdma_conn::{ConnectionId, EndpointWaker, ListenerId, Receiving};
+use rdma_softsim::SoftSim;
+use rdma_verbs::Verbs;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use slotmap::{Key, KeyData, SecondaryMap};
+
+use crate::device::{Any, Device, release};
+use crate::error::{Code, Failed, Failure, Told, call};
+use crate::fork;
+use crate::options::{self, Limits};
+
+/// Connections and listeners that share one descriptor, for one event loop.
+///
+/// The loop: wait until the descriptor is readable or the time-out has come, call `vkrdma_progress`, take events with
+/// `vkrdma_next_event` until it returns VKRDMA_AGAIN, and ask for the next time-out. Any thread may make any call: the endpoint has a
+/// lock. A call of another thread that leaves something to do for a loop that sleeps makes the descriptor readable.
+pub struct Endpoint {
+    descriptor: RawFd,
+    waker: EndpointWaker,
+    state: Mutex<State>,
+}
+
+/// What the lock is for.
+pub(crate) struct State {
+    pub(crate) kind: Kind,
+    pub(crate) names: Names,
+    sleep: Sleep,
+}
+
+/// An endpoint of either backend.
+pub(crate) enum Kind {
+    Verbs(Side<Verbs>),
+    SoftSim(Side<SoftSim>),
+}
+
+/// What is of one backend.
+pub(crate) struct Side<B: rdma_conn::Descriptors> {
+    pub(crate) endpoint: rdma_conn::Endpoint<B>,
+    /// What is being received into registered memory.
+    pub(crate) receiving: HashMap<ConnectionId, Part<B>>,
+}
+
+/// A part of a stream that is being received into registered memory.
+pub(crate) struct Part<B: rdma_conn::Descriptors> {
+    /// The buffer's address, the offset and the length that the program gave.
+    pub(crate) what: (usize, usize, usize),
+    pub(crate) receiving: Receiving<B>,
+}
+
+/// What the program calls its connections and listeners.
+#[derive(Default)]
+pub(crate) struct Names {
+    /// An address that the program has given for a connection.
+    data: SecondaryMap<ConnectionId, usize>,
+    /// With the number that the program knows it by.
+    listeners: Vec<(u64, ListenerId)>,
+    last_listener: u64,
+}
+
+/// Whether the event loop may be asleep, and until when.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sleep {
+    /// It has not asked for the next time-out since its last turn: it will.
+    Awake,
+    /// It has been told to come then, if at all.
+    Until(Option<Instant>),
+}
+
+/// Does the same with an endpoint of either backend.
+macro_rules! either {
+    ($kind:expr, $side:ident => $does:expr) => {
+        match $kind {
+            $crate::endpoint::Kind::Verbs($side) => $does,
+            $crate::endpoint::Kind::SoftSim($side) => $does,
+        }
+    };
+}
+pub(crate) use either;
+
+impl Names {
+    /// Returns the number of a new listener.
+    pub(crate) fn enter(&mut self, listener: ListenerId) -> u64 {
+        self.last_listener += 1;
+        self.listeners.push((self.last_listener, listener));
+        self.last_listener
+    }
+
+    pub(crate) fn listener(&self, number: u64) -> Result<ListenerId, Failure> {
+        let found = self.listeners.iter().find(|(other, _)| *other == number);
+        found.map(|(_, listener)| *listener).ok_or_else(|| {
+            Failure::Here(Code::VKRDMA_NO_SUCH_LISTENER, "there is no such listener: it was closed".into())
+        })
+    }
+
+    pub(crate) fn remove(&mut self, number: u64) -> Option<ListenerId> {
+        let at = self.listeners.iter().position(|(other, _)| *other == number)?;
+        Some(self.listeners.swap_remove(at).1)
+    }
+
+    /// Returns the number of a listener; 0 if the program has closed it.
+    pub(crate) fn number(&self, listener: ListenerId) -> u64 {
+        self.listeners.iter().find(|(_, other)| *other == listener).map_or(0, |(number, _)| *number)
+    }
+
+    pub(crate) fn set_data(&mut self, id: ConnectionId, data: *mut c_void) {
+        if data.is_null() {
+            self.data.remove(id);
+        } else {
+            self.data.insert(id, data.expose_provenance());
+        }
+    }
+
+    pub(crate) fn data(&self, id: ConnectionId) -> *mut c_void {
+        self.data.get(id).map_or(ptr::null_mut(), |address| ptr::with_exposed_provenance_mut(*address))
+    }
+}
+
+impl State {
+    /// Forgets what the program calls a connection, and what it receives.
+    pub(crate) fn forget(&mut self, id: ConnectionId) {
+        self.names.data.remove(id);
+        either!(&mut self.kind, side => drop(side.receiving.remove(&id)));
+    }
+
+    fn next_timeout(&self) -> Option<Instant> {
+        either!(&self.kind, side => side.endpoint.next_timeout())
+    }
+}
+
+/// Returns the id of a number that the program has of a connection.
+pub(crate) fn connection(number: u64) -> Result<ConnectionId, Failure> {
+    let id = ConnectionId::from(KeyData::from_ffi(number));
+    // Some bits mean nothing to a key; a number with others was never given.
+    if number_of(id) == number { Ok(id) } else { Err(rdma_conn::Error::NoSuchConnection.into()) }
+}
+
+/// Returns the number by which the program knows a connection: never 0.
+pub(crate) fn number_of(id: ConnectionId) -> u64 {
+    id.data().as_ffi()
+}
+
+impl Endpoint {
+    fn of(mut kind: Kind) -> Result<Self, Failure> {
+        let waker = either!(&mut kind, side => side.endpoint.waker())?;
+        let descriptor = either!(&kind, side => side.endpoint.as_fd().as_raw_fd());
+        let state = Mutex::new(State { kind, names: Names::default(), sleep: Sleep::Awake });
+        Ok(Self { descriptor, waker, state })
+    }
+
+    fn lock(&self) -> Result<MutexGuard<'_, State>, Failure> {
+        self.state.lock().map_err(|_| {
+            let text = "an earlier call panicked in this endpoint: free it";
+            Failure::Here(Code::VKRDMA_PANIC, text.into())
+        })
+    }
+
+    /// Has an event loop that sleeps come back, if there is something to do for it before it would.
+    fn rouse(&self, state: &mut State) {
+        let Sleep::Until(by) = state.sleep else { return };
+        if state.next_timeout().is_some_and(|due| by.is_none_or(|by| due < by)) {
+            state.sleep = Sleep::Awake;
+            // An eventfd of this process, whose counter cannot fail to take one more.
+            _ = self.waker.wake();
+        }
+    }
+}
+
+impl<B: rdma_conn::Descriptors> Side<B> {
+    fn new(endpoint: rdma_conn::Endpoint<B>) -> Self {
+        Self { endpoint, receiving: HashMap::new() }
+    }
+}
+
+fn null_endpoint() -> Failure {
+    Failure::argument("the endpoint is null")
+}
+
+/// Runs a call on an endpoint, alone there.
+#[inline]
+pub(crate) fn on(
+    endpoint: Option<&Endpoint>,
+    told: Told<'_>,
+    does: impl FnOnce(&mut State) -> Result<(), Failure>,
+) -> Code {
+    call(told, || {
+        let endpoint = endpoint.ok_or_else(null_endpoint)?;
+        let mut state = endpoint.lock()?;
+        let done = does(&mut state);
+        endpoint.rouse(&mut state);
+        done
+    })
+}
+
+/// Runs a call on a connection of an endpoint, alone there.
+#[inline]
+pub(crate) fn on_connection(
+    endpoint: Option<&Endpoint>,
+    number: u64,
+    told: Told<'_>,
+    does: impl FnOnce(&mut State, ConnectionId) -> Result<(), Failure>,
+) -> Code {
+    on(endpoint, told, |state| does(state, connection(number)?))
+}
+
+/// Returns the place for a result.
+pub(crate) fn place<'a, T>(place: Option<&'a mut MaybeUninit<T>>) -> Result<&'a mut MaybeUninit<T>, Failure> {
+    place.ok_or(Failure::argument("the place for the result is null"))
+}
+
+fn give(
+    place: Option<&mut MaybeUninit<*mut Endpoint>>,
+    kind: Result<Kind, rdma_conn::Error>,
+) -> Result<(), Failure> {
+    let endpoint = Endpoint::of(kind?)?;
+    self::place(place)?.write(Box::into_raw(Box::new(endpoint)));
+    Ok(())
+}
+
+/// Makes an endpoint without connections. `limits` may be NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vkrdma_endpoint_new(
+    device: Option<&Device>,
+    limits: *const Limits,
+    endpoint: Option<&mut MaybeUninit<*mut Endpoint>>,
+    error: Option<&mut MaybeUninit<Failed>>,
+) -> Code {
+    call(error, || {
+        let device = device.ok_or(Failure::argument("the device is null"))?;
+        // SAFETY: the caller's promise.
+        let limits = unsafe { options::limits(limits) }?;
+        let kind = match &device.0 {
+            Any::Verbs(verbs) => {
+                rdma_conn::Endpoint::new(verbs, limits).map(|new| Kind::Verbs(Side::new(new)))
+            }
+            Any::SoftSim(host) => {
+                rdma_conn::Endpoint::new(host, limits).map(|new| Kind::SoftSim(Side::new(new)))
+            }
+        };
+        give(endpoint, kind)
+    })
+}
+
+/// Makes another endpoint on the device of `of`, whose connections count towards the same limits: for another thread.
+#[unsafe(no_mangle)]
+pub extern "C" fn vkrdma_endpoint_new_sharing(
+    of: Option<&Endpoint>,
+    endpoint: Option<&mut MaybeUninit<*mut Endpoint>>,
+    error: Option<&mut MaybeUninit<Failed>>,
+) -> Code {
+    on(of, error, |state| {
+        let kind = match &state.kind {
+            Kind::Verbs(side) => side.endpoint.sharing_limits().map(|new| Kind::Verbs(Side::new(new))),
+            Kind::SoftSim(side) => side.endpoint.sharing_limits().map(|new| Kind::SoftSim(Side::new(new))),
+        };
+        give(endpoint, kind)
+    })
+}
+
+/// Frees an endpoint: its listeners are closed, its connections aborted, its descriptor closed. No other call may be under way on it,
+/// and none made later. NULL is nothing. In a child that was forked it does nothing.
+///
+/// A program that forks takes the descriptor out of its epoll instances before (EPOLL_CTL_DEL).
+#[unsafe(no_mangle)]
+pub extern "C" fn vkrdma_endpoint_free(endpoint: Option<Box<Endpoint>>) {
+    release(endpoint);
+}
+
+/// Returns the endpoint's descriptor: when it is readable, call `vkrdma_progress`. It may be watched for its level or its edges, and
+/// stays the endpoint's, which closes it when it is freed. Returns -1 for NULL, and in a child that was forked.
+#[unsafe(no_mangle)]
+pub extern "C" fn vkrdma_descriptor(endpoint: Option<&Endpoint>) -> c_int {
+    match endpoint {
+        Some(endpoint) if !fork::is_child() => endpoint.descriptor,
+        _ => -1,
+    }
+}
+
+/// Tells in how many microseconds `vkrdma_progress` must be called at the latest: 0 for at once, -1 for never. Rounded up.
+///
+/// A loop asks before it sleeps. What other calls change afterwards makes the descriptor readable, if it would have changed the answer to
+/// an earlier one.
+#[unsafe(no_mangle)]
+pub extern "C" fn vkrdma_next_timeout(
+    endpoint: Option<&Endpoint>,
+    microseconds: Option<&mut MaybeUninit<i64>>,
+    error: Option<&mut MaybeUninit<Failed>>,
+) -> Code {
+    call(error, || {
+        let endpoint = endpoint.ok_or_else(null_endpoint)?;
+        let microseconds = place(microseconds)?;
+        let mut state = endpoint.lock()?;
+        microseconds.write(match fall_asleep(&mut state) {
+            Some(left) => i64::try_from(left.as_nanos().div_ceil(1000)).unwrap_or(i64::MAX),
+            None => -1,
+        });
+        Ok(())
+    })
+}
+
+/// Returns how long the loop may sleep, and notes that it does.
+fn fall_asleep(state: &mut State) -> Option<Duration> {
+    let due = state.next_timeout();
+    state.sleep = Sleep::Until(due);
+    due.map(|due| due.since(either!(&state.kind, side => side.endpoint.now())))
+}
+
+/// Takes what has come for any connection, and does what is due, within bounds: what is left makes `vkrdma_next_timeout` say 0. Events
+/// tell what came of it. It does not wait.
+///
+/// What one connection does wrong ends that one only. An error of this call concerns the endpoint: free it.
+#[unsafe(no_mangle)]
+pub extern "C" fn vkrdma_progress(
+    endpoint: Option<&Endpoint>,
+    error: Option<&mut MaybeUninit<Failed>>,
+) -> Code {
+    call(error, || progress(endpoint.ok_or_else(null_endpoint)?))
+}
+
+fn progress(endpoint: &Endpoint) -> Result<(), Failure> {
+    let mut state = endpoint.lock()?;
+    state.sleep = Sleep::Awake;
+    Ok(either!(&mut state.kind, side => side.endpoint.progress())?)
+}
+
+/// Sleeps until there is something to do, at most `microseconds` (-1 for any time), and does it: for a program without an event loop.
+/// Other threads may make calls on the endpoint meanwhile. It may return for nothing.
+#[unsafe(no_mangle)]
+pub extern "C" fn vkrdma_wait(
+    endpoint: Option<&Endpoint>,
+    microseconds: i64,
+    error: Option<&mut MaybeUninit<Failed>>,
+) -> Code {
+    call(error, || {
+        let endpoint = endpoint.ok_or_else(null_endpoint)?;
+        progress(endpoint)?;
+        let due = fall_asleep(&mut *endpoint.lock()?);
+        let limit = u64::try_from(microseconds).ok().map(Duration::from_micros);
+        let limit = match (due, limit) {
+            (Some(due), Some(limit)) => Some(due.min(limit)),
+            (due, limit) => due.or(limit),
+        };
+        if limit.is_none_or(|limit| !limit.is_zero()) {
+            // SAFETY: the descriptor is open for as long as the endpoint exists, which no other call frees meanwhile.
+            let descriptor = unsafe { BorrowedFd::borrow_raw(endpoint.descriptor) };
+            // Longer than anybody waits, and less than the kernel overflows at.
+            let limit = limit.map(|limit| Timespec {
+                tv_sec: limit.as_secs().min(1 << 20).cast_signed(),
+                tv_nsec: limit.subsec_nanos().into(),
+            });
+            match poll(&mut [PollFd::new(&descriptor, PollFlags::IN)], limit.as_ref()) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(errno) => {
+                    return Err(Failure::Here(Code::VKRDMA_WAIT, format!("poll: {errno}").into()));
+                }
+            }
+        }
+        progress(endpoint)
+    })
+}
+
+/// Makes the descriptor readable, and ends a `vkrdma_wait` that is under way or the next one. It takes no lock.
+#[unsafe(no_mangle)]
+pub extern "C" fn vkrdma_wake(endpoint: Option<&Endpoint>, error: Option<&mut MaybeUninit<Failed>>) -> Code {
+    call(error, || Ok(endpoint.ok_or_else(null_endpoint)?.waker.wake()?))
+}

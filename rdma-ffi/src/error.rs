@@ -1,0 +1,274 @@
+//! What a call came to: a code, whose fault it is, and a text.
+
+use std::any::Any;
+use std::borrow::Cow;
+use std::ffi::c_char;
+use std::mem::{MaybeUninit, forget};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use rdma_backend::ErrorKind;
+use rdma_conn::Error;
+use rdma_proto::{Error as Protocol, TransportError};
+
+use crate::fork;
+
+/// The result of a call: `VKRDMA_OK`, `VKRDMA_AGAIN`, or what went wrong. Later versions may have more of them.
+#[repr(i32)]
+#[allow(non_camel_case_types, missing_docs, reason = "names and texts are those of the header")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Code {
+    /// Done.
+    VKRDMA_OK = 0,
+    /// Not now: an event follows when it can be. No error: `vkrdma_error` is left as it was.
+    VKRDMA_AGAIN = 1,
+
+    /// An argument is null, out of its bounds, or no text of the kind that is asked for.
+    VKRDMA_INVALID_ARGUMENT = 100,
+    /// A field of options or limits is out of its bounds, or `size` is no size of them.
+    VKRDMA_INVALID_OPTIONS = 101,
+    /// The endpoint has no such connection: it was forgotten, or never was. Or it is still being made, and there is nothing to ask.
+    VKRDMA_NO_SUCH_CONNECTION = 102,
+    /// The endpoint has no such listener.
+    VKRDMA_NO_SUCH_LISTENER = 103,
+    /// A call that makes no sense now: a write after the close, more consumed than has arrived, a range beyond a buffer's end.
+    VKRDMA_MISUSE = 104,
+    /// The buffer was registered for a connection in another protection domain.
+    VKRDMA_FOREIGN_BUFFER = 105,
+    /// The way to the peer leads through another device than that of the protection domain.
+    VKRDMA_FOREIGN_DOMAIN = 106,
+    /// The process was forked, and this is the child: nothing of the parent's can be used here. The call did nothing.
+    VKRDMA_FORKED = 107,
+
+    /// There is no RDMA device, or no run-time library for one.
+    VKRDMA_NO_DEVICE = 200,
+    /// The address is not one of this machine's RDMA devices, or is taken.
+    VKRDMA_ADDRESS = 201,
+    /// No more memory can be registered: see RLIMIT_MEMLOCK, or the device's limits.
+    VKRDMA_MEMORY = 202,
+    /// The process, or the system, may open no more descriptors.
+    VKRDMA_DESCRIPTORS = 203,
+    /// The device, its driver or the kernel refused something else.
+    VKRDMA_BACKEND = 204,
+    /// As many connections as `vkrdma_limits.connections` allows.
+    VKRDMA_TOO_MANY_CONNECTIONS = 205,
+    /// As many bytes are registered as `vkrdma_limits.registered_bytes` allows.
+    VKRDMA_REGISTERED_MEMORY = 206,
+    /// The device told of a failure.
+    VKRDMA_DEVICE_FAILED = 207,
+    /// The device went away.
+    VKRDMA_DEVICE_REMOVED = 208,
+    /// Waiting for descriptors failed, or making one.
+    VKRDMA_WAIT = 209,
+
+    /// The peer's host has nothing that listens there.
+    VKRDMA_REFUSED = 300,
+    /// The peer rejected the connection.
+    VKRDMA_REJECTED = 301,
+    /// There is no way to the peer by RDMA.
+    VKRDMA_UNREACHABLE = 302,
+    /// A time-out passed.
+    VKRDMA_TIMED_OUT = 303,
+    /// The peer has disconnected, before all was delivered.
+    VKRDMA_DISCONNECTED = 304,
+    /// The fabric, a device on the way or the peer's host failed.
+    VKRDMA_TRANSPORT = 305,
+    /// The peer sent something that is no control message.
+    VKRDMA_INVALID_MESSAGE = 306,
+    /// The peer broke a rule of the protocol.
+    VKRDMA_PEER_MISBEHAVED = 307,
+    /// The peer does what the options of this side do not allow.
+    VKRDMA_PEER_INCOMPATIBLE = 308,
+
+    /// A state that the library should never reach. Please report it.
+    VKRDMA_BUG = 400,
+    /// The library panicked. Nothing has unwound into the program. The endpoint can only be freed: its other calls say the same from
+    /// now on.
+    VKRDMA_PANIC = 401,
+}
+
+/// Whose fault an error is.
+#[repr(i32)]
+#[allow(non_camel_case_types, missing_docs, reason = "as above")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// Nobody's.
+    VKRDMA_FAULT_NONE = 0,
+    /// The program's that made the call.
+    VKRDMA_FAULT_CALLER = 1,
+    /// This machine's: its device, its resources, or the limits that the program has set.
+    VKRDMA_FAULT_HERE = 2,
+    /// The peer's.
+    VKRDMA_FAULT_PEER = 3,
+    /// The network's, or of the peer's host: from here that looks the same.
+    VKRDMA_FAULT_NETWORK = 4,
+    /// This library's.
+    VKRDMA_FAULT_LIBRARY = 5,
+}
+
+/// Bytes of the text of an error, the closing zero included.
+pub const VKRDMA_ERROR_TEXT: usize = 504;
+
+/// An error in words. A call that fails fills the one that it is given; one that does not, leaves it as it was.
+#[repr(C)]
+pub struct Failed {
+    /// What the call returned.
+    pub code: Code,
+    /// Whose fault it is.
+    pub fault: Fault,
+    /// What happened and, where that is known, what to do about it: one line of UTF-8, closed by a zero, cut where it is longer.
+    pub text: [c_char; VKRDMA_ERROR_TEXT],
+}
+
+/// Where a call puts its error, if the caller wants it.
+pub(crate) type Told<'a> = Option<&'a mut MaybeUninit<Failed>>;
+
+/// Why a call came to nothing.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// Nothing is wrong, and nothing there.
+    Again,
+    /// What this crate finds wrong.
+    Here(Code, Cow<'static, str>),
+    /// What a connection or an endpoint says.
+    Conn(Error),
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::Conn(error)
+    }
+}
+
+impl Failure {
+    pub(crate) const fn argument(text: &'static str) -> Self {
+        Self::Here(Code::VKRDMA_INVALID_ARGUMENT, Cow::Borrowed(text))
+    }
+
+    fn code(&self) -> Code {
+        match self {
+            Self::Again => Code::VKRDMA_AGAIN,
+            Self::Here(code, _) => *code,
+            Self::Conn(error) => code_of(error),
+        }
+    }
+}
+
+/// The one table of codes.
+fn code_of(error: &Error) -> Code {
+    match error {
+        Error::NoSuchHost { .. } => Code::VKRDMA_INVALID_ARGUMENT,
+        Error::Backend { kind, .. } => match kind {
+            ErrorKind::NoDevice => Code::VKRDMA_NO_DEVICE,
+            ErrorKind::Address => Code::VKRDMA_ADDRESS,
+            ErrorKind::Memory => Code::VKRDMA_MEMORY,
+            ErrorKind::Descriptors => Code::VKRDMA_DESCRIPTORS,
+            _ => Code::VKRDMA_BACKEND,
+        },
+        Error::Refused { .. } => Code::VKRDMA_REFUSED,
+        Error::Rejected { .. } => Code::VKRDMA_REJECTED,
+        Error::Unreachable { .. } => Code::VKRDMA_UNREACHABLE,
+        Error::TimedOut { .. } => Code::VKRDMA_TIMED_OUT,
+        Error::Protocol(protocol) => match protocol {
+            Protocol::InvalidMessage(_) => Code::VKRDMA_INVALID_MESSAGE,
+            Protocol::PeerMisbehaved(_) => Code::VKRDMA_PEER_MISBEHAVED,
+            Protocol::PeerIncompatible(_) => Code::VKRDMA_PEER_INCOMPATIBLE,
+            Protocol::Transport(TransportError::Disconnected) => Code::VKRDMA_DISCONNECTED,
+            Protocol::Transport(TransportError::CloseTimedOut { .. }) => Code::VKRDMA_TIMED_OUT,
+            Protocol::Transport(_) => Code::VKRDMA_TRANSPORT,
+            Protocol::ApiMisuse(rdma_proto::ApiMisuse::Config { .. }) => Code::VKRDMA_INVALID_OPTIONS,
+            Protocol::ApiMisuse(_) => Code::VKRDMA_MISUSE,
+            _ => Code::VKRDMA_BUG,
+        },
+        Error::Options { .. } => Code::VKRDMA_INVALID_OPTIONS,
+        Error::Wait(_) => Code::VKRDMA_WAIT,
+        Error::RegisteredMemory { .. } => Code::VKRDMA_REGISTERED_MEMORY,
+        Error::TooManyConnections { .. } => Code::VKRDMA_TOO_MANY_CONNECTIONS,
+        Error::NoSuchConnection => Code::VKRDMA_NO_SUCH_CONNECTION,
+        Error::ForeignBuffer => Code::VKRDMA_FOREIGN_BUFFER,
+        Error::ForeignDomain => Code::VKRDMA_FOREIGN_DOMAIN,
+        Error::Device { .. } => Code::VKRDMA_DEVICE_FAILED,
+        Error::DeviceRemoved => Code::VKRDMA_DEVICE_REMOVED,
+        _ => Code::VKRDMA_BUG,
+    }
+}
+
+impl Code {
+    /// Returns whose fault it is.
+    const fn fault(self) -> Fault {
+        match self as i32 {
+            0..100 => Fault::VKRDMA_FAULT_NONE,
+            100..200 => Fault::VKRDMA_FAULT_CALLER,
+            200..300 => Fault::VKRDMA_FAULT_HERE,
+            300..400 => match self {
+                Self::VKRDMA_UNREACHABLE
+                | Self::VKRDMA_TIMED_OUT
+                | Self::VKRDMA_DISCONNECTED
+                | Self::VKRDMA_TRANSPORT => Fault::VKRDMA_FAULT_NETWORK,
+                _ => Fault::VKRDMA_FAULT_PEER,
+            },
+            _ => Fault::VKRDMA_FAULT_LIBRARY,
+        }
+    }
+}
+
+/// Runs what a call does. Nothing unwinds out of it.
+#[inline]
+pub(crate) fn call(told: Told<'_>, does: impl FnOnce() -> Result<(), Failure>) -> Code {
+    if fork::is_child() {
+        return tell(told, &fork::failure());
+    }
+    // Of what a panic leaves half done nothing is used again: an endpoint's lock is poisoned by it.
+    match catch_unwind(AssertUnwindSafe(does)) {
+        Ok(Ok(())) => Code::VKRDMA_OK,
+        Ok(Err(Failure::Again)) => Code::VKRDMA_AGAIN,
+        Ok(Err(failure)) => tell(told, &failure),
+        Err(panic) => tell(told, &panicked(panic)),
+    }
+}
+
+#[cold]
+fn tell(told: Told<'_>, failure: &Failure) -> Code {
+    // To put an error into words is code as any other.
+    let code = catch_unwind(AssertUnwindSafe(|| failure.code())).unwrap_or(Code::VKRDMA_PANIC);
+    if let Some(told) = told {
+        let text = catch_unwind(AssertUnwindSafe(|| match failure {
+            Failure::Again => String::new(),
+            Failure::Here(_, text) => text.clone().into_owned(),
+            Failure::Conn(error) => error.to_string(),
+        }));
+        told.write(Failed { code, fault: code.fault(), text: line(&text.unwrap_or_default()) });
+    }
+    code
+}
+
+/// What a panic said.
+#[cold]
+fn panicked(panic: Box<dyn Any + Send>) -> Failure {
+    let said = match panic.downcast::<String>() {
+        Ok(text) => *text,
+        Err(other) => match other.downcast::<&'static str>() {
+            Ok(text) => (*text).into(),
+            Err(other) => {
+                // What it is may panic when it is dropped.
+                forget(other);
+                "a value that is no text".into()
+            }
+        },
+    };
+    let text = format!("the library panicked, which is a bug of it; please report it: {said}");
+    Failure::Here(Code::VKRDMA_PANIC, text.into())
+}
+
+/// Returns a text as C has it, without control characters, cut where it is too long.
+pub(crate) fn line<const LEN: usize>(text: &str) -> [c_char; LEN] {
+    let mut line = [0; LEN];
+    let mut end = text.len().min(LEN - 1);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    for (place, byte) in line.iter_mut().zip(text.as_bytes().iter().take(end)) {
+        let byte = if byte.is_ascii_control() { b' ' } else { *byte };
+        *place = c_char::from_ne_bytes([byte]);
+    }
+    line
+}

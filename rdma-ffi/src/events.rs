@@ -1,0 +1,80 @@
+//! Events.
+
+use std::ffi::c_void;
+use std::mem::MaybeUninit;
+use std::ptr;
+
+use crate::endpoint::{Endpoint, either, number_of, on, place};
+use crate::error::{Code, Failed, Failure};
+
+/// The kinds of events. Later versions may have more: pass over those that you do not know.
+#[repr(u32)]
+#[allow(non_camel_case_types, reason = "the header's names")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EventKind {
+    /// A connection is there: one that was asked for, or a new one of `listener`.
+    VKRDMA_EVENT_OPENED = 1,
+    /// Bytes have arrived. Read until VKRDMA_AGAIN.
+    VKRDMA_EVENT_READABLE = 2,
+    /// There is room again, after a write that found too little; or memory can be lent again; or all is flushed.
+    VKRDMA_EVENT_WRITABLE = 3,
+    /// Some of what was lent has come back.
+    VKRDMA_EVENT_RETURNED = 4,
+    /// The connection has ended, or one that was asked for was not made. What has arrived can still be read. `vkrdma_check` says why;
+    /// then `vkrdma_abort` forgets it.
+    VKRDMA_EVENT_ENDED = 5,
+    /// A listener cannot accept, for a reason that is not a peer's. `vkrdma_accept_error` says which.
+    VKRDMA_EVENT_ACCEPT_FAILED = 6,
+}
+
+/// An event. Each is told once for all that has happened since it was told last. Any of them may turn out to be for nothing.
+#[repr(C)]
+pub struct Event {
+    /// What it is.
+    pub kind: EventKind,
+    /// 0.
+    pub reserved: u32,
+    /// The connection; 0 where it is about a listener alone.
+    pub connection: u64,
+    /// The listener that accepted it, or cannot; 0 in other events, and where the listener was closed.
+    pub listener: u64,
+    /// What `vkrdma_set_data` has given for the connection; NULL if nothing.
+    pub data: *mut c_void,
+}
+
+/// Takes the next event. VKRDMA_AGAIN: there is none.
+#[unsafe(no_mangle)]
+pub extern "C" fn vkrdma_next_event(
+    endpoint: Option<&Endpoint>,
+    event: Option<&mut MaybeUninit<Event>>,
+    error: Option<&mut MaybeUninit<Failed>>,
+) -> Code {
+    on(endpoint, error, |state| {
+        let event = place(event)?;
+        loop {
+            let told = either!(&mut state.kind, side => side.endpoint.next_event()).ok_or(Failure::Again)?;
+            let (kind, id, listener) = match told {
+                rdma_conn::Event::Opened { id, listener } => {
+                    (EventKind::VKRDMA_EVENT_OPENED, Some(id), listener)
+                }
+                rdma_conn::Event::Readable(id) => (EventKind::VKRDMA_EVENT_READABLE, Some(id), None),
+                rdma_conn::Event::Writable(id) => (EventKind::VKRDMA_EVENT_WRITABLE, Some(id), None),
+                rdma_conn::Event::Returned(id) => (EventKind::VKRDMA_EVENT_RETURNED, Some(id), None),
+                rdma_conn::Event::Ended(id) => (EventKind::VKRDMA_EVENT_ENDED, Some(id), None),
+                rdma_conn::Event::AcceptFailed(listener) => {
+                    (EventKind::VKRDMA_EVENT_ACCEPT_FAILED, None, Some(listener))
+                }
+                // One that this version has no name for.
+                _ => continue,
+            };
+            event.write(Event {
+                kind,
+                reserved: 0,
+                connection: id.map_or(0, number_of),
+                listener: listener.map_or(0, |listener| state.names.number(listener)),
+                data: id.map_or(ptr::null_mut(), |id| state.names.data(id)),
+            });
+            return Ok(());
+        }
+    })
+}

@@ -1,0 +1,37 @@
+//! A child that the process has forked has copies of all that is here, and none of it is its own: the device knows the parent's
+//! memory, and a call on a copied descriptor speaks for the parent. So nothing is done in a child.
+
+use std::sync::Once;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::error::{Code, Failure};
+
+static CHILD: AtomicBool = AtomicBool::new(false);
+
+/// Has a fork noticed from now on. Called before the first handle exists.
+pub(crate) fn watch() {
+    static WATCHED: Once = Once::new();
+    WATCHED.call_once(|| {
+        // SAFETY: pthread_atfork(3): the child's handler may be null or a function, which stays where it is for as long as the library
+        // is loaded; glibc forgets it when it is unloaded. It does what a signal handler may: one store.
+        let noticed = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+        assert_eq!(noticed, 0, "pthread_atfork finds no memory");
+    });
+}
+
+unsafe extern "C" fn in_child() {
+    CHILD.store(true, Ordering::Relaxed);
+}
+
+/// Returns whether this process is a child of the one that opened devices.
+#[inline]
+pub(crate) fn is_child() -> bool {
+    CHILD.load(Ordering::Relaxed)
+}
+
+#[cold]
+pub(crate) fn failure() -> Failure {
+    let text = "the process that opened the RDMA device has forked, and this is its child: \
+                nothing of the parent's can be used here";
+    Failure::Here(Code::VKRDMA_FORKED, text.into())
+}

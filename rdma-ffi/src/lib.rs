@@ -1,0 +1,67 @@
+#![doc = include_str!("../README.md")]
+#![allow(
+    clippy::missing_safety_doc,
+    reason = "these functions are for C: the header's rules are the contract of all of them, and their documentation is the header's"
+)]
+
+// In the order of the header.
+mod error;
+
+mod device;
+
+mod options;
+
+mod endpoint;
+
+mod events;
+
+mod making;
+
+mod bytes;
+
+mod memory;
+
+mod ending;
+
+mod counts;
+
+mod address;
+mod fork;
+mod sized;
+
+use std::ffi::c_char;
+
+pub use address::{Address, VKRDMA_ADDRESS_TEXT};
+pub use bytes::*;
+pub use counts::*;
+pub use device::{Device, vkrdma_device_free, vkrdma_softsim_open, vkrdma_verbs_open};
+pub use ending::*;
+pub use endpoint::{
+    Endpoint, vkrdma_descriptor, vkrdma_endpoint_free, vkrdma_endpoint_new, vkrdma_endpoint_new_sharing,
+    vkrdma_next_timeout, vkrdma_progress, vkrdma_wait, vkrdma_wake,
+};
+pub use error::{Code, Failed, Fault, VKRDMA_ERROR_TEXT};
+pub use events::{Event, EventKind, vkrdma_next_event};
+pub use making::*;
+pub use memory::*;
+pub use options::{Limits, Options, vkrdma_client_options, vkrdma_server_options};
+
+/// Returns the version of the library, as `1.2.3`. Versions that begin with the same number, or with 0 and the same second number, are
+/// compatible.
+#[unsafe(no_mangle)]
+pub extern "C" fn vkrdma_version() -> *const c_char {
+    concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn handles_may_cross_threads() {
+        fn crosses<T: Send + Sync>() {}
+        crosses::<Device>();
+        crosses::<Endpoint>();
+        crosses::<Buffer>();
+    }
+}

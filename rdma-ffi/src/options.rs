@@ -1,0 +1,237 @@
+//! Options and limits.
+
+use std::mem::size_of;
+use std::time::Duration;
+
+use rdma_backend::RnrTimer;
+use rdma_proto::{Config, Keepalive};
+
+use crate::error::{Code, Failure, call};
+use crate::sized::{self, Grows};
+
+/// Settings of a connection. Fill it with `vkrdma_client_options` or `vkrdma_server_options`, then change what should be otherwise.
+///
+/// What takes it also takes NULL, for what these calls would fill in. Later versions append fields; a program that was compiled with
+/// fewer gets the defaults of the rest. Durations are microseconds.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Bytes of this structure, as the program was compiled with it.
+    pub size: usize,
+    /// Length of a receive window in bytes, 1 to 2^32 - 1: `rdma-rx-size` of Valkey. 1 MiB.
+    pub window: u32,
+    /// Receive windows, 1 or 2. With two, the second is announced as soon as the first is full. 2.
+    pub windows: u32,
+    /// Length of the send buffer in bytes, 1 to 2^30. 1 MiB.
+    pub send_buffer: u32,
+    /// The longest window that a peer may register, in bytes, at least 1. 16 MiB.
+    pub window_limit: u32,
+    /// Work requests that the send queue holds, 1 to 16384. 256.
+    pub send_depth: u32,
+    /// Receives that the peer is assumed to keep posted, 2 to 16384. 1024.
+    pub peer_receives: u32,
+    /// Receives kept posted, 1 to 16384. 1024, which peers count on.
+    pub receives: u32,
+    /// Bytes that a work request may carry within itself; the device may grant less. 128.
+    pub inline_bytes: u32,
+    /// Which completion vector signals completions, modulo the device's number of them. 0.
+    pub completion_vector: u32,
+    /// How long a peer waits before it repeats what met no posted receive: the code of InfiniBand for `min_rnr_timer`, 0 to 31.
+    /// 12, which is 0.64 ms.
+    pub rnr_timer: u32,
+    /// Whether a client asks for the server's features: 0 or 1. 0.
+    pub negotiate: u32,
+    /// Whether the send buffer is registered with the connection rather than by its first write: 0 or 1. 0.
+    pub eager_send_buffer: u32,
+    /// Send a keepalive this often; 0 for never. Clients 0, servers 3 s.
+    pub keepalive_every: u64,
+    /// Send a keepalive when nothing was heard for this long; 0 for never. 10 s for clients, 0 for servers.
+    pub keepalive_probe: u64,
+    /// End the connection when the peer has sent nothing for this long; 0 for never. 0.
+    pub keepalive_limit: u64,
+    /// End the connection when the peer keeps data waiting for this long; 0 for never. 0.
+    pub stall_limit: u64,
+    /// How long an accepted connection may take to be established. 5 s.
+    pub handshake_timeout: u64,
+    /// How long an idle connection keeps memory that only a busy one needs; at least 1000. 5 s.
+    pub keep_memory: u64,
+    /// How long the endpoint looks again and again, before it waits to be woken: while it does, its time-out is 0. It goes by the
+    /// longest of its connections. 0.
+    pub spin: u64,
+}
+
+// SAFETY: numbers, and nothing between them: the sum of their sizes is that of the whole.
+unsafe impl Grows for Options {
+    const FIRST: usize = 8 + 12 * 4 + 7 * 8;
+}
+
+const _: () = assert!(size_of::<Options>() == Options::FIRST);
+
+/// Limits on what the connections of an endpoint, and of those made from it by `vkrdma_endpoint_new_sharing`, use together.
+///
+/// Set `size` to `sizeof(vkrdma_limits)`, and all other fields. Where NULL is given instead, there may be 10,000 connections and
+/// 2 GiB of registered memory.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Bytes of this structure, as the program was compiled with it.
+    pub size: usize,
+    /// Connections at the same time, those included that are being made or closed; UINT64_MAX for any number. Others are rejected.
+    pub connections: u64,
+    /// Bytes of registered memory; UINT64_MAX for any number. A peer whose connection does not fit is rejected.
+    pub registered_bytes: u64,
+}
+
+// SAFETY: as above.
+unsafe impl Grows for Limits {
+    const FIRST: usize = 8 + 2 * 8;
+}
+
+const _: () = assert!(size_of::<Limits>() == Limits::FIRST);
+
+const fn micros(duration: Duration) -> u64 {
+    duration.as_micros() as u64
+}
+
+const fn interval(interval: Option<Duration>) -> u64 {
+    match interval {
+        Some(duration) => micros(duration),
+        None => 0,
+    }
+}
+
+fn maybe(micros: u64) -> Option<Duration> {
+    (micros > 0).then(|| Duration::from_micros(micros))
+}
+
+/// What does not fit is beyond every bound, as this is.
+fn narrow(value: u32) -> u16 {
+    u16::try_from(value).unwrap_or(u16::MAX)
+}
+
+impl Options {
+    fn of(options: &rdma_conn::Options) -> Self {
+        let Config { window, windows, send_buffer, send_depth, peer_receives, window_limit, .. } =
+            options.protocol;
+        let Keepalive { every, probe, limit, .. } = options.protocol.keepalive;
+        Self {
+            size: size_of::<Self>(),
+            window,
+            windows: windows.into(),
+            send_buffer,
+            window_limit,
+            send_depth: send_depth.into(),
+            peer_receives: peer_receives.into(),
+            receives: options.receives.into(),
+            inline_bytes: options.inline,
+            completion_vector: options.completion_vector,
+            rnr_timer: options.rnr_timer.code().into(),
+            negotiate: options.protocol.negotiate.into(),
+            eager_send_buffer: options.eager_send_buffer.into(),
+            keepalive_every: interval(every),
+            keepalive_probe: interval(probe),
+            keepalive_limit: interval(limit),
+            stall_limit: interval(options.protocol.stall_limit),
+            handshake_timeout: micros(options.handshake_timeout),
+            keep_memory: micros(options.keep_memory),
+            spin: micros(options.spin),
+        }
+    }
+
+    fn to_options(self, otherwise: rdma_conn::Options) -> Result<rdma_conn::Options, Failure> {
+        let rnr_timer = u8::try_from(self.rnr_timer).ok().and_then(RnrTimer::from_code);
+        let rnr_timer = rnr_timer.ok_or_else(|| out_of_bounds("rnr_timer must be 0 to 31"))?;
+        if self.negotiate > 1 || self.eager_send_buffer > 1 {
+            return Err(out_of_bounds("negotiate and eager_send_buffer must be 0 or 1"));
+        }
+        let keepalive = Keepalive::NONE
+            .every(maybe(self.keepalive_every))
+            .probe(maybe(self.keepalive_probe))
+            .limit(maybe(self.keepalive_limit));
+        let protocol = otherwise
+            .protocol
+            .window(self.window)
+            .windows(u8::try_from(self.windows).unwrap_or(u8::MAX))
+            .send_buffer(self.send_buffer)
+            .send_depth(narrow(self.send_depth))
+            .peer_receives(narrow(self.peer_receives))
+            .window_limit(self.window_limit)
+            .negotiate(self.negotiate == 1)
+            .keepalive(keepalive)
+            .stall_limit(maybe(self.stall_limit));
+        let options = otherwise
+            .protocol(protocol)
+            .receives(narrow(self.receives))
+            .inline(self.inline_bytes)
+            .rnr_timer(rnr_timer)
+            .handshake_timeout(Duration::from_micros(self.handshake_timeout))
+            .keep_memory(Duration::from_micros(self.keep_memory))
+            .eager_send_buffer(self.eager_send_buffer == 1)
+            .spin(Duration::from_micros(self.spin))
+            .completion_vector(self.completion_vector);
+        options.check()?;
+        Ok(options)
+    }
+}
+
+fn out_of_bounds(text: &'static str) -> Failure {
+    Failure::Here(Code::VKRDMA_INVALID_OPTIONS, text.into())
+}
+
+/// Returns what `options` say, and `otherwise` where it is null.
+///
+/// # Safety
+/// It is null, or points to options whose `size` tells how many bytes there are.
+pub(crate) unsafe fn options(
+    options: *const Options,
+    otherwise: rdma_conn::Options,
+) -> Result<rdma_conn::Options, Failure> {
+    if options.is_null() {
+        return Ok(otherwise);
+    }
+    // SAFETY: the caller's promise.
+    unsafe { sized::read(options, Options::of(&otherwise)) }?.to_options(otherwise)
+}
+
+/// Returns what `limits` say, and the default where it is null.
+///
+/// # Safety
+/// As [`options`].
+pub(crate) unsafe fn limits(limits: *const Limits) -> Result<rdma_conn::Limits, Failure> {
+    let otherwise = rdma_conn::Limits::default();
+    if limits.is_null() {
+        return Ok(otherwise);
+    }
+    let default = Limits {
+        size: size_of::<Limits>(),
+        connections: otherwise.connections as u64,
+        registered_bytes: otherwise.registered_bytes,
+    };
+    // SAFETY: the caller's promise.
+    let said = unsafe { sized::read(limits, default) }?;
+    let connections = usize::try_from(said.connections).unwrap_or(usize::MAX);
+    Ok(otherwise.connections(connections).registered_bytes(said.registered_bytes))
+}
+
+/// Fills `options` with the settings that suit most clients. `size` is `sizeof(vkrdma_options)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vkrdma_client_options(options: *mut Options, size: usize) -> Code {
+    // SAFETY: the caller's promise.
+    unsafe { fill(options, size, &rdma_conn::Options::client()) }
+}
+
+/// Fills `options` with the settings that suit most servers. `size` is `sizeof(vkrdma_options)`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vkrdma_server_options(options: *mut Options, size: usize) -> Code {
+    // SAFETY: the caller's promise.
+    unsafe { fill(options, size, &rdma_conn::Options::server()) }
+}
+
+unsafe fn fill(options: *mut Options, size: usize, with: &rdma_conn::Options) -> Code {
+    call(None, || {
+        // What the program does not know is not its to say.
+        let with = Options { size, ..Options::of(with) };
+        // SAFETY: the caller's promise.
+        unsafe { sized::write(options, size, &with) }
+    })
+}
