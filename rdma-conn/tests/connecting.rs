@@ -158,7 +158,7 @@ fn a_listener_says_that_descriptors_are_lacking() {
     // In a process of its own, whose limit concerns nobody else.
     let own = std::env::current_exe().expect("this test");
     let mut command = std::process::Command::new(own);
-    let run = command.args(["--exact", "--ignored", "accepting_with_few_descriptors"]).output();
+    let run = command.args(["--exact", "--ignored", "connecting::accepting_with_few_descriptors"]).output();
     let run = run.expect("starts");
     let said = String::from_utf8_lossy(&run.stdout);
     assert!(run.status.success() && said.contains("1 passed"), "{said}\n{run:?}");

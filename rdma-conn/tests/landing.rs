@@ -80,7 +80,12 @@ fn receives(windows: u8, len: usize) {
         assert!(received.landed >= at_least && received.landed % WINDOW as u64 == 0, "{len}: {received:?}");
     }
     assert!(Arc::get_mut(&mut buffer).is_some(), "it was not given back");
-    drop(sender.join().expect("does not panic"));
+    // Each end answers the other's: one that waits for a peer that nobody drives waits for the background thread.
+    let server = sender.join().expect("does not panic");
+    thread::scope(|scope| {
+        scope.spawn(|| drop(server));
+        drop(client);
+    });
 }
 
 #[test]
@@ -213,6 +218,17 @@ fn gives_up_after(
     endpoint.stop_landing(id).expect("is there");
 }
 
+/// Has a thread send all of `bytes` meanwhile: behind a window that is full they would wait for the background thread.
+fn while_sent(server: &mut Stream<SoftSim>, bytes: &[u8], act: impl FnOnce()) {
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            server.write_all(bytes).expect("written");
+            server.flush().expect("the client reads");
+        });
+        act();
+    });
+}
+
 /// What landed before a reader gave up is moved within the buffer, up or down by less than its length.
 #[test]
 fn what_was_given_up_may_be_received_into_the_same_buffer() {
@@ -221,17 +237,21 @@ fn what_was_given_up_may_be_received_into_the_same_buffer() {
         let value = pattern(12 * WINDOW);
         let (first, second) = value.split_at(3 * WINDOW + 17);
         let buffer = registered(&endpoint, id, value.len() + 500);
-        server.write_all(first).expect("written");
-        gives_up_after(&mut endpoint, id, &buffer, 0..value.len(), first.len());
-        // The rest of the window lands where it was announced, and belongs elsewhere.
-        server.write_all(second).expect("written");
-        until(&mut endpoint, |endpoint| {
-            let unread = endpoint.connection(id).expect("is there").unread();
-            (unread >= (WINDOW - 17) as u64).then_some(())
+        while_sent(&mut server, first, || {
+            gives_up_after(&mut endpoint, id, &buffer, 0..value.len(), first.len());
         });
+        // The rest of the window lands where it was announced, and belongs elsewhere.
         let at = first.len() + shift;
-        let mut receiving = Receiving::new(Arc::clone(&buffer), at..at + second.len());
-        until(&mut endpoint, |endpoint| endpoint.receive(id, &mut receiving).expect("the server is there"));
+        while_sent(&mut server, second, || {
+            until(&mut endpoint, |endpoint| {
+                let unread = endpoint.connection(id).expect("is there").unread();
+                (unread >= (WINDOW - 17) as u64).then_some(())
+            });
+            let mut receiving = Receiving::new(Arc::clone(&buffer), at..at + second.len());
+            until(&mut endpoint, |endpoint| {
+                endpoint.receive(id, &mut receiving).expect("the server is there")
+            });
+        });
         assert!(bytes_of(&buffer, at..at + second.len()) == second, "up by {shift}");
     }
 }

@@ -1,10 +1,5 @@
 //! The connection machine, told as stories of two of them, or of one and what a peer may do to it.
 
-#[path = "../bodies/mod.rs"]
-mod bodies;
-#[path = "../pair/mod.rs"]
-mod pair;
-
 mod any_calls;
 mod any_schedule;
 mod credits;

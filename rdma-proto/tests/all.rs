@@ -1,0 +1,8 @@
+//! The tests of this crate. Apart is `fuzz_bodies`, which needs the rest of the repository.
+
+mod bodies;
+mod connection;
+mod links;
+mod pair;
+mod utilisation;
+mod wire;
