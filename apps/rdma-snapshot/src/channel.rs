@@ -80,8 +80,8 @@ pub(crate) fn limits(connections: usize) -> Limits {
 }
 
 /// Settings of a control stream: it carries few and small frames.
-pub(crate) fn options(client: bool) -> Options {
-    let mut options = if client { Options::default() } else { Options::default() };
+pub(crate) fn options() -> Options {
+    let mut options = Options::default();
     options.protocol.window = 64 << 10;
     options.protocol.send_buffer = 64 << 10;
     options

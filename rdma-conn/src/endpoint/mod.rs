@@ -22,6 +22,7 @@ use slotmap::SlotMap;
 use crate::budget::{Budget, Limits};
 use crate::connection::{BATCH, Connection};
 use crate::error::Error;
+use crate::waker::Waker;
 
 use making::Listening;
 use member::Member;
@@ -29,8 +30,8 @@ use queues::Queues;
 use spin::Spin;
 use watch::{Watch, Watched};
 
+pub use watch::Descriptors;
 pub(crate) use watch::readable;
-pub use watch::{Descriptors, EndpointWaker};
 
 /// Connections per completion queue, where the device's queues are long enough.
 const SHARERS: u32 = 64;
@@ -265,7 +266,7 @@ impl<B: Descriptors> Endpoint<B> {
     ///
     /// # Errors
     /// The process has no descriptor left.
-    pub fn waker(&mut self) -> Result<EndpointWaker, Error> {
+    pub fn waker(&mut self) -> Result<Waker, Error> {
         self.watch.waker()
     }
 

@@ -103,7 +103,7 @@ impl World {
         let ours = sim.host(&[address(VICTIM)], Limits::default());
         let theirs = sim.host(&[address(HOSTILE)], Limits::default());
         let serves = script.flag();
-        let mut options = options(script, if serves { Options::default() } else { Options::default() });
+        let mut options = options(script, Options::default());
         let accompanied = serves && script.flag();
         if accompanied {
             // A bystander that takes its time does nothing wrong.

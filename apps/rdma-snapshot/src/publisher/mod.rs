@@ -15,13 +15,13 @@ use rdma_backend::time::Instant;
 use rdma_backend::{
     CmEvent, CmEventKind, ConnectParams, EventChannel, Identifier, IdentifierKey, QueuePairLimits,
 };
-use rdma_conn::{Descriptors, Endpoint, Event};
+use rdma_conn::{Descriptors, Endpoint, Event, Waker};
 
 use crate::auth::Secret;
 use crate::channel::{self, Channel};
 use crate::error::Error;
 use crate::reader::{Landed, Offer, Shared};
-use crate::wait::{Stop, TICK, Waker, sleep};
+use crate::wait::{Stop, TICK, sleep};
 use crate::wire::{Mark, Reason, SnapshotId};
 use session::{Session, Terms, refused};
 pub(crate) use store::Store;
@@ -117,7 +117,7 @@ impl<B: Descriptors> Publisher<B> {
         }
         // One more than may read: it is told that it is one too many.
         let mut endpoint = Endpoint::new(backend, channel::limits(config.readers.saturating_add(1)))?;
-        let listener = endpoint.listen(address, channel::options(false))?;
+        let listener = endpoint.listen(address, channel::options())?;
         let address = endpoint.local_addr(listener).unwrap_or(address);
         let events = backend.event_channel().map_err(Error::backend("opening RDMA"))?;
         let data_listener = events

@@ -14,11 +14,11 @@ use std::time::Duration;
 
 use rdma_backend::time::Instant;
 use rdma_backend::{Access, CmEventKind, DeviceKey, EventChannel, Identifier, Region};
-use rdma_conn::{Descriptors, Endpoint};
+use rdma_conn::{Descriptors, Endpoint, Waker};
 
 use crate::channel::{self, Channel};
 use crate::error::Error;
-use crate::wait::{Waker, sleep};
+use crate::wait::sleep;
 use crate::wire::Frame;
 use data::{Data, Flight, What};
 use machine::{Machine, Order};
@@ -106,7 +106,7 @@ impl<B: Descriptors> Reader<B> {
     ) -> Result<Self, Error> {
         let nonce = crate::random()?;
         let mut endpoint = Endpoint::new(backend, channel::limits(1))?;
-        let id = endpoint.connect(publisher, None, config.handshake, channel::options(true))?;
+        let id = endpoint.connect(publisher, None, config.handshake, channel::options())?;
         let events = backend.event_channel().map_err(Error::backend("opening RDMA"))?;
         let now = backend.now();
         Ok(Self {

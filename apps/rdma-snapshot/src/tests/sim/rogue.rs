@@ -43,14 +43,14 @@ impl Rogue {
         let publisher = SocketAddr::new(address(ORIGIN), PORT);
         for _ in 0..rogue.random.within(1..=3) {
             // Where a fault struck, there is one rogue less.
-            let _struck = rogue.endpoint.connect(publisher, None, Duration::from_secs(5), options(true));
+            let _struck = rogue.endpoint.connect(publisher, None, Duration::from_secs(5), options());
         }
         rogue
     }
 
     pub(super) fn publisher(backend: &SoftSim, host: u8, seed: u64) -> Self {
         let mut rogue = Self::new(backend, seed, false);
-        let _struck = rogue.endpoint.listen(SocketAddr::new(address(host), PORT), options(false));
+        let _struck = rogue.endpoint.listen(SocketAddr::new(address(host), PORT), options());
         rogue
     }
 
