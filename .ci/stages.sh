@@ -24,7 +24,7 @@ header|the C header of rdma-ffi, as cbindgen makes it|rdma-ffi/header
 package|manifests for a registry, or packages as one would have them|.ci/stages/package
 tests|cargo test|tests cargo test
 observed|connections as a program sees them|tests cargo test -p rdma-conn --all-features --test observed
-redis|redis-rs: clusters, pools and TLS|tests cargo test -p rdma-redis --all-features --test cluster --test pools --test tls
+redis|redis-rs: clusters, pools and TLS|tests cargo test -p rdma-redis --all-features --test redis -- cluster:: pools:: tls::
 programs|programs and examples, in release|programs_built
 suite|the README: main job|run_suite
 under-load|under load: a right implementation never fails, and a wrong one does|.ci/stages/under-load

@@ -1,10 +1,10 @@
-//! A publisher of snapshots that says anything. The body is in `apps/rdma-snapshot/tests/bodies/snapshot.rs`.
+//! A publisher of snapshots that says anything. The body is in `apps/rdma-snapshot/tests/snapshot/body.rs`.
 
 #![no_main]
 
 #[path = "../../rdma-proto/tests/bodies/script.rs"]
 mod script;
-#[path = "../../apps/rdma-snapshot/tests/bodies/snapshot.rs"]
+#[path = "../../apps/rdma-snapshot/tests/snapshot/body.rs"]
 mod snapshot;
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| snapshot::run(input));

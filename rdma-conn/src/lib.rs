@@ -19,6 +19,7 @@ mod listener;
 mod memory;
 mod options;
 mod stream;
+mod waker;
 
 pub use arrived::Arrived;
 #[cfg(feature = "tokio")]
@@ -26,9 +27,7 @@ pub use asynchronous::{AsyncEndpoint, AsyncListener, AsyncStream, ReadHalf, Weak
 pub use budget::Limits;
 pub use connection::{Connection, Work};
 pub use domain::ProtectionDomain;
-pub use endpoint::{
-    ConnectionId, ConnectionMap, Descriptors, Endpoint, EndpointWaker, Event, ListenerId, Usage,
-};
+pub use endpoint::{ConnectionId, ConnectionMap, Descriptors, Endpoint, Event, ListenerId, Usage};
 pub use error::Error;
 pub use land::{Received, Receiving};
 pub use lend::RegisteredBuffer;
@@ -38,3 +37,4 @@ pub use rdma_backend::Access;
 pub use rdma_backend::memory::{CallerMemory, DmaBuf, SharedMemory};
 pub use rdma_proto::{Config, Counters, Keepalive, Role};
 pub use stream::{Connect, Stream};
+pub use waker::Waker;

@@ -9,10 +9,11 @@ use std::time::Duration;
 use rdma_backend::{ErrorKind, Identifier};
 
 use crate::budget::{Budget, Limits};
-use crate::endpoint::{ConnectionId, Descriptors, Endpoint, EndpointWaker, ListenerId, readable};
+use crate::endpoint::{ConnectionId, Descriptors, Endpoint, ListenerId, readable};
 use crate::error::Error;
 use crate::options::Options;
 use crate::stream::Stream;
+use crate::waker::Waker;
 
 /// Requests that are looked at in one call, if nothing comes of any (VR-RES-007).
 const ATTEMPTS: u32 = 16;
@@ -56,7 +57,7 @@ pub struct Listener<B: Descriptors> {
     /// Shared by all connections that it accepts.
     budget: Arc<Budget>,
     descriptor: Arc<OwnedFd>,
-    waker: EndpointWaker,
+    waker: Waker,
 }
 
 /// The endpoint to which requests come, and how it fails.
@@ -146,7 +147,7 @@ impl<B: Descriptors> Listener<B> {
         if error.is_for_good() || asked.failures >= FAILURES {
             asked.over = Some(error.clone());
             // What told of it is taken, and others may sleep until something comes. Nothing takes this wake-up.
-            self.waker.wake()?;
+            self.waker.wake();
         }
         Err(error)
     }
@@ -192,7 +193,7 @@ impl<B: Descriptors> Listener<B> {
     }
 
     /// Returns a waker that ends the waits of all threads, until one of them looks for a request.
-    pub fn waker(&self) -> EndpointWaker {
+    pub fn waker(&self) -> Waker {
         self.waker.clone()
     }
 

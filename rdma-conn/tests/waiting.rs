@@ -133,12 +133,12 @@ fn a_waker_ends_a_wait() {
     let fabric = rdma_softsim::Fabric::new();
     let mut endpoint = Endpoint::new(&fabric.host(&[SERVER.into()]), Limits::default()).expect("a device");
     let waker = endpoint.waker().expect("a descriptor");
-    waker.wake().expect("an event");
-    endpoint.waker().expect("the same").wake().expect("an event");
+    waker.wake();
+    endpoint.waker().expect("the same").wake();
     endpoint.wait(None).expect("the fabric stays");
     let thread = std::thread::spawn(move || waker.wake());
     endpoint.wait(None).expect("the fabric stays");
-    assert!(thread.join().is_ok_and(|woken| woken.is_ok()));
+    thread.join().expect("no panic");
     let before = endpoint.now();
     endpoint.wait(Some(Duration::from_millis(20))).expect("the fabric stays");
     assert!(endpoint.now().since(before) >= Duration::from_millis(20), "a call ended two waits");
@@ -204,7 +204,7 @@ fn a_waker_ends_a_wait_of_a_busy_endpoint() {
             pair.client.progress().expect("the fabric stays");
             pair.server.wait(None).expect("the fabric stays");
         }
-        waker.wake().expect("an event");
+        waker.wake();
         let before = pair.server.usage().sleeps;
         pair.server.wait(Some(Duration::from_millis(20))).expect("the fabric stays");
         assert_eq!(pair.server.usage().sleeps - before, 1, "it slept on after {busy} waits");

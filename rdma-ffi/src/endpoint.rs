@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use rdma_backend::time::Instant;
-use rdma_conn::{ConnectionId, ConnectionMap, EndpointWaker, ListenerId, Receiving};
+use rdma_conn::{ConnectionId, ConnectionMap, ListenerId, Receiving, Waker};
 use rdma_softsim::SoftSim;
 use rdma_verbs::Verbs;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -27,7 +27,7 @@ use crate::options::{self, Limits};
 /// lock. A call of another thread that leaves something to do for a loop that sleeps makes the descriptor readable.
 pub struct Endpoint {
     descriptor: RawFd,
-    waker: EndpointWaker,
+    waker: Waker,
     state: Mutex<State>,
 }
 
@@ -169,7 +169,7 @@ impl Endpoint {
         if state.next_timeout().is_some_and(|due| by.is_none_or(|by| due < by)) {
             state.sleep = Sleep::Awake;
             // An eventfd of this process, whose counter cannot fail to take one more.
-            _ = self.waker.wake();
+            self.waker.wake();
         }
     }
 }
@@ -370,7 +370,10 @@ pub extern "C" fn vkrdma_wait(
 /// Makes the descriptor readable, and ends a `vkrdma_wait` that is under way or the next one. It takes no lock.
 #[unsafe(no_mangle)]
 pub extern "C" fn vkrdma_wake(endpoint: Option<&Endpoint>, error: Option<&mut MaybeUninit<Failed>>) -> Code {
-    call(error, || Ok(endpoint.ok_or_else(null_endpoint)?.waker.wake()?))
+    call(error, || {
+        endpoint.ok_or_else(null_endpoint)?.waker.wake();
+        Ok(())
+    })
 }
 
 /// Panics in an endpoint, for the test of what becomes of that. Builds of a release do not have it.

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use kv_store::Store;
-use rdma_conn::{Listener, Options};
+use rdma_conn::Listener;
 use rdma_softsim::{Fabric, SoftSim};
 
 use crate::server::Refusal;

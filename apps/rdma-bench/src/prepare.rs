@@ -88,9 +88,8 @@ pub(crate) fn warm_up<S>(
     let mut ask_all = |message: &[u8]| {
         // Whatever else a server says to it, the test will say why if it matters.
         let expected = format!("${}", message.len()).into_bytes();
-        let mut request = format!("*2\r\n$4\r\nPING\r\n${}\r\n", message.len()).into_bytes();
-        request.extend_from_slice(message);
-        request.extend_from_slice(b"\r\n");
+        let mut request = Vec::new();
+        kv_store::command(&mut request, 2, &[b"PING", message]);
         let mut rest = vec![0; message.len() + 2];
         ids.iter().try_for_each(|id| {
             let client = events.get_mut(*id).ok_or(ErrorKind::NotConnected)?;

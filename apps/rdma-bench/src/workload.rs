@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use fastrand::Rng;
+use kv_store::command;
 
 /// A kind of requests to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -128,7 +129,7 @@ impl Requests {
     /// Appends one more request.
     fn append(&mut self, to: &mut Vec<u8>) {
         match self.test {
-            Test::Ping => to.extend_from_slice(b"*1\r\n$4\r\nPING\r\n"),
+            Test::Ping => command(to, 1, &[b"PING"]),
             Test::Set => self.set(to),
             Test::Mixed if self.random.u8(..5) == 0 => self.set(to),
             Test::Get | Test::Mixed => {
@@ -164,34 +165,24 @@ impl Output {
     }
 }
 
-/// Keys are as long as those of `valkey-benchmark`.
 fn get(key: u64, to: &mut Vec<u8>) {
-    to.extend_from_slice(b"*2\r\n$3\r\nGET\r\n$16\r\n");
-    append_key(key, to);
-    to.extend_from_slice(b"\r\n");
+    command(to, 2, &[b"GET", name(key).as_slice()]);
 }
 
 /// Appends the request that stores a value.
 pub(crate) fn set(key: u64, value: &[u8], to: &mut Vec<u8>) {
-    to.extend_from_slice(b"*3\r\n$3\r\nSET\r\n$16\r\n");
-    append_key(key, to);
-    to.extend_from_slice(b"\r\n$");
-    to.extend_from_slice(value.len().to_string().as_bytes());
-    to.extend_from_slice(b"\r\n");
-    to.extend_from_slice(value);
-    to.extend_from_slice(b"\r\n");
+    command(to, 3, &[b"SET", name(key).as_slice(), value]);
 }
 
-fn append_key(key: u64, to: &mut Vec<u8>) {
-    const DIGITS: usize = 12;
-    let mut digits = [b'0'; DIGITS];
+/// Keys are as long as those of `valkey-benchmark`.
+fn name(key: u64) -> [u8; 16] {
+    let mut name = *b"key:000000000000";
     let mut rest = key;
-    for digit in digits.iter_mut().rev() {
+    for digit in name[4..].iter_mut().rev() {
         *digit = b'0' + (rest % 10) as u8;
         rest /= 10;
     }
-    to.extend_from_slice(b"key:");
-    to.extend_from_slice(&digits);
+    name
 }
 
 #[cfg(test)]

@@ -76,7 +76,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let Arguments { host, rdma_port, tcp_port, .. } = &arguments;
     let rdma = Transport::Rdma(Box::new(Client::open(
         Verbs::load()?,
-        &format!("valkey+rdma://{host}:{rdma_port}/0"),
+        format!("valkey+rdma://{host}:{rdma_port}/0"),
     )?));
     let tcp = Transport::Tcp(redis::Client::open(format!("redis://{host}:{tcp_port}/0"))?);
     let mut seen = Vec::new();

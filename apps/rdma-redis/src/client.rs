@@ -40,7 +40,7 @@ impl<B: Descriptors> Client<B> {
     ///
     /// # Errors
     /// The URL is not of that form.
-    pub fn open(rdma: impl Into<Endpoints<B>>, url: &str) -> RedisResult<Self> {
+    pub fn open(rdma: impl Into<Endpoints<B>>, url: impl AsRef<str>) -> RedisResult<Self> {
         Self::with_settings(rdma, url, Settings::default())
     }
 
@@ -50,10 +50,10 @@ impl<B: Descriptors> Client<B> {
     /// The URL is not of that form.
     pub fn with_settings(
         rdma: impl Into<Endpoints<B>>,
-        url: &str,
+        url: impl AsRef<str>,
         mut settings: Settings,
     ) -> RedisResult<Self> {
-        Ok(Self::new(Ok(rdma.into()), parse(url, &mut settings)?, settings))
+        Ok(Self::new(Ok(rdma.into()), parse(url.as_ref(), &mut settings)?, settings))
     }
 
     /// As [`Client::with_settings`], for a backend that this machine may not have: pass `Verbs::load()` as it is. Without a backend,
@@ -63,10 +63,10 @@ impl<B: Descriptors> Client<B> {
     /// The URL is not of that form; or there is no backend, and no fallback was asked for.
     pub fn with_fallback<E: Error + Send + Sync + 'static>(
         rdma: Result<impl Into<Endpoints<B>>, E>,
-        url: &str,
+        url: impl AsRef<str>,
         mut settings: Settings,
     ) -> RedisResult<Self> {
-        let target = parse(url, &mut settings)?;
+        let target = parse(url.as_ref(), &mut settings)?;
         match rdma {
             Err(error) if settings.fallback.is_none() => {
                 Err(io::Error::new(io::ErrorKind::Unsupported, error).into())

@@ -56,13 +56,13 @@ pub trait Nodes: Send + Sync + Unpin + 'static {
 /// # Errors
 /// A URL is not of that form, there is no RDMA here, or no node answers.
 pub async fn cluster_connection<N: Nodes>(
-    urls: impl IntoIterator<Item = &str>,
+    urls: impl IntoIterator<Item = impl AsRef<str>>,
 ) -> RedisResult<ClusterConnection<ClusterNode<N>>> {
     let (_endpoints, settings) = N::reach()?;
     let mut nodes = Vec::new();
     for url in urls {
         let mut said = settings;
-        let target = parse(url, &mut said)?;
+        let target = parse(url.as_ref(), &mut said)?;
         if target.secure {
             let what = "clusters have no TLS over RDMA: nodes are announced by address, and certificates are for names";
             return Err((ErrorKind::InvalidClientConfig, what).into());

@@ -16,7 +16,7 @@ mod tls;
 mod transport;
 
 pub use address::Address;
-pub use event_loop::{EventLoop, Handler, ListenerId, ListenerLost, LoopWaker, SessionId, Timeouts};
+pub use event_loop::{EventLoop, Handler, ListenerId, ListenerLost, SessionId, Timeouts};
 pub use rdma::{Rdma, RdmaSettings, Vector};
 pub use replies::{Replies, SendError};
 pub use server::{BindingId, Flow, Server, ServerCounters, ServerSettings, Service};

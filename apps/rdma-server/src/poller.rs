@@ -2,12 +2,12 @@
 
 use std::cell::Cell;
 use std::io::{self, ErrorKind};
-use std::os::fd::{AsRawFd, BorrowedFd};
-use std::sync::Arc;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::Duration;
 
 use mio::unix::SourceFd;
-use mio::{Events, Poll, Token, Waker};
+use mio::{Events, Poll, Token};
+use rdma_conn::Waker;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use slotmap::{Key, KeyData, SlotMap, new_key_type};
@@ -33,7 +33,7 @@ pub(crate) struct Poller<O> {
     poll: Poll,
     owners: SlotMap<SourceId, O>,
     events: Events,
-    waker: Arc<Waker>,
+    waker: Waker,
     /// Somebody was given the waker. One that is gone may have woken before, so it counts like one
     /// that is there.
     waker_given: Cell<bool>,
@@ -42,7 +42,12 @@ pub(crate) struct Poller<O> {
 impl<O: Copy> Poller<O> {
     pub(crate) fn new() -> io::Result<Self> {
         let poll = Poll::new()?;
-        let waker = Arc::new(Waker::new(poll.registry(), WOKEN)?);
+        let waker = Waker::new()?;
+        poll.registry().register(
+            &mut SourceFd(&waker.as_fd().as_raw_fd()),
+            WOKEN,
+            mio::Interest::READABLE,
+        )?;
         Ok(Self {
             poll,
             owners: SlotMap::with_key(),
@@ -53,9 +58,9 @@ impl<O: Copy> Poller<O> {
     }
 
     /// Returns a waker that ends a wait, from any thread.
-    pub(crate) fn waker(&self) -> Arc<Waker> {
+    pub(crate) fn waker(&self) -> Waker {
         self.waker_given.set(true);
-        Arc::clone(&self.waker)
+        self.waker.clone()
     }
 
     /// Returns whether it watches one descriptor, and nobody was ever given a waker: a wait for
@@ -89,6 +94,9 @@ impl<O: Copy> Poller<O> {
         match self.poll.poll(&mut self.events, timeout) {
             Err(error) if error.kind() != ErrorKind::Interrupted => return Err(error),
             _ => {}
+        }
+        if self.events.iter().any(|event| event.token() == WOKEN) {
+            self.waker.clear();
         }
         let fired = self.events.iter().filter_map(|event| {
             let id = SourceId::from(KeyData::from_ffi(event.token().0 as u64));
@@ -145,8 +153,6 @@ pub(crate) fn wait_one(
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd;
-
     use super::*;
 
     /// Also when whoever was given the waker has woken and is gone.
@@ -158,7 +164,7 @@ mod tests {
         assert!(poller.has_one());
         let waker = poller.waker();
         assert!(!poller.has_one());
-        waker.wake().expect("a wake-up");
+        waker.wake();
         drop(waker);
         assert!(!poller.has_one());
     }

@@ -18,7 +18,7 @@ use slotmap::{SecondaryMap, SlotMap, new_key_type};
 
 use crate::address::Address;
 use crate::buffer::Buffer;
-use crate::event_loop::{EventLoop, ListenerId, LoopWaker, SessionId, Timeouts};
+use crate::event_loop::{EventLoop, ListenerId, SessionId, Timeouts};
 use crate::replies::{Replies, SendError};
 use crate::session::{Barrier, Session};
 use crate::transport::{ConnectionType, out_of_bounds};
@@ -322,7 +322,7 @@ impl<S: Service> Server<S> {
     }
 
     /// Returns a waker that ends a [`Server::turn`] which waits, from any thread.
-    pub fn waker(&self) -> LoopWaker {
+    pub fn waker(&self) -> rdma_conn::Waker {
         self.events.waker()
     }
 

@@ -19,7 +19,7 @@ pub use error::Error;
 pub use publisher::Publisher;
 pub use reader::{Have, Landed, Offer, Reader};
 pub use source::{FileSink, FileSource, Piece, Sink, Source};
-pub use wait::{Stop, Waker};
+pub use wait::Stop;
 
 /// Bytes that nobody can foresee.
 fn random<const N: usize>() -> Result<[u8; N], Error> {

@@ -4,13 +4,13 @@
 //! a bound, and looks at [`Stop`].
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use crate::error::Error;
@@ -130,39 +130,6 @@ impl Limit {
                 }
             }
         }
-    }
-}
-
-/// Wakes whoever sleeps on it. Clones wake the same sleeper.
-#[derive(Clone, Debug)]
-pub struct Waker(Arc<OwnedFd>);
-
-impl Waker {
-    /// A waker that nobody has used.
-    ///
-    /// # Errors
-    /// The process has no descriptor left.
-    pub fn new() -> Result<Self, Error> {
-        let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        Ok(Self(Arc::new(fd.map_err(failed)?)))
-    }
-
-    /// Wakes the sleeper, now or when it next sleeps.
-    pub fn wake(&self) {
-        // It fails only when the counter is full, and then it is readable.
-        let _full = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
-    }
-
-    /// Takes the wake-ups so far.
-    pub fn clear(&self) {
-        // It fails only when there are none.
-        let _none = rustix::io::read(&self.0, &mut [0_u8; 8][..]);
-    }
-}
-
-impl AsFd for Waker {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
     }
 }
 

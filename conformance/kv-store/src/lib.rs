@@ -12,7 +12,7 @@ mod threads;
 
 pub use cut::{Cut, parse};
 pub use kv::{REPLY_BATCH, Store};
-pub use resp::{FrameReader, Frames};
+pub use resp::{FrameReader, Frames, command};
 pub use serve::Server;
 pub use session::Session;
 pub use threads::Threads;

@@ -2,7 +2,7 @@
 
 use std::io::{self, Read};
 
-use bytes::BytesMut;
+use bytes::{BufMut, BytesMut};
 use resp_rs::resp2::{Frame, frame_to_bytes};
 
 use crate::buffer::Buffer;
@@ -66,6 +66,8 @@ const CHUNK: usize = 16 << 10;
 /// Bytes that are read together, of a string that is longer.
 const AHEAD: usize = 1 << 20;
 
+const END: &[u8] = b"\r\n";
+
 /// Reads frames from `S`, which blocks.
 pub struct FrameReader<S> {
     stream: S,
@@ -125,13 +127,27 @@ pub(crate) fn append(to: &mut BytesMut, frame: &Frame) {
     let Frame::BulkString(Some(bytes)) = frame else {
         return to.extend_from_slice(&frame_to_bytes(frame));
     };
-    const END: &[u8] = b"\r\n";
     to.reserve(bytes.len() + 32);
-    to.extend_from_slice(b"$");
-    to.extend_from_slice(bytes.len().to_string().as_bytes());
-    to.extend_from_slice(END);
-    to.extend_from_slice(bytes);
-    to.extend_from_slice(END);
+    string(to, bytes);
+}
+
+/// Appends a command of `count` words as it goes over the wire, as far as these.
+pub fn command(to: &mut impl BufMut, count: usize, words: &[&[u8]]) {
+    head(to, b'*', count);
+    words.iter().for_each(|word| string(to, word));
+}
+
+fn string(to: &mut impl BufMut, bytes: &[u8]) {
+    head(to, b'$', bytes.len());
+    to.put_slice(bytes);
+    to.put_slice(END);
+}
+
+/// Appends the line that begins an array or a string.
+fn head(to: &mut impl BufMut, kind: u8, len: usize) {
+    to.put_u8(kind);
+    to.put_slice(len.to_string().as_bytes());
+    to.put_slice(END);
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Buf;
-use rdma_conn::{ConnectionId, Descriptors, Endpoint, Error, Event};
+use rdma_conn::{ConnectionId, Descriptors, Endpoint, Error, Event, Waker};
 
 use crate::buffer::Buffer;
 use crate::kv::{REPLY_BATCH, Store, refuse};
@@ -27,8 +27,8 @@ pub struct Server<'a, B: Descriptors> {
     sessions: HashMap<ConnectionId, Client>,
     /// Clients for whom something was published.
     woken: Arc<Mutex<Vec<ConnectionId>>>,
-    /// Interrupts whoever waits for the endpoint.
-    wake: Arc<dyn Fn() + Send + Sync>,
+    /// Ends a wait for the endpoint.
+    waker: Option<Waker>,
 }
 
 /// State between two commands of a client.
@@ -42,14 +42,13 @@ struct Client {
 impl<'a, B: Descriptors> Server<'a, B> {
     /// A server without clients. The endpoint listens already.
     pub fn new(endpoint: Endpoint<B>, store: &'a Store) -> Self {
-        Self { endpoint, store, sessions: HashMap::new(), woken: Arc::default(), wake: Arc::new(|| ()) }
+        Self { endpoint, store, sessions: HashMap::new(), woken: Arc::default(), waker: None }
     }
 
-    /// Has `wake` called when something is published for a client of this server, whose client ever publishes it, once before the next
-    /// [`Server::turn`]. It must end the wait for the endpoint, so that there is one.
+    /// Names the endpoint's waker, which ends a wait when another thread publishes something for a client of this server.
     #[must_use]
-    pub fn woken_by(self, wake: impl Fn() + Send + Sync + 'static) -> Self {
-        Self { wake: Arc::new(wake), ..self }
+    pub fn woken_by(self, waker: Waker) -> Self {
+        Self { waker: Some(waker), ..self }
     }
 
     /// Handles everything that has come, without waiting for more.
@@ -102,7 +101,7 @@ impl<'a, B: Descriptors> Server<'a, B> {
     }
 
     fn open(&mut self, id: ConnectionId) {
-        let (woken, wake) = (Arc::clone(&self.woken), Arc::clone(&self.wake));
+        let (woken, waker) = (Arc::clone(&self.woken), self.waker.clone());
         let session = Session::with_waker(move || {
             let first = {
                 let mut woken = lock(&woken);
@@ -110,8 +109,8 @@ impl<'a, B: Descriptors> Server<'a, B> {
                 woken.len() == 1
             };
             // A turn takes all of them.
-            if first {
-                wake();
+            if first && let Some(waker) = &waker {
+                waker.wake();
             }
         });
         self.sessions.insert(

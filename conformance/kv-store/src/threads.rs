@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_cha
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rdma_conn::{Descriptors, Endpoint, EndpointWaker, Limits, Listener, Options, Request};
+use rdma_conn::{Descriptors, Endpoint, Limits, Listener, Options, Request, Waker};
 
 use crate::kv::Store;
 use crate::serve::Server;
@@ -36,7 +36,7 @@ pub struct Threads<B: Descriptors> {
 /// What the listener has of a thread.
 struct Worker<B: Descriptors> {
     requests: SyncSender<Request<B>>,
-    waker: EndpointWaker,
+    waker: Waker,
     thread: Option<JoinHandle<io::Result<()>>>,
     ended: Arc<AtomicBool>,
     accepted: Arc<AtomicU64>,
@@ -45,19 +45,13 @@ struct Worker<B: Descriptors> {
 /// Says that a thread is at its end, also by a panic.
 struct End {
     ended: Arc<AtomicBool>,
-    listener: EndpointWaker,
+    listener: Waker,
 }
 
 impl Drop for End {
     fn drop(&mut self) {
         self.ended.store(true, Ordering::Release);
-        wake(&self.listener);
-    }
-}
-
-fn wake(waker: &EndpointWaker) {
-    if let Err(error) = waker.wake() {
-        tracing::warn!(%error, "a thread could not be woken");
+        self.listener.wake();
     }
 }
 
@@ -131,7 +125,7 @@ impl<B: Descriptors> Threads<B> {
             };
             match given {
                 Ok(()) => {
-                    wake(&worker.waker);
+                    worker.waker.wake();
                     self.next = place + 1;
                     return;
                 }
@@ -147,7 +141,7 @@ impl<B: Descriptors> Worker<B> {
         mut endpoint: Endpoint<B>,
         options: Options,
         store: &Arc<Store>,
-        listener: EndpointWaker,
+        listener: Waker,
     ) -> io::Result<Self> {
         let waker = endpoint.waker()?;
         let (requests, taken) = sync_channel(BACKLOG);
@@ -157,7 +151,7 @@ impl<B: Descriptors> Worker<B> {
         let counted = Arc::clone(&accepted);
         let serve = move || {
             let _end = end;
-            let server = Server::new(endpoint, &store).woken_by(move || wake(&woken));
+            let server = Server::new(endpoint, &store).woken_by(woken);
             work(server, &taken, options, &counted)
         };
         let thread = std::thread::Builder::new().name("kv-store".to_owned()).spawn(serve)?;
@@ -177,9 +171,8 @@ impl<B: Descriptors> Drop for Threads<B> {
         for Worker { requests, waker, thread, .. } in self.workers.drain(..) {
             // What a thread without a sender finds when it is woken is its end.
             drop(requests);
-            if waker.wake().is_ok()
-                && let Some(Err(_) | Ok(Err(_))) = thread.map(JoinHandle::join)
-            {
+            waker.wake();
+            if let Some(Err(_) | Ok(Err(_))) = thread.map(JoinHandle::join) {
                 tracing::warn!("a thread of the server ended by an error");
             }
         }
@@ -235,7 +228,7 @@ mod tests {
             let (requests, waiting) = sync_channel(BACKLOG);
             worker.requests = requests;
             // The real thread ends when it is woken.
-            worker.waker.wake().expect("a wake-up");
+            worker.waker.wake();
             worker.thread.take().expect("a thread").join().expect("no panic").expect("an orderly end");
             waiting
         };

@@ -16,7 +16,7 @@ use tokio::time::Sleep;
 
 use super::{Driven, Schedule, Shared};
 use crate::background;
-use crate::endpoint::{Descriptors, EndpointWaker};
+use crate::endpoint::Descriptors;
 use crate::error::Error;
 
 /// Drives an endpoint until its last handle is gone. A runtime that ends drops it before that; the background thread does the rest.
@@ -135,13 +135,11 @@ impl<B: Descriptors> Shared<B> {
 }
 
 /// Has the background thread look again.
-struct Nudge(EndpointWaker);
+struct Nudge(crate::waker::Waker);
 
 impl Wake for Nudge {
     fn wake(self: Arc<Self>) {
-        if let Err(error) = self.0.wake() {
-            tracing::warn!(%error, "the background thread looks again only when it is time");
-        }
+        self.0.wake();
     }
 }
 

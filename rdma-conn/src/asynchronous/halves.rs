@@ -20,6 +20,9 @@ pub struct ReadHalf<P>(P);
 /// ([`AsyncStream::into_split`]).
 pub struct WriteHalf<P>(P);
 
+/// The halves of a stream that own it together.
+type Owned<B> = (ReadHalf<Arc<AsyncStream<B>>>, WriteHalf<Arc<AsyncStream<B>>>);
+
 impl<B: Descriptors> AsyncStream<B> {
     /// Splits it into halves for as long as it is borrowed, so that one task can read and write at the same time.
     pub fn split(&mut self) -> (ReadHalf<&Self>, WriteHalf<&Self>) {
@@ -28,21 +31,18 @@ impl<B: Descriptors> AsyncStream<B> {
 
     /// Splits it into halves that two tasks can own. Nothing is locked that the stream itself does not lock. The protocol cannot end one
     /// direction alone: the connection ends when both halves are dropped, or when the one that writes is shut down.
-    pub fn into_split(self) -> (ReadHalf<Arc<Self>>, WriteHalf<Arc<Self>>) {
+    pub fn into_split(self) -> Owned<B> {
         let shared = Arc::new(self);
         (ReadHalf(Arc::clone(&shared)), WriteHalf(shared))
     }
 }
-
-/// Both halves of a stream, each of which owns a share of it.
-type OwnedHalves<B> = (ReadHalf<Arc<AsyncStream<B>>>, WriteHalf<Arc<AsyncStream<B>>>);
 
 impl<B: Descriptors> ReadHalf<Arc<AsyncStream<B>>> {
     /// Makes a stream of two halves again.
     ///
     /// # Errors
     /// They are of different streams, and both come back.
-    pub fn reunite(self, other: WriteHalf<Arc<AsyncStream<B>>>) -> Result<AsyncStream<B>, OwnedHalves<B>> {
+    pub fn reunite(self, other: WriteHalf<Arc<AsyncStream<B>>>) -> Result<AsyncStream<B>, Owned<B>> {
         if !Arc::ptr_eq(&self.0, &other.0) {
             return Err((self, other));
         }

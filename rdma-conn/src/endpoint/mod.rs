@@ -24,6 +24,7 @@ use slotmap::SlotMap;
 use crate::budget::{Budget, Limits};
 use crate::connection::{BATCH, Connection};
 use crate::error::Error;
+use crate::waker::Waker;
 
 use awake::Awake;
 use ids::MemberKey;
@@ -33,8 +34,8 @@ use queues::Queues;
 use watch::{Watch, Watched};
 
 pub use ids::{ConnectionId, ConnectionMap};
+pub use watch::Descriptors;
 pub(crate) use watch::readable;
-pub use watch::{Descriptors, EndpointWaker};
 
 /// Connections per completion queue, where the device's queues are long enough.
 const SHARERS: u32 = 64;
@@ -249,7 +250,7 @@ impl<B: Descriptors> Endpoint<B> {
     ///
     /// # Errors
     /// The process has no descriptor left.
-    pub fn waker(&mut self) -> Result<EndpointWaker, Error> {
+    pub fn waker(&mut self) -> Result<Waker, Error> {
         self.watch.waker()
     }
 

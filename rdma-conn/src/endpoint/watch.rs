@@ -7,10 +7,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rdma_backend::Backend;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::io::Errno;
 
 use crate::error::Error;
+use crate::waker::Waker;
 
 /// A backend whose channels have descriptors to wait on: what endpoints and streams need.
 pub trait Descriptors: Backend<EventChannel: AsFd, CompletionQueue: AsFd> {}
@@ -21,7 +22,7 @@ impl<B: Backend<EventChannel: AsFd, CompletionQueue: AsFd>> Descriptors for B {}
 pub(super) struct Watch {
     epoll: Arc<OwnedFd>,
     /// Made with the first waker.
-    waker: Option<Watched<Arc<OwnedFd>>>,
+    waker: Option<Watched<Waker>>,
 }
 
 /// A source that an epoll instance watches for as long as this is here.
@@ -50,36 +51,11 @@ impl<S: AsFd> Drop for Watched<S> {
     }
 }
 
-/// Ends [`Endpoint::wait`](super::Endpoint::wait), from any thread.
-#[derive(Clone, Debug)]
-pub struct EndpointWaker(Arc<OwnedFd>);
-
-impl EndpointWaker {
-    /// Ends the wait that is under way, or the next one; [`Endpoint::progress`](super::Endpoint::progress) takes wake-ups, too, so look
-    /// after either for what they are about. Several calls may end one wait.
-    ///
-    /// # Errors
-    /// The system cannot say so, `eventfd(2)`.
-    pub fn wake(&self) -> Result<(), Error> {
-        match rustix::io::write(&*self.0, &1_u64.to_ne_bytes()) {
-            // A counter that can grow no more says it already.
-            Ok(_) | Err(Errno::AGAIN) => Ok(()),
-            Err(errno) => Err(failed(errno)),
-        }
-    }
-}
-
-/// Forgets the calls of wakers until now.
-fn forget_wakeups(event: &OwnedFd) {
-    // One that was forgotten already says so.
-    let _ = rustix::io::read(event, &mut [0_u8; 8]);
-}
-
 /// A source that has something to take out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Woken {
     Events,
-    /// Somebody called [`EndpointWaker::wake`].
+    /// Somebody called [`Waker::wake`].
     Waker,
     /// The queue with this index.
     Queue(usize),
@@ -114,14 +90,13 @@ impl Watch {
     }
 
     /// Returns a waker, whose wake-ups end the sleep.
-    pub(super) fn waker(&mut self) -> Result<EndpointWaker, Error> {
-        if let Some(event) = &self.waker {
-            return Ok(EndpointWaker(Arc::clone(event)));
+    pub(super) fn waker(&mut self) -> Result<Waker, Error> {
+        if let Some(waker) = &self.waker {
+            return Ok(Waker::clone(waker));
         }
-        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(failed)?;
-        let event = Arc::new(event);
-        self.waker = Some(self.watch(Arc::clone(&event), WAKER)?);
-        Ok(EndpointWaker(event))
+        let waker = Waker::new()?;
+        self.waker = Some(self.watch(waker.clone(), WAKER)?);
+        Ok(waker)
     }
 
     fn watch<S: AsFd>(&self, source: S, data: u64) -> Result<Watched<S>, Error> {
@@ -145,7 +120,7 @@ impl Watch {
             woken(match event.data.u64() {
                 EVENTS => Woken::Events,
                 WAKER => {
-                    self.waker.iter().for_each(|event| forget_wakeups(event));
+                    self.waker.iter().for_each(|waker| waker.clear());
                     Woken::Waker
                 }
                 queue => Woken::Queue(usize::try_from(queue).unwrap_or(usize::MAX)),

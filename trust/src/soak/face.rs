@@ -322,7 +322,7 @@ pub(super) struct Redis<B: Descriptors> {
 impl<B: Descriptors> Redis<B> {
     pub(super) fn new(backend: B, server: SocketAddr, runtime: Handle) -> Result<Self, RedisError> {
         let settings = Settings { connect: connect(), response_timeout: Some(LIMIT), ..Settings::default() };
-        let client = Client::with_settings(backend, &format!("valkey+rdma://{server}/0"), settings)?;
+        let client = Client::with_settings(backend, format!("valkey+rdma://{server}/0"), settings)?;
         Ok(Self { client, runtime, connection: None })
     }
 }

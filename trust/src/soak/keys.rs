@@ -41,14 +41,10 @@ impl Command {
     /// Appends it as it goes over the wire, up to the value of a SET, which is left to the caller with the line end behind it.
     pub(super) fn write_head(&self, into: &mut Vec<u8>) {
         let words = self.words();
-        into.extend_from_slice(format!("*{}\r\n", words.len()).as_bytes());
-        for (number, word) in words.iter().enumerate() {
-            into.extend_from_slice(format!("${}\r\n", word.len()).as_bytes());
-            if self.value().is_some() && number + 1 == words.len() {
-                return;
-            }
-            into.extend_from_slice(word);
-            into.extend_from_slice(b"\r\n");
+        let whole = words.len() - usize::from(self.value().is_some());
+        kv_store::command(into, words.len(), &words[..whole]);
+        if let Some(value) = self.value() {
+            into.extend_from_slice(format!("${}\r\n", value.len()).as_bytes());
         }
     }
 

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Wake;
 use std::time::{Duration, Instant};
 
+use rdma_conn::Waker;
 use slotmap::{SlotMap, new_key_type};
 
 use crate::address::Address;
@@ -146,20 +147,6 @@ impl Wake for WakeOne {
     }
 }
 
-/// Ends a turn that waits, from any thread.
-#[derive(Clone, Debug)]
-pub struct LoopWaker(Arc<mio::Waker>);
-
-impl LoopWaker {
-    /// Ends the turn that waits now, or the next one at once.
-    ///
-    /// # Errors
-    /// The system cannot say so: `eventfd(2)`.
-    pub fn wake(&self) -> io::Result<()> {
-        self.0.wake()
-    }
-}
-
 impl<S> EventLoop<S> {
     /// Returns a loop with nothing in it.
     ///
@@ -186,8 +173,8 @@ impl<S> EventLoop<S> {
     }
 
     /// Returns a waker that ends a turn which waits, from any thread.
-    pub fn waker(&self) -> LoopWaker {
-        LoopWaker(self.poller.waker())
+    pub fn waker(&self) -> Waker {
+        self.poller.waker()
     }
 
     /// Listens on an address. `handler` is called with each connection that comes, which it must [`accept`](Self::accept) or

@@ -12,11 +12,11 @@ fn a_turn_that_waits_can_be_ended_from_another_thread() {
     let mut server = Server::new(Echo, open()).expect("a loop");
     let waker = server.waker();
     thread::scope(|scope| {
-        scope.spawn(|| waker.wake().expect("a wake-up"));
+        scope.spawn(|| waker.wake());
         server.turn(None).expect("a turn");
     });
     // One that comes before the turn counts as well.
-    waker.wake().expect("a wake-up");
+    waker.wake();
     server.turn(None).expect("a turn");
 }
 

@@ -18,7 +18,7 @@
 mod chart;
 mod moving;
 mod place;
-#[path = "../../tests/support/server.rs"]
+#[path = "../../tests/snapshot/server.rs"]
 mod server;
 mod whole;
 

@@ -15,13 +15,13 @@ use rdma_backend::time::Instant;
 use rdma_backend::{
     CmEvent, CmEventKind, ConnectParams, EventChannel, Identifier, IdentifierKey, QueuePairLimits,
 };
-use rdma_conn::{Descriptors, Endpoint, Event};
+use rdma_conn::{Descriptors, Endpoint, Event, Waker};
 
 use crate::auth::Secret;
 use crate::channel::{self, Channel};
 use crate::error::Error;
 use crate::reader::{Landed, Offer, Shared};
-use crate::wait::{Stop, TICK, Waker, sleep};
+use crate::wait::{Stop, TICK, sleep};
 use crate::wire::{Mark, Reason, SnapshotId};
 use session::{Session, Terms, refused};
 pub(crate) use store::Store;

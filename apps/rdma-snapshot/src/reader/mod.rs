@@ -14,11 +14,11 @@ use std::time::Duration;
 
 use rdma_backend::time::Instant;
 use rdma_backend::{Access, CmEventKind, DeviceKey, EventChannel, Identifier, Region};
-use rdma_conn::{Descriptors, Endpoint};
+use rdma_conn::{Descriptors, Endpoint, Waker};
 
 use crate::channel::{self, Channel};
 use crate::error::Error;
-use crate::wait::{Waker, sleep};
+use crate::wait::sleep;
 use crate::wire::Frame;
 use data::{Data, Flight, What};
 use machine::{Machine, Order};

@@ -6,14 +6,13 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::time::Duration;
 
-use rdma_conn::Descriptors;
+use rdma_conn::{Descriptors, Waker};
 
 use super::{Progress, Stop, TICK};
 use crate::error::Error;
 use crate::publisher::{self, Publisher};
 use crate::reader::{AREA, Offer};
 use crate::source::{Piece, Source};
-use crate::wait::Waker;
 use crate::wire::{Layout, Reason};
 
 /// Chunks that a source may be ahead of the memory that they are written to.

@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rdma_conn::Descriptors;
+use rdma_conn::{Descriptors, Waker};
 use sha2::{Digest as _, Sha256};
 
 use super::{Progress, Stop, TICK};
@@ -16,7 +16,6 @@ use crate::error::Error;
 use crate::publisher::{self, Publisher};
 use crate::reader::{self, Have, Offer, Reader};
 use crate::source::Sink;
-use crate::wait::Waker;
 use crate::wire::{Digest, Layout, Reason};
 
 /// How a snapshot is pulled.

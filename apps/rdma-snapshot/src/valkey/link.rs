@@ -235,9 +235,5 @@ fn parse(bytes: &[u8]) -> io::Result<Option<(Vec<Vec<u8>>, usize)>> {
 
 /// A command as it is sent.
 pub(super) fn command(words: &[&str]) -> Vec<u8> {
-    let mut bytes = format!("*{}\r\n", words.len()).into_bytes();
-    for word in words {
-        bytes.extend_from_slice(format!("${}\r\n{word}\r\n", word.len()).as_bytes());
-    }
-    bytes
+    redis::Cmd::new().arg(words).get_packed_command()
 }

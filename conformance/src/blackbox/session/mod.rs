@@ -332,13 +332,9 @@ pub fn question(payload: &[u8]) -> Exchange {
 
 /// Returns a command in RESP.
 pub fn command(words: &[&[u8]]) -> Vec<u8> {
-    let head = format!("*{}\r\n", words.len()).into_bytes();
-    words.iter().fold(head, |mut bytes, word| {
-        bytes.extend_from_slice(format!("${}\r\n", word.len()).as_bytes());
-        bytes.extend_from_slice(word);
-        bytes.extend_from_slice(b"\r\n");
-        bytes
-    })
+    let mut bytes = Vec::new();
+    kv_store::command(&mut bytes, words.len(), words);
+    bytes
 }
 
 /// Adds a note to a pass.

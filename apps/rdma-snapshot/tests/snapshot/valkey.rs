@@ -1,12 +1,5 @@
 //! From a live Valkey into live ones, by RDMA READ on softsim. Skipped, and said so, where there is no `valkey-server`.
 
-#[path = "support/history.rs"]
-mod history;
-#[path = "support/keys.rs"]
-mod keys;
-#[path = "support/server.rs"]
-mod server;
-
 use std::net::{IpAddr, SocketAddr};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
@@ -19,8 +12,9 @@ use rdma_snapshot::{Error, FileSink, FileSource, publisher};
 use rdma_softsim::{Fabric, SoftSim};
 use redis::{Value, cmd};
 
-use keys::{assert_equal, fill};
-use server::Valkey;
+use crate::history;
+use crate::keys::{assert_equal, fill};
+use crate::server::Valkey;
 
 fn address(host: u8) -> IpAddr {
     IpAddr::from([10, 0, 0, host])

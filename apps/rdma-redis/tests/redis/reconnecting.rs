@@ -1,7 +1,5 @@
 //! `Reconnecting`, over the embedded fabric.
 
-mod support;
-
 use std::future::poll_fn;
 use std::sync::Mutex;
 use std::sync::mpsc;
@@ -11,7 +9,7 @@ use rdma_redis::{Client, Reconnect};
 use redis::{ErrorKind, PushKind};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
-use support::{Answer, Seen, URL, fabric, polite};
+use crate::support::{Answer, Seen, URL, fabric, polite};
 
 /// A server that asks for a password and knows no right one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -111,7 +109,7 @@ async fn the_database_of_the_url_comes_back_and_one_selected_by_hand_does_not() 
         (0, "GET LEAVE") => Answer::Leave,
         _ => polite(command),
     });
-    let client = Client::open(host, &format!("{URL}/2")).expect("a valid URL");
+    let client = Client::open(host, format!("{URL}/2")).expect("a valid URL");
     let mut connection = client.get_reconnecting_connection(Reconnect::default()).await.expect("connects");
     redis::cmd("SELECT").arg(3).exec_async(&mut connection).await.expect("SELECT");
     redis::cmd("GET").arg("leave").exec_async(&mut connection).await.expect_err("left");
@@ -143,7 +141,7 @@ async fn subscriptions_come_back_by_themselves() {
         }
         _ => polite(command),
     });
-    let client = Client::open(host, &format!("{URL}?protocol=resp3")).expect("a valid URL");
+    let client = Client::open(host, format!("{URL}?protocol=resp3")).expect("a valid URL");
     let (sender, mut pushed) = unbounded_channel();
     let how = Reconnect::default().with_push_sender(sender);
     let mut connection = client.get_reconnecting_connection(how).await.expect("connects");
@@ -173,7 +171,7 @@ async fn what_was_unsubscribed_does_not_come_back() {
         (0, "GET LEAVE") => Answer::Leave,
         _ => polite(command),
     });
-    let client = Client::open(host, &format!("{URL}?protocol=resp3")).expect("a valid URL");
+    let client = Client::open(host, format!("{URL}?protocol=resp3")).expect("a valid URL");
     let how = Reconnect::default().with_push_sender(|_| Ok::<_, ()>(()));
     let mut connection = client.get_reconnecting_connection(how).await.expect("connects");
     connection.subscribe(&["a", "b"]).await.expect("SUBSCRIBE");

@@ -2,8 +2,7 @@
 
 use rdma_snapshot::wire::Frame;
 
-#[path = "support/spec.rs"]
-mod spec;
+use crate::spec;
 
 /// VS-WIRE-001, VS-WIRE-002: the frames of the vectors are read and written, or refused.
 #[test]

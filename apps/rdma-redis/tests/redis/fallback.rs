@@ -1,14 +1,12 @@
 //! TCP when there is no RDMA.
 
-mod support;
-
 use std::io;
 
 use rdma_redis::{Client, Settings, Transport};
 use rdma_softsim::{Fabric, SoftSim};
 use redis::ErrorKind;
 
-use support::{Answer, URL, fabric, polite, serve_tcp};
+use crate::support::{Answer, URL, fabric, polite, serve_tcp};
 
 async fn pinged(client: &Client<SoftSim>) -> Transport {
     assert_eq!(client.transport(), None, "before the first connection");
@@ -39,7 +37,7 @@ async fn tcp_is_used_where_nothing_listens_for_rdma() {
 #[tokio::test]
 async fn without_the_option_there_is_no_tcp() {
     let (port, mut seen) = serve_tcp(|_, command| polite(command));
-    let client = Client::open(lonely(), &format!("valkey+rdma://127.0.0.1:{port}")).expect("a valid URL");
+    let client = Client::open(lonely(), format!("valkey+rdma://127.0.0.1:{port}")).expect("a valid URL");
     let error = client.get_multiplexed_async_connection().await.expect_err("no RDMA");
     assert!(error.is_io_error(), "{error}");
     assert!(seen.try_recv().is_err(), "nothing came by TCP");
@@ -48,7 +46,7 @@ async fn without_the_option_there_is_no_tcp() {
 #[tokio::test]
 async fn rdma_is_used_where_it_is() {
     let (_fabric, host, _seen) = fabric(|_, command| polite(command));
-    let client = Client::open(host, &format!("{URL}?fallback=tcp")).expect("a valid URL");
+    let client = Client::open(host, format!("{URL}?fallback=tcp")).expect("a valid URL");
     assert_eq!(pinged(&client).await, Transport::Rdma);
 }
 

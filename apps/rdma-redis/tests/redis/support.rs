@@ -1,7 +1,5 @@
 //! A server on the embedded fabric that says what a test wants said.
 
-#![allow(dead_code, unreachable_pub, reason = "each test takes what it needs")]
-
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -13,10 +11,10 @@ use rdma_softsim::{Fabric, SoftSim};
 use tokio::sync::mpsc;
 
 /// Where the server listens.
-pub const URL: &str = "valkey+rdma://192.0.2.1:6379";
+pub(crate) const URL: &str = "valkey+rdma://192.0.2.1:6379";
 
 /// The server's reaction to a command.
-pub enum Answer {
+pub(crate) enum Answer {
     Say(&'static str),
     Nothing,
     /// Closes the connection.
@@ -25,17 +23,17 @@ pub enum Answer {
 
 /// A command that arrived, in upper case, and the number of its connection, from 0.
 #[derive(Debug, PartialEq)]
-pub struct Seen {
-    pub connection: usize,
-    pub command: String,
+pub(crate) struct Seen {
+    pub(crate) connection: usize,
+    pub(crate) command: String,
 }
 
-pub fn address() -> SocketAddr {
+pub(crate) fn address() -> SocketAddr {
     SocketAddr::from(([192, 0, 2, 1], 6379))
 }
 
 /// A fabric with a server and a client's host, and what the server is asked.
-pub fn fabric(
+pub(crate) fn fabric(
     answer: impl Fn(usize, &str) -> Answer + Send + Sync + 'static,
 ) -> (Fabric, SoftSim, mpsc::UnboundedReceiver<Seen>) {
     let fabric = Fabric::new();
@@ -45,7 +43,7 @@ pub fn fabric(
 }
 
 /// Serves on `host` until it is killed or the test is over.
-pub fn serve(
+pub(crate) fn serve(
     host: &SoftSim,
     answer: impl Fn(usize, &str) -> Answer + Send + Sync + 'static,
 ) -> mpsc::UnboundedReceiver<Seen> {
@@ -54,7 +52,7 @@ pub fn serve(
 }
 
 /// Serves by TCP on a port of this machine, which it returns.
-pub fn serve_tcp(
+pub(crate) fn serve_tcp(
     answer: impl Fn(usize, &str) -> Answer + Send + Sync + 'static,
 ) -> (u16, mpsc::UnboundedReceiver<Seen>) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
@@ -100,7 +98,7 @@ fn session(
 }
 
 /// Answers what clients say about themselves when they connect.
-pub fn polite(command: &str) -> Answer {
+pub(crate) fn polite(command: &str) -> Answer {
     match command {
         hello if hello.starts_with("HELLO 3") => Answer::Say("%1\r\n$6\r\nserver\r\n$4\r\ntest\r\n"),
         setup if setup.starts_with("CLIENT") || setup.starts_with("SELECT") => Answer::Say("+OK\r\n"),

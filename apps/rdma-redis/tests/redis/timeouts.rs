@@ -3,8 +3,6 @@
 //! The server tells what it has read, so a test knows where the client waits; then it stops tokio's clock, which from there on
 //! jumps to whatever is due next.
 
-mod support;
-
 use std::sync::{Mutex, mpsc};
 use std::time::Duration;
 
@@ -16,7 +14,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, advance, pause, resume, timeout};
 
-use support::{Answer, Seen, URL, fabric, polite};
+use crate::support::{Answer, Seen, URL, fabric, polite};
 
 /// Longer than anything should take, on a clock that jumps.
 const FOR_EVER: Duration = Duration::from_secs(24 * 3600);

@@ -1,12 +1,10 @@
 //! Pools, over the embedded fabric.
 
-mod support;
-
 use rdma_redis::Client;
 use rdma_softsim::SoftSim;
 use redis::aio::MultiplexedConnection;
 
-use support::{Answer, URL, fabric, polite};
+use crate::support::{Answer, URL, fabric, polite};
 
 /// A client of a server that leaves the first connection when it is asked for `leave`.
 fn client() -> (rdma_softsim::Fabric, Client<SoftSim>) {

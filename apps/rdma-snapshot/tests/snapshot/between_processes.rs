@@ -4,23 +4,17 @@
 //! machine, of its own by `softrdma run`. Skipped, and said so, where there is no `softrdma` or no `valkey-server`; with
 //! `REQUIRE_RDMA=1` that is a failure.
 
-#[path = "support/history.rs"]
-mod history;
-#[path = "support/keys.rs"]
-mod keys;
-#[path = "support/server.rs"]
-mod server;
-
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use keys::{assert_equal, fill};
+use crate::history;
+use crate::keys::{assert_equal, fill};
+use crate::server::Valkey;
 use redis::cmd;
 use rustix::process::{Pid, Signal, kill_process};
-use server::Valkey;
 
 /// Where RDMA comes from.
 enum Device {

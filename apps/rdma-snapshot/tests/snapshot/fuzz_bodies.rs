@@ -1,16 +1,10 @@
 //! The fuzz target `snapshot` as an ordinary test; see `rdma-proto/tests/fuzz_bodies.rs` for others.
 
-#[path = "../../../rdma-proto/tests/bodies/script.rs"]
-#[allow(dead_code, reason = "other targets use the rest")]
-mod script;
-#[path = "bodies/snapshot.rs"]
-mod snapshot;
-#[path = "support/spec.rs"]
-mod spec;
-
 use std::path::Path;
 
 use rdma_softsim::Random;
+
+use crate::{body, spec};
 
 /// VS-WIRE-001, VS-WIRE-002, VS-READ-002, VS-TABLE-002, VS-TABLE-003, VS-TIME-001: frames are those of an independent reader, and whatever a
 /// publisher says, no wrong chunk is passed on, no more is registered than was allowed, and the session ends.
@@ -22,13 +16,13 @@ fn publishers_that_say_anything() {
     files.sort();
     for file in &files {
         println!("{}", file.display());
-        snapshot::run(&std::fs::read(file).expect("a readable seed"));
+        body::run(&std::fs::read(file).expect("a readable seed"));
     }
     for seed in 0..500 {
         println!("seed {seed}");
         let mut random = Random::new(seed);
         let input: Vec<u8> = (0..random.below(200)).map(|_| random.next() as u8).collect();
-        snapshot::run(&input);
+        body::run(&input);
     }
 }
 
