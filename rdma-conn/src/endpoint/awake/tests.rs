@@ -1,4 +1,4 @@
-//! A loop, a device, a connection manager and a waker, in all orders that shuttle tries: `.ci/interleavings`. Whatever comes while the
+//! A loop, a device, a connection manager and a waker, in all orders that shuttle tries: `.ci/run interleavings`. Whatever comes while the
 //! loop turns, arms and sleeps, it takes all of it; a loop that sleeps on work is a deadlock.
 
 use std::convert::Infallible;
