@@ -84,6 +84,9 @@ pub(super) struct Requester {
     pub(super) answer: Instant,
     /// Waiting for a responder that was not ready.
     waiting: bool,
+    /// A message goes to such a responder again. Those behind it stay until it is acknowledged: to send all of them each time costs
+    /// the more, the longer the responder takes.
+    probing: bool,
     /// How long it waits for an acknowledgement, if its owner says so.
     pub(super) ack_timeout: Option<Duration>,
     /// In SQD: the sequence number from which on nothing leaves, and whether an event is to tell that all before has ended.
@@ -144,6 +147,7 @@ impl Requester {
             arrival: Instant::default(),
             answer: Instant::default(),
             waiting: false,
+            probing: false,
             ack_timeout: None,
             drain: None,
             timer: false,
@@ -277,6 +281,9 @@ impl Requester {
         if self.drain.is_some_and(|(end, _)| self.first + self.sent as u64 >= end) {
             return None;
         }
+        if self.probing && self.sent > 0 {
+            return None;
+        }
         if matches!(work.op, SendOp::Read(_)) {
             if self.reads >= self.read_depth {
                 return None;
@@ -360,6 +367,7 @@ impl Model {
         pair.requester.late = false;
         pair.requester.retry.refill();
         pair.requester.rnr_retry.refill();
+        let probed = core::mem::take(&mut pair.requester.probing);
         let Some(work) = pair.requester.retire() else { return };
         let completed = match work.op {
             SendOp::Send | SendOp::SendImmediate(_) => Completed::Send,
@@ -369,8 +377,8 @@ impl Model {
         let was_read = completed == Completed::Read;
         self.end_send(id, work, Ok(completed));
         self.tell_drained(id);
-        if was_read {
-            // Room for the next READ, which may have been waiting.
+        if was_read || probed {
+            // The next READ may have been waiting for room, and what is behind a probe for its acknowledgement.
             self.ring(id);
         }
     }
@@ -417,7 +425,7 @@ impl Model {
         }
     }
 
-    /// An RNR NAK: the same message again, and all behind it, when the responder's timer says so.
+    /// An RNR NAK: the same message again when the responder's timer says so, and then all behind it.
     fn not_ready(&mut self, id: PairId, timer: RnrTimer) {
         let Some(pair) = self.pairs.get_mut(id) else { return };
         let requester = &mut pair.requester;
@@ -464,6 +472,7 @@ impl Model {
         let Some(pair) = self.pairs.get_mut(id) else { return };
         if pair.requester.epoch == epoch {
             pair.requester.waiting = false;
+            pair.requester.probing = true;
             self.ring(id);
         }
     }
