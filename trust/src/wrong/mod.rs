@@ -27,6 +27,8 @@ use unresponsive::{UnresponsiveClients, UnresponsiveServer};
 
 pub use unresponsive::Unresponsive;
 
+/// How long a right implementation may take for anything, and any to be connected: more than a busy machine needs.
+const MUCH_PATIENCE: Duration = Duration::from_secs(20);
 /// How long a wrong implementation may take for anything: less than our side takes to give up for another reason.
 const PATIENCE: Duration = Duration::from_millis(1500);
 /// How long an unresponsive one may take: it does nothing, however long the suite waits.
@@ -69,12 +71,18 @@ pub fn judge(target: Target, role: Role, id: &str) -> Result<CaseResult, Failure
     let backend = fabric.host(&[ours.ip()]);
     let options = |options| {
         let mut options = small(options);
-        if let Some(mistake) = mistake {
-            mistake.disturb(&mut options);
+        options.handshake_timeout = MUCH_PATIENCE;
+        match mistake {
+            Some(mistake) => mistake.disturb(&mut options),
+            None => options.protocol.stall_limit = Some(MUCH_PATIENCE),
         }
         options
     };
-    let patience = if let Target::Unresponsive(_) = target { LITTLE_PATIENCE } else { PATIENCE };
+    let patience = match target {
+        Target::Right => MUCH_PATIENCE,
+        Target::Mistaken(_) => PATIENCE,
+        Target::Unresponsive(_) => LITTLE_PATIENCE,
+    };
     let plan = Plan { patience, harm: Harm::Allowed, again: "", arguments: &[], recorder: None };
     let judged = |side| {
         let cases = conformance::blackbox::cases();
