@@ -15,6 +15,8 @@ static int serving;
 static int kicked;
 /* There is more to do for the endpoint, though its descriptor does not say so. */
 static int unfinished;
+/* IO threads were given reads when the server had looked already whether they are busy, and would sleep until something else comes. */
+static int handed_over;
 /* The time event for the endpoint's next time-out. */
 static long long timer = AE_ERR;
 static monotime timer_due;
@@ -218,11 +220,13 @@ int engineWatch(void) {
 }
 
 int engineHasPending(void) {
-    return unfinished || queued > 0;
+    return unfinished || queued > 0 || handed_over;
 }
 
 /* Called each time before the loop sleeps. */
 int engineProcessPending(void) {
     if (unfinished) turn();
-    return serveQueue();
+    int served = serveQueue();
+    handed_over = served > 0 && server.stat_io_reads_pending > 0;
+    return served;
 }
