@@ -1,0 +1,213 @@
+/* The connection type: what the server calls of a connection. */
+#include "engine.h"
+
+static connection *create(void) {
+    engineConn *conn = zcalloc(sizeof(*conn));
+    conn->c.type = &engineType;
+    conn->c.fd = vkrdma_descriptor(engine.endpoint);
+    conn->c.iovcnt = IOV_MAX;
+    conn->writable = 1;
+    return &conn->c;
+}
+
+static connection *createAccepted(int fd, void *priv) {
+    engineConn *conn = (engineConn *)create();
+    UNUSED(fd);
+    conn->id = *(uint64_t *)priv;
+    conn->c.state = CONN_STATE_ACCEPTING;
+    return &conn->c;
+}
+
+void engineAccept(uint64_t id) {
+    struct ClientFlags flags = {0};
+    char ip[NET_IP_STR_LEN];
+    int port;
+    connection *conn = connCreateAccepted(&engineType, -1, &id);
+
+    vkrdma_set_data(engine.endpoint, id, conn, NULL);
+    connAddrPeerName(conn, ip, sizeof(ip), &port);
+    serverLog(LL_VERBOSE, "RDMA: accepted %s:%d", ip, port);
+    acceptCommonHandler(conn, flags, ip);
+}
+
+static int acceptNow(connection *conn, ConnectionCallbackFunc handler) {
+    if (conn->state != CONN_STATE_ACCEPTING) return C_ERR;
+    conn->state = CONN_STATE_CONNECTED;
+    return callHandler(conn, handler) ? C_OK : C_ERR;
+}
+
+static int getType(void) {
+    return CONN_TYPE_RDMA;
+}
+
+static int getAddress(connection *conn, char *ip, size_t size, int *port, int remote) {
+    uint64_t id = ((engineConn *)conn)->id;
+    vkrdma_address address;
+    vkrdma_code code = remote ? vkrdma_peer_address(engine.endpoint, id, &address, NULL)
+                              : vkrdma_local_address(engine.endpoint, id, &address, NULL);
+    int known = code == VKRDMA_OK && (!ip || strlen(address.text) < size);
+
+    if (ip && size > 0) snprintf(ip, size, "%s", known ? address.text : "?");
+    if (port) *port = known ? address.port : 0;
+    return known ? 0 : -1;
+}
+
+static int isLocal(connection *conn) {
+    uint32_t local;
+    return vkrdma_is_local(engine.endpoint, ((engineConn *)conn)->id, &local, NULL) == VKRDMA_OK ? (int)local : -1;
+}
+
+/* The kernel of TCP delivers what was written before a close; so does this. */
+static void closeConnection(connection *conn) {
+    engineConn *self = (engineConn *)conn;
+
+    engineUnqueue(self);
+    if (self->id) vkrdma_abandon(engine.endpoint, self->id, engine.linger, NULL);
+    self->id = 0;
+    conn->fd = -1;
+    if (connHasRefs(conn)) {
+        conn->flags |= CONN_FLAG_CLOSE_SCHEDULED;
+        return;
+    }
+    zfree(conn);
+}
+
+/* For a socket that a child process has, too. A child can do nothing with this connection. */
+static void shutdownConnection(connection *conn) {
+    UNUSED(conn);
+}
+
+/* What a call returns that cannot do anything: -1, in another state than connected unless it can later. */
+static int nothing(connection *conn, const vkrdma_error *error) {
+    if (error->code == VKRDMA_AGAIN || error->code == VKRDMA_FORKED) return -1;
+    switch (error->fault) {
+    case VKRDMA_FAULT_PEER: conn->last_errno = error->code == VKRDMA_DISCONNECTED ? ECONNRESET : EPROTO; break;
+    case VKRDMA_FAULT_NETWORK: conn->last_errno = error->code == VKRDMA_TIMED_OUT ? ETIMEDOUT : ECONNABORTED; break;
+    case VKRDMA_FAULT_HERE: conn->last_errno = error->code == VKRDMA_MEMORY ? ENOMEM : EIO; break;
+    default: conn->last_errno = ENOTCONN;
+    }
+    if (conn->state == CONN_STATE_CONNECTED) conn->state = CONN_STATE_ERROR;
+    return -1;
+}
+
+static int readInto(connection *conn, void *buffer, size_t size) {
+    engineConn *self = (engineConn *)conn;
+    vkrdma_error error;
+    size_t bytes;
+
+    if (size > INT_MAX) size = INT_MAX;
+    self->readable = 0;
+    error.code = vkrdma_read(engine.endpoint, self->id, buffer, size, &bytes, &error);
+    if (error.code != VKRDMA_OK) return nothing(conn, &error);
+    if (bytes == 0 && size > 0) {
+        conn->state = CONN_STATE_CLOSED;
+    } else if (bytes == size || self->ended) {
+        self->readable = 1;
+    }
+    return (int)bytes;
+}
+
+static int writePieces(connection *conn, const struct iovec *pieces, int count) {
+    engineConn *self = (engineConn *)conn;
+    vkrdma_error error;
+    size_t bytes, all = 0;
+
+    for (int j = 0; j < count; j++) all += pieces[j].iov_len;
+    self->writable = 0;
+    error.code = vkrdma_writev(engine.endpoint, self->id, pieces, count, &bytes, &error);
+    if (error.code != VKRDMA_OK) return nothing(conn, &error);
+    if (bytes == all) self->writable = 1;
+    /* Fits: it is at most the length of the send buffer. */
+    return (int)bytes;
+}
+
+static int writeBytes(connection *conn, const void *data, size_t size) {
+    struct iovec piece = {.iov_base = (void *)data, .iov_len = size};
+    return writePieces(conn, &piece, 1);
+}
+
+static int setWriteHandler(connection *conn, ConnectionCallbackFunc handler, int barrier) {
+    engineConn *self = (engineConn *)conn;
+
+    conn->write_handler = handler;
+    if (barrier) {
+        conn->flags |= CONN_FLAG_WRITE_BARRIER;
+    } else {
+        conn->flags &= ~CONN_FLAG_WRITE_BARRIER;
+    }
+    if (handler && self->writable) engineQueue(self);
+    return C_OK;
+}
+
+static int setReadHandler(connection *conn, ConnectionCallbackFunc handler) {
+    engineConn *self = (engineConn *)conn;
+
+    conn->read_handler = handler;
+    if (handler && self->readable) engineQueue(self);
+    return C_OK;
+}
+
+static const char *getLastError(connection *conn) {
+    static vkrdma_error error;
+
+    if (vkrdma_check(engine.endpoint, ((engineConn *)conn)->id, &error) != VKRDMA_OK) return error.text;
+    return strerror(conn->last_errno);
+}
+
+/* An IO thread is done with it. Events that came meanwhile have waited. */
+static void updateState(connection *conn) {
+    engineQueue((engineConn *)conn);
+}
+
+/* The server makes no connections over RDMA: replication and the cluster's bus go over TCP or TLS. */
+static int connectTo(connection *conn, const char *address, int port, const char *source, int multipath, ConnectionCallbackFunc handler) {
+    UNUSED(address);
+    UNUSED(port);
+    UNUSED(source);
+    UNUSED(multipath);
+    UNUSED(handler);
+    conn->state = CONN_STATE_ERROR;
+    conn->last_errno = EOPNOTSUPP;
+    return C_ERR;
+}
+
+static int connectNow(connection *conn, const char *address, int port, long long timeout) {
+    UNUSED(timeout);
+    return connectTo(conn, address, port, NULL, 0, NULL);
+}
+
+static ssize_t waitForBytes(connection *conn, char *bytes, ssize_t size, long long timeout) {
+    UNUSED(bytes);
+    UNUSED(size);
+    UNUSED(timeout);
+    conn->last_errno = EOPNOTSUPP;
+    return -1;
+}
+
+ConnectionType engineType = {
+    .get_type = getType,
+    .accept_handler = engineIgnore,
+    .addr = getAddress,
+    .is_local = isLocal,
+    .listen = engineListen,
+    .closeListener = engineCloseListener,
+    .conn_create = create,
+    .conn_create_accepted = createAccepted,
+    .shutdown = shutdownConnection,
+    .close = closeConnection,
+    .connect = connectTo,
+    .blocking_connect = connectNow,
+    .accept = acceptNow,
+    .write = writeBytes,
+    .writev = writePieces,
+    .read = readInto,
+    .set_write_handler = setWriteHandler,
+    .set_read_handler = setReadHandler,
+    .get_last_error = getLastError,
+    .sync_write = waitForBytes,
+    .sync_read = waitForBytes,
+    .sync_readline = waitForBytes,
+    .has_pending_data = engineHasPending,
+    .process_pending_data = engineProcessPending,
+    .update_state = updateState,
+};

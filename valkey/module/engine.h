@@ -1,0 +1,50 @@
+/* What the files of the module share: the engine, which is one endpoint of libvkrdma for the whole server, and its connections. */
+#ifndef VALKEY_RDMA_ENGINE_H
+#define VALKEY_RDMA_ENGINE_H
+
+#include "server.h"
+
+#include "connhelpers.h"
+
+#include <stdatomic.h>
+#include <vkrdma.h>
+
+/* A connection of the server. IO threads read and write it, and so change `readable` and `writable`; all else is the main thread's. */
+typedef struct engineConn {
+    connection c; /* First, because the server knows this part only. */
+    uint64_t id;  /* Its number in the endpoint; 0 when it is closed. */
+    /* Whether the next read or write may have another answer than "not now". Each call clears its own before it asks, so that an event that
+     * comes meanwhile is not lost. */
+    atomic_int readable, writable;
+    atomic_int ended; /* The peer has closed, or the connection has failed. A read says which. */
+    int queued;       /* It stands in the queue of those that have something to do. */
+    struct engineConn *prev, *next;
+} engineConn;
+
+typedef struct engineState {
+    vkrdma_endpoint *endpoint; /* NULL until the server listens for the first time. */
+    /* From the module's arguments. Window and completion vector are settings of the server, and filled in when it listens. */
+    vkrdma_options options;
+    vkrdma_limits limits;
+    uint64_t linger; /* How long a connection that the server has closed may deliver what was written, in microseconds. */
+} engineState;
+
+extern engineState engine;
+extern ConnectionType engineType;
+
+/* events.c */
+int engineWatch(void);                          /* Has the event loop look after the endpoint. */
+void engineQueue(engineConn *conn);             /* Has the handlers of a connection called soon. */
+void engineUnqueue(engineConn *conn);
+int engineHasPending(void);
+int engineProcessPending(void);
+
+/* connection.c */
+void engineAccept(uint64_t id);
+
+/* listener.c */
+int engineListen(connListener *listener);
+void engineCloseListener(connListener *listener);
+void engineIgnore(struct aeEventLoop *el, int fd, void *data, int mask);
+
+#endif

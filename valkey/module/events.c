@@ -1,0 +1,232 @@
+/* Events of the endpoint, and the queue of connections whose handlers are due. All of it is the main thread's.
+ *
+ * The endpoint tells of each arrival once; the server's handlers expect a level: they are called again as long as there is more. So a
+ * connection stays in the queue for as long as a call may have another answer than "not now". */
+#include "engine.h"
+
+/* Reads of a connection in a row before it is another's turn: 16 KiB each, unless a long argument is on its way. */
+#define READS_IN_A_ROW 4
+
+static engineConn *first, *last;
+static long long queued;
+/* Queued connections are served before the loop sleeps. */
+static int serving;
+/* A time event will serve those that were queued when the loop was about to sleep. */
+static int kicked;
+/* There is more to do for the endpoint, though its descriptor does not say so. */
+static int unfinished;
+/* IO threads were given reads when the server had looked already whether they are busy, and would sleep until something else comes. */
+static int handed_over;
+/* The time event for the endpoint's next time-out. */
+static long long timer = AE_ERR;
+static monotime timer_due;
+
+static int serveQueue(void);
+
+static long long kick(struct aeEventLoop *el, long long id, void *data) {
+    UNUSED(el);
+    UNUSED(id);
+    UNUSED(data);
+    kicked = 0;
+    serveQueue();
+    return AE_NOMORE;
+}
+
+void engineQueue(engineConn *conn) {
+    if (conn->queued) return;
+    conn->queued = 1;
+    conn->next = NULL;
+    conn->prev = last;
+    if (last) {
+        last->next = conn;
+    } else {
+        first = conn;
+    }
+    last = conn;
+    queued++;
+    /* Write handlers are installed, and what IO threads have done is taken, after the server has asked whether it may sleep. */
+    if (!serving && !kicked) kicked = aeCreateTimeEvent(server.el, 0, kick, NULL, NULL) != AE_ERR;
+}
+
+void engineUnqueue(engineConn *conn) {
+    if (!conn->queued) return;
+    conn->queued = 0;
+    if (conn->prev) {
+        conn->prev->next = conn->next;
+    } else {
+        first = conn->next;
+    }
+    if (conn->next) {
+        conn->next->prev = conn->prev;
+    } else {
+        last = conn->prev;
+    }
+    queued--;
+}
+
+/* Whether an IO thread has the connection, or what one did was not taken yet: handlers would do nothing. `update_state` follows. */
+static int isOffloaded(engineConn *conn) {
+    client *c = connGetPrivateData(&conn->c);
+    return c && clientConnPostponeMaskFromIOState(c);
+}
+
+static int isDue(engineConn *conn) {
+    return (conn->readable && conn->c.read_handler) || (conn->writable && conn->c.write_handler);
+}
+
+/* Calls the read handler. Returns 0 if the connection is gone. */
+static int serveReads(engineConn *conn) {
+    for (int j = 0; j < READS_IN_A_ROW && conn->readable && conn->c.read_handler && !isOffloaded(conn); j++) {
+        if (!callHandler(&conn->c, conn->c.read_handler)) return 0;
+        if (conn->c.state != CONN_STATE_CONNECTED) break;
+    }
+    return 1;
+}
+
+static void serve(engineConn *conn) {
+    int write_first = conn->c.flags & CONN_FLAG_WRITE_BARRIER;
+
+    if (isOffloaded(conn)) return;
+    if (!write_first && !serveReads(conn)) return;
+    if (conn->writable && conn->c.write_handler && !isOffloaded(conn)) {
+        if (!callHandler(&conn->c, conn->c.write_handler)) return;
+    }
+    if (write_first && !serveReads(conn)) return;
+    /* One that has failed is freed by the server, which the handlers have told. */
+    if (conn->c.state == CONN_STATE_CONNECTED && !isOffloaded(conn) && isDue(conn)) engineQueue(conn);
+}
+
+/* Serves those that are in the queue now. Handlers may close any connection, and run the event loop. */
+static int serveQueue(void) {
+    int served = 0;
+
+    serving++;
+    for (long long left = queued; left > 0 && first; left--, served++) {
+        engineConn *conn = first;
+        engineUnqueue(conn);
+        serve(conn);
+    }
+    serving--;
+    return served;
+}
+
+/* The endpoint can do no more: its connections end, and the server listens anew when rdma-port is set. */
+static void fail(const char *why) {
+    listIter clients;
+    listNode *node;
+
+    serverLog(LL_WARNING, "RDMA: all connections end: %s. CONFIG SET rdma-port begins anew.", why);
+    aeDeleteFileEvent(server.el, vkrdma_descriptor(engine.endpoint), AE_READABLE);
+    vkrdma_endpoint_free(engine.endpoint);
+    engine.endpoint = NULL;
+    unfinished = 0;
+    listRewind(server.clients, &clients);
+    while ((node = listNext(&clients)) != NULL) {
+        engineConn *conn = (engineConn *)((client *)listNodeValue(node))->conn;
+        if (!conn || conn->c.type != &engineType) continue;
+        conn->ended = conn->readable = 1;
+        engineQueue(conn);
+    }
+}
+
+static void logAcceptError(uint64_t listener) {
+    static mstime_t logged;
+    vkrdma_error error;
+
+    if (vkrdma_accept_error(engine.endpoint, listener, &error) == VKRDMA_OK || server.mstime - logged < 1000) return;
+    logged = server.mstime;
+    serverLog(LL_WARNING, "RDMA: cannot accept connections: %s", error.text);
+}
+
+static long long timeOut(struct aeEventLoop *el, long long id, void *data);
+
+/* Has the endpoint's next time-out come back. */
+static void setTimer(void) {
+    int64_t left = -1;
+
+    vkrdma_next_timeout(engine.endpoint, &left, NULL);
+    if (left == 0) unfinished = 1;
+    if (left <= 0) return;
+    monotime due = getMonotonicUs() + left;
+    if (timer != AE_ERR) {
+        if (timer_due <= due) return;
+        aeDeleteTimeEvent(server.el, timer);
+    }
+    timer = aeCreateTimeEvent(server.el, (left + 999) / 1000, timeOut, NULL, NULL);
+    timer_due = due;
+}
+
+/* Takes what has come, and has the connections told that it is for. */
+static void turn(void) {
+    vkrdma_event event;
+    vkrdma_error error;
+    int accepts = server.max_new_conns_per_cycle;
+
+    if (!engine.endpoint) return;
+    serving++;
+    unfinished = 0;
+    vkrdma_code code = vkrdma_progress(engine.endpoint, &error);
+    while (code == VKRDMA_OK && (code = vkrdma_next_event(engine.endpoint, &event, &error)) == VKRDMA_OK) {
+        engineConn *conn = event.data;
+        if (event.kind == VKRDMA_EVENT_OPENED) {
+            engineAccept(event.connection);
+            if (--accepts == 0) {
+                unfinished = 1;
+                code = VKRDMA_AGAIN;
+            }
+        } else if (event.kind == VKRDMA_EVENT_ACCEPT_FAILED) {
+            logAcceptError(event.listener);
+        } else if (conn) {
+            if (event.kind == VKRDMA_EVENT_WRITABLE) {
+                conn->writable = 1;
+            } else {
+                if (event.kind == VKRDMA_EVENT_ENDED) conn->ended = 1;
+                conn->readable = 1;
+            }
+            if (isDue(conn)) engineQueue(conn);
+        }
+    }
+    if (code == VKRDMA_AGAIN) {
+        setTimer();
+    } else {
+        fail(error.text);
+    }
+    serving--;
+}
+
+static void descriptorReadable(struct aeEventLoop *el, int fd, void *data, int mask) {
+    UNUSED(el);
+    UNUSED(fd);
+    UNUSED(data);
+    UNUSED(mask);
+    turn();
+    serveQueue();
+}
+
+static long long timeOut(struct aeEventLoop *el, long long id, void *data) {
+    UNUSED(el);
+    UNUSED(id);
+    UNUSED(data);
+    timer = AE_ERR;
+    turn();
+    serveQueue();
+    return AE_NOMORE;
+}
+
+int engineWatch(void) {
+    return aeCreateFileEvent(server.el, vkrdma_descriptor(engine.endpoint), AE_READABLE, descriptorReadable, NULL) == AE_ERR
+               ? C_ERR
+               : C_OK;
+}
+
+int engineHasPending(void) {
+    return unfinished || queued > 0 || handed_over;
+}
+
+/* Called each time before the loop sleeps. */
+int engineProcessPending(void) {
+    if (unfinished) turn();
+    int served = serveQueue();
+    handed_over = served > 0 && server.stat_io_reads_pending > 0;
+    return served;
+}

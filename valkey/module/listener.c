@@ -1,0 +1,141 @@
+/* The device, the endpoint, and the addresses that the server listens on. */
+#include "engine.h"
+
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <sys/eventfd.h>
+#include <sys/resource.h>
+
+engineState engine;
+
+/* The endpoint's listeners, in the order of the addresses. */
+static uint64_t listeners[CONFIG_BINDADDR_MAX];
+
+/* The last bytes of connections leave before the process does. */
+static void deliver(void) {
+    vkrdma_usage usage;
+    monotime until = getMonotonicUs() + 500000;
+    listIter clients;
+    listNode *node;
+
+    listRewind(server.clients, &clients);
+    while ((node = listNext(&clients)) != NULL) {
+        engineConn *conn = (engineConn *)((client *)listNodeValue(node))->conn;
+        if (conn && conn->c.type == &engineType) vkrdma_abandon(engine.endpoint, conn->id, engine.linger, NULL);
+    }
+    while (vkrdma_usage_of(engine.endpoint, &usage, sizeof(usage), NULL) == VKRDMA_OK && usage.connections > 0 &&
+           getMonotonicUs() < until && vkrdma_wait(engine.endpoint, 10000, NULL) == VKRDMA_OK) {
+    }
+}
+
+static int openEndpoint(void) {
+    vkrdma_device *device = NULL;
+    vkrdma_error error;
+    struct rlimit locked;
+
+    if (engine.endpoint) return C_OK;
+    /* As ibv_fork_init(3): what is registered stays the parent's when it forks for BGSAVE. Read when libibverbs is loaded. */
+    setenv("RDMAV_FORK_SAFE", "1", 0);
+    if (vkrdma_verbs_open(&device, &error) != VKRDMA_OK ||
+        vkrdma_endpoint_new(device, &engine.limits, &engine.endpoint, &error) != VKRDMA_OK) {
+        serverLog(LL_WARNING, "RDMA: %s", error.text);
+        vkrdma_device_free(device);
+        return C_ERR;
+    }
+    vkrdma_device_free(device);
+    if (engineWatch() != C_OK) {
+        serverLog(LL_WARNING, "RDMA: the event loop takes no more descriptors");
+        vkrdma_endpoint_free(engine.endpoint);
+        engine.endpoint = NULL;
+        return C_ERR;
+    }
+    if (geteuid() != 0 && getrlimit(RLIMIT_MEMLOCK, &locked) == 0 && locked.rlim_cur != RLIM_INFINITY) {
+        serverLog(LL_WARNING,
+                  "RDMA: the server may lock %llu KiB of memory, and refuses connections when that is used up. "
+                  "Raise the limit: LimitMEMLOCK=infinity in the systemd unit, or ulimit -l.",
+                  (unsigned long long)locked.rlim_cur / 1024);
+    }
+    static int registered;
+    if (!registered++) atexit(deliver);
+    return C_OK;
+}
+
+/* Puts the numeric address of a name or an address of rdma-bind into `text`. */
+static int numeric(const char *address, char *text, size_t size) {
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE}, *found = NULL;
+    int status;
+
+    hints.ai_family = strchr(address, ':') ? AF_INET6 : AF_INET;
+    if (!strcmp(address, "*") || !strcmp(address, "::*")) address = NULL;
+    status = getaddrinfo(address, "0", &hints, &found);
+    if (status != 0) {
+        serverLog(LL_WARNING, "RDMA: rdma-bind %s: %s", address ? address : "*", gai_strerror(status));
+        return C_ERR;
+    }
+    if (found->ai_family == AF_INET6) {
+        struct sockaddr_in6 *sa = (struct sockaddr_in6 *)found->ai_addr;
+        inet_ntop(AF_INET6, &sa->sin6_addr, text, size);
+        if (sa->sin6_scope_id) snprintf(text + strlen(text), size - strlen(text), "%%%u", sa->sin6_scope_id);
+    } else {
+        inet_ntop(AF_INET, &((struct sockaddr_in *)found->ai_addr)->sin_addr, text, size);
+    }
+    freeaddrinfo(found);
+    return C_OK;
+}
+
+int engineListen(connListener *listener) {
+    static char *everywhere[] = {"*", "-::*"};
+    int count = listener->bindaddr_count;
+    vkrdma_options options = engine.options;
+
+    if (openEndpoint() != C_OK) return C_ERR;
+    options.window = server.rdma_ctx_config.rx_size;
+    /* -1 is upstream's "any": chosen once, as one thread serves all connections, and each vector takes completion queues of its own. */
+    options.completion_vector = server.rdma_ctx_config.completion_vector >= 0
+                                    ? server.rdma_ctx_config.completion_vector
+                                    : (int)(getpid() & 1023);
+    if (count == 0) {
+        /* INFO prints one for each descriptor. */
+        listener->bindaddr = everywhere;
+        count = 2;
+    }
+    for (int j = 0; j < count; j++) {
+        char *address = listener->bindaddr[j], text[VKRDMA_ADDRESS_TEXT];
+        int optional = *address == '-';
+        vkrdma_error error;
+
+        if (optional) address++;
+        if (numeric(address, text, sizeof(text)) == C_OK) {
+            vkrdma_code code = vkrdma_listen(engine.endpoint, text, listener->port, &options, &listeners[listener->count], &error);
+            if (code == VKRDMA_OK) {
+                /* The server wants a descriptor for each address. What comes is told by the endpoint's, so this one never wakes it. */
+                listener->fd[listener->count++] = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+                continue;
+            }
+            serverLog(LL_WARNING, "RDMA: cannot listen on %s, port %d: %s", address, listener->port, error.text);
+        }
+        if (optional) continue;
+        engineCloseListener(listener);
+        return C_ERR;
+    }
+    return listener->count > 0 ? C_OK : C_ERR;
+}
+
+void engineIgnore(struct aeEventLoop *el, int fd, void *data, int mask) {
+    UNUSED(el);
+    UNUSED(fd);
+    UNUSED(data);
+    UNUSED(mask);
+}
+
+/* Connections go on, as they do over TCP. */
+void engineCloseListener(connListener *listener) {
+    for (int j = 0; j < listener->count; j++) {
+        vkrdma_listener_close(engine.endpoint, listeners[j], NULL);
+        if (listener->fd[j] == -1) continue;
+        aeDeleteFileEvent(server.el, listener->fd[j], AE_READABLE);
+        close(listener->fd[j]);
+        listener->fd[j] = -1;
+    }
+    listener->count = 0;
+}
