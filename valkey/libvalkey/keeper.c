@@ -48,6 +48,23 @@ int64_t link_now(void) {
     return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
+bool link_events(struct link *link) {
+    vkrdma_event event;
+    bool readable = false;
+    while (vkrdma_next_event(link->endpoint, &event, NULL) == VKRDMA_OK) {
+        link->opened = link->opened || event.kind == VKRDMA_EVENT_OPENED;
+        link->ended = link->ended || event.kind == VKRDMA_EVENT_ENDED;
+        readable = readable || event.kind == VKRDMA_EVENT_READABLE;
+    }
+    return readable;
+}
+
+bool link_is_ready(const struct link *link) {
+    vkrdma_counters counters;
+    return link->opened && vkrdma_counters_of(link->endpoint, link->connection, &counters, sizeof counters, NULL) == VKRDMA_OK &&
+           counters.windows_received > 0;
+}
+
 static void enter(struct list *list, struct link *link) {
     link->previous = NULL;
     link->next = list->first;
@@ -85,16 +102,12 @@ static void signal_context(struct link *link) {
 
 /* Goes on with a connection that is being made for an asynchronous context. */
 static void make(struct link *link) {
-    vkrdma_event event;
     char filling[64];
-    bool failed = vkrdma_progress(link->endpoint, NULL) != VKRDMA_OK;
-    bool opened = false;
-    while (!failed && vkrdma_next_event(link->endpoint, &event, NULL) == VKRDMA_OK) {
-        opened = opened || event.kind == VKRDMA_EVENT_OPENED;
-        link->ended = link->ended || event.kind == VKRDMA_EVENT_ENDED;
-    }
-    if (!opened && !link->ended && !failed) return;
-    if (!opened) {
+    bool failed = vkrdma_progress(link->endpoint, NULL) != VKRDMA_OK || link_now() >= link->until;
+    link_events(link);
+    bool ready = link_is_ready(link);
+    if (!ready && !link->ended && !failed) return;
+    if (!ready) {
         link->ended = true;
         /* An abstract address that no socket has: connection refused. */
         link->answer->sun_family = AF_UNIX;

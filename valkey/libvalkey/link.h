@@ -16,7 +16,9 @@ struct link {
     uint64_t connection;
     /* Bytes that the reader has been shown and not given back. */
     size_t shown;
-    /* The connection has ended: what has arrived can still be read. */
+    /* The connection has been there. */
+    bool opened;
+    /* It has ended: what has arrived can still be read. */
     bool ended;
     /* A call of the context's thread is at it, which does what is to be done. */
     atomic_bool busy;
@@ -34,12 +36,19 @@ struct link {
     /* The keeper's. */
     enum link_state { LINK_OPEN, LINK_MAKING, LINK_CLOSING, LINK_GONE } state;
     bool watched;
+    /* When making it, or ending it, is given up. */
     int64_t until;
     struct link *next, *previous;
 };
 
 /* Milliseconds of the monotonic clock. */
 int64_t link_now(void);
+
+/* Takes the events that are told. Returns whether there was one of bytes. */
+bool link_events(struct link *link);
+
+/* Returns whether the server has registered a window: each does, as soon as the connection is there. */
+bool link_is_ready(const struct link *link);
 
 /* Has the keeper look after a connection, in this state. Returns false if there can be no keeper. */
 bool keeper_take(struct link *link, enum link_state state);

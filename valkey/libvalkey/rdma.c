@@ -24,6 +24,9 @@
 /* The longest sleep of a call that waits, in milliseconds: for what is due without that anything comes, and what the keeper has taken. */
 enum { LOOK = 100 };
 
+/* How long connecting may take where the program does not say. A server that is there, and has room, takes much less. */
+enum { CONNECT = 8000 };
+
 /* ---- errors */
 
 static int fail(valkeyContext *c, int type, const char *text) {
@@ -66,17 +69,6 @@ static int progress(valkeyContext *c, struct link *link) {
     return vkrdma_progress(link->endpoint, &error) == VKRDMA_OK ? VALKEY_OK : broken(c, &error);
 }
 
-/* Takes the events that are told. Returns whether there was one of bytes. */
-static bool events(struct link *link) {
-    vkrdma_event event;
-    bool readable = false;
-    while (vkrdma_next_event(link->endpoint, &event, NULL) == VKRDMA_OK) {
-        link->ended = link->ended || event.kind == VKRDMA_EVENT_ENDED;
-        readable = readable || event.kind == VKRDMA_EVENT_READABLE;
-    }
-    return readable;
-}
-
 /* Finds out until when a call may wait; INT64_MAX for ever, as with a time-out of 0 for sockets. */
 static int command_deadline(valkeyContext *c, int64_t *deadline) {
     long timeout = 0;
@@ -113,7 +105,7 @@ static int arrived(valkeyContext *c, struct link *link, vkrdma_pieces *pieces) {
         if (vkrdma_arrived(link->endpoint, link->connection, pieces, &error) != VKRDMA_OK) return broken(c, &error);
         if (pieces->bytes > 0) return 1;
         if (ended) return over(c, link);
-        events(link);
+        link_events(link);
         if (link->ended) continue;
         if (!(c->flags & VALKEY_BLOCK)) return 0;
         if (deadline == 0 && command_deadline(c, &deadline) != VALKEY_OK) return VALKEY_ERR;
@@ -170,7 +162,7 @@ static int room(valkeyContext *c, struct link *link, int64_t *deadline, bool *re
     } else if (await(c, link, *deadline) != VALKEY_OK) {
         return VALKEY_ERR;
     }
-    *readable = events(link) || *readable;
+    *readable = link_events(link) || *readable;
     return link->ended ? over(c, link) : VALKEY_OK;
 }
 
@@ -327,34 +319,35 @@ static int refused(valkeyContext *c, const vkrdma_error *error) {
     return fail(c, type, error->text);
 }
 
-/* Waits until the connection is made. The time-out is the library's. */
-static int made(valkeyContext *c, struct link *link) {
+/* Waits until the connection is made and the server has registered a window, without which there is no saying anything. */
+static int made(valkeyContext *c, struct link *link, int64_t deadline) {
     vkrdma_error error;
-    vkrdma_event event;
-    for (;;) {
-        if (vkrdma_wait(link->endpoint, -1, &error) != VKRDMA_OK) return refused(c, &error);
-        while (vkrdma_next_event(link->endpoint, &event, NULL) == VKRDMA_OK) {
-            if (event.kind == VKRDMA_EVENT_OPENED) return VALKEY_OK;
-            if (event.kind != VKRDMA_EVENT_ENDED) continue;
-            if (vkrdma_check(link->endpoint, link->connection, &error) != VKRDMA_OK) return refused(c, &error);
-            return fail(c, VALKEY_ERR_IO, "the server has closed the connection");
-        }
+    while (!link_is_ready(link)) {
+        int64_t left = deadline - link_now();
+        if (left <= 0) return fail(c, VALKEY_ERR_TIMEOUT, "the server has accepted the connection, and registers no window");
+        /* The time-out of what comes before that is the library's. */
+        if (vkrdma_wait(link->endpoint, link->opened ? left * 1000 : -1, &error) != VKRDMA_OK) return refused(c, &error);
+        link_events(link);
+        if (!link->ended) continue;
+        if (vkrdma_check(link->endpoint, link->connection, &error) != VKRDMA_OK) return refused(c, &error);
+        return fail(c, VALKEY_ERR_IO, "the server has closed the connection");
     }
+    return VALKEY_OK;
 }
 
 /* Tries the addresses of the server one after the other; an asynchronous context the first alone, and does not wait for it. */
-static int connect_to(valkeyContext *c, struct link *link, const struct addrinfo *servers, const char *source, long timeout) {
-    int64_t deadline = link_now() + timeout;
+static int connect_to(valkeyContext *c, struct link *link, const struct addrinfo *servers, const char *source, int64_t deadline) {
     char text[NI_MAXHOST];
     vkrdma_error error;
     for (const struct addrinfo *one = servers; one; one = one->ai_next) {
         int64_t left = deadline - link_now();
         if (!numeric(one, text)) continue;
         c->err = 0;
+        link->opened = link->ended = false;
         if (vkrdma_connect(link->endpoint, text, (uint16_t)c->tcp.port, source, (uint64_t)(left > 0 ? left : 0) * 1000, NULL,
                            &link->connection, &error) != VKRDMA_OK) {
             refused(c, &error);
-        } else if (is_async(link) || made(c, link) == VALKEY_OK) {
+        } else if (is_async(link) || made(c, link, deadline) == VALKEY_OK) {
             return VALKEY_OK;
         } else {
             vkrdma_abort(link->endpoint, link->connection, NULL);
@@ -363,12 +356,12 @@ static int connect_to(valkeyContext *c, struct link *link, const struct addrinfo
     return c->err ? VALKEY_ERR : fail(c, VALKEY_ERR_OTHER, "the server has no address");
 }
 
-static int connect_by_name(valkeyContext *c, struct link *link, long timeout) {
+static int connect_by_name(valkeyContext *c, struct link *link, int64_t deadline) {
     struct addrinfo *servers = NULL, *sources = NULL;
     char source[NI_MAXHOST];
     int result = VALKEY_ERR;
     if (resolve(c, c->tcp.host, &servers) == VALKEY_OK && (!c->tcp.source_addr || resolve(c, c->tcp.source_addr, &sources) == VALKEY_OK)) {
-        result = connect_to(c, link, servers, sources && numeric(sources, source) ? source : NULL, timeout);
+        result = connect_to(c, link, servers, sources && numeric(sources, source) ? source : NULL, deadline);
     }
     if (servers) freeaddrinfo(servers);
     if (sources) freeaddrinfo(sources);
@@ -403,8 +396,9 @@ static int connect_context(valkeyContext *c, const valkeyOptions *options) {
         return VALKEY_ERR;
     }
     link->signal = -1;
+    link->until = link_now() + (c->connect_timeout ? timeout : CONNECT);
     if (make_endpoint(c, link) == VALKEY_OK && (!async || make_socket(c, link) == VALKEY_OK) &&
-        connect_by_name(c, link, timeout) == VALKEY_OK && (async || make_descriptor(c, link) == VALKEY_OK)) {
+        connect_by_name(c, link, link->until) == VALKEY_OK && (async || make_descriptor(c, link) == VALKEY_OK)) {
         /* Without a keeper a connection lives by the calls that are made for it, which are none while an asynchronous one is made. */
         if (keeper_take(link, async ? LINK_MAKING : LINK_OPEN) || !async) {
             c->privctx = link;

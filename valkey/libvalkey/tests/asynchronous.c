@@ -127,7 +127,6 @@ static void nobody(int to) {
     CHECK(connect_status == VALKEY_ERR, "connected");
     /* Given up while it is being made. */
     valkeyAsyncFree(begin(to, NULL));
-    valkeyAsyncFree(begin(port, NULL));
 }
 
 static void killed(void) {
