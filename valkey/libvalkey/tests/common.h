@@ -9,6 +9,7 @@
 
 #include <async.h>
 #include <rdma.h>
+#include <sds.h>
 #include <valkey.h>
 
 static const char *host;
