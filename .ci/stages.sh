@@ -4,12 +4,14 @@
 # What goes stale most easily comes first. Arguments stand behind a stage's name.
 check=(
     scripts locks needs lints api header 'package --manifests' tests observed redis programs suite 'under-load 20 20 4'
-    'sim 0..5000' 'explore --small' 'interleavings --quick' 'miri --quick' examples python ffi module journeys benches lab counts unprivileged
+    'sim 0..5000' 'explore --small' 'interleavings --quick' 'miri --quick' examples python ffi module libvalkey journeys benches lab counts
+    unprivileged
     python-valkey fuzz-check
 )
 nightly=(
     'needs --all' oldest-rust deny 'package --all' coverage programs 'sim 0..1000000' seeds long-tests explore mutants interleavings miri 'ffi --memory'
     'module without kills idle sanitizers'
+    'libvalkey --memory' 'libvalkey --own'
     'under-load 20 20' right lab-long 'lab --soft' 'soak 3600' python-long static aarch64 pages 'fuzz 1800'
 )
 
@@ -37,6 +39,7 @@ examples|examples|run_examples
 python|the Python package|apps/python/test
 ffi|the C interface, on softrdma|rdma-ffi/test
 module|valkey-server with the module, on softrdma|valkey/module/test
+libvalkey|libvalkey_rdma, under valkey-cli and valkey-benchmark, on softrdma|valkey/libvalkey/test
 journeys|the first steps of four kinds of users|.ci/stages/journeys
 benches|benchmarks, and counts of instructions|run_benches
 lab|the lab: real RDMA|lab/run test
