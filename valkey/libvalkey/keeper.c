@@ -236,7 +236,10 @@ void keeper_signal(struct link *link) { watch(link, EPOLLIN | EPOLLONESHOT); }
 
 void keeper_end(struct link *link) {
     /* In a child that was forked the lock may be held by the parent's thread, and nothing of the endpoint can be freed. */
-    if (vkrdma_descriptor(link->endpoint) < 0) return;
+    if (vkrdma_descriptor(link->endpoint) < 0) {
+        free(link);
+        return;
+    }
     if (!owner) {
         vkrdma_endpoint_free(link->endpoint);
         free(link);

@@ -384,11 +384,10 @@ static int make_descriptor(valkeyContext *c, struct link *link) {
 }
 
 /* Closes what the context has. */
-static void close_sockets(valkeyContext *c, struct link *link) {
+static void close_sockets(valkeyContext *c, int signal) {
     if (c->fd != VALKEY_INVALID_FD) close(c->fd);
     c->fd = VALKEY_INVALID_FD;
-    if (link->signal >= 0) close(link->signal);
-    link->signal = -1;
+    if (signal >= 0) close(signal);
 }
 
 static int connect_context(valkeyContext *c, const valkeyOptions *options) {
@@ -416,7 +415,7 @@ static int connect_context(valkeyContext *c, const valkeyOptions *options) {
         }
         fail(c, VALKEY_ERR_OTHER, "there can be no thread");
     }
-    close_sockets(c, link);
+    close_sockets(c, link->signal);
     vkrdma_endpoint_free(link->endpoint);
     free(link);
     return VALKEY_ERR;
@@ -425,9 +424,11 @@ static int connect_context(valkeyContext *c, const valkeyOptions *options) {
 static void close_context(valkeyContext *c) {
     struct link *link = c->privctx;
     if (!link) return;
+    /* The link is the keeper's then, which signals no more. */
+    int signal = link->signal;
     c->privctx = NULL;
     keeper_end(link);
-    close_sockets(c, link);
+    close_sockets(c, signal);
 }
 
 /* It went with the close. */
