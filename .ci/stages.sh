@@ -9,7 +9,7 @@ check=(
 )
 nightly=(
     'needs --all' oldest-rust deny 'package --all' coverage programs 'sim 0..1000000' seeds long-tests explore mutants interleavings miri 'ffi --memory'
-    'module without kills idle sanitizers'
+    'module without kills faults idle sanitizers'
     'under-load 20 20' right lab-long 'lab --soft' 'soak 3600' python-long static aarch64 pages 'fuzz 1800'
 )
 
