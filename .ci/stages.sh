@@ -5,13 +5,11 @@
 check=(
     scripts locks needs lints api header 'package --manifests' tests observed redis programs suite 'under-load 20 20 4'
     'sim 0..5000' 'explore --small' 'interleavings --quick' 'miri --quick' examples python ffi module libvalkey journeys benches lab counts
-    unprivileged
-    python-valkey fuzz-check
+    unprivileged python-valkey fuzz-check
 )
 nightly=(
     'needs --all' oldest-rust deny 'package --all' coverage programs 'sim 0..1000000' seeds long-tests explore mutants interleavings miri 'ffi --memory'
-    'module without kills idle sanitizers'
-    'libvalkey --memory' 'libvalkey --own'
+    'module without kills faults idle sanitizers' 'libvalkey --memory' 'libvalkey --own'
     'under-load 20 20' right lab-long 'lab --soft' 'soak 3600' python-long static aarch64 pages 'fuzz 1800'
 )
 

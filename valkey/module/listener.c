@@ -106,11 +106,17 @@ int engineListen(connListener *listener) {
 
         if (optional) address++;
         if (numeric(address, text, sizeof(text)) == C_OK) {
-            vkrdma_code code = vkrdma_listen(engine.endpoint, text, listener->port, &options, &listeners[listener->count], &error);
-            if (code == VKRDMA_OK) {
-                /* The server wants a descriptor for each address. What comes is told by the endpoint's, so this one never wakes it. */
-                listener->fd[listener->count++] = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+            uint64_t id = 0;
+            /* The server wants a descriptor for each address. What comes is told by the endpoint's, so this one never wakes it. */
+            int fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+            if (fd == -1) {
+                snprintf(error.text, sizeof(error.text), "eventfd: %s", strerror(errno));
+            } else if (vkrdma_listen(engine.endpoint, text, listener->port, &options, &id, &error) == VKRDMA_OK) {
+                listeners[listener->count] = id;
+                listener->fd[listener->count++] = fd;
                 continue;
+            } else {
+                close(fd);
             }
             serverLog(LL_WARNING, "RDMA: cannot listen on %s, port %d: %s", address, listener->port, error.text);
         }
