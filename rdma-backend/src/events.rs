@@ -1,5 +1,6 @@
 //! Events of the connection manager and of devices.
 
+use alloc::boxed::Box;
 use core::fmt;
 
 use super::{Backend, ConnectParams, Identifier};
@@ -14,6 +15,9 @@ pub struct CmEvent<B: Backend> {
     pub id: IdentifierKey,
     /// The kind of event, with its data.
     pub kind: CmEventKind<B>,
+    /// The private data that the peer gave with a request, an acceptance or a refusal. A transport may fill it up with zeros:
+    /// on InfiniBand and RoCE it is 56 bytes of a request, 196 of an acceptance and 148 of a refusal, whatever was given.
+    pub private_data: Box<[u8]>,
 }
 
 /// The kind of a connection-manager event, `rdma_get_cm_event(3)`. `status` values are negative errno values, except in

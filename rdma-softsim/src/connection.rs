@@ -59,23 +59,6 @@ impl Drop for ChannelInner {
     }
 }
 
-/// An event, and what came with it.
-pub struct Told {
-    /// The event.
-    pub event: CmEvent<SoftSim>,
-    /// Private data: of a request 56 bytes, of a reply 196, of a reject 148, filled up with zeros; none with any other event.
-    pub data: Box<[u8]>,
-}
-
-impl fmt::Debug for Told {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Told")
-            .field("kind", &self.event.kind)
-            .field("data", &self.data.len())
-            .finish_non_exhaustive()
-    }
-}
-
 impl rdma_backend::EventChannel<SoftSim> for EventChannel {
     fn create_id(&self) -> Result<Identifier, Error> {
         let (id, key) = self.inner.driver.with(|model| model.create_identifier(self.inner.id))?;
@@ -88,13 +71,6 @@ impl rdma_backend::EventChannel<SoftSim> for EventChannel {
     }
 
     fn next_event(&self) -> Result<Option<CmEvent<SoftSim>>, Error> {
-        Ok(self.next_with_data()?.map(|told| told.event))
-    }
-}
-
-impl EventChannel {
-    /// The next event, with its private data.
-    pub fn next_with_data(&self) -> Result<Option<Told>, Error> {
         let notice = self.inner.driver.with(|model| {
             let taken = model.take_notice(self.inner.id)?;
             if taken.emptied {
@@ -123,10 +99,12 @@ impl EventChannel {
                 NoticeKind::TimewaitExit => CmEventKind::TimewaitExit,
                 NoticeKind::Async(event) => CmEventKind::Async(event),
             };
-            Told { event: CmEvent { id: notice.key, kind }, data: notice.data }
+            CmEvent { id: notice.key, kind, private_data: notice.data }
         }))
     }
+}
 
+impl EventChannel {
     /// Returns whether an event waits: what the descriptor's readiness says in real time.
     #[must_use]
     pub fn is_readable(&self) -> bool {

@@ -124,7 +124,7 @@ pub mod trace;
 mod verbs;
 
 pub use capture::{Capture, Content, Transfer};
-pub use connection::{EventChannel, Identifier, Told};
+pub use connection::{EventChannel, Identifier};
 pub use device::{
     Connection, Device, ForeignRegion, Local, NamedReceive, NamedSend, Offered, PairState, Sge, Transition,
 };

@@ -3,6 +3,7 @@
 use core::ffi::c_void;
 use core::net::SocketAddr;
 use core::ptr::{self, NonNull};
+use core::slice;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -232,12 +233,23 @@ unsafe fn read(channel: &Arc<Channel>, event: NonNull<rdma_cm_event>, cause: i32
             rnr_retry_count: conn.rnr_retry_count,
         }
     };
+    let private_data = || {
+        // SAFETY: the event is not acknowledged.
+        let conn = unsafe { sys::event_conn(event) };
+        let data = conn.private_data.cast::<u8>();
+        if data.is_null() {
+            return Box::default();
+        }
+        // SAFETY: rdma_get_cm_event(3): `private_data` references so many bytes, which are valid until the event is acknowledged.
+        unsafe { slice::from_raw_parts(data, conn.private_data_len.into()) }.into()
+    };
     if number == c::RDMA_CM_EVENT_CONNECT_REQUEST {
         let peer = parameters();
         // SAFETY: for a connect request `listen_id` is the listening identifier, which is alive at least until the event is
         // acknowledged (rdma_destroy_id(3) waits for that), and `id` is a new one that belongs to whoever took the event.
         let (key, id) = unsafe { (CmId::context(listener).key, CmId::adopt(channel, id, peer)) };
-        return CmEvent { id: key, kind: CmEventKind::ConnectRequest { id: Identifier::new(id), peer } };
+        let kind = CmEventKind::ConnectRequest { id: Identifier::new(id), peer };
+        return CmEvent { id: key, kind, private_data: private_data() };
     }
     // SAFETY: `id` is the identifier that the event is for, alive until the event is acknowledged.
     let context = unsafe { CmId::context(id) };
@@ -260,7 +272,10 @@ unsafe fn read(channel: &Arc<Channel>, event: NonNull<rdma_cm_event>, cause: i32
         // CONNECT_RESPONSE (only when the queue pair was destroyed meanwhile), multicast, and what is added in future.
         other => CmEventKind::Other(other),
     };
-    CmEvent { id: context.key, kind }
+    // Other events have none, or, as multicast, parameters of another kind in the place of these.
+    let has_data = matches!(kind, CmEventKind::Established { .. } | CmEventKind::Rejected { .. });
+    let private_data = if has_data { private_data() } else { Box::default() };
+    CmEvent { id: context.key, kind, private_data }
 }
 
 impl rdma_backend::EventChannel<Verbs> for EventChannel {
@@ -276,7 +291,9 @@ impl rdma_backend::EventChannel<Verbs> for EventChannel {
 
     fn next_event(&self) -> Result<Option<CmEvent<Verbs>>, Error> {
         match self.inner.next_told() {
-            Some((id, event)) => Ok(Some(CmEvent { id, kind: CmEventKind::Async(event) })),
+            Some((id, event)) => {
+                Ok(Some(CmEvent { id, kind: CmEventKind::Async(event), private_data: Box::default() }))
+            }
             None => self.fetch(),
         }
     }

@@ -264,9 +264,8 @@ fn wrapped(text: &str) -> String {
 fn table() -> Table {
     let mut table = Table::new();
     table.load_preset(presets::ASCII_MARKDOWN).set_content_arrangement(ContentArrangement::Dynamic);
-    if !table.is_tty() {
-        table.set_width(WIDTH as u16);
-    }
+    let terminal = rustix::termios::tcgetwinsize(std::io::stdout()).ok().filter(|size| size.ws_col > 0);
+    table.set_width(terminal.map_or(WIDTH as u16, |size| size.ws_col));
     table
 }
 

@@ -2,13 +2,13 @@
 
 use std::io::{self, IsTerminal, Write};
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::os::fd::AsFd;
 use std::process::ExitCode;
 use std::str::FromStr;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::{CommandFactory, Parser};
-use comfy_table::Table;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use kv_store::{Server, Store};
 use rdma_bench::{CONNECTING, Load, Outcome, Test, csv, reachable, run, table};
@@ -16,6 +16,7 @@ use rdma_conn::{Descriptors, Endpoint, Limits, Options};
 use rdma_server::{Address, ConnectionType, Rdma, RdmaSettings, Tcp, Unix};
 use rdma_softsim::Fabric;
 use rdma_verbs::Verbs;
+use rustix::termios::tcgetwinsize;
 
 /// Measures a server of the Valkey protocol over RDMA, TCP or Unix sockets: requests a second, and how long each took.
 ///
@@ -140,9 +141,7 @@ fn print(arguments: &Arguments, outcomes: &[Outcome]) -> io::Result<()> {
         csv(outcomes)
     } else {
         let mut table = table(outcomes);
-        if table.width().is_none() {
-            table.set_width(PIPED);
-        }
+        table.set_width(columns(io::stdout()));
         table.to_string()
     };
     let mut output = io::stdout().lock();
@@ -157,9 +156,14 @@ fn print(arguments: &Arguments, outcomes: &[Outcome]) -> io::Result<()> {
 /// The columns of output that goes to no terminal.
 const PIPED: u16 = 120;
 
+/// The columns of the terminal that this goes to.
+fn columns(output: impl AsFd) -> u16 {
+    tcgetwinsize(output).ok().map(|size| size.ws_col).filter(|columns| *columns > 0).unwrap_or(PIPED)
+}
+
 fn complain(text: &str) {
-    let columns = Table::new().use_stderr().width().unwrap_or(PIPED);
-    let options = textwrap::Options::new(columns.into()).subsequent_indent("    ").break_words(false);
+    let options =
+        textwrap::Options::new(columns(io::stderr()).into()).subsequent_indent("    ").break_words(false);
     // Nobody is left to be told that nobody is told.
     let _ = writeln!(io::stderr(), "{}", textwrap::fill(text, options));
 }

@@ -142,10 +142,10 @@ pub enum Call<'a> {
     ResolveAddress(SocketAddr),
     /// `rdma_resolve_route(3)`
     ResolveRoute,
-    /// `rdma_connect(3)`
-    Connect(&'a mut ConnectParams),
-    /// `rdma_accept(3)`
-    Accept(&'a mut ConnectParams),
+    /// `rdma_connect(3)`, with private data
+    Connect(&'a mut ConnectParams, &'a mut Box<[u8]>),
+    /// `rdma_accept(3)`, with private data
+    Accept(&'a mut ConnectParams, &'a mut Box<[u8]>),
     /// `rdma_reject(3)`
     Reject,
     /// `rdma_notify(3)`
@@ -241,12 +241,13 @@ impl<B: Backend, I: Interceptor<B>> rdma_backend::EventChannel<Intercepted<B, I>
     }
 
     fn next_event(&self) -> Result<Option<CmEvent<Intercepted<B, I>>>, B::Error> {
-        let Some(CmEvent { id, kind }) = self.next_told()? else { return Ok(None) };
+        let Some(CmEvent { id, kind, private_data }) = self.next_told()? else { return Ok(None) };
         let origin = match &kind {
             CmEventKind::ConnectRequest { peer, .. } => Origin::Requested(*peer),
             _ => Origin::Created,
         };
-        Ok(Some(CmEvent { id, kind: kind.map_identifier(|id| self.identifier(id, origin)) }))
+        let kind = kind.map_identifier(|id| self.identifier(id, origin));
+        Ok(Some(CmEvent { id, kind, private_data }))
     }
 }
 
@@ -326,15 +327,15 @@ impl<B: Backend, I: Interceptor<B>> rdma_backend::Identifier<Intercepted<B, I>> 
     }
 
     fn connect(&self, params: &ConnectParams, private_data: &[u8]) -> Result<(), B::Error> {
-        let mut params = *params;
-        let passes = self.passes(Call::Connect(&mut params));
-        if passes { self.inner.connect(&params, private_data) } else { Ok(()) }
+        let (mut params, mut private_data) = (*params, private_data.into());
+        let passes = self.passes(Call::Connect(&mut params, &mut private_data));
+        if passes { self.inner.connect(&params, &private_data) } else { Ok(()) }
     }
 
     fn accept(&self, params: &ConnectParams, private_data: &[u8]) -> Result<(), B::Error> {
-        let mut params = *params;
-        let passes = self.passes(Call::Accept(&mut params));
-        if passes { self.inner.accept(&params, private_data) } else { Ok(()) }
+        let (mut params, mut private_data) = (*params, private_data.into());
+        let passes = self.passes(Call::Accept(&mut params, &mut private_data));
+        if passes { self.inner.accept(&params, &private_data) } else { Ok(()) }
     }
 
     fn reject(&self, private_data: &[u8]) -> Result<(), B::Error> {

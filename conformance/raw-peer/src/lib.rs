@@ -11,9 +11,9 @@ use std::fmt;
 use std::net::SocketAddr;
 
 use rdma_backend::{
-    Access, Backend, CmEventKind, Completed, Completion, CompletionQueue, CompletionStatus, ConnectParams,
-    Domain, EventChannel, Identifier, QueuePair, QueuePairLimits, RecvRequest, Region, RnrTimer, SendOp,
-    SendRequest, Slice,
+    Access, Backend, CmEvent, CmEventKind, Completed, Completion, CompletionQueue, CompletionStatus,
+    ConnectParams, Domain, EventChannel, Identifier, QueuePair, QueuePairLimits, RecvRequest, Region,
+    RnrTimer, SendOp, SendRequest, Slice,
 };
 use rdma_proto::wire::Window;
 
@@ -40,11 +40,20 @@ pub struct Shape {
     pub outbox: usize,
 }
 
+/// What a peer offered when it asked for a connection, or accepted one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Offer {
+    /// Its parameters.
+    pub params: ConnectParams,
+    /// Its private data, with the zeros that a transport puts behind them.
+    pub private_data: Box<[u8]>,
+}
+
 /// Something that came.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Incoming {
     /// The connection is there; the peer offered this.
-    Established(ConnectParams),
+    Established(Offer),
     /// A SEND, with its bytes.
     Message(Vec<u8>),
     /// A WRITE with this immediate.
@@ -252,7 +261,7 @@ impl<B: Backend> Session<B> {
         self.drain()?;
         while let Some(event) = self.events.next_event()? {
             self.drain()?;
-            self.incoming.extend(told(&event.kind));
+            self.incoming.extend(told(event));
         }
         Ok(())
     }
@@ -382,9 +391,10 @@ impl<B: Backend> Session<B> {
 }
 
 /// Returns the meaning of an event for a session.
-fn told<B: Backend>(kind: &CmEventKind<B>) -> Option<Incoming> {
-    Some(match kind {
-        CmEventKind::Established { peer } => Incoming::Established(*peer),
+fn told<B: Backend>(event: CmEvent<B>) -> Option<Incoming> {
+    let private_data = event.private_data;
+    Some(match event.kind {
+        CmEventKind::Established { peer: params } => Incoming::Established(Offer { params, private_data }),
         CmEventKind::Disconnected => Incoming::Gone("disconnected"),
         CmEventKind::Rejected { .. } => Incoming::Gone("rejected"),
         CmEventKind::Unreachable { .. } | CmEventKind::ConnectError { .. } => Incoming::Gone("no answer"),

@@ -124,10 +124,12 @@ impl Interceptor<SoftSim> for Bent {
     fn call(&self, (): &(), _: &<SoftSim as Backend>::Identifier, call: Call<'_>) -> bool {
         // Only connections for READs have one depth that is nothing.
         match call {
-            Call::Connect(params) if self.mistake == Mistake::NoReads && params.responder_resources == 0 => {
+            Call::Connect(params, _)
+                if self.mistake == Mistake::NoReads && params.responder_resources == 0 =>
+            {
                 *params = ConnectParams { initiator_depth: 0, ..*params };
             }
-            Call::Accept(params) if self.mistake == Mistake::NoReads && params.initiator_depth == 0 => {
+            Call::Accept(params, _) if self.mistake == Mistake::NoReads && params.initiator_depth == 0 => {
                 *params = ConnectParams { responder_resources: 0, ..*params };
             }
             _ => {}

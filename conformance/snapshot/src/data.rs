@@ -55,7 +55,7 @@ impl<B: Descriptors> Way<B> {
         data.session.connect(&params, &[]).map_err(wrong("connecting"))?;
         Ok(match data.next()? {
             // The two depths of an answer are told as its receiver sees them.
-            Some(Incoming::Established(granted)) if granted.initiator_depth == 0 => {
+            Some(Incoming::Established(granted)) if granted.params.initiator_depth == 0 => {
                 return Err(Failure::wrong("VS-READ-001: it grants no READs"));
             }
             Some(Incoming::Established(_)) => Ok(data),

@@ -19,6 +19,8 @@ pub(super) fn cases<'a, B: Descriptors>() -> Vec<Case<'a, B>> {
         both "conn.plain", "connect, talk, leave" => "It works.", ["VR-CONN-015", "VR-CONN-001", "VR-CONN-013"], plain;
         both "conn.private-data", "56 bytes of private data that mean nothing" => "They are ignored.",
             ["VR-CONN-002"], private_data;
+        both "conn.no-private-data", "a look at what comes with the target's request or acceptance" => "Nothing but zeros.",
+            ["VR-CONN-016"], no_private_data;
         server "conn.rnr-retries", "a look at the target's parameters" => "It gives its peer an RNR retry count of 7.",
             ["VR-CONN-004"], rnr_retries;
         client "conn.rnr-retries", "a look at the target's parameters" => "It gives its peer an RNR retry count of 7.",
@@ -59,9 +61,22 @@ fn private_data<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     context.open_as(Shape { private_data: &[0xa5; 56], ..Shape::default() })?.unharmed()
 }
 
+fn no_private_data<B: Descriptors>(context: &Context<'_, B>) -> Judged {
+    let session = context.open()?;
+    match session.peer.offered().map(|offered| offered.private_data.iter().any(|byte| *byte != 0)) {
+        // Zeros stand for none: a transport puts them behind what was given.
+        Some(false) => session.unharmed(),
+        Some(true) => {
+            session.unharmed()?;
+            Err(Stop::unmet("it gave private data"))
+        }
+        None => Err(Stop::undecided("the device does not tell")),
+    }
+}
+
 fn rnr_retries<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     let session = context.open()?;
-    let offered = session.peer.offered().map(|offered| offered.rnr_retry_count);
+    let offered = session.peer.offered().map(|offered| offered.params.rnr_retry_count);
     match offered {
         Some(7) => session.unharmed(),
         Some(count) => {
@@ -74,9 +89,8 @@ fn rnr_retries<B: Descriptors>(context: &Context<'_, B>) -> Judged {
 
 fn depths<B: Descriptors>(context: &Context<'_, B>) -> Judged {
     let session = context.open()?;
-    let offered =
-        session.peer.offered().map(|offered| (offered.responder_resources, offered.initiator_depth));
-    match offered {
+    let params = session.peer.offered().map(|offered| offered.params);
+    match params.map(|params| (params.responder_resources, params.initiator_depth)) {
         Some((1, 1)) => session.unharmed(),
         Some(depths) => {
             session.unharmed()?;

@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::time::{Duration, Instant};
 
+use raw_peer::Offer;
 use rdma_conn::Descriptors;
 
 use super::case::Role;
@@ -125,7 +126,7 @@ impl<'a, B: Descriptors> Context<'a, B> {
     /// # Errors
     /// The client makes no request.
     #[expect(clippy::type_complexity, reason = "used in two places, and taken apart at once")]
-    pub fn request(&self) -> Result<(B::Identifier, rdma_backend::ConnectParams, Box<dyn Running>), Stop> {
+    pub fn request(&self) -> Result<(B::Identifier, Offer, Box<dyn Running>), Stop> {
         let Side::Client(listener, clients) = self.side else {
             return Err(Stop::not_applicable("about clients only"));
         };

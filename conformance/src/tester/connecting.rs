@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use raw_peer::{Candidate, Connecting, Progress, Session, Step};
-use rdma_backend::{Access, CmEventKind, ConnectParams, EventChannel, Identifier};
+use raw_peer::{Candidate, Connecting, Offer, Progress, Session, Step};
+use rdma_backend::{Access, CmEvent, CmEventKind, EventChannel, Identifier};
 use rdma_conn::Descriptors;
 
 use super::deadline::{Deadline, wrong};
@@ -137,12 +137,11 @@ impl<B: Descriptors> Listener<B> {
     }
 
     /// The next request within `patience`, if there is one, and what it offers.
-    pub fn request_within(
-        &self,
-        patience: Duration,
-    ) -> Result<Option<(B::Identifier, ConnectParams)>, Failure> {
-        find_event::<B, _>(&self.events, patience, |kind| match kind {
-            CmEventKind::ConnectRequest { id, peer } => Some((id, peer)),
+    pub fn request_within(&self, patience: Duration) -> Result<Option<(B::Identifier, Offer)>, Failure> {
+        find_event::<B, _>(&self.events, patience, |event| match event.kind {
+            CmEventKind::ConnectRequest { id, peer: params } => {
+                Some((id, Offer { params, private_data: event.private_data }))
+            }
             _ => None,
         })
     }
@@ -171,7 +170,7 @@ impl<B: Descriptors> Listener<B> {
 fn find_event<B: Descriptors, T>(
     events: &B::EventChannel,
     patience: Duration,
-    wanted: impl Fn(CmEventKind<B>) -> Option<T>,
+    wanted: impl Fn(CmEvent<B>) -> Option<T>,
 ) -> Result<Option<T>, Failure> {
     let deadline = Deadline::after(patience);
     loop {
@@ -180,7 +179,7 @@ fn find_event<B: Descriptors, T>(
             if let CmEventKind::AddressError { .. } | CmEventKind::RouteError { .. } = &event.kind {
                 return Err(Failure::Unreached(format!("there is no way there: {told}")));
             }
-            match wanted(event.kind) {
+            match wanted(event) {
                 Some(found) => return Ok(Some(found)),
                 None => tracing::debug!(event = told, "another event is awaited"),
             }

@@ -13,7 +13,7 @@ mod stream;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use raw_peer::{Incoming as Came, Refused, Session, Step};
+use raw_peer::{Incoming as Came, Offer, Refused, Session, Step};
 use rdma_backend::{
     CompletionStatus, ConnectParams, ErrorKind, Failure as _, Immediate, RNR_RETRY_INFINITE, Region,
     RemoteAddress, RnrTimer, SendOp,
@@ -156,7 +156,7 @@ pub struct Peer<B: Descriptors> {
     mirror: Option<Vec<u8>>,
     /// Whether it has given the peer a window.
     registered: bool,
-    offered: Option<ConnectParams>,
+    offered: Option<Offer>,
     /// What it has said in RESP; `None` if it says what another program does.
     said: Option<Said>,
     /// Whether the end of the connection was told, and whether a request failed or could not be made any more.
@@ -273,14 +273,14 @@ impl<B: Descriptors> Peer<B> {
         Window { address: outbox.address(), length: self.shape.window, rkey: outbox.rkey() }
     }
 
-    /// Returns the parameters that the target offered when the connection was made.
-    pub const fn offered(&self) -> Option<ConnectParams> {
-        self.offered
+    /// Returns what the target offered when the connection was made.
+    pub const fn offered(&self) -> Option<&Offer> {
+        self.offered.as_ref()
     }
 
-    /// Notes the parameters of the target's request, which the event of the connection does not repeat.
-    pub(crate) const fn was_offered(&mut self, params: ConnectParams) {
-        self.offered = Some(params);
+    /// Notes what came with the target's request, which the event of the connection does not repeat.
+    pub(crate) fn was_offered(&mut self, offer: Offer) {
+        self.offered = Some(offer);
     }
 
     /// Changes how long it waits for anything.
@@ -436,9 +436,9 @@ impl<B: Descriptors> Peer<B> {
         while let Some(came) = self.session.poll().map_err(wrong("looking for what has come"))? {
             any = true;
             self.incoming.extend(match came {
-                Came::Established(peer) => {
+                Came::Established(offer) => {
                     self.established = true;
-                    self.offered.get_or_insert(peer);
+                    self.offered.get_or_insert(offer);
                     None
                 }
                 Came::Message(bytes) => Some(Incoming::Message(bytes)),

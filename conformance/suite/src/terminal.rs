@@ -1,11 +1,13 @@
 //! Runs suites on a terminal, with a bar while a case runs, and a table at the end; folds lines to its width.
 
 use std::io::IsTerminal;
+use std::os::fd::AsFd;
 use std::process::ExitCode;
 use std::time::Instant;
 
 use comfy_table::{Cell, ContentArrangement, Table};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use rustix::termios::tcgetwinsize;
 use textwrap::{Options, WordSplitter};
 
 use crate::exit::{DONE, NO_ENVIRONMENT, NOTHING, worse};
@@ -17,13 +19,18 @@ pub const PIPED: usize = 120;
 /// Returns the columns of the output: those of its terminal, or [`PIPED`].
 #[must_use]
 pub fn columns() -> usize {
-    Table::new().width().map_or(PIPED, usize::from)
+    columns_of(std::io::stdout())
 }
 
 /// Returns the columns of errors: those of their terminal, or [`PIPED`].
 #[must_use]
 pub fn error_columns() -> usize {
-    Table::new().use_stderr().width().map_or(PIPED, usize::from)
+    columns_of(std::io::stderr())
+}
+
+fn columns_of(output: impl AsFd) -> usize {
+    // A terminal that was never told its size says that it has no columns.
+    tcgetwinsize(output).ok().filter(|size| size.ws_col > 0).map_or(PIPED, |size| size.ws_col.into())
 }
 
 /// Folds a line between words, so that it fits into `columns`; what follows is indented by `hanging`.
@@ -59,9 +66,7 @@ pub fn complain(text: &str, hanging: usize) {
 pub fn table() -> Table {
     let mut table = Table::new();
     table.set_content_arrangement(ContentArrangement::Dynamic);
-    if table.width().is_none() {
-        table.set_width(u16::try_from(PIPED).unwrap_or(u16::MAX));
-    }
+    table.set_width(u16::try_from(columns()).unwrap_or(u16::MAX));
     table
 }
 

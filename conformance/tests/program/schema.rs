@@ -29,29 +29,43 @@ impl Schema {
     /// Says what of `value` is not as the schema has it; the reasons begin with the place.
     pub(crate) fn problems(&self, value: &Value) -> Vec<String> {
         let mut problems = Vec::new();
-        self.judge(&self.rules, value, "", &mut problems);
+        self.judge(&self.rules, value, "", Some(&mut problems));
         problems
     }
 
     fn is_met(&self, schema: &Value, value: &Value) -> bool {
-        let mut problems = Vec::new();
-        self.judge(schema, value, "", &mut problems);
-        problems.is_empty()
+        self.judge(schema, value, "", None)
     }
 
-    fn judge(&self, schema: &Value, value: &Value, place: &str, problems: &mut Vec<String>) {
+    /// Returns whether `value` is as `schema` has it. Where nobody asks for the reasons, the first is enough.
+    fn judge(
+        &self,
+        schema: &Value,
+        value: &Value,
+        place: &str,
+        mut problems: Option<&mut Vec<String>>,
+    ) -> bool {
         let Value::Object(rules) = schema else {
-            assert!(schema.is_boolean(), "{schema}");
-            problems.extend((schema == &Value::Bool(false)).then(|| format!("{place}: must not be there")));
-            return;
+            let may_be_there = schema.as_bool().unwrap_or_else(|| panic!("{schema}"));
+            if let Some(problems) = problems.filter(|_| !may_be_there) {
+                problems.push(format!("{place}: must not be there"));
+            }
+            return may_be_there;
         };
+        let mut is_met = true;
         for (rule, wanted) in rules {
+            if !is_met && problems.is_none() {
+                return false;
+            }
+            let mut judge = |wanted, value, place: &str| {
+                is_met &= self.judge(wanted, value, place, problems.as_deref_mut());
+            };
             let number = || wanted.as_i64().unwrap();
             let is_as_wanted = match rule.as_str() {
                 "$schema" | "$id" | "$defs" | "title" | "default" | "then" | "else" => true,
                 "$ref" => {
                     let path = wanted.as_str().and_then(|one| one.strip_prefix('#')).unwrap();
-                    self.judge(self.rules.pointer(path).unwrap(), value, place, problems);
+                    judge(self.rules.pointer(path).unwrap(), value, place);
                     true
                 }
                 "type" => match wanted {
@@ -67,7 +81,7 @@ impl Schema {
                 "if" => {
                     let next = if self.is_met(wanted, value) { "then" } else { "else" };
                     if let Some(next) = rules.get(next) {
-                        self.judge(next, value, place, problems);
+                        judge(next, value, place);
                     }
                     true
                 }
@@ -84,7 +98,7 @@ impl Schema {
                 }
                 "items" => {
                     for (at, one) in value.as_array().into_iter().flatten().enumerate() {
-                        self.judge(wanted, one, &format!("{place}/{at}"), problems);
+                        judge(wanted, one, &format!("{place}/{at}"));
                     }
                     true
                 }
@@ -95,7 +109,7 @@ impl Schema {
                 "properties" => {
                     for (name, one) in wanted.as_object().unwrap() {
                         if let Some(there) = value.get(name) {
-                            self.judge(one, there, &format!("{place}/{name}"), problems);
+                            judge(one, there, &format!("{place}/{name}"));
                         }
                     }
                     true
@@ -106,16 +120,20 @@ impl Schema {
                     for (name, one) in
                         value.as_object().into_iter().flatten().filter(|(name, _)| !known(name))
                     {
-                        self.judge(wanted, one, &format!("{place}/{name}"), problems);
+                        judge(wanted, one, &format!("{place}/{name}"));
                     }
                     true
                 }
                 other => panic!("{other} is not known here"),
             };
             if !is_as_wanted {
-                problems.push(format!("{place}: {value} is not as {rule} has it: {wanted}"));
+                is_met = false;
+                if let Some(problems) = &mut problems {
+                    problems.push(format!("{place}: {value} is not as {rule} has it: {wanted}"));
+                }
             }
         }
+        is_met
     }
 }
 

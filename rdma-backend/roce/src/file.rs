@@ -1,25 +1,23 @@
-//! Frames in a pcapng file.
+//! Frames in a pcapng file (draft-ietf-opsawg-pcapng): a section with one interface, and a block for each frame.
 
 use std::io::{self, Write};
 use std::time::Duration;
 
-use pcap_file::pcapng::PcapNgWriter;
-use pcap_file::pcapng::blocks::enhanced_packet::{EnhancedPacketBlock, EnhancedPacketOption};
-use pcap_file::pcapng::blocks::interface_description::{
-    InterfaceDescriptionBlock, InterfaceDescriptionOption,
-};
-use pcap_file::{DataLink, PcapError};
+const SECTION: u32 = 0x0a0d_0d0a;
+const INTERFACE: u32 = 1;
+const PACKET: u32 = 6;
+/// Tells a reader that all numbers are little-endian.
+const BYTE_ORDER: u32 = 0x1a2b_3c4d;
+const ETHERNET: u16 = 1;
+
+/// Options: how fine times are, what a frame's comment is, and that no more options come.
+const TIME_RESOLUTION: u16 = 9;
+const COMMENT: u16 = 1;
+const END: u16 = 0;
 
 /// A pcapng file of Ethernet frames, with times in nanoseconds.
 pub struct File<W: Write> {
-    to: PcapNgWriter<W>,
-}
-
-fn failed(error: PcapError) -> io::Error {
-    match error {
-        PcapError::IoError(error) => error,
-        other => io::Error::other(other),
-    }
+    to: W,
 }
 
 impl<W: Write> File<W> {
@@ -28,28 +26,41 @@ impl<W: Write> File<W> {
     /// # Errors
     /// The writer's.
     pub fn new(to: W) -> io::Result<Self> {
-        let mut to = PcapNgWriter::new(to).map_err(failed)?;
-        let mut interface = InterfaceDescriptionBlock::new(DataLink::ETHERNET, 0);
-        // Nanoseconds.
-        interface.options.push(InterfaceDescriptionOption::IfTsResol(9));
-        to.write_pcapng_block(interface).map_err(failed)?;
-        Ok(Self { to })
+        let mut file = Self { to };
+        // Version 1.0, of a length that nobody knows yet.
+        let section = [&BYTE_ORDER.to_le_bytes()[..], &[1, 0, 0, 0], &[0xff; 8]].concat();
+        file.block(SECTION, &section)?;
+        // Frames of any length.
+        let mut interface = [ETHERNET.to_le_bytes(), [0; 2], [0; 2], [0; 2]].concat();
+        // Nanoseconds: ten to the power of minus nine.
+        push_option(&mut interface, TIME_RESOLUTION, &[9])?;
+        push_option(&mut interface, END, &[])?;
+        file.block(INTERFACE, &interface)?;
+        Ok(file)
     }
 
     /// Appends a frame that was seen at this time, with a comment for whoever looks at it.
     ///
     /// # Errors
-    /// The writer's.
+    /// The writer's, or the comment is longer than the format has room for.
     pub fn write(&mut self, at: Duration, frame: &[u8], comment: Option<&str>) -> io::Result<()> {
-        let packet = EnhancedPacketBlock {
-            interface_id: 0,
-            timestamp: at,
-            original_len: u32::try_from(frame.len()).unwrap_or(u32::MAX),
-            data: frame.into(),
-            options: comment.map(|text| EnhancedPacketOption::Comment(text.into())).into_iter().collect(),
-        };
-        self.to.write_pcapng_block(packet).map_err(failed)?;
-        Ok(())
+        let nanos = u64::try_from(at.as_nanos()).map_err(io::Error::other)?;
+        let len = u32::try_from(frame.len()).map_err(io::Error::other)?;
+        let mut packet = [0, (nanos >> 32) as u32, nanos as u32, len, len].map(u32::to_le_bytes).concat();
+        push_padded(&mut packet, frame);
+        if let Some(comment) = comment {
+            push_option(&mut packet, COMMENT, comment.as_bytes())?;
+            push_option(&mut packet, END, &[])?;
+        }
+        self.block(PACKET, &packet)
+    }
+
+    /// Writes a block, whose length stands before it and behind it.
+    fn block(&mut self, kind: u32, body: &[u8]) -> io::Result<()> {
+        let len = u32::try_from(body.len() + 12).map_err(io::Error::other)?;
+        self.to.write_all(&[kind, len].map(u32::to_le_bytes).concat())?;
+        self.to.write_all(body)?;
+        self.to.write_all(&len.to_le_bytes())
     }
 
     /// Writes out what the writer holds back.
@@ -57,6 +68,19 @@ impl<W: Write> File<W> {
     /// # Errors
     /// The writer's.
     pub fn flush(&mut self) -> io::Result<()> {
-        self.to.get_mut().flush()
+        self.to.flush()
     }
+}
+
+fn push_option(to: &mut Vec<u8>, code: u16, value: &[u8]) -> io::Result<()> {
+    let len = u16::try_from(value.len()).map_err(io::Error::other)?;
+    to.extend([code, len].map(u16::to_le_bytes).concat());
+    push_padded(to, value);
+    Ok(())
+}
+
+/// Everything in a block is a multiple of four bytes.
+fn push_padded(to: &mut Vec<u8>, bytes: &[u8]) {
+    to.extend(bytes);
+    to.resize(to.len().next_multiple_of(4), 0);
 }

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use crate::Descriptors;
 use rdma_backend::{
-    CmEventKind, ConnectParams, ErrorKind, EventChannel as _, Failure as _, Identifier as _, QueuePair as _,
-    RnrTimer, SendOp, reject,
+    CmEvent, CmEventKind, ConnectParams, ErrorKind, EventChannel as _, Failure as _, Identifier as _,
+    QueuePair as _, RnrTimer, SendOp, reject,
 };
 
 use super::Setting;
@@ -44,7 +44,8 @@ super::table! {
     "verbs.connect.send-too-early", "a queue pair that is not connected sends nothing", "ibv_modify_qp(3)",
         send_too_early;
     "verbs.connect.wildcard", "a wildcard has no device", "rdma_bind_addr(3)", wildcard;
-    "verbs.connect.private-data", "more private data than fits is refused", "rdma_connect(3)", private_data;
+    "verbs.connect.private-data", "private data arrives, with zeros behind it; more than fits is refused",
+        "rdma_get_cm_event(3), rdma_connect(3)", private_data;
     "verbs.migrate.waiting-event", "an event that waits moves along with its identifier", "rdma_migrate_id(3)",
         migrate_waiting;
     "verbs.migrate.listener", "a listener is asked on its new channel", "rdma_migrate_id(3)", migrate_listener;
@@ -243,7 +244,35 @@ fn private_data<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {
     let end = End::<B>::new(resolved::<B>(&requesting.clients, requesting.address()?)?, Shape::USUAL)?;
     let refused = end.id.connect(&PARAMS, &[0; 57]).err().map(|error| error.kind());
     equal("57 bytes", refused, Some(ErrorKind::Argument))?;
-    end.id.connect(&PARAMS, &[0; 56]).called("connect with 56 bytes")
+
+    let servers = setting.server.event_channel().called("event_channel")?;
+    let listener = servers.listen(setting.address(), 8).called("listen")?;
+    let to = listener.local_addr().ok_or_else(|| Failure::wrong("the listener has no address"))?;
+    for (given, answer) in [(&[0xa5; 56][..], &b""[..]), (b"hello", &[0x5a; 196])] {
+        let clients = setting.client.event_channel().called("event_channel")?;
+        let client = End::<B>::new(resolved::<B>(&clients, to)?, Shape::USUAL)?;
+        client.id.connect(&PARAMS, given).called("connect")?;
+        let event = next_event::<B>(&servers, PATIENCE)?;
+        let Some(CmEvent { kind: CmEventKind::ConnectRequest { id, .. }, private_data, .. }) = event else {
+            return Err(Failure::wrong("no request came"));
+        };
+        equal("private data of the request", stripped(&private_data), given)?;
+        let server = End::<B>::new(id, Shape::USUAL)?;
+        server.id.accept(&PARAMS, answer).called("accept")?;
+        let event = next_event::<B>(&clients, PATIENCE)?;
+        let Some(CmEvent { kind: CmEventKind::Established { .. }, private_data, .. }) = event else {
+            return Err(Failure::wrong("the client is not connected"));
+        };
+        equal("private data of the answer", stripped(&private_data), answer)?;
+        expect::<B>(&servers, &server.id, "Established")?;
+    }
+    Ok(())
+}
+
+/// Private data without the zeros that a transport puts behind it.
+fn stripped(data: &[u8]) -> &[u8] {
+    let end = data.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+    &data[..end]
 }
 
 fn migrate_waiting<B: Descriptors>(setting: &Setting<B>) -> Result<(), Failure> {

@@ -276,7 +276,7 @@ impl<B: Descriptors> Endpoint<B> {
         let mut any = false;
         while self.accepts > 0 && self.requests.is_none() {
             let event = self.events.next_event().map_err(Error::backend("reading connection events"))?;
-            let Some(CmEvent { id: key, kind }) = event else {
+            let Some(CmEvent { id: key, kind, .. }) = event else {
                 self.awake.set_events_wait(false);
                 return Ok(any);
             };

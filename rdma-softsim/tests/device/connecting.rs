@@ -23,13 +23,13 @@ fn the_connection_manager_connects_queue_pairs_of_the_device_and_brings_private_
         end.pair.modify(Transition::Initialise).unwrap();
     }
     id.connect_pair(&active.pair, &PARAMS, b"hello").unwrap();
-    let told = listening.next_with_data().unwrap().unwrap();
-    assert_eq!((told.data.len(), &told.data[..6]), (56, &b"hello\0"[..]));
-    let CmEventKind::ConnectRequest { id: child, .. } = told.event.kind else { panic!("a request") };
+    let told = listening.next_event().unwrap().unwrap();
+    assert_eq!((told.private_data.len(), &told.private_data[..6]), (56, &b"hello\0"[..]));
+    let CmEventKind::ConnectRequest { id: child, .. } = told.kind else { panic!("a request") };
     child.accept_pair(&passive.pair, &PARAMS, b"welcome").unwrap();
-    let told = channel.next_with_data().unwrap().unwrap();
-    assert!(matches!(told.event.kind, CmEventKind::Established { .. }));
-    assert_eq!((told.data.len(), &told.data[..8]), (196, &b"welcome\0"[..]));
+    let told = channel.next_event().unwrap().unwrap();
+    assert!(matches!(told.kind, CmEventKind::Established { .. }));
+    assert_eq!((told.private_data.len(), &told.private_data[..8]), (196, &b"welcome\0"[..]));
     passive.pair.post_named_receives(&[NamedReceive { id: 2, local: &[passive.sge(0, 64)] }]).unwrap();
     let inline = NamedSend {
         id: 1,

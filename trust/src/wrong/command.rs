@@ -28,9 +28,9 @@ pub type Line = (Target, Role, &'static str);
 /// Mutates the runner's verdicts: runs each case against targets that are wrong.
 #[derive(Args, Clone, Debug)]
 pub struct Verdicts {
-    /// Only cases whose id matches.
-    #[arg(long, value_name = "GLOB")]
-    select: Option<Pattern>,
+    /// Only cases whose id matches one of these.
+    #[arg(long, value_name = "GLOB", value_delimiter = ',')]
+    select: Vec<Pattern>,
     /// Instead of the table, tell which mistakes fail each case and pass the plainest.
     #[arg(long)]
     search: bool,
@@ -91,7 +91,7 @@ pub fn run(options: &Verdicts) -> ExitCode {
 }
 
 fn wanted(options: &Verdicts, case: &str) -> bool {
-    options.select.as_ref().is_none_or(|select| select.matches(case))
+    options.select.is_empty() || options.select.iter().any(|select| select.matches(case))
 }
 
 /// Returns all trials: each mistake with its case, each unresponsive target with every case, and the right side with the cases of the

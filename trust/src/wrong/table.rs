@@ -42,6 +42,8 @@ pub const TABLE: &[(Mistake, Role, &str)] = &[
     (KeepalivesAnswered, Client, "keep.unanswered"),
     (KeepalivesRefused, Server, "keep.accepted"),
     (KeepalivesRefused, Client, "keep.accepted"),
+    (PrivateData, Server, "conn.no-private-data"),
+    (PrivateData, Client, "conn.no-private-data"),
     (NoRnrRetries, Server, "conn.rnr-retries"),
     (NoRnrRetries, Client, "conn.rnr-retries"),
     (OddDepths, Server, "conn.depths"),

@@ -1,13 +1,44 @@
-//! Trials that look at the whole process, its descriptors and its use of the processor: one at a time.
+//! Trials that look at the whole process, its descriptors and its use of the processor: each in a process of its own. Nearly all of
+//! their time is spent waiting, so they wait side by side.
 
 mod own;
 mod semantics;
 mod wrong;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::collections::BTreeSet;
+use std::process::{Command, Stdio};
 
-/// While one has this, no other is at work.
-fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+use conformance::blackbox;
+use rdma_softsim::SoftSim;
+use suite::Tag;
+
+/// Runs the program once with each of these arguments, all at the same time, and returns what they printed. Each must end well.
+fn programs(all: &[Vec<&str>]) -> Vec<String> {
+    let started = all.iter().map(|arguments| {
+        let mut program = Command::new(env!("CARGO_BIN_EXE_valkey-rdma-trust"));
+        program.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    });
+    let started: Vec<_> = started.collect();
+    // None waits for room in its pipe while another is awaited.
+    let reading = started.into_iter().map(|child| std::thread::spawn(|| child.wait_with_output().unwrap()));
+    let ended: Vec<_> = reading.collect();
+    let outputs = all.iter().zip(ended).map(|(arguments, ended)| {
+        let output = ended.join().unwrap();
+        let [told, said] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
+        (output.status, format!("{arguments:?}: {}\n{told}{said}", output.status))
+    });
+    let (ended_well, failed): (Vec<_>, Vec<_>) = outputs.partition(|(status, _)| status.success());
+    let failed: Vec<_> = failed.into_iter().map(|(_, told)| told).collect();
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+    ended_well.into_iter().map(|(_, told)| told).collect()
+}
+
+/// The cases of the suite, as `--select` takes them, in two rounds: first, in one process, those that mind no other beside them; then, in
+/// one each, those that look at their process, which are timed more narrowly and want a processor that is not busy with the first.
+fn rounds() -> [Vec<String>; 2] {
+    let (looking, together): (Vec<_>, Vec<_>) =
+        blackbox::cases::<SoftSim>().into_iter().partition(|case| case.is(Tag::Local));
+    let together: BTreeSet<_> = together.iter().map(|case| case.id).collect();
+    let looking = looking.iter().map(|case| case.id.to_string());
+    [vec![together.into_iter().collect::<Vec<_>>().join(",")], looking.collect()]
 }

@@ -60,6 +60,8 @@ pub enum Mistake {
     KeepalivesAnswered,
     /// Keepalives are taken for unknown messages.
     KeepalivesRefused,
+    /// Gives private data.
+    PrivateData,
     /// Gives its peer no RNR retries.
     NoRnrRetries,
     /// Wants no RDMA READ where one is usual.

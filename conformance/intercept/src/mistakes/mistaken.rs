@@ -154,8 +154,9 @@ impl Interceptor<SoftSim> for Mistaken {
 
     fn call(&self, (): &(), _inner: &<SoftSim as Backend>::Identifier, call: Call<'_>) -> bool {
         match call {
-            Call::Connect(params) | Call::Accept(params) => match self.mistake {
+            Call::Connect(params, private_data) | Call::Accept(params, private_data) => match self.mistake {
                 Some(Mistake::NoRnrRetries) => params.rnr_retry_count = 0,
+                Some(Mistake::PrivateData) => *private_data = Box::new(*b"hello"),
                 Some(Mistake::OddDepths) => {
                     *params = ConnectParams { responder_resources: 0, initiator_depth: 3, ..*params };
                 }

@@ -147,7 +147,7 @@ impl<B: Backend> Interceptor<B> for Recording<B> {
         end.record(match call {
             Call::ResolveAddress(remote) => called(format!("resolve_addr({remote})")),
             Call::ResolveRoute => called("resolve_route".into()),
-            Call::Connect(params) | Call::Accept(params) => {
+            Call::Connect(params, _) | Call::Accept(params, _) => {
                 let (local, peer) = (inner.local_addr(), inner.peer_addr());
                 EntryKind::Connecting { local, peer, params: (*params).into() }
             }

@@ -5,8 +5,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rdma_backend::{CmEventKind, EventChannel as _, Identifier as _, QueuePair as _};
-use rdma_softsim::{EventChannel, Identifier, Offered, QueuePair, Signal, SoftSim, Told};
+use rdma_backend::{CmEvent, CmEventKind, EventChannel as _, Identifier as _, QueuePair as _};
+use rdma_softsim::{EventChannel, Identifier, Offered, QueuePair, Signal, SoftSim};
 use rustix::io::Errno;
 use softrdma_wire::{self as wire, Connected, Name, Reply, Request};
 
@@ -25,7 +25,7 @@ pub(super) struct Channel {
     /// How often there was no event.
     batch: u64,
     /// An event of the next batch.
-    held: Option<Told>,
+    held: Option<CmEvent<SoftSim>>,
 }
 
 /// An identifier, and the channel that it has now.
@@ -158,7 +158,7 @@ impl Session {
     }
 
     /// The next event of a channel, if its batch has one.
-    fn next_told(&mut self, name: Name) -> Result<Option<Told>, Refusal> {
+    fn next_told(&mut self, name: Name) -> Result<Option<CmEvent<SoftSim>>, Refusal> {
         // A channel that is gone is a descriptor that was closed.
         let channel = self.event_channels.get_mut(&name).ok_or(Errno::BADF)?;
         if let Some(held) = channel.held.take() {
@@ -167,13 +167,13 @@ impl Session {
             }
             return Ok(Some(held));
         }
-        let Some(told) = channel.channel.next_with_data()? else {
+        let Some(told) = channel.channel.next_event()? else {
             channel.batch += 1;
             return Ok(None);
         };
-        let owner = self.keys.get(&told.event.id).and_then(|name| self.identifiers.get(name));
+        let owner = self.keys.get(&told.id).and_then(|name| self.identifiers.get(name));
         let connects_in = owner.and_then(|owner| owner.connects_in);
-        if is_end(&told.event.kind) && connects_in == Some(channel.batch) {
+        if is_end(&told.kind) && connects_in == Some(channel.batch) {
             channel.batch += 1;
             channel.held = Some(told);
             channel.level.raise();
@@ -184,7 +184,7 @@ impl Session {
 
     pub(super) fn take_event(&mut self, name: Name) -> Result<Reply, Refusal> {
         loop {
-            let Some(Told { event, data }) = self.next_told(name)? else { return Ok(Reply::Event(None)) };
+            let Some(event) = self.next_told(name)? else { return Ok(Reply::Event(None)) };
             // Programs read these from their device.
             if matches!(event.kind, CmEventKind::Async(_)) {
                 continue;
@@ -205,7 +205,7 @@ impl Session {
             };
             let Owned { identifier, .. } = find(&self.identifiers, id)?;
             let (local, remote) = (identifier.local_addr(), identifier.peer_addr());
-            let data = data.into_vec();
+            let data = event.private_data.into_vec();
             if established {
                 self.connects(id);
             }
