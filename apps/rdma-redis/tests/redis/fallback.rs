@@ -1,10 +1,12 @@
 //! TCP when there is no RDMA.
 
 use std::io;
+use std::sync::{Arc, Mutex};
 
 use rdma_redis::{Client, Settings, Transport};
 use rdma_softsim::{Fabric, SoftSim};
 use redis::ErrorKind;
+use tracing::Level;
 
 use crate::support::{Answer, URL, fabric, polite, serve_tcp};
 
@@ -32,6 +34,25 @@ async fn tcp_is_used_where_nothing_listens_for_rdma() {
     let mut subscriber =
         Client::open(lonely(), &url).expect("a valid URL").get_async_pubsub().await.expect("by TCP");
     drop(subscriber.on_message());
+}
+
+/// A pool without RDMA makes many connections, and there is one reason for all.
+#[tokio::test]
+async fn a_fallback_is_warned_of_once() {
+    let (lines, log) = (Arc::new(Mutex::new(Vec::new())), tracing_subscriber::fmt());
+    let to = Arc::clone(&lines);
+    let log = log.with_ansi(false).with_max_level(Level::DEBUG).with_writer(to).finish();
+    let _until_here = tracing::subscriber::set_default(log);
+    let (port, _seen) = serve_tcp(|_, command| polite(command));
+    let url = format!("valkey+rdma://127.0.0.1:{port}?timeout=2&fallback=tcp");
+    let client = Client::open(lonely(), &url).expect("a valid URL");
+    for _ in 0..3 {
+        client.clone().get_multiplexed_async_connection().await.expect("by TCP");
+    }
+    let said = String::from_utf8(lines.lock().expect("no panic").clone()).expect("text");
+    let at =
+        |level: &str| said.lines().filter(|line| line.contains("using TCP") && line.contains(level)).count();
+    assert_eq!((at(" WARN "), at("DEBUG ")), (1, 2), "{said}");
 }
 
 #[tokio::test]
