@@ -1,10 +1,6 @@
-//! The help of the program: its commands in groups, by what one wants to do; its manual pages, and completions for shells.
-
-use std::io;
-use std::path::Path;
+//! The help of the program: its commands in groups, by what one wants to do.
 
 use clap::Command;
-use clap_complete::Shell;
 
 /// Every command, in groups.
 const GROUPS: [(&str, &[&str]); 5] = [
@@ -33,7 +29,7 @@ Exit status:
     1 a requirement is not met   64 wrong command line
     2 undecided                  69 no RDMA here
     3 the suite failed           70 a mistake of ours
-    4 the target was lost       141 nobody reads the output any more";
+    4 the target was lost       141 the reader of the output is gone";
 
 /// `command` with that help.
 pub(crate) fn grouped(command: Command) -> Command {
@@ -48,23 +44,6 @@ pub(crate) fn grouped(command: Command) -> Command {
     command.help_template(template + "\nOptions:\n{options}{after-help}").after_help(AFTER)
 }
 
-/// Returns the script by which `shell` completes command lines of `command`.
-pub(crate) fn completions(mut command: Command, shell: Shell) -> String {
-    let mut script = Vec::new();
-    let name = command.get_name().to_string();
-    clap_complete::generate(shell, &mut command, name, &mut script);
-    String::from_utf8_lossy(&script).into_owned()
-}
-
-/// Writes the manual pages of `command` and of every command below it into `folder`, which is made if it is not there.
-///
-/// # Errors
-/// The folder cannot be written to.
-pub(crate) fn manual(command: Command, folder: &Path) -> io::Result<()> {
-    std::fs::create_dir_all(folder)?;
-    clap_mangen::generate_to(command.after_help(AFTER), folder)
-}
-
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory as _;
@@ -74,7 +53,7 @@ mod tests {
     /// Every command is in one group, and the help fits a terminal.
     #[test]
     fn every_command_is_in_a_group() {
-        let command = crate::Cli::command();
+        let command = suite::exit::with_common(crate::Cli::command());
         let mut all: Vec<_> = command.get_subcommands().map(Command::get_name).collect();
         let mut grouped_ones: Vec<_> = GROUPS.iter().flat_map(|(_, names)| *names).copied().collect();
         all.sort_unstable();

@@ -9,15 +9,14 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
-use clap_complete::Shell;
+use clap::{Args, CommandFactory as _, Parser, Subcommand};
 use rdma_conn::{Connect, Descriptors, Options};
 use rdma_softsim::Fabric;
 
 use conformance::blackbox::builtin::{self, BuiltInServer};
 use conformance::blackbox::command::{self, TargetCommand};
 use conformance::blackbox::target::TargetServer as _;
-use conformance::exit::{self, BROKEN, FAILED};
+use conformance::exit::{self, FAILED};
 use conformance::smoke::{self, Scale, Setting};
 use conformance::{device, requirements, trace, vectors};
 use intercept::trace::{Limits, Recorded, Recorder};
@@ -73,17 +72,6 @@ enum Command {
     /// Shows recorded connections as timelines, or to Wireshark.
     #[command(subcommand)]
     Trace(trace::Command),
-    /// Prints what a shell needs to complete its command lines.
-    Completions {
-        /// The shell.
-        shell: Shell,
-    },
-    /// Writes manual pages, one for each command.
-    Man {
-        /// The folder to write them into.
-        #[arg(default_value = ".")]
-        folder: PathBuf,
-    },
 }
 
 #[derive(Args)]
@@ -128,12 +116,7 @@ fn main() -> ExitCode {
         .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
         .with_writer(std::io::stderr)
         .init();
-    let parsed = help::grouped(Cli::command()).try_get_matches();
-    let cli = match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {
-        Ok(cli) => cli,
-        Err(error) => return exit::misused(&error),
-    };
-    exit::guarded(|| perform(cli))
+    exit::run_as(help::grouped(exit::with_common(Cli::command())), perform)
 }
 
 fn perform(Cli { command, out }: Cli) -> ExitCode {
@@ -151,14 +134,6 @@ fn perform(Cli { command, out }: Cli) -> ExitCode {
         Command::Reqs(command) => requirements::run(command),
         Command::Vectors(command) => vectors::run(command),
         Command::Trace(command) => trace::run(command),
-        Command::Completions { shell } => {
-            print!("{}", help::completions(Cli::command(), shell));
-            ExitCode::SUCCESS
-        }
-        Command::Man { folder } => match help::manual(Cli::command(), &folder) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => command::finish(Err((BROKEN, format!("{}: {error}", folder.display())))),
-        },
     }
 }
 

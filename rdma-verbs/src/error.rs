@@ -12,7 +12,8 @@ use rdma_backend::{ErrorKind, Failure};
 pub enum Error {
     /// A run-time library is missing.
     #[error(
-        "{library} could not be loaded ({reason}). Install the RDMA runtime: \
+        "{library} could not be loaded ({reason}). To try without RDMA, put `softrdma run --` before the command: it needs \
+         no root. For a device, install the RDMA runtime: \
          `apt install librdmacm1 libibverbs1 ibverbs-providers` on Debian and Ubuntu, \
          `dnf install librdmacm libibverbs` on Fedora and RHEL"
     )]
@@ -180,11 +181,13 @@ fn classify(stage: Stage, errno: i32) -> ErrorKind {
 const fn advice(stage: Stage, errno: i32) -> &'static str {
     match (stage, errno) {
         (Stage::Open, libc::ENODEV) => {
-            ". There is no RDMA device: `rdma link` lists them; without a NIC, \
-             `modprobe rdma_rxe && rdma link add rxe0 type rxe netdev <interface>` makes one in software"
+            ". There is no RDMA device. To try without one, put `softrdma run --` before the command: it needs no root. As \
+             root, `modprobe rdma_rxe && rdma link add rxe0 type rxe netdev <interface>` makes one in software. `rdma link` \
+             lists devices"
         }
         (Stage::Open, libc::ENOENT | libc::ENXIO) => {
-            ". /dev/infiniband/rdma_cm is missing: `modprobe rdma_ucm` (and, in a container, pass in /dev/infiniband)"
+            ". There is no /dev/infiniband/rdma_cm. To try without a device, put `softrdma run --` before the command: it \
+             needs no root. With a device: `modprobe rdma_ucm`, and in a container pass in /dev/infiniband"
         }
         (Stage::Open | Stage::Address | Stage::Create, libc::EACCES | libc::EPERM) => {
             ". Opening the devices in /dev/infiniband is not permitted: see `ls -l /dev/infiniband` (often the group \
@@ -287,8 +290,11 @@ mod tests {
     #[test]
     fn texts_name_the_call_the_reason_and_the_remedy() {
         let cases = [
-            (call(Stage::Open, libc::ENODEV), vec!["some_call", "No such device", "rdma_rxe", "rdma link"]),
-            (call(Stage::Open, libc::ENOENT), vec!["rdma_ucm"]),
+            (
+                call(Stage::Open, libc::ENODEV),
+                vec!["some_call", "No such device", "softrdma run --", "rdma_rxe", "rdma link"],
+            ),
+            (call(Stage::Open, libc::ENOENT), vec!["softrdma run --", "rdma_ucm"]),
             (call(Stage::Open, libc::EACCES), vec!["Permission denied", "/dev/infiniband"]),
             (call(Stage::Address, libc::ENODEV), vec!["No RDMA device has this address"]),
             (

@@ -12,6 +12,7 @@ use std::str::FromStr;
 
 use clap::{Parser, Subcommand};
 use comfy_table::{ContentArrangement, Table, presets};
+use rdma_program::FAILED;
 use rdma_softsim::DeviceKind;
 use rustix::io::FdFlags;
 use softrdma::doctor;
@@ -24,9 +25,19 @@ use softrdma_wire::{
 /// Columns of what is printed, where no terminal says how wide it is.
 const WIDTH: usize = 120;
 
+const EXAMPLES: &str = "\
+Examples:
+  softrdma run -- valkey-server --rdma-bind 192.0.2.1 --rdma-port 6379 \\
+      --protected-mode no
+  softrdma run --address 192.0.2.2 -- valkey-cli --rdma -h 192.0.2.1 -p 6379
+  softrdma status
+  softrdma fault --address 192.0.2.1 not-ready=3
+
+`run` becomes the program: from then on, the exit status is the program's own.";
+
 /// Soft RDMA for programs as they are: no device, no kernel module, no root.
 #[derive(Parser)]
-#[command(version, max_term_width = WIDTH)]
+#[command(version, max_term_width = WIDTH, after_help = EXAMPLES)]
 struct Arguments {
     #[command(subcommand)]
     action: Action,
@@ -98,13 +109,12 @@ impl FromStr for Addresses {
 }
 
 fn main() -> ExitCode {
-    match act(Arguments::parse().action) {
-        Ok(code) => code,
-        Err(error) => {
+    rdma_program::run(|Arguments { action }| {
+        act(action).unwrap_or_else(|error| {
             eprintln!("{}", wrapped(&format!("softrdma: {error}")));
-            ExitCode::FAILURE
-        }
-    }
+            ExitCode::from(FAILED)
+        })
+    })
 }
 
 fn act(action: Action) -> Result<ExitCode, Error> {
@@ -128,10 +138,7 @@ fn act(action: Action) -> Result<ExitCode, Error> {
             run(&place, &libraries, &presence, &devices, &command)
         }
         Action::Fault { fabric, seed, fault } => {
-            let Some(mut socket) = Place::of(&fabric)?.connect()? else {
-                eprintln!("softrdma: no fabric of this name: `softrdma run` starts one");
-                return Ok(ExitCode::FAILURE);
-            };
+            let mut socket = running(&fabric)?;
             inject(&mut socket, seed, vec![fault.check()?])?;
             Ok(ExitCode::SUCCESS)
         }
@@ -142,7 +149,7 @@ fn act(action: Action) -> Result<ExitCode, Error> {
         }
         Action::Fabric { directory } => {
             Place::host(&directory, || {
-                // Whoever started it waits for the end of this.
+                // The program that started it waits for the end of this.
                 let _told = rustix::stdio::dup2_stdout(rustix::stdio::stderr());
             })?;
             Ok(ExitCode::SUCCESS)
@@ -209,14 +216,16 @@ fn before(mut first: OsString, variable: &str) -> OsString {
     first
 }
 
+/// A connection to a fabric that is there.
+fn running(fabric: &str) -> Result<Socket, Error> {
+    Place::at(fabric)?.connect()?.ok_or_else(|| Error::Nothing(fabric.into()))
+}
+
 fn status(fabric: &str) -> Result<ExitCode, Error> {
-    let Some(mut socket) = Place::of(fabric)?.connect()? else {
-        println!("no fabric of this name: `softrdma run` starts one");
-        return Ok(ExitCode::SUCCESS);
-    };
+    let mut socket = running(fabric)?;
     let mut ask = |request: &Request<'_>| exchange(&mut socket, request, None);
     let Reply::Status { sessions, struck, failures } = ask(&Request::Status)? else {
-        return Ok(ExitCode::FAILURE);
+        return Err(Error::Refused);
     };
     let mut pairs: Vec<Pair> = Vec::new();
     while let Reply::Pairs(more) = ask(&Request::Pairs { above: pairs.last().map_or(0, |pair| pair.number) })?
@@ -224,7 +233,11 @@ fn status(fabric: &str) -> Result<ExitCode, Error> {
     {
         pairs.extend(more);
     }
+    let left = left_by_valkey(&sessions);
     println!("{}", present(sessions));
+    if let Some(left) = left {
+        println!("{}", wrapped(&left));
+    }
     if !pairs.is_empty() {
         println!("\n{}", connections(&pairs));
     }
@@ -306,6 +319,20 @@ fn present(sessions: Vec<Session>) -> Table {
     table
 }
 
+/// What a Valkey server keeps of connections that have ended, if it does: it looks like a leak of the fabric's.
+fn left_by_valkey(sessions: &[Session]) -> Option<String> {
+    let valkey = |session: &&Session| session.program.contains("valkey") || session.program.contains("redis");
+    // One domain is that of a connection that is being made.
+    let kept = |session: &Session| session.domains.saturating_sub(session.queue_pairs);
+    let kept: u32 = sessions.iter().filter(valkey).map(kept).filter(|kept| *kept > 1).sum();
+    (kept > 0).then(|| {
+        format!(
+            "{kept} protection domains without a queue pair are Valkey's, and no leak of the fabric: Valkey releases a \
+             connection's domain and completion queue while its queue pair still uses them, so both stay until the process ends."
+        )
+    })
+}
+
 /// The classes of failure that came about on a fabric, as a table.
 fn classes(failures: &[Failure]) -> Table {
     let mut table = table();
@@ -349,6 +376,26 @@ mod tests {
         for line in text.lines() {
             assert!(line.chars().count() <= WIDTH, "{} columns: {line}", line.chars().count());
         }
+    }
+
+    /// What Valkey leaves behind is told apart from what others do, and from connections that are there.
+    #[test]
+    fn what_valkey_keeps_is_said_to_be_valkeys() {
+        let session = |program: &str, domains, queue_pairs| Session {
+            program: program.into(),
+            pid: 1,
+            devices: Vec::new(),
+            domains,
+            regions: 0,
+            registered_bytes: 0,
+            completion_queues: domains,
+            queue_pairs,
+            identifiers: 0,
+            requests: 0,
+        };
+        let told = left_by_valkey(&[session("valkey-server", 175, 0), session("rping", 9, 0)]);
+        assert!(told.is_some_and(|told| told.starts_with("175 protection domains")));
+        assert_eq!(left_by_valkey(&[session("valkey-server", 30, 30), session("rping", 9, 0)]), None);
     }
 
     #[test]

@@ -22,6 +22,9 @@ pub enum Error {
     /// The name would be no file's name.
     #[error("{0:?} is no name for a fabric: letters, digits, `-` and `_`, at most 32 of them")]
     Name(String),
+    /// No program runs on this fabric.
+    #[error("no fabric `{0}`: `softrdma run --fabric {0} -- COMMAND` starts one")]
+    Nothing(String),
     /// The directory belongs to somebody else.
     #[error("{} is not this user's alone; remove it, or set XDG_RUNTIME_DIR", .0.display())]
     Foreign(PathBuf),
@@ -99,8 +102,8 @@ pub struct Place {
 }
 
 impl Place {
-    /// That of the fabric of this user with this name; made if it is not there.
-    pub fn of(name: &str) -> Result<Self, Error> {
+    /// The place of the fabric of this user with this name, whether it is there or not.
+    pub fn at(name: &str) -> Result<Self, Error> {
         let allowed = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
         if name.is_empty() || name.len() > 32 || !name.chars().all(allowed) {
             return Err(Error::Name(name.into()));
@@ -111,20 +114,28 @@ impl Place {
             _ => std::env::temp_dir().join(format!("softrdma-{user}")),
         };
         let directory = base.join(name);
+        // Somebody else may have made it, to see what comes.
+        for directory in [&base, &directory] {
+            match std::fs::symlink_metadata(directory) {
+                Ok(found) if found.is_dir() && found.uid() == user && found.mode() & 0o077 == 0 => {}
+                Err(error) if error.kind() == io::ErrorKind::NotFound => break,
+                Err(error) => return Err(system(directory.display().to_string())(error)),
+                Ok(_) => return Err(Error::Foreign(directory.clone())),
+            }
+        }
+        Ok(Self { directory })
+    }
+
+    /// The same place, made if it is not there.
+    pub fn of(name: &str) -> Result<Self, Error> {
+        let Self { directory } = Self::at(name)?;
         DirBuilder::new()
             .recursive(true)
             .mode(0o700)
             .create(&directory)
             .map_err(system(directory.display().to_string()))?;
-        // Somebody else may have made it before, to see what comes.
-        for directory in [&base, &directory] {
-            let found =
-                std::fs::symlink_metadata(directory).map_err(system(directory.display().to_string()))?;
-            if !found.is_dir() || found.uid() != user || found.mode() & 0o077 != 0 {
-                return Err(Error::Foreign(directory.clone()));
-            }
-        }
-        Ok(Self { directory })
+        // Between the two, somebody else may have made it.
+        Self::at(name)
     }
 
     /// The socket to which programs come.

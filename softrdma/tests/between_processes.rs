@@ -151,7 +151,10 @@ fn a_killed_fabric_ends_its_programs() {
 fn status_shows_who_is_there() {
     let home = Home::new("status");
     let text = |home: &Home| common::succeeded(&home.softrdma(&["status"]).output().expect("runs"));
-    assert!(text(&home).contains("no fabric of this name"));
+    let none = home.softrdma(&["status", "--fabric", "none"]).output().expect("runs");
+    let said = String::from_utf8_lossy(&none.stderr);
+    assert!(none.status.code() == Some(1) && said.contains("no fabric `none`"), "{said}");
+    assert!(!home.path().join("softrdma").exists(), "it leaves no folder");
     let (server, _address, pid) = server(&home);
     let shown = text(&home);
     assert!(shown.contains(SERVER) && shown.contains(&pid.as_raw_nonzero().to_string()), "{shown}");

@@ -5,6 +5,7 @@ mod prepare;
 mod replies;
 mod report;
 mod schedule;
+mod target;
 mod worker;
 mod workload;
 
@@ -18,6 +19,7 @@ use rdma_server::{Address, ConnectionType};
 
 pub use prepare::{CONNECTING, reachable};
 pub use report::{Latency, Outcome, csv, table};
+pub use target::{Carrier, Login, Target};
 pub use workload::{Load, Test};
 
 /// How often `progress` is told.

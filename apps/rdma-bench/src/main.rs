@@ -3,20 +3,25 @@
 use std::io::{self, IsTerminal, Write};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::str::FromStr;
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::{CommandFactory, Parser};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use kv_store::{Server, Store};
-use rdma_bench::{CONNECTING, Load, Outcome, Test, csv, reachable, run, table};
+use rdma_bench::{CONNECTING, Carrier, Load, Login, Outcome, Target, Test, csv, reachable, run, table};
 use rdma_conn::{Descriptors, Endpoint, Limits, Options};
-use rdma_server::{Address, ConnectionType, Rdma, RdmaSettings, Tcp, Unix};
+use rdma_program::{DONE, FAILED, UNREAD, misused, status};
+use rdma_server::{Address, ConnectionType, Rdma, RdmaSettings, Tcp, Tls, TlsSettings, Unix};
 use rdma_softsim::Fabric;
 use rdma_verbs::Verbs;
 use rustix::termios::tcgetwinsize;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
 
 /// Measures a server of the Valkey protocol over RDMA, TCP or Unix sockets: requests a second, and how long each took.
 ///
@@ -28,12 +33,12 @@ use rustix::termios::tcgetwinsize;
     after_help = "Examples:
   valkey-rdma-bench --target rdma://192.0.2.1:6379 -t set,get -c 50 -n 100000
   valkey-rdma-bench --target tcp://127.0.0.1:6379 -t get -d 16384 -P 16
-  valkey-rdma-bench --target rdma://192.0.2.1:6379 --rate 20000  # open loop
-
-Exit status: 0 measured, 1 not all of it, 64 wrong arguments."
+  valkey-rdma-bench --target rdma://:PASSWORD@192.0.2.1:6379/2 -t set
+  valkey-rdma-bench --target rdma://192.0.2.1:6379 --rate 20000  # open loop"
 )]
 struct Arguments {
-    /// The server: rdma://HOST:PORT, tcp://HOST:PORT or unix:///PATH.
+    /// The server: SCHEME://[[USER]:PASSWORD@]HOST:PORT[/DATABASE], where SCHEME is rdma, tcp or tls, or unix:///PATH. In a user and
+    /// a password, %40 is an @.
     #[arg(long)]
     target: Option<String>,
     /// The tests to run, in this order.
@@ -67,12 +72,24 @@ struct Arguments {
     /// as long.
     #[arg(long, default_value_t = 0)]
     spin: u64,
+    /// The authorities that a server behind tls:// is certified by (PEM).
+    #[arg(long, value_name = "FILE")]
+    tls_ca: Option<PathBuf>,
+    /// The certificate chain that is shown to a server behind tls:// (PEM), if it asks for one.
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// The private key of that certificate (PEM).
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
     /// Print what was measured as JSON.
     #[arg(long, conflicts_with = "csv")]
     json: bool,
     /// Print what was measured as `valkey-benchmark --csv` does.
     #[arg(long)]
     csv: bool,
+    /// As the target says.
+    #[arg(skip)]
+    login: Login,
 }
 
 /// Bytes of a value at most, as in Valkey.
@@ -85,53 +102,29 @@ fn rate(text: &str) -> Result<f64, &'static str> {
     rate.ok_or("requests a second, 0.001 to 1000000000")
 }
 
-/// Where the server is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Target {
-    Rdma(String),
-    Tcp(String),
-    Unix(String),
-}
-
-impl FromStr for Target {
-    // Never the text itself: it may hold a password.
-    type Err = &'static str;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let (scheme, place) = text.split_once("://").unwrap_or_default();
-        if scheme != "unix" && text.contains('@') {
-            return Err("a target has no user and no password here: rdma://HOST:PORT or tcp://HOST:PORT");
-        }
-        let port = place.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port);
-        let has_port = port.and_then(|port| port.parse().ok()).is_some_and(|port: u16| port > 0);
-        match scheme {
-            "rdma" if has_port => Ok(Self::Rdma(place.into())),
-            "tcp" if has_port => Ok(Self::Tcp(place.into())),
-            "unix" if !place.is_empty() => Ok(Self::Unix(place.into())),
-            _ => Err("a target is rdma://HOST:PORT, tcp://HOST:PORT or unix:///PATH"),
-        }
-    }
-}
-
 fn main() -> ExitCode {
-    let (arguments, target) = match Arguments::try_parse().and_then(Arguments::checked) {
-        Ok(checked) => checked,
-        Err(error) => {
-            refuse(&error);
-            return if error.use_stderr() { ExitCode::from(64) } else { ExitCode::SUCCESS };
-        }
-    };
-    let mut outcomes = Vec::new();
-    let measured = measure(&arguments, target.as_ref(), &mut outcomes);
-    // What was measured before a failure stands.
-    let told = if outcomes.is_empty() { Ok(()) } else { print(&arguments, &outcomes) };
-    match measured.and(told) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            complain(&error.to_string());
-            ExitCode::FAILURE
-        }
-    }
+    rdma_program::run(|arguments: Arguments| {
+        let (arguments, target) = match arguments.checked() {
+            Ok(checked) => checked,
+            Err(error) => return misused(&error),
+        };
+        let mut outcomes = Vec::new();
+        let measured = measure(&arguments, target.as_ref(), &mut outcomes);
+        // What was measured before a failure stands.
+        let told = if outcomes.is_empty() { Ok(()) } else { print(&arguments, &outcomes) };
+        ExitCode::from(match (measured, told) {
+            (Ok(()), Ok(())) => DONE,
+            (_, Err(error)) if error.kind() == io::ErrorKind::BrokenPipe => UNREAD,
+            (Err(error), _) => {
+                complain(&error.to_string());
+                status(&error)
+            }
+            (Ok(()), Err(error)) => {
+                complain(&error.to_string());
+                FAILED
+            }
+        })
+    })
 }
 
 fn print(arguments: &Arguments, outcomes: &[Outcome]) -> io::Result<()> {
@@ -146,8 +139,6 @@ fn print(arguments: &Arguments, outcomes: &[Outcome]) -> io::Result<()> {
     };
     let mut output = io::stdout().lock();
     match writeln!(output, "{text}").and_then(|()| output.flush()) {
-        // Whoever reads has had enough.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         Err(error) => Err(io::Error::new(error.kind(), format!("cannot print: {error}"))),
         Ok(()) => Ok(()),
     }
@@ -168,33 +159,19 @@ fn complain(text: &str) {
     let _ = writeln!(io::stderr(), "{}", textwrap::fill(text, options));
 }
 
-/// Prints what is wrong with the arguments, which it may quote, without what stands before an `@` there: it may be a password.
-fn refuse(error: &clap::Error) {
-    let said = error.render().to_string();
-    let told = without_logins(&said, std::env::args_os().map(|word| word.to_string_lossy().into_owned()));
-    if told == said {
-        let _to_a_closed_terminal = error.print();
-    } else {
-        let _to_a_closed_terminal = write!(io::stderr(), "{told}");
-    }
-}
-
-fn without_logins(text: &str, words: impl Iterator<Item = String>) -> String {
-    words.fold(text.into(), |text, word| {
-        let Some((login, _)) = word.rsplit_once('@') else { return text };
-        let login = login.split_once("://").map_or(login, |(_, login)| login);
-        text.replace(&format!("{login}@"), "…@")
-    })
-}
-
 fn measure(arguments: &Arguments, target: Option<&Target>, outcomes: &mut Vec<Outcome>) -> io::Result<()> {
-    match target {
-        None => embedded(arguments, outcomes),
-        Some(Target::Unix(path)) => all(arguments, Unix::new, &[Address::Unix(path.into())], outcomes),
-        Some(Target::Tcp(place)) => all(arguments, Tcp::new, &resolve(place)?, outcomes),
-        Some(Target::Rdma(place)) => {
+    let Some(Target { carrier, place, .. }) = target else { return embedded(arguments, outcomes) };
+    match carrier {
+        Carrier::Unix => all(arguments, Unix::new, &[Address::Unix(place.into())], outcomes),
+        Carrier::Tcp => all(arguments, Tcp::new, &resolve(place)?, outcomes),
+        Carrier::Tls => {
+            let settings = arguments.tls(place)?;
+            all(arguments, || Tls::new(Tcp::new(), settings.clone()), &resolve(place)?, outcomes)
+        }
+        Carrier::Rdma => {
             let addresses = resolve(place)?;
-            let verbs = Verbs::load().map_err(io::Error::other)?;
+            let missing = |error| io::Error::new(io::ErrorKind::Unsupported, error);
+            let verbs = Verbs::load().map_err(missing)?;
             all(arguments, || with_settings(&verbs, arguments.settings()), &addresses, outcomes)
         }
     }
@@ -260,8 +237,15 @@ impl Arguments {
             return Err(wrong(format!("-P values of -d bytes are more than {MOST_TOGETHER} bytes")));
         }
         let target = self.target.as_deref().map(str::parse).transpose();
-        let target = target.map_err(|reason: &str| wrong(format!("--target: {reason}")))?;
-        Ok((self, target))
+        let target: Option<Target> = target.map_err(|reason| wrong(format!("--target: {reason}")))?;
+        let is_tls = target.as_ref().is_some_and(|target| target.carrier == Carrier::Tls);
+        if is_tls != self.tls_ca.is_some() {
+            return Err(wrong("tls:// needs --tls-ca, and nothing else does".into()));
+        }
+        Ok((
+            Self { login: target.as_ref().map(|target| target.login.clone()).unwrap_or_default(), ..self },
+            target,
+        ))
     }
 
     fn settings(&self) -> RdmaSettings {
@@ -280,8 +264,45 @@ impl Arguments {
             keys: self.keyspace,
             rate: self.rate,
             timeout: Duration::from_secs(self.timeout),
+            login: self.login.clone(),
         }
     }
+
+    /// TLS as a client of `place`, whose certificate must bear the host's name or address.
+    fn tls(&self, place: &str) -> io::Result<TlsSettings> {
+        let mut roots = RootCertStore::empty();
+        for (file, certificate) in certificates(self.tls_ca.as_deref())? {
+            roots.add(certificate).map_err(|error| unusable(file, &error))?;
+        }
+        let wrong = |error: rustls::Error| io::Error::other(format!("TLS: {error}"));
+        let builder = ClientConfig::builder_with_provider(Arc::new(rustls_graviola::default_provider()))
+            .with_safe_default_protocol_versions()
+            .map_err(wrong)?
+            .with_root_certificates(roots);
+        let config = match &self.tls_key {
+            None => builder.with_no_client_auth(),
+            Some(file) => {
+                let key = PrivateKeyDer::from_pem_file(file).map_err(|error| unusable(file, &error))?;
+                let chain = certificates(self.tls_cert.as_deref())?.into_iter().map(|(_, one)| one);
+                builder.with_client_auth_cert(chain.collect(), key).map_err(wrong)?
+            }
+        };
+        let host = place.rsplit_once(':').map_or(place, |(host, _)| host);
+        let host = host.trim_start_matches('[').trim_end_matches(']').to_string();
+        let name = ServerName::try_from(host).map_err(io::Error::other)?;
+        Ok(TlsSettings::default().client(Some(Arc::new(config))).server_name(Some(name)))
+    }
+}
+
+/// The certificates of a file, each beside its name; none without a file.
+fn certificates(file: Option<&Path>) -> io::Result<Vec<(&Path, CertificateDer<'static>)>> {
+    let Some(file) = file else { return Ok(Vec::new()) };
+    let read = CertificateDer::pem_file_iter(file).map_err(|error| unusable(file, &error))?;
+    read.map(|one| Ok((file, one.map_err(|error| unusable(file, &error))?))).collect()
+}
+
+fn unusable(file: &Path, error: &dyn std::error::Error) -> io::Error {
+    io::Error::other(format!("cannot use {} for TLS: {error}", file.display()))
 }
 
 /// A bar on a terminal, and a line every ten seconds elsewhere.

@@ -70,6 +70,11 @@ fn ask<S>(connection: &mut Session<S>, request: &[u8], load: &Load) -> io::Resul
     }
 }
 
+/// Says who the client is, and which database it means.
+fn log_in<S>(connection: &mut Session<S>, load: &Load) -> io::Result<()> {
+    load.login.say(|request| ask(connection, request, load))
+}
+
 /// Reads a line, which is an error if the server says that it is one.
 fn read_line<S>(connection: &mut Session<S>, patience: Duration) -> io::Result<Vec<u8>> {
     let line = connection.sync_read_line(LONGEST_LINE, patience)?;
@@ -85,7 +90,7 @@ pub(crate) fn warm_up<S>(
     test: Test,
     load: &Load,
 ) -> io::Result<()> {
-    let mut ask_all = |message: &[u8]| {
+    let ask_all = |events: &mut EventLoop<S>, message: &[u8]| {
         // Whatever else a server says to it, the test will say why if it matters.
         let expected = format!("${}", message.len()).into_bytes();
         let mut request = Vec::new();
@@ -102,8 +107,12 @@ pub(crate) fn warm_up<S>(
     let window = Options::default().protocol.window;
     let values = load.requests.saturating_mul(load.size as u64) / load.clients.max(1) as u64;
     let fills = matches!(test, Test::Get | Test::Mixed) && values > window.into();
+    for id in ids {
+        log_in(events.get_mut(*id).ok_or(ErrorKind::NotConnected)?, load)?;
+    }
     // All have what they need before any has more.
-    ask_all(b"").and_then(|()| if fills { ask_all(&vec![b'x'; window as usize]) } else { Ok(()) })
+    ask_all(events, b"")?;
+    if fills { ask_all(events, &vec![b'x'; window as usize]) } else { Ok(()) }
 }
 
 /// Stores every key that a test will ask for, on one connection.
@@ -117,6 +126,7 @@ pub(crate) fn store(load: &Load, (with, target): (&impl ConnectionType, &Address
     let id = events
         .blocking_connect(with, target, None, CONNECTING)
         .map_err(|error| no_connection(target, &error))?;
+    log_in(events.get_mut(id).ok_or(ErrorKind::NotConnected)?, load)?;
     let value = vec![b'x'; load.size];
     let mut requests = Vec::new();
     let mut waiting = 0;

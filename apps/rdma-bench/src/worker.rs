@@ -107,7 +107,7 @@ pub(crate) fn run(
 ) -> io::Result<Measured> {
     let state = State {
         clients: SecondaryMap::new(),
-        load: *load,
+        load: load.clone(),
         requests: Requests::new(test, load, seed),
         shared: Arc::clone(shared),
         latencies: Histogram::new(3).map_err(io::Error::other)?,

@@ -7,6 +7,8 @@ use clap::ValueEnum;
 use fastrand::Rng;
 use kv_store::command;
 
+use crate::target::Login;
+
 /// A kind of requests to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Test {
@@ -32,7 +34,7 @@ impl fmt::Display for Test {
 }
 
 /// How a test is done.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Load {
     /// Requests of all clients together.
     pub requests: u64,
@@ -51,6 +53,8 @@ pub struct Load {
     pub rate: Option<f64>,
     /// How long nothing may come, while replies are due.
     pub timeout: Duration,
+    /// The words with which each connection begins.
+    pub login: Login,
 }
 
 impl Load {
@@ -191,7 +195,18 @@ pub(crate) mod tests {
 
     pub(crate) fn load() -> Load {
         let timeout = Duration::from_secs(1);
-        Load { requests: 1, clients: 1, threads: 1, pipeline: 1, size: 3, keys: 10, rate: None, timeout }
+        let login = Login::default();
+        Load {
+            requests: 1,
+            clients: 1,
+            threads: 1,
+            pipeline: 1,
+            size: 3,
+            keys: 10,
+            rate: None,
+            timeout,
+            login,
+        }
     }
 
     /// Requests that are added as `counts` says, each time before `most` bytes at once are written.

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rdma_conn::{Descriptors, Limits};
-use tokio::io::AsyncWriteExt;
+use tokio::io::AsyncWriteExt as _;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
@@ -186,17 +186,14 @@ impl<B: Descriptors> Inner<B> {
         let server = match within(limit, self.server.connect()).await {
             Ok(server) => server,
             Err(error) => {
-                // One line: what RESP calls an error reply.
-                let reason = error.to_string().replace(['\r', '\n'], " ");
-                let reply = format!("-ERR no connection to {}: {reason}\r\n", self.server.place());
-                let tell = async {
-                    client.write_all(reply.as_bytes()).await?;
+                // No error reply: a client would take it for the server's answer to its command. It knows what to do about a connection
+                // that ends before anything came: it tries again. The reason is in the log.
+                let _told = timeout(limit, async {
                     client.shutdown().await?;
                     discard(&mut client, SILENCE, limit).await;
                     Ok::<_, io::Error>(())
-                };
-                // Told or not, the client is refused.
-                let _told = timeout(limit, tell).await;
+                })
+                .await;
                 return Err(Failure::Unreachable(error));
             }
         };

@@ -243,7 +243,7 @@ impl<B: Descriptors> Dialling<B> {
                         Connect::default().timeout(timeout).options(lingering(Options::default(), stall));
                     Self::Rdma(place, endpoint, Box::new(how))
                 }
-                Err(error) => return Err(Error::Listen { place, source: error.into() }),
+                Err(error) => return Err(Error::Connect { place, source: error.into() }),
             },
         })
     }

@@ -31,6 +31,14 @@ pub enum Error {
         /// Why.
         reason: String,
     },
+    /// There is no RDMA here, through which the bridge could connect.
+    #[error("cannot connect to {place}: {source}")]
+    Connect {
+        /// To where.
+        place: Place,
+        /// Why not.
+        source: io::Error,
+    },
     /// The bridge cannot listen there.
     #[error("cannot listen on {place}: {source}")]
     Listen {

@@ -1,7 +1,7 @@
 //! `valkey-rdma-bridge`: lets clients that speak TCP alone use a server's RDMA port, and clients that speak RDMA a server that
 //! speaks TCP alone.
 
-use std::io::IsTerminal;
+use std::io::{self, IsTerminal};
 use std::path::PathBuf;
 use std::pin::pin;
 use std::process::ExitCode;
@@ -10,13 +10,11 @@ use std::time::Duration;
 use clap::Parser;
 use rdma_bridge::{Bridge, Carrier, Place, Settings, TlsFiles};
 use rdma_conn::Descriptors;
+use rdma_program::{USAGE, status};
 use rdma_softsim::Fabric;
 use rdma_verbs::Verbs;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
-
-/// The exit code that `sysexits.h` calls EX_USAGE.
-const USAGE: u8 = 64;
 
 /// Columns of messages.
 const WIDTH: usize = 100;
@@ -41,9 +39,7 @@ const WIDTH: usize = 100;
         --connect tcp://127.0.0.1:6379
 
 Signals: SIGTERM or SIGINT drains and ends, a second one ends at once; SIGUSR1
-prints the counters.
-Exit status: 0 ended as told, 1 cannot listen or the listener failed, 64 wrong
-arguments."
+prints the counters."
 )]
 struct Arguments {
     /// Where clients connect to; port 0 takes a free one, which is printed.
@@ -86,8 +82,12 @@ fn seconds(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
 }
 
+fn main() -> ExitCode {
+    rdma_program::run(perform)
+}
+
 #[tokio::main]
-async fn main() -> ExitCode {
+async fn perform(arguments: Arguments) -> ExitCode {
     tracing_subscriber::fmt()
         .with_env_filter(
             tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into()),
@@ -95,7 +95,6 @@ async fn main() -> ExitCode {
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .init();
-    let arguments = Arguments::parse();
     // Not by clap, which repeats what it does not understand: it may have a password.
     let (listen, connect) = match (arguments.listen.parse::<Place>(), arguments.connect.parse::<Place>()) {
         (Ok(listen), Ok(connect)) => (listen, connect),
@@ -130,7 +129,7 @@ async fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{}", folded(&error.to_string()));
-            ExitCode::FAILURE
+            ExitCode::from(status(&*error))
         }
     }
 }
@@ -153,7 +152,8 @@ fn folded(text: &str) -> String {
 type Failure = Box<dyn std::error::Error>;
 
 async fn bridge(listen: Place, connect: Place, settings: &Settings) -> Result<(), Failure> {
-    let bridge = Bridge::bind(&Verbs::load()?, &listen, connect, settings).await?;
+    let verbs = Verbs::load().map_err(|error| io::Error::new(io::ErrorKind::Unsupported, error))?;
+    let bridge = Bridge::bind(&verbs, &listen, connect, settings).await?;
     serve(bridge).await
 }
 

@@ -212,15 +212,19 @@ async fn one_client_too_many_is_told_so() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_is_told_why_there_is_no_server() {
+async fn a_client_sees_an_end_where_there_is_no_server() {
     let backend = Fabric::new().host(&["192.0.2.1".parse().expect("an address")]);
     let nobody = MIDDLE.parse().expect("a place");
     let chain = Chain::of(&backend, nobody, &Settings::default()).await;
-    let said = rest(chain.connect()).await.expect("an end");
-    let said = String::from_utf8_lossy(&said);
-    assert!(said.starts_with("-ERR no connection to rdma://192.0.2.2:6379: "), "{said}");
-    assert!(said.ends_with("\r\n") && said.lines().count() == 1, "{said}");
+    let client = chain.connect();
+    (&client).write_all(b"*1\r\n$4\r\nPING\r\n").expect("written");
+    assert_eq!(rest(client).await.expect("an end in order"), b"", "nothing that a client takes for a reply");
     chain.until(|now| now.unreachable == 1).await;
+    // As redis-rs sees it: an error of the connection, and none of the server's.
+    let client = redis::Client::open(format!("redis://{}", chain.address)).expect("a URL");
+    let error =
+        client.get_multiplexed_async_connection_with_config(&patient()).await.err().expect("no server");
+    assert!(error.is_io_error() || error.is_connection_dropped(), "{error:?}");
 }
 
 /// A client that never reads holds its server for as long as the limit says, and no longer.
@@ -420,6 +424,29 @@ fn a_way_past_protected_mode_is_warned_of() {
         let longest = said.lines().chain(errors.lines().filter(|line| line.starts_with("warning")));
         assert!(longest.clone().all(|line| line.len() <= 120), "{said}{errors}");
     }
+}
+
+/// Where a device is missing for what it connects to, that is said, and not that it cannot listen there.
+#[test]
+fn a_missing_device_is_named_for_what_it_is_for() {
+    let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_valkey-rdma-bridge"))
+        .args(["--listen", LOOPBACK, "--connect", "rdma://192.0.2.1:6379"])
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    let mut output = std::io::BufReader::new(child.stdout.take().expect("piped"));
+    let mut said = String::new();
+    if std::io::BufRead::read_line(&mut output, &mut said).expect("text") > 0 {
+        println!("skipped: there is an RDMA device, and nothing is missing");
+        child.kill().expect("it runs");
+        child.wait().expect("it ends");
+        return;
+    }
+    let ended = child.wait_with_output().expect("it ends");
+    let said = String::from_utf8_lossy(&ended.stderr).replace('\n', " ");
+    assert_eq!(ended.status.code(), Some(69), "{said}");
+    assert!(said.contains("`softrdma run --`") && !said.contains("cannot listen"), "{said}");
 }
 
 /// What is written where a place belongs may have a password, which no message repeats.

@@ -110,8 +110,8 @@ impl<B: Descriptors> Client<B> {
         }
     }
 
-    /// Returns the transport of the newest connection that this client or a clone of it has made; `None` before the first. Each fallback is
-    /// also logged as a warning, with its reason.
+    /// Returns the transport of the newest connection that this client or a clone of it has made; `None` before the first. The first fallback
+    /// after a start or after RDMA is logged as a warning, with its reason; those that follow it are at level `DEBUG`.
     pub fn transport(&self) -> Option<Transport> {
         *self.newest.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -179,7 +179,7 @@ impl<B: Descriptors> Client<B> {
         let reached = OnceLock::new();
         let connecting = async {
             let (stream, transport) =
-                transport::connect(&self.endpoints, (host, *port), &self.settings).await?;
+                transport::connect(&self.endpoints, (host, *port), &self.settings, self.transport()).await?;
             let transport = *reached.get_or_init(|| transport);
             let connected = handshake(self.secured(stream, host).await?).await?;
             *self.newest.lock().unwrap_or_else(PoisonError::into_inner) = Some(transport);

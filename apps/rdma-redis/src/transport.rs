@@ -62,11 +62,12 @@ impl Tls {
     }
 }
 
-/// Connects to a host and port as `settings` say.
+/// Connects to a host and port as `settings` say. Warns of a fallback unless it was taken `before`.
 pub(crate) async fn connect<B: Descriptors>(
     endpoints: &Loaded<B>,
     (host, port): (&str, u16),
     settings: &Settings,
+    before: Option<Transport>,
 ) -> RedisResult<(ByteStream, Transport)> {
     let no_rdma = match over_rdma(endpoints, host, port, settings).await {
         Ok(stream) => return Ok((Box::pin(stream), Transport::Rdma)),
@@ -76,8 +77,14 @@ pub(crate) async fn connect<B: Descriptors>(
     let port = other.unwrap_or(port);
     match TcpStream::connect((host, port)).await {
         Ok(stream) => {
-            tracing::warn!(host, port, error = %no_rdma, "no RDMA connection, using TCP");
             stream.set_nodelay(true)?;
+            // A pool makes many connections, and a reconnecting one makes them again and again.
+            match before {
+                Some(Transport::Tcp) => {
+                    tracing::debug!(host, port, error = %no_rdma, "no RDMA connection, using TCP");
+                }
+                _ => tracing::warn!(host, port, error = %no_rdma, "no RDMA connection, using TCP"),
+            }
             Ok((Box::pin(stream), Transport::Tcp))
         }
         Err(no_tcp) => {

@@ -92,6 +92,20 @@ pub enum Error {
         /// The time-out.
         after: Duration,
     },
+    /// Nothing listens where the publisher should be.
+    #[error("no publisher listens at {publisher}")]
+    Nobody {
+        /// The place.
+        publisher: std::net::SocketAddr,
+    },
+    /// As many attempts as were allowed have brought nothing new.
+    #[error("gave up after {attempts} attempts: {error}")]
+    GivenUp {
+        /// How many.
+        attempts: u32,
+        /// Why the last one failed.
+        error: Arc<Self>,
+    },
     /// The source of the snapshot failed.
     #[error("the source: {0}")]
     Source(Arc<io::Error>),

@@ -21,8 +21,16 @@ use tracing_subscriber::filter::LevelFilter;
 
 use report::Report;
 
+const EXAMPLES: &str = "\
+Examples:
+  valkey-rdma-sync publish --bind 192.0.2.1:7400 --from valkey://127.0.0.1
+  valkey-rdma-sync pull 192.0.2.1:7400 --into valkey://127.0.0.1:6380
+  valkey-rdma-sync pull 192.0.2.1:7400 --rdb dump.rdb --verify
+  valkey-rdma-sync publish --bind 192.0.2.1:7400 \\
+      --from valkey://USER:PASSWORD@127.0.0.1:6379 --follow";
+
 #[derive(Parser)]
-#[command(name = "valkey-rdma-sync", version, about = "Builds replicas of a Valkey by one-sided RDMA READ")]
+#[command(name = "valkey-rdma-sync", version, about = "Builds replicas of a Valkey by one-sided RDMA READ", after_help = EXAMPLES)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -139,10 +147,14 @@ enum LayoutName {
 }
 
 fn main() -> ExitCode {
+    rdma_program::run(perform)
+}
+
+fn perform(Cli { command }: Cli) -> ExitCode {
     let filter = EnvFilter::builder().with_default_directive(LevelFilter::WARN.into()).from_env_lossy();
     let is_terminal = io::stderr().is_terminal();
     tracing_subscriber::fmt().with_env_filter(filter).with_ansi(is_terminal).with_writer(|| Folded).init();
-    let outcome = match Cli::parse().command {
+    let outcome = match command {
         Command::Publish(arguments) => run_publish(&arguments),
         Command::Pull(arguments) => run_pull(arguments),
     };
@@ -150,7 +162,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             say(&error.to_string());
-            ExitCode::FAILURE
+            ExitCode::from(status(&*error))
         }
     }
 }
@@ -192,7 +204,10 @@ impl Write for Folded {
 fn secret(common: &Common) -> io::Result<Secret> {
     let Some(path) = &common.secret_file else { return Ok(Secret::default()) };
     let mut bytes = Vec::new();
-    std::fs::File::open(path)?.take(64 << 10).read_to_end(&mut bytes)?;
+    let read = std::fs::File::open(path).and_then(|file| file.take(64 << 10).read_to_end(&mut bytes));
+    read.map_err(|error| {
+        io::Error::new(error.kind(), format!("the secret file {}: {error}", path.display()))
+    })?;
     let bytes = bytes.trim_ascii();
     if bytes.is_empty() {
         return Err(io::Error::other(format!("{} has no secret in it", path.display())));
@@ -224,6 +239,19 @@ fn on_signals(mut log: Option<Stop>, run: Stop) -> io::Result<()> {
     Ok(())
 }
 
+fn verbs() -> io::Result<Verbs> {
+    Verbs::load().map_err(|error| io::Error::new(io::ErrorKind::Unsupported, error))
+}
+
+/// Returns the exit status of an error.
+fn status(error: &(dyn std::error::Error + 'static)) -> u8 {
+    // It has the kind of the backend's error, and nothing that `rdma_program::status` finds.
+    match error.downcast_ref() {
+        Some(Error::Control(control)) => rdma_program::status(&io::Error::from(control.clone())),
+        _ => rdma_program::status(error),
+    }
+}
+
 /// What a publisher publishes.
 enum From {
     File(FileSource),
@@ -251,11 +279,15 @@ fn run_publish(arguments: &PublishArguments) -> Result<(), Box<dyn std::error::E
         stop: stop.clone(),
         withdraw: withdraw.clone(),
     };
-    let backend = Verbs::load()?;
+    let backend = verbs()?;
     let source = match (&arguments.file, &arguments.rdb, &arguments.from) {
         (Some(path), ..) => From::File(FileSource::open(path, Content::Bytes)?),
         (_, Some(path), _) => From::File(FileSource::open(path, Content::Rdb)?),
-        (.., Some(url)) => From::Live(Box::new(LiveSource::open(Server::new(url)?, arguments.follow)?)),
+        (.., Some(url)) => {
+            let server = Server::new(url)?;
+            say(&format!("waiting for the snapshot that {server} makes"));
+            From::Live(Box::new(LiveSource::open(server, arguments.follow)?))
+        }
         _ => return Err("nothing to publish".into()),
     };
     on_signals(arguments.follow.then_some(stop), withdraw.clone())?;
@@ -292,7 +324,7 @@ fn run_pull(arguments: PullArguments) -> Result<(), Box<dyn std::error::Error>> 
         publishers.extend(publisher.to_socket_addrs().map_err(|error| format!("{publisher}: {error}"))?);
     }
     let into = arguments.into.map(|url| Server::new(&url)).transpose()?;
-    let backend = Verbs::load()?;
+    let backend = verbs()?;
     on_signals(None, stop.clone())?;
     let mut report = Report::new("pulled", arguments.common.json, stop);
     let told = &mut |progress: &_| report.tell(progress);
@@ -329,6 +361,16 @@ mod tests {
         raise_until(|| run.is_stopped());
         assert!(!run.is_forced());
         raise_until(|| run.is_forced());
+    }
+
+    /// A file that is missing is named.
+    #[test]
+    fn a_missing_secret_file_is_named() {
+        let common = Common { secret_file: Some("/nonexistent/secret".into()), depth: 1, json: false };
+        let told = secret(&common).err().expect("no file").to_string();
+        assert!(told.starts_with("the secret file /nonexistent/secret: "), "{told}");
+        let source = FileSource::open("/nonexistent/rdb".as_ref(), Content::Rdb).expect_err("no file");
+        assert!(source.to_string().starts_with("/nonexistent/rdb: "), "{source}");
     }
 
     /// What is written for people is at most [`COLUMNS`] wide, and nothing is lost but a space.

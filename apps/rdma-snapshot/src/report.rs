@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{BinaryBytes, ProgressBar, ProgressStyle};
 use rdma_snapshot::Error;
 use rdma_snapshot::run::{Progress, Stop, TICK};
 use serde_json::json;
@@ -82,9 +82,9 @@ impl Report {
         let left = progress.left().filter(|_| !progress.marked);
         let left = left.map_or_else(String::new, |left| format!(", {:.0} s left", left.as_secs_f64()));
         let log = if progress.marked { ", snapshot complete" } else { "" };
-        let rate = progress.rate() / f64::from(1 << 20);
+        let rate = BinaryBytes(progress.rate() as u64);
         let readers = format!(", {} read, {} done", progress.readers, progress.done);
-        self.bar.set_message(format!("at {rate:.0} MiB/s{left}{log}{readers}"));
+        self.bar.set_message(format!("at {rate}/s{left}{log}{readers}"));
     }
 
     fn line(&self, progress: &Progress, state: &str) -> String {
@@ -113,16 +113,16 @@ impl Report {
                 }
             });
         } else if let Ok(progress) = &outcome {
-            crate::say(&format!(
-                "{} {} bytes in {:.3} s, {:.0} MiB/s",
-                self.what,
-                progress.bytes,
-                progress.elapsed.as_secs_f64(),
-                progress.rate() / f64::from(1 << 20)
-            ));
+            crate::say(&summary(self.what, progress));
         }
         Ok(outcome.map(|_| ())?)
     }
+}
+
+fn summary(what: &str, progress: &Progress) -> String {
+    let seconds = progress.elapsed.as_secs_f64();
+    let rate = BinaryBytes(progress.rate() as u64);
+    format!("{what} {} bytes in {seconds:.3} s, {rate}/s", progress.bytes)
 }
 
 #[cfg(test)]
@@ -140,6 +140,16 @@ mod tests {
 
         fn flush(&mut self) -> io::Result<()> {
             Ok(())
+        }
+    }
+
+    /// A rate has the unit that fits it.
+    #[test]
+    fn rates_have_units_that_fit() {
+        let second = std::time::Duration::from_secs(1);
+        for (bytes, told) in [(40, "40 B"), (20 << 10, "20.00 KiB"), (3 << 30, "3.00 GiB")] {
+            let progress = Progress { bytes, elapsed: second, ..Progress::default() };
+            assert_eq!(summary("pulled", &progress), format!("pulled {bytes} bytes in 1.000 s, {told}/s"));
         }
     }
 

@@ -47,6 +47,13 @@ pub trait Source: Send {
 
 /// Where a snapshot goes to. It runs on a thread of its own.
 pub trait Sink: Send {
+    /// Looks whether a snapshot could go here at all, before one is asked for.
+    ///
+    /// # Errors
+    /// It cannot go here: the target is not empty, or is not there.
+    fn prepare(&mut self, _stop: &Stop) -> io::Result<()> {
+        Ok(())
+    }
     /// A snapshot begins. Whatever waits, in this call and in later ones, calls [`Stop::check`] of
     /// `stop` within every [`TICK`](crate::run::TICK).
     ///
@@ -92,7 +99,8 @@ impl FileSource {
     /// # Errors
     /// It cannot be opened.
     pub fn open(path: &Path, content: Content) -> io::Result<Self> {
-        let file = File::open(path)?;
+        let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
+        let file = File::open(path).map_err(named)?;
         let length = file.metadata()?.len();
         Ok(Self { file, length, content, marked: false })
     }
@@ -181,11 +189,17 @@ impl FileSink {
 }
 
 impl Sink for FileSink {
-    fn begin(&mut self, _offer: &Offer, _stop: &Stop) -> io::Result<()> {
+    fn prepare(&mut self, _stop: &Stop) -> io::Result<()> {
         // `exists` would say no where it cannot look.
         if !self.replace && self.path.symlink_metadata().is_ok() {
             return Err(self.exists());
         }
+        Ok(())
+    }
+
+    fn begin(&mut self, _offer: &Offer, stop: &Stop) -> io::Result<()> {
+        // It may have come meanwhile.
+        self.prepare(stop)?;
         let digits = crate::hex(&crate::random::<8>().map_err(io::Error::other)?);
         let mut name = self.path.clone().into_os_string();
         name.push(format!(".{digits}.part"));

@@ -6,11 +6,19 @@ use clap::Parser;
 use snapshot_suite::Command;
 use suite::exit;
 
+const EXAMPLES: &str = "\
+Examples:
+  valkey-rdma-snapshot-suite publisher
+  valkey-rdma-snapshot-suite publisher --target 192.0.2.1:7400
+  valkey-rdma-snapshot-suite reader --listen 192.0.2.1:7400 \\
+      --exec 'valkey-rdma-sync pull {host}:{port} --file {file}'";
+
 #[derive(Parser)]
 #[command(
     name = "valkey-rdma-snapshot-suite",
     version,
-    about = "Tests publishers and readers of the snapshot protocol"
+    about = "Tests publishers and readers of the snapshot protocol",
+    after_help = EXAMPLES
 )]
 struct Cli {
     #[command(subcommand)]
@@ -22,8 +30,5 @@ fn main() -> ExitCode {
         .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
         .with_writer(std::io::stderr)
         .init();
-    match Cli::try_parse() {
-        Ok(cli) => exit::guarded(|| snapshot_suite::run(&cli.command)),
-        Err(error) => exit::misused(&error),
-    }
+    exit::run(|cli: Cli| snapshot_suite::run(&cli.command))
 }

@@ -24,6 +24,7 @@ fn load() -> Load {
         keys: 1,
         rate: None,
         timeout: Duration::from_secs(30),
+        login: rdma_bench::Login::default(),
     }
 }
 

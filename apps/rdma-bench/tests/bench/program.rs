@@ -4,7 +4,12 @@ use std::fs::File;
 use std::io::{Read, Write, pipe};
 use std::net::TcpListener;
 use std::process::{Command, Output, Stdio};
+use std::sync::Arc;
 use std::thread;
+
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{ServerConfig, ServerConnection, StreamOwned};
 
 fn bench(arguments: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_valkey-rdma-bench"));
@@ -43,13 +48,13 @@ fn wrong_arguments_have_a_status_of_their_own() {
     }
 }
 
-/// It cannot log in. What it says of a target with a password does not repeat it.
+/// What it says of a target with a password does not repeat it.
 #[test]
 fn a_password_is_not_printed() {
     for arguments in [
-        "--target tcp://:hunter2@127.0.0.1:6379",
+        "--target tcp://:hunter2@127.0.0.1:6379/none",
         "--target tcp://user:hunter2@127.0.0.1",
-        "--target=rdma://user:hunter2@@nosuch.invalid:6379",
+        "--target=rdma://user-hunter2@nosuch.invalid:6379",
         "--target redis://:hunter2@127.0.0.1:6379",
         "--target :hunter2@127.0.0.1:6379",
         "--target tcp://hunter2",
@@ -64,6 +69,77 @@ fn a_password_is_not_printed() {
         assert!(says.starts_with("error: ") && !says.contains("hunter2"), "{arguments}: {says}");
         assert!(output.stdout.is_empty(), "{arguments}");
     }
+}
+
+/// Each connection of each thread begins with AUTH and SELECT, and a refusal is told without the password.
+#[test]
+fn it_logs_in() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("bound");
+    thread::spawn(move || {
+        for mut client in listener.incoming().map_while(Result::ok) {
+            thread::spawn(move || {
+                let (mut chunk, mut known) = ([0; 4096], 0);
+                while let Ok(read @ 1..) = client.read(&mut chunk) {
+                    let words = String::from_utf8_lossy(&chunk[..read]).replace("\r\n", " ");
+                    let reply: &[u8] = match (known, &*words) {
+                        (0, "*3 $4 AUTH $3 ann $7 hunter2 ") | (1, "*2 $6 SELECT $1 3 ") => b"+OK\r\n",
+                        (0 | 1, _) => b"-WRONGPASS it is not hunter3\r\n",
+                        _ if words.contains("SET") => b"+OK\r\n",
+                        _ if words.contains("GET") => b"$3\r\nxxx\r\n",
+                        _ => b"$0\r\n\r\n",
+                    };
+                    known += 1;
+                    client.write_all(reply).expect("there is room");
+                }
+            });
+        }
+    });
+    let load = "-c 3 --threads 2 -n 20 -t ping,get,set";
+    let line = format!("--target tcp://ann:hunter2@{address}/3 {load}");
+    assert_eq!(status(&bench(&line).output().expect("runs")), (Some(0), String::new()));
+    let line = format!("--target tcp://ann:hunter3@{address}/3 {load}");
+    let told = "PING: AUTH: the server replied \"WRONGPASS it is not …\"\n";
+    assert_eq!(status(&bench(&line).output().expect("runs")), (Some(1), told.into()));
+}
+
+/// A server of TLS is known by its authority, and nobody else is talked to.
+#[test]
+fn it_speaks_tls() {
+    let file =
+        |name: &str| format!("{}/../rdma-bridge/tests/certificates/{name}", env!("CARGO_MANIFEST_DIR"));
+    let chain = CertificateDer::pem_file_iter(file("server.pem")).expect("a file");
+    let key = PrivateKeyDer::from_pem_file(file("server.key.pem")).expect("a key");
+    let config = ServerConfig::builder_with_provider(Arc::new(rustls_graviola::default_provider()))
+        .with_safe_default_protocol_versions()
+        .expect("versions")
+        .with_no_client_auth()
+        .with_single_cert(chain.map(|one| one.expect("a certificate")).collect(), key)
+        .expect("they fit");
+    let config = Arc::new(config);
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("bound").port();
+    thread::spawn(move || {
+        for client in listener.incoming().map_while(Result::ok) {
+            let tls = ServerConnection::new(Arc::clone(&config)).expect("a session");
+            let mut stream = StreamOwned::new(tls, client);
+            thread::spawn(move || {
+                let mut chunk = [0; 4096];
+                while let Ok(1..) = stream.read(&mut chunk) {
+                    stream.write_all(b"+PONG\r\n").expect("there is room");
+                }
+            });
+        }
+    });
+    let line = format!("--target tls://localhost:{port} -c 2 -n 10 -t ping --tls-ca");
+    let run = |authority: &str| status(&bench(&line).arg(file(authority)).output().expect("runs"));
+    assert_eq!(run("authority.pem"), (Some(0), String::new()));
+    let (code, says) = run("server.pem");
+    assert!(code == Some(1) && says.contains("certificate"), "{says}");
+    let (code, says) = run("none.pem");
+    assert!(code == Some(1) && says.contains("none.pem"), "{says}");
+    let (code, says) = status(&bench("--target tls://localhost:1").output().expect("runs"));
+    assert!(code == Some(64) && says.contains("--tls-ca"), "{says}");
 }
 
 /// What is piped fits 120 columns: whoever reads it later has no terminal to ask.
@@ -99,7 +175,7 @@ fn what_cannot_be_printed_is_an_error_and_no_panic() {
     let (nobody, to_nobody) = pipe().expect("a pipe");
     drop(nobody);
     let output = bench("-n 10 -t ping").stdout(to_nobody).output().expect("runs");
-    assert_eq!(status(&output), (Some(0), String::new()));
+    assert_eq!(status(&output), (Some(141), String::new()));
     let full = File::options().write(true).open("/dev/full").expect("a device that is full");
     let (status, says) = status(&bench("-n 10 -t ping").stdout(full).output().expect("runs"));
     assert_eq!(status, Some(1), "{says}");

@@ -1,10 +1,12 @@
 //! TCP when there is no RDMA.
 
 use std::io;
+use std::sync::{Arc, Mutex};
 
 use rdma_redis::{Client, Settings, Transport};
 use rdma_softsim::{Fabric, SoftSim};
 use redis::ErrorKind;
+use tracing::Level;
 
 use crate::support::{Answer, URL, fabric, polite, serve_tcp};
 
@@ -32,6 +34,44 @@ async fn tcp_is_used_where_nothing_listens_for_rdma() {
     let mut subscriber =
         Client::open(lonely(), &url).expect("a valid URL").get_async_pubsub().await.expect("by TCP");
     drop(subscriber.on_message());
+}
+
+/// What is logged.
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().expect("no panic").write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A pool without RDMA makes many connections, and there is one reason for all.
+#[tokio::test]
+async fn a_fallback_is_warned_of_once() {
+    let lines = Lines::default();
+    let (log, to) = (tracing_subscriber::fmt(), lines.clone());
+    let log = log.with_ansi(false).with_max_level(Level::DEBUG).with_writer(move || to.clone()).finish();
+    // For all threads: one without a subscriber may switch an event off for the others that it is the first to meet.
+    tracing::subscriber::set_global_default(log).expect("the only one");
+    let (port, _seen) = serve_tcp(|_, command| polite(command));
+    let url = format!("valkey+rdma://127.0.0.1:{port}?timeout=2&fallback=tcp");
+    let client = Client::open(lonely(), &url).expect("a valid URL");
+    for _ in 0..3 {
+        client.clone().get_multiplexed_async_connection().await.expect("by TCP");
+    }
+    let said = String::from_utf8(lines.0.lock().expect("no panic").clone()).expect("text");
+    // Other tests log as well.
+    let ours = format!("port={port} ");
+    let at = |level: &str| {
+        let told = |line: &&str| [level, "using TCP", &ours].iter().all(|part| line.contains(part));
+        said.lines().filter(told).count()
+    };
+    assert_eq!((at(" WARN "), at("DEBUG ")), (1, 2), "{said}");
 }
 
 #[tokio::test]

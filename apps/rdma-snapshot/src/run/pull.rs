@@ -88,6 +88,12 @@ impl Applying {
         let (stop, mut digest) = (how.stop.clone(), how.verify.then(Sha256::new));
         let thread = std::thread::Builder::new().name("sink".into()).spawn(move || {
             let mut sink = sink;
+            if let Err(error) = sink.prepare(&stop) {
+                // If nobody takes it, the run has ended.
+                let _unheard = finished.send(Err(Error::sink(error)));
+                waker.wake();
+                return sink.undo();
+            }
             while let Ok(job) = theirs.recv() {
                 let (is_chunk, is_end) = (matches!(job, Job::Bytes(_)), matches!(job, Job::End));
                 let outcome = apply(&mut sink, &mut digest, job, &stop).map(|()| is_chunk);
@@ -263,10 +269,19 @@ impl<B: Descriptors> Run<'_, B> {
                 continue;
             }
             failures = if self.have.chunks > before { 0 } else { failures + 1 };
-            if !error.may_resume() || failures >= self.how.attempts {
+            if !error.may_resume() {
                 return Err(error);
             }
-            tracing::warn!(%publisher, %error, chunks = self.have.chunks, "going on after a cut");
+            // Of who is not there, what a server of Valkey would have to be told is beside the point.
+            let nobody = matches!(&error, Error::Control(rdma_conn::Error::Refused { .. }));
+            let error = if nobody { Error::Nobody { publisher } } else { error };
+            if failures >= self.how.attempts {
+                return Err(Error::GivenUp { attempts: failures, error: Arc::new(error) });
+            }
+            match self.begun {
+                true => tracing::warn!(%publisher, %error, chunks = self.have.chunks, "going on after a cut"),
+                false => tracing::warn!(%error, attempt = failures, of = self.how.attempts, "trying again"),
+            }
             order.rotate_left(1);
             // Whoever restarts needs a moment, and others who were cut come back at once too.
             let pause = Duration::from_millis(100 << failures.min(5));

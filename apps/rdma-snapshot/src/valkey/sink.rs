@@ -282,6 +282,11 @@ impl LiveSink {
 }
 
 impl Sink for LiveSink {
+    fn prepare(&mut self, stop: &Stop) -> io::Result<()> {
+        let limit = Limit::new(stop, self.patience.connect);
+        self.check(&mut Admin::connect(&self.target.server, &limit)?, &limit).map(drop)
+    }
+
     fn begin(&mut self, offer: &Offer, stop: &Stop) -> io::Result<()> {
         self.stop = stop.clone();
         if offer.content != Content::Rdb {

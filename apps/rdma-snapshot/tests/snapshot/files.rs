@@ -144,7 +144,7 @@ fn a_pull_that_fails_leaves_nothing_behind() {
     let how = Pull { attempts: 2, ..Pull::default() };
     let error =
         pull(&client, &[nobody], into_file(&folder, "nobody"), &how, &mut |_| {}).expect_err("nobody");
-    assert!(matches!(error, Error::Control(_)), "{error}");
+    assert_eq!(error.to_string(), format!("gave up after 2 attempts: no publisher listens at {nobody}"));
 
     withdraw.stop();
     publisher.join().expect("no panic").expect("published");
@@ -447,4 +447,31 @@ fn a_source_that_fails_ends_the_publication() {
     let outcome = publish(&backend, (address(1), 0).into(), source, &Publish::default(), |_| {}, told);
     let error = outcome.expect_err("the source failed").to_string();
     assert_eq!(error, "the source: the disk is on fire");
+}
+
+/// A target that takes no snapshot says so before a publisher is asked, of which there is none here.
+#[test]
+fn a_target_that_is_there_is_refused_at_once() {
+    let (folder, _) = folder("refused", 1);
+    let sink = into_file(&folder, "source");
+    let how = Pull { attempts: u32::MAX, ..Pull::default() };
+    let backend = Fabric::new().host(&[address(2)]);
+    let error = pull(&backend, &[(address(1), 7000).into()], sink, &how, &mut |_: &Progress| {});
+    let error = error.expect_err("the file is there").to_string();
+    assert!(error.contains("source exists; --replace replaces it"), "{error}");
+    std::fs::remove_dir_all(folder).expect("removed");
+}
+
+/// Where no publisher is, that is said after as many attempts as were allowed.
+#[test]
+fn a_publisher_that_never_comes_is_given_up() {
+    let (folder, _) = folder("nobody", 1);
+    let fabric = Fabric::new();
+    let (_here, backend) = (fabric.host(&[address(1)]), fabric.host(&[address(2)]));
+    let how = Pull { attempts: 2, ..Pull::default() };
+    let sink = into_file(&folder, "copy");
+    let error = pull(&backend, &[(address(1), 7000).into()], sink, &how, &mut |_: &Progress| {});
+    let told = error.expect_err("nobody is there").to_string();
+    assert_eq!(told, "gave up after 2 attempts: no publisher listens at 10.0.0.1:7000");
+    std::fs::remove_dir_all(folder).expect("removed");
 }

@@ -125,7 +125,7 @@ fn kernel() -> Result<String, String> {
     let node =
         ["/dev/infiniband/rdma_cm", "/sys/class/misc/rdma_cm"].iter().find(|path| Path::new(path).exists());
     node.map(|node| format!("{node} is there"))
-        .ok_or_else(|| "no rdma_cm: `modprobe rdma_ucm`, and in a container pass /dev/infiniband on".into())
+        .ok_or_else(|| "no rdma_cm: put `softrdma run --` before a command to try it without (no root); with a device, `modprobe rdma_ucm`, and in a container pass in /dev/infiniband".into())
 }
 
 /// Every device with the state of each of its ports.
@@ -133,7 +133,8 @@ fn devices(folder: &Path) -> Result<String, String> {
     let devices = environment::devices(folder);
     if devices.is_empty() {
         return Err(format!(
-            "none in {}; `rdma link add rxe0 type rxe netdev eth0` makes a soft-RoCE one",
+            "none in {}: put `softrdma run --` before a command to try it without (no root); as root, `rdma link add rxe0 type rxe \
+             netdev eth0` makes a soft-RoCE one",
             folder.display()
         ));
     }
@@ -174,6 +175,7 @@ mod tests {
 
     #[test]
     fn where_no_device_is_it_is_said_how_to_make_one() {
-        assert!(devices(Path::new("/nonexistent")).unwrap_err().contains("rdma link add"));
+        let told = devices(Path::new("/nonexistent")).unwrap_err();
+        assert!(told.contains("`softrdma run --`") && told.contains("rdma link add"), "{told}");
     }
 }

@@ -1,0 +1,219 @@
+#![doc = include_str!("../README.md")]
+#![forbid(unsafe_code)]
+
+use std::any::Any;
+use std::io::{self, Write as _};
+use std::panic::{self, AssertUnwindSafe, UnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use clap::{Arg, ArgMatches, Command, CommandFactory, FromArgMatches, value_parser};
+use clap_complete::Shell;
+
+/// The program did what it was told to.
+pub const DONE: u8 = 0;
+/// It failed, and has said why.
+pub const FAILED: u8 = 1;
+/// The command line makes no sense (EX_USAGE of `sysexits.h`).
+pub const USAGE: u8 = 64;
+/// There is no RDMA here (EX_UNAVAILABLE).
+pub const NO_RDMA: u8 = 69;
+/// A mistake of the program (EX_SOFTWARE).
+pub const INTERNAL: u8 = 70;
+/// The reader of the output is gone, as in `… | head`. A program that `SIGPIPE` ends has the same status.
+pub const UNREAD: u8 = 141;
+
+/// The end of each program's help.
+const STATUSES: &str = "\
+Exit status:
+    0 done                        69 no RDMA here
+    1 failed                      70 a mistake of this program
+   64 wrong command line         141 the reader of the output is gone";
+
+/// Reads the command line and runs `job` with it, unless the command is `completions` or `man`. Returns the exit status.
+pub fn run<T: CommandFactory + FromArgMatches>(job: impl FnOnce(T) -> ExitCode) -> ExitCode {
+    let command = T::command();
+    let after = command.get_after_help().map(|after| format!("{after}\n\n")).unwrap_or_default();
+    run_as(command.after_help(after + STATUSES), job)
+}
+
+/// Like [`run`], for a command whose help names its exit statuses itself.
+pub fn run_as<T: FromArgMatches>(command: Command, job: impl FnOnce(T) -> ExitCode) -> ExitCode {
+    guarded(AssertUnwindSafe(|| {
+        let command = if command.find_subcommand("man").is_some() { command } else { with_common(command) };
+        let matches = match command.clone().try_get_matches() {
+            Ok(matches) => matches,
+            Err(error) => return misused(&error),
+        };
+        if let Some(code) = installed(command, &matches) {
+            return code;
+        }
+        match T::from_arg_matches(&matches) {
+            Ok(arguments) => job(arguments),
+            Err(error) => misused(&error),
+        }
+    }))
+}
+
+/// Adds the commands that every program has.
+#[must_use]
+pub fn with_common(command: Command) -> Command {
+    let has_others = command.has_subcommands();
+    let shell = Arg::new("shell").required(true).value_parser(value_parser!(Shell)).help("The shell");
+    let folder = Arg::new("folder").default_value(".").value_parser(value_parser!(PathBuf));
+    let command = command
+        .subcommand(
+            Command::new("completions")
+                .about("Prints what a shell needs to complete its command lines")
+                .arg(shell),
+        )
+        .subcommand(
+            Command::new("man")
+                .about("Writes manual pages, one for each command")
+                .arg(folder.help("The folder to write them into")),
+        );
+    match has_others {
+        true => command,
+        false => command
+            .subcommand_negates_reqs(true)
+            .args_conflicts_with_subcommands(true)
+            .disable_help_subcommand(true),
+    }
+}
+
+/// Does what one of those commands asks for. Returns `None` if the command is another one.
+fn installed(mut command: Command, matches: &ArgMatches) -> Option<ExitCode> {
+    match matches.subcommand()? {
+        ("completions", matches) => {
+            let shell: Shell = *matches.get_one("shell")?;
+            let (name, mut script) = (command.get_name().to_string(), Vec::new());
+            clap_complete::generate(shell, &mut command, name, &mut script);
+            print!("{}", String::from_utf8_lossy(&script));
+            Some(ExitCode::from(DONE))
+        }
+        ("man", matches) => {
+            let folder: &PathBuf = matches.get_one("folder")?;
+            Some(match manual(command, folder) {
+                Ok(()) => ExitCode::from(DONE),
+                Err(error) => {
+                    eprintln!("{}: {error}", folder.display());
+                    ExitCode::from(FAILED)
+                }
+            })
+        }
+        _ => None,
+    }
+}
+
+/// Writes the manual pages of `command` and of every command below it. Makes the folder if it is not there.
+fn manual(command: Command, folder: &Path) -> io::Result<()> {
+    std::fs::create_dir_all(folder)?;
+    clap_mangen::generate_to(command, folder)
+}
+
+/// Returns whether this is the panic of the standard library's `print!` when the reader is gone. Nothing else tells it.
+fn is_unread(payload: &dyn Any) -> bool {
+    let text = payload.downcast_ref::<String>();
+    text.is_some_and(|text| text.starts_with("failed printing to std") && text.contains("Broken pipe"))
+}
+
+/// Does a job, and returns its exit status. A panic is reported as a mistake of the program. A reader of the output that is gone ends the
+/// program without a message.
+pub fn guarded(job: impl FnOnce() -> ExitCode + UnwindSafe) -> ExitCode {
+    static UNHEARD: AtomicBool = AtomicBool::new(false);
+    let usual = panic::take_hook();
+    panic::set_hook(Box::new(move |info| {
+        // What the standard library's `print!` says, in whatever thread; there is no other way to learn of it.
+        let closed = is_unread(info.payload());
+        if closed {
+            UNHEARD.store(true, Ordering::Relaxed);
+        } else if !UNHEARD.load(Ordering::Relaxed) {
+            usual(info);
+        }
+    }));
+    catch_unwind(job).unwrap_or_else(|payload| {
+        // The job may have a hook of its own.
+        if UNHEARD.load(Ordering::Relaxed) || is_unread(&*payload) {
+            return ExitCode::from(UNREAD);
+        }
+        eprintln!(
+            "this is a mistake of this program, and says nothing about what it was used on; please report it"
+        );
+        ExitCode::from(INTERNAL)
+    })
+}
+
+/// Prints why a command line makes no sense, or the help that it asks for, and returns the exit status. What stands before an `@` in a
+/// word of it is not repeated: it may be a password.
+pub fn misused(error: &clap::Error) -> ExitCode {
+    let said = error.render().to_string();
+    let told = without_logins(&said, std::env::args_os().map(|word| word.to_string_lossy().into_owned()));
+    let _to_a_closed_terminal = if told == said { error.print() } else { write!(io::stderr(), "{told}") };
+    ExitCode::from(if error.use_stderr() { USAGE } else { DONE })
+}
+
+fn without_logins(text: &str, words: impl Iterator<Item = String>) -> String {
+    words.fold(text.into(), |text, word| {
+        let Some((login, _)) = word.rsplit_once('@') else { return text };
+        let login = login.split_once("://").map_or(login, |(_, login)| login);
+        text.replace(&format!("{login}@"), "…@")
+    })
+}
+
+/// Returns the exit status of an error: [`NO_RDMA`] if it or one of its causes is an [`io::Error`] of the kind
+/// [`Unsupported`](io::ErrorKind::Unsupported), as backends without a library or a device report.
+pub fn status(error: &(dyn std::error::Error + 'static)) -> u8 {
+    let mut causes = std::iter::successors(Some(error), |error| error.source());
+    let is_missing = |error: &(dyn std::error::Error + 'static)| {
+        error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::Unsupported)
+    };
+    if causes.any(is_missing) { NO_RDMA } else { FAILED }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn matches(command: Command, line: &[&str]) -> Result<ArgMatches, clap::Error> {
+        command.try_get_matches_from([&["program"], line].concat())
+    }
+
+    /// A program without commands still needs its arguments, but not for `completions` and `man`.
+    #[test]
+    fn common_commands_need_no_arguments_of_the_program() {
+        let one = with_common(Command::new("program").arg(Arg::new("needed").long("needed").required(true)));
+        assert!(matches(one.clone(), &["--needed", "x"]).expect("complete").subcommand().is_none());
+        assert!(matches(one.clone(), &[]).is_err());
+        for command in [&["completions", "bash"][..], &["man"], &["man", "folder"]] {
+            matches(one.clone(), command).expect("needs no more");
+        }
+        assert!(matches(one.clone(), &["completions", "none"]).is_err());
+        assert!(matches(one, &["--needed", "x", "man"]).is_err());
+    }
+
+    #[test]
+    fn manual_pages_are_written() {
+        let folder = std::env::temp_dir().join(format!("rdma-program-{}/man", std::process::id()));
+        let command = with_common(Command::new("program").after_help(STATUSES));
+        manual(command, &folder).expect("a folder");
+        let page = std::fs::read_to_string(folder.join("program.1")).expect("a page");
+        assert!(page.contains("no RDMA here"), "{page}");
+        assert!(folder.join("program-man.1").is_file());
+        std::fs::remove_dir_all(folder.parent().expect("made")).expect("removed");
+    }
+
+    #[test]
+    fn a_missing_device_has_a_status_of_its_own() {
+        let missing = || io::Error::new(io::ErrorKind::Unsupported, "no device");
+        assert_eq!(status(&missing()), NO_RDMA);
+        assert_eq!(status(&io::Error::other("no")), FAILED);
+    }
+
+    #[test]
+    fn a_panic_is_an_internal_error() {
+        let code = |job: fn() -> ExitCode| format!("{:?}", guarded(job));
+        assert_eq!(code(|| panic!("a mistake")), format!("{:?}", ExitCode::from(INTERNAL)));
+        assert_eq!(code(|| ExitCode::from(FAILED)), format!("{:?}", ExitCode::from(FAILED)));
+    }
+}
