@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io::{self, ErrorKind};
+use std::num::NonZeroU16;
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -52,9 +53,7 @@ impl FromStr for Target {
         let (user, place) = rest.rsplit_once('@').map_or((None, rest), |(user, place)| (Some(user), place));
         let (place, database) = place.split_once('/').unwrap_or((place, ""));
         let port = place.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port);
-        if !port.and_then(|port| port.parse().ok()).is_some_and(|port: u16| port > 0) {
-            return Err(FORMS);
-        }
+        port.and_then(|port| port.parse::<NonZeroU16>().ok()).ok_or(FORMS)?;
         let user = user.map(|user| user.split_once(':').ok_or(FORMS)).transpose()?;
         let database = if database.is_empty() { 0 } else { database.parse().map_err(|_| FORMS)? };
         Ok(Self { carrier, place: place.into(), login: Login::new(user, database) })
@@ -80,11 +79,9 @@ impl Login {
         };
         if let Some((user, password)) = user {
             let [user, password] = [user, password].map(|text| percent_decode_str(text).collect::<Vec<u8>>());
-            let all: [&[u8]; 3] = [b"AUTH", &user, &password];
-            if user.is_empty() {
-                add("AUTH", &[all[0], all[2]])
-            } else {
-                add("AUTH", &all)
+            match user.is_empty() {
+                true => add("AUTH", &[b"AUTH", &password]),
+                false => add("AUTH", &[b"AUTH", &user, &password]),
             }
             shown = String::from_utf8_lossy(&password).into();
         }

@@ -222,8 +222,11 @@ async fn a_client_sees_an_end_where_there_is_no_server() {
     chain.until(|now| now.unreachable == 1).await;
     // As redis-rs sees it: an error of the connection, and none of the server's.
     let client = redis::Client::open(format!("redis://{}", chain.address)).expect("a URL");
-    let error =
-        client.get_multiplexed_async_connection_with_config(&patient()).await.err().expect("no server");
+    let error = client
+        .get_multiplexed_async_connection_with_config(&patient())
+        .await
+        .map(drop)
+        .expect_err("no server");
     assert!(error.is_io_error() || error.is_connection_dropped(), "{error:?}");
 }
 
