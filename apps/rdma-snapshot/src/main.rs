@@ -367,7 +367,7 @@ mod tests {
     #[test]
     fn a_missing_secret_file_is_named() {
         let common = Common { secret_file: Some("/nonexistent/secret".into()), depth: 1, json: false };
-        let told = secret(&common).err().expect("no file").to_string();
+        let told = secret(&common).map(drop).expect_err("no file").to_string();
         assert!(told.starts_with("the secret file /nonexistent/secret: "), "{told}");
         let source = FileSource::open("/nonexistent/rdb".as_ref(), Content::Rdb).expect_err("no file");
         assert!(source.to_string().starts_with("/nonexistent/rdb: "), "{source}");
