@@ -37,7 +37,7 @@ use rustls::{ClientConfig, RootCertStore};
   valkey-rdma-bench --target rdma://192.0.2.1:6379 --rate 20000  # open loop"
 )]
 struct Arguments {
-    /// The server: SCHEME://[[USER]:PASSWORD@]HOST:PORT[/DATABASE], where SCHEME is rdma, tcp or tls, or unix:///PATH. In a user and
+    /// The server: `SCHEME://[[USER]:PASSWORD@]HOST:PORT[/DATABASE]`, where SCHEME is rdma, tcp or tls, or unix:///PATH. In a user and
     /// a password, %40 is an @.
     #[arg(long)]
     target: Option<String>,
