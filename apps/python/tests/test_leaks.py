@@ -24,8 +24,10 @@ class Held:
         self.descriptors = process.num_fds()
         self.threads = threading.active_count()
 
-    def assert_equals(self, before, grown):
-        assert (self.descriptors, self.threads) == (before.descriptors, before.threads)
+    def assert_no_more(self, before, grown):
+        # Fewer are right: the store may have let go of an earlier client's meanwhile.
+        assert self.descriptors <= before.descriptors
+        assert self.threads <= before.threads
         assert self.memory - before.memory < grown, f"{(self.memory - before.memory) / MIB:.1f} MiB more"
 
 
@@ -63,7 +65,7 @@ def leaves_nothing(client, small, large, grown):
     before = Held()
     operations(client, small, large)
     after = Held()
-    after.assert_equals(before, grown)
+    after.assert_no_more(before, grown)
     print(f"{small} small and {large} large: {(after.memory - before.memory) / MIB:+.1f} MiB")
 
 
@@ -97,7 +99,7 @@ def test_clients_leave_nothing(url):
         for _ in range(50):
             one()
         settle(before)
-        Held().assert_equals(before, 48 * MIB)
+        Held().assert_no_more(before, 48 * MIB)
 
 
 def settle(before=None):
@@ -106,7 +108,7 @@ def settle(before=None):
     for _ in range(200):
         if before is None and process.num_fds() == seen:
             return
-        if before is not None and process.num_fds() == before.descriptors:
+        if before is not None and process.num_fds() <= before.descriptors:
             return
         seen = process.num_fds()
         threading.Event().wait(0.05)
@@ -134,4 +136,4 @@ def test_cancelled_tasks_leave_nothing(client, url):
     before = Held()
     asyncio.run(work(2000))
     settle(before)
-    Held().assert_equals(before, 48 * MIB)
+    Held().assert_no_more(before, 48 * MIB)
