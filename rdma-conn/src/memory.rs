@@ -205,14 +205,14 @@ impl<B: Backend> Memory<B> {
     #[inline]
     pub(crate) fn fill(&self, place: Span, from: &[IoSlice<'_>], taken: usize) {
         // Inside by construction.
-        let memory = self.send.as_ref().map(|send| send.region.memory());
-        let Some(mut room) = memory.and_then(|all| all.slice(place.offset as usize, place.len as usize))
-        else {
-            return;
-        };
-        match from {
-            [all] => _ = room.put(all.get(taken..).unwrap_or_default()),
-            pieces => fill_from(&mut room, pieces, taken),
+        let Some(send) = &self.send else { return };
+        let (memory, offset, len) = (send.region.memory(), place.offset as usize, place.len as usize);
+        if let [all] = from {
+            if let Some(bytes) = all.get(taken..).and_then(|rest| rest.get(..len)) {
+                _ = memory.write(offset, bytes);
+            }
+        } else if let Some(mut room) = memory.slice(offset, len) {
+            fill_from(&mut room, from, taken);
         }
     }
 
@@ -226,14 +226,19 @@ impl<B: Backend> Memory<B> {
             }),
             Source::Lent(span) => self.lendings.latest(span),
         };
-        // Without a send buffer the only WRITE from there is the empty one.
-        place.unwrap_or(Slice { region: &self.messages.region, offset: 0, len: 0 })
+        place.unwrap_or_else(|| self.nothing())
+    }
+
+    /// Returns no bytes: without a send buffer the only WRITE from there is the empty one.
+    #[cold]
+    fn nothing(&self) -> Slice<'_, B::Region> {
+        Slice { region: &self.messages.region, offset: 0, len: 0 }
     }
 
     /// Returns the work request for an action; `None` for a disconnect.
     #[inline]
-    pub(crate) fn request(&self, max_inline: usize, action: &Action) -> Option<SendRequest<'_, B::Region>> {
-        let (id, signaled, op, local) = match *action {
+    pub(crate) fn request(&self, max_inline: usize, action: Action) -> Option<SendRequest<'_, B::Region>> {
+        let (id, signaled, op, local) = match action {
             Action::Send { id, signaled, slot, ref message } => {
                 (id, signaled, SendOp::Send, self.outgoing_message(slot, message))
             }

@@ -369,21 +369,25 @@ impl Machine {
     pub fn put(&mut self, most: usize) -> Option<Span> {
         if self.due == Due::Nothing && most > 0 && self.budget.covers(self.send.posted(), most) {
             self.due = Due::Write;
-            return Some(self.send.put(most as u32));
+            // Nothing is due, so all that was taken before is posted.
+            let place = self.send.next_span(most as u32);
+            self.send.write(most as u64);
+            return Some(place);
         }
         self.put_what_fits(most)
     }
 
     #[inline(never)]
     fn put_what_fits(&mut self, most: usize) -> Option<Span> {
-        let space = self.space().len;
+        let Span { offset, len } = self.space();
         // At most the space, a u32.
-        let len = if most < space as usize { most as u32 } else { space };
+        let len = if most < len as usize { most as u32 } else { len };
         if len == 0 || !self.takes_bytes() {
             return None;
         }
         self.due = Due::Anything;
-        Some(self.send.put(len))
+        self.send.write(len.into());
+        Some(Span { offset, len })
     }
 
     /// Takes `bytes` that lie in memory of their own, behind all that was taken before. That memory must stay as it is until

@@ -94,9 +94,7 @@ pub(crate) struct SendState {
     capacity: u64,
     /// Bytes the application has put into the buffer or lent, ...
     written: u64,
-    /// ... and their place in the buffer, ...
-    written_at: u64,
-    /// ... and that of the bytes that are posted, so that nothing is divided for each request.
+    /// The place in the buffer of what is to be posted next, so that nothing is divided for each request.
     posted_at: u64,
     /// The memory that was lent last.
     lent: Lent,
@@ -116,7 +114,6 @@ impl SendState {
             notice_limit: notice_limit as u64,
             capacity: capacity as u64,
             written: 0,
-            written_at: 0,
             posted_at: 0,
             lent: Lent { begin: 0, end: 0 },
             posted: zero,
@@ -143,7 +140,7 @@ impl SendState {
     #[inline]
     pub(crate) const fn space(&self) -> Span {
         let free = self.capacity.saturating_sub(self.unconfirmed());
-        self.span(self.written_at, free)
+        self.span(self.written_at(), free)
     }
 
     #[inline]
@@ -161,28 +158,25 @@ impl SendState {
         Ok(())
     }
 
-    /// Takes `bytes`, for which there is space, and says where they belong.
+    /// Takes `bytes`, for which there is space.
     #[inline]
-    pub(crate) fn put(&mut self, bytes: u32) -> Span {
-        let offset = self.written_at as u32;
-        self.write(bytes.into());
-        Span { offset, len: bytes }
+    pub(crate) fn write(&mut self, bytes: u64) {
+        self.written = self.written.wrapping_add(bytes);
     }
 
+    /// Returns the place in the buffer of what is taken next.
     #[inline]
-    fn write(&mut self, bytes: u64) {
-        self.written = self.written.wrapping_add(bytes);
-        self.written_at = self.place(self.written_at.wrapping_add(bytes));
+    const fn written_at(&self) -> u64 {
+        self.place(self.posted_at.wrapping_add(self.unposted()))
     }
 
     /// Returns the place in the buffer of what lies `behind` its beginning, however often around.
     #[inline]
     const fn place(&self, behind: u64) -> u64 {
-        if behind < self.capacity { behind } else { self.wrapped(behind) }
-    }
-
-    #[cold]
-    const fn wrapped(&self, behind: u64) -> u64 {
+        // Nearly always true, and nothing is divided.
+        if behind < self.capacity {
+            return behind;
+        }
         match behind.checked_rem(self.capacity) {
             Some(offset) => offset,
             None => 0,

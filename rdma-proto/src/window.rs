@@ -513,9 +513,11 @@ impl TxWindow {
         (self.window, self.next, self.room) = (Some(window), RemoteAddress { address, rkey }, length);
     }
 
-    /// Goes on in the next window, when one is full and another queues.
-    #[cold]
-    fn leave_full(&mut self) {
+    /// Goes on in the next window that queues, if there is one, when that which is being filled is full. Returns whether it was.
+    pub(crate) fn leave_full(&mut self) -> bool {
+        if self.room > 0 {
+            return false;
+        }
         let [first, ..] = self.queued;
         if let Some(window) = first {
             self.queued.rotate_left(1);
@@ -524,6 +526,7 @@ impl TxWindow {
             }
             self.begin(window);
         }
+        true
     }
 
     /// Returns whether the peer ever registered a window.
@@ -538,7 +541,7 @@ impl TxWindow {
     }
 
     /// Takes the next `bytes` of the window and says where they are; `None` if they do not fit (VR-FLOW-007). No byte is
-    /// taken twice (VR-XFER-009).
+    /// taken twice (VR-XFER-009). [`TxWindow::leave_full`] follows where they may be the last.
     #[inline]
     pub(crate) fn take(&mut self, bytes: u32) -> Option<RemoteAddress> {
         let room = self.room.checked_sub(bytes)?;
@@ -546,9 +549,6 @@ impl TxWindow {
         self.room = room;
         // Within a window that does not wrap.
         self.next.address = at.address.wrapping_add(bytes as u64);
-        if room == 0 {
-            self.leave_full();
-        }
         Some(at)
     }
 }

@@ -95,17 +95,26 @@ impl<B: Backend> Connection<B> {
         }
         let Some(place) = self.machine.put(bytes) else { return self.refuse_bytes(bytes) };
         self.memory.fill(place, from, 0);
-        let mut written = place.len as usize;
-        // The rest, if any, lies at the beginning of the send buffer.
-        if written < bytes
-            && let Some(place) = self.machine.put(bytes - written)
-        {
-            self.memory.fill(place, from, written);
-            written += place.len as usize;
-        }
         self.used = true;
+        let mut written = place.len as usize;
+        // One WRITE of all of it leaves room.
+        if !self.machine.is_one_write() {
+            written += self.write_rest(from, written, bytes);
+        }
         self.post(None);
         Ok(Some(written))
+    }
+
+    /// Takes what is left of `bytes` behind the first `written`, and returns how many.
+    #[inline(never)]
+    fn write_rest(&mut self, from: &[IoSlice<'_>], written: usize, bytes: usize) -> usize {
+        // If there are any, they belong to the beginning of the send buffer.
+        let place = self.machine.put(bytes - written);
+        if let Some(place) = place {
+            self.memory.fill(place, from, written);
+        }
+        self.lacks_room = !self.has_room();
+        place.map_or(0, |place| place.len as usize)
     }
 
     /// Registers the send buffer, if there are bytes for it.
@@ -125,6 +134,7 @@ impl<B: Backend> Connection<B> {
             self.check()?;
             self.machine.commit(0)?;
         }
+        self.lacks_room = !self.has_room();
         if bytes == 0 {
             return Ok(Some(0));
         }

@@ -296,39 +296,56 @@ impl<B: Backend> Connection<B> {
     /// it is needed, and not `known`.
     #[inline]
     pub(super) fn post(&mut self, known: Option<Instant>) {
-        loop {
-            let backend = &self.backend;
-            let now = move || known.unwrap_or_else(|| backend.now());
-            let Some(action) = self.machine.poll_action(now) else { return };
-            let Some(first) = self.memory.request(self.max_inline, &action) else { return self.disconnect() };
-            let mut disconnects = false;
-            // Most writes are one request.
-            let posted = if self.machine.is_settled() {
-                self.work.requests += 1;
-                self.pair.post_send(slice::from_ref(&first))
-            } else {
-                let (machine, memory) = (&mut self.machine, &self.memory);
-                let (chain, ends) = chain(first, memory, self.max_inline, || machine.poll_action(now));
-                disconnects = ends;
-                self.work.requests += chain.len() as u64;
-                self.pair.post_send(&chain)
-            };
-            self.work.doorbells += 1;
-            if let Err(error) = posted {
-                self.refused("ibv_post_send", error.error);
-            }
-            if disconnects {
-                return self.disconnect();
-            }
+        // Most writes are one request. The step is compiled once more for it, without all that there may be besides.
+        let more =
+            if self.machine.is_one_write() { self.post_next(known) } else { !self.machine.is_settled() };
+        if more {
+            self.post_all(known);
         }
     }
 
+    #[inline(never)]
+    fn post_all(&mut self, known: Option<Instant>) {
+        while self.post_next(known) {}
+        self.sooner |= self.machine.take_sooner();
+    }
+
+    /// Posts one chain of work requests, or disconnects. Returns whether there may be more to do.
+    #[inline(always)]
+    fn post_next(&mut self, known: Option<Instant>) -> bool {
+        let backend = &self.backend;
+        let now = move || known.unwrap_or_else(|| backend.now());
+        let Some(action) = self.machine.poll_action(now) else { return false };
+        let Some(first) = self.memory.request(self.max_inline, action) else { return self.disconnect() };
+        self.work.doorbells += 1;
+        let (posted, mut more) = if self.machine.is_settled() {
+            self.work.requests += 1;
+            (self.pair.post_send(slice::from_ref(&first)), false)
+        } else {
+            let (machine, memory) = (&mut self.machine, &self.memory);
+            let (chain, disconnects) = chain(first, memory, self.max_inline, || machine.poll_action(now));
+            self.work.requests += chain.len() as u64;
+            let posted = self.pair.post_send(&chain);
+            if disconnects {
+                self.disconnect();
+            }
+            (posted, true)
+        };
+        if let Err(error) = posted {
+            self.refused("ibv_post_send", error.error);
+            more = true;
+        }
+        more
+    }
+
+    /// Disconnects, after which there is no more to do.
     #[cold]
-    fn disconnect(&self) {
+    fn disconnect(&self) -> bool {
         // Refused when the connection never came about; nothing is left to do then.
         if let Err(error) = self.id.disconnect() {
             tracing::debug!(peer = %self.peer, %error, "disconnecting");
         }
+        false
     }
 }
 
@@ -344,7 +361,7 @@ fn chain<'a, B: Backend>(
     while !chain.is_full()
         && let Some(action) = next()
     {
-        let Some(request) = memory.request(max_inline, &action) else { return (chain, true) };
+        let Some(request) = memory.request(max_inline, action) else { return (chain, true) };
         chain.push(request);
     }
     (chain, false)

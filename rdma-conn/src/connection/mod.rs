@@ -71,8 +71,10 @@ pub struct Connection<B: Backend> {
     busy: Instant,
     /// ... and whether it was needed since.
     used: bool,
-    /// Whether [`Connection::next_timeout`] has come nearer, by memory that is given back later.
+    /// Whether [`Connection::next_timeout`] has come nearer: the machine's, or by memory that is given back later.
     sooner: bool,
+    /// Whether the latest write left no room, so that the next one waits.
+    pub(crate) lacks_room: bool,
 }
 
 /// The reason why a connection ended.
@@ -161,6 +163,7 @@ impl<B: Backend> Connection<B> {
             busy,
             used: false,
             sooner: false,
+            lacks_room: false,
         };
         for posted in (0..usize::from(options.receives)).step_by(BATCH) {
             connection.post_receives(BATCH.min(usize::from(options.receives) - posted));
@@ -279,7 +282,6 @@ impl<B: Backend> Connection<B> {
     }
 
     /// Returns whether a write finds room.
-    #[inline]
     pub const fn has_room(&self) -> bool {
         self.machine.has_space()
     }
@@ -317,10 +319,16 @@ impl<B: Backend> Connection<B> {
         }
     }
 
+    /// Returns whether [`Connection::next_timeout`] may have come nearer since that was taken last.
+    #[inline]
+    pub(crate) const fn is_sooner(&self) -> bool {
+        self.sooner
+    }
+
     /// Returns whether [`Connection::next_timeout`] may have come nearer since this was asked last.
     #[inline]
     pub(crate) fn take_sooner(&mut self) -> bool {
-        self.machine.take_sooner() | std::mem::take(&mut self.sooner)
+        std::mem::take(&mut self.sooner)
     }
 
     /// Begins a graceful end: what was written is delivered first, for at most `linger`, also where

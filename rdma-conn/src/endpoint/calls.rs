@@ -88,10 +88,9 @@ impl<B: Descriptors> Endpoint<B> {
         let Some(member) = self.members.get_mut(id.0) else { return Err(Error::NoSuchConnection) };
         let connection = member.live()?;
         let written = connection.write(from)?;
-        // No room is left after a write that did not take all, and after one that filled the room exactly: the next one waits.
-        let has_room = connection.has_room();
-        member.waits.room = !has_room;
-        member.note_sooner(id, &mut self.touched);
+        if connection.is_sooner() {
+            member.note_sooner(id, &mut self.touched);
+        }
         Ok(written)
     }
 

@@ -55,8 +55,6 @@ pub(super) struct Member<B: Backend> {
 /// Calls that had to be told "not now", and are owed an [`Event::Writable`].
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Waits {
-    /// A write found too little room.
-    pub(super) room: bool,
     /// Memory could not be lent.
     pub(super) lend: bool,
     /// Not all was flushed.
@@ -66,7 +64,7 @@ pub(super) struct Waits {
 impl Waits {
     #[inline]
     const fn any(self) -> bool {
-        self.room | self.lend | self.flush
+        self.lend | self.flush
     }
 }
 
@@ -283,7 +281,7 @@ impl<B: Backend> Member<B> {
         let pending = &mut self.pending;
         pending.returned |= came_back > pending.came_back;
         pending.came_back = came_back;
-        if self.waits.any() {
+        if self.waits.any() || connection.lacks_room {
             self.notice_answers();
         }
         self.notice_bytes()
@@ -305,11 +303,11 @@ impl<B: Backend> Member<B> {
     /// Notes that calls which had to be told "not now" would be told otherwise.
     #[inline(never)]
     fn notice_answers(&mut self) {
-        let (Some(connection), waits) = (&self.connection, &mut self.waits) else { return };
-        let room = waits.room && connection.has_room();
+        let (Some(connection), waits) = (&mut self.connection, &mut self.waits) else { return };
+        let room = connection.lacks_room && connection.has_room();
         let lend = waits.lend && connection.can_lend();
         let flush = waits.flush && !matches!(connection.flushed(), Ok(None));
-        waits.room &= !room;
+        connection.lacks_room &= !room;
         waits.lend &= !lend;
         waits.flush &= !flush;
         self.pending.writable |= room || lend || flush;

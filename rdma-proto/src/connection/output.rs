@@ -72,7 +72,7 @@ impl Machine {
     /// Returns the next thing to do, or `None` if there is nothing now. It asks for the time only if something has to wait.
     #[inline(always)]
     pub fn poll_action(&mut self, now: impl FnOnce() -> Instant) -> Option<Action> {
-        if self.due == Due::Write {
+        if self.is_one_write() {
             self.due = Due::Nothing;
             // No more than the window has room for, a u32.
             let total = self.send.unposted() as u32;
@@ -115,6 +115,13 @@ impl Machine {
             notices: notices.min(self.credits.for_data()).min(proof),
             bytes: bytes.min(self.send.posted().bytes.saturating_add(self.tx.room().into())),
         }
+    }
+
+    /// Returns whether one WRITE of all that was taken is the only thing to do, as is known without a look: what
+    /// [`Machine::poll_action`] answers next.
+    #[inline]
+    pub const fn is_one_write(&self) -> bool {
+        matches!(self.due, Due::Write)
     }
 
     /// Returns whether [`Machine::poll_action`] has nothing to do, as is known without a look.
@@ -280,10 +287,12 @@ impl Machine {
         let id = self.send.post(from.len(), ends);
         let signaled = !within_budget && self.send.take_signal(false);
         let immediate = if ends {
-            self.flush = None;
-            // Where windows queue, the next registration proves nothing (VM-006).
-            if self.tx.room() == 0 && !self.queues_windows() {
-                self.credits.sent_window_end(self.send.posted().notices);
+            if !within_budget {
+                self.flush = None;
+                // Where windows queue, the next registration proves nothing (VM-006).
+                if self.tx.leave_full() && !self.queues_windows() {
+                    self.credits.sent_window_end(self.send.posted().notices);
+                }
             }
             Some(Immediate(flush.total))
         } else {

@@ -377,7 +377,11 @@ fn windows_queue_behind_the_one_that_is_filled() {
     }
     let early = PeerMisbehaved::EarlyRegistration { used: 0, length: 8 };
     assert_eq!(tx.register(at(5), LIMIT, true), Err(Error::PeerMisbehaved(early)));
-    let starts = |tx: &mut TxWindow| [3, 5].map(|bytes| tx.take(bytes).map(|at| at.address));
+    let starts = |tx: &mut TxWindow| {
+        let starts = [3, 5].map(|bytes| tx.take(bytes).map(|at| at.address));
+        assert!(tx.leave_full());
+        starts
+    };
     for number in 1..=4_u64 {
         assert_eq!(tx.take(9), None, "over the end of a window");
         assert_eq!(starts(&mut tx), [number << 12, (number << 12) + 3].map(Some));
