@@ -4,13 +4,12 @@
 //! buffer comes with the first write, the second window when the peer fills the first faster than it is read, and
 //! both go again when the connection has been idle for a while.
 
-use std::io::IoSlice;
 use std::sync::Arc;
 
 use rdma_backend::memory::{CallerMemory, SharedMemory};
 use rdma_backend::{Access, Backend, RecvRequest, Region, SendOp, SendRequest, Slice};
 use rdma_proto::wire::MESSAGE_LEN;
-use rdma_proto::{Action, Config, Readable, RegionAddress, Source, Span};
+use rdma_proto::{Action, Config, Readable, RegionAddress, Source};
 
 use crate::arrived::Arrived;
 use crate::budget::{Budget, CountedRegion, register, register_memory};
@@ -201,21 +200,6 @@ impl<B: Backend> Memory<B> {
         }
     }
 
-    /// Copies bytes of `from` to a place in the send buffer, as many as it is long: those behind the first `taken`.
-    #[inline]
-    pub(crate) fn fill(&self, place: Span, from: &[IoSlice<'_>], taken: usize) {
-        // Inside by construction.
-        let Some(send) = &self.send else { return };
-        let (memory, offset, len) = (send.region.memory(), place.offset as usize, place.len as usize);
-        if let [all] = from {
-            if let Some(bytes) = all.get(taken..).and_then(|rest| rest.get(..len)) {
-                _ = memory.write(offset, bytes);
-            }
-        } else if let Some(mut room) = memory.slice(offset, len) {
-            fill_from(&mut room, from, taken);
-        }
-    }
-
     #[inline]
     fn outgoing(&self, source: Source) -> Slice<'_, B::Region> {
         let place = match source {
@@ -293,24 +277,6 @@ impl<B: Backend> Memory<B> {
         let len = MESSAGE_LEN.min(len as usize);
         let _inside_by_construction = self.messages.region.read(self.receive(slot).local.offset, &mut bytes);
         (bytes, len)
-    }
-}
-
-/// Copies `pieces` behind their first `taken` bytes, as many as there is room for.
-#[inline(never)]
-fn fill_from(room: &mut SharedMemory<'_>, pieces: &[IoSlice<'_>], mut taken: usize) {
-    let mut pieces = pieces.iter();
-    for piece in &mut pieces {
-        match piece.get(taken..) {
-            Some(rest) => {
-                room.put(rest);
-                break;
-            }
-            None => taken -= piece.len(),
-        }
-    }
-    for piece in pieces {
-        room.put(piece);
     }
 }
 

@@ -189,11 +189,9 @@ impl<B: Descriptors> Stream<B> {
     /// # Errors
     /// As [`Endpoint::lend`], or the write time-out passed.
     pub fn lend(&mut self, buffer: &Arc<RegisteredBuffer<B>>, range: Range<usize>) -> Result<usize, Error> {
-        let mut endpoint = self.shared.enter()?;
-        let lent = endpoint
-            .until(self.write_timeout, "lending", |endpoint, id| endpoint.lend(id, buffer, range.clone()))?;
-        endpoint.send_rest()?;
-        Ok(lent)
+        self.shared
+            .enter()?
+            .until(&self.write_timeout, "lending", |endpoint, id| endpoint.lend(id, buffer, range.clone()))
     }
 
     /// Waits until the peer has all that was lent of `buffer`, which can then be changed.
@@ -202,7 +200,7 @@ impl<B: Descriptors> Stream<B> {
     /// The connection ended before that, or the write time-out passed.
     pub fn returned(&mut self, buffer: &RegisteredBuffer<B>) -> Result<(), Error> {
         let doing = "waiting for a buffer to come back";
-        self.shared.enter()?.until(self.write_timeout, doing, |endpoint, id| endpoint.returned(id, buffer))
+        self.shared.enter()?.until(&self.write_timeout, doing, |endpoint, id| endpoint.returned(id, buffer))
     }
 
     /// Registers memory to receive into without a copy, see
@@ -244,7 +242,7 @@ impl<B: Descriptors> Stream<B> {
         let mut receiving = Receiving::new(Arc::clone(buffer), range);
         let mut endpoint = self.shared.enter()?;
         let received = endpoint
-            .until(self.read_timeout, "receiving", |endpoint, id| endpoint.receive(id, &mut receiving));
+            .until(&self.read_timeout, "receiving", |endpoint, id| endpoint.receive(id, &mut receiving));
         if received.is_err() {
             let id = endpoint.id;
             endpoint.stop_landing(id)?;
@@ -260,7 +258,7 @@ impl<B: Descriptors> Stream<B> {
         let mut endpoint = self.shared.enter()?;
         let id = endpoint.id;
         endpoint.close(id, linger)?;
-        endpoint.until(None, "closing", |endpoint, id| endpoint.closed(id))
+        endpoint.until(&None, "closing", |endpoint, id| endpoint.closed(id))
     }
 }
 
@@ -290,7 +288,7 @@ impl<B: Descriptors> Read for Stream<B> {
         if !endpoint.connection().is_readable() {
             endpoint.look_at(id)?;
         }
-        Ok(endpoint.until(self.read_timeout, "reading", |endpoint, id| endpoint.read(id, into))?)
+        Ok(endpoint.until(&self.read_timeout, "reading", |endpoint, id| endpoint.read(id, into))?)
     }
 }
 
@@ -301,16 +299,13 @@ impl<B: Descriptors> Write for Stream<B> {
 
     fn write_vectored(&mut self, from: &[IoSlice<'_>]) -> io::Result<usize> {
         let mut endpoint = self.shared.enter()?;
-        let written =
-            endpoint.until(self.write_timeout, "writing", |endpoint, id| endpoint.write(id, from))?;
-        endpoint.send_rest()?;
-        Ok(written)
+        Ok(endpoint.until(&self.write_timeout, "writing", |endpoint, id| endpoint.write(id, from))?)
     }
 
     /// Waits until the connection is established and everything written has been handed to the device.
     fn flush(&mut self) -> io::Result<()> {
         let mut endpoint = self.shared.enter()?;
-        Ok(endpoint.until(self.write_timeout, "flushing", |endpoint, id| endpoint.flush(id))?)
+        Ok(endpoint.until(&self.write_timeout, "flushing", |endpoint, id| endpoint.flush(id))?)
     }
 }
 
@@ -405,24 +400,15 @@ impl<B: Descriptors> Locked<'_, B> {
         connection
     }
 
-    /// Sends bytes that were held back, if completions that were not polled yet allow it.
-    fn send_rest(&mut self) -> Result<(), Error> {
-        if !self.connection().is_flushed() {
-            let id = self.id;
-            self.look_at(id)?;
-        }
-        Ok(())
-    }
-
     /// Repeats `step` until it has a result, sleeping in between until the connection has moved: waiting for a peer takes no
-    /// processor time (VR-FLOW-013).
+    /// processor time (VR-FLOW-013). `timeout` is looked at only by whoever sleeps.
     ///
     /// # Errors
     /// `step`'s own, or a time-out while `doing`.
     #[inline]
     fn until<T>(
         &mut self,
-        timeout: Option<Duration>,
+        timeout: &Option<Duration>,
         doing: &'static str,
         mut step: impl FnMut(&mut Endpoint<B>, ConnectionId) -> Result<Option<T>, Error>,
     ) -> Result<T, Error> {
@@ -440,11 +426,11 @@ impl<B: Descriptors> Locked<'_, B> {
     #[inline(never)]
     fn sleep(
         &mut self,
-        timeout: Option<Duration>,
+        timeout: &Option<Duration>,
         doing: &'static str,
         deadline: &mut Option<Instant>,
     ) -> Result<(), Error> {
-        let Some(after) = timeout else { return self.wait(None) };
+        let Some(after) = *timeout else { return self.wait(None) };
         let now = self.now();
         let by = *deadline.get_or_insert_with(|| now.after(after));
         if now >= by {

@@ -220,6 +220,11 @@ impl Machine {
         self.counters.most_in_flight.max(self.credits.in_flight(self.send.posted().notices))
     }
 
+    /// Returns the number of work requests that were asked for, of every kind.
+    pub const fn requests(&self) -> u64 {
+        self.send.posted().slots
+    }
+
     /// Returns the number of bytes that the peer has notified, as [`Counters::bytes_received`].
     #[inline]
     pub const fn bytes_received(&self) -> u64 {

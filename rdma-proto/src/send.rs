@@ -303,7 +303,7 @@ impl SendState {
     }
 
     /// Books one request of `bytes`, and says its id.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn post(&mut self, bytes: u32, notifies: bool) -> u64 {
         self.posted = Progress {
             slots: self.posted.slots.wrapping_add(1),

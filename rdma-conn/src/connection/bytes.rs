@@ -2,8 +2,9 @@
 
 use std::io::IoSlice;
 
-use rdma_backend::Backend;
-use rdma_proto::ApiMisuse;
+use rdma_backend::memory::SharedMemory;
+use rdma_backend::{Backend, Region};
+use rdma_proto::{ApiMisuse, Span};
 
 use super::Connection;
 use crate::arrived::Arrived;
@@ -93,8 +94,9 @@ impl<B: Backend> Connection<B> {
         if self.memory.send_buffer().is_none() {
             self.add_send_buffer(bytes)?;
         }
+        let Some(send_buffer) = self.memory.send_buffer() else { return self.refuse_bytes(bytes) };
         let Some(place) = self.machine.put(bytes) else { return self.refuse_bytes(bytes) };
-        self.memory.fill(place, from, 0);
+        fill(send_buffer, place, from, 0);
         self.used = true;
         let mut written = place.len as usize;
         // One WRITE of all of it leaves room.
@@ -110,11 +112,17 @@ impl<B: Backend> Connection<B> {
     fn write_rest(&mut self, from: &[IoSlice<'_>], written: usize, bytes: usize) -> usize {
         // If there are any, they belong to the beginning of the send buffer.
         let place = self.machine.put(bytes - written);
-        if let Some(place) = place {
-            self.memory.fill(place, from, written);
+        if let (Some(send_buffer), Some(place)) = (self.memory.send_buffer(), place) {
+            fill(send_buffer, place, from, written);
         }
-        self.lacks_room = !self.has_room();
+        self.note_waits();
         place.map_or(0, |place| place.len as usize)
+    }
+
+    /// Notes whether the next write will wait, and that bytes may.
+    fn note_waits(&mut self) {
+        self.lacks_room = !self.has_room();
+        self.more = true;
     }
 
     /// Registers the send buffer, if there are bytes for it.
@@ -134,7 +142,7 @@ impl<B: Backend> Connection<B> {
             self.check()?;
             self.machine.commit(0)?;
         }
-        self.lacks_room = !self.has_room();
+        self.note_waits();
         if bytes == 0 {
             return Ok(Some(0));
         }
@@ -149,6 +157,38 @@ impl<B: Backend> Connection<B> {
             self.used = true;
             self.post(None);
         }
+    }
+}
+
+/// Copies bytes of `from` to a place in the send buffer, as many as it is long: those behind the first `taken`.
+#[inline]
+fn fill<R: Region>(send_buffer: &R, place: Span, from: &[IoSlice<'_>], taken: usize) {
+    // Inside by construction.
+    let (memory, offset, len) = (send_buffer.memory(), place.offset as usize, place.len as usize);
+    if let [all] = from {
+        if let Some(bytes) = all.get(taken..).and_then(|rest| rest.get(..len)) {
+            _ = memory.write(offset, bytes);
+        }
+    } else if let Some(mut room) = memory.slice(offset, len) {
+        fill_from(&mut room, from, taken);
+    }
+}
+
+/// Copies `pieces` behind their first `taken` bytes, as many as there is room for.
+#[inline(never)]
+fn fill_from(room: &mut SharedMemory<'_>, pieces: &[IoSlice<'_>], mut taken: usize) {
+    let mut pieces = pieces.iter();
+    for piece in &mut pieces {
+        match piece.get(taken..) {
+            Some(rest) => {
+                room.put(rest);
+                break;
+            }
+            None => taken -= piece.len(),
+        }
+    }
+    for piece in pieces {
+        room.put(piece);
     }
 }
 

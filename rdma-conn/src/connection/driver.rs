@@ -319,12 +319,10 @@ impl<B: Backend> Connection<B> {
         let Some(first) = self.memory.request(self.max_inline, action) else { return self.disconnect() };
         self.work.doorbells += 1;
         let (posted, mut more) = if self.machine.is_settled() {
-            self.work.requests += 1;
             (self.pair.post_send(slice::from_ref(&first)), false)
         } else {
             let (machine, memory) = (&mut self.machine, &self.memory);
             let (chain, disconnects) = chain(first, memory, self.max_inline, || machine.poll_action(now));
-            self.work.requests += chain.len() as u64;
             let posted = self.pair.post_send(&chain);
             if disconnects {
                 self.disconnect();

@@ -75,6 +75,8 @@ pub struct Connection<B: Backend> {
     sooner: bool,
     /// Whether the latest write left no room, so that the next one waits.
     pub(crate) lacks_room: bool,
+    /// Whether a call has done more than to post one WRITE since that was asked last.
+    more: bool,
 }
 
 /// The reason why a connection ended.
@@ -164,6 +166,7 @@ impl<B: Backend> Connection<B> {
             used: false,
             sooner: false,
             lacks_room: false,
+            more: false,
         };
         for posted in (0..usize::from(options.receives)).step_by(BATCH) {
             connection.post_receives(BATCH.min(usize::from(options.receives) - posted));
@@ -263,7 +266,7 @@ impl<B: Backend> Connection<B> {
 
     /// Returns the counts of what the connection has asked of the device.
     pub const fn work(&self) -> Work {
-        self.work
+        Work { requests: self.machine.requests(), ..self.work }
     }
 
     /// Returns the bytes of memory registered for this connection, buffers to lend included.
@@ -319,10 +322,11 @@ impl<B: Backend> Connection<B> {
         }
     }
 
-    /// Returns whether [`Connection::next_timeout`] may have come nearer since that was taken last.
+    /// Returns whether a call may have made bytes wait, or times come nearer, since this was asked last: [`Connection::take_sooner`]
+    /// and [`Connection::is_flushed`] say more.
     #[inline]
-    pub(crate) const fn is_sooner(&self) -> bool {
-        self.sooner
+    pub(crate) fn take_more(&mut self) -> bool {
+        self.more && std::mem::take(&mut self.more)
     }
 
     /// Returns whether [`Connection::next_timeout`] may have come nearer since this was asked last.

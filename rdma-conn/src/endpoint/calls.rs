@@ -88,10 +88,20 @@ impl<B: Descriptors> Endpoint<B> {
         let Some(member) = self.members.get_mut(id.0) else { return Err(Error::NoSuchConnection) };
         let connection = member.live()?;
         let written = connection.write(from)?;
-        if connection.is_sooner() {
-            member.note_sooner(id, &mut self.touched);
+        if connection.take_more() {
+            self.follow_up(id)?;
         }
         Ok(written)
+    }
+
+    /// Does what follows from a call that may have made bytes wait. Where nobody hears of room, completions that were not polled yet
+    /// may let them go.
+    #[inline(never)]
+    fn follow_up(&mut self, id: ConnectionId) -> Result<(), Error> {
+        let Some(member) = self.members.get_mut(id.0) else { return Ok(()) };
+        member.note_sooner(id, &mut self.touched);
+        let waits = member.connection.as_ref().is_some_and(|connection| !connection.is_flushed());
+        if self.quiet && waits { self.look_at(id) } else { Ok(()) }
     }
 
     /// Sends from registered memory, see [`Connection::register_buffer`]: as many bytes of `buffer` as can be lent now, from the
@@ -111,7 +121,7 @@ impl<B: Descriptors> Endpoint<B> {
         let Some(member) = self.members.get_mut(id.0) else { return Err(Error::NoSuchConnection) };
         let lent = member.live()?.try_lend(buffer, range)?;
         member.waits.lend = lent.unwrap_or(0) < wanted;
-        member.note_sooner(id, &mut self.touched);
+        self.follow_up(id)?;
         Ok(lent)
     }
 
