@@ -1,9 +1,7 @@
 //! The fuzz targets as ordinary tests: on their committed seeds, and on a bounded number of generated inputs that are the
 //! same every time. `fuzz/` runs the same functions without bound.
 
-#[path = "bodies/mod.rs"]
 mod bodies;
-#[path = "pair/mod.rs"]
 mod pair;
 
 use std::path::Path;
