@@ -162,6 +162,11 @@ impl Error {
         matches!(self, Self::DeviceRemoved | Self::Device { .. })
     }
 
+    /// Returns whether it is for want of memory or descriptors, which may be had again at any time.
+    pub(crate) const fn is_shortage(&self) -> bool {
+        matches!(self, Self::Backend { kind: ErrorKind::Memory | ErrorKind::Descriptors, .. })
+    }
+
     /// Returns whether an accept failed for a reason that the next one meets as well: the process
     /// has no descriptor or no memory left, or there is no device any more. What is polled and
     /// watched here is the process's own, so its failures are of this kind.

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use rdma_backend::{ErrorKind, Identifier};
+use rdma_backend::Identifier;
 
 use crate::budget::{Budget, Limits};
 use crate::endpoint::{ConnectionId, Descriptors, Endpoint, ListenerId, readable};
@@ -17,9 +17,6 @@ use crate::waker::Waker;
 
 /// Requests that are looked at in one call, if nothing comes of any (VR-RES-007).
 const ATTEMPTS: u32 = 16;
-
-/// Failures to read events, one after another, with which a listener is over. One may be that of a single request (VR-SEC-004).
-const FAILURES: u32 = 10;
 
 /// A peer's request for a connection, which [`Listener::try_request`] hands out. Nothing was allocated for it yet:
 /// [`Endpoint::accept_request`] makes the connection. Dropping it rejects the peer (VR-RES-006).
@@ -60,11 +57,9 @@ pub struct Listener<B: Descriptors> {
     waker: Waker,
 }
 
-/// The endpoint to which requests come, and how it fails.
+/// The endpoint to which requests come.
 struct Asked<B: Descriptors> {
     endpoint: Endpoint<B>,
-    /// Failures to read events, one after another.
-    failures: u32,
     /// The reason for which nothing comes any more.
     over: Option<Error>,
 }
@@ -93,7 +88,7 @@ impl<B: Descriptors> Listener<B> {
         let mut endpoint = Endpoint::of_one(backend, Arc::clone(&budget))?;
         let listener = listen(&mut endpoint, host, options)?;
         let (descriptor, waker) = (endpoint.descriptor(), endpoint.waker()?);
-        let asked = Mutex::new(Asked { endpoint, failures: 0, over: None });
+        let asked = Mutex::new(Asked { endpoint, over: None });
         Ok(Self { asked, listener, backend: backend.clone(), budget, descriptor, waker })
     }
 
@@ -128,23 +123,17 @@ impl<B: Descriptors> Listener<B> {
         if let Some(error) = &asked.over {
             return Err(error.clone());
         }
-        let error = match asked.endpoint.progress() {
+        let (error, lost) = match asked.endpoint.progress() {
             Ok(()) => {
-                let request = asked.endpoint.take_request();
-                let none =
-                    if request.is_none() { asked.endpoint.take_accept_error(self.listener) } else { None };
-                let Some(error) = none else {
-                    asked.failures = 0;
-                    return Ok(request.map(|identifier| Request { identifier }));
-                };
-                error
+                if let Some(identifier) = asked.endpoint.take_request() {
+                    return Ok(Some(Request { identifier }));
+                }
+                let Some(error) = asked.endpoint.take_accept_error(self.listener) else { return Ok(None) };
+                (error, false)
             }
-            Err(error) => error,
+            Err(error) => (error, true),
         };
-        if !is_shortage(&error) {
-            asked.failures += 1;
-        }
-        if error.is_for_good() || asked.failures >= FAILURES {
+        if error.is_for_good() || lost {
             asked.over = Some(error.clone());
             // What told of it is taken, and others may sleep until something comes. Nothing takes this wake-up.
             self.waker.wake();
@@ -257,11 +246,6 @@ fn listen<B: Descriptors>(
         }
     }
     Err(last)
-}
-
-/// Returns whether it is for want of memory or descriptors, which may be had again at any time.
-const fn is_shortage(error: &Error) -> bool {
-    matches!(error, Error::Backend { kind: ErrorKind::Memory | ErrorKind::Descriptors, .. })
 }
 
 impl<B: Descriptors> AsFd for Listener<B> {

@@ -16,8 +16,10 @@ use std::time::Duration;
 use rdma_softsim::{DeviceKind, Fabric, FaultPlan, Limits, Random, Simulation, SimulationSettings, SoftSim};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf, ReadHalf, WriteHalf};
 
-use super::{AsyncListener, AsyncStream};
+use super::driver::Turn;
+use super::{AsyncEndpoint, AsyncListener, AsyncStream};
 use crate::background;
+use crate::endpoint::Endpoint;
 use crate::options::Options;
 use crate::stream::Connect;
 
@@ -381,4 +383,29 @@ fn after_a_panic_of_the_driver_calls_fail() {
     let read = place.poll(|cx| Pin::new(&mut stream).poll_read(cx, &mut ReadBuf::new(&mut [0])));
     let Poll::Ready(Err(error)) = read else { panic!("{read:?}, where nobody drives") };
     assert!(error.to_string().contains("has panicked"), "{error}");
+}
+
+/// VR-SEC-004: events that cannot be read may be read the next time, and what waits for a connection is told meanwhile. Only where that
+/// fails again and again the endpoint is lost.
+#[test]
+fn one_failure_to_read_events_loses_no_endpoint() {
+    background::disable();
+    let fabric = Fabric::new();
+    let address = SocketAddr::from(([192, 0, 2, 1], 6379));
+    let mut endpoint =
+        Endpoint::new(&fabric.host(&[address.ip()]), crate::Limits::default()).expect("a device");
+    let listener = endpoint.listen(address, Options::default()).expect("a free address");
+    // Without a runtime only this test drives it.
+    let (AsyncEndpoint { shared }, _) = AsyncEndpoint::of(endpoint, Some(listener));
+    let listener = AsyncListener { shared, listener };
+    let mut cx = Context::from_waker(Waker::noop());
+    assert!(listener.poll_accept(&mut cx).is_pending());
+    fabric.kill_host(address.ip());
+    for _ in 1..10 {
+        assert!(matches!(listener.shared.turn(None), Turn::Sleep(_)), "it is lost");
+        assert!(matches!(listener.poll_accept(&mut cx), Poll::Ready(Err(_))), "nobody is told");
+        assert!(listener.poll_accept(&mut cx).is_pending(), "it does not go on");
+    }
+    assert!(matches!(listener.shared.turn(None), Turn::Lost));
+    assert!(matches!(listener.poll_accept(&mut cx), Poll::Ready(Err(_))));
 }

@@ -75,9 +75,9 @@ impl Awake {
         self.spin.raise(most);
     }
 
-    /// Returns whether there is something to do though nothing comes.
-    pub(super) const fn is_due(&self) -> bool {
-        !matches!(self.phase, Phase::Armed) || self.events_wait
+    /// Returns whether there is something to do though nothing comes, events apart ([`Awake::events_wait`]).
+    pub(super) const fn is_unfinished(&self) -> bool {
+        !matches!(self.phase, Phase::Armed)
     }
 
     /// There is more to do: a queue is new, and not armed yet.

@@ -178,7 +178,8 @@ impl<B: Descriptors> Endpoint<B> {
 
     /// Ends a connection at once, if it has not ended, and forgets it: what was written may be lost.
     pub fn abort(&mut self, id: ConnectionId) {
-        let Some(member) = self.members.remove(id.0) else { return };
+        let Some(mut member) = self.members.remove(id.0) else { return };
+        self.timers.set(id, &mut member.due, None);
         self.identifiers.remove(&member.key);
         let (queue, options) = (member.queue, member.options);
         let pair = member.connection.as_ref().map(|connection| connection.queue_pair_number());

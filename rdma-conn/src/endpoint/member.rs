@@ -32,7 +32,7 @@ pub(super) struct Member<B: Backend> {
     pub(super) peer: SocketAddr,
     /// Where its completions arrive.
     pub(super) queue: Option<usize>,
-    /// When it is looked at again: its current entry among the timers.
+    /// When it is looked at again, among the timers.
     pub(super) due: Option<Instant>,
     /// Whether its times may have changed since they were noted.
     pub(super) touched: bool,
@@ -87,7 +87,7 @@ struct PendingEvents {
 impl PendingEvents {
     #[inline]
     const fn any(&self) -> bool {
-        self.opened | self.readable | self.writable | self.returned | self.ended
+        self.opened || self.readable || self.writable || self.returned || self.ended
     }
 }
 
@@ -284,20 +284,27 @@ impl<B: Backend> Member<B> {
         if self.waits.any() || connection.lacks_room {
             self.notice_answers();
         }
-        self.notice_bytes()
+        self.has_more_bytes();
+        self.enters()
     }
 
     /// Notes whether there are bytes to tell of. True if it has to be put among those that have something to tell.
     #[inline]
     pub(super) fn notice_bytes(&mut self) -> bool {
-        if let Some(connection) = &self.connection
-            && self.open
-        {
-            let received = connection.bytes_received();
-            self.pending.readable |= received > self.pending.received;
-            self.pending.received = received;
+        self.has_more_bytes() && self.enters()
+    }
+
+    /// Returns whether bytes have come since this was asked last, of which there is to tell.
+    #[inline]
+    fn has_more_bytes(&mut self) -> bool {
+        let Some(connection) = &self.connection else { return false };
+        let received = connection.bytes_received();
+        if !self.open || received <= self.pending.received {
+            return false;
         }
-        self.enters()
+        self.pending.received = received;
+        self.pending.readable = true;
+        true
     }
 
     /// Notes that calls which had to be told "not now" would be told otherwise.
@@ -327,9 +334,11 @@ impl<B: Backend> Member<B> {
     /// Returns whether it has to be put among those that have something to tell.
     #[inline]
     const fn enters(&mut self) -> bool {
-        let enters = self.pending.any() && !self.telling && !self.abandoned;
-        self.telling |= enters;
-        enters
+        if self.telling || self.abandoned || !self.pending.any() {
+            return false;
+        }
+        self.telling = true;
+        true
     }
 
     /// Returns the next event of this connection.

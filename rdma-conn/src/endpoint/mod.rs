@@ -11,8 +11,7 @@ mod spin;
 mod turn;
 mod watch;
 
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -23,6 +22,7 @@ use slotmap::SlotMap;
 
 use crate::budget::{Budget, Limits};
 use crate::connection::{BATCH, Connection};
+use crate::deadlines::Deadlines;
 use crate::error::Error;
 use crate::waker::Waker;
 
@@ -71,8 +71,8 @@ pub enum Event {
     /// The connection has ended, or one that was asked for did not come about. What arrived before can still be read; then
     /// [`Endpoint::abort`] forgets it.
     Ended(ConnectionId),
-    /// A listener could not accept anybody, for a reason that is not a peer's: the process has no descriptor or memory left, or the
-    /// device failed or is gone, and the listener with it. [`Endpoint::take_accept_error`] says which.
+    /// A listener could not accept anybody, for a reason that is not a peer's: the process has no descriptor or memory left, or events
+    /// could not be read, or the device failed or is gone, and the listener with it. [`Endpoint::take_accept_error`] says which.
     AcceptFailed(ListenerId),
 }
 
@@ -128,8 +128,8 @@ pub struct Endpoint<B: Descriptors> {
     budget: Arc<Budget>,
     /// The connection of each identifier, for connection-manager events.
     identifiers: HashMap<IdentifierKey, ConnectionId>,
-    /// When connections want to be looked at. An entry that is not its connection's [`Member::due`] is out of date.
-    timers: BinaryHeap<Reverse<(Instant, ConnectionId)>>,
+    /// When connections want to be looked at, each at its [`Member::due`].
+    timers: Deadlines<Instant, ConnectionId>,
     /// Connections whose times may have changed since they were noted.
     touched: Vec<ConnectionId>,
     /// When they are noted at the latest.
@@ -144,6 +144,10 @@ pub struct Endpoint<B: Descriptors> {
     quiet: bool,
     /// Requests for a connection that this turn may still answer.
     accepts: u32,
+    /// Failures to read connection-manager events, one after another.
+    failures: u32,
+    /// No event is read before, after a failure that goes by itself.
+    rests_until: Instant,
     usage: Usage,
     awake: Awake,
     batch: Box<[Completion; BATCH]>,
@@ -185,7 +189,7 @@ impl<B: Descriptors> Endpoint<B> {
             backend: backend.clone(),
             budget,
             identifiers: HashMap::new(),
-            timers: BinaryHeap::new(),
+            timers: Deadlines::new(),
             touched: Vec::new(),
             note_by: Instant::default(),
             telling: VecDeque::new(),
@@ -193,6 +197,8 @@ impl<B: Descriptors> Endpoint<B> {
             suspects: Vec::new(),
             quiet: false,
             accepts: ACCEPTS,
+            failures: 0,
+            rests_until: Instant::default(),
             usage: Usage::default(),
             awake: Awake::new(),
             batch: Box::new([Completion::EMPTY; BATCH]),
@@ -234,16 +240,17 @@ impl<B: Descriptors> Endpoint<B> {
     /// Returns when [`Endpoint::progress`] must be called at the latest.
     pub fn next_timeout(&self) -> Option<Instant> {
         let tells = !self.telling.is_empty() || !self.notices.is_empty();
-        if self.awake.is_due() || tells || !self.suspects.is_empty() {
+        if self.awake.is_unfinished() || tells {
             return Some(self.backend.now());
         }
-        self.next_timer()
+        let reads = self.awake.events_wait() || !self.suspects.is_empty();
+        let read_at = reads.then(|| self.rests_until.max(self.backend.now()));
+        read_at.into_iter().chain(self.next_timer()).min()
     }
 
     fn next_timer(&self) -> Option<Instant> {
         let touched = self.touched.iter().filter_map(|id| self.members.get(id.0)?.next_timeout());
-        let noted = self.timers.peek().map(|Reverse((at, _))| *at);
-        touched.chain(noted).min()
+        touched.chain(self.timers.nearest()).min()
     }
 
     /// Returns a waker that ends [`Endpoint::wait`], from any thread. Its calls also make the descriptor readable.

@@ -1,6 +1,5 @@
 //! The turns of an endpoint: what has come is taken out of queues and channels, in the order that never sleeps on work.
 
-use std::cmp::Reverse;
 use std::time::Duration;
 
 use arrayvec::ArrayVec;
@@ -17,6 +16,12 @@ use crate::error::Error;
 /// How long an endpoint that is never idle puts off looking for when its connections want to be handled: what they do meanwhile
 /// nearly always puts that off too.
 const NOTING: Duration = Duration::from_millis(1);
+
+/// Failures to read events, one after another, with which an endpoint is lost. One may be that of a single request (VR-SEC-004).
+const FAILURES: u32 = 10;
+
+/// How long no event is read after a failure for want of memory or descriptors.
+const REST: Duration = Duration::from_millis(20);
 
 #[cold]
 fn note_loss(losses: &mut Option<Vec<Lost>>, lost: Lost) {
@@ -108,7 +113,7 @@ impl<B: Descriptors> Endpoint<B> {
     /// left makes [`Endpoint::next_timeout`] say now.
     ///
     /// # Errors
-    /// The event channel is lost. What a single connection does wrong ends only that one, and what befalls a completion queue
+    /// The event channel is lost: connection-manager events cannot be read, time and again. What a single connection does wrong ends only that one, and what befalls a completion queue
     /// ends those that share it.
     pub fn progress(&mut self) -> Result<(), Error> {
         self.usage.turns += 1;
@@ -274,8 +279,15 @@ impl<B: Descriptors> Endpoint<B> {
     /// Takes connection-manager events, until as many requests for a connection were answered as may be; true if there were any.
     fn take_events(&mut self, now: Instant) -> Result<bool, Error> {
         let mut any = false;
-        while self.accepts > 0 && self.requests.is_none() {
-            let event = self.events.next_event().map_err(Error::backend("reading connection events"))?;
+        while self.accepts > 0 && self.requests.is_none() && now >= self.rests_until {
+            let event = match self.events.next_event() {
+                Ok(event) => event,
+                Err(error) => {
+                    self.events_failed(Error::backend("reading connection events")(error), now)?;
+                    break;
+                }
+            };
+            self.failures = 0;
             let Some(CmEvent { id: key, kind, .. }) = event else {
                 self.awake.set_events_wait(false);
                 return Ok(any);
@@ -313,6 +325,26 @@ impl<B: Descriptors> Endpoint<B> {
         Ok(any)
     }
 
+    /// An event could not be read, which the listeners are told: a later attempt may do better. It does not where that has failed too
+    /// often; and a face of one connection has its own call say so.
+    #[cold]
+    fn events_failed(&mut self, error: Error, now: Instant) -> Result<(), Error> {
+        self.failures += u32::from(!error.is_shortage());
+        if self.quiet || self.failures >= FAILURES {
+            return Err(error);
+        }
+        tracing::warn!(%error, "connection events cannot be read now");
+        // Who hands requests over asks again as it likes, and is told each time.
+        if error.is_shortage() && !self.listeners.values().any(|listening| listening.hands_over) {
+            self.rests_until = now.after(REST);
+        }
+        let listeners: Vec<_> = self.listeners.keys().copied().collect();
+        for listener in listeners {
+            self.accept_failed(listener, error.clone());
+        }
+        Ok(())
+    }
+
     /// Notes when connections want to be handled whose times may have changed.
     fn note_times(&mut self) {
         while let Some(id) = self.touched.pop() {
@@ -321,8 +353,7 @@ impl<B: Descriptors> Endpoint<B> {
             if let Some(at) = member.next_timeout()
                 && member.due.is_none_or(|due| at < due)
             {
-                member.due = Some(at);
-                self.timers.push(Reverse((at, id)));
+                self.timers.set(id, &mut member.due, Some(at));
             }
         }
     }
@@ -330,8 +361,7 @@ impl<B: Descriptors> Endpoint<B> {
     /// Returns whether [`Endpoint::handle_times`] has anything to do.
     #[inline]
     fn has_due(&self, now: Instant) -> bool {
-        now >= self.note_by && !self.touched.is_empty()
-            || self.timers.peek().is_some_and(|Reverse((at, _))| *at <= now)
+        now >= self.note_by && !self.touched.is_empty() || self.timers.nearest().is_some_and(|at| at <= now)
     }
 
     /// Handles the time of all whose time has come.
@@ -342,10 +372,8 @@ impl<B: Descriptors> Endpoint<B> {
             self.note_times();
         }
         let mut found = Found::Nothing;
-        while let Some(Reverse((at, id))) = self.timers.peek().copied().filter(|Reverse((at, _))| *at <= now)
-        {
-            self.timers.pop();
-            if let Some(member) = self.members.get_mut(id.0).filter(|member| member.due == Some(at)) {
+        while let Some(id) = self.timers.take(now) {
+            if let Some(member) = self.members.get_mut(id.0) {
                 member.due = None;
                 member.handle_time(now);
                 self.touch(id);

@@ -2,13 +2,13 @@
 
 mod turn;
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Wake;
 use std::time::{Duration, Instant};
 
-use rdma_conn::Waker;
+use rdma_conn::{Deadlines, Waker};
 use slotmap::{SlotMap, new_key_type};
 
 use crate::address::Address;
@@ -61,7 +61,7 @@ pub struct EventLoop<S> {
     listeners: SlotMap<ListenerId, Listener<S>>,
     drivers: SlotMap<DriverId, Driven>,
     poller: Poller<Owner>,
-    timers: BTreeSet<(Instant, Owner)>,
+    timers: Deadlines<Instant, Owner>,
     /// Connections that somebody has had in hand since they were last looked at.
     touched: Vec<SessionId>,
     /// Connections that have something to do.
@@ -103,8 +103,8 @@ struct Listener<S> {
     source: SourceId,
     /// It is on the list of those at which peers may be waiting.
     asked: bool,
-    /// It is left alone until its timer.
-    resting: bool,
+    /// Until when it is left alone.
+    rests_until: Option<Instant>,
 }
 
 struct Driven {
@@ -161,7 +161,7 @@ impl<S> EventLoop<S> {
             listeners: SlotMap::with_key(),
             drivers: SlotMap::with_key(),
             poller: Poller::new()?,
-            timers: BTreeSet::new(),
+            timers: Deadlines::new(),
             touched: Vec::new(),
             pending: Vec::new(),
             spare: Vec::new(),
@@ -192,15 +192,15 @@ impl<S> EventLoop<S> {
         let poller = &mut self.poller;
         let id = self.listeners.try_insert_with_key(|id| {
             let source = poller.add(listening.descriptor(), Owner::Listener(id))?;
-            io::Result::Ok(Listener { listening, handler, source, asked: false, resting: false })
+            io::Result::Ok(Listener { listening, handler, source, asked: false, rests_until: None })
         })?;
         Ok(id)
     }
 
     /// Closes a listener. Its connections go on.
     pub fn close_listener(&mut self, id: ListenerId) {
-        self.timers.retain(|(_, owner)| *owner != Owner::Listener(id));
-        if let Some(listener) = self.listeners.remove(id) {
+        if let Some(mut listener) = self.listeners.remove(id) {
+            self.timers.set(Owner::Listener(id), &mut listener.rests_until, None);
             self.poller.remove(listener.source, listener.listening.descriptor());
         }
         self.retire_drivers();

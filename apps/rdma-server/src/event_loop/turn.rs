@@ -34,14 +34,13 @@ impl<S> EventLoop<S> {
         for id in std::mem::take(&mut self.asked) {
             self.accept_some(id);
         }
-        let now = (!self.timers.is_empty()).then(Instant::now);
-        while let Some((_, owner)) = self.timers.first().copied().filter(|(at, _)| Some(*at) <= now) {
-            self.timers.pop_first();
+        let now = self.timers.nearest().map(|_| Instant::now());
+        while let Some(owner) = now.and_then(|now| self.timers.take(now)) {
             match owner {
                 Owner::Session(id) => self.drive(id, Interest::NONE),
                 Owner::Listener(id) => {
                     if let Some(listener) = self.listeners.get_mut(id) {
-                        listener.resting = false;
+                        listener.rests_until = None;
                     }
                     self.ask(id);
                 }
@@ -92,13 +91,13 @@ impl<S> EventLoop<S> {
 
     /// Returns how long the first timer has.
     fn timers_due(&self) -> Option<Duration> {
-        self.timers.first().map(|(at, _)| at.saturating_duration_since(Instant::now()))
+        self.timers.nearest().map(|at| at.saturating_duration_since(Instant::now()))
     }
 
     /// Notes that peers may wait at a listener.
     fn ask(&mut self, id: ListenerId) {
         if let Some(listener) = self.listeners.get_mut(id)
-            && !listener.resting
+            && listener.rests_until.is_none()
             && !std::mem::replace(&mut listener.asked, true)
         {
             self.asked.push(id);
@@ -132,8 +131,8 @@ impl<S> EventLoop<S> {
                 }
                 Err(error) => {
                     tracing::warn!(%error, at = ?listener.listening.local_addr(), "cannot accept connections now");
-                    listener.resting = true;
-                    self.timers.insert((Instant::now() + REST, Owner::Listener(id)));
+                    let until = Instant::now() + REST;
+                    self.timers.set(Owner::Listener(id), &mut listener.rests_until, Some(until));
                     return;
                 }
             }
@@ -249,9 +248,7 @@ impl<S> EventLoop<S> {
 
     fn remove(&mut self, id: SessionId) {
         let Some(mut connection) = self.connections.remove(id) else { return };
-        if let Some(timer) = connection.loop_state.timer {
-            self.timers.remove(&(timer, Owner::Session(id)));
-        }
+        self.timers.set(Owner::Session(id), &mut connection.loop_state.timer, None);
         self.refusing -= usize::from(connection.loop_state.refusal.is_some());
         if let (Some(Registered::Own(source)), Source::Own(fd, _)) =
             (connection.loop_state.registered, connection.transport().source(Interest::NONE))
@@ -306,12 +303,8 @@ impl<S> EventLoop<S> {
     fn settle(&mut self, id: SessionId) -> io::Result<()> {
         self.register(id)?;
         let Some(connection) = self.connections.get_mut(id) else { return Ok(()) };
-        let timer = connection.loop_state.deadline;
-        let old = std::mem::replace(&mut connection.loop_state.timer, timer);
-        if old != timer {
-            old.map(|old| self.timers.remove(&(old, Owner::Session(id))));
-            timer.map(|timer| self.timers.insert((timer, Owner::Session(id))));
-        }
+        let loop_state = &mut connection.loop_state;
+        self.timers.set(Owner::Session(id), &mut loop_state.timer, loop_state.deadline);
         if connection.due().iter().any(Option::is_some) {
             self.make_pending(id);
         }

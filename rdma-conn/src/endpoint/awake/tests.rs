@@ -139,7 +139,7 @@ impl Turns for Loop {
     }
 
     fn idle_for(&self) -> Option<Duration> {
-        self.awake.is_due().then_some(Duration::ZERO)
+        (self.awake.is_unfinished() || self.awake.events_wait()).then_some(Duration::ZERO)
     }
 }
 
@@ -198,7 +198,7 @@ fn a_loop_that_turns_never_sleeps_on_work() {
     check(|one| {
         one.below.with(|below| below.edge = false);
         let Ok(()) = one.turn();
-        if !one.awake.is_due() && !one.has_all() {
+        if !one.awake.is_unfinished() && !one.awake.events_wait() && !one.has_all() {
             one.below.sleep_until(|below| below.edge);
         }
     });

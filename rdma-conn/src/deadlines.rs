@@ -1,0 +1,88 @@
+//! Deadlines, the nearest first.
+
+use std::collections::BTreeSet;
+
+/// Deadlines of an event loop, at most one for each key: its connections' own, beside [`Endpoint::next_timeout`](crate::Endpoint::next_timeout),
+/// for example.
+///
+/// Whoever has a key keeps its deadline as well, so that it is found without a search, and none is left of what is gone.
+#[derive(Clone, Debug)]
+pub struct Deadlines<T, K> {
+    all: BTreeSet<(T, K)>,
+    nearest: Option<T>,
+}
+
+impl<T: Copy + Ord, K: Copy + Ord> Deadlines<T, K> {
+    /// Returns none.
+    pub const fn new() -> Self {
+        Self { all: BTreeSet::new(), nearest: None }
+    }
+
+    /// Returns the nearest.
+    #[inline]
+    pub fn nearest(&self) -> Option<T> {
+        self.nearest
+    }
+
+    /// The deadline of `key` is `new` from now on, and was `*kept`, which becomes the new one.
+    pub fn set(&mut self, key: K, kept: &mut Option<T>, new: Option<T>) {
+        if *kept == new {
+            return;
+        }
+        if let Some(old) = kept.take() {
+            self.all.remove(&(old, key));
+        }
+        if let Some(new) = new {
+            self.all.insert((new, key));
+        }
+        *kept = new;
+        self.nearest = self.all.first().map(|(at, _)| *at);
+    }
+
+    /// Takes out the nearest if it has come by `now`, and returns its key. What was kept of it is out of date then.
+    pub fn take(&mut self, now: T) -> Option<K> {
+        if self.nearest? > now {
+            return None;
+        }
+        let taken = self.all.pop_first();
+        self.nearest = self.all.first().map(|(at, _)| *at);
+        taken.map(|(_, key)| key)
+    }
+}
+
+impl<T: Copy + Ord, K: Copy + Ord> Default for Deadlines<T, K> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As a list of all keys has it that is searched each time.
+    #[test]
+    fn each_key_has_one_deadline_and_the_nearest_comes_first() {
+        let mut random = rdma_softsim::Random::new(1);
+        let mut deadlines = Deadlines::new();
+        let mut kept = [None::<u64>; 8];
+        let mut taken = 0;
+        for now in 0..2000_u64 {
+            let key = random.within(0..=7) as usize;
+            let new = (random.within(0..=3) > 0).then(|| now + random.within(0..=20));
+            deadlines.set(key, &mut kept[key], new);
+            assert_eq!(deadlines.nearest(), kept.iter().copied().flatten().min());
+            while let Some(key) = deadlines.take(now) {
+                assert!(kept.iter().flatten().all(|at| *at >= kept[key].expect("has one")), "{now}");
+                assert!(kept[key].take().expect("has one") <= now);
+                taken += 1;
+            }
+            assert!(kept.iter().flatten().all(|at| *at > now), "one is left that has come");
+        }
+        assert!(taken > 100);
+        for (key, kept) in kept.iter_mut().enumerate() {
+            deadlines.set(key, kept, None);
+        }
+        assert!(deadlines.all.is_empty() && deadlines.nearest().is_none());
+    }
+}
