@@ -114,6 +114,7 @@ impl Awake {
 
     /// Begins a turn. Returns whether the kernel is to be asked before the first look: not while it spins, when no queue is armed that
     /// could have woken anybody, so that only other events are in the kernel.
+    #[inline]
     fn begin(&mut self) -> bool {
         self.unasked = self.unasked.saturating_add(1);
         let spins = self.phase == Phase::Spinning;
@@ -127,6 +128,7 @@ impl Awake {
         self.unasked >= UNASKED
     }
 
+    #[inline]
     fn after_look(&mut self, found: Found) -> Next {
         if found == Found::More {
             return Next::Look;

@@ -59,7 +59,9 @@ impl<B: Descriptors> Turns for Endpoint<B> {
                 self.lose_all(losses);
             }
             if all {
-                self.note_times();
+                if !self.touched.is_empty() {
+                    self.note_times();
+                }
                 return Ok(waker);
             }
             limit = Some(Duration::ZERO);

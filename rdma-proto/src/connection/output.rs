@@ -130,6 +130,7 @@ impl Machine {
         matches!(self.due, Due::Blocked | Due::Nothing)
     }
 
+    #[inline]
     fn next_action(&mut self) -> Option<Action> {
         let action = self.next_request();
         if action.is_none() && self.disconnect {
@@ -140,6 +141,7 @@ impl Machine {
     }
 
     /// Returns the next request to post. Nothing leaves after the end, keepalives included (VR-KEEP-003).
+    #[inline]
     fn next_request(&mut self) -> Option<Action> {
         if !self.is_established() {
             return None;
@@ -188,6 +190,7 @@ impl Machine {
         self.credits.has_receive_for_keepalive(self.send.posted().notices)
     }
 
+    #[inline]
     fn next_message(&mut self) -> Option<Action> {
         if self.send.free_slots() == 0 {
             return None;
@@ -252,6 +255,7 @@ impl Machine {
         action
     }
 
+    #[inline]
     fn send(&mut self, message: Message, force_signal: bool) -> Action {
         let slot = self.send.next_slot();
         let id = self.send.post(0, true);
