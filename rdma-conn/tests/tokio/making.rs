@@ -1,7 +1,6 @@
 //! Connections of tasks that are made: accepted, asked for, taken over.
 
 use std::future::poll_fn;
-use std::io::{Read, Write};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd};
 use std::pin::pin;

@@ -1,7 +1,6 @@
 //! Streams on the tokio runtime, over the embedded fabric.
 
 use std::future::{Future, poll_fn};
-use std::io::{Read, Write};
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
