@@ -130,7 +130,7 @@ impl<B: Backend> Connection<B> {
     fn add_send_buffer(&mut self, bytes: usize) -> Result<(), Error> {
         if bytes > 0 && self.machine.takes_bytes() {
             self.memory.add_send_buffer()?;
-            self.sooner = true;
+            (self.sooner, self.more) = (true, true);
         }
         Ok(())
     }
