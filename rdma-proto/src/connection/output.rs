@@ -73,11 +73,15 @@ impl Machine {
     #[inline(always)]
     pub fn poll_action(&mut self, now: impl FnOnce() -> Instant) -> Option<Action> {
         if self.is_one_write() {
+            let expected = cfg!(debug_assertions).then(|| { *self }.next_action());
             self.due = Due::Nothing;
             // No more than the window has room for, a u32.
             let total = self.send.unposted() as u32;
             let from = Source::Buffer(self.send.next_span(total));
-            return self.write_part(Flush { left: total, total }, from, true);
+            let action = self.write_part(Flush { left: total, total }, from, true);
+            debug_assert_eq!(expected, Some(action), "a write within the budget is not as others");
+            debug_assert_eq!({ *self }.next_action(), None, "something to do went unnoticed");
+            return action;
         }
         if self.is_settled() {
             debug_assert_eq!({ *self }.next_action(), None, "something to do went unnoticed");
