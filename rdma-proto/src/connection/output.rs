@@ -112,6 +112,7 @@ impl Machine {
     }
 
     /// Returns how far writes may go from here, when all is posted, with no more to ask than that.
+    #[inline]
     fn budget(&self) -> Budget {
         let (notices, bytes) = self.send.budget(self.slots_kept_back);
         let proof = if self.patient { u64::MAX } else { self.credits.before_proof() };
@@ -167,6 +168,7 @@ impl Machine {
     }
 
     /// Returns the next part of a flush, of the one that has begun or of a new one.
+    #[inline]
     fn next_write(&mut self) -> Option<Action> {
         let flush = self.flush.or_else(|| self.next_flush())?;
         let from = self.send.next_source(flush.left.into());
@@ -174,6 +176,7 @@ impl Machine {
     }
 
     /// Returns whether there is a message to send as soon as it may be.
+    #[inline]
     fn wants_message(&self) -> bool {
         self.rx.unannounced().is_some()
             || !self.answers.is_empty()
