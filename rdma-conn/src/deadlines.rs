@@ -2,10 +2,11 @@
 
 use std::collections::BTreeSet;
 
-/// Deadlines of an event loop, at most one for each key: its connections' own, beside [`Endpoint::next_timeout`](crate::Endpoint::next_timeout),
-/// for example.
+/// Deadlines of an event loop, at most one for each key: its connections' own, beside
+/// [`Endpoint::next_timeout`](crate::Endpoint::next_timeout), for example.
 ///
-/// Whoever has a key keeps its deadline as well, so that it is found without a search, and none is left of what is gone.
+/// Whoever has a key keeps its deadline as well, so that it is found without a search, and none is
+/// left of what is gone.
 #[derive(Clone, Debug)]
 pub struct Deadlines<T, K> {
     all: BTreeSet<(T, K)>,
@@ -39,7 +40,8 @@ impl<T: Copy + Ord, K: Copy + Ord> Deadlines<T, K> {
         self.nearest = self.all.first().map(|(at, _)| *at);
     }
 
-    /// Takes out the nearest if it has come by `now`, and returns its key. What was kept of it is out of date then.
+    /// Takes out the nearest if it has come by `now`, and returns its key. What was kept of it is
+    /// out of date then.
     pub fn take(&mut self, now: T) -> Option<K> {
         if self.nearest? > now {
             return None;

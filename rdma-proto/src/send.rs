@@ -94,7 +94,8 @@ pub(crate) struct SendState {
     capacity: u64,
     /// Bytes the application has put into the buffer or lent, ...
     written: u64,
-    /// The place in the buffer of what is to be posted next, so that nothing is divided for each request.
+    /// The place in the buffer of what is to be posted next, so that nothing is divided for each
+    /// request.
     posted_at: u64,
     /// The memory that was lent last.
     lent: Lent,

@@ -513,7 +513,8 @@ impl TxWindow {
         (self.window, self.next, self.room) = (Some(window), RemoteAddress { address, rkey }, length);
     }
 
-    /// Goes on in the next window that queues, if there is one, when that which is being filled is full. Returns whether it was.
+    /// Goes on in the next window that queues, if there is one, when that which is being filled is
+    /// full. Returns whether it was.
     pub(crate) fn leave_full(&mut self) -> bool {
         if self.room > 0 {
             return false;

@@ -385,8 +385,8 @@ fn after_a_panic_of_the_driver_calls_fail() {
     assert!(error.to_string().contains("has panicked"), "{error}");
 }
 
-/// VR-SEC-004: events that cannot be read may be read the next time, and what waits for a connection is told meanwhile. Only where that
-/// fails again and again the endpoint is lost.
+/// VR-SEC-004: events that cannot be read may be read the next time, and what waits for a
+/// connection is told meanwhile. Only where that fails again and again the endpoint is lost.
 #[test]
 fn one_failure_to_read_events_loses_no_endpoint() {
     background::disable();

@@ -160,7 +160,8 @@ impl<B: Backend> Connection<B> {
     }
 }
 
-/// Copies bytes of `from` to a place in the send buffer, as many as it is long: those behind the first `taken`.
+/// Copies bytes of `from` to a place in the send buffer, as many as it is long: those behind the
+/// first `taken`.
 #[inline]
 fn fill<R: Region>(send_buffer: &R, place: Span, from: &[IoSlice<'_>], taken: usize) {
     // Inside by construction.

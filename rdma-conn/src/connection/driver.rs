@@ -296,7 +296,8 @@ impl<B: Backend> Connection<B> {
     /// it is needed, and not `known`.
     #[inline]
     pub(super) fn post(&mut self, known: Option<Instant>) {
-        // Most writes are one request. The step is compiled once more for it, without all that there may be besides.
+        // Most writes are one request. The step is compiled once more for it, without all that
+        // there may be besides.
         let more =
             if self.machine.is_one_write() { self.post_next(known) } else { !self.machine.is_settled() };
         if more {

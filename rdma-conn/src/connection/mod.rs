@@ -71,7 +71,8 @@ pub struct Connection<B: Backend> {
     busy: Instant,
     /// ... and whether it was needed since.
     used: bool,
-    /// Whether [`Connection::next_timeout`] has come nearer: the machine's, or by memory that is given back later.
+    /// Whether [`Connection::next_timeout`] has come nearer: the machine's, or by memory that is
+    /// given back later.
     sooner: bool,
     /// Whether the latest write left no room, so that the next one waits.
     pub(crate) lacks_room: bool,
@@ -322,8 +323,8 @@ impl<B: Backend> Connection<B> {
         }
     }
 
-    /// Returns whether a call may have made bytes wait, or times come nearer, since this was asked last: [`Connection::take_sooner`]
-    /// and [`Connection::is_flushed`] say more.
+    /// Returns whether a call may have made bytes wait, or times come nearer, since this was asked
+    /// last: [`Connection::take_sooner`] and [`Connection::is_flushed`] say more.
     #[inline]
     pub(crate) fn take_more(&mut self) -> bool {
         self.more && std::mem::take(&mut self.more)

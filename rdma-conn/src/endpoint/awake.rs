@@ -75,7 +75,8 @@ impl Awake {
         self.spin.raise(most);
     }
 
-    /// Returns whether there is something to do though nothing comes, events apart ([`Awake::events_wait`]).
+    /// Returns whether there is something to do though nothing comes, events apart
+    /// ([`Awake::events_wait`]).
     pub(super) const fn is_unfinished(&self) -> bool {
         !matches!(self.phase, Phase::Armed)
     }

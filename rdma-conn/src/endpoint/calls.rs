@@ -94,8 +94,8 @@ impl<B: Descriptors> Endpoint<B> {
         Ok(written)
     }
 
-    /// Does what follows from a call that may have made bytes wait. Where nobody hears of room, completions that were not polled yet
-    /// may let them go.
+    /// Does what follows from a call that may have made bytes wait. Where nobody hears of room,
+    /// completions that were not polled yet may let them go.
     #[inline(never)]
     fn follow_up(&mut self, id: ConnectionId) -> Result<(), Error> {
         let Some(member) = self.members.get_mut(id.0) else { return Ok(()) };

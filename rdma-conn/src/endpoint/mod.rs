@@ -71,8 +71,9 @@ pub enum Event {
     /// The connection has ended, or one that was asked for did not come about. What arrived before can still be read; then
     /// [`Endpoint::abort`] forgets it.
     Ended(ConnectionId),
-    /// A listener could not accept anybody, for a reason that is not a peer's: the process has no descriptor or memory left, or events
-    /// could not be read, or the device failed or is gone, and the listener with it. [`Endpoint::take_accept_error`] says which.
+    /// A listener could not accept anybody, for a reason that is not a peer's: the process has no
+    /// descriptor or memory left, or events could not be read, or the device failed or is gone, and
+    /// the listener with it. [`Endpoint::take_accept_error`] says which.
     AcceptFailed(ListenerId),
 }
 

@@ -17,7 +17,8 @@ use crate::error::Error;
 /// nearly always puts that off too.
 const NOTING: Duration = Duration::from_millis(1);
 
-/// Failures to read events, one after another, with which an endpoint is lost. One may be that of a single request (VR-SEC-004).
+/// Failures to read events, one after another, with which an endpoint is lost. One may be that of a
+/// single request (VR-SEC-004).
 const FAILURES: u32 = 10;
 
 /// How long no event is read after a failure for want of memory or descriptors.
@@ -111,12 +112,13 @@ impl<B: Descriptors> Turns for Endpoint<B> {
 }
 
 impl<B: Descriptors> Endpoint<B> {
-    /// Takes what has come for any connection, handles time, and posts what can be posted, within bounds (VR-RES-007): what is
-    /// left makes [`Endpoint::next_timeout`] say now.
+    /// Takes what has come for any connection, handles time, and posts what can be posted, within
+    /// bounds (VR-RES-007): what is left makes [`Endpoint::next_timeout`] say now.
     ///
     /// # Errors
-    /// The event channel is lost: connection-manager events cannot be read, time and again. What a single connection does wrong ends only that one, and what befalls a completion queue
-    /// ends those that share it.
+    /// The event channel is lost: connection-manager events cannot be read, time and again. What a
+    /// single connection does wrong ends only that one, and what befalls a completion queue ends
+    /// those that share it.
     pub fn progress(&mut self) -> Result<(), Error> {
         self.usage.turns += 1;
         self.turn()
@@ -327,8 +329,9 @@ impl<B: Descriptors> Endpoint<B> {
         Ok(any)
     }
 
-    /// An event could not be read, which the listeners are told: a later attempt may do better. It does not where that has failed too
-    /// often; and a face of one connection has its own call say so.
+    /// An event could not be read, which the listeners are told: a later attempt may do better. It
+    /// does not where that has failed too often; and a face of one connection has its own call say
+    /// so.
     #[cold]
     fn events_failed(&mut self, error: Error, now: Instant) -> Result<(), Error> {
         self.failures += u32::from(!error.is_shortage());

@@ -36,7 +36,8 @@ async fn dropped_streams_deliver_in_the_background() {
     }
 }
 
-/// VR-CLOSE-003: a task that waits for bytes to leave hears that the peer has left, in order, without taking them.
+/// VR-CLOSE-003: a task that waits for bytes to leave hears that the peer has left, in order,
+/// without taking them.
 #[tokio::test]
 async fn a_flush_ends_when_the_peer_does() {
     let (mut client, server) = pair().await;
@@ -125,8 +126,8 @@ fn a_stream_that_finds_no_runtime_delivers() {
     assert!(got == sent, "{} bytes", got.len());
 }
 
-/// A runtime that ends takes its tasks along. What another one does with a stream from there goes on, and what was dropped there is
-/// delivered.
+/// A runtime that ends takes its tasks along. What another one does with a stream from there goes
+/// on, and what was dropped there is delivered.
 #[test]
 fn a_runtime_that_ends_leaves_its_connections_to_the_background_thread() {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
@@ -157,7 +158,8 @@ fn a_runtime_that_ends_leaves_its_connections_to_the_background_thread() {
     });
 }
 
-/// A deadline that comes sooner than all that was to be done counts, also where the background thread drives.
+/// A deadline that comes sooner than all that was to be done counts, also where the background
+/// thread drives.
 #[test]
 fn a_close_ends_in_time_after_the_runtime_has_ended() {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");

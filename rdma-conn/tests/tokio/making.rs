@@ -59,7 +59,8 @@ async fn a_cancelled_connect_is_gone() {
     assert_eq!(fabric.resources([192, 0, 2, 2].into()), Default::default());
 }
 
-/// A server that accepts and does not read: its clients are connected all the same, by the endpoint's driver.
+/// A server that accepts and does not read: its clients are connected all the same, by the
+/// endpoint's driver.
 #[tokio::test]
 async fn connections_come_about_without_anybody_reading() {
     let fabric = Fabric::new();
@@ -119,7 +120,8 @@ async fn connections_of_one_endpoint_do_not_disturb_each_other() {
     }
 }
 
-/// What somebody tries first who knows `tokio::net`: a host and a port, defaults, a line of `Debug`, a descriptor.
+/// What somebody tries first who knows `tokio::net`: a host and a port, defaults, a line of
+/// `Debug`, a descriptor.
 #[tokio::test]
 async fn a_listener_as_of_tokio() {
     let fabric = Fabric::new();

@@ -59,8 +59,8 @@ fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|index| (index ^ (index >> 8) ^ (index >> 16)) as u8).collect()
 }
 
-/// One task reads while another writes, on both ends, through windows that are always too small: each waits for what the
-/// other one's task may notice first.
+/// One task reads while another writes, on both ends, through windows that are always too small:
+/// each waits for what the other one's task may notice first.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn readers_and_writers_do_not_forget_each_other() {
     let mut options = (Options::default(), Options::default());
@@ -119,7 +119,8 @@ async fn cancelled_futures_lose_nothing() {
     assert_eq!(&byte, b"y");
 }
 
-/// A future that waits to lend, or to have its memory back, can be dropped: nothing is lent twice, nothing is lost.
+/// A future that waits to lend, or to have its memory back, can be dropped: nothing is lent twice,
+/// nothing is lost.
 #[tokio::test]
 async fn cancelled_lending_loses_nothing() {
     let mut options = Options::default();

@@ -122,8 +122,8 @@ impl Machine {
         }
     }
 
-    /// Returns whether one WRITE of all that was taken is the only thing to do, as is known without a look: what
-    /// [`Machine::poll_action`] answers next.
+    /// Returns whether one WRITE of all that was taken is the only thing to do, as is known without
+    /// a look: what [`Machine::poll_action`] answers next.
     #[inline]
     pub const fn is_one_write(&self) -> bool {
         matches!(self.due, Due::Write)
