@@ -4,13 +4,13 @@
 # What goes stale most easily comes first. Arguments stand behind a stage's name.
 check=(
     scripts locks needs lints api header 'package --manifests' tests observed redis programs suite 'under-load 20 20 4'
-    'sim 0..5000' 'explore --small' 'interleavings --quick' 'miri --quick' examples python ffi module libvalkey journeys benches lab counts
+    'sim 0..5000' 'explore --small' 'interleavings --quick' 'miri --quick' examples python ffi module libvalkey journeys action sbom benches lab counts
     unprivileged python-valkey fuzz-check
 )
 nightly=(
     'needs --all' oldest-rust deny 'package --all' coverage programs 'sim 0..1000000' seeds long-tests explore mutants interleavings miri 'ffi --memory'
     'module without kills faults idle sanitizers' 'libvalkey --memory' 'libvalkey --own'
-    'under-load 20 20' right lab-long 'lab --soft' 'soak 3600' python-long static aarch64 pages 'fuzz 1800'
+    'under-load 20 20' right lab-long 'lab --soft' 'soak 3600' python-long static deb aarch64 pages 'fuzz 1800'
 )
 
 # A line each: the name, what it is, what runs it. In the order of the two lists above; the last are run by name only.
@@ -39,6 +39,8 @@ ffi|the C interface, on softrdma|rdma-ffi/test
 module|valkey-server with the module, on softrdma|valkey/module/test
 libvalkey|libvalkey_rdma, under valkey-cli and valkey-benchmark, on softrdma|valkey/libvalkey/test
 journeys|the first steps of four kinds of users|.ci/stages/journeys
+action|action.yml, as it stands there|.ci/stages/action
+sbom|the bill of materials|env -C "$called_from" "$PWD/.ci/stages/sbom"
 benches|benchmarks, and counts of instructions|run_benches
 lab|the lab: real RDMA|lab/run test
 counts|counts beside libvalkey, whose source and headers the lab has fetched|benches/peer/run
@@ -56,6 +58,7 @@ lab-long|the lab: what takes long|run_lab_long
 soak|the soak|lab/run soak
 python-long|the Python package: what takes long|run_python_long
 static|one static file|.ci/stages/static
+deb|a Debian package of all programs|env -C "$called_from" "$PWD/.ci/stages/deb"
 aarch64|AArch64, emulated|.ci/stages/aarch64
 pages|report pages, in a browser|look_at_pages
 fuzz|fuzzing, for the seconds that are named|fuzz/run

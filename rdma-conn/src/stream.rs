@@ -178,7 +178,7 @@ impl<B: Descriptors> Stream<B> {
     /// [`Connection::register_buffer`](crate::Connection::register_buffer).
     ///
     /// # Errors
-    /// Those of the call that it names.
+    /// As [`Connection::register_buffer`](crate::Connection::register_buffer).
     pub fn register_buffer(&self, len: usize) -> Result<RegisteredBuffer<B>, Error> {
         self.registrar()?.buffer(len, Access::NONE)
     }
@@ -207,7 +207,7 @@ impl<B: Descriptors> Stream<B> {
     /// [`Connection::register_landing`](crate::Connection::register_landing).
     ///
     /// # Errors
-    /// Those of the call that it names.
+    /// As [`Connection::register_landing`](crate::Connection::register_landing).
     pub fn register_landing(&self, len: usize) -> Result<RegisteredBuffer<B>, Error> {
         self.registrar()?.buffer(len, Access::REMOTE_WRITE)
     }
@@ -215,7 +215,7 @@ impl<B: Descriptors> Stream<B> {
     /// Registers memory that exists, see [`Connection::register_memory`](crate::Connection::register_memory).
     ///
     /// # Errors
-    /// Those of the call that it names.
+    /// As [`Connection::register_memory`](crate::Connection::register_memory).
     pub fn register_memory(
         &self,
         memory: impl CallerMemory,

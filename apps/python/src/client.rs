@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyString, PyTuple};
+use pyo3::types::{PyByteArray, PyBytes, PyString, PyTuple};
 use rdma_kv::Part;
 
 use crate::address::Address;
 use crate::counts::Counts;
-use crate::errors::Failure;
+use crate::errors::{Failure, raised};
 use crate::memory::{Memory, Pieces};
 use crate::server::{Server, Settings, named};
 use crate::wire::{Connection, lock};
@@ -81,7 +81,7 @@ impl Client {
                 failure
             })
         });
-        done.map_err(|failure| failure.raised(py))
+        done.map_err(|failure| failure.raised(py, self.url()))
     }
 }
 
@@ -109,7 +109,8 @@ impl Client {
             let server = named(&address, settings).map_err(Failure::Connect)?;
             Self::connect(Arc::new(address), settings, server)
         });
-        connected.map_err(|failure| failure.raised(py))
+        // Not with the address, which may hold a password.
+        connected.map_err(|failure| failure.raised(py, ""))
     }
 
     /// Connect again to the same server, with the same settings.
@@ -125,7 +126,7 @@ impl Client {
             let server = lock(&self.server).clone().ok_or(Failure::Closed)?;
             Self::connect(Arc::clone(&self.address), self.settings, server)
         });
-        connected.map_err(|failure| failure.raised(py))
+        connected.map_err(|failure| failure.raised(py, self.url()))
     }
 
     /// Register a writable buffer, so that values land in it and are sent from it without a copy.
@@ -157,7 +158,7 @@ impl Client {
         match registered {
             Ok(true) => Ok(()),
             Ok(false) => Err(PyBufferError::new_err("some of the buffer is registered already")),
-            Err(failure) => Err(failure.raised(py)),
+            Err(failure) => Err(failure.raised(py, self.url())),
         }
     }
 
@@ -178,7 +179,7 @@ impl Client {
     /// Get a value into a writable, contiguous buffer, from its first byte on.
     ///
     /// A shorter value leaves the end of the buffer as it was. When this returns or raises, whatever it raises, the command does not use
-    /// the buffer any more; after an error, its bytes may be any.
+    /// the buffer any more; after an error, its contents are undefined.
     ///
     /// Returns:
     ///     The length of the value in bytes; None if there is no such key.
@@ -191,6 +192,37 @@ impl Client {
         let mut pieces = Pieces::new([Memory::writable(buffer)?]);
         let range = 0..rdma_kv::Buffer::len(&pieces);
         self.command(py, |client| client.get_into(&key.0, &mut pieces, range))
+    }
+
+    /// Get a value as new bytes, which is a copy: for values that are not large. It asks for the length first.
+    ///
+    /// Returns:
+    ///     The value; None if there is no such key.
+    ///
+    /// Raises:
+    ///     Refused: The server refused the command; the client can be used further.
+    ///     ValueTooLong: The value grew each of the three times that it was asked for.
+    ///     ConnectionLost: The connection ended, or `timeout` passed (CommandTimeout).
+    fn get<'py>(&self, py: Python<'py>, key: Key) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        let mut room = usize::try_from(self.command(py, |client| client.strlen(&key.0))?)?;
+        let mut more = 2;
+        loop {
+            let bytes = PyByteArray::new_with(py, room, |_| Ok(()))?;
+            let mut pieces = Pieces::new([Memory::writable(&bytes)?]);
+            match self.command(py, |client| client.get_into(&key.0, &mut pieces, 0..room)) {
+                Ok(len) => {
+                    drop(pieces);
+                    let value = bytes.to_vec();
+                    return Ok(len.and_then(|len| value.get(..len)).map(|value| PyBytes::new(py, value)));
+                }
+                // It has grown since it was asked how long it is.
+                Err(error) if more > 0 && error.is_instance_of::<raised::ValueTooLong>(py) => {
+                    more -= 1;
+                    room = error.value(py).getattr("length")?.extract()?;
+                }
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     /// Get many values, each into a buffer of its own; commands are sent as far ahead of the replies as the server takes them.
@@ -219,6 +251,18 @@ impl Client {
         let pieces = Pieces::new([Memory::of(buffer)?]);
         let range = 0..rdma_kv::Buffer::len(&pieces);
         self.command(py, |client| client.set_from(&key.0, &pieces, range))
+    }
+
+    /// Set a key to a `str`, which is encoded in UTF-8, or to bytes as `set_from` does.
+    ///
+    /// Raises:
+    ///     Refused: The server refused the command (its memory is full, for example); the client can be used further.
+    ///     ConnectionLost: The connection ended, or `timeout` passed (CommandTimeout).
+    fn set(&self, py: Python<'_>, key: Key, value: &Bound<'_, PyAny>) -> PyResult<()> {
+        match value.cast::<PyString>() {
+            Ok(text) => self.set_from(py, key, &PyBytes::new(py, text.to_cow()?.as_bytes())),
+            Err(_) => self.set_from(py, key, value),
+        }
     }
 
     /// Set many keys, each to the bytes of a buffer of its own; commands are sent as far ahead of the replies as the server takes them.
@@ -361,7 +405,7 @@ fn told(
 ) -> PyResult<Vec<Py<PyAny>>> {
     let told = results.map(|result| match result {
         Ok(len) => Ok(len.into_pyobject(py)?.into_any().unbind()),
-        Err(error) => Ok(Failure::from(error).raised(py).into_value(py).into_any()),
+        Err(error) => Ok(Failure::from(error).raised(py, "").into_value(py).into_any()),
     });
     told.collect()
 }

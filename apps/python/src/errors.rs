@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 
 use crate::server::Refusal;
 
-mod raised {
+pub(crate) mod raised {
     pyo3::import_exception!(valkey_rdma.errors, CommandTimeout);
     pyo3::import_exception!(valkey_rdma.errors, ConnectError);
     pyo3::import_exception!(valkey_rdma.errors, ConnectionLost);
@@ -47,8 +47,8 @@ impl Failure {
         }
     }
 
-    /// Returns it as an exception.
-    pub(crate) fn raised(self, py: Python<'_>) -> PyErr {
+    /// Returns it as an exception, which names the server if the connection is lost.
+    pub(crate) fn raised(self, py: Python<'_>, url: &str) -> PyErr {
         match self {
             Self::Connect(error) => raised::ConnectError::new_err(error.to_string()),
             Self::Register(error) => raised::RegistrationError::new_err(error.to_string()),
@@ -57,13 +57,16 @@ impl Failure {
                 raised::ValueTooLong::new_err((len, room))
             }
             Self::Command(rdma_kv::Error::Io(error)) if error.kind() == io::ErrorKind::TimedOut => {
-                let late = raised::CommandTimeout::new_err("the command took longer than `timeout` seconds");
+                let late = raised::CommandTimeout::new_err(format!(
+                    "{url}: the command took longer than `timeout` seconds"
+                ));
                 late.set_cause(py, Some(error.into()));
                 late
             }
-            Self::Command(error) => raised::ConnectionLost::new_err(error.to_string()),
+            Self::Command(error) => raised::ConnectionLost::new_err(format!("{url}: {error}")),
             Self::Lost(reason) => {
-                let text = format!("the connection was lost before: {reason}; another() makes another");
+                let text =
+                    format!("{url}: the connection was lost before: {reason}; another() makes another");
                 raised::ConnectionLost::new_err(text)
             }
             Self::Closed => raised::ConnectionLost::new_err("the client was closed"),

@@ -28,7 +28,7 @@ mod _native {
     #[pyfunction]
     fn serve_embedded(py: Python<'_>, name: &str) -> PyResult<String> {
         let address = py.detach(|| crate::embedded::serve_tcp(name)).map_err(crate::errors::Failure::Connect);
-        address.map(|address| format!("tcp://{address}")).map_err(|failure| failure.raised(py))
+        address.map(|address| format!("tcp://{address}")).map_err(|failure| failure.raised(py, "embedded://"))
     }
 
     #[pymodule_init]

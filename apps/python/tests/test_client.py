@@ -303,6 +303,32 @@ def test_errors_of_the_server(peer):
         client.register(buffer)
 
 
+def test_get_and_set(client):
+    assert client.get("none") is None
+    long = pattern(300000, 1)
+    for value, expected in [
+        ("größer", "größer".encode()),
+        (b"", b""),
+        (bytearray(b"abc"), b"abc"),
+        (long, long),
+    ]:
+        client.set("key", value)
+        assert client.get("key") == expected
+    with pytest.raises(TypeError):
+        client.set("key", 1)
+
+
+def test_a_value_that_grows_while_it_is_got(peer):
+    client = Client(peer.url, timeout=30)
+    peer.accept()
+    peer.stream.sendall(b":1\r\n$3\r\nabc\r\n$3\r\nabc\r\n")
+    assert client.get("key") == b"abc"
+    # Not for ever.
+    peer.stream.sendall(b":0\r\n$1\r\na\r\n$2\r\nab\r\n$3\r\nabc\r\n")
+    with pytest.raises(ValueTooLong):
+        client.get("key")
+
+
 def test_a_server_that_goes_in_the_middle(peer):
     client = Client(peer.url, timeout=30)
     peer.accept()
@@ -310,7 +336,7 @@ def test_a_server_that_goes_in_the_middle(peer):
     peer.stream.shutdown(socket.SHUT_WR)
     buffer = bytearray(1000000)
     client.register(buffer)
-    with pytest.raises(ConnectionLost):
+    with pytest.raises(ConnectionLost, match=peer.url):
         client.get_into("key", buffer)
     assert client.registrations == 1, "it serves the next connection"
     again = client.another()
@@ -324,7 +350,7 @@ def test_a_server_that_goes_in_the_middle(peer):
 def test_a_server_that_says_nothing(peer):
     client = Client(peer.url, timeout=0.05)
     buffer = bytearray(10)
-    with pytest.raises(TimeoutError, match="took longer") as raised:
+    with pytest.raises(TimeoutError, match=f"{peer.url}: .*took longer") as raised:
         client.get_into("key", buffer)
     assert isinstance(raised.value, valkey_rdma.CommandTimeout)
     assert isinstance(raised.value, ConnectionLost)

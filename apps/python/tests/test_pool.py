@@ -161,3 +161,9 @@ def test_a_callback_may_wait_for_a_job(url):
     assert ended.wait(30), "the callback waits for the thread that has called it"
     assert told == [1]
     pool.close()
+
+
+def test_the_defaults(url):
+    pool = Pool(url)
+    assert len(pool.counts) == 4
+    pool.close()

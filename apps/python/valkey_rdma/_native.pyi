@@ -52,11 +52,17 @@ class Client:
     def get_into(self, key: bytes | str, buffer: Buffer) -> int | None:
         """Get a value into a buffer. Returns its length; None if there is no such key."""
 
+    def get(self, key: bytes | str) -> bytes | None:
+        """Get a value as new bytes, which is a copy; None if there is no such key."""
+
     def mget_into(self, parts: Iterable[tuple[bytes | str, Buffer]]) -> list[int | Error | None]:
         """Get many values, each into a buffer of its own; commands are sent ahead of the replies."""
 
     def set_from(self, key: bytes | str, buffer: Buffer) -> None:
         """Set a key to the bytes of a buffer."""
+
+    def set(self, key: bytes | str, value: Buffer | str) -> None:
+        """Set a key to a str, which is encoded in UTF-8, or to the bytes of a buffer."""
 
     def mset_from(self, parts: Iterable[tuple[bytes | str, Buffer]]) -> list[Error | None]:
         """Set many keys, each to the bytes of a buffer of its own; commands are sent ahead of the replies."""

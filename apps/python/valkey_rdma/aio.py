@@ -69,6 +69,10 @@ class AsyncClient:
         with memoryview(buffer) as view:
             return await self._do(self._client.get_into, key, view)
 
+    async def get(self, key: bytes | str) -> bytes | None:
+        """Get a value as new bytes; see :meth:`Client.get`."""
+        return await self._do(self._client.get, key)
+
     async def mget_into(self, parts: Iterable[tuple[bytes | str, Buffer]]) -> list[int | Error | None]:
         """Get many values; see :meth:`Client.mget_into`."""
         with contextlib.ExitStack() as views:
@@ -79,6 +83,10 @@ class AsyncClient:
         """Set a key to the bytes of a buffer; see :meth:`Client.set_from`."""
         with memoryview(buffer) as view:
             await self._do(self._client.set_from, key, view)
+
+    async def set(self, key: bytes | str, value: Buffer | str) -> None:
+        """Set a key to a str or bytes; see :meth:`Client.set`."""
+        await self.set_from(key, value.encode() if isinstance(value, str) else value)
 
     async def mset_from(self, parts: Iterable[tuple[bytes | str, Buffer]]) -> list[Error | None]:
         """Set many keys; see :meth:`Client.mset_from`."""

@@ -44,7 +44,9 @@ class Pool:
     A job whose connection is lost is done once more on a new one, so it should be one that can be repeated: getting, setting, deleting.
     """
 
-    def __init__(self, url: str, connections: int, *, timeout: float | None, window: int) -> None:
+    def __init__(
+        self, url: str, connections: int = 4, *, timeout: float | None = 60.0, window: int = 1048576
+    ) -> None:
         """Connect.
 
         Args:

@@ -128,7 +128,7 @@ impl<B: Descriptors> Client<B> {
     /// apply: the time-outs are those of [`Settings`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`Client::get_multiplexed_async_connection`].
     pub async fn get_multiplexed_async_connection_with_config(
         &self,
         config: AsyncConnectionConfig,

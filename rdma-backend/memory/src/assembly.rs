@@ -124,7 +124,7 @@ mod string {
     /// Does [`copy`](super::copy) by the string instruction.
     ///
     /// # Safety
-    /// As there.
+    /// As for [`copy`](super::copy).
     #[inline]
     pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
         // SAFETY: the string instruction reads `rcx` bytes at `rsi` and writes them at `rdi`, which the caller allows. The direction
@@ -147,7 +147,7 @@ mod wide {
     /// Does [`copy`](super::copy) by loads and stores of 32 bytes, 128 at a time, and the rest by those of up to 16.
     ///
     /// # Safety
-    /// As there; and the processor has AVX.
+    /// As for [`copy`](super::copy); and the processor has AVX.
     pub(super) unsafe fn copy(mut from: *const u8, mut to: *mut u8, len: usize) {
         let (whole, rest) = (len & !127, len & 127);
         if whole > 0 {

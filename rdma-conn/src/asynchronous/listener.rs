@@ -107,7 +107,7 @@ impl<B: Descriptors> AsyncListener<B> {
     /// Takes the next connection, or has the task woken when there is one; see [`AsyncListener::accept`].
     ///
     /// # Errors
-    /// Those of the call that it names.
+    /// As [`AsyncListener::accept`].
     pub fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<Result<(AsyncStream<B>, SocketAddr), Error>> {
         self.shared.with(|state| {
             let Some(accepting) = state.listeners.get_mut(&self.listener) else {

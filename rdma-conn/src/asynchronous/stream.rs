@@ -122,7 +122,7 @@ impl<B: Descriptors> AsyncStream<B> {
     /// [`Connection::register_buffer`](crate::Connection::register_buffer).
     ///
     /// # Errors
-    /// Those of the call that it names.
+    /// As [`Connection::register_buffer`](crate::Connection::register_buffer).
     pub fn register_buffer(&self, len: usize) -> Result<RegisteredBuffer<B>, Error> {
         self.ask(Connection::registrar).buffer(len, Access::NONE)
     }
@@ -153,7 +153,7 @@ impl<B: Descriptors> AsyncStream<B> {
     /// [`Connection::register_landing`](crate::Connection::register_landing).
     ///
     /// # Errors
-    /// Those of the call that it names.
+    /// As [`Connection::register_landing`](crate::Connection::register_landing).
     pub fn register_landing(&self, len: usize) -> Result<RegisteredBuffer<B>, Error> {
         self.ask(Connection::registrar).buffer(len, Access::REMOTE_WRITE)
     }
@@ -161,7 +161,7 @@ impl<B: Descriptors> AsyncStream<B> {
     /// Registers memory that exists, see [`Connection::register_memory`](crate::Connection::register_memory).
     ///
     /// # Errors
-    /// Those of the call that it names.
+    /// As [`Connection::register_memory`](crate::Connection::register_memory).
     pub fn register_memory(
         &self,
         memory: impl CallerMemory,
