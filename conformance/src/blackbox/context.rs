@@ -26,6 +26,8 @@ pub struct Context<'a, B: Descriptors> {
     pub side: Side<'a, B>,
     pub(super) teardown: Cell<Option<Teardown>>,
     pub(super) breaches: RefCell<Vec<Breach>>,
+    /// The last lines that a client under test had printed when its session ended.
+    pub(super) printed: RefCell<String>,
 }
 
 /// The target.
@@ -47,7 +49,15 @@ impl<B: Descriptors> Copy for Side<'_, B> {}
 impl<'a, B: Descriptors> Context<'a, B> {
     /// Makes the context of one case.
     pub const fn new(backend: &'a B, patience: Duration, case: &'static str, side: Side<'a, B>) -> Self {
-        Self { backend, patience, case, side, teardown: Cell::new(None), breaches: RefCell::new(Vec::new()) }
+        Self {
+            backend,
+            patience,
+            case,
+            side,
+            teardown: Cell::new(None),
+            breaches: RefCell::new(Vec::new()),
+            printed: RefCell::new(String::new()),
+        }
     }
 
     /// The target.

@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::io::Read;
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -15,17 +15,17 @@ use crate::resources::ProcessResources;
 
 /// The exit status of a client that cannot do what is asked, as in BoringSSL's runner.
 const UNSUPPORTED: i32 = 89;
-/// Bytes that are kept of what a process writes to stderr.
+/// Bytes that are kept of what a process prints.
 const LAST_LINES: usize = 300;
 
 /// A process, ended when this is dropped.
 struct Process {
     child: Child,
     ended: Option<ExitStatus>,
-    /// The end of what it has written to stderr so far.
+    /// The end of what it has printed so far, on stdout and stderr.
     lines: Arc<Mutex<Vec<u8>>>,
     /// Reads that until the end, so that the process is never kept waiting.
-    listener: Option<JoinHandle<()>>,
+    listener: JoinHandle<()>,
 }
 
 impl Process {
@@ -34,21 +34,25 @@ impl Process {
         let command = command
             .replace("{host}", &address.ip().to_string())
             .replace("{port}", &address.port().to_string());
-        let mut child = Command::new("sh")
+        let told = |error| format!("`{command}` does not start: {error}");
+        // One pipe for both, so that what it prints stays in order.
+        let (printed, out) = std::io::pipe().map_err(told)?;
+        let error = out.try_clone().map_err(told)?;
+        let child = Command::new("sh")
             // Without a shell in between whose end would hide how the program ended.
             .args(["-c", &format!("exec {command}")])
             .env("CONFORMANCE_CASE", case)
             // A client that is idle waits for its end.
             .stdin(if case == IDLE { Stdio::piped() } else { Stdio::null() })
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
+            .stdout(out)
+            .stderr(error)
             .spawn()
-            .map_err(|error| format!("`{command}` does not start: {error}"))?;
+            .map_err(told)?;
         let lines = Arc::default();
-        let listener = child.stderr.take().map(|stderr| {
+        let listener = {
             let lines = Arc::clone(&lines);
-            std::thread::spawn(move || listen(stderr, &lines))
-        });
+            std::thread::spawn(move || listen(printed, &lines))
+        };
         Ok(Self { child, ended: None, lines, listener })
     }
 
@@ -71,16 +75,14 @@ impl Process {
     fn told(&self, status: ExitStatus) -> String {
         let deadline = Instant::now() + Duration::from_millis(200);
         // A child of its own may hold the pipe open for ever.
-        while self.listener.as_ref().is_some_and(|listener| !listener.is_finished())
-            && Instant::now() < deadline
-        {
+        while !self.listener.is_finished() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(1));
         }
         let lines = self.last_lines();
         if lines.is_empty() { status.to_string() } else { format!("{status}: {lines}") }
     }
 
-    /// The last of what it has written to stderr so far.
+    /// The last of what it has printed so far.
     fn last_lines(&self) -> String {
         let lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
         String::from_utf8_lossy(&lines).trim().to_string()
@@ -88,9 +90,9 @@ impl Process {
 }
 
 /// Keeps the end of what comes.
-fn listen(mut stderr: ChildStderr, lines: &Mutex<Vec<u8>>) {
+fn listen(mut output: impl Read, lines: &Mutex<Vec<u8>>) {
     let mut chunk = [0; 4096];
-    while let Ok(read @ 1..) = stderr.read(&mut chunk) {
+    while let Ok(read @ 1..) = output.read(&mut chunk) {
         let mut lines = lines.lock().unwrap_or_else(PoisonError::into_inner);
         lines.extend_from_slice(&chunk[..read]);
         let excess = lines.len().saturating_sub(LAST_LINES);

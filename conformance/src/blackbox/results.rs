@@ -346,6 +346,9 @@ pub(super) fn without(arguments: &[String], options: &[&str]) -> Vec<String> {
 /// What the reason of a case begins with that was not run because the target was gone. The case that took it away follows.
 pub(super) const GONE_SINCE: &str = "the target is gone since ";
 
+/// What the reason of a case begins with that was not run because the first case of all failed. Why it did follows.
+pub(super) const UNPROBED: &str = "conn.plain failed: ";
+
 /// Lines of a timeline that are shown where there is no room for all of it.
 const LAST_LINES: usize = 6;
 
@@ -370,7 +373,8 @@ impl CaseResult {
 
     /// Returns whether it was not run because the target was gone.
     pub fn is_behind_a_loss(&self) -> bool {
-        self.verdict == Verdict::Skipped && self.reason.starts_with(GONE_SINCE)
+        self.verdict == Verdict::Skipped
+            && [GONE_SINCE, UNPROBED].iter().any(|why| self.reason.starts_with(why))
     }
 
     /// Returns why a failure is not counted, where it is known: it was expected, or what it is about need not be so.

@@ -1,4 +1,5 @@
-//! Runs cases: the sanity case first and last, and after each case a check of the server and of a bystander.
+//! Runs cases: the sanity case first and last, and after each case a check of the server and of a bystander. A sanity case that fails
+//! at first is a result as any other; what was not asked for by name is not run then.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -9,7 +10,7 @@ use super::case::{Case, Tag};
 use super::context::{Context, Side};
 use super::environment::Environment;
 use super::results::Teardown;
-use super::results::{CaseResult, FORMAT, GONE_SINCE, Run, Suite, Target};
+use super::results::{CaseResult, FORMAT, GONE_SINCE, Run, Suite, Target, UNPROBED};
 use super::select::Harm;
 use super::session::Session;
 use super::target::{TargetServer, with_last_lines};
@@ -37,26 +38,13 @@ pub struct Plan<'a> {
     pub again: &'a str,
     /// The command line, for the results.
     pub arguments: &'a [String],
+    /// Whether the cases were selected by name: they run even where the sanity case failed.
+    pub selected: bool,
     /// Records the suite's side, for the timelines of cases that did not pass.
     pub recorder: Option<&'a Recorder>,
 }
 
-/// The sanity case failed, so nothing was run.
-#[derive(Debug, thiserror::Error)]
-#[error("{} ({SANITY}): {}", who_fails(.0.cause), .0.reason)]
-pub struct SanityFailed(pub Stop);
-
-fn who_fails(cause: Cause) -> &'static str {
-    match cause {
-        Cause::Environment => "the suite cannot do its work",
-        _ => "the target does not do the least that every case needs",
-    }
-}
-
 /// Runs cases against a target. Calls `progress` before and after each.
-///
-/// # Errors
-/// The sanity case fails at the beginning.
 pub fn run<'a, B: Descriptors>(
     cases: &[Case<'a, B>],
     backend: &'a B,
@@ -64,23 +52,34 @@ pub fn run<'a, B: Descriptors>(
     plan: &'a Plan<'a>,
     target: Target,
     mut progress: impl FnMut(&str, Option<&CaseResult>),
-) -> Result<Run, SanityFailed> {
+) -> Run {
     let mut suite = Runner::new(backend, side, plan);
     let begun = Instant::now();
     let environment = Environment::here();
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    suite.sanity().map_err(SanityFailed)?;
     let mut results = Vec::with_capacity(cases.len());
     let mut neighbour = Bystander::default();
-    for case in cases {
+    progress(SANITY, None);
+    let failed = suite.probe();
+    if let Some(failed) = &failed {
+        progress(SANITY, Some(failed));
+        results.push(failed.clone());
+    }
+    for case in cases.iter().filter(|case| failed.is_none() || case.id != SANITY) {
         progress(case.id, None);
-        let result = suite.case(case, &mut neighbour);
+        let result = match &failed {
+            Some(failed) if !plan.selected => {
+                CaseResult { reason: format!("{UNPROBED}{}", failed.reason), ..suite.blank(case) }
+            }
+            _ => suite.case(case, &mut neighbour),
+        };
         progress(case.id, Some(&result));
         results.push(result);
     }
     drop(neighbour);
     // Damage may show only now.
-    if suite.gone.is_none()
+    if failed.is_none()
+        && suite.gone.is_none()
         && let Err(stop) = suite.sanity()
         && let Some(last) = results.last_mut()
     {
@@ -89,7 +88,7 @@ pub fn run<'a, B: Descriptors>(
     let suite =
         Suite { version: env!("CARGO_PKG_VERSION").into(), requirements: suite.requirements.iter().count() };
     let arguments = plan.arguments.to_vec();
-    Ok(Run {
+    Run {
         format: FORMAT,
         target,
         suite,
@@ -99,7 +98,7 @@ pub fn run<'a, B: Descriptors>(
         environment: Some(environment),
         results,
         withheld: None,
-    })
+    }
 }
 
 /// Runs cases, one by one.
@@ -110,6 +109,8 @@ pub struct Runner<'a, B: Descriptors> {
     requirements: Requirements,
     /// The case since which there is no target any more.
     gone: Option<String>,
+    /// Whether a new connection is a sign of health: not to a target that failed the sanity case before all others.
+    is_sane: bool,
 }
 
 fn fail(result: &mut CaseResult, cause: Cause, reason: String) {
@@ -125,7 +126,7 @@ fn fail(result: &mut CaseResult, cause: Cause, reason: String) {
 impl<'a, B: Descriptors> Runner<'a, B> {
     /// Makes a runner for a target.
     pub fn new(backend: &'a B, side: Side<'a, B>, plan: &'a Plan<'a>) -> Self {
-        Self { backend, side, plan, requirements: Requirements::built_in(), gone: None }
+        Self { backend, side, plan, requirements: Requirements::built_in(), gone: None, is_sane: true }
     }
 
     /// Runs one case, without the sanity case before it.
@@ -137,8 +138,42 @@ impl<'a, B: Descriptors> Runner<'a, B> {
         Context::new(self.backend, self.plan.patience, case, self.side)
     }
 
-    fn sanity(&self) -> Judged {
+    /// Runs the sanity case before all others. Returns its result if it failed.
+    fn probe(&mut self) -> Option<CaseResult> {
+        let begun = Instant::now();
+        self.record();
         let context = self.context(SANITY);
+        let stop = self.sanity_in(&context).err()?;
+        self.is_sane = false;
+        let role = Some(context.role());
+        let case = super::cases::<B>().into_iter().find(|case| case.role == role && case.id == SANITY)?;
+        let mut result = self.blank(&case);
+        // A target that says that it cannot is none that can be tested.
+        result.verdict = if stop.verdict.is_tried() { stop.verdict } else { Verdict::Fail };
+        result.cause = Some(stop.cause);
+        result.teardown = context.teardown.get();
+        let printed = match self.side {
+            Side::Server(server) => server.last_lines(),
+            Side::Client(..) => context.printed.take(),
+        };
+        let is_told = stop.reason.contains(&printed);
+        result.reason = if is_told { stop.reason } else { with_last_lines(stop.reason, &printed) };
+        result.timeline = self.record().map(|recording| timeline::render(&recording));
+        result.took = begun.elapsed().as_secs_f64();
+        if let Side::Server(server) = self.side
+            && self.plan.selected
+            && server.death(Duration::ZERO).is_some()
+        {
+            self.start_again(&case, server, &mut Bystander::default());
+        }
+        Some(result)
+    }
+
+    fn sanity(&self) -> Judged {
+        self.sanity_in(&self.context(SANITY))
+    }
+
+    fn sanity_in(&self, context: &Context<'a, B>) -> Judged {
         // A server that was just started may not listen yet.
         let deadline = Instant::now() + self.plan.patience.max(STARTING);
         loop {
@@ -166,7 +201,9 @@ impl<'a, B: Descriptors> Runner<'a, B> {
             return result;
         }
         let context = self.context(case.id);
-        neighbour.connect(&context);
+        if self.is_sane {
+            neighbour.connect(&context);
+        }
         self.record();
         let judged = (case.run)(&context, &ProgressBar::hidden());
         let recording = self.record();
@@ -229,6 +266,9 @@ impl<'a, B: Descriptors> Runner<'a, B> {
         if result.verdict.is_pass() && !case.is(Tag::Disruptive) && neighbour.is_connected() {
             return;
         }
+        if !self.is_sane {
+            return;
+        }
         let Err(stop) = self.sanity() else { return };
         let cause = if stop.cause.is_loss() { stop.cause } else { Cause::Hung };
         if cause == Cause::Died {
@@ -255,6 +295,7 @@ impl<'a, B: Descriptors> Runner<'a, B> {
     fn start_again(&mut self, case: &Case<'a, B>, server: &dyn TargetServer, neighbour: &mut Bystander<B>) {
         neighbour.disconnect();
         let lost = match server.restart() {
+            Ok(true) if !self.is_sane => None,
             Ok(true) => self.sanity().err().map(|stop| stop.reason),
             Ok(false) => Some("the suite did not start it, and cannot".into()),
             Err(reason) => Some(reason),

@@ -65,6 +65,11 @@ impl Select {
             && self.profile.is_none_or(|profile| requirements.profile(case.requirements) == profile)
     }
 
+    /// Returns whether cases are selected by name.
+    pub const fn names(&self) -> bool {
+        !self.select.is_empty()
+    }
+
     /// Returns the cases selected for a role.
     pub fn cases<'a, B: Descriptors>(&self, role: Role) -> Vec<Case<'a, B>> {
         let requirements = Requirements::built_in();

@@ -26,7 +26,7 @@ pub trait TargetServer {
     /// Returns the processor time of its process, if it can be seen.
     fn processor_time(&self) -> Option<Duration>;
 
-    /// Returns the last lines that its process has written to stderr so far; empty if they cannot be seen.
+    /// Returns the last lines that its process has printed so far; empty if they cannot be seen.
     fn last_lines(&self) -> String {
         String::new()
     }
@@ -64,7 +64,7 @@ pub trait Running {
         true
     }
 
-    /// Returns the last lines that it has written to stderr so far; empty if they cannot be seen.
+    /// Returns the last lines that it has printed so far; empty if they cannot be seen.
     fn last_lines(&self) -> String {
         String::new()
     }
@@ -73,7 +73,7 @@ pub trait Running {
 /// Adds the last lines of a process to what went wrong, if there are any.
 pub fn with_last_lines(reason: impl Into<String>, lines: &str) -> String {
     let reason = reason.into();
-    if lines.is_empty() { reason } else { format!("{reason}; its last lines on stderr: {lines}") }
+    if lines.is_empty() { reason } else { format!("{reason}; the last that it printed: {lines}") }
 }
 
 /// How a client under test ended.

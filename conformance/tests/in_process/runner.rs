@@ -28,7 +28,8 @@ const OURS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr
 
 fn judge(backend: &SoftSim, side: Side<'_, SoftSim>, role: Role, case: &str) -> CaseResult {
     let patience = Duration::from_secs(2);
-    let plan = Plan { patience, harm: Harm::Allowed, again: "", arguments: &[], recorder: None };
+    let plan =
+        Plan { patience, harm: Harm::Allowed, again: "", arguments: &[], selected: false, recorder: None };
     let cases = blackbox::cases();
     let case = cases.iter().find(|one| one.role == Some(role) && one.id == case).unwrap();
     Runner::new(backend, side, &plan).only(case)
@@ -84,7 +85,7 @@ impl Running for Process {
     }
 }
 
-/// A client that hangs, as a process: the report has its last lines on stderr, and what was on the wire last.
+/// A client that hangs, as a process: the report has the last that it printed, and what was on the wire last.
 #[test]
 fn a_hang_is_told_with_what_came_before_it() {
     let fabric = Fabric::new();
@@ -93,13 +94,14 @@ fn a_hang_is_told_with_what_came_before_it() {
     let listener = Listener::new(&backend, OURS).unwrap();
     // One never connects; the other does all that it should, and does not end.
     let silent =
-        ExecClients { command: "sh -c 'echo waiting >&2; echo for a server >&2; sleep 60'".into(), first: 0 };
+        ExecClients { command: "sh -c 'echo waiting; echo for a server >&2; sleep 60'".into(), first: 0 };
     let staying = Ending::new(fabric.host(&[THEIRS.ip()]), None);
     let plan = Plan {
         patience: Duration::from_secs(2),
         harm: Harm::Allowed,
         again: "",
         arguments: &[],
+        selected: false,
         recorder: Some(&recorder),
     };
     let cases = blackbox::cases();
@@ -107,11 +109,11 @@ fn a_hang_is_told_with_what_came_before_it() {
 
     let result = Runner::new(&backend, Side::Client(&listener, &silent), &plan).only(case);
     assert_eq!(result.cause, Some(Cause::Refused));
-    assert!(result.reason.ends_with("its last lines on stderr: waiting\nfor a server"), "{}", result.reason);
+    assert!(result.reason.ends_with("the last that it printed: waiting\nfor a server"), "{}", result.reason);
 
     let result = Runner::new(&backend, Side::Client(&listener, &staying), &plan).only(case);
     assert_eq!(result.cause, Some(Cause::Hung));
-    assert!(result.reason.ends_with("its last lines on stderr: still here"), "{}", result.reason);
+    assert!(result.reason.ends_with("the last that it printed: still here"), "{}", result.reason);
     let run = Run {
         format: FORMAT,
         target: Target {

@@ -50,6 +50,8 @@ fn a_demo_without_a_device() {
         line.chars().count() > 80
             && !line.contains("valkey-rdma-conformance run")
             && !line.starts_with("    |")
+            // Folded to a terminal's width, where there is one.
+            && !line.starts_with("    right: ")
     };
     assert_eq!(said.lines().filter(long).collect::<Vec<_>>(), [""; 0]);
 }
@@ -240,4 +242,29 @@ fn manual_pages() {
     }
     // A file stands where the folder would be.
     exits(&["man", folder.join("valkey-rdma-conformance.1").to_str().unwrap()], exit::FAILED);
+}
+
+/// A target that fails the probe before the suite has a result as any other: with its reason, its wire and how to run it again, in
+/// every file; the rest is skipped on one line, unless it was asked for by name.
+#[test]
+fn the_probe_is_a_result_as_any_other() {
+    let probe = ["run", "server", "--demo-mistake", "little-endian-fields", "--patience", "1"];
+    let out = file("probe");
+    let told = exits(&[&probe[..], &["--out", out.to_str().unwrap()]].concat(), exit::FAILED);
+    for part in ["✗ fail conn.plain [wire contract, must:", "    | client", "cases: conn.plain failed: "] {
+        assert!(told.contains(part), "{part}: {told}");
+    }
+    assert_eq!(told.matches("– skipped").count(), 1, "{told}");
+    let results = Run::read(&out.join("results.json")).unwrap().results;
+    let (first, rest) = results.split_first().unwrap();
+    assert!(first.id == "conn.plain" && first.timeline.is_some() && !first.requirements.is_empty());
+    assert!(rest.len() > 50 && rest.iter().all(|one| one.reason.starts_with("conn.plain failed: ")));
+    for name in ["junit.xml", "results.tap", "report.html"] {
+        let text = std::fs::read_to_string(out.join(name)).unwrap();
+        assert!(text.contains("conn.plain failed: "), "{name}");
+    }
+
+    let told = exits(&[&probe[..], &["--select", "ctrl.first-message"]].concat(), exit::FAILED);
+    assert!(told.contains("fail conn.plain [") && told.contains("fail ctrl.first-message ["), "{told}");
+    assert!(!told.contains("a new connection is not served"), "{told}");
 }

@@ -194,7 +194,14 @@ fn try_case<B: Descriptors>(setting: &Setting<B>, role: Role, row: &Row) -> Outc
     let server = BuiltInServer::start(&setting.ours, setting.our_address, server_options)?;
     let mut bystander = connect(setting, &server, client_options)?;
     let before = setting.resources();
-    let plan = Plan { patience: PATIENCE, harm: Harm::Allowed, again: "", arguments: &[], recorder: None };
+    let plan = Plan {
+        patience: PATIENCE,
+        harm: Harm::Allowed,
+        again: "",
+        arguments: &[],
+        selected: false,
+        recorder: None,
+    };
     let run = |side| {
         let cases = suite_cases();
         let case = cases.iter().find(|case| case.role == Some(role) && case.id == row.case);

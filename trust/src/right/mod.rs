@@ -193,7 +193,14 @@ pub fn judge(right: &Right, role: Role, id: &str, example: Option<&PathBuf>) -> 
         (SocketAddr::from(([192, 0, 2, 1], 6379)), SocketAddr::from(([192, 0, 2, 66], 6379)));
     let target = mistakes::variant(fabric.host(&[theirs.ip()]), right.who.variant());
     let backend = fabric.host(&[ours.ip()]);
-    let plan = Plan { patience: PATIENCE, harm: Harm::Allowed, again: "", arguments: &[], recorder: None };
+    let plan = Plan {
+        patience: PATIENCE,
+        harm: Harm::Allowed,
+        again: "",
+        arguments: &[],
+        selected: false,
+        recorder: None,
+    };
     let judged = |side| {
         let cases = conformance::blackbox::cases();
         let case = cases.iter().find(|one| one.role == Some(role) && one.id == id);

@@ -83,7 +83,8 @@ pub fn judge(target: Target, role: Role, id: &str) -> Result<CaseResult, Failure
         Target::Mistaken(_) => PATIENCE,
         Target::Unresponsive(_) => LITTLE_PATIENCE,
     };
-    let plan = Plan { patience, harm: Harm::Allowed, again: "", arguments: &[], recorder: None };
+    let plan =
+        Plan { patience, harm: Harm::Allowed, again: "", arguments: &[], selected: false, recorder: None };
     let judged = |side| {
         let cases = conformance::blackbox::cases();
         let case = cases.iter().find(|one| one.role == Some(role) && one.id == id);

@@ -158,6 +158,7 @@ fn go<B: Descriptors>(
         harm: common.harm(local)?,
         again: &again,
         arguments,
+        selected: common.select.names(),
         recorder: Some(recorder),
     };
     let cases: Vec<Case<'_, B>> = match common.random {
@@ -168,7 +169,7 @@ fn go<B: Descriptors>(
         return Err((NOTHING, "nothing is selected; `list` shows what there is".into()));
     }
     let bar = bar(cases.len() as u64);
-    let run = run::run(&cases, backend, side, &plan, target, |case, result| match result {
+    let mut run = run::run(&cases, backend, side, &plan, target, |case, result| match result {
         None => bar.set_message(case.to_string()),
         Some(result) => {
             if !result.verdict.is_pass() && result.verdict != Verdict::Skipped {
@@ -179,8 +180,9 @@ fn go<B: Descriptors>(
         }
     });
     bar.finish_and_clear();
-    let mut run = run.map_err(|failed| (failed.0.cause.code(), failed.to_string()))?;
-    if common.random.is_some() {
+    // A probe that failed is no trace.
+    let is_probed = run.results.len() == cases.len();
+    if is_probed && common.random.is_some() {
         run.results = legal::summed(run.results, common.seed, &again);
     }
     Ok(run)

@@ -60,37 +60,82 @@ pub fn summary(run: &Run) -> String {
     format!("{}: {}\n{wire}, {hardened}\n", title(&run.target), run.summary())
 }
 
-/// Returns the cases that did not pass, the wire contract first: each with what was on the wire last, and a line to run it again.
+/// Returns the cases that did not pass, the failures that count last: each with what was on the wire last, and a line to run it again.
+/// Failures with one reason are told once, and so are cases that were not tried.
 pub fn failures(run: &Run, strict: bool) -> String {
-    let mut text = String::new();
     let results = Profile::ALL.into_iter().flat_map(|profile| run.of(profile));
-    for result in results.filter(|result| is_worth_telling(result, strict)) {
-        let mark = if result.is_scored_failure(strict) { "✗" } else { "·" };
-        let teardown = match result.teardown {
-            Some(Teardown::Clean) | None => String::new(),
-            Some(teardown) => format!(", teardown {}", teardown.name()),
-        };
+    let (tried, untried): (Vec<_>, Vec<_>) =
+        results.filter(|result| is_worth_telling(result, strict)).partition(|one| one.verdict.is_tried());
+    let mut text = String::new();
+    for alike in alike(untried) {
+        let (first, cases) = (alike[0], named(&alike));
         // Writing to a string does not fail.
-        let _ = writeln!(
-            text,
-            "{mark} {} {} [{}, {}: {}{teardown}]\n    {}",
-            result.verdict,
-            result.id,
-            result.profile.title(),
-            result.level,
-            result.requirements.join(" "),
-            result.reason
-        );
-        if let Some(expected) = &result.expected {
-            let _ = writeln!(text, "    expected: {expected}");
-        } else if result.verdict == Verdict::Fail {
-            for line in result.last_on_the_wire() {
-                let _ = writeln!(text, "    | {line}");
-            }
-            let _ = writeln!(text, "    again: {}", result.repro);
+        let _ = writeln!(text, "– {} {cases}: {}", first.verdict, first.reason);
+    }
+    let mut tried = alike(tried);
+    tried.sort_by_key(|alike| alike.iter().any(|one| one.is_scored_failure(strict)));
+    for alike in tried {
+        tell(&mut text, alike[0], strict);
+        if alike.len() > 1 {
+            let _ = writeln!(text, "    and for the same reason: {}", named(&alike[1..]));
         }
     }
     text
+}
+
+/// Groups results that say the same.
+fn alike(results: Vec<&CaseResult>) -> Vec<Vec<&CaseResult>> {
+    let mut groups: Vec<Vec<&CaseResult>> = Vec::new();
+    for result in results {
+        let same = |group: &&mut Vec<&CaseResult>| {
+            let CaseResult { verdict, cause, reason, expected, .. } = group[0];
+            (verdict, cause, reason, expected)
+                == (&result.verdict, &result.cause, &result.reason, &result.expected)
+        };
+        match groups.iter_mut().find(same) {
+            Some(group) => group.push(result),
+            None => groups.push(vec![result]),
+        }
+    }
+    groups
+}
+
+/// Returns the ids of a few cases, or the number of many.
+fn named(results: &[&CaseResult]) -> String {
+    match results {
+        [_, _, _, _, ..] if results.iter().all(|one| !one.verdict.is_tried()) => {
+            format!("{} cases", results.len())
+        }
+        _ => results.iter().map(|one| one.id.as_str()).collect::<Vec<_>>().join(" "),
+    }
+}
+
+fn tell(text: &mut String, result: &CaseResult, strict: bool) {
+    let mark = if result.is_scored_failure(strict) { "✗" } else { "·" };
+    let teardown = match result.teardown {
+        Some(Teardown::Clean) | None => String::new(),
+        Some(teardown) => format!(", teardown {}", teardown.name()),
+    };
+    // Writing to a string does not fail.
+    let _ = writeln!(
+        text,
+        "{mark} {} {} [{}, {}: {}{teardown}]\n    {}",
+        result.verdict,
+        result.id,
+        result.profile.title(),
+        result.level,
+        result.requirements.join(" "),
+        result.reason
+    );
+    if let Some(expected) = &result.expected {
+        let _ = writeln!(text, "    expected: {expected}");
+    } else if result.verdict == Verdict::Fail {
+        let _ = writeln!(text, "    shown: {}\n    right: {}", result.intent, result.expectation);
+        for line in result.last_on_the_wire() {
+            let _ = writeln!(text, "    | {line}");
+        }
+        let _ = writeln!(text, "    again: {}", result.repro);
+    }
 }
 
 fn is_worth_telling(result: &CaseResult, strict: bool) -> bool {

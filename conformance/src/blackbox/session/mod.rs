@@ -276,6 +276,9 @@ enum Heard {
 impl<B: Descriptors> Drop for Session<'_, B> {
     fn drop(&mut self) {
         self.account();
+        if let Some(client) = &self.client {
+            self.context.printed.replace(client.last_lines());
+        }
     }
 }
 
