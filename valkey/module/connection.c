@@ -36,10 +36,6 @@ static int acceptNow(connection *conn, ConnectionCallbackFunc handler) {
     return callHandler(conn, handler) ? C_OK : C_ERR;
 }
 
-static int getType(void) {
-    return CONN_TYPE_RDMA;
-}
-
 static int getAddress(connection *conn, char *ip, size_t size, int *port, int remote) {
     uint64_t id = ((engineConn *)conn)->id;
     vkrdma_address address;
@@ -160,20 +156,33 @@ static void updateState(connection *conn) {
 }
 
 /* The server makes no connections over RDMA: replication and the cluster's bus go over TCP or TLS. */
-static int connectTo(connection *conn, const char *address, int port, const char *source, int multipath, ConnectionCallbackFunc handler) {
+static int connectNow(connection *conn, const char *address, int port, long long timeout) {
     UNUSED(address);
     UNUSED(port);
-    UNUSED(source);
-    UNUSED(multipath);
-    UNUSED(handler);
+    UNUSED(timeout);
     conn->state = CONN_STATE_ERROR;
     conn->last_errno = EOPNOTSUPP;
     return C_ERR;
 }
 
-static int connectNow(connection *conn, const char *address, int port, long long timeout) {
-    UNUSED(timeout);
-    return connectTo(conn, address, port, NULL, 0, NULL);
+#if VALKEY_VERSION_NUM < 0x00090000
+static const char *getType(connection *conn) {
+    UNUSED(conn);
+    return CONN_TYPE_RDMA;
+}
+
+static int connectTo(connection *conn, const char *address, int port, const char *source, ConnectionCallbackFunc handler) {
+#else
+static int getType(void) {
+    return CONN_TYPE_RDMA;
+}
+
+static int connectTo(connection *conn, const char *address, int port, const char *source, int multipath, ConnectionCallbackFunc handler) {
+    UNUSED(multipath);
+#endif
+    UNUSED(source);
+    UNUSED(handler);
+    return connectNow(conn, address, port, 0);
 }
 
 static ssize_t waitForBytes(connection *conn, char *bytes, ssize_t size, long long timeout) {

@@ -5,9 +5,19 @@
 #include "server.h"
 
 #include "connhelpers.h"
+#include "version.h"
 
 #include <stdatomic.h>
 #include <vkrdma.h>
+
+/* What Valkey 8.1 has under other names. */
+#if VALKEY_VERSION_NUM < 0x00090000
+#define clientConnPostponeMaskFromIOState(c) ((c)->io_read_state != CLIENT_IDLE || (c)->io_write_state != CLIENT_IDLE)
+#define engineReadsPending() listLength(server.clients_pending_io_read)
+#define VALKEYMODULE_OPTIONS_HANDLE_ATOMIC_SLOT_MIGRATION 0
+#else
+#define engineReadsPending() server.stat_io_reads_pending
+#endif
 
 /* A connection of the server. IO threads read and write it, and so change `readable` and `writable`; all else is the main thread's. */
 typedef struct engineConn {

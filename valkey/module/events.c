@@ -227,6 +227,6 @@ int engineHasPending(void) {
 int engineProcessPending(void) {
     if (unfinished) turn();
     int served = serveQueue();
-    handed_over = served > 0 && server.stat_io_reads_pending > 0;
+    handed_over = served > 0 && engineReadsPending() > 0;
     return served;
 }

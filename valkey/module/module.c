@@ -2,8 +2,6 @@
 #define VALKEYMODULE_CORE_MODULE
 #include "engine.h"
 
-#include "version.h"
-
 #include <ctype.h>
 #include <dlfcn.h>
 #include <link.h>
