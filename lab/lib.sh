@@ -78,6 +78,29 @@ name_programs() {
     export EXAMPLES="$lab_release/examples" LAB_ENV="${LAB_ENV:-} CONFORMANCE TRUST BENCH EXAMPLES"
 }
 
+# Build our parts of Valkey, in the root of the repository, from the sources that lab/run setup has fetched: the module, for the server that
+# lab/run setup --module has built, and valkey-cli and valkey-benchmark linked with our library. They export the command of that server, and
+# the folder of the two, which go along into the guest; without those sources these stay unset.
+build_module() {
+    lab_server=$LAB_CACHE/valkey-module/bin/valkey-server
+    if [ -n "${VALKEY_DIR:-}" ] || ! [ -x "$lab_server" ]; then return; fi
+    lab_inside=$(mkdir -p "${CARGO_TARGET_DIR:-target}/inside-valkey" && cd "${CARGO_TARGET_DIR:-target}/inside-valkey" && pwd -P)
+    make --quiet -C valkey/module VALKEY_SRC="$LAB_CACHE/valkey/src" OUT="$lab_inside"
+    export VALKEY_WITH_MODULE="$lab_server --loadmodule $lab_inside/valkey-rdma-engine.so"
+}
+build_relinked() {
+    if [ -n "${VALKEY_DIR:-}" ]; then return; fi
+    lab_inside=$(mkdir -p "${CARGO_TARGET_DIR:-target}/inside-valkey" && cd "${CARGO_TARGET_DIR:-target}/inside-valkey" && pwd -P)
+    cargo build --quiet --release --locked -p rdma-ffi
+    # Linking takes a minute: what is there stays as long as nothing is newer.
+    if ! [ -x "$lab_inside/valkey-benchmark" ] || [ -n "$(find valkey/libvalkey rdma-ffi/include "${lab_inside%/*}/release/libvkrdma.a" \
+        "$VALKEY_BIN" -type f -newer "$lab_inside/valkey-benchmark")" ]; then
+        valkey/libvalkey/relink "$LAB_CACHE/valkey/src" "$lab_inside" MALLOC=libc >"$lab_inside/log" 2>&1 ||
+            { tail -n 20 "$lab_inside/log" >&2 && return 1; }
+    fi
+    export VALKEY_RELINKED="$lab_inside"
+}
+
 # Waits at most 30 s for a line of a file, as long as the process that writes it lives, if one is given. Fails otherwise, and shows the file.
 await() { # FILE PATTERN [PID]
     for _ in $(seq 300); do
