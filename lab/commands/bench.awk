@@ -41,16 +41,22 @@ file == 2 {
     value["control", $1, ++count["control", $1]] = figure
 }
 END {
-    print "| test | bytes | clients | pipeline | Valkey, valkey-benchmark | our client | divided | our server | divided |"
-    print "|---|--:|--:|--:|--:|--:|--:|--:|--:|"
+    inside = count[rows[1], "module"]
+    print "| test | bytes | clients | pipeline | Valkey, valkey-benchmark | our client | divided | our server | divided |" \
+        (inside ? " our module | divided | our library | divided | both | divided |" : "")
+    print "|---|--:|--:|--:|--:|--:|--:|--:|--:|" (inside ? "--:|--:|--:|--:|--:|--:|" : "")
     printf "{\"rdma\":[" >json
     for (r = 1; r <= all; r++) if (count[row = rows[r], "theirs"]) {
         name = row
         gsub(",", " | ", name)
-        printf "| %s | %.0f | %s | %s |\n", name, middle(row, "theirs"), cell(row, "client", "theirs"), cell(row, "server", "theirs")
+        printf "| %s | %.0f | %s | %s |", name, middle(row, "theirs"), cell(row, "client", "theirs"), cell(row, "server", "theirs")
+        if (inside) printf " %s | %s | %s |", cell(row, "module", "theirs"), cell(row, "library", "theirs"), cell(row, "both", "theirs")
+        print ""
         split(row, part, ",")
-        printf "%s\n{\"test\":\"%s\",\"bytes\":%d,\"clients\":%d,\"pipeline\":%d,\"valkey\":%.2f,\"client\":%s,\"server\":%s}", comma, part[1],
+        printf "%s\n{\"test\":\"%s\",\"bytes\":%d,\"clients\":%d,\"pipeline\":%d,\"valkey\":%.2f,\"client\":%s,\"server\":%s", comma, part[1],
             part[2], part[3], part[4], middle(row, "theirs"), object(row, "client", "theirs"), object(row, "server", "theirs") >json
+        if (inside) printf ",\"module\":%s,\"library\":%s,\"both\":%s", object(row, "module", "theirs"), object(row, "library", "theirs"), object(row, "both", "theirs") >json
+        printf "}" >json
         comma = ","
     }
     print "\n| over TCP | bytes | clients | pipeline | valkey-benchmark | valkey-rdma-bench | divided |"
