@@ -9,7 +9,7 @@ check=(
 )
 nightly=(
     'needs --all' oldest-rust deny 'package --all' coverage programs 'sim 0..1000000' seeds long-tests explore mutants interleavings miri 'ffi --memory'
-    'module without kills faults idle sanitizers' 'libvalkey --memory' 'libvalkey --own'
+    'module without kills faults idle sanitizers tcl python debian' module-trixie 'libvalkey --memory' 'libvalkey --own'
     'under-load 20 20' right lab-long 'lab --soft' 'soak 3600' python-long static deb aarch64 pages 'fuzz 1800'
 )
 
@@ -53,6 +53,7 @@ coverage|coverage|.ci/stages/coverage
 seeds|replicas and relays by seeds|run_seeds
 long-tests|tests that take minutes|run_long_tests
 mutants|mutants|trust/mutants/run
+module-trixie|the module in Valkey 8.1|run_module_trixie
 right|right implementations: windows of any length, all kinds of devices, latency|run_right
 lab-long|the lab: what takes long|run_lab_long
 soak|the soak|lab/run soak
@@ -160,8 +161,14 @@ run_right() {
     "$programs/valkey-rdma-trust" right --device-kinds all --latency 0,3 --times 20
 }
 
+# With the newest Valkey's programs as its clients.
+run_module_trixie() {
+    lab/run setup --module trixie
+    valkey/module/test --of trixie load serves threads without suite runtest
+}
+
 run_lab_long() {
-    LAB_LONG=1 LAB_RANDOM=1000 LAB_ENV=LAB_RANDOM lab/run test verbs conformance-valkey deployed large-values windows-ahead yama
+    LAB_LONG=1 LAB_RANDOM=1000 LAB_ENV=LAB_RANDOM lab/run test verbs conformance-valkey conformance-inside-valkey deployed large-values windows-ahead yama
 }
 
 run_python_long() {
