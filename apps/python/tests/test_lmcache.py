@@ -22,7 +22,7 @@ from lmcache.v1.memory_management import MemoryFormat, MemoryObjMetadata, Tensor
 from lmcache.v1.platform import consume_fd
 
 from valkey_rdma import Client
-from valkey_rdma.lmcache import ValkeyRdmaL2Adapter, ValkeyRdmaL2AdapterConfig, name
+from valkey_rdma.lmcache_landing import LandingL2Adapter, LandingL2AdapterConfig, name
 
 ELEMENTS = 256 << 10
 COUNT = 6
@@ -94,8 +94,8 @@ def arena():
 def adapter(url, arena):
     entry = {
         "type": "plugin",
-        "module_path": "valkey_rdma.lmcache",
-        "class_name": "ValkeyRdmaL2Adapter",
+        "module_path": "valkey_rdma.lmcache_landing",
+        "class_name": "LandingL2Adapter",
         "adapter_params": {"url": url, "window": WINDOW, "max_capacity_gb": 1},
     }
     (config,) = parse_args_to_l2_adapters_config(Namespace(l2_adapter=[json.dumps(entry)])).adapters
@@ -173,8 +173,8 @@ class Listener(L2AdapterListener):
 @pytest.fixture
 def narrow(url, arena):
     """An adapter with one connection."""
-    config = ValkeyRdmaL2AdapterConfig.from_dict({"url": url, "connections": 1})
-    adapter = ValkeyRdmaL2Adapter(config, arena.description())
+    config = LandingL2AdapterConfig.from_dict({"url": url, "connections": 1})
+    adapter = LandingL2Adapter(config, arena.description())
     yield adapter
     adapter.close()
 
@@ -223,13 +223,11 @@ def test_keys_are_those_of_lmcache():
 )
 def test_wrong_settings_are_refused(wrong):
     with pytest.raises(ValueError, match=r"url|must be|unknown"):
-        ValkeyRdmaL2AdapterConfig.from_dict(wrong)
+        LandingL2AdapterConfig.from_dict(wrong)
 
 
 def test_the_arena_is_given_back(url, arena):
-    adapter = ValkeyRdmaL2Adapter(
-        ValkeyRdmaL2AdapterConfig.from_dict({"url": url}), arena.description(), further=1
-    )
+    adapter = LandingL2Adapter(LandingL2AdapterConfig.from_dict({"url": url}), arena.description(), further=1)
     assert adapter._pool._clients[0].registrations == 1
     adapter.close()
     adapter.close()

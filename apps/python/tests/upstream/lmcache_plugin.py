@@ -21,7 +21,7 @@ OTHERS = {
 
 def ours(max_capacity_gb):
     parameters = {"url": next(names), "max_capacity_gb": max_capacity_gb, "connections": 2}
-    entry = {"type": "plugin", "module_path": "valkey_rdma.lmcache", "class_name": "ValkeyRdmaL2Adapter"}
+    entry = {"type": "plugin", "module_path": "valkey_rdma.lmcache_landing", "class_name": "LandingL2Adapter"}
     return create_l2_adapter(PluginL2AdapterConfig.from_dict(entry | {"adapter_params": parameters}))
 
 
