@@ -335,6 +335,26 @@ impl Client {
         self.command(py, |link| link.strlen(&key.0))
     }
 
+    /// Ask every node how much memory it uses (`INFO memory`).
+    ///
+    /// Returns:
+    ///     For each node, by its address, a dict of `used_memory` and `maxmemory` in bytes; the latter is 0 where nothing limits it.
+    ///
+    /// Raises:
+    ///     Refused: A server refused the command; the client can be used further.
+    ///     ConnectionLost: A connection ended, or `timeout` passed (CommandTimeout).
+    fn node_memory<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let alone = self.address.hosts.first().map_or("", String::as_str);
+        let told = PyDict::new(py);
+        for (node, memory) in self.command(py, |link| link.memory(alone))? {
+            let of = PyDict::new(py);
+            of.set_item("used_memory", memory.used)?;
+            of.set_item("maxmemory", memory.most)?;
+            told.set_item(node, of)?;
+        }
+        Ok(told)
+    }
+
     /// Counts of how the bytes of values went, as of the last command that has ended.
     #[getter]
     fn counts(&self) -> Counts {

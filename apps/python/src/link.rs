@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use rdma_kv::{Cluster, ClusterBuffer, Counts, Error, Part, Registrations, Routing};
+use rdma_kv::{Cluster, ClusterBuffer, Counts, Error, MemoryUse, Part, Registrations, Routing};
 
 use crate::address::Address;
 use crate::errors::Failure;
@@ -250,6 +250,14 @@ impl Link {
         match self {
             Self::One(client) => client.del(keys),
             Self::Many(cluster, _) => cluster.del(keys),
+        }
+    }
+
+    /// Returns how much memory each node uses; that of one connection is named `alone`.
+    pub(crate) fn memory(&mut self, alone: &str) -> Result<Vec<(String, MemoryUse)>, Error> {
+        match self {
+            Self::One(client) => Ok(vec![(alone.into(), client.memory()?)]),
+            Self::Many(cluster, _) => cluster.memory(),
         }
     }
 

@@ -67,6 +67,10 @@ def test_values_go_to_all_nodes_and_come_back(client, servers):
         assert counts.bytes_landed >= count * (length - 2 * MIB + 1)
     else:
         assert (counts.bytes_lent, counts.bytes_landed) == (0, 0)
+    memory = client.node_memory()
+    assert sorted(memory) == servers.hosts.split(",")
+    assert sum(of["used_memory"] for of in memory.values()) > count * length
+    assert all(of["maxmemory"] == 0 for of in memory.values())
     assert client.delete(*keys, "none") == count
     assert client.routing["moved"] == 0
     client.unregister(arena)

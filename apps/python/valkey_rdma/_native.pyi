@@ -81,6 +81,9 @@ class Client:
     def strlen(self, key: bytes | str) -> int:
         """Return the length of a value in bytes, 0 if there is no such key."""
 
+    def node_memory(self) -> dict[str, dict[str, int]]:
+        """Ask every node how much memory it uses: `used_memory` and `maxmemory` by the node's address."""
+
     @property
     def counts(self) -> Counts:
         """Counts of how the bytes of values went, as of the last command that has ended."""

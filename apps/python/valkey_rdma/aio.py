@@ -113,6 +113,10 @@ class AsyncClient:
         """Return the length of a value; see :meth:`Client.strlen`."""
         return await self._do(self._client.strlen, key)
 
+    async def node_memory(self) -> dict[str, dict[str, int]]:
+        """Ask every node how much memory it uses; see :meth:`Client.node_memory`."""
+        return await self._do(self._client.node_memory)
+
     @property
     def counts(self) -> Counts:
         """Counts of how the bytes of values went, as of the last command that has ended."""

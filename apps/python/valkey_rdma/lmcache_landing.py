@@ -333,6 +333,7 @@ class LandingL2Adapter(L2AdapterInterface):
             "bytes_landed": sum(count.bytes_landed for count in counts),
             "bytes_lent": sum(count.bytes_lent for count in counts),
             "bytes_copied": sum(count.bytes_copied for count in counts),
+            "node_memory": self._node_memory(),
             "current_size_bytes": usage.total_bytes_used,
             "max_capacity_bytes": usage.total_capacity_bytes,
             **totals,
@@ -353,6 +354,14 @@ class LandingL2Adapter(L2AdapterInterface):
             # A task that is submitted now ends at once, and its event has no descriptor any more.
             if not self._closed:
                 event.notify()
+
+    def _node_memory(self) -> dict[str, dict[str, int]]:
+        """Return how much memory each node uses; nothing if they cannot be asked."""
+        try:
+            return self._pool.call(Client.node_memory)
+        except Exception as error:
+            logger.warning("the memory of nodes is not known: %s", error)
+            return {}
 
     def _name(self, key: ObjectKey) -> str:
         return name(key, self._config.key_prefix)

@@ -19,6 +19,26 @@ pub struct Part<'a> {
     pub range: Range<usize>,
 }
 
+/// Bytes of what `INFO` says of memory at most.
+const LONGEST_INFO: usize = 64 << 10;
+
+/// How much memory a server uses, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct MemoryUse {
+    /// What it has taken (`used_memory`).
+    pub used: u64,
+    /// What it takes at most (`maxmemory`); 0 where nothing limits it.
+    pub most: u64,
+}
+
+impl MemoryUse {
+    fn parse(text: &str) -> Option<Self> {
+        let field = |name| text.lines().find_map(|line| line.strip_prefix(name)?.trim_end().parse().ok());
+        Some(Self { used: field("used_memory:")?, most: field("maxmemory:")? })
+    }
+}
+
 /// Counts of how the bytes of values went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
@@ -317,6 +337,15 @@ impl<T: Transport> Client<T> {
                 .map(Ok)
         });
         String::from_utf8(text??).map_err(|_| self.lose(Error::Unexpected("a text that is none".into())))
+    }
+
+    /// Returns how much memory the server uses, by `INFO memory`.
+    ///
+    /// # Errors
+    /// [`Error`] says for each whether the client can be used further.
+    pub fn memory(&mut self) -> Result<MemoryUse, Error> {
+        let text = self.text(&[b"INFO", b"memory"], LONGEST_INFO)?;
+        MemoryUse::parse(&text).ok_or_else(|| self.lose(Error::Unexpected("no INFO of memory".into())))
     }
 
     /// Says that the next command is about a key that its node has not given away yet (`ASKING`).

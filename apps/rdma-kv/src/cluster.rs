@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::client::{Client, Counts, Part, inside};
+use crate::client::{Client, Counts, MemoryUse, Part, inside};
 use crate::error::Error;
 use crate::memory::Memory;
 use crate::pipeline::Verb;
@@ -167,6 +167,21 @@ impl<T: Transport + Send, D: FnMut(&str) -> Result<Client<T>, Error>> Cluster<T,
             self.client(&node, deadline)?;
         }
         Ok(())
+    }
+
+    /// Returns how much memory each primary uses, by its address.
+    ///
+    /// # Errors
+    /// No node tells which there are, or one of them does not tell.
+    pub fn memory(&mut self) -> Result<Vec<(String, MemoryUse)>, Error> {
+        let deadline = Deadline::after(self.timeout);
+        self.refresh(deadline)?;
+        let nodes = self.slots.nodes().to_vec();
+        let told = nodes.into_iter().map(|node| {
+            let memory = self.client(&node, deadline)?.memory()?;
+            Ok((node, memory))
+        });
+        told.collect()
     }
 
     /// Makes memory for values, `len` bytes.

@@ -14,7 +14,7 @@ mod slots;
 mod striped;
 mod transport;
 
-pub use client::{Client, Counts, Part};
+pub use client::{Client, Counts, MemoryUse, Part};
 pub use cluster::{Cluster, ClusterBuffer, Routing};
 pub use error::Error;
 pub use login::Login;

@@ -120,6 +120,9 @@ fn keys_go_to_their_nodes_and_live_as_long_as_told() {
                 values.insert(key.clone(), value.clone());
                 b"+OK\r\n".into()
             }
+            [name, ..] if name == b"INFO" => {
+                bulk(b"# Memory\r\nused_memory:123\r\nused_memory_peak:9\r\nmaxmemory:0\r\n")
+            }
             [name, key] if name == b"GET" => values.get(key).map_or(b"$-1\r\n".into(), |value| bulk(value)),
             [name, key] if name == b"EXISTS" => format!(":{}\r\n", u8::from(values.contains_key(key))).into(),
             [name, key] if name == b"DEL" => {
@@ -143,6 +146,11 @@ fn keys_go_to_their_nodes_and_live_as_long_as_told() {
     assert!(matches!(there[..], [Ok(true), Ok(false), Ok(true)]), "{there:?}");
     assert_eq!(cluster.del(&[b"foo", b"bar", b"none"]).expect("answered"), 2);
     assert_eq!((cluster.routing().moved, cluster.routing().refreshed), (0, 1));
+    let memory = cluster.memory().expect("told");
+    assert!(
+        memory.len() == 3 && memory.iter().all(|(_, memory)| (memory.used, memory.most) == (123, 0)),
+        "{memory:?}"
+    );
 
     let asked = asked.lock().expect("no panic");
     let sets: Vec<_> = asked.iter().filter(|(_, words)| words[0] == b"SET").collect();
