@@ -139,7 +139,8 @@ def test_objects_move_between_the_arena_and_the_server(adapter, arena, url):
 
     status = adapter.report_status()
     assert status["is_healthy"]
-    assert status["transport"] == url.split(":")[0].split("+")[0] and status["no_rdma"] is None
+    assert status["transport"] == url.split(":")[0].split("+")[0]
+    assert status["no_rdma"] is None
     assert (status["stored_objects"], status["stored_bytes"]) == (COUNT, COUNT * ELEMENTS * 4)
     assert (status["looked_up_objects"], status["found_objects"]) == (COUNT + 1, COUNT)
     assert (status["loaded_objects"], status["missed_loads"]) == (COUNT, 1)
