@@ -1,4 +1,4 @@
-//! Addresses of servers: `SCHEME://[[USER]:PASSWORD@]HOST[:PORT][/DATABASE]`.
+//! Addresses of servers: `SCHEME[+cluster]://[[USER]:PASSWORD@]HOST[:PORT][,HOST[:PORT]…][/DATABASE]`.
 
 use percent_encoding::percent_decode_str;
 use rdma_kv::Login;
@@ -6,14 +6,16 @@ use rdma_kv::Login;
 use crate::server::Refusal;
 
 /// The forms of an address, for messages.
-pub(crate) const FORMS: &str = "rdma://HOST[:PORT], tcp://HOST[:PORT] or embedded://NAME; before the host may stand [USER]:PASSWORD@, \
-                                in which %XX is a byte, and behind all of it /DATABASE";
+pub(crate) const FORMS: &str = "valkey://HOST[:PORT], rdma://HOST[:PORT], tcp://HOST[:PORT] or embedded://NAME; of a cluster \
+                                valkey+cluster://HOST[:PORT],…, or rdma+cluster or tcp+cluster; before the host may stand \
+                                [USER]:PASSWORD@, in which %XX is a byte, and behind all of it /DATABASE";
 
 /// An address, taken apart.
 pub(crate) struct Address {
     pub(crate) scheme: String,
-    /// The host and perhaps a port.
-    pub(crate) host: String,
+    /// The hosts, each perhaps with a port: one, or those of a cluster that are known at first.
+    pub(crate) hosts: Vec<String>,
+    pub(crate) cluster: bool,
     pub(crate) login: Login,
     /// The address without the user and the password, to be shown.
     pub(crate) shown: String,
@@ -30,7 +32,11 @@ impl Address {
         let (scheme, rest) = before.split_once("://").ok_or_else(wrong)?;
         let place = behind.unwrap_or(rest);
         let (host, database) = place.split_once('/').unwrap_or((place, ""));
-        if host.is_empty() || place.contains(['?', '#']) {
+        let hosts: Vec<String> = host.split(',').map(Into::into).collect();
+        let shown = format!("{scheme}://{place}");
+        let (scheme, cluster) =
+            scheme.strip_suffix("+cluster").map_or((scheme, false), |scheme| (scheme, true));
+        if hosts.iter().any(String::is_empty) || place.contains(['?', '#']) || (hosts.len() > 1 && !cluster) {
             return Err(wrong().into());
         }
         let mut login = Login::default();
@@ -42,6 +48,6 @@ impl Address {
         if !database.is_empty() {
             login = login.database(database.parse().map_err(|_| wrong())?);
         }
-        Ok(Self { scheme: scheme.into(), host: host.into(), login, shown: format!("{scheme}://{place}") })
+        Ok(Self { scheme: scheme.into(), hosts, cluster, login, shown })
     }
 }

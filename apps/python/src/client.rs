@@ -5,23 +5,29 @@ use std::time::Duration;
 
 use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyByteArray, PyBytes, PyString, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyString, PyTuple};
 use rdma_kv::Part;
 
 use crate::address::Address;
 use crate::counts::Counts;
 use crate::errors::{Failure, raised};
-use crate::memory::{Memory, Pieces};
-use crate::server::{Server, Settings, named};
-use crate::wire::{Connection, lock};
+use crate::link::{Link, Target};
+use crate::memory::{Memory, Pieces, new_bytes};
+use crate::server::{Settings, Way};
+use crate::wire::lock;
 
-/// A client for large values on one connection, one command at a time.
+/// Bytes of a value that `get` makes an object of at most: Valkey's `proto-max-bulk-len`, unless it is set otherwise.
+const LONGEST: usize = 512 << 20;
+
+/// A client for large values on one connection, or of a cluster with one to each primary; one command at a time.
 ///
 /// Methods can be called from several threads; each waits for the one before. While a method waits, other threads run.
 ///
 /// Args:
-///     url: `rdma://HOST[:PORT]` for a server through an RDMA device, `tcp://HOST[:PORT]` for one over TCP, or `embedded://NAME` for a
-///         small store inside this process, for trying out. The port is 6379 if none is given. With a password, `rdma://:PASSWORD@HOST`,
+///     url: `rdma://HOST[:PORT]` for a server through an RDMA device, `tcp://HOST[:PORT]` for one over TCP, `valkey://HOST[:PORT]` for RDMA
+///         where that connects and TCP otherwise, or `embedded://NAME` for a small store inside this process, for trying out. The port
+///         is 6379 if none is given. Of a cluster, some nodes: `rdma+cluster://HOST[:PORT],HOST[:PORT]`, and `tcp+cluster` and
+///         `valkey+cluster` likewise; each node listens for RDMA on the number of its TCP port. With a password, `rdma://:PASSWORD@HOST`,
 ///         or `rdma://USER:PASSWORD@HOST` for a user of the server's access control list; `%40` is an `@` in them, as in other URLs.
 ///         With another database than 0, `rdma://HOST/DATABASE`. Neither RDMA nor TCP encrypts them; no message shows a password.
 ///     timeout: Seconds that a command may take, 60 unless given, however slowly the server answers; the connection is lost then. None waits for ever.
@@ -36,25 +42,24 @@ pub(crate) struct Client {
     address: Arc<Address>,
     settings: Settings,
     /// None once it was closed.
-    server: Mutex<Option<Arc<dyn Server>>>,
+    target: Mutex<Option<Target>>,
     line: Mutex<State>,
     /// As of the last command, so that they can be read while one is under way.
-    counts: Mutex<rdma_kv::Counts>,
+    counts: Mutex<(rdma_kv::Counts, Option<rdma_kv::Routing>)>,
 }
 
 enum State {
-    Open(rdma_kv::Client<Connection>),
+    Open(Box<Link>),
     Lost(String),
     Closed,
 }
 
 impl Client {
-    fn connect(address: Arc<Address>, settings: Settings, server: Arc<dyn Server>) -> Result<Self, Failure> {
-        let mut client = rdma_kv::Client::new(Connection(server.connect().map_err(Failure::Connect)?));
-        client.set_timeout(settings.timeout);
-        client.log_in(&address.login).map_err(|error| Failure::Connect(error.into()))?;
-        let line = Mutex::new(State::Open(client));
-        Ok(Self { address, settings, server: Mutex::new(Some(server)), line, counts: Mutex::default() })
+    fn connect(address: Arc<Address>, settings: Settings, target: Target) -> Result<Self, Failure> {
+        let link = target.connect(&address, settings)?;
+        let counts = Mutex::new((link.counts(), link.routing()));
+        let line = Mutex::new(State::Open(Box::new(link)));
+        Ok(Self { address, settings, target: Mutex::new(Some(target)), line, counts })
     }
 
     /// Does a command while other Python threads run. What loses the connection ends it: when the error is raised, nothing uses a
@@ -62,20 +67,21 @@ impl Client {
     fn command<R: Send>(
         &self,
         py: Python<'_>,
-        act: impl FnOnce(&mut rdma_kv::Client<Connection>) -> Result<R, rdma_kv::Error> + Send,
+        act: impl FnOnce(&mut Link) -> Result<R, rdma_kv::Error> + Send,
     ) -> PyResult<R> {
         let done = py.detach(|| {
             let mut line = lock(&self.line);
-            let client = match &mut *line {
-                State::Open(client) => client,
+            let link = match &mut *line {
+                State::Open(link) => link,
                 State::Lost(reason) => return Err(Failure::Lost(reason.clone())),
                 State::Closed => return Err(Failure::Closed),
             };
-            let done = act(client);
-            *lock(&self.counts) = client.counts();
+            let done = act(link);
+            *lock(&self.counts) = (link.counts(), link.routing());
+            let heals = link.heals();
             done.map_err(|error| {
                 let failure = Failure::from(error);
-                if let Some(reason) = failure.loses() {
+                if let Some(reason) = failure.loses().filter(|_| !heals) {
                     *line = State::Lost(reason);
                 }
                 failure
@@ -105,9 +111,9 @@ impl Client {
             window,
         };
         let connected = py.detach(|| {
-            let address = Address::parse(url).map_err(Failure::Connect)?;
-            let server = named(&address, settings).map_err(Failure::Connect)?;
-            Self::connect(Arc::new(address), settings, server)
+            let address = Arc::new(Address::parse(url).map_err(Failure::Connect)?);
+            let target = Target::named(&address, settings).map_err(Failure::Connect)?;
+            Self::connect(address, settings, target)
         });
         // Not with the address, which may hold a password.
         connected.map_err(|failure| failure.raised(py, ""))
@@ -123,8 +129,8 @@ impl Client {
     ///     ConnectionLost: This client was closed.
     fn another(&self, py: Python<'_>) -> PyResult<Self> {
         let connected = py.detach(|| {
-            let server = lock(&self.server).clone().ok_or(Failure::Closed)?;
-            Self::connect(Arc::clone(&self.address), self.settings, server)
+            let target = lock(&self.target).clone().ok_or(Failure::Closed)?;
+            Self::connect(Arc::clone(&self.address), self.settings, target)
         });
         connected.map_err(|failure| failure.raised(py, self.url()))
     }
@@ -148,10 +154,8 @@ impl Client {
         if memory.len() == 0 {
             return Err(PyBufferError::new_err("the buffer has no bytes"));
         }
-        let registered = py.detach(|| match &*lock(&self.line) {
-            State::Open(client) => {
-                client.stream().0.register(memory.to_register()).map_err(Failure::Register)
-            }
+        let registered = py.detach(|| match &mut *lock(&self.line) {
+            State::Open(link) => link.register(memory.to_register()),
             State::Lost(reason) => Err(Failure::Lost(reason.clone())),
             State::Closed => Err(Failure::Closed),
         });
@@ -170,8 +174,8 @@ impl Client {
     fn unregister(&self, py: Python<'_>, buffer: &Bound<'_, PyAny>) -> PyResult<()> {
         let address = Memory::of(buffer)?.start().addr();
         let unregistered = py.detach(|| {
-            let server = lock(&self.server).clone();
-            server.is_some_and(|server| server.unregister(address))
+            let target = lock(&self.target).clone();
+            target.is_some_and(|target| target.unregister(address))
         });
         if unregistered { Ok(()) } else { Err(PyBufferError::new_err("the buffer is not registered")) }
     }
@@ -190,35 +194,34 @@ impl Client {
     ///     ConnectionLost: The connection ended, or `timeout` passed (CommandTimeout).
     fn get_into(&self, py: Python<'_>, key: Key, buffer: &Bound<'_, PyAny>) -> PyResult<Option<usize>> {
         let mut pieces = Pieces::new([Memory::writable(buffer)?]);
-        let range = 0..rdma_kv::Buffer::len(&pieces);
-        self.command(py, |client| client.get_into(&key.0, &mut pieces, range))
+        self.command(py, |link| link.get_into(&key.0, &mut pieces))
     }
 
-    /// Get a value as new bytes, which is a copy: for values that are not large. It asks for the length first.
+    /// Get a value as new bytes, which are not registered memory. It asks for the length first.
     ///
     /// Returns:
     ///     The value; None if there is no such key.
     ///
     /// Raises:
     ///     Refused: The server refused the command; the client can be used further.
-    ///     ValueTooLong: The value grew each of the three times that it was asked for.
+    ///     ValueTooLong: The value has more than 512 MiB, or grew each of the three times that it was asked for.
     ///     ConnectionLost: The connection ended, or `timeout` passed (CommandTimeout).
     fn get<'py>(&self, py: Python<'py>, key: Key) -> PyResult<Option<Bound<'py, PyBytes>>> {
-        let mut room = usize::try_from(self.command(py, |client| client.strlen(&key.0))?)?;
+        let mut room = usize::try_from(self.command(py, |link| link.strlen(&key.0))?)?.min(LONGEST);
         let mut more = 2;
         loop {
-            let bytes = PyByteArray::new_with(py, room, |_| Ok(()))?;
-            let mut pieces = Pieces::new([Memory::writable(&bytes)?]);
-            match self.command(py, |client| client.get_into(&key.0, &mut pieces, 0..room)) {
+            let (bytes, memory) = new_bytes(py, room)?;
+            let mut pieces = Pieces::new([memory]);
+            match self.command(py, |link| link.get_into(&key.0, &mut pieces)) {
+                Ok(len) if len == Some(room) => return Ok(Some(bytes)),
                 Ok(len) => {
-                    drop(pieces);
-                    let value = bytes.to_vec();
-                    return Ok(len.and_then(|len| value.get(..len)).map(|value| PyBytes::new(py, value)));
+                    let value = len.and_then(|len| bytes.as_bytes().get(..len));
+                    return Ok(value.map(|value| PyBytes::new(py, value)));
                 }
                 // It has grown since it was asked how long it is.
                 Err(error) if more > 0 && error.is_instance_of::<raised::ValueTooLong>(py) => {
                     more -= 1;
-                    room = error.value(py).getattr("length")?.extract()?;
+                    room = error.value(py).getattr("length")?.extract::<usize>()?.min(LONGEST);
                 }
                 Err(error) => return Err(error),
             }
@@ -239,29 +242,42 @@ impl Client {
     fn mget_into(&self, py: Python<'_>, parts: &Bound<'_, PyAny>) -> PyResult<Vec<Py<PyAny>>> {
         let (keys, mut pieces) = pairs(parts, Memory::writable)?;
         let parts = named_parts(&keys, &pieces);
-        told(py, self.command(py, |client| client.mget_into(&parts, &mut pieces))?.into_iter())
+        told(py, self.command(py, |link| link.mget_into(&parts, &mut pieces))?.into_iter())
     }
 
     /// Set a key to the bytes of a contiguous buffer. When this returns or raises, the command does not use the buffer any more.
     ///
-    /// Raises:
-    ///     Refused: The server refused the command (its memory is full, for example); the client can be used further.
-    ///     ConnectionLost: The connection ended, or `timeout` passed (CommandTimeout).
-    fn set_from(&self, py: Python<'_>, key: Key, buffer: &Bound<'_, PyAny>) -> PyResult<()> {
-        let pieces = Pieces::new([Memory::of(buffer)?]);
-        let range = 0..rdma_kv::Buffer::len(&pieces);
-        self.command(py, |client| client.set_from(&key.0, &pieces, range))
-    }
-
-    /// Set a key to a `str`, which is encoded in UTF-8, or to bytes as `set_from` does.
+    /// Args:
+    ///     key: The key.
+    ///     buffer: Its value.
+    ///     ttl: Seconds that the key lives, in steps of a millisecond; None for ever.
     ///
     /// Raises:
     ///     Refused: The server refused the command (its memory is full, for example); the client can be used further.
     ///     ConnectionLost: The connection ended, or `timeout` passed (CommandTimeout).
-    fn set(&self, py: Python<'_>, key: Key, value: &Bound<'_, PyAny>) -> PyResult<()> {
+    #[pyo3(signature = (key, buffer, *, ttl = None))]
+    fn set_from(
+        &self,
+        py: Python<'_>,
+        key: Key,
+        buffer: &Bound<'_, PyAny>,
+        ttl: Option<f64>,
+    ) -> PyResult<()> {
+        let pieces = Pieces::new([Memory::of(buffer)?]);
+        let lives = lives(ttl)?;
+        self.command(py, |link| link.set_from(&key.0, &pieces, lives))
+    }
+
+    /// Set a key to a `str`, which is encoded in UTF-8, or to bytes; otherwise as `set_from`.
+    ///
+    /// Raises:
+    ///     Refused: The server refused the command (its memory is full, for example); the client can be used further.
+    ///     ConnectionLost: The connection ended, or `timeout` passed (CommandTimeout).
+    #[pyo3(signature = (key, value, *, ttl = None))]
+    fn set(&self, py: Python<'_>, key: Key, value: &Bound<'_, PyAny>, ttl: Option<f64>) -> PyResult<()> {
         match value.cast::<PyString>() {
-            Ok(text) => self.set_from(py, key, &PyBytes::new(py, text.to_cow()?.as_bytes())),
-            Err(_) => self.set_from(py, key, value),
+            Ok(text) => self.set_from(py, key, &PyBytes::new(py, text.to_cow()?.as_bytes()), ttl),
+            Err(_) => self.set_from(py, key, value, ttl),
         }
     }
 
@@ -269,15 +285,24 @@ impl Client {
     ///
     /// Args:
     ///     parts: Pairs of a key and a contiguous buffer.
+    ///     ttl: Seconds that the keys live, in steps of a millisecond; None for ever.
     ///
     /// Returns:
     ///     For each pair None, or `Refused` if the server refused this one.
     ///
     /// Raises:
     ///     ConnectionLost: The connection ended, or `timeout` passed (CommandTimeout).
-    fn mset_from(&self, py: Python<'_>, parts: &Bound<'_, PyAny>) -> PyResult<Vec<Py<PyAny>>> {
+    #[pyo3(signature = (parts, *, ttl = None))]
+    fn mset_from(
+        &self,
+        py: Python<'_>,
+        parts: &Bound<'_, PyAny>,
+        ttl: Option<f64>,
+    ) -> PyResult<Vec<Py<PyAny>>> {
         let (keys, pieces) = pairs(parts, Memory::of)?;
-        let results = self.command(py, |client| client.mset_from(&named_parts(&keys, &pieces), &pieces))?;
+        let lives = lives(ttl)?;
+        let results =
+            self.command(py, |link| link.mset_from(&named_parts(&keys, &pieces), &pieces, lives))?;
         told(py, results.into_iter().map(|result| result.map(|()| None)))
     }
 
@@ -286,7 +311,15 @@ impl Client {
     fn exists(&self, py: Python<'_>, keys: &Bound<'_, PyTuple>) -> PyResult<u64> {
         let keys = several(keys)?;
         let keys: Vec<&[u8]> = keys.iter().map(|key| &*key.0).collect();
-        self.command(py, |client| client.exists(&keys))
+        self.command(py, |link| link.exists(&keys))
+    }
+
+    /// Tell of each key whether it is there; the questions are sent ahead of the answers.
+    #[pyo3(signature = (*keys))]
+    fn present(&self, py: Python<'_>, keys: &Bound<'_, PyTuple>) -> PyResult<Vec<bool>> {
+        let keys = several(keys)?;
+        let keys: Vec<&[u8]> = keys.iter().map(|key| &*key.0).collect();
+        self.command(py, |link| link.present(&keys))
     }
 
     /// Delete keys. Returns how many there were.
@@ -294,24 +327,82 @@ impl Client {
     fn delete(&self, py: Python<'_>, keys: &Bound<'_, PyTuple>) -> PyResult<u64> {
         let keys = several(keys)?;
         let keys: Vec<&[u8]> = keys.iter().map(|key| &*key.0).collect();
-        self.command(py, |client| client.del(&keys))
+        self.command(py, |link| link.del(&keys))
     }
 
     /// Return the length of a value in bytes, 0 if there is no such key.
     fn strlen(&self, py: Python<'_>, key: Key) -> PyResult<u64> {
-        self.command(py, |client| client.strlen(&key.0))
+        self.command(py, |link| link.strlen(&key.0))
+    }
+
+    /// Ask every node how much memory it uses (`INFO memory`).
+    ///
+    /// Returns:
+    ///     For each node, by its address, a dict of `used_memory` and `maxmemory` in bytes; the latter is 0 where nothing limits it.
+    ///
+    /// Raises:
+    ///     Refused: A server refused the command; the client can be used further.
+    ///     ConnectionLost: A connection ended, or `timeout` passed (CommandTimeout).
+    fn node_memory<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let alone = self.address.hosts.first().map_or("", String::as_str);
+        let told = PyDict::new(py);
+        for (node, memory) in self.command(py, |link| link.memory(alone))? {
+            let of = PyDict::new(py);
+            of.set_item("used_memory", memory.used)?;
+            of.set_item("maxmemory", memory.most)?;
+            told.set_item(node, of)?;
+        }
+        Ok(told)
     }
 
     /// Counts of how the bytes of values went, as of the last command that has ended.
     #[getter]
     fn counts(&self) -> Counts {
-        Counts::from(*lock(&self.counts))
+        Counts::from(lock(&self.counts).0)
+    }
+
+    /// What the nodes of a cluster have told this client, as of the last command: keys that had `moved`, that it was `asked` to look for
+    /// elsewhere, that were `repeated` since their node was lost or did not serve them then; how often it `refreshed` its map of the
+    /// slots; and how often it `connected` to a node. None if this is no client of a cluster.
+    #[getter]
+    fn routing<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
+        let Some(routing) = lock(&self.counts).1 else { return Ok(None) };
+        let told = PyDict::new(py);
+        for (name, count) in [
+            ("moved", routing.moved),
+            ("asked", routing.asked),
+            ("repeated", routing.repeated),
+            ("refreshed", routing.refreshed),
+            ("connected", routing.connected),
+        ] {
+            told.set_item(name, count)?;
+        }
+        Ok(Some(told))
+    }
+
+    /// What the connections are made of: `rdma`, `tcp` or `embedded`. None once the client was closed.
+    #[getter]
+    fn transport(&self, py: Python<'_>) -> Option<&'static str> {
+        match py.detach(|| lock(&self.target).as_ref().and_then(Target::way))? {
+            Way::Rdma => Some("rdma"),
+            Way::Tcp(_) => Some("tcp"),
+            Way::Embedded => Some("embedded"),
+        }
+    }
+
+    /// Why a client of `valkey://` does not use RDMA; None if it does, or was not asked to.
+    #[getter]
+    fn no_rdma(&self, py: Python<'_>) -> Option<String> {
+        match py.detach(|| lock(&self.target).as_ref().and_then(Target::way))? {
+            Way::Tcp(reason) => reason,
+            _ => None,
+        }
     }
 
     /// How many buffers are registered with this client and all that `another()` made.
     #[getter]
     fn registrations(&self, py: Python<'_>) -> usize {
-        py.detach(|| lock(&self.server).as_ref().map_or(0, |server| server.registrations()))
+        py.detach(|| lock(&self.target).as_ref().map_or(0, Target::registrations))
     }
 
     /// Close the connection, after the command that is under way. Buffers stay registered for as long as a client is open that
@@ -322,8 +413,8 @@ impl Client {
             // back, so no lock is held by then that anybody waits for who is attached.
             let line = std::mem::replace(&mut *lock(&self.line), State::Closed);
             drop(line);
-            let server = lock(&self.server).take();
-            drop(server);
+            let target = lock(&self.target).take();
+            drop(target);
         });
     }
 
@@ -416,6 +507,10 @@ fn several(keys: &Bound<'_, PyTuple>) -> PyResult<Vec<Key>> {
         return Err(PyTypeError::new_err("at least one key is needed"));
     }
     keys.iter().map(|key| key.extract()).collect()
+}
+
+fn lives(ttl: Option<f64>) -> PyResult<Option<Duration>> {
+    ttl.map(|seconds| duration("ttl", seconds)).transpose()
 }
 
 fn duration(name: &str, seconds: f64) -> PyResult<Duration> {

@@ -40,7 +40,10 @@ impl Failure {
     pub(crate) fn loses(&self) -> Option<String> {
         match self {
             Self::Command(
-                rdma_kv::Error::Refused(_) | rdma_kv::Error::TooLong { .. } | rdma_kv::Error::Outside { .. },
+                rdma_kv::Error::Refused(_)
+                | rdma_kv::Error::Unserved { .. }
+                | rdma_kv::Error::TooLong { .. }
+                | rdma_kv::Error::Outside { .. },
             ) => None,
             Self::Command(error) => Some(error.to_string()),
             _ => None,
@@ -53,6 +56,9 @@ impl Failure {
             Self::Connect(error) => raised::ConnectError::new_err(error.to_string()),
             Self::Register(error) => raised::RegistrationError::new_err(error.to_string()),
             Self::Command(rdma_kv::Error::Refused(text)) => raised::Refused::new_err(text),
+            Self::Command(error @ rdma_kv::Error::Unserved { .. }) => {
+                raised::Refused::new_err(error.to_string())
+            }
             Self::Command(rdma_kv::Error::TooLong { len, room }) => {
                 raised::ValueTooLong::new_err((len, room))
             }

@@ -6,6 +6,7 @@ mod client;
 mod counts;
 mod embedded;
 mod errors;
+mod link;
 #[allow(unsafe_code, reason = "the memory of Python objects")]
 mod memory;
 mod server;

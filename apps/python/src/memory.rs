@@ -1,12 +1,13 @@
 //! Memory of Python objects, and several pieces of it as one buffer.
 
 use std::ops::Range;
+use std::ptr;
 use std::sync::Arc;
 
 use pyo3::buffer::PyUntypedBuffer;
-use pyo3::exceptions::PyBufferError;
+use pyo3::exceptions::{PyBufferError, PyMemoryError};
 use pyo3::prelude::*;
-use pyo3::types::PyMemoryView;
+use pyo3::types::{PyBytes, PyMemoryView};
 
 /// The bytes of a Python object with the buffer protocol. While any clone exists, the object is alive and refuses to move its bytes:
 /// a `bytearray` raises `BufferError` when it is resized, an `mmap` when it is closed.
@@ -47,7 +48,8 @@ impl Memory {
     pub(crate) fn to_register(&self) -> rdma_kv::Memory {
         // SAFETY: the bytes are the exporter's, which keeps them where they are, readable and (by `writable`) writable, until
         // PyBuffer_Release (Python/C API, "Buffer Protocol"), which is when the clone given along is dropped. No Rust code has references
-        // to them: `read` and `write` copy from and to their address. Who else reads and writes them is Python, which keeps to what
+        // to them: `read` and `write` copy from and to their address. Of memory that `writable` did not let through only `send` is done,
+        // over TCP, which reads. Who else reads and writes them is Python, which keeps to what
         // `Client.register` asks of it: nothing is changed while a command uses it, and one buffer is registered with one server.
         unsafe { rdma_kv::Memory::from_raw_parts(self.start(), self.len(), self.clone()) }
     }
@@ -81,6 +83,19 @@ impl Memory {
         unsafe { into.copy_from_nonoverlapping(from.as_ptr(), from.len()) };
         true
     }
+}
+
+/// Returns new `bytes` of this length for a value to be received into, and their memory. What they hold before is not defined.
+pub(crate) fn new_bytes(py: Python<'_>, len: usize) -> PyResult<(Bound<'_, PyBytes>, Memory)> {
+    let too_long = |_| PyMemoryError::new_err("no bytes are that long");
+    let len = pyo3::ffi::Py_ssize_t::try_from(len).map_err(too_long)?;
+    // SAFETY: without a string to copy, the function returns an object of that length to be filled, or null with an exception set
+    // (Python/C API, "Bytes Objects"). It is new, so no other code has it until it is returned to Python.
+    let bytes =
+        unsafe { Bound::from_owned_ptr_or_err(py, pyo3::ffi::PyBytes_FromStringAndSize(ptr::null(), len))? };
+    let bytes = bytes.cast_into::<PyBytes>()?;
+    let memory = Memory::of(&bytes)?;
+    Ok((bytes, memory))
 }
 
 /// Pieces of memory one behind the other: the buffer that a client of `rdma-kv` sees, so that one pipeline of commands can have the

@@ -39,26 +39,57 @@ pub(crate) trait Server: Send + Sync {
 
     /// Returns how many pieces of memory are registered.
     fn registrations(&self) -> usize;
+
+    /// Returns what its connections are made of.
+    fn way(&self) -> Way;
 }
 
-/// Returns the server at an address.
-pub(crate) fn named(address: &Address, settings: Settings) -> Result<Arc<dyn Server>, Refusal> {
-    let Address { scheme, host, .. } = address;
+/// What connections are made of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    Rdma,
+    /// With the reason why it is not RDMA, where that was asked for first.
+    Tcp(Option<String>),
+    Embedded,
+}
+
+/// Returns the server at a host of an address. `valkey://` is RDMA where that connects, otherwise TCP; or whatever `way` says.
+pub(crate) fn named(
+    address: &Address,
+    host: &str,
+    settings: Settings,
+    way: Option<Way>,
+) -> Result<Arc<dyn Server>, Refusal> {
     let mut options = rdma_kv::options();
     options.protocol.window = settings.window;
     // Every reply was read before a client ends, so nothing of use is waited for.
     options.linger = Duration::from_millis(100);
     let how = Connect::default().timeout(settings.connect_timeout).options(options);
-    match scheme.as_str() {
-        "tcp" => Ok(served(Tcp { host: with_port(host), timeout: settings.connect_timeout })),
-        "rdma" => Ok(served(Rdma::new(Verbs::load()?, with_port(host), how))),
-        "embedded" => Ok(served(Rdma::new(embedded::host(host)?, embedded::ADDRESS.to_string(), how))),
-        _ => Err(format!("{}: {scheme} is no transport; an address is {FORMS}", address.shown).into()),
+    let tcp = |reason| {
+        let dial = Tcp { host: with_port(host), timeout: settings.connect_timeout };
+        served(dial, Way::Tcp(reason))
+    };
+    let rdma =
+        || -> Result<_, Refusal> { Ok(served(Rdma::new(Verbs::load()?, with_port(host), how), Way::Rdma)) };
+    match (address.scheme.as_str(), way) {
+        ("tcp", _) => Ok(tcp(None)),
+        ("rdma", _) | ("valkey", Some(Way::Rdma)) => rdma(),
+        ("valkey", Some(Way::Tcp(reason))) => Ok(tcp(reason)),
+        ("valkey", _) => match rdma().and_then(|server| server.connect().map(|_it_connects| server)) {
+            Ok(server) => Ok(server),
+            Err(reason) => Ok(tcp(Some(reason.to_string()))),
+        },
+        ("embedded", _) if !address.cluster => {
+            Ok(served(Rdma::new(embedded::host(host)?, embedded::ADDRESS.to_string(), how), Way::Embedded))
+        }
+        (scheme, _) => {
+            Err(format!("{}: {scheme} is no transport; an address is {FORMS}", address.shown).into())
+        }
     }
 }
 
 /// Returns `host:port`, whether a port was named or not; a colon within `[…]` belongs to the host.
-fn with_port(host: &str) -> String {
+pub(crate) fn with_port(host: &str) -> String {
     let behind = host.rsplit(']').next().unwrap_or(host);
     if behind.contains(':') { host.into() } else { format!("{host}:{PORT}") }
 }
@@ -72,16 +103,17 @@ trait Dial: Send + Sync + 'static {
 
 struct Served<D: Dial> {
     dial: D,
+    way: Way,
     arenas: Arenas<D::Stream>,
 }
 
-fn served<D: Dial>(dial: D) -> Arc<dyn Server> {
-    Arc::new(Served { dial, arenas: Arc::default() })
+fn served<D: Dial>(dial: D, way: Way) -> Arc<dyn Server> {
+    Arc::new(Served { dial, way, arenas: Arc::default() })
 }
 
 impl<D: Dial> Server for Served<D> {
     fn connect(&self) -> Result<Box<dyn Wire>, Refusal> {
-        Ok(Box::new(Line { stream: self.dial.dial()?, arenas: Arc::clone(&self.arenas) }))
+        Ok(Box::new(Line::new(self.dial.dial()?, Arc::clone(&self.arenas))))
     }
 
     fn unregister(&self, address: usize) -> bool {
@@ -92,6 +124,10 @@ impl<D: Dial> Server for Served<D> {
 
     fn registrations(&self) -> usize {
         lock(&self.arenas).len()
+    }
+
+    fn way(&self) -> Way {
+        self.way.clone()
     }
 }
 

@@ -48,13 +48,22 @@ pub(crate) trait Wire: Send {
 
 /// A transport and the memory that is registered for it.
 pub(crate) struct Line<T: Transport> {
-    pub(crate) stream: T,
-    pub(crate) arenas: Arenas<T>,
+    stream: T,
+    arenas: Arenas<T>,
+    /// For memory that is not registered; empty until it is needed.
+    scratch: Vec<u8>,
 }
 
 impl<T: Transport> Line<T> {
-    /// Returns the registered buffer that has these bytes, and where in it.
+    pub(crate) const fn new(stream: T, arenas: Arenas<T>) -> Self {
+        Self { stream, arenas, scratch: Vec::new() }
+    }
+
+    /// Returns the buffer that has these bytes, and where in it: of memory that is registered, or needs not to be.
     fn arena(&self, memory: &Memory, range: &Range<usize>) -> Option<(T::Buffer, Range<usize>)> {
+        if let Some(buffer) = self.stream.unregistered(|| memory.to_register()) {
+            return Some((buffer, range.clone()));
+        }
         let address = memory.at(range)?.addr();
         let mut arenas = lock(&self.arenas);
         let (buffer, range) = arenas.find(address, range.len())?;
@@ -64,6 +73,9 @@ impl<T: Transport> Line<T> {
 
 impl<T: Transport + Send> Wire for Line<T> {
     fn register(&self, memory: rdma_kv::Memory) -> io::Result<bool> {
+        if lock(&self.arenas).find(memory.address(), memory.len()).is_some() {
+            return Ok(false);
+        }
         let buffer = self.stream.register(memory.clone())?;
         Ok(lock(&self.arenas).add(&memory, buffer).is_ok())
     }
@@ -90,14 +102,15 @@ impl<T: Transport + Send> Wire for Line<T> {
         if at > range.end || !memory.write(range.start, ahead) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        let mut scratch = vec![0; SCRATCH.min(range.end - at)];
+        self.scratch.resize(SCRATCH, 0);
         while at < range.end {
-            let most = scratch.len().min(range.end - at);
-            let read = match self.stream.read_by(scratch.get_mut(..most).unwrap_or_default(), deadline)? {
+            let most = SCRATCH.min(range.end - at);
+            let into = self.scratch.get_mut(..most).unwrap_or_default();
+            let read = match self.stream.read_by(into, deadline)? {
                 0 => return Err(io::ErrorKind::UnexpectedEof.into()),
                 read => read,
             };
-            if !memory.write(at, scratch.get(..read).unwrap_or_default()) {
+            if !memory.write(at, self.scratch.get(..read).unwrap_or_default()) {
                 return Err(io::ErrorKind::InvalidInput.into());
             }
             at += read;
@@ -111,11 +124,12 @@ impl<T: Transport + Send> Wire for Line<T> {
         if let Some((buffer, range)) = self.arena(memory, &range) {
             return self.stream.send(&buffer, range, wait);
         }
-        let mut scratch = vec![0; SCRATCH.min(range.len())];
-        if !memory.read(range.start, &mut scratch) {
+        self.scratch.resize(SCRATCH, 0);
+        let part = self.scratch.get_mut(..SCRATCH.min(range.len())).unwrap_or_default();
+        if !memory.read(range.start, part) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        let copied = self.stream.write_with(&scratch, wait)?;
+        let copied = self.stream.write_with(part, wait)?;
         Ok(Sent { lent: 0, copied })
     }
 

@@ -23,6 +23,12 @@ def name():
     return next(names)
 
 
+@pytest.fixture
+def name_of_store(name):
+    """The same, where `name` is something else."""
+    return name
+
+
 @pytest.fixture(params=["embedded", "tcp"])
 def url(request, name):
     return f"embedded://{name}" if request.param == "embedded" else valkey_rdma.serve_embedded(name)

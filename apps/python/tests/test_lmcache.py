@@ -1,10 +1,15 @@
-"""The adapter on LMCache's own interface. LMCache's own tests run on it by `apps/python/lmcache`."""
+"""The adapter on LMCache's own interface. LMCache's own tests run on it by `apps/python/lmcache`.
+
+With VALKEY_TEST_URL, on that server or cluster, over RDMA and TCP, instead of a store in the process.
+"""
 
 import json
+import os
 import select
 from argparse import Namespace
 
 import pytest
+import redis
 from conftest import WINDOW
 
 torch = pytest.importorskip(
@@ -21,9 +26,10 @@ from lmcache.v1.distributed.l2_adapters.native_connector_l2_adapter import _obje
 from lmcache.v1.memory_management import MemoryFormat, MemoryObjMetadata, TensorMemoryObj
 from lmcache.v1.platform import consume_fd
 
-from valkey_rdma import Client
-from valkey_rdma.lmcache import ValkeyRdmaL2Adapter, ValkeyRdmaL2AdapterConfig, name
+from valkey_rdma import Client, serve_embedded
+from valkey_rdma.lmcache_landing import LandingL2Adapter, LandingL2AdapterConfig, name
 
+REAL = os.environ.get("VALKEY_TEST_URL", "")
 ELEMENTS = 256 << 10
 COUNT = 6
 
@@ -85,6 +91,19 @@ def load(adapter, keys, objects):
     return [loaded.test(number) for number in range(len(keys))]
 
 
+def nodes():
+    return [redis.Redis(*node.split(":"), protocol=2) for node in REAL.partition("://")[2].split(",")]
+
+
+@pytest.fixture(params=["rdma", "tcp"] if REAL else ["embedded", "tcp"])
+def url(request, name_of_store):
+    if REAL:
+        for node in nodes():
+            node.flushall()
+        return REAL.replace("rdma", request.param, 1)
+    return serve_embedded(name_of_store) if request.param == "tcp" else f"embedded://{name_of_store}"
+
+
 @pytest.fixture
 def arena():
     return Arena()
@@ -94,8 +113,8 @@ def arena():
 def adapter(url, arena):
     entry = {
         "type": "plugin",
-        "module_path": "valkey_rdma.lmcache",
-        "class_name": "ValkeyRdmaL2Adapter",
+        "module_path": "valkey_rdma.lmcache_landing",
+        "class_name": "LandingL2Adapter",
         "adapter_params": {"url": url, "window": WINDOW, "max_capacity_gb": 1},
     }
     (config,) = parse_args_to_l2_adapters_config(Namespace(l2_adapter=[json.dumps(entry)])).adapters
@@ -120,7 +139,15 @@ def test_objects_move_between_the_arena_and_the_server(adapter, arena, url):
 
     status = adapter.report_status()
     assert status["is_healthy"]
-    if url.startswith("embedded"):
+    assert status["transport"] == url.split(":")[0].split("+")[0]
+    assert status["no_rdma"] is None
+    assert (status["stored_objects"], status["stored_bytes"]) == (COUNT, COUNT * ELEMENTS * 4)
+    assert (status["looked_up_objects"], status["found_objects"]) == (COUNT + 1, COUNT)
+    assert (status["loaded_objects"], status["missed_loads"]) == (COUNT, 1)
+    assert (status["routing"] is not None) == ("+cluster" in url)
+    if REAL:
+        assert len(status["node_memory"]) == len(nodes())
+    if not url.startswith("tcp"):
         assert status["bytes_lent"] == COUNT * ELEMENTS * 4, "nothing that is stored is copied"
         assert status["bytes_landed"] >= COUNT * (ELEMENTS * 4 - 3 * WINDOW)
     usage = adapter.get_usage()
@@ -129,6 +156,37 @@ def test_objects_move_between_the_arena_and_the_server(adapter, arena, url):
     adapter.delete(keys)
     assert adapter.get_usage().total_bytes_used == 0
     assert lookup(adapter, keys) == [False] * COUNT
+
+
+def test_prefixes_keep_caches_apart(url, arena):
+    def of(prefix):
+        config = LandingL2AdapterConfig.from_dict({"url": url, "connections": 1, "key_prefix": prefix})
+        return LandingL2Adapter(config, arena.description())
+
+    one, other, none = adapters = [of(prefix) for prefix in ("one", "other", "")]
+    for number, adapter in enumerate(adapters):
+        assert store(adapter, [key(1)], [arena.object(number, number)]).is_successful()
+    one.delete([key(1)])
+    assert [lookup(adapter, [key(1)]) for adapter in adapters] == [[False], [True], [True]]
+    assert load(other, [key(1)], [arena.object(3)]) == load(none, [key(1)], [arena.object(4)]) == [True]
+    assert torch.equal(arena.object(3).tensor, arena.object(1).tensor)
+    assert torch.equal(arena.object(4).tensor, arena.object(2).tensor)
+    for adapter in adapters:
+        adapter.close()
+
+
+@pytest.mark.skipif(
+    not REAL, reason="VALKEY_TEST_URL names no server; lab/run soft apps/python/lmcache starts one"
+)
+def test_objects_live_as_long_as_told(url, arena):
+    settings = {"url": url, "ttl_seconds": 3600, "key_prefix": "short"}
+    adapter = LandingL2Adapter(LandingL2AdapterConfig.from_dict(settings), arena.description())
+    keys = [key(number) for number in range(COUNT)]
+    assert store(adapter, keys, [arena.object(number, number) for number in range(COUNT)]).is_successful()
+    left = [node.pttl(one) for node in nodes() for one in node.keys()]  # noqa: SIM118
+    assert len(left) == COUNT
+    assert all(3_000_000 < one <= 3_600_000 for one in left)
+    adapter.close()
 
 
 def test_what_is_locked_is_not_deleted(adapter, arena):
@@ -173,8 +231,8 @@ class Listener(L2AdapterListener):
 @pytest.fixture
 def narrow(url, arena):
     """An adapter with one connection."""
-    config = ValkeyRdmaL2AdapterConfig.from_dict({"url": url, "connections": 1})
-    adapter = ValkeyRdmaL2Adapter(config, arena.description())
+    config = LandingL2AdapterConfig.from_dict({"url": url, "connections": 1})
+    adapter = LandingL2Adapter(config, arena.description())
     yield adapter
     adapter.close()
 
@@ -208,6 +266,7 @@ def test_tasks_of_a_closed_adapter_end(adapter, arena):
 def test_keys_are_those_of_lmcache():
     for one in [key(1), key(255, salt="user-1")]:
         assert name(one) == _object_key_to_string(one)
+        assert name(one, "prefix") == f"prefix@{_object_key_to_string(one)}"
 
 
 @pytest.mark.parametrize(
@@ -219,17 +278,19 @@ def test_keys_are_those_of_lmcache():
         {"url": "x", "window": True},
         {"url": "x", "timeout": 0},
         {"url": "x", "host": "y"},
+        {"url": "x", "ttl_seconds": 0},
+        {"url": "x", "ttl_seconds": True},
+        {"url": "x", "key_prefix": "a@b"},
+        {"url": "x", "key_prefix": "{a}"},
     ],
 )
 def test_wrong_settings_are_refused(wrong):
     with pytest.raises(ValueError, match=r"url|must be|unknown"):
-        ValkeyRdmaL2AdapterConfig.from_dict(wrong)
+        LandingL2AdapterConfig.from_dict(wrong)
 
 
 def test_the_arena_is_given_back(url, arena):
-    adapter = ValkeyRdmaL2Adapter(
-        ValkeyRdmaL2AdapterConfig.from_dict({"url": url}), arena.description(), further=1
-    )
+    adapter = LandingL2Adapter(LandingL2AdapterConfig.from_dict({"url": url}), arena.description(), further=1)
     assert adapter._pool._clients[0].registrations == 1
     adapter.close()
     adapter.close()

@@ -30,7 +30,7 @@ class Counts:
 
 @final
 class Client:
-    """A client for large values on one connection, one command at a time."""
+    """A client for large values on one connection, or of a cluster with one to each primary; one command at a time."""
 
     def __new__(
         cls,
@@ -58,17 +58,22 @@ class Client:
     def mget_into(self, parts: Iterable[tuple[bytes | str, Buffer]]) -> list[int | Error | None]:
         """Get many values, each into a buffer of its own; commands are sent ahead of the replies."""
 
-    def set_from(self, key: bytes | str, buffer: Buffer) -> None:
-        """Set a key to the bytes of a buffer."""
+    def set_from(self, key: bytes | str, buffer: Buffer, *, ttl: float | None = None) -> None:
+        """Set a key to the bytes of a buffer; it lives `ttl` seconds."""
 
-    def set(self, key: bytes | str, value: Buffer | str) -> None:
+    def set(self, key: bytes | str, value: Buffer | str, *, ttl: float | None = None) -> None:
         """Set a key to a str, which is encoded in UTF-8, or to the bytes of a buffer."""
 
-    def mset_from(self, parts: Iterable[tuple[bytes | str, Buffer]]) -> list[Error | None]:
+    def mset_from(
+        self, parts: Iterable[tuple[bytes | str, Buffer]], *, ttl: float | None = None
+    ) -> list[Error | None]:
         """Set many keys, each to the bytes of a buffer of its own; commands are sent ahead of the replies."""
 
     def exists(self, *keys: bytes | str) -> int:
         """Count how many of these keys there are."""
+
+    def present(self, *keys: bytes | str) -> list[bool]:
+        """Tell of each key whether it is there."""
 
     def delete(self, *keys: bytes | str) -> int:
         """Delete keys. Returns how many there were."""
@@ -76,9 +81,24 @@ class Client:
     def strlen(self, key: bytes | str) -> int:
         """Return the length of a value in bytes, 0 if there is no such key."""
 
+    def node_memory(self) -> dict[str, dict[str, int]]:
+        """Ask every node how much memory it uses: `used_memory` and `maxmemory` by the node's address."""
+
     @property
     def counts(self) -> Counts:
         """Counts of how the bytes of values went, as of the last command that has ended."""
+
+    @property
+    def routing(self) -> dict[str, int] | None:
+        """What the nodes of a cluster have told this client; None if it is no client of a cluster."""
+
+    @property
+    def transport(self) -> str | None:
+        """What the connections are made of: `rdma`, `tcp` or `embedded`. None once the client was closed."""
+
+    @property
+    def no_rdma(self) -> str | None:
+        """Why a client of `valkey://` does not use RDMA; None if it does, or was not asked to."""
 
     @property
     def url(self) -> str:

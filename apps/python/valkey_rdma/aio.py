@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
@@ -79,24 +80,30 @@ class AsyncClient:
             held = [(key, views.enter_context(memoryview(buffer))) for key, buffer in parts]
             return await self._do(self._client.mget_into, held)
 
-    async def set_from(self, key: bytes | str, buffer: Buffer) -> None:
+    async def set_from(self, key: bytes | str, buffer: Buffer, *, ttl: float | None = None) -> None:
         """Set a key to the bytes of a buffer; see :meth:`Client.set_from`."""
         with memoryview(buffer) as view:
-            await self._do(self._client.set_from, key, view)
+            await self._do(functools.partial(self._client.set_from, ttl=ttl), key, view)
 
-    async def set(self, key: bytes | str, value: Buffer | str) -> None:
+    async def set(self, key: bytes | str, value: Buffer | str, *, ttl: float | None = None) -> None:
         """Set a key to a str or bytes; see :meth:`Client.set`."""
-        await self.set_from(key, value.encode() if isinstance(value, str) else value)
+        await self.set_from(key, value.encode() if isinstance(value, str) else value, ttl=ttl)
 
-    async def mset_from(self, parts: Iterable[tuple[bytes | str, Buffer]]) -> list[Error | None]:
+    async def mset_from(
+        self, parts: Iterable[tuple[bytes | str, Buffer]], *, ttl: float | None = None
+    ) -> list[Error | None]:
         """Set many keys; see :meth:`Client.mset_from`."""
         with contextlib.ExitStack() as views:
             held = [(key, views.enter_context(memoryview(buffer))) for key, buffer in parts]
-            return await self._do(self._client.mset_from, held)
+            return await self._do(functools.partial(self._client.mset_from, ttl=ttl), held)
 
     async def exists(self, *keys: bytes | str) -> int:
         """Count how many of these keys there are; see :meth:`Client.exists`."""
         return await self._do(self._client.exists, *keys)
+
+    async def present(self, *keys: bytes | str) -> list[bool]:
+        """Tell of each key whether it is there; see :meth:`Client.present`."""
+        return await self._do(self._client.present, *keys)
 
     async def delete(self, *keys: bytes | str) -> int:
         """Delete keys; see :meth:`Client.delete`."""
@@ -106,10 +113,29 @@ class AsyncClient:
         """Return the length of a value; see :meth:`Client.strlen`."""
         return await self._do(self._client.strlen, key)
 
+    async def node_memory(self) -> dict[str, dict[str, int]]:
+        """Ask every node how much memory it uses; see :meth:`Client.node_memory`."""
+        return await self._do(self._client.node_memory)
+
     @property
     def counts(self) -> Counts:
         """Counts of how the bytes of values went, as of the last command that has ended."""
         return self._client.counts
+
+    @property
+    def routing(self) -> dict[str, int] | None:
+        """What the nodes of a cluster have told; see :attr:`Client.routing`."""
+        return self._client.routing
+
+    @property
+    def transport(self) -> str | None:
+        """What the connections are made of; see :attr:`Client.transport`."""
+        return self._client.transport
+
+    @property
+    def no_rdma(self) -> str | None:
+        """Why a client of ``valkey://`` does not use RDMA; see :attr:`Client.no_rdma`."""
+        return self._client.no_rdma
 
     @property
     def registrations(self) -> int:

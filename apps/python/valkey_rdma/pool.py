@@ -1,4 +1,4 @@
-"""Several connections to one server, and jobs that are done on whichever is free."""
+"""Several connections to one server or cluster, and jobs that are done on whichever is free."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _Batch(Generic[R]):
 
 
 class Pool:
-    """Connections to one server, each with a thread of its own, which share what is registered.
+    """Connections to one server or cluster, each with a thread of its own, which share what is registered.
 
     A job whose connection is lost is done once more on a new one, so it should be one that can be repeated: getting, setting, deleting.
     """
@@ -121,6 +121,22 @@ class Pool:
     def counts(self) -> list[Counts]:
         """Counts of each connection since it was made."""
         return [client.counts for client in self._clients]
+
+    @property
+    def routing(self) -> dict[str, int] | None:
+        """The sums of what :attr:`Client.routing` tells of each client."""
+        each = [routing for client in self._clients if (routing := client.routing) is not None]
+        return {name: sum(routing[name] for routing in each) for name in each[0]} if each else None
+
+    @property
+    def transport(self) -> str | None:
+        """See :attr:`Client.transport`."""
+        return self._clients[0].transport
+
+    @property
+    def no_rdma(self) -> str | None:
+        """See :attr:`Client.no_rdma`."""
+        return self._clients[0].no_rdma
 
     def close(self) -> None:
         """End what is under way, give up what is not begun (:class:`ConnectionLost`), and close the connections.

@@ -19,6 +19,26 @@ pub struct Part<'a> {
     pub range: Range<usize>,
 }
 
+/// Bytes of what `INFO` says of memory at most.
+const LONGEST_INFO: usize = 64 << 10;
+
+/// How much memory a server uses, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct MemoryUse {
+    /// What it has taken (`used_memory`).
+    pub used: u64,
+    /// What it takes at most (`maxmemory`); 0 where nothing limits it.
+    pub most: u64,
+}
+
+impl MemoryUse {
+    fn parse(text: &str) -> Option<Self> {
+        let field = |name| text.lines().find_map(|line| line.strip_prefix(name)?.trim_end().parse().ok());
+        Some(Self { used: field("used_memory:")?, most: field("maxmemory:")? })
+    }
+}
+
 /// Counts of how the bytes of values went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
@@ -71,6 +91,8 @@ pub struct Client<T: Transport> {
     replies: Replies,
     counts: Counts,
     timeout: Option<Duration>,
+    /// Milliseconds that keys live.
+    lives: Option<u64>,
     /// Of the call that runs.
     deadline: Deadline,
     lost: bool,
@@ -87,6 +109,7 @@ impl<T: Transport> Client<T> {
             replies: Replies::default(),
             counts: Counts::default(),
             timeout: Some(Self::TIMEOUT),
+            lives: None,
             deadline: Deadline::default(),
             lost: false,
         }
@@ -119,6 +142,14 @@ impl<T: Transport> Client<T> {
     /// [`TimedOut`](std::io::ErrorKind::TimedOut).
     pub const fn set_timeout(&mut self, timeout: Option<Duration>) {
         self.timeout = timeout;
+    }
+
+    /// Limits how long the keys live that this client sets from now on (`PX`), in whole milliseconds, one at least; `None`, as at first, for
+    /// ever.
+    pub fn set_time_to_live(&mut self, lives: Option<Duration>) {
+        // Valkey counts in 64 bits with a sign, from the beginning of 1970; a century is for ever.
+        const MOST: u64 = 100 * 366 * 24 * 3600 * 1000;
+        self.lives = lives.map(|lives| u64::try_from(lives.as_millis()).unwrap_or(MOST).clamp(1, MOST));
     }
 
     /// Returns whether an error has lost the connection.
@@ -187,7 +218,7 @@ impl<T: Transport> Client<T> {
         self.exchange(|client| {
             let mut commands = Pipeline::new(Verb::Get, parts);
             let one = |(replies, part): (usize, &Part<'_>)| {
-                client.go_on(&mut commands, buffer, replies)?;
+                client.go_on(&mut commands, Some(buffer), replies)?;
                 lasting(client.value(buffer, part.range.clone()))
             };
             parts.iter().enumerate().map(one).collect()
@@ -239,9 +270,9 @@ impl<T: Transport> Client<T> {
     ) -> Result<Vec<Result<(), Error>>, Error> {
         inside(parts, buffer)?;
         self.exchange(|client| {
-            let mut commands = Pipeline::new(Verb::Set, parts);
+            let mut commands = Pipeline::new(Verb::Set(client.lives), parts);
             let one = |replies| {
-                client.go_on(&mut commands, buffer, replies)?;
+                client.go_on(&mut commands, Some(buffer), replies)?;
                 lasting(client.status())
             };
             let done = (0..parts.len()).map(one).collect::<Result<Vec<_>, _>>()?;
@@ -263,6 +294,68 @@ impl<T: Transport> Client<T> {
     /// [`Error`] says for each whether the client can be used further.
     pub fn exists(&mut self, keys: &[&[u8]]) -> Result<u64, Error> {
         self.number(b"EXISTS", keys)
+    }
+
+    /// Returns for each key whether it is there, or why that is not known; one EXISTS each, sent ahead of the replies.
+    ///
+    /// # Errors
+    /// Those that lose the connection.
+    pub fn present(&mut self, keys: &[&[u8]]) -> Result<Vec<Result<bool, Error>>, Error> {
+        let there = self.numbers(Verb::Exists, keys)?;
+        Ok(there.into_iter().map(|there| there.map(|there| there > 0)).collect())
+    }
+
+    /// Returns the number that the server answers for each key.
+    pub(crate) fn numbers(&mut self, verb: Verb, keys: &[&[u8]]) -> Result<Vec<Result<u64, Error>>, Error> {
+        let parts: Vec<Part<'_>> = keys.iter().map(|key| Part { key, range: 0..0 }).collect();
+        self.exchange(|client| {
+            let mut commands = Pipeline::new(verb, &parts);
+            let one = |replies| {
+                client.go_on(&mut commands, None, replies)?;
+                lasting(client.line().and_then(|line| natural(&line)))
+            };
+            (0..parts.len()).map(one).collect()
+        })
+    }
+
+    /// Returns the string that the server answers to a command, if it has at most `most` bytes.
+    pub(crate) fn text(&mut self, arguments: &[&[u8]], most: usize) -> Result<String, Error> {
+        let mut bytes = Vec::new();
+        command(&mut bytes, arguments.len(), arguments);
+        let text = self.exchange(|client| {
+            client.send(&bytes)?;
+            let len = match lasting(client.line())? {
+                Ok(Line::Value(Some(len))) => len,
+                Ok(other) => return Err(unexpected(&other)),
+                Err(refused) => return Ok(Err(refused)),
+            };
+            let len = usize::try_from(len).ok().filter(|len| *len <= most);
+            let len = len.ok_or_else(|| Error::Unexpected(format!("a text of more than {most} bytes")))?;
+            client
+                .replies
+                .bytes(&mut Until { stream: &mut client.stream, deadline: client.deadline }, len)
+                .map(Ok)
+        });
+        String::from_utf8(text??).map_err(|_| self.lose(Error::Unexpected("a text that is none".into())))
+    }
+
+    /// Returns how much memory the server uses, by `INFO memory`.
+    ///
+    /// # Errors
+    /// [`Error`] says for each whether the client can be used further.
+    pub fn memory(&mut self) -> Result<MemoryUse, Error> {
+        let text = self.text(&[b"INFO", b"memory"], LONGEST_INFO)?;
+        MemoryUse::parse(&text).ok_or_else(|| self.lose(Error::Unexpected("no INFO of memory".into())))
+    }
+
+    /// Says that the next command is about a key that its node has not given away yet (`ASKING`).
+    pub(crate) fn asking(&mut self) -> Result<(), Error> {
+        let mut bytes = Vec::new();
+        command(&mut bytes, 1, &[b"ASKING"]);
+        self.exchange(|client| {
+            client.send(&bytes)?;
+            lasting(client.status())
+        })?
     }
 
     /// Deletes keys. Returns how many there were.
@@ -289,12 +382,7 @@ impl<T: Transport> Client<T> {
             client.send(&bytes)?;
             lasting(client.line())
         })?;
-        match reply? {
-            Line::Number(number) => {
-                u64::try_from(number).map_err(|_| self.lose(unexpected(&Line::Number(number))))
-            }
-            other => Err(self.lose(unexpected(&other))),
-        }
+        natural(&reply?).map_err(|error| self.lose(error))
     }
 
     /// Sends one command, or a few that no server answers at length.
@@ -309,7 +397,7 @@ impl<T: Transport> Client<T> {
     fn go_on(
         &mut self,
         commands: &mut Pipeline<'_>,
-        buffer: &T::Buffer,
+        buffer: Option<&T::Buffer>,
         replies: usize,
     ) -> Result<(), Error> {
         Ok(commands.go_on(&mut self.stream, buffer, replies, self.deadline, &mut self.counts)?)
@@ -355,13 +443,26 @@ fn lasting<R>(result: Result<R, Error>) -> Result<Result<R, Error>, Error> {
     }
 }
 
+/// Returns the number of a line, if it is one that counts something.
+fn natural(line: &Line) -> Result<u64, Error> {
+    match line {
+        Line::Number(number) => u64::try_from(*number).map_err(|_| unexpected(line)),
+        other => Err(unexpected(other)),
+    }
+}
+
 fn unexpected(line: &Line) -> Error {
     Error::Unexpected(format!("{line:?}"))
 }
 
 /// Writes a command of `count` strings, as far as these.
-pub(crate) fn command(into: &mut Vec<u8>, count: usize, arguments: &[&[u8]]) {
+pub(crate) fn command(into: &mut Vec<u8>, count: usize, first: &[&[u8]]) {
     into.extend_from_slice(format!("*{count}\r\n").as_bytes());
+    arguments(into, first);
+}
+
+/// Writes strings of a command.
+pub(crate) fn arguments(into: &mut Vec<u8>, arguments: &[&[u8]]) {
     for argument in arguments {
         into.extend_from_slice(format!("${}\r\n", argument.len()).as_bytes());
         into.extend_from_slice(argument);

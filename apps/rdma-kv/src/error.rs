@@ -46,6 +46,12 @@ pub enum Error {
     /// The buffer was made for other connections.
     #[error("the buffer was made for other connections: make one for these")]
     Foreign,
+    /// No node of the cluster serves the slot, as far as the nodes say.
+    #[error("no node of the cluster serves slot {slot}")]
+    Unserved {
+        /// The slot of the key.
+        slot: u16,
+    },
     /// An earlier error has lost the connection: it is not known where its next reply begins.
     #[error("this connection was lost by an earlier error; make another client")]
     Lost,

@@ -3,16 +3,19 @@
 #![deny(unsafe_code)]
 
 mod client;
+mod cluster;
 mod error;
 mod login;
 mod memory;
 mod pipeline;
 mod registrations;
 mod reply;
+mod slots;
 mod striped;
 mod transport;
 
-pub use client::{Client, Counts, Part};
+pub use client::{Client, Counts, MemoryUse, Part};
+pub use cluster::{Cluster, ClusterBuffer, Routing};
 pub use error::Error;
 pub use login::Login;
 pub use memory::Memory;

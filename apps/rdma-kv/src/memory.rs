@@ -3,7 +3,9 @@
 
 use std::any::Any;
 use std::fmt;
+use std::io;
 use std::mem::ManuallyDrop;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::slice;
@@ -117,6 +119,38 @@ impl Memory {
         // SAFETY: the parts of a Vec, whose bytes were initialised when it came; this was the last handle, and it is not dropped, so
         // nobody else has them.
         Ok(unsafe { Vec::from_raw_parts(bytes.base.as_ptr(), bytes.len, capacity) })
+    }
+
+    /// Receives bytes of a socket into `range`, and waits for as many as it has, until the socket's time-out. Returns how many came.
+    pub(crate) fn receive_from(&self, socket: &impl AsRawFd, range: Range<usize>) -> io::Result<usize> {
+        let (base, len) = self.part(range)?;
+        // SAFETY: `part` has checked that these bytes are inside; they are writable for as long as `self` is (the contract of
+        // `from_raw_parts`, or a Vec's own). The kernel writes them as another thread would, and no reference to them exists: recv(2)
+        // takes their address.
+        let received = unsafe { libc::recv(socket.as_raw_fd(), base.cast(), len, libc::MSG_WAITALL) };
+        usize::try_from(received).map_err(|_| io::Error::last_os_error())
+    }
+
+    /// Sends bytes of `range` over a socket, which waits for room or does not. Returns how many it took.
+    pub(crate) fn send_to(
+        &self,
+        socket: &impl AsRawFd,
+        range: Range<usize>,
+        waits: bool,
+    ) -> io::Result<usize> {
+        let (base, len) = self.part(range)?;
+        let flags = libc::MSG_NOSIGNAL | if waits { 0 } else { libc::MSG_DONTWAIT };
+        // SAFETY: as in `receive_from`; the kernel only reads, send(2).
+        let sent = unsafe { libc::send(socket.as_raw_fd(), base.cast(), len, flags) };
+        usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+    }
+
+    /// Returns where a part begins, and its length.
+    fn part(&self, range: Range<usize>) -> io::Result<(*mut u8, usize)> {
+        if range.start > range.end || range.end > self.0.len {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        Ok((self.0.base.as_ptr().wrapping_add(range.start), range.len()))
     }
 
     /// Returns the address of the first byte.

@@ -10,7 +10,7 @@ use std::io;
 use std::ops::Range;
 use std::slice;
 
-use crate::client::{Counts, Part, command};
+use crate::client::{Counts, Part, arguments, command};
 use crate::transport::{Deadline, Transport, Wait};
 
 /// How many bytes of commands are made ahead.
@@ -20,7 +20,23 @@ const AHEAD: usize = 16 << 10;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verb {
     Get,
-    Set,
+    /// With how many milliseconds the keys live, if that is limited.
+    Set(Option<u64>),
+    Exists,
+    Del,
+    Strlen,
+}
+
+impl Verb {
+    const fn name(self) -> &'static [u8] {
+        match self {
+            Self::Get => b"GET",
+            Self::Set(_) => b"SET",
+            Self::Exists => b"EXISTS",
+            Self::Del => b"DEL",
+            Self::Strlen => b"STRLEN",
+        }
+    }
 }
 
 /// The commands of one call.
@@ -50,7 +66,7 @@ impl<'a> Pipeline<'a> {
     pub(crate) fn go_on<T: Transport>(
         &mut self,
         stream: &mut T,
-        buffer: &T::Buffer,
+        buffer: Option<&T::Buffer>,
         replies: usize,
         deadline: Deadline,
         counts: &mut Counts,
@@ -60,7 +76,9 @@ impl<'a> Pipeline<'a> {
             let bytes = self.bytes.get(self.at..).unwrap_or_default();
             let taken = if !bytes.is_empty() {
                 self.wrote(stream.write_with(bytes, wait)?)
-            } else if let Some(value) = self.value.as_mut().filter(|value| value.start < value.end) {
+            } else if let Some(value) = self.value.as_mut().filter(|value| value.start < value.end)
+                && let Some(buffer) = buffer
+            {
                 let sent = stream.send(buffer, value.clone(), wait)?;
                 value.start += sent.bytes();
                 counts.bytes_lent += sent.lent as u64;
@@ -92,19 +110,23 @@ impl<'a> Pipeline<'a> {
         self.at = 0;
         if self.value.take().is_some() {
             self.bytes.extend_from_slice(b"\r\n");
+            if let Verb::Set(Some(lives)) = self.verb {
+                arguments(&mut self.bytes, &[b"PX", lives.to_string().as_bytes()]);
+            }
             self.ends.push_back(self.bytes.len());
         }
         while self.bytes.len() < AHEAD
             && let Some(Part { key, range }) = self.parts.next()
         {
+            let name = self.verb.name();
             match self.verb {
-                Verb::Get => {
-                    command(&mut self.bytes, 2, &[b"GET", key]);
+                Verb::Get | Verb::Exists | Verb::Del | Verb::Strlen => {
+                    command(&mut self.bytes, 2, &[name, key]);
                     self.ends.push_back(self.bytes.len());
                 }
-                Verb::Set => {
+                Verb::Set(lives) => {
                     // The bytes of the third argument are not copied into the command.
-                    command(&mut self.bytes, 3, &[b"SET", key]);
+                    command(&mut self.bytes, if lives.is_some() { 5 } else { 3 }, &[name, key]);
                     self.bytes.extend_from_slice(format!("${}\r\n", range.len()).as_bytes());
                     self.value = Some(range.clone());
                     break;

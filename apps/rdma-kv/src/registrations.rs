@@ -53,6 +53,11 @@ impl<B> Registrations<B> {
         Some(self.arenas.remove(&address)?.buffer)
     }
 
+    /// Returns all buffers.
+    pub fn buffers(&self) -> impl Iterator<Item = &B> {
+        self.arenas.values().map(|arena| &arena.buffer)
+    }
+
     /// Returns how many buffers there are.
     pub fn len(&self) -> usize {
         self.arenas.len()

@@ -107,6 +107,16 @@ impl Replies {
         self.end_of_value(stream)
     }
 
+    /// Reads a value of `len` bytes.
+    pub(crate) fn bytes(&mut self, stream: &mut impl Read, len: usize) -> Result<Vec<u8>, Error> {
+        let mut bytes = self.take(len).to_vec();
+        let ahead = bytes.len();
+        bytes.resize(len, 0);
+        stream.read_exact(bytes.get_mut(ahead..).unwrap_or_default())?;
+        self.end_of_value(stream)?;
+        Ok(bytes)
+    }
+
     fn end_of_value(&mut self, stream: &mut impl Read) -> Result<(), Error> {
         let mut end = [0; 2];
         let (ahead, rest) = end.split_at_mut(self.ahead().len().min(2));

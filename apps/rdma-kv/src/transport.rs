@@ -106,6 +106,11 @@ pub trait Transport {
     /// That has no bytes, or cannot be used.
     fn register(&self, memory: Memory) -> io::Result<Self::Buffer>;
 
+    /// Returns memory that was not registered as a buffer for one call, if this transport needs no registration: TCP.
+    fn unregistered(&self, _memory: impl FnOnce() -> Memory) -> Option<Self::Buffer> {
+        None
+    }
+
     /// Returns whether this stream can receive into `buffer` and send from it: another one may have made it.
     fn takes(&self, buffer: &Self::Buffer) -> bool;
 
@@ -266,10 +271,7 @@ impl Buffer for Memory {
     }
 }
 
-/// Bytes on their way between the kernel and memory that others may change, for which the kernel takes no reference.
-const BOUNCED: usize = 16 << 10;
-
-/// The kernel copies, and nothing is counted as landed or lent.
+/// The kernel copies between the socket and the memory, nothing else does. Nothing is counted as landed or lent.
 impl Transport for TcpStream {
     type Buffer = Memory;
 
@@ -279,6 +281,10 @@ impl Transport for TcpStream {
 
     fn register(&self, memory: Memory) -> io::Result<Memory> {
         if memory.is_empty() { Err(io::ErrorKind::InvalidInput.into()) } else { Ok(memory) }
+    }
+
+    fn unregistered(&self, memory: impl FnOnce() -> Memory) -> Option<Memory> {
+        Some(memory())
     }
 
     fn takes(&self, _buffer: &Memory) -> bool {
@@ -296,23 +302,15 @@ impl Transport for TcpStream {
     }
 
     fn write_with(&mut self, bytes: &[u8], wait: Wait) -> io::Result<usize> {
-        let waits = wait != Wait::Not;
-        loop {
-            let written = if waits {
-                self.set_write_timeout(wait.time()?)?;
-                Write::write(self, bytes)
-            } else {
-                self.set_nonblocking(true)?;
-                let written = Write::write(self, bytes);
-                self.set_nonblocking(false)?;
-                written
-            };
-            match wait.judge(in_time(written), 0) {
-                Ok(0) if waits && !bytes.is_empty() => return Err(io::ErrorKind::WriteZero.into()),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                result => return result,
+        written(self, bytes.is_empty(), wait, |stream, waits| {
+            if waits {
+                return Write::write(stream, bytes);
             }
-        }
+            stream.set_nonblocking(true)?;
+            let written = Write::write(stream, bytes);
+            stream.set_nonblocking(false)?;
+            written
+        })
     }
 
     fn receive(
@@ -322,19 +320,19 @@ impl Transport for TcpStream {
         range: Range<usize>,
         deadline: Deadline,
     ) -> io::Result<Received> {
-        let (Range { start, end }, mut bytes) = (range, [0; BOUNCED]);
+        let Range { start, end } = range;
         let mut at = start.saturating_add(ahead.len());
         if at > end || end > buffer.len() || !buffer.write(start, ahead) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         while at < end {
-            let part = bytes.get_mut(..BOUNCED.min(end - at)).unwrap_or_default();
-            let read = match self.read_by(part, deadline)? {
-                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-                read => read,
-            };
-            let _inside = buffer.write(at, part.get(..read).unwrap_or_default());
-            at += read;
+            self.set_read_timeout(deadline.left()?)?;
+            match in_time(buffer.receive_from(self, at..end)) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(read) => at += read,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
         }
         let mut received = Received::default();
         received.copied = (end - start) as u64;
@@ -342,12 +340,9 @@ impl Transport for TcpStream {
     }
 
     fn send(&mut self, buffer: &Memory, range: Range<usize>, wait: Wait) -> io::Result<Sent> {
-        let mut bytes = [0; BOUNCED];
-        let part = bytes.get_mut(..BOUNCED.min(range.len())).unwrap_or_default();
-        if !buffer.read(range.start, part) {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
-        let copied = Transport::write_with(self, part, wait)?;
+        let copied = written(self, range.is_empty(), wait, |stream, waits| {
+            buffer.send_to(stream, range.clone(), waits)
+        })?;
         Ok(Sent { lent: 0, copied })
     }
 
@@ -358,6 +353,26 @@ impl Transport for TcpStream {
     fn end_now(&mut self) {
         // The peer may have ended it before.
         _ = self.shutdown(Shutdown::Both);
+    }
+}
+
+/// Writes by `write`, which is told whether it may wait.
+fn written(
+    stream: &mut TcpStream,
+    nothing: bool,
+    wait: Wait,
+    write: impl Fn(&mut TcpStream, bool) -> io::Result<usize>,
+) -> io::Result<usize> {
+    let waits = wait != Wait::Not;
+    loop {
+        if waits {
+            stream.set_write_timeout(wait.time()?)?;
+        }
+        match wait.judge(in_time(write(stream, waits)), 0) {
+            Ok(0) if waits && !nothing => return Err(io::ErrorKind::WriteZero.into()),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => return result,
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! The client, over the embedded fabric and over TCP.
 
+mod cluster;
 mod errors;
 mod login;
 mod pipelines;

@@ -1,11 +1,13 @@
-"""An L2 adapter of LMCache: KV caches in a Valkey, moved between it and LMCache's L1 memory without copies.
+"""An L2 adapter of LMCache: KV caches in a Valkey or a cluster, moved between it and LMCache's L1 memory without copies.
 
 LMCache loads it by its plugin entry, and this module loads LMCache (0.5.6 or newer): nothing else of the package does. ::
 
-    --l2-adapter '{"type": "plugin", "module_path": "valkey_rdma.lmcache", "class_name": "ValkeyRdmaL2Adapter",
-                   "adapter_params": {"url": "rdma://192.0.2.1:6379"}}'
+    --l2-adapter '{"type": "plugin", "module_path": "valkey_rdma.lmcache_landing", "class_name": "LandingL2Adapter",
+                   "adapter_params": {"url": "valkey+cluster://192.0.2.1:6379,192.0.2.2:6379", "ttl_seconds": 3600}}'
 
-Keys are those of LMCache's own RESP adapter, so that both can serve one cache.
+The server needs no module: values land in windows of Valkey's own RDMA protocol. The adapter that LMCache calls ``valkey_rdma`` is
+another one: it speaks to the large-object module. Keys are those of LMCache's own ``resp`` and ``valkey`` adapters, with the prefix
+of the latter, so that all can serve one cache.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ R = TypeVar("R")
 Part = tuple[str, memoryview]
 
 
-class ValkeyRdmaL2AdapterConfig(L2AdapterConfigBase):
+class LandingL2AdapterConfig(L2AdapterConfigBase):
     """Settings of the adapter, the ``adapter_params`` of LMCache's plugin entry."""
 
     def __init__(
@@ -48,6 +50,8 @@ class ValkeyRdmaL2AdapterConfig(L2AdapterConfigBase):
         connections: int = 4,
         timeout: float = 60.0,
         window: int = 1 << 20,
+        key_prefix: str = "",
+        ttl_seconds: float | None = None,
         max_capacity_gb: float = 0,
     ) -> None:
         super().__init__()
@@ -55,40 +59,52 @@ class ValkeyRdmaL2AdapterConfig(L2AdapterConfigBase):
         self.connections = connections
         self.timeout = timeout
         self.window = window
+        self.key_prefix = key_prefix
+        self.ttl_seconds = ttl_seconds
         self.max_capacity_gb = max_capacity_gb
 
     @classmethod
-    def from_dict(cls, d: dict[str, Any]) -> ValkeyRdmaL2AdapterConfig:
+    def from_dict(cls, d: dict[str, Any]) -> LandingL2AdapterConfig:
         """Check settings as they stand in JSON."""
-        known = {"url", "connections", "timeout", "window", "max_capacity_gb"}
+        known = {"url", "connections", "timeout", "window", "key_prefix", "ttl_seconds", "max_capacity_gb"}
         if unknown := set(d) - known:
             raise ValueError(
                 f"unknown settings: {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}"
             )
         if not isinstance(d.get("url"), str):
-            raise ValueError("url must be a string: rdma://HOST[:PORT], tcp://HOST[:PORT] or embedded://NAME")
+            raise ValueError(
+                "url must be a string, such as valkey://HOST[:PORT] or rdma+cluster://HOST[:PORT],…"
+            )
+        prefix = d.get("key_prefix", "")
+        if not isinstance(prefix, str) or not set(prefix).isdisjoint("@{}"):
+            raise ValueError("key_prefix must be a string without @, { and }")
         for name in ["connections", "window"]:
             if name in d and (type(d[name]) is not int or d[name] <= 0):
                 raise ValueError(f"{name} must be an integer above 0")
-        for name, least in [("timeout", 0), ("max_capacity_gb", -1)]:
-            if name in d and (type(d[name]) not in (int, float) or d[name] <= least):
-                raise ValueError(f"{name} must be a number that is not negative, and timeout not 0")
+        for name in ["timeout", "ttl_seconds"]:
+            if d.get(name) is not None and (type(d[name]) not in (int, float) or d[name] <= 0):
+                raise ValueError(f"{name} must be a number above 0")
+        capacity = d.get("max_capacity_gb", 0)
+        if type(capacity) not in (int, float) or capacity < 0:
+            raise ValueError("max_capacity_gb must be a number that is not negative")
         return cls(**d)
 
     @classmethod
     def help(cls) -> str:
         """Describe the settings, for LMCache's command line."""
         return (
-            "Valkey over RDMA, L2 adapter config fields:\n"
-            "- url (str): rdma://HOST[:PORT], tcp://HOST[:PORT] or embedded://NAME (required)\n"
-            "- connections (int): connections, each with a thread (default 4, >0)\n"
+            "Valkey with landing windows, L2 adapter config fields:\n"
+            "- url (str): valkey://HOST[:PORT], rdma:// or tcp://, with +cluster of a cluster (required)\n"
+            "- connections (int): connections, or sets of them to each node, each with a thread (default 4, >0)\n"
             "- timeout (float): seconds that a command, of many objects at once, may take (default 60, >0)\n"
             "- window (int): bytes of a receive window (default 1048576, >0)\n"
+            "- key_prefix (str): stands before each key, with @ (default empty)\n"
+            "- ttl_seconds (float): how long a key lives since it was stored (default for ever, >0)\n"
             "- max_capacity_gb (float): capacity in GB for usage tracking and eviction (default 0 = disabled)"
         )
 
 
-class ValkeyRdmaL2Adapter(L2AdapterInterface):
+class LandingL2Adapter(L2AdapterInterface):
     """LMCache's L2 interface on a :class:`~valkey_rdma.pool.Pool`. The L1 arena is registered once, for all connections.
 
     Locks are this process's: they keep :meth:`delete` away from keys that are about to be loaded. What the server evicts, or another
@@ -97,7 +113,7 @@ class ValkeyRdmaL2Adapter(L2AdapterInterface):
 
     def __init__(
         self,
-        config: ValkeyRdmaL2AdapterConfig,
+        config: LandingL2AdapterConfig,
         l1_memory_desc: L1MemoryDesc | None = None,
         **_others: object,
     ) -> None:
@@ -110,6 +126,8 @@ class ValkeyRdmaL2Adapter(L2AdapterInterface):
         super().__init__(max_capacity_bytes=int(config.max_capacity_gb * (1 << 30)))
         self._config = config
         self._pool = Pool(config.url, config.connections, timeout=config.timeout, window=config.window)
+        if (reason := self._pool.no_rdma) is not None:
+            logger.warning("%s is reached over TCP: %s", self._pool.url, reason)
         if l1_memory_desc is None:
             logger.warning("no L1 arena was described: what is stored and loaded is copied once")
         else:
@@ -131,6 +149,20 @@ class ValkeyRdmaL2Adapter(L2AdapterInterface):
         self._locks: dict[ObjectKey, int] = {}
         # Bytes of what this adapter has stored, to count them once.
         self._sizes: dict[ObjectKey, int] = {}
+        self._totals = dict.fromkeys(
+            [
+                "stored_objects",
+                "stored_bytes",
+                "failed_stores",
+                "looked_up_objects",
+                "found_objects",
+                "loaded_objects",
+                "loaded_bytes",
+                "missed_loads",
+                "deleted_objects",
+            ],
+            0,
+        )
         self._closed = False
 
     def get_store_event_fd(self) -> int:
@@ -149,7 +181,9 @@ class ValkeyRdmaL2Adapter(L2AdapterInterface):
         """Store objects, each from where it lies."""
         task = self._next_task()
         keys = list(keys)
-        parts = [(name(key), memoryview(one.byte_array)) for key, one in zip(keys, objects, strict=True)]
+        parts = [
+            (self._name(key), memoryview(one.byte_array)) for key, one in zip(keys, objects, strict=True)
+        ]
         slices = self._slices(parts)
 
         def done(results: list[list[Error | None] | BaseException]) -> None:
@@ -165,6 +199,9 @@ class ValkeyRdmaL2Adapter(L2AdapterInterface):
                 # A key that is stored again takes no more room.
                 sizes = [0 if key in self._sizes else size for key, size in stored]
                 self._sizes.update(stored)
+                self._totals["stored_objects"] += len(stored)
+                self._totals["stored_bytes"] += sum(size for _, size in stored)
+                self._totals["failed_stores"] += len(keys) - len(stored)
                 self._stored[task] = L2StoreResult(len(stored) == len(keys), sum(sizes))
             # This counts usage, for which whoever waits for the event may ask; who is told, whatever a listener raises.
             try:
@@ -173,7 +210,8 @@ class ValkeyRdmaL2Adapter(L2AdapterInterface):
             finally:
                 self._signal(self._store_event)
 
-        self._pool.submit([functools.partial(_set, part) for part in slices], done)
+        ttl = self._config.ttl_seconds
+        self._pool.submit([functools.partial(_set, part, ttl) for part in slices], done)
         return task
 
     def pop_completed_store_tasks(self) -> dict[L2TaskId, L2StoreResult]:
@@ -196,6 +234,8 @@ class ValkeyRdmaL2Adapter(L2AdapterInterface):
                 logger.warning("not looked up: %s", found)
                 found = []
             with self._lock:
+                self._totals["looked_up_objects"] += len(keys)
+                self._totals["found_objects"] += sum(found)
                 for number, key in enumerate(keys):
                     if number < len(found) and found[number]:
                         bitmap.set(number)
@@ -203,7 +243,7 @@ class ValkeyRdmaL2Adapter(L2AdapterInterface):
                 self._found[task] = bitmap
             self._signal(self._lookup_event)
 
-        self._pool.submit([functools.partial(present, [name(key) for key in keys])], done)
+        self._pool.submit([functools.partial(_present, [self._name(key) for key in keys])], done)
         return task
 
     def query_lookup_and_lock_result(self, task_id: L2TaskId) -> Bitmap | None:
@@ -223,19 +263,25 @@ class ValkeyRdmaL2Adapter(L2AdapterInterface):
         """Load objects, each to where it belongs."""
         task = self._next_task()
         keys = list(keys)
-        parts = [(name(key), memoryview(one.byte_array)) for key, one in zip(keys, objects, strict=True)]
+        parts = [
+            (self._name(key), memoryview(one.byte_array)) for key, one in zip(keys, objects, strict=True)
+        ]
         slices = self._slices(parts)
 
         def done(results: list[list[int | Error | None] | BaseException]) -> None:
             bitmap = Bitmap(len(keys))
-            loaded = []
+            loaded, size = [], 0
             for number, length in enumerate(flat(results, slices)):
                 if length == parts[number][1].nbytes:
                     bitmap.set(number)
                     loaded.append(keys[number])
+                    size += parts[number][1].nbytes
                 elif isinstance(length, BaseException):
                     logger.warning("not loaded: %s", length)
             with self._lock:
+                self._totals["loaded_objects"] += len(loaded)
+                self._totals["loaded_bytes"] += size
+                self._totals["missed_loads"] += len(keys) - len(loaded)
                 self._loaded[task] = bitmap
             try:
                 if loaded:
@@ -258,26 +304,39 @@ class ValkeyRdmaL2Adapter(L2AdapterInterface):
         if not free:
             return
         try:
-            self._pool.call(functools.partial(_delete, [name(key) for key in free]))
+            deleted = self._pool.call(functools.partial(_delete, [self._name(key) for key in free]))
         except Exception as error:
             logger.warning("not deleted: %s", error)
             return
         with self._lock:
+            self._totals["deleted_objects"] += deleted
             gone = [(key, self._sizes.pop(key)) for key in free if key in self._sizes]
         if gone:
             self._notify_keys_deleted([key for key, _ in gone], [size for _, size in gone])
 
     def report_status(self) -> dict[str, Any]:
-        """Return the server, and how the bytes of values went."""
+        """Return the server, the transport, how the bytes of values went, and counts since the adapter was made."""
         counts = self._pool.counts
+        usage = self.get_usage()
+        with self._lock:
+            totals = dict(self._totals)
         return {
             "is_healthy": not self._closed,
             "type": type(self).__name__,
             "url": self._pool.url,
+            "transport": self._pool.transport,
+            "no_rdma": self._pool.no_rdma,
+            "routing": self._pool.routing,
+            "key_prefix": self._config.key_prefix,
+            "ttl_seconds": self._config.ttl_seconds,
             "connections": len(counts),
             "bytes_landed": sum(count.bytes_landed for count in counts),
             "bytes_lent": sum(count.bytes_lent for count in counts),
             "bytes_copied": sum(count.bytes_copied for count in counts),
+            "node_memory": self._node_memory(),
+            "current_size_bytes": usage.total_bytes_used,
+            "max_capacity_bytes": usage.total_capacity_bytes,
+            **totals,
         }
 
     def close(self) -> None:
@@ -296,6 +355,17 @@ class ValkeyRdmaL2Adapter(L2AdapterInterface):
             if not self._closed:
                 event.notify()
 
+    def _node_memory(self) -> dict[str, dict[str, int]]:
+        """Return how much memory each node uses; nothing if they cannot be asked."""
+        try:
+            return self._pool.call(Client.node_memory)
+        except Exception as error:
+            logger.warning("the memory of nodes is not known: %s", error)
+            return {}
+
+    def _name(self, key: ObjectKey) -> str:
+        return name(key, self._config.key_prefix)
+
     def _slices(self, parts: list[Part]) -> list[list[Part]]:
         """Cut a batch into one pipeline for each connection."""
         share = max(1, -(-len(parts) // self._config.connections))
@@ -307,21 +377,11 @@ class ValkeyRdmaL2Adapter(L2AdapterInterface):
             return self._last_task
 
 
-def name(key: ObjectKey) -> str:
-    """Return the key of an object in Valkey, as LMCache's RESP adapter has it."""
-    text = f"{key.model_name}@{key.kv_rank:08x}@{key.object_group_id:x}@{key.chunk_hash.hex()}"
+def name(key: ObjectKey, prefix: str = "") -> str:
+    """Return the key of an object in Valkey, as LMCache's own adapters have it."""
+    text = f"{prefix}@" if prefix else ""
+    text += f"{key.model_name}@{key.kv_rank:08x}@{key.object_group_id:x}@{key.chunk_hash.hex()}"
     return f"{text}@{key.cache_salt}" if key.cache_salt else text
-
-
-def present(keys: Sequence[str], client: Client) -> list[bool]:
-    """Return which keys there are: one command where all or none are, as it mostly is, and a few more where the first ones are."""
-    if not keys:
-        return []
-    there = client.exists(*keys)
-    if there in (0, len(keys)):
-        return [there > 0] * len(keys)
-    middle = len(keys) // 2
-    return present(keys[:middle], client) + present(keys[middle:], client)
 
 
 def flat(results: Sequence[Sequence[R] | BaseException], slices: list[list[Part]]) -> list[R | BaseException]:
@@ -332,12 +392,16 @@ def flat(results: Sequence[Sequence[R] | BaseException], slices: list[list[Part]
     return each
 
 
-def _set(parts: Sequence[Part], client: Client) -> list[Error | None]:
-    return client.mset_from(parts)
+def _set(parts: Sequence[Part], ttl: float | None, client: Client) -> list[Error | None]:
+    return client.mset_from(parts, ttl=ttl)
 
 
 def _get(parts: Sequence[Part], client: Client) -> list[int | Error | None]:
     return client.mget_into(parts)
+
+
+def _present(keys: Sequence[str], client: Client) -> list[bool]:
+    return client.present(*keys) if keys else []
 
 
 def _delete(keys: Sequence[str], client: Client) -> int:

@@ -1,0 +1,547 @@
+//! A cluster: each key at the node that has its slot.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Range;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::client::{Client, Counts, MemoryUse, Part, inside};
+use crate::error::Error;
+use crate::memory::Memory;
+use crate::pipeline::Verb;
+use crate::slots::{Elsewhere, Slots, slot};
+use crate::transport::{Buffer, Deadline, Transport};
+
+/// How often a key is tried: at first, and after each answer that it is elsewhere, or later, or that lost the connection.
+const TURNS: u32 = 6;
+
+/// The pause before a key is tried again that a node does not serve now; each further one is twice as long.
+const PAUSE: Duration = Duration::from_millis(25);
+
+/// How long the map of slots is taken for true at least, whatever nodes say; what they say of one slot is noted at once.
+const SETTLED: Duration = Duration::from_secs(1);
+
+/// Bytes of a node's map of the cluster at most.
+const LONGEST_MAP: usize = 1 << 20;
+
+/// Counts of what a [`Cluster`] was told by its nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Routing {
+    /// Keys whose slot had moved (`MOVED`).
+    pub moved: u64,
+    /// Keys that another node had this time (`ASK`).
+    pub asked: u64,
+    /// Keys that were tried again because their node was lost, or did not serve them at that moment.
+    pub repeated: u64,
+    /// How often the map of slots was asked for.
+    pub refreshed: u64,
+    /// Connections that were made.
+    pub connected: u64,
+}
+
+/// A client of a cluster: the keys of one call go to the primaries of their slots, with a connection to each, and each connection's part of
+/// it runs on a thread of its own.
+///
+/// `D` makes a client of the node at an address, `HOST:PORT`, which has logged in. Valkey announces one port for each node, so over RDMA a
+/// node listens on the number of its TCP port. A connection that is lost is made again by the next call that needs it.
+///
+/// # What a node may do
+/// A node names others by their addresses, and these are connected to: so all nodes are trusted with the user and the password, as in any
+/// cluster. What they say is checked and bounded. A key is tried 6 times at most. The map of slots is asked for at most once a second and
+/// once for a new client. It has at most a MiB and 1000 nodes. Every call ends by its time-out.
+pub struct Cluster<T: Transport, D> {
+    seeds: Vec<String>,
+    dial: D,
+    clients: BTreeMap<String, Client<T>>,
+    slots: Slots,
+    asked_at: Option<Instant>,
+    timeout: Option<Duration>,
+    lives: Option<Duration>,
+    /// Of the clients that are gone.
+    counts: Counts,
+    routing: Routing,
+}
+
+/// Memory for the values of a [`Cluster`]: registered with each node when the first value goes there.
+///
+/// Nodes do not share a protection domain, so a key for this memory that one node was given is of no use to another.
+#[derive(Debug)]
+pub struct ClusterBuffer<U> {
+    memory: Option<Memory>,
+    handles: Vec<U>,
+}
+
+impl<U> ClusterBuffer<U> {
+    /// Returns a buffer that the connections to all nodes can use as it is.
+    pub fn of(buffer: U) -> Self {
+        Self { memory: None, handles: vec![buffer] }
+    }
+
+    fn handle<T: Transport<Buffer = U>>(&mut self, client: &Client<T>) -> Result<U, Error>
+    where
+        U: Clone,
+    {
+        if let Some(handle) = self.handles.iter().find(|handle| client.stream().takes(handle)) {
+            return Ok(handle.clone());
+        }
+        let memory = self.memory.as_ref().ok_or(Error::Foreign)?;
+        let handle = client.register(memory.clone())?;
+        self.handles.push(handle.clone());
+        Ok(handle)
+    }
+}
+
+impl<U: Buffer> Buffer for ClusterBuffer<U> {
+    fn len(&self) -> usize {
+        match &self.memory {
+            Some(memory) => memory.len(),
+            None => self.handles.first().map_or(0, U::len),
+        }
+    }
+
+    fn read(&self, offset: usize, into: &mut [u8]) -> bool {
+        match &self.memory {
+            Some(memory) => Buffer::read(memory, offset, into),
+            None => self.handles.first().is_some_and(|handle| handle.read(offset, into)),
+        }
+    }
+
+    fn write(&mut self, offset: usize, from: &[u8]) -> bool {
+        match &mut self.memory {
+            // A handle that a device or a server uses takes nothing, not even nothing.
+            Some(memory) => {
+                self.handles.iter_mut().all(|handle| handle.write(0, &[]))
+                    && Buffer::write(memory, offset, from)
+            }
+            None => self.handles.first_mut().is_some_and(|handle| handle.write(offset, from)),
+        }
+    }
+}
+
+/// What one connection does in a turn.
+struct Share<H> {
+    indices: Vec<usize>,
+    handle: H,
+}
+
+/// The answer to a key, by its place in the call, and the node that gave it.
+type Answer<R> = (usize, String, Result<R, Error>);
+
+impl<T: Transport + Send, D: FnMut(&str) -> Result<Client<T>, Error>> Cluster<T, D> {
+    /// Returns a client of the cluster that some of these nodes, `HOST:PORT` each, belong to. It connects when it is used.
+    pub fn new(seeds: impl IntoIterator<Item = impl Into<String>>, dial: D) -> Self {
+        Self {
+            seeds: seeds.into_iter().map(Into::into).collect(),
+            dial,
+            clients: BTreeMap::new(),
+            slots: Slots::default(),
+            asked_at: None,
+            timeout: Some(Client::<T>::TIMEOUT),
+            lives: None,
+            counts: Counts::NONE,
+            routing: Routing::default(),
+        }
+    }
+
+    /// Limits how long each call may take, as [`Client::set_timeout`]; all turns of all nodes together. To make a connection takes what `D`
+    /// allows for it.
+    pub const fn set_timeout(&mut self, timeout: Option<Duration>) {
+        self.timeout = timeout;
+    }
+
+    /// Limits how long the keys live that are set from now on, as [`Client::set_time_to_live`].
+    pub const fn set_time_to_live(&mut self, lives: Option<Duration>) {
+        self.lives = lives;
+    }
+
+    /// Connects to every primary, which calls do as far as they need it.
+    ///
+    /// # Errors
+    /// No node tells which there are, or one of them cannot be connected to.
+    pub fn connect(&mut self) -> Result<(), Error> {
+        let deadline = Deadline::after(self.timeout);
+        self.refresh(deadline)?;
+        for node in self.slots.nodes().to_vec() {
+            self.client(&node, deadline)?;
+        }
+        Ok(())
+    }
+
+    /// Returns how much memory each primary uses, by its address.
+    ///
+    /// # Errors
+    /// No node tells which there are, or one of them does not tell.
+    pub fn memory(&mut self) -> Result<Vec<(String, MemoryUse)>, Error> {
+        let deadline = Deadline::after(self.timeout);
+        self.refresh(deadline)?;
+        let nodes = self.slots.nodes().to_vec();
+        let told = nodes.into_iter().map(|node| {
+            let memory = self.client(&node, deadline)?.memory()?;
+            Ok((node, memory))
+        });
+        told.collect()
+    }
+
+    /// Makes memory for values, `len` bytes.
+    pub fn buffer(&self, len: usize) -> ClusterBuffer<T::Buffer> {
+        self.register(vec![0; len])
+    }
+
+    /// Takes memory that exists for values, as [`Client::register`]. It is registered with each node when the first value goes there.
+    pub fn register(&self, memory: impl Into<Memory>) -> ClusterBuffer<T::Buffer> {
+        ClusterBuffer { memory: Some(memory.into()), handles: Vec::new() }
+    }
+
+    /// Returns the client of each node that there is a connection to, by the node's address.
+    pub fn clients(&self) -> impl Iterator<Item = (&str, &Client<T>)> {
+        self.clients.iter().map(|(node, client)| (node.as_str(), client))
+    }
+
+    /// Returns the counts of all connections together.
+    pub fn counts(&self) -> Counts {
+        self.clients.values().fold(self.counts, |sum, client| sum + client.counts())
+    }
+
+    /// Returns the counts of what the nodes have told.
+    pub const fn routing(&self) -> Routing {
+        self.routing
+    }
+
+    /// Gets a value into `range` of `buffer`, as [`Client::get_into`].
+    ///
+    /// # Errors
+    /// As of [`Client::get_into`]; or no node of the cluster serves the key. The client can be used further after each.
+    pub fn get_into(
+        &mut self,
+        key: &[u8],
+        buffer: &mut ClusterBuffer<T::Buffer>,
+        range: Range<usize>,
+    ) -> Result<Option<usize>, Error> {
+        let mut lengths = self.mget_into(&[Part { key, range }], buffer)?;
+        lengths.pop().unwrap_or(Ok(None))
+    }
+
+    /// Gets many values into parts of `buffer`, which do not overlap, as [`Client::mget_into`]. Of the keys of a connection that was lost
+    /// too often, or could not be made, one has its error, and the others [`Error::Lost`].
+    ///
+    /// # Errors
+    /// A part is not inside of the buffer; or no node tells which there are.
+    pub fn mget_into(
+        &mut self,
+        parts: &[Part<'_>],
+        buffer: &mut ClusterBuffer<T::Buffer>,
+    ) -> Result<Vec<Result<Option<usize>, Error>>, Error> {
+        self.forget(buffer);
+        inside(parts, buffer)?;
+        self.spread(parts, |client| buffer.handle(client), Client::mget_into)
+    }
+
+    /// Sets a key to the bytes of `range`, as [`Client::set_from`].
+    ///
+    /// # Errors
+    /// As of [`Client::set_from`]; or no node of the cluster serves the key. The client can be used further after each.
+    pub fn set_from(
+        &mut self,
+        key: &[u8],
+        buffer: &mut ClusterBuffer<T::Buffer>,
+        range: Range<usize>,
+    ) -> Result<(), Error> {
+        let mut done = self.mset_from(&[Part { key, range }], buffer)?;
+        done.pop().unwrap_or(Ok(()))
+    }
+
+    /// Sets many keys to parts of `buffer`, as [`Client::mset_from`]. Of the keys of a connection that was lost too often, or could not be
+    /// made, one has its error, and the others [`Error::Lost`]: whether they are set is not known.
+    ///
+    /// # Errors
+    /// A part is not inside of the buffer; or no node tells which there are.
+    pub fn mset_from(
+        &mut self,
+        parts: &[Part<'_>],
+        buffer: &mut ClusterBuffer<T::Buffer>,
+    ) -> Result<Vec<Result<(), Error>>, Error> {
+        self.forget(buffer);
+        inside(parts, buffer)?;
+        let lives = self.lives;
+        self.spread(
+            parts,
+            |client| buffer.handle(client),
+            |client, parts, buffer| {
+                client.set_time_to_live(lives);
+                client.mset_from(parts, buffer)
+            },
+        )
+    }
+
+    /// Returns for each key whether it is there, or why that is not known.
+    ///
+    /// # Errors
+    /// No node tells which there are.
+    pub fn present(&mut self, keys: &[&[u8]]) -> Result<Vec<Result<bool, Error>>, Error> {
+        let there = self.numbers(Verb::Exists, keys)?;
+        Ok(there.into_iter().map(|there| there.map(|there| there > 0)).collect())
+    }
+
+    /// Returns how many of these keys there are.
+    ///
+    /// # Errors
+    /// It is not known of one of them.
+    pub fn exists(&mut self, keys: &[&[u8]]) -> Result<u64, Error> {
+        self.numbers(Verb::Exists, keys)?.into_iter().sum()
+    }
+
+    /// Deletes keys. Returns how many there were; one whose connection is lost may be deleted and not counted.
+    ///
+    /// # Errors
+    /// It is not known of one of them; others may be deleted.
+    pub fn del(&mut self, keys: &[&[u8]]) -> Result<u64, Error> {
+        self.numbers(Verb::Del, keys)?.into_iter().sum()
+    }
+
+    /// Returns the length of a value, 0 if there is no such key.
+    ///
+    /// # Errors
+    /// As of [`Cluster::get_into`].
+    pub fn strlen(&mut self, key: &[u8]) -> Result<u64, Error> {
+        self.numbers(Verb::Strlen, &[key])?.pop().unwrap_or(Ok(0))
+    }
+
+    fn numbers(&mut self, verb: Verb, keys: &[&[u8]]) -> Result<Vec<Result<u64, Error>>, Error> {
+        let parts: Vec<Part<'_>> = keys.iter().map(|key| Part { key, range: 0..0 }).collect();
+        self.spread(
+            &parts,
+            |_client| Ok(()),
+            |client, parts, ()| {
+                let keys: Vec<&[u8]> = parts.iter().map(|part| part.key).collect();
+                client.numbers(verb, &keys)
+            },
+        )
+    }
+
+    /// Lets go of what is registered for connections that are gone.
+    fn forget(&self, buffer: &mut ClusterBuffer<T::Buffer>) {
+        if buffer.memory.is_some() {
+            buffer.handles.retain(|handle| self.clients.values().any(|client| client.stream().takes(handle)));
+        }
+    }
+
+    /// Does `act` for every part at the node that has its key, until each has an answer that lasts, or was tried [`TURNS`] times.
+    fn spread<H: Send, R: Send>(
+        &mut self,
+        parts: &[Part<'_>],
+        mut handle: impl FnMut(&Client<T>) -> Result<H, Error>,
+        act: impl Fn(&mut Client<T>, &[Part<'_>], &mut H) -> Result<Vec<Result<R, Error>>, Error> + Sync,
+    ) -> Result<Vec<Result<R, Error>>, Error> {
+        let deadline = Deadline::after(self.timeout);
+        if self.slots.nodes().is_empty() {
+            self.refresh(deadline)?;
+        }
+        let mut results: Vec<Result<R, Error>> = parts.iter().map(|_| Err(Error::Lost)).collect();
+        let mut open: Vec<usize> = (0..parts.len()).collect();
+        for turn in 0..TURNS {
+            let (mut again, mut pause) = (Vec::new(), false);
+            for (index, from, answer) in self.turn(&open, parts, deadline, &mut handle, &act) {
+                let Some(part) = parts.get(index) else { continue };
+                let (mut from, mut answer) = (from, answer);
+                if let Some(Elsewhere::Ask { node }) = elsewhere(&answer, &from) {
+                    self.routing.asked += 1;
+                    answer = self.ask(&node, part, deadline, &mut handle, &act);
+                    from = node;
+                }
+                match elsewhere(&answer, &from) {
+                    Some(Elsewhere::Moved { slot, node }) => {
+                        self.routing.moved += 1;
+                        self.slots.moved(slot, &node);
+                        again.push(index);
+                    }
+                    Some(Elsewhere::Ask { .. } | Elsewhere::Later) => {
+                        self.routing.repeated += 1;
+                        pause = true;
+                        again.push(index);
+                    }
+                    None => {}
+                }
+                if let Some(place) = results.get_mut(index) {
+                    *place = answer;
+                }
+            }
+            self.drop_lost();
+            if again.is_empty() || turn + 1 == TURNS || self.rest(pause, turn, deadline).is_err() {
+                break;
+            }
+            open = again;
+        }
+        Ok(results)
+    }
+
+    /// Waits before a further turn where nodes want to be asked later, and asks for the map anew if it is old enough.
+    fn rest(&mut self, pause: bool, turn: u32, deadline: Deadline) -> Result<(), Error> {
+        if pause {
+            let pause = PAUSE * 2_u32.saturating_pow(turn);
+            thread::sleep(deadline.left()?.map_or(pause, |left| left.min(pause)));
+        }
+        if self.asked_at.is_none_or(|at| at.elapsed() >= SETTLED) {
+            // Without a new map the old one serves.
+            _ = self.refresh(deadline);
+        }
+        deadline.left()?;
+        Ok(())
+    }
+
+    /// Does `act` once for each of the open parts.
+    fn turn<H: Send, R: Send>(
+        &mut self,
+        open: &[usize],
+        parts: &[Part<'_>],
+        deadline: Deadline,
+        handle: &mut impl FnMut(&Client<T>) -> Result<H, Error>,
+        act: &(impl Fn(&mut Client<T>, &[Part<'_>], &mut H) -> Result<Vec<Result<R, Error>>, Error> + Sync),
+    ) -> Vec<Answer<R>> {
+        let (mut answers, mut places) = (Vec::new(), BTreeMap::<String, Vec<usize>>::new());
+        for index in open {
+            let Some(part) = parts.get(*index) else { continue };
+            let slot = slot(part.key);
+            match self.slots.node(slot) {
+                Some(node) => places.entry(node.into()).or_default().push(*index),
+                None => answers.push((*index, String::new(), Err(Error::Unserved { slot }))),
+            }
+        }
+        let mut shares = BTreeMap::new();
+        for (node, indices) in places {
+            match self.client(&node, deadline).and_then(|client| handle(client)) {
+                Ok(handle) => _ = shares.insert(node, Share { indices, handle }),
+                Err(error) => answers.extend(all(indices, &node, Err(error))),
+            }
+        }
+        let run = |node: &str, client: &mut Client<T>, mut share: Share<H>| {
+            let own: Vec<Part<'_>> =
+                share.indices.iter().filter_map(|index| parts.get(*index).cloned()).collect();
+            let answers = act(client, &own, &mut share.handle);
+            all(share.indices, node, answers)
+        };
+        let run = &run;
+        let mut busy = self
+            .clients
+            .iter_mut()
+            .filter_map(|(node, client)| Some((node.as_str(), client, shares.remove(node)?)))
+            .collect::<Vec<_>>()
+            .into_iter();
+        answers.extend(thread::scope(|scope| {
+            // One share is this thread's own.
+            let first = busy.next();
+            let others: Vec<_> =
+                busy.map(|(node, client, share)| scope.spawn(move || run(node, client, share))).collect();
+            let mut answers = first.map_or_else(Vec::new, |(node, client, share)| run(node, client, share));
+            for other in others {
+                answers.extend(other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+            }
+            answers
+        }));
+        answers
+    }
+
+    /// Does `act` for one part at the node that another one has named for it.
+    fn ask<H, R>(
+        &mut self,
+        node: &str,
+        part: &Part<'_>,
+        deadline: Deadline,
+        handle: &mut impl FnMut(&Client<T>) -> Result<H, Error>,
+        act: &impl Fn(&mut Client<T>, &[Part<'_>], &mut H) -> Result<Vec<Result<R, Error>>, Error>,
+    ) -> Result<R, Error> {
+        let client = self.client(node, deadline)?;
+        client.asking()?;
+        let mut handle = handle(client)?;
+        act(client, std::slice::from_ref(part), &mut handle)?.pop().unwrap_or(Err(Error::Lost))
+    }
+
+    /// Returns the client of a node, connected, for calls until `deadline`.
+    fn client(&mut self, node: &str, deadline: Deadline) -> Result<&mut Client<T>, Error> {
+        let left = deadline.left()?;
+        let client = match self.clients.remove(node) {
+            Some(client) if !client.is_lost() => client,
+            gone => {
+                self.counts = gone.iter().fold(self.counts, |sum, gone| sum + gone.counts());
+                self.routing.connected += 1;
+                (self.dial)(node)?
+            }
+        };
+        let client = self.clients.entry(node.into()).or_insert(client);
+        client.set_timeout(left);
+        Ok(client)
+    }
+
+    /// Asks nodes for the map of slots, those first that there is a connection to, until one tells it.
+    fn refresh(&mut self, deadline: Deadline) -> Result<(), Error> {
+        self.asked_at = Some(Instant::now());
+        self.routing.refreshed += 1;
+        let mut nodes: Vec<String> = self.clients.keys().cloned().collect();
+        nodes.extend(self.seeds.iter().chain(self.slots.nodes()).cloned());
+        let mut last = Error::Lost;
+        for (at, node) in nodes.iter().enumerate() {
+            if nodes.iter().take(at).any(|before| before == node) {
+                continue;
+            }
+            let told = self.client(node, deadline).and_then(|client| {
+                let text = client.text(&[b"CLUSTER", b"NODES"], LONGEST_MAP)?;
+                Slots::parse(&text, node).ok_or_else(|| Error::Unexpected("no map of a cluster".into()))
+            });
+            match told {
+                Ok(slots) => {
+                    self.slots = slots;
+                    // A node that has no slots any more is not needed, nor is a seed by another name.
+                    let Self { clients, slots, counts, .. } = self;
+                    clients.retain(|node, client| {
+                        let stays = slots.nodes().contains(node);
+                        if !stays {
+                            *counts = *counts + client.counts();
+                        }
+                        stays
+                    });
+                    return Ok(());
+                }
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    fn drop_lost(&mut self) {
+        let Self { clients, counts, .. } = self;
+        clients.retain(|_node, client| {
+            if client.is_lost() {
+                *counts = *counts + client.counts();
+            }
+            !client.is_lost()
+        });
+    }
+}
+
+impl<T: Transport, D> fmt::Debug for Cluster<T, D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cluster")
+            .field("seeds", &self.seeds)
+            .field("nodes", &self.slots.nodes())
+            .field("routing", &self.routing)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Returns each answer with its place. Where one error stands for all, the first has it, and the others were lost with it.
+fn all<R>(indices: Vec<usize>, node: &str, answers: Result<Vec<Result<R, Error>>, Error>) -> Vec<Answer<R>> {
+    let mut answers = answers.unwrap_or_else(|error| vec![Err(error)]).into_iter();
+    let one = |index| (index, node.into(), answers.next().unwrap_or(Err(Error::Lost)));
+    indices.into_iter().map(one).collect()
+}
+
+/// Returns where, or when, else a part is to be tried after this answer of `node`.
+fn elsewhere<R>(answer: &Result<R, Error>, node: &str) -> Option<Elsewhere> {
+    match answer {
+        Err(Error::Refused(text)) => Elsewhere::parse(text, node),
+        // All commands here may be done twice.
+        Err(Error::Io(_) | Error::Lost | Error::Unserved { .. }) => Some(Elsewhere::Later),
+        _ => None,
+    }
+}
