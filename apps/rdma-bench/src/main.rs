@@ -14,7 +14,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use kv_store::{Server, Store};
 use rdma_bench::{CONNECTING, Carrier, Load, Login, Outcome, Target, Test, csv, reachable, run, table};
 use rdma_conn::{Descriptors, Endpoint, Limits, Options};
-use rdma_program::{DONE, FAILED, UNREAD, misused, status};
+use rdma_program::{DONE, FAILED, Network, UNREAD, misused, status};
 use rdma_server::{Address, ConnectionType, Rdma, RdmaSettings, Tcp, Tls, TlsSettings, Unix};
 use rdma_softsim::Fabric;
 use rdma_verbs::Verbs;
@@ -87,6 +87,8 @@ struct Arguments {
     /// Print what was measured as `valkey-benchmark --csv` does.
     #[arg(long)]
     csv: bool,
+    #[command(flatten)]
+    network: Network,
     /// As the target says.
     #[arg(skip)]
     login: Login,
@@ -249,7 +251,7 @@ impl Arguments {
     }
 
     fn settings(&self) -> RdmaSettings {
-        let client = Options::default().spin(Duration::from_micros(self.spin));
+        let client = self.network.on(Options::default()).spin(Duration::from_micros(self.spin));
         // How many connections there are, and so how much memory, is said by the arguments.
         RdmaSettings::default().client(client).limits(Limits::NONE).connect_timeout(CONNECTING)
     }
