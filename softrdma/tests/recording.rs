@@ -131,7 +131,7 @@ fn a_traffic_class_is_on_every_packet() {
             .windows(4)
             .filter_map(|bytes| if let [8, 0, 0x45, class] = bytes { Some(*class) } else { None })
             .collect();
-        assert!(classes.len() > 40, "{} packets", classes.len());
+        assert!(classes.len() >= 40, "{} packets", classes.len());
         assert!(classes.iter().all(|found| *found == class), "{classes:?}");
     }
 }

@@ -28,7 +28,7 @@ const KNOWN: [&str; 8] = [
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// The RDMA connection. Its `timeout`, 5 s unless set, bounds all of connecting: the look-up of the host's name, the RDMA
-    /// connection to one of its addresses, the fallback to TCP, and the server's answer to the handshake (HELLO, AUTH, SELECT,
+    /// connection to one of its addresses, which are tried in turn and share it evenly, the fallback to TCP, and the server's answer to the handshake (HELLO, AUTH, SELECT,
     /// CLIENT SETINFO). URL option: `timeout=SECONDS`. Of its options, for networks and cards that want them, a URL can set
     /// `traffic_class=0..255`, `ack_timeout=0..31`, `relaxed_ordering=yes` and `huge_pages=yes`.
     pub connect: Connect,
