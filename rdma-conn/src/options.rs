@@ -65,8 +65,8 @@ pub struct Options {
     /// (`default_roce_tos` of the connection manager).
     pub traffic_class: Option<u8>,
     /// How long the device waits for an acknowledgement before it sends again: 4.096 µs · 2^`ack_timeout`, at most 31, and for ever if it
-    /// is 0. Each side has its own. Six of these waits, with the device's own additions, find a peer dead. `None`, the default, leaves it to the
-    /// connection manager, which takes the route's (18 on many RoCE networks: 1.07 s). Linux has it since 5.1; a connection on an
+    /// is 0. Each side has its own. Seven of these waits, with the device's own additions, find a peer dead. `None`, the default, leaves it to the
+    /// connection manager, which takes what it assumes of the route: on RoCE about a second or two. Linux has it since 5.1; a connection on an
     /// older one fails.
     pub ack_timeout: Option<u8>,
     /// Whether the device may write received bytes in any order ([`Access::RELAXED_ORDERING`](crate::Access::RELAXED_ORDERING)), into

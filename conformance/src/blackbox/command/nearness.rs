@@ -7,7 +7,7 @@ use std::path::Path;
 
 /// A device of the machine.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Near {
+pub(super) struct Near {
     device: String,
     /// Those of its first port, without the ones that hold on a link only.
     addresses: Vec<IpAddr>,
@@ -17,7 +17,7 @@ pub struct Near {
 
 impl Near {
     /// Returns whether it has this address.
-    pub fn has(&self, address: IpAddr) -> bool {
+    pub(super) fn has(&self, address: IpAddr) -> bool {
         self.addresses.contains(&address.to_canonical())
     }
 }
@@ -35,7 +35,7 @@ impl fmt::Display for Near {
 }
 
 /// The devices in the folder of the kernel's; `nodes` is the one of its NUMA nodes.
-pub fn near(folder: &Path, nodes: &Path) -> Vec<Near> {
+pub(super) fn near(folder: &Path, nodes: &Path) -> Vec<Near> {
     let entries = fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok);
     let mut found: Vec<_> = entries
         .map(|entry| {
