@@ -8,7 +8,7 @@ check=(
     unprivileged python-valkey fuzz-check
 )
 nightly=(
-    'needs --all' oldest-rust deny 'package --all' coverage programs 'sim 0..1000000' seeds long-tests explore mutants interleavings miri 'ffi --memory'
+    'needs --all' oldest-rust deny 'package --all' coverage programs card 'sim 0..1000000' seeds long-tests explore mutants interleavings miri 'ffi --memory'
     'module without kills faults idle sanitizers tcl python debian' module-trixie 'libvalkey --memory' 'libvalkey --own'
     'under-load 20 20' right lab-long 'lab --soft' 'soak 3600' python-long static deb aarch64 pages 'fuzz 1800'
 )
@@ -50,6 +50,7 @@ fuzz-check|fuzz targets compile|check_fuzz
 oldest-rust|the oldest Rust|.ci/stages/oldest-rust
 deny|licences|.ci/stages/deny
 coverage|coverage|.ci/stages/coverage
+card|the kit for an RDMA card, in its shortest form, on softrdma|lab/run card --soft --quick
 seeds|replicas and relays by seeds|run_seeds
 long-tests|tests that take minutes|run_long_tests
 mutants|mutants|trust/mutants/run

@@ -71,9 +71,9 @@ build_programs() {
     cargo build --quiet --release --workspace --lib --bins --examples --features rdma-redis/cluster "$@"
 }
 
-# Exports where they are then, in the root of the repository, and has them go along into the guest.
-name_programs() {
-    lab_release=$(cd "${CARGO_TARGET_DIR:-target}/release" && pwd -P)
+# Exports where they are then, in the root of the repository or in another folder, and has them go along into the guest.
+name_programs() { # [FOLDER]
+    lab_release=$(cd "${1:-${CARGO_TARGET_DIR:-target}/release}" && pwd -P)
     export CONFORMANCE="$lab_release/valkey-rdma-conformance" TRUST="$lab_release/valkey-rdma-trust" BENCH="$lab_release/valkey-rdma-bench"
     export EXAMPLES="$lab_release/examples" LAB_ENV="${LAB_ENV:-} CONFORMANCE TRUST BENCH EXAMPLES"
 }

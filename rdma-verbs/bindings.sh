@@ -11,7 +11,7 @@
 set -eu
 cd "$(dirname "$0")"
 
-functions='ibv_(query_device|query_port|query_gid|query_qp|alloc_pd|dealloc_pd|reg_mr|reg_dmabuf_mr|dereg_mr|create_comp_channel|destroy_comp_channel)'
+functions='ibv_(query_device|query_port|query_gid|query_qp|alloc_pd|dealloc_pd|reg_mr|reg_mr_iova2|reg_dmabuf_mr|dereg_mr|create_comp_channel|destroy_comp_channel)'
 functions="$functions|ibv_(create_cq|destroy_cq|get_cq_event|ack_cq_events|modify_qp|get_async_event|ack_async_event)"
 functions="$functions|rdma_(create_event_channel|destroy_event_channel|get_cm_event|ack_cm_event|get_devices|free_devices)"
 functions="$functions|rdma_(create_id|destroy_id|migrate_id|set_option|bind_addr|listen|resolve_addr|resolve_route)"

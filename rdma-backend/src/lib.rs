@@ -110,6 +110,12 @@ pub struct ConnectParams {
 pub trait Identifier<B: Backend>: Send + Sync {
     /// Returns the name under which this identifier's events arrive.
     fn key(&self) -> IdentifierKey;
+    /// Sets the traffic class of the connection's packets, which holds the six bits of DSCP above two of ECN; `rdma_set_option(3)`,
+    /// `RDMA_OPTION_ID_TOS`. Before the address is resolved. A peer that accepts sends with the same class.
+    fn set_traffic_class(&self, class: u8) -> Result<(), B::Error>;
+    /// Sets how long the queue pair waits for an acknowledgement before it sends again: 4.096 µs · 2^`code`, for ever if `code` is 0, which is
+    /// at most 31; `rdma_set_option(3)`, `RDMA_OPTION_ID_ACK_TIMEOUT`. Before there is a queue pair.
+    fn set_ack_timeout(&self, code: u8) -> Result<(), B::Error>;
     /// Starts resolving `remote`, from `local` if given; `rdma_resolve_addr(3)`. Ends in `AddressResolved` or
     /// `AddressError`.
     fn resolve_address(
@@ -213,6 +219,15 @@ pub trait Domain<B: Backend>: Send + Sync {
     /// how to raise it.
     fn register(&self, len: usize, access: Access) -> Result<B::Region, B::Error>;
 
+    /// As [`Domain::register`], on huge pages if the system has them. [`Region::pages`] says what came of it. A backend that
+    /// allocates no pages of its own, and one that is asked for less than a huge page, takes what it always takes.
+    ///
+    /// # Errors
+    /// As [`Domain::register`]. That there are no huge pages is none.
+    fn register_huge(&self, len: usize, access: Access) -> Result<B::Region, B::Error> {
+        self.register(len, access)
+    }
+
     /// Registers memory that exists, `ibv_reg_mr(3)`; nothing is copied or cleared. The region keeps `memory` until it has
     /// deregistered it. [`CallerMemory`] says who may write meanwhile. Memory that is a mapping of a dma-buf
     /// ([`CallerMemory::dma_buf`]) is registered by `ibv_reg_dmabuf_mr(3)`; that was tried on no device.
@@ -235,6 +250,9 @@ impl Access {
     pub const REMOTE_WRITE: Self = Self(1 | 2);
     /// The peer may read it.
     pub const REMOTE_READ: Self = Self(4);
+    /// The device may write the bytes of messages in any order, `IBV_ACCESS_RELAXED_ORDERING`. A completion still says that all
+    /// bytes before it are there. A device, a kernel or a library that has no such choice writes them in order.
+    pub const RELAXED_ORDERING: Self = Self(8);
 
     /// Both.
     #[must_use]
@@ -254,11 +272,25 @@ impl fmt::Debug for Access {
             (Self::LOCAL_WRITE, "LOCAL_WRITE"),
             (Self(2), "REMOTE_WRITE"),
             (Self::REMOTE_READ, "REMOTE_READ"),
+            (Self::RELAXED_ORDERING, "RELAXED_ORDERING"),
         ];
         f.debug_list()
             .entries(names.iter().filter(|(bit, _)| self.allows(*bit)).map(|(_, name)| name))
             .finish()
     }
+}
+
+/// The pages of a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub enum Pages {
+    /// As the system gives them to everybody, or nothing is known about them.
+    #[default]
+    Usual,
+    /// The kernel was advised to use huge ones, `madvise(2)`, and does where it has them.
+    Advised,
+    /// Huge ones of those that the administrator reserved, `MAP_HUGETLB`.
+    Huge,
 }
 
 /// A registered memory region, `ibv_reg_mr(3)`. Dropping it deregisters the memory, and frees it or drops its owner.
@@ -275,6 +307,10 @@ pub trait Region: Send + Sync {
     fn rkey(&self) -> u32;
     /// Its bytes.
     fn memory(&self) -> SharedMemory<'_>;
+    /// Returns what its pages are.
+    fn pages(&self) -> Pages {
+        Pages::Usual
+    }
     /// Copies `into.len()` bytes from `offset` on. False, and nothing copied, if they are not all inside.
     #[must_use]
     #[inline]

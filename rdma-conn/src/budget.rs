@@ -124,16 +124,17 @@ pub(crate) struct CountedRegion<R> {
     _share: Share,
 }
 
-/// Registers `len` bytes, as far as `budget` goes.
+/// Registers `len` bytes, as far as `budget` goes, on huge pages if the system has them and they are `huge`.
 pub(crate) fn register<B: Backend>(
     domain: &ProtectionDomain<B>,
     budget: &Arc<Budget>,
-    len: usize,
+    (len, huge): (usize, bool),
     access: Access,
 ) -> Result<CountedRegion<B::Region>, Error> {
     let share = budget.take(len)?;
-    let region = domain.lower().register(len, access).map_err(Error::backend(REGISTERING))?;
-    Ok(CountedRegion { region, _share: share })
+    let domain = domain.lower();
+    let region = if huge { domain.register_huge(len, access) } else { domain.register(len, access) };
+    Ok(CountedRegion { region: region.map_err(Error::backend(REGISTERING))?, _share: share })
 }
 
 /// Registers memory that the application has, as far as `budget` goes.

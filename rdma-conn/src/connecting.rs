@@ -14,6 +14,7 @@ use rdma_proto::State;
 
 use crate::connection::Connection;
 use crate::error::Error;
+use crate::options::Options;
 
 /// A connection that is being made, by either side, and how long that may take (VR-CONN-008).
 pub(crate) struct Connecting<B: Backend> {
@@ -33,16 +34,27 @@ enum Step<B: Backend> {
     Accepted,
 }
 
+/// Sets how long the device is to wait for acknowledgements, before there is a queue pair.
+pub(crate) fn set_ack_timeout<B: Backend>(id: &B::Identifier, options: &Options) -> Result<(), Error> {
+    let Some(code) = options.ack_timeout else { return Ok(()) };
+    id.set_ack_timeout(code).map_err(Error::backend("setting the time-out of acknowledgements"))
+}
+
 impl<B: Backend> Connecting<B> {
     /// Begins to connect to `peer`, from `local` if given (VR-CONN-011). All of it may take `limit`.
     pub(crate) fn dial(
         events: &B::EventChannel,
-        peer: SocketAddr,
-        local: Option<SocketAddr>,
+        (peer, local): (SocketAddr, Option<SocketAddr>),
+        options: &Options,
         now: Instant,
         limit: Duration,
     ) -> Result<(Self, IdentifierKey), Error> {
         let id = events.create_id().map_err(Error::backend("creating a connection identifier"))?;
+        // Now, because the route that is resolved has them.
+        if let Some(class) = options.traffic_class {
+            id.set_traffic_class(class).map_err(Error::backend("setting the traffic class"))?;
+        }
+        set_ack_timeout::<B>(&id, options)?;
         id.resolve_address(local, peer, limit).map_err(Error::backend("resolving the address"))?;
         let key = id.key();
         Ok((Self { step: Step::Address(id), by: now.after(limit), limit }, key))

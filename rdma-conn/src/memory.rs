@@ -7,9 +7,9 @@
 use std::sync::Arc;
 
 use rdma_backend::memory::{CallerMemory, SharedMemory};
-use rdma_backend::{Access, Backend, RecvRequest, Region, SendOp, SendRequest, Slice};
+use rdma_backend::{Access, Backend, Pages, RecvRequest, Region, SendOp, SendRequest, Slice};
 use rdma_proto::wire::MESSAGE_LEN;
-use rdma_proto::{Action, Config, Readable, RegionAddress, Source};
+use rdma_proto::{Action, Readable, RegionAddress, Source};
 
 use crate::arrived::Arrived;
 use crate::budget::{Budget, CountedRegion, register, register_memory};
@@ -51,13 +51,26 @@ pub(crate) struct Memory<B: Backend> {
 pub(crate) struct Registrar<B: Backend> {
     domain: ProtectionDomain<B>,
     budget: Arc<Budget>,
+    /// Whether received bytes may be written in any order.
+    relaxed: bool,
+    /// Whether what is allocated is on huge pages.
+    huge: bool,
     /// What it has registered and still exists.
     buffers: Buffers,
 }
 
 impl<B: Backend> Registrar<B> {
     fn register(&self, len: usize, access: Access) -> Result<CountedRegion<B::Region>, Error> {
-        register(&self.domain, &self.budget, len, access)
+        register(&self.domain, &self.budget, (len, self.huge), self.ordered(access))
+    }
+
+    /// These rights, with the order in which the options have received bytes written.
+    const fn ordered(&self, access: Access) -> Access {
+        if self.relaxed && access.allows(Access::REMOTE_WRITE) {
+            access.and(Access::RELAXED_ORDERING)
+        } else {
+            access
+        }
     }
 
     /// Registers memory for the application to lend, and with [`Access::REMOTE_WRITE`] also to
@@ -73,7 +86,7 @@ impl<B: Backend> Registrar<B> {
         memory: impl CallerMemory,
         access: Access,
     ) -> Result<RegisteredBuffer<B>, Error> {
-        let memory = register_memory(&self.domain, &self.budget, memory, access)?;
+        let memory = register_memory(&self.domain, &self.budget, memory, self.ordered(access))?;
         Ok(RegisteredBuffer::new(memory, access, self.domain.clone(), &self.buffers))
     }
 }
@@ -89,23 +102,25 @@ impl<B: Backend> Memory<B> {
     /// Registers what an idle connection needs.
     pub(crate) fn register(
         domain: ProtectionDomain<B>,
-        config: &Config,
-        receives: u16,
+        options: &Options,
         budget: Arc<Budget>,
     ) -> Result<Self, Error> {
+        let config = &options.protocol;
         let send_slots = usize::from(config.send_depth);
-        let slots = send_slots + usize::from(receives);
+        let slots = send_slots + usize::from(options.receives);
         let window = config.window as usize;
+        let (relaxed, huge) = (options.relaxed_ordering, options.huge_pages);
+        let registrar = Registrar { domain, budget, relaxed, huge, buffers: Buffers::default() };
         Ok(Self {
-            windows: [Some(register(&domain, &budget, window, Access::REMOTE_WRITE)?), None],
+            windows: [Some(registrar.register(window, Access::REMOTE_WRITE)?), None],
             send: None,
-            messages: register(&domain, &budget, slots * MESSAGE_LEN, Access::LOCAL_WRITE)?,
+            messages: registrar.register(slots * MESSAGE_LEN, Access::LOCAL_WRITE)?,
             lendings: Lendings::new(),
             landing: None,
             send_slots,
             window,
             send_buffer: config.send_buffer as usize,
-            registrar: Registrar { domain, budget, buffers: Buffers::default() },
+            registrar,
         })
     }
 
@@ -130,6 +145,12 @@ impl<B: Backend> Memory<B> {
     pub(crate) fn first_window(&self) -> RegionAddress {
         let [first, _] = &self.windows;
         first.as_ref().map(|window| address(&window.region)).unwrap_or_default()
+    }
+
+    /// Returns what the pages of the first window are.
+    pub(crate) fn pages(&self) -> Pages {
+        let [first, _] = &self.windows;
+        first.as_ref().map_or(Pages::Usual, |window| window.region.pages())
     }
 
     /// Returns the send buffer, once it is registered.

@@ -59,6 +59,25 @@ pub struct Options {
     pub spin: Duration,
     /// Which completion vector signals completions; taken modulo the device's number of vectors.
     pub completion_vector: u32,
+    /// The traffic class of the packets of a connection that this side dials: DSCP in the upper six bits, ECN in the lower two. On RoCE it
+    /// chooses the queue of switches and cards; a network whose lossless queue is another than that of class 0 needs it. The server's packets
+    /// have the class of the client's, so it changes nothing on the side that accepts. `None`, the default, leaves it to the system
+    /// (`default_roce_tos` of the connection manager).
+    pub traffic_class: Option<u8>,
+    /// How long the device waits for an acknowledgement before it sends again: 4.096 µs · 2^`ack_timeout`, at most 31, and for ever if it
+    /// is 0. Each side has its own. Seven of these waits, with the device's own additions, find a peer dead. `None`, the default, leaves it to the
+    /// connection manager, which takes what it assumes of the route: on RoCE about a second or two. Linux has it since 5.1; a connection on an
+    /// older one fails.
+    pub ack_timeout: Option<u8>,
+    /// Whether the device may write received bytes in any order ([`Access::RELAXED_ORDERING`](crate::Access::RELAXED_ORDERING)), into
+    /// windows, and into memory that is registered to receive into. It changes nothing for the program: bytes are read after the completion that
+    /// counts them, and a completion says that all bytes before it are there. On some machines it is faster, on others slower, so
+    /// it is off by default. Without a device, a kernel or a library that knows it, bytes are written in order.
+    pub relaxed_ordering: bool,
+    /// Whether windows, the send buffer, and buffers that the library allocates for the program are on huge pages if they are at least as
+    /// long as one, 2 MiB. [`Connection::pages`](crate::Connection::pages) says what came of it: pages that the administrator reserved, or else
+    /// the kernel's own choice, which it is advised to make. A device then needs fewer translations. Off by default.
+    pub huge_pages: bool,
 }
 
 impl Options {
@@ -73,6 +92,10 @@ impl Options {
         eager_send_buffer: bool,
         spin: Duration,
         completion_vector: u32,
+        traffic_class: Option<u8>,
+        ack_timeout: Option<u8>,
+        relaxed_ordering: bool,
+        huge_pages: bool,
     }
 
     /// Checks the bounds of every field.
@@ -88,6 +111,9 @@ impl Options {
         // Asking all the time whether memory can go would be spinning.
         if self.keep_memory < Duration::from_millis(1) {
             return Err(Error::Options { field: "keep_memory", bounds: "at least a millisecond" });
+        }
+        if self.ack_timeout.is_some_and(|code| code > 31) {
+            return Err(Error::Options { field: "ack_timeout", bounds: "0 to 31" });
         }
         Ok(())
     }
@@ -121,6 +147,10 @@ impl Default for Options {
             eager_send_buffer: false,
             spin: Duration::ZERO,
             completion_vector: 0,
+            traffic_class: None,
+            ack_timeout: None,
+            relaxed_ordering: false,
+            huge_pages: false,
         }
     }
 }

@@ -32,6 +32,8 @@ pub struct Transfer<'a> {
     pub to: IpAddr,
     /// The number of the queue pair that it goes to; 0 if that is gone.
     pub pair: u32,
+    /// The traffic class of its packets.
+    pub traffic_class: u8,
     /// Which of them it is.
     pub content: Content<'a>,
 }

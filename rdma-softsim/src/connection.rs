@@ -159,6 +159,14 @@ impl rdma_backend::Identifier<SoftSim> for Identifier {
         self.inner.key
     }
 
+    fn set_traffic_class(&self, class: u8) -> Result<(), Error> {
+        self.inner.driver.with(|model| model.set_traffic_class(self.inner.id, class))
+    }
+
+    fn set_ack_timeout(&self, code: u8) -> Result<(), Error> {
+        self.inner.driver.with(|model| model.set_identifier_timeout(self.inner.id, code))
+    }
+
     fn resolve_address(
         &self,
         local: Option<SocketAddr>,

@@ -27,6 +27,8 @@ const ACCEPT_DATA: usize = 196;
 const REJECT_DATA: usize = 148;
 /// The largest retry counts: both are fields of three bits (rdma_connect(3)).
 const MAX_RETRIES: u8 = 7;
+/// The largest time-out of acknowledgements: a field of five bits (ibv_modify_qp(3)).
+const MAX_ACK_TIMEOUT: u8 = 31;
 
 /// A connection-manager identifier, `rdma_create_id(3)`. Destroyed when neither this handle nor a queue pair is left; an
 /// identifier of a connect request that is dropped unanswered refuses the request.
@@ -172,16 +174,21 @@ impl CmId {
     }
 
     fn set_flag(&self, option: u32) -> Result<(), Error> {
-        let mut on: c_int = 1;
-        self.call("rdma_set_option", Stage::Address, |id| {
-            // SAFETY: rdma_set_option(3): both options take an `int`, which is read during the call.
+        self.set_option(option, Stage::Address, c_int::from(true))
+    }
+
+    /// Sets an option of the identifier, which has the type of `value` in C.
+    fn set_option<T: Copy>(&self, option: u32, stage: Stage, mut value: T) -> Result<(), Error> {
+        self.call("rdma_set_option", stage, |id| {
+            // SAFETY: rdma_set_option(3): so many bytes, which are read during the call; another number of them than the option has is
+            // refused.
             unsafe {
                 (self.api.rdma_set_option)(
                     id,
                     c::RDMA_OPTION_ID as c_int,
                     option as c_int,
-                    (&raw mut on).cast(),
-                    size_of::<c_int>(),
+                    (&raw mut value).cast(),
+                    size_of::<T>(),
                 )
             }
         })
@@ -289,6 +296,18 @@ impl Identifier {
 impl rdma_backend::Identifier<Verbs> for Identifier {
     fn key(&self) -> IdentifierKey {
         self.inner.key()
+    }
+
+    fn set_traffic_class(&self, class: u8) -> Result<(), Error> {
+        self.inner.set_option(c::RDMA_OPTION_ID_TOS, Stage::Connection, class)
+    }
+
+    fn set_ack_timeout(&self, code: u8) -> Result<(), Error> {
+        // Kernels do not look at it before the queue pair gets it, and then the connection fails with no reason.
+        if code > MAX_ACK_TIMEOUT {
+            return Err(Error::Argument("a time-out of acknowledgements goes from 0 to 31"));
+        }
+        self.inner.set_option(c::RDMA_OPTION_ID_ACK_TIMEOUT, Stage::Connection, code)
     }
 
     fn resolve_address(

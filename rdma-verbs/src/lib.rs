@@ -119,6 +119,7 @@ mod device;
 pub mod devices;
 mod error;
 mod identifier;
+mod mapping;
 mod queue_pair;
 mod region;
 mod sockaddr;
@@ -151,6 +152,13 @@ impl Verbs {
     /// [`NoDevice`](rdma_backend::ErrorKind::NoDevice), when they are missing or too old.
     pub fn load() -> Result<Self, Error> {
         Ok(Self { api: sys::Api::get()? })
+    }
+
+    /// Returns whether the libraries can be asked for [`Access::RELAXED_ORDERING`](rdma_backend::Access::RELAXED_ORDERING). Whether the
+    /// kernel and the device then do it, they do not tell.
+    #[must_use]
+    pub const fn has_relaxed_ordering(&self) -> bool {
+        self.api.ibv_reg_mr_iova2.is_some()
     }
 }
 

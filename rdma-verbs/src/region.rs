@@ -1,18 +1,19 @@
 //! The protection domain and its registered regions.
 
-use core::ffi::c_int;
+use core::ffi::{c_int, c_void};
 use core::fmt;
 use core::ptr::{self, NonNull};
 use core::sync::atomic::AtomicU8;
 use std::sync::Arc;
 
 use rdma_backend::memory::{CallerMemory, DmaBuf, SharedMemory};
-use rdma_backend::{Access, Slice};
+use rdma_backend::{Access, Pages, Slice};
 
 use crate::Verbs;
 use crate::device::Device;
 use crate::error::{Error, Stage, errno};
-use crate::sys::{generated as c, ibv_mr, ibv_pd, ibv_sge};
+use crate::mapping::Mapping;
+use crate::sys::{RegisterOptionally, generated as c, ibv_mr, ibv_pd, ibv_sge};
 
 /// A protection domain, `ibv_alloc_pd(3)`.
 #[derive(Debug)]
@@ -62,9 +63,11 @@ impl Domain {
 
 impl rdma_backend::Domain<Verbs> for Domain {
     fn register(&self, len: usize, access: Access) -> Result<Region, Error> {
-        let mapping = Mapping::new(len)?;
-        let address = mapping.base.as_ptr().expose_provenance();
-        Region::register(&self.inner, Bytes::Own(mapping), (address, len), None, access)
+        Region::own(&self.inner, Mapping::new(len)?, len, access)
+    }
+
+    fn register_huge(&self, len: usize, access: Access) -> Result<Region, Error> {
+        Region::own(&self.inner, Mapping::huge(len)?, len, access)
     }
 
     fn register_memory<M: CallerMemory>(&self, memory: M, access: Access) -> Result<Region, Error> {
@@ -101,6 +104,39 @@ fn access_flags(access: Access) -> c_int {
     flags as c_int
 }
 
+/// The functions that register pages.
+struct Functions {
+    ibv_reg_mr: unsafe extern "C" fn(*mut ibv_pd, *mut c_void, usize, c_int) -> *mut ibv_mr,
+    ibv_reg_mr_iova2: Option<RegisterOptionally>,
+}
+
+impl Functions {
+    /// Registers `len` bytes at `address`, by the function that knows optional rights if there are any. A library without that
+    /// function has no such right.
+    ///
+    /// # Safety
+    /// As for `ibv_reg_mr(3)`.
+    unsafe fn register(
+        &self,
+        domain: *mut ibv_pd,
+        address: usize,
+        len: usize,
+        access: Access,
+    ) -> *mut ibv_mr {
+        let first = ptr::with_exposed_provenance_mut(address);
+        let flags = access_flags(access);
+        match self.ibv_reg_mr_iova2.filter(|_| access.allows(Access::RELAXED_ORDERING)) {
+            Some(optionally) => {
+                let flags = flags.cast_unsigned() | c::IBV_ACCESS_RELAXED_ORDERING;
+                // SAFETY: passed on from the caller; peers know the bytes by the address that they have here.
+                unsafe { optionally(domain, first, len, address as u64, flags) }
+            }
+            // SAFETY: passed on from the caller.
+            None => unsafe { (self.ibv_reg_mr)(domain, first, len, flags) },
+        }
+    }
+}
+
 /// A registered region, on pages of its own or in memory of a program, `ibv_reg_mr(3)`.
 pub struct Region {
     raw: NonNull<ibv_mr>,
@@ -115,8 +151,8 @@ pub struct Region {
 
 /// The memory of a region, kept until it is deregistered.
 enum Bytes {
-    Own(#[expect(dead_code, reason = "it is unmapped when it is dropped")] Mapping),
-    Caller(#[expect(dead_code, reason = "as above")] Arc<dyn CallerMemory>),
+    Own(Mapping),
+    Caller(#[expect(dead_code, reason = "it is kept until it is dropped")] Arc<dyn CallerMemory>),
 }
 
 // SAFETY: the bytes are reached through atomics only, and `raw` only for deregistration, by the owner.
@@ -125,6 +161,12 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
+    /// Registers the first `len` bytes of pages of its own.
+    fn own(domain: &Arc<Pd>, mapping: Mapping, len: usize, access: Access) -> Result<Self, Error> {
+        let address = mapping.base().expose_provenance();
+        Self::register(domain, Bytes::Own(mapping), (address, len), None, access)
+    }
+
     /// Registers the `len` bytes at `address`, which are those of `bytes`; through `buffer`, if they are a mapping of it.
     fn register(
         domain: &Arc<Pd>,
@@ -133,7 +175,8 @@ impl Region {
         buffer: Option<DmaBuf>,
         access: Access,
     ) -> Result<Self, Error> {
-        let (api, access) = (domain.device.api, access_flags(access));
+        let api = domain.device.api;
+        let functions = Functions { ibv_reg_mr: api.ibv_reg_mr, ibv_reg_mr_iova2: api.ibv_reg_mr_iova2 };
         // SAFETY: ibv_reg_mr(3): a live domain and `len` mapped bytes that outlive the registration: `bytes` stays in the region,
         // which drops it last. A caller's memory was borrowed once, for both numbers, from the value behind its `Arc`, which is neither
         // moved nor dropped before that, so that borrow could have lasted as long. Its bytes are atomics, for which it is sound that
@@ -141,13 +184,11 @@ impl Region {
         // that they have here; the descriptor is open for as long as `bytes` exists, and is not used after the call.
         let raw = unsafe {
             match buffer {
-                None => {
-                    let first = ptr::with_exposed_provenance_mut(address);
-                    (api.ibv_reg_mr)(domain.as_ptr(), first, len, access)
-                }
+                None => functions.register(domain.as_ptr(), address, len, access),
                 Some(buffer) => {
                     let (fd, offset) = (buffer.descriptor(), buffer.offset());
-                    (api.ibv_reg_dmabuf_mr)(domain.as_ptr(), offset, len, address as u64, fd, access)
+                    let flags = access_flags(access);
+                    (api.ibv_reg_dmabuf_mr)(domain.as_ptr(), offset, len, address as u64, fd, flags)
                 }
             }
         };
@@ -224,6 +265,13 @@ impl rdma_backend::Region for Region {
             core::slice::from_raw_parts(ptr::with_exposed_provenance::<AtomicU8>(self.address), self.len)
         })
     }
+
+    fn pages(&self) -> Pages {
+        match &self.bytes {
+            Some(Bytes::Own(mapping)) => mapping.pages(),
+            _ => Pages::Usual,
+        }
+    }
 }
 
 impl fmt::Debug for Region {
@@ -248,53 +296,13 @@ impl Drop for Region {
     }
 }
 
-/// Anonymous pages.
-#[derive(Debug)]
-struct Mapping {
-    base: NonNull<u8>,
-    /// Whole pages.
-    len: usize,
-}
-
-impl Mapping {
-    fn new(len: usize) -> Result<Self, Error> {
-        if len == 0 {
-            return Err(Error::Argument("a region has at least one byte"));
-        }
-        // SAFETY: sysconf(3) has no preconditions.
-        let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096).max(4096);
-        let len = len
-            .checked_next_multiple_of(page)
-            .filter(|len| isize::try_from(*len).is_ok())
-            .ok_or(Error::Argument("a region of this length does not fit into the address space"))?;
-        // SAFETY: mmap(2): fresh anonymous pages at an address of the kernel's choice affect no other memory.
-        let base = unsafe {
-            libc::mmap(
-                ptr::null_mut(),
-                len,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-                -1,
-                0,
-            )
-        };
-        match NonNull::new(base.cast::<u8>()) {
-            Some(first) if base != libc::MAP_FAILED => Ok(Self { base: first, len }),
-            _ => Err(Error::last("mmap", Stage::Create)),
-        }
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: munmap(2): exactly what was mapped; every borrow of it ended with `self`, and it is not registered any more.
-        unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use core::ffi::c_uint;
+    use std::sync::Mutex;
+
     use super::*;
+    use crate::locked;
 
     #[test]
     fn slices_are_checked_without_overflow() {
@@ -317,6 +325,40 @@ mod tests {
         assert_eq!(access_flags(Access::REMOTE_WRITE), 1 | 2);
         assert_eq!(access_flags(Access::REMOTE_READ), 4);
         assert_eq!(access_flags(Access::REMOTE_WRITE.and(Access::REMOTE_READ)), 1 | 2 | 4);
+        // Known to one function only.
+        assert_eq!(access_flags(Access::REMOTE_WRITE.and(Access::RELAXED_ORDERING)), 1 | 2);
+    }
+
+    /// What each function was called with, most recent last.
+    static CALLS: Mutex<Vec<(&str, usize, u64, u32)>> = Mutex::new(Vec::new());
+
+    unsafe extern "C" fn plain(_: *mut ibv_pd, _: *mut c_void, len: usize, access: c_int) -> *mut ibv_mr {
+        locked(&CALLS).push(("ibv_reg_mr", len, 0, access.cast_unsigned()));
+        ptr::null_mut()
+    }
+
+    unsafe extern "C" fn optionally(
+        _: *mut ibv_pd,
+        _: *mut c_void,
+        len: usize,
+        iova: u64,
+        access: c_uint,
+    ) -> *mut ibv_mr {
+        locked(&CALLS).push(("ibv_reg_mr_iova2", len, iova, access));
+        ptr::null_mut()
+    }
+
+    #[test]
+    fn relaxed_ordering_is_asked_for_where_the_library_has_it() {
+        let (strict, relaxed) = (Access::REMOTE_WRITE, Access::REMOTE_WRITE.and(Access::RELAXED_ORDERING));
+        for (has, access) in [(true, strict), (true, relaxed), (false, relaxed)] {
+            let functions = Functions { ibv_reg_mr: plain, ibv_reg_mr_iova2: has.then_some(optionally) };
+            // SAFETY: the functions look at nothing behind the pointers.
+            let region = unsafe { functions.register(ptr::null_mut(), 0x7000, 5, access) };
+            assert!(region.is_null());
+        }
+        let relaxed = ("ibv_reg_mr_iova2", 5, 0x7000, 1 | 2 | 1 << 20);
+        assert_eq!(*locked(&CALLS), [("ibv_reg_mr", 5, 0, 1 | 2), relaxed, ("ibv_reg_mr", 5, 0, 1 | 2)]);
     }
 
     #[test]
@@ -328,26 +370,5 @@ mod tests {
         assert!(fits(0, 0, 1) && fits(7, 4096, 1 << 40) && fits(3, i64::MAX as u64 - 1, 1));
         assert!(!fits(-1, 0, 1) && !fits(3, i64::MAX as u64, 1) && !fits(3, u64::MAX, 1));
         assert!(!fits(3, 1, usize::MAX));
-    }
-
-    #[test]
-    fn mappings_are_whole_zeroed_pages() {
-        let mapping = Mapping::new(1).unwrap();
-        assert!(mapping.len >= 4096 && (mapping.base.as_ptr() as usize).is_multiple_of(4096));
-        // SAFETY: a page that nobody else has, mapped until the end of the test, and reached as atomics only.
-        let bytes = unsafe { core::slice::from_raw_parts(mapping.base.as_ptr().cast::<AtomicU8>(), 100) };
-        let memory = SharedMemory::new(bytes);
-        let mut bytes = [1; 100];
-        assert!(memory.read(0, &mut bytes) && bytes == [0; 100]);
-        assert!(memory.write(99, &[7]) && !memory.write(100, &[7]));
-    }
-
-    #[test]
-    fn impossible_lengths_are_refused() {
-        for len in [0, usize::MAX, usize::MAX / 2 + 1] {
-            assert!(matches!(Mapping::new(len), Err(Error::Argument(_))), "{len}");
-        }
-        // Possible, but never granted.
-        assert!(matches!(Mapping::new(1 << 55), Err(Error::Call { call: "mmap", .. })));
     }
 }

@@ -120,6 +120,7 @@ fn request() -> impl Strategy<Value = Request<'static>> {
         name().prop_map(Request::DestroyPair),
         (name(), transition()).prop_map(|(pair, to)| Request::Modify { pair, to }),
         (name(), any::<u8>()).prop_map(|(pair, timeout)| Request::SetTimeout { pair, timeout }),
+        (name(), any::<u8>()).prop_map(|(id, class)| Request::SetTrafficClass { id, class }),
         name().prop_map(Request::QueryPair),
         (0..3_u32).prop_map(Request::TakeAsyncEvent),
         (0..3_u32).prop_map(Request::AsyncEvents),

@@ -113,6 +113,29 @@ fn rping_is_recorded() {
     assert_eq!(next.len(), 2);
 }
 
+/// The class that a client sets is that of both directions, and no other connection's.
+#[test]
+fn a_traffic_class_is_on_every_packet() {
+    if installed("ucmatose").is_none() {
+        return;
+    }
+    for (name, set, class) in [("classed", &["-t", "104"][..], 104), ("unclassed", &[], 0)] {
+        let home = Home::new(&format!("recording-{name}"));
+        let file = home.path().join("run.pcapng");
+        let serving = Running::start(&mut recorded(&home, &file, &[], &["ucmatose"]));
+        let client = [&["ucmatose", "-s", SERVER][..], set].concat();
+        served(&home, serving, || home.run(CLIENT, &client), |succeeded, _| succeeded);
+        let recording = std::fs::read(&file).expect("a recording");
+        // Ethernet's type of IPv4, its version and length, and the class.
+        let classes: Vec<u8> = recording
+            .windows(4)
+            .filter_map(|bytes| if let [8, 0, 0x45, class] = bytes { Some(*class) } else { None })
+            .collect();
+        assert!(classes.len() >= 40, "{} packets", classes.len());
+        assert!(classes.iter().all(|found| *found == class), "{classes:?}");
+    }
+}
+
 /// The file may be the recording that is being written.
 #[test]
 fn a_recording_that_is_refused_leaves_its_file_as_it_is() {

@@ -74,6 +74,17 @@ fn elements_of_a_work_request() {
     home.is_left();
 }
 
+/// Options of identifiers and of regions answer as Linux and librdmacm do.
+#[test]
+fn options_of_identifiers_and_regions() {
+    let home = Home::new("options");
+    let Some(program) = compiled(&home, "options") else { return };
+    let output = home.run(SERVER, &[&program]).output().expect("runs");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(succeeded(&output), "done\n", "{said}");
+    home.is_left();
+}
+
 /// More inline WRITEs than one message holds, by either way to post.
 #[test]
 fn long_chains() {

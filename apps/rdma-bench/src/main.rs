@@ -9,12 +9,13 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use clap::{CommandFactory, Parser};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use kv_store::{Server, Store};
+use rdma_bench::predict::{self, Machine};
 use rdma_bench::{CONNECTING, Carrier, Load, Login, Outcome, Target, Test, csv, reachable, run, table};
 use rdma_conn::{Descriptors, Endpoint, Limits, Options};
-use rdma_program::{DONE, FAILED, UNREAD, misused, status};
+use rdma_program::{DONE, FAILED, Network, UNREAD, misused, status};
 use rdma_server::{Address, ConnectionType, Rdma, RdmaSettings, Tcp, Tls, TlsSettings, Unix};
 use rdma_softsim::Fabric;
 use rdma_verbs::Verbs;
@@ -30,11 +31,13 @@ use rustls::{ClientConfig, RootCertStore};
 #[command(
     name = "valkey-rdma-bench",
     version,
+    args_conflicts_with_subcommands = true,
     after_help = "Examples:
   valkey-rdma-bench --target rdma://192.0.2.1:6379 -t set,get -c 50 -n 100000
   valkey-rdma-bench --target tcp://127.0.0.1:6379 -t get -d 16384 -P 16
   valkey-rdma-bench --target rdma://:PASSWORD@192.0.2.1:6379/2 -t set
-  valkey-rdma-bench --target rdma://192.0.2.1:6379 --rate 20000  # open loop"
+  valkey-rdma-bench --target rdma://192.0.2.1:6379 --rate 20000  # open loop
+  valkey-rdma-bench predict --link 100 --rtt 3 --tcp-rate 160000"
 )]
 struct Arguments {
     /// The server: `SCHEME://[[USER]:PASSWORD@]HOST:PORT[/DATABASE]`, where SCHEME is rdma, tcp or tls, or unix:///PATH. In a user and
@@ -87,9 +90,89 @@ struct Arguments {
     /// Print what was measured as `valkey-benchmark --csv` does.
     #[arg(long)]
     csv: bool,
+    #[command(flatten)]
+    network: Network,
+    #[command(subcommand)]
+    command: Option<Command>,
     /// As the target says.
     #[arg(skip)]
     login: Login,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Says what a server would do on a card, by a formula that was compared with what others published. No device is used.
+    Predict(Predict),
+}
+
+/// The machines, the card and the network.
+#[derive(Args)]
+struct Predict {
+    /// Gb/s of the link.
+    #[arg(long, default_value_t = Machine::default().link, value_parser = above_zero)]
+    link: f64,
+    /// Microseconds of both ways over cables and switches, without the cards.
+    #[arg(long, default_value_t = Machine::default().rtt, value_parser = above_zero)]
+    rtt: f64,
+    /// PINGs a second that Valkey answers over TCP on this processor with one thread, as `-t ping` measures them: how fast it is.
+    #[arg(long, value_parser = above_zero)]
+    tcp_rate: Option<f64>,
+    /// Clients at the same time.
+    #[arg(short, long, default_value_t = Machine::default().clients, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    clients: u32,
+    /// Requests that a client sends together.
+    #[arg(short = 'P', long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pipeline: u32,
+    /// GB/s that one core copies.
+    #[arg(long, default_value_t = Machine::default().copy, value_parser = above_zero)]
+    copy: f64,
+    /// Both sides look again and again instead of sleeping.
+    #[arg(long)]
+    poll: bool,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+    /// Print how far the formula is from what was published, instead.
+    #[arg(long)]
+    calibration: bool,
+}
+
+fn above_zero(text: &str) -> Result<f64, &'static str> {
+    text.parse()
+        .ok()
+        .filter(|number| (0.001..=1e9).contains(number))
+        .ok_or("a number from 0.001 to 1000000000")
+}
+
+impl Predict {
+    fn machine(&self) -> Machine {
+        let &Self { link, rtt, clients, pipeline, copy, poll: polls, .. } = self;
+        let machine = Machine { link, rtt, clients, pipeline, copy, polls, ..Machine::default() };
+        self.tcp_rate.map_or(machine, |rate| machine.with_tcp_rate(rate, 0.0))
+    }
+
+    fn tell(&self) -> io::Result<String> {
+        let (machine, points) = (self.machine(), predict::points());
+        let rows = predict::rows(&machine);
+        let mut table = match (self.calibration, self.json) {
+            (true, true) => return Ok(serde_json::to_string_pretty(&points)?),
+            (false, true) => return Ok(serde_json::to_string_pretty(&rows)?),
+            (true, false) => predict::calibration(&points),
+            (false, false) => predict::table(&rows),
+        };
+        table.set_width(columns(io::stdout()));
+        if self.calibration {
+            return Ok(table.to_string());
+        }
+        let overtakes = match machine.overtakes() {
+            Some(size) => format!("RDMA is ahead of TCP with values of {size} bytes and longer"),
+            None => "RDMA is not ahead of TCP with the longest of these values".into(),
+        };
+        Ok(format!(
+            "{table}\n{overtakes} (one thread; Valkey's threads for input and output are not in the formula).\n\
+                    No card was measured for it: `predict --calibration` says how far it is from what others published."
+        ))
+    }
 }
 
 /// Bytes of a value at most, as in Valkey.
@@ -104,6 +187,16 @@ fn rate(text: &str) -> Result<f64, &'static str> {
 
 fn main() -> ExitCode {
     rdma_program::run(|arguments: Arguments| {
+        if let Some(Command::Predict(predict)) = &arguments.command {
+            return ExitCode::from(match predict.tell().and_then(|text| say(&text)) {
+                Ok(()) => DONE,
+                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => UNREAD,
+                Err(error) => {
+                    complain(&error.to_string());
+                    FAILED
+                }
+            });
+        }
         let (arguments, target) = match arguments.checked() {
             Ok(checked) => checked,
             Err(error) => return misused(&error),
@@ -137,6 +230,10 @@ fn print(arguments: &Arguments, outcomes: &[Outcome]) -> io::Result<()> {
         table.set_width(columns(io::stdout()));
         table.to_string()
     };
+    say(&text)
+}
+
+fn say(text: &str) -> io::Result<()> {
     let mut output = io::stdout().lock();
     match writeln!(output, "{text}").and_then(|()| output.flush()) {
         Err(error) => Err(io::Error::new(error.kind(), format!("cannot print: {error}"))),
@@ -249,7 +346,7 @@ impl Arguments {
     }
 
     fn settings(&self) -> RdmaSettings {
-        let client = Options::default().spin(Duration::from_micros(self.spin));
+        let client = self.network.on(Options::default()).spin(Duration::from_micros(self.spin));
         // How many connections there are, and so how much memory, is said by the arguments.
         RdmaSettings::default().client(client).limits(Limits::NONE).connect_timeout(CONNECTING)
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use rdma_conn::{Descriptors, Limits};
+use rdma_conn::{Connect, Descriptors, Limits, Options};
 use tokio::io::AsyncWriteExt as _;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
@@ -41,6 +41,8 @@ pub struct Settings {
     pub quiet: Duration,
     /// How long clients that are there may go on after the bridge was told to end. They are reset then.
     pub drain: Duration,
+    /// Those of RDMA connections; `stall` goes before their `linger`.
+    pub options: Options,
     /// Certificates for `tls://`.
     pub tls: TlsFiles,
 }
@@ -54,6 +56,7 @@ impl Default for Settings {
             stall: Duration::from_secs(60),
             quiet: Duration::from_millis(200),
             drain: Duration::from_secs(30),
+            options: Options::default(),
             tls: TlsFiles::default(),
         }
     }
@@ -88,9 +91,11 @@ impl<B: Descriptors> Bridge<B> {
     ) -> Result<Self, Error> {
         let tls = settings.tls.load()?;
         let limits = Limits::default().connections(settings.max_connections);
-        let waits = (settings.connect_timeout, settings.stall);
-        let server = Dialling::new(connect, backend, limits, &tls, waits)?;
-        let listening = Listening::bind(listen, backend, limits, &tls, settings.stall).await?;
+        // The end of a connection is waited for as long as for anything else that its peer is to take.
+        let options = settings.options.linger(settings.stall);
+        let how = Connect::default().timeout(settings.connect_timeout).options(options);
+        let server = Dialling::new(connect, backend, limits, &tls, how)?;
+        let listening = Listening::bind(listen, backend, limits, &tls, options).await?;
         let patience = Patience { stall: settings.stall, quiet: settings.quiet };
         let counters = Arc::default();
         let inner = Inner { server, counters, patience, connect_timeout: settings.connect_timeout };

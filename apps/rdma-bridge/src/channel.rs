@@ -139,7 +139,7 @@ impl<B: Descriptors> Listening<B> {
         backend: &B,
         limits: Limits,
         tls: &TlsConfig,
-        stall: Duration,
+        options: Options,
     ) -> Result<Self, Error> {
         let failed = |source| Error::Listen { place: place.clone(), source };
         let server = match place.carrier {
@@ -156,7 +156,7 @@ impl<B: Descriptors> Listening<B> {
                     return Err(failed(io::Error::new(io::ErrorKind::NotFound, "the name has no address")));
                 };
                 let endpoint = AsyncEndpoint::new(backend, limits).map_err(|error| failed(error.into()))?;
-                let listener = endpoint.listen(address, lingering(Options::default(), stall));
+                let listener = endpoint.listen(address, options);
                 return Ok(Self::Rdma(listener.map_err(|error| failed(error.into()))?));
             }
         };
@@ -224,7 +224,7 @@ impl<B: Descriptors> Dialling<B> {
         backend: &B,
         limits: Limits,
         tls: &TlsConfig,
-        (timeout, stall): (Duration, Duration),
+        how: Connect,
     ) -> Result<Self, Error> {
         Ok(match place.carrier {
             Carrier::Tcp => Self::Tcp(place),
@@ -238,11 +238,7 @@ impl<B: Descriptors> Dialling<B> {
                 }
             },
             Carrier::Rdma => match AsyncEndpoint::new(backend, limits) {
-                Ok(endpoint) => {
-                    let how =
-                        Connect::default().timeout(timeout).options(lingering(Options::default(), stall));
-                    Self::Rdma(place, endpoint, Box::new(how))
-                }
+                Ok(endpoint) => Self::Rdma(place, endpoint, Box::new(how)),
                 Err(error) => return Err(Error::Connect { place, source: error.into() }),
             },
         })
@@ -268,12 +264,6 @@ impl<B: Descriptors> Dialling<B> {
             }
         }
     }
-}
-
-/// Returns options of a connection whose end is waited for as long as for anything else that its peer is to take.
-fn lingering(mut options: Options, stall: Duration) -> Options {
-    options.linger = stall;
-    options
 }
 
 async fn dial(place: &Place) -> io::Result<TcpStream> {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use clap::Parser;
 use rdma_bridge::{Bridge, Carrier, Place, Settings, TlsFiles};
 use rdma_conn::Descriptors;
-use rdma_program::{USAGE, status};
+use rdma_program::{Network, USAGE, status};
 use rdma_softsim::Fabric;
 use rdma_verbs::Verbs;
 use tokio::signal::unix::{SignalKind, signal};
@@ -75,6 +75,8 @@ struct Arguments {
     /// The authorities that a server behind tls:// is certified by (PEM).
     #[arg(long)]
     tls_ca: Option<PathBuf>,
+    #[command(flatten)]
+    network: Network,
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
@@ -209,6 +211,7 @@ impl Arguments {
         settings.stall = self.stall;
         settings.quiet = self.quiet;
         settings.drain = self.drain;
+        settings.options = self.network.on(settings.options);
         settings.tls = TlsFiles {
             identity: self.tls_cert.clone().zip(self.tls_key.clone()),
             authorities: self.tls_ca.clone(),

@@ -1,6 +1,9 @@
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "connections")]
+mod network;
+
 use std::any::Any;
 use std::io::{self, Write as _};
 use std::panic::{self, AssertUnwindSafe, UnwindSafe, catch_unwind};
@@ -10,6 +13,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::{Arg, ArgMatches, Command, CommandFactory, FromArgMatches, value_parser};
 use clap_complete::Shell;
+
+#[cfg(feature = "connections")]
+pub use network::Network;
 
 /// The program did what it was told to.
 pub const DONE: u8 = 0;

@@ -34,7 +34,8 @@ impl<B: Descriptors> Client<B> {
     /// `Client::with_tls`). Nothing is connected yet. The options, joined by `&`, are
     ///
     /// - `protocol=resp3`, or `resp2`, which is used otherwise,
-    /// - `timeout=SECONDS`, `response_timeout=SECONDS`, `fallback=tcp` or `fallback=tcp:PORT`: see [`Settings`].
+    /// - `timeout=SECONDS`, `response_timeout=SECONDS`, `fallback=tcp` or `fallback=tcp:PORT`: see [`Settings`],
+    /// - `traffic_class=CLASS`, `ack_timeout=CODE`, `relaxed_ordering=yes`, `huge_pages=yes`: see [`rdma_conn::Options`].
     ///
     /// `rdma` is a backend, or [`Endpoints`] on one that several clients share.
     ///

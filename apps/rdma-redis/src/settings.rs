@@ -13,14 +13,24 @@ const SCHEME: &str = "valkey+rdma://";
 const TLS_SCHEME: &str = "valkeys+rdma://";
 
 /// The options that a URL can have.
-const KNOWN: [&str; 4] = ["timeout", "response_timeout", "fallback", "protocol"];
+const KNOWN: [&str; 8] = [
+    "timeout",
+    "response_timeout",
+    "fallback",
+    "protocol",
+    "traffic_class",
+    "ack_timeout",
+    "relaxed_ordering",
+    "huge_pages",
+];
 
 /// Settings of all connections that a [`Client`](crate::Client) makes. Options of its URL go before them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// The RDMA connection. Its `timeout`, 5 s unless set, bounds all of connecting: the look-up of the host's name, the RDMA
-    /// connection to one of its addresses, the fallback to TCP, and the server's answer to the handshake (HELLO, AUTH, SELECT,
-    /// CLIENT SETINFO). URL option: `timeout=SECONDS`.
+    /// connection to one of its addresses, which are tried in turn and share it evenly, the fallback to TCP, and the server's answer to the handshake (HELLO, AUTH, SELECT,
+    /// CLIENT SETINFO). URL option: `timeout=SECONDS`. Of its options, for networks and cards that want them, a URL can set
+    /// `traffic_class=0..255`, `ack_timeout=0..31`, `relaxed_ordering=yes` and `huge_pages=yes`.
     pub connect: Connect,
     /// How long a request may wait for its reply before it fails; the connection stays. `None` waits as long as the connection
     /// lasts. URL option: `response_timeout=SECONDS` or `response_timeout=none`.
@@ -71,6 +81,12 @@ impl Settings {
                 let port = value.strip_prefix("tcp:")?.parse().ok().filter(|port| *port != 0)?;
                 self.fallback = Some(Fallback::Tcp { port: Some(port) });
             }
+            ("traffic_class", _) => self.connect.options.traffic_class = Some(value.parse().ok()?),
+            ("ack_timeout", _) => {
+                self.connect.options.ack_timeout = Some(value.parse().ok().filter(|code| *code <= 31)?);
+            }
+            ("relaxed_ordering", _) => self.connect.options.relaxed_ordering = yes_or_no(value)?,
+            ("huge_pages", _) => self.connect.options.huge_pages = yes_or_no(value)?,
             // redis-rs reads its value, and would repeat another one in its error.
             ("protocol", "2" | "3" | "resp2" | "resp3") => {}
             _ => return None,
@@ -83,6 +99,14 @@ impl Settings {
 fn seconds(text: &str) -> Option<Duration> {
     let seconds = Duration::try_from_secs_f64(text.parse().ok()?).ok()?;
     (!seconds.is_zero()).then_some(seconds)
+}
+
+fn yes_or_no(text: &str) -> Option<bool> {
+    match text {
+        "yes" => Some(true),
+        "no" => Some(false),
+        _ => None,
+    }
 }
 
 /// A server as a URL names it.
@@ -107,7 +131,8 @@ pub(crate) fn parse(url: &str, settings: &mut Settings) -> RedisResult<Target> {
     for (index, (name, value)) in url.query_pairs().enumerate() {
         if settings.set(&name, &value).is_none() || given.contains(&name) {
             let known = "in the URL: the options are timeout=SECONDS, response_timeout=SECONDS|none, \
-                         fallback=tcp[:PORT] and protocol=resp2|resp3, each once";
+                         fallback=tcp[:PORT], protocol=resp2|resp3, traffic_class=0..255, ack_timeout=0..31, \
+                         relaxed_ordering=yes|no and huge_pages=yes|no, each once";
             // What is none of them may be a password, by its name and by its value.
             let which = match KNOWN.contains(&&*name) {
                 true => format!("{name} is there twice, or has another value"),
@@ -128,7 +153,21 @@ pub(crate) fn parse(url: &str, settings: &mut Settings) -> RedisResult<Target> {
 mod tests {
     use rdma_softsim::{Fabric, SoftSim};
 
+    use super::*;
     use crate::Client;
+
+    #[test]
+    fn a_url_has_what_networks_and_cards_want() {
+        let url = "valkey+rdma://host?traffic_class=104&ack_timeout=16&relaxed_ordering=yes&huge_pages=yes";
+        let mut settings = Settings::default();
+        parse(url, &mut settings).expect("is well formed");
+        let expected = Options::default().traffic_class(Some(104)).ack_timeout(Some(16));
+        assert_eq!(settings.connect.options, expected.relaxed_ordering(true).huge_pages(true));
+        for wrong in ["traffic_class=256", "ack_timeout=32", "relaxed_ordering=1", "huge_pages="] {
+            let error = parse(&format!("valkey+rdma://host?{wrong}"), &mut settings).expect_err(wrong);
+            assert!(error.to_string().contains("traffic_class=0..255"), "{error}");
+        }
+    }
 
     /// Wherever a URL has a password, no error and no `Debug` repeats it.
     #[test]
@@ -149,6 +188,9 @@ mod tests {
             "valkey+rdma://host?fallback=s3cret",
             "valkey+rdma://host?protocol=s3cret",
             "valkey+rdma://host?timeout=1&timeout=s3cret",
+            "valkey+rdma://host?traffic_class=s3cret",
+            "valkey+rdma://host?ack_timeout=s3cret",
+            "valkey+rdma://host?huge_pages=s3cret",
             "valkey+rdma://host#s3cret",
             "valkeys+rdma://:s3cret@host?fallback=tcp:s3cret",
             "redis://:s3cret@host",

@@ -2,13 +2,15 @@
 
 use std::fmt;
 use std::io;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use rdma_conn::{AsyncStream, Descriptors};
 use redis::RedisResult;
 use tokio::net::TcpStream;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::endpoints::Endpoints;
 use crate::settings::{Fallback, Settings};
@@ -109,12 +111,69 @@ async fn over_rdma<B: Descriptors>(
     let how = settings.connect.timeout(within);
     let address = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
     let endpoint = endpoints.current()?;
-    // `how` bounds the connection to each address; this bounds the look-up of the name and all addresses together.
-    match timeout(within, endpoint.connect(&address, &how)).await {
-        Ok(connected) => Ok(connected?),
+    // This bounds the look-up of the name and all addresses together.
+    let connecting = async {
+        let addresses: Vec<_> = tokio::net::lookup_host(&address).await?.collect();
+        in_turn(&addresses, how.timeout, |peer, share| {
+            let (endpoint, how) = (endpoint.clone(), how.timeout(share));
+            async move { Ok(endpoint.connect(peer, &how).await?) }
+        })
+        .await
+    };
+    match timeout(within, connecting).await {
+        Ok(connected) => connected,
         Err(_late) => {
             let late = format!("{address} could not be reached by RDMA within {within:?}");
             Err(io::Error::new(io::ErrorKind::TimedOut, late))
         }
+    }
+}
+
+/// Connects to the first of these addresses that answers. Each has an even share of the time that is left for it and those behind it, so that
+/// one that is silent, as one whose card has failed, does not keep the others from being tried.
+async fn in_turn<T, F: Future<Output = io::Result<T>>>(
+    addresses: &[SocketAddr],
+    within: Duration,
+    connect: impl Fn(SocketAddr, Duration) -> F,
+) -> io::Result<T> {
+    let until = Instant::now() + within;
+    let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+    for (left, peer) in (1..=addresses.len() as u32).rev().zip(addresses) {
+        let share = until.saturating_duration_since(Instant::now()) / left;
+        match connect(*peer, share).await {
+            Ok(connected) => return Ok(connected),
+            Err(error) => {
+                tracing::debug!(%peer, %error, left = left - 1, "an address of the server did not answer");
+                last = error;
+            }
+        }
+    }
+    Err(last)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn an_address_that_does_not_answer_leaves_time_for_the_next() {
+        let addresses = [1, 2, 3].map(|last| SocketAddr::from(([192, 0, 2, last], 6379)));
+        let within = Duration::from_secs(60);
+        let tried = Mutex::new(Vec::new());
+        let connect = |peer: SocketAddr, share| {
+            tried.lock().expect("is held for a push").push((peer, share));
+            async move { if peer == addresses[1] { Ok(peer) } else { Err(io::ErrorKind::TimedOut.into()) } }
+        };
+        let connected = in_turn(&addresses, within, connect).await.expect("the second answers");
+        assert_eq!(connected, addresses[1]);
+        let tried = tried.into_inner().expect("nobody panicked");
+        assert!(tried.iter().map(|(peer, _)| peer).eq(&addresses[..2]), "{tried:?}");
+        assert!(tried[0].1 <= within / 3 && tried[1].1 <= within / 2, "{tried:?}");
+        let none = in_turn(&addresses[2..], within, |_, _| async {
+            Err::<(), _>(io::ErrorKind::HostUnreachable.into())
+        });
+        assert_eq!(none.await.expect_err("none answers").kind(), io::ErrorKind::HostUnreachable);
     }
 }

@@ -278,6 +278,14 @@ impl<B: Backend, I: Interceptor<B>> rdma_backend::Identifier<Intercepted<B, I>> 
         self.inner.key()
     }
 
+    fn set_traffic_class(&self, class: u8) -> Result<(), B::Error> {
+        self.inner.set_traffic_class(class)
+    }
+
+    fn set_ack_timeout(&self, code: u8) -> Result<(), B::Error> {
+        self.inner.set_ack_timeout(code)
+    }
+
     fn resolve_address(
         &self,
         local: Option<SocketAddr>,

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use rdma_backend::memory::{CallerMemory, SharedMemory};
 use rdma_backend::{
-    self, Access, Backend, Completion, PostError, QueuePair as _, RecvRequest, Region as _, RnrTimer,
+    self, Access, Backend, Completion, Pages, PostError, QueuePair as _, RecvRequest, Region as _, RnrTimer,
     SendRequest, Slice,
 };
 
@@ -66,6 +66,13 @@ impl<B: Backend, I: Interceptor<B>> rdma_backend::Domain<Intercepted<B, I>> for 
         Ok(Region { inner, len })
     }
 
+    fn register_huge(&self, len: usize, access: Access) -> Result<Region<B>, B::Error> {
+        let (more, access) = self.shared.by.registering(len, access);
+        let inner = Arc::new(self.inner.register_huge(more, access)?);
+        self.shared.by.registered(&inner);
+        Ok(Region { inner, len })
+    }
+
     /// The memory is as long as it is; an interceptor changes the rights only.
     fn register_memory<M: CallerMemory>(&self, memory: M, access: Access) -> Result<Region<B>, B::Error> {
         let len = memory.shared().len();
@@ -105,6 +112,10 @@ impl<B: Backend> rdma_backend::Region for Region<B> {
 
     fn memory(&self) -> SharedMemory<'_> {
         self.inner.memory()
+    }
+
+    fn pages(&self) -> Pages {
+        self.inner.pages()
     }
 }
 

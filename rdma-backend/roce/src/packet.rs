@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use etherparse::PacketBuilder;
+use etherparse::{IpDscp, IpEcn, IpHeaders, Ipv4Header, Ipv6Header, PacketBuilder};
 use rdma_backend::CompletionStatus;
 
 /// UDP port of RoCE v2.
@@ -87,6 +87,8 @@ pub struct Packet<'a> {
     pub from: IpAddr,
     /// Where it goes.
     pub to: IpAddr,
+    /// The traffic class: of IPv4 the type of service.
+    pub traffic_class: u8,
     /// Its opcode.
     pub opcode: u8,
     /// The queue pair that it is for.
@@ -111,6 +113,7 @@ impl Packet<'_> {
         Self {
             from: nowhere,
             to: nowhere,
+            traffic_class: 0,
             opcode,
             pair: 0,
             sequence,
@@ -154,11 +157,32 @@ impl Packet<'_> {
             [2, 0, octets[12], octets[13], octets[14], octets[15]]
         };
         let ethernet = PacketBuilder::ethernet2(mac(self.from), mac(self.to));
-        let ip = match (self.from, self.to) {
-            (IpAddr::V4(from), IpAddr::V4(to)) => ethernet.ipv4(from.octets(), to.octets(), 64),
-            (from, to) => ethernet.ipv6(v6(from).octets(), v6(to).octets(), 64),
+        let class = self.traffic_class;
+        let header = match (self.from, self.to) {
+            (IpAddr::V4(from), IpAddr::V4(to)) => {
+                let header = Ipv4Header {
+                    dscp: IpDscp::try_new(class >> 2).unwrap_or_default(),
+                    ecn: IpEcn::try_new(class & 3).unwrap_or_default(),
+                    time_to_live: 64,
+                    source: from.octets(),
+                    destination: to.octets(),
+                    ..Ipv4Header::default()
+                };
+                IpHeaders::Ipv4(header, Default::default())
+            }
+            (from, to) => {
+                let [source, destination] = [from, to].map(|ip| v6(ip).octets());
+                let header = Ipv6Header {
+                    traffic_class: class,
+                    hop_limit: 64,
+                    source,
+                    destination,
+                    ..Ipv6Header::default()
+                };
+                IpHeaders::Ipv6(header, Default::default())
+            }
         };
-        let udp = ip.udp(0xc000 | self.pair as u16, PORT);
+        let udp = ethernet.ip(header).udp(0xc000 | self.pair as u16, PORT);
         let mut frame = Vec::with_capacity(udp.size(datagram.len()));
         udp.write(&mut frame, datagram)
             .expect("a packet is no longer than a datagram, and a vector takes it");

@@ -15,6 +15,7 @@ use std::time::Duration;
 use clap::{Parser, ValueEnum};
 use kv_store::{FrameReader, Store, Threads};
 use rdma_conn::{Descriptors, Limits, Options, Stream};
+use rdma_program::Network;
 use rdma_softsim::Fabric;
 use rdma_verbs::Verbs;
 use resp_rs::resp2::Frame;
@@ -44,6 +45,8 @@ struct Arguments {
     /// share one store behind one lock.
     #[arg(long, default_value_t = 1)]
     threads: usize,
+    #[command(flatten)]
+    network: Network,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -57,7 +60,7 @@ enum Backend {
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     tracing_subscriber::fmt().with_env_filter(tracing_subscriber::EnvFilter::from_default_env()).init();
     let arguments = Arguments::parse();
-    let mut options = Options::default();
+    let mut options = arguments.network.on(Options::default());
     options.protocol.window = arguments.window;
     options.eager_send_buffer = arguments.eager;
     options.spin = Duration::from_micros(arguments.spin);

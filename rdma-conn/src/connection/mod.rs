@@ -20,7 +20,7 @@ use std::time::Duration;
 use rdma_backend::memory::CallerMemory;
 use rdma_backend::time::Instant;
 use rdma_backend::{
-    Access, Backend, CompletionError, ConnectParams, Identifier, QueuePair, QueuePairLimits,
+    Access, Backend, CompletionError, ConnectParams, Identifier, Pages, QueuePair, QueuePairLimits,
     RNR_RETRY_INFINITE,
 };
 use rdma_proto::{ApiMisuse, Counters, Machine, Role, State, TransportError};
@@ -143,7 +143,7 @@ impl<B: Backend> Connection<B> {
         let pair = id
             .create_queue_pair(domain.lower(), completions, depth)
             .map_err(Error::backend("creating a queue pair"))?;
-        let mut memory = Memory::register(domain, &options.protocol, options.receives, budget)?;
+        let mut memory = Memory::register(domain, &options, budget)?;
         if options.eager_send_buffer {
             memory.add_send_buffer()?;
         }
@@ -246,6 +246,11 @@ impl<B: Backend> Connection<B> {
     /// Returns the settings, as the device allows them.
     pub const fn options(&self) -> &Options {
         &self.options
+    }
+
+    /// Returns what the pages of its window are: what came of [`Options::huge_pages`].
+    pub fn pages(&self) -> Pages {
+        self.memory.pages()
     }
 
     /// Returns the protocol's counts of the connection.

@@ -11,7 +11,7 @@ use super::member::Member;
 use super::watch::Descriptors;
 use super::{ConnectionId, Endpoint, Event, ListenerId};
 use crate::budget::{Budget, Place};
-use crate::connecting::Connecting;
+use crate::connecting::{Connecting, set_ack_timeout};
 use crate::connection::Connection;
 use crate::domain::ProtectionDomain;
 use crate::error::Error;
@@ -148,7 +148,8 @@ impl<B: Descriptors> Endpoint<B> {
     ) -> Result<ConnectionId, Error> {
         options.check()?;
         let place = self.budget.place()?;
-        let (connecting, key) = Connecting::<B>::dial(&self.events, peer, local, self.now(), timeout)?;
+        let (connecting, key) =
+            Connecting::<B>::dial(&self.events, (peer, local), &options, self.now(), timeout)?;
         let mut member = Member::new(connecting, (key, peer), options, place, (Role::Client, None));
         member.domain = domain;
         Ok(self.enter(member))
@@ -252,6 +253,7 @@ impl<B: Descriptors> Endpoint<B> {
         listener: Option<ListenerId>,
     ) -> Result<ConnectionId, Error> {
         let peer = identifier.peer_addr().ok_or(Error::DeviceRemoved)?;
+        set_ack_timeout::<B>(&identifier, &options)?;
         let connecting = Connecting::accepted(self.now(), options.handshake_timeout);
         let whose = (Role::Server, listener);
         let id = self.enter(Member::new(connecting, (identifier.key(), peer), options, place, whose));

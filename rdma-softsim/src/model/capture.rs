@@ -36,6 +36,7 @@ impl Model {
                 from: path.local,
                 to: path.remote,
                 pair: self.pair_number(path.peer),
+                traffic_class: self.traffic_class(from),
                 content: Content::Message { op: work.op, len: work.len, bytes },
             });
             if seen.is_break() {
@@ -90,7 +91,18 @@ impl Model {
             if let Some(content) = content {
                 let (at, connection) = (self.event_queue.now(), to.to_bits());
                 let (from, to, pair) = (path.remote, path.local, pair.number);
-                if capture.pass(&Transfer { at, connection, sequence, from, to, pair, content }).is_break() {
+                let traffic_class = self.traffic_class(path.peer);
+                let seen = capture.pass(&Transfer {
+                    at,
+                    connection,
+                    sequence,
+                    from,
+                    to,
+                    pair,
+                    traffic_class,
+                    content,
+                });
+                if seen.is_break() {
                     return;
                 }
             }

@@ -3,13 +3,12 @@
 //! Programs that speak verbs make queue pairs on a device, move them from state to state themselves and find their peers by
 //! number and address; where the connection manager connects them, it is told which to connect.
 
-use core::time::Duration;
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 
 use rdma_backend::{AsyncEvent, RnrTimer};
 
-use super::identifier::Phase;
+use super::identifier::{Phase, ack_timeout};
 use super::objects::PairAttributes;
 use super::queue_pair::{Owner, Path, State};
 use super::responder::Responder;
@@ -183,14 +182,8 @@ impl Model {
     }
 
     pub(crate) fn set_ack_timeout(&mut self, id: PairId, code: u8) -> Result<(), Error> {
-        /// The field has five bits.
-        const MOST: u8 = 31;
-        let pair = self.pairs.get_mut(id).ok_or(Error::Gone("queue pair"))?;
-        pair.requester.ack_timeout = Some(match code {
-            0 => Duration::MAX,
-            1..=MOST => Duration::from_nanos(4096 << code),
-            _ => return Err(Error::Argument("the time-out is at most 31")),
-        });
+        let timeout = ack_timeout(code)?;
+        self.pairs.get_mut(id).ok_or(Error::Gone("queue pair"))?.requester.ack_timeout = Some(timeout);
         Ok(())
     }
 

@@ -206,7 +206,11 @@ impl Model {
         let key = self.next_key();
         let mut child = Identifier::new(host, channel, key, Phase::Requested);
         child.local = Some(packet.target);
-        child.remote = self.identifiers.get(packet.from).and_then(|active| active.local);
+        if let Some(active) = self.identifiers.get(packet.from) {
+            child.remote = active.local;
+            // REQ names the class of the path, and both directions have one.
+            child.traffic_class = active.traffic_class;
+        }
         child.peer = Some(packet.from);
         child.peer_pair = Some(pair);
         child.theirs = params;

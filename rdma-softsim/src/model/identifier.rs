@@ -51,6 +51,10 @@ pub(crate) struct Identifier {
     pub(super) local: Option<SocketAddr>,
     pub(super) remote: Option<SocketAddr>,
     pub(super) pair: Option<PairId>,
+    /// The traffic class of what its connection sends.
+    pub(super) traffic_class: u8,
+    /// The time-out of acknowledgements that its queue pair gets, if its owner says so.
+    pub(super) ack_timeout: Option<Duration>,
     /// Its owner moves the queue pair from state to state, and says when the connection can be used (`rdma_establish(3)`).
     pub(super) external: bool,
     /// The identifier and queue pair at the other end.
@@ -95,6 +99,17 @@ pub(super) enum Phase {
 const NO_PARAMS: ConnectParams =
     ConnectParams { responder_resources: 0, initiator_depth: 0, retry_count: 0, rnr_retry_count: 0 };
 
+/// The time-out of acknowledgements behind a code of `ibv_modify_qp(3)`.
+pub(super) const fn ack_timeout(code: u8) -> Result<Duration, Error> {
+    /// The field has five bits.
+    const MOST: u8 = 31;
+    match code {
+        0 => Ok(Duration::MAX),
+        1..=MOST => Ok(Duration::from_nanos(4096 << code)),
+        _ => Err(Error::Argument("the time-out is at most 31")),
+    }
+}
+
 impl Identifier {
     pub(super) const fn new(host: HostId, channel: ChannelId, key: IdentifierKey, phase: Phase) -> Self {
         Self {
@@ -106,6 +121,8 @@ impl Identifier {
             local: None,
             remote: None,
             pair: None,
+            traffic_class: 0,
+            ack_timeout: None,
             external: false,
             peer: None,
             peer_pair: None,
@@ -296,6 +313,25 @@ impl Model {
         self.make_queue(host, depth, None)
     }
 
+    /// `rdma_set_option(3)`, `RDMA_OPTION_ID_TOS`.
+    pub(crate) fn set_traffic_class(&mut self, id: IdentifierId, class: u8) -> Result<(), Error> {
+        self.identifiers.get_mut(id).ok_or(Error::Gone("identifier"))?.traffic_class = class;
+        Ok(())
+    }
+
+    /// `rdma_set_option(3)`, `RDMA_OPTION_ID_ACK_TIMEOUT`.
+    pub(crate) fn set_identifier_timeout(&mut self, id: IdentifierId, code: u8) -> Result<(), Error> {
+        let timeout = ack_timeout(code)?;
+        self.identifiers.get_mut(id).ok_or(Error::Gone("identifier"))?.ack_timeout = Some(timeout);
+        Ok(())
+    }
+
+    /// The traffic class of what this queue pair sends.
+    pub(super) fn traffic_class(&self, pair: PairId) -> u8 {
+        let identifier = self.pairs.get(pair).and_then(|pair| self.identifiers.get(pair.identifier?));
+        identifier.map_or(0, |identifier| identifier.traffic_class)
+    }
+
     /// `rdma_create_qp(3)`: the pair, its number and the inline bytes it was granted.
     pub(crate) fn create_pair(
         &mut self,
@@ -322,6 +358,7 @@ impl Model {
         if let (Some(identifier), Some(made)) = (self.identifiers.get_mut(id), self.pairs.get_mut(pair)) {
             identifier.pair = Some(pair);
             made.identifier = Some(id);
+            made.requester.ack_timeout = identifier.ack_timeout.or(made.requester.ack_timeout);
         }
     }
 

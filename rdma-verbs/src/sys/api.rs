@@ -18,11 +18,21 @@ const RDMACM: &str = "librdmacm.so.1";
 #[cfg(any(not(feature = "rdma-sys"), test))]
 const IBVERBS: &str = "libibverbs.so.1";
 
+/// The prototype of `ibv_reg_mr_iova2`.
+pub(crate) type RegisterOptionally =
+    unsafe extern "C" fn(*mut ibv_pd, *mut c_void, usize, u64, c_uint) -> *mut ibv_mr;
+
+#[cfg(not(feature = "rdma-sys"))]
+const _: RegisterOptionally = super::generated::ibv_reg_mr_iova2;
+
 macro_rules! api {
     ($($(#[$attribute:meta])* fn $name:ident($($argument:ident: $type:ty),* $(,)?) $(-> $result:ty)?;)*) => {
         /// The functions of librdmacm and libibverbs that this crate calls, each with its C prototype.
         pub(crate) struct Api {
             $($(#[$attribute])* pub(crate) $name: unsafe extern "C" fn($($argument: $type),*) $(-> $result)?,)*
+            /// `ibv_reg_mr_iova2`, which the `ibv_reg_mr` of the headers calls for optional rights: it leaves out those that the kernel
+            /// does not know. Libraries have it since rdma-core 28.
+            pub(crate) ibv_reg_mr_iova2: Option<RegisterOptionally>,
         }
 
         // The prototypes above are those of the headers: each must have the type of the generated declaration (or, under
@@ -43,6 +53,8 @@ macro_rules! api {
                         // SAFETY: the symbol's C prototype is `Function`: the constants above compare it with the header.
                         unsafe { libraries.find::<Function>(stringify!($name)) }?
                     },)*
+                    // SAFETY: as above.
+                    ibv_reg_mr_iova2: unsafe { libraries.find("ibv_reg_mr_iova2") }.ok(),
                 };
                 libraries.keep();
                 Ok(api)
@@ -52,7 +64,10 @@ macro_rules! api {
         #[cfg(feature = "rdma-sys")]
         impl Api {
             /// The functions as the linker bound them.
-            const LINKED: Self = Self { $($name: super::functions::$name,)* };
+            const LINKED: Self = Self {
+                $($name: super::functions::$name,)*
+                ibv_reg_mr_iova2: Some(super::functions::ibv_reg_mr_iova2),
+            };
         }
     };
 }

@@ -13,7 +13,7 @@ pub(crate) use rdma_sys::{
     rdma_cm_id, rdma_conn_param, rdma_event_channel,
 };
 
-/// The functions of that crate, but for those that take or give the kind of an event, and one that it has not.
+/// The functions of that crate, but for those that take or give the kind of an event, and two that it has not.
 pub(crate) mod functions {
     pub(crate) use rdma_sys::*;
 
@@ -25,6 +25,13 @@ pub(crate) mod functions {
             context: *mut ibv_context,
             event: *mut ibv_async_event,
         ) -> super::c_int;
+        pub(crate) fn ibv_reg_mr_iova2(
+            pd: *mut ibv_pd,
+            addr: *mut core::ffi::c_void,
+            len: usize,
+            iova: u64,
+            access: core::ffi::c_uint,
+        ) -> *mut ibv_mr;
         pub(crate) fn ibv_reg_dmabuf_mr(
             pd: *mut ibv_pd,
             offset: u64,

@@ -48,7 +48,7 @@ compile_error!(
 
 use core::ffi::c_int;
 
-pub(crate) use self::api::Api;
+pub(crate) use self::api::{Api, RegisterOptionally};
 pub(crate) use self::bindings::*;
 
 /// The part of a send work request besides its local side.

@@ -248,26 +248,50 @@ pub unsafe extern "C" fn rdma_set_option(
     value: *mut c_void,
     len: usize,
 ) -> c_int {
-    /// `RDMA_OPTION_ID_ACK_TIMEOUT`, one byte.
-    const ACK_TIMEOUT: c_int = 3;
-    if level.cast_unsigned() == RDMA_OPTION_ID && name == ACK_TIMEOUT {
-        if len != 1 {
-            return concluded(Err(libc::EINVAL));
-        }
-        // SAFETY: rdma_set_option(3): a live identifier, and as many bytes.
-        let (identifier, timeout) = unsafe { (identifier(id), value.cast::<u8>().read()) };
-        if timeout > pair::MOST_TIMEOUT {
-            return concluded(Err(libc::EINVAL));
-        }
-        identifier.timeout = Some(timeout);
-        if identifier.id.qp.is_null() {
-            return 0;
-        }
-        // SAFETY: its own, which is alive.
-        return concluded(unsafe { pair::set_timeout(identifier.id.qp, timeout) });
+    if level.cast_unsigned() != RDMA_OPTION_ID {
+        return concluded(Err(libc::ENOSYS));
     }
-    // Type of service, address reuse and families: nothing here depends on them, and a wildcard is of its own family anyway.
-    concluded(if level.cast_unsigned() == RDMA_OPTION_ID { Ok(()) } else { Err(libc::ENOSYS) })
+    let expected = match name {
+        option::TOS | option::ACK_TIMEOUT => size_of::<u8>(),
+        option::REUSEADDR | option::AFONLY => size_of::<c_int>(),
+        _ => return concluded(Err(libc::ENOSYS)),
+    };
+    if len != expected {
+        return concluded(Err(libc::EINVAL));
+    }
+    // SAFETY: rdma_set_option(3): a live identifier.
+    let identifier = unsafe { identifier(id) };
+    // SAFETY: rdma_set_option(3): as many bytes, of which there is at least one.
+    let byte = unsafe { value.cast::<u8>().read() };
+    concluded(match name {
+        option::TOS => ask(&Request::SetTrafficClass { id: identifier.name, class: byte }),
+        option::ACK_TIMEOUT => set_ack_timeout(identifier, byte),
+        // Addresses are reused and families are apart in any case.
+        _ => Ok(()),
+    })
+}
+
+/// The options of [`RDMA_OPTION_ID`] that kernels know.
+mod option {
+    use core::ffi::c_int;
+
+    pub(super) const TOS: c_int = 0;
+    pub(super) const REUSEADDR: c_int = 1;
+    pub(super) const AFONLY: c_int = 2;
+    pub(super) const ACK_TIMEOUT: c_int = 3;
+}
+
+fn set_ack_timeout(identifier: &mut Identifier, timeout: u8) -> Result<(), c_int> {
+    // A kernel notices when it gives it to the queue pair.
+    if timeout > pair::MOST_TIMEOUT {
+        return Err(libc::EINVAL);
+    }
+    identifier.timeout = Some(timeout);
+    if identifier.id.qp.is_null() {
+        return Ok(());
+    }
+    // SAFETY: its own, which is alive.
+    unsafe { pair::set_timeout(identifier.id.qp, timeout) }
 }
 
 #[unsafe(no_mangle)]

@@ -155,6 +155,7 @@ impl Recorder {
         let began = *self.began.get_or_insert_with(|| {
             SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().saturating_sub(since)
         });
+        let packet = Packet { traffic_class: transfer.traffic_class, ..packet };
         let packet = packet.between(transfer.from, transfer.to, transfer.pair);
         // Before the writer takes it and counts it off.
         self.waiting.fetch_add(1, Relaxed);
@@ -288,6 +289,7 @@ mod tests {
         from: IpAddr::V4(std::net::Ipv4Addr::LOCALHOST),
         to: IpAddr::V4(std::net::Ipv4Addr::LOCALHOST),
         pair: 1,
+        traffic_class: 0,
         content: Content::Acknowledged,
     };
 

@@ -23,7 +23,7 @@ pub use socket::{Error, Listener, Socket};
 pub use work::{Completion, Local, Op, Receive, Send, Sge};
 
 /// Of this protocol. Both sides come from one build, so any other is a mistake in how they were started.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 /// Bytes of a message. Longer chains of work requests go in several.
 pub const MAX_MESSAGE: usize = 64 * 1024;
 /// Completions in one message, or queue pairs.
@@ -193,6 +193,11 @@ pub enum Request<'a> {
     Listen {
         id: Name,
         backlog: u32,
+    },
+    /// Of the packets of the identifier's connection.
+    SetTrafficClass {
+        id: Name,
+        class: u8,
     },
     ResolveAddress {
         id: Name,

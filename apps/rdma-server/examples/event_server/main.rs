@@ -28,6 +28,7 @@ use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 use rdma_conn::Descriptors;
+use rdma_program::Network;
 use rdma_server::affinity::{Cpus, Interrupts, devices, pin_thread, thread_cpus};
 use rdma_server::{Address, ConnectionType, EventLoop, Rdma, RdmaSettings, Tcp, Unix, Vector};
 use rdma_server::{BindingId, Server, ServerSettings};
@@ -72,6 +73,8 @@ struct Arguments {
     /// Print which interrupt goes where, and end.
     #[arg(long)]
     doctor: bool,
+    #[command(flatten)]
+    network: Network,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -138,7 +141,8 @@ impl Running {
         let rdma = match rdma {
             Some(rdma) => {
                 let vector = arguments.completion_vector.map_or(Vector::Random, Vector::Fixed);
-                rdma.configure(RdmaSettings::default().vector(vector))?;
+                let settings = RdmaSettings::default().vector(vector);
+                rdma.configure(settings.server(arguments.network.on(settings.server)))?;
                 server.bind(rdma, &ip(&arguments.rdma))?
             }
             // Without RDMA, a binding that has no addresses.

@@ -6,10 +6,11 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
-use rdma_backend::{Backend as _, EventChannel as _};
-use rdma_verbs::Verbs;
+use rdma_backend::{Backend as _, EventChannel as _, Identifier as _};
+use rdma_verbs::{EventChannel, Verbs};
 use serde::Serialize;
 
+use super::nearness;
 use crate::blackbox::environment;
 use crate::exit::{DONE, INTERNAL, NO_ENVIRONMENT};
 use suite::terminal;
@@ -82,15 +83,25 @@ fn look(listen: Option<SocketAddr>) -> Vec<Finding> {
         Err(_) => Err("needs the libraries".into()),
     };
     let [kernel, devices] = provided(std::env::var_os(SOFTRDMA));
+    let relaxed = verbs.as_ref().ok().map(Verbs::has_relaxed_ordering);
     let mut findings = vec![
         Finding::told("embedded fabric", "here, as everywhere".into()),
         Finding::needed("libraries", verbs.map(|_| "librdmacm and libibverbs are loaded".into())),
         kernel,
         devices,
         Finding::needed("connection manager", channel.as_ref().map(|_| "opens".into()).map_err(Clone::clone)),
+        Finding::told("options of connections", connection_options(channel.as_ref().ok())),
+        Finding::told("relaxed ordering", relaxed_ordering(relaxed).into()),
+        Finding::told("huge pages", huge_pages(Path::new("/sys/kernel/mm"))),
         Finding::told("locked memory", locked_memory()),
         Finding::told("Valkey", valkey()),
     ];
+    let near = nearness::near(Path::new(environment::DEVICES), Path::new("/sys/devices/system/node"));
+    findings.extend(near.iter().map(|device| {
+        let chosen = listen.is_some_and(|address| device.has(address.ip()));
+        let so = if chosen { ": listening there is on this one" } else { "" };
+        Finding::told("near", format!("{device}{so}"))
+    }));
     if let Some(address) = listen {
         let listens = channel.and_then(|channel| {
             channel
@@ -141,6 +152,49 @@ fn devices(folder: &Path) -> Result<String, String> {
     Ok(devices.join(", "))
 }
 
+/// Whether the connection manager takes what `Options::traffic_class` and `Options::ack_timeout` say.
+fn connection_options(channel: Option<&EventChannel>) -> String {
+    let Some(channel) = channel else { return "need a connection manager".into() };
+    let id = match channel.create_id() {
+        Ok(id) => id,
+        Err(error) => return error.to_string(),
+    };
+    let told = |what: &str, set: Result<(), rdma_verbs::Error>| match set {
+        Ok(()) => format!("{what} can be set"),
+        Err(error) => format!("{what} cannot be set ({error})"),
+    };
+    // Any value will do: no connection is made.
+    let [class, timeout] = [id.set_traffic_class(0), id.set_ack_timeout(14)];
+    format!("{}; {}", told("traffic class", class), told("time-out of acknowledgements", timeout))
+}
+
+const fn relaxed_ordering(has: Option<bool>) -> &'static str {
+    match has {
+        Some(true) => {
+            "can be asked for; the device and the kernel do not tell whether they do it, so measure with and without"
+        }
+        Some(false) => "the libraries are too old to be asked (rdma-core 28); bytes are written in order",
+        None => "needs the libraries",
+    }
+}
+
+/// How many huge pages of 2 MiB are reserved and free, and whether the kernel makes others of usual ones.
+fn huge_pages(folder: &Path) -> String {
+    let read = |file: &str| std::fs::read_to_string(folder.join(file)).unwrap_or_default();
+    let free = read("hugepages/hugepages-2048kB/free_hugepages");
+    let choices = read("transparent_hugepage/enabled");
+    let chosen = choices.split(['[', ']']).nth(1).unwrap_or("never");
+    let reserved = match free.trim() {
+        "" | "0" => "none of 2 MiB is reserved and free".to_owned(),
+        free => format!("{free} of 2 MiB are reserved and free"),
+    };
+    let made = match chosen {
+        "never" => "the kernel makes no others",
+        _ => "the kernel makes others where it is asked and can",
+    };
+    format!("{reserved}; {made}")
+}
+
 fn locked_memory() -> String {
     let limits = std::fs::read_to_string("/proc/self/limits").unwrap_or_default();
     let memory = limits.lines().find_map(|line| line.strip_prefix("Max locked memory"));
@@ -171,6 +225,23 @@ mod tests {
     fn softrdma_needs_no_kernel() {
         let [kernel, devices] = provided(Some("/run/fabric".into()));
         assert!(kernel.ok.is_none() && devices.ok == Some(true) && devices.told.contains("/run/fabric"));
+    }
+
+    #[test]
+    fn huge_pages_are_counted() {
+        let folder = std::env::temp_dir().join(format!("conformance-huge-pages-{}", std::process::id()));
+        assert_eq!(huge_pages(&folder), "none of 2 MiB is reserved and free; the kernel makes no others");
+        for (file, text) in [
+            ("hugepages/hugepages-2048kB/free_hugepages", "12\n"),
+            ("transparent_hugepage/enabled", "always [madvise] never\n"),
+        ] {
+            let file = folder.join(file);
+            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+            std::fs::write(file, text).unwrap();
+        }
+        let told = huge_pages(&folder);
+        assert!(told.starts_with("12 of 2 MiB are") && told.ends_with("where it is asked and can"), "{told}");
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]

@@ -5,6 +5,7 @@ mod demo;
 mod doctor;
 mod explain;
 mod list;
+mod nearness;
 mod options;
 mod outcome;
 mod pages;

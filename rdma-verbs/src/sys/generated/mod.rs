@@ -1253,6 +1253,15 @@ unsafe extern "C" {
     ) -> *mut ibv_mr;
 }
 unsafe extern "C" {
+    pub fn ibv_reg_mr_iova2(
+        pd: *mut ibv_pd,
+        addr: *mut ::core::ffi::c_void,
+        length: usize,
+        iova: u64,
+        access: ::core::ffi::c_uint,
+    ) -> *mut ibv_mr;
+}
+unsafe extern "C" {
     pub fn ibv_reg_dmabuf_mr(
         pd: *mut ibv_pd,
         offset: u64,

@@ -76,6 +76,7 @@ impl Session {
                 let bound = identifier.local_addr().ok_or(Errno::INVAL)?;
                 return Ok(Reply::Bound(bound));
             }
+            Request::SetTrafficClass { id: name, class } => id(name)?.set_traffic_class(*class)?,
             Request::ResolveAddress { id: name, source, destination, milliseconds } => {
                 let timeout = Duration::from_millis((*milliseconds).into());
                 id(name)?.resolve_address(*source, *destination, timeout)?;

@@ -1,0 +1,115 @@
+//! Where a machine's RDMA devices are: at which addresses, and near which processors, as sysfs has it.
+
+use std::fmt;
+use std::fs;
+use std::net::{IpAddr, Ipv6Addr};
+use std::path::Path;
+
+/// A device of the machine.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Near {
+    device: String,
+    /// Those of its first port, without the ones that hold on a link only.
+    addresses: Vec<IpAddr>,
+    /// The memory that is near it, and its processors; `None` for a device of software, and where all is equally near.
+    node: Option<(u32, String)>,
+}
+
+impl Near {
+    /// Returns whether it has this address.
+    pub(super) fn has(&self, address: IpAddr) -> bool {
+        self.addresses.contains(&address.to_canonical())
+    }
+}
+
+impl fmt::Display for Near {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let addresses: Vec<_> = self.addresses.iter().map(IpAddr::to_string).collect();
+        let at = if addresses.is_empty() { "no address".into() } else { addresses.join(" and ") };
+        write!(f, "{} at {at}", self.device)?;
+        match &self.node {
+            Some((node, processors)) => write!(f, " near processors {processors} (NUMA node {node})"),
+            None => f.write_str(" near all processors alike"),
+        }
+    }
+}
+
+/// The devices in the folder of the kernel's; `nodes` is the one of its NUMA nodes.
+pub(super) fn near(folder: &Path, nodes: &Path) -> Vec<Near> {
+    let entries = fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok);
+    let mut found: Vec<_> = entries
+        .map(|entry| {
+            let (path, device) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
+            Near { device, addresses: addresses(&path), node: node(&path, nodes) }
+        })
+        .collect();
+    found.sort_by(|one, other| one.device.cmp(&other.device));
+    found
+}
+
+fn read(path: &Path) -> Option<String> {
+    Some(fs::read_to_string(path).ok()?.trim().to_owned())
+}
+
+/// The addresses in the table of the first port, each once: a device has an entry for each version of RoCE.
+fn addresses(device: &Path) -> Vec<IpAddr> {
+    let entries = fs::read_dir(device.join("ports/1/gids")).into_iter().flatten().filter_map(Result::ok);
+    let gids = entries.filter_map(|entry| read(&entry.path())?.parse::<Ipv6Addr>().ok());
+    let mut addresses: Vec<_> = gids
+        .filter(|gid| !gid.is_unspecified() && !gid.is_unicast_link_local())
+        .map(|gid| IpAddr::V6(gid).to_canonical())
+        .collect();
+    addresses.sort();
+    addresses.dedup();
+    addresses
+}
+
+fn node(device: &Path, nodes: &Path) -> Option<(u32, String)> {
+    // -1 where the firmware does not say.
+    let node: u32 = read(&device.join("device/numa_node"))?.parse().ok()?;
+    let processors = read(&nodes.join(format!("node{node}/cpulist")))?;
+    Some((node, processors))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_near_their_addresses_and_processors() {
+        let folder = std::env::temp_dir().join(format!("conformance-nearness-{}", std::process::id()));
+        let write = |file: &str, text: &str| {
+            let file = folder.join(file);
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(file, text).unwrap();
+        };
+        let gids = [
+            "fe80:0000:0000:0000:0000:00ff:fe00:0001",
+            "0000:0000:0000:0000:0000:ffff:c000:0201",
+            "0000:0000:0000:0000:0000:ffff:c000:0201",
+            "0000:0000:0000:0000:0000:0000:0000:0000",
+        ];
+        for (index, gid) in gids.iter().enumerate() {
+            write(&format!("devices/mlx5_0/ports/1/gids/{index}"), &format!("{gid}\n"));
+        }
+        write("devices/mlx5_0/device/numa_node", "1\n");
+        write("devices/mlx5_1/device/numa_node", "-1\n");
+        write("devices/rxe0/ports/1/gids/0", "2001:0db8:0000:0000:0000:0000:0000:0002\n");
+        write("nodes/node1/cpulist", "16-31,48-63\n");
+        let found = near(&folder.join("devices"), &folder.join("nodes"));
+        let told: Vec<_> = found.iter().map(Near::to_string).collect();
+        assert_eq!(
+            told,
+            [
+                "mlx5_0 at 192.0.2.1 near processors 16-31,48-63 (NUMA node 1)",
+                "mlx5_1 at no address near all processors alike",
+                "rxe0 at 2001:db8::2 near all processors alike",
+            ]
+        );
+        let has = |address: &str| found.iter().map(|device| device.has(address.parse().unwrap()));
+        assert!(
+            has("192.0.2.1").eq([true, false, false]) && has("::ffff:192.0.2.1").eq([true, false, false])
+        );
+        fs::remove_dir_all(&folder).unwrap();
+    }
+}

@@ -1,0 +1,146 @@
+//! Options that cards and their networks want: what of them reaches the device.
+
+use std::io::IoSlice;
+use std::net::SocketAddr;
+use std::ops::ControlFlow;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rdma_conn::{Access, ConnectionId, Endpoint, Error, Event, Options, Pages};
+use rdma_softsim::trace::EntryKind;
+use rdma_softsim::{
+    Capture, DeviceKind, FaultPlan, Limits, Link, Simulation, SimulationSettings, SoftSim, Transfer,
+};
+
+const LONG: Duration = Duration::from_secs(10);
+const SERVER: [u8; 4] = [192, 0, 2, 1];
+const CLIENT: [u8; 4] = [192, 0, 2, 2];
+
+type End = (Endpoint<SoftSim>, ConnectionId);
+
+/// Lets everything happen until each side has an open connection.
+fn connected(sim: &Simulation, ours: Options, theirs: Options) -> (End, End) {
+    let [server, client] = [SERVER, CLIENT].map(|ip| sim.host(&[ip.into()], Limits::default()));
+    let address = SocketAddr::from((SERVER, 6379));
+    let mut server = Endpoint::new(&server, rdma_conn::Limits::default()).expect("a device");
+    server.listen(address, theirs).expect("a free address");
+    let mut client = Endpoint::new(&client, rdma_conn::Limits::default()).expect("a device");
+    let own = client.connect(address, None, LONG, ours).expect("begins");
+    let mut accepted = None;
+    while accepted.is_none() || !client.is_open(own) {
+        assert!(sim.step(), "nothing more happens");
+        client.progress().expect("the fabric stays");
+        server.progress().expect("the fabric stays");
+        while let Some(event) = server.next_event() {
+            if let Event::Opened { id, .. } = event {
+                accepted = Some(id);
+            }
+        }
+    }
+    ((client, own), (server, accepted.expect("was opened")))
+}
+
+fn simulation() -> Simulation {
+    Simulation::new(1, DeviceKind::Ibta, SimulationSettings::default(), FaultPlan::new())
+}
+
+/// The classes of what passes.
+#[derive(Clone, Default)]
+struct Classes(Arc<Mutex<Vec<u8>>>);
+
+impl Capture for Classes {
+    fn pass(&mut self, transfer: &Transfer<'_>) -> ControlFlow<()> {
+        self.0.lock().expect("is held for a push").push(transfer.traffic_class);
+        ControlFlow::Continue(())
+    }
+
+    fn end(&mut self, _connection: u64) {}
+}
+
+#[test]
+fn the_class_of_the_side_that_dials_is_that_of_both() {
+    let classed = Options::default().traffic_class(Some(104));
+    let none = Options::default();
+    // What the side that accepts is told changes nothing.
+    for (ours, theirs, class) in [(classed, none, 104), (none, classed, 0)] {
+        let (sim, classes) = (simulation(), Classes::default());
+        assert!(sim.fabric().capture(Box::new(classes.clone())));
+        let ((mut client, own), (mut server, id)) = connected(&sim, ours, theirs);
+        client.write(own, &[IoSlice::new(b"there")]).expect("is open");
+        server.write(id, &[IoSlice::new(b"and back")]).expect("is open");
+        sim.advance(sim.now().after(Duration::from_millis(1)));
+        let seen = classes.0.lock().expect("is held for a push").clone();
+        // Each side's window, its bytes, and the answers.
+        assert!(seen.len() >= 8 && seen.iter().all(|found| *found == class), "{seen:?}");
+    }
+}
+
+#[test]
+fn the_time_out_of_acknowledgements_says_when_a_peer_is_gone() {
+    // 4.096 µs · 2^10, and seven attempts; the simulated device waits 67 ms if it is told nothing.
+    let waited = |options: Options| {
+        let sim = simulation();
+        let ((mut client, own), _server) = connected(&sim, options, Options::default());
+        sim.fabric().set_link(SERVER.into(), Link::Down);
+        client.write(own, &[IoSlice::new(b"unheard")]).expect("has heard of nothing");
+        let before = sim.now();
+        while client.check(own).is_ok() {
+            assert!(sim.step(), "nothing more happens");
+            client.progress().expect("the fabric stays");
+        }
+        sim.now().since(before)
+    };
+    let (brief, usual) = (waited(Options::default().ack_timeout(Some(10))), waited(Options::default()));
+    assert!((28..40).contains(&brief.as_millis()), "{brief:?}");
+    assert!(usual > 10 * brief, "{usual:?}");
+}
+
+#[test]
+fn a_time_out_has_five_bits() {
+    assert!(Options::default().ack_timeout(Some(31)).check().is_ok());
+    let error = Options::default().ack_timeout(Some(32)).check().expect_err("is out of bounds");
+    assert!(matches!(error, Error::Options { field: "ack_timeout", .. }), "{error}");
+}
+
+/// The rights of what each host registered, the server's first.
+fn registered(sim: &Simulation) -> [Vec<Access>; 2] {
+    let mut found = [Vec::new(), Vec::new()];
+    for entry in sim.take_trace() {
+        if let EntryKind::Registered { host, access } = entry.what {
+            found[host as usize].push(access);
+        }
+    }
+    found
+}
+
+#[test]
+fn received_bytes_alone_are_written_in_any_order_and_only_if_asked() {
+    let sim = simulation();
+    let ours = Options::default().relaxed_ordering(true).eager_send_buffer(true);
+    let ((client, own), _server) = connected(&sim, ours, Options::default());
+    let connection = client.connection(own).expect("is open");
+    let _landing = connection.register_landing(1 << 16).expect("there is room");
+    let _sending = connection.register_buffer(1 << 16).expect("there is room");
+    let [server, client] = registered(&sim);
+    assert!(server.iter().all(|access| !access.allows(Access::RELAXED_ORDERING)), "{server:?}");
+    // Two windows at most, and the memory to receive into; neither messages, nor what is sent.
+    let relaxed = |access: &&Access| access.allows(Access::RELAXED_ORDERING);
+    assert!(client.iter().filter(relaxed).count() >= 2, "{client:?}");
+    for access in client {
+        assert_eq!(
+            access.allows(Access::RELAXED_ORDERING),
+            access.allows(Access::REMOTE_WRITE),
+            "{access:?}"
+        );
+    }
+}
+
+/// A fabric in a process has no pages of its own to choose: it says so, and the connection is as any other.
+#[test]
+fn without_huge_pages_there_are_usual_ones() {
+    let sim = simulation();
+    let mut ours = Options::default().huge_pages(true);
+    ours.protocol.window = 4 << 20;
+    let ((client, own), _server) = connected(&sim, ours, Options::default());
+    assert_eq!(client.connection(own).map(|connection| connection.pages()), Some(Pages::Usual));
+}

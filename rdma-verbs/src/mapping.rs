@@ -1,0 +1,188 @@
+//! Pages of our own that regions are made of.
+
+use core::ptr::{self, NonNull};
+
+use rdma_backend::Pages;
+
+use crate::error::{Error, Stage};
+
+/// The length of a huge page: what x86-64 and AArch64 with pages of 4 KiB have first. A system whose reserved pages are longer refuses
+/// such a mapping, and is advised instead.
+const HUGE: usize = 2 << 20;
+
+/// Anonymous pages, zeroed.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    base: NonNull<u8>,
+    /// Whole pages.
+    len: usize,
+    pages: Pages,
+}
+
+// SAFETY: the bytes are reached by the region that they belong to, as atomics only; the mapping itself is never changed.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps at least `len` bytes.
+    pub(crate) fn new(len: usize) -> Result<Self, Error> {
+        // SAFETY: sysconf(3) has no preconditions.
+        let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096).max(4096);
+        Self::map(whole(len, page)?, 0).map_err(|()| Error::last("mmap", Stage::Create))
+    }
+
+    /// Maps at least `len` bytes of huge pages: of those that are reserved if there are enough, or else of usual pages that the kernel is
+    /// advised to make huge. Less than a huge page is mapped as ever: it would waste most of one.
+    pub(crate) fn huge(len: usize) -> Result<Self, Error> {
+        if len < HUGE {
+            return Self::new(len);
+        }
+        let whole = whole(len, HUGE)?;
+        if let Ok(mapping) = Self::map(whole, libc::MAP_HUGETLB) {
+            return Ok(Self { pages: Pages::Huge, ..mapping });
+        }
+        // Huge pages lie at multiples of their length: what is in front of the first and behind the last is given back.
+        let room = whole.checked_add(HUGE).ok_or(TOO_LONG)?;
+        let mut mapping = Self::map(room, 0).map_err(|()| Error::last("mmap", Stage::Create))?;
+        mapping.trim(whole);
+        // SAFETY: madvise(2): whole pages of this mapping; the advice changes no content.
+        let advised =
+            unsafe { libc::madvise(mapping.base.as_ptr().cast(), mapping.len, libc::MADV_HUGEPAGE) } == 0;
+        mapping.pages = if advised { Pages::Advised } else { Pages::Usual };
+        Ok(mapping)
+    }
+
+    fn map(len: usize, flags: i32) -> Result<Self, ()> {
+        // SAFETY: mmap(2): fresh anonymous pages at an address of the kernel's choice affect no other memory.
+        let base = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | flags,
+                -1,
+                0,
+            )
+        };
+        match NonNull::new(base.cast::<u8>()) {
+            Some(base) if base.as_ptr().cast() != libc::MAP_FAILED => {
+                Ok(Self { base, len, pages: Pages::Usual })
+            }
+            _ => Err(()),
+        }
+    }
+
+    /// Unmaps all but `len` bytes from the first multiple of [`HUGE`] on, which are inside.
+    fn trim(&mut self, len: usize) {
+        let before = self.base.as_ptr().addr().wrapping_neg() % HUGE;
+        let Some(after) = self.len.checked_sub(before).and_then(|rest| rest.checked_sub(len)) else { return };
+        let first = self.base.as_ptr();
+        // SAFETY: `before` bytes, `len` and `after` are the mapping.
+        let (kept, end) = unsafe { (first.add(before), first.add(before + len)) };
+        for (part, length) in [(first, before), (end, after)] {
+            if length > 0 {
+                // SAFETY: munmap(2): whole pages of this mapping, which nobody has seen yet.
+                unsafe { libc::munmap(part.cast(), length) };
+            }
+        }
+        // SAFETY: inside of a mapping, so not null.
+        self.base = unsafe { NonNull::new_unchecked(kept) };
+        self.len = len;
+    }
+
+    /// Returns the first byte.
+    pub(crate) const fn base(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+
+    /// Returns what came of the wish for huge pages.
+    pub(crate) const fn pages(&self) -> Pages {
+        self.pages
+    }
+}
+
+const TOO_LONG: Error = Error::Argument("a region of this length does not fit into the address space");
+
+/// Returns `len` in whole pages.
+fn whole(len: usize, page: usize) -> Result<usize, Error> {
+    if len == 0 {
+        return Err(Error::Argument("a region has at least one byte"));
+    }
+    len.checked_next_multiple_of(page).filter(|len| isize::try_from(*len).is_ok()).ok_or(TOO_LONG)
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: munmap(2): exactly what was mapped and not given back; every borrow of it ended with `self`, and it is not registered
+        // any more.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use core::sync::atomic::AtomicU8;
+
+    use rdma_backend::memory::SharedMemory;
+
+    use super::*;
+
+    fn bytes(mapping: &Mapping) -> SharedMemory<'_> {
+        // SAFETY: pages that nobody else has, mapped until the end of the borrow, and reached as atomics only.
+        SharedMemory::new(unsafe {
+            core::slice::from_raw_parts(mapping.base().cast::<AtomicU8>(), mapping.len)
+        })
+    }
+
+    #[test]
+    fn mappings_are_whole_zeroed_pages() {
+        let mapping = Mapping::new(1).unwrap();
+        assert!(mapping.len >= 4096 && mapping.base().addr().is_multiple_of(4096));
+        let memory = bytes(&mapping);
+        let mut bytes = [1; 100];
+        assert!(memory.read(0, &mut bytes) && bytes == [0; 100]);
+        assert!(memory.write(99, &[7]) && !memory.write(mapping.len, &[7]));
+    }
+
+    #[test]
+    fn huge_pages_are_aligned_or_not_taken() {
+        let usual = Mapping::huge(HUGE - 1).unwrap();
+        assert_eq!((usual.pages, usual.len), (Pages::Usual, HUGE));
+        // Whether some are reserved is the machine's choice; a kernel without transparent ones takes no advice.
+        for len in [HUGE, HUGE + 1, 3 * HUGE] {
+            let mapping = Mapping::huge(len).unwrap();
+            println!("{len} bytes: {:?}", mapping.pages);
+            assert!(mapping.len >= len && mapping.len.is_multiple_of(HUGE));
+            assert!(mapping.base().addr().is_multiple_of(HUGE));
+            let (memory, mut last) = (bytes(&mapping), [1]);
+            assert!(memory.read(len - 1, &mut last) && last == [0]);
+            assert!(memory.write(0, &[7]) && memory.write(mapping.len - 1, &[7]));
+        }
+    }
+
+    #[test]
+    fn what_is_trimmed_is_given_back() {
+        let mut mapping = Mapping::map(4 * HUGE, 0).unwrap();
+        let first = mapping.base().addr();
+        mapping.trim(HUGE);
+        assert!(mapping.base().addr().is_multiple_of(HUGE) && mapping.base().addr() - first < HUGE);
+        // mincore(2) knows mapped pages only.
+        let mut seen = [0];
+        let behind = ptr::with_exposed_provenance_mut(mapping.base().expose_provenance() + HUGE);
+        // SAFETY: mincore(2): an address, of which no byte is touched, and a place for the answer.
+        let result = unsafe { libc::mincore(behind, 4096, seen.as_mut_ptr()) };
+        assert_eq!((result, std::io::Error::last_os_error().raw_os_error()), (-1, Some(libc::ENOMEM)));
+    }
+
+    #[test]
+    fn impossible_lengths_are_refused() {
+        for map in [Mapping::new, Mapping::huge] {
+            for len in [0, usize::MAX, usize::MAX / 2 + 1] {
+                assert!(matches!(map(len), Err(Error::Argument(_))), "{len}");
+            }
+            // Possible, but never granted.
+            assert!(matches!(map(1 << 55), Err(Error::Call { call: "mmap", .. })));
+        }
+    }
+}
