@@ -37,7 +37,11 @@ pub(super) fn recover(
     notes: &Path,
     limit: &Limit,
 ) -> io::Result<()> {
-    let Some(mut note) = Note::find(notes, run_id)? else { return Ok(()) };
+    let found = Note::find(notes, run_id).unwrap_or_else(|error| {
+        tracing::warn!(%error, "notes of what is to be put back at {server} cannot be read in {}", notes.display());
+        None
+    });
+    let Some(mut note) = found else { return Ok(()) };
     if note.says()? && read(admin, limit)?.as_deref() == Some("no") {
         set(server, admin, "yes", limit)?;
         tracing::warn!("a publisher that was killed had left {NAME} off at {server}: it is on again");
